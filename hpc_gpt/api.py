@@ -23,18 +23,18 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.slurm.directives import is_job_script
-from hpc_gpt.launcher.launch.plan_question import PLANNED_TOKENS, read_plan_request, search_plan
-from hpc_gpt.launcher.launch.prepare import prepare
-from hpc_gpt.launcher.launch.request import Request, ScriptRequest, completed, with_model_file
-from hpc_gpt.launcher.launch.submission import data_lines, submit_run
-from hpc_gpt.launcher.launch.until import parse_until
-from hpc_gpt.launcher.plan.figures import Figures, figures_of
+from hpc_gpt.launcher.plan_question import PLANNED_TOKENS, read_plan_request, search_plan
+from hpc_gpt.launcher.prepare import prepare
+from hpc_gpt.launcher.request import Request, ScriptRequest, completed, with_model_file
+from hpc_gpt.launcher.submission import data_lines, submit_run
+from hpc_gpt.launcher.until import parse_until
 from hpc_gpt.launcher.watch.control import ask_runs, await_answer, await_measurements, cancel_now, check_end, until_over
 from hpc_gpt.launcher.watch.logs import log_path
 from hpc_gpt.launcher.watch.status import RunStatus, read_status
-from hpc_gpt.reader.readers.runs import RunRead
-from hpc_gpt.reader.report.gather import gather_paths, read_one, refresh_record
-from hpc_gpt.reader.report.loss_curve import runs_html
+from hpc_gpt.planner.figures import Figures, figures_of
+from hpc_gpt.reader.records import RunRead
+from hpc_gpt.report.gather import gather_paths, read_one, refresh_record
+from hpc_gpt.report.loss_curve import runs_html
 
 _Name = str | Path
 

@@ -13,8 +13,8 @@ from hpc_gpt.core.runs.run_folder import Attempt, RunFolder, create_run
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.experiment_file import find_sweep, load_experiment
 from hpc_gpt.core.settings.resolve import resolve
-from hpc_gpt.launcher.launch.render import render_script
-from hpc_gpt.reader.readers.runs.own_run import read_own
+from hpc_gpt.launcher.render import render_script
+from hpc_gpt.reader.records.own_run import read_own
 
 STARTED = 1_700_000_000.0
 

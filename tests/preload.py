@@ -11,8 +11,8 @@ os.environ.update(OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICE
 
 # The last two are what building an optimizer and initialising DeepSpeed import on the way.
 MODULES = (
-    "hpc_gpt.trainer.train.trainer",
-    "hpc_gpt.trainer.train.engines.deepspeed_3d",
+    "hpc_gpt.trainer.attempt",
+    "hpc_gpt.trainer.engines.deepspeed_3d",
     "hpc_gpt.trainer.model.pipeline",
     "deepspeed.runtime.pipe.topology",
     "deepspeed.runtime.zero.muon.muon_optimizer",

@@ -212,10 +212,10 @@ def test_no_modules_import_each_other():
 
 def test_a_cycle_is_found():
     assert [sorted(ring) for ring in cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}})] == [["b", "c"]]
-    assert loaded_for("runs.find", "hpc_gpt.reader.report.svg.Svg") == {"report.svg", "report"}
-    assert loaded_for("report.why", "hpc_gpt.reader.report.page.groups.Group") == {"report.page.groups", "report.page"}
-    assert loaded_for("report.page.table", "hpc_gpt.reader.report.page.groups.Group") == {"report.page.groups"}
-    assert loaded_for("report.page.table", "hpc_gpt.reader.report.page.groups") == {"report.page.groups", "report.page"}
+    assert loaded_for("runs.find", "hpc_gpt.report.svg.Svg") == {"report.svg", "report"}
+    assert loaded_for("report.why", "hpc_gpt.report.page.groups.Group") == {"report.page.groups", "report.page"}
+    assert loaded_for("report.page.table", "hpc_gpt.report.page.groups.Group") == {"report.page.groups"}
+    assert loaded_for("report.page.table", "hpc_gpt.report.page.groups") == {"report.page.groups", "report.page"}
 
 
 def test_imports_point_one_way():

@@ -62,5 +62,5 @@ def test_what_a_job_script_starts_loads_no_reader_of_logs():
     names = [f"hpc_gpt.launcher.attempts.{name}" for name in ("may_start", "notify", "script_end", "what_next")]
     program = f"import sys\nimport {', '.join(names)}\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
-    heavy = HEAVY | {"numpy", "jinja2", "click", "hpc_gpt.reader.readers.causes", "hpc_gpt.reader.readers.logs"}
+    heavy = HEAVY | {"numpy", "jinja2", "click", "hpc_gpt.reader.causes", "hpc_gpt.reader.logs"}
     assert not {*done.stdout.split()} & heavy

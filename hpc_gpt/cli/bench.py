@@ -17,12 +17,12 @@ from hpc_gpt.cli.experiment_options import CountType, bench_options, on_command_
 from hpc_gpt.cli.option_groups import GroupedCommand
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import from_here, logs_folder
+from hpc_gpt.core.format import plain
 from hpc_gpt.core.output import progress_as_json
 from hpc_gpt.core.runs.provenance import known_gpus
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.terminal import say, width
-from hpc_gpt.core.words import plain
-from hpc_gpt.launcher.launch.bench_rows import (
+from hpc_gpt.launcher.bench_rows import (
     DEFAULT_BENCH,
     BenchCell,
     BenchRequest,
@@ -30,12 +30,12 @@ from hpc_gpt.launcher.launch.bench_rows import (
     parse_micro_batches,
     prepare_cells,
 )
-from hpc_gpt.launcher.launch.request import Request
-from hpc_gpt.launcher.launch.this_machine import profile_here
+from hpc_gpt.launcher.request import Request
+from hpc_gpt.launcher.this_machine import profile_here
 
 if TYPE_CHECKING:
     from hpc_gpt.launcher.bench.bench_run import Bench
-    from hpc_gpt.launcher.launch.ladder import PreparedLadder
+    from hpc_gpt.launcher.ladder import PreparedLadder
 
 PLACE = 45
 
@@ -133,7 +133,7 @@ def bench(
     hpc-gpt bench --ladder memory --steps 30
     hpc-gpt bench --machine --cluster mine
     """
-    from hpc_gpt.launcher.launch.peers import prepare_peer, read_peers
+    from hpc_gpt.launcher.peers import prepare_peer, read_peers
 
     if machine:
         _measure_machine(request, as_json)
@@ -176,7 +176,7 @@ def _asked(request: Request, engines: str | None, micro_batches: str | None, ste
 
 def _climb(request: Request, ladder: str, steps: int | None, rounds: int, out: TextIO | None) -> None:
     """Runs a ladder rung by rung."""
-    from hpc_gpt.launcher.launch.ladder import prepare_ladder
+    from hpc_gpt.launcher.ladder import prepare_ladder
 
     asked = replace(_asked(request, None, None, steps), is_ladder=True)
     found = prepare_ladder(asked, ladder, request.row, len(known_gpus()))
@@ -227,7 +227,7 @@ def _run(
     """Measures, and prints the rows there are however it ends; `ladder`: in the ladder's own columns. `out`
     gets the object of --json."""
     from hpc_gpt.launcher.bench.bench_run import Bench, make_folder
-    from hpc_gpt.launcher.launch.submission import check_submission
+    from hpc_gpt.launcher.submission import check_submission
 
     logs = logs_folder()
     ours = [cell.prepared for cell in cells if cell.prepared]

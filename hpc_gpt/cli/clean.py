@@ -13,11 +13,11 @@ from hpc_gpt.cli import completers
 from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.files import logs_folder
+from hpc_gpt.core.format import counted, plain, show_bytes, some_names
 from hpc_gpt.core.output import progress_as_json
 from hpc_gpt.core.runs.disk_space import free_bytes
 from hpc_gpt.core.runs.find_runs import find_runs, singles_out
 from hpc_gpt.core.terminal import ProgressLine, say
-from hpc_gpt.core.words import counted, plain, show_bytes, some_names
 
 if TYPE_CHECKING:
     from hpc_gpt.launcher.watch.clean import RunRoom

@@ -32,9 +32,9 @@ def compare(names: tuple[str, ...], as_json: bool) -> None:
     record.json, or a row of a bench: BENCH#2 is the second. The name of a sweep, an experiment or a bench means all its
     runs or rows. Of more than two, each is compared with the first.
     """
-    from hpc_gpt.reader.report.compare import compare_runs
-    from hpc_gpt.reader.report.compare_text import as_tables, comparison_text, title
-    from hpc_gpt.reader.report.gather import compared_names, read_compared
+    from hpc_gpt.report.compare import compare_runs
+    from hpc_gpt.report.compare_text import as_tables, comparison_text, title
+    from hpc_gpt.report.gather import compared_names, read_compared
 
     logs = logs_folder()
     names = tuple(each for name in names for each in compared_names(name, logs))

@@ -56,7 +56,7 @@ def runs_and_logs(ctx: click.Context, parameter: click.Parameter, begun: str) ->
 
 def columns(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
     """Sets of columns, then keys of a record."""
-    from hpc_gpt.reader.report.published_tables import PUBLISHED_TABLES
+    from hpc_gpt.report.published_tables import PUBLISHED_TABLES
 
     sets = [name for name in ("auto", "all", "usual", "published", *PUBLISHED_TABLES) if name.startswith(begun)]
     return sets + record_keys(ctx, parameter, begun)

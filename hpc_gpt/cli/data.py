@@ -6,8 +6,8 @@ import click
 
 from hpc_gpt.cli import completers
 from hpc_gpt.cli.run_argument import first_submit
+from hpc_gpt.core.format import counted, plain
 from hpc_gpt.core.terminal import say, shows_life
-from hpc_gpt.core.words import counted, plain
 
 PLACE = 15
 

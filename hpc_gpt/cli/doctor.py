@@ -15,12 +15,12 @@ from hpc_gpt.core.ends import bad_nodes
 from hpc_gpt.core.ends.bad_nodes import BadNode, listed
 from hpc_gpt.core.errors import ConfigError, NoSuchRun
 from hpc_gpt.core.files import logs_folder
+from hpc_gpt.core.format import plain
 from hpc_gpt.core.runs.find_runs import find_run
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.experiment_file import find_experiment
 from hpc_gpt.core.terminal import say
-from hpc_gpt.core.words import plain
-from hpc_gpt.launcher.launch.request import Request, choose_profile, with_small
+from hpc_gpt.launcher.request import Request, choose_profile, with_small
 
 if TYPE_CHECKING:
     from hpc_gpt.launcher.doctor.checks import Check

@@ -22,7 +22,7 @@ from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.terminal import say
 
 if TYPE_CHECKING:
-    from hpc_gpt.launcher.launch.request import Request
+    from hpc_gpt.launcher.request import Request
 
 F = TypeVar("F", bound=Callable[..., Any])
 PREFIX = "HPC_GPT_"
@@ -188,7 +188,7 @@ def _refuse_ntasks(ctx: click.Context, parameter: click.Parameter, value: str | 
 
 def _request(values: dict[str, Any]) -> Request:
     from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, parse_override
-    from hpc_gpt.launcher.launch.request import Request, ScriptRequest, completed, with_model_file
+    from hpc_gpt.launcher.request import Request, ScriptRequest, completed, with_model_file
 
     ctx = click.get_current_context()
     check_variables(ctx)

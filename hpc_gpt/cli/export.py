@@ -33,7 +33,7 @@ def export(run: str, form: str, out: Path | None, dtype: str, step: int | None) 
     found = chosen_run(run)
     folder = out or Path(f"{found.run_id}-{form}")
     # In another process: the launcher never imports torch.
-    command = [sys.executable, "-m", "hpc_gpt.trainer.train.export", str(found.path), str(folder), dtype]
+    command = [sys.executable, "-m", "hpc_gpt.trainer.export", str(found.path), str(folder), dtype]
     command += [] if step is None else [str(step)]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     sys.exit(subprocess.run(command, env=environment, check=False).returncode)

@@ -25,7 +25,7 @@ from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.core.settings.presets import PRESETS
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.tables import close_matches, keys_called, toml_value
-from hpc_gpt.launcher.launch.render import variables
+from hpc_gpt.launcher.render import variables
 
 PLACE = 210
 _NOT_SET = "-: not set; the cluster profile or a rule gives the value. KEY= resets a key to its default"

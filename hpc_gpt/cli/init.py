@@ -11,7 +11,7 @@ from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import check_new, write_new
 from hpc_gpt.core.settings.resolved import folder_name
 from hpc_gpt.core.terminal import say
-from hpc_gpt.launcher.launch.request import Request
+from hpc_gpt.launcher.request import Request
 
 PLACE = 15
 
@@ -68,10 +68,10 @@ def from_plan(name: str, request: Request, folder: Path) -> None:
     from hpc_gpt.core.settings.experiment import Experiment
     from hpc_gpt.core.settings.resolve import size_run
     from hpc_gpt.core.typed_tables import check_tables
-    from hpc_gpt.launcher.launch.plan_question import read_plan_request, search_plan
-    from hpc_gpt.launcher.plan.explanation import planned_tables, planned_text
-    from hpc_gpt.launcher.plan.figures import figures_of
-    from hpc_gpt.launcher.plan.table import unchecked
+    from hpc_gpt.launcher.plan_question import read_plan_request, search_plan
+    from hpc_gpt.planner.explanation import planned_tables, planned_text
+    from hpc_gpt.planner.figures import figures_of
+    from hpc_gpt.planner.table import unchecked
 
     if not any(request.overrides.get(f"model.{key}") is not None for key in ("preset", "hf", "hidden")):
         raise ConfigError(

@@ -15,22 +15,22 @@ from hpc_gpt.cli.option_groups import GroupedCommand
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.errors import ConfigError, LayoutError
+from hpc_gpt.core.format import wrapped
 from hpc_gpt.core.settings.cluster import load_profile, user_default
 from hpc_gpt.core.settings.engines import FAST_SETTINGS, with_fast_settings
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.tables import toml_value
 from hpc_gpt.core.terminal import painted, say, shows_life, width, write_heading
-from hpc_gpt.core.words import wrapped
-from hpc_gpt.launcher.launch.plan_question import PLANNED_TOKENS, PlanRequest, read_plan_request, search_plan
-from hpc_gpt.launcher.launch.request import Request, usual_batch
-from hpc_gpt.launcher.plan.explanation import explain_plan
-from hpc_gpt.launcher.plan.figures import figures_in, figures_of, in_words, plan_figures, summary
-from hpc_gpt.launcher.plan.largest import FAMILY, largest, longest
-from hpc_gpt.launcher.plan.nearest import by_micro_batch, fewest_gpus, larger_batch, overlapped, without_offload
-from hpc_gpt.launcher.plan.prediction import compiled_step
-from hpc_gpt.launcher.plan.search import Candidate, Searched, search
-from hpc_gpt.launcher.plan.search_tables import search_tables
-from hpc_gpt.launcher.plan.table import (
+from hpc_gpt.launcher.plan_question import PLANNED_TOKENS, PlanRequest, read_plan_request, search_plan
+from hpc_gpt.launcher.request import Request, usual_batch
+from hpc_gpt.planner.explanation import explain_plan
+from hpc_gpt.planner.figures import figures_in, figures_of, in_words, plan_figures, summary
+from hpc_gpt.planner.largest import FAMILY, largest, longest
+from hpc_gpt.planner.nearest import by_micro_batch, fewest_gpus, larger_batch, overlapped, without_offload
+from hpc_gpt.planner.prediction import compiled_step
+from hpc_gpt.planner.search import Candidate, Searched, search
+from hpc_gpt.planner.search_tables import search_tables
+from hpc_gpt.planner.table import (
     COLOURS,
     PARTS,
     can_draw_blocks,
@@ -42,7 +42,7 @@ from hpc_gpt.launcher.plan.table import (
     slow_text,
     unchecked,
 )
-from hpc_gpt.launcher.plan.training import engine_for
+from hpc_gpt.planner.training import engine_for
 
 PLACE = 10
 
@@ -123,7 +123,7 @@ def plan(
         raise ConfigError(f"--tokens is {tokens!s:.40}, but must be above 0 and below 1e30", "for example --tokens 15T")
     budget = float(tokens)
     if html is not None:
-        from hpc_gpt.launcher.plan.plan_page import check_page
+        from hpc_gpt.planner.plan_page import check_page
 
         check_page(html)
     if max_model or max_seq:
@@ -140,9 +140,9 @@ def plan(
 
 def _calibrate(paths: Sequence[Path], cluster: str, as_json: bool) -> None:
     """Fits the planner's constants to records, stores them in the user's profile of `cluster`, and prints both."""
-    from hpc_gpt.launcher.plan.calibration import calibrate as fit_constants
-    from hpc_gpt.launcher.plan.calibration import store_calibration
-    from hpc_gpt.launcher.plan.measured_steps import read_measured_steps
+    from hpc_gpt.planner.calibration import calibrate as fit_constants
+    from hpc_gpt.planner.calibration import store_calibration
+    from hpc_gpt.planner.measured_steps import read_measured_steps
 
     profile = load_profile(cluster)
     read = [read_measured_steps(path, profile) for path in paths]
@@ -268,7 +268,7 @@ def _print_json(plan: PlanRequest, searched: Searched, command: str, more: dict[
 def _write_page(html: Path | None, plan: PlanRequest, searched: Searched, command: str) -> None:
     if html is None:
         return
-    from hpc_gpt.launcher.plan.plan_page import write_plan_page
+    from hpc_gpt.planner.plan_page import write_plan_page
 
     write_plan_page(html, searched, plan.tokens, plan.name, plan.model.params, command)
     say(f"wrote {html}", err=True)

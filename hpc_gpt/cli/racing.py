@@ -16,15 +16,15 @@ from hpc_gpt.cli.submit_answer import (
 )
 from hpc_gpt.core.errors import ConfigError, JobFailed
 from hpc_gpt.core.files import logs_folder
+from hpc_gpt.core.format import counted
 from hpc_gpt.core.slurm.sbatch_words import shown_directives
 from hpc_gpt.core.terminal import say, width
-from hpc_gpt.core.words import counted
-from hpc_gpt.launcher.launch.race import ROUNDS, STEPS, TOP, PreparedRace, check_race, prepare_race, queue_race
-from hpc_gpt.launcher.launch.request import Request
-from hpc_gpt.launcher.launch.submission import dry_run as ask_slurm
+from hpc_gpt.launcher.race import ROUNDS, STEPS, TOP, PreparedRace, check_race, prepare_race, queue_race
+from hpc_gpt.launcher.request import Request
+from hpc_gpt.launcher.submission import dry_run as ask_slurm
 from hpc_gpt.launcher.watch.control import wait_for
-from hpc_gpt.reader.readers.runs import BENCH_FILE
-from hpc_gpt.reader.report.bench_table import file_text
+from hpc_gpt.reader.records import BENCH_FILE
+from hpc_gpt.report.bench_table import file_text
 
 
 def submit_race(

@@ -9,8 +9,8 @@ from hpc_gpt.cli.script_words import ScriptCommand
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import write_new
 from hpc_gpt.core.terminal import say
-from hpc_gpt.launcher.launch.prepare import prepare
-from hpc_gpt.launcher.launch.request import Request
+from hpc_gpt.launcher.prepare import prepare
+from hpc_gpt.launcher.request import Request
 
 PLACE = 30
 
@@ -42,7 +42,7 @@ def render(request: Request, folder: Path | None) -> None:
         # A script of the user's own may have bytes that are no UTF-8.
         click.echo(prepared.script.encode(errors="surrogateescape"), nl=False)
         return
-    from hpc_gpt.launcher.launch.sweep import (
+    from hpc_gpt.launcher.sweep import (
         prepare_sweep,  # loads what submits, which a render of one run does not need
     )
 

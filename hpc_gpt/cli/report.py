@@ -16,10 +16,10 @@ from hpc_gpt.cli import completers
 from hpc_gpt.core.columns import grid
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import logs_dir
+from hpc_gpt.core.format import and_more, counted, plain
 from hpc_gpt.core.runs.find_runs import no_runs
 from hpc_gpt.core.terminal import say, shows_life, width
-from hpc_gpt.core.words import and_more, counted, plain
-from hpc_gpt.reader.report.tables import (
+from hpc_gpt.report.tables import (
     COLUMNS,
     all_columns,
     as_block,
@@ -31,8 +31,8 @@ from hpc_gpt.reader.report.tables import (
 )
 
 if TYPE_CHECKING:
-    from hpc_gpt.reader.report.gather import GatheredRuns
-    from hpc_gpt.reader.report.published_tables import SweepLines
+    from hpc_gpt.report.gather import GatheredRuns
+    from hpc_gpt.report.published_tables import SweepLines
 
 PLACE = 120
 _OF_SWEEP = "published"  # the value of --columns for the columns of the runs' sweep
@@ -99,7 +99,7 @@ def report(
     Updates the record.json of our own runs and writes nothing else. The step time is the median of the steps after
     warm-up.
     """
-    from hpc_gpt.reader.report.gather import gather_paths
+    from hpc_gpt.report.gather import gather_paths
 
     form = "json" if as_json else form
     if predictions and columns != "auto":
@@ -130,7 +130,7 @@ def report(
 
 def _check_keys(columns: str, sort: str) -> None:
     """ConfigError for an unknown key, before what may be an hour of reading."""
-    from hpc_gpt.reader.report.published_tables import PUBLISHED_TABLES
+    from hpc_gpt.report.published_tables import PUBLISHED_TABLES
 
     if columns not in ("auto", "usual", "all", _OF_SWEEP, *PUBLISHED_TABLES):
         choose_columns(_keys(columns))
@@ -148,10 +148,10 @@ def _keys(text: str) -> list[str]:
 def _check_targets(html: Path | None, tensorboard: Path | None, wandb: Path | None) -> None:
     """Refuses a target that cannot be written before what may be an hour of reading."""
     if html is not None:
-        from hpc_gpt.reader.report.page import check_page_target
+        from hpc_gpt.report.page import check_page_target
 
         check_page_target(html)
-    from hpc_gpt.reader.report.exports import check_export_target as check_folder
+    from hpc_gpt.report.exports import check_export_target as check_folder
 
     for package, folder in (("tensorboard", tensorboard), ("wandb", wandb)):
         if folder is not None:
@@ -160,8 +160,8 @@ def _check_targets(html: Path | None, tensorboard: Path | None, wandb: Path | No
 
 def _pieces(gathered: GatheredRuns, form: str, columns: str) -> Iterable[str]:
     """The text for stdout, piece by piece; none for a table without runs."""
-    from hpc_gpt.reader.report.bench_table import file_text, read_race
-    from hpc_gpt.reader.report.published_tables import PUBLISHED_TABLES, lines_of, sweep_text, terminal_table
+    from hpc_gpt.report.bench_table import file_text, read_race
+    from hpc_gpt.report.published_tables import PUBLISHED_TABLES, lines_of, sweep_text, terminal_table
 
     files, lines = {file for run in gathered.runs for file in run.files}, _sweep_lines(gathered, columns)
     if form == "table" and columns == "auto" and len(files) == 1:
@@ -195,7 +195,7 @@ def _predicted(gathered: GatheredRuns, form: str) -> str:
 
 def _sweep_lines(gathered: GatheredRuns, columns: str) -> SweepLines | None:
     """The lines of a published table; None if --columns asks for others."""
-    from hpc_gpt.reader.report.published_tables import PUBLISHED_TABLES, lines_of, only_sweep, sweep_lines
+    from hpc_gpt.report.published_tables import PUBLISHED_TABLES, lines_of, only_sweep, sweep_lines
 
     if columns not in ("auto", _OF_SWEEP, *PUBLISHED_TABLES):
         return None
@@ -213,7 +213,7 @@ def _sweep_lines(gathered: GatheredRuns, columns: str) -> SweepLines | None:
 
 def _print_notes(gathered: GatheredRuns, form: str) -> None:
     """Prints to stderr which runs are branches, and what looks wrong; in JSON both are in the records."""
-    from hpc_gpt.reader.report.table_notes import note_lines, notes_on
+    from hpc_gpt.report.table_notes import note_lines, notes_on
 
     beside = list(gathered.notes)
     if gathered.unwritten:
@@ -230,18 +230,18 @@ def _print_notes(gathered: GatheredRuns, form: str) -> None:
 def _write(gathered: GatheredRuns, html: Path | None, tensorboard: Path | None, wandb: Path | None) -> None:
     """Writes the page and the exports, and prints to stderr where they are."""
     if html is not None:
-        from hpc_gpt.reader.report.page import write_page
+        from hpc_gpt.report.page import write_page
 
         write_page(html, gathered.runs, [*gathered.notes, *gathered.unread])
         say(f"wrote {html}", err=True)
     if tensorboard is not None:
-        from hpc_gpt.reader.report.exports import write_events
+        from hpc_gpt.report.exports import write_events
 
         written = write_events(gathered.runs, tensorboard)
         say(f"wrote {counted(len(written), 'event file')} under {tensorboard}", err=True)
         click.echo(f"next: tensorboard --logdir {shlex.quote(str(tensorboard))}", err=True)
     if wandb is not None:
-        from hpc_gpt.reader.report.exports import write_offline_runs
+        from hpc_gpt.report.exports import write_offline_runs
 
         folders = write_offline_runs(gathered.runs, wandb)
         say(f"wrote {counted(len(folders), 'offline run')} under {wandb}", err=True)

@@ -11,11 +11,11 @@ import click
 from hpc_gpt.cli import completers
 from hpc_gpt.core.errors import ConfigError, NoSuchRun
 from hpc_gpt.core.files import logs_folder
+from hpc_gpt.core.format import plain
 from hpc_gpt.core.output import progress_as_json
 from hpc_gpt.core.runs.find_runs import find_runs
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.terminal import agrees, say
-from hpc_gpt.core.words import plain
 from hpc_gpt.launcher.watch.control import ask_runs, await_answer, describe
 from hpc_gpt.launcher.watch.status import RunStatus, ask_status
 

@@ -8,12 +8,12 @@ import click
 from hpc_gpt.cli import completers
 from hpc_gpt.core.errors import NoSuchRun, UserError
 from hpc_gpt.core.files import logs_folder
+from hpc_gpt.core.format import plain
 from hpc_gpt.core.runs.find_runs import Named, find_named, list_runs, no_runs
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import user_default
 from hpc_gpt.core.slurm.clients import has_sbatch
 from hpc_gpt.core.terminal import say
-from hpc_gpt.core.words import plain
 
 run_argument = click.argument("run", required=False, shell_complete=completers.runs)
 run_or_logs_argument = click.argument("run", nargs=-1, metavar="[RUN]...", shell_complete=completers.runs_and_logs)

@@ -9,7 +9,7 @@ from hpc_gpt.cli import completers
 from hpc_gpt.cli.run_argument import chosen_run
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.terminal import say
-from hpc_gpt.launcher.launch.shell import enter
+from hpc_gpt.launcher.shell import enter
 
 PLACE = 75
 

@@ -16,13 +16,13 @@ from hpc_gpt.core.columns import Column, column, fitting, grid
 from hpc_gpt.core.ends.failures import ENDED, FAILED, colour_of
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import logs_folder, refused_access
+from hpc_gpt.core.format import clock, counted, plain, show_bytes, show_duration, show_value, some, wrapped
 from hpc_gpt.core.output import reader_left
 from hpc_gpt.core.runs.disk_space import free_bytes
 from hpc_gpt.core.runs.find_runs import find_runs, no_runs, removed_runs, singles_out
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.clients import has_sbatch
 from hpc_gpt.core.terminal import Screen, painted, say, width
-from hpc_gpt.core.words import clock, counted, plain, show_bytes, show_duration, show_value, some, wrapped
 from hpc_gpt.launcher.watch.clean import room_of
 from hpc_gpt.launcher.watch.status import RunStatus, ask_status, silence_note
 from hpc_gpt.launcher.watch.sweep_rows import by_sweep, fold

@@ -14,7 +14,7 @@ from hpc_gpt.cli.script_words import ScriptCommand
 from hpc_gpt.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hpc_gpt.launcher.launch.request import Request
+    from hpc_gpt.launcher.request import Request
 
 PLACE = 50
 
@@ -115,7 +115,7 @@ def submit(
     from hpc_gpt.cli.submitting import submit_one
     from hpc_gpt.cli.sweeping import submit_sweep, with_axes
     from hpc_gpt.core.output import progress_as_json
-    from hpc_gpt.launcher.launch.until import parse_until
+    from hpc_gpt.launcher.until import parse_until
 
     if as_json and script:
         raise ConfigError("--script prints the script, and --json one object", "give one of the two")

@@ -14,10 +14,10 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import shown_layout
 from hpc_gpt.core.slurm.start_check import ExpectedStart
 from hpc_gpt.core.terminal import say
-from hpc_gpt.launcher.launch.limits import Asked, limits_met
-from hpc_gpt.launcher.launch.submission import SubmittedRun
-from hpc_gpt.launcher.plan.prediction import Prediction
+from hpc_gpt.launcher.limits import Asked, limits_met
+from hpc_gpt.launcher.submission import SubmittedRun
 from hpc_gpt.launcher.watch.status import read_folders
+from hpc_gpt.planner.prediction import Prediction
 
 NOTHING_DONE = "dry run: nothing was written or submitted"
 

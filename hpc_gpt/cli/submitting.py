@@ -24,6 +24,7 @@ from hpc_gpt.cli.submit_answer import (
 from hpc_gpt.cli.sweeping import submit_elements
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import from_here, logs_folder, read_text
+from hpc_gpt.core.format import counted
 from hpc_gpt.core.runs.branches import reading
 from hpc_gpt.core.runs.find_runs import find_run
 from hpc_gpt.core.runs.lineage import Parent
@@ -31,15 +32,14 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.start_check import ExpectedStart
 from hpc_gpt.core.terminal import agrees, can_ask, say
-from hpc_gpt.core.words import counted
-from hpc_gpt.launcher.launch.branching import prepare_branch, split_branch
-from hpc_gpt.launcher.launch.here import Allocation, no_script_here, read_allocation, run_in
-from hpc_gpt.launcher.launch.limits import Asked
-from hpc_gpt.launcher.launch.prepare import prepare
-from hpc_gpt.launcher.launch.prepared import PreparedRun, notes_said, without_said
-from hpc_gpt.launcher.launch.request import Request
-from hpc_gpt.launcher.launch.resumption import NewRun, SameRun, choose_resumption
-from hpc_gpt.launcher.launch.submission import (
+from hpc_gpt.launcher.branching import prepare_branch, split_branch
+from hpc_gpt.launcher.here import Allocation, no_script_here, read_allocation, run_in
+from hpc_gpt.launcher.limits import Asked
+from hpc_gpt.launcher.prepare import prepare
+from hpc_gpt.launcher.prepared import PreparedRun, notes_said, without_said
+from hpc_gpt.launcher.request import Request
+from hpc_gpt.launcher.resumption import NewRun, SameRun, choose_resumption
+from hpc_gpt.launcher.submission import (
     SubmittedRun,
     check_submission,
     dry_run,
@@ -49,9 +49,9 @@ from hpc_gpt.launcher.launch.submission import (
     submit_run,
     write_run,
 )
-from hpc_gpt.launcher.launch.winner import find_winner
-from hpc_gpt.launcher.plan.table import count_text
 from hpc_gpt.launcher.watch.control import await_measurements, wait_for
+from hpc_gpt.launcher.winner import find_winner
+from hpc_gpt.planner.table import count_text
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,8 @@ def _check_now(now: bool, resolved: Resolved) -> None:
 
 def _print_record(run: RunFolder) -> None:
     # Imported here: a run that is not waited for needs nothing that reads logs.
-    from hpc_gpt.reader.report.gather import refresh_record
-    from hpc_gpt.reader.report.tables import print_record
+    from hpc_gpt.report.gather import refresh_record
+    from hpc_gpt.report.tables import print_record
 
     await_measurements(run)
     print_record(refresh_record(run))

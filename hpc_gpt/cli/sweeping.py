@@ -23,16 +23,16 @@ from hpc_gpt.cli.submit_answer import (
 from hpc_gpt.core.ends.run_state import newest_submission
 from hpc_gpt.core.errors import ConfigError, JobFailed, JobRefused, UserError
 from hpc_gpt.core.files import from_here, logs_folder
+from hpc_gpt.core.format import counted
 from hpc_gpt.core.settings.experiment_file import gives_way
 from hpc_gpt.core.settings.grid import parse_grid
 from hpc_gpt.core.settings.sweep_rows import RowFaults
 from hpc_gpt.core.terminal import say
-from hpc_gpt.core.words import counted
-from hpc_gpt.launcher.launch.limits import Asked
-from hpc_gpt.launcher.launch.prepared import PreparedRun, notes_said, without_said
-from hpc_gpt.launcher.launch.request import Request
-from hpc_gpt.launcher.launch.submission import check_submission, data_lines, dry_run
-from hpc_gpt.launcher.launch.sweep import (
+from hpc_gpt.launcher.limits import Asked
+from hpc_gpt.launcher.prepared import PreparedRun, notes_said, without_said
+from hpc_gpt.launcher.request import Request
+from hpc_gpt.launcher.submission import check_submission, data_lines, dry_run
+from hpc_gpt.launcher.sweep import (
     PreparedSweep,
     SubmittedSweep,
     plan_jobs,

@@ -5,9 +5,9 @@ import click
 from hpc_gpt.cli.run_argument import chosen_run, run_argument
 from hpc_gpt.core.output import reader_left
 from hpc_gpt.core.terminal import Screen, keys, width
-from hpc_gpt.launcher.plan.table import can_draw_blocks
 from hpc_gpt.launcher.watch.status import ask_status, silence_note
 from hpc_gpt.launcher.watch.top import screen
+from hpc_gpt.planner.table import can_draw_blocks
 
 PLACE = 65
 

@@ -13,12 +13,12 @@ import click
 from hpc_gpt.cli.run_argument import chosen_run, run_or_logs_argument
 from hpc_gpt.core.ends.failures import LIVE, RETRY_WORDS, meaning
 from hpc_gpt.core.files import from_here, logs_folder
+from hpc_gpt.core.format import and_more, class_and_cause
 from hpc_gpt.core.runs.find_runs import is_run_name
 from hpc_gpt.core.terminal import say, shows_life
-from hpc_gpt.core.words import and_more, class_and_cause
 
 if TYPE_CHECKING:
-    from hpc_gpt.reader.report.why import AttemptWhy, Why
+    from hpc_gpt.report.why import AttemptWhy, Why
 
 PLACE = 150
 _MOST_LISTED = 5
@@ -36,7 +36,7 @@ def why(run: tuple[str, ...], as_json: bool) -> None:
     at fault, also the option that excludes it. RUN is as for logs, or any program's log, several logs of one run, or
     their folder. Exit 1 if nothing says how the run ended. The classes: hpc-gpt help causes.
     """
-    from hpc_gpt.reader.report.why import explain
+    from hpc_gpt.report.why import explain
 
     # Of our own runs the newest; what is no name of them is a log, or a row of a bench.
     is_ours = not run or (len(run) == 1 and "#" not in run[0] and is_run_name(run[0], logs_folder()))
@@ -73,7 +73,7 @@ def why(run: tuple[str, ...], as_json: bool) -> None:
 
 
 def _lines(answer: Why) -> list[str]:
-    from hpc_gpt.reader.readers.causes import one_line
+    from hpc_gpt.reader.causes import one_line
 
     record, last, advice = answer.record, answer.last, meaning(answer.ended)
     name = f" ({one_line(record.name)})" if record.name and record.name != record.run else ""
@@ -100,8 +100,8 @@ def _lines(answer: Why) -> list[str]:
 
 
 def _cause_lines(last: AttemptWhy, answer: Why) -> list[str]:
-    from hpc_gpt.reader.readers.causes import one_line
-    from hpc_gpt.reader.report.why import followed
+    from hpc_gpt.reader.causes import one_line
+    from hpc_gpt.report.why import followed
 
     lines = []
     cause, failure = last.cause, last.failure

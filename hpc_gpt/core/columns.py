@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_gpt.core.words import (
+from hpc_gpt.core.format import (
     NOTHING,
     Paint,
     Style,

@@ -18,7 +18,7 @@ import unicodedata
 from collections.abc import Callable, Iterator
 
 from hpc_gpt.core import output
-from hpc_gpt.core.words import Style, plain, show_duration, wrapped
+from hpc_gpt.core.format import Style, plain, show_duration, wrapped
 
 # A colour is never the only sign: the text says the same.
 _CODES = {"bold": 1, "red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35, "cyan": 36,

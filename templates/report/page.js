@@ -93,7 +93,7 @@
   });
   reveal();
 
-  // The curves. `data` has, of each run, the points that are kept: see hpc_gpt/reader/report/page/curves.py.
+  // The curves. `data` has, of each run, the points that are kept: see hpc_gpt/report/page/curves.py.
   const data = JSON.parse(document.getElementById("data").textContent);
   const KINDS = [
     ["loss", "Loss", "loss"], ["step_s", "Step time", "seconds a step"],

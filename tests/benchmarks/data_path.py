@@ -23,10 +23,10 @@ from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.experiment import Data, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.data import open_stream
 from hpc_gpt.trainer.tokens.run_data import ensure_data
 from hpc_gpt.trainer.tokens.samples import open_samples
 from hpc_gpt.trainer.tokens.token_file import write_tokens
-from hpc_gpt.trainer.train.data import open_stream
 
 GPT2_TOKENS_S = 547_000
 GOALS = {"mapped": 20.0, "streamed": 2.0}

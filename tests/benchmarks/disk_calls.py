@@ -19,7 +19,7 @@ from hpc_gpt.core.network import held_port
 from hpc_gpt.core.runs.heartbeats import period_s
 from hpc_gpt.core.settings.experiment import Engine, Train
 from hpc_gpt.trainer.tokens.build import build_tokens
-from tests.train.launch import Launch, new_run, settings
+from tests.trainer.launch import Launch, new_run, settings
 
 NODES, A_NODE = 2048, 8
 

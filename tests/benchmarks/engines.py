@@ -19,7 +19,7 @@ import torch.distributed as dist
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.resolve import resolve
-from hpc_gpt.trainer.train.engines.protocol import build_engine
+from hpc_gpt.trainer.engines.protocol import build_engine
 
 ROUNDS = 10
 BARE = "ddp"

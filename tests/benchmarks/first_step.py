@@ -18,8 +18,8 @@ import torch
 
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.trainer.engines.kernels import compile_model, compile_seconds
 from hpc_gpt.trainer.model.gpt import Gpt
-from hpc_gpt.trainer.train.engines.kernels import compile_model, compile_seconds
 
 SHAPES = {
     "gpt2-xl": ModelShape(1600, 2, 25, vocab=50257, seq=128),

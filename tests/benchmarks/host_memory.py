@@ -18,13 +18,13 @@ import torch
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.weights.folder import read_folder
 from hpc_gpt.core.weights.tensors import write_hf
+from hpc_gpt.trainer.checkpoints import replicated
+from hpc_gpt.trainer.checkpoints.folders import load_safely
+from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
+from hpc_gpt.trainer.checkpoints.replicated import ReplicatedCheckpoint
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.initial_weights import GivenWeights
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
-from hpc_gpt.trainer.train.checkpoints import replicated
-from hpc_gpt.trainer.train.checkpoints.folders import load_safely
-from hpc_gpt.trainer.train.checkpoints.rank_files import RankFiles
-from hpc_gpt.trainer.train.checkpoints.replicated import ReplicatedCheckpoint
 from tests.distributed.host_memory import Most
 
 SHAPE = ModelShape(1024, 10, 16, vocab=24576, seq=256)

@@ -36,12 +36,12 @@ from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Matmul, Model, Train
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.data import open_stream
+from hpc_gpt.trainer.engines.protocol import build_engine
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.tensor_parallel import full_name
 from hpc_gpt.trainer.tokens.run_data import ensure_data
 from hpc_gpt.trainer.tokens.samples import open_samples
-from hpc_gpt.trainer.train.data import open_stream
-from hpc_gpt.trainer.train.engines.protocol import build_engine
 from tests.distributed.plain_gpt import train_plainly
 
 STEPS = 200

@@ -4,11 +4,11 @@
     python tests/benchmarks/plan.py --rows FILE [--calibrate FILE]
     python tests/benchmarks/plan.py --fit | --without
 
-The second prints each row of a file (tests/plan/published/rows.py shows one) predicted beside what was measured. The
+The second prints each row of a file (tests/planner/published/rows.py shows one) predicted beside what was measured. The
 third fits the table of constants to all rows, and prints each source's error by constants fitted to the others; or what
 taking each trait from the rows costs, in points of the means over sources.
-Nothing passes or fails here; tests/plan/test_published.py holds the errors to those that --write commits. Rows are read
-from FOLDER (open.json and calibration.json), by default planner in $HPC_GPT_SHARED or ../shared; without it the
+Nothing passes or fails here; tests/planner/test_published.py holds the errors to those that --write commits. Rows are
+read from FOLDER (open.json and calibration.json), by default planner in $HPC_GPT_SHARED or ../shared; without it the
 searches alone are timed.
 Seconds are of one core's CPU.
 """
@@ -27,14 +27,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.launcher.plan.constants import VALUES
-from hpc_gpt.launcher.plan.memory import predict_memory
-from hpc_gpt.launcher.plan.question import Question
-from hpc_gpt.launcher.plan.search import search
-from hpc_gpt.launcher.plan.step_time import predict_step
-from tests.plan.machines import machine_named
-from tests.plan.published.fields import TRAITS
-from tests.plan.published.figures import (
+from hpc_gpt.planner.constants import VALUES
+from hpc_gpt.planner.memory import predict_memory
+from hpc_gpt.planner.question import Question
+from hpc_gpt.planner.search import search
+from hpc_gpt.planner.step_time import predict_step
+from tests.planner.machines import machine_named
+from tests.planner.published.fields import TRAITS
+from tests.planner.published.figures import (
     CALIBRATED,
     COMMITTED,
     DATA_SHEETS,
@@ -45,9 +45,9 @@ from tests.plan.published.figures import (
     read_files,
     write,
 )
-from tests.plan.published.fitting import constants_set, fit_table, fitted_without, time_errors
-from tests.plan.published.rows import LeftOut, PublishedRow, read_rows, rows_of
-from tests.plan.published.scores import (
+from tests.planner.published.fitting import constants_set, fit_table, fitted_without, time_errors
+from tests.planner.published.rows import LeftOut, PublishedRow, read_rows, rows_of
+from tests.planner.published.scores import (
     DATA_SHEET,
     Errors,
     Scores,
@@ -70,7 +70,7 @@ SEARCHES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=Path, default=SHARED / "planner")
-    parser.add_argument("--write", action="store_true", help="renew tests/plan/published/figures.json")
+    parser.add_argument("--write", action="store_true", help="renew tests/planner/published/figures.json")
     parser.add_argument("--calibrate", type=Path, action="append", default=[], help="fit constants to these rows")
     parser.add_argument("--fit", action="store_true", help="fit the table of constants; each source left out in turn")
     parser.add_argument("--without", action="store_true", help="what each trait is worth: rows without it")

@@ -22,9 +22,9 @@ import torch.distributed as dist
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.resolve import resolve
-from hpc_gpt.trainer.train.checkpoints.checkpoint import Background, Checkpoints, Progress
-from hpc_gpt.trainer.train.engines.protocol import build_engine
-from hpc_gpt.trainer.train.ranks import Peers
+from hpc_gpt.trainer.checkpoints.checkpoint import Background, Checkpoints, Progress
+from hpc_gpt.trainer.engines.protocol import build_engine
+from hpc_gpt.trainer.ranks import Peers
 
 ROUNDS = 3
 ENGINES = ("ddp", "fsdp", "deepspeed-zero", "deepspeed-3d")

@@ -80,7 +80,7 @@ def memory_of(case: Case, size: int) -> int:
 
 def gpu_readings(folder: Path, ranks: int) -> Callable[[], int]:
     """The end of an attempt on rank 0: what every rank sends after a day, and the figures of all."""
-    from hpc_gpt.trainer.train.measurements import GpuSums, summarise
+    from hpc_gpt.trainer.measurements import GpuSums, summarise
 
     day = GpuSums(86_400, 97.5 * 86_400, 97.5**2 * 86_400, 1700.0 * 86_400, 640.0 * 86_400)
     messages = [pickle.dumps(day) for _ in range(ranks)]
@@ -247,7 +247,7 @@ def second_report(folder: Path, steps: int) -> Callable[[], int]:
 
 def why(folder: Path, steps: int) -> Callable[[], int]:
     """why of it, ten times, with nothing kept."""
-    from hpc_gpt.reader.report.why import explain
+    from hpc_gpt.report.why import explain
 
     run = long_run(folder, steps)
 
@@ -272,7 +272,7 @@ def many_runs(folder: Path, count: int) -> Callable[[], int]:
 
 
 def _report_of_many(folder: Path, count: int) -> int:
-    from hpc_gpt.reader.report.gather import gather_paths
+    from hpc_gpt.report.gather import gather_paths
 
     with variables(HPC_GPT_CACHE=str(folder / "cache")):
         gathered = gather_paths([str(folder / "logs")], folder / "logs", records_only=True)
@@ -338,7 +338,7 @@ def preflight(folder: Path, nodes: int) -> Callable[[], int]:
     from hpc_gpt.trainer.preflight.nodes import Preflight
     from hpc_gpt.trainer.preflight.transfers import plan_transfers
     from hpc_gpt.trainer.preflight.verdict import encode
-    from tests.preflight.test_nodes import new_run
+    from tests.trainer.preflight.test_nodes import new_run
 
     names, layout = [f"node{number:05}" for number in range(nodes)], Layout(8, 4, nodes // 4)
     run = new_run(folder, nodes, 8, tp=8, pp=4, dp=nodes // 4, hidden=256, heads=8, layers=4)
@@ -381,9 +381,9 @@ def preflight(folder: Path, nodes: int) -> Callable[[], int]:
 def plan(folder: Path, gpus: int) -> Callable[[], int]:
     """plan of a model on so many GPUs: all layouts that fit, and the best."""
     from hpc_gpt.core.settings.presets import preset
-    from hpc_gpt.launcher.plan.question import Question
-    from hpc_gpt.launcher.plan.search import search
-    from tests.plan.machines import machine_named
+    from hpc_gpt.planner.question import Question
+    from hpc_gpt.planner.search import search
+    from tests.planner.machines import machine_named
 
     machine = machine_named("h100-80g", 8, "infiniband 8x400G")
     question = Question(preset("llama3.1-405b"), gpus, 8, "bf16", 16_384)
@@ -404,9 +404,9 @@ def second_save(folder: Path, ranks: int) -> Callable[[], int]:
     from torch.distributed.checkpoint.storage import WriteResult
 
     from hpc_gpt.core.process import no_collections
-    from hpc_gpt.trainer.train.checkpoints.rank_files import RankFiles
-    from hpc_gpt.trainer.train.checkpoints.sharded import KeptPlan, put_sharded
-    from hpc_gpt.trainer.train.ranks import Peers
+    from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
+    from hpc_gpt.trainer.checkpoints.sharded import KeptPlan, put_sharded
+    from hpc_gpt.trainer.ranks import Peers
 
     names, sizes = [f"weights/blocks.{number}" for number in range(20)], torch.Size([8, 64])
 

@@ -11,9 +11,9 @@ import time
 import pytest
 
 from hpc_gpt.launcher.bench import bench_run
-from tests.bench.test_measurement import good
 from tests.cli.command import in_process
 from tests.conftest import REPOSITORY
+from tests.launcher.bench.test_measurement import good
 
 SMALL = ("--smoke", "--steps", "3", "--set", "engine.compile=none", "--set", "train.matmul_rate=false")
 NANOGPT = """

@@ -11,10 +11,10 @@ import pytest
 
 from hpc_gpt.core.errors import ConfigError, RunFolderError
 from hpc_gpt.core.files import logs_dir
-from hpc_gpt.launcher.launch.local import queue
-from hpc_gpt.launcher.launch.past_timings import PastTimings
-from hpc_gpt.launcher.launch.resumption import check_resumption, prepare_resumption
-from hpc_gpt.launcher.launch.until import Until
+from hpc_gpt.launcher.local import queue
+from hpc_gpt.launcher.past_timings import PastTimings
+from hpc_gpt.launcher.resumption import check_resumption, prepare_resumption
+from hpc_gpt.launcher.until import Until
 from hpc_gpt.launcher.watch import control
 from hpc_gpt.launcher.watch.control import cancel_run
 from tests.cli.command import in_process

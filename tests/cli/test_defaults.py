@@ -9,7 +9,7 @@ import pytest
 
 from hpc_gpt.core.settings.experiment import Train
 from hpc_gpt.core.settings.experiment_file import load_experiment
-from hpc_gpt.launcher.launch import submission
+from hpc_gpt.launcher import submission
 from tests.cli.command import in_process, planned, profile_of, resolved_of
 
 JEAN_ZAY = ("--cluster", "jean-zay-v100-32g")

@@ -6,9 +6,9 @@ import re
 import pytest
 
 from tests.cli.command import Done, error_of, in_process, without_slurm
+from tests.core.weights.test_folder import LLAMA, write_folder
 from tests.made_runs import unsubmitted_run
 from tests.programs import put
-from tests.weights.test_folder import LLAMA, write_folder
 
 TOKENS = ("--set", "data.source=tokens", "--set", "data.path=no.tokens")
 STREAM = ("--set", "data.source=stream", "--set", "data.path=stdlib")
@@ -197,7 +197,7 @@ def test_a_step_that_the_run_does_not_reach_is_said(tmp_path):
 
 
 def test_more_checkpoints_than_room_is_a_warning(monkeypatch):
-    monkeypatch.setattr("hpc_gpt.launcher.launch.submission.free_gib", lambda folder: 0.1)
+    monkeypatch.setattr("hpc_gpt.launcher.submission.free_gib", lambda folder: 0.1)
     asked = ("submit", "demo", "--cluster", "generic-slurm", "--dry-run", "--set", "train.steps=1000")
     every = ("--set", "train.save_every=1")
     done = in_process(*asked, *every, "--script")

@@ -8,7 +8,7 @@ from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import write_new
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from tests.cli.command import error_of, in_process
-from tests.weights.test_folder import LLAMA, write_folder
+from tests.core.weights.test_folder import LLAMA, write_folder
 
 JOB = "#!/bin/bash\n#SBATCH --gres=gpu:4\nsrun torchrun --nproc_per_node 4 train.py --token hf_{secret}\n"
 SECRET = "AbCdEfGhIjKlMnOpQrStUvWxYz"

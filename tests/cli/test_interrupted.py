@@ -39,7 +39,7 @@ def interrupted(module: str, words: list[str]) -> subprocess.CompletedProcess[st
         "hpc_gpt.core.errors",
         "hpc_gpt.core.output",
         "hpc_gpt.cli.plan",
-        "hpc_gpt.launcher.plan.search",
+        "hpc_gpt.planner.search",
     ],
 )
 def test_while_the_program_imports_it_is_a_line(module):

@@ -10,11 +10,11 @@ from hpc_gpt.cli import VerbGroup, verbs
 from hpc_gpt.core.files import logs_dir
 from hpc_gpt.core.runs.find_runs import Named
 from hpc_gpt.launcher.bench.bench_run import make_folder
-from hpc_gpt.launcher.launch.submission import check_submission
-from hpc_gpt.launcher.launch.sweep import queue_locally, write_sweep
+from hpc_gpt.launcher.submission import check_submission
+from hpc_gpt.launcher.sweep import queue_locally, write_sweep
 from tests.cli.command import in_process
+from tests.core.runs.test_find import prepared
 from tests.made_runs import make_run, metrics_line, unsubmitted_run, with_attempt
-from tests.runs.test_find import prepared
 from tests.terminal import on_a_terminal
 
 # {verb: what it takes of several runs}, for every verb with RUN.

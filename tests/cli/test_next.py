@@ -31,7 +31,7 @@ RUN_BY = {
         "hpc-gpt report",
     ): "cli/test_next.py::test_what_a_sweep_and_a_wait_name_reports_their_runs",
     ("cli/bench.py", "hpc-gpt report"): "cli/test_bench.py::test_two_engines_in_two_rounds",
-    ("reader/report/bench_table.py", "hpc-gpt plan"): "local/test_race.py::test_its_end_names_what_calibrates_plan",
+    ("report/bench_table.py", "hpc-gpt plan"): "local/test_race.py::test_its_end_names_what_calibrates_plan",
     ("cli/profile.py", "{}"): "slurm/test_doctor.py::test_a_detected_profile_is_one_that_submits",
     ("cli/report.py", "tensorboard --logdir"): "report/test_report_verb.py::test_the_commands_after_an_export_read_it",
     ("cli/report.py", "wandb sync"): "report/test_report_verb.py::test_the_commands_after_an_export_read_it",

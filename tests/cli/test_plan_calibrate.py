@@ -10,8 +10,8 @@ from hpc_gpt.core.files import config_dir
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.launcher.plan.machine import machine_of
-from hpc_gpt.launcher.plan.step_time import predict_step
+from hpc_gpt.planner.machine import machine_of
+from hpc_gpt.planner.step_time import predict_step
 from tests.cli.command import error_of, in_process
 
 NAME = "a100-80g-8"

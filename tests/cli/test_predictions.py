@@ -16,11 +16,11 @@ from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.experiment import with_keys
 from hpc_gpt.core.settings.experiment_file import list_experiments, load_experiment, read_experiment
 from hpc_gpt.core.settings.resolve import resolve, size_run
-from hpc_gpt.launcher.launch.prepared import PreparedRun
-from hpc_gpt.launcher.launch.render import render_script
-from hpc_gpt.launcher.launch.submission import write_run
-from hpc_gpt.launcher.plan.prediction import PlanChoice, plan_open, predict
-from hpc_gpt.launcher.plan.search import search
+from hpc_gpt.launcher.prepared import PreparedRun
+from hpc_gpt.launcher.render import render_script
+from hpc_gpt.launcher.submission import write_run
+from hpc_gpt.planner.prediction import PlanChoice, plan_open, predict
+from hpc_gpt.planner.search import search
 from tests.cli.command import error_of, in_process, profile_of, without_slurm
 from tests.made_runs import add_attempt, metrics_line, read_run
 
@@ -351,17 +351,15 @@ def test_a_submission_searches_once_and_only_what_is_open(tmp_path, monkeypatch,
     """And sizes the run twice."""
     (tmp_path / "open.toml").write_text(OPEN)
     asked, sizings = [], []
-    monkeypatch.setattr(
-        "hpc_gpt.launcher.launch.prepare.size_run", lambda *rest: sizings.append(rest) or size_run(*rest)
-    )
+    monkeypatch.setattr("hpc_gpt.launcher.prepare.size_run", lambda *rest: sizings.append(rest) or size_run(*rest))
 
     def counted(question, *rest, **limits):
         asked.append(question)
         return search(question, *rest, **limits)
 
-    monkeypatch.setattr("hpc_gpt.launcher.plan.search.search", counted)
-    monkeypatch.setattr("hpc_gpt.launcher.launch.plan_question.search", counted)
-    monkeypatch.setattr("hpc_gpt.launcher.plan.prediction._FASTER_S", math.inf)
+    monkeypatch.setattr("hpc_gpt.planner.search.search", counted)
+    monkeypatch.setattr("hpc_gpt.launcher.plan_question.search", counted)
+    monkeypatch.setattr("hpc_gpt.planner.prediction._FASTER_S", math.inf)
     in_process("submit", "--dry-run", *words, environment=without_slurm(tmp_path), cwd=tmp_path, code=0)
     axes = {"tp", "pp", "dp"}
     assert [axes & set(question.fixed) for question in asked] == held
@@ -372,7 +370,7 @@ def test_a_submission_searches_once_and_only_what_is_open(tmp_path, monkeypatch,
 @pytest.mark.parametrize("cluster", ["a100-80g-8", "h100-80g-8", "jean-zay-v100-16g", "jean-zay-v100-32g"])
 @pytest.mark.parametrize("name", list_experiments())
 def test_the_search_of_all_layouts_chooses_what_is_open(monkeypatch, name, cluster):
-    monkeypatch.setattr("hpc_gpt.launcher.plan.prediction._FASTER_S", math.inf)
+    monkeypatch.setattr("hpc_gpt.planner.prediction._FASTER_S", math.inf)
     file, profile = read_experiment(name), load_profile(cluster)
     for left_open in ({}, dict.fromkeys(("layout.pp", "layout.tp", "layout.dp", "layout.micro_batches"))):
         for row in [row.name for row in file.rows or ()] or [None]:
@@ -487,7 +485,7 @@ def test_plan_counts_the_fast_settings_and_its_next_has_them(tmp_path):
     ids=["tp and pp given", "render", "no experiment", "a layout given", "no time", "no device"],
 )
 def test_otherwise_no_faster_layout_is_named(tmp_path, monkeypatch, words, limit_s):
-    monkeypatch.setattr("hpc_gpt.launcher.plan.prediction._FASTER_S", limit_s)
+    monkeypatch.setattr("hpc_gpt.planner.prediction._FASTER_S", limit_s)
     (tmp_path / "open.toml").write_text(OPEN)
     done = in_process(*words, environment=without_slurm(tmp_path), cwd=tmp_path, code=0)
     assert "is predicted faster" not in done.stderr

@@ -11,7 +11,7 @@ from hpc_gpt.cli.submit_answer import answered_run
 from hpc_gpt.core.errors import JobFailed
 from hpc_gpt.core.runs.find_runs import list_runs
 from hpc_gpt.core.settings.experiment_file import find_sweep
-from hpc_gpt.launcher.launch.render import array_script
+from hpc_gpt.launcher.render import array_script
 from tests.cli.command import error_of, hpc_gpt, in_process
 from tests.cli.schemas import TINY
 from tests.cli.test_completion import offered

@@ -10,11 +10,11 @@ import pytest
 from hpc_gpt.core.ends.failures import ENDED, advice
 from hpc_gpt.core.files import write_once
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.reader.readers.attempt_cause import read_cause
-from hpc_gpt.reader.report.log_lines import last_lines, lines_around
+from hpc_gpt.reader.attempt_cause import read_cause
+from hpc_gpt.report.log_lines import last_lines, lines_around
 from tests.cli.command import error_of, hpc_gpt, in_process
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run, with_job
-from tests.readers.made_logs import OOM, TIME_LIMIT, WORLD, step, timeout
+from tests.reader.made_logs import OOM, TIME_LIMIT, WORLD, step, timeout
 
 KEYS = {
     "schema", "run", "name", "job_id", "ended", "cause", "rank", "node", "failed_node", "file", "line", "sure", "lines",

@@ -78,7 +78,7 @@ def losses(run: RunFolder) -> dict[int, float]:
 def processes(run: RunFolder, *words: str) -> dict[int, str]:
     """{pid: start time} of the run's processes whose command line has the words, and is not a supervisor's."""
     ours = {pid: start_time(pid) for pid in started_with(*words, HPC_GPT_RUN=str(run.path))}
-    return {pid: started for pid, started in ours.items() if started and "hpc_gpt.trainer.train" not in command_of(pid)}
+    return {pid: started for pid, started in ours.items() if started and "hpc_gpt.trainer" not in command_of(pid)}
 
 
 def kill(run: RunFolder, *words: str) -> None:

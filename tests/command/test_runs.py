@@ -19,7 +19,7 @@ from tests.around import around, events_of, named
 from tests.cli.command import error_of, hpc_gpt, in_process
 from tests.command.mine import experiment, kill, loss_of_loop, losses, processes
 from tests.conftest import REPOSITORY
-from tests.local.conftest import ended, newest, nothing_left, wait_until
+from tests.launcher.local.conftest import ended, newest, nothing_left, wait_until
 from tests.made_runs import read_run
 from tests.processes import send
 from tests.programs import put, ran

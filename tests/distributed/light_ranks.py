@@ -33,7 +33,7 @@ def run_rank(rank: int, size: int, folder: Path, steps: int) -> None:
     """One rank, to its end; rank 0 writes what all have found to the folder."""
     import torch
 
-    from hpc_gpt.trainer.train.ranks import Agreement, Ranks, StepReport
+    from hpc_gpt.trainer.ranks import Agreement, Ranks, StepReport
 
     raise_file_limit()
     began = time.monotonic()
@@ -84,7 +84,7 @@ def main() -> None:
     os.environ.pop("MASTER_PORT", None)
     # torch asks for the name of each address; a name server that is asked a thousand times at once leaves some out.
     os.environ["RES_OPTIONS"] = "timeout:1 attempts:1 use-vc"
-    __import__("hpc_gpt.trainer.train.ranks")
+    __import__("hpc_gpt.trainer.ranks")
     gc.collect()
     gc.freeze()
     with tempfile.TemporaryDirectory() as name:

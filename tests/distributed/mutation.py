@@ -6,13 +6,13 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hpc_gpt.trainer.engines.fsdp import sharded_modules
 from hpc_gpt.trainer.model.gpt import Block, PositionEmbedding
 from hpc_gpt.trainer.model.linear import RowParallelLinear
 from hpc_gpt.trainer.model.norm import Norm
 from hpc_gpt.trainer.model.sequence_parallel import SequenceParallel
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel, VocabParallelEmbedding
 from hpc_gpt.trainer.model.vocab_loss import VocabParallelLoss
-from hpc_gpt.trainer.train.engines.fsdp import sharded_modules
 
 
 class Deaf(TensorParallel):

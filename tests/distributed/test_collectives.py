@@ -12,10 +12,10 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hpc_gpt.trainer.checkpoints import sharded
+from hpc_gpt.trainer.engines.protocol import module_of
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.tensor_parallel import Split, full_name, split_of
-from hpc_gpt.trainer.train.checkpoints import sharded
-from hpc_gpt.trainer.train.engines.protocol import module_of
 from tests.distributed.equality_cases import Case, micro_batches
 from tests.distributed.ranks import Task, each
 from tests.distributed.test_promises import COMPILED, DDP, DP1, DP2, FSDP, TP2_DP2, ours

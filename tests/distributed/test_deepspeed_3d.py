@@ -18,7 +18,7 @@ from hpc_gpt.trainer.model.techniques import ActivationOffload
 from tests.distributed.equality_cases import GLOBAL_BATCH, SEQ, Case
 from tests.distributed.ranks import Task, each
 from tests.distributed.trainings import build, everyone, train
-from tests.model.test_techniques import EachTensor
+from tests.trainer.model.test_techniques import EachTensor
 
 Found = Callable[[Task], list[Any]]
 ROWS = GLOBAL_BATCH // 2  # of a micro-batch

@@ -19,8 +19,8 @@ from torch.optim.adamw import adamw
 
 from hpc_gpt.core.engines.base import ds_config
 from hpc_gpt.core.errors import ConfigError
-from hpc_gpt.trainer.train.engines import deepspeed_zero
-from hpc_gpt.trainer.train.engines.protocol import module_of
+from hpc_gpt.trainer.engines import deepspeed_zero
+from hpc_gpt.trainer.engines.protocol import module_of
 from tests import ALL_TESTS
 from tests.distributed.equality_cases import STEPS, Case
 from tests.distributed.ranks import Task, each

@@ -22,9 +22,9 @@ from hpc_gpt.core.weights.config import config_of
 from hpc_gpt.core.weights.folder import POSITIONS
 from hpc_gpt.core.weights.names import parts_of, size_of
 from hpc_gpt.core.weights.tensors import write_hf
+from hpc_gpt.trainer.engines import deepspeed_engine, deepspeed_zero, fsdp
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.initial_weights import GivenWeights
-from hpc_gpt.trainer.train.engines import deepspeed_engine, deepspeed_zero, fsdp
 from tests import marked
 from tests.distributed.equality_cases import CLIP, EVALUATION, MODELS, VOCAB, Case, micro_batches, whole_batch, zero
 from tests.distributed.host_memory import Most

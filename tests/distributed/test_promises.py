@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.trainer.engines.master_weights import FlatMasters
+from hpc_gpt.trainer.engines.protocol import TorchEngine, module_of
 from hpc_gpt.trainer.model.tensor_parallel import Split, TensorParallel
 from hpc_gpt.trainer.model.vocab_loss import VocabParallelLoss
-from hpc_gpt.trainer.train.engines.master_weights import FlatMasters
-from hpc_gpt.trainer.train.engines.protocol import TorchEngine, module_of
 from tests.distributed.equality_cases import CLIP, STEPS, Case, zero
 from tests.distributed.groups import forget, meet
 from tests.distributed.ranks import Task, each

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from hpc_gpt.core.errors import CheckpointError
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.trainer.train.checkpoints.rank_files import HostCopies, RankFiles
-from hpc_gpt.trainer.train.engines import protocol
-from hpc_gpt.trainer.train.engines.optimizer import owned
-from hpc_gpt.trainer.train.ranks import Ranks
+from hpc_gpt.trainer.checkpoints.rank_files import HostCopies, RankFiles
+from hpc_gpt.trainer.engines import protocol
+from hpc_gpt.trainer.engines.optimizer import owned
+from hpc_gpt.trainer.ranks import Ranks
 from tests.distributed.copies import digest
 from tests.distributed.equality_cases import EVALUATION, STEPS, Case, micro_batches
 from tests.distributed.mutation import mutate
@@ -34,7 +34,7 @@ def build(resolved: Resolved, seed: int | None = None) -> Any:
     if seed is not None:
         resolved = replace(resolved, train=replace(resolved.train, seed=seed))
     if resolved.train.dtype == "fp16" and resolved.engine.name not in ("ddp", "fsdp"):
-        from hpc_gpt.trainer.train.engines.deepspeed_setup import import_deepspeed
+        from hpc_gpt.trainer.engines.deepspeed_setup import import_deepspeed
 
         import_deepspeed(torch.device("cpu")).accelerator.get_accelerator().is_fp16_supported = lambda: True
         with patch.object(protocol, "check_dtype_on"):

@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.reader.readers.runs import RunRead, add_figures
-from hpc_gpt.reader.report.page import write_page
-from hpc_gpt.reader.report.published_tables import sweep_lines
+from hpc_gpt.reader.records import RunRead, add_figures
+from hpc_gpt.report.page import write_page
+from hpc_gpt.report.published_tables import sweep_lines
 from tests.report.page.chromium import Chromium
 from tests.terminal import on_a_terminal
 

@@ -29,29 +29,29 @@ NOT_RUN = {
     "submit --branch": "the same: tests/cli/test_branching.py",
     "submit --here": "needs an allocation: tests/slurm/test_here.py",
     "submit big.toml": "what init writes, with tokens: tests/cli/test_init.py",
-    "submit --model Llama-3.2-1B": "needs published weights: tests/weights",
-    "submit demo --winner": "needs a race: tests/local/test_race.py",
-    "submit demo --engine NAME": "of an engine to be written: tests/engines/test_seventh.py",
-    "submit demo --cluster local --dependency": "needs a run that is queued: tests/local",
+    "submit --model Llama-3.2-1B": "needs published weights: tests/core/weights",
+    "submit demo --winner": "needs a race: tests/launcher/local/test_race.py",
+    "submit demo --engine NAME": "of an engine to be written: tests/core/engines/test_seventh.py",
+    "submit demo --cluster local --dependency": "needs a run that is queued: tests/launcher/local",
     "export": "needs a trained run: tests/distributed/test_export.py",
-    "bench": "measures for minutes: tests/bench runs --smoke, a ladder and a peer",
+    "bench": "measures for minutes: tests/launcher/bench runs --smoke, a ladder and a peer",
     "doctor": "asks Slurm: tests/slurm/test_doctor.py and test_first_hour.py",
     "profile detect": "asks Slurm: tests/slurm/test_first_hour.py",
-    "save": "asks a run that trains: tests/local and tests/slurm/test_control.py",
+    "save": "asks a run that trains: tests/launcher/local and tests/slurm/test_control.py",
     "stop": "the same",
-    "shell": "needs a run that trains: tests/local/test_inside.py and tests/slurm/test_inside.py",
+    "shell": "needs a run that trains: tests/launcher/local/test_inside.py and tests/slurm/test_inside.py",
     "requeue": "the same",
     "cancel": "the same",
     "status demo-smoke": "asks a run on a cluster: tests/slurm/test_first_hour.py",
     "logs demo-smoke": "the same",
-    "clean": "needs a run that has ended: tests/watch/test_clean.py",
-    "data corpus.jsonl --tokenizer": "needs a published tokenizer: tests/tokens",
-    "data corpus.parquet": "needs a file of Parquet: tests/tokens/test_sources.py",
+    "clean": "needs a run that has ended: tests/launcher/watch/test_clean.py",
+    "data corpus.jsonl --tokenizer": "needs a published tokenizer: tests/trainer/tokens",
+    "data corpus.parquet": "needs a file of Parquet: tests/trainer/tokens/test_sources.py",
     "report old-logs/ --tensorboard": "loads TensorBoard: tests/report",
     "plan --calibrate": "needs runs on GPUs: tests/cli/test_plan_calibrate.py",
-    "plan --model gpt2 --engine NAME": "of an engine to be written: tests/engines/test_seventh.py",
-    "report RACE": "reads a race: tests/local/test_race.py",
-    "report acme.log": "of a dialect to be written: tests/readers/dialects/test_example_of_the_page.py",
+    "plan --model gpt2 --engine NAME": "of an engine to be written: tests/core/engines/test_seventh.py",
+    "report RACE": "reads a race: tests/launcher/local/test_race.py",
+    "report acme.log": "of a dialect to be written: tests/reader/dialects/test_example_of_the_page.py",
 }
 
 
@@ -155,7 +155,9 @@ def test_it_does_what_the_page_says(words, place, tmp_path):
             shutil.copy(place / script, tmp_path)
         shutil.copytree(place / "Llama-3.2-1B", tmp_path / "Llama-3.2-1B")
         place = tmp_path
-    if words[0] == "submit" and "--dry-run" not in words:  # as shown it queues or trains: tests/slurm and tests/local
+    if (
+        words[0] == "submit" and "--dry-run" not in words
+    ):  # as shown it queues or trains: tests/slurm and tests/launcher/local
         words = ["submit", "--dry-run", *words[1:]]
     done = in_process(*(names.get(word, word) for word in words), cwd=place, environment=environment)
     assert done.code == EXPECTED.get(" ".join(words), 0), done.stderr

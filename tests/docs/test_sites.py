@@ -19,11 +19,11 @@ import pytest
 from hpc_gpt.core.files import logs_dir
 from hpc_gpt.core.process import process_identity
 from hpc_gpt.core.runs.find_runs import list_runs
-from hpc_gpt.launcher.launch.local.gpus import needed, take_for, waiting
+from hpc_gpt.launcher.local.gpus import needed, take_for, waiting
 from tests.cli.command import error_of, hpc_gpt, in_process
 from tests.conftest import REPOSITORY
 from tests.docs.pages import blocks
-from tests.local.conftest import SMALL, ended, newest, status_of, wait_until
+from tests.launcher.local.conftest import SMALL, ended, newest, status_of, wait_until
 from tests.made_runs import add_attempt, make_run, metrics_line
 
 PAGE = "docs/sites.md"

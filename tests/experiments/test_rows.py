@@ -16,7 +16,7 @@ from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.tables import merge_tables
 from hpc_gpt.core.typed_tables import check_tables
-from hpc_gpt.launcher.launch.render import render_script
+from hpc_gpt.launcher.render import render_script
 from tests.experiments.sweeps import COUNTS, PROFILES, possible_rows, settle, sweep
 
 

@@ -29,7 +29,7 @@ from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, Layout
 from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, load_experiment
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.services import After, Notify, Track
-from hpc_gpt.launcher.launch.render import array_script, render_after_job, render_job_script, render_script
+from hpc_gpt.launcher.render import array_script, render_after_job, render_job_script, render_script
 
 PYXIS = Container("pyxis", "nvcr.io#nvidia/pytorch:26.01-py3", ("/scratch:/scratch", "/data my/x:/data:ro"))
 APPTAINER = Container("apptainer", "/images/it's a.sif", ("/scratch", "/data my/x:/data:ro"))
@@ -250,7 +250,7 @@ def test_shellcheck_finds_nothing_around_a_script_of_ones_own(tmp_path):
 
 
 def test_each_script_of_ranks_has_one_step_of_theirs():
-    ranks = re.compile(r"^  run_ranks srun .*?-m hpc_gpt\.trainer\.train$", re.MULTILINE | re.DOTALL)
+    ranks = re.compile(r"^  run_ranks srun .*?-m hpc_gpt\.trainer$", re.MULTILINE | re.DOTALL)
     without = {name for name in SCRIPTS if name.startswith(("array", "job-script")) or name.endswith("local")}
     without |= {"stage-warm"}  # of this machine
     assert {name for name in SCRIPTS if len(ranks.findall(SCRIPTS[name]())) != 1} == without

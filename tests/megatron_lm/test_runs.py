@@ -14,7 +14,7 @@ from hpc_gpt.core.process import descendants, start_time
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.trainer.tokens.build import build_megatron
 from tests.cli.command import Done, error_of, hpc_gpt, in_process
-from tests.local.conftest import ended, newest, nothing_left, status_of, wait_until
+from tests.launcher.local.conftest import ended, newest, nothing_left, status_of, wait_until
 from tests.made_runs import read_run
 from tests.megatron_lm.checkout import make_checkout
 from tests.megatron_lm.stand_in import START

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.presets import preset
-from hpc_gpt.launcher.plan.machine import machine_of
-from hpc_gpt.launcher.plan.question import Question
-from hpc_gpt.launcher.plan.search import search
+from hpc_gpt.planner.machine import machine_of
+from hpc_gpt.planner.question import Question
+from hpc_gpt.planner.search import search
 
 
 def searched_for(name="48b", gpus=64, cluster="jean-zay-v100-32g", host_memory_gib=149.0, **fixed):

@@ -8,12 +8,12 @@ from hpc_gpt.core.errors import NoSuchRun
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.launcher.bench.bench_run import make_folder
 from hpc_gpt.launcher.bench.measurement import BenchRow
-from hpc_gpt.reader.readers.runs import BENCH_FILE
-from hpc_gpt.reader.report.compare import compare_runs
-from hpc_gpt.reader.report.gather import gather_paths, read_bench, read_compared, read_one
+from hpc_gpt.reader.records import BENCH_FILE
+from hpc_gpt.report.compare import compare_runs
+from hpc_gpt.report.gather import gather_paths, read_bench, read_compared, read_one
 from tests.cli.command import in_process
 from tests.made_runs import add_attempt, make_run, with_attempt
-from tests.readers.made_logs import dump, iterations, write_log
+from tests.reader.made_logs import dump, iterations, write_log
 from tests.report.test_compared_notes import row
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.runs.record import RECORD_KEYS, Record
-from hpc_gpt.reader.report.tables import (
+from hpc_gpt.report.tables import (
     all_columns,
     choose_columns,
     json_lines,

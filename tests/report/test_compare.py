@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 
 from hpc_gpt.core.runs.record import Record
-from hpc_gpt.reader.readers.runs import RunRead
-from hpc_gpt.reader.report.compare import compare_runs
-from hpc_gpt.reader.report.compare_text import as_tables, comparison_text, percent_text, title
-from hpc_gpt.reader.report.difference import Interval
+from hpc_gpt.reader.records import RunRead
+from hpc_gpt.report.compare import compare_runs
+from hpc_gpt.report.compare_text import as_tables, comparison_text, percent_text, title
+from hpc_gpt.report.difference import Interval
 from tests.report.any_run import any_run
 from tests.report.step_tables import step_table
 

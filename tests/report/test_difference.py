@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.reader.report.difference import (
+from hpc_gpt.report.difference import (
     FEWEST,
     MOST_BLOCKS,
     Series,
@@ -24,7 +24,7 @@ CASES = 150
 @pytest.fixture
 def fewer_draws(monkeypatch):
     """A quarter of the draws: a simulation of hundreds of pairs needs no third digit of each interval."""
-    monkeypatch.setattr("hpc_gpt.reader.report.difference.DRAWS", 500)
+    monkeypatch.setattr("hpc_gpt.report.difference.DRAWS", 500)
 
 
 def noise(seed: list[int], count: int, persistence: float) -> np.ndarray:

@@ -12,11 +12,11 @@ from hpc_gpt.core.errors import ConfigError, NoSuchRun, RunFolderError
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.launcher.bench.bench_run import make_folder
 from hpc_gpt.launcher.bench.measurement import BenchRow
-from hpc_gpt.reader.readers.logs import read_log
-from hpc_gpt.reader.readers.runs import foreign_run
-from hpc_gpt.reader.report.gather import compared_names, gather_paths, read_compared, read_one, refresh_record
+from hpc_gpt.reader.logs import read_log
+from hpc_gpt.reader.records import foreign_run
+from hpc_gpt.report.gather import compared_names, gather_paths, read_compared, read_one, refresh_record
 from tests.made_runs import make_run, with_attempt
-from tests.readers.made_logs import dump, iterations, write_log
+from tests.reader.made_logs import dump, iterations, write_log
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.reader.report.loss_curve import MOST_CURVES, _spread, _ticks, loss_curve
+from hpc_gpt.report.loss_curve import MOST_CURVES, _spread, _ticks, loss_curve
 from tests.report.page.page_runs import HOSTILE
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpc_gpt.launcher.plan.plan_page import build_plan_page, write_plan_page
+from hpc_gpt.planner.plan_page import build_plan_page, write_plan_page
 from tests.report.page.chromium import PROGRAM, Chromium
 from tests.report.page.test_in_chromium import CONTRASTS, OVERFLOW
 from tests.report.plan_searches import searched_for

@@ -10,7 +10,7 @@ from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.settings.experiment_file import find_sweep
 from hpc_gpt.core.settings.sweep_rows import SweepRow
-from hpc_gpt.reader.report.published_tables import PUBLISHED_TABLES, SweepLine, sweep_lines, sweep_text
+from hpc_gpt.report.published_tables import PUBLISHED_TABLES, SweepLine, sweep_lines, sweep_text
 from tests.experiments.sweeps import COUNTS
 from tests.made_runs import add_attempt, make_run, metrics_line
 from tests.report.test_whole_tables import OWN

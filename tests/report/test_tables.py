@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.core.columns import Grid
+from hpc_gpt.core.format import show_digits, show_params
 from hpc_gpt.core.runs.record import Record
-from hpc_gpt.core.words import show_digits, show_params
-from hpc_gpt.reader.report.tables import as_block, print_record, record_pieces, records_text, show_layout
+from hpc_gpt.report.tables import as_block, print_record, record_pieces, records_text, show_layout
 from tests.report.test_whole_texts import RUN
 
 EMPTY = Record(run="20210527-040202-ffff", name="demo", gpus=4, ended="pending")

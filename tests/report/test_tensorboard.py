@@ -15,8 +15,8 @@ from tensorboard.plugins.hparams import metadata
 
 from hpc_gpt.core.errors import RunFolderError, UserError
 from hpc_gpt.core.runs.record import Record
-from hpc_gpt.reader.readers.runs import RunRead
-from hpc_gpt.reader.report.exports import EVENT_FILE, export_runs, started_name, write_events
+from hpc_gpt.reader.records import RunRead
+from hpc_gpt.report.exports import EVENT_FILE, export_runs, started_name, write_events
 from tests.conftest import REPOSITORY
 from tests.made_runs import STARTED
 from tests.programs import python
@@ -175,7 +175,7 @@ WITHOUT = """
 import sys
 sys.modules[{package!r}] = None
 from pathlib import Path
-from hpc_gpt.reader.report.exports import {function}
+from hpc_gpt.report.exports import {function}
 try:
     {function}([], Path({folder!r}))
 except Exception as fault:

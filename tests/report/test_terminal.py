@@ -10,7 +10,7 @@ from tests.made_runs import make_run, with_attempt
 from tests.terminal import on_a_terminal
 
 SHOW = (
-    "from hpc_gpt.reader.report.gather import *; from hpc_gpt.reader.report.tables import *; "
+    "from hpc_gpt.report.gather import *; from hpc_gpt.report.tables import *; "
     "from hpc_gpt.core.runs.find_runs import find_runs; import sys; from pathlib import Path; "
 )
 SHOW += "print_record(gather_records(find_runs([], Path(sys.argv[1]))).records[0])"

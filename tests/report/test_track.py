@@ -11,14 +11,14 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from tensorboard.compat.proto.event_pb2 import SessionLog
 
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.reader.readers.runs.own_run import read_own
-from hpc_gpt.reader.report.exports import write_events
-from hpc_gpt.reader.report.track import Tracker
+from hpc_gpt.reader.records.own_run import read_own
+from hpc_gpt.report.exports import write_events
+from hpc_gpt.report.track import Tracker
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, make_run, metrics_line, with_attempt
 from tests.programs import python
 from tests.report.test_wandb import records, rows
-from tests.train.filling import fill
+from tests.trainer.filling import fill
 
 KEY = "0123456789" * 4
 
@@ -122,7 +122,7 @@ def track_in_a_process(run: RunFolder, number: int, **environment: str) -> str:
     paths = os.pathsep.join([environment.pop("before", str(REPOSITORY)), str(REPOSITORY)])
     done = python(
         "-m",
-        "hpc_gpt.reader.report.track",
+        "hpc_gpt.report.track",
         run.path,
         number,
         env={**os.environ, "PYTHONPATH": paths, **environment},

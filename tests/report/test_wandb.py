@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.errors import RunFolderError
-from hpc_gpt.reader.report.exports import EXPORT_MARK, FLOPS, PROJECT, write_offline_runs
+from hpc_gpt.report.exports import EXPORT_MARK, FLOPS, PROJECT, write_offline_runs
 from tests.report.exported_runs import log_run, restarted_run
 from tests.report.wandb_file import read_records
 

@@ -12,8 +12,8 @@ import pytest
 
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.settings.experiment_file import find_sweep
-from hpc_gpt.reader.report.bench_table import MeasuredRow, file_text, rows_text
-from hpc_gpt.reader.report.published_tables import (
+from hpc_gpt.report.bench_table import MeasuredRow, file_text, rows_text
+from hpc_gpt.report.published_tables import (
     PUBLISHED_TABLES,
     SweepLine,
     SweepLines,
@@ -22,7 +22,7 @@ from hpc_gpt.reader.report.published_tables import (
     sweep_text,
     terminal_table,
 )
-from hpc_gpt.reader.report.tables import as_block, records_text
+from hpc_gpt.report.tables import as_block, records_text
 from tests.made_runs import make_run
 from tests.report.test_whole_texts import OTHER, RUN
 

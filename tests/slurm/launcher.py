@@ -233,7 +233,7 @@ class Job:
     def ranks(self) -> list[int]:
         """Pids of the run's ranks on this machine, whichever of its jobs they belong to."""
         ours = started_with("hpc_gpt.", HPC_GPT_RUN=str(self.run.path), SLURM_CONF=str(self.cluster.conf))
-        return [pid for pid in ours if command_of(pid)[1:3] == ["-m", "hpc_gpt.trainer.train"]]
+        return [pid for pid in ours if command_of(pid)[1:3] == ["-m", "hpc_gpt.trainer"]]
 
     def preempt(self) -> str:
         """Submits a job of higher priority for its nodes; gives that one's id."""

@@ -1,7 +1,8 @@
 """Real runs that lose a rank: the class of the end, and where the run goes on.
 
 Other endings are elsewhere: a time limit, a preemption, a dead node and a cancel in test_runs, a stop in test_control,
-a diverging loss in test_sweeps; a budget, no progress, and a second job of a run, in tests/ends and tests/attempts.
+a diverging loss in test_sweeps; a budget, no progress, and a second job of a run, in tests/core/ends and
+tests/launcher/attempts.
 """
 
 import json

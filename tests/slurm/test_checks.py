@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT
-from hpc_gpt.launcher.launch.render import render_script
+from hpc_gpt.launcher.render import render_script
 from tests.experiments.sweeps import COUNTS, settle, sweep
 from tests.experiments.sweeps import PROFILES as SWEPT
 from tests.slurm.cluster import Cluster

@@ -37,7 +37,7 @@ def submit_in_ward(teller: Teller, profile: Path, *arguments: str, more: str = "
     return job
 
 
-# Which figures make a node bad, and what follows without a spare, is tests/preflight's.
+# Which figures make a node bad, and what follows without a spare, is tests/trainer/preflight's.
 @pytest.mark.long
 @storied
 def test_a_spare_takes_the_place_of_a_bad_node(teller: Teller) -> None:

@@ -1,4 +1,4 @@
-"""A race on a real Slurm cluster: of a grid, and a node of it dies. tests/local has rows that fail, and other ends."""
+"""A race on a real Slurm cluster: of a grid, and a node of it dies. tests/launcher/local has others."""
 
 import json
 from pathlib import Path

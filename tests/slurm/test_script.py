@@ -21,7 +21,7 @@ exec "$@"
 
 # A rank's Python that is slow to start, as from a busy network file system.
 SLOW_PYTHON = """#!/bin/bash
-if [ "$2" = hpc_gpt.trainer.train ]; then
+if [ "$2" = hpc_gpt.trainer ]; then
   touch "{folder}/starts.$RANK"
   until [ -e "{folder}/go" ]; do sleep 0.1; done
 fi

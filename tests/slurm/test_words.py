@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.reader.readers.causes import Cause, first_cause
-from hpc_gpt.reader.readers.logs.read_log import read_log
+from hpc_gpt.reader.causes import Cause, first_cause
+from hpc_gpt.reader.logs.read_log import read_log
 from tests.slurm.cluster import Cluster
 from tests.slurm.daemons import wait_until
 from tests.slurm.launcher import LIMIT_S

@@ -17,7 +17,7 @@ from hpc_gpt.core.settings.experiment import Job
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.services import After, Notify, Track
-from hpc_gpt.launcher.launch.render import render_script
+from hpc_gpt.launcher.render import render_script
 from tests.golden.test_scripts import MEGATRON_LM, SCRIPTS, _as_it_is, _render
 from tests.programs import put, ran
 

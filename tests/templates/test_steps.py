@@ -11,8 +11,8 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolve import resolve
-from hpc_gpt.launcher.launch.render import render_after_job
-from tests.launch.test_shell_functions import bash, program
+from hpc_gpt.launcher.render import render_after_job
+from tests.launcher.test_shell_functions import bash, program
 from tests.programs import put, ran
 
 SLURM = {"container": None, "python_here": '"${python[@]}"'}
@@ -89,9 +89,9 @@ def test_events_are_sent_after_the_ranks_and_a_hang_is_killed(tmp_path: Path) ->
     assert done.out == "refused\nnotify: its process has not ended and is killed\n"
 
 
-EXPORT = "-m hpc_gpt.trainer.train.export {0} {0}/after/step-20/export fp32 20 | {0}/code:/mine\n"
+EXPORT = "-m hpc_gpt.trainer.export {0} {0}/after/step-20/export fp32 20 | {0}/code:/mine\n"
 RUNS = "evaluate of step 20 in {1} with {2}, TERM \n"
-LEFT = "-m hpc_gpt.launcher.launch.after {0} left 20 | {0}/code{3}\n"
+LEFT = "-m hpc_gpt.launcher.after {0} left 20 | {0}/code{3}\n"
 
 
 @pytest.mark.parametrize(

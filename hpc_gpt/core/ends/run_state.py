@@ -13,12 +13,12 @@ from typing import Any
 
 from hpc_gpt.core.ends.failures import LIVE, RETRIES, STARTED
 from hpc_gpt.core.ends.state import Facts, State, class_of, slurm_state, state_of
+from hpc_gpt.core.format import clock, some
 from hpc_gpt.core.process import lives
 from hpc_gpt.core.runs.lock import rest_text
 from hpc_gpt.core.runs.processes import run_on
 from hpc_gpt.core.runs.run_folder import IN_QUEUE, Attempt, RunFolder
 from hpc_gpt.core.runs.stored import read_stored
-from hpc_gpt.core.words import clock, some
 
 # A run that has written nothing for this long may no longer run.
 SILENT_S = 600.0

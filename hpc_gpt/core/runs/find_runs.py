@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from hpc_gpt.core.errors import NoSuchRun, RunFolderError, UserError
 from hpc_gpt.core.files import from_here, logs_folder, whose, within_time
+from hpc_gpt.core.format import some
 from hpc_gpt.core.process import start_time
 from hpc_gpt.core.runs.run_folder import RunFolder, job_ids
 from hpc_gpt.core.settings.resolved import folder_name
 from hpc_gpt.core.tables import close_matches
-from hpc_gpt.core.words import some
 
 # Benches are in `logs/<experiment>-bench/<bench id>/`, each with the runs of its rounds.
 BENCHES = "-bench"
@@ -50,7 +50,7 @@ def list_runs(logs: Path) -> list[RunFolder]:
 
 
 # The module that supervises a run on this machine, by its command line: `python -m MODULE RUN [ATTEMPT]`.
-_SUPERVISOR = b"hpc_gpt.launcher.launch.local.queue"
+_SUPERVISOR = b"hpc_gpt.launcher.local.queue"
 
 
 def removed_runs(logs: Path | None = None) -> dict[Path, tuple[int, str]]:

@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 
 from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import hint_on
+from hpc_gpt.core.format import show_bytes
 from hpc_gpt.core.runs.run_folder import Attempt
-from hpc_gpt.core.words import show_bytes
 
 _Made = TypeVar("_Made")
 _FULL = (errno.ENOSPC, errno.EDQUOT)

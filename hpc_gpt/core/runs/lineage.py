@@ -13,6 +13,7 @@ from typing import Any
 
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError, LayoutError, RunFolderError, raise_faults
+from hpc_gpt.core.format import and_more, some
 from hpc_gpt.core.runs.checkpoints import (
     command_of,
     list_complete,
@@ -37,7 +38,6 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.tables import flat
 from hpc_gpt.core.typed_tables import check_tables
 from hpc_gpt.core.weights.config import read_config
-from hpc_gpt.core.words import and_more, some
 
 RESUMED_FROM = "resumed_from.json"
 # A larger checkpoint is not read before a run is submitted: a login node takes a minute for this.

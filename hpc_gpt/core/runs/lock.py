@@ -20,11 +20,11 @@ from typing import Any
 
 from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import json_object, read_text, replace_whole, write_once
+from hpc_gpt.core.format import some
 from hpc_gpt.core.process import lives, process_identity
 from hpc_gpt.core.runs.processes import run_on
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.typed_tables import from_tables
-from hpc_gpt.core.words import some
 
 _TRIES = 20
 

@@ -19,13 +19,13 @@ import hpc_gpt
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import JobRefused, UserError
 from hpc_gpt.core.files import read_json, write_once
+from hpc_gpt.core.format import and_more
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.resolve import experiment_text
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.tables import flat
 from hpc_gpt.core.weights.config import InitConfig, init_config_in
 from hpc_gpt.core.weights.folder import check_unchanged, identity_of, read_folder
-from hpc_gpt.core.words import and_more
 
 _PACKAGES = ("torch", "deepspeed", "numpy", "submitit", "jinja2", "click", "pydantic")
 _PATIENCE_S = 10.0

@@ -32,11 +32,11 @@ from hpc_gpt.core.files import (
     whose,
     write_once,
 )
+from hpc_gpt.core.format import plain
 from hpc_gpt.core.process import host_clock
 from hpc_gpt.core.runs.stored import read_last_stored_line, read_stored, read_stored_lines
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.core.words import plain
 
 # In place of a job id: a run of a sweep that waits for its turn on this machine.
 IN_QUEUE = "queue"

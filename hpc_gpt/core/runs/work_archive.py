@@ -26,13 +26,13 @@ from pathlib import Path
 
 from hpc_gpt.core.errors import ConfigError, OsErrorAs, RunFolderError
 from hpc_gpt.core.files import aside, logs_folder, read_bytes, read_start
+from hpc_gpt.core.format import and_more, counted, show_bytes
 from hpc_gpt.core.runs.checkpoints import WORK
 from hpc_gpt.core.runs.snapshot import Archive
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.secrets import is_credential_file
 from hpc_gpt.core.settings.experiment import Command
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.core.words import and_more, counted, show_bytes
 
 WORK_ARCHIVE = "work.tar.gz"
 # In provenance.json: the SHA-256 of the uncompressed archive, but for times and modes (`_identity`).

@@ -18,6 +18,7 @@ from typing import Any
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import data_dir, experiments_dir, read_start
+from hpc_gpt.core.format import some
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.data_source import refuse_both, source_at, stated_source
 from hpc_gpt.core.settings.experiment import Command, Data, Experiment, Model, Train
@@ -28,7 +29,6 @@ from hpc_gpt.core.settings.schedule import cut_schedule, excess_of
 from hpc_gpt.core.settings.sweep_rows import SweepRow, check_rows, choose_row
 from hpc_gpt.core.tables import close_matches, merge_tables, read_toml, set_dotted
 from hpc_gpt.core.typed_tables import check_tables, count_of_key, key_in, read_count
-from hpc_gpt.core.words import some
 
 DEFAULT_EXPERIMENT = "gpt2-meg-ds-3d"
 # What is tried first on a cluster.

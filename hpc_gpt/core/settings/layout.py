@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hpc_gpt.core.errors import LayoutError, check_sizes
-from hpc_gpt.core.words import counted
+from hpc_gpt.core.format import counted
 
 
 class Coordinate(NamedTuple):

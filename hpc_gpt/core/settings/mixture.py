@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
+from hpc_gpt.core.format import counted
 from hpc_gpt.core.formulas import MOST_TOKENS
-from hpc_gpt.core.words import counted
 
 MIX: Literal["mix"] = "mix"  # data.source of a mixture
 # A source's name is part of dotted keys, and of the tags of its losses.

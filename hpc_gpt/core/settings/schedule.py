@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+from hpc_gpt.core.format import counted
 from hpc_gpt.core.settings.experiment import Train
-from hpc_gpt.core.words import counted
 
 
 def learning_rate(train: Train, step: int) -> float:

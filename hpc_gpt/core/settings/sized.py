@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from hpc_gpt import __version__
+from hpc_gpt.core.format import counted, cut, plain
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Command, Data, Engine, Job, LayoutRequest, Model, ScriptFacts, Train
 from hpc_gpt.core.settings.key_rules import KeyRules, key_rules
 from hpc_gpt.core.settings.layout import AXES, Batch, Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.services import After, Notify, Plan, Track
-from hpc_gpt.core.words import counted, cut, plain
 
 # The model and the batch of a program that are not known; each is null in resolved.json.
 NO_MODEL = ModelShape(hidden=0, layers=0, heads=1, vocab=0, seq=0)

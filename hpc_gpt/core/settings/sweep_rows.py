@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core.errors import ConfigError, UserError, raise_faults
+from hpc_gpt.core.format import and_more
 from hpc_gpt.core.settings.experiment import Experiment
 from hpc_gpt.core.settings.resolved import is_name_letter
 from hpc_gpt.core.tables import close_matches, undotted
 from hpc_gpt.core.typed_tables import check_tables
-from hpc_gpt.core.words import and_more
 
 # A row's name becomes a part of the names of its run's folder and job.
 _SIGNS = "._+-"

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpc_gpt.core.errors import ConfigError, JobRefused, SlurmUnreachable
+from hpc_gpt.core.format import clock, counted, some
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.clients import Answer, ask, gpus_in, has_sbatch, sbatch_failed
@@ -25,7 +26,6 @@ from hpc_gpt.core.slurm.directives import (
 )
 from hpc_gpt.core.slurm.environment import submission_environment
 from hpc_gpt.core.slurm.sbatch_words import chosen_clusters
-from hpc_gpt.core.words import clock, counted, some
 
 # On a busy controller the answer may take long, as it simulates the queue.
 _ASK_S = 30.0

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.format import and_more
 from hpc_gpt.core.settings.experiment import RopeScaling
 from hpc_gpt.core.settings.model_shape import ModelShape, architectures_of, check_shape
 from hpc_gpt.core.weights.config_keys import ARCHITECTURES, Keys, model_type_of, read_config_json
-from hpc_gpt.core.words import and_more
 
 _SHOWN = 8
 # A rotated model can be trained at any length; a file's own is often that of its last, short stage.

@@ -16,10 +16,10 @@ from typing import Any
 
 from hpc_gpt.core.errors import ConfigError, OsErrorAs
 from hpc_gpt.core.files import json_object
+from hpc_gpt.core.format import and_more, counted
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.weights.config import architecture_in, read_config
 from hpc_gpt.core.weights.names import stored_sizes
-from hpc_gpt.core.words import and_more, counted
 
 POSITIONS = "transformer.wpe.weight"
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"

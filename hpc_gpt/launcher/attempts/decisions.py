@@ -29,7 +29,7 @@ from hpc_gpt.core.runs.lineage import newest_step
 from hpc_gpt.core.runs.race import is_race, measured, read_visits
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.reader.readers.attempt_cause import read_cause
+from hpc_gpt.reader.attempt_cause import read_cause
 
 # The line that job.sh reads begins with this.
 NEXT_MARK = "hpc-gpt-next"

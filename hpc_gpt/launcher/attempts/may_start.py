@@ -27,6 +27,7 @@ from hpc_gpt.core.ends.program_end import at_limit
 from hpc_gpt.core.ends.run_state import submitted_after
 from hpc_gpt.core.ends.state import slurm_has_ranks, slurm_is_leaving, slurm_state
 from hpc_gpt.core.errors import ConfigError, UserError
+from hpc_gpt.core.format import class_and_cause
 from hpc_gpt.core.network import check_open_files, free_port
 from hpc_gpt.core.runs import lock
 from hpc_gpt.core.runs.heartbeats import gpus_of
@@ -35,7 +36,6 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.slurm.clients import REVOKED
 from hpc_gpt.core.slurm.hosts import first_host
-from hpc_gpt.core.words import class_and_cause
 from hpc_gpt.launcher.attempts.decisions import (
     NEXT_MARK,
     ShownJob,

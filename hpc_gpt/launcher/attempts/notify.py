@@ -30,13 +30,13 @@ from hpc_gpt.core.ends.failures import RETRIES
 from hpc_gpt.core.ends.judge import gpu_hours
 from hpc_gpt.core.ends.run_state import GONE, cause_of_attempt, is_lost_here, read_end
 from hpc_gpt.core.ends.state import class_of
+from hpc_gpt.core.format import cut, plain
 from hpc_gpt.core.runs.heartbeats import gpus_of
 from hpc_gpt.core.runs.record import finite
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.runs.stored import read_stored_lines
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.core.words import cut, plain
 from hpc_gpt.launcher.attempts.decisions import read_history
 
 # A shorter pause before the next start has no time for a command that takes all of its own: a job that is back in the

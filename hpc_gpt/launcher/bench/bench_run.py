@@ -27,11 +27,11 @@ from hpc_gpt.core.settings.devices import DEVICES
 from hpc_gpt.core.settings.resolved import NAME_BYTES, folder_name
 from hpc_gpt.launcher.bench.measurement import BenchRow, Measurement, measure, measurement_row
 from hpc_gpt.launcher.bench.rounds import next_turn
-from hpc_gpt.launcher.launch.bench_rows import BenchCell
-from hpc_gpt.launcher.launch.peers import PATTERN_EXAMPLE
-from hpc_gpt.launcher.launch.this_machine import advice_on_memory
-from hpc_gpt.reader.readers.runs import BENCH_FILE
-from hpc_gpt.reader.report.bench_table import MeasuredRow, is_on_cpu, rows_text
+from hpc_gpt.launcher.bench_rows import BenchCell
+from hpc_gpt.launcher.peers import PATTERN_EXAMPLE
+from hpc_gpt.launcher.this_machine import advice_on_memory
+from hpc_gpt.reader.records import BENCH_FILE
+from hpc_gpt.report.bench_table import MeasuredRow, is_on_cpu, rows_text
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from typing import Any
 
 from hpc_gpt.core.columns import Column, column, grid, peak
 from hpc_gpt.core.ends.failures import GOOD, OUT_OF_MEMORY
+from hpc_gpt.core.format import cut, plain, show_digits, show_params
 from hpc_gpt.core.runs.record import Record, finite
-from hpc_gpt.core.words import cut, plain, show_digits, show_params
 from hpc_gpt.launcher.bench.measurement import BenchRow
-from hpc_gpt.launcher.launch.ladder import Group, Ladder, Rung
-from hpc_gpt.reader.report.bench_table import SLOWED, shared_lines
-from hpc_gpt.reader.report.published_tables import SweepLine, is_smoke, sweep_lines, sweep_text
+from hpc_gpt.launcher.ladder import Group, Ladder, Rung
+from hpc_gpt.report.bench_table import SLOWED, shared_lines
+from hpc_gpt.report.published_tables import SweepLine, is_smoke, sweep_lines, sweep_text
 
 NOT_MEASURED = "not measured"
 # The length of a training, or how often it logs, is not a technique.

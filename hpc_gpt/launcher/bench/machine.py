@@ -17,18 +17,18 @@ from typing import Any
 
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.errors import JobFailed
+from hpc_gpt.core.format import counted
 from hpc_gpt.core.network import free_port
 from hpc_gpt.core.runs.provenance import known_gpus
 from hpc_gpt.core.settings.cluster import ClusterProfile, MachineFigures
 from hpc_gpt.core.settings.devices import DEVICES, device_named
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.tables import toml_lines
-from hpc_gpt.core.words import counted
-from hpc_gpt.launcher.launch.here import read_allocation
-from hpc_gpt.launcher.launch.this_machine import profile_here
-from hpc_gpt.launcher.plan.constants import VALUES
-from hpc_gpt.launcher.plan.machine import DEFAULT, Constants, Machine, Rates, generation_of, machine_of
-from hpc_gpt.launcher.plan.step_time import layer_time
+from hpc_gpt.launcher.here import read_allocation
+from hpc_gpt.launcher.this_machine import profile_here
+from hpc_gpt.planner.constants import VALUES
+from hpc_gpt.planner.machine import DEFAULT, Constants, Machine, Rates, generation_of, machine_of
+from hpc_gpt.planner.step_time import layer_time
 from hpc_gpt.trainer.preflight.verdict import MACHINE_LIMIT_S, MACHINE_MARK
 
 _ON_CPU = 2  # ranks without a GPU, so that there is something to send
@@ -57,7 +57,7 @@ def measure_machine(chosen: ClusterProfile | None) -> dict[str, Any]:
         environment |= chosen.environment if chosen else {}
     environment |= {"MASTER_ADDR": environment.get("HPC_GPT_MASTER_ADDR", host)}
     environment |= {"MASTER_PORT": str(free_port(os.getpid()))}
-    command = [*start, sys.executable, "-m", "hpc_gpt.trainer.train.machine", str(nodes), str(ranks_per_node)]
+    command = [*start, sys.executable, "-m", "hpc_gpt.trainer.machine", str(nodes), str(ranks_per_node)]
     pipe, limit_s = subprocess.PIPE, MACHINE_LIMIT_S + _START_S  # the ranks end themselves before
     printed = b""
     with contextlib.suppress(subprocess.TimeoutExpired):

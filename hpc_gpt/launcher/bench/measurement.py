@@ -17,13 +17,13 @@ from hpc_gpt.core.runs.record import Flag, Record
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.terminal import width
 from hpc_gpt.launcher.bench.peer import peer_record
-from hpc_gpt.launcher.launch.bench_rows import BenchCell
-from hpc_gpt.launcher.launch.submission import start_run, write_run
-from hpc_gpt.launcher.launch.this_machine import with_predicted_memory
+from hpc_gpt.launcher.bench_rows import BenchCell
+from hpc_gpt.launcher.submission import start_run, write_run
+from hpc_gpt.launcher.this_machine import with_predicted_memory
 from hpc_gpt.launcher.watch.control import follow
 from hpc_gpt.launcher.watch.status import RunStatus
-from hpc_gpt.reader.readers.runs import add_figures
-from hpc_gpt.reader.report.gather import refresh_record
+from hpc_gpt.reader.records import add_figures
+from hpc_gpt.report.gather import refresh_record
 
 _GONE_S = 45.0  # longer than ranks are given between SIGTERM and SIGKILL
 _POLL_S = 0.05

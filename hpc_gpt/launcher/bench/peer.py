@@ -7,10 +7,10 @@ from pathlib import Path
 
 from hpc_gpt.core.ends.state import ends_by_itself
 from hpc_gpt.core.runs.record import Record
-from hpc_gpt.launcher.launch.peers import PATTERN_EXAMPLE
-from hpc_gpt.reader.readers.pattern import figure
-from hpc_gpt.reader.readers.runs.discovery import DiscoveredFiles
-from hpc_gpt.reader.readers.runs.foreign_run import read_foreign_runs
+from hpc_gpt.launcher.peers import PATTERN_EXAMPLE
+from hpc_gpt.reader.pattern import figure
+from hpc_gpt.reader.records.discovery import DiscoveredFiles
+from hpc_gpt.reader.records.foreign_run import read_foreign_runs
 
 _MOST_WARM_UP = 5  # of a pattern's figures, left out
 # What a peer's record has from its run; all else is from what the program printed.

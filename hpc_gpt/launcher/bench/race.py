@@ -35,11 +35,11 @@ from hpc_gpt.launcher.attempts.decisions import NEXT_MARK, classify
 from hpc_gpt.launcher.bench.bench_run import BenchFolder, tables_of
 from hpc_gpt.launcher.bench.measurement import BenchRow, Measurement, measurement_row
 from hpc_gpt.launcher.bench.rounds import Round, apart, leader_of, leaving_after, next_turn, ratio, winner
-from hpc_gpt.launcher.launch.this_machine import with_predicted_memory
-from hpc_gpt.reader.readers.runs import RunRead
-from hpc_gpt.reader.readers.runs.own_run import DIALECT, figures_asked
-from hpc_gpt.reader.report.bench_table import file_text
-from hpc_gpt.reader.report.gather import gather_records
+from hpc_gpt.launcher.this_machine import with_predicted_memory
+from hpc_gpt.reader.records import RunRead
+from hpc_gpt.reader.records.own_run import DIALECT, figures_asked
+from hpc_gpt.report.bench_table import file_text
+from hpc_gpt.report.gather import gather_records
 
 # A visit after the first round may take so many times the leader's duration.
 _PATIENCE = 3

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hpc_gpt.core.words import some
-from hpc_gpt.reader.report.difference import rounds_of, speed_change
+from hpc_gpt.core.format import some
+from hpc_gpt.report.difference import rounds_of, speed_change
 
 # A row leaves if its median is so much behind the leader's, and its quick steps are slower than the leader's slow ones.
 _BEHIND = 1.05

@@ -22,6 +22,7 @@ from typing import Literal, TextIO
 
 from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.files import data_dir, logs_folder, read_text, state_dir, write_once
+from hpc_gpt.core.format import counted, show_bytes
 from hpc_gpt.core.network import GLOO, check_open_files, describe_interfaces
 from hpc_gpt.core.runs.disk_space import free_gib, space_needed_gib
 from hpc_gpt.core.runs.provenance import ask_gpus, collect, has_gpus
@@ -32,13 +33,12 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.slurm.clients import ask, check_reachable
 from hpc_gpt.core.tables import close_matches
-from hpc_gpt.core.words import counted, show_bytes
 from hpc_gpt.launcher.doctor.site import Site, SlurmPartition, read_site
-from hpc_gpt.launcher.launch.limits import Asked, limits_met
-from hpc_gpt.launcher.launch.prepare import prepare
-from hpc_gpt.launcher.launch.request import Request
-from hpc_gpt.launcher.launch.services import python_lines
-from hpc_gpt.launcher.launch.submission import check_inputs, dry_run, lines_on_data
+from hpc_gpt.launcher.limits import Asked, limits_met
+from hpc_gpt.launcher.prepare import prepare
+from hpc_gpt.launcher.request import Request
+from hpc_gpt.launcher.services import python_lines
+from hpc_gpt.launcher.submission import check_inputs, dry_run, lines_on_data
 from hpc_gpt.trainer.preflight.nodes import Preflight
 from hpc_gpt.trainer.preflight.verdict import SKEW_BAD_S, SKEW_WARN_S, judge_space
 
@@ -251,13 +251,11 @@ def check_init(resolved: Resolved) -> Check:
     if needed_gib > free_gib:
         message = f"not compared: two models in fp32 need {needed_gib:.0f} GiB, {free_gib:.0f} are free"
         return Check("weights", "warn", message, "run doctor on a machine with more memory")
-    command = [sys.executable, "-m", "hpc_gpt.trainer.train.compare_init"]
+    command = [sys.executable, "-m", "hpc_gpt.trainer.compare_init"]
     done = subprocess.run(command, input=resolved.to_json(), capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return Check(
-            "weights", "fail", f"the comparison with transformers failed: {last[:200]}", "see hpc_gpt.trainer.train"
-        )
+        return Check("weights", "fail", f"the comparison with transformers failed: {last[:200]}", "see hpc_gpt.trainer")
     return Check("weights", **json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from hpc_gpt.core.errors import ConfigError, JobRefused, SlurmUnreachable, UserError
+from hpc_gpt.core.format import counted, plain
 from hpc_gpt.core.runs.find_runs import list_runs
 from hpc_gpt.core.runs.heartbeats import read_heartbeats, slow_nodes
 from hpc_gpt.core.runs.run_folder import RunFolder
@@ -20,7 +21,6 @@ from hpc_gpt.core.settings.devices import DEVICES
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.slurm.clients import ask, slurm_config
 from hpc_gpt.core.tables import close_matches
-from hpc_gpt.core.words import counted, plain
 from hpc_gpt.trainer.preflight.verdict import PREFLIGHT
 
 _GRES = re.compile(r"\bgpu(?::([^:(),]+))?:(\d+)")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from hpc_gpt.core.ends.run_state import RunState, is_of_slurm, moved_from, newest_chain, open_jobs
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.reader.readers.cache import KINDS, CachedEntries
+from hpc_gpt.reader.cache import KINDS, CachedEntries
 
 
 class _CachedRow(NamedTuple):
@@ -31,7 +31,7 @@ class CachedRows:
         self.rows: dict[Path, _CachedRow] = {}
         self._entries: CachedEntries | None = None
         if len(runs) >= KINDS["rows"].least:
-            from hpc_gpt.reader.readers.runs.cached_runs import entries_of_runs  # needs numpy
+            from hpc_gpt.reader.records.cached_runs import entries_of_runs  # needs numpy
 
             self._entries = entries_of_runs("rows", runs)
 

@@ -21,6 +21,7 @@ from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.ends.state import slurm_state
 from hpc_gpt.core.errors import RunFolderError, SlurmUnreachable, UserError
 from hpc_gpt.core.files import logs_folder, user_name
+from hpc_gpt.core.format import show_duration
 from hpc_gpt.core.runs.branches import waits_for_parent
 from hpc_gpt.core.runs.checkpoints import (
     DAMAGED,
@@ -40,9 +41,8 @@ from hpc_gpt.core.runs.lock import Holder, RunLocked, lock_path, locked
 from hpc_gpt.core.runs.retention import Removal, Retention, rename_to_delete
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.clients import TIMEOUT_S, queued_jobs, squeue
-from hpc_gpt.core.words import show_duration
 from hpc_gpt.launcher.watch.status import NO_ANSWER, RunStatus, ask_status
-from hpc_gpt.reader.readers.cache import cache_files_of
+from hpc_gpt.reader.cache import cache_files_of
 
 # Between two reports of a removal that lasts.
 _REPORT_S = 5.0

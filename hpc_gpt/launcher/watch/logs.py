@@ -17,10 +17,10 @@ from typing import BinaryIO, Protocol
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import NoSuchRun, OsErrorAs, RunFolderError
 from hpc_gpt.core.files import MOST_BYTES, blocks_from_end, open_regular
+from hpc_gpt.core.format import plain
 from hpc_gpt.core.output import reader_left
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.terminal import say
-from hpc_gpt.core.words import plain
 from hpc_gpt.launcher.watch.status import RunStatus, ask_status, silence_note
 
 # Seconds between two reads of a log, and between two of its run's state.
@@ -89,7 +89,7 @@ def copy_rank(run: RunFolder, number: int | None, rank: int, tail: int | None, o
 
 def _lines_of(run: RunFolder, path: Path, rank: int, tail: int | None) -> Collection[bytes]:
     """The last `tail` lines of a log that are labelled with a rank; of our trainer rank 0's have no label."""
-    from hpc_gpt.reader.readers.logs.matches import rank_of  # which has numpy
+    from hpc_gpt.reader.logs.matches import rank_of  # which has numpy
 
     bare = 0 if engine_named(run.resolved().engine.name).writes_metrics else None
     with contextlib.suppress(FileNotFoundError), open_regular(path) as file:
@@ -105,7 +105,7 @@ def _lines_of(run: RunFolder, path: Path, rank: int, tail: int | None) -> Collec
 def _files_of(attempt: Attempt, rank: int) -> list[Path]:
     """The files that are one rank's alone: by a word or a folder of their names, else by the one number in which names
     of several differ; and its stacks."""
-    from hpc_gpt.reader.readers.runs.discovery import is_rank_number, log_name
+    from hpc_gpt.reader.records.discovery import is_rank_number, log_name
 
     names = [log_name(path) for path in attempt.logs if path not in (attempt.log, attempt.err)]
     found = [name.path for name in names if name.rank == rank]

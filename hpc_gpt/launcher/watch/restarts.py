@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpc_gpt.core.format import show_duration
 from hpc_gpt.core.runs.run_folder import Attempt
 from hpc_gpt.core.runs.stored import read_stored_lines
-from hpc_gpt.core.words import show_duration
 
 # A larger share of the time of all attempts is worth a warning.
 MOST_SHARE = 0.25

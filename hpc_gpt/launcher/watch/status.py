@@ -31,6 +31,7 @@ from hpc_gpt.core.ends.run_state import (
 from hpc_gpt.core.ends.state import job_state
 from hpc_gpt.core.errors import RunFolderError, SlurmUnreachable, UserError
 from hpc_gpt.core.files import within_time
+from hpc_gpt.core.format import clock, show_duration
 from hpc_gpt.core.runs.after_jobs import after_table
 from hpc_gpt.core.runs.find_runs import removed_runs
 from hpc_gpt.core.runs.heartbeats import gpus_of, read_heartbeats
@@ -55,11 +56,10 @@ from hpc_gpt.core.slurm.clients import (
 )
 from hpc_gpt.core.slurm.environment import PATIENCE
 from hpc_gpt.core.slurm.start_check import reason_text
-from hpc_gpt.core.words import clock, show_duration
 from hpc_gpt.launcher.attempts.decisions import read_history
 from hpc_gpt.launcher.watch.cached_rows import CachedRows
 from hpc_gpt.launcher.watch.restarts import read_restarts
-from hpc_gpt.reader.readers.attempt_cause import cause_before_attempts
+from hpc_gpt.reader.attempt_cause import cause_before_attempts
 
 NO_ANSWER = "Slurm does not answer"
 # {job id: (long state name, reason)} by Slurm; and that of each cluster, None if it did not answer.

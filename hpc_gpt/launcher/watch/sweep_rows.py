@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+from hpc_gpt.core.format import counted
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.core.words import counted
 from hpc_gpt.launcher.watch.status import RunStatus
 
 # The first states in `count_states`; others follow by name.

@@ -13,6 +13,7 @@ from typing import Any
 from hpc_gpt.core.columns import Column, column, grid
 from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.files import open_regular
+from hpc_gpt.core.format import NOTHING, clock, counted, plain, show_bytes, show_duration, show_short
 from hpc_gpt.core.formulas import GIB
 from hpc_gpt.core.runs.checkpoints import list_complete
 from hpc_gpt.core.runs.disk_space import free_gib, space_needed_gib
@@ -21,7 +22,6 @@ from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
-from hpc_gpt.core.words import NOTHING, clock, counted, plain, show_bytes, show_duration, show_short
 from hpc_gpt.launcher.watch.control import describe
 from hpc_gpt.launcher.watch.status import RunStatus
 

@@ -71,7 +71,7 @@ def _probe(node: str, local: int, say: Say) -> None:
 
     with no_collections():  # torch loads after the first line
         from hpc_gpt.trainer.preflight.measurements import figures_of_command, probe_device
-        from hpc_gpt.trainer.train.ranks import choose_device
+        from hpc_gpt.trainer.ranks import choose_device
 
     given = figures_of_command(os.environ.get(COMMAND))
     device = choose_device(RankIdentity(local, resolved.gpus, local), resolved)
@@ -127,7 +127,7 @@ def _measure_transfers(
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     from hpc_gpt.trainer.preflight.measurements import PATIENCE_S, run_transfers
-    from hpc_gpt.trainer.train.ranks import leave_out_slow_names
+    from hpc_gpt.trainer.ranks import leave_out_slow_names
 
     places = [each for each in plan["nodes"] for _ in range(resolved.ranks_per_node)]
     rank, world = places.index(node) + local, len(places)

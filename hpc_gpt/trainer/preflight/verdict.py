@@ -21,9 +21,9 @@ from statistics import median
 from typing import Any, TypeVar
 
 from hpc_gpt.core.files import json_object
+from hpc_gpt.core.format import show_bytes
 from hpc_gpt.core.process import seconds_given
 from hpc_gpt.core.runs.heartbeats import SLOW, median_of_others
-from hpc_gpt.core.words import show_bytes
 
 # In an attempt's folder: the figures and the verdict.
 PREFLIGHT = "preflight.json"

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core.errors import ConfigError, OsErrorAs
+from hpc_gpt.core.format import plain, some
 from hpc_gpt.core.secrets import hide_secrets, is_secret
 from hpc_gpt.core.settings.resolved import folder_name
 from hpc_gpt.core.slurm.directives import BLANKS, DIRECTIVE, OF_JOB, OF_SITE, is_command, is_job_script, quote_directive
 from hpc_gpt.core.slurm.sbatch_words import Option, read_options, sizes_of, split_directive
 from hpc_gpt.core.tables import toml_lines, toml_value
-from hpc_gpt.core.words import plain, some
-from hpc_gpt.reader.readers.runs.slurm_script import redirected
+from hpc_gpt.reader.records.slurm_script import redirected
 
 _LARGEST = 4 << 20  # slurm.conf's own limit for a script, unless it is set
 _WITHOUT_MARK = re.compile(r"\s*SBATCH\s+-")  # what a beginner writes

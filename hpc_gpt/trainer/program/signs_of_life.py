@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hpc_gpt.core.format import show_duration
 from hpc_gpt.core.process import stat_of
 from hpc_gpt.core.runs.checkpoints import own_checkpoints
 from hpc_gpt.core.runs.heartbeats import GpuFigures
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.experiment import Command
-from hpc_gpt.core.words import show_duration
 from hpc_gpt.trainer.supervision.heartbeat import LEAVING, PATIENT, Heartbeat
 
 OUTPUT, FILES, CPU, GPU = "output", "files that grow", "CPU work", "GPU work"

@@ -87,7 +87,7 @@ def main_frames(dump: str) -> list[Frame]:
 
 # The functions in which a rank waits for another, beside those of torch.distributed.
 _WAITS = {
-    ("hpc_gpt/trainer/train/ranks.py", "finish"): "the all_reduce of a step's reports",
+    ("hpc_gpt/trainer/ranks.py", "finish"): "the all_reduce of a step's reports",
     ("torch/autograd/graph.py", "_engine_run_backward"): "backward, with its all_reduce of gradients",
     ("torch/cuda/streams.py", "synchronize"): "the device",
     ("torch/cuda/__init__.py", "synchronize"): "the device",

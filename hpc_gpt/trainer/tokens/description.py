@@ -1,9 +1,9 @@
 """What the user of a run is to know of its data: source, tokens, epochs, and of a mixture each source's shares."""
 
+from hpc_gpt.core.format import Line, counted, show_short
 from hpc_gpt.core.settings.mixture import MIX, mixture_shares, phase_steps
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
-from hpc_gpt.core.words import Line, counted, show_short
 from hpc_gpt.trainer.tokens.build import STDLIB_SHARDS, stdlib_length
 from hpc_gpt.trainer.tokens.end_token import end_token
 from hpc_gpt.trainer.tokens.run_data import data_path, file_if_made, is_stdlib, mixture_use, split_tokens

@@ -24,7 +24,7 @@ import numpy as np
 
 from hpc_gpt.core.errors import DataError, OsErrorAs
 from hpc_gpt.core.files import aside, give_name, sync
-from hpc_gpt.core.words import counted
+from hpc_gpt.core.format import counted
 from hpc_gpt.trainer.tokens.sources import DOCUMENT_END
 from hpc_gpt.trainer.tokens.token_file import TokenFile
 from hpc_gpt.trainer.tokens.tokenizer import Tokenizer

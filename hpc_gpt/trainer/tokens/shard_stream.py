@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.core.errors import DataError
+from hpc_gpt.core.format import counted
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.core.words import counted
 from hpc_gpt.trainer.tokens.content import COMPRESSED_SUFFIXES, check_readable
 from hpc_gpt.trainer.tokens.reader_process import (
     Chunk,

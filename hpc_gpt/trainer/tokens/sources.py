@@ -18,8 +18,8 @@ from typing import Any
 
 from hpc_gpt.core.errors import DataError
 from hpc_gpt.core.files import data_dir
+from hpc_gpt.core.format import and_more, counted, plain
 from hpc_gpt.core.settings.requirements import check_package
-from hpc_gpt.core.words import and_more, counted, plain
 from hpc_gpt.trainer.tokens.content import COMPRESSED_SUFFIXES, content
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson")

@@ -17,7 +17,7 @@ turns() { # NAME ENGINES MODEL MBS [OPTION...]
     part "$name" $((seconds + 60)) "$python" -m tests.benchmarks.gpu.turns "$out/turns.jsonl" \
         --engines "$engines" --model "$model" --mbs "$mbs" --limit "$seconds" "$@"
 }
-[ -n "${NO_TESTS-}" ] || part tests 200 "$python" -m pytest -m gpu -q -x tests/model tests/train
+[ -n "${NO_TESTS-}" ] || part tests 200 "$python" -m pytest -m gpu -q -x tests/trainer/model tests/trainer
 part pieces 80 "$python" -m tests.benchmarks.gpu.pieces "$out/pieces.jsonl" --limit 60
 turns ddp-gpt2 ddp gpt2 32 --peer
 turns ddp-llama ddp llama3.2-1b 4 --peer --only block,all

@@ -27,8 +27,8 @@ from hpc_gpt.core.settings.engines import fast_settings_of, with_fast_settings
 from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.resolve import resolve, resolve_shape
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.launcher.plan.memory import predict_memory
-from hpc_gpt.launcher.plan.training import training_of
+from hpc_gpt.planner.memory import predict_memory
+from hpc_gpt.planner.training import training_of
 from tests.benchmarks.gpu.peers import peer_of
 
 TINY = {"hidden": 64, "layers": 2, "heads": 4, "vocab": 211, "seq": 32}
@@ -65,7 +65,7 @@ class Variant:
         if name == PEER:
             self.peer = peer_of(resolved.model, device)
         else:
-            from hpc_gpt.trainer.train.engines.protocol import build_engine
+            from hpc_gpt.trainer.engines.protocol import build_engine
 
             self.engine: Any = build_engine(resolved, device)
             self.plan_gib = max(stage.allocated for stage in predict_memory(training_of(resolved)).stages)

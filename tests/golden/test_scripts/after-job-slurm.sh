@@ -5,7 +5,7 @@
 #SBATCH --account=abc@v100
 #SBATCH --gpus=1
 #SBATCH '--comment=a '"'"'b'"'"''
-# A job of [after], which hpc_gpt.launcher.launch.after has started for step 20 of a run.
+# A job of [after], which hpc_gpt.launcher.after has started for step 20 of a run.
 # shellcheck disable=SC2016,SC1003
 set -o pipefail
 HPC_GPT_RUN='/scratch/my 100% logs/demo/20260102-030405-abcd'
@@ -26,7 +26,7 @@ PYTHONPATH="${PYTHONPATH%:}"
 rc=0
 python=(env "PYTHONPATH=$HPC_GPT_RUN/code${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1 "$HPC_GPT_PYTHON")
 
-[ "$rc" != 0 ] || [ -e "$after/export" ] || "${python[@]}" -m hpc_gpt.trainer.train.export "$HPC_GPT_RUN" "$after/export" fp32 20 || rc=$?
+[ "$rc" != 0 ] || [ -e "$after/export" ] || "${python[@]}" -m hpc_gpt.trainer.export "$HPC_GPT_RUN" "$after/export" fp32 20 || rc=$?
 if [ "$rc" = 0 ]; then
   (
     exec python3 evaluate.py '/scratch/my 100% logs/demo/20260102-030405-abcd/after/step-20/export'
@@ -34,5 +34,5 @@ if [ "$rc" = 0 ]; then
   rc=$?
 fi
 printf '{"code": %d, "time": %d}\n' "$rc" "$(date +%s)" >"$after/.ended.json" && mv -f -- "$after/.ended.json" "$after/ended.json"
-"${python[@]}" -m hpc_gpt.launcher.launch.after "$HPC_GPT_RUN" left 20
+"${python[@]}" -m hpc_gpt.launcher.after "$HPC_GPT_RUN" left 20
 exit "$rc"

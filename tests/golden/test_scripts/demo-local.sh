@@ -50,7 +50,7 @@ main() {
     make_run_folder
     command -v -- "$HPC_GPT_PYTHON" >/dev/null || die "no $HPC_GPT_PYTHON on $HOSTNAME" "set HPC_GPT_PYTHON"
     use_submitted_code
-    exec "$HPC_GPT_PYTHON" -m hpc_gpt.launcher.launch.local.by_hand "$HPC_GPT_RUN" # starts this script once for each rank
+    exec "$HPC_GPT_PYTHON" -m hpc_gpt.launcher.local.by_hand "$HPC_GPT_RUN" # starts this script once for each rank
   fi
   # The submitted code, whatever PYTHONPATH the profile sets.
   export PYTHONPATH="$HPC_GPT_RUN/code${PYTHONPATH:+:$PYTHONPATH}"
@@ -60,7 +60,7 @@ main() {
   export RANK="$SUBMITIT_LOCAL_GLOBALID" WORLD_SIZE="$SUBMITIT_LOCAL_NTASKS" LOCAL_RANK="$SUBMITIT_LOCAL_LOCALID"
   export LOCAL_WORLD_SIZE="$SUBMITIT_LOCAL_NTASKS"
   trap "" USR2
-  exec "$HPC_GPT_PYTHON" -m hpc_gpt.trainer.train
+  exec "$HPC_GPT_PYTHON" -m hpc_gpt.trainer
 }
 
 # === nothing below is for editing: the functions that main calls, then the settings ==================================

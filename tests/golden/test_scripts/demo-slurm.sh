@@ -53,7 +53,7 @@ main() {
   run_ranks srun --export=ALL --kill-on-bad-exit=1 --ntasks=4 --ntasks-per-node=4 \
     bash -c 'trap "" USR2 TERM
       export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE=4
-      exec "$@"' rank "${python[@]}" -m hpc_gpt.trainer.train
+      exec "$@"' rank "${python[@]}" -m hpc_gpt.trainer
   continue_or_end # hpc_gpt.launcher.attempts.what_next: classifies the end, and says whether another attempt follows
   exit "$rc"
 }

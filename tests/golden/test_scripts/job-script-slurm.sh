@@ -27,8 +27,8 @@ main() {
   use_submitted_code # its code.tar.gz: an edit after the submission changes nothing
   ask_to_start       # hpc_gpt.launcher.attempts.may_start: the script ends here if the run is done, or another job trains it
   start_notifier     # [notify]: hpc_gpt.launcher.attempts.notify, beside the script
-  start_follower     # [after]: hpc_gpt.launcher.launch.after, beside the script
-  start_tracker      # [track]: hpc_gpt.reader.report.track, beside the script
+  start_follower     # [after]: hpc_gpt.launcher.after, beside the script
+  start_tracker      # [track]: hpc_gpt.report.track, beside the script
   run_script         # the script, in its folder
   say_ranks_ended
   continue_or_end    # hpc_gpt.launcher.attempts.what_next: classifies the end, and says whether another attempt follows
@@ -332,13 +332,13 @@ end_beside() { # end_beside SECONDS: after so many, or the last few of a requeue
   done
   rm -f -- "$attempt/.ranks-ended"
 }
-start_follower() { # hpc_gpt.launcher.launch.after says which jobs to submit, until the ranks have ended
+start_follower() { # hpc_gpt.launcher.after says which jobs to submit, until the ranks have ended
   local what of pid run=$HPC_GPT_RUN after after_PID
   set -m # a process group of its own
   (
     trap '' TERM INT USR2 # signals are for the ranks
     # It reads a line first: of a process that has ended bash forgets descriptors and number.
-    coproc after { read -r && exec "${python[@]}" -m hpc_gpt.launcher.launch.after "$HPC_GPT_RUN" "$n" $$; }
+    coproc after { read -r && exec "${python[@]}" -m hpc_gpt.launcher.after "$HPC_GPT_RUN" "$n" $$; }
     exec 8<&"${after[0]}" 9>&"${after[1]}" && pid=$after_PID && echo >&9
     while read -r what of <&8; do # a question: only this shell gives commands to Slurm
       case "$what" in
@@ -359,11 +359,11 @@ start_follower() { # hpc_gpt.launcher.launch.after says which jobs to submit, un
   beside+=("after $!")
   set +m
 }
-start_tracker() { # hpc_gpt.reader.report.track sends the steps until the ranks have ended
+start_tracker() { # hpc_gpt.report.track sends the steps until the ranks have ended
   set -m # a process group of its own
   (
     trap '' TERM INT USR2 # signals are for the ranks
-    "${python[@]}" -m hpc_gpt.reader.report.track "$HPC_GPT_RUN" "$n" $$ </dev/null && exit
+    "${python[@]}" -m hpc_gpt.report.track "$HPC_GPT_RUN" "$n" $$ </dev/null && exit
     echo "track: its process ended with exit code $?; the run goes on without it"
   ) &
   beside+=("track $!")

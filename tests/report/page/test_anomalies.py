@@ -4,10 +4,10 @@ import pytest
 
 from hpc_gpt.core.ends.failures import ENDED
 from hpc_gpt.core.runs.record import Flag
-from hpc_gpt.reader.readers.logs import Failure, Place
-from hpc_gpt.reader.readers.runs import RunRead
-from hpc_gpt.reader.report.page.anomalies import ENDED_TEXTS, rank_anomalies, worst_first
-from hpc_gpt.reader.report.table_notes import ABSURD, DOUBT, FAILED, KNOW, LOOK
+from hpc_gpt.reader.logs import Failure, Place
+from hpc_gpt.reader.records import RunRead
+from hpc_gpt.report.page.anomalies import ENDED_TEXTS, rank_anomalies, worst_first
+from hpc_gpt.report.table_notes import ABSURD, DOUBT, FAILED, KNOW, LOOK
 from tests.report.page.page_runs import curve, megatron, usual_runs
 
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from hpc_gpt.core.runs.record import Record
-from hpc_gpt.reader.readers.logs import Failure, Place
-from hpc_gpt.reader.readers.runs import RunRead
-from hpc_gpt.reader.report.loss_curve import extremes
-from hpc_gpt.reader.report.page.curves import ALL_POINTS, POINTS, curves_json
-from hpc_gpt.reader.report.page.groups import RunGroup, groups_of, varied_keys
+from hpc_gpt.reader.logs import Failure, Place
+from hpc_gpt.reader.records import RunRead
+from hpc_gpt.report.loss_curve import extremes
+from hpc_gpt.report.page.curves import ALL_POINTS, POINTS, curves_json
+from hpc_gpt.report.page.groups import RunGroup, groups_of, varied_keys
 from tests import examples
 from tests.report.page.page_runs import HOSTILE, curve, megatron, swept_runs
 from tests.report.step_tables import step_table

@@ -2,9 +2,9 @@
 
 import re
 
-from hpc_gpt.reader.report.gather import gather_paths
-from hpc_gpt.reader.report.page import build_page
-from hpc_gpt.reader.report.table_notes import ABSURD
+from hpc_gpt.report.gather import gather_paths
+from hpc_gpt.report.page import build_page
+from hpc_gpt.report.table_notes import ABSURD
 
 
 def test_the_three_real_logs(shared, tmp_path):

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.secrets import REMOVED
-from hpc_gpt.reader.readers.logs import Failure, Place
-from hpc_gpt.reader.readers.runs import RunRead
-from hpc_gpt.reader.report.page import build_page
-from hpc_gpt.reader.report.svg import safe
+from hpc_gpt.reader.logs import Failure, Place
+from hpc_gpt.reader.records import RunRead
+from hpc_gpt.report.page import build_page
+from hpc_gpt.report.svg import safe
 from tests import examples
 from tests.report.page.page_runs import HOSTILE, curve, hostile_runs, many_runs, megatron, usual_runs
 

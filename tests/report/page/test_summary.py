@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from hpc_gpt.core.runs.record import Flag, Record
-from hpc_gpt.reader.readers.runs import RunRead
-from hpc_gpt.reader.report.page import build_page
-from hpc_gpt.reader.report.page.anomalies import rank_anomalies
-from hpc_gpt.reader.report.page.run_table import layouts_of
-from hpc_gpt.reader.report.page.summary import best_runs, failures_by_cause, gpu_hours_of, seconds_of_lines
+from hpc_gpt.reader.records import RunRead
+from hpc_gpt.report.page import build_page
+from hpc_gpt.report.page.anomalies import rank_anomalies
+from hpc_gpt.report.page.run_table import layouts_of
+from hpc_gpt.report.page.summary import best_runs, failures_by_cause, gpu_hours_of, seconds_of_lines
 from tests.report.page.page_runs import curve, megatron, swept_runs, usual_runs
 from tests.report.step_tables import step_table
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from hpc_gpt import __version__
 from hpc_gpt.core.runs.record import ON_CPU, Flag, Record
-from hpc_gpt.reader.readers.logs import Failure, Place
-from hpc_gpt.reader.readers.runs import RunRead
-from hpc_gpt.reader.report.page import build_page, details_of
-from hpc_gpt.reader.report.page.run_table import ended_sign
+from hpc_gpt.reader.logs import Failure, Place
+from hpc_gpt.reader.records import RunRead
+from hpc_gpt.report.page import build_page, details_of
+from hpc_gpt.report.page.run_table import ended_sign
 from tests.report.page.test_anomalies import FAILURES
 from tests.report.step_tables import step_table
 from tests.report.test_whole_texts import RUN

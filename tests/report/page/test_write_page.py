@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.errors import ConfigError, RunFolderError
-from hpc_gpt.reader.report.page import build_page, check_page_target, write_page
+from hpc_gpt.report.page import build_page, check_page_target, write_page
 from tests.report.page.page_runs import usual_runs
 
 

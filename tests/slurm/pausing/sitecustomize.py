@@ -54,7 +54,7 @@ def _is_endless():
         return False
 
 
-if sys.orig_argv[1:3] == ["-m", "hpc_gpt.trainer.train"]:
+if sys.orig_argv[1:3] == ["-m", "hpc_gpt.trainer"]:
     _ahead_s, _time = float(os.environ.get("CLOCK_AHEAD") or 0), time.time
     if _ahead_s:
         time.time = lambda: _time() + _ahead_s

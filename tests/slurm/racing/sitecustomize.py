@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-if sys.orig_argv[1:3] == ["-m", "hpc_gpt.trainer.train"]:
+if sys.orig_argv[1:3] == ["-m", "hpc_gpt.trainer"]:
     _run = Path(os.environ["HPC_GPT_RUN"])
     _race, _name = _run.parents[1], json.loads((_run / "resolved.json").read_text())["row"]
     if os.environ.get("WAIT_AT") == _name and (_race / "visits.jsonl").exists():

@@ -1,7 +1,7 @@
 """What the engines that run DeepSpeed have in common: ZeRO's stages, states, buckets, and what offloading takes.
 
 Read from DeepSpeed 0.19.8 and measured with torch's profiler on a CPU: all allocations of a step, 19M parameters, at
-one and two ranks, in bf16 and fp32 (tests/plan/test_held_bytes.py does it at one rank). fp16 is only read: DeepSpeed
+one and two ranks, in bf16 and fp32 (tests/planner/test_held_bytes.py does it at one rank). fp16 is only read: DeepSpeed
 does not train in it on a CPU.
 """
 

@@ -111,7 +111,7 @@ class EngineFacts(States):
     @property
     def trainer(self) -> str:
         """The module that trains; of a program, that of a rank which starts it, and needs no torch."""
-        return f"hpc_gpt.trainer.train.engines.{self.name.replace('-', '_')}"
+        return f"hpc_gpt.trainer.engines.{self.name.replace('-', '_')}"
 
     @property
     def writes_metrics(self) -> bool:
@@ -301,7 +301,7 @@ class EngineFacts(States):
         return training.one_pass_loss or (with_head and training.tp == 1)
 
     def logit_bytes(self, training: Training) -> float:
-        """Bytes of one logit at the peak of a backward pass (counted: tests/plan/test_held_bytes.py).
+        """Bytes of one logit at the peak of a backward pass (counted: tests/planner/test_held_bytes.py).
 
         In fp32 the log-softmax, its gradient and that of the logits, 4 each, whatever the dtype. Over tp the softmax
         and the gradient, and the latter's copy in 16 bits. Compiled, the logits and their gradient.

@@ -1,0 +1,303 @@
+"""The rows of a bench, each prepared as a sweep's: an experiment, or rows of it, under every engine and micro-batch
+that are asked for, on this machine. A row of engine `command` is a peer, a program of the user's own.
+
+Each of a row's settings overrides those before it: the experiment, its row, the bench's own, the engine, the
+micro-batch, the user's; then what its engine or this machine lacks is left out. Tokens are always random.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hpc_gpt.core.engines import engine_named
+from hpc_gpt.core.engines.base.facts import Fault
+from hpc_gpt.core.errors import ConfigError, UserError
+from hpc_gpt.core.runs.record import Record
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.devices import DEVICES
+from hpc_gpt.core.settings.engines import FAST_SETTINGS, PLAIN, optimizer_faults, with_fast_settings
+from hpc_gpt.core.settings.experiment import Engine, Experiment, with_keys
+from hpc_gpt.core.settings.experiment_file import ExperimentFile, load_experiment, read_experiment
+from hpc_gpt.core.settings.mixture import MIX
+from hpc_gpt.core.settings.resolve import resolve_shape
+from hpc_gpt.core.settings.resolved import folder_name
+from hpc_gpt.core.settings.services import ENGINE_NAMES
+from hpc_gpt.core.settings.smoke import SMOKE_STEPS
+from hpc_gpt.core.settings.sweep_rows import faults_of_rows
+from hpc_gpt.core.tables import close_matches
+from hpc_gpt.launcher.prepare import MEASURED, earlier_runs, load_row, prepare_row
+from hpc_gpt.launcher.prepared import Copies, PreparedRun
+from hpc_gpt.launcher.request import Request
+
+DEFAULT_BENCH = "bench"
+# From SIGTERM to SIGKILL of a peer: torchrun needs time to end its workers.
+KILL_LEAD_S = 10
+_NO_BENCH = "bench compares trainers of one model"
+_NO_COMPILER = "this machine has neither a GPU nor a C++ compiler (g++)"
+_RANDOM: Mapping[str, Any] = {"data.source": "random", **dict.fromkeys(("data.path", "data.mix", "data.phases"))}
+# What decides the length of a bench's rows, but not of a ladder's rungs.
+_LENGTH = ("train.eval_every", "train.minutes")
+
+
+@dataclass(frozen=True)
+class BenchCell:
+    """One thing that is measured, a row of the table. Its `name` is unique in the bench.
+
+    `pattern`: a regular expression that finds tokens/s in a peer's output; None if the log readers find them. A cell
+    that cannot run here has a `record` with the reason.
+    """
+
+    name: str
+    prepared: PreparedRun | None = None
+    pattern: str | None = None
+    record: Record | None = None
+    is_peer: bool = False  # a program of the user's own
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """The request for a bench. `overrides`: the user's own, by dotted key. `row`: one of the file's rows, or several
+    with commas between them. `steps` None: the experiment's, or five in a smoke run. `is_ladder`: rungs also compare
+    data, logging and evaluation, so these are kept."""
+
+    experiment: str
+    profile: ClusterProfile
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    row: str | None = None
+    engines: Sequence[str] = ()
+    micro_batches: Sequence[int] = ()
+    steps: int | None = None
+    smoke: bool = False
+    has_gpu: bool = False
+    is_ladder: bool = False
+    copies: Copies = field(default_factory=Copies, compare=False, repr=False)
+
+    @property
+    def gives_steps(self) -> bool:
+        """Whether the bench sets the number of steps, and not the experiment's file."""
+        return self.smoke or self.steps is not None
+
+    @property
+    def rows(self) -> list[str]:
+        """The names of the rows that are asked for."""
+        return [name.strip() for name in (self.row or "").split(",") if name.strip()]
+
+
+@dataclass(frozen=True)
+class PreparedCells:
+    """The bench's name, its cells, and notes for the user."""
+
+    name: str
+    cells: Sequence[BenchCell]
+    notes: tuple[str, ...] = ()
+
+
+def prepare_cells(asked: BenchRequest) -> PreparedCells:
+    """A cell for each row, engine and micro-batch, or a single one. Raises ConfigError or LayoutError with the faults
+    of all cells at once."""
+    file = read_experiment(asked.experiment)
+    rows = [file.row(name) for name in asked.rows or (None,)]
+    cells: list[BenchCell] = []
+    faults: dict[str, UserError] = {}
+    for row in rows:
+        for engine in asked.engines or (None,):
+            for micro_batch in asked.micro_batches or (None,):
+                over: dict[str, Any] = {} if micro_batch is None else {"layout.micro_batch": micro_batch}
+                if engine is not None:
+                    kind, _, stage = engine.partition(":")
+                    over |= {"engine.name": kind, "engine.zero_stage": int(stage) if stage else None}
+                of_row = row.name if row is not None and len(rows) > 1 else None
+                named = [part for part in (of_row, engine, micro_batch and f"mbs {micro_batch}") if part]
+                try:
+                    name = " ".join(named) if of_row is not None else None
+                    cells.append(prepare_cell(asked, file, row.name if row is not None else None, over, engine, name))
+                except UserError as fault:
+                    faults[" ".join(named)] = fault
+    if faults:
+        raise next(iter(faults.values())) if len(faults) == 1 else faults_of_rows(faults)
+    notes = dict.fromkeys(note for cell in cells for note in cell.notes)
+    first = rows[0].name if rows[0] is not None else None
+    source = load_experiment(file, None, first, steps_elsewhere=True).data.source
+    if "data" in file.tables and source != "random":
+        notes[f"data: random tokens, not {source} as {asked.experiment} says: a bench is about speed alone"] = None
+    if not (asked.has_gpu or asked.smoke):
+        notes["this machine has no GPU, so a CPU's speed is measured; --smoke tries the same on a tiny model"] = None
+    experiment = load_experiment(file, asked.overrides, first, asked.gives_steps)
+    name = _name(asked, file, experiment) + (f"-{first}" if first is not None and len(rows) == 1 else "")
+    return PreparedCells(name + ("-smoke" if asked.smoke else ""), cells, tuple(notes))
+
+
+def prepare_cell(
+    asked: BenchRequest,
+    file: ExperimentFile,
+    row: str | None,
+    over: Mapping[str, Any],
+    engine: str | None = None,
+    name: str | None = None,
+) -> BenchCell:
+    """One cell: the experiment's row overridden by `over` (dotted keys), then by the user's own settings.
+
+    It is called `name`, else by its engine, as the user wrote it, and its micro-batch if that was asked for.
+    """
+    experiment = load_experiment(file, {**over, **asked.overrides}, row, asked.gives_steps)
+    facts = engine_named(experiment.engine.name)
+    is_peer = name is not None and facts.starts_command(experiment.command)
+    of_peer = ("command", "layout", "job")
+    own = {key: value for key, value in asked.overrides.items() if not is_peer or key.partition(".")[0] in of_peer}
+    if not is_peer:
+        facts.refuse_program(_NO_BENCH, "name trainers with --engines, and several rows with --row, or use --peer")
+    own |= {"train.steps": asked.steps} if asked.steps is not None and not is_peer else {}
+    keys = {**_of_bench(asked, file, row, is_peer), **over, **own}
+    keys |= {} if asked.is_ladder or is_peer else _RANDOM
+    notes: list[str] = []
+    if not is_peer:
+        experiment = load_row(file, keys, row, asked.gives_steps, batch_follows=True)
+        keys |= _possible(experiment, asked, notes)
+    if name is None:
+        micro_batch = f" mbs {experiment.layout.micro_batch}" if asked.micro_batches else ""
+        name = f"{engine or experiment.engine.name}{micro_batch}"
+    if row is None:
+        keys["name"] = f"{_name(asked, file, experiment)}-{folder_name(name)}"
+    last = {} if is_peer else _lasts(asked, experiment, own, "layout.micro_batch" in over)
+    smoke = asked.smoke and not is_peer
+    request = Request(asked.experiment, None, None, keys, row, smoke=smoke, measured=last, copies=asked.copies)
+    prepared = prepare_row(request, asked.profile, file, row, earlier_runs)
+    return BenchCell(name, prepared, is_peer=is_peer, notes=(*notes, *prepared.notes))
+
+
+def _of_bench(asked: BenchRequest, file: ExperimentFile, row: str | None, is_peer: bool) -> dict[str, Any]:
+    """The bench's own settings, by dotted key."""
+    if is_peer:
+        # It gets none of our trainers' settings.
+        told = [
+            f"{table}.{key}" for table in ("train", "engine") for key in file.tables.get(table, ()) if key != "name"
+        ]
+        return {**dict.fromkeys([*MEASURED, *told]), "job.signal_lead_s": KILL_LEAD_S}
+    keys = {**MEASURED, "train.matmul_rate": True}
+    if asked.is_ladder:
+        length = () if asked.steps is None else ("train.minutes",)
+        keys = {key: value for key, value in keys.items() if key not in _LENGTH or key in length}
+        if load_experiment(file, None, row, steps_elsewhere=True).data.source in ("tokens", "megatron", MIX):
+            keys |= _RANDOM  # not the user's own file
+    return keys
+
+
+def _lasts(asked: BenchRequest, experiment: Experiment, own: Mapping[str, Any], holds_batch: bool) -> dict[str, Any]:
+    """What is laid over all else by dotted key: no logging, so that nothing is copied from the device between the first
+    step and the last; and of a smoke run, which is made small before, what its user asks for."""
+    if asked.smoke:
+        steps = SMOKE_STEPS if asked.steps is None else asked.steps
+        keys = {"train.steps": steps, "train.log_every": steps, "job.time": experiment.job.time}
+        return keys | ({"layout.micro_batch": experiment.layout.micro_batch} if holds_batch else {})
+    if "train.log_every" in own or asked.is_ladder:
+        return {}
+    return {"train.log_every": max(1, experiment.train.steps)}
+
+
+def parse_engines(text: str | None) -> list[str]:
+    """The parts of `ddp,deepspeed-zero:3`, each an engine, or an engine and a ZeRO stage. Raises ConfigError."""
+    engines = [part.strip() for part in text.split(",")] if text is not None else []
+    known = ENGINE_NAMES
+    for engine in engines:
+        name, colon, stage = engine.partition(":")
+        if name not in known:
+            raise ConfigError(f"no engine {name!r}", close_matches(name, known) or f"engines: {', '.join(known)}")
+        facts = engine_named(name)
+        facts.refuse_program(_NO_BENCH, "compare its run with others: hpc-gpt compare")
+        if colon and not (facts.has_zero and stage in map(str, facts.zero_stages)):
+            stages = ", ".join(f"{name}:{each}" for each in facts.zero_stages)
+            hint = f"use one of {stages}" if facts.has_zero else f"use {name}; deepspeed-zero has stages 0 to 3"
+            raise ConfigError(f"engine {engine!r}: {stage!r} is no ZeRO stage of {name}", hint)
+    _check_single("--engines", engines)
+    return engines
+
+
+def parse_micro_batches(text: str | None) -> list[int]:
+    """`1,2,4` as numbers. Raises ConfigError."""
+    parts = [part.strip() for part in text.split(",")] if text is not None else []
+    for part in parts:
+        if not part.isascii() or not part.isdecimal() or not 0 < int(part[:10]) < 10**9:
+            raise ConfigError(
+                f"--mbs {text!r}: {part!r} is no micro-batch, which is a whole number of samples, 1 or more",
+                "give one, or several with commas between them, as --mbs 1,2,4",
+            )
+    _check_single("--mbs", parts)
+    return [int(part) for part in parts]
+
+
+def _check_single(option: str, parts: Sequence[str]) -> None:
+    twice = [part for part in dict.fromkeys(parts) if parts.count(part) > 1]
+    if twice:
+        raise ConfigError(f"{option} names {twice[0]} twice", "give each once; --rounds measures each several times")
+
+
+def _possible(experiment: Experiment, asked: BenchRequest, notes: list[str]) -> dict[str, Any]:
+    """What leaves out, by dotted key, what the engine or this machine lacks: compilation, unless the user asks for it,
+    and the bench's own settings that Megatron-LM does not have.
+
+    A setting that the user asks for is left out for an engine that lacks it if another engine of the table has it. If
+    none has it, it stays, and is refused.
+    """
+    engine, train, keys = experiment.engine, experiment.train, dict[str, Any]()
+    others = [replace(engine, name=part.partition(":")[0]) for part in asked.engines]
+
+    def is_lacking(key: str, lacks: Callable[[Engine], object]) -> bool:
+        return bool(lacks(engine)) and (key not in asked.overrides or not all(map(lacks, others or [engine])))
+
+    def optimizer_fault(engine: Engine) -> Fault | None:
+        return next(optimizer_faults(engine, train), None)
+
+    lacks_compiler = engine.compile_backend == "inductor" and not asked.has_gpu and not has_compiler()
+    if fixed := engine_named(engine.name).fixed_train:
+        keys |= {f"train.{key}": value for key, value in fixed.items()}
+        notes.append(f"{engine.name} saves as it ends, and the device's own rate is not measured in its processes")
+    if engine.compile != "none":
+        why = ""
+        if is_lacking("engine.compile", lambda each: "compile" not in engine_named(each.name).switches):
+            why = f"engine.compile is none for engine {engine.name}, which does not have it"
+        elif lacks_compiler and "engine.compile" not in asked.overrides:
+            why = f"engine.compile is none: {_NO_COMPILER}"
+        if why:
+            keys |= {"engine.compile": "none", "engine.keep_residuals": False}
+            notes.append(why)
+    engine = with_keys(experiment, keys).engine
+    fault = optimizer_fault(engine)
+    if train.optimizer_mode == "compiled" and fault and is_lacking("train.optimizer_mode", optimizer_fault):
+        keys["train.optimizer_mode"] = None
+        notes.append(f"train.optimizer_mode is left out for engine {engine.name}: {fault.message}")
+    elif lacks_compiler and train.optimizer_mode == "compiled" and "train.optimizer_mode" not in asked.overrides:
+        keys["train.optimizer_mode"] = None
+        notes.append(f"train.optimizer_mode is not compiled: {_NO_COMPILER}")
+    if asked.experiment == DEFAULT_BENCH:
+        fast = _fast_here(engine, experiment, asked, notes)
+        keys |= {f"engine.{key}": value for key, value in vars(fast).items() if value != getattr(engine, key)}
+    return keys
+
+
+def _fast_here(engine: Engine, experiment: Experiment, asked: BenchRequest, notes: list[str]) -> Engine:
+    """The engine with those of the default bench's fast settings that it, the model and this machine take; the user's
+    own stay."""
+    own = {each.key: PLAIN[each.key] for each in FAST_SETTINGS if f"engine.{each.key}" not in asked.overrides}
+    if engine.compile == "none":
+        own.pop("compile", None)
+    device, fast = DEVICES.get(asked.profile.device or ""), replace(engine, **own)
+    if asked.has_gpu and (device is None or (device.cuda and "bf16" in device.peaks)):
+        fast = with_fast_settings(fast, resolve_shape(experiment.model), experiment.train, asked.overrides)
+    if left_out := [f"engine.{key}" for key in own if getattr(fast, key) != getattr(engine, key)]:
+        who = f"engine {engine.name} with these settings" if asked.has_gpu else "a CPU"
+        notes.append(f"left out, as not for {who}: {', '.join(left_out)}")
+    return fast
+
+
+def has_compiler() -> bool:
+    """Whether there is a C++ compiler, which torch.compile needs on a CPU."""
+    return any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++"))
+
+
+def _name(asked: BenchRequest, file: ExperimentFile, experiment: Experiment) -> str:
+    """The name of a bench: its experiment, or the model if no experiment was named."""
+    preset = experiment.model.preset
+    return preset if asked.experiment == DEFAULT_BENCH and preset else file.name

@@ -1,0 +1,277 @@
+"""The limits that a submission would meet, found before it is made: of Slurm, of command lines, of files and
+connections.
+
+A limit that cannot be read here is left out. Slurm shows its users what PrivateData lets them see, and a node's limits
+may be others than this machine's.
+"""
+
+import getpass
+import os
+import resource
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from hpc_gpt.core.ends.bad_nodes import listed
+from hpc_gpt.core.errors import SlurmUnreachable
+from hpc_gpt.core.network import connections_held, files_of_first
+from hpc_gpt.core.runs.disk_space import checkpoints_to_come, free_files
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.sized import runs_program
+from hpc_gpt.core.slurm.clients import ask, scheduler_parameter, slurm_config
+from hpc_gpt.core.slurm.directives import script_directives
+from hpc_gpt.core.slurm.environment import submission_environment
+from hpc_gpt.core.slurm.hosts import expand_hosts
+from hpc_gpt.core.slurm.sbatch_words import chosen_clusters
+from hpc_gpt.launcher.prepared import PreparedRun
+
+_SCRIPT_BYTES = 4 << 20  # max_script_size, unless SchedulerParameters has it
+_WORD_BYTES = (128 << 10) - 1  # Linux's MAX_ARG_STRLEN, of an argument or a variable, without its NUL
+_ADDED_BYTES = 16 << 10  # what sbatch's other options and the variables of a job take
+# Files of a run's folder and attempt, of each rank in them, of a checkpoint and of each rank in that: from above.
+_OF_RUN, _OF_RANK, _OF_CHECKPOINT, _OF_SHARE = 60, 4, 8, 2
+# squeue's states of jobs that have ended, and count only until Slurm forgets them.
+_ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "REVOKED",
+          "OUT_OF_MEMORY"}  # fmt: skip
+_OF_QOS = ("MaxSubmitJobsPerUser", "MaxSubmitJobsPerAccount", "GrpSubmitJobs")
+
+
+class Asked(NamedTuple):
+    """A run that would be submitted: with `options` of sbatch if it is a script of the user's own, which may be an
+    `array` of these indexes. Of a chain the first job counts: Slurm may refuse later ones, which do without."""
+
+    resolved: Resolved
+    script: str
+    options: Sequence[str] = ()
+    array: Sequence[int] = ()
+
+    @staticmethod
+    def of(row: PreparedRun) -> "Asked":
+        own = row.job_script
+        return Asked(row.resolved, row.script, own.options if own else (), own.array if own else ())
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What is `asked` of a limit, what it allows, and what to do. `check`: the name of doctor's check. `refuses`: the
+    submission, or a part of it, is refused; else the run is disturbed, or another machine's limit counts."""
+
+    check: str
+    name: str
+    asked: int
+    allowed: int
+    remedy: str
+    refuses: bool = False
+
+    @property
+    def words(self) -> str:
+        return f"{self.name}: {self.asked:,} asked for, {max(0, self.allowed):,} allowed"
+
+    def __str__(self) -> str:
+        return f"limit: {self.words}; {self.remedy}"
+
+
+def limits_met(rows: Sequence[Asked], logs: Path) -> list[Limit]:
+    """The limits that runs would meet if they were submitted together; all are for one cluster."""
+    found = [*_of_files(rows, logs)]
+    if rows[0].resolved.cluster.scheduler == "slurm":
+        found += [*_of_rank_0(rows), *_of_command_lines(rows)]
+        with suppress(SlurmUnreachable):
+            found += _of_slurm(rows)
+    return [limit for limit in found if limit.asked > limit.allowed]
+
+
+# --- Slurm
+
+
+def _of_slurm(rows: Sequence[Asked]) -> Iterator[Limit]:
+    cluster = chosen_clusters(script_directives(rows[0].script))
+    config = slurm_config(cluster)
+    most = scheduler_parameter(config, "max_script_size") or _SCRIPT_BYTES
+    largest = max(len(os.fsencode(row.script)) for row in rows)
+    yield Limit("script", "bytes of the job script (max_script_size)", largest, most, "read its data from a file", True)
+    for array in (row.array for row in rows if row.array):
+        size = int(config.get("MaxArraySize") or 0)
+        split = "number its elements from 0, or submit several arrays"
+        yield Limit("array", "highest index of the array (MaxArraySize)", max(array), size - 1, split, True)
+        tasks = scheduler_parameter(config, "max_array_tasks")
+        yield Limit("array", "elements of the array (max_array_tasks)", len(array), tasks or size, split, True)
+    jobs = sum(max(1, len(row.array)) for row in rows)
+    fewer = f"{'submit fewer at a time, or ' * (jobs > 1)}wait until other jobs have ended"
+    shown = ask(
+        ["squeue", "--noheader", "--all", "--array", "--states=all", "--format=%T|%u|%a|%q|%P"], cluster=cluster
+    )
+    held = [line.split("|") for line in shown.stdout.splitlines()] if shown.code == 0 else []
+    if (count := config.get("MaxJobCount", "")).isdecimal():
+        # One less than the setting, ended jobs that are not forgotten yet among them.
+        name = f"jobs in Slurm's memory (MaxJobCount is {int(count):,}, {len(held):,} are there)"
+        yield Limit("jobs", name, jobs, int(count) - 1 - len(held), fewer, True)
+    if {"limits", "safe", "all"} & set(config.get("AccountingStorageEnforce", "").lower().split(",")):
+        queued = [_Queued(*jobs_of[:4]) for state, *jobs_of in held if state not in _ENDED and len(jobs_of) > 3]
+        for limit in _limits_of_user(rows[0].resolved, config.get("ClusterName", ""), cluster):
+            there = sum(map(limit.counts, queued))
+            name = f"jobs in the queue ({limit.name} is {limit.most:,}, {there:,} are there)"
+            remedy = fewer if limit.is_sure else f"perhaps, as it is not known which of several limits counts: {fewer}"
+            yield Limit("jobs", name, jobs, limit.most - there, remedy, limit.is_sure)
+
+
+class _Queued(NamedTuple):
+    """A job in the queue, as squeue shows it."""
+
+    user: str
+    account: str
+    qos: str
+    partition: str
+
+
+class _Most(NamedTuple):
+    """The most jobs in the queue by one limit, and which of them it `counts`. Not `is_sure`: another one may be in its
+    place."""
+
+    name: str
+    most: int
+    counts: Callable[[_Queued], bool]
+    is_sure: bool
+
+
+def _limits_of_user(resolved: Resolved, cluster: str, chosen: str | None) -> Iterator[_Most]:
+    """The limits of a submission, as Slurm's acct_policy.c chooses them: that of the user's association, or in its
+    place that of user and partition; its account's; and in place of each the QOS's, the partition's own QOS first."""
+    user, job, of = getpass.getuser(), resolved.job, f"cluster={cluster}"
+    account = job.account or next(iter(_sacctmgr("user", user, of, "withassoc", columns=("DefaultAccount",))), [""])[0]
+    partitions, default = _partitions(chosen)
+    asked = [name for name in (job.partition or default).split(",") if name]
+    columns = ("User", "Partition", "MaxSubmitJobs", "GrpSubmitJobs", "DefaultQOS", "QOS")
+    rows = _sacctmgr("assoc", of, f"account={account}", columns=columns)
+    own = {partition: row for owner, partition, *row in rows if owner == user}
+    mine = {name: own[name] for name in asked if name in own} or {name: own[name] for name in [""] if name in own}
+    # Of several partitions the job is in one of them in the end; without a name of the default one it may be any.
+    is_sure = len(asked) == 1 or (set(own) <= {""} and not any(partitions.get(name) for name in asked or partitions))
+    if len(asked) > 1:
+        mine |= {name: own[name] for name in [""] if name in own}
+    _, _, default_qos, allowed = next(iter(mine.values()), ["", "", "", ""])
+    job_qos = job.qos or default_qos or (allowed if allowed and "," not in allowed else "normal")
+    limits = {row[0]: row[1:] for row in _sacctmgr("qos", columns=("Name", "Flags", *_OF_QOS))}
+    of_partition = partitions.get(asked[0], "") if asked else ""
+    in_turn = [of_partition, job_qos]
+    if "OverPartQOS" in (limits.get(job_qos) or [""])[0].split(","):
+        in_turn.reverse()
+    ruled = set[str]()  # by a QOS
+    for name, kind in ((name, kind) for name in in_turn if name in limits for kind in _OF_QOS):
+        most = limits[name][1 + _OF_QOS.index(kind)]
+        if most.isdecimal() and kind not in ruled:
+            ruled.add(kind)
+            yield _Most(f"{kind} of QOS {name}", int(most), _in_qos(name, kind, user, account, partitions), is_sure)
+    whose = f"user {user} in account {account}"
+    for partition, (most, of_all, _, _) in mine.items():
+        where = f", partition {partition}" if partition else ""
+        counts = _in_association(user, account, partition, set(own))
+        if most.isdecimal() and not ruled & {*_OF_QOS[:2]}:
+            yield _Most(f"MaxSubmitJobs of {whose}{where}", int(most), counts, is_sure)
+        if of_all.isdecimal() and _OF_QOS[2] not in ruled:
+            yield _Most(f"GrpSubmitJobs of {whose}{where}", int(of_all), counts, is_sure)
+    for owner, _, _, of_all, *_ in rows:
+        if not owner and of_all.isdecimal() and _OF_QOS[2] not in ruled:
+            name = f"GrpSubmitJobs of account {account}"
+            yield _Most(name, int(of_all), lambda each: each.account == account, is_sure)
+
+
+def _in_qos(name: str, kind: str, user: str, account: str, partitions: Mapping[str, str]) -> Callable[[_Queued], bool]:
+    """Which jobs a limit of a QOS counts: those that asked for it, and those in a partition that has it."""
+
+    def counts(each: _Queued) -> bool:
+        is_of_qos = each.qos == name or any(partitions.get(part) == name for part in each.partition.split(","))
+        is_mine = {_OF_QOS[0]: each.user == user, _OF_QOS[1]: each.account == account}
+        return is_of_qos and is_mine.get(kind, True)
+
+    return counts
+
+
+def _in_association(user: str, account: str, partition: str, own: Collection[str]) -> Callable[[_Queued], bool]:
+    """Which jobs an association counts; those of a partition with one of its own are not the user's other ones."""
+    return lambda each: (
+        (each.user, each.account) == (user, account)
+        and (each.partition == partition if partition else each.partition not in own)
+    )
+
+
+def _partitions(cluster: str | None) -> tuple[dict[str, str], str]:
+    """({partition: its QOS, empty without one}, the default partition); empty if Slurm does not show them."""
+    answer = ask(["scontrol", "--oneliner", "show", "partition"], cluster=cluster)
+    found, default = dict[str, str](), ""
+    for line in answer.stdout.splitlines() if answer.code == 0 else ():
+        settings = dict(word.partition("=")[::2] for word in line.split())
+        name, qos = settings.get("PartitionName", ""), settings.get("QoS", "N/A")
+        found[name] = "" if qos == "N/A" else qos
+        default = name if settings.get("Default") == "YES" else default
+    return found, default
+
+
+def _sacctmgr(*words: str, columns: Sequence[str]) -> list[list[str]]:
+    """The rows of a list with these columns, empty without accounting. A line that has fewer is not of the list, as a
+    site's banner; what a site has added to a row is left out."""
+    try:
+        answer = ask(["sacctmgr", "-nP", "show", *words, f"format={','.join(columns)}"])
+    except SlurmUnreachable:
+        return []
+    rows = [line.split("|") for line in answer.stdout.splitlines()] if answer.code == 0 else []
+    return [row[: len(columns)] for row in rows if len(row) >= len(columns)]
+
+
+# --- this machine
+
+
+def _of_command_lines(rows: Sequence[Asked]) -> Iterator[Limit]:
+    environment = submission_environment(os.environ, {})
+    strings = [f"{name}={value}" for name, value in environment.items()]
+    words = max((row.options for row in rows), key=lambda options: sum(map(len, options)))
+    longest = max((len(os.fsencode(word)) for word in words), default=0)
+    yield Limit("command", "bytes of an option of sbatch", longest, _WORD_BYTES, "write it into the script", True)
+    # With the pointer to each, as Linux counts them.
+    size = _ADDED_BYTES + sum(len(os.fsencode(word)) + 9 for word in (*strings, *words))
+    unset = (
+        "unset variables that the job does not need, or raise the stack's limit (ulimit -s), of which it is a quarter"
+    )
+    yield Limit(
+        "command", "bytes of sbatch's command line and environment", size, os.sysconf("SC_ARG_MAX"), unset, True
+    )
+    for row in rows:
+        # A retry names all nodes that it excludes, in one word.
+        nodes = {*listed(row.resolved.cluster.name)}
+        with suppress(ValueError):
+            nodes |= {*expand_hosts(row.resolved.job.exclude or "")}
+        size = len("--exclude=") + len(",".join(nodes))
+        fewer = "retries would lose the list: choose the nodes by --partition, --constraint or --reservation"
+        yield Limit("exclude", f"bytes of a list of {len(nodes):,} excluded nodes", size, _WORD_BYTES, fewer)
+
+
+def _of_rank_0(rows: Sequence[Asked]) -> Iterator[Limit]:
+    ranks = max((row.resolved.gpus for row in rows if not runs_program(row.resolved)), default=0)
+    if not ranks:
+        return
+    needed, (_, hard) = files_of_first(ranks), resource.getrlimit(resource.RLIMIT_NOFILE)
+    site = (
+        "the limit of the node that the job begins on counts, where it is checked again: ask the site for as many open "
+        "files (nofile) in jobs, by LimitNOFILE of slurmd or limits.conf"
+    )
+    if hard != resource.RLIM_INFINITY:
+        yield Limit("files", f"open files of rank 0 of {ranks:,} ranks (ulimit -Hn)", needed, hard, site)
+    if (queue := connections_held()) is not None:
+        site = (
+            "those that find no place try again after 1, 3 and 7 s, so the start takes longer: the site can raise "
+            "net.core.somaxconn on its nodes"
+        )
+        yield Limit("store", "connections at once to rank 0's store (net.core.somaxconn)", ranks - 1, queue, site)
+
+
+def _of_files(rows: Sequence[Asked], logs: Path) -> Iterator[Limit]:
+    count = 0
+    for row in rows:
+        runs, ranks = max(1, len(row.array)), row.resolved.tasks
+        saved = 0 if runs_program(row.resolved) else checkpoints_to_come(row.resolved)
+        count += runs * (_OF_RUN + _OF_RANK * ranks + saved * (_OF_CHECKPOINT + _OF_SHARE * ranks))
+    for name, free in free_files(logs).items():
+        remedy = "delete files, set HPC_GPT_LOGS elsewhere, or keep fewer checkpoints: --set train.keep_last=2"
+        yield Limit("inodes", f"files in {name}", count, free, remedy)

@@ -1,0 +1,79 @@
+"""Processes beside the ranks of a run on this machine, which outlive neither the run nor its supervisor."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from hpc_gpt.core.process import die_with_parent
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.launcher.tracker import tracked_packages
+
+# After the ranks: for all that is to be done, and if the run was cancelled.
+LIMIT_S, CANCELLED_S = 30.0, 5.0
+_POLL_S = 0.05
+
+
+class BesideRanks:
+    """One of them, in a process group of its own; `word` begins its lines in the log."""
+
+    def __init__(self, word: str, module: str, run: RunFolder, attempt: Attempt) -> None:
+        self._word, self._attempt = word, attempt
+        line = [sys.executable, "-m", module, str(run.path), str(attempt.number)]
+        with attempt.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                line,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=0,
+                preexec_fn=die_with_parent,
+            )
+        self._over = False
+
+    def look(self) -> bool:
+        """Whether it has ended. If it died, that is a line of the log, once."""
+        code = self._process.poll()
+        if code and not self._over:
+            end = f"signal {-code}" if code < 0 else f"exit code {code}"
+            self._say(f"its process ended with {end}; the run goes on without it")
+        self._over = self._over or code is not None
+        return self._over
+
+    def end(self, until: float, limit_s: float) -> None:
+        """Kills it if it has not ended at the time `until`, which is `limit_s` after the ranks."""
+        while not self.look() and time.monotonic() < until:
+            time.sleep(_POLL_S)
+        if not self._over:
+            self._over = True
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._say(f"its process has not ended {limit_s:g} s after the ranks, so it is killed")
+
+    def _say(self, words: str) -> None:
+        with suppress(OSError), self._attempt.log.open("a", encoding="utf-8") as log:
+            log.write(f"{self._word}: {words}\n")
+
+
+def start_beside(run: RunFolder, attempt: Attempt, resolved: Resolved) -> list[BesideRanks]:
+    """Starts those that the run's tables ask for."""
+    words = {"after": "hpc_gpt.launcher.after"} if resolved.after.is_asked else {}
+    words |= {"track": "hpc_gpt.report.track"} if tracked_packages(resolved) else {}
+    return [BesideRanks(word, module, run, attempt) for word, module in words.items()]
+
+
+def end_beside(beside: Sequence[BesideRanks], attempt: Attempt, limit_s: float) -> None:
+    """The ranks have ended: lets them do the rest, and kills those that have not ended in so many seconds."""
+    if not beside:
+        return
+    until = time.monotonic() + limit_s
+    with suppress(OSError):
+        attempt.ranks_ended.touch()
+    for each in beside:
+        each.end(until, limit_s)
+    with suppress(OSError):
+        attempt.ranks_ended.unlink(missing_ok=True)

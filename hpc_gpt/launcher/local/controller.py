@@ -1,0 +1,268 @@
+"""Runs on this machine: what supervises the ranks of an attempt.
+
+It extends submitit's controller: it starts job.sh once for each rank, ends all ranks when one fails, passes signals on,
+enforces the time limit, and writes how the attempt ended if no rank has.
+"""
+
+import atexit
+import contextlib
+import importlib
+import json
+import os
+import platform
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from submitit.local.local import Controller
+
+from hpc_gpt.core.ends.end_policy import SIGNALS, End
+from hpc_gpt.core.ends.exit_status import ExitStatus
+from hpc_gpt.core.ends.state import Facts, class_of
+from hpc_gpt.core.errors import RunFolderError
+from hpc_gpt.core.files import read_json, replace_whole
+from hpc_gpt.core.process import die_with_parent, process_identity
+from hpc_gpt.core.runs import lock, processes
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.settings.experiment import limit_s
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.slurm.clients import KILL_WAIT_S
+from hpc_gpt.core.slurm.environment import own_job
+from hpc_gpt.launcher.attempts.decisions import ShownJob, conclude
+from hpc_gpt.launcher.attempts.notify import send_events
+from hpc_gpt.launcher.local.beside import CANCELLED_S, LIMIT_S, BesideRanks, end_beside, start_beside
+
+_RACE_SUPERVISOR = "hpc_gpt.launcher.bench.race_here"  # what supervises a race, which starts its visits
+_POLL_S = 0.05
+PEERS_S = 5.0  # for the peers of a failed rank to end by themselves
+
+
+class RunController(Controller):
+    """Runs all ranks of one attempt and waits for them."""
+
+    def __init__(self, run: RunFolder, attempt: Attempt) -> None:
+        resolved = run.resolved()
+        self.limit_s = limit_s(resolved.job.time)
+        self.lead_s = resolved.job.signal_lead_s or 0
+        self.attempt = attempt
+        self.run_folder = run
+        self.codes: dict[int, int] = {}
+        self.kill_at: float | None = None
+        self.cancelled = False
+        self._unwritten = False
+        self._beside: list[BesideRanks] = []
+        self._job = own_job()[0].decode(errors="replace")
+        self._resolved = resolved
+        os.environ.update(controller_environment(run, attempt, resolved.tasks))
+        if resolved.cluster.archive is not None:
+            _stage_below_tmpdir()
+        super().__init__(attempt.folder)
+        for signum in SIGNALS:
+            signal.signal(signum, self._pass_on)
+
+    def _pass_on(self, signum: int, frame: FrameType | None) -> None:
+        """Pass a signal on. SIGTERM cancels and gives the ranks KILL_WAIT_S to save; they handle Ctrl-C and USR2."""
+        if signum == signal.SIGTERM:
+            self.cancelled = True
+            self.kill_at = min(self.kill_at or float("inf"), time.monotonic() + KILL_WAIT_S)
+        self._forward_signal(signal.Signals(signum))
+
+    def start_tasks(self) -> None:
+        """Starts job.sh for every rank, each in its own process group, so that only this process gets a Ctrl-C."""
+        self.attempt.ranks.mkdir(exist_ok=True)
+        log = self.attempt.log.open("ab")
+        self.stdouts = [log]
+        # Of a job script start.py marks the script alone: its job.sh is to live when that has ended.
+        marks = processes.task_variables(self.run_folder, self.attempt) if self._resolved.script is None else {}
+        for rank in range(self.ntasks):
+            env = os.environ | {
+                "SUBMITIT_LOCAL_LOCALID": str(rank),
+                "SUBMITIT_LOCAL_GLOBALID": str(rank),
+                "SUBMITIT_LOCAL_JOB_ID": self.pid,
+                **marks,
+            }
+            task = subprocess.Popen(
+                self.command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=0,
+                preexec_fn=die_with_parent,
+                pass_fds=processes.gpu_locks(),
+            )
+            self.tasks.append(task)
+            self._note_rank(rank, None)
+
+    def _note_rank(self, rank: int, code: int | None) -> None:
+        path = self.attempt.ranks / f"{rank}.json"
+        pid = self.tasks[rank].pid
+        note = {**process_identity(pid), processes.JOB: self._job} if code is None else {"pid": pid, **read_json(path)}
+        with self._written():
+            replace_whole(path, json.dumps({**note, "exit_code": code}) + "\n")
+
+    @contextlib.contextmanager
+    def _written(self) -> Iterator[None]:
+        """Prints, once, that something cannot be written: a folder that was moved away is not made again."""
+        try:
+            yield
+        except RunFolderError as fault:
+            if not self._unwritten:
+                print(f"{fault}\n\nhint: {fault.hint}", flush=True)
+            self._unwritten = True
+
+    def wait(self, freq: int = 24) -> list[int | None]:
+        """Waits for all ranks; ends the others when one has failed or the time is over."""
+        begun = time.monotonic()
+        warned = False
+        failed_at: float | None = None
+        while True:
+            for rank, task in enumerate(self.tasks):
+                if rank not in self.codes and (code := task.poll()) is not None:
+                    self.codes[rank] = code
+                    self._note_rank(rank, code)
+            for each in self._beside:
+                each.look()
+            self.look()
+            now = time.monotonic()
+            if len(self.codes) == len(self.tasks):
+                return list(self.codes.values())
+            if failed_at is None and any(self.codes.values()):
+                failed_at = now
+                self.kill_at = min(self.kill_at or float("inf"), now + PEERS_S)
+            if failed_at is not None and (now > failed_at + 1 or min(self.codes.values()) < 0):
+                self._say_failed()
+            if self.limit_s is not None:
+                if not warned and now - begun > self.limit_s - self.lead_s:
+                    warned = True
+                    self._forward_signal(signal.SIGUSR2)
+                if now - begun > self.limit_s and self.kill_at is None:
+                    self._say("walltime", f"the time limit of {self.limit_s} s is over")
+                    self._forward_signal(signal.SIGTERM)
+                    self.kill_at = now + KILL_WAIT_S
+            if self.kill_at is not None and now > self.kill_at:
+                self._kill_groups()
+            time.sleep(_POLL_S)
+
+    def look(self) -> None:
+        """Called while the ranks run."""
+
+    def _kill_groups(self) -> None:
+        """Kills what is left of the ranks and of the processes that they started, in whatever process group."""
+        for task in self.tasks:
+            try:
+                os.killpg(task.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
+        processes.end_processes(self.run_folder, self.attempt, own_job())
+
+    def _say(self, ended: str, cause: str) -> None:
+        if not self.attempt.ended():  # wait() calls this repeatedly until the last rank is gone
+            with self._written():
+                self.attempt.write_ended(ended, cause, int(self.attempt.last_metrics().get("step") or 0))
+
+    def _unsaid_class(self) -> str:
+        """The class of an attempt whose end no rank has written, as others find it when this process is gone."""
+        return class_of(Facts(cancelled=self.cancelled, alive=False)) or "unknown"
+
+    def _say_failed(self) -> None:
+        rank, code = next((rank, code) for rank, code in self.codes.items() if code)
+        end = ExitStatus(str(rank), platform.node(), code)
+        if not self.attempt.ended():
+            # What srun would print: a killed rank leaves no line of its own.
+            with contextlib.suppress(OSError), self.attempt.log.open("a", encoding="utf-8") as log:
+                log.write(f"{end}\n")
+        self._say(self._unsaid_class(), str(end))
+
+    def run(self, max_retry: int = 1) -> None:
+        """Runs one attempt. At the return ended.json exists, no process of the attempt runs, and the run may resume."""
+        try:
+            self.start_tasks()
+            if self._resolved.notify.is_asked:
+                self._start_notifier()
+            self._beside = start_beside(self.run_folder, self.attempt, self._resolved)
+            self.wait()
+        finally:
+            self._kill_groups()
+            self._reopen_log()
+            if any(self.codes.values()):
+                self._say_failed()
+            elif len(self.codes) < self.ntasks:
+                self._say(self._unsaid_class(), "the ranks could not be started")
+            else:
+                words = "SIGTERM" if self.cancelled else "exit code 0, but the trainer wrote no end"
+                self._say(self._unsaid_class(), words)
+            for file in self.stdouts:
+                file.close()
+            end_beside(self._beside, self.attempt, CANCELLED_S if self.cancelled else LIMIT_S)
+            # The command may take its time. What was beside has ended: the next attempt's goes on where it came to.
+            if not goes_on(self.run_folder, self.attempt, self._resolved):
+                lock.release(self.run_folder, lock.process_holder(os.getpid()))
+            send_events(self.run_folder, self._resolved, self.attempt)
+
+    def _reopen_log(self) -> None:
+        """What is printed from now on is for the log, also if a job script's job.sh has made a copy of it."""
+        with contextlib.suppress(OSError), self.attempt.log.open("ab") as log:
+            if self.stdouts and os.path.samestat(os.fstat(1), os.fstat(self.stdouts[0].fileno())):
+                os.dup2(log.fileno(), 1)
+                os.dup2(log.fileno(), 2)
+
+    def _start_notifier(self) -> None:
+        """Starts the process that sends what earlier attempts could not, and the first step."""
+        line = [sys.executable, "-m", "hpc_gpt.launcher.attempts.notify", str(self.run_folder.path)]
+        line += [str(self.attempt.number), "beside"]
+        with self.attempt.log.open("ab") as log:
+            subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0)
+
+    def exit_code(self) -> int:
+        """The largest exit code of the ranks, in a shell's numbering of signals."""
+        return max((code if code >= 0 else 128 - code for code in self.codes.values()), default=1)
+
+
+def _stage_below_tmpdir() -> None:
+    """The folder into which job.sh unpacks the environment, removed when this process ends. A script that was started
+    by hand has one, from which this process runs."""
+    name = os.environ.setdefault("HPC_GPT_STAGED", f"hpc-gpt-{os.getuid()}-local-{os.getpid()}-{time.time_ns()}/0")
+    folder = Path(os.environ.get("TMPDIR") or "/tmp") / name
+    atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
+
+
+def controller_environment(run: RunFolder, attempt: Attempt, ranks: int) -> dict[str, str]:
+    """The variables for submitit's controller and job.sh. RunController keeps the time limit, not submitit."""
+    return {
+        "HPC_GPT_RUN": str(run.path),
+        "HPC_GPT_ATTEMPT": str(attempt.number),
+        "SUBMITIT_EXECUTOR": "local",
+        "SUBMITIT_LOCAL_NTASKS": str(ranks),
+        "SUBMITIT_LOCAL_COMMAND": shlex.join(["bash", str(run.job_script)]),
+        "SUBMITIT_LOCAL_TIMEOUT_S": "0",
+        "SUBMITIT_LOCAL_SIGNAL_DELAY_S": "0",
+        "SUBMITIT_LOCAL_NODEID": "0",
+        "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
+        "SUBMITIT_STDERR_TO_STDOUT": "1",
+        "SUBMITIT_LOCAL_WITH_SHELL": "",
+    }
+
+
+def run_attempt(run: RunFolder, attempt: Attempt) -> int:
+    """Runs one attempt, and returns its exit code."""
+    if run.resolved().race:
+        return int(importlib.import_module(_RACE_SUPERVISOR).supervise(run, attempt))
+    controller = RunController(run, attempt)
+    controller.run()
+    return controller.exit_code()
+
+
+def goes_on(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool:
+    """Whether another attempt follows one that has ended. If it asks for that, it is judged, once."""
+    end = attempt.ended()
+    if end.get("requeue") and not attempt.verdict():
+        wish, last = run.asked_to_end(attempt.job_id), End(str(end["ended"]), end.get("cause"))
+        conclude(run, attempt, resolved, last, time.time(), attempt.number, ShownJob(), wish)
+    return attempt.verdict().get("go_on") is True

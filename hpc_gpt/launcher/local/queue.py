@@ -1,0 +1,306 @@
+"""The process of a run on this machine: it waits for the runs of `--dependency` and for GPUs, supervises an attempt,
+and does so again if the run goes back to the queue.
+
+    python -m hpc_gpt.launcher.local.queue RUN [ATTEMPT]
+
+ATTEMPT has its turn already. Without it the process waits, once its standard input has ended: by then the run's folder
+names it. While it waits any signal ends it; what waits then is the run's state `pending`, and queue.json says for what.
+"""
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from hpc_gpt.core.ends.end_policy import SIGNALS
+from hpc_gpt.core.ends.failures import GOOD
+from hpc_gpt.core.ends.judge import budget_left
+from hpc_gpt.core.errors import ConfigError, JobRefused, OsErrorAs, RunFolderError, UserError
+from hpc_gpt.core.files import hint_on, replace_whole, write_once
+from hpc_gpt.core.process import host_clock, interrupts_wait, process_identity
+from hpc_gpt.core.runs import lock
+from hpc_gpt.core.runs.find_runs import find_run
+from hpc_gpt.core.runs.full_disk import is_disk_full, once_there_is_space
+from hpc_gpt.core.runs.heartbeats import gpus_of
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.runs.snapshot import code_environment, ready_code
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.slurm.environment import GIVEN, as_given, given_environment, job_python, submission_environment
+from hpc_gpt.launcher.attempts.decisions import read_history
+from hpc_gpt.launcher.local import gpus
+from hpc_gpt.launcher.local.controller import goes_on, run_attempt
+from hpc_gpt.launcher.watch.control import LOCAL_POLL_S, SLURM_POLL_S
+from hpc_gpt.launcher.watch.status import RunStatus, read_status
+
+_Made = TypeVar("_Made")
+QUEUE = "hpc_gpt.launcher.local.queue"
+
+
+def dependencies(resolved: Resolved, logs: Path) -> list[tuple[bool, RunFolder]]:
+    """(whether it has to end well, run) of each that `job.dependency` names. Raises ConfigError, NoSuchRun. A job
+    script's are Slurm's, which mean nothing here: they are left out."""
+    found, asked = list[tuple[bool, RunFolder]](), resolved.job.dependency or ""
+    for part in asked.split(",") if asked and resolved.script is None else ():
+        kind, *names = part.split(":")
+        if kind not in ("afterany", "afterok") or not all(names) or not names:
+            words = (
+                f"job.dependency is {asked!r}, and this machine without Slurm knows afterany:RUN and afterok:RUN alone"
+            )
+            raise ConfigError(words, "for example --dependency afterok:20261125-1042; several are joined by commas")
+        found += [(kind == "afterok", find_run(name, logs)) for name in names]
+    return found
+
+
+def unmet(resolved: Resolved, logs: Path) -> str:
+    """Which run is waited for by its dependency; empty if none is. Raises as `dependencies`, and JobRefused if it never
+    comes true."""
+    return _unmet_of(resolved, dependencies(resolved, logs))
+
+
+def _unmet_of(resolved: Resolved, awaited: Sequence[tuple[bool, RunFolder]]) -> str:
+    for well, run in awaited:
+        (status,) = read_status([run])
+        if status.state == "unknown":
+            return f"waits for run {run.run_id}, whose end is not known" + (f": {status.cause}" if status.cause else "")
+        if not status.is_known_over:
+            return _waits_for(run, status)
+        if well and status.state not in GOOD:
+            words = f"job.dependency is {resolved.job.dependency!r}, but run {run.run_id} ended as {status.state}"
+            raise JobRefused(words, "afterany starts after any end")
+    return ""
+
+
+def _waits_for(run: RunFolder, status: RunStatus) -> str:
+    gone = f" as process {status.removed_pid}, though its folder was removed" if status.removed_pid is not None else ""
+    return f"waits for run {run.run_id}, which is {status.state}{gone}"
+
+
+def look_for_turn(
+    run: RunFolder, resolved: Resolved, may_have: Mapping[str, str], now: bool
+) -> tuple[gpus.HeldGpus | None, str]:
+    """(the GPUs of a run that is submitted now, what it waits for); None if it is to wait, for no GPU if `now`. Raises
+    as `unmet`."""
+    if not run.attempts() and (words := unmet(resolved, run.path.parents[1])):
+        return None, words
+    count = gpus.needed(resolved, may_have)
+    held, waits = gpus.take_for(run.run_id, count, may_have, {} if now else gpus.waiting())
+    return (gpus.HeldGpus(), "") if now and held is None else (held, waits)
+
+
+def await_turn(run: RunFolder, resolved: Resolved) -> gpus.HeldGpus:
+    """Waits for the run's turn, and returns its GPUs. Raises as `unmet`."""
+    said = ""
+
+    def note(words: str) -> None:
+        nonlocal said
+        if words != said:
+            note_wait(run, said := words)
+
+    if not run.attempts():
+        awaited = dependencies(resolved, run.path.parents[1])
+        is_slurm = any(line.get("scheduler") == "slurm" for _, other in awaited for line in other.submissions())
+        while words := _unmet_of(resolved, awaited):
+            note(words)
+            time.sleep(SLURM_POLL_S if is_slurm else LOCAL_POLL_S)
+    may_have = gpus.choice_in(os.environ)
+    return gpus.await_gpus(run.run_id, gpus.needed(resolved, may_have), may_have, note)
+
+
+def note_wait(run: RunFolder, words: str) -> None:
+    """Writes what a run waits for. On a full disk over what it waited for before, if that is there."""
+    line = json.dumps({"words": words, "time": time.time()}) + "\n"
+    try:
+        replace_whole(run.waits_for, line)
+    except RunFolderError as fault:
+        if not is_disk_full(fault):
+            raise
+        with suppress(OSError), run.waits_for.open("r+", encoding="utf-8") as file:
+            file.write(line)
+            file.truncate()
+
+
+# --- starting it
+
+
+def start_here(run: RunFolder, resolved: Resolved, now: bool = False) -> tuple[str, str]:
+    """Starts the process of a run, detached from this terminal, and returns at once (its job id, what the run waits
+    for; empty if its first attempt has begun). `now`: it waits for no GPU.
+
+    It is noted in submissions.jsonl. Raises RunFolderError, also if the run is being trained; as `unmet`; JobRefused if
+    too little of the budget is left.
+    """
+    may_have = _choice_of(resolved, now)
+    code = ready_code(run.path)  # it supervises the run
+    own = job_python(resolved) | code_environment(code, os.environ) | may_have
+    own |= budget_environment(run, resolved, time.time())
+    own |= given_environment(os.environb) if resolved.script is not None else {}
+    environment = submission_environment(os.environ, own)
+    with interrupts_wait(), lock.locked(run):
+        held, waits = look_for_turn(run, resolved, gpus.choice_in(may_have), now)
+        attempt = begin_attempt(run) if held is not None else None
+        line = [sys.executable, "-m", QUEUE, str(run.path), *([str(attempt.number)] if attempt is not None else [])]
+        with open(attempt.log if attempt is not None else os.devnull, "ab") as log:
+            process = subprocess.Popen(
+                line,
+                env=environment | (held.environment() if held is not None else {}),
+                stdin=subprocess.PIPE if attempt is None else subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=held.locks if held is not None else (),
+            )
+        if held is not None:
+            held.free()  # the process has them
+        # In a process that lives on, nobody else takes note of its end.
+        threading.Thread(target=process.wait, daemon=True).start()
+        lock.hand_over(run, lock.process_holder(process.pid))
+        if attempt is not None:
+            note_start(run, attempt, process.pid, line, resolved.cluster.name)
+        else:
+            note_wait(run, waits)
+            own_line = lock.submission_line(process.pid, str(process.pid), line, resolved.cluster.name)
+            queue = process_identity(process.pid)
+            run.add_submission({**own_line, "queue": queue, **run.attempts_before})
+        if process.stdin is not None:
+            process.stdin.close()
+    return str(process.pid), waits
+
+
+def _choice_of(resolved: Resolved, now: bool) -> dict[str, str]:
+    """The GPUs that a run may have; none if it is not known which there are, and it is to start `now`. JobRefused."""
+    try:
+        return gpus.choice(bool(resolved.asked_gpus))
+    except JobRefused as fault:
+        if not now:
+            raise
+        print(f"note: {fault}; it starts beside whatever runs there", file=sys.stderr, flush=True)
+        return {}
+
+
+def budget_environment(run: RunFolder, resolved: Resolved, now: float) -> dict[str, str]:
+    """HPC_GPT_STOP_AT, the time at which the run's budget is spent; empty without a budget. Raises JobRefused."""
+    job = resolved.job
+    past = read_history(run, gpus_of(resolved), now) if job.max_gpu_hours is not None else []
+    left_s, why = budget_left(past, job.max_gpu_hours, resolved.gpus, job.signal_lead_s)
+    if why:
+        raise JobRefused(why, f"hpc-gpt submit --resume {run.run_id} with a larger --max-gpu-hours makes a new run")
+    return {} if left_s is None else {"HPC_GPT_STOP_AT": f"{now + left_s:.0f}"}
+
+
+def begin_attempt(run: RunFolder) -> Attempt:
+    """Makes the folder of the next attempt. Raises RunFolderError."""
+    with OsErrorAs(RunFolderError, f"cannot make an attempt in {run.path}", hint_on):
+        return run.new_attempt()
+
+
+def note_start(run: RunFolder, attempt: Attempt, pid: int, command: list[str], cluster: str) -> None:
+    """Writes attempt.json and the line of submissions.jsonl by which status and cancels find the process."""
+    note_attempt(run, attempt, pid)
+    run.add_submission(lock.submission_line(pid, str(pid), command, cluster))
+
+
+def note_attempt(run: RunFolder, attempt: Attempt, pid: int) -> None:
+    """Writes attempt.json."""
+    before = sum(each.started().get("job_id") == str(pid) for each in run.attempts() if each.number < attempt.number)
+    host = platform.node()
+    start = {"attempt": attempt.number, "job_id": str(pid), "restart": before, "node_list": host}
+    start["started"] = time.time()
+    start["boot"], start["uptime"] = host_clock()
+    write_once(attempt.folder / "attempt.json", json.dumps(start) + "\n")
+
+
+# --- the process
+
+
+def run_turns(run: RunFolder, attempt: Attempt | None) -> int:
+    """Runs attempts until none follows, and returns the exit code of the last; the first one has its turn if it is
+    given. Raises UserError if the next one cannot start."""
+    resolved, held, pid = run.resolved(), gpus.handed_over(), os.getpid()
+    while True:
+        if attempt is None:
+            for signum in SIGNALS:
+                signal.signal(signum, signal.SIG_DFL)
+            patiently(run, lambda: lock.take(run, lock.process_holder(pid)))
+            if run.asked_to_end(str(pid)):
+                return 0
+            held = patiently(run, lambda: await_turn(run, resolved))
+            os.environ.update(budget_environment(run, resolved, time.time()))
+            attempt = _begin_patiently(run, pid)
+        _show(held)
+        try:
+            code = run_attempt(run, attempt)
+        finally:
+            held.free()
+        if not goes_on(run, attempt, resolved):
+            return code
+        attempt = None
+
+
+def patiently(run: RunFolder, work: Callable[[], _Made]) -> _Made:
+    """What `work` makes, once the disk has space: what waits for its turn does not end because others have filled it,
+    as a training does not."""
+    return once_there_is_space(work, lambda words: note_wait(run, words))
+
+
+def _begin_patiently(run: RunFolder, pid: int) -> Attempt:
+    """The next attempt of a process that has waited, whose output goes to its log from now on."""
+    # An attempt's folder alone would take a full disk: the run has begun once it has one.
+    patiently(run, lambda: replace_whole(run.waits_for, json.dumps({"words": "starts"}) + "\n"))
+    attempt = patiently(run, lambda: begin_attempt(run))
+    with patiently(run, lambda: attempt.log.open("ab")) as log:
+        patiently(run, lambda: note_attempt(run, attempt, pid))
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    run.waits_for.unlink(missing_ok=True)
+    return attempt
+
+
+def show_free_gpus(run: RunFolder, resolved: Resolved) -> gpus.HeldGpus:
+    """GPUs for a run in the foreground, which does not wait: if too few are free, or it is not known which
+    there are, it has no locks and sees all."""
+    os.environ.update(_choice_of(resolved, now=True))  # for the jobs of [after], too
+    may_have = gpus.choice_in(os.environ)
+    held = gpus.take_for(run.run_id, gpus.needed(resolved, may_have), may_have, {})[0] or gpus.HeldGpus()
+    _show(held)
+    return held
+
+
+def _show(held: gpus.HeldGpus) -> None:
+    """Lets the ranks see the run's GPUs alone, and a job script, whose environment is the submitter's."""
+    if held.names:
+        os.environ.update({**held.visible(), **held.inherited()})
+        if GIVEN in os.environ:
+            given = as_given(f"{GIVEN}={os.environ[GIVEN]}".encode())
+            shown = {name.encode(): value.encode() for name, value in held.visible().items()}
+            os.environ.update(given_environment({**given, **shown}))
+
+
+def main(arguments: list[str]) -> int:
+    run = RunFolder(Path(arguments[0]))
+    attempt = run.attempt(int(arguments[1])) if len(arguments) > 1 else None
+    try:
+        if attempt is None:
+            sys.stdin.read()
+        return run_turns(run, attempt)
+    except UserError as fault:
+        print(f"not started: {fault}", flush=True)
+        if not run.attempts():
+            refused = {"scheduler": "local", "job_id": None, "refused": str(fault)}
+            patiently(run, lambda: run.add_submission(refused))
+        return fault.exit_code
+    finally:
+        with suppress(OSError):
+            run.waits_for.unlink(missing_ok=True)
+        lock.release(run, lock.process_holder(os.getpid()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,150 @@
+"""How long a step, a save, an evaluation and a start took in earlier runs, from their run folders."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpc_gpt.core.errors import UserError
+from hpc_gpt.core.files import within_time
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.settings.resolved import speed_hash
+from hpc_gpt.core.settings.sized import Sized
+from hpc_gpt.reader.records.attempts import AttemptRead, read_attempt
+from hpc_gpt.reader.steps import StepTable, time_steps
+
+_LOOKED_AT = 500  # the newest runs: reading the settings of one takes about 1 ms
+_LEAST_STEPS = 3
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """Medians in seconds over the `steps` of a run; None if not measured.
+
+    `save_s` is the time of a save, `hold_s` how long training waited for it: less, if it was written in the background.
+    `start_s` is from a job's start to its first step, with warm-up; only of starts that resumed, if there are any.
+    """
+
+    run: str
+    gpus: int
+    layout: str
+    steps: int
+    step_s: float
+    save_s: float | None
+    eval_s: float | None
+    start_s: float | None
+    saves: int = 0
+    hold_s: float | None = None
+
+
+class PastTimings:
+    """The newest runs of a logs folder by `speed_hash`; read on first use."""
+
+    def __init__(self, runs: Callable[[], Sequence[RunFolder]]) -> None:
+        self._runs = runs
+        self._found: dict[str, MeasuredRun | None] = {}
+
+    def newest_alike(self, resolved: Sized) -> MeasuredRun | None:
+        """The measurements of the newest run with the same settings and enough steps; None without one."""
+        wanted = speed_hash(resolved)
+        if wanted not in self._found:
+            measured = (measure_run(run) for run in self._by_hash.get(wanted, ()))
+            self._found[wanted] = next((each for each in measured if each is not None), None)
+        return self._found[wanted]
+
+    @cached_property
+    def _by_hash(self) -> dict[str, list[RunFolder]]:
+        """{speed hash: runs, newest first}."""
+        runs: dict[str, list[RunFolder]] = {}
+        newest = list(self._runs())[-_LOOKED_AT:][::-1]
+        for run, speed in zip(newest, within_time(_speed_of, newest), strict=True):
+            if speed is not None:
+                runs.setdefault(speed, []).append(run)
+        return runs
+
+
+def _speed_of(run: RunFolder) -> str | None:
+    with contextlib.suppress(UserError):  # a damaged folder measures nothing
+        return speed_hash(run.resolved())
+    return None
+
+
+def measure_run(run: RunFolder) -> MeasuredRun | None:
+    """The measurements of one run; None if it has too few steps.
+
+    Raises ConfigError or RunFolderError if its settings cannot be read.
+    """
+    resolved = run.resolved()
+    attempts = [read for attempt in run.attempts() if len((read := read_attempt(attempt)).steps)]
+    if not attempts:
+        return None
+    steps = StepTable.joined([read.steps for read in attempts])
+    times = time_steps(steps, steps["step_s"], steps.is_skipped | ~np.isfinite(steps["loss"]))
+    if times is None or times.used < _LEAST_STEPS:
+        return None
+    saves = steps["save_s"][np.isfinite(steps["save_s"])].tolist()
+    return MeasuredRun(
+        run=run.run_id,
+        gpus=resolved.gpus,
+        layout=str(resolved.layout),
+        steps=times.used,
+        step_s=times.step_s,
+        save_s=_median(saves),
+        eval_s=_evaluation_s(attempts),
+        hold_s=_hold_s(attempts, resolved.train.save_every),
+        start_s=_start_s(attempts),
+        saves=len(saves),
+    )
+
+
+def _start_s(attempts: list[AttemptRead]) -> float | None:
+    """Seconds from the start in attempt.json to the first step, with what that step took beyond the median step."""
+    starts: dict[bool, list[float]] = {True: [], False: []}
+    for read in attempts:
+        steps = read.steps
+        usual_s = float(np.nanmedian(steps["step_s"]))
+        if read.start_s is not None and np.isfinite(steps["at"][0]) and np.isfinite(usual_s):
+            resumed = bool(read.trainer.get("resumed_step"))
+            made = max(
+                1.0, float(steps["step"][0]) - read.first_step + 1
+            )  # a line of a foreign program covers several steps
+            starts[resumed].append(max(0.0, float(steps["at"][0]) - read.start_s - made * usual_s))
+    found = starts[True] or starts[False]
+    return float(np.median(found)) if found else None
+
+
+def _evaluation_s(attempts: list[AttemptRead]) -> float | None:
+    """Seconds between a step with an evaluation and the next one, without a save that training waited for."""
+    gaps: list[float] = []
+    for read in attempts:
+        steps = read.steps
+        at = np.flatnonzero(np.isfinite(steps["loss_eval"][:-1]))
+        saved = np.nan_to_num(steps["save_s"][at])
+        between = _between(read)[at]
+        gaps += np.where(between >= saved, between - saved, between).tolist()
+    return _median(gaps)
+
+
+def _hold_s(attempts: list[AttemptRead], save_every: int) -> float | None:
+    """Seconds between a step after which only a save is due and the next step."""
+    gaps: list[float] = []
+    for read in attempts if save_every else []:
+        steps = read.steps
+        due = (steps["step"][:-1] % save_every == 0) & ~np.isfinite(steps["loss_eval"][:-1])
+        gaps += _between(read)[due].tolist()
+    return _median(gaps)
+
+
+def _between(read: AttemptRead) -> NDArray[np.float64]:
+    """Seconds between the end of each step and the start of the next line's step; NaN if a step is missing."""
+    steps = read.steps
+    gaps = np.diff(steps["at"]) - steps["step_s"][1:]
+    return np.where(np.diff(steps["step"]) == 1, gaps, np.nan)
+
+
+def _median(seconds: list[float]) -> float | None:
+    sound = [each for each in seconds if np.isfinite(each)]
+    return max(0.0, float(np.median(sound))) if sound else None

@@ -1,0 +1,334 @@
+"""The question of `hpc-gpt plan`: model, machine, batch, and what the search may vary, from the user's request."""
+
+import contextlib
+import functools
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.core.engines import engine_named, trainers
+from hpc_gpt.core.errors import ConfigError, LayoutError, UserError
+from hpc_gpt.core.settings.cluster import ClusterProfile, load_profile, user_default
+from hpc_gpt.core.settings.devices import DEVICES, device_named
+from hpc_gpt.core.settings.experiment import Command, Experiment, with_keys
+from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment, read_experiment
+from hpc_gpt.core.settings.layout import AXES, Layout
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.presets import PRESETS
+from hpc_gpt.core.settings.resolve import resolve_shape, size_run
+from hpc_gpt.core.settings.services import Plan
+from hpc_gpt.core.tables import close_matches
+from hpc_gpt.core.weights.config import model_name
+from hpc_gpt.launcher.request import (
+    DEFAULTS,
+    Request,
+    choose_profile,
+    compiles,
+    is_fast,
+    requested_file,
+    usual_batch,
+)
+from hpc_gpt.planner.figures import needs_most
+from hpc_gpt.planner.machine import Constants, Machine, check_dtype, check_reach, machine_of
+from hpc_gpt.planner.nearest import check_possible, fewest_gpus
+from hpc_gpt.planner.prediction import constants_of
+from hpc_gpt.planner.question import Question, asked_gpus, question_of, searched_engines
+from hpc_gpt.planner.search import Candidate, Searched, search
+from hpc_gpt.planner.table import engine_text, settings_text
+from hpc_gpt.planner.training import check_matmul, engine_for
+
+# Whose nodes are planned for if the user has named no cluster, and the fallback has no device.
+STAND_IN = "a100-80g-8"
+# Of the training whose days and GPU-hours are predicted: GPT-3's (arXiv:2005.14165).
+PLANNED_TOKENS = 300e9
+# Above it the sequence is what does not fit, not the model.
+_USUAL_SEQ = 131_072
+_BATCH = ("micro_batches", "global_batch")
+_MODELS = {"model.preset", "model.hf", "model.hidden", "model.layers", "model.heads", "train.init"}
+# {generation of NVLink: the usual ports between nodes of such GPUs}
+_PORTS = {2: "4x100G", 3: "8x200G"}
+# {kinds of runs that are not predicted: what of a key, its value or an argument of Megatron-LM asks for them}
+_UNPLANNED = {
+    "mixtures of experts": r"expert|moe",
+    "hybrid sharding": r"hybrid|hsdp|distributed-optimizer-instances",
+    "zero-bubble schedules": r"zero.?bubble|dualpipe",
+}
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What to plan: everything that is decided before the search.
+
+    `base` is the experiment of the file, `experiment` the same with the user's options. `source` says where the
+    planner's `constants` are from. `of_program`: the experiment starts a program of the user's own. Days and GPU-hours
+    are printed for a budget of `tokens`. `stands_in`: the profile is not the user's, as none is chosen. `fast`: a run
+    of it has the fast settings of its engine unless an option says otherwise.
+    """
+
+    request: Request
+    name: str
+    base: Experiment
+    experiment: Experiment
+    model: ModelShape
+    machine: Machine
+    constants: Constants
+    source: str
+    question: Question
+    tokens: float
+    profile: ClusterProfile
+    stands_in: bool = False
+    of_program: bool = False
+    fast: bool = False
+
+    @property
+    def stand_in_note(self) -> str:
+        """The note on the nodes that are planned for if the user has chosen no cluster; else empty."""
+        if not self.stands_in:
+            return ""
+        if self.request.device is not None:
+            return f"planned for {self.profile.description}; a profile of your cluster, by --cluster, says how its are"
+        stand_in = f"no cluster is chosen: planned for {STAND_IN}, {self.profile.description}"
+        return f"{stand_in}; --cluster plans for another, and hpc-gpt profile list names them"
+
+
+def read_plan_request(
+    request: Request,
+    tokens: float,
+    calibration: str | None,
+    why: str | None = None,
+    largest: bool = False,
+    longest: bool = False,
+) -> PlanRequest:
+    """Decides everything that the search does not vary. Raises UserError.
+
+    `why` is the layout to explain, `calibration` the cluster whose constants are used; `largest` asks for the largest
+    model, `longest` for the longest sequence.
+    """
+    overrides = dict(request.overrides)
+    _refuse_unplanned(overrides.items())
+    if why is not None:
+        overrides |= _layout_of(why, overrides)
+    if longest and not request.names_experiment and not _MODELS & {k for k, v in overrides.items() if v is not None}:
+        raise ConfigError(
+            "--max-seq finds the longest sequence of a model, and none is named",
+            "add --model, for example --model llama3.1-8b, or name an EXPERIMENT",
+        )
+    profile, stands_in = _planned_nodes(request)
+    of_largest = largest and not request.names_experiment
+    file = requested_file(request, profile, _start_of_largest(profile, overrides) if of_largest else None)
+    fast = (file.path is DEFAULTS or of_largest) and is_fast(profile, request.overrides)
+    # A plan does not depend on the run's length and warm-up.
+    experiment, _ = cut_warmup(load_experiment(file, overrides, request.row))
+    stated: dict[str, Any] = {}
+    if (like := engine_named(experiment.engine.name).planned_as(experiment.plan)) is not None:
+        stated, engine = experiment.plan.traits, replace(experiment.engine, name=like)
+        experiment = replace(experiment, engine=engine, command=Command(), plan=Plan())
+    base = load_experiment(file, {}, request.row, steps_elsewhere=True)
+    model = resolve_shape(experiment.model)
+    if largest and not model.is_gpt2:
+        kind = "the largest model is searched among GPT-2's shapes, but the model is of another kind"
+        raise ConfigError(kind, "name no --model, or one such as gpt2")
+    _refuse_unplanned([("engine.megatron_args", experiment.engine.megatron_args)])
+    is_usual = not request.names_experiment and not any(overrides.get(f"layout.{name}") for name in _BATCH)
+    if is_usual:  # layouts are compared at one global batch for any model of that sequence
+        batch = usual_batch(model.seq, asked_gpus(experiment, profile))
+        experiment = replace(experiment, layout=replace(experiment.layout, global_batch=batch))
+    machine = machine_of(profile)
+    holds = {key for key, value in overrides.items() if value is not None and not (fast and key == "engine.compile")}
+    if request.names_experiment:
+        holds.add("engine.name")
+    engines = searched_engines(profile)
+    if largest or longest:
+        experiment, holds = _at_smallest_batch(experiment, overrides, holds)
+    question = question_of(experiment, profile, holds, engines, fast)
+    if stated:
+        question = replace(question, traits={name: {**own, **stated} for name, own in question.traits.items()})
+    if is_usual and question.global_batch is not None:
+        question = replace(question, usual_batch=functools.partial(usual_batch, model.seq))
+    check_reach(machine, question.gpus)
+    check_dtype(question.dtype, machine)
+    check_matmul(question.matmul, machine)
+    name = _shown_name(experiment, model, request.overrides)
+    if not (largest or longest):
+        check_possible(question, experiment, profile, name)
+    constants, source = _constants(profile if calibration is None else load_profile(calibration), calibration)
+    return PlanRequest(
+        request, name, base, experiment, model, machine, constants, source, question, tokens, profile, stands_in,
+        like is not None, fast,
+    )  # fmt: skip
+
+
+def with_best(
+    experiment: Experiment, profile: ClusterProfile, given: Collection[str], fast: bool
+) -> tuple[Experiment, str]:
+    """(an experiment of no file with the engine, the layout and the settings of a plan's best, a line that names them).
+
+    The keys `given` stay; a batch of which a size is given stays as the rules make it. Where the profile says too
+    little for a plan, or nothing fits, only the engine is chosen: the simplest that runs the rules' layout. `fast`:
+    with the fast settings of the engine.
+    """
+    try:
+        best = _best(experiment, profile, given, fast)
+    except UserError:
+        best = None
+    if best is None:
+        return _with_simplest(experiment, profile, given), ""
+    run = best.training
+    sizes = {**vars(run.layout), **{name: getattr(run, name) for name in ("micro_batch", *_BATCH)}}
+    keys: dict[str, Any] = {f"layout.{name}": size for name, size in sizes.items()}
+    planned = with_keys(replace(experiment, engine=engine_for(run, experiment.engine)), keys)
+    words = [] if "engine.name" in given else [f"engine {run.engine}"]
+    words += [text for text in (settings_text(replace(run, compiled=False)),) if text != "-"]
+    words += [] if {f"layout.{axis}" for axis in ("tp", "pp")} <= {*given} else [str(run.layout)]
+    words += [] if "layout.micro_batch" in given else [f"micro-batch {run.micro_batch}"]
+    return planned, f"from plan: {', '.join(words)}" if words else ""
+
+
+def _best(experiment: Experiment, profile: ClusterProfile, given: Collection[str], fast: bool) -> Candidate | None:
+    machine, holds, layout = machine_of(profile), {*given}, experiment.layout
+    if {f"layout.{name}" for name in ("micro_batch", *_BATCH)} & holds:
+        batch = size_run(cut_warmup(experiment)[0], profile).batch.global_batch
+        holds.add("layout.global_batch")
+    else:
+        batch = usual_batch(resolve_shape(experiment.model).seq, asked_gpus(experiment, profile))
+    experiment = replace(experiment, layout=replace(layout, global_batch=batch))
+    question = question_of(experiment, profile, holds, fast=fast)
+    check_reach(machine, question.gpus)
+    check_dtype(question.dtype, machine)
+    return search(question, machine, constants_of(profile)).best
+
+
+def _with_simplest(experiment: Experiment, profile: ClusterProfile, given: Collection[str]) -> Experiment:
+    """The experiment with the simplest engine that runs the layout which the rules give it."""
+    if "engine.name" in given:
+        return experiment
+
+    def layout_on(engine: str) -> Layout | None:
+        with contextlib.suppress(UserError):
+            named = replace(experiment, engine=replace(experiment.engine, name=engine))
+            return size_run(cut_warmup(named)[0], profile).layout
+        return None
+
+    by_rules = layout_on(experiment.engine.name)
+    engines = sorted(trainers().values(), key=lambda facts: facts.plan_order)
+    layouts = ((facts.name, layout_on(facts.name)) for facts in engines)
+    runs = (name for name, layout in layouts if layout is not None and by_rules in (None, layout))
+    name = next(runs, experiment.engine.name)
+    return replace(experiment, engine=replace(experiment.engine, name=name))
+
+
+def _planned_nodes(request: Request) -> tuple[ClusterProfile, bool]:
+    """(the profile whose nodes are planned for, whether it stands in for one that the user has not chosen)."""
+    if request.device is not None:
+        return _nodes_of(request.device), True
+    profile = choose_profile(request, queueing=False)
+    stands_in = request.cluster is None and user_default() is None and profile.device is None
+    return load_profile(STAND_IN) if stands_in else profile, stands_in
+
+
+def _nodes_of(product: str) -> ClusterProfile:
+    """The usual nodes of a device, by our name or the driver's. ConfigError if it is not in the table."""
+    name = device_named(product)
+    if name is None or DEVICES[name].nominal:
+        known = [device.name for device in DEVICES.values() if not device.nominal]
+        raise ConfigError(
+            f"--device {product!r:.60} is not known; known: {', '.join(known)}",
+            close_matches(product, known) or "its figures go into a profile: hpc-gpt help profile, [machine]",
+        )
+    device = DEVICES[name]
+    per_node = 4 if device.nvlink_gpus or name.startswith("gh200") else 8
+    ports = _PORTS.get(device.nvlink or 0, "8x400G" if device.nvlink or device.node_gb_s else "1x200G")
+    inside = f"NVLink {device.nvlink}" if device.nvlink else "links of its own" if device.node_gb_s else "PCI Express"
+    text = f"nodes of {per_node} {name} with {inside} inside and InfiniBand {ports} between them"
+    return ClusterProfile(
+        name, device=name, gpus_per_node=per_node, fabric=f"infiniband {ports}", description=text, scheduler="slurm"
+    )
+
+
+def _start_of_largest(profile: ClusterProfile, overrides: dict[str, Any]) -> dict[str, Any]:
+    """The tables from which the search for the largest model starts without an EXPERIMENT; `overrides` get what the
+    model that is found will have."""
+    if overrides.get("train.dtype") is None:
+        overrides["train.dtype"] = "bf16" if "bf16" in machine_of(profile).peak_tflops else "fp16"
+    if compiles(profile, overrides):
+        overrides["engine.compile"] = "block"
+    return {"model": read_experiment(DEFAULT_EXPERIMENT).tables["model"]}
+
+
+def _at_smallest_batch(
+    experiment: Experiment, overrides: Mapping[str, Any], holds: set[str]
+) -> tuple[Experiment, set[str]]:
+    """(the experiment with one sample in a pass and one pass in a step, unless others are given, and without offload;
+    the keys that the search holds)."""
+    batch: dict[str, Any] = {name: overrides.get(f"layout.{name}") or 1 for name in ("micro_batch", "micro_batches")}
+    experiment = replace(experiment, layout=replace(experiment.layout, **batch, global_batch=None))
+    held = {"layout.micro_batch", "layout.micro_batches", "engine.offload"}
+    if "engine.offload" not in holds:
+        experiment = replace(experiment, engine=replace(experiment.engine, offload="none"))
+        held.add("engine.activation_offload")
+    return experiment, holds - {"layout.global_batch"} | held
+
+
+def _shown_name(experiment: Experiment, model: ModelShape, overrides: Mapping[str, Any]) -> str:
+    """What the model is called: by its sizes if the user gives some, else by its preset, its file or the experiment."""
+    if any(overrides.get(f"model.{key}") is not None for key in ("hidden", "layers", "heads")):
+        return f"{model.layers} x {model.hidden}"
+    of_file = experiment.model.hf and model_name(Path(experiment.model.hf))
+    return experiment.model.preset or of_file or experiment.name
+
+
+def _constants(profile: ClusterProfile, calibration: str | None) -> tuple[Constants, str]:
+    """(the planner's constants for a profile, where they are from). ConfigError if `calibration` names one without."""
+    if profile.calibration is None and calibration is not None:
+        raise ConfigError(
+            f"profile {profile.name} has no [calibration]",
+            f"hpc-gpt plan --calibrate RECORDS --cluster {profile.name} writes one",
+        )
+    return constants_of(profile), "data sheets" if profile.calibration is None else f"calibration of {profile.name}"
+
+
+def search_plan(plan: PlanRequest, must_fit: bool) -> Searched:
+    """The layouts that fit; LayoutError with the nearest one if none does and `must_fit`."""
+    searched = search(plan.question, plan.machine, plan.constants)
+    if searched.candidates or not must_fit:
+        return searched
+    nearest = searched.too_large[0]
+    fixed = [name for name in (*AXES, "offload") if name in plan.question.fixed]
+    otherwise = f"leave out --{', --'.join(fixed)}" if fixed else "use a smaller model"
+    more = fewest_gpus(plan.question, plan.machine)
+    find = "--max-model"
+    if plan.question.shape.seq > _USUAL_SEQ:
+        otherwise, find = "use a shorter --seq", "--max-seq" + f" --model {plan.name}" * (plan.name in PRESETS)
+    raise LayoutError(
+        f"{plan.name} does not fit on {plan.question.gpus} {plan.machine.device}: the nearest, {nearest.layout} on "
+        f"{engine_text(nearest.training)}, needs {needs_most(nearest)}",
+        f"use --gpus {more}, which fits" if more else f"{otherwise}, or find one with hpc-gpt plan {find}",
+    )
+
+
+def _refuse_unplanned(settings: Iterable[tuple[str, Any]]) -> None:
+    """ConfigError for a setting (dotted key, value) of a kind of run that the planner has no physics of."""
+    for key, value in settings:
+        table, _, name = key.partition(".")
+        for what, pattern in _UNPLANNED.items() if table in ("model", "engine", "layout") else ():
+            if name not in ("preset", "hf", "offload_path") and re.search(pattern, f"{name}={value}", re.IGNORECASE):
+                verb, it = ("is", "it") if what.endswith("ing") else ("are", "them")
+                raise ConfigError(
+                    f"{what} {verb} not planned, but {key} asks for {it}",
+                    f"plan without it, for a dense model, or measure: {', '.join(_UNPLANNED)} have no prediction",
+                )
+
+
+def _layout_of(why: str, overrides: dict[str, object]) -> dict[str, int]:
+    try:
+        parsed = Layout.parse(why)
+    except LayoutError as fault:
+        raise ConfigError(f"--why {fault}", fault.hint) from None
+    layout = {f"layout.{axis}": size for axis, size in vars(parsed).items()}
+    for key, size in layout.items():
+        if overrides.get(key, size) != size:
+            axis = key.partition(".")[2]
+            raise ConfigError(f"--why {why} and --{axis} {overrides[key]} contradict each other", f"leave --{axis} out")
+    return layout

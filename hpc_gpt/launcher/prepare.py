@@ -1,0 +1,398 @@
+"""Prepare a run: load its settings, resolve them, plan what is open, predict, render.
+
+Every verb that needs a run's script uses this module: render, submit with its sweeps and resumptions, doctor
+and bench. They share `load_row`, `predict_run` and `finish`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_gpt.core.engines import engine_named
+from hpc_gpt.core.engines.base.facts import EngineFacts
+from hpc_gpt.core.errors import ConfigError, UserError
+from hpc_gpt.core.files import logs_folder
+from hpc_gpt.core.format import counted
+from hpc_gpt.core.network import MEETING_S
+from hpc_gpt.core.runs.find_runs import list_runs
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.engines import can_resume, check_products
+from hpc_gpt.core.settings.experiment import LR_OF_TRAINED, Data, Experiment, with_keys
+from hpc_gpt.core.settings.experiment_file import (
+    ExperimentFile,
+    cut_warmup,
+    folder_of_data,
+    keys_given,
+    load_experiment,
+)
+from hpc_gpt.core.settings.idle_keys import idle_keys
+from hpc_gpt.core.settings.resolve import NO_EXPERIMENT, experiment_text, size_run
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.services import SERVICES
+from hpc_gpt.core.settings.sized import Sized, runs_program
+from hpc_gpt.core.settings.smoke import SmallExperiment, shrink, sizes_beside
+from hpc_gpt.launcher.prepared import PreparedRun
+from hpc_gpt.launcher.render import render_script
+from hpc_gpt.launcher.request import (
+    DEFAULTS,
+    Request,
+    choose_profile,
+    defaults_note,
+    is_fast,
+    of_full_size,
+    requested_file,
+    with_defaults,
+)
+from hpc_gpt.launcher.until import (
+    ForecastInputs,
+    Until,
+    forecast_chain,
+    length_settings,
+    short_of_time,
+    wants_forecast,
+)
+from hpc_gpt.planner.prediction import PlanChoice, Prediction, faster_notes, plan_open, predict
+
+if TYPE_CHECKING:
+    from hpc_gpt.launcher.forecast import Forecast
+    from hpc_gpt.launcher.past_timings import PastTimings
+
+# How often a run saves that does not say when, and how many of those checkpoints it keeps.
+AUTOMATIC_MINUTES, AUTOMATIC_KEPT = 30.0, 3
+# Files that an import of torch looks for, and what a shared disk's metadata server does a second. The ranks of a node
+# find in its memory what one of them has looked for.
+_OPENS_OF_TORCH, _OPENS_S = 27_000, 50_000
+# What only measures saves nothing, and has no end or limit of its own.
+ONLY_MEASURES: Mapping[str, Any] = {
+    "train.save_every": 0,
+    "train.save_minutes": None,
+    "train.save_at": (),
+    "train.save_last": False,
+    "train.until_loss": None,
+    "job.max_gpu_hours": None,
+    "job.time": None,
+}
+# A row that a bench or a race measures trains as many steps as that says, and nothing else.
+MEASURED: Mapping[str, Any] = {**ONLY_MEASURES, "train.eval_every": 0, "train.minutes": None}
+
+
+def prepare(request: Request, queueing: bool = False, faster: bool = False) -> PreparedRun:
+    """Prepares one run; for a sweep the requested row, or the first possible one.
+
+    `queueing`: the job is to be submitted, so the fallback profile is refused if there is no sbatch. `faster`: says
+    what would make it faster, another layout only where the plan is searched and the layout is open, too.
+    """
+    profile = choose_profile(request, queueing)
+    if request.script is not None:
+        from hpc_gpt.launcher.prepare_script import prepare_script  # like prepare_file, of job scripts alone
+
+        return prepare_script(request, profile, request.script)
+    file = requested_file(request, profile)
+    row = file.row(request.row)
+    try:
+        return prepare_row(request, profile, file, row.name if row is not None else None, earlier_runs, faster)
+    except UserError as fault:
+        if not (request.names_experiment or request.sized or file.path is DEFAULTS):
+            none_named = f"no EXPERIMENT is named, so it is the default, {request.experiment}; demo is a small one"
+            fault.hint = f"{fault.hint}; {none_named}" if fault.hint else none_named
+        raise
+
+
+def prepare_row(
+    request: Request,
+    profile: ClusterProfile,
+    file: ExperimentFile,
+    row: str | None,
+    earlier: Callable[[], PastTimings],
+    faster: bool = False,
+) -> PreparedRun:
+    """The run of a file, or of a row of it. The stages decide keys of the experiment, which is sized before and after
+    the plan's choice."""
+    # 1. What is asked for.
+    until = request.until or Until()
+    steps_elsewhere, measured = request.smoke or (until.steps or until.tokens) is not None, request.measured
+    experiment = load_row(file, request.overrides, row, steps_elsewhere, batch_follows=measured is not None)
+    experiment = experiment if measured is None else replace(experiment, **SERVICES)
+    given = keys_given(file, request.overrides, row)
+    if engine_named(experiment.engine.name).starts_script(experiment.command):
+        from hpc_gpt.launcher.prepare_script import prepare_file
+
+        return prepare_file(request, profile, file, experiment, given)
+    _check_asked(request, engine_named(experiment.engine.name), until)
+    # 2. Its sizes on the cluster that it is meant for, and without an experiment its batch.
+    meant_for, batch, chosen = of_full_size(request, profile), "", ""
+    if file.path is DEFAULTS:
+        open_keys = {"engine.compile"} - {*request.overrides}  # it is by default, too
+        if measured is None:
+            from hpc_gpt.launcher.plan_question import with_best  # loads all of the planner
+
+            fast = is_fast(meant_for, request.overrides)
+            experiment, chosen = with_best(experiment, meant_for, given - open_keys, fast)
+        experiment, batch = with_defaults(experiment, meant_for, request.overrides, given)
+        given -= open_keys
+    sized = size_run(cut_warmup(experiment)[0], meant_for)
+    if file.path is not DEFAULTS or "layout.micro_batches" in given:
+        given |= {"layout.micro_batch"}  # the plan chooses it only if the user has said nothing of the batch's parts
+    # 3. Made small; or with what the plan chooses, its length, and when it saves.
+    plan, length, inputs = PlanChoice(lines=(chosen,) if chosen else ()), tuple[str, ...](), None
+    faster = faster and not request.smoke  # nobody waits for five steps
+    if request.smoke:
+        small = _shrunk(experiment, sized, profile, request.overrides)
+        last, profile = small.experiment, replace(profile, stage=None)
+    else:
+        small = None
+        if measured is None and not chosen:
+            plan = plan_open(sized, profile, given, all_layouts=faster)
+        experiment, length = lengthen(experiment, until, sized, request.given, given)
+        last = experiment
+        inputs = ForecastInputs(until, earlier, "job.signal_lead_s" in given) if request.until is not None else None
+    run, plan = _size_planned(with_keys(last, measured or {}), profile, plan)
+    # 4. Its prediction, by which a trial here, or a smoke run, need not fit.
+    may_not_fit = request.force or request.smoke or profile.scheduler == "local"
+    prediction = predict_run(run, profile, refuse=not may_not_fit)
+    # 5. What its user is to know of it.
+    unread = unread_of(experiment, sized.model.seq)
+    defaults = defaults_note(request, meant_for, experiment.train, run, batch) if file.path is DEFAULTS else ""
+    notes = [line for line in (defaults or _taken_note(request, file, row, run), *plan.lines, *length) if line]
+    if small is not None:
+        notes += _smoke_lines(experiment.name if measured is None else None, small, sized, run)
+    cautions = [*_cautions(run, request.smoke, given)] if measured is None else []
+    cautions += idle_keys(run, given) if measured is None and not request.smoke else ()
+    followed = _followed_source(experiment.data, file.overridden(request.overrides, row))
+    notes += [f"note: {line}" for line in (*followed, *cautions, *unread)]
+    # 6. The run, with the signal's lead by its forecast.
+    return finish(
+        run,
+        prediction,
+        file=file,
+        row=row,
+        template=request.template,
+        inputs=inputs,
+        notes=notes,
+        data_beside=folder_beside(file, run.data, request.overrides, row),
+        unread=unread,
+        faster=faster_notes(prediction, run, given, plan.best) if faster else (),
+        provenance=request.provenance,
+        copies=request.copies,
+    )
+
+
+def _size_planned(experiment: Experiment, profile: ClusterProfile, plan: PlanChoice) -> tuple[Sized, PlanChoice]:
+    """(the sizes with the plan's choice, that choice); without its keys if a given switch refuses them."""
+    if plan.keys:
+        with contextlib.suppress(UserError):
+            return size_run(with_keys(experiment, plan.keys), profile), plan
+        plan = PlanChoice(best=plan.best)
+    return size_run(experiment, profile), plan
+
+
+def _shrunk(experiment: Experiment, sized: Sized, profile: ClusterProfile, stated: Collection[str]) -> SmallExperiment:
+    from hpc_gpt.core.runs.provenance import has_gpus  # loads much that a job script does not need
+
+    return shrink(experiment, sized, profile.scheduler != "local" or has_gpus(), stated)
+
+
+def _smoke_lines(name: str | None, small: SmallExperiment, sized: Sized, resolved: Sized) -> list[str]:
+    """What a smoke run of an experiment is; without a name one that a bench measures."""
+    sizes = sizes_beside(sized, resolved)
+    if name is not None:
+        return [f"smoke: {name}", *(f"  {line}" for line in (*sizes, *small.notes))]
+    steps = counted(resolved.train.steps, "step")
+    return [
+        f"smoke: {' '.join(sizes[1].split())}, {steps}: it shows that the run works, not how fast it is",
+        *small.notes,
+    ]
+
+
+def _taken_note(request: Request, file: ExperimentFile, row: str | None, resolved: Sized) -> str:
+    """The line on the file or the row that is taken although nothing names it; empty without one."""
+    if request.names_experiment:
+        path = f"{file.path}" if Path(request.experiment).is_dir() else ""
+        named = request.row is not None or request.sweep or request.grid or request.measured is not None
+        if row is None or named:
+            return f"takes {path}" if path and row is None else ""
+        first = f"the first of {len(file.possible)} rows that can run; --row NAME takes another, --sweep all"
+        first = first if len(file.possible) > 1 else "the only one that can run"
+        return f"takes row {row}{f' of {path}' if path else ''}, {first}"
+    name = request.experiment if row is None else f"{request.experiment} --row {row}"
+    where = f"{counted(resolved.gpus, 'GPU')} of {resolved.cluster.name}"
+    return f"no EXPERIMENT: takes {name}, {resolved.layout} on {where}"
+
+
+def _check_asked(request: Request, facts: EngineFacts, until: Until) -> None:
+    if request.smoke and until != Until():
+        raise ConfigError("--until says how far to train, but --smoke trains 5 steps", "give one of the two")
+    if request.smoke:
+        facts.refuse_program("it cannot be made small from here", "give its command smaller sizes")
+    if until != Until():
+        facts.refuse_program("--until cannot tell it when to end", "say so in command.run")
+
+
+def _followed_source(data: Data, tables: Mapping[str, Any]) -> Iterator[str]:
+    """The note on a source that no key states, as it follows from data.path."""
+    stated = tables.get("data", {}).get("source") or Data.source
+    if data.mix is None and data.path is not None and data.source != stated:
+        yield f'data.source is "{data.source}", as data.path is {data.path}'
+
+
+def _cautions(resolved: Sized, smoke: bool, given: Collection[str]) -> Iterator[str]:
+    train = resolved.train
+    if not can_resume(resolved.engine):
+        yield "a checkpoint does not hold what is offloaded to NVMe: this run cannot be resumed, and is not requeued"
+    if late := [at for at in (*train.save_at, *train.profile_steps[:1]) if at > train.steps]:
+        which = f"step {late[0]} of train.save_at or train.profile_steps"
+        yield f"{which} is not reached: the run has {train.steps:,} steps"
+    mem = resolved.job.mem
+    if mem is not None and resolved.cluster.scheduler == "slurm" and mem.isdecimal() and 0 < int(mem) < 1024:
+        yield f"job.mem {mem} is {mem} MiB a node, as sbatch counts; {mem}G is {mem} GiB"
+    if train.init is not None and not smoke and "train.lr" not in given:
+        usual = f"usual for trained ones is --set train.lr={LR_OF_TRAINED:g}"
+        yield f"train.lr is {train.lr:g}, the default for random weights; {usual}"
+    archive = resolved.cluster.archive
+    if archive is not None and resolved.cluster.scheduler == "slurm" and not Path(archive).is_file():
+        yield f"stage {archive} is not a file here; where a node cannot read it either, the attempt ends as user_error"
+    if archive is None and resolved.cluster.scheduler == "slurm" and resolved.cluster.container is None:
+        import_s = resolved.nodes * _OPENS_OF_TORCH / _OPENS_S
+        if import_s > MEETING_S / 5 and not runs_program(resolved):
+            yield (
+                f"{resolved.nodes:,} nodes import torch: from a shared disk about {import_s / 60:.0f} min on paper, "
+                f"and ranks wait {MEETING_S // 60} min for each other; set the profile's stage to a tar"
+            )
+
+
+def unread_of(experiment: Experiment, seq: int) -> tuple[str, ...]:
+    """The lines on keys that are not followed or that nothing reads, of the files that give the shape and the weights,
+    if they are here."""
+    files = [Path(name) for name in dict.fromkeys((experiment.model.hf, experiment.train.init)) if name is not None]
+    if not files:
+        return ()
+    from hpc_gpt.core.weights.config import unfollowed_keys, unread_keys
+
+    lines = list[str]()
+    names = engine_named(experiment.engine.name).unfollowed
+    if experiment.train.init is not None:
+        names -= {"initializer_range"}  # nothing is drawn
+    for file in files:
+        with contextlib.suppress(ConfigError):
+            lines += [*unfollowed_keys(file, seq, names), unread_keys(file, seq)]
+    return tuple(filter(None, lines))
+
+
+def _automatic_saves(experiment: Experiment, given: Collection[str]) -> dict[str, Any]:
+    """{dotted key: value} for a checkpoint every AUTOMATIC_MINUTES, of which the newest AUTOMATIC_KEPT stay; empty if
+    one of the keys `given` says when to save, or its engine cannot save by the clock or resume."""
+    says = {"train.save_every", "train.save_minutes"} & set(given) or not experiment.train.save_last
+    facts = engine_named(experiment.engine.name)
+    if says or not facts.follows("save_minutes") or not can_resume(experiment.engine):
+        return {}
+    kept = {} if "train.keep_last" in given else {"train.keep_last": AUTOMATIC_KEPT}
+    return {"train.save_minutes": AUTOMATIC_MINUTES, **kept}
+
+
+def earlier_runs() -> PastTimings:
+    """The measurements of the runs in the logs folder; read on first use."""
+    from hpc_gpt.launcher.past_timings import PastTimings  # needs numpy, which a render does not
+
+    logs = logs_folder()
+    return PastTimings(lambda: list_runs(logs))
+
+
+# --- the steps of every preparation
+
+
+def load_row(
+    file: ExperimentFile,
+    overrides: Mapping[str, Any],
+    row: str | None,
+    steps_elsewhere: bool = False,
+    batch_follows: bool = False,
+) -> Experiment:
+    """The experiment with `overrides` laid over it, as in `load_experiment`.
+
+    If it then has all three sizes of a batch, and an override gave global_batch or micro_batches, the other of the two
+    is dropped and follows. `batch_follows`: global_batch is dropped even without an override.
+    """
+    experiment = load_experiment(file, overrides, row, steps_elsewhere)
+    sizes = experiment.layout
+    asked = {"layout.global_batch", "layout.micro_batches"} & set(overrides)
+    if None in (sizes.micro_batch, sizes.micro_batches, sizes.global_batch) or not (batch_follows or len(asked) == 1):
+        return experiment
+    follows = "layout.micro_batches" if "layout.global_batch" in asked else "layout.global_batch"
+    return with_keys(experiment, {follows: None})
+
+
+def lengthen(
+    experiment: Experiment, until: Until, sized: Sized, on_line: Mapping[str, Any], given: Collection[str]
+) -> tuple[Experiment, tuple[str, ...]]:
+    """(the experiment with the length that `until` asks for, a warm-up that fits it, and when it saves; notes).
+
+    `sized` has its batch, `on_line` is what the command line gives beside `until`, and `given` has the keys that are
+    given anywhere. Raises ConfigError.
+    """
+    length = length_settings(until, sized, on_line)
+    whole, cut = cut_warmup(with_keys(experiment, {f"train.{key}": value for key, value in length.items()}))
+    return with_keys(whole, _automatic_saves(whole, given)), (*until.notes(sized.batch, sized.model.seq), *cut)
+
+
+def predict_run(sized: Sized, planner: ClusterProfile, refuse: bool = False) -> Prediction:
+    """The prediction for a run whose keys are decided, with the planner's keys of a profile. `refuse`: LayoutError if
+    it is predicted not to fit. Raises ConfigError for products that it cannot train with."""
+    check_products(sized)
+    return predict(sized, planner, refuse)
+
+
+def finish(
+    sized: Sized,
+    prediction: Prediction,
+    *,
+    file: ExperimentFile | None = None,
+    row: str | None = None,
+    title: str = NO_EXPERIMENT,
+    template: Path | None = None,
+    inputs: ForecastInputs | None = None,
+    forecast: Forecast | None = None,
+    notes: Sequence[str] = (),
+    **others: Any,
+) -> PreparedRun:
+    """The run of an experiment's sizes and their prediction: with `inputs` the forecast of its job chain, which decides
+    the signal's lead; then its settings and its script. Nothing changes these.
+
+    `file` has the experiment's text, and the `row`; without one, or with DEFAULTS, it is the settings' text under a
+    `title`. `others` are further fields of a PreparedRun. Raises ConfigError and RenderError.
+    """
+    job, data_from = sized.job, 0
+    if inputs is not None:
+        data_from = inputs.data_from
+        if wants_forecast(sized, inputs.until):
+            forecast = forecast_chain(replace(sized, data_from=data_from), prediction, inputs)
+            job = job if forecast.lead_s is None else replace(job, signal_lead_s=forecast.lead_s)
+    sweep = file.name if file is not None and row is not None else None
+    resolved = Resolved.of(sized, job=job, sweep=sweep, row=row, data_from=data_from)
+    file = None if file is None or file.path is DEFAULTS else file
+    return PreparedRun(
+        resolved,
+        render_script(resolved, template),
+        file.text if file is not None else experiment_text(resolved, title),
+        (*notes, *(short_of_time(resolved, inputs.earlier) if inputs is not None else ())),
+        prediction,
+        forecast,
+        file=file.path if file is not None else None,
+        **others,
+    )
+
+
+def folder_beside(
+    file: ExperimentFile, data: Data, overrides: Mapping[str, Any] | None, row: str | None
+) -> Path | None:
+    """The `data_beside` of a run from an experiment's file. DataError if the path matches two files: beside
+    that file and in the current folder."""
+    folder = folder_of_data(file, overrides, row)
+    if folder is None:
+        return None
+    from hpc_gpt.trainer.tokens.run_data import check_beside  # needs numpy
+
+    return check_beside(data, folder)

@@ -1,0 +1,300 @@
+"""Prepare a run of a job script of the user's own, which runs as it is."""
+
+import contextlib
+import os
+import shlex
+import subprocess
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.core.ends.failures import MOST_UNSEEN
+from hpc_gpt.core.engines import engine_named
+from hpc_gpt.core.errors import ConfigError, raise_faults
+from hpc_gpt.core.runs.provenance import git_state
+from hpc_gpt.core.secrets import hide_secrets, hide_words
+from hpc_gpt.core.settings.cluster import ClusterProfile, user_default
+from hpc_gpt.core.settings.experiment import Engine, Experiment, Job, LayoutRequest, ScriptFacts, limit_s, with_keys
+from hpc_gpt.core.settings.experiment_file import ExperimentFile
+from hpc_gpt.core.settings.program_text import command_faults
+from hpc_gpt.core.settings.resolve import experiment_text, resolve
+from hpc_gpt.core.settings.resolved import Resolved, folder_name
+from hpc_gpt.core.settings.services import SERVICES
+from hpc_gpt.core.slurm.directives import OF_JOB, OF_SITE, quote_directive
+from hpc_gpt.core.slurm.requeue import requeue_of
+from hpc_gpt.core.slurm.sbatch_words import Option, Sizes, array_numbers, options_of_variables, read_options, sizes_of
+from hpc_gpt.core.tables import close_matches
+from hpc_gpt.core.typed_tables import check_tables
+from hpc_gpt.launcher.prepared import PreparedRun, SbatchRequest
+from hpc_gpt.launcher.render import render_job_script
+from hpc_gpt.launcher.request import Request, ScriptRequest
+from hpc_gpt.planner.prediction import Prediction
+from hpc_gpt.trainer.program.job_script import (
+    JobScript,
+    check_options,
+    last_values,
+    read_job_script,
+    scan,
+    submits_itself,
+    without_suffix,
+    without_waits,
+)
+
+# {key of [job]: the option of sbatch that it is}.
+_OPTION_OF = {**OF_JOB, "cpus_per_task": "cpus-per-task"}
+# What a profile adds unless the script or the command line names it, or one of these, which ask for the same.
+_SAME = {"mem": ("mem-per-cpu", "mem-per-gpu"), "exclusive": ("oversubscribe",)}
+_SIZES = {"layout.nodes": "nodes", "layout.gpus": "gpus"}
+_OF_TRAIN = ("train.steps", "train.hang_multiple", "train.hang_floor_s", "train.minutes")
+# The tables whose keys it takes.
+_TABLES = ("job", "command", *SERVICES)
+
+
+def prepare_file(
+    request: Request, profile: ClusterProfile, file: ExperimentFile, experiment: Experiment, given: Collection[str]
+) -> PreparedRun:
+    """The run of a file's experiment whose `command.script` names a script; its keys of [job] and [layout] count as
+    options of the command line."""
+    if request.smoke:
+        engine_named(experiment.engine.name).refuse_program("it cannot be made small from here", "submit it")
+    command = experiment.command
+    assert command.script is not None
+    raise_faults(dict(command_faults("command.args", command.args)))
+    call = ScriptRequest(Path(command.script), command.args)
+    ours = [key for key in given if key.partition(".")[0] in _TABLES or key in (*_SIZES, *_OF_TRAIN)]
+    stated = {key: getattr(getattr(experiment, key.partition(".")[0]), key.partition(".")[2]) for key in ours}
+    whole = replace(request, overrides=stated | request.overrides)
+    return prepare_script(whole, profile, call, file, experiment.name)
+
+
+def prepare_script(
+    request: Request,
+    profile: ClusterProfile,
+    call: ScriptRequest,
+    file: ExperimentFile | None = None,
+    name: str | None = None,
+) -> PreparedRun:
+    """The run of a script, by the `name` of the experiment whose `file` names it. Raises ConfigError."""
+    script = read_job_script(call.path)
+    tables = _keys(request.overrides)
+    job, of_profile = tables["job"], tables.pop("profile")
+    checked = check_tables({**of_profile, "name": profile.name}, ClusterProfile, "--set")
+    profile = replace(profile, **{key: getattr(checked, key) for key in of_profile})
+    here = profile.scheduler == "local"
+    by_variable = [] if here else options_of_variables(os.environ)
+    on_line = [*by_variable, *_sbatch_options(job, request.overrides), *job.get("sbatch", ()), *call.options]
+    options = list(read_options(on_line))
+    check_options(options, "the command line")
+    left_out = [*script.left_out, *(option for option in options if option not in without_waits(options))]
+    options = without_waits(options)
+    if not (script.options or options):
+        if (line := submits_itself(script)) is not None:
+            raise ConfigError(
+                f"{call.path} submits a job itself, in line {line.line}: {line.text}; no #SBATCH line is its own",
+                "name the script that it submits, or start it with bash",
+            )
+        raise ConfigError(
+            f"{call.path} has no #SBATCH lines, and the command line no options of sbatch",
+            "if it is a job script, give its size: hpc-gpt submit --nodes=1 …",
+        )
+    no_profile = request.cluster is None and user_default() is None
+    added = [] if here or no_profile else _added_by(profile, last_values(script.options, options))
+    values = last_values(list(read_options(added)), script.options, options)
+    sizes = sizes_of(values)
+    chain = profile.chain
+    for option in (*script.options, *options):
+        chain = profile.chain if option.name == "requeue" else "none" if option.name == "no-requeue" else chain
+    title = values.get("job-name") or call.path.name
+    if "job-name" not in values:
+        options.append(Option("job-name", title, (f"--job-name={title}",)))
+    values = {**values, "job-name": title}
+    on_line = [word for option in options for word in option.argv]
+    experiment = _experiment(name or folder_name(without_suffix(title)), tables, values, sizes, call)
+    lead = _lead(experiment.job, profile, values.get("time"))
+    experiment = with_keys(experiment, {"job.signal_lead_s": lead})
+    resolved = _resolve(experiment, replace(profile, chain=chain), sizes, values, script)
+    owned = ["--output=%x-%j.out", "--error=%x-%j.out", "--open-mode=append", requeue_of(resolved.cluster).flag]
+    directives = [*map(quote_directive, added), *script.directives]
+    directives += [" ".join(map(quote_directive, option.argv)) for option in options]  # an option a line
+    directives += owned if here or values.get("signal") or lead is None else [*owned, f"--signal=B:USR2@{lead}"]
+    text = render_job_script(resolved, script.data, call.arguments, directives)
+    array = _array(values.get("array"))
+    findings = _findings(script, resolved, call.arguments, left_out)
+    return PreparedRun(
+        resolved,
+        text,
+        file.text if file is not None else experiment_text(resolved, f"Of {call.path.name}, which runs as it is."),
+        (*(f"note: {finding}" for finding in findings), *_notes(resolved, added)),
+        Prediction("a script of your own"),
+        file=file.path if file is not None else None,
+        job_script=SbatchRequest(tuple(on_line), tuple(array), _provenance(script), findings),
+        copies=request.copies,
+    )
+
+
+def _keys(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The overrides as keys of `job`, `command`, `train` and of the `profile`. ConfigError for one that a script has no
+    use for."""
+    tables: dict[str, dict[str, Any]] = {
+        "job": {},
+        "command": {},
+        "train": {},
+        "profile": {},
+        **{name: {} for name in SERVICES},
+    }
+    of_profile = [entry.name for entry in fields(ClusterProfile)]
+    for key, value in overrides.items():
+        table, dot, name = key.partition(".")
+        if key in _SIZES or value is None:
+            continue
+        if not dot and key in of_profile:
+            tables["profile"][key] = value
+        elif table in _TABLES or key in _OF_TRAIN:
+            tables[table][name] = value
+        else:
+            raise ConfigError(
+                f"{key} is not for a job script, which runs as it is",
+                close_matches(key, of_profile)
+                or "--set takes keys of [job], [command], [notify], [after], [track], train.steps, and the profile's",
+            )
+    for name in ("run", "per", "setup", "resume", "snapshot", "link"):
+        if name in tables["command"]:
+            raise ConfigError(f"command.{name} is not for a job script, which runs as it is", "leave it out")
+    return tables
+
+
+def _sbatch_options(job: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[str]:
+    """The options of sbatch that keys of [job] and [layout] are."""
+    options = [f"--{option}={job[key]}" for key, option in _OPTION_OF.items() if key in job]
+    options += ["--exclusive"] if job.get("exclusive") else []
+    return options + [f"--{name}={overrides[key]}" for key, name in _SIZES.items() if overrides.get(key) is not None]
+
+
+def _added_by(profile: ClusterProfile, given: Mapping[str, str | None]) -> list[str]:
+    """The options of a profile that neither the script nor the command line gives."""
+    options = []
+    for name in (*OF_SITE, "exclusive"):
+        value = getattr(profile, name)
+        if value and not {name, *_SAME.get(name, ())} & set(given):
+            options.append(f"--{name}" if value is True else f"--{name}={value}")
+    for option in without_waits(read_options(profile.sbatch)):
+        if option.name not in given:
+            options += option.argv
+    return options
+
+
+def _experiment(
+    name: str, keys: Mapping[str, Any], values: Mapping[str, str | None], sizes: Sizes, call: ScriptRequest
+) -> Experiment:
+    """The experiment that is kept of it. What Slurm alone decides is not checked here."""
+    job, command = keys["job"], keys["command"]
+    texts = {key: hide_secrets(text) for key, option in OF_JOB.items() if (text := values.get(option))}
+    of_chain = {key: value for key, value in job.items() if key not in (*_OPTION_OF, "exclusive", "sbatch")}
+    folder = Path(values.get("chdir") or command.get("workdir") or ".").expanduser().absolute()
+    arguments = hide_words(call.arguments)
+    where = {"script": str(call.path.absolute()), "workdir": str(folder), "snapshot": False, "args": arguments}
+    tables = {"command": {**command, **where}, "job": {**texts, **of_chain}, "train": {"steps": 0, **keys["train"]}}
+    tables |= {table: keys[table] for table in SERVICES}
+    checked = check_tables({"name": name, **tables}, Experiment, call.path.name)
+    layout = LayoutRequest(gpus=max(1, sizes.gpus) * sizes.nodes, nodes=sizes.nodes)
+    job_kept = replace(checked.job, exclusive="exclusive" in values or None)
+    return replace(checked, engine=Engine(name="command"), layout=layout, job=job_kept)
+
+
+def _resolve(
+    experiment: Experiment,
+    profile: ClusterProfile,
+    sizes: Sizes,
+    values: Mapping[str, str | None],
+    script: JobScript,
+) -> Resolved:
+    """The settings of the run. Of the profile only what the chain needs counts, not its modules or variables."""
+    bare = ClusterProfile(
+        name=profile.name,
+        scheduler=profile.scheduler,
+        device=profile.device,
+        gpus_per_node=max(1, sizes.gpus),
+        gpu_flag="gres" if sizes.gpus else "none",
+        chain=profile.chain,
+        signal_lead_s=profile.signal_lead_s,
+        retry_pause_s=profile.retry_pause_s,
+        bad_node_hours=profile.bad_node_hours,
+        python=profile.python,
+    )
+    if profile.scheduler == "local" and sizes.nodes > 1:
+        raise ConfigError(f"the script asks for {sizes.nodes} nodes, and this is one machine", "add --nodes=1")
+    given = {key: values.get(key.replace("_", "-")) for key in ("signal", "output", "error", "open_mode")}
+    return resolve(experiment, bare, script=ScriptFacts(script.body_hash, sizes.tasks, **given))
+
+
+def _lead(job: Job, profile: ClusterProfile, time: str | None) -> int | None:
+    """Seconds ahead of the time limit; None if so short a job has none to give."""
+    lead, limit = profile.signal_lead_s if job.signal_lead_s is None else job.signal_lead_s, None
+    with contextlib.suppress(ConfigError):
+        limit = limit_s(time)
+    if limit is not None and lead >= limit and job.signal_lead_s is not None:
+        raise ConfigError(f"job.signal_lead_s {lead} s leaves no time of the time limit {time}", "use less")
+    return None if lead < 1 or (limit is not None and lead >= limit) else lead
+
+
+def _array(text: str | None) -> list[int]:
+    if text is None:
+        return []
+    if not (numbers := array_numbers(text)):
+        raise ConfigError(f"--array={text} is no list of numbers", "for example --array=0-9%4")
+    return numbers
+
+
+def _findings(
+    script: JobScript, resolved: Resolved, arguments: Sequence[str], left_out: Sequence[Option]
+) -> tuple[str, ...]:
+    """The notes on lines of the script, and on the command line, for the user."""
+    findings = [f"{script.path.name}: {finding}" for finding in scan(script)]
+    for option in script.options:
+        folder = os.path.dirname(option.value or "") if option.name in ("output", "error") else ""
+        if folder and "%" not in folder and not Path(resolved.program.workdir, folder).is_dir():
+            where = f"{folder}, the folder of --{option.name}, is not there"
+            findings.append(
+                f"{where}: by plain sbatch the job would die at once; the run has the output in its own log"
+            )
+    if ours := [word for word in arguments if word in ("--wait", "--checkpoints", "--set")]:
+        findings.append(f"{ours[0]} is after {script.path.name}, so it goes to the script")
+    findings += [f"{option.argv[0]} is left out: the run needs sbatch's answer at once" for option in left_out]
+    return tuple(findings)
+
+
+def _notes(resolved: Resolved, added: Sequence[str]) -> tuple[str, ...]:
+    """The notes on what the profile adds to the script, and on what shows the job chain that the script comes on."""
+    notes = [f"note: profile {resolved.cluster.name} adds {shlex.join(hide_words(added))}"] if added else []
+    pattern = resolved.program.checkpoints
+    if pattern is not None:
+        notes.append(f"note: the job chain goes by the checkpoints {pattern}")
+    elif not requeue_of(resolved.cluster).why_not(resolved.cluster):
+        notes.append(
+            "note: the job chain goes by the steps in the output; without such lines it goes by the exit code, and "
+            f"continues after {MOST_UNSEEN - 1} time limits at most (--checkpoints 'out/step-*' shows it the progress)"
+        )
+    return tuple(notes)
+
+
+def _provenance(script: JobScript) -> dict[str, Any]:
+    """The table of the script and of its folder, which is not copied: its commit, and the files that differ from it."""
+    folder = Path.cwd()
+    sha, changed = git_state(folder, ".")
+    table: dict[str, Any] = {"path": str(script.path.absolute()), "body": script.body_hash, "folder": str(folder)}
+    table |= {"git_sha": sha, "git_dirty": changed}
+    if changed:
+        table["changes"] = _changes(folder)
+    return {"script": table}
+
+
+def _changes(folder: Path) -> list[str]:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no"],
+            capture_output=True, text=True, timeout=10, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [hide_secrets(line) for line in done.stdout.splitlines()[:100]]

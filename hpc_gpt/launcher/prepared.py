@@ -1,0 +1,145 @@
+"""A run that is ready to be submitted: what every verb that needs a run's script gets."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_gpt.core.files import read_json
+from hpc_gpt.core.secrets import hide_secrets
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.sized import runs_program
+from hpc_gpt.core.slurm.requeue import requeue_of
+from hpc_gpt.planner.prediction import Prediction
+
+if TYPE_CHECKING:
+    from hpc_gpt.core.runs.branches import CheckpointHold
+    from hpc_gpt.core.runs.snapshot import Archive
+    from hpc_gpt.core.runs.work_archive import WorkArchive
+    from hpc_gpt.launcher.forecast import Forecast
+
+
+# How a line for the user begins that is the same at each submission, and its key in provenance.json.
+_STANDING = ("note: ", "not predicted: ")
+NOTES = "notes"
+
+
+@dataclass(frozen=True)
+class SbatchRequest:
+    """What sbatch is asked for a job script beside its own text: the options of SBATCH_ variables and of the command
+    line as they are, the elements of its array; what provenance.json has of the script; and `findings`, on what sbatch
+    or the job chain does otherwise than its text says."""
+
+    options: tuple[str, ...]
+    array: tuple[int, ...]
+    provenance: Mapping[str, Any]
+    findings: tuple[str, ...] = ()
+
+
+class Copies:
+    """What the runs of one submission copy, each folder and archive read once: the rows of a sweep and the rounds of a
+    bench run the same code. It lives no longer, as the next submission of a process gets what was edited since. What
+    it imports is needed by those who submit alone."""
+
+    def __init__(self) -> None:
+        self._works: dict[str, WorkArchive] = {}
+        self._stages: dict[str, dict[str, str]] = {}
+
+    @cached_property
+    def code(self) -> Archive:
+        """The archive of hpc-gpt's own code."""
+        from hpc_gpt.core.runs.snapshot import take_snapshot
+
+        return take_snapshot()
+
+    def work(self, resolved: Resolved) -> WorkArchive | None:
+        """The archive of the folder that a run's program runs in; None if it keeps none. ConfigError if it is too
+        large."""
+        if not (runs_program(resolved) and resolved.program.snapshot):
+            return None
+        folder = resolved.program.workdir
+        if folder not in self._works:
+            from hpc_gpt.core.runs.work_archive import take_work
+
+            self._works[folder] = take_work(folder)
+        return self._works[folder]
+
+    def stage_sum(self, resolved: Resolved) -> dict[str, str]:
+        """As `provenance.stage_sum`."""
+        archive = resolved.cluster.archive or ""
+        if archive not in self._stages:
+            from hpc_gpt.core.runs.provenance import stage_sum
+
+            self._stages[archive] = stage_sum(resolved)
+        return self._stages[archive]
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run that is ready to be submitted: its settings, its script, the text and path of its experiment's file, the
+    prediction for it, the forecast of its job chain, and `notes` for the user.
+
+    A relative data.path is looked for in the folder `data_beside` first. `unread` has lines on the keys of config.json
+    that are not followed, or that nothing reads. `faster` has the lines on what is predicted to be faster, if that was
+    asked for. `provenance` has further keys of provenance.json. `job_script` is of a script that runs as it is. The
+    runs of one request share its `copies`.
+    """
+
+    resolved: Resolved
+    script: str
+    text: str
+    notes: tuple[str, ...] = ()
+    prediction: Prediction | None = None
+    forecast: Forecast | None = None
+    file: Path | None = None
+    data_beside: Path | None = None
+    unread: tuple[str, ...] = ()
+    faster: Sequence[str] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    job_script: SbatchRequest | None = None
+    hold: CheckpointHold | None = None
+    copies: Copies = field(default_factory=Copies, compare=False, repr=False)
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """The lines to print for the user, with the predictions last."""
+        return (*self.notes, *self.predictions)
+
+    @property
+    def predictions(self) -> tuple[str, ...]:
+        """The lines on the run's prediction and on the forecast of its job chain."""
+        lines = self.forecast.lines if self.forecast else ()
+        return (*([str(self.prediction.line)] if self.prediction else []), *lines)
+
+    @property
+    def standing(self) -> list[str]:
+        """Its lines for the user that are the same at each submission, as long as nothing changes. The run's
+        provenance.json has them, so that the next submission need not say them again."""
+        return [hide_secrets(line) for line in (*self.messages, *self.faster) if line.startswith(_STANDING)]
+
+    @property
+    def jobs(self) -> int:
+        """The number of jobs to submit at once."""
+        at_once = requeue_of(self.resolved.cluster).at_once
+        return max(1, self.forecast.jobs) if self.forecast is not None and at_once else 1
+
+
+def notes_said(resolved: Resolved, logs: Path, runs: int = 1) -> frozenset[str]:
+    """The standing lines that the newest `runs` runs of the same experiment were submitted with."""
+    folder = logs / resolved.slug
+    try:
+        newest = sorted(os.listdir(folder), reverse=True)  # a run's id begins with its time
+    except OSError:
+        return frozenset()
+    files = (path for name in newest if (path := folder / name / "provenance.json").exists())  # a sweep has none
+    return frozenset(str(line) for path in itertools.islice(files, runs) for line in read_json(path).get(NOTES) or ())
+
+
+def without_said(lines: Iterable[str], said: frozenset[str]) -> list[str]:
+    """The lines but for standing ones that were `said` before."""
+    return [line for line in lines if not (line.startswith(_STANDING) and hide_secrets(line) in said)]

@@ -1,0 +1,318 @@
+"""A race before it is queued: its rows, each prepared as a sweep's, what they may differ in, what the race costs at
+most, and its folder."""
+
+import functools
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.core.engines import engine_named
+from hpc_gpt.core.errors import ConfigError, LayoutError
+from hpc_gpt.core.files import write_once
+from hpc_gpt.core.format import counted, show_duration
+from hpc_gpt.core.runs.race import RACE
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.experiment import Experiment, with_keys
+from hpc_gpt.core.settings.experiment_file import ExperimentFile, cut_warmup
+from hpc_gpt.core.settings.resolve import experiment_of, resolve, size_run
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.services import SERVICES, Notify
+from hpc_gpt.core.settings.sized import runs_program
+from hpc_gpt.core.tables import flat
+from hpc_gpt.launcher.past_timings import PastTimings
+from hpc_gpt.launcher.prepare import MEASURED, earlier_runs, finish, predict_run, prepare_row
+from hpc_gpt.launcher.prepared import PreparedRun
+from hpc_gpt.launcher.render import render_script
+from hpc_gpt.launcher.request import DEFAULTS, Request, choose_profile, requested_file
+from hpc_gpt.launcher.submission import (
+    SubmittedRun,
+    check_inputs,
+    check_start,
+    check_submission,
+    start_run,
+    write_run,
+)
+from hpc_gpt.planner.prediction import best_layouts
+
+ROUNDS, STEPS, TOP = 3, 20, 5
+# The steps of a visit before those that are measured.
+_WARM_UP = 5
+# Of a start that no earlier run has measured, and of a job's end.
+_START_S, _END_S = 120.0, 60.0
+_VISIT: Mapping[str, Any] = {**MEASURED, "job.preflight": False}
+# Keys beside layout and engine that leave the training the same.
+_FREE = ("train.optimizer_mode", "train.eval_every", "train.eval_batches", "data.workers", "data.on_bad_shard")
+_OF_THE_RACE = ("job.time", "job.signal_lead_s", "job.name")
+
+
+@dataclass(frozen=True)
+class PreparedRow:
+    """A row of a race: its visit, None if it cannot run, for `cause`; `keys` over the experiment, by dotted key."""
+
+    name: str
+    keys: Mapping[str, Any]
+    visit: PreparedRun | None = None
+    cause: str | None = None
+    place: int | None = None
+
+
+@dataclass(frozen=True)
+class PreparedRace:
+    """A race: the run whose job measures it, its rows, and lines for the user."""
+
+    run: PreparedRun
+    rows: Sequence[PreparedRow]
+    rounds: int
+    lines: Sequence[str]
+
+
+def prepare_race(request: Request, queueing: bool, rounds: int, steps: int, top: int) -> PreparedRace:
+    """Raises ConfigError or LayoutError for what cannot be a race, before anything is written."""
+    profile = choose_profile(request, queueing)
+    file = requested_file(request, profile)
+    earlier = functools.cache(earlier_runs)
+    planned = file.rows is None
+    rows = list(
+        _planned(request, profile, file, earlier, top) if planned else _of_file(request, profile, file, earlier)
+    )
+    asked = {row.name: row.visit for row in rows if row.visit is not None}
+    if len(rows) < 2:
+        words = f"{file.name} has one row" if not planned else f"plan finds {counted(len(rows), 'layout')} that fits"
+        raise ConfigError(f"{words}, and a race compares several", "give it more rows, or submit it without --race")
+    if len(asked) < 2:
+        causes = "; ".join(f"{row.name}: {row.cause}" for row in rows if row.cause)
+        raise ConfigError(f"only {counted(len(asked), 'row')} can run: {causes}", "a race compares several")
+    own = next(iter(asked.values()))
+    for name, visit in asked.items():
+        _check_same(own.resolved, visit.resolved, name)
+    visits = [_as_visit(row, steps, profile, file, request) for row in rows]
+    places = _places(visits)
+    visits = [replace(row, place=places.get(row.name)) for row in visits]
+    able = [row.visit for row in visits if row.visit is not None]
+    _check_scripts({row.name: row.visit for row in visits if row.visit is not None})
+    starts = earlier()
+    seconds = [_visit_s(visit, starts) for visit in able]
+    most_s = rounds * sum(seconds)
+    hours = most_s * own.resolved.gpus / 3600
+    budget = own.resolved.job.max_gpu_hours
+    of_forecast = ""
+    if own.forecast is not None and own.forecast.total is not None and own.forecast.total.gpu_hours:
+        of_forecast = f", {hours / own.forecast.total.gpu_hours:.2%} of the forecast"
+    lines = [f"not {row.name}: {row.cause}" for row in visits if row.cause]
+    unknown = [row.name for row in visits if row.visit is not None and _step_s(row.visit, starts) is None]
+    if unknown:
+        lines.append(f"note: no step time is predicted for {', '.join(unknown)}: only the start of a visit is counted")
+    lines.append(
+        f"race: {rounds * len(able)} visits at most, {rounds} of each of {counted(len(able), 'row')}, "
+        f"{show_duration(most_s)} and {hours:.3g} GPU-hours at most{of_forecast}"
+    )
+    if budget is not None and hours > budget:
+        raise ConfigError(
+            f"the race may take {hours:.3g} GPU-hours, more than --max-gpu-hours {budget:g}",
+            "use fewer --rounds, --steps or --top, or a larger --max-gpu-hours",
+        )
+    time = request.overrides.get("job.time") or _time_text(most_s + _END_S + (own.resolved.job.signal_lead_s or 0))
+    run = _race_run(own, able[0], file, time, rounds * len(able), request.template)
+    return PreparedRace(run, visits, rounds, lines)
+
+
+def _of_file(request: Request, profile: ClusterProfile, file: ExperimentFile, earlier: Any) -> Iterator[PreparedRow]:
+    for row in file.rows or ():
+        keys = {**flat(row.overrides)}
+        if row.impossible is not None:
+            yield PreparedRow(row.name, keys, cause=row.impossible)
+            continue
+        try:
+            yield PreparedRow(row.name, keys, prepare_row(request, profile, file, row.name, earlier))
+        except LayoutError as fault:
+            yield PreparedRow(row.name, keys, cause="; ".join(str(fault).splitlines()))
+
+
+def _planned(
+    request: Request, profile: ClusterProfile, file: ExperimentFile, earlier: Any, top: int
+) -> Iterator[PreparedRow]:
+    """The planner's best layouts that fit; what the command line gives stays."""
+    base = prepare_row(replace(request, force=True), profile, file, None, earlier)
+    engine_named(base.resolved.engine.name).refuse_program("plan has no layouts for it", "give its rows in [rows]")
+    is_open = file.path is DEFAULTS and "engine.name" not in request.overrides
+    try:
+        layouts = best_layouts(base.resolved, profile, request.overrides, top, is_open)
+    except ConfigError as fault:
+        fault.hint = f"give the race its [rows], or plan what it lacks: {fault.hint}"
+        raise
+    for name, keys in layouts:
+        sized = size_run(with_keys(experiment_of(base.resolved), keys), profile)
+        visit = finish(
+            sized,
+            predict_run(sized, profile),
+            file=file,
+            template=request.template,
+            forecast=base.forecast,
+            data_beside=base.data_beside,
+            copies=base.copies,
+        )
+        yield PreparedRow(name, keys, visit)
+
+
+def _as_visit(
+    row: PreparedRow, steps: int, profile: ClusterProfile, file: ExperimentFile, request: Request
+) -> PreparedRow:
+    if row.visit is None:
+        return row
+    asked = row.visit.resolved
+    experiment = replace(experiment_of(asked), **SERVICES, name=f"{file.name}-{row.name}")
+    whole = _WARM_UP + steps
+    ours = not runs_program(asked)
+    keys = {key: value for key, value in _VISIT.items() if ours or not key.startswith("train.")}
+    keys |= {"train.steps": whole} | ({"train.log_every": whole} if ours else {})
+    experiment, _ = cut_warmup(with_keys(experiment, keys))
+    local = profile.scheduler == "local" or request.force
+    try:
+        sized = size_run(experiment, profile)
+        prediction = predict_run(sized, profile, refuse=not local)
+    except LayoutError as fault:
+        return replace(row, visit=None, cause="; ".join(str(fault).splitlines()))
+    visit = finish(
+        sized,
+        prediction,
+        file=file,
+        row=asked.row,
+        template=request.template,
+        data_beside=row.visit.data_beside,
+        copies=row.visit.copies,
+    )
+    return replace(row, visit=visit)
+
+
+def _predicted_step(visit: PreparedRun | None) -> dict[str, Any]:
+    """The step that plan predicts for a visit, as in predicted.json; empty if it predicts none."""
+    tables = visit.prediction.tables if visit is not None and visit.prediction is not None else None
+    return (tables or {}).get("step") or {}
+
+
+def _places(rows: Sequence[PreparedRow]) -> dict[str, int]:
+    """The planner's place for each row whose step it predicts, by name."""
+    found = {row.name: step["step_s"] for row in rows if (step := _predicted_step(row.visit))}
+    return {name: place for place, name in enumerate(sorted(found, key=found.__getitem__), 1)}
+
+
+def _check_same(own: Resolved, other: Resolved, name: str) -> None:
+    """ConfigError if a row is another training, or needs another environment."""
+    ours, theirs = _fixed(own), _fixed(other)
+    for key in {**ours, **theirs}:
+        if ours.get(key) != theirs.get(key):
+            raise ConfigError(
+                f"row {name!r}: {key} is {theirs.get(key)}, but {ours.get(key)} in the first row: a race compares ways "
+                "to run one training",
+                "rows may differ in layout, micro-batch, engine and its switches; submit others as a --sweep",
+            )
+
+
+def _fixed(resolved: Resolved) -> dict[str, Any]:
+    """{dotted key: value} of what the rows of a race share."""
+    found: dict[str, Any] = {"engine.name of our trainers": not runs_program(resolved)}
+    found |= {"gpus": resolved.gpus, "nodes": resolved.nodes, "command.per": resolved.tasks}
+    found["batch.global_batch"] = resolved.batch.global_batch
+    if runs_program(resolved):
+        found["train.steps"] = None  # a visit ends after its own
+    for table in ("model", "data", "train"):
+        rules = resolved.key_rules(table)
+        for key, value in asdict(getattr(resolved, table)).items():
+            if key not in rules or rules[key].decides != "nothing":
+                found[f"{table}.{key}"] = value
+    found |= {f"job.{key}": value for key, value in asdict(resolved.job).items()}
+    found |= {f"cluster.{key}": value for key, value in asdict(resolved.cluster).items()}
+    return {key: value for key, value in found.items() if key not in (*_FREE, *_OF_THE_RACE)}
+
+
+def _check_scripts(visits: Mapping[str, PreparedRun]) -> None:
+    """ConfigError if the script of a row does otherwise than the first one's before its ranks start."""
+    first: list[str] = []
+    for name, visit in visits.items():
+        head = visit.script.partition("<<'HPC_GPT_RESOLVED'")[0].replace(visit.resolved.slug, "").splitlines()
+        lines = [line for line in head if not line.startswith("#")]
+        first = first or lines
+        if lines != first:
+            apart = next((line for line in lines if line not in first), "it lacks a line of the first row's")
+            raise ConfigError(
+                f"row {name!r} needs another environment than the first row: its job would have {apart.strip()!r}",
+                "submit it as a --sweep",
+            )
+
+
+def _race_run(
+    own: PreparedRun, visit: PreparedRun, file: ExperimentFile, time: str, visits: int, template: Path | None
+) -> PreparedRun:
+    """The run whose job is the race: it has the first row's settings, and its own name and time."""
+    asked = own.resolved
+    on = tuple(event for event in asked.notify.on if event in ("ended", "failed"))
+    notify = replace(asked.notify, on=on) if asked.notify.is_asked and on else Notify()
+    services = {**SERVICES, "notify": notify}
+    experiment: Experiment = replace(experiment_of(visit.resolved), **services, name=f"{file.name}-race")
+    named = asked.job.name if asked.job.name != asked.name else None
+    job = {
+        "job.name": named,
+        "job.time": time,
+        "job.max_gpu_hours": asked.job.max_gpu_hours,
+        "job.preflight": asked.job.preflight,
+    }
+    resolved = resolve(with_keys(experiment, job), asked.cluster, race=visits)
+    script, path = render_script(resolved, template), None if file.path is DEFAULTS else file.path
+    return PreparedRun(resolved, script, own.text, file=path, data_beside=own.data_beside, copies=own.copies)
+
+
+def _visit_s(visit: PreparedRun, past: PastTimings) -> float:
+    """Seconds that a visit may take: a start, and its steps as in earlier runs or as predicted."""
+    found = past.newest_alike(visit.resolved)
+    start_s = found.start_s if found is not None and found.start_s is not None else _START_S
+    return start_s + visit.resolved.train.steps * (_step_s(visit, past) or 0.0)
+
+
+def _step_s(visit: PreparedRun, past: PastTimings) -> float | None:
+    if (found := past.newest_alike(visit.resolved)) is not None:
+        return found.step_s
+    step = _predicted_step(visit)
+    return step["step_s"] * (1 + step["band"]) if step else None
+
+
+def _time_text(seconds: float) -> str:
+    minutes = math.ceil(seconds / 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:00"
+
+
+# --- submitted
+
+
+def check_race(race: PreparedRace, logs: Path, dry: bool = False) -> dict[str, Any]:
+    """Checks the race and each row, as check_submission does, and returns the provenance."""
+    provenance = check_submission([race.run], logs, dry)
+    for row in race.rows:
+        if row.visit is not None:
+            has_gpu, visit = bool(provenance["gpus"] or provenance.get("gpus_fault")), row.visit
+            check_inputs(visit.resolved, visit.data_beside, has_gpu, not dry, copies=visit.copies)
+    return provenance
+
+
+def queue_race(race: PreparedRace, logs: Path) -> SubmittedRun:
+    """Writes the race's folder with its rows, and submits its job. Raises as submit_run."""
+    provenance = check_race(race, logs)
+    waits = check_start(race.run.resolved, race.run.script)
+    run = write_run(race.run, logs, provenance)
+    rows = []
+    for row in race.rows:
+        folder = None if row.visit is None else write_run(row.visit, run.path / "rows", provenance).path
+        rows.append(
+            {
+                "name": row.name,
+                "folder": None if folder is None else str(folder.relative_to(run.path)),
+                "cause": row.cause,
+                "keys": dict(row.keys),
+                "place": row.place,
+            }
+        )
+    tables = {"experiment": race.run.resolved.name.removesuffix("-race"), "rounds": race.rounds, "rows": rows}
+    write_once(run.path / RACE, json.dumps(tables, indent=1) + "\n")
+    return replace(start_run(run, race.run.resolved), waits=waits)

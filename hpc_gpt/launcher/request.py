@@ -1,0 +1,275 @@
+"""What is asked for: the request that a command line makes, its cluster profile, its experiment, and the defaults
+without one.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.core.engines import engines
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.format import counted
+from hpc_gpt.core.settings.cluster import FALLBACK, ClusterProfile, load_profile, user_default
+from hpc_gpt.core.settings.devices import DEVICES
+from hpc_gpt.core.settings.engines import FAST_SETTINGS, with_fast_settings
+from hpc_gpt.core.settings.experiment import Engine, Experiment, Train, with_keys
+from hpc_gpt.core.settings.experiment_file import (
+    DEFAULT_EXPERIMENT,
+    SMALL_EXPERIMENT,
+    ExperimentFile,
+    cut_warmup,
+    gives_way,
+    read_experiment,
+)
+from hpc_gpt.core.settings.grid import GridAxis, with_grid
+from hpc_gpt.core.settings.presets import PRESETS
+from hpc_gpt.core.settings.resolve import resolve_shape, size_run
+from hpc_gpt.core.settings.sized import Sized
+from hpc_gpt.core.settings.smoke import fit_small
+from hpc_gpt.core.slurm.clients import has_sbatch
+from hpc_gpt.launcher.prepared import Copies
+from hpc_gpt.launcher.until import Until
+
+# The most tokens of the default batch; models of the size of Llama 3 begin with 4M (arXiv:2407.21783, 3.4.1).
+_USUAL_TOKENS = 2**22
+# In place of a file's path, if no EXPERIMENT is given and the default of every key applies.
+DEFAULTS = Path("the defaults")
+
+
+@dataclass(frozen=True)
+class ScriptRequest:
+    """A job script of the command line: its file, its arguments, and the `options` for sbatch before it."""
+
+    path: Path
+    arguments: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for; `overrides` has what is `given` there, and what follows from it.
+
+    `sized`: the size of the run, or a sweep's row, is given. `until` is how far a verb that submits is to train, empty
+    if that is not given; None for the other verbs. `here`: it runs in the user's allocation, which no job follows.
+    `grid`: what `--grid` varies, over `row` if the file has rows. `measured`: of a run of which a bench measures the
+    steps, what is laid over it at the end, by dotted key; plan chooses nothing for it, and nothing happens around it.
+    `device`: a plan is for nodes of it, without a profile. `provenance`: further keys of the run's provenance.json.
+    """
+
+    experiment: str
+    cluster: str | None
+    template: Path | None
+    overrides: dict[str, Any]
+    row: str | None = None
+    sweep: bool = False
+    smoke: bool = False
+    force: bool = False
+    given: dict[str, Any] = field(default_factory=dict)
+    names_experiment: bool = True
+    sized: bool = True
+    until: Until | None = None
+    script: ScriptRequest | None = None
+    here: bool = False
+    grid: tuple[GridAxis, ...] = ()
+    measured: Mapping[str, Any] | None = None
+    device: str | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    copies: Copies = field(default_factory=Copies, compare=False, repr=False)
+
+
+def with_model_file(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys given, with model.hf instead of model.preset if that is a file or a folder, or looks like one."""
+    name = given.get("model.preset")
+    if name is None or name.lower() in PRESETS:
+        return {**given}
+    if not (Path(name).exists() or "/" in name or name.endswith(".json")):
+        return {**given}
+    return {"model.hf" if key == "model.preset" else key: value for key, value in given.items()}
+
+
+def completed(overrides: Mapping[str, Any], names_experiment: bool) -> dict[str, Any]:
+    """The overrides with those that follow from them."""
+    keys = dict(overrides)
+    has_model = {"model.preset", "model.hf", "model.hidden"} & set(keys)
+    if not names_experiment and keys.get("train.init") and not has_model:
+        keys["model.hf"] = keys["train.init"]  # which gives the shape, as no EXPERIMENT does
+    return dict.fromkeys(gives_way(keys)) | keys
+
+
+def with_small(request: Request, profile: ClusterProfile) -> Request:
+    """The request with SMALL_EXPERIMENT, as large as the profile holds, if it gives neither EXPERIMENT nor a size.
+
+    For the verbs that try a cluster. Another engine is of no EXPERIMENT, either, and `requested_file` says so.
+    """
+    if request.names_experiment or request.sized or "engine.name" in request.overrides:
+        return request
+    return replace(request, experiment=SMALL_EXPERIMENT, overrides=fit_small(profile) | request.overrides)
+
+
+def requested_file(request: Request, profile: ClusterProfile, under: Mapping[str, Any] | None = None) -> ExperimentFile:
+    """The file of EXPERIMENT, with the rows of the request's grid.
+
+    If no EXPERIMENT is named, it is the default experiment's file. With another model or engine it is no file:
+    the default of every key applies, with a verb's own tables `under` laid over them, and none of that file's settings.
+    Raises ConfigError for another engine without a model, which has no default.
+    """
+    file = _without_grid(request, profile, under)
+    return with_grid(file, request.grid, request.row) if request.grid else file
+
+
+def _without_grid(request: Request, profile: ClusterProfile, under: Mapping[str, Any] | None) -> ExperimentFile:
+    file = read_experiment(request.experiment)
+    if request.names_experiment or request.experiment != DEFAULT_EXPERIMENT:
+        return file
+    overrides = request.overrides
+    sizes = [overrides.get(f"model.{name}") for name in ("hidden", "layers", "heads")]
+    of_file = None
+    if overrides.get("model.hf"):
+        from hpc_gpt.core.weights.config import model_name  # of published weights alone
+
+        of_file = model_name(Path(str(overrides["model.hf"])))
+    name = overrides.get("model.preset") or of_file or (None if None in sizes else f"{sizes[1]}x{sizes[0]}")
+    engine, usual = overrides.get("engine.name"), file.tables["engine"]["name"]
+    if name is None and engine in (None, usual):
+        return file
+    if name is None and "model" not in (under or {}):
+        raise ConfigError(
+            f"no EXPERIMENT: {DEFAULT_EXPERIMENT} is of engine {usual}, and with {engine} the defaults name no model",
+            "add --model, for example --model gpt2, or name an EXPERIMENT",
+        )
+    if request.row is not None or request.sweep:
+        option = "--sweep" if request.row is None else f"--row {request.row}"
+        raise ConfigError(
+            f"{option} picks rows of an EXPERIMENT, and --model names none", f"name it, as {DEFAULT_EXPERIMENT}"
+        )
+    tables = {"name": str(name or "default"), **(under or {})}
+    if _lacks_bf16(of_full_size(request, profile)) and "train.dtype" not in overrides:
+        tables["train"] = {"dtype": "fp16"}
+    if compiles(of_full_size(request, profile), overrides):
+        tables["engine"] = {**tables.get("engine", {}), "compile": "block"}
+    return ExperimentFile(DEFAULTS, "", tables, None, ((DEFAULTS, tables),))
+
+
+def compiles(profile: ClusterProfile, asked: Mapping[str, Any]) -> bool:
+    """Whether a run without an experiment is compiled: on a GPU that is known and not older than Triton supports
+    (Ampere, the first with bf16), by an engine that can, unless the options `asked`, by dotted key, decide it."""
+    name = asked.get("engine.name")
+    can = name is None or (name in engines() and "compile" in engines()[name].switches)
+    own = profile.machine and profile.machine.peak_tflops
+    return (
+        (profile.device in DEVICES or bool(own)) and not _lacks_bf16(profile) and can and "engine.compile" not in asked
+    )
+
+
+def with_defaults(
+    experiment: Experiment, profile: ClusterProfile, asked: Mapping[str, Any], given: Collection[str]
+) -> tuple[Experiment, str]:
+    """(the experiment of a run without one, why its batch is that).
+
+    If it is compiled, by default and for CUDA, it has the fast settings that its model and engine take, but for the
+    options `asked`. It has a global batch unless any size of the batch is `given`, or a plan has chosen it.
+    """
+    if is_fast(profile, asked):
+        shape, train = resolve_shape(experiment.model), experiment.train
+        experiment = replace(experiment, engine=with_fast_settings(experiment.engine, shape, train, asked))
+    if {f"layout.{name}" for name in ("micro_batch", "micro_batches", "global_batch")} & set(given):
+        return experiment, ""
+    if experiment.layout.global_batch is not None:
+        return experiment, " as in plan"
+    size, why = _default_batch(size_run(cut_warmup(experiment)[0], profile), profile)
+    return with_keys(experiment, {"layout.global_batch": size}), why
+
+
+def is_fast(profile: ClusterProfile, asked: Mapping[str, Any]) -> bool:
+    """Whether a run without an experiment has fast settings."""
+    device = DEVICES.get(profile.device or "")
+    return device is not None and device.cuda and compiles(profile, asked)
+
+
+def usual_batch(seq: int, gpus: int) -> int:
+    """The global batch at which models are compared: the default experiment's, of longer sequences fewer, so that it
+    has at most _USUAL_TOKENS; of its near multiples that which the GPUs divide, or as many of them as have a sample."""
+    own = int(read_experiment(DEFAULT_EXPERIMENT).tables["layout"]["global_batch"])
+    usual = min(own, 1 << max(0, (_USUAL_TOKENS // seq).bit_length() - 1))
+    replicas = max(count for count in range(1, usual + 1) if gpus % count == 0)
+    return max(1, round(usual / replicas)) * replicas
+
+
+def _default_batch(sized: Sized, profile: ClusterProfile) -> tuple[int, str]:
+    """(the global batch of a run without one, why it is that).
+
+    It is the batch that `plan` takes; ranks without a GPU have one sample each, so that a step ends.
+    """
+    dp, usual = sized.layout.dp, usual_batch(sized.model.seq, sized.gpus)
+    on_gpus = profile.device is not None or profile.gpu_flag != "none"
+    if not on_gpus and profile.scheduler == "local":
+        from hpc_gpt.core.runs.provenance import has_gpus  # loads much that a job script does not need
+
+        on_gpus = has_gpus()
+    if not on_gpus:
+        reason = "they have no GPU" if profile.scheduler == "local" else "the profile has neither device nor gpu_flag"
+        size, why = sized.gpus, f", one sample a rank as {reason}"
+    elif usual % dp == 0:
+        size, why = usual, " as in plan"
+    else:
+        size = max(1, usual // dp) * dp
+        why = (
+            f", the multiple of dp {dp} nearest below plan's {usual}"
+            if size < usual
+            else f", one sample for each of dp {dp}"
+        )
+    return size, why
+
+
+def _lacks_bf16(profile: ClusterProfile) -> bool:
+    """Whether the profile's device is known to compute in fp16 but not in bf16."""
+    device = DEVICES.get(profile.device or "")
+    peaks = (profile.machine and profile.machine.peak_tflops) or (device.peaks if device else {})
+    return "fp16" in peaks and "bf16" not in peaks
+
+
+def defaults_note(request: Request, profile: ClusterProfile, train: Train, resolved: Sized, batch: str) -> str:
+    """The line on the defaults that apply without an EXPERIMENT; `batch` is why the batch is that."""
+    dtype: str = train.dtype
+    if _lacks_bf16(profile) and "train.dtype" not in request.overrides:
+        dtype += f" as {profile.device} has no bf16"
+    # The lines of a smoke run have its batch.
+    batch = "" if request.smoke else f"batch {resolved.batch.global_batch}{batch}, "
+    return (
+        f"no EXPERIMENT: the defaults, not {DEFAULT_EXPERIMENT}'s settings: engine {resolved.engine.name}, {dtype}, "
+        f"{_compiled_text(resolved.engine)}"
+        f"{batch}{counted(train.steps, 'step')}, lr {train.lr:g}"
+    )
+
+
+def _compiled_text(engine: Engine) -> str:
+    """What is compiled, and the fast settings beside it, each followed by a comma."""
+    if engine.compile == "none":
+        return ""
+    others = [each.key for each in FAST_SETTINGS if each.key != "compile" and getattr(engine, each.key) == each.value]
+    return "".join(f"{setting}, " for setting in (f"compiled by {engine.compile}", *others))
+
+
+def choose_profile(request: Request, queueing: bool) -> ClusterProfile:
+    """The profile of --cluster or HPC_GPT_CLUSTER, else `local` for a smoke run, else the user's default, else the
+    fallback."""
+    if request.cluster is None and request.smoke:
+        return load_profile("local")
+    chosen = user_default() if request.cluster is None else request.cluster
+    if chosen is None and queueing and not has_sbatch():
+        raise ConfigError(
+            f"no cluster profile chosen, and no sbatch here for the fallback {FALLBACK}",
+            "--cluster local runs it on this machine; hpc-gpt profile detect --name NAME writes a cluster's profile",
+        )
+    profile = load_profile(FALLBACK if chosen is None else chosen)
+    return replace(profile, chain="none") if request.here else profile
+
+
+def of_full_size(request: Request, profile: ClusterProfile) -> ClusterProfile:
+    """The profile of the run at full size; for a smoke run on this machine the user's default or the fallback."""
+    if not request.smoke or profile.scheduler != "local":
+        return profile
+    own = user_default() if request.cluster is None else None
+    meant = load_profile(own or FALLBACK)
+    return meant if meant.scheduler != "local" else load_profile(FALLBACK)

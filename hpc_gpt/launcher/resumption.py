@@ -1,0 +1,377 @@
+"""Resume a run: again in its own folder, or as a new run with other settings or on another cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from shlex import join
+from typing import TYPE_CHECKING, Any
+
+from hpc_gpt.core.ends.failures import LIVE
+from hpc_gpt.core.ends.judge import gpu_hours
+from hpc_gpt.core.ends.run_state import done_by
+from hpc_gpt.core.errors import ConfigError, RunFolderError, UserError
+from hpc_gpt.core.files import read_json
+from hpc_gpt.core.format import counted
+from hpc_gpt.core.runs.branches import ResumptionHold
+from hpc_gpt.core.runs.checkpoints import checkpoint_folder_name
+from hpc_gpt.core.runs.heartbeats import gpus_of
+from hpc_gpt.core.runs.lineage import (
+    Parent,
+    ResumePoint,
+    branched_at,
+    check_resumable,
+    checkpoint_sources,
+    descend,
+    find_ancestors,
+    newest_step,
+    parent_of,
+    resume_point,
+    saved_steps,
+)
+from hpc_gpt.core.runs.lock import RunLocked, check_free, holder
+from hpc_gpt.core.runs.provenance import check_weights_of, has_gpus
+from hpc_gpt.core.runs.race import measured, read_visits
+from hpc_gpt.core.runs.run_folder import PREDICTED, RunFolder, check_own
+from hpc_gpt.core.runs.stored import read_stored
+from hpc_gpt.core.settings.cluster import OF_THE_PLANNER, ClusterProfile, load_profile
+from hpc_gpt.core.settings.engines import can_resume
+from hpc_gpt.core.settings.resolve import experiment_tables
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.schedule import decay_steps_of, describe_schedule, first_difference, learning_rate
+from hpc_gpt.core.slurm.clients import check_reachable
+from hpc_gpt.core.slurm.requeue import requeue_of
+from hpc_gpt.launcher.attempts.decisions import read_history
+from hpc_gpt.launcher.changes import change_notes
+from hpc_gpt.launcher.here import no_script_here
+from hpc_gpt.launcher.prepare import earlier_runs, finish, predict_run
+from hpc_gpt.launcher.prepared import PreparedRun
+from hpc_gpt.launcher.request import Request
+from hpc_gpt.launcher.submission import SubmittedRun, check_inputs, start_run
+from hpc_gpt.launcher.until import ForecastInputs, Until, forecast_chain, length_settings, wants_forecast
+from hpc_gpt.launcher.watch.status import await_lost, read_own_status
+from hpc_gpt.planner.prediction import Prediction
+
+if TYPE_CHECKING:
+    from hpc_gpt.launcher.forecast import Forecast
+    from hpc_gpt.launcher.past_timings import PastTimings
+
+# What may change when the script of a run is started again.
+_OPTIONS_ON_RESUME = ("job.time", "job.partition", "job.account", "job.qos", "job.exclude")
+# More than the controller takes from the end of an attempt to its own, on a busy machine.
+_LEAVING_S = 20.0
+
+
+@dataclass(frozen=True)
+class NewRun:
+    """A resumption as a new run: from the checkpoint of `parent`, or from step 0 without one."""
+
+    prepared: PreparedRun
+    parent: Parent | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SameRun:
+    """A resumption of a run in its own folder with its own job.sh, as a chain of so many `jobs`; `where` says from
+    which step. The kept script of a user is started in its `folder`, with these `options` on sbatch's command line."""
+
+    run: RunFolder
+    resolved: Resolved
+    notes: tuple[str, ...] = ()
+    where: str = ""
+    jobs: int = 1
+    folder: str = "."
+    options: tuple[str, ...] = ()
+
+    def start(self, now: bool = False) -> SubmittedRun:
+        """Submits it. Raises as `start_run`."""
+        run = self.run if self.folder == "." else RunFolder(self.run.path.resolve())
+        with contextlib.chdir(self.folder):  # sbatch starts a script where it is called
+            return start_run(run, self.resolved, self.jobs, self.options, now)
+
+
+def choose_resumption(run: RunFolder, request: Request, from_start: bool, dry: bool) -> NewRun | SameRun:
+    """How a run resumes: itself, or a new run if the request changes anything; `from_start` makes a new run from step
+    0. `request.cluster` is None if its cluster is not to change, and `dry` is as for `check_submission`.
+
+    Raises RunFolderError, ConfigError, LayoutError or DataError if it cannot.
+    """
+    assert request.until is not None
+    settings = run.resolved()
+    if settings.script is not None:
+        return _script_again(run, request, from_start, dry)
+    profile = profile_of(settings, request)
+    changed = from_start or request.template or changed_length(settings, request.until, request.given)
+    if not changed and _changes_nothing(settings, request.given, profile):
+        return _same_again(run, request.until, dry)
+    if settings.race:
+        raise ConfigError(
+            f"{run.run_id} is a race, which resumes as it is", "submit another --race, or take its --winner"
+        )
+    prepared, parent = prepare_resumption(
+        run, request.given, profile, request.template, request.force, request.until, earlier_runs(), from_start
+    )
+    what = f"resumes {parent.run} after step {parent.step}" if parent else f"trains {run.run_id} again from step 0"
+    return NewRun(prepared, parent, (*prepared.notes, f"{what}, as {prepared.resolved.layout}"))
+
+
+def profile_of(settings: Resolved, request: Request) -> ClusterProfile | None:
+    """The profile of a new run that continues one with these settings; None for its own."""
+    profile = load_profile(request.cluster) if request.cluster is not None else None
+    if request.here and not requeue_of(settings.cluster).why_not(settings.cluster):
+        # Its job.sh would requeue the allocation.
+        profile = replace(profile or settings.cluster, chain="none")
+    return profile
+
+
+def _script_again(run: RunFolder, request: Request, from_start: bool, dry: bool) -> SameRun:
+    """The kept script of a run, with another limit or place if the request gives one."""
+    script = read_stored(run.path / "provenance.json").get("script") or {}
+    if request.here:
+        raise no_script_here(str(script.get("path")))
+    other = [key for key in request.given if key not in _OPTIONS_ON_RESUME]
+    if from_start or other or request.until != Until():
+        named = "--from-start" if from_start else other[0] if other else "--until"
+        raise ConfigError(
+            f"{run.run_id} is of a job script, which is started again as it was kept: {named} would be another run",
+            f"submit a new run; of options {', '.join(_OPTIONS_ON_RESUME)} may change",
+        )
+    options = [f"--{key.removeprefix('job.')}={value}" for key, value in request.given.items() if value is not None]
+    resolved, point = check_resumption(run, dry)
+    notes = [f"note: {note}" for note in (point.notes if point else ())]
+    note = f"starts the script of {run.run_id} again{f', with {join(options)}' if options else ''}"
+    return SameRun(run, resolved, (*notes, note), folder=script.get("folder") or ".", options=tuple(options))
+
+
+def _same_again(run: RunFolder, until: Until, dry: bool) -> SameRun:
+    resolved, point = check_resumption(run, dry)
+    forecast = _forecast_same(run, point.step if point else 0, until, earlier_runs())
+    where = f" after step {point.step}" if point else " at step 0: it has no checkpoint"
+    if resolved.race:
+        where = f" after {counted(measured(read_visits(run)), 'visit')} of {resolved.race}"
+    changes = change_notes(run, resolved) if dry else ()
+    notes = [f"note: {note}" for note in (*(point.notes if point else ()), *changes)]
+    lines = (*notes, *(forecast.lines if forecast else ()), f"resumes {run.run_id}{where}")
+    jobs = forecast.jobs if forecast and requeue_of(resolved.cluster).at_once else 1
+    return SameRun(run, resolved, lines, where, jobs)
+
+
+def check_not_live(run: RunFolder) -> None:
+    """RunFolderError if a job of the run is queued or running, or may be on another machine.
+
+    A run's end is known before the process that started it has left: that is waited for.
+    """
+    await_lost(run)
+    until = time.monotonic() + _LEAVING_S
+    while True:
+        try:
+            check_free(run)
+            break
+        except RunLocked:
+            owner = holder(run)
+            lives_here = owner is not None and owner.is_gone() is False
+            if not lives_here or read_own_status(run).state in LIVE or time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+    state = read_own_status(run).state
+    if state in LIVE:
+        raise RunFolderError(f"run {run.run_id} is {state}", f"hpc-gpt cancel {run.run_id} first, or wait for its end")
+
+
+def check_unfinished(run: RunFolder, resolved: Resolved | None = None, reached: int = 0) -> None:
+    """ConfigError if the job would end at once: the run is done, or `resolved`, the settings of a run that is to resume
+    from it after step `reached`, has no further steps."""
+    before = run.resolved().train
+    if resolved is not None and resolved.train.steps > reached:
+        return
+    if resolved is not None and resolved.train.steps != before.steps:
+        raise ConfigError(
+            f"train.steps is {resolved.train.steps}, but the newest checkpoint is of step {reached}: the job would end "
+            "at once",
+            f"give more than {counted(reached, 'step')}",
+        )
+    last = done_by(run.attempts())
+    if last is None and resolved is None:
+        return
+    cause = last.ended().get("cause") if last is not None else None
+    trained = [each.ended().get("step") or 0 for each in run.attempts()]
+    by_steps = not cause or max(trained, default=0) >= before.steps
+    why = f"it has trained its {counted(before.steps, 'step')}" if by_steps else cause
+    if not before.steps:
+        raise ConfigError(f"run {run.run_id} is done: its program has ended", "submit a new run")
+    more = [f"--until steps={2 * before.steps}", f"--set train.steps={2 * before.steps}"]
+    flat = [step for step in saved_steps(run) if step <= before.steps - decay_steps_of(before)]
+    if by_steps and before.decay == "wsd" and flat:  # it has decayed
+        more = [f"hpc-gpt submit --branch {run.run_id}@{flat[-1]} --until steps={2 * before.steps}"]
+    if not by_steps:
+        more = [f"--set train.minutes={before.minutes:g}"] if before.minutes is not None else []
+        more += [f"--until loss={0.9 * before.until_loss:.4g}"] if before.until_loss is not None else []
+    hint = f"to train on, as a new run: {', or '.join(more)}" if more else "submit a new run"
+    marked = any(newest_step(each) for each in (run, *find_ancestors(run)))
+    if not marked or not can_resume(run.resolved().engine):
+        hint = "it has no checkpoint to resume from: submit a new run that trains further"
+    raise ConfigError(f"run {run.run_id} is done: {why}; its job would end at once", hint)
+
+
+def _check_rates(run: RunFolder, settings: Resolved, resolved: Resolved, reached: int) -> None:
+    """ConfigError if a wsd of another length would have had another rate in a step that `run` has trained."""
+    if resolved.train.decay != "wsd":
+        return
+    step = first_difference(settings.train, resolved.train, range(branched_at(run), reached))
+    if step is None:
+        return
+    steps = [each for each in saved_steps(run) if each <= step]
+    raise ConfigError(
+        f"step {step + 1} of run {run.run_id} was trained at a rate of {learning_rate(settings.train, step):.4g} and "
+        f"would have {learning_rate(resolved.train, step):.4g}: the run's schedule is "
+        f"{describe_schedule(settings.train)}; the other is {describe_schedule(resolved.train)}",
+        f"hpc-gpt submit --branch {run.run_id}@{max(steps, default=reached)} --set train.steps={resolved.train.steps} "
+        f"begins {'before that step' if steps else 'after the decay: no earlier checkpoint is left'}",
+    )
+
+
+def prepare_resumption(
+    run: RunFolder,
+    changes: Mapping[str, Any],
+    profile: ClusterProfile | None,
+    template: Path | None,
+    force: bool,
+    until: Until,
+    earlier: PastTimings,
+    from_start: bool = False,
+) -> tuple[PreparedRun, Parent | None]:
+    """A new run that resumes from `run`, with `changes` laid over its settings; `profile` None keeps its profile.
+
+    `until` says how far to train; `earlier` has the measurements of earlier runs. `force` accepts a layout that is
+    predicted not to fit. `from_start`: it begins at step 0, without a parent. Raises RunFolderError as
+    `check_not_live`; LayoutError or ConfigError if it cannot resume so.
+    """
+    check_not_live(run)
+    settings = run.resolved()
+    parent, point = (None, ResumePoint(0)) if from_start else parent_of(run)
+    length = changed_length(settings, until, changes)
+    resolved = descend(settings, changes, profile or settings.cluster, point.step, length)
+    check_stream(run, resolved, point.step)
+    title = f"Trains run {run.run_id} again from step 0."
+    if parent is not None:
+        check_resumable(resolved)
+        check_unfinished(run, resolved, point.step)
+        _check_rates(run, settings, resolved, point.step)
+        title = f"Resumes run {run.run_id} after step {point.step}."
+    notes = [*(f"note: {note}" for note in point.notes), *until.notes(resolved.batch, resolved.model.seq)]
+    if parent is None:
+        try:
+            check_weights_of(run.path, resolved)
+        except ConfigError as fault:
+            notes.append(f"note: {fault}; the new run begins from what is there now")
+    steps, before = resolved.train.steps, settings.train.steps
+    if point.step and steps != before and (fall := resolved.train.decay) in ("cosine", "linear"):
+        notes.append(
+            f"note: from step {point.step} on, the learning rate falls ({fall}) to the end of {steps} steps, until "
+            f"then of {before}: it is not the rate of an unbroken run of either length"
+        )
+    inputs = ForecastInputs(until, lambda: earlier, "job.signal_lead_s" in changes, run, point.step)
+    hold = None
+    if parent is not None:
+        name = checkpoint_folder_name(point.step)
+        owners = [source for source, _ in checkpoint_sources(run) if (source.checkpoints / name).is_dir()]
+        hold = ResumptionHold(owners[0], point.step, lambda: False) if owners else None
+    kept = {"notes": notes, "data_beside": run.data_beside, "hold": hold}
+    return prepare_child(run, resolved, title, inputs, profile, template, force, **kept), parent
+
+
+def prepare_child(
+    run: RunFolder,
+    resolved: Resolved,
+    title: str,
+    inputs: ForecastInputs,
+    profile: ClusterProfile | None,
+    template: Path | None,
+    force: bool,
+    **others: Any,
+) -> PreparedRun:
+    """The new run of settings that descend from those of `run`, with `others` of the fields of a PreparedRun; the rest
+    is as in `prepare_resumption`."""
+    planner = profile or run.resolved().cluster
+    if profile is None:
+        with contextlib.suppress(UserError):  # as it is now, with the planner's keys, which a run does not store
+            planner = load_profile(planner.name, of_a_run=True)
+    inputs = replace(inputs, data_from=resolved.data_from)
+    prediction = predict_run(resolved, planner, refuse=not force)
+    return finish(resolved, prediction, title=title, template=template, inputs=inputs, **others)
+
+
+def check_stream(run: RunFolder, resolved: Resolved, step: int) -> None:
+    """DataError if a run with these settings that continues `run` from its checkpoint of `step` would leave out files
+    of the stream from which `run` has read."""
+    if resolved.data.source != "stream" or not resolved.data_from < step:
+        return
+    from hpc_gpt.trainer.tokens.run_data import located, open_shards  # needs numpy
+    from hpc_gpt.trainer.tokens.shard_stream import check_as_before
+
+    sources = [source.checkpoints / checkpoint_folder_name(step) for source, _ in checkpoint_sources(run, step)]
+    files = next((found for folder in sources if (found := sorted(folder.glob("data-*.json")))), [])
+    positions = {number: read_json(file) for number, file in enumerate(files)}
+    if all(position.get("places") for position in positions.values()):
+        check_as_before(open_shards(located(resolved, run.data_beside)), positions)
+
+
+def changed_length(settings: Resolved, until: Until, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of [train] that `until` changes in a run that resumes. Raises ConfigError."""
+    length = length_settings(until, settings, changes)
+    return {key: value for key, value in length.items() if value != getattr(settings.train, key)}
+
+
+def _changes_nothing(settings: Resolved, changes: Mapping[str, Any], profile: ClusterProfile | None) -> bool:
+    """Whether a run that resumes with `changes`, on the cluster of `profile`, None for its own, is the same run."""
+    unplanned: dict[str, Any] = dict.fromkeys(OF_THE_PLANNER)  # a run does not store the planner's keys
+    if profile is not None and replace(profile, **unplanned) != settings.cluster:
+        return False
+    tables = experiment_tables(settings)
+    missing = object()
+    return all(
+        tables.get(table, {}).get(key, missing) == value
+        for (table, _, key), value in ((name.partition("."), value) for name, value in changes.items())
+    )
+
+
+def _forecast_same(run: RunFolder, step: int, until: Until, earlier: PastTimings) -> Forecast | None:
+    """The forecast of a run that resumes unchanged after `step`, with its own job.sh; None if it is not wanted.
+
+    Raises ConfigError.
+    """
+    resolved = run.resolved()
+    if not wants_forecast(resolved, until):
+        return None
+    prediction = Prediction("", tables=read_stored(run.path / PREDICTED) or None)
+    spent = gpu_hours(read_history(run, gpus_of(resolved), time.time()))
+    inputs = ForecastInputs(until, lambda: earlier, True, run, step, spent)
+    return forecast_chain(resolved, prediction, inputs)
+
+
+def check_resumption(run: RunFolder, dry: bool = False) -> tuple[Resolved, ResumePoint | None]:
+    """The settings of a run that may be submitted again, and where it resumes, None at step 0.
+
+    Raises RunFolderError if an earlier job of the run is queued or running, or may be on another machine; ConfigError
+    if the run is done, or its engine cannot resume; DataError. `dry` is as for check_submission.
+    """
+    check_own(run)  # its job would end at its start, and sbatch's answer could not be noted
+    check_not_live(run)
+    resolved = run.resolved()
+    if not run.job_script.is_file():
+        raise ConfigError(f"{run.path} has no job.sh", "the run folder is damaged; submit the experiment again")
+    check_unfinished(run)
+    if newest_step(run) is not None:
+        check_resumable(resolved)
+    point = resume_point(run)
+    if resolved.cluster.scheduler == "slurm" and not dry:
+        check_reachable()
+    # A relative path may be another file in another folder.
+    check_inputs(resolved, run.data_beside, has_gpus(), make=not dry, begins=point is None)
+    if point is None:
+        check_weights_of(run.path, resolved)  # before it waits in a queue; the trainer notes a copy
+    return resolved, point

@@ -1,0 +1,337 @@
+"""Prepare and submit a sweep: a run folder for every row, and one job array for each set of rows with equal requests to
+Slurm.
+
+What belongs to no single run is in `logs/<sweep>/<sweep id>/`: `<n>/` for the n-th job, with a link `<i>` to the folder
+of each of its runs, and the script of an array. Each run's `sweep.json` has the sweep's id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.core.errors import ConfigError, JobRefused, OsErrorAs, RunFolderError, SlurmUnreachable, UserError
+from hpc_gpt.core.files import write_once
+from hpc_gpt.core.format import counted, some
+from hpc_gpt.core.process import process_identity
+from hpc_gpt.core.runs.run_folder import EXPERIMENT, IN_QUEUE, RunFolder, SharedFile, claim_folder
+from hpc_gpt.core.settings.resolved import folder_name
+from hpc_gpt.core.settings.sweep_rows import RowFaults, SweepRow, faults_of_rows
+from hpc_gpt.core.slurm.clients import largest_array
+from hpc_gpt.core.slurm.directives import directives_but_name
+from hpc_gpt.core.slurm.sbatch_words import array_variables
+from hpc_gpt.core.slurm.start_check import NeverStarts
+from hpc_gpt.core.tables import flat
+from hpc_gpt.launcher.prepare import earlier_runs, prepare_row
+from hpc_gpt.launcher.prepared import PreparedRun
+from hpc_gpt.launcher.render import array_script
+from hpc_gpt.launcher.request import Request, choose_profile, requested_file
+from hpc_gpt.launcher.submission import SubmittedRun, check_start, check_submission, start_run, write_run
+
+_BATCH = ("micro_batch", "micro_batches", "global_batch")
+
+
+@dataclass(frozen=True)
+class PreparedSweep:
+    """A sweep: the prepared rows, those that can never run, and {row: error} of those that were skipped. `varied`: the
+    keys of each row with their values, by dotted key."""
+
+    name: str
+    rows: list[PreparedRun]
+    impossible: list[SweepRow]
+    unfit: dict[str, UserError]
+    varied: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def without(self, refusal: RowFaults, skip_unfit: bool) -> PreparedSweep:
+        """The sweep without the rows that are refused; raises the refusal if they are not to be skipped, or if no other
+        is left."""
+        left = [row for row in self.rows if row.resolved.row not in refusal.faults]
+        if left and not skip_unfit:
+            refusal.hint += f"; --skip-unfit submits the other {len(left)}"
+        if not (left and skip_unfit):
+            raise refusal
+        return replace(self, rows=left, unfit={**self.unfit, **refusal.faults})
+
+    @property
+    def messages(self) -> list[str]:
+        """The lines to print: predictions by row, and a note or warning that holds for several rows only once."""
+        lines: list[str] = []
+        for row in self.rows:
+            lines += [note for note in row.notes if not (note in lines and note.startswith(("note:", "warning:")))]
+            if row.prediction and row.prediction.is_known:
+                lines.append(f"{row.resolved.row}: {row.prediction.line}")
+            elif row.prediction and str(row.prediction.line) not in lines:
+                lines.append(str(row.prediction.line))
+            if row.forecast:
+                lines.append(f"{row.resolved.row}: {row.forecast.lines[0]}")
+        lines += self._batches()
+        hours = [row.forecast.total.gpu_hours for row in self.rows if row.forecast and row.forecast.total]
+        if not hours:
+            lines += self._predicted()
+        if len(hours) > 1:
+            unknown = f", {len(self.rows) - len(hours)} of them not known" if len(hours) < len(self.rows) else ""
+            lines.append(f"forecast: {sum(hours):,.4g} GPU-hours for {counted(len(self.rows), 'row')}{unknown}")
+        return lines
+
+    def _batches(self) -> list[str]:
+        """The note on rows whose steps have other numbers of samples, although what varies is not the batch."""
+        if any(key.removeprefix("layout.") in _BATCH for own in self.varied.values() for key in own):
+            return []
+        rows: dict[int, list[str]] = {}
+        for row in self.rows:
+            rows.setdefault(row.resolved.batch.global_batch, []).append(str(row.resolved.row))
+        if len(rows) < 2:
+            return []
+        batches = "; ".join(f"{size:,} in {some(names, 3)}" for size, names in rows.items())
+        return [
+            f"note: the rows also differ in the number of samples a step: {batches}; --gbs {max(rows)} makes them equal"
+        ]
+
+    def _predicted(self) -> list[str]:
+        """The line on what all rows take if each trains its steps at the predicted pace; none if no pace is known."""
+        hours = []
+        for row in self.rows:
+            step = (row.prediction.tables or {}).get("step") if row.prediction else None
+            if step and step.get("step_s"):
+                hours.append(step["step_s"] * row.resolved.train.steps * row.resolved.gpus / 3600)
+        if len(self.rows) < 2 or not hours:
+            return []
+        unknown = f", {len(self.rows) - len(hours)} of them not predicted" if len(hours) < len(self.rows) else ""
+        return [f"predicted: {sum(hours):,.4g} GPU-hours of steps for {counted(len(self.rows), 'row')}{unknown}"]
+
+
+def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = False) -> PreparedSweep:
+    """Prepares every row of a sweep, as `prepare` does one. Raises the faults of all rows at once.
+
+    `skip_unfit`: rows with a fault are skipped, if there are others.
+    """
+    profile = choose_profile(request, queueing)
+    file = requested_file(request, profile)
+    if file.rows is None:
+        raise ConfigError(f"{request.experiment} is not a sweep: its file has no [rows]", "leave --sweep out")
+    if request.row is not None and not request.grid:
+        raise ConfigError("--row asks for one row and --sweep for all of them", "give one of the two")
+    if not file.possible:
+        raise ConfigError(f"{file.path}: no row can run", "add a row that can")
+    prepared: list[PreparedRun] = []
+    faults: dict[str, UserError] = {}
+    earlier = functools.cache(earlier_runs)
+    for row in file.possible:
+        try:
+            prepared.append(prepare_row(request, profile, file, row.name, earlier))
+        except UserError as fault:
+            faults[row.name] = fault
+    varied = {row.name: flat(row.overrides) for row in file.rows}
+    sweep = PreparedSweep(file.name, prepared, [row for row in file.rows if row.impossible is not None], {}, varied)
+    return sweep.without(faults_of_rows(faults), skip_unfit) if faults else sweep
+
+
+# --- submitted
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """A submitted job: an array, or the job of one run. `waits`: why Slurm cannot start it now, empty if it can."""
+
+    id: str
+    runs: tuple[RunFolder, ...]
+    waits: str = ""
+
+
+@dataclass
+class SubmittedSweep:
+    """A sweep with the folders of its runs, its jobs, and what sbatch refused. `largest` is the most elements that an
+    array can have on its cluster."""
+
+    name: str
+    folder: Path
+    largest: int = 1
+    runs: list[RunFolder] = field(default_factory=list)
+    jobs: list[SweepJob] = field(default_factory=list)
+    refusals: list[JobRefused] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        """The id that all its runs share."""
+        return self.folder.name
+
+
+def write_sweep(
+    name: str,
+    rows: Sequence[PreparedRun],
+    logs: Path,
+    provenance: Mapping[str, Any],
+    varied: Mapping[str, Mapping[str, Any]] | None = None,
+) -> SubmittedSweep:
+    """Writes the folder of each run, after `check_submission`, which returns the provenance. `varied`: as of a
+    PreparedSweep.
+
+    Raises SlurmUnreachable and RunFolderError. If a folder cannot be written, the earlier ones stay, marked as refused.
+    """
+    largest = largest_array() if rows[0].resolved.cluster.scheduler == "slurm" else 1
+    sweep = SubmittedSweep(name, claim_folder(logs / folder_name(name)), largest)
+    more = [{"varied": own} if (own := (varied or {}).get(str(row.resolved.row))) else {} for row in rows]
+    _write_rows(sweep, rows, logs, provenance, more)
+    return sweep
+
+
+def _write_rows(
+    sweep: SubmittedSweep,
+    rows: Sequence[PreparedRun],
+    logs: Path,
+    provenance: Mapping[str, Any],
+    more: Sequence[Mapping[str, Any]] | None = None,
+) -> None:
+    """`more`: what sweep.json has of each row beside its name."""
+    texts: dict[str, SharedFile] = {}  # all have the file with all rows
+    for row, own in zip(rows, more or [{}] * len(rows), strict=True):
+        try:
+            note = {"id": sweep.id, "name": sweep.name, "row": row.resolved.row, **own}
+            if row.text not in texts:
+                texts[row.text] = SharedFile(EXPERIMENT, row.text.encode("utf-8", "surrogateescape"))
+            sweep.runs.append(write_run(row, logs, provenance, note, text=texts[row.text]))
+        except RunFolderError as fault:
+            refuse_runs(sweep.runs, f"the folder of row {row.resolved.row!r} could not be written: {fault}")
+            raise
+
+
+def queue_sweep(sweep: SubmittedSweep, rows: Sequence[PreparedRun], at_once: int | None = None) -> None:
+    """Submits a sweep to Slurm: arrays for each set of rows with equal directives, single jobs for the others.
+
+    `at_once`: how many runs of such a set may run at a time; if it is several arrays, each waits until the one before
+    has ended. What sbatch refuses is added to the refusals, and the other jobs are submitted. Raises SlurmUnreachable
+    and RunFolderError; the later rows are then marked as refused.
+    """
+    groups = group_alike([row.script for row in rows], sweep.largest)
+    before: dict[tuple[str, ...], str] = {}
+    for number, group in enumerate(groups, 1):
+        runs, alike = [sweep.runs[index] for index in group], tuple(directives_but_name(rows[group[0]].script))
+        try:
+            folder = link_runs(sweep, number, runs)
+            job = _queue(sweep, folder, [rows[index] for index in group], runs, at_once, before.get(alike))
+            sweep.jobs.append(job)
+            if at_once:
+                before[alike] = job.id
+        except JobRefused as fault:
+            names = ", ".join(repr(rows[index].resolved.row) for index in group)
+            sweep.refusals.append(JobRefused(f"row{'s' * (len(group) > 1)} {names}: {fault}", fault.hint))
+        except (SlurmUnreachable, RunFolderError, KeyboardInterrupt) as fault:
+            refuse_runs([sweep.runs[index] for later in groups[number:] for index in later], str(fault) or "Ctrl-C")
+            raise
+
+
+def _queue(
+    sweep: SubmittedSweep,
+    folder: Path,
+    rows: Sequence[PreparedRun],
+    runs: Sequence[RunFolder],
+    at_once: int | None,
+    after: str | None,
+) -> SweepJob:
+    from hpc_gpt.core.slurm.executor import ARRAY_SCRIPT, submit_array
+
+    try:
+        waits = check_start(rows[0].resolved, rows[0].script)
+    except NeverStarts as fault:
+        refuse_runs(runs, str(fault))
+        raise
+    if len(rows) == 1 and (after is None or sweep.largest == 1):
+        job_id = start_run(runs[0], rows[0].resolved, rows[0].jobs).job_id
+    else:
+        write_once(folder / ARRAY_SCRIPT, array_script(sweep.name, [row.script for row in rows]))
+        job_id = submit_array(folder, rows[0].resolved, runs, at_once, after)
+    return SweepJob(job_id, tuple(runs), waits)
+
+
+def write_script_array(prepared: PreparedRun, logs: Path) -> tuple[SubmittedSweep, list[PreparedRun]]:
+    """Writes a run folder for each element of an array of a job script, and gives its rows. On this machine the
+    elements get Slurm's variables of the array. Raises as write_sweep."""
+    script, resolved = prepared.job_script, prepared.resolved
+    assert script is not None
+    provenance = check_submission([prepared], logs)
+    sweep = SubmittedSweep(resolved.name, claim_folder(logs / resolved.slug))
+    variables = {"SLURM_ARRAY_JOB_ID": str(os.getpid()), **array_variables(script.array)}
+    rows = [replace(prepared, resolved=resolved.as_row(resolved.name, str(number))) for number in script.array]
+    here = resolved.cluster.scheduler == "local"
+    notes = [{"array": {**variables, "SLURM_ARRAY_TASK_ID": row.resolved.row}} if here else {} for row in rows]
+    _write_rows(sweep, rows, logs, provenance, notes)
+    return sweep, rows
+
+
+def submit_script_array(prepared: PreparedRun, logs: Path) -> SubmittedSweep:
+    """Submits an array of a job script: a run folder for each element, with a link by its number, and one job. Raises
+    as submit_run."""
+    from hpc_gpt.core.slurm.executor import ARRAY_OUTPUT, submit_own
+
+    script, resolved = prepared.job_script, prepared.resolved
+    assert script is not None
+    waits = check_start(resolved, prepared.script)
+    sweep, rows = write_script_array(prepared, logs)
+    numbers = [str(row.resolved.row) for row in rows]
+    try:
+        folder = link_runs(sweep, 1, sweep.runs, numbers)
+    except RunFolderError as fault:
+        refuse_runs(sweep.runs, str(fault))
+        raise
+    by_element = {f"_{number}": run for number, run in zip(numbers, sweep.runs, strict=True)}
+    job_id = submit_own(folder, ARRAY_OUTPUT, resolved, by_element, script.options)
+    sweep.jobs.append(SweepJob(job_id, tuple(sweep.runs), waits))
+    return sweep
+
+
+def link_runs(
+    sweep: SubmittedSweep, number: int, runs: Sequence[RunFolder], names: Iterable[str] | None = None
+) -> Path:
+    """Makes the folder of the sweep's n-th job, with a link to each of its runs, by their `names` or else numbers.
+    Raises RunFolderError."""
+    folder = sweep.folder / str(number)
+    with OsErrorAs(RunFolderError, f"cannot link runs in {folder}", "is the disk full?"):
+        folder.mkdir()
+        for index, run in zip(names or range(len(runs)), runs, strict=True):
+            (folder / str(index)).symlink_to(os.path.relpath(run.path, folder), target_is_directory=True)
+    return folder
+
+
+def queue_locally(sweep: SubmittedSweep, names: Iterable[str] | None = None) -> None:
+    """Notes in each run that it waits for its turn on this machine, and for which process; `names` as in link_runs."""
+    queue = process_identity(os.getpid())
+    for run in sweep.runs:
+        run.add_submission({"scheduler": "local", "job_id": None, "queue": queue, "host": platform.node()})
+    link_runs(sweep, 1, sweep.runs, names)
+
+
+def start_queued(run: RunFolder, row: PreparedRun) -> SubmittedRun | None:
+    """Starts a run whose turn has come; None if it was cancelled while it waited."""
+    return None if run.cancelled_mark(IN_QUEUE).exists() else start_run(run, row.resolved)
+
+
+def refuse_runs(runs: Sequence[RunFolder], why: str) -> None:
+    """Notes in each run that its job was not submitted."""
+    for run in runs:
+        run.add_submission({"scheduler": "slurm", "job_id": None, "refused": why})
+
+
+def plan_jobs(rows: Sequence[PreparedRun]) -> list[list[PreparedRun]]:
+    """The rows of each job that queue_sweep would submit; with no limit on the size of arrays if Slurm does not say
+    it."""
+    largest = len(rows)
+    with contextlib.suppress(SlurmUnreachable):
+        largest = largest_array()
+    return [[rows[index] for index in group] for group in group_alike([row.script for row in rows], largest)]
+
+
+def group_alike(scripts: Sequence[str], largest: int) -> list[list[int]]:
+    """The scripts' numbers in groups with equal directives (the job's name may differ), `largest` at most in each.
+
+    Groups are in the order of their first script.
+    """
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for number, script in enumerate(scripts):
+        groups.setdefault(tuple(directives_but_name(script)), []).append(number)
+    return [group[at : at + largest] for group in groups.values() for at in range(0, len(group), largest)]

@@ -1,0 +1,284 @@
+"""One layout explained: line by line with its arithmetic (`plan --why`), or as an experiment's file with the reasons as
+comments (`init`)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from hpc_gpt.core.columns import Grid, filled
+from hpc_gpt.core.engines import engine_of, states_of
+from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.format import NOTHING, wrapped
+from hpc_gpt.core.settings.experiment import LR_OF_TRAINED, Engine, Experiment, Train
+from hpc_gpt.core.settings.layout import AXES
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.shape_split import layer_params, outer_params
+from hpc_gpt.core.tables import set_dotted, toml_lines
+from hpc_gpt.planner.constants import constant_lines
+from hpc_gpt.planner.figures import Figures, arithmetic, needs, needs_most, plan_figures, summary
+from hpc_gpt.planner.machine import Machine, generation_of
+from hpc_gpt.planner.memory import in_flight, kept_of_layer, layer_bytes, layers_of_stages
+from hpc_gpt.planner.search import Candidate, Searched
+from hpc_gpt.planner.table import (
+    PARTS,
+    STAGE_COLUMNS,
+    PlanRow,
+    does_not_fit,
+    engine_text,
+    heading,
+    left_out_text,
+)
+from hpc_gpt.planner.training import engine_for
+
+
+def explain_plan(
+    candidate: Candidate,
+    machine: Machine,
+    figures: Figures | None,
+    others: Sequence[Candidate] = (),
+    source: str = "data sheets",
+) -> str:
+    """The text of `plan --why`. `figures` is None if it does not fit; `others` has the best of each micro-batch;
+    `source` says where the constants are from."""
+    table = constant_lines(machine.device, generation_of(machine))
+    about = (
+        f"constants, from {source}; a profile's [calibration] has its own, which --calibrate fits. Machines of one "
+        "device differ, V100 and nodes on EFA most: four of five published steps are within the range."
+    )
+    lines = [*_lines(candidate, machine, figures), "", *wrapped(about, _WIDTH), *table]
+    return "\n".join([*lines, *_micro_batches(candidate, others)]) + "\n"
+
+
+def _micro_batches(candidate: Candidate, others: Sequence[Candidate]) -> Iterator[str]:
+    if len(others) < 2:
+        return
+    lines = []
+    for each in others:
+        run, figures = each.training, plan_figures(each)
+        here = "*" if run.micro_batch == candidate.training.micro_batch else ""
+        time = figures["step"].digits if each.step else NOTHING
+        text = engine_text(run) if each.step else f"{engine_text(run)}: {does_not_fit(each)}"
+        lines.append([f"{run.micro_batch}{here}", str(run.micro_batches), figures["memory"].digits, time, text])
+    yield "\nevery micro-batch, each with its best settings"
+    yield Grid(["size", "number", "GiB", "step s", ""], [True, True, True, True, False], lines).aligned().rstrip("\n")
+
+
+def _lines(candidate: Candidate, machine: Machine, figures: Figures | None) -> Iterator[str]:
+    run = candidate.training
+    yield f"{candidate.layout} on {run.gpus} {machine.device}, engine {engine_text(run)}"
+    yield ""
+    axes = " x ".join(f"{axis} {getattr(run, axis)}" for axis in AXES if axis != "cp" or run.cp > 1)
+    yield f"GPUs         {axes} = {run.gpus}"
+    yield (
+        f"batch        micro-batch {run.micro_batch} x {run.micro_batches} micro-batches x dp {run.dp} = "
+        f"{run.global_batch} samples of {run.shape.seq} tokens = {run.global_batch * run.shape.seq:,} tokens a step"
+    )
+    yield f"layers       {_layers(run)}"
+    yield f"tensors      {_widths(run)}"
+    yield f"parameters   {_parameters(run, candidate.memory.deciding)}"
+    yield f"states       {_states(run)}"
+    yield f"activations  {_activations(run, candidate.memory.deciding)}"
+    yield ""
+    yield f"memory of one GPU, GiB; the card has {machine.memory_gib:.4g}, compared with nvidia_smi"
+    yield _memory(candidate)
+    if candidate.step is None:
+        yield does_not_fit(candidate)
+    else:
+        tight = ": tight, as the prediction may be wrong by as much" if candidate.is_tight else ""
+        yield f"needs {needs(candidate)}{tight}"
+    if candidate.step is not None and figures is not None:
+        yield ""
+        yield "time of a step"
+        yield _time(candidate)
+        yield ""
+        yield from arithmetic(plan_figures(candidate, figures))
+
+
+def _layers(run: Training) -> str:
+    blocks = layers_of_stages(run)
+    if run.pp == 1:
+        return f"all {run.shape.layers} on every GPU"
+    most, least = max(blocks), min(blocks)
+    each = f"{most} a stage" if most == least else f"{least} to {most} a stage"
+    chunks = f", in {run.vp} chunks" if run.vp > 1 else ""
+    return f"{run.shape.layers} over {run.pp} stages: {each}{chunks}; embedding on the first, head on the last"
+
+
+def _widths(run: Training) -> str:
+    shape = run.shape
+    if run.tp == 1:
+        return f"hidden {shape.hidden}, MLP {shape.mlp_width}, {shape.heads} heads, whole on every GPU"
+    return (
+        f"over tp {run.tp}: hidden {shape.hidden} / {run.tp} = {shape.hidden // run.tp}, "
+        f"MLP {shape.mlp_width} / {run.tp} = {shape.mlp_width // run.tp}, "
+        f"heads {shape.heads} / {run.tp} = {shape.heads // run.tp}, vocabulary "
+        f"{shape.padded_vocab} / {run.tp} = {shape.padded_vocab // run.tp}"
+    )
+
+
+def _parameters(run: Training, stage: int) -> str:
+    layers, each = layers_of_stages(run)[stage], layer_params(run.shape, run.tp)
+    outside = outer_params(run.shape, run.tp, run.pp, stage)
+    rest = f" + {outside / 1e6:,.1f}e6 outside them" if outside else ""
+    total = (layers * each + outside) / 1e6
+    return f"stage {stage}: {layers} layers x {each / 1e6:,.2f}e6{rest} = {total:,.1f}e6 of one GPU"
+
+
+def _states(run: Training) -> str:
+    """The bytes of one parameter on one GPU."""
+    each = states_of(run).state_bytes(run)
+    step = f" ({each.step_gradients:.3g} in the step)" if each.step_gradients != each.gradients else ""
+    total = each.parameters + each.optimizer + max(each.gradients, each.step_gradients)
+    host = f", {each.host:.3g} on the host" if each.host else ""
+    return (
+        f"{states_of(run).rule(run)}: weights {each.parameters:.3g} + gradients {each.gradients:.3g}{step} + optimizer "
+        f"{each.optimizer:.3g} = {total:.3g} bytes a parameter{host}"
+    )
+
+
+def _activations(run: Training, stage: int) -> str:
+    flying, layers = in_flight(run, stage), layers_of_stages(run)[stage]
+    kept = kept_of_layer(run, layer_bytes(run)) / 2**20
+    total = flying * layers * kept / 1024
+    schedule = f"min({run.micro_batches}, pp {run.pp} - {stage})" if run.pp > 1 else "1"
+    extra = " and those of the chunks" if run.vp > 1 else ""
+    where = ", on the host" if run.activations_on_host else ""
+    return (
+        f"stage {stage}: {schedule}{extra} = {flying:.3g} micro-batches in flight x {layers} layers x {kept:,.1f} MiB "
+        f"= {total:.2f} GiB{where}"
+    )
+
+
+def _memory(candidate: Candidate) -> str:
+    stages = candidate.memory.stages
+    shown = sorted({0, candidate.memory.deciding, len(stages) // 2, len(stages) - 1})
+    lines = [[each.heading, *(each.show(stages[place]) for place in shown)] for each in filled(STAGE_COLUMNS, stages)]
+    headings = ["", *(f"stage {place}" + "*" * (place == candidate.memory.deciding) for place in shown)]
+    return Grid(headings, [False, *(True for _ in shown)], lines).aligned().rstrip("\n")
+
+
+def _time(candidate: Candidate) -> str:
+    step, run = candidate.step, candidate.training
+    assert step is not None
+    lines = []
+    for part in PARTS:
+        seconds = getattr(step, part.field)
+        if seconds:
+            lines.append([part.name, f"{seconds:.4g}", f"{100 * seconds / step.step_s:.1f}", _how(part.name, run)])
+    lines.append(["step", f"{step.step_s:.4g}", "100.0", str(plan_figures(candidate)["band"])])
+    return Grid(["", "s", "%", ""], [False, True, True, False], lines).aligned().rstrip("\n")
+
+
+def _how(part: str, run: Training) -> str:
+    if part == "bubble":
+        ideal = (run.pp - 1) / (run.micro_batches * run.vp)
+        below = f"{run.micro_batches} micro-batches"
+        below = f"({below} x {run.vp} chunks)" if run.vp > 1 else below
+        return f"(pp {run.pp} - 1) / {below} = {100 * ideal:.1f} % of the busy time, and uneven stages"
+    if part == "compute":
+        return f"{run.micro_batches} micro-batches, forward and backward"
+    if part == "recompute":
+        return "the forward pass again" if run.recompute == "full" else "attention's scores again"
+    if part == "tp":
+        passes = "gather and scatter" if run.sequence_parallel else "all-reduce"
+        return (
+            f"{passes} of {run.shape.seq} x {run.micro_batch} x {run.shape.hidden} twice a layer and pass, tp {run.tp}"
+        )
+    if part == "dp":
+        gathered = "; parameters gathered for each pass" if engine_of(run).sharding(run) == 3 else ""
+        shared = f"{run.data_ranks} ranks, cp x dp" if run.cp > 1 else f"{run.dp} replicas"
+        return f"gradients over {shared}, as far as backward does not hide it{gathered}"
+    return next(each.means for each in PARTS if each.name == part)
+
+
+_WIDTH = 120
+# Layouts that are named beside the best one.
+_OTHERS = 4
+_KEYS_OF_LAYOUT = ("gpus", "tp", "pp", "cp", "dp", "micro_batch", "global_batch")
+_ENDS = {
+    "data": (
+        "Python's own sources by byte, 256 different tokens, for a first run. Your text: hpc-gpt data SOURCE",
+        "--tokenizer TOKENIZER.JSON, that of the model, makes a token file; then",
+        'source = "tokens", path = "FILE" and tokenizer = "TOKENIZER.JSON".',
+    ),
+    "train": (
+        "How long, and how fast it learns; save_every or save_minutes say when it saves.",
+        "hpc-gpt help keys train explains every key.",
+    ),
+}
+
+
+def planned_tables(best: Candidate, experiment: Experiment, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables of the experiment: what the user has `given`, by dotted key, and what the planner has chosen."""
+    training = best.training
+    tables: dict[str, Any] = {"model": {}, "data": {"source": experiment.data.source}}
+    for key, value in given.items():
+        if value is not None and not key.startswith("engine."):
+            set_dotted(tables, key, value)
+    engine, plain = engine_for(training, experiment.engine), Engine()
+    chosen = {entry.name: getattr(engine, entry.name) for entry in fields(Engine)}
+    tables["engine"] = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in chosen.items()
+        if value is not None and (name in ("name", "zero_stage", "recompute") or value != getattr(plain, name))
+    }
+    layout = tables.pop("layout", {})
+    for name in _KEYS_OF_LAYOUT:
+        layout[name] = getattr(training, name)
+    if training.cp == 1:
+        del layout["cp"]
+    tables["layout"] = {name: size for name, size in layout.items() if name != "micro_batches"}
+    lr = experiment.train.lr if experiment.train.init is None else LR_OF_TRAINED
+    train = {"steps": experiment.train.steps, "lr": lr}
+    tables["train"] = train | tables.pop("train", {}) | {"dtype": training.dtype}
+    return tables
+
+
+def planned_text(
+    name: str,
+    tables: Mapping[str, Any],
+    searched: Searched,
+    figures: Figures,
+    model: tuple[str, ModelShape],
+    source: str,
+) -> str:
+    """The file's text. `model` is the model's name and shape, `source` where the planner's constants are from."""
+    best = searched.candidates[0]
+    reasons = {
+        "model": (f"{model[1].params:,} parameters.",),
+        "engine": (f"{engine_text(best.training)}: the fastest here of the settings that fit.", *_hidden(best)),
+        "layout": tuple(_layout_reasons(searched, figures, source)),
+        **_ENDS,
+    }
+    if "init" in tables["train"]:
+        lr = f"lr {LR_OF_TRAINED:g} is usual for weights that are trained already, {Train().lr:g} for random ones."
+        reasons["train"] = (reasons["train"][0], lr, *reasons["train"][1:])
+    lines = [f"# {heading(searched, *(model[0], model[1].params))}", "", *toml_lines({"name": name})]
+    for table, keys in tables.items():
+        if isinstance(keys, Mapping):
+            lines += ["", f"[{table}]", *(f"# {reason}" for reason in reasons.get(table, ())), *toml_lines(keys)]
+    return "\n".join(lines) + "\n"
+
+
+def _hidden(best: Candidate) -> Iterator[str]:
+    arguments, _ = engine_of(best.training).overlaps(best.training)
+    if arguments:
+        yield "What hides communication, if the checkout has it, to add to megatron_args:"
+        yield ", ".join(f'"{argument}"' for argument in arguments)
+
+
+def _layout_reasons(searched: Searched, figures: Figures, source: str) -> Iterator[str]:
+    best = searched.candidates[0]
+    training = best.training
+    yield f"{best.layout}: {needs_most(best)}; {summary(plan_figures(best, figures))[0]}."
+    yield f"Predicted from {source}; the percentage is the error that a prediction may have."
+    batch = f"{training.micro_batch} x {training.micro_batches} micro-batches x dp {training.dp}"
+    yield f"A step has {batch} = {training.global_batch} samples."
+    others = searched.best_of_layouts[1 : 1 + _OTHERS]
+    if others:
+        yield "Against the best, the next layouts lose:"
+    for other in others:
+        texts = PlanRow(other, best).texts
+        yield f"  {texts['layout']} on {texts['engine']}, {texts['step']} s, {texts['memory']} GiB: {texts['why']}"
+    if words := left_out_text(searched):
+        yield f"{words[0].upper()}{words[1:]}."

@@ -1,0 +1,102 @@
+"""The largest model of a family, and the longest sequence of a model, that fit with room."""
+
+from dataclasses import dataclass, replace
+
+from hpc_gpt.core.errors import LayoutError
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.planner.machine import DEFAULT, Constants, Machine
+from hpc_gpt.planner.question import Question
+from hpc_gpt.planner.search import Searched, search, with_room
+
+FAMILY = (
+    "heads of 128, hidden a multiple of 1024 (of 256 below 2048), layers a multiple of 4 (8 from 64, 16 from 128 on), "
+    "hidden / layers from 96 to 256 as from GPT-3 13B to 1T"
+)
+_WIDEST = 65536
+# Lower bounds on the bytes a parameter on all GPUs together, by offload. None: 2 + 2 + 12, or DeepSpeed's 14 after a
+# step. Optimizer: the weight. Full: next to nothing.
+_LEAST_BYTES = {"none": 12.0, "optimizer": 2.0, "full": 0.25}
+# Tokens of the sequences that are tried.
+_SHORTEST, _LONGEST = 1024, 2**24
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The largest model, or the same one with the longest sequence, that fits; its search; and the next larger one,
+    which does not fit or leaves no room."""
+
+    model: ModelShape
+    searched: Searched
+    next_larger: ModelShape | None
+    tried: int
+
+
+def family(model: ModelShape) -> list[ModelShape]:
+    """All shapes of the FAMILY with the model's vocabulary and sequence, sorted by parameters.
+
+    Hidden / layers as published: Brown et al. 2020 (arXiv:2005.14165), table 2.1, 12288 / 96 = 128; Narayanan et al.
+    2021 (arXiv:2104.04473), table 1, 25600 / 128 = 200; Megatron-DeepSpeed's perf tables, 16384 / 64 = 256.
+    """
+    shapes = [
+        replace(model, hidden=hidden, layers=layers, heads=hidden // 128)
+        for hidden in (*range(512, 2048, 256), *range(2048, _WIDEST + 1, 1024))
+        for layers in (*range(4, 64, 4), *range(64, 128, 8), *range(128, hidden // 96 + 1, 16))
+        if 96 * layers <= hidden <= 256 * layers
+    ]
+    return sorted(shapes, key=lambda shape: shape.params)
+
+
+def largest(question: Question, model: ModelShape, machine: Machine, constants: Constants = DEFAULT) -> Largest:
+    """The largest model of the family that fits with room on the card and on the host, with what is tight last.
+
+    All are tried from the largest down: a smaller model may fail although a larger one fits, if its layers do not
+    divide. LayoutError if not even the smallest fits.
+    """
+    least = _LEAST_BYTES[question.fixed.get("offload", "full")]
+    most = machine.memory_gib * 2**30 * question.gpus / least
+    tried = 0
+    larger: ModelShape | None = None
+    for shape in reversed(family(model)):
+        if shape.params <= most:
+            tried += 1
+            if (searched := _with_room(question, shape, machine, constants)) is not None:
+                return Largest(shape, searched, larger, tried)
+        larger = shape
+    raise LayoutError(
+        f"no model of the family fits on {question.gpus} {machine.device} with what is asked for",
+        "leave --tp, --pp, --dp and the batch open, or use more GPUs",
+    )
+
+
+def longest(question: Question, machine: Machine, constants: Constants = DEFAULT) -> Largest:
+    """The longest sequence of the question's model that fits with room: a power of two, or that and some eighths of it,
+    so that it divides over many ranks. LayoutError if not even _SHORTEST tokens fit."""
+    length = _SHORTEST
+    while length < _LONGEST and _fits(question, replace(question.shape, seq=2 * length), machine):
+        length *= 2
+    longer = replace(question.shape, seq=2 * length)
+    while length >= _SHORTEST:  # what fits may yet be tight
+        for seq in (length // 8 * eighths for eighths in range(15, 7, -1)):
+            shape = replace(question.shape, seq=seq)
+            if (searched := _with_room(question, shape, machine, constants)) is not None:
+                return Largest(shape, searched, longer, 1)
+            longer = shape
+        length //= 2
+    raise LayoutError(
+        f"not even {_SHORTEST:,} tokens of a sequence fit on {question.gpus} {machine.device}",
+        "leave --tp, --pp, --dp and the batch open, use more GPUs, or a smaller model",
+    )
+
+
+def _fits(question: Question, shape: ModelShape, machine: Machine) -> bool:
+    """Whether the shape fits with room."""
+    return bool(search(question.of(shape), with_room(machine), first=True).candidates)
+
+
+def _with_room(question: Question, shape: ModelShape, machine: Machine, constants: Constants) -> Searched | None:
+    """The search for a shape, with what is tight last; None if nothing leaves room."""
+    if not _fits(question, shape, machine):
+        return None
+    searched = search(question.of(shape), machine, constants)
+    searched.candidates.sort(key=lambda candidate: candidate.is_tight)
+    return searched if searched.candidates and not searched.candidates[0].is_tight else None

@@ -1,0 +1,376 @@
+"""Peak memory of every pipeline stage, part by part, and whether it fits on a card; what a layer keeps, from its shape.
+
+The peak is at one of three moments. In the passes: states, activations of the micro-batches in flight, the backward
+pass of one layer or the logits, buckets, and gathered layers. In the optimizer step: states, the fp32 copies of
+gradients, and the temporaries of the update. In an evaluation: what a step leaves, one layer's forward pass or the
+logits, and gathered layers. PyTorch reserves more than it allocates: memory that is freed and allocated again in every
+step leaves holes that the next allocation does not fit.
+
+Activations: Korthikanti et al. 2022 (arXiv:2205.05198), section 4, with 16-bit activations, s = seq, b = micro-batch,
+h = hidden, a = heads, t = tp: a layer keeps sbh (10 + 24/t + 5as/(ht)) bytes; with sequence parallelism the 10 is
+divided too. Here the 24 is split up, for grouped queries and gated MLPs: Q 2, K and V 2 kv/a each, the attention's
+output 2, and of the MLP 4 ffn/h (gated 8 ffn/h: both projections, the gate's output, the product; 6 if gate and product
+are one kernel, as Megatron's bias_swiglu and torch.compile's). Dropout masks are 2 of the 10 and 3 of the 5 of the
+scores: models without biases train without dropout, and so do FSDP and DDP, which came later (`has_dropout`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Literal, overload
+
+from hpc_gpt.core.engines import engine_of, states_of
+from hpc_gpt.core.engines.base.training import Training, stated_states
+from hpc_gpt.core.formulas import GIB
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.shape_split import layer_params, outer_params, stage_layers, vocab_rows
+from hpc_gpt.planner.constants import VALUES
+from hpc_gpt.planner.machine import Machine
+
+# Bytes of an operand of a layer's product, by format. A block of 32 or of 16 values has a scale of one byte.
+OPERAND_BYTES = {"none": 2.0, "fp8-tensor": 1.0, "fp8-row": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 1 / 2 + 1 / 16}
+
+
+def kv_width(shape: ModelShape, tp: int) -> float:
+    """Width of the keys, and of the values, on one GPU: at least one head."""
+    return max(shape.key_heads / tp, 1) * shape.head_width
+
+
+def largest_matrix(shape: ModelShape, tp: int) -> float:
+    """Parameters of a layer's largest weight on one GPU: Q, K and V are one, and so are gate and up."""
+    return max(sum(matrix.size_on(tp) for matrix in parts) for parts in shape.products.values())
+
+
+def layers_of_stages(training: Training) -> tuple[int, ...]:
+    """Transformer layers of every stage, with all its chunks."""
+    edges = training.edges_as_layers and training.pp > 1
+    return training.stage_layers or _even(training.shape.layers, training.pp, edges)
+
+
+@lru_cache(maxsize=1024)
+def _even(layers: int, pp: int, edges: bool) -> tuple[int, ...]:
+    """`edges`: embedding and head each take a layer's place."""
+    if not edges:
+        return tuple(stage_layers(layers, pp))
+    first, *middle, last = stage_layers(layers + 2, pp)
+    return (first - 1, *middle, last - 1)
+
+
+def stage_params(training: Training, stage: int) -> float:
+    """Parameters on one GPU of a stage."""
+    layers = layers_of_stages(training)[stage] * layer_params(training.shape, training.tp)
+    return layers + outer_params(training.shape, training.tp, training.pp, stage)
+
+
+@dataclass(frozen=True)
+class LayerBytes:
+    """Bytes that one layer keeps of one micro-batch on one GPU without recomputation, part by part.
+
+    `stream`: one tensor of the residual stream, 2 sbh bytes, or its share under sequence parallelism. `around`: norms
+    and dropout, outside the tensor-parallel part. `attention`: Q, K, V and the output. `scores`: the matrices of
+    attention, none with flash. `mlp`: inside the MLP. `products`: outputs of the matrix products alone, for
+    selective recomputation. `dropout`: whether there are masks.
+    """
+
+    stream: float
+    around: float
+    attention: float
+    scores: float
+    mlp: float
+    products: float
+    dropout: bool
+
+    @property
+    def kept(self) -> float:
+        return self.around + self.attention + self.scores + self.mlp
+
+
+def has_dropout(training: Training) -> bool:
+    """Whether layers keep dropout masks: GPT-2's kind in Megatron-LM and in others' DeepSpeed runs; ours have none."""
+    return training.shape.bias == "all" and states_of(training).has_dropout
+
+
+def layer_bytes(training: Training) -> LayerBytes:
+    """What a layer keeps, for 16-bit activations (fp32: twice as much)."""
+    shape, tp, dropout = training.shape, training.tp, has_dropout(training)
+    tokens = training.tokens * (2 if training.dtype == "fp32" else 1)
+    key = kv_width(shape, tp) * training.key_copies
+    stream = 2 * tokens * shape.hidden / (tp if training.sequence_parallel else 1)
+    scores = (5 if dropout else 2) * tokens * shape.seq * shape.heads / tp
+    unfused = states_of(training).is_unfused
+    fused = (engine_of(training).has_fused_gate if unfused is None else not unfused) or training.compiled
+    # A product in 8 or 4 bits keeps its input in that format; attention keeps its output for its own backward pass.
+    narrow = OPERAND_BYTES[training.matmul]
+    ffn, queries = shape.mlp_width / tp, shape.query_width / tp
+    copies = 0.0
+    if unfused:  # Q and K before and after rotation, made contiguous; and the MLP's whole input
+        whole = 2 * tokens * shape.hidden
+        copies = 4 * whole / tp + (whole - stream)
+    elif training.program_states is None and engine_of(training).has_composed_gelu and not training.compiled:
+        copies = 0.0 if shape.is_gated else 6 * tokens * ffn  # x / 2, tanh(u) and 1 + tanh(u)
+    return LayerBytes(
+        stream=stream,
+        around=copies + stream * ((3 if dropout else 2) + narrow),
+        attention=tokens * (4 * queries + 4 * key + (0.0 if narrow == 2 else narrow * queries)),
+        scores=0.0 if training.flash else scores,
+        mlp=(((4 if fused else 6) if shape.is_gated else 2) + narrow) * tokens * ffn,
+        products=2 * tokens * (queries + 2 * key + (2 if shape.is_gated else 1) * ffn) + 2 * stream,
+        dropout=dropout,
+    )
+
+
+def selects_operators(training: Training) -> bool:
+    """Whether selective recomputation is by operator. Another program's alone: ours computes attention's core again."""
+    return engine_of(training).selects_operators and training.program_states is not None
+
+
+def kept_of_layer(training: Training, layer: LayerBytes) -> float:
+    """Bytes that one layer keeps of one micro-batch under the training's recomputation.
+
+    full: the layer's input, 2sbh. selective: all but the scores (Korthikanti et al., section 5); of others' FSDP with
+    flash, which keeps no scores, PyTorch's selective checkpointing by operator: the input, the attention's output and
+    every second matrix product (torchtitan, activation_checkpoint.selective_ac_option = "op").
+    """
+    if training.recompute == "full":
+        return layer.stream
+    if training.recompute == "selective":
+        if selects_operators(training) and training.flash:
+            # Compiled, the block's input alone is kept of the residual stream.
+            return min(layer.kept, layer.stream * (1 if training.compiled else 2) + layer.products / 2)
+        return layer.kept - layer.scores
+    return layer.kept
+
+
+def gradients_of_layer(layer: LayerBytes) -> float:
+    """Bytes of activation gradients in a layer's backward pass: of the residual stream, the branch's output and its
+    input; and the larger of those inside the MLP and, after the MLP's activations are freed, those of the scores."""
+    return 3 * layer.stream + max(layer.mlp / 2, 0.4 * layer.scores - layer.mlp)
+
+
+def in_flight(training: Training, stage: int) -> float:
+    """Micro-batches whose activations a stage holds at once in all its layers.
+
+    1F1B: min(m, pp - stage) (Narayanan et al. 2021, section 2.2). Interleaved over v chunks, the first stage has
+    1 + (pp - 1)/(pp v) times pp of them (Korthikanti et al. 2022, section 4.2.3), each later stage two chunks fewer.
+    """
+    pp, chunks = training.pp, training.vp
+    if chunks == 1:
+        return min(training.micro_batches, pp - stage)
+    chunks_in_flight = 2 * (pp - stage - 1) + (chunks - 1) * pp + 1
+    return min(training.micro_batches * chunks, chunks_in_flight) / chunks
+
+
+Moment = Literal["backward pass", "optimizer step", "evaluation"]
+RENEWED_SLACK, REPEATED_SLACK, LEAST_SLACK = (VALUES[f"allocator.{name}"] for name in ("renewed", "repeated", "least"))
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """GiB on one GPU of a pipeline stage. `allocated` is the peak: the sum of all parts from parameters to buffers.
+
+    `moment`: when it is. `evaluation`: what is allocated at the peak of an evaluation; 0 of another program.
+    """
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    buffers: float
+    reserved: float
+    nvidia_smi: float
+    host: float = 0.0  # what this GPU offloads to the host's memory
+    evaluation: float = 0.0
+    moment: Moment = "backward pass"
+
+    @property
+    def allocated(self) -> float:
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.logits + self.buffers
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The stages from first to last. `extremes`: the stages that can need the most; None means all."""
+
+    stages: Sequence[StageMemory]
+    extremes: Sequence[int] | None = None
+
+    @cached_property
+    def deciding(self) -> int:
+        """The number of the stage that needs the most."""
+        candidates = range(len(self.stages)) if self.extremes is None else self.extremes
+        return max(candidates, key=lambda stage: (self.stages[stage].nvidia_smi, -stage))
+
+
+def predict_memory(training: Training, machine: Machine | None = None) -> Memory:
+    """The parts of every stage at its peak; a stage is computed when it is read.
+
+    PyTorch gives free blocks back before it runs out of memory. So on a `machine`, reserved memory stays within the
+    card as long as allocated memory does.
+    """
+    layers = layers_of_stages(training)
+    return Memory(_Stages(training, layers, machine), _extremes(layers))
+
+
+@lru_cache(maxsize=4096)
+def _extremes(layers: tuple[int, ...]) -> tuple[int, ...]:
+    """The first and the last stage, and of the stages between with equally many layers the first: it has most in
+    flight."""
+    first_of = {count: stage for stage, count in reversed([*enumerate(layers)][1:-1])}
+    return tuple(sorted({0, len(layers) - 1, *first_of.values()}))
+
+
+def host_need_gib(training: Training, memory: Memory, machine: Machine) -> float:
+    """GiB that a host must hold of what its GPUs offload; 0 if nothing is offloaded, or to NVMe."""
+    if not training.activations_on_host and (training.offload == "none" or training.on_nvme):
+        return 0.0
+    gpus = min(machine.gpus_per_node // machine.hosts, training.gpus)
+    return gpus * max(stage.host for stage in memory.stages)
+
+
+class _Stages(Sequence[StageMemory]):
+    """The stages of one training. What they share is computed once, in bytes, and each stage when it is first read."""
+
+    def __init__(self, training: Training, layers: Sequence[int], machine: Machine | None) -> None:
+        shape, tp = training.shape, training.tp
+        self._training, self._layers = training, layers
+        self._found: dict[int, StageMemory] = {}
+        self._card_gib = machine.memory_gib if machine else None
+        self._facts, self._states = engine_of(training), states_of(training)
+        self._state_bytes = stated_states(training, self._states.state_bytes(training), self._facts.sharding(training))
+        self._layer = layer = layer_bytes(training)
+        gathered_in_layers, gathered_in_loss = self._facts.gathered(training)
+        kept = kept_of_layer(training, layer)
+        offloaded = 1.0 if training.activations_on_host else training.offloaded_layers / shape.layers
+        self._on_gpu, self._on_host = (1 - offloaded) * kept, offloaded * kept
+        self._matrix, rows = largest_matrix(shape, tp), vocab_rows(shape, tp)
+        half = 4 if training.dtype == "fp32" else 2
+        # One layer's backward pass: recomputed activations, gradients of activations and of the largest matrix.
+        self._layer_work = layer.kept - kept + gradients_of_layer(layer) + gathered_in_layers
+        self._layer_work += half * (layer_params(shape, tp) if self._states.copies_by_layer(training) else self._matrix)
+        self._loss_work = gathered_in_loss
+        ours = training.program_states is None
+        if ours and self._facts.overwrites_logits(training):
+            # The gradient of the head's weight, made beside that of the logits; of several pieces also the sum, which
+            # in one pass is in fp32.
+            summed = 0 if training.loss_chunks == 1 else 4 if training.one_pass_loss else half
+            self._loss_work += (half + summed) * rows * shape.hidden
+        elif not ours and self._facts.sharding(training) < 3:
+            self._loss_work += half * rows * shape.hidden  # the gradient of the head's weight
+        # The optimizer's fp32 copy of one gradient, while the copy before it is not freed yet.
+        self._step_work = 4 * self._matrix if self._state_bytes.step_gradients > self._state_bytes.gradients else 0.0
+        logits = training.tokens / training.loss_chunks * (vocab_rows(shape, 1) if training.whole_logits else rows)
+        self._logits = logits * self._states.logit_bytes(training)
+        self._keeps_logits = self._states.keeps_logits(training)
+        self._evaluates = ours and self._facts.counts_evaluation
+        # Without gradients: one layer's forward pass, or the logits beside the input of the last norm and of the head.
+        in_layers, in_loss = self._facts.gathered(training, gradients=False)
+        self._layer_evaluated, self._loss_evaluated = layer.kept + in_layers, 2 * layer.stream + in_loss
+        self._logits_evaluated = logits * self._facts.evaluated_logit_bytes(training)
+        # The mask of a micro-batch's documents, one for all layers of a stage, as long as its activations.
+        self._mask = half * training.micro_batch * shape.seq**2 if training.document_mask else 0
+        # Weights by rows and by columns, beside those in 16 bits, which 8-bit formats replace (Megatron-Bridge's
+        # bf16_with_nvfp4_mixed has fp8_param_gather = False). Under FSDP they come and go with the gathered layer.
+        both = training.matmul == "nvfp4" and self._facts.sharding(training) < 3
+        self._narrow = 2 * OPERAND_BYTES[training.matmul] * shape.layer_weights / tp if both else 0.0
+        self._context = context_gib(training, machine)
+        self._table = rows * shape.hidden
+        self._lasting_bucket = self._states.lasting_bucket(training)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    @overload
+    def __getitem__(self, stage: int) -> StageMemory: ...
+
+    @overload
+    def __getitem__(self, stage: slice) -> Sequence[StageMemory]: ...
+
+    def __getitem__(self, stage: int | slice) -> StageMemory | Sequence[StageMemory]:
+        if isinstance(stage, slice):
+            return [self[number] for number in range(len(self))[stage]]
+        number = range(len(self))[stage]
+        if (found := self._found.get(number)) is None:
+            found = self._found[number] = self._stage(number)
+        return found
+
+    def _stage(self, stage: int) -> StageMemory:
+        training, states, last = self._training, self._state_bytes, stage == len(self._layers) - 1
+        layers, params = self._layers[stage], stage_params(training, stage)
+        flying = in_flight(training, stage)
+        activations = flying * layers * self._on_gpu
+        buffers = self._states.buckets(training, params) + sent_between_stages(training, self._layer, flying, stage)
+        if stage == 0 and self._layer.dropout:
+            # Masks of the dropout after the embedding: sbh bytes a micro-batch (Korthikanti et al. 2022, section 4.3).
+            buffers += flying * self._layer.stream / 2
+        buffers += flying * self._mask
+        logits = self._logits if last else 0.0
+        kept_logits = logits if self._keeps_logits else 0.0
+        work, work_logits = self._layer_work, kept_logits
+        if logits + self._loss_work > kept_logits + work:
+            work, work_logits = self._loss_work, logits
+        table = self._table if last or stage == 0 else 0.0
+        step_work = self._step_work + self._states.update_bytes(training, params, self._matrix, table)
+        gradients = states.gradients * params
+        holes = RENEWED_SLACK * states.renewed * params
+        weights, optimizer = states.parameters * params + layers * self._narrow, states.optimizer * params
+        in_passes = weights + optimizer + gradients + activations + buffers + kept_logits
+        comes_and_goes = work + work_logits - kept_logits
+        in_step = weights + optimizer + states.step_gradients * params + step_work + kept_logits + self._lasting_bucket
+        # Gradients that the step does not free.
+        left = (max(states.gradients, states.step_gradients) - states.renewed) * params
+        in_evaluation = work_evaluated = logits_evaluated = 0.0
+        if self._evaluates:
+            work_evaluated = self._layer_evaluated
+            if last and self._loss_evaluated + self._logits_evaluated > work_evaluated:
+                work_evaluated, logits_evaluated = self._loss_evaluated, self._logits_evaluated
+            in_evaluation = weights + optimizer + left + self._lasting_bucket + self._mask
+            in_evaluation += work_evaluated + logits_evaluated
+        allocated = max(in_passes + comes_and_goes, in_step, in_evaluation)
+        # The temporaries of a layer fit into the holes; activations in flight do not.
+        reserved = max(in_passes + max(comes_and_goes, holes), in_step + holes, in_evaluation + holes)
+        moment: Moment = "backward pass"
+        if in_evaluation == allocated:
+            moment, gradients = "evaluation", left
+            activations, buffers, work, work_logits = 0.0, self._lasting_bucket, work_evaluated, logits_evaluated
+            buffers += self._mask
+        elif in_step > in_passes + comes_and_goes:
+            moment, gradients = "optimizer step", states.step_gradients * params
+            activations, buffers, work, work_logits = 0.0, self._lasting_bucket, step_work, kept_logits
+        reserved += REPEATED_SLACK * (activations + work_logits + buffers + work)
+        reserved /= GIB
+        if self._card_gib is not None:
+            reserved = min(reserved, max(self._card_gib - self._context, allocated / GIB * (1 + LEAST_SLACK)))
+        return StageMemory(
+            parameters=weights / GIB,
+            gradients=gradients / GIB,
+            optimizer=optimizer / GIB,
+            activations=activations / GIB,
+            logits=work_logits / GIB,
+            buffers=(buffers + work) / GIB,
+            reserved=reserved,
+            nvidia_smi=reserved + self._context,
+            host=((0 if training.on_nvme else states.host) * params + flying * layers * self._on_host) / GIB,
+            evaluation=in_evaluation / GIB,
+            moment=moment,
+        )
+
+
+def sent_between_stages(training: Training, layer: LayerBytes, flying: float, stage: int) -> float:
+    """Bytes of the outputs that a stage keeps until their gradients arrive, in addition to the inputs of its layers:
+    one stream a micro-batch.
+
+    DeepSpeed splits them over the tensor-parallel group (pipe/engine.py, PartitionedTensor).
+    """
+    if stage == training.pp - 1:
+        return 0.0
+    return flying * layer.stream / (training.tp if engine_of(training).keeps_partitioned_outputs else 1)
+
+
+def context_gib(training: Training, machine: Machine | None = None) -> float:
+    """GiB that nvidia-smi shows in addition to PyTorch's reserved memory: CUDA's context, and NCCL's buffers for the
+    world and for every axis that is split."""
+    split = sum(size > 1 for size in (training.tp, training.pp, training.data_ranks))
+    is_volta = machine is not None and "bf16" not in machine.peak_tflops
+    context = VALUES["context.volta_gib" if is_volta else "context.gib"]
+    return float(context + VALUES["context.communicator_gib"] * (split + 1 if split > 1 else split))

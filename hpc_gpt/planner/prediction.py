@@ -1,0 +1,406 @@
+"""The planner's part in preparing a run: choose open values, predict memory and time, refuse what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hpc_gpt import __version__
+from hpc_gpt.core.engines import engine_named, engine_of
+from hpc_gpt.core.errors import ConfigError, LayoutError, UserError
+from hpc_gpt.core.format import Line, counted
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.layout import solve_batch
+from hpc_gpt.core.settings.resolve import experiment_of
+from hpc_gpt.core.settings.sized import Sized, runs_program
+from hpc_gpt.planner.figures import in_words, needs, plan_figures
+
+if TYPE_CHECKING:
+    from hpc_gpt.core.engines.base.training import Training
+    from hpc_gpt.planner.machine import Constants, Machine
+    from hpc_gpt.planner.search import Candidate, Searched
+    from hpc_gpt.planner.step_time import StepTime
+
+SCHEMA = 1
+_MICRO_BATCH, _PP = "layout.micro_batch", "layout.pp"
+# {what the planner chooses if it is not given: its name in texts}; more stages only if one does not fit.
+_OPEN = {"engine.recompute": "recompute", "engine.zero_stage": "ZeRO stage", _MICRO_BATCH: "micro-batch", _PP: "pp"}
+
+# More than the settings that one layout can have, all of which are kept to find the rules' among them.
+_EVERY = 10**4
+# A layout is the user's if one of them is given.
+_AXES = frozenset({"layout.tp", _PP, "layout.dp"})
+
+# The seconds that the search of all layouts may take while a user waits for a submission.
+_FASTER_S = 2.0
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is predicted, or why nothing is, for the user; and the figures in it, None if nothing is predicted."""
+
+    text: str
+    found: Predicted | None = None
+    tables: dict[str, Any] | None = None  # of predicted.json
+
+    @property
+    def is_known(self) -> bool:
+        """Whether something is predicted."""
+        return self.tables is not None
+
+    @property
+    def line(self) -> Line:
+        """The line for the user."""
+        return Line("predicted" if self.is_known else "not predicted", self.text)
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What a run is predicted to need on the nodes of a profile; its `run` has no step, with the reason, if its time is
+    not predicted. `may_run`: it fits but for what its offloaded activations take of a host."""
+
+    profile: ClusterProfile
+    machine: Machine
+    run: Candidate
+    no_time: str
+    may_run: bool
+
+
+class PlanChoice(NamedTuple):
+    """The planner's values for what is open: `keys`, by dotted key, and `lines` that name them. `best`: the best of all
+    layouts, if the plan went through them."""
+
+    keys: Mapping[str, Any] = {}
+    lines: tuple[str, ...] = ()
+    best: Candidate | None = None
+
+
+def plan_open(
+    resolved: Sized, profile: ClusterProfile, given: Collection[str], all_layouts: bool = False
+) -> PlanChoice:
+    """The planner's values of the keys that are open, where they are better than those of `resolved`.
+
+    Open are the ZeRO stage, recomputation, the micro-batch, and pp if one stage does not fit, unless they are in
+    `given` (dotted keys). Empty if the profile says too little, or if nothing fits. The caller sizes the run with the
+    keys, as a given switch may refuse them. `all_layouts`: if tp, pp and dp are all open, too, the one search goes
+    through all layouts, unless that takes more than _FASTER_S.
+    """
+    if runs_program(resolved):
+        return PlanChoice()
+    from hpc_gpt.planner.training import engine_for
+
+    open_keys, is_whole = set(_OPEN) - {_PP, *given}, not _AXES.isdisjoint(given)
+    may_split = not is_whole and resolved.layout.pp == 1 and engine_named(resolved.engine.name).splits("pp")
+    if not (open_keys or may_split):
+        return PlanChoice()
+    try:
+        machine = _machine_for(resolved, profile)
+        searched = _search_layouts(resolved, profile, machine) if all_layouts and not is_whole else None
+        picked = _pick(resolved, profile, machine, open_keys, may_split, searched)
+    except UserError:
+        return PlanChoice()
+    best = searched.best if searched is not None else None
+    if picked is None:
+        return PlanChoice(best=best)
+    run = picked.training
+    values = {
+        "engine.recompute": (run.recompute, resolved.engine.recompute),
+        "engine.zero_stage": (run.zero_stage, resolved.engine.zero_stage),
+        _MICRO_BATCH: (run.micro_batch, resolved.batch.micro_batch),
+        _PP: (run.pp, resolved.layout.pp),
+    }
+    changed = {key: value for key, (value, rule) in values.items() if key not in given and value != rule}
+    if not engine_named(resolved.engine.name).has_zero:
+        changed.pop("engine.zero_stage", None)
+    if not changed:
+        return PlanChoice(best=best)
+    words = ", ".join(f"{_OPEN[key]} {value}" for key, value in changed.items())
+    keys: dict[str, Any] = dict(changed)
+    if "engine.compile" not in given:
+        keys["engine.compile"] = engine_for(run, resolved.engine).compile  # ZeRO-3 takes no edges
+    if {_PP, _MICRO_BATCH} & set(changed):
+        sizes = {**vars(run.layout), **vars(solve_batch(run.dp, run.micro_batch, run.micro_batches))}
+        keys |= {f"layout.{name}": size for name, size in sizes.items()}
+    return PlanChoice(keys, (f"from plan: {words}, which neither flags nor experiment give",), best)
+
+
+def best_layouts(
+    resolved: Sized, profile: ClusterProfile, given: Collection[str], most: int, of_any_engine: bool = False
+) -> list[tuple[str, dict[str, Any]]]:
+    """(name, {dotted key: value}) of the best layouts of the run's GPUs and global batch that fit, each with its best
+    settings, but for the keys `given`, and `of_any_engine` or of the run's. Raises ConfigError if the profile says too
+    little for a plan."""
+    from hpc_gpt.planner.training import engine_for
+
+    open_keys = _LAYOUTS | ({"engine.name"} if of_any_engine else set())
+    found = _search(resolved, profile, _machine_for(resolved, profile), _ALL - (open_keys - set(given)))
+    layouts = []
+    for run in [each.training for each in found.best_of_layouts if not each.needs_unknown_host][:most]:
+        engine = engine_for(run, resolved.engine)
+        sizes = {**vars(run.layout), **vars(solve_batch(run.dp, run.micro_batch, run.micro_batches))}
+        keys: dict[str, Any] = {f"layout.{name}": size for name, size in sizes.items()}
+        own = vars(resolved.engine)
+        keys |= {f"engine.{name}": value for name, value in vars(engine).items() if value != own[name]}
+        layouts.append((str(run.layout), keys))
+    return layouts
+
+
+def predict(resolved: Sized, profile: ClusterProfile, refuse: bool) -> Prediction:
+    """The prediction for a run on its profile.
+
+    `refuse`: raise LayoutError, with the nearest layout that fits, if this one does not.
+    """
+    if runs_program(resolved):
+        return Prediction("a program of your own")
+    try:
+        found = _predict(resolved, profile)
+    except UserError as fault:
+        return Prediction(str(fault))
+    if not found.may_run and refuse:
+        raise _refusal(resolved, found)
+    return Prediction(_text(resolved, found), found, _tables(found))
+
+
+def _machine_for(resolved: Sized, profile: ClusterProfile) -> Machine:
+    """The profile's machine. ConfigError if it says too little, or if the run's GPUs are more than are joined."""
+    from hpc_gpt.planner.machine import check_reach, machine_of
+
+    machine = machine_of(profile)
+    check_reach(machine, resolved.gpus)
+    return machine
+
+
+def _predict(resolved: Sized, profile: ClusterProfile) -> Predicted:
+    from hpc_gpt.planner.machine import check_dtype
+
+    machine = _machine_for(resolved, profile)
+    # Many profiles name no device: a render then loads no more of the planner.
+    from hpc_gpt.planner.search import candidate_of
+    from hpc_gpt.planner.step_time import predict_step
+    from hpc_gpt.planner.training import training_of
+
+    run, no_time = candidate_of(training_of(resolved), machine), ""
+    try:
+        check_dtype(run.training.dtype, machine)
+        run = replace(run, step=predict_step(run.training, machine, constants_of(profile)))
+    except ConfigError as fault:
+        no_time = str(fault)
+    # Megatron-DeepSpeed's rows had more activations than this on such nodes: those are no reason to refuse a run.
+    states = candidate_of(replace(run.training, activations_on_host=False), machine)
+    may_run = run.need_gib <= run.card_gib and states.host_share <= 1
+    return Predicted(profile, machine, run, no_time, may_run)
+
+
+def constants_of(profile: ClusterProfile) -> Constants:
+    """The planner's constants: those for data sheets, with the profile's calibration laid over them."""
+    from hpc_gpt.planner.machine import constants_from
+
+    return constants_from(profile.calibration.constants if profile.calibration else {})
+
+
+def _text(resolved: Sized, found: Predicted) -> str:
+    time = in_words(plan_figures(found.run), "step", "band") or f"no time: {found.no_time}"
+    fits = "" if found.run.fits else ": does not fit"
+    return f"{resolved.layout} needs {needs(found.run)}{fits}; {time}"
+
+
+def _tables(found: Predicted) -> dict[str, Any]:
+    """The tables of predicted.json."""
+    memory, step = found.run.memory, found.run.step
+    stages = [{**asdict(stage), "allocated": stage.allocated} for stage in memory.stages]
+    return {
+        "schema": SCHEMA,
+        "version": __version__,
+        "fits": found.run.fits,
+        "memory_gib": {"card": found.machine.memory_gib, "deciding": memory.deciding, "stages": stages},
+        "step": {**asdict(step), "step_s": step.step_s} if step else None,
+        "calibrated": bool(found.profile.calibration and found.profile.calibration.constants),
+        "machine": asdict(found.machine),
+    }
+
+
+def _refusal(resolved: Sized, found: Predicted) -> LayoutError:
+    run = found.run
+    message = f"{resolved.layout} is predicted not to fit on {found.machine.device}: it needs {needs(run)}"
+    nearest = _nearest(resolved, found)
+    if nearest is None:
+        return LayoutError(
+            message,
+            f"no layout of {counted(resolved.gpus, 'GPU')} fits it at global batch {resolved.batch.global_batch}: "
+            "more GPUs, a smaller model, a shorter --seq, or --force to run it anyway",
+        )
+    time = in_words(plan_figures(nearest), "step", "band") if run.step else ""
+    what = "; ".join(filter(None, (f"{nearest.layout}: {needs(nearest)}", time)))
+    return LayoutError(message, f"use {_flags(run.training, nearest.training)} ({what}), or --force to run it anyway")
+
+
+# The keys that may change to make a run fit, smallest changes first. All other keys stay.
+_SMALL = ("engine.recompute", "layout.micro_batch", "engine.zero_stage")
+_SPLITS = ("layout.pp", "layout.dp", "layout.tp")
+_SWITCHES = ("engine.sequence_parallel", "engine.sharded_optimizer", "engine.offload")
+_NEARER: tuple[tuple[str, ...], ...] = (
+    ("engine.recompute",),
+    _SMALL,
+    (*_SMALL, "engine.sequence_parallel"),
+    ("layout.pp", "layout.dp"),
+    (*_SMALL, "layout.pp", "layout.dp"),
+    (*_SMALL, *_SPLITS),
+    (*_SMALL, *_SPLITS, *_SWITCHES),
+    (*_SMALL, *_SPLITS, *_SWITCHES, "engine.name"),
+)
+_ALL = frozenset(key for keys in _NEARER for key in keys)
+# What a plan chooses but a run keeps.
+_KEPT = ("engine.cp_exchange", "engine.compile", "engine.loss_chunks", "engine.activation_offload")
+# What differs between the layouts of a run: its engine and what it offloads stay.
+_LAYOUTS = frozenset((*_SMALL, *_SPLITS, "engine.sequence_parallel"))
+
+
+def _nearest(resolved: Sized, found: Predicted) -> Candidate | None:
+    """The fastest candidate that fits after the smallest change of settings; None if none fits."""
+    for open_keys in _NEARER:
+        try:
+            picked = _search(resolved, found.profile, found.machine, _ALL - set(open_keys)).best
+        except UserError:
+            continue
+        if picked is not None:
+            return picked
+    return None
+
+
+def _search_layouts(resolved: Sized, profile: ClusterProfile, machine: Machine) -> Searched | None:
+    """Every layout of the run's GPUs, engine and global batch; None if the search fails or takes more than
+    _FASTER_S."""
+    try:
+        return _search(resolved, profile, machine, _ALL - _LAYOUTS, keep=_EVERY, limit_s=_FASTER_S)
+    except (UserError, TimeoutError):
+        return None
+
+
+def _pick(
+    resolved: Sized,
+    profile: ClusterProfile,
+    machine: Machine,
+    open_keys: Collection[str],
+    may_split: bool,
+    searched: Searched | None,
+) -> Candidate | None:
+    """The planner's choice of the `open_keys` in the layout of the rules, or with more stages if that `may_split`; out
+    of `searched`, or of a search of its own. None if none fits, or if the rules' choice is as good."""
+
+    def candidates(holds: Collection[str]) -> list[Candidate]:
+        if searched is None:
+            return _search(resolved, profile, machine, holds, keep=_EVERY).candidates
+        return _with_values(searched.candidates, resolved, holds)
+
+    found = candidates(_ALL - set(open_keys))
+    if not found and may_split:
+        found = candidates(_ALL - {*open_keys, _PP, "layout.dp"})
+    by_rules = resolved.layout, resolved.engine.recompute, resolved.batch.micro_batch
+    runs = ((each, each.training) for each in found)
+    ruled = next((each for each, run in runs if (run.layout, run.recompute, run.micro_batch) == by_rules), None)
+    if not found or (ruled is not None and ruled.merit <= found[0].merit):
+        return None
+    return found[0]
+
+
+def _with_values(candidates: Iterable[Candidate], resolved: Sized, holds: Collection[str]) -> list[Candidate]:
+    """The candidates with the run's values of the keys `holds`, best first among themselves."""
+    from hpc_gpt.planner.search import ranked
+    from hpc_gpt.planner.training import training_of
+
+    names = ["engine" if key == "engine.name" else key.partition(".")[2] for key in holds]
+    run = training_of(resolved)
+    values = [getattr(run, name) for name in names]
+    return ranked(each for each in candidates if [getattr(each.training, name) for name in names] == values)
+
+
+def faster_notes(prediction: Prediction, resolved: Sized, given: Collection[str], best: Candidate | None) -> list[str]:
+    """Lines on what is predicted to make the run faster: the `best` of all layouts, if the plan went through them, and
+    compiling, unless that is `given` (dotted keys). Empty if the run's own time is not predicted."""
+    found = prediction.found
+    if found is None or (step := found.run.step) is None:
+        return []
+    notes = []
+    if best is not None:
+        notes.append(_faster_layout(resolved, found, step, best))
+    if "engine.compile" not in given and (
+        compiled := compiled_step(found.run.training, found.machine, constants_of(found.profile))
+    ):
+        notes.append(
+            f"note: engine.compile = block is predicted {step.step_s / compiled.step_s:.2f} times as fast: "
+            f"{_instead(replace(found.run, step=compiled), found.run)}; use --set engine.compile=block"
+        )
+    return [note for note in notes if note]
+
+
+def _faster_layout(resolved: Sized, found: Predicted, ours: StepTime, best: Candidate) -> str:
+    """A line on another layout of as many GPUs and of the same global batch, the `best`; empty if it is not predicted
+    faster by more than both error bands."""
+    theirs = best.step
+    if theirs is None or theirs.step_s * (1 + theirs.band) >= ours.step_s * (1 - ours.band):
+        return ""
+    flags = _flags(found.run.training, best.training)
+    what = f"{best.layout} is predicted faster than {resolved.layout}"
+    if str(best.layout) == str(resolved.layout):
+        what = f"{flags} is predicted faster in the same layout, {best.layout}"
+    return f"note: {what}: {_instead(best, found.run)}; use {flags}"
+
+
+def _instead(faster: Candidate, run: Candidate) -> str:
+    """The time of a step of `faster`, and that of `run`."""
+    ours, theirs = ({key: each.text for key, each in plan_figures(one).items()} for one in (run, faster))
+    return f"step {theirs['step']} instead of {ours['step']}, give or take {theirs['band']} and {ours['band']}"
+
+
+def compiled_step(training: Training, machine: Machine, constants: Constants) -> StepTime | None:
+    """The step of a training with its blocks and loss compiled; None if they are, cannot be, or gain less than 1%."""
+    from hpc_gpt.planner.step_time import can_compile, predict_step
+
+    if training.compiled or not can_compile(training, machine):
+        return None
+    compiled = predict_step(replace(training, compiled=True, compiled_loss=True), machine, constants)
+    return compiled if predict_step(training, machine, constants).step_s >= 1.01 * compiled.step_s else None
+
+
+def _search(
+    resolved: Sized, profile: ClusterProfile, machine: Machine, holds: Collection[str], **limits: Any
+) -> Searched:
+    """What fits with the run's values of the keys `holds` and of the global batch. `limits` are those of `search`."""
+    from hpc_gpt.planner.question import question_of
+    from hpc_gpt.planner.search import search
+
+    question = question_of(experiment_of(resolved), profile, {*holds, *_KEPT, "layout.global_batch"})
+    question = replace(question, fixed={**question.fixed, "cp": resolved.layout.cp})
+    if question.dtype not in machine.peak_tflops:  # candidates are ranked by fp32's rate
+        machine = replace(machine, peak_tflops={**machine.peak_tflops, question.dtype: machine.peak_tflops["fp32"]})
+    return search(question, machine, constants_of(profile), **limits)
+
+
+def _flags(asked: Training, nearest: Training) -> str:
+    """The options that turn the requested training into the nearest that fits."""
+    words = []
+    for name, flag in _FLAGS.items():
+        value = getattr(nearest, name)
+        if name == "zero_stage" and not engine_of(nearest).has_zero:
+            words += ["--set engine.zero_stage="] if engine_of(asked).has_zero else []
+        elif value != getattr(asked, name) or (name == "tp" and nearest.engine != asked.engine):
+            # Another engine has another default tp.
+            words.append(f"{flag}{str(value).lower() if isinstance(value, bool) else value}")
+    if (asked.micro_batch, asked.dp) != (nearest.micro_batch, nearest.dp):
+        words.append(f"--global-batch-size {nearest.global_batch}")
+    return " ".join(words)
+
+
+_FLAGS: Mapping[str, str] = {
+    "engine": "--engine ",
+    "tp": "--tp ",
+    "pp": "--pp ",
+    "dp": "--dp ",
+    "micro_batch": "--micro-batch-size ",
+    "zero_stage": "--zero-stage ",
+    "recompute": "--set engine.recompute=",
+    "sequence_parallel": "--set engine.sequence_parallel=",
+    "sharded_optimizer": "--set engine.sharded_optimizer=",
+    "offload": "--set engine.offload=",
+}

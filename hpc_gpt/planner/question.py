@@ -1,0 +1,364 @@
+"""The question of a search: a model, a number of GPUs, what is fixed and what is open."""
+
+import functools
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hpc_gpt.core.engines import engine_named
+from hpc_gpt.core.engines import engines as all_engines
+from hpc_gpt.core.engines.base.facts import RECOMPUTES
+from hpc_gpt.core.engines.base.training import Offload, OptimizerMode, Training
+from hpc_gpt.core.errors import LayoutError, UserError, check_sizes
+from hpc_gpt.core.formulas import Recompute
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.engines import with_fast_settings
+from hpc_gpt.core.settings.experiment import CpExchange, Engine, Experiment, Matmul, Partition
+from hpc_gpt.core.settings.layout import AXES, Layout, nodes_for
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.resolve import resolve_shape, size_run
+from hpc_gpt.core.settings.shape_split import partition_layers, split_obstacle
+from hpc_gpt.planner.training import PLANNED, has_mask, traits_of, update_mode, with_choices
+
+# In ascending order, as RECOMPUTES, so that the plainer of two equal candidates comes first.
+OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "full")
+# A reason why a layout cannot run, as those of `_obstacle`: keys of `plan --json`, which do not change.
+NO_ENGINE = "no engine that is asked for splits so"
+NO_GAIN = "a shorter cp is as fast"
+DIVIDES_NO_BATCH = "dp does not divide the global batch"
+TP_SPANS = "tp would span nodes"
+_MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # tried if the global batch is open
+_LOSS_CHUNKS = (8, 64)  # tried if the logits do not fit
+_LEAST_TOKENS = 1024  # of a rank under cp: published layouts have 4,096, and kernels want their tiles full
+_BATCH = ("micro_batch", "micro_batches")
+# Keys of an experiment that fix the field of a Training with the same name.
+_FIXABLE = (
+    *(f"layout.{name}" for name in (*AXES, *_BATCH)),
+    *(f"engine.{name}" for name in PLANNED if name != "name"),
+)
+_MOST = 10**9
+
+
+@dataclass(frozen=True)
+class Question:
+    """`fixed`: values that are not searched, by the name of the Training's field. `global_batch` is None if `fixed` has
+    micro_batches, from which it follows. `traits`: by engine, the fields that follow from its switches (`traits_of`).
+    `plain`: by engine, those of them without fast settings, which a loss in chunks has not by default.
+    `savings`: names of switches that may be turned on where memory is short. `most_cp`: the largest cp that is tried.
+    `usual_batch`: the default global batch on so many GPUs.
+    """
+
+    shape: ModelShape
+    gpus: int
+    gpus_per_node: int
+    dtype: str
+    global_batch: int | None
+    engines: tuple[str, ...] = field(default_factory=lambda: searched_engines(None))
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    traits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    plain: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tp_across_nodes: bool = False
+    partition: Partition = "layers"
+    optimizer_mode: OptimizerMode = "fused"
+    offload_ratio: float = 1.0  # of ZeRO-3 with offload
+    matmul: Matmul = "none"
+    savings: frozenset[str] = frozenset()
+    most_cp: int = 1
+    usual_batch: Callable[[int], int] | None = None
+
+    def of(self, shape: ModelShape) -> "Question":
+        """The same question of another model, or of another sequence."""
+        return replace(self, shape=shape, most_cp=max(1, shape.seq // _LEAST_TOKENS))
+
+    def on(self, gpus: int) -> "Question":
+        """The same question on so many GPUs."""
+        batch = self.global_batch if self.usual_batch is None else self.usual_batch(gpus)
+        return replace(self, gpus=gpus, global_batch=batch)
+
+    def layouts(self) -> Iterator[tuple[Layout, str | None]]:
+        """Every layout of the GPUs, each with the reason why it cannot run, or None."""
+        powers = tuple(2**power for power in range(self.most_cp.bit_length()))
+        for cp in self._choices("cp", powers):
+            for tp in divisors(self.gpus // cp if self.gpus % cp == 0 else 0):
+                for pp in divisors(self.gpus // (cp * tp)):
+                    layout = Layout(tp, pp, self.gpus // (tp * cp * pp), cp)
+                    if all(self.fixed.get(axis, size) == size for axis, size in vars(layout).items()):
+                        yield layout, self._obstacle(layout)
+
+    def batches(self, dp: int) -> list[tuple[int, int]]:
+        """(micro_batch, micro_batches) of every way to divide the global batch, the smallest micro-batch first."""
+        if self.global_batch is None:
+            return [(size, self.fixed["micro_batches"]) for size in self._choices("micro_batch", _MICRO_BATCHES)]
+        if self.global_batch % dp:
+            return []
+        share = self.global_batch // dp
+        pairs = [(size, share // size) for size in divisors(share)]
+        fixed = tuple(self.fixed.get(name) for name in _BATCH)
+        return [pair for pair in pairs if all(own in (None, size) for own, size in zip(fixed, pair, strict=True))]
+
+    def ways(self, layout: Layout) -> Iterator[Training]:
+        """A training for each allowed combination of engine, ZeRO stage, offload, sharded optimizer and chunks.
+
+        Each has one micro-batch, no sequence parallelism and no recomputation.
+        """
+        for engine in self.engines:
+            if not self.techniques(engine, layout.tp, layout.cp):
+                continue
+            for (stage, offload, sharded), exchange in itertools.product(
+                self._states(engine, layout), self._exchanges(engine, layout)
+            ):
+                traits = self.traits.get(engine, {})
+                if stage == 3:  # which calls the head by itself
+                    traits = {**traits, "compiled_head": False}
+                has_ratio = "offload_ratio" in engine_named(engine).switches and stage == 3 and offload != "none"
+                for chunks in self._chunks(engine, layout.pp):
+                    yield Training(
+                        self.shape,
+                        **vars(layout),
+                        vp=chunks,
+                        zero_stage=stage,
+                        dtype=self.dtype,
+                        engine=engine,
+                        sharded_optimizer=sharded,
+                        offload=offload,
+                        offload_ratio=self.offload_ratio if has_ratio else 1.0,
+                        stage_layers=self._stage_layers(layout.pp),
+                        optimizer_mode=self.optimizer_mode,
+                        matmul=self.matmul,
+                        cp_exchange=exchange,
+                        **{
+                            "edges_as_layers": engine_named(engine).splits_edges(self.shape.layers, layout.pp),
+                            **traits,
+                        },
+                    )
+
+    def techniques(self, engine: str, tp: int, cp: int = 1) -> list[tuple[bool, Recompute]]:
+        """(sequence_parallel, recompute) of each way to save activations that the engine supports under `tp`, `cp`."""
+        facts = engine_named(engine)
+        can_split = "sequence_parallel" in facts.switches and tp > 1 and self.shape.seq % (tp * cp) == 0
+        return [
+            (parallel, recompute)
+            for parallel in self._choices("sequence_parallel", (False, True))
+            for recompute in self._choices("recompute", RECOMPUTES)
+            if (can_split or not parallel) and recompute in facts.recomputes
+        ]
+
+    def saved(self, training: Training) -> Iterator[Training]:
+        """What else may be tried for a training that does not fit, the fastest first: a loss in chunks, layers' inputs
+        in the host's memory (under full recomputation nothing else of them is kept), and both."""
+        if not self.savings & engine_named(training.engine).switches:
+            return
+        chunks = _LOSS_CHUNKS if "loss_chunks" in self.savings else ()
+        moved = (False, True) if "activation_offload" in self.savings and training.recompute == "full" else (False,)
+        for on_host in moved:
+            for pieces in (training.loss_chunks, *chunks):
+                if on_host or pieces > training.loss_chunks:
+                    plain = self.plain.get(training.engine, {}) if pieces > 1 else {}
+                    yield replace(training, activations_on_host=on_host, loss_chunks=pieces, **plain)
+
+    def can_run(self, layout: Layout) -> bool:
+        """Whether any engine and batch can run under a layout without an obstacle."""
+        return bool(self.batches(layout.dp)) and any(True for _ in self.ways(layout))
+
+    def _choices(self, name: str, known: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The values of a field to try: the fixed one alone, or all that are known."""
+        return (self.fixed[name],) if name in self.fixed else known
+
+    def _obstacle(self, layout: Layout) -> str | None:
+        """The reason why the layout cannot run, by the rules of `check_split`, `check_nodes` and `solve_batch`."""
+        if (obstacle := split_obstacle(self.shape, layout)) is not None:
+            return obstacle.summary
+        if isinstance(self.partition, tuple):
+            blocks = self.partition
+            if len(blocks) != layout.pp or sum(blocks) != self.shape.layers or min(blocks) < 1:
+                return "engine.partition does not deal the layers out over pp"
+        if min(self.gpus, self.gpus_per_node) % layout.tp and not self.tp_across_nodes:
+            return TP_SPANS
+        if self.global_batch is not None and self.global_batch % layout.dp:
+            return DIVIDES_NO_BATCH
+        return None
+
+    def _exchanges(self, engine: str, layout: Layout) -> list[CpExchange]:
+        """What the ranks of cp can exchange; without any, the plain value."""
+        facts = engine_named(engine)
+        if layout.cp == 1:
+            return [self.fixed.get("cp_exchange", "heads")]
+        known = ("ring",) if "ring" in facts.cp_exchanges else facts.cp_exchanges  # hidden beside attention
+        return [
+            exchange
+            for exchange in self._choices("cp_exchange", known)
+            if exchange in facts.cp_exchanges
+            and facts.context_obstacle(self.shape, layout, Engine(name=engine, cp_exchange=exchange)) is None
+        ]
+
+    def _states(self, engine: str, layout: Layout) -> Iterator[tuple[int, Offload, bool]]:
+        """Each (zero_stage, offload, sharded_optimizer) that the engine supports under the layout."""
+        facts = engine_named(engine)
+        if any(size > 1 and axis not in facts.axes for axis, size in vars(layout).items() if axis != "dp"):
+            return
+        for asked in self._choices("zero_stage", facts.zero_stages):
+            stage = facts.stage_that_runs(asked, self.dtype)
+            # A stage that would run as another one is tried only if the user asks for it.
+            searched_already = stage != asked and "zero_stage" not in self.fixed
+            if asked not in facts.zero_stages or (layout.pp > 1 and asked > 1) or searched_already:
+                continue
+            for offload in self._choices("offload", OFFLOADS):
+                if not _can_offload(engine, stage, offload):
+                    continue
+                for sharded in self._choices("sharded_optimizer", (False, True)):
+                    if not sharded or ("sharded_optimizer" in facts.switches and layout.data_ranks > 1):
+                        yield stage, offload, sharded
+
+    def _chunks(self, engine: str, pp: int) -> list[int]:
+        """Interleaved chunks of a stage. All stages and chunks of an engine that has them are equally deep."""
+        if not engine_named(engine).has_chunks:
+            return [chunks for chunks in self._choices("vp", (1,)) if chunks == 1]
+        places = self.shape.layers + 2 * engine_named(engine).splits_edges(self.shape.layers, pp)
+        if places % pp:
+            return []
+        deep = places // pp
+        return [chunks for chunks in self._choices("vp", divisors(deep) if pp > 1 else (1,)) if deep % chunks == 0]
+
+    def _stage_layers(self, pp: int) -> tuple[int, ...] | None:
+        """Layers of each stage; None if they are as even as possible."""
+        return None if self.partition == "layers" or pp == 1 else _blocks(self.shape, pp, self.partition)
+
+
+def searched_engines(profile: ClusterProfile | None) -> tuple[str, ...]:
+    """The engines that a plan for the profile tries unasked."""
+    return tuple(name for name, facts in all_engines().items() if facts.is_searched(profile))
+
+
+@functools.cache
+def _can_offload(name: str, stage: int, offload: Offload) -> bool:
+    """Whether the engine can run `engine.offload` under a ZeRO stage."""
+    if offload == "none":
+        return True
+    facts, asked = engine_named(name), Engine(name=name, zero_stage=stage, offload=offload)
+    return "offload" in facts.switches and not any(facts.offload_faults(asked))
+
+
+@functools.cache
+def _blocks(shape: ModelShape, pp: int, partition: Partition) -> tuple[int, ...]:
+    return tuple(partition_layers(shape, pp, partition))
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors, ascending.
+
+    >>> divisors(12)
+    (1, 2, 3, 4, 6, 12)
+    """
+    small = [size for size in range(1, int(number**0.5) + 1) if number % size == 0]
+    return (*small, *(number // size for size in reversed(small) if size * size != number))
+
+
+def question_of(
+    asked: Experiment,
+    profile: ClusterProfile,
+    holds: Collection[str] = (),
+    engines: tuple[str, ...] | None = None,
+    fast: bool = False,
+) -> Question:
+    """The question for an experiment: its model, GPUs, batch, dtype and switches; its layout is open.
+
+    `fast`: with the fast settings that each engine takes, but for those in `holds`.
+    `holds`: dotted keys whose values are fixed. `engines`: those to try, by default `searched_engines`; if `holds` has
+    engine.name, only the experiment's. Raises LayoutError or ConfigError for values that contradict each other.
+    """
+    _check_sizes({"model": vars(asked.model), "layout": vars(asked.layout)})
+    shape, gpus = resolve_shape(asked.model), asked_gpus(asked, profile)
+    engine, batch = asked.engine, asked.layout.global_batch
+    if "layout.micro_batches" in holds and "layout.global_batch" not in holds:
+        batch = None
+    elif batch is None:
+        batch = _own_batch(asked, profile)
+    fixed = _fixed(asked, holds)
+    engine = with_choices(engine, fixed, profile)
+    switches = {key.partition(".")[2] for key in holds if key.startswith("engine.")} - set(PLANNED)
+    tried = (engine.name,) if "engine.name" in holds else engines or searched_engines(profile)
+    tried = tuple(name for name in tried if _takes(name, engine, switches))
+    if "engine.name" not in holds:
+        tried = tuple(name for name in tried if engine_named(name).shape_fault(shape) is None)
+    if asked.data.mask_documents:
+        tried = tuple(name for name in tried if engine_named(name).trains_our_model or "engine.name" in holds)
+    mask = has_mask(asked.data, engine, shape, asked.train.dtype, profile.device)
+    plain = {name: traits_of(engine, name, profile.device) | {"document_mask": mask} for name in tried}
+    traits = plain
+    if fast:
+        faster = [
+            with_fast_settings(replace(engine, name=name, zero_stage=None), shape, asked.train, holds) for name in tried
+        ]
+        traits = {each.name: plain[each.name] | traits_of(each, each.name, profile.device) for each in faster}
+    given_by_stage = isinstance(engine.partition, tuple) and "engine.partition" not in holds
+    return Question(
+        shape=shape,
+        gpus=gpus,
+        gpus_per_node=profile.gpus_per_node,
+        dtype=asked.train.dtype,
+        global_batch=batch,
+        engines=tried,
+        fixed=fixed,
+        traits=traits,
+        plain={name: dict(plain[name].items() - traits[name].items()) for name in tried},
+        tp_across_nodes=asked.layout.allow_tp_across_nodes,
+        partition="layers" if given_by_stage else engine.partition,
+        optimizer_mode=update_mode(asked.train),
+        offload_ratio=engine.offload_ratio,
+        matmul=asked.train.matmul,
+        savings=frozenset({"loss_chunks", "activation_offload"} - {*fixed}),
+    ).of(shape)
+
+
+def _fixed(asked: Experiment, holds: Collection[str]) -> dict[str, Any]:
+    """{field of a Training: the experiment's value} of the keys in `holds` that a search can fix and that are given."""
+    fixed = {}
+    for key in (key for key in _FIXABLE if key in holds):
+        table, _, name = key.partition(".")
+        fixed[name] = getattr(asked.layout if table == "layout" else asked.engine, name)
+    return {name: value for name, value in fixed.items() if value is not None}
+
+
+def asked_gpus(experiment: Experiment, profile: ClusterProfile) -> int:
+    """The number of GPUs, as `size_run` counts them: all nodes have equally many."""
+    asked, per_node = experiment.layout, profile.gpus_per_node
+    gpus = asked.gpus or (asked.nodes * per_node if asked.nodes else per_node)
+    nodes = asked.nodes or nodes_for(gpus, per_node)
+    if gpus > nodes * per_node or gpus % nodes:
+        raise LayoutError(
+            f"{gpus} GPUs do not spread over {nodes} nodes of {per_node}", f"use --nodes {nodes_for(gpus, per_node)}"
+        )
+    if profile.scheduler == "local" and nodes > 1:
+        raise LayoutError(
+            f"{gpus} GPUs need {nodes} nodes, but profile {profile.name} is this one machine",
+            f"use --gpus {per_node} or fewer, or another --cluster",
+        )
+    return gpus
+
+
+def _check_sizes(tables: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuses sizes that no machine has, before anything is divided by them or by all their divisors."""
+    for table, sizes in tables.items():
+        for name, size in sizes.items():
+            if isinstance(size, bool) or not isinstance(size, int):
+                continue
+            check_sizes({name: size}, f"{table}.")
+            if size > _MOST:
+                raise LayoutError(f"{table}.{name} is over {_MOST:,}, which no machine has", f"give a real {name}")
+
+
+def _own_batch(experiment: Experiment, profile: ClusterProfile) -> int:
+    """The global batch under the experiment's own layout; under one replica if that layout cannot run here."""
+    try:
+        return size_run(experiment, profile).batch.global_batch
+    except UserError:
+        return (experiment.layout.micro_batch or 1) * (experiment.layout.micro_batches or 1)
+
+
+def _takes(name: str, engine: Engine, keys: Collection[str]) -> bool:
+    """Whether the engine has every switch of `keys` that is not at its default."""
+    plain = Engine()
+    return all(
+        key in engine_named(name).switches or getattr(engine, key, None) == getattr(plain, key, None) for key in keys
+    )

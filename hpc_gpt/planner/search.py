@@ -1,0 +1,359 @@
+"""Search all ways to run a model on a number of GPUs: which fit in memory, and which of those is the fastest.
+
+Memory is predicted first, time only for what fits. Only the best few of each layout are kept, to bound the memory of
+the search.
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from hpc_gpt.core.engines import engine_of
+from hpc_gpt.core.engines.base.facts import RECOMPUTES
+from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.planner.machine import DEFAULT, Constants, Machine
+from hpc_gpt.planner.memory import Memory, StageMemory, host_need_gib, predict_memory
+from hpc_gpt.planner.question import NO_ENGINE, NO_GAIN, OFFLOADS, Question
+from hpc_gpt.planner.step_time import StepTime, predict_step
+
+KEPT = 3  # candidates of each layout
+# Settings of a layout whose speeds have a smaller ratio count as equal; then the plainer ones come first.
+NEAR = 1.01
+# The same of layouts, as the difference is below a prediction's error: more free memory and less exposed communication
+# come first.
+EQUAL = 1.03
+# Above this share of the card the prediction's own error could exceed it: such a candidate may run out of memory, so it
+# must be faster by the second figure than one with room.
+TIGHT = 0.92
+WORTH_THE_RISK = 1.15
+# Above this share no speed is worth the risk: such a candidate comes after all others.
+FILLED = 0.98
+# Offload that makes training slower by more than this is named.
+SLOW_LAYOUT = 20
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run the model, with its predictions. `step` is None if it does not fit.
+
+    A host must hold `host_gib` of what its GPUs offload, and has `host_memory_gib`, None if that is not known.
+    """
+
+    training: Training
+    memory: Memory
+    card_gib: float
+    step: StepTime | None = None
+    host_gib: float = 0.0
+    host_memory_gib: float | None = None
+
+    @property
+    def layout(self) -> Layout:
+        return self.training.layout
+
+    @property
+    def deciding(self) -> StageMemory:
+        """The stage that needs the most memory."""
+        return self.memory.stages[self.memory.deciding]
+
+    @property
+    def need_gib(self) -> float:
+        """GiB that the deciding stage takes of the card: reserved memory and context."""
+        return self.deciding.nvidia_smi
+
+    @property
+    def needs_unknown_host(self) -> bool:
+        """Whether it offloads to a host whose memory is unknown."""
+        return self.host_gib > 0 and self.host_memory_gib is None
+
+    @property
+    def host_share(self) -> float:
+        """The share of a host's memory that it needs; 0 if that is not known."""
+        return self.host_gib / self.host_memory_gib if self.host_memory_gib else 0.0
+
+    @property
+    def share(self) -> float:
+        """The share of the card or of the host's memory that it needs, whichever is larger; above 1 it does not fit."""
+        return max(self.need_gib / self.card_gib, self.host_share)
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits on the card, and in the host's memory as far as that is known."""
+        return self.need_gib <= self.card_gib and self.host_share <= 1
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether it may run out of memory within the prediction's own error."""
+        return self.share > TIGHT
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether it leaves less than a prediction of memory errs by at the best."""
+        return self.share > FILLED
+
+    @property
+    def exposed_share(self) -> float:
+        """The share of the step that is communication which nothing hides."""
+        assert self.step is not None
+        return (self.step.tp_s + self.step.p2p_s + self.step.dp_s) / self.step.step_s
+
+    def equals(self, best: "Candidate") -> bool:
+        """Whether its speed is that of the best, as far as a prediction can say."""
+        risks, of_best = ((one.needs_unknown_host, one.is_filled, one.is_tight) for one in (self, best))
+        return risks == of_best and 1 / EQUAL <= self.tokens_per_s / best.tokens_per_s <= EQUAL
+
+    @cached_property
+    def tokens_per_s(self) -> float:
+        assert self.step is not None
+        return self.training.global_batch * self.training.shape.seq / self.step.step_s
+
+    @property
+    def plainness(self) -> tuple[int, ...]:
+        """The settings beyond a plain run on one GPU, the costliest first, without the engine."""
+        run = self.training
+        return (
+            OFFLOADS.index(run.offload),
+            run.vp > 1,
+            run.activations_on_host,
+            run.loss_chunks > 1,
+            run.zero_stage > 1,
+            run.sequence_parallel,
+            RECOMPUTES.index(run.recompute),
+            run.cp,
+            run.pp,
+            run.tp,
+            run.sharded_optimizer,
+        )
+
+    @property
+    def merit(self) -> tuple[int, ...]:
+        """The first keys to sort by, best first: what is known to fit and leaves memory, then speed in steps of NEAR,
+        less for a tight candidate."""
+        speed = self.tokens_per_s / (WORTH_THE_RISK if self.is_tight else 1.0)
+        return (self.needs_unknown_host, self.is_filled, -math.floor(math.log(speed) / math.log(NEAR)))
+
+    @cached_property
+    def rank(self) -> tuple[float | int, ...]:
+        """The key to sort by, best first: `merit`, plainness."""
+        run = self.training
+        order = engine_of(run).plan_order
+        plain = (*self.plainness, order, run.zero_stage, run.micro_batch)
+        return (*self.merit, self.is_tight, *plain, -self.tokens_per_s)
+
+
+@dataclass
+class Searched:
+    """`candidates`: those that fit, best first, at most KEPT of a layout. `too_large`: for every layout without one,
+    the candidate nearest to fitting. `left_out`: the number of layouts by the reason why they cannot run.
+
+    `fitting` and `not_fitting` count settings; `asked` counts predictions of memory.
+    """
+
+    question: Question
+    machine: Machine
+    candidates: list[Candidate] = field(default_factory=list)
+    too_large: list[Candidate] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    fitting: int = 0
+    not_fitting: int = 0
+    asked: int = 0
+
+    @property
+    def best(self) -> Candidate | None:
+        """The best candidate; None if nothing fits, or nothing without a host's memory that is not known."""
+        first = self.candidates[0] if self.candidates else None
+        return None if first is None or first.needs_unknown_host else first
+
+    @property
+    def best_of_layouts(self) -> list[Candidate]:
+        """The best candidate of each layout, best first."""
+        return _firsts(self.candidates)
+
+    def shown(self, lines: int) -> list[Candidate]:
+        """So many of them, with the best one's tp and pp under the next shorter cp among them: what its cp is for."""
+        layouts = self.best_of_layouts
+        first = layouts[0].layout if layouts else Layout(1, 1, 1)
+        alike = [each for each in layouts if (each.layout.tp, each.layout.pp) == (first.tp, first.pp)]
+        shorter = max(
+            (each for each in alike if each.layout.cp < first.cp), key=lambda each: each.layout.cp, default=None
+        )
+        if shorter is None or shorter in layouts[:lines]:
+            return layouts[:lines]
+        return [*layouts[: lines - 1], shorter]
+
+
+def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """The candidates, best first: the one rule by which a plan and a submission choose engine and layout.
+
+    By `rank`; but the first of a layout is the `_simplest` that equals its fastest, and of layouts that equal the best
+    the first has the most room and the least exposed communication, in percent.
+    """
+    found = sorted(candidates, key=lambda candidate: candidate.rank)
+    of_layouts: dict[Layout, list[Candidate]] = {}
+    for candidate in found:
+        of_layouts.setdefault(candidate.layout, []).append(candidate)
+    firsts = {layout: _simplest(alike) for layout, alike in of_layouts.items()}
+    places = {id(candidate): place for place, candidate in enumerate(found)}
+
+    def key(candidate: Candidate) -> tuple[float, ...]:
+        if candidate is not firsts[candidate.layout]:
+            return (math.inf, places[id(candidate)], 1)
+        equal = candidate.equals(found[0])
+        room = round(candidate.share + candidate.exposed_share, 2) if equal else math.inf
+        return (room, places[id(of_layouts[candidate.layout][0])], 0)
+
+    return sorted(found, key=key)
+
+
+def _simplest(alike: Sequence[Candidate]) -> Candidate:
+    """The best candidate of the simplest engine that equals the fastest in speed and needs no more settings and, in
+    percent, no more memory. `alike`: the candidates of one layout, sorted by rank."""
+    first = alike[0]
+    equal = [each for each in alike if each.equals(first) and each.plainness <= first.plainness]
+    equal = [each for each in equal if round(each.share, 2) <= round(first.share, 2)]
+    return min(equal, key=lambda each: engine_of(each.training).plan_order)
+
+
+def _firsts(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """The first candidate of each layout."""
+    found: dict[Layout, Candidate] = {}
+    for candidate in candidates:
+        found.setdefault(candidate.layout, candidate)
+    return list(found.values())
+
+
+def with_room(machine: Machine) -> Machine:
+    """The machine on which all that fits leaves room on the real one, on the cards and on the host."""
+    host = None if machine.host_memory_gib is None else TIGHT * machine.host_memory_gib
+    return replace(machine, memory_gib=TIGHT * machine.memory_gib, host_memory_gib=host)
+
+
+def search(
+    question: Question, machine: Machine, constants: Constants = DEFAULT, keep: int = KEPT, first: bool = False,
+    limit_s: float = math.inf,
+) -> Searched:  # fmt: skip
+    """Tries everything that the question leaves open. `first`: stop at the first that is known to fit, whatever its
+    speed. Raises TimeoutError after `limit_s` seconds."""
+    found = Searched(question, machine)
+    # The fastest so far with room, and of those with the same tp and pp the fastest.
+    fastest: Candidate | None = None
+    shorter: dict[tuple[int, int], Candidate] = {}
+    began = time.monotonic()
+    for layout, obstacle in question.layouts():
+        if time.monotonic() - began > limit_s:
+            raise TimeoutError(f"the search is not over after {limit_s:g} s")
+        if obstacle is not None:
+            found.left_out[obstacle] += 1
+            continue
+        alike = shorter.get((layout.tp, layout.pp))
+        if alike is not None and fastest is not None and _gains_nothing(alike, fastest):
+            found.left_out[NO_GAIN] += 1
+            continue
+        best, nearest = _search_layout(found, layout, constants, keep, first)
+        if best and alike is not None and min(best, key=lambda one: one.rank).tokens_per_s <= alike.tokens_per_s:
+            found.left_out[NO_GAIN] += 1
+            continue
+        found.candidates += best
+        if best and not best[0].is_tight and not best[0].needs_unknown_host:
+            own = min(best, key=lambda one: one.rank)
+            shorter[layout.tp, layout.pp] = own
+            fastest = max(fastest or own, own, key=lambda one: one.tokens_per_s)
+        if not best and nearest is not None:
+            found.too_large.append(nearest)
+        if first and best and not best[0].needs_unknown_host:
+            break
+    found.candidates = ranked(found.candidates)
+    found.too_large.sort(key=lambda candidate: candidate.share)
+    found.left_out = Counter(dict(found.left_out.most_common()))
+    return found
+
+
+def _gains_nothing(alike: Candidate, fastest: Candidate) -> bool:
+    """Whether a longer cp than that of `alike`, with the same tp and pp, cannot win by more than a prediction's error.
+
+    It divides the activations and multiplies the micro-batches: it can save no more than recomputation, offload and
+    bubble. All else of the step takes at least as long, as the ranks that share parameters are the same.
+    """
+    step = alike.step
+    assert step is not None
+    least = 1 - (step.recompute_s + step.offload_s + step.bubble_s) / step.step_s
+    return alike.tokens_per_s <= EQUAL * least * fastest.tokens_per_s
+
+
+def _search_layout(
+    found: Searched, layout: Layout, constants: Constants, keep: int, first: bool
+) -> tuple[list[Candidate], Candidate | None]:
+    """(the best candidates of a layout, the one nearest to fitting). Counts in `found`."""
+    fitting: list[Candidate] = []
+    nearest: Candidate | None = None
+    batches, ways = found.question.batches(layout.dp), list(found.question.ways(layout))
+    for way in ways:
+        if first and way.vp > min(each.vp for each in ways):
+            continue  # more chunks need more memory
+        for candidate in _tried(found, way, batches, first):
+            if not candidate.fits:
+                if nearest is None or candidate.share < nearest.share:
+                    nearest = candidate
+                continue
+            timed = replace(candidate, step=predict_step(candidate.training, found.machine, constants))
+            if first and not timed.needs_unknown_host:
+                return [timed], None
+            fitting.append(timed)
+    if not ways:
+        found.left_out[NO_ENGINE] += 1
+    elif not fitting and nearest is None:
+        found.left_out["the batch does not divide so"] += 1
+    return ranked(fitting)[:keep], nearest
+
+
+def _tried(found: Searched, way: Training, batches: Sequence[tuple[int, int]], first: bool) -> Iterator[Candidate]:
+    """Each setting of a way: all that fit, and of every series of growing micro-batches the first
+    that does not. `first`: the setting alone that needs the least, as the others do not fit if it does not.
+
+    A larger micro-batch never needs less memory; parameters, gradients and optimizer states depend on neither the
+    micro-batch nor recomputation.
+    """
+    # Interleaved, Megatron-LM needs a multiple of pp micro-batches.
+    batches = [pair for pair in batches if way.vp == 1 or pair[1] % way.pp == 0]
+    series, machine = found.question.techniques(way.engine, way.tp, way.cp), found.machine
+    if first:
+        batches, series = batches[:1], series[-1:]
+    for place, (parallel, recompute) in enumerate(series):
+        for number, (micro_batch, micro_batches) in enumerate(batches):
+            training = replace(
+                way,
+                micro_batch=micro_batch,
+                micro_batches=micro_batches,
+                recompute=recompute,
+                sequence_parallel=parallel,
+            )
+            candidate = candidate_of(training, machine)
+            found.asked += 1
+            states = candidate.deciding
+            too_many = states.parameters + states.gradients + states.optimizer > machine.memory_gib
+            if not candidate.fits and not too_many:
+                for saved in found.question.saved(training):
+                    candidate = candidate_of(saved, machine)
+                    found.asked += 1
+                    if candidate.fits:
+                        break
+            found.fitting += candidate.fits
+            yield candidate
+            if candidate.fits:
+                continue
+            found.not_fitting += len(batches) - number
+            if too_many:
+                # The states alone are larger than the card, so no setting of this way fits.
+                found.not_fitting += len(batches) * (len(series) - place - 1)
+                return
+            break
+
+
+def candidate_of(training: Training, machine: Machine) -> Candidate:
+    """A candidate without its time."""
+    memory = predict_memory(training, machine)
+    host = host_need_gib(training, memory, machine)
+    return Candidate(training, memory, machine.memory_gib, None, host, machine.host_memory_gib)

@@ -1,0 +1,434 @@
+"""Seconds of one optimizer step, part by part, from shapes and a machine's rates.
+
+Letters: b micro-batch, s sequence, h hidden, t tp, d width of a head, T = b s tokens, V vocabulary. A layer's time is
+the sum of its matrix products (FLOPs at the rate of large products, plus operands at memory bandwidth, which makes
+narrow products slow), its passes over activations at memory bandwidth, and attention. If the host needs longer to
+launch a layer than the GPU to compute it, the host's time counts instead.
+
+A pipeline of p stages with m micro-batches: the slowest stage takes m slots, the others one each to fill and drain,
+divided by the chunks of a stage if they are interleaved (Narayanan et al. 2021, arXiv:2104.04473, 2.2).
+"""
+
+from dataclasses import dataclass, replace
+
+from hpc_gpt.core.engines import engine_of, states_of
+from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.engines.ddp import sums_in_half
+from hpc_gpt.core.settings.shape_split import layer_params
+from hpc_gpt.planner.constants import VALUES
+from hpc_gpt.planner.links import Links
+from hpc_gpt.planner.machine import DEFAULT, Constants, Machine, Rates, generation_of
+from hpc_gpt.planner.memory import (
+    OPERAND_BYTES,
+    kept_of_layer,
+    kv_width,
+    layer_bytes,
+    layers_of_stages,
+    selects_operators,
+)
+
+_HALF = ("bf16", "fp16")
+_WIDEST = 0.6  # of a range, on each side
+_COMPILED: float = VALUES["passes.compiled"]
+_COMPILED_LAUNCHES: float = VALUES["passes.compiled_launches"]
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one optimizer step; the parts sum up to `step_s`. `dp_s`, `cp_s`: communication over dp and within
+    context parallelism that is not hidden.
+
+    `band`: half the width of the range in which the true time is expected, relative to `step_s`.
+    """
+
+    compute_s: float
+    recompute_s: float
+    tp_s: float
+    bubble_s: float
+    p2p_s: float
+    dp_s: float
+    optimizer_s: float
+    offload_s: float
+    band: float
+    cp_s: float = 0.0
+
+    @property
+    def step_s(self) -> float:
+        passes = self.compute_s + self.recompute_s + self.tp_s + self.bubble_s + self.p2p_s
+        return passes + self.cp_s + self.dp_s + self.optimizer_s + self.offload_s
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTime:
+    """Seconds on the GPU for one layer and one micro-batch, without communication; `again_s` is recomputation."""
+
+    forward_s: float
+    backward_s: float
+    again_s: float
+    core_s: float  # of attention, in all of these
+
+
+def predict_step(training: Training, machine: Machine, constants: Constants = DEFAULT, ranged: bool = True) -> StepTime:
+    """The time of one training's step on a machine, part by part.
+
+    What fitted constants move a prediction by is known of the few layouts that they were fitted to: half of it is added
+    to the range. Of 319 rows predicted by constants fitted to other sources 305 are then in it, 291 without.
+    """
+    step = _StepModel(machine, constants).predict(training)
+    if constants == DEFAULT or not ranged:
+        return step
+    moved = abs(step.step_s / _StepModel(machine, DEFAULT).predict(training).step_s - 1)
+    return replace(step, band=min(_WIDEST, step.band + moved / 2))
+
+
+class _StepModel:
+    def __init__(self, machine: Machine, constants: Constants) -> None:
+        self.machine, self.constants = machine, constants
+        self.links = Links(machine, constants)
+
+    def predict(self, training: Training) -> StepTime:
+        shape, constants, pp, vp = training.shape, self.constants, training.pp, training.vp
+        micro_batches = training.micro_batches
+        rates = Rates(self.machine, constants, training)
+        layer, head = layer_time(training, rates), head_s(training, rates)
+        tensor, context = self._tensor_parallel_s(training), self._context_parallel_s(training, layer)
+        busy = layer.forward_s + layer.backward_s + layer.again_s + tensor + context
+        # The host launches forward, backward and recomputation. If it is slower than the GPU, the GPU waits.
+        launching = constants.host_s * (3 if training.recompute == "full" else 2)
+        if training.compiled:
+            launching *= _COMPILED_LAUNCHES
+        elif training.tp > 1 and states_of(training).splits_by_dtensor:
+            launching *= VALUES["host.dtensor"]
+        # In a pipeline weights stay gathered.
+        if states_of(training).is_pytorchs and engine_of(training).sharding(training) == 3 and training.pp == 1:
+            launching += constants.host_s * VALUES["host.sharding"]
+        waited = max(0.0, launching - busy)
+        gathers = self._gathers_s(training, busy)
+        per_layer = busy + waited + gathers
+        first, most, at_end = _slowest(training, per_layer, head)
+        compute = most * (layer.forward_s + layer.backward_s + waited) + head * at_end
+        again, tensor, context = most * layer.again_s, most * tensor, most * context
+        sends, on_average = self._sends_s(training)
+        slot = compute + again + tensor + context + sends + most * gathers
+        bubble = max(0.0, shape.layers * per_layer + head + pp * on_average - slot) / vp if pp > 1 else 0.0
+        params = _stage_params(training, first)
+        hiding = (layer.forward_s + layer.backward_s) * first
+        dp = self._reduction_s(training, params, hiding) + micro_batches * most * gathers
+        optimizer, offload = self._update_s(training, params)
+        if training.activations_on_host:  # each layer's input is copied to the host and back
+            kept = 2.0 * training.tokens * shape.hidden
+            offload += 2 * micro_batches * most * kept / self.links.host_b_s
+        if training.offloaded_layers:  # what they keep is copied beside other layers' passes, back in the backward pass
+            kept = kept_of_layer(training, layer_bytes(training)) * most * training.offloaded_layers / shape.layers
+            copied = kept / self.links.host_b_s
+            waits = max(0.0, copied - most * layer.forward_s) + max(0.0, copied - most * layer.backward_s)
+            offload += micro_batches * waits
+        across = dp + micro_batches * sends + (micro_batches * tensor if training.tp > self.links.per_node else 0.0)
+        across += micro_batches * context if training.tp * training.cp > self.links.per_node else 0.0
+        return StepTime(
+            compute_s=micro_batches * compute,
+            recompute_s=micro_batches * again,
+            tp_s=micro_batches * tensor,
+            bubble_s=bubble,
+            p2p_s=micro_batches * sends,
+            dp_s=dp,
+            optimizer_s=optimizer + constants.step_s * states_of(training).synchronizations,
+            offload_s=offload,
+            cp_s=micro_batches * context,
+            band=self._band(training, waited > 0, across / (across + micro_batches * slot + bubble)),
+        )
+
+    def _tensor_parallel_s(self, training: Training) -> float:
+        """All-reduces of T h two-byte values of a layer: two forward, two backward, two in recomputation. Under
+        sequence parallelism each is a reduce-scatter of the same bytes and an all-gather, of operands that are cast
+        already (Transformer Engine; torchao's Float8ColwiseParallel); ours are cast after it."""
+        if training.tp == 1:
+            return 0.0
+        size = training.tokens * training.shape.hidden
+        times = 6 if training.recompute == "full" else 4
+        shown = VALUES["overlap.tp"] if training.tp_overlap else 1.0
+        gathered = OPERAND_BYTES[training.matmul] if training.sequence_parallel and not _is_ours(training) else 2.0
+        return shown * times * sum(self.links.ring_s(width * size, training.tp) for width in (2.0, gathered))
+
+    def _context_parallel_s(self, training: Training, layer: LayerTime) -> float:
+        """Seconds a layer in which the ranks of cp exchange what attention needs, as far as it is not hidden.
+
+        A ring sends (cp - 1)/cp of all keys and values once forward and twice backward, as gradients go around, too,
+        beside attention; gathered keys are as many bytes, before it. Ranks that exchange heads for tokens do so with Q,
+        K, V and the output, forward and backward (Jacobs et al. 2023, arXiv:2309.14509).
+
+        What is computed again is sent again. Our model (model/context_parallel.py) sends the output of attention in
+        the backward pass rather than keep it twice, and gathers keys there whatever is recomputed.
+        """
+        if training.cp == 1:
+            return 0.0
+        shape, tp, cp, ours = training.shape, training.tp, training.cp, _is_ours(training)
+        full = training.recompute == "full"
+        each = (4.0 if training.dtype == "fp32" else 2.0) * training.tokens
+        queries, keys = each * shape.query_width / tp, 2 * each * kv_width(shape, tp)
+        if training.cp_exchange == "ring" and states_of(training).is_pytorchs:
+            keys = 2 * queries
+        if training.cp_exchange == "heads":
+            inputs, outputs = (3 if full or (ours and training.recompute != "none") else 2), 2 + full + ours
+            takes = inputs * self.links.ring_s(queries + keys * training.key_copies, cp, tp)
+            return takes + outputs * self.links.ring_s(queries, cp, tp)
+        takes = (4 if full and not ours else 3) * self.links.ring_s(keys * cp, cp, tp)
+        return takes if training.cp_exchange == "keys" else self._shown_s(takes, layer.core_s)
+
+    def _shown_s(self, takes: float, hiding: float) -> float:
+        """The part of `takes` seconds that `hiding` seconds of other work do not hide."""
+        return max(0.0, takes - hiding) + self.constants.exposed * min(takes, hiding)
+
+    def _sends_s(self, training: Training) -> tuple[float, float]:
+        """Seconds a micro-batch to send activations to the next stage and gradients back, for every chunk of a stage:
+        over the slowest boundary, which each micro-batch waits for, and on average, as in filling the pipeline.
+        Megatron sends each rank's part and gathers them inside the node (Narayanan et al. 2021, 4.1)."""
+        if training.pp == 1:
+            return 0.0, 0.0
+        size = 2.0 * training.tokens * training.shape.hidden
+        gathered = 0.0
+        if engine_of(training).scatters_outputs or training.sequence_parallel:
+            gathered = 0.0 if training.sequence_parallel else self.links.ring_s(size, training.tp)
+            size /= training.tp
+        stride = training.tp * training.data_ranks
+        # Activations and gradients are sent in opposite directions at once; only a part of that is exposed.
+        shown = VALUES["overlap.p2p"] if training.vp > 1 else 1.0
+        each = shown * (1 + self.constants.exposed) * training.vp
+        slowest, on_average = self.links.send_s(size, stride, training.pp)
+        return each * (slowest + gathered), each * (on_average + gathered)
+
+    def _gathers_s(self, training: Training, busy: float) -> float:
+        """Seconds a layer and micro-batch under ZeRO-3 and FSDP to all-gather its parameters twice and reduce-scatter
+        its gradients, as far as compute (`busy` seconds) does not hide them."""
+        one_by_one = engine_of(training).gathers_one_by_one
+        if engine_of(training).sharding(training) < 3 or (training.data_ranks == 1 and not one_by_one):
+            return 0.0
+        params = layer_params(training.shape, training.tp)
+        gathered, reduced = 2 * 2.0, engine_of(training).reduced_bytes(training)
+        if training.whole_gradients:  # reduced once a step; in a pipeline weights stay gathered, too
+            reduced /= training.micro_batches
+            gathered /= training.micro_batches if training.pp > 1 else 1
+        size = params * (gathered + reduced)
+        takes = self.links.ring_s(size, training.data_ranks, training.tp, self.links.reduction_b_s)
+        if one_by_one:
+            return float(takes * VALUES["host.per_parameter_cost"] + VALUES["host.per_parameter_s"])
+        return self._shown_s(takes, busy)
+
+    def _reduction_s(self, training: Training, params: float, hidden_s: float) -> float:
+        """Seconds a step of the all-reduce of a stage's gradients, or of their reduce-scatter and the all-gather of
+        parameters, as far as they are not hidden behind `hidden_s` seconds of compute."""
+        facts = engine_of(training)
+        if facts.sharding(training) >= 3 or training.data_ranks == 1:
+            return 0.0
+        summed = params * facts.reduced_bytes(training)
+        if training.vp > 1:  # each chunk's, while the others' last micro-batches run
+            hidden_s *= (1 + training.pp * (training.vp - 1)) / training.vp
+        # A sharded optimizer gathers parameters, in 2 bytes, instead of the sums.
+        back = params * 2.0 if training.sharded_optimizer else summed
+        rate = self.links.reduction_b_s
+        if training.dp_overlap and generation_of(self.machine) in ("hopper", "blackwell"):
+            rate *= VALUES["overlap.gradients.reduction"] / DEFAULT.reduction
+        takes = self.links.ring_s(summed, training.data_ranks, training.tp, rate)
+        gathers = self.links.ring_s(back, training.data_ranks, training.tp, rate)
+        if training.gathers_wait and training.sharded_optimizer and training.vp == 1:
+            return self._shown_s(takes, hidden_s) + gathers
+        takes += gathers
+        if training.dp_overlap or facts.overlaps_reduction or (training.sharded_optimizer and training.vp > 1):
+            # Hidden by the last micro-batch's backward pass, the gathers by the next step's first forward pass.
+            return self._shown_s(takes, hidden_s)
+        return takes
+
+    def _update_s(self, training: Training, params: float) -> tuple[float, float]:
+        """(seconds of the update on the GPU, seconds to copy and update what is offloaded)."""
+        own = params / engine_of(training).optimizer_ranks(training)
+        memory_b_s = self.machine.memory_gb_s * 1e9 * self.constants.memory
+        if training.offload == "none":
+            return own * _moved_bytes(training) / memory_b_s, 0.0
+        # All gradients are summed on the host; groups that stay on the GPU are updated there, one after the other.
+        ratio = training.offload_ratio
+        stays = (1 - ratio) * own
+        moved = own * (4 + 2 * ratio) / self.links.host_b_s + stays * 4 / self.links.host_b_s
+        updated = ratio * own * _moved_bytes(training) / (VALUES["host.memory_b_s"] / self.links.per_node)
+        if training.offload == "full":
+            moved += own * 2 * 2 * training.micro_batches / self.links.host_b_s
+        return stays * _moved_bytes(training) / memory_b_s, moved + updated
+
+    def _band(self, training: Training, host_bound: bool, across: float) -> float:
+        """The relative error within which four of five rows of a source were predicted by a fit to other sources
+        (tests/benchmarks/plan.py). It is larger on several nodes and if the host is the limit, and grows most with
+        the share of the step that depends on the network (`across`)."""
+        band = 0.12
+        if training.gpus > self.links.per_node:
+            band += 0.04
+        if host_bound:
+            band += 0.04
+        return min(_WIDEST, band + across)
+
+
+def _slowest(training: Training, per_layer: float, head: float) -> tuple[int, int, bool]:
+    """(layers of the first stage, of the slowest, whether the slowest is the last, which also has the head)."""
+    counts = layers_of_stages(training)
+    at_end = counts[-1] * per_layer + head >= max(counts) * per_layer
+    return counts[0], counts[-1] if at_end else max(counts), at_end
+
+
+def _stage_params(training: Training, layers: int) -> float:
+    """Parameters of the first stage on one GPU, without positions and norms, which hardly take time."""
+    shape = training.shape
+    copies = 1 if shape.tied or training.pp > 1 else 2
+    return layers * layer_params(shape, training.tp) + copies * shape.padded_vocab * shape.hidden / training.tp
+
+
+def layer_time(training: Training, rates: Rates) -> LayerTime:
+    """The time of one layer for one micro-batch on one GPU."""
+    shape, tp = training.shape, training.tp
+    tokens = training.tokens
+    products = sum(
+        rates.layer_product_s(tokens, sum(matrix.rows_on(tp) for matrix in parts), parts[0].columns_on(tp))
+        for parts in shape.products.values()
+    )
+    core, core_back = _attention(training, rates, tokens)
+    passes = tokens * _pass_bytes(training) / rates.bytes
+    # Gradients of weights are added to their sums.
+    weights = (
+        sum(matrix.size for matrix in shape.matrices) / tp * (4 if training.grad_sum in _HALF else 8) / rates.bytes
+    )
+    cast, cast_back = _casts_s(training, rates)
+    forward = products + passes + core + cast
+    spared = tokens * _spared_bytes(training) / rates.bytes
+    again = 0.0
+    if training.recompute == "full":
+        again = forward
+    elif training.recompute == "selective":
+        # Megatron recomputes the attention's core; torchtitan's policy keeps attention and every other product.
+        again = products / 2 + passes if selects_operators(training) else core
+    elif training.cp > 1 and training.cp_exchange == "keys" and _is_ours(training):
+        again = core  # so that no rank keeps the whole keys and values
+    backward = 2 * products + 2 * passes + core_back + weights + cast_back - spared
+    return LayerTime(forward, backward, again, core + core_back)
+
+
+def _spared_bytes(training: Training) -> float:
+    """Bytes a token that the backward pass of a compiled layer does not move, as it computes the residual after
+    attention not again, and the gradients of biases with those of the outputs (of FP8's products, with their casts)."""
+    shape, tp = training.shape, training.tp
+    spared = VALUES["passes.kept_residual_bytes"] * shape.hidden if training.keep_residuals else 0.0
+    if training.fused_bias_gradients and training.matmul == "none":
+        outputs = shape.query_width / tp + 2 * kv_width(shape, tp) + shape.mlp_width / tp
+        spared += VALUES["passes.fused_bias_bytes"] * outputs
+    return float(spared)
+
+
+def _is_ours(training: Training) -> bool:
+    """Whether our own model is trained."""
+    return training.program_states is None and engine_of(training).trains_our_model
+
+
+def _casts_s(training: Training, rates: Rates) -> tuple[float, float]:
+    """(forward, backward) seconds in which the operands of a layer's products are cast to 8 or 4 bits: inputs, and in
+    the backward pass the gradients of outputs. Weights are cast with the update."""
+    if training.matmul == "none":
+        return 0.0, 0.0
+    first = training.matmul == "fp8-tensor" and states_of(training).scales_first
+    tp, each = training.tp, VALUES["casts.scale_first" if first else f"casts.{training.matmul}"] / rates.bytes
+    products = training.shape.products.values()
+    inputs = sum(parts[0].columns_on(tp) for parts in products)
+    outputs = sum(matrix.rows_on(tp) for parts in products for matrix in parts)
+    return each * training.tokens * inputs, each * training.tokens * outputs
+
+
+def _moved_bytes(training: Training) -> float:
+    """Bytes that the optimizer's update reads and writes a parameter in a step, counted by hand, with the norm.
+
+    fused: reads fp32 master weight, two moments and gradient, writes three of them and 2 for the 16-bit weight; then
+    reads and writes the gradient for its norm and scale. foreach and for-loop, instead of fused's 28: weight decay 8,
+    first moment 12, second 8 + 12, root, quotient and sum with epsilon 8 each, weight 16; further launches are not
+    counted. compiled: one pass reads the gradient for the norm; the next reads master weight, moments and gradient and
+    writes master weight, moments and 16-bit weight.
+    """
+    if training.optimizer_mode in ("foreach", "for-loop"):
+        return 80 + 2 + 2 * 4
+    if training.optimizer_mode == "compiled" and engine_of(training).compiles_update and training.dtype != "fp32":
+        gradient = 2 if sums_in_half(training) else 4
+        return (4 + 8 + gradient) + (4 + 8 + 2) + gradient
+    return 4 * 4 + 3 * 4 + 2 + 2 * 4
+
+
+def can_compile(training: Training, machine: Machine) -> bool:
+    """Whether torch.compile serves the engine on the GPU: Triton supports those from Ampere on, the first with bf16."""
+    return "compile" in engine_of(training).switches and "bf16" in machine.peak_tflops
+
+
+def _pass_bytes(training: Training) -> float:
+    """Bytes a token that norms, dropout, residuals, biases, activations and rotary positions move in a forward pass.
+
+    With kernels like Megatron's (bias, dropout and residual in one; bias and GELU in one): 4 h a norm, 7 h a dropout
+    with its residual, 4 f or 6 f for the MLP's activation, 4 for each of Q, K, V to be transposed. An eager gated model
+    normalises in fp32, multiplies its gate separately and rotates positions in several passes. A compiled one fuses
+    norms with residuals and activations with the products before them. Source: Korthikanti et al. 2022, 4.1, for what
+    is kept; passes counted in Megatron-LM's, torchtitan's and inductor's kernels.
+    """
+    shape = training.shape
+    width, ffn = shape.query_width / training.tp, shape.mlp_width / training.tp
+    keys = kv_width(shape, training.tp)
+    split = training.tp if training.sequence_parallel else 1
+    eager = shape.is_gated and not training.compiled and not engine_of(training).has_fused_kernels
+    each = shape.hidden / split * (40 if eager else 22) + 4 * (width + 2 * keys)
+    each += ffn * ((10 if eager else 6) if shape.is_gated else 4)
+    if shape.positions == "rope":
+        each += (width + keys) * (28 if eager else 4)
+    return each * (_COMPILED if training.compiled else 1)
+
+
+def _attention(training: Training, rates: Rates, tokens: float) -> tuple[float, float]:
+    """(forward, backward) seconds of attention's core, between Q, K, V and the output."""
+    shape = training.shape
+    width, head = shape.query_width / training.tp, shape.head_width
+    flops = 4 * tokens * shape.seq * width
+    if training.flash:
+        # Half of it for causality; backward has five products, forward two (Dao 2022, arXiv:2205.14135). In short
+        # sequences more of the work is on the diagonal, half of which is masked. With heads of 64 the matrix units wait
+        # for exponentials.
+        length = shape.seq / (training.cp if training.cp_exchange != "heads" else 1)
+        half = flops / 2 * (1 + VALUES["attention.ramp"] / length)
+        narrow = head < 128
+        forward = half / rates.forward / (VALUES["attention.narrow_forward"] if narrow else 1.0)
+        backward = 2.5 * half / rates.backward / (VALUES["attention.narrow_backward"] if narrow else 1.0)
+        # A ring adds the output of each other rank's keys to the sum, and in the backward pass its gradients.
+        others = training.cp - 1 if training.cp_exchange == "ring" else 0
+        moved = VALUES[f"ring.{'operators' if states_of(training).is_pytorchs else 'kernels'}"]
+        merged = others * moved * tokens * width / rates.bytes
+        return forward + merged, backward + 2 * merged
+    heads = shape.heads / training.tp * training.micro_batch
+    own = shape.seq / training.cp
+    products = rates.product_s(own, shape.seq, head, heads) + rates.product_s(own, head, shape.seq, heads)
+    if head % 8:
+        products = flops / rates.plain
+    elif head % 64:
+        products *= VALUES["passes.odd_width"]
+    # Softmax with its mask (reads and writes 2 bytes a score) and dropout (the same, and a mask of 1 byte).
+    scores = heads * own * shape.seq / rates.bytes
+    return products + 9 * scores, 2 * products + 11 * scores
+
+
+def head_s(training: Training, rates: Rates) -> float:
+    """Seconds of the head and its loss for one micro-batch, both passes.
+
+    Logits are read and written once in two bytes and several times in four (maximum, exponential, sum, gradient); what
+    our own compiled loss moves, and our own in one pass, is measured. A loss in chunks computes them again in the
+    backward pass.
+    """
+    shape = training.shape
+    tokens = training.tokens
+    vocab = shape.padded_vocab / training.tp
+    product = rates.product_s(tokens, vocab, shape.hidden)
+    ours = engine_of(training).trains_our_model and (training.compiled_loss or training.one_pass_loss)
+    if ours:
+        kind = "one_pass" if training.one_pass_loss else "compiled"
+        moved = float(VALUES[f"passes.{kind}_loss_bytes"]) * (2 if training.dtype == "fp32" else 1)
+    else:
+        moved = 30 * (_COMPILED if training.compiled or training.fused_loss or training.one_pass_loss else 1)
+    loss = tokens * vocab / rates.bytes * moved
+    forward = product + 0.6 * loss
+    again = forward if training.loss_chunks > 1 and not training.one_pass_loss else 0.0
+    return forward + (2 * product + 0.4 * loss + again)

@@ -1,0 +1,361 @@
+"""A search for layouts as a table for a terminal, and as text."""
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from hpc_gpt.core.columns import Column, fitting, grid
+from hpc_gpt.core.engines import engine_of
+from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.format import Paint, counted, plain, show_rate, wrapped
+from hpc_gpt.planner.figures import needs_most, plan_figures
+from hpc_gpt.planner.nearest import near_batches
+from hpc_gpt.planner.question import DIVIDES_NO_BATCH
+from hpc_gpt.planner.search import NEAR, SLOW_LAYOUT, Candidate, Searched
+from hpc_gpt.planner.step_time import StepTime
+
+LINES = 7  # layouts that fit, and half as many that do not
+
+
+class StepPart(NamedTuple):
+    """A part of a step: its field of StepTime, its letter in a bar, its name, and its meaning."""
+
+    field: str
+    letter: str
+    name: str
+    means: str
+
+
+PARTS = (
+    StepPart("compute_s", "c", "compute", "forward and backward passes"),
+    StepPart("recompute_s", "r", "recompute", "repeated forward passes"),
+    StepPart("tp_s", "t", "tp", "communication within layers, over the tensor-parallel group"),
+    StepPart(
+        "cp_s", "x", "cp", "keys, values or heads that ranks of cp exchange, as far as attention does not hide it"
+    ),
+    StepPart("bubble_s", "b", "bubble", "stages that wait for the pipeline to fill and to drain"),
+    StepPart("p2p_s", "p", "p2p", "activations sent from stage to stage"),
+    StepPart("dp_s", "d", "dp", "gradients and parameters between replicas, as far as computation does not hide it"),
+    StepPart("optimizer_s", "o", "optimizer", "the update"),
+    StepPart("offload_s", "f", "offload", "transfers between host and GPU"),
+)
+# The colours of the letters on a terminal.
+COLOURS = {"c": "green", "r": "yellow", "t": "magenta", "x": "light magenta", "b": "red", "p": "cyan", "d": "blue",
+           "o": "light blue", "f": "light red"}  # fmt: skip
+
+
+def settings_text(training: Training) -> str:
+    """A candidate's settings besides layout and micro-batch.
+
+    >>> from hpc_gpt.core.settings.model_shape import ModelShape
+    >>> settings_text(Training(ModelShape(64, 2, 2), engine="deepspeed-zero", zero_stage=3, recompute="full"))
+    'ZeRO-3, recompute full'
+    """
+    words = []
+    if engine_of(training).has_zero:
+        words.append(f"ZeRO-{training.zero_stage}")
+    if training.sharded_optimizer:
+        words.append("sharded optimizer")
+    if training.recompute != "none":
+        words.append(f"recompute {training.recompute}")
+    if training.sequence_parallel:
+        words.append("sequence parallel")
+    if training.vp > 1:
+        words.append(f"{training.vp} chunks a stage")
+    if training.compiled:
+        words.append("compiled")
+    if training.loss_chunks > 1:
+        words.append(f"loss in {training.loss_chunks} chunks")
+    if training.activations_on_host:
+        words.append("activations on the host")
+    if training.cp > 1:
+        words.append(f"cp exchanges {training.cp_exchange}")
+    if training.offload != "none":
+        words.append(f"offload {training.offload}")
+    return ", ".join(words) or "-"
+
+
+def engine_text(training: Training) -> str:
+    """The engine and its settings, if it has any.
+
+    >>> from hpc_gpt.core.settings.model_shape import ModelShape
+    >>> engine_text(Training(ModelShape(64, 2, 2), engine="ddp", zero_stage=0))
+    'ddp'
+    """
+    text = settings_text(training)
+    return training.engine if text == "-" else f"{training.engine}, {text}"
+
+
+def candidate_settings(candidate: Candidate) -> str:
+    """The same with the memory that a host needs for what its GPUs offload."""
+    text, host = settings_text(candidate.training), plan_figures(candidate).get("host")
+    return text if host is None else f"{text} ({host.label} {host.digits} {host.unit})"
+
+
+def shares(step: StepTime) -> dict[str, float]:
+    """Each part's share of the step, 0 to 1, by the part's name."""
+    return {part.name: getattr(step, part.field) / step.step_s for part in PARTS}
+
+
+def does_not_fit(candidate: Candidate) -> str:
+    """How much memory it needs, and on which stage."""
+    return f"does not fit: {needs_most(candidate)}"
+
+
+def _smaller(candidate: Candidate, best: Candidate) -> str:
+    """Why the candidate's matrix products are smaller, and so slower, than those of the best; empty if they are not."""
+    run, other = candidate.training, best.training
+    if run.micro_batch < other.micro_batch:
+        return f" (micro-batch {run.micro_batch} against {other.micro_batch})"
+    return f" (tp {run.tp} against {other.tp})" if run.tp > other.tp else ""
+
+
+def count_text(params: float) -> str:
+    """Parameters in units of 10^9, those of a small model in 10^6.
+
+    >>> count_text(51_966_918_656), count_text(3.71e12), count_text(842_496)
+    ('52.0e9', '3,710e9', '0.842e6')
+    """
+    unit, power = (1e9, 9) if params >= 1e7 else (1e6, 6)
+    return f"{show_rate(params / unit)}e{power}"
+
+
+def loses(candidate: Candidate, best: Candidate) -> str:
+    """Why the candidate is not the best: the part of its step that costs most more than the best one's, per token."""
+    if candidate.step is None or best.step is None:
+        return does_not_fit(candidate)
+    if candidate.needs_unknown_host:
+        return f"offloads {plan_figures(candidate)['host'].text}"
+    if candidate is best:
+        return "best" if not best.is_tight else "best, but tight"
+    tighter = (candidate.is_filled, candidate.is_tight) > (best.is_filled, best.is_tight)
+    if tighter and (candidate.is_filled or candidate.tokens_per_s * NEAR >= best.tokens_per_s):
+        return f"tight: {needs_most(candidate)}"
+    if candidate.equals(best):
+        return f"equal{_behind(candidate, best)}"
+    scale = best.training.global_batch / candidate.training.global_batch
+    of_own = {part: getattr(candidate.step, part.field) * scale for part in PARTS}
+    of_best = {part: getattr(best.step, part.field) for part in PARTS}
+    worst = max(PARTS, key=lambda part: of_own[part] - of_best[part])
+    own, other = shares(candidate.step)[worst.name], shares(best.step)[worst.name]
+    if worst.name == "compute" or round(100 * own) <= round(100 * other):
+        seconds = f"{show_rate(of_own[worst])} s against {show_rate(of_best[worst])} s"
+        return f"{worst.name} {seconds}{_smaller(candidate, best)}"
+    return f"{worst.name} {100 * own:.0f} % against {100 * other:.0f} %"
+
+
+def _behind(candidate: Candidate, best: Candidate) -> str:
+    """In what a candidate that is as fast as the best is worse; empty if in nothing that a table shows."""
+    less = candidate.share - best.share
+    if less > 0.01:
+        return f", {show_rate(100 * less)} % of memory less to spare"
+    if candidate.exposed_share - best.exposed_share > 0.01:
+        own, other = 100 * candidate.exposed_share, 100 * best.exposed_share
+        return f", exposed communication {own:.0f} % against {other:.0f} %"
+    slower = 100 * (best.tokens_per_s / candidate.tokens_per_s - 1)
+    return f", {show_rate(slower)} % slower" if slower > 0.5 else ", less simple"
+
+
+def can_draw_blocks() -> bool:
+    """Whether stdout can encode the block characters."""
+    try:
+        "█░".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def memory_bar(need_gib: float, card_gib: float, length: int, blocks: bool) -> str:
+    """The card's memory as a bar, filled as far as it is used; `>` at its end if more is needed.
+
+    >>> memory_bar(24, 32, 8, False), memory_bar(40, 32, 8, False)
+    ('######..', '#######>')
+    """
+    full, empty = ("█", "░") if blocks else ("#", ".")
+    if need_gib > card_gib:
+        return full * (length - 1) + ">"
+    filled = max(1, round(length * need_gib / card_gib))
+    return full * filled + empty * (length - filled)
+
+
+def time_bar(step: StepTime, length: int) -> str:
+    """A step as a bar of the parts' letters; a part below half a letter has none.
+
+    >>> time_bar(StepTime(6, 2, 1, 1, 0, 0, 0, 0, 0.1), 10)
+    'ccccccrrtb'
+    """
+    bar, done = "", 0.0
+    for part in PARTS:
+        done += getattr(step, part.field)
+        bar += part.letter * (round(length * done / step.step_s) - len(bar))
+    return bar
+
+
+def search_table(
+    searched: Searched,
+    width: int | None,
+    blocks: bool,
+    overlap: tuple[Candidate, tuple[str, ...]] | None = None,
+    paint: Paint | None = None,
+) -> str:
+    """An aligned table, a line for each layout; below the best the same with `overlap`, a candidate and its arguments.
+    If it is wider than `width` (None: any width), a layout's texts get their own lines below its figures."""
+    best = searched.shown(LINES)
+    rows = [PlanRow(candidate, best[0], blocks) for candidate in (*best, *searched.too_large[: LINES // 2])]
+    if overlap is not None and overlap[1]:
+        rows.insert(1, PlanRow(overlap[0], best[0], blocks, overlap[1]))
+    whole = grid(PLAN_COLUMNS, rows)
+    if width is None or whole.width <= width:
+        return whole.aligned(paint)
+    narrow = fitting([each for each in PLAN_COLUMNS if each.keys[0] in _NARROW], rows, width, _LEAST)
+    head, *lines = grid(narrow, rows).aligned(paint).splitlines()
+    both = [f"{line}\n{_below(row, width)}\n" for line, row in zip(lines, rows, strict=True)]
+    return f"{head}\n" + "".join(both)
+
+
+class PlanRow(NamedTuple):
+    """A row of a plan, in a terminal, a page or a file: a candidate, the best one, whether bars are drawn in blocks,
+    and arguments that it has more than the best."""
+
+    candidate: Candidate
+    best: Candidate
+    blocks: bool = False
+    more: tuple[str, ...] = ()
+
+    @property
+    def settings(self) -> str:
+        return f"as the best, with {' '.join(self.more)}" if self.more else candidate_settings(self.candidate)
+
+    @property
+    def why(self) -> str:
+        if not self.more:
+            return loses(self.candidate, self.best)
+        faster = self.candidate.tokens_per_s / self.best.tokens_per_s
+        return f"{faster:.2f} times the best, if the checkout has these arguments"
+
+    def colour(self) -> str:
+        """Red if it does not fit, yellow if its text says that it is tight, green for the best."""
+        words = {"does not fit": "red", "tight": "yellow", "best": "green"}
+        return next((colour for word, colour in words.items() if word in self.why and not self.more), "")
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Its cells by column; `-` for what it has not."""
+        return {each.keys[0]: each.show(self) for each in PLAN_COLUMNS}
+
+
+def _left(heading: str, key: str, text: Callable[[PlanRow], str | None], **more: Any) -> Column:
+    return Column(heading, (key,), text, str, right=False, **more)
+
+
+def _figure(heading: str, key: str) -> Column:
+    return Column(heading, (key,), lambda line: plan_figures(line.candidate).get(key), lambda figure: figure.digits)
+
+
+PLAN_COLUMNS = (
+    _left("Layout", "layout", lambda line: str(line.candidate.layout), style=PlanRow.colour),
+    _left("Engine", "engine", lambda line: line.candidate.training.engine),
+    Column("Batch", ("batch",), lambda line: line.candidate.training, "{0.micro_batch} x {0.micro_batches}".format),
+    _left("Settings", "settings", lambda line: line.settings),
+    _left("Memory", "card", lambda line: memory_bar(line.candidate.need_gib, line.candidate.card_gib, 10, line.blocks)),
+    _figure("GiB", "memory"),
+    _figure("Step s", "step"),
+    _figure("Tokens/s", "tokens_per_s"),
+    _left("Time", "time", lambda line: time_bar(line.candidate.step, 20) if line.candidate.step else None,
+          style=lambda line: COLOURS),
+    _left("Against the best", "why", lambda line: line.why, style=PlanRow.colour),
+)  # fmt: skip
+_NARROW = {"layout", "card", "memory", "step", "tokens_per_s", "time"}
+_LEAST = ("card", "time", "step")
+
+
+def _amount(name: str, heading: str = "", optional: bool = False) -> Column:
+    return Column(
+        heading or name, (name,), lambda stage: getattr(stage, name) or (None if optional else 0.0), "{:.2f}".format,
+        optional=optional,
+    )  # fmt: skip
+
+
+# The memory of one GPU of a stage, in GiB: what the deciding moment holds, and what is taken of the card and the host.
+STAGE_COLUMNS = (
+    *map(_amount, ("parameters", "gradients", "optimizer", "activations", "logits", "buffers")),
+    *map(_amount, ("allocated", "reserved", "nvidia_smi")),
+    _amount("host", optional=True),
+    _amount("evaluation", optional=True),
+    Column("peak in", ("moment",), lambda stage: stage.moment, str),
+)
+
+
+def _below(row: PlanRow, width: int) -> str:
+    texts = row.texts
+    settings = f", {texts['settings']}" if texts["settings"] != "-" else ""
+    text = plain(f"{texts['engine']} {texts['batch']}{settings}: {texts['why']}")
+    return "\n".join(wrapped(f"    {text}", width))
+
+
+def legend(searched: Searched) -> str:
+    """The meaning of the letters that occur in the bars, and of `host` if anything is offloaded."""
+    used = [
+        part
+        for part in PARTS
+        if any(getattr(candidate.step, part.field) > 0 for candidate in searched.best_of_layouts if candidate.step)
+    ]
+    host = searched.machine.host_memory_gib
+    has = "what it has is not known" if host is None else f"it has {host:,.4g} GiB"
+    moved = any(candidate.host_gib for candidate in (*searched.candidates, *searched.too_large))
+    words = f"; host: what a node must hold of what its GPUs offload; {has}" if moved else ""
+    times = ", ".join(f"{part.letter} {part.name}" for part in used)
+    alike = "; equal: as fast as the best within 3 %, less than a prediction's error" if _has_equals(searched) else ""
+    return f"batch: samples of a micro-batch x micro-batches; time: {times}{words}{alike}"
+
+
+def _has_equals(searched: Searched) -> bool:
+    best = searched.shown(LINES)
+    return any(each.equals(best[0]) for each in best[1:])
+
+
+def heading(searched: Searched, name: str, params: int) -> str:
+    """The question, and how many settings fit."""
+    question, machine = searched.question, searched.machine
+    batch = f"global batch {question.global_batch}" if question.global_batch else (
+        f"micro-batches: {question.fixed['micro_batches']}"
+    )  # fmt: skip
+    total = searched.fitting + searched.not_fitting
+    card = f"{question.gpus} {machine.device} ({machine.memory_gib:.3g} GiB)"
+    fitting = f"{searched.fitting:,} of {total:,} settings fit"
+    return plain(
+        f"{name} ({count_text(params)} parameters) on {card}, {batch} x {question.shape.seq} tokens, "
+        f"{question.dtype}{f' with {question.matmul} products' * (question.matmul != 'none')}: {fitting}"
+    )
+
+
+def left_out_text(searched: Searched) -> str:
+    """The layouts left out, counted by reason; empty if there are none."""
+    question = searched.question
+    parts = [f"{count} as {reason}" for reason, count in searched.left_out.items()]
+    if DIVIDES_NO_BATCH in searched.left_out and (sizes := near_batches(question.global_batch or 1, question.gpus)):
+        parts.append(f"every dp of {counted(question.gpus, 'GPU')} divides --gbs {' or '.join(map(str, sizes))}")
+    if searched.too_large:
+        parts.append(f"{len(searched.too_large)} as none of their settings fits")
+    return f"layouts left out: {'; '.join(parts)}" if parts else ""
+
+
+def unchecked(searched: Searched) -> str:
+    """What the search could not check; empty if it checked everything."""
+    unknown = [candidate for candidate in searched.candidates if candidate.needs_unknown_host]
+    if not unknown:
+        return ""
+    hint = "give host_memory_gib in the profile's [machine] to check offload"
+    if searched.best is not None:
+        return f"the memory of a host is not known: {hint}"
+    only = f"{unknown[0].layout} needs {plan_figures(unknown[0])['host'].text}"
+    return f"nothing is known to fit, as all that fits on the cards offloads: {only}; {hint}"
+
+
+def slow_text(best: Candidate, other: Candidate | None, what: str) -> str:
+    """That the best, which offloads, is far slower than `other`, which does not; empty if it is not. `what` is what
+    `other` is."""
+    if other is None or other.tokens_per_s < SLOW_LAYOUT * best.tokens_per_s:
+        return ""
+    ratio = other.tokens_per_s / best.tokens_per_s
+    return f"slow: {what} has {other.tokens_per_s:,.0f} tokens/s, {ratio:,.0f} times as many"

@@ -1,0 +1,141 @@
+"""The rank and the node at fault, of failures that do not name them."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from hpc_gpt.core.ends.failures import meaning
+from hpc_gpt.core.format import some
+from hpc_gpt.reader.logs import Failure, Part
+
+# What `causes` says of the rank below torchelastic's `Root Cause`.
+FIRST_OBSERVED = "the first that its launcher saw fail"
+_SEQUENCE = re.compile(r"SeqNum=(\d{1,12})")
+MISSING = re.compile(r"\bRanks? (\d{1,7}(?:, ?\d{1,7}){0,63}) failed to pass monitoredBarrier")
+# Our own watchdog's message names the rank without a heartbeat, or the late one.
+_WATCHDOG = re.compile(
+    r"hang: no rank made a step for \d{1,9} s; ranks? (\d{1,7})[-\d, .()]{0,120} on \S{1,80} (is|are) "
+)
+_OPERATION = re.compile(r"OpType=([A-Z_a-z]{1,40})")
+_NODE_IN_FILE = re.compile(r"(?:^|[/_.-])([a-z][a-z0-9-]{0,30}\d)(?=\.(?:out|err|log|txt)$)")
+_OWN_EXIT = re.compile(r"\bexit code \d|\bended by signal (?!15\b)\d|\bexited on signal \d")
+_NODE = re.compile(r"[A-Za-z][A-Za-z0-9.-]{0,63}")
+# If more than this share of the ranks did not report, no rank is blamed.
+_FEW = 0.25
+_NCCL = re.compile(r"NCCL WARN|NET/IB|Cuda failure")
+# JAX's, of a barrier's missing tasks, or of tasks without a heartbeat; then who says so.
+_JAX_TASK = re.compile(
+    r"^/job:\w+/replica:\d+/task:(\d{1,7})$|Task /job:\w+/replica:\d+/task:(\d{1,7}) heartbeat timeout"
+)
+_JAX = re.compile(r"Barrier timed out|heartbeat timeout|stopped sending heartbeats")
+OF_JAX = "JAX's coordinator misses"
+_LOCAL_RANK = re.compile(r"\blocal_rank[: ]|\bChildFailedError\b")
+_TASKS = re.compile(r"^srun: error: ([\w.-]{1,80}): tasks? ([\d,-]{1,400}): ")
+_LAUNCHER = re.compile(rf"^srun: error: |{_OWN_EXIT.pattern}")
+
+
+def rank_to_blame(timeouts: Sequence[Failure], parts: Sequence[Part]) -> tuple[int | None, str]:
+    """(the rank that the others waited for, why) of a collective that timed out; (None, "") if it is unknown.
+
+    In this order: the rank that our own watchdog, a barrier or JAX's coordinator names; the one that reports an earlier
+    collective than the others; the first of the ranks that report nothing while the others do.
+    """
+    for failure in timeouts:
+        if named := _WATCHDOG.search(failure.message):
+            return int(named[1]), f"the ranks' heartbeats name rank {named[1]}"
+        if named := MISSING.search(failure.message):
+            absent = [int(rank) for rank in named[1].split(",")]
+            listed = some([str(rank) for rank in absent], 8)
+            return absent[0], f"rank{'s' if len(absent) > 1 else ''} {listed} did not reach the barrier"
+    absent = [int(found[1] or found[2]) for each in timeouts if (found := _JAX_TASK.search(each.message))]
+    if absent and any(_JAX.search(each.message) for each in timeouts):
+        listed = some([str(task) for task in dict.fromkeys(absent)], 8)
+        return absent[0], f"{OF_JAX} task{'s' if len(set(absent)) > 1 else ''} {listed}"
+    reports: dict[int, Failure] = {}
+    for failure in timeouts:
+        if failure.rank is not None:
+            reports.setdefault(failure.rank, failure)
+    numbers = {rank: int(found[1]) for rank, failure in reports.items() if (found := _SEQUENCE.search(failure.message))}
+    if len(numbers) > 2:
+        late = [rank for rank, number in numbers.items() if number == min(numbers.values())]
+        if len(late) <= max(1, int(_FEW * len(numbers))) and len(set(numbers.values())) > 1:
+            most = max(set(numbers.values()), key=list(numbers.values()).count)
+            doing = _OPERATION.search(reports[late[0]].message)
+            where = f"collective {numbers[late[0]]}" + (f" ({doing[1]})" if doing else "")
+            return late[0], f"rank {late[0]} is at {where}, the others at {most}"
+    stated = (fact.value for part in parts if (fact := part.fact("gpus")))
+    size = next((value for value in stated if isinstance(value, int) and 0 < value < 10_000_000), None)
+    if size is None and reports and len(reports) == max(reports):
+        size = max(reports) + 1  # one rank below the highest is silent
+    if size is None or len(reports) < 2 or size > 100_000:
+        return None, ""
+    silent = [rank for rank in range(size) if rank not in reports]
+    if silent and len(silent) <= max(1, int(_FEW * size)):
+        one = len(silent) == 1
+        ranks = some([str(rank) for rank in silent], 8)
+        return silent[0], f"rank{'' if one else 's'} {ranks} did not report it, {len(reports)} of {size} ranks did"
+    return None, ""
+
+
+def only_one_that_left(echoes: Sequence[Failure]) -> Failure | None:
+    """A launcher's message about the one rank that ended with an error, or first; None if it names several."""
+    left = [failure for failure in echoes if failure.rank is not None and _OWN_EXIT.search(failure.message)]
+    if any(_LOCAL_RANK.search(failure.message) for failure in echoes):
+        left = [failure for failure in left if not _TASKS.match(failure.message)]  # a task is a launcher of many ranks
+    if root := [failure for failure in left if failure.message.endswith(FIRST_OBSERVED)]:
+        return root[0]
+    alone = len({failure.rank for failure in left}) == 1 and not any("tasks " in failure.message for failure in left)
+    return left[0] if alone else None
+
+
+def nodes_of_tasks(failures: Sequence[Failure]) -> dict[int, str]:
+    """The node of each task in srun's messages, `srun: error: n7: tasks 20-23,25: …`."""
+    nodes: dict[int, str] = {}
+    for failure in failures:
+        if found := _TASKS.match(failure.message):
+            for piece in found[2].split(","):
+                first, _, last = piece.partition("-")
+                if first.isdigit() and (not last or last.isdigit()):
+                    nodes |= dict.fromkeys(range(int(first), min(int(last or first), int(first) + 4096) + 1), found[1])
+    return nodes
+
+
+def only_node_that_failed(echoes: Sequence[Failure]) -> str | None:
+    """The one node whose tasks ended of themselves, by srun's messages, while those of others ran until they were
+    ended; None if there are several, or no others."""
+    said = [(found[1], each.ended) for each in echoes if (found := _TASKS.match(each.message))]
+    failed = {node for node, ended in said if ended == "error"}
+    ran = {node for node, ended in said if ended == "cancelled"} - failed
+    return failed.pop() if len(failed) == 1 and ran else None
+
+
+def node_of_failure(
+    failure: Failure, rank: int | None, nodes: Mapping[int, str], parts: Sequence[Part], blamed: bool
+) -> str | None:
+    """The node of a failure: the one in its line, else its rank's, else its file's, else the job's only one."""
+    if failure.node and not blamed:
+        return failure.node
+    if rank is not None and rank in nodes:
+        return nodes[rank]
+    if failure.ended in ("node_failure", "host_memory"):
+        every = (each for part in parts for each in part.failures if each.node and not each.echo)
+        if (other := next((each for each in every if each.ended == failure.ended), None)) is not None:
+            return other.node
+    if blamed:
+        return None
+    lists = {str(fact.value) for part in parts for fact in part.facts.get("node_list", [])}
+    named = {each.node for part in parts for each in part.failures} | set(_NODE.findall(" ".join(lists)))
+    if (in_name := _NODE_IN_FILE.search(failure.place.file)) and in_name[1] in named:
+        return in_name[1]
+    only = next(iter(lists)) if len(lists) == 1 else ""
+    return only if _NODE.fullmatch(only) else None
+
+
+def node_the_launcher_names(cause: Failure, echoes: Sequence[Failure]) -> tuple[str | None, str]:
+    """(the node of a cause that names neither node nor rank, what shows it): the first that the launcher saw fail after
+    it, or of a cause that blames no node the only one whose NCCL complains."""
+    for echo in sorted(echoes, key=lambda echo: (echo.place.file != cause.place.file, echo.place.line)):
+        apart = echo.place.file != cause.place.file or echo.place.line > cause.place.line
+        if apart and echo.node and echo.ended == "error" and _LAUNCHER.search(echo.message):
+            return echo.node, "the launcher names this node first"
+    complain = {echo.node for echo in echoes if echo.node and _NCCL.match(echo.message)}
+    return (complain.pop(), "") if len(complain) == 1 and not meaning(cause.ended).of_node else (None, "")

@@ -1,0 +1,461 @@
+"""The first cause of an attempt's end, from the logs of all its ranks.
+
+The rules, in this order:
+
+1. A line that several patterns match is one failure, of the most specific class.
+2. A failure after which the same log has a step was survived: it ended nothing. So was one in another file if both
+   have times of day, or if the program says that it is done after all planned steps; and what Python says it ignored.
+   In a file without steps, beside one with steps, so was a process that never began (`python: command not found`), and
+   what precedes the lines in which the program says what it trains. What a batch script or a tool beside the ranks says
+   (a vague failure without a rank) ended nothing if a rank fails of itself later.
+3. A consequence of another failure (an echo: a closed connection, a SIGTERM, `Exited with exit code 1`) is the cause
+   only if there is nothing else; then the first echo is, and `sure` says so.
+4. In one file the first failure counts, by the clocks of the lines if these are not in order. Exception: after a
+   collective timeout or a cancellation, a failure right after it that explains it. A link's fault is also what the
+   peers of a dead process print: it explains no earlier timeout, and what a rank says of itself goes before it unless
+   that is shown to be later (the same rank's, or by time of day).
+5. Between files the time of day decides if all failures have one. Clocks may differ by two seconds: within these the
+   more specific class decides, and `sure` says so. Without times the more specific class decides.
+6. Slurm's time limit goes before what ranks print while they are ended, in whichever file: anything but a failure
+   that explains itself (`KeyError: 'x'`), printed before it in the same file or a minute earlier. So does a signal from
+   outside, and Slurm's message of a cancellation, before what the same file has after it.
+7. A node that shows no GPU is at fault if its job asked for GPUs; else the request is. So is a node on which alone a
+   container did not start. An exception like `KeyError` within minutes of the start, before the first step, is the
+   user's.
+8. A cause without a node has that of its rank, by NCCL's lines or the launcher's; if it names no rank and no rank
+   waited for another, that of the first rank that the launcher saw fail.
+9. If a collective timed out, the blamed rank is the one that did not report it, or is at an earlier collective.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from hpc_gpt.core.ends.failures import VAGUE, meaning
+from hpc_gpt.core.secrets import hide_secrets
+from hpc_gpt.reader.blame import (
+    FIRST_OBSERVED,
+    MISSING,
+    OF_JAX,
+    node_of_failure,
+    node_the_launcher_names,
+    nodes_of_tasks,
+    only_node_that_failed,
+    only_one_that_left,
+    rank_to_blame,
+)
+from hpc_gpt.reader.dialects.failure_families import (
+    CONTAINER,
+    CONTAINER_ON_NODE,
+    GPU_MISSING,
+    GPU_MISSING_ON_NODE,
+    NEVER_MET,
+)
+from hpc_gpt.reader.dialects.memory_exhausted import held_by_others
+from hpc_gpt.reader.logs import Failure, Part
+from hpc_gpt.reader.part_failures import (
+    OF_SETUP,
+    SKEW_S,
+    by_clock,
+    found_in,
+    is_of_setup,
+    join_blocks,
+    last_line,
+    last_setting,
+    last_step_at,
+    outlived_before,
+    prints_steps,
+    raised_in_worker,
+    with_years,
+)
+
+_RANK_IN_FILE = re.compile(r"(?:^|[/_.\[-])(?<!local[_-])rank[_.-]?(\d{1,7})(?=$|[/_.\]-])", re.IGNORECASE)
+NEAR_LINES = 200
+ENDING_S = 60.0  # after its signal, Slurm lets ranks run this long by default (KillWait is 30)
+_KILLED = re.compile(
+    r"(?:^|\d|:|\() {0,30}Killed\b(?! by)|\bSIGKILL\b|\bexit ?code:? (?:= )?(?:137|-9)\b|exitcode: -9\b"
+)
+# Exceptions of a program's own fault. Those of `None` are also seen while a process is torn down.
+_OWN_FAULT = re.compile(
+    r"^(?:(?:KeyError|IndexError|AssertionError|ZeroDivisionError|NotImplementedError|RecursionError|OverflowError)\b"
+    r"|(?:AttributeError|TypeError)\b(?!.{0,80}NoneType)"
+    r"|RuntimeError: (?:The (?:expanded )?size of |shape |mat1 and mat2|Expected all tensors))"
+)
+# A process that never began: of ranks that trained, it was none.
+_NEVER_BEGAN = re.compile(
+    r"^(?:[^:]{1,200}: ){1,2}(?:command not found|No such file or directory|Permission denied|unbound variable)"
+    r"|^sbatch: error|^srun: error: Unable to create step|\bexecve\(\)|: can't open file '"
+)
+_VAGUE_OF_TOOLS = ("user_error", "error", "port_taken")
+_OF_SHELL = re.compile(r"\bexit code 12[67]\b")
+# A signal that was received; of these what no launcher sends because a rank died; and that one died.
+_RECEIVED = re.compile(
+    r"(?i)\b(?:received|caught|got|by)\b.{0,40}?"
+    r"(?:\bsignal:? (?:1|2|10|12|15)\b|SIG(?:TERM|INT|HUP|USR[12]|XCPU)|death signal)|KeyboardInterrupt|^\*\*\* STEP "
+)
+_OUTSIDE = re.compile(r"SignalException|KeyboardInterrupt|^\*\*\* STEP ")
+_DIED = re.compile(r"\bexit ?code:? (?:= |: )?-(?!15\b|2\b)\d|ended by signal (?!15\b|2\b)|exited on signal")
+# Messages of a rank whose collective failed: the reason follows, or is on another rank.
+_IN_COLLECTIVE = re.compile(r"\bNCCL error\b|\bDistBackendError\b")
+# A link's fault, or what the peers of a process that died print.
+_LINK = re.compile(r"\bNET/(?:IB|OFI)\b|\bTransport retry count|^libfabric:")
+_REQUEUE_FAILED = re.compile(r"(?i)requeu\w{0,4}\b.{0,60}\bfailed\b")
+_NO_CAUSE = "nothing says why the log ends"
+
+
+@dataclass
+class Cause:
+    """How an attempt ended, and why.
+
+    `ended`: a class of failures.ENDED, `unknown` if nothing says it. `text`: the cause in one line, quoted from the log
+    after the number of the rank; printable, without secrets. `failure`: where the log says it, None if it does not.
+    `node`, `rank`: where the failure was, if known; `blames_rank`: the rank was found because it was silent or late.
+    `ordered`: every failure, one per line: the cause, then other failures by time, then survived ones, then echoes.
+    `sure`: empty if the log says it, else what the cause is inferred from.
+    """
+
+    ended: str
+    text: str
+    failure: Failure | None = None
+    node: str | None = None
+    ordered: list[Failure] = field(default_factory=list)
+    rank: int | None = None
+    survived: list[Failure] = field(default_factory=list)
+    sure: str = ""
+    blames_rank: bool = False
+
+    @property
+    def failed_node(self) -> str | None:
+        """The node if it is at fault: the next attempt leaves it out."""
+        row = meaning(self.ended)
+        echo = self.failure is not None and self.failure.echo  # whose cause is on another node
+        echo = echo or (self.failure is not None and self.failure.to_do == NEVER_MET)  # ranks that were never there
+        return self.node if row.of_node and (self.blames_rank or not row.waits) and not echo else None
+
+    @property
+    def echoes(self) -> list[Failure]:
+        """The consequences of the cause."""
+        return [failure for failure in self.ordered if failure.echo and failure != self.failure]
+
+
+def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool = False) -> Cause:
+    """The first cause over the parts of one attempt: the files of all ranks, and of its scheduler.
+
+    `reached_end`: all planned steps were trained. Then only a failure after the last step counts. `asked_for_gpus`: by
+    its script; that ranks used GPUs shows it, too.
+    """
+    asked_for_gpus = asked_for_gpus or any(part.memory or part.fact("device") for part in parts)
+    failures, open_, survived = _failures(parts, reached_end, asked_for_gpus)
+    causes = _ordered([failure for failure in open_ if not failure.echo], parts)
+    echoes = [failure for failure in open_ if failure.echo]
+    chosen, sure = _choose(causes)
+    if chosen is not None and _LINK.search(chosen.message):
+        of_peer, why = _choose([each for each in causes if _is_own(each) and not _is_later(each, chosen)])
+        why = why or "a dead peer makes the same lines as a link's fault"
+        chosen, sure = (of_peer, why) if of_peer else (chosen, sure)
+    if chosen is not None and (outside := _from_outside(causes, echoes, chosen)) is not None:
+        chosen, sure = outside, ""
+    done = reached_end or any(ended == "done" for part in parts for ended, _ in part.ends)
+    if chosen is None and done:
+        return Cause("done", "", None, None, [*survived, *echoes], survived=survived)
+    if chosen is None and echoes:
+        chosen = _signal_before(echoes, [each for each in echoes if each.ended != "cancelled"])
+        sure = "" if chosen else "only its consequences are in the logs"
+        chosen = chosen or min(echoes, key=_aftermath)
+    if chosen is None:
+        return Cause("unknown", _NO_CAUSE, None, None, survived, survived=survived)
+    if (inner := raised_in_worker(chosen, causes)) is not chosen:
+        causes = [inner if each.place == inner.place else each for each in causes if each is not chosen]
+        chosen = inner
+    if is_of_setup(chosen, parts):
+        chosen = _replaced(chosen, causes, ended="user_error", to_do=OF_SETUP)
+    if chosen.to_do == CONTAINER and (alone := only_node_that_failed(echoes)) is not None:
+        chosen = _replaced(chosen, causes, ended="node_failure", to_do=CONTAINER_ON_NODE, node=alone)
+    rank, node, why, inferred = _place_of(chosen, failures, echoes, parts)
+    sure = "; ".join(filter(None, (sure, *inferred)))
+    if chosen.ended == "error" and _KILLED.search(chosen.message):
+        sure = "; ".join(filter(None, (sure, "nothing says who killed it: most often the kernel, out of memory")))
+    rest = [failure for failure in [*causes, *survived, *echoes] if failure is not chosen]
+    text = one_line(chosen.message)
+    number = rank if chosen.rank is None else chosen.rank
+    if number is not None and f"ank {number}" not in text and f"task {number}" not in text:
+        text = f"rank {number}: {text}"
+    if why and (MISSING.search(chosen.message) or OF_JAX in why):
+        text = f"{why}; {text}"  # who never came goes before who waited
+    elif why:
+        text = f"{text}; {why}"
+    if meaning(chosen.ended).by_scheduler and (
+        failed := next(filter(_REQUEUE_FAILED.match, (each.message for each in echoes)), None)
+    ):
+        text = f"{text}; the program's own requeue failed, too: {one_line(failed)}"
+    return Cause(chosen.ended, text, chosen, node, [chosen, *rest], rank, survived, sure, why != "")
+
+
+def _replaced(chosen: Failure, causes: list[Failure], **fields: str) -> Failure:
+    """The cause with other fields, also among the `causes`."""
+    other = replace(chosen, **fields)  # type: ignore[arg-type]
+    causes[:] = [other if each is chosen else each for each in causes]
+    return other
+
+
+def _failures(
+    parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool
+) -> tuple[list[Failure], list[Failure], list[Failure]]:
+    """(all failures of the parts, those of them that may have ended the attempt, those that it survived)."""
+    failures: list[Failure] = []
+    survived: list[Failure] = []
+    open_: list[Failure] = []
+    said_done = reached_end and any(ended == "done" for part in parts for ended, _ in part.ends)
+    trained_at = max((at for part in parts if (at := last_step_at(part)) is not None), default=-math.inf)
+    has_trained = any(map(prints_steps, parts))
+    failed = with_years(parts, [found_in(part) for part in parts])
+    of_ranks = {part.file: _OwnFailures() for part in parts}
+    for part, of_part in zip(parts, failed, strict=True):
+        of_ranks[part.file].add(part, of_part)
+    labelled = sum(each.labelled > 0 for each in of_ranks.values())
+    for part, of_part in zip(parts, failed, strict=True):
+        of_file, rank = of_ranks[part.file], _rank_of_file(part.file)
+        beside = has_trained and not prints_steps(part)
+        ranks_ran = beside or labelled > bool(of_file.labelled)
+        begun = of_file.begun if beside else 0
+        # A rank's lines may be printed late: one step of another rank does not show that a failure was survived.
+        trained, trained_by_others = last_line(part, 1), last_line(part, 1 if reached_end else 2)
+        for failure in join_blocks(of_part):
+            failure = replace(failure, rank=rank) if failure.rank is None and rank is not None else failure
+            if asked_for_gpus and failure.to_do == GPU_MISSING:
+                failure = replace(failure, ended="node_failure", to_do=GPU_MISSING_ON_NODE)
+            if failure.ended == "gpu_memory" and (to_do := held_by_others(failure.message)):
+                failure = replace(failure, to_do=to_do)
+            failures.append(failure)
+            other = failure.rank is not None and failure.rank != (part.step_rank if rank is None else rank)
+            before = failure.place.line < (trained_by_others if other else trained)
+            before = before or (failure.at is not None and failure.at < trained_at - SKEW_S)
+            # Of a separate file without times nothing shows that it was after the last step.
+            before = before or (said_done and failure.at is None and not trained and failure.ended != "node_failure")
+            before = before or failure.place.line < begun
+            before = before or (ranks_ran and bool(_NEVER_BEGAN.search(failure.message))) or of_file.ran_after(failure)
+            (survived if before else open_).append(failure)
+    again = outlived_before(open_, survived)
+    return (
+        failures,
+        [each for each in open_ if id(each) not in again],
+        [
+            *survived,
+            *(each for each in open_ if id(each) in again),
+        ],
+    )
+
+
+def _place_of(
+    chosen: Failure, failures: Sequence[Failure], echoes: Sequence[Failure], parts: Sequence[Part]
+) -> tuple[int | None, str | None, str, list[str]]:
+    """(the rank of a cause, its node, why it is blamed for what others wait for, what both are inferred from)."""
+    # From lines that name both, such as srun's and torchelastic's; the first one counts.
+    nodes: dict[int, str] = nodes_of_tasks(echoes)
+    nodes |= {each.rank: each.node for each in reversed(failures) if each.rank is not None and each.node}
+    rank, why = chosen.rank, ""
+    inferred: list[str] = []
+    if meaning(chosen.ended).waits:
+        blamed, why = rank_to_blame([failure for failure in failures if failure.ended == chosen.ended], parts)
+        rank = chosen.rank if blamed is None else blamed
+    if meaning(chosen.ended).by_scheduler:
+        return rank, None, why, inferred
+    # A shell that finds no command is the batch script's, unless tasks ended with its exit code.
+    shell = rank is None and bool(_NEVER_BEGAN.search(chosen.message)) and "execve" not in chosen.message
+    echoes_of_it = [each for each in echoes if not shell or _OF_SHELL.search(each.message)]
+    left = only_one_that_left(echoes_of_it) if rank is None else None
+    if left is not None and left is not chosen:
+        rank = left.rank
+        inferred.append("the launcher says that this rank ended first")
+    node = node_of_failure(chosen, rank, nodes, parts, why != "")
+    if node is None and rank is None and not any(meaning(failure.ended).waits for failure in failures):
+        node, by_launcher = node_the_launcher_names(chosen, echoes_of_it)
+        inferred.append(by_launcher)
+    return rank, node, why, inferred
+
+
+def with_nan(cause: Cause, nan: Failure) -> Cause:
+    """The cause of an attempt that trained NaN up to its end, from `nan` on: that, unless another known end came."""
+    if cause.ended not in (*VAGUE, "done"):
+        return cause
+    return Cause("nan", nan.message, nan, None, [nan, *cause.ordered], survived=cause.survived)
+
+
+def _aftermath(failure: Failure) -> tuple[bool, bool, bool, bool, bool]:
+    """A sort key of echoes: those that say what to do, a process's own end before messages of its peers, then those
+    with rank and node."""
+    ended_by_others = failure.ended in ("cancelled", "stopped", "collective_timeout")
+    first = failure.message.endswith(FIRST_OBSERVED)
+    return ended_by_others, not failure.to_do, not first, failure.node is None, failure.rank is None
+
+
+def one_line(message: str) -> str:
+    """A message in one printable line: no control characters, no secrets.
+
+    >>> one_line("RuntimeError:\\x1b[31m  bad\\x00 token=hf_abcdefghijklmnopqrstu")
+    'RuntimeError: [31m bad token=[removed]'
+    """
+    printable = "".join(letter if letter.isprintable() else " " for letter in message)
+    return hide_secrets(" ".join(printable.split()))[:400]
+
+
+@dataclass
+class _OwnFailures:
+    """Where ranks fail of themselves in a file: the `last` line, the last one that is `labelled` with a rank; and the
+    line by which the ranks have `begun`, 0 if none says so."""
+
+    last: int = 0
+    labelled: int = 0
+    begun: int = 0
+
+    def add(self, part: Part, failures: Sequence[Failure]) -> None:
+        """Adds a part of the file."""
+        self.begun = max(self.begun, last_setting(part), part.first_line if part.started else 0)
+        for each in failures:
+            # srun's words are about a task that may have said more, a shell's about none.
+            if (
+                not each.echo
+                and _is_own(each)
+                and not each.message.startswith("srun: ")
+                and not _NEVER_BEGAN.search(each.message)
+            ):
+                self.last = max(self.last, each.place.line)
+                self.labelled = max(self.labelled, each.place.line if each.rank is not None else 0)
+
+    def ran_after(self, failure: Failure) -> bool:
+        """Whether the ranks ran on after a vague failure without a rank: it is of the batch script, or of a tool beside
+        them."""
+        if failure.echo or failure.rank is not None or failure.node or failure.ended not in _VAGUE_OF_TOOLS:
+            return False
+        line = failure.place.line
+        shell = line < self.last and bool(_NEVER_BEGAN.search(failure.message))
+        return shell or line < self.labelled or line < self.begun < self.last
+
+
+def _from_outside(causes: Sequence[Failure], echoes: Sequence[Failure], chosen: Failure) -> Failure | None:
+    """What ended the run from outside, the scheduler's message or a signal, if it is the cause rather than `chosen`."""
+    limit = next((failure for failure in causes if failure.ended == "walltime"), None)
+    if chosen.ended == "walltime":
+        return None
+    if limit is not None and chosen.at is not None and limit.at is not None:
+        return limit if limit.at - chosen.at <= ENDING_S else None
+    if meaning(chosen.ended).no_signal or meaning(chosen.ended).by_scheduler:
+        return None if limit is None or meaning(chosen.ended).no_signal else limit
+    if limit is not None:
+        explains_itself = chosen.ended in ("user_error", "data") or bool(_OWN_FAULT.match(chosen.message))
+        earlier = chosen.place.file == limit.place.file and chosen.place.line < limit.place.line
+        return None if earlier and explains_itself else limit
+    return _signal_before(echoes, [chosen])
+
+
+def _signal_before(echoes: Sequence[Failure], failures: Sequence[Failure]) -> Failure | None:
+    """The first signal from outside that the logs have, if all `failures` are after it; None without one.
+
+    A launcher also sends SIGTERM to the other ranks if one died: then it is no signal from outside.
+    """
+    died = any(_DIED.search(one.message) for one in echoes)
+    signals = (one for one in echoes if _RECEIVED.search(one.message) and (not died or _OUTSIDE.search(one.message)))
+    if (first := next(signals, None)) is None:
+        return None
+    # torchrun says last of all that it was ended by a signal.
+    last = "SignalException" in first.message and all(one.echo for one in failures)
+    return first if last or all(_is_after(one, first) for one in failures) else None
+
+
+def _is_after(failure: Failure, first: Failure) -> bool:
+    if failure.at is not None and first.at is not None:
+        return failure.at >= first.at
+    return failure.place.file == first.place.file and failure.place.line > first.place.line
+
+
+def _ordered(causes: Sequence[Failure], parts: Sequence[Part]) -> list[Failure]:
+    """The failures by time of day if all have one, else file by file in the order of lines."""
+    order = {part.file: number for number, part in reversed(list(enumerate(parts)))}
+    if causes and all(failure.at is not None for failure in causes):
+        return sorted(causes, key=lambda failure: failure.at or 0.0)
+    return sorted(causes, key=lambda failure: (order.get(failure.place.file, 0), failure.place.line))
+
+
+def _choose(causes: Sequence[Failure]) -> tuple[Failure | None, str]:
+    """(the first cause, what it is inferred from) of failures that are no echoes."""
+    by_file: dict[str, list[Failure]] = {}
+    for failure in causes:
+        by_file.setdefault(failure.place.file, []).append(failure)
+    heads = [_head(by_clock(sorted(chain, key=lambda failure: failure.place.line))) for chain in by_file.values()]
+    if len(heads) <= 1:
+        return heads[0] if heads else (None, "")
+    timed = [failure.at for failure, _ in heads if failure.at is not None]
+    if len(timed) < len(heads):
+        # An exception without a time may be the effect of the scheduler's signal: it ranks as a cancellation.
+        chosen, sure = min(
+            heads,
+            key=lambda head: (
+                meaning("cancelled" if head[0].ended == "error" else head[0].ended).specific,
+                head[0].at or math.inf,
+            ),
+        )
+        others = {failure.ended for failure, _ in heads} - {chosen.ended}
+        note = f"the files give no times to compare; {chosen.ended} goes before {', '.join(sorted(others))}"
+        return chosen, sure or (note if others else "")
+    first = min(timed)
+    near = [head for head in heads if head[0].at is not None and head[0].at - first <= SKEW_S]
+    chosen, sure = min(near, key=lambda head: (meaning(head[0].ended).specific, head[0].at))
+    apart = {failure.ended for failure, _ in near} - {chosen.ended}
+    if apart and not sure:
+        sure = f"{', '.join(sorted(apart))} within {SKEW_S:.0f} s of it, by clocks that may differ by as much"
+    return chosen, sure
+
+
+def _head(chain: Sequence[Failure]) -> tuple[Failure, str]:
+    """The first failure of a file, or one right after it that explains it."""
+    head = chain[0]
+    for other in chain[1:]:
+        if not _is_near(head, other):
+            break
+        if _explains(other, head):
+            return other, f"printed {other.place.line - head.place.line} lines after {head.ended}, which it explains"
+    return head, ""
+
+
+def _is_own(failure: Failure) -> bool:
+    """Whether a rank or the scheduler says it of a process or a node, and not of a peer that it lost."""
+    row = meaning(failure.ended)
+    of_peer = _LINK.search(failure.message) or _IN_COLLECTIVE.search(failure.message)
+    return not (row.waits or row.by_scheduler or of_peer)
+
+
+def _is_later(failure: Failure, other: Failure) -> bool:
+    """Whether the logs show that a failure was after another one."""
+    if failure.at is not None and other.at is not None:
+        return failure.at - other.at > SKEW_S
+    same = failure.rank is not None and failure.rank == other.rank and failure.place.file == other.place.file
+    return same and failure.place.line > other.place.line
+
+
+def _is_near(head: Failure, other: Failure) -> bool:
+    if head.at is not None and other.at is not None:
+        return abs(other.at - head.at) <= SKEW_S
+    return other.place.line - head.place.line <= NEAR_LINES
+
+
+def _explains(other: Failure, head: Failure) -> bool:
+    if head.ended == "error" and _IN_COLLECTIVE.search(head.message):
+        return meaning(other.ended).specific < meaning("error").specific
+    if _LINK.search(other.message):
+        return False
+    # Timeouts take minutes: a failure after one, without a time, is a consequence, except for what explains it.
+    explains = head.ended in meaning(other.ended).explains
+    if head.ended == "error":
+        return explains and other.rank is not None and head.rank is not None and other.rank != head.rank
+    return explains and (head.ended == "cancelled" or other.rank != head.rank)
+
+
+def _rank_of_file(file: str) -> int | None:
+    """The rank that a file name gives, None without one.
+
+    >>> [_rank_of_file(name) for name in ("logs/rank_3.log", "rank12/stderr", "local_rank_1.log", "ranks.log")]
+    [3, 12, None, None]
+    """
+    found = _RANK_IN_FILE.findall(file)
+    return int(found[-1]) if found else None

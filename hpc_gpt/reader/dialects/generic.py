@@ -1,0 +1,168 @@
+"""Unknown programs: a line that names a step and a loss, recognised by its shape alone.
+
+A line is read this way only if no other dialect matches it, and a log only if the step rises in two lines of one shape,
+or in five of any; in the output of tests only in five. Many such loops print the loss last, where a cut number cannot be noticed.
+
+Read are the step, the loss, the learning rate, the gradient norm, a time whose name or unit says that it is of a step,
+and tokens or samples a second, which are taken as the job's unless their name says of a GPU.
+"""
+
+import re
+
+from hpc_gpt.reader.pattern import END, INT, NUMBER, SHORT, START, Dialect, Pattern, later
+
+DIFFUSION = "diffusion"  # a fact of a log that trains a model of images
+TESTS = "test_runner"  # a fact of the output of tests, which print lines of steps, too
+_IS = r"(?:['\"]? ?[:=] {0,8}| {1,8})"
+# `9,8765` has a decimal comma; `9,876` may be nine thousand, and is read as such where that can be.
+_DECIMAL = r"[-+]?\d{1,24},(?!\d{3}(?!\d))\d{1,24}(?:[eE][-+]?\d{1,4})?"
+_NUMBER = rf"(?:{_DECIMAL}|{NUMBER})"
+_END = r"(?=[\s,;|)\]}]|$)(?![.,]\d)"
+_VALIDATION = "val|valid|validate|validation|eval|evaluation|test|dev"
+_OTHER_LOSS = "".join(
+    rf"(?<!{word}[ _/-])" for word in (*_VALIDATION.split("|"), "best", "aux", "avg", "min", "ema", "balancing")
+)
+_ANY_LOSS = rf"(?=[tcl])(?<![./]){_OTHER_LOSS}(?<![a-z])(?:train(?:ing)?[_ /-])?c?loss{_IS}"
+LOSS = rf"{_ANY_LOSS}(?P<loss>{_DECIMAL}|(?!\d{{1,3}},\d{{3}}\b(?!\.)){NUMBER}){_END}(?! ?(?:bp|bits?\b))"
+_BITS = rf"{_ANY_LOSS}(?P<loss_bits>{NUMBER}) ?(?:bpc|bits)\b"
+# The number of a step, and before it that of its epoch: `Epoch [1/5], Step [100/600]`, `Epoch: [0][100/600]`.
+# A search for a few first letters is fast: what follows them asks which it was.
+_FIRST, _WORD = r"[EeGgSsIiBb](?<![\w./-].)", r"(?<![\w./-])"
+_EPOCH = r"(?<=e)poch:? {0,4}[\[(]? {0,4}(?P<epoch>\d{1,6})(?: ?/ ?\d{1,6})?[\])]?"
+_OF = r"(?:(?<=g)lobal_?(?:step|iter(?:ation)?)|(?<=s)tep|(?<=i)ter(?:ation)?|(?<=b)atch(?=[^\n/]{1,24}/))" + _IS
+_COUNT = rf"[\[(]? {{0,8}}(?P<step>{INT})(?![.,]?\d)(?: ?/ {{0,8}}{INT})?(?=[\s,;:|)\]}}])"
+_STEP = rf"(?:{_EPOCH}[^\n]{{0,24}}?{_WORD}[gsib])?{_OF}"
+_COUNT_OF_EPOCH = _COUNT.replace(f"{{0,8}}{INT})?", f"{{0,8}}(?(epoch)(?P<epoch_steps>{INT})|{INT}))?")
+
+
+def _later(names: str, group: str) -> str:
+    return later(rf"(?<![\w./-])(?:{names}){_IS}", group, _END, _NUMBER, r"[^\n]{0,300}?")
+
+
+def _rate(names: str, group: str) -> str:
+    """A figure after its name, or before it at the begin of a column: `tok/s 1000`, `| 1000 tok/s`."""
+    before, after = (
+        rf"(?<![\w./-])(?:{names}){_IS}",
+        rf"[|,;(\[] {{0,8}}(?={_NUMBER} ?(?:{names})(?!{_IS}{NUMBER}){_END})",
+    )
+    return later(rf"(?:{before}(?={_NUMBER}{_END})|{after})", group, "", _NUMBER, r"[^\n]{0,300}?")
+
+
+_STEPS = "(?:steps?|iter(?:ation)?s?|it)"
+_SECOND = "(?:s|secs?|seconds?)"
+_PER = "(?:[_ ]?/[_ ]?|[_ ]per[_ ])"
+_GPU = rf"{_PER}(?:gpu|device|rank)"
+_TIME = "(?:step|iter|iteration)[_ ]time|time(?:[_/ ]per[_ ]|/)(?:step|iter|iteration)|dt"
+_TIME_MS = "(?:step|iter|iteration)[_ ]time[_ ]ms|(?:step|iter)[_ ]ms"
+# The unit is in the name, or after the figure.
+_MILLISECONDS = later(
+    rf"(?<![\w./-])(?:(?:{_TIME_MS}){_IS}|(?:{_TIME}|(?<![a-z][ _-])time){_IS}(?={_NUMBER} ?ms))",
+    "step_ms",
+    rf"(?: ?ms)?{_END}",
+    _NUMBER,
+    r"[^\n]{0,300}?",
+)
+
+
+def _fields(seconds: str) -> str:
+    """The fields of a line of steps after the step, in any order. `seconds`: how the time of a step is named.
+
+    A line that names an evaluation is of one, unless it names the loss of training.
+    """
+    return (
+        rf"(?:(?=[^\n]{{0,200}}?train(?:ing)?[_ /-]?loss)|(?![^\n]{{0,200}}\b(?:{_VALIDATION})\b))"
+        rf"(?=[^\n]{{0,300}}?{LOSS})"
+        + _later("lr|learning[_ ]rate", "lr")
+        + _later("grad(?:ient)?[_ ]?norm|gnorm", "grad_norm")
+        + _later(f"(?:{_VALIDATION})[_ /-]loss", "loss_eval")
+        + later(rf"(?<![\w./-])(?:{seconds})", "step_s", "", _NUMBER, r"[^\n]{0,300}?")
+        + _MILLISECONDS
+        + _rate(rf"{_SECOND}{_PER}{_STEPS}", "seconds_per_step")
+        + _rate(rf"(?:ms|milliseconds?){_PER}{_STEPS}", "ms_per_step")
+        + _rate(rf"tok(?:en)?s?(?:{_PER}|-){_SECOND}", "tokens_per_s")
+        + _rate(rf"tok(?:en)?s?(?:{_PER}{_SECOND}{_GPU}|{_GPU}{_PER}{_SECOND})", "tokens_per_s_gpu")
+        + _rate(rf"(?:samples?|sequences?|examples?){_PER}{_SECOND}", "samples_per_s")
+    )
+
+
+# Words between two trainings, and not about a part of one.
+_OF_ONE = "epoch|eval|valid|test|sav(?:e|ing)|checkpoint|sampl|generat|metric|result|summary"
+_BANNER = rf"(?i:(?![^\n]{{0,200}}(?:{_OF_ONE}))[^\n]{{0,40}}[a-z])"
+
+DIALECT = Dialect(
+    name="generic",
+    last_resort=True,
+    flags=("the program is not known: its lines were recognised by shape alone",),
+    patterns=(
+        Pattern(
+            "step",
+            rf"{_FIRST}(?i:{_STEP}{_COUNT_OF_EPOCH}" + _fields(rf"(?:{_TIME}){_IS}(?={_NUMBER} ?s{_END})") + ")",
+            literal="oss",
+            head=rf"{_FIRST}(?i:{_STEP})",
+        ),
+        # The batch of an epoch in brackets, as torch's examples print it: a meter has seconds, and their mean in brackets.
+        Pattern(
+            "step",
+            rf"[Ee](?<![\w./-].)(?i:{_EPOCH}[ ,:]{{0,4}}(?=[\[(]){_COUNT_OF_EPOCH}"
+            + _fields(rf"(?<!data )(?<!load )time {{1,8}}(?={_NUMBER} {{1,4}}\()")
+            + ")",
+            literal="poch",
+            head=rf"[Ee](?<![\w./-].)(?i:{_EPOCH})",
+        ),
+        # In bits a character.
+        Pattern(
+            "step",
+            rf"{_FIRST}(?i:{_OF}{_COUNT}[^\n]{{0,100}}?{_BITS}"
+            rf"(?:, {{1,4}}time:? (?P<step_ms>{NUMBER}) ?ms\b)?)",
+            literal="oss",
+        ),
+        Pattern(
+            "step",
+            rf"(?i)\bbatch {{1,4}}(?P<step>\d{{1,12}}),? {{1,4}}loss: {{0,4}}(?P<loss>{NUMBER}),? {{0,4}}speed: {{0,4}}"
+            rf"(?P<samples_per_s>{NUMBER}) samples/s(?:ec)?\b",
+            literal="amples/s",
+        ),
+        Pattern("step", rf"(?i){LOSS}[^\n]{{0,100}}?{_WORD}[gsi]{_OF}(?P<step>{INT}){_END}", literal="oss"),
+        # Models of images, whose steps have no tokens: their samples are not sequences of a language model.
+        *(
+            Pattern("fact", rf"\b\w{{0,40}}{name}\w{{0,40}}\b", literal=name, facts={DIFFUSION: 1}, weak=True)
+            for name in (
+                "UNet2D",
+                "UNet3D",
+                "Transformer2DModel",
+                "Transformer3DModel",
+                "DDPMScheduler",
+                "FlowMatchEulerDiscreteScheduler",
+            )
+        ),
+        # What a program multiplies in, by its name of the setting.
+        *(
+            Pattern(
+                "fact",
+                START + r"(?i:compute[ _]dtype) {0,2}[:=] {0,4}['\"]?(?:torch\.|jnp\.)?(?P<dtype>[a-z]\w{2,11})\b",
+                literal=literal,
+                weak=True,
+            )
+            for literal in ("COMPUTE_DTYPE", "compute_dtype", "ompute dtype")
+        ),
+        Pattern("fact", START + rf"Model [pP]aram(?:eter)?s: (?P<params>{SHORT})" + END, literal="Model ", weak=True),
+        # A banner between trainings, framed as scripts print them: `==== run 2: lr=1e-3 ====`.
+        *(
+            Pattern(
+                "start",
+                rf"^ {{0,8}}{re.escape(mark)}[{mark[-1]}]{{0,200}} {{0,8}}(?={_BANNER})",
+                literal=mark,
+                weak=True,
+            )
+            for mark in ("===", "***", "###", "---", "## ")
+        ),
+        *(
+            Pattern("fact", START + regex, literal=literal, facts={TESTS: 1}, weak=True)
+            for literal, regex in (
+                (" test session starts ", r"=+ test session starts =+"),
+                (" tests in ", r"Ran \d{1,7} tests in \d"),
+                ("=== RUN ", r"=== RUN "),
+            )
+        ),
+    ),
+)

@@ -1,0 +1,22 @@
+"""XTuner: a line a step from each rank. The loss is `reduced_llm_loss`, the mean over the ranks; `tgs` is of one GPU.
+
+`local_loss` and, in versions of 2025, `total_loss` are of one rank, or have the losses of the router in them. `text_tokens`
+are of one rank, the consumed tokens of all. `time` is the step without the wait for data.
+"""
+
+from hpc_gpt.reader.pattern import Dialect, Pattern, named
+
+DIALECT = Dialect(
+    name="xtuner",
+    engine="xtuner",
+    patterns=(
+        Pattern(
+            "step",
+            r"\bStep (?P<step>\d{1,12})/(?P<steps_planned>\d{1,12}) (?=data_time: [^\n]{1,1000}? reduced_llm_loss: )"
+            + named(loss=" reduced_llm_loss: ", lr=" lr: ", step_s=" time: ", grad_norm=" grad_norm: ")
+            + named(tokens_per_s_gpu=" tgs: ", consumed_tokens=" (?:reduced|total)_consumed_tokens: ")
+            + named(memory_allocated_gib=" max_memory: ", memory_reserved_gib=" reserved_memory: "),
+            literal=" reduced_llm_loss: ",
+        ),
+    ),
+)

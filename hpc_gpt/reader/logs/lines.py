@@ -1,0 +1,354 @@
+"""A log read line by line: every line against every pattern. The faster reader must find the same."""
+
+import math
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+
+import numpy as np
+
+from hpc_gpt.core.secrets import hide_secrets, is_secret
+from hpc_gpt.reader.logs import Fact, Failure, Part, Place
+from hpc_gpt.reader.logs.matches import (
+    LONGEST_TEXT,
+    DialectPattern,
+    Found,
+    cut_value,
+    find,
+    float_of,
+    node_of,
+    rank_of,
+    row_of,
+    time_of,
+    time_of_failure,
+    values_of,
+)
+from hpc_gpt.reader.logs.parts import (
+    GENERIC,
+    JOB_OVER,
+    LONGEST_LINE,
+    MOST_WORDS,
+    OTHER_BARS,
+    OTHER_RANKS,
+    PRINTED_BEFORE,
+    TOO_MANY_PARTS,
+    GrowingParts,
+    whole_rank,
+)
+from hpc_gpt.reader.logs.step_rows import StepRows, sound_step
+from hpc_gpt.reader.logs.tracebacks import NO_MESSAGE, node_of_label, patterns_of
+from hpc_gpt.reader.pattern import STEP_FACTS, STEP_FIELDS, scaled
+from hpc_gpt.reader.steps import StepTable
+
+
+class LineReader(GrowingParts):
+    """Takes the lines of one log in order and makes its parts."""
+
+    def look(self, piece: str) -> tuple[str, list[Found]]:
+        """A line or a piece of one, cut to what is looked at, and what is found in it."""
+        if len(piece) > LONGEST_LINE:
+            self.leave_out("lines over 64,000 characters, cut")
+            piece = piece[:LONGEST_LINE]
+        return piece, find(piece)
+
+    def apply(self, number: int, line: str, matches: list[Found]) -> None:
+        """Adds what was found in a line to its part."""
+        self.tracebacks.raised_in = ""
+        if self.tracebacks.open:
+            if matches and self.tracebacks.quotes(line):
+                matches = []
+            failed = any(rule.pattern.kind == "failure" for _, rule in matches)
+            if raised := self.tracebacks.take(number, line, failed):
+                self._raised(*raised, line)
+        if not matches:
+            return
+        at, rank = time_of(line), rank_of(line)
+        part = self.parts[-1]
+        times = part.first_at, part.last_at
+        self.saw(at)
+        if len(matches) > 1 and any(rule.pattern.kind == "start" for _, rule in matches):
+            # What precedes the banner is of the part before.
+            matches = sorted(matches, key=lambda pair: pair[0].start())
+        for match, rule in matches:
+            self._apply(number, line, match, rule, rank, at)
+        if part is not self.parts[-1]:  # the line begins another part, and is none of the part before
+            part.first_at, part.last_at = times
+            self.saw(at)
+
+    def finish(self, last_line: int) -> list[Part]:
+        """The first part, and the others in which something was found. The reader cannot be used again."""
+        self.parts[-1].last_line = max(last_line, self.parts[-1].first_line)
+        for part, rows in zip(self.parts, self.rows, strict=True):
+            part.steps = one_table({dialect: each.table(part.left_out) for dialect, each in rows.items()})
+            if part.tasks:  # which say nothing of the number of ranks
+                part.other_ranks = dict.fromkeys(part.other_ranks, False)
+            # One step may be printed late, by another rank; a program that goes on has not ended.
+            late = [int(steps.line[-2]) for steps in part.steps.values() if len(steps) > 1]
+            part.ends = [end for end in part.ends if end[1].line > max(late, default=0)]
+        return [part for part in self.parts if part.dialects or part is self.parts[0]]
+
+    def _apply(
+        self, number: int, line: str, match: re.Match[str], rule: DialectPattern, rank: int | None, at: float | None
+    ) -> None:
+        pattern = rule.pattern
+        if pattern.own and rule.dialect.name not in self.parts[-1].dialects:
+            return
+        values = values_of(line, match, pattern)
+        if pattern.kind in ("fact", "argument") and self._is_of_next_job(rule, values):
+            self.next_part(number)
+        if pattern.kind == "start" and pattern.weak:
+            self._begin(number, rule)
+        elif pattern.kind == "start":
+            self._start(number)
+            starts, name = self.parts[-1].starts, rule.dialect.name
+            starts[name] = starts.get(name, 0) + 1
+        elif pattern.kind == "step":
+            self._step(number, values, rule, rank, at, line)
+        elif pattern.kind == "more":
+            self._more(number, values, rule, rank)
+        part = self.parts[-1]
+        if not pattern.weak:
+            self.count(rule.dialect.name)
+        place = Place(self.file, number)
+        for name, value in pattern.facts.items():
+            if name not in STEP_FIELDS:
+                self.fact(name, value, place, rule)
+        match pattern.kind:
+            case "fact" | "start":
+                self._facts(values, place, rule)
+            case "argument":
+                self._argument(values, place, rule)
+            case "total":
+                for name, value in values.items():
+                    if not pattern.weak or rule.dialect.name in part.dialects:
+                        part.totals.setdefault(name, Fact(cut_value(value), place, rule.dialect.name))
+            case "progress":
+                self._progress(values, place, rule)
+            case "eval":
+                loss = float_of(values, "loss_eval")
+                if loss is not None and self.room("evaluations", len(part.evals)):
+                    part.evals.append((float_of(values, "step"), loss if math.isfinite(loss) else math.nan, number))
+                    if (took := float_of(values, "eval_s")) is not None and 0 < took < 1e9:
+                        part.eval_s.append((took, number))
+            case "save":
+                if self.room("saves", len(part.saves)):
+                    part.saves.append((float_of(values, "step"), float_of(values, "save_s"), number))
+            case "memory":
+                self.memory(values, rank, place)
+            case "timers":
+                self.timers(values)
+            case "failure":
+                self._failure(line, values, place, rule, rank, at)
+            case "traceback" if match[0].startswith("Traceback"):
+                self.tracebacks.begin(line[: match.start()])
+            case "traceback":
+                self._forget(self.tracebacks.caught(number))
+            case "end":
+                assert pattern.ended
+                shown = not pattern.weak or bool(self.rows[-1] or part.progress)
+                if shown and self.room("ends", len(part.ends)):
+                    part.ends.append((pattern.ended, place))
+                for name in ("job_id", "node"):
+                    if name in values:
+                        self.fact(name, values[name], place, rule)
+
+    def _facts(self, values: dict[str, float | str], place: Place, rule: DialectPattern) -> None:
+        part = self.parts[-1]
+        params, name = values.pop("rank_params", None), str(values.pop("rank_name", ""))[:LONGEST_TEXT]
+        if isinstance(params, float) and (
+            name in part.rank_params or self.room("ranks' parameters", len(part.rank_params))
+        ):
+            part.rank_params.setdefault(name, (params, place))
+        for name, value in values.items():
+            self.fact(name, value, place, rule)
+
+    def _argument(self, values: Mapping[str, float | str], place: Place, rule: DialectPattern) -> None:
+        part = self.parts[-1]
+        key, value = str(values.get("key", ""))[:LONGEST_TEXT], str(values.get("value", ""))
+        if key and "value" in values and not is_secret(key, value):
+            given = Fact(cut_value(value), place, rule.dialect.name)
+            self.add_to_header(True, key, given)
+            if key not in part.arguments and self.room("arguments", len(part.arguments)):
+                part.arguments[key] = (given.value, place)
+
+    def _progress(self, values: Mapping[str, float | str], place: Place, rule: DialectPattern) -> None:
+        progress = self.parts[-1].progress
+        step, planned = float_of(values, "step"), self.planned(rule)
+        if planned and values.get("steps_planned", planned[0]) not in planned:
+            self.leave_out(OTHER_BARS)
+            return
+        if step is not None and self.room("bars", len(progress)):
+            progress.append((step, float_of(values, "elapsed_s"), place.line))
+        if "steps_planned" in values:
+            self.fact("steps_planned", values["steps_planned"], place, rule)
+
+    def _failure(
+        self,
+        line: str,
+        values: Mapping[str, float | str],
+        place: Place,
+        rule: DialectPattern,
+        rank: int | None,
+        at: float | None,
+    ) -> None:
+        failures, pattern = self.parts[-1].failures, rule.pattern
+        assert pattern.ended
+        if self.room("failures", len(failures)):
+            message = hide_secrets(self.tracebacks.with_source(str(values.get("words") or line.strip()))[:1000])
+            named, node = whole_rank(values.get("rank")), str(values.get("node") or "") or node_of(line)
+            if NO_MESSAGE.match(message):
+                self.tracebacks.wait(place.line, line, message)
+            whose = rank if named is None else named
+            about = message[:MOST_WORDS], place, whose, node, time_of_failure(line) if at is None else at
+            raised_in = self.tracebacks.raised_in
+            failures.append(Failure(pattern.ended, *about, pattern.echo, pattern.to_do, raised_in))
+
+    def _raised(self, number: int, text: str, line: str) -> None:
+        """Adds an exception that ends with `line` and that no pattern knows by its name, or not with its message."""
+        part = self.parts[-1]
+        self._forget(number)
+        message = hide_secrets(self.tracebacks.with_source(text)[:1000])[:MOST_WORDS]
+        node = node_of(line) or node_of_label(line)
+        for each in patterns_of(text):
+            if self.room("failures", len(part.failures)):
+                self.count("python_exceptions")
+                at = Place(self.file, number), rank_of(line), node, time_of_failure(line)
+                raised_in = self.tracebacks.raised_in
+                part.failures.append(Failure(str(each.ended), message, *at, each.echo, each.to_do, raised_in))
+
+    def _forget(self, number: int) -> None:
+        """Drops the failures of a line, one of the last."""
+        kept = self.parts[-1].failures
+        kept[-8:] = [each for each in kept[-8:] if each.place.line != number]
+
+    def _start(self, number: int) -> None:
+        part = self.parts[-1]
+        if self.rows[-1] or part.progress or part.totals or part.failures or part.ends:
+            self.next_part(number)
+        self.parts[-1].started = True
+
+    def _begin(self, number: int, rule: DialectPattern) -> None:
+        """A banner in a program's lines, after those about what it trains: of each node's, or of another training."""
+        if rule.dialect.last_resort:
+            self.banner = number
+            return
+        part = self.parts[-1]
+        trained = self.rows[-1] or part.totals or any(step for step, _, _ in part.progress[-1:])
+        if self.begun and (trained or any(each.place.line > self.begun for each in part.failures)):
+            self.begin_again(number)
+            self.parts[-1].started = self.parts[-1] is not part
+        self.begun = number
+
+    def _is_of_next_job(self, rule: DialectPattern, values: Mapping[str, float | str]) -> bool:
+        """Whether a fact or an argument is of the next job in a file to which several were appended.
+
+        After Slurm's message that it cancelled the job, a program says what it trains; or a job names itself.
+        """
+        part = self.parts[-1]
+        if not part.failures and "job_id" not in values:
+            return False
+        known = part.fact("job_id")
+        if "job_id" in values and known is not None and rule.pattern.literal == "JobId=":
+            return scaled("job_id", str(values["job_id"])) != ("job_id", known.value) and bool(self.rows[-1])
+        over = bool(part.failures) and part.failures[-1].message.startswith(JOB_OVER)
+        return over and rule.dialect.engine is not None
+
+    def _step(
+        self,
+        number: int,
+        values: Mapping[str, float | str],
+        rule: DialectPattern,
+        rank: int | None,
+        at: float | None,
+        line: str,
+    ) -> None:
+        if self.full:
+            return self.leave_out(TOO_MANY_PARTS)
+        row = row_of(values, at)
+        step = row.get("step")
+        if step is not None and not sound_step(step):
+            return self.leave_out("lines of steps with an impossible number")
+        rows = self.rows[-1].get(rule.dialect.name)
+        if rows is not None:
+            if rank is not None and self.parts[-1].step_rank is not None and rank != self.parts[-1].step_rank:
+                self.memory_of_step(values, rank, Place(self.file, number))
+                self.saw_rank(rank, line)
+                if "loss" not in row or step is None:
+                    return self.leave_out(OTHER_RANKS)
+                if rows.lacks_loss and rows.would_be_loss(row["loss"]):
+                    # Only the last stage of a pipeline has the loss: its lines are read from here on.
+                    self.parts[-1].step_rank = rank
+                    if step == rows.last_step:
+                        rows.open_row["loss"] = row["loss"]
+                        return self.leave_out(OTHER_RANKS)
+                    self.leave_out(OTHER_RANKS, rows.count)
+                    self.kept -= min(rows.count, self.most_rows)
+                    rows = self.rows[-1][rule.dialect.name] = StepRows()
+                else:
+                    if rows.count == 1 and step == rows.last_step and rank < self.parts[-1].step_rank:
+                        # Each rank prints its own loss: those of rank 0 are read, whoever printed first.
+                        rows.open_row, rows.open_line, self.parts[-1].step_rank = row, number, rank
+                        self.taken_lines[rule.dialect.name] = line
+                    return self.leave_out(OTHER_RANKS)
+            last = rows.last_step
+            again = self.banner > rows.open_line  # after a banner another training may print the same step
+            if step is not None and last is not None and step == last and not again:
+                self.saw_again(line, self.taken_lines.get(rule.dialect.name))
+                return self.leave_out(PRINTED_BEFORE)
+            if (
+                step is None
+                and "epoch" in row
+                and all(rows.open_row.get(key) == row[key] for key in row if key != "at")
+            ):
+                return self.leave_out(PRINTED_BEFORE)
+            epochs = rows.open_row.get("epoch", math.nan), row.get("epoch", math.nan)
+            if step is None and epochs[1] < epochs[0] and self.has_ended(rule.dialect.name):
+                self.begin_again(number)
+            if step is not None and last is not None and (step < last or (step == last and again)):
+                self.begin_again(number)
+        if self.full:
+            return self.leave_out(TOO_MANY_PARTS)
+        rows = self.rows_of(rule.dialect.name, rank)
+        rows.add(row, number)
+        self.taken_lines[rule.dialect.name] = line
+        if rule.dialect.last_resort:
+            rows.see_shape(line)
+        self.bound_rows(rows, rows.count - 1)
+        self._facts_of_step(values, rank, Place(self.file, number), rule)
+        return None
+
+    def _more(self, number: int, values: Mapping[str, float | str], rule: DialectPattern, rank: int | None) -> None:
+        rows = self.rows[-1].get(rule.dialect.name)
+        if rows is None:
+            return self.leave_out("figures of a step without a line of the step before them")
+        if rank is not None and rank != self.parts[-1].step_rank:
+            return self.leave_out(OTHER_RANKS)
+        for name, value in values.items():
+            if name in STEP_FIELDS and isinstance(value, float):
+                rows.open_row.setdefault(name, value)
+        self._facts_of_step(values, rank, Place(self.file, number), rule)
+        return None
+
+    def _facts_of_step(
+        self, values: Mapping[str, float | str], rank: int | None, place: Place, rule: DialectPattern
+    ) -> None:
+        for name in STEP_FACTS:
+            if name in values:
+                self.fact(name, values[name], place, rule)
+        self.memory_of_step(values, rank, place)
+
+
+def one_table(tables: dict[str, StepTable]) -> dict[str, StepTable]:
+    """The tables, those of one program joined: its lines changed their form, and the steps continue."""
+    named = [(name, table) for name, table in tables.items() if len(table) and np.isfinite(table["step"]).all()]
+    named.sort(key=lambda pair: int(pair[1].line[0]))
+    for (name, before), (other, after) in pairwise(named):
+        first, last = float(before["step"][-1]), float(after["step"][0])
+        apart = np.diff(np.concatenate((before["step"], after["step"])))
+        continues = before.line[-1] < after.line[0] and 0 < last - first <= 2 * float(np.median(apart[apart > 0]))
+        if continues and set(before.columns) & set(after.columns) >= {"loss"}:
+            whole = StepTable.joined([before, after])
+            main = max((name, other), key=lambda each: (each != GENERIC, tables[each].count))
+            rest = {each: table for each, table in tables.items() if each not in (name, other)}
+            return one_table({**rest, main: whole})
+    return tables

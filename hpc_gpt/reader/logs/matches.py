@@ -1,0 +1,478 @@
+"""What the patterns of all dialects find in a line, and which patterns a line could match.
+
+Few of some thousand patterns can match a line. They are found for many lines and all patterns at once, by the literal
+text that each pattern needs: four bytes at a time are looked up in a table of the four-byte pieces of all literals. A
+literal of seven bytes or more has such a piece at a multiple of four wherever it is, so only every fourth place is
+looked up; for the few short literals every place is.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache, cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpc_gpt.core.secrets import hide_secrets
+from hpc_gpt.reader.dialects import dialects
+from hpc_gpt.reader.logs.mentions import only_mentions
+from hpc_gpt.reader.pattern import STEP_FIELDS, Dialect, Pattern, head_of, scaled, words_literal
+
+LONGEST_TEXT = 1000  # characters of a value
+# A program prints few steps, facts or failures on a line. So many matches of one pattern are looked for, and more while
+# all that they look at, and the places that begin like a match, is little for the line's length, which bounds its time.
+MOST_MATCHES = 4
+_MOST_LOOKED_AT = 6  # characters for each character of a line
+_LEAST_LOOKED_AT = 2000  # characters for a match, which also takes time when it is read
+_REACH = re.compile(r"\{\d*,(\d{3,})\}")  # how far a piece of a regex looks
+_MOST_ARGUMENTS = 400  # of one pattern
+_SHORT = 200  # characters of a line that has few such places
+_BEGIN = 3  # characters of a literal by which it is looked up in one line
+# How a line ends that a terminal's width, or a program, cut.
+_CUT = re.compile(r"(?:…|(?<!\.)\.{3,})[\])}]?\s*$")
+
+
+@dataclass(frozen=True)
+class DialectPattern:
+    """A pattern with its dialect. `number`: its place among all patterns."""
+
+    dialect: Dialect
+    pattern: Pattern
+    number: int
+
+    @cached_property
+    def regex(self) -> re.Pattern[str]:
+        """The regex of the pattern, compiled when a line first needs it."""
+        return re.compile(self.pattern.regex)
+
+    @cached_property
+    def _head(self) -> re.Pattern[str] | None:
+        head = self.pattern.head or head_of(self.pattern.regex)
+        return re.compile(head) if head else None
+
+    @cached_property
+    def _words(self) -> str:
+        """A text that every matching line has in the group of words; empty if that group has several forms."""
+        return words_literal(self.pattern.regex)
+
+    @cached_property
+    def _reaches(self) -> tuple[int, ...]:
+        """The longest reach of each piece of the regex, in characters."""
+        return (_LEAST_LOOKED_AT, *map(int, _REACH.findall(self.pattern.regex)))
+
+    def matches(self, line: str) -> list[re.Match[str]]:
+        """The matches in a line; of very many the first ones."""
+        if len(line) > _SHORT and self._words not in line:
+            return []
+        if self.pattern.regex[0] == "^":  # a search would try every other place, too
+            return [match] if (match := self.regex.match(line)) else []
+        found: list[re.Match[str]] = []
+        if len(line) <= _SHORT or self._head is None:
+            for match in self.regex.finditer(line):
+                found.append(match)
+                if len(found) >= MOST_MATCHES and self._looks_at_too_much(len(found), line):
+                    break
+            return found
+        tried, begin = 0, self._head.search(line)
+        while begin is not None:
+            tried += 1
+            place = begin.start() + 1
+            if match := self.regex.match(line, begin.start()):
+                found.append(match)
+                place = max(place, match.end())
+            if tried >= MOST_MATCHES // 2 and self._looks_at_too_much(tried, line):
+                break
+            begin = self._head.search(line, place)
+        return found
+
+    def _looks_at_too_much(self, times: int, line: str) -> bool:
+        match self.pattern.kind:
+            case "failure" | "traceback" | "end":
+                return True
+            case "argument":  # a dump has many on a line
+                return times >= _MOST_ARGUMENTS
+        return times * sum(min(reach, len(line)) for reach in self._reaches) > _MOST_LOOKED_AT * len(line)
+
+
+Found = tuple[re.Match[str], DialectPattern]
+
+
+@cache
+def all_patterns() -> tuple[DialectPattern, ...]:
+    """Every pattern of every dialect."""
+    every = [(dialect, pattern) for dialect in dialects() for pattern in dialect.patterns]
+    return tuple(DialectPattern(*pair, number) for number, pair in enumerate(every))
+
+
+@cache
+def patterns_by_literal() -> dict[str, dict[str, list[DialectPattern]]]:
+    """The patterns by the literal that is in every line they match, and these by their first _BEGIN characters; shorter
+    ones are under ""."""
+    found: dict[str, dict[str, list[DialectPattern]]] = {"": {}}
+    for each in all_patterns():
+        literal = each.pattern.literal
+        begin = literal[:_BEGIN] if len(literal) >= _BEGIN else ""
+        found.setdefault(begin, {}).setdefault(literal, []).append(each)
+    return found
+
+
+def _with_literal(line: str) -> list[DialectPattern]:
+    """The patterns whose literals are in a line; looked for are those whose beginning is somewhere in it."""
+    known = patterns_by_literal()
+    begins = {line[place : place + _BEGIN] for place in range(len(line) - _BEGIN + 1)} & known.keys()
+    likely = [known[begin] for begin in ("", *begins)]
+    return [each for some in likely for literal, group in some.items() if literal in line for each in group]
+
+
+# What was found in the last lines with failures: ranks print the same ones, and they match many patterns.
+_failures_found: dict[str, list[Found]] = {}
+_MOST_FAILURES = 64
+
+
+def find(line: str, tried: Sequence[DialectPattern] | None = None) -> list[Found]:
+    """What the patterns find in a line, or in a piece of one between carriage returns, without colours.
+
+    `tried`: the patterns that may match it, in the order of their numbers, if they are known.
+    """
+    if line in _failures_found:
+        return _failures_found[line]
+    if tried is None:
+        wanted = sorted(_with_literal(line), key=lambda each: each.number)
+    else:
+        wanted = [each for each in tried if each.pattern.literal in line]
+    first = [each for each in wanted if not each.dialect.last_resort]
+    found = [(match, each) for each in first for match in each.matches(line)]
+    if not found:
+        found = [(match, each) for each in wanted if each.dialect.last_resort for match in each.matches(line)]
+    if any(each.pattern.kind in ("failure", "end") for _, each in found):
+        found = [pair for pair in found if not _is_mention(line, *pair)]
+        if len(_failures_found) >= _MOST_FAILURES:
+            _failures_found.clear()
+        _failures_found[line] = found = _of_one_program(found)
+        return found
+    return _of_one_program(found)
+
+
+def _of_one_program(found: list[Found]) -> list[Found]:
+    """The matches; of those of steps, the ones of one dialect: whose match begins first, and then is the longest."""
+    steps = [(match, each) for match, each in found if each.pattern.kind == "step"]
+    if not steps:
+        return found
+    _, winner = min(steps, key=lambda pair: (pair[0].start(), -pair[0].end()))
+    return [pair for pair in found if pair[1].pattern.kind != "step" or pair[1].dialect is winner.dialect]
+
+
+def _is_mention(line: str, match: re.Match[str], rule: DialectPattern) -> bool:
+    """Whether the match is a failure or an end that the line only mentions."""
+    return rule.pattern.kind in ("failure", "end") and only_mentions(line, rule.pattern.literal, match.start())
+
+
+def field_spans(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, tuple[int, int]]:
+    """(start, end) of each group that matched and of each key's value after the match, by name.
+
+    A value that runs into the mark of a cut, `loss=2.3…` or `loss=2.3...` at the line's end, is none.
+    """
+    spans = {name: match.span(name) for name, text in match.groupdict().items() if text is not None}
+    if pattern.keys:
+        _add_keys(line, match, pattern, spans)
+    if ("…" in line or "..." in line) and (cut := _cut_at(line)) is not None:
+        return {name: span for name, span in spans.items() if span[1] < cut or name == "words"}
+    return spans
+
+
+@lru_cache(maxsize=4)
+def _cut_at(line: str) -> int | None:
+    """The place of the mark of a cut, found once for a line, which may have very many matches."""
+    mark = _CUT.search(line)
+    return mark.start() if mark else None
+
+
+def _add_keys(line: str, match: re.Match[str], pattern: Pattern, spans: dict[str, tuple[int, int]]) -> None:
+    pieces = line[match.end() :].split(pattern.separator)
+    place = match.end()
+    for index, piece in enumerate(pieces):
+        key, colon, _ = piece.partition(":")
+        end = place + len(piece)
+        closed = index < len(pieces) - 1 or not pattern.closed
+        if closed and colon and (name := pattern.keys.get(key.strip())):
+            spans.setdefault(name, (place + len(key) + 1, end))
+        place = end + len(pattern.separator)
+
+
+def values_of(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, float | str]:
+    """The values of a match by field: figures in the units of the fields, and texts."""
+    texts = {name: line[slice(*span)] for name, span in field_spans(line, match, pattern).items()}
+    if pattern.kind == "timers":
+        return dict(texts)
+    stated = {name: float(value) for name, value in pattern.facts.items() if name in STEP_FIELDS}
+    return stated | {found[0]: found[1] for name, text in texts.items() if (found := scaled(name, text)) is not None}
+
+
+def row_of(values: Mapping[str, float | str], at: float | None) -> dict[str, float]:
+    """The fields of a line of steps."""
+    row = {name: value for name, value in values.items() if name in STEP_FIELDS and isinstance(value, float)}
+    return row if at is None else {"at": at} | row
+
+
+def float_of(values: Mapping[str, float | str], name: str) -> float | None:
+    """The figure of a field, None without one."""
+    value = values.get(name)
+    return value if isinstance(value, float) else None
+
+
+def cut_value(value: Any) -> Any:
+    """The value; a text is cut and without secrets, because it may be kept on disk."""
+    return hide_secrets(value[:LONGEST_TEXT]) if isinstance(value, str) else value
+
+
+# What launchers and loggers put before a program's own text: colours, ranks, times of day.
+_COLOURS = r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\r\n]{0,256}(?:\x07|\x1b\\)"
+_ANSI, ANSI = re.compile(_COLOURS), re.compile(_COLOURS.encode())
+# torchrun's and deepspeed's tags, srun --label, Megatron's "[Rank 51]"; the number is the rank, for `[default7]:` the
+# rank within the node. In `3: [rank5]:` the first is srun's task, which starts several ranks.
+_RANK = re.compile(
+    r"^\s*(?:(?:\S{1,64}: {1,2})?\[rank(\d{1,7})\][: ]|(\d{1,7}): |\[default(\d{1,4})\]:|"
+    r"\[?[Rr]ank ?[:=]?(\d{1,7})\]?[: ]|\[XTuner\]\[RANK (\d{1,7})\])"
+)
+_NCCL_HOST = re.compile(r"(?:^|[\s\]:>])([A-Za-z][\w.-]{0,80}):\d{1,9}:\d{1,9} \[\d{1,4}\] ")
+# torchrun's with `--role HOST:`: the number is a rank within the node.
+_ROLE_HOST = re.compile(r"^\s{0,8}\[(?!rank|default|worker|trainer)([a-z][a-z0-9-]{0,40}\d[\w.-]{0,80}):\d{1,3}\]:")
+_AT = re.compile(
+    r"(?P<year>\d{4})[-/](?P<month>\d\d)[-/](?P<day>\d\d)[ T](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?"
+    r"|(?P<us_month>\d\d)/(?P<us_day>\d\d)/(?P<us_year>\d{4}) (?P<us_clock>\d\d:\d\d:\d\d)"
+)
+# glog's, of C++ and of Python's torch.distributed: no year, in PyTorch's C++ a month without its zero.
+_GLOG = re.compile(r"(?:^|[\s\]:\[])[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?= )")
+OF_NO_YEAR = 366 * 86400.0
+_OF_A_MOMENT = ("year", "month", "day", "hour", "minute", "second")
+
+
+def without_colours(text: str) -> str:
+    """The text without ANSI escape sequences."""
+    return _ANSI.sub("", text) if "\x1b" in text else text
+
+
+def rank_of(line: str) -> int | None:
+    """The rank that a line is labelled with, None without a label.
+
+    >>> rank_of("[default7]: iteration"), rank_of("12: loss"), rank_of("3: [rank5]:[titan] x"), rank_of("loss 3")
+    (7, 12, 5, None)
+    """
+    span = rank_span(line)
+    return int(line[slice(*span)]) if span else None
+
+
+def node_of(line: str) -> str | None:
+    """The node in what NCCL puts before its lines, `host:pid:tid [GPU]`, or torchrun, `[host:local rank]:`; None
+    without it.
+
+    >>> node_of("[rank0]:n1:2914:2914 [0] NCCL WARN x"), node_of("12:30:00 [0] x"), node_of("[gpu187:2]:KeyError: 1")
+    ('n1', None, 'gpu187')
+    """
+    found = _ROLE_HOST.match(line) or (_NCCL_HOST.search(line, 0, 200) if "] " in line else None)
+    return found[1] if found else None
+
+
+def rank_span(line: str) -> tuple[int, int] | None:
+    """(start, end) of the rank that a line is labelled with."""
+    found = _RANK.match(line)
+    return next((found.span(index) for index in range(1, 6) if found[index] is not None), None) if found else None
+
+
+def time_of(line: str) -> float | None:
+    """Epoch seconds of the first time of day in a line, taken as UTC; None without a valid one.
+
+    >>> time_of("[2021-05-25 22:29:50,309] [INFO]")
+    1621981790.309
+    """
+    spans = time_spans(line)
+    if not spans:
+        return None
+    year, month, day, hour, minute, second = (int(line[slice(*spans[name])]) for name in _OF_A_MOMENT)
+    try:
+        moment = datetime(year, month, day, hour, minute, second, tzinfo=UTC)
+    except ValueError:
+        return None
+    return moment.timestamp() + (float(f"0.{line[slice(*spans['part'])]}") if "part" in spans else 0.0)
+
+
+@lru_cache(maxsize=4)  # a line may have many
+def time_of_failure(line: str) -> float | None:
+    """Epoch seconds as `time_of`; for glog's clocks, which have no year, seconds since the start of the year.
+
+    >>> time_of_failure("[rank7]:[E102 00:00:36.5 ProcessGroupNCCL.cpp:1743] x"), time_of_failure("E1399 00:00:00.5 x")
+    (86436.5, None)
+    """
+    if (at := time_of(line)) is not None or (found := _GLOG.search(line, 0, 200)) is None:
+        return at
+    month, day, hour, minute, second = (int(each) for each in found.groups()[:5])
+    try:
+        moment = datetime(1970, month, day, hour, minute, second, tzinfo=UTC)
+    except ValueError:
+        return None
+    return moment.timestamp() + float(f"0.{found[6] or 0}")
+
+
+def time_spans(line: str) -> dict[str, tuple[int, int]] | None:
+    """(start, end) of each number of the first time of day: _OF_A_MOMENT, and `part` of a second if any."""
+    found = _AT.search(line)
+    if found is None:
+        return None
+    us = "" if found["year"] else "us_"
+    spans = {name: found.span(f"{us}{name}") for name in _OF_A_MOMENT[:3]}
+    clock = found.start(f"{us}clock")
+    spans |= {name: (clock + 3 * place, clock + 3 * place + 2) for place, name in enumerate(_OF_A_MOMENT[3:])}
+    return spans | {"part": found.span("part")} if found["part"] else spans
+
+
+# Every digit of a line and of a literal is made a 0, so that lines that differ in digits only are the same.
+ZEROS = bytes(0x30 if 0x30 <= byte <= 0x39 else byte for byte in range(256))
+_BITS = 18
+_FACTOR = np.uint32(2654435761)
+_SHIFT = np.uint32(32 - _BITS)
+# (bytes of a literal that are searched, places within a group of four at which four of them must begin)
+_WINDOWS = ((7, (0,)), (5, (0, 2)), (4, (0, 1, 2, 3)))
+
+
+class LiteralScan:
+    """A search for the literals of some patterns; digits in lines and literals count as 0."""
+
+    def __init__(self, patterns: Sequence[DialectPattern]) -> None:
+        self.groups: dict[bytes, list[DialectPattern]] = {}
+        for each in patterns:
+            self.groups.setdefault(each.pattern.literal.encode().translate(ZEROS), []).append(each)
+        self._short = tuple(literal for literal in self.groups if len(literal) < 4)
+        self._literals = [b"", *(literal for literal in self.groups if len(literal) >= 4)]
+        entries: dict[bytes, list[_Entry]] = {}
+        places = {0}
+        for number, literal in enumerate(self._literals):
+            if number == 0:
+                continue
+            size, begins = next(window for window in _WINDOWS if len(literal) >= window[0])
+            places |= set(begins)
+            first = min(range(len(literal) - size + 1), key=lambda at: _commonness(literal[at : at + size]))
+            for at in range(first, first + size - 3):
+                entries.setdefault(literal[at : at + 4], []).append(_Entry(number, literal, at))
+        self._places = sorted(places)
+        self._grams = np.frombuffer(b"\0\0\0\0" + b"".join(entries), np.uint32)
+        self._tables = _tables(self._grams)
+        # Entry 0 means none: no value equals its masked value.
+        every = [each for of_gram in entries.values() for each in of_gram]
+        self._literal_of = np.array([0, *(each.number for each in every)])
+        self._before = np.array([(0, 1), *(each.around(-4) for each in every)], np.uint32)
+        self._after = np.array([(0, 1), *(each.around(4) for each in every)], np.uint32)
+        self._entries = np.zeros((len(self._grams), max(map(len, entries.values()), default=1)), np.int64)
+        self._shared = np.array([0, *map(len, entries.values())])  # by gram, how many literals have it
+        count = 1
+        for gram, of_gram in enumerate(entries.values(), 1):
+            self._entries[gram, : len(of_gram)] = np.arange(count, count + len(of_gram))
+            count += len(of_gram)
+
+    def candidates(self, lines: Sequence[bytes]) -> dict[int, list[DialectPattern]]:
+        """By line the patterns whose literal is in it, in their own order; lines have their digits made 0."""
+        by_line: dict[int, list[DialectPattern]] = {}
+        text = b"\n\n\n\n" + b"\n".join(lines) + b"\n\n\n\n\n\n\n\n"
+        starts = 3 + np.cumsum(np.fromiter(map(len, lines), np.int64, len(lines)) + 1)
+        for line, number in self._hits(text, starts):
+            if self._literals[number] in lines[line]:
+                by_line.setdefault(line, []).extend(self.groups[self._literals[number]])
+        for literal in self._short:
+            if literal in text:
+                for line, line_text in enumerate(lines):
+                    if literal in line_text:
+                        by_line.setdefault(line, []).extend(self.groups[literal])
+        for patterns in by_line.values():
+            if len(patterns) > 1:
+                patterns.sort(key=lambda each: each.number)
+        return by_line
+
+    def _hits(self, text: bytes, starts: NDArray[np.int64]) -> list[tuple[int, int]]:
+        """(line, number of a literal that is likely in it), each once."""
+        pairs = []
+        for place in self._places:
+            values = np.frombuffer(text, np.uint32, (len(text) - place) // 4, place)
+            with np.errstate(over="ignore"):
+                buckets = (values[1:-1] * _FACTOR) >> _SHIFT
+            for table in self._tables:
+                grams = table[buckets]
+                hit = np.flatnonzero(grams) + 1
+                hit = hit[self._grams[grams[hit - 1]] == values[hit]]
+                if not len(hit):
+                    continue
+                of_hit = grams[hit - 1]
+                for nth in range(int(self._shared[of_hit].max())):
+                    more = self._shared[of_hit] > nth
+                    hit, of_hit = hit[more], of_hit[more]
+                    entries = self._entries[of_hit, nth]
+                    before, after = self._before[entries], self._after[entries]
+                    right = (values[hit - 1] & before[:, 0]) == before[:, 1]
+                    right &= (values[hit + 1] & after[:, 0]) == after[:, 1]
+                    lines = np.searchsorted(starts, hit[right] * 4 + place, side="left")
+                    pairs.append(lines * len(self._literals) + self._literal_of[entries[right]])
+        if not pairs:
+            return []
+        lines, numbers = np.divmod(np.unique(np.concatenate(pairs)), len(self._literals))
+        return list(zip(lines.tolist(), numbers.tolist(), strict=True))
+
+
+def _tables(grams: NDArray[np.uint32]) -> list[NDArray[np.int16]]:
+    """By bucket the number of its gram; grams that share a bucket are in different tables."""
+    tables = [np.zeros(1 << _BITS, np.int16)]
+    for number, gram in enumerate(grams[1:].tolist(), 1):
+        place = (gram * int(_FACTOR) & 0xFFFFFFFF) >> int(_SHIFT)
+        free = next((table for table in tables if not table[place]), None)
+        if free is None:
+            free = np.zeros(1 << _BITS, np.int16)
+            tables.append(free)
+        free[place] = number
+    return tables
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Four bytes of a literal from `at` on, and the number of the literal."""
+
+    number: int
+    literal: bytes
+    at: int
+
+    def around(self, offset: int) -> tuple[int, int]:
+        """(mask, value) of the four bytes at an offset from these, as far as they are in the literal."""
+        mask, value = bytearray(4), bytearray(4)
+        for index in range(4):
+            place = self.at + offset + index
+            if 0 <= place < len(self.literal):
+                mask[index], value[index] = 0xFF, self.literal[place]
+        return int.from_bytes(mask, sys.byteorder), int.from_bytes(value, sys.byteorder)
+
+
+# The four-byte pieces of literals that lines have most often, one after another: tests hold them to the specimens.
+_PIECES = (
+    '0000     000: 00rainsteplossrrortraiing tiontimeror:or:  lossize-00 atioErroINFO": "atchion 000:", "000]mory'
+    'emor traitererro00]  errain_ranke": ningbatcparaeratoss:okenmemo | l ste timrati_sizpochper_s": kens00: ted '
+    "ss: oss tera_pertoke itemplecess toklocaank  par of vicetep  memotalodel to  for 0, ize:evicze: withroceoces"
+    "lloceErrated: 0,normith inined: aramaini wituntiter ntimdevi_stemodeallo siz in ocatled gradcate faital for "
+    "failepoc on  numserv_lostep:tch_pleserveampl INFythothontepss_pe_batNCCL:   00 ( GPUumbetingsecoorchmberize "
+    "econcondalle modrvedreser 00procobalnamelobalineionsh_sieterch_sTraiNFO CUDA per = 0totaime:iledeserer oed t"
+    "e 00data: er val ran CUDtorcode globcompcodeber aineUDA Rankterstch ramerallr ofoss=ory numbllelime fileer_s"
+    "aralaile_tim| lotep_meteess ent ametGPU  con allunchrad_och num_nodeme: launinerch 0auncain  | n | g gra====.py:"
+)
+COMMON = frozenset(_PIECES[at : at + 4].encode() for at in range(0, len(_PIECES), 4))
+
+
+def _commonness(window: bytes) -> int:
+    """How common the pieces of a window are in logs; common letters, blanks and digits count for a little."""
+    pieces = sum(window[at : at + 4] in COMMON for at in range(len(window) - 3))
+    return 32 * pieces + sum(byte in b" 0etaonrisl" for byte in window)
+
+
+@cache
+def literal_scan() -> LiteralScan:
+    """The scan for all patterns of all dialects."""
+    return LiteralScan(all_patterns())

@@ -1,0 +1,236 @@
+"""A log read, from a path: blocks of bytes, in which lines that are alike are taken together.
+
+`BlockReader` finds what `LineReader` finds, many lines at once.
+"""
+
+import collections
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpc_gpt.core import output
+from hpc_gpt.core.errors import fault_words
+from hpc_gpt.reader.cache import FileIdentity, cached_prefix
+from hpc_gpt.reader.logs import Part
+from hpc_gpt.reader.logs.line_kinds import NOTHING, UNKNOWN, LineBlock, asks_digits, kinds_for_a_log, zeroed
+from hpc_gpt.reader.logs.lines import LineReader
+from hpc_gpt.reader.logs.matches import ANSI, Found, find, literal_scan
+from hpc_gpt.reader.logs.parts import LONGEST_LINE
+from hpc_gpt.reader.logs.source import Source
+from hpc_gpt.reader.logs.stretches import Between, is_between, take_known
+from hpc_gpt.reader.logs.tracebacks import LAST_FRAME
+
+READER_FAILED = "its reader failed"  # how the reason begins why a sound file is left out
+_STRETCH = 1 << 16  # bytes
+_MOST_LINES = 1 << 17  # taken at once: each takes more room than the byte of an empty line
+
+
+@dataclass(frozen=True)
+class LogRead:
+    """The parts of a log. `lines`: how many it has; `bytes`: how many bytes of the file were read this time.
+
+    `left_out`: what was skipped of the file -> how often; what was skipped of a part is in the part.
+    `refused`: why the file is no log; then there are no parts. `failed`: as in Source.
+    """
+
+    parts: list[Part] = field(default_factory=list)
+    lines: int = 0
+    bytes: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
+    refused: str | None = None
+    failed: bool = False
+
+
+def read_log(path: Path) -> LogRead:
+    """Reads the log at a path, `-` for standard input. Nothing in a file, and nothing that happens to it, raises: the
+    fault of a reader refuses the file."""
+    output.working_on = str(path)
+    try:
+        return _read_log(path)
+    except Exception as fault:
+        return LogRead(refused=f"{READER_FAILED}: {fault_words(fault)}", failed=True)
+
+
+def _read_log(path: Path) -> LogRead:
+    with Source(path) as source:
+        if source.refused is not None:
+            return LogRead(refused=source.refused, bytes=source.bytes_read, failed=source.failed)
+        identity = FileIdentity(source.device, source.inode, source.size, source.changed_ns)
+        cached = None if source.is_stdin else cached_prefix("log", path, identity, source.bytes_at)
+        # Compressed data cannot be read from the middle.
+        begin, state = (0, None) if cached is None else cached.load(grows=not source.compressed)
+        lines, newlines, begun, source.left_out = state or (LineReader(source.file), 0, False, source.left_out)
+        reader = BlockReader(lines, newlines, begun)
+        held = b""
+        if not (begin and source.compressed):
+            for chunk in source.chunks(begin):
+                reader.take(held)
+                held = chunk
+        # An incomplete last line is read now, and again when it is complete.
+        if not source.torn or source.compressed:
+            reader.take(held)
+            held = b""
+        end = source.size if source.compressed else source.offset
+        if cached is not None and end > begin:
+            cached.store(end, (lines, reader.newlines, reader.begun, source.left_out))
+        reader.take(held)
+        return LogRead(reader.finish(), reader.lines, source.bytes_read, source.left_out, failed=source.failed)
+
+
+@dataclass(frozen=True)
+class _SingleLine:
+    """A line that is read by itself. `index`: its place in the block; `found`: None if it was not searched yet."""
+
+    index: int
+    text: str
+    found: list[Found] | None
+
+
+class BlockReader:
+    """Takes the bytes of one log in order, in blocks that end after a line, or after a piece of one."""
+
+    def __init__(self, reader: LineReader, newlines: int = 0, begun: bool = False) -> None:
+        self.reader = reader
+        self.newlines = newlines  # so far
+        self.begun = begun  # there is something after the last of them
+        self._kinds = kinds_for_a_log()
+
+    @property
+    def lines(self) -> int:
+        """How many lines there were, including a last one without a newline."""
+        return self.newlines + self.begun
+
+    def finish(self) -> list[Part]:
+        """The parts. The reader cannot be used again."""
+        return self.reader.finish(self.lines)
+
+    def take(self, data: bytes) -> None:
+        """Takes one block."""
+        if not data:
+            return None
+        letters = np.frombuffer(data, np.uint8)
+        newlines = letters == 10
+        bars = b"\r" in data
+        stops = np.flatnonzero(newlines | (letters == 13) if bars else newlines)
+        if len(stops) > _MOST_LINES:
+            half = int(stops[len(stops) // 2]) + 1
+            self.take(data[:half])
+            return self.take(data[half:])
+        starts = np.concatenate((np.zeros(1, np.int64), stops + 1))
+        if bars:
+            passed = np.concatenate((np.zeros(1, np.int64), np.cumsum(newlines[stops])))
+        else:
+            passed = np.arange(len(starts), dtype=np.int64)
+        numbers = self.newlines + 1 + passed
+        self.newlines = int(numbers[-1]) - 1
+        self.begun = data[-1] != 10
+        block = LineBlock(data, starts, np.append(stops, len(data)), numbers)
+        unknown = self._kinds_of(block, letters, bars)
+        return self._take(block, unknown)
+
+    def _kinds_of(self, block: LineBlock, letters: NDArray[np.uint8], bars: bool) -> dict[int, bytes]:
+        """Looks up the kind of each line; returns the unknown lines by index, their digits made 0."""
+        look_up = self._kinds.table.__getitem__
+        unknown: dict[int, bytes] = {}
+        kinds: list[NDArray[np.int64]] = []
+        start = first = 0
+        while start < len(letters) or not kinds:
+            # A stretch that fits the processor's cache, up to the end of a line.
+            end = block.data.rfind(b"\n", start, start + _STRETCH) + 1
+            end = end if end and start + _STRETCH < len(letters) else len(letters)
+            zeros = zeroed(letters[start:end])
+            lines = (zeros.replace(b"\r", b"\n") if bars else zeros).split(b"\n")
+            if end < len(letters):
+                lines.pop()
+            kinds.append(np.fromiter(map(look_up, lines), np.int64, len(lines)))
+            for index in np.flatnonzero(kinds[-1] == UNKNOWN).tolist():
+                unknown[first + index] = lines[index]
+            start, first = end, first + len(lines)
+        block.kinds = np.concatenate(kinds)
+        return unknown
+
+    def _take(self, block: LineBlock, unknown: dict[int, bytes]) -> None:
+        apart = self._learn(block, unknown) if unknown else []
+        if self._kinds.which(asks_digits).any():
+            apart = sorted(apart + self._doubtful(block), key=lambda line: line.index)
+        block.sort_lines(self._kinds)
+        start = 0
+        between: Between = {}
+        waiting = collections.deque(apart)
+        while waiting or self.reader.tracebacks.open:
+            in_traceback = self.reader.tracebacks.open
+            if in_traceback and self.reader.tracebacks.skips_indented:
+                begin = start
+                while start < len(block.kinds) and block.kinds[start] == NOTHING and block.is_indented(start):
+                    start += 1
+                for index in range(max(begin, start - LAST_FRAME), start):
+                    self.reader.tracebacks.take(0, block.text(index), False)
+            if in_traceback and start < len(block.kinds) and not (waiting and waiting[0].index == start):
+                line = _known_line(block, start)
+            elif waiting:
+                line = waiting.popleft()
+            else:
+                break
+            text, found = (line.text, line.found) if line.found is not None else self.reader.look(line.text)
+            if found and not in_traceback and all(is_between(each) for _, each in found):
+                between[line.index] = text, found
+                continue
+            take_known(self.reader, block, start, line.index, between)
+            self.reader.apply(int(block.numbers[line.index]), text, found)
+            start, between = line.index + 1, {}
+        take_known(self.reader, block, start, len(block.kinds), between)
+
+    def _doubtful(self, block: LineBlock) -> list[_SingleLine]:
+        """The lines that have not the digits which the patterns of their kind ask for."""
+        block.table = self._kinds
+        asking = block.those(asks_digits)
+        found = np.frombuffer(block.data, np.uint8)
+        wrong = np.zeros(len(asking), np.bool_)
+        for kind, rows in block.by_kind(asking):
+            for place, digits in kind.digits:
+                seen = found[block.starts[asking[rows]] + place]
+                wrong[rows] |= ~np.isin(seen, np.frombuffer(digits.encode(), np.uint8))
+        block.kinds[asking[wrong]] = UNKNOWN
+        return [_SingleLine(index, block.text(index), None) for index in asking[wrong].tolist()]
+
+    def _learn(self, block: LineBlock, zeros_of: dict[int, bytes]) -> list[_SingleLine]:
+        """The lines to read one by one; sets the kinds of the others in the block."""
+        apart: list[_SingleLine] = []
+        unknown, texts = np.array(list(zeros_of)), list(zeros_of.values())
+        distinct = list(dict.fromkeys(texts))
+        plain = [ANSI.sub(b"", zeros) if b"\x1b" in zeros else zeros for zeros in distinct]
+        candidates = {distinct[place]: each for place, each in literal_scan().candidates(plain).items()}
+        long = np.flatnonzero(block.stops[unknown] - block.starts[unknown] > LONGEST_LINE).tolist()
+        wanted = sorted({*(place for place, zeros in enumerate(texts) if zeros in candidates), *long})
+        nothing = np.ones(len(unknown), np.bool_)
+        nothing[wanted] = False
+        block.kinds[unknown[nothing]] = NOTHING
+        self._kinds.remember_nothing(texts[place] for place in np.flatnonzero(nothing).tolist())
+        often = self._kinds.are_worth_a_kind(collections.Counter(texts[place] for place in wanted))
+        for place in wanted:
+            index, zeros = int(unknown[place]), texts[place]
+            tried = candidates.get(zeros, [])
+            number = self._kinds.table[zeros]  # an earlier line of this block may have added it
+            if number == UNKNOWN:
+                line = block.line(index)
+                if len(line) > LONGEST_LINE:
+                    apart.append(_SingleLine(index, block.text(index), None))
+                    continue
+                if zeros in often:
+                    number, text, found = self._kinds.learn(zeros, line, tried)
+                else:
+                    text = block.text(index)
+                    found = find(text, tried)
+                    number = UNKNOWN if found else NOTHING
+                if number == UNKNOWN:
+                    apart.append(_SingleLine(index, text, found))
+            block.kinds[index] = number
+        return apart
+
+
+def _known_line(block: LineBlock, index: int) -> _SingleLine:
+    if block.kinds[index] == NOTHING:
+        return _SingleLine(index, block.text(index), [])
+    return _SingleLine(index, *block.found(index))

@@ -1,0 +1,188 @@
+"""A figure held against what else the log says of the same quantity over the same steps.
+
+Two statements may differ by 5 %. Beyond that the figure is left out and a flag says both, unless the difference is a
+known one of the program's own arithmetic.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from hpc_gpt.core.format import show_digits
+from hpc_gpt.core.runs.record import ABSENT, Flag, Record
+from hpc_gpt.reader.dialects.generic import DIFFUSION
+from hpc_gpt.reader.records.draft import Draft
+from hpc_gpt.reader.records.log_steps import LogSteps
+
+_ALIKE = 0.05
+_LEAST = 5  # figures, below which nothing is held against them
+_LONG = 2.0  # times the steady step: the clock also runs in evaluations and saves
+_OF_TIME = ("step_s", "step_s_p10", "step_s_p90", "step_s_mean", "steps_used", "warmup_steps")
+_ABSURD = 100.0  # ratio of two figures of one quantity from which one is absurd
+_OF_RATE = ("tokens_per_s", "tflops_seed", "tflops_hardware", "tflops_model", "mfu", "hfu")
+
+
+def doubt_step_time(draft: Draft, steps: LogSteps) -> None:
+    """Leaves out a printed step time that the lines' times of day contradict, such as one in another unit.
+
+    The clock runs at least as long as the steps, and at most twice as long unless evaluations or saves explain it.
+    """
+    step_s = draft.get("step_s")
+    if not step_s or not np.isfinite(steps["step_s"]).any() or not steps.numbered:
+        return
+    clock_s, exact_s = _by_clock(steps)
+    if clock_s is None:
+        return
+    paused = steps.after_pause.any() or np.isfinite(steps["loss_eval"]).any()
+    short = clock_s * (1 + _ALIKE) + exact_s < step_s
+    if not short and (paused or clock_s <= _LONG * step_s + exact_s):
+        return
+    printed, clock = show_digits(step_s), show_digits(clock_s)
+    draft.flag(
+        f"the program prints {printed} s a step, but the lines' times of day give {clock} s: left out",
+        _kind(step_s, clock_s),
+    )
+    for name in _OF_TIME:
+        draft.values.pop(name, None)
+        draft.sources.pop(name, None)
+
+
+def _kind(one: float, other: float) -> str:
+    """The kind of the flag of two figures of one quantity."""
+    return "absurd" if min(one, other) * _ABSURD <= max(one, other) else "disagrees"
+
+
+def _by_clock(steps: LogSteps) -> tuple[float | None, float]:
+    """(seconds of a step by the median between neighbouring lines, how exact); None for too few lines."""
+    known = np.flatnonzero(np.isfinite(steps["at"]) & np.isfinite(steps["step"]) & steps.counts & steps.steady)
+    if len(known) <= _LEAST:
+        return None, 0.0
+    at, number, attempt = steps["at"][known], steps["step"][known], steps.attempt[known]
+    apart = np.diff(number)
+    near = (apart > 0) & (np.diff(attempt) == 0)
+    if int(near.sum()) < _LEAST:
+        return None, 0.0
+    took = np.diff(at)[near]
+    whole = bool((at % 1 == 0).all())
+    if whole and float(np.median(took)) < 20:
+        # Whole seconds: the sum over all lines, without long pauses.
+        plain = took <= 3 * max(1.0, float(np.median(took)))
+        total = float(apart[near][plain].sum())
+        return float(took[plain].sum()) / total, 2.0 / total
+    return float(np.median(took / apart[near])), (1.0 if whole else 0.002) / float(np.median(apart[near]))
+
+
+def doubt_rates(record: Record, steps: LogSteps) -> Record:
+    """The record without a rate, and what follows from it, that the program's own rate contradicts.
+
+    If the program's arithmetic explains that, or too few lines show it, its rate of one GPU gives way instead.
+    """
+    kept = _without_doubtful(record, steps)
+    speed, gpus, printed = kept.tokens_per_s, kept.gpus, kept.tokens_per_s_gpu
+    if not speed or not gpus or not printed or abs(printed * gpus / speed - 1) <= _ALIKE:
+        return kept
+    words = (
+        f"the program prints {printed:,.0f} tokens/s of a GPU, but tokens/s over {gpus} GPUs are {speed / gpus:,.0f}"
+    )
+    flags = kept.flags if len(kept.flags) > len(record.flags) else [*kept.flags, words]
+    sources = {**kept.sources, "tokens_per_s_gpu": "tokens_per_s / gpus"}
+    return replace(kept, tokens_per_s_gpu=speed / gpus, flags=flags, sources=sources)
+
+
+def _without_doubtful(record: Record, steps: LogSteps) -> Record:
+    if not record.tokens_per_s or not record.step_s:
+        return record
+    printed = _printed_rate(record, steps)
+    if printed is None:
+        return record
+    ratio = printed / record.tokens_per_s
+    if abs(ratio - 1) <= _ALIKE or _same_tokens(record, steps):
+        return record
+    message = (
+        f"the program prints {printed:,.0f} tokens/s, but batch, sequence and step time give {record.tokens_per_s:,.0f}"
+    )
+    reason, kind = _arithmetic(record, ratio), _kind(printed, record.tokens_per_s)
+    if reason:
+        return replace(record, flags=[*record.flags, Flag(f"{message}: {reason}", kind)])
+    derived = ["tokens_per_s_gpu"] if record.sources.get("tokens_per_s_gpu") == "tokens_per_s / gpus" else []
+    gone = {name: None for name in (*_OF_RATE, *derived) if getattr(record, name) is not None}
+    sources = {name: source for name, source in record.sources.items() if name not in gone}
+    return replace(record, **gone, sources=sources, flags=[*record.flags, Flag(f"{message}: left out", kind)])  # type: ignore[arg-type]
+
+
+def _same_tokens(record: Record, steps: LogSteps) -> bool:
+    """Whether rate and time of the same lines give the tokens of a step: the time may change in the course of a run."""
+    tokens = steps["tokens_per_s"] * steps["step_s"]
+    known = tokens[steps.steady & np.isfinite(tokens)]
+    size = (record.global_batch or 0) * (record.seq or 0)
+    return bool(size and len(known) >= _LEAST and abs(float(np.median(known)) / size - 1) <= _ALIKE)
+
+
+def _printed_rate(record: Record, steps: LogSteps) -> float | None:
+    """The tokens/s of the job that the program prints; None without any, or if the rate itself gave step_s."""
+    if not np.isfinite(steps["step_s"]).any():
+        return None
+    each = record.global_batch and record.seq
+    for name, factor in (
+        ("tokens_per_s", 1),
+        ("tokens_per_s_gpu", record.gpus),
+        ("samples_per_s", record.seq if each else None),
+        ("samples_per_s_gpu", (record.seq or 0) * (record.gpus or 0) if each else None),
+    ):
+        known = steps[name][steps.steady & np.isfinite(steps[name])]
+        later = known[len(known) // 2 :]  # a running mean comes near its figure with time
+        if factor and len(later) >= _LEAST and float(np.median(later)) > 0:
+            return float(np.median(later)) * factor
+    return None
+
+
+def _arithmetic(record: Record, ratio: float) -> str:
+    """Why a program's rate is that share of the true one; "" if nothing known explains it."""
+    for count, what in (
+        (record.micro_batches, "micro-batches"),
+        (record.dp, "data-parallel ranks"),
+        (record.cp, "context-parallel ranks"),
+        (record.gpus, "GPUs"),
+    ):
+        if count and abs(ratio * count - 1) <= _ALIKE:
+            return f"it counts one of {count} {what}"
+        if count and abs(ratio / count - 1) <= _ALIKE:
+            return f"each of {count} {what} counts the whole"
+    return ""
+
+
+# {figure: what it follows from, where the program does not print it}
+_FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
+    "step_s": (),
+    "global_batch": ("micro_batch", "micro_batches", "dp"),
+    "seq": (),
+    "tokens_per_s": ("global_batch", "seq", "step_s"),
+    "params": ("hidden", "layers", "heads", "vocab"),
+    "tflops_hardware": ("step_s", "global_batch", "seq", "gpus", "layers", "hidden", "vocab", "recompute"),
+}
+_NOT_PRINTED = dict.fromkeys(_FOLLOWS_FROM, "no line says it") | {"step_s": "no line has a time that is of steps alone"}
+_BY_KIND = ("step_s", "tokens_per_s", "tflops_hardware")  # which another statement can contradict
+
+
+def flag_absent(record: Record, draft: Draft) -> Record:
+    """The record with a flag for each of the main figures that is null: which of its inputs is not known, or what
+    contradicts them."""
+    flags = list(record.flags)
+    of_text = () if DIFFUSION in draft else ("seq", "tokens_per_s", "params", "tflops_hardware")
+    for name, inputs in _FOLLOWS_FROM.items():
+        if getattr(record, name) is None and name in ("step_s", "global_batch", *of_text):
+            flags.append(Flag(f"{name} is null: {_why_null(record, draft, name, inputs)}", ABSENT))
+    return replace(record, flags=flags)
+
+
+def _why_null(record: Record, draft: Draft, name: str, inputs: tuple[str, ...]) -> str:
+    inputs = ("seq",) if name == "global_batch" and draft.whole("global_batch_tokens") else inputs
+    missing = [each for each in inputs if getattr(record, each) is None]
+    reasons = [f"{', '.join(missing)} not known"] if missing else []
+    source = record.sources.get("tflops_hardware" if name == "params" and not missing else name, "")
+    if source.startswith("null: "):
+        reasons.append(source.removeprefix("null: "))
+    if not reasons and name in _BY_KIND:
+        reasons += [flag for flag, kind in record.all_flags if kind in ("disagrees", "absurd")][-1:]
+    return "; ".join(reasons) or _NOT_PRINTED[name]

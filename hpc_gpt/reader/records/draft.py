@@ -1,0 +1,308 @@
+"""A record while it is built: what logs state of each field, which value is used, its source, and what looks wrong."""
+
+from collections import UserDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from itertools import pairwise
+from typing import Any
+
+from hpc_gpt.core.runs.record import Flag
+from hpc_gpt.core.secrets import hide_secrets
+from hpc_gpt.reader.dialects import dialects
+from hpc_gpt.reader.logs import Fact, Part, Place
+from hpc_gpt.reader.pattern import MARKS, TEXT_FIELDS, Dialect
+
+# Who states a value; the highest is used, as it is nearest to what ran. A library's dump of its configuration is below
+# the arguments of the program that uses it: it has the batch of one moment.
+SAID, ASKED, LIBRARY, SCRIPT = 4, 3, 2, 1
+LIBRARIES = frozenset(("deepspeed_config",))
+
+
+@dataclass(frozen=True)
+class Stated:
+    """A value, who states it (SAID, ASKED, LIBRARY or SCRIPT), and where (`file:line`)."""
+
+    value: Any
+    by: int
+    source: str
+
+
+@cache
+def _by_name() -> dict[str, Dialect]:
+    return {dialect.name: dialect for dialect in dialects()}
+
+
+def dialect_named(name: str | None) -> Dialect | None:
+    """The dialect of a name, None without one."""
+    return _by_name().get(name or "")
+
+
+def dialects_of(part: Part) -> list[Dialect]:
+    """The dialects with lines in a part, the one with most lines first."""
+    names = sorted(part.dialects, key=lambda name: -part.dialects[name])
+    return [_by_name()[name] for name in names if name in _by_name()]
+
+
+class _Watched(UserDict[str, str]):
+    """Arguments that remember which of them were read."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self.read: dict[str, None] = {}
+        super().__init__(texts)
+
+    def __getitem__(self, key: str) -> str:
+        text = super().__getitem__(key)
+        self.read[key] = None
+        return text
+
+
+def _interpreted(part: Part) -> Iterator[tuple[Dialect, Mapping[str, Any], list[str]]]:
+    """Yields (dialect, {field: value}, the arguments it read) for each dialect that interprets a dump of arguments."""
+    if part.arguments:
+        for dialect in dialects_of(part):
+            if dialect.interpret is not None:
+                watched = _Watched({key: text for key, (text, _) in part.arguments.items()})
+                yield dialect, dialect.interpret(watched), list(watched.read)
+
+
+def asked_at(part: Part) -> dict[str, Stated]:
+    """The fields that follow from a part's dump, each with the line of the argument that it depends on."""
+    found: dict[str, Stated] = {}
+    for dialect, fields, read in _interpreted(part):
+        for name, key in _argument_of(dialect, fields, read, part).items():
+            if name not in found:
+                place = part.arguments[key][1] if key else Place(part.file, part.first_line)
+                found[name] = Stated(fields[name], ASKED, f"{place} (argument{' ' + key if key else 's'})")
+    return found
+
+
+def _argument_of(dialect: Dialect, fields: Mapping[str, Any], read: Sequence[str], part: Part) -> dict[str, str]:
+    """The argument that each field depends on: with another text for it, or else without it, the field changes.
+
+    Arguments with the value of the field are tried first. If two of them have it, leaving out one changes nothing, but
+    another text does. "" if no argument changes the field.
+    """
+    interpret = dialect.interpret
+    assert interpret is not None
+    texts = {key: text for key, (text, _) in part.arguments.items()}
+
+    @cache
+    def changed(key: str, missing: bool) -> Mapping[str, Any]:
+        other = {each: text for each, text in texts.items() if each != key}
+        return interpret(other if missing else {**other, key: _other(texts[key])})
+
+    found: dict[str, str] = {}
+    for name, value in fields.items():
+        alike = [key for key in read if texts[key].strip() == str(value)]
+        trials = ((key, missing) for missing in (False, True) for key in dict.fromkeys([*alike, *read]))
+        depends = (key for key, missing in trials if changed(key, missing).get(name) != value)
+        found[name] = next(depends, next(iter(alike), ""))
+    return found
+
+
+def _other(text: str) -> str:
+    """A text that means something else."""
+    text = text.strip()
+    if text.isdecimal() and len(text) < 19:
+        return str(int(text) + 1)
+    return {"True": "False", "False": "True"}.get(text, f"not {text}")
+
+
+def _who(fact: Fact) -> int:
+    return LIBRARY if fact.dialect in LIBRARIES else SAID
+
+
+# A line that says that a batch changed, which another follows: {its fact: (the field, the field that follows)}. The
+# other sizes of the batch stay, if nothing states them again.
+CHANGES = {
+    "device_batch_now": ("micro_batch", "global_batch"),
+    "micro_batch_now": ("micro_batch", "micro_batches"),
+    "global_batch_now": ("global_batch", "micro_batches"),
+}
+_OF_A_START = ("micro_batch", "micro_batches", "global_batch", "global_batch_tokens", "steps_planned")
+
+
+def _facts_of(part: Part) -> Iterator[tuple[str, Sequence[Fact]]]:
+    """The facts of a part by name: of a batch that a line says has changed, what is said from that line on.
+
+    A program that states another micro-batch than before has begun again, as a Trainer does that ran out of memory.
+    """
+    changes = [(fact.place.line, *CHANGES[name], fact) for name in CHANGES for fact in part.facts.get(name, ())]
+    begun: dict[str, Fact] = {}
+    for fact in part.facts.get("micro_batch", ()):
+        if begun.setdefault(fact.dialect, fact).value != fact.value:
+            changes.append((fact.place.line - 1, *CHANGES["device_batch_now"], fact))
+    if not changes:
+        yield from part.facts.items()
+        return
+    line, changed, follows, change = max(changes, key=lambda each: each[0])
+    for name in dict.fromkeys([*part.facts, changed]):
+        found = part.facts.get(name, [])
+        later = [fact for fact in found if fact.place.line > line] if name in _OF_A_START else found
+        earlier = [] if name == follows else found
+        if name not in CHANGES and (known := later or ([change] if name == changed else earlier)):
+            yield name, known
+
+
+def stated(parts: Sequence[Part]) -> dict[str, list[Stated]]:
+    """Every value that parts state of each field, the nearest to what ran first; equal values once."""
+    facts = (fact for part in parts for fact in _facts_of(part))
+    said = [(name, Stated(fact.value, _who(fact), str(fact.place))) for name, of_name in facts for fact in of_name]
+    found: dict[str, list[Stated]] = {}
+    for name, value in [*said, *(each for part in parts for each in asked_at(part).items())]:
+        known = found.setdefault(name, [])
+        if all(each.value != value.value or each.by != value.by for each in known):
+            known.append(value)
+    return found
+
+
+Marks = Mapping[str, frozenset[Any]]
+
+
+def marks(part: Part) -> Marks:
+    """What distinguishes runs: layout, shape and batch, as far as the part says."""
+    asked: dict[str, Any] = {}
+    for _, fields, _ in _interpreted(part):
+        asked = {**fields, **asked}
+    found = {name: {fact.value for fact in part.facts.get(name, ())} for name in MARKS}
+    for name in found.keys() & asked.keys():
+        found[name].add(asked[name])
+    return _shared(tuple((name, frozenset(values)) for name, values in found.items() if values))
+
+
+@lru_cache(4096)
+def _shared(found: tuple[tuple[str, frozenset[Any]], ...]) -> Marks:
+    """The marks, one object for equal ones: many runs of a folder have the same."""
+    return dict(found)
+
+
+def contradict(one: Marks, other: Marks) -> bool:
+    """Whether the marks of two parts show that they are not of one run."""
+    return any(not one[name] & other[name] for name in one.keys() & other.keys())
+
+
+def united(one: Marks, other: Marks) -> Marks:
+    """The marks of two parts that do not contradict each other."""
+    return {**other, **{name: values & other.get(name, values) for name, values in one.items()}}
+
+
+_LARGEST = 10**18  # no size or count of a training is larger
+# Fields for which a flag reports two different values, and their names in the flag.
+_COMPARED = {
+    "gpus": "GPUs",
+    "nodes": "nodes",
+    "tp": "tp",
+    "pp": "pp",
+    "dp": "dp",
+    "cp": "cp",
+    "micro_batch": "the micro-batch",
+    "micro_batches": "micro_batches",
+    "global_batch": "the global batch",
+    "seq": "the sequence length",
+    "hidden": "the hidden size",
+    "layers": "layers",
+    "heads": "heads",
+    "zero_stage": "the ZeRO stage",
+    "dtype": "the dtype",
+}
+_WORDS = {
+    SAID: "the log says",
+    ASKED: "the arguments ask for",
+    LIBRARY: "DeepSpeed's configuration says",
+    SCRIPT: "the script next to it says",
+}
+
+
+@dataclass
+class Draft:
+    """Values and sources by field, and flags in order. `by`: who states the stated ones."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    by: dict[str, int] = field(default_factory=dict)
+    flags: list[str] = field(default_factory=list)
+
+    def __contains__(self, name: str) -> bool:
+        return self.values.get(name) is not None
+
+    def get(self, name: str) -> Any:
+        """The value, None if it is not known."""
+        return self.values.get(name)
+
+    def whole(self, name: str) -> int | None:
+        """The value of a size or count, at least 1; None if it is not known."""
+        value = self.values.get(name)
+        return value if isinstance(value, int) and value > 0 else None
+
+    def set(self, name: str, value: Any, source: str) -> None:
+        """Sets a field and its source."""
+        self.values[name] = value
+        self.sources[name] = source
+
+    def infer(self, name: str, value: Any, how: str) -> None:
+        """Sets a field that follows from others, unless it is known."""
+        if name not in self and value is not None:
+            self.set(name, value, f"inferred: {how}")
+
+    def flag(self, message: str, kind: str = "") -> None:
+        """Adds a flag, once."""
+        if message not in self.flags:
+            self.flags.append(Flag(message, kind))
+
+
+def draft_of(found: Mapping[str, Sequence[Stated]], beside: Mapping[str, Stated]) -> Draft:
+    """The stated fields: what a program says precedes what it was asked for, that what a library says of
+    itself, and that the script.
+
+    If two of them differ, a flag says it, with both places.
+    """
+    draft = Draft()
+    for name in dict.fromkeys([*found, *beside]):
+        candidates = [*found.get(name, ()), *([beside[name]] if name in beside else [])]
+        usable = [(value, each) for each in candidates if (value := _usable(name, each.value)) is not None]
+        for each in candidates:
+            if _usable(name, each.value) is None:
+                draft.flag(
+                    f"{_COMPARED.get(name, name)} cannot be {str(each.value)[:40]} ({each.source}): left out", "value"
+                )
+        if not usable:
+            continue
+        best, said = max(usable, key=lambda pair: pair[1].by)
+        draft.set(name, best, said.source)
+        draft.by[name] = said.by
+        if name in _COMPARED:
+            _compare(draft, name, best, said, usable)
+    return draft
+
+
+def _compare(draft: Draft, name: str, best: Any, first: Stated, usable: Sequence[tuple[Any, Stated]]) -> None:
+    values = [(value, each) for value, each in usable if each.by == SAID]
+    if name == "global_batch" and len(values) > 1:
+        # `--rampup-batch-size`: what follows is of the largest batch of the last attempt, whose values are the first.
+        until = next((index for index, (one, two) in enumerate(pairwise(values), 1) if two[0] < one[0]), len(values))
+        if until > 1:
+            largest, where = values[until - 1]
+            least = min(value for value, _ in values)
+            draft.set(name, largest, f"{where.source}, the largest of {len(values)}")
+            draft.flag(f"the global batch grew during the run, from {least} to {largest} ({where.source})")
+            return
+    other = next(((value, each) for value, each in usable if value != best), None)
+    if other is not None:
+        value, each = other
+        words = "and" if each.by == first.by else f"but {_WORDS[each.by]}"
+        draft.flag(f"{_WORDS[first.by]} {_COMPARED[name]} {best} ({first.source}), {words} {value} ({each.source})")
+
+
+def _usable(name: str, value: Any) -> Any:
+    """The value as its field has it; None for a size that no training has."""
+    if name in TEXT_FIELDS or isinstance(value, str):
+        text = hide_secrets(" ".join(str(value).split()))[:200]
+        return text or None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value if isinstance(value, bool) else None
+    if not abs(value) <= _LARGEST:
+        return None
+    if name in _COMPARED and (value < 0 or value != int(value) or (value == 0 and name != "zero_stage")):
+        return None
+    return int(value) if value == int(value) else value

@@ -1,0 +1,105 @@
+"""What was read of many logs, in little room: which of them are one run shows only after the last one."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpc_gpt.reader.logs import Part
+from hpc_gpt.reader.records.log_steps import LARGEST_FIGURE
+from hpc_gpt.reader.steps import StepColumn, StepTable
+
+_MOST_ROWS = 1 << 19  # lines of steps that are kept of all logs: some 50 MB, and the same again as steps of runs
+_FEW_ROWS = 512  # of a table whose columns are shared
+_OF_CURVES = ("lr", "grad_norm")
+_EMPTY: dict[type, Any] = {dict: {}, list: []}
+_Bar = tuple[float, float | None, int]
+
+
+class HeldLogs(list[tuple[Path, list[Part]]]):
+    """The logs that were read, and the parts of each. `records_only`: their steps are not shown."""
+
+    def __init__(self, records_only: bool) -> None:
+        super().__init__()
+        self._records_only = records_only
+        self._rows = 0
+        self._columns: dict[str, dict[bytes, NDArray[Any]]] = {}
+
+    def hold(self, path: Path, parts: list[Part]) -> None:
+        """Adds a log. What several logs have, such as the numbers of the first steps, is kept once."""
+        for part in parts:
+            for steps in part.steps.values():
+                self._share_steps(steps)
+            if part.progress:
+                part.progress = _Bars(part.progress)  # type: ignore[assignment]  # nothing is appended to it any more
+            self._share(part)
+        self.append((path, parts))
+        self._rows += _rows(parts)
+        if self._rows > _MOST_ROWS:
+            self._rows = self._bounded()
+
+    def _share_steps(self, steps: StepTable) -> None:
+        if len(steps) < _FEW_ROWS:
+            steps.columns = {name: self._shared(self._used(name, steps[name])) for name in steps.columns}
+            self._share(steps)
+
+    def _share(self, found: Part | StepTable) -> None:
+        """Replaces arrays and what is empty by what other logs have too: nothing is added to a log that was read."""
+        for each in fields(found):
+            value = getattr(found, each.name)
+            if isinstance(value, np.ndarray):
+                setattr(found, each.name, self._shared(value))
+            elif not value and type(value) in _EMPTY:
+                setattr(found, each.name, _EMPTY[type(value)])
+
+    def _used(self, name: str, column: StepColumn) -> StepColumn:
+        """A column as a record uses it: of a curve, which lines have it."""
+        if self._records_only and name in _OF_CURVES and not (np.abs(column) > LARGEST_FIGURE).any():
+            return np.where(np.isfinite(column), 0.0, np.nan)
+        return column
+
+    def _shared(self, column: NDArray[Any]) -> NDArray[Any]:
+        if len(column) and column[0] % 1 > 0:  # hardly any other log has the same figures
+            return column
+        data = column.tobytes()
+        return self._columns.setdefault(column.dtype.char, {}).setdefault(data, np.frombuffer(data, column.dtype))
+
+    def _bounded(self) -> int:
+        """Halves the longest tables until half of MOST_ROWS is left; returns how many lines of steps are left.
+
+        Their stride says it, and then a flag of the run.
+        """
+        parts = [part for _, found in self for part in found]
+        longest = max((len(steps) for part in parts for steps in part.steps.values()), default=0)
+        while _rows(parts) > _MOST_ROWS // 2 and longest > 2:
+            longest //= 2
+            for part in parts:
+                for name, steps in part.steps.items():
+                    if len(steps) > longest:
+                        part.steps[name] = steps.halved()
+                        self._share_steps(part.steps[name])
+        return _rows(parts)
+
+
+def _rows(parts: Sequence[Part]) -> int:
+    return sum(len(steps) for part in parts for steps in part.steps.values())
+
+
+class _Bars(Sequence[_Bar]):
+    """The bars of a part in an array: 24 bytes each instead of some 150."""
+
+    def __init__(self, bars: Sequence[_Bar]) -> None:
+        self._rows = np.array(bars, np.float64)  # NaN for None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, which: Any) -> Any:
+        return list(self)[which]
+
+    def __iter__(self) -> Iterator[_Bar]:
+        for step, elapsed_s, line in self._rows.tolist():
+            yield step, None if elapsed_s != elapsed_s else elapsed_s, int(line)

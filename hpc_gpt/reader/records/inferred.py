@@ -1,0 +1,340 @@
+"""What follows from the stated fields: layout, batch, vocabulary, dtype and engine.
+
+A program's own rates and counts also show settings that it does not print. Each value says how it was inferred.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from hpc_gpt.core.engines import engines
+from hpc_gpt.core.format import counted
+from hpc_gpt.core.settings.devices import device_named
+from hpc_gpt.core.settings.layout import AXES, Layout
+from hpc_gpt.reader.dialects.generic import DIFFUSION
+from hpc_gpt.reader.logs import Part
+from hpc_gpt.reader.pattern import dtype_named
+from hpc_gpt.reader.records.draft import LIBRARY, Draft
+from hpc_gpt.reader.records.log_steps import LogSteps, clock_s
+
+_MOST_GPUS = 64  # above it, rates of three digits do not give the exact number
+_NEAR = 0.25  # of a GPU
+_STAGE = re.compile(r"(\d{1,7}) STAGE=(\d{1,5})")
+_LEAST_ALIKE = 3  # lines whose samples show a batch that nothing states
+_NODE = 8  # GPUs
+_ALIKE = 0.02  # if the batch of a run is constant, its two halves agree to this share
+# Programs that split only the batch, as our engines without another axis do.
+_ONLY_BATCH = frozenset(("hf", "nanogpt", "build-nanogpt", "nanochat", "modded-nanogpt", "llm.c", "deepspeed-chat"))
+
+
+def infer_fields(draft: Draft, dialects: Sequence[str], arguments: Mapping[str, str]) -> None:
+    """Adds what follows from what is stated."""
+    _words(draft)
+    _engine(draft, dialects)
+    _layout_and_batch(draft, arguments)
+    _vocab(draft, arguments)
+
+
+def _words(draft: Draft) -> None:
+    """Writes dtype and device as the record has them."""
+    if (dtype := draft.get("dtype")) is not None:
+        draft.values["dtype"] = dtype_named(str(dtype)) or str(dtype).lower().replace("torch.", "").strip()
+    if "fp8_products" in draft:
+        draft.set("dtype", "fp8", draft.sources["fp8_products"])
+    if (device := draft.get("device")) is not None:
+        draft.values["device"] = device_named(str(device)) or str(device)
+
+
+def _engine(draft: Draft, dialects: Sequence[str]) -> None:
+    deepspeed = [dialect for dialect in dialects if dialect.startswith("deepspeed")]
+    stage, engine = draft.get("zero_stage"), draft.get("engine")
+    why = f"{deepspeed[0]}'s lines" if deepspeed else f"ZeRO stage {stage}"
+    if engine == "hf" and (deepspeed or (stage or 0) >= 1):
+        draft.set("engine", "hf-deepspeed", f"inferred: a Trainer's log with {why}")
+    elif engine in engines() and deepspeed:
+        pipes = ((draft.whole("pp") or 1) > 1 or "deepspeed_pipe" in deepspeed) and (stage or 0) < 2
+        if which := engines()[engine].engine_with_deepspeed(pipes):
+            pipeline = "a pipeline" if pipes else "no pipeline"
+            draft.set("engine", which, f"inferred: Megatron's log with {why}, {pipeline}")
+
+
+def splits_only_the_batch(engine: object) -> bool:
+    """Whether an engine, ours or another program's, has no axis but dp."""
+    return engine in _ONLY_BATCH or (engine in engines() and not engines()[str(engine)].axes)
+
+
+class Inference(NamedTuple):
+    """A way to a field: the product of the fields `of` over that of `over`, if all are known and that is whole, or
+    rounded `up`. Without fields it is 1, as `says`. `when`: whether it is open, by the draft and the dump of arguments.
+    """
+
+    field: str
+    of: tuple[str, ...] = ()
+    over: tuple[str, ...] = ()
+    says: str = ""
+    when: Callable[[Draft, Mapping[str, str]], bool] = lambda *_: True
+    up: bool = False
+
+
+def _one_gpu(draft: Draft, _: Mapping[str, str]) -> bool:
+    return draft.whole("gpus") == 1
+
+
+def _batch_alone(draft: Draft, _: Mapping[str, str]) -> bool:
+    return splits_only_the_batch(draft.get("engine"))
+
+
+def _names_the_other(draft: Draft, arguments: Mapping[str, str]) -> bool:
+    return bool(arguments) and ("tp" in draft) != ("pp" in draft) and not _batch_alone(draft, arguments)
+
+
+def _gpus_are_sure(draft: Draft, _: Mapping[str, str]) -> bool:
+    """A number of GPUs that only follows from rates is too weak for a batch."""
+    return "inferred" not in draft.sources.get("gpus", "")
+
+
+# Of several ways to a field the first is preferred.
+INFERENCES = (
+    Inference("gpus", ("nodes", "gpus_per_node")),
+    *(Inference(axis, says="one GPU", when=_one_gpu) for axis in AXES),
+    *(Inference(axis, says="{engine} splits only the batch", when=_batch_alone) for axis in ("tp", "pp")),
+    *(Inference(axis, says="the dump of arguments names none", when=_names_the_other) for axis in ("tp", "pp")),
+    Inference("global_batch", ("global_batch_tokens",), ("seq",)),
+    Inference("dp", ("gpus",), ("tp", "pp", "cp")),
+    Inference("pp", ("gpus",), ("tp", "dp", "cp")),
+    Inference("dp", ("global_batch",), ("micro_batch", "micro_batches")),
+    Inference("gpus", ("tp", "pp", "cp", "dp")),
+    Inference("global_batch", ("micro_batch", "micro_batches", "dp")),
+    Inference("micro_batches", ("global_batch",), ("micro_batch", "dp")),
+    Inference("micro_batch", ("global_batch",), ("micro_batches", "dp"), when=_gpus_are_sure),
+    Inference("nodes", ("gpus",), ("gpus_per_node",), up=True),
+)
+
+
+def _goes(draft: Draft, way: Inference, arguments: Mapping[str, str]) -> bool:
+    """Adds a way's field if it is not known and the way goes; a program that names no cp has none."""
+    if way.field in draft or not way.when(draft, arguments):
+        return False
+    given = {name: draft.whole(name) or (1 if name == "cp" else 0) for name in (*way.of, *way.over)}
+    above, below = (math.prod(given[name] for name in names) for names in (way.of, way.over))
+    if not above or not below or (above % below and not way.up):
+        return False
+    # Of a layout the sizes are in the record; a batch is explained by them.
+    bare = AXES if "gpus" in (way.field, *way.of) else ()
+    shown = {name: name if name in bare else f"{name} {size}" for name, size in given.items()}
+    of, over = (
+        " x ".join(shown[name] for name in names if name != "cp" or given[name] > 1) for names in (way.of, way.over)
+    )
+    divisor = f" / ({over})" if " x " in over else f" / {over}" if over else ""
+    draft.infer(way.field, -(-above // below), way.says.format(engine=draft.get("engine")) or of + divisor)
+    return True
+
+
+def _layout_and_batch(draft: Draft, arguments: Mapping[str, str]) -> None:
+    """Adds what follows in one of the ways, and what follows from that; flags sizes that contradict each other."""
+    _drop_library(draft)
+    while any(_goes(draft, way, arguments) for way in INFERENCES):
+        pass
+    gpus, tp, pp, dp = (draft.whole(name) for name in ("gpus", "tp", "pp", "dp"))
+    cp = draft.whole("cp") or 1
+    if gpus and tp and pp and not dp:
+        ways = "tp x pp" + (" x cp" if cp > 1 else "")
+        draft.flag(f"{gpus} GPUs are no multiple of {ways} = {tp * pp * cp}: the layout is impossible", "layout")
+    elif gpus and tp and pp and dp and tp * pp * dp * cp != gpus:
+        needed = counted(tp * pp * dp * cp, "GPU")
+        draft.flag(
+            f"layout {Layout(tp, pp, dp, cp)} needs {needed}, but {gpus} are stated ({draft.sources['gpus']})", "layout"
+        )
+    micro, chunks, whole = (draft.whole(name) for name in ("micro_batch", "micro_batches", "global_batch"))
+    if dp and micro and whole and not chunks:
+        draft.flag(f"global_batch {whole} is no multiple of micro_batch {micro} x dp {dp} = {micro * dp}", "batch")
+    elif dp and micro and chunks and whole and micro * chunks * dp != whole:
+        product = f"micro_batch {micro} x micro_batches {chunks} x dp {dp} = {micro * chunks * dp}"
+        draft.flag(f"{product}, but the global batch is {whole} ({draft.sources['global_batch']})", "batch")
+
+
+def drop_tokens(draft: Draft, *rates: str) -> None:
+    """Drops the sequence and the shape of a log that trains a diffusion model, which are of its text encoder, and the
+    rates of these names."""
+    if DIFFUSION not in draft:
+        return
+    for name in ("seq", "hidden", "layers", "heads", "vocab", "global_batch_tokens", *rates):
+        draft.values.pop(name, None)
+        draft.sources.pop(name, None)
+    draft.flag("a diffusion model is trained: its steps have no tokens of a text")
+
+
+def _drop_library(draft: Draft) -> None:
+    """Drops a library's sizes of the batch where the program's own say another: a ramp changes what it dumped once."""
+    sizes = [draft.whole(name) for name in ("micro_batch", "micro_batches", "dp", "global_batch")]
+    micro, chunks, dp, whole = sizes
+    if not (micro and chunks and dp and whole) or micro * chunks * dp == whole:
+        return
+    for name in ("micro_batches", "global_batch", "micro_batch"):
+        if draft.by.get(name) == LIBRARY:
+            del draft.values[name], draft.sources[name]
+            return
+
+
+def _vocab(draft: Draft, arguments: Mapping[str, str]) -> None:
+    plain, multiple = draft.whole("vocab_unpadded"), number_of(arguments, "make_vocab_size_divisible_by")
+    if "vocab" in draft or not plain:
+        return
+    if multiple and (tp := draft.whole("tp")):
+        rows = multiple * tp
+        how = f"vocabulary {plain} padded to a multiple of {multiple} x tp {tp}"
+        draft.infer("vocab", math.ceil(plain / rows) * rows, how)
+    else:
+        draft.set("vocab", plain, f"{draft.sources['vocab_unpadded']}, not padded")
+
+
+def step_tokens(draft: Draft) -> int | None:
+    """The tokens of one step, None if the batch is not known."""
+    batch, seq = draft.whole("global_batch"), draft.whole("seq")
+    return batch * seq if batch and seq else draft.whole("global_batch_tokens")
+
+
+def is_on(arguments: Mapping[str, str], *names: str) -> bool:
+    """Whether one of the arguments is given and true."""
+    return any(arguments.get(name, "").strip().lower() in ("true", "1", "yes") for name in names)
+
+
+def number_of(arguments: Mapping[str, str], *names: str) -> int | None:
+    """The first of the arguments that is a whole number."""
+    for name in names:
+        if re.fullmatch(r"\d{1,15}", arguments.get(name, "").strip()):
+            return int(arguments[name])
+    return None
+
+
+def add_seq(draft: Draft, steps: LogSteps) -> None:
+    """Adds the tokens of a sample: those consumed between two lines over the samples, if all lines agree."""
+    tokens, samples = np.diff(steps["consumed_tokens"]), np.diff(steps["consumed_samples"])
+    with np.errstate(all="ignore"):
+        ratio = (tokens / samples)[samples > 0]
+    if "seq" in draft or not len(ratio) or not np.isfinite(ratio).all():
+        return
+    if ratio[0] >= 1 and ratio[0] % 1 == 0 and (ratio == ratio[0]).all():
+        draft.infer("seq", int(ratio[0]), f"consumed_tokens / consumed_samples, the same over {len(ratio)} lines")
+
+
+def add_batch(draft: Draft, steps: LogSteps) -> None:
+    """Adds the samples of a step: those consumed between two lines over the steps, if all lines agree.
+
+    They also replace a smaller batch that is stated, such as the first one of a ramp, if the lines are past the ramp.
+    """
+    samples, apart = np.diff(steps["consumed_samples"]), np.diff(steps["step"])
+    with np.errstate(all="ignore"):
+        ratio = (samples / apart)[apart > 0]
+    if not steps.numbered or not len(ratio) or not np.isfinite(ratio).all():
+        return
+    if known := draft.whole("global_batch"):
+        last = ratio[-max(_LEAST_ALIKE, len(ratio) // 3) :]
+        if len(last) >= _LEAST_ALIKE and last[0] > known and last[0] % 1 == 0 and (last == last[0]).all():
+            draft.flag(
+                f"the batch was {known} ({draft.sources['global_batch']}), but the last steps consume {last[0]:.0f}"
+            )
+            draft.set(
+                "global_batch", int(last[0]), f"inferred: consumed_samples / steps, over the last {len(last)} lines"
+            )
+        return
+    if ratio[0] >= 1 and ratio[0] % 1 == 0 and (ratio == ratio[0]).all():
+        draft.infer("global_batch", int(ratio[0]), f"consumed_samples / steps, the same over {len(ratio)} lines")
+
+
+def _counts_of_gpus(draft: Draft, parts: Sequence[Part]) -> list[tuple[int, str]]:
+    """(GPUs, how it is known) by printed world sizes, the labels of ranks, and the tables of one node's GPUs."""
+    on_cpus = any(part.facts.get("gpus_unused") for part in parts)
+    said = [fact for part in parts for fact in part.facts.get("gpus_said", ()) if not on_cpus]
+    counts = [(int(fact.value), f"{fact.place}, the world size") for fact in said if 0 < fact.value <= _MOST_GPUS]
+    ranks: dict[int, bool] = {}
+    for part in parts:
+        ranks |= part.other_ranks
+        if part.other_ranks and part.step_rank is not None:
+            ranks.setdefault(part.step_rank, True)
+    if len(ranks) > 1 and len(ranks) == max(ranks) + 1 and all(ranks.values()):
+        counts.append((len(ranks), f"ranks 0 to {max(ranks)} print lines of steps"))
+    nodes, each = draft.whole("nodes"), draft.whole("gpus_per_node")
+    if nodes and each:
+        counts.append((nodes * each, f"nodes {nodes} x gpus_per_node {each}"))
+    listed = {fact.value for part in parts for fact in part.facts.get("gpu_index", ())}
+    more = any(part.facts.get("gpu_index_above_7") for part in parts)
+    if nodes == 1 and listed and not more and listed == set(range(len(listed))):
+        counts.append((len(listed), "the table of GPUs of the only node"))
+    return counts
+
+
+def add_gpus(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
+    """Adds the number of GPUs: the ranks that say they start, or the job's tokens/s over those of one GPU."""
+    # A node's platform says less than the ranks do: a GB200 node has 4 or 8 GPUs.
+    ranks = {part.starts.get("mlperf", 0) for part in parts} - {0}
+    if len(ranks) == 1 and (count := ranks.pop()) > 1 and "gpus" not in draft:
+        draft.infer("gpus", count, f"{count} ranks print init_start")
+    counts = _counts_of_gpus(draft, parts)
+    # If all that is said agrees.
+    if counts and len({count for count, _ in counts}) == 1 and "gpus" not in draft:
+        draft.infer("gpus", counts[0][0], counts[0][1])
+    seq, tokens = draft.whole("seq"), step_tokens(draft)
+    with np.errstate(all="ignore"):
+        rates = {"tokens_per_s": steps["tokens_per_s"]}
+        rates |= {"samples_per_s x seq": steps["samples_per_s"] * seq} if seq else {}
+        rates |= {"global_batch x seq / step_s": tokens / steps["step_s"]} if tokens else {}
+        for how, rate in rates.items():
+            ratio = rate / steps["tokens_per_s_gpu"]
+            ratio = ratio[np.isfinite(ratio)]
+            gpus = np.round(ratio)
+            alike = len(ratio) and 1 <= gpus[0] <= _MOST_GPUS and (gpus == gpus[0]).all()
+            if alike and (np.abs(ratio - gpus) < _NEAR).all():
+                how += f" / tokens_per_s of one GPU, the same over {len(ratio)} lines"
+                draft.infer("gpus", int(gpus[0]), how)
+    if tokens and "gpus" not in draft:
+        _gpus_by_clock(draft, steps, tokens)
+
+
+def _gpus_by_clock(draft: Draft, steps: LogSteps, tokens: int) -> None:
+    """Adds the GPUs by the times of day of the lines, which take a little longer than the steps: up to one node, or
+    whole nodes of eight."""
+    at, own = steps["at"], steps["tokens_per_s_gpu"]
+    step_s = clock_s(at, steps["step"]) if steps.numbered and (np.isfinite(at) & (at % 1 > 0)).any() else None
+    if step_s is None or np.isfinite(own).sum() < _LEAST_ALIKE:
+        return
+    ratio = tokens / step_s / float(np.nanmedian(own))
+    gpus = round(ratio) if ratio < _NODE + _NEAR else _NODE * round(ratio / _NODE)
+    if 1 <= gpus <= _MOST_GPUS and abs(ratio / gpus - 1) <= _ALIKE:
+        how = "global_batch x seq / the seconds between lines / tokens_per_s of one GPU"
+        draft.infer("gpus", gpus, f"{how}, {ratio:.2f}")
+
+
+def consumed_by_step(steps: LogSteps) -> float | None:
+    """The tokens of one step by the running count of tokens; None if that is not known, or not constant."""
+    known = np.flatnonzero(np.isfinite(steps["consumed_tokens"]) & np.isfinite(steps["step"]) & steps.counts)
+    if len(known) < 3 or not steps.numbered:
+        return None
+    of, tokens = steps["step"][known], steps["consumed_tokens"][known]
+    middle = len(known) // 2
+    with np.errstate(all="ignore"):
+        each = [float((tokens[b] - tokens[a]) / (of[b] - of[a])) for a, b in ((0, middle), (middle, -1), (0, -1))]
+    alike = each[2] > 0 and max(abs(each[0] / each[2] - 1), abs(each[1] / each[2] - 1)) <= _ALIKE
+    return each[2] if alike else None
+
+
+def add_stages(draft: Draft, parts: Sequence[Part]) -> None:
+    """Adds the layout by DeepSpeed's line of each stage, which its first replica prints: `RANK=2 STAGE=1`.
+
+    Only if the ranks of these lines together have all parameters: else some stages are not in the log.
+    """
+    ranks: dict[tuple[int, int], float] = {}
+    for part in parts:
+        for name, (params, _) in part.rank_params.items():
+            if match := _STAGE.fullmatch(name):
+                ranks[int(match[1]), int(match[2])] = params
+    total = draft.whole("params_of_ranks")
+    stages = {stage for _, stage in ranks}
+    if not total or len(ranks) % max(1, len(stages)) or abs(sum(ranks.values()) - total) > 0.5:
+        return
+    source = f"the {len(ranks)} ranks that name their stage have all parameters ({draft.sources['params_of_ranks']})"
+    draft.infer("pp", len(stages), source)
+    draft.infer("tp", len(ranks) // len(stages), source)

@@ -1,0 +1,419 @@
+"""The steps of a run of logs as one table: whose lines are used, of which program and rank, and their step numbers.
+
+Counts and rates without a unit, as MLPerf's submissions print them under the same names, are of steps, samples or
+tokens by the batch and the times. What does not follow is left out.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+
+from hpc_gpt.reader.dialects import dialects
+from hpc_gpt.reader.dialects.generic import TESTS
+from hpc_gpt.reader.dialects.tqdm import BAR_OF_TRAINING
+from hpc_gpt.reader.logs import Part
+from hpc_gpt.reader.pattern import STEP_FIELDS
+from hpc_gpt.reader.steps import Mask, Places, StepColumn, StepTable, joined_by_step, steps_that_count
+
+# The fields that give the time of a step, the best first.
+TIMES = ("step_s", "tokens_per_s", "tokens_per_s_gpu", "samples_per_s", "samples_per_s_gpu", "elapsed_s")
+_FEWEST_GENERIC = 5
+BARS_OF_OTHERS = "bars that may count something else than steps"
+_SLOW_ITEM_S = 1.05  # a bar that counts seconds has one a second
+_MOST_STEPS = 1e15  # no run trains as many
+LARGEST_FIGURE = 1e18  # no figure of a step is larger
+_ABOUT = 0.9  # of the lines of the rank with most of them: the log of another rank may have been cut earlier
+# Without `skipped_so_far`, which becomes `skipped`, and `epoch`, whose steps are joined before.
+_TAKEN = tuple(name for name in STEP_FIELDS if name not in ("skipped_so_far", "epoch"))
+_LEAST_APART = 3  # steps from line to line, below which one more or less shows nothing
+_TWICE = 2.0  # two statements of a step's time that differ by this factor are not of the same unit
+
+
+@dataclass
+class LogSteps(StepTable):
+    """The step table of a run of logs.
+
+    `interval`: how many steps one line represents; it may be unknown for a single line (`interval_known`). `numbered`:
+    the step numbers are known; else the lines are counted. `dialect`: the program that printed the lines. `absurd`: how
+    many figures were left out as too large.
+    """
+
+    interval: int = 1
+    interval_known: bool = True
+    numbered: bool = True
+    dialect: str | None = None
+    absurd: int = 0
+
+
+def main_steps(part: Part) -> tuple[str, StepTable] | None:
+    """(dialect, its lines of steps) of a part, in which several programs may print their own; None without any.
+
+    Chosen are the lines that time a step most directly, then the most lines, then the most fields. Lines without
+    number, time and loss belong to other lines of steps. The generic dialect is used only without a known program.
+    """
+    wanted = ("step", "loss", "consumed_samples", "consumed", *TIMES)
+    found = [
+        (name, steps)
+        for name, steps in part.steps.items()
+        if len(steps) and any(field in steps for field in wanted) and _is_training(part, name, steps)
+    ]
+    known = [pair for pair in found if pair[0] not in _last_resorts()]
+    return min(known or found, key=lambda pair: _worth(*pair), default=None)
+
+
+def add_losses_beside(part: Part) -> None:
+    """Adds to the lines that time steps and have no loss those of another program's loop that count the same steps.
+
+    A timer may start later, or print less often. A loop may count from 0.
+    """
+    found = main_steps(part)
+    if found is None or "loss" in found[1] or not np.isfinite(found[1]["step"]).all():
+        return
+    name, timer = found
+    for other in sorted(part.steps.values(), key=lambda each: -len(each)):
+        if "loss" not in other or not np.isfinite(other["step"]).all() or max(timer.stride, other.stride) > 1:
+            continue
+        order = np.argsort(np.concatenate((timer.line, other.line)), kind="stable")
+        if (np.diff(np.concatenate((timer["step"], other["step"]))[order]) >= -1).all():
+            part.steps[name] = joined_by_step(timer, other)
+            return
+
+
+def _is_training(part: Part, name: str, steps: StepTable) -> bool:
+    """Whether lines are of training steps: of an unknown program only if the step rises in all, and they are five at
+    least, or name their epoch, or two are alike in what is no output of tests."""
+    if name not in _last_resorts():
+        return True
+    numbers = steps["step"][np.isfinite(steps["step"])]
+    alike = (steps.alike and len(numbers) > 1) or np.isfinite(steps["epoch"]).any()
+    return ((alike and TESTS not in part.facts) or steps.count >= _FEWEST_GENERIC) and bool(
+        (np.diff(numbers) > 0).all()
+    )
+
+
+@cache
+def _last_resorts() -> frozenset[str]:
+    return frozenset(dialect.name for dialect in dialects() if dialect.last_resort)
+
+
+def _worth(name: str, steps: StepTable) -> tuple[int, int, int, str]:
+    timed = next((place for place, key in enumerate(TIMES) if key in steps), len(TIMES))
+    return timed, -steps.count, -len(steps.columns), name
+
+
+def has_steps(part: Part) -> bool:
+    """Whether a part shows training: steps, a bar or a total."""
+    steps = any(len(steps) and _is_training(part, name, steps) for name, steps in part.steps.items())
+    return bool(part.progress or part.totals or steps)
+
+
+def drop_other_bars(parts: Sequence[Part]) -> None:
+    """Drops the bars of a run that shows no training otherwise: those of an evaluation, or of files, look the same.
+
+    A Trainer's bar has no name either: one whose items take longer than a second is kept, as steps do.
+    """
+    engines = {dialect.name for dialect in dialects() if dialect.engine}
+    for part in parts:
+        if part.totals or BAR_OF_TRAINING in part.facts or part.steps or engines & part.dialects.keys():
+            return
+        if any(step and elapsed and elapsed / step > _SLOW_ITEM_S for step, elapsed, _ in part.progress[-1:]):
+            return
+    for part in parts:
+        if part.progress:
+            part.left_out = dict(Counter(part.left_out) + Counter({BARS_OF_OTHERS: len(part.progress)}))
+        part.progress, part.facts = [], {name: facts for name, facts in part.facts.items() if name != "steps_planned"}
+
+
+def step_span(part: Part) -> tuple[float, float] | None:
+    """(first, last) step of a part by its lines of steps, else by its bars; None without any."""
+    found = main_steps(part)
+    if found is not None:
+        steps = found[1]["step"]
+        known = steps[np.isfinite(steps) & (steps < _MOST_STEPS)]
+        if len(known):
+            return float(known[0]), float(known.max())
+    bars = [step for step, _, _ in part.progress if step < _MOST_STEPS]
+    bars = [step for step in bars if step] or bars  # a bar counts what is done: its 0 is no step
+    return (bars[0], max(bars)) if bars else None
+
+
+def reaches(span: tuple[float, float] | None, planned: float | None) -> bool:
+    """Whether a span reaches the last planned step, which is one less if steps count from 0."""
+    return bool(span and planned and planned > 0 and span[1] >= planned - (span[0] == 0 and planned > 1))
+
+
+def log_interval(steps: StepTable) -> int:
+    """How many steps one line represents: the most common distance between neighbouring lines."""
+    numbers = steps["step"]
+    apart = _most_common(np.diff(numbers[np.isfinite(numbers)]))
+    return max(1, apart // max(1, steps.stride)) if apart else 1
+
+
+def run_steps(
+    attempts: Sequence[Sequence[Part]],
+    interval_asked: int | None = None,
+    epoch_steps: float | None = None,
+    batch: int | None = None,
+    seq: int | None = None,
+) -> LogSteps:
+    """The steps of all attempts, for each those of the part with most lines.
+
+    `interval_asked`: steps between two lines by the arguments; `epoch_steps`: steps of one epoch; `batch`: samples of
+    one step; `seq`: tokens of a sample.
+    """
+    pieces: list[StepTable] = []
+    names: dict[str, int] = {}
+    intervals: dict[int, int] = {}
+    numbered = True
+    for number, parts in enumerate(attempts, 1):
+        chosen = _main_part(parts)
+        if chosen is None:
+            continue
+        part, name, steps = chosen
+        interval = log_interval(steps) if len(steps) > 1 else interval_asked or 1
+        columns = {key: steps[key].copy() for key in _TAKEN}
+        if "skipped" not in steps and "skipped_so_far" in steps:
+            columns["skipped"] = np.diff(steps["skipped_so_far"], prepend=0.0).clip(min=0.0)
+        if "consumed" in steps:
+            _resolve(columns, batch, seq)
+        if "consumed" in steps and np.isfinite(columns["step"]).any():
+            interval = _most_common(np.diff(columns["step"][np.isfinite(columns["step"])])) or 1
+        elif not np.isfinite(columns["step"]).any():
+            counted = _by_samples(steps, batch)
+            columns["step"], interval = counted or _numbers(steps, interval_asked, epoch_steps)
+            numbered = counted is not None or interval_asked is not None or interval > 1
+        _join_others(columns, part, name)
+        _join_unnumbered(columns, part, name, steps.line)
+        piece = replace(steps, columns=columns, attempt=np.full(len(steps), number, np.int64))
+        pieces.append(replace(piece, after_pause=_after_pause(part, steps), files={number: part.file}))
+        names[name] = names.get(name, 0) + steps.count
+        intervals[interval] = intervals.get(interval, 0) + steps.count
+    table = LogSteps(**vars(StepTable.joined(pieces)), numbered=numbered)
+    if not pieces:
+        return table
+    for column in table.columns.values():
+        absurd = np.abs(column) > LARGEST_FIGURE
+        table.absurd += int(absurd.sum())
+        column[absurd] = np.nan
+    table.columns = {name: column for name, column in table.columns.items() if np.isfinite(column).any()}
+    table.counts = steps_that_count(table["step"], table.attempt)
+    table.interval = max(intervals, key=lambda each: intervals[each])
+    table.mark_nan(table.interval)
+    table.dialect = max(names, key=lambda name: names[name])
+    table.interval_known = len(table) > 1 or interval_asked is not None or not table["step"][0] > 1
+    return table
+
+
+def _resolve(columns: dict[str, StepColumn], batch: int | None, seq: int | None) -> None:
+    """Sets the steps, samples and rates that follow from counts and rates without a unit; leaves the others out."""
+    steps = counted_in(columns, batch, seq)
+    columns["at"] = columns["at"] if steps is not None else np.full(len(columns["at"]), np.nan)
+    if steps is not None and batch:
+        columns["step"], columns["consumed_samples"] = steps, steps * batch
+        if (rate := rate_in(columns, steps, batch, seq)) is not None:
+            columns[rate[0]] = rate[1]
+    columns["consumed"] = columns["throughput"] = np.full(len(columns["consumed"]), np.nan)
+
+
+def _most_common(apart: StepColumn) -> int | None:
+    """The most common of some distances of at least one step, None without any."""
+    values, counts = np.unique(apart[(apart >= 1) & (apart < 1e9)], return_counts=True)
+    return int(values[counts.argmax()]) if len(values) else None
+
+
+def _main_part(parts: Sequence[Part]) -> tuple[Part, str, StepTable] | None:
+    """The part of an attempt whose lines of steps are used, its dialect and those lines.
+
+    It is the first part with most lines. If they have no loss, like those of a pipeline's first stage, it is the first
+    part with a loss and about as many lines.
+    """
+    found = [(part, *chosen) for part in parts if (chosen := main_steps(part)) is not None]
+    if not found:
+        return None
+    best = max(found, key=lambda each: each[2].count)
+    about = [each for each in found if each[1] == best[1] and each[2].count >= _ABOUT * best[2].count]
+    return best if "loss" in best[2] else next((each for each in about if "loss" in each[2]), best)
+
+
+def _by_samples(steps: StepTable, batch: int | None) -> tuple[StepColumn, int] | None:
+    """(step of every line, interval) by the consumed samples, if these are whole steps of a batch."""
+    if not batch:
+        return None
+    numbers = steps["consumed_samples"] / batch
+    apart = np.diff(numbers)
+    if not np.isfinite(numbers).all() or (numbers % 1 != 0).any() or numbers[0] < 1 or (apart < 0).any():
+        return None
+    apart = apart[apart > 0]  # two lines may be of the same steps
+    return numbers, max(1, round(float(np.median(apart)) / steps.stride)) if len(apart) else int(numbers[0])
+
+
+def _numbers(steps: StepTable, interval_asked: int | None, epoch_steps: float | None) -> tuple[StepColumn, int]:
+    """(step of every line, interval) of lines without a step number: by their epochs, else counted."""
+    epochs = steps["epoch"]
+    if epoch_steps and np.isfinite(epochs).all() and (np.diff(epochs) > 0).all():
+        numbers = np.round(epochs * epoch_steps)
+        if numbers[0] > 0 and (np.diff(numbers) > 0).all():
+            numbers = _evenly(numbers)
+            return numbers, max(1, round((numbers[-1] - numbers[0]) / max(1, len(numbers) - 1) / steps.stride))
+    interval = interval_asked or 1
+    return np.arange(1, len(steps) + 1, dtype=np.float64) * interval * steps.stride, interval
+
+
+def _evenly(numbers: StepColumn) -> StepColumn:
+    """Numbers of steps by rounded epochs, every so many steps if they are that to one: an epoch of samples that fill no
+    whole number of batches is longer than its steps. A first line may be of step 1."""
+    apart = np.diff(numbers[1:])
+    every = _most_common(apart) or 0
+    if every < _LEAST_APART or len(apart) < _LEAST_APART or (np.abs(apart - every) > 1).any():
+        return numbers
+    even: StepColumn = every * (np.round(numbers[1] / every) + np.arange(-1.0, len(numbers) - 1))
+    even[0] = even[0] if abs(even[0] - numbers[0]) <= 1 else numbers[0]
+    return even
+
+
+def _join_others(columns: dict[str, StepColumn], part: Part, main: str) -> None:
+    """Fills columns that the dialect lacks from another dialect of the same part, by step number."""
+    for name, other in part.steps.items():
+        if name == main or not np.isfinite(other["step"]).any():
+            continue
+        _, here, there = np.intersect1d(columns["step"], other["step"], return_indices=True)
+        for key in _TAKEN:
+            if len(here) and key in other and not np.isfinite(columns[key]).any():
+                filled = np.full(len(columns["step"]), np.nan)
+                filled[here] = other[key][there]
+                columns[key] = filled
+
+
+def _join_unnumbered(columns: dict[str, StepColumn], part: Part, main: str, line: Places) -> None:
+    """Fills columns that the dialect lacks from lines without a step, such as DeepSpeed's of an overflow.
+
+    They belong to the next line of steps. Counts are summed.
+    """
+    for name, other in part.steps.items():
+        if name == main or "step" in other:
+            continue
+        following = np.searchsorted(line, other.line)
+        inside = following < len(line)
+        for key in _TAKEN:
+            if key == "at" or key not in other or np.isfinite(columns[key]).any():
+                continue
+            filled = np.full(len(line), 0.0 if key in ("skipped", "nan") else np.nan)
+            if key in ("skipped", "nan"):
+                np.add.at(filled, following[inside], other[key][inside])
+            else:
+                filled[following[inside]] = other[key][inside]
+            columns[key] = filled
+
+
+def _after_pause(part: Part, steps: StepTable) -> Mask:
+    """Which lines follow an evaluation or a save, so that their time includes it."""
+    marks = np.zeros(len(steps), np.bool_)
+    pauses = [line for _, _, line in (*part.evals, *part.saves)]
+    if pauses and len(steps):
+        following = np.searchsorted(steps.line, np.array(pauses, np.int64), side="right")
+        marks[following[(following < len(steps)) & (following > 0)]] = True
+    return marks
+
+
+def evaluations(steps: LogSteps, parts: Sequence[Part]) -> list[tuple[float, float, str]]:
+    """(step, loss, place) of the evaluations in the order of the attempts, NaN for an unknown step.
+
+    One that follows the program's summary is of the end, and counts only without one during training.
+    """
+    evals: list[tuple[float, float, str]] = []
+    for part in reversed(parts):
+        ended = min((fact.place.line for fact in part.totals.values() if fact.place.file == part.file), default=np.inf)
+        during = any(line < ended for _, _, line in part.evals)
+        for step, loss, line in part.evals:
+            if np.isfinite(loss) and (line < ended or not during):
+                evals.append((np.nan if step is None else step, loss, f"{part.file}:{line}"))
+    column = steps["loss_eval"]
+    for index in np.flatnonzero(np.isfinite(column)):
+        evals.append((float(steps["step"][index]), float(column[index]), steps.place(int(index))))
+    return evals
+
+
+def steps_to_show(steps: LogSteps, step_s: StepColumn, parts: Sequence[Part], step_tokens: int | None) -> StepTable:
+    """The columns that a report shows, with this `step_s`; without lines of steps, the progress by the bars.
+
+    Tokens/s follow from `step_tokens`, the tokens of one step, if the program prints none.
+    """
+    if not len(steps):
+        return _steps_of_bars(parts)
+    tokens_per_s = steps["tokens_per_s"]
+    if step_tokens and not np.isfinite(tokens_per_s).any():
+        with np.errstate(divide="ignore", over="ignore"):
+            tokens_per_s = np.where(step_s > 0, step_tokens / step_s, np.nan)
+    shown = ("step", "loss", "grad_norm", "lr", "at", "skipped")
+    columns = {name: steps.columns[name] for name in shown if name in steps}
+    evals = np.array([(step, loss) for step, loss, _ in evaluations(steps, parts)], np.float64).reshape(-1, 2)
+    columns |= {"step_s": step_s, "tokens_per_s": tokens_per_s}
+    return replace(steps, columns=columns, eval_step=evals[:, 0], eval_loss=evals[:, 1])
+
+
+def _steps_of_bars(parts: Sequence[Part]) -> StepTable:
+    """The progress by the bars of the part with most of them. Their seconds are no step time: they are whole."""
+    bars = max((part.progress for part in parts), key=len, default=[])
+    if not bars:
+        return StepTable()
+    step = np.array([each for each, _, _ in bars], np.float64)
+    elapsed = np.array([np.nan if each is None else each for _, each, _ in bars], np.float64)
+    # Every rank draws the bar: only new maxima count.
+    new = step > np.concatenate([[-np.inf], np.maximum.accumulate(step)[:-1]])
+    step, elapsed = step[new], elapsed[new]
+    seconds = np.full(len(step), np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        seconds[1:] = np.diff(elapsed) / np.diff(step)
+    return StepTable({"step": step[step > 0], "step_s": seconds[step > 0]})
+
+
+def counted_in(columns: Mapping[str, StepColumn], batch: int | None, seq: int | None) -> StepColumn | None:
+    """The step of each row by `consumed`; None if nothing shows what it counts.
+
+    A count of tokens is a multiple of batch x sequence in every row, a count of samples of the batch. The steps between
+    two rows must then take about the time that the program prints for them.
+    """
+    consumed = columns["consumed"]
+    known = consumed[np.isfinite(consumed) & (consumed > 0)]
+    if not len(known) or not batch:
+        return None
+    each = [batch * seq] if seq else []
+    for size in (*each, batch):
+        if (known % size == 0).all() and _fits(columns, consumed / size):
+            return consumed / size
+    return None
+
+
+def _fits(columns: Mapping[str, StepColumn], steps: StepColumn) -> bool:
+    """Whether the printed step time, if any, is about that by the times of day."""
+    printed, clock = _median(columns["step_s"]), clock_s(columns["at"], steps)
+    return printed is None or clock is None or 1 / _TWICE < clock / printed < _TWICE
+
+
+def clock_s(at: StepColumn, steps: StepColumn) -> float | None:
+    """The median seconds of a step by the times of day of neighbouring rows; None without any."""
+    known = np.isfinite(at) & np.isfinite(steps)
+    apart, took = np.diff(steps[known]), np.diff(at[known])
+    forward = (apart > 0) & (took > 0)
+    return float(np.median(took[forward] / apart[forward])) if forward.any() else None
+
+
+def rate_in(
+    columns: Mapping[str, StepColumn], steps: StepColumn, batch: int, seq: int | None
+) -> tuple[str, StepColumn] | None:
+    """The field that `throughput` is and its values, samples_per_s or tokens_per_s; None if nothing shows it."""
+    rate, clock = _median(columns["throughput"]), clock_s(columns["at"], steps)
+    if not rate or clock is None:
+        return None
+    for name, size in (("samples_per_s", batch), ("tokens_per_s", batch * (seq or 0))):
+        if size and 1 / _TWICE < size / rate / clock < _TWICE:
+            return name, columns["throughput"]
+    return None
+
+
+def _median(column: StepColumn) -> float | None:
+    known = column[np.isfinite(column) & (column > 0)]
+    return float(np.median(known)) if len(known) else None

@@ -1,0 +1,344 @@
+"""The results of a run that another program logged: step time, losses, counts, tokens.
+
+The step time is, in this order: as printed; by tokens/s or samples/s, if the batch is known; by the time since the
+start of the run; by the time of day of the lines; by a Trainer's bars, less evaluations and saves; the total runtime
+over the steps, with them. If it is not printed, a flag says how it was found.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from hpc_gpt.core.format import counted, counted_words
+from hpc_gpt.reader.logs import Part
+from hpc_gpt.reader.records.draft import LIBRARIES, Draft
+from hpc_gpt.reader.records.inferred import consumed_by_step, step_tokens
+from hpc_gpt.reader.records.log_steps import LogSteps, evaluations
+from hpc_gpt.reader.records.runtime import add_from_total, timed_bars
+from hpc_gpt.reader.steps import OUTLIER, RULE, SLOW_STEP, Mask, StepColumn, StepTable, StepTimes, time_steps
+
+# Times of day in whole seconds measure a step of this many seconds to about a tenth.
+_COARSE_S = 10.0
+_EXACT_S = 20.0
+_ROUGH_S = 5.0  # the program's own clock may do with less, in its first minute
+_AT_ONCE = 0.1  # of the lines may have the time of the line before, if times have fractions of a second
+_APART = 0.02  # if two programs' times of the same steps differ by more than this share, a flag says it
+
+
+def add_times(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> StepColumn:
+    """Adds step_s, its percentiles and counts, and flags; marks the steady steps.
+
+    Returns the seconds per step of every line, NaN if unknown.
+    """
+    step_s, how = _seconds(draft, steps)
+    if not (np.isfinite(step_s) & (step_s > 0) & steps.counts).any():
+        _add_untimed(draft, steps, parts)
+        return step_s
+    other = _of_another_batch(draft, steps, parts)
+    apart, pauses = _apart(draft, steps, np.where(other, np.nan, step_s))
+    if "differences" in how:
+        apart |= np.isfinite(steps["loss_eval"])
+    times = time_steps(steps, step_s, apart | other)
+    assert times is not None
+    _add_measured(draft, steps, times, how)
+    _flag_times(draft, steps, step_s, times, pauses)
+    if not how:
+        _flag_other_programs(draft, steps, parts)
+    return step_s
+
+
+def _seconds(draft: Draft, steps: LogSteps) -> tuple[StepColumn, str]:
+    """(seconds per step of each line, how they were found: "" if the program prints them)."""
+    if np.isfinite(steps["step_s"]).any():
+        return steps["step_s"], ""
+    batch, gpus = draft.whole("global_batch"), draft.whole("gpus")
+    tokens: float | None = step_tokens(draft)
+    by = "global_batch x seq" if tokens else "consumed_tokens of a step"
+    tokens = tokens or consumed_by_step(steps)
+    for key in ("tokens_per_s", "tokens_per_s_gpu", "samples_per_s", "samples_per_s_gpu"):
+        whole, of = (tokens, by) if key.startswith("tokens") else (batch, "global_batch")
+        known = np.isfinite(steps[key]) & (steps[key] > 0)
+        share = key.endswith("_gpu")
+        if known.any() and whole and (gpus or not share):
+            with np.errstate(over="ignore"):
+                seconds = whole / np.where(known, steps[key], np.nan) / (gpus if share and gpus else 1)
+            return seconds, f"{of} / {key.removesuffix('_gpu')}" + (" of one GPU x gpus" if share else "")
+    # Lines without a step number may be of any number of steps.
+    for key, what in (("elapsed_s", "the time since the start"), ("at", "the lines' times of day"))[
+        : 2 * steps.numbered
+    ]:
+        seconds, how = _differences(steps, steps[key], _ROUGH_S if key == "elapsed_s" else _EXACT_S)
+        if np.isfinite(seconds).any():
+            return seconds, f"differences of {what}{how}"
+    return np.full(len(steps), np.nan), ""
+
+
+def _differences(steps: LogSteps, clock: StepColumn, least_s: float) -> tuple[StepColumn, str]:
+    """(seconds per step since an earlier line of the same attempt, NaN without one; a note on them).
+
+    That line is the previous one. If the clock has whole seconds only, and the lines are too close for these, it is the
+    line a tenth of all lines earlier, or the first of lines that take `least_s` in all.
+    """
+    known = clock[np.isfinite(clock)]
+    between, whole = np.diff(known), bool((known % 1 == 0).all())
+    unknown = np.full(len(steps), np.nan), ""
+    if not whole and (between == 0).sum() > _AT_ONCE * len(between):
+        return unknown  # lines that a buffer held back have the time at which it was written
+    if len(between) and whole and np.median(between) < _COARSE_S:
+        # Two whole seconds are exact to one: over 20 s that is 5 %.
+        if (span := known[-1] - known[0]) < _EXACT_S:
+            words = f", which are whole seconds: {span:g} s in all, exact to one"
+            return (_over(steps, clock, len(known) - 1), words) if span >= least_s else unknown
+        apart = math.ceil(_EXACT_S / max(float(np.mean(between)), 0.05))
+        reach = min(len(steps) - 1, max(1, len(steps) // 10, apart))
+        return _over(steps, clock, reach), f", which are whole seconds, over {reach} lines"
+    return _over(steps, clock, 1), ""
+
+
+def _over(steps: LogSteps, clock: StepColumn, reach: int) -> StepColumn:
+    seconds = np.full(len(steps), np.nan)
+    rows = np.flatnonzero(np.isfinite(clock))  # lines of another program between may have no clock
+    if len(rows) > reach:
+        here, before = rows[reach:], rows[:-reach]
+        apart = steps["step"][here] - steps["step"][before]
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            each = (clock[here] - clock[before]) / apart
+        same = steps.attempt[here] == steps.attempt[before]
+        seconds[here] = np.where(same & (apart > 0) & (each > 0), each, np.nan)
+    return seconds
+
+
+def _apart(draft: Draft, steps: LogSteps, step_s: StepColumn) -> tuple[Mask, str]:
+    """(lines to set apart, the pauses that the arguments ask for if the log has no line of them)."""
+    apart = steps.after_pause | (steps["skipped"] > 0) | (steps["nan"] > 0) | steps.nan
+    pauses = []
+    if not steps.after_pause.any():
+        for name, what in (("eval_interval", "an evaluation"), ("save_interval", "a save")):
+            every = draft.whole(name)
+            if not every or every <= steps.interval:
+                continue
+            # The line after the step includes the pause. It is set apart only if it took longer.
+            begins = steps["step"] - steps.interval
+            due = (begins > 0) & (begins % every == 0) & np.isfinite(step_s)
+            if due.any():
+                slow = due & (step_s > SLOW_STEP * np.nanmedian(step_s))
+                apart |= slow
+                if slow.any():
+                    pauses.append(f"{what} every {every} steps ({draft.sources[name]})")
+    return apart, " and ".join(pauses)
+
+
+def _of_another_batch(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> Mask:
+    """Which lines are of another batch than the one of the record, if the batch of the run grew."""
+    other = np.zeros(len(steps), np.bool_)
+    batch = draft.whole("global_batch")
+    stated = (fact for part in parts for fact in part.facts.get("global_batch", ()))
+    if not batch or len({fact.value for fact in stated if fact.dialect not in LIBRARIES}) < 2:
+        return other
+    samples = _over(steps, steps["consumed_samples"], 1)
+    if not np.isfinite(samples).any():
+        draft.flag(f"step_s is of steps of every batch size, but the figures from it assume {batch} samples")
+        return other
+    other = np.abs(samples - batch) > 0.5
+    if other[steps.counts & np.isfinite(samples)].all():
+        draft.flag(f"no line is of steps of {batch} samples only: step_s is of other batch sizes")
+        return np.zeros(len(steps), np.bool_)
+    # The batch of the first line of an attempt is unknown; it is warm-up anyway.
+    draft.flag(f"{int(other.sum())} lines of steps of another batch than {batch} are set apart")
+    return other
+
+
+def _add_measured(draft: Draft, steps: StepTable, times: StepTimes, how: str, lines: str = "lines") -> None:
+    used = np.flatnonzero(steps.steady)
+    where = f"{steps.place(int(used[0]))} to {steps.line[used[-1]]}"
+    if isinstance(steps, LogSteps) and steps.interval > 1:
+        lines += f", {steps.interval} steps apart"
+    chosen = (
+        f"median of {times.used} of {int(steps.counts.sum())} {lines} ({times.warmup} warm-up, {times.apart} set apart)"
+    )
+    source = f"{where}, {chosen}; {RULE}"
+    draft.set("step_s", times.step_s, f"inferred: {how}; {source}" if how else source)
+    for name, value, source_of in (
+        ("step_s_p10", times.p10, "10th percentile of the same lines"),
+        ("step_s_p90", times.p90, "90th percentile of the same lines"),
+        ("step_s_mean", times.mean, "mean of the same lines"),
+        ("steps_used", times.used, "lines that the median is of"),
+        ("warmup_steps", times.warmup, "lines left out as warm-up"),
+    ):
+        draft.set(name, value, source_of)
+    if how:
+        draft.flag(f"the program prints no step time: step_s is from {how}")
+
+
+def _flag_times(draft: Draft, steps: LogSteps, step_s: StepColumn, times: StepTimes, pauses: str) -> None:
+    counting = steps.counts
+    whole = bool((steps["skipped"][counting] >= steps.interval).all() and steps.interval_known)
+    if whole:
+        draft.flag(
+            "every step was skipped by an overflow of fp16: step_s is of forward and backward only", "all_skipped"
+        )
+    for flag in times.flags:
+        if not (whole and flag.kind == "none_plain"):
+            draft.flag(flag)
+    if pauses:
+        draft.flag(f"slow lines after {pauses} are set apart")
+    slow = steps.steady & (step_s > OUTLIER * times.step_s)
+    if slow.any():
+        worst = int(np.argmax(np.where(slow, step_s, 0)))
+        draft.flag(
+            f"{int(slow.sum())} of {times.used} steady lines took over {OUTLIER} x the median, the slowest "
+            f"{step_s[worst]:.4g} s ({steps.place(worst)}); the median includes them"
+        )
+    if steps.stride > 1:
+        draft.flag(f"of {steps.count:,} lines of steps every {steps.stride}th was kept")
+
+
+def _flag_other_programs(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
+    """Flags another program in the log whose times of the same steps differ, such as DeepSpeed's from Megatron's."""
+    for part in parts:
+        for name, other in part.steps.items():
+            if name == steps.dialect or "step_s" not in other:
+                continue
+            _, here, there = np.intersect1d(steps["step"], other["step"], return_indices=True)
+            with np.errstate(all="ignore"):
+                ratio = other["step_s"][there] / steps["step_s"][here]
+            ratio = ratio[np.isfinite(ratio) & (ratio > 0)]
+            if len(ratio) and abs(float(np.median(ratio)) - 1) > _APART:
+                words = f"{name} times the same steps at {float(np.median(ratio)):.3f} of what {steps.dialect} says"
+                draft.flag(f"{words} ({part.file}:{other.line[there[0]]})")
+
+
+def _add_untimed(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
+    """Adds the step time of a run whose lines have none: by the total runtime, which is exact, unless a Trainer's bars
+    show that more than steps is in it."""
+    found = timed_bars(parts)
+    if found is None:
+        add_from_total(draft, steps, parts)
+        return
+    bars, seconds, how = found
+    times = time_steps(bars, seconds, np.zeros(len(bars), np.bool_))
+    assert times is not None
+    if not add_from_total(draft, steps, parts, times.step_s):
+        _add_measured(draft, bars, times, how, "bars")
+        for flag in times.flags:
+            draft.flag(flag)
+
+
+_MOST_TOKENS = 10**18
+
+
+def add_rates(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
+    """Adds what the program prints: TFLOPs, MFU, tokens/s of one GPU and of all, each the median of the steady lines.
+
+    A log such as nanoGPT's has neither batch, seq nor rate: tokens/s are then those of a step.
+    """
+    for column, key in _PRINTED.items():
+        usable = np.isfinite(steps[column]) & (steps[column] > 0)
+        known = np.flatnonzero(usable & steps.steady if (usable & steps.steady).any() else usable & steps.counts)
+        facts = [fact for part in parts for fact in part.facts.get(column, ()) if isinstance(fact.value, int | float)]
+        if len(known):
+            source = f"median of the program's own over {len(known)} lines from {steps.place(int(known[0]))}"
+            draft.set(key, float(np.median(steps[column][known])), source)
+        elif facts:
+            source = f"{facts[0].place}, median of {len(facts)} figures of the program's own"
+            draft.set(key, float(np.median([fact.value for fact in facts])), source)
+    if (draft.get("mfu_printed") or 0.0) > 1:
+        draft.flag(f"the program prints an MFU of {draft.values.pop('mfu_printed'):.0%}: left out")
+        del draft.sources["mfu_printed"]
+    each, gpus, step_s = draft.get("tokens_per_s_gpu"), draft.whole("gpus"), draft.get("step_s")
+    if each and gpus and "tokens_per_s" not in draft:
+        draft.set("tokens_per_s", each * gpus, f"{draft.sources['tokens_per_s_gpu']}, of one GPU x gpus")
+    elif step_s and (tokens := step_tokens(draft)) and "tokens_per_s" not in draft:
+        draft.set("tokens_per_s", tokens / step_s, f"{tokens} tokens a step / step_s")
+
+
+# {column of the steps, or fact: key of the record}
+_PRINTED = {
+    "tflops": "tflops_printed",
+    "mfu": "mfu_printed",
+    "tokens_per_s_gpu": "tokens_per_s_gpu",
+    "tokens_per_s": "tokens_per_s",
+}
+
+
+def add_losses(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
+    """Adds the first and the last loss, and the loss of the last evaluation."""
+    known = np.flatnonzero(np.isfinite(steps["loss"]) & steps.counts)
+    if len(known):
+        first, last = int(known[0]), int(known[-1])
+        draft.set("loss_first", float(steps["loss"][first]), steps.place(first))
+        draft.set("loss_last", float(steps["loss"][last]), steps.place(last))
+        if last > first and steps["loss"][last] >= steps["loss"][first]:
+            draft.flag("the loss did not fall", "loss")
+    if len(steps) and (since := steps.nan_since(int(steps.attempt[-1]))) is not None:
+        draft.set("loss_last", math.nan, steps.place(since))
+    evals = evaluations(steps, parts)
+    if evals and "evaluates_accuracy" not in draft:
+        draft.set("loss_eval", evals[-1][1], evals[-1][2])
+
+
+def add_counts(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
+    """Adds skipped and NaN steps, tokens, saves."""
+    if steps.absurd:
+        draft.flag(f"left out: {counted_words(steps.absurd, 'figures of steps larger than any can be')}")
+    if not steps.numbered:
+        draft.flag("the lines have no step numbers: the lines are counted instead")
+    if len(steps):
+        summed = "sum over the lines of steps"
+        for key, name in (("skipped", "skipped_steps"), ("nan", "nan_steps")):
+            column = steps[key]
+            if np.isfinite(column).any():
+                whole = np.nansum(column[steps.counts]) if steps.stride == 1 else steps.totals.get(key, 0.0)
+                draft.set(name, int(min(whole, 1e15)), summed)
+        nan = np.flatnonzero(steps.nan & steps.counts)
+        lost = len(nan) if steps.stride == 1 else max(len(nan), int(steps.totals.get("nan_loss", 0)))
+        if lost > (draft.get("nan_steps") or 0):
+            draft.set("nan_steps", lost, "lines with a loss or a gradient that is no number")
+        if lost:
+            where = f", the first at {steps.place(int(nan[0]))}" if len(nan) else ""
+            draft.flag(f"{counted(lost, 'line')} with a loss or a gradient that is no number{where}", "nan")
+    else:
+        skipped = sum(table.totals.get("skipped", 0.0) for part in parts for table in part.steps.values())
+        if skipped:
+            draft.set("skipped_steps", int(min(skipped, 1e15)), "lines that say that a step was skipped")
+    saves = [took for part in parts for _, took, _ in part.saves if took is not None and 0 < took < 1e9]
+    if saves:
+        draft.set("save_s", float(np.median(saves)), f"median of {len(saves)} saves")
+    timed = [part.timers_s["save-checkpoint"] for part in parts if "save-checkpoint" in part.timers_s]
+    if count := sum(each for _, each in timed):
+        draft.infer("save_s", sum(total for total, _ in timed) / count, f"mean of {count} timers save-checkpoint")
+    _add_tokens(draft, steps, parts)
+
+
+def _add_tokens(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
+    seq = draft.whole("seq")
+    for key, each in (("consumed_tokens", 1), ("consumed_samples", seq)):
+        rows = np.flatnonzero(np.isfinite(steps[key]) & steps.counts)
+        if each and len(rows) > 1:
+            column, numbers = steps[key], steps["step"]
+            first, last = int(rows[0]), int(rows[-1])
+            # The difference lacks the tokens of the steps of the first line.
+            begun = (step_tokens(draft) or 0) * steps.interval
+            # Composer's first line counts the tokens before its step: none.
+            known_begin = numbers[first] <= steps.interval and (column[first] or numbers[first] == 0)
+            begun = int(float(column[first]) * each) if known_begin else begun
+            total = int(float(column[last] - column[first]) * each) + begun
+            if not 0 < total < _MOST_TOKENS:
+                continue
+            return draft.set("tokens_total", total, f"inferred: {key} from {steps.place(first)} to {steps.line[last]}")
+    each_step = step_tokens(draft)
+    if not each_step or not steps.numbered:
+        return None
+    rows = np.flatnonzero(np.isfinite(steps["step"]) & steps.counts)
+    count = 0
+    if len(rows):
+        numbers = steps["step"][rows]
+        # The first line is of the steps up to it; a line of step 0 is of that step only.
+        begin = float(numbers.min())
+        count = int(numbers.max() - begin) + (min(steps.interval, int(begin)) or 1)
+    elif draft.get("step_s") is not None:
+        count = int(draft.get("steps_used") or 0)
+    if 0 < count < 10**12:
+        draft.set("tokens_total", count * each_step, f"inferred: {count} steps x {each_step} tokens")
+    return None

@@ -1,0 +1,434 @@
+"""The parameters of the model that a log is of: by the program's own counts, and by the shape, with what of them
+multiplies a token.
+
+What these say of the same quantity must agree to 5 %: else the parameters are left out, and a flag says both.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from hpc_gpt.core.engines import engines
+from hpc_gpt.core.format import show_whole
+from hpc_gpt.core.settings.experiment import Bias
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.shape_split import replicated_params
+from hpc_gpt.reader.logs import Part
+from hpc_gpt.reader.records.draft import Draft
+from hpc_gpt.reader.records.inferred import is_on, number_of
+
+_GI = 2**30
+_ROUNDING = 0.005  # printed counts are rounded to two digits or more
+_EXACT = 1e-6  # a count that is exact to this share is not rounded
+_ALIKE = 0.05  # counts of one model that differ by more contradict each other
+_PART = "only a part of the parameters is trained, and the formulas are of all"
+# Arguments that change the layers' matrices in ways that are not read here.
+_OTHER_LAYERS = (
+    *("multi_latent_attention", "is_hybrid_model", "hybrid_override_pattern", "hybrid_attention_ratio"),
+    *("hybrid_layer_pattern", "heterogeneous_layers_config_path", "mtp_num_layers", "moe_latent_size"),
+    *("attention_output_gate", "experimental_attention_variant", "decoder_num_layers", "decoder_seq_length"),
+)
+# What the shape has beside its sizes, by the name of a model's architecture.
+_LLAMA: dict[str, Any] = {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope", "bias": "none"}
+_KINDS = {
+    **dict.fromkeys(("llama", "mistral", "mixtral"), _LLAMA),
+    "qwen2": _LLAMA | {"bias": "qkv"},
+    "qwen3": _LLAMA | {"qk_norm": True},
+}
+_OFF = ("", "none", "null", "false", "0", "0.0", "standard")
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture: in `layers` layers `count` MLPs of width `ffn`, of which a token uses `used`, and a shared one."""
+
+    count: int
+    used: int
+    layers: int
+    ffn: int
+    shared_ffn: int = 0
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """A model's shape, and what replaces the MLP in the layers with experts."""
+
+    shape: ModelShape
+    experts: Experts | None = None
+
+    @property
+    def params(self) -> int:
+        """All parameters."""
+        return self.shape.params + (self._more(self.experts.count) if self.experts else 0)
+
+    @property
+    def params_of_token(self) -> int:
+        """Parameters that a token uses: all, but for the experts that it is not sent to."""
+        return self.shape.params + (self._more(self.experts.used) if self.experts else 0)
+
+    @property
+    def layer_weights(self) -> float:
+        """Weights of a layer's matrices that multiply a token, the mean of the layers."""
+        return self.shape.layer_weights + (self._more(self.experts.used) / self.shape.layers if self.experts else 0)
+
+    def _more(self, count: int) -> int:
+        """What all layers have beyond their plain MLP, with so many experts each and the router of all."""
+        one, shape = self.experts, self.shape
+        assert one is not None
+        of_layer = count * _mlp(shape, one.ffn) + _mlp(shape, one.shared_ffn) + one.count * shape.hidden
+        return one.layers * (of_layer - _mlp(shape, shape.mlp_width))
+
+
+def _mlp(shape: ModelShape, ffn: int) -> int:
+    """Parameters of an MLP of that width."""
+    parts = replace(shape, ffn=ffn).matrices[4:] if ffn else ()
+    return sum(matrix.size + (matrix.rows if matrix.bias else 0) for matrix in parts)
+
+
+def size_by_shape(draft: Draft, arguments: Mapping[str, str]) -> tuple[ModelSize | None, str]:
+    """(the model's size, "") if its shape is known, else (None, why not). Its vocabulary is the embedding's rows."""
+    sizes = [draft.whole(name) for name in ("hidden", "layers", "heads", "vocab")]
+    if any(size is None for size in sizes):
+        return None, "the shape is not known"
+    hidden, layers, heads, rows = (size for size in sizes if size is not None)
+    if max(hidden, layers, heads, rows) > 10**9:
+        return None, "the shape is larger than any model"
+    if other := other_layers(arguments):
+        return None, f"{other} gives other layers than a plain decoder's"
+    positions = str(draft.get("position_embedding") or arguments.get("pos_emb", "learned")).strip(" '\"")
+    rotary = positions not in ("learned_absolute", "learned", "absolute")
+    rotary = rotary or is_on(arguments, "use_rotary_position_embeddings", "use_rope")
+    gated = bool(draft.get("swiglu")) or is_on(arguments, "swiglu", "geglu", "reglu")
+    gated = gated or arguments.get("glu_activation", "None").strip() not in ("None", "")
+    no_bias = is_on(arguments, "disable_bias_linear") or arguments.get("add_bias_linear", "").strip() == "False"
+    engine = draft.get("engine")
+    facts = engines().get(engine)
+    # GPT-2 unless the arguments say otherwise, as in programs of our engines' kinds that pad its vocabulary.
+    like_gpt2 = engine == "gpt-neox" or (facts is not None and facts.pads_vocabulary)
+    if engine == "hf" or (facts is not None and facts.any_model):
+        # A Trainer trains any model; only GPT-2's configuration names its width n_embd.
+        like_gpt2 = arguments.get('"model_type"', "gpt2") == "gpt2" and any("n_embd" in key for key in arguments)
+    kind = _KINDS.get(str(draft.get("model_type")), {})
+    if not (like_gpt2 or gated or rotary or kind):
+        return None, "it is not known whether the model is like GPT-2"
+    seq = number_of(arguments, "max_position_embeddings") or draft.whole("seq")
+    if not (rotary or kind) and seq is None:
+        return None, "the number of positions is not known"
+    kv_heads = draft.whole("kv_heads") or 0
+    if arguments.get("group_query_attention", "").strip() == "False":
+        kv_heads = 0
+    untied = bool(draft.get("untied_embeddings"))
+    untied = untied or is_on(arguments, "untie_embeddings_and_output_weights", "no_weight_tying")
+    rms_norm = arguments.get("normalization", "").strip() in ("RMSNorm", "rmsnorm")
+    no_bias_but_qkv: Bias = "qkv" if is_on(arguments, "add_qkv_bias") else "none"
+    details: dict[str, Any] = {
+        "kv_heads": kv_heads or None,
+        "head_dim": draft.whole("head_dim"),
+        "ffn": draft.whole("ffn"),
+        "mlp": "swiglu" if gated else "gelu",
+        "norm": "rmsnorm" if rms_norm else "layernorm",
+        "positions": "rope" if rotary else "learned",
+        "bias": no_bias_but_qkv if no_bias else "all",
+        "embedding_norm": is_on(arguments, "embed_layernorm"),
+        "qk_norm": is_on(arguments, "qk_layernorm"),
+    }
+    shape = ModelShape(hidden, layers, heads, rows, seq or 0, not untied, vocab_multiple=1, **{**details, **kind})
+    experts = _experts(draft, arguments, shape)
+    return (None, experts) if isinstance(experts, str) else (ModelSize(shape, experts), "")
+
+
+def other_layers(arguments: Mapping[str, str]) -> str | None:
+    return next((name for name in _OTHER_LAYERS if arguments.get(name, "").strip().lower() not in _OFF), None)
+
+
+def _experts(draft: Draft, arguments: Mapping[str, str], shape: ModelShape) -> Experts | str | None:
+    """The experts of a dump, None for a dense model; why not, if the dump lacks what it takes."""
+    count, used = draft.whole("experts") or 1, draft.whole("experts_per_token")
+    if count == 1:
+        return None
+    every = arguments.get("moe_layer_freq", arguments.get("expert_interval", "1")).strip()
+    if re.fullmatch(r"\d{1,4}", every) and int(every):
+        layers = len(range(0, shape.layers, int(every)))
+    elif re.fullmatch(r"\[[01](?:, ?[01]){0,999}\]", every) and (every.count("0") + every.count("1")) == shape.layers:
+        layers = every.count("1")
+    else:
+        layers = 0
+    if not used or not layers or arguments.get("mlp_type", "standard").strip() != "standard":
+        return "a mixture of experts, of which the log does not say how many parameters a token uses"
+    ffn = number_of(arguments, "moe_ffn_hidden_size") or shape.mlp_width
+    shared = number_of(arguments, "moe_shared_expert_intermediate_size") or 0
+    return Experts(count, used, layers, ffn, shared)
+
+
+def shape_text(size: ModelSize) -> str:
+    shape, experts = size.shape, size.experts
+    details = [
+        "GPT-2's" if shape.is_gpt2 and not experts else "",
+        f"{shape.layers} layers",
+        f"hidden {shape.hidden}",
+        f"{shape.padded_vocab} rows of embedding",
+        f"{shape.seq} positions" if shape.positions == "learned" else "no learned positions",
+        "gated" if shape.is_gated else "",
+        f"{shape.key_heads} KV heads" if shape.key_heads != shape.heads else "",
+        "untied" if not shape.tied else "",
+        "a norm after the embedding" if shape.embedding_norm else "",
+        f"{experts.count} experts in {experts.layers} layers, {experts.used} for a token" if experts else "",
+    ]
+    return ", ".join(each for each in details if each)
+
+
+class Count(NamedTuple):
+    """A program's own count of parameters. `of`: the whole model, the trainable ones of a rank, or an estimate."""
+
+    value: float
+    where: str
+    of: str = "whole"
+
+
+def add_params(draft: Draft, arguments: Mapping[str, str], parts: Sequence[Part]) -> None:
+    """Adds `params` and `active`, what a token uses of them: the program's exact count of the whole model, else that by
+    the shape, else the program's rounded count.
+
+    A count is exact to a millionth. One that a known reason explains, such as parameters that each tensor-parallel
+    rank counts again, is not of the whole model; nor is one below what the known sizes need, such as that of one shard
+    under FSDP; nor an estimate. A flag says if count and shape differ.
+    """
+    tp, pp, ep = (draft.whole(name) for name in ("tp", "pp", "ep"))
+    counts = _counts(parts, (tp or 1, pp or 1, ep or 1) == (1, 1, 1))  # a program that states none may have none
+    summed = _sum_of_ranks(draft, parts)
+    if counts:
+        draft.set("params_printed", counts[0].value, counts[0].where)
+    elif summed is not None:
+        draft.set("params_printed", summed[0], f"{summed[1]}, the sum over the ranks")
+    size, why = size_by_shape(draft, arguments)
+    draft.values.pop("params", None)
+    draft.sources.pop("params", None)
+    if size is not None:
+        exact = [each for each in counts if each.of != "estimate" and _is_exact(each.value)]
+        if summed is not None and (tp, pp, ep or 1) == (1, 1, 1) and summed[2]:
+            exact.append(Count(*summed[:2]))
+        if not _add_by_shape(draft, size, exact, counts, summed):
+            size, why = None, "the program's own count contradicts the shape"
+    else:
+        _add_by_count(draft, counts, summed, why)
+    trained = max((each.value for each in counts if each.of == "trainable"), default=0.0)
+    if 0 < trained < (draft.whole("params") or 0) / 2 and not _is_share(draft, trained, draft.get("params")):
+        size, why = None, _PART
+    _add_active(draft, arguments, size, why)
+
+
+def _counts(parts: Sequence[Part], one_rank: bool) -> list[Count]:
+    kinds = {"params": "whole", "params_trainable": "trainable"}
+    kinds |= {"params_of_rank": "whole"} if one_rank else {}
+    kinds["params_estimated"] = "estimate"
+    counts = [
+        Count(float(fact.value), str(fact.place), of)
+        for name, of in kinds.items()
+        for part in parts
+        for fact in part.facts.get(name, ())
+        if isinstance(fact.value, int | float) and fact.value >= 0
+    ]
+    # Counted in two groups.
+    for part in parts:
+        for one, other in (("params_dense", "params_sparse"), ("params_decayed", "params_not_decayed")):
+            for first, second in zip(part.facts.get(one, ()), part.facts.get(other, ()), strict=False):
+                counts.append(Count(float(first.value) + float(second.value), str(first.place)))
+    return counts
+
+
+def _is_exact(value: float) -> bool:
+    return _exactness(value) < _EXACT and bool(value % _GI)
+
+
+def _add_by_shape(
+    draft: Draft,
+    size: ModelSize,
+    exact: Sequence[Count],
+    counts: Sequence[Count],
+    summed: tuple[float, str, bool] | None,
+) -> bool:
+    """Adds the parameters by the program's exact count, else by the shape; False if a count contradicts the shape."""
+    true, source = size.params, None
+    draft.set("params", true, f"inferred: from the shape ({shape_text(size)})")
+    for value, where, of in exact:
+        close = abs(value / true - 1) <= _ALIKE or (of == "whole" and 0.5 < value / true < 2)
+        if close and value >= _least_params(draft) and not _reason(draft, size, value):
+            source = f"{where}, the program's own count; the shape gives {show_whole(true)}"
+            draft.set("params", round(value), source if round(value) != true else where)
+    alike = [_compare_count(draft, size, each) for each in counts]
+    if summed is not None:
+        alike.append(_compare_sum(draft, size, *summed))
+    if not all(alike) and source is None:
+        del draft.values["params"], draft.sources["params"]
+    return all(alike)
+
+
+def _add_by_count(draft: Draft, counts: Sequence[Count], summed: tuple[float, str, bool] | None, why: str) -> None:
+    """Adds the parameters of a model whose shape is not known."""
+    gpus, one_rank = draft.whole("gpus") or draft.whole("dp") or 1, {draft.whole("tp"), draft.whole("pp")} == {1}
+    # FSDP counts a shard, DeepSpeed the whole model; the least of some sizes shows which.
+    whole_is_trained = gpus == 1 or draft.whole("zero_stage") or _least_params(draft) > 1
+    usable = {"whole": True, "trainable": whole_is_trained, "estimate": one_rank}
+    least = _least_params(draft)
+    # Of an adapter's parameters and all parameters, all are the model's.
+    useful = sorted((each for each in counts if each.value >= least and usable[each.of]), key=lambda each: -each.value)
+    if useful:
+        best = _exact_for(useful[0], [*useful, *_one_rank(draft, summed)])
+        draft.set("params", round(best.value), f"{best.where}, the program's own count; {why}")
+    elif summed is not None:
+        total, where, whole = summed
+        rows, hidden = draft.whole("vocab"), draft.whole("hidden")
+        if whole and (draft.whole("pp") or 1) > 1 and rows and hidden:
+            draft.set(
+                "params", round(total - rows * hidden), f"inferred: sum over the ranks ({where}), the embedding once"
+            )
+        elif whole and (draft.whole("pp") or 1) == 1 and (draft.whole("tp") or 1) == 1:
+            draft.set("params", round(total), f"{where}, the program's own count; {why}")
+    elif any(each.value == 0 for each in counts):
+        draft.flag(f"the program counts no parameters ({counts[0].where}): unknown, {why}")
+
+
+def _one_rank(draft: Draft, summed: tuple[float, str, bool] | None) -> list[Count]:
+    """The count of the ranks together, if no rank has what another one has, too."""
+    alone = summed is not None and summed[2] and (draft.whole("tp") or 1) == (draft.whole("pp") or 1) == 1
+    return [Count(summed[0], summed[1])] if alone and summed is not None else []
+
+
+def _exact_for(count: Count, counts: Sequence[Count]) -> Count:
+    """The exact one of the counts that a rounded one may stand for, else that one."""
+    near = max(_ROUNDING, _exactness(count.value))
+    alike = (each for each in counts if _is_exact(each.value) and abs(each.value / count.value - 1) <= near)
+    return count if _is_exact(count.value) else next(alike, count)
+
+
+def _add_active(draft: Draft, arguments: Mapping[str, str], size: ModelSize | None, why: str) -> None:
+    """Adds `active`: parameters, weights of a layer and width of attention that multiply a token, null if unknown."""
+    hidden, layers, heads, rows = (draft.whole(name) for name in ("hidden", "layers", "heads", "vocab"))
+    active: dict[str, float | None]
+    params, mixture = draft.whole("params"), (draft.whole("experts") or 1) > 1
+    if not params and not (hidden and layers):
+        return
+    width = (heads or 0) * (draft.whole("head_dim") or 0) or hidden
+    if size is not None:
+        idle = size.params - size.params_of_token
+        active = {"params": (params or size.params) - idle, "layer_weights": size.layer_weights}
+        active["attention_width"] = size.shape.query_width
+    elif other_layers(arguments) or why == _PART:
+        active = {}
+    else:
+        used = draft.whole("params_active") or (None if mixture else params)
+        weights = None
+        if used and rows and hidden and layers and "untied_embeddings" in draft:
+            tables = rows * hidden * (2 if draft.get("untied_embeddings") else 1)
+            weights = (used - tables) / layers if used > tables else None
+        active = {"params": used, "layer_weights": weights, "attention_width": width}
+    draft.set("active", {name: value for name, value in active.items() if value}, why)
+    if why:
+        draft.sources["tflops_hardware"] = f"null: {why}"
+
+
+def _least_params(draft: Draft) -> int:
+    """Fewer parameters than any model of the known sizes has: its embedding, and the matrices of its layers."""
+    rows, hidden, layers, ffn = (draft.whole(name) or 0 for name in ("vocab_unpadded", "hidden", "layers", "ffn"))
+    return max(1, hidden * ((rows or draft.whole("vocab") or 0) + layers * (hidden + 2 * ffn)))
+
+
+def _compare_count(draft: Draft, size: ModelSize, count: Count) -> bool:
+    """Whether a program's own count can be of the same model; flags one that differs, and why, if that is known."""
+    true, value, where = size.params, count.value, count.where
+    if value > 0 and value % _GI == 0:
+        return _compare_gi(draft, true, int(value) // _GI, where)
+    if abs(value - true) <= _exactness(value) * true:
+        return True
+    reason = _reason(draft, size, value) or _REASONS.get(count.of, "")
+    if not reason and abs(value / true - 1) <= _ROUNDING:
+        return True
+    draft.flag(
+        f"the program counts {show_whole(value)} parameters ({where}), the shape gives {show_whole(true)}"
+        + (f": {reason}" if reason else "")
+    )
+    # A count below half may be of a rank, or of an adapter.
+    return bool(reason) or value < true / 2 or abs(value / true - 1) <= _ALIKE
+
+
+_REASONS = {"estimate": "it is an estimate", "trainable": "those that are trained, or one rank's share of them"}
+
+
+def _reason(draft: Draft, size: ModelSize, value: float) -> str:
+    """Why a program's own count differs from the shape's; "" if that is not known."""
+    true, tp = size.params, draft.whole("tp") or 1
+    if value == 0:
+        return "parameters sharded by ZeRO-3 count as none"
+    if abs(value * _GI / 1e9 / true - 1) < 1e-3 or (value % 1e9 == 0 and true // _GI == value / 1e9):
+        return "it divides by 2^30"
+    if tp > 1 and abs(value - true - (tp - 1) * replicated_params(size.shape)) < 1e-4 * true:
+        return f"what each of {tp} tensor-parallel ranks holds counts {tp} times"
+    if abs(value - true * tp) < 0.01 * true * tp and tp > 1:
+        return f"each of {tp} tensor-parallel ranks counts the whole model"
+    if _is_share(draft, value, true):
+        return "it is one rank's share"
+    return ""
+
+
+def _is_share(draft: Draft, value: float, params: int) -> bool:
+    gpus = draft.whole("gpus") or 1
+    return gpus > 1 and abs(value * gpus / params - 1) < 0.1
+
+
+def _compare_gi(draft: Draft, true: int, printed: int, where: str) -> bool:
+    """Flags a size that the program printed in whole units of 2^30, if it differs from the shape's."""
+    message = f"the program prints a size of {printed}B ({where}), the shape gives {show_whole(true)} parameters"
+    if abs(true / _GI - printed) < 1:
+        draft.flag(f"{message}: it divides by 2^30")
+    elif abs(true / 1e9 - printed) >= 1:
+        draft.flag(message)
+        return False
+    return True
+
+
+def _exactness(value: float) -> float:
+    """The relative rounding error of a count by its printed digits, as of 52.005 B or 124.44M."""
+    for unit in (1e9, 1e6, 1e3):
+        if value >= unit:
+            scaled = value / unit
+            for digits in range(7):
+                if abs(round(scaled, digits) - scaled) < 1e-9 * scaled:
+                    return 0.5 * 10.0**-digits / scaled
+    return 0.0
+
+
+def _sum_of_ranks(draft: Draft, parts: Sequence[Part]) -> tuple[float, str, bool] | None:
+    """(sum of the ranks' counts, where, whether every tensor and pipeline rank is there); None without any."""
+    counts: dict[str, tuple[float, str]] = {}
+    for part in parts:
+        for rank, (value, place) in part.rank_params.items():
+            if math.isfinite(value):
+                counts.setdefault(rank, (value, str(place)))
+    if not counts:
+        return None
+    ways = (draft.whole("tp") or 1) * (draft.whole("pp") or 1)
+    first = next(iter(counts.values()))[1]
+    # A rank of an expert-parallel group has its own experts only.
+    whole = len(counts) == ways and (draft.whole("ep") or 1) == 1
+    return sum(value for value, _ in counts.values()), first, whole
+
+
+def _compare_sum(draft: Draft, size: ModelSize, total: float, where: str, whole: bool) -> bool:
+    true, shape = size.params, size.shape
+    tp, pp = draft.whole("tp") or 1, draft.whole("pp") or 1
+    if not whole:
+        return True
+    # Ranks of ZeRO-3 each count the whole model.
+    if tp * pp > 1 and abs(total / (tp * pp) / true - 1) < 0.01:
+        return _compare_count(draft, size, Count(total / (tp * pp), where))
+    expected = (
+        true + (tp - 1) * replicated_params(shape) + (shape.padded_vocab * shape.hidden if pp > 1 and shape.tied else 0)
+    )
+    if abs(total / expected - 1) > 0.001 and abs(total / true - 1) > _ROUNDING:
+        draft.flag(
+            f"the ranks count {show_whole(total)} parameters together ({where}), the shape gives {show_whole(true)}"
+        )
+        return abs(total / expected - 1) <= _ALIKE
+    return True

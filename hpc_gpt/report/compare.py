@@ -1,0 +1,401 @@
+"""Two runs side by side: whether one is faster, which settings differ, and how both ended."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hpc_gpt.core.runs.record import Record
+from hpc_gpt.core.secrets import without_secrets
+from hpc_gpt.core.settings.layout import AXES
+from hpc_gpt.core.tables import flat
+from hpc_gpt.reader.records import RunRead, step_s_of_rates
+from hpc_gpt.reader.steps import WIDE
+from hpc_gpt.report.difference import (
+    FEWEST,
+    Interval,
+    Series,
+    Values,
+    level,
+    resolution,
+    rounds_of,
+    series_of,
+    speed_change,
+)
+
+# What decides how much work one step is.
+_BATCH = ("global_batch", "seq")
+_SHAPE = ("params", "hidden", "layers", "heads")
+_MOST_LOSS = 1e12  # a larger figure is not a loss
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One figure of both runs, named as in a record or tokens_per_s_gpu, and by how many percent B is faster.
+
+    `interval` is None if the steps are too few; then nothing is claimed.
+    """
+
+    name: str
+    a: float | None
+    b: float | None
+    interval: Interval | None
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses `a` and `b` at the last step that both have.
+
+    `alike_steps`: the number of first common steps with equal losses. `tail`: the median of B's loss less A's over the
+    last tenth of the common steps, `tail_steps` of them, with its interval; None if these are too few. `diverge`:
+    whether they end apart by more than noise; None if that is not known.
+    """
+
+    common_steps: int
+    last_common_step: float
+    a: float
+    b: float
+    alike_steps: int
+    diverge: bool | None
+    tail_steps: int
+    tail: Interval | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """B against A. `verdict` is faster, slower, no_difference, no_interval, same_run or identical; the first of
+    `speeds` decides it.
+
+    `reasons`: (0 for A or 1 for B, why it gives no interval). `steps`: the number of steady steps of each. `rounds`:
+    the number of rounds of each if both are rows of benches, else 0. `notes`: what a reader must know, with {a} and
+    {b} for the runs' names.
+    """
+
+    a: RunRead
+    b: RunRead
+    verdict: str
+    speeds: Sequence[Speed]
+    reasons: Sequence[tuple[int, str]]
+    steps: tuple[int, int]
+    rounds: tuple[int, int]
+    apart: Sequence[SettingDifference]
+    losses: Losses | None
+    notes: Sequence[str]
+
+
+@dataclass(frozen=True)
+class _Side:
+    """What is timed in a run: `series` of the logarithms of seconds for a unit of work, a step or a token of a bench's
+    row, or why it gives no interval. In `seconds` it does `units`, `tokens` and, on each GPU, `flops` (1e12)."""
+
+    record: Record
+    series: Series | str
+    seconds: float
+    units: float
+    tokens: float
+    flops: float
+
+
+def compare_runs(a: RunRead, b: RunRead) -> Comparison:
+    """Compares B with A: by the step_s of steady steps, by tokens/s if a step is not the same work, and two rows of
+    benches by their rounds."""
+    runs, notes = (a, b), list[str]()
+    steady = [_steady(run) for run in runs]
+    are_rows = bool(a.rounds and b.rounds)
+    sides = [_row_side(run) if are_rows else _step_side(run, own) for run, own in zip(runs, steady, strict=True)]
+    of_a, of_b = (side.series for side in sides)
+    reasons = [(place, reason) for place, reason in enumerate((of_a, of_b)) if isinstance(reason, str)]
+    series = None
+    if not isinstance(of_a, str) and not isinstance(of_b, str):
+        series = _series_of_rows(a, b, of_a, of_b, notes) if are_rows else (of_a, of_b)
+    speeds = _speeds(sides, series, 0.0 if are_rows else _unsure(runs, steady), are_rows, notes)
+    verdict = _verdict(a, b, speeds)
+    apart = setting_differences(a.record, b.record)
+    losses = compare_losses(a, b) if not are_rows and _losses_match(a.record, b.record, notes) else None
+    # If step times spread widely, the interval may be of the machine's other load.
+    for run, name in zip(runs, ("{a}", "{b}"), strict=True):
+        notes += [f"of {name}: {flag}" for flag, kind in run.record.all_flags if kind == "spread"]
+    for run, name in zip(runs, ("{a}", "{b}"), strict=True):
+        if run.steps.is_skipped[run.steps.steady].any():
+            notes.append(f"some steady steps of {name} were skipped, and did no optimizer work")
+    notes += _kinship(a, b, verdict, apart, losses)
+    rounds = (len(a.rounds), len(b.rounds)) if are_rows else (0, 0)
+    return Comparison(a, b, verdict, speeds, reasons, (len(steady[0]), len(steady[1])), rounds, apart, losses, notes)
+
+
+def _steady(run: RunRead) -> Values:
+    """The seconds of the steady steps; empty if the log has no times of single steps."""
+    step_s = run.steps["step_s"][run.steps.steady]
+    return step_s[np.isfinite(step_s) & (step_s > 0)]
+
+
+def _step_side(run: RunRead, step_s: Values) -> _Side:
+    record, series = run.record, series_of(np.log(step_s), math.log(WIDE))
+    if run.rounds:
+        series = "is a row of a bench, which has rounds but no single steps: compare the run folders of its rounds"
+    elif not len(step_s) and record.step_s is not None:
+        series = "has no times of single steps, only step_s"
+    seconds = record.step_s if isinstance(series, str) else float(np.median(step_s))
+    flops = (record.tflops_model or 0.0) * (step_s_of_rates(record) or 0.0)
+    return _Side(record, series, _size(seconds), 1.0, _size(tokens_per_step(record)), _size(flops))
+
+
+def _row_side(run: RunRead) -> _Side:
+    """The unit of a row is a token, and its figures are those of a second."""
+    series, tokens = rounds_of(-np.log(np.array(run.rounds))), _size(run.record.tokens_per_s)
+    return _Side(run.record, series, 1.0 if tokens else 0.0, tokens, tokens, _size(run.record.tflops_model))
+
+
+def _series_of_rows(a: RunRead, b: RunRead, of_a: Series, of_b: Series, notes: list[str]) -> tuple[Series, Series]:
+    """The rounds of both rows. Those of one bench were measured in turns, so that a machine that grows warm slows both:
+    they are pairs, and the series is that of their ratios."""
+    common = min(len(a.rounds), len(b.rounds))
+    if list(a.files) == list(b.files):
+        of_a, of_b = Series(of_a.blocks[:common] - of_b.blocks[:common]), Series(np.zeros(common))
+        notes.append(f"the interval is that of the {common} ratios of rounds, which were measured in turns")
+    else:
+        notes.append("the rows are of two benches, so their rounds are not pairs")
+    if common < 5:
+        notes.append(f"the interval is wide, as there are only {common} rounds: use bench --rounds 5 or more")
+    return of_a, of_b
+
+
+def _unsure(runs: Sequence[RunRead], steady: Sequence[Values]) -> float:
+    """How far rounding in logs may move two equal medians apart, as logarithms; our own runs are not rounded."""
+    read = [step_s for run, step_s in zip(runs, steady, strict=True) if run.folder is None and len(step_s)]
+    return float(sum(math.log1p(resolution(step_s) / 2 / float(np.median(step_s))) for step_s in read))
+
+
+def _speeds(
+    sides: Sequence[_Side], series: tuple[Series, Series] | None, unsure: float, are_rows: bool, notes: list[str]
+) -> list[Speed]:
+    """The figures that are compared; the first decides."""
+    a, b = sides
+
+    def speed(name: str, work_a: float, work_b: float) -> Speed | None:
+        """The work of both in a second; None if it is not known."""
+        if not (work_a and work_b and a.seconds and b.seconds):
+            return None
+        interval = speed_change(*series, (work_b / b.units) / (work_a / a.units), unsure) if series else None
+        return Speed(name, work_a / a.seconds, work_b / b.seconds, interval)
+
+    differ = _differ(a.record, b.record)
+    are = f"{', '.join(differ)} {'is' if len(differ) == 1 else 'are'} not the same, so a step is not the same work"
+    by_tokens = speed("tokens_per_s", a.tokens, b.tokens)
+    if not are_rows:
+        steps_per_s = speed("steps_per_s", 1.0, 1.0)
+        by_step = Speed("step_s", a.seconds or None, b.seconds or None, steps_per_s.interval if steps_per_s else None)
+        if not differ:
+            unknown = [key for key in _BATCH if None in (getattr(a.record, key), getattr(b.record, key))]
+            if unknown:
+                keys = " and ".join(unknown)
+                notes.append(f"{keys} of one run is not known: a step is assumed to be the same work in both")
+            return [by_step]
+        if by_tokens is None and differ == ["gpus"]:
+            notes.append("the tokens of a step are not known: a step is assumed to be the same work in both")
+            return [by_step]
+        if by_tokens is None:
+            notes.append(f"{are}, and its tokens are not known")
+            return [replace(by_step, interval=None)]
+        if differ != ["gpus"]:
+            notes.append(f"{are}: tokens/s are compared")
+    found: list[Speed | None] = [by_tokens or Speed("tokens_per_s", a.tokens or None, b.tokens or None, None)]
+    if "gpus" in differ:
+        found.append(speed("tokens_per_s_gpu", *(side.tokens / (side.record.gpus or math.inf) for side in sides)))
+    if set(differ) & {"seq", *_SHAPE}:
+        notes.append("a token is not the same work in both, so tflops_model per GPU is compared as well")
+        found.append(speed("tflops_model", a.flops, b.flops))
+        counts = [side.record.sources.get("tflops_model") for side in sides]
+        if None not in counts and len({str(each).partition("; attention over ")[0] for each in counts}) > 1:
+            notes.append("their tflops_model count other parameters: all of them, or the weights that multiply a token")
+    return [each for each in found if each is not None]
+
+
+def _size(figure: float | None) -> float:
+    """The figure if it is positive and finite, else 0."""
+    return float(figure) if figure is not None and math.isfinite(figure) and figure > 0 else 0.0
+
+
+def _differ(a: Record, b: Record) -> list[str]:
+    """The keys that both have and that differ, so that a step is other work, or shared by another number of GPUs."""
+
+    pairs = {key: (getattr(a, key), getattr(b, key)) for key in (*_BATCH, "gpus", *_SHAPE)}
+    # Programs count and pad the vocabulary differently.
+    alike = {"params": 0.01}
+    known = {key: pair for key, pair in pairs.items() if None not in pair}
+    return [key for key, (of_a, of_b) in known.items() if abs(of_a - of_b) > alike.get(key, 0) * max(of_a, of_b)]
+
+
+def tokens_per_step(record: Record) -> float | None:
+    """Tokens of one step: global_batch x seq, else tokens_per_s x step_s."""
+    if record.global_batch and record.seq:
+        return float(record.global_batch) * float(record.seq)
+    step_s = step_s_of_rates(record)
+    return record.tokens_per_s * step_s if record.tokens_per_s and step_s else None
+
+
+def _verdict(a: RunRead, b: RunRead, speeds: Sequence[Speed]) -> str:
+    files = [{path.resolve() for path in (run.folder and [run.folder]) or run.files} for run in (a, b)]
+    is_ours = [run.folder is not None for run in (a, b)]
+    if files[0] and files[0] == files[1] and is_ours[0] == is_ours[1] and (is_ours[0] or a.record.run == b.record.run):
+        return "same_run"
+    columns = [(a.steps[name], b.steps[name]) for name in ("step", "step_s", "loss")]
+    is_timed = bool(np.isfinite(a.steps["step_s"]).any())
+    if is_timed and all(np.array_equal(of_a, of_b, equal_nan=True) for of_a, of_b in columns):
+        return "identical"
+    interval = speeds[0].interval
+    if interval is None:
+        return "no_interval"
+    return "no_difference" if not interval.is_shown else "faster" if interval.change > 0 else "slower"
+
+
+def _losses_match(a: Record, b: Record, notes: list[str]) -> bool:
+    """Whether equal steps have seen as many tokens; adds a note if not, and if the vocabularies differ."""
+    if a.global_batch and a.seq and b.global_batch and b.seq and a.global_batch * a.seq != b.global_batch * b.seq:
+        tokens = f"{a.global_batch * a.seq:,} tokens, one of {{b}} {b.global_batch * b.seq:,}"
+        notes.append(f"losses at equal steps are not compared: a step of {{a}} has {tokens}")
+        return False
+    if a.vocab and b.vocab and a.vocab != b.vocab:
+        notes.append(f"the vocabularies differ, {a.vocab:,} and {b.vocab:,}, and so do the scales of the losses")
+    return True
+
+
+def compare_losses(a: RunRead, b: RunRead) -> Losses | None:
+    """How the losses of two runs differ; None without common steps."""
+    (step_a, loss_a), (step_b, loss_b) = _losses_that_count(a), _losses_that_count(b)
+    steps, of_a, of_b = np.intersect1d(step_a, step_b, assume_unique=True, return_indices=True)
+    common = len(steps)
+    if not common:
+        return None
+    loss_a, loss_b = loss_a[of_a], loss_b[of_b]
+    apart = loss_b - loss_a
+    alike = int(np.argmax(apart != 0)) if apart.any() else common
+    last = apart[-max(FEWEST, common // 10) :]
+    series = series_of(last)
+    tail = None if isinstance(series, str) else level(series)
+    diverge = False if alike == common else tail.is_shown if tail else None
+    return Losses(common, float(steps[-1]), float(loss_a[-1]), float(loss_b[-1]), alike, diverge, len(last), tail)
+
+
+def _losses_that_count(run: RunRead) -> tuple[Values, Values]:
+    """(ascending steps, their losses) of the steps that led to a run's last state, each once."""
+    curve = run.steps
+    kept = (np.abs(curve["loss"]) < _MOST_LOSS) & np.isfinite(curve["step"]) & curve.counts
+    # If a log has a step twice, its last line counts: unique takes the first of the reversed lines.
+    steps, place = np.unique(curve["step"][kept][::-1], return_index=True)
+    return steps, curve["loss"][kept][::-1][place]
+
+
+def _kinship(
+    a: RunRead, b: RunRead, verdict: str, apart: Sequence[SettingDifference], losses: Losses | None
+) -> list[str]:
+    """Notes on how the runs are related."""
+    if verdict in ("same_run", "identical"):
+        return []
+    notes = []
+    # Rows of a bench or a race have rounds, and those of a race one job.
+    job, are_logs = a.record.job_id, a.folder is None and b.folder is None and not (a.record.rounds or b.record.rounds)
+    if are_logs and job is not None and job == b.record.job_id:
+        notes.append(f"both are of job {job}: two logs of one run, or two runs of one job")
+    elif are_logs and losses is not None and losses.alike_steps == losses.common_steps >= 8:
+        notes.append("equal losses: two logs of one run, or a repeat of the same training")
+    hashes = a.record.config_hash, b.record.config_hash
+    if verdict in ("faster", "slower") and hashes[0] is not None and hashes[0] == hashes[1]:
+        others = [each.key for each in apart if each.is_stated]
+        but = f" except {', '.join(others)}" if others else ""
+        notes.append(f"the settings are the same{but}: the difference is from the nodes, their load or the day")
+    return notes
+
+
+# Keys of a record that are settings, those that decide speed first. The keys of `settings` come after them.
+SETTING_KEYS = (
+    "device", "gpus", "nodes", "engine", *AXES, "zero_stage", "micro_batch", "micro_batches",
+    "global_batch", "seq", "params", "hidden", "layers", "heads", "vocab", "recompute", "dtype", "matmul",
+    "attention_used",
+)  # fmt: skip
+# Our own runs have these in `settings` as well.
+_TWICE = frozenset(("engine.name", "engine.zero_stage", "engine.recompute", "train.dtype", "train.matmul"))
+# Measured figures that other programs' logs have among their settings.
+_FIGURES = frozenset(("timers_ms",))
+# A key that matches _FAST affects speed; a key with a word of _NAMING only names something.
+_FAST = re.compile(
+    r"parallel|zero|stage|offload|recompute|checkpoint_activ|checkpoint_num|attention|flash|compile|fus|overlap|bucket"
+    r"|prefetch|batch|accumulation|nccl|precision|matmul$|bf16|fp16|fp8|tf32|worker|reshard|optimizer|experts|capacity"
+)
+_NAMING = (
+    "path", "paths", "dir", "folder", "file", "files", "save", "load", "name", "project", "entity", "wandb",
+    "tensorboard", "log", "logging", "host", "hostname", "addr", "port", "rank", "time", "date", "title", "version",
+    "user", "tag", "output", "exit", "prompt", "resumed", "sweep", "interval",
+)  # fmt: skip
+_SWITCHES = {"true": 1.0, "yes": 1.0, "on": 1.0, "false": 0.0, "no": 0.0, "off": 0.0, "none": 0.0, "null": 0.0}
+
+
+@dataclass(frozen=True)
+class SettingDifference:
+    """A setting in which two runs differ; None for a run that does not state it."""
+
+    key: str
+    a: Any
+    b: Any
+
+    @property
+    def is_stated(self) -> bool:
+        """Whether both runs state it; otherwise they may not differ."""
+        return self.a is not None and self.b is not None
+
+
+def flat_settings(record: Record) -> dict[str, Any]:
+    """Every stated setting under a dotted key, and versions, in the order of SETTING_KEYS; without secrets."""
+    found = {key: getattr(record, key) for key in SETTING_KEYS}
+    own = flat(without_secrets({key: value for key, value in record.settings.items() if key not in _FIGURES}))
+    found |= {key: value for key, value in own.items() if key not in _TWICE and key not in found}
+    found |= {"node_list": record.node_list}
+    found |= {f"versions.{key}": value for key, value in record.versions.items()}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def setting_differences(a: Record, b: Record) -> list[SettingDifference]:
+    """The settings in which two runs differ, those that affect speed first, those that only one states last."""
+    of_a, of_b = flat_settings(a), flat_settings(b)
+    # What a sweep varies is among the settings themselves.
+    keys = [key for key in dict.fromkeys((*SETTING_KEYS, *of_a, *of_b)) if not key.startswith("sweep.varied.")]
+    found = [SettingDifference(key, of_a.get(key), of_b.get(key)) for key in keys]
+    found = [apart for apart in found if _plain(apart.a) != _plain(apart.b)]
+    if a.config_hash and b.config_hash and a.config_hash != b.config_hash:
+        found.append(SettingDifference("config_hash", a.config_hash, b.config_hash))
+    return sorted(found, key=lambda apart: (not apart.is_stated, _weight(apart.key)))
+
+
+def _weight(key: str) -> int:
+    """0 for what decides speed, to 5 for what cannot."""
+    if key in SETTING_KEYS:
+        return 0
+    if key == "config_hash":
+        return 5
+    if key == "node_list" or key.startswith("versions."):
+        return 3
+    key = key.lower()
+    if any(word in _NAMING for word in re.split(r"[^a-z0-9]+", key)):
+        return 4
+    return 1 if _FAST.search(key) else 2
+
+
+def _plain(value: Any) -> Any:
+    """The value to compare: `False`, 0, `false` and `None` are the same in different programs."""
+    if isinstance(value, str):
+        text = value.strip().lower()
+        if text in _SWITCHES:
+            return _SWITCHES[text]
+        try:
+            value = float(text)
+        except ValueError:
+            # A list of one text, as from argparse with nargs="*".
+            return text[2:-2] if text.startswith(("['", '["')) and text.count(",") == 0 else text
+    if isinstance(value, bool | int | float):
+        return "nan" if math.isnan(value) else float(value)
+    return value

@@ -1,0 +1,292 @@
+"""Curves for other tools: TensorBoard's event files and W&B's offline runs. All restarts of a run are one run.
+
+Event files are in `DIR/<experiment>/<run>/`. Offline runs are `DIR/wandb/offline-run-*`, for the user to upload by
+`wandb sync`; nothing here uses the network or reads a key. W&B always runs offline, whatever its settings and variables
+say, and records neither console, code, git, host nor the machine's figures.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from hpc_gpt.core.errors import OsErrorAs, RunFolderError, UserError
+from hpc_gpt.core.files import aside, try_folder
+from hpc_gpt.reader.records import RunRead
+from hpc_gpt.reader.records.attempts import epoch
+from hpc_gpt.report.compare import flat_settings, tokens_per_step
+
+FLOPS = ("tflops_seed", "tflops_hardware", "tflops_model")
+TAGS = ("loss", "loss_eval", "step_s", "tokens_per_s", "lr", "grad_norm", "skipped", *FLOPS)
+# Figures of the whole run, as report shows them.
+_FIGURES = ("step_s", "tokens_per_s", *FLOPS, "mfu", "hfu", "loss_eval", "skipped_steps", "nan_steps", "gpu_hours")
+ANOTHER = "name another folder for the export"
+# TensorBoard reads every file with `tfevents` in its name, in the order of names.
+EVENT_FILE = "events.out.tfevents.{number:010d}.hpc-gpt"
+EXPORT_MARK = "hpc-gpt.json"  # of our offline runs: an export replaces only what an earlier one wrote
+PROJECT = "hpc-gpt"
+_LAST_YEAR_S = 253402300800  # 10000-01-01, whose year is too long for the name
+
+
+CurveRow = tuple[int, float, dict[str, float]]  # step, epoch seconds, {tag: figure}
+
+
+@dataclass(frozen=True)
+class ExportedRun:
+    """A run as it is exported, all its restarts together: `name` and the unique `id` are safe as file names. `rows` are
+    by ascending step, each step once, as it was last trained."""
+
+    run: RunRead
+    name: str
+    id: str
+    began: float  # epoch seconds of the first step, else of the start
+    rows: list[CurveRow]
+
+    def settings(self) -> dict[str, bool | float | str]:
+        """The run's settings under dotted keys, without secrets, as both tools accept them."""
+        found = {plain_text(key): value for key, value in flat_settings(self.run.record).items()}
+        is_plain = {key: isinstance(value, int | float) and abs(value) < 2**53 for key, value in found.items()}
+        return {key: value if is_plain[key] else plain_text(str(value))[:1000] for key, value in found.items()}
+
+
+def check_export_target(folder: Path, package: str) -> None:
+    """UserError if the package cannot be imported, RunFolderError if the folder cannot be made or written, before what
+    may be an hour of reading."""
+    need_package(package)
+    with OsErrorAs(RunFolderError, str(folder), ANOTHER):
+        try_folder(folder.absolute())
+
+
+def need_package(package: str) -> Any:
+    """The package. UserError if it is not installed, or not whole."""
+    try:
+        return import_module(package)
+    except ImportError as fault:
+        text = f"the export needs the package {package}, which is not installed: {fault}"
+        raise UserError(text, f"pip install 'hpc-gpt[{package}]'") from None
+
+
+def write_events(runs: Sequence[RunRead], folder: Path) -> list[Path]:
+    """Writes each run's event file, replacing that of an earlier export, and returns their paths.
+
+    The scalars are TAGS, and loss_eval_by/NAME for each source of a mixture; settings are on the HPARAMS page. Nothing
+    else in `folder` changes. UserError if tensorboard is not installed, RunFolderError if a file cannot be written.
+    """
+    need_package("tensorboard")
+    written = []
+    with OsErrorAs(RunFolderError, str(folder), ANOTHER):
+        for run in export_runs(runs):
+            place = folder_within(folder, run.name, run.id)
+            with aside(place / "export") as part:
+                with part.open("wb") as file:
+                    EventWriter(file, run).add(run.rows)
+                written.append(part.replace(place / EVENT_FILE.format(number=0)))
+    return written
+
+
+class EventWriter:
+    """Writes a run's event file: its settings at once, rows as they are added. UserError without tensorboard."""
+
+    def __init__(self, file: BinaryIO, run: ExportedRun) -> None:
+        need_package("tensorboard")
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._file, self._writer = file, RecordWriter(file)
+        self._write(Event(wall_time=run.began, file_version="brain.Event:2"))
+        settings = hparams_pb(run.settings(), trial_id=run.id, start_time_secs=run.began)
+        self._write(Event(wall_time=run.began, summary=settings))
+
+    def _write(self, event: Any) -> None:
+        self._writer.write(event.SerializeToString())
+
+    def start_session(self, step: int, at: float) -> None:
+        """Makes TensorBoard drop `step`, which comes next, and all later ones that it has read."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        self._write(Event(wall_time=at, step=step, session_log=SessionLog(status=SessionLog.START)))
+
+    def add(self, rows: Sequence[CurveRow]) -> None:
+        """Writes rows to the file, and hands them to the system."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        for step, at, row in rows:
+            values = [Summary.Value(tag=tag, simple_value=figure) for tag, figure in row.items()]
+            self._write(Event(wall_time=at, step=step, summary=Summary(value=values)))
+        self._file.flush()
+
+
+def write_offline_runs(runs: Sequence[RunRead], folder: Path) -> list[Path]:
+    """Writes each run as an offline run, replacing that of an earlier export, and returns their folders.
+
+    UserError if wandb is not installed, RunFolderError if a folder cannot be written.
+    """
+    with OsErrorAs(RunFolderError, str(folder), ANOTHER):
+        within, exported = folder_within(folder, "wandb"), export_runs(runs)
+        with tempfile.TemporaryDirectory(prefix=".hpc-gpt-", dir=within) as name:
+            # The files are complete only after wandb's process has ended.
+            with _offline(name) as wandb:
+                made = [_log_run(wandb, run, name) for run in exported]
+            places = [within / f"offline-run-{started_name(run)}-{run.id}" for run in exported]
+            for own, place in zip(made, places, strict=True):
+                for inner in ("logs", "tmp"):  # of wandb itself
+                    shutil.rmtree(own / inner, ignore_errors=True)
+                mark = json.dumps({"written_by": "hpc-gpt report --wandb"}) + "\n"
+                (own / EXPORT_MARK).write_text(mark, encoding="utf-8")
+                if os.path.lexists(place):
+                    if place.is_symlink() or not (place / EXPORT_MARK).is_file():
+                        raise RunFolderError(f"{place} exists and is not from an export", ANOTHER)
+                    place.rename(Path(name) / f"former-{place.name}")
+                own.rename(place)
+            return places
+
+
+@contextlib.contextmanager
+def _offline(caches: str) -> Iterator[Any]:
+    """The package wandb, without the user's WANDB_ variables."""
+    kept = dict(os.environ)
+    for name in [name for name in kept if name.startswith("WANDB_")]:
+        del os.environ[name]
+    os.environ |= {f"WANDB_{name}_DIR": caches for name in ("CACHE", "CONFIG", "DATA", "ARTIFACT")}
+    os.environ |= {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
+    try:
+        wandb = need_package("wandb")
+        try:
+            yield wandb
+        finally:
+            wandb.teardown()
+    finally:
+        os.environ.clear()
+        os.environ |= kept
+
+
+def _log_run(wandb: Any, run: ExportedRun, folder: str) -> Path:
+    """Writes one run through wandb, and returns the folder that wandb made."""
+    record = run.run.record
+    made = begin_wandb_run(wandb, run, folder, PROJECT, mode="offline")
+    place = Path(made.settings.sync_dir)
+    for step, at, row in run.rows:
+        # Sent at once: a row that waits for the next goes last, over the figures of the whole run.
+        made.log({**row, "_timestamp": at}, step=step, commit=True)
+    figures = {key: value for key in _FIGURES if (value := getattr(record, key)) is not None}
+    by_source = {name: loss for name, loss in (record.loss_eval_by or {}).items() if loss is not None}
+    figures |= {f"loss_eval_by/{plain_text(name)}": loss for name, loss in by_source.items()}
+    made.summary.update({key: value for key, value in figures.items() if np.isfinite(value)} | {"ended": record.ended})
+    made.finish()
+    return place
+
+
+def begin_wandb_run(wandb: Any, run: ExportedRun, folder: str, project: str, **how: Any) -> Any:
+    """wandb's run of that project, whose files are below `folder`/wandb; `how` is as wandb.init takes it."""
+    record = run.run.record
+    off = ("save_code", "x_save_requirements")
+    on = ("disable_code", "disable_git", "disable_job_creation", "silent", "x_disable_machine_info", "x_disable_meta",
+          "x_disable_stats", "x_disable_viewer")  # fmt: skip
+    switches = {**dict.fromkeys(on, True), **dict.fromkeys(off, False)}
+    settings = wandb.Settings(console="off", host="", username="", program="hpc-gpt", **switches)
+    title = plain_text(f"{record.name or 'run'}/{record.run or run.id}")[:120]
+    where = {"dir": folder, "project": project, "group": run.name, "name": title, "id": run.id}
+    return wandb.init(config=run.settings(), settings=settings, **where, **how)
+
+
+def started_name(run: ExportedRun) -> str:
+    """The run's start in UTC as in the name of wandb's folder; the same for each export."""
+    start = epoch(run.run.record.started) or run.began
+    return time.strftime("%Y%m%d_%H%M%S", time.gmtime(start if 0 <= start < _LAST_YEAR_S else 0))
+
+
+def export_runs(runs: Sequence[RunRead]) -> list[ExportedRun]:
+    """Every run once, with unique ids."""
+    once = list({id(run): run for run in runs}.values())
+    ids, paths = [], []
+    for run in once:
+        # The path of a run stays the same when more is logged.
+        path = next((str(path.resolve()) for path in (run.folder, *run.files) if path), str(run.record.name))
+        run_id = safe_name(run.record.run or run.record.name or "run")
+        if run.folder is None:
+            run_id += f"-{_digits(path)}"
+        elif run_id.isdecimal():  # the id of a run started by plain sbatch is only a job id
+            run_id = f"{safe_name(run.record.name or 'run')}-{run_id}"
+        paths.append(path)
+        ids.append(run_id)
+    # Copies of a run folder have the same id: their paths distinguish them, and if those are equal their order.
+    ids = [each if ids.count(each) == 1 else f"{each}-{_digits(path)}" for each, path in zip(ids, paths, strict=True)]
+    ids = [f"{each}-{n + 1}" if (n := ids[:place].count(each)) else each for place, each in enumerate(ids)]
+    names = [safe_name(run.record.name or "run") for run in once]
+    return [ExportedRun(run, name, run_id, *curve_of(run)) for run, name, run_id in zip(once, names, ids, strict=True)]
+
+
+def safe_name(text: str) -> str:
+    """The text as a safe file name; if that changes it, digits of the text's hash are appended.
+
+    >>> safe_name("demo"), safe_name("../a b"), safe_name("")
+    ('demo', 'a-b-2c2c791a', 'run-e3b0c442')
+    """
+    safe = re.sub(r"[^A-Za-z0-9._-]{1,1000}", "-", text[:1000]).strip(".-")[:80]
+    return safe if safe == text and safe else f"{safe or 'run'}-{_digits(text)}"
+
+
+def folder_within(folder: Path, *names: str) -> Path:
+    """Makes `folder/<names>` and returns it; RunFolderError if a link leads out of `folder`."""
+    inner = folder.joinpath(*names)
+    inner.mkdir(parents=True, exist_ok=True)
+    if not inner.resolve().is_relative_to(folder.resolve()):
+        raise RunFolderError(f"{inner} leads to {inner.resolve()}", f"an export stays in {folder}")
+    return inner
+
+
+def _digits(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def curve_of(run: RunRead) -> tuple[float, list[CurveRow]]:
+    """(epoch seconds of the first step, else of the start; the rows of ExportedRun)."""
+    steps, record = run.steps, run.record
+    step_s = np.where(steps["step_s"] > 0, steps["step_s"], np.nan)
+    columns = {tag: steps[tag] for tag in ("loss", "step_s", "tokens_per_s", "lr", "grad_norm")}
+    rates = (tokens_per_step(record) or np.nan) / step_s
+    columns["tokens_per_s"] = np.where(np.isfinite(columns["tokens_per_s"]), columns["tokens_per_s"], rates)
+    columns["skipped"] = steps.is_skipped.astype(np.float64)
+    for formula in FLOPS:  # each is inversely proportional to the seconds
+        columns[formula] = (getattr(record, formula) or np.nan) * (record.step_s or np.nan) / step_s
+    numbered = (steps["step"] >= 0) & (steps["step"] < 2**53) & (steps["step"] % 1 == 0)
+    # If a log has a step twice, its last line counts.
+    places = {int(steps["step"][place]): place for place in np.flatnonzero(numbered & steps.counts).tolist()}
+    evaluated = zip(steps.eval_step.tolist(), steps.eval_loss.tolist(), strict=True)
+    losses = {int(number): loss for number, loss in evaluated if 0 <= number < 2**53 and number % 1 == 0}
+    numbers = sorted({*places, *losses})
+    # Logged or interpolated; if none is logged, the start plus the steps' seconds.
+    at = np.array([steps["at"][places[number]] if number in places else np.nan for number in numbers])
+    known = np.isfinite(at)
+    if known.any():
+        at = np.interp(np.arange(len(at)), np.flatnonzero(known), at[known])
+    else:
+        seconds = [step_s[places[number]] if number in places else 0.0 for number in numbers]
+        at = (epoch(record.started) or 0.0) + np.cumsum(np.nan_to_num(seconds))
+    rows = []
+    for number, moment in zip(numbers, at.tolist(), strict=True):
+        found = {tag: float(column[places[number]]) for tag, column in columns.items() if number in places}
+        found["loss_eval"] = losses.get(number, np.nan)
+        by = {f"loss_eval_by/{plain_text(name)}": loss for name, loss in steps.eval_by.get(number, {}).items()}
+        if row := {tag: each for tag in (*TAGS, *by) if np.isfinite(each := (found | by).get(tag, np.nan))}:
+            rows.append((number, moment, row))
+    return float(at[0]) if len(at) else epoch(record.started) or 0.0, rows
+
+
+def plain_text(text: str) -> str:
+    """The text without what UTF-8 cannot encode."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,294 @@
+"""Reads the paths that a user names as runs and records, and writes record.json into each run of our own."""
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from hpc_gpt.core.errors import ConfigError, NoSuchRun, RunFolderError, UserError, fault_words
+from hpc_gpt.core.files import from_here
+from hpc_gpt.core.format import counted, some
+from hpc_gpt.core.runs.find_runs import (
+    Named,
+    find_named,
+    find_run,
+    is_run_name,
+    is_sweep_folder,
+    list_runs,
+    oldest_first,
+)
+from hpc_gpt.core.runs.record import Record, write_record
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.reader.logs.read_log import READER_FAILED
+from hpc_gpt.reader.logs.source import STDIN
+from hpc_gpt.reader.records import BENCH_FILE, RunRead, is_bench, read_records, read_rounds
+from hpc_gpt.reader.records.cached_runs import CachedRecords
+from hpc_gpt.reader.records.discovery import EMPTY, OF_KERNEL, WRITTEN_BY_US, discover, notes, shown_path
+from hpc_gpt.reader.records.foreign_run import NOT_KNOWN, read_foreign_runs
+from hpc_gpt.reader.records.own_run import read_own
+from hpc_gpt.reader.steps import StepTable
+from hpc_gpt.report.published_tables import named_sweep, sweep_of
+from hpc_gpt.report.table_notes import RunNote
+
+
+@dataclass
+class GatheredRuns:
+    """The runs, our own first, oldest first; what could not be read or written.
+
+    `notes`: what was skipped because it is not a log, and what a narrow table leaves out. `row_notes`: on rows of a
+    published table. `sweeps`: name -> PATH of the sweeps named.
+    """
+
+    runs: list[RunRead] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+    unwritten: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    row_notes: list[RunNote] = field(default_factory=list)
+    sweeps: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def records(self) -> list[Record]:
+        """The record of each run."""
+        return [run.record for run in self.runs]
+
+
+def gather_paths(paths: Sequence[str], logs: Path, records_only: bool = False) -> GatheredRuns:
+    """Reads the PATHs of `report`. `records_only`: without the steps and failures of the runs.
+
+    A PATH is a log, `-` for standard input, a folder of logs and of our own runs, a run as for find_run, a sweep, which
+    means its runs under `logs`, or one run in a log or a bench, as for read_one. Without PATH: `logs`. NoSuchRun for a
+    PATH that is none of these.
+    """
+    sweeps = {sweep.name: path for path in paths if (sweep := named_sweep(path)) is not None}
+    numbered = [path for path in paths if _numbered(str(path))]
+    rest = [path for path in paths if path not in (*sweeps.values(), *numbered)]
+    gathered = _gather_found(rest, logs, records_only=records_only) if rest or not paths else GatheredRuns()
+    gathered.sweeps.update(sweeps)
+    if sweeps:
+        there = {record.run for record in gathered.records}
+        of_sweeps = gather_records(
+            list_runs(logs), lambda record: (sweep_of(record) or ("",))[0] in sweeps, records_only
+        )
+        gathered.runs += [run for run in of_sweeps.runs if run.record.run not in there]
+        gathered.unread += of_sweeps.unread
+        gathered.unwritten += of_sweeps.unwritten
+    for name in numbered:
+        read = read_one(name, logs)
+        if (read.record.run, read.files) not in [(run.record.run, run.files) for run in gathered.runs]:
+            gathered.runs.append(read)
+    return gathered
+
+
+def _numbered(name: str) -> bool:
+    """Whether a name ends with the number of a run, as `LOG#2`."""
+    return name.rpartition("#")[2].isdecimal() and "#" in name and not Path(name).exists()
+
+
+def _gather_found(paths: Sequence[str], logs: Path, as_one: bool = False, records_only: bool = False) -> GatheredRuns:
+    default = [str(logs)] if logs.is_dir() else []
+    places = [path for path in paths if path == STDIN or _is_place(path)] if paths else default
+    files = discover(places)
+    named = [find_named(path, logs) for path in paths if path not in places]
+    given = [run for each in named if not each.benches for run in each.runs]
+    files.benches += [bench / BENCH_FILE for each in named for bench in each.benches]
+    # A race that is named means its rows; in a folder of runs it is one of them.
+    real = {Path(os.path.realpath(place)) for place in places}  # also of a link that leads to itself
+    races = [
+        run for run in (*given, *files.own) if (run in given or run.path in real) and is_bench(run.path / BENCH_FILE)
+    ]
+    files.benches += [run.path / BENCH_FILE for run in races]
+    given, files.own = ([run for run in runs if run not in races] for runs in (given, files.own))
+    foreign = read_foreign_runs(files, as_one, records_only)
+    # Beside a run a script is what ran, or what may: nobody takes it for a log.
+    for script in files.scripts if not (foreign or given or files.own or files.benches) else []:
+        files.skip("a Slurm script without a log", script)
+    under = {folder for run in files.own for folder in (run.path, *run.path.parents)}
+    under |= {folder for file in files.benches for folder in file.parents}
+    under |= {folder for run in foreign for file in run.files for folder in file.parents}
+    ours = {folder for path in files.skipped.get(WRITTEN_BY_US, ()) for folder in (Path(path), *Path(path).parents)}
+    for path in paths:
+        folder = Path(path)
+        if folder in ours and len(paths) > 1:
+            continue
+        empty = path in places and path != STDIN and folder.is_dir() and not {folder, folder.resolve()} & under
+        if empty and not any("seen before" in why or why == OF_KERNEL for why in files.counts):
+            given += _named_by_folder(path, logs, notes(files) if len(places) == 1 else [])
+    runs = {run.path: run for run in [*given, *oldest_first(files.own)]}
+    gathered = gather_records(list(runs.values()), records_only=records_only)
+    for file in files.benches:
+        try:
+            gathered.runs += read_bench(file)
+        except UserError as fault:
+            gathered.unread.append(str(fault))
+    gathered.runs += foreign
+    for why, skipped in files.skipped.items():
+        # Beside a log that has something, one that has nothing is no fault: many jobs print no errors.
+        if not (why in (EMPTY, NOT_KNOWN, WRITTEN_BY_US) and gathered.runs):
+            gathered.unread += [f"{shown_path(path)}: {why}" for path in skipped if path in paths]
+    as_errors = [f"skipped {fault}" for fault in gathered.unread]
+    gathered.notes += [words for words in notes(files, paths) if words not in as_errors]
+    return gathered
+
+
+def _is_place(path: str) -> bool:
+    """Whether a PATH is a file or folder to read, and not the name of a run."""
+    # A dangling link counts too, so that it is reported as one.
+    return os.path.lexists(path) and not is_sweep_folder(Path(path))
+
+
+def _named_by_folder(path: str, logs: Path, skipped: Sequence[str]) -> list[RunFolder]:
+    """The runs with the name of a folder that holds no run; none for the logs folder, which may have none yet.
+
+    `skipped`: what the folder holds instead, for NoSuchRun.
+    """
+    with contextlib.suppress(NoSuchRun):
+        return find_named(path, logs).runs
+    instead = f"; {some(skipped, 3, '; ')}" if skipped else ""
+    raise NoSuchRun(
+        f"no runs under {path}{instead}", "give a log, a run folder, or a folder of run folders, such as logs/"
+    )
+
+
+def gather_records(
+    runs: Sequence[RunFolder], wanted: Callable[[Record], bool] | None = None, records_only: bool = False
+) -> GatheredRuns:
+    """Reads every run and replaces its record.json. A run that cannot be read is listed in `unread`.
+
+    Runs that are not `wanted` are left out, and their record.json unchanged. `records_only`: as in `gather_paths`.
+    """
+    gathered = GatheredRuns()
+    cached = CachedRecords(runs if records_only else ())
+    for run in runs:
+        found, was_written = cached.find(run)
+        try:
+            read = found or read_own(run, record_only=records_only)
+        except UserError as fault:
+            words = str(fault) if str(run.path) in str(fault) else f"{run.path}: {fault}"
+            words = words.replace(str(run.path), from_here(run.path))
+            gathered.unread.append(f"{words}; {fault.hint}" if fault.hint else words)
+            continue
+        except Exception as fault:  # of a reader: the other runs are reported
+            gathered.unread.append(f"{from_here(run.path)}: {READER_FAILED}: {fault_words(fault)}")
+            continue
+        is_written = was_written
+        if wanted is None or wanted(read.record):
+            gathered.runs.append(replace(read, steps=StepTable()) if records_only else read)
+            try:
+                if not was_written:
+                    write_record(run, read.record)
+                is_written = True
+            except UserError as fault:
+                gathered.unwritten.append(str(fault))
+        if found is None or is_written != was_written:
+            cached.note(run, read, is_written)
+    cached.store()
+    return gathered
+
+
+def read_bench(file: Path) -> list[RunRead]:
+    """The rows of a bench in its order; ConfigError if its file is damaged."""
+    records = read_records(file) or []
+    rounds = read_rounds(file, len(records))
+    return [RunRead(record, files=[file], rounds=own) for record, own in zip(records, rounds, strict=True)]
+
+
+def refresh_record(run: RunFolder) -> Record:
+    """The run's current record, written into its folder if possible; RunFolderError if the run cannot be read."""
+    gathered = gather_records([run])
+    if gathered.unread:
+        raise RunFolderError(gathered.unread[0], "is this a run folder?")
+    return gathered.records[0]
+
+
+def read_one(name: str, logs: Path, *beside: str, ends_only: bool = False) -> RunRead:
+    """The run that RUN means: a log, a folder with the logs of one run, `LOG#2` for the second run in a log, `BENCH#2`
+    for the second row of a bench, given by its id, folder or file; else as for find_run. `beside`: more of its logs.
+    `ends_only`: of a run of ours as `read_own`.
+
+    Raises NoSuchRun if there is none, or several.
+    """
+    path, _, which = name.rpartition("#")
+    numbered = _numbered(name)
+    if numbered and not Path(path).is_file():
+        bench = None
+        with contextlib.suppress(NoSuchRun):
+            bench = _find_bench(path, logs)
+        path, numbered = str(bench), bench is not None
+    place = path if numbered else name
+    if not beside and place != STDIN and ((Path(place) / "resolved.json").is_file() or not _is_place(place)):
+        return read_own(find_run(name, logs), ends_only)
+    gathered = _gather_found([place, *beside], logs, bool(beside))
+    runs = gathered.runs
+    if numbered:
+        several = {_number(run): run for run in reversed(runs)}
+        if several and which not in several:
+            given, has = name.rpartition("#")[0], counted(len(several), "run")
+            names = some([f"{given}#{number}" for number in reversed(several)], 5)
+            raise NoSuchRun(f"{shown_path(given)} has no run {which}; it has {has}", f"name one: {names}")
+        runs = [several[which]] if several else []
+    if len(runs) == 1:
+        return runs[0]
+    if not runs:
+        failed = [words for words in (*gathered.unread, *gathered.notes) if READER_FAILED in words]
+        raise NoSuchRun(
+            "; ".join([f"no run in {', '.join(map(shown_path, (name, *beside)))}", *failed]),
+            "give a log with training steps, a run folder, a run id or a job id",
+        )
+    named = some([str(run.record.run) for run in runs], 5)
+    benches = runs[0].record.run and all(BENCH_FILE in (file.name for file in run.files) for run in runs)
+    hint = "name one log; the second run in a log is LOG#2"
+    if benches:
+        hint = f"name one row, such as {runs[0].record.run}"
+    elif not beside and Path(place).is_file():
+        hint = f"name one: {some([f'{place}#{_number(run)}' for run in runs], 5)}"
+    raise NoSuchRun(f"{len(runs)} runs in {', '.join(map(shown_path, (name, *beside)))}: {named}", hint)
+
+
+def _number(run: RunRead) -> str:
+    """The number of a run in its log, or of a row in its bench."""
+    _, mark, number = (run.record.run or "").rpartition("#")
+    return number if mark and number.isdecimal() else "1"
+
+
+def read_compared(name: str, logs: Path) -> RunRead:
+    """The run of a name as for read_one, of a record.json, or of what `report --json` wrote for one run.
+
+    A record has no steps; if it is in its run folder, the run itself is read. Raises as read_one, and ConfigError for
+    a file of several records.
+    """
+    path = Path(name)
+    if path.suffix != ".json" or not path.is_file():
+        return read_one(name, logs)
+    records = read_records(path)
+    if records is None:
+        return read_one(name, logs)
+    if path.name == "record.json" and (path.parent / "resolved.json").is_file():
+        return read_one(str(path.parent), logs)
+    if len(records) != 1:
+        named = some([str(record.run) for record in records], 5)
+        hint = f"compare single rows, such as {name}#1" if path.name == BENCH_FILE else "give a file of one run"
+        raise ConfigError(f"{name} holds {len(records)} records: {named}", hint)
+    return read_bench(path)[0] if is_bench(path) else RunRead(records[0], files=[path])
+
+
+def _find_bench(name: str, logs: Path) -> Path | None:
+    """The file of the rows of the bench, or of the race, that a name means; None if it means none, or several."""
+    folder = Path(name)
+    if (folder / BENCH_FILE).is_file():
+        return folder / BENCH_FILE
+    found = find_named(name, logs) if name else Named([])
+    folders = found.benches or tuple(run.path for run in found.runs)
+    return folders[0] / BENCH_FILE if len(folders) == 1 and is_bench(folders[0] / BENCH_FILE) else None
+
+
+def compared_names(name: str, logs: Path) -> list[str]:
+    """The runs that a name of `compare` means, a name each: the rows of a bench or a race, all runs of a sweep, an
+    experiment or a folder of ours; else the name itself. Raises NoSuchRun."""
+    if not is_run_name(name, logs):
+        return [name]
+    found, names = find_named(name, logs), []
+    for folder in found.benches or [run.path for run in found.runs]:
+        rows = read_records(folder / BENCH_FILE) if is_bench(folder / BENCH_FILE) else None
+        names += [f"{folder}#{number}" for number, _ in enumerate(rows, 1)] if rows else [str(folder)]
+    return names if len(names) > 1 else [name]

@@ -1,0 +1,304 @@
+"""The page's tables: the runs, with the source of each figure, and throughput and memory by layout, with bars."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from hpc_gpt.core.columns import FIGURES, Column
+from hpc_gpt.core.format import NOTHING, counted, show_count, show_digits, show_params, show_rate
+from hpc_gpt.core.runs.record import Record
+from hpc_gpt.core.settings.layout import AXES
+from hpc_gpt.reader.records import RunRead
+from hpc_gpt.report.page.anomalies import ended_text, has_failed
+from hpc_gpt.report.page.groups import switches_of
+from hpc_gpt.report.svg import Svg, number, safe
+from hpc_gpt.report.tables import losses_by_source, peak_memory_gib, show_name
+
+# Larger figures are shown in powers of ten, as no training has them.
+_LARGEST = 1e18
+MOST_LINES = 60  # of the layouts
+_RUN_ID = re.compile(r"(?<=/)\d{8}-\d{6}-([0-9a-f]{4})$")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell: its text, its sort key if the text is no number, and where the figure is from."""
+
+    text: str
+    sort: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """A run's line: its name, how it ended (`sign`, `ended`), whether it failed (`bad`), and its other cells."""
+
+    label: str
+    sign: str
+    ended: str
+    bad: bool
+    cells: Sequence[Cell]
+
+
+def layout_text(record: Record) -> str:
+    """tp4-pp16-dp1, with the ZeRO stage if it is above 0; `-` if the layout is not known."""
+    sizes = ((axis, getattr(record, axis)) for axis in AXES)
+    known = [f"{axis}{size}" for axis, size in sizes if size is not None and (axis, size) != ("cp", 1)]
+    words = safe("-".join(known), 40)
+    zero = f" ZeRO {safe(record.zero_stage, 10)}" if record.zero_stage else ""
+    return (words + zero).strip() or NOTHING
+
+
+def devices_text(record: Record) -> str | None:
+    """What the run has, as `64 v100-32g`: GPUs, or the ranks of a CPU, which are no GPUs; None if it is not known.
+
+    >>> devices_text(Record(gpus=1)), devices_text(Record(gpus=8, device="h200"))
+    ('1 device', '8 h200')
+    """
+    count = number(record.gpus)
+    name = "CPU" if record.is_on_cpu else safe(record.device or "", 60)
+    if count is None:
+        return name or None
+    return f"{show_count(count)} {name}" if name else counted(round(count), "device")
+
+
+def rate_per(records: Iterable[Record]) -> str:
+    """Of what rates are on a page of these runs: of a GPU, or of a device if one of them ran on CPUs."""
+    return "device" if any(record.is_on_cpu for record in records) else "GPU"
+
+
+def tokens_per_s_gpu(record: Record) -> float | None:
+    """Tokens per second of one GPU; those of all over the GPUs for a record from before it had the key."""
+    tokens, gpus = number(record.tokens_per_s), number(record.gpus)
+    return number(record.tokens_per_s_gpu) or (tokens / gpus if tokens is not None and gpus else None)
+
+
+def figure_text(show: Callable[[float], str], figure: float | None) -> str:
+    """The figure as `show` writes it, very large and very small ones in powers of ten."""
+    if figure is None:
+        return NOTHING
+    return show(figure) if abs(figure) < _LARGEST and (figure == 0 or abs(figure) > 1e-12) else f"{figure:.3g}"
+
+
+def run_label(run: RunRead, place: int) -> str:
+    """A run's name on the page: as in the terminal's table, else its file."""
+    if run.record.name or run.record.run:
+        return safe(show_name(run.record), 160)
+    return safe(run.files[0].name, 160) if run.files else f"run {place + 1}"
+
+
+def short_labels(labels: Sequence[str]) -> list[str]:
+    """The labels with the id of a run of ours cut to its end, if that is as clear.
+
+    >>> short_labels(["demo/20261126-210931-0023", "meg_n16", "a/20261126-210931-77aa", "a/20261126-211000-77aa"])
+    ['demo/0023', 'meg_n16', 'a/20261126-210931-77aa', 'a/20261126-211000-77aa']
+    """
+    shorts = [_RUN_ID.sub(r"\1", label) for label in labels]
+    counts = Counter(shorts)
+    return [short if counts[short] == 1 else label for short, label in zip(shorts, labels, strict=True)]
+
+
+def _time(record: Record) -> str | None:
+    return record.started.replace("T", " ")[:16] if record.started else None
+
+
+def _spread(record: Record) -> str | None:
+    low, high = number(record.step_s_p10), number(record.step_s_p90)
+    if low is None or high is None:
+        return None
+    return f"{figure_text(show_digits, low)}..{figure_text(show_digits, high)}"
+
+
+# Short enough for a heading; `means` has the formula in full.
+_FORMULAS = {
+    "tflops_seed": "TFLOP/s 8 or 6\u00a0P\u00a0s\u00a0B",
+    "tflops_hardware": "TFLOP/s Narayanan 2021, eq.\u00a03",
+    "tflops_model": "TFLOP/s 6N+12Lhs",
+    "tflops_printed": "TFLOP/s as printed",
+}
+
+
+def _figures(*keys: str) -> list[Column]:
+    """The columns as the page has them: TFLOP/s with their formula in the heading."""
+    return [replace(FIGURES[key], heading=_FORMULAS.get(key, FIGURES[key].heading)) for key in keys]
+
+
+def _words(heading: str, keys: tuple[str, ...], value: Callable[[Record], str | None], means: str) -> Column:
+    return Column(heading, keys, value, str, right=False, means=means)
+
+
+_FEW_COLUMNS = (
+    _words("Devices", ("gpus", "device"), devices_text, "GPUs and their name; of a run on a CPU its ranks"),
+    *_figures("params"),
+    _words("Layout", (*AXES, "zero_stage"),
+           lambda record: words.replace(" ", "\n", 1) if (words := layout_text(record)) != NOTHING else None,
+           "tensor, pipeline, context and data parallel sizes; ZeRO stage"),
+    *_figures("seq", "global_batch", "step_s"),
+    replace(FIGURES["tokens_per_s_gpu"], keys=("tokens_per_s_gpu", "tokens_per_s", "gpus"), value=tokens_per_s_gpu),
+    *_figures("tflops_model", "mfu"),
+    Column("Memory GiB", ("memory_allocated_gib", "memory_reserved_gib"), lambda record: peak_memory_gib(record)[0],
+           show_digits, means="GPU memory of the stage with most: allocated, else reserved; 1 GiB = 2^30"),
+    *_figures("loss_last"),
+    FIGURES["gpu_hours"],
+)  # fmt: skip
+# These are shown if the reader asks for them: the table is then wider than most windows.
+_MORE_COLUMNS = (
+    Column("p10..p90 s", ("step_s_p10", "step_s_p90"), _spread, str,
+           means="10th and 90th percentile of the same steps; sorted by the 10th"),
+    *_figures("tflops_seed", "tflops_hardware", "tflops_printed", "mfu_printed"),
+    *_figures("tokens_per_s", "loss_first", "loss_eval"),
+    _words("Loss eval by source", ("loss_eval_by",), losses_by_source, "of the last evaluation on each of a mixture"),
+    *_figures("skipped_steps", "nan_steps"),
+    Column("Attempts", ("attempts",), lambda record: len(record.attempts) if record.attempts else None, show_count,
+           means="starts of the run"),
+    *_figures("micro_batch"),
+    _words("Program", ("engine", "dialect"), lambda record: record.engine or record.dialect,
+           "the engine, else the program whose log it is"),
+    _words("Started", ("started",), _time, "UTC"),
+)  # fmt: skip
+_COLUMNS = (*_FEW_COLUMNS, *_MORE_COLUMNS)
+SHOWN_KEYS = frozenset(key for column in _COLUMNS for key in column.keys) | {"ended"}
+# Settings that a column shows whether or not a sweep varies them, by how their keys begin.
+IN_COLUMNS = (*(f"layout.{key}" for key in (*AXES, "global_batch")), "model.")
+# Columns of text that are sorted by the figure of their first key.
+_SORTED_BY_FIGURE = {"step_s_p10", "gpus"}
+# A column of these with only zeros is left out.
+_ZERO_IS_NOTHING = {"skipped_steps", "nan_steps"}
+
+
+def table_of(
+    runs: Sequence[RunRead], labels: Sequence[str], varied: Sequence[str], sources: bool
+) -> tuple[list[Column], list[RunLine], int]:
+    """Columns, lines, and how many of the columns are always shown; a column without any value is left out.
+
+    `varied`: settings that sweeps vary, first. `sources`: cells have the source of their figure.
+    """
+    settings = {id(run.record): switches_of(run.record) for run in runs} if varied else {}
+    per = rate_per(run.record for run in runs)
+    usual = [replace(column, heading=column.heading.replace("per GPU", f"per\u00a0{per}")) for column in _COLUMNS]
+    columns = [*(_varied_column(key, settings) for key in varied), *usual]
+    grid = [[_cell(column, run.record, sources) for column in columns] for run in runs]
+    filled = []
+    for at, column in enumerate(columns):
+        nothing = (NOTHING, "0") if column.keys[0] in _ZERO_IS_NOTHING else (NOTHING,)
+        if any(line[at].text not in nothing for line in grid):
+            filled.append(at)
+    lines = []
+    for run, label, cells in zip(runs, labels, grid, strict=True):
+        ended = run.record.ended
+        own = [cells[at] for at in filled]
+        lines.append(RunLine(label, ended_sign(ended), ended_text(ended), has_failed(ended), own))
+    return [columns[at] for at in filled], lines, sum(at < len(varied) + len(_FEW_COLUMNS) for at in filled)
+
+
+def _varied_column(key: str, settings: Mapping[int, Mapping[str, Any]]) -> Column:
+    """The column of a setting: of numbers if it has no other value in any run."""
+    values = [found[key] for found in settings.values() if key in found]
+    figures = all(number(value) is not None for value in values)
+    heading, means = key.rpartition(".")[2], f"{key}, which a sweep varies"
+    if figures:
+        return Column(heading, (key,), lambda record: settings[id(record)].get(key), "{:g}".format, means=means)
+    return _words(heading, (key,), lambda record: safe(settings[id(record)].get(key), 40) or None, means)
+
+
+def ended_sign(ended: str | None) -> str:
+    """A sign for how a run ended, shown beside the text."""
+    if ended in (mark := {"done": "✓", "running": "▶", "suspended": "○", "pending": "○"}):
+        return mark[ended]
+    return "✗" if has_failed(ended) else "?" if ended in (None, "unknown") else "■"
+
+
+def _cell(column: Column, record: Record, sources: bool) -> Cell:
+    value = column.value(record) if column.digits is str else number(column.value(record))
+    if value is None:
+        cell = Cell(NOTHING)
+    elif column.digits is str:
+        figure = number(getattr(record, column.keys[0])) if column.keys[0] in _SORTED_BY_FIGURE else None
+        cell = Cell(safe(value, 80), "" if figure is None else f"{figure:.6g}")
+    else:
+        text = figure_text(column.digits, value)
+        cell = Cell(text, sort if (sort := f"{value:.6g}") != text else "")
+    if value is None or not sources:
+        return cell
+    stated = [safe(where, 240) for key in column.keys if (where := record.sources.get(key))]
+    return replace(cell, source="; ".join(dict.fromkeys(stated)))
+
+
+def layouts_of(runs: Sequence[RunRead]) -> tuple[list[dict[str, Any]], int]:
+    """(layouts of runs of one model size, sequence, batch and device, the largest first; how many are left out).
+
+    Layouts have a throughput or memory figure. Where there is only one, there is nothing to compare.
+    """
+    groups: dict[tuple[str, ...], dict[tuple[object, ...], list[Record]]] = defaultdict(lambda: defaultdict(list))
+    for record in (run.record for run in runs):
+        if tokens_per_s_gpu(record) is None and peak_memory_gib(record)[0] is None:
+            continue
+        size = figure_text(show_params, number(record.params))
+        sequence, batch = f"sequence {safe(record.seq, 20)}", f"batch {safe(record.global_batch, 20)}"
+        layouts = groups[size, sequence, batch, "CPU" if record.is_on_cpu else safe(record.device or "", 60)]
+        layouts[layout_text(record), record.gpus, _program(record)].append(record)
+
+    def largest(layouts: dict[tuple[object, ...], list[Record]]) -> float:
+        return max(number(records[0].params) or 0.0 for records in layouts.values())
+
+    shown: list[dict[str, Any]] = []
+    room, left_out = MOST_LINES, 0
+    for (size, *task), layouts in sorted(groups.items(), key=lambda item: -largest(item[1])):
+        known = next(iter(layouts.values()))[0]
+        if len(layouts) < 2 or None in (known.params, known.seq, known.global_batch):
+            continue
+        lines = _layout_lines(list(layouts.values()))
+        left_out += max(0, len(lines) - room)
+        if room > 0:
+            title = f"{size} parameters, {', '.join(part for part in task if part)}"
+            shown.append({"size": title, "lines": lines[:room]})
+        room = max(0, room - len(lines))
+    return shown, left_out
+
+
+def bars(figures: Sequence[float]) -> list[tuple[str, Svg]]:
+    """(figure, bar) of each; bars are relative to the highest."""
+    known = [number(value) for value in figures[:256]]
+    most = max((figure for figure in known if figure is not None), default=0.0)
+    return [(figure_text(show_digits, figure), _bar(figure, most)) for figure in known]
+
+
+def _layout_lines(layouts: Sequence[Sequence[Record]]) -> list[dict[str, Any]]:
+    """A line for each layout: medians over its runs, as text and as bars relative to the greatest of its size."""
+    sums = []
+    for records in layouts:
+        rates = [rate for record in records if (rate := tokens_per_s_gpu(record)) is not None]
+        steps = [step for record in records if (step := number(record.step_s)) is not None]
+        peaks = [(gib, kind) for gib, kind in map(peak_memory_gib, records) if gib is not None]
+        memory, _ = max(peaks, default=(None, ""))
+        sums.append((median(rates) if rates else None, memory, peaks, median(steps) if steps else None, records))
+    sums.sort(key=lambda line: -(line[0] or 0.0))
+    most_tokens = max(tokens or 0.0 for tokens, *_ in sums)
+    most_memory = max(memory or 0.0 for _, memory, *_ in sums)
+    return [
+        {
+            "layout": layout_text(records[0]),
+            "devices": devices_text(records[0]) or NOTHING,
+            "program": _program(records[0]),
+            "runs": str(len(records)),
+            "step": figure_text(show_digits, step_s),
+            "tokens": figure_text(show_rate, tokens),
+            "tokens_bar": _bar(tokens, most_tokens),
+            "memory": f"{figure_text(show_digits, memory)} {' or '.join(sorted({kind for _, kind in peaks}))}".rstrip(),
+            "memory_bar": _bar(memory, most_memory),
+        }
+        for tokens, memory, peaks, step_s, records in sums
+    ]
+
+
+def _program(record: Record) -> str:
+    return safe(record.engine or record.dialect or NOTHING, 60)
+
+
+def _bar(figure: float | None, most: float) -> Svg:
+    """A bar that only repeats the figure beside it; a screen reader skips it."""
+    share = figure / most if figure and most > 0 else 0.0
+    return Svg(f'<meter value="{max(0.0, min(share, 1.0)):.3g}" aria-hidden="true"></meter>')

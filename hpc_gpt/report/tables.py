@@ -1,0 +1,394 @@
+"""Records and their predictions as text: an aligned table, csv, Markdown, JSON, JSON lines, or one record as a block.
+
+The columns are the usual ones in the order of Megatron-DeepSpeed's tables, or those that a user names. Nothing is cut
+to a width. A pipe gets whole lines; a terminal too narrow for the table gets a block for each record.
+"""
+
+import functools
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hpc_gpt.core import terminal
+from hpc_gpt.core.columns import FIGURES, Column, Grid, as_csv, column, filled, grid, look_up, peak
+from hpc_gpt.core.ends.failures import colour_of
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.format import (
+    NOTHING,
+    counted,
+    plain,
+    show_digits,
+    show_params,
+    show_share,
+    show_value,
+    show_whole,
+    wrapped,
+)
+from hpc_gpt.core.keys import names_of
+from hpc_gpt.core.runs.record import RECORD_KEYS, SCHEMA, Record, finite
+from hpc_gpt.core.settings.experiment import Experiment
+from hpc_gpt.core.settings.layout import AXES
+from hpc_gpt.core.tables import close_matches
+
+# The tables of an experiment whose keys a record keeps.
+_KEPT = ("model", "layout", "engine", "train", "data")
+# Where a record has what its sweep varies.
+_VARIED = "settings.sweep.varied"
+_HINT = "hpc-gpt help record lists the keys of a record; a dot reaches into one, as in settings.engine.optimizer"
+
+
+def show_spread(record: Record) -> str:
+    """The step time's 10th to 90th percentile."""
+    if record.step_s_p10 is None:
+        return NOTHING
+    return f"{show_digits(record.step_s_p10)}..{show_digits(record.step_s_p90)}"
+
+
+def peak_memory_gib(record: Record) -> tuple[float | None, str]:
+    """The highest memory of any stage, and which kind of figure it is: allocated or reserved."""
+    for figures, kind in ((record.memory_allocated_gib, "allocated"), (record.memory_reserved_gib, "reserved")):
+        known = [figure for figure in figures or () if figure is not None and abs(figure) < 1e15]
+        if known:
+            return max(known), kind
+    return None, ""
+
+
+def relative_error(predicted: float | None, measured: float | None) -> float | None:
+    """A prediction's error as a share of the measured value; None if either is not known.
+
+    >>> relative_error(3.0, 2.0)
+    0.5
+    """
+    if not predicted or not measured or measured <= 0:
+        return None
+    error = predicted / measured - 1
+    return error if math.isfinite(error) else None
+
+
+def show_name(record: Record) -> str:
+    """A run's name/run, or the run alone if it begins with the name, as for most logs.
+
+    >>> show_name(Record(name="demo", run="20261120-1")), show_name(Record(name="train", run="train-4711"))
+    ('demo/20261120-1', 'train-4711')
+    """
+    if record.name and record.run and record.run.startswith(record.name):
+        return record.run
+    return "/".join(part for part in (record.name, record.run) if part) or NOTHING
+
+
+def show_losses(record: Record) -> str:
+    """The loss of the first step -> of the last; without them that of the last evaluation, marked.
+
+    >>> show_losses(Record(loss_first=10.9, loss_last=3.2, loss_eval=3.3)), show_losses(Record(loss_eval=3.3))
+    ('10.900 -> 3.200', '3.300 (eval)')
+    """
+    if record.loss_first is None or record.loss_last is None:
+        return NOTHING if record.loss_eval is None else f"{record.loss_eval:.3f} (eval)"
+    return f"{record.loss_first:.3f} -> {record.loss_last:.3f}"
+
+
+def show_layout(record: Record) -> str:
+    """The sizes that are known, as tp4-pp16-dp1; cp only if it is above 1."""
+    sizes = ((axis, getattr(record, axis)) for axis in AXES)
+    return "-".join(f"{axis}{size}" for axis, size in sizes if size and (axis, size) != ("cp", 1)) or NOTHING
+
+
+def choose_columns(keys: Sequence[str]) -> tuple[Column, ...]:
+    """A column for each key, as the usual table shows it if that has it alone; ConfigError for an unknown key."""
+    usual = {each.keys[0]: each for each in COLUMNS if len(each.keys) == 1}
+    found = [(key, full_key(key)) for key in keys]
+    return tuple(usual.get(full) or column(key, full, right=_is_figure(full)) for key, full in found)
+
+
+def all_columns(records: Sequence[Record]) -> list[Column]:
+    """What sweeps vary, the usual columns, and every other one that has a value of a record."""
+    varied = dict.fromkeys(key for record in records for key in varied_of(record))
+    usual = {key for each in COLUMNS for key in each.keys}
+    others = [replace(each, optional=True) for each in FIGURES.values() if not usual.issuperset(each.keys)]
+    return filled([*choose_columns(list(varied)), *COLUMNS[:-2], *others, *COLUMNS[-2:]], records)
+
+
+def varied_of(record: Record) -> dict[str, Any]:
+    """The values that its sweep varies, by dotted key."""
+    return (record.settings.get("sweep") or {}).get("varied") or {}
+
+
+def sort_records(records: Sequence[Record], keys: Sequence[str]) -> list[int]:
+    """The order of the records' indexes by the keys, the first one leading; `-key` is from high to low.
+
+    Records without a value come last in both directions; equal ones keep their order. ConfigError for an unknown key.
+    """
+    full = [full_key(key.removeprefix("-")) for key in keys]
+    order = list(range(len(records)))
+    for key, name in zip(reversed(keys), reversed(full), strict=True):
+        value = {index: look_up(records[index], name) for index in order}
+        known = [index for index in order if value[index] is not None]
+        known.sort(key=lambda index: _comparable(value[index]), reverse=key.startswith("-"))
+        order = known + [index for index in order if value[index] is None]
+    return order
+
+
+def full_key(key: str) -> str:
+    """The key of a record that is meant: `lr` and `train.lr`, keys of an experiment, are settings.train.lr. One of
+    [command] or [job], such as command.values.lr, is in a record if its sweep varies it. ConfigError for one that is
+    unknown."""
+    name, dot, _ = key.partition(".")
+    if name in RECORD_KEYS and (not dot or "dict" in Record.__annotations__[name]):
+        return key
+    for table, _, own in (each.partition(".") for each in names_of(Experiment)):
+        if table in _KEPT and key in (own, f"{table}.{own}"):
+            return own if table in ("model", "layout") and own in RECORD_KEYS else f"settings.{table}.{own}"
+    if key.startswith("command.values.") or (name in ("command", "job") and key in names_of(Experiment)):
+        return f"{_VARIED}.{key}"
+    unknown = key if name in RECORD_KEYS else name
+    raise ConfigError(f"a record has no key {unknown!r}", close_matches(unknown, RECORD_KEYS) or _HINT)
+
+
+def _comparable(value: Any) -> tuple[int, Any]:
+    """Numbers sort before texts, as two records may have either under one key."""
+    if isinstance(value, int | float):
+        return 0, value
+    if isinstance(value, list) and all(isinstance(each, int | float) for each in value):
+        return 0, max(value, default=0)
+    return 1, str(value)
+
+
+def _is_figure(key: str) -> bool:
+    kinds = Record.__annotations__[key.partition(".")[0]]
+    return any(kind in kinds for kind in ("int", "float")) and "dict" not in kinds
+
+
+COLUMNS = (
+    *(FIGURES[key] for key in ("gpus", "params", *AXES, "micro_batches", "micro_batch", "global_batch")),
+    FIGURES["step_s"],
+    Column("p10..p90", ("step_s_p10", "step_s_p90", "steps_used", "warmup_steps"), show_spread),
+    *(FIGURES[f"tflops_{name}"] for name in ("seed", "hardware", "model", "printed")),
+    FIGURES["mfu_printed"],
+    FIGURES["tokens_per_s"],
+    # Only if the GPUs of a run are not known: else tokens/s say as much.
+    replace(FIGURES["tokens_per_s_gpu"], value=lambda record: None if record.tokens_per_s else record.tokens_per_s_gpu),
+    Column(
+        "Memory GiB",
+        ("memory_allocated_gib", "memory_reserved_gib"),
+        lambda record: peak_memory_gib(record)[0],
+        show_digits,
+        optional=True,
+    ),
+    Column("Loss", ("loss_first", "loss_last", "loss_eval"), show_losses),
+    replace(FIGURES["ended"], style=lambda record: colour_of(record.ended or "")),
+    Column("Run", ("name", "run", "job_id"), show_name, right=False),
+)
+
+
+def records_text(
+    records: Sequence[Record], form: str = "table", width: int | None = None, columns: Sequence[Column] = COLUMNS
+) -> str:
+    """The text of `record_pieces`, whole."""
+    return "".join(record_pieces(records, form, width, columns))
+
+
+def record_pieces(
+    records: Sequence[Record], form: str = "table", width: int | None = None, columns: Sequence[Column] = COLUMNS
+) -> Iterator[str]:
+    """The pieces of a text, in JSON one for each record: the records as table, md, csv, json or jsonl.
+
+    table: aligned, a line for each record, or a block for each if it is wider than `width` (None: any width); empty
+    without records. Flags are left out, as the verb writes them to stderr. csv: a heading for each key of the record
+    and figures in full. json: `{"schema": 1, "records": [...]}`, every key of every record; jsonl: an object a line.
+    """
+    if form == "json":
+        begin, end = json_text({"schema": SCHEMA, "records": [0]}).split("0") if records else ("", "")
+        for number, record in enumerate(records):
+            # A text in JSON has no line breaks: each is before an indentation.
+            yield (",\n  " if number else begin) + json_text(record.to_tables()).rstrip().replace("\n", "\n  ")
+        yield end or json_text({"schema": SCHEMA, "records": []})
+    elif form == "jsonl":
+        yield from (json_lines([record.to_tables()]) for record in records)
+    elif form == "csv":
+        keys = [key for column in columns for key in column.keys]
+        yield as_csv(keys, [[look_up(record, key) for key in keys] for record in records])
+    else:
+        table = grid(filled(columns, records) if columns is COLUMNS else columns, records)
+        if form == "md":
+            yield table.markdown()
+        elif records and columns is COLUMNS and width is not None and table.width > width:
+            yield "\n".join(as_block(replace(record, flags=[]), width) for record in records)
+        elif records:
+            yield table.fitted(width, "\n", terminal.painted if width is not None else None)
+
+
+def json_text(page: dict[str, Any]) -> str:
+    """A page of `--json`."""
+    return json.dumps(page, indent=1, allow_nan=False) + "\n"
+
+
+def json_lines(lines: Sequence[dict[str, Any]]) -> str:
+    """An object on each line."""
+    return "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+
+
+def as_block(record: Record, width: int | None = None) -> str:
+    """One record, a line for each figure, each FLOPs figure with its formula; flags at the end."""
+    title = plain(show_name(record))
+    lines = [(label, plain(text)) for label, text in _block_lines(record) if text != NOTHING]
+    margin = max(len(label) for label, _ in lines) if lines else 0
+    text = title + "\n" + "".join(f"  {label:<{margin}}  {value}\n" for label, value in lines)
+    for flag in record.flags:
+        text += "\n".join(wrapped(f"  note: {plain(flag)}", width, 8)) + "\n"
+    return text
+
+
+def show_begin(record: Record) -> str:
+    """The checkpoint or the weights that the run began from; empty if it began from random ones."""
+    parent = record.settings.get("resumed_from")
+    if isinstance(parent, dict):
+        return f"step {parent.get('step')} of run {parent.get('run')}{', as a branch' if parent.get('branch') else ''}"
+    return str(record.settings.get("train", {}).get("init") or "")
+
+
+def print_record(record: Record) -> None:
+    """Prints one record as a block, as at the end of a run."""
+    heading, _, rest = as_block(record, terminal.width()).partition("\n")
+    terminal.write_heading(heading)
+    sys.stdout.write(rest)
+    sys.stdout.flush()
+
+
+def _block_lines(record: Record) -> list[tuple[str, str]]:
+    """(label, text) of the main figures."""
+    layout = show_layout(record)
+    where = f" on {counted(record.gpus, 'rank')}" if record.gpus else ""
+    program = "".join(f", {name}" for name in (record.engine, record.dtype) if name)
+    batch = NOTHING if record.global_batch is None else str(record.global_batch)
+    if record.global_batch and record.micro_batch and record.micro_batches and record.dp:
+        batch += f" = {record.micro_batch} x {record.micro_batches} x dp {record.dp}"
+    step = show_digits(record.step_s)
+    if record.step_s is not None and record.step_s_p10 is not None:
+        step += f" s  (median of {record.steps_used}; 10th to 90th percentile {show_spread(record)}"
+        step += f"; {record.warmup_steps} warm-up)"
+    elif record.step_s is not None:
+        step += " s  (single steps were not timed)"
+    memory, kind = peak_memory_gib(record)
+    ended = str(record.ended or NOTHING) + (f": {record.cause}" if record.cause else "")
+    return [
+        ("ended", ended),
+        ("model", f"{show_params(record.params)} parameters" if record.params else NOTHING),
+        ("begins from", show_begin(record) or NOTHING),
+        ("varied", ", ".join(f"{key} {show_value(value)}" for key, value in varied_of(record).items()) or NOTHING),
+        ("layout", f"{layout}{where}{program}" if layout != NOTHING else NOTHING),
+        ("batch", batch),
+        ("loss", show_losses(record)),
+        ("loss_eval", NOTHING if record.loss_eval is None else f"{record.loss_eval:.3f}"),
+        *([("by source", by_source)] if (by_source := losses_by_source(record)) is not None else []),
+        ("step time", step),
+        ("tokens/s", show_whole(record.tokens_per_s)),
+        ("tokens/s per GPU", NOTHING if record.tokens_per_s else FIGURES["tokens_per_s_gpu"].show(record)),
+        ("tokens", show_whole(record.tokens_total)),
+        *((key, _flops(record, key)) for key in ("tflops_seed", "tflops_hardware", "tflops_model", "tflops_printed")),
+        ("mfu", NOTHING if record.mfu is None else f"{record.mfu:.1%} of {record.device}, {record.units}"),
+        (
+            "mfu_printed",
+            NOTHING if record.mfu_printed is None else f"{record.mfu_printed:.1%}, as the program prints it",
+        ),
+        ("memory", NOTHING if memory is None else f"{show_digits(memory)} GiB {kind}, on the stage with most"),
+        ("predicted", _predicted(record)),
+        ("attempts", NOTHING if not record.attempts else str(len(record.attempts))),
+        ("GPU hours", show_digits(record.gpu_hours)),
+    ]
+
+
+def losses_by_source(record: Record) -> str | None:
+    """The last evaluation's loss on each source of a mixture; None without one."""
+    losses = record.loss_eval_by or {}
+    return ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items() if loss is not None) or None
+
+
+def _predicted(record: Record) -> str:
+    """The planner's prediction, with its error if that was measured."""
+    memory = max(record.predicted_memory_gib or [0.0])
+    allocated = peak(record.memory_allocated_gib)
+    parts = []
+    for figure, unit, measured in (
+        (record.predicted_step_s, "s a step", record.step_s),
+        (memory or None, "GiB allocated", allocated),
+    ):
+        if figure is not None:
+            off = relative_error(figure, measured)
+            parts.append(f"{show_digits(figure)} {unit}" + (f" ({show_share(off, '+')})" if off is not None else ""))
+    return ", ".join(parts) or NOTHING
+
+
+def _flops(record: Record, key: str) -> str:
+    figure = FIGURES[key]
+    formula = figure.formula
+    if key == "tflops_seed":
+        formula = f"{'8' if record.recompute == 'full' else '6'} P s B"
+    shown = figure.show(record)
+    return NOTHING if shown == NOTHING else f"{shown} {figure.unit}  ({formula})"
+
+
+def predictions_of(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """What was predicted of each run beside what it measured, for each record that has a prediction.
+
+    An error is predicted / measured - 1. The step time is the record's, the memory the peak that PyTorch allocated on
+    the stage with most. What is not known is None.
+    """
+    return [_prediction(each) for each in records if each.predicted_step_s or each.predicted_memory_gib]
+
+
+def predictions_text(lines: Sequence[dict[str, Any]], form: str) -> str:
+    """Predicted beside measured figures of each run, as table, md, csv, json or jsonl; all but csv and jsonl end with
+    the mean absolute errors. An empty text for a table without predictions.
+
+    The JSON is `{"schema": 1, "predictions": [...], "mean": {...}}`.
+    """
+    if form == "csv":
+        return as_csv(list(_prediction(Record())), [list(line.values()) for line in lines])
+    if form == "jsonl":
+        return json_lines([finite(line) for line in lines])
+    mean: dict[str, float | int | None] = {}  # over the runs with both a prediction and a measurement
+    for name in ("step", "memory"):
+        errors = [abs(error) for line in lines if (error := line[f"{name}_error"]) is not None]
+        mean |= {f"{name}_error": sum(errors) / len(errors) if errors else None, f"{name}_runs": len(errors)}
+    if form == "json":
+        return json_text(finite({"schema": SCHEMA, "predictions": list(lines), "mean": mean}))
+    title = f"mean of {mean['step_runs']} and {mean['memory_runs']} runs, absolute"
+    last = (title, "", "", "", "", show_share(mean["step_error"]), "", "", show_share(mean["memory_error"]))
+    table = grid(_PREDICTED, lines)
+    table = Grid(table.headings, table.right, [*table.lines, last])
+    return table.markdown() if form == "md" else table.fitted(terminal.width(), "\n") if lines else ""
+
+
+def _prediction(record: Record) -> dict[str, Any]:
+    layout = show_layout(record)
+    memory, planned = peak(record.memory_allocated_gib), peak(record.predicted_memory_gib)
+    # Steps on a CPU do not measure a prediction for a GPU.
+    step_s = record.step_s if record.device is not None else None
+    return {
+        "name": record.name,
+        "run": record.run,
+        "layout": layout if layout != NOTHING else None,
+        "device": record.device,
+        "step_s": record.step_s,
+        "predicted_step_s": record.predicted_step_s,
+        "step_error": relative_error(record.predicted_step_s, step_s),
+        "memory_gib": memory,
+        "predicted_memory_gib": planned,
+        "memory_error": relative_error(planned, memory),
+    }
+
+
+_PREDICTED = (
+    Column("run", ("name", "run"), lambda line: show_name(Record(name=line["name"], run=line["run"])), right=False),
+    column("layout", "layout", right=False),
+    column("device", "device", right=False),
+    column("s/step", "step_s", show_digits),
+    column("predicted", "predicted_step_s", show_digits),
+    column("error", "step_error", functools.partial(show_share, sign="+")),
+    column("GiB", "memory_gib", show_digits),
+    column("predicted", "predicted_memory_gib", show_digits),
+    column("error", "memory_error", functools.partial(show_share, sign="+")),
+)

@@ -1,0 +1,304 @@
+"""The checkpoints of a run: saving the next one, and resuming from the newest sound one.
+
+A checkpoint is written under a temporary name, completed by complete.json, and gets its own name last. All ranks share
+the check of its files, so that each is read once. `folders` has the names, `save` the stages of a save.
+"""
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.core.errors import CheckpointError
+from hpc_gpt.core.format import show_bytes
+from hpc_gpt.core.runs.checkpoints import (
+    COMPLETE,
+    SCHEMA,
+    WRITING,
+    CheckpointFault,
+    check_file,
+    checkpoint_folder_name,
+    list_complete,
+    read_marker,
+    set_aside,
+)
+from hpc_gpt.core.runs.full_disk import Refusal, disk_refusal, find_disk_space
+from hpc_gpt.core.runs.retention import Removal, Retention, describe_removed
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.checkpoints.folders import REMOVE_IT
+from hpc_gpt.trainer.checkpoints.rank_files import HostCopies, RankFiles, lacks_memory
+from hpc_gpt.trainer.checkpoints.save import Save, SaveOutcome
+from hpc_gpt.trainer.checkpoints.training_state import put_positions, read_positions
+from hpc_gpt.trainer.checkpoints.write_progress import PROGRESS, start
+from hpc_gpt.trainer.engines.protocol import TrainingEngine
+from hpc_gpt.trainer.ranks import Peers
+
+# Room for headers, complete.json and the folders' entries.
+_SPARE_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The progress of a run: optimizer steps, seconds spent in all attempts, and the identity of its data.
+
+    `positions` of streams by data-parallel rank: the rank's own or none in a save, all of them after a resume.
+    """
+
+    step: int = 0
+    train_s: float = 0.0
+    data: str = ""
+    positions: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Background:
+    """Whether saves are written while the training continues. `refusal`: why not, though it is asked for."""
+
+    wanted: bool = False
+    refusal: str = ""
+    ranks_per_node: int = 1
+
+
+def background_of(resolved: Resolved) -> Background:
+    """What the settings ask for. Not with NVMe, whose states DeepSpeed itself copies while it saves."""
+    if resolved.train.save_in_background and resolved.engine.offload_path is not None:
+        return Background(False, "what is offloaded to NVMe has no copy in the host's memory", resolved.ranks_per_node)
+    return Background(resolved.train.save_in_background, "", resolved.ranks_per_node)
+
+
+class Checkpoints:
+    """The checkpoints of one run, in `folder`; every method but `busy` and `retain` is collective."""
+
+    def __init__(
+        self, folder: Path, ranks: Peers, background: Background | None = None, retention: Retention | None = None
+    ) -> None:
+        self.folder = folder
+        self._ranks = ranks
+        self._background = background or Background()
+        self._removal = Removal(folder, retention or Retention())
+        self._newest: int | None = None
+        self._copies = HostCopies()
+        self._save: Save | None = None
+        self._preparing: threading.Thread | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether this rank is writing."""
+        return self._save is not None and self._save.busy
+
+    @property
+    def in_background(self) -> bool:
+        """Whether saves are written while the training continues."""
+        return self._background.wanted
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save has begun and is not over, the same on all ranks."""
+        return self._save is not None
+
+    @property
+    def hangs(self) -> bool:
+        """Whether something of a save that is left to end waits for the disk."""
+        return self._save is not None or (self._preparing is not None and self._preparing.is_alive())
+
+    def save(self, engine: TrainingEngine, progress: Progress) -> SaveOutcome:
+        """Saves, and waits until the save is over. Removes no other checkpoint.
+
+        An existing checkpoint of this step, which a resume has skipped, is renamed.
+        """
+        outcome = self.begin(engine, progress, wait=True)
+        assert outcome is not None
+        return outcome
+
+    def begin(
+        self, engine: TrainingEngine, progress: Progress, wait: bool = False, refused: Refusal | None = None
+    ) -> SaveOutcome | None:
+        """Begins a save of the current state. Returns an outcome only if the save is already over.
+
+        In the background the state is copied if there is memory, and the training may continue. With `wait` it is
+        written at once; this may be an attempt's last save, with seconds left, so it removes no other checkpoint.
+        `refused`: the disk has refused a line of metrics, so nothing is saved.
+        """
+        assert self._save is None, "one at a time; `finish` the one before"
+        began = time.perf_counter()
+        files = RankFiles(self._ranks)
+        engine.save(files)
+        put_positions(files, progress.positions)
+        needed = sum(self._ranks.all_gather(files.bytes)) + _SPARE_BYTES
+        own = self._prepare_in_time(progress.step, needed, refused) if self._ranks.is_first else Refusal()
+        refusal = self._ranks.broadcast(own)
+        if refusal:
+            return SaveOutcome(progress.step, refusal, stall_s=time.perf_counter() - began)
+        marker = {"schema": SCHEMA, "step": progress.step, "train_s": progress.train_s, "data": progress.data}
+        save = Save(self.folder, self._ranks, files, marker, self._removal, retains=not wait)
+        # If one rank cannot copy, no rank does: the others would wait for it in the collectives of the next step, whose
+        # time limit is shorter than a save.
+        held_up = "" if wait else self._copy(files) if self._background.wanted else self._background.refusal
+        threaded = self._background.wanted and not wait and not held_up
+        save.begin(began, threaded, held_up)
+        self._save = save
+        if threaded:
+            return None
+        outcome = self.finish()
+        assert isinstance(outcome, SaveOutcome), "no thread that could hang"
+        return outcome
+
+    def poll(self, busy: bool) -> SaveOutcome | None:
+        """To be called at the end of a step, with whether any rank was `busy` at the end of the step before.
+
+        Returns an outcome if a save is over.
+        """
+        if self._save is None:
+            return None
+        outcome = self._save.poll(busy)
+        if outcome is not None:
+            self._end(outcome)
+        return outcome
+
+    def finish(self) -> SaveOutcome | str:
+        """Waits for the save that has begun, and returns its outcome.
+
+        If the disk of a rank no longer answers: the rank, its host and the file, as a text. Then the save is not over.
+        """
+        assert self._save is not None
+        outcome = self._save.finish()
+        if isinstance(outcome, SaveOutcome):
+            self._end(outcome)
+        return outcome
+
+    def _end(self, outcome: SaveOutcome) -> None:
+        self._save = None
+        if not outcome.refusal:
+            self._newest = outcome.step
+
+    def retain(self) -> None:
+        """Removes, on a thread, what need not be kept beside the newest checkpoint that was saved or resumed from.
+
+        To be called on rank 0.
+        """
+        if removed := self._removal.retain(self._newest):
+            self._say(describe_removed(removed))
+
+    def await_removal(self, patience_s: float | None = None) -> None:
+        """Waits until the removal is over, at most `patience_s`. To be called on rank 0."""
+        self._removal.wait(patience_s)
+
+    def resume(self, engine: TrainingEngine, is_own: bool = False, step: int | None = None) -> Progress:
+        """Loads the newest sound checkpoint, or that of `step`, and returns its progress; `Progress()` without one.
+
+        A half-written or damaged one is skipped and logged; a damaged one is renamed if the checkpoints are the run's
+        own (`is_own`). Raises CheckpointError for a checkpoint of another model, layout or arithmetic: the run must not
+        start from step 0 beside it.
+        """
+        for path, marker in self.sound(step, is_own):
+            engine.load(path)
+            found = int(marker["step"])
+            if engine.step != found:
+                raise CheckpointError(f"{path} says step {found}, but holds step {engine.step}", REMOVE_IT)
+            self._newest = found if is_own else None
+            positions = self._ranks.broadcast(read_positions(path) if self._ranks.is_first else {})
+            return Progress(found, float(marker["train_s"]), str(marker["data"]), positions)
+        return Progress()
+
+    def sound(self, step: int | None = None, is_own: bool = False) -> Iterator[tuple[Path, dict[str, Any]]]:
+        """(folder, its complete.json) of every sound checkpoint, newest first, or of `step` alone.
+
+        Logs the others, and renames damaged ones if the checkpoints are the run's own (`is_own`).
+        """
+        for path in self._ranks.broadcast(self._candidates() if self._ranks.is_first else []):
+            if step is not None and path.name != checkpoint_folder_name(step):
+                continue
+            # All use what rank 0 reads: another host may see a file a moment later.
+            marker = self._ranks.broadcast(read_marker(path) if self._ranks.is_first else {})
+            if fault := self._fault(path, marker):
+                text = self._set_aside(path) if is_own and fault.damaged and self._ranks.is_first else ""
+                self._say(f"passing over checkpoint {path}: {fault.text}{text}")
+                self._ranks.barrier()
+            else:
+                yield path, marker
+
+    def _candidates(self) -> list[Path]:
+        """Folders with the name of a complete checkpoint, newest first. Logs the half-written ones."""
+        for path in sorted(self.folder.glob(f"{WRITING}*")):
+            self._say(f"passing over {path}: it was never completed")
+        return list_complete(self.folder)
+
+    def _fault(self, path: Path, marker: dict[str, Any]) -> CheckpointFault | None:
+        """What is wrong with a checkpoint, if anything. Each rank reads some of the files in complete.json."""
+        found = CheckpointFault("" if marker else f"{COMPLETE} is missing or damaged")
+        files = marker.get("files", {})
+        for name in sorted(files)[self._ranks.rank :: self._ranks.size]:
+            if found.text:
+                break
+            found = check_file(path, name, files[name])
+        return next((fault for fault in self._ranks.all_gather(found) if fault.text), None)
+
+    def _set_aside(self, path: Path) -> str:
+        try:
+            return f"; set aside as {set_aside(path).name}"
+        except OSError as fault:
+            return f"; it stays where it is: {fault.strerror}"
+
+    def _prepare(self, step: int, needed_bytes: int, refused: Refusal | None) -> Refusal:
+        """Makes the folder to write in, if there is space; on rank 0."""
+        try:
+            self.folder.mkdir(exist_ok=True)  # in the run folder, which is not made again if it was moved
+            # Left by earlier saves; no save is being written now.
+            self._removal.discard(*self.folder.glob(f"{WRITING}*"))
+            refusal = find_disk_space(self.folder, needed_bytes)
+            if refusal:
+                # There may be space after the removal.
+                PROGRESS.reached(self.folder, needed_bytes)
+                self._removal.wait()
+                refusal = find_disk_space(self.folder, needed_bytes)
+            if refusal := refusal or refused or Refusal():
+                return refusal
+            (self.folder / f"{WRITING}{checkpoint_folder_name(step)}").mkdir()
+        except OSError as fault:
+            return disk_refusal(fault, self.folder)
+        return Refusal()
+
+    def _prepare_in_time(self, step: int, needed_bytes: int, refused: Refusal | None) -> Refusal:
+        """The same on a thread, in the background: a disk that does not answer is refused, and stops no step again."""
+        if not self._background.wanted:
+            return self._prepare(step, needed_bytes, refused)
+        answers: list[Refusal | BaseException] = []
+
+        def prepare() -> None:
+            PROGRESS.reached(self.folder)
+            try:
+                answers.append(self._prepare(step, needed_bytes, refused))
+            except BaseException as fault:
+                answers.append(fault)
+
+        hung = PROGRESS.join(self._preparing)  # of an earlier save
+        if not hung:
+            self._preparing = start(prepare)
+            hung = PROGRESS.join(self._preparing)
+        if hung:
+            return Refusal(f"rank {self._ranks.rank} of {os.uname().nodename} {hung}", errno.EIO)
+        if isinstance(answers[0], BaseException):
+            raise answers[0]
+        return answers[0]
+
+    def _copy(self, files: RankFiles) -> str:
+        """Copies the state on every rank. If one rank cannot, returns the reason."""
+        needed = self._copies.missing_bytes(files.tensors)
+        # All ranks look before the first one takes memory: otherwise it would count twice.
+        if lack := self._ranks.first_text(lacks_memory(needed, self._background.ranks_per_node)):
+            return lack
+        text = ""
+        try:
+            files.copy(self._copies)
+        except MemoryError as fault:
+            line = (str(fault).splitlines() or [type(fault).__name__])[0]
+            text = f"could not allocate {show_bytes(needed)} of host memory: {line}"
+        return self._ranks.first_text(text)
+
+    def _say(self, text: str) -> None:
+        if self._ranks.is_first:
+            print(text, flush=True)

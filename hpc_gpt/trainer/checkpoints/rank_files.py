@@ -1,0 +1,350 @@
+"""The files of a checkpoint that one rank writes: named, then perhaps copied to the host's memory, then written.
+
+Naming them may need the other ranks. Copying must end before the next step. Writing needs only the disk and may happen
+on a thread. Each file's CRC-32 is of the bytes handed to the disk, and each file is synced.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import resource
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+from torch import Tensor
+
+from hpc_gpt.core.format import show_bytes
+from hpc_gpt.trainer.checkpoints.folders import Sums
+from hpc_gpt.trainer.checkpoints.write_progress import PROGRESS
+from hpc_gpt.trainer.ranks import Peers
+
+_PIECE_BYTES = 1 << 22
+# The part of free memory that copies may take; the rest is for the training, the data and the page cache.
+_SHARE = 0.8
+# Writes tensors below a folder; returns the sums of the files, and a note for rank 0.
+Write = Callable[[Path, Sequence[Tensor]], tuple[Sums, Any]]
+# Called on rank 0 with the notes of all ranks, after all have written.
+Finish = Callable[[Path, list[Any]], None]
+
+
+@dataclass
+class _Entry:
+    tensors: list[Tensor]
+    write: Write
+
+
+class RankFiles:
+    """The files that one rank will write. The `put` methods write nothing. No two files may have one name.
+
+    `peers` are the ranks that share the checkpoint, which may have to agree while files are named. They use their group
+    between the hosts, because the device's own group is busy with the training.
+    """
+
+    def __init__(self, peers: Peers | None = None) -> None:
+        self.peers = peers or Peers()
+        self._entries: list[_Entry] = []
+        self._finish: Finish | None = None
+
+    def put(self, name: str, state: Any) -> None:
+        """Adds a file in torch.save's format. `state` consists of dicts, lists, tuples, tensors and small objects."""
+        parts, tensors = _take_apart(state)
+
+        def write(folder: Path, tensors: Sequence[Tensor]) -> tuple[Sums, Any]:
+            # torch's own CRCs in the file are never checked, and halve the speed.
+            torch.serialization.set_crc32_options(False)
+            with Sink(folder, name) as sink:
+                whole = _put_together(parts, [_compact(tensor) for tensor in tensors])
+                torch.save(whole, cast(IO[bytes], sink))
+            return sink.sums, None
+
+        self._entries.append(_Entry(tensors, write))
+
+    def put_text(self, name: str, text: str) -> None:
+        """Adds a text file."""
+
+        def write(folder: Path, tensors: Sequence[Tensor]) -> tuple[Sums, Any]:
+            with Sink(folder, name) as sink:
+                sink.write(text.encode())
+            return sink.sums, None
+
+        self._entries.append(_Entry([], write))
+
+    def put_by(self, tensors: Sequence[Tensor], write: Write, finish: Finish) -> None:
+        """Adds files that `write` makes of `tensors`, or of copies of them; at most once in a checkpoint.
+
+        `finish` is called on rank 0 with what the `write` of each rank returned.
+        """
+        assert self._finish is None
+        self._entries.append(_Entry(list(tensors), write))
+        self._finish = finish
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors, in order, each once for a file."""
+        return [tensor for entry in self._entries for tensor in entry.tensors]
+
+    @property
+    def bytes(self) -> int:
+        """About how many bytes the files will take on the disk."""
+        return sum(tensor.nbytes for tensor in self.tensors) + 4096 * len(self._entries)
+
+    def copy(self, copies: HostCopies) -> None:
+        """Copies all tensors, so that the training may change them. After a MemoryError nothing has changed."""
+        try:
+            found = copies.copy(self.tensors)
+        except RuntimeError as fault:
+            copies.forget()
+            # torch raises it when the host's memory is used up.
+            raise MemoryError(str(fault)) from fault
+        for entry in self._entries:
+            entry.tensors, found = found[: len(entry.tensors)], found[len(entry.tensors) :]
+
+    def write(self, folder: Path) -> tuple[Sums, list[Any]]:
+        """Writes all files below `folder`; returns their sums and the notes for `finish`.
+
+        Raises OSError if the disk refuses.
+        """
+        sums: Sums = {}
+        notes = []
+        for entry in self._entries:
+            written, note = entry.write(folder, entry.tensors)
+            assert not sums.keys() & written.keys()
+            sums |= written
+            if note is not None:
+                notes.append(note)
+        return sums, notes
+
+    def finish(self, folder: Path, notes: list[Any]) -> None:
+        """To be called on rank 0, with the notes of all ranks in rank order."""
+        if self._finish is not None:
+            self._finish(folder, notes)
+
+
+class Sink:
+    """A new file below `folder`, written once from start to end, with its size and CRC-32.
+
+    The `with` raises the disk's own OSError, even if a library has hidden it.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.sums: Sums = {}
+        self._folder, self._name, self._path = folder, name, folder / name
+        self._size = self._crc = 0
+        self._number = -1
+        self._fault: OSError | None = None
+
+    def __enter__(self) -> Sink:
+        PROGRESS.reached(self._path)
+        how = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        try:
+            self._number = os.open(self._path, how, 0o666)
+        except FileNotFoundError:  # of many ranks few come before its folders are there
+            # Not `folder` itself: if a user has removed it, the rest of the checkpoint must not be written.
+            for parent in reversed(Path(self._name).parents[:-1]):
+                (self._folder / parent).mkdir(exist_ok=True)
+            self._number = os.open(self._path, how, 0o666)
+        return self
+
+    def __exit__(self, kind: object, fault: object, trace: object) -> None:
+        try:
+            if self._fault is None and fault is None:
+                PROGRESS.reached(self._path, self._size)
+                os.fsync(self._number)
+                self.sums[self._name] = {"bytes": self._size, "crc32": self._crc}
+        finally:
+            os.close(self._number)
+        if self._fault is not None:
+            raise self._fault
+
+    def write(self, data: Any) -> int:
+        """Writes all of a bytes-like object."""
+        whole = memoryview(data).cast("B")
+        try:
+            for start in range(0, len(whole), _PIECE_BYTES):
+                piece = whole[start : start + _PIECE_BYTES]
+                self._crc = zlib.crc32(piece, self._crc)
+                PROGRESS.reached(self._path)
+                while piece:
+                    piece = piece[os.write(self._number, piece) :]
+        except OSError as fault:
+            fault.filename = str(self._path)
+            self._fault = fault
+            raise
+        self._size += len(whole)
+        return len(whole)
+
+    def flush(self) -> None:
+        """Nothing is buffered."""
+
+    def close(self) -> None:
+        """The `with` closes the file."""
+
+    def tell(self) -> int:
+        return self._size
+
+    def fileno(self) -> int:
+        return self._number
+
+
+@dataclass(frozen=True)
+class _TensorPlace:
+    """The place of tensor `number` in a state."""
+
+    number: int
+
+
+def _take_apart(state: Any) -> tuple[Any, list[Tensor]]:
+    """(a copy of the state with a `_TensorPlace` for each tensor, the tensors, each once)."""
+    tensors: list[Tensor] = []
+    seen: dict[tuple[Any, ...], _TensorPlace] = {}
+
+    def take(item: Any) -> Any:
+        if isinstance(item, Tensor):
+            own = item.detach()
+            key = (own.data_ptr(), own.dtype, own.shape, own.stride(), own.device) if own.numel() else (len(tensors),)
+            if key not in seen:
+                seen[key] = _TensorPlace(len(tensors))
+                tensors.append(own)
+            return seen[key]
+        return _rebuild(item, take)
+
+    return take(state), tensors
+
+
+def _put_together(state: Any, tensors: Sequence[Tensor]) -> Any:
+    def put(item: Any) -> Any:
+        return tensors[item.number] if isinstance(item, _TensorPlace) else _rebuild(item, put)
+
+    return put(state)
+
+
+def _rebuild(item: Any, change: Callable[[Any], Any]) -> Any:
+    """A copy of a container with every item changed, or a copy of anything else."""
+    if isinstance(item, dict):
+        pairs = ((key, change(value)) for key, value in item.items())
+        return OrderedDict(pairs) if isinstance(item, OrderedDict) else dict(pairs)
+    if isinstance(item, list):
+        return [change(value) for value in item]
+    if isinstance(item, tuple) and type(item) is tuple:
+        return tuple(change(value) for value in item)
+    return item if isinstance(item, str | int | float | bool | None) else copy.deepcopy(item)
+
+
+def _compact(tensor: Tensor) -> Tensor:
+    """The tensor with no more storage than it needs, because torch.save writes whole storages.
+
+    A view without gaps gets a storage of its own over the same memory. Any other view is copied to the host's memory,
+    because the device may have no room.
+    """
+    if tensor.untyped_storage().nbytes() <= tensor.nbytes:
+        return tensor
+    if tensor.numel() and tensor.is_contiguous():
+        return torch.utils.dlpack.from_dlpack(tensor)
+    return tensor.clone() if tensor.device.type == "cpu" else tensor.cpu()
+
+
+class HostCopies:
+    """Host memory for copies of this rank's tensors, allocated at the first save and used again.
+
+    It is pinned for a GPU's tensors, and pinning takes longer than the copy.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[Tensor] = []
+
+    def missing_bytes(self, tensors: list[Tensor]) -> int:
+        """The bytes that copies of `tensors` need in addition to the memory that is kept."""
+        pairs = zip(tensors, [*self._kept, *[None] * len(tensors)], strict=False)
+        return sum(_host_bytes(one) for one, kept in pairs if not _fits(one, kept))
+
+    def copy(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Copies of the tensors in the same order, complete on return and valid until the next call."""
+        kept = []
+        for number, one in enumerate(tensors):
+            pinned = self._kept[number] if number < len(self._kept) else None
+            if pinned is None or not _fits(one, pinned):
+                pinned = torch.empty(one.shape, dtype=one.dtype, pin_memory=one.is_cuda)
+            pinned.copy_(one.detach(), non_blocking=one.is_cuda)
+            kept.append(pinned)
+        self._kept = kept
+        for device in {one.device for one in tensors if one.is_cuda}:
+            torch.cuda.synchronize(device)
+        return kept
+
+    def forget(self) -> None:
+        """Frees the memory."""
+        self._kept = []
+
+
+def _fits(one: Tensor, kept: Tensor | None) -> bool:
+    return kept is not None and kept.shape == one.shape and kept.dtype == one.dtype and kept.is_pinned() == one.is_cuda
+
+
+def _host_bytes(one: Tensor) -> int:
+    # torch takes pinned memory by powers of two.
+    return 1 << max(0, one.nbytes - 1).bit_length() if one.is_cuda else one.nbytes
+
+
+def lacks_memory(needed_bytes: int, ranks_per_node: int) -> str:
+    """A text with the figures if a node has too little memory for `needed_bytes` on each of its ranks; else empty."""
+    if not needed_bytes:
+        return ""
+    node, process = node_free_bytes(), process_free_bytes()
+    for wanted, free, where in (
+        (needed_bytes * ranks_per_node, node, f"on the node, for {ranks_per_node} ranks"),
+        (needed_bytes, process, "within the process's limit"),
+    ):
+        if free is not None and wanted > _SHARE * free:
+            return f"needs {show_bytes(wanted)} of host memory, {show_bytes(free)} are free {where}"
+    return ""
+
+
+def node_free_bytes() -> int | None:
+    """Free bytes of the node, or of the job's control group if that is less; None if neither is known."""
+    free = []
+    for line in _lines(Path("/proc/meminfo")):
+        if line.startswith("MemAvailable:"):
+            free.append(int(line.split()[1]) * 1024)
+    for line in _lines(Path("/proc/self/cgroup")):
+        # Version 2: a job's limit may be at any level above the process's own.
+        if line.startswith("0::/"):
+            place = Path("/sys/fs/cgroup") / line.removeprefix("0::/").strip()
+            while place != Path("/sys/fs"):
+                free += _headroom(place / "memory.max", place / "memory.current", place / "memory.stat")
+                place = place.parent
+        elif ":memory:" in line:
+            place = Path("/sys/fs/cgroup/memory") / line.rpartition(":")[2].strip().lstrip("/")
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")
+            free += _headroom(*(place / name for name in names))
+    return min(free, default=None)
+
+
+def process_free_bytes() -> int | None:
+    """Bytes of address space left under RLIMIT_AS; None without that limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    pages = _lines(Path("/proc/self/statm"))
+    return max(0, limit - int(pages[0].split()[0]) * resource.getpagesize()) if pages else None
+
+
+def _headroom(limit: Path, used: Path, stat: Path) -> list[int]:
+    """Free bytes of a control group. The page cache counts as free, because the kernel drops it on demand."""
+    numbers = [line for path in (limit, used) for line in _lines(path)]
+    if len(numbers) != 2 or not all(number.isdigit() for number in numbers):
+        return []
+    files = sum(int(line.split()[1]) for line in _lines(stat) if line.startswith(("inactive_file ", "active_file ")))
+    return [max(0, int(numbers[0]) - max(0, int(numbers[1]) - files))]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").split("\n")[:-1]
+    except OSError:
+        return []

@@ -1,0 +1,124 @@
+"""What every checkpoint has beside weights and optimizer states.
+
+model.json         its model, layout and arithmetic, compared before anything is loaded
+random-00000.pt    the states of a rank's random generators
+data-00003.json    how far a data-parallel rank has read a stream of data
+"""
+
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from hpc_gpt.core.engines.base.ds_config import sub_group_elements, zero_stage
+from hpc_gpt.core.errors import CheckpointError
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.checkpoints.folders import IT_IS_DAMAGED, load_json, load_safely
+from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
+from hpc_gpt.trainer.model.tensor_parallel import full_name
+
+NAME = "model.json"
+# Of ZeRO-3 only: its states are saved in groups of so many elements, and a ratio below 1 has an optimizer of its own.
+SUB_GROUP, RATIO = "engine.sub_group_elements", "engine.offload_ratio"
+
+
+def identity(resolved: Resolved) -> dict[str, Any]:
+    """The settings that must agree for a checkpoint to be loaded, by the keys of an experiment."""
+    engine = resolved.engine
+    partition = engine.partition
+    partitioned = zero_stage(resolved) == 3
+    groups = {SUB_GROUP: sub_group_elements(resolved), RATIO: engine.offload_ratio} if partitioned else {}
+    return {
+        **{f"model.{key}": value for key, value in resolved.model.table().items()},
+        **{f"layout.{key}": value for key, value in asdict(resolved.layout).items()},
+        "engine.name": engine.name,
+        "engine.zero_stage": engine.zero_stage,
+        "engine.partition": list(partition) if isinstance(partition, tuple) else partition,
+        "engine.tiles": engine.tiles,
+        "train.dtype": resolved.train.dtype,
+        "train.optimizer": resolved.train.optimizer,
+        **groups,
+    }
+
+
+def put_identity(files: RankFiles, resolved: Resolved, step: int) -> None:
+    """Adds model.json to the checkpoint; called on one rank."""
+    files.put_text(NAME, json.dumps({"step": step, **identity(resolved)}, indent=1) + "\n")
+
+
+def read_identity(folder: Path) -> dict[str, Any]:
+    """What `put_identity` wrote, with `step`. Raises CheckpointError if it cannot be read."""
+    return load_json(folder / NAME)
+
+
+def check_identity(folder: Path, resolved: Resolved, convertible: frozenset[str] = frozenset()) -> frozenset[str]:
+    """The keys in which the checkpoint differs from this run, all of them `convertible`.
+
+    Raises CheckpointError, which names every difference, for a checkpoint of another model or arithmetic, or of a
+    layout that the engine cannot convert.
+    """
+    saved = read_identity(folder)
+    wanted = identity(resolved)
+    differences = {key: value for key, value in wanted.items() if saved.get(key) != value}
+    if not differences.keys() <= convertible:
+        of_model = any(key.startswith("model.") for key in differences)
+        texts = (f"{key} is {saved.get(key)} there and {value} here" for key, value in differences.items())
+        raise CheckpointError(
+            f"{folder} is a checkpoint of another {'model' if of_model else 'layout or arithmetic'}: "
+            + "; ".join(texts),
+            "resume with the settings it was saved with, or start a new run",
+        )
+    return frozenset(differences)
+
+
+def put_random_state(files: RankFiles, rank: int, device: torch.device) -> None:
+    """Adds the states of this rank's generators, as tensors and plain numbers."""
+    kind, keys, *rest = np.random.get_state()
+    numpy = (str(kind), torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest)
+    state = {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": numpy}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    files.put(f"random-{rank:05d}.pt", state)
+
+
+def load_random_state(folder: Path, rank: int, device: torch.device) -> None:
+    """Restores the states of this rank's generators. Raises CheckpointError if it saved none."""
+    path = folder / f"random-{rank:05d}.pt"
+    if not path.is_file():
+        raise CheckpointError(f"{folder}: {path.name} is missing", IT_IS_DAMAGED)
+    state = load_safely(path)
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), *rest))
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def put_positions(files: RankFiles, positions: Mapping[int, Mapping[str, Any]]) -> None:
+    """Adds a file for each data-parallel rank in `positions`."""
+    for dp_rank, position in positions.items():
+        files.put_text(f"data-{dp_rank:05d}.json", json.dumps(position) + "\n")
+
+
+def owned_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """The parameters of the optimizer, in its order."""
+    return [one for group in optimizer.param_groups for one in group["params"]]
+
+
+def set_states(optimizer: torch.optim.Optimizer, states: Mapping[str, Any]) -> None:
+    """Gives the optimizer the states of its parameters, by full name. SGD without momentum has none."""
+    names = [full_name(one) for one in owned_by(optimizer)]
+    numbered = {number: states[name] for number, name in enumerate(names) if name in states}
+    optimizer.load_state_dict({"state": numbered, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def read_positions(folder: Path) -> dict[int, dict[str, Any]]:
+    """The positions of all data-parallel ranks; empty for data whose samples depend on the step alone."""
+    return {int(path.stem.removeprefix("data-")): load_json(path) for path in sorted(folder.glob("data-*.json"))}

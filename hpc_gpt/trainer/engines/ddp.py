@@ -1,0 +1,134 @@
+"""Engine ddp: the whole model on every rank, under torch's DistributedDataParallel; on one rank the bare model.
+
+bf16 and fp16 keep fp32 master weights (`master_weights`); with `train.optimizer_mode` compiled these are flat and one
+pass updates them. With `engine.sharded_optimizer` ZeroRedundancyOptimizer splits the moments over the ranks, whole
+parameters at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.checkpoints.replicated import ReplicatedCheckpoint
+from hpc_gpt.trainer.checkpoints.replicated import read_replicated as read_weights
+from hpc_gpt.trainer.engines.kernels import compile_model, compiler
+from hpc_gpt.trainer.engines.master_weights import HALF, FlatMasters, MasterWeights, OnePassAdamW
+from hpc_gpt.trainer.engines.optimizer import Update, build_optimizer, gradients_of, norms_of
+from hpc_gpt.trainer.engines.protocol import TorchEngine
+from hpc_gpt.trainer.engines.torch_private import for_each
+from hpc_gpt.trainer.model.fp8 import WeightsOnce
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.model.techniques import Techniques
+from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
+
+
+class Ddp(TorchEngine):
+    """See `train.engines.protocol.TrainingEngine`. On one rank there is no wrapper and no collective."""
+
+    def __init__(self, resolved: Resolved, device: torch.device) -> None:
+        layout, engine, train = resolved.layout, resolved.engine, resolved.train
+        assert layout.tp == layout.pp == 1, "the settings' check of the engine refuses the others"
+        super().__init__(resolved, device)
+        tp = TensorParallel(given=self.given, device=device, context=self.context)
+        self.module = Gpt(resolved.model, train.seed, tp, Techniques.of(engine, train.matmul)).to(device)
+        parts = self.module.parts()
+        self._masters = _masters_of(resolved, parts)
+        self._weights = [weight for part in parts for weight in part]
+        self._parameters = self._weights if self._masters is None else self._masters.masters
+        optimizer = _build_optimizer(resolved, self._parameters, self._masters)
+        compile_model(self.module, engine)
+        in_fp8 = train.matmul != "none"
+        self._cast_weights = WeightsOnce(self.module.blocks, compiler(engine)) if in_fp8 else None
+        self._replicas = self._wrap() if layout.data_ranks > 1 else None
+        self._model = self._replicas or self.module
+        norms = self._masters.norms if self._masters else lambda: norms_of(gradients_of(self._parameters))
+        self._update = Update(optimizer, norms, None, train.clip, self._scaler, device)
+        self._checkpoint = ReplicatedCheckpoint(self._parameters, optimizer)
+
+    def _wrap(self) -> DistributedDataParallel:
+        """The model under DDP.
+
+        All ranks draw the same weights from the seed, so none are sent. Every parameter is used in every step and DDP
+        looks for no unused ones, so `static_graph` would save nothing.
+        """
+        # Buffers are each rank's own copies of its weights; torch 2.13 has renamed the switch.
+        takes = inspect.signature(DistributedDataParallel).parameters
+        buffers = {next(key for key in ("forward_sync_buffers", "broadcast_buffers") if key in takes): False}
+        wrapped = DistributedDataParallel(self.module, gradient_as_bucket_view=True, init_sync=False, **buffers)  # type: ignore[arg-type]
+        if self._masters is not None:
+            # A lambda, because DDP compares a hook's annotations, which are strings in this module, with types.
+            wrapped.register_comm_hook(self._masters, lambda masters, bucket: masters.average(bucket))
+        return wrapped
+
+    def _gradients(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        """The context of a micro-batch: the gradient is averaged over the ranks if it is the `last`, else kept."""
+        if self._replicas is not None and self._masters is not None:
+            self._masters.collects = not last
+        if self._replicas is None or last:
+            return contextlib.nullcontext()
+        context: contextlib.AbstractContextManager[None] = self._replicas.no_sync()
+        return context
+
+    def _update_weights(self, lr: float) -> tuple[Tensor, Tensor]:
+        updated = self._update.apply(lr)
+        if self._masters is not None:
+            self._masters.refresh(self._weights)
+            self._masters.drop_gradients(self._weights)
+        if self._replicas is not None and self._masters is None:
+            # The gradients are views of DDP's buckets, and have to stay in place.
+            for_each("zero_", gradients_of(self._weights))
+        else:
+            for weight in self._weights:
+                weight.grad = None
+        self._weights_changed()
+        return updated
+
+    def _weights_are_loaded(self) -> None:
+        if self._masters is not None:
+            self._masters.copy_back()
+        self._weights_changed()
+
+    def _weights_changed(self) -> None:
+        if self._cast_weights is not None:
+            self._cast_weights()
+
+
+build = Ddp
+__all__ = ["Ddp", "build", "read_weights"]
+
+
+def _masters_of(resolved: Resolved, parts: list[list[nn.Parameter]]) -> MasterWeights | None:
+    """The master weights of a model's `parts`, whose weights become half; None in fp32."""
+    train = resolved.train
+    if train.dtype not in HALF:
+        return None
+    half = HALF[train.dtype]
+    if train.optimizer_mode != "compiled":
+        return MasterWeights(parts, half)
+    once = resolved.batch.micro_batches == resolved.layout.data_ranks == 1
+    return FlatMasters(parts, half, half if once else torch.float32)
+
+
+def _build_optimizer(
+    resolved: Resolved, parameters: list[nn.Parameter], masters: MasterWeights | None
+) -> torch.optim.Optimizer:
+    """The optimizer of the parameters that are updated."""
+    if isinstance(masters, FlatMasters):
+        return OnePassAdamW(resolved.train, masters, resolved.engine)
+    whole = build_optimizer(resolved.train, parameters)
+    if not resolved.engine.sharded_optimizer:
+        return whole
+    # Imported here: its package loads torch's FSDP and more, 0.4 s of each start.
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    kind = type(whole)
+    takes = inspect.signature(kind).parameters
+    settings: dict[str, Any] = {key: value for key, value in whole.defaults.items() if key in takes}
+    return ZeroRedundancyOptimizer(whole.param_groups, optimizer_class=kind, parameters_as_bucket_view=True, **settings)

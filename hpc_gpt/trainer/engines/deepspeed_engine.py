@@ -1,0 +1,251 @@
+"""The base of the engines on DeepSpeed: initialisation, the values with which a run begins, the result of a step,
+saving and loading.
+
+DeepSpeed 0.19.8 makes its fp32 master weights from the model's, which are in bf16 or fp16 by then. So the model is
+built without values, and the masters get them here in fp32, a few megabytes at a time. Under ZeRO each rank asks for no
+more than it updates and what its forward pass holds: under ZeRO-3 its part of each parameter.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hpc_gpt.core.engines import ds_config_of
+from hpc_gpt.core.engines.base.ds_config import clips_itself, shards_in_bf16_optimizer, zero_stage
+from hpc_gpt.core.errors import CheckpointError
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.schedule import learning_rate
+from hpc_gpt.trainer.checkpoints.folders import REMOVE_IT
+from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
+from hpc_gpt.trainer.checkpoints.training_state import load_random_state, put_identity, put_random_state
+from hpc_gpt.trainer.checkpoints.universal import (
+    Piece,
+    WeightPlace,
+    find_differences,
+    flat_states,
+    gather_small,
+    load_universal,
+    pieces_of,
+    places_of,
+    put_pieces,
+)
+from hpc_gpt.trainer.engines import private_parts
+from hpc_gpt.trainer.engines.deepspeed_setup import TAG, NamedFiles, import_deepspeed, quiet, save_deepspeed
+from hpc_gpt.trainer.engines.library_patches import (
+    StepWithoutHost,
+    average_nothing,
+    can_step_without_host,
+    drop_overflowed_gradients,
+    share_states,
+    sum_where_read,
+    use_build_lock,
+    use_checkpoint_engine,
+)
+from hpc_gpt.trainer.engines.master_weights import HALF
+from hpc_gpt.trainer.engines.optimizer import GradientNorm
+from hpc_gpt.trainer.engines.protocol import StepResult, TrainingEngine
+from hpc_gpt.trainer.model.initial_weights import AT_ONCE, DrawnLater
+from hpc_gpt.trainer.model.tensor_parallel import Split, TensorParallel
+
+
+class DeepspeedEngine(TrainingEngine):
+    """See `hpc_gpt.trainer.engines.protocol.TrainingEngine`. A subclass makes `module` and calls `_initialize`.
+
+    The model is built without values: DeepSpeed would make its master weights from bf16 or fp16 ones. When its masters
+    are there, they get the values in fp32, and what the forward pass reads gets them rounded.
+    """
+
+    _tp: TensorParallel
+
+    def __init__(self, resolved: Resolved, device: torch.device) -> None:
+        super().__init__(resolved, device)
+        self._deepspeed = import_deepspeed(device)
+        if resolved.engine.offload != "none":
+            use_build_lock()
+        private_parts.require(private_parts.CHECKPOINTS)
+        with quiet():
+            self._deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
+
+    def _tensor_parallel(self, group: dist.ProcessGroup | None) -> TensorParallel:
+        """This rank's place in tensor parallelism `group`, where parameters are made without values."""
+        resolved, dtype = self._resolved, HALF.get(self._resolved.train.dtype, torch.float32)
+        self._tp = TensorParallel(
+            self.tp_rank,
+            resolved.layout.tp,
+            group,
+            self.given or DrawnLater(resolved.train.seed, resolved.model.layers),
+            empty=lambda size: torch.empty(size, dtype=dtype, device=self.device),
+            context=self.context,
+        )
+        return self._tp
+
+    def _fill(self, place: WeightPlace, rows: Tensor, first: int) -> None:
+        """Fills `rows`, those from `first` on of this rank's share of a parameter."""
+        split = None if place.split is None else Split.of_stored(place.split)
+        size = list(place.shape)
+        if split is not None:
+            size[split.dim] *= self._tp.size
+        self._tp.fill(place.name, rows, split, size, first)
+
+    def _initialize(self, optimizer: torch.optim.Optimizer, replica: dist.ProcessGroup, mpu: Any = None) -> None:
+        """Gives model and optimizer to DeepSpeed, and then the weights their values.
+
+        `replica` has the ranks of one model replica. `mpu` is DeepSpeed's name for the groups of a model that is not a
+        PipelineModule.
+        """
+        resolved = self._resolved
+        parameters: list[nn.Parameter] = list(self.module.parameters())
+        self._optimizer = optimizer
+        self._norm: GradientNorm | StepWithoutHost | None = None
+        if clips_itself(resolved):
+            self._norm = GradientNorm(optimizer, parameters, self.tp_rank, replica, resolved.train.clip)
+        self._engine, *_ = self._deepspeed.initialize(
+            model=self.module, optimizer=optimizer, config=ds_config_of(resolved), mpu=mpu
+        )
+        private_parts.check_optimizer(self._engine.optimizer)
+        put_weights(self._engine, self.module, self._fill)
+        assert self._tp.given is not None
+        self._tp.given.close()
+        use_checkpoint_engine(self._engine, NamedFiles)
+        if zero_stage(resolved) == 3:
+            sum_where_read(self._engine.optimizer)
+        if resolved.engine.offload_ratio < 1:
+            share_states(self._engine.optimizer)
+        if self._norm is None and can_step_without_host(resolved, self._engine.optimizer, optimizer):
+            self._norm = StepWithoutHost(self._engine.optimizer, optimizer, resolved.train.clip, self.tp_rank)
+        if resolved.layout.data_ranks == 1 and (clips_itself(resolved) or shards_in_bf16_optimizer(resolved)):
+            average_nothing(self._engine)
+
+    @property
+    def step(self) -> int:
+        return int(self._engine.global_steps)
+
+    def _set_rate(self) -> float:
+        """Sets the learning rate of the next step, and returns it."""
+        lr = learning_rate(self._resolved.train, self.step)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        return lr
+
+    def _result(self, loss: Tensor, lr: float) -> StepResult:
+        """The figures of the step that was just done."""
+        if self._norm is not None:
+            assert self._norm.norm is not None
+            assert self._norm.skipped is not None
+            return StepResult(loss, self._norm.norm, lr, self._norm.skipped)
+        skipped = not self._engine.was_step_applied()
+        if skipped and zero_stage(self._resolved) < 3:
+            drop_overflowed_gradients(self._engine)
+        return StepResult(loss, self._engine.get_global_grad_norm(), lr, skipped)
+
+    def save(self, files: RankFiles) -> None:
+        """Adds DeepSpeed's own checkpoint, its list of pieces, this rank's generator state, and model.json."""
+        save_deepspeed(self._engine, files)
+        at = self.tp_rank, self.pp_rank, self._resolved.layout.data_rank(dist.get_rank())
+        put_pieces(files, self._engine, self.module, TAG, dist.get_rank(), at)
+        put_random_state(files, dist.get_rank(), self.device)
+        if dist.get_rank() == 0:
+            put_identity(files, self._resolved, self.step)
+
+    def load(self, folder: Path) -> None:
+        """Restores what `save` wrote, of either DeepSpeed engine and any layout."""
+        others = find_differences(folder, self._resolved)
+        if self._resolved.engine.offload_path is not None:
+            # Measured: a resumed run's loss was off by 1.2, without an error.
+            raise CheckpointError(
+                f"{folder} cannot be resumed with engine.offload_path: DeepSpeed 0.19.8 does not restore the states on "
+                "NVMe",
+                "train without interruption, or offload to the host's memory from the start",
+            )
+        if not (folder / TAG).is_dir():
+            raise CheckpointError(f"{folder} holds no weights", REMOVE_IT)
+        if others:
+            load_universal(self._engine, self.module, folder, self._resolved, self.tp_rank)
+        else:
+            own = [group["weight_decay"] for group in self._optimizer.param_groups]
+            with quiet():
+                self._engine.load_checkpoint(str(folder), tag=TAG)
+            for group, decay in zip(self._optimizer.param_groups, own, strict=True):
+                group["weight_decay"] = decay  # a branch's own, where DeepSpeed has put the checkpoint's
+            load_random_state(folder, dist.get_rank(), self.device)
+        dist.barrier()
+
+
+# Fills rows of a parameter's tensor-parallel share, those from a number on, with their values in fp32.
+Fill = Callable[[WeightPlace, Tensor, int], None]
+
+
+class _Target(NamedTuple):
+    """Memory, in fp32 or half, for elements of a parameter's flattened share from `start` on."""
+
+    start: int
+    memory: Tensor
+
+    @property
+    def end(self) -> int:
+        return self.start + self.memory.numel()
+
+
+@torch.no_grad()
+def put_weights(engine: Any, module: nn.Module, fill: Fill) -> None:
+    """Puts values into this rank's master weights, and into those of the forward pass. `engine` is DeepSpeed's."""
+    optimizer, flats, by_parameter = engine.optimizer, flat_states(engine), places_of(module)
+    places = {place.name: place for place in by_parameter.values()}
+    pieces = pieces_of(engine, module)
+    if not hasattr(optimizer, "fp32_partitioned_groups_flat"):
+        targets = [(piece.name, _in_flat(flats, piece)) for piece in pieces]
+        targets += [(place.name, _Target(place.start, one.view(-1))) for one, place in by_parameter.items()]
+        _put(places, targets, fill)
+        return
+    # ZeRO-3 makes the weights of the forward pass from the masters, a group at a time. Masters may be on NVMe.
+    for number in range(len(flats)):
+        swaps = optimizer._swappable_optimizer_subgroup(number)
+        if swaps:
+            optimizer._optimizer_states_and_gradient_swap_in(number)
+        own = [(piece.name, _in_flat(flats, piece)) for piece in pieces if piece.group == number]
+        _put({name: places[name] for name in dict.fromkeys(name for name, _ in own)}, own, fill)
+        optimizer._reassign_or_swap_out_partitioned_parameters(number)
+        if swaps:
+            optimizer._optimizer_states_and_gradient_swap_out(number)
+    # A rank may have no part of a small parameter.
+    _put({name: place for name, place in places.items() if name not in {piece.name for piece in pieces}}, [], fill)
+    gather_small(optimizer)
+
+
+def _in_flat(flats: list[Tensor], piece: Piece) -> _Target:
+    return _Target(piece.start, flats[piece.group].view(-1)[piece.offset : piece.offset + piece.count])
+
+
+def _put(places: dict[str, WeightPlace], targets: Iterable[tuple[str, _Target]], fill: Fill) -> None:
+    """Asks for the values of each of the `places` once, and copies them to all `targets` of that name."""
+    by_name: dict[str, list[_Target]] = {name: [] for name in places}
+    for name, target in targets:
+        by_name[name].append(target)
+    for name, place in places.items():
+        width = math.prod(place.shape[1:])
+        for first, last in _blocks(by_name[name], width):
+            rows = torch.empty(last - first, *place.shape[1:])
+            fill(place, rows, first)
+            values, begin, end = rows.view(-1), first * width, last * width
+            for target in by_name[name]:
+                low, high = max(begin, target.start), min(end, target.end)
+                if low < high:
+                    target.memory[low - target.start : high - target.start].copy_(values[low - begin : high - begin])
+
+
+def _blocks(targets: list[_Target], width: int) -> Iterator[tuple[int, int]]:
+    """(first, last) rows that the targets need, few at a time; (0, 0) if there are none."""
+    if not targets:
+        yield 0, 0
+        return
+    count, done = max(1, AT_ONCE // width), 0
+    for one in sorted(targets, key=lambda target: target.start):
+        end = -(-one.end // width)
+        for row in range(max(done, one.start // width), end, count):
+            yield row, min(end, row + count)
+        done = max(done, end)

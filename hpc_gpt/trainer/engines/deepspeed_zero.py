@@ -1,0 +1,205 @@
+"""Engine deepspeed-zero: our tensor parallelism x DeepSpeed's ZeRO 0 to 3 over data-parallel ranks, with offloading."""
+
+import contextlib
+import shutil
+import sys
+import warnings
+from collections.abc import Callable
+from itertools import islice
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hpc_gpt.core.engines import ds_config_of
+from hpc_gpt.core.engines.base.ds_config import zero_stage
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.requirements import check_offload_path
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.checkpoints.universal import read_universal as read_weights
+from hpc_gpt.trainer.engines import private_parts
+from hpc_gpt.trainer.engines.deepspeed_engine import DeepspeedEngine
+from hpc_gpt.trainer.engines.deepspeed_setup import quiet
+from hpc_gpt.trainer.engines.kernels import compile_model
+from hpc_gpt.trainer.engines.library_patches import pinning_nothing, split_as_built
+from hpc_gpt.trainer.engines.optimizer import build_optimizer
+from hpc_gpt.trainer.engines.protocol import MicroBatches, StepResult
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.model.techniques import Techniques
+from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
+from hpc_gpt.trainer.ranks import own_group
+
+__all__ = ["build", "read_weights"]
+
+
+class Groups:
+    """DeepSpeed's `mpu`: a rank's groups along tp, which DeepSpeed calls model parallel, and along the data axis."""
+
+    get_model_parallel_group: Callable[[], dist.ProcessGroup]
+    get_data_parallel_group: Callable[[], dist.ProcessGroup]
+
+    def __init__(self, layout: Layout, rank: int) -> None:
+        at = layout.coordinate(rank)
+        # Even a single rank needs a group: DeepSpeed takes None for all ranks.
+        tp, data = (cast(dist.ProcessGroup, own_group(layout, axis, rank, alone=True)) for axis in ("tp", "data"))
+        # Parts of DeepSpeed ask first for the newer names, with `tensor`.
+        self.get_model_parallel_group = self.get_tensor_model_parallel_group = lambda: tp
+        self.get_model_parallel_rank = self.get_tensor_model_parallel_rank = lambda: at.tp
+        self.get_model_parallel_world_size = self.get_tensor_model_parallel_world_size = lambda: layout.tp
+        self.get_data_parallel_group = lambda: data
+        self.get_data_parallel_rank = lambda: layout.data_rank(rank)
+        self.get_data_parallel_world_size = lambda: layout.data_ranks
+
+
+# A smaller buffer shares its pages with others, which can be pinned once only.
+_WORTH_PINNING = 1 << 20
+
+
+class DeepspeedZero(DeepspeedEngine):
+    """See `hpc_gpt.trainer.engines.protocol.TrainingEngine`.
+
+    Under ZeRO-3 on a GPU the host waits for the device after every backward pass: DeepSpeed 0.19.8 synchronises there
+    (stage3.py), and no profile on a CPU shows it. So the host cannot launch the next micro-batch ahead.
+    """
+
+    def __init__(self, resolved: Resolved, device: torch.device) -> None:
+        layout, engine = resolved.layout, resolved.engine
+        assert layout.pp == 1, "the settings' check of the engine refuses stages"
+        if engine.offload_path is not None:
+            check_offload_path(engine.offload_path)
+        super().__init__(resolved, device)
+        partitioned = zero_stage(resolved) == 3
+        # NVMe needs DeepSpeed's own pinned buffers.
+        pins = partitioned and engine.offload != "none" and engine.offload_path is None
+        pins = pins and private_parts.can_use(private_parts.PINNED)
+        with quiet(), pinning_nothing(self._deepspeed) if pins else contextlib.nullcontext():
+            self._groups = Groups(layout, dist.get_rank())
+            self._data_group = self._groups.get_data_parallel_group()
+            tp = self._tensor_parallel(self._groups.get_model_parallel_group())
+            if partitioned:
+                with split_as_built(self._deepspeed, ds_config_of(resolved), self._groups):
+                    self.module = self._build_model(tp)
+                if engine.compile != "none":
+                    _gather_by_block(self._deepspeed, self.module, engine.tiles)
+            else:
+                self.module = self._build_model(tp).to(device)
+            compile_model(self.module, engine, () if isinstance(self.module, Gpt) else self.module.blocks)
+            optimizer = _build_optimizer(resolved, list(self.module.parameters()))
+            self._initialize(optimizer, self._groups.get_model_parallel_group(), self._groups)
+        if pins and device.type == "cuda":
+            cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            pin_what_stays(
+                self._engine.optimizer,
+                lambda address, count: cudart.cudaHostRegister(address, count, 0),
+                lambda: clear_error(device),
+            )
+
+    def _build_model(self, tp: TensorParallel) -> Any:
+        """The model: (tokens, targets) -> loss, with named parameters (`name_parameter`).
+
+        A subclass may build another, with its layers as `blocks`.
+        """
+        return Gpt(self._resolved.model, self._resolved.train.seed, tp, Techniques.of(self._resolved.engine))
+
+    def train_step(self, micro_batches: MicroBatches) -> StepResult:
+        """Does one step. Parts of DeepSpeed that are replaced in it, by the functions of `library_patches`:
+
+        - `StepWithoutHost`: ZeRO-1 to -3 in bf16 or fp32 with a fused optimizer and without offloading.
+        - `sum_where_read`: ZeRO-3, but on NVMe or in fp16.
+        - `share_states`: `engine.offload_ratio` below 1.
+        - `average_nothing`: a single data-parallel rank without ZeRO, or with BF16_Optimizer.
+        - `drop_overflowed_gradients`: after a skipped step of ZeRO-1 or -2 in fp16 or with offloading.
+        """
+        engine, count = self._engine, self._resolved.batch.micro_batches
+        lr = self._set_rate()
+        total = torch.zeros((), device=self.device)
+        with self.attention():
+            for micro_batch in islice(micro_batches, count):
+                loss = self._loss(*self._inputs(micro_batch))
+                total += loss.detach()
+                engine.backward(loss)
+                engine.step()  # DeepSpeed updates the weights in the last call of a step
+        return self._result(self._mean(total / count), lr)
+
+    def _loss(self, *inputs: Any) -> Tensor:
+        loss: Tensor = self._engine(*inputs)
+        return loss
+
+
+build = DeepspeedZero
+
+
+def _gather_by_block(deepspeed: Any, model: Any, tiles: int) -> None:
+    """Makes ZeRO-3 gather a whole block, unless there are tiles: its hooks on layers would split a compiled graph.
+
+    The head's weight is not used in its own layer's call. DeepSpeed detects that only in eager mode.
+    """
+    warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`")
+    if tiles == 1:
+        deepspeed.utils.set_z3_leaf_modules(model, [type(model.blocks[0])])
+    if isinstance(model, Gpt):
+        deepspeed.zero.register_external_parameter(model, model.output_layer.weight)
+
+
+def _build_optimizer(resolved: Resolved, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """torch's own optimizer, or DeepSpeed's CPU Adam if a part of the states is offloaded, which requires it."""
+    train = resolved.train
+    if resolved.engine.offload_ratio < 1:
+        check_compiler()
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        groups = build_optimizer(train, parameters).param_groups
+        kept = [{key: group[key] for key in ("params", "weight_decay")} for group in groups]
+        adam: torch.optim.Optimizer = DeepSpeedCPUAdam(
+            kept, lr=train.lr, betas=(train.beta1, train.beta2), eps=train.eps, adamw_mode=True
+        )
+        return adam
+    return build_optimizer(train, parameters)
+
+
+def check_compiler() -> None:
+    """Raises ConfigError if DeepSpeed cannot build its CPU Adam."""
+    missing = [tool for tool in ("g++", "ninja") if shutil.which(tool) is None]
+    if missing:
+        raise ConfigError(
+            f"engine.offload_ratio below 1 needs DeepSpeed's CPU Adam, which is built with g++ and ninja; "
+            f"{' and '.join(missing)} cannot be found",
+            "use engine.offload_ratio = 1.0, or install them (pip install ninja)",
+        )
+
+
+def pin_what_stays(wrapped: Any, register: Callable[[int, int], int], clear: Callable[[], None]) -> int:
+    """Pins in place what ZeRO-3's optimizer `wrapped` sends to and from the device: gradients and half weights that are
+    on the host. Returns the bytes pinned.
+
+    `register(address, bytes)` pins, and returns CUDA's error code; `torch.cuda.cudart()` has it. If it fails, copies to
+    the device wait for the host, one line says so, and `clear()` clears CUDA's last error.
+    """
+    buffers = [flat.grad for flat in wrapped.fp32_partitioned_groups_flat]
+    buffers += [wrapped.grad_partitions_flat_buffer, *wrapped.param_groups_fp16_flat_cpu_memory]
+    pinned = 0
+    for buffer in buffers:
+        if buffer is None or buffer.device.type != "cpu" or buffer.nbytes < _WORTH_PINNING:
+            continue
+        if error := int(register(buffer.data_ptr(), buffer.nbytes)):
+            print(
+                f"note: {buffer.nbytes / 2**30:.1f} GiB of the host's memory cannot be pinned (CUDA error {error}): "
+                "copies to and from the GPU are slower; raise the limit on locked memory (ulimit -l)",
+                file=sys.stderr,
+                flush=True,
+            )
+            clear()
+            break
+        pinned += buffer.nbytes
+    return pinned
+
+
+def clear_error(device: torch.device) -> None:
+    """Clears the error that remains after a failed call of `torch.cuda.cudart()`, by a kernel that raises it.
+
+    torch does not look at it there, but after its next launch, which has nothing to do with it. There it clears it.
+    """
+    with contextlib.suppress(RuntimeError):
+        torch.ones(1, device=device)

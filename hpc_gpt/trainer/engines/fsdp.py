@@ -1,0 +1,207 @@
+"""Engine fsdp: torch's FSDP2, a block at a time, over the data axis; our tensor parallelism over tp.
+
+Weights, gradients and moments are split over the data axis: the cp ranks of all replicas. `engine.reshard` frees a
+block's weights after its forward pass and gathers them again for the backward pass. Every micro-batch's gradient is
+reduced at once, so a rank never keeps more than its shard of it. Without `reshard` the weights are gathered once a step
+and stay. So does the whole gradient, which is reduced once, in the last micro-batch: less communication, more memory.
+
+Over tp the model is split by the layers that every engine uses: torch's own tensor-parallel styles support neither a
+fused QKV, of which a rank holds its heads of each part, nor this embedding and loss. The parameters and their gradients
+are DTensors on the mesh of tp x dp, whose placements describe which part of the model a rank holds.
+"""
+
+import functools
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.checkpoints.sharded import ShardedCheckpoint
+from hpc_gpt.trainer.checkpoints.sharded import read_sharded as read_weights
+from hpc_gpt.trainer.engines.kernels import compile_model
+from hpc_gpt.trainer.engines.master_weights import HALF
+from hpc_gpt.trainer.engines.optimizer import Update, build_optimizer, gradients_of, norms_of, owned
+from hpc_gpt.trainer.engines.protocol import MicroBatches, TorchEngine
+from hpc_gpt.trainer.model.context_parallel import ContextParallel
+from hpc_gpt.trainer.model.gpt import Block, Gpt
+from hpc_gpt.trainer.model.initial_weights import GivenWeights
+from hpc_gpt.trainer.model.techniques import Techniques
+from hpc_gpt.trainer.model.tensor_parallel import Split, TensorParallel, full_name, name_parameter, split_of
+
+__all__ = ["build", "read_weights"]
+
+
+class Fsdp(TorchEngine):
+    """See `hpc_gpt.trainer.engines.protocol.TrainingEngine`.
+
+    The optimizer works on the shards as plain tensors, which share their memory with FSDP's.
+    """
+
+    def __init__(self, resolved: Resolved, device: torch.device) -> None:
+        layout, train = resolved.layout, resolved.train
+        assert layout.pp == 1, "the settings' check of the engine refuses stages"
+        super().__init__(resolved, device)
+        mesh = build_mesh(layout, device)
+        self._data_group = mesh.get_group("dp")
+        self.module = self._model = model = build_sharded_gpt(resolved, device, mesh, self.given, self.context)
+        self._parameters = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
+        assert isinstance(model, FSDPModule)
+        self._root: FSDPModule = model
+        self._shards = [_shard_of(parameter) for parameter in self._parameters]
+        optimizer = build_optimizer(train, self._shards)
+        everyone = dist.group.WORLD if layout.gpus > 1 else None
+        counted = owned(self._shards, self.tp_rank)
+        self._update = Update(
+            optimizer, lambda: norms_of(gradients_of(counted)), everyone, train.clip, self._scaler, device
+        )
+        self._checkpoint = ShardedCheckpoint(self._parameters, self._shards, optimizer)
+
+    def _gradients(self, last: bool) -> AbstractContextManager[None]:
+        at_once = last or self._resolved.engine.reshard
+        self._root.set_is_last_backward(last)
+        self._root.set_requires_gradient_sync(at_once)
+        self._root.set_reshard_after_backward(at_once)
+        return nullcontext()
+
+    def _update_weights(self, lr: float) -> tuple[Tensor, Tensor]:
+        for parameter, shard in zip(self._parameters, self._shards, strict=True):
+            assert isinstance(parameter.grad, DTensor)
+            shard.grad = parameter.grad.to_local()
+        updated = self._update.apply(lr)
+        for parameter, shard in zip(self._parameters, self._shards, strict=True):
+            parameter.grad = shard.grad = None
+        return updated
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: MicroBatches, count: int) -> Tensor:
+        loss = super().evaluate(micro_batches, count)
+        # A forward pass without a backward pass leaves the weights gathered.
+        for module in sharded_modules(self.module):
+            module.reshard()
+        return loss
+
+
+build = Fsdp
+
+
+def _shard_of(parameter: DTensor) -> nn.Parameter:
+    """This rank's part of a parameter as a plain parameter in the same memory."""
+    return name_parameter(nn.Parameter(parameter.to_local().detach()), full_name(parameter), split_of(parameter))  # type: ignore[arg-type]
+
+
+def build_mesh(layout: Layout, device: torch.device) -> DeviceMesh:
+    """The mesh of tp x dp, which is the data axis here. A parameter is split over tp, and its share over dp.
+
+    tp comes first because DTensor splits from left to right.
+    """
+    ranks = torch.arange(layout.gpus).view(layout.data_ranks, layout.tp).T.contiguous()
+    return DeviceMesh(device.type, ranks, mesh_dim_names=("tp", "dp"))
+
+
+def on_host(mesh: DeviceMesh) -> DeviceMesh:
+    """The same ranks as a mesh of their hosts, for offloaded shards: a DTensor is on its mesh's device."""
+    groups = [mesh.get_group("tp"), mesh.get_group("dp")]
+    return DeviceMesh.from_group(groups, "cpu", mesh=mesh.mesh, mesh_dim_names=("tp", "dp"))
+
+
+def place(shard: DTensor, split: Split | None, mesh: DeviceMesh) -> nn.Parameter:
+    """FSDP2's shard of a tp rank's share as a DTensor of the whole parameter on `mesh`, in the same memory.
+
+    The whole of a fused QKV (`Split.parts`), of which a rank holds its heads of each part, has the ranks' shares one
+    after the other.
+    """
+    shape = list(shard.shape)
+    if split is not None:
+        shape[split.dim] *= mesh["tp"].size()
+    whole = torch.empty(shape, device="meta")
+    over_tp: Placement = Replicate() if split is None else Shard(split.dim)
+    local = shard.to_local().detach()
+    return nn.Parameter(
+        DTensor.from_local(local, mesh, (over_tp, Shard(0)), run_check=False, shape=whole.shape, stride=whole.stride())
+    )
+
+
+def build_sharded_gpt(
+    resolved: Resolved,
+    device: torch.device,
+    mesh: DeviceMesh,
+    given: GivenWeights | None = None,
+    context: ContextParallel | None = None,
+) -> Gpt:
+    """This rank's shards of the model, in fp32, under FSDP2's hooks.
+
+    It is made a block at a time: a block is built whole and split before the next one, so a rank never holds more than
+    one block, and embedding and head, beside its shards and the weights drawn ahead. Given weights are read when all is
+    split, by each rank its shards alone. In bf16 and fp16 the shards are
+    the master weights, the gathered weights are half, and gradients are reduced in fp32.
+
+    FSDP2 gets the tp ranks' shares as plain tensors, so the layers get them gathered as plain tensors. With DTensors on
+    tp each use of one as a plain tensor would cost host time, forward and backward (on a small model a quarter of the
+    step). Before its first step FSDP2 takes the parameters that it finds in the modules. Its shards are put there as
+    shards of the whole model, and so are their gradients.
+
+    The backward pass gathers the next block while it works on this one. Without `engine.prefetch` it does not: each
+    block prefetches only itself, which is gathered already by then, so the next one waits for its turn.
+    """
+    shape, engine = resolved.model, resolved.engine
+    later = None if given is None else functools.partial(torch.empty, device="meta")
+    tp = TensorParallel(
+        mesh.get_local_rank("tp"), mesh["tp"].size(), mesh.get_group("tp"), given, empty=later, context=context
+    )
+    techniques, initial = Techniques.of(engine, resolved.train.matmul), tp.initial(resolved.train.seed, shape.layers)
+    half = HALF.get(resolved.train.dtype)
+    precision = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
+    offload = OffloadPolicy()
+    if engine.offload == "full":
+        offload = CPUOffloadPolicy(pin_memory=device.type == "cuda")
+
+    def shard(module: nn.Module, reshard: bool | None) -> None:
+        fully_shard(module, mesh=mesh["dp"], reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload)
+
+    model = Gpt(replace(shape, layers=0), resolved.train.seed, tp, techniques)
+    model.shape = shape
+    splits = {}
+    for number in range(shape.layers):
+        block = Block(number, shape, tp, initial, techniques)
+        splits.update({full_name(one): split_of(one) for one in block.parameters()})
+        shard(block, engine.reshard)
+        model.blocks.append(block)
+    splits.update({full_name(one): split_of(one) for one in model.parameters() if not isinstance(one, DTensor)})
+    # The backward pass begins with the root's parameters, so torch's default keeps them.
+    shard(model, None if engine.reshard else False)
+    where = on_host(mesh) if engine.offload == "full" else mesh
+    if given is not None:
+        model.to_empty(device=where.device_type)
+    _name_shards(model, splits, mesh, where, tp)
+    compile_model(model, engine)
+    if not engine.prefetch:
+        for module in sharded_modules(model):
+            module.set_modules_to_backward_prefetch([module])
+    return model
+
+
+def _name_shards(
+    model: Gpt, splits: Mapping[str, Split | None], mesh: DeviceMesh, where: DeviceMesh, tp: TensorParallel
+) -> None:
+    """Puts the shards into the modules as shards of the whole model, with given weights read into them."""
+    for name, own in list(model.named_parameters()):
+        assert isinstance(own, DTensor)
+        owner, _, key = name.rpartition(".")
+        parameter = name_parameter(place(own, splits[name], where), name, splits[name])
+        if tp.given is not None:
+            rows = -(-len(own) // mesh["dp"].size())
+            tp.fill(name, own.to_local().detach(), splits[name], parameter.shape, rows * mesh.get_local_rank("dp"))
+        model.get_submodule(owner).register_parameter(key, parameter)
+
+
+def sharded_modules(model: nn.Module) -> list[FSDPModule]:
+    """The model and its blocks, each of which FSDP2 gathers as a whole."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]

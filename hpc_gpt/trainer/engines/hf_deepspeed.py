@@ -1,0 +1,152 @@
+"""Engine hf-deepspeed: transformers' own model under DeepSpeed's ZeRO 1 to 3, offloaded or not.
+
+The class is that of the shape (`settings.model_shape.architecture_of`): GPT2LMHeadModel, LlamaForCausalLM and others.
+
+It is "HF + Deepspeed" of Megatron-DeepSpeed's perf tables. The model starts from our initial weights, so it trains as
+every other engine does. Attention is torch's SDPA, or transformers' eager one if engine.attention is math.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.requirements import check_package
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.weights.config import config_of
+from hpc_gpt.core.weights.names import WeightPart, parts_of
+from hpc_gpt.trainer.checkpoints import universal
+from hpc_gpt.trainer.checkpoints.universal import WeightPlace
+from hpc_gpt.trainer.engines.deepspeed_zero import DeepspeedZero
+from hpc_gpt.trainer.engines.library_patches import keep_buffers_in_fp32
+from hpc_gpt.trainer.model.initial_weights import InitialWeights
+from hpc_gpt.trainer.model.tensor_parallel import TensorParallel, Tile, name_parameter
+from hpc_gpt.trainer.model.vocab_loss import VocabParallelLoss
+
+
+def build(resolved: Resolved, device: torch.device) -> HfDeepspeed:
+    """Builds the engine on this rank. Raises ConfigError without transformers."""
+    check_package("transformers", "hf", "engine hf-deepspeed")
+    return HfDeepspeed(resolved, device)
+
+
+class HfDeepspeed(DeepspeedZero):
+    """DeepSpeed's ZeRO with transformers' model."""
+
+    def _build_model(self, tp: TensorParallel) -> nn.Module:
+        return HfGpt(self._resolved, tp)
+
+    def _fill(self, place: WeightPlace, rows: Tensor, first: int) -> None:
+        if rows.ndim == 2 and parts_of(self._resolved.model, place.name)[0].transposed:
+            self._tp.fill(place.name, rows.t(), None, place.shape[::-1], column=first)
+        else:
+            super()._fill(place, rows, first)
+
+
+class HfGpt(nn.Module):
+    """transformers' model as our engines want one: (tokens, targets) -> loss, parameters by our names.
+
+    The embedding has the rows of our padded vocabulary; those past the tokenizer's take no part in the loss.
+    """
+
+    def __init__(self, resolved: Resolved, tp: TensorParallel) -> None:
+        import transformers
+
+        super().__init__()
+        shape = resolved.model
+        keys = config_of(shape, shape.padded_vocab) | {"use_cache": False}
+        kind: Any = getattr(transformers, keys.pop("architectures")[0])
+        config = kind.config_class(**{key: value for key, value in keys.items() if key != "model_type"})
+        config._attn_implementation = "eager" if resolved.engine.attention == "math" else "sdpa"
+        # On the meta device nothing is drawn and no memory taken: `_make_weights` makes the weights one by one.
+        with torch.device("meta"):
+            self.model: Any = kind(config)
+        _make_weights(self.model, shape, resolved.train.seed, tp)
+        if resolved.engine.recompute == "full":
+            # The name since transformers 5; transformers 6 drops the other.
+            name = "activation" if hasattr(self.model, "activation_checkpointing_enable") else "gradient"
+            enable = getattr(self.model, f"{name}_checkpointing_enable")
+            enable(**{f"{name}_checkpointing_kwargs": {"use_reentrant": False}})
+        self.loss = VocabParallelLoss(shape.vocab, shape.padded_vocab, tp)
+        self.train()
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The transformer's layers."""
+        whole = self.model.base_model
+        blocks = whole.h if hasattr(whole, "h") else whole.layers
+        assert isinstance(blocks, nn.ModuleList)
+        return blocks
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Tokens and the tokens that follow them, both [batch, seq] -> mean loss in nats per token, fp32 scalar."""
+        loss: Tensor = self.loss(self.model(tokens).logits, targets)
+        return loss
+
+
+def _make_weights(model: nn.Module, shape: ModelShape, seed: int, tp: TensorParallel) -> None:
+    """Gives a model on the meta device weights with memory and our names, a layer at a time.
+
+    Each layer is then registered with its parent once more: ZeRO-3 partitions it at that moment. A parameter with some
+    rows of ours is marked as a tile of it.
+    """
+    initial = tp.initial(seed, shape.layers)
+    for name in shape.parameter_names:
+        parts = parts_of(shape, name)
+        whole = tp.share(name, _draw(initial, name, _size(model, parts), shape.pad_token), None)
+        for number, part in enumerate(parts):
+            path, _, kind = part.name.rpartition(".")
+            layer = model.get_submodule(path)
+            weight = nn.Parameter(whole.new_empty(part.of(whole).shape))
+            tile = Tile(number, len(parts)) if len(parts) > 1 else None
+            layer.register_parameter(kind, name_parameter(weight, name, tile=tile))
+            if not any(own.is_meta for own in layer.parameters()):
+                owner, _, attribute = path.rpartition(".")
+                setattr(model.get_submodule(owner), attribute, layer)
+    if shape.tied:
+        embedding = parts_of(shape, "embedding.weight")[0].name
+        model.get_submodule("lm_head").register_parameter("weight", model.get_parameter(embedding))
+    assert not any(parameter.is_meta for parameter in model.parameters())
+    _make_buffers(model)
+
+
+def _size(model: nn.Module, parts: list[WeightPart]) -> tuple[int, ...]:
+    """The size of our parameter, of which transformers' has the parts."""
+    sizes = [part.of(model.get_parameter(part.name)).shape for part in (part._replace(end=None) for part in parts)]
+    return sum(size[0] for size in sizes), *sizes[0][1:]
+
+
+def _make_buffers(model: nn.Module) -> None:
+    """Makes the rotation's frequencies, which are on the meta device too, and keeps them in fp32."""
+    for path, module in list(model.named_modules()):
+        if any(buffer.is_meta for buffer in module.buffers(recurse=False)):
+            made: Any = type(module)(module.config)
+            keep_buffers_in_fp32(made)
+            owner, _, attribute = path.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, made)
+
+
+def _draw(initial: InitialWeights, name: str, size: tuple[int, ...], pad: int | None) -> Tensor:
+    """The initial value of a parameter of `hpc_gpt.trainer.model.gpt`.
+
+    Its own layers cannot be built for that: ZeRO-3 would partition them, too.
+    """
+    layer, _, kind = name.rpartition(".")
+    if kind == "bias":
+        return torch.zeros(size)
+    if layer.endswith(("norm", "norm1", "norm2")):
+        return torch.ones(size)
+    if layer.endswith(("projection", "down")):
+        return initial.residual(name, size)
+    return initial.normal(name, size, zero_row=pad if layer == "embedding" else None)
+
+
+def read_weights(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
+    """Yields every parameter of the whole model by its full name, in our shape, fp32, without torch.distributed."""
+    for name, weight in universal.read_universal(folder, resolved):
+        yield name, weight.t() if parts_of(resolved.model, name)[0].transposed else weight

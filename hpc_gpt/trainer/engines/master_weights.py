@@ -1,0 +1,378 @@
+"""A model in bf16 or fp16 whose weights are copies of fp32 master weights, and AdamW that updates both in one pass.
+
+The optimizer works on the master weights. Here `half` is bf16 or fp16.
+
+Bytes a parameter, for AdamW: weight 2, master weight 4, gradient 4, moments 8. Half gradients exist until their block's
+backward pass is over: then they are added to the masters' together, because a launch for each of twelve small tensors
+takes longer than the copy. Passes over memory in a step, beside the backward pass: one to add each gradient, one for
+the norm, one for the fused optimizer, one to copy back.
+
+Bytes read and written for a parameter in a step of one micro-batch, by counting: gradient to fp32 2 + 4, norm 4, AdamW
+16 + 12 and 4 more, because the fused kernel writes the divided gradient back, weight to half 4 + 2; 48 in all. Each
+further micro-batch adds 2 + 4 + 4.
+
+`OnePassAdamW` is AdamW in one compiled pass: gradient to moments, master weight and half weight. All of them are in
+flat buffers. The gradient buffer exists from the first gradient of a step to the end of the step, so no forward pass
+has it beside its activations. It is half if a step has one gradient a parameter, and fp32 if it has more, of
+micro-batches or of ranks.
+
+Bytes read and written for a parameter in a step then, counted as above:
+
+    one micro-batch on one rank, half gradients     copy 2 + 2, norm 2, update 2 + 12 and 12 + 2                     34
+    more, fp32 sums                                 copy 2 + 4, norm 4, update 4 + 12 and 12 + 2                     40
+    each micro-batch more                           2 + 4 + 4                                                        10
+
+The copy is of gradients that their block's backward pass has just written. More ranks add their average, 4 + 4 for the
+division and the all-reduce, as in every mode. Memory: weight 2, master weight 4, moments 8, and from the first gradient
+of a step to its end 2, or 4 for sums.
+
+That is with Inductor, which makes one loop for each group without a temporary. Backend aot_eager runs the same formula
+operation by operation: correct, but slow, and with temporaries as large as the model's fp32 weights.
+tests/benchmarks/update.py measures the time.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hpc_gpt.core.settings.experiment import Engine, Train
+from hpc_gpt.trainer.engines.kernels import check_backend
+from hpc_gpt.trainer.engines.optimizer import by_decay, gradients_of, norms_of
+from hpc_gpt.trainer.engines.torch_private import all_reduce_each, for_each
+from hpc_gpt.trainer.model.tensor_parallel import full_name, name_parameter, split_of
+
+# A parameter begins at a multiple of so many elements: 128 bytes of half, which is aligned for every kernel.
+_ALIGNED = 64
+# So many squares are summed in fp32, and their sums in float64; over more a CPU would lose digits. The size of a buffer
+# is a multiple of it.
+_SUMMED = 1024
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class MasterWeights:
+    """Turns the fp32 weights of all `parts` into half, in place; `masters` are the fp32 weights, in the same order.
+
+    While `collects`, the gradients of a part are added to its masters' in one call as soon as all of them are complete,
+    and dropped. `Gpt.parts` has the parts of a model.
+    """
+
+    def __init__(self, parts: Sequence[Sequence[nn.Parameter]], dtype: torch.dtype) -> None:
+        self.weights = [weight for part in parts for weight in part]
+        self.masters: list[nn.Parameter] = []
+        self.collects = True
+        # Of each part, how many weights it has and which of them wait for the others' gradients.
+        self._sizes = [len(part) for part in parts]
+        self._waiting: list[list[Tensor]] = [[] for _ in parts]
+        for number, part in enumerate(parts):
+            for weight in part:
+                master = nn.Parameter(weight.detach())
+                self.masters.append(name_parameter(master, full_name(weight), split_of(weight)))
+                weight.data = weight.detach().to(dtype)
+                weight.register_post_accumulate_grad_hook(partial(self._collect, number))  # type: ignore[no-untyped-call]
+        self._master_of = dict(zip(map(id, self.weights), self.masters, strict=True))
+
+    def master_of(self, weight: Tensor) -> nn.Parameter:
+        """The master weight of which `weight` is a copy."""
+        return self._master_of[id(weight)]
+
+    @torch.no_grad()
+    def _collect(self, number: int, weight: Tensor) -> None:
+        if not self.collects:
+            return
+        waiting = self._waiting[number]
+        assert not any(other is weight for other in waiting), "a part's gradients are not complete"
+        waiting.append(weight)
+        if len(waiting) == self._sizes[number]:
+            self.add(waiting, gradients_of(waiting))
+            for one in waiting:
+                one.grad = None
+            waiting.clear()
+
+    def add(self, weights: Sequence[Tensor], gradients: list[Tensor]) -> None:
+        """Adds gradients of `weights` to those of their masters.
+
+        All these masters have a gradient from earlier micro-batches, or none has. The first gradients of a step are one
+        launch on a GPU; torch adds further ones, half to fp32, with a launch for each weight.
+        """
+        owners = [self.master_of(weight) for weight in weights]
+        if earlier := gradients_of(owners):
+            for_each("add_", earlier, gradients)
+            return
+        for owner in owners:
+            owner.grad = torch.empty_like(owner)
+        for_each("copy_", gradients_of(owners), gradients)
+
+    def average(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+        """The communication hook of DistributedDataParallel, for a full bucket of half gradients.
+
+        Adds to it, in fp32, the masters' gradients from earlier micro-batches, begins to average the sum over the ranks
+        during the backward pass, and makes it the masters' gradients.
+        """
+        half = bucket.buffer()
+        whole = half.float()
+        owners = [self.master_of(weight) for weight in bucket.parameters()]
+        pieces = whole.split([owner.numel() for owner in owners])
+        views = [piece.view_as(owner) for piece, owner in zip(pieces, owners, strict=True)]
+        if earlier := gradients_of(owners):
+            for_each("add_", views, earlier)
+        for owner, view in zip(owners, views, strict=True):
+            owner.grad = view
+        whole /= dist.get_world_size()
+        averaged = dist.all_reduce(whole, async_op=True).get_future()
+        # DDP waits for it, and copies its value to the half gradients, which are no longer needed.
+        done: torch.futures.Future[Tensor] = averaged.then(lambda _: half)
+        return done
+
+    def norms(self) -> Tensor:
+        """The norms of the pieces of this step's gradient."""
+        return norms_of(gradients_of(self.masters))
+
+    @torch.no_grad()
+    def refresh(self, weights: Sequence[Tensor]) -> None:
+        """Makes `weights` copies of their masters again, after the optimizer's step."""
+        for_each("copy_", [*weights], [self.master_of(weight) for weight in weights])
+
+    def drop_gradients(self, weights: Sequence[Tensor]) -> None:
+        """Drops the gradients of the masters of `weights`."""
+        for weight in weights:
+            self.master_of(weight).grad = None
+
+    def copy_back(self) -> None:
+        """Makes all weights copies of their masters, whoever has changed these."""
+        MasterWeights.refresh(self, self.weights)
+
+
+class FlatGroup:
+    """Flat buffers of parameters with one weight decay: fp32 `masters`, `halves`, and within a step `gradients`."""
+
+    def __init__(self, weights: Sequence[nn.Parameter], decays: bool, dtype: torch.dtype, sums: torch.dtype) -> None:
+        self.decays = decays
+        self._device, self._sums = weights[0].device, sums
+        self._shapes = [weight.shape for weight in weights]
+        self._starts = [0]  # of each parameter; the last number is the end
+        for shape in self._shapes:
+            self._starts.append(self._starts[-1] + _rounded(shape.numel(), _ALIGNED))
+        self._starts[-1] = _rounded(self._starts[-1], _SUMMED)
+        self.masters = self._empty(torch.float32)
+        self.halves = self._empty(dtype)
+        self.gradients: Tensor | None = None
+
+    def view(self, flat: Tensor, number: int) -> Tensor:
+        """The place of parameter `number` in one of the buffers, or in another that is as long."""
+        shape, start = self._shapes[number], self._starts[number]
+        return flat[start : start + shape.numel()].view(shape)
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """The views of all parameters, in order."""
+        return [self.view(flat, number) for number in range(len(self._shapes))]
+
+    def begin_gradients(self) -> Tensor:
+        """The gradient buffer. A new one is not initialised, but for the gaps."""
+        if self.gradients is None:
+            self.gradients = self._empty(self._sums)
+        return self.gradients
+
+    def _empty(self, dtype: torch.dtype) -> Tensor:
+        """A buffer whose gaps between parameters are zero, because they are read with the rest."""
+        flat = torch.empty(self._starts[-1], dtype=dtype, device=self._device)
+        ends = [start + shape.numel() for start, shape in zip(self._starts, self._shapes, strict=False)]
+        gaps = [(end, start) for end, start in zip(ends, self._starts[1:], strict=True) if end < start]
+        if gaps:
+            for_each("zero_", [flat[end:start] for end, start in gaps])
+        return flat
+
+
+class FlatMasters(MasterWeights):
+    """`MasterWeights` whose masters and halves are views of a FlatGroup's buffers; the groups are split by `by_decay`.
+
+    Gradients are copied or added to the gradient buffer, those of a part in one call. `sums` is the buffer's dtype: the
+    weights' own for one gradient a step, else fp32.
+    """
+
+    @torch.no_grad()
+    def __init__(self, parts: Sequence[Sequence[nn.Parameter]], dtype: torch.dtype, sums: torch.dtype) -> None:
+        weights = [weight for part in parts for weight in part]
+        self.groups: list[FlatGroup] = []
+        self._places: dict[int, tuple[FlatGroup, int]] = {}
+        for alike, decays in zip(by_decay(weights), (True, False), strict=True):
+            if alike:
+                self.groups.append(group := FlatGroup(alike, decays, dtype, sums))
+                self._places |= {id(weight): (group, number) for number, weight in enumerate(alike)}
+        for weight in weights:
+            group, number = self._places[id(weight)]
+            weight.data = group.view(group.masters, number).copy_(weight)
+        super().__init__(parts, dtype)
+        for weight in self.weights:
+            group, number = self._places[id(weight)]
+            weight.data = group.view(group.halves, number).copy_(weight)
+        self._arrived: set[int] = set()
+
+    def masters_of(self, group: FlatGroup) -> list[nn.Parameter]:
+        """A group's masters, in its order."""
+        return [self.master_of(weight) for weight in self.weights if self._places[id(weight)][0] is group]
+
+    def add(self, weights: Sequence[Tensor], gradients: list[Tensor]) -> None:
+        """See `MasterWeights`; the first gradients of a step are copied."""
+        places = [self.gradient_of(weight) for weight in weights]
+        if id(weights[0]) not in self._arrived:
+            self._arrived.update(map(id, weights))
+            for_each("copy_", places, gradients)
+        else:
+            assert places[0].dtype == torch.float32, "a second gradient in a step that should have one"
+            for_each("add_", places, gradients)
+
+    def average(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+        """See `MasterWeights`. The sums are averaged in place, all those of a bucket in one call."""
+        half = bucket.buffer()
+        weights = bucket.parameters()
+        self.add(weights, bucket.gradients())
+        sums = [self.gradient_of(weight) for weight in weights]
+        for_each("div_", sums, dist.get_world_size())
+        done: torch.futures.Future[Tensor] = all_reduce_each(sums).then(lambda _: half)
+        return done
+
+    def gradient_of(self, weight: Tensor) -> Tensor:
+        """The view of the gradient buffer for a weight."""
+        group, number = self._places[id(weight)]
+        return group.view(group.begin_gradients(), number)
+
+    def norms(self) -> Tensor:
+        """The norms of pieces of the gradients, which are read once. All gradients must have been added."""
+        assert len(self._arrived) == len(self.weights), f"{len(self._arrived)} of {len(self.weights)} gradients"
+        pieces = [group.begin_gradients().view(-1, _SUMMED) for group in self.groups]
+        return torch.cat([torch.linalg.vector_norm(one, dim=1, dtype=torch.float32) for one in pieces])
+
+    def refresh(self, weights: Sequence[Tensor]) -> None:
+        """Nothing: the update has written the half weights."""
+
+    def drop_gradients(self, weights: Sequence[Tensor]) -> None:
+        """Drops the gradient buffers of all groups with one of `weights`."""
+        for weight in weights:
+            self._arrived.discard(id(weight))
+            self._places[id(weight)][0].gradients = None
+
+
+def _rounded(numbers: int, multiple: int) -> int:
+    return -(-numbers // multiple) * multiple
+
+
+class _Buffers(NamedTuple):
+    """The buffers of a group, all flat and equally long: gradients half or fp32, masters and moments fp32, halves."""
+
+    gradients: Tensor
+    masters: Tensor
+    first: Tensor
+    second: Tensor
+    halves: Tensor
+
+
+class OnePassAdamW(torch.optim.Optimizer):
+    """torch.optim.AdamW (Loshchilov and Hutter 2019, algorithm 2) over the groups of `masters`, which also writes
+    the half weights. All groups have one learning rate, which is read at each step.
+
+    Like torch's fused kernels it can divide the gradient or skip the step (`optimizer.instruct`), and waits for
+    nothing. Its state is torch's, parameter by parameter: "step", "exp_avg", "exp_avg_sq", views of its own buffers.
+    Raises ConfigError if `engine.compile_backend` lacks its compiler.
+    """
+
+    obeys = True  # see optimizer.is_fused
+
+    def __init__(self, train: Train, masters: FlatMasters, engine: Engine) -> None:
+        device = masters.weights[0].device
+        check_backend(engine.compile_backend, device, "or leave train.optimizer_mode out")
+        self._groups = masters.groups
+        self._betas, self._eps = (train.beta1, train.beta2), train.eps
+        groups = [
+            {"params": masters.masters_of(group), "weight_decay": train.weight_decay if group.decays else 0.0}
+            for group in self._groups
+        ]
+        super().__init__(groups, {"lr": train.lr, "betas": self._betas, "eps": self._eps, "fused": True})
+        self.found_inf: Tensor | None = None
+        self.grad_scale: Tensor | None = None
+        self._moments = [(torch.zeros_like(one.masters), torch.zeros_like(one.masters)) for one in self._groups]
+        # One for each parameter, as in torch, though all are equal.
+        self._steps = torch.zeros(sum(len(group["params"]) for group in self.param_groups), device=device)
+        self._one, self._never = torch.ones((), device=device), torch.zeros((), dtype=torch.bool, device=device)
+        steps = iter(self._steps)
+        for group, settings, (first, second) in zip(self._groups, self.param_groups, self._moments, strict=True):
+            for owner, *moments in zip(settings["params"], group.views(first), group.views(second), strict=True):
+                self.state[owner] = {"step": next(steps), "exp_avg": moments[0], "exp_avg_sq": moments[1]}
+        self._update = torch.compile(
+            _update,
+            backend=engine.compile_backend,
+            dynamic=False,
+            fullgraph=True,
+            # Trying several block sizes would copy what the kernel writes: at the first step 26 bytes a parameter.
+            options={"triton.autotune_pointwise": False} if engine.compile_backend == "inductor" else None,
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Does one step with the gradients that `masters` has collected."""
+        assert closure is None
+        skipped = self._never if self.found_inf is None else self.found_inf.bool()
+        self._steps += ~skipped
+        # In fp32 the bias corrections would lose digits: 1 - 0.999.
+        count = self._steps[0].double()
+        lr = self.param_groups[0]["lr"]
+        beta1, beta2 = self._betas
+        self._update(
+            [self._buffers(*pair) for pair in zip(self._groups, self._moments, strict=True)],
+            [torch.full_like(self._one, group["lr"] * group["weight_decay"]) for group in self.param_groups],
+            (torch.full_like(count, lr) / (1 - beta1**count)).float(),
+            (1 - beta2**count).sqrt().float(),
+            self._one if self.grad_scale is None else self.grad_scale,
+            skipped,
+            self._betas,
+            self._eps,
+        )
+
+    @staticmethod
+    def _buffers(group: FlatGroup, moments: tuple[Tensor, Tensor]) -> _Buffers:
+        assert group.gradients is not None, "no gradient came"
+        return _Buffers(group.gradients, group.masters, *moments, group.halves)
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Copies the state of each parameter, by torch's numbers, into the buffers. What is missing becomes zero."""
+        owners = [owner for group in self.param_groups for owner in group["params"]]
+        for number, owner in enumerate(owners):
+            kept = state_dict["state"].get(number)
+            for key, place in self.state[owner].items():
+                if kept is None:
+                    place.zero_()
+                else:
+                    place.copy_(kept[key])
+
+
+def _update(
+    groups: list[_Buffers],
+    decays: list[Tensor],
+    step_size: Tensor,
+    root: Tensor,
+    divisor: Tensor,
+    skipped: Tensor,
+    betas: tuple[float, float],
+    eps: float,
+) -> None:
+    """Updates every group in place.
+
+    `decays`: rate x weight decay of each group; `step_size`: rate / (1 - beta1^step); `root`: sqrt(1 - beta2^step).
+    These, `divisor` and `skipped` are tensors without dimensions.
+    """
+    beta1, beta2 = betas
+    for (gradients, masters, first, second, halves), decay in zip(groups, decays, strict=True):
+        gradient = gradients.float() / divisor
+        mean = beta1 * first + (1 - beta1) * gradient
+        square = beta2 * second + (1 - beta2) * gradient * gradient
+        moved = masters - decay * masters - step_size * mean / (square.sqrt() / root + eps)
+        # `where`, because a skipped value may be NaN, and NaN times zero is NaN.
+        moved = torch.where(skipped, masters, moved)
+        first.copy_(torch.where(skipped, first, mean))
+        second.copy_(torch.where(skipped, second, square))
+        masters.copy_(moved)
+        halves.copy_(moved)

@@ -1,0 +1,288 @@
+"""The end of a step: gradient norm and clipping, the optimizer, and fp16's loss scale."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+from hpc_gpt.core.settings.experiment import Train
+from hpc_gpt.trainer.engines import private_parts, torch_private
+from hpc_gpt.trainer.model.tensor_parallel import split_of
+
+
+def build_optimizer(train: Train, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """AdamW or SGD (no momentum) over the parameters, computed as `train.optimizer_mode` says.
+
+    Modes fused and host are torch's fused kernels, on the device or for states offloaded to the host: one pass, no
+    compiler, and the host does not wait. Foreach launches one kernel for all parameters and each operation, for-loop
+    one for each parameter. With both the host waits for the gradient norm, because they cannot skip a step on the
+    device. Results differ by rounding alone. Mode compiled is `master_weights.OnePassAdamW`, over flat master weights.
+    """
+    mode = train.optimizer_mode or "fused"
+    how = {"fused": mode in ("fused", "host"), "foreach": mode == "foreach"}
+    groups = [
+        {"params": part, "weight_decay": decay}
+        for part, decay in zip(by_decay(parameters), (train.weight_decay, 0.0), strict=True)
+    ]
+    if train.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=train.lr, **how)
+    return torch.optim.AdamW(groups, lr=train.lr, betas=(train.beta1, train.beta2), eps=train.eps, **how)
+
+
+def by_decay(parameters: Iterable[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """(matrices and embeddings, which decay; biases and norms, which have one dimension and do not decay)."""
+    parameters = list(parameters)
+    return [one for one in parameters if _dimensions(one) >= 2], [one for one in parameters if _dimensions(one) < 2]
+
+
+def _dimensions(parameter: nn.Parameter) -> int:
+    """Dimensions of the whole parameter: under ZeRO-3 a rank holds only a flat piece of it."""
+    return len(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def counts(parameter: nn.Parameter, tp_rank: int) -> bool:
+    """Whether this rank counts the parameter in the norm, so that a model replica counts each element once.
+
+    A split parameter counts on every tensor-parallel rank, a whole one on the first. The later stage's copy of a tied
+    parameter, which DeepSpeed marks, does not count.
+    """
+    return (tp_rank == 0 or split_of(parameter) is not None) and not getattr(parameter, "ds_pipe_replicated", False)
+
+
+def owned(parameters: Iterable[nn.Parameter], tp_rank: int) -> list[nn.Parameter]:
+    """The parameters that this rank counts."""
+    return [parameter for parameter in parameters if counts(parameter, tp_rank)]
+
+
+def gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """The gradients of the parameters that have one."""
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def norms_of(gradients: list[Tensor]) -> Tensor:
+    """The norm of each gradient, in one tensor."""
+    return torch.stack(torch_private.for_each("norm", gradients)) if gradients else torch.zeros(0)
+
+
+def whole_norm(norms: Tensor, group: dist.ProcessGroup | None, device: torch.device) -> Tensor:
+    """The norm over all ranks of `group` (None: this rank alone), on `device`, from the norms of this rank's pieces."""
+    square = torch.zeros((), dtype=torch.float64, device=device)
+    if norms.numel():
+        square += norms.double().square().sum().to(device)
+    if group is not None:
+        dist.all_reduce(square, group=group)
+    return square.sqrt().float()
+
+
+def is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `instruct` works on the optimizer: torch's fused kernels, and our own optimizer."""
+    if not optimizer.defaults.get("fused"):
+        return False
+    return getattr(optimizer, "obeys", False) or private_parts.can_use(private_parts.FUSED)
+
+
+def instruct(optimizer: torch.optim.Optimizer, skipped: Tensor, divisor: Tensor | None, device: torch.device) -> None:
+    """Lets the next step of a fused `optimizer`, whose parameters are on `device`, skip or clip. Nothing waits.
+
+    If `skipped`, a bool tensor, is true, weights and moments do not change. Otherwise every gradient is divided by
+    `divisor`.
+    """
+    optimizer.found_inf = skipped.float().to(device)  # type: ignore[attr-defined]
+    optimizer.grad_scale = None if divisor is None else divisor.to(device)  # type: ignore[attr-defined]
+
+
+def clip_divisor(norm: Tensor, clip: float) -> Tensor | None:
+    """The divisor that makes a gradient of this norm no longer than `clip`; None if `clip` is 0."""
+    return ((norm + 1e-6) / clip).clamp(min=1.0) if clip > 0 else None
+
+
+class GradientNorm:
+    """Measures the norm before each step of `optimizer`, clips, and skips a step whose gradient is not finite.
+
+    For an optimizer that DeepSpeed does not wrap: DeepSpeed 0.19.8 without ZeRO takes the norm over the first pipeline
+    stage only. `clip` 0 does not clip. `group` has the ranks of one model replica (all stages, all tensor-parallel
+    ranks). `norm` and `skipped` are tensors on the device. With a fused optimizer nothing here waits for the device;
+    with another one the host must know whether to drop the gradients.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Iterable[nn.Parameter],
+        tp_rank: int,
+        group: dist.ProcessGroup | None,
+        clip: float,
+    ) -> None:
+        self.parameters = list(parameters)
+        self.owned = owned(self.parameters, tp_rank)
+        self.group = group
+        self.clip = clip
+        self.norm: Tensor | None = None
+        self.skipped: Tensor | None = None
+        optimizer.register_step_pre_hook(self._before_step)
+
+    @torch.no_grad()
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        counted = gradients_of(self.owned)
+        device = self.parameters[0].device
+        self.norm = whole_norm(norms_of(counted), self.group, device)
+        self.skipped = ~self.norm.isfinite()
+        divisor = clip_divisor(self.norm, self.clip)
+        if is_fused(optimizer):
+            instruct(optimizer, self.skipped, divisor, device)
+        elif self.skipped:
+            for parameter in self.parameters:
+                parameter.grad = None  # the optimizer skips a parameter without gradient
+        elif divisor is not None:
+            torch_private.for_each("div_", gradients_of(self.parameters), divisor)
+
+
+def kernel_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer that computes: ZeroRedundancyOptimizer has the one of this rank's share as `optim`."""
+    kernel: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
+    return kernel
+
+
+class LossScaler:
+    """fp16's loss scale: torch.amp.GradScaler with its defaults. For fp32 and bf16 it does nothing.
+
+    The scale is 65536 at first, is halved after a skipped step, and doubled after 2000 steps in a row without one.
+    torch's scaler inspects the gradients that one rank holds, so with sharded gradients each rank would get a scale of
+    its own. Here it inspects one number instead, made from the norm of the whole model's gradient. Only `read` waits
+    for the device.
+    """
+
+    def __init__(self, dtype: str, device: torch.device) -> None:
+        self._scaler = torch.amp.GradScaler(device.type, enabled=dtype == "fp16")
+        self._one = torch.ones((), device=device)
+        self._verdict = torch.zeros((), device=device)
+        self._stand_in = torch.optim.SGD([self._verdict])
+        self._scaler.scale(self._one)  # the scale itself is made when it is first used
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The scaled loss, from which the backward pass begins."""
+        return self._scaler.scale(loss)
+
+    @property
+    def factor(self) -> Tensor | None:
+        """The scale as a tensor on the device; None if nothing is scaled."""
+        return self._scaler.scale(self._one) if self._scaler.is_enabled() else None
+
+    def follow(self, skipped: Tensor) -> None:
+        """Updates the scale after a step."""
+        if self._scaler.is_enabled():
+            self._verdict.grad = torch.where(skipped, math.inf, 0.0)
+            self._scaler.unscale_(self._stand_in)
+            self._scaler.update()
+
+    def read(self) -> dict[str, Any]:
+        """The state for a checkpoint, plain numbers; empty if nothing is scaled. Waits for the device."""
+        return self._scaler.state_dict()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restores what `read` returned."""
+        self._scaler.load_state_dict(state)
+
+
+class Update:
+    """Steps an optimizer over gradients that are complete. A step whose gradient is not finite is skipped.
+
+    `norms` returns the norms of the pieces of gradient that
+    this rank counts; each element of the model counts on one rank of `group` (None: this rank alone). `clip` 0 does not
+    clip. Loss scale and clipping are one division, which torch's fused kernels do while they read the gradient. They
+    can also skip the step. So nothing waits for the device, unless the optimizer is not fused: then, as in torch's
+    own GradScaler, the host must know whether to call it.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        norms: Callable[[], Tensor],
+        group: dist.ProcessGroup | None,
+        clip: float,
+        scaler: LossScaler,
+        device: torch.device,
+    ) -> None:
+        self.optimizer = optimizer
+        self._norms = norms
+        self._group = group
+        self._clip = clip
+        self._scaler = scaler
+        self._device = device
+
+    @torch.no_grad()
+    def apply(self, lr: float) -> tuple[Tensor, Tensor]:
+        """Does one step; returns (norm before clipping, whether it was skipped), both on the device.
+
+        The gradients are of no use afterwards.
+        """
+        factor = self._scaler.factor
+        norm = self._norm() if factor is None else self._norm() / factor
+        skipped = ~norm.isfinite()
+        divisor = clip_divisor(norm, self._clip)
+        if factor is not None:
+            divisor = factor if divisor is None else divisor * factor
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        kernel = kernel_of(self.optimizer)
+        owners = [one for group in kernel.param_groups for one in group["params"]]
+        if is_fused(kernel):
+            instruct(kernel, skipped, divisor, owners[0].device if owners else self._device)
+            self.optimizer.step()
+        elif not skipped:
+            if divisor is not None:
+                torch_private.for_each("div_", gradients_of(owners), divisor)
+            self.optimizer.step()
+        self._scaler.follow(skipped)
+        return norm, skipped
+
+    def _norm(self) -> Tensor:
+        return whole_norm(self._norms(), self._group, self._device)
+
+
+class DeviceAdamW:
+    """Updates the groups that `engine.offload_ratio` leaves on the GPU, in place of ZeRO-3's `backup_optimizer`.
+
+    DeepSpeed 0.19.8's own has a first parameter group of its own, so the schedule never sets the rate of the matrices,
+    and states of its own, which no checkpoint has. Here parameter groups and states are those of `host`, DeepSpeed's
+    CPU Adam, which updates the other groups. A state has CPU Adam's form wherever it is, so a checkpoint can be loaded
+    with any ratio.
+    """
+
+    def __init__(self, host: torch.optim.Optimizer) -> None:
+        self._host = host
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of `host`. DeepSpeed puts the tensor to update into one of them and calls `step`."""
+        return self._host.param_groups
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Updates the tensors in the groups by torch's fused kernel, which needs no temporaries."""
+        for group in self.param_groups:
+            for flat in group["params"]:
+                state = self._host.state[flat]
+                if not state:
+                    state.update(step=0, exp_avg=torch.zeros_like(flat), exp_avg_sq=torch.zeros_like(flat))
+                adamw(
+                    [flat],
+                    [flat.grad],
+                    [state["exp_avg"]],
+                    [state["exp_avg_sq"]],
+                    [],
+                    [torch.full((), float(state["step"]), device=flat.device)],
+                    fused=True,
+                    amsgrad=False,
+                    beta1=group["betas"][0],
+                    beta2=group["betas"][1],
+                    lr=group["lr"],
+                    weight_decay=group["weight_decay"],
+                    eps=group["eps"],
+                    maximize=False,
+                )
+                state["step"] += 1

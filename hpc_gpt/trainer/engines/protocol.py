@@ -1,0 +1,293 @@
+"""The interface between training loop and engine, what the engines share, and the choice of one by name."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hpc_gpt.core.engines import engine_named
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.process import no_collections
+from hpc_gpt.core.settings.requirements import check_package
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.schedule import learning_rate
+from hpc_gpt.core.weights.folder import read_folder
+from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
+from hpc_gpt.trainer.checkpoints.training_state import (
+    check_identity,
+    load_random_state,
+    put_identity,
+    put_random_state,
+)
+from hpc_gpt.trainer.engines import private_parts
+from hpc_gpt.trainer.engines.attention import AttentionKernels, prepare_attention
+from hpc_gpt.trainer.engines.kernels import check_compilers
+from hpc_gpt.trainer.engines.optimizer import LossScaler, Update
+from hpc_gpt.trainer.model.documents import MicroBatch
+from hpc_gpt.trainer.model.initial_weights import GivenWeights
+from hpc_gpt.trainer.model.tensor_parallel import full_name
+from hpc_gpt.trainer.model.vocab_loss import OnePassLoss
+from hpc_gpt.trainer.ranks import context_of
+
+if TYPE_CHECKING:
+    from hpc_gpt.trainer.checkpoints.replicated import ReplicatedCheckpoint
+    from hpc_gpt.trainer.checkpoints.sharded import ShardedCheckpoint
+
+MicroBatches = Iterator[MicroBatch]
+
+
+class StepResult(NamedTuple):
+    """The figures of one optimizer step. Tensors stay on the device; reading them waits for it.
+
+    `loss` is the mean over micro-batches and the data axis, in nats per token. `grad_norm` is the norm of the
+    whole model's gradient before clipping, inf or NaN if the gradient is not finite. `skipped`: the gradient was not
+    finite, and the weights did not change.
+    """
+
+    loss: Tensor
+    grad_norm: Tensor | float
+    lr: float
+    skipped: Tensor | bool
+
+
+class TrainingEngine:
+    """One rank's part of a training: its place in the layout, attention kernels, mean over the data axis, evaluation.
+
+    The base of every engine. Every method is collective: all ranks call it together.
+    """
+
+    module: Any  # the model on this rank, before the engine wraps it: hooks on it see every forward pass
+    # The ranks over which a loss is averaged; None for all ranks.
+    _data_group: dist.ProcessGroup | None = None
+
+    def __init__(self, resolved: Resolved, device: torch.device) -> None:
+        layout = resolved.layout
+        assert dist.get_world_size() == layout.gpus, f"{dist.get_world_size()} ranks for {layout}"
+        self.device = device
+        self.tp_rank, self.pp_rank, self.dp_rank, self.cp_rank = layout.coordinate(dist.get_rank())
+        self._resolved = resolved
+        self.context = context_of(resolved, dist.get_rank())
+        self.attention = AttentionKernels(resolved, device, self.context)
+        # What the model is built from; None if its weights are drawn.
+        self.given: GivenWeights | None = None
+        if resolved.train.init is not None:
+            check_package("safetensors", "hf", "train.init")
+            self.given = GivenWeights(read_folder(Path(resolved.train.init)), resolved.model)
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done, skipped ones included; `load` restores it."""
+        raise NotImplementedError
+
+    def train_step(self, micro_batches: MicroBatches) -> StepResult:
+        """Does one optimizer step on `resolved.batch.micro_batches` pairs (tokens, targets), with data.mask_documents
+        each with its boundaries.
+
+        They are int64 [micro_batch, seq / cp] on the rank's device. Every rank gets its part of the sequences of its
+        own data-parallel rank; a stage takes only what it needs.
+        """
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: MicroBatches, count: int) -> Tensor:
+        """Mean loss over `count` micro-batches of each data-parallel rank; the same scalar on every rank."""
+        total = torch.zeros((), device=self.device)
+        with self.attention():
+            for micro_batch in islice(micro_batches, count):
+                total += self._loss(*self._inputs(micro_batch))
+        return self._mean(total / count)
+
+    def save(self, files: RankFiles) -> None:
+        """Adds this rank's part of model, optimizer, step and generator states to `files`; writes nothing.
+
+        The tensors are the training's own: they are copied or written before the next step.
+        """
+        raise NotImplementedError
+
+    def load(self, folder: Path) -> None:
+        """Restores what `save` wrote, in any layout that the engine converts. Raises CheckpointError if it is of
+        another model or arithmetic."""
+        raise NotImplementedError
+
+    def _inputs(self, micro_batch: MicroBatch) -> tuple[Any, ...]:
+        """What the model is called with: tokens, targets, and their documents if the run masks them."""
+        if len(micro_batch) == 2:
+            return micro_batch
+        tokens, targets, boundaries = micro_batch
+        return tokens, targets, self.attention.documents(boundaries)
+
+    def _loss(self, *inputs: Any) -> Tensor:
+        loss: Tensor = self.module(*inputs)
+        return loss
+
+    def _mean(self, own: Tensor) -> Tensor:
+        """The mean over the data axis: over the replicas, and over their parts of the sequences, which are equal."""
+        if (ranks := self._resolved.layout.data_ranks) > 1:
+            dist.all_reduce(own, group=self._data_group)
+            own /= ranks
+        return own
+
+
+class TorchEngine(TrainingEngine):
+    """The base of the engines without DeepSpeed: a step, saving and loading.
+
+    A subclass sets `module`, `_model`, which wraps it for training, and the attributes without a value here.
+    """
+
+    _model: nn.Module
+    _parameters: list[Any]
+    _update: Update
+    _checkpoint: ReplicatedCheckpoint | ShardedCheckpoint
+
+    def __init__(self, resolved: Resolved, device: torch.device) -> None:
+        super().__init__(resolved, device)
+        self._step = 0
+        self._scaler = LossScaler(resolved.train.dtype, device)
+
+    @property
+    def step(self) -> int:
+        return self._step
+
+    def train_step(self, micro_batches: MicroBatches) -> StepResult:
+        count = self._resolved.batch.micro_batches
+        total = torch.zeros((), device=self.device)
+        if isinstance(own := getattr(self.module, "loss", None), OnePassLoss):
+            own.unscaled = count == 1 and self._resolved.train.dtype != "fp16"
+        with self.attention():
+            for number, micro_batch in enumerate(islice(micro_batches, count), 1):
+                with self._gradients(last=number == count):
+                    loss = self._model(*self._inputs(micro_batch))
+                    self._scaler.scale(loss / count).backward()  # type: ignore[no-untyped-call]
+                total += loss.detach()
+        lr = learning_rate(self._resolved.train, self._step)
+        norm, skipped = self._update_weights(lr)
+        self._step += 1
+        return StepResult(self._mean(total / count), norm, lr, skipped)
+
+    def _gradients(self, last: bool) -> AbstractContextManager[None]:
+        """The context of a micro-batch, which decides whether its gradient is reduced or kept."""
+        raise NotImplementedError
+
+    def _update_weights(self, lr: float) -> tuple[Tensor, Tensor]:
+        """Steps the optimizer and drops the gradients; returns what `Update.apply` returns."""
+        raise NotImplementedError
+
+    def _weights_are_loaded(self) -> None:
+        """Called after a checkpoint was loaded."""
+
+    def save(self, files: RankFiles) -> None:
+        rank = dist.get_rank()
+        self._checkpoint.save(files, rank, self._step, self._scaler.read())
+        put_random_state(files, rank, self.device)
+        if rank == 0:
+            put_identity(files, self._resolved, self._step)
+
+    def load(self, folder: Path) -> None:
+        differing = check_identity(folder, self._resolved, engine_named(self._resolved.engine.name).converts)
+        self._step, scale = self._checkpoint.load(folder, dist.get_rank())
+        self._scaler.restore(scale)
+        self._weights_are_loaded()
+        if not differing:
+            load_random_state(folder, dist.get_rank(), self.device)
+        dist.barrier()
+
+
+def module_of(engine: str) -> ModuleType:
+    """The engine's module of this folder, with two functions.
+
+    `build(resolved, device) -> TrainingEngine` is called on every rank after torch.distributed is initialised.
+    `read_weights(folder, resolved) -> Iterator[tuple[str, Tensor]]` yields every parameter of the whole model in a
+    checkpoint by its full name (`tensor_parallel.full_name`), fp32, in one process without torch.distributed.
+    """
+    with no_collections():
+        return importlib.import_module(engine_named(engine).trainer)
+
+
+def build_engine(resolved: Resolved, device: torch.device) -> TrainingEngine:
+    """Builds the engine that the experiment names, ready to train on this rank.
+
+    torch.distributed must be initialised with one rank for each GPU of the layout. Raises ConfigError if the device
+    cannot do the arithmetic, or a compiler for it is missing.
+    """
+    check_dtype_on(resolved.train.dtype, device, resolved.engine.name)
+    check_matmul_on(resolved.train.matmul, device)
+    check_compilers(resolved.engine, device, resolved.layout.cp)
+    private_parts.check_torch()
+    if resolved.train.deterministic:
+        make_deterministic()
+    allow_tf32(resolved.train.tf32)
+    engine: TrainingEngine = module_of(resolved.engine.name).build(resolved, device)
+    prepare_attention(engine.module, engine.attention.expands, device, engine.attention.last)
+    if (given := engine.given) is not None:
+        names = {full_name(parameter) for parameter in engine.module.parameters()}
+        assert names == given.taken, f"not from train.init: {names ^ given.taken}"
+        given.close()
+    return engine
+
+
+def check_dtype_on(dtype: str, device: torch.device, engine: str) -> None:
+    """Raises ConfigError for arithmetic that the device lacks: fp16 under DeepSpeed on a CPU, bf16 before Ampere."""
+    if dtype == "fp16" and device.type == "cpu" and not engine_named(engine).trains_fp16_on_cpu:
+        raise ConfigError(
+            "train.dtype is fp16, but DeepSpeed does not train in fp16 on a CPU",
+            'use train.dtype = "fp32" or "bf16", or engine.name = "ddp" or "fsdp"',
+        )
+    if dtype == "bf16" and device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        if major < 8:
+            raise ConfigError(
+                f"train.dtype is bf16, but {torch.cuda.get_device_name(device)} (compute capability "
+                f"{major}.{minor}) has no bf16 arithmetic; it came with 8.0",
+                'use train.dtype = "fp16"',
+            )
+
+
+def check_matmul_on(matmul: str, device: torch.device) -> None:
+    """Raises ConfigError for products that the device has no units for: FP8 before sm_89. On a CPU it says that they
+    are slow."""
+    if matmul == "none":
+        return
+    private_parts.require(private_parts.SCALED)
+    if device.type != "cuda":
+        if dist.get_rank() == 0:
+            print(
+                f"note: train.matmul is {matmul}: a CPU computes it, to try it, more slowly than bf16", file=sys.stderr
+            )
+        return
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < (8, 9) or torch.version.hip is not None:
+        raise ConfigError(
+            f"train.matmul is {matmul}, but {torch.cuda.get_device_name(device)} (compute capability {major}.{minor}) "
+            "has no units for its FP8 (e4m3fn, e5m2), which came with 8.9",
+            "leave train.matmul out",
+        )
+
+
+def make_deterministic() -> None:
+    """Uses deterministic kernels only: the same layout gives the same bits. Call it before the first kernel runs."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    # Otherwise torch fills every empty buffer: DeepSpeed's 2 GB bucket at every step takes 2 s on a CPU.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = False
+
+
+def allow_tf32(allowed: bool) -> None:
+    """Lets fp32 products run as TF32 on a GPU that has it (Ampere and later), with 10 bits of mantissa instead of 23.
+
+    These calls keep torch's older and newer switches equal: Inductor reads the older ones, kernels the newer ones, and
+    torch raises an error if they disagree.
+    """
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    torch.backends.cudnn.allow_tf32 = allowed

@@ -1,0 +1,85 @@
+"""What the trainer does by private names of torch. `private_parts` lists them, and says what is done without
+one; `library_patches` replaces some."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hpc_gpt.trainer.engines.private_parts import COALESCED, FOREACH, can_use
+
+
+def chosen_attention(
+    query: Tensor, key: Tensor, value: Tensor, grouped: bool = False, mask: Tensor | None = None
+) -> int:
+    """The number of the kernel that SDPA uses for causal attention, or with a mask, of grouped queries. Computes
+    nothing."""
+    return int(torch._fused_sdp_choice(query, key, value, mask, 0.0, mask is None, enable_gqa=grouped))
+
+
+def flash_of_last(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention of the last positions to all: [batch, heads, seq, width], twice [batch, heads of keys, keys,
+    width] -> the query's shape, on CUDA in 16 bits.
+
+    To SDPA the queries of causal attention are those of the first positions; to its flash kernel the last. (The public
+    way, `nn.attention.bias`, does the same, imports torch's compiler, and cannot be compiled.)
+    """
+    width = query.shape[-1]
+    # The kernel takes widths that are multiples of 8. (To pad by nothing copies.)
+    if width % 8:
+        query, key, value = (nn.functional.pad(part, (0, -width % 8)) for part in (query, key, value))
+    mixed: Tensor = torch._scaled_dot_product_flash_attention(query, key, value, is_causal=True, scale=width**-0.5)[0]
+    return mixed[..., :width]
+
+
+def time_spent_compiling() -> float:
+    """Seconds of wall time that torch.compile took in this process."""
+    return float(torch._dynamo.utils.calculate_time_spent()["total_wall_time"])
+
+
+def keep_residuals() -> dict[str, Any]:
+    """Options of torch.compile with which the input of a norm, if it is a sum, is kept for the backward pass.
+
+    Inductor would keep the two summands, or the sum in fp32, and compute the sum again.
+    """
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    class KeepResiduals(CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            aten = torch.ops.aten
+            layer_norms = graph.find_nodes(op="call_function", target=aten.var_mean.correction)
+            means = graph.find_nodes(op="call_function", target=aten.mean.dim)
+            rms_norms = [mean.args[0] for mean in means if mean.args[0].target is aten.pow.Tensor_Scalar]
+            for norm in (*layer_norms, *rms_norms):
+                read = norm.args[0]
+                while read.target is torch.ops.prims.convert_element_type.default:
+                    read = read.args[0]
+                if read.target is aten.add.Tensor:
+                    read.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+        def uuid(self) -> str:
+            return "hpc-gpt keep_residuals 2"
+
+    return {"joint_custom_post_pass": KeepResiduals()}
+
+
+def for_each(operation: str, tensors: list[Tensor], other: Any = None) -> Any:
+    """Applies an `operation` of Tensor to each tensor, in one kernel. `other`: a list of operands, or one for all."""
+    operands = () if other is None else (other,)
+    if can_use(FOREACH):
+        return getattr(torch, f"_foreach_{operation}")(tensors, *operands)
+    others = other if isinstance(other, list) else [other] * len(tensors)
+    call = getattr(Tensor, operation)
+    return [call(one, *([] if other is None else [own])) for one, own in zip(tensors, others, strict=True)]
+
+
+def all_reduce_each(tensors: list[Tensor]) -> torch.futures.Future[Any]:
+    """Begins to sum every tensor over all ranks, in place; returns a future."""
+    group = dist.group.WORLD
+    assert group is not None
+    if can_use(COALESCED):
+        together: torch.futures.Future[Any] = group.allreduce_coalesced(tensors).get_future()
+        return together
+    return torch.futures.collect_all([dist.all_reduce(one, async_op=True).get_future() for one in tensors])

@@ -1,0 +1,303 @@
+"""Measures an attempt beside its steps: GPU utilisation, the device's own rate, compile time, a trace of some steps.
+
+Each rank measures its own GPU, and rank 0 writes the figures of all into `measured.json` at the attempt's end. Nothing
+here waits for the device during the training. GPU figures need NVML (`pip install 'hpc-gpt[nvml]'`); without it they
+are null.
+"""
+
+import collections
+import contextlib
+import json
+import os
+import statistics
+import threading
+import time
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from hpc_gpt.core.files import write_once
+from hpc_gpt.core.runs.full_disk import when_there_is_space
+from hpc_gpt.core.runs.run_folder import Attempt
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.engines.kernels import compile_seconds
+from hpc_gpt.trainer.preflight.measurements import ProbeFailed, figures_of_command, matmul_tflops
+from hpc_gpt.trainer.preflight.verdict import COMMAND
+from hpc_gpt.trainer.ranks import Ranks
+
+# Seconds between two readings of a GPU, and between two probes.
+_EVERY_S = 1.0
+_PROBE_EVERY_S = 30.0
+# A probe is so many products of square matrices of this size.
+_PROBE_SIZE, _PROBE_TIMES = 2048, 8
+# Other streams disturb a probe, so a median needs the least number; no more than the other are kept.
+_PROBES_LEAST, _PROBES_KEPT = 3, 20
+# A CPU multiplies bf16 a thousand times slower than a GPU: a larger product would take longer than a small run.
+_GPU_SIZE, _CPU_SIZE = 8192, 256
+
+
+@dataclass
+class GpuSums:
+    """Sums of `count` readings of one GPU, one a second: utilisation in percent and its square, SM clock in MHz, power
+    in W. A day has 86,400 readings, of which rank 0 gets these alone."""
+
+    count: int = 0
+    util: float = 0.0
+    util_squared: float = 0.0
+    sm_clock_mhz: float = 0.0
+    power_w: float = 0.0
+
+    def add(self, other: "GpuSums") -> None:
+        for entry in fields(self):
+            setattr(self, entry.name, getattr(self, entry.name) + getattr(other, entry.name))
+
+
+class GpuWatch:
+    """Reads this rank's GPU on a thread, from `begin` to `end`. Without a GPU or NVML there are no readings."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._sums = GpuSums()
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Begins to read; to be called after the warm-up."""
+        if self._device.type == "cuda" and self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="gpu-watch", daemon=True)
+            self._thread.start()
+
+    def end(self) -> GpuSums:
+        """Stops reading, and returns the sums of all readings."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5 * _EVERY_S)
+        return self._sums
+
+    def _watch(self) -> None:
+        while not self._over.wait(_EVERY_S):
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    util = float(torch.cuda.utilization(self._device))
+                    clock = float(torch.cuda.clock_rate(self._device))
+                    power = torch.cuda.power_draw(self._device) / 1000
+            except Exception:  # no NVML package, no driver, or a figure that the card lacks
+                return
+            self._sums.add(GpuSums(1, util, util**2, clock, power))
+
+
+def summarise(sums: Iterable[GpuSums]) -> dict[str, float | None]:
+    """`gpu_util_mean, gpu_util_spread, sm_clock_mhz, power_w` over all readings of all GPUs; null without readings.
+
+    The spread is the standard deviation over the readings, such as `71.9 +/- 22.0`.
+
+    >>> summarise([GpuSums(1, 90.0, 8100.0, 1700.0, 600.0), GpuSums(1, 70.0, 4900.0, 1500.0, 500.0)])
+    {'gpu_util_mean': 80.0, 'gpu_util_spread': 10.0, 'sm_clock_mhz': 1600.0, 'power_w': 550.0}
+    """
+    total = GpuSums()
+    for one in sums:
+        total.add(one)
+    if not total.count:
+        return dict.fromkeys(("gpu_util_mean", "gpu_util_spread", "sm_clock_mhz", "power_w"))
+    mean = total.util / total.count
+    return {
+        "gpu_util_mean": round(mean, 2),
+        "gpu_util_spread": round(max(0.0, total.util_squared / total.count - mean**2) ** 0.5, 2),
+        "sm_clock_mhz": round(total.sm_clock_mhz / total.count, 2),
+        "power_w": round(total.power_w / total.count, 2),
+    }
+
+
+class DeviceProbe:
+    """Times a product of fixed size now and then during the training, to find a slow device.
+
+    All ranks of a run have the same step time, whichever is slow. A probe takes a third of a millisecond, timed by the
+    device, and nothing waits for it. HPC_GPT_PROBE_COMMAND replaces it, as in the preflight: it prints a JSON object
+    with `probe_s`. Without that command nothing is measured on a CPU, whose speed depends on the load of the machine.
+
+    `probe_s` is the median of the last probes, in seconds; None while there are too few.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.probe_s: float | None = None
+        self._device = device
+        self._command = os.environ.get(COMMAND)
+        self._seconds: collections.deque[float] = collections.deque(maxlen=_PROBES_KEPT)
+        self._began: float | None = None
+        self._pending: tuple[Any, Any] | None = None
+        self._factors: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._over = False
+
+    def measure(self) -> None:
+        """Reads the last probe and begins the next one, at most twice a minute."""
+        now = time.monotonic()
+        if self._over or (self._began is not None and now < self._began + _PROBE_EVERY_S):
+            return
+        self._began = now
+        if self._command:
+            threading.Thread(target=self._ask, name="probe", daemon=True).start()
+        elif self._device.type == "cuda":
+            try:
+                self._time_product()
+            except RuntimeError:  # no memory, or no such kernel
+                self._over, self._factors = True, None
+
+    def _ask(self) -> None:
+        try:
+            self.probe_s = float(figures_of_command(self._command)["probe_s"])
+        except (ProbeFailed, OSError, KeyError, TypeError, ValueError):
+            self._over = True
+
+    def _time_product(self) -> None:
+        if self._pending is not None:
+            began, ended = self._pending
+            if not ended.query():
+                return
+            self._seconds.append(began.elapsed_time(ended) / 1000 / _PROBE_TIMES)
+            if len(self._seconds) >= _PROBES_LEAST:
+                self.probe_s = statistics.median(self._seconds)
+        if self._factors is None:
+            dtype = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+            factor = torch.ones(_PROBE_SIZE, _PROBE_SIZE, device=self._device, dtype=dtype)
+            self._factors = factor, torch.empty_like(factor)
+            torch.mm(factor, factor, out=self._factors[1])
+        factor, product = self._factors
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+        events[0].record()
+        for _ in range(_PROBE_TIMES):
+            torch.mm(factor, factor, out=product)
+        events[1].record()
+        self._pending = events[0], events[1]
+
+
+class MatmulRate:
+    """The device's own matmul rate, measured in the process that trains, to compare the training with it.
+
+    With `train.matmul_rate` every rank multiplies before its first step and after its last. That distinguishes a card
+    that became slower meanwhile, by heat or by its power limit, from a slow program.
+
+    `before` and `after` are TFLOP/s of this rank's device; None if not asked for, or without memory. `product`
+    describes the product; None if there is none. `before_s`: seconds that the measurement before has taken.
+    """
+
+    def __init__(self, resolved: Resolved, device: torch.device) -> None:
+        self._wanted = resolved.train.matmul_rate
+        cuda = device.type == "cuda"
+        # In fp16 a CPU's product takes a minute.
+        self._device, self._dtype = device, resolved.train.dtype if cuda or resolved.train.dtype != "fp16" else "fp32"
+        self._size = _GPU_SIZE if cuda else _CPU_SIZE
+        self.product = f"{self._size}^3 in {self._dtype}" if self._wanted else None
+        self.before: float | None = None
+        self.after: float | None = None
+        self.before_s = 0.0
+
+    def measure_before(self) -> None:
+        """Measures before the first step. Memory peaks do not change, or are reset if this raised them."""
+        cuda = self._device.type == "cuda"
+        peak = torch.cuda.max_memory_allocated(self._device) if cuda else 0
+        began = time.perf_counter()
+        self.before = self._measure()
+        if cuda and self._wanted:
+            torch.cuda.empty_cache()
+            if torch.cuda.max_memory_allocated(self._device) > peak:
+                torch.cuda.reset_peak_memory_stats(self._device)
+        self.before_s = time.perf_counter() - began
+
+    def measure_after(self) -> None:
+        """Measures after the last step, when its memory peaks are written."""
+        self.after = self._measure()
+
+    def _measure(self) -> float | None:
+        if not self._wanted:
+            return None
+        with contextlib.suppress(torch.OutOfMemoryError):
+            return matmul_tflops(self._device, self._dtype, self._size)
+        return None
+
+
+class Profiling:
+    """Records the steps from the first to the last of train.profile_steps, on the first and the last rank.
+
+    The trace, `trace-rank<N>.json.gz` in the attempt's folder, opens in Perfetto or chrome://tracing. The first and the
+    last rank are in the first and the last pipeline stage.
+    """
+
+    def __init__(self, resolved: Resolved, ranks: Ranks, folder: Path, device: torch.device) -> None:
+        steps = resolved.train.profile_steps
+        self._first, self._last = steps if steps and ranks.rank in (0, ranks.size - 1) else (0, 0)
+        self._path = folder / f"trace-rank{ranks.rank}.json.gz"
+        self._device = device
+        self._profile: profile | None = None
+
+    def before(self, step: int) -> None:
+        """To be called before `step`, counted from 1. An attempt that begins among the steps records the rest."""
+        if self._profile is None and self._first <= step <= self._last:
+            on_device = [ProfilerActivity.CUDA] if self._device.type == "cuda" else []
+            self._profile = profile(activities=[ProfilerActivity.CPU, *on_device])
+            self._profile.start()
+
+    def after(self, step: int) -> None:
+        """To be called after `step`. A disk that refuses the trace costs the trace alone."""
+        if self._profile is None or step < self._last:
+            return
+        self._profile.stop()
+        try:
+            self._profile.export_chrome_trace(str(self._path))
+            print(f"profiled steps {self._first} to {self._last}: {self._path}", flush=True)
+        except (OSError, RuntimeError) as fault:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+            print(f"no trace of steps {self._first} to {self._last}: {fault}", flush=True)
+        self._profile = None
+
+
+def write_measured(
+    attempt: Attempt,
+    ranks: Ranks,
+    watch: GpuWatch,
+    device: torch.device,
+    skipped_shards: dict[int, int],
+    rate: MatmulRate,
+    tenth_step: float | None,
+    attention: str | None,
+) -> None:
+    """Writes all ranks' figures into the attempt's measured.json. Collective. `skipped_shards` by dp rank.
+
+    Of the devices' rates the slowest is written: the other ranks wait for it in every step. `tenth_step` is the end of
+    that step in epoch seconds. It is written as seconds since the attempt's start, which is known to a second, less the
+    time that measuring the rate took. `attention` is the kernel that ran on rank 0.
+    """
+    retries: int | None = None
+    if device.type == "cuda":
+        retries = int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
+    gathered = ranks.gather((watch.end(), compile_seconds(), retries, skipped_shards, rate.before, rate.after))
+    if not ranks.is_first:
+        return
+    sums, compiled, retried, skipped, before, after = zip(*gathered, strict=True)
+    measured: dict[str, Any] = {
+        **summarise(sums),
+        # Ranks compile at the same time, so the run waits for the slowest.
+        "compile_s": max((seconds for seconds in compiled if seconds is not None), default=None),
+        "allocator_retries": sum(retried) if None not in retried else None,
+        "skipped_shards": sum(count for own in skipped for count in own.values()),
+        "matmul_tflops_before": min(before) if None not in before else None,
+        "matmul_tflops_after": min(after) if None not in after else None,
+        "matmul": rate.product,
+        "attention_used": attention,
+        "tenth_step_s": _since_start(attempt, tenth_step, rate.before_s),
+    }
+    path = attempt.measured
+    when_there_is_space(lambda: write_once(path, json.dumps(measured) + "\n"), path.name)
+
+
+def _since_start(attempt: Attempt, tenth_step: float | None, measuring_s: float) -> float | None:
+    started = attempt.started().get("started")
+    if tenth_step is None or not isinstance(started, int | float):
+        return None
+    return round(tenth_step - measuring_s - started, 3)

@@ -1,0 +1,214 @@
+"""The saves of an attempt: `SaveClock` says when train.save_minutes wants one, `Saver` what becomes of each."""
+
+import errno
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from hpc_gpt.core.ends.end_policy import End
+from hpc_gpt.core.format import show_bytes
+from hpc_gpt.core.formulas import GIB
+from hpc_gpt.core.runs.checkpoints import list_complete
+from hpc_gpt.core.runs.checkpoints import stored_bytes as bytes_of
+from hpc_gpt.core.runs.disk_space import checkpoint_bytes, free_gib
+from hpc_gpt.core.runs.full_disk import Refusal
+from hpc_gpt.core.runs.retention import describe_removed
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.checkpoints.checkpoint import Checkpoints, Progress
+from hpc_gpt.trainer.checkpoints.save import SaveOutcome
+from hpc_gpt.trainer.engines.protocol import TrainingEngine
+from hpc_gpt.trainer.metrics import Metrics
+from hpc_gpt.trainer.ranks import Peers
+from hpc_gpt.trainer.supervision.signals import Inbox
+
+_NOT_ASKED_FOR = "train.save_last is false"
+_NOT_FINITE = "loss or gradient are not finite"
+
+
+class SaveClock:
+    """When train.save_minutes wants a save: so long after the last one held the training, while the disk has space.
+
+    Only rank 0 asks it; the ranks then agree. A save that has no space is left out with a line in the log: unlike one
+    that `save_every` asks for, it is no failure.
+    """
+
+    def __init__(self, resolved: Resolved, folder: Path) -> None:
+        minutes = resolved.train.save_minutes
+        self._every_s = 60 * minutes if minutes else math.inf
+        self._resolved, self._folder = resolved, folder
+        self.restart()
+
+    def restart(self) -> None:
+        self._began = time.monotonic()
+
+    def is_due(self) -> bool:
+        """Whether a save is due; once true, not again before the next interval is over."""
+        if time.monotonic() - self._began < self._every_s:
+            return False
+        self.restart()
+        newest = next(iter(list_complete(self._folder)), None)
+        needed = (newest and bytes_of(newest)) or checkpoint_bytes(self._resolved)
+        free = free_gib(self._folder)
+        # Beside the first checkpoint the second must have space: the first is removed only once the second is complete.
+        if free is None or free * GIB >= needed * (1 if newest else 2):
+            return True
+        sizes = f"a checkpoint takes {show_bytes(needed)}, {show_bytes(free * GIB)} are free in {self._folder}"
+        print(f"not saved after train.save_minutes = {self._every_s / 60:g}: {sizes}", flush=True)
+        return False
+
+
+class Saver:
+    """The saves of an attempt. Every method is collective, with the same result on all ranks.
+
+    A save that is due while another is being written waits for it: without it a failure would cost more steps. If the
+    disk of a rank no longer answers it is left out instead, and counts as refused.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        engine: TrainingEngine,
+        ranks: Peers,
+        metrics: Metrics,
+        inbox: Inbox,
+        max_failed: int,
+        saved_step: int,
+    ) -> None:
+        self.saved_step = saved_step
+        # The reason if the disk refused the last save, and the end of the attempt after too many refusals.
+        self.refusal = Refusal()
+        self.gave_up: End | None = None
+        self._checkpoints, self._engine, self._ranks = checkpoints, engine, ranks
+        self._metrics, self._inbox = metrics, inbox
+        self._max_failed = max_failed
+        self._failed = 0
+        self._asked = False
+        self._said_held_up = False
+
+    def poll(self, busy: bool) -> None:
+        """To be called at the end of a step, with whether any rank was writing at the end of the step before."""
+        if outcome := self._checkpoints.poll(busy):
+            self._report(outcome)
+
+    def save(
+        self, step: int, train_s: float, progress: Callable[[float], Progress], is_asked: bool, wait: bool = False
+    ) -> bool:
+        """Begins a save of `step`, or with `wait` completes it. Returns False if the weights are not finite.
+
+        A save that the disk refuses is only logged and counted.
+        """
+        if self._checkpoints.is_saving:
+            self._finish(step, is_asked or wait)
+            if self.gave_up or self._checkpoints.is_saving:
+                return True
+        if wait:
+            self._look_for_requests()
+        lines = Refusal()
+        if self._ranks.is_first:
+            self._metrics.fetch()
+            # A checkpoint in the background may be complete at any moment. A resume begins after its step, so no later
+            # attempt writes that step's line.
+            self._metrics.write(hold_last=wait or not self._checkpoints.in_background)
+            lines = self._metrics.refusal
+        unsound, train_s, lines = self._ranks.broadcast((self._metrics.unsound, train_s, lines))
+        if unsound:
+            self._refuse(step, _NOT_FINITE)
+            return False
+        if step > self.saved_step:
+            self._asked = is_asked or wait
+            # If the disk refuses the step's line, nothing is saved: the record would lack that step after a resume.
+            outcome = self._checkpoints.begin(self._engine, progress(train_s), wait, refused=lines)
+            if outcome:
+                self._report(outcome)
+        else:
+            self._inbox.answer("save", step, True)
+        self._metrics.begin_clock()
+        return True
+
+    def _finish(self, step: int, asked: bool) -> None:
+        """Waits for the save that has begun. If a rank's disk does not answer, that of `step` is refused instead."""
+        outcome = self._checkpoints.finish()
+        if isinstance(outcome, str):
+            self._asked |= asked
+            outcome = SaveOutcome(step, Refusal(outcome, errno.EIO))
+        self._report(outcome)
+
+    def leave_out(self, step: int) -> bool:
+        """Leaves out an attempt's last save: waits for one that has begun, and logs that `step` is not saved.
+
+        Returns False if the weights are not finite.
+        """
+        if self._checkpoints.is_saving:
+            self._finish(step, False)
+        self._look_for_requests()
+        if self._ranks.is_first:
+            self._metrics.fetch()
+        unsound = self._ranks.broadcast(self._metrics.unsound)
+        if step <= self.saved_step:
+            self._inbox.answer("save", step, True)
+        elif unsound:
+            self._inbox.answer("save", step, False, f"not saved after step {step}: {_NOT_FINITE}")
+        else:
+            self._refuse(step, _NOT_ASKED_FOR)
+        return not unsound
+
+    def left_out(self, end: End) -> End:
+        """The end of an attempt without its last save; the cause says so, unless the run is done."""
+        return end if end.ended in ("done", "nan") else _with_cause(end, f"not saved: {_NOT_ASKED_FOR}")
+
+    def unsaved(self, end: End) -> End:
+        """The end of an attempt whose last save the disk refused. A run is not done until its weights are saved."""
+        text = f"not saved after the last step: {self.refusal.text}"
+        return End(self._refusal_class, text) if end.ended == "done" else _with_cause(end, text)
+
+    @property
+    def _refusal_class(self) -> str:
+        return "disk_full" if self.refusal.is_full else "error"
+
+    def _report(self, outcome: SaveOutcome) -> None:
+        """Counts and logs a save that is over."""
+        step, self.refusal = outcome.step, outcome.refusal
+        text = ""
+        if outcome.refusal:
+            self._failed += 1
+            text = f"not saved after step {step}: {outcome.refusal.text}"
+            if self._failed >= self._max_failed:
+                self.gave_up = End(self._refusal_class, f"{self._failed} saves in a row were refused; {text}")
+            else:
+                text += f"; the training continues (failed save {self._failed} of {self._max_failed})"
+            self._say(text)
+        else:
+            self._failed = 0
+            self.saved_step = step
+            self._metrics.add_save(outcome.save_s)
+            stall = f"; the training waited {outcome.stall_s:.2f} s" if self._checkpoints.in_background else ""
+            self._say(f"saved after step {step} in {outcome.save_s:.2f} s{stall}")
+            if outcome.removed:
+                self._say(describe_removed(outcome.removed))
+            if outcome.held_up and not self._said_held_up:
+                self._said_held_up = True
+                self._say(f"saves stop the training: {outcome.held_up}")
+        if self._asked:
+            self._asked = False
+            self._inbox.answer("save", step, not outcome.refusal, text)
+        self._metrics.begin_clock()
+
+    def _look_for_requests(self) -> None:
+        """Reads the requests made during the last steps of an attempt, which must be answered, too."""
+        if self._ranks.is_first:
+            self._inbox.look(at_once=True)
+
+    def _refuse(self, step: int, why: str) -> None:
+        text = f"not saved after step {step}: {why}"
+        self._say(text)
+        self._inbox.answer("save", step, False, text)
+
+    def _say(self, text: str) -> None:
+        if self._ranks.is_first:
+            print(text, flush=True)
+
+
+def _with_cause(end: End, text: str) -> End:
+    return replace(end, cause=f"{end.cause}; {text}" if end.cause else text)

@@ -1,1 +1,0 @@
-"""The trainer: what every rank of a run does."""

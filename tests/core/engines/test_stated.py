@@ -1,0 +1,190 @@
+"""What each engine says of itself, and what DeepSpeed and Megatron-LM are given: every figure, switch and name as
+it was measured or read, so that one that moves by accident fails."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple
+from typing import Any
+
+from hpc_gpt.core.engines import ds_config_of, engines
+from hpc_gpt.core.engines.base.deepspeed import DeepspeedFacts
+from hpc_gpt.core.engines.base.facts import EngineFacts
+from hpc_gpt.core.engines.base.megatron_program import megatron_arguments
+from hpc_gpt.core.engines.base.training import States, Training
+from hpc_gpt.core.settings.experiment import Data, Model
+from tests.core.engines.trainings import OFFLOADS, SMALL
+from tests.core.settings.test_ds_config import settings
+from tests.megatron_lm.test_arguments import RATES, SCHEDULE, settle
+
+# Of an engine of which nothing is said; {} is a set.
+PLAIN = """
+order=100 plan_order=100 package=None trains_our_model=True is_program=False takes_command=False axes={}
+cp_exchanges=('heads','keys') zero_stages=(0,) default_stage=0 switches={OURS} alternatives={}
+recomputes=('none','selective','full') compiles_edges=True compiles_update=False fast_ratios={} matmuls={none}
+trains_fp16_on_cpu=True least_steps_after_warmup=0 fixed_train={} no_save=
+unfollowed={attn_pdrop,embd_pdrop,initializer_range,resid_pdrop} converts={} loads_checkpoints_of={}
+saves_weights_again=False counts_evaluation=True has_dropout=False has_fused_kernels=False has_fused_gate=False
+has_composed_gelu=False selects_operators=False scatters_outputs=False keeps_partitioned_outputs=False
+gathers_one_by_one=False overlaps_reduction=False has_chunks=False pads_vocabulary=True any_model=False
+is_unfused=None synchronizations=1.0 scales_first=False is_pytorchs=False splits_by_dtensor=False buckets_a_reduction=1
+"""
+OURS = {"activation_offload", "attention", "compile", "compile_backend", "cp_exchange", "fused_bias_gradients",
+        "keep_residuals", "loss_chunks", "one_pass_loss", "recompute"}  # fmt: skip
+ANY_LAYOUT = "engine.partition,engine.tiles,engine.zero_stage,layout.cp,layout.dp,layout.pp,layout.tp"
+# Of each engine what differs, but for the words of hints (tests/cli/refused/engines.txt).
+ENGINES = {
+    "deepspeed-3d": f"""order=10 plan_order=20 axes={{cp,pp,tp}} zero_stages=(0,1) default_stage=1
+        switches={{OURS,partition,sequence_parallel}} compiles_edges=False trains_fp16_on_cpu=False
+        converts={{{ANY_LAYOUT}}} loads_checkpoints_of={{deepspeed-zero}} saves_weights_again=True
+        has_fused_kernels=True keeps_partitioned_outputs=True buckets_a_reduction=2""",
+    "deepspeed-zero": f"""order=20 plan_order=30 axes={{cp,tp}} zero_stages=(0,1,2,3) default_stage=1
+        switches={{OURS,offload,offload_path,offload_ratio,sequence_parallel,tiles}} trains_fp16_on_cpu=False
+        fast_ratios={{'compile':(None,None,1.009),'one_pass_loss':(None,None,1.054),'keep_residuals':(None,None,1.018),'fused_bias_gradients':(None,None,1.018)}}
+        converts={{{ANY_LAYOUT}}} loads_checkpoints_of={{deepspeed-3d}} saves_weights_again=True
+        has_fused_kernels=True gathers_one_by_one=True synchronizations=0.1""",
+    "fsdp": """order=30 plan_order=40 axes={cp,tp} switches={OURS,offload,prefetch,reshard} matmuls={fp8-tensor,none}
+        converts={layout.cp,layout.dp,layout.tp} selects_operators=True overlaps_reduction=True pads_vocabulary=False
+        synchronizations=0.1 scales_first=True is_pytorchs=True""",
+    "ddp": """order=40 plan_order=10 axes={cp} switches={OURS,sharded_optimizer} compiles_update=True
+        fast_ratios={'compile':(1.012,1.003,1.003),'one_pass_loss':(1.062,1.005,1.058),'keep_residuals':(1.012,1.009,1.01),'fused_bias_gradients':(1.013,1.012,1.01)}
+        matmuls={fp8-tensor,none} converts={layout.cp,layout.dp} overlaps_reduction=True pads_vocabulary=False
+        synchronizations=0.1 scales_first=True""",
+    "hf-deepspeed": """order=50 plan_order=60 package=('transformers','hf') trains_our_model=False zero_stages=(1,2,3)
+        default_stage=3 switches={attention,compile,compile_backend,offload,offload_path,offload_ratio,recompute}
+        recomputes=('none','full') compiles_edges=False trains_fp16_on_cpu=False
+        converts={engine.zero_stage,layout.dp} saves_weights_again=True has_composed_gelu=True
+        gathers_one_by_one=True any_model=True""",
+    "megatron-lm": """order=60 plan_order=50 trains_our_model=False is_program=True axes={cp,pp,tp}
+        cp_exchanges=('heads','keys','ring') compiles_edges=False least_steps_after_warmup=1
+        switches={cp_exchange,megatron_args,recompute,sequence_parallel,sharded_optimizer}
+        fixed_train={'save_last':True,'matmul_rate':False} saves_weights_again=True counts_evaluation=False
+        unfollowed={attn_pdrop,embd_pdrop,initializer_range,pad_token_id,resid_pdrop} has_dropout=True
+        has_fused_kernels=True has_fused_gate=True scatters_outputs=True has_chunks=True""",
+    "command": """order=70 trains_our_model=False is_program=True takes_command=True axes={cp,pp,tp}
+        switches={recompute} unfollowed={}""",
+}  # fmt: skip
+NAMES = [name for kind in (EngineFacts, States, DeepspeedFacts) for name in kind.__annotations__ if name != "name"]
+
+# ZeRO-3 with all on NVMe, in bf16 on dp 2; `section: its keys`.
+DEEPSPEED = """
+.: train_batch_size=24 train_micro_batch_size_per_gpu=2 gradient_accumulation_steps=6 gradient_clipping=0.5
+  prescale_gradients=False gradient_predivide_factor=1.0 communication_data_type=fp32 disable_python_gc=False
+  zero_allow_untested_optimizer=True zero_force_ds_cpu_optimizer=False steps_per_print=None wall_clock_breakdown=False
+  memory_breakdown=False dump_state=False
+.data_types: grad_accum_dtype=fp32
+.bf16: enabled=True immediate_grad_update=True check_grad_overflow=False
+.fp16: enabled=False auto_cast=False loss_scale=0 initial_scale_power=16 loss_scale_window=1000 hysteresis=2
+  consecutive_hysteresis=False min_loss_scale=1
+.zero_optimization: stage=3 reduce_scatter=True contiguous_gradients=True overlap_comm=True reduce_bucket_size=1693376
+  use_multi_rank_bucket_allreduce=True allgather_partitions=True allgather_bucket_size=1693376
+  round_robin_gradients=False parameter_alignment=False load_from_fp32_weights=True elastic_checkpoint=False
+  ignore_unused_parameters=True compute_grad_norm=True enable_sanity_checks=False sub_group_size=3176
+  stage3_prefetch_bucket_size=50000000 stage3_param_persistence_threshold=128 stage3_module_granularity_threshold=0
+  stage3_model_persistence_threshold=9223372036854775807 stage3_max_live_parameters=1000000000
+  stage3_max_reuse_distance=1000000000 stage3_gather_16bit_weights_on_model_save=False
+  stage3_use_all_reduce_for_fetch_params=False stage3_allgather_sequential=False memory_efficient_linear=False
+  zero_hpz_partition_size=1 zero_quantized_weights=False zero_quantized_nontrainable_weights=False
+  zero_quantized_gradients=False override_module_apply=True log_trace_cache_warnings=False
+  pipeline_loading_checkpoint=False
+.zero_optimization.offload_optimizer: device=nvme pin_memory=True nvme_path=/nvme buffer_count=4 pipeline_read=False
+  pipeline_write=False fast_init=False ratio=1.0
+.zero_optimization.offload_param: device=nvme pin_memory=True nvme_path=/nvme buffer_count=5 buffer_size=100000000
+  max_in_cpu=1000000000
+.checkpoint: tag_validation=Ignore load_universal=False use_node_local_storage=False
+.timers.throughput: enabled=False synchronized=False
+.flops_profiler: enabled=False
+.comms_logger: enabled=False
+.aio: block_size=1048576 queue_depth=8 intra_op_parallelism=1 single_submit=False overlap_events=True use_gds=False
+"""
+
+# Llama 3.1 of 8B over tp 2 x pp 2 x cp 2, with every rate; test_arguments.py reads each option of other runs.
+MEGATRON = """
+--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --context-parallel-size 2 --cp-comm-type a2a
+--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --seq-length 1024
+--max-position-embeddings 1024 --attention-dropout 0.0 --hidden-dropout 0.0 --init-method-std 0.02
+--tokenizer-type NullTokenizer --vocab-size 128255 --make-vocab-size-divisible-by 64128 --micro-batch-size 2
+--global-batch-size 16 --train-iters 90 --seed 11 --clip-grad 0.8 --weight-decay 0.03 --lr 0.01 --min-lr 0.002
+--lr-decay-style WSD --lr-decay-iters 90 --lr-wsd-decay-style minus_sqrt --lr-wsd-decay-iters 7 --lr-warmup-iters 9
+--log-interval 12 --eval-interval 30 --eval-iters 3 --save /run --load /run --save-interval 15 --split 900,100,0
+--kv-channels 128 --normalization RMSNorm --norm-epsilon 1e-05 --num-query-groups 8 --position-embedding-type rope
+--rotary-base 500000 --rope-scaling-factor 8.0 --data-path /data --optimizer adam --adam-beta1 0.4 --adam-beta2 0.5
+--adam-eps 6e-07 --initial-loss-scale 65536 --loss-scale-window 1000 --hysteresis 2 --recompute-granularity full
+--recompute-method uniform --recompute-num-layers 1 --fp16 --untie-embeddings-and-output-weights --sequence-parallel
+--use-distributed-optimizer --deterministic-mode --swiglu --disable-bias-linear --group-query-attention
+--use-rope-scaling --exit-signal-handler
+"""
+# Bytes a parameter over dp 2: (engine, ZeRO stage, what else): weights, gradients, optimizer, both of the step, host.
+HELD = {
+    ("deepspeed-3d", 1, ""): (2, 4, 6, 4, 0, 0), ("deepspeed-3d", 0, "fp32"): (4, 4, 8, 4, 4, 0),
+    ("deepspeed-zero", 2, ""): (2, 2, 6, 2, 2, 0), ("deepspeed-zero", 3, ""): (1, 2, 6, 2, 0, 0),
+    ("deepspeed-zero", 1, "optimizer"): (2, 4, 0, 4, 4, 11), ("deepspeed-zero", 3, "full"): (0, 0, 0, 0, 0, 9),
+    ("fsdp", 0, ""): (2, 2, 4, 2, 2, 0), ("fsdp", 0, "full"): (0, 0, 0, 0, 0, 8),
+    ("ddp", 0, ""): (2, 6, 12, 6, 4, 0), ("ddp", 0, "sharded"): (2, 6, 8, 6, 4, 0),
+    ("megatron-lm", 0, ""): (2, 4, 12, 4, 0, 0), ("megatron-lm", 0, "sharded"): (2, 4, 6, 4, 0, 0),
+}  # fmt: skip
+
+
+def said_of(engine: EngineFacts) -> dict[str, str]:
+    return {name: shown(getattr(engine, name, 1)) for name in NAMES}
+
+
+def shown(value: object) -> str:
+    if isinstance(value, frozenset):
+        rest = {"OURS", *(value - OURS)} if value >= OURS else value
+        return f"{{{','.join(sorted(rest))}}}"
+    return str(value).replace(" ", "")
+
+
+def stated(text: str) -> dict[str, str]:
+    return {name: value for name, _, value in (word.partition("=") for word in text.split())}
+
+
+def flat(table: Mapping[str, Any], at: str = "") -> Iterator[str]:
+    for key, value in table.items():
+        yield from flat(value, f"{at}.{key}") if isinstance(value, dict) else [f"{at or '.'}: {key}={value}"]
+
+
+def test_each_engine_says_this_of_itself() -> None:
+    plain, worded = stated(PLAIN), ("alternatives", "no_save")
+    assert said_of(EngineFacts()) == plain
+    for name, engine in engines().items():
+        found, wanted = said_of(engine), plain | stated(ENGINES[name])
+        assert {key: found[key] for key in found if key not in worded} == {
+            key: wanted[key] for key in wanted if key not in worded
+        }, name
+
+
+def test_deepspeed_is_given_these_values() -> None:
+    lines = [line.partition(": ") for line in DEEPSPEED.strip().replace("\n  ", " ").split("\n")]
+    resolved = settings("bf16", 3, name="deepspeed-zero", offload="full", offload_path="/nvme")
+    wanted = {f"{section}: {key}" for section, _, keys in lines for key in keys.split()}
+    assert set(flat(ds_config_of(resolved))) == wanted
+    assert list(flat(ds_config_of(settings())["pipeline"])) == [
+        ".: activation_checkpoint_interval=0", ".: use_reentrant=False", ".: pipe_partitioned=False",
+        ".: grad_partitioned=False",
+    ]  # fmt: skip
+
+
+def test_megatron_is_given_these_words() -> None:
+    resolved = settle(
+        model=Model(preset="llama3.1-8b", seq=1024), data=Data(eval_fraction=0.1),
+        layout={"gpus": 16, "tp": 2, "pp": 2, "cp": 2},
+        engine={"recompute": "full", "sequence_parallel": True, "sharded_optimizer": True},
+        train=SCHEDULE | RATES | {"decay": "wsd", "decay_shape": "1-sqrt", "decay_steps": 7, "deterministic": True,
+                                  "eval_every": 30, "eval_batches": 3, "save_every": 15},
+    )  # fmt: skip
+    assert " ".join(megatron_arguments(resolved, "/run", "/data")) == " ".join(MEGATRON.split())
+
+
+def test_an_engine_holds_so_many_bytes_of_a_parameter() -> None:
+    for (name, stage, what), held in HELD.items():
+        offload, dtype = what if what in OFFLOADS else "none", "fp32" if what == "fp32" else "bf16"
+        training = Training(
+            SMALL,
+            dp=2,
+            engine=name,
+            zero_stage=stage,
+            dtype=dtype,
+            offload=offload,
+            sharded_optimizer=what == "sharded",
+        )
+        assert astuple(engines()[name].state_bytes(training)) == held, (name, stage, what)

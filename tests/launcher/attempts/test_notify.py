@@ -1,0 +1,167 @@
+"""[notify]: which end is which event, what a command gets, that it gets it once, and what happens if it fails."""
+
+import json
+import os
+import re
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.launcher.attempts.notify import event_of, leaves_to_next, main, send_event
+from hpc_gpt.launcher.render import render_script
+from tests.around import EVENTS
+from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
+from tests.processes import state_of
+from tests.programs import put, ran
+
+
+def run_that_tells(command: Any, **notify: Any) -> RunFolder:
+    keys = {"command": command, "on": list(EVENTS), **notify}
+    return unsubmitted_run(**{f"notify.{name}": value for name, value in keys.items()})
+
+
+def judged(run: RunFolder, ended: str, go_on: bool = False, pause_s: float = 0.0, **verdict: Any) -> Attempt:
+    """An attempt of steps 1 and 2 that ended so and is judged."""
+    attempt = add_attempt(run, [metrics_line(1, step_s=0.5), metrics_line(2, loss=3.5)], ended, cause="rank 1: lost")
+    known = {"go_on": go_on, "ended": ended, "attempt_ended": ended, "pause_s": pause_s, "gpu_hours": 1.25, **verdict}
+    (attempt.folder / "next.json").write_text(json.dumps({"why": "it is said", "cause": "rank 1: lost", **known}))
+    return attempt
+
+
+@pytest.mark.parametrize(
+    ("verdict", "event"),
+    [
+        ({"ended": "done"}, "ended"),
+        ({"ended": "error", "go_on": True}, "retried"),
+        ({"ended": "node_failure", "go_on": True}, "retried"),
+        ({"ended": "walltime", "go_on": True}, None),
+        ({"ended": "preempted", "go_on": True}, None),
+        ({"ended": "no_progress", "attempt_ended": "error"}, "failed"),
+        ({"ended": "nan"}, "failed"),
+        ({"ended": "budget"}, "failed"),
+        ({"ended": "walltime"}, "failed"),
+        ({"ended": "stopped"}, "stopped"),
+        ({"ended": "cancelled"}, "stopped"),
+        ({"ended": "refused"}, None),
+    ],
+)
+def test_which_end_is_which_event(verdict: dict[str, Any], event: str | None) -> None:
+    run = run_that_tells("true")
+    assert event_of(run, judged(run, **verdict)) == event
+
+
+def test_a_command_is_told_once_with_every_key(tmp_path: Path) -> None:
+    run = run_that_tells(f"cat >>{tmp_path / 'told'}")
+    attempt = judged(run, "error", go_on=True, pause_s=60)
+    for _ in range(2):  # a script asks the chain twice
+        assert main([str(run.path), "1", "after"]) == 0
+    # So short an attempt may have ended before the process beside its ranks has seen its first step.
+    first, line = (tmp_path / "told").read_text().splitlines()
+    assert json.loads(first)["event"] == "first_step"
+    steps = run.resolved().train.steps
+    assert json.loads(line) == {
+        "event": "retried", "run": run.run_id, "name": run.resolved().name, "folder": str(run.path), "attempt": 1,
+        "job": attempt.started()["job_id"], "ended": "error", "cause": "rank 1: lost", "node": None, "step": 2,
+        "steps": steps, "loss": 3.5, "gpu_hours": 1.25, "hours_left": round((steps - 2) * 0.5 / 3600, 4),
+        "next": "attempt 2 in 60 s",
+    }  # fmt: skip
+
+
+def test_what_a_pause_has_no_time_for_is_told_at_the_next_start(tmp_path: Path) -> None:
+    run = run_that_tells(["tee", "-a", str(tmp_path / "told")], timeout_s=20)
+    assert leaves_to_next(judged(run, "error", go_on=True, pause_s=29), 20)
+    main([str(run.path), "1", "after"])
+    assert not (tmp_path / "told").exists()
+    add_attempt(run, [metrics_line(3)], None)
+    main([str(run.path), "2", "beside"])
+    events = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+    assert [(each["event"], each["attempt"]) for each in events] == [
+        ("first_step", 1),
+        ("retried", 1),
+        ("first_step", 2),
+    ]
+    assert events[2]["hours_left"] is not None
+    assert events[2]["next"] == "it trains"
+
+
+def test_a_run_stopped_while_waiting_is_silent_out_of_budget_not(tmp_path: Path) -> None:
+    run = run_that_tells(f"cat >>{tmp_path / 'told'}")
+    judged(run, "cancelled")
+    main([str(run.path), "1", "refused"])
+    assert not (tmp_path / "told").exists()
+    judged(run, "budget")
+    main([str(run.path), "2", "refused"])
+    assert json.loads((tmp_path / "told").read_text())["ended"] == "budget"
+
+
+def test_a_loss_that_is_not_finite_is_null(tmp_path: Path) -> None:
+    run = run_that_tells(f"cat >>{tmp_path / 'told'}")
+    attempt = add_attempt(run, [metrics_line(1, loss=float("nan"))], "nan")
+    send_event(run, run.resolved(), attempt, "failed")
+    assert json.loads((tmp_path / "told").read_text(), parse_constant=pytest.fail)["loss"] is None
+
+
+def test_only_the_events_that_are_asked_for_are_told(tmp_path: Path) -> None:
+    run = run_that_tells(f"cat >>{tmp_path / 'told'}", on=["ended"])
+    send_event(run, run.resolved(), judged(run, "error"), "failed")
+    assert not (tmp_path / "told").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("echo no mail here >&2; exit 3", "notify: failed: the command ended with exit code 3: no mail here\n"),
+        ("kill -9 $$", "notify: failed: the command ended with signal 9\n"),
+        (["no-such-mail"], "notify: failed: no-such-mail cannot be started: No such file or directory\n"),
+        ("true", ""),
+        ("printf 'no hf_%020d' 7; false", "notify: failed: the command ended with exit code 1: no [removed]\n"),
+    ],
+)
+def test_a_command_that_fails_is_a_line(command: Any, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_that_tells(command)
+    send_event(run, run.resolved(), judged(run, "error"), "failed")
+    assert capsys.readouterr().out == said
+
+
+def test_of_what_a_command_prints_the_end_is_kept_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_that_tells("yes of this | head -c 64M || exit 9; echo its end >&2; sleep 60 & exit 3", on=["ended"])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))  # a larger file ends its writer
+    try:
+        began = time.monotonic()
+        send_event(run, run.resolved(), judged(run, "done"), "ended")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert time.monotonic() - began < 40, "it waits for no process that the command leaves behind"
+    assert capsys.readouterr().out.startswith("notify: ended: the command ended with exit code 3")
+
+
+def test_a_command_that_hangs_is_killed_with_what_it_started(tmp_path, capsys):
+    child = f"import os, time; open({str(tmp_path / 'child')!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    run = run_that_tells(f'{sys.executable} -c "{child}" & wait', timeout_s=5)
+    send_event(run, run.resolved(), judged(run, "error"), "failed")
+    assert capsys.readouterr().out == "notify: failed: the command had not ended after 5 s and was killed\n"
+    pid = int((tmp_path / "child").read_text())
+    end = time.monotonic() + 60
+    while state_of(pid) not in "ZX" and time.monotonic() < end:
+        time.sleep(0.05)
+    assert state_of(pid) in "ZX"
+
+
+def test_the_script_waits_while_the_command_has_the_first_step(tmp_path: Path) -> None:
+    script = render_script(resolve(load_experiment("demo", {"notify.command": "true"}), load_profile("generic-slurm")))
+    functions = re.findall(r"^(?:start_notifier|send_event)\(\) \{.*?^\}$", script, re.MULTILINE | re.DOTALL)
+    assert len(functions) == 2
+    beside = "until [ -e after ]; do sleep 0.01; done; sleep 0.5; touch sent"
+    python = put(tmp_path / "python", f'#!/bin/bash\ncase "$*" in *beside) {beside} ;; *after) touch after ;; esac\n')
+    steps = [*functions, f"python=({python})", "start_notifier", "send_event after", "[ -e sent ] && echo sent"]
+    done = ran("bash", "-c", "\n".join(steps), cwd=tmp_path, env={**os.environ, "HPC_GPT_RUN": "/run", "n": "1"})
+    assert (done.stdout, done.stderr) == ("sent\n", "")

@@ -1,0 +1,200 @@
+"""A cell's row from the records of its rounds, and the wait between two cells."""
+
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_gpt.core.process import process_identity
+from hpc_gpt.core.runs.heartbeats import RankHeartbeat, write_heartbeat
+from hpc_gpt.core.runs.record import Flag, Record
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.launcher.bench import measurement
+from hpc_gpt.launcher.bench.bench_run import bench_text
+from hpc_gpt.launcher.bench.measurement import BenchRow, Measurement, measurement_row
+from hpc_gpt.reader.records import add_figures
+from hpc_gpt.report.bench_table import MeasuredRow
+from tests.made_runs import unsubmitted_run
+
+SHAPE = Record(
+    ended="done",
+    gpus=1,
+    device="h200",
+    dtype="bf16",
+    micro_batch=16,
+    micro_batches=1,
+    global_batch=16,
+    seq=1024,
+    hidden=768,
+    layers=12,
+    heads=12,
+    vocab=50304,
+    params=124_475_904,
+    recompute="none",
+    config_hash="0123",
+)
+
+
+def good(step_s: float, **more) -> Measurement:
+    return Measurement(add_figures(replace(SHAPE, step_s=step_s, **more)), Path("run"))
+
+
+def bad(ended: str = "gpu_memory", **more) -> Measurement:
+    return Measurement(replace(SHAPE, ended=ended, cause="too large", **more), Path("run"))
+
+
+@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=7))
+def test_the_median_of_the_rounds_and_what_follows_from_it(steps_s):
+    row = measurement_row("ddp", "id#1", [good(step_s) for step_s in steps_s])
+    record = row.record
+    assert record.run == "id#1"
+    assert record.rounds == len(row.tokens_per_s) == len(steps_s)
+    assert min(row.tokens_per_s) <= record.tokens_per_s <= max(row.tokens_per_s)
+    assert record.step_s * record.tokens_per_s == pytest.approx(16 * 1024)
+    again = add_figures(record)
+    assert record.tflops_model == pytest.approx(again.tflops_model)
+    assert record.mfu == pytest.approx(again.mfu)
+    assert (record.tokens_per_s_spread is None) == (len(steps_s) == 1)
+
+
+# A round's figures but for its steps, which are 32, 16 and 20 ms; the third lacks some.
+ROUNDS = (
+    {
+        "memory_allocated_gib": [10.0, 7.0], "memory_reserved_gib": [12.0, 9.0], "power_w": 600.0,
+        "gpu_util_mean": 90.0, "gpu_util_spread": 1.0, "sm_clock_mhz": 1500.0, "compile_s": 40.0,
+        "allocator_retries": 4, "step_s_p10": 0.03, "step_s_p90": 0.04, "step_s_mean": 0.0325,
+        "matmul_tflops_before": 750.0, "matmul_tflops_after": 752.0,
+    },
+    {
+        "memory_allocated_gib": [9.0, 8.0], "memory_reserved_gib": [13.0, 8.0], "power_w": 640.0,
+        "gpu_util_mean": 96.0, "gpu_util_spread": 3.0, "sm_clock_mhz": 1600.0, "compile_s": 5.0,
+        "allocator_retries": 0, "step_s_p10": 0.01, "step_s_p90": 0.05, "step_s_mean": 0.0175,
+        "matmul_tflops_before": 760.0, "matmul_tflops_after": 760.0,
+    },
+    {"power_w": 680.0, "compile_s": 6.0, "step_s_p10": 0.019, "step_s_p90": 0.021, "step_s_mean": 0.0205},
+)  # fmt: skip
+MERGED = {
+    "run": "id#1", "rounds": 3, "tokens_per_s_spread": pytest.approx(0.625), "compile_s": 40.0, "allocator_retries": 4,
+    "memory_allocated_gib": [10.0, 8.0], "memory_reserved_gib": [13.0, 9.0], "power_w": 640.0, "gpu_util_mean": 93.0,
+    "gpu_util_spread": 2.0, "sm_clock_mhz": 1550.0, "step_s_p10": 0.019, "step_s_p90": 0.04, "step_s_mean": 0.0205,
+    "matmul_tflops_before": 755.0, "matmul_tflops_after": 756.0,
+    "flags": ["round 4: ended as error: too large", "the allocator gave its cache back and tried again 4 times: "
+              "a smaller micro-batch may be faster"],
+}  # fmt: skip
+SOURCES = {
+    **dict.fromkeys(("power_w", "gpu_util_mean", "gpu_util_spread", "sm_clock_mhz"), "mean over 3 rounds"),
+    **dict.fromkeys(("step_s_p10", "step_s_p90", "step_s_mean"), "median over 3 rounds"),
+    **dict.fromkeys(("matmul_tflops_before", "matmul_tflops_after"), "median over 3 rounds"),
+    **dict.fromkeys(("memory_allocated_gib", "memory_reserved_gib"), "the highest over 3 rounds"),
+    "step_s": "global_batch x seq / tokens_per_s, the median over 3 rounds",
+    "tokens_per_s": "median over 3 rounds: 5.12e+05, 1.024e+06, 8.192e+05",
+    "tokens_per_s_spread": "(largest - smallest) / median of the rounds",
+    "compile_s": "of the first round: later ones find the compiler's cache",
+}
+
+
+def test_a_row_is_the_middle_round_with_figures_of_all_rounds():
+    first, fast, middle = (good(step_s, **more) for step_s, more in zip((0.032, 0.016, 0.02), ROUNDS, strict=True))
+    row = measurement_row("ddp", "id#1", [first, fast, middle, bad("error")])
+    sources = {**middle.record.sources, **SOURCES}
+    assert row.record == replace(middle.record, **MERGED, sources=sources)
+    assert row.tokens_per_s == (512_000.0, 1_024_000.0, 819_200.0)
+    assert row.places == (Path("run"),) * 4
+    alone = measurement_row("ddp", "id#1", [fast]).record
+    assert alone == replace(fast.record, run="id#1", rounds=1)
+
+
+def test_a_cached_compilers_tenth_step_is_a_later_rounds():
+    def row(*seconds: float | None) -> BenchRow:
+        return measurement_row("ddp", "id#1", [good(0.03, attempts=[{"tenth_step_s": each}]) for each in seconds])
+
+    def shown(*seconds: float | None) -> float | None:
+        return MeasuredRow(Record(), {"tenth_step_s": row(*seconds).tenth_step_s}).tenth_step_s
+
+    assert shown(70.0) == 70.0
+    assert shown(70.0, 18.0, 20.0) == 19.0
+    assert row(70.0, 18.0, 20.0).tenth_step_s == (70.0, 18.0, 20.0)
+    assert shown(None) is None
+    assert "18.0" in bench_text([row(70.0, 18.0)])
+
+
+def test_a_row_without_memory_has_no_speed():
+    row = measurement_row("ddp mbs 64", "id#7", [bad(step_s=0.1, tokens_per_s=1.0)])
+    assert row.is_out_of_memory
+    assert not row.is_measured
+    assert (row.record.ended, row.record.tokens_per_s, row.record.step_s) == ("gpu_memory", None, None)
+    assert row.record.micro_batch == 16
+
+
+def test_a_drift_of_the_device_is_said_from_3_percent_on():
+    def flags(*rates: tuple[float, float]) -> list[str]:
+        rounds = [good(0.03, matmul_tflops_before=before, matmul_tflops_after=after) for before, after in rates]
+        return measurement_row("ddp", "id#1", rounds).record.flags
+
+    assert flags((100.0, 97.1), (100.0, 102.9)) == []
+    assert flags((100.0, 96.0)) == ["the device's own matmul rate moved by -4.0 %, from 100 to 96 TFLOP/s"]
+    (flag,) = flags((100.0, 100.0), (100.0, 105.0))
+    assert flag.startswith("round 2: the device's own matmul rate moved by +5.0 %")
+
+
+def test_random_tokens_need_not_be_learnt():
+    flags = [Flag("the loss did not fall", "loss"), "step_s rests on 2 steps"]
+    assert measurement_row("ddp", "id#1", [good(0.03, flags=flags)]).record.flags == ["step_s rests on 2 steps"]
+
+
+def test_an_unknown_device_has_mfu_only_by_the_profiles_peak():
+    measured = [good(0.03, device="tpu-9")]
+    without = measurement_row("ddp", "id#1", measured).record
+    assert without.tokens_per_s
+    assert without.tflops_model
+    assert without.mfu is None
+    assert any("mfu" in flag for flag in without.flags)
+    given = measurement_row("ddp", "id#1", measured, {"bf16": 500.0}).record
+    assert given.mfu == pytest.approx(given.tflops_model / 500)
+    assert not any("mfu" in flag for flag in given.flags)
+
+
+def test_a_peer_that_tells_tokens_per_second_alone():
+    row = measurement_row(
+        "nanogpt", "id#2", [Measurement(Record(ended="done", tokens_per_s=speed), Path("log")) for speed in (2, 4, 3)]
+    )
+    assert row.record.tokens_per_s == 3
+    assert row.record.step_s is None
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "least_s"),
+    [("sleep 0.3", 0, 0.2), ("exec sleep 60", -signal.SIGTERM, 0.2), ("trap '' TERM; while :; do :; done", None, 0.4)],
+)
+def test_the_next_cell_waits_until_the_last_ranks_are_gone(command, code, least_s, monkeypatch):
+    """What is still there after a while gets SIGTERM, and is left after another one."""
+    monkeypatch.setattr(measurement, "_GONE_S", 20.0 if code == 0 else 0.2)
+    run, began = unsubmitted_run(), time.monotonic()
+    with subprocess.Popen(["bash", "-c", command]) as process:
+        asked = {"scheduler": "local", "job_id": "1", **process_identity(process.pid)}
+        run.add_submission(asked)
+        measurement._wait_until_gone(run)
+        assert (process.poll(), time.monotonic() - began > least_s) == (code, True)
+        process.kill()
+
+
+def test_a_cells_state_has_its_step_on_a_terminal(monkeypatch):
+    (attempt := unsubmitted_run().new_attempt()).heartbeats.mkdir()
+    run = RunFolder(attempt.folder.parents[1])
+
+    def shown(state="running"):
+        return measurement._state(run, [SimpleNamespace(state=state, steps=50)])
+
+    monkeypatch.setattr(measurement, "width", lambda stderr: 80 if stderr else None)
+    assert shown() == "running"
+    for rank, step in enumerate((7, 9, 8)):
+        write_heartbeat(attempt.heartbeats, RankHeartbeat(rank, "n1", 1, 1, step, "training", 0.5, 300.0, time.time()))
+    assert (shown(), shown("pending")) == ("running  step 9/50", "pending")
+    monkeypatch.setattr(measurement, "width", lambda stderr: None)
+    assert shown() == "running"

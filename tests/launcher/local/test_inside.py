@@ -1,0 +1,96 @@
+"""A look inside a run on this machine: a shell beside a rank, `top` on a terminal, figures of GPUs that stand in."""
+
+import json
+import os
+import re
+import statistics
+import subprocess
+
+import pytest
+
+from hpc_gpt.core.files import read_text, templates_dir
+from hpc_gpt.core.runs.heartbeats import GpuFigures, read_heartbeats
+from tests.cli.command import hpc_gpt
+from tests.launcher.local.conftest import ENDLESS, RESTING, SMALL, newest, status_of, wait_until
+from tests.terminal import on_a_terminal
+from tests.trainer.supervision.nvml import nvml_environment
+
+SHOW = (
+    'echo "$HPC_GPT_RANK $HPC_GPT_DEVICE ${RANK:-none} ${WORLD_SIZE:-none} $OF_THE_USER $PYTHONPATH"; '
+    'tr "\\0" "\\n" <"/proc/$HPC_GPT_RANK_PID/environ" | grep ^RANK='
+)
+
+
+@pytest.fixture
+def endless(monkeypatch):
+    monkeypatch.setenv("OF_THE_USER", "given at the submission")
+    hpc_gpt("submit", *SMALL, *ENDLESS, "--set", "train.save_every=0", environment=RESTING, code=0)
+    monkeypatch.delenv("OF_THE_USER")
+    run = newest()
+    wait_until(lambda: (status_of(run).step or 0) > 2)
+    return run
+
+
+def test_a_shell_is_beside_a_rank_and_top_ends_with_q(endless):
+    run = endless
+    for rank, words in ((0, ()), (1, ("--rank", "1"))):
+        said = hpc_gpt("shell", run.run_id, *words, "--", "bash", "-c", SHOW)
+        code = run.path / "code"
+        assert said.stdout.startswith(f"{rank} cpu none none given at the submission {code}"), said.stdout
+        assert said.stdout.endswith(f"\nRANK={rank}\n")
+        assert said.stderr == ""
+    hpc_gpt("shell", run.run_id, "--", "bash", "-c", "exit 3", code=3)
+    for words, why in (
+        (("--rank", "7"), "has no rank 7\n\nhint: it has ranks 0 to 1 on "),
+        (("--node", "n9"), "has no rank on node n9\n"),
+        (("--node", "n9", "--rank", "0"), "--node and --rank both say where"),
+    ):
+        refused = hpc_gpt("shell", run.run_id, *words, code=2)
+        assert why in refused.stderr
+    typed = on_a_terminal("-m", "hpc_gpt", "shell", run.run_id, type_in="tty\nexit 5\n", after="rank 0 ", times=2)
+    assert typed[0] == 5
+    assert "/dev/pts/" in typed[1]
+    code, shown = on_a_terminal("-m", "hpc_gpt", "top", run.run_id, type_in="q", after="heartbeat")
+    assert code == 0
+    assert re.search(r"running  step \d+/1000000", shown)
+    assert status_of(run).state == "running"
+    hpc_gpt("cancel", run.run_id, "--yes", code=0)
+    wait_until(lambda: status_of(run).state == "cancelled")
+    ended = hpc_gpt("shell", run.run_id, code=2)
+    assert ended.stderr.startswith(f"Error: run {run.run_id}: nothing to look into, it ended as cancelled\n\nhint: ")
+    hpc_gpt("shell", "20200101-000000-dead", code=5)
+
+
+def test_what_forbids_a_debugger_is_said_and_a_gone_process(tmp_path):
+    def enter(text: str, pid: int) -> subprocess.CompletedProcess[str]:
+        # The signal is the one that tells ranks of the time limit.
+        line = ["bash", "-c", text, "hpc-gpt", "4", str(pid), "bash", "-c", "kill -USR2 $$; echo came here"]
+        return subprocess.run(line, capture_output=True, text=True, check=True)
+
+    own = read_text(templates_dir() / "enter.sh")
+    assert enter(own, os.getpid()).stderr == ""
+    # Root may attach to all, so what a site's kernel refuses is a path that cannot be opened.
+    forbidden = enter(own.replace("/proc/$pid/mem", f"{tmp_path}/none"), os.getpid())
+    assert forbidden.stderr.startswith(f"no debugger can attach to process {os.getpid()}: this site forbids ptrace")
+    gone = enter(own, 2**30)
+    assert re.match(rf"rank 4 has no process {2**30} on \S+ any more: this is not its environment\n", gone.stderr)
+    assert {each.stdout for each in (forbidden, gone)} == {"came here\n"}
+
+
+@pytest.mark.long
+def test_steps_take_as_long_with_gpu_figures_in_heartbeats(tmp_path, monkeypatch):
+    """Eight GPUs whose driver takes 20 ms for a question, in turns with none: the median of each pair of runs."""
+    times: dict[bool, list[float]] = {False: [], True: []}
+    nvml = nvml_environment(tmp_path / "lib", 8, ms=20)
+    for number in range(6):
+        with_figures = bool(number % 2)
+        environment = nvml if with_figures else {"LD_LIBRARY_PATH": ""}
+        steps = ("--set", "train.steps=60", "--set", "train.hang_floor_s=20", "--set", "train.save_last=false")
+        hpc_gpt("submit", *SMALL, *steps, "--wait", environment={**os.environ, **environment}, code=0)
+        lines = newest().attempt(1).metrics.read_text().splitlines()
+        times[with_figures].append(statistics.median(json.loads(line)["step_s"] for line in lines[5:]))
+        beats = read_heartbeats(newest().attempt(1).heartbeats)
+        assert [bool(beats[rank].gpus) for rank in (0, 1)] == [with_figures, False]
+        if with_figures:
+            assert beats[0].gpu_figures[7] == GpuFigures(98, 80.0, 80.0, None, 68)
+    assert min(times[True]) == pytest.approx(min(times[False]), rel=0.1), times

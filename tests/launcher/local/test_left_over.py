@@ -1,0 +1,144 @@
+"""Processes that outlive what supervised them: a run's program if its controller is killed, workers if their agent is.
+
+A stand-in for nvidia-smi makes up one GPU. All processes are real, and are killed.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.core.files import read_json
+from hpc_gpt.core.process import is_alive, start_time
+from hpc_gpt.core.runs.run_folder import RunFolder
+from tests.cli.command import hpc_gpt, in_process
+from tests.command.mine import experiment
+from tests.launcher.local.conftest import SMALL, ended, newest, nothing_left, status_of, wait_until
+from tests.programs import put
+
+__all__ = ["nothing_left"]
+
+# Nobody reads what it prints any more, which would end it (SIGPIPE): bash's line on a sleep that SIGTERM ended, too.
+TRAINS = """\
+exec >/dev/null 2>&1
+trap 'echo saved >"$0.saved"; exit 0' TERM
+{closes}
+echo $$ >"$0.new" && mv "$0.new" "$0.pid"
+while :; do sleep 0.1; done
+"""
+ONE = ("--gpus", "1", "--cluster", "local")
+
+
+@pytest.fixture
+def gpu(tmp_path, monkeypatch):
+    put(tmp_path / "bin" / "nvidia-smi", "#!/bin/sh\necho 'Some GPU, 24576, 550.1'\n")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def program(tmp_path: Path, rank_template, kind: str, closes: str) -> list[object]:
+    """The words after `submit` for a run of that kind that starts the program."""
+    put(tmp_path / "work" / "train", TRAINS.format(closes=closes))
+    line = f"bash {tmp_path / 'work' / 'train'}"
+    if kind == "script":
+        put(tmp_path / "train.sh", f"#!/bin/bash\n#SBATCH --gpus=1\n{line} & wait\n")
+        return ["--cluster", "local", tmp_path / "train.sh"]
+    if kind == "ranks":
+        words = list(SMALL)
+        words[words.index("--gpus") + 1] = words[words.index("--tp") + 1] = "1"
+        return [*words, "--template", rank_template(f"{line} & wait")]
+    return [experiment(tmp_path, "mine", {"run": f"{line} & wait", "per": "job"}), *ONE]
+
+
+def pid_of(tmp_path: Path) -> int:
+    noted = tmp_path / "work" / "train.pid"
+    wait_until(noted.exists)
+    return int(noted.read_text())
+
+
+def controller(run: RunFolder) -> int:
+    return int(run.submissions()[-1]["pid"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "closes"),
+    [
+        pytest.param(
+            "command",
+            'for fd in /proc/$$/fd/*; do fd=${fd##*/}; [ "$fd" -lt 100 ] || eval "exec $fd>&-"; done',
+            marks=pytest.mark.long,
+        ),
+        pytest.param("script", "", marks=pytest.mark.long),
+        pytest.param("ranks", "", marks=pytest.mark.long),
+    ],
+)
+def test_what_a_killed_controller_leaves_keeps_its_gpu(gpu, tmp_path, rank_template, kind: str, closes: str) -> None:
+    """As torchrun's workers the first closes what it inherits, the GPU's lock with it."""
+    hpc_gpt("submit", *program(tmp_path, rank_template, kind, closes), code=0)
+    run, pid = newest(), pid_of(tmp_path)
+    began = start_time(pid)
+    os.kill(controller(run), signal.SIGKILL)
+    wait_until(lambda: start_time(controller(run)) is None)
+    wait_until(lambda: status_of(run).run_on is not None)
+    status = status_of(run)
+    assert status.state == "running"
+    assert pid in status.run_on
+    assert f"{pid}" in status.cause
+    assert f"without a supervisor, which was killed; hpc-gpt cancel {run.run_id}" in status.cause
+    shown = " ".join(in_process("status", run.run_id).stdout.split())
+    assert "without a supervisor, which was killed" in shown
+    # It has its GPU.
+    hpc_gpt("submit", *SMALL[:3], *ONE, "--tp", "1", "--pp", "1", "--set", "data.source=random", code=0)
+    other = newest()
+    wait_until(lambda: f"taken: 0 by run {run.run_id}" in (status_of(other).cause or ""))
+    in_process("cancel", other.run_id)
+    # Nothing starts it beside them, or removes what they need.
+    for words in ((), ("--from-start",))[: 1 if kind == "script" else 2]:
+        done = in_process("submit", "--resume", run.run_id, *words)
+        assert done.code == 1, done
+        assert str(pid) in done.stderr
+    by_hand = subprocess.run(
+        ["bash", run.job_script],
+        env={**os.environ, "HPC_GPT_RUN": str(run.path), "HPC_GPT_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (by_hand.returncode, str(pid) in by_hand.stderr) == (1, True), by_hand
+    assert "nobody is there to stop it" in in_process("stop", run.run_id).stderr
+    assert len(run.attempts()) == 1
+    assert is_alive(pid, began)
+    done = in_process("cancel", run.run_id)
+    assert (done.code, done.stdout) == (0, f"cancelled {run.run_id}, job {controller(run)}\n")
+    assert not is_alive(pid, began)
+    assert (tmp_path / "work" / "train.saved").exists(), "it had time to save"
+    assert status_of(run).state == "cancelled"
+
+
+# Workers have sessions of their own, as torchrun's, and write their checkpoints after it is gone.
+AGENT = "trap '' HUP; setsid bash {train} & wait"
+KILLS_ALL = "trap 'trap \"\" TERM; kill 0' EXIT; bash {train} & sleep 1; exit 7"
+
+
+@pytest.mark.parametrize(
+    "kind", ["agent", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("supervisor", "kill 0"))]
+)
+def test_nothing_of_a_program_outlives_its_attempt(tmp_path: Path, kind: str) -> None:
+    """Its agent, or the rank that supervises it, is killed; or the program signals its process group, which is not
+    its supervisor's."""
+    put(tmp_path / "work" / "train", TRAINS.format(closes=""))
+    line = (KILLS_ALL if kind == "kill 0" else AGENT).format(train=tmp_path / "work" / "train")
+    hpc_gpt("submit", experiment(tmp_path, "agent", {"run": line, "per": "job"}), *ONE, code=0)
+    run, pid = newest(), pid_of(tmp_path)
+    began = start_time(pid)
+    if kind == "agent":
+        os.kill(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+    elif kind == "supervisor":
+        os.kill(int(read_json(run.attempt(1).ranks / "0.json")["pid"]), signal.SIGKILL)
+    status = ended(run)
+    assert not is_alive(pid, began), "it has ended before the attempt has"
+    expected = {"kill 0": "exit code 7", "agent": "SIGKILL", "supervisor": "SIGKILL"}[kind]
+    assert (status.state, expected in status.cause) == ("error", True), status

@@ -1,0 +1,120 @@
+"""Real trainings on this machine: to the end, at once, by hand, interrupted and taken up again, in odd places."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.core.files import read_json, read_json_lines
+from hpc_gpt.core.runs.after_jobs import after_table, list_after
+from hpc_gpt.core.runs.find_runs import list_runs
+from hpc_gpt.core.runs.run_folder import RunFolder
+from tests.around import around, curve, events_of, named
+from tests.cli.command import hpc_gpt, in_process
+from tests.conftest import REPOSITORY
+from tests.launcher.local.conftest import ENDLESS, RESTING, SMALL, ended, newest, status_of, wait_until
+
+
+def losses(run: RunFolder) -> list[float]:
+    return [line["loss"] for attempt in run.attempts() for line in read_json_lines(attempt.metrics)]
+
+
+def test_ctrl_c_while_waiting_saves_and_stops_and_resume_goes_on(tmp_path, monkeypatch):
+    logs = tmp_path / "logs with 'quotes' and %j"
+    monkeypatch.setenv("HPC_GPT_LOGS", str(logs))
+    # One rank, as it starts twice.
+    alone = ("--gpus", "1", "--tp", "1", *ENDLESS)
+    command = [sys.executable, "-m", "hpc_gpt", "submit", *SMALL, *alone, "--wait"]
+    waiting = subprocess.Popen(command, env={**os.environ, **RESTING}, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: list_runs(logs) and (status_of(newest()).step or 0) >= 2)
+    waiting.send_signal(signal.SIGINT)
+    _, said = waiting.communicate(timeout=300)
+    assert waiting.returncode == 130, said
+    run = newest()
+    stopped = status_of(run)
+    assert stopped.state == "stopped"
+    assert list(run.checkpoints.glob("step-*/complete.json"))
+    assert "asked to save and stop" in said
+
+    hpc_gpt("submit", "--resume", run.run_id, environment=RESTING, code=0)
+    assert in_process("submit", "--resume", run.run_id).code == 1  # it runs already
+    wait_until(lambda: len(run.attempts()) == 2 and (status_of(run).step or 0) > stopped.step)
+    hpc_gpt("cancel", run.run_id, "--yes", code=0)
+    assert ended(run).state == "cancelled"
+    steps = [line["step"] for attempt in run.attempts() for line in read_json_lines(attempt.metrics)]
+    assert steps == list(range(1, len(steps) + 1))
+    assert status_of(run).attempts == 2
+    log = in_process("logs", run.run_id, "--attempt", "1").stdout
+    assert "ended stopped" in log
+    assert in_process("logs", run.run_id, "--tail", "1").stdout.startswith("ended cancelled")
+    assert in_process("logs", run.run_id, "-f").stdout == in_process("logs", run.run_id).stdout
+
+
+@pytest.mark.long
+def test_a_stream_and_its_tokenizer_are_beside_the_experiment(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "texts").mkdir()
+    for name in "ab":
+        (tmp_path / "texts" / f"{name}.txt").write_text(Path(__file__).read_text(encoding="utf-8"))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"]
+    )
+    tokenizer.train_from_iterator(["one two"], trainer)
+    tokenizer.save(str(tmp_path / "table.json"))
+    text = '[data]\nsource = "stream"\npath = "texts"\ntokenizer = "table.json"\neval_fraction = 0.5\n[model]\n'
+    text += 'vocab = 512\n[engine]\nname = "ddp"\n[layout]\ngpus = 1\ntp = 1\npp = 1\n'
+    (tmp_path / "mine.toml").write_text(f'extends = "{REPOSITORY}/experiments/demo.toml"\n{text}')
+    given = ("--cluster", "local", "--set", "train.steps=2", "--set", "train.eval_every=2", "--wait")
+    hpc_gpt("submit", "../mine.toml", *given, cwd=tmp_path / "elsewhere", code=0)
+    assert len(losses(newest())) == 2
+
+
+@pytest.mark.long
+def test_two_ranks_that_share_samples_are_one_and_resume_as_one():
+    settings = ("--cluster", "local", "--set", "train.steps=6", "--set", "train.log_every=1", "--wait",
+                "--set", "layout.micro_batch=4")  # fmt: skip
+    hpc_gpt("submit", "llama-tiny", "--gpus", "1", *settings, code=0)
+    one = losses(newest())
+    hpc_gpt("submit", "llama-tiny", "--cp", "2", *settings, code=0)
+    run = newest()
+    assert losses(run) == pytest.approx(one, abs=2e-6)
+    record = json.loads((run.path / "record.json").read_text())
+    assert (record["gpus"], record["cp"], record["dp"], record["tokens_total"]) == (2, 2, 1, 6 * 4 * 128)
+    again = hpc_gpt(
+        "submit", "--resume", run.run_id, "--cp", "1", "--gpus", "1", "--until", "steps=8", "--wait", code=0
+    )
+    assert "after step 6, as tp1-pp1-dp1" in again.stderr
+    assert len(losses(newest())) == 2
+
+
+def test_a_run_here_has_its_curve_events_and_a_done_after_job(tmp_path):
+    told = tmp_path / "told"
+    after = ("--set", "after.run=ls {export}", "--set", "after.export=true", "--set", "after.every=0")
+    hpc_gpt("submit", *SMALL, "--set", "train.steps=3", *around(told), *after, code=0)
+    run = newest()
+    assert ended(run).state == "done"
+    (attempt,) = run.attempts()
+    wait_until(lambda: not attempt.ranks_ended.exists() and read_json(attempt.track).get("step") == 3)
+    assert list(curve(run).values()) == pytest.approx(losses(run))
+    assert "track" not in attempt.log.read_text()
+    wait_until(lambda: told.exists() and told.read_text().count("\n") == 2)
+    events = named(events_of(run, told), "ended", "steps", "hours_left")
+    assert events[1:] == [("ended", 1, "done", 3, 0.0)]
+    assert events[0][:3] == ("first_step", 1, None)
+    wait_until(lambda: [job.has_left for job in list_after(run.path)] == [True])
+    (job,) = list_after(run.path)
+    assert job.log.read_text().split()[-2:] == ["config.json", "model.safetensors"]
+    (row,) = after_table(run.path)
+    assert (row["step"], row["state"], row["code"]) == (3, "done", 0)
+    shown = in_process("status", run.run_id).stdout
+    assert f"{run.run_id}: after: 1 done\n" in shown
+    hpc_gpt("report", str(run.path), code=0)
+    assert json.loads((run.path / "record.json").read_text())["after"] == [row]

@@ -1,0 +1,182 @@
+"""What Slurm's clients answer before a job is submitted, and what is made of it, whole: stand-ins print the answers.
+
+tests/slurm asks a real Slurm, which has neither other users' limits nor every state of a node.
+"""
+
+import getpass
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.core.errors import UserError
+from hpc_gpt.core.slurm.start_check import ask_after, ask_start, reason_text
+from hpc_gpt.launcher.limits import Asked, limits_met
+from tests.launcher.test_render import resolved_demo
+
+MAIN = "PartitionName=main Default=YES MaxTime=2:00:00 MaxNodes=UNLIMITED QoS=N/A State=UP\n"
+FAST = "PartitionName=fast Default=NO MaxTime=1:00:00 MaxNodes=3 QoS=N/A State=DOWN\n"
+IDLE = "".join(f"n{number}|main|idle|4|gpu:4|a100,big|none\n" for number in range(1, 5))
+NO = "sbatch: error: Requested node configuration is not available\n"
+UP = {"sbatch": NO, "scontrol": MAIN}
+NEVER = "Slurm would never start this job: {}|change the request, or the --partition; see sinfo{}"
+SBATCH = f"(sbatch: {NO.removeprefix('sbatch: error: ').strip()})"
+AWAY = "it needs 2 of the {} nodes of partition main that can hold it, and these take no job now: {}"
+STARTS = "sbatch: Job 7 to start at {}T10:00:00 using 8 processors on nodes n1 in partition main\n"
+
+
+@pytest.fixture
+def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Clients that print a text each on stdout, sbatch on stderr with an exit code."""
+
+    def say(code: int = 0, **texts: str) -> None:
+        for name, text in {"sbatch": "", "scontrol": "", "sinfo": "", "squeue": "", "sacctmgr": "", **texts}.items():
+            (tmp_path / f"{name}.txt").write_text(text)
+            # `sacctmgr … show WHAT` has the lines that begin with WHAT alone, without it.
+            what = f"sed -n \"s/^$3 //p\" '{tmp_path}/sacctmgr.txt'"
+            end = f"cat '{tmp_path}/{name}.txt' {f'>&2; exit {code}' if name == 'sbatch' else ''}"
+            (tmp_path / name).write_text(f"#!/bin/bash\n{what if name == 'sacctmgr' else end}\n")
+            (tmp_path / name).chmod(0o755)
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    return say
+
+
+def of_nodes(count: int = 2, **job: str):
+    resolved = resolved_demo({"layout.gpus": 4 * count, "data.source": "random"})
+    return replace(resolved, job=replace(resolved.job, **{"time": "0:30:00", **job}))
+
+
+def answered(call, *arguments: object) -> str:
+    try:
+        found = call(*arguments)
+    except UserError as refusal:
+        return f"{type(refusal).__name__}: {refusal}|{refusal.hint}"
+    return found if isinstance(found, str) else found.waits
+
+
+@pytest.mark.parametrize(
+    ("job", "texts", "code", "words"),
+    [
+        ({}, {"sbatch": STARTS.format("2001-01-01"), "scontrol": MAIN}, 0, ""),
+        ({}, {"sbatch": STARTS.format("2101-01-01"), "scontrol": MAIN}, 0,
+         "Slurm expects to start it at 2101-01-01 10:00"),
+        ({"partition": "fast"}, {"scontrol": MAIN + FAST}, 0, "partition fast is down: jobs wait until it is up"),
+        ({"partition": "fast,main"}, {"scontrol": MAIN + FAST}, 0, ""),
+        # A limit is that of all its partitions, unless a QOS may allow more.
+        ({"time": "2:00:00"}, {"scontrol": MAIN}, 0, ""),
+        ({"time": "2:00:01"}, {"scontrol": MAIN}, 0,
+         f"NeverStarts: {NEVER.format('it asks for --time 2:00:01, and partition main allows 2:00:00', '')}"),
+        ({"time": "3:00:00", "partition": "fast,main"}, {"scontrol": MAIN + FAST}, 0, "NeverStarts: " + NEVER.format(
+            "it asks for --time 3:00:00, and partition main or fast allows 2:00:00, 1:00:00", " -p fast,main")),
+        ({"time": "1:30:00", "partition": "fast,main"}, {"scontrol": MAIN + FAST}, 0, ""),
+        ({"time": "3:00:00", "qos": "long"}, {"scontrol": MAIN}, 0, ""),
+        ({"time": "3:00:00"}, {"scontrol": MAIN.replace("QoS=N/A", "QoS=long")}, 0, ""),
+        ({}, {"sbatch": "sbatch: error: Required node not available (down, drained)\n", "scontrol": MAIN}, 1,
+         "Required node not available (down, drained)"),
+        ({}, {"sbatch": "sbatch: error: Invalid account\n", "scontrol": MAIN}, 1,
+         "JobRefused: sbatch refused the job: Invalid account|change the request, or the cluster profile"),
+        ({}, {"sbatch": "sbatch: error: Unable to contact slurm controller\n"}, 1, "SlurmUnreachable: sbatch cannot "
+         "reach Slurm: Unable to contact slurm controller|try again when slurmctld is up"),
+        # Nodes that could hold it take no job now; the first partition that has them is named.
+        ({}, {**UP, "sinfo": IDLE.replace("idle", "drained", 2).replace("none", "disk", 1)
+              }, 1, AWAY.format(4, "2 drained (n1: disk)")),
+        ({}, {**UP, "sinfo": IDLE.replace("idle", "down*", 1).replace("idle", "maint", 1)
+              }, 1, AWAY.format(4, "1 down, 1 maint")),
+        ({"constraint": "big"}, {**UP, "sinfo": IDLE.replace(",big", "", 2)}, 1,
+         f"NeverStarts: {NEVER.format(NO.removeprefix('sbatch: error: ').strip(), '')}"),
+        ({"constraint": "huge"}, {**UP, "sinfo": IDLE}, 1, "NeverStarts: " + NEVER.format(
+            "it asks for 2 nodes of 4 CPUs and 4 GPUs with huge each, and none of the 4 nodes of partition main can "
+            f"hold that: a node has at most 4 CPUs and 4 GPUs {SBATCH}", "")),
+        ({"partition": "fast"}, {"sbatch": NO, "scontrol": FAST, "sinfo": IDLE.replace("main", "fast", 1)}, 1,
+         f"NeverStarts: {NEVER.format(f'it asks for 2 nodes, and partition fast has 1 {SBATCH}', ' -p fast')}"),
+        ({"partition": "fast"}, {"sbatch": NO, "scontrol": FAST.replace("=3", "=1"), "sinfo": ""}, 1, "NeverStarts: "
+         + NEVER.format(f"it asks for 2 nodes, and partition fast gives a job 1 at most {SBATCH}", " -p fast")),
+    ],
+)  # fmt: skip
+def test_why_a_job_waits_or_never_starts(says, job, texts, code, words) -> None:
+    says(code, **texts)
+    assert answered(ask_start, of_nodes(**job), "#!/bin/bash\n") == words
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (NO, "Slurm would not start the jobs of [after] now: Requested node configuration is not available"),
+        ("sbatch: error: Partition not available\n", "Slurm would not start the jobs of [after] now: Partition not "
+         "available"),
+        ("sbatch: error: Invalid qos\n", "JobRefused: Slurm would refuse the jobs of [after]: Invalid qos|change "
+         "after.sbatch"),
+        ("sbatch: error: Unable to contact slurm controller\n", ""),
+    ],
+)  # fmt: skip
+def test_the_jobs_of_after_are_asked_for_too(says, said: str, words: str) -> None:
+    says(1, sbatch=said)
+    resolved = resolved_demo({"after.run": ["true"]})
+    assert answered(ask_after, resolved) == words
+    says(0)
+    assert answered(ask_after, resolved) == ""
+
+
+NEVER_STARTS = "it never starts: cancel it, and change the request"
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("QOSMaxNodePerJobLimit", f"it is beyond what its QOS allows one job; {NEVER_STARTS}"),
+        ("AssocGrpCPURunMinutes", "with the jobs that run, a limit of its account is reached"),
+        ("QOSGrpCPUMinutesLimit", "the minutes of its QOS are used up: no other job's end helps, more of them do"),
+        ("ReqNodeNotAvail, UnavailableNodes:n1", "nodes that it asks for are down, drained or reserved"),
+        ("launch failed requeued held", "its launch failed, and Slurm holds it; scontrol release starts it again"),
+    ],
+)
+def test_a_reason_is_explained_and_stands_beside(reason: str, words: str) -> None:
+    assert reason_text(reason) == f"{words} ({reason})"
+
+
+def test_limits_of_user_account_and_qos_are_those_of_sacctmgr(says, tmp_path: Path) -> None:
+    """Of jobs of this user in this account, and of the account: each counts its own, and no ended ones. Those of a QOS
+    are in place of them."""
+    me = getpass.getuser()
+    config = "MaxJobCount = 12\nMaxArraySize = 5\nAccountingStorageEnforce = associations,limits\nClusterName = far\n"
+    shown = [("PENDING", me, "a", "q", "c"), ("RUNNING", me, "a", "q", "c"), ("RUNNING", me, "b", "q", "c"),
+             ("RUNNING", "x", "a", "q", "c"), ("RUNNING", "y", "a", "p", "c"), ("FAILED", me, "a", "q", "c"),
+             ("PENDING", "z", "b", "p", "c")]  # fmt: skip
+    accounting = (
+        f"user a\nassoc {me}||2|90|q|q\nassoc {me}|other|1|1|r|r\nassoc x||1|1|q|q\nassoc ||1|4||\n"
+        "qos q||{}\nqos p||3|||\n"
+    )
+    squeue = "".join(f"{'|'.join(each)}\n" for each in shown)
+    says(scontrol=config, squeue=squeue, sacctmgr=accounting.format("||"))
+    row = Asked(resolved := of_nodes(1, partition="c"), "#!/bin/bash\n")
+    found = [limit for limit in limits_met([row, row, row, row], tmp_path) if limit.check == "jobs"]
+    assert [(limit.name.partition(" (")[2].rstrip(")"), limit.asked, limit.allowed) for limit in found] == [
+        (f"MaxSubmitJobs of user {me} in account a is 2, 2 are there", 4, 0),
+        ("GrpSubmitJobs of account a is 4, 4 are there", 4, 0),
+    ]
+    says(scontrol=config, squeue=squeue, sacctmgr=accounting.format("3|3|4"))
+    found = [limit for limit in limits_met([row, row, row, row], tmp_path) if limit.check == "jobs"]
+    assert [(limit.name.partition(" (")[2].rstrip(")"), limit.asked, limit.allowed) for limit in found] == [
+        ("MaxSubmitJobsPerUser of QOS q is 3, 3 are there", 4, 0),
+        ("MaxSubmitJobsPerAccount of QOS q is 3, 3 are there", 4, 0),
+        ("GrpSubmitJobs of QOS q is 4, 4 are there", 4, 0),
+    ]
+    assert {(limit.remedy, limit.refuses) for limit in found} == {
+        ("submit fewer at a time, or wait until other jobs have ended", True)
+    }
+    for count, met in ((4, False), (5, True)):  # 7 are there, and one less than 12 may be
+        found = limits_met([row] * count, tmp_path)
+        assert any(limit.name.startswith("jobs in Slurm's memory") for limit in found) == met
+    found = limits_met([Asked(of_nodes(1, qos="p"), "")] * 9, tmp_path)  # not the default one
+    assert {limit.name.partition("QOS ")[2][:1] for limit in found} - {""} == {"p"}
+    for indexes, names in (((1, 4), []), ((1, 5), ["highest index of the array (MaxArraySize)"])):
+        limits = limits_met([Asked(resolved, "", array=indexes)], tmp_path)
+        assert [limit.name for limit in limits if limit.check == "array"] == names
+    says(scontrol=config + "SchedulerParameters = max_array_tasks=1,max_script_size=9\n")
+    met = limits_met([Asked(resolved, "x" * 10, array=(0, 1))], tmp_path)
+    limits = {limit.name: (limit.asked, limit.allowed) for limit in met}
+    assert limits["elements of the array (max_array_tasks)"] == (2, 1)
+    assert limits["bytes of the job script (max_script_size)"] == (10, 9)

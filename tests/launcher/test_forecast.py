@@ -1,0 +1,428 @@
+"""The forecast of a job chain: its arithmetic, where each figure comes from, what is refused, and its words."""
+
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.format import counted, show_duration
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train, limit_s
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.launcher.forecast import (
+    LEAVE_S,
+    ChainLength,
+    ForecastFacts,
+    Pace,
+    chain_length,
+    make_forecast,
+    rounded_up,
+    signal_lead_s,
+    steps_of_job,
+    time_limit_text,
+)
+from hpc_gpt.launcher.past_timings import MeasuredRun
+
+SECONDS = st.floats(0, 500, allow_nan=False)
+PACES = st.builds(
+    Pace,
+    step_s=st.floats(1e-3, 100),
+    save_s=SECONDS,
+    eval_s=SECONDS,
+    start_s=SECONDS,
+    save_every=st.integers(0, 1000),
+    eval_every=st.integers(0, 1000),
+    hold_s=st.none() | SECONDS,
+)
+STEPS = st.integers(1, 10**6)
+LIMITS = st.floats(60, 30 * 86400)
+
+
+@given(STEPS, PACES, st.integers(1, 4096), LIMITS)
+def test_the_jobs_have_room_for_the_work_and_none_is_idle(steps, pace, gpus, walltime_s):
+    lead_s = signal_lead_s(pace)
+    found = chain_length(steps, pace, gpus, walltime_s, lead_s)
+    if found is None:
+        assert walltime_s - lead_s - pace.start_s < pace.train_s(1)
+        return
+    work = pace.train_s(steps) + found.jobs * (pace.start_s + pace.save_s)
+    assert found.jobs * walltime_s >= work * (1 - 1e-9)
+    assert found.jobs * found.job_steps >= steps > (found.jobs - 1) * found.job_steps
+    assert found.total_s == pytest.approx(work)
+    assert found.job_s <= walltime_s * (1 + 1e-9)
+    assert found.gpu_hours == pytest.approx(gpus * found.total_s / 3600)
+
+
+@given(STEPS, STEPS, PACES, LIMITS, LIMITS, st.floats(1, 10))
+def test_more_work_takes_no_less_and_a_longer_job_no_more_jobs(steps, more, pace, limit, longer, slower):
+    lead_s = signal_lead_s(pace)
+    base = chain_length(steps, pace, 8, limit, lead_s)
+    if base is None:
+        return
+    bigger = chain_length(steps + more, pace, 8, limit, lead_s)
+    assert bigger is not None
+    assert bigger.jobs >= base.jobs
+    assert bigger.total_s > base.total_s
+    roomier = chain_length(steps, pace, 8, limit + longer, lead_s)
+    assert roomier is not None
+    assert roomier.jobs <= base.jobs
+    assert roomier.total_s <= base.total_s * (1 + 1e-9)
+    slowed = chain_length(steps, replace(pace, step_s=pace.step_s * slower), 8, limit, lead_s)
+    assert slowed is None or (slowed.jobs >= base.jobs and slowed.total_s >= base.total_s * (1 - 1e-9))
+    wider = chain_length(steps, pace, 16, limit, lead_s)
+    assert wider is not None
+    assert wider.gpu_hours == pytest.approx(2 * base.gpu_hours)
+
+
+@given(PACES)
+def test_the_lead_is_enough_for_what_comes_after_the_signal(pace):
+    """The worst: it comes as a step begins, then what is due at the edge, the step of the agreement, the save."""
+    due = pace.eval_s * (pace.eval_every > 0) + pace.save_s * (pace.save_every > 0)
+    assert signal_lead_s(pace) >= 2 * pace.step_s + due + pace.save_s + LEAVE_S
+    assert signal_lead_s(replace(pace, save_s=pace.save_s + 10)) >= signal_lead_s(pace) + 20
+
+
+def test_by_hand():
+    """100 s of start, 2 s a step, a save of 50 s every 100 steps, an evaluation of 5 s every 10: 3 s a step in all.
+
+    Of an hour 120 s are lead: 3600 - 120 - 100 = 3380 s are 1126 steps. 10,000 steps are 8 such jobs and 992 steps.
+    """
+    pace = Pace(2.0, save_s=50, eval_s=5, start_s=100, save_every=100, eval_every=10)
+    assert steps_of_job(pace, 3600, 120) == 1126
+    assert chain_length(10_000, pace, 16, 3600, 120) == ChainLength(9, 1126, 3528.0, 31_350.0, 16 * 31_350 / 3600)
+    assert signal_lead_s(pace) == 4 + 5 + 50 + 100 + 15
+
+
+@pytest.mark.parametrize(
+    ("steps", "jobs"), [(0, 0), (1, 1), (99, 1), (100, 1), (101, 2), (200, 2), (201, 3), (100_000, 1000)]
+)
+def test_a_job_that_is_full_is_one_job(steps, jobs):
+    """(1000 - 0) / 10 = 100 steps a job."""
+    found = chain_length(steps, Pace(10.0), 1, 1000, 0)
+    assert found is not None
+    assert (found.jobs, found.total_s) == (jobs, 10 * steps)
+
+
+def test_tenths_do_not_cost_a_step():
+    """0.3 / 0.1 is 2.999… in floating point."""
+    assert (steps_of_job(Pace(0.1), 0.3, 0), steps_of_job(Pace(0.1), 0.7, 0)) == (3, 7)
+
+
+def test_a_job_without_a_limit_does_all_a_too_short_one_nothing():
+    assert chain_length(10**9, Pace(1.0, start_s=60, save_s=10), 1, None, 120) == ChainLength(
+        1, 10**9, 10**9 + 70.0, 10**9 + 70.0, (10**9 + 70.0) / 3600
+    )
+    assert chain_length(1, Pace(1.0), 1, 120, 120) is None
+    assert chain_length(1, Pace(1.0, start_s=60), 1, 120, 60) is None
+
+
+# --- of a run, before it is submitted
+
+SITE = ClusterProfile(name="site", gpus_per_node=4)
+ALIKE = MeasuredRun("20261101-a", 8, "tp2-pp2-dp2", 812, 2.0, 50.0, None, 100.0, saves=8)
+NOW = 1_700_000_000.0
+
+
+def asked(profile: ClusterProfile = SITE, engine: Engine | None = None, job: Job | None = None, **train) -> Resolved:
+    experiment = Experiment(
+        name="long",
+        model=Model(hidden=64, layers=8, heads=8, vocab=256, seq=32),
+        data=Data(source="random"),
+        engine=engine or Engine(),
+        layout=LayoutRequest(gpus=8, tp=2, pp=2, micro_batch=2, global_batch=32),
+        train=Train(**{"steps": 10_000, "save_every": 100, **train}),
+        job=job or Job(time="1:00:00"),
+    )
+    return resolve(experiment, profile)
+
+
+def hour(**more) -> Job:
+    return Job(time="1:00:00", **more)
+
+
+# 2.5 s a step with its share of saves. Two steps, a save between them, two saves and 15 s are a lead of 169 s, so that
+# 3600 - 169 - 100 = 3331 s are 1332 steps a job; 10,000 are 7 such jobs and 676 steps: 8 x 150 + 25,000 s.
+EIGHT = (
+    "forecast: 8 jobs of 1:00:00 by requeue, 7 h 17 min of work, 58.22 GPU-hours on 8 GPUs, done by 2023-11-15 05:30 "
+    "UTC, waits in the queue not counted"
+)
+MEASURED = """
+  step 2 s, measured: median of 812 steps of run 20261101-a
+  save 50 s, measured: median of 8 saves of run 20261101-a
+  start 100 s of each job, measured: run 20261101-a"""
+LEAD = "\n  signal 169 s ahead of the limit: the time of two steps, the work between them, two saves and 15 s"
+KNOWN, PARENT = ForecastFacts(alike=ALIKE), replace(ALIKE, gpus=4, layout="tp2-pp2-dp1", run="parent")
+NVME = Engine(name="deepspeed-zero", zero_stage=3, offload="full", offload_path="/nvme")
+HERE = ClusterProfile(name="local", scheduler="local", gpus_per_node=8, chain="none")
+# {what: (the run, what is known, whether the lead is given, its lead and the jobs sent at once, its lines)}
+FORECASTS = {
+    "measured": (asked(), KNOWN, False, (169, 8), f"{EIGHT}{MEASURED}{LEAD}"),
+    "all of it measured": (
+        asked(eval_every=100, save_every=50),
+        ForecastFacts(alike=replace(ALIKE, hold_s=5.0, eval_s=7.0)),
+        False,
+        (176, 7),
+        "forecast: 7 jobs of 1:00:00 by requeue, 6 h 19 min of work, 50.56 GPU-hours on 8 GPUs, done by 2023-11-15 "
+        "04:32 UTC, waits in the queue not counted"
+        "\n  step 2 s, measured: median of 812 steps of run 20261101-a"
+        "\n  save 50 s, 5 s of it delay training, measured: median of 8 saves of run 20261101-a"
+        "\n  evaluation 7 s, measured: run 20261101-a"
+        "\n  start 100 s of each job, measured: run 20261101-a"
+        "\n  signal 176 s ahead of the limit: the time of two steps, the work between them, two saves and 15 s",
+    ),
+    "predicted": (
+        asked(eval_every=100),
+        ForecastFacts(predicted={"step_s": 2.0, "band": 0.25}),
+        False,
+        (120, 6),
+        "forecast: 6 jobs (5 to 8) of 1:00:00 by requeue, 5 h 38 min of work, 45.04 GPU-hours on 8 GPUs, done by "
+        "2023-11-15 03:51 UTC, waits in the queue not counted"
+        "\n  step 2 s, predicted: give or take 25%; no run of these settings has measured it"
+        "\n  save 0.00586 s, assumed: 0.00586 GB at 1 GB/s; the first save measures it"
+        "\n  evaluation 2.67 s, estimated: 4 batches, each a third of a step's work"
+        "\n  start of each job: not known, and not counted; the first job measures it"
+        "\n  signal 120 s ahead of the limit, as the profile says; no save is measured",
+    ),
+    "of a parent": (
+        asked(),
+        ForecastFacts(done=40, parent=PARENT),
+        False,
+        (168, 5),
+        "forecast: 5 jobs (3 to 6) of 1:00:00 by requeue, 4 h 22 min of work, 34.87 GPU-hours on 8 GPUs, done by "
+        "2023-11-15 02:34 UTC, waits in the queue not counted"
+        "\n  step 1 s, estimated: 2 s on 4 GPUs as tp2-pp2-dp1 in run parent, on 8 here; give or take 50%"
+        "\n  save 50 s, measured: median of 8 saves of run parent"
+        "\n  start 100 s of each job, measured: run parent"
+        "\n  signal 168 s ahead of the limit: the time of two steps, the work between them, two saves and 15 s",
+    ),
+    "both of these": (
+        asked(),
+        ForecastFacts(40, None, PARENT, {"step_s": 3.0, "band": 0.1}),
+        False,
+        (172, 11),
+        "forecast: 11 jobs (10 to 12) of 1:00:00 by requeue, 10 h 8 min of work, 81.13 GPU-hours on 8 GPUs, done "
+        "by 2023-11-15 08:21 UTC, waits in the queue not counted"
+        "\n  step 3 s, predicted: give or take 10%; no run of these settings has measured it"
+        "\n  save 50 s, measured: median of 8 saves of run parent"
+        "\n  start 100 s of each job, measured: run parent"
+        "\n  signal 172 s ahead of the limit: the time of two steps, the work between them, two saves and 15 s",
+    ),
+    "not known": (
+        asked(job=Job(max_gpu_hours=0.27)),
+        ForecastFacts(no_prediction="no device"),
+        False,
+        (None, 1),
+        "forecast: not known: jobs, GPU-hours and the end"
+        "\n  step: no run of these settings has measured it, and no device"
+        "\n  known after the first job, or after submit --until steps=20 with the same options",
+    ),
+    "too short a lead": (
+        asked(job=hour(signal_lead_s=60)),
+        KNOWN,
+        True,
+        (None, 8),
+        f"{EIGHT}{MEASURED}"
+        "\n  warning: signal 60 s ahead of the limit, as given; the time of two steps, the work between them, two "
+        "saves and 15 s need 169 s: the last save may be lost",
+    ),
+    "a long lead": (
+        asked(job=hour(signal_lead_s=600)),
+        KNOWN,
+        True,
+        (None, 9),
+        "forecast: 9 jobs of 1:00:00 by requeue, 7 h 19 min of work, 58.56 GPU-hours on 8 GPUs, done by 2023-11-15 "
+        f"05:32 UTC, waits in the queue not counted{MEASURED}"
+        "\n  signal 600 s ahead of the limit, as given",
+    ),
+    "beyond its budget": (
+        asked(job=hour(max_gpu_hours=29.0)),
+        KNOWN,
+        False,
+        (169, 8),
+        f"{EIGHT}{MEASURED}{LEAD}"
+        "\n  warning: --max-gpu-hours 29 is less: the run saves and ends as budget near step 4,980 of 10,000",
+    ),
+    "a budget in part": (
+        asked(job=hour(max_gpu_hours=59.0)),
+        ForecastFacts(alike=ALIKE, spent=10.0),
+        False,
+        (169, 8),
+        f"{EIGHT}{MEASURED}{LEAD}"
+        "\n  warning: --max-gpu-hours 59, of which 10 are spent, is less: the run saves and ends as budget near "
+        "step 8,416 of 10,000",
+    ),
+    "within its budget and minutes": (
+        asked(job=hour(max_gpu_hours=59.0), minutes=417.0),
+        KNOWN,
+        False,
+        (169, 8),
+        f"{EIGHT}{MEASURED}{LEAD}\n  budget 59 GPU-hours, checked before every job and during it",
+    ),
+    "beyond its minutes, no saves": (
+        asked(save_every=0, minutes=333.0),
+        KNOWN,
+        False,
+        (119, 6),
+        "forecast: 6 jobs of 1:00:00 by requeue, 5 h 48 min of work, 46.44 GPU-hours on 8 GPUs, done by 2023-11-15 "
+        f"04:01 UTC, waits in the queue not counted{MEASURED}"
+        "\n  signal 119 s ahead of the limit: the time of two steps, the work between them, two saves and 15 s"
+        "\n  warning: train.minutes = 333 ends it before its last step"
+        "\n  warning: no train.save_minutes or train.save_every: a job that fails loses 59 min",
+    ),
+    "no limit": (
+        asked(job=Job()),
+        KNOWN,
+        False,
+        (169, 1),
+        "forecast: 1 job, 6 h 59 min of work, 55.89 GPU-hours on 8 GPUs, done by 2023-11-15 05:12 UTC, waits in "
+        f"the queue not counted{MEASURED}{LEAD}"
+        "\n  no --time: the partition's limit holds, which is not known here; the forecast assumes one job",
+    ),
+    "here": (
+        asked(HERE, job=Job()),
+        KNOWN,
+        False,
+        (120, 1),
+        f"forecast: 1 job, 6 h 59 min of work, done by 2023-11-15 05:12 UTC{MEASURED}",
+    ),
+    "singletons": (
+        asked(replace(SITE, chain="singleton"), steps=100_000),
+        KNOWN,
+        False,
+        (169, 50),
+        "forecast: 76 jobs of 1:00:00 by singleton jobs, 3 d 0 h of work, 580.9 GPU-hours on 8 GPUs, done by "
+        f"2023-11-17 22:50 UTC, waits in the queue not counted{MEASURED}{LEAD}"
+        "\n  50 jobs are submitted at once; each later one by the last job",
+    ),
+    "until a loss": (
+        asked(until_loss=2.0),
+        KNOWN,
+        False,
+        (169, 8),
+        f"{EIGHT}; that is all 10,000 steps, fewer if the loss is reached before{MEASURED}{LEAD}",
+    ),
+    "spare nodes": (
+        asked(job=hour(spare_nodes=1, preflight=True)),
+        KNOWN,
+        False,
+        (169, 8),
+        "forecast: 8 jobs of 1:00:00 by requeue, 7 h 17 min of work, 87.33 GPU-hours on 12 GPUs, done by "
+        f"2023-11-15 05:30 UTC, waits in the queue not counted{MEASURED}{LEAD}",
+    ),
+}
+
+
+@pytest.mark.parametrize(("run", "known", "given", "sent", "lines"), FORECASTS.values(), ids=FORECASTS)
+def test_a_forecast_is_said_so(run, known, given, sent, lines, monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    forecast = make_forecast(run, known, given, NOW)
+    assert "\n".join(forecast.lines).split("\n") == lines.split("\n")
+    assert (forecast.lead_s, forecast.jobs) == sent
+
+
+REFUSED = {
+    "no step is left": (
+        asked(steps=40),
+        ForecastFacts(done=40),
+        "train.steps is 40, but the newest checkpoint is of step 40 | give more than 40 steps, 40,960 tokens",
+    ),
+    "no room for a step": (
+        asked(job=Job(time="4:00")),
+        KNOWN,
+        "job.time 4:00 (240 s) has no room for a step: 100 s to start, 2.5 s for a step with its share of saves, and "
+        "the signal 169 s ahead of the limit are 272 s | use --time 00:46:00, ten times that, or more",
+    ),
+    "no chain": (
+        asked(replace(SITE, chain="none")),
+        KNOWN,
+        'it needs 8 jobs of 1:00:00, but chain = "none" in profile site | use --time 07:17:00 or more, or set '
+        'chain = "requeue" or "singleton" in the profile',
+    ),
+    "no chain here": (
+        asked(HERE),
+        KNOWN,
+        'it needs 8 jobs of 1:00:00, but chain = "none" in profile local | use --time 07:17:00 or more, or set '
+        'chain = "requeue" or "singleton" in the profile',
+    ),
+    "no chain of what is on NVMe": (
+        replace(asked(), engine=NVME),
+        KNOWN,
+        "it needs 8 jobs of 1:00:00, but what is offloaded to NVMe is in no checkpoint | use --time 07:17:00 or "
+        "more, or offload to the host's memory",
+    ),
+    "a small budget": (
+        asked(job=hour(max_gpu_hours=0.5)),
+        KNOWN,
+        "job.max_gpu_hours = 0.5 are 225 s on 8 GPUs, but a job takes 100 s to start, 2 s for a step, and 169 s to "
+        "save before its end | use --max-gpu-hours 6.03 or more, ten times that",
+    ),
+    "a budget of no save": (
+        asked(job=Job(max_gpu_hours=0.26)),
+        ForecastFacts(),
+        "job.max_gpu_hours = 0.26 are 117 s on 8 GPUs, but a job takes 120 s to save before its end | use "
+        "--max-gpu-hours 2.67 or more, ten times that",
+    ),
+    "a budget that is spent": (
+        asked(job=hour(max_gpu_hours=59.0)),
+        ForecastFacts(alike=ALIKE, spent=58.9),
+        "job.max_gpu_hours = 59, of which 58.9 are spent, are 45 s on 8 GPUs, but a job takes 100 s to start, 2 s "
+        "for a step, and 169 s to save before its end | use --max-gpu-hours 65 or more, which leaves ten times that",
+    ),
+}
+
+
+@pytest.mark.parametrize(("run", "known", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_reach_its_end_is_refused(run, known, words):
+    with pytest.raises(ConfigError) as fault:
+        make_forecast(run, known, lead_is_given=False)
+    assert f"{fault.value} | {fault.value.hint}" == words
+
+
+def test_without_a_measured_save_the_lead_stays_or_grows():
+    unsaved = replace(ALIKE, save_s=None)
+    assert make_forecast(asked(), ForecastFacts(alike=unsaved), False).lead_s == SITE.signal_lead_s
+    slow = make_forecast(asked(), ForecastFacts(alike=replace(unsaved, step_s=100.0)), False)
+    assert slow.lead_s == signal_lead_s_of(100.0) > SITE.signal_lead_s
+
+
+def signal_lead_s_of(step_s: float) -> int:
+    """Of a checkpoint so small that it takes no second."""
+    return signal_lead_s(Pace(step_s, save_s=1e-3))
+
+
+@pytest.mark.parametrize("hours", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_budget_is_a_number_above_nothing(hours):
+    with pytest.raises(ConfigError, match=r"job\.max_gpu_hours is"):
+        asked(job=Job(max_gpu_hours=hours))
+
+
+# --- in words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.9123, "0.912 s"), (95, "95 s"), (599, "599 s"), (600, "10 min"), (12_000, "3 h 20 min"), (968_400, "11 d 5 h")],
+)
+def test_durations(seconds, words):
+    assert show_duration(seconds) == words
+
+
+@given(st.floats(0.1, 1e7))
+def test_a_limit_is_read_back_by_sbatchs_rule_and_is_long_enough(seconds):
+    limit = limit_s(time_limit_text(seconds))
+    assert limit is not None
+    assert seconds <= limit < seconds + 60 or limit == 60
+
+
+@given(st.floats(1e-6, 1e9))
+def test_what_is_rounded_up_is_enough_and_hardly_more(hours):
+    assert hours * (1 - 1e-5) <= float(rounded_up(hours)) <= hours * 1.02
+
+
+def test_counts():
+    assert (counted(1, "job"), counted(1200, "job")) == ("1 job", "1,200 jobs")

@@ -1,0 +1,170 @@
+"""The one preparation of a run: after the last resolve nothing changes, a length by --until is as one in a file."""
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment_file import cut_warmup, load_experiment, read_experiment
+from hpc_gpt.core.settings.layout import Batch
+from hpc_gpt.core.settings.resolve import experiment_of, resolve, size_run
+from hpc_gpt.launcher import prepare as preparing
+from hpc_gpt.launcher.prepare import finish, lengthen, load_row, predict_run, prepare
+from hpc_gpt.launcher.prepared import PreparedRun
+from hpc_gpt.launcher.request import Request, ScriptRequest
+from hpc_gpt.launcher.until import Until
+
+# Where a request becomes a run.
+SOURCES = [path for name in ("bench", "cli", "launch")
+           for path in (Path(preparing.__file__).parents[1] / name).rglob("*.py")]  # fmt: skip
+
+
+def asked(experiment: str = "demo", cluster: str = "generic-slurm", **more: Any) -> Request:
+    return Request(experiment, cluster, None, more.pop("overrides", {}), **more)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        asked(),
+        asked(cluster="a100-80g-8"),
+        asked(until=Until(steps=7)),
+        asked(until=Until(tokens=10**6, loss=2.0), overrides={"job.max_gpu_hours": 10.0}),
+        asked(smoke=True),
+        asked("gpt2-meg-ds-3d", "jean-zay-v100-32g", overrides={"engine.recompute": None}),
+        asked("gpt2-meg-ds-3d", "a100-80g-8", overrides={"model.preset": "gpt2-xl"}, names_experiment=False),
+        asked("memory-ladder", "jean-zay-v100-32g"),
+    ],
+    ids=["rules", "planned and as good", "until steps", "until tokens", "smoke", "from plan", "defaults", "row"],
+)
+def test_a_run_is_read_once_sized_twice_and_made_once(monkeypatch, request_):
+    calls: list[tuple[str, Any]] = []
+
+    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*words: Any, **more: Any) -> Any:
+            calls.append((function.__name__, function(*words, **more)))
+            return calls[-1][1]
+
+        return call
+
+    for name in ("load_experiment", "size_run", "PreparedRun"):
+        monkeypatch.setattr(preparing, name, noted(getattr(preparing, name)))
+    prepared = prepare(request_)
+    assert [name for name, _ in calls] == ["load_experiment", "size_run", "size_run", "PreparedRun"]
+    assert prepared is calls[-1][1]
+    assert prepared.resolved == resolve(experiment_of(prepared.resolved), prepared.resolved.cluster, *row_of(prepared))
+    assert any("from plan: " in note for note in prepared.notes) == (request_.experiment == "gpt2-meg-ds-3d")
+
+
+def row_of(prepared: PreparedRun) -> tuple[str | None, str | None]:
+    return prepared.resolved.sweep, prepared.resolved.row
+
+
+def test_the_file_made_of_a_run_without_one_is_that_run(tmp_path):
+    """Also where its forecast has decided the signal's lead."""
+    asks = {"model.preset": "7.5b", "layout.gpus": 64, "job.time": "20:00:00"}
+    request = asked("gpt2-meg-ds-3d", "a100-80g-8", overrides=asks, names_experiment=False, until=Until(steps=5000))
+    prepared = prepare(request)
+    (path := tmp_path / "made.toml").write_text(prepared.text)
+    profile = load_profile("a100-80g-8")
+    assert resolve(load_experiment(str(path)), profile) == prepared.resolved
+    assert prepared.resolved.job.signal_lead_s != profile.signal_lead_s
+
+
+def test_a_job_script_is_what_it_resolves_to(tmp_path):
+    path = tmp_path / "job.sh"
+    path.write_text("#!/bin/bash\n#SBATCH --nodes=2 --time=00:01:00 --gres=gpu:4 -A mine\nsrun ./train\n")
+    run = prepare(asked(cluster="jean-zay-v100-32g", script=ScriptRequest(path))).resolved
+    assert run.job.signal_lead_s is None  # so short a job has no time for a signal
+    assert resolve(experiment_of(run), run.cluster, script=run.script) == run
+
+
+def test_nothing_changes_a_run_that_is_resolved():
+    """No `replace` of what is annotated as Resolved, or comes out of resolve(...), descend(...) or .resolved."""
+    for path in SOURCES:
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef):
+                assert not changed_runs(function), f"{path.name}, {function.name}"
+
+
+def changed_runs(function: ast.FunctionDef) -> list[str]:
+    """The calls of `replace` in a function whose first argument is a Resolved."""
+    nodes = list(ast.walk(function))
+    held = {node.arg for node in nodes if isinstance(node, ast.arg) and is_resolved(node)}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and gives_resolved(node.value):
+            held |= {name.id for name in node.targets if isinstance(name, ast.Name)}
+    calls = [node for node in nodes if isinstance(node, ast.Call) and node.args]
+    calls = [node for node in calls if ast.unparse(node.func).rpartition(".")[2] == "replace"]
+    return [
+        ast.unparse(node)
+        for node in calls
+        if gives_resolved(node.args[0]) or (isinstance(node.args[0], ast.Name) and node.args[0].id in held)
+    ]
+
+
+def is_resolved(argument: ast.arg) -> bool:
+    return argument.annotation is not None and ast.unparse(argument.annotation).startswith("Resolved")
+
+
+def gives_resolved(value: ast.expr) -> bool:
+    """Whether a value is `….resolved`, or a call of that, of resolve or of descend."""
+    called = value.func if isinstance(value, ast.Call) else value
+    name = ast.unparse(called).rpartition(".")[2]
+    return name == "resolved" or (isinstance(value, ast.Call) and name in ("resolve", "descend"))
+
+
+def test_the_plan_keeps_every_size_of_the_batch_that_is_given():
+    """With micro_batches given the micro-batch is the rules', or the plan would change micro_batches with it."""
+    overrides = {"model.preset": "gpt2-xl", "layout.gpus": 16, "layout.micro_batches": 4}
+    batch = prepare(asked("gpt2-meg-ds-3d", "a100-80g-8", overrides=overrides, names_experiment=False)).resolved.batch
+    assert batch == Batch(micro_batch=1, micro_batches=4, global_batch=64)
+
+
+@pytest.mark.parametrize("steps", [5, 21, 300])
+@pytest.mark.parametrize("engine", ["deepspeed-3d", "megatron-lm"])
+def test_a_length_by_until_is_as_one_in_the_file(steps, engine):
+    """A warm-up of 20 steps is cut to it, and to no other length on the way."""
+    file, profile = read_experiment("demo"), load_profile("generic-slurm")
+    overrides = {"engine.name": engine, "layout.gpus": 1, "layout.tp": 1, "layout.pp": 1, "engine.zero_stage": None}
+    experiment = load_row(file, overrides, None, steps_elsewhere=True)
+    sized = resolve(cut_warmup(experiment)[0], profile)
+    experiment, notes = lengthen(experiment, Until(steps=steps), sized, {}, {"train.save_every"})
+    resolved = resolve(experiment, profile)
+    stated, cut = cut_warmup(load_experiment(file, overrides | {"train.steps": steps}))
+    assert resolved == resolve(stated, profile)
+    assert notes == (*Until(steps=steps).notes(resolved.batch, resolved.model.seq), *cut)
+
+
+def test_what_resolve_refuses_of_a_length_is_refused_of_until():
+    experiment = load_experiment("demo", {"engine.name": "megatron-lm", "engine.zero_stage": None})
+    profile = load_profile("generic-slurm")
+    longer, _ = lengthen(experiment, Until(loss=2.0), resolve(experiment, profile), {}, {"train.save_every"})
+    with pytest.raises(ConfigError, match="Megatron-LM stops at a step, not at a loss"):
+        resolve(longer, profile)
+
+
+def test_two_sizes_of_a_batch_win_over_the_files_third():
+    file = read_experiment("gpt2-meg-ds-3d")
+    stated = {"layout.micro_batch": 4, "layout.micro_batches": 256, "layout.global_batch": 1024}
+    file = type(file)(file.path, file.text, file.overridden(stated, None), None, file.stated)
+    assert load_row(file, {"layout.micro_batches": 8}, None).layout.global_batch is None
+    assert load_row(file, {"layout.global_batch": 512}, None).layout.micro_batches is None
+    own = load_row(file, {"layout.micro_batch": 2}, None).layout
+    assert (own.micro_batch, own.micro_batches, own.global_batch) == (2, 256, 1024)
+    assert load_row(file, {"layout.micro_batch": 2}, None, batch_follows=True).layout.global_batch is None
+
+
+def test_what_is_ready_has_its_script_and_its_prediction():
+    profile = load_profile("a100-80g-8")
+    file = read_experiment("demo")
+    sized = size_run(load_experiment(file), profile)
+    prepared = finish(sized, predict_run(sized, profile), file=file)
+    assert prepared.resolved == resolve(load_experiment(file), profile)
+    assert prepared.messages[0].startswith("predicted: ")
+    assert prepared.resolved.to_json() in prepared.script
+    assert (prepared.text, prepared.jobs) == (file.text, 1)

@@ -1,0 +1,49 @@
+"""The bytes that compiled layers keep for the backward pass, with `engine.keep_residuals` and without.
+
+python -m tests.planner.kept_by_layers gpt2      [bytes without, bytes with, bytes as plan counts them]
+"""
+
+import json
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.planner.memory import layer_bytes
+from hpc_gpt.trainer.engines.kernels import compile_model
+from hpc_gpt.trainer.model.gpt import Gpt
+
+_SIZES: dict[str, Any] = {"hidden": 256, "layers": 2, "heads": 4, "vocab": 64, "seq": 256}
+_LLAMA = {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope", "bias": "none", "ffn": 512}
+SHAPES = {"gpt2": ModelShape(**_SIZES), "llama": ModelShape(**_SIZES, **_LLAMA)}
+BATCH = 4
+
+
+def kept_bytes(shape: ModelShape, keep: bool) -> int:
+    """Of all layers, in bf16, but for norms' means and the like, which have one number a token or head."""
+    torch._dynamo.reset()
+    model = Gpt(shape, 1).to(torch.bfloat16)
+    compile_model(model, Engine("ddp", compile="block", keep_residuals=keep))
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    found: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        found[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    hidden = torch.randn(BATCH, shape.seq, shape.hidden, dtype=torch.bfloat16, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        for block in model.blocks:
+            hidden = block(hidden)
+    sizes = [one.untyped_storage().nbytes() for place, one in found.items() if place not in weights]
+    return sum(size for size in sizes if size >= 2 * BATCH * shape.seq * shape.hidden)
+
+
+if __name__ == "__main__":
+    own = SHAPES[sys.argv[1]]
+    planned = layer_bytes(Training(own, engine="ddp", flash=True, compiled=True, micro_batch=BATCH)).kept * own.layers
+    print(json.dumps([kept_bytes(own, False), kept_bytes(own, True), planned]))

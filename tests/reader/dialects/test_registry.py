@@ -1,0 +1,52 @@
+"""A dialect is one module: it is read as soon as it is in the folder, and no other file names it."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.reader import dialects
+from hpc_gpt.reader.logs import matches
+from hpc_gpt.reader.records import draft
+from tests.reader.reading import read_lines
+
+MODULE = """
+from hpc_gpt.reader.pattern import Dialect, Pattern
+
+DIALECT = Dialect(
+    name="made_up",
+    patterns=(
+        Pattern("step", r"lap (?P<step>[0-9]+): (?P<step_ms>[0-9.]+) ms, furlongs (?P<loss>[0-9.]+);"),
+    ),
+)
+"""
+
+
+def _forget() -> None:
+    for cached in (dialects.dialects, matches.all_patterns, matches.patterns_by_literal, draft._by_name):
+        cached.cache_clear()
+
+
+@pytest.fixture
+def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "made_up.py").write_text(MODULE)
+    monkeypatch.setattr(dialects, "__path__", [*dialects.__path__, str(tmp_path)])
+    _forget()
+    yield
+    monkeypatch.undo()
+    sys.modules.pop(f"{dialects.__name__}.made_up", None)
+    _forget()
+
+
+@pytest.mark.usefixtures("made_up")
+def test_a_module_put_beside_the_others_is_read() -> None:
+    assert "made_up" in [dialect.name for dialect in dialects.dialects()]
+    [part] = read_lines("log", ["12: lap 3: 250.0 ms, furlongs 1.5;"])
+    assert part.steps["made_up"]["step_s"].tolist() == [0.25]
+    assert part.steps["made_up"]["loss"].tolist() == [1.5]
+
+
+def test_a_dialect_bears_the_name_of_its_module() -> None:
+    for dialect in dialects.dialects():
+        assert sys.modules[f"{dialects.__name__}.{dialect.name}"].DIALECT is dialect  # type: ignore[attr-defined]

@@ -1,0 +1,163 @@
+"""Figures held against what else a log says of the same quantity: what is left out or gives way, and in which words."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpc_gpt.core.runs.record import ABSENT, Flag, Record
+from hpc_gpt.reader.records.cross_checks import doubt_rates, doubt_step_time, flag_absent
+from hpc_gpt.reader.records.draft import Draft
+from hpc_gpt.reader.records.log_steps import LogSteps
+
+ROW = Record(
+    global_batch=16, seq=128, step_s=1.0, tokens_per_s=2048.0, tokens_per_s_gpu=2048 / 64, gpus=64, micro_batches=5,
+    dp=16, cp=2, tflops_model=50.0, mfu=0.4, sources={"tokens_per_s_gpu": "tokens_per_s / gpus", "mfu": "", "seq": "y"},
+)  # fmt: skip
+OTHER = "the program prints {} tokens/s, but batch, sequence and step time give 2,048: {}"
+
+
+def lines(count: int, **columns: Any) -> LogSteps:
+    """So many steady lines, with the same figure on each, or those of a list."""
+    found = {name: np.full(count, value) if np.isscalar(value) else np.array(value) for name, value in columns.items()}
+    return LogSteps(found, np.arange(count), steady=np.ones(count, np.bool_))
+
+
+@pytest.mark.parametrize(
+    ("factor", "says", "kind"),
+    [
+        (1.049, "", ""),
+        (0.951, "", ""),
+        (1.06, "2,171 left out", "disagrees"),
+        (0.9, "1,843 left out", "disagrees"),
+        (1 / 5, "410 it counts one of 5 micro-batches", "disagrees"),
+        (5.2, "10,650 each of 5 micro-batches counts the whole", "disagrees"),
+        (1 / 16, "128 it counts one of 16 data-parallel ranks", "disagrees"),
+        (16, "32,768 each of 16 data-parallel ranks counts the whole", "disagrees"),
+        (1 / 2, "1,024 it counts one of 2 context-parallel ranks", "disagrees"),
+        (2, "4,096 each of 2 context-parallel ranks counts the whole", "disagrees"),
+        (1 / 64, "32 it counts one of 64 GPUs", "disagrees"),
+        (64, "131,072 each of 64 GPUs counts the whole", "disagrees"),
+        (99, "202,752 left out", "disagrees"),
+        (100, "204,800 left out", "absurd"),
+        (1 / 100, "20 left out", "absurd"),
+    ],
+)
+def test_a_rate_is_held_against_sizes_and_step_time(factor: float, says: str, kind: str) -> None:
+    record = doubt_rates(ROW, lines(10, step_s=1.0, tokens_per_s=2048 * factor))
+    figure, _, why = says.partition(" ")
+    assert record.all_flags == ([(OTHER.format(figure, why), kind)] if says else [])
+    if why == "left out":
+        gone = {"tokens_per_s": None, "tokens_per_s_gpu": None, "tflops_model": None, "mfu": None}
+        assert record == replace(ROW, **gone, sources={"seq": "y"}, flags=record.flags)
+    else:
+        assert record == replace(ROW, flags=record.flags)
+
+
+@pytest.mark.parametrize(
+    ("columns", "count", "is_wrong"),
+    [
+        ({"tokens_per_s_gpu": 33.0}, 10, False),
+        ({"tokens_per_s_gpu": 40.0}, 10, True),
+        ({"samples_per_s": 16.1}, 10, False),
+        ({"samples_per_s": 19.0}, 10, True),
+        ({"samples_per_s_gpu": 0.25}, 10, False),
+        ({"samples_per_s_gpu": 0.3}, 10, True),
+        ({"tokens_per_s": 2048.0, "samples_per_s": 19.0}, 10, False),  # the first that is printed counts
+        ({"tokens_per_s": 3000.0}, 9, True),
+        ({"tokens_per_s": 3000.0}, 8, False),  # too few of the later half
+        ({"tokens_per_s": [3000.0] * 5 + [2048.0] * 5}, 10, False),  # a running mean comes near its figure
+        ({"tokens_per_s": 0.0}, 10, False),
+        ({"tokens_per_s": 3000.0}, 10, True),
+    ],
+)
+def test_which_printed_rate_is_held_against_it(columns: dict[str, Any], count: int, is_wrong: bool) -> None:
+    assert bool(doubt_rates(ROW, lines(count, step_s=1.0, **columns)).flags) is is_wrong
+    assert not doubt_rates(ROW, lines(count, **columns)).flags, "the rate itself gave step_s"
+    for lacks in ("tokens_per_s", "step_s"):
+        assert not doubt_rates(replace(ROW, **{lacks: None}), lines(count, step_s=1.0, **columns)).flags
+
+
+def test_a_rate_of_one_gpu_gives_way_to_that_of_all() -> None:
+    words = "the program prints 40 tokens/s of a GPU, but tokens/s over 64 GPUs are 32"
+    steps = lines(3, step_s=1.0)
+    record = doubt_rates(replace(ROW, tokens_per_s_gpu=40.0, flags=["x"]), steps)
+    sources = {**ROW.sources, "tokens_per_s_gpu": "tokens_per_s / gpus"}
+    assert record == replace(ROW, tokens_per_s_gpu=32.0, flags=["x", words], sources=sources)
+    assert not doubt_rates(replace(ROW, tokens_per_s_gpu=33.5), steps).flags
+    # One flag is enough for one reason.
+    record = doubt_rates(replace(ROW, tokens_per_s_gpu=64.0), lines(10, step_s=1.0, tokens_per_s_gpu=64.0))
+    assert (record.tokens_per_s_gpu, len(record.flags)) == (32.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("printed_s", "clock_s", "paused", "says", "kind"),
+    [
+        (1.0, 1.0, False, "", ""),
+        (1.0, 0.956, False, "", ""),
+        (1.0, 0.95, False, "1.00 0.950", "disagrees"),
+        (1.0, 2.0, False, "", ""),
+        (1.0, 2.01, False, "1.00 2.01", "disagrees"),
+        (1.0, 2.5, True, "", ""),
+        (1.0, 0.5, True, "1.00 0.500", "disagrees"),
+        (1000.0, 1.5, False, "1000 1.50", "absurd"),
+        # Times in whole seconds are exact to two of them over all lines.
+        (1.0, 1.0 / 4, False, "1.00 0.250", "disagrees"),
+        (0.3, 1.0 / 4, False, "", ""),
+    ],
+)
+def test_a_step_time_is_held_against_the_clock(
+    printed_s: float, clock_s: float, paused: bool, says: str, kind: str
+) -> None:
+    at = 1e9 + clock_s * np.arange(41)
+    at = at + 0.001 if clock_s != 0.25 else np.floor(at)
+    steps = lines(41, step=np.arange(41.0), at=at, step_s=printed_s)
+    steps.after_pause = np.full(41, paused)
+    of_time = dict.fromkeys(("step_s_p10", "step_s_p90", "step_s_mean", "steps_used", "warmup_steps"), 1.0)
+    draft = Draft({"step_s": printed_s, **of_time, "seq": 1}, {"step_s": "x", "seq": "y"})
+    doubt_step_time(draft, steps)
+    words = f"the program prints {says} s: left out".replace(
+        " 1.00 ", " 1.00 s a step, but the lines' times of day give "
+    )
+    words = words.replace(" 1000 ", " 1000 s a step, but the lines' times of day give ")
+    assert [(flag, getattr(flag, "kind", "")) for flag in draft.flags] == ([(words, kind)] if says else [])
+    left = {"seq": 1} if says else {"step_s": printed_s, **of_time, "seq": 1}
+    assert (draft.values, "step_s" in draft.sources) == (left, not says)
+    kept = Draft({"step_s": printed_s})
+    doubt_step_time(kept, lines(5, step=np.arange(5.0), at=at[:5], step_s=printed_s))
+    doubt_step_time(kept, lines(41, step=np.arange(41.0) // 10, at=at, step_s=printed_s))  # four of another step
+    steps.numbered = False
+    doubt_step_time(kept, steps)
+    assert not kept.flags
+    if clock_s != 0.25 and not paused:
+        doubt_step_time(kept, lines(6, step=np.arange(6.0), at=at[:6], step_s=printed_s))
+        assert len(kept.flags) == bool(says)
+
+
+@pytest.mark.parametrize(
+    ("null", "why"),
+    [
+        (
+            {"seq": None, "tflops_hardware": None},
+            {"seq": "no line says it", "tflops_hardware": "seq, recompute not known"},
+        ),
+        ({"step_s": None}, {"step_s": "no line has a time that is of steps alone"}),
+        ({"global_batch": None, "dp": None}, {"global_batch": "dp not known"}),
+        ({"params": None, "vocab": None}, {"params": "vocab not known"}),
+        ({"tokens_per_s": None, "step_s": None}, {"tokens_per_s": "step_s not known"}),
+    ],
+)
+def test_a_main_figure_that_is_null_says_what_it_lacks(null, why):
+    known = replace(ROW, micro_batch=2, params=1000, hidden=8, layers=2, heads=2, vocab=16, tflops_hardware=1.0)
+    record = flag_absent(replace(known, **null), Draft())
+    said = dict(flag.split(" is null: ") for flag, kind in record.all_flags if kind == ABSENT)
+    assert why.items() <= said.items()
+    assert {name for name in said if getattr(record, name) is not None} == set()
+
+
+def test_what_contradicts_a_figure_is_why_it_is_null():
+    doubted = replace(ROW, tokens_per_s=None, flags=[Flag("the program prints 9 tokens/s: left out", "disagrees")])
+    flags = dict(flag.split(" is null: ") for flag, kind in flag_absent(doubted, Draft()).all_flags if kind == ABSENT)
+    assert flags["tokens_per_s"] == "the program prints 9 tokens/s: left out"
+    assert "seq" not in flags

@@ -1,0 +1,97 @@
+"""Engines with products in FP8: they train as a plain loop over the same model does, and go on where they stopped."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tests import __file__ as tests_file
+
+STEPS = 6
+
+
+def run(engine: str, mode: str, folder: Path) -> dict[str, Any]:
+    from hpc_gpt.core.settings.cluster import load_profile
+    from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
+    from hpc_gpt.core.settings.resolve import resolve
+    from hpc_gpt.core.settings.schedule import learning_rate
+    from hpc_gpt.trainer.engines.protocol import build_engine
+    from hpc_gpt.trainer.model.gpt import Gpt
+    from hpc_gpt.trainer.model.techniques import Techniques
+    from hpc_gpt.trainer.model.tensor_parallel import full_name
+    from tests.distributed.trainings import save_now
+
+    train = Train(steps=STEPS, matmul="fp8-tensor", lr=1e-3, optimizer_mode=mode or None, clip=0.0)
+    experiment = Experiment(
+        model=Model(hidden=64, layers=2, heads=4, vocab=61, seq=32), engine=Engine(engine), train=train,
+        layout=LayoutRequest(gpus=1, micro_batch=2, micro_batches=2),
+    )  # fmt: skip
+    resolved = resolve(experiment, load_profile("local"))
+    device = torch.device("cpu")
+
+    def pairs(step: int) -> list[tuple[Tensor, Tensor]]:
+        tokens = torch.randint(0, 61, (4, 33), generator=torch.Generator().manual_seed(step))
+        return [(part[:, :-1], part[:, 1:]) for part in tokens.split(2)]
+
+    ours: Any = build_engine(resolved, device)
+    losses, checkpoint = [], folder / "checkpoint"
+    for step in range(STEPS):
+        if step == STEPS // 2:
+            checkpoint.mkdir()
+            save_now(ours, checkpoint)
+        losses.append(float(ours.train_step(iter(pairs(step))).loss))
+    again: Any = build_engine(resolved, device)
+    again.load(checkpoint)
+    resumed = [float(again.train_step(iter(pairs(step))).loss) for step in range(STEPS // 2, STEPS)]
+    model = Gpt(resolved.model, train.seed, techniques=Techniques(matmul="fp8-tensor"))
+    masters = {full_name(one): one.detach().clone().requires_grad_() for one in model.parameters()}
+    decays = [[one for one in masters.values() if (one.dim() > 1) is decayed] for decayed in (True, False)]
+    groups = [{"params": part, "weight_decay": decay} for part, decay in zip(decays, (0.1, 0.0), strict=True)]
+    optimizer = torch.optim.AdamW(groups, betas=(train.beta1, train.beta2), eps=train.eps)
+    model = model.bfloat16()
+    plain = []
+    for step in range(STEPS):
+        for one in model.parameters():
+            one.data.copy_(masters[full_name(one)])
+        total = 0.0
+        for tokens, targets in pairs(step):
+            loss = model(tokens, targets)
+            (loss / 2).backward()
+            total += float(loss.detach()) / 2
+            for one in model.parameters():
+                owner = masters[full_name(one)]
+                owner.grad = one.grad.float() if owner.grad is None else owner.grad + one.grad.float()
+                one.grad = None
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(train, step)
+        optimizer.step()
+        optimizer.zero_grad()
+        plain.append(total)
+    return {"losses": losses, "plain": plain, "resumed": resumed}
+
+
+@pytest.mark.parametrize(
+    ("engine", "mode"), [("ddp", ""), pytest.param("ddp", "compiled", marks=pytest.mark.long), ("fsdp", "")]
+)
+def test_an_engine_trains_as_a_plain_loop_with_such_products(engine: str, mode: str, tmp_path: Path):
+    command = [sys.executable, "-m", "tests.trainer.engines.test_fp8_runs", engine, mode, str(tmp_path)]
+    done = subprocess.run(command, cwd=Path(tests_file).parents[1], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "a CPU computes" in done.stderr
+    found = json.loads(done.stdout)
+    assert found["losses"] == pytest.approx(found["plain"], abs=2e-3)
+    assert found["resumed"] == found["losses"][STEPS // 2 :]
+
+
+if __name__ == "__main__":
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", GLOO_SOCKET_IFNAME="lo")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    print(json.dumps(run(sys.argv[1], sys.argv[2], Path(sys.argv[3]))), flush=True)
+    os._exit(0)

@@ -1,0 +1,80 @@
+"""Output of a job script's programs that goes past its own: said at submit, followed and read where it goes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.reader.records.slurm_script import globs_of, redirected
+from tests.cli.command import in_process
+from tests.launcher.local.conftest import ended, newest
+
+FIT = "python3 -u -c 'for n in range(1, 4): print(f\"step {n}/3 loss {4 - n}.5\")'"
+FAILS = "python3 -c 'import no_such_module'"
+
+
+@pytest.mark.parametrize(
+    ("line", "targets"),
+    [
+        ("srun -n2 --output=o/%j-%t.txt python fit.py", ["o/%j-%t.txt"]),
+        ("srun -o o-%t.txt \\\n  python fit.py --output=w", ["o-%t.txt"]),
+        ('exec >"own dir/fit.out" 2>&1', ["own dir/fit.out"]),
+        ("python fit.py > fit.out 2>&1", ["fit.out"]),
+        ("python fit.py 2>> fit.err", ["fit.err"]),
+        ("torchrun --redirects 3 --log-dir=w fit.py", ["w/**/std*.log"]),
+        ("torchrun -r 3 fit.py", [""]),
+        ("exec > >(tee fit.out)", []),
+        ("python fit.py 2>&1 | tee fit.out", []),
+        ("hostname > hosts", []),
+        ("python fit.py >/dev/null 2>&1", []),
+        ("# python fit.py > fit.out", []),
+        ("torchrun --redirects 3 --tee 3 fit.py", []),
+    ],
+)
+def test_lines_that_send_output_past_the_script(line: str, targets: list[str]) -> None:
+    assert [each.target for each in redirected(f"#!/bin/bash\n{line}\n")] == targets
+
+
+def test_a_file_is_known_if_all_but_the_number_of_a_rank_is() -> None:
+    text = (
+        'OUT="o/$SLURM_JOB_ID"\npython a >$OUT.txt\npython b >$WHERE/x\npython c >${WHERE:-w}/y\npython d >"$1.txt"\n'
+    )
+    text += 'srun -o s-%t-%j.txt python e\nsrun bash -c "python f >r-$SLURM_PROCID.txt"\npython g > $(date).txt\n'
+    found = globs_of(text, {"SLURM_JOB_ID": "7"}, ["z"])
+    assert found == ["o/7.txt", "w/y", "z.txt", "s-*-7.txt", "r-*.txt"]
+
+
+def test_why_names_a_file_that_is_not_found(tmp_path: Path) -> None:
+    (tmp_path / "fit.slurm").write_text(
+        f"#!/bin/bash\n#SBATCH -t 7\n{FAILS} > $(date +%s).txt 2>&1\n{FAILS} >$(pwd)/x 2>&1\n"
+    )
+    in_process("submit", "--cluster", "local", "--wait", "fit.slurm", cwd=tmp_path, code=3)
+    said = in_process("why", str(newest().path)).stdout
+    assert "read where the script sends its programs' output" in said
+    assert "$(pwd)/x (line 4)" in said
+
+
+@pytest.mark.parametrize(
+    ("body", "state", "file"),
+    [
+        (f"exec >own.out 2>&1\n{FIT}\n", "done", "own.out"),
+        (f"{FIT} > fit.out 2>&1\n", "done", "fit.out"),
+        (f"{FAILS} > fit.out 2>&1\n", "user_error", "fit.out"),
+        (f"{FAILS} > fit.out 2>&1\necho end\n", "user_error", "fit.out"),
+    ],
+)
+def test_steps_and_causes_are_read_where_they_are(tmp_path: Path, body: str, state: str, file: str) -> None:
+    (tmp_path / "fit.slurm").write_text(f"#!/bin/bash\n#SBATCH -t 7\n{body}")
+    done = in_process("submit", "--cluster", "local", "--wait", "fit.slurm", cwd=tmp_path)
+    assert (
+        f"note: fit.slurm: line 3: {body.splitlines()[0]:.60}: its output goes to {file}, past the run's" in done.stderr
+    )
+    run = newest()
+    assert ended(run).state == state, done
+    if state == "done":
+        assert ended(run).step == 3
+        return
+    assert done.code == 3
+    why = json.loads(in_process("why", str(run.path), "--json").stdout)
+    assert "No module named 'no_such_module'" in why["cause"]
+    assert why["file"] == str(tmp_path / file)

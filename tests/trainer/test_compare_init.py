@@ -1,0 +1,58 @@
+"""What doctor says of weights: equal to transformers' logits, or the first layer that differs."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_gpt.core.settings.experiment import Engine, RopeScaling
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.launcher.doctor.checks import check_init
+from hpc_gpt.trainer.compare_init import compare_logits
+from hpc_gpt.trainer.model.attention import Rotation
+from tests.trainer.launch import settings
+from tests.trainer.test_hf_folders import FAMILIES, write
+
+pytest.importorskip("transformers")
+
+
+def run_of(name: str, folder: Path, **changed: Any) -> Resolved:
+    shape = replace(FAMILIES[name], seq=4096 if name != "gpt2" else 256, **changed)
+    write(shape, folder)
+    resolved = settings(Path("none"), {"gpus": 1}, Engine(name="ddp"))
+    return replace(resolved, model=shape, train=replace(resolved.train, init=str(folder)))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2", "qwen3", "smollm3"])
+def test_they_are_equal(name: str, tmp_path: Path) -> None:
+    found = compare_logits(run_of(name, tmp_path / "out"))
+    assert found["level"] == "ok", found["words"]
+
+
+def test_a_scaling_that_only_far_positions_show_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The slowest pair of channels alone is scaled: it turns by 6e-5 up to the 64th position, by 4e-3 up to the last.
+    scaling = RopeScaling("llama3", 8.0, 1.0, 4.0, 2_000_000)
+    run = run_of("llama", tmp_path / "out", rope_theta=1.6e7, rope_scaling=scaling)
+    whole = Rotation.__init__
+    monkeypatch.setattr(
+        Rotation, "__init__", lambda self, width, seq, theta, scaling: whole(self, width, seq, theta, None)
+    )
+    from hpc_gpt.trainer.model import attention
+
+    attention._rotation.cache_clear()
+    found = compare_logits(run)
+    attention._rotation.cache_clear()
+    assert found["level"] == "fail"
+    assert "first in layer 0" in found["words"]
+
+
+@pytest.mark.long
+def test_doctor_starts_it_and_says_what_is_wrong(tmp_path: Path) -> None:
+    run = run_of("qwen2", tmp_path / "out")
+    assert check_init(run).level == "ok"
+    config = tmp_path / "out" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"rms_norm_eps": 1e-3}))
+    found = check_init(run)
+    assert (found.level, "norm_eps is 0.001 there" in found.words) == ("fail", True)

@@ -1,0 +1,123 @@
+"""Ranks that hang: a silent one, one in a loop, one that keeps Python's lock; and what only looks like a hang."""
+
+import re
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_gpt.core.runs.heartbeats import read_heartbeats
+from hpc_gpt.core.runs.requests import write_request
+from hpc_gpt.core.runs.run_folder import RunFolder
+from tests.trainer.launch import PATIENCE_S, Launch, lines, new_run, settings
+
+LONG = 1_000_000
+# Seconds without a step that are a hang here; the ranks are watched for five more.
+FLOOR_S = 3.0
+LAYOUTS = {"deepspeed-3d": {"tp": 2, "pp": 2, "dp": 1}, "ddp": {"tp": 1, "pp": 1, "dp": 4}}
+
+
+def run_of(folder: Path, tokens: Path, engine: str, **train: Any) -> RunFolder:
+    resolved = settings(tokens, LAYOUTS[engine], **{"steps": LONG, "hang_floor_s": FLOOR_S, **train})
+    return new_run(folder, replace(resolved, engine=replace(resolved.engine, name=engine)))
+
+
+def hang(launch: Launch) -> dict[str, Any]:
+    """Waits until every rank that can has left with 1; ends the one that cannot, as srun and the controller do."""
+    until = time.monotonic() + PATIENCE_S
+    while not launch.attempt.ended() or sum(rank.is_alive() for rank in launch.ranks) > 1:
+        assert time.monotonic() < until, launch.log
+        time.sleep(0.05)
+    left = [rank.exitcode for rank in launch.ranks if not rank.is_alive()]
+    for rank in launch.ranks:
+        rank.kill()
+    launch.wait()
+    assert set(left) == {1}, launch.log
+    end = launch.attempt.ended()
+    assert end["ended"] == "hang", end
+    assert end["node"] == "n7"
+    assert f"hang: {end['cause']}; stacks in {launch.attempt.stacks}" in launch.log
+    return end
+
+
+def stacks(launch: Launch, rank: int) -> str:
+    path = launch.attempt.stacks / f"{rank}.txt"
+    return path.read_text() if path.exists() else ""
+
+
+@pytest.mark.parametrize(("engine", "silent"), [("deepspeed-3d", 0), pytest.param("ddp", 3, marks=pytest.mark.long)])
+def test_a_rank_that_cannot_run_is_named_by_its_beat(tmp_path: Path, tokens: Path, engine: str, silent: int) -> None:
+    """Rank 0 holds the store in which all meet: the others leave without it."""
+    run = run_of(tmp_path, tokens, engine)
+    launch = Launch(run, 4, SLURMD_NODENAME="n7")
+    launch.await_words("step 4/")
+    write_request(launch.attempt, "save")
+    launch.await_words("saved after step")
+    # A save may take its time, as the steps behind it may not.
+    saved = max(line["step"] for line in lines(run))
+    launch.await_words(f"step {saved + 3}/")
+    launch.signal(signal.SIGSTOP, [silent])
+    end = hang(launch)
+    assert end["rank"] == silent
+    words = rf"no rank made a step for \d+ s; rank {silent} on n7 is silent, last seen after step \d+"
+    assert re.match(words, end["cause"]), end
+    assert re.search(r"; ranks? [\d, -]+ waits? in (the )?(all_reduce|recv|send|broadcast|backward)", end["cause"]), end
+    assert re.search(r"; flight recorder: gloo:\w.* is open on rank", end["cause"]), end
+    for rank in range(4):
+        dump = stacks(launch, rank)
+        assert ("in train_step" in dump or "loop.py" in dump) is (rank != silent)
+        assert f"rank {rank} on n7, pid {launch.ranks[rank].pid}: no step for" in dump or rank == silent
+    again = Launch(run, 4)
+    again.await_words("resumed after step")
+    again.signal(signal.SIGINT)
+    assert again.wait() == [0] * 4, again.log
+
+
+def test_a_rank_in_a_loop_is_named_by_its_stack(tmp_path: Path, tokens: Path) -> None:
+    launch = Launch(run_of(tmp_path, tokens, "deepspeed-3d"), 4, SLURMD_NODENAME="n7", HANG="3 loop")
+    until = time.monotonic() + PATIENCE_S
+    while launch.ranks[3].is_alive() and time.monotonic() < until:
+        time.sleep(0.05)
+    end = hang(launch)
+    assert launch.ranks[3].exitcode == 1, "its watchdog ends it too"
+    assert end["rank"] == 3
+    words = r"; rank 3 on n7 is (in no collective|behind), after step \d+.*, at .*in stand_still"
+    assert re.search(words, end["cause"]), end
+    assert "in stand_still" in stacks(launch, 3)
+
+
+@pytest.mark.long
+def test_a_rank_that_keeps_pythons_lock_leaves_its_stack(tmp_path: Path, tokens: Path) -> None:
+    launch = Launch(run_of(tmp_path, tokens, "ddp"), 4, SLURMD_NODENAME="n7", HANG="0 lock")
+    end = hang(launch)
+    assert end["rank"] == 0
+    assert "rank 0 on n7 is silent" in end["cause"]
+    assert "rank 0 holds Python's lock at" in end["cause"]
+    assert "in stand_still" in end["cause"]
+    assert "in stand_still" in stacks(launch, 0)
+
+
+@pytest.mark.long
+def test_a_long_evaluation_and_a_stopped_job_are_no_hang(tmp_path: Path, tokens: Path) -> None:
+    run = run_of(tmp_path, tokens, "deepspeed-3d", eval_every=8)
+    launch = Launch(run, 4, LONG_EVALUATION_S="10", SLURMD_NODENAME="n7")
+    launch.await_words("loss_eval")
+    at = max(line["step"] for line in lines(run))
+    launch.signal(signal.SIGSTOP)
+    ranks = launch.attempt.heartbeats
+    launch._await(
+        lambda: all(time.time() - beat.time > 4 * FLOOR_S for beat in read_heartbeats(ranks).values()), "pause"
+    )
+    launch.signal(signal.SIGCONT)
+    launch._await(lambda: max(line["step"] for line in lines(run)) > at + 4, "steps after the pause")
+    beats = read_heartbeats(launch.attempt.heartbeats)
+    assert sorted(beats) == [0, 1, 2, 3]
+    assert {beat.host for beat in beats.values()} == {"n7"}
+    assert [beat.pid for _, beat in sorted(beats.items())] == [rank.pid for rank in launch.ranks]
+    launch.signal(signal.SIGINT)
+    assert launch.wait() == [0] * 4, launch.log
+    assert launch.ended[0] == "stopped"
+    assert not launch.attempt.stacks.exists()

@@ -1,0 +1,143 @@
+"""What is measured beside the steps: pooled over GPUs, null where nothing was read; and the probe of the device."""
+
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from hpc_gpt.core.runs.run_folder import Attempt
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.trainer.measurements import DeviceProbe, GpuSums, GpuWatch, MatmulRate, summarise, write_measured
+from hpc_gpt.trainer.ranks import Ranks
+from tests.made_runs import read_run
+from tests.trainer.launch import new_run, settings, train
+
+
+def test_readings_of_all_gpus_are_pooled() -> None:
+    busy, idle = GpuSums(1, 100.0, 10000.0, 1700.0, 600.0), GpuSums(1, 60.0, 3600.0, 1400.0, 300.0)
+    busy.add(GpuSums(1, 80.0, 6400.0, 1700.0, 640.0))
+    found = summarise([busy, idle])
+    assert found["gpu_util_mean"] == 80.0
+    assert found["gpu_util_spread"] == 16.33  # sqrt((20^2 + 0 + 20^2) / 3)
+    assert (found["sm_clock_mhz"], found["power_w"]) == (1600.0, 513.33)
+
+
+def test_without_a_gpu_there_is_nothing() -> None:
+    watch = GpuWatch(torch.device("cpu"))
+    watch.begin()
+    assert set(summarise([watch.end()]).values()) == {None}
+
+
+def test_a_gpu_without_nvml_ends_the_watch_and_nothing_else(monkeypatch) -> None:
+    def missing(device: torch.device) -> int:
+        raise ModuleNotFoundError("pynvml does not seem to be installed")
+
+    monkeypatch.setattr("torch.cuda.utilization", missing)
+    monkeypatch.setattr("hpc_gpt.trainer.measurements._EVERY_S", 0.01)
+    watch = GpuWatch(torch.device("cuda", 0))
+    watch.begin()
+    watch._thread.join(timeout=10)
+    assert not watch._thread.is_alive()
+    assert watch.end() == GpuSums()
+
+
+def test_a_gpu_is_read_until_the_end(monkeypatch) -> None:
+    """Under recorded answers: there is no GPU here."""
+    readings = iter(range(10, 1000))
+    monkeypatch.setattr("torch.cuda.utilization", lambda device: next(readings))
+    monkeypatch.setattr("torch.cuda.clock_rate", lambda device: 1700)
+    monkeypatch.setattr("torch.cuda.power_draw", lambda device: 650_000)
+    monkeypatch.setattr("hpc_gpt.trainer.measurements._EVERY_S", 0.01)
+    watch = GpuWatch(torch.device("cuda", 0))
+    watch.begin()
+    while watch._sums.count < 3:
+        torch.randn(64, 64).sum()
+    sums = watch.end()
+    every = range(10, 10 + sums.count)
+    assert (sums.util, sums.util_squared) == (sum(every), sum(util**2 for util in every))
+    assert (sums.sm_clock_mhz, sums.power_w) == (1700.0 * sums.count, 650.0 * sums.count)
+
+
+def test_what_all_ranks_saw_is_written_once(tmp_path) -> None:
+    said: list[Any] = [
+        (GpuSums(1, 100.0), 3.5, 2, {0: 1}, 750.0, 740.0),
+        (GpuSums(1, 50.0), None, 5, {}, 760.0, 700.0),
+        (GpuSums(), 7.25, 0, {1: 4}, 770.0, 720.0),
+    ]
+    (tmp_path / "attempt.json").write_text('{"started": 1000}')
+    cpu = torch.device("cpu")
+    rated = settings(tmp_path / "none.tokens", {"tp": 1, "pp": 1, "dp": 1}, matmul_rate=True)
+
+    def write(is_first: bool, tenth_step: float | None = None) -> None:
+        # What grows with the ranks goes to rank 0 alone.
+        ranks = cast(Ranks, SimpleNamespace(gather=lambda own: said if is_first else [], is_first=is_first))
+        rate = MatmulRate(rated, cpu)
+        rate.before_s = 1.5
+        write_measured(Attempt(tmp_path), ranks, GpuWatch(cpu), cpu, {}, rate, tenth_step, "flash")
+
+    write(is_first=False)
+    assert not Attempt(tmp_path).measured.exists()
+    write(is_first=True, tenth_step=1020.25)
+    found = json.loads((tmp_path / "measured.json").read_text())
+    assert found["tenth_step_s"] == 18.75, "without the time of the rate"
+    # The slowest compiler is what the run has waited for; retries and shards add up.
+    assert (found["compile_s"], found["allocator_retries"], found["skipped_shards"]) == (7.25, 7, 5)
+    assert (found["gpu_util_mean"], found["attention_used"]) == (75.0, "flash")
+    assert (found["matmul_tflops_before"], found["matmul_tflops_after"]) == (750.0, 700.0)
+    assert found["matmul"] == "256^3 in fp32"
+    (tmp_path / "measured.json").unlink()
+    said[1] = (GpuSums(), None, None, {}, None, None)
+    write(is_first=True)
+    found = json.loads((tmp_path / "measured.json").read_text())
+    assert (found["allocator_retries"], found["matmul_tflops_before"], found["matmul_tflops_after"]) == (None,) * 3
+    assert found["tenth_step_s"] is None
+
+
+@pytest.mark.parametrize(("dtype", "product"), [("fp16", "256^3 in fp32"), ("bf16", "256^3 in bf16")])
+def test_a_cpu_is_rated_in_fp32_where_it_has_but_a_loop_for_fp16(tmp_path, dtype, product) -> None:
+    rated = settings(tmp_path / "none.tokens", {"tp": 1, "pp": 1, "dp": 1}, matmul_rate=True, dtype=dtype)
+    assert MatmulRate(rated, torch.device("cpu")).product == product
+
+
+def probed(monkeypatch: pytest.MonkeyPatch, command: str | None) -> DeviceProbe:
+    if command is not None:
+        monkeypatch.setenv("HPC_GPT_PROBE_COMMAND", command)
+    probe = DeviceProbe(torch.device("cpu"))
+    probe.measure()
+    until = time.monotonic() + 240
+    while command is not None and probe.probe_s is None and not probe._over:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return probe
+
+
+def test_the_command_of_the_preflight_gives_the_figure_here_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert probed(monkeypatch, """echo '{"matmul_tflops": 3, "probe_s": 0.25}'""").probe_s == 0.25
+
+
+@pytest.mark.parametrize("command", ["exit 3", "echo no", "echo '{}'", """echo '{"error": "no device"}'"""])
+def test_a_command_that_gives_none_is_not_asked_again(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    probe = probed(monkeypatch, command)
+    assert (probe.probe_s, probe._over) == (None, True)
+
+
+def test_on_a_cpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert probed(monkeypatch, None).probe_s is None
+
+
+def test_a_kernel_that_fails_in_its_trial_is_in_the_record(tmp_path: Path, tokens: Path) -> None:
+    run = new_run(tmp_path, settings(tokens, {"tp": 1, "pp": 1, "dp": 2}, Engine("ddp"), steps=3))
+    launch = train(run, 2, BROKEN_FLASH_ON="0")
+    assert launch.ended == ("done", 3, False), launch.log
+    said = "attention: flash failed in a trial{}, so the next kernel runs: CUDA error: no kernel image is available"
+    assert [line for line in launch.log.splitlines() if "trial" in line] == ["note: " + said.format(" on 1 of 2 ranks")]
+    kept = json.loads((launch.attempt.folder / "trainer.json").read_text())
+    assert kept["attention_used"] == "math"
+    assert kept["attention_failed"] == {"flash": "CUDA error: no kernel image is available"}
+    record = read_run(run)
+    assert record.attention_used == "math"
+    assert said.format("").replace("kernel runs", "kernel ran") in record.flags

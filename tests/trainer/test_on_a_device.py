@@ -1,0 +1,109 @@
+"""What is computed for a device is made on that device, as the device without memory shows on any machine."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from hpc_gpt.trainer import machine
+from hpc_gpt.trainer.engines.attention import prepare_attention
+from hpc_gpt.trainer.engines.optimizer import whole_norm
+from hpc_gpt.trainer.engines.protocol import TrainingEngine
+from hpc_gpt.trainer.measurements import MatmulRate
+from hpc_gpt.trainer.model.attention import last_mask
+from hpc_gpt.trainer.model.documents import Boundaries, masked, packed
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.model.techniques import Techniques
+from hpc_gpt.trainer.preflight import measurements
+from tests.trainer.launch import settings
+from tests.trainer.model.test_gpt import SMALL
+from tests.trainer.model.test_techniques import EachTensor
+
+META = torch.device("meta")
+TOKENS = torch.zeros(2, SMALL.seq, dtype=torch.int64)
+
+
+def step(**techniques: Any) -> Callable[[], Any]:
+    """A step of a model that is there."""
+    model = Gpt(SMALL, 1, techniques=Techniques(**techniques)).to(META)
+    prepare_attention(model, False, META)
+    tokens = TOKENS.to(META)
+    return lambda: model(tokens, tokens).backward()
+
+
+def evaluate() -> Any:
+    """What an engine adds up."""
+    engine: Any = SimpleNamespace(device=META, _loss=lambda *_: torch.ones((), device=META), _mean=lambda total: total,
+                                  _inputs=lambda batch: batch, attention=lambda: torch.no_grad())  # fmt: skip
+    return TrainingEngine.evaluate(engine, iter([(None, None)] * 2), 2)
+
+
+BOUNDARIES = Boundaries.of(TOKENS, 1).to(META)
+ROWS: dict[str, Callable[[], Any]] = {
+    "a step": step(),
+    "a step with a loss in pieces": step(loss_chunks=3),
+    "a step with a loss in one pass": step(one_pass_loss=True, loss_chunks=3),
+    "a step of tiles, recomputed": step(tiles=2, recompute="full"),
+    "an evaluation": evaluate,
+    "documents by a mask": lambda: masked(BOUNDARIES, None, torch.float32),
+    "documents in a row": lambda: packed(BOUNDARIES, None, SimpleNamespace(), 8),
+    "a mask of the last queries": lambda: last_mask(torch.empty(4, 8, device=META), torch.empty(8, 8, device=META)),
+    "a norm": lambda: whole_norm(torch.ones(3, device=META), None, META),
+    "the probe of attention": lambda: machine._attention_s(META, 1, 2, 256),
+    "the probe of memory": lambda: machine._memory_gb_s(META, 1000),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_it_is_made_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "seconds_each", lambda device, work: work() is None or 0.5)
+    made: set[str] = set()
+    with EachTensor(lambda tensor: made.add(tensor.device.type)):
+        ROWS[name]()
+    assert made == {"meta"}
+
+
+def test_a_copy_to_the_device_begins_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurements, "seconds_each", lambda device, work: work() is None or 0.5)
+    made: set[str] = set()
+    with EachTensor(lambda tensor: made.add(tensor.device.type)):
+        assert measurements.host_to_device_gb_s(META) == 0.01678  # 8 MiB in half a second
+    assert made == {"cpu", "meta"}
+
+
+@pytest.mark.parametrize(("card", "formats"), [((7, 5), ["fp32", "fp16"]), ((8, 0), ["fp32", "fp16", "bf16", "tf32"])])
+def test_a_card_is_rated_in_the_formats_that_it_has(monkeypatch, card, formats) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: card)
+    rated: list[tuple[str, str, int]] = []
+    monkeypatch.setattr(measurements, "matmul_tflops", lambda *asked: rated.append(asked) or len(rated))
+    cuda = torch.device("cuda", 0)
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    try:
+        found = machine._products(cuda, 8192)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+    assert found == {name: number for number, name in enumerate(formats, 1)}
+    assert rated == [(cuda, "fp32" if name == "tf32" else name, 8192) for name in formats]
+
+
+@pytest.mark.parametrize(("peaks", "resets"), [([5, 5], 0), ([5, 9], 1)])
+def test_a_cards_rate_leaves_no_peak_of_memory(monkeypatch, peaks, resets) -> None:
+    asked: list[Any] = []
+    left, begun = iter(peaks), iter(range(9))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: next(left))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: asked.append("empty"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: asked.append("reset"))
+    monkeypatch.setattr("hpc_gpt.trainer.measurements.matmul_tflops", lambda *how: asked.append(how) or 700.0)
+    monkeypatch.setattr("hpc_gpt.trainer.measurements.time", SimpleNamespace(perf_counter=lambda: next(begun)))
+    plain = settings(Path("none.tokens"), {"tp": 1, "pp": 1, "dp": 1}, dtype="fp16")
+    cuda = torch.device("cuda", 0)
+    rate = MatmulRate(replace(plain, train=replace(plain.train, matmul_rate=True)), cuda)
+    rate.measure_before()
+    assert asked == [(cuda, "fp16", 8192), "empty", *["reset"] * resets]
+    assert (rate.product, rate.before, rate.after, rate.before_s) == ("8192^3 in fp16", 700.0, None, 1)
+    rate.measure_after()
+    assert rate.after == 700.0

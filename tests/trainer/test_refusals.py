@@ -1,0 +1,328 @@
+"""What a rank is refused before or while it trains: each line and hint to the letter."""
+
+import json
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer import export, trainer
+from hpc_gpt.trainer.__main__ import _find_attempt
+from hpc_gpt.trainer.checkpoints import training_state, universal
+from hpc_gpt.trainer.checkpoints.checkpoint import Checkpoints, Progress
+from hpc_gpt.trainer.checkpoints.folders import load_metadata, load_safely
+from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
+from hpc_gpt.trainer.checkpoints.replicated import read_replicated
+from hpc_gpt.trainer.engines.attention import AttentionKernels, _Trial
+from hpc_gpt.trainer.engines.kernels import check_compilers
+from hpc_gpt.trainer.engines.protocol import build_engine, check_dtype_on, check_matmul_on
+from hpc_gpt.trainer.model.context_parallel import ContextParallel
+from hpc_gpt.trainer.ranks import choose_device
+from hpc_gpt.trainer.supervision.meeting import RankIdentity
+from tests.refusals import Row, check_refusal
+from tests.trainer.alone import ALONE, CountingEngine
+from tests.trainer.checkpoints.test_safe_load import Program
+from tests.trainer.checkpoints.test_universal import saved_states
+from tests.trainer.engines.test_attention import Breakable, asking
+from tests.trainer.engines.test_master_weights import Training
+from tests.trainer.launch import new_run, settings
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+FOUR = settings(Path("none.tokens"), {"tp": 1, "pp": 1, "dp": 4})
+SAVED = settings(Path("none.tokens"), {"tp": 2, "pp": 1, "dp": 2})
+RESUME = "resume with the settings it was saved with, or start a new run"
+IT_IS_DAMAGED = "the checkpoint is damaged; remove it, and the one before is used"
+A_PROGRAM = "it is damaged, or holds a program; remove the checkpoint, and the one before is used"
+REMOVE_IT = "remove the checkpoint, and the one before is used"
+SUBMIT = "start runs with hpc-gpt submit, or sbatch job.sh"
+OTHER = "was it written by another version? submit again with the version in resolved.json"
+NO_DOCUMENTS = 'use engine.attention = "auto", or data.mask_documents = false'
+NO_COMPILER = 'or use engine.compile_backend = "aot_eager" or engine.compile = "none"'
+GPUS = ClusterProfile(name="jean-zay", device="v100-32g")
+
+
+def on(
+    act: Callable[[], Any], card: tuple[int, int] = (9, 0), name: str = "H100", **node: Any
+) -> Callable[[Path], Any]:
+    """On a node with such GPUs, with such a torch and such variables."""
+    visible, version, hip = node.pop("visible", 4), node.pop("version", "2.13.0"), node.pop("hip", None)
+    triton = node.pop("triton", True)
+
+    def do(at: Path) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.cuda, "get_device_capability", lambda device: card)
+            patch.setattr(torch.cuda, "get_device_name", lambda device: name)
+            patch.setattr(torch.cuda, "device_count", lambda: visible)
+            patch.setattr(torch, "__version__", version)
+            patch.setattr(torch.version, "hip", hip)
+            patch.setattr("importlib.util.find_spec", lambda name: triton or None)
+            for key in ("CC", "CXX"):
+                patch.delenv(key, raising=False)
+            for key, value in node.items():
+                patch.setenv(key, value)
+            return act()
+
+    return do
+
+
+def compiles(device: torch.device = CPU, cp: int = 1, **engine: Any) -> Callable[[], Any]:
+    return lambda: check_compilers(Engine(**{"compile": "block"} | engine), device, cp)
+
+
+def device_of_rank_3() -> Any:
+    return choose_device(RankIdentity(3, 4, 3), replace(FOUR, cluster=GPUS))
+
+
+def builds(name: str, **engine: Any) -> Callable[[], Any]:
+    """What is offloaded is on the host, where no Triton is needed: the device is that which computes."""
+    asked = Engine(name, **engine, offload="none" if name == "ddp" else "full")
+    return lambda: build_engine(replace(FOUR, engine=asked, train=replace(FOUR.train, dtype="bf16")), CUDA)
+
+
+def attends(asked: str, how: str = "", *broken: str) -> Callable[[Path], Any]:
+    """The choice of attention's kernel on a CPU, some of whose kernels fail."""
+
+    def act(at: Path) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            if how:
+                patch.setattr(F, "scaled_dot_product_attention", Breakable(how, *broken))
+            return AttentionKernels(asking(asked), CPU)
+
+    return act
+
+
+def packs(**changes: Any) -> Callable[[], Any]:
+    """The choice of flash alone for documents in a row."""
+    resolved = asking("flash")
+    asked = replace(resolved, **{name: replace(getattr(resolved, name), **each) for name, each in changes.items()})
+    kernels = AttentionKernels(resolved, CPU)
+    return lambda: kernels._pack(_Trial(resolved, CPU, ContextParallel()), asked, CUDA)
+
+
+def resumes(resolved: Resolved, before: Resolved = SAVED) -> Callable[[Path], Any]:
+    """With other settings than those of the checkpoint."""
+
+    def act(at: Path) -> Any:
+        training_state.put_identity(files := RankFiles(), before, 20)
+        files.write(at)
+        return training_state.check_identity(at, resolved, frozenset({"engine.zero_stage"}))
+
+    return act
+
+
+def differing(part: str, **changes: Any) -> Resolved:
+    return replace(SAVED, **{part: replace(getattr(SAVED, part), **changes)})
+
+
+HALF = differing("train", dtype="bf16", optimizer="sgd")
+
+
+def states(damage: Callable[[Path], Any] = lambda at: None, name: str = "qkv", **listed: Any) -> Callable[[Path], Any]:
+    """Reading a parameter of DeepSpeed's states, of which a list of pieces or a file is damaged."""
+
+    def act(at: Path) -> Any:
+        saved_states(at)
+        damage(at)
+        for path in at.glob("states-00001.json"):
+            path.write_text(json.dumps(json.loads(path.read_text()) | listed))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(universal, "import_deepspeed", lambda device: None)
+            return universal.SavedStates(at).whole(name)
+
+    return act
+
+
+def cut(name: str, load: Callable[[Path], Any], text: str = '{"step": 2') -> Callable[[Path], Any]:
+    return lambda at: [(at / name).write_text(text), load(at)]
+
+
+def program(name: str, dump: Callable[[Any, Path], Any], load: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    def act(at: Path) -> Any:
+        dump(Program(at / "ran"), at / name)
+        try:
+            load(at / name)
+        finally:
+            assert not (at / "ran").exists()
+
+    return act
+
+
+def pickled(what: Any, path: Path) -> None:
+    path.write_bytes(pickle.dumps(what))
+
+
+def lies(at: Path) -> Any:
+    checkpoints, engine = Checkpoints(at, ALONE), CountingEngine()
+    engine.step = 9
+    checkpoints.save(engine, Progress(10))
+    checkpoints.resume(engine)
+
+
+def exported(*weights: str) -> Callable[[Path], Any]:
+    """The weights of an export, of which an engine reads these."""
+
+    def act(at: Path) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            found = [(name, torch.zeros(1)) for name in weights]
+            patch.setattr(export, "module_of", lambda name: SimpleNamespace(read_weights=lambda *words: found))
+            return list(export._weights(at, SAVED))
+
+    return act
+
+
+def starts(step: int | None, *others: str, init: str | None = None) -> Callable[[Path], Any]:
+    """A run that continues others, or begins from train.init; nothing of either can be read."""
+
+    def act(at: Path) -> Any:
+        run = new_run(at, replace(FOUR, train=replace(FOUR.train, init=init)))
+        sources = [(run, None), *((RunFolder(at / name), step) for name in others)]
+        here: Any = SimpleNamespace(_run=run)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(trainer, "checkpoint_sources", lambda run: sources)
+            engine: Any = SimpleNamespace(given=None)
+            return trainer.Trainer._resume(here, run.resolved(), engine, ALONE, Checkpoints(run.checkpoints, ALONE))
+
+    return act
+
+
+# fmt: off
+ROWS: dict[str, Row] = {
+    # what the device cannot do
+    "fp16 of DeepSpeed on a CPU": (lambda at: check_dtype_on("fp16", CPU, "deepspeed-3d"),
+     'train.dtype is fp16, but DeepSpeed does not train in fp16 on a CPU | use train.dtype = "fp32" or "bf16", or '
+     'engine.name = "ddp" or "fsdp"'),
+    "bf16 before Ampere": (on(lambda: check_dtype_on("bf16", CUDA, "ddp"), (7, 5), "Tesla T4"),
+     "train.dtype is bf16, but Tesla T4 (compute capability 7.5) has no bf16 arithmetic; it came with 8.0 | use "
+     'train.dtype = "fp16"'),
+    "FP8 before Ada": (on(lambda: check_matmul_on("fp8-tensor", CUDA), (8, 8), "A100"),
+     "train.matmul is fp8-tensor, but A100 (compute capability 8.8) has no units for its FP8 (e4m3fn, e5m2), which "
+     "came with 8.9 | leave train.matmul out"),
+    "FP8 of another maker": (on(lambda: check_matmul_on("fp8-tensor", CUDA), (9, 4), "MI300X", hip="6.2"),
+     "train.matmul is fp8-tensor, but MI300X (compute capability 9.4) has no units for its FP8 (e4m3fn, e5m2), "
+     "which came with 8.9 | leave train.matmul out"),
+    "a job that sees no GPU": (on(device_of_rank_3, visible=0),
+     "profile jean-zay has GPUs (v100-32g), but rank 3 sees none | is torch 2.13.0 a build with CUDA, and does "
+     "nvidia-smi list the GPUs within a job?"),
+    "a job that sees too few": (on(device_of_rank_3, visible=1),
+     "4 ranks on this node, but rank 3 sees 1 of its GPUs | ask for the node's GPUs: gpu_flag and gpus_per_node "
+     "of the cluster profile"),
+    # what cannot be compiled
+    "sequences in parallel on an old torch": (on(compiles(compile="whole", sequence_parallel=True), version="2.12.1"),
+     "engine.sequence_parallel with engine.compile = whole gives wrong gradients on torch 2.12.1 | use torch 2.13 "
+     'or newer, engine.compile = "none", or engine.sequence_parallel = false'),
+    "parts of samples on an old torch": (on(compiles(cp=2), version="2.11.0"),
+     "layout.cp 2 with engine.compile = block is not tested on torch 2.11.0 | use torch 2.13 or newer, or "
+     'engine.compile = "none"'),
+    "Inductor without the compiler that is named": (on(compiles(compile="whole"), PATH="/none", CXX="icpx"),
+     'engine.compile_backend is "inductor", which needs a C++ compiler for a CPU, but there is no icpx on PATH | '
+     f"put one on PATH or load its module, {NO_COMPILER}"),
+    "Inductor without a C compiler": (on(compiles(CUDA), PATH="/none"),
+     'engine.compile_backend is "inductor", which needs a C compiler for a GPU, but there is no gcc or clang on '
+     f"PATH | put one on PATH or load its module, {NO_COMPILER}"),
+    "Inductor without the C compiler that is named": (on(compiles(CUDA), PATH="/none", CC="icx"),
+     'engine.compile_backend is "inductor", which needs a C compiler for a GPU, but there is no icx on PATH | put '
+     f"one on PATH or load its module, {NO_COMPILER}"),
+    "one pass without Triton": (on(builds("ddp", one_pass_loss=True), triton=False),
+     "engine.one_pass_loss is true, which needs Triton for a GPU, but it is not installed | install torch's CUDA "
+     "wheel, which brings it, or use engine.one_pass_loss = false"),
+    "gradients of biases without Triton": (on(builds("fsdp", fused_bias_gradients=True), triton=False),
+     "engine.fused_bias_gradients is true, which needs Triton for a GPU, but it is not installed | install torch's "
+     "CUDA wheel, which brings it, or use engine.fused_bias_gradients = false"),
+    "Inductor without Triton": (on(builds("deepspeed-zero", zero_stage=3, compile="block"), triton=False),
+     "engine.compile_backend is \"inductor\", which needs Triton for a GPU, but it is not installed | install torch's "
+     f"CUDA wheel, which brings it, {NO_COMPILER}"),
+    "an update without a C++ compiler": (on(lambda: Training("inductor"), PATH="/none"),
+     'engine.compile_backend is "inductor", which needs a C++ compiler for a CPU, but there is no g++ on PATH | put '
+     "one on PATH or load its module, or leave train.optimizer_mode out"),
+    # attention
+    "a kernel that a CPU lacks": (attends("cudnn"),
+     'engine.attention is cudnn, but that kernel cannot run here: ... | use engine.attention = "auto", or flash or '
+     "math"),
+    "the one kernel asked for fails": (attends("flash", "backward", "flash"),
+     "engine.attention is flash, but that kernel cannot run here: flash failed in a trial: cuDNN Frontend error: no "
+     'valid engine | use engine.attention = "auto", or math'),
+    "every kernel fails": (attends("auto", "forward", "flash", "math"),
+     "engine.attention is auto, but no kernel computes this model's attention here: flash failed in a trial: CUDA "
+     "error: no kernel image is available; math failed in a trial: CUDA error: no kernel image is available | "
+     "compare the versions of driver and cuDNN with those that torch was built for"),
+    "documents in fp32": (on(packs()),
+     "engine.attention is flash, but that kernel cannot keep documents apart here: train.dtype is fp32, and it "
+     f"computes in 16 bits | {NO_DOCUMENTS}"),
+    "documents before Ampere": (on(packs(train={"dtype": "bf16"}), (7, 5)),
+     "engine.attention is flash, but that kernel cannot keep documents apart here: the GPU has compute capability "
+     f"7.5, and it needs 8.0 | {NO_DOCUMENTS}"),
+    "documents with wide heads": (on(packs(train={"dtype": "bf16"}, model={"head_dim": 257})),
+     "engine.attention is flash, but that kernel cannot keep documents apart here: heads are 257 wide, and it takes "
+     f"up to 256 | {NO_DOCUMENTS}"),
+    # checkpoints
+    "another layout": (resumes(differing("layout", tp=1, dp=4)),
+     "HERE is a checkpoint of another layout or arithmetic: layout.tp is 2 there and 1 here; layout.dp is 2 there "
+     f"and 4 here | {RESUME}"),
+    "another model": (resumes(differing("model", heads=2)),
+     f"HERE is a checkpoint of another model: model.heads is 4 there and 2 here | {RESUME}"),
+    "other arithmetic, and what may differ": (resumes(replace(HALF, engine=Engine(zero_stage=0))),
+     "HERE is a checkpoint of another layout or arithmetic: engine.zero_stage is 1 there and 0 here; train.dtype is "
+     f"fp32 there and bf16 here; train.optimizer is adamw there and sgd here | {RESUME}"),
+    "another engine, cut otherwise": (resumes(differing("engine", name="ddp", tiles=2, partition=(1, 1))),
+     "HERE is a checkpoint of another layout or arithmetic: engine.name is deepspeed-3d there and ddp here; "
+     f"engine.partition is layers there and [1, 1] here; engine.tiles is 1 there and 2 here | {RESUME}"),
+    "no json": (cut("model.json", training_state.read_identity),
+     f"HERE: model.json cannot be read: Expecting ',' delimiter: line 1 column 11 (char 10) | {IT_IS_DAMAGED}"),
+    "no generators": (lambda at: training_state.load_random_state(at, 3, CPU),
+     f"HERE: random-00003.pt is missing | {IT_IS_DAMAGED}"),
+    "a program among tensors": (program("bad.pt", torch.save, load_safely),
+     f"HERE/bad.pt cannot be read as data alone: it names posix.mkdir | {A_PROGRAM}"),
+    "a program in the metadata": (program(".metadata", pickled, load_metadata),
+     f"HERE/.metadata cannot be read as data alone: it names posix.mkdir | {A_PROGRAM}"),
+    "an empty file of tensors": (cut("a.pt", lambda at: load_safely(at / "a.pt"), ""),
+     f"HERE/a.pt cannot be read as data alone: EOFError | {A_PROGRAM}"),
+    "another step than it says": (lies, f"HERE/step-00000010 says step 10, but holds step 9 | {REMOVE_IT}"),
+    "no weights": (lambda at: list(read_replicated(at, SAVED)), f"HERE holds no weights.pt | {REMOVE_IT}"),
+    "pieces that are missing": (states(pieces=[]), f"HERE holds 9 of the 12 elements of qkv | {REMOVE_IT}"),
+    "states on NVMe": (states(swapped=True),
+     "HERE lacks what was offloaded to NVMe: DeepSpeed 0.19.8 does not save that | offload to the host's memory if "
+     "a run is to be resumed or exported"),
+    "another schema": (states(schema=0),
+     "HERE has no list of where its weights are that this version reads | resume it in the layout it was saved "
+     "with"),
+    "a file that is gone": (states(lambda at: (at / "zero-0-1.pt").unlink(), "norm"),
+     f"HERE/zero-0-1.pt cannot be read: [Errno 2] No such file or directory: 'HERE/zero-0-1.pt' | {REMOVE_IT}"),
+    "a file that is damaged": (states(lambda at: (at / "zero-0-1.pt").write_bytes(b"bad"), "norm"),
+     f"HERE/zero-0-1.pt cannot be read: ... | {REMOVE_IT}"),
+    "a parameter that is none": (states(name="nosuch"),
+     "HERE holds no parameter nosuch | is it a checkpoint of another model?"),
+    # an attempt
+    "no run": (lambda at: _find_attempt(None, "1"), f"HPC_GPT_RUN is None, which is not a run folder | {SUBMIT}"),
+    "no attempt": (lambda at: _find_attempt(str(new_run(at, FOUR).path), "7"),
+     f"HPC_GPT_ATTEMPT is '7', but HERE/tiny/.../attempts has no such folder | {SUBMIT}"),
+    "nothing left to continue": (starts(None, "other"),
+     "the run continues HERE/other, which no longer has a sound checkpoint | submit a new run instead of starting "
+     "this one from step 0"),
+    "nothing left to branch from": (starts(8, "other", "another"),
+     "the run continues HERE/other, which no longer has a sound checkpoint of step 8 | submit a new run instead of "
+     "starting this one from step 0"),
+    "no checkpoint, and begun from weights": (starts(None, init="/hf"),
+     "no checkpoint of the run could be loaded, and its weights were not read from train.init | start it again: "
+     "what is damaged is set aside, so it begins from train.init"),
+    # an export
+    "a weight that is none": (exported("embedding.weight", "nosuch"),
+     f"HERE holds nosuch, which is not a parameter of the model | {OTHER}"),
+    "weights that are missing": (exported("embedding.weight"),
+     f"HERE lacks position.weight, blocks.0.norm1.weight, blocks.0.norm1.bias | {OTHER}"),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_it_is_refused_so(name: str, tmp_path: Path) -> None:
+    check_refusal(ROWS[name], tmp_path)

@@ -1,0 +1,36 @@
+"""What a benchmark asks of a run: no checkpoint at its end, and the device's own rate before and after; real ranks."""
+
+import json
+from pathlib import Path
+
+from hpc_gpt.core.settings.experiment import Engine
+from tests.made_runs import read_run
+from tests.trainer.launch import figures, new_run, settings, train
+
+DP2 = {"tp": 1, "pp": 1, "dp": 2}
+
+
+def test_a_measured_run_saves_nothing_and_computes_the_same(tmp_path: Path, tokens: Path) -> None:
+    engine = Engine(name="ddp")
+    plain = new_run(tmp_path / "plain", settings(tokens, DP2, engine, steps=3))
+    train(plain, 2)
+    run = new_run(tmp_path / "run", settings(tokens, DP2, engine, steps=3, save_last=False, matmul_rate=True))
+    launch = train(run, 2)
+    assert launch.ended == ("done", 3, False), launch.log
+    assert "not saved after step 3: train.save_last is false" in launch.log
+    assert not list(run.checkpoints.glob("*"))
+    ended, measured = (
+        path.stat().st_mtime_ns for path in (launch.attempt.folder / "ended.json", launch.attempt.measured)
+    )
+    assert ended <= measured, "the end first: a collective comes between them"
+    assert figures(run) == figures(plain)
+
+    record = read_run(run)
+    assert record.ended == "done"
+    assert record.matmul_tflops_before > 0
+    assert record.matmul_tflops_after is not None
+    source = "attempts/1/measured.json: 256^3 in fp32, the slowest rank's"
+    assert record.sources["matmul_tflops_before"] == record.sources["matmul_tflops_after"] == source
+    measured = json.loads((plain.attempt(1).folder / "measured.json").read_text())
+    assert measured["matmul_tflops_before"] is measured["matmul_tflops_after"] is None
+    assert read_run(plain).matmul_tflops_before is None
