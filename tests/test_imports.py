@@ -10,132 +10,75 @@ from pathlib import Path
 import hpc_gpt
 
 PACKAGE = Path(hpc_gpt.__file__).parent
-# The folders of the package, and what each may import beside itself and the modules at the top, which all may. The
-# terminal is no such module: it draws.
+# What a package may import beside its own modules, those of its room and those of `core` itself. A room that is named
+# alone stands for all that is in it; what is inside a room may import what the room may.
 MAY_IMPORT = {
-    "top": set(),
-    "terminal": set(),
-    "settings": {"engines", "weights"},
-    "engines": {"settings"},
-    "weights": {"settings"},
-    "runs": {"settings", "engines", "weights"},
-    "slurm": {"settings", "runs"},
-    "ends": {"settings", "runs", "slurm"},
-    "tokens": {"settings"},
-    "readers": {"settings", "engines", "runs", "slurm", "ends"},
-    "report": {"terminal", "settings", "engines", "runs", "slurm", "ends", "readers"},
-    "preflight": {"settings", "runs", "ends"},
-    "supervision": {"runs", "ends"},
-    "program": {"settings", "runs", "slurm", "ends", "readers", "supervision"},
-    "model": {"settings", "weights"},
-    "train": {
-        "settings",
-        "engines",
-        "weights",
-        "runs",
-        "slurm",
-        "ends",
-        "tokens",
-        "readers",
-        "preflight",
-        "supervision",
-        "program",
-        "model",
+    "core": set(),
+    "core.settings": {"core.engines", "core.weights"},
+    "core.engines": {"core.settings"},
+    "core.weights": {"core.settings"},
+    "core.runs": {"core.settings", "core.engines", "core.weights"},
+    "core.slurm": {"core.settings", "core.runs"},
+    "core.ends": {"core.settings", "core.runs", "core.slurm"},
+    "reader": {"core"},
+    "reader.dialects": set(),
+    "reader.logs": {"reader.dialects"},
+    "reader.records": {"reader.dialects", "reader.logs"},
+    "report": {"core", "reader"},
+    "planner": {"core", "report"},
+    "trainer": {"core", "reader"},
+    "trainer.tokens": set(),
+    "trainer.model": set(),
+    "trainer.preflight": {"trainer.supervision"},
+    "trainer.supervision": set(),
+    "trainer.program": {"trainer.supervision"},
+    "trainer.checkpoints": {"trainer.model", "trainer.engines"},
+    "trainer.engines": {
+        "trainer.checkpoints",
+        "trainer.model",
+        "trainer.program",
+        "trainer.supervision",
+        "trainer.tokens",
     },
-    "plan": {"settings", "engines", "report"},
-    "attempts": {"settings", "runs", "slurm", "ends", "readers"},
-    "watch": {"terminal", "settings", "engines", "runs", "slurm", "ends", "readers", "attempts"},
-    "launch": {
-        "terminal",
-        "settings",
-        "engines",
-        "weights",
-        "runs",
-        "slurm",
-        "ends",
-        "supervision",
-        "tokens",
-        "plan",
-        "readers",
-        "preflight",
-        "program",
-        "attempts",
-        "watch",
-    },
-    "doctor": {"settings", "engines", "runs", "slurm", "ends", "plan", "preflight", "launch"},
-    "bench": {
-        "terminal",
-        "settings",
-        "engines",
-        "runs",
-        "ends",
-        "tokens",
-        "plan",
-        "readers",
-        "preflight",
-        "attempts",
-        "watch",
-        "launch",
-        "report",
-        "supervision",
-    },
-    "api": {"settings", "engines", "runs", "slurm", "plan", "readers", "watch", "launch", "report"},
-    "cli": {
-        "terminal",
-        "settings",
-        "engines",
-        "runs",
-        "slurm",
-        "ends",
-        "tokens",
-        "plan",
-        "readers",
-        "program",
-        "watch",
-        "launch",
-        "report",
-        "doctor",
-        "bench",
-    },
+    "launcher": {"core", "reader", "report", "planner", "trainer"},
+    "launcher.attempts": set(),
+    "launcher.watch": {"launcher.attempts"},
+    "launcher.local": {"launcher.attempts", "launcher.watch"},
+    "launcher.doctor": set(),
+    "launcher.bench": {"launcher.attempts", "launcher.local", "launcher.watch"},
+    "api": {"core", "reader", "report", "planner", "launcher"},
+    "cli": {"core", "reader", "report", "planner", "trainer", "launcher", "api"},
 }
-TRAINER = {"model", "train"}
-# On the nodes, too: modules of other packages.
-ON_NODES = {"preflight.measurements", "weights.tensors"}
+# Those that name torch, and the modules of other packages that do.
+WITH_TORCH = {"trainer", "trainer.engines", "trainer.checkpoints", "trainer.model"}
+MODULES_WITH_TORCH = {"trainer.preflight.measurements", "trainer.preflight.rank", "core.weights.tensors"}
 HEAVY = {"torch", "deepspeed"}
 NEVER_AT_IMPORT = {"torch", "deepspeed", "submitit", "jinja2"}
+MOST_MODULES, MOST_LINES = 40, 7000  # in one package
 
 
-# The rooms, and the rooms that each may import from. Here and in docs/architecture.md a module's name is without it.
-ROOMS = {
-    "core": set(),
-    "reader": {"core"},
-    "trainer": {"core", "reader"},
-    "launcher": {"core", "reader", "trainer"},
-    "cli": {"core", "reader", "trainer", "launcher"},
-}
-
-
-def without_room(name):
-    """The name of a module, as `hpc_gpt.core.runs.record` or `core.runs.record`, without hpc_gpt and its room."""
-    parts = [part for part in name.split(".") if part not in ("hpc_gpt", "__init__")]
-    return ".".join(parts[1:] if parts and parts[0] in ROOMS and parts[0] != "cli" else parts)
+def inner(name):
+    """A module's name within hpc_gpt: `hpc_gpt.core.runs.record` is `core.runs.record`, hpc_gpt itself is empty."""
+    return ".".join(part for part in name.split(".")[name.startswith("hpc_gpt") :] if part != "__init__")
 
 
 def all_modules():
     for path in sorted(PACKAGE.rglob("*.py")):
-        yield without_room(".".join(path.relative_to(PACKAGE).with_suffix("").parts)), path
+        yield inner(".".join(("hpc_gpt", *path.relative_to(PACKAGE).with_suffix("").parts))), path
 
 
-MODULES = {name: path for name, path in all_modules() if name or path.parent == PACKAGE}
+MODULES = dict(all_modules())
 
 
-def part_of(module):
-    top = module.partition(".")[0]
-    if top == "__main__":
+def package_of(module):
+    """The package of a module in the table; api.py and __main__.py are one each, hpc_gpt itself is empty."""
+    if module == "__main__":
         return "cli"
-    if module == "preflight.rank":  # a rank on a node, which asks `train` for its device
-        return "train"
-    return top if top in MAY_IMPORT else "top"
+    return module if module in MAY_IMPORT or not module else package_of(module.rpartition(".")[0])
+
+
+def room_of(package):
+    return package.partition(".")[0]
 
 
 @functools.cache
@@ -169,8 +112,8 @@ def imports_of(path, with_types=False):
 
 def own_module(name):
     """The module of the package that an imported name stands for, or lies in."""
-    inner = without_room(name)
-    return inner if inner in MODULES else inner.rpartition(".")[0]
+    within = inner(name)
+    return within if within in MODULES else within.rpartition(".")[0]
 
 
 def loaded_for(module, name):
@@ -180,7 +123,7 @@ def loaded_for(module, name):
         return set()
     parts = own_module(name).split(".")
     loaded = {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
-    of, imported_from = f"{module}.", without_room(name).rpartition(".")[0]
+    of, imported_from = f"{module}.", inner(name).rpartition(".")[0]
     return {each for each in loaded if each in (own_module(name), imported_from) or not of.startswith(f"{each}.")}
 
 
@@ -212,61 +155,82 @@ def test_no_modules_import_each_other():
 
 def test_a_cycle_is_found():
     assert [sorted(ring) for ring in cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}})] == [["b", "c"]]
-    assert loaded_for("runs.find", "hpc_gpt.report.svg.Svg") == {"report.svg", "report"}
+    assert loaded_for("core.runs.find", "hpc_gpt.report.svg.Svg") == {"report.svg", "report"}
     assert loaded_for("report.why", "hpc_gpt.report.page.groups.Group") == {"report.page.groups", "report.page"}
     assert loaded_for("report.page.table", "hpc_gpt.report.page.groups.Group") == {"report.page.groups"}
     assert loaded_for("report.page.table", "hpc_gpt.report.page.groups") == {"report.page.groups", "report.page"}
 
 
+def allowed_for(package):
+    """The packages whose modules one of `package` may import."""
+    room = room_of(package)
+    inside = {other for other in MAY_IMPORT if room_of(other) == room}
+    whole = MAY_IMPORT[room] | ({name for name in MAY_IMPORT[package] if "." not in name})
+    allowed = {other for other in MAY_IMPORT if room_of(other) in whole}
+    # A module in the room itself may ask its packages; those of core's top are for all and ask nobody.
+    allowed |= (inside if package == room != "core" else {room, package}) | MAY_IMPORT[package]
+    return allowed | {"core", ""}
+
+
 def test_imports_point_one_way():
     wrong = []
     for module, path in MODULES.items():
-        part = part_of(module)
-        ours = [name for name, _ in imports_of(path) if name.split(".")[0] == "hpc_gpt"]
-        wrong += [(module, name) for name in ours if part_of(own_module(name)) not in MAY_IMPORT[part] | {part, "top"}]
-    assert wrong == []
-
-
-def room_of(name):
-    """The room of a module by its full name; "top" for what stands beside the rooms."""
-    parts = name.split(".")
-    return parts[1] if len(parts) > 1 and parts[1] in ROOMS else "top"
-
-
-def test_rooms_import_from_those_before_them():
-    wrong = []
-    for path in MODULES.values():
-        room = room_of(".".join(("hpc_gpt", *path.relative_to(PACKAGE).parts)))
-        may = ROOMS.get(room, {*ROOMS}) | {room, "top"}
+        package = package_of(module)
         ours = [name for name, _ in imports_of(path, True) if name.split(".")[0] == "hpc_gpt"]
-        wrong += [(path.name, name) for name in ours if room_of(name) not in may]
+        allowed = allowed_for(package) if package else {*MAY_IMPORT}
+        wrong += [(module, name) for name in ours if package_of(own_module(name)) not in allowed]
     assert wrong == []
 
 
-def test_few_names_stand_beside_the_rooms():
-    names = {path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"}
-    assert names - {*ROOMS} == {"__init__.py", "__main__.py", "api.py", "py.typed"}
+# Every folder with modules, as `core.runs`; hpc_gpt itself is empty.
+FOLDERS = {".".join(path.parent.relative_to(PACKAGE).parts) for path in MODULES.values()}
+
+
+def test_every_package_is_in_the_table():
+    # Two are a part of the one that they lie in.
+    assert FOLDERS - {""} - {"core.engines.base", "report.page"} == {*MAY_IMPORT} - {"api"}
+
+
+def test_few_names_stand_at_the_top():
+    names = {path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"} - {"__init__.py"}
+    assert names == {"__main__.py", "api.py", "py.typed", *map(room_of, MAY_IMPORT)} - {"api"}
+    assert len(names) <= 10
+
+
+def test_no_two_packages_have_one_name():
+    names = [package.rpartition(".")[2] for package in FOLDERS]
+    assert {name for name in names if names.count(name) > 1} == {"engines"}
+
+
+def test_no_package_is_too_large_for_a_reader():
+    for package in FOLDERS:
+        files = [path for path in PACKAGE.joinpath(*package.split(".")).glob("*.py") if path.name != "__init__.py"]
+        lines = sum(path.read_text(encoding="utf-8").count("\n") for path in files)
+        assert lines <= MOST_LINES, package
+        assert len(files) <= MOST_MODULES or package == "reader.dialects", package
 
 
 # What a run is to be, without a rule: the settings that an engine may know. The rules of [command] are those of one
 # engine alone.
 VALUE_TYPES = {
-    "settings.layout",
-    "settings.model_shape",
-    "settings.shape_split",
-    "settings.experiment",
-    "settings.services",
-    "settings.key_rules",
-    "settings.program_text",
-    "settings.schedule",
-    "settings.sized",
-    "settings.cluster",
-    "settings.resolved",
+    "core.settings.layout",
+    "core.settings.model_shape",
+    "core.settings.shape_split",
+    "core.settings.experiment",
+    "core.settings.services",
+    "core.settings.key_rules",
+    "core.settings.program_text",
+    "core.settings.schedule",
+    "core.settings.sized",
+    "core.settings.cluster",
+    "core.settings.resolved",
 }
 
 
 def test_an_engine_imports_only_value_types_of_the_settings():
-    for module in [module for module in MODULES if part_of(module) == "engines"]:
+    for module in [
+        module for module in MODULES if room_of(package_of(module)) == "core" and ".engines" in package_of(module)
+    ]:
         used = {own_module(name) for name, _ in imports_of(MODULES[module]) if name.startswith("hpc_gpt.core.settings")}
         assert used <= VALUE_TYPES, module
 
@@ -311,14 +275,14 @@ def test_listing_the_verbs_loads_none_of_them():
 
 
 def on_nodes(module):
-    return part_of(module) in TRAINER or module in ON_NODES
+    return package_of(module) in WITH_TORCH or module in MODULES_WITH_TORCH
 
 
 def test_only_the_trainer_names_torch():
     wrong = []
     for module in [module for module in MODULES if not on_nodes(module)]:
         heavy = [(name, at_import) for name, at_import in imports_of(MODULES[module]) if name.split(".")[0] in HEAVY]
-        wrong += [(module, name) for name, at_import in heavy if part_of(module) != "cli" or at_import]
+        wrong += [(module, name) for name, at_import in heavy if package_of(module) != "cli" or at_import]
     assert wrong == []
 
 
@@ -343,30 +307,29 @@ def loaded_by(modules):
 
 
 def test_settings_and_run_folders_load_the_standard_library():
-    loaded = loaded_by(module for module in MODULES if part_of(module) in ("top", "settings", "runs"))
+    packages = ("", "core", "core.settings", "core.runs")
+    loaded = loaded_by(module for module in MODULES if package_of(module) in packages)
     assert not loaded & (NEVER_AT_IMPORT | {"click", "numpy"})
 
 
 def test_importing_the_verbs_loads_nothing_heavy():
     # The submitit subclasses need their base at import; the verbs import those modules when they run.
-    modules = [module for module in MODULES if part_of(module) in ("cli", "readers", "report", "terminal", "tokens")]
+    rooms = ("cli", "reader", "report")
+    modules = [m for m in MODULES if room_of(package_of(m)) in rooms or package_of(m) == "trainer.tokens"]
     loaded = loaded_by(module for module in modules if not module.endswith("__main__"))
     assert not loaded & NEVER_AT_IMPORT
 
 
 def test_no_launcher_module_loads_torch():
-    loaded = loaded_by(
-        m
-        for m in MODULES
-        if part_of(m) in ("launch", "watch", "attempts", "ends", "slurm", "program", "supervision", "plan")
-        and not m.endswith("__main__")
-    )
+    packages = {"core.ends", "core.slurm", "trainer.program", "trainer.supervision", "trainer.tokens"}
+    packages |= {package for package in MAY_IMPORT if room_of(package) in ("launcher", "planner")}
+    loaded = loaded_by(m for m in MODULES if package_of(m) in packages and not m.endswith("__main__"))
     assert not loaded & HEAVY
 
 
 def test_the_trainer_loads_no_click():
     # (Triton comes with torch's CUDA build alone.)
     left_out = ("__main__", "triton_kernels")
-    loaded = loaded_by(m for m in MODULES if part_of(m) in TRAINER and not m.endswith(left_out))
+    loaded = loaded_by(m for m in MODULES if package_of(m) in WITH_TORCH and not m.endswith(left_out))
     assert "torch" in loaded
     assert not loaded & {"click", "submitit"}

@@ -63,7 +63,8 @@ class Queue(Protocol):
         """Submits it, and notes its id. Raises UserError."""
 
     def states(self, ids: Sequence[str]) -> dict[str, str]:
-        """{id: class of ends.failures} of jobs; one that is missing has left. Raises UserError if that is not known."""
+        """{id: class of core.ends.failures} of jobs; one that is missing has left. Raises UserError if that is not
+        known."""
 
 
 class SlurmQueue:

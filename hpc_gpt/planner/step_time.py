@@ -157,8 +157,8 @@ class _StepModel:
         beside attention; gathered keys are as many bytes, before it. Ranks that exchange heads for tokens do so with Q,
         K, V and the output, forward and backward (Jacobs et al. 2023, arXiv:2309.14509).
 
-        What is computed again is sent again. Our model (model/context_parallel.py) sends the output of attention in
-        the backward pass rather than keep it twice, and gathers keys there whatever is recomputed.
+        What is computed again is sent again. Our model (trainer/model/context_parallel.py) sends the output of
+        attention in the backward pass rather than keep it twice, and gathers keys there whatever is recomputed.
         """
         if training.cp == 1:
             return 0.0

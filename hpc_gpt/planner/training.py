@@ -51,7 +51,7 @@ def training_of(resolved: Sized) -> Training:
 
 def has_mask(data: Data, engine: Engine, shape: ModelShape, dtype: str, device: str | None) -> bool:
     """Whether attention adds a mask of documents to its scores: it needs none in 16 bits from sm_80 on, with heads of
-    up to 256 (train/engines/attention.py)."""
+    up to 256 (trainer/engines/attention.py)."""
     takes_rows = dtype != "fp32" and shape.head_width <= 256 and not (device or "cpu").startswith(("v100", "cpu"))
     return data.mask_documents and not (takes_rows and engine.attention in ("auto", "flash"))
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # srun's message if Slurm is busy or being restarted: no fault of the run.
 _BUSY = re.compile(r"srun: error: Unable to (?:create step|allocate resources|confirm allocation)")
-# What `readers.causes` makes of torchrun's table of the workers; SIGTERM is what torchrun itself sends to the others.
+# What `reader.causes` makes of torchrun's table of the workers; SIGTERM is what torchrun itself sends to the others.
 _KILLED_WORKER = re.compile(r"rank (\d{1,7}) was ended by signal (?!15\b)(\d{1,2})\b")
 _KILLED_CHILD = re.compile(r"CalledProcessError: .* died with <Signals\.(?!SIGTERM)")  # accelerate's, and others'
 # Of a longer log the end is read.

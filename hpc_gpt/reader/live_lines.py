@@ -1,6 +1,6 @@
 """A log line by line, as its program writes it: the figures of its steps, and what went wrong last.
 
-For the supervisor of a program that is not ours. A log that is there is read by `readers.logs`, whole and in blocks.
+For the supervisor of a program that is not ours. A log that is there is read by `reader.logs`, whole and in blocks.
 """
 
 import collections
@@ -91,7 +91,7 @@ class LiveLines:
         self._bar: float | None = None
 
     def take(self, line: str) -> dict[str, float] | None:
-        """The figures of a step by the fields of readers/pattern.py, `step` among them, if the line has one."""
+        """The figures of a step by the fields of reader/pattern.py, `step` among them, if the line has one."""
         self._count += 1
         line = without_colours(line[:_LONGEST])
         row: dict[str, float] | None = None

@@ -134,7 +134,7 @@ class Why:
         return self.own is not None and self.record.ended in (None, "unknown", *LIVE)
 
     def as_status_says(self, state: str, cause: str | None) -> Why:
-        """The same with the state and cause of `watch.status`, which asks the scheduler."""
+        """The same with the state and cause of `launcher.watch.status`, which asks the scheduler."""
         record = replace(self.record, ended=state, cause=cause)
         if state in (*LIVE, "unknown"):
             return _with_lines(replace(self, record=record, status=cause))

@@ -1,7 +1,7 @@
 """Exports a run's weights: `python -m hpc_gpt.trainer.export RUN FOLDER DTYPE [STEP]`, for `hpc-gpt export`.
 
 It is one process without torch.distributed. The engine's module reads its own checkpoint a parameter at a time, and
-`weights.tensors` writes them.
+`core.weights.tensors` writes them.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""`python -m hpc_gpt.trainer.machine NODES RANKS_PER_NODE`: a rank of `bench --machine` (bench/machine.py).
+"""`python -m hpc_gpt.trainer.machine NODES RANKS_PER_NODE`: a rank of `bench --machine` (launcher/bench/machine.py).
 
 Measures its device, then with the others what joins them, by the measurements of the preflight. Environment:
 SLURM_NODEID, SLURM_LOCALID, MASTER_ADDR and MASTER_PORT; HPC_GPT_PROBE_COMMAND replaces figures, as in a preflight.

@@ -1,7 +1,7 @@
 """The reference of products in FP8: one process, in which linear layers quantise the shards that ranks have.
 
 The model is ours, so that all but these products is the same to the bit: another one's last digits of bf16 would be
-rounded to other numbers of 8 bits. The products take nothing from `model.fp8`: an operand is rounded to 8 bits
+rounded to other numbers of 8 bits. The products take nothing from `trainer.model.fp8`: an operand is rounded to 8 bits
 and back, and multiplied in fp32.
 """
 

@@ -222,7 +222,7 @@ def test_it_can_be_reviewed(name):
     script = SCRIPTS[name]().partition("\n# === the script")[0]
     above, below = script.split("\n# === ")
     assert len(above.splitlines()) < 100
-    assert "hpc_gpt.trainer." in above
+    assert "hpc_gpt.trainer" in above
     functions, settings = below.split("\n# --- settings")
     for function in re.findall(r"^(\w+)\(\) [{(]", functions, re.MULTILINE):
         named = len(re.findall(rf"\b{function}\b", above + functions))

@@ -2,7 +2,7 @@
 
 The trainer, the supervisor of a foreign program, the job chain and the verbs ask it. Each gathers facts where it is.
 The order of the reasons, the class and the cause of each, and what forbids a requeue are here; what a class means for a
-retry is in `ends.failures`.
+retry is in `core.ends.failures`.
 """
 
 import contextlib
@@ -27,7 +27,8 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import Sized
 from hpc_gpt.core.slurm.requeue import requeue_of
 
-# slurmctld repeats a signal that was not answered within MessageTimeout 60 s later (`doctor.checks.check_signals`).
+# slurmctld repeats a signal that was not answered within MessageTimeout 60 s later
+# (`launcher.doctor.checks.check_signals`).
 LATE_SIGNAL_S = 300.0
 
 # --- what a rank is asked for

@@ -1,6 +1,6 @@
 """What a failure is: every class of end, with all that follows from it. A fact about a class is a field here.
 
-`ends.state` judges which class an attempt has; `why`, records, chain and page ask this table what the class means.
+`core.ends.state` judges which class an attempt has; `why`, records, chain and page ask this table what the class means.
 """
 
 import re

@@ -1,6 +1,6 @@
 """The state of a run: which job and which attempt decide it, the facts of them in the run folder, the state as text.
 
-`ends.state` decides. Callers pass what Slurm says; the facts in the run folder are gathered here for all of them.
+`core.ends.state` decides. Callers pass what Slurm says; the facts in the run folder are gathered here for all of them.
 """
 
 import contextlib

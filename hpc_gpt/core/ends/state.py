@@ -1,8 +1,9 @@
 """How an attempt ended, the state of its run, and whether it is retried. Pure functions; only they decide.
 
-Other modules gather facts (`ends.run_state` from the run folder, `watch.status` from Slurm, `chain` from job.sh) or
-show the answer. `ends.failures` has every class of end and what follows from it. `Facts` holds everything that the
-answer depends on. `class_of` is how an attempt ended, `state_of` the state of its run.
+Other modules gather facts (`core.ends.run_state` from the run folder, `launcher.watch.status` from Slurm,
+`launcher.attempts` from job.sh) or show the answer. `core.ends.failures` has every class of end and what follows from
+it. `Facts` holds everything that the answer depends on. `class_of` is how an attempt ended, `state_of` the state of
+its run.
 """
 
 import re

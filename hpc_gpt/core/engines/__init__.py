@@ -23,7 +23,7 @@ def engines() -> dict[str, EngineFacts]:
 
 
 def engine_named(name: str) -> EngineFacts:
-    """The engine of that name. An experiment has no other: `settings.experiment.EngineName`."""
+    """The engine of that name. An experiment has no other: `core.settings.experiment.EngineName`."""
     return engines()[name]
 
 

@@ -38,7 +38,7 @@ _NO_DATA = Data(source="random")
 BRACES = ("gpus", "nodes", "tp", "run", "attempt", "checkpoint")
 # Where a brace is known that is not known everywhere.
 _KNOWN = dict.fromkeys(BRACES, "elsewhere") | {"checkpoint": "in command.resume, which is added once there is one"}
-# The groups that `pattern` may have, as a dialect has them (readers/pattern.py).
+# The groups that `pattern` may have, as a dialect has them (reader/pattern.py).
 PATTERN_GROUPS = (
     "step", "steps_planned", "step_s", "step_ms", "steps_per_s", "loss", "loss_eval", "lr", "grad_norm", "tokens_per_s",
     "tokens_per_s_gpu", "samples_per_s", "tflops", "mfu", "mfu_percent", "skipped", "memory_allocated_gib",

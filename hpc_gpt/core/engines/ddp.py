@@ -31,7 +31,7 @@ class Ddp(EngineFacts):
 
     def state_bytes(self, training: Training) -> StateBytes:
         """Master weights 2 + 4 + 4 + 8, the moments over dp if sharded, and DDP's 16-bit buckets 2 more
-        (train/engines/master_weights.py); with the compiled update and one gradient a step 2 + 2 + 4 + 8, as it stays
+        (trainer/engines/master_weights.py); with the compiled update and one gradient a step 2 + 2 + 4 + 8, as it stays
         in 16 bits."""
         if training.dtype == "fp32":
             return plain_states(training)
@@ -45,17 +45,17 @@ class Ddp(EngineFacts):
         return self.lasting_bucket(training)
 
     def lasting_bucket(self, training: Training) -> float:
-        """The FP8 copies of the layers' weights, a byte a number each (model/fp8.py: WeightsOnce)."""
+        """The FP8 copies of the layers' weights, a byte a number each (trainer/model/fp8.py: WeightsOnce)."""
         return 2.0 * training.shape.layer_weights * training.shape.layers if training.matmul != "none" else 0.0
 
     def copies_by_layer(self, training: Training) -> bool:
-        """As train/engines/master_weights.py copies them. With more ranks the last micro-batch's are in
+        """As trainer/engines/master_weights.py copies them. With more ranks the last micro-batch's are in
         DistributedDataParallel's buckets instead."""
         return training.dtype != "fp32" and (training.data_ranks == 1 or training.micro_batches > 1)
 
 
 def sums_in_half(training: Training) -> bool:
-    """Whether the compiled update gets its gradients in 16 bits, as a step has one of each (train/engines/ddp.py)."""
+    """Whether the compiled update gets its gradients in 16 bits, as a step has one of each (trainer/engines/ddp.py)."""
     compiled = training.optimizer_mode == "compiled" and training.dtype != "fp32"
     return compiled and training.micro_batches == training.data_ranks == 1
 

@@ -7,7 +7,7 @@
     after/step-<N>/started    the id again, by the job
     after/step-<N>/log, ended.json, left.json    its output, its exit code, and that it has left the queue
 
-Rank 0 removes checkpoints (`runs.retention`), and whoever sees that a job has left (`launch.after`, the job
+Rank 0 removes checkpoints (`core.runs.retention`), and whoever sees that a job has left (`launcher.after`, the job
 itself): each notes what it knows before it reads what the other has noted, so one of them removes it.
 """
 
@@ -104,8 +104,8 @@ class AfterJob:
         return not self.is_over and not self.noted()
 
     def state(self, slurm: Mapping[str, str] | None = None) -> str:
-        """A class of `ends.failures`, pending and running among them, or `unsubmitted`. `slurm`: {job id: class} of
-        all jobs that Slurm knows, None if it was not asked."""
+        """A class of `core.ends.failures`, pending and running among them, or `unsubmitted`. `slurm`: {job id: class}
+        of all jobs that Slurm knows, None if it was not asked."""
         code = self.ended().get("code")
         if code == 0:
             return "done"
@@ -173,7 +173,8 @@ def forget_over(run: Path) -> None:
 
 
 def note_left(run: RunFolder, job: AfterJob, state: str = "") -> None:
-    """Notes that a job has left the queue, in a class of `ends.failures` if that is known. Raises RunFolderError."""
+    """Notes that a job has left the queue, in a class of `core.ends.failures` if that is known. Raises
+    RunFolderError."""
     if not job.has_left:
         replace_whole(job.folder / "left.json", json.dumps({"state": state, "time": time.time()}) + "\n")
     remove_over(run, job.step)

@@ -33,11 +33,11 @@ _PATIENCE_S = 10.0
 _NO_GPU_CODES = (6, 9, 12)  # no device found, no driver, no library of the driver
 _NO_GPU = re.compile(r"No devices were found|couldn't communicate with the NVIDIA driver|Driver Not Loaded", re.I)
 _LOST = re.compile(r"\bis lost\b|\berror\b", re.IGNORECASE)  # in place of a card's name, or in a line of its own
-# In provenance.json: the hashes of the folder that train.init names (`weights.folder.identity_of`).
+# In provenance.json: the hashes of the folder that train.init names (`core.weights.folder.identity_of`).
 INIT = "init"
 # In provenance.json: the SHA-256 of the archive from which the ranks' environment is unpacked.
 STAGE_KEY = "stage_sha256"
-_PASSED_ON = "passed_on"  # in it: what an export takes from that folder (`weights.config.InitConfig`)
+_PASSED_ON = "passed_on"  # in it: what an export takes from that folder (`core.weights.config.InitConfig`)
 
 
 def collect() -> dict[str, Any]:

@@ -77,8 +77,8 @@ class Attempt:
     rendezvous = _In("rendezvous")
     measured = _In("measured.json")  # what our trainer's ranks measured, written after ended.json
     ranks = _In("ranks")
-    asked = _In("asked")  # the requests to the attempt; see `runs.requests`
-    heartbeats = _In("beats")  # of each rank; see `runs.heartbeats`
+    asked = _In("asked")  # the requests to the attempt; see `core.runs.requests`
+    heartbeats = _In("beats")  # of each rank; see `core.runs.heartbeats`
     stacks = _In("stacks")  # of each rank's threads in a hang, `<rank>.txt`
     track = _In("track.json")  # how far the tracker has sent the curves; see `report.track`
     notified = _In("notified")  # a file for each event that the user's command got; see `attempts.notify`
@@ -129,8 +129,8 @@ class Attempt:
         return number in signals if isinstance(signals, list) else None
 
     def verdict(self) -> dict[str, Any]:
-        """next.json: whether the run is retried after the attempt, when, without which nodes and why (`ends.judge`);
-        empty if the attempt is not judged."""
+        """next.json: whether the run is retried after the attempt, when, without which nodes and why
+        (`core.ends.judge`); empty if the attempt is not judged."""
         return read_stored(self.folder / "next.json")
 
     def requeue_refused(self) -> str:
@@ -320,7 +320,7 @@ class RunFolder:
         return bool(job_id) and self.cancelled_mark(str(job_id)).exists()
 
     def asked_to_end(self, job_id: str | None) -> str:
-        """The class of `ends.failures` that `hpc-gpt cancel` or `stop` wants for a job; empty if nobody asked."""
+        """The class of `core.ends.failures` that `hpc-gpt cancel` or `stop` wants for a job; empty if nobody asked."""
         if self.is_cancelled(job_id):
             return "cancelled"
         return "stopped" if job_id and self.stop_mark(job_id).exists() else ""

@@ -1,7 +1,8 @@
 """The code of a run: an archive in its folder, made at the submission, from which every attempt runs.
 
 `code.tar.gz` has the package of the submitting interpreter and its templates; provenance.json has its SHA-256. An
-attempt runs from `code/`, unpacked from the archive by `runs.unpack`, so an edit after the submission changes nothing.
+attempt runs from `code/`, unpacked from the archive by `core.runs.unpack`, so an edit after the submission changes
+nothing.
 
     python -m hpc_gpt.core.runs.snapshot RUN
 

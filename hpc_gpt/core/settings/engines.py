@@ -261,7 +261,7 @@ def _size_faults(engine: Engine, layout: Layout, shape: ModelShape) -> Iterator[
 # --- the settings of [engine] that make a step faster and cost nothing else: which engine has which by default
 
 # An experiment's file never gets them unasked. A run without one, and a new file of `init`, have those that their model
-# and their engine take, on a GPU that is compiled for (`launch.request.compiles`).
+# and their engine take, on a GPU that is compiled for (`launcher.request.compiles`).
 _NO_LOSS, _GAIN = 0.995, 1.005
 
 

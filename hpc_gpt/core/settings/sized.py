@@ -40,7 +40,7 @@ class Sized:
     that no calibration changes a script. `sweep` and `row` are the names of a sweep's row, else None.
 
     `command` is None unless the engine starts the program that it says. Of such a run the model, the batch and the
-    number of steps (0) may be unknown (`settings.sized`). `script` is what is known of `command.script`.
+    number of steps (0) may be unknown (`core.settings.sized`). `script` is what is known of `command.script`.
 
     `data_from` is the step after which the run, a branch to other data, reads these from their first sample. `race`:
     the most visits of a race, which measures its rows in turns; 0 for a run that trains.

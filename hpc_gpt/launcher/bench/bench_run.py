@@ -5,7 +5,7 @@ The folder has the run folders of all rounds, and bench.json, which is replaced 
 `{"schema": 1, "bench": id, "records": [...], "rows": [...]}`. Each row has one record; `rows` has, in the same order,
 the row's cell, its tokens/s by round, and the folders of its rounds.
 
-`bench.rounds` says whose turn is next. Ratios are of medians over the rounds.
+`launcher.bench.rounds` says whose turn is next. Ratios are of medians over the rounds.
 """
 
 import json

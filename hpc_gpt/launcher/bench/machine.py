@@ -1,6 +1,6 @@
 """`hpc-gpt bench --machine`: what the machine that it runs on does, as `[machine]` and `[calibration]` of a profile.
 
-The ranks (train/machine.py) run here, or in a Slurm allocation on its nodes. A rate becomes a constant of the planner
+The ranks (trainer/machine.py) run here, or in a Slurm allocation on its nodes. A rate becomes a constant of the planner
 by the data sheet: plan with it predicts what was measured. Of a device without a data sheet the figures themselves
 follow from what was measured, by plan's usual shares.
 """

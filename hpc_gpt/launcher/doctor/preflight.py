@@ -1,4 +1,4 @@
-"""The name by which job scripts start `preflight.nodes`."""
+"""The name by which job scripts start `trainer.preflight.nodes`."""
 
 import sys
 

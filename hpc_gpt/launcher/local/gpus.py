@@ -126,7 +126,7 @@ def _lock_named(name: str, cards: Sequence[Mapping[str, str]], fault: str) -> st
 
 
 def needed(resolved: Resolved, may_have: Collection[str]) -> int:
-    """How many of the GPUs a run needs. None if they are too few: its ranks are on the CPU (`train.ranks`)."""
+    """How many of the GPUs a run needs. None if they are too few: its ranks are on the CPU (`trainer.ranks`)."""
     count = resolved.asked_gpus or 0
     return count if count <= len(may_have) else 0
 

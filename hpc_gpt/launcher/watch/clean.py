@@ -3,8 +3,8 @@ folder of a run whose submission was refused, of which nothing was ever queued.
 
 A record, log or script of a run that was queued never goes, nor data. Of a run that trains or waits nothing does; one
 whose state is not known may train. Its lock keeps a resumption and a removal apart, as long as checkpoints are renamed:
-what is renamed is none any more, and goes after that (`runs.retention`). A submission that resumes notes itself as a
-reader before it looks.
+what is renamed is none any more, and goes after that (`core.runs.retention`). A submission that resumes notes itself
+as a reader before it looks.
 """
 
 import contextlib

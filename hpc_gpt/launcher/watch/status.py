@@ -1,4 +1,4 @@
-"""The states of runs and of sweeps. Slurm is asked about the jobs, and `ends.run_state` decides."""
+"""The states of runs and of sweeps. Slurm is asked about the jobs, and `core.ends.run_state` decides."""
 
 import contextlib
 import math
@@ -75,7 +75,7 @@ _OUTPUT_BYTES = 65536
 
 @dataclass(frozen=True)
 class RunStatus:
-    """One run as `status` shows it. `state` is a class of `ends.failures`.
+    """One run as `status` shows it. `state` is a class of `core.ends.failures`.
 
     Of a run of several attempts, `pace` says what it trains in which time and what restarts cost; `overall_step_s` and
     `restart_share` are its figures. `moved_from`: where the run folder was at the submission, if it is there no more.

@@ -4,7 +4,7 @@ from hpc_gpt.reader.pattern import Dialect, Pattern, later, line
 
 # The iteration line, in every form since 2020.
 _HEAD = r"\biteration {1,20}(?P<step>\d{1,12}) ?/ {0,20}(?P<steps_planned>\d{1,12}) {0,4}\|"
-# {field (readers/pattern.py): the keys between the bars after the head that give it}. `lm loss` is missing if every
+# {field (reader/pattern.py): the keys between the bars after the head that give it}. `lm loss` is missing if every
 # iteration since the last line was skipped. `(s)` is BigScience's; the other throughputs, which are all of one GPU, are
 # of forks too.
 _KEYS_OF = {

@@ -54,8 +54,8 @@ class AttentionKernels:
 
     `chosen` is the kernel's name; `failed` has the reason for each dropped one. Raises ConfigError if none is left.
 
-    `expands`: the kernel takes no grouped queries, so keys and values are repeated for it (`model.attention.mix`). Of
-    a model with grouped queries the kernels that take them are tried first.
+    `expands`: the kernel takes no grouped queries, so keys and values are repeated for it
+    (`trainer.model.attention.mix`). Of a model with grouped queries the kernels that take them are tried first.
 
     With data.mask_documents the flash kernel is torch's for documents in a row, in 16 bits on a GPU from sm_80 on. If
     it does not run, and elsewhere, a mask is added to the scores, which on a GPU the other kernels take.

@@ -30,7 +30,7 @@ from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
 
 
 class Ddp(TorchEngine):
-    """See `train.engines.protocol.TrainingEngine`. On one rank there is no wrapper and no collective."""
+    """See `trainer.engines.protocol.TrainingEngine`. On one rank there is no wrapper and no collective."""
 
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
         layout, engine, train = resolved.layout, resolved.engine, resolved.train

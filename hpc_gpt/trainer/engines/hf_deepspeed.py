@@ -1,6 +1,7 @@
 """Engine hf-deepspeed: transformers' own model under DeepSpeed's ZeRO 1 to 3, offloaded or not.
 
-The class is that of the shape (`settings.model_shape.architecture_of`): GPT2LMHeadModel, LlamaForCausalLM and others.
+The class is that of the shape (`core.settings.model_shape.architecture_of`): GPT2LMHeadModel, LlamaForCausalLM and
+others.
 
 It is "HF + Deepspeed" of Megatron-DeepSpeed's perf tables. The model starts from our initial weights, so it trains as
 every other engine does. Attention is torch's SDPA, or transformers' eager one if engine.attention is math.

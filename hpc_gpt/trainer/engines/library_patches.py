@@ -4,9 +4,10 @@ A docstring says what the library does, in which version, why that is replaced, 
 names are in `private_parts`: without one, or with a package that is newer than the newest tested, the library's own way
 runs, unless the use has no plain path.
 
-An override of a method is in its subclass: `model.pipeline.StagedGpt` splits its layers itself, runs them without a
-counter that would compile each call again, and sends tied weights without autograd (DeepSpeed 0.19.8). The tokenizers
-start without torch, so the part of tiktoken that is replaced while it opens one is in `tokens.tokenizer`.
+An override of a method is in its subclass: `trainer.model.pipeline.StagedGpt` splits its layers itself, runs them
+without a counter that would compile each call again, and sends tied weights without autograd (DeepSpeed 0.19.8). The
+tokenizers start without torch, so the part of tiktoken that is replaced while it opens one is in
+`trainer.tokens.tokenizer`.
 """
 
 import contextlib

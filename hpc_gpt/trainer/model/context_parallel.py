@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hpc_gpt.trainer.model.collectives import all_gather, apply, reduce_scatter
 
-Mix = Callable[[Tensor, Tensor, Tensor], Tensor]  # the core of attention, as `model.attention.mix`
+Mix = Callable[[Tensor, Tensor, Tensor], Tensor]  # the core of attention, as `trainer.model.attention.mix`
 
 
 @dataclass(frozen=True)

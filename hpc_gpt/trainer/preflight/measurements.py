@@ -27,7 +27,7 @@ from hpc_gpt.trainer.preflight.verdict import NODE_FILE, SEEN_BY_ALL, SHARED
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _MIB = 2**20
-_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # as model/collectives.py
+_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # as trainer/model/collectives.py
 
 # Long enough for the GPU's clock to rise.
 _MEASURED_S = 0.2

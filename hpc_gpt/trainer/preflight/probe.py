@@ -1,5 +1,5 @@
 """The judge's side of the probe protocol: starts a preflight's ranks, reads their figures, sends them the nodes that
-take part in the transfers, and reads the rates. preflight/verdict.py has the lines.
+take part in the transfers, and reads the rates. trainer/preflight/verdict.py has the lines.
 
 `python -m hpc_gpt.trainer.preflight.probe NODES RANKS_PER_NODE COMMAND…` starts the ranks on this machine, as srun does
 on a cluster: the command once for each rank of each node. NODES are names separated by blanks. Its stdin is copied to

@@ -1,8 +1,8 @@
 """`python -m hpc_gpt.trainer.preflight.rank`: one rank of a preflight, on a node of the job. Takes no arguments.
 
 Environment: HPC_GPT_RUN, HPC_GPT_ATTEMPT, SLURMD_NODENAME and SLURM_LOCALID. The rank prints its figures as lines on
-stdout, and reads from stdin which ranks take part in the transfers; preflight/verdict.py has the probe protocol.
-It ends after at most HPC_GPT_PREFLIGHT_S seconds, always with exit code 0.
+stdout, and reads from stdin which ranks take part in the transfers; trainer/preflight/verdict.py has the probe
+protocol. It ends after at most HPC_GPT_PREFLIGHT_S seconds, always with exit code 0.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 _ALONE_S = 2.0  # ranks that print the same steps are not so far apart
 
-# The figures of a line of steps by the fields of readers/pattern.py, `step` among them. They are of all steps since the
+# The figures of a line of steps by the fields of reader/pattern.py, `step` among them. They are of all steps since the
 # line before: their mean time and loss, and how many of them were skipped.
 StepRow = Mapping[str, float]
 

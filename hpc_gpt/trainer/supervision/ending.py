@@ -1,6 +1,6 @@
 """Writes how an attempt ends, and classifies a failure: its class, its cause, the exit code.
 
-`ends.end_policy` has the ends in order. Needs no torch, because the rank of a foreign program uses it too.
+`core.ends.end_policy` has the ends in order. Needs no torch, because the rank of a foreign program uses it too.
 """
 
 import re

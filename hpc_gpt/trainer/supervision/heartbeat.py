@@ -1,7 +1,7 @@
 """The heartbeat of a rank with its time limits, and the verdict whether all ranks together hang. Needs no torch.
 
 Only the main thread writes to its `Heartbeat`, a few attributes a step. The watchdog's thread reads them and writes
-them to a file (`runs.heartbeats`).
+them to a file (`core.runs.heartbeats`).
 
 Time limits are multiples of `train.hang_floor_s` and of times measured in this attempt. A step may take `hang_multiple`
 medians of the last steps, an evaluation as many times the longest one before it. Phases of unknown length may take 12

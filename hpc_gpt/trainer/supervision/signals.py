@@ -100,7 +100,8 @@ def show_job(job_id: str | None) -> str:
 
 
 class Inbox:
-    """The requests in an attempt's folder (`runs.requests`), which rank 0 reads at the end of a step; none for None."""
+    """The requests in an attempt's folder (`core.runs.requests`), which rank 0 reads at the end of a step; none for
+    None."""
 
     def __init__(self, attempt: Attempt | None) -> None:
         self._attempt = attempt

@@ -1,6 +1,6 @@
 """Fit the planner's table of constants to published rows, with each source left out in turn: what `--fit` prints.
 
-Gauss-Newton on log(predicted / published) as plan/calibration.py has it; every source weighs the same, but for two
+Gauss-Newton on log(predicted / published) as planner/calibration.py has it; every source weighs the same, but for two
 whose times are noisy (BigScience's head) or were read off a chart (nanotron). The values found are for constants.toml.
 """
 
@@ -17,7 +17,7 @@ from tests.planner.published.rows import PublishedRow
 from tests.planner.published.scores import fastest
 
 # {constant: what it is held to}: published figures, or a plain guess. Of a pair (forward, backward) the ratio is kept.
-# Those of machine.* are fitted by plan/calibration.py.
+# Those of machine.* are fitted by planner/calibration.py.
 FITTED = {
     "products.hopper.none": 0.85, "products.hopper.fp8-tensor": 0.85,
     "products.blackwell.fp8-tensor": 0.85, "products.blackwell.mxfp8": 0.85, "products.blackwell.nvfp4": 0.85,

@@ -39,7 +39,7 @@ def zero_stage(resolved: Resolved) -> int:
 
 
 def clips_itself(resolved: Resolved) -> bool:
-    """Whether our own code (`train.engines.optimizer.GradientNorm`) computes the norm and clips, not DeepSpeed.
+    """Whether our own code (`trainer.engines.optimizer.GradientNorm`) computes the norm and clips, not DeepSpeed.
 
     Without ZeRO DeepSpeed 0.19.8 computes the norm of pipeline stage 0 alone, and none if it does not clip.
     """

@@ -73,8 +73,8 @@ class EngineFacts(States):
     recomputes: ClassVar[tuple[Recompute, ...]] = RECOMPUTES
     compiles_edges: ClassVar[bool] = True  # whether embedding and head can be compiled, too
     compiles_update: ClassVar[bool] = False
-    # {a fast setting (`settings.engines`): speed with it over speed without, compiled by block, on each of MEASURED_ON;
-    # None if it was not measured there}
+    # {a fast setting (`core.settings.engines`): speed with it over speed without, compiled by block, on each of
+    # MEASURED_ON; None if it was not measured there}
     fast_ratios: ClassVar[Mapping[str, tuple[float | None, ...]]] = {}
     matmuls: ClassVar[frozenset[Matmul]] = frozenset({"none"})  # formats of the layers' products that it trains with
     trains_fp16_on_cpu: ClassVar[bool] = True
