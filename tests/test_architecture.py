@@ -41,16 +41,8 @@ def test_every_arrow_of_a_chain_is_an_import(chain):
             assert imports not in imported_by(imported), f"{before} {arrow} {after}"
 
 
-def test_the_page_names_every_package():
-    packages = {module.partition(".")[0] for module in MODULES if "." in module}
-    assert packages <= set(re.findall(r"`(\w+)`", PAGE))
-
-
-def test_a_package_may_import_only_from_those_above_it():
-    rows = re.findall(r"^\| (`.*?`) \|", PAGE.partition("## The packages")[2].partition("\n## ")[0], re.M)
-    above = {"terminal"}
-    for package in re.findall(r"`(\w+)`", " ".join(rows)):
-        asked = {"engines", "weights"} if package == "settings" else set()
-        assert MAY_IMPORT[package] <= above | asked, package
-        above.add(package)
-    assert above == set(MAY_IMPORT) - {"top"}
+def test_its_table_is_the_one_of_the_imports():
+    table = PAGE.partition("## The rooms")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([\w.]+)` \| (.+) \| ?(.*) \|$", table, re.M)
+    assert {room: set(re.findall(r"`([\w.]+)`", others)) for room, _, others in rows} == MAY_IMPORT
+    assert [room for room, *_ in rows] == list(MAY_IMPORT)

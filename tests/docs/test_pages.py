@@ -219,11 +219,3 @@ def test_the_exit_codes_are_those_of_the_errors():
     table = dict(re.findall(r"\| (\d+) \| ([^|]+)", text_of("docs/files-and-codes.md")))
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.UserError)]
     assert {str(kind.exit_code) for kind in kinds} | {"0", "130"} == set(table)
-
-
-def test_every_package_is_in_the_tree():
-    block = text_of("docs/architecture.md").partition("## The tree")[2].partition("```text\n")[2].partition("```")[0]
-    block = block.partition("\nhpc_gpt/")[2]
-    packages = [path.parent.name for path in (REPOSITORY / "hpc_gpt").glob("*/__init__.py")]
-    listed = [line.split("/")[0].strip() for line in block.splitlines() if line.startswith("  ")]
-    assert sorted(packages) == sorted(name for name in listed if name in packages)

@@ -14,13 +14,13 @@ from tests.test_imports import MODULES
 
 WORDS = {"NO_MODEL", "NO_BATCH", "is_program", "takes_command"}
 ASKERS = {
-    "settings.sized": "says what depends on it, a function each",
-    "settings.resolve": "leaves out the model and the batch of a program, before there is a run",
-    "engines.base.facts": "says of an engine whether it starts another program",
-    "engines": "lists those that train a model that we know",
-    "train.__main__": "starts a program's rank in place of the trainer",
+    "core.settings.sized": "says what depends on it, a function each",
+    "core.settings.resolve": "leaves out the model and the batch of a program, before there is a run",
+    "core.engines.base.facts": "says of an engine whether it starts another program",
+    "core.engines": "lists those that train a model that we know",
+    "trainer.__main__": "starts a program's rank in place of the trainer",
 }
-OTHER_COMMANDS = {"settings.services"}  # that of [notify]
+OTHER_COMMANDS = {"core.settings.services"}  # that of [notify]
 
 
 def found_out(tree: ast.AST) -> Iterator[tuple[int, str]]:
