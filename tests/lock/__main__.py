@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tests.conftest import REPOSITORY
 
-SPECIMENS = REPOSITORY / "tests" / "readers" / "specimens"
+SPECIMENS = REPOSITORY / "tests" / "reader" / "specimens"
 SUMS = Path(__file__).with_name("sums.txt")
 RUNS = REPOSITORY / "tests" / "specimens" / "made_at_0.3.0.tar.xz"
 _MASKS = (

@@ -16,7 +16,7 @@ from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, make_run, metrics_line
 from tests.reader.made_logs import dump, iterations, write_log
 
-TRUTH = REPOSITORY / "tests" / "readers" / "truth"
+TRUTH = REPOSITORY / "tests" / "reader" / "truth"
 
 
 @pytest.fixture
