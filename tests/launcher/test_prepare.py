@@ -2,7 +2,6 @@
 
 import ast
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +16,10 @@ from hpc_gpt.launcher.prepare import finish, lengthen, load_row, predict_run, pr
 from hpc_gpt.launcher.prepared import PreparedRun
 from hpc_gpt.launcher.request import Request, ScriptRequest
 from hpc_gpt.launcher.until import Until
+from tests.conftest import REPOSITORY
 
 # Where a request becomes a run.
-SOURCES = [path for name in ("bench", "cli", "launch")
-           for path in (Path(preparing.__file__).parents[1] / name).rglob("*.py")]  # fmt: skip
+SOURCES = [path for name in ("cli", "launcher") for path in (REPOSITORY / "hpc_gpt" / name).rglob("*.py")]
 
 
 def asked(experiment: str = "demo", cluster: str = "generic-slurm", **more: Any) -> Request:

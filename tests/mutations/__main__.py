@@ -26,7 +26,7 @@ from tests.mutations.python_faults import changes_of_python, is_grammatical
 
 # Texts that are written by the program: each right change differs from them, too.
 _WRITTEN = re.compile(r"\b(file|data|num)_regression\b")
-_NOT_RUN = ("tests/golden/", "tests/lock/", "tests/mutations/", "tests/docs/")
+_NOT_RUN = ("tests/golden/", "tests/mutations/", "tests/docs/")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+(?:\[.*?\])?)(?: - .*)?$", re.MULTILINE)
 
 

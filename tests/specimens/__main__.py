@@ -71,12 +71,13 @@ def pack(folder: Path, run: Path) -> bytes:
             name = path.relative_to(folder)
             if path.is_dir() or path.name == "code.tar.gz" or "code" in name.parts:
                 continue
-            content = path.read_bytes()
-            if "checkpoints" not in name.parts:  # whose checksums are noted
+            content, is_text = path.read_bytes(), "checkpoints" not in name.parts
+            if is_text:  # the checksums of a checkpoint's files are noted
                 for own, other in sorted(masks.items(), key=lambda mask: -len(mask[0])):
                     content = content.replace(own.encode(), other.encode())
                 content = content.replace(f'"user": "{getpass.getuser()}"'.encode(), b'"user": "me"')
-            assert not any(own.encode() in content for own in masks), name
+            # A host's name of two letters may stand among random numbers.
+            assert not any(own.encode() in content for own in masks if is_text or len(own) > 6), name
             entry = tarfile.TarInfo(str(name))
             entry.size, entry.mtime = len(content), int(path.stat().st_mtime)
             archive.addfile(entry, io.BytesIO(content))
