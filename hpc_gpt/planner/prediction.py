@@ -32,7 +32,7 @@ _EVERY = 10**4
 # A layout is the user's if one of them is given.
 _AXES = frozenset({"layout.tp", _PP, "layout.dp"})
 
-# The seconds that the search of all layouts may take while a user waits for a submission.
+# Seconds of CPU time that the search of all layouts may take while a user waits for a submission.
 _FASTER_S = 2.0
 
 
