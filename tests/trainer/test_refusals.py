@@ -191,7 +191,7 @@ def starts(step: int | None, *others: str, init: str | None = None) -> Callable[
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(attempts, "checkpoint_sources", lambda run: sources)
             engine: Any = SimpleNamespace(given=None)
-            return trainer.Trainer._resume(here, run.resolved(), engine, ALONE, Checkpoints(run.checkpoints, ALONE))
+            return attempts.Trainer._resume(here, run.resolved(), engine, ALONE, Checkpoints(run.checkpoints, ALONE))
 
     return act
 
