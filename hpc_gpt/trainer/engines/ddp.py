@@ -19,7 +19,7 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.checkpoints.replicated import ReplicatedCheckpoint
 from hpc_gpt.trainer.checkpoints.replicated import read_replicated as read_weights
 from hpc_gpt.trainer.engines.kernels import compile_model, compiler
-from hpc_gpt.trainer.engines.master_weights import HALF, FlatMasters, MasterWeights, OnePassAdamW
+from hpc_gpt.trainer.engines.master_weights import HALF, FlatMasterWeights, MasterWeights, OnePassAdamW
 from hpc_gpt.trainer.engines.optimizer import Update, build_optimizer, gradients_of, norms_of
 from hpc_gpt.trainer.engines.protocol import TorchEngine
 from hpc_gpt.trainer.engines.torch_private import for_each
@@ -39,7 +39,7 @@ class Ddp(TorchEngine):
         tp = TensorParallel(given=self.given, device=device, context=self.context)
         self.module = Gpt(resolved.model, train.seed, tp, Techniques.of(engine, train.matmul)).to(device)
         parts = self.module.parts()
-        self._masters = _masters_of(resolved, parts)
+        self._masters = _master_weights_of(resolved, parts)
         self._weights = [weight for part in parts for weight in part]
         self._parameters = self._weights if self._masters is None else self._masters.masters
         optimizer = _build_optimizer(resolved, self._parameters, self._masters)
@@ -104,7 +104,7 @@ build = Ddp
 __all__ = ["Ddp", "build", "read_weights"]
 
 
-def _masters_of(resolved: Resolved, parts: list[list[nn.Parameter]]) -> MasterWeights | None:
+def _master_weights_of(resolved: Resolved, parts: list[list[nn.Parameter]]) -> MasterWeights | None:
     """The master weights of a model's `parts`, whose weights become half; None in fp32."""
     train = resolved.train
     if train.dtype not in HALF:
@@ -113,14 +113,14 @@ def _masters_of(resolved: Resolved, parts: list[list[nn.Parameter]]) -> MasterWe
     if train.optimizer_mode != "compiled":
         return MasterWeights(parts, half)
     once = resolved.batch.micro_batches == resolved.layout.data_ranks == 1
-    return FlatMasters(parts, half, half if once else torch.float32)
+    return FlatMasterWeights(parts, half, half if once else torch.float32)
 
 
 def _build_optimizer(
     resolved: Resolved, parameters: list[nn.Parameter], masters: MasterWeights | None
 ) -> torch.optim.Optimizer:
     """The optimizer of the parameters that are updated."""
-    if isinstance(masters, FlatMasters):
+    if isinstance(masters, FlatMasterWeights):
         return OnePassAdamW(resolved.train, masters, resolved.engine)
     whole = build_optimizer(resolved.train, parameters)
     if not resolved.engine.sharded_optimizer:

@@ -186,7 +186,7 @@ class FlatGroup:
         return flat
 
 
-class FlatMasters(MasterWeights):
+class FlatMasterWeights(MasterWeights):
     """`MasterWeights` whose masters and halves are views of a FlatGroup's buffers; the groups are split by `by_decay`.
 
     Gradients are copied or added to the gradient buffer, those of a part in one call. `sums` is the buffer's dtype: the
@@ -281,7 +281,7 @@ class OnePassAdamW(torch.optim.Optimizer):
 
     obeys = True  # see optimizer.is_fused
 
-    def __init__(self, train: Train, masters: FlatMasters, engine: Engine) -> None:
+    def __init__(self, train: Train, masters: FlatMasterWeights, engine: Engine) -> None:
         device = masters.weights[0].device
         check_backend(engine.compile_backend, device, "or leave train.optimizer_mode out")
         self._groups = masters.groups
