@@ -16,7 +16,7 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.trainer import export, trainer
+from hpc_gpt.trainer import attempt, export
 from hpc_gpt.trainer.__main__ import _find_attempt
 from hpc_gpt.trainer.checkpoints import training_state, universal
 from hpc_gpt.trainer.checkpoints.checkpoint import Checkpoints, Progress
@@ -188,9 +188,9 @@ def starts(step: int | None, *others: str, init: str | None = None) -> Callable[
         sources = [(run, None), *((RunFolder(at / name), step) for name in others)]
         here: Any = SimpleNamespace(_run=run)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(trainer, "checkpoint_sources", lambda run: sources)
+            patch.setattr(attempt, "checkpoint_sources", lambda run: sources)
             engine: Any = SimpleNamespace(given=None)
-            return trainer.Trainer._resume(here, run.resolved(), engine, ALONE, Checkpoints(run.checkpoints, ALONE))
+            return attempt.Trainer._resume(here, run.resolved(), engine, ALONE, Checkpoints(run.checkpoints, ALONE))
 
     return act
 
