@@ -331,7 +331,7 @@ def refuse(folder: Path, case: Case) -> dict[str, str]:
 def test_a_checkpoint_of_another_model_is_refused(task: Task, found: Found) -> None:
     said, hidden = found(task), task.given[0].resolved.model.hidden
     assert said["same"] == ""
-    assert f"another model: model.hidden is {hidden} there and 64 here" in said["model"]
+    assert f"another model: model.hidden is {hidden} in it and 64 in this run" in said["model"]
     assert "model.json cannot be read" in said["missing"]
     assert "holds no weights" in said["lost"]
 

@@ -1,8 +1,8 @@
 """Engine ddp: the whole model on every rank, under torch's DistributedDataParallel; on one rank the bare model.
 
-bf16 and fp16 keep fp32 master weights (`master_weights`); with `train.optimizer_mode` compiled these are flat and one
-pass updates them. With `engine.sharded_optimizer` ZeroRedundancyOptimizer splits the moments over the ranks, whole
-parameters at a time.
+bf16 and fp16 have fp32 master weights (`master_weights`); with `train.optimizer_mode` compiled these are in flat
+buffers, which one pass updates. With `engine.sharded_optimizer` ZeroRedundancyOptimizer splits the moments over the
+ranks by whole parameters.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
 
 
 class Ddp(TorchEngine):
-    """See `trainer.engines.protocol.TrainingEngine`. On one rank there is no wrapper and no collective."""
+    """The engine; see `trainer.engines.protocol.TrainingEngine`. On one rank it has no wrapper and no collective."""
 
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
         layout, engine, train = resolved.layout, resolved.engine, resolved.train
@@ -53,12 +53,12 @@ class Ddp(TorchEngine):
         self._checkpoint = ReplicatedCheckpoint(self._parameters, optimizer)
 
     def _wrap(self) -> DistributedDataParallel:
-        """The model under DDP.
+        """Returns the model wrapped by DDP.
 
         All ranks draw the same weights from the seed, so none are sent. Every parameter is used in every step and DDP
-        looks for no unused ones, so `static_graph` would save nothing.
+        does not look for unused ones, so `static_graph` would save nothing.
         """
-        # Buffers are each rank's own copies of its weights; torch 2.13 has renamed the switch.
+        # Buffers are copies of a rank's weights, so they are not sent; torch 2.13 has renamed the switch.
         takes = inspect.signature(DistributedDataParallel).parameters
         buffers = {next(key for key in ("forward_sync_buffers", "broadcast_buffers") if key in takes): False}
         wrapped = DistributedDataParallel(self.module, gradient_as_bucket_view=True, init_sync=False, **buffers)  # type: ignore[arg-type]
@@ -68,7 +68,8 @@ class Ddp(TorchEngine):
         return wrapped
 
     def _gradients(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """The context of a micro-batch: the gradient is averaged over the ranks if it is the `last`, else kept."""
+        """The context of a micro-batch: the `last` one averages the gradient over the ranks, the others add to it
+        locally."""
         if self._replicas is not None and self._masters is not None:
             self._masters.collects = not last
         if self._replicas is None or last:
@@ -82,7 +83,7 @@ class Ddp(TorchEngine):
             self._masters.refresh(self._weights)
             self._masters.drop_gradients(self._weights)
         if self._replicas is not None and self._masters is None:
-            # The gradients are views of DDP's buckets, and have to stay in place.
+            # The gradients are views of DDP's buckets, so they must stay in place.
             for_each("zero_", gradients_of(self._weights))
         else:
             for weight in self._weights:
@@ -105,7 +106,7 @@ __all__ = ["Ddp", "build", "read_weights"]
 
 
 def _master_weights_of(resolved: Resolved, parts: list[list[nn.Parameter]]) -> MasterWeights | None:
-    """The master weights of a model's `parts`, whose weights become half; None in fp32."""
+    """The master weights of a model's `parts`, whose weights become bf16 or fp16; None in fp32."""
     train = resolved.train
     if train.dtype not in HALF:
         return None
@@ -119,7 +120,7 @@ def _master_weights_of(resolved: Resolved, parts: list[list[nn.Parameter]]) -> M
 def _build_optimizer(
     resolved: Resolved, parameters: list[nn.Parameter], masters: MasterWeights | None
 ) -> torch.optim.Optimizer:
-    """The optimizer of the parameters that are updated."""
+    """Builds the optimizer of `parameters`, which are the master weights if there are any."""
     if isinstance(masters, FlatMasterWeights):
         return OnePassAdamW(resolved.train, masters, resolved.engine)
     whole = build_optimizer(resolved.train, parameters)
