@@ -235,7 +235,7 @@ class Trainer:
                 f"the run continues {run.path}, which no longer has a sound checkpoint{of_step}",
                 "submit a new run instead of starting this one from step 0",
             )
-        if resolved.train.init is not None and engine.given is None:
+        if resolved.train.init is not None and engine.given_weights is None:
             raise CheckpointError(
                 "no checkpoint of the run could be loaded, and its weights were not read from train.init",
                 "start it again: damaged checkpoints are set aside, so it begins from train.init",

@@ -162,7 +162,7 @@ class Ranks(Peers):
         finally:
             self._asks.release()
         if self.is_first:
-            # This process holds the store, and the others read it once a second.
+            # This process holds the store, and the others read it once per second.
             time.sleep(2.5)
 
     def _watch(self) -> None:

@@ -189,7 +189,7 @@ def starts(step: int | None, *others: str, init: str | None = None) -> Callable[
         here: Any = SimpleNamespace(_run=run)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(attempt, "checkpoint_sources", lambda run: sources)
-            engine: Any = SimpleNamespace(given=None)
+            engine: Any = SimpleNamespace(given_weights=None)
             return attempt.Trainer._resume(here, run.resolved(), engine, ALONE, Checkpoints(run.checkpoints, ALONE))
 
     return act
@@ -202,7 +202,7 @@ ROWS: dict[str, Row] = {
      'train.dtype is fp16, but DeepSpeed does not train in fp16 on a CPU | use train.dtype = "fp32" or "bf16", or '
      'engine.name = "ddp" or "fsdp"'),
     "bf16 before Ampere": (on(lambda: check_dtype_on("bf16", CUDA, "ddp"), (7, 5), "Tesla T4"),
-     "train.dtype is bf16, but Tesla T4 (compute capability 7.5) has no bf16 arithmetic; it came with 8.0 | use "
+     "train.dtype is bf16, but Tesla T4 (compute capability 7.5) has no bf16 arithmetic, which came with 8.0 | use "
      'train.dtype = "fp16"'),
     "FP8 before Ada": (on(lambda: check_matmul_on("fp8-tensor", CUDA), (8, 8), "A100"),
      "train.matmul is fp8-tensor, but A100 (compute capability 8.8) has no units for its FP8 (e4m3fn, e5m2), which "

@@ -1,4 +1,4 @@
-"""The checkpoint of a model of which every rank holds a whole copy. Any number of ranks can load it.
+"""The checkpoint of a model that is whole on every rank. Any number of ranks can load it.
 
 weights.pt            {full name: fp32}, by rank 0
 optimizer-00000.pt    {full name: {moment: tensor}}, by rank 0, and by all ranks if the optimizer is sharded

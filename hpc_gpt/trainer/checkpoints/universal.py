@@ -143,7 +143,7 @@ def put_pieces(files: RankFiles, engine: Any, module: nn.Module, tag: str, rank:
         "schema": SCHEMA,
         "at": at,
         "file": name,
-        # DeepSpeed does not save what is on NVMe.
+        # DeepSpeed does not save states on NVMe.
         "swapped": any(not flat.numel() for flat in flat_states(engine)),
         "weights": _weight_files(engine, module, tag, at[0]) if without_zero else None,
         "pieces": [astuple(piece) for piece in pieces_of(engine, module)],

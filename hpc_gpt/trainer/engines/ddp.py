@@ -36,7 +36,7 @@ class Ddp(TorchEngine):
         layout, engine, train = resolved.layout, resolved.engine, resolved.train
         assert layout.tp == layout.pp == 1, "the settings' check of the engine refuses the others"
         super().__init__(resolved, device)
-        tp = TensorParallel(given=self.given, device=device, context=self.context)
+        tp = TensorParallel(given=self.given_weights, device=device, context=self.context)
         self.module = Gpt(resolved.model, train.seed, tp, Techniques.of(engine, train.matmul)).to(device)
         parts = self.module.parts()
         self._masters = _master_weights_of(resolved, parts)

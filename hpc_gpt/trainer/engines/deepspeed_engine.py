@@ -79,7 +79,7 @@ class DeepspeedEngine(TrainingEngine):
             self.tp_rank,
             resolved.layout.tp,
             group,
-            self.given or DrawnLater(resolved.train.seed, resolved.model.layers),
+            self.given_weights or DrawnLater(resolved.train.seed, resolved.model.layers),
             empty=lambda size: torch.empty(size, dtype=dtype, device=self.device),
             context=self.context,
         )

@@ -52,7 +52,7 @@ class Fsdp(TorchEngine):
         super().__init__(resolved, device)
         mesh = build_mesh(layout, device)
         self._data_group = mesh.get_group("dp")
-        self.module = self._model = model = build_sharded_gpt(resolved, device, mesh, self.given, self.context)
+        self.module = self._model = model = build_sharded_gpt(resolved, device, mesh, self.given_weights, self.context)
         self._parameters = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
         assert isinstance(model, FSDPModule)
         self._root: FSDPModule = model

@@ -116,7 +116,7 @@ def _make_weights(model: nn.Module, shape: ModelShape, seed: int, tp: TensorPara
 
 
 def _size(model: nn.Module, parts: list[WeightPart]) -> tuple[int, ...]:
-    """The size of our parameter, from those of its parts in transformers' model."""
+    """The size of our parameter, from the sizes of its parts in transformers' model."""
     sizes = [part.of(model.get_parameter(part.name)).shape for part in (part._replace(end=None) for part in parts)]
     return sum(size[0] for size in sizes), *sizes[0][1:]
 
