@@ -358,8 +358,8 @@ def sum_where_read(wrapped: Any) -> None:
     DeepSpeed 0.19.8 sums a rank's share of the gradients in one fp32 buffer. After the last micro-batch it makes
     another one of the same size for the update: a new one in every step, or with offloading one that stays next to the
     first on the host. Here the two are one. That saves 4 bytes for each of a rank's parameters, and the pass that
-    copies them. With offloading the sum is on the device where its group of parameters is updated, and the first
-    gradient of a step is sent there once. DeepSpeed sends it, fetches it for the norm and sends it a second time.
+    copies them. With offloading the sum is on the host or the GPU, wherever its group of parameters is updated, and the
+    first gradient of a step is sent there once. DeepSpeed sends it, fetches it for the norm and sends it a second time.
 
     Not for NVMe, nor for fp16, where gradients are summed in fp16. It may go when DeepSpeed has one buffer.
     """
