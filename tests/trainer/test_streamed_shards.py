@@ -211,7 +211,7 @@ def test_an_interrupted_stream_goes_on_to_the_same_figures(tmp_path: Path, strea
     assert figures(run) == figures(unbroken)
     for one in (run, unbroken):
         assert "1 damaged shard of the data skipped" in read_run(one).flags
-    assert last.log.count("1.jsonl.gz: ") + launch.log.count("skipping the rest of shard") == 1
+    assert last.log.count("the rest of shard 1.jsonl.gz: ") + launch.log.count("skipping the rest of shard") == 1
 
 
 def test_a_reader_that_is_killed_ends_its_run_and_not_in_a_hang(tmp_path: Path, streamed: Resolved) -> None:
