@@ -306,8 +306,7 @@ def prepare_child(
 
 
 def check_stream(run: RunFolder, resolved: Resolved, step: int) -> None:
-    """DataError if a run with these settings that continues `run` from its checkpoint of `step` would leave out files
-    of the stream from which `run` has read."""
+    """Raises DataError if the new settings leave out existing files of the stream that `run` read before `step`."""
     if resolved.data.source != "stream" or not resolved.data_from < step:
         return
     from hpc_gpt.trainer.tokens.run_data import located, open_shards  # needs numpy

@@ -1,1 +1,1 @@
-"""What runs on the nodes: our trainer, a supervised program, the probes before them."""
+"""The programs that run on the nodes: our trainer, a supervised program, the probes before them."""

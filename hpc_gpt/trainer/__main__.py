@@ -1,6 +1,7 @@
 """`python -m hpc_gpt.trainer`: one rank of the run in HPC_GPT_RUN. Takes no arguments.
 
-Environment: HPC_GPT_RUN (the run folder), HPC_GPT_ATTEMPT (its number), and the rank's number (see `meeting.identify`).
+Environment: HPC_GPT_RUN (the run folder), HPC_GPT_ATTEMPT (the attempt's number), and the rank's number (see
+`meeting.identify`).
 Exit codes: 0 for every orderly end, 2 for wrong settings or data, 130 after the second Ctrl-C, else 1.
 """
 
@@ -45,7 +46,7 @@ def main() -> None:
         if find_spec("torch") is None:
             raise ConfigError(
                 f"{sys.executable} has no torch",
-                "install it there, or name another: venv or python in the cluster profile, or HPC_GPT_PYTHON",
+                "install it there, or choose another python: venv or python in the cluster profile, or HPC_GPT_PYTHON",
             )
         identity = identify(os.environ)
         rank = identity.rank
@@ -54,7 +55,7 @@ def main() -> None:
             print(f"note: {why}", file=sys.stderr, flush=True)
         with no_collections():
             from hpc_gpt.trainer.attempt import Trainer
-        gc.freeze()  # it stays, and no later search for garbage goes through it
+        gc.freeze()  # the modules stay, so later garbage collections need not go through them
 
         trainer = Trainer(run, attempt, identity, signals)
         signals.on_quit = trainer.quit
@@ -65,7 +66,7 @@ def main() -> None:
         code = report_failure(error, rank, attempt, trainer.step if trainer else 0)
         if trainer is not None and trainer.ranks is not None:
             trainer.ranks.announce_failure(code)
-        # As `ranks.leave`, but that module needs torch, which may be missing.
+        # Not `ranks.leave`: that module needs torch, which may be missing.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -82,11 +83,13 @@ def _find_attempt(run: str | None, attempt: str | None) -> tuple[RunFolder, Atte
             f"HPC_GPT_ATTEMPT is {attempt!r}, but {folder.path}/attempts has no such folder",
             "start runs with hpc-gpt submit, or sbatch job.sh",
         )
-    found = folder.attempt(int(attempt))
-    if not os.access(found.folder, os.W_OK):
+    started = folder.attempt(int(attempt))
+    if not os.access(started.folder, os.W_OK):
         # Every rank checks, so that none waits for a rendezvous that rank 0 cannot write.
-        raise RunFolderError(f"cannot write {found.folder}", "is the disk read-only, or the folder someone else's?")
-    return folder, found
+        raise RunFolderError(
+            f"cannot write {started.folder}", "is the disk read-only, or does the folder belong to somebody else?"
+        )
+    return folder, started
 
 
 if __name__ == "__main__":

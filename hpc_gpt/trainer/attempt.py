@@ -1,4 +1,4 @@
-"""One rank's part in an attempt, from the rendezvous to ended.json; and how long its start took, by parts."""
+"""One rank's part in an attempt, from the rendezvous to ended.json; and the seconds of each part of its start."""
 
 import contextlib
 import functools
@@ -40,34 +40,36 @@ from hpc_gpt.trainer.tokens.run_data import LookedUp, ensure_data, located
 from hpc_gpt.trainer.tokens.samples import Samples, open_samples
 from hpc_gpt.trainer.tokens.shard_stream import ShardSet
 
-# A rank that leaves a hang has so long to print and announce it.
+# Seconds in which a rank that leaves a hang must print and announce it.
 _LEAVE_S = 8.0
-# Longest wait for the removal of old checkpoints at an end that leaves time for it.
+# Longest wait for the removal of old checkpoints, if the end of the attempt leaves time for it.
 _TIDY_S = 600.0
 _START_FILE = "start.json"
-# In the order in which they follow each other. `script`: from the job's start to the start of this rank's process, with
-# a preflight, but without the `staging` of a profile's `stage`. `imports`: until its modules are loaded. `rendezvous`:
-# until all ranks have met. `build`: data, model, engine and checkpoint, until the first step begins.
+# The parts of a start, in their order. `script`: from the job's start to the start of this rank's process, with a
+# preflight, but without the `staging` that a profile's `stage` requests. `imports`: until the rank's modules are
+# loaded. `rendezvous`: until all ranks have met. `build`: data, model, engine and checkpoint, until the first step
+# begins.
 START_PARTS = ("script", "staging", "imports", "rendezvous", "build", "first_step")
 
 
 class StartClock:
-    """Rank 0's clock. `end(part)` is called where a part ends; the last one writes the attempt's start.json.
+    """Rank 0's clock of the start. `end(part)` is called where a part ends; the last part writes the attempt's
+    start.json.
 
-    A part that does not end takes 0 s, and its time is the next one's.
+    A part without an end has 0 s; its time counts for the next part.
     """
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
         self._process_start = process_start()
         self._job_start = min(_job_start(attempt.started()) or self._process_start, self._process_start)
-        # On this machine the script becomes this process, which is then older than what the script has done.
+        # In a local run the script becomes this process (exec), so the process began before the script did its work.
         staging_s, until = _staging()
         until = max(until, self._process_start)
         self._ends = {"script": until - staging_s, "staging": until}
 
     def end(self, part: str) -> None:
-        """Notes that a part of START_PARTS ends now; a second end of it changes nothing."""
+        """Notes that a part of START_PARTS ends now; a second call for the same part changes nothing."""
         if part in self._ends:
             return
         self._ends[part] = time.time()
@@ -77,7 +79,7 @@ class StartClock:
             )
 
     def figures(self) -> dict[str, object]:
-        """`start_s` and `start_parts`, seconds by part, which add up to it but for their rounding."""
+        """`start_s`, and `start_parts`: seconds by part, whose sum is `start_s` but for rounding."""
         parts, began = {}, self._job_start
         for part in START_PARTS:
             ended = max(self._ends.get(part, began), began)
@@ -96,14 +98,14 @@ def _staging() -> tuple[float, float]:
 
 
 def process_start() -> float:
-    """When this process started, in epoch seconds."""
+    """The time at which this process started, in epoch seconds."""
     since_boot = float(stat_of("self")[19]) / os.sysconf("SC_CLK_TCK")
     return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
 
 
 def _job_start(started: Mapping[str, object]) -> float | None:
-    """When the attempt's job started, in epoch seconds: as Slurm says if the attempt is a job of its own, and else when
-    its script made attempt.json."""
+    """The time at which the attempt's job started, in epoch seconds: Slurm's if the attempt is a job of its own, else
+    the time at which its script made attempt.json."""
     noted = started.get("started")
     job = str(started.get("job_id", "")).partition("_")[0]
     slurm = os.environ.get("SLURM_JOB_START_TIME", "")
@@ -164,8 +166,8 @@ class Trainer:
         )
         end = loop.run()
         if clock is not None and loop.step > progress.step:
-            clock.end("first_step")  # an attempt of one step ends with its figures
-        # First: what follows is collective, and may fail, or be cut short.
+            clock.end("first_step")  # in an attempt of one step the loop does not call it
+        # Before all else: the calls below are collective, and may fail or be cut short.
         if ranks.is_first:
             write_end(self._run, self._attempt, end, self.step)
         watch.end()
@@ -179,7 +181,8 @@ class Trainer:
         return end.exit_code
 
     def _meet(self, resolved: Resolved, heart: Heartbeat, clock: StartClock | None) -> tuple[torch.device, Ranks]:
-        """This rank's device and its peers, once all ranks have met. From the first moment a watchdog has its heart."""
+        """Returns this rank's device and its peers, once all ranks have met. A watchdog watches `heart` from the
+        beginning."""
         rank, size = self._identity.rank, self._identity.size
         if rank == 0:
             check_open_files(size)
@@ -195,48 +198,54 @@ class Trainer:
         if clock is not None:
             clock.end("rendezvous")
             reserve(self._attempt)
-            when_there_is_space(lambda: complete_run(self._run.path, resolved), "what a plain sbatch did not write")
+            when_there_is_space(lambda: complete_run(self._run.path, resolved), "the rest of the run folder")
             for note in config_notes(self._run.path, resolved):
                 print(note, flush=True)
         return device, ranks
 
     def _build(self, resolved: Resolved, ranks: Ranks, device: torch.device) -> TrainingEngine:
         if ranks.is_first and (resolved.engine.offload_path is not None or resolved.engine.offload_ratio < 1):
-            # It takes 7 minutes on two loaded cores, and silence would look like a hang.
-            print("DeepSpeed builds its own kernels for offloading; the first time that takes minutes", flush=True)
+            # The build takes 7 minutes on two loaded cores, and without a line it would look like a hang.
+            print("DeepSpeed builds its kernels for offloading; the first build takes minutes", flush=True)
         compiles = resolved.engine.compile != "none" or resolved.train.optimizer_mode == "compiled"
         with contextlib.nullcontext() if compiles else without_compiler():
             return build_engine(self._to_build(resolved, ranks), device)
 
-    def _resume(self, resolved: Resolved, engine: TrainingEngine, ranks: Ranks, own: Checkpoints) -> Progress:
-        """Resumes from this run's newest sound checkpoint, or else from that of the nearest run that it continues; a
-        branch from the one that it begins after. Other data than the checkpoint's begin at their first sample."""
+    def _resume(self, resolved: Resolved, engine: TrainingEngine, ranks: Ranks, checkpoints: Checkpoints) -> Progress:
+        """Resumes from the newest sound checkpoint of this run (`checkpoints`), else of the nearest run that it
+        continues.
+
+        A branch begins from the checkpoint that it names. If its data are not the checkpoint's, they begin at their
+        first sample.
+        """
         if ranks.is_first:
             forget_over(self._run.path)
         sources = ranks.broadcast(checkpoint_sources(self._run) if ranks.is_first else [])
         for run, step in sources:
             is_own = run.path == self._run.path
-            progress = (own if is_own else Checkpoints(run.checkpoints, ranks)).resume(engine, is_own, step)
+            source = checkpoints if is_own else Checkpoints(run.checkpoints, ranks)
+            progress = source.resume(engine, is_own, step)
             if progress.step:
-                of_others = progress.step <= resolved.data_from
-                return replace(progress, data="", positions={}) if of_others else progress
+                other_data = progress.step <= resolved.data_from
+                return replace(progress, data="", positions={}) if other_data else progress
         if len(sources) > 1:
             run, step = sources[1]
-            of = "" if step is None else f" of step {step}"
+            of_step = "" if step is None else f" of step {step}"
             raise CheckpointError(
-                f"the run continues {run.path}, which no longer has a sound checkpoint{of}",
+                f"the run continues {run.path}, which no longer has a sound checkpoint{of_step}",
                 "submit a new run instead of starting this one from step 0",
             )
-        if resolved.train.init is not None and engine.given is None:
+        if resolved.train.init is not None and engine.given_weights is None:
             raise CheckpointError(
                 "no checkpoint of the run could be loaded, and its weights were not read from train.init",
-                "start it again: what is damaged is set aside, so it begins from train.init",
+                "start it again: damaged checkpoints are set aside, so it begins from train.init",
             )
         return Progress()
 
     def _to_build(self, resolved: Resolved, ranks: Ranks) -> Resolved:
-        """The settings from which the engine is built: without train.init if there is a checkpoint to load, so that a
-        resumption needs its folder no more. ConfigError if the folder has changed since the run was submitted."""
+        """The settings from which the engine is built. They lack train.init if there is a checkpoint to load, so a
+        resumption does not need its folder any more. Raises ConfigError if the folder has changed since the run was
+        submitted."""
         if resolved.train.init is None:
             return resolved
         resumes = False
@@ -267,16 +276,19 @@ class Trainer:
         self._attempt.write_ended("stopped", "Ctrl-C twice: left without saving", self.step)
 
     def _open_data(self, resolved: Resolved, ranks: Ranks) -> tuple[Resolved, Samples | ShardSet]:
-        """The settings with the places of the data's files, and the run's samples. One rank of each node makes them if
-        they are missing, and looks whether they are rank 0's; all ranks compare their SHA-256."""
+        """Returns the settings with the paths of the data files, and the run's samples.
+
+        One rank of each node looks the files up and makes missing ones. All ranks compare the SHA-256 of their data
+        with rank 0's.
+        """
         looked_up: LookedUp = {}
         looks = self._identity.local_rank == 0
         if looks:
             ensure_data(resolved, beside=self._run.data_beside, looked_up=looked_up)
         resolved = located(resolved, ranks.broadcast(self._run.data_beside if ranks.is_first else None))
         ranks.barrier()
-        of_first = ranks.broadcast(looked_up)
-        samples = open_samples(resolved, looked_up if looks else of_first)
+        looked_up_by_first = ranks.broadcast(looked_up)
+        samples = open_samples(resolved, looked_up if looks else looked_up_by_first)
         first = ranks.broadcast(samples.identity)
         if samples.identity != first:
             raise DataError(
@@ -325,25 +337,25 @@ class Trainer:
             print(f"resumed after step {progress.step} of {resolved.train.steps}", flush=True)
         if progress.data and progress.data != samples.identity:
             print(
-                f"warning: the data differ from the checkpoint's (SHA-256 {samples.identity[:12]}…, "
-                f"the checkpoint's {progress.data[:12]}…)",
+                f"warning: the data differ from those of the checkpoint (SHA-256 {samples.identity[:12]}… now, "
+                f"{progress.data[:12]}… in the checkpoint)",
                 flush=True,
             )
 
 
 def _limits(heart: Heartbeat) -> str:
-    """How long ranks wait for each other, and after which time the watchdog ends the attempt."""
+    """A line on the time limits: a collective's, and the watchdog's, which ends the attempt."""
     watch = "hangs are not watched for (train.hang_multiple is 0)"
     if heart.multiple:
         watch = (
-            f"a hang is found after {heart.limit_s() / 60:g} min while starting, compiling or saving, then after "
-            f"{heart.multiple:g} steps, at least {heart.floor_s:g} s"
+            f"a hang is found after {heart.limit_s() / 60:g} min while starting, compiling or saving, else after the "
+            f"time of {heart.multiple:g} steps, at least {heart.floor_s:g} s"
         )
     return f"a collective may take {heart.patience_s / 60:g} min; {watch}"
 
 
 def _checkpoints_of(resolved: Resolved, run: RunFolder, ranks: Ranks) -> Checkpoints:
-    """The run's checkpoints, saved and kept as its settings say."""
+    """The run's checkpoints, with the settings for saving and retention."""
     train, after = resolved.train, resolved.after
     followed = after.is_asked and after.every > 0
     retention = Retention(train.keep_last, train.keep_every, train.save_at, followed=followed)

@@ -23,11 +23,12 @@ _READ_AHEAD = 4
 
 
 class Stream:
-    """The micro-batches of a rank: (tokens, targets), int64 [micro_batch, seq / cp] each, on its device; with
-    data.mask_documents also where the documents begin, of whole samples.
+    """The micro-batches of a rank: (tokens, targets), int64 [micro_batch, seq / cp] each, on its device. With
+    data.mask_documents also the boundaries of the documents in the whole samples.
 
-    Tokens and targets are `part` of the samples of its data-parallel rank. `taken` is (how many the rank has taken for
-    training, CRC-32 of their whole samples), which all ranks have alike that read the same data and take any.
+    Tokens and targets are the rank's `part` of the samples of its data-parallel rank. `taken` is (number of
+    micro-batches taken for training, CRC-32 of their whole samples). It is the same on all ranks that read the same
+    data, unless a rank takes none.
     """
 
     taken = (0, 0)
@@ -38,12 +39,12 @@ class Stream:
 
     @property
     def skipped_shards(self) -> int:
-        """How many shards of this data-parallel rank were left early, in all attempts (data.on_bad_shard = "skip")."""
+        """The number of this data-parallel rank's shards left early, in all attempts (data.on_bad_shard = "skip")."""
         return 0
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The names of a mixture's sources, each of which is evaluated alone; empty without a mixture."""
+        """The names of a mixture's sources, which are evaluated one by one; empty without a mixture."""
         return ()
 
     def step(self, step: int) -> Iterator[MicroBatch]:
@@ -51,12 +52,13 @@ class Stream:
         raise NotImplementedError
 
     def evaluation(self, batches: int, source: str | None = None) -> Iterator[MicroBatch]:
-        """The micro-batches of an evaluation over `batches` global batches, the same at every evaluation; of one
-        `source` of a mixture."""
+        """The micro-batches of an evaluation over `batches` global batches, the same at every evaluation. For a
+        mixture: those of one `source`."""
         raise NotImplementedError
 
     def position(self) -> dict[str, Any] | None:
-        """What this data-parallel rank has consumed, as JSON; None if the step alone determines it."""
+        """The position in the data up to which this data-parallel rank has read, as JSON; None if the step determines
+        it."""
         return None
 
     def restore(self, positions: Mapping[int, Mapping[str, Any]]) -> None:
@@ -71,8 +73,8 @@ def open_stream(
     logs: bool = True,
     part: SequencePart = WHOLE,
 ) -> Stream:
-    """Opens a rank's stream of its data-parallel rank's samples, of which it keeps `part`. One of the ranks that read
-    the same data `logs` shards left early."""
+    """Opens the stream of a rank, which keeps `part` of each sample of its data-parallel rank. Of the ranks that read
+    the same data one `logs` the shards that are left early."""
     if isinstance(samples, ShardSet):
         return StreamedShards(samples, resolved, dp_rank, device, logs, part)
     return DataStream(samples, resolved, dp_rank, device, part)
@@ -128,14 +130,14 @@ class DataStream(Stream):
                 yield _to_device(self._read(samples.evaluation, batch, index)[0], self._device)
 
     def _submit(self, step: int, index: int) -> None:
-        """Asks the reader for a micro-batch once. An index past the step's end is of the next step."""
+        """Asks the reader for a micro-batch, once. An index past the step's end belongs to the next step."""
         step, index = step + index // self._batch.micro_batches, index % self._batch.micro_batches
         if (step, index) not in self._ahead and step <= self._last_step:
             assert self._reader is not None
             self._ahead[step, index] = self._reader.submit(self._read_train, step, index)
 
     def _read_train(self, step: int, index: int) -> tuple[MicroBatch, int]:
-        """A branch to other data has begun them at their first sample."""
+        """Reads a micro-batch of `step`. A branch with other data began them at their first sample."""
         return self._read(self._samples.train, step - self._first_step, index)
 
     def _read(self, sample: Callable[[int], Sample], step: int, index: int) -> tuple[MicroBatch, int]:
@@ -145,10 +147,10 @@ class DataStream(Stream):
 
 
 class StreamedShards(Stream):
-    """A `Stream` from shards, whose samples depend on what was taken before.
+    """A `Stream` from shards, whose next samples depend on those taken before.
 
-    A thread reads up to four micro-batches ahead. A sample counts as taken with its micro-batch. A rank whose engine
-    takes no micro-batches, such as one in the middle of a pipeline that masks no documents, reads nothing.
+    A thread reads up to four micro-batches ahead. A sample counts as taken once its micro-batch is taken. A rank whose
+    engine takes no micro-batches reads nothing: one in the middle of a pipeline, unless documents are masked.
     """
 
     def __init__(
@@ -190,7 +192,7 @@ class StreamedShards(Stream):
                 yield _to_device(micro_batch, self._device)
 
     def evaluation(self, batches: int, source: str | None = None) -> Iterator[MicroBatch]:
-        # They are the same at every evaluation, so they are read once and kept.
+        # The samples are the same at every evaluation, so they are read once and cached.
         if not self._evaluation:
             self._evaluation = self._read_evaluation(batches)
         for micro_batch in self._evaluation:
@@ -216,7 +218,7 @@ class StreamedShards(Stream):
         self._take(sums)
         for shard, fault in change.faults.items():
             if self._logs and shard not in self._position.faults:
-                print(f"data: shard {shard} is left before its end: {fault}", flush=True)
+                print(f"data: skipping the rest of shard {shard}: {fault}", flush=True)
         self._position.move(change)
         return micro_batch
 
@@ -231,38 +233,39 @@ class StreamedShards(Stream):
             for step in range(batches)
             for index in range(batch.micro_batches)
         ]
-        own = {number for micro_batch in numbers for number in micro_batch}
-        rows = evaluation_samples(self._shards, self._resolved, batches * batch.global_batch, own)
-        return [_tensors([rows[number] for number in own], self._device, self._end, self._part) for own in numbers]
+        wanted = {number for micro_batch in numbers for number in micro_batch}
+        rows = evaluation_samples(self._shards, self._resolved, batches * batch.global_batch, wanted)
+        samples = ([rows[number] for number in micro_batch] for micro_batch in numbers)
+        return [_tensors(sample, self._device, self._end, self._part) for sample in samples]
 
 
 def _reading_thread(device: torch.device) -> ThreadPoolExecutor:
-    """One thread with its current GPU set: otherwise pinning memory would initialise GPU 0."""
+    """A pool of one thread whose current GPU is set: otherwise pinning memory would initialise GPU 0."""
     if device.type == "cuda":
         return ThreadPoolExecutor(1, "read-ahead", torch.cuda.set_device, (device,))
     return ThreadPoolExecutor(1, "read-ahead")
 
 
 def _sum(samples: Sequence[NDArray[Any]]) -> int:
-    """CRC-32 of the tokens of samples."""
+    """CRC-32 of the samples' tokens."""
     return functools.reduce(lambda before, sample: zlib.crc32(np.ascontiguousarray(sample).data, before), samples, 0)
 
 
 def _tensors(samples: Sequence[NDArray[Any]], device: torch.device, end: int | None, part: SequencePart) -> MicroBatch:
-    """(tokens, targets) of the part of samples of [seq + 1] integers, each token copied once to each; pinned for a GPU.
-    With an `end` token also the boundaries of documents, of whole samples.
+    """(tokens, targets): this `part` of samples of [seq + 1] integers, each token copied once into each; pinned for a
+    GPU. With an `end` token also the boundaries of the documents in the whole samples.
 
-    The target of a part's last token is the next part's first.
+    The target of a part's last token is the first token of the next part.
     """
     pin = device.type == "cuda"
     runs = part.runs(len(samples[0]) - 1)
     shape = len(samples), sum(run.stop - run.start for run in runs)
     tokens, targets = (torch.empty(shape, dtype=torch.int64, pin_memory=pin) for _ in range(2))
-    for sample, own, following in zip(samples, tokens.numpy(), targets.numpy(), strict=True):
+    for sample, inputs, following in zip(samples, tokens.numpy(), targets.numpy(), strict=True):
         at = 0
         for run in runs:
             to = slice(at, at := at + run.stop - run.start)
-            own[to], following[to] = sample[:-1][run], sample[1:][run]
+            inputs[to], following[to] = sample[:-1][run], sample[1:][run]
     if end is None:
         return tokens, targets
     return tokens, targets, Boundaries.of(tokens if part.size == 1 else _tensors(samples, device, None, WHOLE)[0], end)

@@ -1,7 +1,7 @@
 """Exports a run's weights: `python -m hpc_gpt.trainer.export RUN FOLDER DTYPE [STEP]`, for `hpc-gpt export`.
 
-It is one process without torch.distributed. The engine's module reads its own checkpoint a parameter at a time, and
-`core.weights.tensors` writes them.
+It is one process without torch.distributed. The engine's module reads its checkpoint one parameter at a time, and
+`core.weights.tensors` writes the parameters.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from hpc_gpt.trainer.engines.protocol import module_of
 from hpc_gpt.trainer.ranks import Peers
 from hpc_gpt.trainer.tokens.tokenizer import TABLE_SUFFIX
 
-# A tokenizer's files, of which a model has some.
+# The possible files of a tokenizer; a model has some of them.
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja"),
@@ -45,40 +45,41 @@ class ExportedWeights:
 
 
 def export_hf(run: RunFolder, folder: Path, step: int | None = None, dtype: str = "fp32") -> ExportedWeights:
-    """Writes the newest sound checkpoint, or that of `step`, as safetensors and config.json of transformers' class.
+    """Writes the newest sound checkpoint, or the one of `step`, as safetensors and config.json of transformers' class.
 
-    The folder is made as a whole or not at all, and replaces no other. Weights are fp32, or rounded to bf16. The files
-    of the tokenizer go along if the run's settings name a folder that has them, and so does what says how the model of
-    the folder that the run began from ends a text. Raises ConfigError, CheckpointError.
+    The folder is made as a whole or not at all, and never replaces another. Weights are fp32, or rounded to bf16. The
+    tokenizer's files are copied if the run's settings name a folder that has them. If the run began from a folder of
+    weights, its settings of how a text ends are copied, too. Raises ConfigError, CheckpointError.
     """
     check_export(folder)
     resolved = run.resolved()
     engine_named(resolved.engine.name).check_export()
     if architecture_of(resolved.model) is None:
         raise ConfigError(
-            "transformers has no class of this model's shape", "the checkpoints under the run's folder are the weights"
+            "transformers has no class for this model's shape",
+            "the weights are in the checkpoints under the run's folder",
         )
-    checkpoint, found = _find_checkpoint(run, step)
+    checkpoint, saved_step = _find_checkpoint(run, step)
     weights = _weights(checkpoint, resolved)
     tokenizer = _tokenizer_files(resolved, run.data_beside)
     begun = init_config_of(one.path for one in (run, *find_ancestors(run)))
     files = write_hf(resolved.model, weights, folder, dtype=dtype, others=tokenizer, begun=begun)
-    return ExportedWeights(found, files, sum((folder / name).stat().st_size for name in files))
+    return ExportedWeights(saved_step, files, sum((folder / name).stat().st_size for name in files))
 
 
 def _find_checkpoint(run: RunFolder, step: int | None) -> tuple[Path, int]:
     for path, marker in Checkpoints(run.checkpoints, Peers()).sound(step):
         return path, int(marker["step"])
-    there = ", ".join(str(step_in(path.name)) for path in reversed(list_complete(run.checkpoints)))
+    steps = ", ".join(str(step_in(path.name)) for path in reversed(list_complete(run.checkpoints)))
     of_step = "" if step is None else f" of step {step}"
     raise CheckpointError(
         f"run {run.run_id} has no sound checkpoint{of_step}",
-        f"it has checkpoints of steps {there}" if there else "set train.save_every, or let the run end",
+        f"it has checkpoints of steps {steps}" if steps else "set train.save_every, or let the run end",
     )
 
 
 def _weights(checkpoint: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
-    """Yields the weights in the checkpoint by our names, without the vocabulary's padding.
+    """Yields (our name, weight) for all weights in the checkpoint, without the vocabulary's padding.
 
     Raises CheckpointError if one is missing.
     """
@@ -96,12 +97,12 @@ def _weights(checkpoint: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor
 _DAMAGED = "was it written by another version? submit again with the version in resolved.json"
 
 
-def _tokenizer_files(resolved: Resolved, beside: Path | None) -> list[Path]:
+def _tokenizer_files(resolved: Resolved, run_data: Path | None) -> list[Path]:
     """The files of the run's tokenizer, if its settings name a tokenizer.json that is there."""
     described = resolved.data.tokenizer
     if not described.endswith(".json") or described.endswith(TABLE_SUFFIX):
         return []
-    places = [base / Path(described).expanduser() for base in (beside, Path()) if base is not None]
+    places = [base / Path(described).expanduser() for base in (run_data, Path()) if base is not None]
     source = next((place.parent for place in places if place.is_file()), None)
     return [] if source is None else [source / name for name in _TOKENIZER_FILES if (source / name).is_file()]
 

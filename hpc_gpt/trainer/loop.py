@@ -1,4 +1,4 @@
-"""The training loop of an attempt: train, evaluate, save, log, and stop when all ranks agree."""
+"""The training loop of an attempt: trains, evaluates, saves, logs, and stops when all ranks agree."""
 
 import json
 import platform
@@ -30,10 +30,10 @@ from hpc_gpt.trainer.tokens.shard_stream import ShardSet
 
 @dataclass
 class Supervision:
-    """What is watched beside the steps of an attempt, and what may ask it to save or to end.
+    """The objects that watch an attempt while it trains, and those that may request a save or its end.
 
-    `end_of_sigterm` is called on rank 0 and returns how a SIGTERM ends the attempt. `first_step_ended` is called once
-    the figures of the first step are there; not if it is the last step, too.
+    `end_of_sigterm` is called on rank 0 and returns the end that a SIGTERM means for the attempt. `first_step_ended` is
+    called once the figures of the first step are fetched, unless that step is also the last one.
     """
 
     signals: Signals
@@ -45,8 +45,8 @@ class Supervision:
 
 
 class Loop:
-    """Trains from `progress` on, and writes `metrics`. `step` is the number of optimizer steps done, skipped ones
-    included."""
+    """Trains from `progress` on, and writes `metrics`. `step` is the number of optimizer steps done, with skipped
+    ones."""
 
     def __init__(
         self,
@@ -121,24 +121,24 @@ class Loop:
             metrics.add(step, result)
             agreed = self._agreement.all_reduce(self._report(step))
             metrics.memory = agreed.allocated_bytes, agreed.reserved_bytes
-            if self._checkpoints.is_saving and "writing" not in agreed.asked:
-                # Completing a checkpoint and removing old ones may take the file system longer than a step.
+            if self._checkpoints.is_saving and "writing" not in agreed.flags:
+                # Completing a checkpoint and removing old ones may take longer than a step.
                 self._heart.enter(SAVING)
-            self._saver.poll("writing" in agreed.asked)
+            self._saver.poll("writing" in agreed.flags)
             if step == warm:
                 self._watch.begin()
             last = step == train.steps
             if train.eval_every and (step % train.eval_every == 0 or last):
                 self._evaluate()
-            asked, reason = "save" in agreed.asked, first_reason(agreed.asked)
+            requested, reason = "save" in agreed.flags, first_reason(agreed.flags)
             if self._saver.gave_up or (reason and not (last and reason != "bad_steps")):
-                return self._stop(reason, asked)
+                return self._stop(reason, requested)
             if last:
-                return self._stop(None, asked)
+                return self._stop(None, requested)
             by_step = (train.save_every and step % train.save_every == 0) or step in train.save_at
-            saves = asked or by_step or "save_due" in agreed.asked
+            saves = requested or by_step or "save_due" in agreed.flags
             if saves:
-                self._save(asked)
+                self._save(requested)
             # The first line of an attempt comes at once: it shows that the ranks train.
             if step % train.log_every == 0 or step == first + 1:
                 self._log()
@@ -167,7 +167,7 @@ class Loop:
                 reasons.add("bad_steps")
             if self._metrics.target.reached is not None:
                 reasons.add("target")
-            if self._clock.is_due():
+            if self._clock.restart_if_due():
                 reasons.add("save_due")
         if self._checkpoints.busy:
             reasons.add("writing")
@@ -181,8 +181,8 @@ class Loop:
         self._heart.enter(EVALUATING, as_steps=batches * max(1, len(sources)))
         count = batches * self._resolved.batch.micro_batches
         if sources:
-            each = {one: self._engine.evaluate(self._stream.evaluation(batches, one), count) for one in sources}
-            self._metrics.add_evaluation(each)
+            losses = {name: self._engine.evaluate(self._stream.evaluation(batches, name), count) for name in sources}
+            self._metrics.add_evaluation(losses)
         else:
             self._metrics.add_evaluation(self._engine.evaluate(self._stream.evaluation(batches), count))
         self._metrics.begin_clock()
@@ -198,7 +198,7 @@ class Loop:
         else:
             self._metrics.forget()
 
-    def _save(self, asked: bool = False, wait: bool = False) -> bool:
+    def _save(self, requested: bool = False, wait: bool = False) -> bool:
         """Begins a save, or with `wait` completes it. Returns False if the weights are not finite."""
         self._heart.enter(SAVING)
         self._compare_samples()
@@ -206,18 +206,18 @@ class Loop:
         def progress(train_s: float) -> Progress:
             return Progress(self.step, train_s, self._identity, self._position())
 
-        sound = self._saver.save(self.step, self._train_s(), progress, asked, wait)
+        sound = self._saver.save(self.step, self._train_s(), progress, requested, wait)
         self._clock.restart()
         return sound
 
     def _compare_samples(self) -> None:
-        """DataError unless the ranks that read the same data have taken the same samples. One that reads a damaged or
-        older copy has not, and no such state is saved."""
+        """Raises DataError unless the ranks that read the same data have taken the same samples: a rank that reads a
+        damaged or older copy has not. Such a state must not be saved."""
         if self._resolved.layout.dp == self._resolved.layout.gpus:
             return
         engine, stream = self._engine, self._stream
         position = stream.position() or {}
-        # Which shards were left, not why: the words are of a library's version.
+        # The skipped shards without their reasons: the texts differ between versions of a library.
         place = zlib.crc32(
             json.dumps({**position, "faults": sorted(position.get("faults", ()))}, sort_keys=True).encode()
         )
@@ -226,31 +226,31 @@ class Loop:
             self._ranks.all_gather((engine.dp_rank, platform.node(), (*stream.taken, place)))
         ):
             if not taken[0]:
-                continue  # a stage in the middle of a pipeline takes none
+                continue  # a stage in the middle of a pipeline takes no samples
             other, other_host, others = first.setdefault(dp_rank, (rank, host, taken))
             if taken != others:
                 raise DataError(
-                    f"ranks {other} on {other_host} and {rank} on {host} read the same data, but have taken other "
-                    f"samples by step {self.step}; nothing is saved of it",
-                    "compare the files on both: they differ, are damaged, or were changed while they were read",
+                    f"ranks {other} on {other_host} and {rank} on {host} read the same data, but have taken different "
+                    f"samples by step {self.step}; it is not saved",
+                    "compare the files on both hosts: they differ, are damaged, or were changed while they were read",
                 )
 
-    def _save_last(self, asked: bool) -> bool:
+    def _save_last(self, requested: bool) -> bool:
         """Saves at the end, unless train.save_last is false. Returns False if the weights are not finite."""
-        if self._train.save_last or asked:
+        if self._train.save_last or requested:
             return self._save(wait=True)
         self._heart.enter(SAVING)
         return self._saver.leave_out(self.step)
 
-    def _stop(self, reason: str | None, asked: bool = False) -> End:
+    def _stop(self, reason: str | None, requested: bool = False) -> End:
         """Does the last save, fetch and log line of an attempt, and returns its end.
 
-        All ranks know the `reason`, None if all steps are done, and whether a save is `asked` for.
+        All ranks know the `reason`, None if all steps are done, and whether a save is `requested`.
         """
-        asked |= "save" in self._agreement.finish().asked
+        requested |= "save" in self._agreement.finish().flags
         saver = self._saver
-        # The save and its step's line come first: asking Slurm may take 15 s, and few are left after a SIGTERM.
-        sound = saver.gave_up or (reason != "bad_steps" and self._save_last(asked))
+        # The save and its step's line come first: asking Slurm may take 15 s, and after a SIGTERM few seconds are left.
+        sound = saver.gave_up or (reason != "bad_steps" and self._save_last(requested))
         self._heart.enter(LEAVING)
         if self._ranks.is_first:
             self._metrics.fetch()
@@ -270,7 +270,7 @@ class Loop:
 
     @property
     def tenth_step(self) -> float | None:
-        """End of the attempt's tenth step in epoch seconds, less the evaluations and saves before it.
+        """End of the attempt's tenth step in epoch seconds, minus the time of evaluations and saves before it.
 
         None until rank 0 has fetched that step, and on the other ranks.
         """
@@ -279,11 +279,13 @@ class Loop:
 
     @property
     def skipped_shards(self) -> dict[int, int]:
-        """{dp rank: shards its stream left early, in all attempts}; empty unless this rank reports for its dp rank."""
+        """{dp rank: number of shards that its stream left early, in all attempts}; empty unless this rank reports for
+        it."""
         return {self._engine.dp_rank: self._stream.skipped_shards} if self._reports else {}
 
     def _position(self) -> dict[int, dict[str, Any]]:
-        """{dp rank: position of its stream}; empty likewise, and if the step alone determines the position."""
+        """{dp rank: position of its stream}; empty unless this rank reports for it, or if the step determines the
+        position."""
         position = self._stream.position() if self._reports else None
         return {} if position is None else {self._engine.dp_rank: position}
 

@@ -1,8 +1,8 @@
 """`python -m hpc_gpt.trainer.machine NODES RANKS_PER_NODE`: a rank of `bench --machine` (launcher/bench/machine.py).
 
-Measures its device, then with the others what joins them, by the measurements of the preflight. Environment:
+Measures its device, then with the other ranks the links between them, as the preflight does. Environment:
 SLURM_NODEID, SLURM_LOCALID, MASTER_ADDR and MASTER_PORT; HPC_GPT_PROBE_COMMAND replaces figures, as in a preflight.
-Rank 0 prints the figures of all ranks as one line of JSON. A rank ends after MACHINE_LIMIT_S.
+Rank 0 prints the figures of all ranks as one line of JSON. A rank ends after MACHINE_LIMIT_S at the latest.
 """
 
 import json
@@ -42,38 +42,42 @@ def main(nodes: int, ranks_per_node: int) -> None:
     if count := torch.cuda.device_count():
         device = torch.device("cuda", local % count)
         torch.cuda.set_device(device)
-    given = measurements.figures_of_command(os.environ.get(COMMAND))
-    figures, every = measure_device(device, given), [dict[str, Any]()] * size
+    replaced = measurements.figures_of_command(os.environ.get(COMMAND))
+    figures, gathered = measure_device(device, replaced), [dict[str, Any]()] * size
     os.environ.update(choose_interface(os.environ["MASTER_ADDR"], nodes) | {"RANK": str(rank), "WORLD_SIZE": str(size)})
     os.environ.setdefault(*LAZY_GLOO)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=PATIENCE_S))
-    dist.all_reduce(torch.ones(1, device=device))  # NCCL's first call is of all ranks
+    dist.all_reduce(torch.ones(1, device=device))  # NCCL's first call must be one of all ranks
 
-    transfers = [each for each in _transfers(nodes, ranks_per_node) if rank in each.ranks]
+    transfers = [transfer for transfer in _transfers(nodes, ranks_per_node) if rank in transfer.ranks]
     rates: list[float] = []
     mib = (_ON_CPU if device.type == "cpu" else _ON_GPU)[3]
-    measurements.run_transfers(transfers, rank, device, given, lambda: None, rates.append, mib)
-    figures |= {f"{each.axis}_{each.kind}_gb_s": rate for each, rate in zip(transfers, rates, strict=True)}
-    dist.all_gather_object(every, figures)
+    measurements.run_transfers(transfers, rank, device, replaced, lambda: None, rates.append, mib)
+    measured = zip(transfers, rates, strict=True)
+    figures |= {f"{transfer.axis}_{transfer.kind}_gb_s": rate for transfer, rate in measured}
+    dist.all_gather_object(gathered, figures)
     if rank == 0:
-        print(MACHINE_MARK + json.dumps(every), flush=True)
+        print(MACHINE_MARK + json.dumps(gathered), flush=True)
     dist.barrier()
 
 
 def _transfers(nodes: int, ranks_per_node: int) -> Iterator[Transfer]:
-    """In every node, then of all: sends, in which every rank takes part, an all-gather and an all-reduce."""
-    of = [tuple(range(ranks_per_node * node, ranks_per_node * (node + 1))) for node in range(nodes)]
+    """The transfers within every node, then between all: sends, to which every rank belongs, an all-gather, an
+    all-reduce."""
+    ranks_of = [tuple(range(ranks_per_node * node, ranks_per_node * (node + 1))) for node in range(nodes)]
     if ranks_per_node > 1:
-        yield from (Transfer("pair", "node", ranks[at : at + 2]) for ranks in of for at in range(len(ranks) - 1)[::2])
-        yield from (Transfer(kind, "node", ranks) for kind in ("gather", "ring") for ranks in of)
+        yield from (
+            Transfer("pair", "node", ranks[at : at + 2]) for ranks in ranks_of for at in range(len(ranks) - 1)[::2]
+        )
+        yield from (Transfer(kind, "node", ranks) for kind in ("gather", "ring") for ranks in ranks_of)
     if nodes > 1:
-        two = zip(of[::2], of[1::2], strict=False)
+        two = zip(ranks_of[::2], ranks_of[1::2], strict=False)
         yield from (Transfer("pair", "nodes", pair) for a, b in two for pair in zip(a, b, strict=True))
-        yield from (Transfer(kind, "nodes", sum(of, ())) for kind in ("gather", "ring"))
+        yield from (Transfer(kind, "nodes", sum(ranks_of, ())) for kind in ("gather", "ring"))
 
 
-def measure_device(device: torch.device, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a rank's device does; figures in `given` replace measured ones."""
+def measure_device(device: torch.device, replaced: Mapping[str, Any]) -> dict[str, Any]:
+    """Measures a rank's device; figures in `replaced` are taken from there instead."""
     cuda = device.type == "cuda"
     rows, sizes, mib, _ = _ON_GPU if cuda else _ON_CPU
     probes: dict[str, Callable[[], Any]] = {
@@ -88,22 +92,22 @@ def measure_device(device: torch.device, given: Mapping[str, Any]) -> dict[str, 
         "memory_gb_s": lambda: _memory_gb_s(device, mib * 2**20),
         "host_to_device_gb_s": lambda: measurements.host_to_device_gb_s(device),
     }
-    return {name: given[name] if name in given else probe() for name, probe in probes.items()}
+    return {name: replaced[name] if name in replaced else probe() for name, probe in probes.items()}
 
 
 def _products(device: torch.device, rows: int) -> dict[str, float]:
-    """TFLOP/s of a product in each format that the device has units for; fp8 with a scale for each tensor."""
+    """{format: TFLOP/s of a matrix product} for the formats that the device supports; fp8 with one scale per tensor."""
     ability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (8, 0)
     formats = ["fp32", "bf16"] if device.type == "cpu" else ["fp32", "fp16", "bf16"][: 3 if ability >= (8, 0) else 2]
-    found = {name: measurements.matmul_tflops(device, name, rows) for name in formats}
+    rates = {name: measurements.matmul_tflops(device, name, rows) for name in formats}
     if device.type == "cuda" and ability >= (8, 0):
         torch.backends.cuda.matmul.allow_tf32 = True
-        found["tf32"] = measurements.matmul_tflops(device, "fp32", rows)
+        rates["tf32"] = measurements.matmul_tflops(device, "fp32", rows)
     if ability >= (8, 9):
         small, one = torch.randn(rows, rows, device=device).to(fp8.FORWARD), torch.ones((), device=device)
         seconds = seconds_each(device, lambda: fp8.product(small, small, one, one, torch.bfloat16))
-        found["fp8"] = four_digits(2 * rows**3 / seconds / 1e12)
-    return found
+        rates["fp8"] = four_digits(2 * rows**3 / seconds / 1e12)
+    return rates
 
 
 def _attention_s(device: torch.device, samples: int, heads: int, tokens: int) -> float:
@@ -121,7 +125,7 @@ def _attention_s(device: torch.device, samples: int, heads: int, tokens: int) ->
 
 
 def _memory_gb_s(device: torch.device, size: int) -> float:
-    """Rate of a copy in the device's memory, read and written, in GB/s of 1e9 bytes."""
+    """Rate of a copy within the device's memory, bytes read plus written, in GB/s of 1e9 bytes."""
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return four_digits(2 * size / seconds_each(device, lambda: target.copy_(source)) / 1e9)

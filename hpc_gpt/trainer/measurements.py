@@ -1,4 +1,4 @@
-"""Measures an attempt beside its steps: GPU utilisation, the device's own rate, compile time, a trace of some steps.
+"""Measures an attempt apart from its steps: GPU utilisation, matmul rate, compile time, a trace of some steps.
 
 Each rank measures its own GPU, and rank 0 writes the figures of all into `measured.json` at the attempt's end. Nothing
 here waits for the device during the training. GPU figures need NVML (`pip install 'hpc-gpt[nvml]'`); without it they
@@ -33,9 +33,9 @@ from hpc_gpt.trainer.ranks import Ranks
 # Seconds between two readings of a GPU, and between two probes.
 _EVERY_S = 1.0
 _PROBE_EVERY_S = 30.0
-# A probe is so many products of square matrices of this size.
+# A probe is this many products of square matrices of this size.
 _PROBE_SIZE, _PROBE_TIMES = 2048, 8
-# Other streams disturb a probe, so a median needs the least number; no more than the other are kept.
+# Other streams disturb a probe, so a median needs at least 3 probes; the last 20 are kept.
 _PROBES_LEAST, _PROBES_KEPT = 3, 20
 # A CPU multiplies bf16 a thousand times slower than a GPU: a larger product would take longer than a small run.
 _GPU_SIZE, _CPU_SIZE = 8192, 256
@@ -43,8 +43,8 @@ _GPU_SIZE, _CPU_SIZE = 8192, 256
 
 @dataclass
 class GpuSums:
-    """Sums of `count` readings of one GPU, one a second: utilisation in percent and its square, SM clock in MHz, power
-    in W. A day has 86,400 readings, of which rank 0 gets these alone."""
+    """Sums of `count` readings of one GPU, one per second: utilisation in percent and its square, SM clock in MHz,
+    power in W. A day has 86,400 readings, so rank 0 gets only their sums."""
 
     count: int = 0
     util: float = 0.0
@@ -58,7 +58,7 @@ class GpuSums:
 
 
 class GpuWatch:
-    """Reads this rank's GPU on a thread, from `begin` to `end`. Without a GPU or NVML there are no readings."""
+    """Reads this rank's GPU on a thread, from `begin` to `end`. Makes no readings without a GPU or NVML."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -117,9 +117,10 @@ def summarise(sums: Iterable[GpuSums]) -> dict[str, float | None]:
 class DeviceProbe:
     """Times a product of fixed size now and then during the training, to find a slow device.
 
-    All ranks of a run have the same step time, whichever is slow. A probe takes a third of a millisecond, timed by the
-    device, and nothing waits for it. HPC_GPT_PROBE_COMMAND replaces it, as in the preflight: it prints a JSON object
-    with `probe_s`. Without that command nothing is measured on a CPU, whose speed depends on the load of the machine.
+    All ranks of a run have the same step time, whichever of them is slow. A probe takes a third of a millisecond, timed
+    by the device, and nothing waits for it. HPC_GPT_PROBE_COMMAND replaces it, as in the preflight: it prints a JSON
+    object with `probe_s`. Without that command nothing is measured on a CPU, whose speed depends on the load of the
+    machine.
 
     `probe_s` is the median of the last probes, in seconds; None while there are too few.
     """
@@ -177,13 +178,13 @@ class DeviceProbe:
 
 
 class MatmulRate:
-    """The device's own matmul rate, measured in the process that trains, to compare the training with it.
+    """The device's matmul rate, measured in the training process, to compare the training with it.
 
-    With `train.matmul_rate` every rank multiplies before its first step and after its last. That distinguishes a card
-    that became slower meanwhile, by heat or by its power limit, from a slow program.
+    With `train.matmul_rate` every rank measures it before its first step and after its last one. That distinguishes a
+    card that has become slower, by heat or by its power limit, from a slow program.
 
-    `before` and `after` are TFLOP/s of this rank's device; None if not asked for, or without memory. `product`
-    describes the product; None if there is none. `before_s`: seconds that the measurement before has taken.
+    `before` and `after` are TFLOP/s of this rank's device; None if not requested, or if memory is short. `product`
+    describes the product; None if none is requested. `before_s`: seconds that the first measurement took.
     """
 
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
@@ -210,7 +211,7 @@ class MatmulRate:
         self.before_s = time.perf_counter() - began
 
     def measure_after(self) -> None:
-        """Measures after the last step, when its memory peaks are written."""
+        """Measures after the last step, when the training's memory peaks have been written."""
         self.after = self._measure()
 
     def _measure(self) -> float | None:
@@ -236,14 +237,15 @@ class Profiling:
         self._profile: profile | None = None
 
     def before(self, step: int) -> None:
-        """To be called before `step`, counted from 1. An attempt that begins among the steps records the rest."""
+        """To be called before `step`, counted from 1. An attempt that begins between the two steps records the later
+        ones."""
         if self._profile is None and self._first <= step <= self._last:
             on_device = [ProfilerActivity.CUDA] if self._device.type == "cuda" else []
             self._profile = profile(activities=[ProfilerActivity.CPU, *on_device])
             self._profile.start()
 
     def after(self, step: int) -> None:
-        """To be called after `step`. A disk that refuses the trace costs the trace alone."""
+        """To be called after `step`. If the disk refuses the trace, only the trace is lost."""
         if self._profile is None or step < self._last:
             return
         self._profile.stop()
@@ -267,11 +269,12 @@ def write_measured(
     tenth_step: float | None,
     attention: str | None,
 ) -> None:
-    """Writes all ranks' figures into the attempt's measured.json. Collective. `skipped_shards` by dp rank.
+    """Writes all ranks' figures into the attempt's measured.json. Collective.
 
-    Of the devices' rates the slowest is written: the other ranks wait for it in every step. `tenth_step` is the end of
-    that step in epoch seconds. It is written as seconds since the attempt's start, which is known to a second, less the
-    time that measuring the rate took. `attention` is the kernel that ran on rank 0.
+    `skipped_shards` are numbers by dp rank. The slowest device's rates are written: the other ranks wait for it in
+    every step. `tenth_step` is the end of the tenth step in epoch seconds. It is written as seconds since the attempt's
+    start, which is known to a second, minus the time that measuring the rate took. `attention` is the kernel that ran
+    on rank 0.
     """
     retries: int | None = None
     if device.type == "cuda":
@@ -285,7 +288,7 @@ def write_measured(
         # Ranks compile at the same time, so the run waits for the slowest.
         "compile_s": max((seconds for seconds in compiled if seconds is not None), default=None),
         "allocator_retries": sum(retried) if None not in retried else None,
-        "skipped_shards": sum(count for own in skipped for count in own.values()),
+        "skipped_shards": sum(count for by_dp_rank in skipped for count in by_dp_rank.values()),
         "matmul_tflops_before": min(before) if None not in before else None,
         "matmul_tflops_after": min(after) if None not in after else None,
         "matmul": rate.product,

@@ -1,8 +1,8 @@
 """The figures of every optimizer step: kept on the device, fetched together, written as lines of metrics.jsonl.
 
-Only `fetch` waits for the device: at a logging step, a save and the end. Between them `look_back` finds bad steps from
-copies that have arrived meanwhile. A step's time is from the end of the step before to its end, measured by events of
-the device, or on a CPU by the clock. Evaluations and saves are between two steps and count for none.
+Only `fetch` waits for the device: at a logging step, a save and the end. Between them `look_back` finds bad steps in
+copies that have arrived meanwhile. A step's time runs from the end of the step before to its own end, measured by
+events of the device, or on a CPU by the clock. Evaluations and saves are between two steps and count for neither.
 
 `TargetLoss` decides from the losses whether a run has reached train.until_loss.
 """
@@ -28,7 +28,7 @@ from hpc_gpt.core.settings.mixture import evaluation_shares
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.engines.protocol import StepResult
 
-# Without evaluations the mean over so many steps counts: a single batch may be an easy one.
+# Without evaluations the mean loss of this many steps counts: a single batch may be an easy one.
 WINDOW = 20
 _TAIL_BYTES = 1 << 22
 _Moment = float | torch.cuda.Event
@@ -43,7 +43,7 @@ class _Step:
     began: _Moment
     ended: _Moment
     time: float
-    losses_eval: dict[str | None, Tensor] = field(default_factory=dict)  # by source of a mixture, else of None
+    losses_eval: dict[str | None, Tensor] = field(default_factory=dict)  # by source of a mixture; without one by None
 
 
 class _Copy:
@@ -52,8 +52,8 @@ class _Copy:
     def __init__(self, steps: list[_Step], device: torch.device) -> None:
         self.steps = steps
         values: list[Tensor | float] = []
-        for kept in steps:
-            values += [kept.result.loss, kept.result.grad_norm, kept.result.skipped, *kept.losses_eval.values()]
+        for step in steps:
+            values += [step.result.loss, step.result.grad_norm, step.result.skipped, *step.losses_eval.values()]
         on_device = [value.detach().reshape(()).double() for value in values if isinstance(value, Tensor)]
         self._values = values
         self._numbers = torch.stack([value.to(device) for value in on_device]) if on_device else torch.empty(0)
@@ -68,20 +68,20 @@ class _Copy:
         return self._arrived is None or bool(self._arrived.query())  # type: ignore[no-untyped-call]
 
     def numbers(self) -> list[list[float]]:
-        """Loss, norm, skipped and evaluations of each step; waits for the copy."""
+        """[loss, norm, skipped, evaluations …] of each step; waits for the copy."""
         if self._arrived is not None:
             self._arrived.synchronize()
         fetched = iter(self._numbers.tolist())
         flat = iter([next(fetched) if isinstance(value, Tensor) else float(value) for value in self._values])
-        return [list(islice(flat, 3 + len(kept.losses_eval))) for kept in self.steps]
+        return [list(islice(flat, 3 + len(step.losses_eval))) for step in self.steps]
 
 
-# The steps that compile, allocate and choose kernels, and some more.
+# Includes the steps that compile, allocate and choose kernels.
 FIRST_STEPS = 10
 
 
 class Metrics:
-    """Rank 0's figures of all steps.
+    """The figures of all steps, on rank 0.
 
     `first_steps_s`: seconds of the attempt's first FIRST_STEPS without evaluations and saves; None until fetched.
     """
@@ -98,18 +98,18 @@ class Metrics:
         self._tokens = resolved.batch.global_batch * resolved.model.seq
         self._evaluation_shares = evaluation_shares(resolved.data.mix, resolved.data.phases)
         self._device = device
-        self._kept: list[_Step] = []
+        self._on_device: list[_Step] = []
         self._coming: _Copy | None = None
         self._lines: list[dict[str, Any]] = []
         self._last: dict[str, Any] = {}
         self._save_s: float | None = None
         self._file = KeptLines(path)
-        # Why lines still wait for the disk.
+        # The reason if lines still wait for the disk.
         self.refusal = Refusal()
         self._began: _Moment | None = None
 
     def recall(self, step: int) -> None:
-        """Reads the lines of earlier attempts up to `step`, from which this one continues."""
+        """Reads the lines of earlier attempts up to `step`, after which this attempt continues."""
         self.target.recall(self._path, step)
 
     def begin_clock(self) -> None:
@@ -120,13 +120,13 @@ class Metrics:
         """Keeps the figures of the step that was just done; `step` counts from 1."""
         now = self._now()
         assert self._began is not None
-        self._kept.append(_Step(step, result, self._began, now, time.time()))
+        self._on_device.append(_Step(step, result, self._began, now, time.time()))
         self._began = now
 
     def add_evaluation(self, loss: Tensor | Mapping[str, Tensor]) -> None:
-        """Keeps the evaluation loss after the step that was added last; of a mixture {source: loss}."""
-        named: Mapping[Any, Tensor] = {None: loss} if isinstance(loss, Tensor) else loss
-        self._kept[-1].losses_eval = dict(named)
+        """Keeps the evaluation loss after the step that was added last. For a mixture it is {source: loss}."""
+        by_source: Mapping[Any, Tensor] = {None: loss} if isinstance(loss, Tensor) else loss
+        self._on_device[-1].losses_eval = dict(by_source)
 
     def add_save(self, save_s: float) -> None:
         """Adds the seconds of a completed save to the last line, or to the next one if the last is already written."""
@@ -136,16 +136,16 @@ class Metrics:
             self._save_s = round(save_s, 4)
 
     def fetch(self) -> None:
-        """Copies the figures kept since the last time from the device, and waits for them.
+        """Copies the figures since the last copy from the device, and waits for them.
 
-        Afterwards `bad_in_row` is the number of last steps without a sound update. `unsound` is whether the last loss,
-        or the gradient of the last update, is not finite, so that the weights must not be saved.
+        Afterwards `bad_in_row` is the number of steps since the last sound update. `unsound` is true if the last loss,
+        or the gradient of the last update, is not finite; then the weights must not be saved.
         """
         self._begin_copy()
         self._take_in()
 
     def look_back(self, begin: bool) -> None:
-        """Reads a copy that has arrived. With `begin` it starts one of the figures kept since. Waits for nothing."""
+        """Reads a copy that has arrived; with `begin` first starts a copy of the figures since. Waits for nothing."""
         if begin and self._coming is None:
             self._begin_copy()
         if self._coming is not None and self._coming.has_arrived():
@@ -153,29 +153,29 @@ class Metrics:
 
     def _begin_copy(self) -> None:
         self._take_in()
-        if self._kept:
-            self._coming = _Copy(self._kept, self._device)
-            self._kept = []
+        if self._on_device:
+            self._coming = _Copy(self._on_device, self._device)
+            self._on_device = []
 
     def _take_in(self) -> None:
-        """Makes lines of the figures that were copied."""
+        """Makes lines from the copied figures."""
         if self._coming is None:
             return
-        for kept, numbers in zip(self._coming.steps, self._coming.numbers(), strict=True):
+        for step, numbers in zip(self._coming.steps, self._coming.numbers(), strict=True):
             loss, grad_norm, skipped, *losses_eval = numbers
-            loss_eval, loss_eval_by = self._evaluation(dict(zip(kept.losses_eval, losses_eval, strict=True)))
+            loss_eval, loss_eval_by = self._evaluation(dict(zip(step.losses_eval, losses_eval, strict=True)))
             self._judge(loss, grad_norm, bool(skipped))
-            self.target.add(kept.step, loss, loss_eval)
-            step_s = _seconds(kept.began, kept.ended)
+            self.target.add(step.step, loss, loss_eval)
+            step_s = _seconds(step.began, step.ended)
             if self.first_steps_s is None:
                 self._first.append(step_s)
                 self.first_steps_s = sum(self._first) if len(self._first) == FIRST_STEPS else None
             self._last = {
-                "step": kept.step,
+                "step": step.step,
                 "loss": loss,
                 "loss_eval": loss_eval,
                 "grad_norm": grad_norm,
-                "lr": kept.result.lr,
+                "lr": step.result.lr,
                 "step_s": round(step_s, 6),
                 "tokens_per_s": round(self._tokens / step_s, 1) if step_s else None,
                 "tokens": self._tokens,
@@ -183,7 +183,7 @@ class Metrics:
                 "memory_allocated_gib": _gib(self.memory[0]),
                 "memory_reserved_gib": _gib(self.memory[1]),
                 "save_s": self._save_s,
-                "time": round(kept.time, 3),
+                "time": round(step.time, 3),
                 **loss_eval_by,
             }
             self._save_s = None
@@ -191,7 +191,8 @@ class Metrics:
         self._coming = None
 
     def _evaluation(self, losses: Mapping[str | None, float]) -> tuple[float | None, dict[str, Any]]:
-        """(loss_eval, and of a mixture loss_eval_by) of a line: loss_eval is the mean by the first phase's weights."""
+        """(loss_eval, {"loss_eval_by": …} for a mixture) of a line; loss_eval is the mean by the first phase's
+        weights."""
         shares = self._evaluation_shares
         if not shares:
             return losses.get(None), {}
@@ -202,14 +203,15 @@ class Metrics:
         return mean, {"loss_eval_by": losses}
 
     def forget(self) -> None:
-        """Drops the figures, on ranks that write none."""
-        self._kept.clear()
+        """Drops the figures; for ranks that write none."""
+        self._on_device.clear()
 
     def has_lines(self) -> bool:
         return bool(self._lines)
 
     def write(self, hold_last: bool = False) -> None:
-        """Appends the fetched lines to metrics.jsonl in one write; `hold_last` keeps the last one for a save's time.
+        """Appends the fetched lines to metrics.jsonl in one write; `hold_last` holds back the last one for a save's
+        time.
 
         On a full disk they wait for the next call, and `refusal` is set. Raises RunFolderError if the disk refuses for
         another reason.
@@ -220,11 +222,11 @@ class Metrics:
         if self.refusal and not before:
             print(f"{self._path.name} waits for space on the disk: {self.refusal.text}", flush=True)
         elif before and not self.refusal:
-            lost = f", but for the {self._file.lost} oldest lines" if self._file.lost else ""
+            lost = f", without the {self._file.lost} oldest lines" if self._file.lost else ""
             print(f"{self._path.name} is written again{lost}", flush=True)
 
     def log_line(self) -> str:
-        """The line of the log on the last fetched step."""
+        """The log's line on the last fetched step."""
         line = self._last
         parts = [f"step {line['step']}/{self._steps}", f"loss {line['loss']:.4f}"]
         if line["loss_eval"] is not None:
@@ -242,7 +244,8 @@ class Metrics:
         return " | ".join(parts)
 
     def _judge(self, loss: float, grad_norm: float, skipped: bool) -> None:
-        """A step is bad if it was skipped, or its loss or gradient is not finite. A skipped one changed no weights."""
+        """Counts bad steps. A step is bad if it was skipped, or its loss or gradient is not finite. A skipped one
+        changed no weights."""
         finite = math.isfinite(loss) and math.isfinite(grad_norm)
         self.bad_in_row = 0 if finite and not skipped else self.bad_in_row + 1
         self.unsound = not math.isfinite(loss) or not (finite or skipped)
@@ -256,7 +259,7 @@ class Metrics:
 
 
 def _gib(memory_bytes: tuple[int, ...]) -> list[float] | None:
-    """Peak memory, one figure for each stage; null on a CPU."""
+    """Peak memory, one figure per stage; None on a CPU."""
     return [round(value / GIB, 3) for value in memory_bytes] if any(memory_bytes) else None
 
 
@@ -271,7 +274,7 @@ def _seconds(began: _Moment, ended: _Moment) -> float:
 class TargetLoss:
     """Decides whether a run has reached train.until_loss, from the losses that rank 0 fetches.
 
-    `reached` says how the target was reached, and is None before.
+    `reached`: the text that says how the target was reached; None before.
     """
 
     def __init__(self, train: Train) -> None:
@@ -281,8 +284,10 @@ class TargetLoss:
         self._recent: deque[float] = deque(maxlen=WINDOW)
 
     def recall(self, metrics: Path, step: int) -> None:
-        """Reads the losses up to `step` that the attempts before that of `metrics` wrote, so that the mean after a
-        resume is that of an uninterrupted run."""
+        """Reads the losses up to `step` that the attempts before the one of `metrics` wrote.
+
+        So the mean after a resume equals the mean of an uninterrupted run.
+        """
         if self._until is None or self._evaluates or not step:
             return
         losses: dict[int, float] = {}
@@ -300,16 +305,17 @@ class TargetLoss:
             return
         self._recent.append(loss)
         if self._evaluates:
-            found, what = loss_eval, "evaluation loss"
+            reached, what = loss_eval, "evaluation loss"
         else:
-            found = sum(self._recent) / WINDOW if len(self._recent) == WINDOW else None
+            reached = sum(self._recent) / WINDOW if len(self._recent) == WINDOW else None
             what = f"mean loss of {WINDOW} steps"
-        if found is not None and found <= self._until:
-            self.reached = f"{what} {found:.4f} after step {step}, train.until_loss = {self._until:g}"
+        if reached is not None and reached <= self._until:
+            self.reached = f"{what} {reached:.4f} after step {step}, train.until_loss = {self._until:g}"
 
 
 def _earlier(metrics: Path) -> list[Path]:
     """The metrics of the earlier attempts, first to last."""
-    beside = {int(path.name): path / metrics.name for path in metrics.parents[1].glob("[0-9]*") if path.name.isdigit()}
-    own = next((number for number, path in beside.items() if path == metrics), 0)
-    return [beside[number] for number in sorted(beside) if number < own]
+    folders = (path for path in metrics.parents[1].glob("[0-9]*") if path.name.isdigit())
+    files = {int(folder.name): folder / metrics.name for folder in folders}
+    this_attempt = next((number for number, path in files.items() if path == metrics), 0)
+    return [files[number] for number in sorted(files) if number < this_attempt]

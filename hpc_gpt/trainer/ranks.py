@@ -31,17 +31,18 @@ from hpc_gpt.trainer.supervision.meeting import RankIdentity, read_rendezvous
 
 T = TypeVar("T")
 _FAILED = "hpc-gpt/failed"
-# A flight record has the collectives that are not over, and so many of the last ones.
+# A flight record has the collectives that are not over, and this many of the last ones.
 _KEPT_COLLECTIVES = 20
 _ANSWER_S = 3.0
-# Names of ranks that take longer, all together, are left out.
+# If looking up the names of all ranks takes longer, they are left out.
 _NAMES_S = 10.0
 
 
 def choose_device(identity: RankIdentity, resolved: Resolved) -> torch.device:
-    """The rank's GPU. The CPU if a local run has too few GPUs, or a Slurm run has none and its profile names no device.
+    """The rank's GPU; or the CPU if a local run has too few GPUs, or a Slurm run has none and its profile names no
+    device.
 
-    Raises LayoutError in all other cases of too few GPUs: a job that silently trains on CPUs wastes its allocation.
+    Raises LayoutError in any other case of too few GPUs: a job that silently trains on CPUs wastes its allocation.
     """
     visible = torch.cuda.device_count()
     if visible >= resolved.ranks_per_node:
@@ -57,7 +58,7 @@ def choose_device(identity: RankIdentity, resolved: Resolved) -> torch.device:
         )
     raise LayoutError(
         f"{resolved.ranks_per_node} ranks on this node, but rank {identity.rank} sees {visible} of its GPUs",
-        "ask for the node's GPUs: gpu_flag and gpus_per_node of the cluster profile",
+        "request all GPUs of the node: gpu_flag and gpus_per_node in the cluster profile",
     )
 
 
@@ -81,15 +82,15 @@ class Peers:
         return [value]
 
     def scatter(self, values: Sequence[T]) -> T:
-        """The element of rank 0's `values` that belongs to this rank; there is one for each rank."""
+        """The element for this rank among rank 0's `values`, which has one element per rank."""
         return values[0]
 
     def barrier(self) -> None:
         """Waits until all ranks have called it."""
 
-    def first_text(self, own: str) -> str:
-        """The text of the first rank that has one, with the rank and its host, on all ranks; else empty."""
-        texts = self.all_gather(own and f"rank {self.rank} of {os.uname().nodename} {own}")
+    def first_text(self, text: str) -> str:
+        """The first non-empty `text` of any rank, after that rank's number and host; on all ranks. Empty if none."""
+        texts = self.all_gather(text and f"rank {self.rank} of {os.uname().nodename} {text}")
         return next((text for text in texts if text), "")
 
 
@@ -99,13 +100,13 @@ class Ranks(Peers):
     def __init__(self, identity: RankIdentity, device: torch.device, attempt: Attempt, patience_s: float) -> None:
         """Waits for the other ranks, at most 15 minutes.
 
-        `patience_s` is the time limit of a collective in this group and in those that engines make: ranks wait for one
-        that starts, compiles or saves longer than the 10 minutes that torch gives NCCL.
+        `patience_s` is the time limit of a collective in this group and in the groups that engines make. torch's limit
+        for NCCL, 10 minutes, is too short: ranks wait for another one that starts, compiles or saves.
         """
         self.rank = identity.rank
         self.size = identity.size
         self.is_first = identity.rank == 0
-        # DeepSpeed reads no others.
+        # DeepSpeed reads these names only.
         os.environ.update(identity.variables)
         os.environ.setdefault(*LAZY_GLOO)
         self._store = _meet(identity, attempt)
@@ -118,8 +119,8 @@ class Ranks(Peers):
         )
         set_group_timeout(patience_s)
         self.control = dist.new_group(backend="gloo", timeout=timedelta(seconds=patience_s))
-        # One for every use beside collectives, because rank 0 has an open file for each. Opened now: connecting to a
-        # rank 0 that has died would take half a minute.
+        # One connection for all uses but collectives, because each is an open file on rank 0. Opened now: connecting
+        # to a rank 0 that has died would take half a minute.
         self._failures = _client()
         self._asks = threading.Lock()
         self._leaving = False
@@ -142,9 +143,9 @@ class Ranks(Peers):
         return values
 
     def scatter(self, values: Sequence[T]) -> T:
-        own: list[T | None] = [None]
-        dist.scatter_object_list(own, list(values) if self.is_first else None, src=0, group=self.control)
-        return cast(T, own[0])
+        received: list[T | None] = [None]
+        dist.scatter_object_list(received, list(values) if self.is_first else None, src=0, group=self.control)
+        return cast(T, received[0])
 
     def barrier(self) -> None:
         dist.barrier(group=self.control)
@@ -153,7 +154,7 @@ class Ranks(Peers):
         """Announces to the others that this rank has failed; they leave with the same exit code within seconds."""
         self._leaving = True
         if not self._asks.acquire(timeout=_ANSWER_S):
-            return  # rank 0 does not answer `_watch`, and the others would read it there
+            return  # rank 0 does not answer `_watch`, so the others could not read the failure there either
         try:
             self._failures.set(_FAILED, f"{code} {self.rank}")
         except RuntimeError:
@@ -161,7 +162,7 @@ class Ranks(Peers):
         finally:
             self._asks.release()
         if self.is_first:
-            # This process holds the store, and the others read it once a second.
+            # This process holds the store, and the others read it once per second.
             time.sleep(2.5)
 
     def _watch(self) -> None:
@@ -192,15 +193,15 @@ class Ranks(Peers):
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one rank reports at the end of a step; after the all-reduce, what any rank has reported.
+    """The report of one rank at the end of a step; after the all-reduce, the reports of all ranks in one.
 
-    `asked`: of FLAGS, the reasons to end (`end_policy.REASONS`), `save` if a user asks for one, `save_due` by
-    train.save_minutes, and `writing` while this rank writes its part of a checkpoint. `allocated_bytes` and
-    `reserved_bytes` are peaks of device memory, one for each pipeline stage; a rank sets its own stage's and leaves the
-    others 0.
+    `flags` are some of FLAGS: the reasons to end (`end_policy.REASONS`), `save` if a user has requested one, `save_due`
+    by train.save_minutes, and `writing` while this rank writes its part of a checkpoint. `allocated_bytes` and
+    `reserved_bytes` are peaks of device memory, one per pipeline stage; a rank sets those of its own stage and leaves
+    the others 0.
     """
 
-    asked: frozenset[str] = frozenset()
+    flags: frozenset[str] = frozenset()
     allocated_bytes: tuple[int, ...] = ()
     reserved_bytes: tuple[int, ...] = ()
 
@@ -209,11 +210,11 @@ FLAGS = (*REASONS, "save", "save_due", "writing")
 
 
 class Agreement:
-    """Lets all ranks agree on what to do next without waiting.
+    """Lets all ranks agree on their next action without waiting.
 
-    At the end of each step every rank begins a small all-reduce of its `StepReport` over `group`, between the hosts. It
-    reads the result of the one that it began a step before, which is complete by then. So no rank waits, and all ranks
-    have the same result at the same step.
+    At the end of each step every rank begins a small all-reduce of its `StepReport` over `group`, between the hosts,
+    and reads the result of the all-reduce that it began one step before, which is complete by then. So no rank waits,
+    and all ranks have the same result at the same step.
     """
 
     def __init__(self, group: dist.ProcessGroup, stages: int) -> None:
@@ -222,10 +223,10 @@ class Agreement:
         self._pending: tuple[dist.Work, torch.Tensor] | None = None
 
     def all_reduce(self, report: StepReport) -> StepReport:
-        """Begins the all-reduce of this step's report, and returns the result of the one before."""
+        """Begins the all-reduce of this step's report, and returns the result of the one begun before."""
         agreed = self.finish()
         empty = (0,) * self._stages
-        flags = [int(name in report.asked) for name in FLAGS]
+        flags = [int(name in report.flags) for name in FLAGS]
         tensor = torch.tensor(
             [*flags, *(report.allocated_bytes or empty), *(report.reserved_bytes or empty)], dtype=torch.int64
         )
@@ -242,20 +243,20 @@ class Agreement:
         self._pending = None
         work.wait()
         numbers = [int(number) for number in tensor.tolist()]
-        asked = frozenset(name for name, number in zip(FLAGS, numbers, strict=False) if number > 0)
+        flags = frozenset(name for name, number in zip(FLAGS, numbers, strict=False) if number > 0)
         peaks = numbers[len(FLAGS) :]
-        return StepReport(asked, tuple(peaks[: self._stages]), tuple(peaks[self._stages :]))
+        return StepReport(flags, tuple(peaks[: self._stages]), tuple(peaks[self._stages :]))
 
 
 def own_group(layout: Layout, axis: str, rank: int, alone: bool = False) -> dist.ProcessGroup | None:
-    """This rank's process group along `axis`, as of `Layout.groups`; None for a group of one, unless `alone`.
+    """This rank's process group along `axis` (see `Layout.groups`); None for a group of one rank, unless `alone`.
     Collective."""
-    own = None
+    joined = None
     for ranks in layout.groups(axis):
         if len(ranks) > 1 or alone:
             group = dist.new_group(ranks)
-            own = group if rank in ranks else own
-    return own
+            joined = group if rank in ranks else joined
+    return joined
 
 
 def context_of(resolved: Resolved, rank: int) -> ContextParallel:
@@ -299,11 +300,11 @@ def _meet(identity: RankIdentity, attempt: Attempt) -> TCPStore:
 
 
 def leave_out_slow_names(host: str, ranks: int) -> None:
-    """Prepares this process for being the store of so many ranks at `host`: if their names are slow to look up, torch
-    leaves them out.
+    """Prepares this process to be the store of `ranks` ranks at `host`: if names are slow to look up, makes torch leave
+    them out.
 
-    It looks up the name of each connection's other end, for its own log, one after another, and /etc/hosts does not
-    help: it has no addresses of IPv6 that hold one of IPv4. After one that failed it looks up none
+    For its own log torch looks up the name of each connection's other end, one after another. /etc/hosts does not help,
+    because it has no IPv6 addresses that contain an IPv4 one. After a look-up that failed torch tries no further one
     (pytorch#159596), so one fails here on purpose.
     """
     try:
@@ -312,7 +313,7 @@ def leave_out_slow_names(host: str, ranks: int) -> None:
         began = time.monotonic()
         socket.getnameinfo(address, socket.NI_NUMERICSERV)
     except OSError:
-        return  # torch meets the same
+        return  # torch will meet the same fault
     each_s = time.monotonic() - began
     if each_s * OF_THE_STORE * ranks > _NAMES_S:
         print(
@@ -338,15 +339,15 @@ def _store(host: str, port: int, identity: RankIdentity) -> TCPStore:
 
 
 def _client() -> TCPStore:
-    """A separate connection: a shared one would wait for a blocking call of another thread."""
+    """A connection of its own to the store: a shared one would wait for a blocking call of another thread."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=MEETING_S), wait_for_workers=False)
-    store.set_timeout(timedelta(seconds=30))  # many ranks connect at once, and later one of them asks
+    store.set_timeout(timedelta(seconds=30))  # many ranks connect at the same time, and ask one by one later
     return store
 
 
 def write_flight_record(attempt: Attempt, rank: int) -> None:
-    """Writes this rank's flight record if torch has one."""
+    """Writes this rank's flight record into the attempt's folder, if torch has one."""
     from torch._C import _distributed_c10d as c10d
 
     folder = attempt.folder / "flight"

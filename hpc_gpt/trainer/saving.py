@@ -1,4 +1,4 @@
-"""The saves of an attempt: `SaveClock` says when train.save_minutes wants one, `Saver` what becomes of each."""
+"""The saves of an attempt: `SaveClock` says when train.save_minutes requests one, `Saver` makes and reports them."""
 
 import errno
 import math
@@ -23,15 +23,16 @@ from hpc_gpt.trainer.metrics import Metrics
 from hpc_gpt.trainer.ranks import Peers
 from hpc_gpt.trainer.supervision.signals import Inbox
 
-_NOT_ASKED_FOR = "train.save_last is false"
-_NOT_FINITE = "loss or gradient are not finite"
+_NO_LAST_SAVE = "train.save_last is false"
+_NOT_FINITE = "loss or gradient is not finite"
 
 
 class SaveClock:
-    """When train.save_minutes wants a save: so long after the last one held the training, while the disk has space.
+    """The clock of train.save_minutes: a save is due that long after the last one held up the training, if
+    the disk has space.
 
-    Only rank 0 asks it; the ranks then agree. A save that has no space is left out with a line in the log: unlike one
-    that `save_every` asks for, it is no failure.
+    Only rank 0 asks it; then the ranks agree. A save without space is left out with a line in the log. Unlike a save by
+    `save_every` it does not count as failed.
     """
 
     def __init__(self, resolved: Resolved, folder: Path) -> None:
@@ -43,15 +44,15 @@ class SaveClock:
     def restart(self) -> None:
         self._began = time.monotonic()
 
-    def is_due(self) -> bool:
-        """Whether a save is due; once true, not again before the next interval is over."""
+    def restart_if_due(self) -> bool:
+        """Restarts the clock if the interval is over. Returns whether a save is due, which also needs space."""
         if time.monotonic() - self._began < self._every_s:
             return False
         self.restart()
         newest = next(iter(list_complete(self._folder)), None)
         needed = (newest and bytes_of(newest)) or checkpoint_bytes(self._resolved)
         free = free_gib(self._folder)
-        # Beside the first checkpoint the second must have space: the first is removed only once the second is complete.
+        # The first two checkpoints must fit together: the first is removed only once the second is complete.
         if free is None or free * GIB >= needed * (1 if newest else 2):
             return True
         sizes = f"a checkpoint takes {show_bytes(needed)}, {show_bytes(free * GIB)} are free in {self._folder}"
@@ -62,8 +63,8 @@ class SaveClock:
 class Saver:
     """The saves of an attempt. Every method is collective, with the same result on all ranks.
 
-    A save that is due while another is being written waits for it: without it a failure would cost more steps. If the
-    disk of a rank no longer answers it is left out instead, and counts as refused.
+    A save that is due while another is being written waits for that one: skipping it would cost more steps after a
+    failure. If a rank's disk no longer answers, it is left out instead, and counts as refused.
     """
 
     def __init__(
@@ -77,30 +78,30 @@ class Saver:
         saved_step: int,
     ) -> None:
         self.saved_step = saved_step
-        # The reason if the disk refused the last save, and the end of the attempt after too many refusals.
+        # The reason, if the disk refused the last save; the end of the attempt, after too many refusals.
         self.refusal = Refusal()
         self.gave_up: End | None = None
         self._checkpoints, self._engine, self._ranks = checkpoints, engine, ranks
         self._metrics, self._inbox = metrics, inbox
         self._max_failed = max_failed
         self._failed = 0
-        self._asked = False
-        self._said_held_up = False
+        self._answer_due = False
+        self._reported_held_up = False
 
     def poll(self, busy: bool) -> None:
-        """To be called at the end of a step, with whether any rank was writing at the end of the step before."""
+        """To be called at the end of a step. `busy`: some rank was writing at the end of the step before."""
         if outcome := self._checkpoints.poll(busy):
             self._report(outcome)
 
     def save(
-        self, step: int, train_s: float, progress: Callable[[float], Progress], is_asked: bool, wait: bool = False
+        self, step: int, train_s: float, progress: Callable[[float], Progress], requested: bool, wait: bool = False
     ) -> bool:
         """Begins a save of `step`, or with `wait` completes it. Returns False if the weights are not finite.
 
         A save that the disk refuses is only logged and counted.
         """
         if self._checkpoints.is_saving:
-            self._finish(step, is_asked or wait)
+            self._finish(step, requested or wait)
             if self.gave_up or self._checkpoints.is_saving:
                 return True
         if wait:
@@ -108,8 +109,8 @@ class Saver:
         lines = Refusal()
         if self._ranks.is_first:
             self._metrics.fetch()
-            # A checkpoint in the background may be complete at any moment. A resume begins after its step, so no later
-            # attempt writes that step's line.
+            # A checkpoint in the background may be complete at any moment. A resume begins after its step, so the
+            # step's line must be written now: no later attempt writes it.
             self._metrics.write(hold_last=wait or not self._checkpoints.in_background)
             lines = self._metrics.refusal
         unsound, train_s, lines = self._ranks.broadcast((self._metrics.unsound, train_s, lines))
@@ -117,7 +118,7 @@ class Saver:
             self._refuse(step, _NOT_FINITE)
             return False
         if step > self.saved_step:
-            self._asked = is_asked or wait
+            self._answer_due = requested or wait
             # If the disk refuses the step's line, nothing is saved: the record would lack that step after a resume.
             outcome = self._checkpoints.begin(self._engine, progress(train_s), wait, refused=lines)
             if outcome:
@@ -127,11 +128,11 @@ class Saver:
         self._metrics.begin_clock()
         return True
 
-    def _finish(self, step: int, asked: bool) -> None:
-        """Waits for the save that has begun. If a rank's disk does not answer, that of `step` is refused instead."""
+    def _finish(self, step: int, requested: bool) -> None:
+        """Waits for the save that has begun. If a rank's disk does not answer, the save of `step` counts as refused."""
         outcome = self._checkpoints.finish()
         if isinstance(outcome, str):
-            self._asked |= asked
+            self._answer_due |= requested
             outcome = SaveOutcome(step, Refusal(outcome, errno.EIO))
         self._report(outcome)
 
@@ -151,12 +152,12 @@ class Saver:
         elif unsound:
             self._inbox.answer("save", step, False, f"not saved after step {step}: {_NOT_FINITE}")
         else:
-            self._refuse(step, _NOT_ASKED_FOR)
+            self._refuse(step, _NO_LAST_SAVE)
         return not unsound
 
     def left_out(self, end: End) -> End:
         """The end of an attempt without its last save; the cause says so, unless the run is done."""
-        return end if end.ended in ("done", "nan") else _with_cause(end, f"not saved: {_NOT_ASKED_FOR}")
+        return end if end.ended in ("done", "nan") else _with_cause(end, f"not saved: {_NO_LAST_SAVE}")
 
     def unsaved(self, end: End) -> End:
         """The end of an attempt whose last save the disk refused. A run is not done until its weights are saved."""
@@ -187,11 +188,11 @@ class Saver:
             self._say(f"saved after step {step} in {outcome.save_s:.2f} s{stall}")
             if outcome.removed:
                 self._say(describe_removed(outcome.removed))
-            if outcome.held_up and not self._said_held_up:
-                self._said_held_up = True
+            if outcome.held_up and not self._reported_held_up:
+                self._reported_held_up = True
                 self._say(f"saves stop the training: {outcome.held_up}")
-        if self._asked:
-            self._asked = False
+        if self._answer_due:
+            self._answer_due = False
             self._inbox.answer("save", step, not outcome.refusal, text)
         self._metrics.begin_clock()
 

@@ -405,7 +405,7 @@ def second_save(folder: Path, ranks: int) -> Callable[[], int]:
 
     from hpc_gpt.core.process import no_collections
     from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
-    from hpc_gpt.trainer.checkpoints.sharded import KeptPlan, put_sharded
+    from hpc_gpt.trainer.checkpoints.sharded import CachedPlan, put_sharded
     from hpc_gpt.trainer.ranks import Peers
 
     names, sizes = [f"weights/blocks.{number}" for number in range(20)], torch.Size([8, 64])
@@ -440,7 +440,7 @@ def second_save(folder: Path, ranks: int) -> Callable[[], int]:
             sent.append(sum(map(len, texts)))
             return pickle.loads(texts[0])
 
-    kept, pieces = KeptPlan(), {name: torch.zeros(sizes) for name in names}
+    kept, pieces = CachedPlan(), {name: torch.zeros(sizes) for name in names}
     (folder / "dcp").mkdir()
 
     def save() -> int:

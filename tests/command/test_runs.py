@@ -123,7 +123,7 @@ def test_a_program_that_does_not_end_is_killed_after_the_lead(tmp_path: Path) ->
     mine = processes(run, "sleep 0.1;")
     hpc_gpt("stop", run.run_id, "--wait", code=0)
     assert run.attempt(1).ended()["cause"] == (
-        "hpc-gpt stop; the program was killed 2 s after SIGTERM, which it did not end on"
+        "hpc-gpt stop; the program was killed: SIGTERM had not ended it after 2 s"
     )
     assert not any(is_alive(pid, started) for pid, started in mine.items())
 

@@ -143,8 +143,8 @@ def refuse(folder: Path, pipeline: Case, case: Case) -> dict[str, str]:
 @each(refuse, [(staged(PP2), sharded(DP2, 1))])
 def test_what_cannot_go_on_says_why(task: Task, found: Found) -> None:
     said = found(task)
-    assert "another model: model.layers is 3 there and 2 here" in said["layers"]
-    assert "engine.name is deepspeed-3d there and hf-deepspeed here" in said["engine"]
+    assert "another model: model.layers is 3 in it and 2 in this run" in said["layers"]
+    assert "engine.name is deepspeed-3d in it and hf-deepspeed in this run" in said["engine"]
     assert "cannot be resumed with engine.offload_path" in said["nvme"]
     assert "g++ and ninja cannot be found" in said["ratio"]
     assert "no such folder" in said["path"]

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.layout import Layout
-from hpc_gpt.trainer.engines.master_weights import FlatMasters
+from hpc_gpt.trainer.engines.master_weights import FlatMasterWeights
 from hpc_gpt.trainer.engines.protocol import TorchEngine, module_of
 from hpc_gpt.trainer.model.tensor_parallel import Split, TensorParallel
 from hpc_gpt.trainer.model.vocab_loss import VocabParallelLoss
@@ -96,7 +96,7 @@ def poisoned(engine: Any) -> Iterator[None]:
 
 def _first_gradient(engine: Any) -> torch.Tensor:
     masters = getattr(engine, "_masters", None)
-    if isinstance(masters, FlatMasters):
+    if isinstance(masters, FlatMasterWeights):
         return masters.gradient_of(masters.weights[0])
     gradient: torch.Tensor = (getattr(engine, "_shards", None) or engine._parameters)[0].grad
     return gradient
@@ -331,7 +331,7 @@ def refuse(folder: Path, case: Case) -> dict[str, str]:
 def test_a_checkpoint_of_another_model_is_refused(task: Task, found: Found) -> None:
     said, hidden = found(task), task.given[0].resolved.model.hidden
     assert said["same"] == ""
-    assert f"another model: model.hidden is {hidden} there and 64 here" in said["model"]
+    assert f"another model: model.hidden is {hidden} in it and 64 in this run" in said["model"]
     assert "model.json cannot be read" in said["missing"]
     assert "holds no weights" in said["lost"]
 

@@ -81,7 +81,8 @@ def test_the_mark_is_that_of_the_job_the_attempt_was_started_as(tmp_path: Path, 
 
 # What two attempts print and write: the first is near its time limit from the start, the second finds other data.
 START = "tiny: tp1-pp1-dp1 on 1 x cpu, 34,688 parameters, fp32, global batch 4 x 32 tokens, attention math\n"
-WATCH = "a hang is found after 60 min while starting, compiling or saving, then after 20 steps, at least 300 s\n"
+WATCH = "a hang is found after 60 min while starting, compiling or saving, else after the time of 20 steps, at least "
+WATCH += "300 s\n"
 OF_STEP = "grad_norm 1.000 | lr 0.001 | step_s 2.0000 | tokens_per_s 64\n"
 PRINTED = [
     f"{START}a collective may take 120 min; {WATCH}"
@@ -91,7 +92,7 @@ PRINTED = [
     f"step 2/3 | loss 0.5000 | loss_eval 1.0000 | {OF_STEP}"
     "ended walltime after step 2: SIGUSR2: the time limit is near\n",
     f"{START}a collective may take 120 min; {WATCH}resumed after step 2 of 3\n"
-    "warning: the data differ from the checkpoint's (SHA-256 DATA…, the checkpoint's 0123456789ab…)\n"
+    "warning: the data differ from those of the checkpoint (SHA-256 DATA… now, 0123456789ab… in the checkpoint)\n"
     "saved after step 3 in 1000.00 s; the training waited 1000.00 s\n"
     f"step 3/3 | loss 0.2500 | loss_eval 1.0000 | {OF_STEP}"
     "ended done after step 3\n",

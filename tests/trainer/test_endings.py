@@ -46,7 +46,7 @@ def test_ranks_that_read_the_same_data_took_the_same_at_a_save(tmp_path: Path, s
     launch = train(run, 2, HPC_GPT_DATA=str(tmp_path / "{rank}"))
     assert launch.ended[:2] == ("data", 7), launch.log
     assert re.search(
-        r"ranks 0 on \S+ and 1 on \S+ read the same data, but have taken other samples by step 7;",
+        r"ranks 0 on \S+ and 1 on \S+ read the same data, but have taken different samples by step 7;",
         launch.attempt.ended()["cause"],
     )
     assert not run.checkpoints.exists() or not checkpoints(run)
@@ -83,7 +83,7 @@ def test_a_training_that_runs_off_keeps_its_last_good_checkpoint(tmp_path: Path,
     bad = [line["step"] for line in found if line["skipped"] or not math.isfinite(line["loss"] + line["grad_norm"])]
     assert bad == list(range(bad[0], found[-1]["step"] + 1))
     assert 3 <= len(bad) <= 5
-    assert f"not saved after step {bad[0]}: loss or gradient are not finite" in launch.log
+    assert f"not saved after step {bad[0]}: loss or gradient is not finite" in launch.log
     assert checkpoints(run) == [f"step-{step:08d}" for step in range(1, bad[0])]
     # The checkpoint is good: the same happens again from it.
     assert f"resumed after step {bad[0] - 1} of 200" in train(run, 2).log
@@ -97,7 +97,7 @@ def test_a_checkpoint_of_other_arithmetic_is_refused(tmp_path: Path, tokens: Pat
     launch = Launch(other, 2)
     assert launch.wait() == [2, 2], launch.log
     assert launch.ended[0] == "user_error"
-    assert "train.dtype is fp32 there and bf16 here" in str(launch.attempt.ended()["cause"])
+    assert "train.dtype is fp32 in it and bf16 in this run" in str(launch.attempt.ended()["cause"])
     assert "hint: " in launch.log
     assert "Traceback" not in launch.log
     assert checkpoints(other) == ["step-00000002"]

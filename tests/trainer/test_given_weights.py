@@ -58,8 +58,8 @@ def test_it_begins_from_the_folder_and_resumes_without_it(tokens: Path, tmp_path
     assert "note: model.safetensors: another modification time" in launch.log
     assert f"begins from the weights in {tmp_path / 'weights'}" in launch.log
     what = "tiny: tp1-pp1-dp1 on 1 x cpu, 25,296 parameters, fp32, global batch 4 x 32 tokens, attention flash"
-    limits = "a collective may take 120 min; a hang is found after 60 min while starting, compiling or saving, then "
-    assert f"\n{what}\n{limits}after 20 steps, at least 300 s\n" in launch.log
+    limits = "a collective may take 120 min; a hang is found after 60 min while starting, compiling or saving, else "
+    assert f"\n{what}\n{limits}after the time of 20 steps, at least 300 s\n" in launch.log
     first = json.loads(launch.attempt.metrics.read_text().splitlines()[0])
     assert first["loss"] > 5.7, "random weights give log 256 = 5.55 within 0.02"
     assert f"begins from {tmp_path / 'weights'}" in " ".join(as_block(read_run(run), 300).split())

@@ -84,9 +84,9 @@ def test_interrupted_three_times_and_resumed(tmp_path: Path, tokens: Path, unbro
     (half := run.checkpoints / ".writing-step-00000099").mkdir()
     last = train(run, RANKS[dtype])
     assert last.ended == ("done", STEPS, False), last.log
-    assert f"passing over checkpoint {newest}: " in last.log
+    assert f"skipping checkpoint {newest}: " in last.log
     assert "CRC-32" in last.log
-    assert f"passing over {half}: it was never completed" in last.log
+    assert f"skipping {half}: it was never completed" in last.log
     resumed = int(before.name.removeprefix("step-"))
     assert f"resumed after step {resumed} of {STEPS}" in last.log
     assert not half.exists()

@@ -16,8 +16,7 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.trainer import attempt as attempts
-from hpc_gpt.trainer import export
+from hpc_gpt.trainer import attempt, export
 from hpc_gpt.trainer.__main__ import _find_attempt
 from hpc_gpt.trainer.checkpoints import training_state, universal
 from hpc_gpt.trainer.checkpoints.checkpoint import Checkpoints, Progress
@@ -42,9 +41,9 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 FOUR = settings(Path("none.tokens"), {"tp": 1, "pp": 1, "dp": 4})
 SAVED = settings(Path("none.tokens"), {"tp": 2, "pp": 1, "dp": 2})
 RESUME = "resume with the settings it was saved with, or start a new run"
-IT_IS_DAMAGED = "the checkpoint is damaged; remove it, and the one before is used"
-A_PROGRAM = "it is damaged, or holds a program; remove the checkpoint, and the one before is used"
-REMOVE_IT = "remove the checkpoint, and the one before is used"
+IT_IS_DAMAGED = "the checkpoint is damaged; remove it: then the one before it is used"
+A_PROGRAM = "it is damaged, or holds a program; remove the checkpoint: then the one before it is used"
+REMOVE_IT = "remove the checkpoint: then the one before it is used"
 SUBMIT = "start runs with hpc-gpt submit, or sbatch job.sh"
 OTHER = "was it written by another version? submit again with the version in resolved.json"
 NO_DOCUMENTS = 'use engine.attention = "auto", or data.mask_documents = false'
@@ -189,9 +188,9 @@ def starts(step: int | None, *others: str, init: str | None = None) -> Callable[
         sources = [(run, None), *((RunFolder(at / name), step) for name in others)]
         here: Any = SimpleNamespace(_run=run)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(attempts, "checkpoint_sources", lambda run: sources)
-            engine: Any = SimpleNamespace(given=None)
-            return attempts.Trainer._resume(here, run.resolved(), engine, ALONE, Checkpoints(run.checkpoints, ALONE))
+            patch.setattr(attempt, "checkpoint_sources", lambda run: sources)
+            engine: Any = SimpleNamespace(given_weights=None)
+            return attempt.Trainer._resume(here, run.resolved(), engine, ALONE, Checkpoints(run.checkpoints, ALONE))
 
     return act
 
@@ -203,7 +202,7 @@ ROWS: dict[str, Row] = {
      'train.dtype is fp16, but DeepSpeed does not train in fp16 on a CPU | use train.dtype = "fp32" or "bf16", or '
      'engine.name = "ddp" or "fsdp"'),
     "bf16 before Ampere": (on(lambda: check_dtype_on("bf16", CUDA, "ddp"), (7, 5), "Tesla T4"),
-     "train.dtype is bf16, but Tesla T4 (compute capability 7.5) has no bf16 arithmetic; it came with 8.0 | use "
+     "train.dtype is bf16, but Tesla T4 (compute capability 7.5) has no bf16 arithmetic, which came with 8.0 | use "
      'train.dtype = "fp16"'),
     "FP8 before Ada": (on(lambda: check_matmul_on("fp8-tensor", CUDA), (8, 8), "A100"),
      "train.matmul is fp8-tensor, but A100 (compute capability 8.8) has no units for its FP8 (e4m3fn, e5m2), which "
@@ -215,8 +214,8 @@ ROWS: dict[str, Row] = {
      "profile jean-zay has GPUs (v100-32g), but rank 3 sees none | is torch 2.13.0 a build with CUDA, and does "
      "nvidia-smi list the GPUs within a job?"),
     "a job that sees too few": (on(device_of_rank_3, visible=1),
-     "4 ranks on this node, but rank 3 sees 1 of its GPUs | ask for the node's GPUs: gpu_flag and gpus_per_node "
-     "of the cluster profile"),
+     "4 ranks on this node, but rank 3 sees 1 of its GPUs | request all GPUs of the node: gpu_flag and gpus_per_node "
+     "in the cluster profile"),
     # what cannot be compiled
     "sequences in parallel on an old torch": (on(compiles(compile="whole", sequence_parallel=True), version="2.12.1"),
      "engine.sequence_parallel with engine.compile = whole gives wrong gradients on torch 2.12.1 | use torch 2.13 "
@@ -257,26 +256,26 @@ ROWS: dict[str, Row] = {
      "error: no kernel image is available; math failed in a trial: CUDA error: no kernel image is available | "
      "compare the versions of driver and cuDNN with those that torch was built for"),
     "documents in fp32": (on(packs()),
-     "engine.attention is flash, but that kernel cannot keep documents apart here: train.dtype is fp32, and it "
-     f"computes in 16 bits | {NO_DOCUMENTS}"),
+     "engine.attention is flash, but that kernel cannot keep documents apart here: it computes in 16 bits, "
+     f"but train.dtype is fp32 | {NO_DOCUMENTS}"),
     "documents before Ampere": (on(packs(train={"dtype": "bf16"}), (7, 5)),
-     "engine.attention is flash, but that kernel cannot keep documents apart here: the GPU has compute capability "
-     f"7.5, and it needs 8.0 | {NO_DOCUMENTS}"),
+     "engine.attention is flash, but that kernel cannot keep documents apart here: it needs compute capability "
+     f"8.0, but the GPU has 7.5 | {NO_DOCUMENTS}"),
     "documents with wide heads": (on(packs(train={"dtype": "bf16"}, model={"head_dim": 257})),
-     "engine.attention is flash, but that kernel cannot keep documents apart here: heads are 257 wide, and it takes "
-     f"up to 256 | {NO_DOCUMENTS}"),
+     "engine.attention is flash, but that kernel cannot keep documents apart here: it takes heads up to 256 "
+     f"wide, but they are 257 wide | {NO_DOCUMENTS}"),
     # checkpoints
     "another layout": (resumes(differing("layout", tp=1, dp=4)),
-     "HERE is a checkpoint of another layout or arithmetic: layout.tp is 2 there and 1 here; layout.dp is 2 there "
-     f"and 4 here | {RESUME}"),
+     "HERE is a checkpoint of another layout or arithmetic: layout.tp is 2 in it and 1 in this run; layout.dp is 2 "
+     f"in it and 4 in this run | {RESUME}"),
     "another model": (resumes(differing("model", heads=2)),
-     f"HERE is a checkpoint of another model: model.heads is 4 there and 2 here | {RESUME}"),
+     f"HERE is a checkpoint of another model: model.heads is 4 in it and 2 in this run | {RESUME}"),
     "other arithmetic, and what may differ": (resumes(replace(HALF, engine=Engine(zero_stage=0))),
-     "HERE is a checkpoint of another layout or arithmetic: engine.zero_stage is 1 there and 0 here; train.dtype is "
-     f"fp32 there and bf16 here; train.optimizer is adamw there and sgd here | {RESUME}"),
+     "HERE is a checkpoint of another layout or arithmetic: engine.zero_stage is 1 in it and 0 in this run; "
+     f"train.dtype is fp32 in it and bf16 in this run; train.optimizer is adamw in it and sgd in this run | {RESUME}"),
     "another engine, cut otherwise": (resumes(differing("engine", name="ddp", tiles=2, partition=(1, 1))),
-     "HERE is a checkpoint of another layout or arithmetic: engine.name is deepspeed-3d there and ddp here; "
-     f"engine.partition is layers there and [1, 1] here; engine.tiles is 1 there and 2 here | {RESUME}"),
+     "HERE is a checkpoint of another layout or arithmetic: engine.name is deepspeed-3d in it and ddp in this run; "
+     f"engine.partition is layers in it and [1, 1] in this run; engine.tiles is 1 in it and 2 in this run | {RESUME}"),
     "no json": (cut("model.json", training_state.read_identity),
      f"HERE: model.json cannot be read: Expecting ',' delimiter: line 1 column 11 (char 10) | {IT_IS_DAMAGED}"),
     "no generators": (lambda at: training_state.load_random_state(at, 3, CPU),
@@ -291,11 +290,11 @@ ROWS: dict[str, Row] = {
     "no weights": (lambda at: list(read_replicated(at, SAVED)), f"HERE holds no weights.pt | {REMOVE_IT}"),
     "pieces that are missing": (states(pieces=[]), f"HERE holds 9 of the 12 elements of qkv | {REMOVE_IT}"),
     "states on NVMe": (states(swapped=True),
-     "HERE lacks what was offloaded to NVMe: DeepSpeed 0.19.8 does not save that | offload to the host's memory if "
+     "HERE lacks the states offloaded to NVMe: DeepSpeed 0.19.8 does not save them | offload to the host's memory if "
      "a run is to be resumed or exported"),
     "another schema": (states(schema=0),
-     "HERE has no list of where its weights are that this version reads | resume it in the layout it was saved "
-     "with"),
+     "HERE has no list of its weights' places (states-*.json) that this version reads | resume it in the layout it was "
+     "saved with"),
     "a file that is gone": (states(lambda at: (at / "zero-0-1.pt").unlink(), "norm"),
      f"HERE/zero-0-1.pt cannot be read: [Errno 2] No such file or directory: 'HERE/zero-0-1.pt' | {REMOVE_IT}"),
     "a file that is damaged": (states(lambda at: (at / "zero-0-1.pt").write_bytes(b"bad"), "norm"),
@@ -314,7 +313,7 @@ ROWS: dict[str, Row] = {
      "starting this one from step 0"),
     "no checkpoint, and begun from weights": (starts(None, init="/hf"),
      "no checkpoint of the run could be loaded, and its weights were not read from train.init | start it again: "
-     "what is damaged is set aside, so it begins from train.init"),
+     "damaged checkpoints are set aside, so it begins from train.init"),
     # an export
     "a weight that is none": (exported("embedding.weight", "nosuch"),
      f"HERE holds nosuch, which is not a parameter of the model | {OTHER}"),

@@ -93,7 +93,7 @@ def test_training_goes_on_during_a_save_and_a_kill_loses_nothing(tmp_path, token
     assert half.is_dir()
     again = train(run, 2)
     assert again.ended == ("done", STEPS, False), again.log
-    assert f"passing over {half}: it was never completed" in again.log
+    assert f"skipping {half}: it was never completed" in again.log
     assert "resumed after step 4 of 12" in again.log
     assert not half.exists()
     expected = figures(foreground)

@@ -142,7 +142,7 @@ def test_skipped_shards_are_counted_and_told_once(tmp_path, start, capfd):
     rows(stream, *range(80))
     assert stream.skipped_shards == 1
     said = capfd.readouterr().out
-    assert said.count("02.txt.gz is left before its end") == 1
+    assert said.count("skipping the rest of shard 02.txt.gz") == 1
     assert "it ends at byte 20" in said
     again = start(streaming(folder, on_bad_shard="skip"), 0)
     again.restore({0: stream.position()})
@@ -211,7 +211,7 @@ def test_an_interrupted_stream_goes_on_to_the_same_figures(tmp_path: Path, strea
     assert figures(run) == figures(unbroken)
     for one in (run, unbroken):
         assert "1 damaged shard of the data skipped" in read_run(one).flags
-    assert last.log.count("1.jsonl.gz is left before its end") + launch.log.count("is left before its end") == 1
+    assert last.log.count("the rest of shard 1.jsonl.gz: ") + launch.log.count("skipping the rest of shard") == 1
 
 
 def test_a_reader_that_is_killed_ends_its_run_and_not_in_a_hang(tmp_path: Path, streamed: Resolved) -> None:

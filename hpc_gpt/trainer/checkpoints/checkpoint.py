@@ -1,7 +1,7 @@
 """The checkpoints of a run: saving the next one, and resuming from the newest sound one.
 
-A checkpoint is written under a temporary name, completed by complete.json, and gets its own name last. All ranks share
-the check of its files, so that each is read once. `folders` has the names, `save` the stages of a save.
+A checkpoint is written under a temporary name, completed by complete.json, and gets its final name last. All ranks
+share the check of its files, so that each file is read once. `folders` has the names, `save` the stages of a save.
 """
 
 import errno
@@ -37,7 +37,7 @@ from hpc_gpt.trainer.checkpoints.write_progress import PROGRESS, start
 from hpc_gpt.trainer.engines.protocol import TrainingEngine
 from hpc_gpt.trainer.ranks import Peers
 
-# Room for headers, complete.json and the folders' entries.
+# Disk space for headers, complete.json and the folders' entries.
 _SPARE_BYTES = 1 << 18
 
 
@@ -45,7 +45,7 @@ _SPARE_BYTES = 1 << 18
 class Progress:
     """The progress of a run: optimizer steps, seconds spent in all attempts, and the identity of its data.
 
-    `positions` of streams by data-parallel rank: the rank's own or none in a save, all of them after a resume.
+    `positions` of streams by data-parallel rank: one or none in a rank's save, those of all ranks after a resume.
     """
 
     step: int = 0
@@ -56,7 +56,8 @@ class Progress:
 
 @dataclass(frozen=True)
 class Background:
-    """Whether saves are written while the training continues. `refusal`: why not, though it is asked for."""
+    """The choice whether saves are written while the training continues. `refusal`: the reason if a requested one is
+    not."""
 
     wanted: bool = False
     refusal: str = ""
@@ -64,9 +65,9 @@ class Background:
 
 
 def background_of(resolved: Resolved) -> Background:
-    """What the settings ask for. Not with NVMe, whose states DeepSpeed itself copies while it saves."""
+    """The choice of the settings, but never with NVMe: DeepSpeed itself copies those states while it saves."""
     if resolved.train.save_in_background and resolved.engine.offload_path is not None:
-        return Background(False, "what is offloaded to NVMe has no copy in the host's memory", resolved.ranks_per_node)
+        return Background(False, "states offloaded to NVMe have no copy in the host's memory", resolved.ranks_per_node)
     return Background(resolved.train.save_in_background, "", resolved.ranks_per_node)
 
 
@@ -102,13 +103,13 @@ class Checkpoints:
 
     @property
     def hangs(self) -> bool:
-        """Whether something of a save that is left to end waits for the disk."""
+        """Whether a save, or a thread that prepared one, still waits for the disk at the end."""
         return self._save is not None or (self._preparing is not None and self._preparing.is_alive())
 
     def save(self, engine: TrainingEngine, progress: Progress) -> SaveOutcome:
         """Saves, and waits until the save is over. Removes no other checkpoint.
 
-        An existing checkpoint of this step, which a resume has skipped, is renamed.
+        If there is a checkpoint of this step, which a resume has skipped, it is renamed.
         """
         outcome = self.begin(engine, progress, wait=True)
         assert outcome is not None
@@ -119,24 +120,24 @@ class Checkpoints:
     ) -> SaveOutcome | None:
         """Begins a save of the current state. Returns an outcome only if the save is already over.
 
-        In the background the state is copied if there is memory, and the training may continue. With `wait` it is
-        written at once; this may be an attempt's last save, with seconds left, so it removes no other checkpoint.
+        In the background the state is copied, if memory suffices, and the training may continue. With `wait` it is
+        written at once; such a save may be the attempt's last, with seconds left, so it removes no other checkpoint.
         `refused`: the disk has refused a line of metrics, so nothing is saved.
         """
-        assert self._save is None, "one at a time; `finish` the one before"
+        assert self._save is None, "one save at a time; `finish` the one before"
         began = time.perf_counter()
         files = RankFiles(self._ranks)
         engine.save(files)
         put_positions(files, progress.positions)
         needed = sum(self._ranks.all_gather(files.bytes)) + _SPARE_BYTES
-        own = self._prepare_in_time(progress.step, needed, refused) if self._ranks.is_first else Refusal()
-        refusal = self._ranks.broadcast(own)
+        refusal = self._prepare_in_time(progress.step, needed, refused) if self._ranks.is_first else Refusal()
+        refusal = self._ranks.broadcast(refusal)
         if refusal:
             return SaveOutcome(progress.step, refusal, stall_s=time.perf_counter() - began)
         marker = {"schema": SCHEMA, "step": progress.step, "train_s": progress.train_s, "data": progress.data}
         save = Save(self.folder, self._ranks, files, marker, self._removal, retains=not wait)
-        # If one rank cannot copy, no rank does: the others would wait for it in the collectives of the next step, whose
-        # time limit is shorter than a save.
+        # If one rank cannot copy, no rank does: the others would wait for it in the collectives of the next step, and
+        # their time limit is shorter than a save.
         held_up = "" if wait else self._copy(files) if self._background.wanted else self._background.refusal
         threaded = self._background.wanted and not wait and not held_up
         save.begin(began, threaded, held_up)
@@ -148,9 +149,9 @@ class Checkpoints:
         return outcome
 
     def poll(self, busy: bool) -> SaveOutcome | None:
-        """To be called at the end of a step, with whether any rank was `busy` at the end of the step before.
+        """To be called at the end of a step. `busy`: some rank was busy at the end of the step before.
 
-        Returns an outcome if a save is over.
+        Returns the outcome of a save that is over, else None.
         """
         if self._save is None:
             return None
@@ -162,7 +163,8 @@ class Checkpoints:
     def finish(self) -> SaveOutcome | str:
         """Waits for the save that has begun, and returns its outcome.
 
-        If the disk of a rank no longer answers: the rank, its host and the file, as a text. Then the save is not over.
+        If the disk of a rank no longer answers, returns a text with the rank, its host and the file; then the save is
+        not over.
         """
         assert self._save is not None
         outcome = self._save.finish()
@@ -176,7 +178,8 @@ class Checkpoints:
             self._newest = outcome.step
 
     def retain(self) -> None:
-        """Removes, on a thread, what need not be kept beside the newest checkpoint that was saved or resumed from.
+        """Removes, on a thread, old checkpoints by the retention rule. The newest one is the last saved or resumed
+        from.
 
         To be called on rank 0.
         """
@@ -188,35 +191,35 @@ class Checkpoints:
         self._removal.wait(patience_s)
 
     def resume(self, engine: TrainingEngine, is_own: bool = False, step: int | None = None) -> Progress:
-        """Loads the newest sound checkpoint, or that of `step`, and returns its progress; `Progress()` without one.
+        """Loads the newest sound checkpoint, or the one of `step`, and returns its progress; `Progress()` without one.
 
-        A half-written or damaged one is skipped and logged; a damaged one is renamed if the checkpoints are the run's
-        own (`is_own`). Raises CheckpointError for a checkpoint of another model, layout or arithmetic: the run must not
-        start from step 0 beside it.
+        Half-written or damaged ones are skipped and logged; damaged ones are renamed if the checkpoints belong to this
+        run (`is_own`). Raises CheckpointError for a checkpoint of another model, layout or arithmetic: the run must not
+        start from step 0 although it has a checkpoint.
         """
         for path, marker in self.sound(step, is_own):
             engine.load(path)
-            found = int(marker["step"])
-            if engine.step != found:
-                raise CheckpointError(f"{path} says step {found}, but holds step {engine.step}", REMOVE_IT)
-            self._newest = found if is_own else None
+            saved_step = int(marker["step"])
+            if engine.step != saved_step:
+                raise CheckpointError(f"{path} says step {saved_step}, but holds step {engine.step}", REMOVE_IT)
+            self._newest = saved_step if is_own else None
             positions = self._ranks.broadcast(read_positions(path) if self._ranks.is_first else {})
-            return Progress(found, float(marker["train_s"]), str(marker["data"]), positions)
+            return Progress(saved_step, float(marker["train_s"]), str(marker["data"]), positions)
         return Progress()
 
     def sound(self, step: int | None = None, is_own: bool = False) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """(folder, its complete.json) of every sound checkpoint, newest first, or of `step` alone.
+        """Yields (folder, its complete.json) for every sound checkpoint, newest first, or for the one of `step` only.
 
-        Logs the others, and renames damaged ones if the checkpoints are the run's own (`is_own`).
+        Logs the others, and renames damaged ones if the checkpoints belong to this run (`is_own`).
         """
         for path in self._ranks.broadcast(self._candidates() if self._ranks.is_first else []):
             if step is not None and path.name != checkpoint_folder_name(step):
                 continue
-            # All use what rank 0 reads: another host may see a file a moment later.
+            # All ranks use the marker that rank 0 reads: another host may see a file a moment later.
             marker = self._ranks.broadcast(read_marker(path) if self._ranks.is_first else {})
             if fault := self._fault(path, marker):
                 text = self._set_aside(path) if is_own and fault.damaged and self._ranks.is_first else ""
-                self._say(f"passing over checkpoint {path}: {fault.text}{text}")
+                self._say(f"skipping checkpoint {path}: {fault.text}{text}")
                 self._ranks.barrier()
             else:
                 yield path, marker
@@ -224,18 +227,18 @@ class Checkpoints:
     def _candidates(self) -> list[Path]:
         """Folders with the name of a complete checkpoint, newest first. Logs the half-written ones."""
         for path in sorted(self.folder.glob(f"{WRITING}*")):
-            self._say(f"passing over {path}: it was never completed")
+            self._say(f"skipping {path}: it was never completed")
         return list_complete(self.folder)
 
     def _fault(self, path: Path, marker: dict[str, Any]) -> CheckpointFault | None:
-        """What is wrong with a checkpoint, if anything. Each rank reads some of the files in complete.json."""
-        found = CheckpointFault("" if marker else f"{COMPLETE} is missing or damaged")
+        """The fault of a checkpoint, if it has one. Each rank reads some of the files in complete.json."""
+        fault = CheckpointFault("" if marker else f"{COMPLETE} is missing or damaged")
         files = marker.get("files", {})
         for name in sorted(files)[self._ranks.rank :: self._ranks.size]:
-            if found.text:
+            if fault.text:
                 break
-            found = check_file(path, name, files[name])
-        return next((fault for fault in self._ranks.all_gather(found) if fault.text), None)
+            fault = check_file(path, name, files[name])
+        return next((one for one in self._ranks.all_gather(fault) if one.text), None)
 
     def _set_aside(self, path: Path) -> str:
         try:
@@ -246,12 +249,12 @@ class Checkpoints:
     def _prepare(self, step: int, needed_bytes: int, refused: Refusal | None) -> Refusal:
         """Makes the folder to write in, if there is space; on rank 0."""
         try:
-            self.folder.mkdir(exist_ok=True)  # in the run folder, which is not made again if it was moved
-            # Left by earlier saves; no save is being written now.
+            self.folder.mkdir(exist_ok=True)  # without parents: a run folder that was moved is not made again
+            # Folders that earlier saves left: no save is being written now.
             self._removal.discard(*self.folder.glob(f"{WRITING}*"))
             refusal = find_disk_space(self.folder, needed_bytes)
             if refusal:
-                # There may be space after the removal.
+                # The removal of old checkpoints may free space.
                 PROGRESS.reached(self.folder, needed_bytes)
                 self._removal.wait()
                 refusal = find_disk_space(self.folder, needed_bytes)
@@ -263,7 +266,8 @@ class Checkpoints:
         return Refusal()
 
     def _prepare_in_time(self, step: int, needed_bytes: int, refused: Refusal | None) -> Refusal:
-        """The same on a thread, in the background: a disk that does not answer is refused, and stops no step again."""
+        """Calls `_prepare`; for saves in the background on a thread. Then a disk that does not answer counts as
+        refused, and holds up no later step."""
         if not self._background.wanted:
             return self._prepare(step, needed_bytes, refused)
         answers: list[Refusal | BaseException] = []
@@ -286,9 +290,9 @@ class Checkpoints:
         return answers[0]
 
     def _copy(self, files: RankFiles) -> str:
-        """Copies the state on every rank. If one rank cannot, returns the reason."""
+        """Copies the state on every rank; empty text, or the reason of a rank that cannot."""
         needed = self._copies.missing_bytes(files.tensors)
-        # All ranks look before the first one takes memory: otherwise it would count twice.
+        # All ranks look before the first one takes memory: memory taken already would count twice.
         if lack := self._ranks.first_text(lacks_memory(needed, self._background.ranks_per_node)):
             return lack
         text = ""

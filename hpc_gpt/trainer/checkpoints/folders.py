@@ -1,5 +1,6 @@
-"""The folders of checkpoints on the disk: their names and completion; and how their files are read. Whether one is
-sound is in `hpc_gpt.core.runs.checkpoints`, which stay and which go in `hpc_gpt.core.runs.retention`.
+"""The folders of checkpoints on the disk: their names and completion, and the reading of their files.
+
+`hpc_gpt.core.runs.checkpoints` decides whether a checkpoint is sound, `hpc_gpt.core.runs.retention` which ones stay.
 
     checkpoints/.writing-step-00000020/    being written; not to be read
     checkpoints/step-00000020/             complete: what the engine wrote, and complete.json, written last
@@ -8,9 +9,9 @@ sound is in `hpc_gpt.core.runs.checkpoints`, which stay and which go in `hpc_gpt
 
 complete.json names every file with its size and CRC-32.
 
-A file is read without running code in it. torch.save's format is pickle, and a pickle is a program: only tensors,
-containers and the classes named here are made. torch's own restricted reader refuses every class that is not named.
-DeepSpeed's files have objects of a few classes of its own, which are made by setting their fields.
+A file is read without running code from it. torch.save's format is pickle, and a pickle is a program. So only tensors,
+containers and the classes named here are made; torch's restricted reader refuses every other class. DeepSpeed's files
+have objects of a few DeepSpeed classes, which are made by setting their fields.
 """
 
 import json
@@ -28,8 +29,8 @@ from hpc_gpt.core.files import json_in, sync
 from hpc_gpt.core.runs.checkpoints import COMPLETE, set_aside
 
 # Hints for a checkpoint that cannot be loaded.
-REMOVE_IT = "remove the checkpoint, and the one before is used"
-IT_IS_DAMAGED = "the checkpoint is damaged; remove it, and the one before is used"
+REMOVE_IT = "remove the checkpoint: then the one before it is used"
+IT_IS_DAMAGED = "the checkpoint is damaged; remove it: then the one before it is used"
 # File name in the checkpoint's folder -> "bytes" and "crc32".
 Sums = dict[str, dict[str, int]]
 
@@ -42,10 +43,10 @@ def list_files(folder: Path) -> list[str]:
 def load_json(path: Path) -> dict[str, Any]:
     """Reads the JSON object in a file of a checkpoint. Raises CheckpointError if it cannot be read."""
     try:
-        found: dict[str, Any] = json_in(path)
+        content: dict[str, Any] = json_in(path)
     except (OSError, ValueError) as fault:
         raise CheckpointError(f"{path.parent}: {path.name} cannot be read: {fault}", IT_IS_DAMAGED) from None
-    return found
+    return content
 
 
 def complete(aside: Path, final: Path, marker: Mapping[str, Any]) -> None:
@@ -55,7 +56,7 @@ def complete(aside: Path, final: Path, marker: Mapping[str, Any]) -> None:
     for folder in {aside, *((aside / name).parent for name in marker["files"])}:
         sync(folder)
     if final.exists():
-        # A resume skipped it. It is not deleted, because it may only have been unreadable on one host.
+        # A resume skipped this checkpoint. It is not deleted: perhaps only one host could not read it.
         set_aside(final)
     aside.rename(final)
     sync(final.parent)
@@ -89,7 +90,7 @@ _METADATA = {
 
 
 def load_safely(path: Path | str, map_location: Any = "cpu", mmap: bool = False) -> Any:
-    """Reads what torch.save wrote. Raises OSError if the file cannot be read, CheckpointError for any other class."""
+    """Reads a file of torch.save. Raises OSError if it cannot be read, CheckpointError if it has any other class."""
     try:
         with torch.serialization.safe_globals(_allowed()):
             return torch.load(path, map_location=map_location, mmap=mmap or None, weights_only=True)
@@ -98,7 +99,7 @@ def load_safely(path: Path | str, map_location: Any = "cpu", mmap: bool = False)
 
 
 def load_metadata(path: Path) -> Any:
-    """Reads the `.metadata` of torch.distributed.checkpoint. Raises OSError or CheckpointError likewise."""
+    """Reads the `.metadata` of torch.distributed.checkpoint. Raises OSError or CheckpointError, as `load_safely`."""
     try:
         with open(path, "rb") as file:
             return _Metadata(file).load()
@@ -107,10 +108,10 @@ def load_metadata(path: Path) -> Any:
 
 
 def _refused(path: Path | str, fault: Exception) -> CheckpointError:
-    """torch's own first line advises to load the file as a program."""
-    named = re.search(r"\bGLOBAL ([\w.]+)", str(fault))
+    """The error for a file that is not plain data. It leaves out torch's advice to load the file as a program."""
+    refused = re.search(r"\bGLOBAL ([\w.]+)", str(fault))
     lines = (line for line in str(fault).splitlines() if line.strip() and "weights_only" not in line)
-    line = f"it names {named[1]}" if named else next(lines, type(fault).__name__)
+    line = f"it names {refused[1]}" if refused else next(lines, type(fault).__name__)
     return CheckpointError(
         f"{path} cannot be read as data alone: {line}", f"it is damaged, or holds a program; {REMOVE_IT}"
     )
@@ -118,11 +119,11 @@ def _refused(path: Path | str, fault: Exception) -> CheckpointError:
 
 def _allowed() -> list[Any]:
     """The classes in DeepSpeed's files, if DeepSpeed is loaded."""
-    found = list[Any]()
+    classes = list[Any]()
     for module, names in _DEEPSPEED.items():
         if module in sys.modules:
-            found += [getattr(sys.modules[module], name) for name in names]
-    return found
+            classes += [getattr(sys.modules[module], name) for name in names]
+    return classes
 
 
 class _Metadata(pickle.Unpickler):

@@ -1,7 +1,7 @@
 """The files of a checkpoint that one rank writes: named, then perhaps copied to the host's memory, then written.
 
 Naming them may need the other ranks. Copying must end before the next step. Writing needs only the disk and may happen
-on a thread. Each file's CRC-32 is of the bytes handed to the disk, and each file is synced.
+on a thread. A file's CRC-32 is computed from the bytes given to the disk, and every file is synced.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hpc_gpt.trainer.checkpoints.write_progress import PROGRESS
 from hpc_gpt.trainer.ranks import Peers
 
 _PIECE_BYTES = 1 << 22
-# The part of free memory that copies may take; the rest is for the training, the data and the page cache.
+# The share of free memory that copies may take; the rest is for the training, the data and the page cache.
 _SHARE = 0.8
 # Writes tensors below a folder; returns the sums of the files, and a note for rank 0.
 Write = Callable[[Path, Sequence[Tensor]], tuple[Sums, Any]]
@@ -40,10 +40,10 @@ class _Entry:
 
 
 class RankFiles:
-    """The files that one rank will write. The `put` methods write nothing. No two files may have one name.
+    """The files that one rank will write. The `put` methods write nothing. No two files may have the same name.
 
-    `peers` are the ranks that share the checkpoint, which may have to agree while files are named. They use their group
-    between the hosts, because the device's own group is busy with the training.
+    `peers` are the ranks that share the checkpoint. They may have to agree while files are named, over their group
+    between the hosts, because the device's group is busy with the training.
     """
 
     def __init__(self, peers: Peers | None = None) -> None:
@@ -53,13 +53,13 @@ class RankFiles:
 
     def put(self, name: str, state: Any) -> None:
         """Adds a file in torch.save's format. `state` consists of dicts, lists, tuples, tensors and small objects."""
-        parts, tensors = _take_apart(state)
+        parts, tensors = _remove_tensors(state)
 
         def write(folder: Path, tensors: Sequence[Tensor]) -> tuple[Sums, Any]:
             # torch's own CRCs in the file are never checked, and halve the speed.
             torch.serialization.set_crc32_options(False)
             with Sink(folder, name) as sink:
-                whole = _put_together(parts, [_compact(tensor) for tensor in tensors])
+                whole = _insert_tensors(parts, [_compact(tensor) for tensor in tensors])
                 torch.save(whole, cast(IO[bytes], sink))
             return sink.sums, None
 
@@ -76,9 +76,9 @@ class RankFiles:
         self._entries.append(_Entry([], write))
 
     def put_by(self, tensors: Sequence[Tensor], write: Write, finish: Finish) -> None:
-        """Adds files that `write` makes of `tensors`, or of copies of them; at most once in a checkpoint.
+        """Adds files that `write` makes from `tensors`, or from copies of them; at most once per checkpoint.
 
-        `finish` is called on rank 0 with what the `write` of each rank returned.
+        `finish` is called on rank 0 with the notes that every rank's `write` returned.
         """
         assert self._finish is None
         self._entries.append(_Entry(list(tensors), write))
@@ -86,7 +86,7 @@ class RankFiles:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All tensors, in order, each once for a file."""
+        """All tensors, in order; a tensor is listed once per file."""
         return [tensor for entry in self._entries for tensor in entry.tensors]
 
     @property
@@ -97,13 +97,13 @@ class RankFiles:
     def copy(self, copies: HostCopies) -> None:
         """Copies all tensors, so that the training may change them. After a MemoryError nothing has changed."""
         try:
-            found = copies.copy(self.tensors)
+            copied = copies.copy(self.tensors)
         except RuntimeError as fault:
             copies.forget()
             # torch raises it when the host's memory is used up.
             raise MemoryError(str(fault)) from fault
         for entry in self._entries:
-            entry.tensors, found = found[: len(entry.tensors)], found[len(entry.tensors) :]
+            entry.tensors, copied = copied[: len(entry.tensors)], copied[len(entry.tensors) :]
 
     def write(self, folder: Path) -> tuple[Sums, list[Any]]:
         """Writes all files below `folder`; returns their sums and the notes for `finish`.
@@ -129,7 +129,7 @@ class RankFiles:
 class Sink:
     """A new file below `folder`, written once from start to end, with its size and CRC-32.
 
-    The `with` raises the disk's own OSError, even if a library has hidden it.
+    The `with` raises the OSError of the disk, even if a library has hidden it.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -144,8 +144,8 @@ class Sink:
         how = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         try:
             self._number = os.open(self._path, how, 0o666)
-        except FileNotFoundError:  # of many ranks few come before its folders are there
-            # Not `folder` itself: if a user has removed it, the rest of the checkpoint must not be written.
+        except FileNotFoundError:  # rare: the first rank to write there makes the folders for all
+            # `folder` itself is not made: if a user has removed it, the rest of the checkpoint must not be written.
             for parent in reversed(Path(self._name).parents[:-1]):
                 (self._folder / parent).mkdir(exist_ok=True)
             self._number = os.open(self._path, how, 0o666)
@@ -199,25 +199,29 @@ class _TensorPlace:
     number: int
 
 
-def _take_apart(state: Any) -> tuple[Any, list[Tensor]]:
-    """(a copy of the state with a `_TensorPlace` for each tensor, the tensors, each once)."""
+def _remove_tensors(state: Any) -> tuple[Any, list[Tensor]]:
+    """(a copy of the state with a `_TensorPlace` in place of each tensor, the distinct tensors)."""
     tensors: list[Tensor] = []
     seen: dict[tuple[Any, ...], _TensorPlace] = {}
 
     def take(item: Any) -> Any:
         if isinstance(item, Tensor):
-            own = item.detach()
-            key = (own.data_ptr(), own.dtype, own.shape, own.stride(), own.device) if own.numel() else (len(tensors),)
+            tensor = item.detach()
+            key: tuple[Any, ...] = (len(tensors),)
+            if tensor.numel():
+                key = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device
             if key not in seen:
                 seen[key] = _TensorPlace(len(tensors))
-                tensors.append(own)
+                tensors.append(tensor)
             return seen[key]
         return _rebuild(item, take)
 
     return take(state), tensors
 
 
-def _put_together(state: Any, tensors: Sequence[Tensor]) -> Any:
+def _insert_tensors(state: Any, tensors: Sequence[Tensor]) -> Any:
+    """The state with its tensors in their places again."""
+
     def put(item: Any) -> Any:
         return tensors[item.number] if isinstance(item, _TensorPlace) else _rebuild(item, put)
 
@@ -237,10 +241,10 @@ def _rebuild(item: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _compact(tensor: Tensor) -> Tensor:
-    """The tensor with no more storage than it needs, because torch.save writes whole storages.
+    """The tensor without the rest of its storage, because torch.save writes whole storages.
 
     A view without gaps gets a storage of its own over the same memory. Any other view is copied to the host's memory,
-    because the device may have no room.
+    because the device may be full.
     """
     if tensor.untyped_storage().nbytes() <= tensor.nbytes:
         return tensor
@@ -250,49 +254,51 @@ def _compact(tensor: Tensor) -> Tensor:
 
 
 class HostCopies:
-    """Host memory for copies of this rank's tensors, allocated at the first save and used again.
+    """Host memory for copies of this rank's tensors, allocated at the first save and then reused.
 
-    It is pinned for a GPU's tensors, and pinning takes longer than the copy.
+    It is pinned for a GPU's tensors; pinning takes longer than the copy.
     """
 
     def __init__(self) -> None:
-        self._kept: list[Tensor] = []
+        self._buffers: list[Tensor] = []
 
     def missing_bytes(self, tensors: list[Tensor]) -> int:
-        """The bytes that copies of `tensors` need in addition to the memory that is kept."""
-        pairs = zip(tensors, [*self._kept, *[None] * len(tensors)], strict=False)
-        return sum(_host_bytes(one) for one, kept in pairs if not _fits(one, kept))
+        """The bytes that copies of `tensors` need in addition to the memory allocated already."""
+        pairs = zip(tensors, [*self._buffers, *[None] * len(tensors)], strict=False)
+        return sum(_host_bytes(tensor) for tensor, buffer in pairs if not _fits(tensor, buffer))
 
     def copy(self, tensors: list[Tensor]) -> list[Tensor]:
         """Copies of the tensors in the same order, complete on return and valid until the next call."""
-        kept = []
-        for number, one in enumerate(tensors):
-            pinned = self._kept[number] if number < len(self._kept) else None
-            if pinned is None or not _fits(one, pinned):
-                pinned = torch.empty(one.shape, dtype=one.dtype, pin_memory=one.is_cuda)
-            pinned.copy_(one.detach(), non_blocking=one.is_cuda)
-            kept.append(pinned)
-        self._kept = kept
-        for device in {one.device for one in tensors if one.is_cuda}:
+        copies = []
+        for number, tensor in enumerate(tensors):
+            buffer = self._buffers[number] if number < len(self._buffers) else None
+            if buffer is None or not _fits(tensor, buffer):
+                buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            buffer.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
+            copies.append(buffer)
+        self._buffers = copies
+        for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
             torch.cuda.synchronize(device)
-        return kept
+        return copies
 
     def forget(self) -> None:
         """Frees the memory."""
-        self._kept = []
+        self._buffers = []
 
 
-def _fits(one: Tensor, kept: Tensor | None) -> bool:
-    return kept is not None and kept.shape == one.shape and kept.dtype == one.dtype and kept.is_pinned() == one.is_cuda
+def _fits(tensor: Tensor, buffer: Tensor | None) -> bool:
+    if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+        return False
+    return buffer.is_pinned() == tensor.is_cuda
 
 
-def _host_bytes(one: Tensor) -> int:
-    # torch takes pinned memory by powers of two.
-    return 1 << max(0, one.nbytes - 1).bit_length() if one.is_cuda else one.nbytes
+def _host_bytes(tensor: Tensor) -> int:
+    # torch allocates pinned memory in powers of two.
+    return 1 << max(0, tensor.nbytes - 1).bit_length() if tensor.is_cuda else tensor.nbytes
 
 
 def lacks_memory(needed_bytes: int, ranks_per_node: int) -> str:
-    """A text with the figures if a node has too little memory for `needed_bytes` on each of its ranks; else empty."""
+    """A text with the figures if the node has too little memory for `needed_bytes` per rank; else empty."""
     if not needed_bytes:
         return ""
     node, process = node_free_bytes(), process_free_bytes()
@@ -306,13 +312,13 @@ def lacks_memory(needed_bytes: int, ranks_per_node: int) -> str:
 
 
 def node_free_bytes() -> int | None:
-    """Free bytes of the node, or of the job's control group if that is less; None if neither is known."""
+    """Free bytes of memory of the node, or of the job's control group if that has less; None if neither is known."""
     free = []
     for line in _lines(Path("/proc/meminfo")):
         if line.startswith("MemAvailable:"):
             free.append(int(line.split()[1]) * 1024)
     for line in _lines(Path("/proc/self/cgroup")):
-        # Version 2: a job's limit may be at any level above the process's own.
+        # Version 2: the job's limit may be at any level above the process's group.
         if line.startswith("0::/"):
             place = Path("/sys/fs/cgroup") / line.removeprefix("0::/").strip()
             while place != Path("/sys/fs"):

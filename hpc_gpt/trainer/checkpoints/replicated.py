@@ -1,10 +1,10 @@
-"""The checkpoint of a model that every rank holds whole, which any number of ranks can load.
+"""The checkpoint of a model that is whole on every rank. Any number of ranks can load it.
 
 weights.pt            {full name: fp32}, by rank 0
 optimizer-00000.pt    {full name: {moment: tensor}}, by rank 0, and by all ranks if the optimizer is sharded
 progress.pt           step, loss scale
 
-The files are mapped: a node's ranks share their pages, and copy a parameter at a time to their devices.
+The files are memory-mapped: a node's ranks share their pages, and copy one parameter at a time to their devices.
 """
 
 from collections.abc import Iterator
@@ -39,8 +39,8 @@ class ReplicatedCheckpoint:
             files.put(_WEIGHTS, {full_name(one): one for one in self._parameters})
             files.put(_PROGRESS, {"step": step, "scale": scale})
         if rank == 0 or self._sharded:
-            kept = self._optimizer.state
-            states = {full_name(one): kept[one] for one in owned_by(self._optimizer) if one in kept}
+            state = self._optimizer.state
+            states = {full_name(one): state[one] for one in owned_by(self._optimizer) if one in state}
             files.put(_optimizer_file(rank), states)
 
     @torch.no_grad()
@@ -52,12 +52,12 @@ class ReplicatedCheckpoint:
         missing, states = {full_name(one) for one in owned_by(self._optimizer)}, {}
         files = _optimizer_files(folder, rank)
         while missing and (path := next(files, None)) is not None:
-            found = _read(path)
-            states.update({name: found[name] for name in missing & found.keys()})
-            missing -= found.keys()
+            saved = _read(path)
+            states.update({name: saved[name] for name in missing & saved.keys()})
+            missing -= saved.keys()
         mapped = {id(value) for state in states.values() for value in state.values() if isinstance(value, Tensor)}
         set_states(self._optimizer, states)
-        # On a CPU torch keeps the tensors that it gets. Mapped ones would keep a deleted file on the disk.
+        # On a CPU torch keeps the tensors that it is given. Mapped ones would keep a deleted file on the disk.
         for state in self._optimizer.state.values():
             state.update({key: value.clone() for key, value in state.items() if id(value) in mapped})
         progress = _read(folder / _PROGRESS)
@@ -70,8 +70,11 @@ def read_replicated(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Ten
 
 
 def _optimizer_files(folder: Path, rank: int) -> Iterator[Path]:
-    """A rank's own file, which has all of its share if there are as many ranks as then; rank 0's, which may have all;
-    and the others, for which the folder, with files of every rank, is listed only then."""
+    """Yields the files in which a rank looks for its states: its own, rank 0's, then all others.
+
+    Its own file has its whole share if the number of ranks is unchanged, and rank 0's may have everything. Only after
+    these two is the folder listed, which has a file per rank.
+    """
     first = [folder / _optimizer_file(number) for number in dict.fromkeys((rank, 0))]
     yield from (path for path in first if path.is_file())
     yield from sorted({*folder.glob("optimizer-*.pt")} - {*first})
@@ -84,5 +87,5 @@ def _optimizer_file(rank: int) -> str:
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"{path.parent} holds no {path.name}", REMOVE_IT)
-    kept: dict[str, Any] = load_safely(path, mmap=True)
-    return kept
+    content: dict[str, Any] = load_safely(path, mmap=True)
+    return content

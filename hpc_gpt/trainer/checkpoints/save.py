@@ -1,4 +1,4 @@
-"""One save, from the end of a step to a complete checkpoint, or to the reason why there is none.
+"""One save, from the end of a step to a complete checkpoint, or to the reason why it failed.
 
     begun        every rank has named its files; rank 0 has made the folder and found space on the disk
     writing      every rank writes its files with their sums; in the background on a thread, from copies
@@ -6,7 +6,7 @@
     over         a `SaveOutcome`, the same on all ranks
 
 All ranks go from one stage to the next together, at the end of a step, when no rank reports any more that it is busy.
-Of a thread that the disk no longer answers nobody waits for the end: the save stays in its stage.
+If the disk stops answering, nobody waits for the thread that writes: the save stays in its stage.
 """
 
 import threading
@@ -27,20 +27,21 @@ from hpc_gpt.trainer.ranks import Peers
 
 @dataclass(frozen=True)
 class SaveOutcome:
-    """How a save of `step` ended. `save_s`: seconds until it was complete; `stall_s`: seconds the training waited."""
+    """The outcome of the save of `step`. `save_s`: seconds until it was complete; `stall_s`: seconds that the training
+    waited."""
 
     step: int
     refusal: Refusal = field(default_factory=Refusal)
     save_s: float = 0.0
     stall_s: float = 0.0
     removed: tuple[str, ...] = ()
-    # Why a rank could not write in the background: the first such rank's reason.
+    # The reason if some rank could not write in the background: the first such rank's.
     held_up: str = ""
 
 
 @dataclass
 class _Part:
-    """What one rank has written, or why the disk refused."""
+    """The sums of the files that one rank has written, or the disk's refusal."""
 
     sums: Sums = field(default_factory=dict)
     notes: list[Any] = field(default_factory=list)
@@ -49,7 +50,7 @@ class _Part:
 
 
 class Save:
-    """One save, by stages. `retains`: afterwards it removes checkpoints. Every method but `busy` is collective."""
+    """One save, in stages. `retains`: it removes old checkpoints afterwards. Every method but `busy` is collective."""
 
     def __init__(
         self, folder: Path, ranks: Peers, files: RankFiles, marker: dict[str, Any], removal: Removal, retains: bool
@@ -74,23 +75,27 @@ class Save:
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, began: float, threaded: bool, held_up: str) -> None:
-        """Writes this rank's files, on a thread or at once. `began`: when the training stopped for it."""
+        """Writes this rank's files, on a thread or at once. `began`: the time at which the training stopped for the
+        save."""
         self._began, self._threaded = began, threaded
         self._part.held_up = held_up
         self._run(self._write, threaded)
         self._stall_s = time.perf_counter() - began
 
     def poll(self, busy: bool) -> SaveOutcome | None:
-        """To be called at the end of a step, with whether any rank was `busy` at the end of the step before."""
+        """To be called at the end of a step. `busy`: some rank was busy at the end of the step before."""
         if not self._polled:
-            # That report is from before this stage.
+            # `busy` was reported before this stage began.
             self._polled = True
             return None
         return None if busy else self._advance(threaded=True)
 
     def finish(self) -> SaveOutcome | str:
-        """Waits until the save is over, and returns its outcome; or which rank's disk no longer answers, and for which
-        file. To be called after the same step on all ranks."""
+        """Waits until the save is over, and returns its outcome.
+
+        If a rank's disk no longer answers, returns a text with the rank and the file. To be called after the same step
+        on all ranks.
+        """
         began = time.perf_counter()
         while True:
             if hung := self._ranks.first_text(PROGRESS.join(self._thread)):
@@ -106,11 +111,11 @@ class Save:
         self._polled = False
         if self._completing:
             seconds = time.perf_counter() - self._began
-            own = SaveOutcome(
+            outcome = SaveOutcome(
                 self.step, self._refusal, seconds, self._stall_s, tuple(self._removed), self._part.held_up
             )
-            return self._ranks.broadcast(own)
-        # To rank 0 alone: the lists of files of all ranks on all ranks would grow with the square of the ranks.
+            return self._ranks.broadcast(outcome)
+        # Only rank 0 gets them: every rank's list of files on every rank would grow with the square of the ranks.
         parts = self._ranks.gather(self._part)
         refusals = (part.refusal for part in parts if part.refusal)
         held_up = (part.held_up for part in parts if part.held_up)
@@ -143,8 +148,8 @@ class Save:
             self._part.refusal = disk_refusal(fault, self._folder)
 
     def _complete(self, parts: list[_Part]) -> None:
-        """Completes the checkpoint; on rank 0."""
-        sums = {name: each for part in parts for name, each in part.sums.items()}
+        """Completes the checkpoint. Called on rank 0."""
+        sums = {name: file for part in parts for name, file in part.sums.items()}
         try:
             self._files.finish(self._aside, [note for part in parts for note in part.notes])
             for name in list_files(self._aside):

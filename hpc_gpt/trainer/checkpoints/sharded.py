@@ -4,12 +4,12 @@
     progress.json    step, loss scale, and which parameters' rows are in the order of the tp ranks
 
 DCP gets the weights as DTensors, and an optimizer state as a DTensor like its weight, so that any other mesh finds its
-own pieces. A DTensor cannot express that a rank holds its heads of Q, of K and of V (`Split.parts`). Such a tensor is
-saved with the rows of tp rank 0 first, then those of rank 1, and so on; a reader with another tp reorders them.
+pieces. A DTensor cannot express that a rank holds its heads of Q, K and V each (`Split.parts`). Such a tensor is saved
+with the rows of tp rank 0 first, then the rows of rank 1, and so on; a reader with another tp reorders them.
 
-torch's own `save` plans, writes and finishes in one call, and its asynchronous one needs a process group of its own.
-Here all ranks plan together over their group between the hosts, because the device's group would need device memory
-and compete with the training. Then each rank writes alone, and rank 0 writes the metadata.
+torch's `save` plans, writes and finishes in one call, and its asynchronous one needs a process group of its own. Here
+all ranks plan together over their group between the hosts, because the device's group would need device memory and
+compete with the training. Then each rank writes its files, and rank 0 writes the metadata.
 """
 
 import json
@@ -48,9 +48,9 @@ class ShardedCheckpoint:
         self._shards = {full_name(shard): shard for shard in shards}
         self._parameters = dict(zip(self._shards, parameters, strict=True))
         self._optimizer = optimizer
-        self._plan = KeptPlan()
-        # Its groups are not asked: torch's cache gives a parameter the first mesh that equals its own, whose groups may
-        # have ended and whose groups' names may be those of others by now.
+        self._plan = CachedPlan()
+        # The mesh's groups are not used: torch's cache gives a parameter the first mesh that equals its own. The groups
+        # of that mesh may have ended, and other groups may have their names by now.
         mesh = parameters[0].device_mesh
         coordinate = mesh.get_coordinate()
         assert coordinate is not None
@@ -97,13 +97,13 @@ class ShardedCheckpoint:
         return int(progress["step"]), progress["scale"]
 
     def _targets(self, reader: FileSystemReader) -> dict[str, tuple[str, Tensor]]:
-        """(name, this rank's piece to fill) by the checkpoint's key; the weights' pieces are the shards."""
+        """{key in the checkpoint: (name, this rank's piece to fill)}; the pieces of weights are the shards."""
         targets = self._weights()
-        for key, kept in reader.read_metadata().state_dict_metadata.items():
-            if key.startswith("optimizer/") and isinstance(kept, TensorStorageMetadata):
+        for key, saved in reader.read_metadata().state_dict_metadata.items():
+            if key.startswith("optimizer/") and isinstance(saved, TensorStorageMetadata):
                 name = key.split("/")[1]
                 shard = self._shards[name]
-                value = torch.zeros_like(shard) if len(kept.size) else torch.zeros((), dtype=kept.properties.dtype)
+                value = torch.zeros_like(shard) if len(saved.size) else torch.zeros((), dtype=saved.properties.dtype)
                 targets[key] = name, value
         return targets
 
@@ -111,7 +111,7 @@ class ShardedCheckpoint:
         return {f"weights/{name}": (name, shard.detach()) for name, shard in self._shards.items()}
 
     def _whole(self, name: str, piece: Tensor) -> DTensor:
-        """The whole tensor of which `piece` is this rank's part. Nothing is copied or sent."""
+        """The whole tensor, as a DTensor with `piece` as this rank's part. Nothing is copied or sent."""
         like = self._parameters[name]
         return DTensor.from_local(
             piece, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
@@ -126,7 +126,8 @@ class ShardedCheckpoint:
 
 
 class _Reader(FileSystemReader):
-    """Reads a checkpoint in several loads, but only once its metadata, which grow with the ranks that saved it."""
+    """Reads a checkpoint in several loads. The metadata, which grow with the number of ranks that saved, are read
+    once."""
 
     _read: Metadata | None = None
 
@@ -142,11 +143,11 @@ def read_sharded(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor
     """Yields every parameter of the whole model by its full name, fp32, in one process without torch.distributed."""
     progress = _read_progress(folder)
     reader = _Reader(folder / _FOLDER)
-    for key, of in reader.read_metadata().state_dict_metadata.items():
-        if key.startswith("weights/") and isinstance(of, TensorStorageMetadata):
-            whole = torch.empty(of.size, dtype=of.properties.dtype)
+    for key, saved in reader.read_metadata().state_dict_metadata.items():
+        if key.startswith("weights/") and isinstance(saved, TensorStorageMetadata):
+            whole = torch.empty(saved.size, dtype=saved.properties.dtype)
             with warnings.catch_warnings():
-                # It warns that torch.distributed is not initialised, even with `no_dist`.
+                # torch warns that torch.distributed is not initialised, even with `no_dist`.
                 warnings.simplefilter("ignore", UserWarning)
                 state_dict_loader.load({key: whole}, storage_reader=reader, no_dist=True)
             name = key.split("/")[1]
@@ -169,8 +170,8 @@ def _read_progress(folder: Path) -> dict[str, Any]:
 
 
 @dataclass
-class KeptPlan:
-    """The plan of a save, for the next one: this rank's part as it was proposed and as it was agreed on, and on rank 0
+class CachedPlan:
+    """The plan of the last save, cached for the next one: this rank's part as proposed and as agreed on, and on rank 0
     the metadata."""
 
     proposed: Any = None
@@ -179,32 +180,33 @@ class KeptPlan:
 
 
 def put_sharded(
-    files: RankFiles, name: str, whole: Mapping[str, Tensor], pieces: Mapping[str, Tensor], kept: KeptPlan
+    files: RankFiles, name: str, whole: Mapping[str, Tensor], pieces: Mapping[str, Tensor], cached: CachedPlan
 ) -> None:
     """Adds the tensors `whole` as a DCP checkpoint in the folder `name`. Collective.
 
-    A DTensor among them describes which part of it a rank holds; that part is in `pieces`, by the same key. If every
-    rank would propose what it has in `kept`, nobody plans again.
+    A DTensor among them says which part of the tensor this rank holds; that part is in `pieces`, under the same key. If
+    every rank's proposal equals the one in `cached`, the cached plan is used.
     """
     keys = list(pieces)
-    # What all have, as the optimizer's count of steps, is in one file: a resuming rank opens that and its own.
+    # Tensors that all ranks have, such as the optimizer's count of steps, are in one file: a resuming rank opens that
+    # file and its own.
     planner = _Planner(dedup_save_to_lowest_rank=True)
     writer = _Writer(name)
     peers = files.peers
     planner.set_up_planner(dict(whole), writer.storage_meta(), peers.is_first)
     writer.set_up_storage_writer(peers.is_first, rank=peers.rank)
     proposed = planner.create_local_plan()
-    if not peers.broadcast(all(peers.gather(proposed == kept.proposed))):
-        kept.proposed = None  # until all have the new one
+    if not peers.broadcast(all(peers.gather(proposed == cached.proposed))):
+        cached.proposed = None  # until all ranks have the new plan
         plans: list[Any] = peers.gather(proposed)
         if peers.is_first:
             with no_collections():
-                plans, kept.metadata = planner.create_global_plan(plans)
+                plans, cached.metadata = planner.create_global_plan(plans)
                 plans = writer.prepare_global_plan(plans)
-        kept.agreed = peers.scatter(plans)
-        kept.proposed = proposed
-    plan = planner.finish_plan(kept.agreed)
-    metadata = kept.metadata
+        cached.agreed = peers.scatter(plans)
+        cached.proposed = proposed
+    plan = planner.finish_plan(cached.agreed)
+    metadata = cached.metadata
 
     def write(folder: Path, tensors: Sequence[Tensor]) -> tuple[Sums, Any]:
         planner.pieces = dict(zip(keys, tensors, strict=True))
@@ -218,7 +220,7 @@ def put_sharded(
         assert metadata is not None
         writer.write_below(folder, {})
         with no_collections():
-            writer.finish(replace(metadata), notes)  # which adds where each piece is
+            writer.finish(replace(metadata), notes)  # adds the place of each piece to the metadata
 
     files.put_by([pieces[key] for key in keys], write, finish)
 

@@ -1,4 +1,4 @@
-"""What every checkpoint has beside weights and optimizer states.
+"""The parts of every checkpoint besides weights and optimizer states.
 
 model.json         its model, layout and arithmetic, compared before anything is loaded
 random-00000.pt    the states of a rank's random generators
@@ -24,7 +24,7 @@ from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
 from hpc_gpt.trainer.model.tensor_parallel import full_name
 
 NAME = "model.json"
-# Of ZeRO-3 only: its states are saved in groups of so many elements, and a ratio below 1 has an optimizer of its own.
+# For ZeRO-3 only: its states are saved in groups of this many elements, and a ratio below 1 uses another optimizer.
 SUB_GROUP, RATIO = "engine.sub_group_elements", "engine.offload_ratio"
 
 
@@ -53,12 +53,12 @@ def put_identity(files: RankFiles, resolved: Resolved, step: int) -> None:
 
 
 def read_identity(folder: Path) -> dict[str, Any]:
-    """What `put_identity` wrote, with `step`. Raises CheckpointError if it cannot be read."""
+    """Reads model.json: the keys of `identity`, and `step`. Raises CheckpointError if it cannot be read."""
     return load_json(folder / NAME)
 
 
 def check_identity(folder: Path, resolved: Resolved, convertible: frozenset[str] = frozenset()) -> frozenset[str]:
-    """The keys in which the checkpoint differs from this run, all of them `convertible`.
+    """Returns the keys in which the checkpoint differs from this run; all of them are `convertible`.
 
     Raises CheckpointError, which names every difference, for a checkpoint of another model or arithmetic, or of a
     layout that the engine cannot convert.
@@ -68,7 +68,7 @@ def check_identity(folder: Path, resolved: Resolved, convertible: frozenset[str]
     differences = {key: value for key, value in wanted.items() if saved.get(key) != value}
     if not differences.keys() <= convertible:
         of_model = any(key.startswith("model.") for key in differences)
-        texts = (f"{key} is {saved.get(key)} there and {value} here" for key, value in differences.items())
+        texts = (f"{key} is {saved.get(key)} in it and {value} in this run" for key, value in differences.items())
         raise CheckpointError(
             f"{folder} is a checkpoint of another {'model' if of_model else 'layout or arithmetic'}: "
             + "; ".join(texts),
@@ -79,8 +79,8 @@ def check_identity(folder: Path, resolved: Resolved, convertible: frozenset[str]
 
 def put_random_state(files: RankFiles, rank: int, device: torch.device) -> None:
     """Adds the states of this rank's generators, as tensors and plain numbers."""
-    kind, keys, *rest = np.random.get_state()
-    numpy = (str(kind), torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest)
+    kind, keys, *numbers = np.random.get_state()
+    numpy = (str(kind), torch.from_numpy(np.asarray(keys, dtype=np.int64)), *numbers)
     state = {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": numpy}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
@@ -88,21 +88,21 @@ def put_random_state(files: RankFiles, rank: int, device: torch.device) -> None:
 
 
 def load_random_state(folder: Path, rank: int, device: torch.device) -> None:
-    """Restores the states of this rank's generators. Raises CheckpointError if it saved none."""
+    """Restores the states of this rank's generators. Raises CheckpointError if they were not saved."""
     path = folder / f"random-{rank:05d}.pt"
     if not path.is_file():
         raise CheckpointError(f"{folder}: {path.name} is missing", IT_IS_DAMAGED)
     state = load_safely(path)
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
-    kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), *rest))
+    kind, keys, *numbers = state["numpy"]
+    np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), *numbers))
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
 
 
 def put_positions(files: RankFiles, positions: Mapping[int, Mapping[str, Any]]) -> None:
-    """Adds a file for each data-parallel rank in `positions`."""
+    """Adds one file per data-parallel rank in `positions`."""
     for dp_rank, position in positions.items():
         files.put_text(f"data-{dp_rank:05d}.json", json.dumps(position) + "\n")
 
@@ -113,7 +113,7 @@ def owned_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def set_states(optimizer: torch.optim.Optimizer, states: Mapping[str, Any]) -> None:
-    """Gives the optimizer the states of its parameters, by full name. SGD without momentum has none."""
+    """Gives the optimizer the states of its parameters, found by full name. SGD without momentum has no states."""
     names = [full_name(one) for one in owned_by(optimizer)]
     numbered = {number: states[name] for number, name in enumerate(names) if name in states}
     optimizer.load_state_dict({"state": numbered, "param_groups": optimizer.state_dict()["param_groups"]})

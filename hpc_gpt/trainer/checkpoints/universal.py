@@ -1,12 +1,12 @@
-"""Loads DeepSpeed's checkpoints in any layout, by a list of where each parameter's elements are.
+"""Loads DeepSpeed's checkpoints in any layout, by lists of the places of each parameter's elements.
 
-DeepSpeed keeps a rank's optimizer states in flat tensors. Every rank of a checkpoint writes the list of its pieces
-beside DeepSpeed's files, `states-<rank>.json`. With the lists any other layout finds its elements, whether they were
-split by ZeRO, tp or pp.
+DeepSpeed keeps a rank's optimizer states in flat tensors. Every rank writes a list of its pieces next to DeepSpeed's
+files, `states-<rank>.json`. With these lists any other layout finds its elements, whether they were split by ZeRO, tp
+or pp.
 
-The files are mapped: a rank reads only the pages of the parameters that it needs, and nothing is written. So a run
-resumes at another tp, pp, dp or ZeRO stage without a conversion. DeepSpeed's own converter is one process, needs 14
-bytes of disk for each parameter, 680 GB for 48B, and handles neither ZeRO-0 nor tp under ZeRO-3.
+The files are memory-mapped: a rank reads only the pages of the parameters that it needs, and nothing is written. So a
+run resumes at another tp, pp, dp or ZeRO stage without a conversion. DeepSpeed's converter is one process, needs 14
+bytes of disk per parameter, 680 GB for 48B, and handles neither ZeRO-0 nor tp under ZeRO-3.
 """
 
 import json
@@ -31,7 +31,7 @@ from hpc_gpt.trainer.engines.deepspeed_setup import import_deepspeed
 from hpc_gpt.trainer.model.tensor_parallel import Split, full_name, split_of, tile_of
 
 SCHEMA = 1
-# The kind of a parameter's weights; the other kinds are the names of the optimizer's moments.
+# The kind that means a parameter's weights; the other kinds are the names of the optimizer's moments.
 WEIGHTS = "weights"
 
 
@@ -39,8 +39,8 @@ WEIGHTS = "weights"
 class Piece:
     """`count` elements of a parameter, from `start` on in its flattened tensor-parallel share of `shape`.
 
-    They are in the rank's flat tensor number `group` from `offset` on. `split` is a stored
-    `tensor_parallel.Split`, None if every tensor-parallel rank holds the whole parameter.
+    In the rank's flat tensor number `group` they lie from `offset` on. `split` is a stored `tensor_parallel.Split`;
+    None if every tensor-parallel rank holds the whole parameter.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Piece:
 
 
 def flat_states(engine: Any) -> list[Tensor]:
-    """The fp32 weights that this rank updates: flat tensors under ZeRO, the parameters themselves without it."""
+    """The fp32 weights that this rank updates: flat tensors under ZeRO, otherwise the parameters themselves."""
     optimizer = engine.optimizer
     for name in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition"):
         if hasattr(optimizer, name):
@@ -72,19 +72,20 @@ def pieces_of(engine: Any, module: nn.Module) -> list[Piece]:
     if groups is None:
         flats: Any = enumerate(flat_states(engine))
         return [places[flat].piece(number, 0, 0, flat.numel()) for number, flat in flats]
-    found = []
+    pieces = []
     for number, parameters in enumerate(groups):
         for parameter in parameters:
             mapping = parameter._hp_mapping
             if mapping is not None:
                 at, source = mapping.hp_fragment_address, mapping.lp_fragment_address
-                found.append(places[parameter].piece(number, at.start, source.start, source.numel))
-    return found
+                pieces.append(places[parameter].piece(number, at.start, source.start, source.numel))
+    return pieces
 
 
 @dataclass(frozen=True)
 class WeightPlace:
-    """A parameter's part of a rank's share: `count` elements from `start` on in the flattened share of `shape`."""
+    """The part of a rank's share that a parameter is: `count` elements from `start` on in the flattened share of
+    `shape`."""
 
     name: str
     shape: tuple[int, ...]
@@ -93,7 +94,7 @@ class WeightPlace:
     count: int
 
     def piece(self, group: int, offset: int, start: int, count: int) -> Piece:
-        """The piece with `count` of the parameter's own elements from `start` on."""
+        """The piece with `count` of the parameter's elements, from its element `start` on."""
         return Piece(self.name, self.shape, self.split, group, offset, self.start + start, count)
 
 
@@ -118,7 +119,7 @@ def places_of(module: nn.Module) -> dict[nn.Parameter, WeightPlace]:
 
 
 def _shares(group: int, parameters: list[Any], places: dict[nn.Parameter, WeightPlace]) -> Iterator[Piece]:
-    """The pieces of a group of ZeRO-3: every rank has an equal share of each parameter, the last ones padded."""
+    """Yields the pieces of a group of ZeRO-3: every rank has an equal share of each parameter, the last ones padded."""
     offset = 0
     for parameter in parameters:
         size = int(parameter.partition_numel())
@@ -142,7 +143,7 @@ def put_pieces(files: RankFiles, engine: Any, module: nn.Module, tag: str, rank:
         "schema": SCHEMA,
         "at": at,
         "file": name,
-        # DeepSpeed does not save what is on NVMe.
+        # DeepSpeed does not save states on NVMe.
         "swapped": any(not flat.numel() for flat in flat_states(engine)),
         "weights": _weight_files(engine, module, tag, at[0]) if without_zero else None,
         "pieces": [astuple(piece) for piece in pieces_of(engine, module)],
@@ -151,25 +152,25 @@ def put_pieces(files: RankFiles, engine: Any, module: nn.Module, tag: str, rank:
 
 
 def _weight_files(engine: Any, module: nn.Module, tag: str, tp_rank: int) -> dict[str, tuple[str, str]]:
-    """The files of weights that are not in the optimizer's file: full name -> (file, key in it).
+    """{full name: (file, key in it)} of the weights that are not in the optimizer's file.
 
-    Only ZeRO-3 has tiles, so every parameter here has a name of its own.
+    Only ZeRO-3 has tiles, so every parameter in this dict has its own name.
     """
     places = {}
     for key, parameter in module.named_parameters():
         if hasattr(module, "ckpt_layer_path"):
-            # A pipeline writes a file for each layer; the tied module is in the first layer's.
-            layer, _, rest = key.partition(".")
+            # A pipeline writes one file per layer; the tied module is in the first layer's file.
+            layer, _, inner_key = key.partition(".")
             number = 0 if layer == "tied_modules" else int(layer)
-            rest = rest.partition(".")[2] if layer == "tied_modules" else rest
-            places[full_name(parameter)] = f"{tag}/layer_{number:02d}-model_{tp_rank:02d}-model_states.pt", rest
+            inner_key = inner_key.partition(".")[2] if layer == "tied_modules" else inner_key
+            places[full_name(parameter)] = f"{tag}/layer_{number:02d}-model_{tp_rank:02d}-model_states.pt", inner_key
         else:
             places[full_name(parameter)] = engine._get_ckpt_name("", tag), key
     return places
 
 
 class SavedStates:
-    """Reads weights and optimizer states in a DeepSpeed checkpoint by parameter.
+    """Reads the weights and optimizer states of a DeepSpeed checkpoint, parameter by parameter.
 
     Raises CheckpointError if any are missing.
     """
@@ -177,23 +178,23 @@ class SavedStates:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         lists = [json_in(path) for path in sorted(folder.glob("states-*.json"))]
-        if not lists or any(each["schema"] != SCHEMA for each in lists):
+        if not lists or any(listed["schema"] != SCHEMA for listed in lists):
             raise CheckpointError(
-                f"{folder} has no list of where its weights are that this version reads",
+                f"{folder} has no list of its weights' places (states-*.json) that this version reads",
                 "resume it in the layout it was saved with",
             )
-        if any(each["swapped"] for each in lists):
+        if any(listed["swapped"] for listed in lists):
             raise CheckpointError(
-                f"{folder} lacks what was offloaded to NVMe: DeepSpeed 0.19.8 does not save that",
+                f"{folder} lacks the states offloaded to NVMe: DeepSpeed 0.19.8 does not save them",
                 "offload to the host's memory if a run is to be resumed or exported",
             )
-        self.tp = 1 + max(each["at"][0] for each in lists)
-        self._files = [(each["file"], each["weights"]) for each in lists]
+        self.tp = 1 + max(listed["at"][0] for listed in lists)
+        self._files = [(listed["file"], listed["weights"]) for listed in lists]
         # name -> tp rank -> stage -> (number of the list, piece); two stages hold a tied parameter.
         self._places: dict[str, dict[int, dict[int, list[tuple[int, Piece]]]]] = {}
-        for number, each in enumerate(lists):
-            tp_rank, pp_rank, _ = each["at"]
-            for name, shape, split, *place in each["pieces"]:
+        for number, listed in enumerate(lists):
+            tp_rank, pp_rank, _ = listed["at"]
+            for name, shape, split, *place in listed["pieces"]:
                 piece = Piece(name, tuple(shape), split and tuple(split), *place)
                 stages = self._places.setdefault(name, {}).setdefault(tp_rank, {})
                 stages.setdefault(pp_rank, []).append((number, piece))
@@ -204,12 +205,12 @@ class SavedStates:
         return list(self._places)
 
     def kinds(self) -> list[str]:
-        """The optimizer states of each parameter: `exp_avg` and `exp_avg_sq` under Adam."""
+        """The names of the optimizer states of a parameter: `exp_avg` and `exp_avg_sq` under Adam."""
         state = self._first_state()
         return [key for key, value in state.items() if isinstance(value, Tensor) and value.ndim]
 
     def updates(self) -> float | None:
-        """The optimizer's own count of steps, without skipped ones; None if it does not count."""
+        """The optimizer's count of steps, without skipped ones; None if it does not count."""
         step = self._first_state().get("step")
         return None if step is None else float(step)
 
@@ -218,14 +219,14 @@ class SavedStates:
         return self._optimizer_file(0).get("loss_scaler")
 
     def share(self, name: str, key: str, tp_rank: int, tp: int) -> Tensor:
-        """The part of a parameter's weights or of one of its states that `tp_rank` of `tp` holds, fp32."""
+        """The share of a parameter's weights, or of one of its states, that `tp_rank` of `tp` holds; fp32."""
         split = self._split(name)
         if split is None or tp == self.tp:
             return self._share(name, key, 0 if split is None else tp_rank)
         return split.shard(self.whole(name, key), tp_rank, tp)
 
     def whole(self, name: str, key: str = WEIGHTS) -> Tensor:
-        """The same for the whole model."""
+        """The whole weights of a parameter, or one of its whole states; fp32."""
         split = self._split(name)
         if split is None:
             return self._share(name, key, 0)
@@ -242,13 +243,13 @@ class SavedStates:
         pieces = next(iter(self._places[name][tp_rank].values()))
         shape = pieces[0][1].shape
         share = torch.empty(shape, dtype=torch.float32)
-        flat, found = share.view(-1), 0
+        flat, filled = share.view(-1), 0
         for number, piece in pieces:
             source = self._flat(number, piece, key)[piece.offset : piece.offset + piece.count]
             flat[piece.start : piece.start + piece.count] = source
-            found += piece.count
-        if found != share.numel():
-            raise CheckpointError(f"{self.folder} holds {found} of the {share.numel()} elements of {name}", REMOVE_IT)
+            filled += piece.count
+        if filled != share.numel():
+            raise CheckpointError(f"{self.folder} holds {filled} of the {share.numel()} elements of {name}", REMOVE_IT)
         return share
 
     def _flat(self, number: int, piece: Piece, key: str) -> Tensor:
@@ -273,15 +274,15 @@ class SavedStates:
         return next(iter(self._states(0).values()), {})
 
     def _states(self, number: int) -> dict[int, dict[str, Any]]:
-        """The base optimizer's states by the number of the flat tensor."""
+        """{number of the flat tensor: the base optimizer's states}."""
         states = self._optimizer_file(number)
         base = states.get("base_optimizer_state") or states.get("optimizer_state_dict") or states
-        found: dict[int, dict[str, Any]] = base["state"]
-        return found
+        by_number: dict[int, dict[str, Any]] = base["state"]
+        return by_number
 
     def _open(self, name: str) -> Any:
         if name not in self._opened:
-            import_deepspeed(torch.device("cpu"))  # whose classes are in the files
+            import_deepspeed(torch.device("cpu"))  # the files have objects of its classes
             try:
                 self._opened[name] = load_safely(self.folder / name, mmap=True)
             except (OSError, RuntimeError) as fault:
@@ -297,7 +298,8 @@ def read_universal(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tens
 
 
 def find_differences(folder: Path, resolved: Resolved) -> frozenset[str]:
-    """The keys in which the checkpoint differs. Raises CheckpointError if `load_universal` cannot convert one."""
+    """Returns the keys in which the checkpoint differs. Raises CheckpointError if `load_universal` cannot convert
+    one."""
     saved = str(read_identity(folder).get("engine.name"))
     return check_identity(folder, resolved, convertible(saved, resolved.engine.name) | {SUB_GROUP, RATIO})
 
@@ -305,13 +307,13 @@ def find_differences(folder: Path, resolved: Resolved) -> frozenset[str]:
 def load_universal(engine: Any, module: nn.Module, folder: Path, resolved: Resolved, tp_rank: int) -> None:
     """Loads this rank's weights, optimizer states and counts into `engine`, which is DeepSpeed's.
 
-    Raises CheckpointError if the checkpoint lacks a parameter or a part of one.
+    Raises CheckpointError if the checkpoint lacks a parameter or part of one.
     """
     saved = SavedStates(folder)
     pieces: dict[str, list[Piece]] = {}
     for piece in pieces_of(engine, module):
         pieces.setdefault(piece.name, []).append(piece)
-    # The weights of the forward pass. ZeRO-3 refreshes its own partitions below; all others are whole on every rank.
+    # The weights of the forward pass. ZeRO-3 refreshes its partitions below; all other weights are whole on every rank.
     whole: dict[str, list[tuple[nn.Parameter, WeightPlace]]] = {}
     for one, place in places_of(module).items():
         if not hasattr(one, "ds_id"):
@@ -345,7 +347,7 @@ def load_universal(engine: Any, module: nn.Module, folder: Path, resolved: Resol
 
 
 def _set_states(engine: Any, flats: list[Tensor], states: list[dict[str, Tensor]], updates: float | None) -> None:
-    """Sets the base optimizer's states; the step count of fused kernels must be on the device."""
+    """Sets the base optimizer's states. The step count of fused kernels must be on the device."""
     base = engine.basic_optimizer
     for flat, state in zip(flats, states, strict=True):
         if updates is not None:
@@ -358,8 +360,8 @@ def _set_states(engine: Any, flats: list[Tensor], states: list[dict[str, Tensor]
 
 
 def gather_small(optimizer: Any) -> None:
-    """Gathers the weights that ZeRO-3 keeps whole on every rank again, after their partitions have changed."""
-    kept = optimizer.persistent_parameters
-    if kept:
-        kept[0].partition(kept)
-        kept[0].all_gather(kept)
+    """Gathers again the weights that ZeRO-3 keeps whole on every rank, after their partitions have changed."""
+    persistent = optimizer.persistent_parameters
+    if persistent:
+        persistent[0].partition(persistent)
+        persistent[0].all_gather(persistent)

@@ -1,4 +1,4 @@
-"""Which file of a checkpoint this rank's thread has reached, and whether the disk still answers it."""
+"""The progress of the thread that writes a checkpoint's files, and whether the disk still answers it."""
 
 import math
 import threading
@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# A thread that the kernel has not let continue for so long hangs: a piece of a file has 4 MiB. One that has computed
-# since then does not: a busy machine is no hung disk.
+# A thread that has been in one call for so long hangs, as a piece of a file has 4 MiB. If it has computed since then,
+# it does not: a busy machine is not a hung disk.
 HUNG_S = 10.0
 _COMPUTED_S = 0.01
-# Syncing a file may take longer, by its size: so many bytes a second are a slow disk, and fewer none.
+# Syncing may take longer, by the file's size: a slow disk syncs this many bytes per second, and a slower one hangs.
 _SYNC_BYTES_PER_S = 10_000_000
 
 
 class WriteProgress:
-    """The last file that a rank of this process has begun, continued or synced."""
+    """The file that this process has last begun, continued or synced."""
 
     def __init__(self) -> None:
         self.reached("")
@@ -26,7 +26,8 @@ class WriteProgress:
         self._since, self._computed_s = time.monotonic(), time.thread_time()
 
     def hangs(self, thread: threading.Thread | None) -> str:
-        """What the `thread` waits for if the disk no longer answers it; empty if it has ended or gets on."""
+        """A text with the file that the `thread` waits for if the disk no longer answers; empty if it has ended or
+        works."""
         waited_s = time.monotonic() - self._since
         if thread is None or not thread.is_alive() or waited_s <= self._allowed_s:
             return ""
@@ -35,7 +36,7 @@ class WriteProgress:
         return f"has waited {waited_s:.0f} s for {self._path}"
 
     def join(self, thread: threading.Thread | None) -> str:
-        """Waits until the `thread` has ended or hangs; returns what it waits for, or an empty text."""
+        """Waits until the `thread` has ended or hangs; returns an empty text, or the text of `hangs`."""
         while thread is not None and thread.is_alive():
             thread.join(0.2)
             if text := self.hangs(thread):
@@ -43,19 +44,19 @@ class WriteProgress:
         return ""
 
 
-# The saves of a process follow each other.
+# One object is enough: a process makes one save after the other.
 PROGRESS = WriteProgress()
 
 
 def start(work: Callable[[], None]) -> threading.Thread:
-    """Starts a thread of a save. A process can end while it hangs."""
+    """Starts a thread of a save. A daemon: the process can end while the thread hangs."""
     thread = threading.Thread(target=work, name="save", daemon=True)
     thread.start()
     return thread
 
 
 def _computed_s(thread: threading.Thread) -> float:
-    """Seconds of a processor that the thread has had; of one that has just ended, no end of them."""
+    """Processor seconds that the thread has used; infinity if it has just ended."""
     assert thread.ident is not None
     try:
         return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))

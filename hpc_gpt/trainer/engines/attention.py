@@ -1,4 +1,4 @@
-"""The choice of the attention kernel: each is tried before the first step; what ran is read from a profile."""
+"""The choice of the attention kernel: kernels are tried before the first step; a profile shows which one has run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _KERNELS = {
     "math": SDPBackend.MATH,
 }
 _NAMES = {kernel.value: name for name, kernel in _KERNELS.items()}
-# What the kernels' operators are called, with a suffix for a device. (The shorter one is within the other, too.)
+# The names of the kernels' operators, without the suffix for a device. (The shorter name is part of the longer one.)
 _OPERATORS = {
     "flash": "_flash_attention",
     "cudnn": "_scaled_dot_product_cudnn_attention",
@@ -44,28 +44,28 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class AttentionKernels:
-    """The kernels that SDPA may use in this run. `with kernels():` is the context in which it does.
+    """The kernels that SDPA may use in this run. `with kernels():` is the context in which it uses them.
 
-    `engine.attention = "auto"` is the fastest kernel that this device has; cuDNN's comes first where torch itself puts
-    it first, else after flash. Any other value is that kernel alone. That torch accepts a kernel is no proof that it
-    runs: it depends on versions and card as well. So the kernel that torch chooses first does a forward and a backward
-    pass of the run's own shape; if that fails, it is dropped and torch chooses among the others. The pass changes no
-    generator and keeps no memory.
+    `engine.attention = "auto"` means the fastest kernel that this device has; cuDNN's comes first where torch itself
+    puts it first, else after flash. Any other value means that kernel only. A kernel that torch accepts may still fail:
+    that depends on versions and card as well. So the kernel that torch chooses first does a forward and a backward pass
+    of the run's shape; if that fails, it is dropped and torch chooses among the others. The pass changes no generator
+    and keeps no memory.
 
-    `chosen` is the kernel's name; `failed` has the reason for each dropped one. Raises ConfigError if none is left.
+    `chosen` is the kernel's name; `failed` has the reason for each dropped kernel. Raises ConfigError if none is left.
 
-    `expands`: the kernel takes no grouped queries, so keys and values are repeated for it
-    (`trainer.model.attention.mix`). Of a model with grouped queries the kernels that take them are tried first.
+    `expands`: the kernel does not take grouped queries, so keys and values are repeated for it
+    (`trainer.model.attention.mix`). If the model has grouped queries, the kernels that take them are tried first.
 
-    With data.mask_documents the flash kernel is torch's for documents in a row, in 16 bits on a GPU from sm_80 on. If
-    it does not run, and elsewhere, a mask is added to the scores, which on a GPU the other kernels take.
+    With data.mask_documents the flash kernel is torch's kernel for documents in a row, in 16 bits on a GPU from sm_80
+    on. If that does not run, and on other devices, a mask is added to the scores; on a GPU the other kernels take it.
     """
 
     def __init__(self, resolved: Resolved, device: torch.device, context: ContextParallel | None = None) -> None:
         self.failed: dict[str, str] = {}
         self._kernels = _allowed(resolved, device)
         self._dtype = _DTYPES[resolved.train.dtype]
-        # Compiled code is for one length, so the longest that there can be.
+        # Compiled code is made for one length, so for the longest possible one.
         self._length = resolved.model.seq if resolved.engine.compile != "none" else None
         rotations = (rotation_of(resolved.model, layer) for layer in range(resolved.model.layers))
         rotation = next((one for one in rotations if one is not None), None)
@@ -106,7 +106,7 @@ class AttentionKernels:
         _key_compile_cache(self._kernels)
 
     def documents(self, boundaries: Boundaries) -> Documents:
-        """The documents of a micro-batch on this device, as the attention that was chosen takes them."""
+        """The documents of a micro-batch on this device, in the form that the chosen kernel takes."""
         if self._packed is None:
             return masked(boundaries, self._rotation, self._dtype, self._part)
         if self._length is not None:
@@ -114,9 +114,9 @@ class AttentionKernels:
         return packed(boundaries, self._rotation, self._packed, self._length or boundaries.longest, self._part)
 
     def _pack(self, trial: _Trial, resolved: Resolved, device: torch.device) -> None:
-        """Chooses the kernel for documents in a row if it can run, and leaves `flash`, which takes no mask, out if not.
+        """Chooses the kernel for documents in a row if it can run; if not, drops `flash`, which takes no mask on a GPU.
 
-        The kernel of a CPU that has that name takes one. Raises ConfigError if flash alone is allowed.
+        A CPU's kernel of that name takes a mask, so it stays. Raises ConfigError if only flash is allowed.
         """
         if device.type != "cuda" or SDPBackend.FLASH_ATTENTION not in self._kernels:
             return
@@ -146,7 +146,7 @@ class AttentionKernels:
         return sdpa_kernel(self._kernels, set_priority=True)
 
     def _first_that_runs(self, trial: _Trial) -> str:
-        """The name of the first kernel that computes the pass; drops those that fail."""
+        """Returns the name of the first kernel that computes the pass, and drops the kernels that fail before it."""
         if self._packed is not None:
             return "flash"
         failure: RuntimeError | None = None
@@ -170,9 +170,9 @@ class AttentionKernels:
 def prepare_attention(
     module: nn.Module, expands: bool, device: torch.device, last: Callable[..., Tensor] | None = None
 ) -> None:
-    """Completes the attention layers of a model that was built: whether they expand keys and values, the kernel for the
-    `last` queries, and the tables of their rotation, which are put on the device that computes, wherever the engine
-    keeps the weights."""
+    """Completes the attention layers of a built model: whether they expand keys and values, and the kernel for the
+    `last` queries. Moves the tables of their rotation to the device that computes, wherever the engine keeps the
+    weights."""
     for part in module.modules():
         if isinstance(part, Attention):
             part.expands, part.last = expands, last
@@ -180,11 +180,11 @@ def prepare_attention(
 
 
 class _NoKernelError(Exception):
-    """None of the allowed kernels can run. The text is the reason."""
+    """Raised if none of the allowed kernels can run. The text is the reason."""
 
 
 class _Trial:
-    """One layer's attention for the run's micro-batch, on this rank's heads."""
+    """A trial of one layer's attention for the run's micro-batch, on this rank's heads."""
 
     def __init__(self, resolved: Resolved, device: torch.device, context: ContextParallel) -> None:
         shape, batch = resolved.model, resolved.batch.micro_batch
@@ -193,12 +193,12 @@ class _Trial:
         self.grouped = self._key_heads < self._heads
         self.expands = False
         width = (self._heads + 2 * self._key_heads) * shape.head_width
-        # Other values for each position and channel, drawn from no generator.
+        # Values that differ by position and channel, without a random generator.
         values = torch.linspace(-1, 1, width, device=device)
         values = values + torch.linspace(-1, 1, shape.seq, device=device)[:, None]
         self._qkv = values.to(_DTYPES[resolved.train.dtype]).repeat(batch, 1, 1).requires_grad_()
         self._sizes = batch, shape.seq
-        # Fewer than keys, if each rank has some of the queries.
+        # Fewer queries than keys, if each rank has some of the queries.
         self._queries = context.queries_of(shape.seq)
         calls_flash = self._queries < shape.seq and device.type == "cuda" and resolved.train.dtype != "fp32"
         self.last = torch_private.flash_of_last if calls_flash and private_parts.can_use(_LAST) else None
@@ -211,7 +211,7 @@ class _Trial:
         return Boundaries.of(tokens, 1).to(self._qkv.device)
 
     def _split(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value as `mix` gets them: the last of the queries."""
+        """Query, key and value as `mix` gets them, with the last queries only."""
         query, key, value = split_heads(self._qkv, self._heads, self._key_heads)
         return query[:, -self._queries :], key, value
 
@@ -221,7 +221,7 @@ class _Trial:
         return (query, *expand_heads(key, value, self._heads)) if self.expands else (query, key, value)
 
     def choice(self, kernels: list[SDPBackend]) -> SDPBackend:
-        """torch's choice among the kernels. Raises _NoKernelError if it takes none."""
+        """The kernel that torch chooses among `kernels`. Raises _NoKernelError if it accepts none."""
         if not private_parts.can_use(private_parts.ATTENTION):
             return kernels[0]
         parts = self._parts()
@@ -238,23 +238,23 @@ class _Trial:
                 choice, reason = SDPBackend.ERROR.value, _one_line(failure)
         if choice in _NAMES:
             return _KERNELS[_NAMES[choice]]
-        # On a GPU torch warns of each condition that a kernel does not meet.
+        # On a GPU torch warns about each condition that a kernel does not meet.
         reasons = [str(warning.message).split(" (Triggered")[0].strip() for warning in warned]
         raise _NoKernelError(" ".join(reasons) or reason or "no viable backend")
 
     def failure(self, kernel: SDPBackend) -> RuntimeError | None:
-        """Why the kernel cannot compute a forward and a backward pass; None if it can."""
+        """The error of a forward and a backward pass by the kernel; None if it computes both."""
         try:
             with warnings.catch_warnings(), sdpa_kernel([kernel]), torch.enable_grad():
                 warnings.simplefilter("ignore")
                 last = self.last if kernel is SDPBackend.FLASH_ATTENTION else None
                 mixed = mix(*self._split(), self.expands, self.documents, last)
-                # A scalar: gradients that are given make torch import what only its compiler needs.
+                # Of a scalar: for gradients that are passed, torch imports modules that only its compiler needs.
                 (gradient,) = torch.autograd.grad((mixed * mixed.detach()).sum(), self._qkv)
-                # It waits for the device, which is where a kernel fails.
+                # Waits for the device, where a kernel fails.
                 finite = bool(mixed.isfinite().all()) and bool(gradient.isfinite().all())
         except RuntimeError as failure:
-            return failure.with_traceback(None)  # which holds the tensors
+            return failure.with_traceback(None)  # the traceback holds the tensors
         return None if finite else RuntimeError("it computes values that are not finite")
 
     def runs(self, kernel: SDPBackend) -> bool:
@@ -266,18 +266,18 @@ class _Trial:
 
 
 def _why_not_packed(resolved: Resolved, device: torch.device) -> str:
-    """Why torch's kernel for documents in a row cannot run on the device; empty if it may."""
+    """The reason why torch's kernel for documents in a row cannot run on the device; empty if it may run."""
     width, (major, minor) = resolved.model.head_width, torch.cuda.get_device_capability(device)
     if resolved.train.dtype == "fp32":
-        return "train.dtype is fp32, and it computes in 16 bits"
+        return "it computes in 16 bits, but train.dtype is fp32"
     if major < 8:
-        return f"the GPU has compute capability {major}.{minor}, and it needs 8.0"
-    return f"heads are {width} wide, and it takes up to 256" if width > 256 else ""
+        return f"it needs compute capability 8.0, but the GPU has {major}.{minor}"
+    return f"it takes heads up to 256 wide, but they are {width} wide" if width > 256 else ""
 
 
 def _one_line(failure: RuntimeError) -> str:
     text = str(failure).strip() or type(failure).__name__
-    # Of a run that ended otherwise, torch's own text in the log would look like the cause.
+    # If the run later ends for another reason, torch's text in the log would look like the cause.
     return "the GPU has not enough memory for it" if "out of memory" in text else text.splitlines()[0][:300]
 
 
@@ -287,7 +287,7 @@ def _allowed(resolved: Resolved, device: torch.device) -> list[SDPBackend]:
     if name != "auto":
         return [_KERNELS[name]]
     order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    # (Of ranks that gather keys flash alone takes the last of the queries without a mask.)
+    # (For ranks that gather keys, only flash takes the last queries without a mask.)
     gathers_keys = resolved.layout.cp > 1 and resolved.engine.cp_exchange == "keys"
     if device.type == "cuda" and not resolved.train.deterministic and not gathers_keys:
         order.insert(0 if _cudnn_first(device) else 1, SDPBackend.CUDNN_ATTENTION)
@@ -296,7 +296,7 @@ def _allowed(resolved: Resolved, device: torch.device) -> list[SDPBackend]:
 
 def _cudnn_first(device: torch.device) -> bool:
     """Whether cuDNN's kernel goes before flash: on Hopper and on Blackwell's data centre cards, with a cuDNN that does
-    not read out of bounds at lengths that are no multiple of 128 (pytorch#169849).
+    not read out of bounds at lengths that are not a multiple of 128 (pytorch#169849).
 
     Source: `check_prefer_cudnn_attention` of torch 2.13 (ATen/native/transformers/cuda/sdp_utils.cpp).
     """
@@ -305,7 +305,7 @@ def _cudnn_first(device: torch.device) -> bool:
 
 
 def _takes_groups(kernels: list[SDPBackend]) -> list[SDPBackend]:
-    """Those of the kernels that take grouped queries and are fast; `math` only if it alone is allowed.
+    """The fast ones of the kernels that take grouped queries; `math` only if it is the only one allowed.
 
     Source: torch's documentation of scaled_dot_product_attention, `enable_gqa`.
     """
@@ -315,10 +315,10 @@ def _takes_groups(kernels: list[SDPBackend]) -> list[SDPBackend]:
 
 
 def _key_compile_cache(kernels: Iterable[SDPBackend]) -> None:
-    """Keeps what is compiled for other attention kernels apart in torch's caches on disk.
+    """Adds the allowed kernels to the key of torch's caches of compiled code on disk.
 
-    A graph holds the kernel that was allowed when it was made, but the key of AOTAutograd's cache does not. Seen on
-    torch 2.11: after `math` a run with `flash` took the cached graph and ran math.
+    A graph contains the kernel that was allowed when it was made, but the key of AOTAutograd's cache does not. Seen on
+    torch 2.11: after a run with `math`, one with `flash` took the cached graph and ran math.
     """
     config = torch.compiler.config
     users = config.cache_key_tag.partition(_TAG)[0]
@@ -329,7 +329,7 @@ class AttentionRead:
     """Reads from a profile which attention kernel a model runs in its second training forward pass.
 
     A compiled graph runs the kernel that was chosen when the graph was made, perhaps by an earlier process. So torch's
-    choice in this process is no proof, and neither is the first forward pass, in which a compiler tries operators. The
+    choice in this process proves nothing. Neither does the first forward pass, in which a compiler tries operators. The
     second one, of one micro-batch, comes before any step is timed.
 
     `kernel` is flash, cudnn, efficient or math; None before that pass.
@@ -347,7 +347,7 @@ class AttentionRead:
     def _begin(self, module: nn.Module, args: Any) -> None:
         self._passes += torch.is_grad_enabled()
         if torch.is_grad_enabled() and self._passes == 2:
-            # Only operators on the host: they name the kernel, on a GPU as well.
+            # Only the operators on the host are profiled: they name the kernel, on a GPU as well.
             self._profile = torch.autograd.profiler.profile(use_kineto=False)
             with _without_kinetos_notes():
                 self._profile.__enter__()  # type: ignore[no-untyped-call]
@@ -360,26 +360,26 @@ class AttentionRead:
             profile.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         for hook in self._hooks:
             hook.remove()
-        operators = {event.name for event in profile.function_events or ()}
-        ran = (name for name, operator in _OPERATORS.items() if any(operator in each for each in operators))
-        # The math kernel is no operator of its own: compiled, it is fused with its neighbours.
+        names = {event.name for event in profile.function_events or ()}
+        ran = (kernel for kernel, operator in _OPERATORS.items() if any(operator in name for name in names))
+        # The math kernel is not one operator: compiled, it is fused with its neighbours.
         self.kernel = next(ran, "math")
 
 
 @contextlib.contextmanager
 def _without_kinetos_notes() -> Iterator[None]:
-    """Leaves the lines of torch 2.13's profiler on its start and stop out of stderr; no setting does."""
+    """Keeps the lines that torch 2.13's profiler prints on its start and stop out of stderr; no setting can."""
     sys.stderr.flush()
     stderr = os.dup(2)
     # In memory: a full disk must not end the training.
-    with os.fdopen(os.memfd_create("stderr"), "r+b") if hasattr(os, "memfd_create") else TemporaryFile() as said:
-        os.dup2(said.fileno(), 2)
+    with os.fdopen(os.memfd_create("stderr"), "r+b") if hasattr(os, "memfd_create") else TemporaryFile() as printed:
+        os.dup2(printed.fileno(), 2)
         try:
             yield
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
-            said.seek(0)
-            for line in said:
+            printed.seek(0)
+            for line in printed:
                 if not line.startswith(b"USDT:"):
                     os.write(2, line)

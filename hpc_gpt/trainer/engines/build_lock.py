@@ -1,6 +1,6 @@
-"""The lock under which a node builds a kernel of DeepSpeed: one that does not outlive its process.
+"""The lock under which a node builds a kernel of DeepSpeed. It does not outlive its process.
 
-torch's own is a file that its maker removes. A job that is killed while it builds leaves the file, and every later run
+torch's lock is a file that its maker removes. A job that is killed while it builds leaves the file, and every later run
 of that user waits for it without end (pytorch/pytorch issue 189245).
 """
 
@@ -10,15 +10,15 @@ import os
 import time
 from pathlib import Path
 
-# How old a lock of torch's must be to count as left over: several times what a build takes on a loaded node.
+# Age in seconds at which a lock of torch's counts as left over: several times the build on a loaded node.
 LEFT_OVER_S = 1800.0
 
 
 class BuildLock:
-    """Stands in for `torch.utils.file_baton.FileBaton` and keeps out its holders, too.
+    """Replaces `torch.utils.file_baton.FileBaton`, and excludes processes that hold torch's lock, too.
 
-    Its file holds a word and is locked by `flock`, which ends with the process. Where a file system has no `flock`, the
-    file is as empty as torch's, of which the age alone shows that it is left over.
+    Its file has one line and is locked by `flock`, which ends with the process. On a file system without `flock` the
+    file is empty like torch's, and only its age shows that it is left over.
     """
 
     def __init__(self, lock_file_path: str, wait_seconds: float = 0.1) -> None:
@@ -26,7 +26,7 @@ class BuildLock:
         self._file = -1
 
     def try_acquire(self) -> bool:
-        """Waits for the lock and takes it. So a build that failed elsewhere is tried again, not loaded."""
+        """Waits for the lock and takes it. So a build that failed in another process is tried again, not loaded."""
         while True:
             try:
                 self._file = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR)
@@ -35,13 +35,14 @@ class BuildLock:
                 self._remove_left_over()
                 time.sleep(self._wait_s)
         with contextlib.suppress(OSError):
-            # A process that waits has the new file's lock for a moment, while it looks whether that is left over.
+            # A waiting process may have the new file's lock for a moment, while it checks whether the file is left
+            # over.
             fcntl.flock(self._file, fcntl.LOCK_EX)
             os.write(self._file, b"locked by flock\n")
         return True
 
     def wait(self) -> None:
-        """Nothing to wait for: `try_acquire` waits."""
+        """Does nothing: `try_acquire` has waited."""
 
     def release(self) -> None:
         """Removes the file while it is locked."""
@@ -49,7 +50,7 @@ class BuildLock:
         os.close(self._file)
 
     def _remove_left_over(self) -> None:
-        """Only who holds a file's `flock` removes it, and only if the file still has its name."""
+        """Removes a file that is left over: only while holding its `flock`, and only if it still has its name."""
         with contextlib.suppress(OSError), open(self._path, "r+b", buffering=0) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Engine command: starts and supervises the program that `[command]` says, once a GPU, a node or a job."""
+"""Engine command: starts and supervises the program of `[command]`, once per GPU, node or job."""
 
 import contextlib
 import functools
@@ -39,10 +39,10 @@ from hpc_gpt.trainer.program.signs_of_life import ForeignHeartbeat, checkpoint_f
 from hpc_gpt.trainer.supervision.signals import Signals
 from hpc_gpt.trainer.supervision.stacks import stack_of
 
-# Seconds to save and end if the job has no lead before its time limit.
+# Seconds that a program has to save and end, if no signal is sent ahead of the job's time limit.
 _LEAD_S = 120
-_BEGUN = "begun.json"  # what the first task has prepared for all
-# Exit codes of bash for a command that is not there, or cannot be executed.
+_BEGUN = "begun.json"  # the folder and checkpoint that the first task prepares for all tasks
+# Exit codes of bash for a command that does not exist (127) or cannot be executed (126).
 _NOT_RUN = (126, 127)
 _NOT_FOUND = re.compile(
     r"^(?:\S*bash|program): (?:line \d+: )?"
@@ -50,9 +50,9 @@ _NOT_FOUND = re.compile(
 )
 _NOTE_S = 2.0
 _REACHES_S = 2.0
-# Of our own job script, and wrong for another program: Python's sys.path, and where our code is.
+# Variables that our job script sets for our code and that are wrong for another program.
 _OURS = ("PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-# As templates/base.sh.j2 finds it: a shell that is no login shell has no `module`.
+# Finds `module` as templates/base.sh.j2 does: a shell that is not a login shell lacks it.
 _MODULES = """\
 if ! type module >/dev/null 2>&1; then
   for init in "${MODULESHOME:-}/init/bash" "${LMOD_PKG:-}/init/bash" /etc/profile.d/{modules,lmod,z00_lmod}.sh; do
@@ -77,8 +77,8 @@ class CommandRank(ForeignRank):
         self._said: Said | None = None
         self._asked_at = 0.0
         self._killed = False
-        # {pid: start time} of the program's processes, and when they were last looked for.
-        self._told: dict[int, str] = {}
+        # {pid: start time} of the program's processes, and the time of the last look for them.
+        self._processes: dict[int, str] = {}
         self._noted_at = 0.0
         self._witness: subprocess.Popen[bytes] | None = None
 
@@ -87,10 +87,10 @@ class CommandRank(ForeignRank):
     def prepare(self) -> ProgramStart:
         command, attempt = self._command, self._attempt
         folder, checkpoint, resumed = self._begin()
-        argv = self._words(checkpoint)
+        argv = self._argv(checkpoint)
         if not isinstance(command.run, str) and not command.setup:
-            named = folder / argv[0] if "/" in argv[0] else argv[0]
-            if shutil.which(named) is None:
+            program = folder / argv[0] if "/" in argv[0] else argv[0]
+            if shutil.which(program) is None:
                 raise ConfigError(f"no program {argv[0]} on {platform.node()}", "give its path, or set command.setup")
         # Slurm sends the signal ahead of the time limit to every process of a step; the program gets its own.
         ignored = "" if command.stop_signal == "USR2" else 'trap "" USR2\n'
@@ -110,8 +110,8 @@ class CommandRank(ForeignRank):
         attempt.folder.joinpath(ForeignLog.TRAINS).touch()
         return ProgramStart(line, self._environment(), log, heart, resumed, str(folder))
 
-    def _words(self, checkpoint: Path | None) -> list[str]:
-        """The command with its braces filled in, and what resumes: one line for bash, or the arguments."""
+    def _argv(self, checkpoint: Path | None) -> list[str]:
+        """The command with its braces filled in, and its arguments to resume: one line for bash, or a list."""
         resolved, command = self._resolved, self._command
         values = {
             "gpus": str(resolved.gpus),
@@ -128,7 +128,7 @@ class CommandRank(ForeignRank):
         return [fill(word, values) for word in (*command.run, *shlex.split(resume))]
 
     def _begin(self) -> tuple[Path, Path | None, int]:
-        """(folder, checkpoint, its step), as the first task finds them for all."""
+        """(folder, checkpoint, its step), which the first task determines for all tasks."""
         path = self._attempt.folder / _BEGUN
         if self._place.rank == 0:
             folder = self._ready_folder()
@@ -142,11 +142,11 @@ class CommandRank(ForeignRank):
             complete_run(self._run.path, self._resolved)
             reserve(self._attempt)
             self._report_start(checkpoint, step)
-            begun = {"folder": str(folder), "checkpoint": checkpoint and str(checkpoint), "step": step}
-            write_once(path, json.dumps(begun) + "\n")
+            start = {"folder": str(folder), "checkpoint": checkpoint and str(checkpoint), "step": step}
+            write_once(path, json.dumps(start) + "\n")
         self.await_file(path, RunFolderError(f"the first task has not written {path}", "did it fail?"))
-        found = json_in(path)
-        return Path(found["folder"]), Path(found["checkpoint"]) if found["checkpoint"] else None, int(found["step"])
+        begun = json_in(path)
+        return Path(begun["folder"]), Path(begun["checkpoint"]) if begun["checkpoint"] else None, int(begun["step"])
 
     def _ready_folder(self) -> Path:
         """The folder that the program runs in, with the submitted files. Raises UserError."""
@@ -154,7 +154,9 @@ class CommandRank(ForeignRank):
         folder = work_folder(run, command)
         if not command.snapshot:
             if not folder.is_dir():
-                raise ConfigError(f"no folder {folder} on {platform.node()}", "command.workdir names one on every node")
+                raise ConfigError(
+                    f"no folder {folder} on {platform.node()}", "command.workdir must name a folder that every node has"
+                )
             return folder
         if not (run.path / WORK_ARCHIVE).exists() and not folder.is_dir():  # plain sbatch
             take_work(command.workdir).place(run.path)
@@ -162,8 +164,8 @@ class CommandRank(ForeignRank):
         link_work(run.path, Path(command.workdir), command.link)
         with contextlib.suppress(OSError, EOFError):
             if changed := changed_since(run.path):
-                more = and_more(len(changed), 5)
-                print(f"note: not as submitted, in {WORK}/: {', '.join(changed[:5])}{more}", flush=True)
+                others = and_more(len(changed), 5)
+                print(f"note: changed since the submission, in {WORK}/: {', '.join(changed[:5])}{others}", flush=True)
         return folder
 
     def _environment(self) -> dict[str, str]:
@@ -203,15 +205,15 @@ class CommandRank(ForeignRank):
     # --- its end
 
     def reason(self) -> str | None:
-        found = super().reason()
-        if found == "walltime" and self._signal is None:
-            return None  # nothing tells it: the time limit itself ends it
-        if found == "terminated" and "walltime" in self._signals.raised and not is_cancelled(self._run, self._attempt):
+        reason = super().reason()
+        if reason == "walltime" and self._signal is None:
+            return None  # no signal tells the program: the time limit itself ends it
+        if reason == "terminated" and "walltime" in self._signals.raised and not is_cancelled(self._run, self._attempt):
             return "walltime"
-        return found
+        return reason
 
     def turn(self) -> None:
-        """Notes the program's processes from time to time: a signal of Slurm's may end a shell before its program."""
+        """Notes the program's processes from time to time: a signal from Slurm may end the shell before the program."""
         if time.monotonic() > self._noted_at + _NOTE_S:
             self._note()
         if self._witness is None and self._resolved.cluster.scheduler == "slurm" and self._signal is not None:
@@ -224,8 +226,10 @@ class CommandRank(ForeignRank):
             )
 
     def _slurm_tells_all(self) -> bool:
-        """Whether Slurm's signal has reached a process in another group than this one's, as the program is: by
-        proctrack/linuxproc it does, by proctrack/pgid and, by default, by proctrack/cgroup it does not."""
+        """Whether Slurm's signal has reached a process outside this process's group, as the program is.
+
+        With proctrack/linuxproc it does; with proctrack/pgid and, by default, proctrack/cgroup it does not.
+        """
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._witness is None or self._witness.wait(_REACHES_S) < 0
         return False
@@ -234,8 +238,8 @@ class CommandRank(ForeignRank):
         assert self._process is not None
         self._noted_at = time.monotonic()
         started = start_time(self._process.pid)
-        self._told |= {self._process.pid: started} if started else {}
-        self._told |= descendants(self._process.pid)
+        self._processes |= {self._process.pid: started} if started else {}
+        self._processes |= descendants(self._process.pid)
 
     def ask_to_end(self, stop: Stop) -> None:
         self._asked_at = time.monotonic()
@@ -250,23 +254,24 @@ class CommandRank(ForeignRank):
             ("walltime", signal.SIGUSR2),
         )
         if not (by_slurm and self._slurm_tells_all()):  # a second signal may end a program that saves
-            for pid, started in self._told.items():
+            for pid, started in self._processes.items():
                 send(pid, started, self._signal)
 
     def press(self) -> None:
-        """Ends a program by force that does not end within the lead."""
+        """Kills a program that has not ended within the lead."""
         if time.monotonic() > self._asked_at + self._lead_s and not self._killed:
             self._killed = True
             self._kill()
 
     def _kill(self) -> None:
         self._note()
-        for pid, started in self._told.items():
+        for pid, started in self._processes.items():
             send(pid, started, signal.SIGKILL)
 
     def rest_is_over(self) -> bool:
-        """Of a shell that a signal ended at once the program may still be saving."""
-        return not any(is_alive(pid, started) for pid, started in self._told.items())
+        """Whether the program's processes have ended: a signal may end the shell at once while the program still
+        saves."""
+        return not any(is_alive(pid, started) for pid, started in self._processes.items())
 
     def quit(self) -> None:
         if self._process is not None:
@@ -274,7 +279,7 @@ class CommandRank(ForeignRank):
         super().quit()
 
     def said(self) -> Said:
-        self._said = self._said or said_by(self._lines)  # by when the program ended
+        self._said = self._said or said_by(self._lines)  # up to the program's end
         return self._said
 
     def failure(self, code: int) -> tuple[str, str, bool]:
@@ -282,10 +287,10 @@ class CommandRank(ForeignRank):
         return ended, f"{cause} ({free_space_text(self._run.path)})" if ended == "disk_full" else cause, lost_peer
 
     def _failure(self, code: int) -> tuple[str, str, bool]:
-        if code in _NOT_RUN and (found := self._last.find(_NOT_FOUND)):
-            return "user_error", f"{found[1]} on {platform.node()}", False
+        if code in _NOT_RUN and (match := self._last.find(_NOT_FOUND)):
+            return "user_error", f"{match[1]} on {platform.node()}", False
         shown = self._lines.failure
-        # torchrun ends the other workers, and says so, before its table.
+        # Before its table torchrun prints that it ends the other workers.
         vague = shown is None or shown.echo or shown.ended in (*VAGUE, "cancelled")
         if vague and (worker := self._last.killed_worker()) is not None:
             return "error", str(worker), False
@@ -295,12 +300,12 @@ class CommandRank(ForeignRank):
         return ended, self._last.end(code) if code < 0 else cause, lost_peer
 
     def end_of_all(self) -> End:
-        """By the steps of all tasks: an exit code of 0 alone does not mean that it has finished."""
+        """The end by the steps of all tasks: exit code 0 does not prove that the program has finished."""
         facts = facts_of(self._attempt, 0, self._resolved.train.steps, read_said(self._attempt))
         return self.end_by(replace(facts, near_limit=self._near_limit()))
 
     def _near_limit(self) -> str:
-        """That the program ended by itself because the job's time limit is near; empty if it is not."""
+        """A text if the job's time limit is near, so the program may have ended because of it; else empty."""
         began = self._attempt.started().get("started")
         most_s = limit_s(self._resolved.job.time)
         is_near = bool(began and most_s) and time.time() - float(began or 0) > (most_s or 0) - self._lead_s
@@ -308,16 +313,16 @@ class CommandRank(ForeignRank):
 
     def unsaved(self, stop: Stop, code: int) -> str:
         if self._killed and self._signal is not None:
-            return f"the program was killed {self._lead_s} s after {self._signal.name}, which it did not end on"
+            return f"the program was killed: {self._signal.name} had not ended it after {self._lead_s} s"
         if self._signal is None and stop.reason != "terminated":
-            return "the program was killed, as no signal tells it to end"
+            return "the program was killed: command.stop_signal is none, so nothing tells it to end"
         if code and self._signal is not None and code not in (-self._signal, 128 + self._signal):
             return f"the program ended with {exit_code_text(code)}"
         return ""
 
     def stacks(self, process: subprocess.Popen[bytes], log: ForeignLog) -> str:
         self._note()
-        text = "\n".join(stack_of(pid) for pid, started in sorted(self._told.items()) if is_alive(pid, started))
+        text = "\n".join(stack_of(pid) for pid, started in sorted(self._processes.items()) if is_alive(pid, started))
         self._kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(5)

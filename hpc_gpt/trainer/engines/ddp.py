@@ -1,8 +1,8 @@
 """Engine ddp: the whole model on every rank, under torch's DistributedDataParallel; on one rank the bare model.
 
-bf16 and fp16 keep fp32 master weights (`master_weights`); with `train.optimizer_mode` compiled these are flat and one
-pass updates them. With `engine.sharded_optimizer` ZeroRedundancyOptimizer splits the moments over the ranks, whole
-parameters at a time.
+bf16 and fp16 have fp32 master weights (`master_weights`); with `train.optimizer_mode` compiled these are in flat
+buffers, which one pass updates. With `engine.sharded_optimizer` ZeroRedundancyOptimizer splits the moments over the
+ranks by whole parameters.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.checkpoints.replicated import ReplicatedCheckpoint
 from hpc_gpt.trainer.checkpoints.replicated import read_replicated as read_weights
 from hpc_gpt.trainer.engines.kernels import compile_model, compiler
-from hpc_gpt.trainer.engines.master_weights import HALF, FlatMasters, MasterWeights, OnePassAdamW
+from hpc_gpt.trainer.engines.master_weights import HALF, FlatMasterWeights, MasterWeights, OnePassAdamW
 from hpc_gpt.trainer.engines.optimizer import Update, build_optimizer, gradients_of, norms_of
 from hpc_gpt.trainer.engines.protocol import TorchEngine
 from hpc_gpt.trainer.engines.torch_private import for_each
@@ -30,16 +30,16 @@ from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
 
 
 class Ddp(TorchEngine):
-    """See `trainer.engines.protocol.TrainingEngine`. On one rank there is no wrapper and no collective."""
+    """The engine; see `trainer.engines.protocol.TrainingEngine`. On one rank it has no wrapper and no collective."""
 
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
         layout, engine, train = resolved.layout, resolved.engine, resolved.train
         assert layout.tp == layout.pp == 1, "the settings' check of the engine refuses the others"
         super().__init__(resolved, device)
-        tp = TensorParallel(given=self.given, device=device, context=self.context)
+        tp = TensorParallel(given=self.given_weights, device=device, context=self.context)
         self.module = Gpt(resolved.model, train.seed, tp, Techniques.of(engine, train.matmul)).to(device)
         parts = self.module.parts()
-        self._masters = _masters_of(resolved, parts)
+        self._masters = _master_weights_of(resolved, parts)
         self._weights = [weight for part in parts for weight in part]
         self._parameters = self._weights if self._masters is None else self._masters.masters
         optimizer = _build_optimizer(resolved, self._parameters, self._masters)
@@ -53,12 +53,12 @@ class Ddp(TorchEngine):
         self._checkpoint = ReplicatedCheckpoint(self._parameters, optimizer)
 
     def _wrap(self) -> DistributedDataParallel:
-        """The model under DDP.
+        """Returns the model wrapped by DDP.
 
         All ranks draw the same weights from the seed, so none are sent. Every parameter is used in every step and DDP
-        looks for no unused ones, so `static_graph` would save nothing.
+        does not look for unused ones, so `static_graph` would save nothing.
         """
-        # Buffers are each rank's own copies of its weights; torch 2.13 has renamed the switch.
+        # Buffers are copies of a rank's weights, so they are not sent; torch 2.13 has renamed the switch.
         takes = inspect.signature(DistributedDataParallel).parameters
         buffers = {next(key for key in ("forward_sync_buffers", "broadcast_buffers") if key in takes): False}
         wrapped = DistributedDataParallel(self.module, gradient_as_bucket_view=True, init_sync=False, **buffers)  # type: ignore[arg-type]
@@ -68,7 +68,8 @@ class Ddp(TorchEngine):
         return wrapped
 
     def _gradients(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """The context of a micro-batch: the gradient is averaged over the ranks if it is the `last`, else kept."""
+        """The context of a micro-batch: the `last` one averages the gradient over the ranks, the others add to it
+        locally."""
         if self._replicas is not None and self._masters is not None:
             self._masters.collects = not last
         if self._replicas is None or last:
@@ -82,7 +83,7 @@ class Ddp(TorchEngine):
             self._masters.refresh(self._weights)
             self._masters.drop_gradients(self._weights)
         if self._replicas is not None and self._masters is None:
-            # The gradients are views of DDP's buckets, and have to stay in place.
+            # The gradients are views of DDP's buckets, so they must stay in place.
             for_each("zero_", gradients_of(self._weights))
         else:
             for weight in self._weights:
@@ -104,8 +105,8 @@ build = Ddp
 __all__ = ["Ddp", "build", "read_weights"]
 
 
-def _masters_of(resolved: Resolved, parts: list[list[nn.Parameter]]) -> MasterWeights | None:
-    """The master weights of a model's `parts`, whose weights become half; None in fp32."""
+def _master_weights_of(resolved: Resolved, parts: list[list[nn.Parameter]]) -> MasterWeights | None:
+    """The master weights of a model's `parts`, whose weights become bf16 or fp16; None in fp32."""
     train = resolved.train
     if train.dtype not in HALF:
         return None
@@ -113,14 +114,14 @@ def _masters_of(resolved: Resolved, parts: list[list[nn.Parameter]]) -> MasterWe
     if train.optimizer_mode != "compiled":
         return MasterWeights(parts, half)
     once = resolved.batch.micro_batches == resolved.layout.data_ranks == 1
-    return FlatMasters(parts, half, half if once else torch.float32)
+    return FlatMasterWeights(parts, half, half if once else torch.float32)
 
 
 def _build_optimizer(
     resolved: Resolved, parameters: list[nn.Parameter], masters: MasterWeights | None
 ) -> torch.optim.Optimizer:
-    """The optimizer of the parameters that are updated."""
-    if isinstance(masters, FlatMasters):
+    """Builds the optimizer of `parameters`, which are the master weights if there are any."""
+    if isinstance(masters, FlatMasterWeights):
         return OnePassAdamW(resolved.train, masters, resolved.engine)
     whole = build_optimizer(resolved.train, parameters)
     if not resolved.engine.sharded_optimizer:

@@ -25,10 +25,10 @@ __all__ = ["build", "read_weights"]
 
 
 class Deepspeed3D(DeepspeedEngine):
-    """See `hpc_gpt.trainer.engines.protocol.TrainingEngine`.
+    """The engine; see `hpc_gpt.trainer.engines.protocol.TrainingEngine`.
 
-    A layout of one stage also runs in DeepSpeed's PipelineModule, so there is one path to test instead of two. It
-    clones its inputs, but those are a few kB of token numbers.
+    A layout of one stage also runs in DeepSpeed's PipelineModule, so there is one path to test instead of two. The
+    module clones its inputs, but those are a few kB of token numbers.
     """
 
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
@@ -58,16 +58,16 @@ class Deepspeed3D(DeepspeedEngine):
             self.module.register_forward_pre_hook(self._add_documents)
 
     def _add_documents(self, module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The input of a forward pass with the documents of its micro-batch. (A hook is not compiled.)"""
+        """Adds the documents of its micro-batch to the input of a forward pass. (A hook is not compiled.)"""
         assert self._reader is not None
         return (*args, self._inputs(self._reader.of_this_pass())[2])
 
     def _read_by(self, micro_batches: MicroBatches) -> MicroBatches:
-        """What DeepSpeed reads the micro-batches from."""
+        """The iterator from which DeepSpeed reads the micro-batches."""
         return micro_batches if self._reader is None else self._reader.begin(micro_batches)
 
     def train_step(self, micro_batches: MicroBatches) -> StepResult:
-        """Does one step. Parts of DeepSpeed that are replaced in it, by the functions of `library_patches`:
+        """Does one step. These functions of `library_patches` replace parts of DeepSpeed in it:
 
         - `forget_logits`: always, and `forget_evaluation` in `evaluate`.
         - `StepWithoutHost`: ZeRO-1 in bf16 or fp32 with a fused optimizer.
@@ -88,12 +88,14 @@ class Deepspeed3D(DeepspeedEngine):
 
 
 class _Reader:
-    """Gives each forward pass of a stage the micro-batch that it is of, which is the next one: stages begin them in
-    order. The first and the last stage load it just before, by DeepSpeed; the others load nothing, so it is read here.
+    """Gives each forward pass of a stage its micro-batch.
+
+    It is always the next one: a stage begins forward passes in order. In the first and the last stage DeepSpeed loads
+    it just before; the other stages load nothing, so it is read here.
     """
 
     def begin(self, micro_batches: MicroBatches) -> Iterator[MicroBatch]:
-        """Begins with a step's or an evaluation's; returns what DeepSpeed loads from."""
+        """Begins with the micro-batches of a step or an evaluation; returns the iterator from which DeepSpeed loads."""
         self._micro_batches = iter(micro_batches)
         self._loaded: deque[MicroBatch] = deque()
         return self._load()

@@ -1,9 +1,9 @@
-"""The base of the engines on DeepSpeed: initialisation, the values with which a run begins, the result of a step,
-saving and loading.
+"""The base of the engines on DeepSpeed: initialisation, the initial weights of a run, the result of a step, saving and
+loading.
 
-DeepSpeed 0.19.8 makes its fp32 master weights from the model's, which are in bf16 or fp16 by then. So the model is
-built without values, and the masters get them here in fp32, a few megabytes at a time. Under ZeRO each rank asks for no
-more than it updates and what its forward pass holds: under ZeRO-3 its part of each parameter.
+DeepSpeed 0.19.8 makes its fp32 master weights from the model's weights, which are bf16 or fp16 by then. So the model is
+built without values, and the master weights get them here in fp32, a few megabytes at a time. Under ZeRO each rank
+requests only the values that it updates and those that its forward pass holds: under ZeRO-3 its part of each parameter.
 """
 
 import math
@@ -54,10 +54,11 @@ from hpc_gpt.trainer.model.tensor_parallel import Split, TensorParallel
 
 
 class DeepspeedEngine(TrainingEngine):
-    """See `hpc_gpt.trainer.engines.protocol.TrainingEngine`. A subclass makes `module` and calls `_initialize`.
+    """The base class; see `hpc_gpt.trainer.engines.protocol.TrainingEngine`. A subclass makes `module` and calls
+    `_initialize`.
 
-    The model is built without values: DeepSpeed would make its master weights from bf16 or fp16 ones. When its masters
-    are there, they get the values in fp32, and what the forward pass reads gets them rounded.
+    The model is built without values: DeepSpeed would make its master weights from bf16 or fp16 ones. Once the master
+    weights exist, they get the values in fp32, and the weights of the forward pass get them rounded.
     """
 
     _tp: TensorParallel
@@ -72,20 +73,20 @@ class DeepspeedEngine(TrainingEngine):
             self._deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
 
     def _tensor_parallel(self, group: dist.ProcessGroup | None) -> TensorParallel:
-        """This rank's place in tensor parallelism `group`, where parameters are made without values."""
+        """This rank's place in the tensor-parallel `group`. It makes parameters without values."""
         resolved, dtype = self._resolved, HALF.get(self._resolved.train.dtype, torch.float32)
         self._tp = TensorParallel(
             self.tp_rank,
             resolved.layout.tp,
             group,
-            self.given or DrawnLater(resolved.train.seed, resolved.model.layers),
+            self.given_weights or DrawnLater(resolved.train.seed, resolved.model.layers),
             empty=lambda size: torch.empty(size, dtype=dtype, device=self.device),
             context=self.context,
         )
         return self._tp
 
     def _fill(self, place: WeightPlace, rows: Tensor, first: int) -> None:
-        """Fills `rows`, those from `first` on of this rank's share of a parameter."""
+        """Fills `rows`, which are the rows from `first` on of this rank's share of a parameter."""
         split = None if place.split is None else Split.of_stored(place.split)
         size = list(place.shape)
         if split is not None:
@@ -93,10 +94,10 @@ class DeepspeedEngine(TrainingEngine):
         self._tp.fill(place.name, rows, split, size, first)
 
     def _initialize(self, optimizer: torch.optim.Optimizer, replica: dist.ProcessGroup, mpu: Any = None) -> None:
-        """Gives model and optimizer to DeepSpeed, and then the weights their values.
+        """Gives model and optimizer to DeepSpeed, then fills in the weights' values.
 
-        `replica` has the ranks of one model replica. `mpu` is DeepSpeed's name for the groups of a model that is not a
-        PipelineModule.
+        `replica` is the group of the ranks of one model replica. `mpu` is DeepSpeed's name for the groups of a model
+        that is not a PipelineModule.
         """
         resolved = self._resolved
         parameters: list[nn.Parameter] = list(self.module.parameters())
@@ -153,7 +154,7 @@ class DeepspeedEngine(TrainingEngine):
             put_identity(files, self._resolved, self.step)
 
     def load(self, folder: Path) -> None:
-        """Restores what `save` wrote, of either DeepSpeed engine and any layout."""
+        """Restores a checkpoint that `save` wrote, from either DeepSpeed engine and any layout."""
         others = find_differences(folder, self._resolved)
         if self._resolved.engine.offload_path is not None:
             # Measured: a resumed run's loss was off by 1.2, without an error.
@@ -167,21 +168,21 @@ class DeepspeedEngine(TrainingEngine):
         if others:
             load_universal(self._engine, self.module, folder, self._resolved, self.tp_rank)
         else:
-            own = [group["weight_decay"] for group in self._optimizer.param_groups]
+            decays = [group["weight_decay"] for group in self._optimizer.param_groups]
             with quiet():
                 self._engine.load_checkpoint(str(folder), tag=TAG)
-            for group, decay in zip(self._optimizer.param_groups, own, strict=True):
-                group["weight_decay"] = decay  # a branch's own, where DeepSpeed has put the checkpoint's
+            for group, decay in zip(self._optimizer.param_groups, decays, strict=True):
+                group["weight_decay"] = decay  # a branch may change it, and DeepSpeed has loaded the checkpoint's
             load_random_state(folder, dist.get_rank(), self.device)
         dist.barrier()
 
 
-# Fills rows of a parameter's tensor-parallel share, those from a number on, with their values in fp32.
+# fill(place, rows, first): fills the rows from `first` on of a parameter's tensor-parallel share with fp32 values.
 Fill = Callable[[WeightPlace, Tensor, int], None]
 
 
 class _Target(NamedTuple):
-    """Memory, in fp32 or half, for elements of a parameter's flattened share from `start` on."""
+    """Memory, fp32, bf16 or fp16, for the elements of a parameter's flattened share from `start` on."""
 
     start: int
     memory: Tensor
@@ -193,7 +194,7 @@ class _Target(NamedTuple):
 
 @torch.no_grad()
 def put_weights(engine: Any, module: nn.Module, fill: Fill) -> None:
-    """Puts values into this rank's master weights, and into those of the forward pass. `engine` is DeepSpeed's."""
+    """Fills this rank's master weights and the weights of its forward pass. `engine` is DeepSpeed's."""
     optimizer, flats, by_parameter = engine.optimizer, flat_states(engine), places_of(module)
     places = {place.name: place for place in by_parameter.values()}
     pieces = pieces_of(engine, module)
@@ -202,13 +203,13 @@ def put_weights(engine: Any, module: nn.Module, fill: Fill) -> None:
         targets += [(place.name, _Target(place.start, one.view(-1))) for one, place in by_parameter.items()]
         _put(places, targets, fill)
         return
-    # ZeRO-3 makes the weights of the forward pass from the masters, a group at a time. Masters may be on NVMe.
+    # ZeRO-3 makes the weights of the forward pass from the master weights, one group at a time. These may be on NVMe.
     for number in range(len(flats)):
         swaps = optimizer._swappable_optimizer_subgroup(number)
         if swaps:
             optimizer._optimizer_states_and_gradient_swap_in(number)
-        own = [(piece.name, _in_flat(flats, piece)) for piece in pieces if piece.group == number]
-        _put({name: places[name] for name in dict.fromkeys(name for name, _ in own)}, own, fill)
+        targets = [(piece.name, _in_flat(flats, piece)) for piece in pieces if piece.group == number]
+        _put({name: places[name] for name in dict.fromkeys(name for name, _ in targets)}, targets, fill)
         optimizer._reassign_or_swap_out_partitioned_parameters(number)
         if swaps:
             optimizer._optimizer_states_and_gradient_swap_out(number)
@@ -222,7 +223,7 @@ def _in_flat(flats: list[Tensor], piece: Piece) -> _Target:
 
 
 def _put(places: dict[str, WeightPlace], targets: Iterable[tuple[str, _Target]], fill: Fill) -> None:
-    """Asks for the values of each of the `places` once, and copies them to all `targets` of that name."""
+    """Requests the values of each place once, and copies them to all `targets` of that name."""
     by_name: dict[str, list[_Target]] = {name: [] for name in places}
     for name, target in targets:
         by_name[name].append(target)
@@ -239,7 +240,7 @@ def _put(places: dict[str, WeightPlace], targets: Iterable[tuple[str, _Target]],
 
 
 def _blocks(targets: list[_Target], width: int) -> Iterator[tuple[int, int]]:
-    """(first, last) rows that the targets need, few at a time; (0, 0) if there are none."""
+    """Yields (first, last) rows that the targets need, a few rows at a time; (0, 0) if there are no targets."""
     if not targets:
         yield 0, 0
         return

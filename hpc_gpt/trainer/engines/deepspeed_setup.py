@@ -1,7 +1,7 @@
-"""Adapts DeepSpeed to our engines: imports it for the right device, silently, and has the files of its checkpoints.
+"""Adapts DeepSpeed to our engines: imports it silently for the right device, and takes over its checkpoints' files.
 
-Its checkpoints go through a checkpoint engine of our own, which adds the files to `RankFiles` instead of writing them,
-and reads them as data alone. So the files are the same, but no rank can find the disk full between two barriers.
+Its checkpoints go through our own checkpoint engine, which adds the files to `RankFiles` instead of writing them, and
+reads them as plain data. So the files are the same, but no rank can find the disk full between two barriers.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ TAG = "deepspeed"
 
 
 def import_deepspeed(device: torch.device) -> Any:
-    """Imports DeepSpeed for the device, silently, and so that it compiles nothing.
+    """Imports DeepSpeed for the device, silently and without compiling anything.
 
     Raises ConfigError if this version would compile something.
     """
@@ -35,7 +35,7 @@ def import_deepspeed(device: torch.device) -> Any:
             import deepspeed
 
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-        # DeepSpeed calls collectives by names that torch has deprecated.
+        # DeepSpeed calls collectives by names that torch deprecates.
         warnings.filterwarnings("ignore", message=".*torch.distributed.*deprecated", category=FutureWarning)
         if device.type == "cpu":
             use_gloo(deepspeed)
@@ -44,26 +44,28 @@ def import_deepspeed(device: torch.device) -> Any:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """A context that discards what DeepSpeed prints during set-up, saves and loads; its errors are exceptions."""
+    """A context that discards DeepSpeed's output during set-up, saves and loads; its errors are exceptions."""
     with contextlib.redirect_stdout(io.StringIO()):
         yield
 
 
 class NamedFiles:
-    """A checkpoint engine for DeepSpeed that adds files to `RankFiles` instead of writing them; see
-    `library_patches.use_checkpoint_engine`."""
+    """A checkpoint engine for DeepSpeed that adds files to `RankFiles` instead of writing them.
+
+    `library_patches.use_checkpoint_engine` makes DeepSpeed use it.
+    """
 
     files: RankFiles | None = None
     root = ""
 
     def create(self, info: Any) -> None:
-        """Nothing to prepare."""
+        """Does nothing: there is nothing to prepare."""
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """`RankFiles` makes the folders."""
+        """Does nothing: `RankFiles` makes the folders."""
 
     def preserves_storage_sharing(self) -> bool:
-        """Whether DeepSpeed should copy a state before it saves it. `RankFiles` writes no more than a tensor needs."""
+        """Whether DeepSpeed must copy a state before saving it. No: `RankFiles` writes no more than a tensor needs."""
         return False
 
     def save(self, state_dict: Any, path: str) -> None:
@@ -72,11 +74,11 @@ class NamedFiles:
         self.files.put(os.path.relpath(path, self.root), state_dict)
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Reads one file as data alone."""
+        """Reads one file as plain data."""
         return load_safely(path, map_location=map_location or "cpu")
 
     def commit(self, info: Any) -> bool:
-        """The checkpoint is complete when all ranks have written."""
+        """Does nothing: the checkpoint is complete when all ranks have written."""
         return True
 
 

@@ -35,16 +35,16 @@ __all__ = ["build", "read_weights"]
 
 
 class Groups:
-    """DeepSpeed's `mpu`: a rank's groups along tp, which DeepSpeed calls model parallel, and along the data axis."""
+    """DeepSpeed's `mpu`: a rank's groups along tp (DeepSpeed: model parallel) and along the data axis."""
 
     get_model_parallel_group: Callable[[], dist.ProcessGroup]
     get_data_parallel_group: Callable[[], dist.ProcessGroup]
 
     def __init__(self, layout: Layout, rank: int) -> None:
         at = layout.coordinate(rank)
-        # Even a single rank needs a group: DeepSpeed takes None for all ranks.
+        # Even a single rank needs a group: to DeepSpeed None means all ranks.
         tp, data = (cast(dist.ProcessGroup, own_group(layout, axis, rank, alone=True)) for axis in ("tp", "data"))
-        # Parts of DeepSpeed ask first for the newer names, with `tensor`.
+        # Parts of DeepSpeed try the newer names first, with `tensor`.
         self.get_model_parallel_group = self.get_tensor_model_parallel_group = lambda: tp
         self.get_model_parallel_rank = self.get_tensor_model_parallel_rank = lambda: at.tp
         self.get_model_parallel_world_size = self.get_tensor_model_parallel_world_size = lambda: layout.tp
@@ -53,15 +53,15 @@ class Groups:
         self.get_data_parallel_world_size = lambda: layout.data_ranks
 
 
-# A smaller buffer shares its pages with others, which can be pinned once only.
+# A smaller buffer shares pages with other buffers, and a page can be pinned only once.
 _WORTH_PINNING = 1 << 20
 
 
 class DeepspeedZero(DeepspeedEngine):
-    """See `hpc_gpt.trainer.engines.protocol.TrainingEngine`.
+    """The engine; see `hpc_gpt.trainer.engines.protocol.TrainingEngine`.
 
-    Under ZeRO-3 on a GPU the host waits for the device after every backward pass: DeepSpeed 0.19.8 synchronises there
-    (stage3.py), and no profile on a CPU shows it. So the host cannot launch the next micro-batch ahead.
+    Under ZeRO-3 on a GPU the host waits for the device after every backward pass, because DeepSpeed 0.19.8 synchronises
+    there (stage3.py); a profile on a CPU does not show it. So the host cannot launch the next micro-batch ahead.
     """
 
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
@@ -97,17 +97,17 @@ class DeepspeedZero(DeepspeedEngine):
             )
 
     def _build_model(self, tp: TensorParallel) -> Any:
-        """The model: (tokens, targets) -> loss, with named parameters (`name_parameter`).
+        """Builds the model: (tokens, targets) -> loss, with named parameters (`name_parameter`).
 
-        A subclass may build another, with its layers as `blocks`.
+        A subclass may build another model, with its layers as `blocks`.
         """
         return Gpt(self._resolved.model, self._resolved.train.seed, tp, Techniques.of(self._resolved.engine))
 
     def train_step(self, micro_batches: MicroBatches) -> StepResult:
-        """Does one step. Parts of DeepSpeed that are replaced in it, by the functions of `library_patches`:
+        """Does one step. These functions of `library_patches` replace parts of DeepSpeed in it:
 
         - `StepWithoutHost`: ZeRO-1 to -3 in bf16 or fp32 with a fused optimizer and without offloading.
-        - `sum_where_read`: ZeRO-3, but on NVMe or in fp16.
+        - `sum_where_read`: ZeRO-3, unless on NVMe or in fp16.
         - `share_states`: `engine.offload_ratio` below 1.
         - `average_nothing`: a single data-parallel rank without ZeRO, or with BF16_Optimizer.
         - `drop_overflowed_gradients`: after a skipped step of ZeRO-1 or -2 in fp16 or with offloading.
@@ -134,7 +134,7 @@ build = DeepspeedZero
 def _gather_by_block(deepspeed: Any, model: Any, tiles: int) -> None:
     """Makes ZeRO-3 gather a whole block, unless there are tiles: its hooks on layers would split a compiled graph.
 
-    The head's weight is not used in its own layer's call. DeepSpeed detects that only in eager mode.
+    The head's weight is used outside the call of its layer, which DeepSpeed detects only in eager mode.
     """
     warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`")
     if tiles == 1:
@@ -144,16 +144,16 @@ def _gather_by_block(deepspeed: Any, model: Any, tiles: int) -> None:
 
 
 def _build_optimizer(resolved: Resolved, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """torch's own optimizer, or DeepSpeed's CPU Adam if a part of the states is offloaded, which requires it."""
+    """Builds torch's optimizer; or DeepSpeed's CPU Adam, which offloading only a part of the states requires."""
     train = resolved.train
     if resolved.engine.offload_ratio < 1:
         check_compiler()
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
         groups = build_optimizer(train, parameters).param_groups
-        kept = [{key: group[key] for key in ("params", "weight_decay")} for group in groups]
+        settings = [{key: group[key] for key in ("params", "weight_decay")} for group in groups]
         adam: torch.optim.Optimizer = DeepSpeedCPUAdam(
-            kept, lr=train.lr, betas=(train.beta1, train.beta2), eps=train.eps, adamw_mode=True
+            settings, lr=train.lr, betas=(train.beta1, train.beta2), eps=train.eps, adamw_mode=True
         )
         return adam
     return build_optimizer(train, parameters)
@@ -171,11 +171,11 @@ def check_compiler() -> None:
 
 
 def pin_what_stays(wrapped: Any, register: Callable[[int, int], int], clear: Callable[[], None]) -> int:
-    """Pins in place what ZeRO-3's optimizer `wrapped` sends to and from the device: gradients and half weights that are
-    on the host. Returns the bytes pinned.
+    """Pins the host buffers that ZeRO-3's optimizer `wrapped` copies to and from the device: gradients and bf16 or fp16
+    weights on the host. Returns the bytes pinned.
 
-    `register(address, bytes)` pins, and returns CUDA's error code; `torch.cuda.cudart()` has it. If it fails, copies to
-    the device wait for the host, one line says so, and `clear()` clears CUDA's last error.
+    `register(address, bytes)` pins a buffer in place and returns CUDA's error code; `torch.cuda.cudart()` has it. If it
+    fails, copies to the device wait for the host, one line says so, and `clear()` clears CUDA's last error.
     """
     buffers = [flat.grad for flat in wrapped.fp32_partitioned_groups_flat]
     buffers += [wrapped.grad_partitions_flat_buffer, *wrapped.param_groups_fp16_flat_cpu_memory]
@@ -197,9 +197,9 @@ def pin_what_stays(wrapped: Any, register: Callable[[int, int], int], clear: Cal
 
 
 def clear_error(device: torch.device) -> None:
-    """Clears the error that remains after a failed call of `torch.cuda.cudart()`, by a kernel that raises it.
+    """Clears the error that a failed call of `torch.cuda.cudart()` leaves, by launching a kernel that raises it.
 
-    torch does not look at it there, but after its next launch, which has nothing to do with it. There it clears it.
+    torch looks for errors only after a launch, so the next one would raise an error of another call, and clear it.
     """
     with contextlib.suppress(RuntimeError):
         torch.ones(1, device=device)

@@ -1,13 +1,14 @@
-"""Engine fsdp: torch's FSDP2, a block at a time, over the data axis; our tensor parallelism over tp.
+"""Engine fsdp: torch's FSDP2, block by block, over the data axis; our tensor parallelism over tp.
 
-Weights, gradients and moments are split over the data axis: the cp ranks of all replicas. `engine.reshard` frees a
-block's weights after its forward pass and gathers them again for the backward pass. Every micro-batch's gradient is
-reduced at once, so a rank never keeps more than its shard of it. Without `reshard` the weights are gathered once a step
-and stay. So does the whole gradient, which is reduced once, in the last micro-batch: less communication, more memory.
+Weights, gradients and moments are split over the data axis, which has the cp ranks of all replicas. `engine.reshard`
+frees a block's weights after its forward pass and gathers them again for the backward pass. Every micro-batch's
+gradient is reduced at once, so a rank never keeps more than its shard of it. Without `reshard` the weights are gathered
+once per step and stay. The whole gradient stays, too, and is reduced once, in the last micro-batch: less communication,
+more memory.
 
-Over tp the model is split by the layers that every engine uses: torch's own tensor-parallel styles support neither a
-fused QKV, of which a rank holds its heads of each part, nor this embedding and loss. The parameters and their gradients
-are DTensors on the mesh of tp x dp, whose placements describe which part of the model a rank holds.
+Over tp the model is split by the layers that every engine uses. torch's tensor-parallel styles support neither a fused
+QKV whose ranks hold their heads of each part, nor this embedding and loss. The parameters and their gradients are
+DTensors on the mesh of tp x dp, whose placements say which part of the model a rank holds.
 """
 
 import functools
@@ -40,9 +41,9 @@ __all__ = ["build", "read_weights"]
 
 
 class Fsdp(TorchEngine):
-    """See `hpc_gpt.trainer.engines.protocol.TrainingEngine`.
+    """The engine; see `hpc_gpt.trainer.engines.protocol.TrainingEngine`.
 
-    The optimizer works on the shards as plain tensors, which share their memory with FSDP's.
+    The optimizer works on the shards as plain tensors, which share their memory with FSDP's DTensors.
     """
 
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
@@ -51,7 +52,7 @@ class Fsdp(TorchEngine):
         super().__init__(resolved, device)
         mesh = build_mesh(layout, device)
         self._data_group = mesh.get_group("dp")
-        self.module = self._model = model = build_sharded_gpt(resolved, device, mesh, self.given, self.context)
+        self.module = self._model = model = build_sharded_gpt(resolved, device, mesh, self.given_weights, self.context)
         self._parameters = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
         assert isinstance(model, FSDPModule)
         self._root: FSDPModule = model
@@ -98,7 +99,7 @@ def _shard_of(parameter: DTensor) -> nn.Parameter:
 
 
 def build_mesh(layout: Layout, device: torch.device) -> DeviceMesh:
-    """The mesh of tp x dp, which is the data axis here. A parameter is split over tp, and its share over dp.
+    """The mesh of tp x dp; here dp is the data axis. A parameter is split over tp, and each share over dp.
 
     tp comes first because DTensor splits from left to right.
     """
@@ -107,16 +108,16 @@ def build_mesh(layout: Layout, device: torch.device) -> DeviceMesh:
 
 
 def on_host(mesh: DeviceMesh) -> DeviceMesh:
-    """The same ranks as a mesh of their hosts, for offloaded shards: a DTensor is on its mesh's device."""
+    """The same ranks as a mesh on the CPU, for offloaded shards: a DTensor is on its mesh's device."""
     groups = [mesh.get_group("tp"), mesh.get_group("dp")]
     return DeviceMesh.from_group(groups, "cpu", mesh=mesh.mesh, mesh_dim_names=("tp", "dp"))
 
 
 def place(shard: DTensor, split: Split | None, mesh: DeviceMesh) -> nn.Parameter:
-    """FSDP2's shard of a tp rank's share as a DTensor of the whole parameter on `mesh`, in the same memory.
+    """Turns FSDP2's shard of a tp rank's share into a DTensor of the whole parameter on `mesh`, in the same memory.
 
-    The whole of a fused QKV (`Split.parts`), of which a rank holds its heads of each part, has the ranks' shares one
-    after the other.
+    For a fused QKV (`Split.parts`), a rank holds its heads of each part; in the whole DTensor the ranks' shares follow
+    each other.
     """
     shape = list(shard.shape)
     if split is not None:
@@ -133,28 +134,28 @@ def build_sharded_gpt(
     resolved: Resolved,
     device: torch.device,
     mesh: DeviceMesh,
-    given: GivenWeights | None = None,
+    given_weights: GivenWeights | None = None,
     context: ContextParallel | None = None,
 ) -> Gpt:
-    """This rank's shards of the model, in fp32, under FSDP2's hooks.
+    """Builds this rank's shards of the model, in fp32, under FSDP2's hooks.
 
-    It is made a block at a time: a block is built whole and split before the next one, so a rank never holds more than
-    one block, and embedding and head, beside its shards and the weights drawn ahead. Given weights are read when all is
-    split, by each rank its shards alone. In bf16 and fp16 the shards are
-    the master weights, the gathered weights are half, and gradients are reduced in fp32.
+    The model is built block by block: a block is built whole and split before the next one. So besides its shards and
+    the weights drawn ahead, a rank never holds more than one block, the embedding and the head. `given_weights` are
+    read after all blocks are split; each rank reads only its shards. In bf16 and fp16 the shards are the master
+    weights, the gathered weights are bf16 or fp16, and gradients are reduced in fp32.
 
-    FSDP2 gets the tp ranks' shares as plain tensors, so the layers get them gathered as plain tensors. With DTensors on
-    tp each use of one as a plain tensor would cost host time, forward and backward (on a small model a quarter of the
-    step). Before its first step FSDP2 takes the parameters that it finds in the modules. Its shards are put there as
-    shards of the whole model, and so are their gradients.
+    FSDP2 gets the tp ranks' shares as plain tensors, so the layers get plain tensors after the all-gather. With
+    DTensors on tp each use as a plain tensor would cost host time, forward and backward (on a small model a quarter of
+    the step). Before its first step FSDP2 takes the parameters that it finds in the modules. So its shards are
+    registered there as shards of the whole model, and their gradients are such shards, too.
 
     The backward pass gathers the next block while it works on this one. Without `engine.prefetch` it does not: each
     block prefetches only itself, which is gathered already by then, so the next one waits for its turn.
     """
     shape, engine = resolved.model, resolved.engine
-    later = None if given is None else functools.partial(torch.empty, device="meta")
+    later = None if given_weights is None else functools.partial(torch.empty, device="meta")
     tp = TensorParallel(
-        mesh.get_local_rank("tp"), mesh["tp"].size(), mesh.get_group("tp"), given, empty=later, context=context
+        mesh.get_local_rank("tp"), mesh["tp"].size(), mesh.get_group("tp"), given_weights, empty=later, context=context
     )
     techniques, initial = Techniques.of(engine, resolved.train.matmul), tp.initial(resolved.train.seed, shape.layers)
     half = HALF.get(resolved.train.dtype)
@@ -178,7 +179,7 @@ def build_sharded_gpt(
     # The backward pass begins with the root's parameters, so torch's default keeps them.
     shard(model, None if engine.reshard else False)
     where = on_host(mesh) if engine.offload == "full" else mesh
-    if given is not None:
+    if given_weights is not None:
         model.to_empty(device=where.device_type)
     _name_shards(model, splits, mesh, where, tp)
     compile_model(model, engine)
@@ -191,14 +192,14 @@ def build_sharded_gpt(
 def _name_shards(
     model: Gpt, splits: Mapping[str, Split | None], mesh: DeviceMesh, where: DeviceMesh, tp: TensorParallel
 ) -> None:
-    """Puts the shards into the modules as shards of the whole model, with given weights read into them."""
-    for name, own in list(model.named_parameters()):
-        assert isinstance(own, DTensor)
+    """Registers the shards in the modules as shards of the whole model, and reads given weights into them."""
+    for name, shard in list(model.named_parameters()):
+        assert isinstance(shard, DTensor)
         owner, _, key = name.rpartition(".")
-        parameter = name_parameter(place(own, splits[name], where), name, splits[name])
+        parameter = name_parameter(place(shard, splits[name], where), name, splits[name])
         if tp.given is not None:
-            rows = -(-len(own) // mesh["dp"].size())
-            tp.fill(name, own.to_local().detach(), splits[name], parameter.shape, rows * mesh.get_local_rank("dp"))
+            rows = -(-len(shard) // mesh["dp"].size())
+            tp.fill(name, shard.to_local().detach(), splits[name], parameter.shape, rows * mesh.get_local_rank("dp"))
         model.get_submodule(owner).register_parameter(key, parameter)
 
 

@@ -1,10 +1,9 @@
 """Engine hf-deepspeed: transformers' own model under DeepSpeed's ZeRO 1 to 3, offloaded or not.
 
-The class is that of the shape (`core.settings.model_shape.architecture_of`): GPT2LMHeadModel, LlamaForCausalLM and
-others.
+The shape decides the class (`core.settings.model_shape.architecture_of`): GPT2LMHeadModel, LlamaForCausalLM and others.
 
-It is "HF + Deepspeed" of Megatron-DeepSpeed's perf tables. The model starts from our initial weights, so it trains as
-every other engine does. Attention is torch's SDPA, or transformers' eager one if engine.attention is math.
+This is "HF + Deepspeed" in Megatron-DeepSpeed's perf tables. The model starts from our initial weights, so it trains
+like every other engine. Attention is torch's SDPA, or transformers' eager one if engine.attention is math.
 """
 
 from __future__ import annotations
@@ -50,9 +49,9 @@ class HfDeepspeed(DeepspeedZero):
 
 
 class HfGpt(nn.Module):
-    """transformers' model as our engines want one: (tokens, targets) -> loss, parameters by our names.
+    """transformers' model in the form that our engines need: (tokens, targets) -> loss, parameters by our names.
 
-    The embedding has the rows of our padded vocabulary; those past the tokenizer's take no part in the loss.
+    The embedding has the rows of our padded vocabulary; rows past the tokenizer's vocabulary take no part in the loss.
     """
 
     def __init__(self, resolved: Resolved, tp: TensorParallel) -> None:
@@ -69,7 +68,7 @@ class HfGpt(nn.Module):
             self.model: Any = kind(config)
         _make_weights(self.model, shape, resolved.train.seed, tp)
         if resolved.engine.recompute == "full":
-            # The name since transformers 5; transformers 6 drops the other.
+            # transformers 5 has renamed it, and transformers 6 drops the old name.
             name = "activation" if hasattr(self.model, "activation_checkpointing_enable") else "gradient"
             enable = getattr(self.model, f"{name}_checkpointing_enable")
             enable(**{f"{name}_checkpointing_kwargs": {"use_reentrant": False}})
@@ -91,10 +90,10 @@ class HfGpt(nn.Module):
 
 
 def _make_weights(model: nn.Module, shape: ModelShape, seed: int, tp: TensorParallel) -> None:
-    """Gives a model on the meta device weights with memory and our names, a layer at a time.
+    """Gives a model on the meta device weights with memory and our names, layer by layer.
 
-    Each layer is then registered with its parent once more: ZeRO-3 partitions it at that moment. A parameter with some
-    rows of ours is marked as a tile of it.
+    Each layer is then registered with its parent once more: ZeRO-3 partitions it at that moment. A parameter that has
+    only some rows of our parameter is marked as a tile of it.
     """
     initial = tp.initial(seed, shape.layers)
     for name in shape.parameter_names:
@@ -106,7 +105,7 @@ def _make_weights(model: nn.Module, shape: ModelShape, seed: int, tp: TensorPara
             weight = nn.Parameter(whole.new_empty(part.of(whole).shape))
             tile = Tile(number, len(parts)) if len(parts) > 1 else None
             layer.register_parameter(kind, name_parameter(weight, name, tile=tile))
-            if not any(own.is_meta for own in layer.parameters()):
+            if not any(parameter.is_meta for parameter in layer.parameters()):
                 owner, _, attribute = path.rpartition(".")
                 setattr(model.get_submodule(owner), attribute, layer)
     if shape.tied:
@@ -117,13 +116,13 @@ def _make_weights(model: nn.Module, shape: ModelShape, seed: int, tp: TensorPara
 
 
 def _size(model: nn.Module, parts: list[WeightPart]) -> tuple[int, ...]:
-    """The size of our parameter, of which transformers' has the parts."""
+    """The size of our parameter, from the sizes of its parts in transformers' model."""
     sizes = [part.of(model.get_parameter(part.name)).shape for part in (part._replace(end=None) for part in parts)]
     return sum(size[0] for size in sizes), *sizes[0][1:]
 
 
 def _make_buffers(model: nn.Module) -> None:
-    """Makes the rotation's frequencies, which are on the meta device too, and keeps them in fp32."""
+    """Makes the rotation's frequencies, which are also on the meta device, and keeps them in fp32."""
     for path, module in list(model.named_modules()):
         if any(buffer.is_meta for buffer in module.buffers(recurse=False)):
             made: Any = type(module)(module.config)
@@ -135,7 +134,7 @@ def _make_buffers(model: nn.Module) -> None:
 def _draw(initial: InitialWeights, name: str, size: tuple[int, ...], pad: int | None) -> Tensor:
     """The initial value of a parameter of `hpc_gpt.trainer.model.gpt`.
 
-    Its own layers cannot be built for that: ZeRO-3 would partition them, too.
+    Our layers cannot be built for that: ZeRO-3 would partition them, too.
     """
     layer, _, kind = name.rpartition(".")
     if kind == "bias":

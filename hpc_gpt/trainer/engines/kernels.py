@@ -1,4 +1,4 @@
-"""What torch.compile compiles of a model, and what it needs for that."""
+"""The use of torch.compile: which parts of a model it compiles, and which compilers it needs."""
 
 import importlib.util
 import os
@@ -23,15 +23,15 @@ from hpc_gpt.trainer.node_cache import drop_cut_libraries
 def compile_model(module: nn.Module, engine: Engine, blocks: Iterable[nn.Module] = ()) -> None:
     """Compiles the model in place as `engine.compile` says; parameters keep their names, modules their hooks.
 
-    By block: each layer's own computation and the loss, without recomputation and activation offload. Blocks are
-    alike, so the first one's code serves all of them. `blocks` are those of a model that is not ours. With edges: also
-    embedding and positions together, and the last norm, head and loss together. Whole: the module's forward, and a
-    pipeline stage's loss. Hooks on compiled modules run uncompiled, because an engine's hooks cannot be traced. Of a
-    chunked loss each piece is compiled: traced as a whole, the logits of all pieces would be in memory at once, because
-    the compiler computes again what it wants and when it wants. A loss in one pass has kernels of its own and is left
-    as it is.
+    By block: the computation of each layer and the loss, without recomputation and activation offload. Blocks are
+    alike, so the first one's code serves all of them. `blocks` are the blocks of a model that is not ours. With edges:
+    also embedding and positions together, and the last norm, head and loss together. Whole: the module's forward, and a
+    pipeline stage's loss. Hooks on compiled modules run uncompiled, because an engine's hooks cannot be traced. A
+    chunked loss is compiled piece by piece: traced as a whole, the logits of all pieces would be in memory at once,
+    because the compiler decides what it recomputes and when. A loss in one pass has its own kernels and is not
+    compiled.
 
-    Call it before an engine wraps the model, on the device it will run on.
+    Call it before an engine wraps the model, on the device where the model will run.
     """
     if engine.compile == "none":
         return
@@ -50,7 +50,7 @@ def compile_model(module: nn.Module, engine: Engine, blocks: Iterable[nn.Module]
         elif isinstance(part, VocabParallelLoss):
             losses.append(part)
     if engine.compile == "whole":
-        # A model of ours calls its loss itself; the loss of a stage is called by DeepSpeed.
+        # Our model calls its loss itself; DeepSpeed calls the loss of a stage.
         forwards = [module] if isinstance(module, Gpt) else [module, *losses]
     else:
         forwards = list(blocks)
@@ -68,7 +68,7 @@ def compile_model(module: nn.Module, engine: Engine, blocks: Iterable[nn.Module]
 
 
 def compiler(engine: Engine) -> Callable[..., Any]:
-    """What compiles a function beside the model, with tensors of fixed sizes; nothing if the engine compiles none."""
+    """The compiler for a function outside the model, with tensors of fixed sizes; the identity if compile is none."""
     if engine.compile == "none":
         return lambda function: function
     return partial(torch.compile, backend=engine.compile_backend, dynamic=False, fullgraph=True)
@@ -78,7 +78,7 @@ def check_compilers(engine: Engine, device: torch.device, cp: int = 1) -> None:
     """Raises ConfigError if the backend lacks a compiler for the ranks' `device`, a technique lacks Triton, or torch is
     too old for sequence or context parallelism (`cp` ranks).
 
-    The device is that of the computation: offloaded parameters are on the host.
+    `device` is where the computation runs: offloaded parameters are on the host.
     """
     for key in ("one_pass_loss", "fused_bias_gradients"):
         if getattr(engine, key):
@@ -90,11 +90,11 @@ def check_compilers(engine: Engine, device: torch.device, cp: int = 1) -> None:
 
 
 def _check_sequences(engine: Engine, cp: int) -> None:
-    """Raises ConfigError for sequence parallelism, which torch before 2.13 compiles to wrong gradients, and for context
-    parallelism, which is compiled in the same way and not measured there.
+    """Raises ConfigError for sequence parallelism on torch before 2.13, which compiles it to wrong gradients, and for
+    context parallelism, which is compiled in the same way and was not measured there.
 
-    Measured on 2.11.0, with aot_eager as well: up to 0.08 off in every layer before the last all-gather, while the loss
-    is right. 2.13 agrees to 1e-6. The reason is not known.
+    Measured on 2.11.0, with aot_eager as well: gradients are up to 0.08 off in every layer before the last all-gather,
+    while the loss is right. With 2.13 they agree to 1e-6. The reason is not known.
     """
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if cp > 1 and version < (2, 13):
@@ -120,7 +120,7 @@ def compile_seconds() -> float | None:
 def check_backend(backend: str, device: torch.device, instead: str) -> None:
     """Raises ConfigError if Inductor lacks a C++ compiler on a CPU, or Triton or a C compiler on a GPU.
 
-    `instead` is the end of the hint: what the user may do without one.
+    `instead` is the end of the hint: what the user may do without a compiler.
     """
     if backend != "inductor":
         return
@@ -137,7 +137,7 @@ def check_backend(backend: str, device: torch.device, instead: str) -> None:
 
 
 def check_triton(setting: str, device: torch.device, instead: str) -> None:
-    """Raises ConfigError if the setting lacks Triton for a GPU; `instead` as of `check_backend`."""
+    """Raises ConfigError if the setting lacks Triton for a GPU; for `instead` see `check_backend`."""
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         raise ConfigError(
             f"{setting}, which needs Triton for a GPU, but it is not installed",

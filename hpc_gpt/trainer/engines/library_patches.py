@@ -1,13 +1,12 @@
-"""Every part of torch, DeepSpeed or transformers that the trainer replaces, a function for each.
+"""All parts of torch, DeepSpeed and transformers that the trainer replaces; one function replaces one part.
 
-A docstring says what the library does, in which version, why that is replaced, and when the replacement may go. Private
-names are in `private_parts`: without one, or with a package that is newer than the newest tested, the library's own way
-runs, unless the use has no plain path.
+Its docstring says how the library does it, in which version, why that is replaced, and when the replacement may go.
+Private names are listed in `private_parts`: if one is missing, or the package is newer than the newest tested one, the
+library's own way runs, unless the use has no plain path.
 
-An override of a method is in its subclass: `trainer.model.pipeline.StagedGpt` splits its layers itself, runs them
-without a counter that would compile each call again, and sends tied weights without autograd (DeepSpeed 0.19.8). The
-tokenizers start without torch, so the part of tiktoken that is replaced while it opens one is in
-`trainer.tokens.tokenizer`.
+An overridden method is in its subclass: `trainer.model.pipeline.StagedGpt` splits its layers itself, runs them without
+a counter that would compile each call again, and sends tied weights without autograd (DeepSpeed 0.19.8). The tokenizers
+start without torch, so `trainer.tokens.tokenizer` has the part of tiktoken that is replaced while it opens a tokenizer.
 """
 
 import contextlib
@@ -42,17 +41,17 @@ from hpc_gpt.trainer.engines.optimizer import (
 def without_compiler() -> Iterator[None]:
     """A context for building an engine in a process that compiles nothing: torch.compile's modules are not imported.
 
-    torch 2.13's optimizers import them to do nothing outside a graph, and DeepSpeed 0.19.8 to decorate functions that
-    nobody calls: more than half of the modules, and of the CPU time, of a DeepSpeed rank's start. torch's optimizers do
-    not import them until the process ends. fsdp and transformers import them in any case. It may go when neither
-    library imports them.
+    torch 2.13's optimizers import them although they do nothing outside a graph, and DeepSpeed 0.19.8 to decorate
+    functions that nobody calls. They are more than half of the modules, and of the CPU time, of a DeepSpeed rank's
+    start. For torch's optimizers the change lasts until the process ends. fsdp and transformers import the modules in
+    any case. It may go when neither library imports them.
     """
     if not private_parts.can_use(private_parts.WITHOUT_COMPILER):
         yield
         return
     for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
         function = getattr(torch.optim.Optimizer, name).__wrapped__
-        # Where torch keeps what torch._dynamo makes of the function at its first call.
+        # The attribute in which torch caches the function that torch._dynamo makes at the first call.
         vars(function)["__dynamo_disable"] = function
     kinds: tuple[Any, ...] = (torch.optim.Adam, torch.optim.SGD)
     for kind in kinds:
@@ -73,10 +72,11 @@ def _undecorated(function: Any = None, *how: Any, **options: Any) -> Any:
 
 
 def set_group_timeout(seconds: float) -> None:
-    """Sets the time limit of the process groups that are made later without one.
+    """Sets the time limit of process groups that are made later without one.
 
-    DeepSpeed 0.19.8 and torch 2.13's device meshes give none, and a new group does not take the first one's but torch's
-    default, 10 minutes with NCCL. It may go when torch has a public default, or both libraries pass a limit.
+    DeepSpeed 0.19.8 and torch 2.13's device meshes pass no limit, and a new group does not inherit the first group's
+    limit but gets torch's default, 10 minutes with NCCL. It may go when torch has a public default, or both libraries
+    pass a limit.
     """
     if private_parts.can_use(private_parts.GROUP_TIMEOUT):
         module: Any = dist.distributed_c10d
@@ -86,8 +86,8 @@ def set_group_timeout(seconds: float) -> None:
 def use_build_lock() -> None:
     """Makes torch build DeepSpeed's kernels under a `BuildLock`.
 
-    torch 2.13's own lock outlives its process (pytorch/pytorch issue 189245). A later torch that has another lock keeps
-    it, and then this may go.
+    torch 2.13's lock outlives its process (pytorch/pytorch issue 189245). A later torch with another lock keeps its
+    own; then this may go.
     """
     from torch.utils import cpp_extension
 
@@ -98,8 +98,8 @@ def use_build_lock() -> None:
 def use_gloo(deepspeed: Any) -> None:
     """Makes DeepSpeed use gloo on a CPU.
 
-    DeepSpeed 0.19.8 compiles a shared-memory all-reduce, which leaks 69 MB of /dev/shm a rank. It may go when a key of
-    DeepSpeed's configuration turns that off. Raises ConfigError if its table of kernels has another name.
+    DeepSpeed 0.19.8 compiles a shared-memory all-reduce, which leaks 69 MB of /dev/shm per rank. It may go when a key
+    of DeepSpeed's configuration turns that off. Raises ConfigError if DeepSpeed's table of kernels has another name.
     """
     private_parts.require(private_parts.CPU_SETUP)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -109,9 +109,9 @@ def use_gloo(deepspeed: Any) -> None:
 def split_as_built(deepspeed: Any, config: dict[str, Any], groups: Any) -> Iterator[None]:
     """A context in which ZeRO-3 splits a module over the ranks as soon as it becomes part of a larger module.
 
-    DeepSpeed 0.19.8's own context, `zero.Init()`, replaces torch's constructors and sends the values of each layer.
-    Here a layer has no values yet, so `deepspeed.comm.broadcast` is replaced while one is split, and no rank ever holds
-    more than one layer whole. It may go when DeepSpeed splits a module without sending it.
+    DeepSpeed 0.19.8's context, `zero.Init()`, replaces torch's constructors and sends the values of each layer. Here a
+    layer has no values yet, so `deepspeed.comm.broadcast` is replaced while a layer is split, and no rank ever holds
+    more than one whole layer. It may go when DeepSpeed splits a module without sending it.
     """
     if not private_parts.can_use(private_parts.BUILT_IN_PARTS):
         yield
@@ -142,20 +142,20 @@ def split_as_built(deepspeed: Any, config: dict[str, Any], groups: Any) -> Itera
 def pinning_nothing(deepspeed: Any) -> Iterator[None]:
     """Keeps DeepSpeed from pinning host memory while it builds; `deepspeed_zero.pin_what_stays` pins afterwards.
 
-    torch pins a copy, by powers of two, and keeps what is freed for the next request (pytorch/pytorch issue 95823).
-    ZeRO-3 of DeepSpeed 0.19.8 pins a buffer for all gradients that `sum_where_read` drops: at 13.0e9 parameters 48 GiB,
-    for which torch 2.11 takes 64 and gives none back. It may go with that buffer.
+    torch pins a copy, in sizes of powers of two, and keeps freed memory for the next request (pytorch/pytorch issue
+    95823). ZeRO-3 of DeepSpeed 0.19.8 pins a buffer for all gradients, which `sum_where_read` drops: at 13.0e9
+    parameters 48 GiB, for which torch 2.11 takes 64 GiB and returns none. It may go when that buffer goes.
     """
     accelerator = deepspeed.accelerator.get_accelerator()
     accelerator.pin_memory = lambda tensor, align_bytes=1: tensor
     try:
         yield
     finally:
-        del accelerator.pin_memory  # the class's own is back
+        del accelerator.pin_memory  # restores the class's method
 
 
 def keep_buffers_in_fp32(module: nn.Module) -> None:
-    """Makes a module without parameters, as transformers' rotation, move its buffers without casting them.
+    """Makes a module without parameters, such as transformers' rotation, move its buffers without casting them.
 
     DeepSpeed 0.19.8 casts a model's buffers with its weights. In bf16 a frequency of the rotation is off by up to
     0.4 %: 20 radians at position 5000. It may go when DeepSpeed casts parameters alone.
@@ -171,10 +171,11 @@ def keep_buffers_in_fp32(module: nn.Module) -> None:
 
 
 def use_checkpoint_engine(engine: Any, kind: type) -> None:
-    """Gives DeepSpeed's `engine` a checkpoint engine of `kind`, and leaves out its recovery script.
+    """Gives DeepSpeed's `engine` a checkpoint engine of class `kind`, and omits DeepSpeed's recovery script.
 
-    DeepSpeed 0.19.8 writes between two barriers, so a rank that finds the disk full leaves the others waiting, and its
-    script unpickles what it reads. It may go when a checkpoint engine can be passed to `deepspeed.initialize`.
+    DeepSpeed 0.19.8 writes between two barriers, so a rank that finds the disk full leaves the others waiting; and the
+    script unpickles the files that it reads. It may go when a checkpoint engine can be passed to
+    `deepspeed.initialize`.
     """
     from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
@@ -182,14 +183,14 @@ def use_checkpoint_engine(engine: Any, kind: type) -> None:
     engine._copy_recovery_script = lambda save_path: None
 
 
-# --- In force in every step: the docstrings of `train_step` list these
+# --- Replacements that act in every step: the docstrings of `train_step` list them
 
 
 def forget_logits(engine: Any) -> None:
     """Makes the last stage of DeepSpeed's pipeline `engine` free a micro-batch's logits once it has their loss.
 
-    DeepSpeed 0.19.8 keeps them until it has the next ones, two bytes a logit or four in every pass. It needs them no
-    more: its backward pass begins at the loss. It may go when DeepSpeed frees them.
+    DeepSpeed 0.19.8 keeps them until it has the next ones, two or four bytes per logit in every pass. It no longer
+    needs them: its backward pass begins at the loss. It may go when DeepSpeed frees them.
     """
     if not private_parts.can_use(private_parts.LOGITS):
         return
@@ -206,7 +207,7 @@ def forget_logits(engine: Any) -> None:
 
 
 def forget_evaluation(engine: Any) -> None:
-    """Frees the outputs of its stage that DeepSpeed's pipeline `engine` keeps after an evaluation."""
+    """Frees the stage's outputs, which DeepSpeed's pipeline `engine` keeps after an evaluation."""
     if private_parts.can_use(private_parts.LOGITS):
         outputs = engine.pipe_buffers["outputs"]
         outputs[:] = [None] * len(outputs)
@@ -215,8 +216,8 @@ def forget_evaluation(engine: Any) -> None:
 def average_nothing(engine: Any) -> None:
     """Turns off DeepSpeed's averaging over a single data-parallel rank.
 
-    DeepSpeed 0.19.8 copies every gradient twice for it. For engines without ZeRO and with BF16_Optimizer; ZeRO's other
-    optimizers need the call. It may go when DeepSpeed averages nothing over one rank.
+    DeepSpeed 0.19.8 copies every gradient twice for that. Used without ZeRO and with BF16_Optimizer; ZeRO's other
+    optimizers need the call. It may go when DeepSpeed skips averaging over one rank.
     """
     if private_parts.can_use(private_parts.NO_REDUCTION):
         name = "pipeline_enable_backward_allreduce"
@@ -226,8 +227,8 @@ def average_nothing(engine: Any) -> None:
 def drop_overflowed_gradients(engine: Any) -> None:
     """Drops the gradients of a skipped step of ZeRO-1 or -2.
 
-    With offloading DeepSpeed 0.19.8 keeps a gradient that is not finite, and all later steps overflow. It may go when
-    DeepSpeed drops it.
+    With offloading DeepSpeed 0.19.8 keeps a gradient that is not finite, so all later steps overflow. It may go when
+    DeepSpeed drops such gradients.
     """
     engine.optimizer.averaged_gradients = {}
 
@@ -248,7 +249,7 @@ def can_step_without_host(resolved: Resolved, wrapped: Any, optimizer: torch.opt
     """Whether `StepWithoutHost` works for DeepSpeed's optimizer `wrapped`, which steps `optimizer`.
 
     The host must know the norm of each step if it holds the gradients (offloading), if it changes the loss scale
-    (fp16), and if the optimizer cannot skip a step on the device (not fused). DeepSpeed's own step runs then.
+    (fp16), or if the optimizer cannot skip a step on the device (not fused). In these cases DeepSpeed's step runs.
     """
     if resolved.train.dtype == "fp16" or resolved.engine.offload != "none" or not is_fused(optimizer):
         return False
@@ -261,12 +262,12 @@ class StepWithoutHost:
 
     DeepSpeed 0.19.8 copies the norm to the host in every step, up to five times: to check whether it is finite, to mark
     it if it is not, and again to clip. No key of its configuration prevents that and keeps the norm, so two of its
-    functions are replaced during a step. The norm stays on the device. The fused optimizer inside divides by it while
-    it reads the gradient, and skips the step if it is not finite. So the host runs ahead of the device from one logging
-    step to the next. It may go when DeepSpeed leaves the norm on the device.
+    functions are replaced during a step. The norm stays on the device. The inner, fused optimizer divides by it while
+    it reads the gradient, and skips the step if the norm is not finite. So the host runs ahead of the device from one
+    logging step to the next. It may go when DeepSpeed leaves the norm on the device.
 
-    Bytes read and written for an element of the gradient, beside the optimizer's own: 4, for the norm. DeepSpeed's own
-    step takes 28: the norm is of copies in fp64 (4 + 8 + 8), and clipping is a pass of its own (4 + 4).
+    Bytes read and written per element of the gradient, besides the optimizer's: 4, for the norm. DeepSpeed's step takes
+    28: it computes the norm from copies in fp64 (4 + 8 + 8), and clips in a separate pass (4 + 4).
 
     `norm`, before clipping, and `skipped` are on the device.
     """
@@ -296,23 +297,25 @@ class StepWithoutHost:
         optimizer.register_step_pre_hook(self._before_step)
 
     def _norms_of_gradients(self, for_clipping: bool = False) -> Any:
-        """The norms of the gradients that this rank counts; their common norm is that of all these gradients."""
+        """The norms of the gradients that this rank counts, as one tensor: its norm equals the norm of all of them."""
         assert not for_clipping
         dense, of_experts = self._gradients()
         return [norms_of(dense)], of_experts
 
     def _norm_of_partitions(self, norm_type: int = 2) -> Tensor:
-        """The norm of the whole model's gradient, of which each rank has its partition."""
+        """The norm of the whole model's gradient, computed from every rank's partition."""
         wrapped, counted = self._wrapped, []
         groups = wrapped.params_in_partition if hasattr(wrapped, "params_in_partition") else wrapped.fp16_groups
         for index, parameters in enumerate(groups):
-            own = [one for one in wrapped.averaged_gradients[index] if not getattr(one, "_zero_padding", False)]
-            counted += [one for one, of in zip(own, parameters, strict=False) if counts(of, self._tp_rank)]
+            averaged = wrapped.averaged_gradients[index]
+            gradients = [gradient for gradient in averaged if not getattr(gradient, "_zero_padding", False)]
+            pairs = zip(gradients, parameters, strict=False)
+            counted += [gradient for gradient, parameter in pairs if counts(parameter, self._tp_rank)]
         group = dist.group.WORLD if dist.get_world_size() > 1 else None
         return whole_norm(norms_of(counted), group, wrapped.device)
 
     def _step_without_host(self, closure: Any = None) -> None:
-        # A checkpoint holds `clip_grad`, so it is put back after the step.
+        # A checkpoint contains `clip_grad`, so it is restored after the step.
         clip, self._wrapped.clip_grad = self._wrapped.clip_grad, 0.0
         self._instructed = False
         try:
@@ -323,42 +326,42 @@ class StepWithoutHost:
 
     @torch.no_grad()
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Instructs the optimizer, once a step. A step calls it for each group of parameters."""
+        """Instructs the optimizer, once per step; a step calls this hook for each group of parameters."""
         if self._instructed:
             return
         self._instructed = True
         norm = self._wrapped._global_grad_norm.float()
         self.skipped = ~norm.isfinite()
-        # Infinity stands for NaN as well, as in ZeRO.
+        # NaN becomes infinity, as in ZeRO.
         self.norm = torch.where(self.skipped, math.inf, norm)
         instruct(optimizer, self.skipped, clip_divisor(self.norm, self._clip), norm.device)
 
 
 @contextlib.contextmanager
 def _replaced(modules: list[ModuleType]) -> Iterator[None]:
-    """A context with the functions of `_WITHOUT_HOST` in place of those of the same name in the modules."""
-    kept = [
+    """A context in which the functions of `_WITHOUT_HOST` replace the functions of these names in the modules."""
+    originals = [
         (module, name, getattr(module, name)) for module in modules for name in _WITHOUT_HOST if hasattr(module, name)
     ]
-    for module, name, _ in kept:
+    for module, name, _ in originals:
         setattr(module, name, _WITHOUT_HOST[name])
     try:
         yield
     finally:
-        for module, name, own in kept:
-            setattr(module, name, own)
+        for module, name, original in originals:
+            setattr(module, name, original)
 
 
 def sum_where_read(wrapped: Any) -> None:
-    """Makes ZeRO-3's optimizer `wrapped` keep one fp32 buffer for gradients.
+    """Makes ZeRO-3's optimizer `wrapped` use one fp32 gradient buffer instead of two.
 
     DeepSpeed 0.19.8 sums a rank's share of the gradients in one fp32 buffer. After the last micro-batch it makes
-    another one of the same size for the update: in every step a new one, or with offloading one that stays beside the
-    first on the host. Here the two are one. That saves 4 bytes for each of a rank's parameters and the pass that fills
-    them. With offloading a sum is where its group of parameters is updated, and the first gradient of a step is sent
-    there once. DeepSpeed sends it, fetches it for the norm and sends it a second time.
+    another one of the same size for the update: a new one in every step, or with offloading one that stays next to the
+    first on the host. Here the two are one. That saves 4 bytes for each of a rank's parameters, and the pass that
+    copies them. With offloading the sum is on the host or the GPU, wherever its group of parameters is updated, and the
+    first gradient of a step is sent there once. DeepSpeed sends it, fetches it for the norm and sends it a second time.
 
-    Not for NVMe, nor for fp16, whose gradients are summed in fp16. It may go when DeepSpeed keeps one buffer.
+    Not for NVMe, nor for fp16, where gradients are summed in fp16. It may go when DeepSpeed has one buffer.
     """
     if not private_parts.can_use(private_parts.ZERO_3_SUMS):
         return
@@ -371,7 +374,7 @@ def sum_where_read(wrapped: Any) -> None:
 
 
 def _read_sums(wrapped: Any) -> None:
-    """Makes the update of a group read its part of the first buffer."""
+    """Makes the update of a parameter group read its part of the buffer of sums."""
     lengths = [flat.numel() for flat in wrapped.fp32_partitioned_groups_flat]
     sums = wrapped.grad_partitions_flat_buffer.split(lengths)
 
@@ -383,23 +386,24 @@ def _read_sums(wrapped: Any) -> None:
 
 
 def _sum_beside_states(wrapped: Any) -> None:
-    """Sums gradients in the buffer that the update of their group reads, on the host or the device."""
+    """Sums gradients in the buffer that the update of their parameter group reads, on the host or the device."""
     sums: dict[int, Tensor] = {}
     for parameters, flat in zip(wrapped.fp16_groups, wrapped.fp32_partitioned_groups_flat, strict=True):
         lengths = [parameter.partition_numel() for parameter in parameters]
         sums |= {one.ds_id: piece for one, piece in zip(parameters, flat.grad.split(lengths), strict=True)}
-    # The name that Python gives a private attribute.
+    # Python's mangled name of a private attribute.
     wrapped._DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition = sums
     wrapped.grad_partitions_flat_buffer = None
 
     def add(parameters: list[Any], gradients: list[Tensor]) -> None:
-        """Adds this rank's share of each gradient, on the device, to its sum; after the last one stores its norm."""
+        """Adds this rank's share of each gradient, on the device, to its sum; after the last micro-batch stores its
+        norm."""
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            # A parameter may end before this rank's share of it would begin.
+            # A small parameter may end before this rank's share of it begins.
             if parameter.partition_numel() * wrapped._get_param_partition_rank(parameter) < parameter.ds_numel:
                 add_one(parameter, gradient)
             if parameter.grad is not None and parameter.grad.is_cuda:
-                # Another stream than the one that has read it made it.
+                # It was made on another stream than the one that has read it.
                 parameter.grad.record_stream(torch.cuda.current_stream())
             parameter.grad = None
 
@@ -422,8 +426,9 @@ def _sum_beside_states(wrapped: Any) -> None:
 def share_states(wrapped: Any) -> None:
     """Makes ZeRO-3's optimizer `wrapped` update the groups on the GPU with the rates and states of the other groups.
 
-    DeepSpeed 0.19.8 updates what `engine.offload_ratio` leaves on the GPU by `backup_optimizer`. No schedule sets its
-    rates and no checkpoint has its states, so `optimizer.DeviceAdamW` takes its place, until DeepSpeed does both.
+    DeepSpeed 0.19.8 has a `backup_optimizer` for the groups that `engine.offload_ratio` leaves on the GPU. The schedule
+    does not set its rates and checkpoints lack its states, so `optimizer.DeviceAdamW` replaces it. It may go when
+    DeepSpeed does both.
     """
     private_parts.require(private_parts.SPLIT_UPDATE)
     wrapped.backup_optimizer = DeviceAdamW(wrapped.optimizer)

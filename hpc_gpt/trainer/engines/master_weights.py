@@ -1,33 +1,33 @@
 """A model in bf16 or fp16 whose weights are copies of fp32 master weights, and AdamW that updates both in one pass.
 
-The optimizer works on the master weights. Here `half` is bf16 or fp16.
+The optimizer works on the master weights. In this module `half` means bf16 or fp16.
 
-Bytes a parameter, for AdamW: weight 2, master weight 4, gradient 4, moments 8. Half gradients exist until their block's
-backward pass is over: then they are added to the masters' together, because a launch for each of twelve small tensors
-takes longer than the copy. Passes over memory in a step, beside the backward pass: one to add each gradient, one for
-the norm, one for the fused optimizer, one to copy back.
+Bytes per parameter, for AdamW: weight 2, master weight 4, gradient 4, moments 8. Half gradients exist until the
+backward pass of their block is over. Then they are added together to the master weights' gradients, because a launch
+for each of twelve small tensors takes longer than the copy. Passes over memory in a step, besides the backward pass:
+one to add each gradient, one for the norm, one for the fused optimizer, one to copy back.
 
-Bytes read and written for a parameter in a step of one micro-batch, by counting: gradient to fp32 2 + 4, norm 4, AdamW
+Bytes read and written per parameter in a step of one micro-batch, by counting: gradient to fp32 2 + 4, norm 4, AdamW
 16 + 12 and 4 more, because the fused kernel writes the divided gradient back, weight to half 4 + 2; 48 in all. Each
 further micro-batch adds 2 + 4 + 4.
 
-`OnePassAdamW` is AdamW in one compiled pass: gradient to moments, master weight and half weight. All of them are in
-flat buffers. The gradient buffer exists from the first gradient of a step to the end of the step, so no forward pass
-has it beside its activations. It is half if a step has one gradient a parameter, and fp32 if it has more, of
-micro-batches or of ranks.
+`OnePassAdamW` is AdamW in one compiled pass, from the gradient to moments, master weight and half weight. All of them
+are in flat buffers. The gradient buffer exists from the first gradient of a step to the end of the step, so a forward
+pass does not have it next to its activations. It is half if a step has one gradient per parameter, and fp32 if it has
+several, from micro-batches or ranks.
 
-Bytes read and written for a parameter in a step then, counted as above:
+Bytes read and written per parameter in such a step, counted as above:
 
     one micro-batch on one rank, half gradients     copy 2 + 2, norm 2, update 2 + 12 and 12 + 2                     34
-    more, fp32 sums                                 copy 2 + 4, norm 4, update 4 + 12 and 12 + 2                     40
-    each micro-batch more                           2 + 4 + 4                                                        10
+    several gradients, fp32 sums                    copy 2 + 4, norm 4, update 4 + 12 and 12 + 2                     40
+    each further micro-batch                        2 + 4 + 4                                                        10
 
-The copy is of gradients that their block's backward pass has just written. More ranks add their average, 4 + 4 for the
-division and the all-reduce, as in every mode. Memory: weight 2, master weight 4, moments 8, and from the first gradient
-of a step to its end 2, or 4 for sums.
+The copy reads gradients that the block's backward pass has just written. With several ranks the average adds 4 + 4, for
+the division and the all-reduce, as in every mode. Memory: weight 2, master weight 4, moments 8, and from the first
+gradient of a step to its end 2, or 4 for sums.
 
-That is with Inductor, which makes one loop for each group without a temporary. Backend aot_eager runs the same formula
-operation by operation: correct, but slow, and with temporaries as large as the model's fp32 weights.
+These are the figures with Inductor, which makes one loop per group without temporaries. Backend aot_eager runs the same
+formula operation by operation: correct, but slow, and with temporaries as large as the model's fp32 weights.
 tests/benchmarks/update.py measures the time.
 """
 
@@ -45,26 +45,27 @@ from hpc_gpt.trainer.engines.optimizer import by_decay, gradients_of, norms_of
 from hpc_gpt.trainer.engines.torch_private import all_reduce_each, for_each
 from hpc_gpt.trainer.model.tensor_parallel import full_name, name_parameter, split_of
 
-# A parameter begins at a multiple of so many elements: 128 bytes of half, which is aligned for every kernel.
+# A parameter begins at a multiple of this many elements: 128 bytes of half, which is aligned for every kernel.
 _ALIGNED = 64
-# So many squares are summed in fp32, and their sums in float64; over more a CPU would lose digits. The size of a buffer
-# is a multiple of it.
+# This many squares are summed in fp32, and their sums in float64: with more squares a CPU would lose digits. The size
+# of a buffer is a multiple of it.
 _SUMMED = 1024
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class MasterWeights:
-    """Turns the fp32 weights of all `parts` into half, in place; `masters` are the fp32 weights, in the same order.
+    """Turns the fp32 weights of all `parts` into half, in place; `masters` are the fp32 master weights, in the same
+    order.
 
-    While `collects`, the gradients of a part are added to its masters' in one call as soon as all of them are complete,
-    and dropped. `Gpt.parts` has the parts of a model.
+    While `collects`, a part's gradients are added to its master weights' gradients in one call as soon as all of them
+    are complete, and then dropped. `Gpt.parts` has the parts of a model.
     """
 
     def __init__(self, parts: Sequence[Sequence[nn.Parameter]], dtype: torch.dtype) -> None:
         self.weights = [weight for part in parts for weight in part]
         self.masters: list[nn.Parameter] = []
         self.collects = True
-        # Of each part, how many weights it has and which of them wait for the others' gradients.
+        # Per part: the number of its weights, and the weights that wait for the gradients of the others.
         self._sizes = [len(part) for part in parts]
         self._waiting: list[list[Tensor]] = [[] for _ in parts]
         for number, part in enumerate(parts):
@@ -76,7 +77,7 @@ class MasterWeights:
         self._master_of = dict(zip(map(id, self.weights), self.masters, strict=True))
 
     def master_of(self, weight: Tensor) -> nn.Parameter:
-        """The master weight of which `weight` is a copy."""
+        """The master weight that `weight` copies."""
         return self._master_of[id(weight)]
 
     @torch.no_grad()
@@ -88,15 +89,15 @@ class MasterWeights:
         waiting.append(weight)
         if len(waiting) == self._sizes[number]:
             self.add(waiting, gradients_of(waiting))
-            for one in waiting:
-                one.grad = None
+            for done in waiting:
+                done.grad = None
             waiting.clear()
 
     def add(self, weights: Sequence[Tensor], gradients: list[Tensor]) -> None:
-        """Adds gradients of `weights` to those of their masters.
+        """Adds gradients of `weights` to the gradients of their master weights.
 
-        All these masters have a gradient from earlier micro-batches, or none has. The first gradients of a step are one
-        launch on a GPU; torch adds further ones, half to fp32, with a launch for each weight.
+        Either all these master weights have a gradient from earlier micro-batches, or none has. The first gradients of
+        a step are copied in one launch on a GPU; torch adds further ones, half to fp32, in one launch per weight.
         """
         owners = [self.master_of(weight) for weight in weights]
         if earlier := gradients_of(owners):
@@ -109,8 +110,8 @@ class MasterWeights:
     def average(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
         """The communication hook of DistributedDataParallel, for a full bucket of half gradients.
 
-        Adds to it, in fp32, the masters' gradients from earlier micro-batches, begins to average the sum over the ranks
-        during the backward pass, and makes it the masters' gradients.
+        Adds to it, in fp32, the master weights' gradients from earlier micro-batches, begins the all-reduce that
+        averages the sum over the ranks during the backward pass, and makes the result the master weights' gradients.
         """
         half = bucket.buffer()
         whole = half.float()
@@ -128,32 +129,33 @@ class MasterWeights:
         return done
 
     def norms(self) -> Tensor:
-        """The norms of the pieces of this step's gradient."""
+        """The norms of the pieces of this step's gradient, in one tensor."""
         return norms_of(gradients_of(self.masters))
 
     @torch.no_grad()
     def refresh(self, weights: Sequence[Tensor]) -> None:
-        """Makes `weights` copies of their masters again, after the optimizer's step."""
+        """Copies the master weights into `weights` again, after the optimizer's step."""
         for_each("copy_", [*weights], [self.master_of(weight) for weight in weights])
 
     def drop_gradients(self, weights: Sequence[Tensor]) -> None:
-        """Drops the gradients of the masters of `weights`."""
+        """Drops the gradients of the master weights of `weights`."""
         for weight in weights:
             self.master_of(weight).grad = None
 
     def copy_back(self) -> None:
-        """Makes all weights copies of their masters, whoever has changed these."""
+        """Copies all master weights into the weights, whoever has changed the master weights."""
         MasterWeights.refresh(self, self.weights)
 
 
 class FlatGroup:
-    """Flat buffers of parameters with one weight decay: fp32 `masters`, `halves`, and within a step `gradients`."""
+    """Flat buffers of parameters with the same weight decay: fp32 `masters` (the master weights), `halves`, and during
+    a step `gradients`."""
 
     def __init__(self, weights: Sequence[nn.Parameter], decays: bool, dtype: torch.dtype, sums: torch.dtype) -> None:
         self.decays = decays
         self._device, self._sums = weights[0].device, sums
         self._shapes = [weight.shape for weight in weights]
-        self._starts = [0]  # of each parameter; the last number is the end
+        self._starts = [0]  # one per parameter; the last number is the end
         for shape in self._shapes:
             self._starts.append(self._starts[-1] + _rounded(shape.numel(), _ALIGNED))
         self._starts[-1] = _rounded(self._starts[-1], _SUMMED)
@@ -162,7 +164,7 @@ class FlatGroup:
         self.gradients: Tensor | None = None
 
     def view(self, flat: Tensor, number: int) -> Tensor:
-        """The place of parameter `number` in one of the buffers, or in another that is as long."""
+        """The view of parameter `number` in one of the buffers, or in another buffer of the same length."""
         shape, start = self._shapes[number], self._starts[number]
         return flat[start : start + shape.numel()].view(shape)
 
@@ -171,13 +173,13 @@ class FlatGroup:
         return [self.view(flat, number) for number in range(len(self._shapes))]
 
     def begin_gradients(self) -> Tensor:
-        """The gradient buffer. A new one is not initialised, but for the gaps."""
+        """Returns the gradient buffer. A new one is not initialised, except for the gaps."""
         if self.gradients is None:
             self.gradients = self._empty(self._sums)
         return self.gradients
 
     def _empty(self, dtype: torch.dtype) -> Tensor:
-        """A buffer whose gaps between parameters are zero, because they are read with the rest."""
+        """A buffer whose gaps between parameters are zero, because the gaps are read, too."""
         flat = torch.empty(self._starts[-1], dtype=dtype, device=self._device)
         ends = [start + shape.numel() for start, shape in zip(self._starts, self._shapes, strict=False)]
         gaps = [(end, start) for end, start in zip(ends, self._starts[1:], strict=True) if end < start]
@@ -186,11 +188,12 @@ class FlatGroup:
         return flat
 
 
-class FlatMasters(MasterWeights):
-    """`MasterWeights` whose masters and halves are views of a FlatGroup's buffers; the groups are split by `by_decay`.
+class FlatMasterWeights(MasterWeights):
+    """`MasterWeights` whose master weights and half weights are views of a FlatGroup's buffers, one group per weight
+    decay.
 
-    Gradients are copied or added to the gradient buffer, those of a part in one call. `sums` is the buffer's dtype: the
-    weights' own for one gradient a step, else fp32.
+    A part's gradients are copied or added to the gradient buffer in one call. `sums` is the buffer's dtype: the
+    weights' dtype if a step has one gradient per parameter, else fp32.
     """
 
     @torch.no_grad()
@@ -212,11 +215,11 @@ class FlatMasters(MasterWeights):
         self._arrived: set[int] = set()
 
     def masters_of(self, group: FlatGroup) -> list[nn.Parameter]:
-        """A group's masters, in its order."""
+        """A group's master weights, in its order."""
         return [self.master_of(weight) for weight in self.weights if self._places[id(weight)][0] is group]
 
     def add(self, weights: Sequence[Tensor], gradients: list[Tensor]) -> None:
-        """See `MasterWeights`; the first gradients of a step are copied."""
+        """Copies the first gradients of a step into the gradient buffer; adds further ones as `MasterWeights` does."""
         places = [self.gradient_of(weight) for weight in weights]
         if id(weights[0]) not in self._arrived:
             self._arrived.update(map(id, weights))
@@ -226,7 +229,7 @@ class FlatMasters(MasterWeights):
             for_each("add_", places, gradients)
 
     def average(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
-        """See `MasterWeights`. The sums are averaged in place, all those of a bucket in one call."""
+        """The communication hook, as in `MasterWeights`. Averages all sums of a bucket in place, in one call."""
         half = bucket.buffer()
         weights = bucket.parameters()
         self.add(weights, bucket.gradients())
@@ -241,13 +244,13 @@ class FlatMasters(MasterWeights):
         return group.view(group.begin_gradients(), number)
 
     def norms(self) -> Tensor:
-        """The norms of pieces of the gradients, which are read once. All gradients must have been added."""
+        """The norms of pieces of the gradients, which are read once. All gradients must have been added before."""
         assert len(self._arrived) == len(self.weights), f"{len(self._arrived)} of {len(self.weights)} gradients"
         pieces = [group.begin_gradients().view(-1, _SUMMED) for group in self.groups]
-        return torch.cat([torch.linalg.vector_norm(one, dim=1, dtype=torch.float32) for one in pieces])
+        return torch.cat([torch.linalg.vector_norm(piece, dim=1, dtype=torch.float32) for piece in pieces])
 
     def refresh(self, weights: Sequence[Tensor]) -> None:
-        """Nothing: the update has written the half weights."""
+        """Does nothing: the update has written the half weights."""
 
     def drop_gradients(self, weights: Sequence[Tensor]) -> None:
         """Drops the gradient buffers of all groups with one of `weights`."""
@@ -261,7 +264,8 @@ def _rounded(numbers: int, multiple: int) -> int:
 
 
 class _Buffers(NamedTuple):
-    """The buffers of a group, all flat and equally long: gradients half or fp32, masters and moments fp32, halves."""
+    """The buffers of a group, all of the same length: gradients half or fp32; master weights and moments fp32; half
+    weights."""
 
     gradients: Tensor
     masters: Tensor
@@ -271,17 +275,18 @@ class _Buffers(NamedTuple):
 
 
 class OnePassAdamW(torch.optim.Optimizer):
-    """torch.optim.AdamW (Loshchilov and Hutter 2019, algorithm 2) over the groups of `masters`, which also writes
-    the half weights. All groups have one learning rate, which is read at each step.
+    """torch.optim.AdamW (Loshchilov and Hutter 2019, algorithm 2) over the groups of `masters`; writes the half
+    weights, too.
 
-    Like torch's fused kernels it can divide the gradient or skip the step (`optimizer.instruct`), and waits for
-    nothing. Its state is torch's, parameter by parameter: "step", "exp_avg", "exp_avg_sq", views of its own buffers.
-    Raises ConfigError if `engine.compile_backend` lacks its compiler.
+    All groups have one learning rate, which is read at each step. Like torch's fused kernels it can divide the gradient
+    or skip the step (`optimizer.instruct`), and waits for nothing. Its state has torch's keys per parameter:
+    "step", "exp_avg", "exp_avg_sq", views of its own buffers. Raises ConfigError if `engine.compile_backend` lacks its
+    compiler.
     """
 
     obeys = True  # see optimizer.is_fused
 
-    def __init__(self, train: Train, masters: FlatMasters, engine: Engine) -> None:
+    def __init__(self, train: Train, masters: FlatMasterWeights, engine: Engine) -> None:
         device = masters.weights[0].device
         check_backend(engine.compile_backend, device, "or leave train.optimizer_mode out")
         self._groups = masters.groups
@@ -293,8 +298,8 @@ class OnePassAdamW(torch.optim.Optimizer):
         super().__init__(groups, {"lr": train.lr, "betas": self._betas, "eps": self._eps, "fused": True})
         self.found_inf: Tensor | None = None
         self.grad_scale: Tensor | None = None
-        self._moments = [(torch.zeros_like(one.masters), torch.zeros_like(one.masters)) for one in self._groups]
-        # One for each parameter, as in torch, though all are equal.
+        self._moments = [(torch.zeros_like(group.masters), torch.zeros_like(group.masters)) for group in self._groups]
+        # One count per parameter, as in torch, although all are equal.
         self._steps = torch.zeros(sum(len(group["params"]) for group in self.param_groups), device=device)
         self._one, self._never = torch.ones((), device=device), torch.zeros((), dtype=torch.bool, device=device)
         steps = iter(self._steps)
@@ -306,7 +311,8 @@ class OnePassAdamW(torch.optim.Optimizer):
             backend=engine.compile_backend,
             dynamic=False,
             fullgraph=True,
-            # Trying several block sizes would copy what the kernel writes: at the first step 26 bytes a parameter.
+            # Trying several block sizes would copy the tensors that the kernel writes: 26 bytes per parameter at the
+            # first step.
             options={"triton.autotune_pointwise": False} if engine.compile_backend == "inductor" else None,
         )
 
@@ -316,7 +322,7 @@ class OnePassAdamW(torch.optim.Optimizer):
         assert closure is None
         skipped = self._never if self.found_inf is None else self.found_inf.bool()
         self._steps += ~skipped
-        # In fp32 the bias corrections would lose digits: 1 - 0.999.
+        # In fp32 the bias corrections would lose digits, as 1 - 0.999.
         count = self._steps[0].double()
         lr = self.param_groups[0]["lr"]
         beta1, beta2 = self._betas
@@ -338,15 +344,15 @@ class OnePassAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Copies the state of each parameter, by torch's numbers, into the buffers. What is missing becomes zero."""
+        """Copies the state of each parameter, by torch's numbers, into the buffers. Missing states become zero."""
         owners = [owner for group in self.param_groups for owner in group["params"]]
         for number, owner in enumerate(owners):
-            kept = state_dict["state"].get(number)
+            saved = state_dict["state"].get(number)
             for key, place in self.state[owner].items():
-                if kept is None:
+                if saved is None:
                     place.zero_()
                 else:
-                    place.copy_(kept[key])
+                    place.copy_(saved[key])
 
 
 def _update(

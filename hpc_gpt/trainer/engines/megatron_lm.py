@@ -1,6 +1,6 @@
 """Engine megatron-lm: starts and supervises one rank of pretrain_gpt.py from a checkout of Megatron-LM.
 
-Megatron-LM itself handles SIGTERM (it saves, and its ranks leave together), its checkpoints and its log.
+Megatron-LM handles SIGTERM itself (it saves, and its ranks leave together), and also its checkpoints and its log.
 """
 
 import os
@@ -35,17 +35,17 @@ from hpc_gpt.trainer.supervision.heartbeat import Heartbeat
 from hpc_gpt.trainer.supervision.signals import Signals
 from hpc_gpt.trainer.tokens.run_data import data_path, ensure_data, located, sources_alone
 
-# The newest checkpoint's iteration, which Megatron writes last.
+# The file with the newest checkpoint's iteration; Megatron writes it last.
 TRACKER = "latest_checkpointed_iteration.txt"
-# Its own limit: --exit-duration-in-mins.
+# The line of Megatron's own limit: --exit-duration-in-mins.
 _LIMIT = re.compile(r"\[(exiting program after [\d.]+ minutes)\b")
 _ITERATION = re.compile(ITERATION.regex)
-# What metrics.jsonl gets of it; tokens/s follow from the batch and the time.
-_KEPT = ("step", "step_s", "loss", "grad_norm", "lr", "skipped", "nan", "global_batch")
+# The values that metrics.jsonl gets; tokens/s follow from the batch and the time.
+_METRICS = ("step", "step_s", "loss", "grad_norm", "lr", "skipped", "nan", "global_batch")
 _BEGINS = "before the start of training step"
 _ABORT_S = 3.0
-# Slurm sends signals to every process of a step. This process handles those that would end Megatron: all but SIGTERM,
-# after which it saves.
+# Slurm sends signals to every process of a step. This process handles those that would kill Megatron: all but SIGTERM,
+# on which Megatron saves.
 _IGNORED = " ".join(number.name for number in SIGNALS if number != signal.SIGTERM)
 
 
@@ -75,7 +75,7 @@ class MegatronRank(ForeignRank):
         paths = [str(checkout), os.environ.get("PYTHONPATH")]
         environment = {
             "PYTHONFAULTHANDLER": "1",  # after a hang SIGABRT ends it, and its faulthandler writes the stacks
-            # Megatron requires it to overlap communication: kernels run in the order of their launch.
+            # Megatron requires this to overlap communication: kernels run in the order of their launch.
             "CUDA_DEVICE_MAX_CONNECTIONS": "1",
             **os.environ,
             **self._place.variables,
@@ -92,13 +92,13 @@ class MegatronRank(ForeignRank):
         )
 
     def log(self, resumed: int) -> ForeignLog:
-        """The output of pretrain_gpt.py, whose last rank prints the iterations."""
+        """The log of pretrain_gpt.py; its last rank prints the iterations."""
         log_every = self._resolved.train.log_every
 
         def read(line: str) -> StepRow | None:
-            found = read_iteration(line)
+            row = read_iteration(line)
             # Megatron also logs an attempt's first iteration, and counts it again in the next line.
-            return None if found is None or found["step"] % log_every else found
+            return None if row is None or row["step"] % log_every else row
 
         def take(line: str) -> None:
             self._lines.add(line)
@@ -108,7 +108,7 @@ class MegatronRank(ForeignRank):
         return ForeignLog(self._attempt, self._resolved, self._place.rank, read, take, resumed)
 
     def stacks(self, process: subprocess.Popen[bytes], log: ForeignLog) -> str:
-        """What Python's faulthandler writes upon SIGABRT."""
+        """The stacks that Python's faulthandler writes on SIGABRT. Kills the process."""
         process.send_signal(signal.SIGABRT)
         until = time.monotonic() + _ABORT_S
         while process.poll() is None and time.monotonic() < until:
@@ -126,8 +126,8 @@ class MegatronRank(ForeignRank):
 
     def end_of_all(self) -> End:
         limit = self._lines.find(_LIMIT)
-        said = Said(limit=limit[1] if limit else "")
-        return self.end_by(replace(facts_of(self._attempt, 0, self._resolved.train.steps, said), spacing=0))
+        by_limit = Said(limit=limit[1] if limit else "")
+        return self.end_by(replace(facts_of(self._attempt, 0, self._resolved.train.steps, by_limit), spacing=0))
 
     def unsaved(self, stop: Stop, code: int) -> str:
         if stop.save and (not code or self._has_saved()):
@@ -138,7 +138,7 @@ class MegatronRank(ForeignRank):
     def _has_saved(self) -> bool:
         """Whether there is a checkpoint since stop.json was written.
 
-        A rank may get its own signal while it already leaves, and python then dies of it at its very end.
+        A rank may get its signal while it already leaves; then Python dies of it at the very end.
         """
         try:
             return (self._saved / TRACKER).stat().st_mtime >= (self._attempt.folder / STOP).stat().st_mtime
@@ -146,8 +146,10 @@ class MegatronRank(ForeignRank):
             return False
 
     def _await_data(self) -> str | list[str] | None:
-        """What follows --data-path: the prefix of Megatron's data, which the first rank of each node makes if missing,
-        or a weight and a prefix for each source of a mixture; None for mock data."""
+        """The values of --data-path: the prefix of Megatron's data, or for a mixture a weight and a prefix per source.
+
+        The first rank of each node makes missing data. None for mock data.
+        """
         resolved = located(self._resolved, self._run.data_beside)
         if self._place.local_rank == 0:
             ensure_data(resolved)
@@ -169,9 +171,9 @@ class MegatronRank(ForeignRank):
 
     def _report_start(self, checkout: Path, resumed: int) -> None:
         resolved, (sha, dirty) = self._resolved, git_state(checkout, PROGRAM)
-        more = {"torch": versions_of(["torch"]).get("torch"), "params": resolved.model.params}
+        facts = {"torch": versions_of(["torch"]).get("torch"), "params": resolved.model.params}
         lm = {"path": str(checkout), "git_sha": sha, "git_dirty": dirty}
-        device = self.report_start(resumed, {**more, "megatron_lm": lm})
+        device = self.report_start(resumed, {**facts, "megatron_lm": lm})
         batch = resolved.batch.global_batch
         print(
             f"{resolved.name}: {resolved.layout} on {resolved.gpus} x {device}, Megatron-LM "
@@ -183,10 +185,10 @@ class MegatronRank(ForeignRank):
 
 
 def read_iteration(line: str) -> StepRow | None:
-    """The figures of an iteration line; None for any other line, or one that is cut off before its time."""
-    found = _ITERATION.search(line)
-    values = values_of(line, found, ITERATION) if found else {}
-    row = {name: value for name in _KEPT if (value := float_of(values, name)) is not None}
+    """The figures of an iteration line; None for any other line, or for one that is cut off before its time."""
+    match = _ITERATION.search(line)
+    values = values_of(line, match, ITERATION) if match else {}
+    row = {name: value for name in _METRICS if (value := float_of(values, name)) is not None}
     return row if "step_s" in row else None
 
 

@@ -18,9 +18,10 @@ def build_optimizer(train: Train, parameters: Iterable[nn.Parameter]) -> torch.o
     """AdamW or SGD (no momentum) over the parameters, computed as `train.optimizer_mode` says.
 
     Modes fused and host are torch's fused kernels, on the device or for states offloaded to the host: one pass, no
-    compiler, and the host does not wait. Foreach launches one kernel for all parameters and each operation, for-loop
-    one for each parameter. With both the host waits for the gradient norm, because they cannot skip a step on the
-    device. Results differ by rounding alone. Mode compiled is `master_weights.OnePassAdamW`, over flat master weights.
+    compiler, and the host does not wait. Foreach launches one kernel per operation for all parameters, for-loop one per
+    operation and parameter. With both the host waits for the gradient norm, because they cannot skip a step on the
+    device. Results differ only by rounding. Mode compiled is `master_weights.OnePassAdamW`, with master weights in flat
+    buffers.
     """
     mode = train.optimizer_mode or "fused"
     how = {"fused": mode in ("fused", "host"), "foreach": mode == "foreach"}
@@ -40,26 +41,26 @@ def by_decay(parameters: Iterable[nn.Parameter]) -> tuple[list[nn.Parameter], li
 
 
 def _dimensions(parameter: nn.Parameter) -> int:
-    """Dimensions of the whole parameter: under ZeRO-3 a rank holds only a flat piece of it."""
+    """The number of dimensions of the whole parameter: under ZeRO-3 a rank holds only a flat piece of it."""
     return len(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def counts(parameter: nn.Parameter, tp_rank: int) -> bool:
     """Whether this rank counts the parameter in the norm, so that a model replica counts each element once.
 
-    A split parameter counts on every tensor-parallel rank, a whole one on the first. The later stage's copy of a tied
-    parameter, which DeepSpeed marks, does not count.
+    A split parameter counts on every tensor-parallel rank, a whole one on the first rank. The later stage's copy of a
+    tied parameter, which DeepSpeed marks, does not count.
     """
     return (tp_rank == 0 or split_of(parameter) is not None) and not getattr(parameter, "ds_pipe_replicated", False)
 
 
 def owned(parameters: Iterable[nn.Parameter], tp_rank: int) -> list[nn.Parameter]:
-    """The parameters that this rank counts."""
+    """The parameters that this rank counts in the norm."""
     return [parameter for parameter in parameters if counts(parameter, tp_rank)]
 
 
 def gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
-    """The gradients of the parameters that have one."""
+    """The gradients of those parameters that have one."""
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
@@ -86,7 +87,7 @@ def is_fused(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def instruct(optimizer: torch.optim.Optimizer, skipped: Tensor, divisor: Tensor | None, device: torch.device) -> None:
-    """Lets the next step of a fused `optimizer`, whose parameters are on `device`, skip or clip. Nothing waits.
+    """Tells the next step of a fused `optimizer`, whose parameters are on `device`, to skip or clip. Nothing waits.
 
     If `skipped`, a bool tensor, is true, weights and moments do not change. Otherwise every gradient is divided by
     `divisor`.
@@ -96,17 +97,17 @@ def instruct(optimizer: torch.optim.Optimizer, skipped: Tensor, divisor: Tensor 
 
 
 def clip_divisor(norm: Tensor, clip: float) -> Tensor | None:
-    """The divisor that makes a gradient of this norm no longer than `clip`; None if `clip` is 0."""
+    """The divisor that reduces a gradient of this norm to at most `clip`; None if `clip` is 0."""
     return ((norm + 1e-6) / clip).clamp(min=1.0) if clip > 0 else None
 
 
 class GradientNorm:
     """Measures the norm before each step of `optimizer`, clips, and skips a step whose gradient is not finite.
 
-    For an optimizer that DeepSpeed does not wrap: DeepSpeed 0.19.8 without ZeRO takes the norm over the first pipeline
-    stage only. `clip` 0 does not clip. `group` has the ranks of one model replica (all stages, all tensor-parallel
-    ranks). `norm` and `skipped` are tensors on the device. With a fused optimizer nothing here waits for the device;
-    with another one the host must know whether to drop the gradients.
+    For an optimizer that DeepSpeed does not wrap: DeepSpeed 0.19.8 without ZeRO computes the norm over the first
+    pipeline stage only. `clip` 0 does not clip. `group` has the ranks of one model replica (all stages, all
+    tensor-parallel ranks). `norm` and `skipped` are tensors on the device. With a fused optimizer the host never waits
+    for the device; with any other one it must know whether to drop the gradients.
     """
 
     def __init__(
@@ -136,13 +137,13 @@ class GradientNorm:
             instruct(optimizer, self.skipped, divisor, device)
         elif self.skipped:
             for parameter in self.parameters:
-                parameter.grad = None  # the optimizer skips a parameter without gradient
+                parameter.grad = None  # the optimizer skips a parameter that has no gradient
         elif divisor is not None:
             torch_private.for_each("div_", gradients_of(self.parameters), divisor)
 
 
 def kernel_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer that computes: ZeroRedundancyOptimizer has the one of this rank's share as `optim`."""
+    """The optimizer that computes: in ZeroRedundancyOptimizer `optim`, which has this rank's share."""
     kernel: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
     return kernel
 
@@ -151,9 +152,9 @@ class LossScaler:
     """fp16's loss scale: torch.amp.GradScaler with its defaults. For fp32 and bf16 it does nothing.
 
     The scale is 65536 at first, is halved after a skipped step, and doubled after 2000 steps in a row without one.
-    torch's scaler inspects the gradients that one rank holds, so with sharded gradients each rank would get a scale of
-    its own. Here it inspects one number instead, made from the norm of the whole model's gradient. Only `read` waits
-    for the device.
+    torch's scaler inspects the gradients that one rank holds, so with sharded gradients the ranks would get different
+    scales. Here it inspects one number instead, made from the norm of the whole model's gradient. Only `read` waits for
+    the device.
     """
 
     def __init__(self, dtype: str, device: torch.device) -> None:
@@ -161,7 +162,7 @@ class LossScaler:
         self._one = torch.ones((), device=device)
         self._verdict = torch.zeros((), device=device)
         self._stand_in = torch.optim.SGD([self._verdict])
-        self._scaler.scale(self._one)  # the scale itself is made when it is first used
+        self._scaler.scale(self._one)  # the first use makes the scale
 
     def scale(self, loss: Tensor) -> Tensor:
         """The scaled loss, from which the backward pass begins."""
@@ -180,22 +181,21 @@ class LossScaler:
             self._scaler.update()
 
     def read(self) -> dict[str, Any]:
-        """The state for a checkpoint, plain numbers; empty if nothing is scaled. Waits for the device."""
+        """The state for a checkpoint, in plain numbers; empty if nothing is scaled. Waits for the device."""
         return self._scaler.state_dict()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restores what `read` returned."""
+        """Restores a state that `read` returned."""
         self._scaler.load_state_dict(state)
 
 
 class Update:
-    """Steps an optimizer over gradients that are complete. A step whose gradient is not finite is skipped.
+    """Steps an optimizer with complete gradients. A step whose gradient is not finite is skipped.
 
-    `norms` returns the norms of the pieces of gradient that
-    this rank counts; each element of the model counts on one rank of `group` (None: this rank alone). `clip` 0 does not
-    clip. Loss scale and clipping are one division, which torch's fused kernels do while they read the gradient. They
-    can also skip the step. So nothing waits for the device, unless the optimizer is not fused: then, as in torch's
-    own GradScaler, the host must know whether to call it.
+    `norms` returns the norms of the gradient's pieces that this rank counts; each element of the model counts on one
+    rank of `group` (None: this rank alone). `clip` 0 does not clip. Loss scale and clipping are one division, which
+    torch's fused kernels do while they read the gradient. They can also skip the step. So nothing waits for the device,
+    unless the optimizer is not fused: then, as in torch's GradScaler, the host must know whether to call it.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class Update:
     def apply(self, lr: float) -> tuple[Tensor, Tensor]:
         """Does one step; returns (norm before clipping, whether it was skipped), both on the device.
 
-        The gradients are of no use afterwards.
+        The gradients are not valid afterwards.
         """
         factor = self._scaler.factor
         norm = self._norm() if factor is None else self._norm() / factor
@@ -247,10 +247,10 @@ class Update:
 class DeviceAdamW:
     """Updates the groups that `engine.offload_ratio` leaves on the GPU, in place of ZeRO-3's `backup_optimizer`.
 
-    DeepSpeed 0.19.8's own has a first parameter group of its own, so the schedule never sets the rate of the matrices,
-    and states of its own, which no checkpoint has. Here parameter groups and states are those of `host`, DeepSpeed's
-    CPU Adam, which updates the other groups. A state has CPU Adam's form wherever it is, so a checkpoint can be loaded
-    with any ratio.
+    DeepSpeed 0.19.8's `backup_optimizer` has its own first parameter group, so the schedule never sets the rate of the
+    matrices, and its own states, which checkpoints lack. This class uses the parameter groups and states of `host`,
+    DeepSpeed's CPU Adam, which updates the other groups. A state has CPU Adam's format on either device, so a
+    checkpoint can be loaded with any ratio.
     """
 
     def __init__(self, host: torch.optim.Optimizer) -> None:
@@ -258,7 +258,7 @@ class DeviceAdamW:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of `host`. DeepSpeed puts the tensor to update into one of them and calls `step`."""
+        """The groups of `host`. DeepSpeed puts the tensor to be updated into one of them and calls `step`."""
         return self._host.param_groups
 
     @torch.no_grad()

@@ -1,12 +1,12 @@
 """The private names of torch and DeepSpeed that the trainer uses, each checked before it is used.
 
 Neither project promises to keep them. So every use is listed here with its names, and is checked when a run starts. If
-a name is missing, or the package is newer than the newest tested one, the trainer takes the plain path: the same
-results by public functions, for more time or memory. One line on stderr says which names and why. A use without a plain
-path raises ConfigError if a name is missing.
+a name is missing, or the package is newer than the newest tested one, the trainer takes the plain path: public
+functions with the same results, which take more time or memory. One line on stderr says which names and why. A use
+without a plain path raises ConfigError if a name is missing.
 
-What uses torch's names is in `torch_private`, what uses DeepSpeed's in `checkpoints`, and what replaces a part of a
-library in `library_patches`.
+Functions that use torch's names are in `torch_private`, those that use DeepSpeed's in `checkpoints`, and replacements
+of library parts in `library_patches`.
 """
 
 import inspect
@@ -25,10 +25,10 @@ from torch import nn
 
 from hpc_gpt.core.errors import ConfigError
 
-# The versions of constraints.txt. The names below are those of these versions.
+# The versions of constraints.txt, which have the names below.
 TESTED = {"torch": "2.13.0", "deepspeed": "0.19.8"}
-# The newest ones with which the tests of model, engines and private parts passed, too (torch 2.15.0 on a CPU). A patch
-# release of that torch counts as tested.
+# The newest versions with which the tests of model, engines and private parts have passed, too (torch 2.15.0 on a CPU).
+# A patch release of that torch counts as tested.
 NEWEST = {"torch": "2.15", "deepspeed": "0.19.8"}
 
 _ENGINE = "deepspeed.runtime.engine.DeepSpeedEngine"
@@ -45,10 +45,10 @@ _UTILS = "deepspeed.runtime.utils"
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """A purpose of some names of one package.
+    """A purpose, and the names of one package that it needs.
 
-    `parts` has the names by their owner, a module or a class, separated by spaces. A name in a class is a method of it,
-    or an attribute that its functions set. `plain` describes the plain path; empty if there is none.
+    `parts` has the names by their owner, a module or a class, separated by spaces. A name in a class is one of its
+    methods, or an attribute that its functions set. `plain` describes the plain path; empty if there is none.
     """
 
     package: Literal["torch", "deepspeed"]
@@ -63,7 +63,10 @@ class Use:
 
 
 ATTENTION = Use(
-    "torch", "asking which attention kernel it takes", {"torch": "_fused_sdp_choice"}, "the kernels are tried in turn"
+    "torch",
+    "asking which attention kernel torch takes",
+    {"torch": "_fused_sdp_choice"},
+    "the kernels are tried in turn",
 )
 LAST_QUERIES = Use(
     "torch",
@@ -75,7 +78,7 @@ FOREACH = Use(
     "torch",
     "one kernel for many tensors",
     {"torch": "_foreach_norm _foreach_div_ _foreach_add_ _foreach_copy_ _foreach_zero_"},
-    "one tensor is computed after the other",
+    "one kernel per tensor",
 )
 FUSED = Use(
     "torch",
@@ -92,7 +95,7 @@ COALESCED = Use(
 SCALED = Use("torch", "train.matmul in FP8", {"torch": "_scaled_mm"})
 COMPILE_TIME = Use(
     "torch",
-    "the time that compiling took",
+    "measuring the time of compiling",
     {"torch._dynamo.utils": "calculate_time_spent"},
     "compile_s is not measured",
 )
@@ -104,19 +107,19 @@ KEPT_RESIDUALS = Use(
         "torch._inductor.custom_graph_pass": "CustomGraphPass",
         "torch._functorch.partitioners": "CheckpointPolicy",
     },
-    "Inductor chooses what it computes again",
+    "Inductor chooses which values it recomputes",
 )
 WITHOUT_COMPILER = Use(
     "torch",
     "a start without the modules of torch.compile",
     {"torch": "_disable_dynamo", "torch.optim.optimizer": "_use_grad_for_differentiable"},
-    "they are imported",
+    "these modules are imported",
 )
 FLIGHT_RECORDER = Use(
     "torch",
     "the record of the last collectives after a hang",
     {"torch._C._distributed_c10d": "_dump_fr_trace_json"},
-    "only NCCL's own record is read, and without NCCL none",
+    "only NCCL's own record is written; without NCCL there is none",
 )
 GROUP_TIMEOUT = Use(
     "torch",
@@ -124,7 +127,7 @@ GROUP_TIMEOUT = Use(
     {"torch.distributed.distributed_c10d": "default_pg_timeout default_pg_nccl_timeout _get_default_timeout"},
     "groups that DeepSpeed and FSDP make keep torch's limit, 10 minutes with NCCL",
 )
-FP32_BUFFERS = Use("torch", "buffers that stay in fp32 as DeepSpeed casts a model", {"torch.nn.Module": "_apply"})
+FP32_BUFFERS = Use("torch", "keeping buffers in fp32 while DeepSpeed casts a model", {"torch.nn.Module": "_apply"})
 
 # Functions that `library_patches.StepWithoutHost` replaces during a step.
 _REPLACED = "is_invalid_grad_norm mask_nan_or_inf_with_val_inplace"
@@ -163,7 +166,7 @@ STEP_WITHOUT_HOST_3 = Use(
 )
 ZERO_3_SUMS = Use(
     "deepspeed",
-    "one buffer for ZeRO-3's gradients",
+    "one gradient buffer in ZeRO-3",
     {
         _ZERO_3_OPTIMIZER: "swap_optimizer offload_optimizer gradient_accumulation_dtype "
         "master_weights_and_grads_dtype fp16_groups fp32_partitioned_groups_flat grad_partitions_flat_buffer "
@@ -172,13 +175,13 @@ ZERO_3_SUMS = Use(
         "get_param_id _get_param_partition_rank",
         _INIT: "partition_numel ds_id ds_numel",
     },
-    "gradients are kept a second time, 4 bytes a parameter",
+    "there is a second gradient buffer, 4 bytes per parameter",
 )
 PINNED = Use(
     "deepspeed",
     "pinning the host memory that stays",
     {_ZERO_3_OPTIMIZER: "fp32_partitioned_groups_flat grad_partitions_flat_buffer param_groups_fp16_flat_cpu_memory"},
-    "DeepSpeed pins what it builds, by powers of two",
+    "DeepSpeed pins the memory while it builds, in sizes of powers of two",
 )
 BUILT_IN_PARTS = Use(
     "deepspeed",
@@ -190,15 +193,15 @@ LOGITS = Use(
     "deepspeed",
     "freeing a micro-batch's logits",
     {_PIPELINE_ENGINE: "_INSTRUCTION_MAP pipe_buffers", "deepspeed.runtime.pipe.schedule": "ForwardPass"},
-    "the last stage keeps them until the next ones are there",
+    "the last stage keeps them until it has the next ones",
 )
 NO_REDUCTION = Use(
     "deepspeed",
     "no averaging over a single rank",
     {_ENGINE: "enable_backward_allreduce", _PIPELINE_ENGINE: "pipeline_enable_backward_allreduce"},
-    "gradients are copied for it, 4 bytes a parameter",
+    "gradients are copied for the averaging, 4 bytes per parameter",
 )
-CPU_SETUP = Use("deepspeed", "a CPU", {"deepspeed.ops": "__compatible_ops__"})
+CPU_SETUP = Use("deepspeed", "DeepSpeed on a CPU", {"deepspeed.ops": "__compatible_ops__"})
 PIPELINE = Use(
     "deepspeed",
     "engine deepspeed-3d",
@@ -215,7 +218,7 @@ CHECKPOINTS = Use(
         "global_steps global_samples skipped_steps"
     },
 )
-# Of DeepSpeed's ZeRO optimizers by class.
+# The names that checkpoints need, by class of DeepSpeed's ZeRO optimizer.
 STATES = {
     "BF16_Optimizer": Use(
         "deepspeed",
@@ -270,7 +273,7 @@ def require(use: Use) -> None:
 
 
 def check_torch() -> None:
-    """Checks the names of torch that every engine uses, so that the line on a plain path is printed at the start."""
+    """Checks the names of torch that every engine uses, so that a line on a plain path is printed at the start."""
     for use in (ATTENTION, FOREACH, FUSED):
         can_use(use)
 
@@ -304,16 +307,16 @@ def _is_there(name: str) -> bool:
 @cache
 def _names_in(kind: type) -> frozenset[str]:
     """The names that a class and its bases define, and all names that their functions read or set."""
-    found: set[str] = set()
-    for each in kind.__mro__:
-        found |= vars(each).keys()
-        for value in vars(each).values():
-            # The closure of a decorator's wrapper has the function.
+    names: set[str] = set()
+    for base in kind.__mro__:
+        names |= vars(base).keys()
+        for value in vars(base).values():
+            # A decorated function is in the closure of its wrapper.
             within = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
             for function in (inspect.unwrap(value), *within):
                 if isinstance(function, FunctionType):
-                    found |= {*function.__code__.co_names}
-    return frozenset(found)
+                    names |= {*function.__code__.co_names}
+    return frozenset(names)
 
 
 def _fused_kernels_obey() -> bool:
@@ -340,9 +343,9 @@ def _version(package: str) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The three numbers of a release, without a suffix as in 2.14.0a0+git."""
-    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
-    return tuple(int(part or 0) for part in found.groups()) if found else (0, 0, 0)
+    """The three numbers of a release, without a suffix such as a0+git in 2.14.0a0+git."""
+    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
+    return tuple(int(part or 0) for part in match.groups()) if match else (0, 0, 0)
 
 
 def _listed(names: list[str]) -> str:

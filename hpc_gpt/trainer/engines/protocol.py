@@ -1,4 +1,4 @@
-"""The interface between training loop and engine, what the engines share, and the choice of one by name."""
+"""The interface between training loop and engine, the code that engines share, and the choice of an engine by name."""
 
 from __future__ import annotations
 
@@ -62,9 +62,10 @@ class StepResult(NamedTuple):
 
 
 class TrainingEngine:
-    """One rank's part of a training: its place in the layout, attention kernels, mean over the data axis, evaluation.
+    """The base of every engine: one rank's part of a training.
 
-    The base of every engine. Every method is collective: all ranks call it together.
+    It has the rank's place in the layout, the attention kernels, the mean over the data axis, and the evaluation. Every
+    method is collective: all ranks call it together.
     """
 
     module: Any  # the model on this rank, before the engine wraps it: hooks on it see every forward pass
@@ -79,11 +80,11 @@ class TrainingEngine:
         self._resolved = resolved
         self.context = context_of(resolved, dist.get_rank())
         self.attention = AttentionKernels(resolved, device, self.context)
-        # What the model is built from; None if its weights are drawn.
-        self.given: GivenWeights | None = None
+        # The weights of train.init; None if the initial weights are drawn.
+        self.given_weights: GivenWeights | None = None
         if resolved.train.init is not None:
             check_package("safetensors", "hf", "train.init")
-            self.given = GivenWeights(read_folder(Path(resolved.train.init)), resolved.model)
+            self.given_weights = GivenWeights(read_folder(Path(resolved.train.init)), resolved.model)
 
     @property
     def step(self) -> int:
@@ -91,11 +92,11 @@ class TrainingEngine:
         raise NotImplementedError
 
     def train_step(self, micro_batches: MicroBatches) -> StepResult:
-        """Does one optimizer step on `resolved.batch.micro_batches` pairs (tokens, targets), with data.mask_documents
-        each with its boundaries.
+        """Does one optimizer step on `resolved.batch.micro_batches` micro-batches.
 
-        They are int64 [micro_batch, seq / cp] on the rank's device. Every rank gets its part of the sequences of its
-        own data-parallel rank; a stage takes only what it needs.
+        A micro-batch is (tokens, targets), int64 [micro_batch, seq / cp] on the rank's device, with data.mask_documents
+        also the boundaries of its documents. Every rank gets its part of its data-parallel rank's sequences; a pipeline
+        stage takes only the micro-batches that it needs.
         """
         raise NotImplementedError
 
@@ -111,17 +112,19 @@ class TrainingEngine:
     def save(self, files: RankFiles) -> None:
         """Adds this rank's part of model, optimizer, step and generator states to `files`; writes nothing.
 
-        The tensors are the training's own: they are copied or written before the next step.
+        The tensors are those in training, not copies, so they must be copied or written before the next step.
         """
         raise NotImplementedError
 
     def load(self, folder: Path) -> None:
-        """Restores what `save` wrote, in any layout that the engine converts. Raises CheckpointError if it is of
-        another model or arithmetic."""
+        """Restores a checkpoint that `save` wrote, in any layout that the engine converts.
+
+        Raises CheckpointError if it belongs to another model or arithmetic.
+        """
         raise NotImplementedError
 
     def _inputs(self, micro_batch: MicroBatch) -> tuple[Any, ...]:
-        """What the model is called with: tokens, targets, and their documents if the run masks them."""
+        """The model's arguments: tokens, targets, and their documents if the run masks documents."""
         if len(micro_batch) == 2:
             return micro_batch
         tokens, targets, boundaries = micro_batch
@@ -131,18 +134,19 @@ class TrainingEngine:
         loss: Tensor = self.module(*inputs)
         return loss
 
-    def _mean(self, own: Tensor) -> Tensor:
-        """The mean over the data axis: over the replicas, and over their parts of the sequences, which are equal."""
+    def _mean(self, loss: Tensor) -> Tensor:
+        """Averages a loss over the data axis: the replicas, and their parts of the sequences, which are of equal
+        size."""
         if (ranks := self._resolved.layout.data_ranks) > 1:
-            dist.all_reduce(own, group=self._data_group)
-            own /= ranks
-        return own
+            dist.all_reduce(loss, group=self._data_group)
+            loss /= ranks
+        return loss
 
 
 class TorchEngine(TrainingEngine):
     """The base of the engines without DeepSpeed: a step, saving and loading.
 
-    A subclass sets `module`, `_model`, which wraps it for training, and the attributes without a value here.
+    A subclass sets `module`; `_model`, which wraps it for training; and the attributes without a value below.
     """
 
     _model: nn.Module
@@ -162,8 +166,8 @@ class TorchEngine(TrainingEngine):
     def train_step(self, micro_batches: MicroBatches) -> StepResult:
         count = self._resolved.batch.micro_batches
         total = torch.zeros((), device=self.device)
-        if isinstance(own := getattr(self.module, "loss", None), OnePassLoss):
-            own.unscaled = count == 1 and self._resolved.train.dtype != "fp16"
+        if isinstance(module_loss := getattr(self.module, "loss", None), OnePassLoss):
+            module_loss.unscaled = count == 1 and self._resolved.train.dtype != "fp16"
         with self.attention():
             for number, micro_batch in enumerate(islice(micro_batches, count), 1):
                 with self._gradients(last=number == count):
@@ -176,15 +180,15 @@ class TorchEngine(TrainingEngine):
         return StepResult(self._mean(total / count), norm, lr, skipped)
 
     def _gradients(self, last: bool) -> AbstractContextManager[None]:
-        """The context of a micro-batch, which decides whether its gradient is reduced or kept."""
+        """The context of a micro-batch. It decides whether the gradient is reduced over the ranks or only added up."""
         raise NotImplementedError
 
     def _update_weights(self, lr: float) -> tuple[Tensor, Tensor]:
-        """Steps the optimizer and drops the gradients; returns what `Update.apply` returns."""
+        """Steps the optimizer and drops the gradients; returns (norm, skipped) of `Update.apply`."""
         raise NotImplementedError
 
     def _weights_are_loaded(self) -> None:
-        """Called after a checkpoint was loaded."""
+        """Called after a checkpoint is loaded."""
 
     def save(self, files: RankFiles) -> None:
         rank = dist.get_rank()
@@ -204,7 +208,7 @@ class TorchEngine(TrainingEngine):
 
 
 def module_of(engine: str) -> ModuleType:
-    """The engine's module of this folder, with two functions.
+    """The engine's module in this package, which has two functions.
 
     `build(resolved, device) -> TrainingEngine` is called on every rank after torch.distributed is initialised.
     `read_weights(folder, resolved) -> Iterator[tuple[str, Tensor]]` yields every parameter of the whole model in a
@@ -229,10 +233,10 @@ def build_engine(resolved: Resolved, device: torch.device) -> TrainingEngine:
     allow_tf32(resolved.train.tf32)
     engine: TrainingEngine = module_of(resolved.engine.name).build(resolved, device)
     prepare_attention(engine.module, engine.attention.expands, device, engine.attention.last)
-    if (given := engine.given) is not None:
+    if (weights := engine.given_weights) is not None:
         names = {full_name(parameter) for parameter in engine.module.parameters()}
-        assert names == given.taken, f"not from train.init: {names ^ given.taken}"
-        given.close()
+        assert names == weights.taken, f"not from train.init: {names ^ weights.taken}"
+        weights.close()
     return engine
 
 
@@ -248,21 +252,21 @@ def check_dtype_on(dtype: str, device: torch.device, engine: str) -> None:
         if major < 8:
             raise ConfigError(
                 f"train.dtype is bf16, but {torch.cuda.get_device_name(device)} (compute capability "
-                f"{major}.{minor}) has no bf16 arithmetic; it came with 8.0",
+                f"{major}.{minor}) has no bf16 arithmetic, which came with 8.0",
                 'use train.dtype = "fp16"',
             )
 
 
 def check_matmul_on(matmul: str, device: torch.device) -> None:
-    """Raises ConfigError for products that the device has no units for: FP8 before sm_89. On a CPU it says that they
-    are slow."""
+    """Raises ConfigError for matrix products that the device has no units for: FP8 before sm_89. On a CPU prints a note
+    that they are slow."""
     if matmul == "none":
         return
     private_parts.require(private_parts.SCALED)
     if device.type != "cuda":
         if dist.get_rank() == 0:
             print(
-                f"note: train.matmul is {matmul}: a CPU computes it, to try it, more slowly than bf16", file=sys.stderr
+                f"note: train.matmul is {matmul}: on a CPU it is slower than bf16, so only for a trial", file=sys.stderr
             )
         return
     major, minor = torch.cuda.get_device_capability(device)
@@ -278,7 +282,7 @@ def make_deterministic() -> None:
     """Uses deterministic kernels only: the same layout gives the same bits. Call it before the first kernel runs."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    # Otherwise torch fills every empty buffer: DeepSpeed's 2 GB bucket at every step takes 2 s on a CPU.
+    # Otherwise torch fills every empty buffer: for DeepSpeed's 2 GB bucket that takes 2 s per step on a CPU.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
 
@@ -286,7 +290,7 @@ def make_deterministic() -> None:
 def allow_tf32(allowed: bool) -> None:
     """Lets fp32 products run as TF32 on a GPU that has it (Ampere and later), with 10 bits of mantissa instead of 23.
 
-    These calls keep torch's older and newer switches equal: Inductor reads the older ones, kernels the newer ones, and
+    These calls set torch's older and newer switches alike: Inductor reads the older ones, kernels the newer ones, and
     torch raises an error if they disagree.
     """
     torch.set_float32_matmul_precision("high" if allowed else "highest")

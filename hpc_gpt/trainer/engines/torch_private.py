@@ -1,5 +1,7 @@
-"""What the trainer does by private names of torch. `private_parts` lists them, and says what is done without
-one; `library_patches` replaces some."""
+"""The functions of the trainer that use private names of torch.
+
+`private_parts` lists the names, and says what happens without one; `library_patches` replaces some.
+"""
 
 from typing import Any
 
@@ -13,20 +15,23 @@ from hpc_gpt.trainer.engines.private_parts import COALESCED, FOREACH, can_use
 def chosen_attention(
     query: Tensor, key: Tensor, value: Tensor, grouped: bool = False, mask: Tensor | None = None
 ) -> int:
-    """The number of the kernel that SDPA uses for causal attention, or with a mask, of grouped queries. Computes
-    nothing."""
+    """The number of the kernel that SDPA would use for causal attention, or for attention with a mask. Computes
+    nothing.
+
+    `grouped`: the keys have fewer heads than the queries.
+    """
     return int(torch._fused_sdp_choice(query, key, value, mask, 0.0, mask is None, enable_gqa=grouped))
 
 
 def flash_of_last(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Causal attention of the last positions to all: [batch, heads, seq, width], twice [batch, heads of keys, keys,
-    width] -> the query's shape, on CUDA in 16 bits.
+    """Causal attention of the last positions to all positions, on CUDA in 16 bits.
 
-    To SDPA the queries of causal attention are those of the first positions; to its flash kernel the last. (The public
-    way, `nn.attention.bias`, does the same, imports torch's compiler, and cannot be compiled.)
+    Query [batch, heads, seq, width], key and value [batch, heads of keys, keys, width] -> the query's shape. SDPA takes
+    the queries of causal attention for the first positions; its flash kernel takes them for the last ones. (The public
+    way, `nn.attention.bias`, does the same, but imports torch's compiler and cannot be compiled.)
     """
     width = query.shape[-1]
-    # The kernel takes widths that are multiples of 8. (To pad by nothing copies.)
+    # The kernel takes widths that are multiples of 8. (Padding by zero would copy.)
     if width % 8:
         query, key, value = (nn.functional.pad(part, (0, -width % 8)) for part in (query, key, value))
     mixed: Tensor = torch._scaled_dot_product_flash_attention(query, key, value, is_causal=True, scale=width**-0.5)[0]
@@ -39,9 +44,9 @@ def time_spent_compiling() -> float:
 
 
 def keep_residuals() -> dict[str, Any]:
-    """Options of torch.compile with which the input of a norm, if it is a sum, is kept for the backward pass.
+    """Options of torch.compile that keep the input of a norm, if it is a sum, for the backward pass.
 
-    Inductor would keep the two summands, or the sum in fp32, and compute the sum again.
+    Without them Inductor keeps the two summands, or the sum in fp32, and computes the sum again.
     """
     from torch._inductor.custom_graph_pass import CustomGraphPass
     from torch.utils.checkpoint import CheckpointPolicy
@@ -66,20 +71,21 @@ def keep_residuals() -> dict[str, Any]:
 
 
 def for_each(operation: str, tensors: list[Tensor], other: Any = None) -> Any:
-    """Applies an `operation` of Tensor to each tensor, in one kernel. `other`: a list of operands, or one for all."""
+    """Applies an `operation` of Tensor to all tensors in one kernel. `other`: a list of operands, or one for all."""
     operands = () if other is None else (other,)
     if can_use(FOREACH):
         return getattr(torch, f"_foreach_{operation}")(tensors, *operands)
     others = other if isinstance(other, list) else [other] * len(tensors)
     call = getattr(Tensor, operation)
-    return [call(one, *([] if other is None else [own])) for one, own in zip(tensors, others, strict=True)]
+    pairs = zip(tensors, others, strict=True)
+    return [call(tensor, *([] if other is None else [operand])) for tensor, operand in pairs]
 
 
 def all_reduce_each(tensors: list[Tensor]) -> torch.futures.Future[Any]:
-    """Begins to sum every tensor over all ranks, in place; returns a future."""
+    """Begins an all-reduce of every tensor over all ranks, a sum in place; returns a future."""
     group = dist.group.WORLD
     assert group is not None
     if can_use(COALESCED):
-        together: torch.futures.Future[Any] = group.allreduce_coalesced(tensors).get_future()
-        return together
+        coalesced: torch.futures.Future[Any] = group.allreduce_coalesced(tensors).get_future()
+        return coalesced
     return torch.futures.collect_all([dist.all_reduce(one, async_op=True).get_future() for one in tensors])

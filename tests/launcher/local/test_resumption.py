@@ -50,7 +50,7 @@ def test_submit_resume_with_another_layout():
     run = newest()
     assert run.path != parent.path
     said = run.attempts()[0].log.read_text()
-    assert "passing over checkpoint" in said
+    assert "skipping checkpoint" in said
     assert "resumed after step 2 of 6" in said
     unbroken, found = losses(parent), losses(run)
     assert sorted(found) == [3, 4, 5, 6]

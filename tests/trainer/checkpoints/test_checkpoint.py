@@ -76,7 +76,7 @@ def test_what_is_wrong_is_said_and_the_one_before_taken(tmp_path, capsys, damage
     checkpoints, engine = saved_twice(tmp_path)
     damage(tmp_path / "step-00000020")
     assert checkpoints.resume(engine).step == engine.step == 10
-    assert f"passing over checkpoint {tmp_path / 'step-00000020'}: {words}" in capsys.readouterr().out
+    assert f"skipping checkpoint {tmp_path / 'step-00000020'}: {words}" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000010", "step-00000020"]
 
 

@@ -10,7 +10,7 @@ from torch.distributed.checkpoint import FileSystemReader, state_dict_loader
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from hpc_gpt.trainer.checkpoints.rank_files import HostCopies, RankFiles, _compact, lacks_memory, node_free_bytes
-from hpc_gpt.trainer.checkpoints.sharded import KeptPlan, put_sharded
+from hpc_gpt.trainer.checkpoints.sharded import CachedPlan, put_sharded
 
 
 def test_what_training_changes_after_the_copy_is_not_written(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_view_without_gaps_is_written_from_where_it_lies() -> None:
 def test_pieces_are_planned_by_the_peers_over_no_device_group(tmp_path: Path) -> None:
     """There is none here."""
     files, weight = RankFiles(), torch.arange(6.0)
-    put_sharded(files, "dcp", {"w": weight}, {"w": weight}, KeptPlan())
+    put_sharded(files, "dcp", {"w": weight}, {"w": weight}, CachedPlan())
     sums, notes = files.write(tmp_path)
     files.finish(tmp_path, notes)
     assert sorted(sums) == ["dcp/__0_0.distcp"]
@@ -80,7 +80,7 @@ def test_a_plan_is_kept_until_what_is_saved_is_another(tmp_path: Path, monkeypat
     monkeypatch.setattr(
         DefaultSavePlanner, "create_global_plan", lambda self, plans: (planned.append(len(saves)), plan(self, plans))[1]
     )
-    kept, saves = KeptPlan(), []
+    kept, saves = CachedPlan(), []
     for tensors in (
         {"w": torch.arange(6.0)},
         {"w": torch.arange(6.0) + 1},

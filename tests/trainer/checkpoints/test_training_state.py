@@ -32,7 +32,10 @@ def test_the_same_run_differs_in_nothing_convertibles_are_told(tmp_path: Path) -
 
 def test_cp_may_be_converted(tmp_path: Path) -> None:
     plain, wide = (replace(RESOLVED, layout=Layout(2, 1, 2, cp)) for cp in (1, 2))
-    for saved, resumed, words in ((plain, wide, "is 1 there and 2 here"), (wide, plain, "is 2 there and 1 here")):
+    for saved, resumed, words in (
+        (plain, wide, "is 1 in it and 2 in this run"),
+        (wide, plain, "is 2 in it and 1 in this run"),
+    ):
         (folder := tmp_path / str(saved.layout)).mkdir()
         write(folder, saved)
         assert check_identity(folder, saved) == frozenset()

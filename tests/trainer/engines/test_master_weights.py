@@ -17,7 +17,7 @@ from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.trainer.checkpoints.folders import load_safely
 from hpc_gpt.trainer.checkpoints.rank_files import HostCopies, RankFiles
 from hpc_gpt.trainer.checkpoints.replicated import ReplicatedCheckpoint
-from hpc_gpt.trainer.engines.master_weights import HALF, FlatMasters, MasterWeights, OnePassAdamW
+from hpc_gpt.trainer.engines.master_weights import HALF, FlatMasterWeights, MasterWeights, OnePassAdamW
 from hpc_gpt.trainer.engines.optimizer import LossScaler, Update, build_optimizer
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.tensor_parallel import Split, full_name, name_parameter, split_of
@@ -75,7 +75,7 @@ def test_a_blocks_gradients_are_copied_in_one_launch(mode: str, tied: bool) -> N
     if mode == "fused":
         masters = MasterWeights(model.parts(), torch.bfloat16)
     else:
-        masters = FlatMasters(model.parts(), torch.bfloat16, torch.float32)
+        masters = FlatMasterWeights(model.parts(), torch.bfloat16, torch.float32)
     tokens = torch.randint(0, shape.vocab, (2, shape.seq))
     for operator in (
         "aten::_foreach_copy_",
@@ -129,7 +129,7 @@ class Training:
             self.masters = MasterWeights(parts, half)
             self.optimizer = build_optimizer(train, self.masters.masters)
         else:
-            self.masters = flat = FlatMasters(parts, half, half if sums == "halves" else torch.float32)
+            self.masters = flat = FlatMasterWeights(parts, half, half if sums == "halves" else torch.float32)
             self.optimizer = OnePassAdamW(train, flat, Engine("ddp", compile_backend=mode))
         self.scaler = LossScaler(train.dtype, CPU)
         self.update = Update(self.optimizer, self.masters.norms, None, train.clip, self.scaler, CPU)
@@ -309,7 +309,7 @@ def test_what_a_training_holds_by_parameter() -> None:
         model = Gpt(shape, 1)
         weights = list(model.parameters())
         count = sum(weight.numel() for weight in weights)
-        masters = FlatMasters(model.parts(), torch.bfloat16, sums)
+        masters = FlatMasterWeights(model.parts(), torch.bfloat16, sums)
         optimizer = OnePassAdamW(TRAIN, masters, Engine("ddp", compile_backend="aot_eager"))
         states = [value for state in optimizer.state.values() for value in state.values()]
         held = _storage_bytes([*weights, *masters.masters, *states])
@@ -331,7 +331,7 @@ def _storage_bytes(tensors: list[Any]) -> int:
 def test_the_norm_of_halves_is_exact_however_large_they_are() -> None:
     generator = torch.Generator().manual_seed(3)
     weights = [name_parameter(nn.Parameter(torch.zeros(shape)), str(shape)) for shape in ((2048, 2049), (77,))]
-    masters = FlatMasters([weights], torch.bfloat16, torch.bfloat16)
+    masters = FlatMasterWeights([weights], torch.bfloat16, torch.bfloat16)
     gradients = [torch.randn(one.shape, generator=generator).bfloat16() for one in weights]
     masters.add(weights, gradients)
     exact = math.sqrt(sum(float(one.double().square().sum()) for one in gradients))

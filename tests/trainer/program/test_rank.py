@@ -324,7 +324,7 @@ def test_slurms_signal_is_passed_on_where_it_does_not_reach(monkeypatch, reaches
     try:
         if reaches:
             witness.terminate()
-        rank = SimpleNamespace(_note=lambda: None, _told={program.pid: start_time(program.pid)}, _witness=witness)
+        rank = SimpleNamespace(_note=lambda: None, _processes={program.pid: start_time(program.pid)}, _witness=witness)
         rank._signal, rank._resolved = signal.SIGTERM, SimpleNamespace(cluster=SimpleNamespace(scheduler="slurm"))
         rank._slurm_tells_all = lambda: CommandRank._slurm_tells_all(rank)
         CommandRank.ask_to_end(rank, Stop("terminated", True))
