@@ -114,7 +114,7 @@ class LineKinds:
         self.kinds: list[LineKind] = []
         self._timers: dict[object, int] = {}
         self._met: dict[int, int] = {}  # by the hash of a line without a kind, how often it was met
-        self._which: dict[Callable[[LineKind], object], Mask] = {}
+        self._masks: dict[Callable[[LineKind], object], Mask] = {}
         self._layouts: dict[str, FieldLayout] = {}
 
     def layout(self, name: str) -> FieldLayout:
@@ -135,12 +135,12 @@ class LineKinds:
         """The kind of a number in the table."""
         return self.kinds[number - _FIRST]
 
-    def which(self, of: Callable[[LineKind], object]) -> Mask:
+    def mask(self, predicate: Callable[[LineKind], object]) -> Mask:
         """By number of the kind whether something is true of it."""
-        known = self._which.get(of, np.zeros(_FIRST, np.bool_))
+        known = self._masks.get(predicate, np.zeros(_FIRST, np.bool_))
         if len(known) < _FIRST + len(self.kinds):
-            new = [bool(of(kind)) for kind in self.kinds[len(known) - _FIRST :]]
-            known = self._which[of] = np.concatenate((known, np.array(new, np.bool_)))
+            new = [bool(predicate(kind)) for kind in self.kinds[len(known) - _FIRST :]]
+            known = self._masks[predicate] = np.concatenate((known, np.array(new, np.bool_)))
         return known
 
     def learn(self, zeros: bytes, line: bytes, tried: list[DialectPattern]) -> tuple[int, str, list[Found]]:
@@ -358,8 +358,8 @@ class LineBlock:
     def sort_lines(self, table: LineKinds) -> None:
         """Finds lines of steps, timers and bars by their kinds, and step, dialect and rank of each line of steps."""
         self.table = table
-        self.steps = self.those(is_step)
-        self.beside = self.those(_is_beside)
+        self.steps = self.lines_where(is_step)
+        self.beside = self.lines_where(_is_beside)
         self.step = self.column("step", self.steps)
         self.rank = self.column(RANK, self.steps) if self.has(RANK, self.steps) else None
         self.dialects = list(dict.fromkeys(kind.rule.dialect.name for kind in self.kinds_of(self.steps)))
@@ -368,10 +368,10 @@ class LineBlock:
             for kind, rows in self.by_kind(self.steps):
                 self.dialect[rows] = self.dialects.index(kind.rule.dialect.name)
 
-    def those(self, of: Callable[[LineKind], object], lines: Places | None = None) -> Places:
+    def lines_where(self, predicate: Callable[[LineKind], object], lines: Places | None = None) -> Places:
         """The lines, of all or of some, of whose kind something is true."""
         kinds = self.kinds if lines is None else self.kinds[lines]
-        found = np.flatnonzero(self.table.which(of)[kinds])
+        found = np.flatnonzero(self.table.mask(predicate)[kinds])
         return found if lines is None else lines[found]
 
     def kinds_of(self, lines: Places) -> list[LineKind]:

@@ -19,7 +19,7 @@ from hpc_gpt.reader.logs.lines import LineReader
 from hpc_gpt.reader.logs.matches import ANSI, Found, find, literal_scan
 from hpc_gpt.reader.logs.parts import LONGEST_LINE
 from hpc_gpt.reader.logs.source import Source
-from hpc_gpt.reader.logs.stretches import Between, is_between, take_known
+from hpc_gpt.reader.logs.stretches import Unordered, is_between, take_known
 from hpc_gpt.reader.logs.tracebacks import LAST_FRAME
 
 READER_FAILED = "its reader failed"  # how the reason begins why a sound file is left out
@@ -153,11 +153,11 @@ class BlockReader:
 
     def _take(self, block: LineBlock, unknown: dict[int, bytes]) -> None:
         apart = self._learn(block, unknown) if unknown else []
-        if self._kinds.which(asks_digits).any():
+        if self._kinds.mask(asks_digits).any():
             apart = sorted(apart + self._doubtful(block), key=lambda line: line.index)
         block.sort_lines(self._kinds)
         start = 0
-        between: Between = {}
+        between: Unordered = {}
         waiting = collections.deque(apart)
         while waiting or self.reader.tracebacks.open:
             in_traceback = self.reader.tracebacks.open
@@ -185,7 +185,7 @@ class BlockReader:
     def _doubtful(self, block: LineBlock) -> list[_SingleLine]:
         """The lines that have not the digits which the patterns of their kind ask for."""
         block.table = self._kinds
-        asking = block.those(asks_digits)
+        asking = block.lines_where(asks_digits)
         found = np.frombuffer(block.data, np.uint8)
         wrong = np.zeros(len(asking), np.bool_)
         for kind, rows in block.by_kind(asking):

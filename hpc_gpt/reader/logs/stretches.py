@@ -30,9 +30,9 @@ from hpc_gpt.reader.steps import NOT_FINITE, Mask, Places, StepColumn, no_places
 _FEW = 16  # so few lines are read one by one
 _MOST_VALUES = 16  # distinct values of a fact that are looked at in a stretch
 # Lines among those of known kinds whose order does not matter, by index: (text, what is found in it).
-Between = dict[int, tuple[str, list[Found]]]
+Unordered = dict[int, tuple[str, list[Found]]]
 # Calls for after the lines of a stretch are in, each with the index of its line.
-Later = list[tuple[int, Callable[[], None]]]
+Deferred = list[tuple[int, Callable[[], None]]]
 
 
 def is_between(rule: DialectPattern) -> bool:
@@ -40,7 +40,7 @@ def is_between(rule: DialectPattern) -> bool:
     return rule.pattern.kind in ("eval", "save") and not rule.pattern.facts
 
 
-def take_known(reader: LineReader, block: LineBlock, start: int, stop: int, between: Between) -> None:
+def take_known(reader: LineReader, block: LineBlock, start: int, stop: int, between: Unordered) -> None:
     """Takes the lines of known kinds from `start` to before `stop`, and the lines `between` them."""
     if start == stop:
         return None
@@ -62,7 +62,7 @@ def take_known(reader: LineReader, block: LineBlock, start: int, stop: int, betw
     return _stretch(reader, block, no_places(), block.beside[near:last_near], between)
 
 
-def _one_by_one(reader: LineReader, block: LineBlock, lines: Places, between: Between) -> None:
+def _one_by_one(reader: LineReader, block: LineBlock, lines: Places, between: Unordered) -> None:
     for index in sorted([*lines.tolist(), *between]):
         text, found = between[index] if index in between else block.found(index)
         reader.apply(int(block.numbers[index]), text, found)
@@ -81,7 +81,7 @@ def _first_apart(reader: LineReader, block: LineBlock, start: int, stop: int) ->
             continue
         if (rows_so_far.count == 1 and reader.parts[-1].step_rank) or reader.banner > rows_so_far.open_line:
             first = min(first, int(rows[0]))
-        own = _own(reader, block, rows)
+        own = _lines_of_step_rank(reader, block, rows)
         if not own.all() and rows_so_far.lacks_loss:
             others = rows[~own]
             losses = np.isfinite(block.column("loss", block.steps[others]))
@@ -110,7 +110,7 @@ def _by_dialect(block: LineBlock, rows: Places) -> list[tuple[str, Places]]:
     return [(block.dialects[number], rows[block.dialect[rows] == number]) for number in np.unique(block.dialect[rows])]
 
 
-def _own(reader: LineReader, block: LineBlock, rows: Places) -> Mask:
+def _lines_of_step_rank(reader: LineReader, block: LineBlock, rows: Places) -> Mask:
     """Which lines of steps are not of other ranks."""
     step_rank = reader.parts[-1].step_rank
     if block.rank is None or step_rank is None:
@@ -119,21 +119,21 @@ def _own(reader: LineReader, block: LineBlock, rows: Places) -> Mask:
     return np.asarray(np.isnan(ranks) | (ranks == step_rank))
 
 
-def _stretch(reader: LineReader, block: LineBlock, rows: Places, beside: Places, between: Between) -> None:
+def _stretch(reader: LineReader, block: LineBlock, rows: Places, beside: Places, between: Unordered) -> None:
     """Adds lines that all go into the last part; of their order only the first and the last line matter."""
-    timers, bars = block.those(is_timers, beside), block.those(is_bar, beside)
+    timers, bars = block.lines_where(is_timers, beside), block.lines_where(is_bar, beside)
     if len(bars) and not _bars_stand_alone(reader, block, block.steps[rows], bars):
         between = between | {index: block.found(index) for index in bars.tolist()}
         bars = no_places()
-    last_at = _saw(reader, block, np.concatenate((block.steps[rows], timers, bars)), between)
-    later: Later = []  # facts, by line: the first ones are kept
+    last_at = _note_times(reader, block, np.concatenate((block.steps[rows], timers, bars)), between)
+    later: Deferred = []  # facts, by line: the first ones are kept
     for name, of_dialect in _by_dialect(block, rows):
         reader.count(name, len(of_dialect))
-        _stated(reader, block, block.steps[of_dialect], later)
+        _collect_facts(reader, block, block.steps[of_dialect], later)
         if reader.full:
             reader.leave_out(TOO_MANY_PARTS, len(of_dialect))
             continue
-        own = _own(reader, block, of_dialect)
+        own = _lines_of_step_rank(reader, block, of_dialect)
         if not own.all():
             reader.leave_out(OTHER_RANKS, int((~own).sum()))
             _memory_of_others(reader, block, of_dialect[~own])
@@ -151,7 +151,7 @@ def _stretch(reader: LineReader, block: LineBlock, rows: Places, beside: Places,
         if len(of_dialect):
             _take_rows(reader, block, name, of_dialect, later)
     for lines in (timers, bars):
-        _stated(reader, block, lines, later)
+        _collect_facts(reader, block, lines, later)
         for kind, those in block.by_kind(lines):
             later.append((int(lines[those[0]]), partial(reader.count, kind.rule.dialect.name, len(those))))
     if len(bars):
@@ -165,7 +165,7 @@ def _stretch(reader: LineReader, block: LineBlock, rows: Places, beside: Places,
     _take_timers(reader, block, timers)
 
 
-def _saw(reader: LineReader, block: LineBlock, lines: Places, between: Between) -> float | None:
+def _note_times(reader: LineReader, block: LineBlock, lines: Places, between: Unordered) -> float | None:
     """Reports the first and the last time of day of some lines to the reader; returns the last."""
     seen = [(index, when) for index, (text, _) in between.items() if (when := time_of(text)) is not None]
     timed = np.sort(lines[block.table.layout(TIME).forms[block.kinds[lines]] > 0])
@@ -186,9 +186,9 @@ def _states_facts(kind: LineKind) -> bool:
     return any(name not in STEP_FIELDS for name in kind.rule.pattern.facts)
 
 
-def _stated(reader: LineReader, block: LineBlock, lines: Places, later: Later) -> None:
+def _collect_facts(reader: LineReader, block: LineBlock, lines: Places, later: Deferred) -> None:
     """Adds the facts that patterns state of every line of their kinds."""
-    lines = block.those(_states_facts, lines)
+    lines = block.lines_where(_states_facts, lines)
     for kind, rows in block.by_kind(lines):
         index = int(lines[rows[0]])
         for name, value in kind.rule.pattern.facts.items():
@@ -244,7 +244,7 @@ def _row(block: LineBlock, index: int) -> dict[str, float]:
     return row_of(values_of(text, match, each.pattern), time_of(text))
 
 
-def _take_rows(reader: LineReader, block: LineBlock, name: str, of: Places, later: Later) -> None:
+def _take_rows(reader: LineReader, block: LineBlock, name: str, of: Places, later: Deferred) -> None:
     """Adds lines of steps of one dialect, whose steps do not go back, to its columns."""
     lines = block.steps[of]
     rows = reader.rows_of(name, None)
@@ -283,7 +283,7 @@ def _take_rows(reader: LineReader, block: LineBlock, name: str, of: Places, late
     _memory(reader, block, lines)
 
 
-def _facts(reader: LineReader, block: LineBlock, name: str, lines: Places, later: Later) -> None:
+def _facts(reader: LineReader, block: LineBlock, name: str, lines: Places, later: Deferred) -> None:
     """Adds the values of a field of lines."""
     if not block.has(name, lines):
         return
@@ -313,7 +313,7 @@ def _bars_stand_alone(reader: LineReader, block: LineBlock, steps: Places, bars:
     return dialects == {BARS} or not block.has("steps_planned", bars)
 
 
-def _take_bars(reader: LineReader, block: LineBlock, bars: Places, later: Later) -> None:
+def _take_bars(reader: LineReader, block: LineBlock, bars: Places, later: Deferred) -> None:
     """Adds bars of one dialect."""
     planned = block.column("steps_planned", bars)
     if goals := reader.planned(block.table.kind(int(block.kinds[bars[0]])).rule):

@@ -21,7 +21,6 @@ from hpc_gpt.reader.records.cross_checks import doubt_rates, doubt_step_time, fl
 from hpc_gpt.reader.records.discovery import WANDB_RUN, DiscoveredFiles, distinguishing_folders, is_general
 from hpc_gpt.reader.records.draft import Draft, dialect_named, dialects_of, draft_of, stated
 from hpc_gpt.reader.records.grouping import RunParts, group_logs
-from hpc_gpt.reader.records.held_logs import HeldLogs
 from hpc_gpt.reader.records.inferred import (
     add_batch,
     add_gpus,
@@ -34,6 +33,7 @@ from hpc_gpt.reader.records.inferred import (
 )
 from hpc_gpt.reader.records.log_steps import BARS_OF_OTHERS, LogSteps, run_steps, steps_to_show
 from hpc_gpt.reader.records.outcome import add_counts, add_losses, add_rates, add_times
+from hpc_gpt.reader.records.packed_logs import PackedLogs
 from hpc_gpt.reader.records.param_counts import add_params
 from hpc_gpt.reader.records.runtime import add_batch_by_rates
 from hpc_gpt.reader.records.slurm_script import Script, read_script, script_beside
@@ -73,7 +73,7 @@ def read_foreign_runs(files: DiscoveredFiles, as_one: bool = False, records_only
 
 
 def _read_runs(files: DiscoveredFiles, as_one: bool, records_only: bool) -> list[RunRead]:
-    logs = HeldLogs(records_only)
+    logs = PackedLogs(records_only)
     left_out: dict[str, dict[str, int]] = {}
     silent: list[Path] = []
     for path in files.logs:
@@ -85,7 +85,7 @@ def _read_runs(files: DiscoveredFiles, as_one: bool, records_only: bool) -> list
             files.skip(NOT_KNOWN, path)
             silent.append(path)
         else:
-            logs.hold(path, log.parts)
+            logs.add(path, log.parts)
             left_out |= {log.parts[0].file: log.left_out} if log.left_out else {}
     runs = _grouped(logs, silent, files)
     if as_one and runs and sum(run.has_steps for run in runs) <= 1:

@@ -32,13 +32,13 @@ _ONLY_BATCH = frozenset(("hf", "nanogpt", "build-nanogpt", "nanochat", "modded-n
 
 def infer_fields(draft: Draft, dialects: Sequence[str], arguments: Mapping[str, str]) -> None:
     """Adds what follows from what is stated."""
-    _words(draft)
+    _normalise_names(draft)
     _engine(draft, dialects)
     _layout_and_batch(draft, arguments)
     _vocab(draft, arguments)
 
 
-def _words(draft: Draft) -> None:
+def _normalise_names(draft: Draft) -> None:
     """Writes dtype and device as the record has them."""
     if (dtype := draft.get("dtype")) is not None:
         draft.values["dtype"] = dtype_named(str(dtype)) or str(dtype).lower().replace("torch.", "").strip()
@@ -114,7 +114,7 @@ INFERENCES = (
 )
 
 
-def _goes(draft: Draft, way: Inference, arguments: Mapping[str, str]) -> bool:
+def _apply(draft: Draft, way: Inference, arguments: Mapping[str, str]) -> bool:
     """Adds a way's field if it is not known and the way goes; a program that names no cp has none."""
     if way.field in draft or not way.when(draft, arguments):
         return False
@@ -136,7 +136,7 @@ def _goes(draft: Draft, way: Inference, arguments: Mapping[str, str]) -> bool:
 def _layout_and_batch(draft: Draft, arguments: Mapping[str, str]) -> None:
     """Adds what follows in one of the ways, and what follows from that; flags sizes that contradict each other."""
     _drop_library(draft)
-    while any(_goes(draft, way, arguments) for way in INFERENCES):
+    while any(_apply(draft, way, arguments) for way in INFERENCES):
         pass
     gpus, tp, pp, dp = (draft.whole(name) for name in ("gpus", "tp", "pp", "dp"))
     cp = draft.whole("cp") or 1

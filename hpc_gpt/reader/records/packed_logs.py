@@ -19,7 +19,7 @@ _EMPTY: dict[type, Any] = {dict: {}, list: []}
 _Bar = tuple[float, float | None, int]
 
 
-class HeldLogs(list[tuple[Path, list[Part]]]):
+class PackedLogs(list[tuple[Path, list[Part]]]):
     """The logs that were read, and the parts of each. `records_only`: their steps are not shown."""
 
     def __init__(self, records_only: bool) -> None:
@@ -28,7 +28,7 @@ class HeldLogs(list[tuple[Path, list[Part]]]):
         self._rows = 0
         self._columns: dict[str, dict[bytes, NDArray[Any]]] = {}
 
-    def hold(self, path: Path, parts: list[Part]) -> None:
+    def add(self, path: Path, parts: list[Part]) -> None:
         """Adds a log. What several logs have, such as the numbers of the first steps, is kept once."""
         for part in parts:
             for steps in part.steps.values():
