@@ -38,7 +38,7 @@ JOB_OVER = "*** JOB "  # slurmstepd's message about the end of a whole job
 OTHER_RANKS = "lines of steps that other ranks print too"
 PRINTED_BEFORE = "lines of a step that was printed before"
 _TASK = re.compile(r"\s*\d{1,7}: ")  # the label of `srun --label`
-OTHER_BARS = "bars with another goal than the steps"
+OTHER_BARS = "bars whose goal is not the number of steps"
 BARS, GENERIC = "tqdm", "generic"
 _MOST_OF_HEADER = 4000
 

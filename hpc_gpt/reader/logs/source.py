@@ -312,7 +312,7 @@ def _words(fault: Exception) -> str:
     if isinstance(fault, OSError):
         named = {errno.ELOOP: "a loop of symbolic links", errno.ENOENT: "no such file", errno.EACCES: "not readable"}
         return named.get(fault.errno or 0, (fault.strerror or str(fault)).lower())
-    return "no path that a file can have"
+    return "not a path that a file can have"
 
 
 def compression(head: bytes) -> str | None:

@@ -156,8 +156,8 @@ def _memory_by_formula(record: Record) -> DerivedFigures:
         vocab=vocab / tp,
         bytes_each=bytes_each,
     )
-    where = f"(4 P + 2 B C (2 V + l (6 e + h C))) x {bytes_each} bytes, of one rank's tp and pp share"
-    where += " and cp's of B" if (record.cp or 1) > 1 else ""
+    where = f"(4 P + 2 B C (2 V + l (6 e + h C))) x {bytes_each} bytes, for one rank's tp and pp share"
+    where += " and cp share of B" if (record.cp or 1) > 1 else ""
     return {"memory_seed003_gib": (figure, f"{where}; no sharding")}
 
 
@@ -171,8 +171,8 @@ def _flops(record: Record, step_s: float, batch: int, seq: int, gpus: int) -> De
     )
     params, weights, width = _active(record)
     keys, why = _keys(record)
-    window = f"; attention over {keys:,.6g} of {seq:,} keys, the mean of the layers" if keys else ""
-    of = "" if not params or params == record.params else f"; P are the {params:,.0f} parameters that a token uses"
+    window = f"; attention over {keys:,.6g} of {seq:,} keys, the mean over the layers" if keys else ""
+    of = "" if not params or params == record.params else f"; P: the {params:,.0f} parameters that a token uses"
     if params and recompute:
         figure = tflops_seed(params=params, recompute=recompute, seq=seq, global_batch=batch, gpus=gpus, step_s=step_s)
         flops["tflops_seed"] = (figure, f"{8 if recompute == 'full' else 6} P s B / (t n 1e12){of}")
@@ -260,9 +260,9 @@ def _possible(record: Record, flops: DerivedFigures) -> tuple[DerivedFigures, li
     printed, most, of = record.tflops_printed, *_highest_peak(record)
     gone, why = [*flops], ""
     if (highest := max(figure or 0.0 for figure, _ in flops.values())) > most:
-        why = f"faster than the peak of {of}, {highest:,.0f} of {most:,.0f} TFLOP/s: the device or a size is wrong"
+        why = f"faster than the peak of {of} ({highest:,.0f} of {most:,.0f} TFLOP/s): the device or a size is wrong"
     elif model and printed and not 1 / _OF_PROGRAM < model / printed < _OF_PROGRAM:
-        why = f"the program prints {printed:,.4g} TFLOP/s of a GPU, but sizes and step time give {model:,.4g}"
+        why = f"the program prints {printed:,.4g} TFLOP/s per GPU, but sizes and step time give {model:,.4g}"
     elif model and hardware and hardware < model and params:
         # Parameters that multiply no token: an embedding beside the head, positions, norms and biases.
         rows, hidden = record.vocab or 0, record.hidden or 0

@@ -83,10 +83,10 @@ def add_ends(draft: Draft, run: RunParts, steps: LogSteps) -> list[Cause]:
     timed = [end for end in ends if end.took_s]
     if timed and (gpus := draft.whole("gpus")):
         hours = sum(end.took_s or 0.0 for end in timed) / 3600
-        some = "" if len(timed) == len(ends) else f" of {len(timed)} of {len(ends)} attempts"
+        some = "" if len(timed) == len(ends) else f", for {len(timed)} of {len(ends)} attempts"
         draft.set("gpu_hours", hours * gpus, f"inferred: gpus x {timed[-1].how}{some}")
     if len(ends) > 1:
-        draft.flag(f"{len(ends)} attempts: a step that was trained again counts as trained last", "attempts")
+        draft.flag(f"{len(ends)} attempts: of a step that was trained again only the last training counts", "attempts")
     return [end.cause for end in ends]
 
 

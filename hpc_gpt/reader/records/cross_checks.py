@@ -40,7 +40,7 @@ def doubt_step_time(draft: Draft, steps: LogSteps) -> None:
         return
     printed, clock = show_digits(step_s), show_digits(clock_s)
     draft.flag(
-        f"the program prints {printed} s a step, but the lines' times of day give {clock} s: left out",
+        f"the program prints {printed} s per step, but the lines' times of day give {clock} s: left out",
         _kind(step_s, clock_s),
     )
     for name in _OF_TIME:
@@ -83,7 +83,7 @@ def doubt_rates(record: Record, steps: LogSteps) -> Record:
     if not speed or not gpus or not printed or abs(printed * gpus / speed - 1) <= _ALIKE:
         return kept
     words = (
-        f"the program prints {printed:,.0f} tokens/s of a GPU, but tokens/s over {gpus} GPUs are {speed / gpus:,.0f}"
+        f"the program prints {printed:,.0f} tokens/s per GPU, but the total over {gpus} GPUs gives {speed / gpus:,.0f}"
     )
     flags = kept.flags if len(kept.flags) > len(record.flags) else [*kept.flags, words]
     sources = {**kept.sources, "tokens_per_s_gpu": "tokens_per_s / gpus"}
@@ -148,7 +148,7 @@ def _arithmetic(record: Record, ratio: float) -> str:
         if count and abs(ratio * count - 1) <= _ALIKE:
             return f"it counts one of {count} {what}"
         if count and abs(ratio / count - 1) <= _ALIKE:
-            return f"each of {count} {what} counts the whole"
+            return f"each of {count} {what} counts all tokens"
     return ""
 
 
@@ -161,7 +161,7 @@ _FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
     "params": ("hidden", "layers", "heads", "vocab"),
     "tflops_hardware": ("step_s", "global_batch", "seq", "gpus", "layers", "hidden", "vocab", "recompute"),
 }
-_NOT_PRINTED = dict.fromkeys(_FOLLOWS_FROM, "no line says it") | {"step_s": "no line has a time that is of steps alone"}
+_NOT_PRINTED = dict.fromkeys(_FOLLOWS_FROM, "no line states it") | {"step_s": "no line gives the time of steps alone"}
 _BY_KIND = ("step_s", "tokens_per_s", "tflops_hardware")  # which another statement can contradict
 
 

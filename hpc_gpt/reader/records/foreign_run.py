@@ -247,7 +247,7 @@ def _add_engine(draft: Draft, dialect: str | None, parts: Sequence[Part]) -> Non
         if other is not None:
             draft.infer("engine", other.engine, f"lines are {other.name}'s")
         elif program is not None and program.name not in _NO_ENGINE:
-            draft.infer("engine", program.name, "the program of these lines")
+            draft.infer("engine", program.name, "the program that printed these lines")
 
 
 def _add_dtype(draft: Draft, dialect: str | None) -> None:
@@ -358,7 +358,7 @@ def add_memory(draft: Draft, parts: Iterable[Part], arguments: Mapping[str, str]
             draft.set(name, [highest], f"{memory.place}, the highest in the log")
             few.append(len(peaks))
     if few and pp > 1:
-        known = f"of {max(few)} of {pp} stages" if max(few) else "without the rank"
+        known = f"for {max(few)} of {pp} stages" if max(few) else "without the rank"
         draft.flag(f"memory is printed {known}: one figure, the highest")
 
 

@@ -142,7 +142,7 @@ def _layout_and_batch(draft: Draft, arguments: Mapping[str, str]) -> None:
     cp = draft.whole("cp") or 1
     if gpus and tp and pp and not dp:
         ways = "tp x pp" + (" x cp" if cp > 1 else "")
-        draft.flag(f"{gpus} GPUs are no multiple of {ways} = {tp * pp * cp}: the layout is impossible", "layout")
+        draft.flag(f"{gpus} GPUs are not a multiple of {ways} = {tp * pp * cp}: the layout is impossible", "layout")
     elif gpus and tp and pp and dp and tp * pp * dp * cp != gpus:
         needed = counted(tp * pp * dp * cp, "GPU")
         draft.flag(
@@ -150,7 +150,7 @@ def _layout_and_batch(draft: Draft, arguments: Mapping[str, str]) -> None:
         )
     micro, chunks, whole = (draft.whole(name) for name in ("micro_batch", "micro_batches", "global_batch"))
     if dp and micro and whole and not chunks:
-        draft.flag(f"global_batch {whole} is no multiple of micro_batch {micro} x dp {dp} = {micro * dp}", "batch")
+        draft.flag(f"global_batch {whole} is not a multiple of micro_batch {micro} x dp {dp} = {micro * dp}", "batch")
     elif dp and micro and chunks and whole and micro * chunks * dp != whole:
         product = f"micro_batch {micro} x micro_batches {chunks} x dp {dp} = {micro * chunks * dp}"
         draft.flag(f"{product}, but the global batch is {whole} ({draft.sources['global_batch']})", "batch")
@@ -164,7 +164,7 @@ def drop_tokens(draft: Draft, *rates: str) -> None:
     for name in ("seq", "hidden", "layers", "heads", "vocab", "global_batch_tokens", *rates):
         draft.values.pop(name, None)
         draft.sources.pop(name, None)
-    draft.flag("a diffusion model is trained: its steps have no tokens of a text")
+    draft.flag("the log trains a diffusion model: its steps have no text tokens")
 
 
 def _drop_library(draft: Draft) -> None:
@@ -263,7 +263,7 @@ def _counts_of_gpus(draft: Draft, parts: Sequence[Part]) -> list[tuple[int, str]
     listed = {fact.value for part in parts for fact in part.facts.get("gpu_index", ())}
     more = any(part.facts.get("gpu_index_above_7") for part in parts)
     if nodes == 1 and listed and not more and listed == set(range(len(listed))):
-        counts.append((len(listed), "the table of GPUs of the only node"))
+        counts.append((len(listed), "the only node's table of GPUs"))
     return counts
 
 

@@ -21,7 +21,7 @@ from hpc_gpt.reader.steps import Mask, Places, StepColumn, StepTable, joined_by_
 # The fields that give the time of a step, the best first.
 TIMES = ("step_s", "tokens_per_s", "tokens_per_s_gpu", "samples_per_s", "samples_per_s_gpu", "elapsed_s")
 _FEWEST_GENERIC = 5
-BARS_OF_OTHERS = "bars that may count something else than steps"
+BARS_OF_OTHERS = "bars that may count something other than steps"
 _SLOW_ITEM_S = 1.05  # a bar that counts seconds has one a second
 _MOST_STEPS = 1e15  # no run trains as many
 LARGEST_FIGURE = 1e18  # no figure of a step is larger

@@ -63,7 +63,7 @@ def _seconds(draft: Draft, steps: LogSteps) -> tuple[StepColumn, str]:
         if known.any() and whole and (gpus or not share):
             with np.errstate(over="ignore"):
                 seconds = whole / np.where(known, steps[key], np.nan) / (gpus if share and gpus else 1)
-            return seconds, f"{of} / {key.removesuffix('_gpu')}" + (" of one GPU x gpus" if share else "")
+            return seconds, f"{of} / ({key} x gpus)" if share else f"{of} / {key}"
     # Lines without a step number may be of any number of steps.
     for key, what in (("elapsed_s", "the time since the start"), ("at", "the lines' times of day"))[
         : 2 * steps.numbered
@@ -88,7 +88,7 @@ def _differences(steps: LogSteps, clock: StepColumn, least_s: float) -> tuple[St
     if len(between) and whole and np.median(between) < _COARSE_S:
         # Two whole seconds are exact to one: over 20 s that is 5 %.
         if (span := known[-1] - known[0]) < _EXACT_S:
-            words = f", which are whole seconds: {span:g} s in all, exact to one"
+            words = f", which are whole seconds: {span:g} s in all, exact to 1 s"
             return (_over(steps, clock, len(known) - 1), words) if span >= least_s else unknown
         apart = math.ceil(_EXACT_S / max(float(np.mean(between)), 0.05))
         reach = min(len(steps) - 1, max(1, len(steps) // 10, apart))
@@ -138,14 +138,14 @@ def _of_another_batch(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> M
         return other
     samples = _over(steps, steps["consumed_samples"], 1)
     if not np.isfinite(samples).any():
-        draft.flag(f"step_s is of steps of every batch size, but the figures from it assume {batch} samples")
+        draft.flag(f"step_s includes steps of every batch size, but the figures from it assume {batch} samples")
         return other
     other = np.abs(samples - batch) > 0.5
     if other[steps.counts & np.isfinite(samples)].all():
-        draft.flag(f"no line is of steps of {batch} samples only: step_s is of other batch sizes")
+        draft.flag(f"no line has only steps of {batch} samples: step_s comes from other batch sizes")
         return np.zeros(len(steps), np.bool_)
     # The batch of the first line of an attempt is unknown; it is warm-up anyway.
-    draft.flag(f"{int(other.sum())} lines of steps of another batch than {batch} are set apart")
+    draft.flag(f"{int(other.sum())} lines with steps of another batch size than {batch} are set apart")
     return other
 
 
@@ -163,7 +163,7 @@ def _add_measured(draft: Draft, steps: StepTable, times: StepTimes, how: str, li
         ("step_s_p10", times.p10, "10th percentile of the same lines"),
         ("step_s_p90", times.p90, "90th percentile of the same lines"),
         ("step_s_mean", times.mean, "mean of the same lines"),
-        ("steps_used", times.used, "lines that the median is of"),
+        ("steps_used", times.used, "lines in the median"),
         ("warmup_steps", times.warmup, "lines left out as warm-up"),
     ):
         draft.set(name, value, source_of)
@@ -176,7 +176,7 @@ def _flag_times(draft: Draft, steps: LogSteps, step_s: StepColumn, times: StepTi
     whole = bool((steps["skipped"][counting] >= steps.interval).all() and steps.interval_known)
     if whole:
         draft.flag(
-            "every step was skipped by an overflow of fp16: step_s is of forward and backward only", "all_skipped"
+            "every step was skipped by an fp16 overflow: step_s includes forward and backward only", "all_skipped"
         )
     for flag in times.flags:
         if not (whole and flag.kind == "none_plain"):
@@ -191,7 +191,7 @@ def _flag_times(draft: Draft, steps: LogSteps, step_s: StepColumn, times: StepTi
             f"{step_s[worst]:.4g} s ({steps.place(worst)}); the median includes them"
         )
     if steps.stride > 1:
-        draft.flag(f"of {steps.count:,} lines of steps every {steps.stride}th was kept")
+        draft.flag(f"every {steps.stride}th of {steps.count:,} lines of steps was kept")
 
 
 def _flag_other_programs(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
@@ -205,8 +205,9 @@ def _flag_other_programs(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -
                 ratio = other["step_s"][there] / steps["step_s"][here]
             ratio = ratio[np.isfinite(ratio) & (ratio > 0)]
             if len(ratio) and abs(float(np.median(ratio)) - 1) > _APART:
-                words = f"{name} times the same steps at {float(np.median(ratio)):.3f} of what {steps.dialect} says"
-                draft.flag(f"{words} ({part.file}:{other.line[there[0]]})")
+                where = f"{part.file}:{other.line[there[0]]}"
+                times = f"{float(np.median(ratio)):.3f} x the time that {steps.dialect} prints"
+                draft.flag(f"{name} prints {times} for the same steps ({where})")
 
 
 def _add_untimed(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
@@ -238,19 +239,19 @@ def add_rates(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
         known = np.flatnonzero(usable & steps.steady if (usable & steps.steady).any() else usable & steps.counts)
         facts = [fact for part in parts for fact in part.facts.get(column, ()) if isinstance(fact.value, int | float)]
         if len(known):
-            source = f"median of the program's own over {len(known)} lines from {steps.place(int(known[0]))}"
+            source = f"median of the program's own figures in {len(known)} lines from {steps.place(int(known[0]))}"
             draft.set(key, float(np.median(steps[column][known])), source)
         elif facts:
-            source = f"{facts[0].place}, median of {len(facts)} figures of the program's own"
+            source = f"{facts[0].place}, median of the program's own {len(facts)} figures"
             draft.set(key, float(np.median([fact.value for fact in facts])), source)
     if (draft.get("mfu_printed") or 0.0) > 1:
         draft.flag(f"the program prints an MFU of {draft.values.pop('mfu_printed'):.0%}: left out")
         del draft.sources["mfu_printed"]
     each, gpus, step_s = draft.get("tokens_per_s_gpu"), draft.whole("gpus"), draft.get("step_s")
     if each and gpus and "tokens_per_s" not in draft:
-        draft.set("tokens_per_s", each * gpus, f"{draft.sources['tokens_per_s_gpu']}, of one GPU x gpus")
+        draft.set("tokens_per_s", each * gpus, f"{draft.sources['tokens_per_s_gpu']}, x gpus")
     elif step_s and (tokens := step_tokens(draft)) and "tokens_per_s" not in draft:
-        draft.set("tokens_per_s", tokens / step_s, f"{tokens} tokens a step / step_s")
+        draft.set("tokens_per_s", tokens / step_s, f"{tokens} tokens per step / step_s")
 
 
 # {column of the steps, or fact: key of the record}
@@ -281,7 +282,7 @@ def add_losses(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
 def add_counts(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
     """Adds skipped and NaN steps, tokens, saves."""
     if steps.absurd:
-        draft.flag(f"left out: {counted_words(steps.absurd, 'figures of steps larger than any can be')}")
+        draft.flag(f"left out: {counted_words(steps.absurd, 'impossibly large figures of steps')}")
     if not steps.numbered:
         draft.flag("the lines have no step numbers: the lines are counted instead")
     if len(steps):
@@ -294,10 +295,10 @@ def add_counts(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
         nan = np.flatnonzero(steps.nan & steps.counts)
         lost = len(nan) if steps.stride == 1 else max(len(nan), int(steps.totals.get("nan_loss", 0)))
         if lost > (draft.get("nan_steps") or 0):
-            draft.set("nan_steps", lost, "lines with a loss or a gradient that is no number")
+            draft.set("nan_steps", lost, "lines with a loss or a gradient that is not a number")
         if lost:
             where = f", the first at {steps.place(int(nan[0]))}" if len(nan) else ""
-            draft.flag(f"{counted(lost, 'line')} with a loss or a gradient that is no number{where}", "nan")
+            draft.flag(f"{counted(lost, 'line')} with a loss or a gradient that is not a number{where}", "nan")
     else:
         skipped = sum(table.totals.get("skipped", 0.0) for part in parts for table in part.steps.values())
         if skipped:

@@ -222,7 +222,7 @@ def _add_measurements(draft: Draft, attempts: list[AttemptRead]) -> None:
     # The count continues over all attempts, like the positions of the streams.
     counts = (read.measured.get("skipped_shards") for read in attempts[::-1])
     if skipped := next((count for count in counts if count), 0):
-        draft.flag(f"{counted(skipped, 'damaged shard')} of the data skipped")
+        draft.flag(f"skipped {counted(skipped, 'damaged shard')} of the data")
 
 
 def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], times: StepTimes | None) -> None:
@@ -234,7 +234,7 @@ def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], ti
     if len(nan):
         where = steps.place(int(nan[0]))
         draft.flag(
-            f"{counted(len(nan), 'step')} with a loss or a gradient that is no number, the first at {where}", "nan"
+            f"{counted(len(nan), 'step')} with a loss or a gradient that is not a number, the first at {where}", "nan"
         )
     if skipped.all():
         draft.flag("every step was skipped: step_s includes forward and backward only", "all_skipped")
@@ -295,8 +295,8 @@ def _add_times(draft: Draft, times: StepTimes | None, steps: int, where: str) ->
         ("step_s_p10", times.p10, "10th and 90th percentile of the same steps"),
         ("step_s_p90", times.p90, "10th and 90th percentile of the same steps"),
         ("step_s_mean", times.mean, "mean of the same steps"),
-        ("steps_used", times.used, "counts of the steps that step_s is from"),
-        ("warmup_steps", times.warmup, "counts of the steps that step_s is from"),
+        ("steps_used", times.used, "steps in the median"),
+        ("warmup_steps", times.warmup, "steps left out as warm-up"),
     ):
         draft.set(name, value, source)
     for flag in times.flags:

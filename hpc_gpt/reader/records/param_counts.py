@@ -23,7 +23,7 @@ _GI = 2**30
 _ROUNDING = 0.005  # printed counts are rounded to two digits or more
 _EXACT = 1e-6  # a count that is exact to this share is not rounded
 _ALIKE = 0.05  # counts of one model that differ by more contradict each other
-_PART = "only a part of the parameters is trained, and the formulas are of all"
+_PART = "only a part of the parameters is trained, and the formulas assume all"
 # Arguments that change the layers' matrices in ways that are not read here.
 _OTHER_LAYERS = (
     *("multi_latent_attention", "is_hybrid_model", "hybrid_override_pattern", "hybrid_attention_ratio"),
@@ -96,7 +96,7 @@ def size_by_shape(draft: Draft, arguments: Mapping[str, str]) -> tuple[ModelSize
     if max(hidden, layers, heads, rows) > 10**9:
         return None, "the shape is larger than any model"
     if other := other_layers(arguments):
-        return None, f"{other} gives other layers than a plain decoder's"
+        return None, f"{other} gives layers that a plain decoder does not have"
     positions = str(draft.get("position_embedding") or arguments.get("pos_emb", "learned")).strip(" '\"")
     rotary = positions not in ("learned_absolute", "learned", "absolute")
     rotary = rotary or is_on(arguments, "use_rotary_position_embeddings", "use_rope")
@@ -156,7 +156,7 @@ def _experts(draft: Draft, arguments: Mapping[str, str], shape: ModelShape) -> E
     else:
         layers = 0
     if not used or not layers or arguments.get("mlp_type", "standard").strip() != "standard":
-        return "a mixture of experts, of which the log does not say how many parameters a token uses"
+        return "a mixture of experts, and the log does not say how many parameters a token uses"
     ffn = number_of(arguments, "moe_ffn_hidden_size") or shape.mlp_width
     shared = number_of(arguments, "moe_shared_expert_intermediate_size") or 0
     return Experts(count, used, layers, ffn, shared)
@@ -168,13 +168,13 @@ def shape_text(size: ModelSize) -> str:
         "GPT-2's" if shape.is_gpt2 and not experts else "",
         f"{shape.layers} layers",
         f"hidden {shape.hidden}",
-        f"{shape.padded_vocab} rows of embedding",
+        f"{shape.padded_vocab} embedding rows",
         f"{shape.seq} positions" if shape.positions == "learned" else "no learned positions",
         "gated" if shape.is_gated else "",
         f"{shape.key_heads} KV heads" if shape.key_heads != shape.heads else "",
         "untied" if not shape.tied else "",
         "a norm after the embedding" if shape.embedding_norm else "",
-        f"{experts.count} experts in {experts.layers} layers, {experts.used} for a token" if experts else "",
+        f"{experts.count} experts in {experts.layers} layers, {experts.used} per token" if experts else "",
     ]
     return ", ".join(each for each in details if each)
 
@@ -353,7 +353,10 @@ def _compare_count(draft: Draft, size: ModelSize, count: Count) -> bool:
     return bool(reason) or value < true / 2 or abs(value / true - 1) <= _ALIKE
 
 
-_REASONS = {"estimate": "it is an estimate", "trainable": "those that are trained, or one rank's share of them"}
+_REASONS = {
+    "estimate": "it is an estimate",
+    "trainable": "it counts the trained parameters, or one rank's share of them",
+}
 
 
 def _reason(draft: Draft, size: ModelSize, value: float) -> str:
@@ -364,7 +367,7 @@ def _reason(draft: Draft, size: ModelSize, value: float) -> str:
     if abs(value * _GI / 1e9 / true - 1) < 1e-3 or (value % 1e9 == 0 and true // _GI == value / 1e9):
         return "it divides by 2^30"
     if tp > 1 and abs(value - true - (tp - 1) * replicated_params(size.shape)) < 1e-4 * true:
-        return f"what each of {tp} tensor-parallel ranks holds counts {tp} times"
+        return f"parameters that each of {tp} tensor-parallel ranks holds count {tp} times"
     if abs(value - true * tp) < 0.01 * true * tp and tp > 1:
         return f"each of {tp} tensor-parallel ranks counts the whole model"
     if _is_share(draft, value, true):

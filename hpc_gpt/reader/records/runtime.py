@@ -169,7 +169,8 @@ def add_batch_by_rates(draft: Draft, parts: Sequence[Part]) -> bool:
             continue
         least, most = math.ceil(least_a / most_b * (1 - slack)), math.floor(most_a / least_b * (1 + slack))
         if least == most:
-            how = f"the only one of {samples.value:g} samples and {rounded.value:g} steps a second ({samples.place})"
+            both = f"{samples.value:g} samples and {rounded.value:g} steps per second"
+            how = f"the only one that gives {both} ({samples.place})"
             draft.infer("global_batch", least, how)
             return True
     return False
@@ -207,7 +208,7 @@ def _steps_of_rates(draft: Draft, part: Part) -> tuple[float, str]:
         return 0.0, ""
     low, high = math.ceil(runtime * (rounded - 0.0005)), math.floor(runtime * (rounded + 0.0005))
     batch, counted = draft.whole("global_batch"), draft.whole("samples_per_epoch")
-    what = f"steps, the only number that is {rounded:g} a second"
+    what = f"steps, the only number that gives {rounded:g} per second"
     passes = runtime * samples / counted if counted else 0.0
     # Without a number of epochs the rate of samples shows it.
     epochs = draft.whole("epochs") or round(passes)

@@ -39,12 +39,12 @@ def attention_keys(arguments: Mapping[str, str], seq: int | None, layers: int | 
     }
     odd = set(re.findall(r"[a-z_]{3,}", texts.get("attention_config", "").lower())) - set(_WHOLE_ATTENTION)
     if odd := odd - {"none", "all"}:
-        return None, f"attention_config has {' and '.join(sorted(odd))}, of which the keys of a token are not known"
+        return None, f"attention_config has {' and '.join(sorted(odd))}, so a token's keys are not known"
     if (kind := texts.get("attention_type:", "global")) not in (
         "global",
         "full",
     ) and "sliding_window_size:" not in limits:
-        return None, f"attention_type is {kind}, of which the keys of a token are not known"
+        return None, f"attention_type is {kind}, so a token's keys are not known"
     if not limits:
         silent = texts.get('"model_type"') == "mistral" and '"sliding_window"' not in texts
         return None, "the log does not say mistral's sliding_window" if silent and (seq or 0) > _MISTRALS else ""
@@ -54,7 +54,7 @@ def attention_keys(arguments: Mapping[str, str], seq: int | None, layers: int | 
     said = f"{name.strip(_MARKS)} is {text[:40]}"
     window, some = _window(name.strip(_MARKS), text)
     if window is None:
-        return None, f"{said}, which limits attention in a way that is not read here"
+        return None, f"{said}, which limits attention in a way that hpc-gpt does not read"
     if window == math.inf or (seq is not None and window >= seq):
         return None, ""
     share = _share(name, texts, layers) if not some else None
