@@ -1,7 +1,7 @@
-"""A figure held against what else the log says of the same quantity over the same steps.
+"""Compares a figure with the log's other statements of the same quantity over the same steps.
 
-Two statements may differ by 5 %. Beyond that the figure is left out and a flag says both, unless the difference is a
-known one of the program's own arithmetic.
+Two statements may differ by 5 %. Beyond that the figure is left out and a flag gives both, unless a known habit of the
+program's arithmetic explains the difference.
 """
 
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ from hpc_gpt.reader.records.draft import Draft
 from hpc_gpt.reader.records.log_steps import LogSteps
 
 _ALIKE = 0.05
-_LEAST = 5  # figures, below which nothing is held against them
+_LEAST = 5  # figures that a comparison needs
 _LONG = 2.0  # times the steady step: the clock also runs in evaluations and saves
 _OF_TIME = ("step_s", "step_s_p10", "step_s_p90", "step_s_mean", "steps_used", "warmup_steps")
-_ABSURD = 100.0  # ratio of two figures of one quantity from which one is absurd
+_ABSURD = 100.0  # ratio of two figures of one quantity from which on one of them is absurd
 _OF_RATE = ("tokens_per_s", "tflops_seed", "tflops_hardware", "tflops_model", "mfu", "hfu")
 
 
@@ -49,12 +49,12 @@ def doubt_step_time(draft: Draft, steps: LogSteps) -> None:
 
 
 def _kind(one: float, other: float) -> str:
-    """The kind of the flag of two figures of one quantity."""
+    """The kind of the flag for two figures of one quantity that differ."""
     return "absurd" if min(one, other) * _ABSURD <= max(one, other) else "disagrees"
 
 
 def _by_clock(steps: LogSteps) -> tuple[float | None, float]:
-    """(seconds of a step by the median between neighbouring lines, how exact); None for too few lines."""
+    """(median seconds of a step between neighbouring lines, their error); None for too few lines."""
     known = np.flatnonzero(np.isfinite(steps["at"]) & np.isfinite(steps["step"]) & steps.counts & steps.steady)
     if len(known) <= _LEAST:
         return None, 0.0
@@ -74,9 +74,9 @@ def _by_clock(steps: LogSteps) -> tuple[float | None, float]:
 
 
 def doubt_rates(record: Record, steps: LogSteps) -> Record:
-    """The record without a rate, and what follows from it, that the program's own rate contradicts.
+    """The record without a rate that the program's own rate contradicts, and without the figures that follow from it.
 
-    If the program's arithmetic explains that, or too few lines show it, its rate of one GPU gives way instead.
+    If the program's arithmetic explains that, or too few lines show it, its rate per GPU is replaced instead.
     """
     kept = _without_doubtful(record, steps)
     speed, gpus, printed = kept.tokens_per_s, kept.gpus, kept.tokens_per_s_gpu
@@ -112,7 +112,7 @@ def _without_doubtful(record: Record, steps: LogSteps) -> Record:
 
 
 def _same_tokens(record: Record, steps: LogSteps) -> bool:
-    """Whether rate and time of the same lines give the tokens of a step: the time may change in the course of a run."""
+    """Whether rate and time of the same lines give the tokens of a step: the time may change during a run."""
     tokens = steps["tokens_per_s"] * steps["step_s"]
     known = tokens[steps.steady & np.isfinite(tokens)]
     size = (record.global_batch or 0) * (record.seq or 0)
@@ -138,7 +138,7 @@ def _printed_rate(record: Record, steps: LogSteps) -> float | None:
 
 
 def _arithmetic(record: Record, ratio: float) -> str:
-    """Why a program's rate is that share of the true one; "" if nothing known explains it."""
+    """Why a program's rate is `ratio` times the true one; "" if no known reason explains it."""
     for count, what in (
         (record.micro_batches, "micro-batches"),
         (record.dp, "data-parallel ranks"),
@@ -152,7 +152,7 @@ def _arithmetic(record: Record, ratio: float) -> str:
     return ""
 
 
-# {figure: what it follows from, where the program does not print it}
+# {figure: the figures that give it if the program does not print it}
 _FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
     "step_s": (),
     "global_batch": ("micro_batch", "micro_batches", "dp"),
@@ -162,12 +162,12 @@ _FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
     "tflops_hardware": ("step_s", "global_batch", "seq", "gpus", "layers", "hidden", "vocab", "recompute"),
 }
 _NOT_PRINTED = dict.fromkeys(_FOLLOWS_FROM, "no line states it") | {"step_s": "no line gives the time of steps alone"}
-_BY_KIND = ("step_s", "tokens_per_s", "tflops_hardware")  # which another statement can contradict
+_BY_KIND = ("step_s", "tokens_per_s", "tflops_hardware")  # figures that another statement can contradict
 
 
 def flag_absent(record: Record, draft: Draft) -> Record:
-    """The record with a flag for each of the main figures that is null: which of its inputs is not known, or what
-    contradicts them."""
+    """The record with a flag for each main figure that is null: the unknown inputs, or the statement that contradicts
+    it."""
     flags = list(record.flags)
     of_text = () if DIFFUSION in draft else ("seq", "tokens_per_s", "params", "tflops_hardware")
     for name, inputs in _FOLLOWS_FROM.items():

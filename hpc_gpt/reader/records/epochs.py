@@ -1,4 +1,4 @@
-"""Programs that restart their step count in each epoch: their epochs are one attempt."""
+"""Joins the epochs of programs that restart their step count in each epoch: they are one attempt."""
 
 import math
 from collections import Counter
@@ -12,11 +12,11 @@ from hpc_gpt.reader.steps import StepColumn, StepTable
 
 
 def is_next_epoch(one: Part, other: Part) -> bool:
-    """Whether a part is the next epoch of the part before it, and no other attempt.
+    """Whether a part is the next epoch of the part before it, and not another attempt.
 
     Some programs restart their step count in each epoch. A part is the next epoch if no program started in between, and
-    its epoch is later; or its loss begins nearer to the end of the other's loss than to its begin; or the steps before
-    reached the planned number.
+    its epoch is later; or its first loss is closer to the last loss before it than to the first one; or the steps
+    before it reached the planned number.
     """
     before, after = step_span(one), step_span(other)
     if other.started or other.arguments or before is None or after is None or one.totals or one.ends:
@@ -39,7 +39,7 @@ def is_next_epoch(one: Part, other: Part) -> bool:
 
 
 def _losses(part: Part, steps: StepTable) -> StepColumn:
-    """The losses of a part's steps, in order; those of its evaluations if its lines of steps have none."""
+    """The losses of a part's steps, in order; the losses of its evaluations if its lines of steps have none."""
     trained = steps["loss"][np.isfinite(steps["loss"])]
     return trained if len(trained) else np.array([loss for _, loss, _ in part.evals if np.isfinite(loss)])
 
@@ -57,7 +57,7 @@ def join_epochs(one: Part, other: Part) -> Part:
     for name, found in other.facts.items():
         known = facts.setdefault(name, [])
         known += [fact for fact in found if all(fact.value != each.value for each in known)]
-    facts.pop("steps_planned", None)  # of one pass alone
+    facts.pop("steps_planned", None)  # planned for one pass only
     steps = dict(one.steps)
     for name, table in other.steps.items():
         columns = {key: column + (offset if key == "step" else 0.0) for key, column in table.columns.items()}

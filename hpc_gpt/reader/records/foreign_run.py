@@ -1,4 +1,4 @@
-"""Runs of other programs: from their logs to records and steps, each run with its own name."""
+"""Reads logs of other programs as runs: records and steps, each run with its own name."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ from hpc_gpt.reader.steps import StepTable
 
 _NO_STEPS = StepTable()
 NOT_KNOWN = "has no line that a reader knows"
-# Fields without a key of the record: they are in `settings`.
+# Fields without a key in the record: they go into `settings`.
 _SETTINGS = (
     *("ep", "vp", "kv_heads", "ffn", "vocab_unpadded", "steps_planned", "log_interval", "eval_interval"),
     *("save_interval", "gpus_per_node", "sequence_parallel", "flash_attention", "distributed_optimizer"),
@@ -56,10 +56,10 @@ _VERSIONS = {"torch_version": "torch", "framework_version": "framework", "deepsp
 
 
 def read_foreign_runs(files: DiscoveredFiles, as_one: bool = False, records_only: bool = False) -> list[RunRead]:
-    """The runs in the logs among `files`, in which those that are no logs are counted.
+    """The runs in the logs of `files`, which also counts the files that are not logs.
 
-    `as_one`: the user says that the logs are of one run; those without steps are then of the one with steps.
-    `records_only`: without steps and failures, which take more room than all else; the records are cached.
+    `as_one`: the user says that the logs belong to one run; logs without steps are then joined to the one with steps.
+    `records_only`: without steps and failures, which take most of the memory; the records are cached.
     """
     cached = CachedLogs([*files.logs, *files.scripts] if records_only and not as_one else [])
     if (found := cached.find()) is None:
@@ -94,7 +94,7 @@ def _read_runs(files: DiscoveredFiles, as_one: bool, records_only: bool) -> list
             main.attempts[-1] += run.parts
             main.names += run.names
         runs = [main]
-    runs = [run for run in runs if not _is_bars_alone(run, files)]
+    runs = [run for run in runs if not _skip_bars_alone(run, files)]
     scripts: dict[Path, list[Script]] = {}
     for path in files.scripts if runs else ():
         if (script := read_script(path)) is not None:
@@ -103,7 +103,7 @@ def _read_runs(files: DiscoveredFiles, as_one: bool, records_only: bool) -> list
     logs.clear()
     waiting = deque(zip(runs, _names(runs), strict=True))
     runs.clear()
-    while waiting:  # what was read of a run is dropped as soon as it is a record
+    while waiting:  # the parts of a run are freed as soon as it is a record
         run, name = waiting.popleft()
         of_files: Counter[str] = Counter()
         for file in {part.file for part in run.parts}:
@@ -119,8 +119,8 @@ def _read_runs(files: DiscoveredFiles, as_one: bool, records_only: bool) -> list
     return found_runs
 
 
-def _is_bars_alone(run: RunParts, files: DiscoveredFiles) -> bool:
-    """Whether the logs of a run have nothing but bars that count no steps; says so."""
+def _skip_bars_alone(run: RunParts, files: DiscoveredFiles) -> bool:
+    """Skips the files of a run whose logs have only bars that do not count steps; returns whether it did."""
     alone = any(BARS_OF_OTHERS in part.left_out for part in run.parts) and all(
         part.dialects.keys() <= {BARS} for part in run.parts
     )
@@ -130,7 +130,7 @@ def _is_bars_alone(run: RunParts, files: DiscoveredFiles) -> bool:
 
 
 def _grouped(logs: list[tuple[Path, list[Part]]], silent: list[Path], files: DiscoveredFiles) -> list[RunParts]:
-    """The runs of the logs; if they cannot be grouped, each log alone."""
+    """The runs of the logs; each log is a run of its own if they cannot be grouped."""
     try:
         return group_logs(logs, silent)
     except Exception as fault:
@@ -141,13 +141,13 @@ def _grouped(logs: list[tuple[Path, list[Part]]], silent: list[Path], files: Dis
         return []
 
 
-# (folders, whether the log's name is added), from short to long: for a log whose own name says nothing, and for others.
+# (folders, whether the log's name is added), from short to long: for a log with a general name, and for others.
 _OF_GENERAL = ((1, False), (2, False), (1, True), (2, True), (3, False), (3, True), (5, True), (9, True))
 _OF_NAMED = tuple((folders, True) for folders in (0, 1, 2, 3, 4, 5, 7, 9))
 
 
 def _names(runs: Sequence[RunParts]) -> list[str]:
-    """A name for each run: the log's, or its folder's if that says nothing; more folders if two are equal."""
+    """A name for each run: its log's, or its folder's if that is general; with more folders if two are equal."""
     names = [_name(run, 0) for run in runs]
     for length in range(1, len(_OF_NAMED)):
         twice = {name for name, count in Counter(names).items() if count > 1}
@@ -162,7 +162,7 @@ def _names(runs: Sequence[RunParts]) -> list[str]:
 
 
 def _name(run: RunParts, length: int) -> str:
-    """A name of that length. The second run of a file is `name#2`."""
+    """The name with so many folders (`_OF_NAMED`). The second run of a file is `name#2`."""
     log = run.names[0]
     if str(log.path) == STDIN:
         name = "stdin"
@@ -179,10 +179,10 @@ def read_foreign(
 ) -> RunRead:
     """The run that parts of logs make up.
 
-    `name`: unique among the runs of a report. `left_out`: what was skipped of its files -> how often.
+    `name`: unique among the runs of a report. `left_out`: reason -> how often something of its files was skipped.
     """
     parts = run.parts
-    # Of the last attempt with a dump, and what only earlier ones have.
+    # The arguments of the last attempt, and those that only earlier attempts print.
     arguments = {key: text for part in reversed(parts) for key, (text, _) in part.arguments.items()}
     draft = draft_of(stated(parts), script.facts() if script else {})
     planned, epochs = draft.whole("steps_planned"), draft.whole("epochs")
@@ -222,14 +222,14 @@ def read_foreign(
 
 
 def _dialect(steps: LogSteps, parts: Sequence[Part]) -> str | None:
-    """The program of the log: the one of the lines of steps, else of the totals, else one with an engine."""
+    """The program of the log: that of its lines of steps, else of its totals, else one with an engine."""
     if steps.dialect is not None:
         return steps.dialect
     for part in parts:
         for fact in part.totals.values():
             return fact.dialect
     found = [each for part in parts for each in dialects_of(part)]
-    # Else a training program, and no launcher or scheduler.
+    # Else a training program, but not a launcher or scheduler.
     trained = [each.name for each in found if each.engine is not None]
     trains = [each.name for each in found if any(one.kind in ("step", "progress", "total") for one in each.patterns)]
     return next(iter([*trained, *trains]), None)
@@ -239,7 +239,7 @@ def _add_engine(draft: Draft, dialect: str | None, parts: Sequence[Part]) -> Non
     present = {each.name: each for part in parts for each in dialects_of(part)}
     program = present.get(dialect or "")
     if program is not None and program.last_resort:
-        return  # what else is in the log is not what trained
+        return  # other programs in the log did not train
     if program is not None and program.engine is not None:
         draft.infer("engine", program.engine, f"the lines are {program.name}'s")
     else:
@@ -269,7 +269,7 @@ def _add_name(draft: Draft, run: RunParts) -> None:
 
 
 def _add_flags(draft: Draft, parts: Sequence[Part], dialect: str | None, left_out: Mapping[str, int]) -> None:
-    """Flags what the readers left out, and what must be known about the program's figures."""
+    """Flags lines that the readers left out, and the dialect's caveats about the program's figures."""
     counts = Counter(left_out)
     for part in parts:
         counts.update(part.left_out)
@@ -283,7 +283,7 @@ def _add_flags(draft: Draft, parts: Sequence[Part], dialect: str | None, left_ou
 
 
 def _flag_samples(draft: Draft) -> None:
-    """Flags a program that counts the samples of its data instead of those it ran: the last batch is filled up."""
+    """Flags a program that counts the samples of its data, although the last batch is filled up with more."""
     counted = draft.whole("samples_total")
     if counted is None and (each := draft.whole("samples_per_epoch")) and (epochs := draft.whole("epochs")):
         counted = each * epochs
@@ -325,14 +325,14 @@ def _record(draft: Draft, run: str, dialect: str | None, arguments: Mapping[str,
 
 
 def add_memory(draft: Draft, parts: Iterable[Part], arguments: Mapping[str, str]) -> None:
-    """Adds both lists of peak memory: one figure per stage if ranks of every stage print it, else the highest of all.
+    """Adds both lists of peak memory: one figure per stage if all stages print it, else the highest of all.
 
     Rank order: tp fastest, then cp and dp, then pp, as in Megatron and DeepSpeed; with Megatron's
     `--use-tp-pp-dp-mapping` pp before dp.
     """
     parts = list(parts)
     seen = [(rank, memory) for part in parts for rank, memory in part.memory.items()]
-    # What was printed before the first step is no peak of training.
+    # A figure before the first step is not a peak of training.
     seen = [(rank, memory) for rank, memory in seen if not memory.at_start]
     if not seen:
         return

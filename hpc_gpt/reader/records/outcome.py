@@ -1,8 +1,8 @@
-"""The results of a run that another program logged: step time, losses, counts, tokens.
+"""Adds the results of a run that another program logged: step time, losses, counts, tokens.
 
-The step time is, in this order: as printed; by tokens/s or samples/s, if the batch is known; by the time since the
-start of the run; by the time of day of the lines; by a Trainer's bars, less evaluations and saves; the total runtime
-over the steps, with them. If it is not printed, a flag says how it was found.
+The step time comes from the first of these that the log has: the printed step time; tokens/s or samples/s, if the batch
+is known; the time since the start of the run; the time of day of the lines; a Trainer's bars, less evaluations and
+saves; the total runtime over the steps, which includes these. If it is not printed, a flag says how it was found.
 """
 
 import math
@@ -21,8 +21,8 @@ from hpc_gpt.reader.steps import OUTLIER, RULE, SLOW_STEP, Mask, StepColumn, Ste
 # Times of day in whole seconds measure a step of this many seconds to about a tenth.
 _COARSE_S = 10.0
 _EXACT_S = 20.0
-_ROUGH_S = 5.0  # the program's own clock may do with less, in its first minute
-_AT_ONCE = 0.1  # of the lines may have the time of the line before, if times have fractions of a second
+_ROUGH_S = 5.0  # the program's own clock may cover less, in its first minute
+_AT_ONCE = 0.1  # share of lines that may have the time of the line before, if times have fractions of a second
 _APART = 0.02  # if two programs' times of the same steps differ by more than this share, a flag says it
 
 
@@ -64,7 +64,7 @@ def _seconds(draft: Draft, steps: LogSteps) -> tuple[StepColumn, str]:
             with np.errstate(over="ignore"):
                 seconds = whole / np.where(known, steps[key], np.nan) / (gpus if share and gpus else 1)
             return seconds, f"{of} / ({key} x gpus)" if share else f"{of} / {key}"
-    # Lines without a step number may be of any number of steps.
+    # Lines without a step number may represent any number of steps.
     for key, what in (("elapsed_s", "the time since the start"), ("at", "the lines' times of day"))[
         : 2 * steps.numbered
     ]:
@@ -77,16 +77,16 @@ def _seconds(draft: Draft, steps: LogSteps) -> tuple[StepColumn, str]:
 def _differences(steps: LogSteps, clock: StepColumn, least_s: float) -> tuple[StepColumn, str]:
     """(seconds per step since an earlier line of the same attempt, NaN without one; a note on them).
 
-    That line is the previous one. If the clock has whole seconds only, and the lines are too close for these, it is the
-    line a tenth of all lines earlier, or the first of lines that take `least_s` in all.
+    The earlier line is the previous one. If the clock has only whole seconds and the lines are too close for that, it
+    is the line a tenth of all lines earlier, or the first line if all take at least `least_s`.
     """
     known = clock[np.isfinite(clock)]
     between, whole = np.diff(known), bool((known % 1 == 0).all())
     unknown = np.full(len(steps), np.nan), ""
     if not whole and (between == 0).sum() > _AT_ONCE * len(between):
-        return unknown  # lines that a buffer held back have the time at which it was written
+        return unknown  # a buffer delayed these lines, and they have the time at which it was written
     if len(between) and whole and np.median(between) < _COARSE_S:
-        # Two whole seconds are exact to one: over 20 s that is 5 %.
+        # The difference of two whole seconds is exact to 1 s: over 20 s that is 5 %.
         if (span := known[-1] - known[0]) < _EXACT_S:
             words = f", which are whole seconds: {span:g} s in all, exact to 1 s"
             return (_over(steps, clock, len(known) - 1), words) if span >= least_s else unknown
@@ -98,7 +98,7 @@ def _differences(steps: LogSteps, clock: StepColumn, least_s: float) -> tuple[St
 
 def _over(steps: LogSteps, clock: StepColumn, reach: int) -> StepColumn:
     seconds = np.full(len(steps), np.nan)
-    rows = np.flatnonzero(np.isfinite(clock))  # lines of another program between may have no clock
+    rows = np.flatnonzero(np.isfinite(clock))  # lines of another program between them may have no clock
     if len(rows) > reach:
         here, before = rows[reach:], rows[:-reach]
         apart = steps["step"][here] - steps["step"][before]
@@ -110,7 +110,7 @@ def _over(steps: LogSteps, clock: StepColumn, reach: int) -> StepColumn:
 
 
 def _apart(draft: Draft, steps: LogSteps, step_s: StepColumn) -> tuple[Mask, str]:
-    """(lines to set apart, the pauses that the arguments ask for if the log has no line of them)."""
+    """(mask of the lines to set apart, the pauses in the arguments if the log has no lines of pauses)."""
     apart = steps.after_pause | (steps["skipped"] > 0) | (steps["nan"] > 0) | steps.nan
     pauses = []
     if not steps.after_pause.any():
@@ -118,7 +118,7 @@ def _apart(draft: Draft, steps: LogSteps, step_s: StepColumn) -> tuple[Mask, str
             every = draft.whole(name)
             if not every or every <= steps.interval:
                 continue
-            # The line after the step includes the pause. It is set apart only if it took longer.
+            # The line after the step includes the pause. It is set apart only if it took much longer.
             begins = steps["step"] - steps.interval
             due = (begins > 0) & (begins % every == 0) & np.isfinite(step_s)
             if due.any():
@@ -130,7 +130,7 @@ def _apart(draft: Draft, steps: LogSteps, step_s: StepColumn) -> tuple[Mask, str
 
 
 def _of_another_batch(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> Mask:
-    """Which lines are of another batch than the one of the record, if the batch of the run grew."""
+    """Mask of the lines whose batch is not the record's, if the batch grew during the run."""
     other = np.zeros(len(steps), np.bool_)
     batch = draft.whole("global_batch")
     stated = (fact for part in parts for fact in part.facts.get("global_batch", ()))
@@ -144,7 +144,7 @@ def _of_another_batch(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> M
     if other[steps.counts & np.isfinite(samples)].all():
         draft.flag(f"no line has only steps of {batch} samples: step_s comes from other batch sizes")
         return np.zeros(len(steps), np.bool_)
-    # The batch of the first line of an attempt is unknown; it is warm-up anyway.
+    # The batch of an attempt's first line is unknown, but the line is warm-up anyway.
     draft.flag(f"{int(other.sum())} lines with steps of another batch size than {batch} are set apart")
     return other
 
@@ -211,8 +211,8 @@ def _flag_other_programs(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -
 
 
 def _add_untimed(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
-    """Adds the step time of a run whose lines have none: by the total runtime, which is exact, unless a Trainer's bars
-    show that more than steps is in it."""
+    """Adds the step time of a run whose lines have none: by the total runtime, which is exact, or by a Trainer's bars
+    if these show that the total includes more than steps."""
     found = timed_bars(parts)
     if found is None:
         add_from_total(draft, steps, parts)
@@ -230,9 +230,9 @@ _MOST_TOKENS = 10**18
 
 
 def add_rates(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
-    """Adds what the program prints: TFLOPs, MFU, tokens/s of one GPU and of all, each the median of the steady lines.
+    """Adds the printed TFLOPs, MFU, tokens/s per GPU and of all GPUs, each the median of the steady lines.
 
-    A log such as nanoGPT's has neither batch, seq nor rate: tokens/s are then those of a step.
+    A log such as nanoGPT's prints no rate: tokens/s then follow from the tokens of a step and its time.
     """
     for column, key in _PRINTED.items():
         usable = np.isfinite(steps[column]) & (steps[column] > 0)
@@ -254,7 +254,7 @@ def add_rates(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
         draft.set("tokens_per_s", tokens / step_s, f"{tokens} tokens per step / step_s")
 
 
-# {column of the steps, or fact: key of the record}
+# {column of the steps, or name of a fact: key of the record}
 _PRINTED = {
     "tflops": "tflops_printed",
     "mfu": "mfu_printed",
@@ -319,9 +319,9 @@ def _add_tokens(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
         if each and len(rows) > 1:
             column, numbers = steps[key], steps["step"]
             first, last = int(rows[0]), int(rows[-1])
-            # The difference lacks the tokens of the steps of the first line.
+            # The difference lacks the tokens of the first line's steps.
             begun = (step_tokens(draft) or 0) * steps.interval
-            # Composer's first line counts the tokens before its step: none.
+            # Composer's first line counts the tokens before its step, which are 0.
             known_begin = numbers[first] <= steps.interval and (column[first] or numbers[first] == 0)
             begun = int(float(column[first]) * each) if known_begin else begun
             total = int(float(column[last] - column[first]) * each) + begun
@@ -335,7 +335,7 @@ def _add_tokens(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
     count = 0
     if len(rows):
         numbers = steps["step"][rows]
-        # The first line is of the steps up to it; a line of step 0 is of that step only.
+        # The first line represents the steps up to it; a line of step 0 represents only that step.
         begin = float(numbers.min())
         count = int(numbers.max() - begin) + (min(steps.interval, int(begin)) or 1)
     elif draft.get("step_s") is not None:

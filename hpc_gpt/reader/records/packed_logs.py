@@ -1,4 +1,4 @@
-"""What was read of many logs, in little room: which of them are one run shows only after the last one."""
+"""Many logs in little memory: they are grouped into runs only after the last one was read."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
@@ -12,15 +12,15 @@ from hpc_gpt.reader.logs import Part
 from hpc_gpt.reader.records.log_steps import LARGEST_FIGURE
 from hpc_gpt.reader.steps import StepColumn, StepTable
 
-_MOST_ROWS = 1 << 19  # lines of steps that are kept of all logs: some 50 MB, and the same again as steps of runs
-_FEW_ROWS = 512  # of a table whose columns are shared
+_MOST_ROWS = 1 << 19  # lines of steps kept of all logs: about 50 MB, and the same again as steps of runs
+_FEW_ROWS = 512  # rows of a table from which on its columns are not shared
 _OF_CURVES = ("lr", "grad_norm")
 _EMPTY: dict[type, Any] = {dict: {}, list: []}
 _Bar = tuple[float, float | None, int]
 
 
 class PackedLogs(list[tuple[Path, list[Part]]]):
-    """The logs that were read, and the parts of each. `records_only`: their steps are not shown."""
+    """The logs that were read, with their parts. `records_only`: their steps will not be shown."""
 
     def __init__(self, records_only: bool) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class PackedLogs(list[tuple[Path, list[Part]]]):
         self._columns: dict[str, dict[bytes, NDArray[Any]]] = {}
 
     def add(self, path: Path, parts: list[Part]) -> None:
-        """Adds a log. What several logs have, such as the numbers of the first steps, is kept once."""
+        """Adds a log. Columns that several logs have, such as the numbers of the first steps, are kept once."""
         for part in parts:
             for steps in part.steps.values():
                 self._share_steps(steps)
@@ -47,7 +47,7 @@ class PackedLogs(list[tuple[Path, list[Part]]]):
             self._share(steps)
 
     def _share(self, found: Part | StepTable) -> None:
-        """Replaces arrays and what is empty by what other logs have too: nothing is added to a log that was read."""
+        """Replaces arrays and empty containers with equal ones of other logs: a log that was read never changes."""
         for each in fields(found):
             value = getattr(found, each.name)
             if isinstance(value, np.ndarray):
@@ -56,7 +56,7 @@ class PackedLogs(list[tuple[Path, list[Part]]]):
                 setattr(found, each.name, _EMPTY[type(value)])
 
     def _used(self, name: str, column: StepColumn) -> StepColumn:
-        """A column as a record uses it: of a curve, which lines have it."""
+        """A column as a record uses it: for a curve, only the lines that have it matter."""
         if self._records_only and name in _OF_CURVES and not (np.abs(column) > LARGEST_FIGURE).any():
             return np.where(np.isfinite(column), 0.0, np.nan)
         return column
@@ -68,9 +68,9 @@ class PackedLogs(list[tuple[Path, list[Part]]]):
         return self._columns.setdefault(column.dtype.char, {}).setdefault(data, np.frombuffer(data, column.dtype))
 
     def _bounded(self) -> int:
-        """Halves the longest tables until half of MOST_ROWS is left; returns how many lines of steps are left.
+        """Halves the longest tables until half of _MOST_ROWS is left; returns the number of lines of steps left.
 
-        Their stride says it, and then a flag of the run.
+        Their stride records it, and a flag of the run reports it.
         """
         parts = [part for _, found in self for part in found]
         longest = max((len(steps) for part in parts for steps in part.steps.values()), default=0)

@@ -1,7 +1,7 @@
-"""The Slurm script of a log: directives, plain assignments and the trainer's flags. Nothing is ever executed.
+"""Reads the Slurm script of a log: directives, plain assignments and the trainer's flags. Nothing is ever executed.
 
-It is the weakest evidence, because it may have been edited since the job ran. What only a shell could evaluate (command
-substitution, a variable that is never set) is unknown, not empty.
+It is the weakest evidence, because it may have been edited since the job ran. Values that only a shell could evaluate
+(command substitution, a variable that is never set) are unknown, not empty.
 """
 
 import ast
@@ -25,7 +25,7 @@ _FLAG = re.compile(
     r"(?<![\w-])--([a-zA-Z][\w-]{1,60})(?:[ =]+(?!--)(\"[^\"]{0,300}\"|'[^']{0,300}'|[^\s\"'\\;|&]{1,200}))?"
 )
 _WHOLE = re.compile(r"\d{1,12}")
-# Field -> the trainer's flags and shell variables that give it, in lower case with underscores.
+# {field: the trainer's flags and shell variables that give it}, in lower case with underscores.
 _FIELDS = {
     "tp": ("tensor_model_parallel_size", "model_parallel_size", "tp_size", "tensor_parallel_size"),
     "pp": ("pipeline_model_parallel_size", "pipe_parallel_size", "pp_size", "pipeline_parallel_size"),
@@ -109,7 +109,7 @@ def read_script(path: Path) -> Script | None:
             values = _known(directives) | {key: value for key, (value, _) in variables.items()}
             value = expand(written, values) if plain else written
             if name in variables and variables[name][0] != value and _WHOLE.fullmatch(variables[name][0]):
-                twice.add(name)  # for example in the branches of an `if`: nothing says which one ran
+                twice.add(name)  # for example in the branches of an `if`: nothing says which branch ran
             variables[name] = (value, number)
             commands.append((number, value))
         else:
@@ -120,7 +120,7 @@ def read_script(path: Path) -> Script | None:
 
 
 def script_beside(log: Path, name: str | None, scripts: Mapping[Path, Sequence[Script]]) -> Script | None:
-    """The script of a log, among those of its folder, else of the folder above. `scripts`: by their folder.
+    """The script of a log, from its folder or the folder above. `scripts`: by their folder.
 
     It is the only script of the log's folder, else the one whose `--output` or `--error` fits the log's name, else the
     one with the longest `--job-name` that the log's name begins with.
@@ -157,7 +157,7 @@ def _fits(log: str, script: Script) -> bool:
 
 
 def _known(directives: Mapping[str, tuple[str, int]]) -> dict[str, str]:
-    """The variables that Slurm sets in a job's environment by the directives."""
+    """The variables that Slurm sets in a job's environment because of the directives."""
     given = {name: value for name, (value, _) in directives.items()}
     variables = {}
     for variable, option in (
@@ -174,7 +174,7 @@ def _known(directives: Mapping[str, tuple[str, int]]) -> dict[str, str]:
 
 
 def _flags(commands: Sequence[tuple[int, str]], values: Mapping[str, str]) -> dict[str, tuple[str, int]]:
-    """`--flag value` of every command, with variables replaced; the first of each name."""
+    """`--flag value` of all commands, with variables replaced; the first per name."""
     found: dict[str, tuple[str, int]] = {}
     for number, line in commands:
         for flag in _FLAG.finditer(expand(line, values)):
@@ -212,8 +212,8 @@ def _whole(text: str) -> int | None:
 
 @dataclass(frozen=True)
 class Redirected:
-    """A line that sends a program's output past the script's own: its number, and the file as it is written; empty if
-    the line does not name it. `of_srun`: with the fields of srun's patterns."""
+    """A line that sends a program's output to another file than the script's: its number, and the file as written,
+    empty if the line does not name it. `of_srun`: the file may have the fields of srun's patterns."""
 
     line: int
     target: str
@@ -232,7 +232,7 @@ _PER_RANK = dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"), "*"
 
 
 def redirected(text: str) -> list[Redirected]:
-    """The lines of a job script whose program's output does not come to the script's own."""
+    """The lines of a job script that send a program's output to another file than the script's."""
     outputs: list[Redirected] = []
     for number, line in logical_lines(text):
         if line.lstrip().startswith("#") or not _STARTS.search(line):
@@ -247,8 +247,8 @@ def redirected(text: str) -> list[Redirected]:
 
 
 def globs_of(text: str, environment: Mapping[str, str], arguments: Sequence[str]) -> list[str]:
-    """Patterns of the files to which a script that runs in an environment sends its programs' output; of those alone
-    whose names are known but for the number of a rank or a node."""
+    """Patterns of the files to which a script in an environment sends its programs' output. A name must be known except
+    for the number of a rank or a node; other files are left out."""
     values = dict(environment) | _PER_RANK | {str(place): value for place, value in enumerate(arguments, 1)}
     for _, line in logical_lines(text):
         if (assigned := assignment(line)) is not None:
@@ -357,7 +357,7 @@ def arithmetic(text: str, variables: Mapping[str, str]) -> int | None:
 
 
 def _evaluate(node: ast.expr, variables: Mapping[str, str]) -> int:
-    """The value of a parsed expression. Raises ValueError if it is unknown, no arithmetic, or too large."""
+    """The value of a parsed expression. Raises ValueError if it is unknown, not arithmetic, or too large."""
     match node:
         case ast.Constant(value=int(value)) if not isinstance(value, bool):
             pass
@@ -379,9 +379,9 @@ def _evaluate(node: ast.expr, variables: Mapping[str, str]) -> int:
                     whole = abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1)
                     value = whole if isinstance(op, ast.Div) else one - whole * other
                 case _:
-                    raise ValueError("no operation of a shell's")
+                    raise ValueError("not an operation of a shell")
         case _:
-            raise ValueError("no arithmetic, or not known")
+            raise ValueError("not arithmetic, or unknown")
     if abs(value) > _LARGEST_NUMBER:
         raise ValueError("larger than any size")
     return value
