@@ -57,9 +57,9 @@ def read_records(path: Path) -> list[Record] | None:
     """The records of a file; None if it is not JSON with records. Raises ConfigError for a damaged record."""
     tables = _tables(path)
     listed = tables.get("records", [tables])
-    if not isinstance(listed, list) or not all(isinstance(each, dict) and "ended" in each for each in listed):
+    if not isinstance(listed, list) or not all(isinstance(table, dict) and "ended" in table for table in listed):
         return None
-    return [_record(each, path) for each in listed]
+    return [_record(table, path) for table in listed]
 
 
 def read_rounds(path: Path, rows: int) -> list[list[float]]:
@@ -67,8 +67,8 @@ def read_rounds(path: Path, rows: int) -> list[list[float]]:
     listed = _tables(path).get("rows") or []
     if len(listed) != rows:
         return [[] for _ in range(rows)]
-    speeds = [each.get("tokens_per_s") or [] for each in listed]
-    return [each if all(each) else [] for each in speeds]
+    speeds = [row.get("tokens_per_s") or [] for row in listed]
+    return [speed if all(speed) else [] for speed in speeds]
 
 
 def _tables(path: Path) -> dict[str, Any]:
@@ -109,8 +109,8 @@ def add_figures(record: Record, foreign: bool = False) -> Record:
     # With few steps a single slow one moves the mean, so it does not show periodic steps.
     heavy = bool(step_s and mean and mean > _HEAVY * step_s and (record.steps_used or 0) >= _FEW)
     if heavy and step_s and mean:
-        words = f"some steps are heavy: the mean step takes {mean:.4g} s, {mean / step_s:.2f} x the median"
-        flags.append(f"{words}; the rates follow the mean" if foreign else words)
+        message = f"some steps are heavy: the mean step takes {mean:.4g} s, {mean / step_s:.2f} x the median"
+        flags.append(f"{message}; the rates follow the mean" if foreign else message)
         step_s = mean if foreign else step_s
     batch, seq, gpus, speed = record.global_batch, record.seq, record.gpus, record.tokens_per_s
     if step_s and batch and seq:
@@ -215,8 +215,8 @@ def _multiplied(record: Record, params: float, weights: float | None) -> float |
     if not (record.layers and record.hidden and record.vocab and weights):
         return None
     counted = record.layers * weights + record.vocab * record.hidden
-    known = "active" in record.settings or isinstance(record.settings.get("model"), dict)
-    return counted if known or abs(params / counted - 1) <= _TABLES else None
+    has_shape = "active" in record.settings or isinstance(record.settings.get("model"), dict)
+    return counted if has_shape or abs(params / counted - 1) <= _TABLES else None
 
 
 def _active(record: Record) -> tuple[float | None, float | None, int | None]:
@@ -241,11 +241,13 @@ def _keys(record: Record) -> tuple[float | None, str]:
     """`attention_keys` of a record, by the arguments in another program's log or those that our run gives to
     Megatron-LM."""
     engine = record.settings.get("engine")
-    words = engine.get("megatron_args") if isinstance(engine, dict) else None
-    arguments = of_options(words) if isinstance(words, list) and all(isinstance(word, str) for word in words) else {}
-    given = record.settings.get("arguments")
-    if isinstance(given, dict):
-        arguments = {**arguments, **{name: str(text) for name, text in given.items()}}
+    options = engine.get("megatron_args") if isinstance(engine, dict) else None
+    arguments = (
+        of_options(options) if isinstance(options, list) and all(isinstance(word, str) for word in options) else {}
+    )
+    logged = record.settings.get("arguments")
+    if isinstance(logged, dict):
+        arguments = {**arguments, **{name: str(text) for name, text in logged.items()}}
     return attention_keys(arguments, record.seq, record.layers)
 
 
@@ -280,9 +282,9 @@ def _possible(record: Record, flops: DerivedFigures) -> tuple[DerivedFigures, li
 
 def _highest_peak(record: Record) -> tuple[float, str]:
     """(the highest dense TFLOP/s of the record's device in its format, its owner); over all if one is unknown."""
-    own = DEVICES.get(record.device or "")
-    devices = [own] if own and not own.nominal else [*DEVICES.values()]
-    peaks = [each.peaks[unit] for each in devices for unit in each.peaks if record.units in (None, unit)]
+    device = DEVICES.get(record.device or "")
+    devices = [device] if device and not device.nominal else [*DEVICES.values()]
+    peaks = [one.peaks[unit] for one in devices for unit in one.peaks if record.units in (None, unit)]
     of = str(record.device) if len(devices) == 1 else f"any GPU in {record.units or 'any format'}"
     return max(peaks, default=math.inf), of
 
@@ -302,10 +304,10 @@ def _shares(record: Record, flops: DerivedFigures) -> tuple[DerivedFigures, list
         lack = f"{lack} for device {record.device}"
         null = {name: (getattr(record, name), f"null: {lack}") for name in names}
         return null, [Flag(f"{lack}: mfu and hfu are null", "no_peak")]
-    found: DerivedFigures = {}
+    figures: DerivedFigures = {}
     for name, (of, formula) in names.items():
         rate, source = flops.get(of, (getattr(record, of), f"null: {of} is not known"))
-        found[name] = (None, source)
+        figures[name] = (None, source)
         if rate is not None:
-            found[name] = (formula(rate, peak), f"{of} / {peak} dense {units} TFLOP/s of {record.device}")
-    return found, []
+            figures[name] = (formula(rate, peak), f"{of} / {peak} dense {units} TFLOP/s of {record.device}")
+    return figures, []

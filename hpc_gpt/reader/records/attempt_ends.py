@@ -24,12 +24,12 @@ _LATEST = 4e9  # epoch seconds, in the year 2096: later times are wrong
 
 def _has_finished(part: Part, steps: LogSteps, planned: int | None, spans: Sequence[tuple[float, float]]) -> bool:
     """Whether the program of the steps printed its totals in a part, after about all planned steps."""
-    own = any(fact.dialect == steps.dialect or steps.dialect is None for fact in part.totals.values())
-    found = main_steps(part)
+    is_of_steps = any(fact.dialect == steps.dialect or steps.dialect is None for fact in part.totals.values())
+    main = main_steps(part)
     # The last line may be an interval before the end, an epoch is rounded, and a bar is not always drawn.
-    interval = max(log_interval(found[1]), steps.interval) if found is not None else 1
+    interval = max(log_interval(main[1]), steps.interval) if main is not None else 1
     missing = planned - max(span[1] for span in spans) if planned and spans else 0
-    return bool(part.totals) and own and missing <= max(interval, _ABOUT_ALL * (planned or 0))
+    return bool(part.totals) and is_of_steps and missing <= max(interval, _ABOUT_ALL * (planned or 0))
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class _End:
 def add_ends(draft: Draft, run: RunParts, steps: LogSteps) -> list[Cause]:
     """Adds `attempts`, `ended`, `cause`, times and GPU-hours; returns the cause of each attempt's end."""
     planned = draft.whole("steps_planned")
-    asked = any("(--g" in draft.sources.get(key, "") for key in ("gpus", "gpus_per_node"))  # by a directive
-    ends = [_end(number, parts, steps, planned, asked) for number, parts in enumerate(run.attempts, 1)]
+    asked_for_gpus = any("(--g" in draft.sources.get(key, "") for key in ("gpus", "gpus_per_node"))  # by a directive
+    ends = [_end(number, parts, steps, planned, asked_for_gpus) for number, parts in enumerate(run.attempts, 1)]
     ids = [name.job_id for name in run.names if name.job_id]
     if ids:
         draft.infer("job_id", ids[-1], "the log's name")
-    over = [each.message for attempt in run.attempts[:-1] for part in attempt for each in part.failures]
+    over = [failed.message for attempt in run.attempts[:-1] for part in attempt for failed in part.failures]
     of_last = any(part.fact("job_id") for part in run.attempts[-1])
-    if not of_last and any(words.startswith(f"{JOB_OVER}{draft.get('job_id')} ") for words in over):
+    if not of_last and any(message.startswith(f"{JOB_OVER}{draft.get('job_id')} ") for message in over):
         draft.values.pop("job_id")  # the id of an earlier job in the same file
     tables = _attempt_tables(run, ends)
     last, parts = ends[-1], run.attempts[-1]
@@ -123,9 +123,9 @@ def _attempt_tables(run: RunParts, ends: Sequence[_End]) -> list[dict[str, Any]]
 
 def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | None, asked_for_gpus: bool) -> _End:
     spans = [span for part in parts if (span := step_span(part))]
-    own = steps["step"][(steps.attempt == number) & np.isfinite(steps["step"])]
-    if steps.numbered and len(own):  # also lines without a number, whose steps follow from samples or epochs
-        spans.append((float(own[0]), float(own.max())))
+    numbers = steps["step"][(steps.attempt == number) & np.isfinite(steps["step"])]
+    if steps.numbered and len(numbers):  # also lines without a number, whose steps follow from samples or epochs
+        spans.append((float(numbers[0]), float(numbers.max())))
     # A bar alone may count anything.
     trained = any(part.steps or part.totals for part in parts)
     reached = trained and any(reaches(span, planned) for span in spans)
@@ -141,7 +141,7 @@ def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | Non
     )
     text: str | None = cause.text + (f" ({cause.failure.place})" if cause.failure else "")
     if cause.ended == "unknown" and cause.failure is None:
-        lines = max((found[1].count for part in parts if (found := main_steps(part)) is not None), default=0)
+        lines = max((main[1].count for part in parts if (main := main_steps(part)) is not None), default=0)
         text = (
             f"the log ends after {counted(lines, 'line')} of steps" if lines else "the log ends before the first step"
         )

@@ -54,11 +54,11 @@ class MetricsLines:
     def joined(several: Sequence[MetricsLines]) -> MetricsLines:
         """The metrics of all attempts, in their order."""
         peaks: dict[str, list[float]] = {}
-        for each in several:
-            for key, stages in each.peaks.items():
+        for metrics in several:
+            for key, stages in metrics.peaks.items():
                 _raise_peaks(peaks, key, stages)
         return MetricsLines(
-            StepTable.joined([each.steps for each in several]), peaks, sum(each.damaged for each in several)
+            StepTable.joined([metrics.steps for metrics in several]), peaks, sum(metrics.damaged for metrics in several)
         )
 
 
@@ -97,16 +97,16 @@ class _Lines:
         figures = {key: _column(columns[key]) for key in self.columns if key in columns}
         figures["not_finite"] = _not_finite(columns, figures, len(objects))
         stages = {key: _stages_of_lines(columns.get(key, ())) for key in MEMORY_FIELDS}
-        highest = {each: max(each, default=None) for each in set(stages["memory_allocated_gib"])}
+        highest = {line_stages: max(line_stages, default=None) for line_stages in set(stages["memory_allocated_gib"])}
         figures["memory_gib"] = _column([*map(highest.__getitem__, stages["memory_allocated_gib"])])
         for key, column in self.columns.items():
             column.add(figures[key]) if len(figures.get(key, ())) else column.add_nothing(len(objects))
         for step, losses in zip(columns["step"], columns.get("loss_eval_by", ()), strict=False):
             if isinstance(losses, dict):
                 self.by_source[step] = {name: _number(loss) for name, loss in losses.items()}
-        for key, found in stages.items():
-            for each in dict.fromkeys(found):
-                _raise_peaks(self.peaks, key, each)
+        for key, stages_of_lines in stages.items():
+            for line_stages in dict.fromkeys(stages_of_lines):
+                _raise_peaks(self.peaks, key, line_stages)
         if objects:
             steps = figures["step"]
             self.rises = self.rises and bool(steps[0] > self.highest and (np.diff(steps) > 0).all())
@@ -146,9 +146,9 @@ def read_metrics_ends(path: Path, attempt: int) -> MetricsLines:
 
 def metrics_of(lines: list[bytes], attempt: int) -> MetricsLines:
     """The metrics of some lines of an attempt's metrics.jsonl, read as in `read_metrics`."""
-    found = _Lines()
-    found.take(lines)
-    return _metrics(found, attempt)
+    read = _Lines()
+    read.take(lines)
+    return _metrics(read, attempt)
 
 
 def _metrics(lines: _Lines, attempt: int) -> MetricsLines:
@@ -229,12 +229,12 @@ def _columns(objects: list[Any]) -> dict[str, Sequence[Any]]:
 
 def _not_finite(columns: Mapping[str, Sequence[Any]], figures: Mapping[str, StepColumn], count: int) -> StepColumn:
     """The column `not_finite`, set for JSON's NaN and Infinity but not for null."""
-    found = np.full(count, np.nan)
+    column = np.full(count, np.nan)
     for name, value in NOT_FINITE.items():
         for row in np.flatnonzero(~np.isfinite(figures.get(name, ()))).tolist():
             if isinstance(columns[name][row], float):
-                found[row] = value
-    return found
+                column[row] = value
+    return column
 
 
 _PLAIN = {int, float, bool, type(None)}
@@ -272,10 +272,10 @@ def _stages_of_lines(values: Sequence[Any]) -> list[tuple[float, ...]]:
     try:
         is_list = set(map(type, values)) == {list}
         keys = [*map(tuple, values)] if is_list else values
-        known = {key: _stages([*key] if is_list else key) for key in set(keys)}
+        by_key = {key: _stages([*key] if is_list else key) for key in set(keys)}
     except TypeError:  # some lines have lists, or values that no trainer writes
-        return [_stages(each) for each in values]
-    return [*map(known.__getitem__, keys)]
+        return [_stages(value) for value in values]
+    return [*map(by_key.__getitem__, keys)]
 
 
 def _raise_peaks(peaks: dict[str, list[float]], key: str, stages: Sequence[float]) -> None:

@@ -55,12 +55,12 @@ def _kind(one: float, other: float) -> str:
 
 def _by_clock(steps: LogSteps) -> tuple[float | None, float]:
     """(median seconds of a step between neighbouring lines, their error); None for too few lines."""
-    known = np.flatnonzero(np.isfinite(steps["at"]) & np.isfinite(steps["step"]) & steps.counts & steps.steady)
-    if len(known) <= _LEAST:
+    timed = np.flatnonzero(np.isfinite(steps["at"]) & np.isfinite(steps["step"]) & steps.counts & steps.steady)
+    if len(timed) <= _LEAST:
         return None, 0.0
-    at, number, attempt = steps["at"][known], steps["step"][known], steps.attempt[known]
-    apart = np.diff(number)
-    near = (apart > 0) & (np.diff(attempt) == 0)
+    at, number, attempt = steps["at"][timed], steps["step"][timed], steps.attempt[timed]
+    steps_apart = np.diff(number)
+    near = (steps_apart > 0) & (np.diff(attempt) == 0)
     if int(near.sum()) < _LEAST:
         return None, 0.0
     took = np.diff(at)[near]
@@ -68,9 +68,9 @@ def _by_clock(steps: LogSteps) -> tuple[float | None, float]:
     if whole and float(np.median(took)) < 20:
         # Whole seconds: the sum over all lines, without long pauses.
         plain = took <= 3 * max(1.0, float(np.median(took)))
-        total = float(apart[near][plain].sum())
+        total = float(steps_apart[near][plain].sum())
         return float(took[plain].sum()) / total, 2.0 / total
-    return float(np.median(took / apart[near])), (1.0 if whole else 0.002) / float(np.median(apart[near]))
+    return float(np.median(took / steps_apart[near])), (1.0 if whole else 0.002) / float(np.median(steps_apart[near]))
 
 
 def doubt_rates(record: Record, steps: LogSteps) -> Record:
@@ -78,16 +78,16 @@ def doubt_rates(record: Record, steps: LogSteps) -> Record:
 
     If the program's arithmetic explains that, or too few lines show it, its rate per GPU is replaced instead.
     """
-    kept = _without_doubtful(record, steps)
-    speed, gpus, printed = kept.tokens_per_s, kept.gpus, kept.tokens_per_s_gpu
+    checked = _without_doubtful(record, steps)
+    speed, gpus, printed = checked.tokens_per_s, checked.gpus, checked.tokens_per_s_gpu
     if not speed or not gpus or not printed or abs(printed * gpus / speed - 1) <= _ALIKE:
-        return kept
-    words = (
+        return checked
+    message = (
         f"the program prints {printed:,.0f} tokens/s per GPU, but the total over {gpus} GPUs gives {speed / gpus:,.0f}"
     )
-    flags = kept.flags if len(kept.flags) > len(record.flags) else [*kept.flags, words]
-    sources = {**kept.sources, "tokens_per_s_gpu": "tokens_per_s / gpus"}
-    return replace(kept, tokens_per_s_gpu=speed / gpus, flags=flags, sources=sources)
+    flags = checked.flags if len(checked.flags) > len(record.flags) else [*checked.flags, message]
+    sources = {**checked.sources, "tokens_per_s_gpu": "tokens_per_s / gpus"}
+    return replace(checked, tokens_per_s_gpu=speed / gpus, flags=flags, sources=sources)
 
 
 def _without_doubtful(record: Record, steps: LogSteps) -> Record:
@@ -114,24 +114,24 @@ def _without_doubtful(record: Record, steps: LogSteps) -> Record:
 def _same_tokens(record: Record, steps: LogSteps) -> bool:
     """Whether rate and time of the same lines give the tokens of a step: the time may change during a run."""
     tokens = steps["tokens_per_s"] * steps["step_s"]
-    known = tokens[steps.steady & np.isfinite(tokens)]
+    steady = tokens[steps.steady & np.isfinite(tokens)]
     size = (record.global_batch or 0) * (record.seq or 0)
-    return bool(size and len(known) >= _LEAST and abs(float(np.median(known)) / size - 1) <= _ALIKE)
+    return bool(size and len(steady) >= _LEAST and abs(float(np.median(steady)) / size - 1) <= _ALIKE)
 
 
 def _printed_rate(record: Record, steps: LogSteps) -> float | None:
     """The tokens/s of the job that the program prints; None without any, or if the rate itself gave step_s."""
     if not np.isfinite(steps["step_s"]).any():
         return None
-    each = record.global_batch and record.seq
+    sized = record.global_batch and record.seq
     for name, factor in (
         ("tokens_per_s", 1),
         ("tokens_per_s_gpu", record.gpus),
-        ("samples_per_s", record.seq if each else None),
-        ("samples_per_s_gpu", (record.seq or 0) * (record.gpus or 0) if each else None),
+        ("samples_per_s", record.seq if sized else None),
+        ("samples_per_s_gpu", (record.seq or 0) * (record.gpus or 0) if sized else None),
     ):
-        known = steps[name][steps.steady & np.isfinite(steps[name])]
-        later = known[len(known) // 2 :]  # a running mean comes near its figure with time
+        steady = steps[name][steps.steady & np.isfinite(steps[name])]
+        later = steady[len(steady) // 2 :]  # a running mean comes near its figure with time
         if factor and len(later) >= _LEAST and float(np.median(later)) > 0:
             return float(np.median(later)) * factor
     return None
@@ -178,7 +178,7 @@ def flag_absent(record: Record, draft: Draft) -> Record:
 
 def _why_null(record: Record, draft: Draft, name: str, inputs: tuple[str, ...]) -> str:
     inputs = ("seq",) if name == "global_batch" and draft.whole("global_batch_tokens") else inputs
-    missing = [each for each in inputs if getattr(record, each) is None]
+    missing = [figure for figure in inputs if getattr(record, figure) is None]
     reasons = [f"{', '.join(missing)} not known"] if missing else []
     source = record.sources.get("tflops_hardware" if name == "params" and not missing else name, "")
     if source.startswith("null: "):

@@ -95,20 +95,20 @@ def discover(paths: Sequence[str | os.PathLike[str]]) -> DiscoveredFiles:
     return files
 
 
-def _leave_out_output_files(found: DiscoveredFiles) -> None:
+def _leave_out_output_files(files: DiscoveredFiles) -> None:
     """Leaves out the files of `--output` and `--error` of our runs: a link to the log of an attempt, or a copy, which
     may be shorter while the run lasts, or continue with the next attempt's log."""
     by_head: dict[bytes, list[Path]] = {}
-    for log in (log for run in found.own for attempt in run.attempts() for log in attempt.logs):
+    for log in (log for run in files.own for attempt in run.attempts() for log in attempt.logs):
         by_head.setdefault(_head(log), []).append(log)
-    for path in found.logs.copy():
+    for path in files.logs.copy():
         logs = by_head.get(_head(path), ()) if str(path) != STDIN else ()
         with contextlib.suppress(OSError):  # one of both is gone: its reader reports that
             if any(_same_log(path, log) for log in logs):
                 is_link = any(path.samefile(log) for log in logs)
-                found.logs.remove(path)
+                files.logs.remove(path)
                 if not is_link:  # a copy, not a link of ours
-                    found.skip(OUTPUT_FILE, path)
+                    files.skip(OUTPUT_FILE, path)
 
 
 def _head(path: Path) -> bytes:
@@ -132,16 +132,16 @@ def _same_log(path: Path, log: Path) -> bool:
     return common >= _LEAST_ALIKE
 
 
-def notes(found: DiscoveredFiles, paths: Sequence[str] = ()) -> list[str]:
+def notes(files: DiscoveredFiles, paths: Sequence[str] = ()) -> list[str]:
     """The notes on skipped paths: `skipped a.png and 2 more: binary`, several reasons on one line.
 
     Files that `paths` name, and logs that a reader failed on, are named themselves, up to eight per reason, each
     reason on its own line."""
     lines, walked = [], dict[str, dict[str, int]]()
-    for why, count in sorted(found.counts.items()):
+    for why, count in sorted(files.counts.items()):
         if why in _QUIET:
             continue
-        named = [path for path in found.skipped[why] if path in paths or why.startswith(READER_FAILED)]
+        named = [path for path in files.skipped[why] if path in paths or why.startswith(READER_FAILED)]
         if named:
             lines.append(f"skipped {', '.join(map(shown_path, named))}{and_more(count, len(named))}: {why}")
         else:
@@ -151,14 +151,14 @@ def notes(found: DiscoveredFiles, paths: Sequence[str] = ()) -> list[str]:
     parts = []
     for kind in ranked[:_REASONS]:
         first, *others = walked[kind]
-        shown = f"{shown_path(found.skipped[first][0])}{and_more(sum(walked[kind].values()), 1)}"
+        shown = f"{shown_path(files.skipped[first][0])}{and_more(sum(walked[kind].values()), 1)}"
         parts.append((shown, kind if others else first))
     if len(ranked) == 1:
         lines.append("skipped " + ": ".join(parts[0]))
     elif ranked:
-        total, rest = (sum(sum(walked[kind].values()) for kind in kinds) for kinds in (ranked, ranked[_REASONS:]))
+        total, unnamed = (sum(sum(walked[kind].values()) for kind in kinds) for kinds in (ranked, ranked[_REASONS:]))
         text = ", ".join(f"{shown} ({why})" for shown, why in parts)
-        lines.append(f"skipped {total:,} paths: {text}{f' and {rest:,} others' if rest else ''}")
+        lines.append(f"skipped {total:,} paths: {text}{f' and {unnamed:,} others' if unnamed else ''}")
     return lines
 
 
@@ -374,9 +374,9 @@ def log_name(path: Path) -> LogName:
     labelled = bool(ranks)
     rank = int(ranks[-1]) if ranks else None
     for index, folder in enumerate(folders):
-        if (found := _RANK_WORD.fullmatch(folder)) is not None:
+        if (match := _RANK_WORD.fullmatch(folder)) is not None:
             folders[index], labelled = "#rank", True
-            rank = int(found[1]) if rank is None else rank
+            rank = int(match[1]) if rank is None else rank
         elif index and folder.isdecimal() and _ATTEMPT_FOLDER.fullmatch(folders[index - 1]):
             folders[index], labelled = "#rank", True
             rank = int(folder) if rank is None else rank
@@ -395,12 +395,12 @@ def job_id_of(stem: str) -> str | None:
     >>> [job_id_of(stem) for stem in ("slurm-4711_3", "gpt2_base_n4-1832555", "run-20240131_101112-7bjj8vgu", "gpt2")]
     ['4711', '1832555', None, None]
     """
-    if found := _JOB.search(stem):
-        return found[1]
+    if match := _JOB.search(stem):
+        return match[1]
     numbers = [
-        found[1]
-        for found in _LONG_NUMBER.finditer(stem)
-        if not _DATE.fullmatch(found[1]) and not _TIME_OF_DATE.search(stem, 0, found.end())
+        match[1]
+        for match in _LONG_NUMBER.finditer(stem)
+        if not _DATE.fullmatch(match[1]) and not _TIME_OF_DATE.search(stem, 0, match.end())
     ]
     return numbers[-1] if numbers else None
 
@@ -420,21 +420,21 @@ def is_rank_number(names: list[LogName], position: int) -> bool:
 
 def distinguishing_folders(path: Path) -> list[str]:
     """The folders above a log that may name a run, without folders of ranks, nodes, torchrun and W&B's `files`."""
-    found: list[str] = []
+    folders: list[str] = []
     before = ""
     for folder in path.absolute().parent.parts[1:]:
         of_torchrun = _ATTEMPT_FOLDER.fullmatch(folder) or (folder.isdecimal() and _ATTEMPT_FOLDER.fullmatch(before))
         of_wandb = folder == "files" and WANDB_RUN.fullmatch(before)
         if folder != ".." and not of_torchrun and not of_wandb and not _RANK_WORD.fullmatch(folder):
-            found.append(folder)
+            folders.append(folder)
         before = folder
-    return found
+    return folders
 
 
 def without_number(name: LogName, position: int) -> LogName:
     """The name without its rank, the number at a position."""
-    found = list(_NUMBER.finditer(name.stem))[position]
-    return replace(name, stem=_tidy(f"{name.stem[: found.start()].rstrip('._-')}{name.stem[found.end() :]}"))
+    match = list(_NUMBER.finditer(name.stem))[position]
+    return replace(name, stem=_tidy(f"{name.stem[: match.start()].rstrip('._-')}{name.stem[match.end() :]}"))
 
 
 def is_general(stem: str) -> bool:

@@ -68,13 +68,13 @@ def _interpreted(part: Part) -> Iterator[tuple[Dialect, Mapping[str, Any], list[
 
 def asked_at(part: Part) -> dict[str, Stated]:
     """The fields that follow from a part's dump of arguments, each with the line of the argument that decides it."""
-    found: dict[str, Stated] = {}
+    fields_asked: dict[str, Stated] = {}
     for dialect, fields, read in _interpreted(part):
         for name, key in _argument_of(dialect, fields, read, part).items():
-            if name not in found:
+            if name not in fields_asked:
                 place = part.arguments[key][1] if key else Place(part.file, part.first_line)
-                found[name] = Stated(fields[name], ASKED, f"{place} (argument{' ' + key if key else 's'})")
-    return found
+                fields_asked[name] = Stated(fields[name], ASKED, f"{place} (argument{' ' + key if key else 's'})")
+    return fields_asked
 
 
 def _argument_of(dialect: Dialect, fields: Mapping[str, Any], read: Sequence[str], part: Part) -> dict[str, str]:
@@ -89,16 +89,16 @@ def _argument_of(dialect: Dialect, fields: Mapping[str, Any], read: Sequence[str
 
     @cache
     def changed(key: str, missing: bool) -> Mapping[str, Any]:
-        other = {each: text for each, text in texts.items() if each != key}
+        other = {argument: text for argument, text in texts.items() if argument != key}
         return interpret(other if missing else {**other, key: _other(texts[key])})
 
-    found: dict[str, str] = {}
+    deciding: dict[str, str] = {}
     for name, value in fields.items():
         alike = [key for key in read if texts[key].strip() == str(value)]
         trials = ((key, missing) for missing in (False, True) for key in dict.fromkeys([*alike, *read]))
         depends = (key for key, missing in trials if changed(key, missing).get(name) != value)
-        found[name] = next(depends, next(iter(alike), ""))
-    return found
+        deciding[name] = next(depends, next(iter(alike), ""))
+    return deciding
 
 
 def _other(text: str) -> str:
@@ -136,25 +136,25 @@ def _facts_of(part: Part) -> Iterator[tuple[str, Sequence[Fact]]]:
     if not changes:
         yield from part.facts.items()
         return
-    line, changed, follows, change = max(changes, key=lambda each: each[0])
+    line, changed, follows, change = max(changes, key=lambda entry: entry[0])
     for name in dict.fromkeys([*part.facts, changed]):
-        found = part.facts.get(name, [])
-        later = [fact for fact in found if fact.place.line > line] if name in _OF_A_START else found
-        earlier = [] if name == follows else found
-        if name not in CHANGES and (known := later or ([change] if name == changed else earlier)):
-            yield name, known
+        facts = part.facts.get(name, [])
+        facts_after = [fact for fact in facts if fact.place.line > line] if name in _OF_A_START else facts
+        facts_before = [] if name == follows else facts
+        if name not in CHANGES and (used := facts_after or ([change] if name == changed else facts_before)):
+            yield name, used
 
 
 def stated(parts: Sequence[Part]) -> dict[str, list[Stated]]:
     """All values that parts state per field, the closest to what ran first, without repeats."""
     facts = (fact for part in parts for fact in _facts_of(part))
-    said = [(name, Stated(fact.value, _who(fact), str(fact.place))) for name, of_name in facts for fact in of_name]
-    found: dict[str, list[Stated]] = {}
-    for name, value in [*said, *(each for part in parts for each in asked_at(part).items())]:
-        known = found.setdefault(name, [])
-        if all(each.value != value.value or each.by != value.by for each in known):
-            known.append(value)
-    return found
+    printed = [(name, Stated(fact.value, _who(fact), str(fact.place))) for name, of_name in facts for fact in of_name]
+    values: dict[str, list[Stated]] = {}
+    for name, value in [*printed, *(argument for part in parts for argument in asked_at(part).items())]:
+        statements = values.setdefault(name, [])
+        if all(other.value != value.value or other.by != value.by for other in statements):
+            statements.append(value)
+    return values
 
 
 Marks = Mapping[str, frozenset[Any]]
@@ -162,19 +162,19 @@ Marks = Mapping[str, frozenset[Any]]
 
 def marks(part: Part) -> Marks:
     """The marks that tell runs apart: layout, shape and batch, as far as the part states them."""
-    asked: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for _, fields, _ in _interpreted(part):
-        asked = {**fields, **asked}
-    found = {name: {fact.value for fact in part.facts.get(name, ())} for name in MARKS}
-    for name in found.keys() & asked.keys():
-        found[name].add(asked[name])
-    return _shared(tuple((name, frozenset(values)) for name, values in found.items() if values))
+        arguments = {**fields, **arguments}
+    values_of = {name: {fact.value for fact in part.facts.get(name, ())} for name in MARKS}
+    for name in values_of.keys() & arguments.keys():
+        values_of[name].add(arguments[name])
+    return _shared(tuple((name, frozenset(values)) for name, values in values_of.items() if values))
 
 
 @lru_cache(4096)
-def _shared(found: tuple[tuple[str, frozenset[Any]], ...]) -> Marks:
+def _shared(marks: tuple[tuple[str, frozenset[Any]], ...]) -> Marks:
     """The marks as one shared object for equal ones: many runs of a folder have the same."""
-    return dict(found)
+    return dict(marks)
 
 
 def contradict(one: Marks, other: Marks) -> bool:
@@ -251,33 +251,36 @@ class Draft:
             self.flags.append(Flag(message, kind))
 
 
-def draft_of(found: Mapping[str, Sequence[Stated]], beside: Mapping[str, Stated]) -> Draft:
+def draft_of(logged: Mapping[str, Sequence[Stated]], scripted: Mapping[str, Stated]) -> Draft:
     """The draft of the stated fields. The order of precedence is: the program's own lines, its arguments, the dump of a
     library, the Slurm script.
 
     If two statements differ, a flag gives both with their places.
     """
     draft = Draft()
-    for name in dict.fromkeys([*found, *beside]):
-        candidates = [*found.get(name, ()), *([beside[name]] if name in beside else [])]
-        usable = [(value, each) for each in candidates if (value := _usable(name, each.value)) is not None]
-        for each in candidates:
-            if _usable(name, each.value) is None:
+    for name in dict.fromkeys([*logged, *scripted]):
+        candidates = [*logged.get(name, ()), *([scripted[name]] if name in scripted else [])]
+        usable = [
+            (value, statement) for statement in candidates if (value := _usable(name, statement.value)) is not None
+        ]
+        for statement in candidates:
+            if _usable(name, statement.value) is None:
                 draft.flag(
-                    f"{_COMPARED.get(name, name)} cannot be {str(each.value)[:40]} ({each.source}): left out", "value"
+                    f"{_COMPARED.get(name, name)} cannot be {str(statement.value)[:40]} ({statement.source}): left out",
+                    "value",
                 )
         if not usable:
             continue
-        best, said = max(usable, key=lambda pair: pair[1].by)
-        draft.set(name, best, said.source)
-        draft.by[name] = said.by
+        best, chosen = max(usable, key=lambda pair: pair[1].by)
+        draft.set(name, best, chosen.source)
+        draft.by[name] = chosen.by
         if name in _COMPARED:
-            _compare(draft, name, best, said, usable)
+            _compare(draft, name, best, chosen, usable)
     return draft
 
 
 def _compare(draft: Draft, name: str, best: Any, first: Stated, usable: Sequence[tuple[Any, Stated]]) -> None:
-    values = [(value, each) for value, each in usable if each.by == SAID]
+    values = [(value, statement) for value, statement in usable if statement.by == SAID]
     if name == "global_batch" and len(values) > 1:
         # `--rampup-batch-size`: the figures are for the largest batch of the last attempt, whose values come first.
         until = next((index for index, (one, two) in enumerate(pairwise(values), 1) if two[0] < one[0]), len(values))
@@ -287,11 +290,13 @@ def _compare(draft: Draft, name: str, best: Any, first: Stated, usable: Sequence
             draft.set(name, largest, f"{where.source}, the largest of {len(values)}")
             draft.flag(f"the global batch grew during the run, from {least} to {largest} ({where.source})")
             return
-    other = next(((value, each) for value, each in usable if value != best), None)
+    other = next(((value, statement) for value, statement in usable if value != best), None)
     if other is not None:
-        value, each = other
-        words = "and" if each.by == first.by else f"but {_WORDS[each.by]}"
-        draft.flag(f"{_WORDS[first.by]} {_COMPARED[name]} {best} ({first.source}), {words} {value} ({each.source})")
+        value, statement = other
+        joint = "and" if statement.by == first.by else f"but {_WORDS[statement.by]}"
+        draft.flag(
+            f"{_WORDS[first.by]} {_COMPARED[name]} {best} ({first.source}), {joint} {value} ({statement.source})"
+        )
 
 
 def _usable(name: str, value: Any) -> Any:

@@ -53,10 +53,10 @@ def join_epochs(one: Part, other: Part) -> Part:
     offset = span[1] + (log_interval(whole[1]) if whole and from_0 else 0)
     if (length := one.fact("epoch_steps")) and isinstance(length.value, int) and length.value > 0:
         offset = float(math.ceil((span[1] + from_0) / length.value) * length.value)
-    facts = {name: list(found) for name, found in one.facts.items()}
-    for name, found in other.facts.items():
-        known = facts.setdefault(name, [])
-        known += [fact for fact in found if all(fact.value != each.value for each in known)]
+    facts = {name: list(stated) for name, stated in one.facts.items()}
+    for name, stated in other.facts.items():
+        joined = facts.setdefault(name, [])
+        joined += [fact for fact in stated if all(fact.value != before.value for before in joined)]
     facts.pop("steps_planned", None)  # planned for one pass only
     steps = dict(one.steps)
     for name, table in other.steps.items():
@@ -65,8 +65,8 @@ def join_epochs(one: Part, other: Part) -> Part:
         steps[name] = StepTable.joined([*before, replace(table, columns=columns)])
     timers = {}
     for name in {**one.timers_s, **other.timers_s}:
-        (total, count), (more, times) = one.timers_s.get(name, (0.0, 0)), other.timers_s.get(name, (0.0, 0))
-        timers[name] = total + more, count + times
+        (total, count), (added, times) = one.timers_s.get(name, (0.0, 0)), other.timers_s.get(name, (0.0, 0))
+        timers[name] = total + added, count + times
 
     def later(step: float | None) -> float | None:
         return None if step is None else step + offset
@@ -82,7 +82,7 @@ def join_epochs(one: Part, other: Part) -> Part:
         evals=one.evals + [(later(step), loss, line) for step, loss, line in other.evals],
         eval_s=one.eval_s + other.eval_s,
         saves=one.saves + [(later(step), took, line) for step, took, line in other.saves],
-        memory={**one.memory, **{rank: each for rank, each in other.memory.items() if rank not in one.memory}},
+        memory={**one.memory, **{rank: peak for rank, peak in other.memory.items() if rank not in one.memory}},
         rank_params={**other.rank_params, **one.rank_params},
         timers_s=timers,
         failures=one.failures + other.failures,

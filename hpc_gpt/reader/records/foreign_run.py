@@ -62,12 +62,12 @@ def read_foreign_runs(files: DiscoveredFiles, as_one: bool = False, records_only
     `records_only`: without steps and failures, which take most of the memory; the records are cached.
     """
     cached = CachedLogs([*files.logs, *files.scripts] if records_only and not as_one else [])
-    if (found := cached.find()) is None:
-        own = replace(files, skipped={}, counts={})
-        found = _read_runs(own, as_one, records_only), own.skipped, own.counts
-        if not own.failed:
-            cached.store(*found)
-    runs, skipped, counts = found
+    if (cached_or_read := cached.find()) is None:
+        own_files = replace(files, skipped={}, counts={})
+        cached_or_read = _read_runs(own_files, as_one, records_only), own_files.skipped, own_files.counts
+        if not own_files.failed:
+            cached.store(*cached_or_read)
+    runs, skipped, counts = cached_or_read
     files.add_skipped(skipped, counts)
     return runs
 
@@ -89,8 +89,8 @@ def _read_runs(files: DiscoveredFiles, as_one: bool, records_only: bool) -> list
             left_out |= {log.parts[0].file: log.left_out} if log.left_out else {}
     runs = _grouped(logs, silent, files)
     if as_one and runs and sum(run.has_steps for run in runs) <= 1:
-        main, *rest = sorted(runs, key=lambda run: not run.has_steps)
-        for run in rest:
+        main, *others = sorted(runs, key=lambda run: not run.has_steps)
+        for run in others:
             main.attempts[-1] += run.parts
             main.names += run.names
         runs = [main]
@@ -108,9 +108,9 @@ def _read_runs(files: DiscoveredFiles, as_one: bool, records_only: bool) -> list
         of_files: Counter[str] = Counter()
         for file in {part.file for part in run.parts}:
             of_files.update(left_out.get(file, {}))
-        beside = (script_beside(each.path, each.stem, scripts) for each in run.names)
+        script_of_logs = (script_beside(log_name.path, log_name.stem, scripts) for log_name in run.names)
         try:
-            read = read_foreign(run, name, next(filter(None, beside), None), of_files)
+            read = read_foreign(run, name, next(filter(None, script_of_logs), None), of_files)
             found_runs.append(replace(read, steps=_NO_STEPS, failures=(), causes=()) if records_only else read)
         except Exception as fault:
             files.failed = True
@@ -191,7 +191,7 @@ def read_foreign(
         run.attempts, draft.whole("log_interval"), epoch_steps, draft.whole("global_batch"), draft.whole("seq")
     )
     dialect = _dialect(steps, parts)
-    present = [each.name for part in parts for each in dialects_of(part)]
+    present = [candidate.name for part in parts for candidate in dialects_of(part)]
     _add_engine(draft, dialect, parts)
     drop_tokens(draft)
     add_seq(draft, steps)
@@ -228,22 +228,26 @@ def _dialect(steps: LogSteps, parts: Sequence[Part]) -> str | None:
     for part in parts:
         for fact in part.totals.values():
             return fact.dialect
-    found = [each for part in parts for each in dialects_of(part)]
+    in_log = [candidate for part in parts for candidate in dialects_of(part)]
     # Else a training program, but not a launcher or scheduler.
-    trained = [each.name for each in found if each.engine is not None]
-    trains = [each.name for each in found if any(one.kind in ("step", "progress", "total") for one in each.patterns)]
+    trained = [candidate.name for candidate in in_log if candidate.engine is not None]
+    trains = [
+        candidate.name
+        for candidate in in_log
+        if any(one.kind in ("step", "progress", "total") for one in candidate.patterns)
+    ]
     return next(iter([*trained, *trains]), None)
 
 
 def _add_engine(draft: Draft, dialect: str | None, parts: Sequence[Part]) -> None:
-    present = {each.name: each for part in parts for each in dialects_of(part)}
+    present = {candidate.name: candidate for part in parts for candidate in dialects_of(part)}
     program = present.get(dialect or "")
     if program is not None and program.last_resort:
         return  # other programs in the log did not train
     if program is not None and program.engine is not None:
         draft.infer("engine", program.engine, f"the lines are {program.name}'s")
     else:
-        other = next((each for each in present.values() if each.engine is not None), None)
+        other = next((candidate for candidate in present.values() if candidate.engine is not None), None)
         if other is not None:
             draft.infer("engine", other.engine, f"lines are {other.name}'s")
         elif program is not None and program.name not in _NO_ENGINE:
@@ -252,9 +256,9 @@ def _add_engine(draft: Draft, dialect: str | None, parts: Sequence[Part]) -> Non
 
 def _add_dtype(draft: Draft, dialect: str | None) -> None:
     """Adds the dtype that the program trains in by default."""
-    own = dialect_named(dialect)
-    if own is not None:
-        draft.infer("dtype", own.dtype, f"{own.name} trains in {own.dtype} by default")
+    program = dialect_named(dialect)
+    if program is not None:
+        draft.infer("dtype", program.dtype, f"{program.name} trains in {program.dtype} by default")
 
 
 def _add_name(draft: Draft, run: RunParts) -> None:
@@ -273,11 +277,11 @@ def _add_flags(draft: Draft, parts: Sequence[Part], dialect: str | None, left_ou
     counts = Counter(left_out)
     for part in parts:
         counts.update(part.left_out)
-    for words, count in counts.items():
-        draft.flag(f"left out: {counted_words(count, words)}")
-    found = {each.name: each for part in parts for each in dialects_of(part)}
+    for reason, count in counts.items():
+        draft.flag(f"left out: {counted_words(count, reason)}")
+    in_log = {candidate.name: candidate for part in parts for candidate in dialects_of(part)}
     for name in dict.fromkeys([dialect, *(fact.dialect for part in parts for fact in part.totals.values())]):
-        for flag in found[name].flags if name in found else ():
+        for flag in in_log[name].flags if name in in_log else ():
             draft.flag(f"{name}: {flag}", "program")
     _flag_samples(draft)
 
@@ -285,8 +289,8 @@ def _add_flags(draft: Draft, parts: Sequence[Part], dialect: str | None, left_ou
 def _flag_samples(draft: Draft) -> None:
     """Flags a program that counts the samples of its data, although the last batch is filled up with more."""
     counted = draft.whole("samples_total")
-    if counted is None and (each := draft.whole("samples_per_epoch")) and (epochs := draft.whole("epochs")):
-        counted = each * epochs
+    if counted is None and (per_epoch := draft.whole("samples_per_epoch")) and (epochs := draft.whole("epochs")):
+        counted = per_epoch * epochs
     batch, planned = draft.whole("global_batch"), draft.whole("steps_planned")
     if counted and batch and planned and counted < planned * batch < counted + batch * (draft.whole("epochs") or 1):
         draft.flag(
@@ -303,9 +307,9 @@ def _record(draft: Draft, run: str, dialect: str | None, arguments: Mapping[str,
     timers: dict[str, list[float]] = {}
     for part in parts:
         for timer, (total, count) in part.timers_s.items():
-            known = timers.setdefault(timer, [0.0, 0.0])
-            known[0] += total
-            known[1] += count
+            total_and_count = timers.setdefault(timer, [0.0, 0.0])
+            total_and_count[0] += total
+            total_and_count[1] += count
     if timers:
         settings["timers_ms"] = {timer: 1e3 * total / count for timer, (total, count) in timers.items() if count}
     settings |= {name: draft.values[name] for name in _SETTINGS if name in draft}
@@ -343,7 +347,7 @@ def add_memory(draft: Draft, parts: Iterable[Part], arguments: Mapping[str, str]
         figures = [(rank, value, memory) for rank, memory in seen if (value := _figure(memory, key)) is not None]
         if not figures:
             continue
-        _, highest, memory = max(figures, key=lambda each: each[1])
+        _, highest, memory = max(figures, key=lambda figure: figure[1])
         peaks: dict[int, float] = {}
         for rank, value, _ in figures:
             if rank is not None and stages is not None and (stage := stages(rank)) is not None:
@@ -358,8 +362,8 @@ def add_memory(draft: Draft, parts: Iterable[Part], arguments: Mapping[str, str]
             draft.set(name, [highest], f"{memory.place}, the highest in the log")
             few.append(len(peaks))
     if few and pp > 1:
-        known = f"for {max(few)} of {pp} stages" if max(few) else "without the rank"
-        draft.flag(f"memory is printed {known}: one figure, the highest")
+        where = f"for {max(few)} of {pp} stages" if max(few) else "without the rank"
+        draft.flag(f"memory is printed {where}: one figure, the highest")
 
 
 def _figure(memory: PeakMemory, key: str) -> float | None:
@@ -372,12 +376,12 @@ def _stage_of(draft: Draft, arguments: Mapping[str, str]) -> Callable[[int], int
     tp, pp, dp = (draft.whole(name) for name in ("tp", "pp", "dp"))
     if not (tp and pp and dp):
         return None
-    ways, each = tp * pp * dp * (draft.whole("cp") or 1), tp * dp * (draft.whole("cp") or 1)
+    ways, per_stage = tp * pp * dp * (draft.whole("cp") or 1), tp * dp * (draft.whole("cp") or 1)
     pipes_first = is_on(arguments, "use_tp_pp_dp_mapping")
 
     def stage(rank: int) -> int | None:
         if not 0 <= rank < ways:
             return None
-        return rank // (ways // pp // dp) % pp if pipes_first else rank // each
+        return rank // (ways // pp // dp) % pp if pipes_first else rank // per_stage
 
     return stage

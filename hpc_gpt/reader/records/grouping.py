@@ -82,8 +82,8 @@ class RunParts:
     @property
     def job_ids(self) -> set[str]:
         """The ids of its jobs, from file names and logs."""
-        said = {str(fact.value) for part in self.parts for fact in part.facts.get("job_id", ())}
-        return said | {name.job_id for name in self.names if name.job_id}
+        logged = {str(fact.value) for part in self.parts for fact in part.facts.get("job_id", ())}
+        return logged | {name.job_id for name in self.names if name.job_id}
 
 
 def group_logs(logs: Sequence[tuple[Path, Sequence[Part]]], silent: Sequence[Path] = ()) -> list[RunParts]:
@@ -177,18 +177,20 @@ def _finished(attempt: Sequence[Part]) -> bool:
 
 def _join_attempts(bucket: list[RunParts]) -> list[RunParts]:
     """Rule 4: attempts in files of their own."""
-    kept: list[RunParts] = []
+    joined: list[RunParts] = []
     # Each of very many similar logs is compared with several before it, so the spans are computed once.
     spans = {id(part): step_span(part) for run in bucket for part in (run.attempts[0][0], run.attempts[-1][0])}
     for run in _in_order(bucket):
-        earlier = next((each for each in reversed(kept[-_LOOK_BACK:]) if _continues(each, run, spans)), None)
+        earlier = next(
+            (run_before for run_before in reversed(joined[-_LOOK_BACK:]) if _continues(run_before, run, spans)), None
+        )
         if earlier is None:
-            kept.append(run)
+            joined.append(run)
         else:
             earlier.attempts += run.attempts
             earlier.names += run.names
             earlier.marks = united(earlier.marks, run.marks)
-    return kept
+    return joined
 
 
 def _in_order(bucket: Sequence[RunParts]) -> list[RunParts]:
@@ -229,8 +231,8 @@ def _continues(earlier: RunParts, later: RunParts, spans: Mapping[int, tuple[flo
         return False
     if before is None or after is None:
         return not one.totals and _same_folder(one, other)
-    found = main_steps(other)
-    interval = log_interval(found[1]) if found else 1
+    main = main_steps(other)
+    interval = log_interval(main[1]) if main else 1
     if after[0] > before[1] + 2 * interval or _finished(earlier.attempts[-1]):
         return False
     named = earlier.names[0].job_id is not None and earlier.names[0].job_id != later.names[0].job_id
@@ -261,11 +263,13 @@ def _join_wrappers(runs: list[RunParts]) -> list[RunParts]:
     joined: set[int] = set()
     for run in silent:
         ids = run.job_ids
-        of_job = [each for job_id in ids for each in by_job.get(job_id, ())]
-        beside = by_folder.get(run.names[0].path.parent, [])
+        of_job = [candidate for job_id in ids for candidate in by_job.get(job_id, ())]
+        in_folder = by_folder.get(run.names[0].path.parent, [])
         # A run whose logs name no job may belong to any job.
-        beside = [each for each in beside if not (ids and each.job_ids) and not _is_another(run, each)]
-        wanted = of_job if of_job else [] if _begins(run) else beside
+        in_folder = [
+            candidate for candidate in in_folder if not (ids and candidate.job_ids) and not _is_another(run, candidate)
+        ]
+        wanted = of_job if of_job else [] if _begins(run) else in_folder
         if len(wanted) == 1 and not contradict(run.marks, wanted[0].marks):
             _add_rank(wanted[0], run)
             joined.add(id(run))
@@ -281,8 +285,8 @@ def _join_family(bucket: list[RunParts]) -> list[RunParts]:
         return bucket
     # The main log has the most steps, then the lowest rank, then is not standard error.
     first = min(files, key=lambda path: _main_first(files[path]))
-    main_logs, rest = list(files[first]), [run for path in files if path != first for run in files[path]]
-    for run in rest:
+    main_logs, others = list(files[first]), [run for path in files if path != first for run in files[path]]
+    for run in others:
         fitting = [main for main in main_logs if _is_rank_of(run, main)]
         if fitting:
             _add_rank(fitting[-1] if len(fitting) == 1 else _nearest(run, fitting), run)
@@ -299,8 +303,8 @@ def _main_first(runs: Sequence[RunParts]) -> tuple[int, float, bool, str]:
 
 
 def _step_count(part: Part) -> int:
-    found = main_steps(part)
-    return found[1].count if found else len(part.progress)
+    main = main_steps(part)
+    return main[1].count if main else len(part.progress)
 
 
 def _is_rank_of(run: RunParts, main: RunParts) -> bool:
@@ -318,16 +322,16 @@ def _same_steps(one: Part, other: Part) -> bool | None:
         spans = step_span(one), step_span(other)
         return False if (first is None) != (second is None) and spans[0] and spans[1] else None
     mine, theirs = first[1], second[1]
-    _, here, there = np.intersect1d(mine["step"], theirs["step"], return_indices=True)
-    if not len(here):
+    _, rows, other_rows = np.intersect1d(mine["step"], theirs["step"], return_indices=True)
+    if not len(rows):
         return None
-    losses = mine["loss"][here], theirs["loss"][there]
-    known = np.isfinite(losses[0]) & np.isfinite(losses[1])
-    if known.any() and not np.allclose(losses[0][known], losses[1][known], rtol=1e-3):
+    losses = mine["loss"][rows], theirs["loss"][other_rows]
+    finite = np.isfinite(losses[0]) & np.isfinite(losses[1])
+    if finite.any() and not np.allclose(losses[0][finite], losses[1][finite], rtol=1e-3):
         return None
-    times = mine["step_s"][here], theirs["step_s"][there]
+    times = mine["step_s"][rows], theirs["step_s"][other_rows]
     timed = np.isfinite(times[0]) & np.isfinite(times[1])
-    if not known.any() and not (timed.any() and np.allclose(times[0][timed], times[1][timed], rtol=0.2)):
+    if not finite.any() and not (timed.any() and np.allclose(times[0][timed], times[1][timed], rtol=0.2)):
         return None
     return bool(timed.any() and np.array_equal(times[0][timed], times[1][timed]))
 
@@ -349,8 +353,8 @@ def _add_rank(main: RunParts, rank: RunParts) -> None:
     main.marks = united(main.marks, rank.marks)
     alike = len(rank.attempts) == len(main.attempts)
     for index, attempt in enumerate(rank.attempts):
-        beside = index if alike else _attempt_at(main, attempt)
-        main.attempts[beside] += attempt
+        place = index if alike else _attempt_at(main, attempt)
+        main.attempts[place] += attempt
 
 
 def _attempt_at(main: RunParts, attempt: Sequence[Part]) -> int:
@@ -360,8 +364,8 @@ def _attempt_at(main: RunParts, attempt: Sequence[Part]) -> int:
         begun = main.attempts[index][0].first_at
         if at is not None and begun is not None and begun <= at:
             return index
-    known = at is not None and len(main.attempts) > 1 and main.attempts[0][0].first_at is not None
-    return 0 if known else len(main.attempts) - 1
+    is_timed = at is not None and len(main.attempts) > 1 and main.attempts[0][0].first_at is not None
+    return 0 if is_timed else len(main.attempts) - 1
 
 
 def _join_numbered(bucket: list[RunParts], silent: Sequence[LogName] = ()) -> list[RunParts]:
@@ -409,11 +413,11 @@ def _is_another(run: RunParts, main: RunParts) -> bool:
     one, other = run.names[0], main.names[0]
     if one.shape == other.shape and one.numbers != other.numbers:
         return True
-    said = [
+    stated = [
         {(name, fact.dialect) for part in parts for name in _PLANS for fact in part.facts.get(name, ())}
         for parts in (run.parts, main.attempts[-1][:1])
     ]
-    return any(dialect != BARS for _, dialect in said[0] & said[1])
+    return any(dialect != BARS for _, dialect in stated[0] & stated[1])
 
 
 def _ranks_of_one(runs: Sequence[RunParts]) -> RunParts | None:
@@ -424,9 +428,9 @@ def _ranks_of_one(runs: Sequence[RunParts]) -> RunParts | None:
     if any(contradict(run.marks, first.marks) for run in others):
         return None
     if len(training) == 1 or not training:
-        own = [run for run in others if _begins(run)]
+        beginning = [run for run in others if _begins(run)]
         # Megatron's first rank dumps the arguments, and its last rank prints the steps.
-        return first if not own or (len(own) == len(training) == 1 and not _begins(first)) else None
+        return first if not beginning or (len(beginning) == len(training) == 1 and not _begins(first)) else None
     if len(training) < len(runs):
         return None
     return first if all(_same_steps(run.attempts[-1][0], first.attempts[-1][0]) is False for run in others) else None

@@ -56,9 +56,9 @@ def _engine(draft: Draft, dialects: Sequence[str]) -> None:
         draft.set("engine", "hf-deepspeed", f"inferred: a Trainer's log with {why}")
     elif engine in engines() and deepspeed:
         pipes = ((draft.whole("pp") or 1) > 1 or "deepspeed_pipe" in deepspeed) and (stage or 0) < 2
-        if which := engines()[engine].engine_with_deepspeed(pipes):
+        if with_deepspeed := engines()[engine].engine_with_deepspeed(pipes):
             pipeline = "a pipeline" if pipes else "no pipeline"
-            draft.set("engine", which, f"inferred: Megatron's log with {why}, {pipeline}")
+            draft.set("engine", with_deepspeed, f"inferred: Megatron's log with {why}, {pipeline}")
 
 
 def splits_only_the_batch(engine: object) -> bool:
@@ -119,15 +119,15 @@ def _apply(draft: Draft, way: Inference, arguments: Mapping[str, str]) -> bool:
     """Adds the field of a rule if it is unknown and the rule applies; a program that does not name cp has none."""
     if way.field in draft or not way.when(draft, arguments):
         return False
-    given = {name: draft.whole(name) or (1 if name == "cp" else 0) for name in (*way.of, *way.over)}
-    above, below = (math.prod(given[name] for name in names) for names in (way.of, way.over))
+    sizes = {name: draft.whole(name) or (1 if name == "cp" else 0) for name in (*way.of, *way.over)}
+    above, below = (math.prod(sizes[name] for name in names) for names in (way.of, way.over))
     if not above or not below or (above % below and not way.up):
         return False
     # The record has the sizes of a layout; the source of a batch names the sizes.
     bare = AXES if "gpus" in (way.field, *way.of) else ()
-    shown = {name: name if name in bare else f"{name} {size}" for name, size in given.items()}
+    shown = {name: name if name in bare else f"{name} {size}" for name, size in sizes.items()}
     of, over = (
-        " x ".join(shown[name] for name in names if name != "cp" or given[name] > 1) for names in (way.of, way.over)
+        " x ".join(shown[name] for name in names if name != "cp" or sizes[name] > 1) for names in (way.of, way.over)
     )
     divisor = f" / ({over})" if " x " in over else f" / {over}" if over else ""
     draft.infer(way.field, -(-above // below), way.says.format(engine=draft.get("engine")) or of + divisor)
@@ -227,16 +227,16 @@ def add_batch(draft: Draft, steps: LogSteps) -> None:
 
     They also replace a smaller stated batch, such as the first one of a ramp, if the last lines are past the ramp.
     """
-    samples, apart = np.diff(steps["consumed_samples"]), np.diff(steps["step"])
+    samples, steps_apart = np.diff(steps["consumed_samples"]), np.diff(steps["step"])
     with np.errstate(all="ignore"):
-        ratio = (samples / apart)[apart > 0]
+        ratio = (samples / steps_apart)[steps_apart > 0]
     if not steps.numbered or not len(ratio) or not np.isfinite(ratio).all():
         return
-    if known := draft.whole("global_batch"):
+    if stated := draft.whole("global_batch"):
         last = ratio[-max(_LEAST_ALIKE, len(ratio) // 3) :]
-        if len(last) >= _LEAST_ALIKE and last[0] > known and last[0] % 1 == 0 and (last == last[0]).all():
+        if len(last) >= _LEAST_ALIKE and last[0] > stated and last[0] % 1 == 0 and (last == last[0]).all():
             draft.flag(
-                f"the batch was {known} ({draft.sources['global_batch']}), but the last steps consume {last[0]:.0f}"
+                f"the batch was {stated} ({draft.sources['global_batch']}), but the last steps consume {last[0]:.0f}"
             )
             draft.set(
                 "global_batch", int(last[0]), f"inferred: consumed_samples / steps, over the last {len(last)} lines"
@@ -249,8 +249,10 @@ def add_batch(draft: Draft, steps: LogSteps) -> None:
 def _counts_of_gpus(draft: Draft, parts: Sequence[Part]) -> list[tuple[int, str]]:
     """(GPUs, source) by printed world sizes, labels of ranks, nodes, and the table of a single node's GPUs."""
     on_cpus = any(part.facts.get("gpus_unused") for part in parts)
-    said = [fact for part in parts for fact in part.facts.get("gpus_said", ()) if not on_cpus]
-    counts = [(int(fact.value), f"{fact.place}, the world size") for fact in said if 0 < fact.value <= _MOST_GPUS]
+    world_sizes = [fact for part in parts for fact in part.facts.get("gpus_said", ()) if not on_cpus]
+    counts = [
+        (int(fact.value), f"{fact.place}, the world size") for fact in world_sizes if 0 < fact.value <= _MOST_GPUS
+    ]
     ranks: dict[int, bool] = {}
     for part in parts:
         ranks |= part.other_ranks
@@ -258,12 +260,12 @@ def _counts_of_gpus(draft: Draft, parts: Sequence[Part]) -> list[tuple[int, str]
             ranks.setdefault(part.step_rank, True)
     if len(ranks) > 1 and len(ranks) == max(ranks) + 1 and all(ranks.values()):
         counts.append((len(ranks), f"ranks 0 to {max(ranks)} print lines of steps"))
-    nodes, each = draft.whole("nodes"), draft.whole("gpus_per_node")
-    if nodes and each:
-        counts.append((nodes * each, f"nodes {nodes} x gpus_per_node {each}"))
+    nodes, per_node = draft.whole("nodes"), draft.whole("gpus_per_node")
+    if nodes and per_node:
+        counts.append((nodes * per_node, f"nodes {nodes} x gpus_per_node {per_node}"))
     listed = {fact.value for part in parts for fact in part.facts.get("gpu_index", ())}
-    more = any(part.facts.get("gpu_index_above_7") for part in parts)
-    if nodes == 1 and listed and not more and listed == set(range(len(listed))):
+    has_more = any(part.facts.get("gpu_index_above_7") for part in parts)
+    if nodes == 1 and listed and not has_more and listed == set(range(len(listed))):
         counts.append((len(listed), "the only node's table of GPUs"))
     return counts
 
@@ -298,11 +300,11 @@ def add_gpus(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
 def _gpus_by_clock(draft: Draft, steps: LogSteps, tokens: int) -> None:
     """Adds the GPUs by the lines' times of day: up to one node, or whole nodes of eight. Lines are a little further
     apart than the steps take."""
-    at, own = steps["at"], steps["tokens_per_s_gpu"]
+    at, per_gpu = steps["at"], steps["tokens_per_s_gpu"]
     step_s = clock_s(at, steps["step"]) if steps.numbered and (np.isfinite(at) & (at % 1 > 0)).any() else None
-    if step_s is None or np.isfinite(own).sum() < _LEAST_ALIKE:
+    if step_s is None or np.isfinite(per_gpu).sum() < _LEAST_ALIKE:
         return
-    ratio = tokens / step_s / float(np.nanmedian(own))
+    ratio = tokens / step_s / float(np.nanmedian(per_gpu))
     gpus = round(ratio) if ratio < _NODE + _NEAR else _NODE * round(ratio / _NODE)
     if 1 <= gpus <= _MOST_GPUS and abs(ratio / gpus - 1) <= _ALIKE:
         how = "global_batch x seq / the seconds between lines / tokens_per_s of one GPU"
@@ -311,15 +313,21 @@ def _gpus_by_clock(draft: Draft, steps: LogSteps, tokens: int) -> None:
 
 def consumed_by_step(steps: LogSteps) -> float | None:
     """The tokens per step by the running count of tokens; None if that is unknown or not constant."""
-    known = np.flatnonzero(np.isfinite(steps["consumed_tokens"]) & np.isfinite(steps["step"]) & steps.counts)
-    if len(known) < 3 or not steps.numbered:
+    rows = np.flatnonzero(np.isfinite(steps["consumed_tokens"]) & np.isfinite(steps["step"]) & steps.counts)
+    if len(rows) < 3 or not steps.numbered:
         return None
-    of, tokens = steps["step"][known], steps["consumed_tokens"][known]
-    middle = len(known) // 2
+    of, tokens = steps["step"][rows], steps["consumed_tokens"][rows]
+    middle = len(rows) // 2
     with np.errstate(all="ignore"):
-        each = [float((tokens[b] - tokens[a]) / (of[b] - of[a])) for a, b in ((0, middle), (middle, -1), (0, -1))]
-    alike = each[2] > 0 and max(abs(each[0] / each[2] - 1), abs(each[1] / each[2] - 1)) <= _ALIKE
-    return each[2] if alike else None
+        tokens_per_step = [
+            float((tokens[b] - tokens[a]) / (of[b] - of[a])) for a, b in ((0, middle), (middle, -1), (0, -1))
+        ]
+    alike = (
+        tokens_per_step[2] > 0
+        and max(abs(tokens_per_step[0] / tokens_per_step[2] - 1), abs(tokens_per_step[1] / tokens_per_step[2] - 1))
+        <= _ALIKE
+    )
+    return tokens_per_step[2] if alike else None
 
 
 def add_stages(draft: Draft, parts: Sequence[Part]) -> None:

@@ -56,13 +56,13 @@ def main_steps(part: Part) -> tuple[str, StepTable] | None:
     program prints steps.
     """
     wanted = ("step", "loss", "consumed_samples", "consumed", *TIMES)
-    found = [
+    by_dialect = [
         (name, steps)
         for name, steps in part.steps.items()
         if len(steps) and any(field in steps for field in wanted) and _is_training(part, name, steps)
     ]
-    known = [pair for pair in found if pair[0] not in _last_resorts()]
-    return min(known or found, key=lambda pair: _worth(*pair), default=None)
+    of_known = [pair for pair in by_dialect if pair[0] not in _last_resorts()]
+    return min(of_known or by_dialect, key=lambda pair: _worth(*pair), default=None)
 
 
 def add_losses_beside(part: Part) -> None:
@@ -70,11 +70,11 @@ def add_losses_beside(part: Part) -> None:
 
     A timer may start later, or print less often. A loop may count from 0.
     """
-    found = main_steps(part)
-    if found is None or "loss" in found[1] or not np.isfinite(found[1]["step"]).all():
+    main = main_steps(part)
+    if main is None or "loss" in main[1] or not np.isfinite(main[1]["step"]).all():
         return
-    name, timer = found
-    for other in sorted(part.steps.values(), key=lambda each: -len(each)):
+    name, timer = main
+    for other in sorted(part.steps.values(), key=lambda steps: -len(steps)):
         if "loss" not in other or not np.isfinite(other["step"]).all() or max(timer.stride, other.stride) > 1:
             continue
         order = np.argsort(np.concatenate((timer.line, other.line)), kind="stable")
@@ -130,12 +130,12 @@ def drop_other_bars(parts: Sequence[Part]) -> None:
 
 def step_span(part: Part) -> tuple[float, float] | None:
     """(first, last) step of a part by its lines of steps, else by its bars; None without any."""
-    found = main_steps(part)
-    if found is not None:
-        steps = found[1]["step"]
-        known = steps[np.isfinite(steps) & (steps < _MOST_STEPS)]
-        if len(known):
-            return float(known[0]), float(known.max())
+    main = main_steps(part)
+    if main is not None:
+        steps = main[1]["step"]
+        sound = steps[np.isfinite(steps) & (steps < _MOST_STEPS)]
+        if len(sound):
+            return float(sound[0]), float(sound.max())
     bars = [step for step, _, _ in part.progress if step < _MOST_STEPS]
     bars = [step for step in bars if step] or bars  # a bar counts finished steps: 0 is not a step
     return (bars[0], max(bars)) if bars else None
@@ -149,8 +149,8 @@ def reaches(span: tuple[float, float] | None, planned: float | None) -> bool:
 def log_interval(steps: StepTable) -> int:
     """The number of steps per line: the most common distance between neighbouring lines."""
     numbers = steps["step"]
-    apart = _most_common(np.diff(numbers[np.isfinite(numbers)]))
-    return max(1, apart // max(1, steps.stride)) if apart else 1
+    distance = _most_common(np.diff(numbers[np.isfinite(numbers)]))
+    return max(1, distance // max(1, steps.stride)) if distance else 1
 
 
 def run_steps(
@@ -201,7 +201,7 @@ def run_steps(
         column[absurd] = np.nan
     table.columns = {name: column for name, column in table.columns.items() if np.isfinite(column).any()}
     table.counts = steps_that_count(table["step"], table.attempt)
-    table.interval = max(intervals, key=lambda each: intervals[each])
+    table.interval = max(intervals, key=lambda interval: intervals[interval])
     table.mark_nan(table.interval)
     table.dialect = max(names, key=lambda name: names[name])
     table.interval_known = len(table) > 1 or interval_asked is not None or not table["step"][0] > 1
@@ -219,9 +219,9 @@ def _resolve(columns: dict[str, StepColumn], batch: int | None, seq: int | None)
     columns["consumed"] = columns["throughput"] = np.full(len(columns["consumed"]), np.nan)
 
 
-def _most_common(apart: StepColumn) -> int | None:
+def _most_common(distances: StepColumn) -> int | None:
     """The most common distance of at least one step, None without any."""
-    values, counts = np.unique(apart[(apart >= 1) & (apart < 1e9)], return_counts=True)
+    values, counts = np.unique(distances[(distances >= 1) & (distances < 1e9)], return_counts=True)
     return int(values[counts.argmax()]) if len(values) else None
 
 
@@ -231,12 +231,16 @@ def _main_part(parts: Sequence[Part]) -> tuple[Part, str, StepTable] | None:
     It is the first part with most lines. If they have no loss, like the lines of a pipeline's first stage, it is the
     first part with a loss and about as many lines.
     """
-    found = [(part, *chosen) for part in parts if (chosen := main_steps(part)) is not None]
-    if not found:
+    candidates = [(part, *chosen) for part in parts if (chosen := main_steps(part)) is not None]
+    if not candidates:
         return None
-    best = max(found, key=lambda each: each[2].count)
-    about = [each for each in found if each[1] == best[1] and each[2].count >= _ABOUT * best[2].count]
-    return best if "loss" in best[2] else next((each for each in about if "loss" in each[2]), best)
+    best = max(candidates, key=lambda candidate: candidate[2].count)
+    about = [
+        candidate
+        for candidate in candidates
+        if candidate[1] == best[1] and candidate[2].count >= _ABOUT * best[2].count
+    ]
+    return best if "loss" in best[2] else next((candidate for candidate in about if "loss" in candidate[2]), best)
 
 
 def _by_samples(steps: StepTable, batch: int | None) -> tuple[StepColumn, int] | None:
@@ -244,11 +248,11 @@ def _by_samples(steps: StepTable, batch: int | None) -> tuple[StepColumn, int] |
     if not batch:
         return None
     numbers = steps["consumed_samples"] / batch
-    apart = np.diff(numbers)
-    if not np.isfinite(numbers).all() or (numbers % 1 != 0).any() or numbers[0] < 1 or (apart < 0).any():
+    distances = np.diff(numbers)
+    if not np.isfinite(numbers).all() or (numbers % 1 != 0).any() or numbers[0] < 1 or (distances < 0).any():
         return None
-    apart = apart[apart > 0]  # two lines may report the same steps
-    return numbers, max(1, round(float(np.median(apart)) / steps.stride)) if len(apart) else int(numbers[0])
+    distances = distances[distances > 0]  # two lines may report the same steps
+    return numbers, max(1, round(float(np.median(distances)) / steps.stride)) if len(distances) else int(numbers[0])
 
 
 def _numbers(steps: StepTable, interval_asked: int | None, epoch_steps: float | None) -> tuple[StepColumn, int]:
@@ -266,9 +270,9 @@ def _numbers(steps: StepTable, interval_asked: int | None, epoch_steps: float | 
 def _evenly(numbers: StepColumn) -> StepColumn:
     """The step numbers, which come from rounded epochs, at even distances if they are even to one step: an epoch whose
     samples do not fill whole batches is longer than its steps. The first line may report step 1."""
-    apart = np.diff(numbers[1:])
-    every = _most_common(apart) or 0
-    if every < _LEAST_APART or len(apart) < _LEAST_APART or (np.abs(apart - every) > 1).any():
+    distances = np.diff(numbers[1:])
+    every = _most_common(distances) or 0
+    if every < _LEAST_APART or len(distances) < _LEAST_APART or (np.abs(distances - every) > 1).any():
         return numbers
     even: StepColumn = every * (np.round(numbers[1] / every) + np.arange(-1.0, len(numbers) - 1))
     even[0] = even[0] if abs(even[0] - numbers[0]) <= 1 else numbers[0]
@@ -280,11 +284,11 @@ def _join_others(columns: dict[str, StepColumn], part: Part, main: str) -> None:
     for name, other in part.steps.items():
         if name == main or not np.isfinite(other["step"]).any():
             continue
-        _, here, there = np.intersect1d(columns["step"], other["step"], return_indices=True)
+        _, rows, other_rows = np.intersect1d(columns["step"], other["step"], return_indices=True)
         for key in _TAKEN:
-            if len(here) and key in other and not np.isfinite(columns[key]).any():
+            if len(rows) and key in other and not np.isfinite(columns[key]).any():
                 filled = np.full(len(columns["step"]), np.nan)
-                filled[here] = other[key][there]
+                filled[rows] = other[key][other_rows]
                 columns[key] = filled
 
 
@@ -360,8 +364,8 @@ def _steps_of_bars(parts: Sequence[Part]) -> StepTable:
     bars = max((part.progress for part in parts), key=len, default=[])
     if not bars:
         return StepTable()
-    step = np.array([each for each, _, _ in bars], np.float64)
-    elapsed = np.array([np.nan if each is None else each for _, each, _ in bars], np.float64)
+    step = np.array([number for number, _, _ in bars], np.float64)
+    elapsed = np.array([np.nan if seconds is None else seconds for _, seconds, _ in bars], np.float64)
     # Every rank draws the bar: only new maxima count.
     new = step > np.concatenate([[-np.inf], np.maximum.accumulate(step)[:-1]])
     step, elapsed = step[new], elapsed[new]
@@ -378,12 +382,12 @@ def counted_in(columns: Mapping[str, StepColumn], batch: int | None, seq: int | 
     steps between two rows must then take about the time that the program prints for them.
     """
     consumed = columns["consumed"]
-    known = consumed[np.isfinite(consumed) & (consumed > 0)]
-    if not len(known) or not batch:
+    counts = consumed[np.isfinite(consumed) & (consumed > 0)]
+    if not len(counts) or not batch:
         return None
-    each = [batch * seq] if seq else []
-    for size in (*each, batch):
-        if (known % size == 0).all() and _fits(columns, consumed / size):
+    sizes = [batch * seq] if seq else []
+    for size in (*sizes, batch):
+        if (counts % size == 0).all() and _fits(columns, consumed / size):
             return consumed / size
     return None
 
@@ -396,10 +400,10 @@ def _fits(columns: Mapping[str, StepColumn], steps: StepColumn) -> bool:
 
 def clock_s(at: StepColumn, steps: StepColumn) -> float | None:
     """The median seconds of a step by the times of day of neighbouring rows; None without any."""
-    known = np.isfinite(at) & np.isfinite(steps)
-    apart, took = np.diff(steps[known]), np.diff(at[known])
-    forward = (apart > 0) & (took > 0)
-    return float(np.median(took[forward] / apart[forward])) if forward.any() else None
+    timed = np.isfinite(at) & np.isfinite(steps)
+    steps_apart, took = np.diff(steps[timed]), np.diff(at[timed])
+    forward = (steps_apart > 0) & (took > 0)
+    return float(np.median(took[forward] / steps_apart[forward])) if forward.any() else None
 
 
 def rate_in(
@@ -416,5 +420,5 @@ def rate_in(
 
 
 def _median(column: StepColumn) -> float | None:
-    known = column[np.isfinite(column) & (column > 0)]
-    return float(np.median(known)) if len(known) else None
+    positive = column[np.isfinite(column) & (column > 0)]
+    return float(np.median(positive)) if len(positive) else None

@@ -36,10 +36,10 @@ def add_times(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> StepColum
         _add_untimed(draft, steps, parts)
         return step_s
     other = _of_another_batch(draft, steps, parts)
-    apart, pauses = _apart(draft, steps, np.where(other, np.nan, step_s))
+    set_apart, pauses = _apart(draft, steps, np.where(other, np.nan, step_s))
     if "differences" in how:
-        apart |= np.isfinite(steps["loss_eval"])
-    times = time_steps(steps, step_s, apart | other)
+        set_apart |= np.isfinite(steps["loss_eval"])
+    times = time_steps(steps, step_s, set_apart | other)
     assert times is not None
     _add_measured(draft, steps, times, how)
     _flag_times(draft, steps, step_s, times, pauses)
@@ -58,11 +58,11 @@ def _seconds(draft: Draft, steps: LogSteps) -> tuple[StepColumn, str]:
     tokens = tokens or consumed_by_step(steps)
     for key in ("tokens_per_s", "tokens_per_s_gpu", "samples_per_s", "samples_per_s_gpu"):
         whole, of = (tokens, by) if key.startswith("tokens") else (batch, "global_batch")
-        known = np.isfinite(steps[key]) & (steps[key] > 0)
+        usable = np.isfinite(steps[key]) & (steps[key] > 0)
         share = key.endswith("_gpu")
-        if known.any() and whole and (gpus or not share):
+        if usable.any() and whole and (gpus or not share):
             with np.errstate(over="ignore"):
-                seconds = whole / np.where(known, steps[key], np.nan) / (gpus if share and gpus else 1)
+                seconds = whole / np.where(usable, steps[key], np.nan) / (gpus if share and gpus else 1)
             return seconds, f"{of} / ({key} x gpus)" if share else f"{of} / {key}"
     # Lines without a step number may represent any number of steps.
     for key, what in (("elapsed_s", "the time since the start"), ("at", "the lines' times of day"))[
@@ -80,18 +80,18 @@ def _differences(steps: LogSteps, clock: StepColumn, least_s: float) -> tuple[St
     The earlier line is the previous one. If the clock has only whole seconds and the lines are too close for that, it
     is the line a tenth of all lines earlier, or the first line if all take at least `least_s`.
     """
-    known = clock[np.isfinite(clock)]
-    between, whole = np.diff(known), bool((known % 1 == 0).all())
+    times = clock[np.isfinite(clock)]
+    between, whole = np.diff(times), bool((times % 1 == 0).all())
     unknown = np.full(len(steps), np.nan), ""
     if not whole and (between == 0).sum() > _AT_ONCE * len(between):
         return unknown  # a buffer delayed these lines, and they have the time at which it was written
     if len(between) and whole and np.median(between) < _COARSE_S:
         # The difference of two whole seconds is exact to 1 s: over 20 s that is 5 %.
-        if (span := known[-1] - known[0]) < _EXACT_S:
-            words = f", which are whole seconds: {span:g} s in all, exact to 1 s"
-            return (_over(steps, clock, len(known) - 1), words) if span >= least_s else unknown
-        apart = math.ceil(_EXACT_S / max(float(np.mean(between)), 0.05))
-        reach = min(len(steps) - 1, max(1, len(steps) // 10, apart))
+        if (span := times[-1] - times[0]) < _EXACT_S:
+            note = f", which are whole seconds: {span:g} s in all, exact to 1 s"
+            return (_over(steps, clock, len(times) - 1), note) if span >= least_s else unknown
+        least_lines = math.ceil(_EXACT_S / max(float(np.mean(between)), 0.05))
+        reach = min(len(steps) - 1, max(1, len(steps) // 10, least_lines))
         return _over(steps, clock, reach), f", which are whole seconds, over {reach} lines"
     return _over(steps, clock, 1), ""
 
@@ -100,18 +100,18 @@ def _over(steps: LogSteps, clock: StepColumn, reach: int) -> StepColumn:
     seconds = np.full(len(steps), np.nan)
     rows = np.flatnonzero(np.isfinite(clock))  # lines of another program between them may have no clock
     if len(rows) > reach:
-        here, before = rows[reach:], rows[:-reach]
-        apart = steps["step"][here] - steps["step"][before]
+        lines, before = rows[reach:], rows[:-reach]
+        steps_apart = steps["step"][lines] - steps["step"][before]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            each = (clock[here] - clock[before]) / apart
-        same = steps.attempt[here] == steps.attempt[before]
-        seconds[here] = np.where(same & (apart > 0) & (each > 0), each, np.nan)
+            step_s = (clock[lines] - clock[before]) / steps_apart
+        same_attempt = steps.attempt[lines] == steps.attempt[before]
+        seconds[lines] = np.where(same_attempt & (steps_apart > 0) & (step_s > 0), step_s, np.nan)
     return seconds
 
 
 def _apart(draft: Draft, steps: LogSteps, step_s: StepColumn) -> tuple[Mask, str]:
     """(mask of the lines to set apart, the pauses in the arguments if the log has no lines of pauses)."""
-    apart = steps.after_pause | (steps["skipped"] > 0) | (steps["nan"] > 0) | steps.nan
+    set_apart = steps.after_pause | (steps["skipped"] > 0) | (steps["nan"] > 0) | steps.nan
     pauses = []
     if not steps.after_pause.any():
         for name, what in (("eval_interval", "an evaluation"), ("save_interval", "a save")):
@@ -123,10 +123,10 @@ def _apart(draft: Draft, steps: LogSteps, step_s: StepColumn) -> tuple[Mask, str
             due = (begins > 0) & (begins % every == 0) & np.isfinite(step_s)
             if due.any():
                 slow = due & (step_s > SLOW_STEP * np.nanmedian(step_s))
-                apart |= slow
+                set_apart |= slow
                 if slow.any():
                     pauses.append(f"{what} every {every} steps ({draft.sources[name]})")
-    return apart, " and ".join(pauses)
+    return set_apart, " and ".join(pauses)
 
 
 def _of_another_batch(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> Mask:
@@ -200,12 +200,12 @@ def _flag_other_programs(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -
         for name, other in part.steps.items():
             if name == steps.dialect or "step_s" not in other:
                 continue
-            _, here, there = np.intersect1d(steps["step"], other["step"], return_indices=True)
+            _, rows, other_rows = np.intersect1d(steps["step"], other["step"], return_indices=True)
             with np.errstate(all="ignore"):
-                ratio = other["step_s"][there] / steps["step_s"][here]
+                ratio = other["step_s"][other_rows] / steps["step_s"][rows]
             ratio = ratio[np.isfinite(ratio) & (ratio > 0)]
             if len(ratio) and abs(float(np.median(ratio)) - 1) > _APART:
-                where = f"{part.file}:{other.line[there[0]]}"
+                where = f"{part.file}:{other.line[other_rows[0]]}"
                 times = f"{float(np.median(ratio)):.3f} x the time that {steps.dialect} prints"
                 draft.flag(f"{name} prints {times} for the same steps ({where})")
 
@@ -213,11 +213,11 @@ def _flag_other_programs(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -
 def _add_untimed(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
     """Adds the step time of a run whose lines have none: by the total runtime, which is exact, or by a Trainer's bars
     if these show that the total includes more than steps."""
-    found = timed_bars(parts)
-    if found is None:
+    by_bars = timed_bars(parts)
+    if by_bars is None:
         add_from_total(draft, steps, parts)
         return
-    bars, seconds, how = found
+    bars, seconds, how = by_bars
     times = time_steps(bars, seconds, np.zeros(len(bars), np.bool_))
     assert times is not None
     if not add_from_total(draft, steps, parts, times.step_s):
@@ -236,20 +236,20 @@ def add_rates(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
     """
     for column, key in _PRINTED.items():
         usable = np.isfinite(steps[column]) & (steps[column] > 0)
-        known = np.flatnonzero(usable & steps.steady if (usable & steps.steady).any() else usable & steps.counts)
+        lines = np.flatnonzero(usable & steps.steady if (usable & steps.steady).any() else usable & steps.counts)
         facts = [fact for part in parts for fact in part.facts.get(column, ()) if isinstance(fact.value, int | float)]
-        if len(known):
-            source = f"median of the program's own figures in {len(known)} lines from {steps.place(int(known[0]))}"
-            draft.set(key, float(np.median(steps[column][known])), source)
+        if len(lines):
+            source = f"median of the program's own figures in {len(lines)} lines from {steps.place(int(lines[0]))}"
+            draft.set(key, float(np.median(steps[column][lines])), source)
         elif facts:
             source = f"{facts[0].place}, median of the program's own {len(facts)} figures"
             draft.set(key, float(np.median([fact.value for fact in facts])), source)
     if (draft.get("mfu_printed") or 0.0) > 1:
         draft.flag(f"the program prints an MFU of {draft.values.pop('mfu_printed'):.0%}: left out")
         del draft.sources["mfu_printed"]
-    each, gpus, step_s = draft.get("tokens_per_s_gpu"), draft.whole("gpus"), draft.get("step_s")
-    if each and gpus and "tokens_per_s" not in draft:
-        draft.set("tokens_per_s", each * gpus, f"{draft.sources['tokens_per_s_gpu']}, x gpus")
+    per_gpu, gpus, step_s = draft.get("tokens_per_s_gpu"), draft.whole("gpus"), draft.get("step_s")
+    if per_gpu and gpus and "tokens_per_s" not in draft:
+        draft.set("tokens_per_s", per_gpu * gpus, f"{draft.sources['tokens_per_s_gpu']}, x gpus")
     elif step_s and (tokens := step_tokens(draft)) and "tokens_per_s" not in draft:
         draft.set("tokens_per_s", tokens / step_s, f"{tokens} tokens per step / step_s")
 
@@ -265,9 +265,9 @@ _PRINTED = {
 
 def add_losses(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
     """Adds the first and the last loss, and the loss of the last evaluation."""
-    known = np.flatnonzero(np.isfinite(steps["loss"]) & steps.counts)
-    if len(known):
-        first, last = int(known[0]), int(known[-1])
+    finite = np.flatnonzero(np.isfinite(steps["loss"]) & steps.counts)
+    if len(finite):
+        first, last = int(finite[0]), int(finite[-1])
         draft.set("loss_first", float(steps["loss"][first]), steps.place(first))
         draft.set("loss_last", float(steps["loss"][last]), steps.place(last))
         if last > first and steps["loss"][last] >= steps["loss"][first]:
@@ -307,24 +307,24 @@ def add_counts(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
     if saves:
         draft.set("save_s", float(np.median(saves)), f"median of {len(saves)} saves")
     timed = [part.timers_s["save-checkpoint"] for part in parts if "save-checkpoint" in part.timers_s]
-    if count := sum(each for _, each in timed):
+    if count := sum(number for _, number in timed):
         draft.infer("save_s", sum(total for total, _ in timed) / count, f"mean of {count} timers save-checkpoint")
     _add_tokens(draft, steps, parts)
 
 
 def _add_tokens(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
     seq = draft.whole("seq")
-    for key, each in (("consumed_tokens", 1), ("consumed_samples", seq)):
+    for key, per_unit in (("consumed_tokens", 1), ("consumed_samples", seq)):
         rows = np.flatnonzero(np.isfinite(steps[key]) & steps.counts)
-        if each and len(rows) > 1:
+        if per_unit and len(rows) > 1:
             column, numbers = steps[key], steps["step"]
             first, last = int(rows[0]), int(rows[-1])
             # The difference lacks the tokens of the first line's steps.
             begun = (step_tokens(draft) or 0) * steps.interval
             # Composer's first line counts the tokens before its step, which are 0.
             known_begin = numbers[first] <= steps.interval and (column[first] or numbers[first] == 0)
-            begun = int(float(column[first]) * each) if known_begin else begun
-            total = int(float(column[last] - column[first]) * each) + begun
+            begun = int(float(column[first]) * per_unit) if known_begin else begun
+            total = int(float(column[last] - column[first]) * per_unit) + begun
             if not 0 < total < _MOST_TOKENS:
                 continue
             return draft.set("tokens_total", total, f"inferred: {key} from {steps.place(first)} to {steps.line[last]}")

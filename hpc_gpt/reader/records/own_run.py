@@ -127,9 +127,9 @@ def figures_asked(resolved: Sized) -> dict[str, Any]:
 
 
 def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
-    kept = ("command",) if runs_program(resolved) else ("engine", "train", "data")
+    table_names = ("command",) if runs_program(resolved) else ("engine", "train", "data")
     tables = resolved.to_tables()
-    settings = json.loads(json.dumps({name: tables[name] for name in kept}))
+    settings = json.loads(json.dumps({name: tables[name] for name in table_names}))
     figures = figures_asked(resolved)
     if table := model_table(resolved):
         model = {key: value for key, value in table.items() if key not in figures}
@@ -143,7 +143,7 @@ def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
         settings["sweep"] = {"name": resolved.sweep, "row": resolved.row} | ({"varied": varied} if varied else {})
     facts = engine_named(resolved.engine.name)
     stage_that_runs = facts.stage_that_runs(resolved.engine.zero_stage or 0, resolved.train.dtype)
-    given = {
+    values = {
         **figures,
         "name": resolved.name,
         "device": resolved.cluster.device,
@@ -152,13 +152,13 @@ def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
         "config_hash": config_hash(resolved),
     }
     for key in RECORD_KEYS:
-        if given.get(key) is not None:
-            draft.set(key, given[key], "resolved.json")
-    stage = given["zero_stage"]
+        if values.get(key) is not None:
+            draft.set(key, values[key], "resolved.json")
+    stage = values["zero_stage"]
     if stage is not None and stage != resolved.engine.zero_stage:
         draft.sources["zero_stage"] = "resolved.json, by ds_config's rule"
         draft.flag(f"engine.zero_stage is {resolved.engine.zero_stage}, but {resolved.train.dtype} runs ZeRO {stage}")
-    if given["params"] is not None:
+    if values["params"] is not None:
         draft.sources["params"] = "from the shape in resolved.json, the tied embedding once"
     draft.sources["config_hash"] = "sha256 of the settings in resolved.json that decide weights and speed"
 
@@ -178,11 +178,11 @@ def _add_device(draft: Draft, attempts: list[AttemptRead]) -> None:
     """Adds the device that the ranks found, null for a CPU; without an attempt the profile's device stays."""
     # provenance.json describes the submitting machine: under Slurm it says nothing about the nodes.
     for read in reversed(attempts):
-        found = read.trainer.get("device")
-        if found is not None:
-            name, asked = None if found == "cpu" else device_named(found) or found, draft.get("device")
-            if asked and asked not in (name, found):
-                draft.flag(f"the profile says device {asked}, the run found {name or 'no GPU'}", "device")
+        device = read.trainer.get("device")
+        if device is not None:
+            name, requested = None if device == "cpu" else device_named(device) or device, draft.get("device")
+            if requested and requested not in (name, device):
+                draft.flag(f"the profile says device {requested}, the run found {name or 'no GPU'}", "device")
             where = f"attempts/{read.attempt.number}/trainer.json"
             return draft.set("device", name, where if name else f"{where}: {ON_CPU}")
     return None
@@ -246,18 +246,18 @@ def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], ti
     draft.set("save_s", float(np.median(saves)) if len(saves) else None, where)
     for key, stages in peaks.items():
         draft.set(key, stages, f"{where}, the highest of each stage")
-    asked = (draft.get("global_batch") or 0) * (draft.get("seq") or 0)
-    known = (tokens := steps["tokens"]) > 0
-    total = int(tokens.sum(where=known)) + asked * int((~known).sum())
+    step_tokens = (draft.get("global_batch") or 0) * (draft.get("seq") or 0)
+    has_tokens = (tokens := steps["tokens"]) > 0
+    total = int(tokens.sum(where=has_tokens)) + step_tokens * int((~has_tokens).sum())
     del tokens
     draft.set(
         "tokens_total",
-        total if total or asked else None,
+        total if total or step_tokens else None,
         "tokens of the lines that count; a step trained again counts once",
     )
-    rates = np.zeros(0) if asked else steps["tokens_per_s"]
+    rates = np.zeros(0) if step_tokens else steps["tokens_per_s"]
     if len(rates := rates[np.isfinite(rates)]):
-        draft.set("tokens_per_s", float(np.median(rates)), f"{where}, median of what the program prints")
+        draft.set("tokens_per_s", float(np.median(rates)), f"{where}, median of the program's own figures")
     _add_times(draft, times, len(steps), where)
 
 
@@ -313,8 +313,8 @@ def _add_attempts(
     last = next((read for read in attempts if read.attempt.number == number), None)
     submissions = run.submissions()
     cause = end.why if end and not waiting else None
-    if state == "pending" and last and (words := retry_note(last.attempt, why=True)):
-        cause = words
+    if state == "pending" and last and (note := retry_note(last.attempt, why=True)):
+        cause = note
     if cancelled := cancel_cause(run, run_state):
         cause = cancelled
     if state in ("error", "user_error") and last and not last.ended:
@@ -366,8 +366,8 @@ def _add_gpu_hours(draft: Draft, resolved: Resolved, attempts: list[AttemptRead]
 def _since(steps: StepTable, attempt: int | None, ended: str, cause: str | None) -> str | None:
     """The cause of an attempt's end; for NaN, with the step from which on all losses are NaN."""
     since = steps.nan_since(attempt) if attempt is not None and ended == "nan" else None
-    words = None if since is None else f"nan since step {steps['step'][since]:.0f}"
-    return cause if words is None or words in (cause or "") else f"{words}; {cause}" if cause else words
+    nan_note = None if since is None else f"nan since step {steps['step'][since]:.0f}"
+    return cause if nan_note is None or nan_note in (cause or "") else f"{nan_note}; {cause}" if cause else nan_note
 
 
 def _attempt_tables(

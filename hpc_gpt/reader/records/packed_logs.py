@@ -46,14 +46,14 @@ class PackedLogs(list[tuple[Path, list[Part]]]):
             steps.columns = {name: self._shared(self._used(name, steps[name])) for name in steps.columns}
             self._share(steps)
 
-    def _share(self, found: Part | StepTable) -> None:
+    def _share(self, log: Part | StepTable) -> None:
         """Replaces arrays and empty containers with equal ones of other logs: a log that was read never changes."""
-        for each in fields(found):
-            value = getattr(found, each.name)
+        for field in fields(log):
+            value = getattr(log, field.name)
             if isinstance(value, np.ndarray):
-                setattr(found, each.name, self._shared(value))
+                setattr(log, field.name, self._shared(value))
             elif not value and type(value) in _EMPTY:
-                setattr(found, each.name, _EMPTY[type(value)])
+                setattr(log, field.name, _EMPTY[type(value)])
 
     def _used(self, name: str, column: StepColumn) -> StepColumn:
         """A column as a record uses it: for a curve, only the lines that have it matter."""
@@ -72,7 +72,7 @@ class PackedLogs(list[tuple[Path, list[Part]]]):
 
         Their stride records it, and a flag of the run reports it.
         """
-        parts = [part for _, found in self for part in found]
+        parts = [part for _, parts_of_log in self for part in parts_of_log]
         longest = max((len(steps) for part in parts for steps in part.steps.values()), default=0)
         while _rows(parts) > _MOST_ROWS // 2 and longest > 2:
             longest //= 2
@@ -97,8 +97,8 @@ class _Bars(Sequence[_Bar]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, which: Any) -> Any:
-        return list(self)[which]
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
 
     def __iter__(self) -> Iterator[_Bar]:
         for step, elapsed_s, line in self._rows.tolist():

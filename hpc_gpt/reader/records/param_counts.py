@@ -176,7 +176,7 @@ def shape_text(size: ModelSize) -> str:
         "a norm after the embedding" if shape.embedding_norm else "",
         f"{experts.count} experts in {experts.layers} layers, {experts.used} per token" if experts else "",
     ]
-    return ", ".join(each for each in details if each)
+    return ", ".join(detail for detail in details if detail)
 
 
 class Count(NamedTuple):
@@ -206,14 +206,14 @@ def add_params(draft: Draft, arguments: Mapping[str, str], parts: Sequence[Part]
     draft.values.pop("params", None)
     draft.sources.pop("params", None)
     if size is not None:
-        exact = [each for each in counts if each.of != "estimate" and _is_exact(each.value)]
+        exact = [count for count in counts if count.of != "estimate" and _is_exact(count.value)]
         if summed is not None and (tp, pp, ep or 1) == (1, 1, 1) and summed[2]:
             exact.append(Count(*summed[:2]))
         if not _add_by_shape(draft, size, exact, counts, summed):
             size, why = None, "the program's own count contradicts the shape"
     else:
         _add_by_count(draft, counts, summed, why)
-    trained = max((each.value for each in counts if each.of == "trainable"), default=0.0)
+    trained = max((count.value for count in counts if count.of == "trainable"), default=0.0)
     if 0 < trained < (draft.whole("params") or 0) / 2 and not _is_share(draft, trained, draft.get("params")):
         size, why = None, _PART
     _add_active(draft, arguments, size, why)
@@ -257,7 +257,7 @@ def _add_by_shape(
         if close and value >= _least_params(draft) and not _reason(draft, size, value):
             source = f"{where}, the program's own count; the shape gives {show_whole(true)}"
             draft.set("params", round(value), source if round(value) != true else where)
-    alike = [_compare_count(draft, size, each) for each in counts]
+    alike = [_compare_count(draft, size, count) for count in counts]
     if summed is not None:
         alike.append(_compare_sum(draft, size, *summed))
     if not all(alike) and source is None:
@@ -273,7 +273,9 @@ def _add_by_count(draft: Draft, counts: Sequence[Count], summed: tuple[float, st
     usable = {"whole": True, "trainable": whole_is_trained, "estimate": one_rank}
     least = _least_params(draft)
     # If both an adapter's parameters and all parameters are counted, the larger count is the model's.
-    useful = sorted((each for each in counts if each.value >= least and usable[each.of]), key=lambda each: -each.value)
+    useful = sorted(
+        (count for count in counts if count.value >= least and usable[count.of]), key=lambda count: -count.value
+    )
     if useful:
         best = _exact_for(useful[0], [*useful, *_one_rank(draft, summed)])
         draft.set("params", round(best.value), f"{best.where}, the program's own count; {why}")
@@ -286,7 +288,7 @@ def _add_by_count(draft: Draft, counts: Sequence[Count], summed: tuple[float, st
             )
         elif whole and (draft.whole("pp") or 1) == 1 and (draft.whole("tp") or 1) == 1:
             draft.set("params", round(total), f"{where}, the program's own count; {why}")
-    elif any(each.value == 0 for each in counts):
+    elif any(count.value == 0 for count in counts):
         draft.flag(f"the program counts no parameters ({counts[0].where}): unknown, {why}")
 
 
@@ -299,7 +301,7 @@ def _one_rank(draft: Draft, summed: tuple[float, str, bool] | None) -> list[Coun
 def _exact_for(count: Count, counts: Sequence[Count]) -> Count:
     """The count if it is exact, else an exact one that it may be rounded from, else the count."""
     near = max(_ROUNDING, _exactness(count.value))
-    alike = (each for each in counts if _is_exact(each.value) and abs(each.value / count.value - 1) <= near)
+    alike = (other for other in counts if _is_exact(other.value) and abs(other.value / count.value - 1) <= near)
     return count if _is_exact(count.value) else next(alike, count)
 
 

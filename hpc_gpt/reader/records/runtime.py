@@ -33,11 +33,11 @@ def timed_bars(parts: Sequence[Part]) -> tuple[StepTable, StepColumn, str] | Non
     if not pieces:
         return None
     bars = StepTable.joined(pieces)
-    same = np.diff(bars.attempt) == 0
-    took, apart = np.diff(bars["elapsed_s"])[same], np.diff(bars["step"])[same]
-    paused = bars.after_pause[1:][same]
+    same_attempt = np.diff(bars.attempt) == 0
+    took, steps_apart = np.diff(bars["elapsed_s"])[same_attempt], np.diff(bars["step"])[same_attempt]
+    paused = bars.after_pause[1:][same_attempt]
     plain = paused if paused.all() else ~paused
-    whole_s, whole = float(took[plain].sum()), float(apart[plain].sum())
+    whole_s, whole = float(took[plain].sum()), float(steps_apart[plain].sum())
     if whole_s < _LEAST_S:
         return None
     window = min(_MOST_S, max(_LEAST_S, whole_s / _WINDOWS))
@@ -58,8 +58,8 @@ def _bars_of(part: Part, number: int) -> StepTable | None:
     """The bars of a part that count steps, each step once, with their seconds since the start; None without any."""
     if not _counts_steps(part):
         return None
-    known = [(step, elapsed, line) for step, elapsed, line in part.progress if elapsed is not None]
-    shown = [each for each in known if 0 < each[0] < _MOST and 0 <= each[1] < _MOST]
+    timed = [(step, elapsed, line) for step, elapsed, line in part.progress if elapsed is not None]
+    shown = [bar for bar in timed if 0 < bar[0] < _MOST and 0 <= bar[1] < _MOST]
     if len(shown) < 2:
         return None
     step, elapsed, line = (np.array(column) for column in zip(*shown, strict=True))
@@ -83,8 +83,8 @@ def _counts_steps(part: Part) -> bool:
     runtime = part.totals.get("runtime_s")
     last = max((elapsed for _, elapsed, _ in part.progress if elapsed), default=0.0)
     ends = runtime is None or last <= _LONGER * float(runtime.value)
-    asked = part.arguments.get("max_steps", ("", None))[0]
-    trains = _TRAINERS in part.steps or runtime is not None or {str(fact.value) for fact in goals} == {asked}
+    requested = part.arguments.get("max_steps", ("", None))[0]
+    trains = _TRAINERS in part.steps or runtime is not None or {str(fact.value) for fact in goals} == {requested}
     return len({fact.value for fact in goals}) == 1 and ends and trains
 
 
@@ -99,8 +99,8 @@ def _pauses(part: Part, bars: StepTable) -> Mask:
 
 def _over(bars: StepTable, reach: int, plain_s: float) -> StepColumn:
     """Seconds per step since the bar `reach` earlier, NaN without one; a bar with a pause counts as a plain one."""
-    took, apart = np.diff(bars["elapsed_s"]), np.diff(bars["step"])
-    took = np.where(bars.after_pause[1:], np.minimum(took, apart * plain_s), took)
+    took, steps_apart = np.diff(bars["elapsed_s"]), np.diff(bars["step"])
+    took = np.where(bars.after_pause[1:], np.minimum(took, steps_apart * plain_s), took)
     clock, seconds = np.concatenate([[0.0], np.cumsum(took)]), np.full(len(bars), np.nan)
     if len(bars) > reach:
         seconds[reach:] = (clock[reach:] - clock[:-reach]) / (bars["step"][reach:] - bars["step"][:-reach])
@@ -204,7 +204,7 @@ def _steps_of_rates(draft: Draft, part: Part) -> tuple[float, str]:
         else 0.0
         for name in ("runtime_s", "samples_per_s", "steps_rounded")
     )
-    if not all(each < _MOST for each in (runtime, samples, rounded, runtime * samples, runtime * rounded)):
+    if not all(figure < _MOST for figure in (runtime, samples, rounded, runtime * samples, runtime * rounded)):
         return 0.0, ""
     low, high = math.ceil(runtime * (rounded - 0.0005)), math.floor(runtime * (rounded + 0.0005))
     batch, counted = draft.whole("global_batch"), draft.whole("samples_per_epoch")

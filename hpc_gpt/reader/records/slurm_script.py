@@ -125,13 +125,13 @@ def script_beside(log: Path, name: str | None, scripts: Mapping[Path, Sequence[S
     It is the only script of the log's folder, else the one whose `--output` or `--error` fits the log's name, else the
     one with the longest `--job-name` that the log's name begins with.
     """
-    beside = scripts.get(log.parent, ())
-    if len(beside) == 1:
-        return beside[0]
-    beside = beside or scripts.get(log.parent.parent, ())
-    named = [script for script in beside if _fits(log.name, script)]
+    candidates = scripts.get(log.parent, ())
+    if len(candidates) == 1:
+        return candidates[0]
+    candidates = candidates or scripts.get(log.parent.parent, ())
+    named = [script for script in candidates if _fits(log.name, script)]
     if not named:
-        called = [(script, job) for script in beside if (job := script.job_name)]
+        called = [(script, job) for script in candidates if (job := script.job_name)]
         fitting = [(len(job), script) for script, job in called if job == name or log.name.startswith(job)]
         longest = max((length for length, _ in fitting), default=0)
         named = [script for length, script in fitting if length == longest]
@@ -158,7 +158,7 @@ def _fits(log: str, script: Script) -> bool:
 
 def _known(directives: Mapping[str, tuple[str, int]]) -> dict[str, str]:
     """The variables that Slurm sets in a job's environment because of the directives."""
-    given = {name: value for name, (value, _) in directives.items()}
+    options = {name: value for name, (value, _) in directives.items()}
     variables = {}
     for variable, option in (
         ("SLURM_NNODES", "nodes"),
@@ -168,20 +168,20 @@ def _known(directives: Mapping[str, tuple[str, int]]) -> dict[str, str]:
         ("SLURM_NTASKS", "ntasks"),
         ("SLURM_CPUS_PER_TASK", "cpus-per-task"),
     ):
-        if _WHOLE.fullmatch(given.get(option, "")):
-            variables[variable] = given[option]
+        if _WHOLE.fullmatch(options.get(option, "")):
+            variables[variable] = options[option]
     return variables
 
 
 def _flags(commands: Sequence[tuple[int, str]], values: Mapping[str, str]) -> dict[str, tuple[str, int]]:
     """`--flag value` of all commands, with variables replaced; the first per name."""
-    found: dict[str, tuple[str, int]] = {}
+    flags: dict[str, tuple[str, int]] = {}
     for number, line in commands:
         for flag in _FLAG.finditer(expand(line, values)):
             value = (flag[2] or "").strip("\"'")
             if "$" not in value and "`" not in value:
-                found.setdefault(flag[1], (value, number))
-    return found
+                flags.setdefault(flag[1], (value, number))
+    return flags
 
 
 def _from_directive(name: str, text: str) -> tuple[str, str | int | None]:
@@ -201,7 +201,7 @@ def _from_directive(name: str, text: str) -> tuple[str, str | int | None]:
         return "name", text
     if name == "constraint":
         return "device", next(
-            (found for word in re.split(r"[&|,*\[\]() ]", text) if (found := device_named(word))), None
+            (device for word in re.split(r"[&|,*\[\]() ]", text) if (device := device_named(word))), None
         )
     return "", None
 
@@ -254,15 +254,15 @@ def globs_of(text: str, environment: Mapping[str, str], arguments: Sequence[str]
         if (assigned := assignment(line)) is not None:
             name, written, plain = assigned
             values[name] = expand(written, values) if plain else written
-    found = []
-    for each in redirected(text):
-        target = re.sub(r"\$\{?(\d)\}?", lambda match: values.get(match[1], match[0]), expand(each.target, values))
-        if each.of_srun:
-            own = values if "SLURM_JOB_ID" in values else {**values, "SLURM_JOB_ID": "*"}
-            target = expand_pattern(re.sub(r"%\d*[tnNsJ]", "*", target), own)
+    patterns = []
+    for output in redirected(text):
+        target = re.sub(r"\$\{?(\d)\}?", lambda match: values.get(match[1], match[0]), expand(output.target, values))
+        if output.of_srun:
+            slurm_values = values if "SLURM_JOB_ID" in values else {**values, "SLURM_JOB_ID": "*"}
+            target = expand_pattern(re.sub(r"%\d*[tnNsJ]", "*", target), slurm_values)
         if target.strip("*/") and not set(target) & set("$`"):
-            found.append(target)
-    return found
+            patterns.append(target)
+    return patterns
 
 
 _QUOTES = "\"'"
@@ -303,11 +303,11 @@ def assignment(line: str) -> tuple[str, str, bool] | None:
     begin = _ASSIGNED.match(line[:_LONGEST])
     if begin is None:
         return None
-    rest = line[begin.end() : _LONGEST]
-    if rest.startswith("$(("):
-        written = _WRITTEN.match(rest)
+    text = line[begin.end() : _LONGEST]
+    if text.startswith("$(("):
+        written = _WRITTEN.match(text)
         return (begin[1], written[0], True) if written else None
-    word = _WORD.match(rest)
+    word = _WORD.match(text)
     if word is None:
         return begin[1], "", True
     if word[2] is not None:
@@ -323,23 +323,23 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
     """
     for _ in range(_DEEPEST):
         before = text
-        text = _VARIABLE.sub(lambda found: _value(found, variables), text)
-        text = _ARITHMETIC.sub(lambda found: _evaluated(found, variables), text)
+        text = _VARIABLE.sub(lambda match: _value(match, variables), text)
+        text = _ARITHMETIC.sub(lambda match: _evaluated(match, variables), text)
         if text == before or len(text) > _LONGEST:
             break
     return text[:_LONGEST]
 
 
-def _value(found: re.Match[str], variables: Mapping[str, str]) -> str:
-    name = found[1] or found[3]
+def _value(match: re.Match[str], variables: Mapping[str, str]) -> str:
+    name = match[1] or match[3]
     if name in variables:
         return variables[name]
-    return found[2] if found[2] is not None else found[0]
+    return match[2] if match[2] is not None else match[0]
 
 
-def _evaluated(found: re.Match[str], variables: Mapping[str, str]) -> str:
-    value = arithmetic(found[1], variables)
-    return found[0] if value is None else str(value)
+def _evaluated(match: re.Match[str], variables: Mapping[str, str]) -> str:
+    value = arithmetic(match[1], variables)
+    return match[0] if value is None else str(value)
 
 
 def arithmetic(text: str, variables: Mapping[str, str]) -> int | None:

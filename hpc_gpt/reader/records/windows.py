@@ -51,15 +51,15 @@ def attention_keys(arguments: Mapping[str, str], seq: int | None, layers: int | 
     if len(limits) > 1:
         return None, f"{' and '.join(sorted(name.strip(_MARKS) for name in limits))} limit attention"
     ((name, text),) = limits.items()
-    said = f"{name.strip(_MARKS)} is {text[:40]}"
+    limit = f"{name.strip(_MARKS)} is {text[:40]}"
     window, some = _window(name.strip(_MARKS), text)
     if window is None:
-        return None, f"{said}, which limits attention in a way that hpc-gpt does not read"
+        return None, f"{limit}, which limits attention in a way that hpc-gpt does not read"
     if window == math.inf or (seq is not None and window >= seq):
         return None, ""
     share = _share(name, texts, layers) if not some else None
     if share is None:
-        return None, f"{said}, and the log does not say in which layers"
+        return None, f"{limit}, and the log does not say in which layers"
     if not share or seq is None:
         return None, ""
     return share * window + (1 - share) * seq, ""
@@ -67,11 +67,11 @@ def attention_keys(arguments: Mapping[str, str], seq: int | None, layers: int | 
 
 def _window(name: str, text: str) -> tuple[float | None, bool]:
     """(keys of a window, whether only some layers may have it); None instead of the keys if they are not a number."""
-    found = _PAIR.fullmatch(text)
-    if found is None or name not in ("window_size", "sliding_window", "sliding_window_size", "sliding_window_width",
+    match = _PAIR.fullmatch(text)
+    if match is None or name not in ("window_size", "sliding_window", "sliding_window_size", "sliding_window_width",
                                      "attention_chunk_size"):  # fmt: skip
         return None, True
-    left = int(found[1])
+    left = int(match[1])
     if left < 0:
         return math.inf, False
     # Megatron's and NeoX's windows count the keys before a token.
@@ -98,8 +98,8 @@ def _share(name: str, texts: Mapping[str, str], layers: int | None) -> float | N
         switch = {"true": True, "false": False}.get(texts.get('"use_sliding_window"', "").lower())
         if switch is False:
             return 0.0
-        known = switch and layers and first.isdecimal()
-        return max(0, layers - int(first)) / layers if known and layers else None
+        is_known = switch and layers and first.isdecimal()
+        return max(0, layers - int(first)) / layers if is_known and layers else None
     return 1.0 if model_type in _IN_EVERY_LAYER else None
 
 
@@ -115,18 +115,18 @@ def _megatrons_share(skipped: str, layers: int | None) -> float | None:
     return None
 
 
-def of_options(words: Sequence[str]) -> dict[str, str]:
+def of_options(line: Sequence[str]) -> dict[str, str]:
     """A command line's options in the form of a dump: {name: value}.
 
     >>> of_options(["--window-size", "128,0", "--swiglu", "--window-attn-skip-freq=4"])
     {'window_size': '128,0', 'swiglu': 'True', 'window_attn_skip_freq': '4'}
     """
-    found: dict[str, list[str]] = {}
+    options: dict[str, list[str]] = {}
     name = ""
-    for word in words:
+    for word in line:
         if word.startswith("--"):
             name, has_value, value = word[2:].replace("-", "_", word.partition("=")[0].count("-")).partition("=")
-            found[name] = [value] if has_value else []
+            options[name] = [value] if has_value else []
         elif name:
-            found[name].append(word)
-    return {option: ",".join(values) or "True" for option, values in found.items()}
+            options[name].append(word)
+    return {option: ",".join(values) or "True" for option, values in options.items()}
