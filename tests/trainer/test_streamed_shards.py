@@ -210,7 +210,7 @@ def test_an_interrupted_stream_goes_on_to_the_same_figures(tmp_path: Path, strea
     assert "warning" not in last.log
     assert figures(run) == figures(unbroken)
     for one in (run, unbroken):
-        assert "1 damaged shard of the data skipped" in read_run(one).flags
+        assert "skipped 1 damaged shard of the data" in read_run(one).flags
     assert last.log.count("the rest of shard 1.jsonl.gz: ") + launch.log.count("skipping the rest of shard") == 1
 
 

@@ -1,6 +1,6 @@
-"""From a file to its parts, fast and in bounded memory, whatever its bytes are.
+"""Reads a log file into its parts, fast and in bounded memory, whatever its bytes are.
 
-Here are the parts: what a log says, before anything is inferred from it.
+This module has the parts: the content of a log, before anything is inferred from it.
 """
 
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A value that a log states, and where."""
+    """A value that a log states, and the place where it does."""
 
     value: Any
     place: Place
@@ -31,11 +31,11 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failure by its message in the log: its class of failures.ENDED, where and when it was printed, by which rank.
+    """A failure that the log reports: its class in failures.ENDED, its message, place, time and rank.
 
-    `echo`: another failure caused it. `at`: epoch seconds of the time of day in its line, taken as UTC; below a year if
-    the line has no year (`part_failures.with_years`). `to_do`: what cures it, where its class says less. `raised_in`:
-    the file of the last frame of its traceback, empty without one.
+    `echo`: another failure caused it. `at`: epoch seconds of the time of day in its line, taken as UTC; less than a
+    year if the line has no year (`part_failures.with_years`). `to_do`: the remedy, if it is more specific than that of
+    its class. `raised_in`: the file of the last frame of its traceback, empty without one.
     """
 
     ended: str
@@ -67,13 +67,13 @@ class Part:
     """One stretch of a log: from one start of a program to the next, or the whole log of one rank.
 
     `started`: it begins with a line that a program prints at its start; otherwise the part before it says what ran.
-    `banner`: a framed line of words is between the steps before it and its own.
-    `starts`: how many lines of each dialect said that a program starts.
+    `banner`: a framed line of words separates its steps from those of the part before.
+    `starts`: the number of lines of each dialect that announce the start of a program.
     `facts`: the first eight distinct values of each field, in order. `arguments`: the program's own dump.
-    `rank_params`: parameters of a rank by its name in the log, such as "2, 1" or "3". `timers_s`: (sum, count) by name;
-    the first 1,024 lines of timers of a part are all added up, then every 1,024th.
-    `progress`: (step, elapsed_s, line) of the bars. `evals`: (step, loss_eval, line); `eval_s`:
-    (seconds, line) of those that say how long they took. `saves`: (step, seconds, line).
+    `rank_params`: the parameters of a rank by its name in the log, such as "2, 1" or "3". `timers_s`: (sum, count) by
+    name, over the first 1,024 lines of timers of a part and every 1,024th after them.
+    `progress`: (step, elapsed_s, line) of progress bars. `evals`: (step, loss_eval, line); `eval_s`: (seconds, line) of
+    the evaluations whose duration is printed. `saves`: (step, seconds, line).
     `first_at`, `last_at`: epoch seconds of the first and the last time of day, taken as UTC.
     """
 
@@ -88,8 +88,8 @@ class Part:
     arguments: dict[str, tuple[str, Place]] = field(default_factory=dict)
     steps: dict[str, StepTable] = field(default_factory=dict)  # by the dialect that printed them
     step_rank: int | None = None  # the rank whose lines of steps are read if several ranks print them
-    tasks: bool = False  # its labels are of tasks, each of several ranks that print the same line
-    # The other ranks that print lines of steps -> whether the label is of the whole job, and not of a node.
+    tasks: bool = False  # its labels name tasks, and the ranks of a task print the same line
+    # The other ranks that print lines of steps -> whether the label is the rank in the job, not in the node.
     other_ranks: dict[int, bool] = field(default_factory=dict)
     progress: list[tuple[float, float | None, int]] = field(default_factory=list)
     totals: dict[str, Fact] = field(default_factory=dict)
@@ -103,9 +103,9 @@ class Part:
     ends: list[tuple[str, Place]] = field(default_factory=list)
     first_at: float | None = None
     last_at: float | None = None
-    left_out: dict[str, int] = field(default_factory=dict)  # what was skipped -> how often
+    left_out: dict[str, int] = field(default_factory=dict)  # reason -> how many lines or figures were skipped
 
     def fact(self, name: str) -> Fact | None:
-        """The first value that is stated of a field, None without any."""
-        found = self.facts.get(name)
-        return found[0] if found else None
+        """The first value that the log states for a field; None if it states none."""
+        facts = self.facts.get(name)
+        return facts[0] if facts else None

@@ -1,10 +1,9 @@
-"""Lines that differ in digits only: where a field is in a line, how its bytes become a number, which digits are asked
-for.
+"""Fields of lines that differ in digits only: their place in a line, their bytes as numbers, and required digits.
 
-In a pattern each atom that asks for certain digits is made a group of any digit. A match in which no such group took
-part is found whatever the digits are; one with them is found in each line whose digits there are those asked for. This
-is true because more digits can only mean more matches: not in an assertion that something is missing, nor in an atomic
-group. Patterns with such an atom there may match a line or not.
+Some patterns require certain digits. Each atom of a regex that does is replaced with a group that matches any digit. A
+match without such a group holds for all digits; a match with such groups holds for each line that has the required
+digits at their places. This is true because allowing more digits can only add matches. It fails in a negative
+assertion and in an atomic group: a pattern with such an atom there may or may not match a line of the kind.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ LARGE = re.compile(r"[eE][-+]?\d{3}")
 _POWERS = 10.0 ** np.arange(23)
 _MOST_DIGITS = 15
 _NUMERAL = re.compile(r"([-+]?)(\d[\d,]*)(?:\.(\d*))?(?:[eE]([-+]?)(\d{1,3}))?([KkMGBT]?)%?")
-# (place in a line, the digits that may be there), for each digit that a pattern asks for.
+# (place in a line, the allowed digits), for each digit that a pattern requires.
 AskedDigits = tuple[tuple[int, str], ...]
 _TOKEN = re.compile(
     r"\\x[0-9a-f]{2}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{\d+(?:,\d*)?\}[?+]?"
@@ -39,26 +38,26 @@ _OPAQUE = ("(?!", "(?<!", "(?>")
 
 
 def _cells(data: bytes, places: Places, width: int) -> NDArray[np.uint8]:
-    """The bytes from each place on, shape (places, width)."""
+    """`width` bytes from each place on, shape (places, width)."""
     windows = np.ndarray((max(0, len(data) - width + 1),), f"V{width}", data, strides=(1,))
     return windows[places].view(np.uint8).reshape(len(places), width)
 
 
-def _whole(found: NDArray[np.uint8], columns: tuple[int, ...]) -> StepColumn:
-    """The number that the digits in these columns form, exact below 2^53."""
+def _whole(cells: NDArray[np.uint8], columns: tuple[int, ...]) -> StepColumn:
+    """The numbers that the digits in these columns form, exact below 2^53."""
     first, last = columns[0], columns[-1] + 1
     weights = np.zeros(last - first)
     weights[np.array(columns) - first] = _POWERS[len(columns) - 1 :: -1] if len(columns) > 1 else 1.0
-    return np.asarray(found[:, first:last].astype(np.float64) @ weights - 48.0 * weights.sum())
+    return np.asarray(cells[:, first:last].astype(np.float64) @ weights - 48.0 * weights.sum())
 
 
 @dataclass(frozen=True)
 class DigitColumn:
-    """A field of lines that differ in digits only: where it is in a line, and how its text becomes a figure.
+    """A field of lines that differ in digits only: its place in a line, and how its text becomes a figure.
 
-    `numeral`: (sign, columns of the digits, how many of them are fraction, sign of the exponent, its columns, size);
-    None if each text is read by itself. `plain`: a number of more digits, as Python prints floats. `finite`: no line of
-    the kind has a NaN or an infinity here.
+    `numeral`: (sign, columns of the digits, number of fraction digits, sign of the exponent, columns of the exponent,
+    size); None if each text is converted by itself. `plain`: a decimal number with too many digits for `numeral`, as
+    Python prints floats. `finite`: no line of the kind has a NaN or an infinity in this field.
     """
 
     field: str
@@ -71,27 +70,27 @@ class DigitColumn:
 
     @staticmethod
     def of(name: str, line: bytes, start: int, end: int) -> DigitColumn:
-        """The column of a group or a key, from one line."""
+        """Makes the column of a group or a key from one line."""
         text = line[start:end].decode()
         stripped = text.strip()
         start += len(text) - len(text.lstrip())
         field, factor = unit(name)
-        found = _NUMERAL.fullmatch(stripped) if stripped.isascii() and not LARGE.search(stripped) else None
-        slow = DigitColumn(field, start, len(stripped.encode()), factor, None, finite=found is not None)
-        is_plain = found is not None and not found[6] and stripped[-1] != "%" and "," not in stripped
+        match = _NUMERAL.fullmatch(stripped) if stripped.isascii() and not LARGE.search(stripped) else None
+        slow = DigitColumn(field, start, len(stripped.encode()), factor, None, finite=match is not None)
+        is_plain = match is not None and not match[6] and stripped[-1] != "%" and "," not in stripped
         column = replace(slow, numeral=_numeral(stripped), plain=is_plain)
-        here = np.zeros(1, np.int64)
-        same = np.array_equal(column.read(line, here), slow.read(line, here), equal_nan=True)
-        return column if same else slow
+        first_line = np.zeros(1, np.int64)
+        is_equal = np.array_equal(column.read(line, first_line), slow.read(line, first_line), equal_nan=True)
+        return column if is_equal else slow
 
     def read(self, data: bytes, lines: Places) -> StepColumn:
-        """The field of the lines that begin at these places; NaN if the text is no figure."""
+        """The field in the lines that begin at these places; NaN if the text is not a figure."""
         places = lines + self.start
         if self.numeral is None and self.plain:
             figures = _cells(data, places, self.width).view(f"S{self.width}").reshape(-1).astype(np.float64)
         elif self.numeral is None:
             texts = (data[place : place + self.width].decode("utf-8", "replace") for place in places.tolist())
-            figures = np.array([np.nan if (found := figure(text)) is None else found for text in texts], np.float64)
+            figures = np.array([np.nan if (value := figure(text)) is None else value for text in texts], np.float64)
         else:
             figures = self._figures(data, places)
         if self.factor < 0:
@@ -102,10 +101,10 @@ class DigitColumn:
     def _figures(self, data: bytes, places: Places) -> StepColumn:
         assert self.numeral
         sign, digits, fraction, turned, exponent, size = self.numeral
-        found = _cells(data, places, self.width)
-        figures = _whole(found, digits)
+        cells = _cells(data, places, self.width)
+        figures = _whole(cells, digits)
         if exponent:
-            power = _whole(found, exponent) * (-1.0 if turned == "-" else 1.0) - fraction
+            power = _whole(cells, exponent) * (-1.0 if turned == "-" else 1.0) - fraction
             up, down = np.clip(power, 0, 22).astype(np.int64), np.clip(-power, 0, 22).astype(np.int64)
             # One of the two is 1.
             figures = figures * _POWERS[up] / _POWERS[down]
@@ -138,15 +137,15 @@ def _numeral(text: str) -> tuple[str, tuple[int, ...], int, str, tuple[int, ...]
 
 @dataclass(frozen=True)
 class TimeColumn:
-    """The time of day in lines that differ in digits only: where it is in a line, and its numbers in it."""
+    """The time of day in lines that differ in digits only: its place in a line, and the places of its numbers in it."""
 
     start: int
     spans: tuple[tuple[str, tuple[int, int]], ...]
 
     def read(self, data: bytes, lines: Places) -> StepColumn:
-        """Epoch seconds, the time of day taken as UTC; NaN if it is no valid time."""
-        found = _cells(data, lines + self.start, max(span[1] for _, span in self.spans))
-        number = {name: _whole(found, tuple(range(*span))).astype(np.int64) for name, span in self.spans}
+        """Epoch seconds, the time of day taken as UTC; NaN if it is not a valid time."""
+        cells = _cells(data, lines + self.start, max(span[1] for _, span in self.spans))
+        number = {name: _whole(cells, tuple(range(*span))).astype(np.int64) for name, span in self.spans}
         year, month, day = (number[name] for name in ("year", "month", "day"))
         hour, minute, second = (number[name] for name in ("hour", "minute", "second"))
         fine = (year > 0) & (month > 0) & (month < 13) & (day > 0) & (hour < 24) & (minute < 60) & (second < 60)
@@ -164,13 +163,13 @@ class TimeColumn:
 
 @cache
 def _loosened(regex: str) -> tuple[re.Pattern[str], dict[int, str]]:
-    """(the pattern with any digit where it asks for certain ones, {group: the digits that it asks for}). These are ""
-    where it cannot be said."""
+    """(the pattern with any digit where it requires certain ones, {group: the required digits}). The digits are "" if
+    they cannot be determined."""
     tokens = _TOKEN.findall(regex)
     pieces: list[str] = []
     digits_of_group: dict[int, str] = {}
     groups = 0
-    opened: list[tuple[bool, int]] = []  # by open group: whether it is opaque, and the groups before it
+    opened: list[tuple[bool, int]] = []  # per open group: whether it is opaque, and the number of groups before it
     for token, following in zip(tokens, [*tokens[1:], ""], strict=True):
         repeated = following[:1] in ("{", "*", "+") or following == "?+"
         digits = ""
@@ -179,13 +178,13 @@ def _loosened(regex: str) -> tuple[re.Pattern[str], dict[int, str]]:
             groups += token == "(" or token.startswith("(?P<")
         elif token == ")":
             _, before = opened.pop()
-            if repeated:  # only the last of its repetitions is known
+            if repeated:  # a match keeps only the last repetition
                 digits_of_group |= {group: "" for group in digits_of_group if group > before}
         elif token in _ANY_DIGIT:
             digits = token
         elif token[0] == "[":
-            rest = re.sub(r"\\.|0-9", "", token)
-            if any(digit in rest for digit in _ANY_DIGIT):
+            other_letters = re.sub(r"\\.|0-9", "", token)
+            if any(digit in other_letters for digit in _ANY_DIGIT):
                 digits = "".join(re.findall(token, _ANY_DIGIT)) if re.fullmatch(r"\[[\d-]+\]", token) else "?"
         elif token.startswith("(?P=") or re.fullmatch(r"\\[1-9]", token):
             digits = "?"
@@ -200,19 +199,21 @@ def _loosened(regex: str) -> tuple[re.Pattern[str], dict[int, str]]:
 
 
 def asked_digits(tried: Sequence[DialectPattern], text: str) -> AskedDigits | None:
-    """The digits that patterns ask for in a line that has them; None if it lacks one, or if none can say.
+    """The digits that patterns require in a line, which has them; None if it lacks one, or if they are unknown.
 
     `tried`: the patterns whose literal is in the line, digits aside.
     """
     digits_at: dict[int, str] = {}
-    for each in tried:
-        literal = each.pattern.literal
-        regex, asked = _loosened(each.pattern.regex)
+    for rule in tried:
+        literal = rule.pattern.literal
+        regex, digits_of_group = _loosened(rule.pattern.regex)
         in_literal = [place for place, letter in enumerate(literal) if letter in _ANY_DIGIT]
-        for match in regex.finditer(text) if asked or in_literal else ():
+        for match in regex.finditer(text) if digits_of_group or in_literal else ():
             at = text.find(literal) if in_literal else 0
             pairs = [(at + place, literal[place]) for place in in_literal]
-            pairs += [(match.start(group), digits) for group, digits in asked.items() if match.start(group) >= 0]
+            pairs += [
+                (match.start(group), digits) for group, digits in digits_of_group.items() if match.start(group) >= 0
+            ]
             for place, digits in pairs:
                 digits_at[place] = "".join(digit for digit in digits_at.get(place, _ANY_DIGIT) if digit in digits)
             if at < 0 or not all(text[place : place + 1] in tuple(digits_at[place]) for place, _ in pairs):

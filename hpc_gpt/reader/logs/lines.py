@@ -1,4 +1,4 @@
-"""A log read line by line: every line against every pattern. The faster reader must find the same."""
+"""Reads a log line by line, each line with every pattern. The faster `read_log.BlockReader` must find the same."""
 
 import math
 import re
@@ -12,7 +12,7 @@ from hpc_gpt.reader.logs import Fact, Failure, Part, Place
 from hpc_gpt.reader.logs.matches import (
     LONGEST_TEXT,
     DialectPattern,
-    Found,
+    RuleMatch,
     cut_value,
     find,
     float_of,
@@ -44,15 +44,15 @@ from hpc_gpt.reader.steps import StepTable
 class LineReader(GrowingParts):
     """Takes the lines of one log in order and makes its parts."""
 
-    def look(self, piece: str) -> tuple[str, list[Found]]:
-        """A line or a piece of one, cut to what is looked at, and what is found in it."""
+    def look(self, piece: str) -> tuple[str, list[RuleMatch]]:
+        """(the text of a line, or of a piece of one, cut to LONGEST_LINE; its matches)."""
         if len(piece) > LONGEST_LINE:
             self.leave_out("lines over 64,000 characters, cut")
             piece = piece[:LONGEST_LINE]
         return piece, find(piece)
 
-    def apply(self, number: int, line: str, matches: list[Found]) -> None:
-        """Adds what was found in a line to its part."""
+    def apply(self, number: int, line: str, matches: list[RuleMatch]) -> None:
+        """Adds the matches of a line to its part."""
         self.tracebacks.raised_in = ""
         if self.tracebacks.open:
             if matches and self.tracebacks.quotes(line):
@@ -65,24 +65,24 @@ class LineReader(GrowingParts):
         at, rank = time_of(line), rank_of(line)
         part = self.parts[-1]
         times = part.first_at, part.last_at
-        self.saw(at)
+        self.note_time(at)
         if len(matches) > 1 and any(rule.pattern.kind == "start" for _, rule in matches):
-            # What precedes the banner is of the part before.
+            # Matches before the banner belong to the part before it.
             matches = sorted(matches, key=lambda pair: pair[0].start())
         for match, rule in matches:
             self._apply(number, line, match, rule, rank, at)
-        if part is not self.parts[-1]:  # the line begins another part, and is none of the part before
+        if part is not self.parts[-1]:  # the line begins another part: it does not belong to the part before
             part.first_at, part.last_at = times
-            self.saw(at)
+            self.note_time(at)
 
     def finish(self, last_line: int) -> list[Part]:
-        """The first part, and the others in which something was found. The reader cannot be used again."""
+        """The first part, and all others that have matches. The reader cannot be used again."""
         self.parts[-1].last_line = max(last_line, self.parts[-1].first_line)
         for part, rows in zip(self.parts, self.rows, strict=True):
-            part.steps = one_table({dialect: each.table(part.left_out) for dialect, each in rows.items()})
-            if part.tasks:  # which say nothing of the number of ranks
+            part.steps = one_table({dialect: table_rows.table(part.left_out) for dialect, table_rows in rows.items()})
+            if part.tasks:  # labels of tasks do not give the number of ranks
                 part.other_ranks = dict.fromkeys(part.other_ranks, False)
-            # One step may be printed late, by another rank; a program that goes on has not ended.
+            # Another rank may print one step late; a program that prints more steps has not ended.
             late = [int(steps.line[-2]) for steps in part.steps.values() if len(steps) > 1]
             part.ends = [end for end in part.ends if end[1].line > max(late, default=0)]
         return [part for part in self.parts if part.dialects or part is self.parts[0]]
@@ -126,12 +126,12 @@ class LineReader(GrowingParts):
                 self._progress(values, place, rule)
             case "eval":
                 loss = float_of(values, "loss_eval")
-                if loss is not None and self.room("evaluations", len(part.evals)):
+                if loss is not None and self.reserve("evaluations", len(part.evals)):
                     part.evals.append((float_of(values, "step"), loss if math.isfinite(loss) else math.nan, number))
                     if (took := float_of(values, "eval_s")) is not None and 0 < took < 1e9:
                         part.eval_s.append((took, number))
             case "save":
-                if self.room("saves", len(part.saves)):
+                if self.reserve("saves", len(part.saves)):
                     part.saves.append((float_of(values, "step"), float_of(values, "save_s"), number))
             case "memory":
                 self.memory(values, rank, place)
@@ -146,7 +146,7 @@ class LineReader(GrowingParts):
             case "end":
                 assert pattern.ended
                 shown = not pattern.weak or bool(self.rows[-1] or part.progress)
-                if shown and self.room("ends", len(part.ends)):
+                if shown and self.reserve("ends", len(part.ends)):
                     part.ends.append((pattern.ended, place))
                 for name in ("job_id", "node"):
                     if name in values:
@@ -156,7 +156,7 @@ class LineReader(GrowingParts):
         part = self.parts[-1]
         params, name = values.pop("rank_params", None), str(values.pop("rank_name", ""))[:LONGEST_TEXT]
         if isinstance(params, float) and (
-            name in part.rank_params or self.room("ranks' parameters", len(part.rank_params))
+            name in part.rank_params or self.reserve("ranks' parameters", len(part.rank_params))
         ):
             part.rank_params.setdefault(name, (params, place))
         for name, value in values.items():
@@ -166,10 +166,10 @@ class LineReader(GrowingParts):
         part = self.parts[-1]
         key, value = str(values.get("key", ""))[:LONGEST_TEXT], str(values.get("value", ""))
         if key and "value" in values and not is_secret(key, value):
-            given = Fact(cut_value(value), place, rule.dialect.name)
-            self.add_to_header(True, key, given)
-            if key not in part.arguments and self.room("arguments", len(part.arguments)):
-                part.arguments[key] = (given.value, place)
+            argument = Fact(cut_value(value), place, rule.dialect.name)
+            self.add_to_header(True, key, argument)
+            if key not in part.arguments and self.reserve("arguments", len(part.arguments)):
+                part.arguments[key] = (argument.value, place)
 
     def _progress(self, values: Mapping[str, float | str], place: Place, rule: DialectPattern) -> None:
         progress = self.parts[-1].progress
@@ -177,7 +177,7 @@ class LineReader(GrowingParts):
         if planned and values.get("steps_planned", planned[0]) not in planned:
             self.leave_out(OTHER_BARS)
             return
-        if step is not None and self.room("bars", len(progress)):
+        if step is not None and self.reserve("bars", len(progress)):
             progress.append((step, float_of(values, "elapsed_s"), place.line))
         if "steps_planned" in values:
             self.fact("steps_planned", values["steps_planned"], place, rule)
@@ -193,7 +193,7 @@ class LineReader(GrowingParts):
     ) -> None:
         failures, pattern = self.parts[-1].failures, rule.pattern
         assert pattern.ended
-        if self.room("failures", len(failures)):
+        if self.reserve("failures", len(failures)):
             message = hide_secrets(self.tracebacks.with_source(str(values.get("words") or line.strip()))[:1000])
             named, node = whole_rank(values.get("rank")), str(values.get("node") or "") or node_of(line)
             if NO_MESSAGE.match(message):
@@ -204,22 +204,22 @@ class LineReader(GrowingParts):
             failures.append(Failure(pattern.ended, *about, pattern.echo, pattern.to_do, raised_in))
 
     def _raised(self, number: int, text: str, line: str) -> None:
-        """Adds an exception that ends with `line` and that no pattern knows by its name, or not with its message."""
+        """Adds the failure of an exception that ends with `line` and that no pattern matches as a whole."""
         part = self.parts[-1]
         self._forget(number)
         message = hide_secrets(self.tracebacks.with_source(text)[:1000])[:MOST_WORDS]
         node = node_of(line) or node_of_label(line)
-        for each in patterns_of(text):
-            if self.room("failures", len(part.failures)):
+        for pattern in patterns_of(text):
+            if self.reserve("failures", len(part.failures)):
                 self.count("python_exceptions")
                 at = Place(self.file, number), rank_of(line), node, time_of_failure(line)
                 raised_in = self.tracebacks.raised_in
-                part.failures.append(Failure(str(each.ended), message, *at, each.echo, each.to_do, raised_in))
+                part.failures.append(Failure(str(pattern.ended), message, *at, pattern.echo, pattern.to_do, raised_in))
 
     def _forget(self, number: int) -> None:
-        """Drops the failures of a line, one of the last."""
-        kept = self.parts[-1].failures
-        kept[-8:] = [each for each in kept[-8:] if each.place.line != number]
+        """Drops the failures of a line that is one of the last."""
+        failures = self.parts[-1].failures
+        failures[-8:] = [failure for failure in failures[-8:] if failure.place.line != number]
 
     def _start(self, number: int) -> None:
         part = self.parts[-1]
@@ -228,28 +228,28 @@ class LineReader(GrowingParts):
         self.parts[-1].started = True
 
     def _begin(self, number: int, rule: DialectPattern) -> None:
-        """A banner in a program's lines, after those about what it trains: of each node's, or of another training."""
+        """Takes a banner that a program prints after its settings: each node prints one, or another training begins."""
         if rule.dialect.last_resort:
             self.banner = number
             return
         part = self.parts[-1]
         trained = self.rows[-1] or part.totals or any(step for step, _, _ in part.progress[-1:])
-        if self.begun and (trained or any(each.place.line > self.begun for each in part.failures)):
+        if self.begun and (trained or any(failure.place.line > self.begun for failure in part.failures)):
             self.begin_again(number)
             self.parts[-1].started = self.parts[-1] is not part
         self.begun = number
 
     def _is_of_next_job(self, rule: DialectPattern, values: Mapping[str, float | str]) -> bool:
-        """Whether a fact or an argument is of the next job in a file to which several were appended.
+        """Whether a fact or an argument belongs to the next job, in a file to which several jobs append their output.
 
-        After Slurm's message that it cancelled the job, a program says what it trains; or a job names itself.
+        The next job shows in a program's settings after Slurm's message that it cancelled a job, or in another job id.
         """
         part = self.parts[-1]
         if not part.failures and "job_id" not in values:
             return False
-        known = part.fact("job_id")
-        if "job_id" in values and known is not None and rule.pattern.literal == "JobId=":
-            return scaled("job_id", str(values["job_id"])) != ("job_id", known.value) and bool(self.rows[-1])
+        job_id = part.fact("job_id")
+        if "job_id" in values and job_id is not None and rule.pattern.literal == "JobId=":
+            return scaled("job_id", str(values["job_id"])) != ("job_id", job_id.value) and bool(self.rows[-1])
         over = bool(part.failures) and part.failures[-1].message.startswith(JOB_OVER)
         return over and rule.dialect.engine is not None
 
@@ -272,28 +272,28 @@ class LineReader(GrowingParts):
         if rows is not None:
             if rank is not None and self.parts[-1].step_rank is not None and rank != self.parts[-1].step_rank:
                 self.memory_of_step(values, rank, Place(self.file, number))
-                self.saw_rank(rank, line)
+                self.note_rank(rank, line)
                 if "loss" not in row or step is None:
                     return self.leave_out(OTHER_RANKS)
                 if rows.lacks_loss and rows.would_be_loss(row["loss"]):
-                    # Only the last stage of a pipeline has the loss: its lines are read from here on.
+                    # Only the last stage of a pipeline prints the loss: its lines are read from this one on.
                     self.parts[-1].step_rank = rank
                     if step == rows.last_step:
                         rows.open_row["loss"] = row["loss"]
                         return self.leave_out(OTHER_RANKS)
                     self.leave_out(OTHER_RANKS, rows.count)
-                    self.kept -= min(rows.count, self.most_rows)
+                    self.kept_rows -= min(rows.count, self.most_rows)
                     rows = self.rows[-1][rule.dialect.name] = StepRows()
                 else:
                     if rows.count == 1 and step == rows.last_step and rank < self.parts[-1].step_rank:
-                        # Each rank prints its own loss: those of rank 0 are read, whoever printed first.
+                        # Each rank prints its own loss: the lines of rank 0 are read, whichever rank printed first.
                         rows.open_row, rows.open_line, self.parts[-1].step_rank = row, number, rank
                         self.taken_lines[rule.dialect.name] = line
                     return self.leave_out(OTHER_RANKS)
             last = rows.last_step
             again = self.banner > rows.open_line  # after a banner another training may print the same step
             if step is not None and last is not None and step == last and not again:
-                self.saw_again(line, self.taken_lines.get(rule.dialect.name))
+                self.note_repeated(line, self.taken_lines.get(rule.dialect.name))
                 return self.leave_out(PRINTED_BEFORE)
             if (
                 step is None
@@ -339,16 +339,18 @@ class LineReader(GrowingParts):
 
 
 def one_table(tables: dict[str, StepTable]) -> dict[str, StepTable]:
-    """The tables, those of one program joined: its lines changed their form, and the steps continue."""
+    """The tables; two are joined if one program changed the form of its lines and its steps continue."""
     named = [(name, table) for name, table in tables.items() if len(table) and np.isfinite(table["step"]).all()]
     named.sort(key=lambda pair: int(pair[1].line[0]))
     for (name, before), (other, after) in pairwise(named):
         first, last = float(before["step"][-1]), float(after["step"][0])
-        apart = np.diff(np.concatenate((before["step"], after["step"])))
-        continues = before.line[-1] < after.line[0] and 0 < last - first <= 2 * float(np.median(apart[apart > 0]))
+        distances = np.diff(np.concatenate((before["step"], after["step"])))
+        continues = before.line[-1] < after.line[0] and 0 < last - first <= 2 * float(
+            np.median(distances[distances > 0])
+        )
         if continues and set(before.columns) & set(after.columns) >= {"loss"}:
             whole = StepTable.joined([before, after])
-            main = max((name, other), key=lambda each: (each != GENERIC, tables[each].count))
-            rest = {each: table for each, table in tables.items() if each not in (name, other)}
-            return one_table({**rest, main: whole})
+            main = max((name, other), key=lambda dialect: (dialect != GENERIC, tables[dialect].count))
+            others = {dialect: table for dialect, table in tables.items() if dialect not in (name, other)}
+            return one_table({**others, main: whole})
     return tables

@@ -1,9 +1,9 @@
-"""What the patterns of all dialects find in a line, and which patterns a line could match.
+"""Matches of the patterns of all dialects in a line, and a scan for the patterns that could match.
 
-Few of some thousand patterns can match a line. They are found for many lines and all patterns at once, by the literal
-text that each pattern needs: four bytes at a time are looked up in a table of the four-byte pieces of all literals. A
-literal of seven bytes or more has such a piece at a multiple of four wherever it is, so only every fourth place is
-looked up; for the few short literals every place is.
+Only a few of some thousand patterns can match a line. The scan finds them for many lines and all patterns at once, by
+the literal text that each pattern needs: four bytes at a time are looked up in a table of the four-byte pieces of all
+literals. A literal of seven bytes or more has such a piece at a multiple of four wherever it begins, so only every
+fourth place is looked up; every place is looked up for the few shorter literals.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from hpc_gpt.reader.logs.mentions import only_mentions
 from hpc_gpt.reader.pattern import STEP_FIELDS, Dialect, Pattern, head_of, scaled, words_literal
 
 LONGEST_TEXT = 1000  # characters of a value
-# A program prints few steps, facts or failures on a line. So many matches of one pattern are looked for, and more while
-# all that they look at, and the places that begin like a match, is little for the line's length, which bounds its time.
+# A program prints few steps, facts or failures on a line. The search for one pattern stops after this many matches, or
+# goes on as long as the text that it looks at is short compared with the line: that bounds the time of a line.
 MOST_MATCHES = 4
-_MOST_LOOKED_AT = 6  # characters for each character of a line
-_LEAST_LOOKED_AT = 2000  # characters for a match, which also takes time when it is read
-_REACH = re.compile(r"\{\d*,(\d{3,})\}")  # how far a piece of a regex looks
+_MOST_LOOKED_AT = 6  # characters looked at per character of a line
+_LEAST_LOOKED_AT = 2000  # characters counted per match, as reading a match takes time, too
+_REACH = re.compile(r"\{\d*,(\d{3,})\}")  # the reach of a piece of a regex
 _MOST_ARGUMENTS = 400  # of one pattern
-_SHORT = 200  # characters of a line that has few such places
-_BEGIN = 3  # characters of a literal by which it is looked up in one line
-# How a line ends that a terminal's width, or a program, cut.
+_SHORT = 200  # characters; a shorter line has few places that begin like a match
+_BEGIN = 3  # first characters of a literal, by which it is looked up in one line
+# The mark at the end of a line that a program, or the width of a terminal, cut.
 _CUT = re.compile(r"(?:…|(?<!\.)\.{3,})[\])}]?\s*$")
 
 
@@ -58,7 +58,7 @@ class DialectPattern:
 
     @cached_property
     def _words(self) -> str:
-        """A text that every matching line has in the group of words; empty if that group has several forms."""
+        """A text that the group `words` has in every match; empty if that group has several forms."""
         return words_literal(self.pattern.regex)
 
     @cached_property
@@ -67,29 +67,29 @@ class DialectPattern:
         return (_LEAST_LOOKED_AT, *map(int, _REACH.findall(self.pattern.regex)))
 
     def matches(self, line: str) -> list[re.Match[str]]:
-        """The matches in a line; of very many the first ones."""
+        """The matches in a line; only the first ones if there are very many."""
         if len(line) > _SHORT and self._words not in line:
             return []
-        if self.pattern.regex[0] == "^":  # a search would try every other place, too
+        if self.pattern.regex[0] == "^":  # `search` would also try all other places
             return [match] if (match := self.regex.match(line)) else []
-        found: list[re.Match[str]] = []
+        matches: list[re.Match[str]] = []
         if len(line) <= _SHORT or self._head is None:
             for match in self.regex.finditer(line):
-                found.append(match)
-                if len(found) >= MOST_MATCHES and self._looks_at_too_much(len(found), line):
+                matches.append(match)
+                if len(matches) >= MOST_MATCHES and self._looks_at_too_much(len(matches), line):
                     break
-            return found
+            return matches
         tried, begin = 0, self._head.search(line)
         while begin is not None:
             tried += 1
             place = begin.start() + 1
             if match := self.regex.match(line, begin.start()):
-                found.append(match)
+                matches.append(match)
                 place = max(place, match.end())
             if tried >= MOST_MATCHES // 2 and self._looks_at_too_much(tried, line):
                 break
             begin = self._head.search(line, place)
-        return found
+        return matches
 
     def _looks_at_too_much(self, times: int, line: str) -> bool:
         match self.pattern.kind:
@@ -100,7 +100,7 @@ class DialectPattern:
         return times * sum(min(reach, len(line)) for reach in self._reaches) > _MOST_LOOKED_AT * len(line)
 
 
-Found = tuple[re.Match[str], DialectPattern]
+RuleMatch = tuple[re.Match[str], DialectPattern]
 
 
 @cache
@@ -112,71 +112,70 @@ def all_patterns() -> tuple[DialectPattern, ...]:
 
 @cache
 def patterns_by_literal() -> dict[str, dict[str, list[DialectPattern]]]:
-    """The patterns by the literal that is in every line they match, and these by their first _BEGIN characters; shorter
-    ones are under ""."""
-    found: dict[str, dict[str, list[DialectPattern]]] = {"": {}}
-    for each in all_patterns():
-        literal = each.pattern.literal
+    """{first _BEGIN characters of a literal: {literal: the patterns that need it}}; shorter literals are under ""."""
+    by_begin: dict[str, dict[str, list[DialectPattern]]] = {"": {}}
+    for rule in all_patterns():
+        literal = rule.pattern.literal
         begin = literal[:_BEGIN] if len(literal) >= _BEGIN else ""
-        found.setdefault(begin, {}).setdefault(literal, []).append(each)
-    return found
+        by_begin.setdefault(begin, {}).setdefault(literal, []).append(rule)
+    return by_begin
 
 
 def _with_literal(line: str) -> list[DialectPattern]:
-    """The patterns whose literals are in a line; looked for are those whose beginning is somewhere in it."""
-    known = patterns_by_literal()
-    begins = {line[place : place + _BEGIN] for place in range(len(line) - _BEGIN + 1)} & known.keys()
-    likely = [known[begin] for begin in ("", *begins)]
-    return [each for some in likely for literal, group in some.items() if literal in line for each in group]
+    """The patterns whose literals are in a line; a literal is searched only if its first characters are in it."""
+    by_begin = patterns_by_literal()
+    begins = {line[place : place + _BEGIN] for place in range(len(line) - _BEGIN + 1)} & by_begin.keys()
+    likely = [by_begin[begin] for begin in ("", *begins)]
+    return [rule for some in likely for literal, group in some.items() if literal in line for rule in group]
 
 
-# What was found in the last lines with failures: ranks print the same ones, and they match many patterns.
-_failures_found: dict[str, list[Found]] = {}
+# The matches of the last lines with failures: all ranks print the same lines, and these match many patterns.
+_failures_found: dict[str, list[RuleMatch]] = {}
 _MOST_FAILURES = 64
 
 
-def find(line: str, tried: Sequence[DialectPattern] | None = None) -> list[Found]:
-    """What the patterns find in a line, or in a piece of one between carriage returns, without colours.
+def find(line: str, tried: Sequence[DialectPattern] | None = None) -> list[RuleMatch]:
+    """The matches in a line, or in a piece of a line between carriage returns, without colours.
 
-    `tried`: the patterns that may match it, in the order of their numbers, if they are known.
+    `tried`: the patterns that may match, in the order of their numbers; None if they are not known.
     """
     if line in _failures_found:
         return _failures_found[line]
     if tried is None:
-        wanted = sorted(_with_literal(line), key=lambda each: each.number)
+        wanted = sorted(_with_literal(line), key=lambda rule: rule.number)
     else:
-        wanted = [each for each in tried if each.pattern.literal in line]
-    first = [each for each in wanted if not each.dialect.last_resort]
-    found = [(match, each) for each in first for match in each.matches(line)]
-    if not found:
-        found = [(match, each) for each in wanted if each.dialect.last_resort for match in each.matches(line)]
-    if any(each.pattern.kind in ("failure", "end") for _, each in found):
-        found = [pair for pair in found if not _is_mention(line, *pair)]
+        wanted = [rule for rule in tried if rule.pattern.literal in line]
+    first = [rule for rule in wanted if not rule.dialect.last_resort]
+    matches = [(match, rule) for rule in first for match in rule.matches(line)]
+    if not matches:
+        matches = [(match, rule) for rule in wanted if rule.dialect.last_resort for match in rule.matches(line)]
+    if any(rule.pattern.kind in ("failure", "end") for _, rule in matches):
+        matches = [pair for pair in matches if not _is_mention(line, *pair)]
         if len(_failures_found) >= _MOST_FAILURES:
             _failures_found.clear()
-        _failures_found[line] = found = _of_one_program(found)
-        return found
-    return _of_one_program(found)
+        _failures_found[line] = matches = _of_one_program(matches)
+        return matches
+    return _of_one_program(matches)
 
 
-def _of_one_program(found: list[Found]) -> list[Found]:
-    """The matches; of those of steps, the ones of one dialect: whose match begins first, and then is the longest."""
-    steps = [(match, each) for match, each in found if each.pattern.kind == "step"]
+def _of_one_program(matches: list[RuleMatch]) -> list[RuleMatch]:
+    """The matches, with steps of one dialect only: that of the match that begins first, then of the longest."""
+    steps = [(match, rule) for match, rule in matches if rule.pattern.kind == "step"]
     if not steps:
-        return found
+        return matches
     _, winner = min(steps, key=lambda pair: (pair[0].start(), -pair[0].end()))
-    return [pair for pair in found if pair[1].pattern.kind != "step" or pair[1].dialect is winner.dialect]
+    return [pair for pair in matches if pair[1].pattern.kind != "step" or pair[1].dialect is winner.dialect]
 
 
 def _is_mention(line: str, match: re.Match[str], rule: DialectPattern) -> bool:
-    """Whether the match is a failure or an end that the line only mentions."""
+    """Whether the line only mentions the failure or the end that the match names."""
     return rule.pattern.kind in ("failure", "end") and only_mentions(line, rule.pattern.literal, match.start())
 
 
 def field_spans(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, tuple[int, int]]:
     """(start, end) of each group that matched and of each key's value after the match, by name.
 
-    A value that runs into the mark of a cut, `loss=2.3…` or `loss=2.3...` at the line's end, is none.
+    A value that touches the mark of a cut at the line's end, as in `loss=2.3…` or `loss=2.3...`, is left out.
     """
     spans = {name: match.span(name) for name, text in match.groupdict().items() if text is not None}
     if pattern.keys:
@@ -188,7 +187,7 @@ def field_spans(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, 
 
 @lru_cache(maxsize=4)
 def _cut_at(line: str) -> int | None:
-    """The place of the mark of a cut, found once for a line, which may have very many matches."""
+    """The place of the mark of a cut, None without one; cached, because a line may have very many matches."""
     mark = _CUT.search(line)
     return mark.start() if mark else None
 
@@ -211,11 +210,11 @@ def values_of(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, fl
     if pattern.kind == "timers":
         return dict(texts)
     stated = {name: float(value) for name, value in pattern.facts.items() if name in STEP_FIELDS}
-    return stated | {found[0]: found[1] for name, text in texts.items() if (found := scaled(name, text)) is not None}
+    return stated | {figure[0]: figure[1] for name, text in texts.items() if (figure := scaled(name, text)) is not None}
 
 
 def row_of(values: Mapping[str, float | str], at: float | None) -> dict[str, float]:
-    """The fields of a line of steps."""
+    """The row of a line of steps: its fields of STEP_FIELDS, and `at`, its time of day."""
     row = {name: value for name, value in values.items() if name in STEP_FIELDS and isinstance(value, float)}
     return row if at is None else {"at": at} | row
 
@@ -227,27 +226,27 @@ def float_of(values: Mapping[str, float | str], name: str) -> float | None:
 
 
 def cut_value(value: Any) -> Any:
-    """The value; a text is cut and without secrets, because it may be kept on disk."""
+    """The value; a text is cut and its secrets are hidden, because it may be written to disk."""
     return hide_secrets(value[:LONGEST_TEXT]) if isinstance(value, str) else value
 
 
-# What launchers and loggers put before a program's own text: colours, ranks, times of day.
+# The prefixes that launchers and loggers put before a program's own text: colours, ranks, times of day.
 _COLOURS = r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\r\n]{0,256}(?:\x07|\x1b\\)"
 _ANSI, ANSI = re.compile(_COLOURS), re.compile(_COLOURS.encode())
-# torchrun's and deepspeed's tags, srun --label, Megatron's "[Rank 51]"; the number is the rank, for `[default7]:` the
-# rank within the node. In `3: [rank5]:` the first is srun's task, which starts several ranks.
+# torchrun's and deepspeed's tags, srun --label, Megatron's "[Rank 51]". The number is the rank; in `[default7]:` it is
+# the rank within the node. In `3: [rank5]:` the first number is srun's task, which starts several ranks.
 _RANK = re.compile(
     r"^\s*(?:(?:\S{1,64}: {1,2})?\[rank(\d{1,7})\][: ]|(\d{1,7}): |\[default(\d{1,4})\]:|"
     r"\[?[Rr]ank ?[:=]?(\d{1,7})\]?[: ]|\[XTuner\]\[RANK (\d{1,7})\])"
 )
 _NCCL_HOST = re.compile(r"(?:^|[\s\]:>])([A-Za-z][\w.-]{0,80}):\d{1,9}:\d{1,9} \[\d{1,4}\] ")
-# torchrun's with `--role HOST:`: the number is a rank within the node.
+# torchrun's tag with `--role HOST:`: the number is the rank within the node.
 _ROLE_HOST = re.compile(r"^\s{0,8}\[(?!rank|default|worker|trainer)([a-z][a-z0-9-]{0,40}\d[\w.-]{0,80}):\d{1,3}\]:")
 _AT = re.compile(
     r"(?P<year>\d{4})[-/](?P<month>\d\d)[-/](?P<day>\d\d)[ T](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?"
     r"|(?P<us_month>\d\d)/(?P<us_day>\d\d)/(?P<us_year>\d{4}) (?P<us_clock>\d\d:\d\d:\d\d)"
 )
-# glog's, of C++ and of Python's torch.distributed: no year, in PyTorch's C++ a month without its zero.
+# glog's time, from C++ and torch.distributed: without a year; PyTorch's C++ prints the month without its zero.
 _GLOG = re.compile(r"(?:^|[\s\]:\[])[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?= )")
 OF_NO_YEAR = 366 * 86400.0
 _OF_A_MOMENT = ("year", "month", "day", "hour", "minute", "second")
@@ -269,20 +268,20 @@ def rank_of(line: str) -> int | None:
 
 
 def node_of(line: str) -> str | None:
-    """The node in what NCCL puts before its lines, `host:pid:tid [GPU]`, or torchrun, `[host:local rank]:`; None
-    without it.
+    """The node in the prefix of NCCL's lines, `host:pid:tid [GPU]`, or of torchrun's, `[host:local rank]:`; None
+    without one.
 
     >>> node_of("[rank0]:n1:2914:2914 [0] NCCL WARN x"), node_of("12:30:00 [0] x"), node_of("[gpu187:2]:KeyError: 1")
     ('n1', None, 'gpu187')
     """
-    found = _ROLE_HOST.match(line) or (_NCCL_HOST.search(line, 0, 200) if "] " in line else None)
-    return found[1] if found else None
+    match = _ROLE_HOST.match(line) or (_NCCL_HOST.search(line, 0, 200) if "] " in line else None)
+    return match[1] if match else None
 
 
 def rank_span(line: str) -> tuple[int, int] | None:
-    """(start, end) of the rank that a line is labelled with."""
-    found = _RANK.match(line)
-    return next((found.span(index) for index in range(1, 6) if found[index] is not None), None) if found else None
+    """(start, end) of the rank in a line's label, None without one."""
+    match = _RANK.match(line)
+    return next((match.span(index) for index in range(1, 6) if match[index] is not None), None) if match else None
 
 
 def time_of(line: str) -> float | None:
@@ -304,49 +303,49 @@ def time_of(line: str) -> float | None:
 
 @lru_cache(maxsize=4)  # a line may have many
 def time_of_failure(line: str) -> float | None:
-    """Epoch seconds as `time_of`; for glog's clocks, which have no year, seconds since the start of the year.
+    """Epoch seconds as in `time_of`; for glog's times, which have no year, seconds since the start of the year.
 
     >>> time_of_failure("[rank7]:[E102 00:00:36.5 ProcessGroupNCCL.cpp:1743] x"), time_of_failure("E1399 00:00:00.5 x")
     (86436.5, None)
     """
-    if (at := time_of(line)) is not None or (found := _GLOG.search(line, 0, 200)) is None:
+    if (at := time_of(line)) is not None or (match := _GLOG.search(line, 0, 200)) is None:
         return at
-    month, day, hour, minute, second = (int(each) for each in found.groups()[:5])
+    month, day, hour, minute, second = (int(number) for number in match.groups()[:5])
     try:
         moment = datetime(1970, month, day, hour, minute, second, tzinfo=UTC)
     except ValueError:
         return None
-    return moment.timestamp() + float(f"0.{found[6] or 0}")
+    return moment.timestamp() + float(f"0.{match[6] or 0}")
 
 
 def time_spans(line: str) -> dict[str, tuple[int, int]] | None:
-    """(start, end) of each number of the first time of day: _OF_A_MOMENT, and `part` of a second if any."""
-    found = _AT.search(line)
-    if found is None:
+    """(start, end) of each number of the first time of day: _OF_A_MOMENT, and `part` of a second if printed."""
+    match = _AT.search(line)
+    if match is None:
         return None
-    us = "" if found["year"] else "us_"
-    spans = {name: found.span(f"{us}{name}") for name in _OF_A_MOMENT[:3]}
-    clock = found.start(f"{us}clock")
+    us = "" if match["year"] else "us_"
+    spans = {name: match.span(f"{us}{name}") for name in _OF_A_MOMENT[:3]}
+    clock = match.start(f"{us}clock")
     spans |= {name: (clock + 3 * place, clock + 3 * place + 2) for place, name in enumerate(_OF_A_MOMENT[3:])}
-    return spans | {"part": found.span("part")} if found["part"] else spans
+    return spans | {"part": match.span("part")} if match["part"] else spans
 
 
-# Every digit of a line and of a literal is made a 0, so that lines that differ in digits only are the same.
+# Every digit of a line and of a literal is replaced with 0, so that lines that differ in digits only are the same.
 ZEROS = bytes(0x30 if 0x30 <= byte <= 0x39 else byte for byte in range(256))
 _BITS = 18
 _FACTOR = np.uint32(2654435761)
 _SHIFT = np.uint32(32 - _BITS)
-# (bytes of a literal that are searched, places within a group of four at which four of them must begin)
+# (bytes of a literal that are searched, places within a group of four bytes at which a piece of them must begin)
 _WINDOWS = ((7, (0,)), (5, (0, 2)), (4, (0, 1, 2, 3)))
 
 
 class LiteralScan:
-    """A search for the literals of some patterns; digits in lines and literals count as 0."""
+    """Searches many lines for the literals of patterns; all digits count as 0."""
 
     def __init__(self, patterns: Sequence[DialectPattern]) -> None:
         self.groups: dict[bytes, list[DialectPattern]] = {}
-        for each in patterns:
-            self.groups.setdefault(each.pattern.literal.encode().translate(ZEROS), []).append(each)
+        for rule in patterns:
+            self.groups.setdefault(rule.pattern.literal.encode().translate(ZEROS), []).append(rule)
         self._short = tuple(literal for literal in self.groups if len(literal) < 4)
         self._literals = [b"", *(literal for literal in self.groups if len(literal) >= 4)]
         entries: dict[bytes, list[_Entry]] = {}
@@ -362,20 +361,20 @@ class LiteralScan:
         self._places = sorted(places)
         self._grams = np.frombuffer(b"\0\0\0\0" + b"".join(entries), np.uint32)
         self._tables = _tables(self._grams)
-        # Entry 0 means none: no value equals its masked value.
-        every = [each for of_gram in entries.values() for each in of_gram]
-        self._literal_of = np.array([0, *(each.number for each in every)])
-        self._before = np.array([(0, 1), *(each.around(-4) for each in every)], np.uint32)
-        self._after = np.array([(0, 1), *(each.around(4) for each in every)], np.uint32)
+        # Entry 0 stands for no entry: no value equals its masked value.
+        every = [entry for of_gram in entries.values() for entry in of_gram]
+        self._literal_of = np.array([0, *(entry.number for entry in every)])
+        self._before = np.array([(0, 1), *(entry.around(-4) for entry in every)], np.uint32)
+        self._after = np.array([(0, 1), *(entry.around(4) for entry in every)], np.uint32)
         self._entries = np.zeros((len(self._grams), max(map(len, entries.values()), default=1)), np.int64)
-        self._shared = np.array([0, *map(len, entries.values())])  # by gram, how many literals have it
+        self._shared = np.array([0, *map(len, entries.values())])  # per gram, the number of literals that have it
         count = 1
         for gram, of_gram in enumerate(entries.values(), 1):
             self._entries[gram, : len(of_gram)] = np.arange(count, count + len(of_gram))
             count += len(of_gram)
 
     def candidates(self, lines: Sequence[bytes]) -> dict[int, list[DialectPattern]]:
-        """By line the patterns whose literal is in it, in their own order; lines have their digits made 0."""
+        """{index of a line: the patterns whose literal is in it, by number}; all digits of the lines are 0."""
         by_line: dict[int, list[DialectPattern]] = {}
         text = b"\n\n\n\n" + b"\n".join(lines) + b"\n\n\n\n\n\n\n\n"
         starts = 3 + np.cumsum(np.fromiter(map(len, lines), np.int64, len(lines)) + 1)
@@ -389,11 +388,11 @@ class LiteralScan:
                         by_line.setdefault(line, []).extend(self.groups[literal])
         for patterns in by_line.values():
             if len(patterns) > 1:
-                patterns.sort(key=lambda each: each.number)
+                patterns.sort(key=lambda rule: rule.number)
         return by_line
 
     def _hits(self, text: bytes, starts: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """(line, number of a literal that is likely in it), each once."""
+        """Distinct pairs (line, number of a literal that is likely in it)."""
         pairs = []
         for place in self._places:
             values = np.frombuffer(text, np.uint32, (len(text) - place) // 4, place)
@@ -407,8 +406,8 @@ class LiteralScan:
                     continue
                 of_hit = grams[hit - 1]
                 for nth in range(int(self._shared[of_hit].max())):
-                    more = self._shared[of_hit] > nth
-                    hit, of_hit = hit[more], of_hit[more]
+                    shared = self._shared[of_hit] > nth
+                    hit, of_hit = hit[shared], of_hit[shared]
                     entries = self._entries[of_hit, nth]
                     before, after = self._before[entries], self._after[entries]
                     right = (values[hit - 1] & before[:, 0]) == before[:, 1]
@@ -422,7 +421,7 @@ class LiteralScan:
 
 
 def _tables(grams: NDArray[np.uint32]) -> list[NDArray[np.int16]]:
-    """By bucket the number of its gram; grams that share a bucket are in different tables."""
+    """Tables from bucket to the number of its gram, 0 for none; grams that share a bucket are in different tables."""
     tables = [np.zeros(1 << _BITS, np.int16)]
     for number, gram in enumerate(grams[1:].tolist(), 1):
         place = (gram * int(_FACTOR) & 0xFFFFFFFF) >> int(_SHIFT)
@@ -443,7 +442,7 @@ class _Entry:
     at: int
 
     def around(self, offset: int) -> tuple[int, int]:
-        """(mask, value) of the four bytes at an offset from these, as far as they are in the literal."""
+        """(mask, value) of the four bytes at an offset from this piece, as far as they are in the literal."""
         mask, value = bytearray(4), bytearray(4)
         for index in range(4):
             place = self.at + offset + index
@@ -452,7 +451,7 @@ class _Entry:
         return int.from_bytes(mask, sys.byteorder), int.from_bytes(value, sys.byteorder)
 
 
-# The four-byte pieces of literals that lines have most often, one after another: tests hold them to the specimens.
+# The four-byte pieces of literals that are most frequent in lines, concatenated: tests compare them with the specimens.
 _PIECES = (
     '0000     000: 00rainsteplossrrortraiing tiontimeror:or:  lossize-00 atioErroINFO": "atchion 000:", "000]mory'
     'emor traitererro00]  errain_ranke": ningbatcparaeratoss:okenmemo | l ste timrati_sizpochper_s": kens00: ted '
@@ -467,12 +466,12 @@ COMMON = frozenset(_PIECES[at : at + 4].encode() for at in range(0, len(_PIECES)
 
 
 def _commonness(window: bytes) -> int:
-    """How common the pieces of a window are in logs; common letters, blanks and digits count for a little."""
+    """A score of how common the pieces of a window are in logs; common letters, blanks and digits add a little."""
     pieces = sum(window[at : at + 4] in COMMON for at in range(len(window) - 3))
     return 32 * pieces + sum(byte in b" 0etaonrisl" for byte in window)
 
 
 @cache
 def literal_scan() -> LiteralScan:
-    """The scan for all patterns of all dialects."""
+    """The scan for the literals of all patterns of all dialects."""
     return LiteralScan(all_patterns())

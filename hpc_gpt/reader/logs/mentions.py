@@ -1,4 +1,4 @@
-"""Lines that name a failure or an end and report none: environment dumps, printed source code, and advice."""
+"""Lines that name a failure or an end but do not report one: environment dumps, printed source code, and advice."""
 
 import math
 import re
@@ -6,9 +6,9 @@ from functools import lru_cache
 
 # A variable with its value, as `env`, `export -p` and `declare -x` print it. A logger's `key=value` line has a level.
 _VARIABLE = re.compile(r"^\s{0,8}(?:export |declare -x )?[A-Za-z_]\w{0,80}=(?!.{0,400}\blevel=)")
-# A quoted string with a placeholder, as source code has it before it is filled in.
+# A quoted string with a placeholder that is not filled in, as in source code.
 _TEMPLATE = re.compile(r"""(?P<quote>["'])[^"'\n]{0,400}?\{[A-Za-z_][^{}"'\n]{0,80}\}[^"'\n]{0,400}?(?:(?P=quote)|$)""")
-# What the words before and after say of something that has not happened. An exception's or an error's line does report.
+# Words before and after a failure that say that it did not happen. A line of an exception or an error does report one.
 _REPORTS = re.compile(r"(?:Error|Exception)\b|\b(?:ERROR|FATAL|CRITICAL)\b")
 _BEFORE = re.compile(
     r"(?i)\b(?:(?:to|will|would|can|may|might|could|should|helps?) (?:help )?(?:to )?"
@@ -16,12 +16,12 @@ _BEFORE = re.compile(
     r"|if you (?:see|get|hit|face|run into|encounter))"
     r" (?:[\w-]{1,20} ){0,4}$"
 )
-_LONGEST_BEFORE = 200  # characters of it
+_LONGEST_BEFORE = 200  # characters before the failure that are searched
 _AFTER = re.compile(r"(?i)[^.:;\n]{0,60}?\b(?:is|are|was|were|be) (?:avoided|prevented|unlikely|handled|ignored)\b")
 
 
 def only_mentions(line: str, literal: str, start: int) -> bool:
-    """Whether a line only mentions a failure whose pattern matches from `start` on and needs the text `literal`.
+    """Whether a line only mentions a failure; its pattern matches from `start` on and needs the text `literal`.
 
     >>> only_mentions("_CUDA_COMPAT_STATUS=System has unsupported display driver", "unsupported display driver", 0)
     True
@@ -47,6 +47,6 @@ def only_mentions(line: str, literal: str, start: int) -> bool:
 
 @lru_cache(maxsize=4)
 def _of_line(line: str) -> tuple[list[tuple[int, int]], float]:
-    """(the spans of templates, where the first words end that report): a long line may have very many matches."""
+    """(spans of templates, end of the first words that report); cached, as a long line may have very many matches."""
     reports = _REPORTS.search(line)
-    return [each.span() for each in _TEMPLATE.finditer(line)], reports.end() if reports else math.inf
+    return [template.span() for template in _TEMPLATE.finditer(line)], reports.end() if reports else math.inf

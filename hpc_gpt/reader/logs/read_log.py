@@ -1,6 +1,6 @@
-"""A log read, from a path: blocks of bytes, in which lines that are alike are taken together.
+"""Reads a log from a path, in blocks of bytes: similar lines of a block are taken together.
 
-`BlockReader` finds what `LineReader` finds, many lines at once.
+`BlockReader` finds the same as `LineReader`, many lines at once.
 """
 
 import collections
@@ -16,23 +16,23 @@ from hpc_gpt.reader.cache import FileIdentity, cached_prefix
 from hpc_gpt.reader.logs import Part
 from hpc_gpt.reader.logs.line_kinds import NOTHING, UNKNOWN, LineBlock, asks_digits, kinds_for_a_log, zeroed
 from hpc_gpt.reader.logs.lines import LineReader
-from hpc_gpt.reader.logs.matches import ANSI, Found, find, literal_scan
+from hpc_gpt.reader.logs.matches import ANSI, RuleMatch, find, literal_scan
 from hpc_gpt.reader.logs.parts import LONGEST_LINE
 from hpc_gpt.reader.logs.source import Source
-from hpc_gpt.reader.logs.stretches import Between, is_between, take_known
+from hpc_gpt.reader.logs.stretches import Unordered, is_unordered, take_known
 from hpc_gpt.reader.logs.tracebacks import LAST_FRAME
 
-READER_FAILED = "its reader failed"  # how the reason begins why a sound file is left out
+READER_FAILED = "its reader failed"  # the begin of the reason if a fault of a reader leaves a file out
 _STRETCH = 1 << 16  # bytes
-_MOST_LINES = 1 << 17  # taken at once: each takes more room than the byte of an empty line
+_MOST_LINES = 1 << 17  # lines taken at once: each takes much more memory than its bytes if it is empty
 
 
 @dataclass(frozen=True)
 class LogRead:
-    """The parts of a log. `lines`: how many it has; `bytes`: how many bytes of the file were read this time.
+    """The parts of a log. `lines`: the number of its lines; `bytes`: bytes of the file that were read this time.
 
-    `left_out`: what was skipped of the file -> how often; what was skipped of a part is in the part.
-    `refused`: why the file is no log; then there are no parts. `failed`: as in Source.
+    `left_out`: reason -> how often something of the file was skipped; each part has its own `left_out`.
+    `refused`: why the file is not a log; then there are no parts. `failed`: as in Source.
     """
 
     parts: list[Part] = field(default_factory=list)
@@ -44,8 +44,8 @@ class LogRead:
 
 
 def read_log(path: Path) -> LogRead:
-    """Reads the log at a path, `-` for standard input. Nothing in a file, and nothing that happens to it, raises: the
-    fault of a reader refuses the file."""
+    """Reads the log at a path, `-` for standard input. Never raises, whatever is in the file or happens to it: if a
+    reader fails, the file is refused."""
     output.working_on = str(path)
     try:
         return _read_log(path)
@@ -63,43 +63,43 @@ def _read_log(path: Path) -> LogRead:
         begin, state = (0, None) if cached is None else cached.load(grows=not source.compressed)
         lines, newlines, begun, source.left_out = state or (LineReader(source.file), 0, False, source.left_out)
         reader = BlockReader(lines, newlines, begun)
-        held = b""
+        waiting = b""
         if not (begin and source.compressed):
             for chunk in source.chunks(begin):
-                reader.take(held)
-                held = chunk
+                reader.take(waiting)
+                waiting = chunk
         # An incomplete last line is read now, and again when it is complete.
         if not source.torn or source.compressed:
-            reader.take(held)
-            held = b""
+            reader.take(waiting)
+            waiting = b""
         end = source.size if source.compressed else source.offset
         if cached is not None and end > begin:
             cached.store(end, (lines, reader.newlines, reader.begun, source.left_out))
-        reader.take(held)
+        reader.take(waiting)
         return LogRead(reader.finish(), reader.lines, source.bytes_read, source.left_out, failed=source.failed)
 
 
 @dataclass(frozen=True)
 class _SingleLine:
-    """A line that is read by itself. `index`: its place in the block; `found`: None if it was not searched yet."""
+    """A line that is read by itself. `index`: its place in the block; `matches`: None before the search."""
 
     index: int
     text: str
-    found: list[Found] | None
+    matches: list[RuleMatch] | None
 
 
 class BlockReader:
-    """Takes the bytes of one log in order, in blocks that end after a line, or after a piece of one."""
+    """Takes the bytes of one log in order, in blocks that end after a line or a piece of a line."""
 
     def __init__(self, reader: LineReader, newlines: int = 0, begun: bool = False) -> None:
         self.reader = reader
-        self.newlines = newlines  # so far
-        self.begun = begun  # there is something after the last of them
+        self.newlines = newlines  # number of newlines so far
+        self.begun = begun  # a line without a newline follows the last one
         self._kinds = kinds_for_a_log()
 
     @property
     def lines(self) -> int:
-        """How many lines there were, including a last one without a newline."""
+        """The number of lines so far, including a last one without a newline."""
         return self.newlines + self.begun
 
     def finish(self) -> list[Part]:
@@ -131,7 +131,7 @@ class BlockReader:
         return self._take(block, unknown)
 
     def _kinds_of(self, block: LineBlock, letters: NDArray[np.uint8], bars: bool) -> dict[int, bytes]:
-        """Looks up the kind of each line; returns the unknown lines by index, their digits made 0."""
+        """Looks up the kind of each line; returns {index: text with digits replaced with 0} of the unknown lines."""
         look_up = self._kinds.table.__getitem__
         unknown: dict[int, bytes] = {}
         kinds: list[NDArray[np.int64]] = []
@@ -152,13 +152,13 @@ class BlockReader:
         return unknown
 
     def _take(self, block: LineBlock, unknown: dict[int, bytes]) -> None:
-        apart = self._learn(block, unknown) if unknown else []
-        if self._kinds.which(asks_digits).any():
-            apart = sorted(apart + self._doubtful(block), key=lambda line: line.index)
+        single_lines = self._learn(block, unknown) if unknown else []
+        if self._kinds.mask(asks_digits).any():
+            single_lines = sorted(single_lines + self._doubtful(block), key=lambda line: line.index)
         block.sort_lines(self._kinds)
         start = 0
-        between: Between = {}
-        waiting = collections.deque(apart)
+        unordered: Unordered = {}
+        waiting = collections.deque(single_lines)
         while waiting or self.reader.tracebacks.open:
             in_traceback = self.reader.tracebacks.open
             if in_traceback and self.reader.tracebacks.skips_indented:
@@ -173,42 +173,42 @@ class BlockReader:
                 line = waiting.popleft()
             else:
                 break
-            text, found = (line.text, line.found) if line.found is not None else self.reader.look(line.text)
-            if found and not in_traceback and all(is_between(each) for _, each in found):
-                between[line.index] = text, found
+            text, matches = (line.text, line.matches) if line.matches is not None else self.reader.look(line.text)
+            if matches and not in_traceback and all(is_unordered(rule) for _, rule in matches):
+                unordered[line.index] = text, matches
                 continue
-            take_known(self.reader, block, start, line.index, between)
-            self.reader.apply(int(block.numbers[line.index]), text, found)
-            start, between = line.index + 1, {}
-        take_known(self.reader, block, start, len(block.kinds), between)
+            take_known(self.reader, block, start, line.index, unordered)
+            self.reader.apply(int(block.numbers[line.index]), text, matches)
+            start, unordered = line.index + 1, {}
+        take_known(self.reader, block, start, len(block.kinds), unordered)
 
     def _doubtful(self, block: LineBlock) -> list[_SingleLine]:
-        """The lines that have not the digits which the patterns of their kind ask for."""
+        """The lines that lack the digits that the patterns of their kind require; sets their kind to UNKNOWN."""
         block.table = self._kinds
-        asking = block.those(asks_digits)
-        found = np.frombuffer(block.data, np.uint8)
+        asking = block.lines_where(asks_digits)
+        letters = np.frombuffer(block.data, np.uint8)
         wrong = np.zeros(len(asking), np.bool_)
         for kind, rows in block.by_kind(asking):
             for place, digits in kind.digits:
-                seen = found[block.starts[asking[rows]] + place]
+                seen = letters[block.starts[asking[rows]] + place]
                 wrong[rows] |= ~np.isin(seen, np.frombuffer(digits.encode(), np.uint8))
         block.kinds[asking[wrong]] = UNKNOWN
         return [_SingleLine(index, block.text(index), None) for index in asking[wrong].tolist()]
 
     def _learn(self, block: LineBlock, zeros_of: dict[int, bytes]) -> list[_SingleLine]:
-        """The lines to read one by one; sets the kinds of the others in the block."""
-        apart: list[_SingleLine] = []
+        """Sets the kinds of unknown lines in the block; returns the lines to read one by one."""
+        single_lines: list[_SingleLine] = []
         unknown, texts = np.array(list(zeros_of)), list(zeros_of.values())
         distinct = list(dict.fromkeys(texts))
         plain = [ANSI.sub(b"", zeros) if b"\x1b" in zeros else zeros for zeros in distinct]
-        candidates = {distinct[place]: each for place, each in literal_scan().candidates(plain).items()}
+        candidates = {distinct[place]: rules for place, rules in literal_scan().candidates(plain).items()}
         long = np.flatnonzero(block.stops[unknown] - block.starts[unknown] > LONGEST_LINE).tolist()
         wanted = sorted({*(place for place, zeros in enumerate(texts) if zeros in candidates), *long})
         nothing = np.ones(len(unknown), np.bool_)
         nothing[wanted] = False
         block.kinds[unknown[nothing]] = NOTHING
         self._kinds.remember_nothing(texts[place] for place in np.flatnonzero(nothing).tolist())
-        often = self._kinds.are_worth_a_kind(collections.Counter(texts[place] for place in wanted))
+        often = self._kinds.note_met(collections.Counter(texts[place] for place in wanted))
         for place in wanted:
             index, zeros = int(unknown[place]), texts[place]
             tried = candidates.get(zeros, [])
@@ -216,21 +216,21 @@ class BlockReader:
             if number == UNKNOWN:
                 line = block.line(index)
                 if len(line) > LONGEST_LINE:
-                    apart.append(_SingleLine(index, block.text(index), None))
+                    single_lines.append(_SingleLine(index, block.text(index), None))
                     continue
                 if zeros in often:
-                    number, text, found = self._kinds.learn(zeros, line, tried)
+                    number, text, matches = self._kinds.learn(zeros, line, tried)
                 else:
                     text = block.text(index)
-                    found = find(text, tried)
-                    number = UNKNOWN if found else NOTHING
+                    matches = find(text, tried)
+                    number = UNKNOWN if matches else NOTHING
                 if number == UNKNOWN:
-                    apart.append(_SingleLine(index, text, found))
+                    single_lines.append(_SingleLine(index, text, matches))
             block.kinds[index] = number
-        return apart
+        return single_lines
 
 
 def _known_line(block: LineBlock, index: int) -> _SingleLine:
     if block.kinds[index] == NOTHING:
         return _SingleLine(index, block.text(index), [])
-    return _SingleLine(index, *block.found(index))
+    return _SingleLine(index, *block.text_and_matches(index))

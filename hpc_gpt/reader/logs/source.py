@@ -1,7 +1,7 @@
-"""A log as chunks of bytes that end where a line ends: a file or standard input, plain, gzip or zstandard.
+"""Yields a log in chunks of bytes that end where a line ends: a file or standard input, plain, gzip or zstandard.
 
-The first bytes decide what a file is, not its name. A file that is no log is refused with a reason. What cannot be read
-of a log is counted in `left_out`. Memory is bounded by the size of a chunk, whatever the file contains.
+The first bytes of a file decide whether it is a log, not its name. A file that is not a log is refused with a reason.
+Unreadable pieces of a log are counted in `left_out`. Memory is bounded by the size of a chunk, whatever the file has.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 CHUNK = 1 << 20  # bytes
-HEAD = 1 << 16  # bytes that decide what a file is
+HEAD = 1 << 16  # bytes that decide whether a file is a log
 LONGEST_PIECE = 1 << 18  # bytes of a line, or between two carriage returns, that are read
 STDIN = "-"
 _ZSTANDARD_PIECE = 1 << 10
-# First bytes -> what it is.
+# (first bytes of a file, its format).
 _MAGIC = (
     (b"HPCGPTTK", "a token file"),
     (b"PK\x03\x04", "a zip archive, as of a checkpoint"),
@@ -49,20 +49,20 @@ _MAGIC = (
 )
 _GZIP = b"\x1f\x8b"
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
-# Bytes that are in no text. A text may have a bell, a backspace, an escape and ends of lines.
+# Bytes that no text has. A text may have a bell, a backspace, an escape and ends of lines.
 _NEVER = bytes(number for number in range(1, 32) if number not in b"\a\b\t\n\v\f\r\x1b") + b"\x7f"
 _MOST_NEVER = 0.05
 _MOST_FOREIGN = 0.30
 
 
 class Source:
-    """One log, opened. `refused`: why it is no log; then there are no chunks.
+    """One log, opened. `refused`: why it is not a log; then there are no chunks.
 
-    `bytes_read`: bytes read from the file, before decompression. `left_out`: what was skipped -> how often. `torn`: the
-    last chunk does not end with a newline. `offset`: where in a plain file the last chunk ends, or where it begins if
-    it is torn; -1 if that is unknown because bytes were removed before it. `compressed`: "gzip", "zstandard" or None.
-    `size`, `device`, `inode`, `changed_ns`: of the file when it was opened. `failed`: not its bytes decided what was
-    read, but the disk, or a package that is missing.
+    `bytes_read`: bytes read from the file, before decompression. `left_out`: reason -> how often something was skipped.
+    `torn`: the last chunk does not end with a newline. `offset`: the place in a plain file at which the last chunk
+    ends, or begins if it is torn; -1 if that is unknown because bytes before it were removed. `compressed`: "gzip",
+    "zstandard" or None. `size`, `device`, `inode`, `changed_ns`: the file's figures when it was opened. `failed`: the
+    disk or a missing package decided what was read, so another time may read more.
     """
 
     def __init__(self, path: Path) -> None:
@@ -78,7 +78,7 @@ class Source:
         self._stream: BinaryIO | None = None
         self._head = b""
         self._unread = 0
-        self._given = 0  # where in the file the last block ends
+        self._given = 0  # the place in the file at which the last block ends
         self._changed = False  # the blocks differ from the bytes of the file
         try:
             self._open(path)
@@ -99,24 +99,24 @@ class Source:
         self._stream = None
 
     def refuse(self, message: str) -> None:
-        """Closes the file, and says why it is no log."""
+        """Closes the file and notes why it is not a log."""
         self.refused = message
         self.close()
 
     def leave_out(self, what: str, count: int = 1) -> None:
-        """Counts what is skipped."""
+        """Counts bytes or pieces that are skipped, by reason."""
         self.left_out[what] = self.left_out.get(what, 0) + count
 
     def bytes_at(self, start: int, size: int) -> bytes:
-        """Bytes of a plain file, fewer at its end, to check what was read before."""
+        """Bytes of a plain file, fewer at its end; the cache compares them with earlier ones."""
         if self._stream is None or self.is_stdin:
             return b""
         try:
-            found = os.pread(self._stream.fileno(), size, start)
+            data = os.pread(self._stream.fileno(), size, start)
         except OSError:
             return b""
-        self.bytes_read += len(found)
-        return found
+        self.bytes_read += len(data)
+        return data
 
     def chunks(self, start: int = 0) -> Iterator[bytes]:
         """Yields the text of the log from a byte of a plain file on: NULs removed, UTF-16 made UTF-8.
@@ -164,11 +164,11 @@ class Source:
             # The file may have been replaced by a pipe since the check: opening it must not wait for a writer.
             number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
             self._stream = os.fdopen(number, "rb", buffering=0)
-            found = os.fstat(number)
-            if not stat.S_ISREG(found.st_mode):
-                return self.refuse(_kind(found.st_mode))
-            self.size, self.device, self.inode = found.st_size, found.st_dev, found.st_ino
-            self.changed_ns = found.st_mtime_ns
+            status = os.fstat(number)
+            if not stat.S_ISREG(status.st_mode):
+                return self.refuse(_kind(status.st_mode))
+            self.size, self.device, self.inode = status.st_size, status.st_dev, status.st_ino
+            self.changed_ns = status.st_mtime_ns
         self._unread = self.size
         self._head = self._raw(HEAD)
         self.compressed = compression(self._head)
@@ -183,22 +183,22 @@ class Source:
         return self.refuse(why) if why else None
 
     def _raw(self, size: int) -> bytes:
-        """The next bytes of the file, up to its size when it was opened: what is appended is not read."""
+        """The next bytes of the file, up to its size when it was opened: bytes appended later are not read."""
         assert self._stream is not None
         size = size if self.is_stdin else min(size, self._unread)
         data = b""
         while len(data) < size:
             try:
-                more = self._stream.read(size - len(data))
+                piece = self._stream.read(size - len(data))
             except OSError as fault:
                 self.failed = True
                 self.leave_out(f"the rest of the file: {_words(fault)}")
                 self._changed = True
-                more = b""
-            if not more:
+                piece = b""
+            if not piece:
                 self._unread = 0
                 break
-            data = data + more if data else more
+            data = data + piece if data else piece
         self._unread -= min(len(data), self._unread)
         self.bytes_read += len(data)
         return data
@@ -248,8 +248,8 @@ def _gunzip(blocks: Iterator[bytes]) -> Generator[bytes, None, bool]:
     member = zlib.decompressobj(wbits=31)
     begun = False
     for block in blocks:
-        data, more = block, True
-        while data or more:
+        data, may_have_more = block, True
+        while data or may_have_more:
             if member.eof:
                 data = data.lstrip(b"\0")  # padding of tapes and block devices
                 if not data:
@@ -257,13 +257,13 @@ def _gunzip(blocks: Iterator[bytes]) -> Generator[bytes, None, bool]:
                 member, begun = zlib.decompressobj(wbits=31), False
             begun = True
             try:
-                found = member.decompress(data, CHUNK)
+                output = member.decompress(data, CHUNK)
             except zlib.error:
                 return False
-            if found:
-                yield found
+            if output:
+                yield output
             data = member.unused_data if member.eof else member.unconsumed_tail
-            more = len(found) == CHUNK  # there may be more output of the same input
+            may_have_more = len(output) == CHUNK  # the same input may give more output
     return member.eof or not begun
 
 
@@ -282,19 +282,19 @@ def _unzstd(blocks: Iterator[bytes]) -> Generator[bytes, None, bool]:
                     frame, begun = unpacker.decompressobj(), False
                 begun = True
                 try:
-                    found = frame.decompress(data)
+                    output = frame.decompress(data)
                 except zstandard.ZstdError:
                     return False
-                if found:
-                    yield found
+                if output:
+                    yield output
                 data = frame.unused_data if frame.eof else b""
     return frame.eof or not begun
 
 
 def _first_end(block: bytes) -> int:
     """The index of the first newline or carriage return, -1 without one."""
-    found = [place for place in (block.find(b"\n"), block.find(b"\r")) if place >= 0]
-    return min(found, default=-1)
+    places = [place for place in (block.find(b"\n"), block.find(b"\r")) if place >= 0]
+    return min(places, default=-1)
 
 
 def _kind(mode: int) -> str:
@@ -312,11 +312,11 @@ def _words(fault: Exception) -> str:
     if isinstance(fault, OSError):
         named = {errno.ELOOP: "a loop of symbolic links", errno.ENOENT: "no such file", errno.EACCES: "not readable"}
         return named.get(fault.errno or 0, (fault.strerror or str(fault)).lower())
-    return "no path that a file can have"
+    return "not a path that a file can have"
 
 
 def compression(head: bytes) -> str | None:
-    """ "gzip", "zstandard" or None, by the first bytes of a file."""
+    """The compression of a file by its first bytes: "gzip", "zstandard" or None."""
     if head.startswith(_GZIP):
         return "gzip"
     # 0x184D2A5? begins a skippable frame, which pzstd puts first.
@@ -325,10 +325,10 @@ def compression(head: bytes) -> str | None:
 
 
 def not_a_log(head: bytes) -> str | None:
-    """Why a file that begins so is no log; None for text, with or without NULs, and for an empty file."""
-    for magic, words in _MAGIC:
+    """Why a file with these first bytes is not a log; None for text, with or without NULs, and for an empty file."""
+    for magic, kind in _MAGIC:
         if head.startswith(magic):
-            return words
+            return kind
     if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         return "a pickle"
     if head[257:262] == b"ustar":
@@ -345,7 +345,7 @@ def not_a_log(head: bytes) -> str | None:
     never = len(text) - len(text.translate(None, _NEVER))
     if never > _MOST_NEVER * len(text):
         return "binary"
-    # The head may end in the middle of a character: that is no fault.
+    # The head may end in the middle of a character: that is not a fault.
     foreign = text.decode("utf-8", "replace").count("�")
     return "binary" if foreign > _MOST_FOREIGN * len(text) else None
 

@@ -1,4 +1,4 @@
-"""A step table while its log is read, in bounded memory; and figures that cannot be."""
+"""A step table while its log is read, in bounded memory; and the rules for impossible figures."""
 
 import math
 import re
@@ -14,16 +14,16 @@ _FIGURES = re.compile(r"[-+]?(?:\d[\d.,]*(?:[eE][-+]?\d{1,3})?|(?i:\b(?:nan|inf(
 _MOST_SHAPES = 64
 _FEW_LINES = 2
 SUMMED = ("skipped", "nan")
-PENDING = 1024  # lines, or blocks of them, that wait before they are joined
+PENDING = 1024  # lines, or blocks of lines, that wait until they are joined
 
 
 @dataclass
 class StepRows:
     """The table of one dialect in one part while the log is read, in bounded memory.
 
-    The last line stays open: later lines can add figures of its step. Of very many lines every second one is dropped,
-    then every second of the rest. Which of n lines are kept depends on n only, and not on whether they came one by one
-    or in blocks: every `stride`-th, beginning with the first.
+    The last line stays open: later lines can add figures of its step. If there are very many lines, every second one is
+    dropped, then every second of the remaining ones. The lines that are kept depend only on their number, not on
+    whether they came one by one or in blocks: every `stride`-th, beginning with the first.
     """
 
     count: int = 0
@@ -32,9 +32,9 @@ class StepRows:
     open_row: dict[str, float] = field(default_factory=dict)
     open_line: int = 0
     has_loss: bool = False
-    no_loss: float | None = None  # what may stand for one
-    closed: int = -1  # the last line that is in the columns, or was skipped
-    shapes: set[str] = field(default_factory=set)  # of the lines of an unknown program, until two are alike
+    no_loss: float | None = None  # the figure that may stand for a missing loss
+    closed: int = -1  # the index of the last line that is in the columns or was skipped
+    shapes: set[str] = field(default_factory=set)  # of lines of an unknown program, until two are alike
     alike: bool = False
     blocks: list[StepTable] = field(default_factory=list)
     _pending: list[tuple[int, dict[str, float]]] = field(default_factory=list)
@@ -46,18 +46,18 @@ class StepRows:
 
     @property
     def lacks_loss(self) -> bool:
-        """Whether no line so far has a loss but what stands for none: the same figure, not above 0, in every line."""
+        """Whether no line so far has a loss; the same figure in every line, if it is not above 0, stands for none."""
         self._see_losses([self.open_row["loss"]] if "loss" in self.open_row else [])
         return not self.has_loss
 
     @property
     def has_printed_loss(self) -> bool:
-        """Whether a line so far has a loss, be it NaN or what stands for none."""
+        """Whether a line so far has a figure as its loss, also NaN or a figure that stands for none."""
         return "loss" in self.open_row or self.no_loss is not None or "nan_loss" in self.totals
 
     def would_be_loss(self, loss: float) -> bool:
-        """Whether another rank's figure is the loss that all lines so far lack. NaN says more than no figure, but a NaN
-        may also stand for none, as in all of these lines."""
+        """Whether another rank's figure is the loss that all lines so far lack. NaN counts as a loss only if these
+        lines have no figure at all, because NaN may also stand for a missing loss."""
         if not math.isfinite(loss):
             return not self.has_printed_loss
         return loss > 0 or loss != self.no_loss
@@ -71,21 +71,21 @@ class StepRows:
     def _see_losses(self, losses: Sequence[float] | StepColumn) -> None:
         if self.has_loss or not len(losses):
             return
-        found = np.asarray(losses, np.float64)
-        found = found[np.isfinite(found)]
-        if len(found):
-            self.no_loss = float(found[0]) if self.no_loss is None else self.no_loss
-            self.has_loss = bool(((found > 0) | (found != self.no_loss)).any())
+        finite = np.asarray(losses, np.float64)
+        finite = finite[np.isfinite(finite)]
+        if len(finite):
+            self.no_loss = float(finite[0]) if self.no_loss is None else self.no_loss
+            self.has_loss = bool(((finite > 0) | (finite != self.no_loss)).any())
 
     def see_shape(self, line: str) -> None:
-        """Notes the shape of a line: the line without its figures."""
+        """Notes the shape of a line, which is its text without figures."""
         if not self.alike and len(self.shapes) < _MOST_SHAPES:
             shape = " ".join(_FIGURES.sub("0", line).split())
             self.alike = shape in self.shapes
             self.shapes.add(shape)
 
     def first_kept(self) -> int:
-        """How many of the next lines are skipped before one is kept; then every `stride`-th is kept."""
+        """The number of next lines that are skipped before one is kept; from there every `stride`-th is kept."""
         return -self.count % self.stride
 
     def add_block(
@@ -98,7 +98,7 @@ class StepRows:
     ) -> None:
         """Adds `count` lines at once, and `last`, the line after them.
 
-        `line` and `columns` have only the lines that `first_kept` and `stride` keep; `totals` are of all `count` lines.
+        `line` and `columns` have only the lines that `first_kept` and `stride` keep; `totals` cover all `count` lines.
         """
         self._close()
         self._join_pending()
@@ -113,7 +113,7 @@ class StepRows:
         self.add(*last)
 
     def keep_at_most(self, rows: int) -> None:
-        """Drops every second line until at most so many are kept."""
+        """Drops every second line until at most `rows` are kept."""
         before = self.stride
         while -(-self.count // self.stride) > rows:
             self.stride *= 2
@@ -122,12 +122,12 @@ class StepRows:
             self.blocks = [whole.take(np.arange(0, len(whole), self.stride // before))]
 
     def table(self, left_out: dict[str, int]) -> StepTable:
-        """The table; impossible figures are NaN, and counted in `left_out`."""
+        """The table, in which impossible figures are NaN; `left_out` counts them."""
         self._close()
-        kept = [self.closed_lines()]
+        tables = [self.closed_lines()]
         if self.open_row and (self.count - 1) % self.stride:
-            kept.append(_table_of([(self.open_line, self.open_row)]))
-        whole = StepTable.joined(kept)
+            tables.append(_table_of([(self.open_line, self.open_row)]))
+        whole = StepTable.joined(tables)
         # A loss that is always NaN is reported; another field that is always NaN has no figure.
         columns = {
             name: column
@@ -135,10 +135,10 @@ class StepRows:
             if name == "loss" or not np.isnan(column).all()
         }
         if self.lacks_loss and self.no_loss is not None and self.no_loss < 0 and self.count > _FEW_LINES:
-            columns.pop("loss", None)  # what a stage without the loss prints in its place
-        found = StepTable(columns, whole.line, stride=self.stride, count=self.count, totals=dict(self.totals))
-        found.alike = self.alike
-        return found
+            columns.pop("loss", None)  # a stage without the loss prints this figure in its place
+        table = StepTable(columns, whole.line, stride=self.stride, count=self.count, totals=dict(self.totals))
+        table.alike = self.alike
+        return table
 
     def closed_lines(self) -> StepTable:
         """All kept lines except the open one."""
@@ -147,13 +147,13 @@ class StepRows:
         return self.blocks[0]
 
     def _close(self) -> None:
-        """Moves the open line into the columns: it is complete."""
+        """Moves the open line into the columns, as it is complete."""
         row, ordinal = self.open_row, self.count - 1
         if not self.count or self.closed == ordinal:
             return
         self.closed = ordinal
         self._see_losses([row["loss"]] if "loss" in row else [])
-        if bad := max((each for name, each in NOT_FINITE.items() if not math.isfinite(row.get(name, 0.0))), default=0):
+        if bad := max((flag for name, flag in NOT_FINITE.items() if not math.isfinite(row.get(name, 0.0))), default=0):
             row["not_finite"] = float(bad)
         if ordinal % self.stride == 0:
             self._pending.append((self.open_line, row))
@@ -178,7 +178,7 @@ class StepRows:
 
 
 def _table_of(rows: Sequence[tuple[int, Mapping[str, float]]]) -> StepTable:
-    """A table of (line, its figures)."""
+    """The table of rows (line, its figures)."""
     names = [name for name in STEP_FIELDS if any(name in row for _, row in rows)]
     columns = {name: np.array([row.get(name, np.nan) for _, row in rows], np.float64) for name in names}
     return StepTable(columns, np.array([line for line, _ in rows], np.int64))
@@ -187,7 +187,7 @@ def _table_of(rows: Sequence[tuple[int, Mapping[str, float]]]) -> StepTable:
 MOST_STEP = 2.0**53  # above it floats skip whole numbers
 _LONGEST_S = 1e9
 _MAY_BE_NEGATIVE = frozenset(("step", "loss", "loss_eval", "grad_norm", "lr", "skipped_so_far", "epoch", "at"))
-# A diverging training prints infinite values: they are NaN in the columns, and no fault of the log.
+# A diverging training prints infinite values: they are NaN in the columns, but not a fault of the log.
 _MAY_OVERFLOW = frozenset(("loss", "loss_eval", "grad_norm", "lr"))
 
 
@@ -204,8 +204,8 @@ def sound_columns(columns: Mapping[str, StepColumn], left_out: dict[str, int]) -
                 wrong = wrong | (column < 0)
         count = int(wrong.sum())
         if count:
-            words = f"impossible figures of {name}"
-            left_out[words] = left_out.get(words, 0) + count
+            reason = f"impossible figures of {name}"
+            left_out[reason] = left_out.get(reason, 0) + count
         away = wrong | infinite
         sound[name] = np.where(away, np.nan, column) if away.any() else column
     return sound

@@ -1,7 +1,7 @@
-"""Stretches of lines of known kinds, added to a part at once.
+"""Adds stretches of lines of known kinds to a part at once.
 
-What a line does to a part depends on the lines before it: it may open another part, be of another rank, or repeat a
-step. Stretches without such a line are taken at once, and the line that ends a stretch is read by itself.
+The effect of a line on a part depends on the lines before it: it may open another part, belong to another rank, or
+repeat a step. Stretches without such a line are taken at once, and the line that ends a stretch is read by itself.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ import numpy as np
 from hpc_gpt.reader.logs import Place
 from hpc_gpt.reader.logs.line_kinds import TIME, LineBlock, LineKind, is_bar, is_timers
 from hpc_gpt.reader.logs.lines import LineReader
-from hpc_gpt.reader.logs.matches import DialectPattern, Found, rank_of, row_of, time_of, values_of
+from hpc_gpt.reader.logs.matches import DialectPattern, RuleMatch, rank_of, row_of, time_of, values_of
 from hpc_gpt.reader.logs.parts import (
     ALL_TIMERS,
     BARS,
@@ -27,50 +27,50 @@ from hpc_gpt.reader.logs.step_rows import SUMMED
 from hpc_gpt.reader.pattern import MEMORY_FIELDS, STEP_FACTS, STEP_FIELDS
 from hpc_gpt.reader.steps import NOT_FINITE, Mask, Places, StepColumn, no_places
 
-_FEW = 16  # so few lines are read one by one
-_MOST_VALUES = 16  # distinct values of a fact that are looked at in a stretch
-# Lines among those of known kinds whose order does not matter, by index: (text, what is found in it).
-Between = dict[int, tuple[str, list[Found]]]
-# Calls for after the lines of a stretch are in, each with the index of its line.
-Later = list[tuple[int, Callable[[], None]]]
+_FEW = 16  # up to so many lines are read one by one
+_MOST_VALUES = 16  # distinct values of a fact that are used per stretch
+# Lines between those of known kinds whose order does not matter: {index: (text, matches)}.
+Unordered = dict[int, tuple[str, list[RuleMatch]]]
+# (index of a line, call) to make in order of the lines after all lines of a stretch were added.
+Deferred = list[tuple[int, Callable[[], None]]]
 
 
-def is_between(rule: DialectPattern) -> bool:
-    """Whether the effect of a pattern does not depend on earlier lines of steps of the part."""
+def is_unordered(rule: DialectPattern) -> bool:
+    """Whether the effect of a pattern is independent of earlier lines of steps of the part."""
     return rule.pattern.kind in ("eval", "save") and not rule.pattern.facts
 
 
-def take_known(reader: LineReader, block: LineBlock, start: int, stop: int, between: Between) -> None:
+def take_known(reader: LineReader, block: LineBlock, start: int, stop: int, unordered: Unordered) -> None:
     """Takes the lines of known kinds from `start` to before `stop`, and the lines `between` them."""
     if start == stop:
         return None
     row, last_row = np.searchsorted(block.steps, (start, stop)).tolist()
-    near, last_near = np.searchsorted(block.beside, (start, stop)).tolist()
+    near, last_near = np.searchsorted(block.others, (start, stop)).tolist()
     if last_row - row + last_near - near <= _FEW:
-        lines = np.concatenate((block.steps[row:last_row], block.beside[near:last_near]))
-        return _one_by_one(reader, block, lines, between)
+        lines = np.concatenate((block.steps[row:last_row], block.others[near:last_near]))
+        return _one_by_one(reader, block, lines, unordered)
     while row < last_row:
-        cut = _first_apart(reader, block, row, last_row)
+        cut = _first_single(reader, block, row, last_row)
         until = int(block.steps[cut]) if cut < last_row else stop
-        next_near = int(np.searchsorted(block.beside, until))
-        here = {index: line for index, line in between.items() if index < until}
-        between = {index: line for index, line in between.items() if index >= until}
-        _stretch(reader, block, np.arange(row, cut), block.beside[near:next_near], here)
+        next_near = int(np.searchsorted(block.others, until))
+        unordered_before = {index: line for index, line in unordered.items() if index < until}
+        unordered = {index: line for index, line in unordered.items() if index >= until}
+        _stretch(reader, block, np.arange(row, cut), block.others[near:next_near], unordered_before)
         if cut < last_row:
             _one_by_one(reader, block, block.steps[cut : cut + 1], {})
         row, near = cut + 1, next_near
-    return _stretch(reader, block, no_places(), block.beside[near:last_near], between)
+    return _stretch(reader, block, no_places(), block.others[near:last_near], unordered)
 
 
-def _one_by_one(reader: LineReader, block: LineBlock, lines: Places, between: Between) -> None:
-    for index in sorted([*lines.tolist(), *between]):
-        text, found = between[index] if index in between else block.found(index)
-        reader.apply(int(block.numbers[index]), text, found)
+def _one_by_one(reader: LineReader, block: LineBlock, lines: Places, unordered: Unordered) -> None:
+    for index in sorted([*lines.tolist(), *unordered]):
+        text, matches = unordered[index] if index in unordered else block.text_and_matches(index)
+        reader.apply(int(block.numbers[index]), text, matches)
 
 
-def _first_apart(reader: LineReader, block: LineBlock, start: int, stop: int) -> int:
-    """The first line of steps that must be read by itself: a dialect's first, one whose step goes back, or one that has
-    a step after one without, or none after one with."""
+def _first_single(reader: LineReader, block: LineBlock, start: int, stop: int) -> int:
+    """The first line of steps that must be read by itself: the first line of a dialect, a line whose step goes back, or
+    a change between lines with and without a step."""
     if reader.full:
         return stop
     first = stop
@@ -81,14 +81,14 @@ def _first_apart(reader: LineReader, block: LineBlock, start: int, stop: int) ->
             continue
         if (rows_so_far.count == 1 and reader.parts[-1].step_rank) or reader.banner > rows_so_far.open_line:
             first = min(first, int(rows[0]))
-        own = _own(reader, block, rows)
-        if not own.all() and rows_so_far.lacks_loss:
-            others = rows[~own]
+        is_of_step_rank = _lines_of_step_rank(reader, block, rows)
+        if not is_of_step_rank.all() and rows_so_far.lacks_loss:
+            others = rows[~is_of_step_rank]
             losses = np.isfinite(block.column("loss", block.steps[others]))
             if not rows_so_far.has_printed_loss:
                 losses[block.not_finite("loss", block.steps[others])] = True
             first = min([first, *others[losses][:1].tolist()])
-        rows = rows[own]
+        rows = rows[is_of_step_rank]
         back = np.diff(block.step[rows], prepend=_before(rows_so_far.last_step)) < 0
         lacks = np.isnan(block.step[rows])
         back |= np.diff(lacks, prepend=rows_so_far.last_step is None)
@@ -110,8 +110,8 @@ def _by_dialect(block: LineBlock, rows: Places) -> list[tuple[str, Places]]:
     return [(block.dialects[number], rows[block.dialect[rows] == number]) for number in np.unique(block.dialect[rows])]
 
 
-def _own(reader: LineReader, block: LineBlock, rows: Places) -> Mask:
-    """Which lines of steps are not of other ranks."""
+def _lines_of_step_rank(reader: LineReader, block: LineBlock, rows: Places) -> Mask:
+    """Mask of the lines of steps that do not belong to other ranks."""
     step_rank = reader.parts[-1].step_rank
     if block.rank is None or step_rank is None:
         return np.ones(len(rows), np.bool_)
@@ -119,26 +119,26 @@ def _own(reader: LineReader, block: LineBlock, rows: Places) -> Mask:
     return np.asarray(np.isnan(ranks) | (ranks == step_rank))
 
 
-def _stretch(reader: LineReader, block: LineBlock, rows: Places, beside: Places, between: Between) -> None:
-    """Adds lines that all go into the last part; of their order only the first and the last line matter."""
-    timers, bars = block.those(is_timers, beside), block.those(is_bar, beside)
+def _stretch(reader: LineReader, block: LineBlock, rows: Places, other_lines: Places, unordered: Unordered) -> None:
+    """Adds lines that all go into the last part; beyond the first and the last line their order does not matter."""
+    timers, bars = block.lines_where(is_timers, other_lines), block.lines_where(is_bar, other_lines)
     if len(bars) and not _bars_stand_alone(reader, block, block.steps[rows], bars):
-        between = between | {index: block.found(index) for index in bars.tolist()}
+        unordered = unordered | {index: block.text_and_matches(index) for index in bars.tolist()}
         bars = no_places()
-    last_at = _saw(reader, block, np.concatenate((block.steps[rows], timers, bars)), between)
-    later: Later = []  # facts, by line: the first ones are kept
+    last_at = _note_times(reader, block, np.concatenate((block.steps[rows], timers, bars)), unordered)
+    deferred: Deferred = []  # facts: the first values are kept, so their order matters
     for name, of_dialect in _by_dialect(block, rows):
         reader.count(name, len(of_dialect))
-        _stated(reader, block, block.steps[of_dialect], later)
+        _collect_facts(reader, block, block.steps[of_dialect], deferred)
         if reader.full:
             reader.leave_out(TOO_MANY_PARTS, len(of_dialect))
             continue
-        own = _own(reader, block, of_dialect)
-        if not own.all():
-            reader.leave_out(OTHER_RANKS, int((~own).sum()))
-            _memory_of_others(reader, block, of_dialect[~own])
-            _other_ranks(reader, block, of_dialect[~own])
-            of_dialect = of_dialect[own]
+        is_of_step_rank = _lines_of_step_rank(reader, block, of_dialect)
+        if not is_of_step_rank.all():
+            reader.leave_out(OTHER_RANKS, int((~is_of_step_rank).sum()))
+            _memory_of_others(reader, block, of_dialect[~is_of_step_rank])
+            _other_ranks(reader, block, of_dialect[~is_of_step_rank])
+            of_dialect = of_dialect[is_of_step_rank]
         before = reader.rows[-1][name]
         again = np.diff(block.step[of_dialect], prepend=_before(before.last_step)) == 0
         if again.any():
@@ -149,36 +149,36 @@ def _stretch(reader: LineReader, block: LineBlock, rows: Places, beside: Places,
             reader.leave_out(PRINTED_BEFORE, int(again.sum()) + len(repeated))
             of_dialect = np.delete(of_dialect, repeated)
         if len(of_dialect):
-            _take_rows(reader, block, name, of_dialect, later)
+            _take_rows(reader, block, name, of_dialect, deferred)
     for lines in (timers, bars):
-        _stated(reader, block, lines, later)
-        for kind, those in block.by_kind(lines):
-            later.append((int(lines[those[0]]), partial(reader.count, kind.rule.dialect.name, len(those))))
+        _collect_facts(reader, block, lines, deferred)
+        for kind, of_kind in block.by_kind(lines):
+            deferred.append((int(lines[of_kind[0]]), partial(reader.count, kind.rule.dialect.name, len(of_kind))))
     if len(bars):
-        _take_bars(reader, block, bars, later)
-    for index, (text, found) in between.items():
-        later.append((index, partial(reader.apply, int(block.numbers[index]), text, found)))
-    for _, call in sorted(later, key=lambda each: each[0]):
+        _take_bars(reader, block, bars, deferred)
+    for index, (text, matches) in unordered.items():
+        deferred.append((index, partial(reader.apply, int(block.numbers[index]), text, matches)))
+    for _, call in sorted(deferred, key=lambda pair: pair[0]):
         call()
-    if between:
-        reader.saw(last_at)
+    if unordered:
+        reader.note_time(last_at)
     _take_timers(reader, block, timers)
 
 
-def _saw(reader: LineReader, block: LineBlock, lines: Places, between: Between) -> float | None:
-    """Reports the first and the last time of day of some lines to the reader; returns the last."""
-    seen = [(index, when) for index, (text, _) in between.items() if (when := time_of(text)) is not None]
+def _note_times(reader: LineReader, block: LineBlock, lines: Places, unordered: Unordered) -> float | None:
+    """Notes the first and the last time of day of some lines in the reader; returns the last."""
+    seen = [(index, when) for index, (text, _) in unordered.items() if (when := time_of(text)) is not None]
     timed = np.sort(lines[block.table.layout(TIME).forms[block.kinds[lines]] > 0])
     if len(timed):
         ends = timed[[0, -1]]
         at = block.column(TIME, ends)
         if np.isnan(at).any():
             ends, at = timed, block.column(TIME, timed)
-        seen += [(int(index), float(each)) for index, each in zip(ends, at, strict=True) if each == each]
+        seen += [(int(index), float(second)) for index, second in zip(ends, at, strict=True) if second == second]
     if not seen:
         return None
-    reader.saw(min(seen)[1])
-    reader.saw(max(seen)[1])
+    reader.note_time(min(seen)[1])
+    reader.note_time(max(seen)[1])
     return max(seen)[1]
 
 
@@ -186,37 +186,37 @@ def _states_facts(kind: LineKind) -> bool:
     return any(name not in STEP_FIELDS for name in kind.rule.pattern.facts)
 
 
-def _stated(reader: LineReader, block: LineBlock, lines: Places, later: Later) -> None:
-    """Adds the facts that patterns state of every line of their kinds."""
-    lines = block.those(_states_facts, lines)
+def _collect_facts(reader: LineReader, block: LineBlock, lines: Places, deferred: Deferred) -> None:
+    """Collects the facts that patterns state for every line of their kinds."""
+    lines = block.lines_where(_states_facts, lines)
     for kind, rows in block.by_kind(lines):
         index = int(lines[rows[0]])
         for name, value in kind.rule.pattern.facts.items():
             if name not in STEP_FIELDS:
                 place = Place(reader.file, int(block.numbers[index]))
-                later.append((index, partial(reader.fact, name, value, place, kind.rule)))
+                deferred.append((index, partial(reader.fact, name, value, place, kind.rule)))
 
 
 def _see_again(reader: LineReader, block: LineBlock, name: str, rows: Places, again: Mask) -> None:
-    """Reports lines of a dialect's steps that were printed before, `again` among `rows`, to the reader, until one shows
+    """Tells the reader of lines of a dialect's steps that were printed before, `again` among `rows`, until one shows
     that several ranks have the same label."""
     if block.rank is None:
         return
-    taken = np.maximum.accumulate(np.where(again, -1, np.arange(len(rows))))  # the line before each that is taken
+    taken = np.maximum.accumulate(np.where(again, -1, np.arange(len(rows))))  # the taken line before each
     lengths = (block.stops - block.starts)[block.steps[rows]]
     likely = again & ~np.isnan(block.rank[rows])
-    likely &= (taken < 0) | (lengths == lengths[taken]) | (b"\x1b" in block.data)  # a colour is not of the text
+    likely &= (taken < 0) | (lengths == lengths[taken]) | (b"\x1b" in block.data)  # a colour is not part of the text
     for row in np.flatnonzero(likely).tolist():
         if reader.parts[-1].tasks:
             return
         above = block.text(int(block.steps[rows[taken[row]]])) if taken[row] >= 0 else reader.taken_lines.get(name)
-        reader.saw_again(block.text(int(block.steps[rows[row]])), above)
+        reader.note_repeated(block.text(int(block.steps[rows[row]])), above)
 
 
 def _repeated(block: LineBlock, rows: Places, row: Mapping[str, float]) -> list[int]:
-    """Which of some lines of steps say what the last one before them said that is taken; `row`: that of the first.
+    """The places of lines of steps that repeat the last taken line before them; `row`: the one before the first line.
 
-    A line without a step, with an epoch, is one; lines with a step are compared by it.
+    Only lines with an epoch and without a step are compared; those with a step are compared by it elsewhere.
     """
     lines = block.steps[rows]
     if not block.has("epoch", lines):
@@ -224,39 +224,39 @@ def _repeated(block: LineBlock, rows: Places, row: Mapping[str, float]) -> list[
     loss = block.column("loss", lines)
     likely = np.isnan(block.step[rows]) & _as_before(block.column("epoch", lines), row.get("epoch", np.nan))
     likely &= np.isnan(loss) | _as_before(loss, row.get("loss", np.nan))
-    found: list[int] = []
+    repeated: list[int] = []
     for index in np.flatnonzero(likely).tolist():
-        if index and index - 1 not in found[-1:]:
+        if index and index - 1 not in repeated[-1:]:
             row = _row(block, int(lines[index - 1]))
-        own = _row(block, int(lines[index]))
-        if all(row.get(name) == value for name, value in own.items() if name != "at"):
-            found.append(index)
-    return found
+        figures = _row(block, int(lines[index]))
+        if all(row.get(name) == value for name, value in figures.items() if name != "at"):
+            repeated.append(index)
+    return repeated
 
 
 def _as_before(column: StepColumn, first: float) -> Mask:
-    """Mask of the figures that equal the one before them; infinite figures may, too."""
+    """Mask of the figures that equal the one before them, also infinite ones."""
     return np.asarray(column == np.concatenate(([first], column[:-1])))
 
 
 def _row(block: LineBlock, index: int) -> dict[str, float]:
-    text, ((match, each),) = block.found(index)
-    return row_of(values_of(text, match, each.pattern), time_of(text))
+    text, ((match, rule),) = block.text_and_matches(index)
+    return row_of(values_of(text, match, rule.pattern), time_of(text))
 
 
-def _take_rows(reader: LineReader, block: LineBlock, name: str, of: Places, later: Later) -> None:
-    """Adds lines of steps of one dialect, whose steps do not go back, to its columns."""
-    lines = block.steps[of]
+def _take_rows(reader: LineReader, block: LineBlock, name: str, rows_of_dialect: Places, deferred: Deferred) -> None:
+    """Adds lines of steps of one dialect to its columns; their steps do not go back."""
+    lines = block.steps[rows_of_dialect]
     rows = reader.rows_of(name, None)
     before = rows.count
     first = rows.first_kept()
-    kept = lines[:-1][first :: rows.stride]
+    kept_lines = lines[:-1][first :: rows.stride]
     kinds = block.kinds_of(lines)
     fields = {field for kind in kinds for field in kind.fields}
-    columns = {field: block.column(field, kept) for field in STEP_FIELDS if field in fields and field != "at"}
+    columns = {field: block.column(field, kept_lines) for field in STEP_FIELDS if field in fields and field != "at"}
     if "at" in fields or block.has(TIME, lines):
-        printed = block.table.has("at")[block.kinds[kept]]
-        columns["at"] = np.where(printed, block.column("at", kept), block.column(TIME, kept))
+        printed = block.table.has("at")[block.kinds[kept_lines]]
+        columns["at"] = np.where(printed, block.column("at", kept_lines), block.column(TIME, kept_lines))
     totals = {}
     for field_name in SUMMED:
         if field_name in fields:
@@ -264,8 +264,8 @@ def _take_rows(reader: LineReader, block: LineBlock, name: str, of: Places, late
             if not np.isnan(column).all():
                 totals[field_name] = float(np.nansum(np.where(column >= 0, column, 0)))
     if any(kind.rule.dialect.last_resort for kind in kinds):
-        for kind, those in block.by_kind(lines):
-            for row in those[:2] if kind.rule.dialect.last_resort else ():  # of lines of one kind any two are alike
+        for kind, of_kind in block.by_kind(lines):
+            for row in of_kind[:2] if kind.rule.dialect.last_resort else ():  # any two lines of one kind are alike
                 rows.see_shape(block.text(int(lines[row])))
     bad = np.full(len(lines), np.nan)
     for field_name, value in NOT_FINITE.items():
@@ -276,36 +276,36 @@ def _take_rows(reader: LineReader, block: LineBlock, name: str, of: Places, late
             totals["nan_loss"] = float(losses)
     reader.taken_lines[name] = block.text(int(lines[-1]))
     last = _row(block, int(lines[-1])), int(block.numbers[lines[-1]])
-    rows.add_block(len(lines) - 1, block.numbers[kept], columns, totals, last)
+    rows.add_block(len(lines) - 1, block.numbers[kept_lines], columns, totals, last)
     reader.bound_rows(rows, before)
     for field_name in STEP_FACTS:
-        _facts(reader, block, field_name, lines, later)
+        _facts(reader, block, field_name, lines, deferred)
     _memory(reader, block, lines)
 
 
-def _facts(reader: LineReader, block: LineBlock, name: str, lines: Places, later: Later) -> None:
+def _facts(reader: LineReader, block: LineBlock, name: str, lines: Places, deferred: Deferred) -> None:
     """Adds the values of a field of lines."""
     if not block.has(name, lines):
         return
     having = lines[block.table.has(name)[block.kinds[lines]]]
     values = block.column(name, having)
     firsts = np.zeros(1, np.int64) if (values == values[0]).all() else np.unique(values, return_index=True)[1]
-    # Of very many values the first ones and the largest are looked at.
+    # If there are very many values, the first ones and the largest are used.
     for first in np.unique(np.append(np.sort(firsts)[:_MOST_VALUES], firsts[-1:])).tolist():
         index, value = int(having[first]), float(values[first])
         place, rule = Place(reader.file, int(block.numbers[index])), block.table.kind(int(block.kinds[index])).rule
-        later.append((index, partial(reader.fact, name, value, place, rule)))
+        deferred.append((index, partial(reader.fact, name, value, place, rule)))
 
 
 def _bars_stand_alone(reader: LineReader, block: LineBlock, steps: Places, bars: Places) -> bool:
-    """Whether all bars count the same, whatever the lines of steps between them say."""
+    """Whether lines of steps between the bars cannot change what the bars count."""
     kinds = block.kinds_of(bars)
     dialects = {kind.rule.dialect.name for kind in kinds}
     stated = any("steps_planned" in kind.rule.pattern.facts for kind in block.kinds_of(steps))
     if stated or len(dialects) > 1:
         return False
     if block.has("steps_planned", steps):
-        # Lines of steps that name the one goal that is known say nothing new to a bar.
+        # Lines of steps that name the one known goal do not change what a bar means.
         goals = set(reader.planned(kinds[0].rule))
         named = block.column("steps_planned", steps)
         if len(goals) != 1 or not (np.isnan(named) | (named == goals.pop())).all():
@@ -313,7 +313,7 @@ def _bars_stand_alone(reader: LineReader, block: LineBlock, steps: Places, bars:
     return dialects == {BARS} or not block.has("steps_planned", bars)
 
 
-def _take_bars(reader: LineReader, block: LineBlock, bars: Places, later: Later) -> None:
+def _take_bars(reader: LineReader, block: LineBlock, bars: Places, deferred: Deferred) -> None:
     """Adds bars of one dialect."""
     planned = block.column("steps_planned", bars)
     if goals := reader.planned(block.table.kind(int(block.kinds[bars[0]])).rule):
@@ -321,20 +321,20 @@ def _take_bars(reader: LineReader, block: LineBlock, bars: Places, later: Later)
         if other.any():
             reader.leave_out(OTHER_BARS, int(other.sum()))
             bars = bars[~other]
-    _facts(reader, block, "steps_planned", bars, later)
-    bars = bars[: reader.room("bars", len(reader.parts[-1].progress), len(bars))]
-    elapsed = [None if each != each else each for each in block.column("elapsed_s", bars).tolist()]
+    _facts(reader, block, "steps_planned", bars, deferred)
+    bars = bars[: reader.reserve("bars", len(reader.parts[-1].progress), len(bars))]
+    elapsed = [None if seconds != seconds else seconds for seconds in block.column("elapsed_s", bars).tolist()]
     taken = zip(block.column("step", bars).tolist(), elapsed, block.numbers[bars].tolist(), strict=True)
     reader.parts[-1].progress += taken
 
 
 def _other_ranks(reader: LineReader, block: LineBlock, rows: Places) -> None:
     assert block.rank is not None
-    known = reader.parts[-1].other_ranks
+    noted = reader.parts[-1].other_ranks
     ranks, first = np.unique(block.rank[rows], return_index=True)
     for rank, index in zip(ranks.tolist(), first.tolist(), strict=True):
-        if int(rank) not in known:
-            reader.saw_rank(int(rank), block.text(int(block.steps[rows[index]])))
+        if int(rank) not in noted:
+            reader.note_rank(int(rank), block.text(int(block.steps[rows[index]])))
 
 
 def _memory_of_others(reader: LineReader, block: LineBlock, rows: Places) -> None:
@@ -375,6 +375,6 @@ def _take_timers(reader: LineReader, block: LineBlock, timers: Places) -> None:
     for place in np.flatnonzero((nth < ALL_TIMERS) | (nth % SOME_TIMERS == 0)).tolist():
         if place or first:
             reader.timer_lines[""] = first + place
-        text, ((match, each),) = block.found(int(timers[place]))
-        reader.timers(values_of(text, match, each.pattern))
+        text, ((match, rule),) = block.text_and_matches(int(timers[place]))
+        reader.timers(values_of(text, match, rule.pattern))
     reader.timer_lines[""] = first + len(timers)

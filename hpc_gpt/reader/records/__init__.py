@@ -1,4 +1,4 @@
-"""From run folders and logs to runs. Here: a run as it was read, records in files, and a record's derived figures."""
+"""Reads run folders and logs as runs. This module has the run as read, records in files, and derived figures."""
 
 import math
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ from hpc_gpt.reader.steps import StepTable
 
 @dataclass(frozen=True, slots=True)
 class RunRead:
-    """One run. `steps` includes those that a later attempt trained again; they do not count.
+    """One run. `steps` includes steps that a later attempt trained again; they do not count.
 
     `failures`: the first cause, then other failures, then echoes. `files`: all files it was read from. `folder`: the
-    run folder if it is one of ours, else None. `causes`: for logs of other programs, the cause of each attempt's end.
-    `rounds`: for a row of a bench, tokens/s round by round. `is_settled`: the run is over, and its files alone say so.
+    run folder if the run is ours, else None. `causes`: for logs of other programs, the cause of each attempt's end.
+    `rounds`: for a row of a bench, tokens/s per round. `is_settled`: the run is over, by its files alone.
     """
 
     record: Record
@@ -39,40 +39,40 @@ class RunRead:
     is_settled: bool = False
 
 
-# Sources of `tflops_model`: by the weights that multiply a token, or, if they are not known, by every parameter.
+# Sources of `tflops_model`: N, the weights that multiply a token, or P, all parameters, if N is not known.
 MULTIPLIED = "(6 N + 12 L h s) s B / (t n 1e12), PaLM appendix B; N: weights that multiply a token"
 _EVERY = "(6 P + 12 L h s) s B / (t n 1e12), PaLM appendix B"
-_TABLES = 0.05  # of the parameters, what GPT-2 looks up or adds: positions, biases, norms
-# The file in which `bench` keeps its rows, next to the runs of their rounds.
+_TABLES = 0.05  # share of GPT-2's parameters that are looked up or added: positions, biases, norms
+# The file of the rows of `bench`, next to the runs of their rounds.
 BENCH_FILE = "bench.json"
-_MOST_BYTES = 64 * 2**20  # no record is larger; a log that begins like one may be
+_MOST_BYTES = 64 * 2**20  # no record is larger, but a log that begins like a record may be
 
 
 def is_bench(path: Path) -> bool:
-    """Whether it is the file of a bench's rows, and not just a file of that name."""
+    """Whether the file has a bench's rows, and not only its name."""
     return path.name == BENCH_FILE and isinstance(_tables(path).get("bench"), str)
 
 
 def read_records(path: Path) -> list[Record] | None:
-    """The records of a file; None if it is no JSON of records. Raises ConfigError for a damaged record."""
+    """The records of a file; None if it is not JSON with records. Raises ConfigError for a damaged record."""
     tables = _tables(path)
     listed = tables.get("records", [tables])
-    if not isinstance(listed, list) or not all(isinstance(each, dict) and "ended" in each for each in listed):
+    if not isinstance(listed, list) or not all(isinstance(table, dict) and "ended" in table for table in listed):
         return None
-    return [_record(each, path) for each in listed]
+    return [_record(table, path) for table in listed]
 
 
 def read_rounds(path: Path, rows: int) -> list[list[float]]:
-    """Tokens/s round by round of each of a bench's `rows` rows; empty lists if the file has none."""
+    """Tokens/s per round for each of a bench's `rows` rows; empty lists if the file has none."""
     listed = _tables(path).get("rows") or []
     if len(listed) != rows:
         return [[] for _ in range(rows)]
-    speeds = [each.get("tokens_per_s") or [] for each in listed]
-    return [each if all(each) else [] for each in speeds]
+    speeds = [row.get("tokens_per_s") or [] for row in listed]
+    return [speed if all(speed) else [] for speed in speeds]
 
 
 def _tables(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, {} if it has none; of a bench without what its keys cannot have."""
+    """The JSON object of a file, {} if it has none; a bench's without values that its keys cannot have."""
     try:
         if not path.is_file() or path.stat().st_size > _MOST_BYTES:
             return {}
@@ -93,7 +93,7 @@ _RECOMPUTE: dict[str, Recompute] = {"none": "none", "selective": "selective", "f
 DerivedFigures = dict[str, tuple[float | None, str]]
 
 
-_HEAVY = 1.15  # a mean so far above the median: periodic steps are heavy, such as those of an optimizer's refresh
+_HEAVY = 1.15  # times the median: a higher mean shows periodic heavy steps, such as an optimizer's refresh
 _FEW = 20
 _BY_MEAN = "global_batch x seq / step_s_mean"
 
@@ -101,16 +101,16 @@ _BY_MEAN = "global_batch x seq / step_s_mean"
 def add_figures(record: Record, foreign: bool = False) -> Record:
     """The record with the figures that follow from its sizes and `step_s`, null if an input is not known.
 
-    If some steps are heavy, the rates of a `foreign` log follow the mean step: its median leaves out work that is done.
-    TFLOPs that cannot be are left out, and a flag says why.
+    If some steps are heavy, the rates of a `foreign` log follow the mean step, as the median leaves out part of the
+    work. Impossible TFLOPs are left out, and a flag says why.
     """
     figures, flags = _memory_by_formula(record), list(record.flags)
     step_s, mean = record.step_s, record.step_s_mean
-    # Of few steps one slow one moves the mean: it shows nothing periodic.
+    # With few steps a single slow one moves the mean, so it does not show periodic steps.
     heavy = bool(step_s and mean and mean > _HEAVY * step_s and (record.steps_used or 0) >= _FEW)
     if heavy and step_s and mean:
-        words = f"some steps are heavy: the mean step takes {mean:.4g} s, {mean / step_s:.2f} x the median"
-        flags.append(f"{words}; the rates follow the mean" if foreign else words)
+        message = f"some steps are heavy: the mean step takes {mean:.4g} s, {mean / step_s:.2f} x the median"
+        flags.append(f"{message}; the rates follow the mean" if foreign else message)
         step_s = mean if foreign else step_s
     batch, seq, gpus, speed = record.global_batch, record.seq, record.gpus, record.tokens_per_s
     if step_s and batch and seq:
@@ -122,7 +122,7 @@ def add_figures(record: Record, foreign: bool = False) -> Record:
     if step_s and batch and seq and gpus:
         flops = _flops(record, step_s, batch, seq, gpus)
     elif seq and record.tokens_per_s_gpu and not record.tokens_per_s:
-        # Of an unknown number of GPUs each trains as many tokens as the program prints.
+        # The number of GPUs is not known, but each trains as many tokens/s as the program prints.
         flops = _flops(record, seq / record.tokens_per_s_gpu, 1, seq, 1)
     if flops:
         possible, wrong = _possible(record, flops)
@@ -134,12 +134,12 @@ def add_figures(record: Record, foreign: bool = False) -> Record:
 
 
 def step_s_of_rates(record: Record) -> float | None:
-    """The step time that the record's rates follow: the median's, or the mean's if some steps are heavy."""
+    """The step time behind the record's rates: the median, or the mean if some steps are heavy."""
     return record.step_s_mean if record.sources.get("tokens_per_s") == _BY_MEAN else record.step_s
 
 
 def _memory_by_formula(record: Record) -> DerivedFigures:
-    """The memory by the formula of "Training Parallelism", for the share of the model that one GPU has."""
+    """The memory by the formula of "Training Parallelism", for one GPU's share of the model."""
     sizes = (record.params, record.micro_batch, record.seq, record.layers, record.hidden, record.heads, record.vocab)
     params, batch, seq, layers, hidden, heads, vocab = sizes
     tp, pp = record.tp, record.pp
@@ -148,7 +148,7 @@ def _memory_by_formula(record: Record) -> DerivedFigures:
     bytes_each = 4 if record.dtype == "fp32" else 2
     figure = memory_seed003_gib(
         params=params / (tp * pp),
-        batch=batch / (record.cp or 1),  # of whole samples: each rank has 1 / cp of every activation
+        batch=batch / (record.cp or 1),  # in whole samples: each rank has 1 / cp of every activation
         seq=seq,
         layers=layers / pp,
         hidden=hidden / tp,
@@ -156,8 +156,8 @@ def _memory_by_formula(record: Record) -> DerivedFigures:
         vocab=vocab / tp,
         bytes_each=bytes_each,
     )
-    where = f"(4 P + 2 B C (2 V + l (6 e + h C))) x {bytes_each} bytes, of one rank's tp and pp share"
-    where += " and cp's of B" if (record.cp or 1) > 1 else ""
+    where = f"(4 P + 2 B C (2 V + l (6 e + h C))) x {bytes_each} bytes, for one rank's tp and pp share"
+    where += " and cp share of B" if (record.cp or 1) > 1 else ""
     return {"memory_seed003_gib": (figure, f"{where}; no sharding")}
 
 
@@ -171,8 +171,8 @@ def _flops(record: Record, step_s: float, batch: int, seq: int, gpus: int) -> De
     )
     params, weights, width = _active(record)
     keys, why = _keys(record)
-    window = f"; attention over {keys:,.6g} of {seq:,} keys, the mean of the layers" if keys else ""
-    of = "" if not params or params == record.params else f"; P are the {params:,.0f} parameters that a token uses"
+    window = f"; attention over {keys:,.6g} of {seq:,} keys, the mean over the layers" if keys else ""
+    of = "" if not params or params == record.params else f"; P: the {params:,.0f} parameters that a token uses"
     if params and recompute:
         figure = tflops_seed(params=params, recompute=recompute, seq=seq, global_batch=batch, gpus=gpus, step_s=step_s)
         flops["tflops_seed"] = (figure, f"{8 if recompute == 'full' else 6} P s B / (t n 1e12){of}")
@@ -211,18 +211,18 @@ def _flops(record: Record, step_s: float, batch: int, seq: int, gpus: int) -> De
 
 
 def _multiplied(record: Record, params: float, weights: float | None) -> float | None:
-    """The weights that `tflops_hardware` counts; None if they are unknown, or GPT-2's of what is another model."""
+    """The weights that `tflops_hardware` counts; None if unknown, or if GPT-2's weights do not fit the model."""
     if not (record.layers and record.hidden and record.vocab and weights):
         return None
     counted = record.layers * weights + record.vocab * record.hidden
-    known = "active" in record.settings or isinstance(record.settings.get("model"), dict)
-    return counted if known or abs(params / counted - 1) <= _TABLES else None
+    has_shape = "active" in record.settings or isinstance(record.settings.get("model"), dict)
+    return counted if has_shape or abs(params / counted - 1) <= _TABLES else None
 
 
 def _active(record: Record) -> tuple[float | None, float | None, int | None]:
-    """What multiplies a token: parameters, weights of a layer, width of attention; None for what is not known.
+    """(parameters, weights of a layer, width of attention) that multiply a token; None for each unknown one.
 
-    The record of another program's log has them in `settings.active`, that of a run of ours its shape in
+    The record of another program's log has them in `settings.active`; the record of our run has its shape in
     `settings.model`. Without either the layers are GPT-2's.
     """
     active, model = record.settings.get("active"), record.settings.get("model")
@@ -238,33 +238,35 @@ def _active(record: Record) -> tuple[float | None, float | None, int | None]:
 
 
 def _keys(record: Record) -> tuple[float | None, str]:
-    """`attention_keys` of a record: of another program's log as its arguments state it, of a run of ours as the
-    arguments do that it gives Megatron-LM."""
+    """`attention_keys` of a record, by the arguments in another program's log or those that our run gives to
+    Megatron-LM."""
     engine = record.settings.get("engine")
-    words = engine.get("megatron_args") if isinstance(engine, dict) else None
-    arguments = of_options(words) if isinstance(words, list) and all(isinstance(word, str) for word in words) else {}
-    given = record.settings.get("arguments")
-    if isinstance(given, dict):
-        arguments = {**arguments, **{name: str(text) for name, text in given.items()}}
+    options = engine.get("megatron_args") if isinstance(engine, dict) else None
+    arguments = (
+        of_options(options) if isinstance(options, list) and all(isinstance(word, str) for word in options) else {}
+    )
+    logged = record.settings.get("arguments")
+    if isinstance(logged, dict):
+        arguments = {**arguments, **{name: str(text) for name, text in logged.items()}}
     return attention_keys(arguments, record.seq, record.layers)
 
 
-_OF_PROGRAM = 2.5  # times what the program prints by its own formula, which may leave out or repeat a part
+_OF_PROGRAM = 2.5  # largest ratio to the program's own TFLOP/s, whose formula may leave out or repeat a part
 _ALIKE = 0.05
 
 
 def _possible(record: Record, flops: DerivedFigures) -> tuple[DerivedFigures, list[str]]:
-    """(the TFLOPs, null for those that cannot be; a flag for each reason)."""
+    """(the TFLOPs, null for impossible ones; a flag for each reason)."""
     params, weights, _ = _active(record)
     model, hardware = (flops.get(name, (None, ""))[0] for name in ("tflops_model", "tflops_hardware"))
     printed, most, of = record.tflops_printed, *_highest_peak(record)
     gone, why = [*flops], ""
     if (highest := max(figure or 0.0 for figure, _ in flops.values())) > most:
-        why = f"faster than the peak of {of}, {highest:,.0f} of {most:,.0f} TFLOP/s: the device or a size is wrong"
+        why = f"faster than the peak of {of} ({highest:,.0f} of {most:,.0f} TFLOP/s): the device or a size is wrong"
     elif model and printed and not 1 / _OF_PROGRAM < model / printed < _OF_PROGRAM:
-        why = f"the program prints {printed:,.4g} TFLOP/s of a GPU, but sizes and step time give {model:,.4g}"
+        why = f"the program prints {printed:,.4g} TFLOP/s per GPU, but sizes and step time give {model:,.4g}"
     elif model and hardware and hardware < model and params:
-        # Parameters that multiply no token: an embedding beside the head, positions, norms and biases.
+        # Parameters that multiply no token: an embedding in addition to the head, positions, norms and biases.
         rows, hidden = record.vocab or 0, record.hidden or 0
         idle = max(0.0, 1 - ((record.layers or 0) * (weights or 0) + rows * hidden) / params)
         if idle <= (rows + (record.seq or 0)) * hidden / params + _ALIKE:
@@ -279,16 +281,16 @@ def _possible(record: Record, flops: DerivedFigures) -> tuple[DerivedFigures, li
 
 
 def _highest_peak(record: Record) -> tuple[float, str]:
-    """(the highest dense TFLOP/s that the record's device has in its format, whose it is); of any if one is unknown."""
-    own = DEVICES.get(record.device or "")
-    devices = [own] if own and not own.nominal else [*DEVICES.values()]
-    peaks = [each.peaks[unit] for each in devices for unit in each.peaks if record.units in (None, unit)]
+    """(the highest dense TFLOP/s of the record's device in its format, its owner); over all if one is unknown."""
+    device = DEVICES.get(record.device or "")
+    devices = [device] if device and not device.nominal else [*DEVICES.values()]
+    peaks = [one.peaks[unit] for one in devices for unit in one.peaks if record.units in (None, unit)]
     of = str(record.device) if len(devices) == 1 else f"any GPU in {record.units or 'any format'}"
     return max(peaks, default=math.inf), of
 
 
 def _shares(record: Record, flops: DerivedFigures) -> tuple[DerivedFigures, list[str]]:
-    """(mfu and hfu by the peak of the device, flags of what is wrong with them)."""
+    """(mfu and hfu by the peak of the device, flags if they are null)."""
     names = {"mfu": ("tflops_model", mfu), "hfu": ("tflops_hardware", hfu)}
     if record.device is None:
         return {name: (getattr(record, name), "null: no device is named") for name in names}, []
@@ -302,10 +304,10 @@ def _shares(record: Record, flops: DerivedFigures) -> tuple[DerivedFigures, list
         lack = f"{lack} for device {record.device}"
         null = {name: (getattr(record, name), f"null: {lack}") for name in names}
         return null, [Flag(f"{lack}: mfu and hfu are null", "no_peak")]
-    found: DerivedFigures = {}
+    figures: DerivedFigures = {}
     for name, (of, formula) in names.items():
         rate, source = flops.get(of, (getattr(record, of), f"null: {of} is not known"))
-        found[name] = (None, source)
+        figures[name] = (None, source)
         if rate is not None:
-            found[name] = (formula(rate, peak), f"{of} / {peak} dense {units} TFLOP/s of {record.device}")
-    return found, []
+            figures[name] = (formula(rate, peak), f"{of} / {peak} dense {units} TFLOP/s of {record.device}")
+    return figures, []

@@ -1,4 +1,4 @@
-"""How the attempts of a run that another program logged ended: their steps, causes and times."""
+"""The ends of the attempts in another program's logs: their steps, causes and times."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,21 +23,21 @@ _LATEST = 4e9  # epoch seconds, in the year 2096: later times are wrong
 
 
 def _has_finished(part: Part, steps: LogSteps, planned: int | None, spans: Sequence[tuple[float, float]]) -> bool:
-    """Whether a part's totals show its program's end: that of the steps, and they are not fewer than planned."""
-    own = any(fact.dialect == steps.dialect or steps.dialect is None for fact in part.totals.values())
-    found = main_steps(part)
-    # The last line may be a whole interval of lines before the end, its epoch is rounded, a bar is not always drawn.
-    interval = max(log_interval(found[1]), steps.interval) if found is not None else 1
+    """Whether the program of the steps printed its totals in a part, after about all planned steps."""
+    is_of_steps = any(fact.dialect == steps.dialect or steps.dialect is None for fact in part.totals.values())
+    main = main_steps(part)
+    # The last line may be an interval before the end, an epoch is rounded, and a bar is not always drawn.
+    interval = max(log_interval(main[1]), steps.interval) if main is not None else 1
     missing = planned - max(span[1] for span in spans) if planned and spans else 0
-    return bool(part.totals) and own and missing <= max(interval, _ABOUT_ALL * (planned or 0))
+    return bool(part.totals) and is_of_steps and missing <= max(interval, _ABOUT_ALL * (planned or 0))
 
 
 @dataclass(frozen=True)
 class _End:
-    """An attempt of a log: its steps, the cause of its end as `text` with a place, and its times in epoch seconds.
+    """An attempt in a log: its steps, the cause of its end, `text` with a place, and its times in epoch seconds.
 
-    `end` is None if no line after its steps has a time: the last time of day is then not that of its end.
-    `took_s`: how many seconds it took at least; `how` that was found.
+    `end` is None if no line after its steps has a time: then the last time of day is not the time of its end.
+    `took_s`: seconds that it took at least; `how`: the source of that.
     """
 
     first_step: int | None
@@ -53,15 +53,15 @@ class _End:
 def add_ends(draft: Draft, run: RunParts, steps: LogSteps) -> list[Cause]:
     """Adds `attempts`, `ended`, `cause`, times and GPU-hours; returns the cause of each attempt's end."""
     planned = draft.whole("steps_planned")
-    asked = any("(--g" in draft.sources.get(key, "") for key in ("gpus", "gpus_per_node"))  # by a directive
-    ends = [_end(number, parts, steps, planned, asked) for number, parts in enumerate(run.attempts, 1)]
+    asked_for_gpus = any("(--g" in draft.sources.get(key, "") for key in ("gpus", "gpus_per_node"))  # by a directive
+    ends = [_end(number, parts, steps, planned, asked_for_gpus) for number, parts in enumerate(run.attempts, 1)]
     ids = [name.job_id for name in run.names if name.job_id]
     if ids:
         draft.infer("job_id", ids[-1], "the log's name")
-    over = [each.message for attempt in run.attempts[:-1] for part in attempt for each in part.failures]
+    over = [failed.message for attempt in run.attempts[:-1] for part in attempt for failed in part.failures]
     of_last = any(part.fact("job_id") for part in run.attempts[-1])
-    if not of_last and any(words.startswith(f"{JOB_OVER}{draft.get('job_id')} ") for words in over):
-        draft.values.pop("job_id")  # of an earlier job, in a file to which another one was appended
+    if not of_last and any(message.startswith(f"{JOB_OVER}{draft.get('job_id')} ") for message in over):
+        draft.values.pop("job_id")  # the id of an earlier job in the same file
     tables = _attempt_tables(run, ends)
     last, parts = ends[-1], run.attempts[-1]
     done = (str(place) for part in parts for ended, place in part.ends if ended == "done")
@@ -83,15 +83,15 @@ def add_ends(draft: Draft, run: RunParts, steps: LogSteps) -> list[Cause]:
     timed = [end for end in ends if end.took_s]
     if timed and (gpus := draft.whole("gpus")):
         hours = sum(end.took_s or 0.0 for end in timed) / 3600
-        some = "" if len(timed) == len(ends) else f" of {len(timed)} of {len(ends)} attempts"
+        some = "" if len(timed) == len(ends) else f", for {len(timed)} of {len(ends)} attempts"
         draft.set("gpu_hours", hours * gpus, f"inferred: gpus x {timed[-1].how}{some}")
     if len(ends) > 1:
-        draft.flag(f"{len(ends)} attempts: a step that was trained again counts as trained last", "attempts")
+        draft.flag(f"{len(ends)} attempts: of a step that was trained again only the last training counts", "attempts")
     return [end.cause for end in ends]
 
 
 def _attempt_tables(run: RunParts, ends: Sequence[_End]) -> list[dict[str, Any]]:
-    """`attempts` of the record."""
+    """The key `attempts` of the record."""
     tables: list[dict[str, Any]] = []
     for number, (parts, end) in enumerate(zip(run.attempts, ends, strict=True), 1):
         printed_id, nodes = (
@@ -123,10 +123,10 @@ def _attempt_tables(run: RunParts, ends: Sequence[_End]) -> list[dict[str, Any]]
 
 def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | None, asked_for_gpus: bool) -> _End:
     spans = [span for part in parts if (span := step_span(part))]
-    own = steps["step"][(steps.attempt == number) & np.isfinite(steps["step"])]
-    if steps.numbered and len(own):  # lines without a number, whose steps follow from samples or epochs
-        spans.append((float(own[0]), float(own.max())))
-    # A bar alone may be of anything.
+    numbers = steps["step"][(steps.attempt == number) & np.isfinite(steps["step"])]
+    if steps.numbered and len(numbers):  # also lines without a number, whose steps follow from samples or epochs
+        spans.append((float(numbers[0]), float(numbers.max())))
+    # A bar alone may count anything.
     trained = any(part.steps or part.totals for part in parts)
     reached = trained and any(reaches(span, planned) for span in spans)
     reached = reached or any(_has_finished(part, steps, planned, spans) for part in parts)
@@ -141,7 +141,7 @@ def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | Non
     )
     text: str | None = cause.text + (f" ({cause.failure.place})" if cause.failure else "")
     if cause.ended == "unknown" and cause.failure is None:
-        lines = max((found[1].count for part in parts if (found := main_steps(part)) is not None), default=0)
+        lines = max((main[1].count for part in parts if (main := main_steps(part)) is not None), default=0)
         text = (
             f"the log ends after {counted(lines, 'line')} of steps" if lines else "the log ends before the first step"
         )
@@ -151,8 +151,8 @@ def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | Non
     lasts = [part.last_at for part in parts if part.last_at is not None and 0 < part.last_at < _LATEST]
     first, last = min(firsts, default=None), max(lasts, default=None)
     if first == last and any(failure.at == last for part in parts for failure in part.failures):
-        first = None  # the only time of day is that of a failure
-    if last_step is not None and last_step < 1:  # of step 0 alone, which no program counts as trained
+        first = None  # the only time of day belongs to a failure
+    if last_step is not None and last_step < 1:  # only step 0, which no program counts as trained
         first_step = last_step = None
     seconds = steps["step_s"][(steps.attempt == number) & np.isfinite(steps["step_s"])]
     trained_s = float(seconds.sum()) * steps.interval * steps.stride

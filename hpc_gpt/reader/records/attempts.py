@@ -1,6 +1,6 @@
-"""The attempts of our own runs: metrics.jsonl as a step table, and the files about start, end and measurements.
+"""Reads the attempts of our runs: metrics.jsonl as a step table, and the files about start, end and measurements.
 
-A run of five million steps takes 150 MB: its columns are packed, and one is unpacked when it is asked for.
+A run of five million steps takes 150 MB: its columns are packed, and each is unpacked on use.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from hpc_gpt.reader.pattern import MEMORY_FIELDS
 from hpc_gpt.reader.steps import NOT_FINITE, StepColumn, StepTable
 
 _YEAR_10000 = 253402300800.0
-# Keys of a line of metrics.jsonl, and the columns that they become.
+# {key of a line of metrics.jsonl: column of the step table}.
 _SAME = (
     *("step", "loss", "loss_eval", "grad_norm", "lr", "step_s", "tokens_per_s", "tokens", "skipped", "nan"),
     "save_s",
 )
 KEYS = {**{key: key for key in _SAME}, "time": "at"}
-_CHUNK = 1 << 19  # bytes of lines that are parsed at once: their objects fit the processor's cache
-_MOST_ENDS = 1 << 21  # bytes of a file's end; if they are not enough, all is read
+_CHUNK = 1 << 19  # bytes of lines parsed at once: their objects fit the processor's cache
+_MOST_ENDS = 1 << 21  # bytes at the end of a file that are tried before the whole file is read
 _MOST_BYTES = 4 << 30  # ten million steps
-_LEAST_NEW = 64  # less than one part in so many is not worth that all is stored again
+_LEAST_NEW = 64  # the cache is written again only if at least one part in so many is new
 
 
 @dataclass(frozen=True)
 class MetricsLines:
     """The metrics of one attempt, or of several.
 
-    `peaks`: the highest GiB of each stage by key of MEMORY_FIELDS. `damaged`: how many lines cannot be read.
+    `peaks`: the highest GiB per stage, by key of MEMORY_FIELDS. `damaged`: the number of unreadable lines.
     """
 
     steps: StepTable = field(default_factory=StepTable)
@@ -54,11 +54,11 @@ class MetricsLines:
     def joined(several: Sequence[MetricsLines]) -> MetricsLines:
         """The metrics of all attempts, in their order."""
         peaks: dict[str, list[float]] = {}
-        for each in several:
-            for key, stages in each.peaks.items():
+        for metrics in several:
+            for key, stages in metrics.peaks.items():
                 _raise_peaks(peaks, key, stages)
         return MetricsLines(
-            StepTable.joined([each.steps for each in several]), peaks, sum(each.damaged for each in several)
+            StepTable.joined([metrics.steps for metrics in several]), peaks, sum(metrics.damaged for metrics in several)
         )
 
 
@@ -73,9 +73,9 @@ class _Lines:
     peaks: dict[str, list[float]] = field(default_factory=dict)
     by_source: dict[int, dict[str, float]] = field(default_factory=dict)  # {step: {source of a mixture: loss_eval}}
     damaged: int = 0
-    passed: int = 0  # lines, including empty ones
-    offset: int = 0  # where in the file the last one ends
-    rises: bool = True  # each step is higher than the one before
+    passed: int = 0  # lines taken, including empty ones
+    offset: int = 0  # the place in the file at which the last one ends
+    rises: bool = True  # each step is higher than the step before it
     highest: float = -math.inf
 
     def take(self, chunk: list[bytes]) -> None:
@@ -97,39 +97,39 @@ class _Lines:
         figures = {key: _column(columns[key]) for key in self.columns if key in columns}
         figures["not_finite"] = _not_finite(columns, figures, len(objects))
         stages = {key: _stages_of_lines(columns.get(key, ())) for key in MEMORY_FIELDS}
-        highest = {each: max(each, default=None) for each in set(stages["memory_allocated_gib"])}
+        highest = {line_stages: max(line_stages, default=None) for line_stages in set(stages["memory_allocated_gib"])}
         figures["memory_gib"] = _column([*map(highest.__getitem__, stages["memory_allocated_gib"])])
         for key, column in self.columns.items():
             column.add(figures[key]) if len(figures.get(key, ())) else column.add_nothing(len(objects))
         for step, losses in zip(columns["step"], columns.get("loss_eval_by", ()), strict=False):
             if isinstance(losses, dict):
                 self.by_source[step] = {name: _number(loss) for name, loss in losses.items()}
-        for key, found in stages.items():
-            for each in dict.fromkeys(found):
-                _raise_peaks(self.peaks, key, each)
+        for key, stages_of_lines in stages.items():
+            for line_stages in dict.fromkeys(stages_of_lines):
+                _raise_peaks(self.peaks, key, line_stages)
         if objects:
             steps = figures["step"]
             self.rises = self.rises and bool(steps[0] > self.highest and (np.diff(steps) > 0).all())
             self.highest = float(steps[-1])
 
     def pack(self) -> None:
-        """Packs the values that wait for more."""
+        """Packs the values that are not packed yet."""
         for column in (self.line, *self.columns.values()):
             column.pack()
 
 
 def read_metrics(path: Path, attempt: int) -> MetricsLines:
-    """The metrics of an attempt's metrics.jsonl, for each step its last line; empty if there is no such file.
+    """The metrics of an attempt's metrics.jsonl, with the last line of each step; empty if there is no such file.
 
-    A line that is no object with a whole `step` counts as damaged, unless it is empty. What was read of a large file is
-    cached, so that the next time only what was appended is read.
+    A line that is not an object with a whole `step` counts as damaged, unless it is empty. The lines of a large file
+    are cached, so that the next call reads only the appended ones.
     """
     return _metrics(_read(path), attempt)
 
 
 def read_metrics_ends(path: Path, attempt: int) -> MetricsLines:
-    """The first line of an attempt's metrics.jsonl and its last ones, from the last step without NaN on, as
-    `read_metrics` reads them but for their numbers: as fast for five million lines as for a hundred."""
+    """The first line of an attempt's metrics.jsonl and the last ones, from the last step without NaN on. They are read
+    as in `read_metrics`, but with other line numbers, and as fast for five million lines as for a hundred."""
     with contextlib.suppress(OSError), open_regular(path) as file:
         first, tail = file.readline(_MOST_ENDS), b""
         for begin, block in blocks_from_end(file):
@@ -145,10 +145,10 @@ def read_metrics_ends(path: Path, attempt: int) -> MetricsLines:
 
 
 def metrics_of(lines: list[bytes], attempt: int) -> MetricsLines:
-    """The metrics of some lines of an attempt's metrics.jsonl, as `read_metrics` reads them; each line counts."""
-    found = _Lines()
-    found.take(lines)
-    return _metrics(found, attempt)
+    """The metrics of some lines of an attempt's metrics.jsonl, read as in `read_metrics`."""
+    read = _Lines()
+    read.take(lines)
+    return _metrics(read, attempt)
 
 
 def _metrics(lines: _Lines, attempt: int) -> MetricsLines:
@@ -161,7 +161,7 @@ def _metrics(lines: _Lines, attempt: int) -> MetricsLines:
     steps.eval_by = lines.by_source
     if not lines.rises:  # if a step has two lines, the last one counts
         _, last = np.unique(steps["step"][::-1], return_index=True)
-        steps = steps.take(np.sort(rows - 1 - last))  # a second stage or an epoch begins with smaller numbers
+        steps = steps.take(np.sort(rows - 1 - last))  # a second stage or epoch begins with smaller numbers
     return MetricsLines(steps, lines.peaks, lines.damaged)
 
 
@@ -190,7 +190,7 @@ def _read(path: Path) -> _Lines:
 
 
 def _parsed(lines: list[bytes]) -> list[Any]:
-    """Each line's JSON, None for a damaged line. All lines are parsed at once if possible, in half the time."""
+    """The JSON of each line, None for a damaged one. If possible all lines are parsed at once, in half the time."""
     try:
         together = json.loads(b"[" + b",".join(lines) + b"]")
     except (ValueError, RecursionError):
@@ -218,7 +218,7 @@ def _are_steps(values: Sequence[Any]) -> bool:
 
 
 def _columns(objects: list[Any]) -> dict[str, Sequence[Any]]:
-    """The values of each key, None for a line that lacks it; empty if a line is no object."""
+    """The values of each key, None for a line that lacks it; empty if a line is not an object."""
     if not set(map(type, objects)) <= {dict}:
         return {}
     kinds = set(map(tuple, objects))
@@ -228,13 +228,13 @@ def _columns(objects: list[Any]) -> dict[str, Sequence[Any]]:
 
 
 def _not_finite(columns: Mapping[str, Sequence[Any]], figures: Mapping[str, StepColumn], count: int) -> StepColumn:
-    """The column `not_finite`: JSON's NaN and Infinity, and no null."""
-    found = np.full(count, np.nan)
+    """The column `not_finite`, set for JSON's NaN and Infinity but not for null."""
+    column = np.full(count, np.nan)
     for name, value in NOT_FINITE.items():
         for row in np.flatnonzero(~np.isfinite(figures.get(name, ()))).tolist():
             if isinstance(columns[name][row], float):
-                found[row] = value
-    return found
+                column[row] = value
+    return column
 
 
 _PLAIN = {int, float, bool, type(None)}
@@ -251,7 +251,7 @@ def _column(values: Sequence[Any]) -> StepColumn:
 
 
 def _number(value: Any) -> float:
-    """The value as a float: NaN if it is no number, infinite if it is too large."""
+    """The value as a float: NaN if it is not a number, infinite if it is too large."""
     if not isinstance(value, int | float):
         return np.nan
     try:
@@ -268,14 +268,14 @@ def _stages(value: Any) -> tuple[float, ...]:
 
 
 def _stages_of_lines(values: Sequence[Any]) -> list[tuple[float, ...]]:
-    """`_stages` of each line: most lines have the same, of which it is asked once."""
+    """`_stages` of each line, computed once per distinct value: most lines have the same."""
     try:
         is_list = set(map(type, values)) == {list}
         keys = [*map(tuple, values)] if is_list else values
-        known = {key: _stages([*key] if is_list else key) for key in set(keys)}
-    except TypeError:  # some lines have lists, or what no trainer writes
-        return [_stages(each) for each in values]
-    return [*map(known.__getitem__, keys)]
+        by_key = {key: _stages([*key] if is_list else key) for key in set(keys)}
+    except TypeError:  # some lines have lists, or values that no trainer writes
+        return [_stages(value) for value in values]
+    return [*map(by_key.__getitem__, keys)]
 
 
 def _raise_peaks(peaks: dict[str, list[float]], key: str, stages: Sequence[float]) -> None:
@@ -286,7 +286,7 @@ def _raise_peaks(peaks: dict[str, list[float]], key: str, stages: Sequence[float
 
 @dataclass(frozen=True)
 class AttemptRead:
-    """One attempt: its metrics, its files about start and end, and what it measured."""
+    """One attempt: its metrics, its files about start and end, and its measurements."""
 
     attempt: Attempt
     metrics: MetricsLines
@@ -321,7 +321,7 @@ class AttemptRead:
 
 
 def read_attempt(attempt: Attempt, ends_only: bool = False) -> AttemptRead:
-    """Reads the files of one attempt; missing and half-written ones are empty. `ends_only`: of its metrics the ends."""
+    """Reads the files of one attempt; missing and half-written ones are empty. `ends_only`: the ends of its metrics."""
     metrics = (read_metrics_ends if ends_only else read_metrics)(attempt.metrics, attempt.number)
     measured = read_stored(attempt.measured) | read_stored(attempt.folder / "start.json")
     return AttemptRead(attempt, metrics, attempt.started(), attempt.trainer(), attempt.ended(), measured)

@@ -1,4 +1,4 @@
-"""Runs whose records are cached (`readers.cache`): our own that are over, and those in logs of other programs."""
+"""Runs whose records are cached (`reader.cache`): our runs that are over, and runs in logs of other programs."""
 
 import contextlib
 import os
@@ -16,36 +16,35 @@ _DEPTH = 2  # below attempts/ and after/: attempts/<n>/heartbeats/
 
 
 def entries_of_runs(kind: str, runs: Sequence[RunFolder]) -> CachedEntries:
-    """The cached values of runs of ours, by the path of the run. A run of which more decides than its files, such as a
-    live process, is not to be noted."""
+    """The cached values of our runs, by the path of the run. Do not note a run whose value depends on more than its
+    files, such as a live process."""
     return CachedEntries(kind, {str(run.path): run.path.parent.parent for run in runs}, _run_files)
 
 
 class CachedRecords:
-    """The cached records of runs of ours: the identity of a record.json that holds the record, the figures, the files
-    that were read."""
+    """The cached records of our runs: (identity of the record.json that has the record, figures, files read)."""
 
     def __init__(self, runs: Sequence[RunFolder]) -> None:
         self._entries = entries_of_runs("records", runs)
         self.store = self._entries.store
 
     def find(self, run: RunFolder) -> tuple[RunRead | None, bool]:
-        """(the run without its steps, None if nothing cached fits its files; whether record.json holds its record)."""
+        """(the run without its steps, None if its files have changed since; whether record.json has its record)."""
         if (entry := self._entries.find(str(run.path))) is None:
             return None, False
         written, *read = entry
         return _run(read, run.path), written is not None and _record_identity(run) == tuple(written)
 
     def note(self, run: RunFolder, read: RunRead, is_written: bool) -> None:
-        """Notes what was read of a run after `find`, and whether record.json holds it."""
+        """Notes a run that was read after `find`. `is_written`: record.json has its record."""
         written = _record_identity(run) if is_written else None
         if read.is_settled and (written or not is_written):  # the run may have been removed meanwhile
             self._entries.note(str(run.path), (written, *_figures_and_files(read)))
 
 
 class CachedLogs:
-    """The cached records of other programs' logs, and what was skipped of them: `files`, with the scripts beside them.
-    They are used if none of the files has changed, as any log may belong to any of the runs."""
+    """The cached records of other programs' logs, and the reasons why some were skipped. `files`: logs and
+    their scripts. The cache is used if none of the files has changed, as any log may belong to any of the runs."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._folder, self._entries = "", CachedEntries("foreign", {"": Path()}, lambda _: (), 0)
@@ -56,13 +55,13 @@ class CachedLogs:
             self._entries = CachedEntries("foreign", folders, lambda _: identities, len(files))
 
     def find(self) -> tuple[list[RunRead], dict[str, list[str]], dict[str, int]] | None:
-        """(the runs without steps and failures; reason -> what was skipped; reason -> how often), None if nothing
-        cached fits the files."""
+        """(the runs without steps and failures, reason -> skipped paths, reason -> how many), None if a file has
+        changed."""
         runs, skipped, counts = self._entries.find(self._folder) or ([], {}, {})
         return (list(map(_run, runs)), skipped, counts) if runs else None
 
     def store(self, runs: Sequence[RunRead], skipped: dict[str, list[str]], counts: dict[str, int]) -> None:
-        """Caches what was read after `find`, unless the files may have changed since."""
+        """Caches the runs that were read after `find`, unless the files may have changed since."""
         self._entries.note(self._folder, (map(_figures_and_files, runs), skipped, counts))
         self._entries.store()
 
@@ -83,7 +82,7 @@ def _record_identity(run: RunFolder) -> FileIdentity | None:
 
 
 def _run_files(run: str) -> list[tuple[str, FileIdentity]]:
-    """(path, identity) of the files of a run that decide its record, which are all but record.json."""
+    """(path, identity) of the files of a run that decide its record: all but record.json."""
     record = f"{run}/record.json"
     return sorted(file for file in _files_below(run, 0) if file[0] != record)
 

@@ -1,7 +1,7 @@
-"""A figure held against what else the log says of the same quantity over the same steps.
+"""Compares a figure with the log's other statements of the same quantity over the same steps.
 
-Two statements may differ by 5 %. Beyond that the figure is left out and a flag says both, unless the difference is a
-known one of the program's own arithmetic.
+Two statements may differ by 5 %. Beyond that the figure is left out and a flag gives both, unless a known habit of the
+program's arithmetic explains the difference.
 """
 
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ from hpc_gpt.reader.records.draft import Draft
 from hpc_gpt.reader.records.log_steps import LogSteps
 
 _ALIKE = 0.05
-_LEAST = 5  # figures, below which nothing is held against them
+_LEAST = 5  # figures that a comparison needs
 _LONG = 2.0  # times the steady step: the clock also runs in evaluations and saves
 _OF_TIME = ("step_s", "step_s_p10", "step_s_p90", "step_s_mean", "steps_used", "warmup_steps")
-_ABSURD = 100.0  # ratio of two figures of one quantity from which one is absurd
+_ABSURD = 100.0  # ratio of two figures of one quantity from which on one of them is absurd
 _OF_RATE = ("tokens_per_s", "tflops_seed", "tflops_hardware", "tflops_model", "mfu", "hfu")
 
 
@@ -40,7 +40,7 @@ def doubt_step_time(draft: Draft, steps: LogSteps) -> None:
         return
     printed, clock = show_digits(step_s), show_digits(clock_s)
     draft.flag(
-        f"the program prints {printed} s a step, but the lines' times of day give {clock} s: left out",
+        f"the program prints {printed} s per step, but the lines' times of day give {clock} s: left out",
         _kind(step_s, clock_s),
     )
     for name in _OF_TIME:
@@ -49,18 +49,18 @@ def doubt_step_time(draft: Draft, steps: LogSteps) -> None:
 
 
 def _kind(one: float, other: float) -> str:
-    """The kind of the flag of two figures of one quantity."""
+    """The kind of the flag for two figures of one quantity that differ."""
     return "absurd" if min(one, other) * _ABSURD <= max(one, other) else "disagrees"
 
 
 def _by_clock(steps: LogSteps) -> tuple[float | None, float]:
-    """(seconds of a step by the median between neighbouring lines, how exact); None for too few lines."""
-    known = np.flatnonzero(np.isfinite(steps["at"]) & np.isfinite(steps["step"]) & steps.counts & steps.steady)
-    if len(known) <= _LEAST:
+    """(median seconds of a step between neighbouring lines, their error); None for too few lines."""
+    timed = np.flatnonzero(np.isfinite(steps["at"]) & np.isfinite(steps["step"]) & steps.counts & steps.steady)
+    if len(timed) <= _LEAST:
         return None, 0.0
-    at, number, attempt = steps["at"][known], steps["step"][known], steps.attempt[known]
-    apart = np.diff(number)
-    near = (apart > 0) & (np.diff(attempt) == 0)
+    at, number, attempt = steps["at"][timed], steps["step"][timed], steps.attempt[timed]
+    steps_apart = np.diff(number)
+    near = (steps_apart > 0) & (np.diff(attempt) == 0)
     if int(near.sum()) < _LEAST:
         return None, 0.0
     took = np.diff(at)[near]
@@ -68,26 +68,26 @@ def _by_clock(steps: LogSteps) -> tuple[float | None, float]:
     if whole and float(np.median(took)) < 20:
         # Whole seconds: the sum over all lines, without long pauses.
         plain = took <= 3 * max(1.0, float(np.median(took)))
-        total = float(apart[near][plain].sum())
+        total = float(steps_apart[near][plain].sum())
         return float(took[plain].sum()) / total, 2.0 / total
-    return float(np.median(took / apart[near])), (1.0 if whole else 0.002) / float(np.median(apart[near]))
+    return float(np.median(took / steps_apart[near])), (1.0 if whole else 0.002) / float(np.median(steps_apart[near]))
 
 
 def doubt_rates(record: Record, steps: LogSteps) -> Record:
-    """The record without a rate, and what follows from it, that the program's own rate contradicts.
+    """The record without a rate that the program's own rate contradicts, and without the figures that follow from it.
 
-    If the program's arithmetic explains that, or too few lines show it, its rate of one GPU gives way instead.
+    If the program's arithmetic explains that, or too few lines show it, its rate per GPU is replaced instead.
     """
-    kept = _without_doubtful(record, steps)
-    speed, gpus, printed = kept.tokens_per_s, kept.gpus, kept.tokens_per_s_gpu
+    checked = _without_doubtful(record, steps)
+    speed, gpus, printed = checked.tokens_per_s, checked.gpus, checked.tokens_per_s_gpu
     if not speed or not gpus or not printed or abs(printed * gpus / speed - 1) <= _ALIKE:
-        return kept
-    words = (
-        f"the program prints {printed:,.0f} tokens/s of a GPU, but tokens/s over {gpus} GPUs are {speed / gpus:,.0f}"
+        return checked
+    message = (
+        f"the program prints {printed:,.0f} tokens/s per GPU, but the total over {gpus} GPUs gives {speed / gpus:,.0f}"
     )
-    flags = kept.flags if len(kept.flags) > len(record.flags) else [*kept.flags, words]
-    sources = {**kept.sources, "tokens_per_s_gpu": "tokens_per_s / gpus"}
-    return replace(kept, tokens_per_s_gpu=speed / gpus, flags=flags, sources=sources)
+    flags = checked.flags if len(checked.flags) > len(record.flags) else [*checked.flags, message]
+    sources = {**checked.sources, "tokens_per_s_gpu": "tokens_per_s / gpus"}
+    return replace(checked, tokens_per_s_gpu=speed / gpus, flags=flags, sources=sources)
 
 
 def _without_doubtful(record: Record, steps: LogSteps) -> Record:
@@ -112,33 +112,33 @@ def _without_doubtful(record: Record, steps: LogSteps) -> Record:
 
 
 def _same_tokens(record: Record, steps: LogSteps) -> bool:
-    """Whether rate and time of the same lines give the tokens of a step: the time may change in the course of a run."""
+    """Whether rate and time of the same lines give the tokens of a step: the time may change during a run."""
     tokens = steps["tokens_per_s"] * steps["step_s"]
-    known = tokens[steps.steady & np.isfinite(tokens)]
+    steady = tokens[steps.steady & np.isfinite(tokens)]
     size = (record.global_batch or 0) * (record.seq or 0)
-    return bool(size and len(known) >= _LEAST and abs(float(np.median(known)) / size - 1) <= _ALIKE)
+    return bool(size and len(steady) >= _LEAST and abs(float(np.median(steady)) / size - 1) <= _ALIKE)
 
 
 def _printed_rate(record: Record, steps: LogSteps) -> float | None:
     """The tokens/s of the job that the program prints; None without any, or if the rate itself gave step_s."""
     if not np.isfinite(steps["step_s"]).any():
         return None
-    each = record.global_batch and record.seq
+    sized = record.global_batch and record.seq
     for name, factor in (
         ("tokens_per_s", 1),
         ("tokens_per_s_gpu", record.gpus),
-        ("samples_per_s", record.seq if each else None),
-        ("samples_per_s_gpu", (record.seq or 0) * (record.gpus or 0) if each else None),
+        ("samples_per_s", record.seq if sized else None),
+        ("samples_per_s_gpu", (record.seq or 0) * (record.gpus or 0) if sized else None),
     ):
-        known = steps[name][steps.steady & np.isfinite(steps[name])]
-        later = known[len(known) // 2 :]  # a running mean comes near its figure with time
+        steady = steps[name][steps.steady & np.isfinite(steps[name])]
+        later = steady[len(steady) // 2 :]  # a running mean comes near its figure with time
         if factor and len(later) >= _LEAST and float(np.median(later)) > 0:
             return float(np.median(later)) * factor
     return None
 
 
 def _arithmetic(record: Record, ratio: float) -> str:
-    """Why a program's rate is that share of the true one; "" if nothing known explains it."""
+    """Why a program's rate is `ratio` times the true one; "" if no known reason explains it."""
     for count, what in (
         (record.micro_batches, "micro-batches"),
         (record.dp, "data-parallel ranks"),
@@ -148,11 +148,11 @@ def _arithmetic(record: Record, ratio: float) -> str:
         if count and abs(ratio * count - 1) <= _ALIKE:
             return f"it counts one of {count} {what}"
         if count and abs(ratio / count - 1) <= _ALIKE:
-            return f"each of {count} {what} counts the whole"
+            return f"each of {count} {what} counts all tokens"
     return ""
 
 
-# {figure: what it follows from, where the program does not print it}
+# {figure: the figures that give it if the program does not print it}
 _FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
     "step_s": (),
     "global_batch": ("micro_batch", "micro_batches", "dp"),
@@ -161,13 +161,13 @@ _FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
     "params": ("hidden", "layers", "heads", "vocab"),
     "tflops_hardware": ("step_s", "global_batch", "seq", "gpus", "layers", "hidden", "vocab", "recompute"),
 }
-_NOT_PRINTED = dict.fromkeys(_FOLLOWS_FROM, "no line says it") | {"step_s": "no line has a time that is of steps alone"}
-_BY_KIND = ("step_s", "tokens_per_s", "tflops_hardware")  # which another statement can contradict
+_NOT_PRINTED = dict.fromkeys(_FOLLOWS_FROM, "no line states it") | {"step_s": "no line gives the time of steps alone"}
+_BY_KIND = ("step_s", "tokens_per_s", "tflops_hardware")  # figures that another statement can contradict
 
 
 def flag_absent(record: Record, draft: Draft) -> Record:
-    """The record with a flag for each of the main figures that is null: which of its inputs is not known, or what
-    contradicts them."""
+    """The record with a flag for each main figure that is null: the unknown inputs, or the statement that contradicts
+    it."""
     flags = list(record.flags)
     of_text = () if DIFFUSION in draft else ("seq", "tokens_per_s", "params", "tflops_hardware")
     for name, inputs in _FOLLOWS_FROM.items():
@@ -178,7 +178,7 @@ def flag_absent(record: Record, draft: Draft) -> Record:
 
 def _why_null(record: Record, draft: Draft, name: str, inputs: tuple[str, ...]) -> str:
     inputs = ("seq",) if name == "global_batch" and draft.whole("global_batch_tokens") else inputs
-    missing = [each for each in inputs if getattr(record, each) is None]
+    missing = [figure for figure in inputs if getattr(record, figure) is None]
     reasons = [f"{', '.join(missing)} not known"] if missing else []
     source = record.sources.get("tflops_hardware" if name == "params" and not missing else name, "")
     if source.startswith("null: "):

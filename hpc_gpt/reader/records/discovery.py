@@ -1,7 +1,7 @@
-"""The files under the paths that a user names: runs, benches, logs, Slurm scripts; and what the name of a log says.
+"""Finds runs, benches, logs and Slurm scripts under the paths that a user names, and splits the name of a log.
 
 Folders are walked without following circular links, and only plain files are opened. `read_log` decides by the first
-bytes whether a file is a log; here files are left out only by names that no log has (source, pages, weights).
+bytes whether a file is a log; this module leaves out only names that no log has (source, pages, weights).
 """
 
 import contextlib
@@ -22,23 +22,23 @@ from hpc_gpt.reader.records import BENCH_FILE, is_bench
 
 EMPTY = "empty file"
 OF_KERNEL = "devices and files of the kernel, not entered"
-# What is left out without a note: `report`'s own outputs, and copies of a run's output beside the run.
+# Reasons without a note: `report`'s own outputs, and copies of a run's output in addition to the run.
 WRITTEN_BY_US, OUTPUT_FILE = "written by hpc-gpt itself", "the output file of a run that is listed"
 _QUIET = (WRITTEN_BY_US, OUTPUT_FILE)
-_HEAD = 4096  # bytes in which #SBATCH is searched
-_SCRIPT_HEAD = 65536  # further bytes, for a script by its name or first line
+_HEAD = 4096  # bytes that are searched for #SBATCH
+_SCRIPT_HEAD = 65536  # further bytes that are searched if name or first line is a script's
 _LARGEST_SCRIPT = 1 << 20
-_LEAST_ALIKE = 256  # bytes, below which two logs may be alike by chance
+_LEAST_ALIKE = 256  # bytes; shorter logs may be equal by chance
 _BLOCK = 1 << 20
-_NAMED = 8  # so many paths are named for each reason
-_REASONS = 3  # so many reasons have a name in a note
+_NAMED = 8  # paths that are named per reason
+_REASONS = 3  # reasons that are named in a note
 _UNREAD = "cannot be read"
 _BY_NAME = "not a log by its name"
-# The pages of `report` and `plan` by their first lines, the exports by a file's name (`report/exports.py`).
+# Pages of `report` and `plan` have these first lines, exports these names (`report/exports.py`).
 _OUR_PAGE = re.compile(rb'<meta name="generator" content="hpc-gpt ')
 _OUR_EVENTS = re.compile(r"^events\.out\.tfevents\.\d+\.hpc-gpt$")
 _OUR_WANDB = "hpc-gpt.json"
-# Names of texts that may quote a log, and of files that are no text.
+# Names of texts that may quote a log, and of files that are not text.
 _NO_LOG = re.compile(
     r"\.(?:py|pyi|ipynb|md|rst|tex|html?|css|js|ts|c|cc|cpp|cu|cuh|h|hpp|rs|go|java|toml|ya?ml|ini|cfg|patch|diff"
     r"|svg|bib|lock|pyc|pt|pth|ckpt|safetensors|npy|npz|bin|idx|distcp|tfevents[^/]*)$"
@@ -51,10 +51,10 @@ _SBATCH = re.compile(rb"^\s*#SBATCH\s", re.MULTILINE)
 
 @dataclass
 class DiscoveredFiles:
-    """What was found, in the order of the walk. `skipped`: reason -> the first such paths; `counts`: how many.
+    """The files found, in the order of the walk. `skipped`: reason -> the first paths; `counts`: reason -> how many.
 
     `benches`: files of a bench's rows. The runs and logs of their rounds, in the same folder, are not listed. `failed`:
-    what was skipped may be read another time, though no file has changed.
+    a skipped file may be readable another time, though no file has changed.
     """
 
     own: list[RunFolder] = field(default_factory=list)
@@ -66,14 +66,14 @@ class DiscoveredFiles:
     failed: bool = False
 
     def skip(self, why: str, path: str | os.PathLike[str]) -> None:
-        """Counts what is left out, and names the first few; of our own outputs all."""
+        """Counts a path that is left out; names the first few per reason, but all of our own outputs."""
         self.counts[why] = self.counts.get(why, 0) + 1
         named = self.skipped.setdefault(why, [])
         if len(named) < _NAMED or why == WRITTEN_BY_US:
             named.append(str(path))
 
     def add_skipped(self, skipped: Mapping[str, Sequence[str]], counts: Mapping[str, int]) -> None:
-        """Counts what was left out elsewhere: as `skipped` and `counts`."""
+        """Adds paths that were left out elsewhere, in the form of `skipped` and `counts`."""
         for why, paths in skipped.items():
             for path in paths:
                 self.skip(why, path)
@@ -81,7 +81,7 @@ class DiscoveredFiles:
 
 
 def discover(paths: Sequence[str | os.PathLike[str]]) -> DiscoveredFiles:
-    """What is under the paths, each file once. A path that does not exist is skipped with that reason."""
+    """Finds the files under the paths, each once. A path that does not exist is skipped with that reason."""
     files = DiscoveredFiles()
     seen: set[tuple[int, int]] = set()
     for path in paths:
@@ -95,20 +95,20 @@ def discover(paths: Sequence[str | os.PathLike[str]]) -> DiscoveredFiles:
     return files
 
 
-def _leave_out_output_files(found: DiscoveredFiles) -> None:
-    """Leaves out the files of `--output` and `--error` of our own runs: a link to the log of an attempt, or a copy of
-    it, which may be shorter while the run goes on, or go on with the next attempt's."""
+def _leave_out_output_files(files: DiscoveredFiles) -> None:
+    """Leaves out the files of `--output` and `--error` of our runs: a link to the log of an attempt, or a copy, which
+    may be shorter while the run lasts, or continue with the next attempt's log."""
     by_head: dict[bytes, list[Path]] = {}
-    for log in (log for run in found.own for attempt in run.attempts() for log in attempt.logs):
+    for log in (log for run in files.own for attempt in run.attempts() for log in attempt.logs):
         by_head.setdefault(_head(log), []).append(log)
-    for path in found.logs.copy():
+    for path in files.logs.copy():
         logs = by_head.get(_head(path), ()) if str(path) != STDIN else ()
-        with contextlib.suppress(OSError):  # one of both is gone: what reads it says so
+        with contextlib.suppress(OSError):  # one of both is gone: its reader reports that
             if any(_same_log(path, log) for log in logs):
                 is_link = any(path.samefile(log) for log in logs)
-                found.logs.remove(path)
+                files.logs.remove(path)
                 if not is_link:  # a copy, not a link of ours
-                    found.skip(OUTPUT_FILE, path)
+                    files.skip(OUTPUT_FILE, path)
 
 
 def _head(path: Path) -> bytes:
@@ -120,7 +120,7 @@ def _head(path: Path) -> bytes:
 
 
 def _same_log(path: Path, log: Path) -> bool:
-    """Whether two files are one, or the longer begins with all of the other."""
+    """Whether two files are the same, or the longer one begins with the whole other."""
     if path.samefile(log):
         return True
     common = min(path.stat().st_size, log.stat().st_size)
@@ -132,43 +132,43 @@ def _same_log(path: Path, log: Path) -> bool:
     return common >= _LEAST_ALIKE
 
 
-def notes(found: DiscoveredFiles, paths: Sequence[str] = ()) -> list[str]:
+def notes(files: DiscoveredFiles, paths: Sequence[str] = ()) -> list[str]:
     """The notes on skipped paths: `skipped a.png and 2 more: binary`, several reasons on one line.
 
-    The files that `paths` name, and logs that a reader failed on, are each named, up to eight, on a line for each
-    reason."""
+    Files that `paths` name, and logs that a reader failed on, are named themselves, up to eight per reason, each
+    reason on its own line."""
     lines, walked = [], dict[str, dict[str, int]]()
-    for why, count in sorted(found.counts.items()):
+    for why, count in sorted(files.counts.items()):
         if why in _QUIET:
             continue
-        named = [path for path in found.skipped[why] if path in paths or why.startswith(READER_FAILED)]
+        named = [path for path in files.skipped[why] if path in paths or why.startswith(READER_FAILED)]
         if named:
             lines.append(f"skipped {', '.join(map(shown_path, named))}{and_more(count, len(named))}: {why}")
         else:
             walked.setdefault(_BY_NAME if why.startswith(_BY_NAME) else why, {})[why] = count
-    # First what might have been a log.
+    # First the files that might have been logs.
     ranked = sorted(walked, key=lambda kind: (not kind.startswith(_UNREAD), -sum(walked[kind].values())))
     parts = []
     for kind in ranked[:_REASONS]:
         first, *others = walked[kind]
-        shown = f"{shown_path(found.skipped[first][0])}{and_more(sum(walked[kind].values()), 1)}"
+        shown = f"{shown_path(files.skipped[first][0])}{and_more(sum(walked[kind].values()), 1)}"
         parts.append((shown, kind if others else first))
     if len(ranked) == 1:
         lines.append("skipped " + ": ".join(parts[0]))
     elif ranked:
-        total, rest = (sum(sum(walked[kind].values()) for kind in kinds) for kinds in (ranked, ranked[_REASONS:]))
+        total, unnamed = (sum(sum(walked[kind].values()) for kind in kinds) for kinds in (ranked, ranked[_REASONS:]))
         text = ", ".join(f"{shown} ({why})" for shown, why in parts)
-        lines.append(f"skipped {total:,} paths: {text}{f' and {rest:,} others' if rest else ''}")
+        lines.append(f"skipped {total:,} paths: {text}{f' and {unnamed:,} others' if unnamed else ''}")
     return lines
 
 
 def shown_path(path: str) -> str:
-    """A path as it is shown to the user."""
+    """The path as users see it."""
     return "standard input" if path == STDIN else path
 
 
 def _take_path(path: Path, files: DiscoveredFiles, seen: set[tuple[int, int]], named: bool = False) -> None:
-    """Takes a file, or what is under a folder. `named`: the user named it."""
+    """Takes a file, or all files under a folder. `named`: the user named it."""
     try:
         about = path.stat()
     except OSError as fault:
@@ -185,7 +185,7 @@ def _take_path(path: Path, files: DiscoveredFiles, seen: set[tuple[int, int]], n
 
 
 def _walk(top: Path, files: DiscoveredFiles, seen: set[tuple[int, int]]) -> None:
-    """Takes every folder below, each once, sorted by name. Those of the kernel are not entered."""
+    """Takes all folders below, each once, sorted by name. Folders of the kernel are not entered."""
     waiting, kernel = [top], kernel_devices()
     while waiting:
         folder = waiting.pop()
@@ -269,7 +269,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _is_script(path: Path, size: int) -> bool:
-    """Whether it is a script for sbatch: by its name or first line, with `#SBATCH` at the start of a line."""
+    """Whether the file is a script for sbatch: by its name or first line, and a line that starts with `#SBATCH`."""
     if size > _LARGEST_SCRIPT:
         return False
     with open(path, "rb", buffering=0) as file:
@@ -288,12 +288,12 @@ def _why(fault: OSError) -> str:
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
-    """A sort key by which `rank_10` follows `rank_9`."""
+    """A sort key that puts `rank_10` after `rank_9`."""
     pieces = re.split(r"(\d{1,18})", name)
     return [(0, int(piece), "") if piece.isdecimal() else (1, 0, piece) for piece in pieces if piece]
 
 
-# Suffixes that name a format or a stream, not what ran.
+# Suffixes that name a format or a stream, not a run.
 _PACKED = re.compile(r"\.(?:gz|zst|zstd)$", re.IGNORECASE)
 _ENDING = re.compile(r"\.(?:log|out|err|txt|stdout|stderr|output|json|jsonl|csv)$", re.IGNORECASE)
 _PBS = re.compile(r"\.[oe](\d{2,12})$")
@@ -310,16 +310,16 @@ _DATE = re.compile(r"(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])")
 _TIME_OF_DATE = re.compile(_DATE.pattern + r"[-_T](?:[01]\d|2[0-3])[0-5]\d[0-5]\d$")
 _JOB = re.compile(r"(?:slurm[-_.]?|job[-_.]?(?:id)?[-_.]?|jobid[-_.]?)(\d{1,12})(?:[_.-]|$)", re.IGNORECASE)
 _LONG_NUMBER = re.compile(r"(?:^|(?<=[._-]))(\d{5,12})(?=$|[._-])")
-# Names that any run may give its log: only the folder distinguishes the runs.
+# Names that any run may give its log: only the folder tells the runs apart.
 _GENERAL = {
     *("log", "logs", "main", "main_log", "job", "run", "slurm", "nohup", "screen", "console", "console_output", "rank"),
     *("train", "training", "trainer", "train_log", "training_log", "output", "out", "stdout", "stderr", "std", "debug"),
     *("info", "err", "error", "trainer_state", "progress"),
 }
 _ATTEMPT_FOLDER = re.compile(r"attempt_\d{1,6}$")
-# The folder of a W&B run, of which `files/output.log` is the log.
+# The folder of a W&B run, whose log is `files/output.log`.
 WANDB_RUN = re.compile(r"(?:offline-)?run-\d{8}_\d{6}-[\w-]{1,64}$")
-# A number after these words is of a run, never of a rank.
+# A number after these words belongs to a run, never to a rank.
 _RUN_WORD = re.compile(
     r"(?:^|[._-])(?:run|job|exp|experiment|trial|seed|test|bench|config|cfg|rep|try|v|lr|bs|n|tp|pp|dp|mbs|gbs)[_-]?$",
     re.IGNORECASE,
@@ -330,10 +330,10 @@ _RUN_WORD = re.compile(
 class LogName:
     """The parts of a log's name.
 
-    `family`: the folder and name without words for ranks and streams (`rank_3`, `stderr`), equal for all of one job.
-    `labelled`: such a word, or a folder of torchrun's, gave it a rank. `shape`: the family with `#` for each number in
-    the file name and for torchrun's attempts; `numbers`: those numbers. `stem`: the remaining name. `rotation`: 2 for
-    `train.log.2`.
+    `family`: the folder and name without words for ranks and streams (`rank_3`, `stderr`), equal for all logs of a job.
+    `labelled`: such a word, or a folder of torchrun's, gave the rank. `shape`: the family with `#` for each number in
+    the file name and for torchrun's attempts; `numbers`: the numbers replaced. `stem`: the remaining name. `rotation`:
+    2 for `train.log.2`.
     """
 
     path: Path
@@ -348,7 +348,7 @@ class LogName:
 
     @property
     def is_errors(self) -> bool:
-        """Whether it is the standard error of a job."""
+        """Whether the log is the standard error of a job."""
         return bool(re.search(r"(?:\.err|stderr|\.e\d+)", self.path.name, re.IGNORECASE))
 
 
@@ -374,9 +374,9 @@ def log_name(path: Path) -> LogName:
     labelled = bool(ranks)
     rank = int(ranks[-1]) if ranks else None
     for index, folder in enumerate(folders):
-        if (found := _RANK_WORD.fullmatch(folder)) is not None:
+        if (match := _RANK_WORD.fullmatch(folder)) is not None:
             folders[index], labelled = "#rank", True
-            rank = int(found[1]) if rank is None else rank
+            rank = int(match[1]) if rank is None else rank
         elif index and folder.isdecimal() and _ATTEMPT_FOLDER.fullmatch(folders[index - 1]):
             folders[index], labelled = "#rank", True
             rank = int(folder) if rank is None else rank
@@ -390,17 +390,17 @@ def log_name(path: Path) -> LogName:
 def job_id_of(stem: str) -> str | None:
     """The job id in a name: after `slurm-` or `job`, else the last number of five or more digits.
 
-    A date is none, nor is the time of day after it, as in the names of W&B's folders.
+    A date, and the time of day after it, are not job ids: W&B's folders have them in their names.
 
     >>> [job_id_of(stem) for stem in ("slurm-4711_3", "gpt2_base_n4-1832555", "run-20240131_101112-7bjj8vgu", "gpt2")]
     ['4711', '1832555', None, None]
     """
-    if found := _JOB.search(stem):
-        return found[1]
+    if match := _JOB.search(stem):
+        return match[1]
     numbers = [
-        found[1]
-        for found in _LONG_NUMBER.finditer(stem)
-        if not _DATE.fullmatch(found[1]) and not _TIME_OF_DATE.search(stem, 0, found.end())
+        match[1]
+        for match in _LONG_NUMBER.finditer(stem)
+        if not _DATE.fullmatch(match[1]) and not _TIME_OF_DATE.search(stem, 0, match.end())
     ]
     return numbers[-1] if numbers else None
 
@@ -408,7 +408,7 @@ def job_id_of(stem: str) -> str | None:
 def is_rank_number(names: list[LogName], position: int) -> bool:
     """Whether the number at a position of similar names may be a rank: from 0 or 1 to n without a gap.
 
-    A number of a run is no rank, nor is that of an array task (`slurm-4711_3`).
+    The number of a run or of an array task (`slurm-4711_3`) is not a rank.
     """
     numbers = sorted(int(name.numbers[position]) for name in names)
     if len(numbers) < 2 or numbers[0] > 1 or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
@@ -419,22 +419,22 @@ def is_rank_number(names: list[LogName], position: int) -> bool:
 
 
 def distinguishing_folders(path: Path) -> list[str]:
-    """The folders above a log that may name a run: not those of ranks, nodes or torchrun, nor W&B's `files`."""
-    found: list[str] = []
+    """The folders above a log that may name a run, without folders of ranks, nodes, torchrun and W&B's `files`."""
+    folders: list[str] = []
     before = ""
     for folder in path.absolute().parent.parts[1:]:
         of_torchrun = _ATTEMPT_FOLDER.fullmatch(folder) or (folder.isdecimal() and _ATTEMPT_FOLDER.fullmatch(before))
         of_wandb = folder == "files" and WANDB_RUN.fullmatch(before)
         if folder != ".." and not of_torchrun and not of_wandb and not _RANK_WORD.fullmatch(folder):
-            found.append(folder)
+            folders.append(folder)
         before = folder
-    return found
+    return folders
 
 
 def without_number(name: LogName, position: int) -> LogName:
-    """The name without the number at a position, which is a rank."""
-    found = list(_NUMBER.finditer(name.stem))[position]
-    return replace(name, stem=_tidy(f"{name.stem[: found.start()].rstrip('._-')}{name.stem[found.end() :]}"))
+    """The name without its rank, the number at a position."""
+    match = list(_NUMBER.finditer(name.stem))[position]
+    return replace(name, stem=_tidy(f"{name.stem[: match.start()].rstrip('._-')}{name.stem[match.end() :]}"))
 
 
 def is_general(stem: str) -> bool:

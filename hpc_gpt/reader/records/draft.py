@@ -1,4 +1,4 @@
-"""A record while it is built: what logs state of each field, which value is used, its source, and what looks wrong."""
+"""A record while it is built: the values that logs state per field, the one that is used, its source, and flags."""
 
 from collections import UserDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +13,8 @@ from hpc_gpt.reader.dialects import dialects
 from hpc_gpt.reader.logs import Fact, Part, Place
 from hpc_gpt.reader.pattern import MARKS, TEXT_FIELDS, Dialect
 
-# Who states a value; the highest is used, as it is nearest to what ran. A library's dump of its configuration is below
-# the arguments of the program that uses it: it has the batch of one moment.
+# Who states a value. The highest is used, as it is closest to what ran. A library's dump of its configuration ranks
+# below the arguments of the program that uses it, because it has the batch of one moment only.
 SAID, ASKED, LIBRARY, SCRIPT = 4, 3, 2, 1
 LIBRARIES = frozenset(("deepspeed_config",))
 
@@ -34,12 +34,12 @@ def _by_name() -> dict[str, Dialect]:
 
 
 def dialect_named(name: str | None) -> Dialect | None:
-    """The dialect of a name, None without one."""
+    """The dialect with a name, None without one."""
     return _by_name().get(name or "")
 
 
 def dialects_of(part: Part) -> list[Dialect]:
-    """The dialects with lines in a part, the one with most lines first."""
+    """The dialects with lines in a part, most lines first."""
     names = sorted(part.dialects, key=lambda name: -part.dialects[name])
     return [_by_name()[name] for name in names if name in _by_name()]
 
@@ -67,21 +67,21 @@ def _interpreted(part: Part) -> Iterator[tuple[Dialect, Mapping[str, Any], list[
 
 
 def asked_at(part: Part) -> dict[str, Stated]:
-    """The fields that follow from a part's dump, each with the line of the argument that it depends on."""
-    found: dict[str, Stated] = {}
+    """The fields that follow from a part's dump of arguments, each with the line of the argument that decides it."""
+    fields_asked: dict[str, Stated] = {}
     for dialect, fields, read in _interpreted(part):
         for name, key in _argument_of(dialect, fields, read, part).items():
-            if name not in found:
+            if name not in fields_asked:
                 place = part.arguments[key][1] if key else Place(part.file, part.first_line)
-                found[name] = Stated(fields[name], ASKED, f"{place} (argument{' ' + key if key else 's'})")
-    return found
+                fields_asked[name] = Stated(fields[name], ASKED, f"{place} (argument{' ' + key if key else 's'})")
+    return fields_asked
 
 
 def _argument_of(dialect: Dialect, fields: Mapping[str, Any], read: Sequence[str], part: Part) -> dict[str, str]:
-    """The argument that each field depends on: with another text for it, or else without it, the field changes.
+    """{field: the argument that decides it}: the field changes with another text for the argument, or else without it.
 
-    Arguments with the value of the field are tried first. If two of them have it, leaving out one changes nothing, but
-    another text does. "" if no argument changes the field.
+    Arguments that have the field's value are tried first. If two arguments have it, leaving one out changes nothing,
+    but another text does. "" if no argument changes the field.
     """
     interpret = dialect.interpret
     assert interpret is not None
@@ -89,16 +89,16 @@ def _argument_of(dialect: Dialect, fields: Mapping[str, Any], read: Sequence[str
 
     @cache
     def changed(key: str, missing: bool) -> Mapping[str, Any]:
-        other = {each: text for each, text in texts.items() if each != key}
+        other = {argument: text for argument, text in texts.items() if argument != key}
         return interpret(other if missing else {**other, key: _other(texts[key])})
 
-    found: dict[str, str] = {}
+    deciding: dict[str, str] = {}
     for name, value in fields.items():
         alike = [key for key in read if texts[key].strip() == str(value)]
         trials = ((key, missing) for missing in (False, True) for key in dict.fromkeys([*alike, *read]))
         depends = (key for key, missing in trials if changed(key, missing).get(name) != value)
-        found[name] = next(depends, next(iter(alike), ""))
-    return found
+        deciding[name] = next(depends, next(iter(alike), ""))
+    return deciding
 
 
 def _other(text: str) -> str:
@@ -113,8 +113,8 @@ def _who(fact: Fact) -> int:
     return LIBRARY if fact.dialect in LIBRARIES else SAID
 
 
-# A line that says that a batch changed, which another follows: {its fact: (the field, the field that follows)}. The
-# other sizes of the batch stay, if nothing states them again.
+# Facts of lines that say that a batch changed: {fact: (the field that changed, a field that follows from it)}. The
+# other sizes of the batch stay unless they are stated again.
 CHANGES = {
     "device_batch_now": ("micro_batch", "global_batch"),
     "micro_batch_now": ("micro_batch", "micro_batches"),
@@ -124,9 +124,9 @@ _OF_A_START = ("micro_batch", "micro_batches", "global_batch", "global_batch_tok
 
 
 def _facts_of(part: Part) -> Iterator[tuple[str, Sequence[Fact]]]:
-    """The facts of a part by name: of a batch that a line says has changed, what is said from that line on.
+    """Yields (name, facts) of a part. If a line says that the batch changed, only later facts of the batch are used.
 
-    A program that states another micro-batch than before has begun again, as a Trainer does that ran out of memory.
+    A program that states another micro-batch than before has begun again, like a Trainer that ran out of memory.
     """
     changes = [(fact.place.line, *CHANGES[name], fact) for name in CHANGES for fact in part.facts.get(name, ())]
     begun: dict[str, Fact] = {}
@@ -136,49 +136,49 @@ def _facts_of(part: Part) -> Iterator[tuple[str, Sequence[Fact]]]:
     if not changes:
         yield from part.facts.items()
         return
-    line, changed, follows, change = max(changes, key=lambda each: each[0])
+    line, changed, follows, change = max(changes, key=lambda entry: entry[0])
     for name in dict.fromkeys([*part.facts, changed]):
-        found = part.facts.get(name, [])
-        later = [fact for fact in found if fact.place.line > line] if name in _OF_A_START else found
-        earlier = [] if name == follows else found
-        if name not in CHANGES and (known := later or ([change] if name == changed else earlier)):
-            yield name, known
+        facts = part.facts.get(name, [])
+        facts_after = [fact for fact in facts if fact.place.line > line] if name in _OF_A_START else facts
+        facts_before = [] if name == follows else facts
+        if name not in CHANGES and (used := facts_after or ([change] if name == changed else facts_before)):
+            yield name, used
 
 
 def stated(parts: Sequence[Part]) -> dict[str, list[Stated]]:
-    """Every value that parts state of each field, the nearest to what ran first; equal values once."""
+    """All values that parts state per field, the closest to what ran first, without repeats."""
     facts = (fact for part in parts for fact in _facts_of(part))
-    said = [(name, Stated(fact.value, _who(fact), str(fact.place))) for name, of_name in facts for fact in of_name]
-    found: dict[str, list[Stated]] = {}
-    for name, value in [*said, *(each for part in parts for each in asked_at(part).items())]:
-        known = found.setdefault(name, [])
-        if all(each.value != value.value or each.by != value.by for each in known):
-            known.append(value)
-    return found
+    printed = [(name, Stated(fact.value, _who(fact), str(fact.place))) for name, of_name in facts for fact in of_name]
+    values: dict[str, list[Stated]] = {}
+    for name, value in [*printed, *(argument for part in parts for argument in asked_at(part).items())]:
+        statements = values.setdefault(name, [])
+        if all(other.value != value.value or other.by != value.by for other in statements):
+            statements.append(value)
+    return values
 
 
 Marks = Mapping[str, frozenset[Any]]
 
 
 def marks(part: Part) -> Marks:
-    """What distinguishes runs: layout, shape and batch, as far as the part says."""
-    asked: dict[str, Any] = {}
+    """The marks that tell runs apart: layout, shape and batch, as far as the part states them."""
+    arguments: dict[str, Any] = {}
     for _, fields, _ in _interpreted(part):
-        asked = {**fields, **asked}
-    found = {name: {fact.value for fact in part.facts.get(name, ())} for name in MARKS}
-    for name in found.keys() & asked.keys():
-        found[name].add(asked[name])
-    return _shared(tuple((name, frozenset(values)) for name, values in found.items() if values))
+        arguments = {**fields, **arguments}
+    values_of = {name: {fact.value for fact in part.facts.get(name, ())} for name in MARKS}
+    for name in values_of.keys() & arguments.keys():
+        values_of[name].add(arguments[name])
+    return _shared(tuple((name, frozenset(values)) for name, values in values_of.items() if values))
 
 
 @lru_cache(4096)
-def _shared(found: tuple[tuple[str, frozenset[Any]], ...]) -> Marks:
-    """The marks, one object for equal ones: many runs of a folder have the same."""
-    return dict(found)
+def _shared(marks: tuple[tuple[str, frozenset[Any]], ...]) -> Marks:
+    """The marks as one shared object for equal ones: many runs of a folder have the same."""
+    return dict(marks)
 
 
 def contradict(one: Marks, other: Marks) -> bool:
-    """Whether the marks of two parts show that they are not of one run."""
+    """Whether the marks of two parts show that they belong to different runs."""
     return any(not one[name] & other[name] for name in one.keys() & other.keys())
 
 
@@ -188,7 +188,7 @@ def united(one: Marks, other: Marks) -> Marks:
 
 
 _LARGEST = 10**18  # no size or count of a training is larger
-# Fields for which a flag reports two different values, and their names in the flag.
+# {field whose different values a flag reports: its name in the flag}.
 _COMPARED = {
     "gpus": "GPUs",
     "nodes": "nodes",
@@ -216,7 +216,7 @@ _WORDS = {
 
 @dataclass
 class Draft:
-    """Values and sources by field, and flags in order. `by`: who states the stated ones."""
+    """Values and sources by field, and flags in order. `by`: who states each stated value."""
 
     values: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
@@ -251,35 +251,38 @@ class Draft:
             self.flags.append(Flag(message, kind))
 
 
-def draft_of(found: Mapping[str, Sequence[Stated]], beside: Mapping[str, Stated]) -> Draft:
-    """The stated fields: what a program says precedes what it was asked for, that what a library says of
-    itself, and that the script.
+def draft_of(logged: Mapping[str, Sequence[Stated]], scripted: Mapping[str, Stated]) -> Draft:
+    """The draft of the stated fields. The order of precedence is: the program's own lines, its arguments, the dump of a
+    library, the Slurm script.
 
-    If two of them differ, a flag says it, with both places.
+    If two statements differ, a flag gives both with their places.
     """
     draft = Draft()
-    for name in dict.fromkeys([*found, *beside]):
-        candidates = [*found.get(name, ()), *([beside[name]] if name in beside else [])]
-        usable = [(value, each) for each in candidates if (value := _usable(name, each.value)) is not None]
-        for each in candidates:
-            if _usable(name, each.value) is None:
+    for name in dict.fromkeys([*logged, *scripted]):
+        candidates = [*logged.get(name, ()), *([scripted[name]] if name in scripted else [])]
+        usable = [
+            (value, statement) for statement in candidates if (value := _usable(name, statement.value)) is not None
+        ]
+        for statement in candidates:
+            if _usable(name, statement.value) is None:
                 draft.flag(
-                    f"{_COMPARED.get(name, name)} cannot be {str(each.value)[:40]} ({each.source}): left out", "value"
+                    f"{_COMPARED.get(name, name)} cannot be {str(statement.value)[:40]} ({statement.source}): left out",
+                    "value",
                 )
         if not usable:
             continue
-        best, said = max(usable, key=lambda pair: pair[1].by)
-        draft.set(name, best, said.source)
-        draft.by[name] = said.by
+        best, chosen = max(usable, key=lambda pair: pair[1].by)
+        draft.set(name, best, chosen.source)
+        draft.by[name] = chosen.by
         if name in _COMPARED:
-            _compare(draft, name, best, said, usable)
+            _compare(draft, name, best, chosen, usable)
     return draft
 
 
 def _compare(draft: Draft, name: str, best: Any, first: Stated, usable: Sequence[tuple[Any, Stated]]) -> None:
-    values = [(value, each) for value, each in usable if each.by == SAID]
+    values = [(value, statement) for value, statement in usable if statement.by == SAID]
     if name == "global_batch" and len(values) > 1:
-        # `--rampup-batch-size`: what follows is of the largest batch of the last attempt, whose values are the first.
+        # `--rampup-batch-size`: the figures are for the largest batch of the last attempt, whose values come first.
         until = next((index for index, (one, two) in enumerate(pairwise(values), 1) if two[0] < one[0]), len(values))
         if until > 1:
             largest, where = values[until - 1]
@@ -287,15 +290,17 @@ def _compare(draft: Draft, name: str, best: Any, first: Stated, usable: Sequence
             draft.set(name, largest, f"{where.source}, the largest of {len(values)}")
             draft.flag(f"the global batch grew during the run, from {least} to {largest} ({where.source})")
             return
-    other = next(((value, each) for value, each in usable if value != best), None)
+    other = next(((value, statement) for value, statement in usable if value != best), None)
     if other is not None:
-        value, each = other
-        words = "and" if each.by == first.by else f"but {_WORDS[each.by]}"
-        draft.flag(f"{_WORDS[first.by]} {_COMPARED[name]} {best} ({first.source}), {words} {value} ({each.source})")
+        value, statement = other
+        joint = "and" if statement.by == first.by else f"but {_WORDS[statement.by]}"
+        draft.flag(
+            f"{_WORDS[first.by]} {_COMPARED[name]} {best} ({first.source}), {joint} {value} ({statement.source})"
+        )
 
 
 def _usable(name: str, value: Any) -> Any:
-    """The value as its field has it; None for a size that no training has."""
+    """The value in the type of its field; None for an impossible size."""
     if name in TEXT_FIELDS or isinstance(value, str):
         text = hide_secrets(" ".join(str(value).split()))[:200]
         return text or None

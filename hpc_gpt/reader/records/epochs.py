@@ -1,4 +1,4 @@
-"""Programs that restart their step count in each epoch: their epochs are one attempt."""
+"""Joins the epochs of programs that restart their step count in each epoch: they are one attempt."""
 
 import math
 from collections import Counter
@@ -12,11 +12,11 @@ from hpc_gpt.reader.steps import StepColumn, StepTable
 
 
 def is_next_epoch(one: Part, other: Part) -> bool:
-    """Whether a part is the next epoch of the part before it, and no other attempt.
+    """Whether a part is the next epoch of the part before it, and not another attempt.
 
     Some programs restart their step count in each epoch. A part is the next epoch if no program started in between, and
-    its epoch is later; or its loss begins nearer to the end of the other's loss than to its begin; or the steps before
-    reached the planned number.
+    its epoch is later; or its first loss is closer to the last loss before it than to the first one; or the steps
+    before it reached the planned number.
     """
     before, after = step_span(one), step_span(other)
     if other.started or other.arguments or before is None or after is None or one.totals or one.ends:
@@ -39,7 +39,7 @@ def is_next_epoch(one: Part, other: Part) -> bool:
 
 
 def _losses(part: Part, steps: StepTable) -> StepColumn:
-    """The losses of a part's steps, in order; those of its evaluations if its lines of steps have none."""
+    """The losses of a part's steps, in order; the losses of its evaluations if its lines of steps have none."""
     trained = steps["loss"][np.isfinite(steps["loss"])]
     return trained if len(trained) else np.array([loss for _, loss, _ in part.evals if np.isfinite(loss)])
 
@@ -53,11 +53,11 @@ def join_epochs(one: Part, other: Part) -> Part:
     offset = span[1] + (log_interval(whole[1]) if whole and from_0 else 0)
     if (length := one.fact("epoch_steps")) and isinstance(length.value, int) and length.value > 0:
         offset = float(math.ceil((span[1] + from_0) / length.value) * length.value)
-    facts = {name: list(found) for name, found in one.facts.items()}
-    for name, found in other.facts.items():
-        known = facts.setdefault(name, [])
-        known += [fact for fact in found if all(fact.value != each.value for each in known)]
-    facts.pop("steps_planned", None)  # of one pass alone
+    facts = {name: list(stated) for name, stated in one.facts.items()}
+    for name, stated in other.facts.items():
+        joined = facts.setdefault(name, [])
+        joined += [fact for fact in stated if all(fact.value != before.value for before in joined)]
+    facts.pop("steps_planned", None)  # planned for one pass only
     steps = dict(one.steps)
     for name, table in other.steps.items():
         columns = {key: column + (offset if key == "step" else 0.0) for key, column in table.columns.items()}
@@ -65,8 +65,8 @@ def join_epochs(one: Part, other: Part) -> Part:
         steps[name] = StepTable.joined([*before, replace(table, columns=columns)])
     timers = {}
     for name in {**one.timers_s, **other.timers_s}:
-        (total, count), (more, times) = one.timers_s.get(name, (0.0, 0)), other.timers_s.get(name, (0.0, 0))
-        timers[name] = total + more, count + times
+        (total, count), (added, times) = one.timers_s.get(name, (0.0, 0)), other.timers_s.get(name, (0.0, 0))
+        timers[name] = total + added, count + times
 
     def later(step: float | None) -> float | None:
         return None if step is None else step + offset
@@ -82,7 +82,7 @@ def join_epochs(one: Part, other: Part) -> Part:
         evals=one.evals + [(later(step), loss, line) for step, loss, line in other.evals],
         eval_s=one.eval_s + other.eval_s,
         saves=one.saves + [(later(step), took, line) for step, took, line in other.saves],
-        memory={**one.memory, **{rank: each for rank, each in other.memory.items() if rank not in one.memory}},
+        memory={**one.memory, **{rank: peak for rank, peak in other.memory.items() if rank not in one.memory}},
         rank_params={**other.rank_params, **one.rank_params},
         timers_s=timers,
         failures=one.failures + other.failures,

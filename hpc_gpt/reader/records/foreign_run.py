@@ -1,4 +1,4 @@
-"""Runs of other programs: from their logs to records and steps, each run with its own name."""
+"""Reads logs of other programs as runs: records and steps, each run with its own name."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +21,6 @@ from hpc_gpt.reader.records.cross_checks import doubt_rates, doubt_step_time, fl
 from hpc_gpt.reader.records.discovery import WANDB_RUN, DiscoveredFiles, distinguishing_folders, is_general
 from hpc_gpt.reader.records.draft import Draft, dialect_named, dialects_of, draft_of, stated
 from hpc_gpt.reader.records.grouping import RunParts, group_logs
-from hpc_gpt.reader.records.held_logs import HeldLogs
 from hpc_gpt.reader.records.inferred import (
     add_batch,
     add_gpus,
@@ -34,6 +33,7 @@ from hpc_gpt.reader.records.inferred import (
 )
 from hpc_gpt.reader.records.log_steps import BARS_OF_OTHERS, LogSteps, run_steps, steps_to_show
 from hpc_gpt.reader.records.outcome import add_counts, add_losses, add_rates, add_times
+from hpc_gpt.reader.records.packed_logs import PackedLogs
 from hpc_gpt.reader.records.param_counts import add_params
 from hpc_gpt.reader.records.runtime import add_batch_by_rates
 from hpc_gpt.reader.records.slurm_script import Script, read_script, script_beside
@@ -41,7 +41,7 @@ from hpc_gpt.reader.steps import StepTable
 
 _NO_STEPS = StepTable()
 NOT_KNOWN = "has no line that a reader knows"
-# Fields without a key of the record: they are in `settings`.
+# Fields without a key in the record: they go into `settings`.
 _SETTINGS = (
     *("ep", "vp", "kv_heads", "ffn", "vocab_unpadded", "steps_planned", "log_interval", "eval_interval"),
     *("save_interval", "gpus_per_node", "sequence_parallel", "flash_attention", "distributed_optimizer"),
@@ -56,24 +56,24 @@ _VERSIONS = {"torch_version": "torch", "framework_version": "framework", "deepsp
 
 
 def read_foreign_runs(files: DiscoveredFiles, as_one: bool = False, records_only: bool = False) -> list[RunRead]:
-    """The runs in the logs among `files`, in which those that are no logs are counted.
+    """The runs in the logs of `files`, which also counts the files that are not logs.
 
-    `as_one`: the user says that the logs are of one run; those without steps are then of the one with steps.
-    `records_only`: without steps and failures, which take more room than all else; the records are cached.
+    `as_one`: the user says that the logs belong to one run; logs without steps are then joined to the one with steps.
+    `records_only`: without steps and failures, which take most of the memory; the records are cached.
     """
     cached = CachedLogs([*files.logs, *files.scripts] if records_only and not as_one else [])
-    if (found := cached.find()) is None:
-        own = replace(files, skipped={}, counts={})
-        found = _read_runs(own, as_one, records_only), own.skipped, own.counts
-        if not own.failed:
-            cached.store(*found)
-    runs, skipped, counts = found
+    if (cached_or_read := cached.find()) is None:
+        own_files = replace(files, skipped={}, counts={})
+        cached_or_read = _read_runs(own_files, as_one, records_only), own_files.skipped, own_files.counts
+        if not own_files.failed:
+            cached.store(*cached_or_read)
+    runs, skipped, counts = cached_or_read
     files.add_skipped(skipped, counts)
     return runs
 
 
 def _read_runs(files: DiscoveredFiles, as_one: bool, records_only: bool) -> list[RunRead]:
-    logs = HeldLogs(records_only)
+    logs = PackedLogs(records_only)
     left_out: dict[str, dict[str, int]] = {}
     silent: list[Path] = []
     for path in files.logs:
@@ -85,16 +85,16 @@ def _read_runs(files: DiscoveredFiles, as_one: bool, records_only: bool) -> list
             files.skip(NOT_KNOWN, path)
             silent.append(path)
         else:
-            logs.hold(path, log.parts)
+            logs.add(path, log.parts)
             left_out |= {log.parts[0].file: log.left_out} if log.left_out else {}
     runs = _grouped(logs, silent, files)
     if as_one and runs and sum(run.has_steps for run in runs) <= 1:
-        main, *rest = sorted(runs, key=lambda run: not run.has_steps)
-        for run in rest:
+        main, *others = sorted(runs, key=lambda run: not run.has_steps)
+        for run in others:
             main.attempts[-1] += run.parts
             main.names += run.names
         runs = [main]
-    runs = [run for run in runs if not _is_bars_alone(run, files)]
+    runs = [run for run in runs if not _skip_bars_alone(run, files)]
     scripts: dict[Path, list[Script]] = {}
     for path in files.scripts if runs else ():
         if (script := read_script(path)) is not None:
@@ -103,14 +103,14 @@ def _read_runs(files: DiscoveredFiles, as_one: bool, records_only: bool) -> list
     logs.clear()
     waiting = deque(zip(runs, _names(runs), strict=True))
     runs.clear()
-    while waiting:  # what was read of a run is dropped as soon as it is a record
+    while waiting:  # the parts of a run are freed as soon as it is a record
         run, name = waiting.popleft()
         of_files: Counter[str] = Counter()
         for file in {part.file for part in run.parts}:
             of_files.update(left_out.get(file, {}))
-        beside = (script_beside(each.path, each.stem, scripts) for each in run.names)
+        script_of_logs = (script_beside(log_name.path, log_name.stem, scripts) for log_name in run.names)
         try:
-            read = read_foreign(run, name, next(filter(None, beside), None), of_files)
+            read = read_foreign(run, name, next(filter(None, script_of_logs), None), of_files)
             found_runs.append(replace(read, steps=_NO_STEPS, failures=(), causes=()) if records_only else read)
         except Exception as fault:
             files.failed = True
@@ -119,8 +119,8 @@ def _read_runs(files: DiscoveredFiles, as_one: bool, records_only: bool) -> list
     return found_runs
 
 
-def _is_bars_alone(run: RunParts, files: DiscoveredFiles) -> bool:
-    """Whether the logs of a run have nothing but bars that count no steps; says so."""
+def _skip_bars_alone(run: RunParts, files: DiscoveredFiles) -> bool:
+    """Skips the files of a run whose logs have only bars that do not count steps; returns whether it did."""
     alone = any(BARS_OF_OTHERS in part.left_out for part in run.parts) and all(
         part.dialects.keys() <= {BARS} for part in run.parts
     )
@@ -130,7 +130,7 @@ def _is_bars_alone(run: RunParts, files: DiscoveredFiles) -> bool:
 
 
 def _grouped(logs: list[tuple[Path, list[Part]]], silent: list[Path], files: DiscoveredFiles) -> list[RunParts]:
-    """The runs of the logs; if they cannot be grouped, each log alone."""
+    """The runs of the logs; each log is a run of its own if they cannot be grouped."""
     try:
         return group_logs(logs, silent)
     except Exception as fault:
@@ -141,13 +141,13 @@ def _grouped(logs: list[tuple[Path, list[Part]]], silent: list[Path], files: Dis
         return []
 
 
-# (folders, whether the log's name is added), from short to long: for a log whose own name says nothing, and for others.
+# (folders, whether the log's name is added), from short to long: for a log with a general name, and for others.
 _OF_GENERAL = ((1, False), (2, False), (1, True), (2, True), (3, False), (3, True), (5, True), (9, True))
 _OF_NAMED = tuple((folders, True) for folders in (0, 1, 2, 3, 4, 5, 7, 9))
 
 
 def _names(runs: Sequence[RunParts]) -> list[str]:
-    """A name for each run: the log's, or its folder's if that says nothing; more folders if two are equal."""
+    """A name for each run: its log's, or its folder's if that is general; with more folders if two are equal."""
     names = [_name(run, 0) for run in runs]
     for length in range(1, len(_OF_NAMED)):
         twice = {name for name, count in Counter(names).items() if count > 1}
@@ -162,7 +162,7 @@ def _names(runs: Sequence[RunParts]) -> list[str]:
 
 
 def _name(run: RunParts, length: int) -> str:
-    """A name of that length. The second run of a file is `name#2`."""
+    """The name with so many folders (`_OF_NAMED`). The second run of a file is `name#2`."""
     log = run.names[0]
     if str(log.path) == STDIN:
         name = "stdin"
@@ -179,10 +179,10 @@ def read_foreign(
 ) -> RunRead:
     """The run that parts of logs make up.
 
-    `name`: unique among the runs of a report. `left_out`: what was skipped of its files -> how often.
+    `name`: unique among the runs of a report. `left_out`: reason -> how often something of its files was skipped.
     """
     parts = run.parts
-    # Of the last attempt with a dump, and what only earlier ones have.
+    # The arguments of the last attempt, and those that only earlier attempts print.
     arguments = {key: text for part in reversed(parts) for key, (text, _) in part.arguments.items()}
     draft = draft_of(stated(parts), script.facts() if script else {})
     planned, epochs = draft.whole("steps_planned"), draft.whole("epochs")
@@ -191,7 +191,7 @@ def read_foreign(
         run.attempts, draft.whole("log_interval"), epoch_steps, draft.whole("global_batch"), draft.whole("seq")
     )
     dialect = _dialect(steps, parts)
-    present = [each.name for part in parts for each in dialects_of(part)]
+    present = [candidate.name for part in parts for candidate in dialects_of(part)]
     _add_engine(draft, dialect, parts)
     drop_tokens(draft)
     add_seq(draft, steps)
@@ -222,39 +222,43 @@ def read_foreign(
 
 
 def _dialect(steps: LogSteps, parts: Sequence[Part]) -> str | None:
-    """The program of the log: the one of the lines of steps, else of the totals, else one with an engine."""
+    """The program of the log: that of its lines of steps, else of its totals, else one with an engine."""
     if steps.dialect is not None:
         return steps.dialect
     for part in parts:
         for fact in part.totals.values():
             return fact.dialect
-    found = [each for part in parts for each in dialects_of(part)]
-    # Else a training program, and no launcher or scheduler.
-    trained = [each.name for each in found if each.engine is not None]
-    trains = [each.name for each in found if any(one.kind in ("step", "progress", "total") for one in each.patterns)]
+    in_log = [candidate for part in parts for candidate in dialects_of(part)]
+    # Else a training program, but not a launcher or scheduler.
+    trained = [candidate.name for candidate in in_log if candidate.engine is not None]
+    trains = [
+        candidate.name
+        for candidate in in_log
+        if any(one.kind in ("step", "progress", "total") for one in candidate.patterns)
+    ]
     return next(iter([*trained, *trains]), None)
 
 
 def _add_engine(draft: Draft, dialect: str | None, parts: Sequence[Part]) -> None:
-    present = {each.name: each for part in parts for each in dialects_of(part)}
+    present = {candidate.name: candidate for part in parts for candidate in dialects_of(part)}
     program = present.get(dialect or "")
     if program is not None and program.last_resort:
-        return  # what else is in the log is not what trained
+        return  # other programs in the log did not train
     if program is not None and program.engine is not None:
         draft.infer("engine", program.engine, f"the lines are {program.name}'s")
     else:
-        other = next((each for each in present.values() if each.engine is not None), None)
+        other = next((candidate for candidate in present.values() if candidate.engine is not None), None)
         if other is not None:
             draft.infer("engine", other.engine, f"lines are {other.name}'s")
         elif program is not None and program.name not in _NO_ENGINE:
-            draft.infer("engine", program.name, "the program of these lines")
+            draft.infer("engine", program.name, "the program that printed these lines")
 
 
 def _add_dtype(draft: Draft, dialect: str | None) -> None:
     """Adds the dtype that the program trains in by default."""
-    own = dialect_named(dialect)
-    if own is not None:
-        draft.infer("dtype", own.dtype, f"{own.name} trains in {own.dtype} by default")
+    program = dialect_named(dialect)
+    if program is not None:
+        draft.infer("dtype", program.dtype, f"{program.name} trains in {program.dtype} by default")
 
 
 def _add_name(draft: Draft, run: RunParts) -> None:
@@ -269,24 +273,24 @@ def _add_name(draft: Draft, run: RunParts) -> None:
 
 
 def _add_flags(draft: Draft, parts: Sequence[Part], dialect: str | None, left_out: Mapping[str, int]) -> None:
-    """Flags what the readers left out, and what must be known about the program's figures."""
+    """Flags lines that the readers left out, and the dialect's caveats about the program's figures."""
     counts = Counter(left_out)
     for part in parts:
         counts.update(part.left_out)
-    for words, count in counts.items():
-        draft.flag(f"left out: {counted_words(count, words)}")
-    found = {each.name: each for part in parts for each in dialects_of(part)}
+    for reason, count in counts.items():
+        draft.flag(f"left out: {counted_words(count, reason)}")
+    in_log = {candidate.name: candidate for part in parts for candidate in dialects_of(part)}
     for name in dict.fromkeys([dialect, *(fact.dialect for part in parts for fact in part.totals.values())]):
-        for flag in found[name].flags if name in found else ():
+        for flag in in_log[name].flags if name in in_log else ():
             draft.flag(f"{name}: {flag}", "program")
     _flag_samples(draft)
 
 
 def _flag_samples(draft: Draft) -> None:
-    """Flags a program that counts the samples of its data instead of those it ran: the last batch is filled up."""
+    """Flags a program that counts the samples of its data, although the last batch is filled up with more."""
     counted = draft.whole("samples_total")
-    if counted is None and (each := draft.whole("samples_per_epoch")) and (epochs := draft.whole("epochs")):
-        counted = each * epochs
+    if counted is None and (per_epoch := draft.whole("samples_per_epoch")) and (epochs := draft.whole("epochs")):
+        counted = per_epoch * epochs
     batch, planned = draft.whole("global_batch"), draft.whole("steps_planned")
     if counted and batch and planned and counted < planned * batch < counted + batch * (draft.whole("epochs") or 1):
         draft.flag(
@@ -303,9 +307,9 @@ def _record(draft: Draft, run: str, dialect: str | None, arguments: Mapping[str,
     timers: dict[str, list[float]] = {}
     for part in parts:
         for timer, (total, count) in part.timers_s.items():
-            known = timers.setdefault(timer, [0.0, 0.0])
-            known[0] += total
-            known[1] += count
+            total_and_count = timers.setdefault(timer, [0.0, 0.0])
+            total_and_count[0] += total
+            total_and_count[1] += count
     if timers:
         settings["timers_ms"] = {timer: 1e3 * total / count for timer, (total, count) in timers.items() if count}
     settings |= {name: draft.values[name] for name in _SETTINGS if name in draft}
@@ -325,14 +329,14 @@ def _record(draft: Draft, run: str, dialect: str | None, arguments: Mapping[str,
 
 
 def add_memory(draft: Draft, parts: Iterable[Part], arguments: Mapping[str, str]) -> None:
-    """Adds both lists of peak memory: one figure per stage if ranks of every stage print it, else the highest of all.
+    """Adds both lists of peak memory: one figure per stage if all stages print it, else the highest of all.
 
     Rank order: tp fastest, then cp and dp, then pp, as in Megatron and DeepSpeed; with Megatron's
     `--use-tp-pp-dp-mapping` pp before dp.
     """
     parts = list(parts)
     seen = [(rank, memory) for part in parts for rank, memory in part.memory.items()]
-    # What was printed before the first step is no peak of training.
+    # A figure before the first step is not a peak of training.
     seen = [(rank, memory) for rank, memory in seen if not memory.at_start]
     if not seen:
         return
@@ -343,7 +347,7 @@ def add_memory(draft: Draft, parts: Iterable[Part], arguments: Mapping[str, str]
         figures = [(rank, value, memory) for rank, memory in seen if (value := _figure(memory, key)) is not None]
         if not figures:
             continue
-        _, highest, memory = max(figures, key=lambda each: each[1])
+        _, highest, memory = max(figures, key=lambda figure: figure[1])
         peaks: dict[int, float] = {}
         for rank, value, _ in figures:
             if rank is not None and stages is not None and (stage := stages(rank)) is not None:
@@ -358,8 +362,8 @@ def add_memory(draft: Draft, parts: Iterable[Part], arguments: Mapping[str, str]
             draft.set(name, [highest], f"{memory.place}, the highest in the log")
             few.append(len(peaks))
     if few and pp > 1:
-        known = f"of {max(few)} of {pp} stages" if max(few) else "without the rank"
-        draft.flag(f"memory is printed {known}: one figure, the highest")
+        where = f"for {max(few)} of {pp} stages" if max(few) else "without the rank"
+        draft.flag(f"memory is printed {where}: one figure, the highest")
 
 
 def _figure(memory: PeakMemory, key: str) -> float | None:
@@ -372,12 +376,12 @@ def _stage_of(draft: Draft, arguments: Mapping[str, str]) -> Callable[[int], int
     tp, pp, dp = (draft.whole(name) for name in ("tp", "pp", "dp"))
     if not (tp and pp and dp):
         return None
-    ways, each = tp * pp * dp * (draft.whole("cp") or 1), tp * dp * (draft.whole("cp") or 1)
+    ways, per_stage = tp * pp * dp * (draft.whole("cp") or 1), tp * dp * (draft.whole("cp") or 1)
     pipes_first = is_on(arguments, "use_tp_pp_dp_mapping")
 
     def stage(rank: int) -> int | None:
         if not 0 <= rank < ways:
             return None
-        return rank // (ways // pp // dp) % pp if pipes_first else rank // each
+        return rank // (ways // pp // dp) % pp if pipes_first else rank // per_stage
 
     return stage

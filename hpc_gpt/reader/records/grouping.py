@@ -1,22 +1,23 @@
-"""Which logs, and which parts of a log, are of one run.
+"""Groups logs, and parts of logs, into runs.
 
-Two parts that differ in layout, shape or batch are never of one run. Otherwise, in this order:
+Two parts that differ in layout, shape or batch never belong to one run. Otherwise, in this order:
 
-1. The parts of one file are attempts of one run, unless the earlier one had finished, or the later one counts other
-   parameters, or begins again with another plan of steps, or after a framed line (`=== run 2 ===`) although nothing
-   failed. If a program restarts its step count in each epoch, the epochs are one attempt (`is_next_epoch`).
+1. The parts of one file are attempts of one run, unless the earlier one had finished, or the later one has another
+   number of parameters, or begins again with another number of planned steps, or after a framed line (`=== run 2 ===`)
+   although nothing failed. If a program restarts its step count in each epoch, the epochs are one attempt
+   (`is_next_epoch`).
 2. Files whose names differ only in a labelled rank or node (`rank_0`, `node3/`, torchrun's `attempt_0/3/stdout.log`) or
-   in the stream (`.out`, `.err`, `.log`) are one run. Without a rank in their names they are if at most one has steps,
-   or both have the same steps.
+   in the stream (`.out`, `.err`, `.log`) are one run. Without a rank in their names they are one run if at most one of
+   them has steps, or both have the same steps.
 3. Files whose names differ in one bare number, from 0 or 1 up without a gap (`log.7.out`, `name-4711-3.out`), are ranks
    of one run if only one has steps and at most one other dumped arguments, or if all have the same steps with the same
-   losses but different times. A number after `run`, `job`, `exp`, `seed` and the like, or of an array task, is of a
-   run.
+   losses but different times. A number after `run`, `job`, `exp`, `seed` and the like, or of an array task, belongs to
+   a run, not a rank.
 4. Files of one folder whose names differ only in numbers (job ids, rotations) are attempts of one run if the later one
-   continues the steps of the earlier one, or if the earlier one has no step and both were asked for the same,
+   continues the steps of the earlier one, or if the earlier one has no step and both have the same arguments,
    including the checkpoint folder.
-5. A log without steps joins the run of its job id, else the only run of its folder, unless it says itself what it
-   trains, or its name differs in numbers only.
+5. A log without steps joins the run of its job id, else the only run of its folder, unless it states its own settings
+   of a training, or its name differs in numbers only.
 """
 
 import re
@@ -50,14 +51,14 @@ _OF_AN_ATTEMPT = re.compile(
 )
 _FOLDERS = ("save", "save_dir", "checkpoint_dir", "output_dir", "load")
 _PLANS = ("steps_planned", "global_batch", "samples_per_epoch", "params")
-_LOOK_BACK = 50  # files with similar names among which an earlier attempt is searched
+_LOOK_BACK = 50  # files with similar names that are searched for an earlier attempt
 
 
 @dataclass(slots=True)
 class RunParts:
-    """The parts of one run: for each attempt those of all ranks, the one with the steps first.
+    """The parts of one run: per attempt the parts of all ranks, the one with the steps first.
 
-    `marks`: layout, shape and batch, as far as its parts say. `number`: which run of its file it is.
+    `marks`: layout, shape and batch, as far as its parts state them. `number`: its place among the runs of its file.
     """
 
     names: list[LogName]
@@ -71,7 +72,7 @@ class RunParts:
 
     @property
     def parts(self) -> list[Part]:
-        """All parts, those of the last attempt first."""
+        """All parts, the last attempt first."""
         return [part for attempt in reversed(self.attempts) for part in attempt]
 
     @property
@@ -81,8 +82,8 @@ class RunParts:
     @property
     def job_ids(self) -> set[str]:
         """The ids of its jobs, from file names and logs."""
-        said = {str(fact.value) for part in self.parts for fact in part.facts.get("job_id", ())}
-        return said | {name.job_id for name in self.names if name.job_id}
+        logged = {str(fact.value) for part in self.parts for fact in part.facts.get("job_id", ())}
+        return logged | {name.job_id for name in self.names if name.job_id}
 
 
 def group_logs(logs: Sequence[tuple[Path, Sequence[Part]]], silent: Sequence[Path] = ()) -> list[RunParts]:
@@ -110,7 +111,7 @@ def _numbered(run: RunParts) -> Hashable:
 def _merged(
     runs: Iterable[RunParts], key: Callable[[RunParts], Hashable], join: Callable[[list[RunParts]], list[RunParts]]
 ) -> list[RunParts]:
-    """The runs, those with the same key joined as `join` decides, at the place of the first of them."""
+    """The runs, after `join` has joined those with the same key; a joined run takes the place of its first."""
     buckets: dict[Hashable, list[RunParts]] = defaultdict(list)
     for run in runs:
         buckets[key(run)].append(run)
@@ -138,13 +139,13 @@ def _of_one_file(name: LogName, parts: Sequence[Part]) -> list[RunParts]:
 
 
 def _other_program(one: Part, other: Part) -> bool:
-    """Whether both have lines of steps, and not one program prints lines in both."""
+    """Whether both have lines of steps, but no program prints lines in both."""
     return bool(one.steps and other.steps) and not one.steps.keys() & other.steps.keys()
 
 
 def _of_another_training(one: Part, other: Part) -> bool:
-    """Whether a program counts other parameters than before, or begins again with another plan of steps, or after a
-    banner although nothing failed."""
+    """Whether a program has another number of parameters than before, or begins again with another number of planned
+    steps, or after a banner although nothing failed."""
     before, after = step_span(one), step_span(other)
     again = before is not None and after is not None and after[0] <= before[0]
     if again and other.banner and not one.failures and not one.ends:
@@ -158,7 +159,7 @@ def _of_another_training(one: Part, other: Part) -> bool:
 
 
 def _asked_alike(one: Part, other: Part) -> bool:
-    """Whether the dumps agree in every argument that both have, except for those of an attempt."""
+    """Whether the dumps agree in all arguments that both have, except those that may differ between attempts."""
     both = one.arguments.keys() & other.arguments.keys()
     return not any(one.arguments[key][0] != other.arguments[key][0] and not _OF_AN_ATTEMPT.search(key) for key in both)
 
@@ -176,22 +177,24 @@ def _finished(attempt: Sequence[Part]) -> bool:
 
 def _join_attempts(bucket: list[RunParts]) -> list[RunParts]:
     """Rule 4: attempts in files of their own."""
-    kept: list[RunParts] = []
-    # Each of very many similar logs is compared with some before it, so the spans are computed once.
+    joined: list[RunParts] = []
+    # Each of very many similar logs is compared with several before it, so the spans are computed once.
     spans = {id(part): step_span(part) for run in bucket for part in (run.attempts[0][0], run.attempts[-1][0])}
     for run in _in_order(bucket):
-        earlier = next((each for each in reversed(kept[-_LOOK_BACK:]) if _continues(each, run, spans)), None)
+        earlier = next(
+            (run_before for run_before in reversed(joined[-_LOOK_BACK:]) if _continues(run_before, run, spans)), None
+        )
         if earlier is None:
-            kept.append(run)
+            joined.append(run)
         else:
             earlier.attempts += run.attempts
             earlier.names += run.names
             earlier.marks = united(earlier.marks, run.marks)
-    return kept
+    return joined
 
 
 def _in_order(bucket: Sequence[RunParts]) -> list[RunParts]:
-    """The runs by time; those of one file stay in its order, at the time of the first that has one."""
+    """The runs by time; the runs of one file keep their order, at the time of the first that has one."""
     files: dict[Path, list[RunParts]] = defaultdict(list)
     for run in bucket:
         files[run.names[0].path].append(run)
@@ -214,7 +217,7 @@ def _begun(run: RunParts) -> float | None:
 
 
 def _continues(earlier: RunParts, later: RunParts, spans: Mapping[int, tuple[float, float] | None]) -> bool:
-    """Whether `later` is an attempt that continues where `earlier` ended. `spans`: of their parts, by id."""
+    """Whether `later` is an attempt that continues where `earlier` ended. `spans`: the spans of parts, by id."""
     one, other = earlier.attempts[-1][0], later.attempts[0][0]
     before, after = spans[id(one)], spans[id(other)]
     if before is not None and (after is None or not before[0] < after[0]):
@@ -228,8 +231,8 @@ def _continues(earlier: RunParts, later: RunParts, spans: Mapping[int, tuple[flo
         return False
     if before is None or after is None:
         return not one.totals and _same_folder(one, other)
-    found = main_steps(other)
-    interval = log_interval(found[1]) if found else 1
+    main = main_steps(other)
+    interval = log_interval(main[1]) if main else 1
     if after[0] > before[1] + 2 * interval or _finished(earlier.attempts[-1]):
         return False
     named = earlier.names[0].job_id is not None and earlier.names[0].job_id != later.names[0].job_id
@@ -246,7 +249,7 @@ def _same_folder(one: Part, other: Part) -> bool:
 
 
 def _join_wrappers(runs: list[RunParts]) -> list[RunParts]:
-    """Rule 5: what the script, launcher or scheduler of a job wrote in addition to the program's own log."""
+    """Rule 5: logs of a job's script, launcher or scheduler in addition to the program's own log."""
     by_folder: dict[Path, list[RunParts]] = defaultdict(list)
     by_job: dict[str, list[RunParts]] = defaultdict(list)
     silent = []
@@ -260,11 +263,13 @@ def _join_wrappers(runs: list[RunParts]) -> list[RunParts]:
     joined: set[int] = set()
     for run in silent:
         ids = run.job_ids
-        of_job = [each for job_id in ids for each in by_job.get(job_id, ())]
-        beside = by_folder.get(run.names[0].path.parent, [])
-        # A run whose logs name no job may be of any job.
-        beside = [each for each in beside if not (ids and each.job_ids) and not _is_another(run, each)]
-        wanted = of_job if of_job else [] if _begins(run) else beside
+        of_job = [candidate for job_id in ids for candidate in by_job.get(job_id, ())]
+        in_folder = by_folder.get(run.names[0].path.parent, [])
+        # A run whose logs name no job may belong to any job.
+        in_folder = [
+            candidate for candidate in in_folder if not (ids and candidate.job_ids) and not _is_another(run, candidate)
+        ]
+        wanted = of_job if of_job else [] if _begins(run) else in_folder
         if len(wanted) == 1 and not contradict(run.marks, wanted[0].marks):
             _add_rank(wanted[0], run)
             joined.add(id(run))
@@ -272,16 +277,16 @@ def _join_wrappers(runs: list[RunParts]) -> list[RunParts]:
 
 
 def _join_family(bucket: list[RunParts]) -> list[RunParts]:
-    """Rule 2: ranks and streams that are labelled in their names."""
+    """Rule 2: logs whose names label a rank or a stream."""
     files: dict[Path, list[RunParts]] = defaultdict(list)
     for run in bucket:
         files[run.names[0].path].append(run)
     if len(files) < 2:
         return bucket
-    # The main log has most steps, then the lowest rank, then is not standard error.
+    # The main log has the most steps, then the lowest rank, then is not standard error.
     first = min(files, key=lambda path: _main_first(files[path]))
-    main_logs, rest = list(files[first]), [run for path in files if path != first for run in files[path]]
-    for run in rest:
+    main_logs, others = list(files[first]), [run for path in files if path != first for run in files[path]]
+    for run in others:
         fitting = [main for main in main_logs if _is_rank_of(run, main)]
         if fitting:
             _add_rank(fitting[-1] if len(fitting) == 1 else _nearest(run, fitting), run)
@@ -298,8 +303,8 @@ def _main_first(runs: Sequence[RunParts]) -> tuple[int, float, bool, str]:
 
 
 def _step_count(part: Part) -> int:
-    found = main_steps(part)
-    return found[1].count if found else len(part.progress)
+    main = main_steps(part)
+    return main[1].count if main else len(part.progress)
 
 
 def _is_rank_of(run: RunParts, main: RunParts) -> bool:
@@ -311,28 +316,28 @@ def _is_rank_of(run: RunParts, main: RunParts) -> bool:
 
 
 def _same_steps(one: Part, other: Part) -> bool | None:
-    """Whether two parts with the same steps also have the same times; None if their steps differ."""
+    """True if two parts have the same steps and times, False if only the times differ, None if the steps differ."""
     first, second = main_steps(one), main_steps(other)
     if first is None or second is None:
         spans = step_span(one), step_span(other)
         return False if (first is None) != (second is None) and spans[0] and spans[1] else None
     mine, theirs = first[1], second[1]
-    _, here, there = np.intersect1d(mine["step"], theirs["step"], return_indices=True)
-    if not len(here):
+    _, rows, other_rows = np.intersect1d(mine["step"], theirs["step"], return_indices=True)
+    if not len(rows):
         return None
-    losses = mine["loss"][here], theirs["loss"][there]
-    known = np.isfinite(losses[0]) & np.isfinite(losses[1])
-    if known.any() and not np.allclose(losses[0][known], losses[1][known], rtol=1e-3):
+    losses = mine["loss"][rows], theirs["loss"][other_rows]
+    finite = np.isfinite(losses[0]) & np.isfinite(losses[1])
+    if finite.any() and not np.allclose(losses[0][finite], losses[1][finite], rtol=1e-3):
         return None
-    times = mine["step_s"][here], theirs["step_s"][there]
+    times = mine["step_s"][rows], theirs["step_s"][other_rows]
     timed = np.isfinite(times[0]) & np.isfinite(times[1])
-    if not known.any() and not (timed.any() and np.allclose(times[0][timed], times[1][timed], rtol=0.2)):
+    if not finite.any() and not (timed.any() and np.allclose(times[0][timed], times[1][timed], rtol=0.2)):
         return None
     return bool(timed.any() and np.array_equal(times[0][timed], times[1][timed]))
 
 
 def _nearest(run: RunParts, main_logs: Sequence[RunParts]) -> RunParts:
-    """The last main log that began before the run, else the last one."""
+    """The last main log that began before the run, else the last main log."""
     at = run.parts[0].first_at
     if at is not None:
         for main in reversed(main_logs):
@@ -343,30 +348,30 @@ def _nearest(run: RunParts, main_logs: Sequence[RunParts]) -> RunParts:
 
 
 def _add_rank(main: RunParts, rank: RunParts) -> None:
-    """Adds the parts of another rank to their attempts."""
+    """Adds the parts of another rank to the attempts of the main log."""
     main.names += rank.names
     main.marks = united(main.marks, rank.marks)
     alike = len(rank.attempts) == len(main.attempts)
     for index, attempt in enumerate(rank.attempts):
-        beside = index if alike else _attempt_at(main, attempt)
-        main.attempts[beside] += attempt
+        place = index if alike else _attempt_at(main, attempt)
+        main.attempts[place] += attempt
 
 
 def _attempt_at(main: RunParts, attempt: Sequence[Part]) -> int:
-    """The attempt of a main log that other parts belong to: by the time of day, else the last."""
+    """The index of the attempt of a main log that other parts belong to: by the time of day, else the last."""
     at = next((part.first_at for part in attempt if part.first_at is not None), None)
     for index in range(len(main.attempts) - 1, 0, -1):
         begun = main.attempts[index][0].first_at
         if at is not None and begun is not None and begun <= at:
             return index
-    known = at is not None and len(main.attempts) > 1 and main.attempts[0][0].first_at is not None
-    return 0 if known else len(main.attempts) - 1
+    is_timed = at is not None and len(main.attempts) > 1 and main.attempts[0][0].first_at is not None
+    return 0 if is_timed else len(main.attempts) - 1
 
 
 def _join_numbered(bucket: list[RunParts], silent: Sequence[LogName] = ()) -> list[RunParts]:
-    """Rule 3: ranks that are a bare number in the file name.
+    """Rule 3: logs whose names have the rank as a bare number.
 
-    `silent`: names of the same shape, of files without a known line, which may be of ranks as well.
+    `silent`: names with the same shape, of files without a known line, which may belong to ranks as well.
     """
     joined: set[int] = set()
     for position in range(len(bucket[0].names[0].numbers) - 1, -1, -1):
@@ -398,34 +403,34 @@ def _differ_at(one: LogName, other: LogName, position: int) -> bool:
 
 
 def _begins(run: RunParts) -> bool:
-    """Whether a program printed how it was started."""
+    """Whether a program printed its start or its arguments."""
     return any(part.arguments or part.started for part in run.parts)
 
 
 def _is_another(run: RunParts, main: RunParts) -> bool:
-    """Whether a log without steps is of another run of the same program: their names differ in numbers only, or it says
-    itself what it trains."""
+    """Whether a log without steps belongs to another run of the same program: their names differ in numbers only, or it
+    states settings of a training itself."""
     one, other = run.names[0], main.names[0]
     if one.shape == other.shape and one.numbers != other.numbers:
         return True
-    said = [
+    stated = [
         {(name, fact.dialect) for part in parts for name in _PLANS for fact in part.facts.get(name, ())}
         for parts in (run.parts, main.attempts[-1][:1])
     ]
-    return any(dialect != BARS for _, dialect in said[0] & said[1])
+    return any(dialect != BARS for _, dialect in stated[0] & stated[1])
 
 
 def _ranks_of_one(runs: Sequence[RunParts]) -> RunParts | None:
-    """The main one of runs that are ranks of one run, by their contents; None if they are separate runs."""
+    """The main run if the contents show that all are ranks of one run; None if they are separate runs."""
     training = [run for run in runs if run.has_steps]
     first = min(runs, key=lambda run: _main_first([run]))
     others = [run for run in runs if run is not first]
     if any(contradict(run.marks, first.marks) for run in others):
         return None
     if len(training) == 1 or not training:
-        own = [run for run in others if _begins(run)]
+        beginning = [run for run in others if _begins(run)]
         # Megatron's first rank dumps the arguments, and its last rank prints the steps.
-        return first if not own or (len(own) == len(training) == 1 and not _begins(first)) else None
+        return first if not beginning or (len(beginning) == len(training) == 1 and not _begins(first)) else None
     if len(training) < len(runs):
         return None
     return first if all(_same_steps(run.attempts[-1][0], first.attempts[-1][0]) is False for run in others) else None

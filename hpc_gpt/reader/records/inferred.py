@@ -1,6 +1,6 @@
-"""What follows from the stated fields: layout, batch, vocabulary, dtype and engine.
+"""Infers fields from the stated ones: layout, batch, vocabulary, dtype and engine.
 
-A program's own rates and counts also show settings that it does not print. Each value says how it was inferred.
+A program's own rates and counts also show settings that it does not print. Each source says how a value was inferred.
 """
 
 import math
@@ -21,25 +21,25 @@ from hpc_gpt.reader.records.draft import LIBRARY, Draft
 from hpc_gpt.reader.records.log_steps import LogSteps, clock_s
 
 _MOST_GPUS = 64  # above it, rates of three digits do not give the exact number
-_NEAR = 0.25  # of a GPU
+_NEAR = 0.25  # of a GPU: the largest distance from a whole number
 _STAGE = re.compile(r"(\d{1,7}) STAGE=(\d{1,5})")
-_LEAST_ALIKE = 3  # lines whose samples show a batch that nothing states
+_LEAST_ALIKE = 3  # lines that are needed to show a batch that nothing states
 _NODE = 8  # GPUs
-_ALIKE = 0.02  # if the batch of a run is constant, its two halves agree to this share
+_ALIKE = 0.02  # the share to which two halves of a run agree if its batch is constant
 # Programs that split only the batch, as our engines without another axis do.
 _ONLY_BATCH = frozenset(("hf", "nanogpt", "build-nanogpt", "nanochat", "modded-nanogpt", "llm.c", "deepspeed-chat"))
 
 
 def infer_fields(draft: Draft, dialects: Sequence[str], arguments: Mapping[str, str]) -> None:
-    """Adds what follows from what is stated."""
-    _words(draft)
+    """Adds the fields that follow from the stated ones."""
+    _normalise_names(draft)
     _engine(draft, dialects)
     _layout_and_batch(draft, arguments)
     _vocab(draft, arguments)
 
 
-def _words(draft: Draft) -> None:
-    """Writes dtype and device as the record has them."""
+def _normalise_names(draft: Draft) -> None:
+    """Rewrites dtype and device with the record's names."""
     if (dtype := draft.get("dtype")) is not None:
         draft.values["dtype"] = dtype_named(str(dtype)) or str(dtype).lower().replace("torch.", "").strip()
     if "fp8_products" in draft:
@@ -56,9 +56,9 @@ def _engine(draft: Draft, dialects: Sequence[str]) -> None:
         draft.set("engine", "hf-deepspeed", f"inferred: a Trainer's log with {why}")
     elif engine in engines() and deepspeed:
         pipes = ((draft.whole("pp") or 1) > 1 or "deepspeed_pipe" in deepspeed) and (stage or 0) < 2
-        if which := engines()[engine].engine_with_deepspeed(pipes):
+        if with_deepspeed := engines()[engine].engine_with_deepspeed(pipes):
             pipeline = "a pipeline" if pipes else "no pipeline"
-            draft.set("engine", which, f"inferred: Megatron's log with {why}, {pipeline}")
+            draft.set("engine", with_deepspeed, f"inferred: Megatron's log with {why}, {pipeline}")
 
 
 def splits_only_the_batch(engine: object) -> bool:
@@ -67,8 +67,9 @@ def splits_only_the_batch(engine: object) -> bool:
 
 
 class Inference(NamedTuple):
-    """A way to a field: the product of the fields `of` over that of `over`, if all are known and that is whole, or
-    rounded `up`. Without fields it is 1, as `says`. `when`: whether it is open, by the draft and the dump of arguments.
+    """A rule for a field: the product of the fields `of` divided by the product of `over`, if all are known and the
+    result is whole, or rounded `up`. Without fields it is 1, for the reason `says`. `when`: whether the rule applies,
+    by the draft and the dump of arguments.
     """
 
     field: str
@@ -92,11 +93,11 @@ def _names_the_other(draft: Draft, arguments: Mapping[str, str]) -> bool:
 
 
 def _gpus_are_sure(draft: Draft, _: Mapping[str, str]) -> bool:
-    """A number of GPUs that only follows from rates is too weak for a batch."""
+    """Whether the number of GPUs is stated: one that only follows from rates is too weak for a batch."""
     return "inferred" not in draft.sources.get("gpus", "")
 
 
-# Of several ways to a field the first is preferred.
+# The first rule for a field that applies is used.
 INFERENCES = (
     Inference("gpus", ("nodes", "gpus_per_node")),
     *(Inference(axis, says="one GPU", when=_one_gpu) for axis in AXES),
@@ -114,19 +115,19 @@ INFERENCES = (
 )
 
 
-def _goes(draft: Draft, way: Inference, arguments: Mapping[str, str]) -> bool:
-    """Adds a way's field if it is not known and the way goes; a program that names no cp has none."""
+def _apply(draft: Draft, way: Inference, arguments: Mapping[str, str]) -> bool:
+    """Adds the field of a rule if it is unknown and the rule applies; a program that does not name cp has none."""
     if way.field in draft or not way.when(draft, arguments):
         return False
-    given = {name: draft.whole(name) or (1 if name == "cp" else 0) for name in (*way.of, *way.over)}
-    above, below = (math.prod(given[name] for name in names) for names in (way.of, way.over))
+    sizes = {name: draft.whole(name) or (1 if name == "cp" else 0) for name in (*way.of, *way.over)}
+    above, below = (math.prod(sizes[name] for name in names) for names in (way.of, way.over))
     if not above or not below or (above % below and not way.up):
         return False
-    # Of a layout the sizes are in the record; a batch is explained by them.
+    # The record has the sizes of a layout; the source of a batch names the sizes.
     bare = AXES if "gpus" in (way.field, *way.of) else ()
-    shown = {name: name if name in bare else f"{name} {size}" for name, size in given.items()}
+    shown = {name: name if name in bare else f"{name} {size}" for name, size in sizes.items()}
     of, over = (
-        " x ".join(shown[name] for name in names if name != "cp" or given[name] > 1) for names in (way.of, way.over)
+        " x ".join(shown[name] for name in names if name != "cp" or sizes[name] > 1) for names in (way.of, way.over)
     )
     divisor = f" / ({over})" if " x " in over else f" / {over}" if over else ""
     draft.infer(way.field, -(-above // below), way.says.format(engine=draft.get("engine")) or of + divisor)
@@ -134,15 +135,15 @@ def _goes(draft: Draft, way: Inference, arguments: Mapping[str, str]) -> bool:
 
 
 def _layout_and_batch(draft: Draft, arguments: Mapping[str, str]) -> None:
-    """Adds what follows in one of the ways, and what follows from that; flags sizes that contradict each other."""
+    """Applies the rules until none adds a field; flags sizes that contradict each other."""
     _drop_library(draft)
-    while any(_goes(draft, way, arguments) for way in INFERENCES):
+    while any(_apply(draft, way, arguments) for way in INFERENCES):
         pass
     gpus, tp, pp, dp = (draft.whole(name) for name in ("gpus", "tp", "pp", "dp"))
     cp = draft.whole("cp") or 1
     if gpus and tp and pp and not dp:
         ways = "tp x pp" + (" x cp" if cp > 1 else "")
-        draft.flag(f"{gpus} GPUs are no multiple of {ways} = {tp * pp * cp}: the layout is impossible", "layout")
+        draft.flag(f"{gpus} GPUs are not a multiple of {ways} = {tp * pp * cp}: the layout is impossible", "layout")
     elif gpus and tp and pp and dp and tp * pp * dp * cp != gpus:
         needed = counted(tp * pp * dp * cp, "GPU")
         draft.flag(
@@ -150,25 +151,25 @@ def _layout_and_batch(draft: Draft, arguments: Mapping[str, str]) -> None:
         )
     micro, chunks, whole = (draft.whole(name) for name in ("micro_batch", "micro_batches", "global_batch"))
     if dp and micro and whole and not chunks:
-        draft.flag(f"global_batch {whole} is no multiple of micro_batch {micro} x dp {dp} = {micro * dp}", "batch")
+        draft.flag(f"global_batch {whole} is not a multiple of micro_batch {micro} x dp {dp} = {micro * dp}", "batch")
     elif dp and micro and chunks and whole and micro * chunks * dp != whole:
         product = f"micro_batch {micro} x micro_batches {chunks} x dp {dp} = {micro * chunks * dp}"
         draft.flag(f"{product}, but the global batch is {whole} ({draft.sources['global_batch']})", "batch")
 
 
 def drop_tokens(draft: Draft, *rates: str) -> None:
-    """Drops the sequence and the shape of a log that trains a diffusion model, which are of its text encoder, and the
-    rates of these names."""
+    """Drops the sequence and the shape of a log that trains a diffusion model, because they belong to its text encoder,
+    and `rates`."""
     if DIFFUSION not in draft:
         return
     for name in ("seq", "hidden", "layers", "heads", "vocab", "global_batch_tokens", *rates):
         draft.values.pop(name, None)
         draft.sources.pop(name, None)
-    draft.flag("a diffusion model is trained: its steps have no tokens of a text")
+    draft.flag("the log trains a diffusion model: its steps have no text tokens")
 
 
 def _drop_library(draft: Draft) -> None:
-    """Drops a library's sizes of the batch where the program's own say another: a ramp changes what it dumped once."""
+    """Drops a library's size of the batch if the program's sizes contradict it: the batch grew after the dump."""
     sizes = [draft.whole(name) for name in ("micro_batch", "micro_batches", "dp", "global_batch")]
     micro, chunks, dp, whole = sizes
     if not (micro and chunks and dp and whole) or micro * chunks * dp == whole:
@@ -211,7 +212,7 @@ def number_of(arguments: Mapping[str, str], *names: str) -> int | None:
 
 
 def add_seq(draft: Draft, steps: LogSteps) -> None:
-    """Adds the tokens of a sample: those consumed between two lines over the samples, if all lines agree."""
+    """Adds the tokens per sample: tokens over samples consumed between two lines, if all lines agree."""
     tokens, samples = np.diff(steps["consumed_tokens"]), np.diff(steps["consumed_samples"])
     with np.errstate(all="ignore"):
         ratio = (tokens / samples)[samples > 0]
@@ -222,20 +223,20 @@ def add_seq(draft: Draft, steps: LogSteps) -> None:
 
 
 def add_batch(draft: Draft, steps: LogSteps) -> None:
-    """Adds the samples of a step: those consumed between two lines over the steps, if all lines agree.
+    """Adds the samples per step: samples consumed between two lines over the steps, if all lines agree.
 
-    They also replace a smaller batch that is stated, such as the first one of a ramp, if the lines are past the ramp.
+    They also replace a smaller stated batch, such as the first one of a ramp, if the last lines are past the ramp.
     """
-    samples, apart = np.diff(steps["consumed_samples"]), np.diff(steps["step"])
+    samples, steps_apart = np.diff(steps["consumed_samples"]), np.diff(steps["step"])
     with np.errstate(all="ignore"):
-        ratio = (samples / apart)[apart > 0]
+        ratio = (samples / steps_apart)[steps_apart > 0]
     if not steps.numbered or not len(ratio) or not np.isfinite(ratio).all():
         return
-    if known := draft.whole("global_batch"):
+    if stated := draft.whole("global_batch"):
         last = ratio[-max(_LEAST_ALIKE, len(ratio) // 3) :]
-        if len(last) >= _LEAST_ALIKE and last[0] > known and last[0] % 1 == 0 and (last == last[0]).all():
+        if len(last) >= _LEAST_ALIKE and last[0] > stated and last[0] % 1 == 0 and (last == last[0]).all():
             draft.flag(
-                f"the batch was {known} ({draft.sources['global_batch']}), but the last steps consume {last[0]:.0f}"
+                f"the batch was {stated} ({draft.sources['global_batch']}), but the last steps consume {last[0]:.0f}"
             )
             draft.set(
                 "global_batch", int(last[0]), f"inferred: consumed_samples / steps, over the last {len(last)} lines"
@@ -246,10 +247,12 @@ def add_batch(draft: Draft, steps: LogSteps) -> None:
 
 
 def _counts_of_gpus(draft: Draft, parts: Sequence[Part]) -> list[tuple[int, str]]:
-    """(GPUs, how it is known) by printed world sizes, the labels of ranks, and the tables of one node's GPUs."""
+    """(GPUs, source) by printed world sizes, labels of ranks, nodes, and the table of a single node's GPUs."""
     on_cpus = any(part.facts.get("gpus_unused") for part in parts)
-    said = [fact for part in parts for fact in part.facts.get("gpus_said", ()) if not on_cpus]
-    counts = [(int(fact.value), f"{fact.place}, the world size") for fact in said if 0 < fact.value <= _MOST_GPUS]
+    world_sizes = [fact for part in parts for fact in part.facts.get("gpus_said", ()) if not on_cpus]
+    counts = [
+        (int(fact.value), f"{fact.place}, the world size") for fact in world_sizes if 0 < fact.value <= _MOST_GPUS
+    ]
     ranks: dict[int, bool] = {}
     for part in parts:
         ranks |= part.other_ranks
@@ -257,24 +260,24 @@ def _counts_of_gpus(draft: Draft, parts: Sequence[Part]) -> list[tuple[int, str]
             ranks.setdefault(part.step_rank, True)
     if len(ranks) > 1 and len(ranks) == max(ranks) + 1 and all(ranks.values()):
         counts.append((len(ranks), f"ranks 0 to {max(ranks)} print lines of steps"))
-    nodes, each = draft.whole("nodes"), draft.whole("gpus_per_node")
-    if nodes and each:
-        counts.append((nodes * each, f"nodes {nodes} x gpus_per_node {each}"))
+    nodes, per_node = draft.whole("nodes"), draft.whole("gpus_per_node")
+    if nodes and per_node:
+        counts.append((nodes * per_node, f"nodes {nodes} x gpus_per_node {per_node}"))
     listed = {fact.value for part in parts for fact in part.facts.get("gpu_index", ())}
-    more = any(part.facts.get("gpu_index_above_7") for part in parts)
-    if nodes == 1 and listed and not more and listed == set(range(len(listed))):
-        counts.append((len(listed), "the table of GPUs of the only node"))
+    has_more = any(part.facts.get("gpu_index_above_7") for part in parts)
+    if nodes == 1 and listed and not has_more and listed == set(range(len(listed))):
+        counts.append((len(listed), "the only node's table of GPUs"))
     return counts
 
 
 def add_gpus(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
-    """Adds the number of GPUs: the ranks that say they start, or the job's tokens/s over those of one GPU."""
-    # A node's platform says less than the ranks do: a GB200 node has 4 or 8 GPUs.
+    """Adds the number of GPUs: the ranks that print their start, or the job's tokens/s over tokens/s per GPU."""
+    # The ranks say more than a node's platform: a GB200 node has 4 or 8 GPUs.
     ranks = {part.starts.get("mlperf", 0) for part in parts} - {0}
     if len(ranks) == 1 and (count := ranks.pop()) > 1 and "gpus" not in draft:
         draft.infer("gpus", count, f"{count} ranks print init_start")
     counts = _counts_of_gpus(draft, parts)
-    # If all that is said agrees.
+    # Only if all counts agree.
     if counts and len({count for count, _ in counts}) == 1 and "gpus" not in draft:
         draft.infer("gpus", counts[0][0], counts[0][1])
     seq, tokens = draft.whole("seq"), step_tokens(draft)
@@ -295,13 +298,13 @@ def add_gpus(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
 
 
 def _gpus_by_clock(draft: Draft, steps: LogSteps, tokens: int) -> None:
-    """Adds the GPUs by the times of day of the lines, which take a little longer than the steps: up to one node, or
-    whole nodes of eight."""
-    at, own = steps["at"], steps["tokens_per_s_gpu"]
+    """Adds the GPUs by the lines' times of day: up to one node, or whole nodes of eight. Lines are a little further
+    apart than the steps take."""
+    at, per_gpu = steps["at"], steps["tokens_per_s_gpu"]
     step_s = clock_s(at, steps["step"]) if steps.numbered and (np.isfinite(at) & (at % 1 > 0)).any() else None
-    if step_s is None or np.isfinite(own).sum() < _LEAST_ALIKE:
+    if step_s is None or np.isfinite(per_gpu).sum() < _LEAST_ALIKE:
         return
-    ratio = tokens / step_s / float(np.nanmedian(own))
+    ratio = tokens / step_s / float(np.nanmedian(per_gpu))
     gpus = round(ratio) if ratio < _NODE + _NEAR else _NODE * round(ratio / _NODE)
     if 1 <= gpus <= _MOST_GPUS and abs(ratio / gpus - 1) <= _ALIKE:
         how = "global_batch x seq / the seconds between lines / tokens_per_s of one GPU"
@@ -309,22 +312,28 @@ def _gpus_by_clock(draft: Draft, steps: LogSteps, tokens: int) -> None:
 
 
 def consumed_by_step(steps: LogSteps) -> float | None:
-    """The tokens of one step by the running count of tokens; None if that is not known, or not constant."""
-    known = np.flatnonzero(np.isfinite(steps["consumed_tokens"]) & np.isfinite(steps["step"]) & steps.counts)
-    if len(known) < 3 or not steps.numbered:
+    """The tokens per step by the running count of tokens; None if that is unknown or not constant."""
+    rows = np.flatnonzero(np.isfinite(steps["consumed_tokens"]) & np.isfinite(steps["step"]) & steps.counts)
+    if len(rows) < 3 or not steps.numbered:
         return None
-    of, tokens = steps["step"][known], steps["consumed_tokens"][known]
-    middle = len(known) // 2
+    of, tokens = steps["step"][rows], steps["consumed_tokens"][rows]
+    middle = len(rows) // 2
     with np.errstate(all="ignore"):
-        each = [float((tokens[b] - tokens[a]) / (of[b] - of[a])) for a, b in ((0, middle), (middle, -1), (0, -1))]
-    alike = each[2] > 0 and max(abs(each[0] / each[2] - 1), abs(each[1] / each[2] - 1)) <= _ALIKE
-    return each[2] if alike else None
+        tokens_per_step = [
+            float((tokens[b] - tokens[a]) / (of[b] - of[a])) for a, b in ((0, middle), (middle, -1), (0, -1))
+        ]
+    alike = (
+        tokens_per_step[2] > 0
+        and max(abs(tokens_per_step[0] / tokens_per_step[2] - 1), abs(tokens_per_step[1] / tokens_per_step[2] - 1))
+        <= _ALIKE
+    )
+    return tokens_per_step[2] if alike else None
 
 
 def add_stages(draft: Draft, parts: Sequence[Part]) -> None:
-    """Adds the layout by DeepSpeed's line of each stage, which its first replica prints: `RANK=2 STAGE=1`.
+    """Adds the layout by DeepSpeed's lines of the stages, which the first replica prints: `RANK=2 STAGE=1`.
 
-    Only if the ranks of these lines together have all parameters: else some stages are not in the log.
+    Only if the ranks of these lines have all parameters together; otherwise the log lacks some stages.
     """
     ranks: dict[tuple[int, int], float] = {}
     for part in parts:

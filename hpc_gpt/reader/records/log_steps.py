@@ -1,7 +1,7 @@
-"""The steps of a run of logs as one table: whose lines are used, of which program and rank, and their step numbers.
+"""Makes one step table of a run's logs: chooses the program and rank whose lines are used, and numbers their steps.
 
-Counts and rates without a unit, as MLPerf's submissions print them under the same names, are of steps, samples or
-tokens by the batch and the times. What does not follow is left out.
+MLPerf's submissions print counts and rates under the same names without a unit. The batch and the times show whether
+these are steps, samples or tokens; if they do not, the figures are left out.
 """
 
 from collections import Counter
@@ -21,24 +21,24 @@ from hpc_gpt.reader.steps import Mask, Places, StepColumn, StepTable, joined_by_
 # The fields that give the time of a step, the best first.
 TIMES = ("step_s", "tokens_per_s", "tokens_per_s_gpu", "samples_per_s", "samples_per_s_gpu", "elapsed_s")
 _FEWEST_GENERIC = 5
-BARS_OF_OTHERS = "bars that may count something else than steps"
-_SLOW_ITEM_S = 1.05  # a bar that counts seconds has one a second
-_MOST_STEPS = 1e15  # no run trains as many
+BARS_OF_OTHERS = "bars that may count something other than steps"
+_SLOW_ITEM_S = 1.05  # a bar that counts seconds has one item per second
+_MOST_STEPS = 1e15  # no run trains so many
 LARGEST_FIGURE = 1e18  # no figure of a step is larger
-_ABOUT = 0.9  # of the lines of the rank with most of them: the log of another rank may have been cut earlier
-# Without `skipped_so_far`, which becomes `skipped`, and `epoch`, whose steps are joined before.
+_ABOUT = 0.9  # share of the most lines of a rank: the log of another rank may have been cut earlier
+# Without `skipped_so_far`, which becomes `skipped`, and `epoch`, as epochs are joined before.
 _TAKEN = tuple(name for name in STEP_FIELDS if name not in ("skipped_so_far", "epoch"))
-_LEAST_APART = 3  # steps from line to line, below which one more or less shows nothing
-_TWICE = 2.0  # two statements of a step's time that differ by this factor are not of the same unit
+_LEAST_APART = 3  # steps between lines from which on a difference of one is rounding
+_TWICE = 2.0  # two figures of a step's time that differ by this factor have different units
 
 
 @dataclass
 class LogSteps(StepTable):
     """The step table of a run of logs.
 
-    `interval`: how many steps one line represents; it may be unknown for a single line (`interval_known`). `numbered`:
-    the step numbers are known; else the lines are counted. `dialect`: the program that printed the lines. `absurd`: how
-    many figures were left out as too large.
+    `interval`: the number of steps per line; it may be unknown for a single line (`interval_known`). `numbered`: the
+    step numbers are known; else the lines are counted. `dialect`: the program that printed the lines. `absurd`: the
+    number of figures that were left out as too large.
     """
 
     interval: int = 1
@@ -51,29 +51,30 @@ class LogSteps(StepTable):
 def main_steps(part: Part) -> tuple[str, StepTable] | None:
     """(dialect, its lines of steps) of a part, in which several programs may print their own; None without any.
 
-    Chosen are the lines that time a step most directly, then the most lines, then the most fields. Lines without
-    number, time and loss belong to other lines of steps. The generic dialect is used only without a known program.
+    The choice is the dialect that times a step most directly, then the one with most lines, then with most fields.
+    Lines without number, time and loss belong to other lines of steps. The generic dialect is used only if no known
+    program prints steps.
     """
     wanted = ("step", "loss", "consumed_samples", "consumed", *TIMES)
-    found = [
+    by_dialect = [
         (name, steps)
         for name, steps in part.steps.items()
         if len(steps) and any(field in steps for field in wanted) and _is_training(part, name, steps)
     ]
-    known = [pair for pair in found if pair[0] not in _last_resorts()]
-    return min(known or found, key=lambda pair: _worth(*pair), default=None)
+    of_known = [pair for pair in by_dialect if pair[0] not in _last_resorts()]
+    return min(of_known or by_dialect, key=lambda pair: _worth(*pair), default=None)
 
 
 def add_losses_beside(part: Part) -> None:
-    """Adds to the lines that time steps and have no loss those of another program's loop that count the same steps.
+    """Joins lines of steps with times but no loss to lines of another program that count the same steps with a loss.
 
     A timer may start later, or print less often. A loop may count from 0.
     """
-    found = main_steps(part)
-    if found is None or "loss" in found[1] or not np.isfinite(found[1]["step"]).all():
+    main = main_steps(part)
+    if main is None or "loss" in main[1] or not np.isfinite(main[1]["step"]).all():
         return
-    name, timer = found
-    for other in sorted(part.steps.values(), key=lambda each: -len(each)):
+    name, timer = main
+    for other in sorted(part.steps.values(), key=lambda steps: -len(steps)):
         if "loss" not in other or not np.isfinite(other["step"]).all() or max(timer.stride, other.stride) > 1:
             continue
         order = np.argsort(np.concatenate((timer.line, other.line)), kind="stable")
@@ -83,8 +84,8 @@ def add_losses_beside(part: Part) -> None:
 
 
 def _is_training(part: Part, name: str, steps: StepTable) -> bool:
-    """Whether lines are of training steps: of an unknown program only if the step rises in all, and they are five at
-    least, or name their epoch, or two are alike in what is no output of tests."""
+    """Whether lines report training steps. Lines of an unknown program do only if the step always rises, and there are
+    at least five, or they name their epoch, or two are alike and the log is not the output of tests."""
     if name not in _last_resorts():
         return True
     numbers = steps["step"][np.isfinite(steps["step"])]
@@ -111,9 +112,9 @@ def has_steps(part: Part) -> bool:
 
 
 def drop_other_bars(parts: Sequence[Part]) -> None:
-    """Drops the bars of a run that shows no training otherwise: those of an evaluation, or of files, look the same.
+    """Drops the bars of a run without other signs of a training: bars of an evaluation, or of files, look the same.
 
-    A Trainer's bar has no name either: one whose items take longer than a second is kept, as steps do.
+    A Trainer's bar has no name either: a bar whose items take longer than a second is kept, as these are likely steps.
     """
     engines = {dialect.name for dialect in dialects() if dialect.engine}
     for part in parts:
@@ -129,27 +130,27 @@ def drop_other_bars(parts: Sequence[Part]) -> None:
 
 def step_span(part: Part) -> tuple[float, float] | None:
     """(first, last) step of a part by its lines of steps, else by its bars; None without any."""
-    found = main_steps(part)
-    if found is not None:
-        steps = found[1]["step"]
-        known = steps[np.isfinite(steps) & (steps < _MOST_STEPS)]
-        if len(known):
-            return float(known[0]), float(known.max())
+    main = main_steps(part)
+    if main is not None:
+        steps = main[1]["step"]
+        sound = steps[np.isfinite(steps) & (steps < _MOST_STEPS)]
+        if len(sound):
+            return float(sound[0]), float(sound.max())
     bars = [step for step, _, _ in part.progress if step < _MOST_STEPS]
-    bars = [step for step in bars if step] or bars  # a bar counts what is done: its 0 is no step
+    bars = [step for step in bars if step] or bars  # a bar counts finished steps: 0 is not a step
     return (bars[0], max(bars)) if bars else None
 
 
 def reaches(span: tuple[float, float] | None, planned: float | None) -> bool:
-    """Whether a span reaches the last planned step, which is one less if steps count from 0."""
+    """Whether a span reaches the last planned step, which is one lower if steps count from 0."""
     return bool(span and planned and planned > 0 and span[1] >= planned - (span[0] == 0 and planned > 1))
 
 
 def log_interval(steps: StepTable) -> int:
-    """How many steps one line represents: the most common distance between neighbouring lines."""
+    """The number of steps per line: the most common distance between neighbouring lines."""
     numbers = steps["step"]
-    apart = _most_common(np.diff(numbers[np.isfinite(numbers)]))
-    return max(1, apart // max(1, steps.stride)) if apart else 1
+    distance = _most_common(np.diff(numbers[np.isfinite(numbers)]))
+    return max(1, distance // max(1, steps.stride)) if distance else 1
 
 
 def run_steps(
@@ -159,10 +160,10 @@ def run_steps(
     batch: int | None = None,
     seq: int | None = None,
 ) -> LogSteps:
-    """The steps of all attempts, for each those of the part with most lines.
+    """The steps of all attempts, each from the part with most lines.
 
-    `interval_asked`: steps between two lines by the arguments; `epoch_steps`: steps of one epoch; `batch`: samples of
-    one step; `seq`: tokens of a sample.
+    `interval_asked`: steps between two lines by the arguments; `epoch_steps`: steps per epoch; `batch`: samples per
+    step; `seq`: tokens per sample.
     """
     pieces: list[StepTable] = []
     names: dict[str, int] = {}
@@ -200,7 +201,7 @@ def run_steps(
         column[absurd] = np.nan
     table.columns = {name: column for name, column in table.columns.items() if np.isfinite(column).any()}
     table.counts = steps_that_count(table["step"], table.attempt)
-    table.interval = max(intervals, key=lambda each: intervals[each])
+    table.interval = max(intervals, key=lambda interval: intervals[interval])
     table.mark_nan(table.interval)
     table.dialect = max(names, key=lambda name: names[name])
     table.interval_known = len(table) > 1 or interval_asked is not None or not table["step"][0] > 1
@@ -208,7 +209,7 @@ def run_steps(
 
 
 def _resolve(columns: dict[str, StepColumn], batch: int | None, seq: int | None) -> None:
-    """Sets the steps, samples and rates that follow from counts and rates without a unit; leaves the others out."""
+    """Sets steps, samples and rates by the counts and rates without a unit; removes these."""
     steps = counted_in(columns, batch, seq)
     columns["at"] = columns["at"] if steps is not None else np.full(len(columns["at"]), np.nan)
     if steps is not None and batch:
@@ -218,36 +219,40 @@ def _resolve(columns: dict[str, StepColumn], batch: int | None, seq: int | None)
     columns["consumed"] = columns["throughput"] = np.full(len(columns["consumed"]), np.nan)
 
 
-def _most_common(apart: StepColumn) -> int | None:
-    """The most common of some distances of at least one step, None without any."""
-    values, counts = np.unique(apart[(apart >= 1) & (apart < 1e9)], return_counts=True)
+def _most_common(distances: StepColumn) -> int | None:
+    """The most common distance of at least one step, None without any."""
+    values, counts = np.unique(distances[(distances >= 1) & (distances < 1e9)], return_counts=True)
     return int(values[counts.argmax()]) if len(values) else None
 
 
 def _main_part(parts: Sequence[Part]) -> tuple[Part, str, StepTable] | None:
-    """The part of an attempt whose lines of steps are used, its dialect and those lines.
+    """The part of an attempt whose lines of steps are used, its dialect and the lines.
 
-    It is the first part with most lines. If they have no loss, like those of a pipeline's first stage, it is the first
-    part with a loss and about as many lines.
+    It is the first part with most lines. If they have no loss, like the lines of a pipeline's first stage, it is the
+    first part with a loss and about as many lines.
     """
-    found = [(part, *chosen) for part in parts if (chosen := main_steps(part)) is not None]
-    if not found:
+    candidates = [(part, *chosen) for part in parts if (chosen := main_steps(part)) is not None]
+    if not candidates:
         return None
-    best = max(found, key=lambda each: each[2].count)
-    about = [each for each in found if each[1] == best[1] and each[2].count >= _ABOUT * best[2].count]
-    return best if "loss" in best[2] else next((each for each in about if "loss" in each[2]), best)
+    best = max(candidates, key=lambda candidate: candidate[2].count)
+    about = [
+        candidate
+        for candidate in candidates
+        if candidate[1] == best[1] and candidate[2].count >= _ABOUT * best[2].count
+    ]
+    return best if "loss" in best[2] else next((candidate for candidate in about if "loss" in candidate[2]), best)
 
 
 def _by_samples(steps: StepTable, batch: int | None) -> tuple[StepColumn, int] | None:
-    """(step of every line, interval) by the consumed samples, if these are whole steps of a batch."""
+    """(step of every line, interval) by the consumed samples; None if these are not whole steps of a batch."""
     if not batch:
         return None
     numbers = steps["consumed_samples"] / batch
-    apart = np.diff(numbers)
-    if not np.isfinite(numbers).all() or (numbers % 1 != 0).any() or numbers[0] < 1 or (apart < 0).any():
+    distances = np.diff(numbers)
+    if not np.isfinite(numbers).all() or (numbers % 1 != 0).any() or numbers[0] < 1 or (distances < 0).any():
         return None
-    apart = apart[apart > 0]  # two lines may be of the same steps
-    return numbers, max(1, round(float(np.median(apart)) / steps.stride)) if len(apart) else int(numbers[0])
+    distances = distances[distances > 0]  # two lines may report the same steps
+    return numbers, max(1, round(float(np.median(distances)) / steps.stride)) if len(distances) else int(numbers[0])
 
 
 def _numbers(steps: StepTable, interval_asked: int | None, epoch_steps: float | None) -> tuple[StepColumn, int]:
@@ -263,11 +268,11 @@ def _numbers(steps: StepTable, interval_asked: int | None, epoch_steps: float | 
 
 
 def _evenly(numbers: StepColumn) -> StepColumn:
-    """Numbers of steps by rounded epochs, every so many steps if they are that to one: an epoch of samples that fill no
-    whole number of batches is longer than its steps. A first line may be of step 1."""
-    apart = np.diff(numbers[1:])
-    every = _most_common(apart) or 0
-    if every < _LEAST_APART or len(apart) < _LEAST_APART or (np.abs(apart - every) > 1).any():
+    """The step numbers, which come from rounded epochs, at even distances if they are even to one step: an epoch whose
+    samples do not fill whole batches is longer than its steps. The first line may report step 1."""
+    distances = np.diff(numbers[1:])
+    every = _most_common(distances) or 0
+    if every < _LEAST_APART or len(distances) < _LEAST_APART or (np.abs(distances - every) > 1).any():
         return numbers
     even: StepColumn = every * (np.round(numbers[1] / every) + np.arange(-1.0, len(numbers) - 1))
     even[0] = even[0] if abs(even[0] - numbers[0]) <= 1 else numbers[0]
@@ -279,11 +284,11 @@ def _join_others(columns: dict[str, StepColumn], part: Part, main: str) -> None:
     for name, other in part.steps.items():
         if name == main or not np.isfinite(other["step"]).any():
             continue
-        _, here, there = np.intersect1d(columns["step"], other["step"], return_indices=True)
+        _, rows, other_rows = np.intersect1d(columns["step"], other["step"], return_indices=True)
         for key in _TAKEN:
-            if len(here) and key in other and not np.isfinite(columns[key]).any():
+            if len(rows) and key in other and not np.isfinite(columns[key]).any():
                 filled = np.full(len(columns["step"]), np.nan)
-                filled[here] = other[key][there]
+                filled[rows] = other[key][other_rows]
                 columns[key] = filled
 
 
@@ -309,7 +314,7 @@ def _join_unnumbered(columns: dict[str, StepColumn], part: Part, main: str, line
 
 
 def _after_pause(part: Part, steps: StepTable) -> Mask:
-    """Which lines follow an evaluation or a save, so that their time includes it."""
+    """Mask of the lines that follow an evaluation or a save: their time includes it."""
     marks = np.zeros(len(steps), np.bool_)
     pauses = [line for _, _, line in (*part.evals, *part.saves)]
     if pauses and len(steps):
@@ -321,7 +326,7 @@ def _after_pause(part: Part, steps: StepTable) -> Mask:
 def evaluations(steps: LogSteps, parts: Sequence[Part]) -> list[tuple[float, float, str]]:
     """(step, loss, place) of the evaluations in the order of the attempts, NaN for an unknown step.
 
-    One that follows the program's summary is of the end, and counts only without one during training.
+    An evaluation after the program's totals is its last; it counts only if there was none during the training.
     """
     evals: list[tuple[float, float, str]] = []
     for part in reversed(parts):
@@ -337,7 +342,7 @@ def evaluations(steps: LogSteps, parts: Sequence[Part]) -> list[tuple[float, flo
 
 
 def steps_to_show(steps: LogSteps, step_s: StepColumn, parts: Sequence[Part], step_tokens: int | None) -> StepTable:
-    """The columns that a report shows, with this `step_s`; without lines of steps, the progress by the bars.
+    """The columns that a report shows, with this `step_s`; the progress of the bars if there are no lines of steps.
 
     Tokens/s follow from `step_tokens`, the tokens of one step, if the program prints none.
     """
@@ -355,12 +360,12 @@ def steps_to_show(steps: LogSteps, step_s: StepColumn, parts: Sequence[Part], st
 
 
 def _steps_of_bars(parts: Sequence[Part]) -> StepTable:
-    """The progress by the bars of the part with most of them. Their seconds are no step time: they are whole."""
+    """The progress of the bars in the part with most bars. Their whole seconds are too coarse for a step time."""
     bars = max((part.progress for part in parts), key=len, default=[])
     if not bars:
         return StepTable()
-    step = np.array([each for each, _, _ in bars], np.float64)
-    elapsed = np.array([np.nan if each is None else each for _, each, _ in bars], np.float64)
+    step = np.array([number for number, _, _ in bars], np.float64)
+    elapsed = np.array([np.nan if seconds is None else seconds for _, seconds, _ in bars], np.float64)
     # Every rank draws the bar: only new maxima count.
     new = step > np.concatenate([[-np.inf], np.maximum.accumulate(step)[:-1]])
     step, elapsed = step[new], elapsed[new]
@@ -371,40 +376,40 @@ def _steps_of_bars(parts: Sequence[Part]) -> StepTable:
 
 
 def counted_in(columns: Mapping[str, StepColumn], batch: int | None, seq: int | None) -> StepColumn | None:
-    """The step of each row by `consumed`; None if nothing shows what it counts.
+    """The step of each row by `consumed`; None if nothing shows its unit.
 
-    A count of tokens is a multiple of batch x sequence in every row, a count of samples of the batch. The steps between
-    two rows must then take about the time that the program prints for them.
+    A count of tokens is a multiple of batch x sequence in every row, a count of samples a multiple of the batch. The
+    steps between two rows must then take about the time that the program prints for them.
     """
     consumed = columns["consumed"]
-    known = consumed[np.isfinite(consumed) & (consumed > 0)]
-    if not len(known) or not batch:
+    counts = consumed[np.isfinite(consumed) & (consumed > 0)]
+    if not len(counts) or not batch:
         return None
-    each = [batch * seq] if seq else []
-    for size in (*each, batch):
-        if (known % size == 0).all() and _fits(columns, consumed / size):
+    sizes = [batch * seq] if seq else []
+    for size in (*sizes, batch):
+        if (counts % size == 0).all() and _fits(columns, consumed / size):
             return consumed / size
     return None
 
 
 def _fits(columns: Mapping[str, StepColumn], steps: StepColumn) -> bool:
-    """Whether the printed step time, if any, is about that by the times of day."""
+    """Whether the printed step time, if any, is close to the step time by the times of day."""
     printed, clock = _median(columns["step_s"]), clock_s(columns["at"], steps)
     return printed is None or clock is None or 1 / _TWICE < clock / printed < _TWICE
 
 
 def clock_s(at: StepColumn, steps: StepColumn) -> float | None:
     """The median seconds of a step by the times of day of neighbouring rows; None without any."""
-    known = np.isfinite(at) & np.isfinite(steps)
-    apart, took = np.diff(steps[known]), np.diff(at[known])
-    forward = (apart > 0) & (took > 0)
-    return float(np.median(took[forward] / apart[forward])) if forward.any() else None
+    timed = np.isfinite(at) & np.isfinite(steps)
+    steps_apart, took = np.diff(steps[timed]), np.diff(at[timed])
+    forward = (steps_apart > 0) & (took > 0)
+    return float(np.median(took[forward] / steps_apart[forward])) if forward.any() else None
 
 
 def rate_in(
     columns: Mapping[str, StepColumn], steps: StepColumn, batch: int, seq: int | None
 ) -> tuple[str, StepColumn] | None:
-    """The field that `throughput` is and its values, samples_per_s or tokens_per_s; None if nothing shows it."""
+    """(samples_per_s or tokens_per_s, values of `throughput`); None if nothing shows its unit."""
     rate, clock = _median(columns["throughput"]), clock_s(columns["at"], steps)
     if not rate or clock is None:
         return None
@@ -415,5 +420,5 @@ def rate_in(
 
 
 def _median(column: StepColumn) -> float | None:
-    known = column[np.isfinite(column) & (column > 0)]
-    return float(np.median(known)) if len(known) else None
+    positive = column[np.isfinite(column) & (column > 0)]
+    return float(np.median(positive)) if len(positive) else None

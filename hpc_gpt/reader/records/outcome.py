@@ -1,8 +1,8 @@
-"""The results of a run that another program logged: step time, losses, counts, tokens.
+"""Adds the results of a run that another program logged: step time, losses, counts, tokens.
 
-The step time is, in this order: as printed; by tokens/s or samples/s, if the batch is known; by the time since the
-start of the run; by the time of day of the lines; by a Trainer's bars, less evaluations and saves; the total runtime
-over the steps, with them. If it is not printed, a flag says how it was found.
+The step time comes from the first of these that the log has: the printed step time; tokens/s or samples/s, if the batch
+is known; the time since the start of the run; the time of day of the lines; a Trainer's bars, less evaluations and
+saves; the total runtime over the steps, which includes these. If it is not printed, a flag says how it was found.
 """
 
 import math
@@ -21,8 +21,8 @@ from hpc_gpt.reader.steps import OUTLIER, RULE, SLOW_STEP, Mask, StepColumn, Ste
 # Times of day in whole seconds measure a step of this many seconds to about a tenth.
 _COARSE_S = 10.0
 _EXACT_S = 20.0
-_ROUGH_S = 5.0  # the program's own clock may do with less, in its first minute
-_AT_ONCE = 0.1  # of the lines may have the time of the line before, if times have fractions of a second
+_ROUGH_S = 5.0  # the program's own clock may cover less, in its first minute
+_AT_ONCE = 0.1  # share of lines that may have the time of the line before, if times have fractions of a second
 _APART = 0.02  # if two programs' times of the same steps differ by more than this share, a flag says it
 
 
@@ -36,10 +36,10 @@ def add_times(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> StepColum
         _add_untimed(draft, steps, parts)
         return step_s
     other = _of_another_batch(draft, steps, parts)
-    apart, pauses = _apart(draft, steps, np.where(other, np.nan, step_s))
+    set_apart, pauses = _apart(draft, steps, np.where(other, np.nan, step_s))
     if "differences" in how:
-        apart |= np.isfinite(steps["loss_eval"])
-    times = time_steps(steps, step_s, apart | other)
+        set_apart |= np.isfinite(steps["loss_eval"])
+    times = time_steps(steps, step_s, set_apart | other)
     assert times is not None
     _add_measured(draft, steps, times, how)
     _flag_times(draft, steps, step_s, times, pauses)
@@ -58,13 +58,13 @@ def _seconds(draft: Draft, steps: LogSteps) -> tuple[StepColumn, str]:
     tokens = tokens or consumed_by_step(steps)
     for key in ("tokens_per_s", "tokens_per_s_gpu", "samples_per_s", "samples_per_s_gpu"):
         whole, of = (tokens, by) if key.startswith("tokens") else (batch, "global_batch")
-        known = np.isfinite(steps[key]) & (steps[key] > 0)
+        usable = np.isfinite(steps[key]) & (steps[key] > 0)
         share = key.endswith("_gpu")
-        if known.any() and whole and (gpus or not share):
+        if usable.any() and whole and (gpus or not share):
             with np.errstate(over="ignore"):
-                seconds = whole / np.where(known, steps[key], np.nan) / (gpus if share and gpus else 1)
-            return seconds, f"{of} / {key.removesuffix('_gpu')}" + (" of one GPU x gpus" if share else "")
-    # Lines without a step number may be of any number of steps.
+                seconds = whole / np.where(usable, steps[key], np.nan) / (gpus if share and gpus else 1)
+            return seconds, f"{of} / ({key} x gpus)" if share else f"{of} / {key}"
+    # Lines without a step number may represent any number of steps.
     for key, what in (("elapsed_s", "the time since the start"), ("at", "the lines' times of day"))[
         : 2 * steps.numbered
     ]:
@@ -77,60 +77,60 @@ def _seconds(draft: Draft, steps: LogSteps) -> tuple[StepColumn, str]:
 def _differences(steps: LogSteps, clock: StepColumn, least_s: float) -> tuple[StepColumn, str]:
     """(seconds per step since an earlier line of the same attempt, NaN without one; a note on them).
 
-    That line is the previous one. If the clock has whole seconds only, and the lines are too close for these, it is the
-    line a tenth of all lines earlier, or the first of lines that take `least_s` in all.
+    The earlier line is the previous one. If the clock has only whole seconds and the lines are too close for that, it
+    is the line a tenth of all lines earlier, or the first line if all take at least `least_s`.
     """
-    known = clock[np.isfinite(clock)]
-    between, whole = np.diff(known), bool((known % 1 == 0).all())
+    times = clock[np.isfinite(clock)]
+    between, whole = np.diff(times), bool((times % 1 == 0).all())
     unknown = np.full(len(steps), np.nan), ""
     if not whole and (between == 0).sum() > _AT_ONCE * len(between):
-        return unknown  # lines that a buffer held back have the time at which it was written
+        return unknown  # a buffer delayed these lines, and they have the time at which it was written
     if len(between) and whole and np.median(between) < _COARSE_S:
-        # Two whole seconds are exact to one: over 20 s that is 5 %.
-        if (span := known[-1] - known[0]) < _EXACT_S:
-            words = f", which are whole seconds: {span:g} s in all, exact to one"
-            return (_over(steps, clock, len(known) - 1), words) if span >= least_s else unknown
-        apart = math.ceil(_EXACT_S / max(float(np.mean(between)), 0.05))
-        reach = min(len(steps) - 1, max(1, len(steps) // 10, apart))
+        # The difference of two whole seconds is exact to 1 s: over 20 s that is 5 %.
+        if (span := times[-1] - times[0]) < _EXACT_S:
+            note = f", which are whole seconds: {span:g} s in all, exact to 1 s"
+            return (_over(steps, clock, len(times) - 1), note) if span >= least_s else unknown
+        least_lines = math.ceil(_EXACT_S / max(float(np.mean(between)), 0.05))
+        reach = min(len(steps) - 1, max(1, len(steps) // 10, least_lines))
         return _over(steps, clock, reach), f", which are whole seconds, over {reach} lines"
     return _over(steps, clock, 1), ""
 
 
 def _over(steps: LogSteps, clock: StepColumn, reach: int) -> StepColumn:
     seconds = np.full(len(steps), np.nan)
-    rows = np.flatnonzero(np.isfinite(clock))  # lines of another program between may have no clock
+    rows = np.flatnonzero(np.isfinite(clock))  # lines of another program between them may have no clock
     if len(rows) > reach:
-        here, before = rows[reach:], rows[:-reach]
-        apart = steps["step"][here] - steps["step"][before]
+        lines, before = rows[reach:], rows[:-reach]
+        steps_apart = steps["step"][lines] - steps["step"][before]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            each = (clock[here] - clock[before]) / apart
-        same = steps.attempt[here] == steps.attempt[before]
-        seconds[here] = np.where(same & (apart > 0) & (each > 0), each, np.nan)
+            step_s = (clock[lines] - clock[before]) / steps_apart
+        same_attempt = steps.attempt[lines] == steps.attempt[before]
+        seconds[lines] = np.where(same_attempt & (steps_apart > 0) & (step_s > 0), step_s, np.nan)
     return seconds
 
 
 def _apart(draft: Draft, steps: LogSteps, step_s: StepColumn) -> tuple[Mask, str]:
-    """(lines to set apart, the pauses that the arguments ask for if the log has no line of them)."""
-    apart = steps.after_pause | (steps["skipped"] > 0) | (steps["nan"] > 0) | steps.nan
+    """(mask of the lines to set apart, the pauses in the arguments if the log has no lines of pauses)."""
+    set_apart = steps.after_pause | (steps["skipped"] > 0) | (steps["nan"] > 0) | steps.nan
     pauses = []
     if not steps.after_pause.any():
         for name, what in (("eval_interval", "an evaluation"), ("save_interval", "a save")):
             every = draft.whole(name)
             if not every or every <= steps.interval:
                 continue
-            # The line after the step includes the pause. It is set apart only if it took longer.
+            # The line after the step includes the pause. It is set apart only if it took much longer.
             begins = steps["step"] - steps.interval
             due = (begins > 0) & (begins % every == 0) & np.isfinite(step_s)
             if due.any():
                 slow = due & (step_s > SLOW_STEP * np.nanmedian(step_s))
-                apart |= slow
+                set_apart |= slow
                 if slow.any():
                     pauses.append(f"{what} every {every} steps ({draft.sources[name]})")
-    return apart, " and ".join(pauses)
+    return set_apart, " and ".join(pauses)
 
 
 def _of_another_batch(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> Mask:
-    """Which lines are of another batch than the one of the record, if the batch of the run grew."""
+    """Mask of the lines whose batch is not the record's, if the batch grew during the run."""
     other = np.zeros(len(steps), np.bool_)
     batch = draft.whole("global_batch")
     stated = (fact for part in parts for fact in part.facts.get("global_batch", ()))
@@ -138,14 +138,14 @@ def _of_another_batch(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> M
         return other
     samples = _over(steps, steps["consumed_samples"], 1)
     if not np.isfinite(samples).any():
-        draft.flag(f"step_s is of steps of every batch size, but the figures from it assume {batch} samples")
+        draft.flag(f"step_s includes steps of every batch size, but the figures from it assume {batch} samples")
         return other
     other = np.abs(samples - batch) > 0.5
     if other[steps.counts & np.isfinite(samples)].all():
-        draft.flag(f"no line is of steps of {batch} samples only: step_s is of other batch sizes")
+        draft.flag(f"no line has only steps of {batch} samples: step_s comes from other batch sizes")
         return np.zeros(len(steps), np.bool_)
-    # The batch of the first line of an attempt is unknown; it is warm-up anyway.
-    draft.flag(f"{int(other.sum())} lines of steps of another batch than {batch} are set apart")
+    # The batch of an attempt's first line is unknown, but the line is warm-up anyway.
+    draft.flag(f"{int(other.sum())} lines with steps of another batch size than {batch} are set apart")
     return other
 
 
@@ -163,7 +163,7 @@ def _add_measured(draft: Draft, steps: StepTable, times: StepTimes, how: str, li
         ("step_s_p10", times.p10, "10th percentile of the same lines"),
         ("step_s_p90", times.p90, "90th percentile of the same lines"),
         ("step_s_mean", times.mean, "mean of the same lines"),
-        ("steps_used", times.used, "lines that the median is of"),
+        ("steps_used", times.used, "lines in the median"),
         ("warmup_steps", times.warmup, "lines left out as warm-up"),
     ):
         draft.set(name, value, source_of)
@@ -176,7 +176,7 @@ def _flag_times(draft: Draft, steps: LogSteps, step_s: StepColumn, times: StepTi
     whole = bool((steps["skipped"][counting] >= steps.interval).all() and steps.interval_known)
     if whole:
         draft.flag(
-            "every step was skipped by an overflow of fp16: step_s is of forward and backward only", "all_skipped"
+            "every step was skipped by an fp16 overflow: step_s includes forward and backward only", "all_skipped"
         )
     for flag in times.flags:
         if not (whole and flag.kind == "none_plain"):
@@ -191,7 +191,7 @@ def _flag_times(draft: Draft, steps: LogSteps, step_s: StepColumn, times: StepTi
             f"{step_s[worst]:.4g} s ({steps.place(worst)}); the median includes them"
         )
     if steps.stride > 1:
-        draft.flag(f"of {steps.count:,} lines of steps every {steps.stride}th was kept")
+        draft.flag(f"every {steps.stride}th of {steps.count:,} lines of steps was kept")
 
 
 def _flag_other_programs(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
@@ -200,23 +200,24 @@ def _flag_other_programs(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -
         for name, other in part.steps.items():
             if name == steps.dialect or "step_s" not in other:
                 continue
-            _, here, there = np.intersect1d(steps["step"], other["step"], return_indices=True)
+            _, rows, other_rows = np.intersect1d(steps["step"], other["step"], return_indices=True)
             with np.errstate(all="ignore"):
-                ratio = other["step_s"][there] / steps["step_s"][here]
+                ratio = other["step_s"][other_rows] / steps["step_s"][rows]
             ratio = ratio[np.isfinite(ratio) & (ratio > 0)]
             if len(ratio) and abs(float(np.median(ratio)) - 1) > _APART:
-                words = f"{name} times the same steps at {float(np.median(ratio)):.3f} of what {steps.dialect} says"
-                draft.flag(f"{words} ({part.file}:{other.line[there[0]]})")
+                where = f"{part.file}:{other.line[other_rows[0]]}"
+                times = f"{float(np.median(ratio)):.3f} x the time that {steps.dialect} prints"
+                draft.flag(f"{name} prints {times} for the same steps ({where})")
 
 
 def _add_untimed(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
-    """Adds the step time of a run whose lines have none: by the total runtime, which is exact, unless a Trainer's bars
-    show that more than steps is in it."""
-    found = timed_bars(parts)
-    if found is None:
+    """Adds the step time of a run whose lines have none: by the total runtime, which is exact, or by a Trainer's bars
+    if these show that the total includes more than steps."""
+    by_bars = timed_bars(parts)
+    if by_bars is None:
         add_from_total(draft, steps, parts)
         return
-    bars, seconds, how = found
+    bars, seconds, how = by_bars
     times = time_steps(bars, seconds, np.zeros(len(bars), np.bool_))
     assert times is not None
     if not add_from_total(draft, steps, parts, times.step_s):
@@ -229,31 +230,31 @@ _MOST_TOKENS = 10**18
 
 
 def add_rates(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
-    """Adds what the program prints: TFLOPs, MFU, tokens/s of one GPU and of all, each the median of the steady lines.
+    """Adds the printed TFLOPs, MFU, tokens/s per GPU and of all GPUs, each the median of the steady lines.
 
-    A log such as nanoGPT's has neither batch, seq nor rate: tokens/s are then those of a step.
+    A log such as nanoGPT's prints no rate: tokens/s then follow from the tokens of a step and its time.
     """
     for column, key in _PRINTED.items():
         usable = np.isfinite(steps[column]) & (steps[column] > 0)
-        known = np.flatnonzero(usable & steps.steady if (usable & steps.steady).any() else usable & steps.counts)
+        lines = np.flatnonzero(usable & steps.steady if (usable & steps.steady).any() else usable & steps.counts)
         facts = [fact for part in parts for fact in part.facts.get(column, ()) if isinstance(fact.value, int | float)]
-        if len(known):
-            source = f"median of the program's own over {len(known)} lines from {steps.place(int(known[0]))}"
-            draft.set(key, float(np.median(steps[column][known])), source)
+        if len(lines):
+            source = f"median of the program's own figures in {len(lines)} lines from {steps.place(int(lines[0]))}"
+            draft.set(key, float(np.median(steps[column][lines])), source)
         elif facts:
-            source = f"{facts[0].place}, median of {len(facts)} figures of the program's own"
+            source = f"{facts[0].place}, median of the program's own {len(facts)} figures"
             draft.set(key, float(np.median([fact.value for fact in facts])), source)
     if (draft.get("mfu_printed") or 0.0) > 1:
         draft.flag(f"the program prints an MFU of {draft.values.pop('mfu_printed'):.0%}: left out")
         del draft.sources["mfu_printed"]
-    each, gpus, step_s = draft.get("tokens_per_s_gpu"), draft.whole("gpus"), draft.get("step_s")
-    if each and gpus and "tokens_per_s" not in draft:
-        draft.set("tokens_per_s", each * gpus, f"{draft.sources['tokens_per_s_gpu']}, of one GPU x gpus")
+    per_gpu, gpus, step_s = draft.get("tokens_per_s_gpu"), draft.whole("gpus"), draft.get("step_s")
+    if per_gpu and gpus and "tokens_per_s" not in draft:
+        draft.set("tokens_per_s", per_gpu * gpus, f"{draft.sources['tokens_per_s_gpu']}, x gpus")
     elif step_s and (tokens := step_tokens(draft)) and "tokens_per_s" not in draft:
-        draft.set("tokens_per_s", tokens / step_s, f"{tokens} tokens a step / step_s")
+        draft.set("tokens_per_s", tokens / step_s, f"{tokens} tokens per step / step_s")
 
 
-# {column of the steps, or fact: key of the record}
+# {column of the steps, or name of a fact: key of the record}
 _PRINTED = {
     "tflops": "tflops_printed",
     "mfu": "mfu_printed",
@@ -264,9 +265,9 @@ _PRINTED = {
 
 def add_losses(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
     """Adds the first and the last loss, and the loss of the last evaluation."""
-    known = np.flatnonzero(np.isfinite(steps["loss"]) & steps.counts)
-    if len(known):
-        first, last = int(known[0]), int(known[-1])
+    finite = np.flatnonzero(np.isfinite(steps["loss"]) & steps.counts)
+    if len(finite):
+        first, last = int(finite[0]), int(finite[-1])
         draft.set("loss_first", float(steps["loss"][first]), steps.place(first))
         draft.set("loss_last", float(steps["loss"][last]), steps.place(last))
         if last > first and steps["loss"][last] >= steps["loss"][first]:
@@ -281,7 +282,7 @@ def add_losses(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
 def add_counts(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
     """Adds skipped and NaN steps, tokens, saves."""
     if steps.absurd:
-        draft.flag(f"left out: {counted_words(steps.absurd, 'figures of steps larger than any can be')}")
+        draft.flag(f"left out: {counted_words(steps.absurd, 'impossibly large figures of steps')}")
     if not steps.numbered:
         draft.flag("the lines have no step numbers: the lines are counted instead")
     if len(steps):
@@ -294,10 +295,10 @@ def add_counts(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
         nan = np.flatnonzero(steps.nan & steps.counts)
         lost = len(nan) if steps.stride == 1 else max(len(nan), int(steps.totals.get("nan_loss", 0)))
         if lost > (draft.get("nan_steps") or 0):
-            draft.set("nan_steps", lost, "lines with a loss or a gradient that is no number")
+            draft.set("nan_steps", lost, "lines with a loss or a gradient that is not a number")
         if lost:
             where = f", the first at {steps.place(int(nan[0]))}" if len(nan) else ""
-            draft.flag(f"{counted(lost, 'line')} with a loss or a gradient that is no number{where}", "nan")
+            draft.flag(f"{counted(lost, 'line')} with a loss or a gradient that is not a number{where}", "nan")
     else:
         skipped = sum(table.totals.get("skipped", 0.0) for part in parts for table in part.steps.values())
         if skipped:
@@ -306,24 +307,24 @@ def add_counts(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
     if saves:
         draft.set("save_s", float(np.median(saves)), f"median of {len(saves)} saves")
     timed = [part.timers_s["save-checkpoint"] for part in parts if "save-checkpoint" in part.timers_s]
-    if count := sum(each for _, each in timed):
+    if count := sum(number for _, number in timed):
         draft.infer("save_s", sum(total for total, _ in timed) / count, f"mean of {count} timers save-checkpoint")
     _add_tokens(draft, steps, parts)
 
 
 def _add_tokens(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
     seq = draft.whole("seq")
-    for key, each in (("consumed_tokens", 1), ("consumed_samples", seq)):
+    for key, per_unit in (("consumed_tokens", 1), ("consumed_samples", seq)):
         rows = np.flatnonzero(np.isfinite(steps[key]) & steps.counts)
-        if each and len(rows) > 1:
+        if per_unit and len(rows) > 1:
             column, numbers = steps[key], steps["step"]
             first, last = int(rows[0]), int(rows[-1])
-            # The difference lacks the tokens of the steps of the first line.
+            # The difference lacks the tokens of the first line's steps.
             begun = (step_tokens(draft) or 0) * steps.interval
-            # Composer's first line counts the tokens before its step: none.
+            # Composer's first line counts the tokens before its step, which are 0.
             known_begin = numbers[first] <= steps.interval and (column[first] or numbers[first] == 0)
-            begun = int(float(column[first]) * each) if known_begin else begun
-            total = int(float(column[last] - column[first]) * each) + begun
+            begun = int(float(column[first]) * per_unit) if known_begin else begun
+            total = int(float(column[last] - column[first]) * per_unit) + begun
             if not 0 < total < _MOST_TOKENS:
                 continue
             return draft.set("tokens_total", total, f"inferred: {key} from {steps.place(first)} to {steps.line[last]}")
@@ -334,7 +335,7 @@ def _add_tokens(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
     count = 0
     if len(rows):
         numbers = steps["step"][rows]
-        # The first line is of the steps up to it; a line of step 0 is of that step only.
+        # The first line represents the steps up to it; a line of step 0 represents only that step.
         begin = float(numbers.min())
         count = int(numbers.max() - begin) + (min(steps.interval, int(begin)) or 1)
     elif draft.get("step_s") is not None:

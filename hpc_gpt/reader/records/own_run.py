@@ -1,4 +1,4 @@
-"""Our own run folders as records: resolved.json says what ran, `attempts/` how it went."""
+"""Reads our run folders as records: resolved.json has the settings, `attempts/` the results."""
 
 import json
 import math
@@ -42,23 +42,23 @@ from hpc_gpt.reader.records.log_steps import log_interval
 from hpc_gpt.reader.steps import RULE, StepTable, StepTimes, steps_that_count, time_steps
 
 DIALECT = "hpc-gpt"
-# The kind of a flag on a program's checkpoints, which `why` shows, too.
+# The kind of a flag on a program's checkpoints, which `why` also shows.
 OF_CHECKPOINTS = "checkpoints"
 _OVER = {*RETRIES} - {"unknown"}
-_NOT_IN_RECORD = ("grad_norm", "lr", "tokens_per_s")  # of our trainer, whose lines all have a loss
+_NOT_IN_RECORD = ("grad_norm", "lr", "tokens_per_s")  # columns of our trainer that no record needs
 
 
 def read_own(run: RunFolder, ends_only: bool = False, record_only: bool = False) -> RunRead:
-    """Reads one run, in any state, with its steps. `ends_only`: how it ended, without figures of its steps, in a time
+    """Reads one run, in any state, with its steps. `ends_only`: only its end, without figures of its steps, in a time
     that does not grow with them. `record_only`: without the columns that its record does not need, in less memory.
 
     Raises ConfigError or RunFolderError if resolved.json cannot be read. If another file is missing or half
-    written, what follows from it is null.
+    written, the figures that follow from it are null.
     """
     output.working_on = str(run.path)
     run = CachedRun(run.path)
     resolved = run.resolved()
-    # A trainer may write NaN as null; another program may print its loss now and then, so that all its lines are read.
+    # Our trainer may write NaN as null; another program may print its loss now and then, so all its lines are read.
     has_each_loss = engine_named(resolved.engine.name).writes_metrics
     attempts = [read_attempt(attempt, ends_only and has_each_loss) for attempt in run.attempts()]
     for read in attempts if record_only and has_each_loss else ():
@@ -99,8 +99,8 @@ def read_own(run: RunFolder, ends_only: bool = False, record_only: bool = False)
 
 
 def figures_asked(resolved: Sized) -> dict[str, Any]:
-    """A record's keys of the engine, layout, batch and model that a run asks for; None for what another program
-    has, and its experiment does not say."""
+    """A record's keys of the engine, layout, batch and model that a run requests; None for figures of another program
+    that its experiment does not state."""
     model, layout, batch = resolved.model, resolved.layout, resolved.batch
     figures: dict[str, Any] = {
         "engine": resolved.engine.name,
@@ -127,9 +127,9 @@ def figures_asked(resolved: Sized) -> dict[str, Any]:
 
 
 def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
-    kept = ("command",) if runs_program(resolved) else ("engine", "train", "data")
+    table_names = ("command",) if runs_program(resolved) else ("engine", "train", "data")
     tables = resolved.to_tables()
-    settings = json.loads(json.dumps({name: tables[name] for name in kept}))
+    settings = json.loads(json.dumps({name: tables[name] for name in table_names}))
     figures = figures_asked(resolved)
     if table := model_table(resolved):
         model = {key: value for key, value in table.items() if key not in figures}
@@ -143,7 +143,7 @@ def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
         settings["sweep"] = {"name": resolved.sweep, "row": resolved.row} | ({"varied": varied} if varied else {})
     facts = engine_named(resolved.engine.name)
     stage_that_runs = facts.stage_that_runs(resolved.engine.zero_stage or 0, resolved.train.dtype)
-    given = {
+    values = {
         **figures,
         "name": resolved.name,
         "device": resolved.cluster.device,
@@ -152,19 +152,19 @@ def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
         "config_hash": config_hash(resolved),
     }
     for key in RECORD_KEYS:
-        if given.get(key) is not None:
-            draft.set(key, given[key], "resolved.json")
-    stage = given["zero_stage"]
+        if values.get(key) is not None:
+            draft.set(key, values[key], "resolved.json")
+    stage = values["zero_stage"]
     if stage is not None and stage != resolved.engine.zero_stage:
         draft.sources["zero_stage"] = "resolved.json, by ds_config's rule"
         draft.flag(f"engine.zero_stage is {resolved.engine.zero_stage}, but {resolved.train.dtype} runs ZeRO {stage}")
-    if given["params"] is not None:
+    if values["params"] is not None:
         draft.sources["params"] = "from the shape in resolved.json, the tied embedding once"
     draft.sources["config_hash"] = "sha256 of the settings in resolved.json that decide weights and speed"
 
 
 def _add_prediction(draft: Draft, run: RunFolder) -> None:
-    """Adds what the plan predicted at submission, if it did: the memory of each stage and the step time."""
+    """Adds the plan's predictions at submission, if there are any: the memory of each stage and the step time."""
     tables = read_stored(run.path / PREDICTED)
     allocated = [stage.get("allocated") for stage in (tables.get("memory_gib") or {}).get("stages") or []]
     if allocated and all(allocated):
@@ -176,13 +176,13 @@ def _add_prediction(draft: Draft, run: RunFolder) -> None:
 
 def _add_device(draft: Draft, attempts: list[AttemptRead]) -> None:
     """Adds the device that the ranks found, null for a CPU; without an attempt the profile's device stays."""
-    # provenance.json is of the submitting machine: under Slurm it says nothing about the nodes.
+    # provenance.json describes the submitting machine: under Slurm it says nothing about the nodes.
     for read in reversed(attempts):
-        found = read.trainer.get("device")
-        if found is not None:
-            name, asked = None if found == "cpu" else device_named(found) or found, draft.get("device")
-            if asked and asked not in (name, found):
-                draft.flag(f"the profile says device {asked}, the run found {name or 'no GPU'}", "device")
+        device = read.trainer.get("device")
+        if device is not None:
+            name, requested = None if device == "cpu" else device_named(device) or device, draft.get("device")
+            if requested and requested not in (name, device):
+                draft.flag(f"the profile says device {requested}, the run found {name or 'no GPU'}", "device")
             where = f"attempts/{read.attempt.number}/trainer.json"
             return draft.set("device", name, where if name else f"{where}: {ON_CPU}")
     return None
@@ -222,7 +222,7 @@ def _add_measurements(draft: Draft, attempts: list[AttemptRead]) -> None:
     # The count continues over all attempts, like the positions of the streams.
     counts = (read.measured.get("skipped_shards") for read in attempts[::-1])
     if skipped := next((count for count in counts if count), 0):
-        draft.flag(f"{counted(skipped, 'damaged shard')} of the data skipped")
+        draft.flag(f"skipped {counted(skipped, 'damaged shard')} of the data")
 
 
 def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], times: StepTimes | None) -> None:
@@ -234,36 +234,36 @@ def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], ti
     if len(nan):
         where = steps.place(int(nan[0]))
         draft.flag(
-            f"{counted(len(nan), 'step')} with a loss or a gradient that is no number, the first at {where}", "nan"
+            f"{counted(len(nan), 'step')} with a loss or a gradient that is not a number, the first at {where}", "nan"
         )
     if skipped.all():
         draft.flag("every step was skipped: step_s includes forward and backward only", "all_skipped")
     where = "metrics.jsonl of the attempts"
     saves = steps["save_s"]
-    saves = saves[~np.isnan(saves)]  # which frees the column
+    saves = saves[~np.isnan(saves)]  # a copy, which frees the column
     draft.set("skipped_steps", int(steps["skipped"].sum(where=skipped)), where)
     draft.set("nan_steps", len(nan), where)
     draft.set("save_s", float(np.median(saves)) if len(saves) else None, where)
     for key, stages in peaks.items():
         draft.set(key, stages, f"{where}, the highest of each stage")
-    asked = (draft.get("global_batch") or 0) * (draft.get("seq") or 0)
-    known = (tokens := steps["tokens"]) > 0
-    total = int(tokens.sum(where=known)) + asked * int((~known).sum())
+    step_tokens = (draft.get("global_batch") or 0) * (draft.get("seq") or 0)
+    has_tokens = (tokens := steps["tokens"]) > 0
+    total = int(tokens.sum(where=has_tokens)) + step_tokens * int((~has_tokens).sum())
     del tokens
     draft.set(
         "tokens_total",
-        total if total or asked else None,
+        total if total or step_tokens else None,
         "tokens of the lines that count; a step trained again counts once",
     )
-    rates = np.zeros(0) if asked else steps["tokens_per_s"]
+    rates = np.zeros(0) if step_tokens else steps["tokens_per_s"]
     if len(rates := rates[np.isfinite(rates)]):
-        draft.set("tokens_per_s", float(np.median(rates)), f"{where}, median of what the program prints")
+        draft.set("tokens_per_s", float(np.median(rates)), f"{where}, median of the program's own figures")
     _add_times(draft, times, len(steps), where)
 
 
 def _add_losses(draft: Draft, steps: StepTable) -> None:
-    """Adds the first and the last loss, and the last of an evaluation."""
-    # Of millions of steps a column takes much room: none is held longer than it is looked at.
+    """Adds the first and the last loss, and the loss of the last evaluation."""
+    # A column of millions of steps takes much memory: each is freed after its use.
     loss = steps["loss"]
     has_loss = np.isfinite(loss)
     if has_loss.any():
@@ -285,7 +285,7 @@ def _add_losses(draft: Draft, steps: StepTable) -> None:
 
 
 def _add_times(draft: Draft, times: StepTimes | None, steps: int, where: str) -> None:
-    """Adds the step time of those that are used of so many `steps`, from `where`."""
+    """Adds the step time and its counts. `steps`: the number of steps that count; `where`: their source."""
     if times is None:
         draft.values |= {"steps_used": 0, "warmup_steps": 0}
         return
@@ -295,8 +295,8 @@ def _add_times(draft: Draft, times: StepTimes | None, steps: int, where: str) ->
         ("step_s_p10", times.p10, "10th and 90th percentile of the same steps"),
         ("step_s_p90", times.p90, "10th and 90th percentile of the same steps"),
         ("step_s_mean", times.mean, "mean of the same steps"),
-        ("steps_used", times.used, "counts of the steps that step_s is from"),
-        ("warmup_steps", times.warmup, "counts of the steps that step_s is from"),
+        ("steps_used", times.used, "steps in the median"),
+        ("warmup_steps", times.warmup, "steps left out as warm-up"),
     ):
         draft.set(name, value, source)
     for flag in times.flags:
@@ -313,8 +313,8 @@ def _add_attempts(
     last = next((read for read in attempts if read.attempt.number == number), None)
     submissions = run.submissions()
     cause = end.why if end and not waiting else None
-    if state == "pending" and last and (words := retry_note(last.attempt, why=True)):
-        cause = words
+    if state == "pending" and last and (note := retry_note(last.attempt, why=True)):
+        cause = note
     if cancelled := cancel_cause(run, run_state):
         cause = cancelled
     if state in ("error", "user_error") and last and not last.ended:
@@ -353,8 +353,8 @@ def _add_attempts(
 
 
 def _add_gpu_hours(draft: Draft, resolved: Resolved, attempts: list[AttemptRead]) -> None:
-    """Adds GPUs x hours over all attempts, each from its start to its end, or to its last sign of life without one; no
-    hours of ranks on CPUs."""
+    """Adds GPUs x hours over all attempts, each from its start to its end, or to its last sign of life; none for ranks
+    on CPUs."""
     if resolved.asked_gpus is None or (attempts and all(ran_on_cpu(read.attempt) for read in attempts)):
         return
     spans = [gpu_seconds(read.attempt, gpus_of(resolved), end_time_of(read.attempt)) for read in attempts]
@@ -364,16 +364,16 @@ def _add_gpu_hours(draft: Draft, resolved: Resolved, attempts: list[AttemptRead]
 
 
 def _since(steps: StepTable, attempt: int | None, ended: str, cause: str | None) -> str | None:
-    """The cause of an attempt's end; of NaN with the step since which there was nothing else."""
+    """The cause of an attempt's end; for NaN, with the step from which on all losses are NaN."""
     since = steps.nan_since(attempt) if attempt is not None and ended == "nan" else None
-    words = None if since is None else f"nan since step {steps['step'][since]:.0f}"
-    return cause if words is None or words in (cause or "") else f"{words}; {cause}" if cause else words
+    nan_note = None if since is None else f"nan since step {steps['step'][since]:.0f}"
+    return cause if nan_note is None or nan_note in (cause or "") else f"{nan_note}; {cause}" if cause else nan_note
 
 
 def _attempt_tables(
     run: RunFolder, attempts: list[AttemptRead], run_state: RunState, steps: StepTable
 ) -> list[dict[str, Any]]:
-    """The record's `attempts`: one object each."""
+    """The record's key `attempts`, one object per attempt."""
     classes = attempt_classes(run, [read.attempt for read in attempts], run_state)
     return [
         {
@@ -400,7 +400,7 @@ def _attempt_tables(
 
 
 def _moved(read: AttemptRead, run_state: RunState) -> str | None:
-    """That the run folder was moved while this attempt ran."""
+    """The cause of an attempt whose run folder was moved while it ran; None for others."""
     decides = (
         run_state.attempt is not None and read.attempt.number == run_state.attempt.number and run_state.facts.began
     )
@@ -408,7 +408,7 @@ def _moved(read: AttemptRead, run_state: RunState) -> str | None:
 
 
 def _source_of_state(run_state: RunState) -> str:
-    """Which file gives the state of the run."""
+    """The file that decides the state of the run, with a reason: the source of `ended`."""
     state, line, attempt = run_state.state, run_state.line, run_state.attempt
     if state.by == "submission":
         return "submissions.jsonl"

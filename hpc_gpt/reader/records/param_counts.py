@@ -1,7 +1,7 @@
-"""The parameters of the model that a log is of: by the program's own counts, and by the shape, with what of them
-multiplies a token.
+"""Adds the parameters of the model in a log, by the program's own counts and by its shape, and those that multiply a
+token.
 
-What these say of the same quantity must agree to 5 %: else the parameters are left out, and a flag says both.
+Counts of the same quantity must agree to 5 %: otherwise the parameters are left out, and a flag gives both counts.
 """
 
 import math
@@ -21,16 +21,16 @@ from hpc_gpt.reader.records.inferred import is_on, number_of
 
 _GI = 2**30
 _ROUNDING = 0.005  # printed counts are rounded to two digits or more
-_EXACT = 1e-6  # a count that is exact to this share is not rounded
+_EXACT = 1e-6  # a count with a smaller rounding error is exact
 _ALIKE = 0.05  # counts of one model that differ by more contradict each other
-_PART = "only a part of the parameters is trained, and the formulas are of all"
-# Arguments that change the layers' matrices in ways that are not read here.
+_PART = "only a part of the parameters is trained, and the formulas assume all"
+# Arguments that change the layers' matrices in ways that hpc-gpt does not read.
 _OTHER_LAYERS = (
     *("multi_latent_attention", "is_hybrid_model", "hybrid_override_pattern", "hybrid_attention_ratio"),
     *("hybrid_layer_pattern", "heterogeneous_layers_config_path", "mtp_num_layers", "moe_latent_size"),
     *("attention_output_gate", "experimental_attention_variant", "decoder_num_layers", "decoder_seq_length"),
 )
-# What the shape has beside its sizes, by the name of a model's architecture.
+# Details of the shape in addition to its sizes, by the name of a model's architecture.
 _LLAMA: dict[str, Any] = {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope", "bias": "none"}
 _KINDS = {
     **dict.fromkeys(("llama", "mistral", "mixtral"), _LLAMA),
@@ -42,7 +42,7 @@ _OFF = ("", "none", "null", "false", "0", "0.0", "standard")
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture: in `layers` layers `count` MLPs of width `ffn`, of which a token uses `used`, and a shared one."""
+    """A mixture: `layers` layers with `count` MLPs of width `ffn` each, `used` of them per token, and a shared one."""
 
     count: int
     used: int
@@ -53,7 +53,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class ModelSize:
-    """A model's shape, and what replaces the MLP in the layers with experts."""
+    """A model's shape, and the experts that replace the MLP in some layers."""
 
     shape: ModelShape
     experts: Experts | None = None
@@ -65,16 +65,16 @@ class ModelSize:
 
     @property
     def params_of_token(self) -> int:
-        """Parameters that a token uses: all, but for the experts that it is not sent to."""
+        """Parameters that a token uses: all except those of the experts that it is not sent to."""
         return self.shape.params + (self._more(self.experts.used) if self.experts else 0)
 
     @property
     def layer_weights(self) -> float:
-        """Weights of a layer's matrices that multiply a token, the mean of the layers."""
+        """Weights of a layer's matrices that multiply a token, the mean over the layers."""
         return self.shape.layer_weights + (self._more(self.experts.used) / self.shape.layers if self.experts else 0)
 
     def _more(self, count: int) -> int:
-        """What all layers have beyond their plain MLP, with so many experts each and the router of all."""
+        """Parameters of all layers in addition to a plain MLP, with `count` experts each and the whole router."""
         one, shape = self.experts, self.shape
         assert one is not None
         of_layer = count * _mlp(shape, one.ffn) + _mlp(shape, one.shared_ffn) + one.count * shape.hidden
@@ -82,7 +82,7 @@ class ModelSize:
 
 
 def _mlp(shape: ModelShape, ffn: int) -> int:
-    """Parameters of an MLP of that width."""
+    """Parameters of an MLP of width `ffn`."""
     parts = replace(shape, ffn=ffn).matrices[4:] if ffn else ()
     return sum(matrix.size + (matrix.rows if matrix.bias else 0) for matrix in parts)
 
@@ -96,7 +96,7 @@ def size_by_shape(draft: Draft, arguments: Mapping[str, str]) -> tuple[ModelSize
     if max(hidden, layers, heads, rows) > 10**9:
         return None, "the shape is larger than any model"
     if other := other_layers(arguments):
-        return None, f"{other} gives other layers than a plain decoder's"
+        return None, f"{other} gives layers that a plain decoder does not have"
     positions = str(draft.get("position_embedding") or arguments.get("pos_emb", "learned")).strip(" '\"")
     rotary = positions not in ("learned_absolute", "learned", "absolute")
     rotary = rotary or is_on(arguments, "use_rotary_position_embeddings", "use_rope")
@@ -105,7 +105,7 @@ def size_by_shape(draft: Draft, arguments: Mapping[str, str]) -> tuple[ModelSize
     no_bias = is_on(arguments, "disable_bias_linear") or arguments.get("add_bias_linear", "").strip() == "False"
     engine = draft.get("engine")
     facts = engines().get(engine)
-    # GPT-2 unless the arguments say otherwise, as in programs of our engines' kinds that pad its vocabulary.
+    # GPT-2 unless the arguments say otherwise, as in programs like our engines that pad its vocabulary.
     like_gpt2 = engine == "gpt-neox" or (facts is not None and facts.pads_vocabulary)
     if engine == "hf" or (facts is not None and facts.any_model):
         # A Trainer trains any model; only GPT-2's configuration names its width n_embd.
@@ -144,7 +144,7 @@ def other_layers(arguments: Mapping[str, str]) -> str | None:
 
 
 def _experts(draft: Draft, arguments: Mapping[str, str], shape: ModelShape) -> Experts | str | None:
-    """The experts of a dump, None for a dense model; why not, if the dump lacks what it takes."""
+    """The experts by a dump of arguments; None for a dense model; a reason if the dump does not state them all."""
     count, used = draft.whole("experts") or 1, draft.whole("experts_per_token")
     if count == 1:
         return None
@@ -156,7 +156,7 @@ def _experts(draft: Draft, arguments: Mapping[str, str], shape: ModelShape) -> E
     else:
         layers = 0
     if not used or not layers or arguments.get("mlp_type", "standard").strip() != "standard":
-        return "a mixture of experts, of which the log does not say how many parameters a token uses"
+        return "a mixture of experts, and the log does not say how many parameters a token uses"
     ffn = number_of(arguments, "moe_ffn_hidden_size") or shape.mlp_width
     shared = number_of(arguments, "moe_shared_expert_intermediate_size") or 0
     return Experts(count, used, layers, ffn, shared)
@@ -168,19 +168,19 @@ def shape_text(size: ModelSize) -> str:
         "GPT-2's" if shape.is_gpt2 and not experts else "",
         f"{shape.layers} layers",
         f"hidden {shape.hidden}",
-        f"{shape.padded_vocab} rows of embedding",
+        f"{shape.padded_vocab} embedding rows",
         f"{shape.seq} positions" if shape.positions == "learned" else "no learned positions",
         "gated" if shape.is_gated else "",
         f"{shape.key_heads} KV heads" if shape.key_heads != shape.heads else "",
         "untied" if not shape.tied else "",
         "a norm after the embedding" if shape.embedding_norm else "",
-        f"{experts.count} experts in {experts.layers} layers, {experts.used} for a token" if experts else "",
+        f"{experts.count} experts in {experts.layers} layers, {experts.used} per token" if experts else "",
     ]
-    return ", ".join(each for each in details if each)
+    return ", ".join(detail for detail in details if detail)
 
 
 class Count(NamedTuple):
-    """A program's own count of parameters. `of`: the whole model, the trainable ones of a rank, or an estimate."""
+    """A program's own count of parameters. `of`: the whole model, a rank's trainable parameters, or an estimate."""
 
     value: float
     where: str
@@ -188,15 +188,15 @@ class Count(NamedTuple):
 
 
 def add_params(draft: Draft, arguments: Mapping[str, str], parts: Sequence[Part]) -> None:
-    """Adds `params` and `active`, what a token uses of them: the program's exact count of the whole model, else that by
-    the shape, else the program's rounded count.
+    """Adds `params`, and `active`, the parameters that a token uses: by the program's exact count of the whole model,
+    else by the shape, else by the program's rounded count.
 
-    A count is exact to a millionth. One that a known reason explains, such as parameters that each tensor-parallel
-    rank counts again, is not of the whole model; nor is one below what the known sizes need, such as that of one shard
-    under FSDP; nor an estimate. A flag says if count and shape differ.
+    An exact count is exact to a millionth. These are not counts of the whole model: one that a known reason explains,
+    such as parameters that each tensor-parallel rank counts again; one that is too small for the known sizes, such as
+    the count of one shard under FSDP; and an estimate. A flag says if count and shape differ.
     """
     tp, pp, ep = (draft.whole(name) for name in ("tp", "pp", "ep"))
-    counts = _counts(parts, (tp or 1, pp or 1, ep or 1) == (1, 1, 1))  # a program that states none may have none
+    counts = _counts(parts, (tp or 1, pp or 1, ep or 1) == (1, 1, 1))  # a program may state none
     summed = _sum_of_ranks(draft, parts)
     if counts:
         draft.set("params_printed", counts[0].value, counts[0].where)
@@ -206,14 +206,14 @@ def add_params(draft: Draft, arguments: Mapping[str, str], parts: Sequence[Part]
     draft.values.pop("params", None)
     draft.sources.pop("params", None)
     if size is not None:
-        exact = [each for each in counts if each.of != "estimate" and _is_exact(each.value)]
+        exact = [count for count in counts if count.of != "estimate" and _is_exact(count.value)]
         if summed is not None and (tp, pp, ep or 1) == (1, 1, 1) and summed[2]:
             exact.append(Count(*summed[:2]))
         if not _add_by_shape(draft, size, exact, counts, summed):
             size, why = None, "the program's own count contradicts the shape"
     else:
         _add_by_count(draft, counts, summed, why)
-    trained = max((each.value for each in counts if each.of == "trainable"), default=0.0)
+    trained = max((count.value for count in counts if count.of == "trainable"), default=0.0)
     if 0 < trained < (draft.whole("params") or 0) / 2 and not _is_share(draft, trained, draft.get("params")):
         size, why = None, _PART
     _add_active(draft, arguments, size, why)
@@ -230,7 +230,7 @@ def _counts(parts: Sequence[Part], one_rank: bool) -> list[Count]:
         for fact in part.facts.get(name, ())
         if isinstance(fact.value, int | float) and fact.value >= 0
     ]
-    # Counted in two groups.
+    # Some programs count two groups, which are added up.
     for part in parts:
         for one, other in (("params_dense", "params_sparse"), ("params_decayed", "params_not_decayed")):
             for first, second in zip(part.facts.get(one, ()), part.facts.get(other, ()), strict=False):
@@ -257,7 +257,7 @@ def _add_by_shape(
         if close and value >= _least_params(draft) and not _reason(draft, size, value):
             source = f"{where}, the program's own count; the shape gives {show_whole(true)}"
             draft.set("params", round(value), source if round(value) != true else where)
-    alike = [_compare_count(draft, size, each) for each in counts]
+    alike = [_compare_count(draft, size, count) for count in counts]
     if summed is not None:
         alike.append(_compare_sum(draft, size, *summed))
     if not all(alike) and source is None:
@@ -268,12 +268,14 @@ def _add_by_shape(
 def _add_by_count(draft: Draft, counts: Sequence[Count], summed: tuple[float, str, bool] | None, why: str) -> None:
     """Adds the parameters of a model whose shape is not known."""
     gpus, one_rank = draft.whole("gpus") or draft.whole("dp") or 1, {draft.whole("tp"), draft.whole("pp")} == {1}
-    # FSDP counts a shard, DeepSpeed the whole model; the least of some sizes shows which.
+    # FSDP counts a shard, DeepSpeed the whole model; the least parameters of the known sizes show which.
     whole_is_trained = gpus == 1 or draft.whole("zero_stage") or _least_params(draft) > 1
     usable = {"whole": True, "trainable": whole_is_trained, "estimate": one_rank}
     least = _least_params(draft)
-    # Of an adapter's parameters and all parameters, all are the model's.
-    useful = sorted((each for each in counts if each.value >= least and usable[each.of]), key=lambda each: -each.value)
+    # If both an adapter's parameters and all parameters are counted, the larger count is the model's.
+    useful = sorted(
+        (count for count in counts if count.value >= least and usable[count.of]), key=lambda count: -count.value
+    )
     if useful:
         best = _exact_for(useful[0], [*useful, *_one_rank(draft, summed)])
         draft.set("params", round(best.value), f"{best.where}, the program's own count; {why}")
@@ -286,20 +288,20 @@ def _add_by_count(draft: Draft, counts: Sequence[Count], summed: tuple[float, st
             )
         elif whole and (draft.whole("pp") or 1) == 1 and (draft.whole("tp") or 1) == 1:
             draft.set("params", round(total), f"{where}, the program's own count; {why}")
-    elif any(each.value == 0 for each in counts):
+    elif any(count.value == 0 for count in counts):
         draft.flag(f"the program counts no parameters ({counts[0].where}): unknown, {why}")
 
 
 def _one_rank(draft: Draft, summed: tuple[float, str, bool] | None) -> list[Count]:
-    """The count of the ranks together, if no rank has what another one has, too."""
+    """The sum of the ranks' counts, if no two ranks have the same parameters."""
     alone = summed is not None and summed[2] and (draft.whole("tp") or 1) == (draft.whole("pp") or 1) == 1
     return [Count(summed[0], summed[1])] if alone and summed is not None else []
 
 
 def _exact_for(count: Count, counts: Sequence[Count]) -> Count:
-    """The exact one of the counts that a rounded one may stand for, else that one."""
+    """The count if it is exact, else an exact one that it may be rounded from, else the count."""
     near = max(_ROUNDING, _exactness(count.value))
-    alike = (each for each in counts if _is_exact(each.value) and abs(each.value / count.value - 1) <= near)
+    alike = (other for other in counts if _is_exact(other.value) and abs(other.value / count.value - 1) <= near)
     return count if _is_exact(count.value) else next(alike, count)
 
 
@@ -330,13 +332,13 @@ def _add_active(draft: Draft, arguments: Mapping[str, str], size: ModelSize | No
 
 
 def _least_params(draft: Draft) -> int:
-    """Fewer parameters than any model of the known sizes has: its embedding, and the matrices of its layers."""
+    """A lower bound of the parameters of a model of the known sizes: its embedding, and the matrices of its layers."""
     rows, hidden, layers, ffn = (draft.whole(name) or 0 for name in ("vocab_unpadded", "hidden", "layers", "ffn"))
     return max(1, hidden * ((rows or draft.whole("vocab") or 0) + layers * (hidden + 2 * ffn)))
 
 
 def _compare_count(draft: Draft, size: ModelSize, count: Count) -> bool:
-    """Whether a program's own count can be of the same model; flags one that differs, and why, if that is known."""
+    """Flags a program's own count that differs, with the reason if known; returns whether it can be the same model."""
     true, value, where = size.params, count.value, count.where
     if value > 0 and value % _GI == 0:
         return _compare_gi(draft, true, int(value) // _GI, where)
@@ -349,11 +351,14 @@ def _compare_count(draft: Draft, size: ModelSize, count: Count) -> bool:
         f"the program counts {show_whole(value)} parameters ({where}), the shape gives {show_whole(true)}"
         + (f": {reason}" if reason else "")
     )
-    # A count below half may be of a rank, or of an adapter.
+    # A count below half may belong to a rank or an adapter.
     return bool(reason) or value < true / 2 or abs(value / true - 1) <= _ALIKE
 
 
-_REASONS = {"estimate": "it is an estimate", "trainable": "those that are trained, or one rank's share of them"}
+_REASONS = {
+    "estimate": "it is an estimate",
+    "trainable": "it counts the trained parameters, or one rank's share of them",
+}
 
 
 def _reason(draft: Draft, size: ModelSize, value: float) -> str:
@@ -364,7 +369,7 @@ def _reason(draft: Draft, size: ModelSize, value: float) -> str:
     if abs(value * _GI / 1e9 / true - 1) < 1e-3 or (value % 1e9 == 0 and true // _GI == value / 1e9):
         return "it divides by 2^30"
     if tp > 1 and abs(value - true - (tp - 1) * replicated_params(size.shape)) < 1e-4 * true:
-        return f"what each of {tp} tensor-parallel ranks holds counts {tp} times"
+        return f"parameters that each of {tp} tensor-parallel ranks holds count {tp} times"
     if abs(value - true * tp) < 0.01 * true * tp and tp > 1:
         return f"each of {tp} tensor-parallel ranks counts the whole model"
     if _is_share(draft, value, true):
@@ -378,7 +383,7 @@ def _is_share(draft: Draft, value: float, params: int) -> bool:
 
 
 def _compare_gi(draft: Draft, true: int, printed: int, where: str) -> bool:
-    """Flags a size that the program printed in whole units of 2^30, if it differs from the shape's."""
+    """Flags a size printed in whole units of 2^30 that differs from the shape's; returns whether it fits."""
     message = f"the program prints a size of {printed}B ({where}), the shape gives {show_whole(true)} parameters"
     if abs(true / _GI - printed) < 1:
         draft.flag(f"{message}: it divides by 2^30")
@@ -389,7 +394,7 @@ def _compare_gi(draft: Draft, true: int, printed: int, where: str) -> bool:
 
 
 def _exactness(value: float) -> float:
-    """The relative rounding error of a count by its printed digits, as of 52.005 B or 124.44M."""
+    """The relative rounding error of a count by its printed digits, such as 52.005 B or 124.44M."""
     for unit in (1e9, 1e6, 1e3):
         if value >= unit:
             scaled = value / unit
@@ -400,7 +405,7 @@ def _exactness(value: float) -> float:
 
 
 def _sum_of_ranks(draft: Draft, parts: Sequence[Part]) -> tuple[float, str, bool] | None:
-    """(sum of the ranks' counts, where, whether every tensor and pipeline rank is there); None without any."""
+    """(sum of the ranks' counts, place of the first, whether all tensor and pipeline ranks count); None without any."""
     counts: dict[str, tuple[float, str]] = {}
     for part in parts:
         for rank, (value, place) in part.rank_params.items():
@@ -410,7 +415,7 @@ def _sum_of_ranks(draft: Draft, parts: Sequence[Part]) -> tuple[float, str, bool
         return None
     ways = (draft.whole("tp") or 1) * (draft.whole("pp") or 1)
     first = next(iter(counts.values()))[1]
-    # A rank of an expert-parallel group has its own experts only.
+    # A rank of an expert-parallel group has only its own experts.
     whole = len(counts) == ways and (draft.whole("ep") or 1) == 1
     return sum(value for value, _ in counts.values()), first, whole
 

@@ -1,8 +1,8 @@
 """The step time of a run whose lines have no time: by a Trainer's bars, else by the program's total runtime.
 
-A bar has whole seconds since the run began, and evaluations and saves are in them. The time over a number of bars is
-taken, without the bars that follow an evaluation or a save. Only a bar whose goal is the number of steps that the
-program names is one of steps; a Trainer that names none has one goal only. A total has warm-up and saves in it.
+A bar has whole seconds since the run began, which include evaluations and saves. The time is taken over several bars,
+without the bars that follow an evaluation or a save. A bar counts steps only if its goal is the number of steps that
+the program states; a Trainer that states none has bars with one goal only. A total includes warm-up and saves.
 """
 
 import math
@@ -17,27 +17,27 @@ from hpc_gpt.reader.records.draft import Draft
 from hpc_gpt.reader.records.log_steps import LogSteps
 from hpc_gpt.reader.steps import Mask, StepColumn, StepTable
 
-_LEAST_S = 20.0  # whole seconds over so many are exact to 5 %
+_LEAST_S = 20.0  # a time of so many whole seconds is exact to 5 %
 _MOST_S = 120.0  # a longer window includes more saves, which the log does not show
-_WINDOWS = 6.0  # so many fit into a run that is long enough
+_WINDOWS = 6.0  # windows that fit into a run, if it is long enough
 _TRAINERS = "hf_trainer"
-_MOST = 10**18  # seconds, steps and samples of a run
-_ALIKE = 0.05  # a runtime of nothing but steps is as the bars say
-_LONGER = 1.1  # than the runtime that the program sums up, with what it does before the first step
+_MOST = 10**18  # seconds, steps or samples of a run
+_ALIKE = 0.05  # difference to the step time of the bars if a runtime includes only steps
+_LONGER = 1.1  # the last bar over the program's runtime, which may lack the work before the first step
 
 
 def timed_bars(parts: Sequence[Part]) -> tuple[StepTable, StepColumn, str] | None:
-    """(the bars of steps, seconds per step up to each over a window before it, how they were found); None if the bars
-    do not show it."""
+    """(the bars of steps, seconds per step over a window before each bar, how they were found); None if the bars do not
+    show a step time."""
     pieces = [piece for number, part in enumerate(parts, 1) if (piece := _bars_of(part, number)) is not None]
     if not pieces:
         return None
     bars = StepTable.joined(pieces)
-    same = np.diff(bars.attempt) == 0
-    took, apart = np.diff(bars["elapsed_s"])[same], np.diff(bars["step"])[same]
-    paused = bars.after_pause[1:][same]
+    same_attempt = np.diff(bars.attempt) == 0
+    took, steps_apart = np.diff(bars["elapsed_s"])[same_attempt], np.diff(bars["step"])[same_attempt]
+    paused = bars.after_pause[1:][same_attempt]
     plain = paused if paused.all() else ~paused
-    whole_s, whole = float(took[plain].sum()), float(apart[plain].sum())
+    whole_s, whole = float(took[plain].sum()), float(steps_apart[plain].sum())
     if whole_s < _LEAST_S:
         return None
     window = min(_MOST_S, max(_LEAST_S, whole_s / _WINDOWS))
@@ -55,11 +55,11 @@ def timed_bars(parts: Sequence[Part]) -> tuple[StepTable, StepColumn, str] | Non
 
 
 def _bars_of(part: Part, number: int) -> StepTable | None:
-    """The bars of a part that count steps, each step once, with its seconds since the first."""
+    """The bars of a part that count steps, each step once, with their seconds since the start; None without any."""
     if not _counts_steps(part):
         return None
-    known = [(step, elapsed, line) for step, elapsed, line in part.progress if elapsed is not None]
-    shown = [each for each in known if 0 < each[0] < _MOST and 0 <= each[1] < _MOST]
+    timed = [(step, elapsed, line) for step, elapsed, line in part.progress if elapsed is not None]
+    shown = [bar for bar in timed if 0 < bar[0] < _MOST and 0 <= bar[1] < _MOST]
     if len(shown) < 2:
         return None
     step, elapsed, line = (np.array(column) for column in zip(*shown, strict=True))
@@ -74,7 +74,7 @@ def _bars_of(part: Part, number: int) -> StepTable | None:
 
 
 def _counts_steps(part: Part) -> bool:
-    """Whether the bars of a part count steps: the program names their goal, or is a Trainer of one goal."""
+    """Whether the bars of a part count steps: a Trainer states their goal, or all its bars have one goal."""
     goals = part.facts.get("steps_planned", ())
     if any(fact.dialect not in (BARS, _TRAINERS) for fact in goals) or _TRAINERS not in part.dialects:
         return False
@@ -83,8 +83,8 @@ def _counts_steps(part: Part) -> bool:
     runtime = part.totals.get("runtime_s")
     last = max((elapsed for _, elapsed, _ in part.progress if elapsed), default=0.0)
     ends = runtime is None or last <= _LONGER * float(runtime.value)
-    asked = part.arguments.get("max_steps", ("", None))[0]
-    trains = _TRAINERS in part.steps or runtime is not None or {str(fact.value) for fact in goals} == {asked}
+    requested = part.arguments.get("max_steps", ("", None))[0]
+    trains = _TRAINERS in part.steps or runtime is not None or {str(fact.value) for fact in goals} == {requested}
     return len({fact.value for fact in goals}) == 1 and ends and trains
 
 
@@ -98,9 +98,9 @@ def _pauses(part: Part, bars: StepTable) -> Mask:
 
 
 def _over(bars: StepTable, reach: int, plain_s: float) -> StepColumn:
-    """Seconds per step since the bar `reach` before each, NaN without one; one with a pause is as a plain one."""
-    took, apart = np.diff(bars["elapsed_s"]), np.diff(bars["step"])
-    took = np.where(bars.after_pause[1:], np.minimum(took, apart * plain_s), took)
+    """Seconds per step since the bar `reach` earlier, NaN without one; a bar with a pause counts as a plain one."""
+    took, steps_apart = np.diff(bars["elapsed_s"]), np.diff(bars["step"])
+    took = np.where(bars.after_pause[1:], np.minimum(took, steps_apart * plain_s), took)
     clock, seconds = np.concatenate([[0.0], np.cumsum(took)]), np.full(len(bars), np.nan)
     if len(bars) > reach:
         seconds[reach:] = (clock[reach:] - clock[:-reach]) / (bars["step"][reach:] - bars["step"][:-reach])
@@ -108,16 +108,16 @@ def _over(bars: StepTable, reach: int, plain_s: float) -> StepColumn:
 
 
 def add_from_total(draft: Draft, steps: LogSteps, parts: Sequence[Part], by_bars: float | None = None) -> bool:
-    """Adds a step time from a total runtime, less the evaluations that say how long they took, over the steps.
+    """Adds a step time from a total runtime over the steps, less the evaluations whose duration is printed.
 
-    False without one, or if it differs from the step time `by_bars` of the run: then more than steps is in it.
+    False without one, or if it differs from the step time `by_bars` of the run: then it includes more than steps.
     """
     for part in parts:
         fact = part.totals.get("runtime_s")
         if fact is None or not isinstance(fact.value, int | float) or not 0 < fact.value < 1e12:
             continue
         count, what = _steps_of(draft, steps, part)
-        # Steps that follow from a program's rates are of what it divides by, which may lack the evaluations.
+        # A program's rates give the steps of the time that it divides by, which may lack the evaluations.
         evaluated = [took for took, line in part.eval_s if line <= fact.place.line] if count else []
         count, what = (count, what) if count else _steps_of_rates(draft, part)
         less_s = sum(evaluated) if sum(evaluated) < fact.value else 0.0
@@ -140,7 +140,7 @@ def add_from_total(draft: Draft, steps: LogSteps, parts: Sequence[Part], by_bars
 
 
 def _steps_of(draft: Draft, steps: LogSteps, part: Part) -> tuple[float, str]:
-    """(how many steps a part's runtime covers, the source of that) by what states them; (0, "") without any."""
+    """(number of steps in a part's runtime, its source), by statements of the log; (0, "") without any."""
     bars = [step for step, _, _ in part.progress]
     last = float(np.nanmax(steps["step"])) if np.isfinite(steps["step"]).any() else 0.0
     begun = draft.get("resumed_step") or 0
@@ -149,15 +149,15 @@ def _steps_of(draft: Draft, steps: LogSteps, part: Part) -> tuple[float, str]:
         return planned - begun, f"steps ({draft.sources['steps_planned']})"
     if bars and max(bars) > begun:
         return max(bars) - begun, "steps of the bar"
-    # Lines without a number are not steps: their interval may be an epoch.
+    # Lines without a number need not be steps: their interval may be an epoch.
     if last > begun and (steps.numbered or draft.whole("log_interval")):
         return last - begun, "steps"
     return 0.0, ""
 
 
 def add_batch_by_rates(draft: Draft, parts: Sequence[Part]) -> bool:
-    """Adds the samples of a step by both rates of the totals, if only one whole number fits what they are rounded to;
-    False without one. An epoch has up to a batch fewer or more samples than its steps."""
+    """Adds the samples per step by both rates of the totals, if only one whole number fits the rounded rates; returns
+    whether it did. An epoch has up to a batch fewer or more samples than its steps."""
     for part in parts if "global_batch" not in draft else ():
         samples, rounded = part.totals.get("samples_per_s"), part.totals.get("steps_rounded")
         steps = draft.whole("steps_planned") or int(max((step for step, _, _ in part.progress), default=0))
@@ -169,14 +169,15 @@ def add_batch_by_rates(draft: Draft, parts: Sequence[Part]) -> bool:
             continue
         least, most = math.ceil(least_a / most_b * (1 - slack)), math.floor(most_a / least_b * (1 + slack))
         if least == most:
-            how = f"the only one of {samples.value:g} samples and {rounded.value:g} steps a second ({samples.place})"
+            both = f"{samples.value:g} samples and {rounded.value:g} steps per second"
+            how = f"the only one that gives {both} ({samples.place})"
             draft.infer("global_batch", least, how)
             return True
     return False
 
 
 def _range_of(value: object) -> tuple[float, float]:
-    """What a rate was before it was rounded, to three decimals or four digits; (0, 0) if it is no number."""
+    """The range of a rate before it was rounded to three decimals or four digits; (0, 0) if it is not a number."""
     if not isinstance(value, int | float) or not 0 < value < _MOST:
         return 0.0, 0.0
     decimals = len(f"{value:.6f}".rstrip("0").split(".")[1])
@@ -185,31 +186,31 @@ def _range_of(value: object) -> tuple[float, float]:
 
 
 def _passes(part: Part) -> float:
-    """The passes over the data that were begun, by the lines of steps; 1 if they do not say it."""
+    """The number of passes over the data that were begun, by the lines of steps; 1 if they do not say it."""
     last = [steps["epoch"][-1] for steps in part.steps.values() if len(steps) and np.isfinite(steps["epoch"][-1])]
     return max(1.0, math.ceil(max(last, default=1.0)))
 
 
 _EXACT_RATE = 0.1  # steps a second of three decimals: exact to half a percent
 _EXACT_STEPS = 0.01
-_OF_PASSES = 0.05  # a rate of samples may be rounded, and the last batch filled up
+_OF_PASSES = 0.05  # error of the passes: a rate of samples may be rounded, and the last batch filled up
 
 
 def _steps_of_rates(draft: Draft, part: Part) -> tuple[float, str]:
-    """The steps that the totals show: samples over the batch, or steps a second of three decimals."""
+    """(number of steps, its source) by the totals: samples over the batch, or steps/s of three decimals."""
     runtime, samples, rounded = (
         float(fact.value)
         if (fact := part.totals.get(name)) is not None and isinstance(fact.value, int | float)
         else 0.0
         for name in ("runtime_s", "samples_per_s", "steps_rounded")
     )
-    if not all(each < _MOST for each in (runtime, samples, rounded, runtime * samples, runtime * rounded)):
+    if not all(figure < _MOST for figure in (runtime, samples, rounded, runtime * samples, runtime * rounded)):
         return 0.0, ""
     low, high = math.ceil(runtime * (rounded - 0.0005)), math.floor(runtime * (rounded + 0.0005))
     batch, counted = draft.whole("global_batch"), draft.whole("samples_per_epoch")
-    what = f"steps, the only number that is {rounded:g} a second"
+    what = f"steps, the only number that gives {rounded:g} per second"
     passes = runtime * samples / counted if counted else 0.0
-    # Without a number of epochs the rate of samples shows it.
+    # If the number of epochs is not stated, the rate of samples gives it.
     epochs = draft.whole("epochs") or round(passes)
     if passes and epochs and abs(passes / epochs - 1) > _OF_PASSES:
         return 0.0, ""

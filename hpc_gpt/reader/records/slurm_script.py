@@ -1,7 +1,7 @@
-"""The Slurm script of a log: directives, plain assignments and the trainer's flags. Nothing is ever executed.
+"""Reads the Slurm script of a log: directives, plain assignments and the trainer's flags. Nothing is ever executed.
 
-It is the weakest evidence, because it may have been edited since the job ran. What only a shell could evaluate (command
-substitution, a variable that is never set) is unknown, not empty.
+It is the weakest evidence, because it may have been edited since the job ran. Values that only a shell could evaluate
+(command substitution, a variable that is never set) are unknown, not empty.
 """
 
 import ast
@@ -25,7 +25,7 @@ _FLAG = re.compile(
     r"(?<![\w-])--([a-zA-Z][\w-]{1,60})(?:[ =]+(?!--)(\"[^\"]{0,300}\"|'[^']{0,300}'|[^\s\"'\\;|&]{1,200}))?"
 )
 _WHOLE = re.compile(r"\d{1,12}")
-# Field -> the trainer's flags and shell variables that give it, in lower case with underscores.
+# {field: the trainer's flags and shell variables that give it}, in lower case with underscores.
 _FIELDS = {
     "tp": ("tensor_model_parallel_size", "model_parallel_size", "tp_size", "tensor_parallel_size"),
     "pp": ("pipeline_model_parallel_size", "pipe_parallel_size", "pp_size", "pipeline_parallel_size"),
@@ -109,7 +109,7 @@ def read_script(path: Path) -> Script | None:
             values = _known(directives) | {key: value for key, (value, _) in variables.items()}
             value = expand(written, values) if plain else written
             if name in variables and variables[name][0] != value and _WHOLE.fullmatch(variables[name][0]):
-                twice.add(name)  # for example in the branches of an `if`: nothing says which one ran
+                twice.add(name)  # for example in the branches of an `if`: nothing says which branch ran
             variables[name] = (value, number)
             commands.append((number, value))
         else:
@@ -120,18 +120,18 @@ def read_script(path: Path) -> Script | None:
 
 
 def script_beside(log: Path, name: str | None, scripts: Mapping[Path, Sequence[Script]]) -> Script | None:
-    """The script of a log, among those of its folder, else of the folder above. `scripts`: by their folder.
+    """The script of a log, from its folder or the folder above. `scripts`: by their folder.
 
     It is the only script of the log's folder, else the one whose `--output` or `--error` fits the log's name, else the
     one with the longest `--job-name` that the log's name begins with.
     """
-    beside = scripts.get(log.parent, ())
-    if len(beside) == 1:
-        return beside[0]
-    beside = beside or scripts.get(log.parent.parent, ())
-    named = [script for script in beside if _fits(log.name, script)]
+    candidates = scripts.get(log.parent, ())
+    if len(candidates) == 1:
+        return candidates[0]
+    candidates = candidates or scripts.get(log.parent.parent, ())
+    named = [script for script in candidates if _fits(log.name, script)]
     if not named:
-        called = [(script, job) for script in beside if (job := script.job_name)]
+        called = [(script, job) for script in candidates if (job := script.job_name)]
         fitting = [(len(job), script) for script, job in called if job == name or log.name.startswith(job)]
         longest = max((length for length, _ in fitting), default=0)
         named = [script for length, script in fitting if length == longest]
@@ -157,8 +157,8 @@ def _fits(log: str, script: Script) -> bool:
 
 
 def _known(directives: Mapping[str, tuple[str, int]]) -> dict[str, str]:
-    """The variables that Slurm sets in a job's environment by the directives."""
-    given = {name: value for name, (value, _) in directives.items()}
+    """The variables that Slurm sets in a job's environment because of the directives."""
+    options = {name: value for name, (value, _) in directives.items()}
     variables = {}
     for variable, option in (
         ("SLURM_NNODES", "nodes"),
@@ -168,20 +168,20 @@ def _known(directives: Mapping[str, tuple[str, int]]) -> dict[str, str]:
         ("SLURM_NTASKS", "ntasks"),
         ("SLURM_CPUS_PER_TASK", "cpus-per-task"),
     ):
-        if _WHOLE.fullmatch(given.get(option, "")):
-            variables[variable] = given[option]
+        if _WHOLE.fullmatch(options.get(option, "")):
+            variables[variable] = options[option]
     return variables
 
 
 def _flags(commands: Sequence[tuple[int, str]], values: Mapping[str, str]) -> dict[str, tuple[str, int]]:
-    """`--flag value` of every command, with variables replaced; the first of each name."""
-    found: dict[str, tuple[str, int]] = {}
+    """`--flag value` of all commands, with variables replaced; the first per name."""
+    flags: dict[str, tuple[str, int]] = {}
     for number, line in commands:
         for flag in _FLAG.finditer(expand(line, values)):
             value = (flag[2] or "").strip("\"'")
             if "$" not in value and "`" not in value:
-                found.setdefault(flag[1], (value, number))
-    return found
+                flags.setdefault(flag[1], (value, number))
+    return flags
 
 
 def _from_directive(name: str, text: str) -> tuple[str, str | int | None]:
@@ -201,7 +201,7 @@ def _from_directive(name: str, text: str) -> tuple[str, str | int | None]:
         return "name", text
     if name == "constraint":
         return "device", next(
-            (found for word in re.split(r"[&|,*\[\]() ]", text) if (found := device_named(word))), None
+            (device for word in re.split(r"[&|,*\[\]() ]", text) if (device := device_named(word))), None
         )
     return "", None
 
@@ -212,8 +212,8 @@ def _whole(text: str) -> int | None:
 
 @dataclass(frozen=True)
 class Redirected:
-    """A line that sends a program's output past the script's own: its number, and the file as it is written; empty if
-    the line does not name it. `of_srun`: with the fields of srun's patterns."""
+    """A line that sends a program's output to another file than the script's: its number, and the file as written,
+    empty if the line does not name it. `of_srun`: the file may have the fields of srun's patterns."""
 
     line: int
     target: str
@@ -232,7 +232,7 @@ _PER_RANK = dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"), "*"
 
 
 def redirected(text: str) -> list[Redirected]:
-    """The lines of a job script whose program's output does not come to the script's own."""
+    """The lines of a job script that send a program's output to another file than the script's."""
     outputs: list[Redirected] = []
     for number, line in logical_lines(text):
         if line.lstrip().startswith("#") or not _STARTS.search(line):
@@ -247,22 +247,22 @@ def redirected(text: str) -> list[Redirected]:
 
 
 def globs_of(text: str, environment: Mapping[str, str], arguments: Sequence[str]) -> list[str]:
-    """Patterns of the files to which a script that runs in an environment sends its programs' output; of those alone
-    whose names are known but for the number of a rank or a node."""
+    """Patterns of the files to which a script in an environment sends its programs' output. A name must be known except
+    for the number of a rank or a node; other files are left out."""
     values = dict(environment) | _PER_RANK | {str(place): value for place, value in enumerate(arguments, 1)}
     for _, line in logical_lines(text):
         if (assigned := assignment(line)) is not None:
             name, written, plain = assigned
             values[name] = expand(written, values) if plain else written
-    found = []
-    for each in redirected(text):
-        target = re.sub(r"\$\{?(\d)\}?", lambda match: values.get(match[1], match[0]), expand(each.target, values))
-        if each.of_srun:
-            own = values if "SLURM_JOB_ID" in values else {**values, "SLURM_JOB_ID": "*"}
-            target = expand_pattern(re.sub(r"%\d*[tnNsJ]", "*", target), own)
+    patterns = []
+    for output in redirected(text):
+        target = re.sub(r"\$\{?(\d)\}?", lambda match: values.get(match[1], match[0]), expand(output.target, values))
+        if output.of_srun:
+            slurm_values = values if "SLURM_JOB_ID" in values else {**values, "SLURM_JOB_ID": "*"}
+            target = expand_pattern(re.sub(r"%\d*[tnNsJ]", "*", target), slurm_values)
         if target.strip("*/") and not set(target) & set("$`"):
-            found.append(target)
-    return found
+            patterns.append(target)
+    return patterns
 
 
 _QUOTES = "\"'"
@@ -303,11 +303,11 @@ def assignment(line: str) -> tuple[str, str, bool] | None:
     begin = _ASSIGNED.match(line[:_LONGEST])
     if begin is None:
         return None
-    rest = line[begin.end() : _LONGEST]
-    if rest.startswith("$(("):
-        written = _WRITTEN.match(rest)
+    text = line[begin.end() : _LONGEST]
+    if text.startswith("$(("):
+        written = _WRITTEN.match(text)
         return (begin[1], written[0], True) if written else None
-    word = _WORD.match(rest)
+    word = _WORD.match(text)
     if word is None:
         return begin[1], "", True
     if word[2] is not None:
@@ -323,23 +323,23 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
     """
     for _ in range(_DEEPEST):
         before = text
-        text = _VARIABLE.sub(lambda found: _value(found, variables), text)
-        text = _ARITHMETIC.sub(lambda found: _evaluated(found, variables), text)
+        text = _VARIABLE.sub(lambda match: _value(match, variables), text)
+        text = _ARITHMETIC.sub(lambda match: _evaluated(match, variables), text)
         if text == before or len(text) > _LONGEST:
             break
     return text[:_LONGEST]
 
 
-def _value(found: re.Match[str], variables: Mapping[str, str]) -> str:
-    name = found[1] or found[3]
+def _value(match: re.Match[str], variables: Mapping[str, str]) -> str:
+    name = match[1] or match[3]
     if name in variables:
         return variables[name]
-    return found[2] if found[2] is not None else found[0]
+    return match[2] if match[2] is not None else match[0]
 
 
-def _evaluated(found: re.Match[str], variables: Mapping[str, str]) -> str:
-    value = arithmetic(found[1], variables)
-    return found[0] if value is None else str(value)
+def _evaluated(match: re.Match[str], variables: Mapping[str, str]) -> str:
+    value = arithmetic(match[1], variables)
+    return match[0] if value is None else str(value)
 
 
 def arithmetic(text: str, variables: Mapping[str, str]) -> int | None:
@@ -357,7 +357,7 @@ def arithmetic(text: str, variables: Mapping[str, str]) -> int | None:
 
 
 def _evaluate(node: ast.expr, variables: Mapping[str, str]) -> int:
-    """The value of a parsed expression. Raises ValueError if it is unknown, no arithmetic, or too large."""
+    """The value of a parsed expression. Raises ValueError if it is unknown, not arithmetic, or too large."""
     match node:
         case ast.Constant(value=int(value)) if not isinstance(value, bool):
             pass
@@ -379,9 +379,9 @@ def _evaluate(node: ast.expr, variables: Mapping[str, str]) -> int:
                     whole = abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1)
                     value = whole if isinstance(op, ast.Div) else one - whole * other
                 case _:
-                    raise ValueError("no operation of a shell's")
+                    raise ValueError("not an operation of a shell")
         case _:
-            raise ValueError("no arithmetic, or not known")
+            raise ValueError("not arithmetic, or unknown")
     if abs(value) > _LARGEST_NUMBER:
         raise ValueError("larger than any size")
     return value

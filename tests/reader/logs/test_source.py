@@ -153,7 +153,7 @@ def test_what_is_no_regular_file_is_never_opened(tmp_path: Path, monkeypatch: py
         loop.symlink_to(loop)
         refused = [read_log(path).refused for path in (pipe, plug, tmp_path, Path("/dev/zero"), loop, tmp_path / "no")]
     assert refused == ["a pipe", "a socket", "a folder", "a device", "a loop of symbolic links", "no such file"]
-    assert read_log(Path("a\0b")).refused == "no path that a file can have"
+    assert read_log(Path("a\0b")).refused == "not a path that a file can have"
 
 
 def test_a_file_that_may_not_be_read_is_refused(log: Path) -> None:

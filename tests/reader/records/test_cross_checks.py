@@ -32,13 +32,13 @@ def lines(count: int, **columns: Any) -> LogSteps:
         (1.06, "2,171 left out", "disagrees"),
         (0.9, "1,843 left out", "disagrees"),
         (1 / 5, "410 it counts one of 5 micro-batches", "disagrees"),
-        (5.2, "10,650 each of 5 micro-batches counts the whole", "disagrees"),
+        (5.2, "10,650 each of 5 micro-batches counts all tokens", "disagrees"),
         (1 / 16, "128 it counts one of 16 data-parallel ranks", "disagrees"),
-        (16, "32,768 each of 16 data-parallel ranks counts the whole", "disagrees"),
+        (16, "32,768 each of 16 data-parallel ranks counts all tokens", "disagrees"),
         (1 / 2, "1,024 it counts one of 2 context-parallel ranks", "disagrees"),
-        (2, "4,096 each of 2 context-parallel ranks counts the whole", "disagrees"),
+        (2, "4,096 each of 2 context-parallel ranks counts all tokens", "disagrees"),
         (1 / 64, "32 it counts one of 64 GPUs", "disagrees"),
-        (64, "131,072 each of 64 GPUs counts the whole", "disagrees"),
+        (64, "131,072 each of 64 GPUs counts all tokens", "disagrees"),
         (99, "202,752 left out", "disagrees"),
         (100, "204,800 left out", "absurd"),
         (1 / 100, "20 left out", "absurd"),
@@ -80,7 +80,7 @@ def test_which_printed_rate_is_held_against_it(columns: dict[str, Any], count: i
 
 
 def test_a_rate_of_one_gpu_gives_way_to_that_of_all() -> None:
-    words = "the program prints 40 tokens/s of a GPU, but tokens/s over 64 GPUs are 32"
+    words = "the program prints 40 tokens/s per GPU, but the total over 64 GPUs gives 32"
     steps = lines(3, step_s=1.0)
     record = doubt_rates(replace(ROW, tokens_per_s_gpu=40.0, flags=["x"]), steps)
     sources = {**ROW.sources, "tokens_per_s_gpu": "tokens_per_s / gpus"}
@@ -118,9 +118,9 @@ def test_a_step_time_is_held_against_the_clock(
     draft = Draft({"step_s": printed_s, **of_time, "seq": 1}, {"step_s": "x", "seq": "y"})
     doubt_step_time(draft, steps)
     words = f"the program prints {says} s: left out".replace(
-        " 1.00 ", " 1.00 s a step, but the lines' times of day give "
+        " 1.00 ", " 1.00 s per step, but the lines' times of day give "
     )
-    words = words.replace(" 1000 ", " 1000 s a step, but the lines' times of day give ")
+    words = words.replace(" 1000 ", " 1000 s per step, but the lines' times of day give ")
     assert [(flag, getattr(flag, "kind", "")) for flag in draft.flags] == ([(words, kind)] if says else [])
     left = {"seq": 1} if says else {"step_s": printed_s, **of_time, "seq": 1}
     assert (draft.values, "step_s" in draft.sources) == (left, not says)
@@ -140,9 +140,9 @@ def test_a_step_time_is_held_against_the_clock(
     [
         (
             {"seq": None, "tflops_hardware": None},
-            {"seq": "no line says it", "tflops_hardware": "seq, recompute not known"},
+            {"seq": "no line states it", "tflops_hardware": "seq, recompute not known"},
         ),
-        ({"step_s": None}, {"step_s": "no line has a time that is of steps alone"}),
+        ({"step_s": None}, {"step_s": "no line gives the time of steps alone"}),
         ({"global_batch": None, "dp": None}, {"global_batch": "dp not known"}),
         ({"params": None, "vocab": None}, {"params": "vocab not known"}),
         ({"tokens_per_s": None, "step_s": None}, {"tokens_per_s": "step_s not known"}),

@@ -226,7 +226,7 @@ ROW = Record(
     ("changed", "words"),
     [
         ({"step_s": 0.004}, "faster than the peak of h100-80g"),
-        ({"tflops_printed": 20.0}, "the program prints 20 TFLOP/s of a GPU"),
+        ({"tflops_printed": 20.0}, "the program prints 20 TFLOP/s per GPU"),
     ],
 )
 def test_what_contradicts_is_flagged_and_absent(changed, words):

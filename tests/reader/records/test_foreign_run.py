@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hpc_gpt.core.ends.failures import ENDED
 from hpc_gpt.core.runs.record import Record
-from hpc_gpt.reader.records import held_logs
+from hpc_gpt.reader.records import packed_logs
 from hpc_gpt.reader.records.foreign_run import read_foreign
 from hpc_gpt.reader.records.grouping import group_logs
 from hpc_gpt.reader.records.log_steps import run_steps
@@ -138,9 +138,9 @@ def test_what_many_logs_have_alike_is_kept_once_unchanged(tmp_path, monkeypatch)
     for number in range(20):
         write_log(tmp_path / "logs" / f"exp{number}" / "train.log", dump(), iterations(1, 40, loss=9 - number / 7))
     held = []
-    hold = held_logs.HeldLogs.hold
+    add = packed_logs.PackedLogs.add
     monkeypatch.setattr(
-        held_logs.HeldLogs, "hold", lambda self, path, parts: (hold(self, path, parts), held.append(parts))
+        packed_logs.PackedLogs, "add", lambda self, path, parts: (add(self, path, parts), held.append(parts))
     )
     whole = gather_paths([str(tmp_path / "logs")], tmp_path)
     held.clear()
@@ -154,11 +154,11 @@ def test_what_many_logs_have_alike_is_kept_once_unchanged(tmp_path, monkeypatch)
     assert mine["loss"] is not theirs["loss"]
     assert one.saves is other.saves
     bars = [(1.0, None, 3), (2.0, 4.5, 5)]
-    assert (list(held_logs._Bars(bars)), held_logs._Bars(bars)[-1:]) == (bars, bars[-1:])
+    assert (list(packed_logs._Bars(bars)), packed_logs._Bars(bars)[-1:]) == (bars, bars[-1:])
 
 
 def test_many_long_logs_are_held_in_bounded_room_and_it_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(held_logs, "_MOST_ROWS", 300)
+    monkeypatch.setattr(packed_logs, "_MOST_ROWS", 300)
     for number, length in enumerate((50, 200, 400)):
         write_log(tmp_path / f"exp{number}" / "train.log", dump(), iterations(1, length))
     found = {read.record.run: read for read in gather_paths([str(tmp_path)], tmp_path).runs}
@@ -167,4 +167,4 @@ def test_many_long_logs_are_held_in_bounded_room_and_it_says_so(tmp_path, monkey
     assert min(held.values()) >= 25
     assert found["exp2"].steps.stride >= 2
     assert found["exp2"].steps["step"][-1] == 400
-    assert any("lines of steps every" in flag for flag in found["exp2"].record.flags)
+    assert any("lines of steps was kept" in flag for flag in found["exp2"].record.flags)

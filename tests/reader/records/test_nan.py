@@ -105,7 +105,7 @@ def test_a_log_that_ends_with_nan(name: str, tmp_path: Path) -> None:
     assert (why.ended, record["ended"], record["nan_steps"]) == ("nan", "nan", count)
     assert why.text == f"nan since {since}"
     assert record["loss_last"] is None
-    assert any("no number" in flag for flag in record["flags"])
+    assert any("not a number" in flag for flag in record["flags"])
 
 
 @pytest.mark.parametrize("name", DOES_NOT)
@@ -114,7 +114,7 @@ def test_a_log_that_does_not(name: str, tmp_path: Path) -> None:
     why, record = read(lines, tmp_path)
     assert (why.ended, record["nan_steps"] or 0) == ("unknown", count)
     assert record["loss_last"] is not None
-    assert any("no number" in flag for flag in record["flags"]) is bool(count)
+    assert any("not a number" in flag for flag in record["flags"]) is bool(count)
 
 
 def test_another_known_end_keeps_its_class(tmp_path: Path) -> None:

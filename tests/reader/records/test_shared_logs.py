@@ -71,7 +71,7 @@ def test_zero_of_64_gpus(records):
     # The program says 52.005e9, which counts what each of the four tensor-parallel ranks holds four times.
     assert record.params == 51_970_064_384
     assert flags_with(record, "counts 52,005,000,000 parameters")
-    assert flags_with(record, "51,970,064,384: what each of 4 tensor-parallel ranks holds counts 4 times")
+    assert flags_with(record, "51,970,064,384: parameters that each of 4 tensor-parallel ranks holds count 4 times")
     assert record.tflops_printed == pytest.approx((40.6 + 41.26) / 2)
     assert record.memory_allocated_gib == [pytest.approx(26118.2294921875 / 1024)]
     assert record.memory_reserved_gib == [pytest.approx(28234 / 1024)]

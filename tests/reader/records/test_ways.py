@@ -87,4 +87,4 @@ def test_a_quotient_that_is_not_whole_gives_nothing():
         found.set(name, value, "a.log:1")
     infer_fields(found, [], {})
     assert found.get("dp") is None
-    assert found.flags == ["10 GPUs are no multiple of tp x pp = 4: the layout is impossible"]
+    assert found.flags == ["10 GPUs are not a multiple of tp x pp = 4: the layout is impossible"]

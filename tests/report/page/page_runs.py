@@ -104,7 +104,7 @@ def usual_runs() -> list[RunRead]:
         RunRead(
             megatron(run="1587100", name="meg_nan", ended="nan", cause="12 steps in a row with a NaN loss",
                      nan_steps=12, tp=8, pp=8, micro_batch=2,
-                     flags=[Flag("12 steps with a loss that is no number, the first at out:300", "nan")]),
+                     flags=[Flag("12 steps with a loss that is not a number, the first at out:300", "nan")]),
             curve(seed=2, nan=tuple(range(89, 101))),
         ),
         RunRead(

@@ -12,7 +12,7 @@ def test_the_three_real_logs(shared, tmp_path):
     page = build_page(gathered.runs, gathered.notes)
     assert page.count('<tr><th scope="row"><a href="#run-') == 3
     assert "tp4-pp16-dp1" in page
-    assert re.search(r'<span class="words">every step was skipped by an overflow', page)
+    assert re.search(r'<span class="words">every step was skipped by an fp16 overflow', page)
     first = page.index("every step was skipped")
     assert first < page.index("step_s rests on 2 steps"), "what cannot be right stands before what is worth a look"
     assert page.count('role="img"') >= 1
@@ -30,5 +30,5 @@ def test_a_step_time_off_by_a_hundred_tops_the_anomalies(tmp_path):
     page = build_page(gather_paths([str(tmp_path)], tmp_path).runs)
     anomalies = page[page.index('<section id="anomalies"') :]
     assert re.search(r'<li class="level-(\d)">', anomalies)[1] == str(ABSURD)
-    assert "the program prints 0.410 s a step, but the lines&#39; times of day give 60.0 s: left out" in anomalies
+    assert "the program prints 0.410 s per step, but the lines&#39; times of day give 60.0 s: left out" in anomalies
     assert page.index('<section id="failures"') < page.index('<section id="anomalies"')

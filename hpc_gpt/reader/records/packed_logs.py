@@ -1,4 +1,4 @@
-"""What was read of many logs, in little room: which of them are one run shows only after the last one."""
+"""Many logs in little memory: they are grouped into runs only after the last one was read."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
@@ -12,15 +12,15 @@ from hpc_gpt.reader.logs import Part
 from hpc_gpt.reader.records.log_steps import LARGEST_FIGURE
 from hpc_gpt.reader.steps import StepColumn, StepTable
 
-_MOST_ROWS = 1 << 19  # lines of steps that are kept of all logs: some 50 MB, and the same again as steps of runs
-_FEW_ROWS = 512  # of a table whose columns are shared
+_MOST_ROWS = 1 << 19  # lines of steps kept of all logs: about 50 MB, and the same again as steps of runs
+_FEW_ROWS = 512  # rows of a table from which on its columns are not shared
 _OF_CURVES = ("lr", "grad_norm")
 _EMPTY: dict[type, Any] = {dict: {}, list: []}
 _Bar = tuple[float, float | None, int]
 
 
-class HeldLogs(list[tuple[Path, list[Part]]]):
-    """The logs that were read, and the parts of each. `records_only`: their steps are not shown."""
+class PackedLogs(list[tuple[Path, list[Part]]]):
+    """The logs that were read, with their parts. `records_only`: their steps will not be shown."""
 
     def __init__(self, records_only: bool) -> None:
         super().__init__()
@@ -28,8 +28,8 @@ class HeldLogs(list[tuple[Path, list[Part]]]):
         self._rows = 0
         self._columns: dict[str, dict[bytes, NDArray[Any]]] = {}
 
-    def hold(self, path: Path, parts: list[Part]) -> None:
-        """Adds a log. What several logs have, such as the numbers of the first steps, is kept once."""
+    def add(self, path: Path, parts: list[Part]) -> None:
+        """Adds a log. Columns that several logs have, such as the numbers of the first steps, are kept once."""
         for part in parts:
             for steps in part.steps.values():
                 self._share_steps(steps)
@@ -46,17 +46,17 @@ class HeldLogs(list[tuple[Path, list[Part]]]):
             steps.columns = {name: self._shared(self._used(name, steps[name])) for name in steps.columns}
             self._share(steps)
 
-    def _share(self, found: Part | StepTable) -> None:
-        """Replaces arrays and what is empty by what other logs have too: nothing is added to a log that was read."""
-        for each in fields(found):
-            value = getattr(found, each.name)
+    def _share(self, log: Part | StepTable) -> None:
+        """Replaces arrays and empty containers with equal ones of other logs: a log that was read never changes."""
+        for field in fields(log):
+            value = getattr(log, field.name)
             if isinstance(value, np.ndarray):
-                setattr(found, each.name, self._shared(value))
+                setattr(log, field.name, self._shared(value))
             elif not value and type(value) in _EMPTY:
-                setattr(found, each.name, _EMPTY[type(value)])
+                setattr(log, field.name, _EMPTY[type(value)])
 
     def _used(self, name: str, column: StepColumn) -> StepColumn:
-        """A column as a record uses it: of a curve, which lines have it."""
+        """A column as a record uses it: for a curve, only the lines that have it matter."""
         if self._records_only and name in _OF_CURVES and not (np.abs(column) > LARGEST_FIGURE).any():
             return np.where(np.isfinite(column), 0.0, np.nan)
         return column
@@ -68,11 +68,11 @@ class HeldLogs(list[tuple[Path, list[Part]]]):
         return self._columns.setdefault(column.dtype.char, {}).setdefault(data, np.frombuffer(data, column.dtype))
 
     def _bounded(self) -> int:
-        """Halves the longest tables until half of MOST_ROWS is left; returns how many lines of steps are left.
+        """Halves the longest tables until half of _MOST_ROWS is left; returns the number of lines of steps left.
 
-        Their stride says it, and then a flag of the run.
+        Their stride records it, and a flag of the run reports it.
         """
-        parts = [part for _, found in self for part in found]
+        parts = [part for _, parts_of_log in self for part in parts_of_log]
         longest = max((len(steps) for part in parts for steps in part.steps.values()), default=0)
         while _rows(parts) > _MOST_ROWS // 2 and longest > 2:
             longest //= 2
@@ -97,8 +97,8 @@ class _Bars(Sequence[_Bar]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, which: Any) -> Any:
-        return list(self)[which]
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
 
     def __iter__(self) -> Iterator[_Bar]:
         for step, elapsed_s, line in self._rows.tolist():
