@@ -18,7 +18,7 @@ _left: set[int] = set()
 working_on = ""
 
 
-class _Lasting(io.FileIO):
+class _IgnoresClosedPipe(io.FileIO):
     """A descriptor that is /dev/null after the first write that fails. Processes started later inherit that.
 
     No write fails for lack of a reader. For another reason, such as a full disk, the first fails and the rest do not.
@@ -49,7 +49,7 @@ def outlive_readers() -> None:
         if stream.isatty():
             continue
         stream.flush()
-        raw = _Lasting(stream.fileno(), "w", closefd=False)
+        raw = _IgnoresClosedPipe(stream.fileno(), "w", closefd=False)
         lines = stream.line_buffering or stream.write_through  # the latter under python -u
         lasting = io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=lines)
         setattr(sys, name, lasting)
@@ -99,12 +99,12 @@ def at_work(wanted: bool) -> Iterator[None]:
     """In the block, every PROGRESS_S a line of JSON on stderr says how long it has lasted."""
     over, began, lines = threading.Event(), time.monotonic(), _Lines(sys.stderr)
 
-    def tell() -> None:
+    def report_progress() -> None:
         while not over.wait(PROGRESS_S):
             lines.write(f"at work for {time.monotonic() - began:.0f} s\n")
 
     if wanted:
-        threading.Thread(target=tell, name="at work", daemon=True).start()
+        threading.Thread(target=report_progress, name="at work", daemon=True).start()
     try:
         yield
     finally:

@@ -84,7 +84,7 @@ class Resolved(Sized):
         for name in ("data", "engine", "layout", "train", *program_tables(self)):
             rules = self.key_rules(name)
             for key in [key for key in tables[name] if key not in _WRITTEN]:
-                if tables[name][key] in rules[key].unhashed:  # a key added later: the same text as ever without it
+                if tables[name][key] in rules[key].not_in_hash:  # a key added later: the same text as ever without it
                     del tables[name][key]
         for name in SERVICES:
             tables[name] = changed_keys(getattr(self, name))
@@ -162,7 +162,7 @@ def speed_hash(resolved: Sized) -> str:
     return f"{resolved.cluster.name} {_hash_of(resolved, ('speed',))}"
 
 
-def _hash_of(resolved: Sized, decides: Collection[str]) -> str:
+def _hash_of(resolved: Sized, effects: Collection[str]) -> str:
     kept: dict[str, Any] = {"nodes": resolved.nodes, "device": resolved.cluster.device}
     for name in ("model", "data", "engine", "layout", "batch", "train", *program_tables(resolved)):
         of_keys = resolved.key_rules(name)
@@ -171,9 +171,9 @@ def _hash_of(resolved: Sized, decides: Collection[str]) -> str:
         kept[name] = {
             key: value
             for key, value in table.items()
-            if of_keys[key].decides in decides and value not in of_keys[key].unhashed
+            if any(effect in effects for effect in of_keys[key].affects) and value not in of_keys[key].not_in_hash
         }
-    if resolved.data_from and "schedule" in decides:
+    if resolved.data_from and "schedule" in effects:
         kept["data_from"] = resolved.data_from
     if resolved.script is not None:
         kept["script"] = {"body": resolved.script.body, "tasks": resolved.script.tasks}

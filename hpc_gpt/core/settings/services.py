@@ -35,11 +35,11 @@ AFTER_BRACES = ("checkpoint", "export", "step", "run")
 class Notify:
     """`[notify]`: a command that gets the events of the run, each as a line of JSON on its standard input."""
 
-    command: str | tuple[str, ...] | None = key(None, resume="free", decides="nothing", added=True)
+    command: str | tuple[str, ...] | None = key(None, resume="free", affects=(), since="0.2")
     'A line for bash, or a list that is executed as it is; for example "mail -s GPT me@example.org".'
-    on: tuple[Event, ...] = key(("ended", "failed", "retried"), resume="free", decides="nothing", added=True)
+    on: tuple[Event, ...] = key(("ended", "failed", "retried"), resume="free", affects=(), since="0.2")
     "The events that it gets: first_step, ended, failed, retried, stopped."
-    timeout_s: float = key(20.0, resume="free", decides="nothing", added=True, above=0)
+    timeout_s: float = key(20.0, resume="free", affects=(), since="0.2", above=0)
     "Seconds after which it is killed; for example 60."
 
     @property
@@ -61,15 +61,15 @@ class After:
     In its texts `{checkpoint}`, `{export}`, `{step}` and `{run}` are filled in, quoted for bash.
     """
 
-    run: str | tuple[str, ...] | None = key(None, resume="free", decides="nothing", added=True)
+    run: str | tuple[str, ...] | None = key(None, resume="free", affects=(), since="0.2")
     'What the job runs: a line for bash, or a list; for example "python evaluate.py {checkpoint}".'
-    every: int = key(1, resume="free", decides="nothing", added=True, least=0)
+    every: int = key(1, resume="free", affects=(), since="0.2", least=0)
     "After each n-th checkpoint; 0 for only the last one of a run that is done; for example 5."
-    export: bool = key(False, resume="free", decides="nothing", added=True)
+    export: bool = key(False, resume="free", affects=(), since="0.2")
     "The job first writes the checkpoint in Hugging Face's format, to {export}."
-    sbatch: tuple[str, ...] = key((), resume="free", decides="nothing", added=True)
+    sbatch: tuple[str, ...] = key((), resume="free", affects=(), since="0.2")
     'Its options of sbatch, of which it inherits the account alone; for example ["--gpus=1", "--time=1:00:00"].'
-    most: int = key(4, resume="free", decides="nothing", added=True, least=1)
+    most: int = key(4, resume="free", affects=(), since="0.2", least=1)
     "Unfinished jobs beyond which a checkpoint gets none; for example 2."
 
     @property
@@ -81,9 +81,9 @@ class After:
 class Track:
     """`[track]`: curves of the run in other programs while it trains."""
 
-    tensorboard: bool = key(False, resume="free", decides="nothing", added=True)
+    tensorboard: bool = key(False, resume="free", affects=(), since="0.2")
     "TensorBoard's event files are written to tensorboard/ of the run."
-    wandb: str | None = key(None, resume="free", decides="nothing", added=True)
+    wandb: str | None = key(None, resume="free", affects=(), since="0.2")
     'A project of Weights & Biases to send to, as its own environment variables say; for example "gpt".'
 
 
@@ -91,27 +91,27 @@ class Track:
 class Plan:
     """`[plan]`: how a program of engine `command` runs, as far as its layout does not show it. `plan` reads it."""
 
-    like: EngineName | None = key(None, resume="free", decides="nothing", added=True)
+    like: EngineName | None = key(None, resume="free", affects=(), since="0.2")
     "The engine whose rules of memory and communication the program shares; without it nothing is planned."
-    attention: AttentionKernel | None = key(None, resume="free", decides="nothing", added=True)
+    attention: AttentionKernel | None = key(None, resume="free", affects=(), since="0.2")
     "Attention's kernel; unfused writes the scores to memory; te is the device's best; sdpa PyTorch's before 2.11: fa2."
-    grad_sum: GradSum | None = key(None, resume="free", decides="nothing", added=True)
+    grad_sum: GradSum | None = key(None, resume="free", affects=(), since="0.2")
     "The format in which gradients are summed over micro-batches, kept and reduced."
-    dp_overlap: bool | None = key(None, resume="free", decides="nothing", added=True)
+    dp_overlap: bool | None = key(None, resume="free", affects=(), since="0.2")
     "Whether gradients are reduced, and sharded parameters gathered, beside the passes."
-    tp_overlap: bool | None = key(None, resume="free", decides="nothing", added=True)
+    tp_overlap: bool | None = key(None, resume="free", affects=(), since="0.2")
     "Whether communication of tensor parallelism runs in pieces beside the products that it serves."
-    fused_loss: Loss | None = key(None, resume="free", decides="nothing", added=True)
+    fused_loss: Loss | None = key(None, resume="free", affects=(), since="0.2")
     "The loss: operators on fp32 logits, in 16 bits (half), compiled (jit), or one kernel on 16-bit logits."
-    edges_as_layers: bool | None = key(None, resume="free", decides="nothing", added=True)
+    edges_as_layers: bool | None = key(None, resume="free", affects=(), since="0.2")
     "Whether embedding and head each take a layer's place in the split over stages."
-    states: HeldAs | None = key(None, resume="free", decides="nothing", added=True)
+    states: HeldAs | None = key(None, resume="free", affects=(), since="0.2")
     "What is held of a parameter: 16-bit weights and fp32 states (mixed, 2 + 12 bytes), fp32 (4 + 8), bf16 (2 + 4)."
-    offloaded_layers: int | None = key(None, resume="free", decides="nothing", added=True, least=0)
+    offloaded_layers: int | None = key(None, resume="free", affects=(), since="0.2", least=0)
     "Layers whose activations are copied to the host's memory."
-    whole_gradients: bool | None = key(None, resume="free", decides="nothing", added=True)
+    whole_gradients: bool | None = key(None, resume="free", affects=(), since="0.2")
     "Whether ZeRO-2, ZeRO-3 or FSDP reduces after the last micro-batch alone."
-    whole_logits: bool | None = key(None, resume="free", decides="nothing", added=True)
+    whole_logits: bool | None = key(None, resume="free", affects=(), since="0.2")
     "Whether every rank of tp gathers all logits."
 
     @property
