@@ -29,11 +29,11 @@ class Container:
     """`[container]`: the image that the ranks run in."""
 
     kind: Literal["pyxis", "apptainer"]
-    "Pyxis adds flags to srun, apptainer wraps the command."
+    "How ranks start in it: pyxis adds options to srun, apptainer wraps the command."
     image: str
-    'The image; for example "/images/torch.sqsh".'
+    'Container image; for example "/images/torch.sqsh".'
     mounts: tuple[str, ...] = ()
-    'Folders that the container sees, as HOST:CONTAINER; for example ["/scratch:/scratch"].'
+    'Folders visible in the container, as HOST:CONTAINER; for example ["/scratch:/scratch"].'
 
 
 @dataclass(frozen=True)
@@ -44,27 +44,27 @@ class MachineFigures:
     """
 
     memory_gib: float | None = None
-    "GiB of a GPU's memory that a program can use; for example 79.3."
+    "GPU memory that a program can use, in GiB; for example 79.3."
     peak_tflops: dict[str, float] | None = None
-    "A GPU's dense peak in TFLOP/s, by dtype; for example { bf16 = 312 }."
+    "Dense peak of a GPU in TFLOP/s, by dtype; for example { bf16 = 312 }."
     memory_gb_s: float | None = None
-    "Bandwidth of a GPU's memory, in GB/s of 1e9 bytes; for example 2039."
+    "Bandwidth of GPU memory, in GB/s of 1e9 bytes; for example 2039."
     node_gb_s: float | None = None
-    "GB/s from a GPU to the others of its node, in one direction; for example 300."
+    "Bandwidth from a GPU to the others of its node, in GB/s in one direction; for example 300."
     switched: bool | None = None
-    "Whether any two GPUs of a node have all their links; false: each pair a third, as on boards of four A100."
+    "Whether any two GPUs of a node can use all their links; false: each pair has a third, as on boards of four A100."
     network_gb_s: float | None = None
-    "GB/s from a whole node to others, in one direction; for example 100."
+    "Bandwidth from a whole node to others, in GB/s in one direction; for example 100."
     host_gb_s: float | None = None
-    "GB/s between a GPU and its host, in one direction; for example 25."
+    "Bandwidth between a GPU and its host, in GB/s in one direction; for example 25."
     host_memory_gib: float | None = None
-    "GiB of a node's memory that a job gets; for example 1862."
+    "Memory of a node that a job gets, in GiB; for example 1862."
     node_latency_s: float | None = None
-    "Seconds of a message within a node; for example 5e-6."
+    "Latency of a message within a node, in seconds; for example 5e-6."
     network_latency_s: float | None = None
-    "Seconds of a message between nodes; for example 1.5e-5."
+    "Latency of a message between nodes, in seconds; for example 1.5e-5."
     power_w: float | None = None
-    "A GPU's power limit in watts; for example 400."
+    "Power limit of a GPU in watts; for example 400."
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,13 @@ class Calibration:
     """`[calibration]`: the planner's constants for this cluster, which `hpc-gpt plan --calibrate` fits and writes."""
 
     constants: dict[str, float] = field(default_factory=dict)
-    "The planner's constants, by name, which hpc-gpt plan --calibrate fits and writes."
+    "Constants of the planner, by name; hpc-gpt plan --calibrate fits and writes them."
     rows: int = 0
-    "Measured rows of the fit."
+    "Number of measured rows in the fit."
     mean_error: float | None = None
-    "Mean error that remains over these rows, as a share."
+    "Mean error of the fit over these rows, as a share."
     residuals: dict[str, float] = field(default_factory=dict)
-    "The error of each row, predicted over measured less 1."
+    "Error of each row: predicted / measured - 1."
 
 
 def _planner_key() -> Any:
@@ -93,47 +93,47 @@ class ClusterProfile:
     name: str
     "The file's name; not a key of the file."
     description: str = ""
-    "One line for hpc-gpt profile list."
+    "Line in hpc-gpt profile list."
     scheduler: Literal["slurm", "local"] = "slurm"
-    "Slurm, or this machine alone."
+    "Slurm, or this machine (local)."
     device: str | None = None
-    'The GPU\'s model; for example "a100-80g"; the planner needs it.'
+    'GPU model, which the planner needs; for example "a100-80g".'
     fabric: str | None = _planner_key()
-    'What joins the nodes: KIND, ports of a node x Gbit/s of each; for example "infiniband 8x200G".'
+    'Network between nodes: KIND, ports per node x Gbit/s per port; for example "infiniband 8x200G".'
     gpus_per_node: int = 4
-    "GPUs of a node, 1 or more; for example 8."
+    "GPUs per node, 1 or more; for example 8."
     cpus_per_node: int | None = None
-    "CPUs of a node as Slurm counts them; for example 128."
+    "CPUs per node as Slurm counts them; for example 128."
     gpu_flag: Literal["gres", "gpus-per-node", "none"] = "gres"
     "How GPUs are requested: --gres=gpu:N, --gpus-per-node=N, or not at all."
     gpu_type: str | None = None
-    'The type in that request, --gres=gpu:TYPE:N; for example "a100".'
+    'GPU type in that request, --gres=gpu:TYPE:N; for example "a100".'
     partition: str | None = None
-    "The partition by default."
+    "Default partition."
     account: str | None = None
-    "The account by default."
+    "Default account."
     qos: str | None = None
-    "The quality of service by default."
+    "Default quality of service."
     constraint: str | None = None
-    "Features of the nodes by default."
+    "Default features that nodes must have."
     reservation: str | None = None
-    "The reservation by default."
+    "Default reservation."
     time: str | None = None
-    'The time limit by default; for example "20:00:00".'
+    'Default time limit; for example "20:00:00".'
     mem: str | None = None
-    'A node\'s memory for a job; for example "160G".'
+    'Default memory per node; for example "160G".'
     exclusive: bool = False
     "Whether a job has its nodes to itself."
     chain: Chain = "requeue"
-    "How a run continues after a job: Slurm requeues it, jobs of one name wait for each other, or not."
+    "How a run continues after a job: Slurm requeues it, jobs of one name wait for each other, or it does not."
     signal_lead_s: int = 120
-    "Seconds before the time limit at which Slurm signals, so that a checkpoint is saved."
+    "Seconds before the time limit when Slurm sends its signal, so that a checkpoint is saved."
     retry_pause_s: int = 30
     "Seconds before the first retry; doubled with each failure in a row."
     preflight: bool = False
-    "Every node is probed before the ranks start."
+    "Whether every node is probed before the ranks start."
     spare_nodes: int = 0
-    "Nodes that are requested in addition, to replace one that fails the preflight."
+    "Additional nodes to request, which replace those that fail the preflight."
     bad_node_hours: float = 24.0
     "Hours for which jobs exclude a node that failed; for example 24."
     modules: tuple[str, ...] = ()
@@ -141,27 +141,27 @@ class ClusterProfile:
     purge_modules: bool = True
     "Whether a job unloads all modules before it loads its own; false where Slurm or the compilers are modules."
     venv: str | None = None
-    "A virtual environment that a job activates."
+    "Virtual environment that a job activates."
     python: str | None = None
-    "The interpreter of the ranks, if there is no venv."
+    "Python interpreter of the ranks, if there is no venv."
     stage: str | None = None
-    "What a node does before its ranks start: warm reads the environment's libraries, a tar's path unpacks it."
+    "Preparation of a node before its ranks start: warm reads the environment's libraries; a tar's path unpacks it."
     megatron_lm: str | None = None
-    "The folder of a Megatron-LM checkout, for the engine of that name."
+    "Folder of a Megatron-LM checkout, for engine megatron-lm."
     container: Container | None = None
-    "The image that the ranks run in; see [container]."
+    "Container image that the ranks run in; see [container]."
     environment: dict[str, str] = field(default_factory=dict)
-    "Variables that a job exports by value; a secret is inherited from the shell that submits."
+    "Variables that a job exports by value; it inherits secrets from the shell that submits."
     node_suffix: str = ""
-    'What follows a node\'s short name in its address; for example "-ib".'
+    'Suffix that makes a node\'s short name its address; for example "-ib".'
     sbatch: tuple[str, ...] = ()
-    "Further options of sbatch for every job."
+    "Further options for sbatch, for every job."
     srun: tuple[str, ...] = ()
-    "Further options of srun for every job."
+    "Further options for srun, for every job."
     machine: MachineFigures | None = _planner_key()
-    "Figures that the planner uses instead of those of device and fabric; see [machine]."
+    "Figures that replace those of device and fabric in the planner; see [machine]."
     calibration: Calibration | None = _planner_key()
-    "The planner's constants for this cluster; see [calibration]."
+    "Constants of the planner for this cluster; see [calibration]."
 
     @property
     def archive(self) -> str | None:

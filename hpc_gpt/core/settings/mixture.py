@@ -23,11 +23,11 @@ class MixedSource:
     """
 
     path: str | None = None
-    "The source's token file, or the prefix of Megatron's pair, looked for as data.path is."
+    "Token file of the source, or the prefix of a pair of Megatron files; searched as data.path is."
     source: Literal["tokens", "megatron"] = "tokens"
-    "What the path is: a token file, or Megatron's .bin and .idx."
+    "Format of the files: a token file, or Megatron's .bin and .idx."
     weight: float | tuple[float, ...] | None = None
-    "The source's share of the tokens, relative to the others', or a list with one for each phase; for example 0.7."
+    "Share of the tokens, relative to the other sources, or a list with one share per phase; for example 0.7."
 
     def weights(self, phases: int) -> tuple[Fraction, ...]:
         """The weight in each of so many phases, as written: 0.1 is a tenth."""

@@ -36,9 +36,9 @@ class Notify:
     """`[notify]`: a command that gets the events of the run, each as a line of JSON on its standard input."""
 
     command: str | tuple[str, ...] | None = key(None, resume="free", affects=(), since="0.2")
-    'A line for bash, or a list that is executed as it is; for example "mail -s GPT me@example.org".'
+    'A line for bash, or a list executed without a shell; for example "mail -s GPT me@example.org".'
     on: tuple[Event, ...] = key(("ended", "failed", "retried"), resume="free", affects=(), since="0.2")
-    "The events that it gets: first_step, ended, failed, retried, stopped."
+    "Events that it is started for: first_step, ended, failed, retried, stopped."
     timeout_s: float = key(20.0, resume="free", affects=(), since="0.2", above=0)
     "Seconds after which it is killed; for example 60."
 
@@ -62,15 +62,15 @@ class After:
     """
 
     run: str | tuple[str, ...] | None = key(None, resume="free", affects=(), since="0.2")
-    'What the job runs: a line for bash, or a list; for example "python evaluate.py {checkpoint}".'
+    'Command of the job: a line for bash, or a list; for example "python evaluate.py {checkpoint}".'
     every: int = key(1, resume="free", affects=(), since="0.2", least=0)
-    "After each n-th checkpoint; 0 for only the last one of a run that is done; for example 5."
+    "Runs after each n-th checkpoint; 0: only after the last one of a run that is done; for example 5."
     export: bool = key(False, resume="free", affects=(), since="0.2")
-    "The job first writes the checkpoint in Hugging Face's format, to {export}."
+    "Whether the job first exports the checkpoint in Hugging Face's format, to {export}."
     sbatch: tuple[str, ...] = key((), resume="free", affects=(), since="0.2")
-    'Its options of sbatch, of which it inherits the account alone; for example ["--gpus=1", "--time=1:00:00"].'
+    'Options of sbatch for this job; it inherits only the account; for example ["--gpus=1", "--time=1:00:00"].'
     most: int = key(4, resume="free", affects=(), since="0.2", least=1)
-    "Unfinished jobs beyond which a checkpoint gets none; for example 2."
+    "Most unfinished jobs at a time; at this number a checkpoint gets none; for example 2."
 
     @property
     def is_asked(self) -> bool:
@@ -82,9 +82,9 @@ class Track:
     """`[track]`: curves of the run in other programs while it trains."""
 
     tensorboard: bool = key(False, resume="free", affects=(), since="0.2")
-    "TensorBoard's event files are written to tensorboard/ of the run."
+    "Whether TensorBoard event files are written to tensorboard/ in the run folder."
     wandb: str | None = key(None, resume="free", affects=(), since="0.2")
-    'A project of Weights & Biases to send to, as its own environment variables say; for example "gpt".'
+    'Weights & Biases project to send to; its own environment variables configure the rest; for example "gpt".'
 
 
 @dataclass(frozen=True)
@@ -92,25 +92,25 @@ class Plan:
     """`[plan]`: how a program of engine `command` runs, as far as its layout does not show it. `plan` reads it."""
 
     like: EngineName | None = key(None, resume="free", affects=(), since="0.2")
-    "The engine whose rules of memory and communication the program shares; without it nothing is planned."
+    "Engine with the same memory and communication as the program; without it nothing is planned."
     attention: AttentionKernel | None = key(None, resume="free", affects=(), since="0.2")
-    "Attention's kernel; unfused writes the scores to memory; te is the device's best; sdpa PyTorch's before 2.11: fa2."
+    "Attention kernel; unfused: the scores are in memory; te: the best for the device; sdpa: fa2, PyTorch before 2.11."
     grad_sum: GradSum | None = key(None, resume="free", affects=(), since="0.2")
-    "The format in which gradients are summed over micro-batches, kept and reduced."
+    "Format in which gradients are summed over micro-batches, stored and reduced."
     dp_overlap: bool | None = key(None, resume="free", affects=(), since="0.2")
-    "Whether gradients are reduced, and sharded parameters gathered, beside the passes."
+    "Whether gradients are reduced, and sharded parameters gathered, while the passes run."
     tp_overlap: bool | None = key(None, resume="free", affects=(), since="0.2")
-    "Whether communication of tensor parallelism runs in pieces beside the products that it serves."
+    "Whether tensor-parallel communication overlaps, in pieces, with the matrix products that need it."
     fused_loss: Loss | None = key(None, resume="free", affects=(), since="0.2")
-    "The loss: operators on fp32 logits, in 16 bits (half), compiled (jit), or one kernel on 16-bit logits."
+    "The loss: operators on fp32 logits (none) or 16-bit ones (half), compiled (jit), or one kernel on 16-bit logits."
     edges_as_layers: bool | None = key(None, resume="free", affects=(), since="0.2")
-    "Whether embedding and head each take a layer's place in the split over stages."
+    "Whether embedding and head each count as a layer in the split over pipeline stages."
     states: HeldAs | None = key(None, resume="free", affects=(), since="0.2")
-    "What is held of a parameter: 16-bit weights and fp32 states (mixed, 2 + 12 bytes), fp32 (4 + 8), bf16 (2 + 4)."
+    "Bytes per parameter: mixed = 16-bit weights and fp32 states (2 + 12), fp32 (4 + 8), bf16 (2 + 4)."
     offloaded_layers: int | None = key(None, resume="free", affects=(), since="0.2", least=0)
-    "Layers whose activations are copied to the host's memory."
+    "Number of layers whose activations are copied to host memory."
     whole_gradients: bool | None = key(None, resume="free", affects=(), since="0.2")
-    "Whether ZeRO-2, ZeRO-3 or FSDP reduces after the last micro-batch alone."
+    "Whether ZeRO-2, ZeRO-3 or FSDP reduces gradients only after the last micro-batch."
     whole_logits: bool | None = key(None, resume="free", affects=(), since="0.2")
     "Whether every rank of tp gathers all logits."
 
