@@ -1,4 +1,4 @@
-"""Cluster profiles, which say how a site wants its jobs.
+"""Cluster profiles: the settings that a site needs for its jobs.
 
 A profile is one TOML file, shipped or in the user's config folder.
 """
@@ -20,7 +20,7 @@ from hpc_gpt.core.typed_tables import check_tables
 FALLBACK = "generic-slurm"
 WARM = "warm"
 
-# The ways to get another job: hpc_gpt/core/slurm/requeue.py has a class for each.
+# The ways to get another job; hpc_gpt/core/slurm/requeue.py has a class for each.
 Chain = Literal["none", "requeue", "singleton"]
 
 
@@ -82,13 +82,13 @@ class Calibration:
 
 
 def _planner_key() -> Any:
-    """A key that the planner alone reads: it does not change a run."""
+    """A key that only the planner reads: it does not change a run."""
     return field(default=None, metadata={"planner": True})
 
 
 @dataclass(frozen=True)
 class ClusterProfile:
-    """One site. `None` means that the site has no such thing, or needs none."""
+    """The profile of one site. None: the site does not have it, or does not need it."""
 
     name: str
     "The file's name; not a key of the file."
@@ -165,19 +165,19 @@ class ClusterProfile:
 
     @property
     def archive(self) -> str | None:
-        """The tar of `stage`, from which the ranks' environment is unpacked on each node."""
+        """The tar in `stage` with the environment of the ranks, unpacked on each node."""
         return None if self.stage == WARM else self.stage
 
 
 OF_THE_PLANNER = tuple(entry.name for entry in fields(ClusterProfile) if "planner" in entry.metadata)
 
 
-# The profile that an example of a user's own extends.
+# The profile that the example for a user's own profile extends.
 _EXAMPLE = "a100-80g-8"
 
 
 def list_profiles() -> dict[str, Path]:
-    """{name: file} of every profile, sorted. A user's own profile replaces a shipped one of the same name."""
+    """{name: file} of every profile, sorted. A user's profile replaces a shipped one of the same name."""
     files: dict[str, Path] = {}
     for folder in (clusters_dir(), config_dir() / "clusters"):
         files.update({path.stem: path for path in sorted(folder.glob("*.toml"))})
@@ -185,18 +185,18 @@ def list_profiles() -> dict[str, Path]:
 
 
 def find_profile(name: str) -> Path:
-    """The TOML file of profile `name`, or of that path. Raises ConfigError with close matches if there is none."""
+    """The TOML file of a profile, given by its name or path. Raises ConfigError with close matches if there is none."""
     path = Path(name) if name.endswith(".toml") and Path(name).is_file() else list_profiles().get(name)
     if path is None:
-        known = list(list_profiles())
-        hint = close_matches(name, [*map(str, Path(name).parent.glob("*.toml")), *known])
-        own = re.sub(r"[^A-Za-z0-9_.-]", "", Path(name).stem) or "NAME"
-        file = config_dir() / "clusters" / f"{own}.toml"
+        names = list(list_profiles())
+        hint = close_matches(name, [*map(str, Path(name).parent.glob("*.toml")), *names])
+        chosen = re.sub(r"[^A-Za-z0-9_.-]", "", Path(name).stem) or "NAME"
+        file = config_dir() / "clusters" / f"{chosen}.toml"
         two_lines = f'extends = "{_EXAMPLE}"\npartition = "gpu"'
         raise ConfigError(
-            f"no cluster profile {name!r}; known: {', '.join(known)}",
+            f"no cluster profile {name!r}; known: {', '.join(names)}",
             hint
-            or f"hpc-gpt profile detect --name {own} writes one, on its cluster; or write two lines, with your "
+            or f"hpc-gpt profile detect --name {chosen} writes one, on its cluster; or write two lines, with your "
             f"values, to {file}:\n{two_lines}",
         )
     return path
@@ -206,14 +206,14 @@ def load_profile(name: str, of_a_run: bool = False) -> ClusterProfile:
     """The profile that `find_profile` finds.
 
     Raises ConfigError with all faults of a file at once. `of_a_run`: an existing run was made with it, so too few CPUs
-    and secrets are no faults.
+    and secrets are allowed.
     """
     path = find_profile(name)
     tables = _with_parent(path, ())
     tables["name"] = path.stem
     faults = (_cpu_faults, _secrets, _stage_faults)
-    more = {} if of_a_run else dict(fault for of_keys in faults for fault in of_keys(tables, path))
-    profile = check_tables(tables, ClusterProfile, str(path), more=more, topic="profile")
+    further = {} if of_a_run else dict(fault for of_keys in faults for fault in of_keys(tables, path))
+    profile = check_tables(tables, ClusterProfile, str(path), more=further, topic="profile")
     if profile.gpus_per_node < 1:
         raise ConfigError(
             f"{path}: gpus_per_node is {profile.gpus_per_node}, but must be at least 1", "count the GPUs of one node"
@@ -223,7 +223,7 @@ def load_profile(name: str, of_a_run: bool = False) -> ClusterProfile:
 
 
 def _cpu_faults(tables: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
-    """(fault, hint) if a node has fewer CPUs than GPUs. `check_tables` finds a value that is no number."""
+    """(fault, hint) if a node has fewer CPUs than GPUs. `check_tables` finds a value that is not a number."""
     cpus, gpus = tables.get("cpus_per_node"), tables.get("gpus_per_node", ClusterProfile.gpus_per_node)
     if type(cpus) is int and type(gpus) is int and cpus < gpus:
         yield (
@@ -233,13 +233,13 @@ def _cpu_faults(tables: Mapping[str, Any], path: Path) -> Iterator[tuple[str, st
 
 
 def _secrets(tables: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
-    """(fault, hint) of each secret in [environment], with its name only: job.sh and resolved.json would hold it."""
+    """(fault, hint) of each secret in [environment], by its name only: job.sh and resolved.json would contain it."""
     environment = tables.get("environment")
     variables = environment.items() if isinstance(environment, Mapping) else ()
     names = [name for name, value in variables if isinstance(value, str) and is_secret_variable(name, value)]
     hint = f"take it out and export {', '.join(names)} in the shell that submits: jobs and containers inherit it"
-    if words := _narrow_export(tables):
-        hint += f"; {words} of this profile would prevent that: take it out as well"
+    if option := _narrow_export(tables):
+        hint += f"; {option} of this profile would prevent that: take it out as well"
     for name in names:
         yield f"{path}: environment.{name} looks like a secret, which job.sh and the run folder would hold", hint
 
@@ -262,10 +262,10 @@ def _stage_faults(tables: Mapping[str, Any], path: Path) -> Iterator[tuple[str, 
 
 
 def _narrow_export(tables: Mapping[str, Any]) -> str:
-    """The profile's option for sbatch or srun that keeps the shell's variables from a job; empty if none."""
+    """The profile's option for sbatch or srun that hides the shell's variables from a job; empty without one."""
     for key in ("sbatch", "srun"):
-        words = tables.get(key)
-        for word, following in pairwise([*words, ""] if isinstance(words, list) else []):
+        options = tables.get(key)
+        for word, following in pairwise([*options, ""] if isinstance(options, list) else []):
             option, equals, value = str(word).partition("=")
             value = value if equals else str(following)
             if option == "--export" and "ALL" not in value.split(","):
@@ -274,7 +274,8 @@ def _narrow_export(tables: Mapping[str, Any]) -> str:
 
 
 def _check_figures(profile: ClusterProfile, path: Path) -> None:
-    """ConfigError for a figure in [machine] or [calibration] that is not finite, or in [machine] not above 0."""
+    """Raises ConfigError for a figure of [machine] or [calibration] that is not finite, and for one of [machine] that
+    is not above 0."""
     tables = {name: vars(table) for name in ("machine", "calibration") if (table := getattr(profile, name)) is not None}
     faults = []
     for key, value in flat(tables).items():
@@ -286,27 +287,31 @@ def _check_figures(profile: ClusterProfile, path: Path) -> None:
 
 
 def _with_parent(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    """The profile's tables over those that it extends. A user's profile may extend the shipped one of its name."""
+    """The profile's tables, which override those of the profile that it extends. A user's profile may extend the
+    shipped one of the same name."""
     tables = read_toml(path)
     parent = tables.pop("extends", None)
     if parent is None:
         return tables
     shipped = clusters_dir() / f"{parent}.toml"
-    found = shipped if path.resolve() != shipped.resolve() and shipped.is_file() else list_profiles().get(str(parent))
-    if found is None or found.resolve() in (*seen, path.resolve()):
+    extended = (
+        shipped if path.resolve() != shipped.resolve() and shipped.is_file() else list_profiles().get(str(parent))
+    )
+    if extended is None or extended.resolve() in (*seen, path.resolve()):
         raise ConfigError(
-            f"{path}: extends {parent!r}, which is no other profile", "name a profile that hpc-gpt profile lists"
+            f"{path}: extends {parent!r}, but no other profile has that name",
+            "name a profile that hpc-gpt profile lists",
         )
-    return merge_tables(_with_parent(found, (*seen, path.resolve())), tables)
+    return merge_tables(_with_parent(extended, (*seen, path.resolve())), tables)
 
 
 def user_default() -> str | None:
-    """The profile that `cluster = "…"` in the user's `config.toml` names; None without one."""
+    """The profile named by `cluster = "…"` in the user's `config.toml`; None without one."""
     path = config_dir() / "config.toml"
     if not path.is_file():
         return None
     settings = read_toml(path)
-    hint = 'this file names your profile, cluster = "NAME"; what a profile holds is in clusters/NAME.toml beside it'
+    hint = 'this file names your profile, cluster = "NAME"; the profile itself is clusters/NAME.toml beside it'
     raise_faults(
         {
             f"{path}: unknown key {key}; {close_matches(key, ['cluster']) or 'known here: cluster'}": hint

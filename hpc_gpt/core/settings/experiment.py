@@ -1,6 +1,6 @@
-"""The tables of an experiment: what to train, and how. Each key has a default and its rules.
+"""The tables of an experiment: what to train, and how. Each key has a default and rules.
 
-A key that is None is open: the cluster profile, a rule of `resolve`, or the plan gives it a value.
+A key that is None is open: the cluster profile, a rule of `resolve`, or the plan decides its value.
 `experiment_file` reads these tables from TOML. The string under a key is its meaning (`hpc_gpt.core.keys`).
 """
 
@@ -18,21 +18,21 @@ from hpc_gpt.core.settings.services import After, EngineName, Notify, Plan, Trac
 Dtype = Literal["fp32", "bf16", "fp16"]
 Compile = Literal["none", "block", "edges", "whole"]
 CpExchange = Literal["heads", "keys", "ring"]
-# Format of the operands of a layer's matrix products: 16 bits as `dtype` says, or 8 and 4 bits by how they are scaled.
+# Format of the operands of a layer's matrix products: 16 bits by `dtype` (none), or 8 or 4 bits by their scaling.
 Matmul = Literal["none", "fp8-tensor", "fp8-row", "mxfp8", "nvfp4"]
 Partition = Literal["layers", "parameters"] | tuple[int, ...]
 MlpKind = Literal["gelu", "swiglu"]
 NormKind = Literal["layernorm", "rmsnorm"]
 Positions = Literal["learned", "rope"]
 Bias = Literal["all", "qkv", "none"]
-# For weights that are trained already, as the recipes of full fine-tuning have it (Alpaca's, torchtune's for Llama);
-# train.lr's default is for random ones.
+# Learning rate for trained weights, as in the recipes of full fine-tuning (Alpaca's, torchtune's for Llama); the
+# default of train.lr is for random weights.
 LR_OF_TRAINED = 2e-5
 
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """`[model.rope_scaling]`: how the rotation's frequencies are lowered for long sequences, as Llama 3.1 does it."""
+    """`[model.rope_scaling]`: lower frequencies of the rotation for long sequences, as in Llama 3.1."""
 
     kind: Literal["llama3"]
     "The rule that scales the frequencies: llama3."
@@ -50,7 +50,7 @@ class RopeScaling:
 class Model:
     """`[model]`: a preset by name, an explicit shape, or a preset with some sizes changed.
 
-    The keys after `vocab_multiple` give another shape than GPT-2's: Llama's, Qwen's, Mistral's, SmolLM's.
+    The keys after `vocab_multiple` describe shapes other than GPT-2's: Llama's, Qwen's, Mistral's, SmolLM's.
     """
 
     preset: str | None = key(None, resume="never", affects=())
@@ -101,7 +101,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Data:
-    """`[data]`: where the tokens come from. The last `eval_fraction` of them is kept for evaluation."""
+    """`[data]`: the source of the tokens. The last `eval_fraction` of them is reserved for evaluation."""
 
     source: Literal["stdlib", "tokens", "random", "megatron", "stream", "mix"] = key(
         "stdlib", resume="never", affects=("speed",)
@@ -133,7 +133,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Engine:
-    """`[engine]`: the trainer of the steps and its switches; `core.engines` says which engine takes which switch."""
+    """`[engine]`: the engine that trains, and its switches; `core.engines` has the switches of each engine."""
 
     name: EngineName = key("deepspeed-3d", resume="converted", affects=("speed",))
     "The training code; hpc-gpt help engines lists what each engine can do."
@@ -183,7 +183,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class LayoutRequest:
-    """`[layout]`: the GPUs, how they are split, and the batch. The rules of `resolve` give the other values."""
+    """`[layout]`: the GPUs, their split, and the batch. The rules of `resolve` decide the open values."""
 
     gpus: int | None = key(None, resume="free", affects=("speed",))
     "Total number of GPUs; for example 64."
@@ -209,7 +209,7 @@ class LayoutRequest:
 
 @dataclass(frozen=True)
 class Train:
-    """`[train]`: length, arithmetic, optimizer, and how often to log, evaluate and save (0: never).
+    """`[train]`: length, arithmetic, optimizer, and the intervals of logging, evaluation and saving (0: never).
 
     Keys that are free on resume change neither the weights nor the order of the data, except `steps` and `until_loss`:
     a run that is done must change one of them to train further, and its decaying learning rate then differs from that
@@ -302,7 +302,7 @@ class Train:
 
 @dataclass(frozen=True)
 class Job:
-    """`[job]`: what is requested of the scheduler. None takes the value of the cluster profile."""
+    """`[job]`: the request to the scheduler. None takes the value of the cluster profile."""
 
     name: str | None = key(None, resume="free", affects=())
     "Name of the job in the queue; by default the name of the experiment."
@@ -391,10 +391,10 @@ class Command:
 
 @dataclass(frozen=True)
 class ScriptFacts:
-    """What is known of a job script that runs as it is: the hash of its body, and what its options ask for.
+    """Facts about a job script that runs unchanged: the hash of its body, and the requests of its options.
 
-    `signal`: the value of `--signal`, None without one. `output`, `error`: the patterns of those files, `open_mode`:
-    how they are to be opened.
+    `signal`: the value of `--signal`, None without one. `output`, `error`: the patterns of those files; `open_mode`:
+    the mode to open them in.
     """
 
     body: str
@@ -407,7 +407,7 @@ class ScriptFacts:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One TOML file with the files that it extends, and with overrides applied."""
+    """The settings of one TOML file and the files that it extends, with overrides applied."""
 
     name: str = "experiment"
     "Name of the run folder and of the job; by default the name of the file."
@@ -425,7 +425,7 @@ class Experiment:
 
 
 def with_keys(experiment: Experiment, keys: Mapping[str, Any]) -> Experiment:
-    """The experiment with other values of these dotted keys, which nothing checks before `resolve`."""
+    """The experiment with other values for these dotted keys, which are not checked before `resolve`."""
     for dotted, value in keys.items():
         table, _, name = dotted.partition(".")
         experiment = replace(experiment, **{table: replace(getattr(experiment, table), **{name: value})})
@@ -443,7 +443,7 @@ _SECONDS_OF = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
 
 def limit_s(text: str | None) -> int | None:
-    """Seconds of a time limit in one of sbatch's forms; None for no limit. ConfigError for any other text.
+    """The seconds of a time limit in a format of sbatch; None for no limit. ConfigError for any other text.
 
     >>> limit_s("1:30:00"), limit_s("90"), limit_s("2-12")
     (5400, 5400, 216000)
@@ -451,8 +451,8 @@ def limit_s(text: str | None) -> int | None:
     if text is None or text.lower() in ("unlimited", "infinite"):
         return None
     for form, _ in _TIME_FORMS:
-        if found := form.fullmatch(text):
-            seconds = sum(_SECONDS_OF[unit] * int(size) for unit, size in found.groupdict().items() if size)
+        if match := form.fullmatch(text):
+            seconds = sum(_SECONDS_OF[unit] * int(size) for unit, size in match.groupdict().items() if size)
             return seconds or None  # sbatch takes 0 as no limit
     forms = ", ".join(name for _, name in _TIME_FORMS)
-    raise ConfigError(f"job.time {text!r} is no time limit: {forms}", "for example 02:00:00")
+    raise ConfigError(f"job.time {text!r} is not a time limit: {forms}", "for example 02:00:00")

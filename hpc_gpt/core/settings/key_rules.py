@@ -1,4 +1,4 @@
-"""What may be done with a key of an experiment's table, and what depends on it: `KeyRules`, which each key carries."""
+"""`KeyRules`, the rules of each key in an experiment's tables: who may change it, and what it affects."""
 
 import math
 from collections.abc import Collection
@@ -10,7 +10,7 @@ from hpc_gpt.core.typed_tables import LARGEST
 
 @dataclass(frozen=True)
 class KeyRules:
-    """What may be done with a key, and what depends on it.
+    """The rules of a key: who may change it, what it affects, and its bounds.
 
     `resume`: whether a run that resumes from another run's checkpoint may change the key; "converted" if the engine
     converts its checkpoints accordingly (`converts` in `engines`).
@@ -18,8 +18,8 @@ class KeyRules:
     change all of [data].
     `affects`: "speed" keys decide the weights or the time of a step; "schedule" keys do not change the time of a step;
     keys that affect nothing are not in `config_hash`.
-    `least`, `above`, `below`: bounds of a number, of which the first is a value that it may have. `hint`: what to do
-    about a number that is out of them.
+    `least`, `above`, `below`: bounds of a number; only `least` is itself allowed. `hint`: the hint for a number outside
+    of them.
     `thousand`: the `k` of a count as a text (`"8k"`), 1000 for a whole number without this rule; 1024 for tokens of a
     sample, whose lengths are powers of two.
     `site_may_set`: the key belongs to one cluster, so a run that resumes on another one drops it.
@@ -41,7 +41,7 @@ class KeyRules:
     not_in_hash: tuple[Any, ...] = ()
 
     def fault(self, value: Any) -> str:
-        """What is wrong with a number, to follow its key's name; empty if nothing is."""
+        """The fault of a number, as text to follow its key's name; empty if it is allowed."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             return ""
         must = ""
@@ -72,8 +72,8 @@ def key(
 
 
 def number_faults(name: str, table: Any, hint: str, but: Collection[str] = ()) -> dict[str, str]:
-    """{fault: hint} of each number of table `name` that its key's rules do not allow. `hint`: that of a key without one
-    of its own. The keys in `but` may have any value."""
+    """{fault: hint} of each number in table `name` that its key's rules do not allow. `hint`: for keys whose rules have
+    none. The keys in `but` may have any value."""
     return {
         f"{name}.{key} {fault}": rules.hint or hint
         for key, rules in key_rules(table).items()

@@ -1,7 +1,7 @@
-"""What is to happen around a run: `[notify]`, `[after]` and `[track]`; and what the planner is to know of a program of
-the user's own, `[plan]`. A table that is missing asks for nothing.
+"""The services around a run, `[notify]`, `[after]` and `[track]`; and `[plan]`, the planner's facts about the user's
+own program. A missing table requests nothing.
 
-No key of them decides weights or speed, so none is in `config_hash`, and each may change when a run resumes.
+Their keys affect neither weights nor speed, so none is in `config_hash`, and each may change when a run resumes.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from hpc_gpt.core.errors import raise_faults
 from hpc_gpt.core.settings.key_rules import key, number_faults
 from hpc_gpt.core.settings.program_text import brace_faults, command_faults, texts_of
 
-# An engine is a module of hpc_gpt/core/engines, and its name is the file's.
+# An engine is a module of hpc_gpt/core/engines, named like the file.
 ENGINE_NAMES = tuple(
     sorted(path.stem.replace("_", "-") for path in (Path(__file__).parents[1] / "engines").glob("[a-z]*.py"))
 )
@@ -27,13 +27,13 @@ GradSum = Literal["fp32", "bf16", "fp16"]
 Loss = Literal["none", "half", "jit", "kernel"]
 HeldAs = Literal["mixed", "fp32", "bf16"]
 _DEFAULT = "leave it out for its default"
-# What is filled into the texts of [after].
+# Names that are filled into the texts of [after].
 AFTER_BRACES = ("checkpoint", "export", "step", "run")
 
 
 @dataclass(frozen=True)
 class Notify:
-    """`[notify]`: a command that gets the events of the run, each as a line of JSON on its standard input."""
+    """`[notify]`: a command that is started for events of the run, with a line of JSON on its standard input."""
 
     command: str | tuple[str, ...] | None = key(None, resume="free", affects=(), since="0.2")
     'A line for bash, or a list executed without a shell; for example "mail -s GPT me@example.org".'
@@ -48,7 +48,7 @@ class Notify:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """The command as a list; of a line for bash, bash's."""
+        """The command as a list of words; a line for bash becomes `bash -c LINE`."""
         if isinstance(self.command, str):
             return "bash", "-c", self.command
         return self.command or ()
@@ -56,7 +56,7 @@ class Notify:
 
 @dataclass(frozen=True)
 class After:
-    """`[after]`: a job of its own after each checkpoint, such as an evaluation.
+    """`[after]`: a separate job after each checkpoint, such as an evaluation.
 
     In its texts `{checkpoint}`, `{export}`, `{step}` and `{run}` are filled in, quoted for bash.
     """
@@ -79,7 +79,7 @@ class After:
 
 @dataclass(frozen=True)
 class Track:
-    """`[track]`: curves of the run in other programs while it trains."""
+    """`[track]`: curves of the run in other programs during training."""
 
     tensorboard: bool = key(False, resume="free", affects=(), since="0.2")
     "Whether TensorBoard event files are written to tensorboard/ in the run folder."
@@ -89,7 +89,7 @@ class Track:
 
 @dataclass(frozen=True)
 class Plan:
-    """`[plan]`: how a program of engine `command` runs, as far as its layout does not show it. `plan` reads it."""
+    """`[plan]`: facts about a program of engine `command` that its layout does not show, for `plan`."""
 
     like: EngineName | None = key(None, resume="free", affects=(), since="0.2")
     "Engine with the same memory and communication as the program; without it nothing is planned."
@@ -116,14 +116,14 @@ class Plan:
 
     @property
     def traits(self) -> dict[str, Any]:
-        """What is given, by the name of a Training's field."""
-        found = {name: value for name, value in changed_keys(self).items() if name != "like"}
+        """{field of a Training: value} of the keys that are set."""
+        values = {name: value for name, value in changed_keys(self).items() if name != "like"}
         if self.attention is not None:
-            found["flash"] = self.attention != "unfused"
-        return found
+            values["flash"] = self.attention != "unfused"
+        return values
 
 
-# {name of the table in an experiment: the table without which nothing happens}
+# {name of the table in an experiment: its default, which requests nothing}
 SERVICES: dict[str, Any] = {"notify": Notify(), "after": After(), "track": Track(), "plan": Plan()}
 
 
@@ -133,7 +133,7 @@ def changed_keys(table: Notify | After | Track | Plan) -> dict[str, Any]:
 
 
 def check_services(notify: Notify, after: After, track: Track) -> None:
-    """ConfigError with every fault of the three tables."""
+    """Raises ConfigError with every fault of the three tables."""
     raise_faults(dict([*_notify_faults(notify), *_after_faults(after), *_track_faults(track)]))
 
 
@@ -151,7 +151,7 @@ def _after_faults(after: After) -> Iterator[tuple[str, str]]:
     """(message, hint) of each fault of [after]."""
     if after.run is None:
         if after != After():
-            yield "[after] has no run, which says what its job runs", 'set after.run = "…", or leave the table out'
+            yield "[after] has no run, the command of its job", 'set after.run = "…", or leave the table out'
         return
     yield from _command_faults("after.run", after.run)
     for where, text in texts_of("after.run", after.run).items():
@@ -166,7 +166,7 @@ def _track_faults(track: Track) -> Iterator[tuple[str, str]]:
     """(message, hint) of each fault of [track]."""
     if track.wandb is not None and track.wandb.strip().lower() in ("", "true", "false", "yes", "no", "on", "off"):
         what = f"{track.wandb!r}" if track.wandb.strip() else "empty"
-        yield f"track.wandb is {what}, but names the project to send to", 'for example wandb = "gpt"'
+        yield f"track.wandb is {what}, but must name the project to send to", 'for example wandb = "gpt"'
 
 
 def _command_faults(where: str, command: str | tuple[str, ...]) -> Iterator[tuple[str, str]]:
