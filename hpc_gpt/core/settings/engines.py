@@ -294,7 +294,7 @@ FAST_SETTINGS = (
 )
 
 # {key of a fast setting: its value in a compiled run without it}
-PLAIN: dict[str, Any] = {each.key: "block" if each.key == "compile" else False for each in FAST_SETTINGS}
+PLAIN: dict[str, Any] = {setting.key: "block" if setting.key == "compile" else False for setting in FAST_SETTINGS}
 
 
 def with_fast_settings(engine: Engine, shape: ModelShape, train: Train, fixed: Collection[str] = ()) -> Engine:
