@@ -1,4 +1,4 @@
-"""`KeyRules`, the rules of each key in an experiment's tables: who may change it, and what it affects."""
+"""`KeyRules`, the rules of each key in an experiment's tables: when it may change, and what it affects."""
 
 import math
 from collections.abc import Collection
@@ -10,7 +10,7 @@ from hpc_gpt.core.typed_tables import LARGEST
 
 @dataclass(frozen=True)
 class KeyRules:
-    """The rules of a key: who may change it, what it affects, and its bounds.
+    """The rules of a key: when it may change, what it affects, and its bounds.
 
     `resume`: whether a run that resumes from another run's checkpoint may change the key; "converted" if the engine
     converts its checkpoints accordingly (`converts` in `engines`).

@@ -94,7 +94,7 @@ class Plan:
     like: EngineName | None = key(None, resume="free", affects=(), since="0.2")
     "Engine with the same memory and communication as the program; without it nothing is planned."
     attention: AttentionKernel | None = key(None, resume="free", affects=(), since="0.2")
-    "Attention kernel; unfused: the scores are in memory; te: the best for the device; sdpa: fa2, PyTorch before 2.11."
+    "Attention kernel; unfused writes the scores to memory; te: the device's best; sdpa: PyTorch's before 2.11 (fa2)."
     grad_sum: GradSum | None = key(None, resume="free", affects=(), since="0.2")
     "Format in which gradients are summed over micro-batches, stored and reduced."
     dp_overlap: bool | None = key(None, resume="free", affects=(), since="0.2")
