@@ -15,7 +15,7 @@ from hpc_gpt.core.format import plain
 from hpc_gpt.core.output import progress_as_json
 from hpc_gpt.core.runs.find_runs import find_runs
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.core.terminal import agrees, say
+from hpc_gpt.core.terminal import confirm, say
 from hpc_gpt.launcher.watch.control import ask_runs, await_answer, describe
 from hpc_gpt.launcher.watch.status import RunStatus, ask_status
 
@@ -44,7 +44,7 @@ def check_agreed(verb: str, rows: Sequence[RunStatus], as_json: bool = False, le
         say(plain(f"{row.run}  {row.name}  job {row.job_id or '-'}  {describe(row)}"), err=True)
     if as_json or not sys.stdin.isatty():
         raise ConfigError(f"{verb} is of {len(live)} runs that have not ended", "--yes takes them all; or name one")
-    if not agrees(f"{verb}?" if len(live) == 1 else f"{verb} these {len(live)}?"):
+    if not confirm(f"{verb}?" if len(live) == 1 else f"{verb} these {len(live)}?"):
         say(f"{verb}: nothing was done", err=True)
         sys.exit(1)
 

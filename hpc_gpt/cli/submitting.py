@@ -31,7 +31,7 @@ from hpc_gpt.core.runs.lineage import Parent
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.start_check import ExpectedStart
-from hpc_gpt.core.terminal import agrees, can_ask, say
+from hpc_gpt.core.terminal import can_ask, confirm, say
 from hpc_gpt.launcher.branching import prepare_branch, split_branch
 from hpc_gpt.launcher.here import Allocation, no_script_here, read_allocation, run_in
 from hpc_gpt.launcher.limits import Asked
@@ -223,7 +223,7 @@ def _ask_first(prepared: PreparedRun, request: Request) -> None:
             f"name what to train, as hpc-gpt submit demo{cluster}, or its size, --gpus {run.gpus}; --yes queues it",
         )
     say(message, err=True)
-    if not agrees("queue it?"):
+    if not confirm("queue it?"):
         say("nothing was submitted", err=True)
         click.get_current_context().exit(1)
 

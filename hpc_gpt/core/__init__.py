@@ -1,1 +1,1 @@
-"""What a run is to be, and what is on disk: what the trainer, the reader and the launcher all use."""
+"""Code that trainer, reader and launcher share: settings of a run, its files, Slurm, and text and tables."""

@@ -1,8 +1,9 @@
-"""The columns of every table that is printed, exported or shown, and the figures of a record that they have in common.
+"""The columns of every table that is printed, exported or shown, and the figures of a record that tables share.
 
 A figure has one heading, unit, number of digits, side and meaning, whichever table it is in. A table lists its columns;
-those that it has alone are made where it is. Its cells are a `Grid`, which is aligned, Markdown or a list. A cell may
-hold text from anyone's log: control characters and line ends become `?`. No cell is cut to a width.
+a column that only one table has is defined with that table. Its cells are a `Grid`, which is printed aligned, as
+Markdown or as a list. A cell may hold text from anyone's log: control characters and line ends become `?`. No cell is
+cut.
 """
 
 import io
@@ -35,9 +36,9 @@ _MARKUP = re.compile(r"[\\|<\[`]")
 class Column:
     """One column: its heading, the keys it shows (csv has a column for each), a row's value, and its digits.
 
-    `optional`: a table has it only if a row has a value. `published`: the key of the published figure beside it. In a
-    list of figures it is called `label`, and its `unit` and `formula` follow the value. `means` is its meaning in full.
-    `style`: of a row's cell, on a terminal.
+    `optional`: a table has it only if a row has a value. `published`: the key of the published figure beside it. A
+    list of figures calls it `label`, and prints `unit` and `formula` after the value. `means`: its full meaning.
+    `style`: the style of a row's cell on a terminal.
     """
 
     heading: str
@@ -59,27 +60,27 @@ class Column:
         return NOTHING if value is None else self.digits(value)
 
 
-def column(heading: str, key: str, digits: Callable[[Any], str] = show_value, **more: Any) -> Column:
+def column(heading: str, key: str, digits: Callable[[Any], str] = show_value, **options: Any) -> Column:
     """The column of one key of a row, such as `step_s` or `settings.engine.optimizer`."""
-    return Column(heading, (key,), lambda row: look_up(row, key), digits, **more)
+    return Column(heading, (key,), lambda row: look_up(row, key), digits, **options)
 
 
 def look_up(row: Any, key: str) -> Any:
-    """The value of a key, such as settings.engine.optimizer; None if there is none. What a sweep varies is a table of
-    dotted keys."""
+    """The value of a key, such as settings.engine.optimizer; None if it has none. The keys that a sweep varies are a
+    table of dotted keys."""
     name, *inner = key.split(".")
     value = row[name] if isinstance(row, dict) else getattr(row, name)
     for place, step in enumerate(inner):
-        if isinstance(value, dict) and (rest := ".".join(inner[place:])) in value:
-            return value[rest]
+        if isinstance(value, dict) and (dotted := ".".join(inner[place:])) in value:
+            return value[dotted]
         value = value.get(step) if isinstance(value, dict) else None
     return value
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A line of headings and lines of cells. `right` says of each column whether it is flush right. `styles`: of each
-    cell the style in which a terminal shows it."""
+    """A line of headings and lines of cells. `right`: whether each column is flush right. `styles`: the style of each
+    cell on a terminal."""
 
     headings: Sequence[str]
     right: Sequence[bool]
@@ -120,7 +121,7 @@ class Grid:
         return f"{cells[0]}\n" + "".join(f"  {heading:<{margin}}  {cell}\n" for heading, cell in named)
 
     def fitted(self, width: int | None, between: str = "", paint: Paint | None = None) -> str:
-        """The aligned text if it is no wider than `width` (None: any width), else a block for each line."""
+        """The aligned text if it fits into `width` (None: any width), else a block for each line."""
         if width is None or self.width <= width:
             return self.aligned(paint)
         return between.join(map(self.block, self.lines))
@@ -137,25 +138,25 @@ class Grid:
 
 def grid(columns: Sequence[Column], rows: Sequence[Any]) -> Grid:
     """The columns' cells of the rows."""
-    headings, right = [each.heading for each in columns], [each.right for each in columns]
-    styles = [[each.style(row) for each in columns] for row in rows]
-    return Grid(headings, right, [[each.show(row) for each in columns] for row in rows], styles)
+    headings, right = [column.heading for column in columns], [column.right for column in columns]
+    styles = [[column.style(row) for column in columns] for row in rows]
+    return Grid(headings, right, [[column.show(row) for column in columns] for row in rows], styles)
 
 
 def fitting(columns: Sequence[Column], rows: Sequence[Any], room: int | None, least: Sequence[str]) -> list[Column]:
-    """The columns of a table no wider than `room` (None: any width): the first of `least`, keys, go one after the other
-    until the others fit. It may be too wide without all of them."""
-    kept = list(columns)
+    """The columns of a table that fits into `room` (None: any width): the columns with the keys `least` are dropped in
+    this order until the others fit. The table may be too wide even without all of them."""
+    fitted = list(columns)
     for key in least:
-        if room is None or grid(kept, rows).width <= room:
+        if room is None or grid(fitted, rows).width <= room:
             break
-        kept = [each for each in kept if each.keys[:1] != (key,)]
-    return kept
+        fitted = [column for column in fitted if column.keys[:1] != (key,)]
+    return fitted
 
 
 def filled(columns: Sequence[Column], rows: Sequence[Any]) -> list[Column]:
-    """The columns without those that are optional and have no value in any row."""
-    return [each for each in columns if not each.optional or any(each.show(row) != NOTHING for row in rows)]
+    """The columns, without optional ones that have no value in any row."""
+    return [column for column in columns if not column.optional or any(column.show(row) != NOTHING for row in rows)]
 
 
 def as_csv(headings: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
@@ -188,9 +189,9 @@ def peak(stages: Sequence[float | None] | None) -> float | None:
     return max((figure for figure in stages or () if figure is not None), default=None)
 
 
-def _tflops(name: str, title: str, formula: str, means: str, **more: Any) -> Column:
+def _tflops(name: str, title: str, formula: str, means: str, **options: Any) -> Column:
     key, unit = f"tflops_{name}", "TFLOP/s per rank"
-    return column(f"TFLOPs {title}", key, show_digits, label=key, unit=unit, formula=formula, means=means, **more)
+    return column(f"TFLOPs {title}", key, show_digits, label=key, unit=unit, formula=formula, means=means, **options)
 
 
 def show_utilisation(record: Any) -> str | None:
@@ -201,8 +202,8 @@ def show_utilisation(record: Any) -> str | None:
 
 # The figures of a record by their first key.
 FIGURES = {
-    each.keys[0]: each
-    for each in (
+    figure.keys[0]: figure
+    for figure in (
         column("GPUs", "gpus", show_count, means="GPUs of the whole run"),
         column("Size", "params", show_params, means="parameters, a tied embedding counted once; 1 B = 10^9"),
         column("TP", "tp"),

@@ -1,10 +1,10 @@
-"""The exceptions for what a user can get wrong.
+"""The exceptions for mistakes that a user can make.
 
 UserError (ValueError)          a message and a hint; exit 2
  +- LayoutError                 a layout or batch that cannot run
  +- ConfigError                 a fault in an experiment, profile or flag; may carry several
- +- DataError                   data that are missing, damaged, too few, or of another vocabulary
- +- CheckpointError             a checkpoint of another model, or no complete one
+ +- DataError                   data are missing, damaged, too few, or have another vocabulary
+ +- CheckpointError             the checkpoint belongs to another model, or none is complete
  +- RenderError                 a template that cannot be rendered
  +- RunFolderError              a run folder that cannot be written; exit 1
  +- NoSuchRun                   no run has that name; exit 5
@@ -37,11 +37,11 @@ class ConfigError(UserError):
 
 
 class DataError(UserError):
-    """Data that are missing, empty, damaged, too few for the number of ranks, or of another vocabulary."""
+    """Data are missing, empty, damaged, too few for the number of ranks, or have another vocabulary."""
 
 
 class CheckpointError(UserError):
-    """A checkpoint of another model, or no complete one."""
+    """The checkpoint belongs to another model, or none is complete."""
 
 
 class RenderError(UserError):
@@ -80,7 +80,7 @@ class JobFailed(UserError):
 
 class OsErrorAs:
     """`with OsErrorAs(ConfigError, "cannot read X", hint):` raises that error, with the system's reason, for an OSError
-    in the block. `hint`: what to do, or a function of the OSError."""
+    in the block. `hint`: the text, or a function that makes it from the OSError."""
 
     def __init__(self, kind: type[UserError], message: str, hint: str | Callable[[OSError], str]) -> None:
         self._kind, self._message, self._hint = kind, message, hint
@@ -95,20 +95,20 @@ class OsErrorAs:
 
 
 def fault_words(fault: Exception) -> str:
-    """A fault of our own in one line: its class, its message, and where it was raised."""
+    """One line about a fault in our own code: its class, its message, and where it was raised."""
     frames = traceback.extract_tb(fault.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return " ".join(f"{type(fault).__name__}: {fault}".split())[:400] + where
 
 
 def check_sizes(sizes: Mapping[str, int | None], table: str = "") -> None:
-    """LayoutError for a size below 1; None is no fault. `table`: what goes before the names."""
+    """Raises LayoutError for a size below 1; None is allowed. `table`: prefix of the names."""
     for name, size in sizes.items():
         if size is not None and size < 1:
             raise LayoutError(f"{table}{name} is {size}, but must be at least 1", f"give a positive {name}")
 
 
 def raise_faults(faults: Mapping[str, str], kind: type[UserError] = ConfigError) -> None:
-    """Raises one error with a line for each of the faults, {what is wrong: what to do}; nothing if there are none."""
+    """Raises one error with a line per fault, {message: hint}; does nothing if there are none."""
     if faults:
         raise kind("\n".join(faults), "; ".join(dict.fromkeys(filter(None, faults.values()))))

@@ -1,8 +1,8 @@
-"""Where files are, and small files of text and JSON.
+"""Folders of the package and of the user, and reading and writing of small text and JSON files.
 
 Templates, cluster profiles and experiments are inside the package in a wheel. In a checkout or an editable install they
-are next to it, at the top of the tree. Small files are read even if damaged; written once, replaced as a whole, or
-appended to by line.
+are next to it, at the top of the tree. Small files are read even if damaged; they are written once, replaced as a
+whole, or appended to line by line.
 """
 
 import contextlib
@@ -22,16 +22,16 @@ from hpc_gpt.core.errors import ConfigError, OsErrorAs, RunFolderError
 
 _Item = TypeVar("_Item")
 _Found = TypeVar("_Found")
-# More than any small file of a run has. Of a larger one no more is read: a sparse one of 20 GB would take all memory.
+# Larger than any small file of a run. No more is read of a larger file: a sparse one of 20 GB would take all memory.
 MOST_BYTES = 64 << 20
-# For what is read of a run that another host serves.
+# Time limit for reading files of a run that another host serves.
 ANSWER_S = 10.0
-# File systems of the kernel, which have no file of a user; its others are mounted below these.
+# File systems of the kernel, without files of users; the other kernel file systems are mounted below these.
 _OF_KERNEL = frozenset(("proc", "sysfs", "devtmpfs", "cgroup", "cgroup2"))
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """A file, to be read in bytes. OSError if it is none: a pipe would block, a device would never end."""
+    """Opens a regular file to read bytes. OSError for anything else: a pipe would block, a device would never end."""
     return os.fdopen(_number_of(path), "rb")
 
 
@@ -40,7 +40,7 @@ def _number_of(path: Path | str) -> int:
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return number
 
 
@@ -48,30 +48,30 @@ def read_start(path: Path | str, most: int) -> bytes:
     """The first bytes of a small file, at half the cost of a file object. OSError as `open_regular`."""
     number = _number_of(path)
     try:
-        size = os.fstat(number).st_size  # os.read takes as much memory as it is asked for; 0 is also that of /proc
+        size = os.fstat(number).st_size  # os.read allocates all that it may read; files in /proc have size 0
         return os.read(number, min(most, size) if size else most)
     finally:
         os.close(number)
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The bytes of a file. OSError if it is no file, or is larger than `most`."""
+    """The bytes of a file. OSError if it is not a regular file, or is larger than `most`."""
     with open_regular(path) as file:
-        # With a size, `read` would take as much memory at first, which is three times as slow.
-        found = b"" if os.fstat(file.fileno()).st_size > most else file.read()
-        if len(found) > most or os.fstat(file.fileno()).st_size > most:
-            raise OSError(errno.EFBIG, f"it is larger than {most >> 20} MiB, and none of ours is", str(path))
-    return found
+        # `read` with a size would allocate that much first, which is three times as slow.
+        content = b"" if os.fstat(file.fileno()).st_size > most else file.read()
+        if len(content) > most or os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"it is larger than {most >> 20} MiB; hpc-gpt writes no such file", str(path))
+    return content
 
 
 def read_text(path: Path, errors: str = "replace", most: int = MOST_BYTES) -> str:
-    """The text of a file; `errors` is what becomes of bytes that are no UTF-8. OSError as `read_bytes`."""
+    """The text of a file; `errors`: how bytes that are not UTF-8 are decoded. OSError as `read_bytes`."""
     return read_bytes(path, most).decode("utf-8", errors).replace("\r\n", "\n")
 
 
 def within_time(work: Callable[[_Item], _Found], items: Sequence[_Item]) -> list[_Found | None]:
-    """`work` of each item, done on a thread; None for one that takes longer: it waits for a file of a host that no
-    longer answers, for ever. The thread is left to wait. What `work` raises is raised."""
+    """Calls `work` with each item on a thread; the result is None for a call that takes longer than ANSWER_S, as it may
+    wait forever for a file on a host that no longer answers. That thread is left to wait. Raises what `work` raises."""
     results: list[_Found | None] = []
     limit_s = ANSWER_S
     while len(results) < len(items):
@@ -100,36 +100,37 @@ def _do(work: Callable[[_Item], _Found], items: Sequence[_Item], done: list[_Fou
 
 
 def kernel_devices() -> frozenset[int]:
-    """The device numbers, as `st_dev`, of file systems whose files are the kernel's answers, as /proc, /sys and control
-    groups, and of /dev."""
-    found = set()
+    """The device numbers (`st_dev`) of /dev and of file systems whose contents the kernel generates, such as /proc,
+    /sys and control groups."""
+    numbers = set()
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
             before, _, after = line.partition(" - ")
             if after.split(" ", 1)[0] in _OF_KERNEL:
-                found.add(os.makedev(*map(int, before.split()[2].split(":"))))
+                numbers.add(os.makedev(*map(int, before.split()[2].split(":"))))
         if (devices := os.stat("/dev").st_dev) != os.stat("/").st_dev:
-            found.add(devices)
-    return frozenset(found)
+            numbers.add(devices)
+    return frozenset(numbers)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty if the file is missing, damaged, or no object."""
+    """The JSON object in a file; empty if the file is missing, damaged, or not an object."""
     try:
-        found = json_in(path)
+        value = json_in(path)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def read_json_lines(path: Path, last_bytes: int | None = None, first_bytes: int = -1) -> list[dict[str, Any]]:
-    """The JSON objects of a file with one a line, or of its last or first bytes. Damaged lines are skipped. Of a file
-    above MOST_BYTES these are the last ones, as the end is what says how something ended."""
-    return [found for line in _lines(path, last_bytes, first_bytes) if (found := json_object(line)) is not None]
+    """The JSON objects in a file with one per line, or in its last or first bytes. Damaged lines are skipped. A file
+    above MOST_BYTES gives its last objects, because its end tells how something ended."""
+    return [parsed for line in _lines(path, last_bytes, first_bytes) if (parsed := json_object(line)) is not None]
 
 
 def read_text_end(path: Path, most: int = MOST_BYTES) -> str:
-    """The text of a file; of a larger one a line that says what is cut, and its end. OSError as `open_regular`."""
+    """The text of a file; if it is larger than `most`, its end after a line that says what is cut. OSError as
+    `open_regular`."""
     with open_regular(path) as file:
         cut = max(0, os.fstat(file.fileno()).st_size - most)
         file.seek(cut)
@@ -138,11 +139,11 @@ def read_text_end(path: Path, most: int = MOST_BYTES) -> str:
 
 
 def json_lines_from_end(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a file with one a line, the last one first, whatever its size. Damaged lines are skipped."""
+    """The JSON objects in a file of any size with one per line, the last one first. Damaged lines are skipped."""
     with contextlib.suppress(OSError), open_regular(path) as file:
         for line in _lines_from_end(file):
-            if (found := json_object(line.decode(errors="replace"))) is not None:
-                yield found
+            if (parsed := json_object(line.decode(errors="replace"))) is not None:
+                yield parsed
 
 
 def last_json_line(path: Path) -> dict[str, Any]:
@@ -151,7 +152,7 @@ def last_json_line(path: Path) -> dict[str, Any]:
 
 
 def blocks_from_end(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """(place, content) of a file's blocks, the last one first: of 8 KiB, then up to 64."""
+    """(offset, content) of a file's blocks, the last one first: 8 KiB, then up to 64."""
     end, size = file.seek(0, os.SEEK_END), 1 << 13
     while end > 0:
         begin = max(0, end - size)
@@ -161,16 +162,16 @@ def blocks_from_end(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def _lines_from_end(file: IO[bytes]) -> Iterator[bytes]:
-    rest: list[bytes] = []  # of the line whose begin is not read yet, its end first
+    unfinished: list[bytes] = []  # parts of the line whose start is not read yet, the last part first
     for _, block in blocks_from_end(file):
-        if len(rest) > MOST_BYTES >> 16:
-            return  # no line of ours is as long
+        if len(unfinished) > MOST_BYTES >> 16:
+            return  # hpc-gpt writes no line of this length
         first, *others = block.split(b"\n")
         for part in reversed(others):
-            yield b"".join(reversed([*rest, part]))
-            rest = []
-        rest.append(first)
-    yield b"".join(reversed(rest))
+            yield b"".join(reversed([*unfinished, part]))
+            unfinished = []
+        unfinished.append(first)
+    yield b"".join(reversed(unfinished))
 
 
 def _lines(path: Path, last_bytes: int | None = None, first_bytes: int = -1) -> list[str]:
@@ -190,14 +191,14 @@ def _lines(path: Path, last_bytes: int | None = None, first_bytes: int = -1) -> 
 def json_object(line: str | bytes) -> dict[str, Any] | None:
     """The JSON object in a text; None if it has none."""
     try:
-        found = json.loads(line)
+        value = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def json_in(path: Path) -> Any:
-    """The JSON in a file. OSError if it cannot be read, ValueError if it is no JSON, or nested too deep."""
+    """The JSON in a file. OSError if it cannot be read, ValueError if it is not JSON or nested too deep."""
     try:
         return json.loads(read_bytes(path).decode("utf-8-sig"))
     except RecursionError as fault:
@@ -206,16 +207,16 @@ def json_in(path: Path) -> Any:
 
 @contextlib.contextmanager
 def aside(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, of a file or a folder. At the end what is there is removed."""
-    own = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    """Gives a temporary path beside `path`, for a file or a folder; removes whatever is there at the end."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     try:
-        yield own
+        yield temporary
     finally:
-        if own.is_dir() and not own.is_symlink():
-            shutil.rmtree(own, ignore_errors=True)
+        if temporary.is_dir() and not temporary.is_symlink():
+            shutil.rmtree(temporary, ignore_errors=True)
         else:
             with contextlib.suppress(OSError):
-                own.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:
@@ -230,24 +231,24 @@ def sync(path: Path) -> None:
 def write_once(path: Path, text: str) -> None:
     """Writes a file completely or not at all, never over an existing one. RunFolderError if the disk refuses.
 
-    Its folder is made, but nothing above it: a run folder that was moved away is not made again.
+    Makes its folder, but no folder above it, so that a run folder that was moved away is not made again.
     """
     with OsErrorAs(RunFolderError, f"cannot write {path}", hint_on):
         path.parent.mkdir(exist_ok=True)
-        with aside(path) as own, contextlib.suppress(FileExistsError):
-            own.write_text(text, encoding="utf-8")
-            give_name(own, path)
+        with aside(path) as temporary, contextlib.suppress(FileExistsError):
+            temporary.write_text(text, encoding="utf-8")
+            give_name(temporary, path)
 
 
 def check_new(paths: Iterable[Path]) -> None:
-    """ConfigError if one of the files that are to be written exists."""
+    """Raises ConfigError if a file that is to be written exists."""
     for path in paths:
         if path.exists() or path.is_symlink():
             raise ConfigError(f"{path} exists, and nothing is overwritten", "give another name, or move it away")
 
 
 def write_new(texts: Mapping[Path, str]) -> None:
-    """Writes files of the user's own, all or none of them. ConfigError if one exists; RunFolderError if the disk
+    """Writes files for the user, all or none of them. ConfigError if one exists; RunFolderError if the disk
     refuses."""
     check_new(texts)
     written: list[Path] = []
@@ -282,15 +283,15 @@ def give_name(written: Path, path: Path) -> None:
 
 def replace_whole(path: Path, text: str) -> None:
     """Replaces a file atomically: a reader sees the old text or the new one. RunFolderError if the disk refuses."""
-    with OsErrorAs(RunFolderError, f"cannot write {path}", hint_on), aside(path) as own:
-        own.write_text(text, encoding="utf-8")
-        own.replace(path)
+    with OsErrorAs(RunFolderError, f"cannot write {path}", hint_on), aside(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
 
 
 def try_folder(folder: Path) -> None:
-    """OSError unless files can be made in `folder`, or in a folder of that name that is yet to be made.
+    """Raises OSError unless files can be made in `folder`, which may not exist yet.
 
-    A folder is made in the nearest parent that exists, and removed: /proc, a full quota and a read-only disk refuse it
+    Makes and removes a folder in the nearest parent that exists: /proc, a full quota and a read-only disk refuse that
     whatever the permissions say.
     """
     place = next(place for place in (folder, *folder.parents) if place.exists())
@@ -308,16 +309,20 @@ def append_line(path: Path, line: str) -> None:
 
 
 def hint_on(fault: OSError) -> str:
-    """The hint for a file of a run that exists and cannot be written."""
+    """The hint for a file of an existing run that cannot be written."""
     if isinstance(fault, FileNotFoundError):
-        return "its folder is not there any more: leave a run folder in its place until the run has ended"
+        return "its folder is gone: do not move a run folder before its run has ended"
     if isinstance(fault, PermissionError):
-        return f"{whose(Path(fault.filename))}: its owner can do it, or let you" if fault.filename else "not yours"
+        return (
+            f"{whose(Path(fault.filename))}: its owner can do it, or let you"
+            if fault.filename
+            else "it belongs to another user"
+        )
     return "is the disk full or read-only?"
 
 
 def whose(path: Path) -> str:
-    """Whose a file is, or the nearest folder above it that one can see, and who asks."""
+    """A text with the owner of a file, or of the nearest visible folder above it, and the current user."""
     for place in (path, *path.parents):
         with contextlib.suppress(OSError):
             return f"{place} is {user_name(place.stat().st_uid)}'s, and you are {user_name(os.geteuid())}"
@@ -333,8 +338,8 @@ def user_name(uid: int) -> str:
 
 
 def refused_access(path: Path, how: int) -> str:
-    """Why this process may not read (os.R_OK) or write (os.W_OK) a file or folder that is there, in the system's words;
-    empty if it may."""
+    """The system's reason why this process may not read (os.R_OK) or write (os.W_OK) an existing file or folder; empty
+    if it may."""
     if not os.path.lexists(path) or os.access(path, how | (os.X_OK if path.is_dir() else 0)):
         return ""
     read_only = how == os.W_OK and os.statvfs(path).f_flag & os.ST_RDONLY
@@ -376,24 +381,24 @@ def config_dir() -> Path:
 
 
 def data_dir() -> Path:
-    """The folder of token files: `$HPC_GPT_DATA`, else `hpc-gpt/data` under `$XDG_CACHE_HOME` or `~/.cache`."""
+    """The folder for token files: `$HPC_GPT_DATA`, else `hpc-gpt/data` under `$XDG_CACHE_HOME` or `~/.cache`."""
     return _user_folder("HPC_GPT_DATA", "XDG_CACHE_HOME", ".cache", "hpc-gpt/data")
 
 
 def state_dir() -> Path:
-    """The folder of notes on clusters, such as bad nodes: `$HPC_GPT_STATE`, else `hpc-gpt` under `$XDG_STATE_HOME` or
+    """The folder for notes on clusters, such as bad nodes: `$HPC_GPT_STATE`, else `hpc-gpt` under `$XDG_STATE_HOME` or
     `~/.local/state`."""
     return _user_folder("HPC_GPT_STATE", "XDG_STATE_HOME", ".local/state")
 
 
 def _user_folder(variable: str, xdg: str, below_home: str, name: str = "hpc-gpt") -> Path:
-    if own := os.environ.get(variable):
-        return Path(own)
+    if chosen := os.environ.get(variable):
+        return Path(chosen)
     return Path(os.environ.get(xdg) or Path.home() / below_home) / name
 
 
 def from_here(path: Path | str) -> str:
-    """A path, or a `path:line`, as a user reads and types it in the current folder: whole if it is not below that."""
+    """A path, or a `path:line`, relative to the current folder; unchanged if it is not below it."""
     with contextlib.suppress(OSError):  # the current folder was removed
         below = str(path).removeprefix(f"{os.getcwd().rstrip('/')}/")
         return f"./{below}" if below.startswith("-") else below
@@ -406,5 +411,5 @@ def logs_dir() -> Path:
 
 
 def logs_folder() -> Path:
-    """`logs_dir`, absolute."""
+    """The absolute path of `logs_dir`."""
     return Path(os.path.abspath(logs_dir()))

@@ -1,4 +1,4 @@
-"""Figures and lines as text: how numbers are formatted and how lines are wrapped is decided here.
+"""Figures and lines as text: how numbers are formatted and lines are wrapped.
 
 A figure that was not measured is printed as `-`.
 """
@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 NOTHING = "-"
-# How a terminal shows a text: the name of a colour, or one for each character; and what gives a text its style.
+# How a terminal shows a text: the name of a colour, or a colour per character; and the function that applies it.
 Style = str | Mapping[str, str]
 Paint = Callable[[str, Style], str]
-# Notes on runs that differ only in their figures are joined, with these words, if there are more than so many.
+# More notes than FEW_ALIKE that differ only in their figures are joined, with the text ALIKE.
 ALIKE, FEW_ALIKE = "the others are alike, with other figures", 3
 _FIGURES = re.compile(r"\d+(?:[.,]\d+)*(?:e[+-]?\d+)?")
 _ONE_THING = re.compile(r"\b1 (step|rank|run|row|attempt)\b")
@@ -23,7 +23,7 @@ _FIRST_PLURAL = re.compile(r"(?<=[a-zE])s(?= |$)")
 
 
 class Line(NamedTuple):
-    """A line for the user: what it is about, and what it says of that.
+    """A line for the user: its subject, and the text about it.
 
     >>> str(Line("data", "8,192 tokens")), Line("data", "x").under("data"), Line("note", "x").under("data")
     ('data: 8,192 tokens', ('data', 'x'), ('data', 'note: x'))
@@ -36,12 +36,12 @@ class Line(NamedTuple):
         return f"{self.label}: {self.text}"
 
     def under(self, label: str) -> tuple[str, str]:
-        """(label, text) for a table; a line of another label keeps that before its text."""
+        """(label, text) for a table; a line with another label keeps its own before the text."""
         return label, self.text if label == self.label else str(self)
 
 
 def show_digits(figure: float | None, digits: int = 3) -> str:
-    """A figure with at least `digits` significant digits; never an exponent, all digits of a large number.
+    """A figure with at least `digits` significant digits, all digits of a large number, and never an exponent.
 
     >>> show_digits(146.2), show_digits(2.744), show_digits(0.04131), show_digits(None)
     ('146', '2.74', '0.0413', '-')
@@ -72,7 +72,7 @@ def show_params(params: float | None) -> str:
 
 
 def show_short(figure: float) -> str:
-    """Three digits without zeros at their end, all of a larger number, with commas between thousands.
+    """Three digits without trailing zeros, or all digits of a larger number, with commas between thousands.
 
     >>> show_short(1234.5), show_short(12.0), show_short(0.012345)
     ('1,234', '12', '0.0123')
@@ -100,7 +100,7 @@ def show_count(count: float) -> str:
 
 
 def show_bytes(size_bytes: float) -> str:
-    """A size in the largest unit of which there is a tenth.
+    """A size in the largest unit that gives at least 0.1.
 
     >>> show_bytes(3 * 2**30), show_bytes(2**20), show_bytes(300), show_bytes(0)
     ('3.00 GiB', '1.00 MiB', '0.29 KiB', '0 bytes')
@@ -135,15 +135,15 @@ def show_share(share: float | None, sign: str = "") -> str:
 
 
 def show_value(value: Any) -> str:
-    """Any value of a record: a figure with three digits or more, a list with commas, `-` for none."""
+    """Any value of a record: a figure with at least three digits, a list with commas, `-` for None."""
     if value is None or value == [] or value == {}:
         return NOTHING
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
         return show_digits(value)
-    if isinstance(value, list) and all(isinstance(each, int | float | str) for each in value):
-        return ", ".join(show_value(each) for each in value)
+    if isinstance(value, list) and all(isinstance(item, int | float | str) for item in value):
+        return ", ".join(show_value(item) for item in value)
     if isinstance(value, dict | list):
         return json.dumps(value, sort_keys=True)
     return str(value)
@@ -158,17 +158,17 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def counted_words(number: int, words: str) -> str:
-    """A number of what the words say in the plural; words with an article have no number, as there is one of it.
+def counted_words(number: int, phrase: str) -> str:
+    """A number before a noun phrase in the plural; a phrase with "the" names one thing and gets no number.
 
     >>> counted_words(1, "lines of a step"), counted_words(1200, "impossible figures of loss")
     ('1 line of a step', '1,200 impossible figures of loss')
     >>> counted_words(1, "the rest of the file"), counted_words(3, "the rest of the file")
     ('the rest of the file', 'the rest of the file, 3 times')
     """
-    if words.startswith("the "):
-        return words if number == 1 else f"{words}, {number:,} times"
-    return f"{number:,} {_FIRST_PLURAL.sub('', words, count=1) if number == 1 else words}"
+    if phrase.startswith("the "):
+        return phrase if number == 1 else f"{phrase}, {number:,} times"
+    return f"{number:,} {_FIRST_PLURAL.sub('', phrase, count=1) if number == 1 else phrase}"
 
 
 def some(texts: Sequence[str], most: int, between: str = ", ") -> str:
@@ -181,7 +181,7 @@ def some(texts: Sequence[str], most: int, between: str = ", ") -> str:
 
 
 def and_more(number: int, shown: int, before: str = " and ", what: str = "") -> str:
-    """How many things are not among the first `shown`, as text; empty if all are.
+    """The number of things beyond the first `shown`, as text; empty if there are none.
 
     >>> and_more(1200, 3), and_more(3, 3), and_more(4, 3, ", and ", "other key"), and_more(5, 3, ", and ", "other")
     (' and 1,197 more', '', ', and 1 other key', ', and 2 others')
@@ -192,13 +192,13 @@ def and_more(number: int, shown: int, before: str = " and ", what: str = "") -> 
 
 
 def some_names(names: Sequence[str]) -> str:
-    """The names of things that something holds for: all of up to four, else the first three and how many more.
+    """A list of names: all of up to four, else the first three and the number of others.
 
     >>> some_names("abcd"), some_names("abcde")
     ('a, b, c, d', 'a, b, c and 2 more')
     """
-    more = and_more(len(names), 3) if len(names) > 4 else ""
-    return f"{', '.join(names[:3] if more else names)}{more}"
+    others = and_more(len(names), 3) if len(names) > 4 else ""
+    return f"{', '.join(names[:3] if others else names)}{others}"
 
 
 def class_and_cause(ended: str, cause: str | None) -> str:
@@ -211,7 +211,7 @@ def class_and_cause(ended: str, cause: str | None) -> str:
 
 
 def without_figures(text: str) -> str:
-    """The text with `#` for each figure; one thing is written as several are.
+    """The text with `#` for each figure, and its nouns in the plural, so that texts alike become equal.
 
     >>> without_figures("10th percentile 0.0301 s, 90th 12 s, 1,024 of 3e-05")
     '#th percentile # s, #th # s, # of #'
@@ -222,12 +222,12 @@ def without_figures(text: str) -> str:
 
 
 def plain(text: str, instead: str = "?") -> str:
-    """The text on one line, with `?`, or a blank, for each control character.
+    """The text on one line, with `instead` for each control character.
 
     >>> plain("\\x1b[2Jloss\\n3"), plain("two\\nlines", " ")
     ('?[2Jloss?3', 'two lines')
     """
-    return text if text.isprintable() else "".join(each if each.isprintable() else instead for each in text)
+    return text if text.isprintable() else "".join(letter if letter.isprintable() else instead for letter in text)
 
 
 def cut(text: str, most: int) -> str:

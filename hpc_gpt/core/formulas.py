@@ -41,18 +41,18 @@ def tflops_hardware(
     attention_width: float | None = None,
     attention_keys: float | None = None,
 ) -> float:
-    """TFLOP/s that the GPUs compute, with recomputation, and with attention not halved for causality.
+    """TFLOP/s that the GPUs compute, including recomputation; attention is not halved for causality.
 
-    A layer's matrices have M weights (`layer_weights`), and all heads together are a wide (`attention_width`). A token
-    takes 2 M FLOPs of a forward pass, 4 s a for its scores and values; a backward pass takes twice a forward one.
+    A layer's matrices have M weights (`layer_weights`); a is the width of all heads together (`attention_width`). The
+    forward pass of a token takes 2 M FLOPs, plus 4 s a for its scores and values; a backward pass takes twice as many.
 
     full:      8 B s L M (1 + 2 s a / M) + 6 B s h V; the head is not recomputed
     none:      6 B s L M (1 + 2 s a / M) + 6 B s h V
     selective: none, plus one attention forward, 4 B s^2 a L
 
     By default the layer is GPT-2's, M = 12 h^2 and a = h. Then full is 96 B s L h^2 (1 + s/6h + V/16Lh), eq. 3 of its
-    source, and none 72 B s L h^2 (1 + s/6h + V/12Lh). Of attention over a window a token takes 4 k a, k its keys by
-    the mean of the layers (`attention_keys`).
+    source, and none 72 B s L h^2 (1 + s/6h + V/12Lh). Attention over a window takes 4 k a per token, where k is its
+    number of keys, the mean over the layers (`attention_keys`).
     Source: Narayanan et al. 2021 (arXiv:2104.04473), eq. 3 and its derivation; selective: Korthikanti et al. 2022
     (arXiv:2205.05198).
     """
@@ -83,9 +83,9 @@ def tflops_model(
 ) -> float:
     """TFLOP/s that the model needs, whatever is recomputed: (6 N + 12 L h s) s B / (t n 1e12). h is the width of all
     heads together, in most shapes the hidden size; N (`params`) are the weights that multiply every token, so that
-    without recomputation this is `tflops_hardware`. Of a log that does not say enough of its model's matrices, and in
-    figures of other sources, N is every parameter. Where attention is over a window, the keys of a token, by the mean
-    of the layers (`attention_keys`), stand for the first s.
+    without recomputation this equals `tflops_hardware`. If a log does not tell enough about its model's matrices, and
+    in figures from other sources, N counts every parameter. With attention over a window, the keys of a token, the mean
+    over the layers (`attention_keys`), replace the first s.
 
     Source: PaLM (Chowdhery et al. 2022, arXiv:2204.02311), appendix B. nanoGPT leaves the positions out of N,
     torchtitan the embedding.
@@ -95,7 +95,7 @@ def tflops_model(
 
 
 def as_done(tflops: float, *, layers: int, hidden: int, seq: int, global_batch: int, gpus: int, step_s: float) -> float:
-    """`tflops` of `tflops_model` without what a causal mask spares of attention: 6 L h s of 12 L h s a token."""
+    """`tflops` of `tflops_model` less the attention that a causal mask spares: 6 L h s of 12 L h s per token."""
     _check(seq=seq, global_batch=global_batch, gpus=gpus, step_s=step_s)
     return tflops - 6 * layers * hidden * seq * seq * global_batch / (step_s * gpus * 1e12)
 
@@ -145,7 +145,7 @@ def _share(tflops: float, peak_tflops: float) -> float:
 
 
 def _check(**sizes: float) -> None:
-    """ValueError for a size that is not above 0: its figure would be infinite or negative."""
+    """Raises ValueError for a size that is not above 0: its figure would be infinite or negative."""
     for name, size in sizes.items():
         if not size > 0:
             raise ValueError(f"{name} is {size}, but must be above 0")

@@ -1,5 +1,5 @@
-"""The keys of a table that users write or read: name, default, type as text, and the meaning, which is the string under
-the field in the table's source."""
+"""The keys of a table that users write or read: name, default, type as text, and meaning, which is the string under the
+field in the source of the table."""
 
 import ast
 import functools
@@ -12,8 +12,8 @@ from hpc_gpt.core.typed_tables import table_in
 
 
 class Key(NamedTuple):
-    """A key by its dotted name; `means` is empty if its source has no string under it, `choices` if it may be any
-    text."""
+    """A key by its dotted name; `means` is empty if its source has no string under it, `choices` if any value is
+    allowed."""
 
     name: str
     default: Any
@@ -23,7 +23,7 @@ class Key(NamedTuple):
 
 
 def keys_of(kind: Any, prefix: str = "") -> list[Key]:
-    """Every key of a dataclass, with those of the tables in it; of tables by a name of the user's as `NAME`.
+    """Every key of a dataclass and of the tables in it; a table whose name the user chooses is `NAME`.
 
     It reads the source, so only help calls it.
     """
@@ -53,7 +53,7 @@ def names_of(kind: Any) -> list[str]:
 
 
 def keys_meant(kind: Any, name: str) -> list[str]:
-    """The dotted names of `keys_of` that a name means: the whole one, or its last part."""
+    """The dotted names of `keys_of` that equal `name`, or whose last part does."""
     return [key for key in names_of(kind) if name in (key, key.rpartition(".")[2])]
 
 
@@ -65,16 +65,16 @@ def _literals(hint: Any) -> tuple[str, ...]:
 
 @functools.cache
 def _strings_under_fields(module: str) -> dict[str, dict[str, str]]:
-    """{class: {field: the string under it}} of a module, whose source is read once for all of its tables."""
-    found: dict[str, dict[str, str]] = {}
+    """{class: {field: the string under it}} in a module; its source is read once for all its tables."""
+    classes: dict[str, dict[str, str]] = {}
     for definition in ast.parse(inspect.getsource(sys.modules[module])).body:
         if isinstance(definition, ast.ClassDef):
-            strings = found[definition.name] = {}
+            strings = classes[definition.name] = {}
             for above, below in zip(definition.body, definition.body[1:], strict=False):
                 match above, below:
                     case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                         strings[name] = text
-    return found
+    return classes
 
 
 def _type_words(hint: Any) -> str:

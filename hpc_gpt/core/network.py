@@ -1,8 +1,8 @@
-"""Where the ranks of several nodes meet: the network interface of gloo, which torch uses between hosts, also on GPUs;
-the port of the rendezvous; and the files that rank 0 has open for it.
+"""The rendezvous of ranks on several nodes: the network interface of gloo, which torch uses between hosts, also on
+GPUs; the port; and the files that rank 0 has open for it.
 
-Left alone, gloo takes the interface whose address the node's own name has, which may be another on each node, or none.
-NCCL chooses for itself: the route to the first node is often the slow Ethernet.
+By default gloo takes the interface with the address of the node's name, which may differ on each node or not exist.
+NCCL chooses its own interface: the route to the first node is often the slow Ethernet.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ from pathlib import Path
 from hpc_gpt.core.errors import ConfigError
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
-# gloo connects two ranks when they first talk. Else it connects each with every other as a group begins: N connections
-# a rank, and 8 N^3 bytes through the store. torch 2.11, the oldest that is allowed, has it. One that waits for a rank
-# that died before waits without a limit (pytorch/gloo#520): its launcher ends it, or the watch for hangs.
+# Makes gloo connect two ranks when they first communicate. Otherwise it connects all ranks as a group starts: N
+# connections per rank, and 8 N^3 bytes through the store. torch 2.11, the oldest supported, has it. A rank that waits
+# for one that died before waits forever (pytorch/gloo#520): its launcher, or the watch for hangs, ends it.
 LAZY_GLOO = ("TORCH_GLOO_LAZY_INIT", "1")
-MEETING_S = 900  # how long ranks wait until all have come
-# The C library's sockaddr begins with the family; so many bytes are before the address itself, and in it.
+MEETING_S = 900  # time limit of the ranks for all to connect
+# {family: (offset, length) of the address in the C library's sockaddr, which begins with the family}.
 _ADDRESS: dict[int, tuple[int, int]] = {socket.AF_INET: (4, 4), socket.AF_INET6: (8, 16)}
 
 
@@ -40,7 +40,7 @@ _Interface._fields_ = [
 
 
 def list_interfaces() -> dict[str, str]:
-    """The name of the interface that has each IP address of this machine, as gloo finds them. Raises OSError."""
+    """{IP address: interface} of this machine, as gloo finds them. Raises OSError."""
     library = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_Interface)()
     if library.getifaddrs(ctypes.byref(first)):
@@ -48,18 +48,18 @@ def list_interfaces() -> dict[str, str]:
     names: dict[str, str] = {}
     at = first
     while at:
-        here = at.contents
-        if here.address and (place := _ADDRESS.get(ctypes.c_ushort.from_address(here.address).value)):
+        interface = at.contents
+        if interface.address and (place := _ADDRESS.get(ctypes.c_ushort.from_address(interface.address).value)):
             offset, length = place
-            address = ipaddress.ip_address(ctypes.string_at(here.address + offset, length))
-            names.setdefault(str(address), here.name.decode())
-        at = here.next
+            address = ipaddress.ip_address(ctypes.string_at(interface.address + offset, length))
+            names.setdefault(str(address), interface.name.decode())
+        at = interface.next
     library.freeifaddrs(first)
     return names
 
 
 def source_address(host: str) -> str:
-    """The address of this machine from which it reaches `host`. Sends nothing. Raises OSError if there is no route."""
+    """The address from which this machine reaches `host`. Sends nothing. Raises OSError without a route."""
     fault: OSError = OSError(f"{host} has no address")
     for family, kind, protocol, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
         try:
@@ -74,9 +74,9 @@ def source_address(host: str) -> str:
 def choose_interface(host: str, nodes: int) -> dict[str, str]:
     """GLOO_SOCKET_IFNAME for the ranks of this node, as a variable to add; empty if the environment names one.
 
-    It is the interface from whose address this machine reaches `host`, the first rank's. On the first node itself that
-    is the interface of its own address, where the route would say `lo`. Raises ConfigError if there is no route, or if
-    it is the loopback of one of several nodes.
+    It is the interface with the address from which this machine reaches `host`, the node of the first rank. On that
+    node itself it is the interface of its own address, not `lo`. Raises ConfigError if there is no route, or if one of
+    several nodes would use its loopback.
     """
     if os.environ.get(GLOO):
         return {}
@@ -98,7 +98,7 @@ def choose_interface(host: str, nodes: int) -> dict[str, str]:
 
 
 def use_interface(nodes: int, local_rank: int) -> None:
-    """Sets GLOO_SOCKET_IFNAME for this rank of a job with MASTER_ADDR; the first rank of a node prints what is used.
+    """Sets GLOO_SOCKET_IFNAME for this rank of a job with MASTER_ADDR; the first rank of a node prints the interfaces.
 
     Raises ConfigError as `choose_interface`.
     """
@@ -109,7 +109,7 @@ def use_interface(nodes: int, local_rank: int) -> None:
 
 
 def describe_interfaces(environment: Mapping[str, str] = os.environ) -> str:
-    """What gloo and NCCL use on this node, for a log."""
+    """The interfaces of gloo and NCCL on this node, for a log."""
     chosen = environment.get(NCCL)
     gloo = environment.get(GLOO, "the interface of the node's name")
     return f"gloo over {gloo}, NCCL over {chosen or 'what it chooses'}"
@@ -117,9 +117,9 @@ def describe_interfaces(environment: Mapping[str, str] = os.environ) -> str:
 
 @contextlib.contextmanager
 def without_name_servers() -> Iterator[None]:
-    """Within it this thread asks no name server: what is not in /etc/hosts fails at once, as if none had answered.
+    """In the block, this thread asks no name server: a name that is not in /etc/hosts fails at once.
 
-    It needs the GNU C library; with another one nothing changes.
+    Needs the GNU C library; with another one nothing changes.
     """
     if (find := getattr(ctypes.CDLL(None), "__res_state", None)) is None:
         yield
@@ -137,11 +137,11 @@ def without_name_servers() -> Iterator[None]:
 
 # --- the port
 
-# It is chosen here, and another process binds it later. It is below the ports that the system hands out, so only a
-# process that names it can take it. On one machine its number is held as a UDP port by whoever has chosen it: two runs
-# never choose the same one, and it is free when its holder dies.
+# It is chosen in this process, and another process binds it later. It is below the ports that the system assigns, so
+# only a process that names it can take it. The process that has chosen it holds the same number as a UDP port, so
+# that two runs on one machine never choose the same port; it becomes free when its holder dies.
 _LOWEST = 10000
-# Without /proc: where Linux, and below where macOS and BSD, begin to hand out ports.
+# Without /proc: the lowest port that Linux assigns; macOS and BSD begin above it.
 _EPHEMERAL = 32768
 # The state of a socket in /proc/net/tcp.
 _LISTENS = "0A"
@@ -149,8 +149,8 @@ _TRIES = 100
 
 
 def free_port(number: int, tries: int = 0) -> int:
-    """A port that follows from a number, on which nobody listens and which nobody holds: another one for each of the
-    earlier `tries` of the same owner. If all that are tried are taken, the first."""
+    """A port computed from a number, on which nobody listens and which nobody holds; `tries` skips as many candidates
+    as the owner has used before. If all candidates are taken, the first."""
     port, held = held_port(number, tries)
     if held is not None:
         held.close()
@@ -158,7 +158,7 @@ def free_port(number: int, tries: int = 0) -> int:
 
 
 def held_port(number: int, tries: int = 0) -> tuple[int, socket.socket | None]:
-    """(port as free_port gives it, what holds it until it is closed; None if all are taken)."""
+    """(port as `free_port` gives it, the socket that holds it until closed; None if all are taken)."""
     low, taken = _lowest_ephemeral(), _listened_on()
     ports = [_LOWEST + (number + 7919 * step) % (low - _LOWEST) for step in range(tries, tries + _TRIES)]
     for port in ports:
@@ -176,7 +176,7 @@ def _lowest_ephemeral() -> int:
 
 
 def _listened_on() -> set[int]:
-    """The ports on which somebody listens, as far as /proc shows them."""
+    """The ports in use by a listening socket, as far as /proc shows them."""
     ports: set[int] = set()
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
@@ -186,7 +186,7 @@ def _listened_on() -> set[int]:
 
 
 def _hold(port: int) -> socket.socket | None:
-    """The number as a UDP port of this process; None if another has it."""
+    """A socket that holds the UDP port of this number; None if another process has it."""
     held = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
         held.bind(("", port))
@@ -198,20 +198,20 @@ def _hold(port: int) -> socket.socket | None:
 
 # --- open files
 
-# Of each rank rank 0 has two connections to the store that it serves, and one of the group between the hosts; beside
-# them so many files of modules, data, logs and NCCL.
+# Rank 0 has three connections to each rank: two to the store that it serves, and one of the group between the hosts. In
+# addition it opens about _BESIDE files of modules, data, logs and NCCL.
 OF_THE_STORE = 2
 _OF_A_RANK, _BESIDE = OF_THE_STORE + 1, 200
 
 
 def files_of_first(ranks: int) -> int:
-    """The most files that rank 0 of so many ranks has open."""
+    """The largest number of files that rank 0 has open among so many ranks."""
     return _OF_A_RANK * ranks + _BESIDE
 
 
 def check_open_files(ranks: int) -> str:
-    """How many files rank 0 has open, and how many a process of this node may have. Raises ConfigError if those are
-    fewer."""
+    """A line with the number of files that rank 0 has open and the limit of a process on this node. Raises ConfigError
+    if the limit is lower."""
     needed, (_, hard) = files_of_first(ranks), resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = "any number" if hard == resource.RLIM_INFINITY else f"{hard:,}"
     if needed > hard != resource.RLIM_INFINITY:
@@ -225,7 +225,7 @@ def check_open_files(ranks: int) -> str:
 
 
 def connections_held() -> int | None:
-    """How many connections can wait here for a server to accept them; None if the system does not say."""
+    """The number of connections that can wait for a server on this machine; None if unknown."""
     try:
         return int(Path("/proc/sys/net/core/somaxconn").read_text())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""stdout and stderr whose reader may leave, as `| head` does: the command continues and does all of its work."""
+"""stdout and stderr, whose reader may leave, as `| head` does: the command continues and does all of its work."""
 
 import contextlib
 import io
@@ -11,17 +11,17 @@ import time
 from collections.abc import Iterator
 from typing import TextIO
 
-# Between two lines of a verb with `--json` on how long it has lasted.
+# Seconds between two progress lines of a verb with `--json`.
 PROGRESS_S = 5.0
 _left: set[int] = set()
-# The file or the run that the command is at, for whoever shows that meanwhile.
+# The file or the run that the command is working on, to be shown meanwhile.
 working_on = ""
 
 
-class _Lasting(io.FileIO):
-    """A descriptor that is /dev/null after the first write that fails. Processes started later inherit that.
+class _IgnoresClosedPipe(io.FileIO):
+    """A descriptor that becomes /dev/null after the first write that fails. Processes started later inherit it.
 
-    No write fails for lack of a reader. For another reason, such as a full disk, the first fails and the rest do not.
+    A missing reader raises nothing. Any other fault, such as a full disk, raises OSError once.
     """
 
     def write(self, data: object) -> int:
@@ -38,7 +38,7 @@ class _Lasting(io.FileIO):
 
 
 def outlive_readers() -> None:
-    """Makes writing to the process's own stdout and stderr never fail for a reader that has left.
+    """Lets writes to stdout and stderr of this process succeed after their reader has left.
 
     A terminal stays as it is: it has its reader, and input() forgets a Ctrl-C that comes in a flush written in Python.
     """
@@ -49,14 +49,14 @@ def outlive_readers() -> None:
         if stream.isatty():
             continue
         stream.flush()
-        raw = _Lasting(stream.fileno(), "w", closefd=False)
+        raw = _IgnoresClosedPipe(stream.fileno(), "w", closefd=False)
         lines = stream.line_buffering or stream.write_through  # the latter under python -u
         lasting = io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=lines)
         setattr(sys, name, lasting)
 
 
 def reader_left() -> bool:
-    """Whether nobody reads stdout any more, so that what only prints, for as long as it is read, can end."""
+    """Whether nobody reads stdout any more, so that a command that only prints can end."""
     if 1 in _left:
         return True
     poll = select.poll()
@@ -65,7 +65,7 @@ def reader_left() -> bool:
 
 
 class _Lines(io.TextIOBase):
-    """Each line that is written, as a JSON object with `time` and `progress` on another stream."""
+    """A stream that writes each line as a JSON object with `time` and `progress` to another stream."""
 
     encoding, errors = "utf-8", "replace"  # click would make a stream of its own otherwise
 
@@ -82,8 +82,8 @@ class _Lines(io.TextIOBase):
 
 @contextlib.contextmanager
 def progress_as_json(wanted: bool = True) -> Iterator[TextIO]:
-    """In the block, what is printed for people is lines of JSON on stderr. Gives the stdout that is kept for the one
-    object of `--json`."""
+    """In the block, all prints become lines of JSON on stderr. Gives the real stdout, for the one object of
+    `--json`."""
     out = sys.stdout
     with contextlib.ExitStack() as stack:
         if wanted:
@@ -96,15 +96,15 @@ def progress_as_json(wanted: bool = True) -> Iterator[TextIO]:
 
 @contextlib.contextmanager
 def at_work(wanted: bool) -> Iterator[None]:
-    """In the block, every PROGRESS_S a line of JSON on stderr says how long it has lasted."""
+    """In the block, writes a line of JSON to stderr every PROGRESS_S seconds with the time since its start."""
     over, began, lines = threading.Event(), time.monotonic(), _Lines(sys.stderr)
 
-    def tell() -> None:
+    def report_progress() -> None:
         while not over.wait(PROGRESS_S):
             lines.write(f"at work for {time.monotonic() - began:.0f} s\n")
 
     if wanted:
-        threading.Thread(target=tell, name="at work", daemon=True).start()
+        threading.Thread(target=report_progress, name="at work", daemon=True).start()
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Processes by boot, pid and start time: a pid that the system reuses is never mistaken for the old process."""
+"""Processes identified by boot, pid and start time, so that a reused pid is never mistaken for the old process."""
 
 import contextlib
 import ctypes
@@ -22,13 +22,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 def stat_of(pid: int | str) -> list[str]:
-    """The state of a process, its parent, its group and so on, as /proc has them (proc(5), `stat`, from field 3 on).
+    """State, parent, group and further fields of a process from /proc (proc(5), `stat`, from field 3 on).
     OSError if there is no such process."""
     return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
 
 
 def start_time(pid: int) -> str | None:
-    """When a process started, in the system's own unit; None if there is no such process, or it is a zombie."""
+    """The start time of a process, in the system's unit; None if it does not exist or is a zombie."""
     try:
         fields = stat_of(pid)
     except OSError:
@@ -40,20 +40,20 @@ def start_time(pid: int) -> str | None:
 
 
 def boot_id() -> str:
-    """The boot of this host, the same in all its containers."""
+    """The id of this host's current boot, the same in all its containers."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     return platform.node()
 
 
 def host_clock() -> tuple[str, float]:
-    """(the boot of this host, seconds since then): a clock that nobody sets, the same for all processes of the host."""
+    """(boot id of this host, seconds since that boot): a clock that nobody sets and all its processes share."""
     return boot_id(), time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def process_identity(pid: int) -> dict[str, Any]:
-    """The keys by which every note names a process of this host: `pid, pid_start, boot`. A pid alone comes again, in
-    containers soon, and so may its start time, which is counted from the boot."""
+    """The keys that identify a process of this host in every note: `pid, pid_start, boot`. Pids are reused, in
+    containers soon, and so may be the start time, which is counted from the boot."""
     return {"pid": pid, "pid_start": start_time(pid), "boot": boot_id()}
 
 
@@ -63,26 +63,26 @@ def lives(note: Mapping[str, Any]) -> bool:
 
 
 def send_to(note: Mapping[str, Any], what: int) -> bool:
-    """Signals the process of a note as `send` does."""
+    """Sends a signal to the process of a note, as `send` does."""
     return lives(note) and send(note.get("pid"), note.get("pid_start"), what)
 
 
 def seconds_given(variable: str, default: str, example: str) -> float:
-    """The seconds in a variable of the environment, above 0 and at most a day; ConfigError with an `example` if it has
-    something else."""
-    given = os.environ.get(variable) or default
+    """The seconds in an environment variable, above 0 and below a day. ConfigError with an `example` for any other
+    value."""
+    text = os.environ.get(variable) or default
     try:
-        seconds = float(given)
+        seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 86400:
-        raise ConfigError(f"{variable} is {given!r}, and no number of seconds", f"{default} unless set; {example}")
+        raise ConfigError(f"{variable} is {text!r}, not a number of seconds", f"{default} unless set; {example}")
     return seconds
 
 
 def raise_file_limit() -> None:
     """Lets this process, and those that it starts, open as many files as its hard limit allows. The soft limit is often
-    1,024, and Slurm takes it over from the shell of whoever submits a job."""
+    1,024, and Slurm copies it from the shell that submits a job."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # macOS refuses what it shows
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -94,8 +94,8 @@ def is_alive(pid: int | None, started: str | None) -> bool:
 
 
 def send(pid: int | None, started: str | None, what: int) -> bool:
-    """Signals a process if it is still the one that started at `started`; returns whether it was. With 0 it only tries
-    to. PermissionError for another user's."""
+    """Sends signal `what` to a process if it is still the one that started at `started`; returns whether it did. Signal
+    0 only tests. PermissionError if the process belongs to another user."""
     if not is_alive(pid, started):
         return False
     assert pid is not None
@@ -107,7 +107,7 @@ def send(pid: int | None, started: str | None, what: int) -> bool:
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """{pid: start time} of the processes that a process has started, and those that they have; no zombies. Linux."""
+    """{pid: start time} of all descendants of a process, without zombies. Linux."""
     children: dict[int, list[int]] = {}
     started: dict[int, str] = {}
     for entry in Path("/proc").glob("[0-9]*"):
@@ -116,19 +116,19 @@ def descendants(pid: int) -> dict[int, str]:
             children.setdefault(int(fields[1]), []).append(int(entry.name))
             if fields[0] not in "ZX":
                 started[int(entry.name)] = fields[19]
-    found: dict[int, str] = {}
+    alive: dict[int, str] = {}
     left = children.get(pid, [])
     while left:
         child = left.pop()
         left += children.get(child, [])
         if child in started:
-            found[child] = started[child]
-    return found
+            alive[child] = started[child]
+    return alive
 
 
 def environments(*names: str) -> Iterator[tuple[int, dict[bytes, bytes]]]:
-    """(pid, environment that it was started with) of each process that has all of these variables, without those that
-    this user may not read. Linux."""
+    """(pid, environment at its start) of each process that has all of these variables and that this user may read.
+    Linux."""
     marks = [name.encode() + b"=" for name in names]
     pids: list[str] = []
     with contextlib.suppress(OSError):
@@ -141,7 +141,7 @@ def environments(*names: str) -> Iterator[tuple[int, dict[bytes, bytes]]]:
 
 
 def job_of(pid: int | str, environment: Mapping[bytes, bytes]) -> tuple[bytes, bytes]:
-    """The Slurm job that a process of /proc belongs to, by its variable and by its cgroup; empty if there is none."""
+    """The Slurm job of a process, by its variable and by its cgroup; empty without one."""
     in_cgroup = re.search(rb"/job_(\d+)", Path("/proc", str(pid), "cgroup").read_bytes())
     return environment.get(b"SLURM_JOB_ID", b""), in_cgroup[1] if in_cgroup else b""
 
@@ -156,20 +156,20 @@ def die_with_parent() -> None:
 def interrupts_wait() -> Iterator[None]:
     """Delays Ctrl-C, SIGTERM and SIGHUP until the end of the block.
 
-    A process that is started in the block is noted by then, so that whoever handles the signal can end it.
+    A process that is started in the block is noted by then, so that the handler of the signal can end it.
     """
     if threading.current_thread() is not threading.main_thread():  # no signal is handled there
         yield
         return
     came: list[int] = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    kept = {number: handler for number, handler in handlers.items() if callable(handler)}
-    for number in kept:
+    replaced = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in replaced:
         signal.signal(number, lambda number, _: came.append(number))
     try:
         yield
     finally:
-        for number, handler in kept.items():
+        for number, handler in replaced.items():
             signal.signal(number, handler)
         for arrived in dict.fromkeys(came):
             signal.raise_signal(arrived)
@@ -177,10 +177,10 @@ def interrupts_wait() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_collections() -> Iterator[None]:
-    """A block that makes many objects and leaves no garbage, in which Python does not look for cycles: that is a fifth
-    of the time of importing torch, a third of parsing JSON, and most of reading metadata of many ranks.
+    """Disables the search for cycles in a block that makes many objects and leaves no garbage. That search takes a
+    fifth of the time of importing torch, a third of parsing JSON, and most of reading the metadata of many ranks.
 
-    It freezes nothing: what is there already, such as an engine, is collected later as ever.
+    It freezes nothing: existing objects, such as an engine, are collected later as usual.
     """
     collected = gc.isenabled()
     gc.disable()

@@ -18,9 +18,9 @@ _ALWAYS = frozenset(
         "authorization", "signature", "sig",
     )
 )  # fmt: skip
-# PGPASSWORD and dbpasswd have no boundary between their words.
+# Endings of names without a boundary between their words, such as PGPASSWORD and dbpasswd.
 _ALWAYS_ENDS = ("password", "passwd", "passphrase")
-# The word before `token` if it is a symbol of a vocabulary or a count.
+# Words before `token` that make it a symbol of a vocabulary or a count.
 _SYMBOLS = frozenset(
     (
         "eos", "bos", "pad", "unk", "sep", "cls", "mask", "eod", "eot", "bod", "sot", "fim", "image", "audio",
@@ -28,7 +28,7 @@ _SYMBOLS = frozenset(
         "next", "per", "each", "draft", "speculative", "prompt", "decoder", "added", "new", "extra", "padding",
     )
 )  # fmt: skip
-# The word before `key` if it is a secret.
+# Words before `key` that make it a secret.
 _KEYS = frozenset(
     (
         "api", "access", "private", "secret", "wandb", "auth", "ssh", "encryption", "account", "comet", "openai",
@@ -51,42 +51,42 @@ _VALUE = re.compile(
     r"|(?<=hooks\.slack\.com/services/)[\w/]{8,200}"
     r"|(?<=://)[^\s/:@]{0,200}:[^\s/@]{1,500}(?=@)"
 )
-# `WANDB_API_KEY=`, `"token": `, `--hub_token ` and, in a list of words, `'--hub_token', '` in a line of text, and the
-# value after it, in the same quotes if it is in quotes. is_secret judges the key.
+# The key before a value in a line of text: `WANDB_API_KEY=`, `"token": `, `--hub_token ` and, in a list of words,
+# `'--hub_token', '`. The value after it is in the same quotes if it is quoted. is_secret judges the key.
 _ASSIGNED = re.compile(
     r"(?<=-)([A-Za-z][\w.-]{1,80})(?:\s{1,4}\\?['\"]?|\\?['\"],\s{0,4}\\?['\"])(?!-)"
     r"|([A-Za-z][\w.-]{1,80})\\?['\"]?\s{0,4}[=:]\s{0,4}\\?['\"]?"
 )
 _ASSIGNED_VALUE = re.compile(r"[^\s'\",;)\]}\[]{3,2000}")
 _QUOTED_VALUES = {"'": re.compile(r"[^'\n]{3,2000}(?=')"), '"': re.compile(r'(?:[^"\\\n]|\\[^"]){3,2000}(?=\\?")')}
-_SCHEME = re.compile(r"(?i)(?:basic|bearer|token|digest|apikey)\s{1,4}")  # of a header Authorization
+_SCHEME = re.compile(r"(?i)(?:basic|bearer|token|digest|apikey)\s{1,4}")  # in an Authorization header
 _OPTION = re.compile(r"--?([A-Za-z][\w.-]*)")
-# What is between two variables of an option --export.
+# The comma between two variables in the value of --export.
 _EXPORTED = re.compile(r",(?=[A-Za-z_]\w*(?:=|,|$))")
-# The last word of a name that says where a secret is: `password_file`, `api-key-env`.
+# Last words of names that tell the place of a secret: `password_file`, `api-key-env`.
 _PLACES = frozenset(("file", "filename", "path", "dir", "folder", "env"))
-# `with password hunter2`, in prose. Without a digit it may be any word, as in `password incorrect`.
+# `with password hunter2`, in prose. A word without a digit is kept, as in `password incorrect`.
 _SAID = re.compile(
     r"(?i)(?<![-\w])(password|passphrase|passwd)(\s{1,4})['\"]?(?=[^\s\d]{0,200}\d)[^\s'\",;)\]}\[]{4,200}"
 )
-# Files that hold credentials by their names, and folders of such files.
+# Names of files that hold credentials, and folders of such files.
 _CREDENTIAL_NAMES = re.compile(
     r"\.env|\.env\.[^/]+|[^/]+\.env|\.envrc|[._]netrc|\.pgpass|\.my\.cnf|\.pypirc|\.npmrc|\.git-credentials|\.htpasswd"
     r"|\.boto|\.s3cfg|\.dockercfg|\.?rclone\.conf|kaggle\.json|application_default_credentials\.json"
     r"|id_(?:rsa|dsa|ecdsa|ed25519)(?:_sk)?|[^/]+\.(?:pem|key|p8|p12|pfx|ppk|jks|keystore|kdbx)"
 )
 _CREDENTIAL_FOLDERS = frozenset((".ssh", ".aws", ".azure", ".gnupg", ".kube", ".docker", ".oci", ".huggingface"))
-# What shows others how to write theirs.
+# Names of templates that show how to write such a file.
 _TEMPLATES = re.compile(r".*\.(?:example|sample|template|tmpl|dist|defaults?)(?:\.\w+)?|.*[._-]example")
-# A file whose name names a secret (`hf_token`, `api_key.txt`, `secrets.yaml`) holds one if it is text, and no program.
+# A file named after a secret (`hf_token`, `api_key.txt`, `secrets.yaml`) holds one if it is text and not a program.
 _TEXT_SUFFIXES = frozenset(("", ".txt", ".json", ".toml", ".yaml", ".yml", ".ini", ".cfg", ".conf"))
 _PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----")
 _NOTHING = frozenset(("none", "null", "true", "false"))
-# Values of variables that are no secrets, whatever the name: a path, a number or a flag.
+# Values of variables that are not secrets, whatever the name: a path, a number or a flag.
 _HARMLESS = re.compile(
     r"(?i)(\.{0,2}/|~|\.{1,2}$).*|[+-]?\d[\d.]*(e[+-]?\d+)?|true|false|yes|no|on|off|none|null|", re.DOTALL
 )
-# A shorter value of a variable is a switch or a number, and occurs within other words.
+# Fewest characters of a hidden value; a shorter one is a switch or a number and occurs within other words.
 _SHORTEST = 6
 
 
@@ -112,9 +112,9 @@ def is_secret_variable(name: str, value: str) -> bool:
 
 
 def is_credential_file(name: str, start: bytes = b"", is_closed: bool = False) -> bool:
-    """Whether a file looks like a credential, by the rule in docs/your-own-program.md: by its name or its folder's; if
-    it begins with a private key; or if only its owner can read it (`is_closed`) and its `start` has a private key or
-    the format of a token.
+    """Whether a file looks like a credential, by the rule in docs/your-own-program.md: its name or folder says so; it
+    begins with a private key; or only its owner can read it (`is_closed`) and its `start` has a private key or a
+    token.
 
     >>> [is_credential_file(name) for name in (".env", ".aws/config", "hf_token", "keys/id_rsa", "server.pem")]
     [True, True, True, True, True]
@@ -129,8 +129,8 @@ def is_credential_file(name: str, start: bytes = b"", is_closed: bool = False) -
     is_named = _CREDENTIAL_NAMES.fullmatch(last) or (is_text and _names_secret(stem, False))
     if is_named and _TEMPLATES.fullmatch(last) is None:
         return True
-    found = is_closed and (_PRIVATE_KEY.search(start) or (is_text and _VALUE.search(start.decode(errors="replace"))))
-    return bool(found)
+    match = is_closed and (_PRIVATE_KEY.search(start) or (is_text and _VALUE.search(start.decode(errors="replace"))))
+    return bool(match)
 
 
 @lru_cache(maxsize=8192)
@@ -158,7 +158,7 @@ def _names_secret(key: str, is_number: bool) -> bool:
 
 
 def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, nested ones too, without possible secrets. In a list or a text a secret becomes `[removed]`."""
+    """The settings, also nested ones, without possible secrets. In a list or a text a secret becomes `[removed]`."""
     return {
         key: _cleaned(value)
         for key, value in settings.items()
@@ -184,23 +184,23 @@ def hide_secrets(text: str) -> str:
     'WANDB_API_KEY=[removed] train.py --hub_token [removed] --lr 1e-4: token mismatch'
     """
     text = _SAID.sub(rf"\1\2{REMOVED}", _VALUE.sub(REMOVED, text))
-    kept, end = [], 0
-    for found in _ASSIGNED.finditer(text):
-        quoted = _QUOTED_VALUES.get(found[0][-1])
-        scheme = _SCHEME.match(text, found.end()) if (found[2] or "").lower().endswith("authorization") else None
-        start = scheme.end() if scheme else found.end()
+    shown, end = [], 0
+    for match in _ASSIGNED.finditer(text):
+        quoted = _QUOTED_VALUES.get(match[0][-1])
+        scheme = _SCHEME.match(text, match.end()) if (match[2] or "").lower().endswith("authorization") else None
+        start = scheme.end() if scheme else match.end()
         value = (quoted and quoted.match(text, start)) or _ASSIGNED_VALUE.match(text, start)
-        if value is None or found.start() < end or value[0].lower() in (*_NOTHING, REMOVED):
+        if value is None or match.start() < end or value[0].lower() in (*_NOTHING, REMOVED):
             continue
-        if is_secret(found[1] or found[2], 0 if value[0].isdigit() else None):
-            kept += [text[end : found.end()], REMOVED]
+        if is_secret(match[1] or match[2], 0 if value[0].isdigit() else None):
+            shown += [text[end : match.end()], REMOVED]
             end = value.end()
-    return "".join([*kept, text[end:]])
+    return "".join([*shown, text[end:]])
 
 
 def hide_words(words: Iterable[str]) -> list[str]:
-    """The words of a command line without possible secrets: a value is judged by the name before its `=`, or by the
-    option that is the word before it.
+    """The words of a command line without possible secrets. A value is judged by the name before its `=`, or by the
+    option before it.
 
     >>> hide_words(["train.py", "--api-key", "abcdef", "--json-keys", "text", "--eos-token", "</s>"])
     ['train.py', '--api-key', '[removed]', '--json-keys', 'text', '--eos-token', '</s>']
@@ -217,26 +217,26 @@ def hide_words(words: Iterable[str]) -> list[str]:
         else:
             shown = _hide_value(word)
         hidden.append(shown)
-        found = _OPTION.fullmatch(word)
-        option = found[1] if found else ""
+        match = _OPTION.fullmatch(word)
+        option = match[1] if match else ""
     return hidden
 
 
 def _hide_value(word: str) -> str:
-    """A word `NAME=value` without its value if that may be a secret; any other word as by `hide_secrets`."""
+    """A word `NAME=value` without its value if that may be a secret; other words as `hide_secrets` gives them."""
     name, equals, value = word.partition("=")
     is_name = equals and re.fullmatch(r"-{0,2}[A-Za-z_][\w.-]*", name)
     return f"{name}={REMOVED}" if is_name and _is_value_of(name.lstrip("-"), value) else hide_secrets(word)
 
 
 def _is_value_of(name: str, value: str) -> bool:
-    """Whether a value may be the secret that its name names. Two characters may be what is left of a variable."""
+    """Whether a value may be the secret that its name announces. Up to two characters may be the rest of a variable."""
     is_some = len(value) > 2 and value.lower() not in _NOTHING
     return is_some and _names_secret(name.rpartition(".")[2][:200], value.isdigit())
 
 
 def hide_values(text: str, environment: Mapping[str, str]) -> str:
-    """The text without the values of the secrets in an environment, whatever their format.
+    """The text without the values of an environment's secrets, whatever their format.
 
     >>> hide_values("logged in with opensesame", {"WANDB_API_KEY": "opensesame", "HOME": "/root"})
     'logged in with [removed]'

@@ -9,11 +9,11 @@ from typing import Any
 
 from hpc_gpt.core.errors import ConfigError
 
-# tomllib's messages for a key given twice, and the place in them.
+# tomllib's messages for a key that is given twice, and the place that they name.
 _TWICE = re.compile(r"Cannot (?:overwrite a value|declare .* twice|mutate|redefine)|Duplicate inline table key")
 _LINE = re.compile(r"\(at line (\d+), column \d+\)")
 _QUOTED = re.compile(r"'(.*)'")
-# {key: what other programs call it}: nanoGPT, transformers, Megatron-LM, torchtitan, litgpt.
+# {key: its names in other programs}: nanoGPT, transformers, Megatron-LM, torchtitan, litgpt.
 _CALLED = {
     "train.lr": "learning_rate max_lr peak_lr",
     "train.steps": "max_steps max_iters train_iters num_steps total_steps training_steps iterations",
@@ -61,7 +61,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _given_twice(text: str, fault: str) -> str | None:
-    """A message with key and place for tomllib's `fault` that a key or table is given twice; None for another fault.
+    """A message with key and place if tomllib's `fault` says that a key or table is given twice; None for others.
 
     >>> _given_twice("a = 1\\na = [\\n2]", "Cannot overwrite a value (at end of document)")
     'a is given twice (at line 2, column 1)'
@@ -69,8 +69,8 @@ def _given_twice(text: str, fault: str) -> str | None:
     if not _TWICE.match(fault):
         return None
     lines = text.splitlines()
-    found = _LINE.search(fault)
-    first = int(found[1]) - 1 if found else len(lines) - 1
+    match = _LINE.search(fault)
+    first = int(match[1]) - 1 if match else len(lines) - 1
     while first and not _is_toml("\n".join(lines[:first])):  # the statement begins further up
         first -= 1
     statement = lines[first].lstrip()
@@ -89,7 +89,7 @@ def _is_toml(text: str) -> bool:
 
 
 def merge_tables(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`under` with the values of `over` laid over it, table by table."""
+    """The tables of `under`, overridden key by key by those of `over`."""
     merged = dict(under)
     for key, value in over.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
@@ -98,19 +98,19 @@ def merge_tables(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str,
 
 
 def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """The values of nested tables by dotted key, lists as their text."""
-    found: dict[str, Any] = {}
+    """{dotted key: value} of nested tables; a list becomes its text."""
+    values: dict[str, Any] = {}
     for quoted, value in settings.items():
         key = before + str(quoted).strip("\"' ")
         if isinstance(value, Mapping):
-            found |= flat(value, f"{key}.")
+            values |= flat(value, f"{key}.")
         else:
-            found[key] = json.dumps(value, default=str) if isinstance(value, list | tuple) else value
-    return found
+            values[key] = json.dumps(value, default=str) if isinstance(value, list | tuple) else value
+    return values
 
 
 def set_dotted(tables: dict[str, Any], key: str, value: Any) -> None:
-    """Sets a key such as `train.steps`; None removes it. ConfigError if a part of the key is no table."""
+    """Sets a key such as `train.steps`; None removes it. ConfigError if a part of the key is not a table."""
     *parents, last = key.split(".")
     for part in parents:
         table = tables.setdefault(part, {})
@@ -124,25 +124,25 @@ def set_dotted(tables: dict[str, Any], key: str, value: Any) -> None:
 
 
 def undotted(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables with quoted dotted keys as TOML has them without quotes; ConfigError for one that is stated twice.
+    """The tables with quoted dotted keys read as TOML reads them without quotes; ConfigError for one given twice.
 
     >>> undotted({"train.steps": 3, "train": {"lr": 1.0}})
     {'train': {'lr': 1.0, 'steps': 3}}
     """
-    found = dict(tables)
+    merged = dict(tables)
     for key in [key for key in tables if "." in key]:
-        nested = found.pop(key)
+        nested = merged.pop(key)
         for part in reversed(key.split(".")):
             nested = {part: nested}
-        if twice := set(flat(nested)) & set(flat(found)):
+        if twice := set(flat(nested)) & set(flat(merged)):
             raise ConfigError(f"{', '.join(sorted(twice))} is given twice", "keep one of them")
-        found = merge_tables(found, nested)
-    return found
+        merged = merge_tables(merged, nested)
+    return merged
 
 
 def toml_value(value: Any) -> str:
-    """A value as TOML writes it. JSON's strings, numbers and lists are TOML's too, but DEL must be escaped, and a
-    character above U+FFFF must not be in two halves.
+    """A value in TOML. Strings, numbers and lists are as in JSON, but DEL must be escaped, and a character above U+FFFF
+    must not be split into two surrogates.
 
     >>> print(toml_value({"a b": ["é😀", 1e-5, True], "c": "\\x7f"}))
     {"a b" = ["é😀", 1e-05, true], c = "\\u007f"}
@@ -155,23 +155,23 @@ def toml_value(value: Any) -> str:
 
 
 def toml_lines(table: Mapping[str, Any]) -> list[str]:
-    """`key = value` of the keys of a table that are set."""
+    """`key = value` lines of the keys in a table that are not None."""
     keys = ((key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_value(key), value) for key, value in table.items())
     return [f"{key} = {toml_value(value)}" for key, value in keys if value is not None]
 
 
-def close_matches(name: str, known: Iterable[str]) -> str:
-    """`did you mean …?` for the names nearest to `name`, or nothing."""
+def close_matches(name: str, names: Iterable[str]) -> str:
+    """`did you mean …?` with the names nearest to `name`; empty if none is near."""
     import difflib
 
-    known = list(known)
-    begun = [other for other in known if len(name) > 2 and _letters(other).startswith(_letters(name))]
-    matches = difflib.get_close_matches(name, known, n=3, cutoff=0.6) or begun[:3]
+    names = list(names)
+    begun = [other for other in names if len(name) > 2 and _letters(other).startswith(_letters(name))]
+    matches = difflib.get_close_matches(name, names, n=3, cutoff=0.6) or begun[:3]
     return f"did you mean {' or '.join(matches)}?" if matches else ""
 
 
 def keys_called(name: str) -> list[str]:
-    """The keys of an experiment that other programs call so.
+    """The keys of an experiment that have this name in other programs.
 
     >>> keys_called("--batch-size"), keys_called("lr")
     (['layout.micro_batch', 'layout.global_batch'], [])

@@ -1,4 +1,4 @@
-"""The terminal: how wide it is, colours, progress, and questions."""
+"""The terminal: width, colours, progress, and questions."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterator
 from hpc_gpt.core import output
 from hpc_gpt.core.format import Style, plain, show_duration, wrapped
 
-# A colour is never the only sign: the text says the same.
+# A colour is never the only sign: the text has the same meaning.
 _CODES = {"bold": 1, "red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35, "cyan": 36,
           "light red": 91, "light blue": 94, "light magenta": 95}  # fmt: skip
 _CODE = re.compile(r"\x1b\[\d*m")
-# Work that ends before so many seconds shows no life; then it does so often.
+# Seconds of work before the first sign of life, and between two of them.
 _LIFE_AFTER_S, _LIFE_EVERY_S = 1.0, 0.25
 
 
@@ -42,7 +42,7 @@ def can_ask() -> bool:
 
 
 def colour_wanted() -> bool:
-    """False under NO_COLOR or a dumb terminal, as https://no-color.org asks."""
+    """Whether colours may be used: not with NO_COLOR (https://no-color.org) or a dumb terminal."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -53,28 +53,29 @@ def painted(text: str, style: Style, stderr: bool = False) -> str:
     if isinstance(style, str):
         return f"\x1b[{_CODES[style]}m{text}\x1b[0m"
     alike = itertools.groupby(text, lambda letter: style.get(letter, ""))
-    return "".join(painted("".join(letters), each, stderr) for each, letters in alike)
+    return "".join(painted("".join(letters), colour, stderr) for colour, letters in alike)
 
 
 def say(text: str, err: bool = False, label: str = "", style: str = "", hang: int | None = None) -> None:
-    """Prints lines of ours: whole into a pipe; on a terminal they wrap between words, and what follows is indented by
-    `hang` columns, by two more than the line unless given. `label` is before the first line, in a style."""
+    """Prints lines: unbroken into a pipe; on a terminal wrapped between words, with later rows indented by `hang`
+    columns, by default two more than the first. `label` precedes the first line, in a style."""
     out, columns = (sys.stderr if err else sys.stdout), width(err)
     for place, line in enumerate((label + text).split("\n")):
-        first, *rest = wrapped(line, columns, hang)
+        first, *further = wrapped(line, columns, hang)
         if not place:
             first = painted(label, style, err) + first.removeprefix(label)
-        out.write("\n".join([first, *rest]) + "\n")
+        out.write("\n".join([first, *further]) + "\n")
     out.flush()
 
 
 def write_heading(line: str) -> None:
     """Prints a heading: bold on a terminal, plain elsewhere. Bold is never the only sign."""
-    sys.stdout.write("".join(painted(each, "bold") + "\n" for each in wrapped(line, width())))
+    sys.stdout.write("".join(painted(row, "bold") + "\n" for row in wrapped(line, width())))
 
 
-def agrees(question: str) -> bool:
-    """The answer at the terminal; the end of input is a no. Ctrl-C raises KeyboardInterrupt.
+def confirm(question: str) -> bool:
+    """Asks at the terminal and returns whether the answer is yes; the end of input means no. Ctrl-C raises
+    KeyboardInterrupt.
 
     input() forgets a Ctrl-C that comes while it flushes the prompt, as one typed at once at a busy machine does.
     """
@@ -90,15 +91,16 @@ def agrees(question: str) -> bool:
 
 @contextlib.contextmanager
 def shows_life(what: str, work: Callable[[], str] = lambda: output.working_on) -> Iterator[None]:
-    """In the block, which prints nothing, a line on stderr says what is done, for how long and on what, if that is a
-    terminal and it takes more than a moment. The line is rewritten in place, and gone at the end."""
+    """In a block that prints nothing, shows a line on stderr with the work, its duration and its current item, if
+    stderr is a terminal and the block lasts longer than a second. The line is rewritten in place and removed at the
+    end."""
     over, began, columns = threading.Event(), time.monotonic(), width(stderr=True)
 
     def draw() -> None:
         pause, drawn = _LIFE_AFTER_S, False
         while not over.wait(pause):
             text = f"{what}, {show_duration(round(time.monotonic() - began))}: {work()}".removesuffix(": ")
-            # Not by sys.stderr, whose lock a process that is forked meanwhile would keep.
+            # Not by sys.stderr: a process that is forked meanwhile would keep its lock.
             os.write(2, f"\r\x1b[K{plain(text)[: (columns or 80) - 1]}".encode(errors="replace"))
             pause, drawn = _LIFE_EVERY_S, True
         if drawn:
@@ -117,7 +119,7 @@ def shows_life(what: str, work: Callable[[], str] = lambda: output.working_on) -
 
 @contextlib.contextmanager
 def keys() -> Iterator[Callable[[float], str]]:
-    """Within the block, what waits at most so many seconds for a key, and returns it; empty if none was pressed."""
+    """In the block, gives a function that waits at most so many seconds for a key and returns it, or an empty text."""
     listened = [sys.stdin.fileno()] if sys.stdin.isatty() else []
     before = termios.tcgetattr(listened[0]) if listened else None
 
@@ -155,7 +157,7 @@ class ProgressLine:
 
 
 class Screen:
-    """A text that is shown repeatedly: in place on a terminal, as far as it has rows, one after another in a file."""
+    """A text that is shown repeatedly: in place on a terminal, cut to its rows; one after another in a file."""
 
     def __init__(self) -> None:
         self._shown = ""
@@ -172,13 +174,13 @@ class Screen:
 
 
 def _fitted(text: str, columns: int, most: int) -> str:
-    """The first lines of a text that `most` rows can hold, and how many are left out: what has scrolled off the top
-    cannot be rewritten."""
+    """The first lines of a text that fit into `most` rows, and the number of lines left out: lines that have scrolled
+    off the top cannot be rewritten."""
     lines = text.split("\n")
-    kept = len(lines)
-    while kept > 1 and _rows("\n".join(lines[:kept]), columns) + (kept < len(lines)) > most:
-        kept -= 1
-    return "\n".join([*lines[:kept], *([f"… {len(lines) - kept} more lines"] if kept < len(lines) else [])])
+    count = len(lines)
+    while count > 1 and _rows("\n".join(lines[:count]), columns) + (count < len(lines)) > most:
+        count -= 1
+    return "\n".join([*lines[:count], *([f"… {len(lines) - count} more lines"] if count < len(lines) else [])])
 
 
 def _rows(text: str, columns: int) -> int:
@@ -187,7 +189,7 @@ def _rows(text: str, columns: int) -> int:
 
 
 def _cells(line: str) -> int:
-    r"""Columns of the terminal that a line takes: two for a wide character, none for one that joins the one before.
+    r"""Columns of the terminal that a line takes: two per wide character, none for one that joins the character before.
 
     >>> _cells("loss"), _cells("\u640d\u5931"), _cells("e\u0301")
     (4, 4, 1)

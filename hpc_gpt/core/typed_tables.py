@@ -1,4 +1,4 @@
-"""Tables turned into a dataclass: what a user wrote is checked key by key, what we stored is read as it is."""
+"""Tables turned into a dataclass: a user's tables are checked key by key, stored ones are read as they are."""
 
 import contextlib
 import functools
@@ -16,10 +16,10 @@ from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.tables import close_matches, flat, keys_called
 
 T = TypeVar("T")
-LARGEST = 2**64  # the largest stored whole number: a product of larger ones may be too large for a float
-# {dotted key: the help that says what each of its values is}
-_EXPLAINED = {"engine.name": "hpc-gpt help engines says what each can do"}
-# {type of a key: what its value should be, in TOML's terms}; any other is a table.
+LARGEST = 2**64  # the largest whole number: a product of larger ones may be too large for a float
+# {dotted key: the help that explains its values}
+_EXPLAINED = {"engine.name": "hpc-gpt help engines lists what each engine can do"}
+# {type of a key: its values in TOML's terms}; any other type is a table.
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", tuple: "a list"}
 _hints: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)  # a sweep needs them for every row
 # A count as a text: `128k`, `1.5M`, `15T`, `30e9`, `10_000`.
@@ -38,8 +38,8 @@ def check_tables(
 
     Each fault begins with `where`, the source of the tables, or with "your options" if its dotted key is in `given`.
     A value must have its key's own type, or be a count with a unit as a text (`"10k"`); the `given` keys also take a
-    text that reads as one (`yes`). `more` has faults that the caller has found, each with its hint. `topic`: of
-    `hpc-gpt help`, with the keys.
+    text that reads as one (`yes`). `more`: {fault: hint} that the caller has found. `topic`: the topic of `hpc-gpt
+    help` that lists the keys.
     """
     check = _Check(kind, frozenset(given))
     checked = check.table(kind, tables, "")
@@ -53,7 +53,7 @@ def check_tables(
 
 
 def _stated_under(tables: Mapping[str, Any], key: str) -> set[str]:
-    """The dotted keys of all values in the table of a dotted key, or the key itself."""
+    """The dotted keys of all values in the table that a dotted key names, or the key itself."""
     value: Any = tables
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -62,7 +62,7 @@ def _stated_under(tables: Mapping[str, Any], key: str) -> set[str]:
 
 @dataclass
 class _Check:
-    """Reads tables as dataclass `root`, and gathers {dotted key: what is wrong with its value}."""
+    """Reads tables as dataclass `root`, and gathers {dotted key: fault of its value}."""
 
     root: Any
     given: frozenset[str]
@@ -101,11 +101,11 @@ class _Check:
         return None
 
     def _is_count(self, kind: Any, key: str) -> bool:
-        """Whether the number of a key is a whole one, or tokens, which may be written as a float."""
+        """Whether the key is a whole number, or a number of tokens, which may be written as a float."""
         return kind is int or (kind is float and bool(getattr(key_in(self.root, key)[1], "thousand", None)))
 
     def _one_of(self, kinds: Sequence[Any], value: Any, key: str) -> Any:
-        """A value of a key that may have several types. The fault of one that has none names each."""
+        """A value of a key that may have several types; the fault names them all if it has none of them."""
         if value is None and NoneType in kinds:
             return None
         tried = [kind for kind in kinds if kind is not NoneType]
@@ -114,26 +114,26 @@ class _Check:
         faults = []
         for kind in tried:
             check = _Check(self.root, self.given)
-            found = check.value(kind, value, key)
+            read = check.value(kind, value, key)
             if not check.faults:
-                return found
+                return read
             faults.append(check.faults)
         if len(faults) == 1:
             self.faults |= faults[0]
         else:
-            words = [next(iter(each.values())).removeprefix(f"{key}: ") for each in faults]
-            self.faults[key] = f"{key}: {', or '.join(words)}"
+            texts = [next(iter(fault.values())).removeprefix(f"{key}: ") for fault in faults]
+            self.faults[key] = f"{key}: {', or '.join(texts)}"
         return None
 
     def _unknown(self, table: Any, prefix: str, name: str) -> str:
-        known = _field_names(table)
+        names = _field_names(table)
         # The key belongs to another table.
         elsewhere = [f"{other}.{name}" for other, of in _hints(self.root).items() if name in _field_names(of)]
-        if not elsewhere and (match := close_matches(name, known)):
+        if not elsewhere and (match := close_matches(name, names)):
             return f"unknown key {prefix}{name}; {match}"
         elsewhere = elsewhere or [key for key in keys_called(name) if key.partition(".")[0] in _hints(self.root)]
         match = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else ""
-        return f"unknown key {prefix}{name}; " + (match or f"known here: {', '.join(known)}")
+        return f"unknown key {prefix}{name}; " + (match or f"known here: {', '.join(names)}")
 
 
 _FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -142,9 +142,9 @@ _FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no"
 def _scalar(kind: Any, value: Any, from_text: bool) -> Any:
     """A value of a key without a table or list; TypeError, ValueError or OverflowError if it has another type.
 
-    A float without a fraction is a whole number, too (`steps = 1e4`). `from_text`: so is a text that reads as one.
+    A float without a fraction counts as a whole number (`steps = 1e4`). `from_text`: so does a text that reads as one.
     """
-    if get_origin(kind) is Literal and (type(value), value) in {(type(each), each) for each in get_args(kind)}:
+    if get_origin(kind) is Literal and (type(value), value) in {(type(choice), choice) for choice in get_args(kind)}:
         return value
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if kind in (int, float) and (is_number or (from_text and isinstance(value, str))):
@@ -160,42 +160,42 @@ def _scalar(kind: Any, value: Any, from_text: bool) -> Any:
 
 
 def read_count(text: str, thousand: int = 1000) -> int:
-    """The whole number of a text; after it may stand k, M, B or T: `thousand`, its square, its cube, its fourth power.
+    """The whole number in a text, which may end with k, M, B or T: the first to fourth power of `thousand`.
 
     Raises ValueError for any other text, OverflowError for a number of more than 30 digits.
 
     >>> read_count("15T"), read_count("1.5k"), read_count("30e9"), read_count("128k", thousand=1024)
     (15000000000000, 1500, 30000000000, 131072)
     """
-    if (found := _COUNT.fullmatch(text.strip())) is None:
+    if (match := _COUNT.fullmatch(text.strip())) is None:
         raise ValueError(f"{text!r:.60} is not a count")
-    if found["number"].lstrip("+-").isdecimal() and not found["unit"]:
-        return int(found["number"])
-    number = Decimal(found["number"])
+    if match["number"].lstrip("+-").isdecimal() and not match["unit"]:
+        return int(match["number"])
+    number = Decimal(match["number"])
     if number.adjusted() > 30:
         raise OverflowError(f"{text!r:.60} is too large")
-    count = number * thousand ** " kMBT".index(found["unit"].replace("K", "k") or " ")
+    count = number * thousand ** " kMBT".index(match["unit"].replace("K", "k") or " ")
     if count != count.to_integral_value():
         raise ValueError(f"{text!r:.60} is not a whole number")
     return int(count)
 
 
 def count_of_key(root: Any, key: str, text: str) -> int:
-    """The whole number that a text means as the value of a dotted key of dataclass `root`. ValueError if it means none,
-    or if the key is not a count, but seconds."""
+    """The whole number that a text gives for a dotted key of dataclass `root`. ValueError for any other text, or if the
+    key is not a count but seconds."""
     if key.endswith("_s") and text[-1:].isalpha():
         raise ValueError(f"{key} is not a count")
     return read_count(text, getattr(key_in(root, key)[1], "thousand", None) or 1000)
 
 
 def key_in(root: Any, key: str) -> tuple[Any, Any]:
-    """(type, rules) of a dotted key of dataclass `root`; None for what there is not."""
+    """(type, rules) of a dotted key of dataclass `root`; None for each that does not exist."""
     kind, rules, named = root, None, False
     for part in key.split("."):
-        if named:  # the part is a name of the user's
+        if named:  # the user chooses this part of the name
             named = False
             continue
-        entry = {each.name: each for each in fields(kind)}.get(part) if is_dataclass(kind) else None
+        entry = {entry.name: entry for entry in fields(kind)}.get(part) if is_dataclass(kind) else None
         hint = _hints(kind)[part] if entry is not None else None
         rules = entry.metadata.get("rules") if entry is not None else None
         kind, named = table_in(hint)
@@ -238,7 +238,7 @@ def from_tables(kind: Any, tables: Any, where: str = "") -> Any:
     Raises KeyError for a missing key without a default; TypeError or ValueError, with the key, for a wrong type.
     """
     if not isinstance(tables, Mapping):
-        raise TypeError(f"{where or 'it'} is no object")
+        raise TypeError(f"{where or 'it'} is not an object")
     values: dict[str, Any] = {}
     for stored in _stored_fields(kind):
         if stored.has_default and stored.name not in tables:
@@ -247,7 +247,7 @@ def from_tables(kind: Any, tables: Any, where: str = "") -> Any:
         if stored.table is not None and not (value is None and stored.may_be_none):
             place = f"{where}.{stored.name}" if where else stored.name
             if stored.is_named:
-                value = {name: from_tables(stored.table, each, f"{place}.{name}") for name, each in value.items()}
+                value = {name: from_tables(stored.table, item, f"{place}.{name}") for name, item in value.items()}
             else:
                 value = from_tables(stored.table, value, place)
         elif not stored.check(value):
@@ -257,8 +257,8 @@ def from_tables(kind: Any, tables: Any, where: str = "") -> Any:
 
 
 class _StoredField(NamedTuple):
-    """A field of a dataclass: what a value must be, the dataclass that it holds if it does, alone or in a dictionary
-    (`is_named`), and whether a list stays one."""
+    """A field of a dataclass: the check of a value, the dataclass that it holds, if any, alone or in a dictionary
+    (`is_named`), and whether a list stays a list."""
 
     name: str
     check: Callable[[Any], bool]
@@ -272,35 +272,35 @@ class _StoredField(NamedTuple):
 @functools.cache
 def _stored_fields(kind: Any) -> list[_StoredField]:
     """The fields of a dataclass. Cached: finding them takes longer than reading a run's file."""
-    found = []
+    stored = []
     for entry in fields(kind):
         hint = _hints(kind)[entry.name]
         parts = (hint, *get_args(hint))
         table, is_named = table_in(hint)
         has_default = (entry.default, entry.default_factory) != (MISSING, MISSING)
-        is_list = any(get_origin(each) is list for each in parts)
+        is_list = any(get_origin(part) is list for part in parts)
         check = _check_of(hint)
-        found.append(_StoredField(entry.name, check, table, has_default, NoneType in parts, is_named, is_list))
-    return found
+        stored.append(_StoredField(entry.name, check, table, has_default, NoneType in parts, is_named, is_list))
+    return stored
 
 
 def table_in(hint: Any) -> tuple[Any, bool]:
-    """(the dataclass in the type of a field, None without one; whether the field is a dictionary of such)."""
-    for each in (hint, *get_args(hint)):
-        named = get_origin(each) is dict and is_dataclass(get_args(each)[1])
-        if named or is_dataclass(each):
-            return (get_args(each)[1] if named else each), named
+    """(the dataclass in the type of a field, None without one; whether the field is a dictionary of them)."""
+    for part in (hint, *get_args(hint)):
+        named = get_origin(part) is dict and is_dataclass(get_args(part)[1])
+        if named or is_dataclass(part):
+            return (get_args(part)[1] if named else part), named
     return None, False
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value of JSON has a type; an integer is a float, too, and no number is larger than LARGEST."""
+    """Whether a value of JSON has a type; an integer is also a float, and numbers above LARGEST are refused."""
     return _check_of(hint)(value)
 
 
 @functools.cache
 def _check_of(hint: Any) -> Callable[[Any], bool]:
-    """What `fits` asks of a value of that type. Cached: looking into a type takes longer than the check."""
+    """The check of `fits` for a type. Cached: looking into a type takes longer than the check."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is Any:
         return lambda value: True
@@ -309,13 +309,13 @@ def _check_of(hint: Any) -> Callable[[Any], bool]:
     if hint is float:
         return lambda value: math.isfinite(value) if isinstance(value, float) else _is_whole(value)
     if origin in (Union, UnionType):
-        plain = tuple(each for each in inner if each in (bool, str, NoneType))
-        others = [_check_of(each) for each in inner if each not in plain]
-        if len(others) == 1:  # as of each heartbeat of thousands of ranks
+        plain = tuple(part for part in inner if part in (bool, str, NoneType))
+        others = [_check_of(part) for part in inner if part not in plain]
+        if len(others) == 1:  # a shorter way, as thousands of heartbeats are read
             return lambda value: isinstance(value, plain) or others[0](value)
         return lambda value: isinstance(value, plain) or any(check(value) for check in others)
     if origin is Literal:
-        kinds, choices = {type(each) for each in inner}, {(type(each), each) for each in inner}
+        kinds, choices = {type(part) for part in inner}, {(type(part), part) for part in inner}
         return lambda value: type(value) in kinds and (type(value), value) in choices
     if origin in (tuple, list):
         check = _check_of(inner[0])

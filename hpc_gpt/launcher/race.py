@@ -221,7 +221,7 @@ def _fixed(resolved: Resolved) -> dict[str, Any]:
     for table in ("model", "data", "train"):
         rules = resolved.key_rules(table)
         for key, value in asdict(getattr(resolved, table)).items():
-            if key not in rules or rules[key].decides != "nothing":
+            if key not in rules or rules[key].affects:
                 found[f"{table}.{key}"] = value
     found |= {f"job.{key}": value for key, value in asdict(resolved.job).items()}
     found |= {f"cluster.{key}": value for key, value in asdict(resolved.cluster).items()}

@@ -44,7 +44,7 @@ def test_no_json_is_a_value_error_however_it_is_damaged(tmp_path: Path, text: st
 
 def test_what_is_no_file_is_refused_and_left_closed(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(OSError, match="it is no regular file"):
+    with pytest.raises(OSError, match="it is not a regular file"):
         read_start(tmp_path, 9)
     assert len(os.listdir("/proc/self/fd")) == before
 

@@ -101,7 +101,7 @@ def test_the_verb_takes_a_run_and_a_step_and_says_what_it_wrote(runs, tmp_path, 
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
     assert main([str(run.path), folder.name, "fp32"]) == 2
-    words = "exists, and an export replaces no folder\n\nhint: name another folder with --out\n"
+    words = "exists, and an export does not replace a folder\n\nhint: name another folder with --out\n"
     assert capsys.readouterr().err == f"Error: {folder.name} {words}"
     assert main([str(run.path), "three", "fp32", "3"]) == 2
     words = "has no sound checkpoint of step 3\n\nhint: it has checkpoints of steps 2, 4\n"

@@ -340,7 +340,7 @@ def _leave_site(job: dict[str, Any], parent: Resolved, profile: ClusterProfile) 
     job["dependency"] = None
     moves = profile.name != parent.cluster.name
     for key, rules in key_rules(Job).items():
-        if job[key] == getattr(parent.cluster, key, None) or (moves and rules.of_site):
+        if job[key] == getattr(parent.cluster, key, None) or (moves and rules.site_may_set):
             job[key] = None
 
 

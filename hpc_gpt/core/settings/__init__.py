@@ -1,1 +1,1 @@
-"""What a run is to be: experiment, cluster, layout, engine, and how they are resolved. Imports no torch."""
+"""Settings of a run: experiment, cluster, layout, engine, and their resolution. Imports no torch."""

@@ -1,4 +1,4 @@
-"""Cluster profiles, which say how a site wants its jobs.
+"""Cluster profiles: the settings that a site needs for its jobs.
 
 A profile is one TOML file, shipped or in the user's config folder.
 """
@@ -20,7 +20,7 @@ from hpc_gpt.core.typed_tables import check_tables
 FALLBACK = "generic-slurm"
 WARM = "warm"
 
-# The ways to get another job: hpc_gpt/core/slurm/requeue.py has a class for each.
+# The ways to get another job; hpc_gpt/core/slurm/requeue.py has a class for each.
 Chain = Literal["none", "requeue", "singleton"]
 
 
@@ -29,11 +29,11 @@ class Container:
     """`[container]`: the image that the ranks run in."""
 
     kind: Literal["pyxis", "apptainer"]
-    "Pyxis adds flags to srun, apptainer wraps the command."
+    "How ranks start in it: pyxis adds options to srun, apptainer wraps the command."
     image: str
-    'The image; for example "/images/torch.sqsh".'
+    'Container image; for example "/images/torch.sqsh".'
     mounts: tuple[str, ...] = ()
-    'Folders that the container sees, as HOST:CONTAINER; for example ["/scratch:/scratch"].'
+    'Folders visible in the container, as HOST:CONTAINER; for example ["/scratch:/scratch"].'
 
 
 @dataclass(frozen=True)
@@ -44,27 +44,27 @@ class MachineFigures:
     """
 
     memory_gib: float | None = None
-    "GiB of a GPU's memory that a program can use; for example 79.3."
+    "GPU memory that a program can use, in GiB; for example 79.3."
     peak_tflops: dict[str, float] | None = None
-    "A GPU's dense peak in TFLOP/s, by dtype; for example { bf16 = 312 }."
+    "Dense peak of a GPU in TFLOP/s, by dtype; for example { bf16 = 312 }."
     memory_gb_s: float | None = None
-    "Bandwidth of a GPU's memory, in GB/s of 1e9 bytes; for example 2039."
+    "Bandwidth of GPU memory, in GB/s of 1e9 bytes; for example 2039."
     node_gb_s: float | None = None
-    "GB/s from a GPU to the others of its node, in one direction; for example 300."
+    "Bandwidth from a GPU to the others of its node, in GB/s in one direction; for example 300."
     switched: bool | None = None
-    "Whether any two GPUs of a node have all their links; false: each pair a third, as on boards of four A100."
+    "Whether any two GPUs of a node can use all their links; false: each pair has a third, as on boards of four A100."
     network_gb_s: float | None = None
-    "GB/s from a whole node to others, in one direction; for example 100."
+    "Bandwidth from a whole node to others, in GB/s in one direction; for example 100."
     host_gb_s: float | None = None
-    "GB/s between a GPU and its host, in one direction; for example 25."
+    "Bandwidth between a GPU and its host, in GB/s in one direction; for example 25."
     host_memory_gib: float | None = None
-    "GiB of a node's memory that a job gets; for example 1862."
+    "Memory of a node that a job gets, in GiB; for example 1862."
     node_latency_s: float | None = None
-    "Seconds of a message within a node; for example 5e-6."
+    "Latency of a message within a node, in seconds; for example 5e-6."
     network_latency_s: float | None = None
-    "Seconds of a message between nodes; for example 1.5e-5."
+    "Latency of a message between nodes, in seconds; for example 1.5e-5."
     power_w: float | None = None
-    "A GPU's power limit in watts; for example 400."
+    "Power limit of a GPU in watts; for example 400."
 
 
 @dataclass(frozen=True)
@@ -72,68 +72,68 @@ class Calibration:
     """`[calibration]`: the planner's constants for this cluster, which `hpc-gpt plan --calibrate` fits and writes."""
 
     constants: dict[str, float] = field(default_factory=dict)
-    "The planner's constants, by name, which hpc-gpt plan --calibrate fits and writes."
+    "Constants of the planner, by name; hpc-gpt plan --calibrate fits and writes them."
     rows: int = 0
-    "Measured rows of the fit."
+    "Number of measured rows in the fit."
     mean_error: float | None = None
-    "Mean error that remains over these rows, as a share."
+    "Mean error of the fit over these rows, as a share."
     residuals: dict[str, float] = field(default_factory=dict)
-    "The error of each row, predicted over measured less 1."
+    "Error of each row: predicted / measured - 1."
 
 
 def _planner_key() -> Any:
-    """A key that the planner alone reads: it does not change a run."""
+    """A key that only the planner reads: it does not change a run."""
     return field(default=None, metadata={"planner": True})
 
 
 @dataclass(frozen=True)
 class ClusterProfile:
-    """One site. `None` means that the site has no such thing, or needs none."""
+    """The profile of one site. None: the site does not have it, or does not need it."""
 
     name: str
     "The file's name; not a key of the file."
     description: str = ""
-    "One line for hpc-gpt profile list."
+    "Line in hpc-gpt profile list."
     scheduler: Literal["slurm", "local"] = "slurm"
-    "Slurm, or this machine alone."
+    "Slurm, or this machine (local)."
     device: str | None = None
-    'The GPU\'s model; for example "a100-80g"; the planner needs it.'
+    'GPU model, which the planner needs; for example "a100-80g".'
     fabric: str | None = _planner_key()
-    'What joins the nodes: KIND, ports of a node x Gbit/s of each; for example "infiniband 8x200G".'
+    'Network between nodes: KIND, ports per node x Gbit/s per port; for example "infiniband 8x200G".'
     gpus_per_node: int = 4
-    "GPUs of a node, 1 or more; for example 8."
+    "GPUs per node, 1 or more; for example 8."
     cpus_per_node: int | None = None
-    "CPUs of a node as Slurm counts them; for example 128."
+    "CPUs per node as Slurm counts them; for example 128."
     gpu_flag: Literal["gres", "gpus-per-node", "none"] = "gres"
     "How GPUs are requested: --gres=gpu:N, --gpus-per-node=N, or not at all."
     gpu_type: str | None = None
-    'The type in that request, --gres=gpu:TYPE:N; for example "a100".'
+    'GPU type in that request, --gres=gpu:TYPE:N; for example "a100".'
     partition: str | None = None
-    "The partition by default."
+    "Default partition."
     account: str | None = None
-    "The account by default."
+    "Default account."
     qos: str | None = None
-    "The quality of service by default."
+    "Default quality of service."
     constraint: str | None = None
-    "Features of the nodes by default."
+    "Default features that nodes must have."
     reservation: str | None = None
-    "The reservation by default."
+    "Default reservation."
     time: str | None = None
-    'The time limit by default; for example "20:00:00".'
+    'Default time limit; for example "20:00:00".'
     mem: str | None = None
-    'A node\'s memory for a job; for example "160G".'
+    'Default memory per node; for example "160G".'
     exclusive: bool = False
     "Whether a job has its nodes to itself."
     chain: Chain = "requeue"
-    "How a run continues after a job: Slurm requeues it, jobs of one name wait for each other, or not."
+    "How a run continues after a job: Slurm requeues it, jobs of one name wait for each other, or it does not."
     signal_lead_s: int = 120
-    "Seconds before the time limit at which Slurm signals, so that a checkpoint is saved."
+    "Seconds before the time limit when Slurm sends its signal, so that a checkpoint is saved."
     retry_pause_s: int = 30
     "Seconds before the first retry; doubled with each failure in a row."
     preflight: bool = False
-    "Every node is probed before the ranks start."
+    "Whether every node is probed before the ranks start."
     spare_nodes: int = 0
-    "Nodes that are requested in addition, to replace one that fails the preflight."
+    "Additional nodes to request, which replace those that fail the preflight."
     bad_node_hours: float = 24.0
     "Hours for which jobs exclude a node that failed; for example 24."
     modules: tuple[str, ...] = ()
@@ -141,43 +141,43 @@ class ClusterProfile:
     purge_modules: bool = True
     "Whether a job unloads all modules before it loads its own; false where Slurm or the compilers are modules."
     venv: str | None = None
-    "A virtual environment that a job activates."
+    "Virtual environment that a job activates."
     python: str | None = None
-    "The interpreter of the ranks, if there is no venv."
+    "Python interpreter of the ranks, if there is no venv."
     stage: str | None = None
-    "What a node does before its ranks start: warm reads the environment's libraries, a tar's path unpacks it."
+    "Preparation of a node before its ranks start: warm reads the environment's libraries; a tar's path unpacks it."
     megatron_lm: str | None = None
-    "The folder of a Megatron-LM checkout, for the engine of that name."
+    "Folder of a Megatron-LM checkout, for engine megatron-lm."
     container: Container | None = None
-    "The image that the ranks run in; see [container]."
+    "Container image that the ranks run in; see [container]."
     environment: dict[str, str] = field(default_factory=dict)
-    "Variables that a job exports by value; a secret is inherited from the shell that submits."
+    "Variables that a job exports by value; it inherits secrets from the shell that submits."
     node_suffix: str = ""
-    'What follows a node\'s short name in its address; for example "-ib".'
+    'Suffix that makes a node\'s short name its address; for example "-ib".'
     sbatch: tuple[str, ...] = ()
-    "Further options of sbatch for every job."
+    "Further options for sbatch, for every job."
     srun: tuple[str, ...] = ()
-    "Further options of srun for every job."
+    "Further options for srun, for every job."
     machine: MachineFigures | None = _planner_key()
-    "Figures that the planner uses instead of those of device and fabric; see [machine]."
+    "Figures that replace those of device and fabric in the planner; see [machine]."
     calibration: Calibration | None = _planner_key()
-    "The planner's constants for this cluster; see [calibration]."
+    "Constants of the planner for this cluster; see [calibration]."
 
     @property
     def archive(self) -> str | None:
-        """The tar of `stage`, from which the ranks' environment is unpacked on each node."""
+        """The tar in `stage` with the environment of the ranks, unpacked on each node."""
         return None if self.stage == WARM else self.stage
 
 
 OF_THE_PLANNER = tuple(entry.name for entry in fields(ClusterProfile) if "planner" in entry.metadata)
 
 
-# The profile that an example of a user's own extends.
+# The profile that the example for a user's own profile extends.
 _EXAMPLE = "a100-80g-8"
 
 
 def list_profiles() -> dict[str, Path]:
-    """{name: file} of every profile, sorted. A user's own profile replaces a shipped one of the same name."""
+    """{name: file} of every profile, sorted. A user's profile replaces a shipped one of the same name."""
     files: dict[str, Path] = {}
     for folder in (clusters_dir(), config_dir() / "clusters"):
         files.update({path.stem: path for path in sorted(folder.glob("*.toml"))})
@@ -185,18 +185,18 @@ def list_profiles() -> dict[str, Path]:
 
 
 def find_profile(name: str) -> Path:
-    """The TOML file of profile `name`, or of that path. Raises ConfigError with close matches if there is none."""
+    """The TOML file of a profile, given by its name or path. Raises ConfigError with close matches if there is none."""
     path = Path(name) if name.endswith(".toml") and Path(name).is_file() else list_profiles().get(name)
     if path is None:
-        known = list(list_profiles())
-        hint = close_matches(name, [*map(str, Path(name).parent.glob("*.toml")), *known])
-        own = re.sub(r"[^A-Za-z0-9_.-]", "", Path(name).stem) or "NAME"
-        file = config_dir() / "clusters" / f"{own}.toml"
+        names = list(list_profiles())
+        hint = close_matches(name, [*map(str, Path(name).parent.glob("*.toml")), *names])
+        chosen = re.sub(r"[^A-Za-z0-9_.-]", "", Path(name).stem) or "NAME"
+        file = config_dir() / "clusters" / f"{chosen}.toml"
         two_lines = f'extends = "{_EXAMPLE}"\npartition = "gpu"'
         raise ConfigError(
-            f"no cluster profile {name!r}; known: {', '.join(known)}",
+            f"no cluster profile {name!r}; known: {', '.join(names)}",
             hint
-            or f"hpc-gpt profile detect --name {own} writes one, on its cluster; or write two lines, with your "
+            or f"hpc-gpt profile detect --name {chosen} writes one, on its cluster; or write two lines, with your "
             f"values, to {file}:\n{two_lines}",
         )
     return path
@@ -206,14 +206,14 @@ def load_profile(name: str, of_a_run: bool = False) -> ClusterProfile:
     """The profile that `find_profile` finds.
 
     Raises ConfigError with all faults of a file at once. `of_a_run`: an existing run was made with it, so too few CPUs
-    and secrets are no faults.
+    and secrets are allowed.
     """
     path = find_profile(name)
     tables = _with_parent(path, ())
     tables["name"] = path.stem
     faults = (_cpu_faults, _secrets, _stage_faults)
-    more = {} if of_a_run else dict(fault for of_keys in faults for fault in of_keys(tables, path))
-    profile = check_tables(tables, ClusterProfile, str(path), more=more, topic="profile")
+    further = {} if of_a_run else dict(fault for of_keys in faults for fault in of_keys(tables, path))
+    profile = check_tables(tables, ClusterProfile, str(path), more=further, topic="profile")
     if profile.gpus_per_node < 1:
         raise ConfigError(
             f"{path}: gpus_per_node is {profile.gpus_per_node}, but must be at least 1", "count the GPUs of one node"
@@ -223,7 +223,7 @@ def load_profile(name: str, of_a_run: bool = False) -> ClusterProfile:
 
 
 def _cpu_faults(tables: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
-    """(fault, hint) if a node has fewer CPUs than GPUs. `check_tables` finds a value that is no number."""
+    """(fault, hint) if a node has fewer CPUs than GPUs. `check_tables` finds a value that is not a number."""
     cpus, gpus = tables.get("cpus_per_node"), tables.get("gpus_per_node", ClusterProfile.gpus_per_node)
     if type(cpus) is int and type(gpus) is int and cpus < gpus:
         yield (
@@ -233,13 +233,13 @@ def _cpu_faults(tables: Mapping[str, Any], path: Path) -> Iterator[tuple[str, st
 
 
 def _secrets(tables: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
-    """(fault, hint) of each secret in [environment], with its name only: job.sh and resolved.json would hold it."""
+    """(fault, hint) of each secret in [environment], by its name only: job.sh and resolved.json would contain it."""
     environment = tables.get("environment")
     variables = environment.items() if isinstance(environment, Mapping) else ()
     names = [name for name, value in variables if isinstance(value, str) and is_secret_variable(name, value)]
     hint = f"take it out and export {', '.join(names)} in the shell that submits: jobs and containers inherit it"
-    if words := _narrow_export(tables):
-        hint += f"; {words} of this profile would prevent that: take it out as well"
+    if option := _narrow_export(tables):
+        hint += f"; {option} of this profile would prevent that: take it out as well"
     for name in names:
         yield f"{path}: environment.{name} looks like a secret, which job.sh and the run folder would hold", hint
 
@@ -262,10 +262,10 @@ def _stage_faults(tables: Mapping[str, Any], path: Path) -> Iterator[tuple[str, 
 
 
 def _narrow_export(tables: Mapping[str, Any]) -> str:
-    """The profile's option for sbatch or srun that keeps the shell's variables from a job; empty if none."""
+    """The profile's option for sbatch or srun that hides the shell's variables from a job; empty without one."""
     for key in ("sbatch", "srun"):
-        words = tables.get(key)
-        for word, following in pairwise([*words, ""] if isinstance(words, list) else []):
+        options = tables.get(key)
+        for word, following in pairwise([*options, ""] if isinstance(options, list) else []):
             option, equals, value = str(word).partition("=")
             value = value if equals else str(following)
             if option == "--export" and "ALL" not in value.split(","):
@@ -274,7 +274,8 @@ def _narrow_export(tables: Mapping[str, Any]) -> str:
 
 
 def _check_figures(profile: ClusterProfile, path: Path) -> None:
-    """ConfigError for a figure in [machine] or [calibration] that is not finite, or in [machine] not above 0."""
+    """Raises ConfigError for a figure of [machine] or [calibration] that is not finite, and for one of [machine] that
+    is not above 0."""
     tables = {name: vars(table) for name in ("machine", "calibration") if (table := getattr(profile, name)) is not None}
     faults = []
     for key, value in flat(tables).items():
@@ -286,27 +287,31 @@ def _check_figures(profile: ClusterProfile, path: Path) -> None:
 
 
 def _with_parent(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    """The profile's tables over those that it extends. A user's profile may extend the shipped one of its name."""
+    """The profile's tables, which override those of the profile that it extends. A user's profile may extend the
+    shipped one of the same name."""
     tables = read_toml(path)
     parent = tables.pop("extends", None)
     if parent is None:
         return tables
     shipped = clusters_dir() / f"{parent}.toml"
-    found = shipped if path.resolve() != shipped.resolve() and shipped.is_file() else list_profiles().get(str(parent))
-    if found is None or found.resolve() in (*seen, path.resolve()):
+    extended = (
+        shipped if path.resolve() != shipped.resolve() and shipped.is_file() else list_profiles().get(str(parent))
+    )
+    if extended is None or extended.resolve() in (*seen, path.resolve()):
         raise ConfigError(
-            f"{path}: extends {parent!r}, which is no other profile", "name a profile that hpc-gpt profile lists"
+            f"{path}: extends {parent!r}, but no other profile has that name",
+            "name a profile that hpc-gpt profile lists",
         )
-    return merge_tables(_with_parent(found, (*seen, path.resolve())), tables)
+    return merge_tables(_with_parent(extended, (*seen, path.resolve())), tables)
 
 
 def user_default() -> str | None:
-    """The profile that `cluster = "…"` in the user's `config.toml` names; None without one."""
+    """The profile named by `cluster = "…"` in the user's `config.toml`; None without one."""
     path = config_dir() / "config.toml"
     if not path.is_file():
         return None
     settings = read_toml(path)
-    hint = 'this file names your profile, cluster = "NAME"; what a profile holds is in clusters/NAME.toml beside it'
+    hint = 'this file names your profile, cluster = "NAME"; the profile itself is clusters/NAME.toml beside it'
     raise_faults(
         {
             f"{path}: unknown key {key}; {close_matches(key, ['cluster']) or 'known here: cluster'}": hint

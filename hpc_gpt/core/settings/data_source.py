@@ -1,4 +1,4 @@
-"""The source of the tokens that follows from `data.path`: what is there says how it is read."""
+"""The source of the tokens, inferred from the file or folder at `data.path`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,13 +9,13 @@ from hpc_gpt.core.files import read_start
 
 TOKEN_FILE_MAGIC = b"HPCGPTTK"  # the first bytes of a token file (trainer.tokens.token_file)
 STDLIB = "stdlib"
-# Sources that read no path, of which the first is the default.
+# Sources that read no path; the first is the default.
 WITHOUT_PATH = (STDLIB, "random")
 
 
 def stated_source(source: str, layers: Sequence[Mapping[str, Any]]) -> Literal["path", "source", "both"] | None:
-    """The later stated of data.path and `source`, which reads no path, in the layers of [data], the oldest first;
-    "both" if one layer states them. None if they do not contradict each other."""
+    """The newer of data.path and a `source` that reads no path, in the layers of [data], the oldest first; "both" if
+    one layer states both, None if they do not contradict each other."""
     newest = {key: _newest(key, layers) for key in ("path", "source")}
     path = next((layer["path"] for layer in reversed(layers) if layer.get("path") is not None), None)
     if path in (None, STDLIB) or source not in WITHOUT_PATH:
@@ -30,7 +30,7 @@ def _newest(key: str, layers: Sequence[Mapping[str, Any]]) -> int:
 
 
 def refuse_both(path: str, source: str) -> ConfigError:
-    """The fault of a path beside a source that reads none."""
+    """The error for a path together with a source that reads none."""
     return ConfigError(
         f'data.path is {path}, but data.source is "{source}", which reads no file',
         "leave one of the two out: without data.source the path decides it",
@@ -38,8 +38,8 @@ def refuse_both(path: str, source: str) -> ConfigError:
 
 
 def source_at(path: str, folders: Iterable[Path | None]) -> Literal["tokens", "megatron", "stream"]:
-    """The source that reads what `path` names in the first of the folders that has it: a token file, the prefix of
-    Megatron's pair, or text, a file or a folder. ConfigError if none has it."""
+    """The source that can read `path` in the first of the folders that contains it: a token file, the prefix of a pair
+    of Megatron files, or text in a file or folder. ConfigError if no folder contains it."""
     name = Path(path).expanduser()
     for place in (folder / name for folder in folders if folder is not None):
         if place.with_name(f"{place.name}.idx").is_file() and place.with_name(f"{place.name}.bin").is_file():
@@ -49,8 +49,8 @@ def source_at(path: str, folders: Iterable[Path | None]) -> Literal["tokens", "m
         if place.is_file():
             return "tokens" if _starts_as_tokens(place) else "stream"
     raise ConfigError(
-        f"data.path is {path}, but nothing is there that says how it is read",
-        'mend the path, or set data.source to "tokens", "megatron" or "stream"',
+        f"data.path is {path}, but there is nothing at this path, so its source is unknown",
+        'correct the path, or set data.source to "tokens", "megatron" or "stream"',
     )
 
 

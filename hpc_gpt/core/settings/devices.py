@@ -1,4 +1,4 @@
-"""The table of accelerators, in devices.toml: the memory, the peaks and the links of each."""
+"""The table of accelerators in devices.toml: memory, peaks and links."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,13 @@ class Device:
     """One accelerator.
 
     `peaks` maps fp32, tf32, fp16, bf16, fp8 to dense TFLOP/s of one GPU, without structured sparsity, at the input
-    precision of the matrix units; a dtype without such a unit has no peak. `source` is where the figures are from.
-    Rates are in one direction, in GB/s of 1e9 bytes. `nvlink` is the generation of NVLink; without it ranks of a node
-    are joined at `node_gb_s`, or at the host's rate; with it, `node_gb_s` is of fewer links than others have.
-    `nvlink_gpus` is how many GPUs NVLink joins if a node has fewer. `nominal` figures are for tests. `cuda`: for which
-    our own kernels are. `full_power_w` is the die's power at its peak if the card's limit is below it. `sustained` is
-    the share of the peak's clock that large matrix products hold, if it was measured. `products` are parts of the name
-    that torch.cuda.get_device_name or nvidia-smi prints.
+    precision of the matrix units; a dtype without such a unit has no peak. `source` is the origin of the figures. Rates
+    are in one direction, in GB/s of 1e9 bytes. `nvlink` is the generation of NVLink; without it the GPUs of a node
+    communicate at `node_gb_s`, or at the host's rate; with it, `node_gb_s` is the rate of a card with fewer links than
+    usual. `nvlink_gpus` is the number of GPUs that NVLink joins, if more than a node has. `nominal` figures are for
+    tests. `cuda`: whether our own kernels support it. `full_power_w` is the die's power at its peak if the card's limit
+    is below it. `sustained` is the measured share of the peak's clock that large matrix products sustain. `products`
+    are parts of the name that torch.cuda.get_device_name or nvidia-smi prints.
     """
 
     name: str
@@ -45,7 +45,7 @@ DEVICES = {name: Device(name=name, **table) for name, table in read_toml(_DEVICE
 
 
 def device_named(product: str) -> str | None:
-    """Our name for a GPU by the driver's name of it; None if it is not in the table.
+    """Our name of a GPU, from the driver's name; None if it is not in the table.
 
     >>> device_named("Tesla V100-SXM2-32GB")
     'v100-32g'
@@ -53,9 +53,9 @@ def device_named(product: str) -> str | None:
     if product in DEVICES:
         return product
     is_card = "NVL" in product or "PCIE" in product.upper()
-    for name, each in DEVICES.items():
-        for part in each.products:
-            # Whole words: an L40 is no L4, and a card whose name goes on with a D is a smaller one.
+    for name, device in DEVICES.items():
+        for part in device.products:
+            # Whole words: an L40 is not an L4, and a card whose name continues with a D is a smaller one.
             is_its = re.search(rf"{re.escape(part)}(?![\w-]| D$)", product)
             if is_its and (not is_card or "NVL" in part or "PCI" in part):
                 return name
@@ -63,7 +63,7 @@ def device_named(product: str) -> str | None:
 
 
 def units_of(dtype: str | None, matmul: str | None) -> str | None:
-    """Of which of a device's units mfu and hfu are shares: those of the layers' products, whose format is `matmul`
+    """The dtype of the device's peak that mfu and hfu refer to: the format of the layers' products, which is `matmul`
     unless that is "none" or None.
 
     >>> units_of("bf16", "none"), units_of("bf16", "mxfp8"), units_of("bf16", "nvfp4")
@@ -72,13 +72,13 @@ def units_of(dtype: str | None, matmul: str | None) -> str | None:
     return dtype if matmul in (None, "none") else "fp4" if matmul == "nvfp4" else "fp8"
 
 
-def peaks_of(device: str | None, own: Mapping[str, float] | None) -> Mapping[str, float]:
-    """The peaks of a profile's device: those of its `[machine]`, else ours; empty if neither is known."""
-    known = DEVICES.get(device or "")
-    return own or (known.peaks if known is not None and not known.nominal else {})
+def peaks_of(device: str | None, stated: Mapping[str, float] | None) -> Mapping[str, float]:
+    """The peaks of a profile's device from its `[machine]`, else from our table; empty if neither has them."""
+    row = DEVICES.get(device or "")
+    return stated or (row.peaks if row is not None and not row.nominal else {})
 
 
 def peak_tflops(device: str | None, dtype: str) -> float | None:
     """Dense peak of one GPU in TFLOP/s for a dtype (fp32, tf32, fp16, bf16, fp8); None if it is not known."""
-    known = DEVICES.get(device or "")
-    return known.peaks.get(dtype) if known and not known.nominal else None
+    row = DEVICES.get(device or "")
+    return row.peaks.get(dtype) if row and not row.nominal else None

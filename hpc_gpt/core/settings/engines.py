@@ -1,5 +1,5 @@
-"""An engine's switches: which combinations cannot run, with the nearest that can; and which make a step faster and cost
-nothing else. Each engine knows its own."""
+"""An engine's switches: the combinations that cannot run, with the nearest that can; and those that make a step faster
+at no other cost. Each engine knows its own."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields, replace
@@ -16,14 +16,14 @@ from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.sized import Sized
 from hpc_gpt.core.tables import toml_value
 
-_FP8_MULTIPLE = 16  # each dimension of an FP8 product (torch._scaled_mm)
-_OTHER_FP8 = frozenset({"mi300x"})  # whose FP8 is fnuz: other largest values, not tested here
+_FP8_MULTIPLE = 16  # must divide each dimension of an FP8 product (torch._scaled_mm)
+_OTHER_FP8 = frozenset({"mi300x"})  # their FP8 is fnuz, with other largest values, not tested here
 
 
 def can_resume(engine: Engine) -> bool:
     """Whether a run can resume from its checkpoints.
 
-    DeepSpeed 0.19.8 neither saves nor restores what it has offloaded to NVMe: such a run would train wrongly, silently.
+    DeepSpeed 0.19.8 neither saves nor restores states offloaded to NVMe, so a resumed run would silently train wrongly.
     """
     return engine.offload_path is None
 
@@ -41,7 +41,7 @@ def resolve_engine(engine: Engine, layout: Layout, shape: ModelShape, train: Tra
 
 
 def engine_faults(engine: Engine, layout: Layout, shape: ModelShape, train: Train) -> list[Fault]:
-    """Why it cannot run so; empty if it can."""
+    """The reasons why the engine cannot run with this layout, shape and training; empty if it can."""
     engine = _with_stage(engine)
     faults = [*_layout_faults(engine, layout), *_switch_faults(engine, layout, train)]
     faults += _offload_faults(engine, train)
@@ -56,7 +56,7 @@ def _with_stage(engine: Engine) -> Engine:
 
 
 def resolve_optimizer(train: Train, engine: Engine) -> Train:
-    """[train] with the optimizer's mode: by default fused kernels, or the host's own if its states are offloaded."""
+    """[train] with the optimizer's mode: by default fused kernels, or the host's kernel if its states are offloaded."""
     mode = train.optimizer_mode or ("fused" if engine.offload == "none" else "host")
     return replace(train, optimizer_mode=mode)
 
@@ -75,7 +75,7 @@ def _layout_faults(engine: Engine, layout: Layout) -> Iterator[Fault]:
     elif layout.pp > 1 and stage > 1:
         yield Fault(
             f"pp {layout.pp} with ZeRO-{stage} cannot run: a pipeline keeps its gradients between "
-            "micro-batches, ZeRO-2 and -3 give them away",
+            "micro-batches, but ZeRO-2 and -3 do not",
             "use --zero-stage 1, or --pp 1 on engine deepspeed-zero",
             of_layout=True,
         )
@@ -108,15 +108,15 @@ def _switch_faults(engine: Engine, layout: Layout, train: Train) -> Iterator[Fau
     if engine.partition != "layers" and layout.pp == 1:
         yield Fault(f"engine.partition is {engine.partition}, but there is one stage (pp 1)", "leave it out")
     if engine.compile == "whole" and engine.zero_stage == 3:
-        yield Fault("engine.compile = whole with ZeRO-3 is compiled anew until torch gives up: weights come and go",
+        yield Fault("engine.compile = whole recompiles under ZeRO-3 until torch gives up, as weights come and go",
                     'use engine.compile = "block"')  # fmt: skip
     if engine.compile == "edges" and (engine.zero_stage == 3 or not facts.compiles_edges):
-        which = "ZeRO-3" if engine.zero_stage == 3 else f"engine {engine.name}"
-        yield Fault(f"engine.compile is edges, but {which} calls the embedding and the head by itself",
+        caller = "ZeRO-3" if engine.zero_stage == 3 else f"engine {engine.name}"
+        yield Fault(f"engine.compile is edges, but {caller} calls the embedding and the head by itself",
                     'use engine.compile = "block"')  # fmt: skip
     if engine.keep_residuals and (engine.compile == "none" or engine.compile_backend != "inductor"):
         what = f"engine.compile is {engine.compile}" if engine.compile == "none" else "the backend is aot_eager"
-        yield Fault(f"engine.keep_residuals is a choice of Inductor's, but {what}",
+        yield Fault(f"engine.keep_residuals needs blocks compiled by Inductor, but {what}",
                     'use engine.compile = "block", or engine.keep_residuals = false')  # fmt: skip
     if engine.tiles > 1 and engine.zero_stage != 3:
         yield Fault(f"engine.tiles is {engine.tiles}, but only ZeRO-3 gathers weights tile by tile",
@@ -141,13 +141,13 @@ def _offload_faults(engine: Engine, train: Train) -> Iterator[Fault]:
         yield Fault(f"engine.offload_ratio is {engine.offload_ratio}, but {where} offloads all or nothing",
                     "use engine.offload_ratio = 1.0, or --zero-stage 3 without a path")  # fmt: skip
     if train.optimizer_mode in ("fused", "foreach"):
-        yield Fault(f"train.optimizer_mode is {train.optimizer_mode}, but the host updates what is offloaded, "
+        yield Fault(f"train.optimizer_mode is {train.optimizer_mode}, but the host updates offloaded states, "
                     "and those kernels do not run there",
                     "leave train.optimizer_mode out: the host's own kernel is used")  # fmt: skip
 
 
 def optimizer_faults(engine: Engine, train: Train) -> Iterator[Fault]:
-    """Why `train.optimizer_mode = "compiled"` cannot run under the engine; nothing for another mode."""
+    """The faults of `train.optimizer_mode = "compiled"` under the engine; none for another mode."""
     if train.optimizer_mode != "compiled":
         return
     if not engine_named(engine.name).compiles_update:
@@ -156,8 +156,8 @@ def optimizer_faults(engine: Engine, train: Train) -> Iterator[Fault]:
                     f"leave train.optimizer_mode out, or use --engine {' or '.join(takers)}")  # fmt: skip
         return
     if train.dtype == "fp32":
-        yield Fault("train.optimizer_mode is compiled, which updates half weights with their fp32 masters, but "
-                    "train.dtype is fp32, which has no masters",
+        yield Fault("train.optimizer_mode is compiled, which updates 16-bit weights with their fp32 master weights, "
+                    "but train.dtype is fp32, which has none",
                     'use train.dtype = "bf16" or "fp16", or leave train.optimizer_mode out')  # fmt: skip
     if train.optimizer != "adamw":
         yield Fault(f"train.optimizer_mode is compiled, which is AdamW, but train.optimizer is {train.optimizer}",
@@ -169,31 +169,31 @@ def optimizer_faults(engine: Engine, train: Train) -> Iterator[Fault]:
 
 
 def check_products(resolved: Sized) -> None:
-    """ConfigError if a run cannot train with the products that `train.matmul` asks for, which `plan` may know."""
+    """Raises ConfigError if a run cannot train with the format of `train.matmul`, which only `plan` may know."""
     raise_faults({fault.message: fault.hint for fault in _matmul_faults(resolved)}, ConfigError)
 
 
 def _matmul_faults(resolved: Sized) -> Iterator[Fault]:
     train, engine, layout, shape = resolved.train, resolved.engine, resolved.layout, resolved.model
-    given = f"train.matmul is {train.matmul}"
+    asks = f"train.matmul is {train.matmul}"
     if train.matmul in engine_named(engine.name).matmuls:
         if train.matmul == "none":
             return
     elif takers := [name for name, facts in trainers().items() if train.matmul in facts.matmuls]:
-        yield Fault(f"{given}, which engine {engine.name} does not have",
+        yield Fault(f"{asks}, which engine {engine.name} does not have",
                     f"leave it out, or use --engine {' or '.join(takers)}")  # fmt: skip
         return
     else:
-        yield Fault(f"{given}, but no engine trains with such products: only plan knows them",
+        yield Fault(f"{asks}, but no engine trains with such products: only plan knows them",
                     'leave train.matmul out, use "fp8-tensor", or use hpc-gpt plan')  # fmt: skip
         return
     device = DEVICES.get(resolved.cluster.device or "")
     if device is not None and not device.nominal and ("fp8" not in device.peaks or device.name in _OTHER_FP8):
         lacks = "has FP8 in a format of its own" if "fp8" in device.peaks else "has no FP8 units"
         able = ", ".join(name for name, other in DEVICES.items() if "fp8" in other.peaks and name not in _OTHER_FP8)
-        yield Fault(f"{given}, but {device.name} {lacks}", f"leave train.matmul out, or use one of: {able}")
+        yield Fault(f"{asks}, but {device.name} {lacks}", f"leave train.matmul out, or use one of: {able}")
     if train.dtype != "bf16":
-        yield Fault(f"{given}, but train.dtype is {train.dtype}", 'use train.dtype = "bf16", or leave train.matmul out')
+        yield Fault(f"{asks}, but train.dtype is {train.dtype}", 'use train.dtype = "bf16", or leave train.matmul out')
     tokens = resolved.batch.micro_batch * shape.seq // layout.cp
     sizes = {f"model.hidden {shape.hidden}": (shape.hidden, 1), f"ffn {shape.mlp_width}": (shape.mlp_width, layout.tp)}
     for name, heads in (("heads", shape.heads), ("kv_heads", shape.key_heads)):
@@ -203,8 +203,8 @@ def _matmul_faults(resolved: Sized) -> Iterator[Fault]:
     for name, (size, ranks) in sizes.items():
         if size % (_FP8_MULTIPLE * ranks):
             of = f" over {'cp' if 'tokens' in name else 'tp'} {ranks}" if ranks > 1 else ""
-            yield Fault(f"{given}, whose units multiply by {_FP8_MULTIPLE} numbers at once, but {name}{of} "
-                        f"{'are' if name[-1] == 's' else 'is'} {size / ranks:g} on a rank, no multiple of it",
+            yield Fault(f"{asks}, whose units multiply by {_FP8_MULTIPLE} numbers at once, but {name}{of} "
+                        f"{'are' if name[-1] == 's' else 'is'} {size / ranks:g} on a rank, not a multiple of it",
                         "use other sizes, or leave train.matmul out")  # fmt: skip
 
 
@@ -224,9 +224,9 @@ def _context_faults(engine: Engine, layout: Layout, shape: ModelShape) -> Iterat
     if layout.cp == 1 or "cp" not in facts.axes:
         return
     if engine.cp_exchange not in facts.cp_exchanges:
-        known = " or ".join(f'"{each}"' for each in facts.cp_exchanges)
+        choices = " or ".join(f'"{exchange}"' for exchange in facts.cp_exchanges)
         yield Fault(f"engine.cp_exchange is {engine.cp_exchange}, which engine {engine.name} does not have",
-                    f"use engine.cp_exchange = {known}")  # fmt: skip
+                    f"use engine.cp_exchange = {choices}")  # fmt: skip
     elif (obstacle := facts.context_obstacle(shape, layout, engine)) is not None:
         yield Fault(obstacle.message, obstacle.hint, of_layout=True)
 
@@ -251,23 +251,23 @@ def _size_faults(engine: Engine, layout: Layout, shape: ModelShape) -> Iterator[
                     f"use --seq {seq or layout.tp}, or a tp that divides {shape.seq}")  # fmt: skip
     if isinstance(engine.partition, tuple):
         blocks = engine.partition
-        words = f"engine.partition is {list(blocks)}"
+        shown = f"engine.partition is {list(blocks)}"
         if len(blocks) != layout.pp or sum(blocks) != shape.layers or min(blocks, default=0) < 1:
-            yield Fault(f"{words}, {len(blocks)} stages with {sum(blocks)} layers, but pp is {layout.pp} and the model "
+            yield Fault(f"{shown}, {len(blocks)} stages with {sum(blocks)} layers, but pp is {layout.pp} and the model "
                         f"has {shape.layers} layers; every stage needs one",
                         f"give {layout.pp} numbers above 0 that add up to {shape.layers}")  # fmt: skip
 
 
-# --- the settings of [engine] that make a step faster and cost nothing else: which engine has which by default
+# --- the settings of [engine] that make a step faster at no other cost, and the engines that have them by default
 
-# An experiment's file never gets them unasked. A run without one, and a new file of `init`, have those that their model
-# and their engine take, on a GPU that is compiled for (`launcher.request.compiles`).
+# A file of an experiment never gets them unless it asks. A run without a file, and a new file by `init`, get those that
+# their model and engine support, on a GPU that is compiled for (`launcher.request.compiles`).
 _NO_LOSS, _GAIN = 0.995, 1.005
 
 
 @dataclass(frozen=True)
 class FastSetting:
-    """A key of [engine] with its faster value. Each engine has its measured ratios (`fast_ratios`)."""
+    """A key of [engine] with its faster value. Each engine has measured ratios (`fast_ratios`)."""
 
     key: str
     value: Any
@@ -293,54 +293,59 @@ FAST_SETTINGS = (
     FastSetting("fused_bias_gradients", True),
 )
 
-# {each of their keys: its value in a compiled run without them}
-PLAIN: dict[str, Any] = {each.key: "block" if each.key == "compile" else False for each in FAST_SETTINGS}
+# {key of a fast setting: its value in a compiled run without it}
+PLAIN: dict[str, Any] = {setting.key: "block" if setting.key == "compile" else False for setting in FAST_SETTINGS}
 
 
-def with_fast_settings(engine: Engine, shape: ModelShape, train: Train, given: Collection[str] = ()) -> Engine:
-    """The engine, compiled by block, with each fast setting that it takes with such a model; without those `given`, by
-    dotted key, and all as they are beside what is not compiled by Inductor, or is to be exact or small: deterministic
-    kernels, a loss in chunks. It refuses nothing that it took before."""
+def with_fast_settings(engine: Engine, shape: ModelShape, train: Train, fixed: Collection[str] = ()) -> Engine:
+    """The engine with each fast setting that it supports for this model, except for the dotted keys `fixed`. The engine
+    stays as it is if it is not compiled by Inductor, if its kernels must be deterministic, or if its loss is computed
+    in chunks to save memory. Whatever ran before still runs."""
     takes_none = engine.compile == "none" or engine.compile_backend != "inductor"
     if takes_none or train.deterministic or engine.loss_chunks > 1:
         return engine
     for setting in FAST_SETTINGS:
         changed = replace(engine, **{setting.key: setting.value})
-        if f"engine.{setting.key}" not in given and setting.is_default(engine.name) and _takes(changed, shape, train):
+        if f"engine.{setting.key}" not in fixed and setting.is_default(engine.name) and _takes(changed, shape, train):
             engine = changed
     return engine
 
 
 def _takes(engine: Engine, shape: ModelShape, train: Train) -> bool:
-    """Whether no fault names a fast setting. None of them depends on the layout."""
+    """Whether no fault names a fast setting. Fast settings do not depend on the layout."""
     faults = engine_faults(engine, Layout(1, 1, 1), shape, train)
     keys = tuple(f"engine.{setting.key} " for setting in FAST_SETTINGS)
     return not any(fault.message.startswith(keys) for fault in faults)
 
 
 def fast_settings_of(engine: str) -> list[FastSetting]:
-    """Those that an engine takes, whether it has them by default or not."""
+    """The fast settings that an engine supports, by default or not."""
     facts = engine_named(engine)
     return [
-        each for each in FAST_SETTINGS if each.key in facts.switches and (each.key != "compile" or facts.compiles_edges)
+        setting
+        for setting in FAST_SETTINGS
+        if setting.key in facts.switches and (setting.key != "compile" or facts.compiles_edges)
     ]
 
 
 def fast_text() -> str:
-    """The table of fast settings: a line for each, with the ratios and the engines that have it by default."""
+    """The table of fast settings: one per line, with the ratios and the engines that have it by default."""
     rows = []
-    for each in FAST_SETTINGS:
-        names = [name for name in engines() if each in fast_settings_of(name)]
-        ratios = {each.ratios(name): [one for one in names if each.ratios(one) == each.ratios(name)] for name in names}
+    for setting in FAST_SETTINGS:
+        names = [name for name in engines() if setting in fast_settings_of(name)]
+        ratios = {
+            setting.ratios(name): [one for one in names if setting.ratios(one) == setting.ratios(name)]
+            for name in names
+        }
         for figures, alike in ratios.items():
-            words = ", ".join(name if each.is_measured(name) else f"{name}*" for name in alike)
-            default = "" if each.is_default(alike[0]) else "not by default: "
+            listed = ", ".join(name if setting.is_measured(name) else f"{name}*" for name in alike)
+            default = "" if setting.is_default(alike[0]) else "not by default: "
             shown = ["-" if figure is None else f"{figure:.3f}" for figure in figures]
-            rows.append([f"{each.key} = {toml_value(each.value)}", *shown, default + words])
+            rows.append([f"{setting.key} = {toml_value(setting.value)}", *shown, default + listed])
     table = Grid(["[engine]", *MEASURED_ON, "engines"], [False, *(True for _ in MEASURED_ON), False], rows)
     return (
-        "By default on a GPU of NVIDIA's from Ampere on, without an EXPERIMENT and in a file of init, as far as the\n"
-        f"model takes them; the speed with each over that without:\n\n{table.aligned()}\n"
-        "*: takes ddp's ratios until it has its own. ZeRO-3 has no edges. There are none beside compile none,\n"
-        "aot_eager, train.deterministic or a loss in chunks.\n"
+        "Defaults on NVIDIA GPUs from Ampere on, without an EXPERIMENT and in files that init writes, if the model\n"
+        f"supports them. The speed with each setting divided by the speed without it:\n\n{table.aligned()}\n"
+        "*: uses ddp's ratios until it has its own. ZeRO-3 does not support edges. None of them applies with compile\n"
+        "none, aot_eager, train.deterministic or a loss in chunks.\n"
     )

@@ -1,6 +1,6 @@
-"""The tables of an experiment: what to train, and how. Each key has a default and its rules.
+"""The tables of an experiment: what to train, and how. Each key has a default and rules.
 
-A key that is None is open: the cluster profile, a rule of `resolve`, or the plan gives it a value.
+A key that is None is open: the cluster profile, a rule of `resolve`, or the plan decides its value.
 `experiment_file` reads these tables from TOML. The string under a key is its meaning (`hpc_gpt.core.keys`).
 """
 
@@ -18,338 +18,336 @@ from hpc_gpt.core.settings.services import After, EngineName, Notify, Plan, Trac
 Dtype = Literal["fp32", "bf16", "fp16"]
 Compile = Literal["none", "block", "edges", "whole"]
 CpExchange = Literal["heads", "keys", "ring"]
-# Format of the operands of a layer's matrix products: 16 bits as `dtype` says, or 8 and 4 bits by how they are scaled.
+# Format of the operands of a layer's matrix products: 16 bits by `dtype` (none), or 8 or 4 bits by their scaling.
 Matmul = Literal["none", "fp8-tensor", "fp8-row", "mxfp8", "nvfp4"]
 Partition = Literal["layers", "parameters"] | tuple[int, ...]
 MlpKind = Literal["gelu", "swiglu"]
 NormKind = Literal["layernorm", "rmsnorm"]
 Positions = Literal["learned", "rope"]
 Bias = Literal["all", "qkv", "none"]
-# For weights that are trained already, as the recipes of full fine-tuning have it (Alpaca's, torchtune's for Llama);
-# train.lr's default is for random ones.
+# Learning rate for trained weights, as in the recipes of full fine-tuning (Alpaca's, torchtune's for Llama); the
+# default of train.lr is for random weights.
 LR_OF_TRAINED = 2e-5
 
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """`[model.rope_scaling]`: how the rotation's frequencies are lowered for long sequences, as Llama 3.1 does it."""
+    """`[model.rope_scaling]`: lower frequencies of the rotation for long sequences, as in Llama 3.1."""
 
     kind: Literal["llama3"]
-    "The rule by which frequencies are scaled: llama3."
+    "The rule that scales the frequencies: llama3."
     factor: float
-    "Frequencies of wavelengths above original_max_position_embeddings / low_freq_factor are divided by it; 8 or 32."
+    "Divides the frequencies with wavelengths above original_max_position_embeddings / low_freq_factor; 8 or 32."
     low_freq_factor: float
     "Wavelengths above original_max_position_embeddings / this are scaled in full; for example 1."
     high_freq_factor: float
     "Wavelengths below original_max_position_embeddings / this are not scaled; above low_freq_factor; for example 4."
     original_max_position_embeddings: int
-    "Positions that the model was trained with before; for example 8192."
+    "Positions in the first training of the model; for example 8192."
 
 
 @dataclass(frozen=True)
 class Model:
     """`[model]`: a preset by name, an explicit shape, or a preset with some sizes changed.
 
-    The keys after `vocab_multiple` give another shape than GPT-2's: Llama's, Qwen's, Mistral's, SmolLM's.
+    The keys after `vocab_multiple` describe shapes other than GPT-2's: Llama's, Qwen's, Mistral's, SmolLM's.
     """
 
-    preset: str | None = key(None, resume="never", decides="nothing")
-    'A model by its name, whose sizes the other keys may change; for example "gpt2-xl".'
-    hidden: int | None = key(None, resume="never", decides="speed")
+    preset: str | None = key(None, resume="never", affects=())
+    'Name of a model; the other keys may change its sizes; for example "gpt2-xl".'
+    hidden: int | None = key(None, resume="never", affects=("speed",))
     "Width of the model, a multiple of heads unless head_dim is given; for example 1600."
-    layers: int | None = key(None, resume="never", decides="speed")
+    layers: int | None = key(None, resume="never", affects=("speed",))
     "Transformer layers, 1 or more; for example 48."
-    heads: int | None = key(None, resume="never", decides="speed")
-    "Attention heads, a multiple of tp; for example 25."
-    vocab: int | None = key(None, resume="never", decides="speed")
-    "Tokens of the vocabulary, without padding; for example 50257."
-    seq: int | None = key(None, resume="never", decides="speed", thousand=1024)
-    'Tokens of a sample; for example 1024, or "8k", which is 8192.'
-    tied: bool | None = key(None, resume="never", decides="speed")
-    "Whether the head's weight is the embedding's."
-    vocab_multiple: int | None = key(None, resume="never", decides="speed")
+    heads: int | None = key(None, resume="never", affects=("speed",))
+    "Attention heads; tp must divide them; for example 25."
+    vocab: int | None = key(None, resume="never", affects=("speed",))
+    "Number of tokens in the vocabulary, without padding; for example 50257."
+    seq: int | None = key(None, resume="never", affects=("speed",), thousand=1024)
+    'Tokens per sample; for example 1024, or "8k", which is 8192.'
+    tied: bool | None = key(None, resume="never", affects=("speed",))
+    "Whether the head shares the weight of the embedding."
+    vocab_multiple: int | None = key(None, resume="never", affects=("speed",))
     "The embedding's rows are padded to a multiple of this, which tp must divide; for example 64."
-    hf: str | None = key(None, resume="never", decides="nothing", added=True)
+    hf: str | None = key(None, resume="never", affects=(), since="0.1")
     'A config.json of transformers, or its folder, looked for beside the experiment; for example "Llama-3.1-8B".'
-    kv_heads: int | None = key(None, resume="never", decides="speed", added=True)
-    "Heads of keys and of values, which divides heads; by default as many as heads; for example 8."
-    head_dim: int | None = key(None, resume="never", decides="speed", added=True)
-    "Width of a head, even with rotation; by default hidden / heads; for example 128."
-    ffn: int | None = key(None, resume="never", decides="speed", added=True)
-    "Width inside the MLP, a multiple of tp; by default 4 x hidden; for example 14336."
-    mlp: MlpKind | None = key(None, resume="never", decides="speed", added=True)
-    "The MLP: gelu, two matrices, or swiglu, three, of which one is a gate; by default gelu."
-    norm: NormKind | None = key(None, resume="never", decides="speed", added=True)
+    kv_heads: int | None = key(None, resume="never", affects=("speed",), since="0.1")
+    "Number of key and value heads; it must divide heads, which is its default; for example 8."
+    head_dim: int | None = key(None, resume="never", affects=("speed",), since="0.1")
+    "Width of a head; positions rope needs an even one; by default hidden / heads; for example 128."
+    ffn: int | None = key(None, resume="never", affects=("speed",), since="0.1")
+    "Width inside the MLP; tp must divide it; by default 4 x hidden; for example 14336."
+    mlp: MlpKind | None = key(None, resume="never", affects=("speed",), since="0.1")
+    "The MLP: gelu has two matrices, swiglu three, one of them a gate; by default gelu."
+    norm: NormKind | None = key(None, resume="never", affects=("speed",), since="0.1")
     "The norm before attention, MLP and head; by default layernorm."
-    norm_eps: float | None = key(None, resume="never", decides="speed", added=True)
+    norm_eps: float | None = key(None, resume="never", affects=("speed",), since="0.1")
     "Added to the variance in a norm, above 0; by default 1e-5; for example 1e-6."
-    positions: Positions | None = key(None, resume="never", decides="speed", added=True)
-    "Learned vectors, or the rotation of queries and keys; by default learned."
-    rope_theta: float | None = key(None, resume="never", decides="speed", added=True)
+    positions: Positions | None = key(None, resume="never", affects=("speed",), since="0.1")
+    "Position encoding: learned vectors, or rope, which rotates queries and keys; by default learned."
+    rope_theta: float | None = key(None, resume="never", affects=("speed",), since="0.1")
     "Base of the rotation's wavelengths, above 1; by default 10000; for example 500000."
-    rope_scaling: RopeScaling | None = key(None, resume="never", decides="speed", added=True)
-    "The frequencies are lowered for longer sequences than those of the first training."
-    bias: Bias | None = key(None, resume="never", decides="speed", added=True)
-    "Linear layers with a bias: all, those of query, key and value, or none; by default all."
-    qk_norm: bool | None = key(None, resume="never", decides="speed", added=True)
-    "RMSNorm of each head's query and key, before the rotation; by default false."
-    nope_every: int | None = key(None, resume="never", decides="speed", added=True)
-    "Every n-th layer has no rotation, n of 2 or more; by default none; for example 4."
-    pad_token: int | None = key(None, resume="never", decides="schedule", added=True)
-    "The token whose row gets no gradient from the embedding; by default config.json's pad_token_id, if it has one."
+    rope_scaling: RopeScaling | None = key(None, resume="never", affects=("speed",), since="0.1")
+    "Lowers the rotation's frequencies for sequences longer than those of the first training; see [model.rope_scaling]."
+    bias: Bias | None = key(None, resume="never", affects=("speed",), since="0.1")
+    "Linear layers with a bias: all, only query, key and value (qkv), or none; by default all."
+    qk_norm: bool | None = key(None, resume="never", affects=("speed",), since="0.1")
+    "Whether RMSNorm is applied to the query and key of each head, before the rotation; by default false."
+    nope_every: int | None = key(None, resume="never", affects=("speed",), since="0.1")
+    "Every n-th layer has no rotation, n at least 2; by default every layer has one; for example 4."
+    pad_token: int | None = key(None, resume="never", affects=("schedule",), since="0.2")
+    "Token whose embedding row gets no gradient; by default the pad_token_id of config.json, if it has one."
 
 
 @dataclass(frozen=True)
 class Data:
-    """`[data]`: where the tokens come from. The last `eval_fraction` of them is kept for evaluation."""
+    """`[data]`: the source of the tokens. The last `eval_fraction` of them is reserved for evaluation."""
 
     source: Literal["stdlib", "tokens", "random", "megatron", "stream", "mix"] = key(
-        "stdlib", resume="never", decides="speed"
+        "stdlib", resume="never", affects=("speed",)
     )
     "Python's own sources, a token file, random numbers, Megatron's .bin and .idx, a stream of text, or a mixture."
-    path: str | None = key(None, resume="never", decides="speed")
-    'The file or folder, looked for beside the experiment, here, then in the data folder; or "stdlib".'
-    eval_fraction: float = key(0.05, resume="never", decides="speed", below=1, hint="use 0.05")
-    "Share of the tokens, or of a stream's files, that is kept for evaluation, from 0 to 1."
-    tokenizer: str = key("byte", resume="never", decides="speed")
+    path: str | None = key(None, resume="never", affects=("speed",))
+    'File or folder; searched beside the experiment, in the current folder, then in the data folder; or "stdlib".'
+    eval_fraction: float = key(0.05, resume="never", affects=("speed",), below=1, hint="use 0.05")
+    "Share of the tokens, or of the files of a stream, reserved for evaluation, from 0 to 1."
+    tokenizer: str = key("byte", resume="never", affects=("speed",))
     '"byte", "char", a table FILE.vocab.json, a tokenizer.json, or "tiktoken:NAME"; a token file has its own.'
-    begin_token: bool = key(False, resume="never", decides="speed", added=True)
+    begin_token: bool = key(False, resume="never", affects=("speed",), since="0.1")
     "Each document of a stream begins with the tokenizer's begin-of-text token."
-    mask_documents: bool = key(False, resume="never", decides="speed", added=True)
-    "Attention stays within a document, which its end token closes, and positions restart after it."
-    end_token: int | None = key(None, resume="never", decides="speed", added=True)
-    "The number of the token that ends a document, for mask_documents; by default the tokenizer's."
-    workers: int = key(0, resume="free", decides="speed", least=0, hint="0 reads in the rank itself")
-    "Processes a rank that tokenise a stream, 0 for the rank itself; for example 4."
-    on_bad_shard: Literal["stop", "skip"] = key("stop", resume="free", decides="speed")
-    "A damaged file of a stream stops the run, or its rest is skipped and counted."
-    mix: dict[str, MixedSource] | None = key(None, resume="never", decides="schedule", added=True)
-    "A mixture's sources, a table for each name, in place of path."
-    phases: tuple[float, ...] = key((), resume="never", decides="schedule", added=True, thousand=1000)
-    'Tokens of a mixture after which its next phase begins, with other weights; for example [30e9], or ["30B"].'
-    max_epochs: float = key(4.0, resume="free", decides="nothing", added=True, least=0, hint="0 is no limit")
-    "A run that reads a mixture's source more often is refused, other data are a note; 0 for no limit; for example 8."
+    mask_documents: bool = key(False, resume="never", affects=("speed",), since="0.2")
+    "Attention stays within a document, up to its end token; positions restart after that token."
+    end_token: int | None = key(None, resume="never", affects=("speed",), since="0.2")
+    "Token that ends a document, for mask_documents; by default the end token of the tokenizer."
+    workers: int = key(0, resume="free", affects=("speed",), least=0, hint="0 reads in the rank itself")
+    "Processes per rank that tokenise a stream; with 0 the rank does it itself; for example 4."
+    on_bad_shard: Literal["stop", "skip"] = key("stop", resume="free", affects=("speed",))
+    "A damaged file of a stream stops the run (stop), or what remains of the file is skipped and counted (skip)."
+    mix: dict[str, MixedSource] | None = key(None, resume="never", affects=("schedule",), since="0.2")
+    "Sources of a mixture, one table per name; replaces path."
+    phases: tuple[float, ...] = key((), resume="never", affects=("schedule",), since="0.2", thousand=1000)
+    'Token counts after which the next phase of a mixture begins, with other weights; for example [30e9], or ["30B"].'
+    max_epochs: float = key(4.0, resume="free", affects=(), since="0.2", least=0, hint="0 is no limit")
+    "Most epochs of the data; beyond it a mixture's source is refused, other data get a note; 0: no limit."
 
 
 @dataclass(frozen=True)
 class Engine:
-    """`[engine]`: the trainer of the steps and its switches; `core.engines` says which engine takes which switch."""
+    """`[engine]`: the engine that trains, and its switches; `core.engines` has the switches of each engine."""
 
-    name: EngineName = key("deepspeed-3d", resume="converted", decides="speed")
-    "What trains; hpc-gpt help engines says what each can do."
-    zero_stage: int | None = key(None, resume="converted", decides="speed")
-    "What DeepSpeed shards over dp: 0 nothing, 1 the optimizer, 2 gradients, too, 3 weights, too."
-    recompute: Recompute = key("none", resume="free", decides="speed")
-    "Activations that the backward pass computes again: none, the core of attention, or every layer."
-    attention: Literal["auto", "flash", "cudnn", "efficient", "math"] = key("auto", resume="free", decides="speed")
-    "The attention kernel; auto takes the fastest that runs here."
-    compile: Compile = key("none", resume="free", decides="speed")
-    "What torch.compile takes: each block and the loss, the embedding and head, too (edges), or the model as one."
-    compile_backend: Literal["inductor", "aot_eager"] = key("inductor", resume="free", decides="speed")
-    "Who compiles: Inductor makes kernels, aot_eager only the graph."
-    keep_residuals: bool = key(False, resume="free", decides="speed", added=True)
-    "A compiled block keeps the residual after attention; otherwise the backward pass computes it again."
-    sequence_parallel: bool = key(False, resume="free", decides="speed")
-    "The tokens of norms and residuals are split over the tensor-parallel ranks; needs tp 2 or more."
-    partition: Partition = key("layers", resume="converted", decides="speed")
-    "How layers are divided among pipeline stages: evenly, by parameters, or a list such as [11, 13]."
-    offload: Literal["none", "optimizer", "full"] = key("none", resume="free", decides="speed")
-    "What is kept in the host's memory: nothing, the optimizer, or parameters, too."
-    offload_path: str | None = key(None, resume="free", decides="speed")
-    "A folder on every node's NVMe to offload to, instead of the host's memory; for example \"/local/nvme\"."
-    offload_ratio: float = key(1.0, resume="free", decides="speed")
-    "Share of the optimizer that is offloaded, above 0 and at most 1; ZeRO-3."
-    tiles: int = key(1, resume="converted", decides="speed")
-    "Tiles of every linear layer, which ZeRO-3 gathers one at a time; 1 or more."
-    activation_offload: bool = key(False, resume="free", decides="speed")
-    "The layers' activations are kept in the host's memory."
-    loss_chunks: int = key(1, resume="free", decides="speed")
-    "Pieces in which logits are computed, and again in the backward pass; 1 or more."
-    one_pass_loss: bool = key(False, resume="free", decides="speed", added=True)
-    "The loss and its gradients are computed together, each piece once."
-    fused_bias_gradients: bool = key(False, resume="free", decides="speed", added=True)
-    "The gradients of QKV and GELU are computed together with those of their biases."
-    sharded_optimizer: bool = key(False, resume="free", decides="speed")
-    "The optimizer's moments are sharded over dp; needs dp 2 or more."
-    prefetch: bool = key(True, resume="free", decides="speed")
-    "The next block's weights are gathered during the backward pass."
-    reshard: bool = key(True, resume="free", decides="speed")
-    "A block's gathered weights are freed after its forward pass."
-    cp_exchange: CpExchange = key("heads", resume="free", decides="speed", added=True)
-    "What the ranks of cp exchange: heads, all keys and values, or keys in a ring (engine megatron-lm alone)."
-    megatron_args: tuple[str, ...] = key((), resume="free", decides="speed")
+    name: EngineName = key("deepspeed-3d", resume="converted", affects=("speed",))
+    "The training code; hpc-gpt help engines lists what each engine can do."
+    zero_stage: int | None = key(None, resume="converted", affects=("speed",))
+    "DeepSpeed shards over dp: 0 nothing, 1 the optimizer states, 2 also the gradients, 3 also the weights."
+    recompute: Recompute = key("none", resume="free", affects=("speed",))
+    "Activations recomputed in the backward pass: none, the core of attention (selective), or every layer (full)."
+    attention: Literal["auto", "flash", "cudnn", "efficient", "math"] = key("auto", resume="free", affects=("speed",))
+    "Attention kernel; auto takes the fastest one that the device supports."
+    compile: Compile = key("none", resume="free", affects=("speed",))
+    "Parts that torch.compile compiles: each block and the loss, also the embedding and head (edges), or all as one."
+    compile_backend: Literal["inductor", "aot_eager"] = key("inductor", resume="free", affects=("speed",))
+    "Compiler backend: inductor generates kernels, aot_eager only captures the graph."
+    keep_residuals: bool = key(False, resume="free", affects=("speed",), since="0.1")
+    "Whether a compiled block keeps the residual after attention instead of recomputing it in the backward pass."
+    sequence_parallel: bool = key(False, resume="free", affects=("speed",))
+    "Whether the tokens of norms and residuals are split over the tensor-parallel ranks; needs tp 2 or more."
+    partition: Partition = key("layers", resume="converted", affects=("speed",))
+    "Split of the layers over pipeline stages: evenly (layers), by parameters, or a list such as [11, 13]."
+    offload: Literal["none", "optimizer", "full"] = key("none", resume="free", affects=("speed",))
+    "Kept in host memory: nothing (none), the optimizer states, or also the parameters (full)."
+    offload_path: str | None = key(None, resume="free", affects=("speed",))
+    'Folder on the NVMe of every node to offload to, instead of host memory; for example "/local/nvme".'
+    offload_ratio: float = key(1.0, resume="free", affects=("speed",))
+    "Share of the optimizer states that ZeRO-3 offloads, above 0 and at most 1."
+    tiles: int = key(1, resume="converted", affects=("speed",))
+    "Tiles per linear layer; ZeRO-3 gathers one at a time; 1 or more."
+    activation_offload: bool = key(False, resume="free", affects=("speed",))
+    "Whether the activations of the layers are kept in host memory."
+    loss_chunks: int = key(1, resume="free", affects=("speed",))
+    "Pieces in which the logits are computed, and recomputed in the backward pass; 1 or more."
+    one_pass_loss: bool = key(False, resume="free", affects=("speed",), since="0.1")
+    "Whether the loss and its gradients are computed together, each piece once."
+    fused_bias_gradients: bool = key(False, resume="free", affects=("speed",), since="0.1")
+    "Whether the gradients of QKV and GELU are computed together with those of their biases."
+    sharded_optimizer: bool = key(False, resume="free", affects=("speed",))
+    "Whether the moments of the optimizer are sharded over dp; needs dp 2 or more."
+    prefetch: bool = key(True, resume="free", affects=("speed",))
+    "Whether the weights of the next block are gathered in advance during the backward pass."
+    reshard: bool = key(True, resume="free", affects=("speed",))
+    "Whether the gathered weights of a block are freed after its forward pass."
+    cp_exchange: CpExchange = key("heads", resume="free", affects=("speed",), since="0.2")
+    "Exchanged between the ranks of cp: heads, all keys and values, or keys in a ring (engine megatron-lm only)."
+    megatron_args: tuple[str, ...] = key((), resume="free", affects=("speed",))
     'Further arguments of pretrain_gpt.py; for example ["--num-layers-per-virtual-pipeline-stage", "2"].'
 
 
 @dataclass(frozen=True)
 class LayoutRequest:
-    """`[layout]`: the GPUs, how they are split, and the batch. The rules of `resolve` give the other values."""
+    """`[layout]`: the GPUs, their split, and the batch. The rules of `resolve` decide the open values."""
 
-    gpus: int | None = key(None, resume="free", decides="speed")
-    "GPUs in all; for example 64."
-    nodes: int | None = key(None, resume="free", decides="speed")
-    "Nodes; by default as few as hold the GPUs."
-    tp: int | None = key(None, resume="converted", decides="speed")
+    gpus: int | None = key(None, resume="free", affects=("speed",))
+    "Total number of GPUs; for example 64."
+    nodes: int | None = key(None, resume="free", affects=("speed",))
+    "Number of nodes; by default as few as hold the GPUs."
+    tp: int | None = key(None, resume="converted", affects=("speed",))
     "Tensor parallel size: GPUs that share each matrix, within a node; for example 4."
-    pp: int | None = key(None, resume="converted", decides="speed")
+    pp: int | None = key(None, resume="converted", affects=("speed",))
     "Pipeline parallel size: stages of layers; for example 16."
-    cp: int | None = key(None, resume="converted", decides="speed", unhashed=(None, 1))
+    cp: int | None = key(None, resume="converted", affects=("speed",), not_in_hash=(None, 1))
     "Context parallel size: GPUs that share each sample's tokens; by default 1; for example 4."
-    dp: int | None = key(None, resume="converted", decides="speed")
-    "Data parallel size: copies of the model; by default what tp, cp and pp leave."
-    micro_batch: int | None = key(None, resume="free", decides="speed")
-    "Samples of one forward pass of one rank; for example 4."
-    micro_batches: int | None = key(None, resume="free", decides="speed")
-    "Forward passes for one optimizer step (gradient accumulation, pipeline chunks); for example 16."
-    global_batch: int | None = key(None, resume="never", decides="speed")
-    "Samples of one optimizer step: micro_batch x micro_batches x dp; for example 1024."
-    allow_tp_across_nodes: bool = key(False, resume="free", decides="nothing")
-    "A tp that spans nodes, over their slow links, is accepted."
+    dp: int | None = key(None, resume="converted", affects=("speed",))
+    "Data parallel size: copies of the model; by default gpus / (tp x cp x pp)."
+    micro_batch: int | None = key(None, resume="free", affects=("speed",))
+    "Samples per forward pass of a rank; for example 4."
+    micro_batches: int | None = key(None, resume="free", affects=("speed",))
+    "Forward passes per optimizer step (gradient accumulation, pipeline chunks); for example 16."
+    global_batch: int | None = key(None, resume="never", affects=("speed",))
+    "Samples per optimizer step: micro_batch x micro_batches x dp; for example 1024."
+    allow_tp_across_nodes: bool = key(False, resume="free", affects=())
+    "Whether tp may span nodes, whose links are slow."
 
 
 @dataclass(frozen=True)
 class Train:
-    """`[train]`: length, arithmetic, optimizer, and how often to log, evaluate and save (0: never).
+    """`[train]`: length, arithmetic, optimizer, and the intervals of logging, evaluation and saving (0: never).
 
     Keys that are free on resume change neither the weights nor the order of the data, except `steps` and `until_loss`:
     a run that is done must change one of them to train further, and its decaying learning rate then differs from that
     of an unbroken run.
     """
 
-    steps: int = key(1000, resume="free", decides="schedule", least=1)
-    "Optimizer steps of the whole run, 1 or more; for example 10000."
-    minutes: float | None = key(None, resume="free", decides="nothing", above=0)
-    "Minutes after which the run ends as done, at the end of a step; for example 90."
-    dtype: Dtype = key("bf16", resume="never", decides="speed")
-    "Arithmetic of the matrix products; bf16 and fp16 have fp32 master weights."
-    matmul: Matmul = key("none", resume="never", decides="speed", added=True)
-    "Format of the blocks' products, beside dtype bf16; ddp and fsdp train with fp8-tensor, only plan knows the others."
-    seed: int = key(1, resume="never", decides="schedule")
+    steps: int = key(1000, resume="free", affects=("schedule",), least=1)
+    "Optimizer steps of the whole run, at least 1; for example 10000."
+    minutes: float | None = key(None, resume="free", affects=(), above=0)
+    "Minutes after which the run ends as done, once the current step is complete; for example 90."
+    dtype: Dtype = key("bf16", resume="never", affects=("speed",))
+    "Data type of the matrix products; bf16 and fp16 keep fp32 master weights."
+    matmul: Matmul = key("none", resume="never", affects=("speed",), since="0.2")
+    "Format of the matrix products in blocks, with dtype bf16; ddp and fsdp train with fp8-tensor; others: plan only."
+    seed: int = key(1, resume="never", affects=("schedule",))
     "Seed of the initial weights and of the order of the data; for example 1."
-    init: str | None = key(None, resume="never", decides="schedule", added=True, of_our_loop=True)
-    'A folder of transformers\' config.json and safetensors to begin from, instead of random weights; "Llama-3.2-1B".'
-    deterministic: bool = key(False, resume="free", decides="speed")
-    "Only deterministic kernels run: the same layout gives the same bits, more slowly."
-    tf32: bool = key(False, resume="free", decides="speed")
-    "Products in fp32 run as TF32, with 10 bits of mantissa."
-    optimizer: Literal["adamw", "sgd"] = key("adamw", resume="never", decides="speed")
+    init: str | None = key(None, resume="never", affects=("schedule",), since="0.1", of_our_loop=True)
+    'Folder with config.json and safetensors (transformers) to begin from, not random weights; "Llama-3.2-1B".'
+    deterministic: bool = key(False, resume="free", affects=("speed",))
+    "Whether only deterministic kernels run: slower, but the same layout gives the same bits."
+    tf32: bool = key(False, resume="free", affects=("speed",))
+    "Whether fp32 matrix products run as TF32, with 10 bits of mantissa."
+    optimizer: Literal["adamw", "sgd"] = key("adamw", resume="never", affects=("speed",))
     "AdamW, or SGD without momentum."
     optimizer_mode: Literal["fused", "foreach", "for-loop", "host", "compiled"] | None = key(
-        None, resume="free", decides="speed"
+        None, resume="free", affects=("speed",)
     )
-    "How the update is computed; host is for offloaded states, compiled one pass (ddp, bf16 or fp16)."
-    lr: float = key(3e-4, resume="never", decides="schedule", branch=True, least=0)
+    "How the update is computed; host: for offloaded states; compiled: in one pass (ddp, bf16 or fp16)."
+    lr: float = key(3e-4, resume="never", affects=("schedule",), branch=True, least=0)
     "Learning rate after the warm-up; for example 3e-4."
-    min_lr: float = key(0.0, resume="never", decides="schedule", branch=True, least=0)
+    min_lr: float = key(0.0, resume="never", affects=("schedule",), branch=True, least=0)
     "Learning rate at the end of the decay; for example 3e-5."
-    warmup_steps: int = key(0, resume="never", decides="schedule", least=0)
-    "Steps in which the learning rate rises from 0; for example 200."
+    warmup_steps: int = key(0, resume="never", affects=("schedule",), least=0)
+    "Steps during which the learning rate rises from 0; for example 200."
     decay: Literal["cosine", "linear", "constant", "wsd"] = key(
-        "cosine", resume="never", decides="schedule", branch=True
+        "cosine", resume="never", affects=("schedule",), branch=True
     )
-    "After the warm-up the learning rate falls to min_lr as a cosine or a line, stays, or falls in the last steps: wsd."
-    decay_steps: int | None = key(None, resume="never", decides="schedule", branch=True, added=True, least=1)
-    "The last steps, in which wsd falls to min_lr; by default a tenth of steps; for example 2000."
+    "Learning rate after the warm-up: falls to min_lr as a cosine or a line, stays, or falls in the last steps (wsd)."
+    decay_steps: int | None = key(None, resume="never", affects=("schedule",), branch=True, since="0.2", least=1)
+    "Number of last steps in which wsd falls to min_lr; by default a tenth of steps; for example 2000."
     decay_shape: Literal["linear", "1-sqrt"] = key(
-        "linear", resume="never", decides="schedule", branch=True, added=True
+        "linear", resume="never", affects=("schedule",), branch=True, since="0.2"
     )
-    "How wsd falls: as a line, or as 1 less the square root of its share of decay_steps."
-    weight_decay: float = key(0.1, resume="never", decides="schedule", branch=True, least=0)
-    "AdamW's weight decay, of matrices and embeddings alone; for example 0.1."
-    beta1: float = key(0.9, resume="never", decides="schedule", below=1)
-    "AdamW's decay of the first moment, from 0 to 1."
-    beta2: float = key(0.95, resume="never", decides="schedule", below=1)
-    "AdamW's decay of the second moment, from 0 to 1."
-    eps: float = key(1e-8, resume="never", decides="schedule", least=0)
-    "AdamW's term beside the root of the second moment."
-    clip: float = key(1.0, resume="never", decides="speed", least=0)
-    "The gradient's norm is clipped to this; 0 for never."
-    log_every: int = key(10, resume="free", decides="nothing", least=1)
-    "Steps from one logged line to the next, 1 or more; for example 10."
-    eval_every: int = key(0, resume="free", decides="schedule", least=0)
-    "Steps from one evaluation to the next; 0 for none; for example 500."
-    eval_batches: int = key(4, resume="free", decides="speed", least=0)
-    "Micro-batches a rank of one evaluation; for example 4."
-    save_every: int = key(0, resume="free", decides="nothing", least=0)
-    "Steps from one checkpoint to the next; 0 for none but the last; for example 500."
-    save_minutes: float | None = key(None, resume="free", decides="nothing", added=True, above=0, of_our_loop=True)
-    "Minutes from one checkpoint to the next, while the disk has space; a new run that sets no other save has 30."
-    save_at: tuple[int, ...] = key((), resume="free", decides="nothing", added=True, of_our_loop=True)
-    "Steps after which a checkpoint is saved, and kept whatever keep_last is; for example [1000, 5000]."
-    save_last: bool = key(True, resume="free", decides="nothing")
-    "A checkpoint is saved when an attempt ends."
-    save_in_background: bool = key(True, resume="free", decides="nothing")
-    "Checkpoints are written while the training continues."
-    keep_last: int = key(0, resume="free", decides="nothing", least=0)
-    "Checkpoints that are kept, the newest; 0 for all; for example 3."
-    keep_every: int = key(0, resume="free", decides="nothing", least=0)
-    "Checkpoints whose step this divides are kept, too; 0 for none; for example 5000."
-    max_failed_saves: int = key(3, resume="free", decides="nothing", least=1)
-    "Saves in a row that a disk may refuse before the attempt ends, 1 or more."
-    max_bad_steps: int = key(20, resume="free", decides="nothing", least=0)
-    "Steps in a row whose loss or gradient is not finite before the attempt ends; 0 for any number."
-    until_loss: float | None = key(None, resume="free", decides="nothing")
-    "The run ends as done at this loss of an evaluation, else of the mean of 20 steps; for example 3.2."
-    profile_steps: tuple[int, ...] = key((), resume="free", decides="nothing", added=True, of_our_loop=True)
+    "Shape of the fall of wsd: a line, or 1 minus the square root of the share of decay_steps that is done."
+    weight_decay: float = key(0.1, resume="never", affects=("schedule",), branch=True, least=0)
+    "Weight decay of AdamW, applied only to matrices and embeddings; for example 0.1."
+    beta1: float = key(0.9, resume="never", affects=("schedule",), below=1)
+    "Decay of the first moment of AdamW, from 0 to 1."
+    beta2: float = key(0.95, resume="never", affects=("schedule",), below=1)
+    "Decay of the second moment of AdamW, from 0 to 1."
+    eps: float = key(1e-8, resume="never", affects=("schedule",), least=0)
+    "Term that AdamW adds to the square root of the second moment."
+    clip: float = key(1.0, resume="never", affects=("speed",), least=0)
+    "Largest norm of the gradient, which is clipped to it; 0: no clipping."
+    log_every: int = key(10, resume="free", affects=(), least=1)
+    "Steps between two logged lines, 1 or more; for example 10."
+    eval_every: int = key(0, resume="free", affects=("schedule",), least=0)
+    "Steps between two evaluations; 0: none; for example 500."
+    eval_batches: int = key(4, resume="free", affects=("speed",), least=0)
+    "Micro-batches per rank and evaluation; for example 4."
+    save_every: int = key(0, resume="free", affects=(), least=0)
+    "Steps between two checkpoints; 0: only the last one; for example 500."
+    save_minutes: float | None = key(None, resume="free", affects=(), since="0.1", above=0, of_our_loop=True)
+    "Minutes between two checkpoints, while the disk has space; 30 for a new run that sets no other save."
+    save_at: tuple[int, ...] = key((), resume="free", affects=(), since="0.1", of_our_loop=True)
+    "Steps after which a checkpoint is saved and always kept, whatever keep_last is; for example [1000, 5000]."
+    save_last: bool = key(True, resume="free", affects=())
+    "Whether a checkpoint is saved when an attempt ends."
+    save_in_background: bool = key(True, resume="free", affects=())
+    "Whether checkpoints are written while the training continues."
+    keep_last: int = key(0, resume="free", affects=(), least=0)
+    "Number of newest checkpoints to keep; 0: all; for example 3."
+    keep_every: int = key(0, resume="free", affects=(), least=0)
+    "Also keeps the checkpoints whose step is a multiple of this; 0: no others; for example 5000."
+    max_failed_saves: int = key(3, resume="free", affects=(), least=1)
+    "Failed saves in a row after which the attempt ends, 1 or more."
+    max_bad_steps: int = key(20, resume="free", affects=(), least=0)
+    "Steps in a row without a finite loss or gradient after which the attempt ends; 0: no limit."
+    until_loss: float | None = key(None, resume="free", affects=())
+    "Loss at which the run ends as done: of an evaluation, else the mean of 20 steps; for example 3.2."
+    profile_steps: tuple[int, ...] = key((), resume="free", affects=(), since="0.1", of_our_loop=True)
     "First and last step that torch's profiler records, on the first and the last rank; for example [10, 12]."
-    matmul_rate: bool = key(False, resume="free", decides="nothing")
-    "The device's own matrix product rate is measured before and after the steps."
-    hang_multiple: float = key(20.0, resume="free", decides="nothing", least=0)
-    "So many times the median step without a step of any rank is a hang; 0 for never."
-    hang_floor_s: float = key(300.0, resume="free", decides="nothing", least=0)
-    "Seconds without a step that are never a hang; for example 300."
+    matmul_rate: bool = key(False, resume="free", affects=())
+    "Whether the matrix product rate of the device is measured before and after the steps."
+    hang_multiple: float = key(20.0, resume="free", affects=(), least=0)
+    "No step of any rank for this many times the median step is a hang; 0: never."
+    hang_floor_s: float = key(300.0, resume="free", affects=(), least=0)
+    "Seconds without a step that do not yet count as a hang; for example 300."
 
 
 @dataclass(frozen=True)
 class Job:
-    """`[job]`: what is requested of the scheduler. None takes the value of the cluster profile."""
+    """`[job]`: the request to the scheduler. None takes the value of the cluster profile."""
 
-    name: str | None = key(None, resume="free", decides="nothing")
-    "The job's name in the queue; by default the experiment's."
-    time: str | None = key(None, resume="free", decides="nothing")
-    'Time limit of a job, in one of sbatch\'s forms; for example "20:00:00".'
-    partition: str | None = key(None, resume="free", decides="nothing", of_site=True)
-    'The partition, or several; for example "gpu_p13".'
-    account: str | None = key(None, resume="free", decides="nothing", of_site=True)
-    'The account that pays; for example "abc@v100".'
-    qos: str | None = key(None, resume="free", decides="nothing", of_site=True)
-    'The quality of service; for example "qos_gpu-t3".'
-    constraint: str | None = key(None, resume="free", decides="nothing", of_site=True)
+    name: str | None = key(None, resume="free", affects=())
+    "Name of the job in the queue; by default the name of the experiment."
+    time: str | None = key(None, resume="free", affects=())
+    'Time limit of a job, in a format of sbatch; for example "20:00:00".'
+    partition: str | None = key(None, resume="free", affects=(), site_may_set=True)
+    'Partition, or several; for example "gpu_p13".'
+    account: str | None = key(None, resume="free", affects=(), site_may_set=True)
+    'Account that is charged; for example "abc@v100".'
+    qos: str | None = key(None, resume="free", affects=(), site_may_set=True)
+    'Quality of service; for example "qos_gpu-t3".'
+    constraint: str | None = key(None, resume="free", affects=(), site_may_set=True)
     'Features that nodes must have; for example "v100-32g".'
-    reservation: str | None = key(None, resume="free", decides="nothing", of_site=True)
-    "A reservation to run in."
-    nodelist: str | None = key(None, resume="free", decides="nothing", of_site=True)
+    reservation: str | None = key(None, resume="free", affects=(), site_may_set=True)
+    "Reservation to run in."
+    nodelist: str | None = key(None, resume="free", affects=(), site_may_set=True)
     'Nodes that must be used; for example "r10i[0-3]n0".'
-    exclude: str | None = key(None, resume="free", decides="nothing", of_site=True)
+    exclude: str | None = key(None, resume="free", affects=(), site_may_set=True)
     'Nodes that must not be used; for example "r11i2n4".'
-    comment: str | None = key(None, resume="free", decides="nothing")
-    "A comment for the accounting."
-    mem: str | None = key(None, resume="free", decides="nothing")
-    'Memory of a node, as sbatch has it; for example "160G".'
-    cpus_per_task: int | None = key(None, resume="free", decides="nothing")
-    "CPUs of a rank; by default a node's CPUs over its GPUs."
-    dependency: str | None = key(None, resume="free", decides="nothing")
-    'Jobs that must end before; for example "afterok:4711".'
-    exclusive: bool | None = key(None, resume="free", decides="nothing")
+    comment: str | None = key(None, resume="free", affects=())
+    "Comment for the accounting."
+    mem: str | None = key(None, resume="free", affects=())
+    'Memory per node, in the format of sbatch; for example "160G".'
+    cpus_per_task: int | None = key(None, resume="free", affects=())
+    "CPUs per rank; by default the CPUs of a node divided by its GPUs."
+    dependency: str | None = key(None, resume="free", affects=())
+    'Jobs that must end before this one starts; for example "afterok:4711".'
+    exclusive: bool | None = key(None, resume="free", affects=())
     "Whether the job has its nodes to itself."
-    signal_lead_s: int | None = key(None, resume="free", decides="nothing")
-    "Seconds before the time limit at which Slurm signals, so that a checkpoint is saved; for example 120."
-    max_gpu_hours: float | None = key(
-        None, resume="free", decides="nothing", above=0, hint="leave it out for no budget"
-    )
-    "Budget over all attempts of a run, in GPU-hours; for example 500."
-    retry_pause_s: int | None = key(None, resume="free", decides="nothing")
+    signal_lead_s: int | None = key(None, resume="free", affects=())
+    "Seconds before the time limit when Slurm sends its signal, so that a checkpoint is saved; for example 120."
+    max_gpu_hours: float | None = key(None, resume="free", affects=(), above=0, hint="leave it out for no budget")
+    "Budget of a run over all its attempts, in GPU-hours; for example 500."
+    retry_pause_s: int | None = key(None, resume="free", affects=())
     "Seconds before the first retry; doubled with each failure in a row; for example 30."
-    retry_after_exit_0: bool = key(False, resume="free", decides="nothing")
-    "Whether a program that exits with 0 before its last step is started again, while each start gets further."
-    preflight: bool | None = key(None, resume="free", decides="nothing")
-    "Every node is probed before the ranks start."
-    spare_nodes: int | None = key(None, resume="free", decides="nothing")
-    "Nodes that are requested in addition, to replace one that fails the preflight; for example 1."
-    sbatch: tuple[str, ...] = key((), resume="free", decides="nothing")
-    'Further options of sbatch; for example ["--mail-type=END"].'
-    srun: tuple[str, ...] = key((), resume="free", decides="nothing")
-    'Further options of srun; for example ["--cpu-bind=none"].'
+    retry_after_exit_0: bool = key(False, resume="free", affects=())
+    "Whether a program that exits with 0 before its last step starts again, as long as each start gets further."
+    preflight: bool | None = key(None, resume="free", affects=())
+    "Whether every node is probed before the ranks start."
+    spare_nodes: int | None = key(None, resume="free", affects=())
+    "Additional nodes to request, which replace those that fail the preflight; for example 1."
+    sbatch: tuple[str, ...] = key((), resume="free", affects=())
+    'Further options for sbatch; for example ["--mail-type=END"].'
+    srun: tuple[str, ...] = key((), resume="free", affects=())
+    'Further options for srun; for example ["--cpu-bind=none"].'
 
 
 @dataclass(frozen=True)
@@ -359,44 +357,44 @@ class Command:
     In its texts `{gpus}`, `{nodes}`, `{tp}`, `{run}`, `{attempt}` and `{checkpoint}` are filled in, quoted for bash.
     """
 
-    run: str | tuple[str, ...] = key("", resume="free", decides="speed")
-    'A line for bash, or a list that is executed as it is; for example ["python", "train.py", "--gpus", "{gpus}"].'
-    per: Literal["gpu", "node", "job"] = key("gpu", resume="free", decides="speed")
-    "How often it is started: once a GPU, a node (torchrun, accelerate), or a job."
-    workdir: str = key(".", resume="free", decides="nothing")
-    "The folder that it runs in, looked for beside the experiment, then here."
-    setup: tuple[str, ...] = key((), resume="free", decides="nothing")
-    'Lines of bash before it, on every node; for example ["module load cuda", "source env/bin/activate"].'
-    resume: str | None = key(None, resume="free", decides="nothing")
+    run: str | tuple[str, ...] = key("", resume="free", affects=("speed",))
+    'A line for bash, or a list executed without a shell; for example ["python", "train.py", "--gpus", "{gpus}"].'
+    per: Literal["gpu", "node", "job"] = key("gpu", resume="free", affects=("speed",))
+    "Started once per GPU, per node (torchrun, accelerate), or per job."
+    workdir: str = key(".", resume="free", affects=())
+    "Folder in which it runs; searched beside the experiment, then in the current folder."
+    setup: tuple[str, ...] = key((), resume="free", affects=())
+    'Lines of bash that run before it on every node; for example ["module load cuda", "source env/bin/activate"].'
+    resume: str | None = key(None, resume="free", affects=())
     'Added to the command once there is a checkpoint; for example "--resume {checkpoint}".'
-    checkpoints: str | None = key(None, resume="free", decides="nothing")
-    'Its checkpoints, as a pattern of files in {run} or in workdir; for example "out/ckpt-*".'
-    complete: str | None = key(None, resume="free", decides="nothing")
-    'A file that a checkpoint has only once it is complete; for example "{checkpoint}/.done".'
-    stop_signal: Literal["TERM", "USR1", "USR2", "none"] = key("TERM", resume="free", decides="nothing")
-    "The signal to save and end, sent before the time limit, too; none if it has none."
-    pattern: str | None = key(None, resume="free", decides="nothing")
-    "A regular expression of its lines of steps, with groups such as step, loss, step_ms, tokens_per_s."
-    hang_s: float | None = key(None, resume="free", decides="nothing", above=0, hint="leave it out for no limit")
-    "Seconds without output after which a program is a hang that has no step to make; for example 1800."
-    snapshot: bool = key(True, resume="free", decides="nothing")
-    "The run keeps workdir's files, but those that git ignores, and every attempt runs from them."
-    link: tuple[str, ...] = key((), resume="free", decides="nothing", added=True)
-    'What of workdir the program reads where it is, through a link in its copy; for example ["data"].'
-    script: str | None = key(None, resume="never", decides="nothing", added=True)
-    'A job script that runs as it is, in place of run, looked for beside the experiment, then here; "train.slurm".'
-    args: tuple[str, ...] = key((), resume="never", decides="speed", added=True)
-    'The arguments of script; for example ["--lr", "3e-4"].'
-    values: dict[str, str | int | float] | None = key(None, resume="free", decides="nothing", added=True)
-    "Names of your own, filled in as {name} in every text of [command], as rows of a sweep set them; {lr = 3e-4}."
+    checkpoints: str | None = key(None, resume="free", affects=())
+    'Pattern of its checkpoint files, in {run} or in workdir; for example "out/ckpt-*".'
+    complete: str | None = key(None, resume="free", affects=())
+    'File that exists only in a complete checkpoint; for example "{checkpoint}/.done".'
+    stop_signal: Literal["TERM", "USR1", "USR2", "none"] = key("TERM", resume="free", affects=())
+    "Signal on which it saves and ends, also sent before the time limit; none if it handles no signal."
+    pattern: str | None = key(None, resume="free", affects=())
+    "Regular expression for its step lines, with groups such as step, loss, step_ms, tokens_per_s."
+    hang_s: float | None = key(None, resume="free", affects=(), above=0, hint="leave it out for no limit")
+    "Seconds without output after which a program without steps counts as a hang; for example 1800."
+    snapshot: bool = key(True, resume="free", affects=())
+    "Whether the run keeps a copy of workdir, without files that git ignores, from which every attempt runs."
+    link: tuple[str, ...] = key((), resume="free", affects=(), since="0.2")
+    'Paths in workdir that are linked into the copy instead of copied; for example ["data"].'
+    script: str | None = key(None, resume="never", affects=(), since="0.2")
+    'Job script that runs unchanged, in place of run; searched as workdir is; for example "train.slurm".'
+    args: tuple[str, ...] = key((), resume="never", affects=("speed",), since="0.2")
+    'Arguments of script; for example ["--lr", "3e-4"].'
+    values: dict[str, str | int | float] | None = key(None, resume="free", affects=(), since="0.2")
+    "Your own names, filled in as {name} in every text of [command]; rows of a sweep can set them; {lr = 3e-4}."
 
 
 @dataclass(frozen=True)
 class ScriptFacts:
-    """What is known of a job script that runs as it is: the hash of its body, and what its options ask for.
+    """Facts about a job script that runs unchanged: the hash of its body, and the requests of its options.
 
-    `signal`: the value of `--signal`, None without one. `output`, `error`: the patterns of those files, `open_mode`:
-    how they are to be opened.
+    `signal`: the value of `--signal`, None without one. `output`, `error`: the patterns of those files; `open_mode`:
+    the mode to open them in.
     """
 
     body: str
@@ -409,10 +407,10 @@ class ScriptFacts:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One TOML file with the files that it extends, and with overrides applied."""
+    """The settings of one TOML file and the files that it extends, with overrides applied."""
 
     name: str = "experiment"
-    "Names the run's folder and its job; by default the file's name."
+    "Name of the run folder and of the job; by default the name of the file."
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
     engine: Engine = field(default_factory=Engine)
@@ -427,7 +425,7 @@ class Experiment:
 
 
 def with_keys(experiment: Experiment, keys: Mapping[str, Any]) -> Experiment:
-    """The experiment with other values of these dotted keys, which nothing checks before `resolve`."""
+    """The experiment with other values for these dotted keys, which are not checked before `resolve`."""
     for dotted, value in keys.items():
         table, _, name = dotted.partition(".")
         experiment = replace(experiment, **{table: replace(getattr(experiment, table), **{name: value})})
@@ -445,7 +443,7 @@ _SECONDS_OF = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
 
 def limit_s(text: str | None) -> int | None:
-    """Seconds of a time limit in one of sbatch's forms; None for no limit. ConfigError for any other text.
+    """The seconds of a time limit in a format of sbatch; None for no limit. ConfigError for any other text.
 
     >>> limit_s("1:30:00"), limit_s("90"), limit_s("2-12")
     (5400, 5400, 216000)
@@ -453,8 +451,8 @@ def limit_s(text: str | None) -> int | None:
     if text is None or text.lower() in ("unlimited", "infinite"):
         return None
     for form, _ in _TIME_FORMS:
-        if found := form.fullmatch(text):
-            seconds = sum(_SECONDS_OF[unit] * int(size) for unit, size in found.groupdict().items() if size)
+        if match := form.fullmatch(text):
+            seconds = sum(_SECONDS_OF[unit] * int(size) for unit, size in match.groupdict().items() if size)
             return seconds or None  # sbatch takes 0 as no limit
     forms = ", ".join(name for _, name in _TIME_FORMS)
-    raise ConfigError(f"job.time {text!r} is no time limit: {forms}", "for example 02:00:00")
+    raise ConfigError(f"job.time {text!r} is not a time limit: {forms}", "for example 02:00:00")

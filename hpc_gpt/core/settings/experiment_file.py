@@ -1,4 +1,4 @@
-"""An experiment's TOML file: find it, read it with the files it extends, choose a row, apply the options.
+"""An experiment's TOML file: finding it, reading it with the files it extends, choosing a row, applying options.
 
 A file with a `[rows]` table is a sweep (`sweep_rows`).
 """
@@ -31,10 +31,10 @@ from hpc_gpt.core.tables import close_matches, merge_tables, read_toml, set_dott
 from hpc_gpt.core.typed_tables import check_tables, count_of_key, key_in, read_count
 
 DEFAULT_EXPERIMENT = "gpt2-meg-ds-3d"
-# What is tried first on a cluster.
+# The experiment to try first on a cluster.
 SMALL_EXPERIMENT = "demo"
 SWEEP_FILE = "sweep.toml"
-# The keys of [model] that a preset decides. Vocabulary, sequence and tied head may stay an experiment's own.
+# The keys of [model] that a preset decides. An experiment may keep its own vocabulary, sequence and tied head.
 OF_A_MODEL = [
     f"model.{entry.name}"
     for entry in fields(Model)
@@ -46,8 +46,8 @@ OF_A_MODEL = [
 class ExperimentFile:
     """An experiment's file. All rows of a sweep are loaded from one such object.
 
-    `tables` are those of the file, without `rows`, over those of the file it extends. `stated` has each of these files
-    with its own tables only, beginning with the file that extends none. `rows` is None if the file is no sweep.
+    `tables` has the tables of the file, without `rows`, over those of the file it extends. `stated` has each of these
+    files with its own tables only, beginning with the file that extends none. `rows` is None if it is not a sweep.
     """
 
     path: Path
@@ -67,20 +67,18 @@ class ExperimentFile:
         return [row for row in self.rows or () if row.impossible is None]
 
     def row(self, name: str | None) -> SweepRow | None:
-        """The row of that name, or the first that can run; None if the file is no sweep.
+        """The row of that name, or the first that can run; None if the file is not a sweep.
 
         Raises ConfigError if there is no such row, or if it is impossible.
         """
         if self.rows is not None:
             return choose_row(self.rows, name, self.path)
         if name is not None:
-            raise ConfigError(
-                f"{self.path}: no row {name!r}, as it is not a sweep: it has no [rows]", "leave --row out"
-            )
+            raise ConfigError(f"{self.path}: it has no [rows], so no row {name!r}", "leave --row out")
         return None
 
     def overridden(self, overrides: Mapping[str, Any] | None, row: str | None) -> dict[str, Any]:
-        """The tables with the row and the overrides (by dotted key) laid over them."""
+        """The tables, overridden by the row and then by the overrides (by dotted key)."""
         tables = copy.deepcopy(dict(self.tables))
         if (chosen := self.row(row)) is not None:
             tables = merge_tables(tables, copy.deepcopy(chosen.overrides))
@@ -90,17 +88,17 @@ class ExperimentFile:
         return tables
 
     def stated_with(self, row: str | None) -> list[tuple[Path, Mapping[str, Any]]]:
-        """`stated`, with the row laid over the tables of the file itself."""
-        *extended, (path, own) = self.stated
+        """`stated`, with the tables of the file itself overridden by the row."""
+        *extended, (path, tables) = self.stated
         chosen = self.row(row)
-        return [*extended, (path, merge_tables(own, chosen.overrides) if chosen is not None else own)]
+        return [*extended, (path, merge_tables(tables, chosen.overrides) if chosen is not None else tables)]
 
 
 def find_experiment(name: str) -> Path:
     """The TOML file that EXPERIMENT means: a file, a folder's sweep or only file, or either under `experiments/`."""
     if not name:
         raise ConfigError("the name of an experiment is empty", "is a variable of your shell not set?")
-    # `.` and `..` are folders of the user's, not places under experiments/.
+    # `.` and `..` mean folders of the user, not places under experiments/.
     inside = bool(Path(name).parts) and ".." not in Path(name).parts
     for base in (Path(), experiments_dir()) if inside else (Path(),):
         for path in (base / name, base / f"{name}.toml"):
@@ -108,37 +106,37 @@ def find_experiment(name: str) -> Path:
                 return path
             if path.is_dir() and (files := sorted(path.glob("*.toml"))):
                 if len(files) > 1 and path / SWEEP_FILE not in files:
-                    names = some([each.name for each in files], 5)
+                    names = some([file.name for file in files], 5)
                     raise ConfigError(f"folder {name} has {len(files)} TOML files: {names}", "name one of them")
                 return path / SWEEP_FILE if path / SWEEP_FILE in files else files[0]
     if hint := value_hint([name]):
         raise ConfigError(f"{name!r} is a key's value, not an experiment", hint)
-    known = list_experiments()
+    experiments = list_experiments()
     raise ConfigError(
         f"no experiment {name!r}: neither a file, a folder with a TOML in it, nor a name under experiments/",
-        _meant_by(name, known) or f"known: {', '.join(known)}",
+        _meant_by(name, experiments) or f"known: {', '.join(experiments)}",
     )
 
 
-def _meant_by(name: str, known: Sequence[str]) -> str:
-    """The hint for a name that is no experiment: it is a model, or a file is called nearly so; empty if neither."""
+def _meant_by(name: str, names: Sequence[str]) -> str:
+    """The hint for a name that is not an experiment: it is a model, or a file has a similar name; empty if neither."""
     from glob import escape
 
     from hpc_gpt.core.settings.presets import PRESETS
 
     if name.lower() in PRESETS or (Path(name) / "config.json").is_file():
         return f"that is a model: --model {name}"
-    # By the stem, as a suffix alone makes names alike.
+    # Compares the stems, as equal suffixes make any names similar.
     stem, suffix = os.path.splitext(name)
     for ending in filter(None, dict.fromkeys((suffix, ".toml"))):
         files = sorted(Path().glob(f"*{escape(ending)}"))
         if alike := [path.name for path in files if close_matches(stem, [path.stem])]:
             return f"did you mean {' or '.join(alike[:3])}?"
-    return close_matches(stem if suffix else name, known)
+    return close_matches(stem if suffix else name, names)
 
 
 def list_experiments() -> list[str]:
-    """The names under `experiments/`, without suffix, sorted; a folder's sweep has the name of the folder."""
+    """The names under `experiments/`, without suffix, sorted; the sweep of a folder has the folder's name."""
     top = experiments_dir()
     files = [path.parent if path.name == SWEEP_FILE else path.with_suffix("") for path in top.rglob("*.toml")]
     return sorted(str(path.relative_to(top)) for path in files)
@@ -168,25 +166,24 @@ def load_experiment(
     row: str | None = None,
     steps_elsewhere: bool = False,
 ) -> Experiment:
-    """Reads the experiment `name` with dotted-key `overrides` (`{"train.steps": 20}`) laid over it.
+    """Reads the experiment `name`, overridden by dotted-key `overrides` (`{"train.steps": 20}`).
 
-    For a sweep `row`, or the first possible row, is laid over the base before the overrides. Raises ConfigError with
-    every fault of the file. A warm-up longer than the run is no fault if something newer decides the steps: an
-    override, a file that extends the one with the warm-up, or the caller (`steps_elsewhere`). `cut_warmup` cuts it
-    then.
+    In a sweep `row`, or the first possible row, overrides the base first. Raises ConfigError with every fault of the
+    file. A warm-up longer than the run is allowed if something newer decides the steps: an override, a file that
+    extends the one with the warm-up, or the caller (`steps_elsewhere`); `cut_warmup` then cuts it.
     """
     file = read_experiment(name) if isinstance(name, str) else name
-    tables, given = file.overridden(overrides, row), overrides or ()
-    elsewhere = steps_elsewhere or _steps_are_newer(file, row, given)
-    faults = schedule_faults(tables.get("train", {}), str(file.path), given, elsewhere)
-    experiment = check_tables(tables, Experiment, str(file.path), given, faults)
+    tables, overridden = file.overridden(overrides, row), overrides or ()
+    elsewhere = steps_elsewhere or _steps_are_newer(file, row, overridden)
+    faults = schedule_faults(tables.get("train", {}), str(file.path), overridden, elsewhere)
+    experiment = check_tables(tables, Experiment, str(file.path), overridden, faults)
     experiment = replace(experiment, data=_with_source(experiment.data, file, row, overrides or {}))
-    return _with_paths_found(experiment, file, row, given, keys_given(file, overrides, row))
+    return _with_paths_found(experiment, file, row, overridden, keys_given(file, overrides, row))
 
 
 def _with_source(data: Data, file: ExperimentFile, row: str | None, overrides: Mapping[str, Any]) -> Data:
-    """[data] whose source follows from data.path, if that is stated later than a source that reads none; without the
-    path if it is stated before. ConfigError for both in one place."""
+    """[data] with a consistent path and source: a data.path that is stated after a source without path decides the
+    source; one that is stated before is removed. ConfigError if one place states both."""
     layers = [_table_at(tables, "data") for _, tables in file.stated]
     layers += [_table_at(chosen.overrides, "data")] if (chosen := file.row(row)) is not None else []
     layers.append({key.removeprefix("data."): value for key, value in overrides.items() if key.startswith("data.")})
@@ -204,21 +201,22 @@ def _with_source(data: Data, file: ExperimentFile, row: str | None, overrides: M
 def keys_given(
     file: ExperimentFile, overrides: Mapping[str, Any] | None = None, row: str | None = None
 ) -> frozenset[str]:
-    """The dotted keys that have a value in the experiment, its row or the overrides, not by default."""
+    """The dotted keys to which the experiment, its row or the overrides give a value."""
     tables = file.overridden(overrides, row)
     return frozenset(f"{table}.{key}" for table, values in tables.items() if isinstance(values, dict) for key in values)
 
 
 def folder_of_data(file: ExperimentFile, overrides: Mapping[str, Any] | None, row: str | None) -> Path | None:
-    """The absolute folder of the file that states an experiment's data.path, or the path of a mixture's source; of
-    several files the newest's. None if no file does."""
+    """The absolute folder of the newest file that states the experiment's data.path, or the path of a source of its
+    mixture; None if no file does."""
     mix = _table_at(file.overridden(overrides, row), "data.mix")
     return _folder_of([f"data.mix.{name}.path" for name in mix] or ["data.path"], file, row, overrides or ())
 
 
-def _folder_of(keys: Sequence[str], file: ExperimentFile, row: str | None, given: Collection[str]) -> Path | None:
-    """The absolute folder of the newest file that states one of the dotted keys; None if no file, but overrides, do."""
-    parts = [key.rpartition(".") for key in keys if key not in given]
+def _folder_of(keys: Sequence[str], file: ExperimentFile, row: str | None, overridden: Collection[str]) -> Path | None:
+    """The absolute folder of the newest file that states one of the dotted keys; None if only overrides, or none,
+    do."""
+    parts = [key.rpartition(".") for key in keys if key not in overridden]
     newest_first = reversed(file.stated_with(row))
     return next(
         (
@@ -231,31 +229,30 @@ def _folder_of(keys: Sequence[str], file: ExperimentFile, row: str | None, given
 
 
 def _with_paths_found(
-    experiment: Experiment, file: ExperimentFile, row: str | None, given: Collection[str], stated: Collection[str]
+    experiment: Experiment, file: ExperimentFile, row: str | None, overridden: Collection[str], stated: Collection[str]
 ) -> Experiment:
-    """The experiment with absolute paths: each beside the file that states it, else here.
+    """The experiment with absolute paths: each beside the file that states it, else in the current folder.
 
-    The folder of train.init gives the model's shape if [model] has none, the pad token, and the tokenizer of text that
-    is tokenised as it is read, if none is named. A program of one's own makes 0 steps, not known, unless train.steps is
-    `stated`.
+    The folder of train.init gives the model's shape if [model] has none, the pad token, and the tokenizer for a stream
+    of text if none is named. The user's own program has 0 steps, meaning unknown, unless train.steps is `stated`.
     """
     model, data, train, command = experiment.model, experiment.data, experiment.train, experiment.command
 
-    def found(key: str, name: str) -> str:
-        folder = _folder_of([key], file, row, given)
+    def absolute(key: str, name: str) -> str:
+        folder = _folder_of([key], file, row, overridden)
         places = [base / Path(name).expanduser() for base in (folder, Path.cwd()) if base is not None]
         return str(next((place for place in places if place.exists()), places[0]))
 
     if command != Command():
-        # By default a program runs beside the file that says which one.
+        # By default a program runs beside the file that names it.
         key = "command.workdir" if "command.workdir" in stated else "command.run"
-        script = None if command.script is None else found("command.script", command.script)
-        command = replace(command, workdir=found(key, command.workdir), script=script)
+        script = None if command.script is None else absolute("command.script", command.script)
+        command = replace(command, workdir=absolute(key, command.workdir), script=script)
         train = train if "train.steps" in stated else replace(train, steps=0)
     if train.init is not None:
-        init = found("train.init", train.init)
+        init = absolute("train.init", train.init)
         if model.hf in (None, train.init) and model.preset is None and model.hidden is None:
-            from hpc_gpt.core.weights.folder import check_folder  # of published weights alone
+            from hpc_gpt.core.weights.folder import check_folder  # only published weights need it
 
             check_folder(Path(init))
             model = replace(model, hf=init)
@@ -264,26 +261,26 @@ def _with_paths_found(
             data = replace(data, tokenizer=str(tokenizer))
         train = replace(train, init=init)
     if model.hf is not None:
-        model = replace(model, hf=found("model.hf", model.hf))
+        model = replace(model, hf=absolute("model.hf", model.hf))
     if train.init is not None:
         model = with_pad_token(model, Path(train.init))
     if data.mix is not None:
-        folders = {name: _folder_of([f"data.mix.{name}.path"], file, row, given) for name in data.mix}
-        beside = _folder_of([f"data.mix.{name}.path" for name in data.mix], file, row, given)
-        mix = {name: _beside(one, folders[name], beside) for name, one in data.mix.items()}
+        folders = {name: _folder_of([f"data.mix.{name}.path"], file, row, overridden) for name in data.mix}
+        common = _folder_of([f"data.mix.{name}.path" for name in data.mix], file, row, overridden)
+        mix = {name: _beside(one, folders[name], common) for name, one in data.mix.items()}
         data = replace(data, mix=mix, source=MIX if data.source == Data.source else data.source)
     return replace(experiment, model=model, data=data, train=train, command=command)
 
 
-def _beside(source: MixedSource, folder: Path | None, beside: Path | None) -> MixedSource:
-    """The source of a mixture with its path from the folder `beside`, in which all are looked up, if another file, in
-    `folder`, states the path and it is there."""
+def _beside(source: MixedSource, folder: Path | None, common: Path | None) -> MixedSource:
+    """The source of a mixture with its path relative to the folder `common`, in which all paths are looked up, if a
+    file in another `folder` states the path and the path exists there."""
     path = Path(source.path or "").expanduser()
-    if folder is None or beside in (None, folder) or path.is_absolute():
+    if folder is None or common in (None, folder) or path.is_absolute():
         return source
     file = folder / path
-    there = file.exists() or file.with_name(f"{file.name}.idx").exists()
-    return replace(source, path=os.path.relpath(file, beside)) if there else source
+    exists = file.exists() or file.with_name(f"{file.name}.idx").exists()
+    return replace(source, path=os.path.relpath(file, common)) if exists else source
 
 
 def _keys(tables: Mapping[str, Any], name: str) -> set[str]:
@@ -292,7 +289,7 @@ def _keys(tables: Mapping[str, Any], name: str) -> set[str]:
 
 
 def _table_at(tables: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """The table of a dotted key; empty if there is none."""
+    """The table that a dotted key names; empty if it does not exist."""
     table: Any = tables
     for part in key.split("."):
         table = table.get(part) if isinstance(table, Mapping) else None
@@ -303,10 +300,10 @@ def _table_at(tables: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`train.steps=20` as (key, value).
+    """(key, value) of a text such as `train.steps=20`.
 
-    The value is read as TOML if that is possible and the key's type is not text, or as a count (`10k`). No value means
-    the default (None).
+    The value is read as TOML if that is possible and the key's type is not text, or as a count (`10k`). An empty value
+    means the default (None).
     """
     key, equals, raw = text.partition("=")
     key = key.strip()
@@ -324,24 +321,24 @@ def parse_override(text: str) -> tuple[str, Any]:
     return key, raw
 
 
-def value_hint(given: Sequence[str]) -> str:
-    """The options for those of the words of a command line that are KEY=VALUE, as other programs take them; empty if
-    none is.
+def value_hint(texts: Sequence[str]) -> str:
+    """The options that replace KEY=VALUE words on a command line, as other programs accept them; empty without such
+    words.
 
     >>> value_hint(["train.lr=1e-3", "seq=2048", "demo"])
     'use --set train.lr=1e-3 --set model.seq=2048'
     """
     from hpc_gpt.core.keys import keys_meant
 
-    pairs = [text.lstrip("+").partition("=") for text in given if not text.startswith("-")]
+    pairs = [text.lstrip("+").partition("=") for text in texts if not text.startswith("-")]
     meant = [(keys_meant(Experiment, key), value) for key, equals, value in pairs if key and equals]
-    words = [word for keys, value in meant if keys for word in ("--set", f"{keys[0]}={value}")]
-    return hide_secrets(f"use {shlex.join(words)}") if words else ""
+    options = [word for keys, value in meant if keys for word in ("--set", f"{keys[0]}={value}")]
+    return hide_secrets(f"use {shlex.join(options)}") if options else ""
 
 
 def gives_way(keys: Collection[str]) -> list[str]:
-    """The keys of an experiment whose values give way to those of other `keys`: GPUs to nodes and nodes to GPUs, the
-    sizes of a model to a preset or a file."""
+    """The keys of an experiment whose values are dropped if other `keys` are set: GPUs for nodes, nodes for GPUs, and
+    the sizes of a model for a preset or a file."""
     away = ["layout.gpus"] if "layout.nodes" in keys else ["layout.nodes"] if "layout.gpus" in keys else []
     away += ["model.preset", *OF_A_MODEL] if {"model.preset", "model.hf"} & set(keys) else []
     return [key for key in away if key not in keys]
@@ -358,7 +355,7 @@ def _wants_text(key: str) -> bool:
 def _read_with_parents(
     path: Path, seen: tuple[Path, ...], stated: list[tuple[Path, Mapping[str, Any]]]
 ) -> dict[str, Any]:
-    """The file's tables with `rows`, over those of the file it extends, which is beside it or under `experiments/`.
+    """The file's tables with `rows`, over those of the file that it extends, beside it or under `experiments/`.
 
     Adds each file with its own tables to `stated`.
     """
@@ -370,7 +367,7 @@ def _read_with_parents(
     except ConfigError as fault:
         if read_start(path, 2) == b"#!":
             raise ConfigError(
-                f"{path} is a job script, which is no experiment: its model and layout are not known",
+                f"{path} is a job script, not an experiment: its model and layout are not known",
                 f"hpc-gpt submit {path} runs it, doctor checks it; hpc-gpt init --from {path} writes an "
                 "experiment of it",
             ) from None
@@ -383,16 +380,16 @@ def _read_with_parents(
         return dict(tables)
     if not isinstance(parent, str):
         raise ConfigError(f"{path}: extends must be the name of one experiment, not {parent!r}", 'for example "base"')
-    beside = [path.parent / parent, path.parent / f"{parent}.toml"]
-    found = next((file for file in beside if file.is_file()), None) or find_experiment(parent)
-    inherited = _read_with_parents(found, (*seen, path.resolve()), stated)
-    for own in ("name", "rows"):
-        inherited.pop(own, None)
+    candidates = [path.parent / parent, path.parent / f"{parent}.toml"]
+    extended = next((file for file in candidates if file.is_file()), None) or find_experiment(parent)
+    inherited = _read_with_parents(extended, (*seen, path.resolve()), stated)
+    for key in ("name", "rows"):
+        inherited.pop(key, None)
     return merge_tables(inherited, tables)
 
 
 def _default_name(path: Path) -> str:
-    """The path below `experiments/` without suffix, else the file's own name; for a sweep.toml the folder's."""
+    """The path below `experiments/` without suffix, else the file's name; for a sweep.toml the name of its folder."""
     file = path.resolve()
     named = file.parent if file.name == SWEEP_FILE else file.with_suffix("")
     try:
@@ -405,10 +402,10 @@ def _default_name(path: Path) -> str:
 
 
 def schedule_faults(train: Any, where: str, given: Collection[str], steps_elsewhere: bool) -> dict[str, str]:
-    """{fault: hint} of contradictions in a table [train] as TOML has it.
+    """{fault: hint} of contradictions in a table [train] of TOML.
 
-    A fault names the file `where`, or "your options" if its dotted key is in `given`. `steps_elsewhere`: something else
-    decides the run's length, and `cut_warmup` cuts the warm-up to it.
+    A fault names the file `where`, or "your options" if its dotted key is in `given`. `steps_elsewhere`: the run's
+    length is decided elsewhere, and `cut_warmup` cuts the warm-up to it.
     """
     faults = {}
     lr, min_lr, warmup, steps = (_number(train, key) for key in ("lr", "min_lr", "warmup_steps", "steps"))
@@ -427,14 +424,14 @@ def schedule_faults(train: Any, where: str, given: Collection[str], steps_elsewh
 
 
 def _wsd_faults(train: Any, where: str, given: Collection[str], steps_elsewhere: bool) -> dict[str, str]:
-    """{fault: hint} of keys of a decay that has no room, or that is not asked for."""
+    """{fault: hint} of a decay that does not fit into the steps, or of its keys without train.decay."""
     if not isinstance(train, Mapping):
         return {}
-    own = [f"train.{key}" for key in ("decay_steps", "decay_shape") if train.get(key) is not None]
-    keys = {"train.steps", "train.warmup_steps", "train.decay", *own}
+    stated = [f"train.{key}" for key in ("decay_steps", "decay_shape") if train.get(key) is not None]
+    keys = {"train.steps", "train.warmup_steps", "train.decay", *stated}
     of = "your options" if keys & set(given) else where
-    if own and train.get("decay") is None:
-        return {f"{of}: {' and '.join(own)} belongs to wsd, but train.decay is not given": 'use train.decay = "wsd"'}
+    if stated and train.get("decay") is None:
+        return {f"{of}: {' and '.join(stated)} belongs to wsd, but train.decay is not given": 'use train.decay = "wsd"'}
     sizes: dict[str, Any] = {key: train.get(key, getattr(Train, key)) for key in ("steps", "warmup_steps")}
     sizes |= {"decay_steps": train.get("decay_steps"), "decay": train.get("decay")}
     if any(type(size) not in (int, NoneType) for key, size in sizes.items() if key != "decay") or sizes["steps"] < 1:
@@ -444,28 +441,28 @@ def _wsd_faults(train: Any, where: str, given: Collection[str], steps_elsewhere:
 
 
 def _number(train: Any, key: str) -> float:
-    """The value of a key, or its default; NaN, with which every comparison is false, if it is no number."""
+    """The value of a key, or its default; NaN, with which every comparison is false, if it is not a number."""
     value = train.get(key, getattr(Train, key)) if isinstance(train, Mapping) else None
     with contextlib.suppress(ValueError, OverflowError):
         value = read_count(value) if isinstance(value, str) else value
     return value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 
-def _steps_are_newer(file: ExperimentFile, row: str | None, given: Collection[str]) -> bool:
+def _steps_are_newer(file: ExperimentFile, row: str | None, overridden: Collection[str]) -> bool:
     """Whether the command line, or a file that extends the one with the warm-up, decides the steps."""
-    if "train.steps" in given:
+    if "train.steps" in overridden:
         return True
     layers = [_keys(tables, "train") for _, tables in file.stated_with(row)]
-    layers.append({key.removeprefix("train.") for key in given})
+    layers.append({key.removeprefix("train.") for key in overridden})
     newest_first = [keys & {"steps", "warmup_steps", "decay", "decay_steps"} for keys in reversed(layers)]
     return next((keys for keys in newest_first if keys), set()) == {"steps"}
 
 
 def cut_warmup(experiment: Experiment) -> tuple[Experiment, tuple[str, ...]]:
-    """The experiment with a warm-up, and a wsd's decay, that fit into its steps, and a line for each that was cut.
+    """The experiment with a warm-up and a decay of wsd that fit into its steps, and a line for each that was cut.
 
-    `load_experiment` accepts longer ones if the steps come from elsewhere. Megatron-LM needs one step more than the
-    warm-up has.
+    `load_experiment` accepts longer ones if the steps come from elsewhere. Megatron-LM needs one step more than
+    the warm-up.
     """
     train, lines = cut_schedule(experiment.train, engine_named(experiment.engine.name).least_steps_after_warmup)
     return replace(experiment, train=train), lines

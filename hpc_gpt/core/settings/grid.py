@@ -1,5 +1,5 @@
-"""A grid on the command line, `--grid train.lr=1e-4,3e-4 --grid layout.tp=2,4`: rows as a file's `[rows]` would have
-them, one for each combination of the values, the first key slowest.
+"""A grid on the command line, `--grid train.lr=1e-4,3e-4 --grid layout.tp=2,4`: rows as in the `[rows]` of a file, one
+per combination of the values; the first key varies slowest.
 """
 
 import itertools
@@ -20,22 +20,22 @@ from hpc_gpt.core.typed_tables import check_tables
 
 MOST_ROWS = 100
 _EXAMPLE = "for example --grid train.lr=1e-4,3e-4"
-# A row's name is a part of the names of its run's folder and job, which hold 255 bytes.
+# Most bytes of a row's name, which is part of the names of the run's folder and job; these have at most 255 bytes.
 _LONGEST = 80
 _CLOSES = {"[": "]", "{": "}"}
 
 
 @dataclass(frozen=True)
 class GridAxis:
-    """One key of a grid, with (the text as given, the value) of each of its values."""
+    """One key of a grid, and its values as (text, value)."""
 
     key: str
     values: tuple[tuple[str, Any], ...]
 
 
 def parse_grid(texts: Sequence[str], most: int = MOST_ROWS) -> tuple[GridAxis, ...]:
-    """The axes of `--grid KEY=VALUE,VALUE`, each value read as `--set` reads one. ConfigError with every fault: no
-    values, a value twice, a key that is unknown or given twice, a value of another type, more rows than `most`."""
+    """The axes of `--grid KEY=VALUE,VALUE`, with values read as by `--set`. ConfigError with every fault: no values, a
+    repeated value, a key that is unknown or repeated, a value of another type, more rows than `most`."""
     lists, axes, faults = list[tuple[str, str, list[str]]](), list[GridAxis](), dict[str, str]()
     for text in texts:
         key, equals, raw = text.partition("=")
@@ -64,7 +64,7 @@ def parse_grid(texts: Sequence[str], most: int = MOST_ROWS) -> tuple[GridAxis, .
 
 
 def _items(raw: str) -> Iterator[str]:
-    """The texts between the commas that are within no string, list or table."""
+    """The texts between commas that are outside of strings, lists and tables."""
     begun, opened, quote, skip = 0, list[str](), "", False
     for at, char in enumerate(raw):
         if skip:
@@ -88,7 +88,7 @@ def _faults_of(key: str, value: Any, where: str) -> Mapping[str, str]:
     tables: dict[str, Any] = {}
     try:
         if key == "name":
-            return {f"{where}: name is the file's own": "give a key of hpc-gpt help keys"}
+            return {f"{where}: the name of a file cannot vary": "give a key of hpc-gpt help keys"}
         set_dotted(tables, key, value)
         check_tables({"name": "grid", **tables}, Experiment, where, {key})
     except ConfigError as fault:
@@ -97,10 +97,11 @@ def _faults_of(key: str, value: Any, where: str) -> Mapping[str, str]:
 
 
 def with_grid(file: ExperimentFile, axes: Sequence[GridAxis], row: str | None) -> ExperimentFile:
-    """The file with the rows of a grid, over its `row` if it has rows of its own. ConfigError without that row."""
+    """The file with the rows of a grid; if it has rows itself, the grid varies its `row`. ConfigError without that
+    row."""
     if file.rows is not None and row is None:
-        known = ", ".join(each.name for each in file.possible[:5])
-        raise ConfigError(f"{file.path} has [rows], and --grid varies one of them", f"--row NAME: {known}")
+        names = ", ".join(possible.name for possible in file.possible[:5])
+        raise ConfigError(f"{file.path} has [rows], and --grid varies one of them", f"--row NAME: {names}")
     tables, stated = file.overridden(None, row), tuple(file.stated_with(row))
     for key in gives_way([axis.key for axis in axes]):
         set_dotted(tables, key, None)
@@ -115,12 +116,12 @@ def _rows(axes: Sequence[GridAxis]) -> Iterator[SweepRow]:
         overrides: dict[str, Any] = {}
         for axis, (_, value) in zip(axes, values, strict=True):
             set_dotted(overrides, axis.key, value)
-        words = "-".join(f"{head}{text}" for head, (text, _) in zip(heads, values, strict=True))
-        text = unicodedata.normalize("NFC", words.replace('"', "").replace("'", ""))
+        joined = "-".join(f"{head}{text}" for head, (text, _) in zip(heads, values, strict=True))
+        text = unicodedata.normalize("NFC", joined.replace('"', "").replace("'", ""))
         of_name = itertools.groupby(text, lambda letter: letter == "+" or is_name_letter(letter))
         name = "".join("".join(letters) if stays else "-" for stays, letters in of_name).strip("-.")
         data = name.encode()
-        if len(data) > _LONGEST or name.lower() in names:  # two values that differ by what no folder's name can have
-            name = f"{data[:_LONGEST].decode(errors='ignore')}-{zlib.crc32(words.encode()):08x}"
+        if len(data) > _LONGEST or name.lower() in names:  # names may differ only in characters that were replaced
+            name = f"{data[:_LONGEST].decode(errors='ignore')}-{zlib.crc32(joined.encode()):08x}"
         names.add(name.lower())
         yield SweepRow(name, overrides)

@@ -1,5 +1,5 @@
-"""Keys of an experiment that have no effect beside the others given: what contradicts them is refused elsewhere, these
-are a note."""
+"""Keys of an experiment that have no effect because of other keys. They get a note; contradictions are refused
+elsewhere."""
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import MISSING, dataclass, fields
@@ -13,13 +13,13 @@ from hpc_gpt.core.settings.services import After
 from hpc_gpt.core.settings.sized import Sized
 from hpc_gpt.core.tables import toml_value
 
-# Of what is asked under [layout] a run has only the answer.
+# Without [layout]: a run has only the resolved layout, not the request.
 _DEFAULTS = {"data": Data(), "engine": Engine(), "train": Train(), "job": Job(), "after": After()}
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """`keys` have no effect if `why` says so of the settings; it is empty if they have one."""
+    """`keys` have no effect if `why` gives a reason for the settings; it gives an empty text if they have one."""
 
     keys: tuple[str, ...]
     why: Callable[[Sized], str]
@@ -38,7 +38,7 @@ def _is_of_program(sized: Sized, then: str) -> str:
 
 
 def _is(key: str, value: Any, then: str = "") -> Callable[[Sized], str]:
-    """The reason that another key has a value, with what follows `then`."""
+    """A function that gives the reason that another key has a value, followed by `then`."""
     table, _, name = key.partition(".")
 
     def why(sized: Sized) -> str:
@@ -62,14 +62,14 @@ _RULES = (
         tuple(f"train.{name}" for name in (
             "tf32", "optimizer_mode", "save_in_background", "max_failed_saves", "max_bad_steps", "matmul_rate",
         )),
-        lambda sized: _is_of_program(sized, ", which is not told of it"),
+        lambda sized: _is_of_program(sized, ", which does not receive it"),
     ),
     _Rule(("engine.cp_exchange",), lambda sized: "" if sized.layout.cp > 1 else "cp is 1: nothing is exchanged"),
-    _Rule(("data.workers", "data.on_bad_shard"), _is_not("data.source", "stream", ", and only a stream has it")),
+    _Rule(("data.workers", "data.on_bad_shard"), _is_not("data.source", "stream", "; only a stream uses it")),
     _Rule(("data.tokenizer", "data.eval_fraction", "data.max_epochs"), _is("data.source", "random", ": no text")),
     _Rule(("train.eval_batches",), _is("train.eval_every", 0, ": nothing is evaluated")),
     _Rule(("train.min_lr",), _is("train.decay", "constant")),
-    _Rule(("train.decay_steps", "train.decay_shape"), _is_not("train.decay", "wsd", ", and these are of wsd")),
+    _Rule(("train.decay_steps", "train.decay_shape"), _is_not("train.decay", "wsd", "; these keys belong to wsd")),
     _Rule(
         ("train.weight_decay", "train.beta1", "train.beta2", "train.eps"),
         _is("train.optimizer", "sgd", ", which has none of them"),
@@ -98,12 +98,12 @@ _RULES = (
 )  # fmt: skip
 
 
-def idle_keys(sized: Sized, given: Collection[str]) -> Iterator[str]:
-    """A line for each reason, with the `given` keys of another value than the default that have no effect because of
-    it."""
-    if _takes_nothing_of_preset(sized, given):
-        yield "model.preset has no effect: each size that it says is given beside it"
-    left = [key for rule in _RULES for key in rule.keys if key in given and _is_changed(sized, key)]
+def idle_keys(sized: Sized, stated: Collection[str]) -> Iterator[str]:
+    """A line per reason, with the `stated` keys that have no effect because of it, if their values are not the
+    defaults."""
+    if _takes_nothing_of_preset(sized, stated):
+        yield "model.preset has no effect: every size that it sets is also given"
+    left = [key for rule in _RULES for key in rule.keys if key in stated and _is_changed(sized, key)]
     for rule in _RULES:
         keys = [key for key in rule.keys if key in left]
         if keys and (why := rule.why(sized)):
@@ -116,9 +116,9 @@ def _is_changed(sized: Sized, key: str) -> bool:
     return table not in _DEFAULTS or bool(getattr(getattr(sized, table), name) != getattr(_DEFAULTS[table], name))
 
 
-def _takes_nothing_of_preset(sized: Sized, given: Collection[str]) -> bool:
-    """Whether every size and kind in which a preset differs from GPT-2's shape is given beside it."""
-    if sized.preset is None or "model.preset" not in given:
+def _takes_nothing_of_preset(sized: Sized, stated: Collection[str]) -> bool:
+    """Whether every size and kind in which the preset differs from GPT-2's shape is also stated itself."""
+    if sized.preset is None or "model.preset" not in stated:
         return False
-    shape, left = preset(sized.preset), [entry for entry in fields(ModelShape) if f"model.{entry.name}" not in given]
+    shape, left = preset(sized.preset), [entry for entry in fields(ModelShape) if f"model.{entry.name}" not in stated]
     return all(entry.default is not MISSING and getattr(shape, entry.name) == entry.default for entry in left)

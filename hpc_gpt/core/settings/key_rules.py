@@ -1,4 +1,4 @@
-"""What may be done with a key of an experiment's table, and what depends on it: `KeyRules`, which each key carries."""
+"""`KeyRules`, the rules of each key in an experiment's tables: when it may change, and what it affects."""
 
 import math
 from collections.abc import Collection
@@ -10,38 +10,38 @@ from hpc_gpt.core.typed_tables import LARGEST
 
 @dataclass(frozen=True)
 class KeyRules:
-    """What may be done with a key, and what depends on it.
+    """The rules of a key: when it may change, what it affects, and its bounds.
 
     `resume`: whether a run that resumes from another run's checkpoint may change the key; "converted" if the engine
     converts its checkpoints accordingly (`converts` in `engines`).
     `branch`: whether a branch, another training from that checkpoint, may change what a resumption may not; it may
     change all of [data].
-    `decides`: "speed" keys decide the weights or the time of a step; "schedule" keys do not change the time of a step;
-    "nothing" keys are not in `config_hash`.
-    `least`, `above`, `below`: bounds of a number, of which the first is a value that it may have. `hint`: what to do
-    about a number that is out of them.
+    `affects`: "speed" keys decide the weights or the time of a step; "schedule" keys do not change the time of a step;
+    keys that affect nothing are not in `config_hash`.
+    `least`, `above`, `below`: bounds of a number; only `least` is itself allowed. `hint`: the hint for a number outside
+    of them.
     `thousand`: the `k` of a count as a text (`"8k"`), 1000 for a whole number without this rule; 1024 for tokens of a
     sample, whose lengths are powers of two.
-    `of_site`: the key belongs to one cluster, so a run that resumes on another one drops it.
+    `site_may_set`: the key belongs to one cluster, so a run that resumes on another one drops it.
     `of_our_loop`: another program does not follow the key.
-    `unhashed`: values that are not part of `config_hash`. A key that is added later has its default here, so that runs
-    made before keep their hash.
+    `not_in_hash`: values that are not part of `config_hash`. A key that is added later has its default here, so that
+    runs made before keep their hash.
     """
 
     resume: Literal["never", "converted", "free"]
-    decides: Literal["speed", "schedule", "nothing"]
+    affects: tuple[Literal["speed", "schedule"], ...]
     least: int | None = None
     above: int | None = None
     below: int | None = None
     hint: str = ""
     thousand: int | None = None
-    of_site: bool = False
+    site_may_set: bool = False
     of_our_loop: bool = False
     branch: bool = False
-    unhashed: tuple[Any, ...] = ()
+    not_in_hash: tuple[Any, ...] = ()
 
     def fault(self, value: Any) -> str:
-        """What is wrong with a number, to follow its key's name; empty if nothing is."""
+        """The fault of a number, as text to follow its key's name; empty if it is allowed."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             return ""
         must = ""
@@ -62,18 +62,18 @@ def key(
     default: Any,
     *,
     resume: Literal["never", "converted", "free"],
-    decides: Literal["speed", "schedule", "nothing"],
-    added: bool = False,
+    affects: tuple[Literal["speed", "schedule"], ...],
+    since: str = "",
     **rules: Any,
 ) -> Any:
-    """A key of a table: its default and its rules; `added` if there were runs before the key existed."""
-    rules = {"unhashed": (default,) * added, **rules}
-    return field(default=default, metadata={"rules": KeyRules(resume, decides, **rules)})
+    """A key of a table: its default and its rules; `since`: its first version, if there were runs before the key."""
+    rules = {"not_in_hash": (default,) if since else (), **rules}
+    return field(default=default, metadata={"rules": KeyRules(resume, affects, **rules)})
 
 
 def number_faults(name: str, table: Any, hint: str, but: Collection[str] = ()) -> dict[str, str]:
-    """{fault: hint} of each number of table `name` that its key's rules do not allow. `hint`: that of a key without one
-    of its own. The keys in `but` may have any value."""
+    """{fault: hint} of each number in table `name` that its key's rules do not allow. `hint`: for keys whose rules have
+    none. The keys in `but` may have any value."""
     return {
         f"{name}.{key} {fault}": rules.hint or hint
         for key, rules in key_rules(table).items()

@@ -1,4 +1,4 @@
-"""The layout of a run over its GPUs: tensor x context x pipeline x data parallel; and the batch equation:
+"""The layout of a run over its GPUs, tensor x context x pipeline x data parallel, and the batch equation:
 global_batch = micro_batch x micro_batches x dp."""
 
 import re
@@ -11,7 +11,7 @@ from hpc_gpt.core.format import counted
 
 
 class Coordinate(NamedTuple):
-    """The place of one rank: its index along each axis."""
+    """The coordinate of one rank: its index along each axis."""
 
     tp: int
     pp: int
@@ -28,9 +28,9 @@ _TEXT = re.compile(r"tp(?P<tp>\d{1,6})-pp(?P<pp>\d{1,6})(?:-cp(?P<cp>\d{1,6}))?-
 class Layout:
     """`tp` x `cp` x `pp` x `dp` ranks. tp varies fastest with the rank, then cp, then dp, then pp.
 
-    That is the rank order of DeepSpeed's axes (pipe, data, model), so a tensor-parallel group is always
-    a run of neighbouring ranks and stays inside a node. The `cp` ranks of a replica share each sample's tokens; to an
-    engine they are ranks of its data axis, which has `data_ranks`. `dp` counts replicas: which sample a rank reads.
+    This is the rank order of DeepSpeed's axes (pipe, data, model), so a tensor-parallel group always consists of
+    neighbouring ranks and stays inside a node. The `cp` ranks of a replica share each sample's tokens; an engine sees
+    them as ranks of its data axis, which has `data_ranks`. `dp` counts replicas, which read different samples.
     """
 
     tp: int
@@ -49,14 +49,14 @@ class Layout:
 
     @staticmethod
     def parse(text: str) -> "Layout":
-        """The layout of a text such as tp4-pp16-dp1 or tp2-pp2-cp2-dp2. LayoutError for any other."""
-        if (found := _TEXT.fullmatch(text)) is None:
-            raise LayoutError(f"{text!r:.60} is no layout", "give one as tp4-pp16-dp1, or tp2-pp2-cp2-dp2")
-        return Layout(**{axis: int(size) for axis, size in found.groupdict().items() if size is not None})
+        """The layout in a text such as tp4-pp16-dp1 or tp2-pp2-cp2-dp2. LayoutError for any other text."""
+        if (match := _TEXT.fullmatch(text)) is None:
+            raise LayoutError(f"{text!r:.60} is not a layout", "give one as tp4-pp16-dp1, or tp2-pp2-cp2-dp2")
+        return Layout(**{axis: int(size) for axis, size in match.groupdict().items() if size is not None})
 
     @property
     def gpus(self) -> int:
-        """Number of ranks, one to a GPU."""
+        """Number of ranks, one per GPU."""
         return self.tp * self.cp * self.pp * self.dp
 
     @property
@@ -81,7 +81,7 @@ class Layout:
         return ((at.pp * self.dp + at.dp) * self.cp + at.cp) * self.tp + at.tp
 
     def data_rank(self, rank: int) -> int:
-        """The place of `rank` on the data axis: the cp ranks of a replica are neighbours."""
+        """The index of `rank` on the data axis, where the cp ranks of a replica are neighbours."""
         return rank // self.tp % self.data_ranks
 
     def coordinates(self) -> Iterator[Coordinate]:
@@ -92,14 +92,14 @@ class Layout:
         """The groups of ranks that differ only along `axis` ("tp", "pp", "cp", "dp"; "data" is cp and dp), each in the
         order of that axis."""
         groups: dict[Coordinate, list[int]] = {}
-        same = {"dp": 0, "cp": 0} if axis == "data" else {axis: 0}
+        origin = {"dp": 0, "cp": 0} if axis == "data" else {axis: 0}
         for rank, at in enumerate(self.coordinates()):
-            groups.setdefault(at._replace(**same), []).append(rank)
+            groups.setdefault(at._replace(**origin), []).append(rank)
         return list(groups.values())
 
 
 def check_gpus(layout: Layout, gpus: int) -> None:
-    """LayoutError, with the product, if the layout does not take exactly these GPUs."""
+    """Raises LayoutError, with the product, if the layout does not use exactly these GPUs."""
     if layout.gpus != gpus:
         product = " x ".join(str(getattr(layout, axis)) for axis in AXES if axis != "cp" or layout.cp > 1)
         raise LayoutError(
@@ -126,7 +126,7 @@ def nodes_for(gpus: int, gpus_per_node: int) -> int:
 
 
 def check_nodes(layout: Layout, nodes: int, gpus_per_node: int, allow_tp_across_nodes: bool = False) -> None:
-    """LayoutError if the nodes cannot hold the layout, or if a tensor-parallel group spans nodes and may not.
+    """Raises LayoutError if the nodes cannot hold the layout, or if a tensor-parallel group spans nodes and may not.
 
     A tensor-parallel group all-reduces twice in every layer and pass; between nodes that costs more than it gains.
     """
@@ -146,7 +146,7 @@ def check_nodes(layout: Layout, nodes: int, gpus_per_node: int, allow_tp_across_
 
 
 def _fitting(layout: Layout, gpus: int) -> str:
-    """A second hint: the same layout with another dp or pp that takes exactly these GPUs, if there is one."""
+    """A second hint: the same layout with another dp or pp that uses exactly these GPUs; empty if there is none."""
     for axis in ("dp", "pp"):
         others = layout.gpus // getattr(layout, axis)
         if gpus % others == 0:
@@ -166,7 +166,7 @@ class Batch:
 def solve_batch(
     dp: int, micro_batch: int | None = None, micro_batches: int | None = None, global_batch: int | None = None
 ) -> Batch:
-    """The batch from any two of its sizes; one that is not given is 1 or follows. LayoutError if they contradict."""
+    """The batch from any two of its sizes; a missing size is 1 or computed. LayoutError if they contradict."""
     check_sizes({"micro_batch": micro_batch, "micro_batches": micro_batches, "global_batch": global_batch})
     if global_batch is None:
         micro_batch, micro_batches = micro_batch or 1, micro_batches or 1
@@ -189,9 +189,9 @@ def solve_batch(
 
 
 def _divide(name: str, size: int, dp: int, global_batch: int) -> int:
-    """The size that follows from `size`; LayoutError with the product if it is not whole."""
-    quotient, rest = divmod(global_batch, size * dp)
-    if rest or quotient == 0:
+    """global_batch / (size x dp); LayoutError with the product if it is not whole."""
+    quotient, remainder = divmod(global_batch, size * dp)
+    if remainder or quotient == 0:
         lower = max(1, quotient) * size * dp
         raise LayoutError(
             f"global_batch {global_batch} is not a multiple of {name} x dp = {size} x {dp} = {size * dp}",

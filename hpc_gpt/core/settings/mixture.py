@@ -1,4 +1,4 @@
-"""`[data.mix]`: the sources of a mixture, their weights in each phase, and where the phases begin. Exact fractions."""
+"""`[data.mix]`: the sources of a mixture, their weights per phase, and the begin of each phase, in exact fractions."""
 
 import math
 import re
@@ -17,40 +17,40 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 @dataclass(frozen=True)
 class MixedSource:
-    """`[data.mix.NAME]`: a source of a mixture. Its last `data.eval_fraction` is kept for evaluation.
+    """`[data.mix.NAME]`: a source of a mixture. Its last `data.eval_fraction` is reserved for evaluation.
 
-    `path` and `weight` must be given, but not in one place: files that extend others, rows and options reach each key.
+    `path` and `weight` are required, but may come from different places: files that extend others, rows and options.
     """
 
     path: str | None = None
-    "The source's token file, or the prefix of Megatron's pair, looked for as data.path is."
+    "Token file of the source, or the prefix of a pair of Megatron files; searched as data.path is."
     source: Literal["tokens", "megatron"] = "tokens"
-    "What the path is: a token file, or Megatron's .bin and .idx."
+    "Format of the files: a token file, or Megatron's .bin and .idx."
     weight: float | tuple[float, ...] | None = None
-    "The source's share of the tokens, relative to the others', or a list with one for each phase; for example 0.7."
+    "Share of the tokens, relative to the other sources, or a list with one share per phase; for example 0.7."
 
     def weights(self, phases: int) -> tuple[Fraction, ...]:
-        """The weight in each of so many phases, as written: 0.1 is a tenth."""
-        given = self.weight if isinstance(self.weight, tuple) else (self.weight or 0.0,) * phases
-        return tuple(Fraction(repr(weight)) for weight in given)
+        """The weight in each phase, exactly as written: 0.1 is a tenth."""
+        weights = self.weight if isinstance(self.weight, tuple) else (self.weight or 0.0,) * phases
+        return tuple(Fraction(repr(weight)) for weight in weights)
 
 
 def mixture_shares(mix: Mapping[str, MixedSource], phases: Sequence[float]) -> list[dict[str, Fraction]]:
-    """For each phase {name: the source's share of 1}, by name: the order of the tables does not matter."""
+    """{name: share of the source} per phase, sorted by name, so that the order of the tables does not matter."""
     count = len(phases) + 1
     weights = {name: mix[name].weights(count) for name in sorted(mix)}
-    totals = [sum(each[phase] for each in weights.values()) for phase in range(count)]
-    return [{name: each[phase] / totals[phase] for name, each in weights.items()} for phase in range(count)]
+    totals = [sum(weight[phase] for weight in weights.values()) for phase in range(count)]
+    return [{name: weight[phase] / totals[phase] for name, weight in weights.items()} for phase in range(count)]
 
 
 def evaluation_shares(mix: Mapping[str, MixedSource] | None, phases: Sequence[float]) -> dict[str, float]:
-    """{name: the weight of its loss in loss_eval}: its share in the first phase. Empty without a mixture."""
+    """{name: weight of the source's loss in loss_eval}, its share in the first phase. Empty without a mixture."""
     shares = mixture_shares(mix, phases)[0] if mix else {}
     return {name: float(share) for name, share in shares.items()}
 
 
 def phase_steps(phases: Sequence[float], step_tokens: int) -> list[int]:
-    """How many steps are done before each phase begins: the first at or after so many tokens begins it.
+    """The number of steps before each phase, which begins with the first step at or after its number of tokens.
 
     >>> phase_steps([1000, 1001], 500)
     [0, 2, 3]
@@ -86,14 +86,17 @@ def mixture_faults(
     if mix and not faults:
         weights = [one.weights(len(phases) + 1) for one in mix.values()]
         for phase in range(len(phases) + 1):
-            if not any(each[phase] for each in weights):
+            if not any(weight[phase] for weight in weights):
                 yield f"every source's weight is 0 in phase {phase + 1}", "give one of them a weight above 0 there"
 
 
 def _source_faults(name: str, one: MixedSource, phases: int) -> Iterator[tuple[str, str]]:
     key = f"data.mix.{name}"
     if not _NAME.fullmatch(name):
-        yield f"a source of the mixture is called {name!r}", "use letters and digits, and after the first _ and - too"
+        yield (
+            f"a source of the mixture is called {name!r}",
+            "use letters and digits, and after the first character also _ and -",
+        )
     if not one.path:
         yield f"{key} names no file", f"make one with hpc-gpt data, then set {key}.path"
     weight = one.weight
@@ -107,9 +110,9 @@ def _source_faults(name: str, one: MixedSource, phases: int) -> Iterator[tuple[s
             f"{key}.weight has {counted(len(weight), 'weight')}, but data.phases makes {counted(phases, 'phase')}",
             "give a weight for each phase: one more than data.phases has",
         )
-    elif not all(math.isfinite(each) and each >= 0 for each in weight) or not any(weight):
+    elif not all(math.isfinite(part) and part >= 0 for part in weight) or not any(weight):
         hint = "0 reads none of the source in that phase; leave it out to read none at all"
-        yield f"{key}.weight is {_listed(weight)}, but must be of numbers from 0 on, one above 0", hint
+        yield f"{key}.weight is {_listed(weight)}, but must be numbers of at least 0, one of them above 0", hint
 
 
 def _listed(numbers: Sequence[float]) -> str:

@@ -1,4 +1,4 @@
-"""The shape of a decoder: its matrices and norms, what follows from them, and the layers of each pipeline stage."""
+"""The shape of a decoder: its matrices and norms, and the sizes and names that follow from them."""
 
 import math
 from dataclasses import asdict, dataclass, fields
@@ -11,10 +11,10 @@ from hpc_gpt.core.settings.experiment import Bias, MlpKind, NormKind, Positions,
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight of a transformer layer, [rows, columns]: so many outputs of so many inputs.
+    """A weight of a transformer layer, [rows, columns], that is [outputs, inputs].
 
-    Tensor parallelism divides its rows or its columns (`split`), and a bias with the rows. A rank has at least
-    `least_rows`: a head of the keys, if there are fewer of them than ranks.
+    Tensor parallelism divides its rows or its columns (`split`), and a bias together with the rows. A rank has at least
+    `least_rows`: one head of the keys, if there are fewer heads than ranks.
     """
 
     name: str
@@ -38,14 +38,14 @@ class Matrix:
         return self.columns if self.split == "rows" else self.columns / tp
 
     def size_on(self, tp: int) -> float:
-        """Parameters of the weight without its bias that one of `tp` ranks holds: of a head of keys that several
-        multiply each holds a part."""
+        """Parameters of the weight without its bias that one of `tp` ranks holds: ranks that share a head of keys hold
+        a part of it each."""
         return self.size / tp
 
 
 @dataclass(frozen=True)
 class NormShape:
-    """A normalisation over `width`, with or without a bias; whole on every rank."""
+    """A normalisation over `width`, with or without a bias; every rank holds all of it."""
 
     name: str
     width: int
@@ -58,15 +58,15 @@ class NormShape:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The shape of a decoder with a norm before attention and MLP. Without the fields after `vocab_multiple` it is
+    """The shape of a decoder with a norm before attention and MLP. By default the fields after `vocab_multiple` are
     GPT-2's: learned positions, GELU, biases everywhere.
 
     A layer is a list of matrices and norms; parameters, bytes and FLOPs follow from it, each computed once, as a search
-    asks for them a hundred thousand times. `vocab` is the tokenizer's; the
-    embedding has `padded_vocab` rows, the next multiple of `vocab_multiple`. `kv_heads`, `head_dim` and `ffn` are None
-    if they follow from the other sizes (`key_heads`, `head_width`, `mlp_width`). The layers are all alike, but that
-    `rotates` is false in every `nope_every`-th one. The embedding gives the row of `pad_token` no gradient, as
-    transformers' classes of Llama's kind do; a tied head gives it one.
+    asks for them a hundred thousand times. `vocab` is the size of the tokenizer's vocabulary; the embedding has
+    `padded_vocab` rows, the next multiple of `vocab_multiple`. `kv_heads`, `head_dim` and `ffn` are None if they follow
+    from the other sizes (`key_heads`, `head_width`, `mlp_width`). All layers are alike, except that `rotates` is false
+    in every `nope_every`-th one. The embedding gives no gradient to the row of `pad_token`, as transformers' classes of
+    Llama's kind do; a tied head does give it one.
     """
 
     hidden: int
@@ -93,7 +93,7 @@ class ModelShape:
 
     @property
     def key_heads(self) -> int:
-        """Heads of keys and of values: fewer than `heads` with grouped queries."""
+        """Number of key and value heads: fewer than `heads` with grouped queries."""
         return self.kv_heads or self.heads
 
     @property
@@ -102,7 +102,7 @@ class ModelShape:
 
     @property
     def query_width(self) -> int:
-        """Width of the queries, and of attention's output: all heads together."""
+        """Width of the queries and of the output of attention: all heads together."""
         return self.heads * self.head_width
 
     @property
@@ -124,7 +124,7 @@ class ModelShape:
 
     @property
     def is_gpt2(self) -> bool:
-        """Whether it is GPT-2's, whichever of its sizes are given."""
+        """Whether the shape is GPT-2's, at any size."""
         sizes = self.key_heads == self.heads and self.query_width == self.hidden and self.mlp_width == 4 * self.hidden
         plain = not self.is_gated and self.norm == "layernorm" and not self.embedding_norm and not self.qk_norm
         return sizes and plain and self.positions == "learned" and self.bias == "all" and self.norm_eps == 1e-5
@@ -141,18 +141,18 @@ class ModelShape:
 
     @cached_property
     def products(self) -> dict[str, tuple[Matrix, ...]]:
-        """The matrices of one layer by the linear layer that computes them together, by its name in our model."""
-        found: dict[str, tuple[Matrix, ...]] = {}
+        """{linear layer of our model: the matrices of one layer that it computes together}."""
+        layers: dict[str, tuple[Matrix, ...]] = {}
         for matrix in self.matrices:
-            found[_LINEAR[matrix.name]] = (*found.get(_LINEAR[matrix.name], ()), matrix)
-        return found
+            layers[_LINEAR[matrix.name]] = (*layers.get(_LINEAR[matrix.name], ()), matrix)
+        return layers
 
     @property
     def parameter_names(self) -> list[str]:
-        """The names of our model's parameters, in its order."""
+        """The names of our model's parameters, in the order of the model."""
         linear = [name for layer, parts in self.products.items() for name in _names(layer, parts[0].bias)]
-        first, second, *rest = (_names(norm.name, norm.bias) for norm in self.norms)
-        of_heads = [name for names in rest for name in names]
+        first, second, *head_norms = (_names(norm.name, norm.bias) for norm in self.norms)
+        of_heads = [name for names in head_norms for name in names]
         in_attention = [name.startswith("attention") for name in linear].count(True)
         block = [*first, *linear[:in_attention], *of_heads, *second, *linear[in_attention:]]
         return [
@@ -174,7 +174,7 @@ class ModelShape:
 
     @cached_property
     def outer_norms(self) -> tuple[NormShape, ...]:
-        """The norms outside the layers: the last one, and one of the embedding if there is one."""
+        """The norms outside the layers: that after the embedding, if there is one, and the last one."""
         names = ("embedding_norm", "norm") if self.embedding_norm else ("norm",)
         return tuple(NormShape(name, self.hidden, self.norm == "layernorm") for name in names)
 
@@ -185,18 +185,18 @@ class ModelShape:
 
     @cached_property
     def layer_weights(self) -> int:
-        """Weights of the matrices of one layer, without biases: 12 h^2 for GPT-2's."""
+        """Parameters of the matrices of one layer, without biases: 12 h^2 for GPT-2."""
         return sum(matrix.size for matrix in self.matrices)
 
     @property
     def multiplied(self) -> int:
-        """The weights by which every token is multiplied: the matrices of the layers, and the head. Tables that are
-        looked up (an embedding that is no head, positions), biases and norms are not."""
+        """Number of weights that multiply every token: the matrices of the layers, and the head. Tables that are looked
+        up (an embedding without a tied head, positions), biases and norms do not count."""
         return self.layers * self.layer_weights + self.padded_vocab * self.hidden
 
     @cached_property
     def block_params(self) -> int:
-        """Parameters of one layer: 12 h^2 + 13 h for GPT-2's."""
+        """Parameters of one layer: 12 h^2 + 13 h for GPT-2."""
         biases = sum(matrix.rows for matrix in self.matrices if matrix.bias)
         return self.layer_weights + biases + sum(norm.params for norm in self.norms)
 
@@ -208,14 +208,14 @@ class ModelShape:
         return self.layers * self.block_params + embedding + outside
 
     def table(self) -> dict[str, Any]:
-        """The fields as a table of resolved.json: those after `vocab_multiple` only if they differ from GPT-2's, so
-        that the settings of a GPT-2 have the same text and hash as ever."""
+        """The fields as a table of resolved.json. Fields after `vocab_multiple` are written only if they differ from
+        GPT-2's, so that the text and hash of a GPT-2's settings never change."""
         table = asdict(self)
         later = list(table)[list(table).index("vocab_multiple") + 1 :]
         return {name: value for name, value in table.items() if name not in later or value != _DEFAULTS[name]}
 
 
-# {matrix: the linear layer of our model that has it}
+# {matrix: the linear layer of our model that computes it}
 _LINEAR = {
     **dict.fromkeys("qkv", "attention.qkv"),
     "o": "attention.projection",
@@ -248,7 +248,7 @@ def _matrices(shape: ModelShape) -> tuple[Matrix, ...]:
 
 
 def check_shape(shape: ModelShape) -> None:
-    """LayoutError for sizes that contradict each other, or that no model has."""
+    """Raises LayoutError for sizes that contradict each other, or that no model can have."""
     sizes = ("hidden", "layers", "heads", "vocab", "seq", "vocab_multiple", "kv_heads", "head_dim", "ffn")
     check_sizes({name: getattr(shape, name) for name in sizes}, "model.")
     if shape.head_dim is None and shape.hidden % shape.heads:
@@ -273,15 +273,15 @@ def check_shape(shape: ModelShape) -> None:
     if shape.pad_token is not None and not 0 <= shape.pad_token < shape.vocab:
         raise LayoutError(
             f"model.pad_token is {shape.pad_token}, but the tokens are 0 to {shape.vocab - 1}",
-            "name one of the vocabulary, or leave model.pad_token out",
+            "name a token of the vocabulary, or leave model.pad_token out",
         )
     _check_rotation(shape)
 
 
 def _check_rotation(shape: ModelShape) -> None:
-    given = {"rope_theta": shape.rope_theta != 1e4, "rope_scaling": shape.rope_scaling, "nope_every": shape.nope_every}
+    stated = {"rope_theta": shape.rope_theta != 1e4, "rope_scaling": shape.rope_scaling, "nope_every": shape.nope_every}
     if shape.positions != "rope":
-        if useless := [name for name, is_given in given.items() if is_given]:
+        if useless := [name for name, is_given in stated.items() if is_given]:
             raise LayoutError(
                 f"model.{useless[0]} is given, but model.positions is {shape.positions}: nothing is rotated",
                 f'set model.positions = "rope", or leave {", ".join(useless)} out',
@@ -312,7 +312,7 @@ def _check_rotation(shape: ModelShape) -> None:
 
 
 def architectures_of(shape: ModelShape) -> tuple[str, ...]:
-    """transformers' classes that have this shape, the usual one first; empty if there is none."""
+    """The classes of transformers that have this shape, the usual one first; empty if there is none."""
     is_whole = shape.key_heads == shape.heads and shape.query_width == shape.hidden and not shape.qk_norm
     if (shape.mlp, shape.norm, shape.positions) == ("gelu", "layernorm", "learned"):
         return ("GPT2LMHeadModel",) if is_whole and shape.bias == "all" and not shape.embedding_norm else ()
@@ -327,11 +327,11 @@ def architectures_of(shape: ModelShape) -> tuple[str, ...]:
         return ("SmolLM3ForCausalLM",)
     if shape.bias == "qkv":
         return ("Qwen2ForCausalLM",)
-    # Llama's alone refuses a width that is not a multiple of its heads, whatever head_dim says.
+    # Only Llama's class refuses a width that is not a multiple of its heads, whatever head_dim says.
     llama = ("LlamaForCausalLM",) if shape.hidden % shape.heads == 0 else ()
     return llama if shape.bias == "all" else (*llama, "MistralForCausalLM", "SmolLM3ForCausalLM")
 
 
 def architecture_of(shape: ModelShape) -> str | None:
-    """transformers' class of this shape; None if it has none."""
+    """The class of transformers for this shape; None if there is none."""
     return next(iter(architectures_of(shape)), None)

@@ -1,4 +1,4 @@
-"""Shapes by name."""
+"""Model shapes by name."""
 
 from typing import Any
 
@@ -40,30 +40,30 @@ _SEQ_2048 = ("175b", "530b", "1t")
 
 
 def _llama(
-    hidden: int, layers: int, heads: int, kv_heads: int, head_dim: int, ffn: int, vocab: int, seq: int, **more: Any
+    hidden: int, layers: int, heads: int, kv_heads: int, head_dim: int, ffn: int, vocab: int, seq: int, **others: Any
 ) -> ModelShape:
-    """Llama's kind: RMSNorm, rotation, SwiGLU, no biases."""
+    """A shape of Llama's kind: RMSNorm, rotation, SwiGLU, no biases."""
     sizes = {"kv_heads": kv_heads, "head_dim": head_dim, "ffn": ffn, "vocab": vocab, "seq": seq}
     kind: dict[str, Any] = {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope", "bias": "none", "tied": False}
     for name, follows in (("head_dim", hidden // heads), ("kv_heads", heads)):
         if sizes[name] == follows:
             del sizes[name]
-    return ModelShape(hidden, layers, heads, **sizes, **kind | more)  # type: ignore[arg-type]
+    return ModelShape(hidden, layers, heads, **sizes, **kind | others)  # type: ignore[arg-type]
 
 
 def _llama3(factor: float) -> dict[str, Any]:
-    """Of Llama 3.1 and later: 3.1 and 3.3 divide their lowest frequencies by 8, 3.2 by 32."""
+    """The rotation of Llama 3.1 and later: 3.1 and 3.3 divide their lowest frequencies by 8, 3.2 by 32."""
     return {"rope_theta": 5e5, "rope_scaling": RopeScaling("llama3", factor, 1.0, 4.0, 8192)}
 
 
 _QWEN25: dict[str, Any] = {"norm_eps": 1e-6, "rope_theta": 1e6, "bias": "qkv"}
 _QWEN3: dict[str, Any] = {"norm_eps": 1e-6, "rope_theta": 1e6, "qk_norm": True}
 _SMOLLM3: dict[str, Any] = {"norm_eps": 1e-6, "rope_theta": 5e6, "nope_every": 4}
-# The published configurations (config.json) of each family's base models; the sequence is that of most of its training.
-# Llama 2: Touvron et al. 2023 (arXiv:2307.09288), table 1. Llama 3: Grattafiori et al. 2024 (arXiv:2407.21783), table
-# 3, and the model cards of 3.2. Qwen2.5: Yang et al. 2024 (arXiv:2412.15115), table 1. Qwen3: Yang et al. 2025
-# (arXiv:2505.09388), table 1. Mistral: Jiang et al. 2023 (arXiv:2310.06825), v0.3 without its window and with 32768
-# tokens. SmolLM2: Allal et al. 2025 (arXiv:2502.02737).
+# The published configurations (config.json) of each family's base models; the sequence is the one of most of its
+# training. Llama 2: Touvron et al. 2023 (arXiv:2307.09288), table 1. Llama 3: Grattafiori et al. 2024
+# (arXiv:2407.21783), table 3, and the model cards of 3.2. Qwen2.5: Yang et al. 2024 (arXiv:2412.15115), table 1. Qwen3:
+# Yang et al. 2025 (arXiv:2505.09388), table 1. Mistral: Jiang et al. 2023 (arXiv:2310.06825), v0.3 without its window
+# and with 32768 tokens. SmolLM2: Allal et al. 2025 (arXiv:2502.02737).
 _OTHERS = {
     "llama2-7b": _llama(4096, 32, 32, 32, 128, 11008, 32000, 4096),
     "llama2-13b": _llama(5120, 40, 40, 40, 128, 13824, 32000, 4096),
@@ -89,7 +89,7 @@ PRESETS = {
 
 
 def preset(name: str) -> ModelShape:
-    """The shape of a preset, whose case is ignored; ConfigError with close matches if there is none."""
+    """The shape of a preset, by its name in any case; ConfigError with close matches if there is none."""
     try:
         return PRESETS[name.lower()]
     except KeyError:

@@ -1,4 +1,4 @@
-"""The texts of a program's command: their braces with values filled in, quoted for bash, and what they may not hold."""
+"""The texts of a program's command: values for their braces, quoted for bash, and checks of their content."""
 
 import contextlib
 import re
@@ -13,7 +13,7 @@ from hpc_gpt.core.tables import close_matches
 
 # `{name}`, but not bash's `${name}`; `{{name}}` is the text `{name}`.
 _BRACE = re.compile(r"\{\{(?P<text>[A-Za-z_]\w*)\}\}|(?<!\$)\{(?P<name>[A-Za-z_]\w*)\}")
-# What holds no quotes of bash: a comment, and from the next line on a here-document.
+# Texts in which quotes mean nothing to bash: a comment, and from the next line on a here-document.
 _COMMENT = re.compile(r"(?:\A|(?<=[\s;|&()]))#[^\n]*")
 _HERE = re.compile(
     r"""<<-?[ \t]*(?P<quote>['"]?)(?P<word>\w+)(?P=quote)(?=.*\n\t*(?P=word)$)""", re.DOTALL | re.MULTILINE
@@ -22,45 +22,45 @@ _VARIABLE = re.compile(r"\$(?:\w+|\{[^{}]*\})")
 
 
 def fill(text: str, values: Mapping[str, str], alone: bool = False) -> str:
-    """A text with its braces filled in; `alone`: those of `values`, and every other one stays as it is.
+    """A text with its braces filled in. `alone`: only names in `values` are filled in, other braces stay.
 
     >>> fill("{run}/{{step}}", {"run": "/a b"}), fill("{run}/{lr}/{{step}}", {"lr": "1"}, alone=True)
     ('/a b/{step}', '{run}/1/{{step}}')
     """
 
-    def filled(found: re.Match[str]) -> str:
-        if alone and found["name"] not in values:
-            return found[0]
-        return values[found["name"]] if found["name"] else f"{{{found['text']}}}"
+    def filled(match: re.Match[str]) -> str:
+        if alone and match["name"] not in values:
+            return match[0]
+        return values[match["name"]] if match["name"] else f"{{{match['text']}}}"
 
     return _BRACE.sub(filled, text)
 
 
 def fill_line(line: str, values: Mapping[str, str], alone: bool = False) -> str:
-    """A line of bash, or several, with its braces filled in, each quoted as its place needs. A comment stays as it is.
-    `alone` is as in `fill`.
+    """One or more lines of bash with their braces filled in, quoted as each place needs. Comments stay as they are.
+    `alone`: see `fill`.
 
     >>> print(fill_line("run {run} '{run}/x' \\"{run}\\" # isn't {run}", {"run": "/a b'$"}))
     run '/a b'"'"'$' '/a b'\\''$/x' "/a b'\\$" # isn't {run}
     """
     parts, quote, place = [], "", 0
-    documents: list[re.Match[str]] = []  # whose text begins at the next line
+    documents: list[re.Match[str]] = []  # here-documents, whose text begins at the next line
     while place < len(line):
-        found = _BRACE.match(line, place)
-        if found:
-            if alone and found["name"] not in values:
-                parts.append(found[0])
+        match = _BRACE.match(line, place)
+        if match:
+            if alone and match["name"] not in values:
+                parts.append(match[0])
             else:
-                parts.append(_quoted(values[found["name"]], quote) if found["name"] else f"{{{found['text']}}}")
-            place = found.end()
+                parts.append(_quoted(values[match["name"]], quote) if match["name"] else f"{{{match['text']}}}")
+            place = match.end()
             continue
         width = 2 if line[place] == "\\" and quote != "'" else 1
         if not quote:
             if comment := _COMMENT.match(line, place):
                 width = len(comment[0])
-            elif here := _HERE.match(line, place):
-                width = len(here[0])
-                documents.append(here)
+            elif document := _HERE.match(line, place):
+                width = len(document[0])
+                documents.append(document)
             elif line[place] in "'\"" or line.startswith("$'", place):
                 quote = line[place : place + 1 + (line[place] == "$")]
                 width = len(quote)
@@ -69,11 +69,13 @@ def fill_line(line: str, values: Mapping[str, str], alone: bool = False) -> str:
         parts.append(line[place : place + width])
         place += width
         if documents and parts[-1] == "\n":
-            here = documents.pop(0)
-            end = re.compile(rf"^\t*{here['word']}$", re.MULTILINE).search(line, place)
+            document = documents.pop(0)
+            end = re.compile(rf"^\t*{document['word']}$", re.MULTILINE).search(line, place)
             stop = end.start() if end else len(line)
-            own = values if here["quote"] else {name: re.sub(r"([\\$`])", r"\\\1", values[name]) for name in values}
-            parts.append(fill(line[place:stop], own, alone))
+            filling = (
+                values if document["quote"] else {name: re.sub(r"([\\$`])", r"\\\1", values[name]) for name in values}
+            )
+            parts.append(fill(line[place:stop], filling, alone))
             place = stop
     return "".join(parts)
 
@@ -87,14 +89,14 @@ def _quoted(value: str, quote: str) -> str:
 
 
 def texts_of(where: str, command: str | tuple[str, ...]) -> dict[str, str]:
-    """{dotted name: text} of a line for bash, or of the words of a list."""
+    """{dotted name: text} for a line of bash, or for each word of a list."""
     if isinstance(command, str):
         return {where: command}
     return {f"{where}[{index}]": word for index, word in enumerate(command)}
 
 
 def text_faults(where: str, text: str) -> Iterator[tuple[str, str]]:
-    """(message, hint) of what no text of a command may hold: a NUL, or a secret."""
+    """(message, hint) of each fault in a text of a command: a NUL, or a secret."""
     if "\0" in text:
         yield f"{where} holds a NUL, which no command line can carry", "take it out"
     bare = _VARIABLE.sub("/", text)
@@ -103,8 +105,8 @@ def text_faults(where: str, text: str) -> Iterator[tuple[str, str]]:
 
 
 def command_faults(where: str, command: str | Sequence[str]) -> Iterator[tuple[str, str]]:
-    """As `text_faults`, of a line for bash, or of the words of a list, in which a value is judged by the word before
-    it."""
+    """(message, hint) as `text_faults` for a line of bash, or for the words of a list, where the word before a value
+    tells whether it is a secret."""
     if isinstance(command, str):
         yield from text_faults(where, command)
         return
@@ -133,8 +135,8 @@ def without_secret_comments(text: str) -> str:
 
 
 def check_file_text(path: Path, text: str) -> None:
-    """ConfigError if a line of an experiment's file, as of a row that is not asked for, holds what looks like a secret.
-    A variable and a name in braces are none."""
+    """Raises ConfigError if any line of an experiment's file, also of a row that was not requested, seems to contain a
+    secret. Variables and names in braces are allowed."""
     for number, line in enumerate(text.splitlines(), 1):
         bare = _BRACE.sub("/", _VARIABLE.sub("/", line))
         if (shown := hide_secrets(bare)) != bare:
@@ -148,23 +150,24 @@ def _secret_fault(where: str, shown: str, then: str) -> tuple[str, str]:
 
 def names_in(text: str) -> set[str]:
     """The names in a text's braces."""
-    return {found["name"] for found in _BRACE.finditer(text) if found["name"]}
+    return {match["name"] for match in _BRACE.finditer(text) if match["name"]}
 
 
 def brace_faults(
-    where: str, text: str, known: Collection[str], elsewhere: Mapping[str, str] | None = None
+    where: str, text: str, names: Collection[str], elsewhere: Mapping[str, str] | None = None
 ) -> Iterator[tuple[str, str]]:
-    """(message, hint) of each brace of a text that is not `known` there. `elsewhere`: {other name: where it is}."""
-    for found in _BRACE.finditer(text):
-        name = found["name"]
-        if name is None or name in known:
+    """(message, hint) of each brace in a text whose name is not in `names`. `elsewhere`: {other name: where it is
+    known}."""
+    for match in _BRACE.finditer(text):
+        name = match["name"]
+        if name is None or name in names:
             continue
-        braces = ", ".join(f"{{{each}}}" for each in known)
+        braces = ", ".join(f"{{{other}}}" for other in names)
         if elsewhere and name in elsewhere:
-            yield f"{where} has {{{name}}}, which is known only {elsewhere[name]}", f"here are known {braces}"
+            yield f"{where} has {{{name}}}, which is known only {elsewhere[name]}", f"known here: {braces}"
         else:
-            match = close_matches(name, known)
+            similar = close_matches(name, names)
             yield (
-                f"{where} has {{{name}}}, which is not known" + (f"; {match}" if match else ""),
-                f"known are {braces}; for a brace of its own the program gets {{{{{name}}}}} as {{{name}}}",
+                f"{where} has {{{name}}}, which is not known" + (f"; {similar}" if similar else ""),
+                f"known: {braces}; write {{{{{name}}}}} to pass {{{name}}} to the program",
             )

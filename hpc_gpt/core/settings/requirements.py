@@ -1,4 +1,4 @@
-"""What a run needs of the machine that its ranks run on: packages, and a folder to offload to."""
+"""Requirements of a run on the machine of its ranks: packages, and a folder to offload to."""
 
 import importlib.util
 import os
@@ -11,7 +11,7 @@ from hpc_gpt.core.settings.resolved import Resolved
 
 
 def check_requirements(resolved: Resolved, has_gpu: bool) -> None:
-    """ConfigError if this machine, on which the ranks are to run, lacks something that they need."""
+    """Raises ConfigError if this machine, on which the ranks will run, lacks something that they need."""
     engine, facts = resolved.engine, engine_named(resolved.engine.name)
     if resolved.train.dtype == "fp16" and not has_gpu and not facts.trains_fp16_on_cpu:
         raise ConfigError(
@@ -25,13 +25,13 @@ def check_requirements(resolved: Resolved, has_gpu: bool) -> None:
 
 
 def check_package(package: str, extra: str, user: str) -> None:
-    """ConfigError, with the command that installs it, if an optional package is missing."""
+    """Raises ConfigError, with the command that installs it, if an optional package is missing."""
     if importlib.util.find_spec(package) is None:
         raise ConfigError(f"{user} needs {package}, which is not installed", f"pip install 'hpc-gpt[{extra}]'")
 
 
 def check_offload_path(path: str) -> None:
-    """ConfigError unless engine.offload_path is a folder on this machine that can be written."""
+    """Raises ConfigError unless engine.offload_path is a folder on this machine that can be written."""
     if not Path(path).is_dir():
         raise ConfigError(
             f"engine.offload_path is {path}, but there is no such folder on {platform.node()}",

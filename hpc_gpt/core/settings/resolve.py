@@ -1,5 +1,5 @@
-"""Resolve an experiment: decide every value in five steps, refuse every contradiction; and turn the result into one
-again."""
+"""Resolves an experiment: decides every value in five steps and refuses contradictions; and turns the result back into
+an experiment."""
 
 import contextlib
 from dataclasses import asdict, fields, replace
@@ -40,9 +40,9 @@ NO_EXPERIMENT = "No EXPERIMENT was named: the defaults, and the options of the c
 SET_END_TOKEN = "set data.end_token to the number of the token that ends a document"
 
 _ALL_KEYS = "hpc-gpt help keys lists every key"
-# Below so many parameters a model fits on one GPU, and tensor parallelism only makes it slower.
+# A model with fewer parameters fits on one GPU, and tensor parallelism only makes it slower.
 SMALL = 10**9
-# {source that needs a path: (what is missing without one, what to do)}
+# {source that needs a path: (the thing that is missing without one, the hint)}
 _NEED_PATH = {
     "tokens": ("no file", "make one with hpc-gpt data, then set data.path"),
     "megatron": ("no prefix of .bin and .idx", 'set data.path, to "stdlib" to try it'),
@@ -59,10 +59,10 @@ def resolve(
     data_from: int = 0,
     race: int = 0,
 ) -> Resolved:
-    """The run of an experiment, once all of its keys are decided; nothing changes it afterwards.
+    """The run of an experiment whose keys are all decided; nothing changes it afterwards.
 
-    `sweep` and `row` name the row that it is; `script` is what is known of a job script; `data_from` is the step of a
-    branch to other data, `race` the most visits of a race. Raises as `size_run`.
+    `sweep` and `row` name its row, if it is one; `script` has the facts about a job script; `data_from` is the step of
+    a branch to other data, `race` the most visits of a race. Raises as `size_run`.
     """
     sized = size_run(experiment, profile, script)
     return Resolved.of(sized, sweep=sweep, row=row, data_from=data_from, race=race)
@@ -109,7 +109,7 @@ def size_run(experiment: Experiment, profile: ClusterProfile, script: ScriptFact
 
 
 def _size_model(model: Model, facts: EngineFacts, command: Command | None) -> ModelShape:
-    """The model's shape. A program's may be unknown."""
+    """The model's shape, which may be unknown for a program."""
     shape = NO_MODEL if command is not None and model == Model() else resolve_shape(model)
     return replace(shape, pad_token=None) if "pad_token_id" in facts.unfollowed else shape
 
@@ -117,10 +117,10 @@ def _size_model(model: Model, facts: EngineFacts, command: Command | None) -> Mo
 def _size_layout(
     experiment: Experiment, shape: ModelShape, profile: ClusterProfile, command: Command | None
 ) -> tuple[Layout, int, Batch]:
-    """(layout, nodes, batch). A program's batch may be unknown."""
-    asked = experiment.layout
-    layout, nodes = _resolve_layout(asked, experiment.engine, shape, profile)
-    sizes = asked.micro_batch, asked.micro_batches, asked.global_batch
+    """(layout, nodes, batch); the batch may be unknown for a program."""
+    request = experiment.layout
+    layout, nodes = _resolve_layout(request, experiment.engine, shape, profile)
+    sizes = request.micro_batch, request.micro_batches, request.global_batch
     batch = NO_BATCH if command is not None and not any(sizes) else solve_batch(layout.dp, *sizes)
     if shape != NO_MODEL:
         check_split(shape, layout)
@@ -130,19 +130,19 @@ def _size_layout(
 def _size_engine(
     experiment: Experiment, layout: Layout, shape: ModelShape, command: Command | None
 ) -> tuple[Train, Engine]:
-    """[train] and [engine]. A program's steps may be unknown."""
+    """[train] and [engine]; the steps may be unknown for a program."""
     _check_train(experiment.train, is_open=command is not None)
     raise_faults(number_faults("job", experiment.job, _ALL_KEYS))
     engine = resolve_engine(experiment.engine, layout, shape, experiment.train)
     return resolve_optimizer(experiment.train, engine), engine
 
 
-def _size_data(asked: Data, facts: EngineFacts, layout: Layout, engine: Engine) -> Data:
+def _size_data(requested: Data, facts: EngineFacts, layout: Layout, engine: Engine) -> Data:
     """[data] as the engine reads it."""
-    if asked.mix is not None and asked.source == Data.source:  # nothing else was asked for
-        asked = replace(asked, source=MIX)
-    _check_data(asked)
-    data = facts.data_of(asked)
+    if requested.mix is not None and requested.source == Data.source:  # no other source was requested
+        requested = replace(requested, source=MIX)
+    _check_data(requested)
+    data = facts.data_of(requested)
     if data.mask_documents and not facts.trains_our_model:
         able = " or ".join(name for name, other in trainers().items() if other.trains_our_model)
         raise ConfigError(
@@ -159,7 +159,7 @@ def _size_data(asked: Data, facts: EngineFacts, layout: Layout, engine: Engine) 
 
 
 def _check_tables(experiment: Experiment, facts: EngineFacts, layout: Layout, shape: ModelShape) -> None:
-    """Refuses what the engine does not follow, and faults of the tables beside the training."""
+    """Refuses keys that the engine does not follow, and faults in the tables around the training."""
     facts.check_run(layout, shape, experiment.train)
     check_services(experiment.notify, experiment.after, experiment.track)
     facts.check_plan(experiment.plan)
@@ -177,16 +177,16 @@ def _check_tables(experiment: Experiment, facts: EngineFacts, layout: Layout, sh
 
 
 def _check_tokens(sized: Sized) -> None:
-    """ConfigError if the run's tokens cannot be counted."""
+    """Raises ConfigError if the run has more tokens than can be counted."""
     steps, batch, seq = sized.train.steps, sized.batch.global_batch, sized.model.seq
     if not runs_program(sized) and steps * batch * seq > MOST_TOKENS:
-        asked = f"{steps:,} steps x {batch:,} samples x {seq:,} are {steps * batch * seq:,} tokens"
+        product = f"{steps:,} steps x {batch:,} samples x {seq:,} are {steps * batch * seq:,} tokens"
         fewer = f"--set train.steps={MOST_TOKENS // (batch * seq)} or less"
-        raise ConfigError(f"{asked}, but a run has at most 2^63 - 1", fewer)
+        raise ConfigError(f"{product}, but a run has at most 2^63 - 1", fewer)
 
 
 def _check_after(resolved: Sized) -> None:
-    """ConfigError if `[after]` asks for what its jobs cannot have of such a run."""
+    """Raises ConfigError if `[after]` needs checkpoints or exports that such a run cannot give."""
     after, command = resolved.after, resolved.command
     if not after.is_asked:
         return
@@ -205,51 +205,52 @@ def _check_after(resolved: Sized) -> None:
 
 
 def resolve_shape(model: Model) -> ModelShape:
-    """The sizes of preset or config.json with the given ones laid over them; ConfigError if one is missing."""
-    given = {key: size for key, size in vars(model).items() if size is not None and key not in ("preset", "hf")}
+    """The shape of the preset or config.json, overridden by the model's own sizes; ConfigError if a size is missing."""
+    sizes = {key: size for key, size in vars(model).items() if size is not None and key not in ("preset", "hf")}
     if model.preset is not None and model.hf is not None:
         raise ConfigError(
             f"model.preset is {model.preset}, and model.hf is {model.hf}: both give the sizes", "leave one of them out"
         )
     if model.hf is not None:
-        from hpc_gpt.core.weights.config import read_config  # of published weights alone
+        from hpc_gpt.core.weights.config import read_config  # only published weights need it
 
-        shape = replace(read_config(Path(model.hf), model.seq), **given)
+        shape = replace(read_config(Path(model.hf), model.seq), **sizes)
     elif model.preset is not None:
-        shape = replace(preset(model.preset), **given)
+        shape = replace(preset(model.preset), **sizes)
     else:
-        missing = [name for name in ("hidden", "layers", "heads") if name not in given]
+        missing = [name for name in ("hidden", "layers", "heads") if name not in sizes]
         if missing:
             raise ConfigError(
                 f"model lacks {', '.join(missing)}, and names no preset", 'set model.preset = "gpt2", or give the sizes'
             )
-        shape = ModelShape(**given)
+        shape = ModelShape(**sizes)
     check_shape(shape)
     return shape
 
 
 def with_pad_token(model: Model, init: Path) -> Model:
-    """The model with the pad token of the folder that its weights are from, if it has none of its own.
+    """The model with the pad token of the folder of its weights, if it has none itself.
 
-    A folder that cannot be read here, or is another model's, changes nothing; `check_weights` says why.
+    A folder that cannot be read, or belongs to another model, changes nothing; `check_weights` reports it.
     """
     from hpc_gpt.core.weights.config import read_config
 
     with contextlib.suppress(UserError):
         if resolve_shape(model).pad_token is None:
-            found = replace(model, pad_token=read_config(init).pad_token)
-            resolve_shape(found)
-            return found
+            padded = replace(model, pad_token=read_config(init).pad_token)
+            resolve_shape(padded)
+            return padded
     return model
 
 
 def _resolve_layout(
     request: LayoutRequest, engine: Engine, shape: ModelShape, profile: ClusterProfile, hints: bool = True
 ) -> tuple[Layout, int]:
-    """(layout, nodes). By default pp is 1, tp the largest that fits a node and the heads, and dp the rest.
+    """(layout, nodes). By default pp is 1, tp the largest that fits a node and the heads, and dp takes the remaining
+    GPUs.
 
     A model below SMALL parameters, or an engine without a pipeline, splits over tp only if that is requested. `hints`:
-    a refusal names what would run.
+    a refusal names layouts that would run.
     """
     check_sizes({name: getattr(request, name) for name in ("gpus", "nodes", *AXES)}, "layout.")
     per_node = profile.gpus_per_node
@@ -287,8 +288,8 @@ def _resolve_layout(
             check_nodes(layout, request.nodes, per_node, allow_tp_across_nodes=True)
         check_gpus(layout, gpus)
     except LayoutError as fault:
-        found = _nearest(request, engine, shape, profile, layout, gpus) if hints else ""
-        raise LayoutError(str(fault), f"use {found}" if found else fault.hint) from None
+        nearest = _nearest(request, engine, shape, profile, layout, gpus) if hints else ""
+        raise LayoutError(str(fault), f"use {nearest}" if nearest else fault.hint) from None
     nodes = request.nodes or nodes_for(gpus, per_node)
     if gpus % nodes:
         raise LayoutError(
@@ -306,43 +307,43 @@ def _resolve_layout(
 def _nearest(
     request: LayoutRequest, engine: Engine, shape: ModelShape, profile: ClusterProfile, layout: Layout, gpus: int
 ) -> str:
-    """A hint for a `layout` that does not have exactly these GPUs: as many as it has, and the nearest layouts of these,
-    each tried; with a tp above a node's GPUs one within a node, or the option that allows it."""
+    """A hint for a `layout` that does not use exactly these GPUs: the number that it needs, and the nearest layouts of
+    these GPUs, each tried; for a tp above a node's GPUs a tp within a node, or the option that allows it."""
 
     def changed(**changes: Any) -> Layout | None:
         try:
-            found, _ = _resolve_layout(replace(request, **changes), engine, shape, profile, hints=False)
-            check_split(shape, found)
+            tried, _ = _resolve_layout(replace(request, **changes), engine, shape, profile, hints=False)
+            check_split(shape, tried)
             if request.global_batch is not None:
-                solve_batch(found.dp, request.micro_batch, request.micro_batches, request.global_batch)
+                solve_batch(tried.dp, request.micro_batch, request.micro_batches, request.global_batch)
         except LayoutError:
             return None
-        return found
+        return tried
 
     across = request.tp is not None and not request.allow_tp_across_nodes and bool(profile.gpus_per_node % request.tp)
     allowed, how = {"allow_tp_across_nodes": True} if across else {}, " with --allow-tp-across-nodes" if across else ""
     options = []
     if across:
         others, tp = (request.pp or 1) * layout.cp, None
-        if engine_named(engine.name).splits("pp") and gpus % others == 0:  # a small model, too, is to be split here
+        if engine_named(engine.name).splits("pp") and gpus % others == 0:  # here a small model is split, too
             tp = default_tp(gpus, profile.gpus_per_node, shape, others)
-        options = [f"--tp {found.tp} ({found})"] if (found := changed(tp=tp)) else []
+        options = [f"--tp {tried.tp} ({tried})"] if (tried := changed(tp=tp)) else []
     elif request.gpus is not None:
         options = [f"--gpus {layout.gpus}"] if changed(gpus=layout.gpus) else []
     elif request.nodes is not None and changed(nodes=(nodes := -(-layout.gpus // profile.gpus_per_node))):
         options = [f"--nodes {nodes}"]
     for axis in ("dp", "pp"):
         others = layout.gpus // getattr(layout, axis)
-        if gpus % others == 0 and (found := changed(**{axis: gpus // others}, **allowed)):
-            of_tp = f"--tp {found.tp} " if across else ""
-            options.append(f"{of_tp}--{axis} {getattr(found, axis)} ({found}){how}")
+        if gpus % others == 0 and (tried := changed(**{axis: gpus // others}, **allowed)):
+            of_tp = f"--tp {tried.tp} " if across else ""
+            options.append(f"{of_tp}--{axis} {getattr(tried, axis)} ({tried}){how}")
             break
     else:
         smaller: list[dict[str, Any]] = [{"tp": None}, {"pp": None}, {"tp": None, "pp": None}]
         smaller += [{"tp": None, "pp": None, "dp": None}, {"tp": None, "pp": gpus, "dp": None}]
         for changes in smaller if not across else ():
-            if found := changed(**changes):
-                options.append(f"{' '.join(f'--{axis} {getattr(found, axis)}' for axis in changes)} ({found})")
+            if tried := changed(**changes):
+                options.append(f"{' '.join(f'--{axis} {getattr(tried, axis)}' for axis in changes)} ({tried})")
                 break
     if across and not options and changed(gpus=layout.gpus, nodes=None, **allowed):
         options.append(f"--gpus {layout.gpus}{how}")
@@ -350,7 +351,7 @@ def _nearest(
 
 
 def _check_train(train: Train, is_open: bool) -> None:
-    """`is_open`: how many steps there are may not be known."""
+    """Raises ConfigError for the faults of [train]. `is_open`: the number of steps may be unknown."""
     faults = list(number_faults("train", train, _ALL_KEYS, ("steps",) if is_open and not train.steps else ()))
     if not faults and train.steps and (excess := excess_of(train)):
         raise ConfigError(excess, "use a shorter warm-up or decay, or more train.steps")
@@ -390,9 +391,9 @@ def _check_data(data: Data) -> None:
 
 
 def _job_over_profile(experiment: Experiment, profile: ClusterProfile, of_a_script: bool) -> Job:
-    """[job]: the experiment's values, else the profile's. The flags of both are kept, the profile's first.
+    """[job] with the experiment's values, else the profile's. It has the flags of both, the profile's first.
 
-    A job `of_a_script` without a signal's lead gets no signal.
+    A job `of_a_script` gets no signal unless the experiment states its lead.
     """
     job = experiment.job
     values: dict[str, Any] = {}
@@ -413,7 +414,7 @@ def _job_over_profile(experiment: Experiment, profile: ClusterProfile, of_a_scri
 
 
 def experiment_tables(resolved: Sized) -> dict[str, dict[str, Any]]:
-    """The tables of an experiment that resolves to `resolved` under the same profile; None for open keys."""
+    """The tables of an experiment that resolves to `resolved` with the same profile; open keys are None."""
     profile = resolved.cluster
     job = asdict(resolved.job)
     # `resolve` puts the profile's flags before the experiment's own.
@@ -421,7 +422,7 @@ def experiment_tables(resolved: Sized) -> dict[str, dict[str, Any]]:
     job["srun"] = resolved.job.srun[len(profile.srun) :]
     engine = asdict(resolved.engine)
     if resolved.engine.cp_exchange == "heads":
-        del engine["cp_exchange"]  # a key added later: the same text as ever without it
+        del engine["cp_exchange"]  # a later key: without it the text never changes
     train = {key: value for key, value in asdict(resolved.train).items() if (key, value) != ("matmul", "none")}
     layout = {
         "gpus": resolved.gpus,
@@ -444,18 +445,18 @@ def experiment_tables(resolved: Sized) -> dict[str, dict[str, Any]]:
 
 
 def experiment_of(resolved: Sized) -> Experiment:
-    """The experiment that resolves to `resolved` under the same profile."""
+    """The experiment that resolves to `resolved` with the same profile."""
     tables = experiment_tables(resolved)
     sizes = {name: getattr(resolved.model, name) for name in model_table(resolved)}
     model, layout, job = Model(resolved.preset, **sizes), LayoutRequest(**tables["layout"]), Job(**tables["job"])
     command = resolved.command or Command()
     services = {name: getattr(resolved, name) for name in SERVICES}
-    kept = (resolved.data, resolved.engine, layout, resolved.train, job, command)
-    return Experiment(resolved.name, model, *kept, **services)
+    copied = (resolved.data, resolved.engine, layout, resolved.train, job, command)
+    return Experiment(resolved.name, model, *copied, **services)
 
 
 def experiment_text(resolved: Resolved, comment: str) -> str:
-    """The text of that experiment as TOML, after a line with `comment`."""
+    """The TOML text of that experiment, after a line with `comment`."""
     lines = [f"# {comment}", *toml_lines({"name": resolved.name})]
     for name, table in experiment_tables(resolved).items():
         if name in SERVICES and not table:

@@ -1,7 +1,7 @@
-"""`Resolved`: the complete settings of one run, their text, and the hash that says which runs are repeats.
+"""`Resolved`: the complete settings of one run, their text, and the hash that identifies repeats.
 
-Rendering, submission, training and reporting share this object, whose text is `resolved.json` in the run folder. It has
-no run id, time, host or path of the machine that made it.
+Rendering, submission, training and reporting share this object; its text is `resolved.json` in the run folder. It
+contains no run id, time, host or path of the machine that made it.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from hpc_gpt.core.settings.sized import (
 )
 from hpc_gpt.core.typed_tables import from_tables
 
-# The schemas of resolved.json that this version reads: its own, and that of the minor version before. 0.3 is the first
-# version whose runs and scripts later ones read, so it reads 2 alone. The rule holds for scripts, too: each carries its
-# resolved.json.
+# The schemas of resolved.json that this version reads: its own, and that of the previous minor version. 0.3 is the
+# first version whose runs and scripts later ones read, so it reads only 2. The rule also holds for scripts, as each
+# carries its resolved.json.
 _READABLE = (SCHEMA,)
-# Keys of [engine] that were added later, and are written with their defaults, too.
+# Keys of [engine] that were added later, but are written even with their defaults.
 _WRITTEN = ("keep_residuals", "one_pass_loss", "fused_bias_gradients")
-# The bytes of a file's name, as Linux' file systems take them.
+# The most bytes of a file's name on Linux' file systems.
 NAME_BYTES = 255
-# The bytes of a job's name: its output %x-%j.out has a number, or the two of an array, too.
+# The most bytes of a job's name: its output %x-%j.out also contains a number, or the two of an array.
 JOB_NAME_BYTES = NAME_BYTES - len("-4294967295_4294967295.out")
 
 
 class OtherSchema(ConfigError):
-    """Settings that a version wrote which is too old for this one, or newer."""
+    """The settings were written by a version that is too old for this one, or newer."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Resolved(Sized):
 
     @staticmethod
     def of(sized: Sized, **decided: Any) -> Resolved:
-        """The run of an experiment's sizes, with the fields that are decided after them."""
+        """The run with an experiment's sizes, and the fields that are decided after them."""
         return Resolved(**{entry.name: getattr(sized, entry.name) for entry in fields(sized)} | decided)
 
     @property
@@ -61,7 +61,7 @@ class Resolved(Sized):
         return folder_name(self.name)
 
     def as_row(self, sweep: str, row: str) -> Resolved:
-        """The same run as a row of a sweep, as an element of an array is."""
+        """The same run as a row of a sweep, for an element of an array."""
         return replace(self, sweep=sweep, row=row)
 
     def to_json(self) -> str:
@@ -77,14 +77,14 @@ class Resolved(Sized):
         tables = asdict(self) | {"model": model_table(self) or None, "batch": batch_table(self) or None}
         for key in OF_THE_PLANNER:
             del tables["cluster"][key]
-        if self.cluster.purge_modules:  # a key added later: the same text as ever without it
+        if self.cluster.purge_modules:  # a later key: without it the text never changes
             del tables["cluster"]["purge_modules"]
         if self.cluster.stage is None:
             del tables["cluster"]["stage"]
         for name in ("data", "engine", "layout", "train", *program_tables(self)):
             rules = self.key_rules(name)
             for key in [key for key in tables[name] if key not in _WRITTEN]:
-                if tables[name][key] in rules[key].unhashed:  # a key added later: the same text as ever without it
+                if tables[name][key] in rules[key].not_in_hash:  # a later key: without it the text never changes
                     del tables[name][key]
         for name in SERVICES:
             tables[name] = changed_keys(getattr(self, name))
@@ -96,7 +96,8 @@ class Resolved(Sized):
 
     @staticmethod
     def from_json(text: str) -> Resolved:
-        """The object of a text that `to_json` gave. Raises ConfigError if it is damaged, OtherSchema."""
+        """The object from the text of `to_json`. Raises ConfigError if it is damaged, OtherSchema for another
+        version's."""
         try:
             tables = json.loads(text)
             if tables["schema"] not in _READABLE:
@@ -110,18 +111,18 @@ class Resolved(Sized):
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
             if isinstance(fault, ConfigError):
                 raise
-            words = f"no JSON: {fault}" if isinstance(fault, json.JSONDecodeError) else repr(fault)
-            words = words if text.strip() else "it is empty"
+            fault_text = f"not JSON: {fault}" if isinstance(fault, json.JSONDecodeError) else repr(fault)
+            fault_text = fault_text if text.strip() else "it is empty"
             raise ConfigError(
-                f"resolved.json cannot be read: {words}", "the run folder is damaged; submit again"
+                f"resolved.json cannot be read: {fault_text}", "the run folder is damaged; submit again"
             ) from None
         assert isinstance(resolved, Resolved)
         return resolved
 
 
 def folder_name(name: str, most: int = NAME_BYTES) -> str:
-    """A name of at most `most` bytes that a folder can have, in Unicode's normal form C: letters, digits and signs of
-    any script stay, and of ASCII's signs dots, dashes and underscores; anything else becomes `_`.
+    """A folder's name of at most `most` bytes, in Unicode's normal form C: letters, digits and signs of any script
+    stay, in ASCII only letters, digits, dots, dashes and underscores; anything else becomes `_`.
 
     >>> folder_name("../x y"), folder_name("实验一: größe")
     ('_x_y', '实验一__größe')
@@ -131,8 +132,8 @@ def folder_name(name: str, most: int = NAME_BYTES) -> str:
 
 
 def cut_name(name: str, most: int, whole: str = "") -> str:
-    """A name of at most `most` bytes of UTF-8. One that is longer ends with digits of the hash of `whole`, by default
-    of itself, so that two names stay two.
+    """A name cut to at most `most` bytes of UTF-8. A longer name ends with digits of the hash of `whole`, by default of
+    itself, so that different names stay different.
 
     >>> cut_name("x" * 20, 14), cut_name("实" * 20, 14)
     ('xxxxx-27ad4247', '实-a2e2274b')
@@ -145,43 +146,43 @@ def cut_name(name: str, most: int, whole: str = "") -> str:
 
 
 def is_name_letter(letter: str) -> bool:
-    """Whether a folder's name can have the character: no blank, no control or formatting character, no other sign of
-    ASCII, which a shell or a pattern may take for its own."""
+    """Whether a folder's name may contain the character: not a blank, control or formatting character, nor a sign of
+    ASCII that has a meaning in a shell or a pattern."""
     if letter.isascii():
         return letter.isalnum() or letter in "._-"
     return letter.isprintable()
 
 
 def config_hash(resolved: Sized) -> str:
-    """16 hex digits of the settings that decide weights and speed: equal for runs that count as repeats."""
+    """16 hex digits of the settings that decide weights and speed; equal for runs that count as repeats."""
     return _hash_of(resolved, ("speed", "schedule"))
 
 
 def speed_hash(resolved: Sized) -> str:
-    """A text of the cluster and the settings that decide speed: equal for runs that should be equally fast."""
+    """The cluster, and a hash of the settings that decide speed; equal for runs that should be equally fast."""
     return f"{resolved.cluster.name} {_hash_of(resolved, ('speed',))}"
 
 
-def _hash_of(resolved: Sized, decides: Collection[str]) -> str:
-    kept: dict[str, Any] = {"nodes": resolved.nodes, "device": resolved.cluster.device}
+def _hash_of(resolved: Sized, effects: Collection[str]) -> str:
+    hashed: dict[str, Any] = {"nodes": resolved.nodes, "device": resolved.cluster.device}
     for name in ("model", "data", "engine", "layout", "batch", "train", *program_tables(resolved)):
         of_keys = resolved.key_rules(name)
         part = getattr(resolved, name)
         table = part.table() if isinstance(part, ModelShape) else vars(part)
-        kept[name] = {
+        hashed[name] = {
             key: value
             for key, value in table.items()
-            if of_keys[key].decides in decides and value not in of_keys[key].unhashed
+            if any(effect in effects for effect in of_keys[key].affects) and value not in of_keys[key].not_in_hash
         }
-    if resolved.data_from and "schedule" in decides:
-        kept["data_from"] = resolved.data_from
+    if resolved.data_from and "schedule" in effects:
+        hashed["data_from"] = resolved.data_from
     if resolved.script is not None:
-        kept["script"] = {"body": resolved.script.body, "tasks": resolved.script.tasks}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=asdict).encode()).hexdigest()[:16]
+        hashed["script"] = {"body": resolved.script.body, "tasks": resolved.script.tasks}
+    return hashlib.sha256(json.dumps(hashed, sort_keys=True, default=asdict).encode()).hexdigest()[:16]
 
 
 def _check_stored(resolved: Resolved) -> None:
-    """ValueError or LayoutError for settings that `resolve` never returns."""
+    """Raises ValueError or LayoutError for settings that `resolve` never returns."""
     if (shape := known_shape(resolved)) is not None:
         check_shape(shape)
     for name, size in {"gpus": resolved.gpus, "nodes": resolved.nodes, **batch_table(resolved)}.items():

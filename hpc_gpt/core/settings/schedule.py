@@ -1,6 +1,6 @@
-"""The schedule of the learning rate: its rate at a step, its text, its faults, and how it is cut for a shorter run.
+"""The schedule of the learning rate: the rate at a step, its text, its faults, and its cut for a shorter run.
 
-Trainer, resumption and branches ask here, so that what a user reads before a run is what its optimizer does.
+Trainer, resumption and branches all use it, so that a user reads before a run what its optimizer will do.
 """
 
 import math
@@ -14,8 +14,9 @@ from hpc_gpt.core.settings.experiment import Train
 def learning_rate(train: Train, step: int) -> float:
     """The learning rate of optimizer step number `step` (from 0), a pure function of the step.
 
-    It rises linearly over `warmup_steps`, above zero from the first step on. Then `train.decay` says: constant; cosine
-    and linear fall to `min_lr` at `steps`; wsd is constant but for its last `decay_steps`. After `steps` it stays.
+    It rises linearly over `warmup_steps`, above zero from the first step on. Then `train.decay` decides: constant;
+    cosine and linear fall to `min_lr` at `steps`; wsd is constant except in its last `decay_steps`. After `steps` it
+    stays.
     """
     if step < train.warmup_steps:
         return train.lr * (step + 1) / train.warmup_steps
@@ -39,7 +40,7 @@ def _height(train: Train, step: int) -> float:
 
 
 def decay_steps_of(train: Train) -> int:
-    """The steps of wsd's decay: `decay_steps`, by default a tenth of `steps`, 1 or more."""
+    """The number of steps of wsd's decay: `decay_steps`, by default a tenth of `steps`, at least 1."""
     return max(1, train.steps // 10) if train.decay_steps is None else train.decay_steps
 
 
@@ -61,12 +62,12 @@ def describe_schedule(train: Train) -> str:
 
 
 def first_difference(one: Train, other: Train, steps: Iterable[int]) -> int | None:
-    """The first of these steps (from 0) at which two schedules have different rates, None without one."""
+    """The first of these steps (from 0) at which two schedules have different rates; None without one."""
     return next((step for step in steps if learning_rate(one, step) != learning_rate(other, step)), None)
 
 
 def excess_of(train: Train) -> str:
-    """What is wrong with a wsd whose warm-up and decay do not fit into its steps; empty if they do."""
+    """The fault of a wsd whose warm-up and decay do not fit into its steps; empty if they do."""
     if train.decay != "wsd" or train.warmup_steps + (length := decay_steps_of(train)) <= train.steps:
         return ""
     decay = f"train.decay_steps {length}" + (", a tenth of the steps" if train.decay_steps is None else "")
@@ -79,8 +80,8 @@ def excess_of(train: Train) -> str:
 def cut_schedule(train: Train, least_after_warmup: int = 0) -> tuple[Train, tuple[str, ...]]:
     """[train] with a warm-up and a decay that fit into its steps, and a line for each that was cut.
 
-    The warm-up is cut first: it leaves the steps that a program wants after it, and wsd one for its decay, or the tenth
-    that this has by default. The decay is cut to what the warm-up leaves.
+    The warm-up is cut first: it leaves the steps that a program needs after it, and for wsd one step of decay, or the
+    default tenth. The decay is cut to the steps that the warm-up leaves.
     """
     warmup, decay = train.warmup_steps, train.decay_steps
     if train.steps < 1:

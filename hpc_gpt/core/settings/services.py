@@ -1,7 +1,7 @@
-"""What is to happen around a run: `[notify]`, `[after]` and `[track]`; and what the planner is to know of a program of
-the user's own, `[plan]`. A table that is missing asks for nothing.
+"""The services around a run, `[notify]`, `[after]` and `[track]`; and `[plan]`, the planner's facts about the user's
+own program. A missing table requests nothing.
 
-No key of them decides weights or speed, so none is in `config_hash`, and each may change when a run resumes.
+Their keys affect neither weights nor speed, so none is in `config_hash`, and each may change when a run resumes.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from hpc_gpt.core.errors import raise_faults
 from hpc_gpt.core.settings.key_rules import key, number_faults
 from hpc_gpt.core.settings.program_text import brace_faults, command_faults, texts_of
 
-# An engine is a module of hpc_gpt/core/engines, and its name is the file's.
+# An engine is a module of hpc_gpt/core/engines, named like the file.
 ENGINE_NAMES = tuple(
     sorted(path.stem.replace("_", "-") for path in (Path(__file__).parents[1] / "engines").glob("[a-z]*.py"))
 )
@@ -27,19 +27,19 @@ GradSum = Literal["fp32", "bf16", "fp16"]
 Loss = Literal["none", "half", "jit", "kernel"]
 HeldAs = Literal["mixed", "fp32", "bf16"]
 _DEFAULT = "leave it out for its default"
-# What is filled into the texts of [after].
+# Names that are filled into the texts of [after].
 AFTER_BRACES = ("checkpoint", "export", "step", "run")
 
 
 @dataclass(frozen=True)
 class Notify:
-    """`[notify]`: a command that gets the events of the run, each as a line of JSON on its standard input."""
+    """`[notify]`: a command that is started for events of the run, with a line of JSON on its standard input."""
 
-    command: str | tuple[str, ...] | None = key(None, resume="free", decides="nothing", added=True)
-    'A line for bash, or a list that is executed as it is; for example "mail -s GPT me@example.org".'
-    on: tuple[Event, ...] = key(("ended", "failed", "retried"), resume="free", decides="nothing", added=True)
-    "The events that it gets: first_step, ended, failed, retried, stopped."
-    timeout_s: float = key(20.0, resume="free", decides="nothing", added=True, above=0)
+    command: str | tuple[str, ...] | None = key(None, resume="free", affects=(), since="0.2")
+    'A line for bash, or a list executed without a shell; for example "mail -s GPT me@example.org".'
+    on: tuple[Event, ...] = key(("ended", "failed", "retried"), resume="free", affects=(), since="0.2")
+    "Events that it is started for: first_step, ended, failed, retried, stopped."
+    timeout_s: float = key(20.0, resume="free", affects=(), since="0.2", above=0)
     "Seconds after which it is killed; for example 60."
 
     @property
@@ -48,7 +48,7 @@ class Notify:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """The command as a list; of a line for bash, bash's."""
+        """The command as a list of words; a line for bash becomes `bash -c LINE`."""
         if isinstance(self.command, str):
             return "bash", "-c", self.command
         return self.command or ()
@@ -56,21 +56,21 @@ class Notify:
 
 @dataclass(frozen=True)
 class After:
-    """`[after]`: a job of its own after each checkpoint, such as an evaluation.
+    """`[after]`: a separate job after each checkpoint, such as an evaluation.
 
     In its texts `{checkpoint}`, `{export}`, `{step}` and `{run}` are filled in, quoted for bash.
     """
 
-    run: str | tuple[str, ...] | None = key(None, resume="free", decides="nothing", added=True)
-    'What the job runs: a line for bash, or a list; for example "python evaluate.py {checkpoint}".'
-    every: int = key(1, resume="free", decides="nothing", added=True, least=0)
-    "After each n-th checkpoint; 0 for only the last one of a run that is done; for example 5."
-    export: bool = key(False, resume="free", decides="nothing", added=True)
-    "The job first writes the checkpoint in Hugging Face's format, to {export}."
-    sbatch: tuple[str, ...] = key((), resume="free", decides="nothing", added=True)
-    'Its options of sbatch, of which it inherits the account alone; for example ["--gpus=1", "--time=1:00:00"].'
-    most: int = key(4, resume="free", decides="nothing", added=True, least=1)
-    "Unfinished jobs beyond which a checkpoint gets none; for example 2."
+    run: str | tuple[str, ...] | None = key(None, resume="free", affects=(), since="0.2")
+    'Command of the job: a line for bash, or a list; for example "python evaluate.py {checkpoint}".'
+    every: int = key(1, resume="free", affects=(), since="0.2", least=0)
+    "Runs after each n-th checkpoint; 0: only after the last one of a run that is done; for example 5."
+    export: bool = key(False, resume="free", affects=(), since="0.2")
+    "Whether the job first exports the checkpoint in Hugging Face's format, to {export}."
+    sbatch: tuple[str, ...] = key((), resume="free", affects=(), since="0.2")
+    'Options of sbatch for this job; it inherits only the account; for example ["--gpus=1", "--time=1:00:00"].'
+    most: int = key(4, resume="free", affects=(), since="0.2", least=1)
+    "Most unfinished jobs at a time; at this number a checkpoint gets none; for example 2."
 
     @property
     def is_asked(self) -> bool:
@@ -79,51 +79,51 @@ class After:
 
 @dataclass(frozen=True)
 class Track:
-    """`[track]`: curves of the run in other programs while it trains."""
+    """`[track]`: curves of the run in other programs during training."""
 
-    tensorboard: bool = key(False, resume="free", decides="nothing", added=True)
-    "TensorBoard's event files are written to tensorboard/ of the run."
-    wandb: str | None = key(None, resume="free", decides="nothing", added=True)
-    'A project of Weights & Biases to send to, as its own environment variables say; for example "gpt".'
+    tensorboard: bool = key(False, resume="free", affects=(), since="0.2")
+    "Whether TensorBoard event files are written to tensorboard/ in the run folder."
+    wandb: str | None = key(None, resume="free", affects=(), since="0.2")
+    'Weights & Biases project to send to; its own environment variables configure the rest; for example "gpt".'
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`[plan]`: how a program of engine `command` runs, as far as its layout does not show it. `plan` reads it."""
+    """`[plan]`: facts about a program of engine `command` that its layout does not show, for `plan`."""
 
-    like: EngineName | None = key(None, resume="free", decides="nothing", added=True)
-    "The engine whose rules of memory and communication the program shares; without it nothing is planned."
-    attention: AttentionKernel | None = key(None, resume="free", decides="nothing", added=True)
-    "Attention's kernel; unfused writes the scores to memory; te is the device's best; sdpa PyTorch's before 2.11: fa2."
-    grad_sum: GradSum | None = key(None, resume="free", decides="nothing", added=True)
-    "The format in which gradients are summed over micro-batches, kept and reduced."
-    dp_overlap: bool | None = key(None, resume="free", decides="nothing", added=True)
-    "Whether gradients are reduced, and sharded parameters gathered, beside the passes."
-    tp_overlap: bool | None = key(None, resume="free", decides="nothing", added=True)
-    "Whether communication of tensor parallelism runs in pieces beside the products that it serves."
-    fused_loss: Loss | None = key(None, resume="free", decides="nothing", added=True)
-    "The loss: operators on fp32 logits, in 16 bits (half), compiled (jit), or one kernel on 16-bit logits."
-    edges_as_layers: bool | None = key(None, resume="free", decides="nothing", added=True)
-    "Whether embedding and head each take a layer's place in the split over stages."
-    states: HeldAs | None = key(None, resume="free", decides="nothing", added=True)
-    "What is held of a parameter: 16-bit weights and fp32 states (mixed, 2 + 12 bytes), fp32 (4 + 8), bf16 (2 + 4)."
-    offloaded_layers: int | None = key(None, resume="free", decides="nothing", added=True, least=0)
-    "Layers whose activations are copied to the host's memory."
-    whole_gradients: bool | None = key(None, resume="free", decides="nothing", added=True)
-    "Whether ZeRO-2, ZeRO-3 or FSDP reduces after the last micro-batch alone."
-    whole_logits: bool | None = key(None, resume="free", decides="nothing", added=True)
+    like: EngineName | None = key(None, resume="free", affects=(), since="0.2")
+    "Engine with the same memory and communication as the program; without it nothing is planned."
+    attention: AttentionKernel | None = key(None, resume="free", affects=(), since="0.2")
+    "Attention kernel; unfused writes the scores to memory; te: the device's best; sdpa: PyTorch's before 2.11 (fa2)."
+    grad_sum: GradSum | None = key(None, resume="free", affects=(), since="0.2")
+    "Format in which gradients are summed over micro-batches, stored and reduced."
+    dp_overlap: bool | None = key(None, resume="free", affects=(), since="0.2")
+    "Whether gradients are reduced, and sharded parameters gathered, while the passes run."
+    tp_overlap: bool | None = key(None, resume="free", affects=(), since="0.2")
+    "Whether tensor-parallel communication overlaps, in pieces, with the matrix products that need it."
+    fused_loss: Loss | None = key(None, resume="free", affects=(), since="0.2")
+    "The loss: operators on fp32 logits (none) or 16-bit ones (half), compiled (jit), or one kernel on 16-bit logits."
+    edges_as_layers: bool | None = key(None, resume="free", affects=(), since="0.2")
+    "Whether embedding and head each count as a layer in the split over pipeline stages."
+    states: HeldAs | None = key(None, resume="free", affects=(), since="0.2")
+    "Bytes per parameter: mixed = 16-bit weights and fp32 states (2 + 12), fp32 (4 + 8), bf16 (2 + 4)."
+    offloaded_layers: int | None = key(None, resume="free", affects=(), since="0.2", least=0)
+    "Number of layers whose activations are copied to host memory."
+    whole_gradients: bool | None = key(None, resume="free", affects=(), since="0.2")
+    "Whether ZeRO-2, ZeRO-3 or FSDP reduces gradients only after the last micro-batch."
+    whole_logits: bool | None = key(None, resume="free", affects=(), since="0.2")
     "Whether every rank of tp gathers all logits."
 
     @property
     def traits(self) -> dict[str, Any]:
-        """What is given, by the name of a Training's field."""
-        found = {name: value for name, value in changed_keys(self).items() if name != "like"}
+        """{field of a Training: value} of the keys that are set."""
+        values = {name: value for name, value in changed_keys(self).items() if name != "like"}
         if self.attention is not None:
-            found["flash"] = self.attention != "unfused"
-        return found
+            values["flash"] = self.attention != "unfused"
+        return values
 
 
-# {name of the table in an experiment: the table without which nothing happens}
+# {name of the table in an experiment: its default, which requests nothing}
 SERVICES: dict[str, Any] = {"notify": Notify(), "after": After(), "track": Track(), "plan": Plan()}
 
 
@@ -133,7 +133,7 @@ def changed_keys(table: Notify | After | Track | Plan) -> dict[str, Any]:
 
 
 def check_services(notify: Notify, after: After, track: Track) -> None:
-    """ConfigError with every fault of the three tables."""
+    """Raises ConfigError with every fault of the three tables."""
     raise_faults(dict([*_notify_faults(notify), *_after_faults(after), *_track_faults(track)]))
 
 
@@ -151,7 +151,7 @@ def _after_faults(after: After) -> Iterator[tuple[str, str]]:
     """(message, hint) of each fault of [after]."""
     if after.run is None:
         if after != After():
-            yield "[after] has no run, which says what its job runs", 'set after.run = "…", or leave the table out'
+            yield "[after] has no run, the command of its job", 'set after.run = "…", or leave the table out'
         return
     yield from _command_faults("after.run", after.run)
     for where, text in texts_of("after.run", after.run).items():
@@ -166,7 +166,7 @@ def _track_faults(track: Track) -> Iterator[tuple[str, str]]:
     """(message, hint) of each fault of [track]."""
     if track.wandb is not None and track.wandb.strip().lower() in ("", "true", "false", "yes", "no", "on", "off"):
         what = f"{track.wandb!r}" if track.wandb.strip() else "empty"
-        yield f"track.wandb is {what}, but names the project to send to", 'for example wandb = "gpt"'
+        yield f"track.wandb is {what}, but must name the project to send to", 'for example wandb = "gpt"'
 
 
 def _command_faults(where: str, command: str | tuple[str, ...]) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""How a layout splits a model shape: what it must divide, the layers of each stage, the parameters of one rank."""
+"""The split of a model shape by a layout: its conditions, the layers of each stage, the parameters of one rank."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ def layer_params(shape: ModelShape, tp: int) -> float:
     """Parameters of one layer on one of `tp` ranks: (12 h^2 + 7 h)/t + 6 h for GPT-2 (Shoeybi et al. 2019,
     arXiv:1909.08053, section 3).
 
-    Matrices are divided, and biases of those that are divided by rows; the other biases and the norms are not.
+    Matrices are divided, and the biases of those that are divided by rows; other biases and norms are not.
 
     >>> layer_params(ModelShape(hidden=768, layers=12, heads=12), 1) == 12 * 768**2 + 13 * 768
     True
@@ -27,7 +27,7 @@ def layer_params(shape: ModelShape, tp: int) -> float:
 
 
 def replicated_params(shape: ModelShape) -> int:
-    """Parameters that each tensor-parallel rank has whole: norms, positions, and biases after an all-reduce."""
+    """Parameters that every tensor-parallel rank has in full: norms, positions, and biases after an all-reduce."""
     biases = sum(matrix.rows for matrix in shape.matrices if matrix.bias and matrix.split == "columns")
     norms = sum(norm.params for norm in shape.norms)
     return shape.layers * (biases + norms) + shape.position_params + sum(norm.params for norm in shape.outer_norms)
@@ -41,7 +41,7 @@ def vocab_rows(shape: ModelShape, tp: int) -> int:
 def outer_params(shape: ModelShape, tp: int, pp: int, stage: int) -> float:
     """Parameters outside the layers on one rank of a stage: embeddings on the first, last norm and head on the last.
 
-    A tied head is the embedding itself on a single stage, and a copy of it on the last of several.
+    A tied head is the embedding itself if there is one stage, and a copy of it on the last of several stages.
     """
     rows = vocab_rows(shape, tp) * shape.hidden
     params = 0.0
@@ -55,7 +55,7 @@ def outer_params(shape: ModelShape, tp: int, pp: int, stage: int) -> float:
 
 
 def check_split(shape: ModelShape, layout: Layout) -> None:
-    """LayoutError if the layout cannot split the model: its heads, MLP, vocabulary rows or layers."""
+    """Raises LayoutError if the layout cannot split the model: its heads, MLP, vocabulary rows or layers."""
     if (obstacle := split_obstacle(shape, layout)) is not None:
         raise LayoutError(obstacle.message, obstacle.hint)
 
@@ -75,7 +75,7 @@ def _divides_heads(shape: ModelShape, tp: int) -> bool:
 
 
 class Obstacle(NamedTuple):
-    """Why a layout cannot split a model: in a few words, as a message, and what to do."""
+    """A reason why a layout cannot split a model: as a short summary, as a message, and with a hint."""
 
     summary: str
     message: str
@@ -131,15 +131,15 @@ def context_obstacle(
 ) -> Obstacle | None:
     """The first reason why cp cannot divide the model's samples under `engine.cp_exchange`; None if it can.
 
-    "heads": each rank attends a whole sample with heads / (tp x cp), and as many heads of keys, or each repeated on
-    several ranks. Otherwise each rank has two chunks of a sample, so that all have as much to attend.
+    "heads": each rank attends to a whole sample with heads / (tp x cp) heads and as many key heads, each possibly
+    repeated on several ranks. Otherwise each rank has two chunks of a sample, so that all attend equally much.
     """
     cp, tp, seq = layout.cp, layout.tp, shape.seq
     if cp == 1:
         return None
     heads, keys = _heads_on(shape, tp)
     if exchange == "heads":
-        # What is named is taken: on as many GPUs, and of such samples.
+        # Hints name only sizes that would run, with as many GPUs and samples of this length.
         less = [size for size in range(cp - 1, 1, -1) if cp * layout.dp % size == 0]
         ways = [f"--cp {size}" for size in less if _divides(shape, tp, size, "heads", sequence_parallel)][:1]
         fewer = [size for size in range(tp - 1, 0, -1) if tp % size == 0]
@@ -149,7 +149,7 @@ def context_obstacle(
         otherwise = f"use {', or '.join(ways) or '--cp 1'}"
         if heads % cp:
             of_tp = f"{shape.heads} heads / tp {tp}" + (f" = {heads}" if tp > 1 else "")
-            return Obstacle("cp does not divide the heads", f"{of_tp} is no multiple of cp {cp}", otherwise)
+            return Obstacle("cp does not divide the heads", f"{of_tp} is not a multiple of cp {cp}", otherwise)
         if keys % cp and cp % keys:
             of_tp = f"{shape.key_heads} kv_heads / tp {tp}" + (f" = {keys}" if tp > 1 else "")
             return Obstacle(
@@ -169,13 +169,12 @@ def context_obstacle(
 
 
 def _heads_on(shape: ModelShape, tp: int) -> tuple[int, int]:
-    """Heads of queries and of keys on one of `tp` ranks."""
+    """(query heads, key heads) on one of `tp` ranks."""
     return shape.heads // tp, max(1, shape.key_heads // tp)
 
 
 def _divides(shape: ModelShape, tp: int, cp: int, exchange: CpExchange, sequence_parallel: bool) -> bool:
-    """Whether each of `cp` ranks can have as much of a sample, and with "heads" as many heads of queries, and whole
-    heads of keys."""
+    """Whether `cp` ranks can share a sample equally, and with "heads" also the query heads and whole key heads."""
     heads, keys = _heads_on(shape, tp)
     if exchange == "heads" and (heads % cp or (keys % cp and cp % keys)):
         return False
@@ -184,7 +183,7 @@ def _divides(shape: ModelShape, tp: int, cp: int, exchange: CpExchange, sequence
 
 
 def stage_layers(layers: int, pp: int) -> list[int]:
-    """Transformer layers of each pipeline stage, as even as possible; the earlier stages take the rest.
+    """Transformer layers of each pipeline stage, as even as possible; earlier stages take the remainder.
 
     >>> stage_layers(10, 4)
     [3, 3, 2, 2]
@@ -195,8 +194,8 @@ def stage_layers(layers: int, pp: int) -> list[int]:
 def partition_layers(shape: ModelShape, pp: int, partition: Partition = "layers") -> list[int]:
     """Transformer layers of each pipeline stage under `engine.partition`.
 
-    "layers" is `stage_layers`. "parameters" makes the largest stage as small as possible; the first stage has the
-    embeddings, the last the final norm and the head's weight (also a tied one, as a copy). A list is used as it is.
+    "layers" is `stage_layers`. "parameters" makes the largest stage as small as possible; the first stage holds the
+    embeddings, the last the final norm and the weight of the head (a copy if it is tied). A list is used as it is.
 
     >>> partition_layers(ModelShape(hidden=768, layers=12, heads=12), 4, "parameters")
     [1, 5, 5, 1]
@@ -211,13 +210,13 @@ def partition_layers(shape: ModelShape, pp: int, partition: Partition = "layers"
 
 
 def params_of_stages(shape: ModelShape, blocks: Sequence[int]) -> list[float]:
-    """Parameters of each stage at tp=1, from its transformer layers."""
-    each, pp = layer_params(shape, 1), len(blocks)
-    return [count * each + outer_params(shape, 1, pp, stage) for stage, count in enumerate(blocks)]
+    """Parameters of each stage at tp=1, from its number of transformer layers."""
+    per_layer, pp = layer_params(shape, 1), len(blocks)
+    return [count * per_layer + outer_params(shape, 1, pp, stage) for stage, count in enumerate(blocks)]
 
 
 def _by_parameters(shape: ModelShape, pp: int) -> list[int]:
-    """The split with the smallest largest stage, and among those the most even one."""
+    """The most even split among those whose largest stage is smallest."""
     if pp == 1:
         return [shape.layers]
     middle = pp - 2
@@ -226,7 +225,7 @@ def _by_parameters(shape: ModelShape, pp: int) -> list[int]:
         for first in range(1, shape.layers - middle):
             for last in range(1, shape.layers - middle - first + 1):
                 left = shape.layers - first - last
-                # The stages in between are alike, so they share the rest as evenly as possible.
+                # The stages in between are alike, so they share the other layers as evenly as possible.
                 if middle or not left:
                     yield [first, *(stage_layers(left, middle) if middle else []), last]
 

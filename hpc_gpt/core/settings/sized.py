@@ -1,7 +1,7 @@
-"""`Sized`: an experiment with a value for every key; and what depends on whether its run is of our model, or of a
-program of the user's own, a job script too: a function each.
+"""`Sized`: an experiment with a value for every key; and a function for each fact that differs between a run of our
+model and a run of the user's own program or job script.
 
-What a program computes, reads and saves is up to it; its model, batch and steps may be unknown.
+A program computes, reads and saves whatever it wants; its model, batch and steps may be unknown.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from hpc_gpt.core.settings.layout import AXES, Batch, Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.services import After, Notify, Plan, Track
 
-# The model and the batch of a program that are not known; each is null in resolved.json.
+# The unknown model and batch of a program; each is null in resolved.json.
 NO_MODEL = ModelShape(hidden=0, layers=0, heads=1, vocab=0, seq=0)
 NO_BATCH = Batch(0, 0, 0)
 
 # The schema of resolved.json.
 SCHEMA = 2
 
-# For tables of a Resolved: the table of the experiment that has the rules of their keys.
+# {table of a Resolved: the table of an experiment that has the rules of its keys}
 _ASKED_AS = {"model": Model, "layout": LayoutRequest, "batch": LayoutRequest}
 
 
 @dataclass(frozen=True)
 class Sized:
-    """An experiment with a value for every key on one cluster profile: a trial, of which the launcher and the planner
-    ask sizes while keys of the experiment are still decided. The last one becomes the run, a `Resolved`.
+    """An experiment with a value for every key on one cluster profile. The launcher and the planner read sizes from it
+    while keys of the experiment are still being decided; the last one becomes the run, a `Resolved`.
 
-    `job` is the experiment's request laid over the profile's. `cluster` lacks the keys that only the planner reads, so
-    that no calibration changes a script. `sweep` and `row` are the names of a sweep's row, else None.
+    `job` is the profile's request, overridden by the experiment's. `cluster` lacks the keys that only the planner
+    reads, so that no calibration changes a script. `sweep` and `row` are the names of a sweep's row, else None.
 
-    `command` is None unless the engine starts the program that it says. Of such a run the model, the batch and the
-    number of steps (0) may be unknown (`core.settings.sized`). `script` is what is known of `command.script`.
+    `command` is None unless the engine starts the program in it. The model, the batch and the number of steps (0) of
+    such a run may be unknown (`core.settings.sized`). `script` has the facts about `command.script`.
 
-    `data_from` is the step after which the run, a branch to other data, reads these from their first sample. `race`:
-    the most visits of a race, which measures its rows in turns; 0 for a run that trains.
+    `data_from` is the step after which a branch to other data reads these from their first sample. `race`: the most
+    visits of a race, which measures its rows in turns; 0 for a run that trains.
     """
 
     name: str
@@ -74,41 +74,41 @@ class Sized:
 
     @property
     def program(self) -> Command:
-        """`command` of a run that starts one."""
+        """The `command` of a run that has one."""
         assert self.command
         return self.command
 
     @property
     def asked_gpus(self) -> int | None:
-        """The GPUs that the job asks for; None if a job script asks for none."""
+        """The GPUs that the job requests; None if a job script requests none."""
         return None if self.script is not None and self.cluster.gpu_flag == "none" else self.gpus
 
     @property
     def data_steps(self) -> int:
-        """The steps whose samples are of `data`."""
+        """The number of steps that read their samples from `data`."""
         return self.train.steps - self.data_from
 
     @property
     def tasks_per_node(self) -> int:
-        """The tasks that the job starts on a node."""
+        """The number of tasks that the job starts per node."""
         return self.ranks_per_node if self.command is None or self.command.per == "gpu" else 1
 
     @property
     def tasks(self) -> int:
-        """The tasks that the job starts."""
+        """The number of tasks that the job starts."""
         once = self.script is not None or (self.command is not None and self.command.per == "job")
         return 1 if once else self.nodes * self.tasks_per_node
 
     def key_rules(self, name: str) -> dict[str, KeyRules]:
-        """The rules of each key of one of its tables."""
+        """{key: its rules} of one of its tables."""
         return key_rules(_ASKED_AS.get(name, type(getattr(self, name))))
 
 
-# --- what depends on whether it is of our model or of a program
+# --- facts that differ between a run of our model and one of a program
 
 
 def runs_program(run: Sized) -> bool:
-    """Whether its job starts a program of the user's own, and not the training of a model that we know."""
+    """Whether the job starts the user's own program, not a training of our model."""
     return run.command is not None
 
 
@@ -121,7 +121,7 @@ def known_batch(run: Sized) -> Batch | None:
 
 
 def shown_layout(run: Sized) -> str:
-    """The layout, if it is that of the program, and not only its GPUs; else empty."""
+    """The layout, if the program's layout is known and not only its GPUs; else empty."""
     return str(run.layout) if run.batch != NO_BATCH or run.layout.dp < run.layout.gpus else ""
 
 
@@ -130,7 +130,7 @@ def params(run: Sized) -> int | None:
 
 
 def unknown_figures(run: Sized) -> list[str]:
-    """The figures of a record that are not known."""
+    """The keys of a record that are unknown for the run."""
     names = [] if shown_layout(run) else [*AXES]
     names += [] if known_batch(run) else [entry.name for entry in fields(Batch)]
     of_model = ["seq", "hidden", "layers", "heads", "vocab", "params", "recompute", "dtype"]
@@ -141,17 +141,17 @@ def unknown_figures(run: Sized) -> list[str]:
 
 
 def model_table(run: Sized) -> dict[str, Any]:
-    """[model] without the preset; empty if it is not known."""
+    """[model] without the preset; empty if the model is unknown."""
     return {} if run.model == NO_MODEL else run.model.table()
 
 
 def batch_table(run: Sized) -> dict[str, int]:
-    """The sizes of the batch; empty if it is not known."""
+    """The sizes of the batch; empty if they are unknown."""
     return {} if run.batch == NO_BATCH else dict(vars(run.batch))
 
 
 def program_tables(run: Sized) -> dict[str, Any]:
-    """[command] of a program's run, without the keys that a script has no use for, or without those of a script."""
+    """[command] of a program's run; without the keys of a script, or for a script without the keys that it ignores."""
     if run.command is None:
         return {}
     of_script, of_run = ("script", "args"), ("run", "per", "setup", "resume", "snapshot", "link")
@@ -160,20 +160,20 @@ def program_tables(run: Sized) -> dict[str, Any]:
 
 
 def with_unknown(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables of resolved.json, with those of a model and a batch that are not known."""
-    found = dict(tables)
+    """The tables of resolved.json, with NO_MODEL and NO_BATCH for an unknown model and batch."""
+    filled = dict(tables)
     if tables["model"] is None:
-        found["model"] = asdict(NO_MODEL)
+        filled["model"] = asdict(NO_MODEL)
     if tables["batch"] is None:
-        found["batch"] = asdict(NO_BATCH)
-    return found
+        filled["batch"] = asdict(NO_BATCH)
+    return filled
 
 
 # --- its job
 
 
 def command_lines(run: Sized) -> list[str]:
-    """A program's command with what sets it up, for a comment."""
+    """The lines of a program's command and its setup, for a comment."""
     command = run.command
     if command is None:
         return []
@@ -188,7 +188,7 @@ def stop_signal(run: Sized) -> str:
 
 
 def does(run: Sized, verb: str) -> str:
-    """What it does if it is asked to `stop`, `save` or `requeue`."""
+    """A text with the run's answer to the request `stop`, `save` or `requeue`."""
     if run.command is not None:
         return f"end by SIG{run.command.stop_signal}{' and go back to the queue' if verb == 'requeue' else ''}"
     how = {"stop": "end", "save": "continue", "requeue": "go back to the queue"}[verb]
@@ -201,14 +201,14 @@ def does(run: Sized, verb: str) -> str:
 
 
 def script_title(run: Sized, where: str) -> str:
-    """Model and layout, for the first line of a script."""
+    """The model and layout, for the first line of a script."""
     shape, layout = known_shape(run), shown_layout(run)
     what = f"{shape.layers} layers of {shape.hidden}, {shape.params:,} parameters, " if shape is not None else ""
     return what + (f"{layout} on {where}" if layout else where)
 
 
 def run_rows(run: Sized, where: str) -> Iterator[tuple[str, str]]:
-    """(label, text) for its user to read before it is submitted, as far as they are known."""
+    """(label, text) of the known facts that the user reads before the run is submitted."""
     shape, batch, layout, command = known_shape(run), known_batch(run), shown_layout(run), run.command
     if shape is not None:
         sizes = f"{counted(shape.layers, 'layer')} of {shape.hidden}, {shape.params:,} parameters"

@@ -1,4 +1,5 @@
-"""A run made small enough: for any machine, with the same engine and switches; or demo, for a cluster profile."""
+"""Small runs: an experiment shrunk to run on any machine with the same engine and switches; demo fitted to a
+profile."""
 
 import itertools
 from collections.abc import Collection
@@ -22,23 +23,23 @@ HIDDEN = 64
 SEQ = 64
 LAYERS_A_STAGE = 2
 _MOST_RANKS = 8
-# Kernels that torch has for GPUs alone.
+# Attention kernels that torch has only for GPUs.
 _GPU_ATTENTION = ("cudnn", "efficient")
 
 
 @dataclass(frozen=True)
 class SmallExperiment:
-    """The small experiment, and notes on what had to change otherwise."""
+    """The small experiment, and notes on other changes that were necessary."""
 
     experiment: Experiment
     notes: tuple[str, ...] = ()
 
 
 def fit_small(profile: ClusterProfile, gpus: int | None = None) -> dict[str, int]:
-    """{key: value} to lay over SMALL_EXPERIMENT for the largest of its layouts that the profile's nodes, and `gpus` in
-    all, can hold; empty if that is its own."""
-    own = load_experiment(SMALL_EXPERIMENT).layout
-    most, most_tp, most_pp = own.gpus or 1, own.tp or 1, own.pp or 1
+    """{key: value} that gives SMALL_EXPERIMENT the largest layout that fits the profile's nodes and `gpus` in total;
+    empty if its own layout fits."""
+    usual = load_experiment(SMALL_EXPERIMENT).layout
+    most, most_tp, most_pp = usual.gpus or 1, usual.tp or 1, usual.pp or 1
     for ranks, tp, pp in itertools.product((most, most // 2, 1), (most_tp, 1), (most_pp, 1)):
         sizes = {"layout.gpus": ranks, "layout.tp": tp, "layout.pp": pp}
         if ranks % (tp * pp) or ranks > (gpus or ranks):
@@ -52,11 +53,11 @@ def fit_small(profile: ClusterProfile, gpus: int | None = None) -> dict[str, int
 
 
 def shrink(experiment: Experiment, real: Sized, has_gpu: bool, stated: Collection[str] = ()) -> SmallExperiment:
-    """The experiment made small, `real` being what it resolves to at full size.
+    """The experiment made small; `real` is its resolved form at full size.
 
-    Sizes of the layout above 1 become 2, so 8 ranks at most; the model at most 2 layers a stage and hidden 64; it
-    trains on bytes of the standard library, from the same kind of source. `has_gpu`: of the machine that is to run it.
-    Of the keys `stated` on the command line train.steps, train.save_every and job.time keep their values.
+    Sizes of the layout above 1 become 2, with at most 8 ranks; the model has at most 2 layers per stage and hidden 64;
+    it trains on bytes of the standard library, from the same kind of source. `has_gpu`: whether the machine that runs
+    it has one. The keys train.steps, train.save_every and job.time keep their values if `stated` on the command line.
     """
     layout = _small_layout(real.layout)
     tp, pp, cp = layout.tp, layout.pp, layout.cp
@@ -87,7 +88,7 @@ def shrink(experiment: Experiment, real: Sized, has_gpu: bool, stated: Collectio
         engine = replace(engine, attention="auto")
     train = _train(experiment.train, dtype, stated)
     if experiment.train.init is not None:
-        notes.append("a small model has no weights of train.init's folder: random ones here")
+        notes.append("a small model cannot use the weights of train.init: it begins from random ones")
     notes += cut_notes(experiment.train, train)
     small = Experiment(
         name=f"{experiment.name}-smoke",
@@ -102,13 +103,13 @@ def shrink(experiment: Experiment, real: Sized, has_gpu: bool, stated: Collectio
 
 
 def _small_layout(real: Layout) -> Layout:
-    """The layout whose sizes above 1 are 2, and of at most 8 ranks: dp is 1 if the others take them."""
+    """The layout with sizes above 1 reduced to 2, and at most 8 ranks: dp is 1 if the other axes use them all."""
     tp, pp, cp, dp = (min(2, getattr(real, axis)) for axis in AXES)
     return Layout(tp, pp, 1 if tp * pp * cp == _MOST_RANKS else dp, cp)
 
 
 def sizes_beside(real: Sized, small: Sized) -> list[str]:
-    """The shrunken run beside the real one, a line for each of layout, model and batch."""
+    """Lines that compare layout, model, batch and training of the real and the small run."""
     return [
         f"{name:<7} {before}  ->  {after}"
         for (name, before), (_, after) in zip(_sizes(real).items(), _sizes(small).items(), strict=True)
@@ -126,7 +127,7 @@ def _sizes(resolved: Sized) -> dict[str, str]:
 
 
 def _stages(partition: str | tuple[int, ...], layers: int, real_pp: int, pp: int) -> list[int]:
-    """Layers of each small stage, at most 2; uneven if the real ones are by the user's list.
+    """Layers of each small stage, at most 2; uneven if the user's list of stages is.
 
     >>> _stages("layers", 64, 16, 2), _stages("layers", 1, 1, 1), _stages((3, 5, 5, 3), 16, 4, 2)
     ([2, 2], [1], [1, 2])
@@ -156,8 +157,8 @@ def _model(real: ModelShape, tp: int, cp: int, layers: int, seq: int) -> Model:
 
 
 def _small_kind(real: ModelShape, heads: int, tp: int) -> dict[str, Any]:
-    """What makes a shape another than GPT-2's, small: fewer heads of keys if the real one has fewer, an MLP of about
-    the same proportion, and a rotation whose scaling acts within the short sequence."""
+    """The keys of a small shape that is not GPT-2's: fewer key heads if the real one has fewer, an MLP of about the
+    same proportion, and a rotation whose scaling acts within the short sequence."""
     sizes = ("preset", "hf", "hidden", "layers", "heads", "vocab", "seq", "tied", "vocab_multiple")
     kind = {entry.name: getattr(real, entry.name) for entry in fields(Model) if entry.name not in sizes}
     kind["kv_heads"] = max(1, heads // 2) if real.is_grouped else heads
@@ -171,20 +172,20 @@ def _small_kind(real: ModelShape, heads: int, tp: int) -> dict[str, Any]:
 
 
 def _rows(vocab_multiple: int) -> int:
-    """Rows of the embedding of 256 bytes."""
+    """Rows of the embedding for 256 bytes."""
     return -(-256 // vocab_multiple) * vocab_multiple
 
 
 def _data(data: Data) -> Data:
     """Bytes of the standard library from the same kind of source; random tokens stay random."""
-    here = replace(data, tokenizer="byte", begin_token=False, workers=min(2, data.workers), mix=None, phases=())
+    small = replace(data, tokenizer="byte", begin_token=False, workers=min(2, data.workers), mix=None, phases=())
     if data.source in ("stream", "megatron"):
-        return replace(here, path="stdlib")
-    return replace(here, source="random" if data.source == "random" else "stdlib", path=None)
+        return replace(small, path="stdlib")
+    return replace(small, source="random" if data.source == "random" else "stdlib", path=None)
 
 
 def _train(train: Train, dtype: Dtype, stated: Collection[str]) -> Train:
-    """Five steps, each logged; evaluation and saving once, at the end, if there are any. `stated` as for `shrink`."""
+    """[train] with five steps, each logged; evaluation and saving at most once, at the end. `stated`: see `shrink`."""
     steps = train.steps if "train.steps" in stated else SMOKE_STEPS
     save_every = train.save_every if "train.save_every" in stated else steps
     small = replace(

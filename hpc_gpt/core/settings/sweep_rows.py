@@ -1,8 +1,8 @@
-"""The `[rows]` of an experiment's file, with a line for each row of a table of measurements.
+"""The `[rows]` of an experiment's file, one line per row of a table of measurements.
 
-A row is an inline table that is laid over the file's other tables. In addition to the keys of an experiment it may have
-`published`, the figures of a published table in this row, by column, and `impossible`, why
-no such layout can exist: such a row is listed and never runs. Rows keep the order of the file.
+A row is an inline table that overrides the file's other tables. In addition to the keys of an experiment it may have
+`published`, the figures of a published table in this row, by column, and `impossible`, the reason why no such layout
+can exist; such a row is listed but never runs. Rows keep the order of the file.
 """
 
 import math
@@ -19,7 +19,7 @@ from hpc_gpt.core.settings.resolved import is_name_letter
 from hpc_gpt.core.tables import close_matches, undotted
 from hpc_gpt.core.typed_tables import check_tables
 
-# A row's name becomes a part of the names of its run's folder and job.
+# Signs in a row's name, which becomes a part of the names of the run's folder and job.
 _SIGNS = "._+-"
 _TABLES = [entry.name for entry in fields(Experiment) if entry.name != "name"]
 _EXAMPLE = 'a row is "NAME" = { layout.gpus = 16, published.step_s = 0.661 }, its name in quotes; hpc-gpt help sweeps'
@@ -27,7 +27,8 @@ _EXAMPLE = 'a row is "NAME" = { layout.gpus = 16, published.step_s = 0.661 }, it
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One row: its tables over the base, the published figures by column, and why it cannot run, else None."""
+    """One row: tables that override the base, published figures by column, and the reason why it cannot run, or
+    None."""
 
     name: str
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -44,15 +45,15 @@ def choose_row(rows: Sequence[SweepRow], name: str | None, path: Path) -> SweepR
         return possible
     row = next((row for row in rows if row.name == name), None)
     if row is None:
-        known = [row.name for row in rows]
-        raise ConfigError(f"{path}: no row {name!r}", close_matches(name, known) or f"rows: {', '.join(known)}")
+        names = [row.name for row in rows]
+        raise ConfigError(f"{path}: no row {name!r}", close_matches(name, names) or f"rows: {', '.join(names)}")
     if row.impossible is not None:
         raise ConfigError(f"{path}: row {name!r} cannot run: {row.impossible}", "choose another row")
     return row
 
 
 def check_rows(table: Any, path: Path) -> tuple[SweepRow, ...]:
-    """The rows of a `[rows]` table as TOML gives it; ConfigError with every fault of every row."""
+    """The rows of a `[rows]` table from TOML; ConfigError with every fault of every row."""
     if not isinstance(table, Mapping) or not table:
         raise ConfigError(f"{path}: rows must be a table with a line for each row", _EXAMPLE)
     rows: list[SweepRow] = []
@@ -61,7 +62,7 @@ def check_rows(table: Any, path: Path) -> tuple[SweepRow, ...]:
     for name, values in table.items():
         where = f"{path}: row {name!r}"
         if name[:1] in ("", *_SIGNS) or not all(letter == "+" or is_name_letter(letter) for letter in name):
-            faults.append(f"{where}: a row's name has letters and digits, and after the first . _ + - too")
+            faults.append(f"{where}: a row's name has letters and digits, and after the first character also . _ + -")
         twin = names.setdefault(unicodedata.normalize("NFC", name).lower(), name)
         if twin != name:  # TOML itself refuses the same name twice
             faults.append(
@@ -75,27 +76,27 @@ def check_rows(table: Any, path: Path) -> tuple[SweepRow, ...]:
         except ConfigError as fault:
             faults.append(f"{where}: {fault}")
         faults += [f"{where}: {fault}" for fault in _row_faults(values)]
-        own = {key: value for key, value in values.items() if key in _TABLES}
+        settings = {key: value for key, value in values.items() if key in _TABLES}
         try:
-            check_tables(own, Experiment, where)
+            check_tables(settings, Experiment, where)
         except ConfigError as fault:
             faults += str(fault).splitlines()
         published = table if isinstance(table := values.get("published"), Mapping) else {}
-        rows.append(SweepRow(name, own, dict(published), values.get("impossible")))
+        rows.append(SweepRow(name, settings, dict(published), values.get("impossible")))
     raise_faults(dict.fromkeys(faults, _EXAMPLE))
     return tuple(rows)
 
 
 def _row_faults(values: Mapping[str, Any]) -> list[str]:
-    """The faults of a row's keys that are not an experiment's."""
+    """The faults of those keys in a row that do not belong to an experiment."""
     faults = []
     impossible = values.get("impossible")
     if impossible is not None and not (isinstance(impossible, str) and impossible.strip()):
         faults.append(f"impossible must be the reason in words, not {impossible!r}")
-    known = [*_TABLES, "published", "impossible"]
+    allowed = [*_TABLES, "published", "impossible"]
     for key in values:
-        if key not in known:
-            faults.append(f"unknown key {key}; " + (close_matches(key, known) or f"known here: {', '.join(known)}"))
+        if key not in allowed:
+            faults.append(f"unknown key {key}; " + (close_matches(key, allowed) or f"known here: {', '.join(allowed)}"))
     texts, table = dict[str, Any](), values.get("published", {})
     if not isinstance(table, Mapping):
         faults.append(f"published must be a table of columns, as published.step_s = 0.661, not {table!r}")
@@ -119,7 +120,7 @@ def _row_faults(values: Mapping[str, Any]) -> list[str]:
 
 
 class RowFaults(ConfigError):
-    """The faults of some rows of a sweep, `faults` by row; other rows may have none."""
+    """The faults of some rows of a sweep; `faults` is {row: error}. Other rows may be sound."""
 
     def __init__(self, message: str, hint: str, faults: Mapping[str, UserError]) -> None:
         super().__init__(message, hint)
@@ -127,7 +128,7 @@ class RowFaults(ConfigError):
 
 
 def faults_of_rows(faults: Mapping[str, UserError]) -> RowFaults:
-    """The faults of several rows as one error; a fault that several rows have is printed once."""
+    """One error with the faults of several rows; a fault that rows share is printed once."""
     rows: dict[str, list[str]] = {}
     for row, fault in faults.items():
         for line in str(fault).splitlines():

@@ -1,9 +1,10 @@
-"""transformers' config.json: a file as a shape, and a shape as a file. Without torch or transformers; no code is run.
+"""transformers' config.json: from a file to a shape, and from a shape to a file. Needs neither torch nor transformers,
+and runs no code.
 
-A key of a file is used, is known to be without effect here (`config_keys`), or is refused with its value. What changes
-initial weights or gradients alone and is not followed is named by `unfollowed_keys`; what transformers' class of that
-model type does not read either by `unread_keys`. All is as its class of 5.23 reads it: what a file does not give is the
-class's default.
+A key of a file is used, is known to have no effect here (`config_keys`), or is refused with its value.
+`unfollowed_keys` names the keys that only change initial weights or gradients and are not followed; `unread_keys` those
+that transformers' class of the model type does not read either. Files are read as the classes of 5.23 read them: a
+missing key has the default of its class.
 """
 
 import contextlib
@@ -19,22 +20,22 @@ from hpc_gpt.core.settings.model_shape import ModelShape, architectures_of, chec
 from hpc_gpt.core.weights.config_keys import ARCHITECTURES, Keys, model_type_of, read_config_json
 
 _SHOWN = 8
-# A rotated model can be trained at any length; a file's own is often that of its last, short stage.
+# A rotated model can be trained at any length; the file's length is often that of its last, short stage of training.
 _LONGEST = 8192
 
 
 def read_config(path: Path, seq: int | None = None) -> ModelShape:
-    """The shape in a config.json, or in the folder that has one. `seq` is the length that is trained, by default the
-    file's positions, at most 8192.
+    """The shape in a config.json, given by the file or its folder. `seq` is the length to train, by default the file's
+    positions, at most 8192.
 
-    Raises ConfigError for a file that cannot be read, another architecture, and each key that says what cannot be
-    trained here.
+    Raises ConfigError for a file that cannot be read, an unknown architecture, and each key that asks for something
+    that cannot be trained here.
     """
     return _read(path, seq)[0]
 
 
 def unread_keys(path: Path, seq: int | None = None) -> str:
-    """A line on the keys of a file that neither transformers' class nor this module reads; empty if there is none.
+    """A line with the keys of a file that neither transformers' class nor this module reads; empty if there are none.
 
     Raises ConfigError as `read_config`.
     """
@@ -47,18 +48,18 @@ def unread_keys(path: Path, seq: int | None = None) -> str:
     return f"{keys.file}: {named}: {are} that transformers' {ARCHITECTURES[kind]} does not read either"
 
 
-# GPT-2's dropouts, and each class's deviation of drawn weights, with what a class has if a file does not say.
+# GPT-2's dropouts with their default, and the default of each class for the deviation of initial weights.
 _DROPOUTS, _DROPPED, _STD = ("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.1, 0.02
 
 
 def unfollowed_keys(path: Path, seq: int | None, names: Collection[str]) -> list[str]:
-    """Lines on the values of a file that change no logit of its weights, but a training, as far as they are among the
-    `names` that this run does not follow. Raises ConfigError as `read_config`."""
+    """Lines about keys among `names` that this run does not follow, if their values would change the training, but no
+    logit of the weights. Raises ConfigError as `read_config`."""
     shape, keys, kind = _read(path, seq)
     lines = []
     rates = {name: keys.take(name, float, _DROPPED) for name in _DROPOUTS if name in names and kind == "gpt2"}
-    if said := [f"{name} is {rate:g}" for name, rate in rates.items() if rate]:
-        lines.append(f"{', '.join(said)}: not followed, as there is no dropout here")
+    if stated := [f"{name} is {rate:g}" for name, rate in rates.items() if rate]:
+        lines.append(f"{', '.join(stated)}: not followed, as there is no dropout here")
     if "initializer_range" in names and (std := keys.take("initializer_range", float, _STD)) != _STD:
         lines.append(f"initializer_range is {std:g}: not followed, as weights are drawn with {_STD:g} here")
     if "pad_token_id" in names and shape.pad_token is not None:
@@ -73,7 +74,7 @@ def _read(path: Path, seq: int | None) -> tuple[ModelShape, Keys, str]:
     keys = Keys(config, file)
     keys.taken.add("initializer_range")
     shape = (_read_gpt2 if kind == "gpt2" else _read_llama)(keys, kind, seq)
-    if kind != "gpt2":  # whose class gives its embedding none
+    if kind != "gpt2":  # GPT-2's class gives its embedding no padding token
         shape = replace(shape, pad_token=_read_pad_token(keys, kind, shape.vocab))
     keys.check_rest()
     check_shape(shape)
@@ -81,13 +82,13 @@ def _read(path: Path, seq: int | None) -> tuple[ModelShape, Keys, str]:
 
 
 def architecture_in(path: Path) -> str:
-    """The class of transformers that a folder's config.json names. Raises ConfigError as `read_config`."""
+    """The transformers class that a folder's config.json names. Raises ConfigError as `read_config`."""
     file = path / "config.json"
     return ARCHITECTURES[model_type_of(read_config_json(file), file)]
 
 
 def model_name(path: Path) -> str:
-    """A model's name by its file: that of the folder.
+    """A model's name from its file: the name of the folder.
 
     >>> model_name(Path("models/Qwen3-8B/config.json")), model_name(Path("a/b.json"))
     ('Qwen3-8B', 'b')
@@ -119,7 +120,7 @@ def _read_gpt2(keys: Keys, kind: str, seq: int | None) -> ModelShape:
     )
 
 
-# The heads of keys if a file does not say; null are as many as heads.
+# Default key heads of a class if the key is missing; null means as many as heads.
 _KEY_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32, "smollm3": 4}
 
 
@@ -160,15 +161,15 @@ def _read_llama(keys: Keys, kind: str, seq: int | None) -> ModelShape:
 
 
 def _read_pad_token(keys: Keys, kind: str, vocab: int) -> int | None:
-    """The row that torch's `padding_idx` takes from training. A negative one counts from the end."""
-    given, of_class = keys.take("pad_token_id", int), ""
+    """The row that torch's `padding_idx` excludes from training. A negative one counts from the end."""
+    token, of_class = keys.take("pad_token_id", int), ""
     if "pad_token_id" not in keys.config:
-        given = _tokens_of(kind)["pad_token_id"]
-        of_class = f" (not given, so that of the class, {given})"
-    if given is not None and not -vocab <= given < vocab:
-        why = f"a row that an embedding of {vocab} has not{of_class}: transformers cannot build such a model"
-        keys.refuse("pad_token_id", why, "correct it in the file; null is for none")
-    return None if given is None else given % vocab
+        token = _tokens_of(kind)["pad_token_id"]
+        of_class = f" (not given; its class has {token})"
+    if token is not None and not -vocab <= token < vocab:
+        why = f"a row that an embedding of {vocab} rows lacks{of_class}: transformers cannot build such a model"
+        keys.refuse("pad_token_id", why, "correct it in the file; null means none")
+    return None if token is None else token % vocab
 
 
 def _read_bias(keys: Keys, kind: str) -> str:
@@ -196,9 +197,9 @@ def _check_window(keys: Keys, kind: str, layers: int, seq: int, nope_every: int 
     if kind != "mistral":
         slides = keys.take("use_sliding_window", bool, False) and slides
         types = keys.take("layer_types", list)
-        known = ("full_attention", "sliding_attention") if slides else ("full_attention",)
-        if types is not None and any(each not in known for each in types):
-            keys.refuse("layer_types", "but every layer here attends to all tokens before")
+        allowed = ("full_attention", "sliding_attention") if slides else ("full_attention",)
+        if types is not None and any(layer_type not in allowed for layer_type in types):
+            keys.refuse("layer_types", "but every layer here attends to all earlier tokens")
         if types is not None:
             slides = slides and "sliding_attention" in types
         elif kind == "smollm3":
@@ -206,32 +207,32 @@ def _check_window(keys: Keys, kind: str, layers: int, seq: int, nope_every: int 
         else:
             slides = slides and keys.take("max_window_layers", int, 28) < layers
     if slides and window is not None and window < seq:
-        words = "" if "sliding_window" in keys.config else f" (not given, so that of the class, {window})"
-        keys.refuse("sliding_window", f"a window shorter than model.seq {seq}{words}", f"use --seq {window} or less")
+        origin = "" if "sliding_window" in keys.config else f" (not given; its class has {window})"
+        keys.refuse("sliding_window", f"a window shorter than model.seq {seq}{origin}", f"use --seq {window} or less")
 
 
 _FIGURES = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-# The positions of a class if a file does not say (transformers 5.23).
+# Default positions of a class (transformers 5.23).
 _POSITIONS = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768, "smollm3": 32768}
 
 
 def _read_rotation(keys: Keys, kind: str) -> tuple[float, RopeScaling | None]:
-    """theta and scaling, in the spelling of transformers 4 or of 5. With a dict of each, both must give the same."""
+    """(theta, scaling), spelled as in transformers 4 or 5. If a file has the dicts of both, they must agree."""
     keys.must_be("partial_rotary_factor", 1, 1.0)
     theta = keys.take("rope_theta", float, 2e6 if kind == "smollm3" else 1e4)
     dicts = {name: keys.take(name, dict) for name in ("rope_scaling", "rope_parameters")}
     read = [_read_rotation_in(keys, kind, name, values, theta) for name, values in dicts.items() if values]
     if len(set(read)) > 1:
-        beside = "rope_theta and " if "rope_theta" in keys.config else ""
-        keys.refuse("rope_parameters", f"but {beside}rope_scaling say something else", "take one of them out")
+        with_theta = "rope_theta and " if "rope_theta" in keys.config else ""
+        keys.refuse("rope_parameters", f"but {with_theta}rope_scaling say something else", "take one of them out")
     return next(iter(read), (theta, None))
 
 
 def _read_rotation_in(
     keys: Keys, kind: str, name: str, values: Mapping[str, Any], theta: float
 ) -> tuple[float, RopeScaling | None]:
-    """theta and scaling by transformers' `standardize_rope_params`: the dict's own theta before the one beside it, the
-    original positions beside it before the dict's own."""
+    """(theta, scaling) as in transformers' `standardize_rope_params`: theta of the dict precedes that of the file,
+    while original positions of the file precede those of the dict."""
     rotation = values.get("rope_type", values.get("type", "default"))
     if rotation not in ("default", "llama3"):
         keys.refuse(name, "a rotation of another kind than default and llama3")
@@ -239,8 +240,14 @@ def _read_rotation_in(
         keys.refuse(name, "a rotation for each kind of layer: here all are alike")
     if values.get("partial_rotary_factor", 1) != 1:
         keys.refuse(name, "whose partial_rotary_factor is not 1: here the whole of each head is rotated")
-    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *(_FIGURES if rotation == "llama3" else ())}
-    keys.within += [f"{name}.{key}" for key in values if key not in known]
+    read_keys = {
+        "rope_type",
+        "type",
+        "rope_theta",
+        "partial_rotary_factor",
+        *(_FIGURES if rotation == "llama3" else ()),
+    }
+    keys.within += [f"{name}.{key}" for key in values if key not in read_keys]
     own_theta = values.get("rope_theta", theta)
     if not _is_number(own_theta):
         keys.refuse(name, "whose rope_theta is not a number")
@@ -262,11 +269,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-_NOPE_EVERY = 4  # SmolLM3's interval if a file does not say
+_NOPE_EVERY = 4  # SmolLM3's default interval
 
 
 def _read_layers_without_rotation(keys: Keys, layers: int) -> int | None:
-    """SmolLM3's: 1 in `no_rope_layers` means that a layer is rotated."""
+    """SmolLM3's n of every n-th layer without rotation; in `no_rope_layers` 1 means that a layer is rotated."""
     every = keys.take("no_rope_layer_interval", int, _NOPE_EVERY)
     listed = keys.take("no_rope_layers", list)
     if listed is None:
@@ -283,7 +290,7 @@ def _read_layers_without_rotation(keys: Keys, layers: int) -> int | None:
 
 # --- a shape as a file
 
-# The tokens that begin, end and pad a text, if a file does not say: bos, eos, pad.
+# Default tokens that begin, end and pad a text: bos, eos, pad.
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _OWN_TOKENS = {
     "gpt2": (50256, 50256, None),
@@ -294,7 +301,7 @@ _OWN_TOKENS = {
 
 
 def _tokens_of(kind: str) -> dict[str, int | None]:
-    """The tokens of a class."""
+    """The default tokens of a class."""
     return dict(zip(_TOKENS, _OWN_TOKENS.get(kind, (None, None, None)), strict=True))
 
 
@@ -304,8 +311,8 @@ GENERATION = "generation_config.json"
 
 @dataclass(frozen=True)
 class InitConfig:
-    """The folder that a run began from, as far as an export passes it on: the class, the keys of its config.json that
-    no shape has, and its generation_config.json."""
+    """The parts of the folder that a run began from that its export keeps: the class, the keys of config.json that no
+    shape has, and generation_config.json."""
 
     architecture: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -313,33 +320,34 @@ class InitConfig:
 
 
 def init_config_in(path: Path) -> InitConfig:
-    """What an export passes on from a folder: the tokens that begin, end and pad a text, the positions, the windows.
+    """The parts of a folder that an export keeps: the tokens that begin, end and pad a text, the positions, the
+    windows.
 
     Raises ConfigError as `read_config`.
     """
     config = read_config_json(path / "config.json")
     kind = model_type_of(config, path / "config.json")
-    own = _tokens_of(kind)
-    kept: dict[str, Any] = {key: config.get(key, own[key]) for key in _TOKENS}
+    defaults = _tokens_of(kind)
+    config_keys: dict[str, Any] = {key: config.get(key, defaults[key]) for key in _TOKENS}
     if kind != "gpt2" and config.get("max_position_embeddings") is not None:
-        kept["max_position_embeddings"] = config["max_position_embeddings"]
+        config_keys["max_position_embeddings"] = config["max_position_embeddings"]
     if kind == "mistral" or config.get("use_sliding_window"):
-        kept |= {key: config[key] for key in _OF_WINDOWS if key in config}
+        config_keys |= {key: config[key] for key in _OF_WINDOWS if key in config}
     if kind == "mistral":
-        kept.setdefault("sliding_window", 4096)
+        config_keys.setdefault("sliding_window", 4096)
     generation = None
     if (path / GENERATION).is_file():
         with contextlib.suppress(ConfigError):
             generation = read_config_json(path / GENERATION)
-    return InitConfig(ARCHITECTURES[kind], kept, generation)
+    return InitConfig(ARCHITECTURES[kind], config_keys, generation)
 
 
 def config_of(shape: ModelShape, vocab: int | None = None, begun: InitConfig | None = None) -> dict[str, Any]:
     """The keys of config.json, with `vocab` rows of the embedding (default: the tokenizer's vocabulary).
 
-    Our model has no dropout. Learned positions are those of the shape. What the shape does not have is as in the folder
-    that the run began from: its class, if that has such a shape; the tokens that begin and end a text, which are
-    none otherwise; its positions, if the run has not more. The rotation is written in both spellings.
+    Our model has no dropout. Learned positions come from the shape. Other facts come from the folder that the run began
+    from: its class, if that supports the shape; the tokens that begin and end a text, otherwise none; its positions,
+    unless the run has more. The rotation is written in both spellings.
     """
     names = architectures_of(shape)
     assert names, "its callers ask architecture_of"
@@ -348,13 +356,15 @@ def config_of(shape: ModelShape, vocab: int | None = None, begun: InitConfig | N
     kind = next(kind for kind, architecture in ARCHITECTURES.items() if architecture == name)
     config: dict[str, Any] = {"architectures": [name], "model_type": kind}
     config["vocab_size"] = shape.vocab if vocab is None else vocab
-    rest: dict[str, Any] = {"tie_word_embeddings": shape.tied, "use_cache": True}
-    rest |= {key: begun.config.get(key) for key in _TOKENS if kind == "smollm3" or key in (*_TOKENS[:2], *begun.config)}
-    pad, stored = shape.pad_token, rest.get("pad_token_id")
+    common: dict[str, Any] = {"tie_word_embeddings": shape.tied, "use_cache": True}
+    common |= {
+        key: begun.config.get(key) for key in _TOKENS if kind == "smollm3" or key in (*_TOKENS[:2], *begun.config)
+    }
+    pad, stored = shape.pad_token, common.get("pad_token_id")
     if pad is not None and (stored is None or stored % shape.vocab != pad):
-        rest["pad_token_id"] = pad
+        common["pad_token_id"] = pad
     if kind == "gpt2":
-        return config | _gpt2_config(shape) | rest
+        return config | _gpt2_config(shape) | common
     scaling: dict[str, Any] = {"rope_type": "default"}
     length = shape.seq
     if shape.rope_scaling is not None:
@@ -389,7 +399,7 @@ def config_of(shape: ModelShape, vocab: int | None = None, begun: InitConfig | N
         config |= {"use_sliding_window": False}
     if name == begun.architecture:
         config |= {key: begun.config[key] for key in _OF_WINDOWS if key in begun.config}
-    return config | rest
+    return config | common
 
 
 def _gpt2_config(shape: ModelShape) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The keys of a config.json: which are read, which have no effect here, and which are refused if they are set."""
+"""The keys of a config.json: those that are read, those without effect here, and those that are refused if set."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from hpc_gpt.core.errors import ConfigError, OsErrorAs
 from hpc_gpt.core.files import json_in
 from hpc_gpt.core.typed_tables import fits
 
-# The model types that are read, with the class of each (transformers 5.23).
+# {model type that can be read: its class} (transformers 5.23).
 ARCHITECTURES = {
     "gpt2": "GPT2LMHeadModel",
     "llama": "LlamaForCausalLM",
@@ -19,7 +19,7 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
 }
-# Families that are known and not trained here, by the beginning of the class's name, and why.
+# {begin of a class's name: the reason why this known family is not trained here}.
 _FAMILIES_REFUSED = {
     "Olmo": "OLMo norms after the layers, and queries and keys over their whole width",
     "Gemma": "Gemma has four norms a layer, which multiply by 1 + weight, and scales the embedding",
@@ -30,8 +30,8 @@ _FAMILIES_REFUSED = {
     "Mixtral": "it has experts",
     "Phi": "Phi rotates only a part of each head, or fuses its matrices",
 }
-# What transformers' classes read, and what decides neither the model's arithmetic nor its size: which tokens begin and
-# end a text, other heads than the language model's, how the file was written and in which numbers, what saves memory.
+# Keys that transformers' classes read, but that affect neither the model's arithmetic nor its size: tokens that begin
+# and end a text, heads other than the language model's, origin and data type of the file, ways to save memory.
 _WITHOUT_EFFECT = {
     *("_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "architectures", "dtype", "model_type"),
     *("torch_dtype", "transformers_version", "transformers.js_config", "use_cache", "return_dict", "output_attentions"),
@@ -41,7 +41,7 @@ _WITHOUT_EFFECT = {
     *("pretraining_tp", "max_window_layers", "gradient_checkpointing", "tie_last_hidden_states", "name_or_path"),
     "_commit_hash",
 }
-# What transformers takes out of config.json: how a text is generated (`GenerationConfig`).
+# Keys about the generation of text, which transformers takes out of config.json (`GenerationConfig`).
 _OF_GENERATION = {
     *("assistant_confidence_threshold", "assistant_lookbehind", "bad_words_ids", "begin_suppress_tokens"),
     *("diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size", "epsilon_cutoff"),
@@ -51,16 +51,16 @@ _OF_GENERATION = {
     *("output_scores", "remove_invalid_values", "repetition_penalty", "return_dict_in_generate", "suppress_tokens"),
     *("target_lookbehind", "temperature", "top_k", "top_p", "typical_p"),
 }
-# What earlier versions of transformers wrote for every model, and none of these classes reads.
+# Keys that earlier versions of transformers wrote for every model, and that none of these classes reads.
 _FORMER = {
     *("cross_attention_hidden_size", "decoder_start_token_id", "finetuning_task", "is_decoder", "output_past"),
     *("prefix", "pruned_heads", "sep_token_id", "task_specific_params", "tf_legacy_loss", "tie_encoder_decoder"),
     *("tokenizer_class", "torchscript", "use_bfloat16", "xla_device"),
 }
 _SILENT = _WITHOUT_EFFECT | _OF_GENERATION | _FORMER
-# What asks for something that no model here has, whatever its type: {key: what it asks for}.
+# {key: the feature that it requests, which no model here has, whatever its type}.
 _REFUSED = {
-    "auto_map": "code of the folder's own, which is never run here",
+    "auto_map": "code in the folder, which is never run here",
     "quantization_config": "weights in another format than numbers of 16 or 32 bits",
     "transformers_weights": "another file of weights than the folder's model.safetensors or its index",
     "per_layer_config": "layers that differ, but here all are alike",
@@ -72,24 +72,24 @@ _REFUSED = {
 def read_config_json(file: Path) -> dict[str, Any]:
     """The object in a file. Raises ConfigError if it cannot be read."""
     hint = "give a config.json of transformers, or the folder that has one; nothing is downloaded"
-    if not file.exists() and (there := sorted(path.name for path in file.parent.glob("*"))):
-        if "params.json" in there:
-            hint = "these are of Meta's format, which transformers' convert_llama_weights_to_hf.py converts"
-        raise ConfigError(f"{file.parent} has no {file.name}, but {', '.join(there[:4])}", _preset_or(file, hint))
+    if not file.exists() and (present := sorted(path.name for path in file.parent.glob("*"))):
+        if "params.json" in present:
+            hint = "these files are in Meta's format; transformers' convert_llama_weights_to_hf.py converts them"
+        raise ConfigError(f"{file.parent} has no {file.name}, but {', '.join(present[:4])}", _preset_or(file, hint))
     hint = hint if file.exists() else _preset_or(file, hint)
     with OsErrorAs(ConfigError, str(file), hint):
         try:
             config = json_in(file)
         except ValueError as fault:
             hint = "download it again; it is a text of a few hundred bytes"
-            raise ConfigError(f"{file}: no JSON: {fault}", hint) from None
+            raise ConfigError(f"{file}: not JSON: {fault}", hint) from None
     if not isinstance(config, dict):
-        raise ConfigError(f"{file}: no object, but a {type(config).__name__}", "give a config.json of transformers")
+        raise ConfigError(f"{file}: not an object, but a {type(config).__name__}", "give a config.json of transformers")
     return config
 
 
 def _preset_or(file: Path, hint: str) -> str:
-    """The hint for a file that is not there: the preset that its folder, or itself, is named after has its shape."""
+    """The hint for a missing file: the preset whose name its folder, or the file itself, contains."""
     from hpc_gpt.core.settings.presets import PRESETS
 
     names = ["".join(filter(str.isalnum, part.lower())) for part in file.parts[-2:]]
@@ -98,16 +98,17 @@ def _preset_or(file: Path, hint: str) -> str:
 
 
 def model_type_of(config: Mapping[str, Any], file: Path) -> str:
-    """The family, by the class in `architectures`, or by `model_type`. Raises ConfigError for one not trained here."""
+    """The model type, by the class in `architectures` or by `model_type`. Raises ConfigError if it is not trained
+    here."""
     named, kind = config.get("architectures"), config.get("model_type")
-    known = {name: kind for kind, name in ARCHITECTURES.items()}
+    types = {name: kind for kind, name in ARCHITECTURES.items()}
     name = named[0] if isinstance(named, list) and len(named) == 1 else named
     if name is None and kind in ARCHITECTURES:
         return str(kind)
-    if isinstance(name, str) and name in known:
-        if kind not in (None, known[name]):
+    if isinstance(name, str) and name in types:
+        if kind not in (None, types[name]):
             raise ConfigError(f"{file}: architectures is {name}, but model_type is {kind}", "correct one of them")
-        return known[name]
+        return types[name]
     what = f"architectures is {name}" if name is not None else f"model_type is {kind}"
     reason = next(
         (why for begun, why in _FAMILIES_REFUSED.items() if str(name or kind).lower().startswith(begun.lower())), None
@@ -118,12 +119,12 @@ def model_type_of(config: Mapping[str, Any], file: Path) -> str:
     )
 
 
-_KINDS = {bool: "true or false", int: "whole number", float: "number", list: "list", dict: "object"}
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", list: "a list", dict: "an object"}
 
 
 @dataclass
 class Keys:
-    """The keys of a file. `taken`: those that were asked for; `within`: keys of its objects that nothing reads."""
+    """The keys of a file. `taken`: the keys that were read; `within`: keys inside its objects that nothing reads."""
 
     config: Mapping[str, Any]
     file: Path
@@ -137,11 +138,11 @@ class Keys:
         if value is None:
             return default
         if not fits(value, kind):
-            self.refuse(name, f"which is no {_KINDS[kind]}")
+            self.refuse(name, f"which is not {_KINDS[kind]}")
         return kind(value) if kind is float else value
 
     def take_either(self, name: str, alias: str, kind: type, default: Any = None) -> Any:
-        """The value of a key that has another name, too; if both are given, they must agree."""
+        """The value of a key with two names; if both are given, they must agree."""
         value, other = self.take(name, kind), self.take(alias, kind)
         if None not in (value, other) and value != other:
             self.refuse(alias, f"but {name}, which means the same, is {_json(value)}", "correct one of them")
@@ -161,10 +162,10 @@ class Keys:
         return value
 
     def must_be(self, name: str, *allowed: Any) -> None:
-        """Refuses any value but the allowed ones, and null."""
+        """Refuses any value except the allowed ones and null."""
         self.taken.add(name)
         if (value := self.config.get(name)) is not None and value not in allowed:
-            self.refuse(name, f"which this trainer has not: it has {' or '.join(map(_json, allowed))}")
+            self.refuse(name, f"which this trainer does not have: it has {' or '.join(map(_json, allowed))}")
 
     def refuse(self, name: str, why: str, hint: str = "") -> None:
         raise ConfigError(
@@ -172,17 +173,17 @@ class Keys:
         )
 
     def check_rest(self) -> None:
-        """Refuses what asks for something that no model here has."""
-        self.must_be("is_causal", True)  # which transformers asks of every class as it makes the mask
+        """Refuses keys that request a feature that no model here has."""
+        self.must_be("is_causal", True)  # transformers reads it for every class when it makes the mask
         for name, what in _REFUSED.items():
             if self.config.get(name):
                 self.refuse(name, what)
 
     def unread(self) -> list[str]:
-        """What nothing reads, as `name is value`."""
-        known = self.taken | _SILENT | _REFUSED.keys()
+        """The keys that nothing reads, as `name is value`."""
+        read = self.taken | _SILENT | _REFUSED.keys()
         return [
-            *(f"{name} is {_json(value)}" for name, value in self.config.items() if name not in known),
+            *(f"{name} is {_json(value)}" for name, value in self.config.items() if name not in read),
             *self.within,
         ]
 

@@ -1,7 +1,7 @@
 """A folder of published weights, as `train.init` names it: config.json, and safetensors in one file or several.
 
-All but the edges of tensors is read from the headers alone, without torch or safetensors, so that `submit` and
-`doctor` can compare a folder with a shape before anything is queued. The format is that of
+Only headers and the edges of tensors are read, without torch or safetensors, so that `submit` and `doctor` can
+compare a folder with a shape before anything is queued. The format is that of
 https://github.com/huggingface/safetensors: eight bytes with the length of the header, the header in JSON, the tensors
 one after the other.
 """
@@ -28,14 +28,14 @@ _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _LONGEST_HEADER = 100 * 10**6  # safetensors' own limit
 _SHOWN = 5
 _BLOCK = 1 << 24
-# Buffers that older files have among the weights: GPT-2's causal mask, the rotation's frequencies.
+# Buffers that older files store with the weights: GPT-2's causal mask, the rotation's frequencies.
 _BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 _AGAIN = "download the folder again, or name another"
 
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """Where a weight is: its file, type, size, and first and last byte in the file."""
+    """The place of a weight: its file, type, size, and the first byte in the file and the byte after its last."""
 
     file: Path
     dtype: str
@@ -46,11 +46,11 @@ class StoredWeight:
 
 @dataclass(frozen=True)
 class WeightsFolder:
-    """The headers of a folder. `weights`: by the names of transformers' class; `stored`: {that name: the file's own},
-    which lacks the class's prefix in files of the model without its head.
+    """The headers of a folder. `weights`: by the names of transformers' class; `stored`: {that name: the name in the
+    file}, which lacks the prefix of the class in files of a model without its head.
 
-    `identity` is what the headers say of it: SHA-256 of config.json and index, and of each file its size and the
-    SHA-256 of its header, beside the `architecture` (`identity_of` adds what the numbers say).
+    `identity` has what identifies the folder by its headers: the SHA-256 of config.json and index, the size and the
+    SHA-256 of the header of each file, and the `architecture`. `identity_of` adds hashes of the weights.
     """
 
     path: Path
@@ -60,9 +60,9 @@ class WeightsFolder:
 
 
 def read_folder(path: Path) -> WeightsFolder:
-    """Reads the headers of a folder. Raises ConfigError if a file is missing, damaged or of another format.
+    """Reads the headers of a folder. Raises ConfigError if a file is missing, damaged or in another format.
 
-    As transformers does, it takes model.safetensors if that is there beside an index.
+    Like transformers, it reads model.safetensors even if there is also an index.
     """
     check_folder(path)
     if (path / ADAPTER).is_file():
@@ -82,27 +82,27 @@ def read_folder(path: Path) -> WeightsFolder:
         listed = _weight_map(path / INDEX, index)
         names = sorted(set(listed.values()))
         if missing := [name for name in names if not (path / name).is_file()]:
-            more = and_more(len(missing), 1, ", and ")
-            raise ConfigError(f"{path / INDEX} names {missing[0]}, which is not there{more}", _AGAIN)
+            and_others = and_more(len(missing), 1, ", and ")
+            raise ConfigError(f"{path / INDEX} names {missing[0]}, which is not there{and_others}", _AGAIN)
     else:
         others = sorted(one.name for one in path.iterdir() if one.suffix in (".bin", ".pt", ".pth", ".ckpt"))
         what = f"only {others[0]}, a pickle, which may run code" if others else "no weights"
         raise ConfigError(f"{path} has no {SINGLE} and no {INDEX}: {what}", "save it with safetensors: transformers "
                           "writes them with model.save_pretrained(FOLDER)")  # fmt: skip
-    found: dict[str, StoredWeight] = {}
+    read: dict[str, StoredWeight] = {}
     for name in names:
         header, weights = _read_header(path / name)
         identity["files"][name] = {"size": (path / name).stat().st_size, "header": header}
-        found |= weights
+        read |= weights
     for key, file in (listed or {}).items():
-        if key not in found or found[key].file.name != file:
-            raise ConfigError(f"{path / INDEX}: {key} is to be in {file}, but is not", _AGAIN)
-    stored = _with_prefix([name for name in found if not name.endswith(_BUFFERS)])
-    return WeightsFolder(path, {name: found[own] for name, own in stored.items()}, stored, identity)
+        if key not in read or read[key].file.name != file:
+            raise ConfigError(f"{path / INDEX}: {key} should be in {file}, but is not", _AGAIN)
+    stored = _with_prefix([name for name in read if not name.endswith(_BUFFERS)])
+    return WeightsFolder(path, {name: read[stored_name] for name, stored_name in stored.items()}, stored, identity)
 
 
 def check_folder(path: Path) -> None:
-    """Raises ConfigError if train.init names no folder here."""
+    """Raises ConfigError if train.init does not name a folder on this machine."""
     if path.is_dir():
         return
     what = "but that is a file" if path.is_file() else "but there is no such folder here"
@@ -111,9 +111,11 @@ def check_folder(path: Path) -> None:
 
 
 def check_weights(folder: WeightsFolder, shape: ModelShape) -> None:
-    """Raises ConfigError if the folder's model is another than `shape`: in its config.json, its names or its sizes."""
+    """Raises ConfigError if the folder's model differs from `shape`: in its config.json, its names or its sizes."""
     theirs = read_config(folder.path, shape.seq)
-    differ = [f"{name} is {_shown(other)} there, {_shown(own)} here" for name, own, other in _differing(shape, theirs)]
+    differ = [
+        f"{name} is {_shown(other)} there, {_shown(ours)} here" for name, ours, other in _differing(shape, theirs)
+    ]
     if differ:
         raise _of_another_model(folder, differ)
     expected = stored_sizes(shape)
@@ -123,9 +125,9 @@ def check_weights(folder: WeightsFolder, shape: ModelShape) -> None:
             if embedding is None or not _are_equal(weight, embedding):
                 differ.append("lm_head.weight is not the embedding, to which the head is tied")
         elif name not in expected:
-            differ.append(f"{name} is no weight of this model")
+            differ.append(f"{name} is not a weight of this model")
         elif name == POSITIONS and weight.size[1:] == expected[name][1:] and weight.size[0] >= shape.seq:
-            pass  # a shorter sequence takes the first rows
+            pass  # a shorter sequence uses the first rows
         elif name == POSITIONS and weight.size[1:] == expected[name][1:]:
             raise ConfigError(
                 f"{folder.path} has {weight.size[0]:,} learned positions, but model.seq is {shape.seq:,}",
@@ -140,18 +142,18 @@ def check_weights(folder: WeightsFolder, shape: ModelShape) -> None:
 
 def _of_another_model(folder: WeightsFolder, differ: list[str]) -> ConfigError:
     return ConfigError(
-        f"{folder.path} has the weights of another model, in {counted(len(differ), 'point')}:\n"
+        f"{folder.path} has the weights of another model, with {counted(len(differ), 'difference')}:\n"
         + "\n".join(differ[:_SHOWN])
         + and_more(len(differ), _SHOWN, "\nand "),
         f'set model.hf = "{folder.path}", and no other key of [model] but seq',
     )
 
 
-def _differing(own: ModelShape, other: ModelShape) -> list[tuple[str, Any, Any]]:
+def _differing(ours: ModelShape, theirs: ModelShape) -> list[tuple[str, Any, Any]]:
     names = ("hidden", "layers", "heads", "key_heads", "head_width", "mlp_width", "vocab", "tied", "mlp", "norm")
     names += ("norm_eps", "positions", "bias", "qk_norm", "nope_every", "rope_theta", "rope_scaling")  # type: ignore[assignment]
-    return [(name, getattr(own, name), getattr(other, name)) for name in names
-            if getattr(own, name) != getattr(other, name)]  # fmt: skip
+    return [(name, getattr(ours, name), getattr(theirs, name)) for name in names
+            if getattr(ours, name) != getattr(theirs, name)]  # fmt: skip
 
 
 def _shown(value: Any) -> str:
@@ -171,11 +173,11 @@ def _weight_map(file: Path, content: bytes) -> dict[str, str]:
     listed = (json_object(content) or {}).get("weight_map")
     if isinstance(listed, dict) and all(isinstance(name, str) and Path(name).name == name for name in listed.values()):
         return listed
-    raise ConfigError(f"{file} is no index of safetensors: it lacks weight_map, or names no files", _AGAIN)
+    raise ConfigError(f"{file} is not an index of safetensors: it lacks weight_map, or names no files", _AGAIN)
 
 
 def _read_header(file: Path) -> tuple[str, dict[str, StoredWeight]]:
-    """(SHA-256 of the header, the weights). Raises ConfigError for a file that is not whole."""
+    """(SHA-256 of the header, the weights). Raises ConfigError for an incomplete file."""
     with OsErrorAs(ConfigError, str(file), _AGAIN), file.open("rb") as opened:
         size, length = file.stat().st_size, int.from_bytes(opened.read(8), "little")
         if not 2 <= length <= min(_LONGEST_HEADER, size - 8):
@@ -189,8 +191,8 @@ def _read_header(file: Path) -> tuple[str, dict[str, StoredWeight]]:
             begin, end = entry["data_offsets"]
             weight = StoredWeight(file, entry["dtype"], tuple(entry["shape"]), data + begin, data + end)
             if weight.dtype not in _BYTES:
-                known = ", ".join(_BYTES)
-                raise ConfigError(f"{file}: {name} is of type {weight.dtype}, but only {known} can be read", _AGAIN)
+                readable = ", ".join(_BYTES)
+                raise ConfigError(f"{file}: {name} has type {weight.dtype}, but only {readable} can be read", _AGAIN)
             if end - begin != math.prod(weight.size) * _BYTES[weight.dtype]:
                 raise ConfigError(f"{file} is damaged: {name} has {end - begin} bytes, its size asks for another "
                                   "number", _AGAIN)  # fmt: skip
@@ -198,14 +200,14 @@ def _read_header(file: Path) -> tuple[str, dict[str, StoredWeight]]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
         if isinstance(fault, ConfigError):
             raise
-        raise ConfigError(f"{file} is damaged: its header is no JSON of safetensors", _AGAIN) from None
+        raise ConfigError(f"{file} is damaged: its header is not the JSON of safetensors", _AGAIN) from None
     if (end := max((weight.end for weight in weights.values()), default=data)) != size:
         raise ConfigError(f"{file} is cut off or damaged: its header asks for {end} bytes, it has {size}", _AGAIN)
     return _sha256(header), weights
 
 
 def _with_prefix(names: list[str]) -> dict[str, str]:
-    """{the name with its class's prefix: the stored name}."""
+    """{name with the prefix of its class: stored name}."""
     for prefix, embedding in (("transformer.", "wte.weight"), ("model.", "embed_tokens.weight")):
         if embedding in names:
             return {name if name.startswith("lm_head.") else prefix + name: name for name in names}
@@ -229,25 +231,25 @@ def _are_equal(one: StoredWeight, other: StoredWeight) -> bool:
 
 # --- whether a folder is the one that a run was submitted with, without reading all of it
 
-# provenance.json keeps what identifies it: of config.json and index the SHA-256; of each file the size, the SHA-256 of
-# its header, its modification time and inode; of each tensor a hash of its first and last block. Weights that were
-# trained further, or are another model's of the same shapes, differ in every tensor's blocks.
+# provenance.json identifies it by the SHA-256 of config.json and index; by the size, modification time, inode and the
+# SHA-256 of the header of each file; and by a hash of the first and last block of each tensor. Weights that were
+# trained further, or belong to another model of the same shape, differ in the blocks of every tensor.
 EDGE = 4096  # bytes
-# Of a file, what a copy or a restore changes; the rest says what is in it.
+# Keys of a file that a copy or a restore changes; the other keys describe its content.
 _OF_THE_DISK = ("mtime_ns", "inode")
 
 
 @dataclass(frozen=True)
 class Changes:
-    """How a folder differs from what provenance.json says of it: {file: how}, and the files that only have another
-    modification time or inode."""
+    """Differences between a folder and its entry in provenance.json: {file: difference}, and the files that only have
+    another modification time or inode."""
 
     files: dict[str, str]
     copied: tuple[str, ...] = ()
 
     @property
     def note(self) -> str:
-        """A line on files that were copied; empty if none was."""
+        """A line about files that were copied; empty without them."""
         if not self.copied:
             return ""
         return (
@@ -257,7 +259,7 @@ class Changes:
 
 
 def identity_of(folder: WeightsFolder) -> dict[str, Any]:
-    """What provenance.json keeps of a folder. Raises ConfigError if a file cannot be read."""
+    """The entry of provenance.json for a folder. Raises ConfigError if a file cannot be read."""
     files = {}
     for name, stored in folder.identity["files"].items():
         state = (folder.path / name).stat()
@@ -267,10 +269,10 @@ def identity_of(folder: WeightsFolder) -> dict[str, Any]:
 
 
 def changes_since(folder: WeightsFolder, then: dict[str, Any]) -> Changes:
-    """Compares a folder with what provenance.json says of it. Raises ConfigError if a file cannot be read."""
+    """Compares a folder with its entry in provenance.json. Raises ConfigError if a file cannot be read."""
     now, before = identity_of(folder), then.get("files", {})
     if then.get("index") is not None and SINGLE in now["files"] and SINGLE not in before:
-        return Changes({SINGLE: f"goes before {INDEX}, from which the run was submitted"})
+        return Changes({SINGLE: f"is used instead of {INDEX}, from which the run was submitted"})
     changes = {
         name: "changed, added or removed"
         for key, name in (("config", CONFIG), ("index", INDEX))
@@ -278,18 +280,20 @@ def changes_since(folder: WeightsFolder, then: dict[str, Any]) -> Changes:
     }
     copied = []
     for name in {**before, **now["files"]}:
-        own, other = before.get(name), now["files"].get(name)
-        if own is None or other is None or any(own.get(key) != other[key] for key in ("size", "header")):
+        recorded, other = before.get(name), now["files"].get(name)
+        if recorded is None or other is None or any(recorded.get(key) != other[key] for key in ("size", "header")):
             changes[name] = "changed, added or removed"
-        elif differ := [tensor for tensor, block in own.get("blocks", {}).items() if other["blocks"][tensor] != block]:
+        elif differ := [
+            tensor for tensor, block in recorded.get("blocks", {}).items() if other["blocks"][tensor] != block
+        ]:
             changes[name] = f"other numbers in {_listed(differ)}"
-        elif any(own.get(key, other[key]) != other[key] for key in _OF_THE_DISK):
+        elif any(recorded.get(key, other[key]) != other[key] for key in _OF_THE_DISK):
             copied.append(name)
     return Changes(changes, tuple(copied))
 
 
 def check_unchanged(folder: WeightsFolder, then: dict[str, Any]) -> str:
-    """A note for the user, or empty. Raises ConfigError if the folder is not what provenance.json says of it."""
+    """A note for the user, or empty. Raises ConfigError if the folder does not match its entry in provenance.json."""
     changes = changes_since(folder, then)
     if changes.files:
         raise ConfigError(
@@ -301,9 +305,11 @@ def check_unchanged(folder: WeightsFolder, then: dict[str, Any]) -> str:
 
 
 def _hashes(folder: WeightsFolder, name: str) -> dict[str, str]:
-    """{a tensor's name in the file: 64 bits of the SHA-256 of its first and last block, in hexadecimal}."""
-    tensors = {folder.stored[own]: weight for own, weight in folder.weights.items() if weight.file.name == name}
-    found = {}
+    """{tensor's name in the file: 64 bits of the SHA-256 of its first and last block, in hexadecimal}."""
+    tensors = {
+        folder.stored[weight_name]: weight for weight_name, weight in folder.weights.items() if weight.file.name == name
+    }
+    hashes = {}
     path = folder.path / name
     with OsErrorAs(ConfigError, str(path), "download the folder again"), path.open("rb", buffering=0) as file:
         for tensor, weight in sorted(tensors.items(), key=lambda one: one[1].begin):
@@ -311,12 +317,12 @@ def _hashes(folder: WeightsFolder, name: str) -> dict[str, str]:
             for begin, end in _blocks(weight):
                 file.seek(begin)
                 digest.update(file.read(end - begin))
-            found[tensor] = digest.hexdigest()[:16]
-    return found
+            hashes[tensor] = digest.hexdigest()[:16]
+    return hashes
 
 
 def _blocks(weight: StoredWeight) -> Iterable[tuple[int, int]]:
-    """The bytes of the first and the last block; of a small tensor all at once."""
+    """(begin, end) in bytes of the first and the last block; a small tensor is one block."""
     begin, end = weight.begin, weight.end
     return [(begin, end)] if end - begin <= 2 * EDGE else [(begin, begin + EDGE), (end - EDGE, end)]
 

@@ -1,11 +1,11 @@
-"""Our parameters by transformers' names: which parameter of its class has which rows of which of ours.
+"""The mapping between our parameters and those of transformers' classes, which have some rows of ours each.
 
-GPT-2 there keeps its linear layers as Conv1D, [inputs, outputs], and splits the fused QKV along the outputs into Q, K
-and V of all heads. That is also our order (`view(batch, seq, 3, heads, head_dim)`), so a transpose is all. Llama's
-family has a parameter for each matrix. We have Q, K and V in one, and gate and up; the order within each is the same.
+transformers stores GPT-2's linear layers as Conv1D, [inputs, outputs], and splits the fused QKV along the outputs into
+Q, K and V of all heads. That is also our order (`view(batch, seq, 3, heads, head_dim)`), so a transpose is enough.
+Llama's family has a parameter for each matrix. Ours has one for Q, K and V, and one for gate and up, in that order.
 
-Export, `train.init`, engine hf-deepspeed and the tests share this mapping. It needs no torch: a weight is anything that
-is sliced and transposed as a tensor is.
+Export, `train.init`, engine hf-deepspeed and the tests share this mapping. It needs no torch: a weight is any object
+that can be sliced and transposed like a tensor.
 """
 
 import re
@@ -37,14 +37,14 @@ _LLAMA = {
     "norm": "model.norm",
     "head": "lm_head",
 }
-# The matrices of a layer in the parameter that has several.
+# Names of the matrices that our parameters combine.
 _MATRICES = {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj"}
 _MATRICES |= {"gate": "mlp.gate_proj", "up": "mlp.up_proj"}
 
 
 class WeightPart(NamedTuple):
-    """A parameter of transformers' class: rows `start` to `end` of ours, all of them if `end` is None; transposed or
-    not."""
+    """A parameter of transformers' class: rows `start` to `end` of ours, or all if `end` is None; possibly
+    transposed."""
 
     name: str
     start: int = 0
@@ -52,13 +52,13 @@ class WeightPart(NamedTuple):
     transposed: bool = False
 
     def of(self, weight: Any) -> Any:
-        """Its values in our whole parameter; a view."""
+        """The view of our whole parameter that holds its values."""
         rows = weight if self.end is None else weight[self.start : self.end]
         return rows.t() if self.transposed else rows
 
 
 def parts_of(shape: ModelShape, full_name: str) -> list[WeightPart]:
-    """The parameters of transformers' class that have the values of ours, in the order of its rows.
+    """The parameters of transformers' class that together have the values of ours, in the order of our rows.
 
     >>> parts_of(ModelShape(768, 12, 12), "blocks.3.attention.qkv.weight")
     [WeightPart(name='transformer.h.3.attn.c_attn.weight', start=0, end=None, transposed=True)]
@@ -68,19 +68,19 @@ def parts_of(shape: ModelShape, full_name: str) -> list[WeightPart]:
     """
     layer, kind = full_name.rsplit(".", 1)
     block = re.fullmatch(r"blocks\.(\d+)\.(.+)", layer)
-    own = block[2] if block else layer
+    ours = block[2] if block else layer
     if shape.positions == "learned":
         before = f"transformer.h.{block[1]}." if block else ""
-        is_linear = block is not None and kind == "weight" and not own.startswith("norm")
-        return [WeightPart(f"{before}{_GPT2[own]}.{kind}", transposed=is_linear)]
+        is_linear = block is not None and kind == "weight" and not ours.startswith("norm")
+        return [WeightPart(f"{before}{_GPT2[ours]}.{kind}", transposed=is_linear)]
     before = f"model.layers.{block[1]}." if block else ""
-    if own in _LLAMA:
-        return [WeightPart(f"{before}{_LLAMA[own]}.{kind}")]
-    found, start = [], 0
-    for matrix in shape.products[own]:
-        found.append(WeightPart(f"{before}{_MATRICES[matrix.name]}.{kind}", start, start + matrix.rows))
+    if ours in _LLAMA:
+        return [WeightPart(f"{before}{_LLAMA[ours]}.{kind}")]
+    parts, start = [], 0
+    for matrix in shape.products[ours]:
+        parts.append(WeightPart(f"{before}{_MATRICES[matrix.name]}.{kind}", start, start + matrix.rows))
         start += matrix.rows
-    return found
+    return parts
 
 
 def size_of(shape: ModelShape, full_name: str) -> tuple[int, ...]:
@@ -90,30 +90,30 @@ def size_of(shape: ModelShape, full_name: str) -> tuple[int, ...]:
     ((2304, 768), (768,))
     """
     layer, kind = full_name.rsplit(".", 1)
-    own = re.sub(r"^blocks\.\d+\.", "", layer)
-    if own in ("embedding", "head", "position"):
-        return (shape.seq if own == "position" else shape.vocab, shape.hidden)
-    if own in shape.products:
-        matrices = shape.products[own]
+    ours = re.sub(r"^blocks\.\d+\.", "", layer)
+    if ours in ("embedding", "head", "position"):
+        return (shape.seq if ours == "position" else shape.vocab, shape.hidden)
+    if ours in shape.products:
+        matrices = shape.products[ours]
         rows = sum(matrix.rows for matrix in matrices)
         return (rows, matrices[0].columns) if kind == "weight" else (rows,)
-    return (next(norm.width for norm in (*shape.norms, *shape.outer_norms) if norm.name == own),)
+    return (next(norm.width for norm in (*shape.norms, *shape.outer_norms) if norm.name == ours),)
 
 
 def stored_sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """The size of each parameter of transformers' class by its name; a tied head is none."""
-    found = {}
+    """{parameter of transformers' class: its size}; a tied head is not a parameter."""
+    sizes = {}
     for name in shape.parameter_names:
         whole = size_of(shape, name)
         for part in parts_of(shape, name):
             rows = (whole[0] if part.end is None else part.end) - part.start
             size = (rows, *whole[1:])
-            found[part.name] = size[::-1] if part.transposed else size
-    return found
+            sizes[part.name] = size[::-1] if part.transposed else size
+    return sizes
 
 
 def to_hf(shape: ModelShape, weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Our whole parameters by our names -> transformers' by its names; views."""
+    """Turns our whole parameters, with our names, into views with transformers' names."""
     for name, weight in weights:
         for part in parts_of(shape, name):
             yield part.name, part.of(weight)

@@ -1,11 +1,11 @@
-"""The weights of a folder of transformers' format: each rank reads its own slices of the files, and an export writes
-config.json and safetensors in one file or several.
+"""Weights in transformers' format: each rank reads its own slices of the files in a folder, and an export writes
+config.json and one or more safetensors files.
 
-A file is written for every 5 GB of weights, which is about the memory that an export needs.
+An export writes a file after every 5 GB of weights, which is about the memory that it needs.
 
-The format is that of transformers' class of the shape (`model_shape.architecture_of`): GPT2LMHeadModel,
-LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM or SmolLM3ForCausalLM. MistralForCausalLM has the shape of Llama's,
-and SmolLM3's if all its layers are rotated: a run writes the class that it began from.
+The format belongs to transformers' class for the shape (`model_shape.architecture_of`): GPT2LMHeadModel,
+LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM or SmolLM3ForCausalLM. MistralForCausalLM has the same shape as
+Llama's class, and so has SmolLM3's if all layers are rotated: a run writes the class that it began from.
 """
 
 import json
@@ -42,8 +42,8 @@ class SliceReader:
     def read(self, name: str, target: Tensor, row: int, column: int) -> None:
         """Fills `target`, on any device, with the part of a parameter that begins at `row` and `column`.
 
-        Rows past the file's, which pad the vocabulary, are zero. Raises ConfigError for NaN, infinity, and a number
-        beyond the target's type.
+        Rows that pad the vocabulary beyond the file's are zero. Raises ConfigError for NaN, infinity, and numbers that
+        the target's type cannot hold.
         """
         rows = size_of(self._shape, name)[0]
         last = min(rows, row + target.shape[0])
@@ -58,7 +58,7 @@ class SliceReader:
                 index = [columns, index[0]] if part.transposed else [index[0], columns]
             values = self._slice(part.name)[tuple(index)]
             target[begin - row : end - row].copy_(values.t() if part.transposed else values)
-            # Without memory for each of the numbers; NaN is the least and the largest of any that it is among.
+            # Needs no memory per number; if there is a NaN, it is both the minimum and the maximum.
             for extreme in values.aminmax():
                 if not extreme.to(target.dtype).isfinite():
                     beyond = f"{extreme:g}, more than {str(target.dtype).removeprefix('torch.')} holds"
@@ -83,7 +83,7 @@ class SliceReader:
         return self._files[file].get_slice(self._folder.stored[name])
 
 
-PIECE_BYTES = 5 * 10**9  # what transformers writes too
+PIECE_BYTES = 5 * 10**9  # as in transformers
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _INDEX = "model.safetensors.index.json"
 
@@ -99,7 +99,7 @@ def write_hf(
 ) -> tuple[str, ...]:
     """Writes weights, by our names and without the vocabulary's padding, and `others`; returns the files' names.
 
-    The folder is made as a whole or not at all: whoever finds it after a crash or a power cut finds all of it.
+    The folder is made as a whole or not at all: after a crash or a power cut it is either complete or missing.
     `begun`: see `config_of`.
     """
     with aside(folder) as unfinished:
@@ -126,7 +126,7 @@ def write_hf(
 def check_export(folder: Path) -> None:
     """Raises ConfigError if the folder exists or safetensors is not installed."""
     if os.path.lexists(folder):
-        raise ConfigError(f"{folder} exists, and an export replaces no folder", "name another folder with --out")
+        raise ConfigError(f"{folder} exists, and an export does not replace a folder", "name another folder with --out")
     check_package("safetensors", "hf", "the export")
 
 
@@ -147,9 +147,9 @@ def _write_weights(
     held = 0
     for name, weight in weights:
         # A copy: a view of a larger parameter would be written whole, and keep it alive.
-        piece[name] = kept = weight.to(dtype, copy=True, memory_format=torch.contiguous_format)
-        held += kept.nbytes
-        total += kept.nbytes
+        piece[name] = copy = weight.to(dtype, copy=True, memory_format=torch.contiguous_format)
+        held += copy.nbytes
+        total += copy.nbytes
         if held >= piece_bytes:
             write(piece)
             piece, held = {}, 0

@@ -124,14 +124,14 @@ ROWS: dict[str, Row] = {
      "https://github.com/NVIDIA/Megatron-LM, and name that folder"),
     # a program of one's own
     "a name that is misspelt": (program(run="x {gpu}"),
-     "command.run has {gpu}, which is not known; did you mean gpus? | known are {gpus}, {nodes}, {tp}, {run}, "
-     "{attempt}; for a brace of its own the program gets {{gpu}} as {gpu}"),
+     "command.run has {gpu}, which is not known; did you mean gpus? | known: {gpus}, {nodes}, {tp}, {run}, "
+     "{attempt}; write {{gpu}} to pass {gpu} to the program"),
     "a name in a word": (program(run=("x", "{nope}")),
-     "command.run[1] has {nope}, which is not known; did you mean nodes? | known are {gpus}, {nodes}, {tp}, {run}, "
-     "{attempt}; for a brace of its own the program gets {{nope}} as {nope}"),
+     "command.run[1] has {nope}, which is not known; did you mean nodes? | known: {gpus}, {nodes}, {tp}, {run}, "
+     "{attempt}; write {{nope}} to pass {nope} to the program"),
     "a checkpoint before there is one": (program(run="x {checkpoint}"),
-     "command.run has {checkpoint}, which is known only in command.resume, which is added once there is one | here "
-     "are known {gpus}, {nodes}, {tp}, {run}, {attempt}"),
+     "command.run has {checkpoint}, which is known only in command.resume, which is added once there is one | known "
+     "here: {gpus}, {nodes}, {tp}, {run}, {attempt}"),
     "a NUL": (program(run="x\0y"), "command.run holds a NUL, which no command line can carry | take it out"),
     "a secret": (program(run="x --api_key=hunter2secret"),
      "command.run holds what looks like a secret, and the run folder would keep it: x --api_key=[removed] | export "
@@ -140,8 +140,8 @@ ROWS: dict[str, Row] = {
      "command.setup[0] holds what looks like a secret, and the run folder would keep it: export HF_TOKEN=[removed] "
      "| export it in the shell that submits, and use its variable: $NAME"),
     "a name to resume": (program(resume="--from {step}"),
-     "command.resume has {step}, which is not known; did you mean tp? | known are {gpus}, {nodes}, {tp}, {run}, "
-     "{attempt}, {checkpoint}; for a brace of its own the program gets {{step}} as {step}"),
+     "command.resume has {step}, which is not known; did you mean tp? | known: {gpus}, {nodes}, {tp}, {run}, "
+     "{attempt}, {checkpoint}; write {{step}} to pass {step} to the program"),
     "resuming from nowhere": (program(checkpoints=None, complete=None),
      'command.resume is given without command.checkpoints | set checkpoints = "out/ckpt-*"'),
     "complete without checkpoints": (program(checkpoints=None, resume=None),
@@ -152,9 +152,9 @@ ROWS: dict[str, Row] = {
      f"command.checkpoints is '{{run}}/../x', {IN_RUN}"),
     "checkpoints at home": (program(checkpoints="~/ckpt-*"), f"command.checkpoints is '~/ckpt-*', {IN_RUN}"),
     "checkpoints of each GPU": (program(checkpoints="out/{gpus}"),
-     "command.checkpoints has {gpus}, which is known only elsewhere | here are known {run}"),
+     "command.checkpoints has {gpus}, which is known only elsewhere | known here: {run}"),
     "a name in what completes": (program(complete="{gpus}/done"),
-     "command.complete has {gpus}, which is known only elsewhere | here are known {run}, {checkpoint}"),
+     "command.complete has {gpus}, which is known only elsewhere | known here: {run}, {checkpoint}"),
     "no pattern": (program(pattern="("),
      f"command.pattern is no regular expression: missing ), unterminated subpattern at position 0 | {EXAMPLE}"),
     "a pattern without steps": (program(pattern=r"loss (?P<loss>\S+)"),

@@ -62,8 +62,8 @@ def test_another_versions_record_is_read_by_keys_both_know():
 @pytest.mark.parametrize(
     ("tables", "words"),
     [
-        ([], "it is no object"),
-        (3, "it is no object"),
+        ([], "it is not an object"),
+        (3, "it is not an object"),
         ({"gpus": "four"}, "gpus is 'four'"),
         ({"gpus": True}, "gpus is True"),
         ({"memory_allocated_gib": [1.0, "x"]}, "memory_allocated_gib is"),

@@ -374,4 +374,4 @@ def test_a_run_folder_that_was_moved_is_said_to_be_gone(run):
 def test_a_line_for_a_folder_that_was_moved_says_so(tmp_path):
     with pytest.raises(RunFolderError, match="cannot write") as refusal:
         append_line(tmp_path / "gone" / "metrics.jsonl", "{}")
-    assert "its folder is not there any more" in refusal.value.hint
+    assert "its folder is gone" in refusal.value.hint

@@ -62,12 +62,12 @@ def test_one_is_neither_written_nor_hashed():
 REFUSED = {
     "heads": (
         {"model": QWEN_HEADS, "cp": 8, "gpus": 8},
-        "28 heads / tp 1 is no multiple of cp 8",
+        "28 heads / tp 1 is not a multiple of cp 8",
         'use --cp 4, or engine.cp_exchange = "keys"',
     ),
     "heads of a tensor-parallel rank": (
         {"model": QWEN_HEADS, "engine": "fsdp", "cp": 4, "tp": 2, "gpus": 8},
-        "28 heads / tp 2 = 14 is no multiple of cp 4",
+        "28 heads / tp 2 = 14 is not a multiple of cp 4",
         'use --cp 2, or engine.cp_exchange = "keys"',
     ),
     "kv_heads": (
@@ -77,12 +77,12 @@ REFUSED = {
     ),
     "heads that a smaller tp leaves": (
         {"model": QWEN_HEADS, "engine": "fsdp", "cp": 2, "tp": 4, "gpus": 8},
-        "28 heads / tp 4 = 7 is no multiple of cp 2",
+        "28 heads / tp 4 = 7 is not a multiple of cp 2",
         'use --tp 2, or engine.cp_exchange = "keys"',
     ),
     "heads that nothing divides": (
         {"model": replace(QWEN_HEADS, hidden=1600, heads=25, kv_heads=25), "cp": 2, "gpus": 8},
-        "25 heads / tp 1 is no multiple of cp 2",
+        "25 heads / tp 1 is not a multiple of cp 2",
         'use engine.cp_exchange = "keys"',
     ),
     "sequence": (

@@ -21,9 +21,9 @@ TABLES: dict[str, Any] = {entry.name: entry.default_factory for entry in fields(
 class LongerTrain(Train):
     """[train] as a later version may have it."""
 
-    new_speed: int = key(0, resume="never", decides="speed", least=0)
-    new_schedule: int = key(0, resume="free", decides="schedule")
-    new_nothing: int = key(0, resume="free", decides="nothing")
+    new_speed: int = key(0, resume="never", affects=("speed",), least=0)
+    new_schedule: int = key(0, resume="free", affects=("schedule",))
+    new_nothing: int = key(0, resume="free", affects=())
 
 
 def run(**train: Any) -> Resolved:
@@ -40,8 +40,8 @@ def test_each_key_of_each_table_has_its_rules(name):
     assert list(found) == [entry.name for entry in fields(TABLES[name])]
     for rules in found.values():
         assert rules.resume in ("never", "converted", "free")
-        assert rules.decides in ("speed", "schedule", "nothing")
-        assert rules.of_site is False or TABLES[name] is Job
+        assert rules.affects in (("speed",), ("schedule",), ())
+        assert rules.site_may_set is False or TABLES[name] is Job
 
 
 def test_every_key_that_a_checkpoint_is_converted_in_says_so():
@@ -58,8 +58,8 @@ def test_every_key_that_a_checkpoint_is_converted_in_says_so():
 def test_the_hashes_hold_what_decides_weights_and_speed(name):
     before, rules = run(), key_rules(LongerTrain)[name]
     after = run(**{name: "another"})
-    assert (config_hash(before) != config_hash(after)) == (rules.decides != "nothing")
-    assert (speed_hash(before) != speed_hash(after)) == (rules.decides == "speed")
+    assert (config_hash(before) != config_hash(after)) == (rules.affects != ())
+    assert (speed_hash(before) != speed_hash(after)) == (rules.affects == ("speed",))
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in fields(LongerTrain)])

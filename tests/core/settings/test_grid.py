@@ -39,7 +39,7 @@ def test_values_are_read_as_set_reads_them_inner_commas_kept():
         ("train.lr=1e-4,0.0001", "0.0001 is given twice"),
         ("layout.tp=2,1.5", "should be a whole number, not 1.5"),
         ("train.dtype=fp32,fp33", "fp33"),
-        ("name=a,b", "name is the file's own"),
+        ("name=a,b", "the name of a file cannot vary"),
         ("rows=1,2", "rows"),
     ],
 )

@@ -115,7 +115,7 @@ def test_each_key_has_an_effect_or_is_refused_or_named(engine: str, monkeypatch:
 @pytest.mark.parametrize(
     ("keys", "note"),
     [
-        ({"data.workers": 2}, 'data.workers has no effect: data.source is "stdlib", and only a stream has it'),
+        ({"data.workers": 2}, 'data.workers has no effect: data.source is "stdlib"; only a stream uses it'),
         ({"train.decay": "constant", "train.min_lr": 1e-4}, 'train.min_lr has no effect: train.decay is "constant"'),
         (
             {"train.optimizer": "sgd", "train.beta1": 0.8, "train.weight_decay": 0.0},
@@ -160,7 +160,7 @@ def test_our_experiments_have_none() -> None:
         ('source = "tokens"\npath = "t.tokens"', "", {"data.source": "random"}, "random", None),
         ('source = "tokens"\npath = "t.tokens"', "", {"data.path": "u.tokens"}, "tokens", "u.tokens"),
         ("", 'source = "stdlib"\npath = "t.tokens"', {}, 'data.path is t.tokens, but data.source is "stdlib"', None),
-        ("", "", {"data.path": "none"}, "data.path is none, but nothing is there", None),
+        ("", "", {"data.path": "none"}, "data.path is none, but there is nothing at this path", None),
     ],
 )
 def test_the_source_follows_from_the_path(
@@ -184,7 +184,7 @@ def test_the_source_follows_from_the_path(
 def test_a_preset_all_of_whose_sizes_are_given_is_named() -> None:
     sizes = {"model.hidden": 96, "model.layers": 2, "model.heads": 2}
     (note,) = idle_keys(run := sized("ddp", {"model.preset": "gpt2-xl", **sizes}), {"model.preset", *sizes})
-    assert note == "model.preset has no effect: each size that it says is given beside it"
+    assert note == "model.preset has no effect: every size that it sets is also given"
     assert not list(idle_keys(run, {"model.preset", "model.hidden", "model.layers"}))
     llama = sized("ddp", {"model.preset": "llama3.2-1b", "model.kv_heads": 2, **sizes})
     assert not list(idle_keys(llama, {"model.preset", *sizes}))

@@ -8,7 +8,7 @@ from hpc_gpt.core.settings.experiment import Experiment
 from hpc_gpt.core.settings.key_rules import KeyRules
 from hpc_gpt.core.settings.model_shape import ModelShape
 
-# Table, what a resumption may change, what it decides, its bounds and what else there is: the keys.
+# Table, what a resumption may change, what it affects, its bounds and what else there is: the keys.
 KEYS = """
 model never nothing: preset
 model never nothing added: hf
@@ -29,7 +29,7 @@ engine free speed: recompute=none attention=auto compile=none compile_backend=in
     prefetch=True reshard=True megatron_args=()
 engine free speed added: keep_residuals=False one_pass_loss=False fused_bias_gradients=False cp_exchange=heads
 layout converted speed: tp pp dp
-layout converted speed unhashed=(None,1): cp
+layout converted speed not_in_hash=(None,1): cp
 layout never speed: global_batch
 layout free speed: gpus nodes micro_batch micro_batches
 layout free nothing: allow_tp_across_nodes=False
@@ -58,7 +58,7 @@ train free nothing above=0 of_our_loop added: save_minutes
 job free nothing: name time comment mem cpus_per_task dependency exclusive signal_lead_s retry_pause_s preflight
     retry_after_exit_0=False spare_nodes sbatch=() srun=()
 job free nothing above=0: max_gpu_hours
-job free nothing of_site: partition account qos constraint reservation nodelist exclude
+job free nothing site_may_set: partition account qos constraint reservation nodelist exclude
 command never speed added: args=()
 command never nothing added: script
 command free speed: run= per=gpu
@@ -96,9 +96,10 @@ def shown(name: str, default: object) -> str:
 def words_of(rules: KeyRules, default: object) -> list[str]:
     bounds = [f"{bound}={number}" for bound in ("least", "above", "below")
               if (number := getattr(rules, bound)) is not None]  # fmt: skip
-    marks = [name for name in ("of_site", "of_our_loop", "branch") if getattr(rules, name)]
-    added = ["added"] if rules.unhashed == (default,) else [shown("unhashed", rules.unhashed)] if rules.unhashed else []
-    return [rules.resume, rules.decides, *bounds, *marks, *added]
+    marks = [name for name in ("site_may_set", "of_our_loop", "branch") if getattr(rules, name)]
+    values = rules.not_in_hash
+    added = ["added"] if values == (default,) else [shown("not_in_hash", values)] if values else []
+    return [rules.resume, *(rules.affects or ("nothing",)), *bounds, *marks, *added]
 
 
 def test_each_key_has_this_default_and_these_rules() -> None:

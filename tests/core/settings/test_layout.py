@@ -57,7 +57,7 @@ def test_layout_is_read_as_it_is_printed(layout):
 
 @pytest.mark.parametrize("text", ["", "tp2-pp2", "tp2-cp2-pp2-dp2", "tp2-pp2-dp2-cp2", "tp2-pp2-dp2 "])
 def test_another_text_is_no_layout(text):
-    with pytest.raises(LayoutError, match="is no layout"):
+    with pytest.raises(LayoutError, match="is not a layout"):
         Layout.parse(text)
 
 

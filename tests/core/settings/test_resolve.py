@@ -351,7 +351,7 @@ def test_users_default_profile():
     [
         ("", "it is empty"),
         (" \n", "it is empty"),
-        ("{", "no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        ("{", "not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
         ("{}", "KeyError('schema')"),
         ("[]", "TypeError('list indices must be integers or slices, not str')"),
         ("null", "TypeError(\"'NoneType' object is not subscriptable\")"),

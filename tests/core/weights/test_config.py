@@ -170,13 +170,13 @@ def test_head_dim_and_layers_without_rotation(write):
         ({"architectures": ["XForCausalLM"]}, "architectures is XForCausalLM, which cannot be trained here$"),
         ({"architectures": None, "model_type": "bert"}, "model_type is bert"),
         ({"model_type": "qwen2"}, "architectures is LlamaForCausalLM, but model_type is qwen2"),
-        ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map is .*, code of the folder's own, which is never run here"),
+        ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map is .*, code in the folder, which is never run here"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is .*, weights in another format"),
         ({"transformers_weights": "b.safetensors"}, "transformers_weights is .*, another file of weights"),
         ({"per_layer_config": {"1": {"num_attention_heads": 8}}}, "per_layer_config is .*, layers that differ"),
-        ({"is_causal": False}, "is_causal is false, which this trainer has not: it has true"),
+        ({"is_causal": False}, "is_causal is false, which this trainer does not have: it has true"),
         ({"is_encoder_decoder": True}, "is_encoder_decoder is true, an encoder"),
-        ({"hidden_act": "gelu"}, 'hidden_act is "gelu", which this trainer has not'),
+        ({"hidden_act": "gelu"}, 'hidden_act is "gelu", which this trainer does not have'),
         ({"attention_dropout": 0.1}, "attention_dropout is 0.1"),
         ({"attention_bias": True}, "attention_bias is true, but the other"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling is .*another kind"),
@@ -189,8 +189,8 @@ def test_head_dim_and_layers_without_rotation(write):
         ({"original_max_position_embeddings": 8.5}, "_embeddings is 8.5, which must be a whole number"),
         ({"rope_scaling": LLAMA3 | {"rope_theta": "1e6"}}, "whose rope_theta is not a number"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
-        ({"hidden_size": "4096"}, 'hidden_size is "4096", which is no whole number'),
-        ({"hidden_size": True}, "hidden_size is true, which is no whole number"),
+        ({"hidden_size": "4096"}, 'hidden_size is "4096", which is not a whole number'),
+        ({"hidden_size": True}, "hidden_size is true, which is not a whole number"),
         ({"hidden_size": None}, "lacks hidden_size"),
         ({"num_hidden_layers": 1e400}, "num_hidden_layers is Infinity"),
     ],
@@ -210,7 +210,7 @@ def test_contradictory_sizes_are_refused_as_an_experiments(write):
 def test_mistrals_class_has_a_window_if_the_file_says_none(write):
     mistral = as_mistral("llama3.1-8b")
     assert read_config(write(mistral | {"sliding_window": None})) == preset("llama3.1-8b")
-    with pytest.raises(ConfigError, match="not given, so that of the class, 4096"):
+    with pytest.raises(ConfigError, match="not given; its class has 4096"):
         read_config(write(mistral))
     assert read_config(write(mistral), seq=4096).seq == 4096
     qwen = config_of(preset("qwen2.5-7b")) | {"sliding_window": 131072, "max_window_layers": 28}
@@ -350,10 +350,12 @@ def test_the_pad_token_is_that_of_transformers_embedding(name, write):
         if name == "gpt2":
             assert read_config(folder, 512).pad_token is None
             continue
-        with pytest.raises(ConfigError, match=f"pad_token_id is {given}, a row that an embedding of {vocab} has not: "):
+        with pytest.raises(
+            ConfigError, match=f"pad_token_id is {given}, a row that an embedding of {vocab} rows lacks: "
+        ):
             read_config(folder, 512)
     if name == "SmolLM3":
-        with pytest.raises(ConfigError, match=r"has not \(not given, so that of the class, 128004\)"):
+        with pytest.raises(ConfigError, match=r"lacks \(not given; its class has 128004\)"):
             read_config(write(config | {"vocab_size": 49152}), 512)
 
 
@@ -392,7 +394,7 @@ def test_what_changes_training_alone_is_followed_or_refused(write):
         assert f"{key} is {json.dumps(value)}: a key that transformers'" in unread_keys(
             write(llama | {key: value}), 512
         )
-    with pytest.raises(ConfigError, match=r"attention_dropout is 0\.1, which this trainer has not"):
+    with pytest.raises(ConfigError, match=r"attention_dropout is 0\.1, which this trainer does not have"):
         read_config(write(llama | {"attention_dropout": 0.1}))
 
 
@@ -496,7 +498,7 @@ def test_a_window_beyond_the_trained_length_stays(write):
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", "[" * 100_000])
 def test_a_damaged_file_is_refused(text, write):
-    with pytest.raises(ConfigError, match=r"config\.json: no (JSON|object)"):
+    with pytest.raises(ConfigError, match=r"config\.json: not (JSON|an object)"):
         read_config(write(text))
 
 
@@ -538,5 +540,5 @@ def test_model_takes_a_file_or_a_folder(write, tmp_path, monkeypatch):
     for verb in ("plan", "render", "submit"):
         refused = in_process(verb, "--model", str(folder), "--gpus", "8", "--cluster", "a100-80g-8")
         assert (refused.code, refused.stdout) == (2, "")
-        assert "config.json: no JSON" in refused.stderr
+        assert "config.json: not JSON" in refused.stderr
         assert "hint: " in refused.stderr

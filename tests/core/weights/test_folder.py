@@ -74,7 +74,7 @@ def test_what_differs_is_counted_and_five_are_named(folder: Path) -> None:
     del sizes["model.norm.weight"]
     write_file(folder / "model.safetensors", sizes)
     lines = refusal(folder).splitlines()
-    assert lines[0] == "FOLDER has the weights of another model, in 6 points:"
+    assert lines[0] == "FOLDER has the weights of another model, with 6 differences:"
     assert lines[1:3] == ["model.norm.weight is not there",
                           "model.layers.0.input_layernorm.weight is [40] there, [32] here"]  # fmt: skip
     assert (len(lines), lines[-1]) == (7, "and 1 more")
@@ -103,12 +103,12 @@ def test_a_damaged_file_is_refused_before_anything_is_read(folder: Path) -> None
         sound[:-1]: "cut off or damaged",
         sound[:5]: "is damaged",
         b"\xff" * 8 + sound[8:]: "is damaged",
-        sound[:8] + b"x" * 40 + sound[48:]: "is no JSON",
+        sound[:8] + b"x" * 40 + sound[48:]: "is not the JSON",
     }.items():
         file.write_bytes(content)
         assert words in refusal(folder)
     write_file(file, stored_sizes(LLAMA), dtype="I32")
-    assert "is of type I32" in refusal(folder)
+    assert "has type I32" in refusal(folder)
 
 
 def test_pickles_and_missing_files_are_refused(folder: Path) -> None:
@@ -118,7 +118,7 @@ def test_pickles_and_missing_files_are_refused(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "names model-00002-of-00002.safetensors, which is not there" in refusal(folder)
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../a"}}')
-    assert "no index" in refusal(folder)
+    assert "not an index" in refusal(folder)
     (folder / "adapter_config.json").write_text("{}")
     assert "has adapter_config.json: transformers adds" in refusal(folder)
     with pytest.raises(ConfigError, match="no such folder here"):

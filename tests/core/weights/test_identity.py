@@ -76,5 +76,7 @@ def test_a_single_file_beside_the_index_is_another_folder(folder: Path) -> None:
     then, file = stored(folder), folder / "model.safetensors"
     of_an_index = {"model-00001-of-00001.safetensors": then["files"][file.name]}
     indexed = {**then, "index": "0" * 64, "files": of_an_index}
-    with pytest.raises(ConfigError, match=r"model\.safetensors \(goes before model\.safetensors\.index\.json, from"):
+    with pytest.raises(
+        ConfigError, match=r"model\.safetensors \(is used instead of model\.safetensors\.index\.json, from"
+    ):
         check_unchanged(read_folder(folder), indexed)

@@ -237,7 +237,7 @@ def test_a_bench_begins_from_given_weights_a_small_one_cannot(tmp_path):
     assert (run.model.kv_heads, run.model.seq) == (FAMILIES["qwen3"].kv_heads, 32)
     small = prepare_cells(BenchRequest(str(file), LOCAL, {"layout.gpus": 1}, smoke=True))
     assert small.cells[0].prepared.resolved.train.init is None
-    assert any("random ones here" in note for note in small.notes)
+    assert any("begins from random ones" in note for note in small.notes)
 
 
 ROWS = """
