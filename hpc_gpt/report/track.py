@@ -131,7 +131,7 @@ class Tracker:
     """Follows a run's metrics for the sinks that its `[track]` names."""
 
     def __init__(self, run: RunFolder, number: int) -> None:
-        self.run, self.own = run, run.attempt(number)
+        self.run, self.attempt = run, run.attempt(number)
         self._sinks: dict[str, CurveSink] = {}
         self._unopened: dict[str, Callable[[], CurveSink]] = {}
         self._waiting: set[str] = set()  # for space on the disk
@@ -183,7 +183,7 @@ class Tracker:
         self._open()
         for name, sink in list(self._sinks.items()):
             with self._reported(name):
-                for begins, rows, at in _new_rows(self.run, self._exported, sink.at, self.own.number):
+                for begins, rows, at in _new_rows(self.run, self._exported, sink.at, self.attempt.number):
                     if rows:
                         sink.send(begins, rows)
                         self._step = rows[-1][0]
@@ -203,7 +203,7 @@ class Tracker:
         refuses, the next one has."""
         note = {"pid": os.getpid(), "step": self._step, "sent": self._sent}
         try:
-            replace_whole(self.own.track, json.dumps(note) + "\n")
+            replace_whole(self.attempt.track, json.dumps(note) + "\n")
         except UserError as fault:
             if not is_disk_full(fault):
                 raise
