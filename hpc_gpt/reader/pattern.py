@@ -349,7 +349,7 @@ TEXT_FIELDS = frozenset(
 SIZES = {"": 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 _FIGURE = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?")
 _DECIMAL_COMMA = re.compile(r"([-+]?\d+),(?!\d{3}(?!\d))(?=\d+(?:[eE]|$))")
-# 1h 22m 38s, of which any unit may be missing.
+# 1h 22m 38s; any unit may be missing.
 _SPELT = re.compile(r"(?=\d)(?:(\d{1,6})d ?)?(?:(\d{1,4})h ?)?(?:(\d{1,4})m ?)?(?:(\d{1,4})s)?")
 _CLOCK = re.compile(r"(?:(\d{1,6}) days?,? ?)?(?:(\d{1,6}):)?(\d{1,4}):(\d{1,2}(?:\.\d+)?)")
 # In `2767.3/2800.1` and `832.1 (avg 830.0)` the first figure counts: the second is a running mean, or a goal.

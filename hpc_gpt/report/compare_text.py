@@ -176,7 +176,7 @@ def _named(note: str, a: str, b: str) -> str:
 
 
 def as_tables(comparisons: Sequence[Comparison], names: Sequence[str]) -> dict[str, Any]:
-    """`{"schema": 1, "level": 0.95, "comparisons": [...]}`; each comparison is of a further run with the first."""
+    """`{"schema": 1, "level": 0.95, "comparisons": [...]}`; a comparison per further run, with the first run."""
     tables = [
         finite(_tables(comparison, names[0], name)) for comparison, name in zip(comparisons, names[1:], strict=True)
     ]

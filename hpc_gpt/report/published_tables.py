@@ -184,7 +184,7 @@ def sweep_of(record: Record) -> tuple[str, str] | None:
 
 
 def _row_of(record: Record) -> SweepRow:
-    """A row for a record whose row is in no file, as for a row of a grid: with the values that it varies."""
+    """A row for a record whose row is not in a file, as a grid would have it: with the values that it varies."""
     name = sweep_of(record)
     return SweepRow(name[1] if name else "", undotted(record.settings["sweep"].get("varied") or {}))
 

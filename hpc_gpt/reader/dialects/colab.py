@@ -23,7 +23,7 @@ DIALECT = Dialect(
             + _of_record("loss: ?", "loss", "(?=/)")
             + _of_record(rf"loss: ?{NUMBER}/", "loss_eval")
             + _of_record("tok/sec: ?", "tokens_per_s")
-            # What was cut is not whole.
+            # A cut record has no `tok/sec`: it is not read.
             + r"(?=(?:(?!batches:)[^\n]){0,400}?\| tok/sec: ?[\d,.]{1,24} ?\|)",
             literal="| tok-seen: ",
         ),

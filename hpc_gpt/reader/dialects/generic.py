@@ -25,7 +25,7 @@ _OTHER_LOSS = "".join(
 _ANY_LOSS = rf"(?=[tcl])(?<![./]){_OTHER_LOSS}(?<![a-z])(?:train(?:ing)?[_ /-])?c?loss{_IS}"
 LOSS = rf"{_ANY_LOSS}(?P<loss>{_DECIMAL}|(?!\d{{1,3}},\d{{3}}\b(?!\.)){NUMBER}){_END}(?! ?(?:bp|bits?\b))"
 _BITS = rf"{_ANY_LOSS}(?P<loss_bits>{NUMBER}) ?(?:bpc|bits)\b"
-# The number of a step, and before it that of its epoch: `Epoch [1/5], Step [100/600]`, `Epoch: [0][100/600]`.
+# The number of a step, after the number of its epoch: `Epoch [1/5], Step [100/600]`, `Epoch: [0][100/600]`.
 # A search for a few first letters is fast; the lookbehinds after them check which letter it was.
 _FIRST, _WORD = r"[EeGgSsIiBb](?<![\w./-].)", r"(?<![\w./-])"
 _EPOCH = r"(?<=e)poch:? {0,4}[\[(]? {0,4}(?P<epoch>\d{1,6})(?: ?/ ?\d{1,6})?[\])]?"

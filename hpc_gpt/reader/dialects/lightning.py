@@ -1,7 +1,7 @@
 """PyTorch Lightning's bar: the batch of the epoch, and the figures that the program puts after it.
 
 The count restarts with each epoch, so it is a step number in the first epoch only; of later epochs the loss and the epoch
-are read. The goal of the count is that of one epoch, and old Lightning includes validation batches. With gradient
+are read. The goal of the count is for one epoch, and old Lightning includes validation batches. With gradient
 accumulation a batch is not a step. The rate is smoothed and includes validation and saves: no step time is taken from
 it. A cut bar has no `]`: below a whole bar its figures with a comma after them are read. The bar of rich has bullets,
 and a blank after each figure. The parameters are those of the first rank: with Megatron's strategies, its share.

@@ -1,4 +1,4 @@
-"""MLPerf's log: one line of JSON per event. Times of day are in ms; counts are of steps, samples or tokens.
+"""MLPerf's log: one line of JSON per event. Times of day are in ms; counts are in steps, samples or tokens.
 
 Batch and sequence show what a count counts (`counted_in` in records/log_steps.py), and whether `throughput` is in
 samples or tokens. v3.1 has `train_step_timing`, v4.1 `train_step_timing in s`, v5.0 `train_step_time`,

@@ -1,4 +1,4 @@
-"""nanochat. Its loss is smoothed and bias-corrected; tokens/s are of the whole job; steps count from 0.
+"""nanochat. Its loss is smoothed and bias-corrected; tokens/s are the job's; steps count from 0.
 
 `total time` begins after the tenth step, so it is not read. `mfu` is a percentage, printed without its sign.
 """

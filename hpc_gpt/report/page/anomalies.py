@@ -128,7 +128,7 @@ def failure_shape(ended: str | None, cause: str) -> str:
 
 
 def _alike(anomalies: Sequence[Anomaly]) -> list[Anomaly]:
-    """The anomalies, those whose texts differ only in figures as one, if there are more than a few."""
+    """The anomalies; if more than a few have texts that differ only in figures, these become one."""
     shapes: dict[tuple[int, str], list[Anomaly]] = defaultdict(list)
     for anomaly in anomalies:
         shapes[anomaly.level, without_figures(anomaly.message)].append(anomaly)

@@ -1,7 +1,7 @@
 """The top of the page: the best runs, how runs ended, the GPU hours, the failures by cause.
 
 Only comparable runs are ranked together: those of one model size and sequence length, on any device, whose figures are
-not in doubt; where size or sequence length is not known, those of one name on equal devices.
+not in doubt; where size or sequence length is not known, runs of one name on equal devices.
 """
 
 from collections import defaultdict
@@ -105,7 +105,7 @@ def ends_of(runs: Sequence[RunRead]) -> dict[str, Any]:
 def gpu_hours_of(runs: Sequence[RunRead]) -> dict[str, Any] | None:
     """GPU hours spent and lost, as text; None if no run has them.
 
-    All hours of a failed run are lost; of another run, those of the steps that a later attempt trained again.
+    All hours of a failed run are lost; another run lost the hours of the steps that a later attempt trained again.
     """
     timed = [(hours, run) for run in runs if (hours := _hours_spent(run.record))]
     if not timed:
