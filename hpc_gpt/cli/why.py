@@ -44,15 +44,15 @@ def why(run: tuple[str, ...], as_json: bool) -> None:
     with shows_life("reading"):
         answer = explain(names[0], logs_folder(), *names[1:])
     silence = ""
-    if answer.is_open and answer.own is not None:
+    if answer.is_open and answer.run_folder is not None:
         from hpc_gpt.launcher.watch.status import ask_status
 
-        (row,), silence = ask_status([answer.own], limit_s=0)
+        (row,), silence = ask_status([answer.run_folder], limit_s=0)
         answer = answer.as_status_says(row.state, row.cause)
     if answer.unnamed_canceller is not None:
         from hpc_gpt.core.slurm.clients import who_cancelled
 
-        cluster = answer.own.slurm_cluster() if answer.own is not None else None
+        cluster = answer.run_folder.slurm_cluster() if answer.run_folder is not None else None
         answer = replace(answer, cancelled_by=who_cancelled(answer.unnamed_canceller, cluster))
     if as_json:
         click.echo(json.dumps(answer.to_dict(), indent=1))

@@ -1,1 +1,1 @@
-"""What logs say, and how it is shown: anyone's logs to runs, tables, the page."""
+"""The reader of anyone's logs: lines to steps, facts and failures, and these to the records of runs."""

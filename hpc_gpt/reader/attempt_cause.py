@@ -1,4 +1,4 @@
-"""The first cause in the logs of an attempt, for `attempts.decisions`, and of a job without one."""
+"""The first cause in the logs of an attempt, for `attempts.decisions`, and in the output of a job without attempts."""
 
 import contextlib
 import os
@@ -21,19 +21,19 @@ from hpc_gpt.core.slurm.directives import asks_for_gpus
 if TYPE_CHECKING:
     from hpc_gpt.reader.causes import Cause
 
-# srun's message if Slurm is busy or being restarted: no fault of the run.
+# srun's message if Slurm is busy or restarts: not a fault of the run.
 _BUSY = re.compile(r"srun: error: Unable to (?:create step|allocate resources|confirm allocation)")
-# What `reader.causes` makes of torchrun's table of the workers; SIGTERM is what torchrun itself sends to the others.
+# The message that `reader.causes` makes from torchrun's table of workers; torchrun itself sends SIGTERM to the others.
 _KILLED_WORKER = re.compile(r"rank (\d{1,7}) was ended by signal (?!15\b)(\d{1,2})\b")
 _KILLED_CHILD = re.compile(r"CalledProcessError: .* died with <Signals\.(?!SIGTERM)")  # accelerate's, and others'
-# Of a longer log the end is read.
+# Only the end of a longer log is read.
 _MOST_BYTES = 32 << 20
 _JOB_ID = re.compile(r"\d{1,12}(?:_\d{1,7})?")
 
 
 def nan_since(attempt: Attempt) -> str:
-    """Since which step of another program's attempt there were NaN steps alone, in words; empty if a finite one was the
-    last."""
+    """The note on the step since which another program's attempt had only NaN steps; empty if its last step was
+    finite."""
     from hpc_gpt.reader.records.attempts import read_metrics
     from hpc_gpt.reader.records.log_steps import log_interval
 
@@ -45,11 +45,11 @@ def nan_since(attempt: Attempt) -> str:
 
 def read_cause(attempt: Attempt) -> End:
     """The first cause in the attempt's logs, if they show a failure that Slurm did not cause; else `unknown`. NaN steps
-    up to its end go before a failure of class error.
+    up to the end of the attempt win over a failure of class error.
 
     slurm-<job>.out is not read: it is about an earlier start of the job.
     """
-    # Imported here: the readers load slowly, and at the time limit a job has only seconds.
+    # Imported here: the reader loads slowly, and at its time limit a job has only seconds.
     from hpc_gpt.reader.causes import first_cause
     from hpc_gpt.reader.logs.read_log import read_log
 
@@ -60,7 +60,7 @@ def read_cause(attempt: Attempt) -> End:
             parts = [part for path in paths for part in read_log(path).parts]
         cause = first_cause(parts, False, asks_for_gpus(script))
         since = nan_since(attempt) if cause.ended in (*VAGUE, "done") else ""
-    except Exception:  # the fault of a reader is no reason to leave an attempt unjudged
+    except Exception:  # a bug of the reader must not leave the attempt unjudged
         return End("unknown")
     if since:
         return End("nan", since)
@@ -68,28 +68,28 @@ def read_cause(attempt: Attempt) -> End:
         return End("unknown")
     if cause.failure.echo:
         killed = _KILLED_WORKER.match(cause.failure.message)
-        words = str(ExitStatus(killed[1], cause.node, -int(killed[2]))) if killed else None
-        return End("unknown", cause.text if _KILLED_CHILD.search(cause.text) else words)
+        signal_text = str(ExitStatus(killed[1], cause.node, -int(killed[2]))) if killed else None
+        return End("unknown", cause.text if _KILLED_CHILD.search(cause.text) else signal_text)
     node = cause.failed_node
     return End(cause.ended, cause.text, node if node and NODE.fullmatch(node) else None)
 
 
 @contextlib.contextmanager
 def _end_of(log: Path) -> Iterator[Path]:
-    """The log, or of a long one a copy of its end, as the readers begin with a file's first line."""
+    """Yields the log, or a copy of the end of a long one, as the reader begins with the first line of a file."""
     if log.stat().st_size <= _MOST_BYTES:
         yield log
         return
     with tempfile.NamedTemporaryFile(prefix="hpc-gpt-") as copy, open_regular(log) as file:
         file.seek(-_MOST_BYTES, os.SEEK_END)
-        file.readline(_MOST_BYTES)  # cut
+        file.readline(_MOST_BYTES)  # the first line was cut
         shutil.copyfileobj(file, copy)
         copy.flush()
         yield Path(copy.name)
 
 
 def cause_before_attempts(run: RunFolder, job_id: object) -> "Cause | None":
-    """Why a job ended that has made no attempt, by Slurm's own output of it; None if that does not say it."""
+    """The cause of the end of a job without attempts, by Slurm's own output of it; None if that does not say it."""
     from hpc_gpt.reader.causes import first_cause
     from hpc_gpt.reader.logs.read_log import read_log
 
@@ -100,5 +100,5 @@ def cause_before_attempts(run: RunFolder, job_id: object) -> "Cause | None":
 
 def job_output(run: RunFolder, job_id: object) -> list[Path]:
     """Slurm's own output of a job, if there is one."""
-    known = isinstance(job_id, str) and _JOB_ID.fullmatch(job_id)
-    return [path] if known and (path := run.path / f"slurm-{job_id}.out").is_file() else []
+    is_job_id = isinstance(job_id, str) and _JOB_ID.fullmatch(job_id)
+    return [path] if is_job_id and (path := run.path / f"slurm-{job_id}.out").is_file() else []

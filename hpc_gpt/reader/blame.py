@@ -1,4 +1,4 @@
-"""The rank and the node at fault, of failures that do not name them."""
+"""The rank and the node at fault for failures that do not name them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from hpc_gpt.core.ends.failures import meaning
 from hpc_gpt.core.format import some
 from hpc_gpt.reader.logs import Failure, Part
 
-# What `causes` says of the rank below torchelastic's `Root Cause`.
+# The words of `causes` for the rank below torchelastic's `Root Cause`.
 FIRST_OBSERVED = "the first that its launcher saw fail"
 _SEQUENCE = re.compile(r"SeqNum=(\d{1,12})")
 MISSING = re.compile(r"\bRanks? (\d{1,7}(?:, ?\d{1,7}){0,63}) failed to pass monitoredBarrier")
@@ -22,7 +22,7 @@ _NODE = re.compile(r"[A-Za-z][A-Za-z0-9.-]{0,63}")
 # If more than this share of the ranks did not report, no rank is blamed.
 _FEW = 0.25
 _NCCL = re.compile(r"NCCL WARN|NET/IB|Cuda failure")
-# JAX's, of a barrier's missing tasks, or of tasks without a heartbeat; then who says so.
+# JAX's lines on the tasks that a barrier misses, or that have no heartbeat; then the lines that say who reports it.
 _JAX_TASK = re.compile(
     r"^/job:\w+/replica:\d+/task:(\d{1,7})$|Task /job:\w+/replica:\d+/task:(\d{1,7}) heartbeat timeout"
 )
@@ -34,10 +34,10 @@ _LAUNCHER = re.compile(rf"^srun: error: |{_OWN_EXIT.pattern}")
 
 
 def rank_to_blame(timeouts: Sequence[Failure], parts: Sequence[Part]) -> tuple[int | None, str]:
-    """(the rank that the others waited for, why) of a collective that timed out; (None, "") if it is unknown.
+    """(the rank that the others waited for, why) for a collective that timed out; (None, "") if it is unknown.
 
-    In this order: the rank that our own watchdog, a barrier or JAX's coordinator names; the one that reports an earlier
-    collective than the others; the first of the ranks that report nothing while the others do.
+    In this order: the rank that our own watchdog, a barrier or JAX's coordinator names; the rank that reports an
+    earlier collective than the others; the first of the ranks that report nothing while the others do.
     """
     for failure in timeouts:
         if named := _WATCHDOG.search(failure.message):
@@ -46,15 +46,15 @@ def rank_to_blame(timeouts: Sequence[Failure], parts: Sequence[Part]) -> tuple[i
             absent = [int(rank) for rank in named[1].split(",")]
             listed = some([str(rank) for rank in absent], 8)
             return absent[0], f"rank{'s' if len(absent) > 1 else ''} {listed} did not reach the barrier"
-    absent = [int(found[1] or found[2]) for each in timeouts if (found := _JAX_TASK.search(each.message))]
-    if absent and any(_JAX.search(each.message) for each in timeouts):
+    absent = [int(match[1] or match[2]) for failure in timeouts if (match := _JAX_TASK.search(failure.message))]
+    if absent and any(_JAX.search(failure.message) for failure in timeouts):
         listed = some([str(task) for task in dict.fromkeys(absent)], 8)
         return absent[0], f"{OF_JAX} task{'s' if len(set(absent)) > 1 else ''} {listed}"
     reports: dict[int, Failure] = {}
     for failure in timeouts:
         if failure.rank is not None:
             reports.setdefault(failure.rank, failure)
-    numbers = {rank: int(found[1]) for rank, failure in reports.items() if (found := _SEQUENCE.search(failure.message))}
+    numbers = {rank: int(match[1]) for rank, failure in reports.items() if (match := _SEQUENCE.search(failure.message))}
     if len(numbers) > 2:
         late = [rank for rank, number in numbers.items() if number == min(numbers.values())]
         if len(late) <= max(1, int(_FEW * len(numbers))) and len(set(numbers.values())) > 1:
@@ -77,7 +77,8 @@ def rank_to_blame(timeouts: Sequence[Failure], parts: Sequence[Part]) -> tuple[i
 
 
 def only_one_that_left(echoes: Sequence[Failure]) -> Failure | None:
-    """A launcher's message about the one rank that ended with an error, or first; None if it names several."""
+    """The launcher's message about the only rank that ended with an error, or about the first one; None if it names
+    several."""
     left = [failure for failure in echoes if failure.rank is not None and _OWN_EXIT.search(failure.message)]
     if any(_LOCAL_RANK.search(failure.message) for failure in echoes):
         left = [failure for failure in left if not _TASKS.match(failure.message)]  # a task is a launcher of many ranks
@@ -88,42 +89,42 @@ def only_one_that_left(echoes: Sequence[Failure]) -> Failure | None:
 
 
 def nodes_of_tasks(failures: Sequence[Failure]) -> dict[int, str]:
-    """The node of each task in srun's messages, `srun: error: n7: tasks 20-23,25: …`."""
+    """The node per task, by srun's messages: `srun: error: n7: tasks 20-23,25: …`."""
     nodes: dict[int, str] = {}
     for failure in failures:
-        if found := _TASKS.match(failure.message):
-            for piece in found[2].split(","):
+        if match := _TASKS.match(failure.message):
+            for piece in match[2].split(","):
                 first, _, last = piece.partition("-")
                 if first.isdigit() and (not last or last.isdigit()):
-                    nodes |= dict.fromkeys(range(int(first), min(int(last or first), int(first) + 4096) + 1), found[1])
+                    nodes |= dict.fromkeys(range(int(first), min(int(last or first), int(first) + 4096) + 1), match[1])
     return nodes
 
 
 def only_node_that_failed(echoes: Sequence[Failure]) -> str | None:
-    """The one node whose tasks ended of themselves, by srun's messages, while those of others ran until they were
-    ended; None if there are several, or no others."""
-    said = [(found[1], each.ended) for each in echoes if (found := _TASKS.match(each.message))]
-    failed = {node for node, ended in said if ended == "error"}
-    ran = {node for node, ended in said if ended == "cancelled"} - failed
+    """The only node whose tasks failed by themselves, by srun's messages, while other nodes' tasks ran until they were
+    ended; None if there are several such nodes, or no other nodes."""
+    ends = [(match[1], echo.ended) for echo in echoes if (match := _TASKS.match(echo.message))]
+    failed = {node for node, ended in ends if ended == "error"}
+    ran = {node for node, ended in ends if ended == "cancelled"} - failed
     return failed.pop() if len(failed) == 1 and ran else None
 
 
 def node_of_failure(
     failure: Failure, rank: int | None, nodes: Mapping[int, str], parts: Sequence[Part], blamed: bool
 ) -> str | None:
-    """The node of a failure: the one in its line, else its rank's, else its file's, else the job's only one."""
+    """The node of a failure: the node in its line, else its rank's, else its file's, else the only node of the job."""
     if failure.node and not blamed:
         return failure.node
     if rank is not None and rank in nodes:
         return nodes[rank]
     if failure.ended in ("node_failure", "host_memory"):
-        every = (each for part in parts for each in part.failures if each.node and not each.echo)
-        if (other := next((each for each in every if each.ended == failure.ended), None)) is not None:
+        every = (candidate for part in parts for candidate in part.failures if candidate.node and not candidate.echo)
+        if (other := next((candidate for candidate in every if candidate.ended == failure.ended), None)) is not None:
             return other.node
     if blamed:
         return None
     lists = {str(fact.value) for part in parts for fact in part.facts.get("node_list", [])}
-    named = {each.node for part in parts for each in part.failures} | set(_NODE.findall(" ".join(lists)))
+    named = {candidate.node for part in parts for candidate in part.failures} | set(_NODE.findall(" ".join(lists)))
     if (in_name := _NODE_IN_FILE.search(failure.place.file)) and in_name[1] in named:
         return in_name[1]
     only = next(iter(lists)) if len(lists) == 1 else ""
@@ -131,11 +132,11 @@ def node_of_failure(
 
 
 def node_the_launcher_names(cause: Failure, echoes: Sequence[Failure]) -> tuple[str | None, str]:
-    """(the node of a cause that names neither node nor rank, what shows it): the first that the launcher saw fail after
-    it, or of a cause that blames no node the only one whose NCCL complains."""
+    """(the node of a cause that names neither node nor rank, what shows it): the first node that the launcher saw fail
+    after the cause, or, if the cause's class blames no node, the only node whose NCCL complains."""
     for echo in sorted(echoes, key=lambda echo: (echo.place.file != cause.place.file, echo.place.line)):
-        apart = echo.place.file != cause.place.file or echo.place.line > cause.place.line
-        if apart and echo.node and echo.ended == "error" and _LAUNCHER.search(echo.message):
+        is_later = echo.place.file != cause.place.file or echo.place.line > cause.place.line
+        if is_later and echo.node and echo.ended == "error" and _LAUNCHER.search(echo.message):
             return echo.node, "the launcher names this node first"
     complain = {echo.node for echo in echoes if echo.node and _NCCL.match(echo.message)}
     return (complain.pop(), "") if len(complain) == 1 and not meaning(cause.ended).of_node else (None, "")

@@ -1,13 +1,14 @@
-"""The cache on disk of what files gave when they were read: a second `report` or `status` reads only what has changed.
+"""The cache on disk of the values that files gave: a second `report` or `status` reads only what has changed.
 
-`KINDS` is the table of what is cached. A single large file has a cache file of its own (`cached_prefix`): the value of
-its first bytes, so that only what was appended is read. Many small sources, such as runs, have one per folder
-(`CachedEntries`): the value of each source, used while all its files are the same.
+`KINDS` is the table of cached values. A single large file has its own cache file (`cached_prefix`) with the value of
+its first bytes, so that only appended bytes are read. Many small sources, such as runs, share one cache file per folder
+(`CachedEntries`) with the value of each source, used while all its files are the same.
 
 The cache is `report/` under `$HPC_GPT_CACHE`, else `hpc-gpt` under `$XDG_CACHE_HOME` or `~/.cache`, readable by its
 owner only; HPC_GPT_CACHE=off caches nothing. A folder that cannot be written, or that another user owns, is silently
 not used. Above 256 MiB the least recently used files are removed. All kinds have one version, a digest of the whole
-program, as all of it may decide a value: nobody has to raise a number, and what another version cached is not used.
+program, as any part of it may decide a value: nobody has to raise a number, and values that another version cached are
+not used.
 """
 
 import contextlib
@@ -32,9 +33,9 @@ from hpc_gpt.core.files import aside, open_regular
 
 @dataclass(frozen=True)
 class Kind:
-    """A row of the table. `least`: bytes of the file, or number of sources, below which reading is as fast, so that
-    nothing is cached. `has_objects`: the value may have the readers' own objects and arrays; else only types that every
-    pickle can make."""
+    """A row of the table of cached values. `least`: bytes of the file, or number of sources, below which reading is as
+    fast and nothing is cached. `has_objects`: the value may have the reader's own objects and arrays; else only types
+    that every pickle can make."""
 
     value: str
     source: str
@@ -61,7 +62,7 @@ _ARRAY_NAMES = ("_frombuffer", "_reconstruct", "ndarray", "dtype")
 
 
 class FileIdentity(NamedTuple):
-    """The figures by which a file is the same file, with the same bytes."""
+    """The figures that show that a file is the same file with the same bytes."""
 
     device: int
     inode: int
@@ -82,8 +83,8 @@ class CacheFile:
         self._kind = kind
 
     def load(self, fits: Callable[[dict[str, Any]], bool] = lambda header: True) -> tuple[dict[str, Any], Any] | None:
-        """(header, value); None if the file is missing or damaged, its version is another, its header does not fit, or
-        another user can have written it."""
+        """(header, value); None if the file is missing, damaged or of another version, if its header does not fit, or
+        if another user may have written it."""
         from hpc_gpt.reader.packed import room  # needs numpy
 
         with contextlib.suppress(Exception):  # a damaged pickle raises anything
@@ -93,7 +94,7 @@ class CacheFile:
                 header: dict[str, Any] = json.loads(file.readline())
                 if header["version"] != program_digest() or not fits(header):
                     return None
-                pieces = [room(size) for size in header["sizes"]]  # of which arrays can be written to
+                pieces = [room(size) for size in header["sizes"]]  # writable, for the arrays
                 is_whole = [file.readinto(piece) for piece in pieces] == header["sizes"]
             if is_whole and _checksum(pieces) == header["checksum"]:
                 value = _Unpickler(io.BytesIO(pieces[0]), buffers=pieces[1:], kind=self._kind).load()
@@ -102,7 +103,7 @@ class CacheFile:
         return None
 
     def store(self, value: Any, **header: Any) -> None:
-        """Replaces the file, if its folder can be written."""
+        """Replaces the file by the value and the header, if its folder can be written."""
         folder = self.path.parent
         with contextlib.suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -122,7 +123,7 @@ class CacheFile:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes the readers' own objects and arrays for a kind that has them, and nothing else."""
+    """An unpickler that makes the reader's own objects and arrays for a kind that has them, and nothing else."""
 
     def __init__(self, file: io.BytesIO, *, buffers: Iterable[Any] = (), kind: str) -> None:
         super().__init__(file, buffers=buffers)
@@ -140,21 +141,21 @@ class _Unpickler(pickle.Unpickler):
 class CachedPrefix:
     """The cached value of the first bytes of a file. `bytes_at(start, size)`: bytes of the file as it is now.
 
-    It fits if the file's path, device and inode are the same, the file is no shorter, and its first bytes, the last
-    bytes of the prefix, and samples between are unchanged. A line that was rewritten between the samples of a file that
-    also grew is not noticed.
+    It fits if the file's path, device and inode are the same, the file is not shorter, and its first bytes, the last
+    bytes of the prefix, and samples between them are unchanged. A line that was rewritten between the samples of a file
+    that also grew is not noticed.
     """
 
     def __init__(self, cache_file: CacheFile, identity: FileIdentity, bytes_at: Callable[[int, int], bytes]) -> None:
         self._cache_file, self._identity, self._bytes_at = cache_file, identity, bytes_at
 
     def load(self, grows: bool = True) -> tuple[int, Any]:
-        """(end of the prefix, its value); (0, None) if nothing cached fits the file. `grows`: what was appended to the
-        file can be read without the bytes before."""
+        """(end of the prefix, its value); (0, None) if nothing cached fits the file. `grows`: appended bytes can be
+        read without the bytes before them."""
 
         def fits(header: dict[str, Any]) -> bool:
             size, offset = header["size"], header["offset"]
-            # A file that was written to and did not grow is a different one.
+            # A file that changed without growing was replaced.
             is_same = (size, header["changed_ns"]) == (self._identity.size, self._identity.changed_ns)
             has_grown = grows and size != self._identity.size
             in_file = 0 < offset <= self._identity.size
@@ -170,7 +171,7 @@ class CachedPrefix:
             self._cache_file.store(value, offset=offset, prefix=self._digest(offset), **about)
 
     def _digest(self, offset: int) -> str:
-        """A digest of the bytes before a place: the first, the last and samples between."""
+        """A digest of the bytes before an offset: the first, the last and samples between them."""
         digest = hashlib.sha256(self._bytes_at(0, min(_ENDS, offset)))
         digest.update(self._bytes_at(max(0, offset - _ENDS), min(_ENDS, offset)))
         for nth in range(1, _SAMPLES):
@@ -182,17 +183,17 @@ class CachedPrefix:
 def cached_prefix(
     kind: str, path: Path, identity: FileIdentity, bytes_at: Callable[[int, int], bytes]
 ) -> CachedPrefix | None:
-    """The cache of the file at a path; None without a cache, or if the file is too small for one."""
+    """The cached prefix of the file at a path; None without a cache, or if the file is too small for one."""
     if identity.size < KINDS[kind].least or (place := cache_path(kind, path, identity)) is None:
         return None
     return CachedPrefix(CacheFile(kind, place), identity, bytes_at)
 
 
 class CachedEntries:
-    """The cached values of many sources, those below one folder in one cache file: `find`, then `note`, then `store`.
+    """The cached values of many sources, one cache file per folder: call `find`, then `note`, then `store`.
 
-    `folders`: the folder of each source, whose path is the key. `files_of`: (path, identity) of all files that decide
-    the value of a source. `count`: how many things would be read without the cache, if not one per source.
+    `folders`: source (a path) -> its folder. `files_of`: (path, identity) of all files that decide the value of a
+    source. `count`: the number of things that would be read without the cache, if not one per source.
     """
 
     def __init__(
@@ -209,12 +210,12 @@ class CachedEntries:
         self._entries: dict[Path, dict[str, Any]] = {
             folder: (cache_file.load() or ({}, {}))[1] for folder, cache_file in self._cache_files.items()
         }
-        self._files: dict[str, tuple[bytes, int]] = {}  # by source: their digest, when the newest was written
+        self._files: dict[str, tuple[bytes, int]] = {}  # source -> (digest of its files, time of the newest one)
         self._changed: set[Path] = set()
 
     def find(self, source: str) -> Any:
-        """The cached value of a source; None if there is none for its files as they are, or the source is not one of
-        `folders`."""
+        """The cached value of a source; None if its files have changed or were never read, or if the source is not one
+        of `folders`."""
         folder = self._folders.get(source)
         if folder is None or (entries := self._entries.get(folder)) is None:
             return None
@@ -232,7 +233,7 @@ class CachedEntries:
             self._changed.add(self._folders[source])
 
     def store(self) -> None:
-        """Writes what was noted, without the sources that do not exist any more."""
+        """Writes the noted values, without sources that do not exist any more."""
         for folder in self._changed:
             entries = self._entries[folder].items()
             present = {source: entry for source, entry in entries if source in self._files or os.path.exists(source)}
@@ -241,7 +242,7 @@ class CachedEntries:
 
 
 def cache_path(kind: str, path: Path, identity: FileIdentity | None = None) -> Path | None:
-    """The place of the cache file for a file or a folder; None without a cache, or without the file."""
+    """The path of the cache file for a file or a folder; None without a cache, or without the file."""
     named = os.environ.get("HPC_GPT_CACHE")
     if named == "off":
         return None
@@ -250,7 +251,7 @@ def cache_path(kind: str, path: Path, identity: FileIdentity | None = None) -> P
         device, inode, *_ = identity or identity_of(path.stat())
     except (OSError, RuntimeError):  # no file, no home
         return None
-    # Every place in a cached value has the path as it was given.
+    # The key has the path as the user gave it, since the places in a cached value have it in this form.
     key = f"{kind}\0{path}\0{os.path.realpath(path)}\0{device}\0{inode}".encode("utf-8", "surrogateescape")
     folder = (Path(named) if named else caches / "hpc-gpt") / "report"
     return folder / f"{kind}-{hashlib.sha256(key).hexdigest()[:32]}.cache"
@@ -266,8 +267,8 @@ def cache_files_of(path: Path) -> list[Path]:
 
 @cache
 def program_digest() -> str:
-    """The version of all that is cached. A process whose files were edited since it has read them, such as a
-    notebook's, has a digest of its own: its values are not for others."""
+    """The version of all cached values. A process whose source files were edited after it had loaded them, such as a
+    notebook's, has a digest of its own: no other process uses its values."""
     import numpy
 
     digest = hashlib.sha256(numpy.__version__.encode())
@@ -287,13 +288,13 @@ def _checksum(pieces: Iterable[bytes | bytearray | memoryview | mmap]) -> int:
 
 
 def _is_private(path: Path) -> bool:
-    """Whether only this user can have written it."""
+    """Whether only this user can have written the file or folder."""
     stat = os.stat(path)
     return stat.st_uid == os.geteuid() and not stat.st_mode & 0o022
 
 
 def _plain(value: Any) -> Any:
-    """The value in types that every pickle can make, equal texts as one."""
+    """The value in types that every pickle can make, with equal texts shared."""
     if isinstance(value, dict):
         return {_plain(key): _plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple | map):
@@ -303,12 +304,12 @@ def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, float) else value
 
 
-_unlisted: dict[Path, int] = {}  # bytes that were stored in a folder since its files were listed
+_unlisted: dict[Path, int] = {}  # folder -> bytes stored since its files were last listed
 
 
 def _limit_bytes(folder: Path, stored: int) -> None:
-    """Removes the least recently used files above the limit, those of earlier versions among them. The folder is listed
-    at the first store and after each further sixteenth of the limit."""
+    """Removes the least recently used files above the limit, also those of other versions. The folder is listed at the
+    first store and after each further sixteenth of the limit."""
     _unlisted[folder] = _unlisted.get(folder, _MOST_BYTES) + stored
     if _unlisted[folder] <= _MOST_BYTES // 16:
         return

@@ -3,28 +3,29 @@
 The rules, in this order:
 
 1. A line that several patterns match is one failure, of the most specific class.
-2. A failure after which the same log has a step was survived: it ended nothing. So was one in another file if both
-   have times of day, or if the program says that it is done after all planned steps; and what Python says it ignored.
-   In a file without steps, beside one with steps, so was a process that never began (`python: command not found`), and
-   what precedes the lines in which the program says what it trains. What a batch script or a tool beside the ranks says
-   (a vague failure without a rank) ended nothing if a rank fails of itself later.
+2. A failure was survived, and ended nothing, if the same log has a step after it. The same holds for a failure in
+   another file if both have times of day, or if the program says that it is done after all planned steps; and for an
+   exception that Python says it ignored. In a file without steps, beside a file with steps, a process that never began
+   (`python: command not found`) was survived, and so was everything before the lines in which the program says what it
+   trains. A message of a batch script or of a tool beside the ranks (a vague failure without a rank) ended nothing if a
+   rank fails by itself later.
 3. A consequence of another failure (an echo: a closed connection, a SIGTERM, `Exited with exit code 1`) is the cause
-   only if there is nothing else; then the first echo is, and `sure` says so.
-4. In one file the first failure counts, by the clocks of the lines if these are not in order. Exception: after a
-   collective timeout or a cancellation, a failure right after it that explains it. A link's fault is also what the
-   peers of a dead process print: it explains no earlier timeout, and what a rank says of itself goes before it unless
-   that is shown to be later (the same rank's, or by time of day).
+   only if there is nothing else; then the first echo is the cause, and `sure` says so.
+4. In one file the first failure counts, by the clocks of the lines if these are not in order. Exception: right after a
+   collective timeout or a cancellation, a failure that explains it counts. The peers of a dead process also print a
+   link's fault: so it explains no earlier timeout, and a failure that a rank reports of itself wins over it unless
+   that failure is shown to be later (on the same rank, or by time of day).
 5. Between files the time of day decides if all failures have one. Clocks may differ by two seconds: within these the
    more specific class decides, and `sure` says so. Without times the more specific class decides.
-6. Slurm's time limit goes before what ranks print while they are ended, in whichever file: anything but a failure
-   that explains itself (`KeyError: 'x'`), printed before it in the same file or a minute earlier. So does a signal from
-   outside, and Slurm's message of a cancellation, before what the same file has after it.
-7. A node that shows no GPU is at fault if its job asked for GPUs; else the request is. So is a node on which alone a
-   container did not start. An exception like `KeyError` within minutes of the start, before the first step, is the
-   user's.
-8. A cause without a node has that of its rank, by NCCL's lines or the launcher's; if it names no rank and no rank
-   waited for another, that of the first rank that the launcher saw fail.
-9. If a collective timed out, the blamed rank is the one that did not report it, or is at an earlier collective.
+6. Slurm's time limit wins over the lines that ranks print while they are ended, in any file: over everything except a
+   failure that explains itself (`KeyError: 'x'`) and was printed before it in the same file, or a minute earlier. A
+   signal from outside, and Slurm's message of a cancellation, win over later lines of the same file.
+7. A node that shows no GPU is at fault if its job asked for GPUs; else the request is at fault. A node is at fault if
+   a container did not start on it alone. An exception like `KeyError` within minutes of the start, before the first
+   step, is the user's.
+8. A cause without a node has its rank's node, by NCCL's lines or the launcher's. If it names no rank and no rank waited
+   for another, it has the node of the first rank that the launcher saw fail.
+9. If a collective timed out, the rank that did not report it, or is at an earlier collective, is blamed.
 """
 
 import math
@@ -72,24 +73,24 @@ from hpc_gpt.reader.part_failures import (
 
 _RANK_IN_FILE = re.compile(r"(?:^|[/_.\[-])(?<!local[_-])rank[_.-]?(\d{1,7})(?=$|[/_.\]-])", re.IGNORECASE)
 NEAR_LINES = 200
-ENDING_S = 60.0  # after its signal, Slurm lets ranks run this long by default (KillWait is 30)
+ENDING_S = 60.0  # Slurm may let ranks run this long after its signal (KillWait is 30 by default)
 _KILLED = re.compile(
     r"(?:^|\d|:|\() {0,30}Killed\b(?! by)|\bSIGKILL\b|\bexit ?code:? (?:= )?(?:137|-9)\b|exitcode: -9\b"
 )
-# Exceptions of a program's own fault. Those of `None` are also seen while a process is torn down.
+# Exceptions that are a program's own fault. Exceptions about `None` also occur while a process is torn down.
 _OWN_FAULT = re.compile(
     r"^(?:(?:KeyError|IndexError|AssertionError|ZeroDivisionError|NotImplementedError|RecursionError|OverflowError)\b"
     r"|(?:AttributeError|TypeError)\b(?!.{0,80}NoneType)"
     r"|RuntimeError: (?:The (?:expanded )?size of |shape |mat1 and mat2|Expected all tensors))"
 )
-# A process that never began: of ranks that trained, it was none.
+# A process that never began: it was not one of the ranks that trained.
 _NEVER_BEGAN = re.compile(
     r"^(?:[^:]{1,200}: ){1,2}(?:command not found|No such file or directory|Permission denied|unbound variable)"
     r"|^sbatch: error|^srun: error: Unable to create step|\bexecve\(\)|: can't open file '"
 )
 _VAGUE_OF_TOOLS = ("user_error", "error", "port_taken")
 _OF_SHELL = re.compile(r"\bexit code 12[67]\b")
-# A signal that was received; of these what no launcher sends because a rank died; and that one died.
+# A signal was received; among these, the messages that no launcher's signal causes when a rank dies; a rank died.
 _RECEIVED = re.compile(
     r"(?i)\b(?:received|caught|got|by)\b.{0,40}?"
     r"(?:\bsignal:? (?:1|2|10|12|15)\b|SIG(?:TERM|INT|HUP|USR[12]|XCPU)|death signal)|KeyboardInterrupt|^\*\*\* STEP "
@@ -98,7 +99,7 @@ _OUTSIDE = re.compile(r"SignalException|KeyboardInterrupt|^\*\*\* STEP ")
 _DIED = re.compile(r"\bexit ?code:? (?:= |: )?-(?!15\b|2\b)\d|ended by signal (?!15\b|2\b)|exited on signal")
 # Messages of a rank whose collective failed: the reason follows, or is on another rank.
 _IN_COLLECTIVE = re.compile(r"\bNCCL error\b|\bDistBackendError\b")
-# A link's fault, or what the peers of a process that died print.
+# A link's fault; the peers of a process that died print the same.
 _LINK = re.compile(r"\bNET/(?:IB|OFI)\b|\bTransport retry count|^libfabric:")
 _REQUEUE_FAILED = re.compile(r"(?i)requeu\w{0,4}\b.{0,60}\bfailed\b")
 _NO_CAUSE = "nothing says why the log ends"
@@ -106,13 +107,13 @@ _NO_CAUSE = "nothing says why the log ends"
 
 @dataclass
 class Cause:
-    """How an attempt ended, and why.
+    """The end of an attempt and its cause.
 
     `ended`: a class of failures.ENDED, `unknown` if nothing says it. `text`: the cause in one line, quoted from the log
-    after the number of the rank; printable, without secrets. `failure`: where the log says it, None if it does not.
-    `node`, `rank`: where the failure was, if known; `blames_rank`: the rank was found because it was silent or late.
+    after the number of the rank; printable, without secrets. `failure`: the log's failure, None if the log has none.
+    `node`, `rank`: where the failure was, if known; `blames_rank`: the rank was blamed because it was silent or late.
     `ordered`: every failure, one per line: the cause, then other failures by time, then survived ones, then echoes.
-    `sure`: empty if the log says it, else what the cause is inferred from.
+    `sure`: empty if the log says the cause, else what it is inferred from.
     """
 
     ended: str
@@ -127,10 +128,10 @@ class Cause:
 
     @property
     def failed_node(self) -> str | None:
-        """The node if it is at fault: the next attempt leaves it out."""
+        """The node if it is at fault; the next attempt then excludes it."""
         row = meaning(self.ended)
-        echo = self.failure is not None and self.failure.echo  # whose cause is on another node
-        echo = echo or (self.failure is not None and self.failure.to_do == NEVER_MET)  # ranks that were never there
+        echo = self.failure is not None and self.failure.echo  # its cause is on another node
+        echo = echo or (self.failure is not None and self.failure.to_do == NEVER_MET)  # other ranks never came
         return self.node if row.of_node and (self.blames_rank or not row.waits) and not echo else None
 
     @property
@@ -140,10 +141,10 @@ class Cause:
 
 
 def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool = False) -> Cause:
-    """The first cause over the parts of one attempt: the files of all ranks, and of its scheduler.
+    """The first cause in the parts of one attempt: the files of all ranks and of the scheduler.
 
-    `reached_end`: all planned steps were trained. Then only a failure after the last step counts. `asked_for_gpus`: by
-    its script; that ranks used GPUs shows it, too.
+    `reached_end`: all planned steps were trained; then only a failure after the last step counts. `asked_for_gpus`: the
+    attempt's script asks for GPUs; ranks that used GPUs show it, too.
     """
     asked_for_gpus = asked_for_gpus or any(part.memory or part.fact("device") for part in parts)
     failures, open_, survived = _failures(parts, reached_end, asked_for_gpus)
@@ -151,7 +152,7 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
     echoes = [failure for failure in open_ if failure.echo]
     chosen, sure = _choose(causes)
     if chosen is not None and _LINK.search(chosen.message):
-        of_peer, why = _choose([each for each in causes if _is_own(each) and not _is_later(each, chosen)])
+        of_peer, why = _choose([other for other in causes if _is_own(other) and not _is_later(other, chosen)])
         why = why or "a dead peer makes the same lines as a link's fault"
         chosen, sure = (of_peer, why) if of_peer else (chosen, sure)
     if chosen is not None and (outside := _from_outside(causes, echoes, chosen)) is not None:
@@ -160,13 +161,13 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
     if chosen is None and done:
         return Cause("done", "", None, None, [*survived, *echoes], survived=survived)
     if chosen is None and echoes:
-        chosen = _signal_before(echoes, [each for each in echoes if each.ended != "cancelled"])
+        chosen = _signal_before(echoes, [other for other in echoes if other.ended != "cancelled"])
         sure = "" if chosen else "only its consequences are in the logs"
         chosen = chosen or min(echoes, key=_aftermath)
     if chosen is None:
         return Cause("unknown", _NO_CAUSE, None, None, survived, survived=survived)
     if (inner := raised_in_worker(chosen, causes)) is not chosen:
-        causes = [inner if each.place == inner.place else each for each in causes if each is not chosen]
+        causes = [inner if other.place == inner.place else other for other in causes if other is not chosen]
         chosen = inner
     if is_of_setup(chosen, parts):
         chosen = _replaced(chosen, causes, ended="user_error", to_do=OF_SETUP)
@@ -176,33 +177,33 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
     sure = "; ".join(filter(None, (sure, *inferred)))
     if chosen.ended == "error" and _KILLED.search(chosen.message):
         sure = "; ".join(filter(None, (sure, "nothing says who killed it: most often the kernel, out of memory")))
-    rest = [failure for failure in [*causes, *survived, *echoes] if failure is not chosen]
+    others = [failure for failure in [*causes, *survived, *echoes] if failure is not chosen]
     text = one_line(chosen.message)
     number = rank if chosen.rank is None else chosen.rank
     if number is not None and f"ank {number}" not in text and f"task {number}" not in text:
         text = f"rank {number}: {text}"
     if why and (MISSING.search(chosen.message) or OF_JAX in why):
-        text = f"{why}; {text}"  # who never came goes before who waited
+        text = f"{why}; {text}"  # the missing rank before the waiting one
     elif why:
         text = f"{text}; {why}"
     if meaning(chosen.ended).by_scheduler and (
-        failed := next(filter(_REQUEUE_FAILED.match, (each.message for each in echoes)), None)
+        failed := next(filter(_REQUEUE_FAILED.match, (other.message for other in echoes)), None)
     ):
         text = f"{text}; the program's own requeue failed, too: {one_line(failed)}"
-    return Cause(chosen.ended, text, chosen, node, [chosen, *rest], rank, survived, sure, why != "")
+    return Cause(chosen.ended, text, chosen, node, [chosen, *others], rank, survived, sure, why != "")
 
 
 def _replaced(chosen: Failure, causes: list[Failure], **fields: str) -> Failure:
-    """The cause with other fields, also among the `causes`."""
+    """Returns the cause with other fields, and puts it into `causes` in place of the old one."""
     other = replace(chosen, **fields)  # type: ignore[arg-type]
-    causes[:] = [other if each is chosen else each for each in causes]
+    causes[:] = [other if failure is chosen else failure for failure in causes]
     return other
 
 
 def _failures(
     parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool
 ) -> tuple[list[Failure], list[Failure], list[Failure]]:
-    """(all failures of the parts, those of them that may have ended the attempt, those that it survived)."""
+    """(all failures of the parts, the failures that may have ended the attempt, the survived ones)."""
     failures: list[Failure] = []
     survived: list[Failure] = []
     open_: list[Failure] = []
@@ -213,13 +214,13 @@ def _failures(
     of_ranks = {part.file: _OwnFailures() for part in parts}
     for part, of_part in zip(parts, failed, strict=True):
         of_ranks[part.file].add(part, of_part)
-    labelled = sum(each.labelled > 0 for each in of_ranks.values())
+    labelled = sum(of_file.labelled > 0 for of_file in of_ranks.values())
     for part, of_part in zip(parts, failed, strict=True):
         of_file, rank = of_ranks[part.file], _rank_of_file(part.file)
-        beside = has_trained and not prints_steps(part)
-        ranks_ran = beside or labelled > bool(of_file.labelled)
-        begun = of_file.begun if beside else 0
-        # A rank's lines may be printed late: one step of another rank does not show that a failure was survived.
+        is_beside = has_trained and not prints_steps(part)
+        ranks_ran = is_beside or labelled > bool(of_file.labelled)
+        begun = of_file.begun if is_beside else 0
+        # Ranks may print late: a single step of another rank does not show that a failure was survived.
         trained, trained_by_others = last_line(part, 1), last_line(part, 1 if reached_end else 2)
         for failure in join_blocks(of_part):
             failure = replace(failure, rank=rank) if failure.rank is None and rank is not None else failure
@@ -231,7 +232,7 @@ def _failures(
             other = failure.rank is not None and failure.rank != (part.step_rank if rank is None else rank)
             before = failure.place.line < (trained_by_others if other else trained)
             before = before or (failure.at is not None and failure.at < trained_at - SKEW_S)
-            # Of a separate file without times nothing shows that it was after the last step.
+            # In a separate file without times nothing shows that a failure came after the last step.
             before = before or (said_done and failure.at is None and not trained and failure.ended != "node_failure")
             before = before or failure.place.line < begun
             before = before or (ranks_ran and bool(_NEVER_BEGAN.search(failure.message))) or of_file.ran_after(failure)
@@ -239,10 +240,10 @@ def _failures(
     again = outlived_before(open_, survived)
     return (
         failures,
-        [each for each in open_ if id(each) not in again],
+        [candidate for candidate in open_ if id(candidate) not in again],
         [
             *survived,
-            *(each for each in open_ if id(each) in again),
+            *(candidate for candidate in open_ if id(candidate) in again),
         ],
     )
 
@@ -250,10 +251,10 @@ def _failures(
 def _place_of(
     chosen: Failure, failures: Sequence[Failure], echoes: Sequence[Failure], parts: Sequence[Part]
 ) -> tuple[int | None, str | None, str, list[str]]:
-    """(the rank of a cause, its node, why it is blamed for what others wait for, what both are inferred from)."""
-    # From lines that name both, such as srun's and torchelastic's; the first one counts.
+    """(the rank of a cause, its node, the reason to blame it if others waited, what both are inferred from)."""
+    # By lines that name rank and node, such as srun's and torchelastic's; the first one counts.
     nodes: dict[int, str] = nodes_of_tasks(echoes)
-    nodes |= {each.rank: each.node for each in reversed(failures) if each.rank is not None and each.node}
+    nodes |= {other.rank: other.node for other in reversed(failures) if other.rank is not None and other.node}
     rank, why = chosen.rank, ""
     inferred: list[str] = []
     if meaning(chosen.ended).waits:
@@ -261,9 +262,9 @@ def _place_of(
         rank = chosen.rank if blamed is None else blamed
     if meaning(chosen.ended).by_scheduler:
         return rank, None, why, inferred
-    # A shell that finds no command is the batch script's, unless tasks ended with its exit code.
+    # A shell that finds no command belongs to the batch script, unless tasks ended with its exit code.
     shell = rank is None and bool(_NEVER_BEGAN.search(chosen.message)) and "execve" not in chosen.message
-    echoes_of_it = [each for each in echoes if not shell or _OF_SHELL.search(each.message)]
+    echoes_of_it = [other for other in echoes if not shell or _OF_SHELL.search(other.message)]
     left = only_one_that_left(echoes_of_it) if rank is None else None
     if left is not None and left is not chosen:
         rank = left.rank
@@ -276,15 +277,15 @@ def _place_of(
 
 
 def with_nan(cause: Cause, nan: Failure) -> Cause:
-    """The cause of an attempt that trained NaN up to its end, from `nan` on: that, unless another known end came."""
+    """The cause of an attempt whose steps were NaN from `nan` on to its end: the NaN, unless another end is known."""
     if cause.ended not in (*VAGUE, "done"):
         return cause
     return Cause("nan", nan.message, nan, None, [nan, *cause.ordered], survived=cause.survived)
 
 
 def _aftermath(failure: Failure) -> tuple[bool, bool, bool, bool, bool]:
-    """A sort key of echoes: those that say what to do, a process's own end before messages of its peers, then those
-    with rank and node."""
+    """A sort key of echoes: first a process's own end, before messages of its peers; then echoes that say what to do,
+    what was observed first, and those with a node and a rank."""
     ended_by_others = failure.ended in ("cancelled", "stopped", "collective_timeout")
     first = failure.message.endswith(FIRST_OBSERVED)
     return ended_by_others, not failure.to_do, not first, failure.node is None, failure.rank is None
@@ -302,8 +303,8 @@ def one_line(message: str) -> str:
 
 @dataclass
 class _OwnFailures:
-    """Where ranks fail of themselves in a file: the `last` line, the last one that is `labelled` with a rank; and the
-    line by which the ranks have `begun`, 0 if none says so."""
+    """The lines of a file in which ranks fail by themselves: the `last` one, and the last one `labelled` with a rank;
+    and the line by which the ranks have `begun`. A line is 0 if there is none."""
 
     last: int = 0
     labelled: int = 0
@@ -312,20 +313,20 @@ class _OwnFailures:
     def add(self, part: Part, failures: Sequence[Failure]) -> None:
         """Adds a part of the file."""
         self.begun = max(self.begun, last_setting(part), part.first_line if part.started else 0)
-        for each in failures:
-            # srun's words are about a task that may have said more, a shell's about none.
+        for failure in failures:
+            # srun reports a task that may itself have said more; a shell's message is not about a task.
             if (
-                not each.echo
-                and _is_own(each)
-                and not each.message.startswith("srun: ")
-                and not _NEVER_BEGAN.search(each.message)
+                not failure.echo
+                and _is_own(failure)
+                and not failure.message.startswith("srun: ")
+                and not _NEVER_BEGAN.search(failure.message)
             ):
-                self.last = max(self.last, each.place.line)
-                self.labelled = max(self.labelled, each.place.line if each.rank is not None else 0)
+                self.last = max(self.last, failure.place.line)
+                self.labelled = max(self.labelled, failure.place.line if failure.rank is not None else 0)
 
     def ran_after(self, failure: Failure) -> bool:
-        """Whether the ranks ran on after a vague failure without a rank: it is of the batch script, or of a tool beside
-        them."""
+        """Whether the ranks ran on after a vague failure without a rank: then it belongs to the batch script, or to a
+        tool beside the ranks."""
         if failure.echo or failure.rank is not None or failure.node or failure.ended not in _VAGUE_OF_TOOLS:
             return False
         line = failure.place.line
@@ -334,7 +335,7 @@ class _OwnFailures:
 
 
 def _from_outside(causes: Sequence[Failure], echoes: Sequence[Failure], chosen: Failure) -> Failure | None:
-    """What ended the run from outside, the scheduler's message or a signal, if it is the cause rather than `chosen`."""
+    """The end from outside, the scheduler's message or a signal, if it is the cause rather than `chosen`; else None."""
     limit = next((failure for failure in causes if failure.ended == "walltime"), None)
     if chosen.ended == "walltime":
         return None
@@ -350,9 +351,9 @@ def _from_outside(causes: Sequence[Failure], echoes: Sequence[Failure], chosen: 
 
 
 def _signal_before(echoes: Sequence[Failure], failures: Sequence[Failure]) -> Failure | None:
-    """The first signal from outside that the logs have, if all `failures` are after it; None without one.
+    """The first signal from outside in the logs, if all `failures` come after it; else None.
 
-    A launcher also sends SIGTERM to the other ranks if one died: then it is no signal from outside.
+    If a rank died, a launcher also sends SIGTERM to the others: then it is not a signal from outside.
     """
     died = any(_DIED.search(one.message) for one in echoes)
     signals = (one for one in echoes if _RECEIVED.search(one.message) and (not died or _OUTSIDE.search(one.message)))
@@ -370,7 +371,7 @@ def _is_after(failure: Failure, first: Failure) -> bool:
 
 
 def _ordered(causes: Sequence[Failure], parts: Sequence[Part]) -> list[Failure]:
-    """The failures by time of day if all have one, else file by file in the order of lines."""
+    """The failures sorted by time of day if all have one, else by file and line."""
     order = {part.file: number for number, part in reversed(list(enumerate(parts)))}
     if causes and all(failure.at is not None for failure in causes):
         return sorted(causes, key=lambda failure: failure.at or 0.0)
@@ -378,7 +379,7 @@ def _ordered(causes: Sequence[Failure], parts: Sequence[Part]) -> list[Failure]:
 
 
 def _choose(causes: Sequence[Failure]) -> tuple[Failure | None, str]:
-    """(the first cause, what it is inferred from) of failures that are no echoes."""
+    """(the first cause, what it is inferred from) among failures that are not echoes."""
     by_file: dict[str, list[Failure]] = {}
     for failure in causes:
         by_file.setdefault(failure.place.file, []).append(failure)
@@ -401,9 +402,9 @@ def _choose(causes: Sequence[Failure]) -> tuple[Failure | None, str]:
     first = min(timed)
     near = [head for head in heads if head[0].at is not None and head[0].at - first <= SKEW_S]
     chosen, sure = min(near, key=lambda head: (meaning(head[0].ended).specific, head[0].at))
-    apart = {failure.ended for failure, _ in near} - {chosen.ended}
-    if apart and not sure:
-        sure = f"{', '.join(sorted(apart))} within {SKEW_S:.0f} s of it, by clocks that may differ by as much"
+    other_classes = {failure.ended for failure, _ in near} - {chosen.ended}
+    if other_classes and not sure:
+        sure = f"{', '.join(sorted(other_classes))} within {SKEW_S:.0f} s of it, by clocks that may differ by as much"
     return chosen, sure
 
 
@@ -419,18 +420,18 @@ def _head(chain: Sequence[Failure]) -> tuple[Failure, str]:
 
 
 def _is_own(failure: Failure) -> bool:
-    """Whether a rank or the scheduler says it of a process or a node, and not of a peer that it lost."""
+    """Whether the failure is of a rank's own process or node: no wait, no end by the scheduler, no lost peer."""
     row = meaning(failure.ended)
     of_peer = _LINK.search(failure.message) or _IN_COLLECTIVE.search(failure.message)
     return not (row.waits or row.by_scheduler or of_peer)
 
 
 def _is_later(failure: Failure, other: Failure) -> bool:
-    """Whether the logs show that a failure was after another one."""
+    """Whether the logs show that `failure` came after `other`."""
     if failure.at is not None and other.at is not None:
         return failure.at - other.at > SKEW_S
-    same = failure.rank is not None and failure.rank == other.rank and failure.place.file == other.place.file
-    return same and failure.place.line > other.place.line
+    is_same_rank = failure.rank is not None and failure.rank == other.rank and failure.place.file == other.place.file
+    return is_same_rank and failure.place.line > other.place.line
 
 
 def _is_near(head: Failure, other: Failure) -> bool:
@@ -444,7 +445,7 @@ def _explains(other: Failure, head: Failure) -> bool:
         return meaning(other.ended).specific < meaning("error").specific
     if _LINK.search(other.message):
         return False
-    # Timeouts take minutes: a failure after one, without a time, is a consequence, except for what explains it.
+    # Timeouts take minutes: a failure after one, without a time, is a consequence unless it explains the timeout.
     explains = head.ended in meaning(other.ended).explains
     if head.ended == "error":
         return explains and other.rank is not None and head.rank is not None and other.rank != head.rank
@@ -452,10 +453,10 @@ def _explains(other: Failure, head: Failure) -> bool:
 
 
 def _rank_of_file(file: str) -> int | None:
-    """The rank that a file name gives, None without one.
+    """The rank in the name of a file; None without one.
 
     >>> [_rank_of_file(name) for name in ("logs/rank_3.log", "rank12/stderr", "local_rank_1.log", "ranks.log")]
     [3, 12, None, None]
     """
-    found = _RANK_IN_FILE.findall(file)
-    return int(found[-1]) if found else None
+    ranks = _RANK_IN_FILE.findall(file)
+    return int(ranks[-1]) if ranks else None

@@ -1,6 +1,6 @@
-"""A log line by line, as its program writes it: the figures of its steps, and what went wrong last.
+"""Reads a log line by line, as its program writes it: the figures of its steps, and the last failures.
 
-For the supervisor of a program that is not ours. A log that is there is read by `reader.logs`, whole and in blocks.
+The supervisor of a program that is not ours uses it. `reader.logs` reads a finished log, whole and in blocks.
 """
 
 import collections
@@ -18,13 +18,13 @@ from hpc_gpt.reader.logs.tracebacks import NO_MESSAGE, Tracebacks, patterns_of
 from hpc_gpt.reader.part_failures import plainness, without_ignored
 from hpc_gpt.reader.pattern import ANY_NAME, MEMORY_FIELDS, Pattern, raised
 
-# A failure further up is not why the program ended.
+# A failure further up did not end the program.
 _KEPT_LINES = 200
-# Consequences that say for sure that a process failed, though not why.
+# Consequences that show for sure that a process failed, but not why.
 _FAILED = re.compile(
     r"[Ee]xit(?:ed with exit)? ?code|return(?:ed non-zero exit| code)|(?:^|:|\d) *(?:Killed|Aborted)\b"
 )
-# A signal ended a program, by the words of bash, srun, slurmstepd and launchers.
+# A signal ended a program: the messages of bash, srun, slurmstepd and launchers.
 _KILLED = re.compile(
     r": (?:line )?\d{1,6}: {1,8}\d{1,10} (?:Killed|Aborted|Segmentation fault|Bus error|Illegal inst|Floating point)"
     r"|srun: error: .{1,400}: (?:Killed|Aborted|Segmentation fault|Bus error|Illegal inst|Floating point|Out Of Memory)"
@@ -32,31 +32,31 @@ _KILLED = re.compile(
     r"|exitcode {2,10}: -(?!15\b)\d|return code = -(?!15\b)\d|died with <Signals\.SIG(?!TERM|INT)"
     r"|exited on signal (?!15\b|2\b)\d"
 )
-# A command or a module is not there.
+# A command or a module is missing.
 _NOT_THERE = re.compile(
     r": (?:command not found|No such file or directory|Permission denied)$|execve\(\): |: bad interpreter: "
     r"|python[\w.]{0,20}: (?:No module named |can't open file|can't find )"
 )
-# Lines that a failure of its kind ends, and not words about it.
+# Lines that a failure itself prints, unlike lines that only mention one.
 _SURE = re.compile(
     r"srun: |slurmstepd|sbatch: |Fatal Python error|terminate called|ProcessGroupNCCL|: line \d|/env: |Signal: "
     r"|Caught signal"
 )
 _RAISED = re.compile(raised(ANY_NAME))
-# After steps it is of a command beside the training.
+# After steps such a line belongs to a command beside the training.
 _NEVER_BEGAN = re.compile(r"[^:\[]{1,200}: (?:command not found|No such file or directory|Permission denied)")
 _LONGEST = 4000
 _LOSS = re.compile(rf"(?i){generic.LOSS}")
-# After the number of a step: how many there are, which of a line with an epoch may be those of the epoch.
+# The total after the number of a step; in a line with an epoch it may be the total of the epoch.
 _TOTAL = re.compile(r" ?/ ?(\d{1,12})\b")
 
 
 @dataclass(frozen=True)
 class LiveFailure:
-    """A failure that came at `moment` or later, by time.monotonic(), None if that is not known.
+    """A failure that came at `moment` or later, by time.monotonic(); None if that is not known.
 
-    `how` sure it is: of a `program` that a traceback or a signal ended, or that is not there; of `some` process; or no
-    more than `words`.
+    `how` sure it is: `program`, a traceback or a signal ended a program, or the program is missing; `some`, some
+    process failed; `words`, the line only mentions a failure.
     """
 
     failure: Failure
@@ -65,39 +65,41 @@ class LiveFailure:
 
 
 class LiveLines:
-    """The lines of one program, in their order. Dialects read its steps, or `pattern`, a regex, if it is given.
+    """The lines of one program, taken in their order. Dialects read its steps, or the regex `pattern` if there is one.
 
-    `moment`: no line that comes was there then; None if that is not known, and by default lines come at once.
+    `moment`: a time at which the next lines did not exist yet; None if that is not known. By default lines are taken as
+    soon as they exist.
     """
 
     def __init__(self, pattern: str | None = None) -> None:
-        self._own = None if pattern is None else (re.compile(pattern), Pattern("step", pattern, "own"))
+        self._own_pattern = None if pattern is None else (re.compile(pattern), Pattern("step", pattern, "own"))
         self.moment: float | Literal["now"] | None = "now"
         self._late: collections.deque[LiveFailure] = collections.deque(maxlen=_KEPT_LINES)
         self._tracebacks = Tracebacks()
         self._count = 0
         self._rank: int | None = None
-        # The figures of a step whose number the next bar has, and of an evaluation that the next step has.
+        # The figures of a step whose number comes with the next bar, and the loss of an evaluation for the next step.
         self._waits: dict[str, float] | None = None
         self._loss_eval: float | None = None
-        self._skipped = 0.0  # steps that fp16's loss scaler skipped, by lines of their own before that of the step
-        # The steps that the program is to make by its lines of steps, and else by another line.
+        self._skipped = 0.0  # steps that fp16's loss scaler skipped, by separate lines before the line of the step
+        # The planned number of steps: True, by lines of steps; False, by another line.
         self._planned: dict[bool, int] = {}
         self.loss: float | None = None  # the last one, with or without the number of its step
-        self.limit = ""  # the program's line that a time limit of its own ends it
-        self._stepped_at: int | None = None  # the last line of a step, or of a bar
+        self.limit = ""  # the line in which the program says that its own time limit ends it
+        self._stepped_at: int | None = None  # the last line with a step or a bar
         self.has_steps = False  # lines, not only bars
         self._asked_at: int | None = None  # the line in which srun was asked to end: it then kills its tasks
         self._bar: float | None = None
 
     def take(self, line: str) -> dict[str, float] | None:
-        """The figures of a step by the fields of reader/pattern.py, `step` among them, if the line has one."""
+        """Takes the next line; returns the figures of its step by the fields of reader/pattern.py, `step` among them,
+        None without one."""
         self._count += 1
         line = without_colours(line[:_LONGEST])
         row: dict[str, float] | None = None
         failures: list[Failure] = []
-        if self._own is not None and (own := self._own[0].search(line)):
-            values = values_of(line, own, self._own[1])
+        if self._own_pattern is not None and (own_match := self._own_pattern[0].search(line)):
+            values = values_of(line, own_match, self._own_pattern[1])
             row = _figures(values)
             self._plan(values, True)
         matches = find(line)
@@ -126,19 +128,19 @@ class LiveLines:
                 self.limit = hide_secrets(match[0].strip("[] "))[:400]
             elif kind == "fact":
                 self._plan(values_of(line, match, rule.pattern), False)
-            elif self._own is None and kind in ("step", "progress", "eval"):
+            elif self._own_pattern is None and kind in ("step", "progress", "eval"):
                 values = values_of(line, match, rule.pattern)
                 row = row or self._by_dialect(kind, values, rank_of(line))
                 if kind == "progress" and values.get("step") != self._bar:  # a closed bar is drawn again
                     self._stepped_at, self._bar = self._count, float_of(values, "step")
-                # Of bars only that counts which has the number of a step: another one may count anything.
+                # Only a bar with the number of a step counts: another one may count anything.
                 if kind == "step" or (row is not None and row.get("step") == values.get("step")):
                     if "step" in values and "poch" not in line and (total := _TOTAL.match(line, match.end("step"))):
                         values = {"steps_planned": float(total[1]), **values}
                     self._plan(values, kind == "step")
         if row is not None:
             self._stepped_at, self.has_steps, self.limit = self._count, True, ""
-        if failures:  # of one line the most specific: each exception is also an `error`
+        if failures:  # the line's most specific failure counts: every exception is also an `error`
             failure = min(failures, key=plainness)
             now = time.monotonic() if self.moment == "now" else self.moment
             how = _how(line, failure, of_program)
@@ -150,7 +152,7 @@ class LiveLines:
         shown = row or self._waits or {}
         if "loss" in shown:
             self.loss = shown["loss"]
-        elif self._own is None and "oss" in line and (alone := _LOSS.search(line)):
+        elif self._own_pattern is None and "oss" in line and (alone := _LOSS.search(line)):
             self.loss = float(alone["loss"].replace(",", ""))
         if row is None or not sound_step(row.get("step", -1.0)):
             return None
@@ -159,15 +161,15 @@ class LiveLines:
         return row
 
     def _forget(self, number: int) -> bool:
-        """Drops the failure of a line; returns whether it was of a program."""
-        dropped = [each for each in self._late if each.failure.place.line == number]
-        for each in dropped:
-            self._late.remove(each)
-        return any(each.how == "program" for each in dropped)
+        """Drops the failure of a line; returns whether it was a program's."""
+        dropped = [late_failure for late_failure in self._late if late_failure.failure.place.line == number]
+        for late_failure in dropped:
+            self._late.remove(late_failure)
+        return any(late_failure.how == "program" for late_failure in dropped)
 
     @property
     def planned(self) -> int:
-        """How many steps the program is to make, by its log; 0 if that does not say."""
+        """The number of steps that the program plans, by its log; 0 if the log does not say it."""
         return self._planned.get(True) or self._planned.get(False) or 0
 
     def _plan(self, values: dict[str, float | str], by_step: bool) -> None:
@@ -176,7 +178,7 @@ class LiveLines:
             self._planned[by_step] = int(planned)
 
     def _by_dialect(self, kind: str, values: dict[str, float | str], rank: int | None) -> dict[str, float] | None:
-        """The row that is whole with these values. Of ranks that all print, the first one's lines count."""
+        """The row that these values complete, if they do. If all ranks print, the first rank's lines count."""
         if kind == "eval":
             self._loss_eval = float_of(values, "loss_eval")
             return None
@@ -200,23 +202,24 @@ class LiveLines:
 
     @property
     def failure(self) -> Failure | None:
-        """The first failure in the last lines that no other caused, else the first one; None without one."""
-        failures = [each.failure for each in self._late]
-        late = [each for each in failures if each.place.line > self._count - _KEPT_LINES]
-        return next((each for each in late if not each.echo), late[0] if late else None)
+        """The first failure in the last lines that is not a consequence, else the first one; None without one."""
+        failures = [failure.failure for failure in self._late]
+        late = [failure for failure in failures if failure.place.line > self._count - _KEPT_LINES]
+        return next((failure for failure in late if not failure.echo), late[0] if late else None)
 
     def end_failures(self) -> list[LiveFailure]:
-        """The failures after the last line of a step, or of a log without any, that ended something, or may have."""
-        left = {id(failure) for failure in without_ignored([each.failure for each in self._late])}
+        """The failures after the last line of a step (all, in a log without steps) that ended something or may have."""
+        left = {id(failure) for failure in without_ignored([late_failure.failure for late_failure in self._late])}
         late = [
-            each
-            for each in self._late
-            if id(each.failure) in left and (self._stepped_at is None or each.failure.place.line > self._stepped_at)
+            late_failure
+            for late_failure in self._late
+            if id(late_failure.failure) in left
+            and (self._stepped_at is None or late_failure.failure.place.line > self._stepped_at)
         ]
-        # After steps it is of a command beside the training.
+        # After steps such a line belongs to a command beside the training.
         if self._stepped_at is not None:
-            late = [each for each in late if not _NEVER_BEGAN.match(each.failure.message)]
-        return [each for each in late if not each.failure.echo or each.how != "words"]
+            late = [late_failure for late_failure in late if not _NEVER_BEGAN.match(late_failure.failure.message)]
+        return [late_failure for late_failure in late if not late_failure.failure.echo or late_failure.how != "words"]
 
 
 def _how(line: str, failure: Failure, of_program: bool) -> Literal["program", "some", "words"]:

@@ -1,5 +1,5 @@
-"""Columns of many steps in little room, to the last bit: most figures of a trainer are constant, rise evenly, have few
-decimals or are of float32. A million steps of our own metrics take 30 MB, not 120.
+"""Columns of many steps in little memory, exact to the last bit: most figures of a trainer are constant, rise evenly,
+have few decimals or come from float32. A million steps of our own metrics take 30 MB, not 120.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 _SCALES = np.array([1e0, 1e1, 1e3, 1e4, 1e6])  # tried in this order; our own metrics round to 1, 3, 4 and 6 decimals
-_TRIED = 8  # values that are looked at before a whole block is
-_MOST_ROWS = 1 << 20  # of one block: what is computed of one at a time takes 8 MiB
-_ROWS = 1 << 15  # so many values wait before they are packed as a block
-_OWN_PAGES = 1 << 16  # bytes
-_FEW = 8  # a block of which at most one in so many values is a number keeps these alone
+_TRIED = 8  # values that are tried before a whole block is
+_MOST_ROWS = 1 << 20  # per block: an array that is computed from one block takes 8 MiB
+_ROWS = 1 << 15  # the number of values that wait before they are packed as a block
+_OWN_PAGES = 1 << 16  # bytes from which an array has pages of its own
+_FEW = 8  # if at most one value in so many is a number, a block holds only these
 
 
 def room(size: int) -> bytearray | mmap:
-    """So many bytes. Many are pages of their own, which the system has back once nobody needs them: what malloc has
-    between others' memory stays with the process."""
+    """A writable buffer of `size` bytes. A large one has pages of its own, which the system gets back when it is freed;
+    memory of malloc may stay with the process."""
     return mmap(-1, size, MAP_PRIVATE | MAP_ANONYMOUS) if size >= _OWN_PAGES else bytearray(size)
 
 
 @dataclass
 class _Block:
-    """`rows` values: `first` of all, or rising by `rise`; `data` with `scale`: whole numbers above `first`, to be
-    divided by it; with `places`: the values of these rows, NaN elsewhere; else the values themselves."""
+    """A packed block of `rows` values. Without `data`: all are `first`, or rise from it by `rise`. `data` with `scale`:
+    whole numbers to add to `first`, the sums to be divided by `scale`; `data` with `places`: the values of these rows,
+    NaN elsewhere; else `data` has the values themselves."""
 
     rows: int
     first: float = 0.0
@@ -53,19 +54,19 @@ class _Block:
             into[:] = self.data
 
     def joined(self, other: _Block) -> _Block | None:
-        """Both as one, if they are constant or continue the same rise."""
+        """Both blocks as one if they are constant or continue the same rise; else None."""
         if self.data is not None or other.data is not None or self.rise != other.rise:
             return None
         if self.rise and self.rows + other.rows > _MOST_ROWS:
             return None
-        # (A constant -0.0 plus nothing would be 0.0.)
+        # A constant -0.0 must stay: -0.0 + 0 would be 0.0.
         continues = np.array([self.first + self.rows * self.rise if self.rise else self.first, other.first])
         return _Block(self.rows + other.rows, self.first, self.rise) if _are_equal(continues) else None
 
 
 @dataclass
 class PackedColumn:
-    """The values of a column, in blocks and, as they were added, those that are not packed yet."""
+    """The values of a column: packed `blocks`, then the arrays that wait to be packed."""
 
     blocks: list[_Block] = field(default_factory=list)
     waiting: list[NDArray[np.float64]] = field(default_factory=list)
@@ -79,7 +80,7 @@ class PackedColumn:
             self.pack()
 
     def pack(self) -> None:
-        """Packs the values that wait, with the last block if both are few."""
+        """Packs the waiting values, together with the last block if both are small."""
         if not self.waiting:
             return
         values = np.concatenate(self.waiting)
@@ -96,7 +97,7 @@ class PackedColumn:
         self.blocks[-1:] = [together] if together else [*self.blocks[-1:], block]
 
     def add_nothing(self, rows: int) -> None:
-        """Appends so many NaN."""
+        """Appends `rows` NaN values."""
         self.add(np.broadcast_to(np.nan, rows))
 
     def extend(self, other: PackedColumn) -> None:
@@ -108,29 +109,29 @@ class PackedColumn:
             self._add(block)
 
     def values(self) -> NDArray[np.float64]:
-        """All values as one array, made anew each time; not to be written to if they are constant."""
+        """All values as one array, made anew on every call; constant values are a read-only array."""
         self.pack()
         if len(self.blocks) == 1 and self.blocks[0].data is None and not self.blocks[0].rise:
             return np.broadcast_to(np.float64(self.blocks[0].first), self.rows)
-        found, begin = np.empty(self.rows), 0
+        unpacked, begin = np.empty(self.rows), 0
         for block in self.blocks:
-            block.fill(found[begin : begin + block.rows])
+            block.fill(unpacked[begin : begin + block.rows])
             begin += block.rows
-        return found
+        return unpacked
 
     def places(self) -> NDArray[np.int32]:
-        """All values, which are whole numbers below 2^31."""
+        """All values as int32; they must be whole numbers below 2^31."""
         self.pack()
-        found, begin = _stored(np.int32(0), np.int32, self.rows), 0
+        unpacked, begin = _stored(np.int32(0), np.int32, self.rows), 0
         for block in self.blocks:
             block.fill(values := np.empty(block.rows))
-            found[begin : begin + block.rows] = values
+            unpacked[begin : begin + block.rows] = values
             begin += block.rows
-        return found
+        return unpacked
 
 
 def _are_equal(values: NDArray[np.float64]) -> bool:
-    """Whether all have the same bits, NaN among them."""
+    """Whether all values have the same bits, NaN included."""
     bits = values.view(np.int64)
     return bool((bits == bits[0]).all())
 
@@ -139,14 +140,14 @@ def _packed(values: NDArray[np.float64]) -> _Block:
     rows, first = len(values), float(values[0])
     if _are_equal(values):
         return _Block(rows, first)
-    known = np.flatnonzero(~np.isnan(values)).astype(np.int32)
-    if len(known) * _FEW <= rows:
-        return _Block(rows, data=values[known], places=known)
-    if len(known) == rows:
+    numbers = np.flatnonzero(~np.isnan(values)).astype(np.int32)
+    if len(numbers) * _FEW <= rows:
+        return _Block(rows, data=values[numbers], places=numbers)
+    if len(numbers) == rows:
         tried = _as_whole(values[:_TRIED], _SCALES[:, None])[1].all(axis=1)
         for scale in _SCALES[tried].tolist():
-            whole, same = _as_whole(values, scale)
-            if same.all():
+            whole, is_exact = _as_whole(values, scale)
+            if is_exact.all():
                 low = whole.min()
                 rise = float(whole[1] - whole[0])
                 if scale == 1 and rise and (np.diff(whole) == rise).all():
@@ -161,23 +162,23 @@ def _packed(values: NDArray[np.float64]) -> _Block:
 
 
 def _stored(values: Any, kind: type[np.generic], rows: int) -> NDArray[Any]:
-    found = np.frombuffer(room(rows * np.dtype(kind).itemsize), kind)
-    found[:] = values
-    return found
+    array = np.frombuffer(room(rows * np.dtype(kind).itemsize), kind)
+    array[:] = values
+    return array
 
 
 def _as_whole(values: NDArray[np.float64], scale: Any) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """(the values times `scale`, rounded; which of these give the same values again)."""
+    """(the values times `scale`, rounded; a mask of the rounded ones that give their value again)."""
     with np.errstate(over="ignore", invalid="ignore"):
         whole = np.round(values * scale) + 0.0  # no -0.0
-        same = np.abs(whole) < 2**53
-        same &= (whole / scale).view(np.int64) == values.view(np.int64)
-    return whole, same
+        is_exact = np.abs(whole) < 2**53
+        is_exact &= (whole / scale).view(np.int64) == values.view(np.int64)
+    return whole, is_exact
 
 
 class PackedColumns(MutableMapping[str, NDArray[np.float64]]):
-    """The columns of a step table, unpacked each time that one is asked for: a run of five million steps takes no more
-    room than one column. `chosen`: the rows that count, all without."""
+    """The columns of a step table, each unpacked on every access: a run of five million steps takes no more memory than
+    one unpacked column. `chosen`: the indexes of the rows that count, None for all."""
 
     def __init__(
         self, packed: dict[str, PackedColumn], rows: int, chosen: NDArray[Any] | None = None, **changed: Any
@@ -195,7 +196,7 @@ class PackedColumns(MutableMapping[str, NDArray[np.float64]]):
         self._changed[name] = values
 
     def __delitem__(self, name: str) -> None:
-        self._packed = {each: column for each, column in self._packed.items() if each != name}
+        self._packed = {key: column for key, column in self._packed.items() if key != name}
         self._changed.pop(name, None)
 
     def __contains__(self, name: object) -> bool:
@@ -217,21 +218,21 @@ class PackedColumns(MutableMapping[str, NDArray[np.float64]]):
 
     @staticmethod
     def joined(several: Sequence[PackedColumns]) -> PackedColumns:
-        """The rows of all, in their order."""
-        if any(each._chosen is not None or each._changed for each in several):
+        """The rows of several tables' columns, one after the other."""
+        if any(columns._chosen is not None or columns._changed for columns in several):
             return PackedColumns._copied(several)
-        names = list(dict.fromkeys(name for each in several for name in each))
+        names = list(dict.fromkeys(name for columns in several for name in columns))
         packed = {name: PackedColumn() for name in names}
-        for each in several:
+        for columns in several:
             for name, column in packed.items():
-                column.extend(each._packed[name]) if name in each else column.add_nothing(each.rows)
-        return PackedColumns(packed, sum(each.rows for each in several))
+                column.extend(columns._packed[name]) if name in columns else column.add_nothing(columns.rows)
+        return PackedColumns(packed, sum(columns.rows for columns in several))
 
     @staticmethod
     def _copied(several: Sequence[PackedColumns]) -> PackedColumns:
         packed: dict[str, PackedColumn] = {}
-        for name in dict.fromkeys(name for each in several for name in each):
+        for name in dict.fromkeys(name for columns in several for name in columns):
             packed[name] = PackedColumn()
-            for each in several:
-                packed[name].add(each[name]) if name in each else packed[name].add_nothing(each.rows)
-        return PackedColumns(packed, sum(each.rows for each in several))
+            for columns in several:
+                packed[name].add(columns[name]) if name in columns else packed[name].add_nothing(columns.rows)
+        return PackedColumns(packed, sum(columns.rows for columns in several))

@@ -1,4 +1,4 @@
-"""The failures of one part of a log: one a line, without those that ended nothing, and what came after them."""
+"""The failures of one part of a log: one per line, without those that ended nothing, and what came after them."""
 
 import math
 import re
@@ -20,29 +20,29 @@ _RANK = re.compile(r"^rank +: \d+ \(local_rank: ")
 _EXIT = re.compile(r"^exitcode +: (-?\d+)")
 _LONGEST_BLOCK = 8  # lines
 IGNORED = "Exception ignored "
-# What an interpreter, its threads and exit functions print as it ends.
+# Messages of an interpreter, its threads and exit functions as it ends.
 _BEGINS_TRACEBACK = re.compile(rf"{IGNORED}|Exception in thread |Error in atexit")
 _AT_EXIT = re.compile(r"Fatal Python error: (?!Segm|Bus|Ill|Float)")
 _LONGEST_TRACEBACK = 40  # lines
-# Exceptions of code that is given something it does not accept, before the first step: a retry ends the same way.
+# Exceptions of code that got an input it does not accept, before the first step: a retry ends the same way.
 _OF_SETUP = re.compile(
     r"(?:[\w.]{1,200}\()?(?:[A-Za-z_]\w*\.)*(?:(?:Value|Key|Type|Attribute|NotImplemented|Assertion)Error\b"
     r"|(?:OS|IO)Error: (?!\[Errno (?!2\b|13\b|20\b|21\b|22\b)).{0,400}?(?:^|[\s'\"(])\.{0,2}/\w)"
 )
-# Code that reads what a program is given, which raises these too.
+# These exceptions count, too, if code that reads a program's inputs raises them.
 _OF_GIVEN = re.compile(r"(?:RuntimeError|Exception): ")
 _READS_GIVEN = re.compile(r"(?i)config|arguments|args\.py$|settings|state_dict|checkpoint|planner|model_?loader")
-# torch's, of a worker process, before the traceback of its own exception.
+# torch's message about a worker process, before the traceback of the worker's own exception.
 _CAUGHT_IN_WORKER = re.compile(r"\bCaught \w{1,80} in (?:DataLoader worker process|pin memory thread|replica) \d{1,7}")
-_CAUGHT = ("user_error", "error", "data")  # by a program that goes on
-SKEW_S = 2.0  # by which clocks may differ
+_CAUGHT = ("user_error", "error", "data")  # classes that a program may catch and survive
+SKEW_S = 2.0  # clocks may differ by this much
 _SETUP_S = 900.0
-_SETUP_LINES = 4000  # where the log has no times of day
+_SETUP_LINES = 4000  # in place of _SETUP_S if the log has no times of day
 OF_SETUP = "correct what the message names: the program ended before its first step, and would end so again"
 
 
 def one_a_line(failures: Iterable[Failure]) -> list[Failure]:
-    """The failures in the order of their lines, of those on one line the most specific."""
+    """The failures in the order of their lines, only the most specific one per line."""
     best: dict[tuple[str, int], Failure] = {}
     for failure in failures:
         place = (failure.place.file, failure.place.line)
@@ -52,45 +52,49 @@ def one_a_line(failures: Iterable[Failure]) -> list[Failure]:
 
 
 def found_in(part: Part) -> list[Failure]:
-    """The failures of a part, one of each line, and the ends that it says itself."""
+    """The failures of a part, one per line, and the ends that its log states."""
     ends = [(ended, f"the log says that it ended: {ended}", place) for ended, place in part.ends if ended != "done"]
     done = min((place.line for ended, place in part.ends if ended == "done"), default=math.inf)
     return without_ignored(one_a_line([*part.failures, *(Failure(*end) for end in ends)]), done)
 
 
 def with_years(parts: Sequence[Part], failed: Sequence[list[Failure]]) -> list[list[Failure]]:
-    """The failures of the parts, those whose clocks have no year in the year of the parts' other times, if any."""
-    known = next((at for part in parts for at in (part.last_at, part.first_at) if at is not None), None)
-    if known is None:
+    """The failures of the parts; times without a year get the year of the parts' other times, if there are any."""
+    timed = next((at for part in parts for at in (part.last_at, part.first_at) if at is not None), None)
+    if timed is None:
         return list(failed)
     return [
         [
-            each if each.at is None or each.at >= OF_NO_YEAR else replace(each, at=_in_year_of(known, each.at))
-            for each in of_part
+            failure
+            if failure.at is None or failure.at >= OF_NO_YEAR
+            else replace(failure, at=_in_year_of(timed, failure.at))
+            for failure in of_part
         ]
         for of_part in failed
     ]
 
 
-def _in_year_of(known: float, at: float) -> float:
-    """The moment of a clock without a year, read as of 1970, in the year that brings it nearest to a known time."""
-    year, moment = datetime.fromtimestamp(known, UTC).year, datetime.fromtimestamp(at, UTC)
-    return min((moment.replace(year=year + of).timestamp() for of in (-1, 0, 1)), key=lambda each: abs(each - known))
+def _in_year_of(timed: float, at: float) -> float:
+    """A time without a year, which was read as of 1970, in the year that brings it nearest to `timed`."""
+    year, moment = datetime.fromtimestamp(timed, UTC).year, datetime.fromtimestamp(at, UTC)
+    return min(
+        (moment.replace(year=year + of).timestamp() for of in (-1, 0, 1)), key=lambda candidate: abs(candidate - timed)
+    )
 
 
 def raised_in_worker(failure: Failure, causes: Sequence[Failure]) -> Failure:
-    """The exception of a data worker that the failure announces, with its class if that says more; else the failure."""
+    """The worker's exception that the failure announces, with the class and advice of the failure; else the failure."""
     if not _CAUGHT_IN_WORKER.search(failure.message):
         return failure
     inner = next(
         (
-            each
-            for each in causes
-            if each.place.file == failure.place.file
-            and 0 < each.place.line - failure.place.line <= _LONGEST_TRACEBACK
-            and each.rank == failure.rank
-            and each.ended == "error"
-            and not each.to_do
+            cause
+            for cause in causes
+            if cause.place.file == failure.place.file
+            and 0 < cause.place.line - failure.place.line <= _LONGEST_TRACEBACK
+            and cause.rank == failure.rank
+            and cause.ended == "error"
+            and not cause.to_do
         ),
         None,
     )
@@ -98,8 +102,8 @@ def raised_in_worker(failure: Failure, causes: Sequence[Failure]) -> Failure:
 
 
 def is_of_setup(failure: Failure, parts: Sequence[Part]) -> bool:
-    """Whether a vague failure is an exception of a program that was given something it does not accept: raised within
-    minutes of the start, before the first step of any part."""
+    """Whether a vague failure is an exception of a program that got an input it does not accept: raised within minutes
+    of the start, before the first step of any part."""
     vague = failure.ended == "error" and not (failure.to_do or failure.echo)
     of_given = _OF_GIVEN.match(failure.message) and _READS_GIVEN.search(failure.raised_in)
     if not vague or not failure.raised_in or not (of_given or _OF_SETUP.match(failure.message)):
@@ -115,21 +119,22 @@ def is_of_setup(failure: Failure, parts: Sequence[Part]) -> bool:
 
 
 def outlived_before(open_: Sequence[Failure], survived: Sequence[Failure]) -> set[int]:
-    """The ids of failures in the words of one that the same log survived, as a worker's that is started again prints
-    them; none without another failure that ended the log itself."""
+    """The ids of failures with the text of one that the same log survived, as a restarted worker prints it again; empty
+    unless another failure ended the log."""
 
-    def words(failure: Failure) -> tuple[str, str]:
+    def text(failure: Failure) -> tuple[str, str]:
         return failure.place.file, re.sub(r"\d", "0", failure.message[:120])
 
-    outlived = {words(each) for each in survived if not each.echo and each.ended in _CAUGHT}
-    causes = [each for each in open_ if not each.echo]
-    again = {id(each) for each in causes if each.ended in _CAUGHT and words(each) in outlived}
-    return again if any(id(each) not in again and not meaning(each.ended).waits for each in causes) else set()
+    outlived = {text(failure) for failure in survived if not failure.echo and failure.ended in _CAUGHT}
+    causes = [failure for failure in open_ if not failure.echo]
+    again = {id(failure) for failure in causes if failure.ended in _CAUGHT and text(failure) in outlived}
+    return again if any(id(failure) not in again and not meaning(failure.ended).waits for failure in causes) else set()
 
 
 def by_clock(chain: Sequence[Failure]) -> Sequence[Failure]:
-    """The failures of a file, by line, in the order of their clocks if a later line is of an earlier time: what several
-    ranks print is not in order. One without a clock has that of the line before it. Slurm's clock is another one."""
+    """The failures of a file, given by line, in the order of their clocks if a later line has an earlier time, as the
+    lines of several ranks are not in order. A failure without a clock has the time of the one before it, and so has
+    Slurm's, whose clock is another one."""
     times: list[float] = []
     for failure in chain:
         timed = failure.at is not None and not meaning(failure.ended).by_scheduler
@@ -140,21 +145,21 @@ def by_clock(chain: Sequence[Failure]) -> Sequence[Failure]:
 
 
 def plainness(failure: Failure) -> tuple[bool, bool, bool]:
-    """A sort key: of the failures of one line the first by it counts."""
-    # An echo has a pattern of its own, which is more specific than the bare name of the exception.
+    """A sort key of the failures of one line: the first one by it is the most specific."""
+    # An echo has a pattern of its own, which is more specific than just the name of the exception.
     plain = failure.ended == "error" and not failure.to_do
     return plain and not failure.echo, plain, not failure.to_do
 
 
 def last_line(part: Part, steps_left: int) -> int:
-    """The line before which failures were survived, as `steps_left` steps or an end follow; 0 without one."""
+    """The line before which failures were survived, since `steps_left` steps or an end follow; 0 without one."""
     lines = [0, *(where.line for ended, where in part.ends if ended == "done")]
     lines += [fact.place.line for fact in part.totals.values() if fact.place.file == part.file]
     for steps in part.steps.values():
-        # Of very many lines only a sample is kept: each represents several.
+        # Of very many lines only a sample is stored: each line stands for several.
         nth = steps_left if steps.stride == 1 else 1
         lines += [int(steps.line[-nth])] if len(steps) >= nth else []
-    # tqdm draws its bar again as it is closed, after the traceback.
+    # tqdm draws its bar again when it is closed, after the traceback.
     bars = [
         bar
         for before, bar in zip([None, *part.progress], part.progress, strict=False)
@@ -182,9 +187,9 @@ def last_step_at(part: Part) -> float | None:
 
 
 def without_ignored(failures: Iterable[Failure], done: float = math.inf) -> list[Failure]:
-    """The failures, sorted by line, without those that ended nothing: what Python says it ignored, each after its
-    `IGNORED` line; after the line in which the program is `done`, what its threads and exit functions say too."""
-    kept: list[Failure] = []
+    """The failures, sorted by line, without those that ended nothing: exceptions that Python ignored, each after its
+    `IGNORED` line; and, after the line in which the program is `done`, those of its threads and exit functions."""
+    ending: list[Failure] = []
     ignored: Failure | None = None
     for failure in failures:
         at_end = failure.place.line > done
@@ -194,21 +199,21 @@ def without_ignored(failures: Iterable[Failure], done: float = math.inf) -> list
             if failure.rank is None or ignored.rank is None or failure.rank == ignored.rank:
                 ignored = None  # the last line of its traceback
             else:
-                kept.append(failure)
+                ending.append(failure)
         elif not (at_end and _AT_EXIT.match(failure.message)):
-            kept.append(failure)
-    return kept
+            ending.append(failure)
+    return ending
 
 
 def join_blocks(failures: Sequence[Failure]) -> list[Failure]:
-    """The failures, sorted by line, with each of torchelastic's blocks as one: its rank, node and exit code.
+    """The failures, sorted by line, with every block of torchelastic as one failure with rank, node and exit code.
 
-    The block below `Root Cause` was observed first. Lines of a block that was cut off stay as they are.
+    The block below `Root Cause` was observed first. Lines of an incomplete block stay as they are.
     """
     joined: list[Failure] = []
     begun: list[Failure] = []
     for failure in failures:
-        another = _HOST.match(failure.message) and any(_HOST.match(each.message) for each in begun)
+        another = _HOST.match(failure.message) and any(_HOST.match(line.message) for line in begun)
         if begun and (another or not 0 < failure.place.line - begun[0].place.line <= _LONGEST_BLOCK):
             joined += begun
             begun = []
@@ -227,15 +232,15 @@ def _joined(begun: Sequence[Failure], end: Failure) -> Failure | None:
     if rank is None:
         return None
     node = next((failure.node for failure in begun if _HOST.match(failure.message)), None)
-    words = f"rank {rank} {_exit_text(end)}"
+    message = f"rank {rank} {_exit_text(end)}"
     if any(_ROOT.match(failure.message) for failure in begun):
-        words = f"{words}, {FIRST_OBSERVED}"
-    return replace(end, message=words, rank=rank, node=None if node == "localhost" else node)
+        message = f"{message}, {FIRST_OBSERVED}"
+    return replace(end, message=message, rank=rank, node=None if node == "localhost" else node)
 
 
 def _exit_text(failure: Failure) -> str:
-    found = _EXIT.match(failure.message)
-    code = int(found[1]) if found else 0
+    match = _EXIT.match(failure.message)
+    code = int(match[1]) if match else 0
     if code >= 0:
         return f"ended with exit code {code}"
     name = f" ({signal.Signals(-code).name})" if -code in set(signal.Signals) else ""

@@ -1,6 +1,6 @@
-"""The dialect contract: patterns for kinds of lines, pieces of regular expressions, and what the texts of a log mean.
+"""The dialect contract: patterns for kinds of lines, pieces of regular expressions, and the meaning of a log's texts.
 
-A group of a pattern is named for the field it gives, with its unit if that differs from the field's own: `step_ms`
+A group of a pattern has the name of the field it gives, with its unit if that differs from the field's own: `step_ms`
 gives `step_s`. A figure is read as programs print it: 7,208,960 · 1.05M · 480B · 38.12% · 1.5E-04 · 0:14:31.66 · nan.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from hpc_gpt.core.formulas import GIB
 
-# What a line that matches is about:
+# The kinds of matching lines:
 #   step      the figures of one optimizer step, or their mean over the steps since the line before; without a step
 #             number they belong to the step that another dialect prints next
 #   more      further figures of the last step, for programs that print a step on several lines; a figure that the step
@@ -25,8 +25,8 @@ from hpc_gpt.core.formulas import GIB
 #   timers    milliseconds of the parts of a step: `value` with `name: ms | name: ms`, or `key` and `value` of one
 #   fact      what the run is: sizes, layout, batch, versions
 #   argument  one line of a dump of arguments: groups `key` and `value`
-#   start     a program starts: what follows is another attempt, or another run
-#   failure   something went wrong: `ended` is its class
+#   start     a program starts: another attempt, or another run, follows
+#   failure   a failure of the class `ended`
 #   traceback the next line of its program that is not indented names an exception
 #   end       a program ended normally, or its scheduler says how it ended
 Kind = Literal[
@@ -49,13 +49,13 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Pattern:
-    """One kind of line; the groups of its `regex` are named as in UNITS and STEP_FIELDS.
+    """One form of a line; the groups of its `regex` are named as in UNITS and STEP_FIELDS.
 
     `literal` is in every line that matches, by default the longest text of `regex` outside of brackets: a search for it
-    is cheap, so `regex` is tried on few lines. One of seven characters or more is found fastest. A line can have
+    is cheap, so `regex` is tried on few lines. A literal of seven characters or more is found fastest. A line can have
     several matches. `keys` is for lines of `key: value | key: value`: the text after a match of `regex` is split at
     `separator`, and each key in `keys` gives a field. `closed`: the separator also ends the last value, so a value
-    without one was cut off and is not taken. `facts` are true if the pattern matches; those named in STEP_FIELDS go
+    without one was cut off and is not read. `facts` are true if the pattern matches; those named in STEP_FIELDS go
     into the row of a step.
     """
 
@@ -68,11 +68,12 @@ class Pattern:
     facts: Mapping[str, str | int | float] = field(default_factory=dict)
     ended: str | None = None  # the class of failures.ENDED that a failure or an end means
     echo: bool = False  # another failure, on this rank or elsewhere, caused this one: never the first cause
-    own: bool = False  # many programs print such a line: it counts only after one that shows its program
-    # Many programs print such a line: it shows no program; a total counts beside others only, an end after steps only.
+    own: bool = False  # many programs print such a line: it counts only after a line that shows the program
+    # Many programs print such a line: it does not show the program. A weak total counts only beside others, a weak end
+    # only after steps.
     weak: bool = False
-    to_do: str = ""  # what cures this failure, where its class says less
-    head: str = ""  # a regex for the begin of a match, if `head_of` finds none: few such places of a line are tried
+    to_do: str = ""  # the cure of this failure, if the advice of its class says less
+    head: str = ""  # a regex for the begin of a match, if `head_of` finds none: only places that match it are tried
 
     def __post_init__(self) -> None:
         if not self.literal:
@@ -84,12 +85,12 @@ _ASIDE = 0xE000
 
 
 def literal_of(regex: str) -> str:
-    """The longest text that a regex has outside of brackets: it is in every line that matches.
+    """The longest text of a regex outside of brackets, which is in every line that matches.
 
     >>> literal_of(r"\\bvalidate step: {1,8}(?P<step>\\d{1,12}) \\(done\\)")
     'validate step:'
     """
-    text = re.sub(r"\\(.)", lambda found: "\0" if found[1].isalnum() else chr(_ASIDE + ord(found[1])), regex)
+    text = re.sub(r"\\(.)", lambda match: "\0" if match[1].isalnum() else chr(_ASIDE + ord(match[1])), regex)
     text = re.sub(r"\[[^\]]*\]", "\0", text)
     while "(" in text:
         text = re.sub(r"\([^()]*\)(?:[?*+]|\{[^}]*\})*", "\0", text)
@@ -98,12 +99,12 @@ def literal_of(regex: str) -> str:
     assert len(longest) > 1, f"no text stands outside of brackets in {regex}: name a literal"
     assert "|" not in text, f"{regex} has several forms: name a literal"
     assert not regex.startswith("(?i"), f"{regex} has letters of both cases: name a literal"
-    return re.sub("[\ue000-\ue0ff]", lambda found: chr(ord(found[0]) - _ASIDE), longest)
+    return re.sub("[\ue000-\ue0ff]", lambda match: chr(ord(match[0]) - _ASIDE), longest)
 
 
 def head_of(regex: str) -> str:
-    """The piece of a regex before the first text that it looks ahead for, by which the places are found where a match
-    may begin; empty if that piece has no text, or is in a group.
+    """The piece of a regex before its first lookahead, which finds the places where a match may begin; empty if the
+    piece has no text, or is in a group.
 
     >>> head_of(r"\\bstep (?P<step>\\d{1,12}),(?=[^\\n]{0,400} loss: )")
     '\\\\bstep (?P<step>\\\\d{1,12}),'
@@ -113,7 +114,7 @@ def head_of(regex: str) -> str:
 
 
 def words_literal(regex: str) -> str:
-    """The longest text in the group of words that ends a regex; empty without one.
+    """The longest text in the group `words` that ends a regex; empty without such a group.
 
     >>> words_literal(r"\\brank \\d{1,7}: (?P<words>(?:(?<!\\S)\\S{0,80} ?)?watchdog got stuck.{0,300})")
     'watchdog got stuck'
@@ -125,7 +126,7 @@ def words_literal(regex: str) -> str:
 
 
 def _literal_or_none(piece: str) -> str:
-    """`literal_of` a piece of a regex; empty if that has none, or is not whole."""
+    """The `literal_of` a piece of a regex; empty if it has none, or is not a complete regex."""
     try:
         re.compile(piece)
         return literal_of(piece)
@@ -134,14 +135,14 @@ def _literal_or_none(piece: str) -> str:
 
 
 def failure(ended: str, literal: str, regex: str, echo: bool = False) -> Pattern:
-    """The pattern of a failure of a class of failures.ENDED. Its message is what `regex` matches and what follows, if
-    it has no group of `words`."""
+    """The pattern of a failure of the class `ended` (failures.ENDED). Without a group `words` its message is the match
+    of `regex` and the text after it."""
     regex = regex if "(?P<words>" in regex else rf"(?P<words>(?:{regex}).{{0,300}})"
     return Pattern("failure", regex, literal, ended=ended, echo=echo)
 
 
 def echo(ended: str, literal: str, regex: str) -> Pattern:
-    """The pattern of a failure that another failure causes."""
+    """The pattern of an echo: a failure that another failure causes."""
     return failure(ended, literal, regex, echo=True)
 
 
@@ -151,12 +152,12 @@ Fields = dict[str, str | int | float]
 
 @dataclass(frozen=True)
 class Dialect:
-    """The lines of one program. tests/reader/specimens has lines in its form, in a file of its name.
+    """The lines of one program. tests/reader/specimens has a file of its name with lines in this form.
 
     `interpret` turns the arguments that the program dumped into fields: {argument: text} to {field: value}.
-    `flags`: what a reader must know about this program's figures; every record from it carries them.
-    `last_resort`: it takes a line only if no other dialect matches it. `dtype`: what the program multiplies in unless
-    its log says otherwise.
+    `flags`: notes that a reader of this program's figures needs; every record from it carries them.
+    `last_resort`: it takes a line only if no other dialect matches it. `dtype`: the data type of the program's matrix
+    products unless its log says otherwise.
     """
 
     name: str
@@ -168,15 +169,15 @@ class Dialect:
     dtype: str | None = None
 
 
-# How programs print numbers, as pieces of regular expressions. Each is bounded, and none can match a text in two ways.
-# A number that was cut off is wrong: a pattern asks for the unit or separator after it. If a number ends its line,
+# Pieces of regular expressions for printed numbers. Each is bounded, and none can match a text in two ways.
+# A number that was cut off is wrong: so a pattern requires the unit or separator after it. If a number ends its line,
 # nothing shows whether it was cut.
 INT = r"(?:\d{1,3}(?:,\d{3}){1,9}|\d{1,24})"  # 4915 or 7,208,960
 NUMBER = rf"[-+]?(?:{INT}(?:\.\d{{0,24}})?(?:[eE][-+]?\d{{1,4}})?|[nN][aA][nN]|[iI][nN][fF](?:inity)?)"
 SHORT = r"[-+]?\d{1,24}(?:\.\d{1,24})?(?:[eE][-+]?\d{1,4})?[KMGBT]?"  # 11.5K, 85.8G, 1e-05
 CLOCK = r"(?:\d{1,5} days?, )?(?:\d{1,6}:)?\d{1,4}:\d{2}"  # 13:54, 9:07:58
 END = r"(?=\s*$)"
-START = r"(?<![^\s\]:>])"  # of a program's own text: what launchers and loggers put before it ends so
+START = r"(?<![^\s\]:>])"  # the start of a program's own text: the prefixes of launchers and loggers end so
 # Like START, for texts that also occur in the middle of other programs' lines: only tags, times and labels can precede.
 LINE_START = r"^ {0,8}(?:\[[^\]\n]{1,64}\]:? ?|\d{4}-\d\d-\d\d[T ][\d:.,+Z]{8,24} |\d{1,7}: ){0,3} {0,8}"
 
@@ -185,26 +186,26 @@ STOP_OR_END = r"(?=[\s,;|)\]}%]|$)"
 
 
 def later(name: str, group: str, end: str = FIELD_END, number: str = NUMBER, within: str = r"[^\n]{0,1000}?") -> str:
-    """A lookahead for a figure after its name, a regex with what separates them, if the line has it: fields are found
-    in any order, with others between."""
+    """An optional lookahead for a figure after `name`, a regex that includes the separator: fields are found in any
+    order, with others between."""
     return rf"(?=(?:{within}{name}(?P<{group}>{number}){end})?)"
 
 
 def has(*texts: str) -> str:
-    """A lookahead for each regex that a line must have, in any order: what shows whose line it is."""
+    """A lookahead per regex that a line must contain, in any order: they show which program's line it is."""
     return "".join(rf"(?=[^\n]{{0,400}}?{text})" for text in texts)
 
 
 def named(end: str = FIELD_END, **names: str) -> str:
-    """A lookahead for each field, the group of its keyword, after its name."""
+    """An optional lookahead per keyword: its name is the field's group, its value the regex before the figure."""
     return "".join(later(name, group, end) for group, name in names.items())
 
 
-def line(kind: Kind, text: str, begin: str | None = None, **more: Any) -> Pattern:
-    """The pattern of a line as it is printed, with the fields in braces: a number each, or the text of a TEXT_FIELD.
+def line(kind: Kind, text: str, begin: str | None = None, **options: Any) -> Pattern:
+    """The pattern of a line as printed, with its fields in braces: each a number, or text for one of TEXT_FIELDS.
 
     `{}` is a number that is not read. The last number ends the line. `begin`: what may precede, START or LINE_START;
-    without it, anything but a letter. `more`: as in Pattern.
+    without it, anything but a letter. `options`: as in Pattern.
 
     >>> import re
     >>> found = re.search(line("fact", "of {params_billions} B, {} tied").regex, "parameters of   1.3 B, 0.1 tied")
@@ -218,19 +219,19 @@ def line(kind: Kind, text: str, begin: str | None = None, **more: Any) -> Patter
         if field_name is not None:
             value = r"[^\n]{1,80}?" if field_name in TEXT_FIELDS else NUMBER
             regex += rf" {{0,40}}(?P<{field_name}>{value})" if field_name else rf" {{0,40}}{NUMBER}"
-    return Pattern(kind, regex if pieces[-1] else regex + END, max(pieces[::2], key=len), **more)
+    return Pattern(kind, regex if pieces[-1] else regex + END, max(pieces[::2], key=len), **options)
 
 
 def settings(
-    form: str, fields: Mapping[str, str], begin: str | None = None, kind: Kind = "fact", **more: Any
+    form: str, fields: Mapping[str, str], begin: str | None = None, kind: Kind = "fact", **options: Any
 ) -> tuple[Pattern, ...]:
-    """A `line` for each name in `fields`, {name: field}: `form` with them for NAME and FIELD.
+    """A `line` per entry of `fields`, {name: field}: `form` with these in place of NAME and FIELD.
 
     >>> [each.literal for each in settings("--> NAME=FIELD", {"context_length": "seq", "batch": "micro_batch"})]
     ['--> context_length=', '--> batch=']
     """
     return tuple(
-        line(kind, form.replace("NAME", name).replace("FIELD", f"{{{field}}}"), begin, **more)
+        line(kind, form.replace("NAME", name).replace("FIELD", f"{{{field}}}"), begin, **options)
         for name, field in fields.items()
     )
 
@@ -238,13 +239,13 @@ def settings(
 def entries(
     form: str, fields: Mapping[str, str], end: str = FIELD_END, within: str = r"[^\n]{0,1000}?", number: str = NUMBER
 ) -> str:
-    """A lookahead for each of {name: field}, after the regex `form` with the name for NAME."""
+    """An optional lookahead per {name: field}, after the regex `form` with the name in place of NAME."""
     return "".join(later(form.replace("NAME", name), field, end, number, within) for name, field in fields.items())
 
 
 # The last line of a Python traceback, `module.XError: message`. Failure dialects build their patterns from it: the
 # name and the message of the exception decide the class of a failure.
-# What launchers put before it: `[rank3]: `, `[default3]:`, `[1,3]<stderr>:`, `12: `, `r6i4n5: `, `(worker pid=12) `, a
+# The prefixes of launchers: `[rank3]: `, `[default3]:`, `[1,3]<stderr>:`, `12: `, `r6i4n5: `, `(worker pid=12) `, a
 # time of day, glog's prefix, the bars of an ExceptionGroup. The group is atomic: a line of blanks costs nothing.
 _LABEL = (
     r"(?:\[[^\[\]]{1,80}\](?:<std(?:err|out)>)?:? {0,4}"
@@ -275,7 +276,7 @@ def raised(names: str, about: str = "") -> str:
     return rf"{EXCEPTION_START}{words}(?P<words>{name}(?::.{{0,700}}|\.?$))"
 
 
-# group or key -> (field, factor). A name that is not here is a field's own, unscaled.
+# group or key -> (field, factor). Any other name is a field itself, unscaled.
 UNITS: dict[str, tuple[str, float]] = {
     "step_ms": ("step_s", 1e-3),
     "seconds_per_step": ("step_s", 1.0),
@@ -325,16 +326,16 @@ STEP_FIELDS = (
     "consumed_samples",
     "consumed_tokens",
     "consumed",  # steps, samples or tokens: the batch shows which
-    "throughput",  # samples or tokens a second, of the whole job: the batch and the times show which
+    "throughput",  # samples or tokens per second of the whole job: the batch and the times show which
     "elapsed_s",  # since the run's start
     "loss_eval",
     "epoch",  # passes over the data so far, to the program's rounding
     "at",  # epoch seconds; a time of day as printed is taken as UTC
-    "not_finite",  # no pattern's: 1 if the gradient norm was printed as NaN or infinite, 2 if the loss was
+    "not_finite",  # not from a pattern: 1 if the gradient norm was printed as NaN or infinite, 2 if the loss was
 )
 # Fields of a line of steps that are facts of the run: recorded when they change, not for every line.
 STEP_FACTS = ("steps_planned", "global_batch", "seq", "micro_batch", "loss_scale", "epoch_steps")
-# What a run is: two stretches of logs that differ in one of these facts are not of one run.
+# The facts that identify a run: two stretches of logs that differ in one of these belong to two runs.
 MARKS = ("gpus", "tp", "pp", "cp", "dp", "hidden", "layers", "heads", "seq", "vocab", "micro_batch", "global_batch")
 MEMORY_FIELDS = ("memory_allocated_gib", "memory_reserved_gib")
 # Fields whose value is text.
@@ -348,7 +349,7 @@ TEXT_FIELDS = frozenset(
 SIZES = {"": 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 _FIGURE = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?")
 _DECIMAL_COMMA = re.compile(r"([-+]?\d+),(?!\d{3}(?!\d))(?=\d+(?:[eE]|$))")
-# 1h 22m 38s, of which any unit may be missing.
+# 1h 22m 38s; any unit may be missing.
 _SPELT = re.compile(r"(?=\d)(?:(\d{1,6})d ?)?(?:(\d{1,4})h ?)?(?:(\d{1,4})m ?)?(?:(\d{1,4})s)?")
 _CLOCK = re.compile(r"(?:(\d{1,6}) days?,? ?)?(?:(\d{1,6}):)?(\d{1,4}):(\d{1,2}(?:\.\d+)?)")
 # In `2767.3/2800.1` and `832.1 (avg 830.0)` the first figure counts: the second is a running mean, or a goal.
@@ -364,7 +365,7 @@ def unit(name: str) -> tuple[str, float]:
 def figure(text: str) -> float | None:
     """The number that a program printed: NaN for `nan`, an infinity for `inf`.
 
-    None if the text is no number, or one too large for a float.
+    None if the text is not a number, or a number too large for a float.
 
     >>> [figure(text) for text in ("7,208,960", "1.05M", "38.12%", "1.5E-04", "0:14:31.66", "12.3/12.9", "cat")]
     [7208960.0, 1050000.0, 38.12, 0.00015, 871.66, 12.3, None]
@@ -381,28 +382,28 @@ def figure(text: str) -> float | None:
     except ValueError:
         pass
     if clock := _CLOCK.fullmatch(text) or _SPELT.fullmatch(text):
-        days, hours, minutes, seconds = (float(each or 0) for each in clock.groups())
+        days, hours, minutes, seconds = (float(part or 0) for part in clock.groups())
         return days * 86400 + hours * 3600 + minutes * 60 + seconds
-    found = _FIGURE.match(text)
-    if found is None:
+    match = _FIGURE.match(text)
+    if match is None:
         return {"nan": math.nan, "inf": math.inf}.get(text.lower().lstrip("+-")[:3])
-    rest = _SECOND.sub("", text[found.end() :]).strip()
-    if rest not in SIZES:
+    suffix = _SECOND.sub("", text[match.end() :]).strip()
+    if suffix not in SIZES:
         return None
     try:
-        plain = _DECIMAL_COMMA.sub(r"\1.", found[0]).replace(",", "")
-        return _in_range(float(plain) * SIZES[rest], text)
+        plain = _DECIMAL_COMMA.sub(r"\1.", match[0]).replace(",", "")
+        return _in_range(float(plain) * SIZES[suffix], text)
     except ValueError:
         return None
 
 
 def _in_range(value: float, text: str) -> float | None:
-    """The value; None if it is infinite only because no float is so large."""
+    """The value; None if it is infinite only because it is too large for a float."""
     return None if math.isinf(value) and "inf" not in text.lower() else value
 
 
 def scaled(name: str, text: str) -> tuple[str, float | str] | None:
-    """(field, value) of a group's text; None if it should be a number and is none."""
+    """(field, value) of a group's text; None if it should be a number and is not."""
     key, factor = unit(name)
     if key in TEXT_FIELDS:
         return key, text.strip()
@@ -423,7 +424,7 @@ _DTYPES = {
 
 
 def dtype_named(text: str) -> str | None:
-    """Fp16, bf16 or fp32 for any of its names; None for another dtype.
+    """The dtype fp16, bf16 or fp32 by any of its names; None for another one.
 
     >>> dtype_named("torch.half"), dtype_named("bf16-mixed"), dtype_named("int8")
     ('fp16', 'bf16', None)
@@ -432,21 +433,21 @@ def dtype_named(text: str) -> str | None:
 
 
 class Arguments:
-    """A dump of arguments. Each method reads the first of the names that is given and is not None."""
+    """A dump of arguments. Each method reads the first of its names that the dump has with a value other than None."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         self._texts = texts
 
     def text(self, *names: str) -> str | None:
-        """The text, stripped."""
+        """The argument's text, stripped."""
         for name in names:
-            found = self._texts.get(name)
-            if found is not None and found.strip() not in _NONE:
-                return found.strip()
+            value = self._texts.get(name)
+            if value is not None and value.strip() not in _NONE:
+                return value.strip()
         return None
 
     def whole(self, *names: str) -> int | None:
-        """A whole number (`1.0` is one); any other text counts as missing."""
+        """The argument as a whole number (`1.0` is one); any other text counts as missing."""
         for name in names:
             text = self.text(name)
             try:
@@ -458,22 +459,22 @@ class Arguments:
         return None
 
     def true(self, *names: str) -> bool | None:
-        """Whether any of them is `True`; None if all are missing."""
-        found = [self._texts[name].strip() for name in names if name in self._texts]
-        return any(text in ("True", "true") for text in found) if found else None
+        """True if one of the arguments is `True`, else False; None if all are missing."""
+        values = [self._texts[name].strip() for name in names if name in self._texts]
+        return any(text in ("True", "true") for text in values) if values else None
 
     def dtype(self, *names: str) -> str | None:
-        """Fp16, bf16 or fp32."""
+        """The argument as fp16, bf16 or fp32."""
         return dtype_named(self.text(*names) or "")
 
 
-def without_unknown(found: Mapping[str, str | int | float | None]) -> Fields:
+def without_unknown(fields: Mapping[str, str | int | float | None]) -> Fields:
     """The fields that have a value."""
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def quotient(gpus: int | None, *factors: int | None) -> int | None:
-    """Gpus / (product of factors); None if one is unknown or the product does not divide gpus."""
-    known = [factor for factor in factors if factor and factor > 0]
-    product = math.prod(known)
-    return gpus // product if len(known) == len(factors) and gpus and gpus % product == 0 else None
+    """The quotient gpus / (product of factors); None if one is unknown or the product does not divide gpus."""
+    positive = [factor for factor in factors if factor and factor > 0]
+    product = math.prod(positive)
+    return gpus // product if len(positive) == len(factors) and gpus and gpus % product == 0 else None

@@ -1,10 +1,10 @@
-"""The step table of any run, which steps count, and how long a step takes.
+"""The step table of any run, the steps that count, and the time of a step.
 
 The warm-up rule. The first step of each attempt is warm-up: it allocates, opens connections, compiles. So are the steps
 after it, up to the first one that takes at most 1.25 times the median of the attempt's later half, but never more than
-half of the attempt's steps. Set apart are steps whose time includes an evaluation or a save, skipped steps, which do no
-optimizer work, and steps with a NaN loss. The rest is the steady state: its median, 10th and 90th percentile are
-reported. If a line of a log is the mean of several steps, the line counts as one.
+half of the attempt's steps. Steps whose time includes an evaluation or a save, skipped steps, which do no optimizer
+work, and steps with a NaN loss are set apart. All other steps are the steady state: its median, 10th and 90th
+percentile are reported. If a line of a log is the mean of several steps, the line counts as one step.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ Places = NDArray[np.signedinteger[Any]]
 Mask = NDArray[np.bool_]
 
 # The columns that a table may have: those of a log's lines, and three that only our own metrics have. `memory_gib` is
-# of the stage with most, allocated.
+# the allocated memory of the stage with most.
 STEP_COLUMNS = (*STEP_FIELDS, "tokens", "save_s", "memory_gib")
 # Further arrays of a table with an entry for each line, and their defaults.
-_BESIDE = {"line": 0, "attempt": 1, "counts": True, "steady": False, "after_pause": False, "nan": False}
+_ARRAYS = {"line": 0, "attempt": 1, "counts": True, "steady": False, "after_pause": False, "nan": False}
 
-# What a line of steps may lack after a NaN, or have once only.
+# Fields that a line of steps may lack after a NaN, or that only some lines have.
 _NOT_OF_FORM = frozenset(
     ("loss", "grad_norm", "not_finite", "nan", "skipped", "skipped_so_far", "loss_eval", "save_s", "tokens")
 )
 _FEWEST_WITH_LOSS = 2
 NOT_FINITE = {"grad_norm": 1, "loss": 2}  # the values of `not_finite`
-_NOW_AND_THEN = 0.1  # if a loss follows, so few lines may lack one
+_NOW_AND_THEN = 0.1  # the share of lines that may lack a loss although one follows
 
 
 @lru_cache(1024, typed=True)  # 1 is not True
 def _shared(rows: int, value: Any) -> NDArray[Any]:
-    """An array that tables share and that takes no room: it cannot be written to."""
+    """A constant array that tables share and that takes no memory; it is read-only."""
     return np.broadcast_to(np.array(value), rows)
 
 
 def _joined(several: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """The arrays one after the other; in no room if they are one value that takes none."""
-    kinds = {(each.dtype, each.strides, each[:1].tobytes()) for each in several if len(each)}
+    """The arrays one after the other; without memory if all are the same constant array."""
+    kinds = {(array.dtype, array.strides, array[:1].tobytes()) for array in several if len(array)}
     if len(kinds) == 1 and next(iter(kinds))[1] == (0,):
-        return _shared(sum(map(len, several)), next(each[0].item() for each in several if len(each)))
+        return _shared(sum(map(len, several)), next(array[0].item() for array in several if len(array)))
     return np.concatenate(several)
 
 
@@ -74,15 +74,15 @@ class StepTable:
     Optional arrays of the same length: `line`, its number in the file; `attempt`, counted from 1; `counts`, whether the
     step led to the run's last state (False: a later attempt trained it again); `steady`, whether the step time is
     computed from it; `after_pause`, whether an evaluation or a save came between this line and the one before; `nan`,
-    whether it is of a NaN step (`mark_nan`), which has no loss.
+    whether it is a NaN step (`mark_nan`), which has no loss.
     `files`: the file of the lines, by attempt.
 
-    Of very many lines one in `stride` is kept, and the last one; `count` is how many there were. With a stride above 1
-    a median or a percentile is that of a sample. `totals` are of all lines: the sums of `skipped` and `nan`, and in
-    `nan_loss` the number of losses that are NaN or infinite (NaN in the column).
-    `alike`: two lines differ in their figures alone (only known of a program that is not).
-    `eval_step`, `eval_loss`: the evaluations, two arrays of a length of their own. `eval_by`: {step: {source: loss}} of
-    those of a mixture.
+    Of very many lines one in `stride` is stored, and the last one; `count` is the number of all lines. With a stride
+    above 1 a median or a percentile is that of a sample. `totals` cover all lines: the sums of `skipped` and `nan`, and
+    in `nan_loss` the number of losses that are NaN or infinite (NaN in the column).
+    `alike`: two lines differ only in their figures (known only for a program that no dialect knows).
+    `eval_step`, `eval_loss`: the evaluations, two arrays with a length of their own. `eval_by`: {step: {source: loss}}
+    for evaluations on a mixture.
     """
 
     columns: MutableMapping[str, StepColumn] = field(default_factory=dict)
@@ -105,13 +105,13 @@ class StepTable:
         of_columns = (
             {self.columns.rows}
             if isinstance(self.columns, PackedColumns)
-            else {len(each) for each in self.columns.values()}
+            else {len(column) for column in self.columns.values()}
         )
         rows = max(len(self.line), *of_columns, 0)
-        for name, value in _BESIDE.items():
+        for name, value in _ARRAYS.items():
             if not len(getattr(self, name)):
                 setattr(self, name, _shared(rows, value))
-        lengths = {len(getattr(self, name)) for name in _BESIDE} | of_columns
+        lengths = {len(getattr(self, name)) for name in _ARRAYS} | of_columns
         assert lengths == {rows}, lengths
 
     def __len__(self) -> int:
@@ -127,15 +127,15 @@ class StepTable:
 
     @property
     def is_skipped(self) -> Mask:
-        """Steps without an update, as after an overflow of fp16."""
+        """The mask of steps without an update, as after an overflow of fp16."""
         return np.asarray(self["skipped"] > 0)
 
     def mark_nan(self, interval: int = 1, always: bool = False) -> None:
-        """Marks `nan`, and takes the loss of these steps away. They have a loss or a gradient norm that was printed as
-        NaN or infinite, NaN iterations and no loss, or no loss in a line of a form whose earlier lines in the attempt
-        all have one. Not steps that fp16's loss scaler skips.
+        """Marks the NaN steps in `nan` and removes their losses. A NaN step has a loss or a gradient norm that was
+        printed as NaN or infinite, NaN iterations and no loss, or no loss in a line of a form whose earlier lines in
+        the attempt all have one. Steps that fp16's loss scaler skips are not NaN steps.
 
-        `interval`: steps of a line. `always`: every line without a loss is one.
+        `interval`: steps per line. `always`: every line without a loss is a NaN step.
         """
         has_loss, bad = np.isfinite(self["loss"]), self["not_finite"]
         by_count = self["nan"] > 0
@@ -144,29 +144,29 @@ class StepTable:
         if lost.any() and not always:
             lost = np.zeros(len(self), np.bool_)
             form = self._form()
-            for each in np.unique(form[~has_loss]):
-                rows = np.flatnonzero((form == each) & ~skipped)
+            for one_form in np.unique(form[~has_loss]):
+                rows = np.flatnonzero((form == one_form) & ~skipped)
                 lost[rows] = _lost(has_loss[rows] | (bad[rows] == NOT_FINITE["loss"]))
-        found = (bad > 0) | ((by_count | lost) & ~has_loss)
-        # A line of several steps, of which the scaler skipped some, has the mean loss of the others.
+        is_nan = (bad > 0) | ((by_count | lost) & ~has_loss)
+        # If the scaler skipped some of a line's several steps, the line has the mean loss of the others.
         others = (bad == NOT_FINITE["loss"]) & (self["skipped"] < interval)
-        self.nan = np.asarray(found & (others | ~skipped))
+        self.nan = np.asarray(is_nan & (others | ~skipped))
         if "loss" in self and self.nan.any():
             self.columns["loss"] = np.where(self.nan, np.nan, self.columns["loss"])
 
     def nan_since(self, attempt: int) -> int | None:
-        """The row of the first of the NaN steps that end an attempt; None if a finite one follows the last of them.
-        Steps that fp16's loss scaler skips are neither."""
+        """The row of the first of the NaN steps that end an attempt; None if a finite step follows the last NaN step.
+        Steps that fp16's loss scaler skips count as neither."""
         if not self.nan.any():
             return None
         rows = np.flatnonzero(self.attempt == attempt)
         finite = np.flatnonzero(~self.nan[rows] & ~self.is_skipped[rows])
         last = rows[finite[-1] + 1 :] if len(finite) else rows
-        found = last[self.nan[last]]
-        return int(found[0]) if len(found) else None
+        nan_rows = last[self.nan[last]]
+        return int(nan_rows[0]) if len(nan_rows) else None
 
     def _form(self) -> Places:
-        """A number for each row by its attempt and by the other fields than the loss that it has."""
+        """A number per row for its form: its attempt and the fields that it has, without the loss."""
         form = self.attempt.astype(np.int64)
         for name, column in self.columns.items():
             if name not in _NOT_OF_FORM:
@@ -178,7 +178,7 @@ class StepTable:
         return f"{self.files[int(self.attempt[index])]}:{self.line[index]}"
 
     def take(self, rows: Mask | Places) -> StepTable:
-        """A table of the rows of a mask, or of indexes; everything else stays."""
+        """A table with the rows of a mask or of indexes; everything else stays."""
         if rows.dtype == np.bool_ and rows.all():
             return replace(self)
         columns: MutableMapping[str, StepColumn]
@@ -186,8 +186,8 @@ class StepTable:
             columns = self.columns.take(rows)
         else:
             columns = {name: column[rows] for name, column in self.columns.items()}
-        beside: dict[str, Any] = {name: getattr(self, name)[rows] for name in _BESIDE}
-        return replace(self, columns=columns, **beside)
+        arrays: dict[str, Any] = {name: getattr(self, name)[rows] for name in _ARRAYS}
+        return replace(self, columns=columns, **arrays)
 
     def halved(self) -> StepTable:
         """Every second line and the last one; `count` and `totals` stay."""
@@ -199,19 +199,21 @@ class StepTable:
         """The rows of all tables, in their order."""
         if len(tables) < 2:
             return tables[0] if tables else StepTable()
-        known = {name for table in tables for name in table.columns}
+        present = {name for table in tables for name in table.columns}
         packed = [table.columns for table in tables if isinstance(table.columns, PackedColumns)]
-        totals = {name: sum(table.totals.get(name, 0.0) for table in tables) for each in tables for name in each.totals}
-        beside: dict[str, Any] = {name: _joined([getattr(each, name) for each in tables]) for name in _BESIDE}
-        ends = np.cumsum([len(each) for each in tables]).tolist()
+        totals = {
+            name: sum(table.totals.get(name, 0.0) for table in tables) for table in tables for name in table.totals
+        }
+        arrays: dict[str, Any] = {name: _joined([getattr(table, name) for table in tables]) for name in _ARRAYS}
+        ends = np.cumsum([len(table) for table in tables]).tolist()
         for table, begin, end in zip(tables, [0, *ends], ends, strict=False):
-            table.line = beside["line"][begin:end]  # not twice in memory
-        names = [name for name in STEP_COLUMNS if name in known]
+            table.line = arrays["line"][begin:end]  # not twice in memory
+        names = [name for name in STEP_COLUMNS if name in present]
         return StepTable(
             PackedColumns.joined(packed)
             if len(packed) == len(tables)
             else {name: np.concatenate([table[name] for table in tables]) for name in names},
-            **beside,
+            **arrays,
             files={number: file for table in tables for number, file in table.files.items()},
             stride=max(table.stride for table in tables),
             count=sum(table.count for table in tables),
@@ -224,7 +226,7 @@ class StepTable:
 
 
 def joined_by_step(one: StepTable, other: StepTable) -> StepTable:
-    """The steps of both tables, each with the fields that either has; those of `one` count. Steps rise in both."""
+    """The steps of both tables with the fields of both; where both have a value, `one` wins. Steps rise in both."""
     steps = np.union1d(one["step"], other["step"])
     columns = {name: np.full(len(steps), np.nan) for name in STEP_COLUMNS if name in one or name in other}
     line = np.zeros(len(steps), np.int64)
@@ -232,16 +234,16 @@ def joined_by_step(one: StepTable, other: StepTable) -> StepTable:
         places = np.searchsorted(steps, table["step"])
         line[places] = table.line
         for name, column in table.columns.items():
-            known = np.isfinite(column)
-            columns[name][places[known]] = column[known]
-    found = StepTable(columns, line, files=one.files, count=len(steps), totals=one.totals)
-    found.alike = one.alike
-    return found
+            present = np.isfinite(column)
+            columns[name][places[present]] = column[present]
+    joined_table = StepTable(columns, line, files=one.files, count=len(steps), totals=one.totals)
+    joined_table.alike = one.alike
+    return joined_table
 
 
 def _lost(has_loss: Mask) -> Mask:
-    """Which lines of one form lost the loss that every earlier one had: not those of a program that prints it now and
-    then."""
+    """The mask of the lines of one form that lack the loss that every earlier line had; none if the program prints the
+    loss only now and then."""
     lacks = np.flatnonzero(~has_loss)
     if not len(lacks) or lacks[0] < _FEWEST_WITH_LOSS:
         return np.zeros(len(has_loss), np.bool_)
@@ -250,11 +252,11 @@ def _lost(has_loss: Mask) -> Mask:
 
 
 def steps_that_count(step: StepColumn, attempt: Places, resumed: Mapping[int, float] | None = None) -> Mask:
-    """Which steps led to the run's last state.
+    """The mask of the steps that led to the run's last state.
 
-    A later attempt resumes from a checkpoint, and what an earlier one trained after that checkpoint is lost: a step
-    trained twice counts once, as trained last. `resumed`: the first step of an attempt, by its number, if more is known
-    than its lines say: an attempt that ended before its first line also discards steps.
+    A later attempt resumes from a checkpoint, and the steps that an earlier one trained after that checkpoint are lost:
+    a step trained twice counts once, as trained last. `resumed`: attempt -> its first step, if more is known than its
+    lines say: an attempt that ended before its first line also discards steps.
     """
     counts = np.ones(len(step), np.bool_)
     resumed = resumed or {}
@@ -265,15 +267,14 @@ def steps_that_count(step: StepColumn, attempt: Places, resumed: Mapping[int, fl
             stretches.setdefault(int(attempt[begin]), []).append(slice(begin, end))
     for number in sorted(stretches, reverse=True):
         begins = math.inf
-        for own in stretches[number]:
-            counts[own] = ~(step[own] >= first)
-            begins = min(begins, float(np.nanmin(step[own], initial=math.inf)))
+        for stretch in stretches[number]:
+            counts[stretch] = ~(step[stretch] >= first)
+            begins = min(begins, float(np.nanmin(step[stretch], initial=math.inf)))
         first = min(first, resumed.get(number, begins))
     return counts
 
 
-# How the note on step times that spread widely begins.
-WIDE = 1.5  # the 90th percentile over the 10th
+WIDE = 1.5  # step times spread widely if the 90th percentile over the 10th is above this
 SLOW_STEP = 1.25
 OUTLIER = 1.5  # a steady step this many times the median is reported; it stays in the median
 RULE = (
@@ -286,8 +287,8 @@ RULE = (
 class StepTimes:
     """Median, percentiles and mean in seconds over `used` steps.
 
-    `warmup`, `apart`: how many steps were left out as warm-up, and how many were set apart. `flags`: what looks wrong.
-    `steady` marks the used steps among those given.
+    `warmup`, `apart`: the numbers of steps left out as warm-up and set apart. `flags`: what looks wrong. `steady` marks
+    the used steps among the measured ones.
     """
 
     step_s: float
@@ -302,7 +303,7 @@ class StepTimes:
 
 
 def time_steps(steps: StepTable, step_s: StepColumn, apart: Mask) -> StepTimes | None:
-    """The step time over the steps that count and have a time, None without any; marks `steps.steady`.
+    """Measures the step time over the steps that count and have a time; None without any. Marks `steps.steady`.
 
     `step_s`: seconds of each row. `apart`: as in `measure_steps`.
     """
@@ -318,8 +319,8 @@ def time_steps(steps: StepTable, step_s: StepColumn, apart: Mask) -> StepTimes |
 def measure_steps(step_s: StepColumn, apart: Mask, attempt: Places) -> StepTimes | None:
     """The step time over all steps of a run, in order; None without any.
 
-    The arrays have one entry per step. `apart`: the seconds include an evaluation or a save, or the step was skipped,
-    or its loss is NaN. The steps of one attempt are adjacent.
+    The arrays have one entry per step. `apart`: the mask of steps to set apart: the seconds include an evaluation or a
+    save, or the step was skipped, or its loss is NaN. The steps of one attempt are adjacent.
     """
     if not len(step_s):
         return None
@@ -345,14 +346,14 @@ def measure_steps(step_s: StepColumn, apart: Mask, attempt: Places) -> StepTimes
     if len(seconds) < 5:
         flags.append(Flag(f"step_s rests on {counted(len(seconds), 'step')}"))
     mean = float(np.mean(seconds))
-    low, middle, high = (float(each) for each in np.quantile(seconds, (0.1, 0.5, 0.9), overwrite_input=True))
+    low, middle, high = (float(quantile) for quantile in np.quantile(seconds, (0.1, 0.5, 0.9), overwrite_input=True))
     if high > WIDE * low and len(seconds) >= 5:
         flags.append(Flag(f"step times spread widely: 10th percentile {low:.3g} s, 90th {high:.3g} s", "spread"))
     return StepTimes(middle, low, high, mean, len(seconds), warmup, set_apart, tuple(flags), steady)
 
 
 def warmup_count(step_s: StepColumn, apart: Mask) -> tuple[int, bool]:
-    """(how many leading steps of an attempt are warm-up, whether step times settled after them)."""
+    """(the number of leading steps of an attempt that are warm-up, whether step times settled after them)."""
     plain = step_s if apart.all() or not apart.any() else step_s[~apart]
     if len(plain) < 2:
         return min(1, len(step_s)), True

@@ -1,1 +1,1 @@
-"""Records as tables: for a terminal, a pipe, a page or another program."""
+"""Records shown as tables: for a terminal, a pipe, a page or another program."""

@@ -1,4 +1,4 @@
-"""The table of measured rows, a bench's or a race's, as bench.json has them, and who wins a race."""
+"""The table of the rows that a bench or a race measured, from bench.json, and the winner of a race."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,16 +18,16 @@ from hpc_gpt.reader.records.own_run import DIALECT
 from hpc_gpt.report.compare import compare_runs
 from hpc_gpt.report.gather import read_bench
 
-# minGPT's FSDP table marks so a row that does not fit.
+# The mark of minGPT's FSDP table for a row that does not fit.
 OOM = "OOM"
-# The mark of a run on a CPU: the host memory of its processes is a different figure.
+# The mark of a run on a CPU: the host memory of its processes is another figure.
 NO_GPU = "no GPU"
 SLOWED = "slowed down by allocator retries"
 
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """A row: its record, and its line of `rows` in bench.json; of a race that of `race`."""
+    """A measured row: its record, and its entry under `rows` in bench.json, for a race under `race.rows`."""
 
     record: Record
     row: Mapping[str, Any]
@@ -39,13 +39,13 @@ class MeasuredRow:
 
     @property
     def tenth_step_s(self) -> float | None:
-        """The median over all rounds but the first, which may find no compiler cache; if there is only one, its own."""
+        """The median over the rounds, without the first one, which may find no compiler cache, if there are others."""
         rounds = self.row.get("tenth_step_s") or []
         return median(rounds[1:] or rounds) if rounds else None
 
 
 def measured_rows(file: Path) -> list[MeasuredRow]:
-    """The rows of a bench.json; none if it is no such file, or a damaged one."""
+    """The rows of a bench.json; empty if the file is not one, or is damaged."""
     if not is_bench(file):
         return []
     records, rows = read_records(file) or [], (read_race(file) or read_stored(file)).get("rows")
@@ -64,7 +64,7 @@ def _allocated(record: Record) -> str:
 
 
 def is_on_cpu(record: Record) -> bool:
-    """Whether our run trained without a GPU, so that its allocations are not counted. Not known for a peer."""
+    """Whether our run trained without a GPU, so that its allocations are not counted; False for a peer's run."""
     return record.dialect == DIALECT and record.tokens_per_s is not None and record.device is None
 
 
@@ -74,7 +74,8 @@ def _matmul(record: Record) -> str:
 
 
 def _notes(line: MeasuredRow) -> str | None:
-    """Why a row of a race is no more in it; how a row ended, if not well; and allocator retries, which slow it down."""
+    """The notes on a row: why it left its race; else how it ended, if not well, and allocator retries, which slow it
+    down."""
     record, note = line.record, line.row.get("note")
     if note:
         return plain(str(note))
@@ -90,8 +91,8 @@ def _of_record(figure: Column) -> Column:
     return replace(figure, value=lambda line: figure.value(line.record), optional=True)
 
 
-def _of_row(heading: str, key: str, digits: Any, **more: Any) -> Column:
-    return Column(heading, (key,), lambda line: line.row.get(key), digits, **more)
+def _of_row(heading: str, key: str, digits: Any, **options: Any) -> Column:
+    return Column(heading, (key,), lambda line: line.row.get(key), digits, **options)
 
 
 def _gib(heading: str, key: str, label: str, formula: str) -> Column:
@@ -123,7 +124,7 @@ _RATE = Column(
     formula="the device's own, before and after",
 )
 _NOTES = Column("Notes", ("note",), _notes, right=False)
-# Of a bench, every figure.
+# A bench shows every figure.
 _FIGURES = (
     _TOKENS,
     _STEP,
@@ -146,7 +147,7 @@ _BENCH = (
     *_FIGURES,
     _NOTES,
 )
-# Of a race, what it is decided by, beside what plan predicts.
+# A race shows the figures that decide it, beside plan's predictions.
 _RACE = (
     _of_row("Row", "name", str, right=False),
     Column("Layout", ("layout",), lambda line: line.layout, right=False),
@@ -168,13 +169,13 @@ _RACE = (
 
 
 def file_text(file: Path, width: int | None = None) -> str:
-    """The table of a bench.json, and below a race's who wins; empty if the file is none. `width` None: any width."""
+    """The table of a bench.json, for a race with the winner below; empty if it is not one. `width` None: any width."""
     text = rows_text(measured_rows(file), width, is_race=read_race(file) is not None)
     return text + "".join(f"{plain(line)}\n" for line in race_lines(file)) if text else ""
 
 
 def rows_text(rows: Sequence[MeasuredRow], width: int | None = None, is_race: bool = False) -> str:
-    """The rows with every figure that any of them has, then what they share: shape, device, versions."""
+    """The rows with every figure that one of them has, then the shape, device and versions that they share."""
     if not rows:
         return ""
     if len(rows) == 1 and not is_race:
@@ -186,9 +187,13 @@ def rows_text(rows: Sequence[MeasuredRow], width: int | None = None, is_race: bo
 
 def _one(row: MeasuredRow) -> str:
     lines = [
-        (each.label, shown + (f" {each.unit}" if each.unit and shown not in (OOM, NO_GPU) else ""), each.formula)
-        for each in _FIGURES
-        if (shown := each.show(row)) != NOTHING
+        (
+            figure.label,
+            shown + (f" {figure.unit}" if figure.unit and shown not in (OOM, NO_GPU) else ""),
+            figure.formula,
+        )
+        for figure in _FIGURES
+        if (shown := figure.show(row)) != NOTHING
     ]
     if row.record.tokens_per_s_spread is not None:
         lines.insert(1, ("spread", f"{row.record.tokens_per_s_spread:.1%}", f"of {row.record.rounds} rounds"))
@@ -205,10 +210,10 @@ def _ended(record: Record) -> str:
 
 
 def shared_lines(records: Sequence[Record]) -> list[str]:
-    """Lines that are printed once: the parts of the trained shape that all rows share, the device, the versions."""
+    """The lines on what all rows share: the parts of the trained shape, the device, the versions."""
     shapes = [shape for record in records if (shape := _shape(record))]
-    same = [parts[0] for parts in zip(*shapes, strict=True) if len(set(parts)) == 1 and parts[0]]
-    lines = [f"trained: {', '.join(same)}"] if same else []
+    shared = [parts[0] for parts in zip(*shapes, strict=True) if len(set(parts)) == 1 and parts[0]]
+    lines = [f"trained: {', '.join(shared)}"] if shared else []
     for name, show in (("device", _device), ("versions", _versions)):
         texts = list(dict.fromkeys(text for record in records if (text := show(record))))
         if len(texts) == 1:
@@ -238,22 +243,22 @@ def _versions(record: Record) -> str:
 
 
 def read_race(file: Path) -> dict[str, Any] | None:
-    """The key `race` of a bench.json; None of a bench that is none."""
-    found = read_stored(file).get("race") if is_bench(file) else None
-    return found if isinstance(found, dict) and isinstance(found.get("rows"), list) else None
+    """The key `race` of a bench.json; None if the bench is not a race."""
+    race = read_stored(file).get("race") if is_bench(file) else None
+    return race if isinstance(race, dict) and isinstance(race.get("rows"), list) else None
 
 
 def race_lines(file: Path) -> list[str]:
-    """Who wins a race, why, whether the difference is shown, the planner's place for the winner, and the command by
-    which plan learns of what was measured."""
+    """The lines on a race: the winner and the reason, whether the difference is shown, the planner's place for the
+    winner, and the command by which plan learns from the measured rows."""
     race = read_race(file)
     if race is None:
         return []
-    runs = {str(each.record.run): each for each in read_bench(file)}
+    runs = {str(row_run.record.run): row_run for row_run in read_bench(file)}
     names = dict(zip(runs, (str(row.get("name")) for row in race["rows"]), strict=False))
     run = race.get("winner")
     if not race.get("is_over"):
-        return ["the race is not over", *([f"so far ahead: {names.get(run)}"] if run else [])]
+        return ["the race is not over", *([f"ahead so far: {names.get(run)}"] if run else [])]
     if run not in runs:
         return [str(race.get("why"))]
     lines = [f"winner: {names[run]} ({run}), {race.get('why')}"]
@@ -265,10 +270,10 @@ def race_lines(file: Path) -> list[str]:
     if second is not None:
         verdict = compare_runs(runs[second], runs[run])
         shown = {"faster": "is shown", "slower": "is shown: it is slower", "no_interval": "needs 3 rounds of both"}
-        words = shown.get(verdict.verdict, "is not shown")
+        outcome = shown.get(verdict.verdict, "is not shown")
         interval = verdict.speeds[0].interval
         range_ = f", {interval.low:+.1f} to {interval.high:+.1f} %" if interval is not None else ""
-        lines.append(f"its difference from {names[second]}{range_}: {words}")
+        lines.append(f"its difference from {names[second]}{range_}: {outcome}")
     if race.get("unchecked"):
         lines.append("nobody checked that a step is the same work in all rows")
     if race.get("place"):

@@ -28,7 +28,7 @@ from hpc_gpt.report.difference import (
     speed_change,
 )
 
-# What decides how much work one step is.
+# The keys that decide how much work one step is.
 _BATCH = ("global_batch", "seq")
 _SHAPE = ("params", "hidden", "layers", "heads")
 _MOST_LOSS = 1e12  # a larger figure is not a loss
@@ -36,7 +36,7 @@ _MOST_LOSS = 1e12  # a larger figure is not a loss
 
 @dataclass(frozen=True)
 class Speed:
-    """One figure of both runs, named as in a record or tokens_per_s_gpu, and by how many percent B is faster.
+    """One figure of both runs, and by how many percent B is faster. `name`: its key in a record, or tokens_per_s_gpu.
 
     `interval` is None if the steps are too few; then nothing is claimed.
     """
@@ -83,15 +83,16 @@ class Comparison:
     reasons: Sequence[tuple[int, str]]
     steps: tuple[int, int]
     rounds: tuple[int, int]
-    apart: Sequence[SettingDifference]
+    differences: Sequence[SettingDifference]
     losses: Losses | None
     notes: Sequence[str]
 
 
 @dataclass(frozen=True)
 class _Side:
-    """What is timed in a run: `series` of the logarithms of seconds for a unit of work, a step or a token of a bench's
-    row, or why it gives no interval. In `seconds` it does `units`, `tokens` and, on each GPU, `flops` (1e12)."""
+    """The timing of one run. `series`: the logarithms of the seconds per unit of work (a step, or a token in a row of a
+    bench), or why they give no interval. In `seconds` the run does `units`, `tokens` and, on each GPU, `flops` (1e12).
+    """
 
     record: Record
     series: Series | str
@@ -102,12 +103,12 @@ class _Side:
 
 
 def compare_runs(a: RunRead, b: RunRead) -> Comparison:
-    """Compares B with A: by the step_s of steady steps, by tokens/s if a step is not the same work, and two rows of
-    benches by their rounds."""
+    """Compares B with A: by the step_s of steady steps; by tokens/s if a step is not the same work in both; two rows
+    of benches by their rounds."""
     runs, notes = (a, b), list[str]()
     steady = [_steady(run) for run in runs]
     are_rows = bool(a.rounds and b.rounds)
-    sides = [_row_side(run) if are_rows else _step_side(run, own) for run, own in zip(runs, steady, strict=True)]
+    sides = [_row_side(run) if are_rows else _step_side(run, step_s) for run, step_s in zip(runs, steady, strict=True)]
     of_a, of_b = (side.series for side in sides)
     reasons = [(place, reason) for place, reason in enumerate((of_a, of_b)) if isinstance(reason, str)]
     series = None
@@ -115,17 +116,19 @@ def compare_runs(a: RunRead, b: RunRead) -> Comparison:
         series = _series_of_rows(a, b, of_a, of_b, notes) if are_rows else (of_a, of_b)
     speeds = _speeds(sides, series, 0.0 if are_rows else _unsure(runs, steady), are_rows, notes)
     verdict = _verdict(a, b, speeds)
-    apart = setting_differences(a.record, b.record)
+    differences = setting_differences(a.record, b.record)
     losses = compare_losses(a, b) if not are_rows and _losses_match(a.record, b.record, notes) else None
-    # If step times spread widely, the interval may be of the machine's other load.
+    # If step times spread widely, the interval may come from the machine's other load.
     for run, name in zip(runs, ("{a}", "{b}"), strict=True):
-        notes += [f"of {name}: {flag}" for flag, kind in run.record.all_flags if kind == "spread"]
+        notes += [f"{name}: {flag}" for flag, kind in run.record.all_flags if kind == "spread"]
     for run, name in zip(runs, ("{a}", "{b}"), strict=True):
         if run.steps.is_skipped[run.steps.steady].any():
-            notes.append(f"some steady steps of {name} were skipped, and did no optimizer work")
-    notes += _kinship(a, b, verdict, apart, losses)
+            notes.append(f"some steady steps of {name} were skipped: they did no optimizer work")
+    notes += _kinship(a, b, verdict, differences, losses)
     rounds = (len(a.rounds), len(b.rounds)) if are_rows else (0, 0)
-    return Comparison(a, b, verdict, speeds, reasons, (len(steady[0]), len(steady[1])), rounds, apart, losses, notes)
+    return Comparison(
+        a, b, verdict, speeds, reasons, (len(steady[0]), len(steady[1])), rounds, differences, losses, notes
+    )
 
 
 def _steady(run: RunRead) -> Values:
@@ -146,27 +149,28 @@ def _step_side(run: RunRead, step_s: Values) -> _Side:
 
 
 def _row_side(run: RunRead) -> _Side:
-    """The unit of a row is a token, and its figures are those of a second."""
+    """The timing of a bench's row: its unit of work is a token, its figures are per second."""
     series, tokens = rounds_of(-np.log(np.array(run.rounds))), _size(run.record.tokens_per_s)
     return _Side(run.record, series, 1.0 if tokens else 0.0, tokens, tokens, _size(run.record.tflops_model))
 
 
 def _series_of_rows(a: RunRead, b: RunRead, of_a: Series, of_b: Series, notes: list[str]) -> tuple[Series, Series]:
-    """The rounds of both rows. Those of one bench were measured in turns, so that a machine that grows warm slows both:
-    they are pairs, and the series is that of their ratios."""
+    """The rounds of both rows as series. One bench measures its rows in turns, so that a machine that grows warm slows
+    both: their rounds are pairs, and the series has the ratios of the pairs."""
     common = min(len(a.rounds), len(b.rounds))
     if list(a.files) == list(b.files):
         of_a, of_b = Series(of_a.blocks[:common] - of_b.blocks[:common]), Series(np.zeros(common))
-        notes.append(f"the interval is that of the {common} ratios of rounds, which were measured in turns")
+        notes.append(f"the interval comes from the {common} ratios of rounds, which were measured in turns")
     else:
-        notes.append("the rows are of two benches, so their rounds are not pairs")
+        notes.append("the rows belong to two benches, so their rounds are not pairs")
     if common < 5:
         notes.append(f"the interval is wide, as there are only {common} rounds: use bench --rounds 5 or more")
     return of_a, of_b
 
 
 def _unsure(runs: Sequence[RunRead], steady: Sequence[Values]) -> float:
-    """How far rounding in logs may move two equal medians apart, as logarithms; our own runs are not rounded."""
+    """The difference that rounding in logs may make between two equal medians, as logarithms. Our own runs are not
+    rounded."""
     read = [step_s for run, step_s in zip(runs, steady, strict=True) if run.folder is None and len(step_s)]
     return float(sum(math.log1p(resolution(step_s) / 2 / float(np.median(step_s))) for step_s in read))
 
@@ -174,11 +178,11 @@ def _unsure(runs: Sequence[RunRead], steady: Sequence[Values]) -> float:
 def _speeds(
     sides: Sequence[_Side], series: tuple[Series, Series] | None, unsure: float, are_rows: bool, notes: list[str]
 ) -> list[Speed]:
-    """The figures that are compared; the first decides."""
+    """The figures that are compared; the first one decides the verdict. Adds what a reader must know to `notes`."""
     a, b = sides
 
     def speed(name: str, work_a: float, work_b: float) -> Speed | None:
-        """The work of both in a second; None if it is not known."""
+        """The work per second of both; None if it is not known."""
         if not (work_a and work_b and a.seconds and b.seconds):
             return None
         interval = speed_change(*series, (work_b / b.units) / (work_a / a.units), unsure) if series else None
@@ -194,26 +198,26 @@ def _speeds(
             unknown = [key for key in _BATCH if None in (getattr(a.record, key), getattr(b.record, key))]
             if unknown:
                 keys = " and ".join(unknown)
-                notes.append(f"{keys} of one run is not known: a step is assumed to be the same work in both")
+                notes.append(f"{keys} of one run is not known: a step is taken to be the same work in both")
             return [by_step]
         if by_tokens is None and differ == ["gpus"]:
-            notes.append("the tokens of a step are not known: a step is assumed to be the same work in both")
+            notes.append("the tokens per step are not known: a step is taken to be the same work in both")
             return [by_step]
         if by_tokens is None:
-            notes.append(f"{are}, and its tokens are not known")
+            notes.append(f"{are}, and the tokens per step are not known")
             return [replace(by_step, interval=None)]
         if differ != ["gpus"]:
             notes.append(f"{are}: tokens/s are compared")
-    found: list[Speed | None] = [by_tokens or Speed("tokens_per_s", a.tokens or None, b.tokens or None, None)]
+    compared: list[Speed | None] = [by_tokens or Speed("tokens_per_s", a.tokens or None, b.tokens or None, None)]
     if "gpus" in differ:
-        found.append(speed("tokens_per_s_gpu", *(side.tokens / (side.record.gpus or math.inf) for side in sides)))
+        compared.append(speed("tokens_per_s_gpu", *(side.tokens / (side.record.gpus or math.inf) for side in sides)))
     if set(differ) & {"seq", *_SHAPE}:
-        notes.append("a token is not the same work in both, so tflops_model per GPU is compared as well")
-        found.append(speed("tflops_model", a.flops, b.flops))
+        notes.append("a token is not the same work in both, so tflops_model per GPU is compared, too")
+        compared.append(speed("tflops_model", a.flops, b.flops))
         counts = [side.record.sources.get("tflops_model") for side in sides]
-        if None not in counts and len({str(each).partition("; attention over ")[0] for each in counts}) > 1:
-            notes.append("their tflops_model count other parameters: all of them, or the weights that multiply a token")
-    return [each for each in found if each is not None]
+        if None not in counts and len({str(source).partition("; attention over ")[0] for source in counts}) > 1:
+            notes.append("their tflops_model count different parameters: all, or the weights that multiply a token")
+    return [figure for figure in compared if figure is not None]
 
 
 def _size(figure: float | None) -> float:
@@ -222,17 +226,17 @@ def _size(figure: float | None) -> float:
 
 
 def _differ(a: Record, b: Record) -> list[str]:
-    """The keys that both have and that differ, so that a step is other work, or shared by another number of GPUs."""
+    """The keys that both have and that differ: a step is other work, or another number of GPUs shares it."""
 
     pairs = {key: (getattr(a, key), getattr(b, key)) for key in (*_BATCH, "gpus", *_SHAPE)}
-    # Programs count and pad the vocabulary differently.
+    # Programs differ in how they count parameters and pad the vocabulary.
     alike = {"params": 0.01}
-    known = {key: pair for key, pair in pairs.items() if None not in pair}
-    return [key for key, (of_a, of_b) in known.items() if abs(of_a - of_b) > alike.get(key, 0) * max(of_a, of_b)]
+    stated = {key: pair for key, pair in pairs.items() if None not in pair}
+    return [key for key, (of_a, of_b) in stated.items() if abs(of_a - of_b) > alike.get(key, 0) * max(of_a, of_b)]
 
 
 def tokens_per_step(record: Record) -> float | None:
-    """Tokens of one step: global_batch x seq, else tokens_per_s x step_s."""
+    """Tokens per step: global_batch x seq, else tokens_per_s x step_s; None if neither is known."""
     if record.global_batch and record.seq:
         return float(record.global_batch) * float(record.seq)
     step_s = step_s_of_rates(record)
@@ -255,9 +259,9 @@ def _verdict(a: RunRead, b: RunRead, speeds: Sequence[Speed]) -> str:
 
 
 def _losses_match(a: Record, b: Record, notes: list[str]) -> bool:
-    """Whether equal steps have seen as many tokens; adds a note if not, and if the vocabularies differ."""
+    """Whether equal steps have seen as many tokens; if not, or if the vocabularies differ, a note is added."""
     if a.global_batch and a.seq and b.global_batch and b.seq and a.global_batch * a.seq != b.global_batch * b.seq:
-        tokens = f"{a.global_batch * a.seq:,} tokens, one of {{b}} {b.global_batch * b.seq:,}"
+        tokens = f"{a.global_batch * a.seq:,} tokens, a step of {{b}} {b.global_batch * b.seq:,}"
         notes.append(f"losses at equal steps are not compared: a step of {{a}} has {tokens}")
         return False
     if a.vocab and b.vocab and a.vocab != b.vocab:
@@ -266,16 +270,16 @@ def _losses_match(a: Record, b: Record, notes: list[str]) -> bool:
 
 
 def compare_losses(a: RunRead, b: RunRead) -> Losses | None:
-    """How the losses of two runs differ; None without common steps."""
+    """The difference between the losses of two runs; None without common steps."""
     (step_a, loss_a), (step_b, loss_b) = _losses_that_count(a), _losses_that_count(b)
     steps, of_a, of_b = np.intersect1d(step_a, step_b, assume_unique=True, return_indices=True)
     common = len(steps)
     if not common:
         return None
     loss_a, loss_b = loss_a[of_a], loss_b[of_b]
-    apart = loss_b - loss_a
-    alike = int(np.argmax(apart != 0)) if apart.any() else common
-    last = apart[-max(FEWEST, common // 10) :]
+    difference = loss_b - loss_a
+    alike = int(np.argmax(difference != 0)) if difference.any() else common
+    last = difference[-max(FEWEST, common // 10) :]
     series = series_of(last)
     tail = None if isinstance(series, str) else level(series)
     diverge = False if alike == common else tail.is_shown if tail else None
@@ -283,36 +287,36 @@ def compare_losses(a: RunRead, b: RunRead) -> Losses | None:
 
 
 def _losses_that_count(run: RunRead) -> tuple[Values, Values]:
-    """(ascending steps, their losses) of the steps that led to a run's last state, each once."""
+    """(ascending steps, their losses): each step that led to the run's last state, once."""
     curve = run.steps
-    kept = (np.abs(curve["loss"]) < _MOST_LOSS) & np.isfinite(curve["step"]) & curve.counts
+    counted = (np.abs(curve["loss"]) < _MOST_LOSS) & np.isfinite(curve["step"]) & curve.counts
     # If a log has a step twice, its last line counts: unique takes the first of the reversed lines.
-    steps, place = np.unique(curve["step"][kept][::-1], return_index=True)
-    return steps, curve["loss"][kept][::-1][place]
+    steps, place = np.unique(curve["step"][counted][::-1], return_index=True)
+    return steps, curve["loss"][counted][::-1][place]
 
 
 def _kinship(
-    a: RunRead, b: RunRead, verdict: str, apart: Sequence[SettingDifference], losses: Losses | None
+    a: RunRead, b: RunRead, verdict: str, differences: Sequence[SettingDifference], losses: Losses | None
 ) -> list[str]:
-    """Notes on how the runs are related."""
+    """Notes on how the two runs are related: one job, equal losses, equal settings."""
     if verdict in ("same_run", "identical"):
         return []
     notes = []
-    # Rows of a bench or a race have rounds, and those of a race one job.
+    # Rows of a bench or a race have rounds, and the rows of a race share one job.
     job, are_logs = a.record.job_id, a.folder is None and b.folder is None and not (a.record.rounds or b.record.rounds)
     if are_logs and job is not None and job == b.record.job_id:
-        notes.append(f"both are of job {job}: two logs of one run, or two runs of one job")
+        notes.append(f"both belong to job {job}: two logs of one run, or two runs in one job")
     elif are_logs and losses is not None and losses.alike_steps == losses.common_steps >= 8:
         notes.append("equal losses: two logs of one run, or a repeat of the same training")
     hashes = a.record.config_hash, b.record.config_hash
     if verdict in ("faster", "slower") and hashes[0] is not None and hashes[0] == hashes[1]:
-        others = [each.key for each in apart if each.is_stated]
+        others = [difference.key for difference in differences if difference.is_stated]
         but = f" except {', '.join(others)}" if others else ""
-        notes.append(f"the settings are the same{but}: the difference is from the nodes, their load or the day")
+        notes.append(f"the settings are the same{but}: the difference comes from the nodes, their load or the day")
     return notes
 
 
-# Keys of a record that are settings, those that decide speed first. The keys of `settings` come after them.
+# Keys of a record that are settings; those that decide speed come first. The keys of `settings` come after them.
 SETTING_KEYS = (
     "device", "gpus", "nodes", "engine", *AXES, "zero_stage", "micro_batch", "micro_batches",
     "global_batch", "seq", "params", "hidden", "layers", "heads", "vocab", "recompute", "dtype", "matmul",
@@ -350,29 +354,29 @@ class SettingDifference:
 
 
 def flat_settings(record: Record) -> dict[str, Any]:
-    """Every stated setting under a dotted key, and versions, in the order of SETTING_KEYS; without secrets."""
-    found = {key: getattr(record, key) for key in SETTING_KEYS}
-    own = flat(without_secrets({key: value for key, value in record.settings.items() if key not in _FIGURES}))
-    found |= {key: value for key, value in own.items() if key not in _TWICE and key not in found}
-    found |= {"node_list": record.node_list}
-    found |= {f"versions.{key}": value for key, value in record.versions.items()}
-    return {key: value for key, value in found.items() if value is not None}
+    """Every stated setting and version under its dotted key, without secrets; the SETTING_KEYS come first."""
+    settings = {key: getattr(record, key) for key in SETTING_KEYS}
+    further = flat(without_secrets({key: value for key, value in record.settings.items() if key not in _FIGURES}))
+    settings |= {key: value for key, value in further.items() if key not in _TWICE and key not in settings}
+    settings |= {"node_list": record.node_list}
+    settings |= {f"versions.{key}": value for key, value in record.versions.items()}
+    return {key: value for key, value in settings.items() if value is not None}
 
 
 def setting_differences(a: Record, b: Record) -> list[SettingDifference]:
-    """The settings in which two runs differ, those that affect speed first, those that only one states last."""
+    """The settings in which two runs differ: first those that affect speed, last those that only one run states."""
     of_a, of_b = flat_settings(a), flat_settings(b)
-    # What a sweep varies is among the settings themselves.
+    # A sweep's varied values are also among the settings themselves.
     keys = [key for key in dict.fromkeys((*SETTING_KEYS, *of_a, *of_b)) if not key.startswith("sweep.varied.")]
-    found = [SettingDifference(key, of_a.get(key), of_b.get(key)) for key in keys]
-    found = [apart for apart in found if _plain(apart.a) != _plain(apart.b)]
+    differences = [SettingDifference(key, of_a.get(key), of_b.get(key)) for key in keys]
+    differences = [difference for difference in differences if _plain(difference.a) != _plain(difference.b)]
     if a.config_hash and b.config_hash and a.config_hash != b.config_hash:
-        found.append(SettingDifference("config_hash", a.config_hash, b.config_hash))
-    return sorted(found, key=lambda apart: (not apart.is_stated, _weight(apart.key)))
+        differences.append(SettingDifference("config_hash", a.config_hash, b.config_hash))
+    return sorted(differences, key=lambda difference: (not difference.is_stated, _weight(difference.key)))
 
 
 def _weight(key: str) -> int:
-    """0 for what decides speed, to 5 for what cannot."""
+    """The rank of a key in the list of differences: 0 if it decides speed, up to 5 if it cannot affect it."""
     if key in SETTING_KEYS:
         return 0
     if key == "config_hash":
@@ -386,7 +390,7 @@ def _weight(key: str) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """The value to compare: `False`, 0, `false` and `None` are the same in different programs."""
+    """The value in the form that is compared: different programs write `False`, 0, `false` and `None` for the same."""
     if isinstance(value, str):
         text = value.strip().lower()
         if text in _SWITCHES:

@@ -30,7 +30,7 @@ def verdict_text(comparison: Comparison, a: str, b: str) -> str:
     if comparison.verdict == "same_run":
         return f"the same run as {a}"
     if comparison.verdict == "identical":
-        return f"the same steps with the same figures as {a}: two copies of one log"
+        return f"the same steps and figures as {a}: two copies of one log"
     interval = comparison.speeds[0].interval
     if interval is None:
         why = "; ".join(f"{(a, b)[place]} {reason}" for place, reason in comparison.reasons)
@@ -61,22 +61,23 @@ def percent_text(interval: Interval) -> tuple[str, str]:
 
 
 def comparison_text(comparison: Comparison, a: str, b: str, width: int | None = None) -> str:
-    """The verdict, its figures, what differs and how both ended, a line each, which is broken at `width`."""
+    """The verdict, its figures, how both runs ended, the settings that differ and the notes, one per line; lines are
+    wrapped at `width`."""
     lines = [
         (_SPEEDS[speed.name].label, _speed(speed, place, comparison)) for place, speed in enumerate(comparison.speeds)
     ]
     lines += [("loss", text) for text in _loss(comparison.losses, a, b)]
     for name, key in (("memory reserved", "memory_reserved_gib"), ("memory allocated", "memory_allocated_gib")):
         peaks = [peak(getattr(run.record, key)) for run in (comparison.a, comparison.b)]
-        if any(peaks):  # a run on a CPU has none
-            apart = f", {peaks[1] - peaks[0]:+.2f} GiB" if peaks[0] and peaks[1] else ""
-            of_a, of_b = ("unknown" if own is None else f"{show_digits(own)} GiB" for own in peaks)
-            lines.append((name, f"{of_a} -> {of_b}{apart}"))
+        if any(peaks):  # a run on a CPU has no peak
+            change = f", {peaks[1] - peaks[0]:+.2f} GiB" if peaks[0] and peaks[1] else ""
+            of_a, of_b = ("unknown" if peak_gib is None else f"{show_digits(peak_gib)} GiB" for peak_gib in peaks)
+            lines.append((name, f"{of_a} -> {of_b}{change}"))
     lines.append(("ended", f"{_ended(comparison.a)} -> {_ended(comparison.b)}"))
-    stated = [apart for apart in comparison.apart if apart.is_stated]
+    stated = [difference for difference in comparison.differences if difference.is_stated]
     text = wrapped(f"{b} against {a}: {verdict_text(comparison, a, b)}", width) + _columns(lines, "  ", width)
     if stated:
-        values = [(apart.key, " -> ".join(_values(apart.a, apart.b))) for apart in stated[:SHOWN]]
+        values = [(difference.key, " -> ".join(_values(difference.a, difference.b))) for difference in stated[:SHOWN]]
         text += ["  settings that differ:", *_columns(values, "    ", width)]
     for note in _notes(comparison, stated, a, b):
         text += wrapped(f"  note: {plain(note)}", width)
@@ -86,7 +87,7 @@ def comparison_text(comparison: Comparison, a: str, b: str, width: int | None = 
 def _columns(lines: Sequence[tuple[str, str]], indent: str, width: int | None) -> list[str]:
     margin = max(len(plain(name)) for name, _ in lines)
     whole = [f"{indent}{plain(name):<{margin}}  {plain(line)}" for name, line in lines]
-    return [each for line in whole for each in wrapped(line, width, len(indent) + margin + 2)]
+    return [piece for line in whole for piece in wrapped(line, width, len(indent) + margin + 2)]
 
 
 def title(run: RunRead) -> str:
@@ -135,7 +136,7 @@ def _loss(losses: Losses | None, a: str, b: str) -> list[str]:
     low, high = sorted((abs(tail.low), abs(tail.high)))
     word = "higher" if tail.change > 0 else "lower"
     by = f"{abs(tail.change):.2g} ({low:.2g} to {high:.2g})"
-    return [text, f"they diverge: the loss of {b} is {word} than that of {a} by {by} {over}"]
+    return [text, f"they diverge: the loss of {b} is {word} by {by} {over}"]
 
 
 def _ended(run: RunRead) -> str:
@@ -144,14 +145,14 @@ def _ended(run: RunRead) -> str:
 
 
 def _values(*values: Any) -> list[str]:
-    """The values with all their digits, as settings may differ in the seventh; of longer texts the part where they
-    differ, from the word before it."""
+    """The values as text. Floats keep up to ten digits, as settings may differ in the seventh. Texts longer than
+    _LONGEST are cut to the part where they differ, from the word before it."""
     texts = [f"{value:.10g}" if isinstance(value, float) else show_value(value) for value in values]
     if any(len(text) > _LONGEST for text in texts):
         alike = (len(set(letters)) == 1 for letters in zip(*texts, strict=False))
-        apart = sum(itertools.takewhile(bool, alike))
-        word = texts[0].rfind(" ", 0, max(0, texts[0].rfind(" ", 0, apart)))
-        begin = word if apart - word < _LONGEST // 2 else apart - _LONGEST // 4
+        first_apart = sum(itertools.takewhile(bool, alike))
+        word = texts[0].rfind(" ", 0, max(0, texts[0].rfind(" ", 0, first_apart)))
+        begin = word if first_apart - word < _LONGEST // 2 else first_apart - _LONGEST // 4
         texts = [f"…{text[begin:]}" if begin > 0 else text for text in texts]
     return [cut(text, _LONGEST) for text in texts]
 
@@ -161,9 +162,12 @@ def _notes(comparison: Comparison, stated: Sequence[SettingDifference], a: str, 
     if len(stated) > SHOWN:
         notes.append(f"{len(stated) - SHOWN} more settings differ: --json lists them")
     for side, name in (("a", a), ("b", b)):
-        own = [apart.key for apart in comparison.apart if not apart.is_stated and getattr(apart, side) is not None]
-        if own:
-            notes.append(f"only {name} states {counted(len(own), 'setting')}: {some([cut(key, 40) for key in own], 6)}")
+        unshared = [difference for difference in comparison.differences if not difference.is_stated]
+        keys = [difference.key for difference in unshared if getattr(difference, side) is not None]
+        if keys:
+            notes.append(
+                f"only {name} states {counted(len(keys), 'setting')}: {some([cut(key, 40) for key in keys], 6)}"
+            )
     return notes
 
 
@@ -172,13 +176,15 @@ def _named(note: str, a: str, b: str) -> str:
 
 
 def as_tables(comparisons: Sequence[Comparison], names: Sequence[str]) -> dict[str, Any]:
-    """`{"schema": 1, "level": 0.95, "comparisons": [...]}`; each compares a run with the first."""
-    tables = [finite(_tables(each, names[0], name)) for each, name in zip(comparisons, names[1:], strict=True)]
+    """`{"schema": 1, "level": 0.95, "comparisons": [...]}`; a comparison per further run, with the first run."""
+    tables = [
+        finite(_tables(comparison, names[0], name)) for comparison, name in zip(comparisons, names[1:], strict=True)
+    ]
     return {"schema": SCHEMA, "level": LEVEL, "comparisons": tables}
 
 
 def _bounds(interval: Interval | None, *names: str) -> dict[str, float | None]:
-    """The change and the ends of an interval under three names; all None without an interval."""
+    """The change, low end and high end of an interval under the three `names`; all None without an interval."""
     bounds = (interval.change, interval.low, interval.high) if interval else (None, None, None)
     return dict(zip(names, bounds, strict=True))
 
@@ -201,8 +207,8 @@ def _tables(comparison: Comparison, a: str, b: str) -> dict[str, Any]:
         "steady_steps": list(comparison.steps),
         "rounds": list(comparison.rounds),
         "no_interval": [{"run": "ab"[place], "reason": reason} for place, reason in comparison.reasons],
-        "differ": [vars(apart) for apart in comparison.apart if apart.is_stated],
-        "stated_by_one": [vars(apart) for apart in comparison.apart if not apart.is_stated],
+        "differ": [vars(difference) for difference in comparison.differences if difference.is_stated],
+        "stated_by_one": [vars(difference) for difference in comparison.differences if not difference.is_stated],
         "loss": losses
         and {
             **{key: value for key, value in vars(losses).items() if key != "tail"},

@@ -1,18 +1,18 @@
-"""Whether two runs differ, with a 95 % interval: in the speed of steady steps, in the rounds of a bench, in loss.
+"""The difference of two runs with a 95 % interval: in the speed of steady steps, in the rounds of a bench, in loss.
 
-Steps of a run are not independent: a slow neighbour or a warm GPU lasts for many of them. So the interval is that of
-one bootstrap over blocks of consecutive steps, each as its median (Carlstein 1986, "The use of subseries values for
-estimating the variance of a general statistic"). A round of a bench is a block.
+Steps of a run are not independent: a slow neighbour or a warm GPU lasts for many steps. So the interval comes from one
+bootstrap over blocks of consecutive steps; a block counts as its median (Carlstein 1986, "The use of subseries values
+for estimating the variance of a general statistic"). A round of a bench is a block.
 
 Few blocks make an interval too narrow, so it is widened by Student's t, with one degree of freedom less than there are
 blocks (Welch and Satterthwaite for two runs together), and by the rounding of the log's digits. A block has at least
-twice the steps that are alike, and a run at most MOST_BLOCKS, since a machine's other load lasts longer than neighbours
-show; fewer than FEWEST_BLOCKS give none. If a run's steps spread widely, something else ran on its machine, and the
-interval is as wide as its blocks differ. For equal runs with AR(1) noise up to 0.8 a difference is then claimed in at
-most 8 % of the cases, for 8 to 200 steps each; a test checks this.
+twice as many steps as are alike in a row. A run has at most MOST_BLOCKS blocks, since a machine's other load lasts
+longer than neighbouring steps show; fewer than FEWEST_BLOCKS give no interval. If a run's steps spread widely,
+something else ran on its machine, and the interval is as wide as its blocks differ. For equal runs with AR(1) noise up
+to 0.8 a difference is then claimed in at most 8 % of the cases, for 8 to 200 steps each; a test checks this.
 
-The interval is about the steps of these two runs, not about how fast a repeat would be: a machine that was busy during
-all of one of them only looks slow.
+The interval is about the steps of these two runs, not about how fast a repeat would be: if a machine was busy during
+the whole of one run, that run only looks slow.
 """
 
 import math
@@ -36,7 +36,7 @@ _SEED = 20260527
 
 @dataclass(frozen=True)
 class Interval:
-    """A change with its 95 % interval; the function that returns it says of what, and in which unit."""
+    """A change with its 95 % interval; the function that returns it says which change, and in which unit."""
 
     change: float
     low: float
@@ -60,7 +60,8 @@ class Series:
         return float(np.mean(self.blocks))
 
     def error(self, generator: np.random.Generator) -> Values:
-        """DRAWS of the middle's error; of a block's if the steps spread widely: a repeat may then be as any block."""
+        """DRAWS draws of the middle's error. If the steps spread widely, a repeat may be like any one block: then they
+        are draws of a single block's error."""
         count = len(self.blocks)
         drawn = self.blocks[generator.integers(0, count, (DRAWS, count))].mean(axis=1) - self.middle
         return np.asarray(drawn * math.sqrt(count / (count - 1) * (count if self.is_wide else 1)))
@@ -78,7 +79,7 @@ def series_of(values: Values, wide_ratio: float = math.inf) -> Series | str:
     count = min(MOST_BLOCKS, int(len(finite) / (2 * alike)))
     if count < FEWEST_BLOCKS:
         return (
-            f"has {len(finite):,} steady steps, of which {alike:,.0f} in a row are alike, and an interval needs "
+            f"has {len(finite):,} steady steps and {alike:,.0f} in a row are alike; an interval needs "
             f"{2 * FEWEST_BLOCKS} times as many"
         )
     low, high = np.quantile(finite, (0.1, 0.9))
@@ -94,35 +95,37 @@ def rounds_of(values: Values) -> Series | str:
 
 
 def speed_change(log_a: Series, log_b: Series, work: float = 1.0, unsure: float = 0.0) -> Interval:
-    """By how many percent B is faster than A: 100 is twice the speed, -50 half of it.
+    """The percentage by which B is faster than A: 100 is twice the speed, -50 half of it.
 
-    The series are of natural logarithms of seconds. `work`: the work of a step of B over that of a step of A, such as
-    its tokens. `unsure`: how far rounding alone may move the logarithms of the two middles apart.
+    The series hold natural logarithms of seconds. `work`: the work of a step of B divided by the work of a step of A,
+    such as their tokens. `unsure`: how far rounding alone may move the logarithms of the two middles apart.
     """
     centre, reach = log_a.middle - log_b.middle + math.log(work), _reach(log_a, log_b) + unsure
     return Interval(*(100 * math.expm1(min(bound, 20.0)) for bound in (centre, centre - reach, centre + reach)))
 
 
 def level(differences: Series) -> Interval:
-    """The middle of a series of differences with its interval, in its own unit."""
+    """The middle of a series of differences with its interval, in the unit of the differences."""
     reach = _reach(differences)
     return Interval(differences.middle, differences.middle - reach, differences.middle + reach)
 
 
 def _reach(*sides: Series) -> float:
-    """Half the width of the interval of a middle, or of the difference of two."""
+    """Half the width of the interval of one middle, or of the difference of two."""
     generator = np.random.default_rng(_SEED)
     errors = [side.error(generator) for side in sides]
     largest = max(float(np.max(np.abs(error))) for error in errors)
     if largest == 0:
         return 0.0
     shares = [float(np.var(error / largest)) for error in errors]
-    freedom = sum(shares) ** 2 / sum(own**2 / (len(side.blocks) - 1) for own, side in zip(shares, sides, strict=True))
+    freedom = sum(shares) ** 2 / sum(
+        share**2 / (len(side.blocks) - 1) for share, side in zip(shares, sides, strict=True)
+    )
     return student_t(freedom) / _NORMAL * float(np.quantile(np.abs(errors[0] - sum(errors[1:])), LEVEL))
 
 
 def persistence(values: Values) -> float:
-    """The correlation of a value with the next, 0 to 0.99; of their ranks, so that no outlier decides it.
+    """The correlation of a value with the next one, 0 to 0.99, by their ranks, so that no outlier decides it.
 
     A short series underestimates it, so Kendall 1954, E[r] = rho - (1 + 3 rho) / n, is solved for rho.
     """
@@ -136,16 +139,16 @@ def persistence(values: Values) -> float:
 
 
 def steps_alike(values: Values) -> float:
-    """For how many steps an AR(1) with the series' persistence is alike; a half without any."""
+    """The number of steps in a row that are alike, for an AR(1) with the series' persistence; 0.5 without any."""
     alike = persistence(values)
     return (1 + alike) / (1 - alike) if alike else 0.5
 
 
 def student_t(freedom: float) -> float:
-    """Student's t for LEVEL, both sides together, within 1 % from 3 degrees of freedom on (Cornish and Fisher)."""
+    """Student's two-sided t for LEVEL, exact to 1 % from 3 degrees of freedom on (Cornish and Fisher)."""
     z = _NORMAL
-    more = [(z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384]
-    return z + sum(term / freedom**power for power, term in enumerate(more, 1))
+    terms = [(z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384]
+    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
 
 
 def resolution(values: Values) -> float:

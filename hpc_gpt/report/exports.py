@@ -1,6 +1,6 @@
-"""Curves for other tools: TensorBoard's event files and W&B's offline runs. All restarts of a run are one run.
+"""Exports of curves: TensorBoard's event files and W&B's offline runs. A run and its restarts are one run there.
 
-Event files are in `DIR/<experiment>/<run>/`. Offline runs are `DIR/wandb/offline-run-*`, for the user to upload by
+Event files are in `DIR/<experiment>/<run>/`. Offline runs are `DIR/wandb/offline-run-*`, which the user uploads by
 `wandb sync`; nothing here uses the network or reads a key. W&B always runs offline, whatever its settings and variables
 say, and records neither console, code, git, host nor the machine's figures.
 """
@@ -34,9 +34,9 @@ _FIGURES = ("step_s", "tokens_per_s", *FLOPS, "mfu", "hfu", "loss_eval", "skippe
 ANOTHER = "name another folder for the export"
 # TensorBoard reads every file with `tfevents` in its name, in the order of names.
 EVENT_FILE = "events.out.tfevents.{number:010d}.hpc-gpt"
-EXPORT_MARK = "hpc-gpt.json"  # of our offline runs: an export replaces only what an earlier one wrote
+EXPORT_MARK = "hpc-gpt.json"  # in our offline runs: an export replaces only what an earlier one wrote
 PROJECT = "hpc-gpt"
-_LAST_YEAR_S = 253402300800  # 10000-01-01, whose year is too long for the name
+_LAST_YEAR_S = 253402300800  # 10000-01-01: from then on a year is too long for the name
 
 
 CurveRow = tuple[int, float, dict[str, float]]  # step, epoch seconds, {tag: figure}
@@ -44,8 +44,8 @@ CurveRow = tuple[int, float, dict[str, float]]  # step, epoch seconds, {tag: fig
 
 @dataclass(frozen=True)
 class ExportedRun:
-    """A run as it is exported, all its restarts together: `name` and the unique `id` are safe as file names. `rows` are
-    by ascending step, each step once, as it was last trained."""
+    """A run in the form that is exported, with all its restarts. `name` and the unique `id` are safe as file names.
+    `rows` has every step once, as it was last trained, in ascending order."""
 
     run: RunRead
     name: str
@@ -54,22 +54,22 @@ class ExportedRun:
     rows: list[CurveRow]
 
     def settings(self) -> dict[str, bool | float | str]:
-        """The run's settings under dotted keys, without secrets, as both tools accept them."""
-        found = {plain_text(key): value for key, value in flat_settings(self.run.record).items()}
-        is_plain = {key: isinstance(value, int | float) and abs(value) < 2**53 for key, value in found.items()}
-        return {key: value if is_plain[key] else plain_text(str(value))[:1000] for key, value in found.items()}
+        """The run's settings under dotted keys, without secrets, in types that both tools accept."""
+        settings = {plain_text(key): value for key, value in flat_settings(self.run.record).items()}
+        is_plain = {key: isinstance(value, int | float) and abs(value) < 2**53 for key, value in settings.items()}
+        return {key: value if is_plain[key] else plain_text(str(value))[:1000] for key, value in settings.items()}
 
 
 def check_export_target(folder: Path, package: str) -> None:
-    """UserError if the package cannot be imported, RunFolderError if the folder cannot be made or written, before what
-    may be an hour of reading."""
+    """Raises UserError if the package cannot be imported, RunFolderError if the folder cannot be made or written. It
+    runs before the reading, which may take an hour."""
     need_package(package)
     with OsErrorAs(RunFolderError, str(folder), ANOTHER):
         try_folder(folder.absolute())
 
 
 def need_package(package: str) -> Any:
-    """The package. UserError if it is not installed, or not whole."""
+    """Imports a package and returns it. Raises UserError if it is missing or incomplete."""
     try:
         return import_module(package)
     except ImportError as fault:
@@ -78,10 +78,11 @@ def need_package(package: str) -> Any:
 
 
 def write_events(runs: Sequence[RunRead], folder: Path) -> list[Path]:
-    """Writes each run's event file, replacing that of an earlier export, and returns their paths.
+    """Writes the event file of every run, in place of an earlier export's, and returns their paths.
 
     The scalars are TAGS, and loss_eval_by/NAME for each source of a mixture; settings are on the HPARAMS page. Nothing
-    else in `folder` changes. UserError if tensorboard is not installed, RunFolderError if a file cannot be written.
+    else in `folder` changes. Raises UserError if tensorboard is not installed, RunFolderError if a file cannot be
+    written.
     """
     need_package("tensorboard")
     written = []
@@ -96,7 +97,7 @@ def write_events(runs: Sequence[RunRead], folder: Path) -> list[Path]:
 
 
 class EventWriter:
-    """Writes a run's event file: its settings at once, rows as they are added. UserError without tensorboard."""
+    """Writes a run's event file: its settings at once, rows as they are added. Raises UserError without tensorboard."""
 
     def __init__(self, file: BinaryIO, run: ExportedRun) -> None:
         need_package("tensorboard")
@@ -113,13 +114,13 @@ class EventWriter:
         self._writer.write(event.SerializeToString())
 
     def start_session(self, step: int, at: float) -> None:
-        """Makes TensorBoard drop `step`, which comes next, and all later ones that it has read."""
+        """Makes TensorBoard drop `step`, which comes next, and all later steps that it has read."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         self._write(Event(wall_time=at, step=step, session_log=SessionLog(status=SessionLog.START)))
 
     def add(self, rows: Sequence[CurveRow]) -> None:
-        """Writes rows to the file, and hands them to the system."""
+        """Writes rows to the file and flushes it."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -130,9 +131,9 @@ class EventWriter:
 
 
 def write_offline_runs(runs: Sequence[RunRead], folder: Path) -> list[Path]:
-    """Writes each run as an offline run, replacing that of an earlier export, and returns their folders.
+    """Writes every run as an offline run of W&B, in place of an earlier export's, and returns their folders.
 
-    UserError if wandb is not installed, RunFolderError if a folder cannot be written.
+    Raises UserError if wandb is not installed, RunFolderError if a folder cannot be written.
     """
     with OsErrorAs(RunFolderError, str(folder), ANOTHER):
         within, exported = folder_within(folder, "wandb"), export_runs(runs)
@@ -141,24 +142,24 @@ def write_offline_runs(runs: Sequence[RunRead], folder: Path) -> list[Path]:
             with _offline(name) as wandb:
                 made = [_log_run(wandb, run, name) for run in exported]
             places = [within / f"offline-run-{started_name(run)}-{run.id}" for run in exported]
-            for own, place in zip(made, places, strict=True):
-                for inner in ("logs", "tmp"):  # of wandb itself
-                    shutil.rmtree(own / inner, ignore_errors=True)
+            for made_folder, place in zip(made, places, strict=True):
+                for inner in ("logs", "tmp"):  # wandb's own logs and temporary files
+                    shutil.rmtree(made_folder / inner, ignore_errors=True)
                 mark = json.dumps({"written_by": "hpc-gpt report --wandb"}) + "\n"
-                (own / EXPORT_MARK).write_text(mark, encoding="utf-8")
+                (made_folder / EXPORT_MARK).write_text(mark, encoding="utf-8")
                 if os.path.lexists(place):
                     if place.is_symlink() or not (place / EXPORT_MARK).is_file():
                         raise RunFolderError(f"{place} exists and is not from an export", ANOTHER)
                     place.rename(Path(name) / f"former-{place.name}")
-                own.rename(place)
+                made_folder.rename(place)
             return places
 
 
 @contextlib.contextmanager
 def _offline(caches: str) -> Iterator[Any]:
-    """The package wandb, without the user's WANDB_ variables."""
-    kept = dict(os.environ)
-    for name in [name for name in kept if name.startswith("WANDB_")]:
+    """Provides the package wandb, without the user's WANDB_ variables."""
+    environment = dict(os.environ)
+    for name in [name for name in environment if name.startswith("WANDB_")]:
         del os.environ[name]
     os.environ |= {f"WANDB_{name}_DIR": caches for name in ("CACHE", "CONFIG", "DATA", "ARTIFACT")}
     os.environ |= {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
@@ -170,16 +171,16 @@ def _offline(caches: str) -> Iterator[Any]:
             wandb.teardown()
     finally:
         os.environ.clear()
-        os.environ |= kept
+        os.environ |= environment
 
 
 def _log_run(wandb: Any, run: ExportedRun, folder: str) -> Path:
-    """Writes one run through wandb, and returns the folder that wandb made."""
+    """Writes one run by wandb and returns the folder that wandb made."""
     record = run.run.record
     made = begin_wandb_run(wandb, run, folder, PROJECT, mode="offline")
     place = Path(made.settings.sync_dir)
     for step, at, row in run.rows:
-        # Sent at once: a row that waits for the next goes last, over the figures of the whole run.
+        # Committed at once: a row that waits for the next one is written last, over the figures of the whole run.
         made.log({**row, "_timestamp": at}, step=step, commit=True)
     figures = {key: value for key in _FIGURES if (value := getattr(record, key)) is not None}
     by_source = {name: loss for name, loss in (record.loss_eval_by or {}).items() if loss is not None}
@@ -190,7 +191,7 @@ def _log_run(wandb: Any, run: ExportedRun, folder: str) -> Path:
 
 
 def begin_wandb_run(wandb: Any, run: ExportedRun, folder: str, project: str, **how: Any) -> Any:
-    """wandb's run of that project, whose files are below `folder`/wandb; `how` is as wandb.init takes it."""
+    """Begins a run of W&B in a project, with its files in `folder`/wandb; `how`: further arguments of wandb.init."""
     record = run.run.record
     off = ("save_code", "x_save_requirements")
     on = ("disable_code", "disable_git", "disable_job_creation", "silent", "x_disable_machine_info", "x_disable_meta",
@@ -203,28 +204,31 @@ def begin_wandb_run(wandb: Any, run: ExportedRun, folder: str, project: str, **h
 
 
 def started_name(run: ExportedRun) -> str:
-    """The run's start in UTC as in the name of wandb's folder; the same for each export."""
+    """The run's start in UTC in the form of wandb's folder names; the same in every export."""
     start = epoch(run.run.record.started) or run.began
     return time.strftime("%Y%m%d_%H%M%S", time.gmtime(start if 0 <= start < _LAST_YEAR_S else 0))
 
 
 def export_runs(runs: Sequence[RunRead]) -> list[ExportedRun]:
-    """Every run once, with unique ids."""
+    """The runs in their exported form, every run once, with unique ids."""
     once = list({id(run): run for run in runs}.values())
     ids, paths = [], []
     for run in once:
-        # The path of a run stays the same when more is logged.
+        # The path of a run stays the same as it logs more.
         path = next((str(path.resolve()) for path in (run.folder, *run.files) if path), str(run.record.name))
         run_id = safe_name(run.record.run or run.record.name or "run")
         if run.folder is None:
             run_id += f"-{_digits(path)}"
-        elif run_id.isdecimal():  # the id of a run started by plain sbatch is only a job id
+        elif run_id.isdecimal():  # a run that plain sbatch started has only a job id as its id
             run_id = f"{safe_name(run.record.name or 'run')}-{run_id}"
         paths.append(path)
         ids.append(run_id)
-    # Copies of a run folder have the same id: their paths distinguish them, and if those are equal their order.
-    ids = [each if ids.count(each) == 1 else f"{each}-{_digits(path)}" for each, path in zip(ids, paths, strict=True)]
-    ids = [f"{each}-{n + 1}" if (n := ids[:place].count(each)) else each for place, each in enumerate(ids)]
+    # Copies of a run folder have the same id: their paths tell them apart, and if these are equal their order does.
+    ids = [
+        one_id if ids.count(one_id) == 1 else f"{one_id}-{_digits(path)}"
+        for one_id, path in zip(ids, paths, strict=True)
+    ]
+    ids = [f"{one_id}-{n + 1}" if (n := ids[:place].count(one_id)) else one_id for place, one_id in enumerate(ids)]
     names = [safe_name(run.record.name or "run") for run in once]
     return [ExportedRun(run, name, run_id, *curve_of(run)) for run, name, run_id in zip(once, names, ids, strict=True)]
 
@@ -240,7 +244,7 @@ def safe_name(text: str) -> str:
 
 
 def folder_within(folder: Path, *names: str) -> Path:
-    """Makes `folder/<names>` and returns it; RunFolderError if a link leads out of `folder`."""
+    """Makes `folder/<names>` and returns it; raises RunFolderError if a link leads out of `folder`."""
     inner = folder.joinpath(*names)
     inner.mkdir(parents=True, exist_ok=True)
     if not inner.resolve().is_relative_to(folder.resolve()):
@@ -254,14 +258,14 @@ def _digits(text: str) -> str:
 
 @np.errstate(over="ignore", invalid="ignore")
 def curve_of(run: RunRead) -> tuple[float, list[CurveRow]]:
-    """(epoch seconds of the first step, else of the start; the rows of ExportedRun)."""
+    """(epoch seconds of the first step, else of the start; the rows of an ExportedRun)."""
     steps, record = run.steps, run.record
     step_s = np.where(steps["step_s"] > 0, steps["step_s"], np.nan)
     columns = {tag: steps[tag] for tag in ("loss", "step_s", "tokens_per_s", "lr", "grad_norm")}
     rates = (tokens_per_step(record) or np.nan) / step_s
     columns["tokens_per_s"] = np.where(np.isfinite(columns["tokens_per_s"]), columns["tokens_per_s"], rates)
     columns["skipped"] = steps.is_skipped.astype(np.float64)
-    for formula in FLOPS:  # each is inversely proportional to the seconds
+    for formula in FLOPS:  # a rate is inversely proportional to the seconds
         columns[formula] = (getattr(record, formula) or np.nan) * (record.step_s or np.nan) / step_s
     numbered = (steps["step"] >= 0) & (steps["step"] < 2**53) & (steps["step"] % 1 == 0)
     # If a log has a step twice, its last line counts.
@@ -269,24 +273,24 @@ def curve_of(run: RunRead) -> tuple[float, list[CurveRow]]:
     evaluated = zip(steps.eval_step.tolist(), steps.eval_loss.tolist(), strict=True)
     losses = {int(number): loss for number, loss in evaluated if 0 <= number < 2**53 and number % 1 == 0}
     numbers = sorted({*places, *losses})
-    # Logged or interpolated; if none is logged, the start plus the steps' seconds.
+    # Times are as logged, or interpolated; if no time is logged, the start plus the steps' seconds.
     at = np.array([steps["at"][places[number]] if number in places else np.nan for number in numbers])
-    known = np.isfinite(at)
-    if known.any():
-        at = np.interp(np.arange(len(at)), np.flatnonzero(known), at[known])
+    timed = np.isfinite(at)
+    if timed.any():
+        at = np.interp(np.arange(len(at)), np.flatnonzero(timed), at[timed])
     else:
         seconds = [step_s[places[number]] if number in places else 0.0 for number in numbers]
         at = (epoch(record.started) or 0.0) + np.cumsum(np.nan_to_num(seconds))
     rows = []
     for number, moment in zip(numbers, at.tolist(), strict=True):
-        found = {tag: float(column[places[number]]) for tag, column in columns.items() if number in places}
-        found["loss_eval"] = losses.get(number, np.nan)
+        figures = {tag: float(column[places[number]]) for tag, column in columns.items() if number in places}
+        figures["loss_eval"] = losses.get(number, np.nan)
         by = {f"loss_eval_by/{plain_text(name)}": loss for name, loss in steps.eval_by.get(number, {}).items()}
-        if row := {tag: each for tag in (*TAGS, *by) if np.isfinite(each := (found | by).get(tag, np.nan))}:
+        if row := {tag: figure for tag in (*TAGS, *by) if np.isfinite(figure := (figures | by).get(tag, np.nan))}:
             rows.append((number, moment, row))
     return float(at[0]) if len(at) else epoch(record.started) or 0.0, rows
 
 
 def plain_text(text: str) -> str:
-    """The text without what UTF-8 cannot encode."""
+    """The text without characters that UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,4 +1,4 @@
-"""Reads the paths that a user names as runs and records, and writes record.json into each run of our own."""
+"""Reads the paths that a user names as runs and records, and writes record.json into each of our own runs."""
 
 import contextlib
 import os
@@ -34,10 +34,10 @@ from hpc_gpt.report.table_notes import RunNote
 
 @dataclass
 class GatheredRuns:
-    """The runs, our own first, oldest first; what could not be read or written.
+    """The runs that were read: our own first, oldest first; and messages on what could not be read or written.
 
-    `notes`: what was skipped because it is not a log, and what a narrow table leaves out. `row_notes`: on rows of a
-    published table. `sweeps`: name -> PATH of the sweeps named.
+    `notes`: what was skipped because it is not a log, and what a narrow table leaves out. `row_notes`: notes on rows of
+    a published table. `sweeps`: name -> PATH of each sweep that was named.
     """
 
     runs: list[RunRead] = field(default_factory=list)
@@ -49,7 +49,7 @@ class GatheredRuns:
 
     @property
     def records(self) -> list[Record]:
-        """The record of each run."""
+        """The records of the runs, in their order."""
         return [run.record for run in self.runs]
 
 
@@ -57,20 +57,20 @@ def gather_paths(paths: Sequence[str], logs: Path, records_only: bool = False) -
     """Reads the PATHs of `report`. `records_only`: without the steps and failures of the runs.
 
     A PATH is a log, `-` for standard input, a folder of logs and of our own runs, a run as for find_run, a sweep, which
-    means its runs under `logs`, or one run in a log or a bench, as for read_one. Without PATH: `logs`. NoSuchRun for a
-    PATH that is none of these.
+    means its runs under `logs`, or one run in a log or a bench, as for read_one. Without PATH: `logs`. Raises NoSuchRun
+    for any other PATH.
     """
     sweeps = {sweep.name: path for path in paths if (sweep := named_sweep(path)) is not None}
     numbered = [path for path in paths if _numbered(str(path))]
-    rest = [path for path in paths if path not in (*sweeps.values(), *numbered)]
-    gathered = _gather_found(rest, logs, records_only=records_only) if rest or not paths else GatheredRuns()
+    unnumbered = [path for path in paths if path not in (*sweeps.values(), *numbered)]
+    gathered = _gather_found(unnumbered, logs, records_only=records_only) if unnumbered or not paths else GatheredRuns()
     gathered.sweeps.update(sweeps)
     if sweeps:
-        there = {record.run for record in gathered.records}
+        read_ids = {record.run for record in gathered.records}
         of_sweeps = gather_records(
             list_runs(logs), lambda record: (sweep_of(record) or ("",))[0] in sweeps, records_only
         )
-        gathered.runs += [run for run in of_sweeps.runs if run.record.run not in there]
+        gathered.runs += [run for run in of_sweeps.runs if run.record.run not in read_ids]
         gathered.unread += of_sweeps.unread
         gathered.unwritten += of_sweeps.unwritten
     for name in numbered:
@@ -90,18 +90,20 @@ def _gather_found(paths: Sequence[str], logs: Path, as_one: bool = False, record
     places = [path for path in paths if path == STDIN or _is_place(path)] if paths else default
     files = discover(places)
     named = [find_named(path, logs) for path in paths if path not in places]
-    given = [run for each in named if not each.benches for run in each.runs]
-    files.benches += [bench / BENCH_FILE for each in named for bench in each.benches]
-    # A race that is named means its rows; in a folder of runs it is one of them.
-    real = {Path(os.path.realpath(place)) for place in places}  # also of a link that leads to itself
+    named_runs = [run for meant in named if not meant.benches for run in meant.runs]
+    files.benches += [bench / BENCH_FILE for meant in named for bench in meant.benches]
+    # The name of a race means its rows; in a folder of runs the race is one run.
+    real = {Path(os.path.realpath(place)) for place in places}  # realpath also resolves a link that leads to itself
     races = [
-        run for run in (*given, *files.own) if (run in given or run.path in real) and is_bench(run.path / BENCH_FILE)
+        run
+        for run in (*named_runs, *files.own)
+        if (run in named_runs or run.path in real) and is_bench(run.path / BENCH_FILE)
     ]
     files.benches += [run.path / BENCH_FILE for run in races]
-    given, files.own = ([run for run in runs if run not in races] for runs in (given, files.own))
+    named_runs, files.own = ([run for run in runs if run not in races] for runs in (named_runs, files.own))
     foreign = read_foreign_runs(files, as_one, records_only)
-    # Beside a run a script is what ran, or what may: nobody takes it for a log.
-    for script in files.scripts if not (foreign or given or files.own or files.benches) else []:
+    # Next to a run a script is what ran or may run: nobody takes it for a log.
+    for script in files.scripts if not (foreign or named_runs or files.own or files.benches) else []:
         files.skip("a Slurm script without a log", script)
     under = {folder for run in files.own for folder in (run.path, *run.path.parents)}
     under |= {folder for file in files.benches for folder in file.parents}
@@ -113,8 +115,8 @@ def _gather_found(paths: Sequence[str], logs: Path, as_one: bool = False, record
             continue
         empty = path in places and path != STDIN and folder.is_dir() and not {folder, folder.resolve()} & under
         if empty and not any("seen before" in why or why == OF_KERNEL for why in files.counts):
-            given += _named_by_folder(path, logs, notes(files) if len(places) == 1 else [])
-    runs = {run.path: run for run in [*given, *oldest_first(files.own)]}
+            named_runs += _named_by_folder(path, logs, notes(files) if len(places) == 1 else [])
+    runs = {run.path: run for run in [*named_runs, *oldest_first(files.own)]}
     gathered = gather_records(list(runs.values()), records_only=records_only)
     for file in files.benches:
         try:
@@ -123,24 +125,24 @@ def _gather_found(paths: Sequence[str], logs: Path, as_one: bool = False, record
             gathered.unread.append(str(fault))
     gathered.runs += foreign
     for why, skipped in files.skipped.items():
-        # Beside a log that has something, one that has nothing is no fault: many jobs print no errors.
+        # An empty log next to one with runs is not a fault: many jobs print no errors.
         if not (why in (EMPTY, NOT_KNOWN, WRITTEN_BY_US) and gathered.runs):
             gathered.unread += [f"{shown_path(path)}: {why}" for path in skipped if path in paths]
     as_errors = [f"skipped {fault}" for fault in gathered.unread]
-    gathered.notes += [words for words in notes(files, paths) if words not in as_errors]
+    gathered.notes += [note for note in notes(files, paths) if note not in as_errors]
     return gathered
 
 
 def _is_place(path: str) -> bool:
     """Whether a PATH is a file or folder to read, and not the name of a run."""
-    # A dangling link counts too, so that it is reported as one.
+    # A dangling link counts, too, so that it is reported as one.
     return os.path.lexists(path) and not is_sweep_folder(Path(path))
 
 
 def _named_by_folder(path: str, logs: Path, skipped: Sequence[str]) -> list[RunFolder]:
-    """The runs with the name of a folder that holds no run; none for the logs folder, which may have none yet.
+    """The runs with the name of a folder that holds no run; NoSuchRun if there are none.
 
-    `skipped`: what the folder holds instead, for NoSuchRun.
+    `skipped`: what the folder holds instead, for the message.
     """
     with contextlib.suppress(NoSuchRun):
         return find_named(path, logs).runs
@@ -155,20 +157,20 @@ def gather_records(
 ) -> GatheredRuns:
     """Reads every run and replaces its record.json. A run that cannot be read is listed in `unread`.
 
-    Runs that are not `wanted` are left out, and their record.json unchanged. `records_only`: as in `gather_paths`.
+    Runs that are not `wanted` are left out and keep their record.json. `records_only`: as in `gather_paths`.
     """
     gathered = GatheredRuns()
     cached = CachedRecords(runs if records_only else ())
     for run in runs:
-        found, was_written = cached.find(run)
+        from_cache, was_written = cached.find(run)
         try:
-            read = found or read_own(run, record_only=records_only)
+            read = from_cache or read_own(run, record_only=records_only)
         except UserError as fault:
-            words = str(fault) if str(run.path) in str(fault) else f"{run.path}: {fault}"
-            words = words.replace(str(run.path), from_here(run.path))
-            gathered.unread.append(f"{words}; {fault.hint}" if fault.hint else words)
+            message = str(fault) if str(run.path) in str(fault) else f"{run.path}: {fault}"
+            message = message.replace(str(run.path), from_here(run.path))
+            gathered.unread.append(f"{message}; {fault.hint}" if fault.hint else message)
             continue
-        except Exception as fault:  # of a reader: the other runs are reported
+        except Exception as fault:  # a reader's own fault: the other runs are still reported
             gathered.unread.append(f"{from_here(run.path)}: {READER_FAILED}: {fault_words(fault)}")
             continue
         is_written = was_written
@@ -180,17 +182,19 @@ def gather_records(
                 is_written = True
             except UserError as fault:
                 gathered.unwritten.append(str(fault))
-        if found is None or is_written != was_written:
+        if from_cache is None or is_written != was_written:
             cached.note(run, read, is_written)
     cached.store()
     return gathered
 
 
 def read_bench(file: Path) -> list[RunRead]:
-    """The rows of a bench in its order; ConfigError if its file is damaged."""
+    """The rows of a bench in the order of its file; ConfigError if the file is damaged."""
     records = read_records(file) or []
     rounds = read_rounds(file, len(records))
-    return [RunRead(record, files=[file], rounds=own) for record, own in zip(records, rounds, strict=True)]
+    return [
+        RunRead(record, files=[file], rounds=row_rounds) for record, row_rounds in zip(records, rounds, strict=True)
+    ]
 
 
 def refresh_record(run: RunFolder) -> Record:
@@ -201,14 +205,14 @@ def refresh_record(run: RunFolder) -> Record:
     return gathered.records[0]
 
 
-def read_one(name: str, logs: Path, *beside: str, ends_only: bool = False) -> RunRead:
-    """The run that RUN means: a log, a folder with the logs of one run, `LOG#2` for the second run in a log, `BENCH#2`
-    for the second row of a bench, given by its id, folder or file; else as for find_run. `beside`: more of its logs.
-    `ends_only`: of a run of ours as `read_own`.
+def read_one(name: str, logs: Path, *more_logs: str, ends_only: bool = False) -> RunRead:
+    """Reads the run that RUN means: a log, a folder with the logs of one run, `LOG#2` for the second run in a log,
+    `BENCH#2` for the second row of a bench, which is named by its id, folder or file; else as for find_run.
+    `more_logs`: other logs of the run. `ends_only`: for our own run as in `read_own`.
 
-    Raises NoSuchRun if there is none, or several.
+    Raises NoSuchRun if there is no run, or several.
     """
-    path, _, which = name.rpartition("#")
+    path, _, nth = name.rpartition("#")
     numbered = _numbered(name)
     if numbered and not Path(path).is_file():
         bench = None
@@ -216,23 +220,23 @@ def read_one(name: str, logs: Path, *beside: str, ends_only: bool = False) -> Ru
             bench = _find_bench(path, logs)
         path, numbered = str(bench), bench is not None
     place = path if numbered else name
-    if not beside and place != STDIN and ((Path(place) / "resolved.json").is_file() or not _is_place(place)):
+    if not more_logs and place != STDIN and ((Path(place) / "resolved.json").is_file() or not _is_place(place)):
         return read_own(find_run(name, logs), ends_only)
-    gathered = _gather_found([place, *beside], logs, bool(beside))
+    gathered = _gather_found([place, *more_logs], logs, bool(more_logs))
     runs = gathered.runs
     if numbered:
         several = {_number(run): run for run in reversed(runs)}
-        if several and which not in several:
-            given, has = name.rpartition("#")[0], counted(len(several), "run")
-            names = some([f"{given}#{number}" for number in reversed(several)], 5)
-            raise NoSuchRun(f"{shown_path(given)} has no run {which}; it has {has}", f"name one: {names}")
-        runs = [several[which]] if several else []
+        if several and nth not in several:
+            log, has = name.rpartition("#")[0], counted(len(several), "run")
+            names = some([f"{log}#{number}" for number in reversed(several)], 5)
+            raise NoSuchRun(f"{shown_path(log)} has no run {nth}; it has {has}", f"name one: {names}")
+        runs = [several[nth]] if several else []
     if len(runs) == 1:
         return runs[0]
     if not runs:
-        failed = [words for words in (*gathered.unread, *gathered.notes) if READER_FAILED in words]
+        failed = [message for message in (*gathered.unread, *gathered.notes) if READER_FAILED in message]
         raise NoSuchRun(
-            "; ".join([f"no run in {', '.join(map(shown_path, (name, *beside)))}", *failed]),
+            "; ".join([f"no run in {', '.join(map(shown_path, (name, *more_logs)))}", *failed]),
             "give a log with training steps, a run folder, a run id or a job id",
         )
     named = some([str(run.record.run) for run in runs], 5)
@@ -240,22 +244,23 @@ def read_one(name: str, logs: Path, *beside: str, ends_only: bool = False) -> Ru
     hint = "name one log; the second run in a log is LOG#2"
     if benches:
         hint = f"name one row, such as {runs[0].record.run}"
-    elif not beside and Path(place).is_file():
+    elif not more_logs and Path(place).is_file():
         hint = f"name one: {some([f'{place}#{_number(run)}' for run in runs], 5)}"
-    raise NoSuchRun(f"{len(runs)} runs in {', '.join(map(shown_path, (name, *beside)))}: {named}", hint)
+    raise NoSuchRun(f"{len(runs)} runs in {', '.join(map(shown_path, (name, *more_logs)))}: {named}", hint)
 
 
 def _number(run: RunRead) -> str:
-    """The number of a run in its log, or of a row in its bench."""
+    """The number of a run in its log, or of a row in its bench, as text."""
     _, mark, number = (run.record.run or "").rpartition("#")
     return number if mark and number.isdecimal() else "1"
 
 
 def read_compared(name: str, logs: Path) -> RunRead:
-    """The run of a name as for read_one, of a record.json, or of what `report --json` wrote for one run.
+    """Reads the run that a name means: a RUN as for read_one, a record.json, or the output of `report --json` for one
+    run.
 
-    A record has no steps; if it is in its run folder, the run itself is read. Raises as read_one, and ConfigError for
-    a file of several records.
+    A record has no steps; if it is in its run folder, the run itself is read. Raises what read_one raises, and
+    ConfigError for a file of several records.
     """
     path = Path(name)
     if path.suffix != ".json" or not path.is_file():
@@ -273,22 +278,22 @@ def read_compared(name: str, logs: Path) -> RunRead:
 
 
 def _find_bench(name: str, logs: Path) -> Path | None:
-    """The file of the rows of the bench, or of the race, that a name means; None if it means none, or several."""
+    """The bench.json of the bench or race that a name means; None if it means none, or several."""
     folder = Path(name)
     if (folder / BENCH_FILE).is_file():
         return folder / BENCH_FILE
-    found = find_named(name, logs) if name else Named([])
-    folders = found.benches or tuple(run.path for run in found.runs)
+    meant = find_named(name, logs) if name else Named([])
+    folders = meant.benches or tuple(run.path for run in meant.runs)
     return folders[0] / BENCH_FILE if len(folders) == 1 and is_bench(folders[0] / BENCH_FILE) else None
 
 
 def compared_names(name: str, logs: Path) -> list[str]:
-    """The runs that a name of `compare` means, a name each: the rows of a bench or a race, all runs of a sweep, an
-    experiment or a folder of ours; else the name itself. Raises NoSuchRun."""
+    """The names of the single runs that an argument of `compare` means: the rows of a bench or a race, all runs of a
+    sweep, an experiment or a folder of our runs; else the argument itself. Raises NoSuchRun."""
     if not is_run_name(name, logs):
         return [name]
-    found, names = find_named(name, logs), []
-    for folder in found.benches or [run.path for run in found.runs]:
+    meant, names = find_named(name, logs), []
+    for folder in meant.benches or [run.path for run in meant.runs]:
         rows = read_records(folder / BENCH_FILE) if is_bench(folder / BENCH_FILE) else None
         names += [f"{folder}#{number}" for number, _ in enumerate(rows, 1)] if rows else [str(folder)]
     return names if len(names) > 1 else [name]

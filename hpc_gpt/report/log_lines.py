@@ -1,4 +1,4 @@
-"""Lines of a log to show beside a cause, without control characters and secrets."""
+"""Lines of a log to show with a cause, without control characters and secrets."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -15,40 +15,40 @@ _LONGEST_LINE = 200
 def lines_around(path: Path, line: int) -> list[tuple[int, str]]:
     """(number, text) of the lines around a line of a log; none if the log cannot be read again."""
     shown = range(line - BEFORE, line + AFTER + 1)
-    found: list[tuple[int, str]] = []
+    lines_shown: list[tuple[int, str]] = []
     for first, lines in _blocks(path, shown.start):
         if first >= shown.stop:
             break
-        found += [(number, _as_shown(text)) for number, text in enumerate(lines, first) if number in shown]
-    return found
+        lines_shown += [(number, _as_shown(text)) for number, text in enumerate(lines, first) if number in shown]
+    return lines_shown
 
 
 def last_lines(path: Path) -> list[tuple[int, str]]:
-    """(number, text) of a log's last lines that are not empty."""
-    kept: deque[tuple[int, bytes]] = deque(maxlen=BEFORE)
+    """(number, text) of the last lines of a log that are not empty."""
+    last: deque[tuple[int, bytes]] = deque(maxlen=BEFORE)
     for first, lines in _blocks(path, 1):
         skipped = max(0, len(lines) - 4 * BEFORE)
-        kept.extend(each for each in enumerate(lines[skipped:], first + skipped) if each[1].strip())
-    return [(number, _as_shown(text)) for number, text in kept]
+        last.extend(numbered for numbered in enumerate(lines[skipped:], first + skipped) if numbered[1].strip())
+    return [(number, _as_shown(text)) for number, text in last]
 
 
 def _blocks(path: Path, first: int) -> Iterator[tuple[int, list[bytes]]]:
-    """(number of its first line, lines) of each block of a log that ends at line `first` or later."""
+    """(number of the first line, lines) of every block of a log that ends at line `first` or later."""
     with Source(path) as source:
         if source.is_stdin:
             return
-        number, rest = 1, b""
+        number, unfinished = 1, b""
         for chunk in source.chunks():
             end = number + chunk.count(b"\n")
             if end >= first:
-                *whole, rest = (rest + chunk).split(b"\n")
+                *whole, unfinished = (unfinished + chunk).split(b"\n")
                 yield number, whole
             number = end
-        if rest:
-            yield number, [rest]
+        if unfinished:
+            yield number, [unfinished]
 
 
 def _as_shown(text: bytes) -> str:
-    # Of a progress bar the last state.
+    # A progress bar is drawn many times on one line: its last state counts.
     line = text.rstrip(b"\r").rsplit(b"\r", 1)[-1][:4000].decode("utf-8", "replace").expandtabs(4)
     return hide_secrets(plain(line, " ").rstrip())[:_LONGEST_LINE]

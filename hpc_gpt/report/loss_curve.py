@@ -1,4 +1,4 @@
-"""A loss curve as one SVG, for a page without a script and for a notebook: it needs no style, script or other file.
+"""The loss curves of runs as one SVG, for a page without a script and for a notebook: it needs no other file.
 
 A notebook, which drops scripts, has it below the table of the runs.
 """
@@ -19,18 +19,19 @@ from hpc_gpt.report.tables import COLUMNS
 Points = NDArray[np.float64]
 
 MOST_CURVES = 8
-# Each stands out from a white ground and from a black one; a page's style may have colours of its own, .s0 to .s7.
+# Every colour stands out on white and on black; a page's style may replace them by colours of its own, .s0 to .s7.
 LINE_COLOURS = ("#3274d9", "#c4621d", "#2e8b45", "#9a5fd6", "#d8455a", "#1f8a94", "#94703c", "#74808c")
-_BUCKETS = 150  # a longer line is drawn by the least and the greatest loss of each
+_BUCKETS = 150  # a longer line is drawn by the least and the greatest loss per bucket
 _WIDTH, _HEIGHT = 640, 300
 _LEFT, _TOP, _BELOW, _NAMES, _APART, _LETTER = 52.0, 10.0, 30.0, 128.0, 13.0, 6.5
 
 
 def loss_curve(curves: Sequence[tuple[str, Points, Points]], title: str, anchor: str) -> Svg:
-    """The first MOST_CURVES of (name, steps, losses), the arrays (n,), with their names at the lines' ends, of those
-    that end late beside the drawing.
+    """The first MOST_CURVES of (name, steps, losses), the arrays (n,). A name is at the end of its line, or beside the
+    drawing if the line ends late.
 
-    A line is broken at a loss that is not finite and where the steps go back. `anchor`: an id that no other has.
+    A line is broken at a loss that is not finite and where the steps go back. `anchor`: an id that is unique in the
+    page.
     """
     shown = [(name, x, y) for name, x, y in curves if (np.isfinite(x) & np.isfinite(y)).any()][:MOST_CURVES]
     right, bottom = _WIDTH - (_NAMES if shown else 10.0), _HEIGHT - _BELOW
@@ -45,9 +46,9 @@ def loss_curve(curves: Sequence[tuple[str, Points, Points]], title: str, anchor:
         parts.append(element("text", f"{at:,.0f}", x=across, y=bottom + 16, text_anchor="middle"))
     parts.append(element("text", "step", x=right, y=_HEIGHT - 2, text_anchor="end", class_="unit"))
     for style, (name, x, y) in enumerate(shown):
-        kept = extremes(y, _BUCKETS)
-        ups = bottom - (np.clip(y[kept], y_low, y_high) - y_low) / (y_high - y_low) * (bottom - _TOP)
-        acrosses = _LEFT + (np.clip(x[kept], x_low, x_high) - x_low) / (x_high - x_low) * (right - _LEFT)
+        drawn = extremes(y, _BUCKETS)
+        ups = bottom - (np.clip(y[drawn], y_low, y_high) - y_low) / (y_high - y_low) * (bottom - _TOP)
+        acrosses = _LEFT + (np.clip(x[drawn], x_low, x_high) - x_low) / (x_high - x_low) * (right - _LEFT)
         path, last = "", math.nan
         for across, up in zip(acrosses.tolist(), ups.tolist(), strict=True):
             path += "" if up != up or across != across else f"{'L' if across > last else 'M'}{across:.1f} {up:.1f}"
@@ -59,7 +60,7 @@ def loss_curve(curves: Sequence[tuple[str, Points, Points]], title: str, anchor:
         short = name if len(name) <= 17 else f"…{name[-16:]}"  # the end of an id is what differs
         ends.append((float(ups[at]), style, short, float(acrosses[at]) + 6))
         texts.append(f"{name}: from {y[first]:.4g} at step {x[first]:,.0f} to {y[final]:.4g} at step {x[final]:,.0f}")
-    # At the right, but where a line ends so early that its name has room behind it.
+    # Names are at the right, except where a line ends so early that its name has room behind it.
     early = [end for end in sorted(ends) if end[3] + _LETTER * len(end[2]) <= right - 6]
     late = [end for end in sorted(ends) if end not in early]
     for of_these, left, top in ((early, None, _TOP), (late, right + 6, _TOP + 4)):
@@ -72,9 +73,9 @@ def loss_curve(curves: Sequence[tuple[str, Points, Points]], title: str, anchor:
 
 
 def extremes(y: Points, buckets: int) -> NDArray[np.int64]:
-    """The indexes of the least and the greatest y of each of `buckets` equal stretches, in order; all of a short array.
+    """The indexes of the least and the greatest y in each of `buckets` equal stretches, in order; all of a short array.
 
-    A stretch without a finite y keeps its first, so that a gap stays a gap.
+    A stretch without a finite y keeps its first index, so that a gap stays a gap.
     """
     if len(y) <= 2 * buckets:
         return np.arange(len(y))
@@ -82,15 +83,15 @@ def extremes(y: Points, buckets: int) -> NDArray[np.int64]:
     filled = np.full(size * buckets, np.nan)
     filled[: len(y)] = y
     rows = filled.reshape(buckets, size)
-    known, begins = np.isfinite(rows), np.arange(buckets) * size
-    found = np.union1d(
-        begins + np.where(known, rows, np.inf).argmin(1), begins + np.where(known, rows, -np.inf).argmax(1)
+    finite, begins = np.isfinite(rows), np.arange(buckets) * size
+    indexes = np.union1d(
+        begins + np.where(finite, rows, np.inf).argmin(1), begins + np.where(finite, rows, -np.inf).argmax(1)
     )
-    return found[found < len(y)]
+    return indexes[indexes < len(y)]
 
 
 def _spread(ups: Sequence[float], top: float, bottom: float) -> list[float]:
-    """Places of labels, in order: as given if they are far enough apart, else moved down, and up from the bottom."""
+    """The places of labels, in order: unchanged if far enough apart, else moved down, and up from the bottom."""
     places, free = [], top
     for up in ups:
         places.append(max(up, free))
@@ -102,7 +103,7 @@ def _spread(ups: Sequence[float], top: float, bottom: float) -> list[float]:
 
 def _range(values: Sequence[Points]) -> tuple[float, float]:
     """The least and the greatest finite value, with some room; figures beyond 1e150 are drawn at its edge."""
-    finite = np.clip(np.concatenate([np.zeros(0), *(each[np.isfinite(each)] for each in values)]), -1e150, 1e150)
+    finite = np.clip(np.concatenate([np.zeros(0), *(axis[np.isfinite(axis)] for axis in values)]), -1e150, 1e150)
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     room = 0.04 * (high - low) or 0.1 * abs(high) or 1.0
     return (max(0.0, low - room) if low >= 0 else low - room), high + room
@@ -116,12 +117,12 @@ def _ticks(low: float, high: float, least: float = 0.0) -> list[float]:
 
 
 def runs_html(runs: Sequence[RunRead]) -> str:
-    """The table of the runs' records, and a chart of the loss of the first that have one, in the table's colours."""
+    """The table of the runs' records, and a chart of the first losses in the colours of the table's lines."""
     records = [run.record for run in runs]
     table = grid(filled(COLUMNS, records), records)
     drawn = [run for run in runs if np.isfinite(run.steps["loss"]).any()][: len(LINE_COLOURS)]
     colours = {id(run): colour for run, colour in zip(drawn, LINE_COLOURS, strict=False)}
-    rows = [element("tr", "".join(element("th", escaped(each) or " ") for each in ("", *table.headings)))]
+    rows = [element("tr", "".join(element("th", escaped(heading) or " ") for heading in ("", *table.headings)))]
     for run, cells in zip(runs, table.lines, strict=True):
         key = element("td", "&#9679;", style=f"color:{colours.get(id(run), 'transparent')}")
         rows.append(element("tr", key + "".join(element("td", escaped(cell)) for cell in cells)))
@@ -129,10 +130,10 @@ def runs_html(runs: Sequence[RunRead]) -> str:
 
 
 def _curve(runs: Sequence[RunRead]) -> str:
-    """The curves of the loss as a drawing that stands still."""
+    """The loss curves of the runs as a static drawing; empty without runs."""
     if not runs:
         return ""
     steps = [(str(run.record.run), run.steps.take(run.steps.counts)) for run in runs]
-    curves = [(name, each["step"], each["loss"]) for name, each in steps]
+    curves = [(name, table["step"], table["loss"]) for name, table in steps]
     names = ", ".join(name for name, _ in steps)
     return loss_curve(curves, f"loss by step of {names}", "hpc-gpt-loss").markup

@@ -1,7 +1,7 @@
-"""The table of a sweep or of any runs: what the rows vary, ours beside the published figures, and rows without a run.
+"""The table of a sweep or of any runs: the varied keys, our figures beside the published ones, and rows without a run.
 
-A published figure is in the column after ours. The sweep's file has it under `published.<key>`. A terminal gets the
-columns that there is room for.
+A published figure is in the column after ours. The sweep's file has it under `published.<key>`. A terminal gets as many
+columns as there is room for.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ from hpc_gpt.report.tables import COLUMNS, json_text, records_text, show_layout,
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """The columns of a published table, and what it calls a row."""
+    """The columns of a published table, and its name for a row."""
 
     columns: Sequence[Column]
     row: str = "Row"
@@ -54,7 +54,7 @@ def _memory(heading: str, key: str, published: str, bytes_each: int) -> Column:
 
 
 def _latency(record: Record) -> str:
-    """Seconds for the 10,240 samples of "Efficient GPT2"."""
+    """The seconds for the 10,240 samples of "Efficient GPT2"."""
     step_s, batch = record.step_s, record.global_batch
     return show_digits(step_s * 10_240 / batch) if step_s and batch else NOTHING
 
@@ -68,7 +68,7 @@ _SPEED = (
     column("TFLOPs (8 or 6) P s B", "tflops_seed", show_digits, published="tflops_seed"),
 )
 _PIPELINE = PublishedTable((_GPUS, _SIZE, _DP, _PP, _CHUNKS, *_BATCH, *_SPEED))
-# The tables' MB and GB are those of nvidia-smi and torch: 2^20 and 2^30 bytes.
+# The tables use MB and GB as nvidia-smi and torch do: 2^20 and 2^30 bytes.
 _RESERVED, _MIB, _GIB = "memory_reserved_gib", 2**20, 2**30
 
 PUBLISHED_TABLES: dict[str, PublishedTable] = {
@@ -102,7 +102,7 @@ PUBLISHED_TABLES: dict[str, PublishedTable] = {
         (
             _GPUS,
             column("params", "params", published="params"),
-            # In tokens; the sweep's file says why.
+            # Ours is in tokens; the sweep's file says why.
             column("samples_per_second", "tokens_per_s", show_whole, published="samples_per_s"),
             _memory("max_mem (MB)", "memory_allocated_gib", "memory_mb", _MIB),
             column("formula (GiB)", "memory_seed003_gib", show_digits),
@@ -119,13 +119,13 @@ PUBLISHED_TABLES: dict[str, PublishedTable] = {
 }
 
 
-# The note of a run made small by --smoke; the published figures are then on a line of their own.
+# The note on a run that --smoke made small; the published figures are then on a line of their own.
 SMOKE = "smoke run"
 
 
 @dataclass(frozen=True)
 class SweepLine:
-    """One line: the row, what it ran or would run as a record, and the run's own record if there is one."""
+    """A line of the table: the row, its figures as run or as requested, and the run's own record if there is one."""
 
     row: SweepRow
     figures: Record
@@ -133,13 +133,13 @@ class SweepLine:
 
     @property
     def notes(self) -> str:
-        """The published note, why the row cannot run, and which figure does not follow from the row."""
+        """The published note, the reason why the row cannot run, and the published figure that contradicts the row."""
         texts = (self.row.published.get("notes"), self.row.impossible, self.contradiction)
         return "; ".join(str(text) for text in texts if text)
 
     @property
     def contradiction(self) -> str | None:
-        """What the formula gives if the published TFLOPs are neither that rounded nor cut off; None if they are.
+        """The formula's result, if the published TFLOPs are neither its rounded nor its truncated form; else None.
 
         The formula is `formulas.tflops_seed` of the size, batch and step time as printed.
         """
@@ -156,7 +156,7 @@ class SweepLine:
                 recompute=row.recompute,
             )
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
-            return None  # the row does not give, as figures, all that the formula takes
+            return None  # the row lacks a figure that the formula needs
         away, last_digit = Decimal(tflops) - figure, Decimal(1).scaleb(int(figure.as_tuple().exponent))
         if abs(away) * 2 <= last_digit or 0 <= away < last_digit:
             return None
@@ -165,7 +165,7 @@ class SweepLine:
 
 @dataclass(frozen=True)
 class SweepLines:
-    """A sweep's lines in the order of its file, the runs of one row together; and their records, oldest first."""
+    """The lines of a sweep in the order of its file, the runs of a row together; and their records, oldest first."""
 
     sweep: str
     lines: Sequence[SweepLine]
@@ -178,29 +178,29 @@ class SweepLines:
 
 
 def sweep_of(record: Record) -> tuple[str, str] | None:
-    """(sweep, row) of a record's run; None if it is not of a sweep."""
-    found = record.settings.get("sweep")
-    return (str(found["name"]), str(found["row"])) if isinstance(found, dict) else None
+    """(sweep, row) of a record's run; None if it does not belong to a sweep."""
+    entry = record.settings.get("sweep")
+    return (str(entry["name"]), str(entry["row"])) if isinstance(entry, dict) else None
 
 
 def _row_of(record: Record) -> SweepRow:
-    """A record's row that no file has, as one of a grid: with what it varies."""
+    """A row for a record whose row is not in a file, as a grid would have it: with the values that it varies."""
     name = sweep_of(record)
     return SweepRow(name[1] if name else "", undotted(record.settings["sweep"].get("varied") or {}))
 
 
 def only_sweep(records: Sequence[Record]) -> str | None:
-    """The sweep of all records; None if they are of several or of none."""
-    names = {found[0] if (found := sweep_of(record)) else None for record in records}
+    """The sweep to which all records belong; None if they belong to several or to none."""
+    names = {sweep_row[0] if (sweep_row := sweep_of(record)) else None for record in records}
     return names.pop() if len(names) == 1 else None
 
 
 def named_sweep(path: str) -> ExperimentFile | None:
-    """The sweep that a PATH of `report` names by folder, file or name under experiments/; None if it names none."""
-    given = Path(path)
-    is_file = given.suffix == ".toml" and given.is_file()
-    is_folder = (given / SWEEP_FILE).is_file()
-    by_name = not given.exists() and (experiments_dir() / path / SWEEP_FILE).is_file()
+    """The sweep that a PATH of `report` names, by folder, file or name under experiments/; None if it names none."""
+    named = Path(path)
+    is_file = named.suffix == ".toml" and named.is_file()
+    is_folder = (named / SWEEP_FILE).is_file()
+    by_name = not named.exists() and (experiments_dir() / path / SWEEP_FILE).is_file()
     return find_sweep(path) if is_file or is_folder or by_name else None
 
 
@@ -213,38 +213,42 @@ def sweep_lines(name: str, records: Sequence[Record], path: str | None = None) -
     with contextlib.suppress(UserError):  # without the file, or with a broken one, the runs are still shown
         sweep = find_sweep(path or name)
     rows = list(sweep.rows or ()) if sweep else []
-    known = {row.name for row in rows}
-    of_sweep = [(found[1], record) for record in records if (found := sweep_of(record)) and found[0] == name]
+    in_file = {row.name for row in rows}
+    of_sweep = [
+        (sweep_row[1], record) for record in records if (sweep_row := sweep_of(record)) and sweep_row[0] == name
+    ]
     of_rows: dict[str, list[Record]] = {}
     for row_name, record in of_sweep:
         of_rows.setdefault(row_name, []).append(record)
-    rows += [_row_of(of_row[-1]) for row, of_row in of_rows.items() if row not in known]
+    rows += [_row_of(of_row[-1]) for row, of_row in of_rows.items() if row not in in_file]
     lines = []
     for row in rows:
-        asked, preset = _asked(sweep, row) if sweep and row.name in known else (Record(), None)
+        requested, preset = _requested(sweep, row) if sweep and row.name in in_file else (Record(), None)
         named, runs = row, of_rows.get(row.name, [])
         if (
             preset and preset[0].isdigit() and "size" not in row.published
         ):  # such as 48B: Megatron-DeepSpeed's tables call a size like our preset
             named = replace(row, published={"size": preset.upper(), **row.published})
         if all(is_smoke(record) for record in runs):
-            lines.append(SweepLine(named, asked))
+            lines.append(SweepLine(named, requested))
         for record in runs:
-            beside = replace(row, published={"notes": SMOKE}) if is_smoke(record) else named
-            lines.append(SweepLine(beside, record, record))
+            smoke_row = replace(row, published={"notes": SMOKE}) if is_smoke(record) else named
+            lines.append(SweepLine(smoke_row, record, record))
     return SweepLines(name, lines, [record for _, record in of_sweep])
 
 
 def lines_of(records: Sequence[Record], name: str = "") -> SweepLines:
-    """Records of any runs as lines, each with what its own sweep varies; for the columns of the published table `name`,
-    without its figures, if that is given."""
+    """The records of any runs as lines, each with the values that its own sweep varies. `name`: the published table
+    whose columns they are for, without its figures."""
     rows = [SweepRow((record.name or record.run or "") if name else show_name(record), undotted(varied_of(record)))
             for record in records]  # fmt: skip
-    return SweepLines(name, [SweepLine(row, each, each) for row, each in zip(rows, records, strict=True)], records)
+    return SweepLines(
+        name, [SweepLine(row, record, record) for row, record in zip(rows, records, strict=True)], records
+    )
 
 
 def is_smoke(record: Record) -> bool:
-    """Whether the run was made small by --smoke, so that its figures do not measure the row."""
+    """Whether --smoke made the run small, so that its figures do not measure the row."""
     return (record.name or "").endswith("-smoke")
 
 
@@ -252,15 +256,15 @@ _SIZES = ("gpus", "tp", "pp", "dp", "micro_batch", "micro_batches", "global_batc
           "seq", "hidden", "layers", "heads", "vocab")  # fmt: skip
 
 
-def _asked(sweep: ExperimentFile, row: SweepRow) -> tuple[Record, str | None]:
-    """(what the file asks for in a row as a record, its preset). A node has 4 GPUs, as in the tables."""
+def _requested(sweep: ExperimentFile, row: SweepRow) -> tuple[Record, str | None]:
+    """(the row's requested figures as a record, its preset). A node has 4 GPUs, as in the tables."""
     experiment = check_tables(merge_tables(sweep.tables, row.overrides), Experiment, f"{sweep.path}: row {row.name!r}")
     try:
         sized = size_run(experiment, ClusterProfile("report"))
         figures, shape = figures_asked(sized), sized.model
         if known_shape(sized) is None:
             return Record(**{key: figures[key] for key in (*_SIZES[:4], "global_batch")}), None
-    except UserError:  # of a row that cannot run, what its file says
+    except UserError:  # the row cannot run: the figures of its file
         sizes, shape = experiment.layout, resolve_shape(experiment.model)
         figures = {key: getattr(sizes, key) for key in ("gpus", "tp", "pp")}
         for key in ("dp", "micro_batch", "micro_batches"):
@@ -269,8 +273,8 @@ def _asked(sweep: ExperimentFile, row: SweepRow) -> tuple[Record, str | None]:
         figures |= {"global_batch": sizes.global_batch or batch, "dtype": experiment.train.dtype}
         figures |= {"recompute": experiment.engine.recompute}
         figures |= {key: getattr(shape, key) for key in ("params", "seq", "hidden", "layers", "heads", "vocab")}
-    asked = Record(**{key: figures[key] for key in _SIZES}, settings={"model": shape.table()})
-    return add_figures(asked), experiment.model.preset
+    requested = Record(**{key: figures[key] for key in _SIZES}, settings={"model": shape.table()})
+    return add_figures(requested), experiment.model.preset
 
 
 # The heading of the published figure, after ours.
@@ -280,10 +284,10 @@ PUBLISHED = "published"
 def sweep_text(lines: SweepLines, form: str, width: int | None = None) -> str:
     """The lines as table, md, csv, json or jsonl.
 
-    table: aligned; a block for each line if it is wider than `width` (None: any width). csv: a heading for each key of
-    the record, then `seed_` and the key of each published figure; memory is the highest of the stages. json: the
-    records, and `rows`: each row with the published figures, why it cannot run, and the ids of its runs. jsonl: the
-    records.
+    table: aligned; one block per line if the table is wider than `width` (None: any width). csv: a heading for each key
+    of the record, then `seed_` and the key of each published figure; memory is that of the stage with most. json: the
+    records, and `rows`: each row with the published figures, the reason why it cannot run, and the ids of its runs.
+    jsonl: the records.
     """
     if form == "jsonl":
         return records_text(lines.records, form)
@@ -304,8 +308,10 @@ def sweep_text(lines: SweepLines, form: str, width: int | None = None) -> str:
 
 
 def _varied(lines: SweepLines, table: PublishedTable) -> list[Column]:
-    """A column for each key that the rows set and that no column of a record shows; a published table has its own."""
-    shown = {f"{name}.{key}" for each in table.columns for key in each.keys for name in ("layout", "model", "engine")}
+    """A column per key that the rows set and no column of a record shows; none for a published table."""
+    shown = {
+        f"{name}.{key}" for figure in table.columns for key in figure.keys for name in ("layout", "model", "engine")
+    }
     set_ = dict.fromkeys(key for line in lines.lines for key in flat(line.row.overrides))
     keys = [key for key in set_ if key not in shown and lines.sweep not in PUBLISHED_TABLES]
     return [_varied_column(key) for key in keys]
@@ -317,19 +323,19 @@ def _varied_column(key: str) -> Column:
 
 def _csv(lines: SweepLines) -> str:
     table = _columns(lines)
-    keys = list(dict.fromkeys(key for each in table.columns for key in each.keys))
-    published = [each.published for each in table.columns if each.published]
+    keys = list(dict.fromkeys(key for figure in table.columns for key in figure.keys))
+    published = [figure.published for figure in table.columns if figure.published]
     varied = _varied(lines, table)
     headings = ["sweep", "row", *keys, *(f"seed_{key}" for key in published), "notes", "ended", "run"]
-    headings += [each.heading for each in varied]
+    headings += [figure.heading for figure in varied]
     written = []
     for line in lines.lines:
         figures = [look_up(line.figures, key) for key in keys]
         figures = [max(value, default=None) if isinstance(value, list) else value for value in figures]
         printed = [line.row.published.get(key) for key in published]
         run = line.record.run if line.record else None
-        own = [each.value(line) for each in varied]
-        written.append([lines.sweep, line.row.name, *figures, *printed, line.notes, _ended(line), run, *own])
+        varied_values = [figure.value(line) for figure in varied]
+        written.append([lines.sweep, line.row.name, *figures, *printed, line.notes, _ended(line), run, *varied_values])
     return as_csv(headings, written)
 
 
@@ -337,9 +343,9 @@ def _page(lines: SweepLines) -> dict[str, Any]:
     rows: dict[str, dict[str, Any]] = {}
     for line in lines.lines:
         name = line.row.name
-        found = {"row": name, "seed": line.row.published, "impossible": line.row.impossible}
-        found["varied"] = flat(line.row.overrides)
-        rows.setdefault(name, {**found, "contradiction": line.contradiction, "runs": []})
+        entry = {"row": name, "seed": line.row.published, "impossible": line.row.impossible}
+        entry["varied"] = flat(line.row.overrides)
+        rows.setdefault(name, {**entry, "contradiction": line.contradiction, "runs": []})
         if line.record:
             rows[name]["runs"].append(line.record.run)
     page = {"schema": SCHEMA, "records": [record.to_tables() for record in lines.records]}
@@ -347,32 +353,35 @@ def _page(lines: SweepLines) -> dict[str, Any]:
 
 
 def _columns(lines: SweepLines, others: Sequence[Column] = COLUMNS) -> PublishedTable:
-    """The columns of the table with the sweep's name, else the others and the keys that the rows have; a published
-    column only if a row has a figure for it."""
+    """The columns of the published table with the sweep's name, else `others` and the rows' published keys. A published
+    column is there only if a row has a figure for it."""
     printed = lines.published_keys
     if lines.sweep in PUBLISHED_TABLES:
         table = PUBLISHED_TABLES[lines.sweep]
-        own = [replace(each, published=each.published if each.published in printed else None) for each in table.columns]
-        return replace(table, columns=own)
+        columns = [
+            replace(figure, published=figure.published if figure.published in printed else None)
+            for figure in table.columns
+        ]
+        return replace(table, columns=columns)
     usual = [
-        replace(each, published=next((key for key in each.keys if key in printed), None))
-        for each in filled(others, [line.figures for line in lines.lines])
-        if "run" not in each.keys and "ended" not in each.keys
+        replace(figure, published=next((key for key in figure.keys if key in printed), None))
+        for figure in filled(others, [line.figures for line in lines.lines])
+        if "run" not in figure.keys and "ended" not in figure.keys
     ]
-    shown = {each.published for each in usual} | {"notes"}
-    # Published figures that no column of ours has.
+    shown = {figure.published for figure in usual} | {"notes"}
+    # Published figures without a column of ours.
     return PublishedTable(
         [*usual, *(Column(key, (), lambda _: None, published=key) for key in printed if key not in shown)]
     )
 
 
 def sweep_columns(lines: SweepLines, others: Sequence[Column] = COLUMNS) -> list[Column]:
-    """The columns of a sweep's table: the row, what it varies, its figures, by its published table or `others`, each
-    with what was published, its notes and its run."""
+    """The columns of a sweep's table: the row, its varied keys, its figures by the published table or by `others`, each
+    with the published figure, its notes and its run."""
     table = _columns(lines, others)
     columns = [Column(table.row, ("row",), lambda line: line.row.name, right=False), *_varied(lines, table)]
-    for each in table.columns:
-        columns += [_ours(each), *([_published(each)] if each.published else [])]
+    for figure in table.columns:
+        columns += [_ours(figure), *([_published(figure)] if figure.published else [])]
     columns += [
         Column("Notes", ("notes",), lambda line: line.notes or None, right=False),
         Column("Ended", ("ended",), lambda line: _ended(line) or None, right=False,
@@ -396,7 +405,7 @@ def _ended(line: SweepLine) -> str:
     return line.record.ended or ""
 
 
-_BY_KEY = {each.keys[0]: each for each in COLUMNS}
+_BY_KEY = {usual.keys[0]: usual for usual in COLUMNS}
 _ON_TERMINAL = (
     Column("Layout", AXES, show_layout, right=False),
     *(_BY_KEY[key] for key in ("gpus", "params", "global_batch", "step_s", "tokens_per_s", "tokens_per_s_gpu")),
@@ -404,8 +413,8 @@ _ON_TERMINAL = (
     replace(FIGURES["mfu"], optional=True),
     *(_BY_KEY[key] for key in ("memory_allocated_gib", "loss_first")),
 )
-# On a narrow terminal the columns without a value go, then the experiment's name before the run's id, then the first of
-# these, one after the other, until the others fit; no key that a sweep varies.
+# A narrow terminal drops the columns without a value, then the experiment's name before the run's id, then these, one
+# after the other, until the table fits; never a key that a sweep varies.
 _LEAST = ("params", "global_batch", "gpus", "tokens_per_s_gpu", "memory_allocated_gib", "step_s", "run",
           "tokens_per_s", "mfu", "tflops_model", "tp", "loss_first", "ended")  # fmt: skip
 
@@ -413,32 +422,34 @@ _LEAST = ("params", "global_batch", "gpus", "tokens_per_s_gpu", "memory_allocate
 def terminal_table(lines: SweepLines, room: int) -> tuple[str, list[RunNote], str]:
     """(the table for a terminal of `room` columns, the notes on its rows, a note on the columns that it leaves out).
 
-    A key that varies is called by its last part, if no other has that. The rows of a published table are called by
-    their sizes, which are left of what was measured.
+    A varied key is shown by its last part, if that is unique. A published table names its rows by their sizes, which
+    are left of the measured figures.
     """
     columns = sweep_columns(lines, _ON_TERMINAL)
     swept = dict.fromkeys(key for line in lines.lines for key in flat(line.row.overrides))
     last = Counter(key.rpartition(".")[2] for key in swept)
     least: Sequence[str] = [key for key in _LEAST if key not in last]
     if lines.sweep in PUBLISHED_TABLES:
-        least = ["run", "ended", *(key for each in columns[1:] for key in each.keys[:1])]
+        least = ["run", "ended", *(key for figure in columns[1:] for key in figure.keys[:1])]
     elif not lines.sweep:
-        columns = [replace(columns[0], heading="Run"), *(each for each in columns[1:] if each.keys != ("run",))]
-    for place, each in enumerate(columns):
-        if last[short := each.heading.rpartition(".")[2]] == 1 and each.heading in swept:
-            columns[place] = replace(each, heading=short)
-    columns = [each for each in columns if each.keys != ("notes",)]
+        columns = [replace(columns[0], heading="Run"), *(figure for figure in columns[1:] if figure.keys != ("run",))]
+    for place, figure in enumerate(columns):
+        if last[short := figure.heading.rpartition(".")[2]] == 1 and figure.heading in swept:
+            columns[place] = replace(figure, heading=short)
+    columns = [figure for figure in columns if figure.keys != ("notes",)]
     if lines.sweep not in PUBLISHED_TABLES and grid(columns, lines.lines).width > room:
         columns = [
             columns[0],
-            *(each for each in columns[1:] if any(each.show(line) != NOTHING for line in lines.lines)),
+            *(figure for figure in columns[1:] if any(figure.show(line) != NOTHING for line in lines.lines)),
         ]
         ids = [(line.record and line.record.run) or line.row.name for line in lines.lines]
         if not lines.sweep and len(set(ids)) == len(ids) and grid(columns, lines.lines).width > room:
             by_line = dict(zip(map(id, lines.lines), ids, strict=True))
             columns[0] = replace(columns[0], value=lambda line: by_line[id(line)])
-    kept = fitting(columns, lines.lines, room, least)
-    without = ", ".join(each.heading for each in columns if each not in kept and each.heading != PUBLISHED)
+    fitted_columns = fitting(columns, lines.lines, room, least)
+    without = ", ".join(
+        figure.heading for figure in columns if figure not in fitted_columns and figure.heading != PUBLISHED
+    )
     notes = [RunNote(line.row.name, line.notes, KNOW) for line in lines.lines if line.notes]
-    text = grid(kept, lines.lines).fitted(room, "\n", terminal.painted)
+    text = grid(fitted_columns, lines.lines).fitted(room, "\n", terminal.painted)
     return text, notes, f"no room for {without}: --columns all" if without else ""

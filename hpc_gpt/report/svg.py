@@ -1,6 +1,6 @@
-"""Text of a log made safe for a page, and drawings as inline SVG.
+"""Text from logs made safe for a page, and drawings as inline SVG.
 
-Only here and in the template text becomes markup. `safe` does not escape: the template does.
+Text becomes markup only here and in the template. `safe` does not escape: the template does.
 """
 
 import html
@@ -79,16 +79,16 @@ def element(name: str, content: str = "", **attributes: Any) -> str:
 
     `class_` is class, `text_anchor` text-anchor.
     """
-    words = "".join(
+    markup = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(_plain(value)))}"' for key, value in attributes.items()
     )
-    return f"<{name}{words}>{content}</{name}>" if content else f"<{name}{words}/>"
+    return f"<{name}{markup}>{content}</{name}>" if content else f"<{name}{markup}/>"
 
 
 def drawing(content: str, width: float | None, height: float, title: str, description: str, anchor: str) -> Svg:
-    """An image with a name and a description for screen readers. `anchor` is unique in the page.
+    """A drawing with a name and a description for screen readers. `anchor` is unique in the page.
 
-    It is scaled to its place. Without a `width` it is as wide as its place and not scaled: lengths across are in
+    It is scaled to its place. Without a `width` it is as wide as its place and not scaled: horizontal lengths are in
     percent, and text keeps its size.
     """
     named = element("title", escaped(title), id=f"{anchor}-t")
@@ -105,7 +105,7 @@ def drawing(content: str, width: float | None, height: float, title: str, descri
 
 
 def ornament(content: str, width: float, height: float, class_: str) -> Svg:
-    """A drawing that only repeats the text beside it; a screen reader skips it."""
+    """A drawing that only repeats the text next to it; a screen reader skips it."""
     size = {"width": width, "height": height, "viewBox": f"0 0 {_plain(width)} {_plain(height)}"}
     return Svg(element("svg", content, class_=class_, aria_hidden="true", **size))
 

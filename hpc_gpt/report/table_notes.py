@@ -1,4 +1,4 @@
-"""The notes that `report` prints beside its table: counted, grouped by the runs that have them, and shortened."""
+"""The notes that `report` prints with its table: counted, grouped by the runs that have them, and shortened."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from hpc_gpt.core.runs.record import ABSENT
 from hpc_gpt.reader.records import RunRead
 from hpc_gpt.report.tables import show_begin, show_name
 
-# How bad it is what looks wrong, the worst first.
+# How bad a note is, the worst first.
 LEVELS = ("failed", "absurd", "figures in doubt", "worth a look", "good to know")
 FAILED, ABSURD, DOUBT, LOOK, KNOW = range(5)
 # The level of a flag by its kind; any other is worth a look.
@@ -19,12 +19,12 @@ _FLAG_LEVELS = {
     **dict.fromkeys(("layout", "batch", "samples", "value", "nan", "all_skipped"), DOUBT),
     **dict.fromkeys(("no_peak", "device", "cause", "attempts", "program", "attention", ABSENT), KNOW),
 }
-# Of several runs so many lines of notes are printed; of one run all, as nothing else has them at a glance.
+# The lines of notes printed for several runs; one run prints them all, as nothing else shows them at a glance.
 MOST_NOTE_LINES = 3
 
 
 class RunNote(NamedTuple):
-    """A note on a run: the run's name, the text, and how bad it is: one of LEVELS."""
+    """A note on a run: the run's name, the text, and its level, an index of LEVELS."""
 
     name: str
     text: str
@@ -32,12 +32,12 @@ class RunNote(NamedTuple):
 
 
 def flag_level(kind: str) -> int:
-    """The level of a flag of this kind."""
+    """The level of a flag, by its kind."""
     return _FLAG_LEVELS.get(kind, LOOK)
 
 
 def notes_on(run: RunRead) -> list[RunNote]:
-    """What looks wrong with a run, and the checkpoint that a branch begins from."""
+    """The notes on a run: what looks wrong, and the checkpoint that a branch begins from."""
     name, parent = show_name(run.record), run.record.settings.get("resumed_from")
     flags = [(flag, kind) for flag, kind in run.record.all_flags if kind != ABSENT]
     notes = [RunNote(name, _short(flag, run.files), flag_level(kind)) for flag, kind in flags]
@@ -48,26 +48,26 @@ def notes_on(run: RunRead) -> list[RunNote]:
     return notes
 
 
-def note_lines(notes: Iterable[RunNote], runs: int, beside: int = 0) -> list[str]:
-    """The notes on `runs` runs as lines: the worst first, each text once with the runs that have it, texts that differ
-    in figures alone once, if there are many. Of several runs there are at most MOST_NOTE_LINES lines, of which `beside`
-    are printed elsewhere; the last one counts the notes that are left."""
-    notes, room = list(notes), max(1, MOST_NOTE_LINES - beside)
+def note_lines(notes: Iterable[RunNote], runs: int, taken: int = 0) -> list[str]:
+    """The notes on `runs` runs as lines, the worst first. A text comes once, with the runs that have it; of many texts
+    that differ only in figures one stands for all. Several runs get at most MOST_NOTE_LINES lines, `taken` of them
+    printed elsewhere; the last line counts the notes that are left."""
+    notes, room = list(notes), max(1, MOST_NOTE_LINES - taken)
     lines = _grouped(notes, FEW_ALIKE)
     if runs > 1 and len(lines) > room:
         lines = _grouped(notes, 1)
     if runs == 1 or len(lines) <= room:
         return [text for text, _ in lines]
     shown, left = lines[: room - 1], lines[room - 1 :]
-    names = {name for _, own in left for name in own}
+    names = {name for _, of_line in left for name in of_line}
     count = counted(len(left), f"{'more ' if shown else ''}note")
     where = "which --json, --html and a report of one run show"
     return [*(text for text, _ in shown), f"{count} on {counted(len(names), 'run')}, {where}"]
 
 
 def _grouped(notes: Sequence[RunNote], few_alike: int) -> list[tuple[str, list[str]]]:
-    """(line, names of its runs), the worst line first; of equally bad ones that which most runs have. More than
-    `few_alike` texts that differ in figures alone are one line."""
+    """(line, names of its runs), the worst line first; among equally bad ones the line that most runs have. More than
+    `few_alike` texts that differ only in figures become one line."""
     names: dict[str, list[str]] = {}
     levels: dict[str, int] = {}
     for name, text, level in notes:
@@ -87,8 +87,8 @@ def _grouped(notes: Sequence[RunNote], few_alike: int) -> list[tuple[str, list[s
 
 
 def _short(flag: str, files: Sequence[Path]) -> str:
-    """A flag without a name that its line has already: places in the run's only log are lines, as the log's name is the
-    run's; the reader's name is not before a sentence on the same program.
+    """A flag without the names that its line already has. A place in the run's only log is just its line, as the run
+    has the log's name. The reader's name is dropped before a sentence that names the same program.
 
     >>> _short("litgpt: litgpt times micro-batches", [])
     'litgpt times micro-batches'
@@ -98,6 +98,6 @@ def _short(flag: str, files: Sequence[Path]) -> str:
     if len(files) == 1:
         names = {str(files[0]), files[0].name}
         flag = re.sub(rf"(?<![\w./-])(?:{'|'.join(map(re.escape, names))}):(\d+)", r"line \1", flag)
-    reader, _, rest = flag.partition(": ")
-    said_twice = reader.isidentifier() and reader.replace("_", "") in re.sub(r"[\s_-]", "", rest).lower()
-    return rest if said_twice else flag
+    reader, _, sentence = flag.partition(": ")
+    said_twice = reader.isidentifier() and reader.replace("_", "") in re.sub(r"[\s_-]", "", sentence).lower()
+    return sentence if said_twice else flag

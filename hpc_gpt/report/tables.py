@@ -1,7 +1,7 @@
 """Records and their predictions as text: an aligned table, csv, Markdown, JSON, JSON lines, or one record as a block.
 
-The columns are the usual ones in the order of Megatron-DeepSpeed's tables, or those that a user names. Nothing is cut
-to a width. A pipe gets whole lines; a terminal too narrow for the table gets a block for each record.
+The columns are the usual ones in the order of Megatron-DeepSpeed's tables, or the ones that a user names. Nothing is
+cut to a width. A pipe gets whole lines; a terminal too narrow for the table gets a block per record.
 """
 
 import functools
@@ -35,7 +35,7 @@ from hpc_gpt.core.tables import close_matches
 
 # The tables of an experiment whose keys a record keeps.
 _KEPT = ("model", "layout", "engine", "train", "data")
-# Where a record has what its sweep varies.
+# The key of a record under which its sweep's varied values are.
 _VARIED = "settings.sweep.varied"
 _HINT = "hpc-gpt help record lists the keys of a record; a dot reaches into one, as in settings.engine.optimizer"
 
@@ -48,11 +48,11 @@ def show_spread(record: Record) -> str:
 
 
 def peak_memory_gib(record: Record) -> tuple[float | None, str]:
-    """The highest memory of any stage, and which kind of figure it is: allocated or reserved."""
+    """(the highest memory of any stage, the kind of the figure: allocated or reserved); (None, "") without one."""
     for figures, kind in ((record.memory_allocated_gib, "allocated"), (record.memory_reserved_gib, "reserved")):
-        known = [figure for figure in figures or () if figure is not None and abs(figure) < 1e15]
-        if known:
-            return max(known), kind
+        figures_gib = [figure for figure in figures or () if figure is not None and abs(figure) < 1e15]
+        if figures_gib:
+            return max(figures_gib), kind
     return None, ""
 
 
@@ -80,7 +80,7 @@ def show_name(record: Record) -> str:
 
 
 def show_losses(record: Record) -> str:
-    """The loss of the first step -> of the last; without them that of the last evaluation, marked.
+    """The loss of the first step -> of the last step; without them the loss of the last evaluation, marked.
 
     >>> show_losses(Record(loss_first=10.9, loss_last=3.2, loss_eval=3.3)), show_losses(Record(loss_eval=3.3))
     ('10.900 -> 3.200', '3.300 (eval)')
@@ -91,33 +91,37 @@ def show_losses(record: Record) -> str:
 
 
 def show_layout(record: Record) -> str:
-    """The sizes that are known, as tp4-pp16-dp1; cp only if it is above 1."""
+    """The known sizes, as tp4-pp16-dp1; cp only if it is above 1."""
     sizes = ((axis, getattr(record, axis)) for axis in AXES)
     return "-".join(f"{axis}{size}" for axis, size in sizes if size and (axis, size) != ("cp", 1)) or NOTHING
 
 
 def choose_columns(keys: Sequence[str]) -> tuple[Column, ...]:
-    """A column for each key, as the usual table shows it if that has it alone; ConfigError for an unknown key."""
-    usual = {each.keys[0]: each for each in COLUMNS if len(each.keys) == 1}
-    found = [(key, full_key(key)) for key in keys]
-    return tuple(usual.get(full) or column(key, full, right=_is_figure(full)) for key, full in found)
+    """A column per key, as in the usual table if a column there has this key alone; ConfigError for an unknown key."""
+    usual = {single.keys[0]: single for single in COLUMNS if len(single.keys) == 1}
+    full_keys = [(key, full_key(key)) for key in keys]
+    return tuple(usual.get(full) or column(key, full, right=_is_figure(full)) for key, full in full_keys)
 
 
 def all_columns(records: Sequence[Record]) -> list[Column]:
-    """What sweeps vary, the usual columns, and every other one that has a value of a record."""
+    """The keys that sweeps vary, the usual columns, and every other column for which a record has a value."""
     varied = dict.fromkeys(key for record in records for key in varied_of(record))
-    usual = {key for each in COLUMNS for key in each.keys}
-    others = [replace(each, optional=True) for each in FIGURES.values() if not usual.issuperset(each.keys)]
+    usual = {key for figure_column in COLUMNS for key in figure_column.keys}
+    others = [
+        replace(figure_column, optional=True)
+        for figure_column in FIGURES.values()
+        if not usual.issuperset(figure_column.keys)
+    ]
     return filled([*choose_columns(list(varied)), *COLUMNS[:-2], *others, *COLUMNS[-2:]], records)
 
 
 def varied_of(record: Record) -> dict[str, Any]:
-    """The values that its sweep varies, by dotted key."""
+    """The values of a record's run that its sweep varies, by dotted key."""
     return (record.settings.get("sweep") or {}).get("varied") or {}
 
 
 def sort_records(records: Sequence[Record], keys: Sequence[str]) -> list[int]:
-    """The order of the records' indexes by the keys, the first one leading; `-key` is from high to low.
+    """The records' indexes, sorted by the keys, the first key leading; `-key` sorts from high to low.
 
     Records without a value come last in both directions; equal ones keep their order. ConfigError for an unknown key.
     """
@@ -125,22 +129,22 @@ def sort_records(records: Sequence[Record], keys: Sequence[str]) -> list[int]:
     order = list(range(len(records)))
     for key, name in zip(reversed(keys), reversed(full), strict=True):
         value = {index: look_up(records[index], name) for index in order}
-        known = [index for index in order if value[index] is not None]
-        known.sort(key=lambda index: _comparable(value[index]), reverse=key.startswith("-"))
-        order = known + [index for index in order if value[index] is None]
+        with_value = [index for index in order if value[index] is not None]
+        with_value.sort(key=lambda index: _comparable(value[index]), reverse=key.startswith("-"))
+        order = with_value + [index for index in order if value[index] is None]
     return order
 
 
 def full_key(key: str) -> str:
-    """The key of a record that is meant: `lr` and `train.lr`, keys of an experiment, are settings.train.lr. One of
-    [command] or [job], such as command.values.lr, is in a record if its sweep varies it. ConfigError for one that is
-    unknown."""
+    """The full name of a record's key: `lr` and `train.lr`, keys of an experiment, are settings.train.lr. A key of
+    [command] or [job], such as command.values.lr, is in a record if its sweep varies it. ConfigError for an unknown
+    key."""
     name, dot, _ = key.partition(".")
     if name in RECORD_KEYS and (not dot or "dict" in Record.__annotations__[name]):
         return key
-    for table, _, own in (each.partition(".") for each in names_of(Experiment)):
-        if table in _KEPT and key in (own, f"{table}.{own}"):
-            return own if table in ("model", "layout") and own in RECORD_KEYS else f"settings.{table}.{own}"
+    for table, _, short in (path.partition(".") for path in names_of(Experiment)):
+        if table in _KEPT and key in (short, f"{table}.{short}"):
+            return short if table in ("model", "layout") and short in RECORD_KEYS else f"settings.{table}.{short}"
     if key.startswith("command.values.") or (name in ("command", "job") and key in names_of(Experiment)):
         return f"{_VARIED}.{key}"
     unknown = key if name in RECORD_KEYS else name
@@ -148,10 +152,10 @@ def full_key(key: str) -> str:
 
 
 def _comparable(value: Any) -> tuple[int, Any]:
-    """Numbers sort before texts, as two records may have either under one key."""
+    """The sort key of a value: numbers sort before texts, as records may have either under one key."""
     if isinstance(value, int | float):
         return 0, value
-    if isinstance(value, list) and all(isinstance(each, int | float) for each in value):
+    if isinstance(value, list) and all(isinstance(entry, int | float) for entry in value):
         return 0, max(value, default=0)
     return 1, str(value)
 
@@ -168,7 +172,7 @@ COLUMNS = (
     *(FIGURES[f"tflops_{name}"] for name in ("seed", "hardware", "model", "printed")),
     FIGURES["mfu_printed"],
     FIGURES["tokens_per_s"],
-    # Only if the GPUs of a run are not known: else tokens/s say as much.
+    # Only if the number of a run's GPUs is not known: else tokens/s say as much.
     replace(FIGURES["tokens_per_s_gpu"], value=lambda record: None if record.tokens_per_s else record.tokens_per_s_gpu),
     Column(
         "Memory GiB",
@@ -186,23 +190,24 @@ COLUMNS = (
 def records_text(
     records: Sequence[Record], form: str = "table", width: int | None = None, columns: Sequence[Column] = COLUMNS
 ) -> str:
-    """The text of `record_pieces`, whole."""
+    """All pieces of `record_pieces` as one text."""
     return "".join(record_pieces(records, form, width, columns))
 
 
 def record_pieces(
     records: Sequence[Record], form: str = "table", width: int | None = None, columns: Sequence[Column] = COLUMNS
 ) -> Iterator[str]:
-    """The pieces of a text, in JSON one for each record: the records as table, md, csv, json or jsonl.
+    """The records as table, md, csv, json or jsonl, in pieces; JSON has one piece per record.
 
-    table: aligned, a line for each record, or a block for each if it is wider than `width` (None: any width); empty
-    without records. Flags are left out, as the verb writes them to stderr. csv: a heading for each key of the record
-    and figures in full. json: `{"schema": 1, "records": [...]}`, every key of every record; jsonl: an object a line.
+    table: aligned, one line per record, or one block per record if the table is wider than `width` (None: any width);
+    empty without records. Flags are left out, as the verb writes them to stderr. csv: a heading for each key of the
+    record and figures in full. json: `{"schema": 1, "records": [...]}`, every key of every record; jsonl: one object
+    per line.
     """
     if form == "json":
         begin, end = json_text({"schema": SCHEMA, "records": [0]}).split("0") if records else ("", "")
         for number, record in enumerate(records):
-            # A text in JSON has no line breaks: each is before an indentation.
+            # Texts in JSON have no line breaks: every line break here precedes an indentation.
             yield (",\n  " if number else begin) + json_text(record.to_tables()).rstrip().replace("\n", "\n  ")
         yield end or json_text({"schema": SCHEMA, "records": []})
     elif form == "jsonl":
@@ -231,7 +236,7 @@ def json_lines(lines: Sequence[dict[str, Any]]) -> str:
 
 
 def as_block(record: Record, width: int | None = None) -> str:
-    """One record, a line for each figure, each FLOPs figure with its formula; flags at the end."""
+    """One record with a line per figure, FLOPs figures with their formulas; flags at the end."""
     title = plain(show_name(record))
     lines = [(label, plain(text)) for label, text in _block_lines(record) if text != NOTHING]
     margin = max(len(label) for label, _ in lines) if lines else 0
@@ -251,14 +256,14 @@ def show_begin(record: Record) -> str:
 
 def print_record(record: Record) -> None:
     """Prints one record as a block, as at the end of a run."""
-    heading, _, rest = as_block(record, terminal.width()).partition("\n")
+    heading, _, body = as_block(record, terminal.width()).partition("\n")
     terminal.write_heading(heading)
-    sys.stdout.write(rest)
+    sys.stdout.write(body)
     sys.stdout.flush()
 
 
 def _block_lines(record: Record) -> list[tuple[str, str]]:
-    """(label, text) of the main figures."""
+    """(label, text) of each main figure."""
     layout = show_layout(record)
     where = f" on {counted(record.gpus, 'rank')}" if record.gpus else ""
     program = "".join(f", {name}" for name in (record.engine, record.dtype) if name)
@@ -307,7 +312,7 @@ def losses_by_source(record: Record) -> str | None:
 
 
 def _predicted(record: Record) -> str:
-    """The planner's prediction, with its error if that was measured."""
+    """The planner's prediction, with its error if the figure was also measured."""
     memory = max(record.predicted_memory_gib or [0.0])
     allocated = peak(record.memory_allocated_gib)
     parts = []
@@ -331,17 +336,17 @@ def _flops(record: Record, key: str) -> str:
 
 
 def predictions_of(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """What was predicted of each run beside what it measured, for each record that has a prediction.
+    """The predicted and measured figures of each record that has a prediction.
 
     An error is predicted / measured - 1. The step time is the record's, the memory the peak that PyTorch allocated on
-    the stage with most. What is not known is None.
+    the stage with most. Unknown figures are None.
     """
-    return [_prediction(each) for each in records if each.predicted_step_s or each.predicted_memory_gib]
+    return [_prediction(record) for record in records if record.predicted_step_s or record.predicted_memory_gib]
 
 
 def predictions_text(lines: Sequence[dict[str, Any]], form: str) -> str:
-    """Predicted beside measured figures of each run, as table, md, csv, json or jsonl; all but csv and jsonl end with
-    the mean absolute errors. An empty text for a table without predictions.
+    """Predicted and measured figures per run, as table, md, csv, json or jsonl; all but csv and jsonl end with the
+    mean absolute errors. A table without predictions is an empty text.
 
     The JSON is `{"schema": 1, "predictions": [...], "mean": {...}}`.
     """

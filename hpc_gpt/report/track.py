@@ -2,10 +2,10 @@
 
 python -m hpc_gpt.report.track RUN ATTEMPT [PID]
 
-It follows metrics.jsonl of the run's attempts up to ATTEMPT, first what an earlier attempt's tracker has not sent. It
-sends the rest and ends when the ranks have ended (`Attempt.ranks_ended`), or the process PID, which started it, has.
-A fault of one of the two is a line of the log, and the other goes on; on a full disk each waits for space. The trainer
-knows nothing of it.
+It follows metrics.jsonl of the run's attempts up to ATTEMPT, beginning with the lines that an earlier attempt's tracker
+did not send. When the ranks have ended (`Attempt.ranks_ended`), or the process PID that started it has, it sends the
+last lines and ends. If one of the two sinks fails, the log gets a line and the other one continues; on a full disk both
+wait for space. The trainer knows nothing of it.
 """
 
 import contextlib
@@ -44,12 +44,12 @@ from hpc_gpt.report.exports import (
 )
 
 _POLL_S = 1.0
-_MOST_BYTES = 1 << 22  # of lines that are sent at once
+_MOST_BYTES = 1 << 22  # most bytes of lines that are sent at once
 
 
 @dataclass(frozen=True)
 class SentTo:
-    """How far something was sent: attempt, the bytes of its metrics.jsonl, and the highest step."""
+    """The position up to which lines were sent: attempt, bytes of its metrics.jsonl, and the highest step."""
 
     attempt: int = 1
     bytes: int = 0
@@ -57,25 +57,25 @@ class SentTo:
 
 
 class CurveSink(Protocol):
-    """Where curves go; `at` is how far they went. Each may raise anything."""
+    """A receiver of curves; `at` is the position up to which it has them. Its methods may raise anything."""
 
     at: SentTo
 
     def send(self, begins: bool, rows: list[CurveRow]) -> None:
-        """Sends rows of one attempt, by ascending step; `begins`: they are the first of the attempt."""
+        """Sends rows of one attempt, by ascending step; `begins`: they are the attempt's first rows."""
 
     def close(self) -> None:
-        """Returns when all that was sent has arrived."""
+        """Waits until everything that was sent has arrived."""
 
 
 class TensorBoard:
-    """An event file of the attempt's own in `tensorboard/` of the run, which a full disk leaves whole."""
+    """Writes an event file per attempt into `tensorboard/` of the run; a full disk does not damage it."""
 
     def __init__(self, run: ExportedRun, folder: Path, number: int, at: SentTo) -> None:
         self.at = at
         path = folder_within(folder, "tensorboard") / EVENT_FILE.format(number=number)
         self._file = path.open("xb", buffering=0)
-        self._events = io.BytesIO()  # what is yet to be appended
+        self._events = io.BytesIO()  # bytes that are not yet appended
         self._writer = EventWriter(self._events, run)
 
     def send(self, begins: bool, rows: list[CurveRow]) -> None:
@@ -108,8 +108,8 @@ class TensorBoard:
 
 
 class Wandb:
-    """One run of W&B over all attempts, in `wandb/` of the run. It takes rising steps only (wandb#4482), so a step that
-    is trained again is not sent again. Online the highest step is what the server has, not what was sent."""
+    """Sends all attempts as one run of W&B, with files in `wandb/` of the run. It takes rising steps only (wandb#4482),
+    so a step that is trained again is not sent again. Online the highest step is the server's, not the last sent."""
 
     def __init__(self, run: ExportedRun, folder: Path, project: str, at: SentTo) -> None:
         self._run = begin_wandb_run(
@@ -131,12 +131,12 @@ class Tracker:
     """Follows a run's metrics for the sinks that its `[track]` names."""
 
     def __init__(self, run: RunFolder, number: int) -> None:
-        self.run, self.own = run, run.attempt(number)
+        self.run, self.attempt = run, run.attempt(number)
         self._sinks: dict[str, CurveSink] = {}
         self._unopened: dict[str, Callable[[], CurveSink]] = {}
         self._waiting: set[str] = set()  # for space on the disk
         self._step = 0
-        earlier = [run.attempt(each.number).track for each in run.attempts() if each.number < number]
+        earlier = [run.attempt(attempt.number).track for attempt in run.attempts() if attempt.number < number]
         self._sent: dict[str, Any] = next(
             (sent for path in reversed(earlier) if (sent := read_stored(path).get("sent"))), {}
         )
@@ -153,7 +153,7 @@ class Tracker:
 
     @property
     def runs(self) -> bool:
-        """Whether it has anywhere to send to."""
+        """Whether a sink is left to send to."""
         return bool(self._sinks or self._unopened)
 
     def _open(self) -> None:
@@ -164,26 +164,26 @@ class Tracker:
 
     @contextlib.contextmanager
     def _reported(self, name: str) -> Iterator[None]:
-        """Prints what goes wrong with a sink, in one line, and drops it; on a full disk it is tried again later."""
+        """Prints a sink's failure in one line and drops the sink; on a full disk it is tried again later."""
         try:
             yield
             self._waiting.discard(name)
-        except Exception as fault:  # of a package that is not ours
+        except Exception as fault:  # the sinks' packages may raise anything
             if is_disk_full(fault):
                 if name not in self._waiting:
-                    print(f"track: {name}: waits for space on the disk: {_words(fault)}", flush=True)
+                    print(f"track: {name}: waits for space on the disk: {_fault_text(fault)}", flush=True)
                 self._waiting.add(name)
                 return
             self._sinks.pop(name, None)
             self._unopened.pop(name, None)
-            print(f"track: {name}: {_words(fault)}; the run goes on without it", flush=True)
+            print(f"track: {name}: {_fault_text(fault)}; the run goes on without it", flush=True)
 
     def send(self) -> None:
-        """Sends all lines that are whole now."""
+        """Sends all lines that are complete by now."""
         self._open()
         for name, sink in list(self._sinks.items()):
             with self._reported(name):
-                for begins, rows, at in _new_rows(self.run, self._exported, sink.at, self.own.number):
+                for begins, rows, at in _new_rows(self.run, self._exported, sink.at, self.attempt.number):
                     if rows:
                         sink.send(begins, rows)
                         self._step = rows[-1][0]
@@ -192,18 +192,18 @@ class Tracker:
                     self._note()
 
     def close(self) -> None:
-        """Waits until all that was sent has arrived."""
+        """Waits until all sinks have everything that was sent."""
         for name, sink in list(self._sinks.items()):
             with self._reported(name):
                 sink.close()
         self._note()
 
     def _note(self) -> None:
-        """Writes track.json: `pid, step`, the last one sent, and `sent`, the SentTo of each sink. What a full disk
-        refuses, the next one has."""
+        """Writes track.json: `pid`, the last `step` sent, and `sent`, the SentTo per sink. On a full disk the note is
+        skipped: the next one has its content."""
         note = {"pid": os.getpid(), "step": self._step, "sent": self._sent}
         try:
-            replace_whole(self.own.track, json.dumps(note) + "\n")
+            replace_whole(self.attempt.track, json.dumps(note) + "\n")
         except UserError as fault:
             if not is_disk_full(fault):
                 raise
@@ -214,8 +214,8 @@ def _position(stored: Mapping[str, int] | None) -> SentTo:
 
 
 def _exported(run: RunFolder) -> ExportedRun:
-    """The run under the names of its exports, without rows. Its rates are those of a step of one second, by which
-    `curve_of` gives every step its own."""
+    """The run in its exported form, without rows. Its rates are for steps of one second: `curve_of` scales them to each
+    step's own time."""
     read = read_own(run)
     record = add_figures(replace(read.record, step_s=1.0, step_s_mean=None))
     return export_runs([replace(read, record=record, steps=StepTable())])[0]
@@ -224,8 +224,8 @@ def _exported(run: RunFolder) -> ExportedRun:
 def _new_rows(
     run: RunFolder, exported: ExportedRun, at: SentTo, last: int
 ) -> Iterator[tuple[bool, list[CurveRow], SentTo]]:
-    """(whether an attempt begins, its next rows, the position after them with their highest step) of the whole lines
-    beyond a position."""
+    """Yields the rows of complete lines after a position: (whether the attempt begins with them, rows, the position
+    after them with their highest step)."""
     for attempt in run.attempts():
         if not at.attempt <= attempt.number <= last:
             continue
@@ -241,7 +241,7 @@ def _new_rows(
 
 
 def _whole_lines(attempt: Attempt, offset: int) -> list[bytes]:
-    """The next lines that are complete; none if there is no such file."""
+    """The next complete lines of an attempt's metrics; empty without the file."""
     try:
         with open_regular(attempt.metrics) as file:
             file.seek(offset)
@@ -251,7 +251,7 @@ def _whole_lines(attempt: Attempt, offset: int) -> list[bytes]:
     return lines if not lines or lines[-1].endswith(b"\n") else lines[:-1]
 
 
-def _words(fault: BaseException) -> str:
+def _fault_text(fault: BaseException) -> str:
     text = " ".join(f"{fault}".split()) or type(fault).__name__
     hint = f" ({fault.hint})" if isinstance(fault, UserError) and fault.hint else ""
     return hide_secrets(plain(text, " "))[:400] + hint
@@ -261,19 +261,19 @@ def main(arguments: list[str]) -> int:
     run, number = RunFolder(Path(arguments[0])), int(arguments[1])
     starter = int(arguments[2]) if arguments[2:] else None
     started = start_time(starter) if starter is not None else None
-    own = run.attempt(number)
+    attempt = run.attempt(number)
     install_patient_output()  # the log may be on the disk that is full
     try:
         tracker = Tracker(run, number)
         while tracker.runs:
-            ended = own.ranks_ended.exists() or (started is not None and not is_alive(starter, started))
+            ended = attempt.ranks_ended.exists() or (started is not None and not is_alive(starter, started))
             tracker.send()
             if ended:
                 break
             time.sleep(_POLL_S)
         tracker.close()
-    except Exception as fault:  # the run is more than its curves
-        print(f"track: {_words(fault)}; the run goes on without it", flush=True)
+    except Exception as fault:  # the run is worth more than its curves
+        print(f"track: {_fault_text(fault)}; the run goes on without it", flush=True)
     return 0
 
 

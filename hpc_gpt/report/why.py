@@ -52,13 +52,13 @@ _LONGEST = 1 << 16
 
 @dataclass(frozen=True)
 class AttemptWhy:
-    """How one attempt ended: its class, why in `text` (None if nothing says it), and the cause in its logs."""
+    """The end of one attempt: its class, the reason in `text` (None if nothing says it), and the cause in its logs."""
 
     attempt: int
     ended: str
     text: str | None
     cause: Cause
-    note: str | None = None  # what may be wrong although it is done
+    note: str | None = None  # a doubt about an attempt that is done
 
     @property
     def failure(self) -> Failure | None:
@@ -86,55 +86,55 @@ class AttemptWhy:
 
     @property
     def others(self) -> list[Failure]:
-        """Other failures in order of time, without those that followed and those that were survived."""
-        apart = {id(failure) for failure in (*self.cause.survived, *self.cause.echoes)}
-        return [failure for failure in self.cause.ordered if failure != self.failure and id(failure) not in apart]
+        """The other failures by time, except those that followed from another failure or were survived."""
+        elsewhere = {id(failure) for failure in (*self.cause.survived, *self.cause.echoes)}
+        return [failure for failure in self.cause.ordered if failure != self.failure and id(failure) not in elsewhere]
 
 
 @dataclass(frozen=True)
 class Why:
-    """Why a run ended, or its state: `attempts` first to last, `lines` around the cause of the last one."""
+    """The reason why a run ended, or its state: `attempts` first to last, `lines` around the cause of the last one."""
 
     record: Record
     attempts: tuple[AttemptWhy, ...]
     lines: tuple[tuple[int, str], ...] = ()
-    own: RunFolder | None = None
-    cannot: tuple[str, ...] = field(default=())  # logs that could not be read, and why
+    run_folder: RunFolder | None = None
+    cannot: tuple[str, ...] = field(default=())  # logs that could not be read, with the reason
     cancelled_by: str | None = None  # who cancelled the job, and when, by Slurm's accounting
     status: str | None = None  # why a run that has not ended is in its state, as `status` says
 
     @property
     def last(self) -> AttemptWhy | None:
-        """The last attempt, if it decides the run's state: not if the run was cancelled after it, while it waited."""
+        """The last attempt if it decides the run's state; None if the run was cancelled later, while it waited."""
         last = self.attempts[-1] if self.attempts else None
         return None if last and self.record.ended == "cancelled" != last.ended else last
 
     @property
     def text(self) -> str | None:
-        """Why the run ended, in one line."""
-        words = self.last.text if self.last else None
-        return self.cancelled_by or words or (None if self.status else one_line(self.record.cause or "") or None)
+        """The reason why the run ended, in one line; None if nothing says it."""
+        reason = self.last.text if self.last else None
+        return self.cancelled_by or reason or (None if self.status else one_line(self.record.cause or "") or None)
 
     @property
     def unnamed_canceller(self) -> str | None:
-        """The job of a run of ours that was cancelled past hpc-gpt: only Slurm knows by whom."""
-        own, job_id = self.own, self.record.job_id
-        unnamed = own is not None and job_id is not None and self.ended == "cancelled" and not own.is_cancelled(job_id)
-        return job_id if unnamed and own is not None and is_of_slurm(newest_submission(own)) else None
+        """The job id of our run if it was cancelled, but not by hpc-gpt: only Slurm knows by whom."""
+        run, job_id = self.run_folder, self.record.job_id
+        unnamed = run is not None and job_id is not None and self.ended == "cancelled" and not run.is_cancelled(job_id)
+        return job_id if unnamed and run is not None and is_of_slurm(newest_submission(run)) else None
 
     @property
     def ended(self) -> str:
-        """The class the run ended with, or pending, running, unknown."""
+        """The class of the run's end, or pending, running, unknown."""
         record = self.record.ended or "unknown"
         return self.last.ended if self.last and record in VAGUE else record
 
     @property
     def is_open(self) -> bool:
-        """Whether the folder of a run of ours does not say how it ended: `as_status_says` may."""
-        return self.own is not None and self.record.ended in (None, "unknown", *LIVE)
+        """Whether it is our run and its folder does not say how it ended: `as_status_says` may say it."""
+        return self.run_folder is not None and self.record.ended in (None, "unknown", *LIVE)
 
     def as_status_says(self, state: str, cause: str | None) -> Why:
-        """The same with the state and cause of `launcher.watch.status`, which asks the scheduler."""
+        """A copy with the state and cause of `launcher.watch.status`, which asks the scheduler."""
         record = replace(self.record, ended=state, cause=cause)
         if state in (*LIVE, "unknown"):
             return _with_lines(replace(self, record=record, status=cause))
@@ -146,61 +146,67 @@ class Why:
 
     @property
     def to_do(self) -> str:
-        """What the user can do."""
-        if self.own is not None and self.ended == "user_error" and moved_from(self.own, newest_submission(self.own)):
-            again = f"hpc-gpt submit --resume {quote(name_here(self.own))} continues it"
+        """The advice to the user, in one line."""
+        if (
+            self.run_folder is not None
+            and self.ended == "user_error"
+            and moved_from(self.run_folder, newest_submission(self.run_folder))
+        ):
+            again = f"hpc-gpt submit --resume {quote(name_here(self.run_folder))} continues it"
             return f"leave the folder in its place until the run has ended; {again}"
-        if self.own is not None and (
-            fault := _left_out_of_copy(self.own, [self.text or "", *(t for _, t in self.lines)])
+        if self.run_folder is not None and (
+            fault := _left_out_of_copy(self.run_folder, [self.text or "", *(t for _, t in self.lines)])
         ):
             return fault
         failure = self.last.failure if self.last else None
         if failure is not None and failure.to_do and failure.ended == self.ended:
             return failure.to_do
-        unseen = self.own if self.ended in VAGUE and failure is None else None
+        unseen = self.run_folder if self.ended in VAGUE and failure is None else None
         if unseen is not None and (places := _sent_elsewhere(unseen)):
-            return f"read where the script sends its programs' output: {places}"
+            return f"read the files that the script's programs write to: {places}"
         end = read_exit_status(self.text)
         if self.last is None or self.ended not in VAGUE or end is None or not end.is_kill:
             only = failure is not None and failure.echo and self.ended in VAGUE
-            return _ELSEWHERE if only else advice(self.ended, self.own is not None)
+            return _ELSEWHERE if only else advice(self.ended, self.run_folder is not None)
         where = f"of {self.last.cause.node}" if self.last.cause.node else "of its node"
-        return f"look in the kernel's log {where} (dmesg): if it killed the process, ask for more memory (--mem)"
+        return f"read the kernel's log {where} (dmesg): if the kernel killed the process, ask for more memory (--mem)"
 
     @property
     def notes(self) -> list[str]:
-        """What looks wrong beside the end itself."""
+        """Notes on what looks wrong besides the end itself."""
         of_end = [self.last.note] if self.last is not None and self.last.note else []
         return [*of_end, *(flag for flag, kind in self.record.all_flags if kind == OF_CHECKPOINTS)]
 
     @property
     def failed_nodes(self) -> list[str]:
-        """The nodes that made attempts fail, each once."""
-        found = [each.cause.failed_node for each in self.attempts] + [self.record.failed_node]
-        return list(dict.fromkeys(node for node in found if node))
+        """The nodes that made attempts fail, without repeats."""
+        named = [attempt.cause.failed_node for attempt in self.attempts] + [self.record.failed_node]
+        return list(dict.fromkeys(node for node in named if node))
 
     @property
     def exclude(self) -> str | None:
-        """How to exclude the failed nodes from the next start: a command for a run of ours, else a directive."""
-        # An address, by which pdsh names a node, is no name of Slurm's.
+        """The way to exclude the failed nodes from the next start: a command for our run, else an sbatch directive."""
+        # pdsh may name a node by its address, which is not a name that Slurm knows.
         nodes = ",".join(node for node in self.failed_nodes if not node.replace(".", "").isdigit())
         if not nodes or self.ended in ("done", *LIVE):
             return None
         return (
-            f"hpc-gpt submit --resume {self.record.run} --exclude {nodes}" if self.own else f"#SBATCH --exclude={nodes}"
+            f"hpc-gpt submit --resume {self.record.run} --exclude {nodes}"
+            if self.run_folder
+            else f"#SBATCH --exclude={nodes}"
         )
 
     @property
     def chain(self) -> str | None:
-        """What the job chain of our own run does after its last attempt, if that is more than how it ended."""
-        attempts = deciding(self.own.attempts()) if self.own and self.last else []
+        """The job chain's decision after the last attempt of our run; None if it only repeats how the attempt ended."""
+        attempts = deciding(self.run_folder.attempts()) if self.run_folder and self.last else []
         end = read_end(attempts[-1]) if attempts else None
         if end is None:
             return None
         if end.facts.retried:
             return retry_note(attempts[-1])
-        words = class_and_cause(end.facts.verdict or "", one_line(end.why or ""))
-        return None if end.why == end.cause or words == self.ended else f"ends as {words}"
+        end_text = class_and_cause(end.facts.verdict or "", one_line(end.why or ""))
+        return None if end.why == end.cause or end_text == self.ended else f"ends as {end_text}"
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: the last attempt's cause on top, then every attempt's."""
@@ -227,53 +233,52 @@ class Why:
         }
 
 
-def explain(name: str, logs: Path, *beside: str) -> Why:
-    """Why the run `name` ended: a RUN as for read_one, which raises NoSuchRun. `beside`: more logs of it."""
-    read = read_one(name, logs, *beside, ends_only=True)
+def explain(name: str, logs: Path, *more_logs: str) -> Why:
+    """Explains why the run `name` ended: a RUN as for read_one, which raises NoSuchRun. `more_logs`: its other logs."""
+    read = read_one(name, logs, *more_logs, ends_only=True)
     if read.folder is not None:
         return _with_lines(_explain_own(read, RunFolder(read.folder)))
     return _with_lines(_explain_foreign(read), next(iter(read.files), None))
 
 
 def _with_lines(why: Why, log: Path | None = None) -> Why:
-    """With the lines around its cause; without a cause, the last lines of `log`, or of the last attempt of a run of
-    ours."""
+    """Adds the log lines around the cause; without a cause the last lines of `log`, or of our run's last attempt."""
     failure = None
     if why.last and why.ended != "done":
-        # Without the cause itself, the first line that followed from it.
+        # If the logs lack the cause, the first of its consequences.
         failure = why.last.failure or next(iter(why.last.cause.echoes), None)
     if failure is not None:
         return replace(why, lines=tuple(lines_around(Path(failure.place.file), failure.place.line)))
-    # The log ends without a cause: show its last lines.
-    if log is None and why.own is not None:
-        log = next((attempt.log for attempt in why.own.attempts()[-1:] if attempt.log.is_file()), None)
+    # The log names no cause: show its last lines.
+    if log is None and why.run_folder is not None:
+        log = next((attempt.log for attempt in why.run_folder.attempts()[-1:] if attempt.log.is_file()), None)
     return replace(why, lines=tuple(last_lines(log)) if log is not None and why.ended in VAGUE else ())
 
 
 def _sent_elsewhere(run: RunFolder) -> str:
-    """The files to which the lines of a run's job script send output, as they are written; empty without any."""
+    """The files to which a run's job script redirects output, as the script writes them, with its lines; else ""."""
     with contextlib.suppress(OSError):
         text = (run.path / "slurm_script").read_text(encoding="utf-8", errors="replace")
-        return ", ".join(f"{each.target} (line {each.line})" for each in redirected(text) if each.target)
+        return ", ".join(
+            f"{redirection.target} (line {redirection.line})" for redirection in redirected(text) if redirection.target
+        )
     return ""
 
 
 def _left_out_of_copy(run: RunFolder, texts: Sequence[str]) -> str:
-    """What to do if a run's program did not find a file that is in its folder, but not in the run's copy."""
+    """The advice if a run's program did not find a file that is in its folder but not in the run's copy; else ""."""
     command = command_of(run)
     if command is None or not any("such file" in text or "not found" in text or "xist" in text for text in texts):
         return ""
-    name = next((found for text in texts if (found := missing_in_copy(run.path, command, text))), "")
+    name = next((missing for text in texts if (missing := missing_in_copy(run.path, command, text))), "")
     if not name:
         return ""
     line = link_line([*command.link, name.partition("/")[0]])
-    return (
-        f"{command.workdir}/{name} is there, but not in the run's copy, as git ignores it: add {line}, and submit again"
-    )
+    return f"git ignores {command.workdir}/{name}, so the run's copy lacks it: add {line}, and submit again"
 
 
 def followed(echoes: Sequence[Failure]) -> list[tuple[str, int]]:
-    """(message, how often) of the failures that followed, the most frequent first; numbers in messages do not count."""
+    """(message, count) of the consequences, the most frequent first; messages that differ only in numbers are one."""
     shapes = ("".join("#" if letter.isdigit() else letter for letter in failure.message[:120]) for failure in echoes)
     return Counter(map(one_line, shapes)).most_common(_MOST_LISTED)
 
@@ -290,7 +295,7 @@ def _failure_dict(failure: Failure) -> dict[str, Any]:
 
 
 def _explain_own(read: RunRead, run: RunFolder) -> Why:
-    """What ended.json says; the logs if that is no more than `error`, and for the place."""
+    """Explains our own run by ended.json; by its logs where that says only `error`, and for the line of the cause."""
     record, cannot = read.record, []
     tables = record.attempts or []
     attempts: list[AttemptWhy] = []
@@ -304,17 +309,17 @@ def _explain_own(read: RunRead, run: RunFolder) -> Why:
                 cannot += [f"{path}: {log.refused}"] if log.refused else []
         cause = first_cause(parts, ended == "done", asks_for_gpus(run.job_script))
         cause = _with_dead_host(cause, ended, attempt.ended(), table.get("node_list"))
-        found = _attempt_why(attempt.number, ended, table.get("cause"), cause)
-        attempts.append(replace(found, note=table.get("note") if found.ended == "done" else None))
+        explained = _attempt_why(attempt.number, ended, table.get("cause"), cause)
+        attempts.append(replace(explained, note=table.get("note") if explained.ended == "done" else None))
     if not attempts and (before := cause_before_attempts(run, record.job_id)):
         attempts.append(AttemptWhy(0, before.ended, before.text, before))
-    return Why(record, tuple(attempts), own=run, cannot=tuple(cannot))
+    return Why(record, tuple(attempts), run_folder=run, cannot=tuple(cannot))
 
 
 def _own_part(parts: Sequence[Part], path: Path, attempt: Attempt, ended: str | None) -> list[Part]:
-    """What Slurm's own output of a job has of one attempt: the output has every start of the job.
+    """The parts of Slurm's own output of a job that belong to one attempt: the output has every start of the job.
 
-    The message of a requeue is no cause if the attempt has ended otherwise: its own script asked for the requeue.
+    A requeue message is not a cause if the attempt ended otherwise: its own script asked for the requeue.
     """
     first, last = _span(path, attempt.number)
     requeued = ended == "requeued" or not (attempt.verdict() or attempt.ended())
@@ -333,56 +338,56 @@ def _own_part(parts: Sequence[Part], path: Path, attempt: Attempt, ended: str | 
 
 
 def _span(path: Path, number: int) -> tuple[int, int]:
-    """(first line, line after the last) of an attempt in Slurm's own output of its job; no lines if it is not there."""
+    """(first line, line after the last) of an attempt in Slurm's own output of its job; an empty range if not there."""
     begins: dict[int, int] = {}
     with contextlib.suppress(OSError), io.TextIOWrapper(open_regular(path), "utf-8", "replace") as file:
         for line, text in enumerate(iter(lambda: file.readline(_LONGEST), ""), 1):
-            if found := _ATTEMPT_BEGINS.match(text):
-                begins[int(found[1])] = line
+            if start := _ATTEMPT_BEGINS.match(text):
+                begins[int(start[1])] = line
     if not begins:
-        return 1, sys.maxsize  # no script of ours wrote it
+        return 1, sys.maxsize  # not written by a script of ours
     first = begins.get(number, sys.maxsize)
-    # What comes before the first start is of the script that came to no attempt, or of that start.
+    # The lines before the first start belong to that start, or to a script that came to no attempt.
     return 1 if first == min(begins.values()) else first, min(
         (line for line in begins.values() if line > first), default=sys.maxsize
     )
 
 
-def _with_dead_host(cause: Cause, ended: str | None, said: Mapping[str, Any], node_list: object) -> Cause:
+def _with_dead_host(cause: Cause, ended: str | None, ended_json: Mapping[str, Any], node_list: object) -> Cause:
     """The cause with the dead node, if the script itself was lost; srun names any other node that dies."""
     named = any(failure.ended == ended and failure.node for failure in cause.ordered)
     node = first_host(node_list) if ended == "node_failure" and not named else None
     if node is None:
         return cause
-    sure = "the script itself was lost, so this is probably its node, the first of the list"
-    return Cause("node_failure", str(said.get("cause") or "a node died"), None, node, cause.ordered, sure=sure)
+    sure = "the script itself was lost, so it is probably its node: the first of the job's list"
+    return Cause("node_failure", str(ended_json.get("cause") or "a node died"), None, node, cause.ordered, sure=sure)
 
 
 def _attempt_why(number: int, ended: str | None, cause_text: str | None, cause: Cause) -> AttemptWhy:
     attempt = _explained(number, ended, cause_text, cause)
     # Our own tracebacks have no rank, but ended.json has it.
-    said = _OWN_RANK.match(cause_text or "")
-    if said is not None and attempt.cause.rank is None and attempt.text == one_line(cause_text or ""):
-        return replace(attempt, cause=replace(attempt.cause, rank=int(said[1])))
+    named_rank = _OWN_RANK.match(cause_text or "")
+    if named_rank is not None and attempt.cause.rank is None and attempt.text == one_line(cause_text or ""):
+        return replace(attempt, cause=replace(attempt.cause, rank=int(named_rank[1])))
     return attempt
 
 
 def _explained(number: int, ended: str | None, cause_text: str | None, cause: Cause) -> AttemptWhy:
-    """What the attempt itself says, unless that is only that something failed and the logs say what."""
+    """The reason that the attempt itself gives; the logs' if the attempt only says that something failed."""
     if (end := read_exit_status(cause_text)) is not None and end.signal is not None and _only_echoes(cause):
         return _ended_by_signal(number, ended or "unknown", cause_text or "", end, cause)
     has_cause = cause.ended not in ("unknown", "done")
-    said = ended or "unknown"
-    if said in VAGUE and has_cause and (cause_text is None or cause.ended not in VAGUE or not _only_echoes(cause)):
+    recorded = ended or "unknown"
+    if recorded in VAGUE and has_cause and (cause_text is None or cause.ended not in VAGUE or not _only_echoes(cause)):
         better = cause.text if cause.ended != "error" or cause_text is None else cause_text
-        ended = class_of(Facts(said=said, logs=cause.ended)) or said
+        ended = class_of(Facts(said=recorded, logs=cause.ended)) or recorded
         return AttemptWhy(number, ended, one_line(better), cause)
-    ended = said
+    ended = recorded
     place = _place_of(ended, cause_text, cause)
     if place is not cause.failure and not (place is None and cause.ended == ended):
         rank = place.rank if place else None
-        rest = [failure for failure in cause.ordered if failure is not place]
-        ordered = [place, *rest] if place else rest
+        others = [failure for failure in cause.ordered if failure is not place]
+        ordered = [place, *others] if place else others
         cause = Cause(ended, cause_text or "", place, place.node if place else None, ordered, rank, cause.survived)
     if cause_text is None and has_cause and ended == cause.ended:
         cause_text = cause.text
@@ -390,12 +395,13 @@ def _explained(number: int, ended: str | None, cause_text: str | None, cause: Ca
 
 
 def _ended_by_signal(number: int, ended: str, text: str, end: ExitStatus, cause: Cause) -> AttemptWhy:
-    """The launcher of the ranks saw which one a signal ended; the log has its message, or only what followed."""
-    said = [(failure, read_exit_status(failure.message)) for failure in cause.ordered]
-    failure, seen = next(((failure, seen) for failure, seen in said if seen and seen.is_of(end)), (None, None))
+    """The end of an attempt whose launcher saw which rank a signal ended; the log has its message, or only what
+    followed."""
+    statuses = [(failure, read_exit_status(failure.message)) for failure in cause.ordered]
+    failure, seen = next(((failure, seen) for failure, seen in statuses if seen and seen.is_of(end)), (None, None))
     end = replace(end, node=end.node or (seen.node if seen else None))
     text = one_line(text) if str(end) in text else str(end)
-    ordered = [each for each in cause.ordered if each is not failure]
+    ordered = [other for other in cause.ordered if other is not failure]
     ordered = [failure, *ordered] if failure else ordered
     return AttemptWhy(number, ended, text, Cause(ended, text, failure, end.node, ordered, end.rank, cause.survived))
 
@@ -405,22 +411,22 @@ def _only_echoes(cause: Cause) -> bool:
 
 
 def _place_of(ended: str, cause_text: str | None, cause: Cause) -> Failure | None:
-    """The failure in the logs that ended.json means: one with its text, else the first of its class."""
+    """The failure in the logs that ended.json means: the one with its text, else the first of its class."""
     if cause_text:
         for failure in cause.ordered:
             if failure.message[:60] in cause_text:
                 return failure
-    same = [failure for failure in cause.ordered if failure.ended == ended and not failure.echo]
-    return same[0] if same else None
+    of_class = [failure for failure in cause.ordered if failure.ended == ended and not failure.echo]
+    return of_class[0] if of_class else None
 
 
 def _explain_foreign(read: RunRead) -> Why:
-    """What the log reader found for each attempt."""
+    """Explains another program's run by the causes that the log reader found, one per attempt."""
     tables = read.record.attempts or []
     attempts = []
     for number, cause in enumerate(read.causes, 1):
         table = tables[number - 1] if number <= len(tables) else {}
-        # If a log ends without a cause, the record says more: the last step, and whether the job was requeued.
-        words = cause.text if cause.failure else table.get("cause")
-        attempts.append(AttemptWhy(number, str(table.get("ended") or cause.ended), words or None, cause))
+        # If a log names no cause, the record says more: the last step, and whether the job was requeued.
+        reason = cause.text if cause.failure else table.get("cause")
+        attempts.append(AttemptWhy(number, str(table.get("ended") or cause.ended), reason or None, cause))
     return Why(read.record, tuple(attempts))

@@ -93,7 +93,7 @@
   });
   reveal();
 
-  // The curves. `data` has, of each run, the points that are kept: see hpc_gpt/report/page/curves.py.
+  // The curves. `data` has the points of every run, thinned: see hpc_gpt/report/page/curves.py.
   const data = JSON.parse(document.getElementById("data").textContent);
   const KINDS = [
     ["loss", "Loss", "loss"], ["step_s", "Step time", "seconds a step"],
@@ -137,18 +137,18 @@
       last: run.last || {}, varied: run.varied || {},
     };
   });
-  // A line of a chart: of a swept setting each run is one point, its last figure.
+  // A line of a chart. Over a swept setting each run is one point: its last figure.
   const lineOf = (run, kind, axis, name = run.name) => {
     if (!(axis in run.x)) return { run, name, x: [run.varied[axis] ?? NaN], y: [run.last[kind] ?? NaN], lone: true };
     return { run, name, x: run.x[axis], y: run.y[kind] };
   };
   const known = (line) => line.x.length > 0 && line.y.some((one, at) => Number.isFinite(one) && Number.isFinite(line.x[at]));
-  // Where on the axis a step of a run is.
+  // The place of a run's step on the axis.
   const placeOf = (line, step) => {
     const at = line.run.x.step.findIndex((one) => one >= step);
     return line.x[at < 0 ? line.x.length - 1 : at];
   };
-  // The mean of each point and its neighbours, within an attempt; as it is if there are few points.
+  // The mean of each point and its neighbours, within an attempt; unchanged if there are few points.
   const smoothed = ({ run, y }) => {
     const half = Math.round(y.length / 80);
     if (y.length < SMOOTH_FROM || !half) return null;
@@ -160,7 +160,7 @@
       return near.reduce((sum, one) => sum + one, 0) / near.length;
     });
   };
-  // Figures drawn from `start` to `stop`: where one is, and the ticks: 1, 2 and 5 times powers of ten.
+  // The scale of figures drawn from `start` to `stop`: the place of a figure, and ticks at 1, 2 and 5 times powers of ten.
   const scaled = (values, start, stop, log, whole) => {
     let low = Infinity, high = -Infinity;
     for (const one of values) if (Number.isFinite(one) && !(log && one <= 0)) { low = Math.min(low, one); high = Math.max(high, one); }
@@ -191,7 +191,7 @@
     });
     return `${path}h0`;
   };
-  // A chart in `holder`; `read(at, values, note)` gets what is under the pointer: [line, text] of each line.
+  // A chart in `holder`; `read(at, values, note)` gets the figures under the pointer: [line, text] per line.
   const plotOf = (holder, height, read) => {
     const plot = make("div");
     plot.className = "plot";
@@ -276,7 +276,7 @@
       for (const step of run.nan) box.append(drawn("path", { d: `M${x.at(placeOf(line, step)) - 3} ${top + 1}l6 6m0-6l-6 6`, class: "nan" }));
     };
     const shortened = (name) => (name.length > 17 ? `…${name.slice(-16)}` : name);
-    // At the right, but where a line ends so early that its name has room behind it.
+    // Names are at the right, except where a line ends so early that its name has room behind it.
     const addNames = (box, right) => {
       const all = of.lines.map((line) => {
         const last = line.y.findLastIndex(Number.isFinite);
@@ -303,7 +303,7 @@
         named(end[1], right + 6, end[0], "");
       });
     };
-    // The names of points, as far as there is room for them.
+    // The names of points, as many as there is room for.
     const addSpotNames = (box, right) => {
       const taken = of.lines.map((line) => [scales.x.at(line.x[0]) - 6, scales.x.at(line.x[0]) + 6, scales.y.at(line.y[0])]);
       for (const { x, y, name, run } of of.lines) {
@@ -406,7 +406,7 @@
     return { label, box };
   };
 
-  // The chart at the top: a group of runs, what of them over what, and which of them.
+  // The chart at the top: the group of runs, the figure, the axis, and which runs are drawn.
   const chart = document.getElementById("chart");
   if (chart && curves.length) {
     const [group, kind, axis] = [["Runs", data.groups.map(({ title }, at) => [at, title])], ["Figure", []], ["over", []]]
@@ -427,14 +427,14 @@
     const members = () => data.groups[group.select.value].runs.map((at) => curves[at]);
     const value = new Map();
     const linesOver = (over, every) => {
-      // A run of a sweep goes by its row.
+      // A run of a sweep is named by its row.
       const { rows } = data.groups[group.select.value];
       const lines = members().map((run, at) => lineOf(run, kind.select.value, over, rows[at]));
       return lines.filter((line) => (every || shown.has(line.run.index)) && known(line));
     };
     const again = (event) => {
       const of = linesOver(axis.select.value), [, title, unit] = KINDS.find(([key]) => key === kind.select.value);
-      // What is chosen anew has a linear axis, unless that would show only the greatest figures.
+      // A new choice begins with a linear axis, unless that would show only the greatest figures.
       const changed = event ? event.target : group.select;
       if ([kind.select, group.select].includes(changed)) logY.box.checked = kind.select.value !== "loss" && spreads(of) >= LOG_FROM;
       if ([axis.select, group.select].includes(changed))
@@ -442,7 +442,7 @@
       for (const one of value.values()) one.textContent = "";
       const looks = { lines: of, title, unit, kind: kind.select.value, axis: axis.select.value, logX: logX.box.checked, logY: logY.box.checked };
       where.textContent = draw(looks);
-      // Beside the curves of a sweep: the last figure of each run, not only of the few first chosen, over the key that is varied.
+      // Beside a sweep's curves: the last figure of every run, not only of the few chosen first, over the varied key.
       const swept = data.groups[group.select.value].varied.find((key) => members().some((run) => key in run.varied));
       const over = swept && AXES.some(([key]) => key === axis.select.value) ? linesOver(swept, members().length > STYLES) : [];
       side.hidden = over.length < 2;
@@ -452,7 +452,7 @@
     const regroup = (event) => {
       const runs = members(), { models, varied, rows } = data.groups[group.select.value];
       const curved = runs.some((run) => run.x.step.length);
-      // Rates of different models are not compared. Of a sweep without curves each run is a point.
+      // Rates of different models are not compared. In a sweep without curves each run is a point.
       const has = (key) => (run) => (curved ? run.y[key].some(Number.isFinite) : key in run.last);
       fill(kind.select, KINDS.filter(([key]) => (key !== "rate" || models < 2) && runs.some(has(key))));
       if (!curved && [...kind.select.options].some((one) => one.value === "rate")) kind.select.value = "rate";

@@ -106,4 +106,4 @@ def test_equal_runs_on_a_busy_machine_are_not_told_apart(own_folders):
     done = in_process("compare", *runs)
     assert "step time  0.489 -> 0.100 s" in done.stdout, done.stdout
     assert "B against A: no difference shown (" in done.stdout
-    assert "  note: of A: step times spread widely: 10th percentile" in done.stdout
+    assert "  note: A: step times spread widely: 10th percentile" in done.stdout

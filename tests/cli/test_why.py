@@ -250,7 +250,7 @@ ELSEWHERE = (
     "the reason is elsewhere: in the output of the step or of each rank (srun --output, torchrun --log-dir), in the "
     "node's kernel log (dmesg), or in sacct -j JOB -o JobID,State,ExitCode,MaxRSS,NodeList"
 )
-KERNEL = "look in the kernel's log of {} (dmesg): if it killed the process, ask for more memory (--mem)"
+KERNEL = "read the kernel's log of {} (dmesg): if the kernel killed the process, ask for more memory (--mem)"
 SIGKILL = "rank 1{} was ended by SIGKILL, by hand or by the kernel's memory killer"
 NO_STEP = {"go_on": False, "ended": "no_progress", "attempt_ended": "error", "cause": "exit code 1"}
 

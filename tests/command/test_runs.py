@@ -365,9 +365,7 @@ def test_a_file_git_ignores_is_not_found_and_why_names_the_line(tmp_path: Path) 
     run = start(path)
     assert ended(run).state == "error"
     line = 'add [command] link = ["data"], and submit again'
-    assert f"work/data/train.bin is there, but not in the run's copy, as git ignores it: {line}" in (
-        hpc_gpt("why", run.run_id).stdout
-    )
+    assert f"work/data/train.bin, so the run's copy lacks it: {line}" in (hpc_gpt("why", run.run_id).stdout)
     run = start(path, "--set", 'command.link=["data"]')
     assert ended(run).state == "done"
     assert "tokens" in run.attempt(1).log.read_text()

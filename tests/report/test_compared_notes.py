@@ -13,9 +13,9 @@ from hpc_gpt.report.compare import compare_runs, setting_differences
 from hpc_gpt.report.compare_text import as_tables, comparison_text, verdict_text
 from tests.report.test_whole_texts import LOSSES, read
 
-ASSUMED = "{} not known: a step is assumed to be the same work in both"
-SAME = "the settings are the same{}: the difference is from the nodes, their load or the day"
-FLOPS = "a token is not the same work in both, so tflops_model per GPU is compared as well"
+ASSUMED = "{} not known: a step is taken to be the same work in both"
+SAME = "the settings are the same{}: the difference comes from the nodes, their load or the day"
+FLOPS = "a token is not the same work in both, so tflops_model per GPU is compared, too"
 UNKNOWN: dict[str, Any] = {"global_batch": None, "seq": None}
 
 
@@ -30,14 +30,14 @@ UNKNOWN: dict[str, Any] = {"global_batch": None, "seq": None}
         ({"seq": None}, {"global_batch": None}, "faster by", {"step_s": (2.0, 1.6)},
          [ASSUMED.format("global_batch and seq of one run is")]),
         (UNKNOWN, {**UNKNOWN, "gpus": 4}, "faster by", {"step_s": (2.0, 1.6)},
-         [ASSUMED.format("the tokens of a step are")]),
+         [ASSUMED.format("the tokens per step are")]),
         (UNKNOWN, {**UNKNOWN, "layers": 9}, "no interval can be given: a step is not the same work in both",
          {"step_s": (2.0, 1.6)},
-         ["layers is not the same, so a step is not the same work, and its tokens are not known"]),
+         ["layers is not the same, so a step is not the same work, and the tokens per step are not known"]),
         ({}, {"gpus": 4}, "faster by", {"tokens_per_s": (1200, 1500), "tokens_per_s_gpu": (150, 375)}, []),
         ({}, {"global_batch": 48}, "faster by 150 % (137 to 164)", {"tokens_per_s": (1200, 3000)},
          ["global_batch is not the same, so a step is not the same work: tokens/s are compared",
-          "losses at equal steps are not compared: a step of {a} has 2,400 tokens, one of {b} 4,800"]),
+          "losses at equal steps are not compared: a step of {a} has 2,400 tokens, a step of {b} 4,800"]),
         ({"tflops_model": 40.0}, {"tflops_model": 25.0, "hidden": 80, "heads": 5}, "faster by",
          {"tokens_per_s": (1200, 1500), "tflops_model": (40, 25)},
          ["hidden, heads are not the same, so a step is not the same work: tokens/s are compared", FLOPS]),
@@ -47,7 +47,7 @@ UNKNOWN: dict[str, Any] = {"global_batch": None, "seq": None}
          ["the vocabularies differ, 500 and 1,512, and so do the scales of the losses"]),
         # How they are related.
         ({"job_id": "5"}, {"job_id": "5"}, "faster by", {"step_s": (2.0, 1.6)},
-         ["both are of job 5: two logs of one run, or two runs of one job"]),
+         ["both belong to job 5: two logs of one run, or two runs in one job"]),
         ({"job_id": "5"}, {"job_id": "5", "rounds": [1.0]}, "faster by", {"step_s": (2.0, 1.6)}, []),
         ({"config_hash": "h"}, {"config_hash": "h"}, "faster by", {"step_s": (2.0, 1.6)}, [SAME.format("")]),
         ({"config_hash": "h"}, {"config_hash": "h", "step_s": 2.0}, "no difference", {"step_s": (2.0, 2.0)}, []),
@@ -57,7 +57,7 @@ UNKNOWN: dict[str, Any] = {"global_batch": None, "seq": None}
         ({"config_hash": "h"}, {"config_hash": "i"}, "faster by", {"step_s": (2.0, 1.6)}, []),
         # The flags of kind "spread" alone.
         ({"flags": ["wide", "few"], "flag_kinds": ["spread", "steps"]}, {"flags": ["odd"], "flag_kinds": ["spread"]},
-         "faster by", {"step_s": (2.0, 1.6)}, ["of {a}: wide", "of {b}: odd"]),
+         "faster by", {"step_s": (2.0, 1.6)}, ["{a}: wide", "{b}: odd"]),
     ],
 )  # fmt: skip
 def test_what_is_noted_follows_from_what_is_known(
@@ -90,7 +90,7 @@ def test_equal_losses_are_of_one_run_from_eight_steps_on() -> None:
 
 
 def test_skipped_steps_are_noted_if_they_are_steady() -> None:
-    note = "some steady steps of {} were skipped, and did no optimizer work"
+    note = "some steady steps of {} were skipped: they did no optimizer work"
     runs = [read(LOSSES, 2.0, run=name) for name in "ab"]
     one = np.arange(len(LOSSES))
 
@@ -114,8 +114,8 @@ def row(name: str, file: str, *rounds: float, **more: Any) -> RunRead:
 
 
 WIDE = "the interval is wide, as there are only {} rounds: use bench --rounds 5 or more"
-PAIRS = "the interval is that of the {} ratios of rounds, which were measured in turns"
-APART = "the rows are of two benches, so their rounds are not pairs"
+PAIRS = "the interval comes from the {} ratios of rounds, which were measured in turns"
+APART = "the rows belong to two benches, so their rounds are not pairs"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_run_is_the_same_by_its_folder_or_its_files_and_name() -> None:
             (in_x, replace(b, folder=Path("x"))),
         ],
         "slower by": [(a, replace(b, files=a.files)), (in_x, replace(b, folder=Path("y")))],
-        "the same steps with the same figures as A: two copies of one log": [(a, read(LOSSES, 2.0, run="c"))],
+        "the same steps and figures as A: two copies of one log": [(a, read(LOSSES, 2.0, run="c"))],
     }
     for text, pairs in words.items():
         assert all(verdict_text(compare_runs(*pair), "A", "B").startswith(text) for pair in pairs), text

@@ -96,7 +96,7 @@ def test_too_few_steps_give_none_and_say_so():
 
 
 def test_a_climb_is_no_sample():
-    assert "10 steady steps, of which 199 in a row are alike" in series_of(np.arange(10.0))
+    assert "10 steady steps and 199 in a row are alike" in series_of(np.arange(10.0))
 
 
 def test_more_work_in_a_step_is_more_speed():

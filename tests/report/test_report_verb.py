@@ -230,8 +230,8 @@ def test_the_worst_notes_are_named_and_the_others_counted():
     worst = ["d: 320 TFLOPs of 312", "a, b, c: few steps"]
     rest = "4 more notes on 3 runs, which --json, --html and a report of one run show"
     assert note_lines(notes, 4) == [*worst, rest]
-    assert note_lines(notes, 4, beside=1) == [worst[0], rest.replace("4 more", "5 more")]
-    assert note_lines(notes, 4, beside=5) == [rest.replace("4 more notes on 3", "6 notes on 4")]
+    assert note_lines(notes, 4, taken=1) == [worst[0], rest.replace("4 more", "5 more")]
+    assert note_lines(notes, 4, taken=5) == [rest.replace("4 more notes on 3", "6 notes on 4")]
     assert len(note_lines(notes, 1)) == 6, "of one run nothing else shows them"
     assert note_lines(notes[:2], 4) == ["a: few steps", "a: no peak"]
 

@@ -149,8 +149,8 @@ COMPARED = {
           step time         2.00 -> 1.60 s, medians of 40 and 40 steady steps
           loss              2 -> 2.5 at step 41, the last that both have; the same to the last digit at the
                             first 20 common steps
-          loss              they diverge: the loss of B is higher than that of A by 0.5 (0.5 to 0.5) over
-                            the last 8 common steps
+          loss              they diverge: the loss of B is higher by 0.5 (0.5 to 0.5) over the last 8 common
+                            steps
           memory reserved   4.00 GiB -> 5.50 GiB, +1.50 GiB
           memory allocated  2.00 GiB -> unknown
           ended             done -> error (boom)
@@ -158,7 +158,7 @@ COMPARED = {
             lr           0.0001 -> 0.0002
             node_list    n1 -> n2
             config_hash  h1 -> h2
-          note: both are of job 5: two logs of one run, or two runs of one job
+          note: both belong to job 5: two logs of one run, or two runs in one job
           note: only A states 2 settings: x, versions.torch
           note: only B states 2 settings: y, save
     """),
@@ -178,8 +178,8 @@ COMPARED = {
             params  2500000000 -> 2550000000
             vocab   500 -> 400
           note: gpus, params are not the same, so a step is not the same work: tokens/s are compared
-          note: a token is not the same work in both, so tflops_model per GPU is compared as well
-          note: their tflops_model count other parameters: all of them, or the weights that multiply a token
+          note: a token is not the same work in both, so tflops_model per GPU is compared, too
+          note: their tflops_model count different parameters: all, or the weights that multiply a token
           note: the vocabularies differ, 500 and 400, and so do the scales of the losses
           note: equal losses: two logs of one run, or a repeat of the same training
           note: only A states 2 settings: node_list, versions.torch
@@ -188,7 +188,7 @@ COMPARED = {
         B against A: faster by 20.1 % (19.94 to 20.22)
           tokens/s  1,000 -> 1,200, medians of 4 rounds each
           ended     done -> done
-          note: the interval is that of the 4 ratios of rounds, which were measured in turns
+          note: the interval comes from the 4 ratios of rounds, which were measured in turns
           note: the interval is wide, as there are only 4 rounds: use bench --rounds 5 or more
     """),
 }  # fmt: skip

@@ -134,9 +134,9 @@ class Record:
     mfu_printed: float | None = None
     "MFU as the program printed it, by its own formula and peak, 0 to 1."
     mfu: float | None = None
-    "Share that tflops_model is of the device's dense peak, 0 to 1."
+    "tflops_model divided by the device's dense peak, 0 to 1."
     hfu: float | None = None
-    "Share that tflops_hardware is of the device's dense peak, 0 to 1."
+    "tflops_hardware divided by the device's dense peak, 0 to 1."
     # memory
     memory_allocated_gib: list[float] | None = None
     "Peak of a GPU that PyTorch allocated, one figure per pipeline stage."

@@ -1,4 +1,4 @@
-"""The dialects: one small module each, with a `DIALECT`. A module is used as soon as it is here; nothing else names it."""
+"""The dialects: one small module each, with a `DIALECT`. A module is used as soon as it is in this folder; nothing else names it."""
 
 import importlib
 import pkgutil

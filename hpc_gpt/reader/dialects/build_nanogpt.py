@@ -8,7 +8,7 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            # With a share that is done, or `lrm`, it is nanochat's.
+            # A line with `lrm`, or the share of steps that are done, is nanochat's.
             r"\bstep:? {1,8}(?P<step>\d{1,12})(?=,| \|)(?! \|[^\n]{0,400} lrm: )(?=[^\n]{0,400} dt: )"
             + named(loss="[|,] loss: ", lr=r"\| lr:? ", grad_norm=r"(?:\||\d) norm: ")
             + later(" dt: ", "step_ms", "(?= ?ms)")

@@ -5,15 +5,15 @@ from hpc_gpt.reader.pattern import ANY_NAME, EXCEPTION_START, Dialect, Pattern, 
 
 _RANK = r"(?:\b[Rr]ank (?P<rank>\d{1,7})\] {0,4})?"
 
-# Of what NCCL warns when it starts and then does without.
+# NCCL's warnings at its start about things that it can do without.
 _HARMLESS = (
     r"lib wrapper not initialized|NET/Plugin|Failed to open (?:lib|/)|Could not find|MSCCL|Missing |"
     r"[^\n]{0,120}(?:not supported|[Dd]isabling|falling back|deprecated|ignor(?:ed|ing)\b)"
 )
 
-# NCCL's words about a network card, after `NCCL WARN` or as the last error of an exception.
+# NCCL's messages about a network card, after `NCCL WARN` or as the last error of an exception.
 _IB = r"NET/IB ?:? ?(?:\S{1,40}:\d{1,4} )?(?:Got (?:completion|async|fatal|error)|async fatal)"
-# 12: the peer did not acknowledge, 13: it was not ready; then what a card reports of itself.
+# 12: the peer did not acknowledge, 13: it was not ready; then the events that a card reports about itself.
 _LINK_FAULT = (
     r"(?:status|error)[= ](?:\w{0,40}\()?1[23]\b|RETRY_EXC_ERR|port error|catastrophic|fatal event|(?<!non-)fatal async"
     r"|fatal error"
@@ -49,7 +49,7 @@ DIALECT = Dialect(
             r".{0,80}(?:FlightRecorder|debug info).{0,200})"),
         echo("error", "NCCL",
             rf"{_RANK}(?P<words>(?:NCCL|Process group) watchdog thread terminated with exception.{{0,300}})"),
-        # JAX's: the tasks that a barrier missed, or that its coordinator lost, one a line; then who says so
+        # JAX's: the tasks that a barrier missed, or that its coordinator lost, one per line; then the reporter
         echo("collective_timeout", "/task:", r"^(?:\d{1,7}: )?(?P<words>/job:\w{1,40}/replica:\d{1,7}/task:(?P<rank>\d{1,7}))\s*$"),
         failure("collective_timeout", " heartbeat timeout",
             r"(?P<words>Task /job:\w{1,40}/replica:\d{1,7}/task:\d{1,7} heartbeat timeout.{0,200})"),

@@ -1,7 +1,7 @@
 """MosaicML's Composer, as LLM Foundry runs it: a line that names the batch, then one line per metric.
 
-`throughput/…_per_sec` is of the whole job, `throughput/device/…` per GPU. Memory is in 10^9 bytes; of the allocated
-memory only the peak is read. Metrics without a line of their batch are counted as left out. Each metric ends its line
+`throughput/…_per_sec` is for the whole job, `throughput/device/…` per GPU. Memory is in 10^9 bytes; only the peak of
+the allocated memory is read. Metrics without a line of their batch are counted as left out. Each metric ends its line
 and has four decimals: fewer mean that the line was cut.
 """
 

@@ -56,7 +56,5 @@ DIALECT = Dialect(
         ),
         line("end", "[launch.py:{}:main] Process {} exits successfully", ended="done"),
     ),
-    flags=(
-        "memory by DeepSpeed's see_memory_usage is the peak up to where it was printed, that reserved in whole GiB",
-    ),
+    flags=("memory by DeepSpeed's see_memory_usage is the peak up to its line; reserved memory is in whole GiB",),
 )

@@ -15,7 +15,7 @@ DIALECT = Dialect(
         ),
     ),
     flags=(
-        "DeepSpeed's throughput timer gives the last step before its line, from forward to step: what lies between "
-        "steps, as loading data, is not in it",
+        "DeepSpeed's throughput timer times the last step before its line, from forward to step, without the time "
+        "between steps, such as for loading data",
     ),
 )

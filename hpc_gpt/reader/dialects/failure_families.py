@@ -1,4 +1,4 @@
-"""Failures by their cure: what a node, its software or a file lacks, and what is wrong with a node. One row each.
+"""Failures by their cure: missing or wrong nodes, software, files and settings. One row per family.
 
 A row has the class, what a user can do, and how its messages are recognised: by the type of an exception, a code or
 fixed words, with `…` for what varies. Of several rows that match a line the first counts, and a row counts before the
@@ -9,7 +9,7 @@ import re
 
 from hpc_gpt.reader.pattern import EXCEPTION_START, Dialect, Pattern, raised
 
-# What `causes.py` makes of a missing GPU depends on whether the job asked for one.
+# `causes.py` replaces the first advice by the second if the job asked for GPUs.
 GPU_MISSING = "ask for GPUs (--gpus-per-node, --gres) and do not hide them: CUDA_VISIBLE_DEVICES, and --nv or --gpus of a container"
 GPU_MISSING_ON_NODE = "the job asked for GPUs and this node shows none: exclude the node and report it"
 
@@ -43,7 +43,7 @@ _FILES = (
 _PROCESSES = "start fewer threads and processes (OMP_NUM_THREADS, data workers), or raise the limit (ulimit -u)"
 _SHM = "give /dev/shm more room (--shm-size or --ipc=host of a container), or use fewer or smaller data workers"
 _DAMAGED = (
-    "the file was cut off or is none of this kind: copy or download it again (a few hundred bytes are a git-lfs pointer),"
+    "the file was cut off or is not of this kind: copy or download it again (a few hundred bytes are a git-lfs pointer),"
     " or resume an older checkpoint"
 )
 _NEWER_FILE = (
@@ -57,8 +57,8 @@ _DISK = (
 )
 _FABRIC = "the node's NVSwitch fabric or its driver is not up: exclude the node and report it (nvidia-fabricmanager, nvidia-smi -q)"
 _DRIVER = (
-    "kernel driver and CUDA library of this node do not fit each other: exclude the node and report it; if every node"
-    " does so, take cuda-compat out of LD_LIBRARY_PATH or use an older container"
+    "kernel driver and CUDA library of this node do not fit each other: exclude the node and report it; if it happens on"
+    " every node, take cuda-compat out of LD_LIBRARY_PATH or use an older container"
 )
 _BROKEN_GPU = "exclude the node and report it: its GPU or driver is broken until it is reset"
 _LAUNCH = "exclude the node and report it: slurmd could not start the task there (clock, munge or network of the node)"
@@ -78,10 +78,10 @@ _CERTIFICATES = (
     "name a file of certificates that the nodes have (REQUESTS_CA_BUNDLE, SSL_CERT_FILE, CURL_CA_BUNDLE), or unset the"
     " variable"
 )
-_CONFIGURATION = "correct the option or key that the message names: this version of the program does not know it, or not with that value"
+_CONFIGURATION = "correct the option or key that the message names: this version of the program does not know it, or does not accept that value"
 _OTHER_CHECKPOINT = (
-    "the checkpoint is of another model, optimizer or version: resume with what it was saved with, or load its weights"
-    " alone"
+    "the checkpoint belongs to another model, optimizer or version: resume with those it was saved with, or load only its"
+    " weights"
 )
 _REGISTER = (
     "InfiniBand could not use this memory: report the node (nvidia-peermem, its driver), or start without it"
@@ -89,7 +89,7 @@ _REGISTER = (
 )
 _OFI = "NCCL's network plugin failed: the versions of aws-ofi-nccl, libfabric and NCCL must fit each other (FI_PROVIDER names it)"
 _NODE_OF_RAY = (
-    "Ray lost a node: see in its raylet.out and in Slurm's accounting which, and why; exclude it if it is broken"
+    "Ray lost a node: its raylet.out and Slurm's accounting say which and why; exclude the node if it is broken"
 )
 _DATA_WORKERS = "a data worker died, most often for want of memory: ask for more (--mem), or start fewer workers"
 _CUDA_KERNEL = (
@@ -99,12 +99,12 @@ _SERVER = "the server that the program asked closed the connection: read its log
 _CONTROLLER = "Slurm's controller did not answer in time: submit again"
 _MODEL_FOLDER = "name a folder that holds the model's config, weights and tokenizer, and that the nodes see"
 _NEWER_LIBRARY = "install the version that the message asks for into the environment of the job"
-# Ranks that wait for others that never came; causes.py lets none of them exclude a node.
+# Ranks wait for others that never came; causes.py excludes no node for such a failure.
 NEVER_MET = (
     "see in the other ranks' logs why they did not come (were all started, did one fail before?), and whether each node"
     " reaches MASTER_ADDR at MASTER_PORT"
 )
-# What `causes.py` makes of a container that did not start depends on whether it did on other nodes.
+# `causes.py` replaces the second advice by the first if the container started on other nodes.
 CONTAINER_ON_NODE = "the container started on the other nodes: exclude this one and report it"
 CONTAINER = (
     "the container did not start: check the image's name and path, its registry's login, and the space for its layers"
@@ -113,7 +113,7 @@ _MODULE = "load a module that this cluster has (module avail)"
 _FORK = "start data workers by spawn (multiprocessing_context='spawn'), or touch no GPU before they start"
 
 
-# What shows that a line reports a failure, before the words that say which one; and that it does not.
+# Texts that show that a line reports a failure, before the text of the failure; and that it only mentions one.
 _REPORTS = (
     r"(?:(?:(?<![^\s\]:])(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception)(?:\([\w.]{1,80}\))?"
     r"|\b(?:[Ee]rror|[Ff]atal|[Ff]ailure|[Ff]ailed|FAILED)|Warning: CUDA initialization)(?=:)"
@@ -129,11 +129,11 @@ VARIES = "…"
 def failure_family(
     ended: str, to_do: str, *, raised_as: str = "", says: str = "", line: str = "", echo: bool = False
 ) -> tuple[Pattern, ...]:
-    """The patterns of failures with one cure: `to_do`, printed in place of that of the class `ended`.
+    """The patterns of failures with one cure: `to_do`, printed in place of the advice of the class `ended`.
 
-    `raised_as`: names of exceptions, separated by blanks, whatever their message. `says`: texts, separated by ` | `,
-    after what shows that a line reports a failure, such as the name of an exception; `line`: texts that are enough
-    wherever they are. `…` in a text or a name is what varies; the case of a text's first letter does not matter.
+    `raised_as`: names of exceptions, separated by blanks, with any message. `says`: texts, separated by ` | `, which
+    count only after a sign that the line reports a failure, such as the name of an exception; `line`: texts that count
+    anywhere. `…` in a text or a name stands for a varying part; the case of a text's first letter does not matter.
 
     >>> import re
     >>> (pattern,) = failure_family("user_error", "load it", says="version `GLIBC…' not found")
@@ -158,10 +158,10 @@ def failure_family(
 
 
 def _cuda(code: int, name: str, says: str, ended: str, to_do: str) -> tuple[Pattern, ...]:
-    """The patterns of an error of CUDA or HIP: by number and name, in whatever message, and by its words."""
+    """The patterns of an error of CUDA or HIP: by its number and name in any message, and by its text."""
     constant = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).upper()
     named = (f"cudaError{name}", f"CUDA_ERROR_{constant}", f"hipError{name}")
-    forms = [(each, rf".{{0,600}}?\b{each}\b") for each in named]
+    forms = [(symbol, rf".{{0,600}}?\b{symbol}\b") for symbol in named]
     about = r"(?=.{0,1000}(?i:cuda|nvidia|nccl)).{0,600}?"
     number = rf"{about}\b(?i:error|failure|code|err)(?: code)?[ :=(]{{1,3}}{code}\b"
     forms += [(f"{begin}{code}", number) for begin in ("rror ", "rror: ", "rror (", "ailure ", "code ")]

@@ -1,7 +1,7 @@
 """fairseq and metaseq (OPT): lines of JSON, of `key=value`, or a bar. Losses in base 2 become natural logarithms.
 
-`wps` is of the whole job. `ups` has two decimals (0.04 for a step of 27 s), so no step time is taken from it. `wall` is
-the time since the start, `bsz` the sequences of a batch.
+`wps` is for the whole job. `ups` has two decimals (0.04 for a step of 27 s), so no step time is taken from it. `wall`
+is the time since the start, `bsz` the sequences per batch.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ def _pair(key: str, group: str) -> str:
 DIALECT = Dialect(
     name="fairseq",
     engine="fairseq",
-    flags=("fairseq prints losses of base 2: here they are natural logarithms",),
+    flags=("fairseq prints losses in base 2: here they are natural logarithms",),
     patterns=(
         Pattern(
             "step",

@@ -3,18 +3,18 @@
 A line is read this way only if no other dialect matches it, and a log only if the step rises in two lines of one shape,
 or in five of any; in the output of tests only in five. Many such loops print the loss last, where a cut number cannot be noticed.
 
-Read are the step, the loss, the learning rate, the gradient norm, a time whose name or unit says that it is of a step,
-and tokens or samples a second, which are taken as the job's unless their name says of a GPU.
+It reads the step, the loss, the learning rate, the gradient norm, a time whose name or unit shows that it is per step,
+and tokens or samples per second, which are taken as the job's unless their name shows that they are per GPU.
 """
 
 import re
 
 from hpc_gpt.reader.pattern import END, INT, NUMBER, SHORT, START, Dialect, Pattern, later
 
-DIFFUSION = "diffusion"  # a fact of a log that trains a model of images
-TESTS = "test_runner"  # a fact of the output of tests, which print lines of steps, too
+DIFFUSION = "diffusion"  # a fact in the log of a model of images
+TESTS = "test_runner"  # a fact in the output of tests, which print lines of steps, too
 _IS = r"(?:['\"]? ?[:=] {0,8}| {1,8})"
-# `9,8765` has a decimal comma; `9,876` may be nine thousand, and is read as such where that can be.
+# `9,8765` has a decimal comma; `9,876` may be nine thousand, and is read so where that is possible.
 _DECIMAL = r"[-+]?\d{1,24},(?!\d{3}(?!\d))\d{1,24}(?:[eE][-+]?\d{1,4})?"
 _NUMBER = rf"(?:{_DECIMAL}|{NUMBER})"
 _END = r"(?=[\s,;|)\]}]|$)(?![.,]\d)"
@@ -25,8 +25,8 @@ _OTHER_LOSS = "".join(
 _ANY_LOSS = rf"(?=[tcl])(?<![./]){_OTHER_LOSS}(?<![a-z])(?:train(?:ing)?[_ /-])?c?loss{_IS}"
 LOSS = rf"{_ANY_LOSS}(?P<loss>{_DECIMAL}|(?!\d{{1,3}},\d{{3}}\b(?!\.)){NUMBER}){_END}(?! ?(?:bp|bits?\b))"
 _BITS = rf"{_ANY_LOSS}(?P<loss_bits>{NUMBER}) ?(?:bpc|bits)\b"
-# The number of a step, and before it that of its epoch: `Epoch [1/5], Step [100/600]`, `Epoch: [0][100/600]`.
-# A search for a few first letters is fast: what follows them asks which it was.
+# The number of a step, after the number of its epoch: `Epoch [1/5], Step [100/600]`, `Epoch: [0][100/600]`.
+# A search for a few first letters is fast; the lookbehinds after them check which letter it was.
 _FIRST, _WORD = r"[EeGgSsIiBb](?<![\w./-].)", r"(?<![\w./-])"
 _EPOCH = r"(?<=e)poch:? {0,4}[\[(]? {0,4}(?P<epoch>\d{1,6})(?: ?/ ?\d{1,6})?[\])]?"
 _OF = r"(?:(?<=g)lobal_?(?:step|iter(?:ation)?)|(?<=s)tep|(?<=i)ter(?:ation)?|(?<=b)atch(?=[^\n/]{1,24}/))" + _IS
@@ -40,7 +40,7 @@ def _later(names: str, group: str) -> str:
 
 
 def _rate(names: str, group: str) -> str:
-    """A figure after its name, or before it at the begin of a column: `tok/s 1000`, `| 1000 tok/s`."""
+    """A lookahead for a figure after its name, or before it at the begin of a column: `tok/s 1000`, `| 1000 tok/s`."""
     before, after = (
         rf"(?<![\w./-])(?:{names}){_IS}",
         rf"[|,;(\[] {{0,8}}(?={_NUMBER} ?(?:{names})(?!{_IS}{NUMBER}){_END})",
@@ -65,9 +65,9 @@ _MILLISECONDS = later(
 
 
 def _fields(seconds: str) -> str:
-    """The fields of a line of steps after the step, in any order. `seconds`: how the time of a step is named.
+    """The fields of a line of steps after the step, in any order. `seconds`: the regex before the time of a step.
 
-    A line that names an evaluation is of one, unless it names the loss of training.
+    A line that names an evaluation belongs to one, unless it names the loss of training.
     """
     return (
         rf"(?:(?=[^\n]{{0,200}}?train(?:ing)?[_ /-]?loss)|(?![^\n]{{0,200}}\b(?:{_VALIDATION})\b))"
@@ -85,7 +85,7 @@ def _fields(seconds: str) -> str:
     )
 
 
-# Words between two trainings, and not about a part of one.
+# A text between two trainings, and not about a part of one.
 _OF_ONE = "epoch|eval|valid|test|sav(?:e|ing)|checkpoint|sampl|generat|metric|result|summary"
 _BANNER = rf"(?i:(?![^\n]{{0,200}}(?:{_OF_ONE}))[^\n]{{0,40}}[a-z])"
 
@@ -100,7 +100,7 @@ DIALECT = Dialect(
             literal="oss",
             head=rf"{_FIRST}(?i:{_STEP})",
         ),
-        # The batch of an epoch in brackets, as torch's examples print it: a meter has seconds, and their mean in brackets.
+        # The batch of an epoch in brackets, as torch's examples print it: a meter prints seconds, and their mean in brackets.
         Pattern(
             "step",
             rf"[Ee](?<![\w./-].)(?i:{_EPOCH}[ ,:]{{0,4}}(?=[\[(]){_COUNT_OF_EPOCH}"
@@ -135,7 +135,7 @@ DIALECT = Dialect(
                 "FlowMatchEulerDiscreteScheduler",
             )
         ),
-        # What a program multiplies in, by its name of the setting.
+        # The data type of a program's matrix products, by its name for the setting.
         *(
             Pattern(
                 "fact",

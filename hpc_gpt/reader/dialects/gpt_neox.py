@@ -12,13 +12,13 @@ _STAGE = re.compile(r"['\"]stage['\"]: (\d)")
 
 def interpret(texts: Mapping[str, str]) -> Fields:
     """The fields of a dump. `model_parallel_size` is tensor parallelism; pipeline size 0 means no pipeline."""
-    given = Arguments(texts)
-    gpus, tp = given.whole("world_size"), given.whole("model_parallel_size")
-    stages = given.whole("pipe_parallel_size")
+    arguments = Arguments(texts)
+    gpus, tp = arguments.whole("world_size"), arguments.whole("model_parallel_size")
+    stages = arguments.whole("pipe_parallel_size")
     pp = max(stages, 1) if stages is not None else None
-    stage = _STAGE.search(given.text("zero_optimization") or "")
-    positions = given.text("pos_emb")
-    checkpointed = given.true("checkpoint_activations")
+    stage = _STAGE.search(arguments.text("zero_optimization") or "")
+    positions = arguments.text("pos_emb")
+    checkpointed = arguments.true("checkpoint_activations")
     return without_unknown(
         {
             "engine": "deepspeed-3d" if stages else "deepspeed-zero",
@@ -26,26 +26,26 @@ def interpret(texts: Mapping[str, str]) -> Fields:
             "tp": tp,
             "pp": pp,
             "dp": quotient(gpus, tp, pp),
-            "zero_stage": int(stage[1]) if stage else given.whole("zero_stage"),
-            "micro_batch": given.whole("train_micro_batch_size_per_gpu", "batch_size"),
-            "micro_batches": given.whole("gradient_accumulation_steps", "gas"),
-            "global_batch": given.whole("train_batch_size"),
-            "seq": given.whole("seq_length"),
-            "hidden": given.whole("hidden_size"),
-            "layers": given.whole("num_layers"),
-            "heads": given.whole("num_attention_heads"),
-            "kv_heads": given.whole("num_kv_heads"),
-            "ffn": given.whole("intermediate_size"),
-            "vocab": given.whole("padded_vocab_size"),
-            "untied_embeddings": given.true("no_weight_tying"),
+            "zero_stage": int(stage[1]) if stage else arguments.whole("zero_stage"),
+            "micro_batch": arguments.whole("train_micro_batch_size_per_gpu", "batch_size"),
+            "micro_batches": arguments.whole("gradient_accumulation_steps", "gas"),
+            "global_batch": arguments.whole("train_batch_size"),
+            "seq": arguments.whole("seq_length"),
+            "hidden": arguments.whole("hidden_size"),
+            "layers": arguments.whole("num_layers"),
+            "heads": arguments.whole("num_attention_heads"),
+            "kv_heads": arguments.whole("num_kv_heads"),
+            "ffn": arguments.whole("intermediate_size"),
+            "vocab": arguments.whole("padded_vocab_size"),
+            "untied_embeddings": arguments.true("no_weight_tying"),
             "position_embedding": {"rotary": "rope"}.get(positions, positions) if positions else None,
-            "dtype": given.dtype("precision"),
+            "dtype": arguments.dtype("precision"),
             "recompute": None if checkpointed is None else "full" if checkpointed else "none",
-            "flash_attention": "flash" in (given.text("attention_config") or "") or None,
-            "steps_planned": given.whole("train_iters"),
-            "log_interval": given.whole("log_interval"),
-            "eval_interval": given.whole("eval_interval"),
-            "save_interval": given.whole("save_interval", "checkpoint_factor"),
+            "flash_attention": "flash" in (arguments.text("attention_config") or "") or None,
+            "steps_planned": arguments.whole("train_iters"),
+            "log_interval": arguments.whole("log_interval"),
+            "eval_interval": arguments.whole("eval_interval"),
+            "save_interval": arguments.whole("save_interval", "checkpoint_factor"),
         }
     )
 

@@ -2,7 +2,7 @@
 
 from hpc_gpt.reader.pattern import EXCEPTION_START, Dialect, echo, failure
 
-# The driver's numbers of faults that a program can cause; 45 follows from another one. The others are of hardware,
+# The driver's numbers of faults that a program can cause; 45 follows from another one. The others are faults of hardware,
 # firmware or driver.
 _BY_PROGRAM = r"(?:8|13|31|32|43|68|69)"
 

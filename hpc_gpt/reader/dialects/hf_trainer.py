@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer, and what is built on it: TRL, axolotl, LLaMA-Factory, Unsloth, ms-swift.
+"""Hugging Face's Trainer and the programs built on it: TRL, axolotl, LLaMA-Factory, Unsloth, ms-swift.
 
 Lines of metrics have an epoch but no step number: the step follows from `logging_steps`, which becomes `log_interval`.
 Every rank or every node prints the final summary: totals are taken once. The model's shape is printed as it was loaded,
@@ -75,7 +75,7 @@ def _option(name: str) -> Pattern:
 
 def _shape(literal: str, weak: bool = False) -> Pattern:
     """A line of the model's configuration as JSON. The key keeps its quotes: other dumps use the bare name. The keys are
-    sorted, so only the vocabulary can be last and have no comma. GPT-2's are also those of programs after nanoGPT."""
+    sorted, so only the vocabulary can be last and have no comma. Programs after nanoGPT also use GPT-2's keys."""
     return Pattern(
         "argument",
         rf"(?P<key>\"(?{'=' if weak else '!'}n_(?:embd|layer|head|kv_head)\")(?:{_KEYS})\"): "
@@ -90,8 +90,8 @@ def _interpret(arguments: Mapping[str, str]) -> Fields:
 
     def value(*names: str) -> str | None:
         """The override (`n_embd=`), else the configuration (`"n_embd"`)."""
-        found = [arguments.get(form) for form in (*(f"{n}=" for n in names), *(f'"{n}"' for n in names))]
-        return next((each for each in found if each is not None), None)
+        texts = [arguments.get(form) for form in (*(f"{n}=" for n in names), *(f'"{n}"' for n in names))]
+        return next((candidate for candidate in texts if candidate is not None), None)
 
     for fact, names in _SHAPE.items():
         text = value(*names)
@@ -102,7 +102,7 @@ def _interpret(arguments: Mapping[str, str]) -> Fields:
     ):
         facts |= {"model_type": kind, "untied_embeddings": arguments.get('"tie_word_embeddings"') == "false"}
     blocks = [arguments.get(form) for name in _BLOCKS for form in (f"--{name}", name)]
-    block = next((each for each in blocks if each is not None and each.isdecimal()), None)
+    block = next((candidate for candidate in blocks if candidate is not None and candidate.isdecimal()), None)
     if block is not None:
         facts["seq"] = int(block)
     elif (positions := value("n_positions")) is not None and positions.isdecimal():
@@ -136,7 +136,7 @@ DIALECT = Dialect(
             "step",
             rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?'loss': {_quoted('loss')}"
             + _entries({"grad_norm": "grad_norm", "learning_rate": "lr", "epoch": "epoch"})
-            # Most lines have none of these, which one search finds out.
+            # Most lines have none of these: one search finds that out.
             + r"(?:(?=[^{}\n]{0,1500}?'(?:num_|memory|total_peak|step_|tokens|global_step|iteration|train_runtime))"
             + _entries(_FIGURES)
             + _PROGRESS
@@ -238,7 +238,7 @@ DIALECT = Dialect(
         Pattern(
             "argument", r"(?P<key>\"model_type\"): \"(?P<value>[\w-]{1,40})\"(?=,)", literal='"model_type": ', weak=True
         ),
-        # Attention over a window, as `runs.windows` reads it.
+        # Attention over a window, as `records.windows` reads it.
         *(
             Pattern(
                 "argument", rf"(?P<key>\"{key}\"): (?P<value>\d{{1,12}}|true|false|null)(?=,|\s*$)", literal, weak=True
@@ -248,7 +248,7 @@ DIALECT = Dialect(
                 ("attention_chunk_size", "attention_chunk_size"),
             )
         ),
-        # A model of several: which sizes are of which is not read.
+        # A model of several parts: it is not read which sizes belong to which part.
         Pattern("argument", r"(?P<key>\"(?:text|vision|audio)_config\"): (?P<value>\{)", literal='_config": {'),
         _settings("_steps=", "logging_steps|gradient_accumulation_steps|max_steps|eval_steps|save_steps"),
         _settings("per_device_train_batch_size=", "per_device_train_batch_size"),

@@ -5,7 +5,7 @@ from hpc_gpt.reader.pattern import Dialect, echo, failure, raised
 DIALECT = Dialect(
     name="launchers",
     patterns=(
-        # torchelastic's report: one line each for host, rank and exit code, which causes.py joins
+        # torchelastic's report: a line for the host, the rank and the exit code, which causes.py joins
         echo("error", "Root Cause", r"(?P<words>Root Cause \(first observed failure\))"),
         echo("error", "ChildFailedError", raised("ChildFailedError")),
         echo("error", "host  ", r"^.{0,60}?(?P<words>host {2,10}: (?P<node>[A-Za-z][\w.-]{0,80}))\s{0,4}$"),
@@ -55,9 +55,9 @@ DIALECT = Dialect(
             echo(
                 "cancelled",
                 literal,
-                rf"(?P<words>\b(?i:received|caught|got|interrupted by) (?:\w{{1,20}} ){{0,2}}?{said}(?! on \S{{1,80}}: this job is ).{{0,100}})",
+                rf"(?P<words>\b(?i:received|caught|got|interrupted by) (?:\w{{1,20}} ){{0,2}}?{signal_text}(?! on \S{{1,80}}: this job is ).{{0,100}})",
             )
-            for literal, said in (
+            for literal, signal_text in (
                 ("SIG", r"(?:signal:? )?SIG(?:TERM|INT|HUP|USR[12]|XCPU)\b"),
                 ("ignal", r"(?i:signal):? (?:1|2|10|12|15)\b"),
                 (" death signal", r"(?:SIG[A-Z0-9]{1,6}|\d{1,2}) death signal"),

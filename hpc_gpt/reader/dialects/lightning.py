@@ -1,10 +1,10 @@
-"""PyTorch Lightning's bar: the batch of the epoch, and whatever the program puts after it.
+"""PyTorch Lightning's bar: the batch of the epoch, and the figures that the program puts after it.
 
 The count restarts with each epoch, so it is a step number in the first epoch only; of later epochs the loss and the epoch
-are read. The goal of the count is that of one epoch, and old Lightning includes validation batches. With gradient
+are read. The goal of the count is for one epoch, and old Lightning includes validation batches. With gradient
 accumulation a batch is not a step. The rate is smoothed and includes validation and saves: no step time is taken from
-it. A cut bar has no `]`: below a whole one, that of it is read which a comma follows. The bar of rich has bullets, and a
-blank after each figure. The parameters are those of the first rank: with Megatron's strategies, of its share.
+it. A cut bar has no `]`: below a whole bar its figures with a comma after them are read. The bar of rich has bullets,
+and a blank after each figure. The parameters are those of the first rank: with Megatron's strategies, its share.
 """
 
 from hpc_gpt.reader.pattern import CLOCK, LINE_START, NUMBER, Dialect, Pattern, line
@@ -31,7 +31,7 @@ DIALECT = Dialect(
             + rf"(?P<step>\d{{1,12}})/\d{{1,12}} \[(?P<elapsed_s>{CLOCK})<(?![^\]\n]{{0,3000}}reduced_train_loss)[^\]\n]{{0,3000}}\]",
             literal="v_num=",
         ),
-        # Cut: there is no `]`. What a comma follows is whole.
+        # A cut bar, without `]`. A figure with a comma after it is whole.
         Pattern(
             "step",
             rf"\bEpoch (?:0|(?P<epoch>[1-9]\d{{0,6}}))[^|%\n]{{0,20}}{_LABEL}(?(epoch)\d{{1,12}}|(?P<step>\d{{1,12}}))/\d{{1,12}} "

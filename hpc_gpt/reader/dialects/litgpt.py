@@ -2,12 +2,12 @@
 
 Its training time includes evaluations and saves, so the steps are not timed by it either.
 
-Of the lines of a step the first is read: its loss is that of the first micro-batch.
+Only the first line of a step is read: its loss is that of the first micro-batch.
 """
 
 from hpc_gpt.reader.pattern import INT, NUMBER, START, Dialect, Pattern, has, later, line
 
-# The model's and the training's, each printed as one dict, which is known by a key.
+# The model's and the training's configuration, each printed as one dict, which a key identifies.
 _CONFIGURATION = {
     "padded_vocab_size": {
         "block_size": "seq", "padded_vocab_size": "vocab", "n_layer": "layers", "n_head": "heads",
@@ -22,7 +22,7 @@ _CONFIGURATION = {
 DIALECT = Dialect(
     name="litgpt",
     engine="litgpt",
-    flags=("litgpt times micro-batches, not steps; its loss is of a step's first micro-batch",),
+    flags=("litgpt times micro-batches, not steps; its loss is that of a step's first micro-batch",),
     patterns=(
         Pattern(
             "step",

@@ -8,7 +8,7 @@ _Z = r"(?: ?\((?:z )?[+-]?(?:\d{1,9}\.\d\d|nan|inf)z?\))?"
 
 
 def _row(name: str, group: str, number: str = r"\d{1,20}") -> Pattern:
-    """A row of the parameter table that it prints first."""
+    """A row of the parameter table that llm.c prints first."""
     return Pattern("fact", START + rf"\| {name} {{1,24}}\| (?P<{group}>{number}) {{0,60}}\|", literal=f"| {name}")
 
 

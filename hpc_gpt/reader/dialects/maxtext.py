@@ -19,7 +19,7 @@ _SETTINGS = {
     "steps": "steps_planned",
     "gradient_accumulation_steps": "micro_batches",
 }
-# Attention over a window, as `runs.windows` reads it.
+# Attention over a window, as `records.windows` reads it.
 _WINDOWS = ("sliding_window_size",)
 
 
@@ -55,7 +55,7 @@ DIALECT = Dialect(
         Pattern("eval", rf"\b[Cc]ompleted eval after train step (?P<step>\d{{1,12}}), loss=(?P<loss_eval>{NUMBER}),"),
         line("eval", "average loss after step={step}: eval_step_count={}, eval_loss={loss_eval},"),
         line("fact", "Num_devices: {gpus}, shape "),
-        # Of the recipes' runner; the sizes are those of the configuration.
+        # A line of the recipes' runner; the sizes are those of the configuration.
         Pattern(
             "fact",
             r"\btuning params for model are: \{"

@@ -5,8 +5,8 @@ from hpc_gpt.reader.pattern import Dialect, Pattern, later, line
 # The iteration line, in every form since 2020.
 _HEAD = r"\biteration {1,20}(?P<step>\d{1,12}) ?/ {0,20}(?P<steps_planned>\d{1,12}) {0,4}\|"
 # {field (reader/pattern.py): the keys between the bars after the head that give it}. `lm loss` is missing if every
-# iteration since the last line was skipped. `(s)` is BigScience's; the other throughputs, which are all of one GPU, are
-# of forks too.
+# iteration since the last line was skipped. `(s)` is BigScience's; forks print the other throughputs, too, which are all
+# per GPU.
 _KEYS_OF = {
     "consumed_samples": ("consumed samples",),
     "consumed_tokens": ("consumed tokens",),
@@ -40,7 +40,7 @@ DIALECT = Dialect(
     engine="megatron-lm",
     patterns=(
         ITERATION,
-        # progress.txt, of --log-progress: a line a start and a checkpoint. The throughput is the mean since the start.
+        # progress.txt of --log-progress: a line per start and per checkpoint. The throughput is the mean since the start.
         Pattern(
             "start",
             r"\bJob ID: (?P<job_id>[\w.-]{0,40})\t# GPUs: (?P<gpus>\d{1,7})\tStarting job(?=\s*$)",

@@ -1,4 +1,4 @@
-"""What Megatron-Bridge prints in addition to Megatron's lines: its own throughput, memory in 10^9 bytes."""
+"""Megatron-Bridge's lines in addition to Megatron's: its own throughput, memory in 10^9 bytes."""
 
 from hpc_gpt.reader.pattern import Dialect, Pattern
 

@@ -1,10 +1,10 @@
-"""What Megatron-LM and its forks print before training: world size, parallel sizes, batch, parameter counts."""
+"""Lines of Megatron-LM and its forks before training: world size, parallel sizes, batch, parameter counts."""
 
 from hpc_gpt.reader.pattern import Dialect, Pattern, line
 
 
 def _size(name: str, field: str) -> Pattern:
-    """A size in the line of the world size. Versions differ in hyphens, commas, and what is between them."""
+    """A size in the line of the world size. Versions differ in hyphens, commas, and the text between them."""
     return Pattern(
         "fact",
         rf"using world size: \d{{1,9}},[^|]{{0,300}}?(?<![a-z]-){name}[ -]size: (?P<{field}>\d{{1,9}})",

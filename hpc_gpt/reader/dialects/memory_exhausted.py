@@ -1,6 +1,6 @@
 """Out of memory: on the GPU by allocators and libraries, on the host by Python, PyTorch and the kernel.
 
-Also the batch with which a program goes on that looks for the largest that fits: that of the steps from there.
+Also the new batch of a program that looks for the largest one that fits: the following steps have it.
 """
 
 import re
@@ -9,7 +9,7 @@ from hpc_gpt.reader.pattern import ANY_NAME, EXCEPTION_START, INT, Dialect, Patt
 
 _GIB = {"bytes": 2**-30, "KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0, "TiB": 2.0**10}
 _SIZE = r"(?<![\d.])([\d.]{1,12}+) (bytes|[KMGT]iB)"
-# PyTorch's message, of 1.x and of 2.x: the GPU's memory, what is free of it, and what this process has.
+# PyTorch's message in 1.x and 2.x: the GPU's memory, its free memory, and the memory of this process.
 _TOTAL = re.compile(rf"{_SIZE} total capacity|total capaci?ty of {_SIZE}")
 _FREE = re.compile(rf"{_SIZE} (?:is )?free\b")
 _OWN = re.compile(rf"this process has {_SIZE}")
@@ -18,15 +18,15 @@ _SHARE = 0.2  # of a GPU's memory; less may be NCCL's and the context's
 
 
 def held_by_others(message: str) -> str:
-    """What to do if other processes hold much of the GPU's memory, by PyTorch's message; empty if they do not.
+    """The advice if other processes hold much of the GPU's memory, by PyTorch's message; empty if they do not.
 
     >>> held_by_others("CUDA out of memory. GPU 0 has a total capacity of 79.15 GiB of which 1.15 GiB is free. Process 17 "
     ... "has 60.00 GiB memory in use. Including non-PyTorch memory, this process has 18.00 GiB memory in use.")[:52]
     'other processes hold 60 of the 79.2 GiB of this GPU:'
     """
     total, free = _gib(_TOTAL, message), _gib(_FREE, message)
-    own = _gib(_OWN, message) or _gib(_ALLOCATOR, message)
-    if not total or not own or (others := total - free - own) < _SHARE * total:
+    of_process = _gib(_OWN, message) or _gib(_ALLOCATOR, message)
+    if not total or not of_process or (others := total - free - of_process) < _SHARE * total:
         return ""
     return (
         f"other processes hold {others:.3g} of the {total:.3g} GiB of this GPU: end them (nvidia-smi lists them) or ask for whole"
@@ -36,8 +36,8 @@ def held_by_others(message: str) -> str:
 
 def _gib(regex: re.Pattern[str], message: str) -> float:
     """The sum of the sizes that a regex finds, in GiB."""
-    found = [[text for text in match if text] for match in regex.findall(message)]
-    return sum(float(size) * _GIB[unit] for size, unit in found if size.replace(".", "", 1).isdigit())
+    sizes = [[text for text in match if text] for match in regex.findall(message)]
+    return sum(float(size) * _GIB[unit] for size, unit in sizes if size.replace(".", "", 1).isdigit())
 
 
 _CHANGING = "(?:decreas|increas|reduc|lower|halv|chang|adjust)ing "
@@ -67,7 +67,7 @@ DIALECT = Dialect(
         failure("host_memory", ": Killed process ",
             r"(?P<words>[Oo]ut of memory(?: \(oom_kill_allocating_task\))?: Killed " r"process \d{1,10}.{0,200})"),
         failure("host_memory", "OOMKilled", EXCEPTION_START + r"(?P<words>.{0,120}\bOOMKilled\b.{0,120})"),
-        # A batch that is another from here on, as programs say that look for the largest that fits.
+        # The batch from this line on, in programs that look for the largest one that fits.
         *(
             Pattern("fact", rf"(?i)\b{regex}(?=\.?\s*$|[\s,;)])", literal=literal, weak=True)
             for literal, regex in (

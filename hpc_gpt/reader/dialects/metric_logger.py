@@ -1,7 +1,7 @@
-"""torchvision's MetricLogger, and what has a copy of it: DETR, DeiT, MAE, DINO, V-JEPA, BLIP, LAVIS.
+"""torchvision's MetricLogger, and the programs with a copy of it: DETR, DeiT, MAE, DINO, V-JEPA, BLIP, LAVIS.
 
 A figure is the median of the last 20 steps, with the mean so far in brackets, which LAVIS leaves out; the time is the mean
-of those 20. In `Epoch: [3]` and LAVIS' `data epoch: [3]` the count is of the batches of an epoch, in `Training` of all
+of these 20 steps. In `Epoch: [3]` and LAVIS' `data epoch: [3]` the count is in batches of an epoch, in `Training` in all
 steps. Peak memory is allocated, in MiB.
 """
 

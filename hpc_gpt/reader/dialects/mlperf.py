@@ -1,7 +1,7 @@
-"""MLPerf's log: one line of JSON per event. Times of day are in ms; counts are of steps, samples or tokens.
+"""MLPerf's log: one line of JSON per event. Times of day are in ms; counts are in steps, samples or tokens.
 
-Which one a count is of follows from batch and sequence (`counted_in` in runs/log_steps.py), as does whether
-`throughput` is of samples or tokens. v3.1 has `train_step_timing`, v4.1 `train_step_timing in s`, v5.0 `train_step_time`,
+Batch and sequence show what a count counts (`counted_in` in records/log_steps.py), and whether `throughput` is in
+samples or tokens. v3.1 has `train_step_timing`, v4.1 `train_step_timing in s`, v5.0 `train_step_time`,
 all in seconds. Where a step is not timed, the times of day of the events between evaluations time it: an evaluation
 begins and ends at the same count. The counts of a block's own events are its length in some submissions, its begin in
 others and the total in a third kind, so they are not read. `eval_accuracy` is the validation loss of the GPT benchmarks,
@@ -11,7 +11,7 @@ and an accuracy in others. Each rank of NVIDIA's and AMD's code prints `init_sta
 from hpc_gpt.reader.pattern import INT, NUMBER, Dialect, Pattern, later
 
 _EVENT = r":::MLLOG \{{(?:\"namespace\": \"[^\"\n]{{0,64}}\", )?\"time_ms\": ({}\d{{10,16}}), \"event_type\": \"\w{{1,24}}\", \"key\": \"{}\", "
-# The first of them that is a number: `"step": [2, 3321]` is not.
+# The first of these keys with a number: `"step": [2, 3321]` does not count.
 _COUNT = (
     r"\"metadata\": \{[^{}\n]{0,1000}?\"(?:samples_count|step|epoch_num)\": (?P<consumed>\d{1,20}(?:\.0)?)(?=[,}])"
     r"[^{}\n]{0,1000}\}"

@@ -1,6 +1,6 @@
-"""MMEngine: OpenMMLab's trainers and XTuner before its version 1. Peak memory is allocated, in MiB; the time is of an iteration.
+"""MMEngine: OpenMMLab's trainers and XTuner before its version 1. Peak memory is allocated, in MiB; the time is per iteration.
 
-`Iter(train)` counts all iterations, `Epoch(train)` those of an epoch. With accumulated gradients an iteration is not a step.
+`Iter(train)` counts all iterations, `Epoch(train)` the iterations of an epoch. With accumulated gradients an iteration is not a step.
 """
 
 from hpc_gpt.reader.pattern import STOP_OR_END, Dialect, Pattern, named

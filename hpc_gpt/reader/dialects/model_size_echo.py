@@ -7,6 +7,6 @@ DIALECT = Dialect(
     patterns=(Pattern("fact", r"^(?:[^|]{0,40}[\]:] ?)?Model size: (?P<params_gi>\d{1,6})B\s*$"),),
     flags=(
         "`Model size: 61B` was read as 61 x 2^30 parameters, as the scripts worked it out before 2021-05-28; "
-        "a later one is in 10^9",
+        "a later size is in 10^9",
     ),
 )

@@ -1,4 +1,4 @@
-"""nanochat. Its loss is smoothed and bias-corrected; tokens/s are of the whole job; steps count from 0.
+"""nanochat. Its loss is smoothed and bias-corrected; tokens/s are the job's; steps count from 0.
 
 `total time` begins after the tenth step, so it is not read. `mfu` is a percentage, printed without its sign.
 """
@@ -34,9 +34,9 @@ _MODEL = {"sequence_len": "seq", "n_layer": "layers", "n_head": "heads", "n_kv_h
 
 def _interpret(texts: Mapping[str, str]) -> Fields:
     """The model's configuration, printed as JSON."""
-    given = Arguments(texts)
+    arguments = Arguments(texts)
     return without_unknown(
-        {field: given.whole(f'"{name}"', f"'{name}'") for name, field in {**_MODEL, "vocab_size": "vocab"}.items()}
+        {field: arguments.whole(f'"{name}"', f"'{name}'") for name, field in {**_MODEL, "vocab_size": "vocab"}.items()}
     )
 
 
@@ -49,7 +49,7 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            # Unlike build-nanogpt it prints the share that is done, or the multiplier of the learning rate.
+            # Unlike build-nanogpt it prints the share of steps that are done, or the multiplier of the learning rate.
             rf"\bstep (?P<step>\d{{1,12}})(?:/(?P<steps_planned>\d{{1,12}}))?"
             rf"(?: \({NUMBER}%\) \||(?= \| [^\n]{{0,400}}\| lrm: ))(?=[^\n]{{0,400}}? loss: )"
             + named(loss=" loss: ", grad_norm=" grad[ _]norm: ", mfu_percent=r" \| (?:[a-z]\w{1,4}_)?mfu: ")
@@ -72,7 +72,7 @@ DIALECT = Dialect(
             )
             for name in _MODEL
         ),
-        # A stage that goes on from another loads its model.
+        # A stage that continues another one loads its model.
         Pattern(
             "argument",
             rf"(?P<key>'(?:{'|'.join((*_MODEL, 'vocab_size'))})'): (?P<value>\d{{1,9}})(?=[,}}])",

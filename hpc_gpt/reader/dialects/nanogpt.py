@@ -14,7 +14,7 @@ _MFU = rf"(?!-){NUMBER}"
 
 
 def _loss(name: str, group: str) -> str:
-    """A loss; of some copies in bits."""
+    """A lookahead for a loss, which some copies print in bits."""
     plain = later(name, group, r"(?=,|\s*$)")
     return later(name, f"{group}_bits", "(?= BPC)") + rf"(?:(?![^\n]* BPC){plain})?"
 
@@ -23,7 +23,7 @@ DIALECT = Dialect(
     name="nanogpt",
     engine="nanogpt",
     flags=(
-        "nanoGPT's printed MFU is of the A100's 312 TFLOP/s whatever the GPU",
+        "nanoGPT's printed MFU is relative to the A100's 312 TFLOP/s on any GPU",
         "nanoGPT's count of parameters leaves the positions out",
     ),
     patterns=(
@@ -45,7 +45,7 @@ DIALECT = Dialect(
             literal="| mfu ",
             head=START + r"\d{1,12} \|",
         ),
-        # wordplay's, of figures in milliseconds and in millions of tokens a second of the job.
+        # wordplay's, with milliseconds and the job's millions of tokens per second.
         Pattern(
             "step",
             rf"\bstep=(?P<step>\d{{1,12}})(?= ){has(rf' dt={NUMBER} ')}"
@@ -59,7 +59,7 @@ DIALECT = Dialect(
             literal="val loss ",
         ),
         Pattern("fact", START + rf"number of parameters: (?P<params_millions>{NUMBER})M\s*$", weak=True),
-        # What the optimizer has, in two groups: all parameters, exactly.
+        # The optimizer's parameters in two groups: all parameters, exactly.
         *(
             Pattern(
                 "fact",

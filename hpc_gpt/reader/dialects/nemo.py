@@ -25,7 +25,7 @@ def _entry(key: str, group: str) -> str:
 
 
 def _column(key: str, group: str) -> str:
-    """A column. The step time and the validation loss can end the line, where a cut cannot be noticed."""
+    """A lookahead for a column. The step time and the validation loss can end the line, where a cut is not noticed."""
     end = r"(?= \||\s*$)" if group in ("step_s", "loss_eval") else r"(?= \|)"
     return later(rf"\| {key}: ", group, end, _NUMBER, r"[^\n]{0,3000}?")
 
@@ -43,7 +43,7 @@ DIALECT = Dialect(
             + _entry("grad_norm", "grad_norm")
             + _entry("lr", "lr")
             + _entry("val_loss", "loss_eval")
-            # Without a `]` the bar is cut: what a comma follows is whole.
+            # Without a `]` the bar is cut: a figure with a comma after it is whole.
             + r"[^\]\n]{0,3000}(?:\]|$)",
             literal="reduced_train_loss",
         ),
@@ -63,7 +63,7 @@ DIALECT = Dialect(
             + _column("reduced_train_loss", "loss")
             + _column("train_step_timing in s", "step_s")
             + _column("grad_norm", "grad_norm")
-            # After the samples they end the line.
+            # TFLOPs after the samples end the line.
             + rf"(?=(?:[^\n]{{0,3000}}?\| (?P<of>consumed_samples: \d{{1,15}} \| )?TFLOPS_per_GPU: (?P<tflops>{_NUMBER})"
             + r"(?(of)(?= \||\s*$)|(?= \|)))?)"
             + _column("tokens_per_sec_per_gpu", "tokens_per_s_gpu")
@@ -82,7 +82,7 @@ DIALECT = Dialect(
                 ("position_embedding_type", r"'?(?P<position_embedding>\w{1,24})'?", {}),
                 ("share_embeddings_and_output_weights", "[Ff]alse", {"untied_embeddings": True}),
                 ("bf16", "true", {"dtype": "bf16"}),
-                # Of the matrix products; `precision` is that of the rest.
+                # fp8 is for the matrix products; everything else has `precision`.
                 ("fp8", "true", {"fp8_products": 1}),
             )
         ),

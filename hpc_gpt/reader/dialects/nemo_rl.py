@@ -1,6 +1,6 @@
-"""NeMo-RL: a banner a step, and below it its loss and times. A step of GRPO also generates its samples.
+"""NeMo-RL: a banner per step, with its loss and times below. A step of GRPO also generates its samples.
 
-The banner counts the steps of an epoch. The figures below it count only after one, as other programs print such lists.
+The banner counts the steps of an epoch. The figures are read only below a banner, as other programs print such lists.
 """
 
 from hpc_gpt.reader.pattern import END, NUMBER, START, Dialect, Pattern

@@ -5,7 +5,7 @@ A name that ends in dots is cut and not read.
 
 from hpc_gpt.reader.pattern import END, LINE_START, START, Dialect, Pattern
 
-# Eight distinct values of a fact are kept: a table with more GPUs is not counted.
+# The reader stores eight distinct values of a fact: a table with more GPUs is not counted.
 _INDEX = r"(?:(?P<gpu_index>[0-7])|(?P<gpu_index_above_7>\d{1,3}))"
 
 _NAME = (

@@ -1,4 +1,4 @@
-"""picotron. Its global batch is of tokens a step; memory is what the allocator has reserved, in 10^9 bytes."""
+"""picotron. Its global batch is in tokens; its memory is the allocator's reserved memory, in 10^9 bytes."""
 
 from hpc_gpt.reader.pattern import START, Dialect, Pattern, later, named
 

@@ -1,4 +1,4 @@
-"""prime-rl: a line a step of the trainer, steps from 0. Tokens/s are of the whole job, peak memory is reserved, in GiB.
+"""prime-rl: a line per step of the trainer, from step 0. Tokens/s are the job's, peak memory is reserved, in GiB.
 
 A step of reinforcement learning also waits for its samples, and its loss is the policy's. The orchestrator's lines have
 the same form without a loss, and are not read.

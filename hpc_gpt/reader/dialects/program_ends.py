@@ -1,6 +1,6 @@
-"""Words by which programs say that they have ended: a table by program, then a general rule.
+"""Texts by which programs say that they have ended: a table by program, then a general rule.
 
-They count only after lines of steps, if none follow: many programs print such lines, some of an epoch or an evaluation.
+They count only after the last line of steps: many programs print such lines, some about an epoch or an evaluation.
 """
 
 from hpc_gpt.reader.pattern import Dialect, Pattern
@@ -10,7 +10,7 @@ _TIME = (
     r"|\d[\d.,]{0,12} ?(?:ms|s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?)\b(?!/))"
 )
 _STEP = r"(?:\b(?:step|iter(?:ation)?|update)s?[ =:]{1,3}\d|\b\d[\d,]{0,14} (?:\w{1,20} )?(?:steps|iter(?:ation)?s|updates)\b)"
-# Words at the begin of a line or after others, what follows them, how the program ended; and the program.
+# (text at the begin of a line or of a word, regex after it, how the program ended), and the program.
 _TABLE = (
     ("done training in ", r"[\d.,]{1,12} seconds", "done"),  # fairseq
     ("Total training time", rf": {_TIME}\s*$", "done"),  # nanochat
@@ -31,7 +31,7 @@ _TABLE = (
 )
 _DONE = r"\b(?:done|completed?|finished|ended)\b"
 _TRAINING = r"\b(?:(?:pre-?|fine-?)?train(?:ing)?|run|job|fit(?:ting)?|optimi[sz]ation)\b"
-# What else such a line may be of: a part of a training, a forecast, a share.
+# Other subjects of such a line: a part of a training, a forecast, a share.
 _NOT = (
     r"(?![^\n]{0,300}(?:\b(?:epoch|eval|valid|test|sav|checkpoint|load|compil|token|download|estimat|expected|remain|will"
     r"|in about|eta|left|sampl|batch)|\d ?%|\d ?/ ?\d|training (?:step|stage|phase|loop|data|set)\b))"
@@ -42,16 +42,16 @@ _EARLY = rf"\bearly[ -]stopp(?:ing|ed)\b.{{0,60}}?\b(?:at|after) {_STEP}"
 DIALECT = Dialect(
     name="program_ends",
     patterns=(
-        # torchrun's and Ray's, of whatever they started
+        # torchrun's and Ray's, about any program that they started
         Pattern("end", r"\] worker group successfully finished", ended="done"),
         Pattern("end", r"\bJob '\w{1,80}' succeeded\s*$", ended="done"),
         *(
-            Pattern("end", rf"(?<!\w){words}{rest}", literal=words, ended=ended, weak=True)
-            for words, rest, ended in _TABLE
+            Pattern("end", rf"(?<!\w){text}{after}", literal=text, ended=ended, weak=True)
+            for text, after, ended in _TABLE
         ),
         *(
-            Pattern("end", rf"(?i)^{_NOT}.{{0,200}}?{said}", literal=literal, ended=ended, weak=True)
-            for literal, said, ended in (
+            Pattern("end", rf"(?i)^{_NOT}.{{0,200}}?{sentence}", literal=literal, ended=ended, weak=True)
+            for literal, sentence, ended in (
                 *((literal, _SAID, "done") for literal in ("raining", "RAINING", "inished", "omplete")),
                 ("arly", _EARLY, "stopped"),
             )

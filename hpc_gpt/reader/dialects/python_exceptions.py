@@ -17,7 +17,7 @@ DIALECT = Dialect(
             echo("error", literal, rf"{EXCEPTION_START}(?P<words>{literal}.{{0,200}})")
             for literal in ("Exception ignored ", "Exception in thread ", "Error in atexit")
         ),
-        # what an interpreter raises as it ends: the reason why it ends is another
+        # exceptions that an interpreter raises as it ends: they are not the reason why it ends
         *(
             echo("error", literal, raised(names, about))
             for literal, names, about in (
@@ -29,7 +29,7 @@ DIALECT = Dialect(
         ),
         failure("error", "rror", raised(ANY_NAME)),
         failure("error", "Exception", raised(r"(?:\w{1,60})?Exception")),
-        # user errors, which no retry mends
+        # user errors: a retry does not help
         failure("user_error", "rror",
             raised("ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError|NameError|PermissionError"
             "|NotADirectoryError|IsADirectoryError|FileExistsError|UnboundLocalError|Config\\w{0,40}Error"
@@ -37,12 +37,12 @@ DIALECT = Dialect(
         failure("user_error", "rror", raised("AssertionError|ValueError|Exception", _ODD_NUMBERS)),
         failure("user_error", "rror", raised(ANY_NAME, r"in loading state_dict for|environment variable "
             r"\w{1,40} expected|unrecognized configuration")),
-        # of two that match, the first counts
+        # if two patterns match, the first counts
         failure("data", "FileNotFoundError", raised("FileNotFoundError", _DATA_FILE)),
         failure("user_error", "FileNotFoundError", raised("FileNotFoundError")),
         failure("user_error", ": error: ", r"^(?P<words>[\w./-]{1,200}: error: (?:argument|unrecognized arguments"
             r"|the following arguments|invalid choice|ambiguous option).{0,300})"),
-        # what `python FILE` and `python -m MODULE` say of what they cannot start
+        # messages of `python FILE` and `python -m MODULE` that cannot start
         *(
             failure(
                 "user_error",
@@ -80,7 +80,7 @@ DIALECT = Dialect(
             "|CancelledError|ProcessExitedException|ProcessRaisedException")),
         echo("error", "Exception", raised("ProcessExitedException|ProcessRaisedException")),
         echo("error", "Failed to look up actor", raised("ValueError", "Failed to look up actor")),  # Ray's, that died
-        # torch's, which has the exceptions of the ranks below it
+        # torch's, above the exceptions of the ranks
         echo("error", "CheckpointException ranks:", raised("CheckpointException", "CheckpointException ranks:")),
         echo("cancelled", "KeyboardInterrupt", EXCEPTION_START + r"(?P<words>KeyboardInterrupt(?::.{0,200})?)\s{0,4}$"),
         echo("cancelled", "rror", raised(ANY_NAME, r"is killed by signal: (?:Terminated|Interrupt)")),

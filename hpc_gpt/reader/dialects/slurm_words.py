@@ -9,9 +9,9 @@ _ROW_END = r"(?!\w)(?: by \d{1,10})?(?:\||\s|$).{0,200})"
 
 
 def _cancelled(what: str, why: str, ended: str, echo: bool = False) -> Pattern:
-    # The node that writes this is alive: if a node failed, it is another one.
-    words = rf"\*\*\* (?:{what}) \d{{1,12}}\S{{0,20}} ON [\w.-]{{1,80}} CANCELLED AT \S{{1,40}} {why}.{{0,80}}"
-    return failure(ended, "CANCELLED", f"(?P<words>{words})", echo)
+    # The node that writes this line is alive: if a node failed, it was another one.
+    message = rf"\*\*\* (?:{what}) \d{{1,12}}\S{{0,20}} ON [\w.-]{{1,80}} CANCELLED AT \S{{1,40}} {why}.{{0,80}}"
+    return failure(ended, "CANCELLED", f"(?P<words>{message})", echo)
 
 
 def _task(how: str, ended: str, echo: bool = False) -> Pattern:

@@ -1,4 +1,4 @@
-"""timm: the updates of an epoch, counted from 0, with the time of the last one and the images a second of the whole job."""
+"""timm: the updates of an epoch, counted from 0, with the time of the last one and the job's images per second."""
 
 from hpc_gpt.reader.pattern import NUMBER, Dialect, Pattern, later, line
 

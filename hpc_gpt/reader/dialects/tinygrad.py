@@ -1,4 +1,4 @@
-"""tinygrad's examples: steps count from 0, the device of a line is that of all GPUs, and so are memory and GFLOPS.
+"""tinygrad's examples: steps count from 0; the device, memory and GFLOPS of a line are for all GPUs.
 
 The time of `ms run` is the whole step.
 """
@@ -7,7 +7,7 @@ from hpc_gpt.reader.pattern import LINE_START, NUMBER, START, Dialect, Pattern, 
 
 
 def _before(unit: str, group: str) -> str:
-    """A figure before its unit or name."""
+    """A lookahead for a figure before its unit or name."""
     return later(r"(?<![^ :\]])", group, f"(?={unit})", within=r"[^|\n]{0,400}?")
 
 

@@ -16,11 +16,11 @@ DIALECT = Dialect(
         # deepspeed's launcher and accelerate's scripts.
         line("fact", "dist_world_size={gpus}"),
         line("fact", "nnodes={nodes}, num_local_procs={gpus_per_node}, "),
-        # DeepSpeed's configuration; NCCL's own line is of a communicator, which may have fewer ranks than the job.
+        # DeepSpeed's configuration; NCCL's own line is about a communicator, which may have fewer ranks than the job.
         line("fact", "Config mesh_device None world_size = {gpus}"),
         Pattern("fact", LINE_START + r"(?:export )?WORLD_SIZE=(?P<gpus>\d{1,7})" + END),
         line("fact", "Num processes: {gpus}", LINE_START),
-        # In the words of programs that no dialect knows: used only if all that is said agrees.
+        # Lines of programs that no dialect knows: used only if all of them agree.
         Pattern(
             "fact",
             # `world_size=1)` is a default in a source that a log repeats.
@@ -35,7 +35,7 @@ DIALECT = Dialect(
             literal="rain",
             weak=True,
         ),
-        # Lightning's and NeMo's, a process for each GPU, unless they are on CPUs.
+        # Lightning's and NeMo's: one process per GPU, unless they run on CPUs.
         line("fact", "GLOBAL_RANK: {}, MEMBER: {}/{gpus_said}", weak=True),
         line("fact", "| distributed init (rank {}, world {gpus_said}):", weak=True),
         Pattern(

@@ -18,7 +18,7 @@ DIALECT = Dialect(
             ),
             literal=" | loss:",
         ),
-        # The label of its bar: the epoch and the step, in some versions that of the epoch.
+        # The label of its bar: the epoch and the step, in some versions the step of the epoch.
         Pattern("step", rf"(?<![\d|])(?P<epoch>\d{{1,6}})\|(?P<step>\d{{1,12}})\|Loss: (?P<loss>{NUMBER})(?=:? |\s*$)"),
         Pattern("fact", r"\bINFO:torchtune\.utils\._?logging:", facts={"engine": "torchtune"}),
         line("fact", "batch_size: {micro_batch}", LINE_START, own=True),

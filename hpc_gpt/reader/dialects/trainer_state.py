@@ -1,7 +1,7 @@
 """Hugging Face's `trainer_state.json`, which a Trainer writes beside each checkpoint: entries of several lines.
 
-An entry of `log_history` begins with its epoch and ends with its step; that of an evaluation, and that of the end, has the
-epoch of the entry before it. The batch is of one device. Its step time is the runtime over the steps, as in the log.
+An entry of `log_history` begins with its epoch and ends with its step; the entries of an evaluation and of the end have
+the epoch of the entry before them. The batch is per device. The step time is the runtime over the steps, as in the log.
 """
 
 from hpc_gpt.reader.pattern import END, NUMBER, START, Dialect, Pattern

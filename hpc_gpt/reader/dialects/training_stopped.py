@@ -1,4 +1,4 @@
-"""Trainers that stop themselves: NaN losses and gradients, ranks that make no step; submitit's words; and schedulers other than Slurm."""
+"""Trainers that stop themselves: NaN losses and gradients, ranks that make no step; submitit's messages; and schedulers other than Slurm."""
 
 from hpc_gpt.reader.pattern import ANY_NAME, Dialect, echo, failure, raised
 
@@ -24,7 +24,7 @@ DIALECT = Dialect(
             r"(?P<words>hang: no rank made a step for \d{1,9} s(?:; ranks? (?P<rank>\d{1,7})[-\d, .()]{0,120}"
             r" on (?P<node>[A-Za-z][\w.-]{0,80}))?.{0,300})"),
         failure("hang", "ang detected", r"(?P<words>\b[Hh]ang detected\b.{0,200})"),
-        # submitit's, at its signal, and after it; a limit that is followed by a requeue ends only an attempt
+        # submitit's, at its signal and after it; a time limit before a requeue ends only an attempt
         failure("preempted", "this job is preempted", r"(?P<words>Caught signal \S{1,20} on \S{1,80}: this job is preempted.{0,60})"),
         echo("walltime", "this job is timed-out", r"(?P<words>Caught signal \S{1,20} on \S{1,80}: this job is timed-out.{0,60})"),
         failure("walltime", "Job not requeued because: ", r"(?P<words>Job not requeued because: timed-out.{0,100})"),

@@ -1,8 +1,8 @@
-"""verl: a line a step of all metrics. Its loss is the policy's, its throughput tokens a second of one GPU, memory in GiB.
+"""verl: a line per step with all metrics. Its loss is the policy's, its throughput tokens/s per GPU, its memory in GiB.
 
-A step also generates and scores its samples. The tokens of a step vary. Its batch is of prompts, and the lengths
-in its configuration are the longest: no sequence length is read. The configuration is printed as Python's pprint does, or
-in the command of a shell; a pool of 0 nodes is one that is not used.
+A step also generates and scores its samples. The tokens per step vary. Its batch counts prompts, and the lengths in its
+configuration are the longest ones: no sequence length is read. The configuration is printed as by Python's pprint, or in
+the command of a shell; a pool of 0 nodes is not used.
 """
 
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ _SETTINGS = "train_batch_size|n_gpus_per_node|nnodes|ppo_micro_batch_size_per_gp
 
 
 def _interpret(texts: Mapping[str, str]) -> Fields:
-    given = Arguments(texts)
+    arguments = Arguments(texts)
     return without_unknown(
         {
-            "global_batch": given.whole("train_batch_size"),
-            "micro_batch": given.whole("ppo_micro_batch_size_per_gpu"),
-            "gpus_per_node": given.whole("n_gpus_per_node"),
-            "nodes": given.whole("nnodes"),
-            "recompute": {True: "full", False: "none", None: None}[given.true("enable_gradient_checkpointing")],
+            "global_batch": arguments.whole("train_batch_size"),
+            "micro_batch": arguments.whole("ppo_micro_batch_size_per_gpu"),
+            "gpus_per_node": arguments.whole("n_gpus_per_node"),
+            "nodes": arguments.whole("nnodes"),
+            "recompute": {True: "full", False: "none", None: None}[arguments.true("enable_gradient_checkpointing")],
         }
     )
 

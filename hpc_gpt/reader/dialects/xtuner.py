@@ -1,7 +1,7 @@
-"""XTuner: a line a step from each rank. The loss is `reduced_llm_loss`, the mean over the ranks; `tgs` is of one GPU.
+"""XTuner: a line per step from each rank. The loss is `reduced_llm_loss`, the mean over the ranks; `tgs` is per GPU.
 
-`local_loss` and, in versions of 2025, `total_loss` are of one rank, or have the losses of the router in them. `text_tokens`
-are of one rank, the consumed tokens of all. `time` is the step without the wait for data.
+`local_loss` and, in versions of 2025, `total_loss` are one rank's, or include the losses of the router. `text_tokens`
+are one rank's, the consumed tokens those of all ranks. `time` is the step without the wait for data.
 """
 
 from hpc_gpt.reader.pattern import Dialect, Pattern, named

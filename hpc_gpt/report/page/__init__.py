@@ -3,8 +3,8 @@
     write_page(Path("report.html"), gathered.runs, notes)
 
 Text from a log never becomes markup: the template escapes what it prints, drawings escape their texts, and the page's
-Content-Security-Policy allows only its own script and style, by their hashes. Above DETAILED_RUNS runs have briefs in
-place of details: sources that most of them share are there once.
+Content-Security-Policy allows only its own script and style, by their hashes. Runs beyond DETAILED_RUNS have briefs
+instead of details: sources that most of them share are listed once.
 """
 
 import base64
@@ -70,7 +70,7 @@ MOST_FLAGS = 40
 _NO_HISTORY = ("done", *LIVE, "unknown")
 MOST_FAILURES = 12
 MOST_ATTEMPTS = 40
-# Keys shown elsewhere, or of no use to a reader; settings may be private.
+# Keys that are shown elsewhere or do not help a reader; settings may be private.
 _NOT_FIGURES = {"schema", "settings", "attempts", "flags", "flag_kinds", "sources", "ended", "cause", "versions"}
 _MEMORY = {"memory_allocated_gib": "allocated", "memory_reserved_gib": "reserved", "predicted_memory_gib": "predicted"}
 ATTEMPT_HEADINGS = ("Attempt", "Job", "Started", "Ended", "First step", "Last step", "Cause")
@@ -82,7 +82,7 @@ SAMPLES = 10  # rows of the table of steps
 
 
 def write_page(path: Path, runs: Sequence[RunRead], notes: Sequence[str] = ()) -> None:
-    """Writes the page of the runs, in the order given, whole or not at all.
+    """Writes the page of the runs, in their order, whole or not at all.
 
     `notes`: what was not read or left out. Raises ConfigError if `path` exists and is not a page of ours, or its folder
     is missing; RunFolderError if it cannot be written.
@@ -92,9 +92,9 @@ def write_page(path: Path, runs: Sequence[RunRead], notes: Sequence[str] = ()) -
 
 
 def check_page_target(path: Path, marker: str = _MARKER, verb: str = "report") -> None:
-    """ConfigError unless `write_page` may write there; cheap, so that it can be done before the reading.
+    """Raises ConfigError unless `write_page` may write there. It is cheap, so that it can run before the reading.
 
-    `marker`: a text near the beginning of every page of that verb.
+    `marker`: a text near the beginning of every page of the verb.
     """
     if not path.parent.is_dir():
         raise ConfigError(f"{path.parent} is not a folder", f"make it: mkdir -p {shlex.quote(str(path.parent))}")
@@ -126,7 +126,7 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
     failures = [anomaly for anomaly in anomalies if anomaly.level == FAILED]
     anomalies = [anomaly for anomaly in anomalies if anomaly.level != FAILED]
     shared, briefs = briefs_of(runs, labels, sorted(order[DETAILED_RUNS:]))
-    doubts = Counter(place for each in (*failures, *anomalies) if each.level < KNOW for place in each.runs)
+    doubts = Counter(place for anomaly in (*failures, *anomalies) if anomaly.level < KNOW for place in anomaly.runs)
     style, script = asset("page.css"), asset("page.js")
     heading, about = _title_of(runs, labels)
     page: str = page_environment(above).get_template("report/page.html.j2").render(
@@ -171,20 +171,20 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
 
 
 def _table(runs: Sequence[RunRead], shorts: Sequence[str], run_groups: Sequence[RunGroup]) -> dict[str, Any]:
-    """The table of the runs, as the template names it: `few` columns of it are shown at first."""
-    varied = list(dict.fromkeys(key for each in run_groups for key in each.varied if not key.startswith(IN_COLUMNS)))
+    """The table of the runs under the template's names; `few` of its columns are shown at first."""
+    varied = list(dict.fromkeys(key for group in run_groups for key in group.varied if not key.startswith(IN_COLUMNS)))
     headings, lines, few = table_of(runs, shorts, varied[:MOST_VARIED], sources=len(runs) <= DETAILED_RUNS)
-    kinds = [" ".join(("l",) * (not each.right) + ("x",) * (at >= few)) for at, each in enumerate(headings)]
+    kinds = [" ".join(("l",) * (not group.right) + ("x",) * (at >= few)) for at, group in enumerate(headings)]
     return {"headings": headings, "lines": lines, "few": few, "kinds": kinds}
 
 
 def _first(name: str, entries: Sequence[Any], most: int) -> dict[str, Any]:
-    """The first entries, and how many more there are, as the template names them."""
+    """The first `most` entries and the number of further ones, under the template's names."""
     return {name: entries[:most], f"more_{name}": max(0, len(entries) - most)}
 
 
 def _static_curves(runs: Sequence[RunRead], names: Sequence[str], groups: Sequence[RunGroup]) -> list[tuple[str, Svg]]:
-    """(title, drawing) of the loss of each group that has one, for a page without a script; at most STATIC_CURVES."""
+    """(title, drawing) of the loss of every group that has one, for a page without a script; at most STATIC_CURVES."""
     drawings: list[tuple[str, Svg]] = []
     for group in groups:
         drawn = [place for place in group.places if has_curve(runs[place])]
@@ -202,7 +202,7 @@ def _static_curves(runs: Sequence[RunRead], names: Sequence[str], groups: Sequen
 
 
 def page_environment(above: str = "") -> Any:
-    """Jinja for the page. `above`: a folder to leave out of paths."""
+    """The Jinja environment of the page. `above`: a folder to leave out of paths."""
     import jinja2
 
     def shown(value: Any) -> Any:
@@ -223,7 +223,7 @@ def page_environment(above: str = "") -> Any:
 
 
 def asset(name: str) -> str:
-    """The text of a page's style or script."""
+    """The text of a page's style or script, a file in templates/report/."""
     return (templates_dir() / "report" / name).read_text(encoding="utf-8")
 
 
@@ -233,9 +233,9 @@ def csp_hash(text: str) -> str:
 
 
 def _ended_summary(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> str:
-    """The number of runs by how they ended, and of anomalies in their figures."""
+    """The numbers of runs by how they ended, and the number of anomalies in their figures."""
     counts = Counter(ended_text(run.record.ended) for run in runs)
-    parts = [f"{count:,} {words}" for words, count in counts.most_common(ENDS_COUNTED)]
+    parts = [f"{count:,} {end}" for end, count in counts.most_common(ENDS_COUNTED)]
     if len(counts) > ENDS_COUNTED:
         parts.append(f"{len(counts) - ENDS_COUNTED:,} other ways to end")
     serious = sum(FAILED < anomaly.level < KNOW for anomaly in anomalies)
@@ -244,7 +244,7 @@ def _ended_summary(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> str
 
 
 def _summary(run: RunRead) -> str:
-    """A run's main figures in short."""
+    """The main figures of a run in short: devices, step time, last loss."""
     record = run.record
     parts = []
     if devices := devices_text(record):
@@ -265,13 +265,13 @@ def _folder(runs: Sequence[RunRead]) -> str:
 
 
 def _common_folder(runs: Sequence[RunRead]) -> str:
-    """The same with a slash at its end; empty for relative paths, which are shown as the user gave them."""
+    """The common folder with a slash at its end; empty for relative paths, which are shown as the user gave them."""
     common = _folder(runs)
     return f"{common}/" if os.path.isabs(common) and common != "/" else ""
 
 
 def _title_of(runs: Sequence[RunRead], labels: Sequence[str]) -> tuple[str, str]:
-    """The page's heading, the folder or the one run; and about it: the number of runs, and the newest one's day."""
+    """(the heading of the page: the folder or the one run; about it: the number of runs and the newest one's day)."""
     count = counted(len(runs), "run")
     name = labels[0] if len(runs) == 1 else safe(Path(_folder(runs)).name, 80)
     days = [run.record.started[:10] for run in runs if run.record.started]
@@ -281,7 +281,7 @@ def _title_of(runs: Sequence[RunRead], labels: Sequence[str]) -> tuple[str, str]
 
 
 def details_of(run: RunRead, label: str, place: int, summary: str) -> dict[str, Any]:
-    """What the template needs of the run at `place` in the report."""
+    """The details of the run at `place` in the report, under the template's names."""
     record = run.record
     attempts = record.attempts or []
     lines = [[_attempt_cell(attempt, key) for key in _ATTEMPT_KEYS] for attempt in attempts[:MOST_ATTEMPTS]]
@@ -298,10 +298,12 @@ def details_of(run: RunRead, label: str, place: int, summary: str) -> dict[str, 
         "attempts": lines if len(attempts) > 1 else [],
         "more_attempts": max(0, len(attempts) - MOST_ATTEMPTS),
         "facts": _facts(record),
-        "stages": [{"kind": kind, "bars": bars(each)} for kind, each in of_stages.items() if each and len(each) > 1],
+        "stages": [
+            {"kind": kind, "bars": bars(entry)} for kind, entry in of_stages.items() if entry and len(entry) > 1
+        ],
         "files": [safe(file, 300) for file in run.files[:_MOST_FILES]],
         "more_files": max(0, len(run.files) - _MOST_FILES),
-        "start": [(safe(key, 40), *each) for key, each in zip(parts, bars(list(parts.values())), strict=True)],
+        "start": [(safe(key, 40), *entry) for key, entry in zip(parts, bars(list(parts.values())), strict=True)],
         "start_s": figure_text(show_digits, number(record.start_s)),
         "has_curve": has_curve(run),
         "sampled": samples(run.steps),
@@ -309,13 +311,13 @@ def details_of(run: RunRead, label: str, place: int, summary: str) -> dict[str, 
 
 
 def _failures(run: RunRead) -> list[dict[str, Any]]:
-    """The failures in the logs, the first cause first; a file is named once, then only the line."""
+    """The failures in the logs, the first cause first; a file is named once, its further failures have only lines."""
     failures, file = [], ""
-    for each in run.failures[:MOST_FAILURES]:
-        where = f"line {each.place.line}" if each.place.file == file else str(each.place)
-        message = safe(each.message, 300).replace(f" ({each.place})", "")
-        failures.append({"ended": ended_text(each.ended), "message": message, "where": where, "echo": each.echo})
-        file = each.place.file
+    for failure in run.failures[:MOST_FAILURES]:
+        where = f"line {failure.place.line}" if failure.place.file == file else str(failure.place)
+        message = safe(failure.message, 300).replace(f" ({failure.place})", "")
+        failures.append({"ended": ended_text(failure.ended), "message": message, "where": where, "echo": failure.echo})
+        file = failure.place.file
     if is_history(run) and not failures:
         for attempt in (run.record.attempts or [])[:MOST_FAILURES]:
             if (ended := str(attempt.get("ended") or "")) in ENDED_TEXTS and ended not in _NO_HISTORY:
@@ -332,7 +334,7 @@ def _title(run: RunRead, label: str, place: int) -> dict[str, str]:
 
 
 def _facts(record: Record) -> list[dict[str, str]]:
-    """The record's figures as text, and where each is from."""
+    """The figures of the record as text, each with its source."""
     begin = safe(show_begin(record), 400)
     facts = [{"key": "begins from", "text": begin, "source": "resumed_from.json, resolved.json"}] if begin else []
     for key in RECORD_KEYS:
@@ -371,15 +373,15 @@ def _attempt_cell(attempt: dict[str, object], key: str) -> str:
 def briefs_of(
     runs: Sequence[RunRead], labels: Sequence[str], places: Sequence[int]
 ) -> tuple[list[tuple[str, str]], list[dict[str, Any]]]:
-    """(sources that most of the runs at `places` share, each run's own ones); "line 12" is a line of its `file`."""
+    """(sources that most of the runs at `places` share, other sources per run); "line 12" is a line of its `file`."""
     counts = Counter(pair for place in places for pair in _sources(runs[place].record))
     shared = {pair for pair, count in counts.items() if count > 1 and 2 * count > len(places)}
     briefs = []
     for place in places:
-        own = [pair for pair in _sources(runs[place].record) if pair not in shared]
-        files = Counter(found[1] for _, where in own if (found := _PLACE.match(where)))
+        unshared = [pair for pair in _sources(runs[place].record) if pair not in shared]
+        files = Counter(match[1] for _, where in unshared if (match := _PLACE.match(where)))
         file = files.most_common(1)[0][0] if files else ""
-        sources = _grouped([(key, where.replace(f"{file}:", "line ") if file else where) for key, where in own])
+        sources = _grouped([(key, where.replace(f"{file}:", "line ") if file else where) for key, where in unshared])
         briefs.append({**_title(runs[place], labels[place], place), "file": file, "sources": sources})
     return _grouped(sorted(shared)), briefs
 
@@ -400,7 +402,7 @@ def _grouped(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def samples(curve: StepTable) -> dict[str, Any]:
-    """At most SAMPLES steps in order of training, evenly spread, with the last one: `headings` and `lines` of text."""
+    """At most SAMPLES steps in the order of training, evenly spread, the last one included: `headings` and `lines`."""
     curve = drawable(curve)
     if not len(curve):
         return {"headings": [], "lines": []}

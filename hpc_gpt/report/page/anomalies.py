@@ -1,8 +1,8 @@
-"""What looks wrong with the runs, the worst first.
+"""The anomalies of the runs: everything that looks wrong, the worst first.
 
-There are five levels: a run that failed, an absurd figure, figures that cannot be right, what should be looked at, what
-is good to know. Within a level the anomaly that cost most GPU hours, or most GPUs, comes first. The same text for many
-runs is one anomaly, and so are failures that differ only in their figures, paths and hosts.
+There are five levels: a run that failed, an absurd figure, figures in doubt, worth a look, good to know. Within a level
+the anomaly that cost most GPU hours, or most GPUs, comes first. The same text for many runs is one anomaly, and so are
+failures that differ only in their figures, paths and hosts.
 """
 
 import re
@@ -19,8 +19,8 @@ from hpc_gpt.reader.steps import StepTable
 from hpc_gpt.report.svg import number, safe
 from hpc_gpt.report.table_notes import DOUBT, FAILED, KNOW, LEVELS, LOOK, flag_level
 
-# How a run ended, where the text for it is not the class in words; and its level unless it has failed, None if nothing
-# is wrong.
+# The texts of ends that are not just the name of the class; and the levels of ends that are not failures, None if
+# nothing is wrong.
 _TEXTS = {
     "walltime": "out of walltime", "budget": "out of budget",
     "gpu_memory": "out of GPU memory", "host_memory": "out of host memory",
@@ -32,21 +32,21 @@ _ENDED_LEVELS: dict[str, int | None] = {
     "budget": LOOK,
 }
 ENDED_TEXTS = {ended: (_TEXTS.get(ended, ended.replace("_", " ")), _ENDED_LEVELS.get(ended, FAILED)) for ended in ENDED}
-# What differs between two runs that fail in the same way: paths, addresses, the unit of a size, and host names.
+# The parts of a message in which two runs differ that fail in the same way: paths, addresses, units of sizes.
 _VARYING = re.compile(r"(?:[\w.~-]*/)+[\w.-]+|\b0x[0-9a-fA-F]+\b|\b[KMGT]i?B\b|\bbytes\b")
 _EXCEPTION = re.compile(r"^(?:\w{1,60}\.){0,6}\w{1,60}(?:Error|Exception): ")
 _SENTENCE = re.compile(r"[.;(]\s?")
 _SLOWER = 1.1  # ratio to the median of similar runs from which a run is slow
 _NODES = 8
-_LIKE = 3  # similar runs needed for that
+_LIKE = 3  # similar runs that this median needs
 _WIDE = 1.5  # p90 over p10
 
 
 @dataclass(frozen=True)
 class Anomaly:
-    """What is wrong, and the places in the report of the runs that have it. `cost`: GPU hours, else GPUs.
+    """One thing that is wrong, and the places in the report of the runs that have it. `cost`: GPU hours, else GPUs.
 
-    `nodes`: the failed nodes, with the number of runs if there are several.
+    `nodes`: the failed nodes, each with the number of its runs if there are several.
     """
 
     level: int
@@ -58,7 +58,7 @@ class Anomaly:
 
     @property
     def name(self) -> str:
-        """The level's name."""
+        """The name of the level."""
         return LEVELS[self.level]
 
 
@@ -72,20 +72,20 @@ class _Gathered:
     nodes: Counter[str] = field(default_factory=Counter)
 
     def anomaly(self, level: int) -> Anomaly:
-        # A path that the text has is not shown twice.
+        # A path that is in the text is not shown again.
         where = "" if self.where and self.where in self.message else self.where
         nodes = (f"{node} ({runs} runs)" if runs > 1 else node for node, runs in self.nodes.most_common(_NODES))
-        words = f"{self.message} ({ALIKE})" if len(self.texts) > 1 else self.message
-        return Anomaly(level, words, tuple(self.runs), where, self.cost, tuple(nodes))
+        text = f"{self.message} ({ALIKE})" if len(self.texts) > 1 else self.message
+        return Anomaly(level, text, tuple(self.runs), where, self.cost, tuple(nodes))
 
 
 def ended_text(ended: str | None) -> str:
-    """How a run ended, as text; the class itself if ENDED_TEXTS has none."""
+    """The text for a run's end; the class itself if ENDED_TEXTS has none."""
     return ENDED_TEXTS[ended][0] if ended in ENDED_TEXTS else safe(ended or "unknown", 60)
 
 
 def has_failed(ended: str | None) -> bool:
-    """Whether a run that ended so has failed."""
+    """Whether a run with this end has failed."""
     return ended in ENDED_TEXTS and ENDED_TEXTS[ended][1] == FAILED
 
 
@@ -95,10 +95,10 @@ def rank_anomalies(runs: Sequence[RunRead]) -> list[Anomaly]:
     medians = _usual_steps(runs)
     for place, run in enumerate(runs):
         for level, message, where in _of_run(run, medians):
-            same = message
-            if level == FAILED:  # a cause of a log names its place
-                same = failure_shape(run.record.ended, message.replace(f"({where})", ""))
-            entry = gathered.setdefault((level, same), _Gathered(message, where))
+            key = message
+            if level == FAILED:  # a cause from a log names its line
+                key = failure_shape(run.record.ended, message.replace(f"({where})", ""))
+            entry = gathered.setdefault((level, key), _Gathered(message, where))
             entry.texts.add(message)
             if not entry.runs or entry.runs[-1] != place:
                 entry.runs.append(place)
@@ -128,7 +128,7 @@ def failure_shape(ended: str | None, cause: str) -> str:
 
 
 def _alike(anomalies: Sequence[Anomaly]) -> list[Anomaly]:
-    """Joins anomalies whose texts differ only in their figures, if there are more than a few."""
+    """The anomalies; if more than a few have texts that differ only in figures, these become one."""
     shapes: dict[tuple[int, str], list[Anomaly]] = defaultdict(list)
     for anomaly in anomalies:
         shapes[anomaly.level, without_figures(anomaly.message)].append(anomaly)
@@ -139,9 +139,9 @@ def _alike(anomalies: Sequence[Anomaly]) -> list[Anomaly]:
             continue
         worst = max(alike, key=lambda anomaly: anomaly.cost)
         runs = dict.fromkeys(place for anomaly in (worst, *alike) for place in anomaly.runs)
-        words = f"{worst.message} ({ALIKE})"
+        text = f"{worst.message} ({ALIKE})"
         cost = sum(anomaly.cost for anomaly in alike)
-        merged.append(replace(worst, message=words, runs=tuple(runs), cost=cost))
+        merged.append(replace(worst, message=text, runs=tuple(runs), cost=cost))
     return merged
 
 
@@ -152,7 +152,7 @@ def worst_first(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> list[i
 
 
 def _of_run(run: RunRead, medians: dict[tuple[object, ...], float]) -> Iterator[tuple[int, str, str]]:
-    """(level, text, place) of each anomaly of a run."""
+    """Yields (level, text, place) of every anomaly of a run."""
     record = run.record
     message, level = ENDED_TEXTS.get(record.ended or "", (safe(record.ended or "", 60), LOOK if record.ended else None))
     first = run.failures[0] if run.failures else None
@@ -196,7 +196,7 @@ def _speed(
 
 
 def is_history(run: RunRead) -> bool:
-    """Whether the run is done and its failures are those of earlier attempts."""
+    """Whether the run is done and its failures belong to earlier attempts."""
     return run.record.ended == "done" and len(run.record.attempts or ()) > 1
 
 
@@ -205,14 +205,14 @@ def _cost(record: Record) -> float:
 
 
 def _like(record: Record) -> tuple[object, ...]:
-    """What two runs must have in common for their step times to be compared."""
+    """The figures that two runs must share for their step times to be compared."""
     shape = (record.params, record.seq, record.global_batch, record.micro_batch, record.recompute, record.dtype)
     layout = (record.tp, record.pp, record.cp or 1, record.dp)
     return (record.engine or record.dialect, record.gpus, *layout, record.zero_stage, record.device, *shape)
 
 
 def _usual_steps(runs: Sequence[RunRead]) -> dict[tuple[object, ...], float]:
-    """The median step time of each kind of run with at least _LIKE runs."""
+    """The median step time per kind of run, for kinds with at least _LIKE runs."""
     steps: dict[tuple[object, ...], list[float]] = defaultdict(list)
     for run in runs:
         if (step := number(run.record.step_s)) and run.record.gpus and run.record.global_batch:

@@ -5,8 +5,8 @@
      "runs": [{"name", "place", "tokens", "gpus", "step": [...], "loss": [...], …}]}
 
 `rows`: the names of a sweep's rows, if no two are alike. `step` and `seconds` are differences from one point to the
-next, all others figures, null for none. Text in it is of anybody's logs: no character of it can end the element that
-holds it, or begin markup.
+next; all others are figures, null for none. The text in it comes from anybody's logs: no character of it can end the
+element that holds it, or begin markup.
 """
 
 import json
@@ -29,8 +29,8 @@ from hpc_gpt.report.published_tables import sweep_of
 from hpc_gpt.report.svg import Svg, number, safe
 from hpc_gpt.report.tables import peak_memory_gib
 
-POINTS, LEAST_POINTS, ALL_POINTS = 2000, 60, 100_000  # of one run, of one of very many, of all together
-MOST_MARKS = 200  # evaluations, skipped steps and NaN steps of a run; fewer of one of many
+POINTS, LEAST_POINTS, ALL_POINTS = 2000, 60, 100_000  # per run, per run among very many, of all runs together
+MOST_MARKS = 200  # evaluations, skipped steps and NaN steps per run; fewer if there are many runs
 _EARLY = 20
 _FARTHEST = 1e15
 
@@ -38,9 +38,9 @@ _FARTHEST = 1e15
 def curves_json(
     runs: Sequence[RunRead], names: Sequence[str], groups: Sequence[RunGroup], shown: Callable[[str], str] = str
 ) -> Svg:
-    """The JSON of the runs that have a curve, or a figure over what a sweep varies.
+    """The JSON of the runs that have a curve, or a figure to draw over a key that a sweep varies.
 
-    `shown`: what becomes of a text on the page.
+    `shown` turns a text into its form on the page.
     """
     keys: dict[int, dict[str, None]] = defaultdict(dict)
     for group in groups:
@@ -66,9 +66,9 @@ def curves_json(
 
 
 def has_curve(run: RunRead) -> bool:
-    """Whether a loss or a step time of a numbered step is known."""
-    known = np.isfinite(run.steps["step"])
-    return bool((known & (np.isfinite(run.steps["loss"]) | np.isfinite(run.steps["step_s"]))).any())
+    """Whether the run has a loss or a step time of a numbered step."""
+    numbered = np.isfinite(run.steps["step"])
+    return bool((numbered & (np.isfinite(run.steps["loss"]) | np.isfinite(run.steps["step_s"]))).any())
 
 
 def drawable(steps: StepTable) -> StepTable:
@@ -77,17 +77,17 @@ def drawable(steps: StepTable) -> StepTable:
 
 
 def attempt_starts(run: RunRead, steps: StepTable) -> list[tuple[int, str]]:
-    """(index of its first line, "attempt 2 after node failure: …") of every attempt after the first."""
+    """(index of the first line, "attempt 2 after node failure: …") of every attempt after the first."""
     ends = {attempt.get("attempt"): attempt for attempt in run.record.attempts or ()}
-    found = []
+    starts = []
     for at in (np.flatnonzero(steps.attempt[1:] != steps.attempt[:-1]) + 1).tolist():
         before, text = ends.get(int(steps.attempt[at - 1]), {}), f"attempt {steps.attempt[at]}"
         if before.get("ended"):
             text += f" after {ended_text(str(before['ended']))}"
         if before.get("cause"):
             text += f": {safe(before['cause'], 200)}"
-        found.append((at, text))
-    return found
+        starts.append((at, text))
+    return starts
 
 
 def _group(group: RunGroup, records: Sequence[Record], shown: Callable[[str], str]) -> dict[str, Any]:
@@ -105,14 +105,14 @@ def _curve(
     if not (batch and seq and gpus and np.isfinite(steps["step_s"]).any()):  # else the script computes it
         rates = steps["tokens_per_s"] / gpus if gpus else np.full(len(steps), np.nan)
         figures["rate"] = np.where(np.isfinite(steps["tokens_per_s_gpu"]), steps["tokens_per_s_gpu"], rates)
-    figures = {key: each for key, each in figures.items() if np.isfinite(each).any()}
+    figures = {key: values for key, values in figures.items() if np.isfinite(values).any()}
     marks = min(MOST_MARKS, most // 3)
     starts = attempt_starts(run, steps)[:marks]
     # A logarithmic axis shows more of the beginning.
-    kept = np.unique(np.geomspace(1, len(steps), _EARLY).astype(int) - 1) if len(steps) else np.zeros(0, int)
-    for each in figures.values():
-        kept = np.union1d(kept, extremes(each, max(1, most // (2 * len(figures)))))
-    kept = np.union1d(kept, np.array([at for at, _ in starts], int)).astype(int)
+    indexes = np.unique(np.geomspace(1, len(steps), _EARLY).astype(int) - 1) if len(steps) else np.zeros(0, int)
+    for values in figures.values():
+        indexes = np.union1d(indexes, extremes(values, max(1, most // (2 * len(figures)))))
+    indexes = np.union1d(indexes, np.array([at for at, _ in starts], int)).astype(int)
     evaluated = np.flatnonzero(np.isfinite(steps.eval_loss) & (abs(steps.eval_step) < _FARTHEST))
     nan = steps["step"][~np.isfinite(steps["loss"]) & ~steps.is_skipped] if number(record.nan_steps) else np.zeros(0)
     curve_json: dict[str, Any] = {
@@ -120,11 +120,11 @@ def _curve(
         "place": place,
         "tokens": batch * seq if batch and seq else None,
         "gpus": gpus,
-        "step": _differences(steps["step"][kept]),
-        "seconds": _differences(_elapsed(steps, number(record.step_s))[kept]),
-        **{key: _rounded(each[kept]) for key, each in figures.items()},
-        "starts": [[int(np.searchsorted(kept, at)), shown(text)] for at, text in starts],
-        "evals": [_rounded(each[_few(evaluated, marks)], 10) for each in (steps.eval_step, steps.eval_loss)],
+        "step": _differences(steps["step"][indexes]),
+        "seconds": _differences(_elapsed(steps, number(record.step_s))[indexes]),
+        **{key: _rounded(values[indexes]) for key, values in figures.items()},
+        "starts": [[int(np.searchsorted(indexes, at)), shown(text)] for at, text in starts],
+        "evals": [_rounded(values[_few(evaluated, marks)], 10) for values in (steps.eval_step, steps.eval_loss)],
         "skipped": _rounded(_few(steps["step"][steps.is_skipped], marks), 10),
         "nan": _rounded(_few(nan, marks), 10),
         "last": _last(record),
@@ -134,41 +134,44 @@ def _curve(
 
 
 def _last(record: Record) -> dict[str, float]:
-    """The figures of the whole run, by the kind of chart."""
+    """The figures of the whole run by kind of chart."""
     last = {"loss": record.loss_last, "step_s": record.step_s, "rate": tokens_per_s_gpu(record),
             "memory": peak_memory_gib(record)[0]}  # fmt: skip
-    return {kind: figure for kind, each in last.items() if (figure := number(each)) is not None}
+    return {kind: figure for kind, value in last.items() if (figure := number(value)) is not None}
 
 
 def _figures_of(record: Record, keys: Iterable[str]) -> dict[str, float]:
-    """The values of settings that are numbers."""
+    """The values of those settings that are numbers."""
     settings = switches_of(record) if keys else {}
     return {key: figure for key in keys if (figure := number(settings.get(key))) is not None}
 
 
 def _few(values: NDArray[Any], most: int) -> NDArray[Any]:
-    """At most so many of the values, evenly spread."""
+    """At most `most` of the values, evenly spread."""
     return values if len(values) <= most else values[np.linspace(0, len(values) - 1, most).astype(int)]
 
 
 def _elapsed(steps: StepTable, usual: float | None) -> Points:
-    """Seconds of training up to each line, (n,), steps trained again included; all NaN if no time is known."""
-    each = seconds_of_lines(steps, usual) if len(steps) else np.zeros(0)
-    known = np.isfinite(each)
-    if not known.any():
+    """Seconds of training up to every line, (n,), with the steps trained again; all NaN if no time is known."""
+    seconds = seconds_of_lines(steps, usual) if len(steps) else np.zeros(0)
+    timed = np.isfinite(seconds)
+    if not timed.any():
         return np.full(len(steps), np.nan)
-    elapsed: Points = np.cumsum(np.where(known, each, float(np.median(each[known]))))
+    elapsed: Points = np.cumsum(np.where(timed, seconds, float(np.median(seconds[timed]))))
     return elapsed
 
 
 def _rounded(values: Points, digits: int = 4) -> list[float | None]:
-    """Figures of so many digits, whole ones without a point; None for what is not finite."""
-    found = [float(f"{value:.{digits}g}") if np.isfinite(value) else None for value in values.tolist()]
-    return [int(each) if each is not None and each.is_integer() and abs(each) < _FARTHEST else each for each in found]
+    """The figures rounded to so many digits, whole ones as int; None for one that is not finite."""
+    rounded = [float(f"{value:.{digits}g}") if np.isfinite(value) else None for value in values.tolist()]
+    return [
+        int(figure) if figure is not None and figure.is_integer() and abs(figure) < _FARTHEST else figure
+        for figure in rounded
+    ]
 
 
 def _differences(values: Points) -> list[float | None]:
-    """The first value, then differences, of milliseconds or of whole numbers; none if a value is not finite."""
+    """The first value, then the differences, in whole numbers or thousandths; empty if a value is not finite."""
     if not np.isfinite(values).all() or not len(values) or abs(values).max() > _FARTHEST:
         return []
     digits = 0 if float(values.max()) >= 10_000 or (values % 1 == 0).all() else 3

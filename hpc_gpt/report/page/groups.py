@@ -1,6 +1,6 @@
-"""The groups in which runs are shown and ranked: those of one model, of one sweep, of one experiment.
+"""The groups in which runs are shown and ranked: the runs of a model, of a sweep, of an experiment.
 
-A run can be in several groups. A group of the same runs as an earlier one is left out.
+A run can be in several groups. A group with the same runs as an earlier group is left out.
 """
 
 from collections import defaultdict
@@ -23,7 +23,7 @@ _NAMES = ("sweep.", "name", "resumed_from", "data_from", "environment")
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs that are shown together, by their places in the report. `varied`: what differs if all are of one sweep."""
+    """Runs that are shown together, by their places in the report. `varied`: the keys that differ in a sweep's runs."""
 
     kind: str
     title: str
@@ -38,16 +38,17 @@ def model_of(record: Record) -> tuple[str, int] | None:
 
 
 def groups_of(runs: Sequence[RunRead]) -> list[RunGroup]:
-    """Groups of runs of one model, then sweeps, then experiments, the newest run's first; last one of all runs."""
-    found: dict[str, dict[Any, list[int]]] = {kind: defaultdict(list) for kind in ("model", "sweep", "experiment")}
+    """The groups by model, then by sweep, then by experiment, each kind with its newest run's group first; last the
+    group of all runs."""
+    by_kind: dict[str, dict[Any, list[int]]] = {kind: defaultdict(list) for kind in ("model", "sweep", "experiment")}
     for place, run in enumerate(runs):
-        found["model"][model_of(run.record)].append(place)
+        by_kind["model"][model_of(run.record)].append(place)
         if (sweep := sweep_of(run.record)) is not None:
-            found["sweep"][sweep[0]].append(place)
+            by_kind["sweep"][sweep[0]].append(place)
         if run.record.name:
-            found["experiment"][run.record.name].append(place)
+            by_kind["experiment"][run.record.name].append(place)
     groups = []
-    for kind, of_kind in found.items():
+    for kind, of_kind in by_kind.items():
         newest = sorted(of_kind.items(), key=lambda item: max(_start(runs[place]) for place in item[1]), reverse=True)
         for key, places in newest:
             title = f"{kind} {safe(key, 60)}"
@@ -56,26 +57,26 @@ def groups_of(runs: Sequence[RunRead]) -> list[RunGroup]:
             records = [runs[place].record for place in places]
             groups.append(RunGroup(kind, title, tuple(places), varied_keys(records) if only_sweep(records) else ()))
     groups.append(RunGroup("all", "all runs", tuple(range(len(runs)))))
-    # A sweep is named as one, though its runs are all those of its model.
+    # A sweep that has all runs of its model is named as a sweep.
     swept = {group.places: group for group in groups if group.kind == "sweep"}
     first = dict.fromkeys(group.places for group in groups)
     named = [swept.get(places) or next(group for group in groups if group.places == places) for places in first]
-    known = [group for group in named if len(group.places) > 1 or group.kind == "model"]
-    return sorted(known, key=lambda group: group.title == UNKNOWN_MODEL)
+    shown = [group for group in named if len(group.places) > 1 or group.kind == "model"]
+    return sorted(shown, key=lambda group: group.title == UNKNOWN_MODEL)
 
 
 def varied_keys(records: Sequence[Record]) -> tuple[str, ...]:
-    """The settings in which the records differ, dotted, at most VARIED: those with most values first."""
+    """The dotted keys of settings in which the records differ, those with most values first; at most VARIED."""
     values: dict[str, set[str]] = defaultdict(set)
     flat = [switches_of(record) for record in records]
     for key in dict.fromkeys(key for settings in flat for key in settings):
         values[key] = {str(settings.get(key)) for settings in flat}
-    different = [key for key, each in values.items() if len(each) > 1 and not key.startswith(_NAMES)]
+    different = [key for key, distinct in values.items() if len(distinct) > 1 and not key.startswith(_NAMES)]
     return tuple(sorted(different, key=lambda key: -len(values[key]))[:VARIED])
 
 
 def switches_of(record: Record) -> dict[str, Any]:
-    """The switches of a record by their dotted keys, its layout and batch with them; lists are left out."""
+    """The settings of a record by dotted key, with its layout, batch and sizes; lists are left out."""
     switches: dict[str, Any] = {}
 
     def add(table: dict[str, Any], before: str) -> None:

@@ -25,7 +25,7 @@ _RUN_ID = re.compile(r"(?<=/)\d{8}-\d{6}-([0-9a-f]{4})$")
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: its text, its sort key if the text is no number, and where the figure is from."""
+    """A cell: its text, its sort key if the text is not a number, and the source of the figure."""
 
     text: str
     sort: str = ""
@@ -34,7 +34,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class RunLine:
-    """A run's line: its name, how it ended (`sign`, `ended`), whether it failed (`bad`), and its other cells."""
+    """A line of the table: the run's name, how it ended (`sign`, `ended`), whether it failed (`bad`), other cells."""
 
     label: str
     sign: str
@@ -44,16 +44,16 @@ class RunLine:
 
 
 def layout_text(record: Record) -> str:
-    """tp4-pp16-dp1, with the ZeRO stage if it is above 0; `-` if the layout is not known."""
+    """The layout as tp4-pp16-dp1, with the ZeRO stage if it is above 0; `-` if it is not known."""
     sizes = ((axis, getattr(record, axis)) for axis in AXES)
-    known = [f"{axis}{size}" for axis, size in sizes if size is not None and (axis, size) != ("cp", 1)]
-    words = safe("-".join(known), 40)
+    known_sizes = [f"{axis}{size}" for axis, size in sizes if size is not None and (axis, size) != ("cp", 1)]
+    text = safe("-".join(known_sizes), 40)
     zero = f" ZeRO {safe(record.zero_stage, 10)}" if record.zero_stage else ""
-    return (words + zero).strip() or NOTHING
+    return (text + zero).strip() or NOTHING
 
 
 def devices_text(record: Record) -> str | None:
-    """What the run has, as `64 v100-32g`: GPUs, or the ranks of a CPU, which are no GPUs; None if it is not known.
+    """The devices of the run, as `64 v100-32g`: its GPUs, or its ranks on a CPU; None if they are not known.
 
     >>> devices_text(Record(gpus=1)), devices_text(Record(gpus=8, device="h200"))
     ('1 device', '8 h200')
@@ -66,32 +66,32 @@ def devices_text(record: Record) -> str | None:
 
 
 def rate_per(records: Iterable[Record]) -> str:
-    """Of what rates are on a page of these runs: of a GPU, or of a device if one of them ran on CPUs."""
+    """The unit that rates are per on a page of these runs: GPU, or device if one of them ran on CPUs."""
     return "device" if any(record.is_on_cpu for record in records) else "GPU"
 
 
 def tokens_per_s_gpu(record: Record) -> float | None:
-    """Tokens per second of one GPU; those of all over the GPUs for a record from before it had the key."""
+    """Tokens per second per GPU; from the job's tokens/s and its GPUs for a record from before it had the key."""
     tokens, gpus = number(record.tokens_per_s), number(record.gpus)
     return number(record.tokens_per_s_gpu) or (tokens / gpus if tokens is not None and gpus else None)
 
 
 def figure_text(show: Callable[[float], str], figure: float | None) -> str:
-    """The figure as `show` writes it, very large and very small ones in powers of ten."""
+    """The figure as `show` writes it; a very large or very small one in powers of ten."""
     if figure is None:
         return NOTHING
     return show(figure) if abs(figure) < _LARGEST and (figure == 0 or abs(figure) > 1e-12) else f"{figure:.3g}"
 
 
 def run_label(run: RunRead, place: int) -> str:
-    """A run's name on the page: as in the terminal's table, else its file."""
+    """The run's name on the page: as in the terminal's table, else the name of its file."""
     if run.record.name or run.record.run:
         return safe(show_name(run.record), 160)
     return safe(run.files[0].name, 160) if run.files else f"run {place + 1}"
 
 
 def short_labels(labels: Sequence[str]) -> list[str]:
-    """The labels with the id of a run of ours cut to its end, if that is as clear.
+    """The labels with the ids of our own runs cut to their ends, where that is still unique.
 
     >>> short_labels(["demo/20261126-210931-0023", "meg_n16", "a/20261126-210931-77aa", "a/20261126-211000-77aa"])
     ['demo/0023', 'meg_n16', 'a/20261126-210931-77aa', 'a/20261126-211000-77aa']
@@ -112,7 +112,7 @@ def _spread(record: Record) -> str | None:
     return f"{figure_text(show_digits, low)}..{figure_text(show_digits, high)}"
 
 
-# Short enough for a heading; `means` has the formula in full.
+# Formulas short enough for a heading; `means` has them in full.
 _FORMULAS = {
     "tflops_seed": "TFLOP/s 8 or 6\u00a0P\u00a0s\u00a0B",
     "tflops_hardware": "TFLOP/s Narayanan 2021, eq.\u00a03",
@@ -122,19 +122,19 @@ _FORMULAS = {
 
 
 def _figures(*keys: str) -> list[Column]:
-    """The columns as the page has them: TFLOP/s with their formula in the heading."""
+    """The page's columns of these keys: TFLOP/s have their formula in the heading."""
     return [replace(FIGURES[key], heading=_FORMULAS.get(key, FIGURES[key].heading)) for key in keys]
 
 
-def _words(heading: str, keys: tuple[str, ...], value: Callable[[Record], str | None], means: str) -> Column:
+def _text_column(heading: str, keys: tuple[str, ...], value: Callable[[Record], str | None], means: str) -> Column:
     return Column(heading, keys, value, str, right=False, means=means)
 
 
 _FEW_COLUMNS = (
-    _words("Devices", ("gpus", "device"), devices_text, "GPUs and their name; of a run on a CPU its ranks"),
+    _text_column("Devices", ("gpus", "device"), devices_text, "GPUs and their name; the ranks of a run on a CPU"),
     *_figures("params"),
-    _words("Layout", (*AXES, "zero_stage"),
-           lambda record: words.replace(" ", "\n", 1) if (words := layout_text(record)) != NOTHING else None,
+    _text_column("Layout", (*AXES, "zero_stage"),
+           lambda record: text.replace(" ", "\n", 1) if (text := layout_text(record)) != NOTHING else None,
            "tensor, pipeline, context and data parallel sizes; ZeRO stage"),
     *_figures("seq", "global_batch", "step_s"),
     replace(FIGURES["tokens_per_s_gpu"], keys=("tokens_per_s_gpu", "tokens_per_s", "gpus"), value=tokens_per_s_gpu),
@@ -144,20 +144,20 @@ _FEW_COLUMNS = (
     *_figures("loss_last"),
     FIGURES["gpu_hours"],
 )  # fmt: skip
-# These are shown if the reader asks for them: the table is then wider than most windows.
+# Columns that are shown if the reader asks for them: the table is then wider than most windows.
 _MORE_COLUMNS = (
     Column("p10..p90 s", ("step_s_p10", "step_s_p90"), _spread, str,
            means="10th and 90th percentile of the same steps; sorted by the 10th"),
     *_figures("tflops_seed", "tflops_hardware", "tflops_printed", "mfu_printed"),
     *_figures("tokens_per_s", "loss_first", "loss_eval"),
-    _words("Loss eval by source", ("loss_eval_by",), losses_by_source, "of the last evaluation on each of a mixture"),
+    _text_column("Loss eval by source", ("loss_eval_by",), losses_by_source, "last evaluation per source of a mixture"),
     *_figures("skipped_steps", "nan_steps"),
     Column("Attempts", ("attempts",), lambda record: len(record.attempts) if record.attempts else None, show_count,
            means="starts of the run"),
     *_figures("micro_batch"),
-    _words("Program", ("engine", "dialect"), lambda record: record.engine or record.dialect,
-           "the engine, else the program whose log it is"),
-    _words("Started", ("started",), _time, "UTC"),
+    _text_column("Program", ("engine", "dialect"), lambda record: record.engine or record.dialect,
+           "the engine, else the program that wrote the log"),
+    _text_column("Started", ("started",), _time, "UTC"),
 )  # fmt: skip
 _COLUMNS = (*_FEW_COLUMNS, *_MORE_COLUMNS)
 SHOWN_KEYS = frozenset(key for column in _COLUMNS for key in column.keys) | {"ended"}
@@ -165,16 +165,16 @@ SHOWN_KEYS = frozenset(key for column in _COLUMNS for key in column.keys) | {"en
 IN_COLUMNS = (*(f"layout.{key}" for key in (*AXES, "global_batch")), "model.")
 # Columns of text that are sorted by the figure of their first key.
 _SORTED_BY_FIGURE = {"step_s_p10", "gpus"}
-# A column of these with only zeros is left out.
+# A column of one of these keys is left out if it has only zeros.
 _ZERO_IS_NOTHING = {"skipped_steps", "nan_steps"}
 
 
 def table_of(
     runs: Sequence[RunRead], labels: Sequence[str], varied: Sequence[str], sources: bool
 ) -> tuple[list[Column], list[RunLine], int]:
-    """Columns, lines, and how many of the columns are always shown; a column without any value is left out.
+    """(columns, lines, the number of columns that are always shown); a column without any value is left out.
 
-    `varied`: settings that sweeps vary, first. `sources`: cells have the source of their figure.
+    `varied`: the settings that sweeps vary; their columns come first. `sources`: cells have the source of their figure.
     """
     settings = {id(run.record): switches_of(run.record) for run in runs} if varied else {}
     per = rate_per(run.record for run in runs)
@@ -189,23 +189,23 @@ def table_of(
     lines = []
     for run, label, cells in zip(runs, labels, grid, strict=True):
         ended = run.record.ended
-        own = [cells[at] for at in filled]
-        lines.append(RunLine(label, ended_sign(ended), ended_text(ended), has_failed(ended), own))
+        shown_cells = [cells[at] for at in filled]
+        lines.append(RunLine(label, ended_sign(ended), ended_text(ended), has_failed(ended), shown_cells))
     return [columns[at] for at in filled], lines, sum(at < len(varied) + len(_FEW_COLUMNS) for at in filled)
 
 
 def _varied_column(key: str, settings: Mapping[int, Mapping[str, Any]]) -> Column:
-    """The column of a setting: of numbers if it has no other value in any run."""
-    values = [found[key] for found in settings.values() if key in found]
+    """The column of a setting: a column of numbers if all its values are numbers."""
+    values = [of_run[key] for of_run in settings.values() if key in of_run]
     figures = all(number(value) is not None for value in values)
     heading, means = key.rpartition(".")[2], f"{key}, which a sweep varies"
     if figures:
         return Column(heading, (key,), lambda record: settings[id(record)].get(key), "{:g}".format, means=means)
-    return _words(heading, (key,), lambda record: safe(settings[id(record)].get(key), 40) or None, means)
+    return _text_column(heading, (key,), lambda record: safe(settings[id(record)].get(key), 40) or None, means)
 
 
 def ended_sign(ended: str | None) -> str:
-    """A sign for how a run ended, shown beside the text."""
+    """The sign for how a run ended, shown before the text."""
     if ended in (mark := {"done": "✓", "running": "▶", "suspended": "○", "pending": "○"}):
         return mark[ended]
     return "✗" if has_failed(ended) else "?" if ended in (None, "unknown") else "■"
@@ -228,9 +228,9 @@ def _cell(column: Column, record: Record, sources: bool) -> Cell:
 
 
 def layouts_of(runs: Sequence[RunRead]) -> tuple[list[dict[str, Any]], int]:
-    """(layouts of runs of one model size, sequence, batch and device, the largest first; how many are left out).
+    """(layouts by model size, sequence, batch and device, the largest model first; the number of layouts left out).
 
-    Layouts have a throughput or memory figure. Where there is only one, there is nothing to compare.
+    Every layout has a throughput or memory figure. A group with one layout is left out: it has nothing to compare.
     """
     groups: dict[tuple[str, ...], dict[tuple[object, ...], list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in (run.record for run in runs):
@@ -247,8 +247,8 @@ def layouts_of(runs: Sequence[RunRead]) -> tuple[list[dict[str, Any]], int]:
     shown: list[dict[str, Any]] = []
     room, left_out = MOST_LINES, 0
     for (size, *task), layouts in sorted(groups.items(), key=lambda item: -largest(item[1])):
-        known = next(iter(layouts.values()))[0]
-        if len(layouts) < 2 or None in (known.params, known.seq, known.global_batch):
+        first = next(iter(layouts.values()))[0]
+        if len(layouts) < 2 or None in (first.params, first.seq, first.global_batch):
             continue
         lines = _layout_lines(list(layouts.values()))
         left_out += max(0, len(lines) - room)
@@ -260,14 +260,14 @@ def layouts_of(runs: Sequence[RunRead]) -> tuple[list[dict[str, Any]], int]:
 
 
 def bars(figures: Sequence[float]) -> list[tuple[str, Svg]]:
-    """(figure, bar) of each; bars are relative to the highest."""
-    known = [number(value) for value in figures[:256]]
-    most = max((figure for figure in known if figure is not None), default=0.0)
-    return [(figure_text(show_digits, figure), _bar(figure, most)) for figure in known]
+    """(text, bar) per figure; bars are relative to the highest figure."""
+    numbers = [number(value) for value in figures[:256]]
+    most = max((figure for figure in numbers if figure is not None), default=0.0)
+    return [(figure_text(show_digits, figure), _bar(figure, most)) for figure in numbers]
 
 
 def _layout_lines(layouts: Sequence[Sequence[Record]]) -> list[dict[str, Any]]:
-    """A line for each layout: medians over its runs, as text and as bars relative to the greatest of its size."""
+    """One line per layout: medians over its runs, as text and as bars relative to the greatest of these layouts."""
     sums = []
     for records in layouts:
         rates = [rate for record in records if (rate := tokens_per_s_gpu(record)) is not None]
@@ -299,6 +299,6 @@ def _program(record: Record) -> str:
 
 
 def _bar(figure: float | None, most: float) -> Svg:
-    """A bar that only repeats the figure beside it; a screen reader skips it."""
+    """A bar that only repeats the figure next to it; a screen reader skips it."""
     share = figure / most if figure and most > 0 else 0.0
     return Svg(f'<meter value="{max(0.0, min(share, 1.0)):.3g}" aria-hidden="true"></meter>')

@@ -1,7 +1,7 @@
-"""What people came for, at the top of the page: the best runs, how runs ended, the GPU hours, the failures by cause.
+"""The top of the page: the best runs, how runs ended, the GPU hours, the failures by cause.
 
-Only runs that are comparable are ranked together: those of one model size and sequence length, on any device, whose
-figures are not in doubt; where size or sequence is not known, those of one name on equal devices.
+Only comparable runs are ranked together: those of one model size and sequence length, on any device, whose figures are
+not in doubt; where size or sequence length is not known, runs of one name on equal devices.
 """
 
 from collections import defaultdict
@@ -21,9 +21,9 @@ from hpc_gpt.report.table_notes import DOUBT, FAILED
 
 
 def best_runs(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> tuple[list[dict[str, Any]], list[str]]:
-    """(the best runs of each model, that of the newest run first; why other runs with a rate are not ranked).
+    """(the best runs per model, the model of the newest run first; why other runs with a rate are not ranked).
 
-    The best run by MFU and by tokens is None if no run has it: a device may have no known peak.
+    The best run by MFU or by tokens is None if no run has the figure: the peak of a device may be unknown.
     """
     doubted = {place for anomaly in anomalies if FAILED < anomaly.level <= DOUBT for place in anomaly.runs}
     models: dict[tuple[str, ...], list[int]] = defaultdict(list)
@@ -58,8 +58,8 @@ def best_runs(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> tuple[li
 
 
 def _alike(record: Record) -> tuple[str, ...]:
-    """What runs that are ranked together have in common, as text: the model's size and sequence length; where one of
-    these is not known, as of most scripts, what is known of them, the name and the devices."""
+    """The key of runs that are ranked together, as text: the model's size and the sequence length; if one of them is
+    not known, as for most scripts, the known one, the name and the devices."""
     size, seq = number(record.params), number(record.seq)
     sizes = (f"{figure_text(show_params, size)} parameters" if size else "", f"sequence {seq:,.0f}" if seq else "")
     if model_of(record) is not None:
@@ -79,10 +79,10 @@ def _best(
     least: bool = False,
 ) -> dict[str, Any] | None:
     """The best run's place in the report, its figure, and its layout, devices and data type in short."""
-    known = [(figure, place) for place in places if (figure := value(runs[place].record))]
-    if not known:
+    figures = [(figure, place) for place in places if (figure := value(runs[place].record))]
+    if not figures:
         return None
-    figure, place = max(known, key=lambda pair: (-pair[0] if least else pair[0], -pair[1]))
+    figure, place = max(figures, key=lambda pair: (-pair[0] if least else pair[0], -pair[1]))
     record = runs[place].record
     about = [layout_text(record), devices_text(record) or "", safe(record.dtype or "", 20)]
     about = [part for part in about if part not in ("", NOTHING)]
@@ -90,7 +90,7 @@ def _best(
 
 
 def ends_of(runs: Sequence[RunRead]) -> dict[str, Any]:
-    """How many runs are done, and a bar of those that are done, failed and neither."""
+    """The number of runs that are done, and a bar of the runs that are done, failed, and neither."""
     done = sum(run.record.ended == "done" for run in runs)
     failed = sum(has_failed(run.record.ended) for run in runs)
     counts = {"done": done, "failed": failed, "other": len(runs) - done - failed}
@@ -105,7 +105,7 @@ def ends_of(runs: Sequence[RunRead]) -> dict[str, Any]:
 def gpu_hours_of(runs: Sequence[RunRead]) -> dict[str, Any] | None:
     """GPU hours spent and lost, as text; None if no run has them.
 
-    Lost are all hours of a run that failed, and of other runs the steps that a later attempt trained again.
+    All hours of a failed run are lost; another run lost the hours of the steps that a later attempt trained again.
     """
     timed = [(hours, run) for run in runs if (hours := _hours_spent(run.record))]
     if not timed:
@@ -114,8 +114,8 @@ def gpu_hours_of(runs: Sequence[RunRead]) -> dict[str, Any] | None:
     again = sum(min(hours, _hours_again(run)) for hours, run in timed if not has_failed(run.record.ended))
     total = sum(hours for hours, _ in timed)
     parts = [
-        f"{_hours(part)} {words}"
-        for part, words in ((failed, "of runs that failed"), (again, "of steps trained again"))
+        f"{_hours(part)} {cause}"
+        for part, cause in ((failed, "in failed runs"), (again, "in steps trained again"))
         if part
     ]
     return {
@@ -128,15 +128,15 @@ def gpu_hours_of(runs: Sequence[RunRead]) -> dict[str, Any] | None:
 
 
 def failures_by_cause(runs: Sequence[RunRead]) -> list[dict[str, str]]:
-    """The classes of failure, most GPU hours first: text, runs, GPU hours."""
+    """The classes of failure, those with most GPU hours first: text, runs, GPU hours."""
     hours: dict[str, list[float]] = defaultdict(list)
     for run in runs:
         if has_failed(run.record.ended):
             hours[run.record.ended or ""].append(_hours_spent(run.record))
     order = sorted(hours.items(), key=lambda item: (-sum(item[1]), -len(item[1])))
     return [
-        {"cause": ended_text(ended), "runs": f"{len(each):,}", "hours": _hours(sum(each)) if any(each) else ""}
-        for ended, each in order
+        {"cause": ended_text(ended), "runs": f"{len(spent):,}", "hours": _hours(sum(spent)) if any(spent) else ""}
+        for ended, spent in order
     ]
 
 
@@ -155,12 +155,12 @@ def _hours_again(run: RunRead) -> float:
 
 
 def seconds_of_lines(steps: Any, usual: float | None) -> Any:
-    """Seconds of the steps of each line, (n,): its step time x the steps since the line before it."""
-    each = np.where(np.isfinite(steps["step_s"]), steps["step_s"], np.nan if usual is None else usual)
-    apart = np.diff(steps["step"], prepend=np.nan)
+    """Seconds per line of steps, (n,): its step time x the steps since the line before it."""
+    step_s = np.where(np.isfinite(steps["step_s"]), steps["step_s"], np.nan if usual is None else usual)
+    gaps = np.diff(steps["step"], prepend=np.nan)
     new = np.diff(steps.attempt, prepend=0) != 0
-    usual_gap = np.nanmedian(apart[~new & (apart > 0)]) if (~new & (apart > 0)).any() else 1.0
-    return each * np.where(new | ~(apart > 0), usual_gap, apart)
+    usual_gap = np.nanmedian(gaps[~new & (gaps > 0)]) if (~new & (gaps > 0)).any() else 1.0
+    return step_s * np.where(new | ~(gaps > 0), usual_gap, gaps)
 
 
 def _hours(hours: float) -> str:

@@ -125,7 +125,7 @@ def test_rows_are_measured_in_turns_and_failed_ones_have_a_cause(race, tmp_path)
     assert "winner: quick" in shown
     assert "pp8 needs 8 GPUs" in shown
     compared = in_process("compare", f"{run.run_id}#1", f"{run.run_id}#2", code=0)
-    assert "both are of job" not in compared.stdout
+    assert "both belong to job" not in compared.stdout
     lost = in_process("submit", tmp_path / "tiny.toml", "--winner", f"{run.run_id}#3", "--cluster", "local")
     assert (lost.code, "row 'oom' of race" in error_of(lost)[0]) == (2, True)
 

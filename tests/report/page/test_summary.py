@@ -114,7 +114,7 @@ def test_hours_are_lost_by_failures_and_by_steps_trained_again():
     hours = gpu_hours_of([again, failed, RunRead(megatron(gpu_hours=None))])
     assert (hours["spent"], hours["known"]) == ("120", 2)
     assert hours["lost"] == f"{20 + repeated:.1f}"
-    assert hours["parts"] == f"20.0 of runs that failed, {repeated:.1f} of steps trained again"
+    assert hours["parts"] == f"20.0 in failed runs, {repeated:.1f} in steps trained again"
     assert gpu_hours_of([RunRead(megatron(gpu_hours=None))]) is None
     assert "<strong>228</strong> spent; none lost" in build_page([RunRead(megatron(), curve())])
 

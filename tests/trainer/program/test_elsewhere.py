@@ -50,7 +50,7 @@ def test_why_names_a_file_that_is_not_found(tmp_path: Path) -> None:
     )
     in_process("submit", "--cluster", "local", "--wait", "fit.slurm", cwd=tmp_path, code=3)
     said = in_process("why", str(newest().path)).stdout
-    assert "read where the script sends its programs' output" in said
+    assert "read the files that the script's programs write to" in said
     assert "$(pwd)/x (line 4)" in said
 
 
