@@ -124,7 +124,7 @@ def outlived_before(open_: Sequence[Failure], survived: Sequence[Failure]) -> se
     outlived = {words(each) for each in survived if not each.echo and each.ended in _CAUGHT}
     causes = [each for each in open_ if not each.echo]
     again = {id(each) for each in causes if each.ended in _CAUGHT and words(each) in outlived}
-    return again if any(id(each) not in again and not meaning(each.ended).waits for each in causes) else set()
+    return again if any(id(each) not in again and not meaning(each.ended).victim for each in causes) else set()
 
 
 def by_clock(chain: Sequence[Failure]) -> Sequence[Failure]:

@@ -80,7 +80,7 @@ class End:
     @property
     def leaves_time(self) -> bool:
         """Whether there is time to remove old checkpoints: no requeue, kill or spent budget is near."""
-        return not self.requeue and not meaning(self.ended).hurry
+        return not self.requeue and not meaning(self.ended).time_is_short
 
 
 def first_reason(asked: Collection[str]) -> str | None:
@@ -279,9 +279,9 @@ def end_by_accounting(attempt: Attempt, state: str, again: bool) -> tuple[str, s
     """(class, cause) of an attempt that was killed with its script, by Slurm's state of that start of the job, empty if
     it is not known. `again`: the job has started again."""
     ended = "node_failure" if _NODE_FAILED.search(_end_of(attempt)) else start_class(state)
-    if not meaning(ended).lost or ended == "unknown" or (again and ended == "cancelled"):
+    if not meaning(ended).if_script_died or ended == "unknown" or (again and ended == "cancelled"):
         ended = "requeued" if again else "unknown"
-    return ended, meaning(ended).lost
+    return ended, meaning(ended).if_script_died
 
 
 def shown_as(shown: str, key: str) -> str:

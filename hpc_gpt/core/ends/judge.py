@@ -53,11 +53,11 @@ class EndedAttempt:
         return RETRIES[self.ended].fails or is_inferred(self.cause)
 
     @property
-    def most(self) -> int:
+    def max_in_a_row(self) -> int:
         """So many attempts like it in a row without a newer checkpoint end the run; 0 if it does not count."""
         if is_inferred(self.cause):
             return MOST_WITHOUT_PROGRESS
-        return MOST_UNSEEN if self.unseen else RETRIES[self.ended].most
+        return MOST_UNSEEN if self.unseen else RETRIES[self.ended].max_in_a_row
 
     @property
     def gpu_hours(self) -> float:
@@ -117,7 +117,7 @@ def judge(past: Sequence[EndedAttempt], rules: Rules, wish: str = "") -> Verdict
     """
     last = past[-1]
     # The attempts since a start by hand, which is after one that ended the run.
-    row = past[max((index + 1 for index, each in enumerate(past[:-1]) if each.stopped), default=0) :]
+    since_last_stop = past[max((index + 1 for index, each in enumerate(past[:-1]) if each.stopped), default=0) :]
     cause = last.cause or last.ended
 
     def stop(ended: str, why: str) -> Verdict:
@@ -134,7 +134,11 @@ def judge(past: Sequence[EndedAttempt], rules: Rules, wish: str = "") -> Verdict
         return stop(last.ended, f"{cause}; its last planned step, {last.complete:,}, is made")
     if last.ended == "error" and is_mistake(last.cause):
         return stop("error", f"{cause}; started again, the program would say the same")
-    if last.ended == "error" and not last.progressed and all(each.quick for each in row if each.most):
+    if (
+        last.ended == "error"
+        and not last.progressed
+        and all(each.quick for each in since_last_stop if each.max_in_a_row)
+    ):
         words = f"it exited within {QUICK_S} s, before a step or a checkpoint"
         return stop("error", f"{cause}; {words}: started again, it would do the same")
     if rules.cannot_continue:
@@ -142,18 +146,18 @@ def judge(past: Sequence[EndedAttempt], rules: Rules, wish: str = "") -> Verdict
     spent = gpu_hours(past)
     if rules.max_gpu_hours is not None and spent >= rules.max_gpu_hours:
         return stop("budget", f"{spent:.3g} GPU-hours of {rules.max_gpu_hours:g} are spent; the last end was {cause}")
-    counted = [each for each in row if each.most][-2:]
+    counted = [each for each in since_last_stop if each.max_in_a_row][-2:]
     if len(counted) == 2 and all(ends_by_itself(each.cause) for each in counted) and not last.progressed:
         older = "which came as far" if last.logged else "which left no older checkpoint"
         return stop("no_progress", f"{cause}, as the attempt before, {older}")
-    idle = without_progress(row)
+    idle = without_progress(since_last_stop)
     if is_too_much(idle):
         if last.unseen:
             why = f"{len(idle)} attempts in a row, and nothing shows how far they came (--checkpoints 'out/step-*')"
             return stop("no_progress", f"{why}; the last end was {cause}")
         far = f"{len(idle)} attempts in a row trained no step further, {last.where}"
         return stop("no_progress", f"{far}; the last end was {cause}")
-    failures = failures_in_row(row) if last.fails else 0
+    failures = failures_in_row(since_last_stop) if last.fails else 0
     return Verdict(True, last.ended, last.ended, cause, pause_s(rules.retry_pause_s, failures), failures)
 
 
@@ -161,7 +165,7 @@ def without_progress(past: Sequence[EndedAttempt]) -> list[EndedAttempt]:
     """The last attempts, newest first, without a newer checkpoint; not those ended early by others."""
     idle = []
     for each in reversed(past):
-        if not each.most:
+        if not each.max_in_a_row:
             continue
         if each.progressed:
             break
@@ -171,15 +175,15 @@ def without_progress(past: Sequence[EndedAttempt]) -> list[EndedAttempt]:
 
 def is_too_much(idle: Sequence[EndedAttempt]) -> bool:
     """Whether attempts without progress end the run. Each has a limit, and counts for larger limits, too."""
-    limits = {each.most for each in idle}
-    return any(sum(each.most <= limit for each in idle) >= limit for limit in limits)
+    limits = {each.max_in_a_row for each in idle}
+    return any(sum(each.max_in_a_row <= limit for each in idle) >= limit for limit in limits)
 
 
 def failures_in_row(past: Sequence[EndedAttempt]) -> int:
     """The number of failures since the last attempt that left a newer checkpoint."""
     count = 0
     for each in reversed(past):
-        if not each.most:
+        if not each.max_in_a_row:
             continue
         count += each.fails
         if each.progressed:

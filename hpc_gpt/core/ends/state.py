@@ -9,7 +9,7 @@ its run.
 import re
 from dataclasses import dataclass
 
-from hpc_gpt.core.ends.failures import LIVE, LONGEST_PAUSE_S, RETRIES, STARTED, VAGUE, meaning
+from hpc_gpt.core.ends.failures import LIVE, LONGEST_PAUSE_S, RETRIES, STARTED, UNSPECIFIC, meaning
 
 # --- Slurm's states
 
@@ -143,7 +143,7 @@ def class_of(facts: Facts) -> str | None:
         return None
     if not facts.judged and ended in meaning(slurm).replaces:
         ended = slurm or ended
-    if ended in VAGUE and facts.logs:
+    if ended in UNSPECIFIC and facts.logs:
         ended = facts.logs
     if ended == "cancelled" and facts.again:
         ended = "requeued"
@@ -153,7 +153,7 @@ def class_of(facts: Facts) -> str | None:
 def _unsaid(facts: Facts, slurm: str | None) -> str:
     """How an attempt ended without a class from judge or trainer; empty if it may be running."""
     is_over = slurm is not None or facts.alive is False or facts.recent is False
-    if facts.moved and is_over and slurm in (None, "", *VAGUE) and not (facts.again or facts.followed):
+    if facts.moved and is_over and slurm in (None, "", *UNSPECIFIC) and not (facts.again or facts.followed):
         return "user_error"
     if slurm and slurm != "unknown":
         return slurm

@@ -55,7 +55,7 @@ _Owner = TypeVar("_Owner")
 _Read = TypeVar("_Read")
 
 
-class _In:
+class AttemptPath:
     """A path of that name in the folder of an attempt."""
 
     def __init__(self, name: str) -> None:
@@ -71,19 +71,19 @@ class Attempt:
 
     folder: Path
 
-    log = _In("log")  # the output of all ranks
-    err = _In("err")  # the standard error of a job script with `--error`; else it is in the log
-    metrics = _In("metrics.jsonl")  # one JSON line for every optimizer step
-    rendezvous = _In("rendezvous")
-    measured = _In("measured.json")  # what our trainer's ranks measured, written after ended.json
-    ranks = _In("ranks")
-    asked = _In("asked")  # the requests to the attempt; see `core.runs.requests`
-    heartbeats = _In("beats")  # of each rank; see `core.runs.heartbeats`
-    stacks = _In("stacks")  # of each rank's threads in a hang, `<rank>.txt`
-    track = _In("track.json")  # how far the tracker has sent the curves; see `report.track`
-    notified = _In("notified")  # a file for each event that the user's command got; see `attempts.notify`
-    elsewhere = _In("elsewhere")  # a link for each file to which a job script sends its programs' output
-    ranks_ended = _In(".ranks-ended")  # the sign to what runs beside the ranks to do the rest and end
+    log = AttemptPath("log")  # the output of all ranks
+    err = AttemptPath("err")  # the standard error of a job script with `--error`; else it is in the log
+    metrics = AttemptPath("metrics.jsonl")  # one JSON line for every optimizer step
+    rendezvous = AttemptPath("rendezvous")
+    measured = AttemptPath("measured.json")  # what our trainer's ranks measured, written after ended.json
+    ranks = AttemptPath("ranks")
+    asked = AttemptPath("asked")  # the requests to the attempt; see `core.runs.requests`
+    heartbeats = AttemptPath("beats")  # of each rank; see `core.runs.heartbeats`
+    stacks = AttemptPath("stacks")  # of each rank's threads in a hang, `<rank>.txt`
+    track = AttemptPath("track.json")  # how far the tracker has sent the curves; see `report.track`
+    notified = AttemptPath("notified")  # a file for each event that the user's command got; see `attempts.notify`
+    elsewhere = AttemptPath("elsewhere")  # a link for each file to which a job script sends its programs' output
+    ranks_ended = AttemptPath(".ranks-ended")  # the sign to what runs beside the ranks to do the rest and end
 
     @property
     def number(self) -> int:
@@ -366,7 +366,7 @@ class CachedRun(RunFolder):
         return [CachedAttempt(attempt.folder) for attempt in super().attempts()]
 
 
-class Placed(Protocol):
+class ArchivedFile(Protocol):
     """What a new run folder has beside its texts: files that other runs have, too, and a branch's hold on its
     checkpoint."""
 
@@ -405,7 +405,7 @@ def create_run(
     script: str,
     experiment_text: str | None,
     tables: Mapping[str, Any],
-    archives: Sequence[Placed] = (),
+    archives: Sequence[ArchivedFile] = (),
 ) -> RunFolder:
     """Makes `logs/<experiment>/<run-id>/` with the files that are known before the job starts: `tables` by the names of
     their JSON files, no file for None; `archives` are placed there, of a sweep's run also the experiment's text.

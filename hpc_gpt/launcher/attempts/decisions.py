@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from hpc_gpt.core.ends import bad_nodes
 from hpc_gpt.core.ends.end_policy import End, cannot_continue
 from hpc_gpt.core.ends.exit_status import explain_srun, is_lost_peer, read_exit_status
-from hpc_gpt.core.ends.failures import QUICK_S, VAGUE, meaning
+from hpc_gpt.core.ends.failures import QUICK_S, UNSPECIFIC, meaning
 from hpc_gpt.core.ends.judge import EndedAttempt, Rules, Verdict, gpu_hours, judge
 from hpc_gpt.core.ends.program_end import last_planned_step
 from hpc_gpt.core.ends.run_state import is_lost_here, read_end
@@ -63,11 +63,11 @@ def classify(attempt: Attempt, slurm: str, slurm_cause: str, again: bool = False
     node = end.get("node")
     if own and is_after_exit_0(cause):
         return End(ended, cause, node)  # another failure in its log was handled
-    if ended in VAGUE or (meaning(ended).of_node and node is None):
+    if ended in UNSPECIFIC or (meaning(ended).of_node and node is None):
         found = read_cause(attempt)
-        if ended in VAGUE and meaning(found.ended).in_log:
+        if ended in UNSPECIFIC and meaning(found.ended).in_log:
             ended, cause = class_of(replace(facts, logs=found.ended)) or "unknown", found.cause
-        elif ended in VAGUE and (not cause or (_says_more(found.cause, cause))):
+        elif ended in UNSPECIFIC and (not cause or (_says_more(found.cause, cause))):
             cause = found.cause or cause
         node = node or (found.node if meaning(ended).of_node else None)
     return End(ended, str(cause) if cause else None, node)

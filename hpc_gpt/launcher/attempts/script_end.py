@@ -22,7 +22,7 @@ from hpc_gpt.core.ends.end_policy import (
     moment_of,
     shown_as,
 )
-from hpc_gpt.core.ends.failures import VAGUE, meaning
+from hpc_gpt.core.ends.failures import UNSPECIFIC, meaning
 from hpc_gpt.core.ends.program_end import end_of_program, facts_of, read_said
 from hpc_gpt.core.ends.state import EXIT_0_BUT, NAN_SINCE, OWN_SIGNAL, SLURM_RUNS
 from hpc_gpt.core.files import read_json
@@ -43,7 +43,7 @@ def end_script(run: RunFolder, attempt: Attempt, code: int, shown: str) -> None:
     end_processes(run, attempt, own_job())
     end = _end(run, attempt, run.resolved(), code, shown)
     if end is not None:
-        if end.ended in ("done", *VAGUE):
+        if end.ended in ("done", *UNSPECIFIC):
             found = read_cause(attempt)  # it compares all failures
             if found.ended == "nan" and (end.ended != "done" or (found.cause or "").startswith(NAN_SINCE)):
                 end = found

@@ -179,4 +179,4 @@ def patterns_of(text: str) -> list[Pattern]:
         return known
     said = [each.pattern for _, each in find(f"RuntimeError:{message or ' ' + name}") if each.pattern.kind == "failure"]
     # What timed out is no collective: those raise what patterns know by name.
-    return [each for each in said if not meaning(each.ended).waits]
+    return [each for each in said if not meaning(each.ended).victim]
