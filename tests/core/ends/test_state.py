@@ -22,7 +22,7 @@ from hpc_gpt.core.ends.state import SLURM_STATES, Facts, class_of, is_mistake, p
 from hpc_gpt.core.process import process_identity, start_time
 from hpc_gpt.core.runs.run_folder import IN_QUEUE, Attempt, RunFolder
 from hpc_gpt.launcher.attempts.decisions import read_history
-from hpc_gpt.launcher.attempts.may_start import SlurmStates, may_start
+from hpc_gpt.launcher.attempts.may_start import SlurmStates, decide_start
 from hpc_gpt.launcher.watch import status
 from hpc_gpt.launcher.watch.status import NO_ANSWER, read_status
 from tests.made_runs import add_attempt, make_run, metrics_line, read_run, with_attempt, with_job
@@ -129,7 +129,7 @@ def test_chain_status_and_report_classify_a_lost_attempt_alike(made: RunFolder, 
             slurm_says({JOB: slurm})
             before = asked_of_status(made)
             later = add_attempt(made, [], None, job_id="8", started=time.time())
-            may_start(made, later, SlurmStates({}, {JOB: [slurm]} if slurm else {}), time.time())
+            decide_start(made, later, SlurmStates({}, {JOB: [slurm]} if slurm else {}), time.time())
             for path in later.folder.iterdir():
                 path.unlink()
             later.folder.rmdir()
