@@ -90,7 +90,7 @@ def test_a_log_without_step_numbers_shows_its_last_loss(tmp_path: Path) -> None:
 def test_stop_sends_the_signal_and_waits_for_the_programs_save(tmp_path: Path, stop_signal: str) -> None:
     run = start(experiment(tmp_path, "loop", {"stop_signal": stop_signal}, GPUS), STEPS="10000")
     wait_until(lambda: step(run) >= 3)
-    assert "saves when it does by itself" in in_process("save", run.run_id).stderr
+    assert "your own program decides when it saves" in in_process("save", run.run_id).stderr
     done = hpc_gpt("stop", run.run_id, "--wait", code=0)
     assert f": asked to end by SIG{stop_signal}\n" in done.stdout
     end = run.attempt(1).ended()

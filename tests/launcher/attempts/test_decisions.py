@@ -295,7 +295,7 @@ def test_two_runs_in_one_allocation_have_two_ports(capsys, monkeypatch) -> None:
     after(run, start(run, "port_taken", job_id="7-1201"))
     why = run.attempts()[-1].verdict()["why"]
     assert "profile" not in why
-    assert "it is in an allocation of yours, of submit --here" in why
+    assert "it runs in your own allocation, by submit --here" in why
 
 
 def test_the_links_of_a_chain_are_named() -> None:
