@@ -255,7 +255,7 @@ def end_by_script(
 
 
 def first_failure(attempt: Attempt) -> str:
-    """srun's message on the first rank that failed; empty if none is named. srun then ends the others, returns 143."""
+    """srun's message on the first rank that failed, empty without one; srun then ends the others and returns 143."""
     match = _RANK_FAILED.search(_end_of(attempt))
     return match[1].decode(errors="replace") if match else ""
 

@@ -23,7 +23,7 @@ _ASKED_TO_END = (130, 143)
 class Said:
     """The printed lines that explain how the program ended.
 
-    `planned`: its number of planned steps, 0 if no line says it. `limit`: its message about a time limit of its own.
+    `planned`: its number of planned steps, 0 if no line says it. `limit`: its message about its own time limit.
     `failed`: a sure failure after its last line of a step. `of_program`: that failure is the traceback, the kill or the
     absence of a program; it came `failed_s` seconds before the end, None if that is not known. `note`: a message that
     may or may not mean a failure.

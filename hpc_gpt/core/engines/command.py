@@ -95,7 +95,7 @@ class CommandEngine(EngineFacts):
         return plan.like
 
     def check_program(self, resolved: Resolved, environment: Mapping[str, str]) -> None:
-        """ConfigError if the program's folder does not exist; on a node without it the attempt ends with this error."""
+        """Raises ConfigError if the program's folder does not exist. On a node without it the attempt ends so."""
         command = resolved.program
         if resolved.cluster.container is None and not Path(command.workdir).is_dir():
             raise ConfigError(
@@ -116,7 +116,7 @@ class CommandEngine(EngineFacts):
 
 
 def check_command(command: Command) -> None:
-    """ConfigError with every fault of `[command]`."""
+    """Raises ConfigError with every fault of `[command]`."""
     raise_faults(dict(_faults(command)))
 
 

@@ -126,8 +126,8 @@ class MegatronLm(EngineFacts):
                 raise ConfigError(f"train.{key} is {value}, but Megatron-LM {why}", "leave it out")
 
     def check_sized(self, resolved: Sized) -> None:
-        """ConfigError if engine.megatron_args has an option that follows from other keys of the experiment, or an
-        attention that does not run with cp."""
+        """Raises ConfigError if engine.megatron_args has an option that follows from other keys of the experiment, or
+        an attention that does not run with cp."""
         extra = resolved.engine.megatron_args
         if resolved.layout.cp > 1 and "--transformer-impl local" in " ".join(extra).replace("=", " "):
             raise ConfigError(
@@ -145,7 +145,7 @@ class MegatronLm(EngineFacts):
             )
 
     def check_program(self, resolved: Resolved, environment: Mapping[str, str]) -> None:
-        """ConfigError unless the run's checkout has a parser that knows every option of the run.
+        """Raises ConfigError unless the run's checkout has a parser that knows every option of the run.
 
         A checkout in a container's image cannot be read from outside, and is not checked.
         """

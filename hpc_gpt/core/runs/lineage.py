@@ -75,7 +75,7 @@ def newest_step(run: RunFolder) -> int | None:
 
 
 def check_resumable(resolved: Resolved) -> None:
-    """ConfigError if the engine of a run cannot resume from a checkpoint: the trainer would end at once."""
+    """Raises ConfigError if the engine of a run cannot resume from a checkpoint: the trainer would end at once."""
     if not can_resume(resolved.engine):
         raise ConfigError(
             f"engine.offload_path is {resolved.engine.offload_path}, and DeepSpeed restores nothing there: a "
@@ -263,7 +263,7 @@ def descend(
 
 
 def _check_preset(parent: Resolved, changes: Mapping[str, Any]) -> None:
-    """ConfigError if a requested preset or config.json has other sizes than the checkpoint, which stay."""
+    """Raises ConfigError if a requested preset or config.json has other sizes than the checkpoint, which stay."""
     name, file = changes.get("model.preset"), changes.get("model.hf")
     if not name and not file:
         return
@@ -324,7 +324,7 @@ def _layout(parent: Resolved, changes: Mapping[str, Any], profile: ClusterProfil
 
 
 def _check_batch(global_batch: int, micro_batch: int | None, dp: int) -> None:
-    """LayoutError, with a size that fits, if the sizes do not divide the global batch, which stays."""
+    """Raises LayoutError, with a size that fits, if the sizes do not divide the global batch, which stays."""
     if micro_batch is None or not dp or global_batch % (micro_batch * dp) == 0:
         return
     fits = math.gcd(micro_batch, global_batch // dp)
@@ -364,8 +364,8 @@ def reads_other_data(parent: Resolved, data: Data) -> bool:
 
 
 def check_same_training(parent: Resolved, resolved: Resolved, branch: bool = False) -> None:
-    """ConfigError for changes to which the checkpoint cannot be converted, or that make it another training; a `branch`
-    may have other data and another schedule."""
+    """Raises ConfigError for changes to which the checkpoint cannot be converted, or that make it another training; a
+    `branch` may have other data and another schedule."""
     faults = {}
     may = convertible(parent.engine.name, resolved.engine.name)
     for name in ("model", "data", "train", "layout", "engine"):

@@ -111,7 +111,7 @@ def _take(run: RunFolder, path: Path, taker: Holder, is_gone: Callable[[Holder],
 
 
 def check_free(run: RunFolder) -> None:
-    """RunLocked if a process trains the run, or may do so. A Slurm job is not checked here: its state decides."""
+    """Raises RunLocked if a process trains the run, or may do so. A Slurm job is not checked: its state decides."""
     held = _read(lock_path(run))
     other = _holder(held)
     if held and (other is None or (not other.slurm_job and not other.is_gone())):
@@ -121,7 +121,7 @@ def check_free(run: RunFolder) -> None:
 
 
 def _check_rest(run: RunFolder, gone: Holder) -> None:
-    """RunLocked if processes of a run still live whose supervisor on this machine is gone."""
+    """Raises RunLocked if processes of a run still live whose supervisor on this machine is gone."""
     if gone.slurm_job is None and gone.host == platform.node() and (pids := run_on(run)):
         message = f"run {run.run_id} is still being trained: {rest_text(pids)}"
         raise RunLocked(message, f"hpc-gpt cancel {run.run_id}, or wait for their end")

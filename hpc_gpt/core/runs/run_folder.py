@@ -442,14 +442,14 @@ def create_run(
 
 
 def check_own(run: RunFolder) -> None:
-    """RunFolderError if this user may not write a run's folder, its attempts or its list of jobs."""
+    """Raises RunFolderError if this user may not write a run's folder, its attempts or its list of jobs."""
     for path in (run.path, run.path / "attempts", run.path / "submissions.jsonl"):
         if why := refused_access(path, os.W_OK):
             raise RunFolderError(f"cannot write in {path}: {why}", whose(path))
 
 
 def check_writable(folder: Path) -> None:
-    """RunFolderError if run folders cannot be made in `folder`."""
+    """Raises RunFolderError if run folders cannot be made in `folder`."""
     with OsErrorAs(RunFolderError, f"cannot make a run folder in {folder}", _WRITABLE):
         try_folder(folder)
 

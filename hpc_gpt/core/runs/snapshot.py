@@ -126,7 +126,7 @@ def code_environment(code: Path, environment: Mapping[str, str]) -> dict[str, st
 
 
 def check_path(folder: Path) -> None:
-    """RunFolderError if PYTHONPATH cannot hold the path of a folder."""
+    """Raises RunFolderError if PYTHONPATH cannot hold the path of a folder."""
     if ":" in str(folder.absolute()):
         message = f"PYTHONPATH cannot carry the colon of {folder.absolute()}"
         raise RunFolderError(message, "set HPC_GPT_LOGS to a path without a colon")

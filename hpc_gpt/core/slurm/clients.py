@@ -169,7 +169,7 @@ def patience_s() -> float:
 
 
 def check_reachable() -> None:
-    """SlurmUnreachable unless sbatch is installed and a controller answers."""
+    """Raises SlurmUnreachable unless sbatch is installed and a controller answers."""
     if not has_sbatch():
         raise SlurmUnreachable("no sbatch on this machine", "run on a login node, or use --cluster local")
     answer = ask(["scontrol", "ping"], timeout_s=_PING_S)
@@ -182,7 +182,7 @@ def check_reachable() -> None:
 
 
 def check_output_path(logs: Path) -> None:
-    """ConfigError if sbatch's --output cannot hold the path of the logs folder."""
+    """Raises ConfigError if sbatch's --output cannot hold the path of the logs folder."""
     path = str(logs.absolute())
     bad = ["a backslash"] * ("\\" in path) + ["a newline"] * ("\n" in path)
     if bad:

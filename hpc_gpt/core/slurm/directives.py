@@ -150,7 +150,7 @@ JOB_NAME = "--job-name="
 
 
 def check_job(resolved: Resolved) -> None:
-    """ConfigError, with all faults, for values that a directive, a file pattern or the script cannot hold."""
+    """Raises ConfigError, with all faults, for values that a directive, a file pattern or the script cannot hold."""
     faults = [
         *_text_faults(resolved),
         *_owned_faults("job.sbatch", "sbatch", resolved.job.sbatch, _OWNED_SBATCH),
@@ -182,7 +182,7 @@ def check_job(resolved: Resolved) -> None:
 
 
 def check_after(resolved: Resolved) -> None:
-    """ConfigError, with all faults, for options that the directives of a job of `[after]` cannot hold."""
+    """Raises ConfigError, with all faults, for options that the directives of a job of `[after]` cannot hold."""
     faults: list[str] = []
     for i, flag in enumerate(resolved.after.sbatch):
         if bad := _control_character(flag):

@@ -27,7 +27,7 @@ class Requeue:
         return ""
 
     def check(self, resolved: Resolved) -> None:
-        """ConfigError for settings with which no other job can follow."""
+        """Raises ConfigError for settings with which no other job can follow."""
 
     def flags(self, resolved: Resolved, run_id: str) -> list[str]:
         """Further flags of sbatch for a job of a run."""

@@ -93,7 +93,7 @@ def _read(left: list[str], options: Options) -> Iterator[Option]:
 
 
 def chosen_clusters(directives: Sequence[str]) -> str | None:
-    """The Slurm clusters that directives name, of which one runs the job; None for the default cluster.
+    """The Slurm clusters that directives name; one of them runs the job. None for the default cluster.
 
     >>> chosen_clusters(["--nodes=2", "-M east  # the new one"]), chosen_clusters(["--nodes=2"])
     ('east', None)

@@ -156,7 +156,7 @@ class EngineFacts(States):
         return None
 
     def check_plan(self, plan: Plan) -> None:
-        """ConfigError if `[plan]` is set although the engine's own keys already say it."""
+        """Raises ConfigError if `[plan]` is set although the engine's own keys already say it."""
         if plan != Plan():
             raise ConfigError(
                 f"the table [plan] is given, but plan already knows engine {self.name}",
@@ -169,12 +169,12 @@ class EngineFacts(States):
         return None
 
     def refuse_program(self, why: str, hint: str) -> None:
-        """ConfigError if the engine starts a user's own program; `why`: what cannot be done with that."""
+        """Raises ConfigError if the engine starts a user's own program; `why`: what cannot be done with that."""
         if self.takes_command:
             raise ConfigError(f"engine {self.name} starts a program of your own: {why}", hint)
 
     def check_export(self) -> None:
-        """ConfigError if its checkpoints have another program's format."""
+        """Raises ConfigError if its checkpoints have another program's format."""
         if self.is_program:
             raise ConfigError(
                 f"engine {self.name} keeps checkpoints in its own format, which hpc-gpt does not read",
@@ -182,7 +182,7 @@ class EngineFacts(States):
             )
 
     def check_branch(self, run: str) -> None:
-        """ConfigError if other runs cannot begin from a checkpoint of `run`."""
+        """Raises ConfigError if other runs cannot begin from a checkpoint of `run`."""
         if self.is_program:
             raise ConfigError(
                 f"run {run} uses engine {self.name}: its checkpoints belong to its program, and stay with the run",

@@ -194,7 +194,7 @@ def checkout_of(resolved: Sized, environment: Mapping[str, str]) -> Path:
 
 
 def check_checkout(checkout: Path, options: Collection[str] = ()) -> None:
-    """ConfigError unless the folder is a checkout whose parser has the options; the message has similar names."""
+    """Raises ConfigError, with similar names, unless the folder is a checkout whose parser has the options."""
     parser = next((checkout / name for name in _PARSERS if (checkout / name).is_file()), checkout / _PARSERS[0])
     for needed in (checkout / PROGRAM, *([parser] if options else [])):
         if not needed.is_file():
