@@ -134,7 +134,7 @@ def test_a_program_that_no_signal_ends_is_not_asked(tmp_path: Path) -> None:
     wait_until(lambda: step(run) >= 1)
     for verb in ("stop", "save"):
         done = in_process(verb, run.run_id, code=1)
-        assert ("stop_signal is none" if verb == "stop" else "saves when it does") in done.stdout + done.stderr
+        assert ("stop_signal is none" if verb == "stop" else "decides when it saves") in done.stdout + done.stderr
     mine = processes(run, "loop.sh")
     assert mine
     hpc_gpt("cancel", run.run_id, code=0)
