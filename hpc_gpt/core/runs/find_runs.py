@@ -55,7 +55,7 @@ _SUPERVISOR = b"hpc_gpt.launcher.local.queue"
 
 def removed_runs(logs: Path | None = None) -> dict[Path, tuple[int, str]]:
     """{folder: (pid, start time)} of the runs that a process of this machine supervises though their folder was
-    removed. `logs`: only the runs below it, unless it is None. A moved run folder is listed at its new place."""
+    removed. `logs`: only the runs below it, unless it is None. A run that was moved counts, by its old folder."""
     removed: dict[Path, tuple[int, str]] = {}
     for name in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
         with contextlib.suppress(OSError, ValueError, IndexError):
