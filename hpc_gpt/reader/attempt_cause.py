@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hpc_gpt.core.ends.end_policy import End
 from hpc_gpt.core.ends.exit_status import ExitStatus
-from hpc_gpt.core.ends.failures import VAGUE
+from hpc_gpt.core.ends.failures import UNSPECIFIC
 from hpc_gpt.core.ends.state import NAN_SINCE
 from hpc_gpt.core.files import open_regular
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
@@ -59,7 +59,7 @@ def read_cause(attempt: Attempt) -> End:
             paths = [stack.enter_context(_end_of(path)) for path in attempt.logs]
             parts = [part for path in paths for part in read_log(path).parts]
         cause = first_cause(parts, False, asks_for_gpus(script))
-        since = nan_since(attempt) if cause.ended in (*VAGUE, "done") else ""
+        since = nan_since(attempt) if cause.ended in (*UNSPECIFIC, "done") else ""
     except Exception:  # a bug of the reader must not leave the attempt unjudged
         return End("unknown")
     if since:

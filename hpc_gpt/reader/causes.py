@@ -33,7 +33,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from hpc_gpt.core.ends.failures import VAGUE, meaning
+from hpc_gpt.core.ends.failures import UNSPECIFIC, meaning
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.reader.blame import (
     FIRST_OBSERVED,
@@ -132,7 +132,7 @@ class Cause:
         row = meaning(self.ended)
         echo = self.failure is not None and self.failure.echo  # its cause is on another node
         echo = echo or (self.failure is not None and self.failure.to_do == NEVER_MET)  # other ranks never came
-        return self.node if row.of_node and (self.blames_rank or not row.waits) and not echo else None
+        return self.node if row.of_node and (self.blames_rank or not row.victim) and not echo else None
 
     @property
     def echoes(self) -> list[Failure]:
@@ -257,7 +257,7 @@ def _place_of(
     nodes |= {other.rank: other.node for other in reversed(failures) if other.rank is not None and other.node}
     rank, why = chosen.rank, ""
     inferred: list[str] = []
-    if meaning(chosen.ended).waits:
+    if meaning(chosen.ended).victim:
         blamed, why = rank_to_blame([failure for failure in failures if failure.ended == chosen.ended], parts)
         rank = chosen.rank if blamed is None else blamed
     if meaning(chosen.ended).by_scheduler:
@@ -270,7 +270,7 @@ def _place_of(
         rank = left.rank
         inferred.append("the launcher says that this rank ended first")
     node = node_of_failure(chosen, rank, nodes, parts, why != "")
-    if node is None and rank is None and not any(meaning(failure.ended).waits for failure in failures):
+    if node is None and rank is None and not any(meaning(failure.ended).victim for failure in failures):
         node, by_launcher = node_the_launcher_names(chosen, echoes_of_it)
         inferred.append(by_launcher)
     return rank, node, why, inferred
@@ -278,7 +278,7 @@ def _place_of(
 
 def with_nan(cause: Cause, nan: Failure) -> Cause:
     """The cause of an attempt whose steps were NaN from `nan` on to its end: the NaN, unless another end is known."""
-    if cause.ended not in (*VAGUE, "done"):
+    if cause.ended not in (*UNSPECIFIC, "done"):
         return cause
     return Cause("nan", nan.message, nan, None, [nan, *cause.ordered], survived=cause.survived)
 
@@ -392,7 +392,7 @@ def _choose(causes: Sequence[Failure]) -> tuple[Failure | None, str]:
         chosen, sure = min(
             heads,
             key=lambda head: (
-                meaning("cancelled" if head[0].ended == "error" else head[0].ended).specific,
+                meaning("cancelled" if head[0].ended == "error" else head[0].ended).precedence,
                 head[0].at or math.inf,
             ),
         )
@@ -401,7 +401,7 @@ def _choose(causes: Sequence[Failure]) -> tuple[Failure | None, str]:
         return chosen, sure or (note if others else "")
     first = min(timed)
     near = [head for head in heads if head[0].at is not None and head[0].at - first <= SKEW_S]
-    chosen, sure = min(near, key=lambda head: (meaning(head[0].ended).specific, head[0].at))
+    chosen, sure = min(near, key=lambda head: (meaning(head[0].ended).precedence, head[0].at))
     other_classes = {failure.ended for failure, _ in near} - {chosen.ended}
     if other_classes and not sure:
         sure = f"{', '.join(sorted(other_classes))} within {SKEW_S:.0f} s of it, by clocks that may differ by as much"
@@ -423,7 +423,7 @@ def _is_own(failure: Failure) -> bool:
     """Whether the failure is of a rank's own process or node: no wait, no end by the scheduler, no lost peer."""
     row = meaning(failure.ended)
     of_peer = _LINK.search(failure.message) or _IN_COLLECTIVE.search(failure.message)
-    return not (row.waits or row.by_scheduler or of_peer)
+    return not (row.victim or row.by_scheduler or of_peer)
 
 
 def _is_later(failure: Failure, other: Failure) -> bool:
@@ -442,7 +442,7 @@ def _is_near(head: Failure, other: Failure) -> bool:
 
 def _explains(other: Failure, head: Failure) -> bool:
     if head.ended == "error" and _IN_COLLECTIVE.search(head.message):
-        return meaning(other.ended).specific < meaning("error").specific
+        return meaning(other.ended).precedence < meaning("error").precedence
     if _LINK.search(other.message):
         return False
     # Timeouts take minutes: a failure after one, without a time, is a consequence unless it explains the timeout.

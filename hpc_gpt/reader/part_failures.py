@@ -128,7 +128,7 @@ def outlived_before(open_: Sequence[Failure], survived: Sequence[Failure]) -> se
     outlived = {text(failure) for failure in survived if not failure.echo and failure.ended in _CAUGHT}
     causes = [failure for failure in open_ if not failure.echo]
     again = {id(failure) for failure in causes if failure.ended in _CAUGHT and text(failure) in outlived}
-    return again if any(id(failure) not in again and not meaning(failure.ended).waits for failure in causes) else set()
+    return again if any(id(failure) not in again and not meaning(failure.ended).victim for failure in causes) else set()
 
 
 def by_clock(chain: Sequence[Failure]) -> Sequence[Failure]:

@@ -14,7 +14,7 @@ from shlex import quote
 from typing import Any
 
 from hpc_gpt.core.ends.exit_status import ExitStatus, read_exit_status
-from hpc_gpt.core.ends.failures import LIVE, VAGUE, advice, meaning
+from hpc_gpt.core.ends.failures import LIVE, UNSPECIFIC, advice, meaning
 from hpc_gpt.core.ends.run_state import deciding, is_of_slurm, moved_from, newest_submission, read_end, retry_note
 from hpc_gpt.core.ends.state import Facts, class_of
 from hpc_gpt.core.files import open_regular
@@ -126,7 +126,7 @@ class Why:
     def ended(self) -> str:
         """The class of the run's end, or pending, running, unknown."""
         record = self.record.ended or "unknown"
-        return self.last.ended if self.last and record in VAGUE else record
+        return self.last.ended if self.last and record in UNSPECIFIC else record
 
     @property
     def is_open(self) -> bool:
@@ -161,12 +161,12 @@ class Why:
         failure = self.last.failure if self.last else None
         if failure is not None and failure.to_do and failure.ended == self.ended:
             return failure.to_do
-        unseen = self.run_folder if self.ended in VAGUE and failure is None else None
+        unseen = self.run_folder if self.ended in UNSPECIFIC and failure is None else None
         if unseen is not None and (places := _sent_elsewhere(unseen)):
             return f"read the files that the script's programs write to: {places}"
         end = read_exit_status(self.text)
-        if self.last is None or self.ended not in VAGUE or end is None or not end.is_kill:
-            only = failure is not None and failure.echo and self.ended in VAGUE
+        if self.last is None or self.ended not in UNSPECIFIC or end is None or not end.is_kill:
+            only = failure is not None and failure.echo and self.ended in UNSPECIFIC
             return _ELSEWHERE if only else advice(self.ended, self.run_folder is not None)
         where = f"of {self.last.cause.node}" if self.last.cause.node else "of its node"
         return f"read the kernel's log {where} (dmesg): if the kernel killed the process, ask for more memory (--mem)"
@@ -252,7 +252,7 @@ def _with_lines(why: Why, log: Path | None = None) -> Why:
     # The log names no cause: show its last lines.
     if log is None and why.run_folder is not None:
         log = next((attempt.log for attempt in why.run_folder.attempts()[-1:] if attempt.log.is_file()), None)
-    return replace(why, lines=tuple(last_lines(log)) if log is not None and why.ended in VAGUE else ())
+    return replace(why, lines=tuple(last_lines(log)) if log is not None and why.ended in UNSPECIFIC else ())
 
 
 def _sent_elsewhere(run: RunFolder) -> str:
@@ -378,7 +378,11 @@ def _explained(number: int, ended: str | None, cause_text: str | None, cause: Ca
         return _ended_by_signal(number, ended or "unknown", cause_text or "", end, cause)
     has_cause = cause.ended not in ("unknown", "done")
     recorded = ended or "unknown"
-    if recorded in VAGUE and has_cause and (cause_text is None or cause.ended not in VAGUE or not _only_echoes(cause)):
+    if (
+        recorded in UNSPECIFIC
+        and has_cause
+        and (cause_text is None or cause.ended not in UNSPECIFIC or not _only_echoes(cause))
+    ):
         better = cause.text if cause.ended != "error" or cause_text is None else cause_text
         ended = class_of(Facts(said=recorded, logs=cause.ended)) or recorded
         return AttemptWhy(number, ended, one_line(better), cause)

@@ -133,7 +133,7 @@ def test_after_a_later_cancel_the_kill_is_history() -> None:
 
 
 ALL = """\
-RUN (demo): gpu_memory: a GPU has too little memory for the model, the batch and what the allocator holds
+RUN (demo): gpu_memory: a GPU has too little memory for the model, the batch and the allocator's reserve
 cause    rank 3: OOM
 rank     3
 where    LOG:12
@@ -162,7 +162,7 @@ also     error: KeyError: 'a' (LOG:25)
 then     10 x rank # lost another rank: RuntimeError: Read error: Connection reset by peer #
          2 x rank # lost another rank: RuntimeError: Read error: Connection reset by peer ##
 
-to do    a smaller micro-batch with as many more of them, recompute, more tp or pp, a higher ZeRO stage, or offload
+to do    a smaller micro-batch and more micro-batches, recompute, more tp or pp, a higher ZeRO stage, or offload
 retry    no
 
 attempts
@@ -240,7 +240,7 @@ def test_all_of_an_answer_is_what_the_attempts_say() -> None:
         "chain": None,
         "notes": [],
         "unread": [],
-        "means": "a GPU has too little memory for the model, the batch and what the allocator holds",
+        "means": "a GPU has too little memory for the model, the batch and the allocator's reserve",
         "to_do": ALL.partition("to do    ")[2].partition("\n")[0],
         "lines": [{"line": int(number.strip("> ")), "text": text} for number, _, text in shown],
     }

@@ -90,7 +90,7 @@ def test_a_log_without_step_numbers_shows_its_last_loss(tmp_path: Path) -> None:
 def test_stop_sends_the_signal_and_waits_for_the_programs_save(tmp_path: Path, stop_signal: str) -> None:
     run = start(experiment(tmp_path, "loop", {"stop_signal": stop_signal}, GPUS), STEPS="10000")
     wait_until(lambda: step(run) >= 3)
-    assert "saves when it does by itself" in in_process("save", run.run_id).stderr
+    assert "your own program decides when it saves" in in_process("save", run.run_id).stderr
     done = hpc_gpt("stop", run.run_id, "--wait", code=0)
     assert f": asked to end by SIG{stop_signal}\n" in done.stdout
     end = run.attempt(1).ended()
@@ -134,7 +134,7 @@ def test_a_program_that_no_signal_ends_is_not_asked(tmp_path: Path) -> None:
     wait_until(lambda: step(run) >= 1)
     for verb in ("stop", "save"):
         done = in_process(verb, run.run_id, code=1)
-        assert ("stop_signal is none" if verb == "stop" else "saves when it does") in done.stdout + done.stderr
+        assert ("stop_signal is none" if verb == "stop" else "decides when it saves") in done.stdout + done.stderr
     mine = processes(run, "loop.sh")
     assert mine
     hpc_gpt("cancel", run.run_id, code=0)

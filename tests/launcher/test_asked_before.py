@@ -22,7 +22,7 @@ NO = "sbatch: error: Requested node configuration is not available\n"
 UP = {"sbatch": NO, "scontrol": MAIN}
 NEVER = "Slurm would never start this job: {}|change the request, or the --partition; see sinfo{}"
 SBATCH = f"(sbatch: {NO.removeprefix('sbatch: error: ').strip()})"
-AWAY = "it needs 2 of the {} nodes of partition main that can hold it, and these take no job now: {}"
+AWAY = "it needs 2 of the {} nodes of partition main that can hold it, and some of these take no job now: {}"
 STARTS = "sbatch: Job 7 to start at {}T10:00:00 using 8 processors on nodes n1 in partition main\n"
 
 
@@ -126,9 +126,9 @@ NEVER_STARTS = "it never starts: cancel it, and change the request"
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
-        ("QOSMaxNodePerJobLimit", f"it is beyond what its QOS allows one job; {NEVER_STARTS}"),
-        ("AssocGrpCPURunMinutes", "with the jobs that run, a limit of its account is reached"),
-        ("QOSGrpCPUMinutesLimit", "the minutes of its QOS are used up: no other job's end helps, more of them do"),
+        ("QOSMaxNodePerJobLimit", f"it asks for more than its QOS allows one job; {NEVER_STARTS}"),
+        ("AssocGrpCPURunMinutes", "the running jobs have reached a limit of its account"),
+        ("QOSGrpCPUMinutesLimit", "the minutes of its QOS are used up: it starts when more are granted"),
         ("ReqNodeNotAvail, UnavailableNodes:n1", "nodes that it asks for are down, drained or reserved"),
         ("launch failed requeued held", "its launch failed, and Slurm holds it; scontrol release starts it again"),
     ],

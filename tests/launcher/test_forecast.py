@@ -352,7 +352,7 @@ REFUSED = {
     "no chain of what is on NVMe": (
         replace(asked(), engine=NVME),
         KNOWN,
-        "it needs 8 jobs of 1:00:00, but what is offloaded to NVMe is in no checkpoint | use --time 07:17:00 or "
+        "it needs 8 jobs of 1:00:00, but checkpoints do not hold what is offloaded to NVMe | use --time 07:17:00 or "
         "more, or offload to the host's memory",
     ),
     "a small budget": (

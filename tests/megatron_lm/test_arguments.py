@@ -214,7 +214,7 @@ def test_which_checkout_is_meant_and_that_it_is_one(tmp_path, checkout):
         ENGINE.check_program(resolved, {"MEGATRON_LM": str(checkout)})
     # The environment's before the profile's, as in the script; one in an image cannot be looked at.
     named = settle(ClusterProfile(name="test", gpus_per_node=8, megatron_lm=str(tmp_path / "profile")))
-    with pytest.raises(ConfigError, match="profile is no Megatron-LM checkout"):
+    with pytest.raises(ConfigError, match="profile is not a Megatron-LM checkout"):
         ENGINE.check_program(named, {})
     with pytest.raises(ConfigError, match=str(checkout)):
         ENGINE.check_program(named, {"MEGATRON_LM": str(checkout)})

@@ -167,7 +167,7 @@ def test_the_table_decides_nothing_beside_another_engine(tmp_path):
     assert told.plan == Plan(like="fsdp", grad_sum="bf16")
     assert config_hash(plain) == config_hash(told)
     assert replace(told, plan=Plan()) == plain
-    with pytest.raises(ConfigError, match=r"the table \[plan\] is given, but of engine fsdp"):
+    with pytest.raises(ConfigError, match=r"the table \[plan\] is given, but plan already knows engine fsdp"):
         resolve(
             load_experiment("demo", {"engine.name": "fsdp", "layout.pp": 1, "layout.tp": 1, "plan.grad_sum": "bf16"}),
             profile,

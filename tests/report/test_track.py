@@ -195,6 +195,6 @@ def test_a_fault_of_one_is_a_line_and_the_other_goes_on(log, module, words, tmp_
 
 def test_a_run_that_is_gone_is_a_line(tmp_path):
     (tmp_path / "attempts" / "1").mkdir(parents=True)
-    gone = "the run folder is not there any more (was it moved or deleted? name its new place)"
+    gone = "the run folder does not exist any more (was it moved or deleted? name its new place)"
     said = track_in_a_process(RunFolder(tmp_path), 1)
     assert said == f"track: {tmp_path}: {gone}; the run goes on without it\n"

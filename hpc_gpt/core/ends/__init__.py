@@ -1,1 +1,1 @@
-"""How an attempt of a run ended, and whether the run is retried: the facts, one table of failures, one judge."""
+"""The end of an attempt, and whether its run is retried: the facts, one table of failures, one judge."""

@@ -1,8 +1,8 @@
 """The list of each cluster's nodes that failed or were slow, which the next jobs exclude for some time.
 
-Every note is a file of its own in `state_dir()/nodes/<cluster>/`, and gets its name when it is complete: two jobs that
-note a node at the same time, from two hosts that share a home, write two files and lose none. A note expires, and the
-next writer removes it. If the list cannot be read or written, a warning is printed, and the job continues as if the
+Every note is a file of its own in `state_dir()/nodes/<cluster>/`, and gets its name when it is complete. So two jobs
+that note a node at the same time, on two hosts that share a home, write two files and lose none. A note expires, and
+the next writer removes it. If the list cannot be read or written, a warning is printed, and the job continues as if the
 list were empty.
 
 The run in which a node failed excludes it. Every run excludes a node that failed twice, or that a measurement found bad
@@ -34,8 +34,8 @@ _LONGEST_WHY = 500
 class BadNode:
     """A listed node: the cause and the run of its last note, and since and until when it is listed (epoch seconds).
 
-    `times` counts its notes that have not expired, `runs` are their runs. `everyone`: every run excludes it, not only
-    those.
+    `times`: the number of its notes that have not expired; `runs`: their runs. `everyone`: every run excludes it, not
+    only those runs.
     """
 
     node: str
@@ -63,8 +63,8 @@ class _Note:
 def note(cluster: str, node: str, why: str, run: str, hours: float, sure: bool = False) -> None:
     """Notes for `hours` that `node` of `cluster` failed in `run` (a run id).
 
-    Nothing is noted if `hours` is not above 0, or `node` is no host's name. `sure`: a measurement found the node bad,
-    so every run excludes it at once.
+    Nothing is noted if `hours` is not above 0, or `node` is not the name of a host. `sure`: a measurement found the
+    node bad, so every run excludes it at once.
     """
     if not hours > 0 or not math.isfinite(hours) or not NODE.fullmatch(node):
         return
@@ -75,24 +75,24 @@ def note(cluster: str, node: str, why: str, run: str, hours: float, sure: bool =
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _prune(folder, node, now)
-        with aside(folder / name) as own:
-            own.write_text(json.dumps(asdict(entry)) + "\n", encoding="utf-8")
-            own.rename(folder / name)
+        with aside(folder / name) as temporary:
+            temporary.write_text(json.dumps(asdict(entry)) + "\n", encoding="utf-8")
+            temporary.rename(folder / name)
     except OSError as fault:
         _warn(f"node {node} is not noted in {folder}: {fault.strerror}")
 
 
 def listed(cluster: str, now: float | None = None) -> dict[str, BadNode]:
     """{name: node} of every node with a note that has not expired at `now`, sorted by name."""
-    found: dict[str, list[_Note]] = {}
+    notes: dict[str, list[_Note]] = {}
     for _, entry in _notes(_folder(cluster)):
         if entry.until > (time.time() if now is None else now):
-            found.setdefault(entry.node, []).append(entry)
-    return {node: _bad_node(entries) for node, entries in sorted(found.items())}
+            notes.setdefault(entry.node, []).append(entry)
+    return {node: _bad_node(entries) for node, entries in sorted(notes.items())}
 
 
 def left_out(cluster: str, run: str, now: float | None = None) -> list[str]:
-    """The nodes that `run` excludes: those that every run excludes, and those that failed in this one."""
+    """The nodes that `run` excludes: those that every run excludes, and those that failed in this run."""
     return [name for name, bad in listed(cluster, now).items() if bad.everyone or run in bad.runs]
 
 
@@ -146,15 +146,15 @@ def _read(path: Path) -> _Note | None:
 
 def _prune(folder: Path, node: str, now: float) -> None:
     """Makes room for one more note of `node`: removes what has expired, is unreadable, or is above a limit."""
-    kept = {path: entry for path, entry in _notes(folder) if entry.until > now}
-    for path in set(folder.glob("*.json")) - kept.keys():
+    valid = {path: entry for path, entry in _notes(folder) if entry.until > now}
+    for path in set(folder.glob("*.json")) - valid.keys():
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_mtime < now - 60:  # else it may be a note that is being written
                 path.unlink()
-    theirs = [path for path, entry in kept.items() if entry.node == node]
+    theirs = [path for path, entry in valid.items() if entry.node == node]
     surplus = theirs[: max(0, len(theirs) - _NOTES_A_NODE + 1)]
-    rest = [path for path in kept if path not in surplus]
-    for path in (*surplus, *rest[: max(0, len(rest) - _NOTES + 1)]):
+    others = [path for path in valid if path not in surplus]
+    for path in (*surplus, *others[: max(0, len(others) - _NOTES + 1)]):
         path.unlink(missing_ok=True)
 
 

@@ -1,8 +1,8 @@
 """Why an attempt ends, and whether its job requeues: the one policy, without torch.
 
-The trainer, the supervisor of a foreign program, the job chain and the verbs ask it. Each gathers facts where it is.
-The order of the reasons, the class and the cause of each, and what forbids a requeue are here; what a class means for a
-retry is in `core.ends.failures`.
+The trainer, the supervisor of a foreign program, the job chain and the verbs ask it; each gathers its own facts. The
+order of the reasons, their classes and causes, and what forbids a requeue are here; what a class means for a retry is
+in `core.ends.failures`.
 """
 
 import contextlib
@@ -31,14 +31,14 @@ from hpc_gpt.core.slurm.requeue import requeue_of
 # (`launcher.doctor.checks.check_signals`).
 LATE_SIGNAL_S = 300.0
 
-# --- what a rank is asked for
+# --- the requests to a rank
 
-# {signal that every rank handles, and that nothing else in a job may end on: the reason that it is}. `sbatch --signal`
-# sends the first before the time limit (SIGUSR1 is NCCL's).
+# {signal that every rank handles, and that must end nothing else in a job: the reason it stands for}. `sbatch --signal`
+# sends the first one before the time limit (NCCL uses SIGUSR1).
 SIGNALS = {signal.SIGUSR2: "walltime", signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
-# Written in the attempt's folder by the task that is asked to stop, and read by all.
+# A file in the attempt's folder: the task that is asked to stop writes it, and all tasks read it.
 STOP = "stop.json"
-OVER = "over"  # a folder in the attempt's: a file for each task whose program has ended with 0
+OVER = "over"  # a folder in the attempt's folder: one file per task whose program has ended with 0
 # {reason to end an attempt before its last step: its class, and its cause}. If there are several, the first one counts:
 # a training that diverged, then what users and the scheduler ask for, then what the run has reached or spent.
 REASONS = {
@@ -56,9 +56,9 @@ REASONS = {
 
 @dataclass(frozen=True)
 class End:
-    """How an attempt ended: a class of `failures.ENDED`, the first cause as text, and the node at fault, if one is.
+    """The end of an attempt: a class of `failures.ENDED`, the first cause as text, and the node at fault, if any.
 
-    `note`: what may be wrong although it is `done`.
+    `note`: what may be wrong although the class is `done`.
     """
 
     ended: str
@@ -74,22 +74,22 @@ class End:
 
     @property
     def exit_code(self) -> int:
-        """0 for every orderly end; 1 for a training that diverged, failed, or whose disk refused to save it."""
+        """0 for every orderly end; 1 for a training that diverged, failed, or could not be saved on its disk."""
         return meaning(self.ended).exit_code
 
     @property
     def leaves_time(self) -> bool:
         """Whether there is time to remove old checkpoints: no requeue, kill or spent budget is near."""
-        return not self.requeue and not meaning(self.ended).hurry
+        return not self.requeue and not meaning(self.ended).time_is_short
 
 
-def first_reason(asked: Collection[str]) -> str | None:
-    """The reason that counts; None if nothing in `asked` ends the attempt.
+def first_reason(requests: Collection[str]) -> str | None:
+    """The reason that counts; None if nothing in `requests` ends the attempt.
 
     >>> first_reason({"walltime", "stop", "save"}), first_reason({"save"})
     ('stop', None)
     """
-    return next((reason for reason in REASONS if reason in asked), None)
+    return next((reason for reason in REASONS if reason in requests), None)
 
 
 def limits_reached(
@@ -97,10 +97,11 @@ def limits_reached(
 ) -> frozenset[str]:
     """The limits of a run that are reached: `minutes` and `budget`. Called on rank 0.
 
-    `train_s` returns the seconds of training in all attempts. HPC_GPT_STOP_AT is when the budget is spent, in epoch
-    seconds of the host that gave the attempt its `started`: the difference is what the attempt may take. What it has
-    taken is not asked of a clock that can be set, or is another host's; `stopped_s` of it were not spent. The save may
-    take as long as the lead of the signal before the time limit. Ranks on CPUs spend nothing.
+    `train_s` returns the seconds of training in all attempts. HPC_GPT_STOP_AT is the time at which the budget is spent,
+    in epoch seconds of the host that wrote the attempt's `started`; the difference of the two is what the attempt may
+    take. What it has taken is measured by this host's clock since its boot, because the time of day can be set and
+    differs between hosts; `stopped_s` of it were not spent. The save may take as long as the lead of the signal before
+    the time limit. Ranks on CPUs spend nothing.
     """
     job, minutes = resolved.job, resolved.train.minutes
     stop_at = os.environ.get("HPC_GPT_STOP_AT", "") if job.max_gpu_hours is not None else ""
@@ -120,8 +121,8 @@ def _left_s(stop_at: int, attempt: Attempt, stopped_s: float) -> float:
 
 @functools.cache
 def _budget_of(folder: Path, stop_at: int) -> tuple[float, float]:
-    """(seconds that an attempt may take, when it began by this host's clock since its boot). On another host than that
-    of its script it began as this process asked first: later by its start, which the budget does not see."""
+    """(seconds that an attempt may take, when it began by this host's clock since its boot). On another host than its
+    script's, the first call counts as the beginning: later by the start of the ranks, which the budget misses."""
     start, now = Attempt(folder).started(), host_clock()[1]
     elapsed_s = Attempt(folder).elapsed_s()
     began = start.get("started")
@@ -131,7 +132,7 @@ def _budget_of(folder: Path, stop_at: int) -> tuple[float, float]:
 
 
 def moment_of(text: str) -> float | None:
-    """The epoch seconds of a time that Slurm shows with `IN_UTC`; None if it is none.
+    """The epoch seconds of a time that Slurm shows with `IN_UTC`; None if the text is not a time.
 
     >>> moment_of("2026-10-25T00:30:00"), moment_of("Unknown")
     (1792888200.0, None)
@@ -143,7 +144,7 @@ def moment_of(text: str) -> float | None:
 
 
 def end_for(reason: str, resolved: Resolved, end_of_sigterm: Callable[[], End], target: str | None = None) -> End:
-    """The end of an attempt for a reason. `end_of_sigterm` is called only for a SIGTERM, `target` the one reached."""
+    """The end of an attempt for a reason. Calls `end_of_sigterm` only for a SIGTERM; `target`: the target reached."""
     if reason == "terminated":
         return end_of_sigterm()
     ended, cause = REASONS[reason]
@@ -156,13 +157,13 @@ def class_of_sigterm(run: RunFolder, attempt: Attempt, shown: str, at: float) ->
     `shown`: the job as `scontrol show job` printed it then; empty if Slurm did not answer, or without Slurm.
 
     A cancel, a preemption and a late signal look the same to a rank. A late signal was meant for the attempt before
-    this one: slurmctld repeats a signal that got no answer, and a requeued job has a step of the same number by then.
-    So SIGTERM means `requeued`, and the chain continues, if `hpc-gpt cancel` has not marked the job, Slurm shows it as
-    exactly RUNNING and not preempted, and the attempt before, of the same job, ended less than LATE_SIGNAL_S earlier,
-    and not by a late signal itself: whatever else sends SIGTERM at every start would start the job for ever.
-    `scancel --signal=TERM` by a user so soon after a requeue looks the same and is taken for a late signal; `scancel`
-    alone and `hpc-gpt cancel` are not. Without an answer it is a cancel: to restart what a user has ended is the worse
-    error.
+    this one: slurmctld repeats a signal that got no answer, and by then the requeued job has a step of the same number.
+    So SIGTERM means `requeued`, and the chain continues, if all of this holds: `hpc-gpt cancel` has not marked the job;
+    Slurm shows it as exactly RUNNING and not preempted; the attempt before, in the same job, ended less than
+    LATE_SIGNAL_S earlier, and not by a late signal itself (else whatever sends SIGTERM at every start would start the
+    job for ever). If a user sends `scancel --signal=TERM` so soon after a requeue, it is taken for a late signal;
+    `scancel` alone and `hpc-gpt cancel` are not. If Slurm did not answer, it is a cancel: to restart what a user has
+    ended is the worse error.
     """
     if is_cancelled(run, attempt):
         return End("cancelled", "SIGTERM")
@@ -179,7 +180,7 @@ def class_of_sigterm(run: RunFolder, attempt: Attempt, shown: str, at: float) ->
 
 
 def _attempt_before(run: RunFolder, attempt: Attempt) -> Attempt | None:
-    """The attempt before this one, if it was of the same job."""
+    """The attempt before this one, if it belongs to the same job."""
     before = run.before(attempt)[-1:]
     return before[0] if attempt.job_id and before and before[0].job_id == attempt.job_id else None
 
@@ -188,16 +189,16 @@ def _attempt_before(run: RunFolder, attempt: Attempt) -> Attempt | None:
 
 
 def cannot_continue(resolved: Sized, requeue: bool = False) -> str:
-    """Why no job of a run can follow another one; empty if one can. `requeue`: `hpc-gpt requeue` asks for it, which
-    a machine without Slurm does whatever its `chain` is."""
+    """The reason why no job of a run can follow another one; empty if one can. `requeue`: `hpc-gpt requeue` asks for
+    it; a machine without Slurm does that whatever its `chain` is."""
     by_hand = requeue and resolved.cluster.scheduler == "local"
     if not by_hand and (why := requeue_of(resolved.cluster).why_not(resolved.cluster)):
         return why
-    return "" if can_resume(resolved.engine) else "what is offloaded to NVMe is in no checkpoint"
+    return "" if can_resume(resolved.engine) else "checkpoints do not hold what is offloaded to NVMe"
 
 
 def asks_to_requeue(run: RunFolder, attempt: Attempt, end: End) -> bool:
-    """Whether an attempt that ends so asks for another one: the key `requeue` of its ended.json, and nothing else."""
+    """Whether an attempt with this end asks for another one: the key `requeue` of its ended.json, nothing else."""
     why = cannot_continue(run.resolved(), end.ended == "requeued")
     return end.requeue and not why and not is_cancelled(run, attempt)
 
@@ -207,11 +208,11 @@ def is_cancelled(run: RunFolder, attempt: Attempt) -> bool:
     return run.is_cancelled(attempt.job_id or os.environ.get("SLURM_JOB_ID"))
 
 
-# --- how the job ended by what Slurm and job.sh say
+# --- the end of the job by what Slurm and job.sh say
 
 # Messages of slurmstepd and srun in an attempt's log.
 _NODE_FAILED = re.compile(rb"Node failure on")
-# The node's name begins a word: a word of megabytes, as of a line without blanks, is then tried once, not at each byte.
+# The node's name begins a word: so a word of megabytes (a line without blanks) is tried once, not at each byte.
 _RANK_FAILED = re.compile(
     rb"((?:(?<![^ \n])[^ \n]+: )?tasks? [\d,-]+: "
     rb"(?:Exited with exit code \d+|Killed|Aborted|Segmentation fault|Bus error).*)"
@@ -225,8 +226,8 @@ def end_by_script(
     """(class, cause) of an attempt by the facts that job.sh states after its ranks have ended. The first that applies
     counts.
 
-    `code`: srun's exit code, or that of the rank which `message`, srun's own, names. `shown`: the job as `scontrol show
-    job` prints it, empty if Slurm did not answer. `put_back`: Slurm starts the same job again.
+    `message`: srun's message on the first rank that failed. `code`: the exit code of that rank, else srun's. `shown`:
+    the job as `scontrol show job` prints it, empty if Slurm did not answer. `put_back`: Slurm starts the job again.
     """
     exit_text = message or f"exit code {code}"
     state = shown_as(shown, "JobState")
@@ -236,8 +237,8 @@ def end_by_script(
     if _NODE_FAILED.search(log):
         return "node_failure", f"a node of the job died, {exit_text}"
     if not state or state in SLURM_RUNS:
-        # srun names no rank that failed first: the signal ended all of them, before they could handle it or because
-        # their program does not. A script's shell may be ended by itself, or by what is not Slurm.
+        # If srun names no rank that failed first, the signal ended all of them: before they could handle it, or because
+        # their program does not handle it. A script's shell may end by itself, or by something other than Slurm.
         is_script = bool(attempt.script_exit())
         if code == 128 + signal.SIGTERM and (attempt.heard(signal.SIGTERM) if is_script else not message):
             end = class_of_sigterm(run, attempt, shown, time.time())
@@ -254,9 +255,9 @@ def end_by_script(
 
 
 def first_failure(attempt: Attempt) -> str:
-    """srun's message on the first rank that failed, empty without one. srun then ends the others and returns 143."""
-    found = _RANK_FAILED.search(_end_of(attempt))
-    return found[1].decode(errors="replace") if found else ""
+    """srun's message on the first rank that failed, empty without one; srun then ends the others and returns 143."""
+    match = _RANK_FAILED.search(_end_of(attempt))
+    return match[1].decode(errors="replace") if match else ""
 
 
 def exit_code(message: str, code: int) -> int:
@@ -265,8 +266,8 @@ def exit_code(message: str, code: int) -> int:
     >>> exit_code("n3: task 1: Exited with exit code 7", 143), exit_code("n3: task 1: Killed", 137)
     (7, 137)
     """
-    found = re.search(r"exit code (\d+)", message)
-    return int(found[1]) if found else code
+    match = re.search(r"exit code (\d+)", message)
+    return int(match[1]) if match else code
 
 
 def is_put_back(attempt: Attempt, shown: str) -> bool:
@@ -276,22 +277,22 @@ def is_put_back(attempt: Attempt, shown: str) -> bool:
 
 
 def end_by_accounting(attempt: Attempt, state: str, again: bool) -> tuple[str, str]:
-    """(class, cause) of an attempt that was killed with its script, by Slurm's state of that start of the job, empty if
-    it is not known. `again`: the job has started again."""
+    """(class, cause) of an attempt that was killed with its script. `state`: Slurm's state of that start of the job,
+    empty if it is not known. `again`: the job has started again."""
     ended = "node_failure" if _NODE_FAILED.search(_end_of(attempt)) else start_class(state)
-    if not meaning(ended).lost or ended == "unknown" or (again and ended == "cancelled"):
+    if not meaning(ended).if_script_died or ended == "unknown" or (again and ended == "cancelled"):
         ended = "requeued" if again else "unknown"
-    return ended, meaning(ended).lost
+    return ended, meaning(ended).if_script_died
 
 
 def shown_as(shown: str, key: str) -> str:
-    """The value of a key in what `scontrol show job` prints; empty without one.
+    """The value of a key in the output of `scontrol show job`; empty if it is missing.
 
     >>> shown_as("JobId=7 JobState=RUNNING Reason=None", "Reason"), shown_as("", "JobState")
     ('None', '')
     """
-    found = re.search(rf"(?:^|\s){key}=(\S*)", shown)
-    return found[1] if found else ""
+    match = re.search(rf"(?:^|\s){key}=(\S*)", shown)
+    return match[1] if match else ""
 
 
 def is_preempted(attempt: Attempt) -> bool:
@@ -301,9 +302,9 @@ def is_preempted(attempt: Attempt) -> bool:
 
 def _end_of(attempt: Attempt) -> bytes:
     """The last 32 MiB of each log: many ranks may print tracebacks after Slurm's message."""
-    found = b""
+    end = b""
     for path in attempt.logs:
         with contextlib.suppress(OSError), open_regular(path) as log:
             log.seek(max(0, log.seek(0, 2) - (32 << 20)))
-            found += log.read()
-    return found
+            end += log.read()
+    return end

@@ -1,6 +1,6 @@
-"""How a rank's process ended, by a signal or with an exit code: one text, whoever saw it.
+"""The end of a rank's process, by a signal or with an exit code: the same text, whoever saw it.
 
-srun reports it on Slurm, our own launcher on one machine.
+On Slurm srun reports it, on one machine our own launcher.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import re
 import signal
 from dataclasses import dataclass, field
 
-# A rank whose connection to another one broke says this: the other one ended first.
+# Printed by a rank whose connection to another rank broke: the other one ended first.
 LOST_PEER = "lost another rank"
-# srun's word for a signal.
+# srun's words for signals.
 _BY_SRUN = {
     "Killed": signal.SIGKILL,
     "Aborted": signal.SIGABRT,
@@ -32,8 +32,10 @@ _LOST = re.compile(rf"rank \d{{1,7}} {LOST_PEER}\b")
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """`ranks` is a number, or several as srun lists them (`0-3,5`); `node` None if it is not known. `code` is an exit
-    code, or minus the number of a signal. `program` is what a rank of engine command or megatron-lm started.
+    """The end of one rank's process, or of several that ended alike.
+
+    `ranks` is a number, or several as srun lists them (`0-3,5`); `node` is None if it is not known. `code` is an exit
+    code, or minus the number of a signal. `program`: what a rank of engine command or megatron-lm started.
 
     >>> str(ExitStatus("1", "n2", -9))
     "rank 1 on n2 was ended by SIGKILL, by hand or by the kernel's memory killer"
@@ -55,7 +57,7 @@ class ExitStatus:
 
     @property
     def signal(self) -> signal.Signals | None:
-        """The signal that ended it; a shell or a container returns 128 + its number."""
+        """The signal that ended the process; a shell or a container returns 128 + its number."""
         number = -self.code if self.code < 0 else self.code - 128
         return signal.Signals(number) if number in set(signal.Signals) else None
 
@@ -64,7 +66,7 @@ class ExitStatus:
         return self.signal == signal.SIGKILL
 
     def is_of(self, other: ExitStatus) -> bool:
-        """Whether both are about the same end; one may lack the node."""
+        """Whether both report the same end; one may lack the node."""
         same_node = self.node is None or other.node is None or self.node == other.node
         return (self.ranks, self.signal or self.code) == (other.ranks, other.signal or other.code) and same_node
 
@@ -74,30 +76,30 @@ class ExitStatus:
         who += f" on {self.node}" if self.node else ""
         if self.signal is None:
             return f"{who} ended with exit code {self.code}"
-        words = f"{who} {'was' if self.ranks.isdigit() else 'were'} ended by {self.signal.name}"
-        return f"{words}, by hand or by the kernel's memory killer" if self.is_kill else words
+        text = f"{who} {'was' if self.ranks.isdigit() else 'were'} ended by {self.signal.name}"
+        return f"{text}, by hand or by the kernel's memory killer" if self.is_kill else text
 
 
 def read_exit_status(cause: str | None) -> ExitStatus | None:
-    """The end that a text reports: our own text, or srun's message; None without one.
+    """The end that a text reports in our own words or in srun's; None if it reports none.
 
     >>> read_exit_status("srun: error: n2: task 1: Killed")
     ExitStatus(ranks='1', node='n2', code=-9)
     >>> read_exit_status("rank 1 was ended by SIGKILL"), read_exit_status("rank 1: KeyError: 'a'")
     (ExitStatus(ranks='1', node=None, code=-9), None)
     """
-    found = _OWN.search(cause or "")
-    if found is not None:
-        name = found["signal"]
+    match = _OWN.search(cause or "")
+    if match is not None:
+        name = match["signal"]
         if name and name not in signal.Signals.__members__:
             return None
-        return ExitStatus(found["ranks"], found["node"], -signal.Signals[name] if name else int(found["code"]))
-    found = _SRUN.search(cause or "")
-    return _of_srun(found) if found is not None else None
+        return ExitStatus(match["ranks"], match["node"], -signal.Signals[name] if name else int(match["code"]))
+    match = _SRUN.search(cause or "")
+    return _of_srun(match) if match is not None else None
 
 
 def is_lost_peer(cause: str | None) -> bool:
-    """Whether a cause is only that a rank lost another one.
+    """Whether a cause says only that a rank lost another one.
 
     >>> is_lost_peer("rank 0 lost another rank: RuntimeError: Connection reset by peer"), is_lost_peer("rank 0: no")
     (True, False)
@@ -106,7 +108,7 @@ def is_lost_peer(cause: str | None) -> bool:
 
 
 def explain_srun(cause: str) -> str:
-    """The text with srun's messages in our words; of a killed rank with srun's own message, which is the evidence.
+    """The text with srun's messages in our words; for a killed rank srun's message, the evidence, is added.
 
     >>> explain_srun("hpc-gpt cancel, n1: task 0: Exited with exit code 3")
     'hpc-gpt cancel, rank 0 on n1 ended with exit code 3'
@@ -114,13 +116,13 @@ def explain_srun(cause: str) -> str:
     "rank 1 on n2 was ended by SIGKILL, by hand or by the kernel's memory killer (srun: n2: task 1: Killed)"
     """
 
-    def ours(found: re.Match[str]) -> str:
-        end = _of_srun(found)
-        return f"{end} (srun: {found[0]})" if end.is_kill else str(end)
+    def ours(match: re.Match[str]) -> str:
+        end = _of_srun(match)
+        return f"{end} (srun: {match[0]})" if end.is_kill else str(end)
 
     return _SRUN.sub(ours, cause)
 
 
-def _of_srun(found: re.Match[str]) -> ExitStatus:
-    code = int(found["code"]) if found["code"] else -_BY_SRUN[found["signal"]]
-    return ExitStatus(found["ranks"], found["node"], code)
+def _of_srun(match: re.Match[str]) -> ExitStatus:
+    code = int(match["code"]) if match["code"] else -_BY_SRUN[match["signal"]]
+    return ExitStatus(match["ranks"], match["node"], code)

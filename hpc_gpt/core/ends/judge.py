@@ -1,4 +1,4 @@
-"""Decides whether a run is retried, when, and why: a pure function of its past attempts."""
+"""The judge: decides whether a run is retried, when, and why. A pure function of its past attempts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from hpc_gpt.core.ends.state import ends_by_itself, is_after_exit_0, is_inferred
 
 @dataclass(frozen=True)
 class EndedAttempt:
-    """One attempt that has ended, with a class of failures.ENDED; `node` is at fault, if one is.
+    """One attempt that has ended, with a class of failures.ENDED; `node`: the node at fault, if any.
 
-    `saved` is the step of the newest complete checkpoint at its end, `resumed` that of the one it resumed from; 0
-    without one. `unseen`: it ended at the time limit, and nothing says how far it came. `quick`: its job
-    script exited with an error within seconds, before a step. `complete`: the last planned step of a program that is
-    not ours, if it made that one last and --checkpoints shows no older one as the newest; else 0. It had its GPUs for
-    `gpu_seconds` together, and ended at `over` (epoch seconds). `stopped`: its verdict ended the run, so that what came
-    after it was started by hand: attempts and failures are counted anew. `logged`: no checkpoint is known, and
-    `saved` is the last step of its log.
+    `saved`: the step of the newest complete checkpoint at its end; `resumed`: the step of the checkpoint from which it
+    resumed; both 0 if there was none. `unseen`: it ended at the time limit, and nothing says how far it came. `quick`:
+    its job script exited with an error within seconds, before a step. `complete`: the last planned step of a program
+    that is not ours, if the program made that step last and --checkpoints shows no older one as the newest; else 0.
+    `gpu_seconds`: seconds times GPUs that it had; `over`: when it ended (epoch seconds). `stopped`: its verdict ended
+    the run, so later attempts were started by hand: attempts and failures are counted anew. `logged`: no checkpoint is
+    known, and `saved` is the last step of its log.
     """
 
     number: int
@@ -37,11 +37,11 @@ class EndedAttempt:
 
     @property
     def where(self) -> str:
-        """The phrase that says how far the attempt came, for the message on a run without progress."""
+        """How far the attempt came, as a phrase for the message on a run without progress."""
         if not self.saved:
             return "its log shows no step" if self.logged else "there is no checkpoint"
-        what = "last step is still" if self.logged else "newest checkpoint is still that of step"
-        return f"the {what} {self.saved}"
+        subject = "last step is still" if self.logged else "newest checkpoint is still the one of step"
+        return f"the {subject} {self.saved}"
 
     @property
     def progressed(self) -> bool:
@@ -53,11 +53,11 @@ class EndedAttempt:
         return RETRIES[self.ended].fails or is_inferred(self.cause)
 
     @property
-    def most(self) -> int:
-        """So many attempts like it in a row without a newer checkpoint end the run; 0 if it does not count."""
+    def max_in_a_row(self) -> int:
+        """The number of such attempts in a row without a newer checkpoint that ends the run; 0 if it does not count."""
         if is_inferred(self.cause):
             return MOST_WITHOUT_PROGRESS
-        return MOST_UNSEEN if self.unseen else RETRIES[self.ended].most
+        return MOST_UNSEEN if self.unseen else RETRIES[self.ended].max_in_a_row
 
     @property
     def gpu_hours(self) -> float:
@@ -77,9 +77,10 @@ class Rules:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the run continues (`go_on`), its class `ended` after an attempt that ended as `attempt_ended`, and why.
+    """The decision after an attempt: whether the run continues (`go_on`), and why.
 
-    The next attempt waits for `pause_s`. `retries` counts the failures in a row.
+    `attempt_ended`: the class of the attempt; `ended`: the class of the run after it. The next attempt waits for
+    `pause_s`. `retries` counts the failures in a row.
     """
 
     go_on: bool
@@ -92,7 +93,7 @@ class Verdict:
 
 def gpu_hours(past: Sequence[EndedAttempt]) -> float:
     """GPU-hours of all attempts, refused ones too."""
-    return sum(each.gpu_hours for each in past)
+    return sum(attempt.gpu_hours for attempt in past)
 
 
 def budget_left(
@@ -100,13 +101,13 @@ def budget_left(
 ) -> tuple[float | None, str]:
     """(seconds that the budget leaves to an attempt on `gpus` GPUs, None without a budget; why none may start, if so).
 
-    `lead_s` is what a save may take.
+    `lead_s`: seconds that a save may take.
     """
     if max_gpu_hours is None:
         return None, ""
     spent = gpu_hours(past)
     left_s = 3600 * (max_gpu_hours - spent) / gpus
-    why = f"{spent:.3g} GPU-hours of {max_gpu_hours:g} are spent, and what is left is less than a save may take"
+    why = f"{spent:.3g} GPU-hours of {max_gpu_hours:g} are spent, and the rest is less than a save may take"
     return left_s, "" if left_s > (lead_s or 0) else why
 
 
@@ -116,8 +117,8 @@ def judge(past: Sequence[EndedAttempt], rules: Rules, wish: str = "") -> Verdict
     `wish`: the user wants the run to end as `cancelled` or `stopped`, even if its attempt did not notice.
     """
     last = past[-1]
-    # The attempts since a start by hand, which is after one that ended the run.
-    row = past[max((index + 1 for index, each in enumerate(past[:-1]) if each.stopped), default=0) :]
+    # Only the attempts since the last start by hand count: a start after a verdict that ended the run.
+    since_last_stop = past[max((index + 1 for index, attempt in enumerate(past[:-1]) if attempt.stopped), default=0) :]
     cause = last.cause or last.ended
 
     def stop(ended: str, why: str) -> Verdict:
@@ -128,60 +129,64 @@ def judge(past: Sequence[EndedAttempt], rules: Rules, wish: str = "") -> Verdict
     if wish:
         return stop(wish, cause)
     if is_after_exit_0(last.cause) and not (rules.retry_after_exit_0 and ends_by_itself(last.cause)):
-        more = "; job.retry_after_exit_0 = true starts it again" if ends_by_itself(last.cause) else ""
-        return stop(last.ended, f"{cause}{more}")
+        hint = "; job.retry_after_exit_0 = true starts it again" if ends_by_itself(last.cause) else ""
+        return stop(last.ended, f"{cause}{hint}")
     if last.complete and (last.ended != "requeued" or is_inferred(last.cause)):
-        return stop(last.ended, f"{cause}; its last planned step, {last.complete:,}, is made")
+        return stop(last.ended, f"{cause}; it has made its last planned step, {last.complete:,}")
     if last.ended == "error" and is_mistake(last.cause):
-        return stop("error", f"{cause}; started again, the program would say the same")
-    if last.ended == "error" and not last.progressed and all(each.quick for each in row if each.most):
-        words = f"it exited within {QUICK_S} s, before a step or a checkpoint"
-        return stop("error", f"{cause}; {words}: started again, it would do the same")
+        return stop("error", f"{cause}; a retry would fail with the same message")
+    if (
+        last.ended == "error"
+        and not last.progressed
+        and all(attempt.quick for attempt in since_last_stop if attempt.max_in_a_row)
+    ):
+        quick = f"it exited within {QUICK_S} s, before a step or a checkpoint"
+        return stop("error", f"{cause}; {quick}: a retry would do the same")
     if rules.cannot_continue:
         return stop(last.ended, f"{cause}; {rules.cannot_continue}")
     spent = gpu_hours(past)
     if rules.max_gpu_hours is not None and spent >= rules.max_gpu_hours:
         return stop("budget", f"{spent:.3g} GPU-hours of {rules.max_gpu_hours:g} are spent; the last end was {cause}")
-    counted = [each for each in row if each.most][-2:]
-    if len(counted) == 2 and all(ends_by_itself(each.cause) for each in counted) and not last.progressed:
+    counted = [attempt for attempt in since_last_stop if attempt.max_in_a_row][-2:]
+    if len(counted) == 2 and all(ends_by_itself(attempt.cause) for attempt in counted) and not last.progressed:
         older = "which came as far" if last.logged else "which left no older checkpoint"
-        return stop("no_progress", f"{cause}, as the attempt before, {older}")
-    idle = without_progress(row)
+        return stop("no_progress", f"{cause}, like the attempt before, {older}")
+    idle = without_progress(since_last_stop)
     if is_too_much(idle):
         if last.unseen:
             why = f"{len(idle)} attempts in a row, and nothing shows how far they came (--checkpoints 'out/step-*')"
             return stop("no_progress", f"{why}; the last end was {cause}")
-        far = f"{len(idle)} attempts in a row trained no step further, {last.where}"
+        far = f"{len(idle)} attempts in a row trained no step further: {last.where}"
         return stop("no_progress", f"{far}; the last end was {cause}")
-    failures = failures_in_row(row) if last.fails else 0
+    failures = failures_in_row(since_last_stop) if last.fails else 0
     return Verdict(True, last.ended, last.ended, cause, pause_s(rules.retry_pause_s, failures), failures)
 
 
 def without_progress(past: Sequence[EndedAttempt]) -> list[EndedAttempt]:
-    """The last attempts, newest first, without a newer checkpoint; not those ended early by others."""
+    """The last attempts without a newer checkpoint, newest first; without those that Slurm or the user ended early."""
     idle = []
-    for each in reversed(past):
-        if not each.most:
+    for attempt in reversed(past):
+        if not attempt.max_in_a_row:
             continue
-        if each.progressed:
+        if attempt.progressed:
             break
-        idle.append(each)
+        idle.append(attempt)
     return idle
 
 
 def is_too_much(idle: Sequence[EndedAttempt]) -> bool:
-    """Whether attempts without progress end the run. Each has a limit, and counts for larger limits, too."""
-    limits = {each.most for each in idle}
-    return any(sum(each.most <= limit for each in idle) >= limit for limit in limits)
+    """Whether attempts without progress end the run. Each has a limit, and also counts towards larger limits."""
+    limits = {attempt.max_in_a_row for attempt in idle}
+    return any(sum(attempt.max_in_a_row <= limit for attempt in idle) >= limit for limit in limits)
 
 
 def failures_in_row(past: Sequence[EndedAttempt]) -> int:
     """The number of failures since the last attempt that left a newer checkpoint."""
     count = 0
-    for each in reversed(past):
-        if not each.most:
+    for attempt in reversed(past):
+        if not attempt.max_in_a_row:
             continue
-        count += each.fails
-        if each.progressed:
+        count += attempt.fails
+        if attempt.progressed:
             break
     return count

@@ -1,8 +1,7 @@
-"""How a program or a job script that is not ours ended, by its exit code, its steps and its last lines.
+"""The end of a program or a job script that is not ours, by its exit code, its steps and its last lines.
 
-Facts are gathered where they are, by the supervisor of a program, the watch over a script and the judge of its end.
-`end_of_program` alone decides. To start again needs a sure reason, and exit code 0 is none: what is only guessed is a
-note beside `done`.
+The supervisor of a program, the watch over a script and the judge of its end gather the facts; `end_of_program` alone
+decides. A new start needs a sure reason, and exit code 0 is not one: a guess is only a note beside `done`.
 """
 
 import json
@@ -14,7 +13,7 @@ from hpc_gpt.core.files import read_json, write_once
 from hpc_gpt.core.runs.run_folder import Attempt
 from hpc_gpt.core.runs.stored import read_stored_lines
 
-# A program that fails before its first step ends its script within so many seconds, if the script does no more.
+# If a program fails before its first step and its script does nothing more, the script ends within so many seconds.
 AT_ONCE_S = 5.0
 # Exit codes, as a shell has them, of a program that SIGINT or SIGTERM ended.
 _ASKED_TO_END = (130, 143)
@@ -22,12 +21,12 @@ _ASKED_TO_END = (130, 143)
 
 @dataclass(frozen=True)
 class Said:
-    """What a program printed that decides how it ended.
+    """The printed lines that explain how the program ended.
 
-    `planned`: the steps that it is to make, 0 if no line says it. `limit`: its words on a time limit of its own.
+    `planned`: its number of planned steps, 0 if no line says it. `limit`: its message about its own time limit.
     `failed`: a sure failure after its last line of a step. `of_program`: that failure is the traceback, the kill or the
-    absence of a program, which came `failed_s` seconds before the end, None if that is not known. `note`: words of a
-    failure that need not be one.
+    absence of a program; it came `failed_s` seconds before the end, None if that is not known. `note`: a message that
+    may or may not mean a failure.
     """
 
     planned: int = 0
@@ -40,15 +39,16 @@ class Said:
 
 @dataclass(frozen=True)
 class ProgramFacts:
-    """What is known of a program or a script that has ended.
+    """The facts about a program or a script that has ended.
 
-    `code`: its exit code, as a shell has it. `step`: the last step that it made; before its first one that of the
-    checkpoint. `stepped`: it has printed a step. `planned`: the steps that it is to make, 0 if that is not known. Its
+    `code`: its exit code, as a shell has it. `step`: the last step that it made; before its first step, the step of its
+    checkpoint. `stepped`: it has printed a step. `planned`: its number of planned steps, 0 if that is not known. Its
     log has a line every `spacing` steps. `ran_s`: how long it ran, if that is known.
 
-    `asked`: the end that it was asked for. `at_limit`: Slurm's time limit ended it. `near_limit`: words on its time
-    limit, if that is near. `signal`: words on the script's own --signal, if it is so late that Slurm sends it. `heard`:
-    whether the script's shell got it; None if that is not known, as it is for the steps.
+    `asked`: the end that was requested. `at_limit`: Slurm's time limit ended it. `near_limit`: a text about its time
+    limit, if that is near. `signal`: a text about the script's own --signal, if it is late enough for Slurm to have
+    sent it. `heard`: whether the script's shell got that signal; None if that is not known, as when it goes to the
+    steps.
     """
 
     code: int = 0
@@ -66,17 +66,17 @@ class ProgramFacts:
 
     @property
     def near(self) -> str:
-        """Words on a time limit that may be why it ended."""
+        """A text about a time limit that may have ended it; empty if none is near."""
         return self.near_limit or (self.signal if self.heard is not False else "")
 
     @property
     def made_last(self) -> bool:
-        """Whether the last planned step is the last one that was made, by a line of its own."""
+        """Whether the last step that it made, by a line of its log, is the last planned one."""
         return 0 < self.planned == self.step
 
     @property
     def is_finished(self) -> bool:
-        """Whether all is done that was planned: a failure or another exit code afterwards is of the last save."""
+        """Whether all planned steps are done: a failure or an exit code after that belongs to the last save."""
         if self.code == 0 and not self.at_limit:
             return 0 < self.planned <= self.step
         ended = self.at_limit or self.code in _ASKED_TO_END
@@ -89,16 +89,18 @@ def end_of_program(facts: ProgramFacts) -> End | None:
     | facts | end |
     |---|---|
     | the last planned step is made; exit code 0, SIGTERM, SIGINT or Slurm's time limit | `done` |
-    | it was asked to end | as it was asked |
+    | it was asked to end | as requested |
     | its shell heard the script's own --signal; or the signal was for its steps, and it exited above 0 | `walltime` |
     | an exit code above 0 | None |
     | the rows of exit code 0: `_end_of_exit_0` | |
     """
     exit_text = f"exit code {facts.code}"
     if facts.is_finished:
-        words = f"{facts.step:,} of {facts.planned:,} steps"
+        progress = f"{facts.step:,} of {facts.planned:,} steps"
         ended = "the time limit ended it" if facts.at_limit else exit_text
-        return End("done", words if not facts.code and not facts.at_limit else f"{words}; {ended}", note=_note(facts))
+        return End(
+            "done", progress if not facts.code and not facts.at_limit else f"{progress}; {ended}", note=_note(facts)
+        )
     if facts.asked is not None or facts.at_limit:
         return facts.asked
     of_steps = facts.heard is None and facts.code > 0 and not facts.said.of_program
@@ -113,20 +115,20 @@ def _end_of_exit_0(facts: ProgramFacts) -> End:
     | facts | end |
     |---|---|
     | it came within a line's spacing of its last planned step | `done` |
-    | a sure failure after its last step; or before any, of a program, right before the end | that of the failure |
-    | its own words on a time limit | `walltime` |
+    | a sure failure after its last step; or of a program before any step, right before the end | that of the failure |
+    | its own message about a time limit | `walltime` |
     | its time limit is near, and steps of a known total are left | `walltime` |
     | steps of a known total are left | `error` |
     | else | `done` |
     """
-    said, step, planned = facts.said, facts.step, facts.planned
+    printed, step, planned = facts.said, facts.step, facts.planned
     if planned and step and step + facts.spacing >= planned:
         return End("done", f"{max(step, planned):,} of {planned:,} steps", note=_note(facts))
-    if said.failed is not None and (facts.stepped or _failed_at_once(facts)):
-        return End(said.failed.ended, f"{EXIT_0_BUT}{said.failed.cause}", said.failed.node)
+    if printed.failed is not None and (facts.stepped or _failed_at_once(facts)):
+        return End(printed.failed.ended, f"{EXIT_0_BUT}{printed.failed.cause}", printed.failed.node)
     of_planned = f"at {step:,} of {planned:,} steps" if planned else f"after step {step:,}"
-    if said.limit and (planned or facts.stepped):
-        return End("walltime", f"{said.limit}, {of_planned}")
+    if printed.limit and (planned or facts.stepped):
+        return End("walltime", f"{printed.limit}, {of_planned}")
     if planned:
         if facts.near:
             return End("walltime", f"{facts.near}, {of_planned}")
@@ -140,48 +142,48 @@ def _end_of_exit_0(facts: ProgramFacts) -> End:
 
 
 def _failed_at_once(facts: ProgramFacts) -> bool:
-    """Whether a program failed right before the end: a script that went on has handled it."""
+    """Whether a program failed right before the end: if the script continued, it has handled the failure."""
     if not facts.said.of_program:
         return False
-    known = [each for each in (facts.said.failed_s, facts.ran_s) if each is not None]
-    return bool(known) and min(known) <= AT_ONCE_S
+    seconds = [limit for limit in (facts.said.failed_s, facts.ran_s) if limit is not None]
+    return bool(seconds) and min(seconds) <= AT_ONCE_S
 
 
 def _note(facts: ProgramFacts) -> str | None:
-    """What may be wrong with an end that is taken for `done`."""
+    """The doubt about an end that is taken for `done`; None if there is none."""
     if facts.said.note:
         return f"exit code {facts.code}, but its log says {facts.said.note}"
     return f"exit code {facts.code}, but {facts.near}" if facts.near and not facts.planned else None
 
 
-# --- the facts that the attempt's folder has
+# --- the facts in the attempt's folder
 
 
-def write_said(attempt: Attempt, task: int, said: Said) -> None:
-    """Writes what a task's program printed, unless it is written. RunFolderError if the disk refuses."""
-    write_once(attempt.folder / OVER / str(task), json.dumps(asdict(said)) + "\n")
+def write_said(attempt: Attempt, task: int, printed: Said) -> None:
+    """Writes what a task's program printed, unless the file exists. RunFolderError if the disk refuses."""
+    write_once(attempt.folder / OVER / str(task), json.dumps(asdict(printed)) + "\n")
 
 
 def read_said(attempt: Attempt) -> Said:
-    """What the programs of all tasks printed. Of failures that of a program counts first, then the first task's."""
-    said = [read_json(path) for path in sorted((attempt.folder / OVER).glob("[0-9]*"))]
+    """Reads what the programs of all tasks printed. A failure of a program counts first, then the first task's."""
+    printed = [read_json(path) for path in sorted((attempt.folder / OVER).glob("[0-9]*"))]
     failed = sorted(
-        (each for each in said if isinstance(each.get("failed"), dict)), key=lambda each: not each.get("of_program")
+        (task for task in printed if isinstance(task.get("failed"), dict)), key=lambda task: not task.get("of_program")
     )
     first = failed[0] if failed else {}
     end, failed_s = first.get("failed") or {}, first.get("failed_s")
     return Said(
-        max((int(each.get("planned") or 0) for each in said), default=0),
-        next((str(each["limit"]) for each in said if each.get("limit")), ""),
+        max((int(task.get("planned") or 0) for task in printed), default=0),
+        next((str(task["limit"]) for task in printed if task.get("limit")), ""),
         End(str(end.get("ended")), str(end.get("cause"))) if first else None,
         bool(first.get("of_program")),
         float(failed_s) if isinstance(failed_s, int | float) else None,
-        next((str(each["note"]) for each in said if each.get("note")), ""),
+        next((str(task["note"]) for task in printed if task.get("note")), ""),
     )
 
 
-def facts_of(attempt: Attempt, code: int, planned: int, said: Said) -> ProgramFacts:
-    """The facts of an attempt whose program ended with `code`. `planned`: by the settings; else the log says it."""
+def facts_of(attempt: Attempt, code: int, planned: int, printed: Said) -> ProgramFacts:
+    """The facts of an attempt whose program ended with `code`. `planned`: by the settings, 0 if the log says it."""
     steps = logged_steps(attempt)
     spacing = steps[-1] - steps[-2] if len(steps) > 1 else 0
     seconds = attempt.script_exit().get("seconds")
@@ -189,22 +191,22 @@ def facts_of(attempt: Attempt, code: int, planned: int, said: Said) -> ProgramFa
         code if code >= 0 else 128 - code,
         steps[-1],
         len(steps) > 1,
-        planned or said.planned or int(attempt.last_metrics().get("steps_planned") or 0),
+        planned or printed.planned or int(attempt.last_metrics().get("steps_planned") or 0),
         max(0, spacing),
-        said,
-        # Whole seconds of a clock: one more may have passed.
+        printed,
+        # These are whole seconds of a clock: almost one more may have passed.
         None if seconds is None else float(seconds) + 1,
     )
 
 
 def logged_steps(attempt: Attempt) -> list[int]:
-    """The step after which an attempt began, and those of its log."""
+    """The step after which an attempt began, then the steps of its log."""
     resumed = int(attempt.trainer().get("resumed_step") or 0)
     return [resumed, *(int(line.get("step") or 0) for line in read_stored_lines(attempt.metrics))]
 
 
 def last_planned_step(attempt: Attempt, planned: int) -> int:
-    """The last planned step, if it is the last that the attempt's program made; else 0. `planned`: by the settings."""
+    """The last planned step, if the attempt's program made it last; else 0. `planned`: by the settings."""
     last = attempt.last_metrics()
     step, total = int(last.get("step") or 0), planned or int(last.get("steps_planned") or 0)
     return step if step == total else 0
@@ -212,9 +214,9 @@ def last_planned_step(attempt: Attempt, planned: int) -> int:
 
 def at_limit(attempt: Attempt, planned: int, ended: str, cause: str) -> tuple[str, str]:
     """(class, cause) of an attempt that Slurm's time limit ended: `done` if its program had made its last step."""
-    said = read_said(attempt)
-    last = last_planned_step(attempt, planned or said.planned)
+    printed = read_said(attempt)
+    last = last_planned_step(attempt, planned or printed.planned)
     if ended != "walltime" or not last:
         return ended, cause
-    end = end_of_program(ProgramFacts(step=last, planned=last, said=said, at_limit=True))
+    end = end_of_program(ProgramFacts(step=last, planned=last, said=printed, at_limit=True))
     return (end.ended, str(end.cause)) if end is not None else (ended, cause)

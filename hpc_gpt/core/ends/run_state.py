@@ -1,6 +1,6 @@
-"""The state of a run: which job and which attempt decide it, the facts of them in the run folder, the state as text.
+"""The state of a run: the job and the attempt that decide it, their facts in the run folder, the state as text.
 
-`core.ends.state` decides. Callers pass what Slurm says; the facts in the run folder are gathered here for all of them.
+`core.ends.state` decides. Callers pass what Slurm says; this module gathers the facts in the run folder for them all.
 """
 
 import contextlib
@@ -22,17 +22,17 @@ from hpc_gpt.core.runs.stored import read_stored
 
 # A run that has written nothing for this long may no longer run.
 SILENT_S = 600.0
-# The cause of an attempt of a process on this machine that was killed.
+# The cause of an attempt whose process on this machine was killed.
 GONE = "its process is gone and wrote no end"
-# The cause of a run that waited on this machine for a process that was killed.
-ENDED_BEFORE = "what was to start it ended before its turn"
+# The cause of a run that waited on this machine for its turn, if the process that was to start it was killed.
+ENDED_BEFORE = "the process that was to start it ended before its turn"
 
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """What an attempt's files say of its end: the facts, the `cause` of that end, and `why` the run is in its state.
+    """The end of an attempt by its files: the facts, the `cause` of that end, and `why` the run is in its state.
 
-    The two differ if the judge ended the run: after an attempt that ended as `hang` a run can end as `no_progress`.
+    `cause` and `why` differ if the judge ended the run: after a `hang` a run can end as `no_progress`.
     """
 
     facts: Facts
@@ -47,7 +47,7 @@ class AttemptEnd:
 
 
 def read_end(attempt: Attempt) -> AttemptEnd:
-    """What ended.json and next.json say of an attempt; its facts have no class if both are missing."""
+    """Reads the end of an attempt from ended.json and next.json; its facts have no class if both are missing."""
     verdict, end = attempt.verdict(), attempt.ended()
     said = end.get("ended") or ("unknown" if end else "")
     asks = bool(verdict.get("go_on", end.get("requeue")))
@@ -61,13 +61,13 @@ def read_end(attempt: Attempt) -> AttemptEnd:
     cause = verdict.get("cause") or end.get("cause")
     why = None if facts.retried or verdict.get("why") == facts.judged else verdict.get("why")
     if refusal:
-        own = f"{cause}; " if cause else ""
-        why = f'{own}Slurm refuses the requeue ({refusal}): chain = "singleton" in the profile needs none'
+        before = f"{cause}; " if cause else ""
+        why = f'{before}Slurm refuses the requeue ({refusal}): chain = "singleton" in the profile needs none'
     return AttemptEnd(facts, cause, why or cause, verdict.get("time") or 0.0)
 
 
 def deciding(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """The attempts up to the one that decides the run's state: without refused ones at the end, unless all were
+    """The attempts up to the one that decides the run's state: without refused attempts at the end, unless all were
     refused."""
     counted = list(attempts)
     while len(counted) > 1 and str(counted[-1].ended().get("ended")) == "refused":
@@ -89,10 +89,10 @@ def _is_done(end: AttemptEnd) -> bool:
 class RunState:
     """The state of a run, and what decided it.
 
-    `line`: the line of submissions.jsonl of the deciding job, made up for a job that plain sbatch started; `job_id`:
-    its id. `waits`: that job has made no attempt yet. `attempt`, `end`: the last attempt that was not refused, whether
-    its job decides or not. `moved_from`: where the run folder was when that job was submitted, None if it is there.
-    `run_on`: the processes of that attempt that live though what supervised them on this machine is gone.
+    `line`: the deciding job's line of submissions.jsonl, made up for a job that plain sbatch started; `job_id`: its id.
+    `waits`: that job has made no attempt yet. `attempt`, `end`: the last attempt that was not refused, whether its job
+    decides or not. `moved_from`: the run folder when that job was submitted, None if it was not moved. `run_on`: the
+    processes of that attempt that still run although their supervisor on this machine is gone.
     """
 
     state: State
@@ -107,13 +107,13 @@ class RunState:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the run is over by its files, and only other files, or a job of it in Slurm, can change that."""
+        """Whether the run is over by its files, so that only new files, or a job of it in Slurm, can change that."""
         by_files = self.state.by in ("next", "ended") and not self.facts.alive
         return by_files and self.state.ended in {*RETRIES} - {"unknown"}
 
 
 def read_run_state(run: RunFolder, log_every: int, slurm: Mapping[str, str] | None = None) -> RunState:
-    """The state of a run. A healthy run may write nothing for `log_every` steps.
+    """Reads the state of a run. A healthy run may write nothing for `log_every` steps.
 
     `slurm`: {job id: long state name} of the jobs that Slurm knows; None if it was not asked or did not answer.
     """
@@ -142,14 +142,14 @@ def read_run_state(run: RunFolder, log_every: int, slurm: Mapping[str, str] | No
     )
     if attempt is not None and facts.began and facts.slurm is None and end is not None and not end.is_over:
         facts = replace(facts, recent=silent_s(attempt) <= _longest_silence_s(attempts, log_every))
-    rest: Sequence[int] = ()
-    if facts.began and facts.alive is False and end is not None and not end.is_over and (rest := run_on(run)):
+    running_on: Sequence[int] = ()
+    if facts.began and facts.alive is False and end is not None and not end.is_over and (running_on := run_on(run)):
         facts = replace(facts, alive=True)
-    return RunState(state_of(facts), facts, line, job_id, waits, attempt, end, moved, rest)
+    return RunState(state_of(facts), facts, line, job_id, waits, attempt, end, moved, running_on)
 
 
 def attempt_classes(run: RunFolder, attempts: Sequence[Attempt], run_state: RunState) -> list[str]:
-    """How each attempt of a run ended, first to last; for one that may still run, the state of the run."""
+    """The class of each attempt's end, first to last; for an attempt that may still run, the state of the run."""
     jobs = [attempt.job_id for attempt in attempts]
     ends = [read_end(attempt) for attempt in attempts]
     classes = []
@@ -165,8 +165,8 @@ def attempt_classes(run: RunFolder, attempts: Sequence[Attempt], run_state: RunS
 
 
 def open_jobs(run: RunFolder) -> list[str]:
-    """The Slurm jobs whose state in Slurm may decide the run's: those of the newest job chain, without jobs that have
-    ended for good by the folder."""
+    """The Slurm jobs whose state in Slurm may decide the run's state: the jobs of the newest job chain, without those
+    that have ended for good by the run folder."""
     attempts = run.attempts()
     ends = {attempt.job_id: read_end(attempt) for attempt in attempts}
     jobs = [line.get("job_id") for line in newest_chain(run) if is_of_slurm(line)]
@@ -174,18 +174,18 @@ def open_jobs(run: RunFolder) -> list[str]:
 
 
 def _is_open(end: AttemptEnd) -> bool:
-    """Whether Slurm can change the class of the job's last attempt, or is to start the job again."""
+    """Whether Slurm can still change the class of the job's last attempt, or is to start the job again."""
     facts = end.facts
     return not end.is_over or facts.retried or class_of(replace(facts, slurm="node_failure")) != class_of(facts)
 
 
 def is_of_slurm(line: Mapping[str, Any]) -> bool:
-    """Whether a line of submissions.jsonl is of a Slurm job."""
+    """Whether a line of submissions.jsonl belongs to a Slurm job."""
     return line.get("scheduler") == "slurm"
 
 
 def mark_of(line: Mapping[str, Any]) -> str | None:
-    """What `hpc-gpt cancel` marks of the job of a line; None if the line names no job."""
+    """The name under which `hpc-gpt cancel` marks the job of a line; None if the line names no job."""
     return str(job_id) if (job_id := line.get("job_id")) else IN_QUEUE if line.get("queue") else None
 
 
@@ -196,8 +196,8 @@ def other_host(line: Mapping[str, Any]) -> str | None:
 
 
 def _waits(chain: Sequence[Mapping[str, Any]], attempts: Sequence[Attempt], end: AttemptEnd | None) -> bool:
-    """Whether no job of the newest job chain has made an attempt, but one may still do so: the run is not done, and the
-    chain was not submitted before the run ended."""
+    """Whether no job of the newest job chain has made an attempt, but one still may: the run is not done, and the chain
+    was submitted after the run had ended, if it has."""
     jobs = {line.get("job_id") for line in chain} - {None}
     if not chain or not jobs.isdisjoint(attempt.job_id for attempt in attempts):
         return False
@@ -207,23 +207,23 @@ def _waits(chain: Sequence[Mapping[str, Any]], attempts: Sequence[Attempt], end:
 
 
 def submitted_after(line: Mapping[str, Any], attempt: Attempt, moment: float) -> bool:
-    """Whether a job was submitted after an attempt, by the number of attempts that were there; of a line without it by
-    its time, after `moment` on another machine's clock."""
+    """Whether a job was submitted after an attempt, by the number of attempts at the submission. If the line lacks
+    that, by its time: after `moment`, though the two clocks may differ."""
     before = line.get("attempts_before")
     return int(before) >= attempt.number if before is not None else float(line.get("time") or 0.0) > moment
 
 
 def _live_job(chain: Sequence[Mapping[str, Any]], slurm: Mapping[str, str]) -> Mapping[str, Any] | None:
-    """The job of a job chain that runs by Slurm's answer, else the first that waits."""
-    for wanted in reversed(LIVE):
+    """The line of the job that runs by Slurm's answer, else of the first job in the chain that waits."""
+    for state in reversed(LIVE):
         for line in chain:
-            if slurm_state(slurm.get(str(line.get("job_id")), "")) == wanted:
+            if slurm_state(slurm.get(str(line.get("job_id")), "")) == state:
                 return line
     return None
 
 
 def _line_of(run: RunFolder, chain: Sequence[Mapping[str, Any]], job_id: str | None) -> Mapping[str, Any]:
-    """The last line of submissions.jsonl for a job, made up for one that plain sbatch started."""
+    """The last line of submissions.jsonl for a job, made up for a job that plain sbatch started."""
     lines = [line for line in (*run.submissions(), *chain) if line.get("job_id") == job_id]
     if lines and job_id is not None:
         return lines[-1]
@@ -231,14 +231,14 @@ def _line_of(run: RunFolder, chain: Sequence[Mapping[str, Any]], job_id: str | N
 
 
 def moved_from(run: RunFolder, line: Mapping[str, Any]) -> Path | None:
-    """Where the run folder was at the submission of `line`, None if it is there: ranks that make it anew write no
-    resolved.json."""
-    given = Path(line.get("folder") or run.path)
-    return given if given != run.path and not (given / "resolved.json").exists() else None
+    """The run folder at the submission of `line`, if it was moved since; else None. If ranks made the old folder anew,
+    it has no resolved.json."""
+    submitted = Path(line.get("folder") or run.path)
+    return submitted if submitted != run.path and not (submitted / "resolved.json").exists() else None
 
 
 def _is_alive(line: Mapping[str, Any]) -> bool | None:
-    """Whether the process of a local job runs; None if that is not visible from here."""
+    """True if the process of a local job runs, False if not; None if that is not visible from this machine."""
     process = line.get("queue") or line
     if line.get("scheduler") != "local" or other_host(line) or process.get("pid") is None:
         return None
@@ -246,7 +246,7 @@ def _is_alive(line: Mapping[str, Any]) -> bool | None:
 
 
 def is_lost_here(run: RunFolder, attempt: Attempt) -> bool:
-    """Whether an attempt was of a process on this machine that is gone, with all that it had started."""
+    """Whether the attempt's process on this machine is gone, with all that it had started."""
     job_id = attempt.job_id or None
     lines = [line for line in run.submissions() if line.get("job_id") == job_id and line.get("scheduler") == "local"]
     return bool(lines) and _is_alive(lines[-1]) is False and not run_on(run)
@@ -264,8 +264,8 @@ def silent_s(attempt: Attempt) -> float:
 
 
 def _longest_silence_s(attempts: Sequence[Attempt], log_every: int) -> float:
-    """Seconds for which a healthy run may write nothing: it writes every `log_every` steps."""
-    metrics = next((found for attempt in reversed(attempts) if (found := attempt.last_metrics())), {})
+    """Seconds for which a healthy run, which writes every `log_every` steps, may write nothing."""
+    metrics = next((last for attempt in reversed(attempts) if (last := attempt.last_metrics())), {})
     step_s = metrics.get("step_s")
     return max(SILENT_S, max(10, 3 * log_every) * (step_s or 0.0))
 
@@ -276,7 +276,7 @@ def _longest_silence_s(attempts: Sequence[Attempt], log_every: int) -> float:
 def newest_submission(run: RunFolder) -> dict[str, Any]:
     """The line of submissions.jsonl for the run's newest job.
 
-    It is the last line, or that of an older job whose attempt is newer; a line is made for a job that plain sbatch
+    That is the last line, or the line of an older job whose attempt is newer; it is made up for a job that plain sbatch
     started. A refused submission counts only before the first attempt.
     """
     lines, attempts = run.submissions(), run.attempts()
@@ -292,13 +292,13 @@ def newest_submission(run: RunFolder) -> dict[str, Any]:
     resumed = bool(attempts) and submitted_after(last, attempts[-1], start.get("started") or 0.0)
     if not job_id or resumed or job_id == str(last.get("job_id")):
         return last
-    own = [line for line in lines if str(line.get("job_id")) == job_id]
-    return own[-1] if own else {"scheduler": "slurm", "job_id": job_id, "refused": None}
+    of_job = [line for line in lines if str(line.get("job_id")) == job_id]
+    return of_job[-1] if of_job else {"scheduler": "slurm", "job_id": job_id, "refused": None}
 
 
 def _stepped_aside(attempts: list[Attempt]) -> set[str]:
-    """The newest jobs that refused to start, because another job of the run ran or its chain had ended; empty if all
-    jobs did."""
+    """The newest jobs that refused to start, because another job of the run ran or their chain had ended; empty if all
+    jobs refused."""
     jobs: set[str] = set()
     for attempt in reversed(attempts):
         if attempt.ended().get("ended") != "refused":
@@ -308,8 +308,8 @@ def _stepped_aside(attempts: list[Attempt]) -> set[str]:
 
 
 def newest_chain(run: RunFolder) -> list[dict[str, Any]]:
-    """The lines of the job chain that the newest job is in, first to last, without refused ones; that job's line if it
-    is in no chain."""
+    """The lines of the newest job's chain, first to last, without refused ones; only that job's line if it has no
+    chain."""
     newest, lines = newest_submission(run), run.submissions()
     if newest not in lines:
         return [newest] if newest else []
@@ -325,12 +325,12 @@ def newest_chain(run: RunFolder) -> list[dict[str, Any]]:
 
 
 def cancel_cause(run: RunFolder, run_state: RunState) -> str | None:
-    """Who cancelled a run, and when, by the mark of `hpc-gpt cancel`; None if it is not cancelled, or has no mark."""
+    """The text that says who cancelled a run, and when, by `hpc-gpt cancel`'s mark; None if it has no mark."""
     job_id = mark_of(run_state.line) or run_state.job_id
     if run_state.state.ended != "cancelled" or job_id is None or not run.is_cancelled(job_id):
         return None
-    words = _cancelled_by(run, job_id)
-    return f"{words}, while it waited" if run_state.waits or run_state.facts.retried else words
+    text = _cancelled_by(run, job_id)
+    return f"{text}, while it waited" if run_state.waits or run_state.facts.retried else text
 
 
 def _cancelled_by(run: RunFolder, job_id: str) -> str:
@@ -346,19 +346,19 @@ def _cancelled_by(run: RunFolder, job_id: str) -> str:
 
 
 def cause_of_attempt(run: RunFolder, attempt: Attempt, ended: str) -> str | None:
-    """Why an attempt ended, with a class of ENDED: who cancelled it, else what its files say."""
+    """The cause of an attempt that ended as class `ended`: who cancelled it, else the cause in its files."""
     if ended == "cancelled" and run.is_cancelled(attempt.job_id):
         return _cancelled_by(run, attempt.job_id)
     return read_end(attempt).cause
 
 
 def run_on_note(run: RunFolder, run_state: RunState) -> str:
-    """That processes of a run are not supervised any more, and how to end them; empty if that is not so."""
+    """The note that processes of a run still run unsupervised, and how to end them; empty if there are none."""
     return f"{rest_text(run_state.run_on)}; hpc-gpt cancel {run.run_id}" if run_state.run_on else ""
 
 
 def moved_note(run_state: RunState) -> str:
-    """That the run folder was moved, and what follows; empty if it was not, or only after the run had ended."""
+    """The note that the run folder was moved, and what follows; empty if not, or only after the run had ended."""
     over = run_state.end is not None and run_state.end.is_over and not run_state.facts.retried and not run_state.waits
     if run_state.moved_from is None or over:
         return ""
@@ -371,7 +371,7 @@ def moved_note(run_state: RunState) -> str:
 
 
 def failure_note(attempt: Attempt) -> str | None:
-    """Why an attempt that another one follows has failed; None if it did not fail."""
+    """The note that an attempt has failed, and why, though another one follows; None if it did not fail."""
     end = read_end(attempt)
     ended = class_of(end.facts)
     failed = ended is not None and RETRIES[ended].fails
@@ -379,9 +379,9 @@ def failure_note(attempt: Attempt) -> str | None:
 
 
 def retry_note(attempt: Attempt, now: float | None = None, why: bool = False) -> str | None:
-    """What a run waits for after an attempt that another one follows; None if none does, or it is not judged.
+    """The note about the attempt that follows this one: after what, when and without which nodes.
 
-    `why`: after a failure, with its cause.
+    None if none follows, or if the attempt is not judged. `why`: with the cause, after a failure.
     """
     verdict = attempt.verdict()
     if verdict.get("go_on") is not True or attempt.requeue_refused():
@@ -395,8 +395,8 @@ def retry_note(attempt: Attempt, now: float | None = None, why: bool = False) ->
     left_out = verdict.get("exclude") or []
     if left_out:
         parts.append(f"without {some(left_out, 8)}")
-    row = verdict.get("retries") or 0
-    tail = f"; {ordinal(row)} failure in a row" if row > 1 else ""
+    failures = verdict.get("retries") or 0
+    tail = f"; {ordinal(failures)} failure in a row" if failures > 1 else ""
     return ", ".join(parts) + tail
 
 

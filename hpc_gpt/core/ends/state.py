@@ -1,25 +1,25 @@
-"""How an attempt ended, the state of its run, and whether it is retried. Pure functions; only they decide.
+"""The class of an attempt's end, and the state of its run. Pure functions; only they decide.
 
 Other modules gather facts (`core.ends.run_state` from the run folder, `launcher.watch.status` from Slurm,
 `launcher.attempts` from job.sh) or show the answer. `core.ends.failures` has every class of end and what follows from
-it. `Facts` holds everything that the answer depends on. `class_of` is how an attempt ended, `state_of` the state of
-its run.
+it. `Facts` holds everything that the answer depends on. `class_of` returns how an attempt ended, `state_of` the state
+of its run.
 """
 
 import re
 from dataclasses import dataclass
 
-from hpc_gpt.core.ends.failures import LIVE, LONGEST_PAUSE_S, RETRIES, STARTED, VAGUE, meaning
+from hpc_gpt.core.ends.failures import LIVE, LONGEST_PAUSE_S, RETRIES, STARTED, UNSPECIFIC, meaning
 
 # --- Slurm's states
 
-# The long state names of squeue and sacct. COMPLETED means an exit code of 0, which a training also has that was
-# stopped or must be requeued: only the trainer can say `done`.
+# The long state names of squeue and sacct. COMPLETED means exit code 0, which a training also has if it was stopped or
+# must be requeued: only the trainer can say `done`.
 SLURM_STATES = {
     state: ended
     for ended, states in {
         "pending": "PENDING CONFIGURING REQUEUED REQUEUE_FED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD",
-        "suspended": "SUSPENDED STOPPED",  # it keeps its nodes, or not
+        "suspended": "SUSPENDED STOPPED",  # STOPPED keeps its CPUs, SUSPENDED gives them up
         "running": "RUNNING COMPLETING SIGNALING STAGE_OUT RESIZING",
         "unknown": "COMPLETED",
         "cancelled": "CANCELLED",
@@ -45,12 +45,12 @@ def slurm_state(word: str) -> str:
 
 
 def start_class(word: str) -> str:
-    """The class for one ended start of a job, as sacct lists it: REQUEUED is `requeued`, not pending."""
+    """The class for one ended start of a job in sacct's list: REQUEUED means `requeued` there, not pending."""
     return "requeued" if word == "REQUEUED" else slurm_state(word)
 
 
 def job_state(word: str) -> str:
-    """The class for Slurm's state of a job that is not a training of ours: its exit code says whether it is done.
+    """The class for Slurm's state of a job that is not one of our trainings: exit code 0 means that it is done.
 
     >>> job_state("COMPLETED"), job_state("TIMEOUT")
     ('done', 'walltime')
@@ -73,13 +73,12 @@ def slurm_is_leaving(word: str) -> bool:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of the job that decides a run's state, and of its last attempt. None means not looked at.
+    """The facts about the job that decides a run's state, and about its last attempt. None means not looked at.
 
     The job. `submitted`: there is one. `refused`: sbatch refused it. `lost`: sbatch got no answer. `queued`: it waits
-    for its turn on this machine. `began`: it has made an attempt. `cancelled`: `hpc-gpt cancel`
-    has marked it. `slurm`: the class of ENDED for its state in Slurm; empty if Slurm does not know it, None if Slurm
-    was not asked or did not answer. `alive`: whether the process runs that supervises the local ranks, or that will
-    start the row.
+    for its turn on this machine. `began`: it has made an attempt. `cancelled`: `hpc-gpt cancel` has marked it. `slurm`:
+    the class of ENDED for its state in Slurm; empty if Slurm does not know it, None if Slurm was not asked or did not
+    answer. `alive`: the process that supervises the local ranks, or that will start the row, runs.
 
     The attempt. `said`: the class in ended.json, by the trainer, the local controller or the script; empty without one.
     `judged`: its class in next.json; `verdict`: the run's class there. `retried`: another attempt follows by itself.
@@ -120,11 +119,11 @@ class State:
 
 
 def class_of(facts: Facts) -> str | None:
-    """How an attempt ended; None if no fact says that it has.
+    """The class of an attempt's end; None if no fact says that it has ended.
 
-    The judge's class counts, else the trainer's, unless the trainer only saw the effect of what Slurm did; `hpc-gpt
-    cancel` counts as Slurm's act. `cancelled` in a job that started again means requeued: both send the same signal.
-    An attempt whose folder was moved could write no end: the user's error, unless Slurm knows more.
+    The judge's class counts, else the trainer's; Slurm's replaces it if the trainer saw only the effect of what Slurm
+    did. `hpc-gpt cancel` counts as Slurm's act. `cancelled` in a job that started again means requeued: both send the
+    same signal. An attempt whose folder was moved could not write its end: a `user_error`, unless Slurm knows more.
 
     >>> class_of(Facts(said="cancelled", slurm="preempted")), class_of(Facts(said="nan", slurm="error"))
     ('preempted', 'nan')
@@ -143,7 +142,7 @@ def class_of(facts: Facts) -> str | None:
         return None
     if not facts.judged and ended in meaning(slurm).replaces:
         ended = slurm or ended
-    if ended in VAGUE and facts.logs:
+    if ended in UNSPECIFIC and facts.logs:
         ended = facts.logs
     if ended == "cancelled" and facts.again:
         ended = "requeued"
@@ -151,9 +150,9 @@ def class_of(facts: Facts) -> str | None:
 
 
 def _unsaid(facts: Facts, slurm: str | None) -> str:
-    """How an attempt ended without a class from judge or trainer; empty if it may be running."""
+    """The class of an attempt without one from judge or trainer; empty if it may be running."""
     is_over = slurm is not None or facts.alive is False or facts.recent is False
-    if facts.moved and is_over and slurm in (None, "", *VAGUE) and not (facts.again or facts.followed):
+    if facts.moved and is_over and slurm in (None, "", *UNSPECIFIC) and not (facts.again or facts.followed):
         return "user_error"
     if slurm and slurm != "unknown":
         return slurm
@@ -165,7 +164,7 @@ def _unsaid(facts: Facts, slurm: str | None) -> str:
 
 
 def state_of(facts: Facts) -> State:
-    """The state of a run by its deciding job and attempt. A live job comes before one that has ended."""
+    """The state of a run, by its deciding job and attempt. A live job counts before one that has ended."""
     slurm = facts.slurm
     if facts.refused:
         return State("refused", "submission")
@@ -173,11 +172,11 @@ def state_of(facts: Facts) -> State:
         return State("unknown", "submission")
     if not facts.submitted and not facts.began:
         return State("unknown", "nothing")
-    # A job whose run is judged as done may still be removing an environment, or ending what ran beside the ranks.
+    # After the verdict `done` the job may still remove an environment, or end what ran beside the ranks.
     is_leaving = slurm in STARTED and facts.began and facts.judged == "done" and not facts.retried
     if slurm in LIVE and not is_leaving:
         return State(str(slurm), "slurm")
-    # Its mark alone cancels a waiting row: the process that runs the sweep skips it.
+    # The mark alone cancels a waiting row: the process that runs the sweep skips it.
     if facts.alive and not facts.judged and not facts.said and not (facts.queued and facts.cancelled):
         return State("pending" if facts.queued else "running", "process")
     if not facts.began:
@@ -211,7 +210,7 @@ def _state_before_an_attempt(facts: Facts) -> State:
 
 
 def _state_between_attempts(facts: Facts, ended: str, by: str) -> State:
-    """The state of a run whose last attempt has ended, and another is to follow."""
+    """The state of a run between its last attempt, which has ended, and the next, which is to follow."""
     if facts.slurm == "cancelled":
         return State("cancelled", "slurm")
     if facts.cancelled:
@@ -225,7 +224,7 @@ def _state_between_attempts(facts: Facts, ended: str, by: str) -> State:
 
 # --- what a class means for a retry
 
-# Exceptions for a mistake in the program: started again, it would raise them again.
+# Exceptions for a mistake in the program: a retry would raise them again.
 _RAISED = re.compile(
     r"(?:^|[\s:;.])(ImportError|ModuleNotFoundError|NameError|UnboundLocalError|TypeError|AttributeError|SyntaxError"
     r"|IndentationError|TabError|NotImplementedError|ZeroDivisionError)(?::|$|\s)"
@@ -233,7 +232,7 @@ _RAISED = re.compile(
 
 
 def is_mistake(cause: str | None) -> bool:
-    """Whether the cause of an `error` names an exception that a rank raised for a mistake in the program.
+    """Whether the cause of an `error` names an exception that means a mistake in the program.
 
     >>> is_mistake("rank 2: NameError: name 'x' is not defined"), is_mistake("rank 2: RuntimeError: CUDA error")
     (True, False)
@@ -241,39 +240,39 @@ def is_mistake(cause: str | None) -> bool:
     return bool(cause) and _RAISED.search(cause or "") is not None
 
 
-# How the cause of an `error` begins whose program exited with 0 before its last step.
+# The cause of an `error` begins so if the program exited with 0 before its last step.
 BY_ITSELF = "ends by itself at "
-# How the cause of a training begins that ended with steps of NaN alone.
+# The cause of a training begins so if it ended with steps of NaN alone.
 NAN_SINCE = "nan since step "
-# How the cause of a failure begins whose program, or script, exited with 0.
+# The cause of a failure begins so if the program, or script, exited with 0.
 EXIT_0_BUT = "exit code 0, but "
-# In the cause of a SIGTERM that came for the attempt before, and of what a script's own --signal asked for: both are
+# Parts of the cause after a SIGTERM that was meant for the attempt before, and after a script's own --signal: both are
 # inferred from times.
 LATE = "which it was meant for"
 OWN_SIGNAL = "--signal sent "
 
 
 def ends_by_itself(cause: str | None) -> bool:
-    """Whether the cause of an `error` is that the program exited with 0 before its last step."""
+    """Whether the cause of an `error` says that the program exited with 0 before its last step."""
     return bool(cause) and BY_ITSELF in (cause or "")
 
 
 def is_after_exit_0(cause: str | None) -> bool:
-    """Whether the cause of a failure is that of a program which exited with 0: no exit code is a reason to retry."""
+    """Whether the failed program exited with 0, by its cause: then no exit code is a reason to retry."""
     return ends_by_itself(cause) or (cause or "").startswith(EXIT_0_BUT)
 
 
 def is_inferred(cause: str | None) -> bool:
-    """Whether an end that another start follows is only inferred, so that it counts like a failure.
+    """Whether an end after which the run continues is only inferred, so that it counts like a failure.
 
     >>> is_inferred("SIGTERM 7 s after attempt 1 of the same job, which it was meant for"), is_inferred("SIGTERM")
     (True, False)
     """
-    return any(words in (cause or "") for words in (LATE, OWN_SIGNAL))
+    return any(part in (cause or "") for part in (LATE, OWN_SIGNAL))
 
 
 def pause_s(first_s: float, failures: int) -> float:
-    """Seconds to wait before a retry, after so many failures in a row.
+    """Seconds to wait before a retry after that number of failures in a row.
 
     >>> [pause_s(30, failures) for failures in (0, 1, 2, 3, 20, 9999)]
     [0.0, 30.0, 60.0, 120.0, 3600.0, 3600.0]

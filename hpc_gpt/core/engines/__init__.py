@@ -1,4 +1,4 @@
-"""The engines: a module each, with an `ENGINE`. A module is used as soon as it is here, and its file is its name.
+"""The engines: one module per engine, with an `ENGINE`. A new module is found by being here; its file gives its name.
 
 `base` has what they share.
 """
@@ -16,19 +16,19 @@ from hpc_gpt.core.settings.resolved import Resolved
 
 @cache
 def engines() -> dict[str, EngineFacts]:
-    """Every engine by its name, in the order of lists."""
+    """Every engine by name, in the order of lists."""
     modules = [module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg]
-    found: list[EngineFacts] = [importlib.import_module(f"{__name__}.{name}").ENGINE for name in modules]
-    return {facts.name: facts for facts in sorted(found, key=lambda facts: (facts.order, facts.name))}
+    unsorted: list[EngineFacts] = [importlib.import_module(f"{__name__}.{name}").ENGINE for name in modules]
+    return {facts.name: facts for facts in sorted(unsorted, key=lambda facts: (facts.order, facts.name))}
 
 
 def engine_named(name: str) -> EngineFacts:
-    """The engine of that name. An experiment has no other: `core.settings.experiment.EngineName`."""
+    """The engine of that name; an experiment's name always exists (`core.settings.experiment.EngineName`)."""
     return engines()[name]
 
 
 def trainers() -> dict[str, EngineFacts]:
-    """Those that train a model that we know: all but a program of the user's own."""
+    """The engines that train a model that we know: all except a user's own program."""
     return {name: facts for name, facts in engines().items() if not facts.takes_command}
 
 
@@ -38,12 +38,12 @@ def engine_of(training: Training) -> EngineFacts:
 
 
 def ds_config_of(resolved: Resolved) -> dict[str, Any]:
-    """The configuration that DeepSpeed is given, which the run folder has as ds_config.json."""
+    """The configuration for DeepSpeed, which the run folder has as ds_config.json."""
     config: dict[str, Any] = engine_named(resolved.engine.name).config_files(resolved)[DS_CONFIG]
     return config
 
 
 def states_of(training: Training) -> States:
-    """How the training's program holds its states: as our engine says, or as another program does."""
+    """The states as the training's program holds them: another program, or else our engine."""
     states: States = training.program_states or engine_of(training)
     return states

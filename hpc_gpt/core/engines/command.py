@@ -1,6 +1,6 @@
-"""Any program that `[command]` starts. What it computes, and how, is up to the program.
+"""The engine for any program that `[command]` starts: what it computes, and how, is up to the program.
 
-The rules of `[command]` are here, and its texts with the values of an attempt filled in.
+This module has the rules of `[command]`, and fills its texts with the values of an attempt.
 """
 
 import re
@@ -30,15 +30,15 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.services import AFTER_BRACES, Plan
 from hpc_gpt.core.settings.shape_split import Obstacle
 
-# The keys of [train] that say something of the attempt, or of the record's figures.
+# The keys of [train] that concern the attempt, or the figures of the record.
 _OF_TRAIN = ("steps", "minutes", "dtype", "hang_multiple", "hang_floor_s")
 _FOLLOWS = ("optimizer_mode",)  # `resolve` gives it a value
 _NO_DATA = Data(source="random")
 # The names that are filled in.
 BRACES = ("gpus", "nodes", "tp", "run", "attempt", "checkpoint")
-# Where a brace is known that is not known everywhere.
+# {name: where it is known, if it is not known everywhere}.
 _KNOWN = dict.fromkeys(BRACES, "elsewhere") | {"checkpoint": "in command.resume, which is added once there is one"}
-# The groups that `pattern` may have, as a dialect has them (reader/pattern.py).
+# The groups that `pattern` may have, the same as in a dialect (reader/pattern.py).
 PATTERN_GROUPS = (
     "step", "steps_planned", "step_s", "step_ms", "steps_per_s", "loss", "loss_eval", "lr", "grad_norm", "tokens_per_s",
     "tokens_per_s_gpu", "samples_per_s", "tflops", "mfu", "mfu_percent", "skipped", "memory_allocated_gib",
@@ -51,10 +51,10 @@ class CommandEngine(EngineFacts):
     trains_our_model = False
     is_program = True
     takes_command = True
-    axes = frozenset({"tp", "pp", "cp"})  # as the program splits; nothing here does
+    axes = frozenset({"tp", "pp", "cp"})  # the program splits, not we
     switches = frozenset({"recompute"})  # for the record's FLOPs
-    unfollowed = frozenset()  # as far as is known here
-    no_save = "a program of your own saves when it does by itself; stop and requeue send it command.stop_signal"
+    unfollowed = frozenset()  # as far as we know
+    no_save = "your own program decides when it saves; stop and requeue send it command.stop_signal"
 
     def shape_fault(self, shape: ModelShape) -> str | None:
         return None
@@ -63,19 +63,19 @@ class CommandEngine(EngineFacts):
         return None
 
     def own_faults(self, engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:
-        """The keys of [train] that would not reach the program."""
+        """The faults for keys of [train] that would not reach the program."""
         plain = Train()
         for entry in fields(Train):
             if entry.name not in _OF_TRAIN + _FOLLOWS and getattr(train, entry.name) != getattr(plain, entry.name):
                 yield Fault(
-                    f"train.{entry.name} is {getattr(train, entry.name)}, but a program of your own is not told of it",
-                    f"put it into command.run; of [train] count here {', '.join(_OF_TRAIN)}",
+                    f"train.{entry.name} is {getattr(train, entry.name)}, but your own program does not get it",
+                    f"put it into command.run; only these keys of [train] apply: {', '.join(_OF_TRAIN)}",
                 )
 
     def data_of(self, data: Data) -> Data:
-        """No data of ours: the program reads its own. Raises ConfigError for keys that would not reach it."""
+        """Returns no data, as the program reads its own. Raises ConfigError for keys that would not reach it."""
         if data not in (Data(), _NO_DATA):
-            raise ConfigError("[data] is given, but a program of your own is not told of it", "put it into command.run")
+            raise ConfigError("[data] is given, but your own program does not get it", "put it into command.run")
         return _NO_DATA
 
     def program_of(self, command: Command) -> Command:
@@ -95,11 +95,11 @@ class CommandEngine(EngineFacts):
         return plan.like
 
     def check_program(self, resolved: Resolved, environment: Mapping[str, str]) -> None:
-        """ConfigError if its folder is not there; on a node without it the attempt ends so."""
+        """Raises ConfigError if the program's folder does not exist. On a node without it the attempt ends so."""
         command = resolved.program
         if resolved.cluster.container is None and not Path(command.workdir).is_dir():
             raise ConfigError(
-                f"command.workdir is {command.workdir}, which is no folder here", "name the program's folder"
+                f"command.workdir is {command.workdir}, which is not a folder here", "name the program's folder"
             )
         if resolved.cluster.container is None:
             for name in command.link:
@@ -116,17 +116,17 @@ class CommandEngine(EngineFacts):
 
 
 def check_command(command: Command) -> None:
-    """ConfigError with every fault of `[command]`."""
+    """Raises ConfigError with every fault of `[command]`."""
     raise_faults(dict(_faults(command)))
 
 
 def with_values(command: Command) -> Command:
-    """The command with its `values` in its texts, and without them. ConfigError for a value that cannot be one."""
+    """The command with its `values` filled into its texts, and without `values`. ConfigError for bad values."""
     if not command.values:
         return replace(command, values=None)
     texts = {"run": command.run, "setup": command.setup}
     texts |= {name: getattr(command, name) for name in ("workdir", "resume", "checkpoints", "complete")}
-    every = [text for each in texts.values() if each for text in ((each,) if isinstance(each, str) else each)]
+    every = [text for part in texts.values() if part for text in ((part,) if isinstance(part, str) else part)]
     used = set[str]().union(*map(names_in, every))
     faults = {}
     for name, value in command.values.items():
@@ -135,11 +135,11 @@ def with_values(command: Command) -> Command:
                 "export it in the shell that submits: the program has it in its environment"
             )
         elif not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-            faults[f"command.values has {name!r}, which is no name of letters, digits and _"] = "give it another name"
+            faults[f"command.values has {name!r}, which is not made of letters, digits and _"] = "give it another name"
         elif name in (*BRACES, *AFTER_BRACES):
             faults[f"command.values has {name}, which hpc-gpt itself fills in"] = "give it another name"
         elif name not in used:
-            faults[f"command.values has {name}, but no text of [command] has {{{name}}}"] = "take it out, or use it"
+            faults[f"command.values has {name}, but no text of [command] uses {{{name}}}"] = "take it out, or use it"
     raise_faults(faults)
     values = {name: re.sub(r"\{(\w+)\}", r"{{\1}}", str(value)) for name, value in command.values.items()}
 
@@ -150,25 +150,25 @@ def with_values(command: Command) -> Command:
         return fill(text, values, alone=True)
 
     run = line(command.run) if isinstance(command.run, str) else tuple(map(word, command.run))
-    own: dict[str, Any] = {
+    filled: dict[str, Any] = {
         name: word(text) for name in ("checkpoints", "complete") if (text := getattr(command, name)) is not None
     }
-    own |= {"workdir": word(command.workdir), "setup": tuple(map(line, command.setup))}
+    filled |= {"workdir": word(command.workdir), "setup": tuple(map(line, command.setup))}
     resume = line(command.resume) if command.resume is not None else None
-    return replace(command, values=None, run=run, resume=resume, **own)
+    return replace(command, values=None, run=run, resume=resume, **filled)
 
 
 def _faults(command: Command) -> Iterator[tuple[str, str]]:
-    """(message, hint) of each fault."""
+    """Yields (message, hint) of each fault."""
     first = command.run if isinstance(command.run, str) else "".join(command.run[:1])
     if command.script is not None:
-        beside = [name for name in ("run", "setup", "resume") if getattr(command, name)]
-        if beside:
-            yield f"command.{beside[0]} and command.script are given: a script runs as it is", "leave one of them out"
+        excluded = [name for name in ("run", "setup", "resume") if getattr(command, name)]
+        if excluded:
+            yield f"command.{excluded[0]} and command.script are given: a script runs as it is", "leave one of them out"
     elif command.args:
-        yield "command.args is given without command.script, whose arguments they are", "put them into command.run"
+        yield "command.args has arguments for command.script, which is not given", "put them into command.run"
     elif not first.strip():
-        yield "command.run is empty, and engine command starts what it says", 'set run = "…" in the table [command]'
+        yield "command.run is empty, but engine command needs a program", 'set run = "…" in the table [command]'
     texts = texts_of("command.run", command.run)
     yield from command_faults("command.run", command.run)
     every = {"command.workdir": command.workdir, "command.resume": command.resume or ""}
@@ -176,9 +176,9 @@ def _faults(command: Command) -> Iterator[tuple[str, str]]:
     every |= {"command.checkpoints": command.checkpoints or "", "command.complete": command.complete or ""}
     for where, text in every.items():
         yield from text_faults(where, text)
-    known = tuple(name for name in BRACES if name != "checkpoint")
+    known_braces = tuple(name for name in BRACES if name != "checkpoint")
     for where, text in texts.items():
-        yield from brace_faults(where, text, known, _KNOWN)
+        yield from brace_faults(where, text, known_braces, _KNOWN)
     yield from brace_faults("command.resume", command.resume or "", BRACES)
     yield from brace_faults("command.complete", command.complete or "", ("run", "checkpoint"), _KNOWN)
     yield from _checkpoint_faults(command)
@@ -200,7 +200,7 @@ def _checkpoint_faults(command: Command) -> Iterator[tuple[str, str]]:
         return  # a job script's checkpoints are where it writes them
     if not glob.strip() or below.is_absolute() or ".." in below.parts or "{run}" in str(below) or glob.startswith("~"):
         yield (
-            f"command.checkpoints is {glob!r}, which is not in the run's folder, nor in the work folder",
+            f"command.checkpoints is {glob!r}, which is neither in the run's folder nor in the work folder",
             'use "{run}/checkpoints/…", a folder that the program has as HPC_GPT_CHECKPOINTS, or "out/…" in workdir',
         )
 
@@ -209,7 +209,7 @@ def _link_faults(command: Command) -> Iterator[tuple[str, str]]:
     for name in command.link:
         parts = PurePosixPath(name).parts
         if not parts or name.startswith(("/", "~")) or ".." in parts or "\0" in name:
-            yield f"command.link has {name!r}, which is no path in command.workdir", 'for example link = ["data"]'
+            yield f"command.link has {name!r}, which is not a path in command.workdir", 'for example link = ["data"]'
     if command.link and not command.snapshot:
         yield "command.link is given, but command.snapshot is false: the program runs in workdir itself", "leave it out"
 
@@ -221,13 +221,13 @@ def _pattern_faults(pattern: str | None) -> Iterator[tuple[str, str]]:
     try:
         groups = re.compile(pattern).groupindex
     except re.error as fault:
-        yield f"command.pattern is no regular expression: {fault}", f"for example {example}"
+        yield f"command.pattern is not a regular expression: {fault}", f"for example {example}"
         return
     if "step" not in groups:
-        yield "command.pattern has no group step, and without it no line is a step's", f"for example {example}"
+        yield "command.pattern has no group step, so no line counts as a step", f"for example {example}"
     for name in groups:
         if name not in PATTERN_GROUPS:
-            yield f"command.pattern has a group {name}, which is not known", f"known are {', '.join(PATTERN_GROUPS)}"
+            yield f"command.pattern has a group {name}, which is not known", f"use one of {', '.join(PATTERN_GROUPS)}"
 
 
 ENGINE = CommandEngine()

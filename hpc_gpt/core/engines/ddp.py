@@ -1,4 +1,4 @@
-"""PyTorch DDP: every rank has the whole model. bf16 and fp16 have fp32 master weights of our own."""
+"""PyTorch DDP: every rank has the whole model. For bf16 and fp16 we keep our own fp32 master weights."""
 
 from hpc_gpt.core.engines.base.facts import OUR_MODEL, EngineFacts
 from hpc_gpt.core.engines.base.training import StateBytes, Training, plain_states
@@ -23,16 +23,16 @@ class Ddp(EngineFacts):
     scales_first = True
     converts = frozenset({"layout.cp", "layout.dp"})
     overlaps_reduction = True
-    synchronizations = 0.1  # one H200: 3 ms of a bare loop's step are in no kernel of its passes
+    synchronizations = 0.1  # one H200: in a bare loop, 3 ms of a step are outside the kernels of its passes
     pads_vocabulary = False
 
     def rule(self, training: Training) -> str:
         return "fp32" if training.dtype == "fp32" else "masters"
 
     def state_bytes(self, training: Training) -> StateBytes:
-        """Master weights 2 + 4 + 4 + 8, the moments over dp if sharded, and DDP's 16-bit buckets 2 more
-        (trainer/engines/master_weights.py); with the compiled update and one gradient a step 2 + 2 + 4 + 8, as it stays
-        in 16 bits."""
+        """With master weights 2 + 4 + 4 + 8, the moments over dp if sharded, and 2 more for DDP's 16-bit buckets
+        (trainer/engines/master_weights.py). With the compiled update and one gradient per step 2 + 2 + 4 + 8, as the
+        gradient stays in 16 bits."""
         if training.dtype == "fp32":
             return plain_states(training)
         if sums_in_half(training):
@@ -45,17 +45,17 @@ class Ddp(EngineFacts):
         return self.lasting_bucket(training)
 
     def lasting_bucket(self, training: Training) -> float:
-        """The FP8 copies of the layers' weights, a byte a number each (trainer/model/fp8.py: WeightsOnce)."""
+        """The FP8 copies of the layers' weights, one byte per number (trainer/model/fp8.py: WeightsOnce)."""
         return 2.0 * training.shape.layer_weights * training.shape.layers if training.matmul != "none" else 0.0
 
     def copies_by_layer(self, training: Training) -> bool:
-        """As trainer/engines/master_weights.py copies them. With more ranks the last micro-batch's are in
-        DistributedDataParallel's buckets instead."""
+        """Whether gradients are copied by layers, as trainer/engines/master_weights.py does. With several ranks, those
+        of the last micro-batch are in DistributedDataParallel's buckets instead."""
         return training.dtype != "fp32" and (training.data_ranks == 1 or training.micro_batches > 1)
 
 
 def sums_in_half(training: Training) -> bool:
-    """Whether the compiled update gets its gradients in 16 bits, as a step has one of each (trainer/engines/ddp.py)."""
+    """Whether the compiled update gets 16-bit gradients, as a step has only one gradient (trainer/engines/ddp.py)."""
     compiled = training.optimizer_mode == "compiled" and training.dtype != "fp32"
     return compiled and training.micro_batches == training.data_ranks == 1
 

@@ -1,4 +1,4 @@
-"""DeepSpeed's pipeline with tensor parallelism of our own: tp x pp x dp, ZeRO 0 and 1."""
+"""DeepSpeed's pipeline with our own tensor parallelism: tp x pp x dp, ZeRO 0 and 1."""
 
 from typing import Any
 
@@ -18,12 +18,12 @@ class Deepspeed3d(DeepspeedFacts):
     loads_checkpoints_of = frozenset({"deepspeed-zero"})
     has_fused_kernels = True
     keeps_partitioned_outputs = True  # pipe/engine.py, PartitionedTensor
-    buckets_a_reduction = 2  # the pipeline engine allocates one for its reduction, too (reduce_gradients)
+    buckets_a_reduction = 2  # the pipeline engine allocates another for its reduction (reduce_gradients)
 
     def config(self, resolved: Resolved) -> dict[str, Any]:
         return super().config(resolved) | {
             "pipeline": {
-                # The model itself recomputes (`Block.recompute`), in every engine alike.
+                # The model itself recomputes (`Block.recompute`), in every engine.
                 "activation_checkpoint_interval": 0,
                 "use_reentrant": False,
                 "pipe_partitioned": False,

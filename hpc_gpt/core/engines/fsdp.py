@@ -14,14 +14,14 @@ class Fsdp(EngineFacts):
     switches = OUR_MODEL | {"offload", "prefetch", "reshard"}
     alternatives = {
         "zero_stage": "fsdp shards everything, as ZeRO-3 does; engine.reshard = false keeps the weights (ZeRO-2)",
-        "sharded_optimizer": "fsdp shards the optimizer always; leave it out",
+        "sharded_optimizer": "fsdp always shards the optimizer; leave it out",
     }
     converts = frozenset({"layout.tp", "layout.cp", "layout.dp"})
     selects_operators = True
     matmuls = frozenset({"none", "fp8-tensor"})
     scales_first = is_pytorchs = True
     overlaps_reduction = True
-    synchronizations = 0.1  # as ddp's: one H200, gpt2 at 510k tokens/s a GPU, of which 25 ms a step would leave 390k
+    synchronizations = 0.1  # as for ddp: one H200, gpt2 at 510k tokens/s per GPU; with 25 ms per step it would be 390k
     pads_vocabulary = False
 
     def offload_faults(self, engine: Engine) -> Iterator[Fault]:
@@ -33,7 +33,7 @@ class Fsdp(EngineFacts):
         return "fsdp"
 
     def sharding(self, training: Training) -> int:
-        """It shards everything unless its stage says less."""
+        """ZeRO stage 3, as it shards everything, unless a lower stage is requested."""
         return training.zero_stage or 3
 
     def optimizer_ranks(self, training: Training) -> int:
@@ -42,7 +42,7 @@ class Fsdp(EngineFacts):
     def state_bytes(self, training: Training) -> StateBytes:
         """Weights 4, gradients 4, moments 8, all over dp (PyTorch's FSDP with mixed precision)."""
         dp = training.data_ranks
-        # With less than everything sharded, weights stay gathered in 16 bits, in addition to their fp32 shards.
+        # If not everything is sharded, weights stay gathered in 16 bits, in addition to their fp32 shards.
         gathered = 2 if training.zero_stage in (1, 2) else 0
         states = StateBytes(4 / dp + gathered, 4 / dp, 8 / dp, 4 / dp, 4 / dp)
         if training.offload == "full":
@@ -50,12 +50,12 @@ class Fsdp(EngineFacts):
         return states
 
     def update_bytes(self, training: Training, params: float, matrix: float, table: float) -> float:
-        """As for ddp, of a rank's part of each parameter."""
+        """As for ddp, for a rank's part of each parameter."""
         return super().update_bytes(training, params, matrix, table) / training.data_ranks
 
     def gathered(self, training: Training, gradients: bool = True) -> tuple[float, float]:
-        """The current layer and the next one, and the root's own weights (embeddings, head) through the backward pass;
-        reduced in fp32 unless stated otherwise."""
+        """The current layer and the next one, and through the backward pass the root's own weights (embeddings, head);
+        gradients are reduced in fp32 unless the training states another format."""
         shape, width = training.shape, 4 if training.dtype == "fp32" else 2
         layer = layer_params(shape, training.tp)
         outer = sum(outer_params(shape, training.tp, training.pp, stage) for stage in {0, training.pp - 1})

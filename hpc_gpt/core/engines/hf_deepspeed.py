@@ -19,11 +19,11 @@ class HfDeepspeed(DeepspeedFacts):
     compiles_edges = False
     converts = frozenset({"layout.dp", "engine.zero_stage"})
     gathers_one_by_one = True
-    has_composed_gelu = True  # "gelu_new", of GPT-2's configs
+    has_composed_gelu = True  # "gelu_new" in GPT-2's configs
     any_model = True
 
     def shape_fault(self, shape: ModelShape) -> str | None:
-        return None if architecture_of(shape) else "transformers has no class of its shape"
+        return None if architecture_of(shape) else "transformers has no class for its shape"
 
     def own_faults(self, engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:
         if engine.recompute not in self.recomputes:

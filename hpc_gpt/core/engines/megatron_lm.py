@@ -1,4 +1,4 @@
-"""Megatron-LM: its rules, its states and what it sends; `base.megatron_program` has the arguments and the checkout."""
+"""Megatron-LM: its rules, states and communication; `base.megatron_program` has its arguments and the checkout."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ class MegatronLm(EngineFacts):
     unfollowed = EngineFacts.unfollowed | {"pad_token_id"}
 
     def data_of(self, data: Data) -> Data:
-        """Megatron's own token files, by default of the standard library, their mixture by weights, or mock data."""
+        """Megatron's own token files, by default of the standard library; a weighted mixture of them; or mock data."""
         if data.mix is not None:
             if others := [name for name in sorted(data.mix) if data.mix[name].source != "megatron"]:
                 raise ConfigError(
@@ -72,7 +72,8 @@ class MegatronLm(EngineFacts):
         )
 
     def shape_fault(self, shape: ModelShape) -> str | None:
-        """Its options have the other figures of Llama 3.1's rotation fixed, and a whole number as its base
+        """The reason why Megatron-LM cannot train a shape. Its options fix all figures of Llama 3.1's rotation except
+        the factor, and take a whole number as the base
         (megatron/core/models/common/embeddings/rotary_pos_embedding.py)."""
         if shape.embedding_norm:
             return "it has a norm after the embedding"
@@ -80,21 +81,21 @@ class MegatronLm(EngineFacts):
             return f"model.rope_theta is {shape.rope_theta:g}, and --rotary-base takes a whole number"
         scaling = shape.rope_scaling
         if scaling is not None and replace(scaling, factor=8.0) != RopeScaling("llama3", 8.0, 1.0, 4.0, 8192):
-            return "it scales a rotation by low 1, high 4 and 8192 positions alone"
+            return "it scales a rotation only by low 1, high 4 and 8192 positions"
         return None
 
     def context_obstacle(self, shape: ModelShape, layout: Layout, engine: Engine) -> Obstacle | None:
-        """It splits a sample into two chunks a rank whatever is exchanged (megatron/training/arguments.py), and repeats
-        no heads of keys."""
+        """The reason why Megatron-LM cannot split samples over cp: it splits a sample into two chunks per rank whatever
+        is exchanged (megatron/training/arguments.py), and does not repeat key heads."""
         cp, keys = layout.cp, max(1, shape.key_heads // layout.tp)
         if (obstacle := super().context_obstacle(shape, layout, engine)) is not None:
             return obstacle
         if engine.cp_exchange == "heads" and keys % cp:
             others = f"use --cp {math.gcd(keys, cp)}, " if math.gcd(keys, cp) > 1 else ""
             return Obstacle(
-                "Megatron-LM repeats no keys over cp",
+                "Megatron-LM does not repeat keys over cp",
                 f"cp {cp} does not divide {shape.key_heads} kv_heads / tp {layout.tp} = {keys}, and Megatron-LM's a2a "
-                "repeats none",
+                "does not repeat them",
                 f'{others or "use "}{"or " if others else ""}engine.cp_exchange = "ring" or "keys"',
             )
         return context_obstacle(shape, layout, "ring", engine.sequence_parallel)
@@ -116,26 +117,27 @@ class MegatronLm(EngineFacts):
                 f"train.warmup_steps is {train.warmup_steps} of {train.steps} steps, but Megatron-LM needs fewer",
                 f"use train.warmup_steps = {train.steps - 1} or less",
             )
-        for key, given, why in (
+        for key, value, why in (
             ("save_last", not train.save_last and "false", "saves whenever it ends"),
-            ("matmul_rate", train.matmul_rate and "true", "runs none of our code"),
+            ("matmul_rate", train.matmul_rate and "true", "does not run our code"),
             ("until_loss", train.until_loss is not None and f"{train.until_loss:g}", "stops at a step, not at a loss"),
         ):
-            if given:
-                raise ConfigError(f"train.{key} is {given}, but Megatron-LM {why}", "leave it out")
+            if value:
+                raise ConfigError(f"train.{key} is {value}, but Megatron-LM {why}", "leave it out")
 
     def check_sized(self, resolved: Sized) -> None:
-        """ConfigError if engine.megatron_args has an option that follows from other keys of the experiment, or
-        attention that does not run under cp."""
-        own = resolved.engine.megatron_args
-        if resolved.layout.cp > 1 and "--transformer-impl local" in " ".join(own).replace("=", " "):
+        """Raises ConfigError if engine.megatron_args has an option that follows from other keys of the experiment, or
+        an attention that does not run with cp."""
+        extra = resolved.engine.megatron_args
+        if resolved.layout.cp > 1 and "--transformer-impl local" in " ".join(extra).replace("=", " "):
             raise ConfigError(
                 f"cp is {resolved.layout.cp}, but engine.megatron_args has --transformer-impl local, whose attention "
                 "has no context parallelism",
                 "leave it out, or use --cp 1",
             )
-        words = megatron_arguments(resolved, "checkpoints", "prefix")
-        twice = sorted(set(option_names(words[: len(words) - len(own)])).intersection(option_names(own)))
+        arguments = megatron_arguments(resolved, "checkpoints", "prefix")
+        ours = option_names(arguments[: len(arguments) - len(extra)])
+        twice = sorted(set(ours).intersection(option_names(extra)))
         if twice:
             raise ConfigError(
                 f"engine.megatron_args holds {', '.join(twice)}, which follows from the experiment's other keys",
@@ -143,9 +145,9 @@ class MegatronLm(EngineFacts):
             )
 
     def check_program(self, resolved: Resolved, environment: Mapping[str, str]) -> None:
-        """ConfigError unless the run's folder is a checkout whose parser knows every option of the run.
+        """Raises ConfigError unless the run's checkout has a parser that knows every option of the run.
 
-        A checkout in a container's image cannot be read from outside and is not checked.
+        A checkout in a container's image cannot be read from outside, and is not checked.
         """
         checkout = checkout_of(resolved, environment)
         if resolved.cluster.container is None:
@@ -154,18 +156,18 @@ class MegatronLm(EngineFacts):
     # --- as the planner sees it
 
     def is_searched(self, profile: ClusterProfile | None) -> bool:
-        """It needs a checkout."""
+        """Whether the profile has a checkout, which it needs."""
         return profile is not None and profile.megatron_lm is not None
 
     def keeps_scores(self, engine: Engine, device: str | None) -> bool:
-        """Its kernels that keep none need an Ampere or newer device."""
+        """True on a V100: the kernels that keep no scores need an Ampere or newer device."""
         return (device or "").startswith("v100")
 
     def splits_edges(self, layers: int, pp: int) -> bool:
         return splits_edges(layers, pp)
 
     def chunks(self, engine: Engine, layers: int, pp: int) -> int:
-        """By its own arguments."""
+        """The chunks per stage, by Megatron-LM's own arguments."""
         layers += 2 * splits_edges(layers, pp)
         arguments = words_of(engine.megatron_args)
         if INTERLEAVED not in arguments[:-1]:
@@ -174,23 +176,23 @@ class MegatronLm(EngineFacts):
         return max(1, layers // (pp * int(deep))) if deep.isdigit() and int(deep) else 1
 
     def stated_traits(self, engine: Engine) -> dict[str, Any]:
-        """By its own arguments (megatron/training/arguments.py)."""
-        given = dict(zip(words := words_of(engine.megatron_args), [*words[1:], ""], strict=False))
+        """The traits that Megatron-LM's own arguments state (megatron/training/arguments.py)."""
+        values_of = dict(zip(arguments := words_of(engine.megatron_args), [*arguments[1:], ""], strict=False))
         traits: dict[str, Any] = {}
-        if "--overlap-grad-reduce" in given:  # without which it refuses the other
-            traits |= {"dp_overlap": True, "gathers_wait": "--overlap-param-gather" not in given}
-        if "--tp-comm-overlap" in given:
+        if "--overlap-grad-reduce" in values_of:  # which --overlap-param-gather requires
+            traits |= {"dp_overlap": True, "gathers_wait": "--overlap-param-gather" not in values_of}
+        if "--tp-comm-overlap" in values_of:
             traits["tp_overlap"] = True
-        if "--grad-reduce-in-bf16" in given:
+        if "--grad-reduce-in-bf16" in values_of:
             traits["grad_sum"] = "bf16"
-        if "--cross-entropy-loss-fusion" in given:
-            traits["fused_loss"] = "kernel" if given.get("--cross-entropy-fusion-impl") == "te" else "jit"
-        backend = given.get("--attention-backend")
-        if backend in ("unfused", "local") or given.get("--transformer-impl") == "local":
+        if "--cross-entropy-loss-fusion" in values_of:
+            traits["fused_loss"] = "kernel" if values_of.get("--cross-entropy-fusion-impl") == "te" else "jit"
+        backend = values_of.get("--attention-backend")
+        if backend in ("unfused", "local") or values_of.get("--transformer-impl") == "local":
             traits |= {"flash": False, "attention": "unfused"}
         elif backend in ("flash", "fused"):
             traits["attention"] = {"flash": "fa2", "fused": "cudnn"}[backend]
-        if (layers := given.get("--cpu-offloading-num-layers", "")).isdigit():
+        if (layers := values_of.get("--cpu-offloading-num-layers", "")).isdigit():
             traits["offloaded_layers"] = int(layers)
         return traits
 
@@ -210,17 +212,17 @@ class MegatronLm(EngineFacts):
         return tuple(arguments), changed
 
     def with_chunks(self, engine: Engine, training: Training) -> Engine:
-        """Its own arguments with the training's chunks instead of any given before."""
+        """Megatron-LM's own arguments, with the training's chunks instead of earlier ones."""
         arguments = engine.megatron_args
-        kept = [
+        others = [
             argument
             for before, argument in zip(("", *arguments), arguments, strict=False)
             if INTERLEAVED not in (before, argument.partition("=")[0])
         ]
         if training.vp > 1:
             places = training.shape.layers + 2 * splits_edges(training.shape.layers, training.pp)
-            kept += [INTERLEAVED, str(places // (training.pp * training.vp))]
-        return replace(engine, megatron_args=tuple(kept))
+            others += [INTERLEAVED, str(places // (training.pp * training.vp))]
+        return replace(engine, megatron_args=tuple(others))
 
     def rule(self, training: Training) -> str:
         return "fp32" if training.dtype == "fp32" else "megatron"
@@ -229,7 +231,7 @@ class MegatronLm(EngineFacts):
         return plain_states(training) if training.dtype == "fp32" else one_gradient_buffer(training)
 
     def logit_bytes(self, training: Training) -> float:
-        """2 + 4 + 4 for 16 bits, fp32, softmax (planner README, closed form 4)."""
+        """2 + 4 + 4 for the logits in 16 bits, in fp32, and the softmax (planner README, closed form 4)."""
         if training.fused_loss in LOGIT_BYTES:
             return LOGIT_BYTES[training.fused_loss]
         return 16.0 if training.dtype == "fp32" else 10.0
@@ -246,7 +248,7 @@ ENGINE = MegatronLm()
 
 
 def words_of(arguments: Sequence[str]) -> list[str]:
-    """Each option and its value apart.
+    """Splits each `option=value` into option and value.
 
     >>> words_of(["--seq-length=128", "--bf16"])
     ['--seq-length', '128', '--bf16']
@@ -255,7 +257,7 @@ def words_of(arguments: Sequence[str]) -> list[str]:
 
 
 def one_gradient_buffer(training: Training) -> StateBytes:
-    """2 + 4 + 12, one fp32 gradient buffer; with the distributed optimizer 6 + 12/dp (Megatron-LM, docs of
+    """States with one fp32 gradient buffer, 2 + 4 + 12; with the distributed optimizer 6 + 12/dp (Megatron-LM, docs of
     dist_optimizer)."""
     return StateBytes(2, 4, 12 / training.data_ranks if training.sharded_optimizer else 12, 4, 0)
 

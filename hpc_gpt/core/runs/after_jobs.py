@@ -1,14 +1,14 @@
-"""The jobs of `[after]` on the disk: one for each step, and the checkpoints that they keep.
+"""The jobs of `[after]` on the disk, one per step, and the checkpoints that they keep.
 
     after/seen.json           the last checkpoint that was looked at
-    after/over/<N>            keep_last no longer keeps the checkpoint of step N: it goes when its job has left
-    after/step-<N>/job.sh     what the job runs, from the moment on that the folder has its name
+    after/over/<N>            keep_last no longer keeps the checkpoint of step N: it is removed when its job has left
+    after/step-<N>/job.sh     the script of the job, complete as soon as the folder has its name
     after/step-<N>/job.json   its id
-    after/step-<N>/started    the id again, by the job
-    after/step-<N>/log, ended.json, left.json    its output, its exit code, and that it has left the queue
+    after/step-<N>/started    the id again, written by the job
+    after/step-<N>/log, ended.json, left.json    its output, its exit code, the note that it has left the queue
 
-Rank 0 removes checkpoints (`core.runs.retention`), and whoever sees that a job has left (`launcher.after`, the job
-itself): each notes what it knows before it reads what the other has noted, so one of them removes it.
+Rank 0 removes checkpoints (`core.runs.retention`), and so does whoever sees that a job has left (`launcher.after`, the
+job itself). Each writes its own note before it reads the other's, so one of them removes the checkpoint.
 """
 
 import contextlib
@@ -28,13 +28,13 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.runs.stored import read_stored
 
 AFTER = "after"
-# Checkpoints that nobody has looked at stay, too, but of a follower that died no more than these.
+# Checkpoints that no follower has looked at stay, too; but not more than these, in case the follower died.
 _MOST_UNSEEN = 4
 
 
 @dataclass(frozen=True)
 class AfterJob:
-    """`after/step-<N>/` of a run."""
+    """The job for one step: the folder `after/step-<N>/` of a run."""
 
     folder: Path
 
@@ -57,12 +57,12 @@ class AfterJob:
 
     @property
     def name(self) -> str:
-        """Its name in Slurm, which no other job has."""
+        """The name in Slurm, which no other job has."""
         return f"after-{self.folder.parent.parent.name}-{self.step}"
 
     def noted(self) -> dict[str, Any]:
-        """job.json: `job_id, time`, for a process here its `process_identity`, and `waits` if it waits for GPUs first.
-        Empty if the job was not submitted; without an answer of sbatch the id is that which the job wrote at start.
+        """job.json: `job_id, time`, the `process_identity` of a process on this machine, and `waits` if it waits for
+        GPUs first. Empty if the job was not submitted; if sbatch did not answer, the id that the job itself wrote.
         """
         return read_stored(self.folder / "job.json") or self._started()
 
@@ -73,25 +73,25 @@ class AfterJob:
         return {}
 
     def note(self, job_id: str, is_process: bool = False, waits: bool = False) -> None:
-        """Writes job.json; of a process here `job_id` is its pid. Raises RunFolderError."""
-        own = process_identity(int(job_id)) if is_process else {}
-        note = {"job_id": job_id, "time": time.time()} | (own if own.get("pid_start") else {})
+        """Writes job.json; for a process on this machine `job_id` is its pid. Raises RunFolderError."""
+        process = process_identity(int(job_id)) if is_process else {}
+        note = {"job_id": job_id, "time": time.time()} | (process if process.get("pid_start") else {})
         note |= {"waits": True} if waits else {}
         replace_whole(self.folder / "job.json", json.dumps(note) + "\n")
 
     def runs_here(self) -> bool:
-        """Whether it is a process of this machine that is still alive."""
+        """Whether the job is a process on this machine that is still alive."""
         note = self.noted()
         pid = str(note.get("job_id"))
         return pid.isdigit() and lives({**note, "pid": int(pid)})
 
     def ended(self) -> dict[str, Any]:
-        """ended.json: `code, time`; empty if the job has not got so far."""
+        """ended.json: `code, time`; empty if the job has not ended."""
         return read_stored(self.folder / "ended.json")
 
     @property
     def has_left(self) -> bool:
-        """Whether it is noted that it has left the queue."""
+        """Whether a note says that the job has left the queue."""
         return (self.folder / "left.json").exists()
 
     @property
@@ -100,12 +100,12 @@ class AfterJob:
 
     @property
     def is_refused(self) -> bool:
-        """Whether it was not submitted yet: what submits it was refused, or was killed."""
+        """Whether the job is not submitted yet: its submission was refused, or was killed."""
         return not self.is_over and not self.noted()
 
     def state(self, slurm: Mapping[str, str] | None = None) -> str:
-        """A class of `core.ends.failures`, pending and running among them, or `unsubmitted`. `slurm`: {job id: class}
-        of all jobs that Slurm knows, None if it was not asked."""
+        """The job's class of `core.ends.failures` (pending and running included), or `unsubmitted`. `slurm`: {job id:
+        class} of all jobs that Slurm knows, None if it was not asked."""
         code = self.ended().get("code")
         if code == 0:
             return "done"
@@ -126,12 +126,12 @@ class AfterJob:
 
 def list_after(run: Path) -> list[AfterJob]:
     """The jobs of a run, by step."""
-    found = [path for path in (run / AFTER).glob("step-*") if step_in(path.name) >= 0]
-    return sorted((AfterJob(path) for path in found), key=lambda job: job.step)
+    paths = [path for path in (run / AFTER).glob("step-*") if step_in(path.name) >= 0]
+    return sorted((AfterJob(path) for path in paths), key=lambda job: job.step)
 
 
 def after_table(run: Path, slurm: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-    """`step, job, state, code` of each job; `slurm` as in `AfterJob.state`."""
+    """A table with `step, job, state, code` of each job; `slurm` as in `AfterJob.state`."""
     return [
         {"step": job.step, "job": job.noted().get("job_id"), "state": job.state(slurm), "code": job.ended().get("code")}
         for job in list_after(run)
@@ -139,19 +139,19 @@ def after_table(run: Path, slurm: Mapping[str, str] | None = None) -> list[dict[
 
 
 def read_seen(run: Path) -> dict[str, Any]:
-    """seen.json: the `step` of the last checkpoint that was looked at, and the `count` of them; empty without one."""
+    """seen.json: the `step` of the last checkpoint that was looked at, and their `count`; empty without one."""
     return read_stored(run / AFTER / "seen.json")
 
 
 def note_seen(run: Path, step: int, count: int) -> None:
-    """Raises RunFolderError."""
+    """Writes seen.json. Raises RunFolderError."""
     (run / AFTER).mkdir(exist_ok=True)
     replace_whole(run / AFTER / "seen.json", json.dumps({"step": step, "count": count}) + "\n")
 
 
 def held_steps(run: Path, steps: Collection[int], followed: bool = False) -> set[int]:
-    """Those steps of a run's checkpoints that a job needs, or may get: `followed` says that a follower is to look at
-    them, which may not have begun."""
+    """The steps among `steps` whose checkpoints a job needs, or for which one may still be submitted. `followed`: the
+    run has a follower, which may not have begun."""
     held = {job.step for job in list_after(run) if not job.is_over}
     if (seen := read_seen(run)) or followed:
         held |= set(sorted(step for step in steps if step > seen.get("step", 0))[-_MOST_UNSEEN:])
@@ -159,7 +159,7 @@ def held_steps(run: Path, steps: Collection[int], followed: bool = False) -> set
 
 
 def hold_back(run: Path, step: int, followed: bool = False) -> bool:
-    """Notes that keep_last does not keep a checkpoint that is held; False if its job has left meanwhile."""
+    """Notes that keep_last no longer keeps a held checkpoint; returns False if its job has left meanwhile."""
     for folder in (run / AFTER, run / AFTER / "over"):  # without its parents: the run may have been moved away
         folder.mkdir(exist_ok=True)
     (run / AFTER / "over" / str(step)).touch()
@@ -167,22 +167,22 @@ def hold_back(run: Path, step: int, followed: bool = False) -> bool:
 
 
 def forget_over(run: Path) -> None:
-    """Forgets which checkpoints go: the run resumes, perhaps from one of them."""
+    """Forgets which checkpoints are to be removed: the run resumes, perhaps from one of them."""
     for note in (run / AFTER / "over").glob("*"):
         note.unlink(missing_ok=True)
 
 
 def note_left(run: RunFolder, job: AfterJob, state: str = "") -> None:
-    """Notes that a job has left the queue, in a class of `core.ends.failures` if that is known. Raises
-    RunFolderError."""
+    """Notes that a job has left the queue. `state`: its class of `core.ends.failures`, empty if that is not known.
+    Raises RunFolderError."""
     if not job.has_left:
         replace_whole(job.folder / "left.json", json.dumps({"state": state, "time": time.time()}) + "\n")
     remove_over(run, job.step)
 
 
 def remove_over(run: RunFolder, step: int) -> None:
-    """Removes a checkpoint that no job needs if keep_last does not keep it, no branch has reserved it, and a newer one
-    has all its bytes."""
+    """Removes a checkpoint that no job needs any more, if keep_last does not keep it, no branch has reserved it, and a
+    newer one has all its bytes."""
     over, name = run.path / AFTER / "over" / str(step), checkpoint_folder_name(step)
     newer = (path for path in list_complete(run.checkpoints) if step_in(path.name) > step)
     if over.exists() and any(map(has_all_bytes, newer)):

@@ -1,8 +1,8 @@
-"""Which checkpoints of a run are sound: `checkpoints/step-<step>/` with a complete.json that names every file; and
-which one of a program of one's own is the newest complete one: `[command] checkpoints` says how they are named, and
-`complete` which file a complete one has.
+"""The checkpoints of a run: which are sound, and which is the newest complete one.
 
-Needs no torch: the trainer asks before it loads one, the launcher before it submits a run that is to load one.
+Our trainers write `checkpoints/step-<step>/` with a complete.json that names every file. For a user's own program
+`[command] checkpoints` says how its checkpoints are named, and `complete` which file a complete one has. Needs no
+torch: the trainer checks before it loads a checkpoint, the launcher before it submits a run that is to load one.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from hpc_gpt.core.settings.program_text import fill
 
 COMPLETE = "complete.json"
 SCHEMA = 1
-# Before the name of a checkpoint that is written, or was renamed.
+# Prefixes of the name of a checkpoint that is being written, or was renamed.
 WRITING, DAMAGED, DELETING = ".writing-", ".damaged-", ".deleting-"
 _PIECE_BYTES = 1 << 22
 _NAME = re.compile(r"step-([0-9]+)")
@@ -34,7 +34,7 @@ _NAME = re.compile(r"step-([0-9]+)")
 
 @dataclass(frozen=True)
 class CheckpointFault:
-    """What is wrong with a checkpoint. `damaged`: its bytes are wrong; otherwise this host only could not read them."""
+    """A fault of a checkpoint. `damaged`: its bytes are wrong; else this host only could not read them."""
 
     text: str = ""
     damaged: bool = True
@@ -46,16 +46,18 @@ def checkpoint_folder_name(step: int) -> str:
 
 
 def step_in(name: str) -> int:
-    """The step in the name of a complete checkpoint; -1 in any other name. Names are compared by it: from step
-    100,000,000 on they are longer."""
-    found = _NAME.fullmatch(name)
-    return int(found[1]) if found else -1
+    """The step in the name of a complete checkpoint; -1 for any other name. Compare names by it, as they are longer
+    from step 100,000,000 on."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else -1
 
 
 def list_complete(folder: Path) -> list[Path]:
-    """Folders with the name of a complete checkpoint, newest first."""
-    found = [(step, path) for path in folder.glob("step-*") if (step := step_in(path.name)) >= 0 and path.is_dir()]
-    return [path for _, path in sorted(found, reverse=True)]
+    """The folders with the name of a complete checkpoint, newest first."""
+    checkpoints = [
+        (step, path) for path in folder.glob("step-*") if (step := step_in(path.name)) >= 0 and path.is_dir()
+    ]
+    return [path for _, path in sorted(checkpoints, reverse=True)]
 
 
 def set_aside(path: Path, prefix: str = DAMAGED) -> Path:
@@ -68,14 +70,14 @@ def set_aside(path: Path, prefix: str = DAMAGED) -> Path:
 
 
 def read_marker(path: Path) -> dict[str, Any]:
-    """A checkpoint's complete.json; empty if it is missing, damaged or of another schema."""
+    """A checkpoint's complete.json; empty if it is missing, damaged or has another schema."""
     marker = read_stored(path / COMPLETE)
     return marker if marker.get("files") is not None and marker.get("schema") == SCHEMA else {}
 
 
 def check_file(path: Path, name: str, expected: object, read: bool = True) -> CheckpointFault:
-    """Reads one file of the checkpoint `path` and compares it with its entry in complete.json; without `read` only its
-    size."""
+    """Reads one file of the checkpoint `path` and compares it with its entry in complete.json. Without `read` it
+    compares only the size."""
     sums = expected if isinstance(expected, dict) else {}
     if not _is_inside(path, name) or not all(isinstance(sums.get(key), int) for key in ("bytes", "crc32")):
         return CheckpointFault(f"{COMPLETE} is damaged: it names {name!r}")
@@ -93,9 +95,9 @@ def check_file(path: Path, name: str, expected: object, read: bool = True) -> Ch
 
 
 def faults_of(path: Path, most_bytes: float = math.inf) -> Iterator[tuple[str, CheckpointFault]]:
-    """(file, what is wrong with it) of a checkpoint; nothing if it is sound.
+    """Yields (file, its fault) of a checkpoint; nothing if it is sound.
 
-    Of one with more than `most_bytes` only the sizes are checked.
+    If the checkpoint has more than `most_bytes`, only the sizes are checked.
     """
     files = read_marker(path).get("files", {})
     if not files:
@@ -115,8 +117,8 @@ def stored_bytes(path: Path) -> int:
 def newest_sound(
     folder: Path, most_bytes: float = math.inf, step: int | None = None
 ) -> tuple[Path | None, dict[str, CheckpointFault]]:
-    """(the newest sound checkpoint, {name of a newer one that is not: its first fault}), as the trainer chooses it; of
-    `step` alone unless that is None."""
+    """(the newest sound checkpoint, {name of a newer, unsound one: its first fault}), as the trainer chooses. `step`:
+    only the checkpoint of that step counts, unless it is None."""
     passed: dict[str, CheckpointFault] = {}
     for path in list_complete(folder):
         if step is not None and path.name != checkpoint_folder_name(step):
@@ -129,7 +131,7 @@ def newest_sound(
 
 
 def _is_inside(folder: Path, name: str) -> bool:
-    """Whether it names a file of the folder, or nothing. Reading a pipe would block."""
+    """Whether the name is a regular file in the folder, or does not exist. (Reading a pipe would block.)"""
     path = Path(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name:
         return False
@@ -137,7 +139,7 @@ def _is_inside(folder: Path, name: str) -> bool:
 
 
 def has_all_bytes(path: Path) -> bool:
-    """Whether every file in complete.json exists and has its size. Reads no file."""
+    """Whether every file in complete.json exists and has its size; the files are not read."""
     files = read_marker(path).get("files", {})
     try:
         return bool(files) and all((path / name).stat().st_size == sums["bytes"] for name, sums in files.items())
@@ -161,16 +163,16 @@ def read_through(path: Path) -> tuple[int, int]:
     return size, crc
 
 
-# Megatron-LM's file with the step of its newest checkpoint.
+# The file in which Megatron-LM writes the step of its newest checkpoint.
 MEGATRON = "megatron/latest_checkpointed_iteration.txt"
-# The folder of a run that has the files of workdir, if they were kept.
+# The folder of a run with its copy of the files of workdir, if there is one.
 WORK = "work"
 # A whole number: not a part of a decimal one, such as a loss.
 _WHOLE = r"(?<!\d)(?<!\d\.)(?P<number>\d{1,15})(?!\.?\d)"
 _THOUSANDS = r"(?:(?P<unit>[km])(?![a-z\d]))?"
 _STEP = rf"(?:steps?|iter(?:ation)?s?)[-_=:. ]{{0,3}}{_WHOLE}{_THOUSANDS}"
-# The step in a name, the surest form first: DeepSpeed's, a word of its own, a part of a word such as `val_step`, and
-# `300_steps`.
+# The forms of a step in a name, the surest first: DeepSpeed's, a separate word, a part of a word such as `val_step`,
+# and `300_steps`.
 _STEPS = tuple(
     re.compile(form, re.ASCII | re.IGNORECASE)
     for form in (
@@ -183,31 +185,31 @@ _STEPS = tuple(
 _NUMBERS = re.compile(_WHOLE, re.ASCII)
 _NUMBERS_ALONE = re.compile(rf"(?<![a-z]){_WHOLE}(?![a-z])", re.ASCII | re.IGNORECASE)
 _UNITS = {None: 1, "k": 1000, "m": 10**6}
-# What a pattern of names has: a class of letters, or one letter.
+# One part of a pattern of names: a class of letters, or one letter.
 _GLOB_PART = re.compile(r"\[!?\]?[^\]]*\]|.", re.DOTALL)
 
 
 def command_of(run: RunFolder) -> Command | None:
-    """The program that a run starts; None if the run is of our trainers, or its settings cannot be read."""
+    """The program that a run starts; None if one of our trainers runs it, or its settings cannot be read."""
     with contextlib.suppress(UserError):
         return run.resolved().command
     return None
 
 
 def work_folder(run: RunFolder, command: Command) -> Path:
-    """The folder that the program runs in."""
+    """The folder in which the program runs."""
     return run.path / WORK if command.snapshot else Path(command.workdir)
 
 
 def program_folder(run: RunFolder) -> Path | None:
-    """The folder that a program of one's own runs in; None for our trainers, and for a job script, which runs where it
+    """The folder in which a user's own program runs; None for our trainers, and for a job script, which runs where it
     was submitted."""
     command = command_of(run)
     return None if command is None or command.script is not None else work_folder(run, command)
 
 
 def checkpoints_of(run: RunFolder) -> list[tuple[int, Path]]:
-    """(step, path) of the complete checkpoints of a run, by step; of Megatron-LM's the newest alone."""
+    """(step, path) of the complete checkpoints of a run, by step; for Megatron-LM only the newest."""
     if (command := command_of(run)) is not None:
         return [(checkpoint_step(run, command, path), path) for path in own_checkpoints(run, command)]
     with contextlib.suppress(OSError, ValueError):
@@ -222,24 +224,23 @@ def newest_checkpoint(run: RunFolder, command: Command, until: float = math.inf)
 
 
 def own_checkpoints(run: RunFolder, command: Command, until: float = math.inf) -> list[Path]:
-    """The complete checkpoints of a program, by `number_in` their names, then by time; those without a number first. In
-    a folder that other runs have too, only those that are later than the run count; of all those that were made by
-    `until` (epoch seconds)."""
+    """The complete checkpoints of a program, by `number_in` their names, then by time; first those without a number.
+    If other runs use the folder too, only checkpoints that are later than the run count; and only those that were made
+    by `until` (epoch seconds)."""
     return [path for _, _, path in _numbered(run, command, until)]
 
 
 def order_note(run: RunFolder) -> str:
-    """A line for the user if a checkpoint of a program that is older than another one counts as the newest, by its
-    number; else empty."""
+    """A line for the user if, by its number, an older checkpoint of a program counts as the newest; else empty."""
     if (command := command_of(run)) is None:
         return ""
-    found = [each for each in _numbered(run, command) if each[0] >= 0]
-    latest = max(found, key=lambda each: each[1], default=None)
-    if latest is None or latest[:2] == found[-1][:2] or latest[0] == found[-1][0]:
+    numbered = [checkpoint for checkpoint in _numbered(run, command) if checkpoint[0] >= 0]
+    latest = max(numbered, key=lambda checkpoint: checkpoint[1], default=None)
+    if latest is None or latest[:2] == numbered[-1][:2] or latest[0] == numbered[-1][0]:
         return ""
     return (
-        f"{found[-1][2]} has the highest number and counts as the newest checkpoint, but {latest[2]} was written "
-        "later: move the one that is of another training away"
+        f"{numbered[-1][2]} has the highest number and counts as the newest checkpoint, but {latest[2]} was written "
+        "later: move away the one that belongs to another training"
     )
 
 
@@ -248,9 +249,9 @@ def _numbered(run: RunFolder, command: Command, until: float = math.inf) -> list
     if command.checkpoints is None:
         return []
     pattern, of_run = _pattern(run, command), command.checkpoints.startswith("{run}/")
-    # A copy of the program's folder is the run's own, too.
+    # A copy of the program's folder also belongs to the run alone.
     since = 0.0 if of_run or (command.snapshot and not os.path.isabs(command.checkpoints)) else _made_at(run)
-    found = []
+    numbered = []
     for name in glob.iglob(pattern, recursive=True):
         path = Path(name)
         try:
@@ -258,12 +259,12 @@ def _numbered(run: RunFolder, command: Command, until: float = math.inf) -> list
         except OSError:  # it was removed, or is a dangling link
             continue
         if since <= made <= until and _is_complete(path, run, command):
-            found.append((number_in(path, pattern), made, path))
-    return sorted(found)
+            numbered.append((number_in(path, pattern), made, path))
+    return sorted(numbered)
 
 
 def _pattern(run: RunFolder, command: Command) -> str:
-    """The pattern of a program's checkpoints, from the root of the file system on."""
+    """The absolute pattern of a program's checkpoints."""
     assert command.checkpoints is not None
     is_whole = command.checkpoints.startswith("{run}/") or os.path.isabs(command.checkpoints)
     base = "" if is_whole else f"{glob.escape(str(work_folder(run, command)))}/"
@@ -272,9 +273,9 @@ def _pattern(run: RunFolder, command: Command) -> str:
 
 def saved_step(run: RunFolder, command: Command) -> int:
     """The step of the newest complete checkpoint, 0 without one: the number in its name, else the last step that was
-    logged before it. The last logged step of all if the program alone knows its checkpoints."""
+    logged before it. If only the program knows its checkpoints, the last logged step of the run."""
     if command.checkpoints is None:
-        return max((_last_step(each.last_metrics()) for each in run.attempts()), default=0)
+        return max((_last_step(attempt.last_metrics()) for attempt in run.attempts()), default=0)
     path = newest_checkpoint(run, command)
     return checkpoint_step(run, command, path) if path is not None else 0
 
@@ -285,7 +286,7 @@ def checkpoint_step(run: RunFolder, command: Command, path: Path) -> int:
     if number >= 0:
         return number
     made = path.stat().st_mtime
-    # The last step before it: that of a second stage may be smaller than one of the first.
+    # The last line before it counts, not the largest step: a second stage may count from the start again.
     for attempt in reversed(run.attempts()):
         for line in stored_lines_from_end(attempt.metrics):
             if float(line.get("time") or 0.0) <= made and (step := _last_step(line)):
@@ -307,8 +308,8 @@ def _is_complete(path: Path, run: RunFolder, command: Command) -> bool:
 
 def number_in(path: Path, pattern: str) -> int:
     """The step in the name of a program's checkpoint: the number after step, iter or global_step, else the only whole
-    number of the name; -1 if neither is there. What all names of the pattern have in common does not count, and of
-    several parts that it leaves open the last one with a number does.
+    number in the name; -1 if there is neither. Only the parts that the pattern leaves open count, and of several the
+    last one with a number.
 
     >>> number_in(Path("out/epoch=1-step=300-val_loss=2.07.ckpt"), "out/*.ckpt")
     300
@@ -318,12 +319,12 @@ def number_in(path: Path, pattern: str) -> int:
     parts = list(_open_parts(path, pattern))
     for name, begin, end in parts:
         for form in _STEPS:
-            if found := [each for each in form.finditer(name) if _is_within(each, begin, end)]:
-                return int(found[-1]["number"]) * _UNITS[(found[-1]["unit"] or "").lower() or None]
+            if numbers := [match for match in form.finditer(name) if _is_within(match, begin, end)]:
+                return int(numbers[-1]["number"]) * _UNITS[(numbers[-1]["unit"] or "").lower() or None]
     for name, begin, end in parts:
         for form in (_NUMBERS_ALONE, _NUMBERS):
-            if found := [each for each in form.finditer(name) if _is_within(each, begin, end)]:
-                return int(found[0]["number"]) if len(found) == 1 else -1
+            if numbers := [match for match in form.finditer(name) if _is_within(match, begin, end)]:
+                return int(numbers[0]["number"]) if len(numbers) == 1 else -1
     return -1
 
 
@@ -332,8 +333,8 @@ def _is_within(number: re.Match[str], begin: int, end: int) -> bool:
 
 
 def _open_parts(path: Path, pattern: str) -> Iterator[tuple[str, int, int]]:
-    """(name, begin, end) of each part of a path that its pattern leaves open, the last part first: where in the name it
-    does."""
+    """(name, begin, end) of each part of a path that its pattern leaves open, the last part first; `begin` and `end`
+    bound the open piece of the name."""
     names, forms = list(path.parts), list(Path(pattern).parts)
     if "**" in forms:  # any number of parts
         first, after = forms.index("**"), len(forms) - 1 - forms[::-1].index("**")
@@ -347,7 +348,7 @@ def _open_parts(path: Path, pattern: str) -> Iterator[tuple[str, int, int]]:
 
 
 def _made_at(run: RunFolder) -> float:
-    """When a run began: by a file of its first start, which like its checkpoints is of a node, not of a login node."""
+    """When a run began, by a file of its first start: like the checkpoints, a node wrote it, not a login node."""
     for path in (run.attempt(1).folder / "attempt.json", run.path / "resolved.json"):
         with contextlib.suppress(OSError):
             return path.stat().st_mtime

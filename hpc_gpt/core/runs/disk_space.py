@@ -1,4 +1,4 @@
-"""How large checkpoints are, how many a run will have at once, what a run's folder takes, and the space on a disk."""
+"""The size of checkpoints, how many a run will have at once, the size of a run's folder, and the space on a disk."""
 
 import contextlib
 import math
@@ -20,20 +20,20 @@ from hpc_gpt.core.settings.experiment import Train
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import Sized
 
-# Bytes of the optimizer's fp32 moments for each parameter.
+# Bytes of the optimizer's fp32 moments per parameter.
 _MOMENTS = {"adamw": 8, "sgd": 0}
 
 
 def checkpoint_bytes(resolved: Sized) -> int:
     """The expected size of a checkpoint of a run.
 
-    Bytes of a parameter, measured in fp32 and bf16: 12.1, 12.1 (ddp), 12.8, 12.8 (fsdp), 16.1, 14.1 (deepspeed-3d),
+    Bytes per parameter, measured in fp32 and bf16: 12.1, 12.1 (ddp), 12.8, 12.8 (fsdp), 16.1, 14.1 (deepspeed-3d),
     16.1, 14.1 (deepspeed-zero); not measured with the other engines.
     """
-    each = 4 + _MOMENTS[resolved.train.optimizer]
+    per_parameter = 4 + _MOMENTS[resolved.train.optimizer]
     if engine_named(resolved.engine.name).saves_weights_again:
-        each += 4 if resolved.train.dtype == "fp32" else 2
-    return resolved.model.params * each
+        per_parameter += 4 if resolved.train.dtype == "fp32" else 2
+    return resolved.model.params * per_parameter
 
 
 def steps_between_saves(train: Train, step_s: float) -> int:
@@ -43,11 +43,11 @@ def steps_between_saves(train: Train, step_s: float) -> int:
 
 
 def checkpoints_to_come(resolved: Resolved, step: int = 0) -> int:
-    """How many checkpoints a run after `step` steps will have at once, in addition to those that it has.
+    """The number of checkpoints that a run after `step` steps will have at once, in addition to those that it has.
 
     The last one is written at the end whatever `save_every` is, unless `save_last` is false. If only the last
     `keep_last` are kept, a new one is complete before an old one is deleted, so a run that has them needs one more.
-    How often `save_minutes` saves is not known: with `keep_last` it counts as often enough, without as once.
+    How often `save_minutes` saves is not known: it counts as often enough with `keep_last`, as once without.
     """
     train = resolved.train
     left = max(0, train.steps - step)
@@ -66,8 +66,8 @@ def checkpoints_to_come(resolved: Resolved, step: int = 0) -> int:
 
 
 def space_needed_gib(resolved: Resolved, run: RunFolder | None = None) -> tuple[float, float]:
-    """(space for the next checkpoint, for all to come) in GiB; each is as large as the run's newest, else as
-    predicted."""
+    """(space for the next checkpoint, space for all to come) in GiB; a checkpoint counts as large as the run's newest
+    one, else as predicted."""
     step = newest_step(run) if run else None
     stored = bytes_of(run.checkpoints / checkpoint_folder_name(step)) if run and step is not None else 0
     one, count = stored or checkpoint_bytes(resolved), checkpoints_to_come(resolved, step or 0)
@@ -76,8 +76,8 @@ def space_needed_gib(resolved: Resolved, run: RunFolder | None = None) -> tuple[
 
 def free_gib(folder: Path) -> float | None:
     """Free GiB on the file system of a folder, which may not exist yet; None if unknown. Quotas are not considered."""
-    found = _disk_of(folder)
-    return None if found is None else found[1].f_bavail * found[1].f_frsize / GIB
+    disk = _disk_of(folder)
+    return None if disk is None else disk[1].f_bavail * disk[1].f_frsize / GIB
 
 
 def _disk_of(folder: Path) -> tuple[Path, os.statvfs_result] | None:
@@ -93,50 +93,50 @@ def _disk_of(folder: Path) -> tuple[Path, os.statvfs_result] | None:
 
 
 def free_files(folder: Path) -> dict[str, int]:
-    """{where: how many more files there may be}: on the file system of a folder, which may not exist yet, and by the
-    quotas of Lustre; empty if unknown."""
-    if (found := _disk_of(folder)) is None:
+    """{limit: number of files that it still allows}, for the file system of a folder, which may not exist yet, and for
+    the quotas of Lustre; empty if unknown."""
+    if (located := _disk_of(folder)) is None:
         return {}
-    place, disk = found
+    place, disk = located
     free = {f"the file system of {place} (df -i)": disk.f_favail} if disk.f_files else {}
     if shutil.which("lfs") is not None:
         group = str(place.stat().st_gid)
         project = _lfs("project", "-d", str(place)).split()[:1]
         whose = {"user": ["-u", str(os.getuid())], "group": ["-g", group]}
         whose |= {"project": ["-p", *project]} if project and project != ["0"] else {}
-        for kind, words in whose.items():
-            # The file system, then used, quota, limit and grace of KiB, and the same of files.
-            fields = _lfs("quota", "-q", *words, str(place)).replace("*", "").split()[5:8]
+        for kind, options in whose.items():
+            # The fields: the file system; used, quota, limit and grace in KiB; then the same four for files.
+            fields = _lfs("quota", "-q", *options, str(place)).replace("*", "").split()[5:8]
             if len(fields) == 3 and all(map(str.isdecimal, fields)) and (most := max(map(int, fields[1:]))):
-                free[f"the {kind}'s quota at {place} (lfs quota {words[0]})"] = max(0, most - int(fields[0]))
+                free[f"the {kind}'s quota at {place} (lfs quota {options[0]})"] = max(0, most - int(fields[0]))
     return free
 
 
-def _lfs(*words: str) -> str:
+def _lfs(*arguments: str) -> str:
     try:
-        return subprocess.run(["lfs", *words], capture_output=True, text=True, check=False, timeout=20).stdout
+        return subprocess.run(["lfs", *arguments], capture_output=True, text=True, check=False, timeout=20).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
 
 
 def free_bytes(folder: Path) -> int | None:
-    """The same in bytes."""
+    """Free bytes on the folder's file system; None if unknown."""
     free = free_gib(folder)
     return None if free is None else round(free * GIB)
 
 
 def free_space_text(*places: Path) -> str:
-    """What is free of the disks that a program writes to, as text: those of the places, and of temporary files."""
-    found: dict[int, str] = {}
+    """The free space of the disks that a program writes to, as text: of the places, and of temporary files."""
+    texts: dict[int, str] = {}
     for place in (*places, Path(tempfile.gettempdir())):
         with contextlib.suppress(OSError):
             usage, device = shutil.disk_usage(place), place.stat().st_dev
-            found.setdefault(device, f"{usage.free / GIB:.2f} of {usage.total / GIB:.2f} GiB free in {place}")
-    return ", ".join(found.values())
+            texts.setdefault(device, f"{usage.free / GIB:.2f} of {usage.total / GIB:.2f} GiB free in {place}")
+    return ", ".join(texts.values())
 
 
 def is_full(place: Path) -> bool:
-    """Whether a disk has not even the space for a page of text."""
+    """Whether a disk has less than 4 KiB free, not enough for a page of text."""
     try:
         return shutil.disk_usage(place).free < 4096
     except OSError:
@@ -144,25 +144,25 @@ def is_full(place: Path) -> bool:
 
 
 def bytes_in(path: Path, seen: set[tuple[int, int]] | None = None) -> int:
-    """The bytes of a file, or of all files in a folder, each hard link once; without those `seen` before, to which they
-    are added. What cannot be read counts nothing."""
+    """The bytes of a file, or of all files in a folder; a file with several hard links counts once. `seen`: files that
+    do not count, to which these are added. What cannot be read counts as 0."""
     seen = set() if seen is None else seen
     total, left = 0, [path]
     while left:
         place = left.pop()
         with contextlib.suppress(OSError):
-            found = place.lstat()
-            if stat.S_ISDIR(found.st_mode):
+            status = place.lstat()
+            if stat.S_ISDIR(status.st_mode):
                 left += [Path(entry.path) for entry in os.scandir(place)]
-            elif (found.st_dev, found.st_ino) not in seen:
-                seen.add((found.st_dev, found.st_ino))
-                total += found.st_size
+            elif (status.st_dev, status.st_ino) not in seen:
+                seen.add((status.st_dev, status.st_ino))
+                total += status.st_size
     return total
 
 
 def run_sizes(run: RunFolder, caches: Sequence[Path]) -> dict[str, int]:
-    """The bytes of a run's `checkpoints`, `logs`, `code` (a program's kept folder, too) and `other` files; `caches` are
-    files elsewhere."""
+    """The bytes of a run's `checkpoints`, `logs`, `code` (with the copy of a program's folder) and `other` files;
+    `caches`: files outside the run folder."""
     of = {"checkpoints": "checkpoints", "attempts": "logs", "code": "code", "code.tar.gz": "code", "work": "code"}
     sizes = dict.fromkeys(("checkpoints", "logs", "code", "caches", "other"), 0)
     seen = set[tuple[int, int]]()

@@ -1,4 +1,4 @@
-"""Finding runs: which runs are in a folder, and which run, or which runs, a name means."""
+"""Finds runs: the runs in a folder, and the run, or the runs, that a name means."""
 
 import contextlib
 import errno
@@ -18,14 +18,14 @@ from hpc_gpt.core.runs.run_folder import RunFolder, job_ids
 from hpc_gpt.core.settings.resolved import folder_name
 from hpc_gpt.core.tables import close_matches
 
-# Benches are in `logs/<experiment>-bench/<bench id>/`, each with the runs of its rounds.
+# A bench is the folder `logs/<experiment>-bench/<bench id>/`, with the runs of its rounds.
 BENCHES = "-bench"
 
 
 def list_runs(logs: Path) -> list[RunFolder]:
     """Every run under a logs folder, oldest first; the folder itself if it is a run.
 
-    For the folder of a sweep, or of several, the runs that are linked there.
+    For the folder of one sweep or several, the runs that are linked there.
     """
     (top,) = within_time(_look, [logs])
     if top is None:
@@ -38,14 +38,14 @@ def list_runs(logs: Path) -> list[RunFolder]:
     below = [logs / name for name in top.names]
     for depth in range(3):
         looked = within_time(_look, below)
-        for path, found in zip(below, looked, strict=True):
-            if found is None or (found.is_closed and path.name != "lost+found"):  # it may be one
+        for path, shown in zip(below, looked, strict=True):
+            if shown is None or (shown.is_closed and path.name != "lost+found"):  # it may be a run
                 runs[path] = 0.0
-            elif found.begun is not None:
-                runs[found.place] = found.begun
+            elif shown.begun is not None:
+                runs[shown.place] = shown.begun
         if depth == 1 and runs:
             break
-        below = [path / name for path, found in zip(below, looked, strict=True) if found for name in found.names]
+        below = [path / name for path, shown in zip(below, looked, strict=True) if shown for name in shown.names]
     return [RunFolder(path) for path in sorted(runs, key=lambda path: (runs[path], str(path)))]
 
 
@@ -54,36 +54,36 @@ _SUPERVISOR = b"hpc_gpt.launcher.local.queue"
 
 
 def removed_runs(logs: Path | None = None) -> dict[Path, tuple[int, str]]:
-    """{folder: (pid, start time)} of the runs, of those below `logs` if it is given, that a process of this machine
-    supervises though their folder was removed. One that was moved is where it is now."""
-    found: dict[Path, tuple[int, str]] = {}
+    """{folder: (pid, start time)} of the runs that a process of this machine supervises though their folder was
+    removed. `logs`: only the runs below it, unless it is None. A run that was moved counts, by its old folder."""
+    removed: dict[Path, tuple[int, str]] = {}
     for name in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            words = Path("/proc", name, "cmdline").read_bytes().split(b"\0")
-            if words[1:2] != [b"-m"] or words[2] != _SUPERVISOR:
+            arguments = Path("/proc", name, "cmdline").read_bytes().split(b"\0")
+            if arguments[1:2] != [b"-m"] or arguments[2] != _SUPERVISOR:
                 continue
-            path = Path(os.fsdecode(words[3]))
+            path = Path(os.fsdecode(arguments[3]))
             below = logs is None or path.is_relative_to(logs) or path.is_relative_to(logs.resolve())
             if below and not os.path.lexists(path / "resolved.json") and (started := start_time(int(name))):
-                found[path] = int(name), started
-    return found
+                removed[path] = int(name), started
+    return removed
 
 
 def name_here(run: RunFolder) -> str:
-    """The shortest name by which a command of ours finds the run: its id if it is in the logs folder, else its path."""
-    own = logs_folder()
-    return run.run_id if run.path.parent.parent in (own, own.resolve()) else from_here(run.path)
+    """The shortest name by which our commands find the run: its id if it is in the logs folder, else its path."""
+    logs = logs_folder()
+    return run.run_id if run.path.parent.parent in (logs, logs.resolve()) else from_here(run.path)
 
 
 def no_runs(logs: Path) -> str:
-    """That there is no run in the logs folder, and if HPC_GPT_LOGS names one that is not there."""
+    """The message that the logs folder has no runs, and that it does not exist if HPC_GPT_LOGS names it wrongly."""
     gone = os.environ.get("HPC_GPT_LOGS") and not logs.exists()
-    return f"no runs under {logs}" + (", the folder of HPC_GPT_LOGS, which is not there" if gone else "")
+    return f"no runs under {logs}" + (", the folder of HPC_GPT_LOGS, which does not exist" if gone else "")
 
 
 class _Folder(NamedTuple):
-    """What a folder is: its real `place`, when it was made as a run, None if it is none, and the names in it.
-    `is_closed`: this user may not look."""
+    """A folder that was looked at: its real `place`, when it was made as a run (None if it is not a run), and the names
+    in it. `is_closed`: this user may not look."""
 
     place: Path
     begun: float | None
@@ -110,7 +110,7 @@ def oldest_first(runs: Iterable[RunFolder]) -> list[RunFolder]:
 
 
 def _begun(path: Path) -> tuple[float, str]:
-    """When a run was made, as a sort key. Its name has no time if plain sbatch made it."""
+    """When a run was made, as a sort key. (The name of a run that plain sbatch made has no time.)"""
     try:
         return (path / "resolved.json").stat().st_mtime, str(path)
     except OSError:
@@ -119,8 +119,8 @@ def _begun(path: Path) -> tuple[float, str]:
 
 @dataclass(frozen=True)
 class Named:
-    """What a name means: a run, or several `runs`, oldest first. `what`: which ones, such as "sweep 20261125-1042";
-    empty for one run. `benches`: the folders of the benches among them."""
+    """The meaning of a name: a run, or several `runs`, oldest first. `what`: what they are, such as "sweep
+    20261125-1042"; empty for one run. `benches`: the folders of the benches among them."""
 
     runs: list[RunFolder]
     what: str = ""
@@ -128,58 +128,58 @@ class Named:
 
 
 def find_named(name: str, logs: Path) -> Named:
-    """What a name means, for every verb: a folder of runs; a run or a job; a sweep, an array or a bench by its id; all
-    runs of the experiment, the sweep or the benches of that name, as `status` shows it or as its folder has it; the
-    begin or the end of an id.
+    """Finds what a name means, for every verb: a folder of runs; a run or a job; a sweep, an array or a bench by its
+    id; all runs of the experiment, the sweep or the benches of that name, as `status` or its folder shows it; the
+    beginning or the end of an id.
 
-    Raises NoSuchRun if it means nothing, or several of these, with the candidates.
+    Raises NoSuchRun, with the candidates, if it means nothing or several of these.
     """
     if not name:
         raise NoSuchRun("the name of a run is empty", "is a variable of your shell not set?")
     folder = Path(name)
     if os.path.isdir(name) and (runs := list_runs(folder)):
         benches = [
-            each for each in (folder.resolve(), *folder.resolve().iterdir()) if each.parent.name.endswith(BENCHES)
+            path for path in (folder.resolve(), *folder.resolve().iterdir()) if path.parent.name.endswith(BENCHES)
         ]
         is_run = (folder / "resolved.json").is_file()
         return Named(runs) if is_run else Named(runs, name, tuple(sorted(benches)))
-    found = _meant(name, logs)
-    if len(found) == 1:
-        return found[0]
-    if not found and (removed := _removed(name, logs)):
+    meanings = _meant(name, logs)
+    if len(meanings) == 1:
+        return meanings[0]
+    if not meanings and (removed := _removed(name, logs)):
         return Named(removed, name if len(removed) > 1 else "")
-    if os.path.isdir(name) and not found:
+    if os.path.isdir(name) and not meanings:
         if folder.resolve().is_relative_to(logs.resolve()):  # the logs folder may still be empty
             return Named([], name)
         raise NoSuchRun(f"no runs under {name}", "give a run folder, or the folder that holds them, as logs/")
-    raise _several(name, found, logs)
+    raise _several(name, meanings, logs)
 
 
 def find_run(name: str, logs: Path) -> RunFolder:
     """The one run that a name means, as in find_named. Raises NoSuchRun, also if the name means several."""
-    found = find_named(name, logs)
-    if len(found.runs) == 1:
-        return found.runs[0]
-    raise _several(name, [found], logs)
+    named = find_named(name, logs)
+    if len(named.runs) == 1:
+        return named.runs[0]
+    raise _several(name, [named], logs)
 
 
 def find_runs(names: Sequence[str], logs: Path) -> list[RunFolder]:
-    """All runs that the names mean, each once; without a name those of the logs folder. Raises as find_named."""
-    found = [run for name in names for run in find_named(name, logs).runs] if names else list_runs(logs)
-    return list({run.path: run for run in found}.values())
+    """All runs that the names mean, each once; without a name, all in the logs folder. Raises as find_named."""
+    runs = [run for name in names for run in find_named(name, logs).runs] if names else list_runs(logs)
+    return list({run.path: run for run in runs}.values())
 
 
 def is_run_name(name: str, logs: Path) -> bool:
-    """Whether a name is one for find_named: no log, no folder elsewhere, no row of a bench, not standard input."""
+    """Whether a name is for find_named: not a log, a folder elsewhere, a row of a bench, or standard input."""
     elsewhere = os.path.lexists(name) and not Path(name).resolve().is_relative_to(logs.resolve())
     return not (elsewhere or "#" in name or name == "-" or os.path.isfile(name))
 
 
 def is_sweep_folder(folder: Path) -> bool:
-    """Whether a folder is that of one `submit --sweep`, with links to its runs."""
-    # Unlike Path.glob, this glob goes on if what it looks at goes meanwhile, as folders below /proc do.
-    found = glob.iglob("*/*/resolved.json", root_dir=folder)
-    return any(RunFolder((folder / path).parent).sweep_id == folder.resolve().name for path in found)
+    """Whether a folder belongs to one `submit --sweep`, with links to its runs."""
+    # Unlike Path.glob, this glob continues if a folder vanishes meanwhile, as folders below /proc do.
+    paths = glob.iglob("*/*/resolved.json", root_dir=folder)
+    return any(RunFolder((folder / path).parent).sweep_id == folder.resolve().name for path in paths)
 
 
 def singles_out(name: str) -> bool:
@@ -189,10 +189,10 @@ def singles_out(name: str) -> bool:
 
 
 def _meant(name: str, logs: Path) -> list[Named]:
-    """Each thing that a name may mean, by the first way of matching that finds any."""
+    """Everything that a name may mean, by the first way of matching that finds something."""
     runs = list_runs(logs)
-    if found := [Named([run]) for run in runs if run.run_id == name]:
-        return found
+    if matched := [Named([run]) for run in runs if run.run_id == name]:
+        return matched
     benches = sorted(logs.glob(f"*{BENCHES}/[!.]*"))
     sweeps: dict[str, list[RunFolder]] = {}
     notes = [note or {} for note in within_time(RunFolder.sweep_note, runs)]
@@ -201,17 +201,17 @@ def _meant(name: str, logs: Path) -> list[Named]:
             sweeps.setdefault(note["id"], []).append(run)
 
     def with_id(fits: Callable[[str], bool]) -> list[Named]:
-        found = [Named(of_sweep, f"sweep {own}") for own, of_sweep in sweeps.items() if fits(own)]
-        found += [Named(list_runs(bench), f"bench {bench.name}", (bench,)) for bench in benches if fits(bench.name)]
-        of_these = {run.path for each in found for run in each.runs}
-        return found + [Named([run]) for run in runs if fits(run.run_id) and run.path not in of_these]
+        named = [Named(of_sweep, f"sweep {sweep_id}") for sweep_id, of_sweep in sweeps.items() if fits(sweep_id)]
+        named += [Named(list_runs(bench), f"bench {bench.name}", (bench,)) for bench in benches if fits(bench.name)]
+        of_these = {run.path for meaning in named for run in meaning.runs}
+        return named + [Named([run]) for run in runs if fits(run.run_id) and run.path not in of_these]
 
-    # A whole id comes before a prefix: "2026" is a job, though every run id of that year begins with it.
-    if found := with_id(lambda own: own == name):
-        return found
+    # A whole id counts before a prefix: "2026" is a job, though every run id of that year begins with it.
+    if matched := with_id(lambda whole_id: whole_id == name):
+        return matched
     jobs = [ids or [] for ids in within_time(job_ids, runs)]
-    if found := [Named([run]) for run, ids in zip(runs, jobs, strict=True) if name in ids]:
-        return found
+    if matched := [Named([run]) for run, ids in zip(runs, jobs, strict=True) if name in ids]:
+        return matched
     arrays: dict[str, list[RunFolder]] = {}
     for run, note, ids in zip(runs, notes, jobs, strict=True):
         if any(job_id.startswith(f"{name}_") for job_id in ids):  # `4711_3` is an element of `4711`
@@ -224,26 +224,26 @@ def _meant(name: str, logs: Path) -> list[Named]:
         for run, note in zip(runs, notes, strict=True)
         if slug == run.path.parent.name or ("name" in note and slug == folder_name(str(note["name"])))
     ]
-    if slug != name:  # other experiments' names may become this folder's name, too
+    if slug != name:  # the names of other experiments may lead to the same folder
         exact = [run for run in of_name if _is_called(run, name)]
         of_name = exact or of_name
     named = tuple(bench for bench in benches if bench.parent.name == slug)
     if of_name or named:
         return [Named(oldest_first([*of_name, *(run for bench in named for run in list_runs(bench))]), name, named)]
-    parts = [with_id(lambda own: own.startswith(name)), with_id(lambda own: own.endswith(name))]
-    return next((found for found in parts if len(found) == 1), next(filter(None, parts), []))
+    parts = [with_id(lambda whole_id: whole_id.startswith(name)), with_id(lambda whole_id: whole_id.endswith(name))]
+    return next((matched for matched in parts if len(matched) == 1), next(filter(None, parts), []))
 
 
 def _removed(name: str, logs: Path) -> list[RunFolder]:
-    """The runs without a folder that a name means."""
+    """The runs that a name means and whose folder was removed."""
     runs = removed_runs(logs)
     ways: list[Callable[[Path], bool]] = [
         lambda path: name == path.name or Path(os.path.abspath(name)) == path or name == str(runs[path][0]),
         lambda path: path.parent.name == folder_name(name),
         lambda path: path.name.startswith(name) or path.name.endswith(name),
     ]
-    found = ([RunFolder(path) for path in sorted(runs) if fits(path)] for fits in ways)
-    return next(filter(None, found), [])
+    matches = ([RunFolder(path) for path in sorted(runs) if fits(path)] for fits in ways)
+    return next(filter(None, matches), [])
 
 
 def _is_called(run: RunFolder, name: str) -> bool:
@@ -254,23 +254,23 @@ def _is_called(run: RunFolder, name: str) -> bool:
 
 
 def _file_alike(path: Path) -> str:
-    """The hint for a path that is not there, of a log for report, why or compare: files that are called nearly so."""
+    """The hint for the path of a log (report, why, compare) that does not exist: files with a similar name."""
     try:
-        return close_matches(str(path), [str(path.parent / each) for each in os.listdir(path.parent) if "." in each])
+        return close_matches(str(path), [str(path.parent / entry) for entry in os.listdir(path.parent) if "." in entry])
     except OSError:
         return ""
 
 
 def _several(name: str, meant: Sequence[Named], logs: Path) -> NoSuchRun:
     """The error for a name that means no run, or several."""
-    if found := oldest_first(run for each in meant for run in each.runs):
-        ids = [f"{run.run_id} on cluster {on}" if (on := run.slurm_cluster()) else run.run_id for run in found]
+    if matched := oldest_first(run for meaning in meant for run in meaning.runs):
+        ids = [f"{run.run_id} on cluster {on}" if (on := run.slurm_cluster()) else run.run_id for run in matched]
         named = some(ids, 5)
-        newest = f"give more of the id, or its end: {found[-1].run_id[-4:]} is the newest"
-        hint = f"name one of its runs: {found[-1].run_id} is the newest" if len(meant) == 1 else newest
-        if all(name in job_ids(run) for run in found):
-            hint = f"each has a job of that id: name the run, for example {found[-1].run_id}"
-        return NoSuchRun(f"{name!r} matches {len(found)} runs under {logs}: {named}", hint)
+        newest = f"give more of the id, or its end: {matched[-1].run_id[-4:]} is the newest"
+        hint = f"name one of its runs: {matched[-1].run_id} is the newest" if len(meant) == 1 else newest
+        if all(name in job_ids(run) for run in matched):
+            hint = f"each has a job of that id: name the run, for example {matched[-1].run_id}"
+        return NoSuchRun(f"{name!r} matches {len(matched)} runs under {logs}: {named}", hint)
     if as_log := _meant_as_log(name):
         return as_log
     runs = list_runs(logs)
@@ -287,11 +287,11 @@ _OF_A_LOG = (".log", ".out", ".err", ".txt")
 
 
 def _meant_as_log(name: str) -> NoSuchRun | None:
-    """The error for another program's log, a run in it, or the name that `report` gives that run; None for others."""
+    """The error for another program's log, a run in it, or the name that `report` gives that run; else None."""
     path, mark, number = name.rpartition("#")
     place = Path(path) if mark and number.isdecimal() else Path(name)
     if os.path.isfile(place):
-        message = f"{name} is a run in a log" if place != Path(name) else f"{name} is a file, and not a run of hpc-gpt"
+        message = f"{name} is a run in a log" if place != Path(name) else f"{name} is a file, not a run of hpc-gpt"
         return NoSuchRun(message, f"hpc-gpt why {shlex.quote(name)}, report and compare read other programs' logs")
     if mark and number.isdecimal() and place.name:
         files = sorted(place.parent.glob(f"{glob.escape(place.name)}.*"))

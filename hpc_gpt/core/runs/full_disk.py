@@ -1,7 +1,7 @@
 """Lets an attempt train on while the disk is full, and write ended.json at its end. Needs no torch.
 
-`reserve` holds back space for the last small files; `when_there_is_space` and `once_there_is_space` retry small ones.
-`KeptLines` and `PatientOutput` keep the lines of metrics and of the log until there is space. `Refusal` is the reason
+`reserve` holds back space for the last small files; `when_there_is_space` and `once_there_is_space` retry small
+writes. `KeptLines` and `PatientOutput` keep the lines of metrics and of the log until there is space. `Refusal` says
 why a checkpoint was not written.
 """
 
@@ -34,7 +34,7 @@ _SHORT_PAUSE_S = 1.0
 # About 30 MB of steps; beyond that the oldest lines are dropped.
 _MOST_LINES = 100_000
 _MOST_BYTES = 1 << 20
-# Room that the log leaves to other files on a nearly full disk.
+# Space that the log leaves to other files on a nearly full disk.
 _SPARE_BYTES = 1 << 20
 
 
@@ -54,7 +54,7 @@ class Refusal:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether a full disk or a spent quota caused an exception, or one of those that led to it."""
+    """Whether a full disk or a spent quota caused an exception, or an exception that led to it."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
@@ -66,7 +66,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def find_disk_space(folder: Path, needed_bytes: int) -> Refusal:
-    """An empty refusal if the disk has space for a checkpoint, else one with the figures."""
+    """The refusal of a checkpoint, with the figures; empty if the disk has space for it."""
     usage = shutil.disk_usage(folder)
     if not usage.total or usage.free >= needed_bytes:
         return Refusal()
@@ -78,14 +78,14 @@ def find_disk_space(folder: Path, needed_bytes: int) -> Refusal:
 def disk_refusal(fault: OSError | RuntimeError, folder: Path) -> Refusal:
     """The refusal for an error of the disk, with its free space.
 
-    torch's writer may hide the disk's error in a RuntimeError; then a small write finds it. An error of another kind is
-    raised again.
+    torch's writer may hide the disk's error in a RuntimeError; then a small write reveals it. Any other error is raised
+    again.
     """
     if not isinstance(fault, OSError):
         try:
             _probe_disk(folder)
-        except OSError as found:
-            return disk_refusal(found, folder)
+        except OSError as hidden:
+            return disk_refusal(hidden, folder)
         raise fault
     text = f"{fault.strerror}: {fault.filename or folder}"
     with contextlib.suppress(OSError):
@@ -111,14 +111,14 @@ def reserve(attempt: Attempt) -> None:
     Does nothing if there is no space to hold back.
     """
     with contextlib.suppress(OSError):
-        # Attempts that were killed have left theirs.
+        # Attempts that were killed have left their reserves.
         for old in attempt.folder.parent.glob(f"*/{_RESERVE}"):
             old.unlink(missing_ok=True)
         (attempt.folder / _RESERVE).write_bytes(bytes(_RESERVE_BYTES))
 
 
 def release_reserve(attempt: Attempt) -> None:
-    """Frees that space for the next write."""
+    """Frees the reserved space for the next write."""
     with contextlib.suppress(OSError):
         (attempt.folder / _RESERVE).unlink(missing_ok=True)
 
@@ -138,7 +138,7 @@ def when_there_is_space(write: Callable[[], None], what: str) -> None:
 
 
 def once_there_is_space(work: Callable[[], _Made], say: Callable[[str], object]) -> _Made:
-    """What `work` makes. While the disk is full, `say` gets its words and it is tried again, every second."""
+    """Returns the result of `work`. While the disk is full, calls `say` with a message and retries every second."""
     while True:
         try:
             return work()
@@ -158,7 +158,7 @@ def _try_again(write: Callable[[], None]) -> None:
 
 
 class KeptLines:
-    """Appends lines to one file, of which it is the only writer, and keeps them while the disk is full."""
+    """The only writer of one file: appends lines, and keeps them in memory while the disk is full."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -166,7 +166,7 @@ class KeptLines:
         self._waiting: deque[str] = deque()
 
     def append(self, lines: list[str]) -> Refusal:
-        """Writes the waiting lines, then `lines`, each with its line end. On a full disk writes none, and returns why.
+        """Writes the waiting lines, then `lines`, each with its line end. On a full disk it writes none; returns why.
 
         Raises RunFolderError if the disk refuses for another reason.
         """
@@ -203,7 +203,7 @@ class KeptLines:
 
 
 class PatientOutput(io.RawIOBase):
-    """An output to file descriptor `number` that survives a full disk: the newest 1 MiB waits for space.
+    """An output to file descriptor `number` that survives a full disk: its newest 1 MiB waits for space.
 
     A job's log may be on the file system that the checkpoints have filled, and a print must not end the training.
     """
@@ -214,7 +214,7 @@ class PatientOutput(io.RawIOBase):
         self._waiting = bytearray()
         self._lost = 0
         self._refused = False
-        # Several threads print. Reentrant, because a signal handler may print during a print of its thread.
+        # Several threads print. The lock is reentrant, as a signal handler may print while its thread prints.
         self._lock = threading.RLock()
 
     def writable(self) -> bool:
@@ -228,15 +228,15 @@ class PatientOutput(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         """Takes all of `data`. Raises OSError if the descriptor refuses for another reason than lack of space."""
-        given = bytes(data)
+        new = bytes(data)
         with self._lock:
-            self._waiting += given
+            self._waiting += new
             if not self._refused or self._has_space():
                 self._write_waiting()
             if self._refused and len(self._waiting) > _MOST_BYTES:
                 self._lost += len(self._waiting) - _MOST_BYTES
                 del self._waiting[:-_MOST_BYTES]
-        return len(given)
+        return len(new)
 
     def _write_waiting(self) -> None:
         try:
@@ -254,10 +254,10 @@ class PatientOutput(io.RawIOBase):
 
     def _has_space(self) -> bool:
         try:
-            found = os.fstatvfs(self._number)
+            disk = os.fstatvfs(self._number)
         except OSError:
             return True
-        return found.f_bavail * found.f_frsize > len(self._waiting) + _SPARE_BYTES
+        return disk.f_bavail * disk.f_frsize > len(self._waiting) + _SPARE_BYTES
 
 
 def install_patient_output() -> None:

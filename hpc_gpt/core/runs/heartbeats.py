@@ -1,10 +1,12 @@
-"""The heartbeats of an attempt's ranks: that a rank lives, what it does, how fast it computes. And, by these and the
-attempt's other files, how long it had its GPUs: one answer for status, report and the budget.
+"""The heartbeats of an attempt's ranks: a rank lives, what it does, how fast it computes.
 
-The heartbeats of a node's ranks are lines of `attempts/<n>/beats/<its first rank>.json`, which that rank overwrites in
-place, with one small write that also succeeds on a full disk. A rank whose node's first one does not run has a file of
-its own. In `<rank>.txt` the rank's watch in C writes the stacks of the threads, when Python itself cannot run. The next
-attempt makes one file, `all.jsonl`, of those of an attempt that is over: a site counts files.
+With the attempt's other files they also say how long it had its GPUs: one answer for status, report and the budget.
+
+The heartbeats of a node's ranks are lines of `attempts/<n>/beats/<its first rank>.json`. That rank overwrites the file
+in place, with one small write that also succeeds on a full disk. A rank writes its own file if the first rank of its
+node does not run. If Python itself cannot run, the rank's watch in C writes the stacks of its threads to `<rank>.txt`.
+When an attempt is over, the next one packs its heartbeats into one file, `all.jsonl`, as sites limit the number of
+files.
 """
 
 import contextlib
@@ -25,26 +27,26 @@ from hpc_gpt.core.settings.sized import Sized
 _PACKED = "all.jsonl"
 # Bytes of a line, with blanks and newline.
 LINE_BYTES = 1024
-# Shortest and longest pause between two heartbeats of a rank that makes its steps, and what a reader adds.
+# The shortest and the longest pause between two heartbeats of a rank that makes steps, and what a reader adds.
 _PERIOD_S = 1.0, 15.0
 _LATE_S = 3.0
-# A node that computes at less than this share of its peers' median rate is slow.
+# A node is slow if its rate is below this share of its peers' median rate.
 SLOW = 0.85
 
 
 def period_s(hang_floor_s: float) -> float:
-    """Seconds between two heartbeats of a rank that makes its steps."""
+    """Seconds between two heartbeats of a rank that makes steps."""
     return min(max(hang_floor_s / 20, _PERIOD_S[0]), _PERIOD_S[1])
 
 
 def silent_after_s(hang_floor_s: float) -> float:
-    """For any reader two heartbeats of a rank that can run are at most so many seconds apart."""
+    """Seconds after which a rank without a new heartbeat counts as silent, for any reader."""
     return 2 * period_s(hang_floor_s) + _LATE_S
 
 
 class GpuFigures(NamedTuple):
-    """What NVML shows of a GPU: utilisation in percent, memory in use and in all in GiB, power in W, temperature in
-    degrees Celsius. None for what the card does not have."""
+    """The figures of a GPU from NVML: utilisation in percent, memory in use and in total in GiB, power in W,
+    temperature in degrees Celsius. None for a figure that the card does not have."""
 
     util: float | None
     memory_gib: float | None
@@ -62,9 +64,9 @@ class RankHeartbeat:
     `dumped`: its stacks are written. `probe_s`: median seconds of a matrix product of fixed size on its device, None if
     it is not measured. `time`: epoch seconds by the node's clock. `elapsed_s`: how long the attempt has had its job, by
     the first rank on the host of its script, without the time in which it was suspended. `gpus`: the fields of
-    GpuFigures of each GPU of the node, in the heartbeat of one of its ranks; None of the others, and without a GPU.
-    `still_s`: how long a program that is not ours has made no step, None if they come as usual; `still`: which other
-    signs of life it shows, and after how long it is a hang.
+    GpuFigures of each GPU of the node, in the heartbeat of one rank per node; None in the others, and without a GPU.
+    `still_s`: seconds since a program that is not ours made a step, None if its steps come as usual; `still`: its other
+    signs of life, and after how long it counts as a hang.
     """
 
     rank: int
@@ -87,14 +89,14 @@ class RankHeartbeat:
 
     @property
     def gpu_figures(self) -> list[GpuFigures]:
-        return [GpuFigures(*each) for each in self.gpus or () if len(each) == len(GpuFigures._fields)]
+        return [GpuFigures(*figures) for figures in self.gpus or () if len(figures) == len(GpuFigures._fields)]
 
     def path(self, folder: Path) -> Path:
         return folder / f"{self.rank}.json"
 
 
 def write_heartbeat(folder: Path, heartbeat: RankHeartbeat, others: Iterable[bytes] = ()) -> None:
-    """Overwrites the rank's line, and after it those of `others`. OSError if the disk refuses."""
+    """Overwrites the rank's line, and after it the lines of `others`. OSError if the disk refuses."""
     number = os.open(heartbeat.path(folder), os.O_WRONLY | os.O_CREAT, 0o666)
     try:
         os.pwrite(number, b"".join([line_of(heartbeat), *others]), 0)
@@ -106,41 +108,41 @@ def line_of(heartbeat: RankHeartbeat) -> bytes:
     """The heartbeat as a line of LINE_BYTES."""
     text = {key: _short(value) if isinstance(value, str) else value for key, value in asdict(heartbeat).items()}
     line = json.dumps(text, separators=(",", ":")).encode()
-    if len(line) >= LINE_BYTES:  # that the rank lives comes before what its GPUs do
+    if len(line) >= LINE_BYTES:  # the sign of life is more important than the GPU figures
         line = json.dumps({**text, "gpus": None}, separators=(",", ":")).encode()
     return line[: LINE_BYTES - 1].ljust(LINE_BYTES - 1) + b"\n"
 
 
 def _short(text: str) -> str:
-    """The text cut and in ASCII, so that all texts fit in the line."""
+    """The text, cut to 120 characters of ASCII, so that all texts fit in the line."""
     return "".join(letter if " " <= letter <= "~" and letter not in '"\\' else "?" for letter in text[:120])
 
 
 def read_heartbeats(folder: Path) -> dict[int, RankHeartbeat]:
-    """{rank: heartbeat} of a folder, the last one of each, without those that are damaged or just being written."""
+    """{rank: its last heartbeat} of a folder, without heartbeats that are damaged or just being written."""
     try:
         names = os.listdir(folder)
     except OSError:
         return {}
-    found: dict[int, RankHeartbeat] = {}
+    newest: dict[int, RankHeartbeat] = {}
     for name in names:
         if name == _PACKED or name.removesuffix(".json").isdigit():
-            first_bytes = -1 if name == _PACKED else MOST_BYTES  # a line for each rank of the node
-            for each in read_lines_as(RankHeartbeat, f"{folder}/{name}", first_bytes):
-                if each.rank not in found or found[each.rank].beat < each.beat:
-                    found[each.rank] = each
-    return found
+            first_bytes = -1 if name == _PACKED else MOST_BYTES  # one line per rank of the node
+            for heartbeat in read_lines_as(RankHeartbeat, f"{folder}/{name}", first_bytes):
+                if heartbeat.rank not in newest or newest[heartbeat.rank].beat < heartbeat.beat:
+                    newest[heartbeat.rank] = heartbeat
+    return newest
 
 
 def pack_heartbeats(attempt: Attempt) -> None:
-    """Makes one file of the heartbeats of each attempt before this one that is over, but for those with stacks.
+    """Packs the heartbeats of each earlier attempt that is over into one file; files of stacks stay.
 
     Errors of the disk are ignored.
     """
     for before in RunFolder(attempt.folder.parents[1]).before(attempt):
         with contextlib.suppress(OSError, RunFolderError):
             if before.ended() and not (before.heartbeats / _PACKED).exists():
-                lines = [json.dumps(asdict(each)) + "\n" for each in read_heartbeats(before.heartbeats).values()]
+                lines = [json.dumps(asdict(last)) + "\n" for last in read_heartbeats(before.heartbeats).values()]
                 write_once(before.heartbeats / _PACKED, "".join(lines))
                 for path in before.heartbeats.glob("[0-9]*"):
                     if path.suffix == ".json" or not path.stat().st_size:
@@ -160,7 +162,7 @@ def read_c_dump(folder: Path, rank: int) -> str:
 
 
 def median_of_others(ordered: Sequence[float], own: float) -> float | None:
-    """The median of a sorted sequence without `own`, one of its values; None if that is the only one.
+    """The median of a sorted sequence without `own`, one of its values; None if it has no other value.
 
     >>> median_of_others([1.0, 2.0, 4.0], 2.0)
     2.5
@@ -168,14 +170,14 @@ def median_of_others(ordered: Sequence[float], own: float) -> float | None:
     middle, odd = divmod(len(ordered) - 1, 2)
     if len(ordered) < 2:
         return None
-    place = bisect_left(ordered, own)  # what comes after it is one place further to the front without it
+    place = bisect_left(ordered, own)  # without it, later values move one place to the front
     low, high = (ordered[at + (at >= place)] for at in (middle - (not odd), middle))
     return (low + high) / 2
 
 
 @dataclass(frozen=True)
 class SlowNode:
-    """A node whose `probe_s` is longer than that of its peers, whose median is `median_s`."""
+    """A node whose `probe_s` is longer than `median_s`, the median of its peers."""
 
     node: str
     probe_s: float
@@ -203,25 +205,25 @@ def slow_nodes(heartbeats: Mapping[int, RankHeartbeat] | Iterable[RankHeartbeat]
     for one in heartbeats.values() if isinstance(heartbeats, Mapping) else heartbeats:
         if one.probe_s:
             nodes[one.host] = max(one.probe_s, nodes.get(one.host, 0.0))
-    ordered, found = sorted(nodes.values()), []
+    ordered, slow_ones = sorted(nodes.values()), []
     for node, probe_s in nodes.items():
         median_s = median_of_others(ordered, probe_s)
         if median_s is not None and median_s < SLOW * probe_s:
-            found.append(SlowNode(node, probe_s, median_s))
-    return sorted(found, key=lambda slow: slow.median_s / slow.probe_s)
+            slow_ones.append(SlowNode(node, probe_s, median_s))
+    return sorted(slow_ones, key=lambda slow: slow.median_s / slow.probe_s)
 
 
 def gpus_of(resolved: Sized) -> int:
-    """The GPUs of a job of the run, with those of spare nodes."""
+    """The number of GPUs of a job of the run, spare nodes included."""
     return resolved.gpus + (resolved.job.spare_nodes or 0) * resolved.ranks_per_node
 
 
 def end_time_of(attempt: Attempt) -> float | None:
-    """Epoch seconds of an attempt's end as its judge or a rank wrote it, else of the last sign of life of its ranks:
-    a heartbeat or a step, else a line of the log or the start of a rank. None without any."""
+    """Epoch seconds of an attempt's end, as its judge or a rank wrote it. Else the last sign of life of its ranks: a
+    heartbeat or a step, else a line of the log or the start of a rank. None without any."""
     if written := attempt.verdict().get("time") or attempt.ended().get("time"):
         return float(written)
-    signs = [each.time for each in read_heartbeats(attempt.heartbeats).values()]
+    signs = [heartbeat.time for heartbeat in read_heartbeats(attempt.heartbeats).values()]
     signs.append(attempt.last_metrics().get("time") or 0.0)
     if not any(signs):
         for path in (*attempt.logs, *attempt.ranks.glob("*.json")):
@@ -231,18 +233,20 @@ def end_time_of(attempt: Attempt) -> float | None:
 
 
 def ran_on_cpu(attempt: Attempt) -> bool:
-    """Whether the ranks of an attempt found no GPU: its hours are none of a GPU, in no figure and in no budget. Of one
-    that ended before they looked, another attempt of the run says it."""
-    found = attempt.trainer().get("device")
-    others = sorted(attempt.folder.parent.glob("*/trainer.json")) if found is None else ()
-    return (found or next(filter(None, (Attempt(path.parent).trainer().get("device") for path in others)), "")) == "cpu"
+    """Whether the ranks of an attempt found no GPU, so that it has no GPU hours, in any figure or budget. If it ended
+    before they looked, another attempt of the run says it."""
+    device = attempt.trainer().get("device")
+    others = sorted(attempt.folder.parent.glob("*/trainer.json")) if device is None else ()
+    by_others = (Attempt(path.parent).trainer().get("device") for path in others)
+    return (device or next(filter(None, by_others), "")) == "cpu"
 
 
 def gpu_seconds(attempt: Attempt, gpus: int, over: float | None, elapsed_s: float | None = None) -> float:
-    """What an attempt cost that is `over`; `gpus` unless it states its own. 0 if its start or its end is not known.
+    """The GPU-seconds of an attempt that ended at `over`, on `gpus` GPUs unless it states its own number. 0 if its
+    start or its end is not known.
 
-    Its time is `elapsed_s`, or what its judge, a rank or the heartbeats measured of it. Only without these it is the
-    difference of two clocks, which may be those of two hosts, and may be set meanwhile. Ranks on CPUs cost nothing.
+    Its time is `elapsed_s`, or what its judge, a rank or the heartbeats measured. Only without these it is the
+    difference of two clocks, which may belong to two hosts and may have been set meanwhile. Ranks on CPUs cost nothing.
     """
     start = attempt.started()
     began = start.get("started")
@@ -253,8 +257,12 @@ def gpu_seconds(attempt: Attempt, gpus: int, over: float | None, elapsed_s: floa
 
 
 def _measured_s(attempt: Attempt) -> float | None:
-    found = attempt.verdict().get("elapsed_s", attempt.ended().get("elapsed_s"))
-    if found is None:
-        known = [each.elapsed_s for each in read_heartbeats(attempt.heartbeats).values() if each.elapsed_s is not None]
-        found = max(known, default=None)
-    return None if found is None else float(found)
+    elapsed_s = attempt.verdict().get("elapsed_s", attempt.ended().get("elapsed_s"))
+    if elapsed_s is None:
+        measured = [
+            heartbeat.elapsed_s
+            for heartbeat in read_heartbeats(attempt.heartbeats).values()
+            if heartbeat.elapsed_s is not None
+        ]
+        elapsed_s = max(measured, default=None)
+    return None if elapsed_s is None else float(elapsed_s)

@@ -1,8 +1,8 @@
-"""A run that resumes from the checkpoint of another run, its parent: which settings may differ, and which run it is.
+"""A run that resumes from the checkpoint of another run, its parent: the parent, and the settings that may differ.
 
-It has its own folder and script, and its `resumed_from.json` names the parent. As long as it has no checkpoint its
-trainer loads the parent's newest one, and continues the parent's steps, data and schedule. A branch loads the one of a
-step, and may have another schedule and other data.
+Such a run has its own folder and script, and its `resumed_from.json` names the parent. As long as it has no checkpoint,
+its trainer loads the parent's newest one and continues the parent's steps, data and schedule. A branch loads the
+checkpoint of a certain step, and may have another schedule and other data.
 """
 
 import math
@@ -48,8 +48,8 @@ _OF_ATTENTION = ("mask_documents", "end_token")
 
 @dataclass(frozen=True)
 class Parent:
-    """The run that another run resumes from, and the step of its newest checkpoint at that submission; for a `branch`
-    the step that it begins after."""
+    """The run from which another run resumes. `step`: its newest checkpoint at that submission; for a `branch`, the
+    step after which it begins."""
 
     run: str
     path: str
@@ -58,7 +58,7 @@ class Parent:
 
     @property
     def note(self) -> dict[str, Any]:
-        """The text of resumed_from.json as a table."""
+        """The content of resumed_from.json."""
         return {key: value for key, value in vars(self).items() if key != "branch" or value}
 
 
@@ -69,13 +69,13 @@ def convertible(saved: str, wanted: str) -> frozenset[str]:
 
 
 def newest_step(run: RunFolder) -> int | None:
-    """The step of the newest checkpoint that is marked complete, or None. The trainer checks its files."""
+    """The step of the newest checkpoint that is marked complete; None without one. The trainer checks its files."""
     complete = run.checkpoints.glob("step-*/complete.json")
     return max((read_stored(path).get("step") or 0 for path in complete), default=None)
 
 
 def check_resumable(resolved: Resolved) -> None:
-    """ConfigError if the engine of a run cannot resume from a checkpoint: the trainer would end at once."""
+    """Raises ConfigError if the engine of a run cannot resume from a checkpoint: the trainer would end at once."""
     if not can_resume(resolved.engine):
         raise ConfigError(
             f"engine.offload_path is {resolved.engine.offload_path}, and DeepSpeed restores nothing there: a "
@@ -96,10 +96,10 @@ def find_ancestors(run: RunFolder) -> list[RunFolder]:
 
 
 def checkpoint_sources(run: RunFolder, only: int | None = None) -> list[tuple[RunFolder, int | None]]:
-    """(run, the step that alone counts there; None for the newest): where a trainer looks for a run's checkpoint, the
-    run itself first, then its ancestors. A branch begins after one step of its parent; `only` asks for one likewise.
+    """Lists where a trainer looks for a run's checkpoint, as (run, step): first the run itself, then its ancestors.
 
-    An ancestor has that step only if the training left it later.
+    `step` is the only step that counts in that run, None for its newest one: a branch begins after one step of its
+    parent, and `only` requests one. An ancestor counts for a step only if the training left it at that step or later.
     """
     sources = [(run, only)]
     for parent in find_ancestors(run):
@@ -114,9 +114,9 @@ def checkpoint_sources(run: RunFolder, only: int | None = None) -> list[tuple[Ru
 
 
 def branched_at(run: RunFolder) -> int:
-    """The step after which a run, or the nearest of its ancestors that is a branch, began with its schedule; else 0."""
-    for each in (run, *find_ancestors(run)):
-        note = read_stored(each.path / RESUMED_FROM)
+    """The step after which a run, or its nearest ancestor that is a branch, began its own schedule; 0 without one."""
+    for ancestor in (run, *find_ancestors(run)):
+        note = read_stored(ancestor.path / RESUMED_FROM)
         if note.get("branch"):
             return int(note.get("step") or 0)
     return 0
@@ -124,9 +124,9 @@ def branched_at(run: RunFolder) -> int:
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """The checkpoint that a run resumes from: its own newest sound one, else that of its nearest ancestor.
+    """The checkpoint from which a run resumes: its own newest sound one, else the one of its nearest ancestor.
 
-    `notes`: the newer ones that the trainer will pass over, and what could not be checked here.
+    `notes`: newer checkpoints that the trainer will skip, and what could not be checked on this machine.
     """
 
     step: int
@@ -134,10 +134,10 @@ class ResumePoint:
 
 
 def resume_point(run: RunFolder, only: int | None = None) -> ResumePoint | None:
-    """Where a run resumes, as the trainer finds it; None if neither it nor an ancestor has a checkpoint, with `only` of
-    that step.
+    """Finds where a run resumes, as the trainer does. None if neither it nor an ancestor has a checkpoint (of the step
+    `only`, unless that is None).
 
-    Files are compared with their CRC-32, those of a very large checkpoint with their sizes alone. ConfigError if no
+    Files are checked by their CRC-32, those of a very large checkpoint only by their sizes. ConfigError if no
     checkpoint is sound.
     """
     if (command := command_of(run)) is not None:
@@ -146,8 +146,8 @@ def resume_point(run: RunFolder, only: int | None = None) -> ResumePoint | None:
         order = order_note(run)
         return ResumePoint(saved_step(run, command), (order,) if order else ())
     notes: list[str] = []
-    for each, step in checkpoint_sources(run, only):
-        sound, passed = newest_sound(each.checkpoints, MOST_READ_BYTES, step)
+    for source, step in checkpoint_sources(run, only):
+        sound, passed = newest_sound(source.checkpoints, MOST_READ_BYTES, step)
         notes += [f"checkpoint {name} is not sound, and is passed over: {fault.text}" for name, fault in passed.items()]
         if sound is None:
             continue
@@ -157,16 +157,16 @@ def resume_point(run: RunFolder, only: int | None = None) -> ResumePoint | None:
     if not notes:
         return None
     faults = [note.replace(" is not sound, and is passed over", "", 1) for note in notes]
-    more = and_more(len(faults), 3, "\nand ")
+    unlisted = and_more(len(faults), 3, "\nand ")
     raise ConfigError(
-        f"run {run.run_id} has no sound checkpoint to resume from:\n" + "\n".join(faults[:3]) + more,
+        f"run {run.run_id} has no sound checkpoint to resume from:\n" + "\n".join(faults[:3]) + unlisted,
         "bring the files back, or train it again from step 0, as a new run: "
         f"hpc-gpt submit --resume {run.run_id} --from-start",
     )
 
 
 def parent_of(run: RunFolder) -> tuple[Parent, ResumePoint]:
-    """`run` as a parent, and where its child resumes. ConfigError if neither it nor one of its ancestors has a sound
+    """(`run` as a parent, where its child resumes). ConfigError if neither it nor one of its ancestors has a sound
     checkpoint."""
     point = resume_point(run)
     if point is None:
@@ -177,28 +177,28 @@ def parent_of(run: RunFolder) -> tuple[Parent, ResumePoint]:
 
 
 def branch_of(run: RunFolder, step: int | None) -> tuple[Parent, ResumePoint]:
-    """`run` as the parent of a branch after `step`, None for its newest checkpoint. ConfigError without a sound
-    checkpoint of that step."""
+    """(`run` as the parent of a branch, where the branch resumes): after `step`, or at its newest checkpoint if that is
+    None. ConfigError without a sound checkpoint of that step."""
     point = resume_point(run, step)
     if point is None:
         steps = saved_steps(run)
         what = f"of step {step}" if step is not None else "to branch from"
-        there = f"; there are those of steps {some(list(map(str, steps)), 8)}" if steps else ""
-        near = min(steps, key=lambda each: abs(each - (step or 0)), default=None)
+        existing = f"; it has checkpoints of steps {some(list(map(str, steps)), 8)}" if steps else ""
+        near = min(steps, key=lambda saved: abs(saved - (step or 0)), default=None)
         raise ConfigError(
-            f"run {run.run_id} has no checkpoint {what}{there}",
-            "hpc-gpt save makes one of a run that trains" if near is None else f"--branch {run.run_id}@{near}",
+            f"run {run.run_id} has no checkpoint {what}{existing}",
+            "hpc-gpt save makes one while the run trains" if near is None else f"--branch {run.run_id}@{near}",
         )
     return Parent(run.run_id, str(run.path), point.step, branch=True), point
 
 
 def saved_steps(run: RunFolder) -> list[int]:
     """The steps after which a branch of the run can begin, by the names of its checkpoints and its ancestors'."""
-    found = set()
-    for each, _ in checkpoint_sources(run):
-        steps = {step_in(path.name) for path in list_complete(each.checkpoints)}
-        found |= {step for step in steps if each in [source for source, _ in checkpoint_sources(run, step)]}
-    return sorted(found)
+    branch_steps = set()
+    for holder, _ in checkpoint_sources(run):
+        steps = {step_in(path.name) for path in list_complete(holder.checkpoints)}
+        branch_steps |= {step for step in steps if holder in [source for source, _ in checkpoint_sources(run, step)]}
+    return sorted(branch_steps)
 
 
 def descend(
@@ -209,15 +209,15 @@ def descend(
     length: Mapping[str, Any] | None = None,
     branch: bool = False,
 ) -> Resolved:
-    """The settings of a run that resumes after `step`: the parent's with `changes` ({dotted key: value}) laid over.
+    """The settings of a run that resumes after `step`: the parent's settings, with `changes` ({dotted key: value}).
 
     The number of GPUs stays unless GPUs, nodes or dp are given; then dp follows from the others. The global batch
-    stays, and micro_batches follows. `length` has the keys of [train] that say when the training ends. `branch`: it may
-    be another training. Raises LayoutError or ConfigError for what cannot run, and for what would be another training.
+    stays, and micro_batches follows. `length`: the keys of [train] that say when the training ends. `branch`: the run
+    may be another training. Raises LayoutError or ConfigError if the run cannot run, or would be another training.
     """
     name = str(changes.get("engine.name") or parent.engine.name)
-    for each in (parent.engine.name, name):
-        engine_named(each).refuse_program(
+    for engine in (parent.engine.name, name):
+        engine_named(engine).refuse_program(
             "its checkpoints stay with its run", "submit --resume without changes, or submit a new run"
         )
     if name != parent.engine.name and parent.engine.name not in engine_named(name).loads_checkpoints_of:
@@ -234,27 +234,27 @@ def descend(
     tables["layout"] = _layout(parent, layout_changes, profile)
     _leave_site(tables["job"], parent, profile)
     if tables["train"]["optimizer_mode"] == ("fused" if parent.engine.offload == "none" else "host"):
-        tables["train"]["optimizer_mode"] = None  # it follows from where the states are
+        tables["train"]["optimizer_mode"] = None  # it follows from the place of the optimizer states
     for key, value in changes.items():
         table, _, name = key.rpartition(".")
-        if branch and (source := table.removeprefix("data.mix.")) != table:  # it may be new
+        if branch and (source := table.removeprefix("data.mix.")) != table:  # the source may be new
             tables["data"]["mix"] = {source: {}} | (tables["data"]["mix"] or {})
-        if table != "layout" and key != "model.hf":  # a file of the parent's sizes, which stay
+        if table != "layout" and key != "model.hf":  # model.hf only repeats the parent's sizes, which stay
             _table(tables, table, key)[name] = value
     tables["train"].update(length or {})
-    if tables["train"]["decay"] != parent.train.decay:  # the parts of wsd are another schedule's
+    if tables["train"]["decay"] != parent.train.decay:  # these keys belong to the schedule wsd
         stays = {f"train.{key}" for key in ("decay_steps", "decay_shape")} - changes.keys()
         tables["train"] |= {key.removeprefix("train."): None for key in stays}
-    given = {
+    stated = {
         name: {key: value for key, value in table.items() if value is not None}
         for name, table in tables.items()
         if isinstance(table, dict)
     }
-    everything = {"name": parent.name, **tables, **given}
+    everything = {"name": parent.name, **tables, **stated}
     where = "the parent's settings and yours"
-    faults = schedule_faults(given["train"], where, changes, steps_elsewhere=False) if branch else {}
+    faults = schedule_faults(stated["train"], where, changes, steps_elsewhere=False) if branch else {}
     hint = "use more train.steps, or a shorter decay: the warm-up stays as it was"
-    faults |= dict.fromkeys((each for each in faults if "train.warmup_steps" in each), hint)
+    faults |= dict.fromkeys((fault for fault in faults if "train.warmup_steps" in fault), hint)
     experiment = check_tables(everything, Experiment, where, changes, faults)
     is_other = reads_other_data(parent, engine_named(experiment.engine.name).data_of(experiment.data))
     resolved = resolve(experiment, profile, data_from=step if is_other else min(step, parent.data_from))
@@ -263,18 +263,18 @@ def descend(
 
 
 def _check_preset(parent: Resolved, changes: Mapping[str, Any]) -> None:
-    """ConfigError if the sizes of a requested preset or config.json are not those of the checkpoint, which stay."""
+    """Raises ConfigError if a requested preset or config.json has other sizes than the checkpoint, which stay."""
     name, file = changes.get("model.preset"), changes.get("model.hf")
     if not name and not file:
         return
-    asked = preset(str(name)) if name else read_config(Path(str(file)), parent.model.seq)
-    named, own = vars(asked), vars(parent.model)
+    requested = preset(str(name)) if name else read_config(Path(str(file)), parent.model.seq)
+    named, existing = vars(requested), vars(parent.model)
     sizes = [key.removeprefix("model.") for key in OF_A_MODEL if key not in ("model.hf", "model.pad_token")]
-    differ = [f"{key} {named[key]}, not {own[key]}" for key in sizes if named[key] != own[key]]
+    differ = [f"{key} {named[key]}, not {existing[key]}" for key in sizes if named[key] != existing[key]]
     if differ:
         key = f"model.preset {name}" if name else f"model.hf {file}"
         raise ConfigError(
-            f"{key} is another model than the checkpoint's: {'; '.join(differ)}",
+            f"{key} is not the model of the checkpoint: {'; '.join(differ)}",
             "leave --model out, or submit a new run",
         )
 
@@ -289,7 +289,7 @@ def _table(tables: dict[str, Any], name: str, key: str) -> dict[str, Any]:
 
 
 def _layout(parent: Resolved, changes: Mapping[str, Any], profile: ClusterProfile) -> dict[str, Any]:
-    """The [layout] of the new run: what was asked for, else the parent's sizes."""
+    """The [layout] of the new run: the requested sizes, else the parent's."""
     old = parent.layout
     tp, pp, cp = (changes.get(axis) or getattr(old, axis) for axis in ("tp", "pp", "cp"))
     others = tp * cp * pp
@@ -324,7 +324,7 @@ def _layout(parent: Resolved, changes: Mapping[str, Any], profile: ClusterProfil
 
 
 def _check_batch(global_batch: int, micro_batch: int | None, dp: int) -> None:
-    """LayoutError, with the nearest size that fits, if the sizes do not divide the global batch, which stays."""
+    """Raises LayoutError, with a size that fits, if the sizes do not divide the global batch, which stays."""
     if micro_batch is None or not dp or global_batch % (micro_batch * dp) == 0:
         return
     fits = math.gcd(micro_batch, global_batch // dp)
@@ -336,7 +336,7 @@ def _check_batch(global_batch: int, micro_batch: int | None, dp: int) -> None:
 
 
 def _leave_site(job: dict[str, Any], parent: Resolved, profile: ClusterProfile) -> None:
-    """Removes from the parent's [job] the values of its profile, and on another site the keys of the old site."""
+    """Removes the values of the parent's profile from its [job], and on another site the keys of the old site."""
     job["dependency"] = None
     moves = profile.name != parent.cluster.name
     for key, rules in key_rules(Job).items():
@@ -356,7 +356,7 @@ def _refuse_batch(parent: Resolved, batch: int, step: int) -> None:
 
 
 def reads_other_data(parent: Resolved, data: Data) -> bool:
-    """Whether a branch with these data begins them at their first sample, as other ones than its parent's."""
+    """Whether a branch with these data begins at their first sample, because its parent read other data."""
     rules = parent.key_rules("data")
     before, after = vars(parent.data), vars(data)
     of_samples = [key for key in before if rules[key].resume == "never" and key not in _OF_ATTENTION]
@@ -364,8 +364,8 @@ def reads_other_data(parent: Resolved, data: Data) -> bool:
 
 
 def check_same_training(parent: Resolved, resolved: Resolved, branch: bool = False) -> None:
-    """ConfigError for changes that the checkpoint cannot be converted to, or that make it another training; a `branch`
-    may be one with other data and another schedule."""
+    """Raises ConfigError for changes to which the checkpoint cannot be converted, or that make it another training; a
+    `branch` may have other data and another schedule."""
     faults = {}
     may = convertible(parent.engine.name, resolved.engine.name)
     for name in ("model", "data", "train", "layout", "engine"):
@@ -389,11 +389,11 @@ def check_same_training(parent: Resolved, resolved: Resolved, branch: bool = Fal
 
 
 def _parts_that_differ(key: str, before: Any, after: Any) -> Iterator[tuple[str, Any, Any]]:
-    """(dotted key, value before, value after) of a key whose values differ; of a table each of its keys that does."""
+    """Yields (dotted key, value before, value after) of a key whose values differ; for a table, of its keys that do."""
     if not (isinstance(before, dict) and isinstance(after, dict)):
         yield key, before, after
         return
-    own, other = (flat({name: asdict(each) for name, each in table.items()}, f"{key}.") for table in (before, after))
-    for part in {**own, **other}:
-        if own.get(part) != other.get(part):
-            yield part, own.get(part), other.get(part)
+    old, new = (flat({name: asdict(entry) for name, entry in table.items()}, f"{key}.") for table in (before, after))
+    for part in {**old, **new}:
+        if old.get(part) != new.get(part):
+            yield part, old.get(part), new.get(part)

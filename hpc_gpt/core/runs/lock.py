@@ -1,9 +1,9 @@
-"""The lock of a run, `lock.json` in its folder: whoever starts an attempt takes it, so that no two train it at once.
+"""The lock of a run, `lock.json` in its folder: whoever starts an attempt takes it, so no two train the run at once.
 
-A local controller, a job.sh started by hand and Slurm's chain take it before their attempt and remove it at its end. A
-holder that died leaves it behind: of a process of this machine that shows by its boot, pid and start time, of a Slurm
-job by its state. That of another machine cannot be asked, and is removed by hand. What a process that died had started
-may run on: nobody takes its lock before that has ended.
+A local controller, a job.sh started by hand and Slurm's job chain take it before their attempt and remove it at its
+end. A holder that died leaves it behind. For a process on this machine, its boot, pid and start time show that it died;
+for a Slurm job, its state. A process on another machine cannot be asked: its lock is removed by hand. What a dead
+process had started may run on: nobody takes its lock before that has ended.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _TRIES = 20
 
 @dataclass(frozen=True)
 class Holder:
-    """Who trains a run: a process of a `host` by its `process_identity`, or a Slurm job."""
+    """The holder of a lock, who trains the run: a process on `host` by its `process_identity`, or a Slurm job."""
 
     host: str
     pid: int | None = None
@@ -43,7 +43,7 @@ class Holder:
         return f"Slurm job {self.slurm_job}" if self.slurm_job else f"process {self.pid} on {self.host}"
 
     def is_gone(self) -> bool | None:
-        """Whether the process has ended; None if it cannot be asked from here."""
+        """Whether the process has ended; None if this machine cannot tell."""
         if self.slurm_job or self.host != platform.node():
             return None
         return not lives(asdict(self))
@@ -64,7 +64,7 @@ def job_holder(job_id: str) -> Holder:
 
 
 def holder(run: RunFolder) -> Holder | None:
-    """Who has the lock of a run; None if nobody has, or the lock is damaged."""
+    """The holder of a run's lock; None if nobody has it, or the lock is damaged."""
     return holder_in(lock_path(run))
 
 
@@ -78,13 +78,13 @@ def lock_path(run: RunFolder) -> Path:
 
 
 def take(run: RunFolder, taker: Holder, is_gone: Callable[[Holder], bool | None] = Holder.is_gone) -> None:
-    """Takes the lock, even from one that is gone. RunLocked if another has it, RunFolderError if the disk refuses."""
+    """Takes the lock, even from a holder that is gone. RunLocked if another has it, RunFolderError on a disk fault."""
     _take(run, lock_path(run), taker, is_gone)
 
 
 def _take(run: RunFolder, path: Path, taker: Holder, is_gone: Callable[[Holder], bool | None]) -> None:
-    """Takes the lock in a file. That of one that is gone is replaced by whoever has the lock of its very text, which is
-    taken likewise: at no moment is there none, and nobody replaces another text than the one that was judged."""
+    """Takes the lock in a file. To replace the lock of a dead holder, one must first take a second lock, named by the
+    text of the old one. So the lock always exists, and nobody replaces another text than the one that was checked."""
     text = text_of(taker)
     for _ in range(_TRIES):
         write_once(path, text)
@@ -107,11 +107,11 @@ def _take(run: RunFolder, path: Path, taker: Holder, is_gone: Callable[[Holder],
         finally:
             with contextlib.suppress(OSError):
                 claim.unlink()
-    raise RunLocked(f"{path} changes all the time", "does something start this run all the time?")
+    raise RunLocked(f"{path} changes again and again", "does something keep starting this run?")
 
 
 def check_free(run: RunFolder) -> None:
-    """RunLocked if a process trains the run, or may do so; of a Slurm job its state says it."""
+    """Raises RunLocked if a process trains the run, or may do so. A Slurm job is not checked: its state decides."""
     held = _read(lock_path(run))
     other = _holder(held)
     if held and (other is None or (not other.slurm_job and not other.is_gone())):
@@ -121,28 +121,28 @@ def check_free(run: RunFolder) -> None:
 
 
 def _check_rest(run: RunFolder, gone: Holder) -> None:
-    """RunLocked if processes live of a run whose supervisor on this machine is gone."""
+    """Raises RunLocked if processes of a run still live whose supervisor on this machine is gone."""
     if gone.slurm_job is None and gone.host == platform.node() and (pids := run_on(run)):
-        words = f"run {run.run_id} is still being trained: {rest_text(pids)}"
-        raise RunLocked(words, f"hpc-gpt cancel {run.run_id}, or wait for their end")
+        message = f"run {run.run_id} is still being trained: {rest_text(pids)}"
+        raise RunLocked(message, f"hpc-gpt cancel {run.run_id}, or wait for their end")
 
 
 def rest_text(pids: Sequence[int]) -> str:
-    """The processes of `run_on` as words."""
-    which = some([str(pid) for pid in pids], 8)
-    words = f"processes {which} run on" if len(pids) > 1 else f"process {which} runs on"
-    return f"{words} without a supervisor, which was killed"
+    """The text about the processes of `run_on`."""
+    numbers = some([str(pid) for pid in pids], 8)
+    processes = f"processes {numbers} run on" if len(pids) > 1 else f"process {numbers} runs on"
+    return f"{processes} without a supervisor, which was killed"
 
 
 @contextlib.contextmanager
 def locked(run: RunFolder, is_gone: Callable[[Holder], bool | None] = Holder.is_gone) -> Iterator[None]:
-    """Holds the lock in the block, and after it only if another process has got it meanwhile. Raises as `take`."""
-    own = process_holder(os.getpid())
-    take(run, own, is_gone)
+    """Holds the lock during the block, and releases it unless it was handed over meanwhile. Raises as `take`."""
+    this_process = process_holder(os.getpid())
+    take(run, this_process, is_gone)
     try:
         yield
     finally:
-        release(run, own)
+        release(run, this_process)
 
 
 def hand_over(run: RunFolder, taker: Holder) -> None:
@@ -151,20 +151,20 @@ def hand_over(run: RunFolder, taker: Holder) -> None:
 
 
 def release(run: RunFolder, taker: Holder) -> None:
-    """Removes the lock, if it is the taker's."""
+    """Removes the lock, if the taker has it."""
     if holder(run) == taker:
         with contextlib.suppress(OSError):
             lock_path(run).unlink(missing_ok=True)
 
 
 def submission_line(pid: int, job_id: str, command: list[str], cluster: str) -> dict[str, Any]:
-    """The line of submissions.jsonl of a start that a process of this machine supervises, which has the lock."""
+    """The line of submissions.jsonl for a start that a process on this machine, which has the lock, supervises."""
     line = {"scheduler": "local", "job_id": job_id, "cluster": cluster, "command": command, "refused": None}
     return {**line, **process_identity(pid), "host": platform.node()}
 
 
 def text_of(taker: Holder) -> str:
-    """The text of a lock's file for its holder."""
+    """The text of the lock's file for a holder."""
     return json.dumps({**asdict(taker), "time": time.time()}) + "\n"
 
 
@@ -178,8 +178,8 @@ def _read(path: Path) -> str:
 def _holder(text: str) -> Holder | None:
     """The holder in a lock; None if the text is damaged."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        found: Holder = from_tables(Holder, json_object(text))
-        return found
+        stored: Holder = from_tables(Holder, json_object(text))
+        return stored
     return None
 
 
@@ -187,7 +187,7 @@ def _locked_by(run: RunFolder, other: Holder | None, path: Path) -> RunLocked:
     remove = f"rm {shlex.quote(str(path))}"
     if other is None:
         return RunLocked(
-            f"{path} is damaged, and does not say who trains run {run.run_id}", f"if nobody does: {remove}"
+            f"{path} is damaged, and does not say who trains run {run.run_id}", f"if nobody trains it: {remove}"
         )
     if other.is_gone() is False:
         hint = f"hpc-gpt stop {run.run_id} first, or wait for its end"

@@ -1,7 +1,7 @@
-"""The processes of a run on this machine that have outlived what supervised them, by the variables that only they have.
+"""The processes of a run on this machine that have outlived their supervisor, found by variables that only they have.
 
-What supervises an attempt ends them before the attempt is over. If that was killed itself they run on, and are left
-alone: whoever would start the run again, give their GPUs on or remove a checkpoint finds them here.
+The supervisor of an attempt ends them before the attempt is over. If it was killed itself, they run on, and are left
+alone: before the run is started again, their GPUs are given to others or a checkpoint is removed, they are found here.
 """
 
 import contextlib
@@ -15,52 +15,52 @@ from hpc_gpt.core.files import read_json
 from hpc_gpt.core.process import boot_id, descendants, environments, job_of, process_identity, send_to
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 
-# Of the processes of an attempt, and of what they start: its number, the folder of the run's checkpoints, and of a
-# program the task that started it. A debugger beside them has no number.
+# The variables of an attempt's processes, and of what they start: the attempt's number, the folder of the run's
+# checkpoints and, in a program, the task that started it. A debugger that runs beside them has no number.
 ATTEMPT, CHECKPOINTS, TASK = "HPC_GPT_ATTEMPT", "HPC_GPT_CHECKPOINTS", "HPC_GPT_TASK"
-# In ranks/<rank>.json: the Slurm job that the ranks were started in, if any.
+# In ranks/<rank>.json: the Slurm job in which the ranks were started, if any.
 JOB = "slurm_job"
-# The open files that lock an attempt's GPUs: all that it starts inherits them.
+# The open files that lock an attempt's GPUs: whatever it starts inherits them.
 GPU_LOCKS = "HPC_GPT_GPU_LOCKS"
-_GONE_S = 5.0  # until what was killed has left: a process that waits for a disk or a GPU may not
+_GONE_S = 5.0  # the wait for killed processes to leave; one that waits for a disk or a GPU may not leave
 _POLL_S = 0.05
 
 
 def task_variables(run: RunFolder, attempt: Attempt, task: int | None = None) -> dict[str, str]:
-    """The variables of the ranks of an attempt, or of what one of its tasks starts."""
+    """The variables for the ranks of an attempt, or for what one of its tasks starts."""
     of_task = {} if task is None else {TASK: str(task)}
     return {ATTEMPT: str(attempt.number), CHECKPOINTS: str(run.checkpoints), **of_task}
 
 
 def gpu_locks() -> tuple[int, ...]:
-    """The open locks of GPUs that this process hands on to what it starts."""
+    """The open locks of GPUs that this process passes to what it starts."""
     return tuple(int(lock) for lock in os.environ.get(GPU_LOCKS, "").split(",") if lock)
 
 
 def processes_of(run: RunFolder, attempt: Attempt, job: tuple[bytes, bytes], task: int | None = None) -> list[int]:
-    """The processes on this node that an attempt has started, or one of its tasks, without this one.
+    """The processes on this node that an attempt, or one of its tasks, has started; without this process.
 
-    A job that they have submitted has their variables, too: of another Slurm job than `job`, by its variable or by its
-    cgroup, are none among them.
+    A job that they have submitted has their variables, too. So processes of another Slurm job than `job`, by its
+    variable or by its cgroup, do not count.
     """
     wanted = {ATTEMPT.encode(): b"%d" % attempt.number} | ({} if task is None else {TASK.encode(): b"%d" % task})
-    folder, found = os.path.realpath(run.checkpoints), list[int]()
+    folder, pids = os.path.realpath(run.checkpoints), list[int]()
     for pid, environment in environments(ATTEMPT, CHECKPOINTS):
         with contextlib.suppress(OSError):
             is_own = wanted.items() <= environment.items() and _checkpoints_in(environment) == folder
             if is_own and pid != os.getpid() and job_of(pid, environment) == job:
-                found.append(pid)
-    return found
+                pids.append(pid)
+    return pids
 
 
 def end_processes(run: RunFolder, attempt: Attempt, job: tuple[bytes, bytes], task: int | None = None) -> None:
-    """Kills them, as slurmstepd does at the end of a job, and waits until they have left."""
+    """Kills the `processes_of` an attempt, as slurmstepd does at the end of a job, and waits until they have left."""
     _end(lambda: processes_of(run, attempt, job, task), signal.SIGKILL, _GONE_S)
 
 
 def run_on(run: RunFolder) -> list[int]:
-    """The processes on this machine that any attempt of a run has started, with what they have started: for a run whose
-    supervisor is gone. Whether it is, the caller knows."""
+    """The processes on this machine that any attempt of a run has started, with their descendants. The caller knows
+    that the supervisor of the run is gone."""
     attempts = run.attempts()
     if not attempts or attempts[-1].started().get("boot") not in (None, boot_id()):
         return []
@@ -69,7 +69,7 @@ def run_on(run: RunFolder) -> list[int]:
 
 
 def run_on_named(run_id: str) -> list[int]:
-    """Those of the run of an id, whose folder is not known."""
+    """The processes of the run with an id, if its folder is not known."""
     return [
         pid
         for pid, environment in environments(ATTEMPT, CHECKPOINTS)
@@ -78,7 +78,7 @@ def run_on_named(run_id: str) -> list[int]:
 
 
 def end_run_on(run: RunFolder, save_s: float) -> list[int]:
-    """Ends them: SIGTERM, and after `save_s` SIGKILL; returns those that there were."""
+    """Ends the processes of `run_on`: SIGTERM, and after `save_s` SIGKILL. Returns those that it found first."""
     pids = run_on(run)
     _end(lambda: run_on(run), signal.SIGTERM, save_s)
     _end(lambda: run_on(run), signal.SIGKILL, _GONE_S)
@@ -90,27 +90,27 @@ def _checkpoints_in(environment: Mapping[bytes, bytes]) -> str:
 
 
 def _below(folder: str, job: bytes) -> list[int]:
-    found = []
+    pids = []
     for pid, environment in environments(ATTEMPT, CHECKPOINTS):
-        is_own = _checkpoints_in(environment).startswith(f"{folder}/")  # those of a race's visits are deeper
+        is_own = _checkpoints_in(environment).startswith(f"{folder}/")  # the checkpoints of a race's visits are deeper
         if is_own and environment.get(b"SLURM_JOB_ID", b"") == job and pid != os.getpid():
-            found.append(pid)
-    return found
+            pids.append(pid)
+    return pids
 
 
 def _with_descendants(pids: list[int]) -> list[int]:
-    """Some of them may have another environment, or have written their title over it."""
+    """The processes with all descendants, which may have another environment, or a title written over it."""
     return sorted({*pids, *(child for pid in pids for child in descendants(pid))})
 
 
 def _end(find: Callable[[], list[int]], what: int, wait_s: float) -> None:
-    """Signals each process that is found, once, until none is left."""
-    until, told = time.monotonic() + wait_s, dict[int, str | None]()
+    """Sends each process that `find` returns a signal, once, until none is left or `wait_s` is over."""
+    until, signalled = time.monotonic() + wait_s, dict[int, str | None]()
     while pids := find():
         for pid in pids:
             note = process_identity(pid)
-            if told.get(pid) != note["pid_start"]:
-                told[pid] = note["pid_start"]
+            if signalled.get(pid) != note["pid_start"]:
+                signalled[pid] = note["pid_start"]
                 with contextlib.suppress(OSError):
                     send_to(note, what)
         if time.monotonic() > until:

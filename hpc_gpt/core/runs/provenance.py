@@ -1,4 +1,4 @@
-"""Where a run comes from: code, versions, machine. Never the environment, so no secrets."""
+"""The provenance of a run: code, versions, machine. Never the environment, so no secrets."""
 
 import contextlib
 import hashlib
@@ -29,20 +29,20 @@ from hpc_gpt.core.weights.folder import check_unchanged, identity_of, read_folde
 
 _PACKAGES = ("torch", "deepspeed", "numpy", "submitit", "jinja2", "click", "pydantic")
 _PATIENCE_S = 10.0
-# nvidia-smi says that there is no GPU: by its exit code, or in words, which come with other codes, too.
+# nvidia-smi says that there is no GPU: by its exit code, or by a message, which may come with other codes.
 _NO_GPU_CODES = (6, 9, 12)  # no device found, no driver, no library of the driver
 _NO_GPU = re.compile(r"No devices were found|couldn't communicate with the NVIDIA driver|Driver Not Loaded", re.I)
-_LOST = re.compile(r"\bis lost\b|\berror\b", re.IGNORECASE)  # in place of a card's name, or in a line of its own
+_LOST = re.compile(r"\bis lost\b|\berror\b", re.IGNORECASE)  # instead of a card's name, or in a separate line
 # In provenance.json: the hashes of the folder that train.init names (`core.weights.folder.identity_of`).
 INIT = "init"
 # In provenance.json: the SHA-256 of the archive from which the ranks' environment is unpacked.
 STAGE_KEY = "stage_sha256"
-_PASSED_ON = "passed_on"  # in it: what an export takes from that folder (`core.weights.config.InitConfig`)
+_PASSED_ON = "passed_on"  # in INIT: what an export takes from that folder (`core.weights.config.InitConfig`)
 
 
 def collect() -> dict[str, Any]:
-    """`git_sha, git_dirty` of the code (null outside a checkout), `versions`, `host`, `cpus`, `platform`, `gpus`, and
-    `gpus_fault` if it is not known whether these are all."""
+    """Collects `git_sha, git_dirty` of the code (null outside a checkout), `versions`, `host`, `cpus`, `platform`,
+    `gpus`, and `gpus_fault` if these may not be all GPUs."""
     sha, dirty = git_state(Path(__file__).resolve().parent)
     gpus, fault = ask_gpus()
     return {
@@ -74,8 +74,8 @@ def complete_run(run: Path, resolved: Resolved) -> None:
 
 
 def weights_of(resolved: Resolved) -> dict[str, Any]:
-    """`init`: the hashes of the folder that the run begins from, and what an export passes on from it. Empty if it
-    draws its weights, or the folder cannot be read here."""
+    """`init`: the hashes of the folder from which the run takes its weights, and what an export passes on from it.
+    Empty if the run draws its weights, or if the folder cannot be read on this machine."""
     if resolved.train.init is not None:
         path = Path(resolved.train.init)
         with contextlib.suppress(UserError):
@@ -84,8 +84,8 @@ def weights_of(resolved: Resolved) -> dict[str, Any]:
 
 
 def stage_sum(resolved: Resolved) -> dict[str, str]:
-    """`stage_sha256` of the archive that the profile's `stage` names; empty without one, or if it is not readable here:
-    each attempt prints what its nodes have unpacked."""
+    """`stage_sha256`: the hash of the archive that the profile's `stage` names. Empty without one, or if this machine
+    cannot read it; each attempt prints what its nodes have unpacked."""
     if resolved.cluster.archive is not None:
         with contextlib.suppress(OSError), Path(resolved.cluster.archive).open("rb") as file:
             return {STAGE_KEY: hashlib.file_digest(file, "sha256").hexdigest()}
@@ -93,8 +93,8 @@ def stage_sum(resolved: Resolved) -> dict[str, str]:
 
 
 def check_weights_of(run: Path, resolved: Resolved) -> str:
-    """A note on the folder that a run begins from, or empty. Raises ConfigError if the folder is not what it was at the
-    run's submission; one of which nothing was stored is taken as it is."""
+    """Checks the folder from which a run takes its weights; returns a note on it, or an empty text. Raises ConfigError
+    if the folder has changed since the run's submission; without stored hashes it is not checked."""
     then = read_stored(run / "provenance.json").get(INIT)
     if resolved.train.init is None or then is None:
         return ""
@@ -102,7 +102,7 @@ def check_weights_of(run: Path, resolved: Resolved) -> str:
 
 
 def init_config_of(runs: Iterable[Path]) -> InitConfig | None:
-    """What an export passes on from the folder that the first of `runs` with one began from."""
+    """The settings that an export passes on from the weights with which the first of `runs` that has any began."""
     stored = (read_stored(run / "provenance.json").get(INIT) for run in runs)
     init = next((one for one in stored if isinstance(one, dict)), {})
     passed = init.get(_PASSED_ON)
@@ -112,28 +112,28 @@ def init_config_of(runs: Iterable[Path]) -> InitConfig | None:
 
 
 def config_notes(run: Path, resolved: Resolved) -> list[str]:
-    """A line for each of the engine's own files in the run folder that is not what its library is given now: the file
-    was edited, or another version of this code wrote it."""
+    """One line for each engine file in the run folder that differs from what the engine gets now: the file was edited,
+    or another version of hpc-gpt wrote it."""
     notes = []
     for name, config in engine_named(resolved.engine.name).config_files(resolved).items():
-        there, now = flat(read_json(run / name)), flat(json.loads(json.dumps(config)))
-        differ = [key for key in {**there, **now} if there.get(key) != now.get(key)]
-        if there and differ:
-            first = f"{differ[0]} is {json.dumps(there.get(differ[0]))} there, {json.dumps(now.get(differ[0]))} now"
-            more = and_more(len(differ), 1, ", and ", "other key")
-            notes.append(f"note: {name} is not what engine {resolved.engine.name} is given: {first}{more}")
+        stored, now = flat(read_json(run / name)), flat(json.loads(json.dumps(config)))
+        differ = [key for key in {**stored, **now} if stored.get(key) != now.get(key)]
+        if stored and differ:
+            first = f"{differ[0]} is {json.dumps(stored.get(differ[0]))} there, {json.dumps(now.get(differ[0]))} now"
+            others = and_more(len(differ), 1, ", and ", "other key")
+            notes.append(f"note: {name} differs from what engine {resolved.engine.name} gets: {first}{others}")
     return notes
 
 
 def git_state(folder: Path, file: str = __file__) -> tuple[str | None, bool | None]:
-    """The commit of the checkout that `folder` is in, and whether tracked files differ from it.
+    """(the commit of the checkout that has `folder`, whether tracked files differ from it).
 
     None if `file`, by default this one, is not in the checkout.
     """
     sha = _output_of("git", "-C", str(folder), "rev-parse", "HEAD")
     if sha is None:
         return None, None
-    # Installed within another checkout, for example in a virtual environment: that commit says nothing of this code.
+    # Installed within another checkout, for example in a virtual environment: that commit says nothing about this code.
     if _output_of("git", "-C", str(folder), "ls-files", "--error-unmatch", file) is None:
         return None, None
     changed = _output_of("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no")
@@ -141,30 +141,29 @@ def git_state(folder: Path, file: str = __file__) -> tuple[str | None, bool | No
 
 
 def ask_gpus(limit_s: float = _PATIENCE_S) -> tuple[list[dict[str, Any]], str]:
-    """(`name, memory_gib, driver, index, uuid` of each GPU that nvidia-smi lists, why it is not known whether these are
-    all of this machine).
+    """(`name, memory_gib, driver, index, uuid` of each GPU that nvidia-smi lists, why these may not be all GPUs).
 
-    A card's memory is None if nvidia-smi does not know it, as of unified memory. Without nvidia-smi, a driver or a
-    device there is none, and that is known. It is not known if nvidia-smi does not answer in time, or fails otherwise.
+    A card's memory is None if nvidia-smi does not know it, as for unified memory. Without nvidia-smi, a driver or a
+    device, the machine surely has no GPU. If nvidia-smi does not answer in time, or fails otherwise, that is not sure.
     """
     if shutil.which("nvidia-smi") is None:
         return [], ""
     query = "--query-gpu=name,memory.total,driver_version,index,uuid"
-    code, shown, said = _answer_of(limit_s, "nvidia-smi", query, "--format=csv,noheader,nounits")
+    code, shown, errors = _answer_of(limit_s, "nvidia-smi", query, "--format=csv,noheader,nounits")
     if code is None:
-        return [], said
-    cards, words = list[dict[str, Any]](), said.split()
+        return [], errors
+    cards, messages = list[dict[str, Any]](), errors.split()
     for line in shown.splitlines():
         fields = [field.strip() for field in line.split(",")]
         name, memory, driver, index, uuid = [*fields, "", ""][:5] if len(fields) > 2 else ("", "", "", "", "")
         if not name or _LOST.search(name + uuid):
-            words += line.split()
+            messages += line.split()
             continue
         memory_gib = round(int(memory) / 1024, 1) if memory.isdecimal() else None
         index = index if index.isdecimal() else str(len(cards))
         cards.append({"name": name, "memory_gib": memory_gib, "driver": driver, "index": index, "uuid": uuid})
-    why = " ".join(words)[:200]
-    if not cards and (code in _NO_GPU_CODES or _NO_GPU.search(why) or (code == 0 and not words)):
+    why = " ".join(messages)[:200]
+    if not cards and (code in _NO_GPU_CODES or _NO_GPU.search(why) or (code == 0 and not messages)):
         return [], ""
     if code == 0 and cards and not _LOST.search(why):
         return cards, ""
@@ -172,17 +171,17 @@ def ask_gpus(limit_s: float = _PATIENCE_S) -> tuple[list[dict[str, Any]], str]:
 
 
 def list_gpus() -> list[dict[str, Any]]:
-    """The GPUs that `ask_gpus` names."""
+    """The GPUs that `ask_gpus` lists."""
     return ask_gpus()[0]
 
 
 def has_gpus() -> bool:
-    """Whether this machine has a GPU; also if nvidia-smi cannot say which, as without a driver it says that."""
+    """Whether this machine has a GPU; also true if nvidia-smi fails, as without a driver it says so."""
     return any(ask_gpus())
 
 
 def known_gpus() -> list[dict[str, Any]]:
-    """All GPUs of this machine. Raises JobRefused if it is not known which there are."""
+    """All GPUs of this machine. Raises JobRefused if these cannot be listed."""
     cards, fault = ask_gpus()
     if fault:
         raise JobRefused(f"it is not known which GPUs this machine has: {fault}", "see nvidia-smi, and try again")
@@ -190,20 +189,20 @@ def known_gpus() -> list[dict[str, Any]]:
 
 
 def list_instances() -> dict[str, str]:
-    """{UUID of an instance of a GPU (MIG): that of the GPU}, as nvidia-smi lists them."""
-    found, card = dict[str, str](), ""
+    """{UUID of an instance of a GPU (MIG): UUID of the GPU}, as nvidia-smi lists them."""
+    instances, card = dict[str, str](), ""
     for line in _answer_of(_PATIENCE_S, "nvidia-smi", "-L")[1].splitlines():
         uuid = re.search(r"\(UUID: ([^)\s]+)\)", line)
         if uuid is not None and line.startswith("GPU "):
             card = uuid[1]
         elif uuid is not None and card and line.split()[:1] == ["MIG"]:
-            found[uuid[1]] = card
-    return found
+            instances[uuid[1]] = card
+    return instances
 
 
 def _answer_of(limit_s: float, *command: str) -> tuple[int | None, str, str]:
-    """(exit code, standard output, standard error) of a command; of one that takes longer or cannot start (None, empty,
-    why). A driver in trouble lets no signal end the process, so it is not waited for after its kill."""
+    """(exit code, standard output, standard error) of a command; (None, empty, why) if it takes longer than `limit_s`
+    or cannot start. A driver in trouble lets no signal end the process, so nobody waits for it after its kill."""
     pipe = subprocess.PIPE
     try:
         process = subprocess.Popen(
@@ -212,8 +211,8 @@ def _answer_of(limit_s: float, *command: str) -> tuple[int | None, str, str]:
     except OSError as fault:
         return None, "", f"{command[0]} cannot be started: {fault.strerror}"
     try:
-        shown, said = process.communicate(timeout=limit_s)
-        return process.returncode, shown, said
+        shown, errors = process.communicate(timeout=limit_s)
+        return process.returncode, shown, errors
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -222,14 +221,14 @@ def _answer_of(limit_s: float, *command: str) -> tuple[int | None, str, str]:
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:
-    """The versions of hpc-gpt, of Python, and of those of the packages that are installed."""
+    """The versions of hpc-gpt, of Python, and of the packages that are installed."""
     from importlib import metadata  # loads slowly
 
-    found = {"hpc-gpt": hpc_gpt.__version__, "python": platform.python_version()}
+    versions = {"hpc-gpt": hpc_gpt.__version__, "python": platform.python_version()}
     for name in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def _output_of(*command: str) -> str | None:

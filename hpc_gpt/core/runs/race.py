@@ -1,10 +1,10 @@
-"""What is in the folder of a race, a run whose job measures rows in turns.
+"""The folder of a race, a run whose job measures rows in turns.
 
-race.json          its rows, in their order, and how many rounds: written before the job is submitted
+race.json          its rows, in order, and the number of rounds: written before the job is submitted
 rows/…/<id>/       each row as a run folder that never starts; a visit is a copy of it
-visits.jsonl       a line as a visit begins, and one as it ends
+visits.jsonl       a line when a visit begins, and one when it ends
 <row>/<visit id>/  a visit: an ordinary run of the row
-bench.json         the rows as they are measured so far, as those of a bench
+bench.json         the rows as measured so far, in the form of a bench
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _VISITS = "visits.jsonl"
 
 @dataclass(frozen=True)
 class RaceRow:
-    """A row: its name, the run folder that its visits copy, None for a row that cannot run, and why it cannot. `keys`:
-    what it is over the experiment, by dotted key; `place`: the planner's place for it, from 1, None without one."""
+    """A row: its name, the run folder that its visits copy (None if it cannot run), and the cause if it cannot. `keys`:
+    what it changes in the experiment, by dotted key; `place`: its place by the planner, from 1, None without one."""
 
     name: str
     folder: str | None
@@ -40,8 +40,8 @@ class RaceRow:
 
 @dataclass(frozen=True)
 class Visit:
-    """One measurement of a row, both numbered from 0. `attempt`: of the race, on those `nodes`; `ended`: its class,
-    empty while it runs. It may take `limit_s`, and took `seconds`. `dropped`: it counts for nothing."""
+    """One measurement of a row; rounds and rows are numbered from 0. `attempt`: the attempt of the race, on `nodes`;
+    `ended`: its class, empty while it runs. It may take `limit_s`, and took `seconds`. `dropped`: it does not count."""
 
     place: str
     round: int
@@ -61,7 +61,7 @@ def is_race(run: RunFolder) -> bool:
 
 
 def read_rows(run: RunFolder) -> tuple[list[RaceRow], int]:
-    """(the rows, how many rounds there are)."""
+    """(the rows, the number of rounds)."""
     tables = read_stored(run.path / RACE)
     rows = [
         RaceRow(row.get("name", "?"), row.get("folder"), row.get("cause"), row.get("keys") or {}, row.get("place"))
@@ -71,7 +71,7 @@ def read_rows(run: RunFolder) -> tuple[list[RaceRow], int]:
 
 
 def read_visits(run: RunFolder) -> list[Visit]:
-    """The visits so far, in the order of their beginnings."""
+    """The visits so far, in the order in which they began."""
     lines: dict[str, dict[str, Any]] = {}
     for line in read_stored_lines(run.path / _VISITS):
         lines.setdefault(line.get("visit", ""), {"began": line.get("time", 0.0)}).update(line)
@@ -100,12 +100,12 @@ def note_visit(run: RunFolder, place: str, **keys: Any) -> None:
 
 
 def measured(visits: Sequence[Visit]) -> int:
-    """How many visits of a race have ended and count: its progress, as the step of a checkpoint is a training's."""
+    """The number of visits of a race that have ended and count: its progress, like the step of a checkpoint."""
     return sum(bool(visit.ended) and not visit.dropped for visit in visits)
 
 
 def make_visit(run: RunFolder, row: RaceRow) -> RunFolder:
-    """A run folder with the files of a row. RunFolderError if the disk refuses."""
+    """Makes a run folder with the files of a row. RunFolderError if the disk refuses."""
     source = run.path / str(row.folder)
     with OsErrorAs(RunFolderError, f"cannot copy {source}", "is the disk full?"):
         visit = RunFolder(claim_folder(run.path / source.parent.name))
@@ -114,7 +114,7 @@ def make_visit(run: RunFolder, row: RaceRow) -> RunFolder:
 
 
 def _link(source: str, target: str) -> None:
-    """Nothing of a row's files is written again, so a second name does for a copy."""
+    """Links instead of copying, as the files of a row are never written again."""
     try:
         os.link(source, target)
     except OSError:

@@ -18,20 +18,20 @@ from hpc_gpt.core.settings.devices import units_of
 from hpc_gpt.core.typed_tables import from_tables
 
 SCHEMA = 1
-# The end of the source of `device` if it is null because no GPU was used.
+# If `device` is null because no GPU was used, its source ends so.
 ON_CPU = "the ranks ran on CPU"
-# The kind of a flag that says why a main figure is null: nothing is wrong.
+# The kind of a flag that only says why a main figure is null: nothing is wrong.
 ABSENT = "absent"
 
 
 class Flag(str):
-    """A text on what looks wrong, with its kind for those that others treat apart; "" for any other."""
+    """A text about what looks wrong, with a kind if others treat it specially, else ""."""
 
     __slots__ = ("kind",)
     kind: str
 
     def __new__(cls, text: str, kind: str = "") -> Flag:
-        """The flag of a text; one that has a kind keeps it, unless another is given."""
+        """Makes a flag of a text; a text that is a flag keeps its kind, unless another is given."""
         flag = super().__new__(cls, text)
         flag.kind = kind or getattr(text, "kind", "")
         return flag
@@ -42,7 +42,7 @@ class Flag(str):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The figures of one run. Memory lists have a figure for each pipeline stage. Times are ISO 8601 in UTC."""
+    """The figures of one run. Memory lists have one figure per pipeline stage. Times are ISO 8601 in UTC."""
 
     # which run
     schema: int = SCHEMA
@@ -52,11 +52,11 @@ class Record:
     name: str | None = None
     "The experiment, or what the log calls it."
     dialect: str | None = None
-    "The program whose log lines the figures are from."
+    "The program whose log lines have the figures."
     engine: str | None = None
-    "What trained."
+    "The engine that trained."
     job_id: str | None = None
-    "The scheduler's number, 4711_3 in an array."
+    "The scheduler's job id, 4711_3 in an array."
     # what ran, on what
     gpus: int | None = None
     "GPUs, or ranks on a CPU."
@@ -77,11 +77,11 @@ class Record:
     micro_batch: int | None = None
     "Samples in one pass of one rank."
     micro_batches: int | None = None
-    "Passes in a step of one rank."
+    "Passes per step of one rank."
     global_batch: int | None = None
-    "Samples in a step: micro_batch x micro_batches x dp."
+    "Samples per step: micro_batch x micro_batches x dp."
     seq: int | None = None
-    "Tokens in a sample."
+    "Tokens per sample."
     hidden: int | None = None
     "Width of the model."
     layers: int | None = None
@@ -89,15 +89,15 @@ class Record:
     heads: int | None = None
     "Attention heads."
     vocab: int | None = None
-    "Vocabulary with its padding."
+    "Vocabulary, padding included."
     params: int | None = None
-    "Parameters, the tied embedding once."
+    "Parameters; a tied embedding counts once."
     recompute: str | None = None
     "Activations recomputed: none, selective, full."
     dtype: str | None = None
     "Data type of the matrix products."
     matmul: str | None = None
-    "Format of the layers' products, if it is not dtype's: train.matmul."
+    "Format of the layers' products, if it is not dtype: train.matmul."
     settings: dict[str, Any] = field(default_factory=dict)
     "Every other switch; settings.engine.compile reaches inside."
     started: str | None = None
@@ -106,21 +106,21 @@ class Record:
     "End, UTC."
     # how fast
     step_s: float | None = None
-    "Seconds of a step: the median of the steps after warm-up."
+    "Seconds per step: the median of the steps after warm-up."
     step_s_p10: float | None = None
     "10th percentile of the same steps."
     step_s_p90: float | None = None
     "90th percentile."
     steps_used: int | None = None
-    "How many steps these are from."
+    "The number of these steps."
     warmup_steps: int | None = None
     "Steps left out as warm-up."
     tokens_per_s: float | None = None
-    "Tokens per second, of all GPUs."
+    "Tokens per second of all GPUs together."
     tokens_per_s_gpu: float | None = None
-    "Tokens per second of one GPU, as the program prints them if it does."
+    "Tokens per second of one GPU, as printed by the program if it prints them."
     step_s_mean: float | None = None
-    "Seconds of a step: the mean of the same steps."
+    "Seconds per step: the mean of the same steps."
     tokens_total: int | None = None
     "Tokens trained."
     tflops_seed: float | None = None
@@ -128,7 +128,7 @@ class Record:
     tflops_hardware: float | None = None
     "TFLOP/s per GPU: Narayanan et al. 2021, eq. 3."
     tflops_model: float | None = None
-    "TFLOP/s per GPU: 6 N + 12 L h s a token, PaLM; N: weights that multiply a token."
+    "TFLOP/s per GPU: 6 N + 12 L h s per token, PaLM; N: weights that multiply a token."
     tflops_printed: float | None = None
     "TFLOP/s per GPU as the program printed it, by its own formula."
     mfu_printed: float | None = None
@@ -139,26 +139,26 @@ class Record:
     "tflops_hardware divided by the device's dense peak, 0 to 1."
     # memory
     memory_allocated_gib: list[float] | None = None
-    "Peak of a GPU that PyTorch allocated, one figure per pipeline stage."
+    "Peak that PyTorch allocated on a GPU, one figure per pipeline stage."
     memory_reserved_gib: list[float] | None = None
-    "Peak of a GPU that PyTorch reserved, one figure per pipeline stage."
+    "Peak that PyTorch reserved on a GPU, one figure per pipeline stage."
     predicted_memory_gib: list[float] | None = None
-    "Allocated peak of a GPU as predicted, one figure per pipeline stage."
+    "Predicted allocated peak of a GPU, one figure per pipeline stage."
     memory_seed003_gib: float | None = None
-    "GiB of a GPU by (4 P + 2 activations) x 2 bytes, a formula in common use."
+    "GiB per GPU by (4 P + 2 activations) x 2 bytes, a formula in common use."
     predicted_step_s: float | None = None
-    "Seconds of a step as predicted."
+    "Predicted seconds per step."
     # the device during the run
     gpu_util_mean: float | None = None
-    "GPU utilisation, percent, the mean over time and GPUs."
+    "GPU utilisation in percent, the mean over time and GPUs."
     gpu_util_spread: float | None = None
     "Standard deviation of gpu_util_mean."
     allocator_retries: int | None = None
-    "Times the allocator had to free memory and retry."
+    "How often the allocator had to free memory and retry."
     attention_used: str | None = None
     "Attention kernel."
     start_s: float | None = None
-    "Seconds from the start of a job to the end of its first step, of the last attempt that trained one."
+    "Seconds from the start of a job to the end of its first step, in the last attempt that trained a step."
     start_parts: dict[str, float] | None = None
     "Seconds of start_s: script, staging, imports, rendezvous, build, first_step."
     compile_s: float | None = None
@@ -166,7 +166,7 @@ class Record:
     matmul_tflops_before: float | None = None
     "The device's measured matrix product rate before the steps."
     matmul_tflops_after: float | None = None
-    "The same after the steps."
+    "The device's measured matrix product rate after the steps."
     sm_clock_mhz: float | None = None
     "Clock of the GPU, MHz."
     power_w: float | None = None
@@ -189,9 +189,9 @@ class Record:
     nan_steps: int | None = None
     "Steps whose loss is not a number."
     save_s: float | None = None
-    "Seconds of a checkpoint, the median."
+    "Seconds to save a checkpoint, the median."
     gpu_hours: float | None = None
-    "GPUs x hours, all attempts."
+    "GPUs x hours of all attempts."
     node_list: str | None = None
     "Nodes of the last attempt."
     failed_node: str | None = None
@@ -199,12 +199,12 @@ class Record:
     attempts: list[dict[str, Any]] | None = None
     "Each start of the run: steps, times, how it ended."
     after: list[dict[str, Any]] | None = None
-    "Jobs after its checkpoints: step, job, state, code."
+    "The jobs of [after]: step, job, state, code."
     ended: str | None = None
     "How the run ended, or its state."
     cause: str | None = None
-    "Why it ended, as the log says it."
-    # how it is known
+    "Why it ended, as the log says."
+    # where it is from
     config_hash: str | None = None
     "Equal for repeats of one run."
     versions: dict[str, str] = field(default_factory=dict)
@@ -218,7 +218,7 @@ class Record:
 
     def __post_init__(self) -> None:
         kinds = self.flag_kinds if len(self.flag_kinds) == len(self.flags) else [""] * len(self.flags)
-        flags = [Flag(words, kind) for words, kind in zip(self.flags, kinds, strict=True)]
+        flags = [Flag(text, kind) for text, kind in zip(self.flags, kinds, strict=True)]
         object.__setattr__(self, "flags", flags)
         object.__setattr__(self, "flag_kinds", [flag.kind for flag in flags])
 
@@ -229,16 +229,16 @@ class Record:
 
     @property
     def is_on_cpu(self) -> bool:
-        """Whether the ranks ran on CPUs: the hours of such a run are none of a GPU."""
+        """Whether the ranks ran on CPUs, so that the run has no GPU hours."""
         return self.device is None and self.sources.get("device", "").endswith(ON_CPU)
 
     @property
     def units(self) -> str | None:
-        """The device's units of which mfu and hfu are shares: those of FP8 products, else the dtype's."""
+        """The units of the device to whose peak mfu and hfu refer: those of FP8 products, else of the dtype."""
         return units_of(self.dtype, self.matmul)
 
     def to_tables(self) -> dict[str, Any]:
-        """The record in types of JSON, in the order of the keys. A number that is not finite becomes null."""
+        """The record as JSON types, in the order of the keys. A number that is not finite becomes null."""
         tables = finite({key: getattr(self, key) for key in RECORD_KEYS})
         assert isinstance(tables, dict)
         return tables
@@ -258,13 +258,13 @@ RECORD_KEYS = tuple(entry.name for entry in fields(Record))
 
 
 def write_record(run: RunFolder, record: Record) -> None:
-    """Replaces the run's record.json unless it is equal; RunFolderError if it cannot be written."""
+    """Replaces the run's record.json, unless it is the same; RunFolderError if it cannot be written."""
     if read_json(run.record) != record.to_tables():
         replace_whole(run.record, record.to_json())
 
 
 def finite(value: Any) -> Any:
-    """The value in types of JSON; a number that is not finite becomes null."""
+    """The value as JSON types; a number that is not finite becomes null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,9 +1,9 @@
-"""Requests to a job that runs: stop, save, requeue. They need only the shared disk to reach the nodes.
+"""Requests to a running job: stop, save, requeue. They need only the shared disk to reach the nodes.
 
     attempts/<n>/asked/save-1.json        the request: from which process, and when
     attempts/<n>/asked/save-1.done.json   the answer: the step, and whether it is saved
-    stop.<job id>                         the job is to end as stopped when it starts, or starts again; removed when it
-                                          has ended so, because a later requeue by hand is a newer wish
+    stop.<job id>                         the job is to end as stopped when it starts, or starts again; removed after
+                                          that end, as it must not stop a later requeue by hand
 
 Each file is written whole, by one process. Rank 0 looks for requests between two steps, and all ranks act on them
 between the same two steps.
@@ -43,17 +43,17 @@ class RunRequest:
 
 
 def write_request(attempt: Attempt, verb: str) -> RunRequest:
-    """Writes a request into an attempt's folder; simultaneous ones get different numbers. Raises RunFolderError."""
+    """Writes a request to an attempt's folder; simultaneous requests get different numbers. Raises RunFolderError."""
     assert verb in VERBS, verb
     text = json.dumps({"time": time.time(), "host": platform.node(), "pid": os.getpid()}) + "\n"
     with OsErrorAs(RunFolderError, f"cannot write in {attempt.asked}", hint_on):
         attempt.asked.mkdir(exist_ok=True)
-        with aside(attempt.asked / verb) as own:
-            own.write_text(text, encoding="utf-8")
+        with aside(attempt.asked / verb) as temporary:
+            temporary.write_text(text, encoding="utf-8")
             for number in itertools.count(1):
                 request = RunRequest(verb, number)
                 with contextlib.suppress(FileExistsError):
-                    give_name(own, request.path(attempt))
+                    give_name(temporary, request.path(attempt))
                     break
     return request
 
@@ -64,8 +64,8 @@ def open_requests(attempt: Attempt) -> list[RunRequest]:
         names = set(os.listdir(attempt.asked))
     except OSError:
         return []
-    found = [RunRequest(match[1], int(match[2])) for name in names if (match := _ASKED.fullmatch(name))]
-    return sorted(request for request in found if f"{request.verb}-{request.number}.done.json" not in names)
+    requests = [RunRequest(match[1], int(match[2])) for name in names if (match := _ASKED.fullmatch(name))]
+    return sorted(request for request in requests if f"{request.verb}-{request.number}.done.json" not in names)
 
 
 def answer(attempt: Attempt, request: RunRequest, step: int, done: bool, message: str = "") -> None:

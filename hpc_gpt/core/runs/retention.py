@@ -1,5 +1,6 @@
-"""Which checkpoints of a run stay, and the removal of the others: `train.keep_last` during a training, and afterwards
-`hpc-gpt clean`. Needs no torch.
+"""The retention of a run's checkpoints: decides which stay, and removes the others. Needs no torch.
+
+`train.keep_last` uses it during a training, `hpc-gpt clean` afterwards.
 """
 
 import contextlib
@@ -13,15 +14,15 @@ from hpc_gpt.core.runs.after_jobs import held_steps, hold_back
 from hpc_gpt.core.runs.branches import is_read, put_back, reserved_steps, set_aside_to_delete
 from hpc_gpt.core.runs.checkpoints import DAMAGED, DELETING, WRITING, has_all_bytes, list_complete, set_aside, step_in
 
-# Why a checkpoint is kept that nothing but a job of [after] needs, which may end at any time.
+# The reason to keep a checkpoint that only a job of [after] needs; the job may end at any time.
 HELD = "a job of [after] needs it"
 
 
 @dataclass(frozen=True)
 class Retention:
-    """Keeps the last `keep_last` checkpoints (0: all), those whose step is a multiple of `keep_every` (0: none), those
-    of the steps `keep_at`, those that branches of the run begin from, and those that a job of `[after]` needs: of a
-    `followed` run also those that may get one."""
+    """The rules of what stays: the last `keep_last` checkpoints (0: all), the multiples of `keep_every` (0: none), the
+    steps `keep_at`, checkpoints from which branches of the run begin, and checkpoints that a job of `[after]` needs.
+    `followed`: also checkpoints that may still get such a job."""
 
     keep_last: int = 0
     keep_every: int = 0
@@ -32,18 +33,18 @@ class Retention:
         self, folder: Path, newest: int, wanted: Collection[int] = (), is_sound: Callable[[Path], bool] = has_all_bytes
     ) -> list[tuple[Path, str]]:
         """(path, why it is kept; empty if it may go) of each checkpoint up to the step `newest`, newest first, and of
-        the damaged ones that are older than all that count. Here `keep_last` 0 counts none.
+        the damaged ones that are older than all that count towards `keep_last`, of which 0 means none here.
 
-        A checkpoint that is not sound does not count; as long as more are to be kept it stays: a resume renames it.
-        `wanted`: steps that other runs need.
+        A checkpoint that is not sound does not count. While fewer than `keep_last` count, it stays: a resume renames
+        it. `wanted`: steps that other runs need.
         """
         sound = 0
         oldest = newest + 1
-        found = [(step, path) for path in list_complete(folder) if (step := step_in(path.name)) <= newest]
-        held = held_steps(folder.parent, [step for step, _ in found], self.followed)
+        checkpoints = [(step, path) for path in list_complete(folder) if (step := step_in(path.name)) <= newest]
+        held = held_steps(folder.parent, [step for step, _ in checkpoints], self.followed)
         reserved, read = {*reserved_steps(folder.parent), *wanted}, is_read(folder.parent)
         sorted_out = []
-        for step, path in found:
+        for step, path in checkpoints:
             if sound < self.keep_last:
                 good = is_sound(path)
                 sound, oldest = sound + good, step
@@ -64,10 +65,10 @@ class Retention:
         return sorted_out
 
     def apply(self, folder: Path, newest: int | None) -> list[str]:
-        """Renames the others for `Removal`, if `keep_last` newer ones have all their bytes; returns their names.
+        """Renames for `Removal` what need not stay, if `keep_last` newer ones have all their bytes. Returns the names.
 
-        `newest` is the step of the one that was just written, None without one. A resume skipped those of later steps:
-        they do not count, and stay.
+        `newest`: the step of the checkpoint that was just written, None without one. Checkpoints of later steps, which
+        a resume has skipped, do not count, and stay.
         """
         if not self.keep_last or newest is None:
             return []
@@ -79,7 +80,7 @@ class Retention:
 
 
 def rename_to_delete(path: Path) -> list[str]:
-    """Renames a checkpoint for `Removal`; its name, unless a branch has just reserved it or another has removed it."""
+    """Renames a checkpoint for `Removal`. Returns [its name]; [] if a branch has just reserved it, or it is gone."""
     with contextlib.suppress(FileNotFoundError):
         if path.name.startswith((DAMAGED, WRITING)):
             set_aside(path, DELETING)
@@ -89,15 +90,15 @@ def rename_to_delete(path: Path) -> list[str]:
 
 
 def describe_removed(removed: Sequence[str]) -> str:
-    """The line of the log on removed checkpoints."""
+    """The line of the log about removed checkpoints."""
     return f"removed {', '.join(removed)}, as train.keep_last says"
 
 
 class Removal:
     """Removes checkpoints in `folder` on a thread of rank 0, because that may take minutes.
 
-    A folder is renamed at once, so that a half removed one is never taken for a checkpoint. The next save removes what
-    is left of it when the process ends.
+    A folder is renamed first, so a half removed one is never taken for a checkpoint. If the process ends meanwhile, the
+    next save removes the remains.
     """
 
     def __init__(self, folder: Path, retention: Retention) -> None:
@@ -105,8 +106,8 @@ class Removal:
         self._thread: threading.Thread | None = None
 
     def retain(self, newest: int | None) -> list[str]:
-        """Removes the checkpoints that need not be kept beside that of the step `newest` (None: removes none); returns
-        their names."""
+        """Removes the checkpoints that need not stay, now that the one of step `newest` is complete (None: removes
+        none). Returns their names."""
         removed: list[str] = []
         try:
             removed = self._retention.apply(self._folder, newest)
@@ -116,7 +117,7 @@ class Removal:
         return removed
 
     def discard(self, *paths: Path) -> None:
-        """Removes folders that were never completed. One that cannot be renamed stays."""
+        """Removes folders that were never completed. A folder that cannot be renamed stays."""
         for path in paths:
             with contextlib.suppress(OSError):
                 set_aside(path, DELETING)
@@ -124,15 +125,15 @@ class Removal:
 
     def begin(self) -> None:
         """Begins to remove all renamed folders."""
-        found = list(self._folder.glob(f"{DELETING}*"))
+        renamed = list(self._folder.glob(f"{DELETING}*"))
         before = self._thread
-        if not found:
+        if not renamed:
             return
 
         def remove() -> None:
             if before is not None:
                 before.join()
-            for path in found:
+            for path in renamed:
                 if not put_back(path):
                     shutil.rmtree(path, ignore_errors=True)
 

@@ -38,15 +38,15 @@ from hpc_gpt.core.runs.stored import read_last_stored_line, read_stored, read_st
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.resolved import Resolved
 
-# In place of a job id: a run of a sweep that waits for its turn on this machine.
+# Stands for the job id of a run of a sweep that waits for its turn on this machine.
 IN_QUEUE = "queue"
 # The planner's prediction at the submission.
 PREDICTED = "predicted.json"
-# In provenance.json: the path of the experiment's file, and the folder of the file that stated data.path.
+# In provenance.json: the path of the experiment's file, and the folder of the file in which data.path is set.
 EXPERIMENT_FILE = "experiment_file"
 EXPERIMENT = "experiment.toml"
 DATA_BESIDE = "data_beside"
-# The here document of job.sh that holds resolved.json.
+# The here-document of job.sh with the text of resolved.json.
 _MARK = "HPC_GPT_RESOLVED"
 _CARRIED = re.compile(rf"<<'{_MARK}'[^\n]*\n(.*?)^{_MARK}$", re.DOTALL | re.MULTILINE)
 _NUMBER = re.compile("[1-9][0-9]{0,8}")
@@ -55,8 +55,8 @@ _Owner = TypeVar("_Owner")
 _Read = TypeVar("_Read")
 
 
-class _In:
-    """A path of that name in the folder of an attempt."""
+class AttemptPath:
+    """An attribute of Attempt: the path of that name in its folder."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -71,19 +71,19 @@ class Attempt:
 
     folder: Path
 
-    log = _In("log")  # the output of all ranks
-    err = _In("err")  # the standard error of a job script with `--error`; else it is in the log
-    metrics = _In("metrics.jsonl")  # one JSON line for every optimizer step
-    rendezvous = _In("rendezvous")
-    measured = _In("measured.json")  # what our trainer's ranks measured, written after ended.json
-    ranks = _In("ranks")
-    asked = _In("asked")  # the requests to the attempt; see `core.runs.requests`
-    heartbeats = _In("beats")  # of each rank; see `core.runs.heartbeats`
-    stacks = _In("stacks")  # of each rank's threads in a hang, `<rank>.txt`
-    track = _In("track.json")  # how far the tracker has sent the curves; see `report.track`
-    notified = _In("notified")  # a file for each event that the user's command got; see `attempts.notify`
-    elsewhere = _In("elsewhere")  # a link for each file to which a job script sends its programs' output
-    ranks_ended = _In(".ranks-ended")  # the sign to what runs beside the ranks to do the rest and end
+    log = AttemptPath("log")  # the output of all ranks
+    err = AttemptPath("err")  # the standard error of a job script with `--error`; else it is in the log
+    metrics = AttemptPath("metrics.jsonl")  # one JSON line per optimizer step
+    rendezvous = AttemptPath("rendezvous")
+    measured = AttemptPath("measured.json")  # what our trainer's ranks measured, written after ended.json
+    ranks = AttemptPath("ranks")
+    asked = AttemptPath("asked")  # the requests to the attempt; see `core.runs.requests`
+    heartbeats = AttemptPath("beats")  # the heartbeats of each rank; see `core.runs.heartbeats`
+    stacks = AttemptPath("stacks")  # the stacks of each rank's threads in a hang, `<rank>.txt`
+    track = AttemptPath("track.json")  # how far the tracker has sent the curves; see `report.track`
+    notified = AttemptPath("notified")  # a file for each event that the user's command got; see `attempts.notify`
+    elsewhere = AttemptPath("elsewhere")  # a link to each file to which a job script sends its programs' output
+    ranks_ended = AttemptPath(".ranks-ended")  # tells the processes beside the ranks to finish and end
 
     @property
     def number(self) -> int:
@@ -91,22 +91,22 @@ class Attempt:
 
     @property
     def logs(self) -> list[Path]:
-        """`log` and `err`, and what `elsewhere` names, as far as they exist."""
+        """The logs that exist: `log`, `err`, and the files that `elsewhere` links."""
         elsewhere = sorted(self.elsewhere.glob("*"), key=lambda link: link.name)
         return [path for path in (self.log, self.err, *map(Path.resolve, elsewhere)) if path.is_file()]
 
     def started(self) -> dict[str, Any]:
-        """attempt.json: `attempt, job_id, restart, node_list, started`, and `boot, uptime` of its host's clock since
-        then; empty if it is missing."""
+        """attempt.json: `attempt, job_id, restart, node_list, started`, and by the host's clock since its boot `boot,
+        uptime`; empty if it is missing."""
         return read_stored(self.folder / "attempt.json")
 
     @property
     def job_id(self) -> str:
-        """The id of its job; empty if attempt.json is missing."""
+        """The id of the attempt's job; empty if attempt.json is missing."""
         return str(self.started().get("job_id") or "")
 
     def elapsed_s(self) -> float | None:
-        """Seconds since the attempt began, by the clock of its host since its boot, which nobody sets; None on another
+        """Seconds since the attempt began, by its host's clock since boot, which nobody can set; None on another
         host."""
         start, (boot, now) = self.started(), host_clock()
         began = start.get("uptime")
@@ -119,17 +119,17 @@ class Attempt:
         return read_stored(self.folder / "ended.json")
 
     def script_exit(self) -> dict[str, Any]:
-        """exit.json: the exit `code` of a job script, how many `seconds` it ran, and the `signals` of the job that came
-        to its shell; empty if it has not ended."""
+        """exit.json: the exit `code` of a job script, how many `seconds` it ran, and the `signals` of the job that its
+        shell got; empty if it has not ended."""
         return read_stored(self.folder / "exit.json")
 
     def heard(self, number: int) -> bool | None:
-        """Whether a signal of the job came to the shell of a job script; None if that is not known."""
+        """True if the shell of a job script got a signal of the job, False if not; None if that is not known."""
         signals = self.script_exit().get("signals")
         return number in signals if isinstance(signals, list) else None
 
     def verdict(self) -> dict[str, Any]:
-        """next.json: whether the run is retried after the attempt, when, without which nodes and why
+        """next.json: whether the run is retried after the attempt, when, without which nodes, and why
         (`core.ends.judge`); empty if the attempt is not judged."""
         return read_stored(self.folder / "next.json")
 
@@ -142,13 +142,13 @@ class Attempt:
         return plain(" ".join(text.split()), " ")[:300] or "no message"
 
     def trainer(self) -> dict[str, Any]:
-        """trainer.json: what rank 0 wrote when the training began, with the `resumed_step`; empty before that."""
+        """trainer.json: rank 0's note when the training began, with the `resumed_step`; empty before that."""
         return read_stored(self.folder / "trainer.json")
 
     def loss_without_step(self) -> float | None:
         """loss.json: the last loss of a program whose log has no step numbers; None without one."""
-        found = read_stored(self.folder / "loss.json").get("loss")
-        return float(found) if isinstance(found, int | float) else None
+        loss = read_stored(self.folder / "loss.json").get("loss")
+        return float(loss) if isinstance(loss, int | float) else None
 
     def last_metrics(self) -> dict[str, Any]:
         """The last whole line of metrics.jsonl; empty if there is none. Only the end of the file is read."""
@@ -164,17 +164,22 @@ class Attempt:
         node: str | None = None,
         note: str | None = None,
     ) -> None:
-        """Writes ended.json, cause and note without secrets, unless it exists: the first writer decides.
+        """Writes ended.json, with secrets hidden in cause and note. An existing file stays: the first writer decides.
 
-        `rank` and `node` are those at fault, if they are known; `note` says what may be wrong beside `done`.
+        `rank` and `node`: those at fault, None if unknown; `note`: what may be wrong although it ended as `done`.
         """
         cause = hide_secrets(cause) if cause else cause
         note = hide_secrets(note) if note else note
         end: dict[str, Any] = {"ended": ended, "cause": cause, "step": step, "time": time.time(), "requeue": requeue}
-        # Only the attempt itself knows when it ends: what is written of one that was lost comes later.
-        own = os.environ.get("HPC_GPT_ATTEMPT") == self.folder.name
-        known = (("rank", rank), ("node", node), ("note", note), ("elapsed_s", self.elapsed_s() if own else None))
-        end |= {key: value for key, value in known if value is not None}
+        # Only the attempt itself knows when it ends; the end of a lost attempt is written later, by others.
+        in_attempt = os.environ.get("HPC_GPT_ATTEMPT") == self.folder.name
+        optional = (
+            ("rank", rank),
+            ("node", node),
+            ("note", note),
+            ("elapsed_s", self.elapsed_s() if in_attempt else None),
+        )
+        end |= {key: value for key, value in optional if value is not None}
         write_once(self.folder / "ended.json", json.dumps(end) + "\n")
 
 
@@ -198,18 +203,18 @@ class RunFolder:
 
     @property
     def sweep_id(self) -> str | None:
-        """The id that the runs of one `submit --sweep` share; None if the run is of no sweep."""
+        """The id that the runs of one `submit --sweep` share; None if the run belongs to no sweep."""
         return self.sweep_note().get("id") or None
 
     def sweep_note(self) -> dict[str, Any]:
-        """sweep.json: `id`, and the `name` and `row` of a sweep; empty if the run is of none."""
+        """sweep.json: `id`, and the `name` and `row` of a sweep; empty if the run belongs to none."""
         return read_stored(self.path / "sweep.json")
 
     @property
     def data_beside(self) -> Path | None:
-        """The folder in which a relative data.path is looked for first; None if no file stated it."""
-        found = read_stored(self.path / "provenance.json").get(DATA_BESIDE)
-        return None if found is None else Path(found)
+        """The folder in which a relative data.path is looked up first; None if no file sets data.path."""
+        folder = read_stored(self.path / "provenance.json").get(DATA_BESIDE)
+        return None if folder is None else Path(folder)
 
     @property
     def record(self) -> Path:
@@ -217,14 +222,15 @@ class RunFolder:
 
     def resolved(self) -> Resolved:
         """The run's settings. Raises ConfigError or RunFolderError if resolved.json is damaged or missing, and
-        OtherSchema if it is of a version that this one does not read."""
+        OtherSchema if this version cannot read its schema."""
         try:
             return Resolved.from_json(read_text(self.path / "resolved.json"))
         except OSError as fault:
-            # Ranks that still run may have made the folder anew.
+            # Ranks that still run may have created the folder again.
             if not self.path.exists() or (self.attempts() and not self.job_script.exists()):
                 raise RunFolderError(
-                    f"{self.path}: the run folder is not there any more", "was it moved or deleted? name its new place"
+                    f"{self.path}: the run folder does not exist any more",
+                    "was it moved or deleted? name its new place",
                 ) from None
             if isinstance(fault, PermissionError):
                 raise RunFolderError(f"{self.path}: {fault.strerror}", whose(self.path)) from None
@@ -235,16 +241,16 @@ class RunFolder:
 
     @property
     def waits_for(self) -> Path:
-        """What a run waits for on this machine, while it waits: `words`, `time`."""
+        """queue.json: while a run waits on this machine, what it waits for (`words`, `time`)."""
         return self.path / "queue.json"
 
     def carried_settings(self) -> str | None:
-        """The text of resolved.json that job.sh carries; None if there is none. Raises OSError."""
-        found = _CARRIED.search(read_text(self.job_script))
-        return found[1] if found else None
+        """The text of resolved.json in job.sh; None if job.sh has none. Raises OSError."""
+        match = _CARRIED.search(read_text(self.job_script))
+        return match[1] if match else None
 
     def _restore_hint(self) -> str:
-        """How to write resolved.json again from job.sh; empty if job.sh holds no settings that this version reads."""
+        """The hint to restore resolved.json from job.sh; empty if job.sh has no settings that this version reads."""
         try:
             Resolved.from_json(self.carried_settings() or "")
         except (OSError, ConfigError):
@@ -254,7 +260,7 @@ class RunFolder:
         return f"job.sh holds the settings: {lines} {script} > {settings}"
 
     def attempts(self) -> list[Attempt]:
-        """Every start, first to last."""
+        """All attempts, first to last."""
         folder, names = self.path / "attempts", list[str]()
         with contextlib.suppress(OSError):
             names = os.listdir(folder)
@@ -266,13 +272,13 @@ class RunFolder:
 
     def before(self, attempt: Attempt) -> list[Attempt]:
         """The attempts before this one, first to last."""
-        return [each for each in self.attempts() if each.number < attempt.number]
+        return [earlier for earlier in self.attempts() if earlier.number < attempt.number]
 
     @property
     def attempts_before(self) -> dict[str, int]:
-        """How many attempts the run has, for the line of a job that is about to be submitted: which of two was first is
-        known by this alone, as the clocks of two machines differ."""
-        return {"attempts_before": max((each.number for each in self.attempts()), default=0)}
+        """The number of attempts so far, for the line of a job that is about to be submitted. Only this tells whether a
+        submission or an attempt was first, as the clocks of two machines differ."""
+        return {"attempts_before": max((attempt.number for attempt in self.attempts()), default=0)}
 
     def new_attempt(self) -> Attempt:
         """Makes the next free `attempts/<n>/`; simultaneous starts get different numbers."""
@@ -294,9 +300,10 @@ class RunFolder:
         append_line(self.path / "submissions.jsonl", json.dumps(line))
 
     def slurm_cluster(self) -> str | None:
-        """The Slurm cluster that the run's jobs are on, if one was chosen: every command about them names it.
+        """The Slurm cluster of the run's jobs, if one was chosen: every command about them names it.
 
-        None means the default one, or a federation: the one in which a job begins need not be the one that runs it.
+        None means the default cluster, or a federation, in which another cluster may run a job than the one it was
+        submitted to.
         """
         notes = (*self.submissions(), *(attempt.started() for attempt in self.attempts()))
         return next((n["slurm_cluster"] for n in notes if n.get("slurm_cluster") and not _is_federated(n)), None)
@@ -307,7 +314,7 @@ class RunFolder:
         return self.path / f"cancelled.{job_id}"
 
     def mark_cancelled(self, job_id: str) -> None:
-        """Writes that mark; who was first stays in it. OSError if the disk refuses the file."""
+        """Writes the mark of a cancelled job; the first writer stays in it. OSError if the disk refuses the file."""
         mark = self.cancelled_mark(job_id)
         mark.touch()
         note = {"user": user_name(os.getuid()), "host": platform.node(), "time": time.time()}
@@ -320,7 +327,7 @@ class RunFolder:
         return bool(job_id) and self.cancelled_mark(str(job_id)).exists()
 
     def asked_to_end(self, job_id: str | None) -> str:
-        """The class of `core.ends.failures` that `hpc-gpt cancel` or `stop` wants for a job; empty if nobody asked."""
+        """The class of `core.ends.failures` that `hpc-gpt cancel` or `stop` requests for a job; empty without one."""
         if self.is_cancelled(job_id):
             return "cancelled"
         return "stopped" if job_id and self.stop_mark(job_id).exists() else ""
@@ -331,15 +338,15 @@ class RunFolder:
 
 
 def _once(read: Callable[[_Owner], _Read]) -> Callable[[_Owner], _Read]:
-    """A method that reads a file the first time, and returns the same later."""
+    """Decorates a method that reads a file: later calls return the cached result of the first."""
     key = f"_{read.__name__}"
 
     @functools.wraps(read)
     def first(self: _Owner) -> _Read:
         if key not in self.__dict__:
             self.__dict__[key] = read(self)
-        found: _Read = self.__dict__[key]
-        return found
+        result: _Read = self.__dict__[key]
+        return result
 
     return first
 
@@ -355,7 +362,7 @@ class CachedAttempt(Attempt):
 
 
 class CachedRun(RunFolder):
-    """A run as its files are when they are first asked for: each is read once. For an answer of one moment."""
+    """A run that reads each of its files once, when it is first needed: for an answer about one moment."""
 
     resolved = _once(RunFolder.resolved)
     submissions = _once(RunFolder.submissions)
@@ -366,16 +373,16 @@ class CachedRun(RunFolder):
         return [CachedAttempt(attempt.folder) for attempt in super().attempts()]
 
 
-class Placed(Protocol):
-    """What a new run folder has beside its texts: files that other runs have, too, and a branch's hold on its
+class ArchivedFile(Protocol):
+    """Something that a new run folder gets besides its texts: a file that other runs share, or a branch's hold on its
     checkpoint."""
 
     def place(self, folder: Path) -> None:
-        """Puts it there, before the folder is a run to others. Raises OSError or RunFolderError."""
+        """Places it in the folder, before others see the folder as a run. Raises OSError or RunFolderError."""
 
 
 class SharedFile:
-    """A file of that name with the same content in several run folders, on the disk once; `mode` is within the
+    """A file with the same name and content in several run folders, stored once on the disk; `mode` is subject to the
     umask."""
 
     def __init__(self, name: str, content: bytes, mode: int = 0o666) -> None:
@@ -392,10 +399,10 @@ class SharedFile:
             with contextlib.suppress(OSError):
                 os.link(self._last, target)
                 return
-        with aside(target) as own, contextlib.suppress(FileExistsError):
-            own.touch(self._mode)
-            own.write_bytes(self._content)
-            give_name(own, target)
+        with aside(target) as temporary, contextlib.suppress(FileExistsError):
+            temporary.touch(self._mode)
+            temporary.write_bytes(self._content)
+            give_name(temporary, target)
         self._last = target
 
 
@@ -405,13 +412,13 @@ def create_run(
     script: str,
     experiment_text: str | None,
     tables: Mapping[str, Any],
-    archives: Sequence[Placed] = (),
+    archives: Sequence[ArchivedFile] = (),
 ) -> RunFolder:
-    """Makes `logs/<experiment>/<run-id>/` with the files that are known before the job starts: `tables` by the names of
-    their JSON files, no file for None; `archives` are placed there, of a sweep's run also the experiment's text.
+    """Makes `logs/<experiment>/<run-id>/` with the files that are known before the job starts.
 
-    The id is the time and four random hex digits. Raises RunFolderError if the folder cannot be written; what was
-    written is then removed.
+    `tables`: {name of a JSON file: its content}, None for no file; `archives` are placed in the folder, in a sweep also
+    the experiment's text. The id is the time and four random hex digits. Raises RunFolderError if the folder cannot be
+    written; it is then removed.
     """
     parts = {EXPERIMENT: experiment_text} if experiment_text is not None else {}
     parts |= {name: json.dumps(table, indent=1) + "\n" for name, table in tables.items() if table is not None}
@@ -420,9 +427,9 @@ def create_run(
     try:
         for archive in archives:
             archive.place(run.path)
-        # To others the folder is a run from its last file, resolved.json, on.
+        # Others see the folder as a run once its last file, resolved.json, exists.
         for name, text in parts.items():
-            if resolved.script is not None and name == "job.sh":  # it holds a script that may hold a secret
+            if resolved.script is not None and name == "job.sh":  # its script may contain a secret
                 (run.path / name).touch(mode=0o600)
             (run.path / name).write_text(text, encoding="utf-8", errors="surrogateescape")
         write_once(run.path / "resolved.json", resolved.to_json())
@@ -435,14 +442,14 @@ def create_run(
 
 
 def check_own(run: RunFolder) -> None:
-    """RunFolderError if this user may not write a run's folder, its attempts or its list of jobs."""
+    """Raises RunFolderError if this user may not write a run's folder, its attempts or its list of jobs."""
     for path in (run.path, run.path / "attempts", run.path / "submissions.jsonl"):
         if why := refused_access(path, os.W_OK):
             raise RunFolderError(f"cannot write in {path}: {why}", whose(path))
 
 
 def check_writable(folder: Path) -> None:
-    """RunFolderError if no run folder can be made in `folder`."""
+    """Raises RunFolderError if run folders cannot be made in `folder`."""
     with OsErrorAs(RunFolderError, f"cannot make a run folder in {folder}", _WRITABLE):
         try_folder(folder)
 
@@ -469,7 +476,7 @@ def _is_federated(note: Mapping[str, Any]) -> bool:
 
 
 def job_ids(run: RunFolder) -> list[str]:
-    """The ids of all jobs of a run, first to last, each once."""
+    """The ids of all jobs of a run, first to last, without repeats."""
     ids = [line["job_id"] for line in run.submissions() if line.get("job_id")]
     ids += [str(start["job_id"]) for attempt in run.attempts() if (start := attempt.started()).get("job_id")]
     return list(dict.fromkeys(ids))

@@ -1,4 +1,4 @@
-"""The code of a run: an archive in its folder, made at the submission, from which every attempt runs.
+"""The code of a run: an archive in its folder, made at the submission; every attempt runs from it.
 
 `code.tar.gz` has the package of the submitting interpreter and its templates; provenance.json has its SHA-256. An
 attempt runs from `code/`, unpacked from the archive by `core.runs.unpack`, so an edit after the submission changes
@@ -7,8 +7,8 @@ nothing.
     python -m hpc_gpt.core.runs.snapshot RUN
 
 makes the archive of a run that plain sbatch has started. It is the first program that such a script starts, so it
-refuses settings that this version does not read. The SHA-256 is of the uncompressed archive: it is equal for equal
-code, whatever the version of zlib.
+refuses settings that this version does not read. The SHA-256 belongs to the uncompressed archive: equal code has an
+equal hash, whatever the version of zlib.
 """
 
 import copy
@@ -36,8 +36,8 @@ _TOO_LATE = "submit the experiment again, or put the archive back"
 
 
 class Archive(SharedFile):
-    """A compressed tar archive with a name in a run's folder, with a `mode` within the umask; `sha256` is of the
-    uncompressed one."""
+    """A compressed tar archive for a run's folder, with its name there and a `mode` within the umask. `sha256`: the
+    hash of the uncompressed archive."""
 
     def __init__(self, name: str, tar: bytes, mode: int = 0o666) -> None:
         self.sha256 = hashlib.sha256(tar).hexdigest()
@@ -45,15 +45,15 @@ class Archive(SharedFile):
 
 
 def archive_of(files: Mapping[str, bytes]) -> Archive:
-    """The archive of such code, {name: content}."""
+    """The archive of `files`, {name: content}, as code of a run."""
     return Archive(CODE_ARCHIVE, _tar({SUMS: sums_text(files).encode(), **files}))
 
 
 def take_snapshot() -> Archive:
-    """The archive of the code that this process runs, as its files are now. Cached while they are the same."""
+    """The archive of the code that this process runs, as its files are now. Cached while the files do not change."""
     states = ((name, path, path.stat()) for name, path in code_files().items())
     files = tuple((name, path, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for name, path, at in states)
-    return copy.copy(_archive_of_files(files))  # a file that was placed may be changed before the next submission
+    return copy.copy(_archive_of_files(files))  # a placed file may change before the next submission
 
 
 @functools.lru_cache(maxsize=1)
@@ -63,26 +63,26 @@ def _archive_of_files(files: tuple[tuple[str, Path, int, int, int, int], ...]) -
 
 def code_files() -> dict[str, Path]:
     """{name in the archive: path} of the package's files and templates, sorted; no caches, no hidden files."""
-    found = {f"hpc_gpt/{name}": path for name, path in _files_below(_PACKAGE).items()}
+    paths = {f"hpc_gpt/{name}": path for name, path in _files_below(_PACKAGE).items()}
     templates = templates_dir()
-    if templates.parent != _PACKAGE:  # a wheel has them inside
-        found |= {f"templates/{name}": path for name, path in _files_below(templates).items()}
-    return dict(sorted(found.items()))
+    if templates.parent != _PACKAGE:  # a wheel has the templates inside the package
+        paths |= {f"templates/{name}": path for name, path in _files_below(templates).items()}
+    return dict(sorted(paths.items()))
 
 
 def _files_below(folder: Path) -> dict[str, Path]:
-    found = {}
+    paths = {}
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name != "__pycache__" and not name.startswith(".")]
         for name in names:
             path = Path(parent, name)
             if not name.startswith(".") and not name.endswith((".pyc", "~")) and path.is_file():
-                found[path.relative_to(folder).as_posix()] = path
-    return found
+                paths[path.relative_to(folder).as_posix()] = path
+    return paths
 
 
 def _tar(files: Mapping[str, bytes]) -> bytes:
-    """A tar archive: the same bytes for the same files, without owner, time or mode of this machine."""
+    """A tar archive: equal files give equal bytes, without owner, time or mode of this machine."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, content in files.items():
@@ -102,9 +102,9 @@ def read_archive(run: Path) -> tuple[str, dict[str, bytes]]:
 
 
 def submitted_sha256(run: Path) -> str | None:
-    """The SHA-256 of the code in provenance.json; None in a run that plain sbatch starts, until it has its archive."""
-    found = read_stored(run / "provenance.json").get(CODE_KEY)
-    return str(found) if found else None
+    """The SHA-256 of the code in provenance.json; None if plain sbatch started the run and it has no archive yet."""
+    sha256 = read_stored(run / "provenance.json").get(CODE_KEY)
+    return str(sha256) if sha256 else None
 
 
 def unpack_code(run: Path) -> Path:
@@ -119,21 +119,22 @@ def unpack_code(run: Path) -> Path:
 
 
 def code_environment(code: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables with which a process runs from `code`, not from its current folder, and writes no caches."""
-    more = environment.get("PYTHONPATH")
-    path = f"{code}:{more}" if more else str(code)
+    """The variables that make a process import from `code`, not from its current folder, and write no caches."""
+    inherited = environment.get("PYTHONPATH")
+    path = f"{code}:{inherited}" if inherited else str(code)
     return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def check_path(folder: Path) -> None:
-    """RunFolderError if PYTHONPATH cannot hold the path of a folder."""
+    """Raises RunFolderError if PYTHONPATH cannot hold the path of a folder."""
     if ":" in str(folder.absolute()):
         message = f"PYTHONPATH cannot carry the colon of {folder.absolute()}"
         raise RunFolderError(message, "set HPC_GPT_LOGS to a path without a colon")
 
 
 def ready_code(run: Path) -> Path:
-    """The code/ of a run, unpacked from its archive; without an archive from the code here. Raises as unpack."""
+    """Unpacks the archive of a run to code/ and returns that; makes the archive first if it has none. Raises as
+    `unpack_code`."""
     check_path(run)
     if not (run / CODE_ARCHIVE).exists():
         begin(run)
@@ -146,13 +147,15 @@ def begin(run: Path) -> None:
 
     snapshot = take_snapshot()
     if submitted_sha256(run) not in (None, snapshot.sha256):
-        raise RunFolderError(f"{run / CODE_ARCHIVE} is gone, and the code here is not what was submitted", _TOO_LATE)
+        raise RunFolderError(
+            f"{run / CODE_ARCHIVE} is gone, and this machine's code is not the submitted code", _TOO_LATE
+        )
     with OsErrorAs(RunFolderError, f"cannot write {run / CODE_ARCHIVE}", "is the disk full?"):
         snapshot.place(run)
     if submitted_sha256(run) is None:
         unpacked = os.environ.get("HPC_GPT_STAGE_SUM")  # of job.sh, which runs this
-        found = {**collect(), CODE_KEY: snapshot.sha256, **({STAGE_KEY: unpacked} if unpacked else {})}
-        write_once(run / "provenance.json", json.dumps(found, indent=1) + "\n")
+        provenance = {**collect(), CODE_KEY: snapshot.sha256, **({STAGE_KEY: unpacked} if unpacked else {})}
+        write_once(run / "provenance.json", json.dumps(provenance, indent=1) + "\n")
 
 
 def main(arguments: list[str]) -> int:

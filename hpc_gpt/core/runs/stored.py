@@ -1,7 +1,7 @@
-"""The small JSON files of a run, and what the values of their keys may be. Everything that reads one reads it here.
+"""The small JSON files of a run, and the types of their keys. All reading of them goes through this module.
 
-A file may be half written, edited, or of another version. A value that its key cannot have is left out, as if the key
-were missing; a null and a key that is not listed stay.
+A file may be half written, edited, or written by another version. A value that its key cannot have is left out, as if
+the key were missing; a null and a key that is not listed stay.
 """
 
 import json
@@ -21,11 +21,11 @@ from hpc_gpt.core.files import (
 )
 from hpc_gpt.core.typed_tables import fits, from_tables
 
-# The name of a host or a Slurm cluster, and a job id as Slurm gives it: they become parts of commands and file names.
+# The name of a host or a Slurm cluster, and a job id in Slurm's form: they become parts of commands and file names.
 NODE = re.compile(r"[A-Za-z0-9][\w.-]{0,80}", re.ASCII)
 _JOB_ID = re.compile(r"[\w.\[\]+-]{1,64}")
 _SENT = {"attempt": int, "bytes": int, "step": int}
-# By the file's name up to its first dot. No number is negative.
+# The keys per file, by its name up to the first dot. No number is negative.
 _KEYS: Mapping[str, Mapping[str, Any]] = {
     "attempt": {"job_id": _JOB_ID, "slurm_cluster": NODE, "gpus": int, "started": float, "boot": str,
                 "uptime": float},
@@ -67,26 +67,26 @@ _KEYS: Mapping[str, Mapping[str, Any]] = {
 
 
 def _sound(path: Path, tables: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables of a file without the values that their keys cannot have, and job ids as texts."""
-    found = _sound_keys(tables, _KEYS[path.name.partition(".")[0]])
-    return found | {"job_id": str(found["job_id"])} if found.get("job_id") is not None else found
+    """The tables of a file, without values that their keys cannot have; job ids become texts."""
+    sound = _sound_keys(tables, _KEYS[path.name.partition(".")[0]])
+    return sound | {"job_id": str(sound["job_id"])} if sound.get("job_id") is not None else sound
 
 
 def _sound_keys(tables: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
-    found = {}
+    sound = {}
     for key, value in tables.items():
         kind = kinds.get(key)
         if value is None or kind is None or _is(value, kind):
-            found[key] = _inner(value, kind)
-    return found
+            sound[key] = _inner(value, kind)
+    return sound
 
 
 def _inner(value: Any, kind: Any) -> Any:
-    """A sound value, without the keys of its objects that are not."""
+    """A sound value, without the unsound keys of its objects."""
     if isinstance(kind, dict) and value is not None:
         return _sound_keys(value, kind)
     if isinstance(kind, list) and value is not None:
-        return [_inner(each, kind[0]) for each in value]
+        return [_inner(part, kind[0]) for part in value]
     return value
 
 
@@ -94,14 +94,14 @@ def _is(value: Any, kind: Any) -> bool:
     if isinstance(kind, dict):
         return isinstance(value, dict)
     if isinstance(kind, list):
-        return isinstance(value, list) and all(_is(each, kind[0]) for each in value)
+        return isinstance(value, list) and all(_is(part, kind[0]) for part in value)
     if isinstance(kind, re.Pattern):
         return fits(value, str | int if kind is _JOB_ID else str) and kind.fullmatch(str(value)[:99]) is not None
     return fits(value, kind) and (kind not in (int, float) or value >= 0)
 
 
 def read_stored(path: Path) -> dict[str, Any]:
-    """The sound keys of a file; empty if the file is missing or no JSON object."""
+    """The sound keys of a file; empty if the file is missing or is not a JSON object."""
     return _sound(path, read_json(path))
 
 
@@ -111,7 +111,7 @@ def read_last_stored_line(path: Path) -> dict[str, Any]:
 
 
 def read_stored_lines(path: Path, last_bytes: int | None = None, first_bytes: int = -1) -> list[dict[str, Any]]:
-    """The sound keys of each line of a file, or of its last or first bytes; one that is no JSON object is left out."""
+    """The sound keys of each line of a file, or of its last or first bytes, without lines that are not JSON objects."""
     return [_sound(path, line) for line in read_json_lines(path, last_bytes, first_bytes)]
 
 
@@ -121,7 +121,7 @@ def stored_lines_from_end(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_as(kind: Any, path: Path | str) -> Any:
-    """The object of a dataclass in a file; None if the file was removed, is damaged or is of another version."""
+    """The object of dataclass `kind` in a file; None if the file is missing, damaged or from another version."""
     try:
         return _as(kind, json.loads(read_start(path, MOST_BYTES)))
     except (OSError, ValueError, RecursionError):
@@ -129,14 +129,14 @@ def read_as(kind: Any, path: Path | str) -> Any:
 
 
 def read_lines_as(kind: Any, path: Path | str, first_bytes: int = -1) -> list[Any]:
-    """The objects of a dataclass in the lines of a file, or of its first bytes, without those that are damaged or of
-    another version."""
+    """The objects of dataclass `kind` in the lines of a file, or of its first bytes, without lines that are damaged or
+    from another version."""
     try:
         lines = read_start(path, first_bytes).split(b"\n") if first_bytes >= 0 else None
     except OSError:
         return []
     objects = read_json_lines(Path(path)) if lines is None else [json_object(line) for line in lines if line]
-    return [found for each in objects if each is not None and (found := _as(kind, each)) is not None]
+    return [made for tables in objects if tables is not None and (made := _as(kind, tables)) is not None]
 
 
 def _as(kind: Any, tables: Any) -> Any:

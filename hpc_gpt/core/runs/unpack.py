@@ -1,9 +1,9 @@
-"""Unpacks a run's archive: `code.tar.gz` to `code/`, completely or not at all, never over another.
+"""Unpacks a run's archive: `code.tar.gz` to `code/`, completely or not at all, and never over an existing folder.
 
     python hpc_gpt/core/runs/unpack.py RUN
 
-The first thing that an attempt runs, from the archive itself: job.sh hands this file to Python's stdin. So it imports
-nothing of hpc_gpt. What it refuses is printed on stdout, for the script, with exit code 1.
+An attempt runs this first, from the archive itself: job.sh passes this file to Python's stdin. So it imports nothing
+from hpc_gpt. A refusal is printed on stdout, for the script, with exit code 1.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ CODE_ARCHIVE = "code.tar.gz"
 FOLDER = "code"
 # In provenance.json: the SHA-256 of the uncompressed archive.
 CODE_KEY = "code_sha256"
-# The first file of the archive: a line for each other file, as sha256sum writes it.
+# The first file of the archive: one line per other file, in the format of sha256sum.
 SUMS = "SHA256SUMS"
 _MOST_BYTES = 64 << 20
 
@@ -49,16 +49,16 @@ def read_code_archive(run: Path) -> tuple[str, dict[str, bytes]]:
 
 
 def _read_archive(path: Path) -> bytes:
-    """The uncompressed bytes. OSError for a pipe or a device, which has no end, and for more than our code can have."""
+    """The uncompressed bytes. OSError for a pipe or a device, which has no end, and for a size that is too large."""
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(number, "rb") as raw:
         if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file")
+            raise OSError(errno.EINVAL, "it is not a regular file")
         with gzip.GzipFile(fileobj=raw) as file:
-            found = file.read(_MOST_BYTES + 1)
-    if len(found) > _MOST_BYTES:
+            content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
         raise OSError(errno.EFBIG, f"it is larger than {_MOST_BYTES >> 20} MiB")
-    return found
+    return content
 
 
 def _is_inside(name: str) -> bool:
@@ -75,19 +75,19 @@ def unpacked_files(run: Path) -> dict[str, bytes]:
 
     Links and Python's caches count as files: they would run instead of the submitted code.
     """
-    found = {}
+    files = {}
     for path in (run / FOLDER).rglob("*"):
         name = path.relative_to(run / FOLDER)
         if (path.is_symlink() or not path.is_dir()) and not name.name.startswith(".nfs"):
-            found[name.as_posix()] = path.read_bytes() if path.is_file() else b""
-    found.pop(SUMS, None)
-    return found
+            files[name.as_posix()] = path.read_bytes() if path.is_file() else b""
+    files.pop(SUMS, None)
+    return files
 
 
 def unpack(run: Path, submitted: str | None) -> Path:
     """Unpacks a run's archive, whose SHA-256 must be `submitted` unless that is None; returns the folder.
 
-    A folder that differs is set aside; several starts may run at once. Raises UnpackFault.
+    An existing folder that differs is renamed; several starts may run at once. Raises UnpackFault.
     """
     sha256, files = read_code_archive(run)
     if submitted not in (None, sha256):

@@ -1,11 +1,11 @@
-"""The files of `command.workdir`, kept in a run: `work.tar.gz`, from which every attempt runs in `work/`.
+"""The copy of `command.workdir` in a run: `work.tar.gz`, which is unpacked to `work/`, where every attempt runs.
 
-Kept are the files that git does not ignore, each with its time and as closed to others as it is there. What the program
-writes in `work/` stays there for the next attempt. `command.link` names what of the folder itself is to be found there,
-too: only that is linked, as a program writes through a link, and what looks like a credential that git does not track.
+It has the files that git does not ignore, each with its time, and as closed to others as in workdir. What the program
+writes in `work/` stays there for the next attempt. Only two kinds of files are linked instead of copied, as a program
+writes through a link: the paths in `command.link`, and what looks like a credential and is not tracked by git.
 
-The archive's SHA-256 is of the files' names, bytes and executable bits: their times and modes are those of a checkout,
-and are not counted.
+The archive's SHA-256 covers the files' names, bytes and executable bits, but not their times and other modes, which
+differ between checkouts.
 """
 
 import contextlib
@@ -35,27 +35,29 @@ from hpc_gpt.core.settings.experiment import Command
 from hpc_gpt.core.settings.resolved import Resolved
 
 WORK_ARCHIVE = "work.tar.gz"
-# In provenance.json: the SHA-256 of the uncompressed archive, but for times and modes (`_identity`).
+# In provenance.json: the SHA-256 of the uncompressed archive, without times and modes (`_identity`).
 WORK_KEY = "work_sha256"
 _MOST_BYTES = 64 << 20
-# With the headers of many small files.
+# This includes the headers of many small files.
 _MOST_UNPACKED = 8 * _MOST_BYTES
 _NEVER = frozenset((".git", "__pycache__"))
-# Seconds in which the sizes of what is not kept are counted.
+# Seconds to count the sizes of the files that are not copied.
 _COUNTS_S = 2.0
 _MOST_NAMED = 5
-# Bytes of a file in which a credential is looked for.
+# Bytes of a file that are searched for a credential.
 _START = 1 << 14
-# What a program writes, or was installed: seldom what a run has to read.
+# Names of files that a program writes, or that were installed: a run seldom has to read them.
 _WRITTEN = re.compile(
     r"\.|outs?$|outputs?$|checkpoints?$|ckpts?$|logs?$|runs$|wandb$|mlruns$|v?env$|build$|.*\.egg-info$"
 )
 
 
 class WorkArchive(Archive):
-    """The archive of a folder, as closed as its most closed file: the `sizes` in bytes by name, the `credentials` that
-    it only links, and the sizes of what it has `left_out`, by the first part of the name; `whole` is false if these
-    were not all counted."""
+    """The archive of a folder, as closed to others as its most closed file.
+
+    `sizes`: bytes by name; `credentials`: files that it only links; `left_out`: bytes of the files that it lacks, by
+    the first part of the name; `whole` is false if these were not all counted.
+    """
 
     def __init__(
         self, tar: bytes, sizes: Mapping[str, int], credentials: Sequence[str], left_out: Mapping[str, int], whole: bool
@@ -68,8 +70,8 @@ class WorkArchive(Archive):
 
 
 def describe_copy(resolved: Resolved, archive: WorkArchive | None) -> list[str]:
-    """What a run keeps of the folder that its program runs in, and what not, as lines for its user; empty if it keeps
-    none."""
+    """The lines for the user about the copy of the program's folder: what it has, and what it lacks; empty if the run
+    has no copy."""
     if archive is None:
         return []
     command = resolved.program
@@ -90,12 +92,12 @@ def describe_copy(resolved: Resolved, archive: WorkArchive | None) -> list[str]:
         lines.append(f"not in the copy, as git ignores it: {', '.join(named)}")
         read = [name for name in left if is_credential_file(name) or not _WRITTEN.match(name.lower())]
         read = read[:_MOST_NAMED] or left[:1]
-        lines.append(f"what the program reads of it needs a line: {link_line([*command.link, *read])}")
+        lines.append(f"if the program reads some of it, link that: {link_line([*command.link, *read])}")
     return lines
 
 
 def link_line(names: Sequence[str]) -> str:
-    """The line of an experiment that links these."""
+    """The line of an experiment that links these paths."""
     return f"[command] link = {json.dumps(list(names), ensure_ascii=False)}"
 
 
@@ -103,7 +105,7 @@ def take_work(folder: str) -> WorkArchive:
     """The archive of a folder as it is now. Raises ConfigError."""
     root = Path(folder)
     if not root.is_dir():
-        raise ConfigError(f"command.workdir is {folder}, which is no folder here", "name the folder of the program")
+        raise ConfigError(f"command.workdir is {folder}, which is not a folder here", "name the folder of the program")
     # The runs themselves may be below it.
     logs = logs_folder().absolute()
     tracked = {name: is_tracked for name, is_tracked in _names(root) if not _is_within(root / name, logs)}
@@ -115,8 +117,8 @@ def take_work(folder: str) -> WorkArchive:
         shown = ", ".join(f"{name} {sizes[name] / 2**20:.1f} MiB" for name in largest)
         raise ConfigError(
             f"command.workdir {folder} has {sum(sizes.values()) / 2**20:.0f} MiB, above the {_MOST_BYTES >> 20} MiB "
-            f"that a run keeps of it; the largest: {shown}",
-            "name what is no code in .gitignore, or set command.snapshot = false to run in the folder itself",
+            f"that a run can copy; the largest: {shown}",
+            "list in .gitignore what is not code, or set command.snapshot = false to run in the folder itself",
         )
     buffer = io.BytesIO()
     try:
@@ -133,7 +135,7 @@ def _is_within(path: Path, folder: Path) -> bool:
 
 
 def _is_credential(path: Path, name: str) -> bool:
-    """Whether a file looks like a credential. ConfigError as of `take_work` if it cannot be read."""
+    """Whether a file looks like a credential. ConfigError, as in `take_work`, if it cannot be read."""
     if path.is_symlink():
         return False
     try:
@@ -162,7 +164,7 @@ def _left_out(root: Path, names: frozenset[str], logs: Path) -> tuple[dict[str, 
 
 def _add(tar: tarfile.TarFile, root: Path, name: str, only_link: bool) -> None:
     """Adds a file, with its mode and time, or a link. A relative link out of the folder becomes an absolute one.
-    `only_link`: a link to the file."""
+    `only_link`: adds a link to the file instead."""
     path, entry = root / name, tarfile.TarInfo(name)
     if only_link:
         entry.type, entry.linkname = tarfile.SYMTYPE, str(path.absolute())
@@ -178,14 +180,14 @@ def _add(tar: tarfile.TarFile, root: Path, name: str, only_link: bool) -> None:
         return
     content, about = path.read_bytes(), os.stat(path)
     entry.size, entry.mtime = len(content), about.st_mtime
-    # Its owner is now this user, who could read it, and may be able to execute it.
+    # In the copy this user, who could read the file and may be able to execute it, is the owner.
     entry.mode = about.st_mode & 0o777 & _open_to(root, path) | (0o500 if os.access(path, os.X_OK) else 0o400)
     tar.addfile(entry, io.BytesIO(content))
 
 
 def _open_to(root: Path, path: Path) -> int:
-    """The bits of a mode that say something to others: a folder that its group or others cannot enter closes what is
-    below it."""
+    """The bits of a mode that have an effect: a folder that its group or others cannot enter closes everything below
+    it."""
     bits = 0o777
     for folder in (path.parent, *path.parent.parents):
         mode = os.stat(folder).st_mode
@@ -196,8 +198,8 @@ def _open_to(root: Path, path: Path) -> int:
 
 
 def _identity(tar: bytes) -> str:
-    """The SHA-256 of an archive without what differs between two checkouts of the same files: their times, and modes
-    but for the executable bit."""
+    """The SHA-256 of an archive, without what differs between two checkouts of the same files: their times, and their
+    modes except the executable bit."""
     plain = io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(tar)) as entries,
@@ -212,8 +214,8 @@ def _identity(tar: bytes) -> str:
 
 
 def _names(root: Path) -> Iterator[tuple[str, bool]]:
-    """(name, whether git tracks it) of the files and links below a folder that git does not ignore; of all of them if
-    there is no git here."""
+    """Yields (name, whether git tracks it) of the files and links below a folder that git does not ignore; of all files
+    if git is missing."""
     listed = _listed_by_git(root)
     if listed is None:
         for parent, folders, files in os.walk(root):
@@ -232,8 +234,8 @@ def _names(root: Path) -> Iterator[tuple[str, bool]]:
 
 
 def _listed_by_git(root: Path) -> dict[str, bool] | None:
-    """What git would add, by its own rules for .gitignore, whether the folder is in a repository or not, and whether it
-    is tracked."""
+    """{name: whether git tracks it} of the files that git would add by its rules for .gitignore, even if the folder is
+    not in a repository; None if git is missing or fails."""
     with tempfile.TemporaryDirectory() as empty:
         plain = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
         git = ["git", f"--git-dir={empty}/git", f"--work-tree={root}"]
@@ -248,23 +250,23 @@ def _listed_by_git(root: Path) -> dict[str, bool] | None:
             return None
     # A file may be tracked although a rule ignores it.
     of_repository = tracked.stdout if tracked.returncode == 0 else b""
-    found = dict.fromkeys(os.fsdecode(done.stdout).split("\0"), False)
-    found |= dict.fromkeys(os.fsdecode(of_repository).split("\0"), True)
-    return {name: is_tracked for name, is_tracked in found.items() if name}
+    listed = dict.fromkeys(os.fsdecode(done.stdout).split("\0"), False)
+    listed |= dict.fromkeys(os.fsdecode(of_repository).split("\0"), True)
+    return {name: is_tracked for name, is_tracked in listed.items() if name}
 
 
 def _content(run: Path) -> bytes:
-    """The archive of a run, uncompressed. OSError or EOFError if it cannot be read, or is larger than one can be."""
+    """The uncompressed archive of a run. OSError or EOFError if it cannot be read, or is larger than any we write."""
     with gzip.GzipFile(fileobj=io.BytesIO(read_bytes(run / WORK_ARCHIVE, _MOST_UNPACKED))) as file:
-        found = file.read(_MOST_UNPACKED + 1)
-    if len(found) > _MOST_UNPACKED:
-        raise OSError(errno.EFBIG, f"it is larger than {_MOST_UNPACKED >> 20} MiB, and none of ours is")
-    return found
+        content = file.read(_MOST_UNPACKED + 1)
+    if len(content) > _MOST_UNPACKED:
+        raise OSError(errno.EFBIG, f"it is larger than {_MOST_UNPACKED >> 20} MiB; hpc-gpt writes no such file")
+    return content
 
 
 def unpack_work(run: Path) -> Path:
-    """Unpacks a run's archive to work/, completely or not at all; an existing work/ stays. RunFolderError if it cannot
-    be read or written."""
+    """Unpacks a run's archive to work/, completely or not at all; an existing work/ stays. RunFolderError if the
+    archive cannot be read, or the folder written."""
     folder = run / WORK
     if folder.is_dir():
         return folder
@@ -273,18 +275,18 @@ def unpack_work(run: Path) -> Path:
         if read_stored(run / "provenance.json").get(WORK_KEY) not in (None, _identity(content)):
             cause = f"{run / WORK_ARCHIVE} is not what was submitted: its SHA-256 differs"
             raise RunFolderError(cause, "submit the experiment again, or put the archive back")
-        with aside(folder) as own, tarfile.open(fileobj=io.BytesIO(content)) as tar:
-            own.mkdir()
-            mode = own.stat().st_mode
-            own.chmod(0o700)  # a file has its mode once it is written
+        with aside(folder) as temporary, tarfile.open(fileobj=io.BytesIO(content)) as tar:
+            temporary.mkdir()
+            mode = temporary.stat().st_mode
+            temporary.chmod(0o700)  # until every file has its own mode
 
             def within_umask(entry: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
                 safe = tarfile.tar_filter(entry, path)
                 return safe.replace(mode=entry.mode & mode & 0o777) if entry.isfile() else safe
 
-            tar.extractall(own, filter=within_umask)
-            own.chmod(mode)
-            own.rename(folder)
+            tar.extractall(temporary, filter=within_umask)
+            temporary.chmod(mode)
+            temporary.rename(folder)
     except (OSError, EOFError, tarfile.TarError) as fault:
         if not folder.is_dir():
             cause = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault)
@@ -293,8 +295,8 @@ def unpack_work(run: Path) -> Path:
 
 
 def link_work(run: Path, workdir: Path, names: Sequence[str]) -> None:
-    """Links what `names` says of a folder into the work/ of a run; of a folder that is there in part, what it lacks.
-    ConfigError if there is no such file, RunFolderError if the disk refuses."""
+    """Links the paths `names` of workdir into the work/ of a run; if work/ has a part of such a folder, it links what
+    is missing. ConfigError if a path does not exist, RunFolderError if the disk refuses."""
     for name in names:
         if not (workdir / name).exists():
             raise ConfigError(f"command.link has {name}, which is not in {workdir} on this node", "is it mounted here?")
@@ -307,13 +309,13 @@ def _link(source: Path, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(source)
     elif source.is_dir() and target.is_dir() and not target.is_symlink():
-        for each in source.iterdir():
-            if each.name not in _NEVER:
-                _link(each, target / each.name)
+        for path in source.iterdir():
+            if path.name not in _NEVER:
+                _link(path, target / path.name)
 
 
 def missing_in_copy(run: Path, command: Command, text: str) -> str:
-    """The file or folder that a message names, if it is in workdir but not in the work/ of a run; empty without one."""
+    """The file or folder that a message names, if workdir has it but the work/ of a run has not; else empty."""
     if not command.snapshot:
         return ""
     for word in re.split(r"[\s'\"`:,;()\[\]=]+", text):
@@ -327,15 +329,15 @@ def missing_in_copy(run: Path, command: Command, text: str) -> str:
 
 
 def changed_since(run: Path) -> list[str]:
-    """The files of work/ that are not as they were submitted; a program may write over its own files."""
+    """The files of work/ that differ from the submitted ones; a program may overwrite its own files."""
     changed = []
     with tarfile.open(fileobj=io.BytesIO(_content(run))) as tar:
         for entry in tar:
             path = run / WORK / entry.name
             if entry.isfile() and (file := tar.extractfile(entry)) is not None:
                 try:
-                    same = read_bytes(path, entry.size) == file.read()
+                    is_same = read_bytes(path, entry.size) == file.read()
                 except OSError:
-                    same = False
-                changed += [] if same else [entry.name]
+                    is_same = False
+                changed += [] if is_same else [entry.name]
     return changed

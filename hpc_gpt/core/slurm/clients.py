@@ -1,10 +1,11 @@
 """Slurm's clients (squeue for all jobs, sacct if accounting is on, scontrol, scancel).
 
-A client of a controller that hangs retries for a minute. Every question has a limit, and what does not need its answer
-does not wait for it.
+If the controller hangs, a client retries for a minute. So every question has a time limit, and nobody waits for an
+answer that is not needed.
 
-At a site with several clusters the same id is another job on each. A client asks the cluster that it is given, else
-the default one, never that of SLURM_CLUSTERS. In a federation ids are unique: the default cluster knows them all.
+At a site with several clusters, the same id is another job on each cluster. A client asks the cluster that its caller
+names, else the default one, never the one in SLURM_CLUSTERS. In a federation ids are unique: the default cluster knows
+them all.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ TIMEOUT_S = 60.0
 _PING_S = 20.0
 KILL_WAIT_S = 30.0  # from SIGTERM to SIGKILL, Slurm's own default
 _GPUS = re.compile(r"\bgpu(?::[^:(),]+)?:(\d+)")
-# For what is only told of a job that has ended.
+# The limit for details about a job that has ended.
 _ENDED_S = 5.0
-# The ids in one argument, which the system limits to 128 KiB.
+# So many ids go in one argument, which the system limits to 128 KiB.
 _MOST_ASKED = 1000
 _SQUEUE = ["squeue", "--noheader", "--states=all", "--array"]
 _SACCT = ["sacct", "--federation", "-n", "-X", "-P"]
-# The state of a federation's job that another of its clusters has started: nothing of the job's.
+# The state of a job that another cluster of the federation has started: it says nothing about the job.
 REVOKED = "REVOKED"
 
 
 class NoAnswer(SlurmUnreachable):
-    """A client that got no answer in time: its request may have been taken."""
+    """A client got no answer in time; Slurm may have accepted its request."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ class Client:
             raise SlurmUnreachable(f"{self.name} cannot be started: {fault.strerror}", "try again") from None
 
     def answer(self, timeout_s: float) -> Answer | None:
-        """Its answer; None if there is none within `timeout_s`, after which it may be asked again."""
+        """Waits for the client's answer; None if there is none within `timeout_s`. It may be called again then."""
         try:
             stdout, stderr = self._process.communicate(self._text, timeout=max(0.0, timeout_s))
         except subprocess.TimeoutExpired:
@@ -163,25 +164,25 @@ def ask(
 
 
 def patience_s() -> float:
-    """Seconds in all to wait for Slurm's answer about runs that have ended, by HPC_GPT_SLURM_S. Raises ConfigError."""
+    """Total seconds to wait for Slurm's answer about runs that have ended, by HPC_GPT_SLURM_S. Raises ConfigError."""
     return seconds_given(PATIENCE, "5", "20 for a busy controller")
 
 
 def check_reachable() -> None:
-    """SlurmUnreachable unless sbatch is installed and a controller answers."""
+    """Raises SlurmUnreachable unless sbatch is installed and a controller answers."""
     if not has_sbatch():
         raise SlurmUnreachable("no sbatch on this machine", "run on a login node, or use --cluster local")
     answer = ask(["scontrol", "ping"], timeout_s=_PING_S)
     if answer.code != 0 or " is UP" not in answer.stdout:
-        said = answer.sentence.partition("; *")[0]  # without a configuration, four lines; the last one says so
+        message = answer.sentence.partition("; *")[0]  # without a configuration, four lines; the last one says so
         raise SlurmUnreachable(
-            f"Slurm's controller does not answer: {said.rpartition('; ')[2] or 'scontrol ping failed'}",
+            f"Slurm's controller does not answer: {message.rpartition('; ')[2] or 'scontrol ping failed'}",
             "nothing was submitted; try again when slurmctld is up",
         )
 
 
 def check_output_path(logs: Path) -> None:
-    """ConfigError for a logs folder whose path sbatch's --output cannot carry."""
+    """Raises ConfigError if sbatch's --output cannot hold the path of the logs folder."""
     path = str(logs.absolute())
     bad = ["a backslash"] * ("\\" in path) + ["a newline"] * ("\n" in path)
     if bad:
@@ -199,14 +200,14 @@ def sbatch_failed(answer: Answer) -> SlurmUnreachable | JobRefused:
 
 
 def squeue(cluster: str | None) -> Client:
-    """The question for the user's jobs on a cluster, recently ended ones too; `queued_jobs` reads the answer. Raises as
+    """Asks for the user's jobs on a cluster, also recently ended ones; `queued_jobs` reads the answer. Raises as
     Client."""
     return Client([*_SQUEUE, f"--user={os.getuid()}", "--format=%i|%T|%r", "--sibling"], cluster=cluster)
 
 
 def queued_jobs(answer: Answer) -> dict[str, tuple[str, str]]:
-    """{job id: (long name of its state, as PENDING, reason)} of the jobs in squeue's answer. Raises SlurmUnreachable if
-    it is none.
+    """{job id: (long name of its state, such as PENDING, reason)} of the jobs in squeue's answer. Raises
+    SlurmUnreachable if squeue failed.
 
     The elements of an array are separate jobs: `4711_0` and so on. A missing job is unknown, not failed: squeue forgets
     a job minutes after its end.
@@ -215,18 +216,19 @@ def queued_jobs(answer: Answer) -> dict[str, tuple[str, str]]:
         raise SlurmUnreachable(f"squeue: {answer.sentence}", "is slurmctld up?")
     jobs = {}
     for line in answer.stdout.splitlines():
-        job_id, _, rest = line.partition("|")
-        state, _, reason = rest.partition("|")
+        job_id, _, fields = line.partition("|")
+        state, _, reason = fields.partition("|")
         if state.strip() != REVOKED:
             jobs[job_id.strip()] = (state.strip(), reason.strip())
     return jobs
 
 
 def sacct(job_ids: Iterable[str], cluster: str | None) -> Iterator[Client]:
-    """The questions to the accounting for a cluster's jobs, which `accounted_states` reads, one after the other; none
-    without jobs or sacct. An array's id stands for its elements: the answer has all of them. Raises as Client."""
-    known = (re.fullmatch(r"(\d+)(_\d+)?", job_id) for job_id in job_ids)
-    wanted = list(dict.fromkeys(found[1] for found in known if found))
+    """Asks the accounting for a cluster's jobs, with one client after the other; `accounted_states` reads the answers.
+    Nothing without jobs or sacct. An array's id stands for its elements: the answer has all of them. Raises as Client.
+    """
+    matches = (re.fullmatch(r"(\d+)(_\d+)?", job_id) for job_id in job_ids)
+    wanted = list(dict.fromkeys(match[1] for match in matches if match))
     for at in range(0, len(wanted) if shutil.which("sacct") else 0, _MOST_ASKED):
         yield Client([*_SACCT, "-o", "JobID,State", "-j", ",".join(wanted[at : at + _MOST_ASKED])], cluster=cluster)
 
@@ -241,15 +243,15 @@ def accounted_states(answer: Answer) -> dict[str, str]:
 
 
 def who_cancelled(job_id: str, cluster: str | None) -> str | None:
-    """Who cancelled a job, and when, by accounting; None if it was not cancelled, or nobody answers."""
+    """The text that says who cancelled a job, and when, by accounting; None if unknown or not cancelled."""
     if not re.fullmatch(r"\d+(_\d+)?", job_id) or shutil.which("sacct") is None:
         return None
     try:
         answer = ask([*_SACCT, "-o", "State,End", "-j", job_id], timeout_s=_ENDED_S, cluster=cluster)
     except SlurmUnreachable:
         return None
-    found = re.search(r"^CANCELLED by (\d+)\|(\d{4}-\d\d-\d\d)T(\d\d:\d\d)", answer.stdout, re.MULTILINE)
-    return f"{user_name(int(found[1]))} cancelled it on {found[2]} at {found[3]}" if found else None
+    match = re.search(r"^CANCELLED by (\d+)\|(\d{4}-\d\d-\d\d)T(\d\d:\d\d)", answer.stdout, re.MULTILINE)
+    return f"{user_name(int(match[1]))} cancelled it on {match[2]} at {match[3]}" if match else None
 
 
 def slurm_config(cluster: str | None = None) -> dict[str, str]:
@@ -262,18 +264,18 @@ def slurm_config(cluster: str | None = None) -> dict[str, str]:
 
 
 def scheduler_parameter(config: Mapping[str, str], name: str) -> int | None:
-    """A whole number in SchedulerParameters; None if it is not given.
+    """A whole number in SchedulerParameters; None if it is not set.
 
     >>> scheduler_parameter({"SchedulerParameters": "defer,max_array_tasks=100"}, "max_array_tasks")
     100
     """
-    found = re.search(rf"(?:^|,){name}=(\d+)", config.get("SchedulerParameters", ""))
-    return int(found[1]) if found else None
+    match = re.search(rf"(?:^|,){name}=(\d+)", config.get("SchedulerParameters", ""))
+    return int(match[1]) if match else None
 
 
 def largest_array() -> int:
-    """The most elements of an array whose indexes begin at 0: MaxArraySize, which is above every index, or
-    max_array_tasks if that is less; 1 if arrays are off. Raises SlurmUnreachable if it cannot be asked."""
+    """The largest number of elements of an array whose indexes begin at 0: MaxArraySize (every index is below it), or
+    max_array_tasks if that is less; 1 if arrays are off. Raises SlurmUnreachable if Slurm does not answer."""
     config = slurm_config()
     if not (size := config.get("MaxArraySize", "")).isdecimal():
         raise SlurmUnreachable("scontrol show config names no MaxArraySize", "is slurmctld up?")
@@ -282,8 +284,8 @@ def largest_array() -> int:
 
 
 def cancel_job(*job_ids: str, cluster: str | None = None, save: bool = False) -> None:
-    """Cancels queued or running jobs of a cluster; an ended job is no error. `save`: send SIGINT to every rank of a
-    running job instead, which then saves and stops. Raises SlurmUnreachable, JobRefused."""
+    """Cancels queued or running jobs of a cluster; an ended job is not an error. `save`: sends SIGINT to every rank of
+    a running job instead, so that it saves and stops. Raises SlurmUnreachable, JobRefused."""
     if not job_ids:
         return
     answer = ask(["scancel", *(["--signal=INT"] if save else []), *job_ids], cluster=cluster)
@@ -300,10 +302,10 @@ def scancel_command(job_id: str, cluster: str | None) -> str:
 
 # --- jobs whose sbatch got no answer: the controller may have queued them
 
-# Such a submission is a line of submissions.jsonl without an id, whose `lost` is sbatch's message. The job is found by
-# the `script` that Slurm shows as its command; another line then has its id. Until then the run is `unknown`.
+# Such a submission is a line of submissions.jsonl without an id; its `lost` is sbatch's message. The job is found by
+# the `script` that Slurm shows as its command; then another line gets its id. Until then the run is `unknown`.
 
-# The request was sent. An error of the connection is none: then sbatch could not send it.
+# Messages which mean that the request was sent. A failed connection does not: then sbatch could not send it.
 _SENT = re.compile(
     r"socket timed out|zero bytes were transmitted|message receive failure|connection reset|transport endpoint|"
     r"header lengths are longer|insane message length|unexpected message received",
@@ -312,48 +314,48 @@ _SENT = re.compile(
 
 
 def is_lost(answer: Answer) -> bool:
-    """Whether sbatch, which failed, had sent its request, or was killed."""
+    """Whether a failed sbatch had sent its request, or was killed."""
     return answer.code < 0 or (answer.code != 0 and bool(_SENT.search(answer.stderr)))
 
 
 def ask_for_lost(line: Mapping[str, Any]) -> Client:
-    """The question for the job of a lost submission, which `add_found` reads. Raises as Client."""
+    """Asks for the job of a lost submission; `add_found` reads the answer. Raises as Client."""
     return Client([*_SQUEUE, f"--user={os.getuid()}", "--format=%i|%o"], cluster=line.get("clusters"))
 
 
 def add_found(run: RunFolder, line: Mapping[str, Any], answer: Answer) -> str:
-    """The id of the job of a lost submission, as squeue's answer shows it, noted in the run; empty if it is not there.
+    """Finds the job of a lost submission in squeue's answer, and notes and returns its id; empty if it is not there.
     Raises SlurmUnreachable, RunFolderError."""
     if answer.code != 0:
         raise SlurmUnreachable(f"squeue: {answer.sentence}", "is slurmctld up?")
-    known = {each["job_id"] for each in run.submissions() if each.get("job_id")}
-    job_id, cluster = _newest(line, known, answer.stdout)
+    noted = {entry["job_id"] for entry in run.submissions() if entry.get("job_id")}
+    job_id, cluster = _newest(line, noted, answer.stdout)
     if job_id:
-        asked = str(line.get("clusters") or "")
-        cluster = cluster or (asked if "," not in asked else "")  # of one cluster squeue prints no name
+        requested = str(line.get("clusters") or "")
+        cluster = cluster or (requested if "," not in requested else "")  # squeue does not name a single cluster
         chosen = {"slurm_cluster": cluster} if cluster else {}
         run.add_submission({**line, "lost": None, "job_id": job_id, **chosen})
     return job_id
 
 
 def as_noted(command: str) -> str:
-    """A job's command as submissions.jsonl has it: without possible secrets."""
+    """A job's command in the form of submissions.jsonl: without possible secrets."""
     return " ".join(hide_words(command.split(" ")))
 
 
-def _newest(line: Mapping[str, Any], known: Collection[str], listed: str) -> tuple[str, str]:
-    """(id, cluster) of the newest job with the command of a lost submission that is not `known`."""
+def _newest(line: Mapping[str, Any], noted: Collection[str], listed: str) -> tuple[str, str]:
+    """(id, cluster) of the newest job with the command of a lost submission, without the `noted` ids."""
     element, script = str(line.get("element") or ""), str(line.get("script"))
-    found, cluster = ("", ""), ""
+    newest, cluster = ("", ""), ""
     for row in listed.splitlines():
-        if row.startswith("CLUSTER: "):  # before the jobs of each cluster that was asked
+        if row.startswith("CLUSTER: "):  # a heading before the jobs of each cluster
             cluster = row.removeprefix("CLUSTER: ").strip()
         job_id, _, command = row.partition("|")
         mine = (
             as_noted(command) == script
-            and job_id not in known
+            and job_id not in noted
             and job_id.partition("_")[1:] == element.partition("_")[1:]
         )
-        if mine and int(job_id.partition("_")[0]) > int(found[0].partition("_")[0] or 0):
-            found = job_id, cluster
-    return found
+        if mine and int(job_id.partition("_")[0]) > int(newest[0].partition("_")[0] or 0):
+            newest = job_id, cluster
+    return newest

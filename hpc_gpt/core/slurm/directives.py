@@ -1,8 +1,8 @@
-"""The options of sbatch and srun (of Slurm 22.05, and newer ones that ask for GPUs), and the `#SBATCH` lines of a job:
-the text of each, the faults of what they are to carry, and those of a script.
+"""The options of sbatch and srun, and the `#SBATCH` lines of a job: their texts, the values that they cannot hold, and
+the lines of a given script.
 
-A profile, an experiment or a script of the user's own may have any of the options. Who refuses, ignores or translates
-which of them says so itself.
+The options are those of Slurm 22.05, and newer ones that ask for GPUs. A profile, an experiment or a user's own script
+may have any of them. Code that refuses, ignores or translates an option says so itself.
 """
 
 import functools
@@ -19,7 +19,7 @@ from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import JOB_NAME_BYTES, Resolved
 from hpc_gpt.core.slurm.requeue import requeue_of
 
-# Names with their letters: options with a value, with an optional value, without a value.
+# Names with their letters, in three lists: options with a value, with an optional value, without a value.
 _BOTH = (
     """account/A acctg-freq bb bbf begin/b chdir/D clusters/M cluster-constraint comment constraint/C container context
     core-spec/S cores-per-socket cpu-freq cpus-per-gpu cpus-per-task/c deadline delay-boot dependency/d distribution/m
@@ -47,7 +47,7 @@ _OPTIONS = {
         " preserve-env/E pty quit-on-interrupt test-only unbuffered/u whole",
     ),
 }
-# Other names of an option, which getopt takes for it.
+# {other name that getopt accepts: the option}.
 _ALIASES = {
     "cluster": "clusters", "tasks-per-node": "ntasks-per-node", "cpu_bind": "cpu-bind", "pack-group": "het-group",
 }  # fmt: skip
@@ -57,19 +57,19 @@ OF_JOB = {
     **{key: key for key in ("account", "partition", "qos", "constraint", "reservation", "nodelist", "exclude",
                             "comment", "dependency", "mem", "time")},
 }  # fmt: skip
-# Those of them that a site has its own way with: keys of a profile, too.
+# The keys among them that depend on the site: they are keys of a profile, too.
 OF_SITE = ("partition", "account", "qos", "constraint", "reservation", "mem", "time")
 OptionKind = Literal["valued", "optional", "plain"]
 
 
 class Options(NamedTuple):
-    """{long name: whether it takes a value}, and {letter: long name}."""
+    """The options of a command: {long name: whether it takes a value}, and {letter: long name}."""
 
     kinds: dict[str, OptionKind]
     letters: dict[str, str]
 
     def named(self, name: str) -> str:
-        """The long name that getopt takes `name` for: an alias, or an abbreviation of one option; else `name` itself.
+        """The long name for which `name` is an alias or an unambiguous abbreviation, by getopt; else `name` itself.
 
         >>> sbatch = options_of("sbatch")
         >>> sbatch.named("part"), sbatch.named("ntask"), sbatch.named("cluster")
@@ -77,21 +77,21 @@ class Options(NamedTuple):
         """
         if name in self.kinds or name in _ALIASES:
             return _ALIASES.get(name, name)
-        found = {_ALIASES.get(each, each) for each in (*self.kinds, *_ALIASES) if name and each.startswith(name)}
-        return min(found & set(self.kinds)) if len(found) == 1 and found <= set(self.kinds) else name
+        longer = {_ALIASES.get(long, long) for long in (*self.kinds, *_ALIASES) if name and long.startswith(name)}
+        return min(longer & set(self.kinds)) if len(longer) == 1 and longer <= set(self.kinds) else name
 
 
 def options_table(valued: str, optional: str, plain: str) -> Options:
-    """The options of three lists of `name` or `name/letter`."""
-    found = Options({}, {})
+    """The options in three lists, each with words `name` or `name/letter`."""
+    options = Options({}, {})
     kinds: tuple[tuple[OptionKind, str], ...] = (("valued", valued), ("optional", optional), ("plain", plain))
     for kind, entries in kinds:
         for entry in entries.split():
             name, _, letter = entry.partition("/")
-            found.kinds[name] = kind
+            options.kinds[name] = kind
             if letter:
-                found.letters[letter] = name
-    return found
+                options.letters[letter] = name
+    return options
 
 
 @functools.cache
@@ -113,7 +113,7 @@ _ASKS_FOR_GPUS = re.compile(r"^#SBATCH\s.*?(?:--gpus\b|--gpus-per-|--gres[= ]\S*
 
 
 def asks_for_gpus(script: Path) -> bool:
-    """Whether a job script has a directive for GPUs; not if it cannot be read."""
+    """Whether a job script has a directive for GPUs; False if it cannot be read."""
     try:
         return _ASKS_FOR_GPUS.search(script.read_text(encoding="utf-8", errors="replace")) is not None
     except OSError:
@@ -122,7 +122,7 @@ def asks_for_gpus(script: Path) -> bool:
 
 _FLAG = re.compile(r"-[A-Za-z]|-[A-Za-z].+|--[a-z][a-z0-9-]*(=.*)?", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# {flag that the script sets itself: the key that decides it, None if no key does}.
+# {flag that the script sets itself: the key that sets its value, None without one}.
 _OWNED_SBATCH = {
     **{option: f"job.{key}" for key, option in OF_JOB.items()},
     "cpus-per-task": "job.cpus_per_task", "nodes": "layout.nodes", "gpus": "layout.gpus",
@@ -132,17 +132,17 @@ _OWNED_SBATCH = {
                      "array", "wait", "parsable", "quiet", "test-only")),
 }  # fmt: skip
 _OWNED_SRUN = dict.fromkeys(("ntasks", "nodes", "ntasks-per-node", "gpus-per-task", "export", "kill-on-bad-exit"))
-# Those of a job of [after] that are given.
+# The flags that a job of [after] always has.
 _OWNED_AFTER = dict.fromkeys(
     ("job-name", "output", "error", "open-mode", "array", "wrap", "wait", "parsable", "test-only", "clusters")
 )
 # {flag without such a key: why it cannot be added}.
 _WHY = {
-    "gpus-per-task": "it hides a rank's neighbours from NCCL; one task a GPU comes from --ntasks-per-node",
+    "gpus-per-task": "it hides a rank's neighbours from NCCL; --ntasks-per-node already starts one task per GPU",
     **dict.fromkeys(("output", "error"), "all output goes to attempts/<n>/log"),
     "export": "the ranks need the whole environment of the job",
 }  # fmt: skip
-# Directives after those of the size.
+# These directives come after those of the size.
 _LATER = ("mem", "time")
 DIRECTIVE = "#SBATCH"
 BLANKS = " \t\n\v\f\r"  # C's isspace
@@ -150,7 +150,7 @@ JOB_NAME = "--job-name="
 
 
 def check_job(resolved: Resolved) -> None:
-    """ConfigError, with all faults, for values that a directive, a file pattern or the script cannot carry."""
+    """Raises ConfigError, with all faults, for values that a directive, a file pattern or the script cannot hold."""
     faults = [
         *_text_faults(resolved),
         *_owned_faults("job.sbatch", "sbatch", resolved.job.sbatch, _OWNED_SBATCH),
@@ -167,14 +167,14 @@ def check_job(resolved: Resolved) -> None:
             faults.append(f"job.signal_lead_s is {lead}, but must be at least 1")
         elif limit is not None and lead is not None and lead >= limit:
             faults.append(
-                f"job.signal_lead_s {lead} s leaves no time of job.time {resolved.job.time} ({limit} s): "
+                f"job.signal_lead_s {lead} s leaves nothing of job.time {resolved.job.time} ({limit} s): "
                 "the job would save and go back to the queue at once"
             )
     spares = resolved.job.spare_nodes or 0
     if spares < 0:
         faults.append(f"job.spare_nodes is {spares}, but must not be negative")
     elif spares and not resolved.job.preflight and resolved.cluster.scheduler == "slurm":
-        faults.append(f"job.spare_nodes is {spares}, but job.preflight is off, and only it finds a node to replace")
+        faults.append(f"job.spare_nodes is {spares}, but job.preflight is off, which alone finds nodes to replace")
     cpus = resolved.job.cpus_per_task
     if cpus is not None and cpus < 1:
         faults.append(f"job.cpus_per_task is {cpus}, but must be at least 1")
@@ -182,7 +182,7 @@ def check_job(resolved: Resolved) -> None:
 
 
 def check_after(resolved: Resolved) -> None:
-    """ConfigError, with all faults, for options that the directives of a job of `[after]` cannot carry."""
+    """Raises ConfigError, with all faults, for options that the directives of a job of `[after]` cannot hold."""
     faults: list[str] = []
     for i, flag in enumerate(resolved.after.sbatch):
         if bad := _control_character(flag):
@@ -198,7 +198,7 @@ def after_options(resolved: Resolved) -> list[str]:
 
 
 def sbatch_directives(resolved: Resolved) -> list[str]:
-    """The text after `#SBATCH` in each line, quoted. `check_job` must have passed."""
+    """The text after `#SBATCH` in each line, quoted. Call `check_job` first."""
     job, profile = resolved.job, resolved.cluster
     lines: list[str] = []
     texts = {key: f"--{option}={quote_directive(value)}" for key, option in OF_JOB.items()
@@ -217,27 +217,27 @@ def sbatch_directives(resolved: Resolved) -> list[str]:
     if job.exclusive:
         lines.append("--exclusive")
     lines += [requeue_of(profile).flag, "--open-mode=append"]
-    # Without job.time the partition's limit holds, and Slurm sends the signal ahead of that.
+    # Without job.time the partition's limit counts, and Slurm sends the signal before that.
     if job.signal_lead_s is not None and (job.time is None or limit_s(job.time) is not None):
         lines.append(f"--signal=USR2@{job.signal_lead_s}")
-    # Not in the run folder: it may not exist yet, and a job whose output cannot be opened dies without a message.
+    # Not in the run folder, which may not exist yet: a job whose output cannot be opened dies without a message.
     lines.append("--output=%x-%j.out")
     lines += [quote_directive(flag) for flag in job.sbatch]
     return lines
 
 
 def allocated_nodes(resolved: Resolved) -> int:
-    """The nodes to request: those of the layout and the spare ones."""
+    """The number of nodes to request: the layout's and the spare nodes."""
     return resolved.nodes + (resolved.job.spare_nodes or 0)
 
 
 def quote_directive(text: str) -> str:
-    """A value of a directive. sbatch reads quotes as a shell does, but removes a backslash even between them."""
+    """Quotes a value of a directive. sbatch reads quotes like a shell, but removes a backslash even within them."""
     return shlex.quote(text.replace("\\", "\\\\"))
 
 
 def cpus_per_task(resolved: Resolved) -> int | None:
-    """The CPUs of a rank: as requested, else a GPU's share of the node, else None."""
+    """The CPUs per rank: as requested, else a GPU's share of the node, else None."""
     if resolved.job.cpus_per_task is not None:
         return resolved.job.cpus_per_task
     if resolved.cluster.cpus_per_node is None:
@@ -256,8 +256,8 @@ def _text_faults(resolved: Resolved) -> Iterator[str]:
     if profile.container is not None:
         texts[f"{where}: container.image"] = profile.container.image
         texts |= {f"{where}: container.mounts[{i}]": mount for i, mount in enumerate(profile.container.mounts)}
-    for key, words in {"job.sbatch": job.sbatch, "job.srun": job.srun}.items():
-        if hide_words(words) != list(words):
+    for key, flags in {"job.sbatch": job.sbatch, "job.srun": job.srun}.items():
+        if hide_words(flags) != list(flags):
             yield f"{key} holds what looks like a secret, which job.sh and the run folder would keep"
     for key, text in texts.items():
         if text is None:
@@ -293,7 +293,7 @@ def _control_character(text: str) -> str:
         if ord(char) < 32 or ord(char) == 127:
             return f"the control character {char!r}"
         if 0xD800 <= ord(char) <= 0xDFFF:
-            return "bytes that are no UTF-8"
+            return "bytes that are not UTF-8"
     return ""
 
 
@@ -304,7 +304,7 @@ def _owned_faults(
     for i, flag in enumerate(flags):
         key = f"{where}[{i}]"
         if not _FLAG.fullmatch(flag):
-            yield f"{key} {hide_secrets(flag)!r} is no flag of {command}: one --name or --name=value each"
+            yield f"{key} {hide_secrets(flag)!r} is not a flag of {command}: write one --name or --name=value each"
             continue
         name = flag[2:].partition("=")[0] if flag.startswith("--") else letters.get(flag[1], flag[1])
         if name in owned:
@@ -316,7 +316,7 @@ def _why_owned(name: str, owned: Mapping[str, str | None]) -> str:
 
 
 def why_not_added(name: str) -> str:
-    """Why an option of sbatch, by its long name, cannot be added to a script of ours; empty if it can."""
+    """The reason why an option of sbatch, by its long name, cannot be added to our scripts; empty if it can."""
     return _why_owned(name, _OWNED_SBATCH) if name in _OWNED_SBATCH else ""
 
 
@@ -324,13 +324,13 @@ def _environment_faults(resolved: Resolved) -> Iterator[str]:
     for name, value in resolved.cluster.environment.items():
         where = f"cluster profile {resolved.cluster.name}: environment.{name}"
         if not _NAME.fullmatch(name):
-            yield f"{where!r} is no name of a variable"
+            yield f"{where!r} is not a valid name of a variable"
         elif "\0" in value:
             yield f"{where} holds a NUL, which no variable can carry"
 
 
 def is_command(line: str) -> bool:
-    """Whether sbatch stops reading directives at a line: its first character that is no blank is not `#`."""
+    """Whether sbatch stops reading directives at a line: its first character that is not a blank is not `#`."""
     text = line.strip(BLANKS)
     return bool(text) and not text.startswith("#")
 
@@ -346,5 +346,5 @@ def script_directives(script: str) -> list[str]:
 
 
 def directives_but_name(script: str) -> list[str]:
-    """The directives without the job's name; scripts in which they are equal can be one array."""
+    """The directives without the job's name; scripts with equal ones can become one array."""
     return [line for line in script_directives(script) if not line.startswith(JOB_NAME)]

@@ -1,5 +1,5 @@
-"""The environment of a submission: no variable of an enclosing job is passed to a new one. And that of a job script on
-this machine, which is its submitter's as it was given."""
+"""The environment of a submission, without the variables of an enclosing job; and the environment of a job script on
+this machine: exactly that of its submitter."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:  # a script's start loads this
     from hpc_gpt.core.settings.resolved import Resolved
 
 PATIENCE = "HPC_GPT_SLURM_S"
-# The cluster that commands are for, to sbatch and to the others.
+# The variables by which sbatch and the other commands choose a cluster.
 CHOOSE_CLUSTER = ("SBATCH_CLUSTERS", "SLURM_CLUSTERS")
-# The environment that `submit` of a job script was given, for the script's start on this machine: gzip in base64, as
-# job.sh makes it, too, if it is started by hand. One variable holds at most 128 KiB.
+# The environment in which a job script was submitted, for its start on this machine: gzip in base64. If job.sh is
+# started by hand, it makes this, too. One variable holds at most 128 KiB.
 GIVEN = "HPC_GPT_GIVEN"
-# Slurm's clients show times of day by it. A local one is ambiguous in the hour at the end of daylight time.
+# With it Slurm's clients show times in UTC. Local times are ambiguous in the hour at the end of daylight time.
 IN_UTC = {"TZ": "UTC0"}
-# The cluster and the user's identity there; without them a client finds no controller.
+# The cluster's configuration and the user's identity; without them a client finds no controller.
 _KEEP = {"SLURM_CONF", "SLURM_JWT", "SLURM_CONF_SERVER"}
 _PREFIXES = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_", "SUBMITIT_", "TORCHELASTIC_")
 OF_ONE_JOB = {
@@ -53,10 +53,10 @@ def without_choice(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name not in CHOOSE_CLUSTER}
 
 
-def submission_environment(environment: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """`environment` without its `leaked_variables`, with `own` laid over it."""
+def submission_environment(environment: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
+    """`environment` without its `leaked_variables`, and with the variables `added`."""
     drop = set(leaked_variables(environment))
-    return {name: value for name, value in environment.items() if name not in drop} | dict(own)
+    return {name: value for name, value in environment.items() if name not in drop} | dict(added)
 
 
 def job_python(resolved: Resolved) -> dict[str, str]:
@@ -68,22 +68,22 @@ def job_python(resolved: Resolved) -> dict[str, str]:
 
 
 def given_environment(environment: Mapping[bytes, bytes]) -> dict[str, str]:
-    """`environment` as the one variable from which `as_given` has it again."""
+    """`environment` packed into one variable; `as_given` unpacks it."""
     text = b"\0".join(name + b"=" + value for name, value in environment.items())
     return {GIVEN: base64.b64encode(gzip.compress(text)).decode()}
 
 
 def as_given(environ: bytes) -> dict[bytes, bytes]:
-    """The variables of a process, by its environment as /proc has it; on this machine those that `submit` was given."""
+    """The variables of a process, from its environment in /proc; for a job script on this machine, of its `submit`."""
     entries = environ.split(b"\0")
-    given = [entry for entry in entries if entry.startswith(GIVEN.encode() + b"=")]
-    if given:
-        entries = gzip.decompress(base64.b64decode(given[0].partition(b"=")[2])).split(b"\0")
+    packed = [entry for entry in entries if entry.startswith(GIVEN.encode() + b"=")]
+    if packed:
+        entries = gzip.decompress(base64.b64decode(packed[0].partition(b"=")[2])).split(b"\0")
     return {name: value for name, equals, value in (entry.partition(b"=") for entry in entries) if equals}
 
 
 def own_job() -> tuple[bytes, bytes]:
-    """The Slurm job of this process, as `process.job_of` has it; of a job script on this machine that of `submit`."""
+    """The Slurm job of this process, as by `process.job_of`; for a job script on this machine, the job of `submit`."""
     from hpc_gpt.core.process import job_of  # here, as a script's start loads this module
 
     return job_of("self", as_given(b"\0".join(b"%b=%b" % pair for pair in os.environb.items())))

@@ -1,4 +1,4 @@
-"""submitit's Slurm executor with our own scripts: sbatch gets the job.sh that is in the run folder."""
+"""submitit's Slurm executor with our own scripts: sbatch gets the job.sh in the run folder."""
 
 import contextlib
 import os
@@ -38,16 +38,16 @@ from hpc_gpt.core.slurm.sbatch_words import chosen_clusters, read_call
 
 ARRAY_SCRIPT = "array.sh"
 ARRAY_OUTPUT = "%a/slurm-%A_%a.out"  # in a folder with a link for each run
-# A job is looked for whose sbatch got no answer, for so many times the patience with Slurm.
+# If sbatch got no answer, its job is searched for so many times the patience with Slurm.
 _TIMES = 4
 _POLL_S = 0.5
 
 
 class ScriptExecutor(SlurmExecutor):
-    """Submits a script with sbatch's `command` line: the job.sh of a run, or that of an array.
+    """Submits a script with sbatch's `command` line: the job.sh of a run or of an array.
 
-    `runs` are by what follows the job's id in their own: nothing for a single job, `_0` and so on for the elements of
-    an array. All jobs of a run go to the cluster that took its first one.
+    `runs`: {what a run's id has after the job's id: run}, "" for a single job, `_0` and so on for the elements of an
+    array. All jobs of a run go to the cluster that accepted its first one.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class ScriptExecutor(SlurmExecutor):
         except RuntimeError as fault:  # submitit found no srun
             raise SlurmUnreachable(str(fault), "run on a login node, or use --cluster local") from None
         self.command, self.environment, self.runs, self.profile = command, environment, runs, profile
-        # Of all jobs of a chain: the first may start before the next is submitted.
+        # The same for all jobs of a chain: the first may start before the next is submitted.
         self._before = {element: run.attempts_before for element, run in runs.items()}
 
     def submit_script(self, note: Mapping[str, Any] | None = None) -> str:
         """Calls sbatch with the script in its own folder, not with a copy, and returns the job's id. Each run's
         submissions.jsonl gets a line, with `note` added.
 
-        Raises JobRefused or SlurmUnreachable with sbatch's message, which is in those lines, too.
+        Raises JobRefused or SlurmUnreachable with sbatch's message, which these lines have, too.
         """
         entry = {"scheduler": "slurm", "job_id": None, "command": hide_words(self.command), "refused": None}
         entry |= {"cluster": self.profile, **(note or {})}
@@ -91,12 +91,12 @@ class ScriptExecutor(SlurmExecutor):
         if answer.code != 0:
             self._note({**entry, "refused": answer.message})
             refusal = sbatch_failed(answer)
-            kept = "the run is" if len(self.runs) == 1 else f"the {len(self.runs)} runs are"
-            refusal.hint += f"; {kept} kept, marked refused: {self.first.path}"
+            stay = "the run is" if len(self.runs) == 1 else f"the {len(self.runs)} runs are"
+            refusal.hint += f"; {stay} kept, marked refused: {self.first.path}"
             raise refusal
         job_id = self._get_job_id_from_submission_command(answer.stdout)
-        if found := re.search(r" on cluster (\S+)", answer.stdout):
-            entry["slurm_cluster"] = cluster = found[1]
+        if match := re.search(r" on cluster (\S+)", answer.stdout):
+            entry["slurm_cluster"] = cluster = match[1]
         try:
             self._note(entry, job_id)
         except RunFolderError as fault:
@@ -106,7 +106,7 @@ class ScriptExecutor(SlurmExecutor):
         return job_id
 
     def _sent(self, cluster: str | None, environment: Mapping[str, str]) -> dict[str, Any]:
-        """The keys that find a job whose sbatch gave no answer: its command, and the clusters that may have it."""
+        """The keys to find a job for which sbatch got no answer: its command, and the clusters that may have it."""
         options, script = read_call(self.command[1:], options_of("sbatch"))
         chosen = cluster or options.get("clusters") or next(filter(None, map(environment.get, CHOOSE_CLUSTER)), None)
         if chosen is None:
@@ -115,8 +115,8 @@ class ScriptExecutor(SlurmExecutor):
         return {"script": as_noted(" ".join(script)), "clusters": chosen}
 
     def _look_for(self, entry: Mapping[str, Any]) -> str:
-        """The id of a job whose sbatch got no answer. SlurmUnreachable if it is not found in time: it may be queued."""
-        self._note(entry)  # first: what follows may be killed
+        """Finds the job of an sbatch without an answer; returns its id. SlurmUnreachable if it is not found in time."""
+        self._note(entry)  # first, as the search may be killed
         until, job_id = time.monotonic() + _TIMES * patience_s(), ""
         while not job_id and time.monotonic() < until:
             time.sleep(_POLL_S)
@@ -140,11 +140,11 @@ class ScriptExecutor(SlurmExecutor):
 
 
 def _executor(
-    script: Path, flags: Sequence[str], own: Mapping[str, str], runs: Mapping[str, RunFolder], resolved: Resolved
+    script: Path, flags: Sequence[str], variables: Mapping[str, str], runs: Mapping[str, RunFolder], resolved: Resolved
 ) -> ScriptExecutor:
-    """For a rendered script. What belongs to the runs is not in it but in the variables `own`, and in `flags`."""
+    """The executor for a rendered script. What differs between runs is in the variables `variables` and in `flags`."""
     command = ["sbatch", f"--chdir={Path.cwd()}", *flags, "--export=ALL", str(script)]
-    environment = submission_environment(os.environ, {**own, **job_python(resolved)})
+    environment = submission_environment(os.environ, {**variables, **job_python(resolved)})
     return ScriptExecutor(command, environment, runs, resolved.cluster.name)
 
 
@@ -156,9 +156,10 @@ def submit_own(
     options: Sequence[str],
     later: Sequence[str] = (),
 ) -> str:
-    """Submits the job.sh around a script of the user's own: sbatch sees the environment, the folder and the
-    `options` that the user gives it. What belongs to the runs are arguments of job.sh: the `folder` of the run, or that
-    with a link to each, the interpreter, and the options for `later` jobs of the chain. `output` is a pattern in it."""
+    """Submits the job.sh around a user's own script: sbatch gets the environment, the current folder and the `options`
+    of the user. What differs between runs is passed as arguments of job.sh: the `folder` of the run, or the folder with
+    a link to each run, the interpreter, and the options for `later` jobs of the chain. `output`: a pattern in `folder`.
+    """
     path = f"{_no_pattern(folder)}/{output}"
     flags = [*options, requeue_of(resolved.cluster).flag, "--open-mode=append", f"--output={path}", f"--error={path}"]
     python = job_python(resolved).get("HPC_GPT_PYTHON") or os.environ.get("HPC_GPT_PYTHON")
@@ -169,18 +170,18 @@ def submit_own(
 
 
 def submit_to_slurm(run: RunFolder, resolved: Resolved, jobs: int = 1, options: Sequence[str] = ()) -> list[str]:
-    """Submits the run's job.sh, as a chain of so many jobs, and returns the ids of those that Slurm accepted.
+    """Submits the run's job.sh, as a chain of `jobs` jobs, and returns the ids of those that Slurm accepted.
 
-    `options` are further ones of sbatch, for a script of the user's own.
+    `options`: further options of sbatch, for a user's own script.
 
-    Each is noted in the run's submissions.jsonl. Raises JobRefused or SlurmUnreachable if the first was not accepted.
+    Each job is noted in the run's submissions.jsonl. Raises JobRefused or SlurmUnreachable if the first was refused.
     """
-    output = "slurm-%j.out"  # for what the script prints before it has made its attempt's folder
+    output = "slurm-%j.out"  # has what the script prints before its attempt's folder exists
     if resolved.script is not None:
-        later = options if job_ids(run) else ()  # job.sh has those of the first submission
+        later = options if job_ids(run) else ()  # job.sh has the options of the first submission
         if run.sweep_id is None:
             return [submit_own(run.path, output, resolved, {"": run}, options, later)]
-        folder = run.path.parent / run.sweep_id / "1"  # of its array
+        folder = run.path.parent / run.sweep_id / "1"  # the folder of its array
         only = [*options, f"--array={resolved.row}"]
         return [submit_own(folder, ARRAY_OUTPUT, resolved, {f"_{resolved.row}": run}, only, later)]
     requeue = requeue_of(resolved.cluster)
@@ -193,7 +194,7 @@ def submit_to_slurm(run: RunFolder, resolved: Resolved, jobs: int = 1, options: 
         try:
             accepted.append(executor.submit_script({"link": number, "links": jobs}))
         except (JobRefused, SlurmUnreachable):
-            # For example a limit on queued jobs: the accepted jobs run, and the last one submits another.
+            # For example at a limit on queued jobs: the accepted jobs run, and the last one submits another.
             if not accepted:
                 raise
             break
@@ -203,21 +204,21 @@ def submit_to_slurm(run: RunFolder, resolved: Resolved, jobs: int = 1, options: 
 def submit_array(
     folder: Path, resolved: Resolved, runs: Sequence[RunFolder], at_once: int | None, after: str | None = None
 ) -> str:
-    """Submits `array.sh` in a folder with a link for each run, by number, and returns the array's job id.
+    """Submits `array.sh` in a folder with one link per run, by number, and returns the array's job id.
 
     The runs have equal directives. `at_once`: how many of them may run at a time. `after`: the array that must have
-    ended before. Raises as submit_script.
+    ended first. Raises as submit_script.
     """
     most = f"%{at_once}" if at_once else ""
     flags = [f"--array=0-{len(runs) - 1}{most}", f"--output={_no_pattern(folder)}/{ARRAY_OUTPUT}"]
-    if after is not None:  # on the command line it takes the place of the script's own
-        asked = resolved.job.dependency
-        flags.append(f"--dependency={f'{asked},' if asked else ''}afterany:{after}")
+    if after is not None:  # on the command line it replaces the script's own
+        requested = resolved.job.dependency
+        flags.append(f"--dependency={f'{requested},' if requested else ''}afterany:{after}")
     elements = {f"_{number}": run for number, run in enumerate(runs)}
-    own = {"HPC_GPT_ARRAY": str(folder)}
-    return _executor(folder / ARRAY_SCRIPT, flags, own, elements, resolved).submit_script()
+    variables = {"HPC_GPT_ARRAY": str(folder)}
+    return _executor(folder / ARRAY_SCRIPT, flags, variables, elements, resolved).submit_script()
 
 
 def _no_pattern(path: Path) -> str:
-    """The path for --output, which sbatch reads as a pattern: a % is doubled."""
+    """Doubles each % of a path, because sbatch reads --output as a pattern."""
     return str(path).replace("%", "%%")

@@ -10,7 +10,7 @@ _FIRST = re.compile(r"([A-Za-z][\w.-]{0,80})(?:\[(\d{1,8}))?")
 
 
 def expand_hosts(text: str) -> list[str]:
-    """The hosts of a list, in its order. ValueError if it is none.
+    """The hosts of a list, in its order. ValueError if the text is not a list of hosts.
 
     >>> expand_hosts("a,n[08-10,12]"), expand_hosts("r[1-2]n[3,5]")
     (['a', 'n08', 'n09', 'n10', 'n12'], ['r1n3', 'r1n5', 'r2n3', 'r2n5'])
@@ -25,20 +25,20 @@ def expand_hosts(text: str) -> list[str]:
 
 
 def _numbers(ranges: str) -> list[str]:
-    found = []
+    numbers = []
     for part in ranges.split(","):
         first, _, last = part.partition("-")
         if not first.isdecimal() or not (last or first).isdecimal():
             raise ValueError(f"Invalid hostlist: [{ranges}]")
-        found += [f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1)]
-    return found
+        numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1)]
+    return numbers
 
 
 def first_host(text: object) -> str | None:
-    """The first host of a list, on which a job's script runs; None if there is none.
+    """The first host of a list, on which a job's script runs; None if the text names none.
 
     >>> first_host("r6i4n[5-7,9]"), first_host("n3,n5"), first_host(None)
     ('r6i4n5', 'n3', None)
     """
-    found = _FIRST.match(text) if isinstance(text, str) else None
-    return found[1] + (found[2] or "") if found else None
+    match = _FIRST.match(text) if isinstance(text, str) else None
+    return match[1] + (match[2] or "") if match else None

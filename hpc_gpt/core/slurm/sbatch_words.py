@@ -1,7 +1,7 @@
-"""The options that a job script, SBATCH_ variables and a command line give sbatch, read as sbatch reads them; and the
-names of a job's output files, by the patterns of --output and --error.
+"""Reads the options that sbatch gets from a job script, SBATCH_ variables and a command line, by sbatch's own rules;
+and the names of a job's output files, by the patterns of --output and --error.
 
-Nothing is translated: sbatch gets the same words. They are read to know what the job is, and to refuse what cannot be.
+Nothing is translated: sbatch gets the same words. They are read to know what the job is, and to refuse what cannot run.
 """
 
 import itertools
@@ -14,23 +14,23 @@ from dataclasses import dataclass
 from hpc_gpt.core.secrets import hide_secrets, hide_words
 from hpc_gpt.core.slurm.directives import BLANKS, Options, options_of, script_directives
 
-# Variables whose option has another name.
+# {name in a variable: its option}, where the two differ.
 _OTHER_NAMES = {
     "timelimit": "time", "array-inx": "array", "debug": "verbose", "mem-per-node": "mem", "req-switch": "switches",
     "burst-buffer": "bb", "cpu-freq-req": "cpu-freq",
 }  # fmt: skip
 _COUNT = re.compile(r"(\d+)([kKmM]?)")
-# A part of a directive's word: a quoted text, a character after a backslash, or what is neither quote nor comment.
+# A part of a word in a directive: a quoted text, a character after a backslash, or one that is not quote or comment.
 _WORD_PART = re.compile(
     r"""(?P<quote>["'])(?P<quoted>(?:\\.|(?!(?P=quote)).)*)(?P=quote)|\\(?P<escaped>.)|[^"'#\\]""", re.DOTALL
 )
-_FIELD = re.compile(r"%(\d*)([%A-Za-z])")  # of a pattern of --output
+_FIELD = re.compile(r"%(\d*)([%A-Za-z])")  # a field in a pattern of --output
 _SIGNAL = re.compile(r"(?:(?P<flags>[BR]+):)?(?P<signal>\w+)(?:@(?P<lead>\d+))?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option by its long name; `value` is None without one, `argv` is what the command line has of it."""
+    """An option by its long name; `value` is None without one, `argv`: its words on the command line."""
 
     name: str
     value: str | None
@@ -38,42 +38,42 @@ class Option:
 
 
 def read_options(line: Sequence[str]) -> Iterator[Option]:
-    """The options of sbatch in a line of options alone; a word that is none has an empty name.
+    """The options of sbatch in a line that has only options; a word that is not an option gets an empty name.
 
-    The word after an option that this version does not know, as a plugin's, is its value.
+    The word after an unknown option, such as a plugin's, is its value.
     """
     return _read(list(line), options_of("sbatch"))
 
 
-def read_call(line: Sequence[str], known: Options) -> tuple[dict[str, str], list[str]]:
-    """({long name: value or ""}, the arguments after the options) of a call of one of Slurm's commands.
+def read_call(line: Sequence[str], options: Options) -> tuple[dict[str, str], list[str]]:
+    """({long name: value or ""}, the arguments after the options) in a call of one of Slurm's commands.
 
     >>> read_call(["-n4", "-K", "--nodes=2", "bash", "-l"], options_of("srun"))
     ({'ntasks': '4', 'kill-on-bad-exit': '', 'nodes': '2'}, ['bash', '-l'])
     """
     left = list(line)
     values: dict[str, str] = {}
-    for option in _read(left, known):
+    for option in _read(left, options):
         if not option.name:
             return values, left if option.value == "--" else [*option.argv, *left]
         values[option.name] = option.value or ""
     return values, []
 
 
-def _read(left: list[str], known: Options) -> Iterator[Option]:
-    """The options at the beginning of `left`, which keeps the words that are not read yet."""
-    kinds, letters = known
+def _read(left: list[str], options: Options) -> Iterator[Option]:
+    """Yields the options at the beginning of `left`, and removes their words from it."""
+    kinds, letters = options
     while left:
         word = left.pop(0)
         if word.startswith("--") and len(word) > 2:
-            name, equals, given = word[2:].partition("=")
-            name = known.named(name)
+            name, equals, value_text = word[2:].partition("=")
+            name = options.named(name)
             follows = name not in kinds and left and not left[0].startswith("-") and left[0] != ":"
             if not equals and left and (kinds.get(name) == "valued" or follows):
                 value = left.pop(0)
                 yield Option(name, value, (word, value))
             else:
-                yield Option(name, given if equals else None, (word,))
+                yield Option(name, value_text if equals else None, (word,))
         elif word.startswith("-") and len(word) > 1 and word != "--":
             cluster = word[1:]
             while cluster:
@@ -93,7 +93,7 @@ def _read(left: list[str], known: Options) -> Iterator[Option]:
 
 
 def chosen_clusters(directives: Sequence[str]) -> str | None:
-    """The Slurm clusters that directives name, the job being for one of them; None for the default one.
+    """The Slurm clusters that directives name; one of them runs the job. None for the default cluster.
 
     >>> chosen_clusters(["--nodes=2", "-M east  # the new one"]), chosen_clusters(["--nodes=2"])
     ('east', None)
@@ -103,7 +103,7 @@ def chosen_clusters(directives: Sequence[str]) -> str | None:
 
 
 def options_of_variables(environment: Mapping[str, str]) -> list[str]:
-    """The options that SBATCH_ variables give, as words of a command line.
+    """The options that SBATCH_ variables set, as words of a command line.
 
     >>> options_of_variables({"SBATCH_TIMELIMIT": "9", "SBATCH_REQUEUE": "", "HOME": "/"})
     ['--requeue', '--time=9']
@@ -119,14 +119,14 @@ def options_of_variables(environment: Mapping[str, str]) -> list[str]:
             elif name in kinds:
                 wait = environment.get("SBATCH_WAIT4SWITCH") if name == "switches" else None
                 options.append(f"--{name}={value}" + (f"@{wait}" if wait else ""))
-    if clusters := environment.get("SLURM_CLUSTERS"):  # as sbatch reads it, before its own
+    if clusters := environment.get("SLURM_CLUSTERS"):  # sbatch prefers it to its own variable
         options.append(f"--clusters={clusters}")
     return options
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the options ask for: nodes, tasks and GPUs of a node; `gpus` is 0 if they ask for none, `tasks` None."""
+    """The sizes that options ask for: nodes, tasks, GPUs per node. Without a request `tasks` is None, `gpus` 0."""
 
     nodes: int
     tasks: int | None
@@ -134,7 +134,7 @@ class Sizes:
 
 
 def sizes_of(options: Mapping[str, str | None]) -> Sizes:
-    """The sizes of {long name: value}; of a range the least.
+    """The sizes that the options {long name: value} ask for; for a range, the smallest.
 
     >>> sizes_of({"nodes": "2-4", "gres": "gpu:a100:8", "ntasks-per-node": "1"})
     Sizes(nodes=2, tasks=2, gpus=8)
@@ -161,12 +161,12 @@ def sizes_of(options: Mapping[str, str | None]) -> Sizes:
 
 
 def _count(text: str | None) -> int:
-    found = _COUNT.match(text or "")
-    return int(found[1]) * {"": 1, "k": 1024, "m": 1024**2}[found[2].lower()] if found else 0
+    match = _COUNT.match(text or "")
+    return int(match[1]) * {"": 1, "k": 1024, "m": 1024**2}[match[2].lower()] if match else 0
 
 
 def _gpus(text: str | None) -> int:
-    """The GPUs in `4`, `a100:4`, `a100` or `a100:2,v100:2`: without a number it is one.
+    """The number of GPUs in `4`, `a100:4`, `a100` or `a100:2,v100:2`; a type without a number counts 1.
 
     >>> _gpus("4090:4"), _gpus("1g.5gb"), _gpus("a100:2,v100:1"), _gpus("a100:4(S:0-1)"), _gpus(None)
     (4, 1, 3, 4, 0)
@@ -176,14 +176,14 @@ def _gpus(text: str | None) -> int:
 
 
 def _gpus_of_tres(text: str | None) -> int:
-    """The GPUs in `gpu:4090:4`, `gres:gpu:2`, `cpu=8,gres/gpu:a100=2` or `gpu`."""
-    found = re.findall(r"(?:^|,)(?:gres[/:])?gpu(?:[:=]([^,]+))?(?=$|,)", text or "")
-    return sum(_gpus(each.replace("=", ":") or "1") for each in found)
+    """The number of GPUs in `gpu:4090:4`, `gres:gpu:2`, `cpu=8,gres/gpu:a100=2` or `gpu`."""
+    requests = re.findall(r"(?:^|,)(?:gres[/:])?gpu(?:[:=]([^,]+))?(?=$|,)", text or "")
+    return sum(_gpus(gpus.replace("=", ":") or "1") for gpus in requests)
 
 
 @dataclass(frozen=True)
 class LimitSignal:
-    """`--signal`: the signal, seconds before the time limit, and whether the batch shell alone gets it."""
+    """The value of `--signal`: the signal, seconds before the time limit, and whether only the batch shell gets it."""
 
     name: str
     lead_s: int
@@ -191,36 +191,36 @@ class LimitSignal:
 
     @property
     def number(self) -> int:
-        """Its number, 0 if it has none here."""
+        """The number of the signal; 0 if this machine does not know it."""
         named = signal.Signals.__members__.get(f"SIG{self.name}", 0)
         return int(self.name) if self.name.isdecimal() else int(named)
 
 
 def signal_of(text: str) -> LimitSignal | None:
-    """The signal of `--signal`'s value; None if it is none that sbatch takes.
+    """Parses the value of `--signal`; None if sbatch would refuse it.
 
     >>> signal_of("B:USR1@120")
     LimitSignal(name='USR1', lead_s=120, to_shell=True)
     """
-    found = _SIGNAL.fullmatch(text)
-    if found is None:
+    match = _SIGNAL.fullmatch(text)
+    if match is None:
         return None
-    flags = (found["flags"] or "").upper()
-    return LimitSignal(found["signal"].upper().removeprefix("SIG"), int(found["lead"] or 60), "B" in flags)
+    flags = (match["flags"] or "").upper()
+    return LimitSignal(match["signal"].upper().removeprefix("SIG"), int(match["lead"] or 60), "B" in flags)
 
 
 def array_numbers(text: str) -> list[int]:
-    """The elements of `--array`'s value; empty if sbatch would not take it.
+    """The elements in the value of `--array`; empty if sbatch would refuse it.
 
     >>> array_numbers("0-6:3,9%4")
     [0, 3, 6, 9]
     """
     numbers: set[int] = set()
     for part in text.partition("%")[0].split(","):
-        found = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part.strip())
-        if found is None or int(found[3] or 1) == 0 or int(found[2] or 0) - int(found[1]) > 10**7:
+        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part.strip())
+        if match is None or int(match[3] or 1) == 0 or int(match[2] or 0) - int(match[1]) > 10**7:
             return []
-        numbers |= set(range(int(found[1]), int(found[2] or found[1]) + 1, int(found[3] or 1)))
+        numbers |= set(range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1)))
     return sorted(numbers)
 
 
@@ -232,14 +232,13 @@ def array_variables(numbers: Sequence[int]) -> dict[str, str]:
     """
     steps = {later - number for number, later in itertools.pairwise(numbers)}
     step = steps.pop() if len(steps) == 1 else 1
-    found = {"COUNT": len(numbers), "MIN": min(numbers), "MAX": max(numbers), "STEP": step}
-    return {f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in found.items()}
+    values = {"COUNT": len(numbers), "MIN": min(numbers), "MAX": max(numbers), "STEP": step}
+    return {f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in values.items()}
 
 
 def split_directive(line: str) -> list[str]:
-    r"""The words of a line after `#SBATCH`, as sbatch reads them: a backslash counts within quotes, too, and what
-    follows a `#` that is not quoted is a comment; only a blank of C's isspace ends a word. ValueError if a quote has no
-    end.
+    r"""Splits a line after `#SBATCH` into words, like sbatch: a backslash also counts within quotes, an unquoted `#`
+    begins a comment, and only a blank of C's isspace ends a word. ValueError if a quote has no end.
 
     >>> split_directive(r"--comment='a # \b' -n4  # four")
     ['--comment=a # b', '-n4']
@@ -250,16 +249,16 @@ def split_directive(line: str) -> list[str]:
         if line[place] in BLANKS:
             place, inside = place + 1, False
             continue
-        found = _WORD_PART.match(line, place)
-        if found is None:
+        match = _WORD_PART.match(line, place)
+        if match is None:
             if line[place] == "\\":  # at the end of the line
                 break
             raise ValueError(f"a quote has no end: {line}")
-        text = found["escaped"] or found[0]
-        if found["quote"]:
-            text = re.sub(r"\\(.)", r"\1", found["quoted"])
+        text = match["escaped"] or match[0]
+        if match["quote"]:
+            text = re.sub(r"\\(.)", r"\1", match["quoted"])
         parts[-1:] = [parts[-1] + text] if inside else [*parts[-1:], text]
-        place, inside = found.end(), True
+        place, inside = match.end(), True
     return parts
 
 
@@ -275,7 +274,7 @@ def shown_directives(script: str) -> str:
 
 
 def expand_pattern(pattern: str, environment: Mapping[str, str], user: str = "") -> str:
-    r"""The name of a file by sbatch's pattern, of the job that an environment is of.
+    r"""The file name that sbatch's pattern gives for the job with an environment.
 
     >>> expand_pattern("log/%x-%4j.out", {"SLURM_JOB_NAME": "gpt", "SLURM_JOB_ID": "7"})
     'log/gpt-0007.out'
@@ -297,10 +296,10 @@ def expand_pattern(pattern: str, environment: Mapping[str, str], user: str = "")
         "x": environment.get("SLURM_JOB_NAME", ""),
     }
 
-    def value(found: re.Match[str]) -> str:
-        text = values.get(found[2])
+    def value(match: re.Match[str]) -> str:
+        text = values.get(match[2])
         if text is None:
-            return found[0]
-        return text.zfill(min(int(found[1] or 0), 10)) if text.isdigit() else text
+            return match[0]
+        return text.zfill(min(int(match[1] or 0), 10)) if text.isdigit() else text
 
     return _FIELD.sub(value, pattern)

@@ -1,8 +1,8 @@
-"""Whether a job can start, now or ever, asked before it is submitted; and Slurm's reasons why it waits, in words.
+"""Checks before a submission whether a job can start, now or ever; and explains Slurm's reasons why a job waits.
 
-`sbatch --test-only` gives one answer for a request that no node can ever hold and for nodes that are drained just now,
-and accepts a time limit above the partition's. sbatch itself queues all three. So the partition and its nodes are
-looked at, too: only a job that can never start is refused.
+`sbatch --test-only` gives the same answer for a request that no node can ever hold and for nodes that are drained just
+now, and accepts a time limit above the partition's. sbatch itself queues all three. So the partition and its nodes are
+checked, too: only a job that can never start is refused.
 """
 
 import os
@@ -27,28 +27,28 @@ from hpc_gpt.core.slurm.directives import (
 from hpc_gpt.core.slurm.environment import submission_environment
 from hpc_gpt.core.slurm.sbatch_words import chosen_clusters
 
-# On a busy controller the answer may take long, as it simulates the queue.
+# A busy controller may answer late, as it simulates the queue.
 _ASK_S = 30.0
 _NO_NODES = re.compile(r"node configuration is not available", re.IGNORECASE)
-# sbatch queues a job of which --test-only says this.
+# If --test-only says this about a job, sbatch still queues it.
 _NOT_NOW = re.compile(r"not available now|required node not available|temporarily", re.IGNORECASE)
-# The partition is drained or inactive: sbatch refuses what it takes another day.
+# The partition is drained or inactive: sbatch refuses a job that it would accept another day.
 _CLOSED = re.compile(r"partition not available", re.IGNORECASE)
 _STARTS = re.compile(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
-# A start that is expected so soon is now.
+# A start that is expected within so many seconds counts as now.
 _SOON_S = 60.0
 _PAIR = re.compile(r"(\w+)=(\S*)")
-# sinfo's states of nodes that take no new job; `*` is a node that does not answer.
+# sinfo's states of nodes that take no new job; `*` marks a node that does not answer.
 _UNUSABLE = re.compile(r"(down|drain|fail|error|unknown|reboot|blocked|inval|maint|reserved|perfctrs)|.*\*")
 
 
 class NeverStarts(JobRefused):
-    """A job that sbatch would queue for ever."""
+    """sbatch would queue the job for ever."""
 
 
 @dataclass(frozen=True)
 class ExpectedStart:
-    """What Slurm says of a job before it is submitted: its `answer`, and why the job `waits`, empty if it starts."""
+    """Slurm's `answer` about a job before it is submitted, and why the job `waits`; empty if it starts."""
 
     answer: str
     waits: str = ""
@@ -79,8 +79,8 @@ def ask_start(resolved: Resolved, script: str) -> ExpectedStart:
 
 
 def ask_after(resolved: Resolved) -> str:
-    """What Slurm says of the jobs of `[after]`, before there is a checkpoint; empty if it would take them, or cannot be
-    asked. Raises JobRefused for what it would refuse for good."""
+    """Asks Slurm about the jobs of `[after]`, before there is a checkpoint. Returns its objection, empty if it would
+    accept them or does not answer. Raises JobRefused if it would always refuse them."""
     script = "\n".join(["#!/bin/bash", *(f"#SBATCH {quote_directive(option)}" for option in after_options(resolved))])
     try:
         answer = ask(["sbatch", "--test-only"], submission_environment(os.environ, {}), f"{script}\n", _ASK_S)
@@ -88,7 +88,7 @@ def ask_after(resolved: Resolved) -> str:
         return ""
     if answer.code == 0 or answer.unreachable:
         return ""
-    if any(found.search(answer.stderr) for found in (_NO_NODES, _NOT_NOW, _CLOSED)):
+    if any(pattern.search(answer.stderr) for pattern in (_NO_NODES, _NOT_NOW, _CLOSED)):
         return f"Slurm would not start the jobs of [after] now: {answer.sentence}"
     raise JobRefused(f"Slurm would refuse the jobs of [after]: {answer.sentence}", "change after.sbatch")
 
@@ -110,24 +110,28 @@ def _later(message: str, now: float) -> str:
 
 
 def _partitions(names: str | None, clusters: str | None) -> list[dict[str, str]]:
-    """The settings of the partitions that a job asks for, or of the default one; empty if Slurm does not say."""
+    """The settings of the partitions that a job requests, or of the default one; empty if Slurm does not answer."""
     try:
         answer = ask(["scontrol", "--oneliner", "show", "partition"], timeout_s=_ASK_S, cluster=clusters)
     except SlurmUnreachable:
         return []
-    known = [dict(_PAIR.findall(line)) for line in answer.stdout.splitlines() if line.startswith("PartitionName=")]
+    listed = [dict(_PAIR.findall(line)) for line in answer.stdout.splitlines() if line.startswith("PartitionName=")]
     wanted = (names or "").split(",")
-    return [each for each in known if each["PartitionName"] in wanted or (not names and each.get("Default") == "YES")]
+    return [
+        settings
+        for settings in listed
+        if settings["PartitionName"] in wanted or (not names and settings.get("Default") == "YES")
+    ]
 
 
 def _above_time_limit(resolved: Resolved, partitions: Sequence[Mapping[str, str]]) -> str:
-    """Words if the job's time limit is above that of every partition. A QOS may allow more."""
-    asked = limit_s(resolved.job.time)
-    limits = [each.get("MaxTime", "UNLIMITED") for each in partitions if each.get("QoS", "N/A") == "N/A"]
-    if asked is None or resolved.job.qos or not limits or len(limits) < len(partitions):
+    """The text if the job's time limit is above that of every partition; else empty. A QOS may allow more."""
+    requested_s = limit_s(resolved.job.time)
+    limits = [partition.get("MaxTime", "UNLIMITED") for partition in partitions if partition.get("QoS", "N/A") == "N/A"]
+    if requested_s is None or resolved.job.qos or not limits or len(limits) < len(partitions):
         return ""
     try:
-        if any((most := limit_s(limit)) is None or asked <= most for limit in limits):
+        if any((most := limit_s(limit)) is None or requested_s <= most for limit in limits):
             return ""
     except ConfigError:  # a form that sbatch does not take
         return ""
@@ -136,11 +140,11 @@ def _above_time_limit(resolved: Resolved, partitions: Sequence[Mapping[str, str]
 
 
 def _names(partitions: Sequence[Mapping[str, str]]) -> str:
-    return " or ".join(each["PartitionName"] for each in partitions)
+    return " or ".join(partition["PartitionName"] for partition in partitions)
 
 
 def _closed(partitions: Sequence[Mapping[str, str]]) -> str:
-    if partitions and all(each.get("State") == "DOWN" for each in partitions):
+    if partitions and all(partition.get("State") == "DOWN" for partition in partitions):
         return f"partition {_names(partitions)} is down: jobs wait until it is up"
     return ""
 
@@ -161,7 +165,7 @@ class _Node:
 
 
 def _nodes(clusters: str | None) -> list[_Node]:
-    """The nodes of every partition, as sinfo lists them; empty if Slurm does not say."""
+    """The nodes of every partition, as sinfo lists them; empty if Slurm does not answer."""
     try:
         answer = ask(
             ["sinfo", "--all", "--Node", "--noheader", "--format=%N|%R|%T|%c|%G|%f|%E"],
@@ -183,25 +187,25 @@ def _nodes(clusters: str | None) -> list[_Node]:
 def _nodes_to_come(
     resolved: Resolved, partitions: Sequence[Mapping[str, str]], answer: Answer, clusters: str | None
 ) -> str:
-    """Why the job cannot start now, if nodes that could hold it take no job just now. Raises NeverStarts if not."""
+    """The reason why a job waits, if nodes that could hold it take no job just now. Raises NeverStarts otherwise."""
     never = ""
     nodes, wanted = _nodes(clusters), allocated_nodes(resolved)
     for partition in partitions:
         name, most = partition["PartitionName"], partition.get("MaxNodes", "UNLIMITED")
-        own = [node for node in nodes if node.partition == name]
-        fit = [node for node in own if _can_hold(node, resolved)]
+        of_partition = [node for node in nodes if node.partition == name]
+        fit = [node for node in of_partition if _can_hold(node, resolved)]
         away = [node for node in fit if not node.is_usable]
         if most.isdigit() and int(most) < wanted:
             never = never or f"it asks for {wanted} nodes, and partition {name} gives a job {most} at most"
         elif len(fit) < wanted:
-            never = never or f"it asks for {_too_many(name, wanted, own, fit, resolved)}"
+            never = never or f"it asks for {_too_many(name, wanted, of_partition, fit, resolved)}"
         elif away:
             return _away_text(name, wanted, fit, away)
     raise _never(resolved, f"{never} (sbatch: {answer.sentence})" if never else answer.sentence)
 
 
 def _can_hold(node: _Node, resolved: Resolved) -> bool:
-    """Whether a node has the CPUs, GPUs and feature that a job asks of each. An expression of features is not read."""
+    """Whether a node has the CPUs, GPUs and feature that a job needs per node. Expressions of features are not read."""
     ranks, feature = resolved.ranks_per_node, resolved.job.constraint
     return (
         node.cpus >= ranks * (cpus_per_task(resolved) or 1)
@@ -210,14 +214,16 @@ def _can_hold(node: _Node, resolved: Resolved) -> bool:
     )
 
 
-def _too_many(partition: str, wanted: int, own: Sequence[_Node], fit: Sequence[_Node], resolved: Resolved) -> str:
-    """`2 nodes, and partition main has 1`, or how many of its nodes are large enough and how large they are."""
-    if len(own) < wanted:
-        return f"{counted(wanted, 'node')}, and partition {partition} has {len(own)}"
-    have = f"{len(fit) or 'none'} of the {counted(len(own), 'node')} of partition {partition} can hold that"
-    most = counted(max(node.cpus for node in own), "CPU")
+def _too_many(
+    partition: str, wanted: int, of_partition: Sequence[_Node], fit: Sequence[_Node], resolved: Resolved
+) -> str:
+    """The text `2 nodes, and partition main has 1`, or how many nodes are large enough and how large they are."""
+    if len(of_partition) < wanted:
+        return f"{counted(wanted, 'node')}, and partition {partition} has {len(of_partition)}"
+    have = f"{len(fit) or 'none'} of the {counted(len(of_partition), 'node')} of partition {partition} can hold that"
+    most = counted(max(node.cpus for node in of_partition), "CPU")
     if resolved.cluster.gpu_flag != "none":
-        most += f" and {counted(max(node.gpus for node in own), 'GPU')}"
+        most += f" and {counted(max(node.gpus for node in of_partition), 'GPU')}"
     return f"{counted(wanted, 'node')} of {_size(resolved)} each, and {have}: a node has at most {most}"
 
 
@@ -229,13 +235,13 @@ def _size(resolved: Resolved) -> str:
 
 
 def _away_text(partition: str, wanted: int, fit: Sequence[_Node], away: Sequence[_Node]) -> str:
-    """Words on nodes that take no job: how many, in which states, and what the administrators noted."""
+    """The text about nodes that take no job: how many, in which states, and the administrators' notes."""
     states = ", ".join(f"{n} {state}" for state, n in Counter(node.state.rstrip("*~#!%$@^-") for node in away).items())
     notes = [f"{node.name}: {node.reason}" for node in away if node.reason not in ("none", "")]
     why = f" ({some(notes, 3)})" if notes else ""
     return (
-        f"it needs {wanted} of the {len(fit)} nodes of partition {partition} that can hold it, and these take no job "
-        f"now: {states}{why}"
+        f"it needs {wanted} of the {len(fit)} nodes of partition {partition} that can hold it, and some of these "
+        f"take no job now: {states}{why}"
     )
 
 
@@ -246,8 +252,8 @@ _REASONS = {
     "Priority": "other jobs come first",
     "BeginTime": "its begin time has not come",
     "Dependency": "it waits for another job",
-    "DependencyNeverSatisfied": f"the job it waits for did not end as asked; {_NEVER}",
-    "PartitionConfig": f"the partition has no nodes that hold the request; {_NEVER}",
+    "DependencyNeverSatisfied": f"the job it waits for did not end as its dependency requires; {_NEVER}",
+    "PartitionConfig": f"the partition has no nodes that can hold the request; {_NEVER}",
     "PartitionNodeLimit": f"it asks for more nodes than the partition has or allows; {_NEVER}",
     "PartitionTimeLimit": f"its --time is above the partition's limit; {_NEVER}",
     "PartitionDown": "its partition is down",
@@ -259,7 +265,7 @@ _REASONS = {
     "InvalidQOS": f"its QOS does not exist any more; {_NEVER}",
     "JobHeldUser": "its user holds it; scontrol release lets it start",
     "JobHeldAdmin": "an administrator holds it: ask them why",
-    "JobArrayTaskLimit": "as many runs of the array as may run at a time do so",
+    "JobArrayTaskLimit": "the array's limit of runs at a time is reached",
     "Licenses": "the licenses it asks for are in use",
     "NodeDown": "a node that it needs is down",
     "ReqNodeNotAvail": "nodes that it asks for are down, drained or reserved",
@@ -270,20 +276,20 @@ _REASONS = {
     "launch failed requeued held": "its launch failed, and Slurm holds it; scontrol release starts it again",
 }
 _LIMIT = re.compile(r"(QOS|Assoc)\w+|Max\w+PerAccount")
-# The minutes that the jobs have used; those of GrpRunMinutes are what the running ones may still use.
+# Limits on the minutes that jobs have used; GrpRunMinutes limits what running jobs may still use.
 _USED_UP = re.compile(r"Grp\w*(?<!Run)Minutes")
 _OF_ONE_JOB = re.compile(r"PerJob|PerNode|MaxWall|Min(?!ute)")
 
 
 def reason_text(reason: str) -> str:
-    """What Slurm's reason of a waiting job means, with the reason; empty without one. An unknown one stays as it is.
+    """The meaning of Slurm's reason for a waiting job, with the reason; empty without one, unchanged if unknown.
 
     >>> reason_text("Priority"), reason_text("None"), reason_text("SomethingNew")
     ('other jobs come first (Priority)', '', 'SomethingNew')
     >>> reason_text("QOSMaxGRESPerUser")
-    'with the jobs that run, a limit of its QOS is reached (QOSMaxGRESPerUser)'
+    'the running jobs have reached a limit of its QOS (QOSMaxGRESPerUser)'
     >>> reason_text("AssocGrpBillingMinutes")
-    "the minutes of its account are used up: no other job's end helps, more of them do (AssocGrpBillingMinutes)"
+    'the minutes of its account are used up: it starts when more are granted (AssocGrpBillingMinutes)'
     """
     if reason in ("", "None", "WaitingForScheduling"):
         return ""
@@ -293,12 +299,12 @@ def reason_text(reason: str) -> str:
 
 
 def _limit_text(name: str) -> str:
-    found = _LIMIT.fullmatch(name)
-    if not found:
+    match = _LIMIT.fullmatch(name)
+    if not match:
         return ""
-    whose = "its QOS" if found[1] == "QOS" else "its account"
+    whose = "its QOS" if match[1] == "QOS" else "its account"
     if _OF_ONE_JOB.search(name):
-        return f"it is beyond what {whose} allows one job; {_NEVER}"
+        return f"it asks for more than {whose} allows one job; {_NEVER}"
     if _USED_UP.search(name):
-        return f"the minutes of {whose} are used up: no other job's end helps, more of them do"
-    return f"with the jobs that run, a limit of {whose} is reached"
+        return f"the minutes of {whose} are used up: it starts when more are granted"
+    return f"the running jobs have reached a limit of {whose}"

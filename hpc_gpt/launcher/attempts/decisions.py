@@ -1,7 +1,7 @@
-"""Classify and judge an attempt that has ended, once, and write that down; and read the history of attempts.
+"""Classifies and judges an attempt that has ended, once, and writes the result; reads the history of attempts.
 
-The class and the cause are written to ended.json, the verdict to next.json. The history (how each attempt ended, how
-far it saved, what it cost) is read from the run folder alone.
+The class and the cause are written to ended.json, the verdict to next.json. The history (how each attempt ended, its
+last saved step, its cost) is read from the run folder alone.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from hpc_gpt.core.ends import bad_nodes
 from hpc_gpt.core.ends.end_policy import End, cannot_continue
 from hpc_gpt.core.ends.exit_status import explain_srun, is_lost_peer, read_exit_status
-from hpc_gpt.core.ends.failures import QUICK_S, VAGUE, meaning
+from hpc_gpt.core.ends.failures import QUICK_S, UNSPECIFIC, meaning
 from hpc_gpt.core.ends.judge import EndedAttempt, Rules, Verdict, gpu_hours, judge
 from hpc_gpt.core.ends.program_end import last_planned_step
 from hpc_gpt.core.ends.run_state import is_lost_here, read_end
@@ -31,14 +31,17 @@ from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.reader.attempt_cause import read_cause
 
-# The line that job.sh reads begins with this.
+# The first word of the line that job.sh reads.
 NEXT_MARK = "hpc-gpt-next"
 _EXIT = re.compile(r"exit code \d+")
 
 
 class ShownJob(NamedTuple):
-    """What Slurm shows of a job whose attempt has ended. `excluded`: the nodes that it excludes. `put_back`: Slurm
-    starts it again, whatever the verdict. `ran_s`: how long it has run, without the time in which it was suspended."""
+    """The job of an attempt that has ended, as Slurm shows it.
+
+    `excluded`: the nodes that it excludes. `put_back`: Slurm starts it again, whatever the verdict. `ran_s`: how
+    long it has run, without the time in which it was suspended.
+    """
 
     excluded: Sequence[str] = ()
     put_back: bool = False
@@ -48,41 +51,42 @@ class ShownJob(NamedTuple):
 def classify(attempt: Attempt, slurm: str, slurm_cause: str, again: bool = False, cancelled: bool = False) -> End:
     """The class, cause and node of an attempt that has ended; `state.class_of` decides.
 
-    `slurm` is the class and `slurm_cause` the cause by what Slurm says of the job and its tasks; `unknown` if it says
-    nothing. `again`: its job has started again. `cancelled`: `hpc-gpt cancel` has marked it. The log is read if neither
-    the trainer nor Slurm says more than `error`, or if it may name the node.
+    `slurm` and `slurm_cause`: the class and the cause by what Slurm says about the job and its tasks; `unknown` if it
+    says nothing. `again`: its job has started again. `cancelled`: `hpc-gpt cancel` has marked it. The log is read if
+    neither the trainer nor Slurm says more than `error`, or if the log may name the node.
     """
     end = attempt.ended()
     facts = replace(read_end(attempt).facts, judged="", slurm=slurm, again=again, cancelled=cancelled)
     ended = class_of(facts) or "unknown"
-    own = bool(end) and ended in (facts.said, "unknown")
+    written = bool(end) and ended in (facts.said, "unknown")
     slurm_cause = explain_srun(slurm_cause)
-    # A rank that only lost another one may have been the first to write; srun names the one that ended.
-    own = own and not (is_lost_peer(end.get("cause")) and read_exit_status(slurm_cause))
-    cause = end.get("cause") if own else slurm_cause or end.get("cause")
+    # The first rank to write may be one that only lost another rank; srun names the one that ended.
+    written = written and not (is_lost_peer(end.get("cause")) and read_exit_status(slurm_cause))
+    cause = end.get("cause") if written else slurm_cause or end.get("cause")
     node = end.get("node")
-    if own and is_after_exit_0(cause):
-        return End(ended, cause, node)  # another failure in its log was handled
-    if ended in VAGUE or (meaning(ended).of_node and node is None):
-        found = read_cause(attempt)
-        if ended in VAGUE and meaning(found.ended).in_log:
-            ended, cause = class_of(replace(facts, logs=found.ended)) or "unknown", found.cause
-        elif ended in VAGUE and (not cause or (_says_more(found.cause, cause))):
-            cause = found.cause or cause
-        node = node or (found.node if meaning(ended).of_node else None)
+    if written and is_after_exit_0(cause):
+        return End(ended, cause, node)  # the program has handled any other failure in its log
+    if ended in UNSPECIFIC or (meaning(ended).of_node and node is None):
+        by_log = read_cause(attempt)
+        if ended in UNSPECIFIC and meaning(by_log.ended).in_log:
+            ended, cause = class_of(replace(facts, logs=by_log.ended)) or "unknown", by_log.cause
+        elif ended in UNSPECIFIC and (not cause or (_says_more(by_log.cause, cause))):
+            cause = by_log.cause or cause
+        node = node or (by_log.node if meaning(ended).of_node else None)
     return End(ended, str(cause) if cause else None, node)
 
 
-def _says_more(found: str | None, cause: str) -> bool:
-    """Whether a log's cause counts more than an exit code: a worker that torchrun saw killed, or what a script said."""
-    log, own = read_exit_status(found), read_exit_status(cause)
-    killed = log is not None and log.signal is not None and (own is None or own.signal is None)
-    return bool(found) and bool(_EXIT.fullmatch(cause) or (own is not None and killed))
+def _says_more(log_cause: str | None, cause: str) -> bool:
+    """Whether the log's cause explains more than `cause`, an exit code: torchrun saw a worker killed, or a script says
+    why it failed."""
+    logged, exit_status = read_exit_status(log_cause), read_exit_status(cause)
+    killed = logged is not None and logged.signal is not None and (exit_status is None or exit_status.signal is None)
+    return bool(log_cause) and bool(_EXIT.fullmatch(cause) or (exit_status is not None and killed))
 
 
 def with_free_space(run: RunFolder, end: End) -> End:
-    """The end of a script; if a disk was full, with what is free where it writes. If it is the run's own disk, the log
-    had no room for what the script said."""
+    """The end of a script; if a disk was full, the cause also says how much is free where the script writes. If the
+    full disk is the run's own, the log had no room for the script's message, so the exit code alone stands for it."""
     command = command_of(run)
     if command is None or command.script is None:
         return end
@@ -107,8 +111,8 @@ def conclude(
 ) -> tuple[Verdict, list[str]]:
     """Writes ended.json and next.json of an attempt that has ended, and notes the node at fault.
 
-    Returns (verdict, nodes that the next attempt excludes). `over` is as in read_history, `wish` as in judge.
-    What a full disk refuses is printed.
+    Returns (verdict, nodes that the next attempt excludes). `over` is as in read_history, `wish` as in judge. A write
+    that a full disk refuses is reported as a printed line.
     """
     elapsed_s = attempt.elapsed_s() if over == attempt.number else None
     if over == attempt.number and job.ran_s:
@@ -122,12 +126,12 @@ def conclude(
     if end.node is not None:
         why = f"{end.ended}: {end.cause}" if end.cause else end.ended
         bad_nodes.note(cluster.name, end.node, why, run.run_id, cluster.bad_node_hours)
-    # If a rank wrote ended.json first, the class there may differ from this classification.
+    # If a rank wrote ended.json first, its class may differ from this one, which counts.
     history = read_history(run, gpus_of(resolved), now, over, elapsed_s)
     past = [
-        replace(each, ended=end.ended, cause=end.cause, node=end.node) if each.number == attempt.number else each
-        for each in history
-        if each.number <= attempt.number
+        replace(row, ended=end.ended, cause=end.cause, node=end.node) if row.number == attempt.number else row
+        for row in history
+        if row.number <= attempt.number
     ]
     pause = resolved.job.retry_pause_s
     pause_s = float(cluster.retry_pause_s if pause is None else pause)
@@ -135,9 +139,9 @@ def conclude(
     rules = Rules(why, pause_s, resolved.job.max_gpu_hours, resolved.job.retry_after_exit_0)
     verdict = judge(past, rules, wish)
     exclude: list[str] = []
-    if verdict.go_on:  # those that failed in this run lately, and those that the cluster's list excludes
-        own = {each.node for each in past if each.node and each.over > now - 3600 * cluster.bad_node_hours}
-        exclude = sorted(own | set(bad_nodes.left_out(cluster.name, run.run_id, now)))
+    if verdict.go_on:  # nodes that failed in this run lately, and nodes that the cluster's list excludes
+        failed = {row.node for row in past if row.node and row.over > now - 3600 * cluster.bad_node_hours}
+        exclude = sorted(failed | set(bad_nodes.left_out(cluster.name, run.run_id, now)))
     with disk_that_may_be_full():
         write_verdict(attempt, verdict, past, exclude, now, end, job.put_back, elapsed_s)
     return verdict, exclude
@@ -162,8 +166,8 @@ def write_verdict(
     put_back: bool = False,
     elapsed_s: float | None = None,
 ) -> None:
-    """Writes next.json unless it exists. RunFolderError if the disk refuses. `put_back` is as in ShownJob, `elapsed_s`
-    how long the attempt had its job, if that is known."""
+    """Writes next.json unless it exists. RunFolderError if the disk refuses. `put_back` is as in ShownJob;
+    `elapsed_s`: how long the attempt had its job, None if that is not known."""
     text = {
         **asdict(verdict),
         "cause": end.cause,
@@ -182,11 +186,11 @@ def write_verdict(
 def other_jobs(run: RunFolder, job_id: str) -> list[str]:
     """The ids of the run's other Slurm jobs. A shell reads them, so anything else is dropped."""
     jobs = dict.fromkeys(line["job_id"] for line in run.submissions() if line.get("job_id"))
-    return [each for each in jobs if each != job_id and re.fullmatch(r"[0-9]+(_[0-9]+)?", each)]
+    return [other for other in jobs if other != job_id and re.fullmatch(r"[0-9]+(_[0-9]+)?", other)]
 
 
 def forget_stop(run: RunFolder, attempt: Attempt) -> None:
-    """Removes the mark of `hpc-gpt stop` after the job has ended: a later requeue by hand is a newer wish."""
+    """Removes the mark of `hpc-gpt stop` after the job has ended, as it must not stop a later requeue by hand."""
     with suppress(OSError):
         run.stop_mark(attempt.job_id).unlink(missing_ok=True)
 
@@ -197,10 +201,10 @@ def forget_stop(run: RunFolder, attempt: Attempt) -> None:
 def read_history(
     run: RunFolder, gpus: int, now: float, over: int | None = None, elapsed_s: float | None = None
 ) -> list[EndedAttempt]:
-    """The attempts of a run that have ended, first to last. `gpus` is used for an attempt that does not state its own.
+    """Reads the attempts of a run that have ended, first to last. `gpus`: for an attempt that does not state its own.
 
     An attempt without a written end has ended if a later attempt of its job has begun, if its process on this machine
-    is gone, or if its number is `over`; that one has had its job for `elapsed_s`, if that is known.
+    is gone, or if its number is `over`; `elapsed_s`: how long that last one has had its job, if that is known.
     """
     attempts = run.attempts()
     starts = [attempt.started() for attempt in attempts]
@@ -208,7 +212,7 @@ def read_history(
     past: list[EndedAttempt] = []
     saved = 0
     command = command_of(run)
-    # Of a script without named checkpoints and logged steps the exit code is all that is known.
+    # If a script names no checkpoints and logs no steps, its exit code is all that is known.
     is_script = command is not None and command.script is not None and command.checkpoints is None
     planned = (command and run.resolved().train.steps) or 0
     blind = is_script and not any(attempt.last_metrics() for attempt in attempts)
@@ -217,8 +221,8 @@ def read_history(
         later = [start for start in starts[index + 1 :] if start.get("job_id") == starts[index].get("job_id")]
         if not (end or verdict or later or attempt.number == over or is_lost_here(run, attempt)):
             continue
-        found = resumed[index]
-        base = saved if found is None else found
+        from_step = resumed[index]
+        base = saved if from_step is None else from_step
         saved = _saved_by(run, verdict, resumed[index + 1 :], base)
         left = now if attempt.number == over else end_time_of(attempt)
         left = left or (later[0].get("started") if later else None) or now
@@ -250,14 +254,14 @@ def read_history(
 
 
 def _is_quick(attempt: Attempt) -> bool:
-    """Whether it is of a job script that exited with an error, not by a signal, within seconds, before a step."""
+    """Whether the attempt's job script exited with an error, not by a signal, within seconds and before a step."""
     end = attempt.script_exit()
     return 0 < end.get("code", 0) <= 128 and end.get("seconds", QUICK_S) < QUICK_S and not attempt.last_metrics()
 
 
 def newest_saved(run: RunFolder) -> int:
-    """The step of the newest checkpoint that is marked complete, 0 without one; its files are not checked. Of a race
-    how many visits are measured."""
+    """The step of the newest checkpoint that is marked complete, 0 without one; its files are not checked. For a race,
+    the number of measured visits."""
     if is_race(run):
         return measured(read_visits(run))
     if (command := command_of(run)) is not None:
@@ -270,9 +274,9 @@ def newest_saved(run: RunFolder) -> int:
 
 
 def _saved_by(run: RunFolder, verdict: dict[str, Any], later: Sequence[int | None], base: int) -> int:
-    """The step of the newest complete checkpoint when an attempt ended: as noted then, else as the next attempt found
-    it, else as it is now."""
+    """The step of the newest complete checkpoint when an attempt ended: as its verdict notes, else as the next attempt
+    found it, else the newest one now."""
     if (noted := verdict.get("saved_step")) is not None:
         return int(noted)
-    found = next((step for step in later if step is not None), None)
-    return max(base, newest_saved(run) if found is None else found)
+    resumed = next((step for step in later if step is not None), None)
+    return max(base, newest_saved(run) if resumed is None else resumed)

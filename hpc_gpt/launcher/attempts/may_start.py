@@ -1,9 +1,9 @@
 """`python -m hpc_gpt.launcher.attempts.may_start RUN ATTEMPT LEFT JOBS`: job.sh asks whether an attempt may start.
 
-Stdin has what Slurm says of JOBS, one on a line: `squeue JOB STATE` or `sacct JOB STATE`, the oldest start of a job
+Stdin has what Slurm says about JOBS, one per line: `squeue JOB STATE` or `sacct JOB STATE`, the oldest start of a job
 first. LEFT counts how often the script still asks. Classifies and judges the attempts that have ended, and prints:
 
-    hpc-gpt-next ask JOBS          what does Slurm say of these jobs of earlier attempts? Ask again with its words
+    hpc-gpt-next ask JOBS          ask Slurm about these jobs of earlier attempts, then ask again with its answer
     hpc-gpt-next wait              another job of the run is about to end: ask again
     hpc-gpt-next go STOP_AT PORT   it starts; STOP_AT is the epoch second at which the budget is spent, `-` for none;
                                    nobody listens on PORT of this host
@@ -48,21 +48,22 @@ from hpc_gpt.launcher.attempts.decisions import (
     write_verdict,
 )
 
-# The script asks so often, every 3 s. Another start may have made its folder but not yet its attempt.json: it counts as
-# lost after so many. (How old the folder is cannot be said by the clocks of two machines.)
+# The script asks _ASKS times, every 3 s. Another start may have made its folder but not yet its attempt.json: after
+# _JUST_MADE times it counts as lost. (The age of the folder is not known, as the clocks of two machines differ.)
 _ASKS, _JUST_MADE = 40, 7
 
 
 @dataclass(frozen=True)
 class SlurmStates:
-    """`queue`: {job id: state} by squeue. `starts`: {job id: states of its starts, oldest first} by sacct."""
+    """Slurm's states of jobs. `queue`: {job id: state} by squeue. `starts`: {job id: states of its starts, oldest
+    first} by sacct."""
 
     queue: dict[str, str] = field(default_factory=dict)
     starts: dict[str, list[str]] = field(default_factory=dict)
 
 
 def read_slurm(lines: Iterable[str]) -> SlurmStates:
-    """The states in the lines of stdin; other lines are skipped.
+    """Reads the states from the lines of stdin; other lines are skipped.
 
     >>> read_slurm(["squeue 7 RUNNING", "sacct 5 NODE_FAIL", "sacct 5 CANCELLED by 0"]).starts
     {'5': ['NODE_FAIL', 'CANCELLED']}
@@ -79,7 +80,7 @@ def read_slurm(lines: Iterable[str]) -> SlurmStates:
     return states
 
 
-def may_start(run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: float, left: int = _ASKS) -> str:
+def decide_start(run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: float, left: int = _ASKS) -> str:
     """Concludes the earlier attempts, and returns the line for the script. UserError if the folder cannot be read.
 
     `left`: how often the script can still ask, this time included.
@@ -105,16 +106,16 @@ def may_start(run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: float, 
                 return f"{NEXT_MARK} wait"
             return refuse("refused", "another job of the run is active and does not end", 1)
         elif slurm_has_ranks(state):
-            return refuse("refused", f"job {job_id} runs this run already, as attempt {other.number}", 1)
+            return refuse("refused", f"job {job_id} already runs this run, as attempt {other.number}", 1)
         elif slurm_state(state) != "pending":
             _conclude_lost(run, other, resolved, slurm, now, again=False)
-    past = [each for each in read_history(run, gpus_of(resolved), now) if each.number < attempt.number]
+    past = [row for row in read_history(run, gpus_of(resolved), now) if row.number < attempt.number]
     if (ended := _ended_before(run, earlier, past, own_job, now)) is not None:
         if ended.ended == "done":
             return _leave(run, attempt, ended.why)
         return _refuse(run, attempt, resolved, ended, now, 0 if ended.ended in GOOD else 1)
-    if asked := run.asked_to_end(own_job):
-        line = refuse(asked, f"hpc-gpt {'stop' if asked == 'stopped' else 'cancel'} while it waited", 0)
+    if wish := run.asked_to_end(own_job):
+        line = refuse(wish, f"hpc-gpt {'stop' if wish == 'stopped' else 'cancel'} while it waited", 0)
         forget_stop(run, attempt)
         return line
     gpus = int(attempt.started().get("gpus") or gpus_of(resolved))
@@ -126,13 +127,13 @@ def may_start(run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: float, 
             check_open_files(resolved.gpus)
         except ConfigError as fault:
             return refuse("user_error", f"{fault}: {fault.hint}", 1)
-    if why := _held(run, own_job, slurm):
+    if why := _take_lock(run, own_job, slurm):
         return refuse("refused", why, 1)
     return f"{NEXT_MARK} go -" if left_s is None else f"{NEXT_MARK} go {now + left_s:.0f}"
 
 
-def _held(run: RunFolder, own_job: str, slurm: SlurmStates) -> str:
-    """Takes the run's lock for a job; why it cannot be had, empty if it is taken. A full disk is no reason."""
+def _take_lock(run: RunFolder, own_job: str, slurm: SlurmStates) -> str:
+    """Takes the run's lock for a job. Returns why it cannot, else an empty text; a full disk is not a reason."""
 
     def is_gone(other: lock.Holder) -> bool | None:
         if other.slurm_job is None:
@@ -144,7 +145,7 @@ def _held(run: RunFolder, own_job: str, slurm: SlurmStates) -> str:
             lock.take(run, lock.job_holder(own_job), is_gone)
     except lock.RunLocked as fault:
         job_id = (holder := lock.holder(run)) and holder.slurm_job
-        return f"job {job_id} runs this run already" if job_id else f"{fault}: {fault.hint}"
+        return f"job {job_id} already runs this run" if job_id else f"{fault}: {fault.hint}"
     except UserError as fault:
         print(f"not locked: {fault}", file=sys.stderr)
     return ""
@@ -152,20 +153,20 @@ def _held(run: RunFolder, own_job: str, slurm: SlurmStates) -> str:
 
 def not_judged(run: RunFolder, attempt: Attempt) -> list[Attempt]:
     """The earlier attempts of a run without a verdict."""
-    return [each for each in run.before(attempt) if not each.verdict()]
+    return [earlier for earlier in run.before(attempt) if not earlier.verdict()]
 
 
 def _ended_before(
     run: RunFolder, earlier: Sequence[Attempt], past: Sequence[EndedAttempt], own_job: str, now: float
 ) -> Verdict | None:
-    """The verdict of a run that has already ended, unless this job was submitted after that."""
-    counted = [each for each in past if each.ended != "refused"]
+    """The verdict of a run that has already ended; None if it has not, or if this job was submitted after that."""
+    counted = [row for row in past if row.ended != "refused"]
     if not counted:
         return None
     last = counted[-1]
     if last.ended == "done":
         return Verdict(False, "done", "done", f"attempt {last.number} has finished the training")
-    attempt = next(each for each in earlier if each.number == last.number)
+    attempt = next(start for start in earlier if start.number == last.number)
     verdict = attempt.verdict()
     if verdict.get("go_on") is not False:
         return None
@@ -183,7 +184,7 @@ def _ended_before(
 def _conclude_lost(
     run: RunFolder, lost: Attempt, resolved: Resolved, slurm: SlurmStates, now: float, again: bool
 ) -> None:
-    """Concludes an attempt that was killed with its script. `again`: its job has started again."""
+    """Concludes an attempt that was killed together with its script. `again`: its job has started again."""
     job_id = lost.job_id
     states = slurm.starts.get(job_id, [])
     # If the job has started again, its last start is this one.
@@ -195,7 +196,7 @@ def _conclude_lost(
     with contextlib.suppress(OSError):
         moment = run.cancelled_mark(job_id).stat().st_mtime if job_id else None
     if moment is not None and not again:
-        # It ended when it was cancelled, so that a job that was submitted since then may start.
+        # It ended when it was cancelled, so a job that was submitted since then may start.
         cause, now = "hpc-gpt cancel", min(now, moment)
     end = classify(lost, ended, cause, again, moment is not None)
     if end.ended == "node_failure" and end.node is None:
@@ -215,7 +216,7 @@ def _refuse(run: RunFolder, attempt: Attempt, resolved: Resolved, verdict: Verdi
 
 
 def _leave(run: RunFolder, attempt: Attempt, why: str) -> str:
-    """The line for a job of a run that is done. Its attempt, which trained nothing, is removed."""
+    """Returns the line for a job of a run that is done, and removes its attempt, which trained nothing."""
     job_id = attempt.job_id
     print(f"not started: {why}", file=sys.stderr, flush=True)  # into the log, which is removed with the attempt
     output = run.path / f"slurm-{job_id}.out"
@@ -223,7 +224,7 @@ def _leave(run: RunFolder, attempt: Attempt, why: str) -> str:
         if output.is_file():
             with output.open("a") as file:
                 file.write(f"not started: {why}\n")
-    # First rename it, so that it is no attempt: on NFS an open log outlives its removal.
+    # First rename it, so that it is not an attempt any more: on NFS an open log outlives its removal.
     aside = attempt.folder.with_name(f".{attempt.number}.{job_id}")
     with contextlib.suppress(OSError):
         attempt.folder.rename(aside)
@@ -236,22 +237,23 @@ def main(arguments: Sequence[str]) -> int:
     run = RunFolder(Path(folder))
     attempt = run.attempt(int(number))
     try:
-        ids = dict.fromkeys(id for each in not_judged(run, attempt) if re.fullmatch(r"[0-9_]+", id := each.job_id))
+        ids = dict.fromkeys(id for other in not_judged(run, attempt) if re.fullmatch(r"[0-9_]+", id := other.job_id))
         if (holder := lock.holder(run)) and holder.slurm_job not in (None, attempt.job_id):
             ids[str(holder.slurm_job)] = None
         if ids and not jobs:
             answer = f"{NEXT_MARK} ask {','.join(ids)}"
         else:
-            answer = may_start(run, attempt, read_slurm(sys.stdin), time.time(), int(left))
+            answer = decide_start(run, attempt, read_slurm(sys.stdin), time.time(), int(left))
             if answer.startswith(f"{NEXT_MARK} go "):
-                # It follows from the job's id, in an allocation from job and process of submit --here, so that two on a
-                # host differ; and each start of the job has another one, in case that of the start before was taken.
+                # The port follows from the job's id (in an allocation, from the job and the process of submit --here),
+                # so two jobs on a host have different ports. Each start of the job has another port, in case the one
+                # of the start before was taken.
                 start = os.environ.get("HPC_GPT_START") or os.environ.get("SLURM_JOB_ID", "").partition("_")[0]
                 begins = sum(map(int, re.findall(r"\d+", start)))
                 answer += f" {free_port(begins, attempt.started().get('restart') or 0)}"
         print(answer, flush=True)
     except UserError as fault:
-        print(f"not judged before it starts: {fault}", file=sys.stderr)
+        print(f"cannot decide whether the attempt may start: {fault}", file=sys.stderr)
         return 1
     return 0
 

@@ -1,15 +1,15 @@
-"""`[notify]`: sends a run's events to the user's command, each once, as a line of JSON on its standard input.
+"""`[notify]`: sends each event of a run once to the user's command, as a line of JSON on its standard input.
 
     python -m hpc_gpt.launcher.attempts.notify RUN ATTEMPT WHEN
 
 WHEN is
 
-    beside   beside the ranks: what was not sent before, the first step
-    after    it is judged; a job that goes on is back in the queue
+    beside   while the ranks run: sends what was not sent before, then the first step
+    after    the attempt is judged; a job that continues is back in the queue
     refused  the attempt did not start
 
-Nothing waits for the command: a requeue comes first, and what the pause before the next start has no time for is sent
-beside the ranks of that start. Whatever fails is a line of the attempt's log.
+Nothing waits for the command: a requeue comes first, and if the pause before the next start is too short for the
+command, the event is sent while the ranks of that start run. Every fault is a line of the attempt's log.
 """
 
 import json
@@ -39,11 +39,11 @@ from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.launcher.attempts.decisions import read_history
 
-# A shorter pause before the next start has no time for a command that takes all of its own: a job that is back in the
-# queue does not start before its script has ended.
+# The pause before the next start must exceed the command's time limit by so much: a job that is back in the queue does
+# not start before its script has ended.
 _SPARE_S = 10.0
 _POLL_S = 0.2
-# More than `tail` needs to write the end of what the command printed.
+# More than `tail` needs to write the end of the command's output.
 _KEEPER_S = 2.0
 # The last lines of metrics.jsonl, for the median time of a step.
 _LAST_BYTES = 64 << 10
@@ -51,16 +51,16 @@ _BY_USER = ("stopped", "cancelled")
 
 
 def ended_as(run: RunFolder, attempt: Attempt) -> str:
-    """How an attempt ended; empty if it may run. If its process was killed on this machine, no file says it."""
-    said = attempt.verdict().get("ended") or attempt.ended().get("ended")
-    if said or not is_lost_here(run, attempt):
-        return str(said or "")
+    """The class of an attempt's end; empty if it may run. It covers a process killed on this machine, without files."""
+    written = attempt.verdict().get("ended") or attempt.ended().get("ended")
+    if written or not is_lost_here(run, attempt):
+        return str(written or "")
     cancelled = run.is_cancelled(attempt.job_id)
     return class_of(replace(read_end(attempt).facts, cancelled=cancelled, alive=False)) or ""
 
 
 def event_of(run: RunFolder, attempt: Attempt) -> str | None:
-    """The event that the end of an attempt is; None if it is none: it goes on without a fault, or is not over."""
+    """The event for the end of an attempt; None without one: the run continues without a fault, or it is not over."""
     verdict = attempt.verdict()
     if verdict.get("go_on"):
         retry = RETRIES.get(str(verdict.get("attempt_ended")))
@@ -72,13 +72,13 @@ def event_of(run: RunFolder, attempt: Attempt) -> str | None:
 
 
 def leaves_to_next(attempt: Attempt, timeout_s: float) -> bool:
-    """Whether the next start sends the attempt's end, as the pause before it is too short for the command."""
+    """Whether the next start sends the event of the attempt's end: the pause is too short for the command."""
     verdict = attempt.verdict()
     return verdict.get("go_on") is True and float(verdict.get("pause_s") or 0.0) < timeout_s + _SPARE_S
 
 
 def event_keys(run: RunFolder, resolved: Resolved, attempt: Attempt, event: str) -> dict[str, Any]:
-    """The keys of an event, None if unknown. `gpu_hours` are of all attempts, `hours_left` of training."""
+    """The keys of an event, None if unknown. `gpu_hours`: of all attempts; `hours_left`: hours of training left."""
     verdict, end = ({}, {}) if event == "first_step" else (attempt.verdict(), attempt.ended())
     last = attempt.last_metrics()
     step, steps = last.get("step", end.get("step")), resolved.train.steps or None
@@ -120,7 +120,7 @@ def _newest(run: RunFolder) -> int:
 
 
 def _next(run: RunFolder, attempt: Attempt, verdict: dict[str, Any], event: str) -> str | None:
-    """The decision in words."""
+    """The decision about what follows, as a text."""
     if event == "first_step":
         return "it trains"
     if verdict.get("go_on"):
@@ -132,14 +132,14 @@ def _next(run: RunFolder, attempt: Attempt, verdict: dict[str, Any], event: str)
 
 
 def send_events(run: RunFolder, resolved: Resolved, attempt: Attempt) -> None:
-    """Sends the end of an attempt, after its first step if it was too short for the process beside the ranks."""
+    """Sends the end of an attempt; before it the first step, if the attempt was too short to send that itself."""
     if attempt.last_metrics().get("step") is not None:
         send_event(run, resolved, attempt, "first_step")
     send_event(run, resolved, attempt, event_of(run, attempt))
 
 
 def send_event(run: RunFolder, resolved: Resolved, attempt: Attempt, event: str | None) -> None:
-    """Sends an event to the user's command, if it asks for it and has not got it. A fault is a printed line."""
+    """Sends an event to the user's command, if `[notify]` lists it and it was not sent. A fault is a printed line."""
     notify = resolved.notify
     if event not in notify.on or not notify.is_asked or not _claim(attempt, event):
         return
@@ -154,7 +154,7 @@ def send_event(run: RunFolder, resolved: Resolved, attempt: Attempt, event: str 
 
 
 def _claim(attempt: Attempt, event: str) -> bool:
-    """Whether the event was not sent, and nobody else sends it from now on. A full disk hides no event."""
+    """Marks the event as sent; False if it already was. If the disk is full, it returns True, so no event is lost."""
     mark = attempt.notified / event
     try:
         mark.parent.mkdir(exist_ok=True)
@@ -167,13 +167,13 @@ def _claim(attempt: Attempt, event: str) -> bool:
 
 
 def _run_command(argv: Sequence[str], line: str, timeout_s: float) -> str:
-    """Runs the command in a process group of its own, and kills that at the limit; what failed, empty if nothing did.
+    """Runs the command in its own process group, and kills that group at the limit. Returns the fault, empty if none.
 
-    Of what it prints `tail` keeps the end, also of a process that it leaves behind: that one keeps the pipe open.
+    `tail` keeps the end of the output, also of a process that the command leaves behind, which keeps the pipe open.
     """
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output:
-        given.write(line.encode())
-        given.seek(0)
+    with tempfile.TemporaryFile() as event, tempfile.TemporaryFile() as output:
+        event.write(line.encode())
+        event.seek(0)
         keeper = subprocess.Popen(
             ["tail", "-c", "4096"],
             stdin=subprocess.PIPE,
@@ -183,7 +183,7 @@ def _run_command(argv: Sequence[str], line: str, timeout_s: float) -> str:
         )
         assert keeper.stdin is not None
         with keeper.stdin as pipe:
-            process = subprocess.Popen(argv, stdin=given, stdout=pipe, stderr=pipe, start_new_session=True)
+            process = subprocess.Popen(argv, stdin=event, stdout=pipe, stderr=pipe, start_new_session=True)
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -204,14 +204,14 @@ def _run_command(argv: Sequence[str], line: str, timeout_s: float) -> str:
 
 
 def send_beside(run: RunFolder, resolved: Resolved, attempt: Attempt) -> None:
-    """Sends what the attempts before this one could not, then its first step. Ends with the ranks, or its parent."""
+    """Sends what earlier attempts could not send, then the first step. Ends with the ranks, or with its parent."""
     parent = os.getppid()
-    here = resolved.cluster.scheduler == "local"  # no script of theirs is left to send it
+    local = resolved.cluster.scheduler == "local"  # none of their scripts is left to send it
     started = float(attempt.started().get("started") or time.time())
     for before in run.before(attempt):
         verdict = before.verdict()
-        judged_here = float(verdict.get("time") or 0.0) >= started  # it was lost with its script
-        if here or judged_here or (verdict.get("go_on") is True and before.number == attempt.number - 1):
+        judged_here = float(verdict.get("time") or 0.0) >= started  # the attempt was lost with its script
+        if local or judged_here or (verdict.get("go_on") is True and before.number == attempt.number - 1):
             send_events(run, resolved, before)
     while "first_step" in resolved.notify.on and os.getppid() == parent:
         if attempt.last_metrics().get("step") is not None:
@@ -230,7 +230,7 @@ def main(arguments: Sequence[str]) -> int:
         send_beside(run, resolved, attempt)
     elif when == "after" and not leaves_to_next(attempt, resolved.notify.timeout_s):
         send_events(run, resolved, attempt)
-    elif when == "refused" and (event := event_of(run, attempt)) != "stopped":  # that was while it waited
+    elif when == "refused" and (event := event_of(run, attempt)) != "stopped":  # which happened while it waited
         send_event(run, resolved, attempt, event)
     return 0
 

@@ -1,10 +1,10 @@
 """`python -m hpc_gpt.launcher.attempts.what_next RUN ATTEMPT CODE SHOWN`: job.sh asks what follows an attempt.
 
-The ranks have ended. The script states facts: CODE is srun's exit code, and SHOWN what `scontrol show job` prints.
-Classifies the end of the attempt, judges, writes ended.json and next.json, and prints one line for the script. Only the
-script gives commands to Slurm.
+The ranks have ended. The script passes facts: CODE is srun's exit code, SHOWN the output of `scontrol show job`.
+Classifies the end of the attempt, judges it, writes ended.json and next.json, and prints one line for the script. Only
+the script gives commands to Slurm.
 
-    hpc-gpt-next again PAUSE_S =NODES JOBS CODE  another attempt in so many seconds; nodes to exclude, `-` for no change
+    hpc-gpt-next again PAUSE_S =NODES JOBS CODE  another attempt in PAUSE_S seconds; nodes to exclude, `-` for no change
     hpc-gpt-next stop 0 - JOBS CODE              no other attempt
 
 NODES and JOBS are joined by commas, `-` for no jobs. JOBS are the run's other jobs, which may be waiting in its chain.
@@ -47,15 +47,15 @@ from hpc_gpt.launcher.attempts.script_end import end_script
 
 
 def decide_next(run: RunFolder, attempt: Attempt, slurm: str, cause: str, job: ShownJob, now: float) -> str:
-    """Classifies and judges an attempt that has ended, writes that down, and returns the line for the script.
+    """Classifies and judges an attempt that has ended, writes the result, and returns the line for the script.
 
-    `slurm` and `cause` are as in `classify`. If the attempt is already judged, only the line: a script that a signal
-    interrupted asks twice.
+    `slurm` and `cause` are as in `classify`. If the attempt is already judged, it only returns the line: a script that
+    a signal interrupted asks twice.
     """
     job_id = attempt.job_id
     others = ",".join(other_jobs(run, job_id)) or "-"
-    if found := attempt.verdict():
-        again, pause_s, exclude = found.get("go_on") is True, found.get("pause_s") or 0.0, found.get("exclude") or []
+    if judged := attempt.verdict():
+        again, pause_s, exclude = judged.get("go_on") is True, judged.get("pause_s") or 0.0, judged.get("exclude") or []
         pause_s = pause_s if pause_s <= LONGEST_PAUSE_S else 0.0
     else:
         resolved = run.resolved()
@@ -63,15 +63,16 @@ def decide_next(run: RunFolder, attempt: Attempt, slurm: str, cause: str, job: S
         for slow in slow_nodes(read_heartbeats(attempt.heartbeats)):
             hours = resolved.cluster.bad_node_hours
             bad_nodes.note(resolved.cluster.name, slow.node, f"slow: {slow}", run.run_id, hours, sure=True)
-        asked = run.asked_to_end(job_id)
-        verdict, exclude = conclude(run, attempt, resolved, end, now, attempt.number, job, asked)
+        wish = run.asked_to_end(job_id)
+        verdict, exclude = conclude(run, attempt, resolved, end, now, attempt.number, job, wish)
         again, pause_s = verdict.go_on, verdict.pause_s
         if not again and not job.put_back:
             forget_stop(run, attempt)
     if not again:
         return f"{NEXT_MARK} stop 0 - {others}"
-    # The nodes of the job's user, and those of this verdict: what only an earlier one excludes is used again.
-    earlier = [each.verdict().get("exclude") or [] for each in run.before(attempt)]
+    # Exclude the nodes that the job's user excludes, and those of this verdict: a node that only an earlier verdict
+    # excludes is used again.
+    earlier = [earlier_attempt.verdict().get("exclude") or [] for earlier_attempt in run.before(attempt)]
     ours = {node for nodes in earlier for node in nodes}
     wanted = (set(job.excluded) - ours) | set(exclude)
     nodes = "-" if wanted == set(job.excluded) else "=" + ",".join(sorted(wanted))
@@ -79,11 +80,11 @@ def decide_next(run: RunFolder, attempt: Attempt, slurm: str, cause: str, job: S
 
 
 def main(arguments: Sequence[str]) -> int:
-    folder, number, given, shown = arguments
+    folder, number, status, shown = arguments
     run = RunFolder(Path(folder))
-    attempt, code = run.attempt(int(number)), int(given)
+    attempt, code = run.attempt(int(number)), int(status)
     message = first_failure(attempt)
-    if run.resolved().script is not None:  # its exit code is the job's, whatever its steps returned
+    if run.resolved().script is not None:  # the exit code of the script counts, whatever its steps returned
         end_script(run, attempt, code, shown)
     else:
         code = exit_code(message, code)
@@ -100,7 +101,7 @@ def main(arguments: Sequence[str]) -> int:
         job = ShownJob(_excluded(shown), put_back, ran_s)
         print(f"{decide_next(run, attempt, slurm, cause, job, time.time())} {code}", flush=True)
     except UserError as fault:
-        print(f"what comes next is not decided: {fault}", file=sys.stderr)
+        print(f"cannot decide what comes next: {fault}", file=sys.stderr)
         return 1
     finally:
         lock.release(run, lock.job_holder(attempt.job_id))
@@ -108,12 +109,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _excluded(shown: str) -> list[str]:
-    """The nodes that the job excludes; none if Slurm names them in a form that is not known."""
+    """The nodes that the job excludes; none if Slurm prints them in an unknown form."""
     text = shown_as(shown, "ExcNodeList")
     try:
         return [] if text in ("", "(null)") else expand_hosts(text)
     except ValueError:
-        print(f"warning: ExcNodeList={text} is not read", file=sys.stderr)
+        print(f"warning: ExcNodeList={text} cannot be read", file=sys.stderr)
         return []
 
 

@@ -183,4 +183,4 @@ def patterns_of(text: str) -> list[Pattern]:
         rule.pattern for _, rule in find(f"RuntimeError:{message or ' ' + name}") if rule.pattern.kind == "failure"
     ]
     # An unknown exception that timed out is not a collective: patterns know the exceptions of those by name.
-    return [pattern for pattern in by_message if not meaning(pattern.ended).waits]
+    return [pattern for pattern in by_message if not meaning(pattern.ended).victim]

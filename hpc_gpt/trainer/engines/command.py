@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpc_gpt.core.ends.end_policy import End, is_cancelled
-from hpc_gpt.core.ends.failures import VAGUE
+from hpc_gpt.core.ends.failures import UNSPECIFIC
 from hpc_gpt.core.ends.program_end import Said, facts_of, read_said
 from hpc_gpt.core.errors import ConfigError, RunFolderError
 from hpc_gpt.core.files import json_in, write_once
@@ -291,7 +291,7 @@ class CommandRank(ForeignRank):
             return "user_error", f"{match[1]} on {platform.node()}", False
         shown = self._lines.failure
         # Before its table torchrun prints that it ends the other workers.
-        vague = shown is None or shown.echo or shown.ended in (*VAGUE, "cancelled")
+        vague = shown is None or shown.echo or shown.ended in (*UNSPECIFIC, "cancelled")
         if vague and (worker := self._last.killed_worker()) is not None:
             return "error", str(worker), False
         if shown is not None:

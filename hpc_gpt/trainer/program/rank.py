@@ -30,7 +30,7 @@ from hpc_gpt.core.ends.end_policy import (
     is_cancelled,
     limits_reached,
 )
-from hpc_gpt.core.ends.failures import VAGUE
+from hpc_gpt.core.ends.failures import UNSPECIFIC
 from hpc_gpt.core.ends.program_end import ProgramFacts, Said, end_of_program, facts_of, write_said
 from hpc_gpt.core.ends.state import EXIT_0_BUT
 from hpc_gpt.core.errors import RunFolderError, UserError, fault_words
@@ -333,7 +333,7 @@ class ForeignRank:
     def _seen_as_nan(self, ended: str, cause: str | None) -> tuple[str, str | None]:
         """(class, cause) of an end; of a program that trained NaN up to it, that, unless another known end came."""
         with contextlib.suppress(Exception):  # of a reader
-            if ended in ("done", *VAGUE) and (since := nan_since(self._attempt)):
+            if ended in ("done", *UNSPECIFIC) and (since := nan_since(self._attempt)):
                 return "nan", f"{since}; {cause}" if cause else since
         return ended, cause
 

@@ -62,7 +62,7 @@ def test_after_the_last_step_only_a_requeue_starts_it_again(ended: str, cause: s
     attempt = EndedAttempt(1, ended, cause, saved=60, complete=60)
     verdict = judge([attempt], RULES)
     assert (verdict.go_on, verdict.ended) == (goes_on, ended)
-    assert ("its last planned step, 60, is made" in verdict.why) is not goes_on
+    assert ("it has made its last planned step, 60" in verdict.why) is not goes_on
     assert judge([replace(attempt, complete=0, saved=50)], RULES).go_on, "--checkpoints shows that step 60 is not saved"
 
 
@@ -115,7 +115,7 @@ def test_a_script_that_exits_within_seconds_is_not_started_again(attempts, goes_
     assert verdict.go_on is goes_on
     if not goes_on and len([each for each in history if each.quick]) == len(attempts):
         assert (verdict.ended, verdict.retries) == ("error", 0)
-        assert "exited within 20 s, before a step or a checkpoint: started again, it would do the same" in verdict.why
+        assert "exited within 20 s, before a step or a checkpoint: a retry would do the same" in verdict.why
 
 
 @pytest.mark.parametrize("ended", ENDS)
@@ -166,16 +166,16 @@ def test_a_start_by_hand_after_the_run_had_ended_counts_anew() -> None:
 def test_a_mistake_in_the_program_stops_at_once() -> None:
     verdict = judge([EndedAttempt(1, "error", "rank 3: NameError: name 'x' is not defined", saved=10)], RULES)
     assert (verdict.go_on, verdict.ended) == (False, "error")
-    assert "would say the same" in verdict.why
+    assert "fail with the same message" in verdict.why
 
 
 def test_no_progress_says_what_it_saw() -> None:
     assert "no checkpoint; the last end was cause 2" in judge(past(("error", 0), ("hang", 0)), RULES).why
     logged = [replace(each, logged=True) for each in past(("error", 10), *[("error", 10)] * 2)]
-    assert "step further, the last step is still 10; the last end was cause 3" in judge(logged, RULES).why
+    assert "step further: the last step is still 10; the last end was cause 3" in judge(logged, RULES).why
     silent = [replace(each, logged=True) for each in past(("error", 0), ("hang", 0))]
-    assert "step further, its log shows no step; the last end" in judge(silent, RULES).why
-    assert "that of step 10; the last end was cause 3" in judge(past(("walltime", 10), *[("error", 10)] * 2), RULES).why
+    assert "step further: its log shows no step; the last end" in judge(silent, RULES).why
+    assert "one of step 10; the last end was cause 3" in judge(past(("walltime", 10), *[("error", 10)] * 2), RULES).why
 
 
 def test_a_budget_is_hard_and_says_what_is_spent() -> None:

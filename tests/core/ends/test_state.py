@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.core.ends.failures import CLASSES, ENDED, LIVE, LONGEST_PAUSE_S, RETRIES, VAGUE, meaning
+from hpc_gpt.core.ends.failures import CLASSES, ENDED, LIVE, LONGEST_PAUSE_S, RETRIES, UNSPECIFIC, meaning
 from hpc_gpt.core.ends.run_state import SILENT_S
 from hpc_gpt.core.ends.state import SLURM_STATES, Facts, class_of, is_mistake, pause_s, slurm_state, state_of
 from hpc_gpt.core.process import process_identity, start_time
 from hpc_gpt.core.runs.run_folder import IN_QUEUE, Attempt, RunFolder
 from hpc_gpt.launcher.attempts.decisions import read_history
-from hpc_gpt.launcher.attempts.may_start import SlurmStates, may_start
+from hpc_gpt.launcher.attempts.may_start import SlurmStates, decide_start
 from hpc_gpt.launcher.watch import status
 from hpc_gpt.launcher.watch.status import NO_ANSWER, read_status
 from tests.made_runs import add_attempt, make_run, metrics_line, read_run, with_attempt, with_job
@@ -110,7 +110,9 @@ def test_every_combination_has_one_answer(made: RunFolder, slurm_says) -> None:
                 continue
             # Slurm's word is one fact more: it decides what the folder leaves open, and whether the job lives.
             word = slurm_state(str(slurm))
-            assert word in LIVE or record.ended in (*LIVE, *VAGUE, "cancelled"), f"{case}: {shown} by Slurm's {slurm}"
+            assert word in LIVE or record.ended in (*LIVE, *UNSPECIFIC, "cancelled"), (
+                f"{case}: {shown} by Slurm's {slurm}"
+            )
             assert shown in (word, "unknown", case.said), (case, slurm)
 
 
@@ -127,7 +129,7 @@ def test_chain_status_and_report_classify_a_lost_attempt_alike(made: RunFolder, 
             slurm_says({JOB: slurm})
             before = asked_of_status(made)
             later = add_attempt(made, [], None, job_id="8", started=time.time())
-            may_start(made, later, SlurmStates({}, {JOB: [slurm]} if slurm else {}), time.time())
+            decide_start(made, later, SlurmStates({}, {JOB: [slurm]} if slurm else {}), time.time())
             for path in later.folder.iterdir():
                 path.unlink()
             later.folder.rmdir()
@@ -235,7 +237,7 @@ def test_the_classes_are_of_the_one_list() -> None:
                 classes |= {each.value for each in node.args[:1] if _is_text(each)}
     assert classes <= set(CLASSES)
     assert len(classes) > 15
-    assert not [row for row in CLASSES.values() if row.in_log and (row.by_scheduler or row.vague)]
+    assert not [row for row in CLASSES.values() if row.in_log and (row.by_scheduler or row.unspecific)]
 
 
 def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
@@ -270,7 +272,7 @@ def test_a_log_decides_only_where_nobody_else_does() -> None:
     for said, slurm in itertools.product(("", *RETRIES), (None, *RETRIES)):
         facts = Facts(said=said, slurm=slurm)
         before, after = class_of(facts), class_of(replace(facts, logs="nan"))
-        assert after == ("nan" if before in VAGUE else before)
+        assert after == ("nan" if before in UNSPECIFIC else before)
 
 
 # --- what mends itself
@@ -289,7 +291,7 @@ def test_what_mends_itself() -> None:
     assert {ended for ended, retry in RETRIES.items() if retry.fails} == {
         "node_failure", "hang", "collective_timeout", "error", "unknown", "port_taken",
     }  # fmt: skip
-    assert {ended for ended, retry in RETRIES.items() if retry.continues and not retry.most} == {
+    assert {ended for ended, retry in RETRIES.items() if retry.continues and not retry.max_in_a_row} == {
         "preempted", "requeued",
     }  # fmt: skip
 

@@ -240,15 +240,15 @@ def test_an_event_has_each_key_from_its_place(base, tmp_path, event, verdict, mo
 TRAITS = {
     "green": "done stopped budget",
     "cyan": "pending suspended running",
-    "vague": "error unknown",
+    "unspecific": "error unknown",
     "yellow": "walltime preempted requeued cancelled unknown",
     "of_node": "collective_timeout hang node_failure",
-    "waits": "collective_timeout hang",
+    "victim": "collective_timeout hang",
     "in_log": "port_taken gpu_memory host_memory collective_timeout hang node_failure nan data disk_full user_error",
     "no_signal": "gpu_memory host_memory node_failure nan disk_full",
-    "hurry": "cancelled budget",
+    "time_is_short": "cancelled budget",
     "exit_code": "nan disk_full error",
-    "lost": "walltime preempted requeued cancelled host_memory node_failure error unknown",
+    "if_script_died": "walltime preempted requeued cancelled host_memory node_failure error unknown",
 }
 
 
@@ -260,7 +260,7 @@ def test_a_trait_is_of_these_classes(trait: str) -> None:
 
 def test_which_class_explains_others_and_whom_it_replaces() -> None:
     """The order in which one goes before another, and whom the scheduler's word replaces."""
-    order = sorted((row.specific, ended) for ended, row in CLASSES.items() if row.specific < 99)
+    order = sorted((row.precedence, ended) for ended, row in CLASSES.items() if row.precedence < 99)
     assert [number for number, _ in order] == list(range(1, len(order) + 1))
     assert " ".join(ended for _, ended in order) == (
         "gpu_memory host_memory disk_full nan data node_failure port_taken user_error walltime preempted requeued "

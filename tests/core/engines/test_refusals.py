@@ -24,7 +24,7 @@ LLAMA = Model(preset="llama3.1-8b", seq=8192)
 ONE_KEY = Model(hidden=64, layers=4, heads=8, kv_heads=1, vocab=256, seq=64)
 FIVE_LAYERS = Model(hidden=64, layers=5, heads=2, vocab=256, seq=64)
 EXAMPLE = r"for example pattern = 'step (?P<step>\d+) loss (?P<loss>[\d.]+)'"
-IN_RUN = """which is not in the run's folder, nor in the work folder | use "{run}/checkpoints/…", a folder that the \
+IN_RUN = """which is neither in the run's folder nor in the work folder | use "{run}/checkpoints/…", a folder that the \
 program has as HPC_GPT_CHECKPOINTS, or "out/…" in workdir"""
 GROUPS = """step, steps_planned, step_s, step_ms, steps_per_s, loss, loss_eval, lr, grad_norm, tokens_per_s, \
 tokens_per_s_gpu, samples_per_s, tflops, mfu, mfu_percent, skipped, memory_allocated_gib, memory_allocated_mib, \
@@ -85,7 +85,7 @@ ROWS: dict[str, Row] = {
      "engine megatron-lm cannot train this model: model.rope_theta is 10000.5, and --rotary-base takes a whole "
      "number | use --engine deepspeed-3d or deepspeed-zero or fsdp or ddp or hf-deepspeed"),
     "another scaling": (megatron(model=replace(LLAMA, rope_scaling=RopeScaling("llama3", 8.0, 1.0, 4.0, 4096))),
-     "engine megatron-lm cannot train this model: it scales a rotation by low 1, high 4 and 8192 positions alone | "
+     "engine megatron-lm cannot train this model: it scales a rotation only by low 1, high 4 and 8192 positions | "
      "use --engine deepspeed-3d or deepspeed-zero or fsdp or ddp or hf-deepspeed"),
     "more ranks than heads of keys": (megatron(model=replace(LLAMA, kv_heads=4), layout={"tp": 8, "gpus": 8}),
      "tp 8 is more than the 4 kv_heads, which Megatron-LM does not divide | use --tp 4 or less, or engine "
@@ -97,15 +97,15 @@ ROWS: dict[str, Row] = {
     "no last save": (megatron(train={"save_last": False}),
      "train.save_last is false, but Megatron-LM saves whenever it ends | leave it out"),
     "a rate of our code": (megatron(train={"matmul_rate": True}),
-     "train.matmul_rate is true, but Megatron-LM runs none of our code | leave it out"),
+     "train.matmul_rate is true, but Megatron-LM does not run our code | leave it out"),
     "an end at a loss": (megatron(train={"until_loss": 2.5}),
      "train.until_loss is 2.5, but Megatron-LM stops at a step, not at a loss | leave it out"),
     "keys that would be repeated": (split(8, 2, replace(LLAMA, heads=16, head_dim=256)),
-     "cp 8 does not divide 8 kv_heads / tp 2 = 4, and Megatron-LM's a2a repeats none | use --cp 4, or "
+     "cp 8 does not divide 8 kv_heads / tp 2 = 4, and Megatron-LM's a2a does not repeat them | use --cp 4, or "
      'engine.cp_exchange = "ring" or "keys"'),
     "keys of one head": (split(4, model=ONE_KEY),
-     "cp 4 does not divide 1 kv_heads / tp 1 = 1, and Megatron-LM's a2a repeats none | use engine.cp_exchange = "
-     '"ring" or "keys"'),
+     "cp 4 does not divide 1 kv_heads / tp 1 = 1, and Megatron-LM's a2a does not repeat them | "
+     'use engine.cp_exchange = "ring" or "keys"'),
     "samples that do not divide": (split(4, model=replace(LLAMA, seq=8196)),
      "2 x cp 4 = 8 does not divide model.seq 8196: 8196 / 8 = 1024.50 | use --seq 8192"),
     "local attention over cp": (split(4, megatron_args=("--transformer-impl", "local")),
@@ -120,7 +120,7 @@ ROWS: dict[str, Row] = {
     "a checkout that is elsewhere": (of(MEGATRON, "check_program", settle(), {"MEGATRON_LM": "Megatron-LM"}),
      "the checkout of Megatron-LM is Megatron-LM, but a job starts in another folder | give an absolute path"),
     "a folder that is none": (lambda at: MEGATRON.check_program(settle(), {"MEGATRON_LM": str(at)}),
-     "HERE is no Megatron-LM checkout: there is no pretrain_gpt.py in it | git clone "
+     "HERE is not a Megatron-LM checkout: it has no pretrain_gpt.py | git clone "
      "https://github.com/NVIDIA/Megatron-LM, and name that folder"),
     # a program of one's own
     "a name that is misspelt": (program(run="x {gpu}"),
@@ -156,31 +156,31 @@ ROWS: dict[str, Row] = {
     "a name in what completes": (program(complete="{gpus}/done"),
      "command.complete has {gpus}, which is known only elsewhere | known here: {run}, {checkpoint}"),
     "no pattern": (program(pattern="("),
-     f"command.pattern is no regular expression: missing ), unterminated subpattern at position 0 | {EXAMPLE}"),
+     f"command.pattern is not a regular expression: missing ), unterminated subpattern at position 0 | {EXAMPLE}"),
     "a pattern without steps": (program(pattern=r"loss (?P<loss>\S+)"),
-     f"command.pattern has no group step, and without it no line is a step's | {EXAMPLE}"),
+     f"command.pattern has no group step, so no line counts as a step | {EXAMPLE}"),
     "a group that is not known": (program(pattern=r"(?P<step>\d+) (?P<cat>.)"),
-     f"command.pattern has a group cat, which is not known | known are {GROUPS}"),
+     f"command.pattern has a group cat, which is not known | use one of {GROUPS}"),
     "no seconds to hang": (program(hang_s=0.0),
      "command.hang_s is 0.0, but must be above 0 | leave it out for no limit"),
     "a script and a command": (program(script="job.sh"),
      "command.run and command.script are given: a script runs as it is | leave one of them out"),
     "arguments of no script": (program(args=("a",)),
-     "command.args is given without command.script, whose arguments they are | put them into command.run"),
+     "command.args has arguments for command.script, which is not given | put them into command.run"),
     "values that cannot be": (program(values={"run": 1, "step": 2, "unused": 3, "a-b": 4}),
      "command.values has run, which hpc-gpt itself fills in\ncommand.values has step, which hpc-gpt itself fills in\n"
-     "command.values has unused, but no text of [command] has {unused}\ncommand.values has 'a-b', which is no name "
-     "of letters, digits and _ | give it another name; take it out, or use it"),
+     "command.values has unused, but no text of [command] uses {unused}\ncommand.values has 'a-b', which is not "
+     "made of letters, digits and _ | give it another name; take it out, or use it"),
     "a folder that is not there": (started(folder="nowhere"),
-     "command.workdir is HERE/nowhere, which is no folder here | name the program's folder"),
+     "command.workdir is HERE/nowhere, which is not a folder here | name the program's folder"),
     "a link to nothing": (started(link=("data",)),
      "command.link has data, which is not in HERE/work | correct its name"),
     "a program for another engine": (lambda at: resolve(Experiment(model=Model(preset="gpt2"), command=SOUND), PROFILE),
-     "the table [command] is given, but engine deepspeed-3d starts no program of yours | set engine.name = "
+     "the table [command] is given, but engine deepspeed-3d does not start a program of yours | set engine.name = "
      '"command", or leave [command] out'),
     "a plan for another engine": (of(engines()["ddp"], "check_plan", Plan(like="fsdp")),
-     "the table [plan] is given, but of engine ddp plan knows what it does | leave [plan] out, which is of engine "
-     "command: its keys say it, of Megatron-LM engine.megatron_args"),
+     "the table [plan] is given, but plan already knows engine ddp | leave [plan] out, which is for engine "
+     "command; for Megatron-LM set engine.megatron_args"),
     # a training as it is planned
     "tp of other heads": (training(tp=3), "tp 3 does not divide the 32 heads | use a tp that divides 32"),
     "stages without layers": (training(pp=8, vp=5),

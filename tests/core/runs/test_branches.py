@@ -89,7 +89,8 @@ def test_the_checkpoint_of_a_step_may_be_an_ancestors(tmp_path, first):
 
 
 def test_a_step_without_a_sound_checkpoint_is_named_with_others(tmp_path, first):
-    with pytest.raises(ConfigError, match="has no checkpoint of step 7; there are those of steps 4, 8, 12") as refused:
+    words = "has no checkpoint of step 7; it has checkpoints of steps 4, 8, 12"
+    with pytest.raises(ConfigError, match=words) as refused:
         branch_of(first, 7)
     assert refused.value.hint == f"--branch {first.run_id}@8"
     with pytest.raises(ConfigError, match=r"has no checkpoint to branch from$"):

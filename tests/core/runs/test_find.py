@@ -207,7 +207,7 @@ def test_what_waits_here_is_pending_until_it_or_its_queue_ends():
     assert [(row.state, row.cause) for row in rows] == [
         ("pending", "waits for its turn"),
         ("cancelled", f"{pwd.getpwuid(os.getuid()).pw_name} cancelled it on {when}, while it waited"),
-        ("cancelled", "what was to start it ended before its turn"),
+        ("cancelled", "the process that was to start it ended before its turn"),
     ]
     assert all(row.sweep_id == sweep.id for row in rows)
     assert [read_run(run).ended for run in sweep.runs] == ["pending", "cancelled", "cancelled"]

@@ -205,7 +205,7 @@ def test_one_deepspeed_engine_takes_up_the_others_checkpoints(before, after, sta
         ({"model.layers": 4}, "model.layers would be 4, but is 8 in the checkpoint's run"),
         ({"train.dtype": "fp32"}, "train.dtype would be fp32, but is bf16"),
         ({"train.decay": "constant"}, "train.decay would be constant, but is cosine"),
-        ({"model.preset": "48b"}, "preset 48b is another model than the checkpoint's: hidden 8192, not 64; layers"),
+        ({"model.preset": "48b"}, "preset 48b is not the model of the checkpoint: hidden 8192, not 64; layers"),
         ({"data.source": "stdlib"}, "data.source would be stdlib, but is random"),
         ({"engine.name": "fsdp", "engine.zero_stage": None, "layout.pp": 1}, "engine.name would be fsdp"),
         ({"engine.zero_stage": 2}, "pp 2 with ZeRO-2 cannot run"),

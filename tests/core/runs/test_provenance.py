@@ -54,7 +54,7 @@ def test_the_run_folders_configuration_is_what_deepspeed_gets(tmp_path: Path, na
     [note] = config_notes(tmp_path, resolved)
     bucket = ds_config_of(resolved)["zero_optimization"]["reduce_bucket_size"]
     assert note == (
-        f"note: ds_config.json is not what engine {name} is given: zero_optimization.reduce_bucket_size is 5 there, "
+        f"note: ds_config.json differs from what engine {name} gets: zero_optimization.reduce_bucket_size is 5 there, "
         f"{bucket} now, and 1 other key"
     )
 

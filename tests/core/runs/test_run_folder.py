@@ -367,7 +367,7 @@ def test_a_damaged_resolved_json_is_named_with_its_remedy(logs, resolved):
 
 def test_a_run_folder_that_was_moved_is_said_to_be_gone(run):
     run.path.rename(run.path.with_name("elsewhere"))
-    with pytest.raises(RunFolderError, match="the run folder is not there any more"):
+    with pytest.raises(RunFolderError, match="the run folder does not exist any more"):
         run.resolved()
 
 

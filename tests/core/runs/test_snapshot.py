@@ -150,7 +150,7 @@ def test_a_run_of_plain_sbatch_gets_the_code_here_and_keeps_it(tmp_path: Path) -
     (tmp_path / CODE_ARCHIVE).unlink()
     text = (tmp_path / "provenance.json").read_text().replace(take_snapshot().sha256, "0" * 64)
     (tmp_path / "provenance.json").write_text(text)
-    with pytest.raises(RunFolderError, match="is gone, and the code here is not what was submitted"):
+    with pytest.raises(RunFolderError, match="is gone, and this machine's code is not the submitted code"):
         begin(tmp_path)
 
 

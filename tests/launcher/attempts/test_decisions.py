@@ -19,7 +19,7 @@ from hpc_gpt.core.runs.processes import end_processes, processes_of
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.slurm.environment import own_job
 from hpc_gpt.launcher.attempts.decisions import ShownJob, read_history
-from hpc_gpt.launcher.attempts.may_start import SlurmStates, may_start, read_slurm
+from hpc_gpt.launcher.attempts.may_start import SlurmStates, decide_start, read_slurm
 from hpc_gpt.launcher.attempts.may_start import main as ask_to_start
 from hpc_gpt.launcher.attempts.script_end import end_script
 from hpc_gpt.launcher.attempts.what_next import decide_next
@@ -70,7 +70,7 @@ def after(
 
 
 def before(run: RunFolder, attempt: Attempt, *words: str, now: float = NOW) -> list[str]:
-    return may_start(run, attempt, read_slurm(words), now).split()[1:]
+    return decide_start(run, attempt, read_slurm(words), now).split()[1:]
 
 
 def test_a_killed_rank_is_retried_once_and_then_no_more() -> None:
@@ -173,7 +173,7 @@ def test_a_refusal_that_cannot_be_written_is_one(small_disk, monkeypatch, capsys
     attempt = start(run, job_id="7")
     run.mark_cancelled("7")
     fill(small_disk)
-    said = may_start(run, attempt, read_slurm([]), NOW)
+    said = decide_start(run, attempt, read_slurm([]), NOW)
     assert said == "hpc-gpt-next stop 0 -"
     assert not attempt.verdict()
     assert "not started: " in capsys.readouterr().err
@@ -295,7 +295,7 @@ def test_two_runs_in_one_allocation_have_two_ports(capsys, monkeypatch) -> None:
     after(run, start(run, "port_taken", job_id="7-1201"))
     why = run.attempts()[-1].verdict()["why"]
     assert "profile" not in why
-    assert "it is in an allocation of yours, of submit --here" in why
+    assert "it runs in your own allocation, by submit --here" in why
 
 
 def test_the_links_of_a_chain_are_named() -> None:
@@ -319,7 +319,7 @@ def test_a_second_job_steps_aside_and_the_first_one_counts(monkeypatch) -> None:
     assert before(run, first, "squeue 7 RUNNING", "squeue 8 RUNNING") == ["go", "-"]
     assert before(run, second, "squeue 7 RUNNING", "squeue 8 RUNNING") == ["stop", "1", "-"]
     assert second.ended()["ended"] == "refused"
-    assert "job 7 runs this run already, as attempt 1" in second.ended()["cause"]
+    assert "job 7 already runs this run, as attempt 1" in second.ended()["cause"]
     monkeypatch.setattr(status, "_slurm_states", lambda *_: ({"7": ("RUNNING", ""), "8": ("COMPLETED", "")}, ""))
     row = read_status([run])[0]
     assert (row.state, row.job_id) == ("running", "7")
@@ -445,7 +445,7 @@ def test_a_start_that_just_made_its_folder_is_waited_for() -> None:
     os.utime(made.folder, (NOW - 900, NOW - 900))  # by the clock of the file server
     own = start(run, job_id="8")
     for left, answer in ((40, "wait"), (34, "wait"), (33, "go"), (1, "go")):
-        assert may_start(run, own, read_slurm([]), NOW, left).split()[1] == answer
+        assert decide_start(run, own, read_slurm([]), NOW, left).split()[1] == answer
 
 
 def test_a_job_that_slurm_puts_back_after_its_runs_end_stays_off() -> None:
@@ -563,7 +563,7 @@ def test_status_says_why_a_chain_has_ended(monkeypatch) -> None:
     row = read_status([run])[0]
     assert row.state == "no_progress"
     assert (
-        row.cause == f"2 attempts in a row trained no step further, there is no checkpoint; the last end was {KILLED}"
+        row.cause == f"2 attempts in a row trained no step further: there is no checkpoint; the last end was {KILLED}"
     )
 
 
@@ -574,7 +574,7 @@ def test_a_job_takes_its_runs_lock_unless_another_has_it(monkeypatch, capsys) ->
     ask_to_start([str(run.path), "1", "40", ""])
     assert capsys.readouterr().out == "hpc-gpt-next ask 6\n"
     assert before(run, attempt, "squeue 6 RUNNING", "squeue 7 RUNNING") == ["stop", "1", "-"]
-    assert attempt.ended()["cause"] == "job 6 runs this run already"
+    assert attempt.ended()["cause"] == "job 6 already runs this run"
     attempt = start(run)
     assert before(run, attempt, "squeue 6 COMPLETED", "squeue 7 RUNNING")[0] == "go"
     assert lock.holder(run) == lock.job_holder("7")

@@ -179,7 +179,7 @@ def test_a_killed_wait_is_over_and_its_place_is_free(gpus, submit):
     wait_until(lambda: list(waiting()) == [second.run_id, third.run_id])
     os.kill(second.submissions()[-1]["pid"], signal.SIGKILL)
     wait_until(lambda: status_of(second).state == "cancelled")
-    assert status_of(second).cause == "what was to start it ended before its turn"
+    assert status_of(second).cause == "the process that was to start it ended before its turn"
     (first.path / "go").touch()
     wait_until(lambda: status_of(third).state == "running")
 

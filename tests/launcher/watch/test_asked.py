@@ -51,7 +51,7 @@ ASKED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
         "save",
         "- Megatron-LM saves as often as train.save_every says, and when it ends: stop or requeue it",
     ),
-    (NVME, {}, "requeue", "- what is offloaded to NVMe is in no checkpoint: it would start at step 0"),
+    (NVME, {}, "requeue", "- checkpoints do not hold what is offloaded to NVMe: it would start at step 0"),
     ({}, {"allocation": "7"}, "requeue", f"- {ALLOCATED}"),
     (
         {},

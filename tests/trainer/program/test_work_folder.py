@@ -391,7 +391,7 @@ def test_the_runs_below_a_folder_are_not_its_files(folder, tmp_path, monkeypatch
 
 
 def test_a_folder_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no folder here"):
+    with pytest.raises(ConfigError, match="not a folder here"):
         work.take_work("/no/such/folder")
 
 

@@ -1,1 +1,1 @@
-"""What engines share: the questions that others ask them, and what ours, and DeepSpeed's, have in common."""
+"""The base of all engines: their interface, and what our own, and DeepSpeed's, have in common."""

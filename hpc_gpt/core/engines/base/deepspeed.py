@@ -1,8 +1,8 @@
-"""What the engines that run DeepSpeed have in common: ZeRO's stages, states, buckets, and what offloading takes.
+"""The base of the engines that run DeepSpeed: ZeRO's stages, states and buckets, and the memory for offloading.
 
-Read from DeepSpeed 0.19.8 and measured with torch's profiler on a CPU: all allocations of a step, 19M parameters, at
-one and two ranks, in bf16 and fp32 (tests/planner/test_held_bytes.py does it at one rank). fp16 is only read: DeepSpeed
-does not train in it on a CPU.
+The figures are read from the code of DeepSpeed 0.19.8, and measured with torch's profiler on a CPU: all allocations of
+a step, 19M parameters, at one and two ranks, in bf16 and fp32 (tests/planner/test_held_bytes.py does it at one rank).
+Those of fp16 are only read: DeepSpeed does not train in it on a CPU.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ from hpc_gpt.core.settings.shape_split import layer_params, outer_params
 
 OFFLOAD = frozenset({"offload", "offload_path", "offload_ratio"})
 ANY_LAYOUT = frozenset({*(f"layout.{axis}" for axis in AXES), "engine.zero_stage", "engine.partition", "engine.tiles"})
-# Elements of a gradient whose norm DeepSpeed takes at once.
+# DeepSpeed computes the norm of a gradient in pieces of so many elements.
 NORM_ELEMENTS = 2.5e8
 
 
@@ -46,7 +46,7 @@ class DeepspeedFacts(EngineFacts):
     def offload_faults(self, engine: Engine) -> Iterator[Fault]:
         stage = engine.zero_stage or 0
         if stage == 0:
-            yield Fault("ZeRO-0 keeps every state on its GPU and offloads none", "use --zero-stage 1")
+            yield Fault("ZeRO-0 keeps every state on its GPU and cannot offload", "use --zero-stage 1")
         elif engine.offload == "full" and stage != 3:
             yield Fault(f"engine.offload = full moves parameters, which only ZeRO-3 can; engine.zero_stage is {stage}",
                         'use --zero-stage 3, or engine.offload = "optimizer"')  # fmt: skip
@@ -58,7 +58,7 @@ class DeepspeedFacts(EngineFacts):
         return {DS_CONFIG: self.config(resolved)}
 
     def config(self, resolved: Resolved) -> dict[str, Any]:
-        """What `deepspeed.initialize` is given."""
+        """The configuration for `deepspeed.initialize`."""
         return deepspeed_config(resolved)
 
     # --- states
@@ -69,16 +69,16 @@ class DeepspeedFacts(EngineFacts):
         return "bf16-optimizer-immediate" if self._takes_bf16_optimizer(training) else "deepspeed-bf16"
 
     def state_bytes(self, training: Training) -> StateBytes:
-        """fp16 as DeepSpeed has it: 2 + 2 + 12 by ZeRO's stages. bf16: the same with gradients summed in fp32
-        (data_types.grad_accum_dtype), 4 each and no copy in the step; ZeRO-1 in BF16_Optimizer 2 + 4 + 12/dp, as a
-        16-bit gradient is added to its fp32 sum at once (immediate_grad_update). fp32: 4 + 4 + 8, and master weights
-        from ZeRO-1 on, 4 more.
+        """Bytes per parameter. fp16 by DeepSpeed: 2 + 2 + 12, divided by ZeRO's stages. bf16: the same with gradients
+        summed in fp32 (data_types.grad_accum_dtype), 4 bytes and no copy in the step; ZeRO-1 in BF16_Optimizer
+        2 + 4 + 12/dp, as a 16-bit gradient is added to its fp32 sum at once (immediate_grad_update). fp32: 4 + 4 + 8,
+        and from ZeRO-1 on 4 more for master weights.
 
-        ZeRO-3 keeps the sums of its gradients from step to step (grad_partitions_flat_buffer), and copies fp16 ones to
-        fp32 a group of 10^9 at a time. With offload the host has master weights, moments and fp32 gradients, 16; under
-        ZeRO-1 and -2 also a copy of the weights that is sent back and the sums of a step, under ZeRO-3 in fp16 the sums
-        twice (stage_1_and_2.py, stage3.py; for bf16 and fp32 engines/library_patches.py). With an `offload_ratio` below
-        1, the ZeRO-3 groups that stay on the GPU have master weights, moments and the optimizer's fp32 gradients there
+        ZeRO-3 keeps the sums of its gradients from step to step (grad_partitions_flat_buffer), and copies fp16 sums to
+        fp32 in groups of 10^9. With offload the host has master weights, moments and fp32 gradients, 16; under ZeRO-1
+        and -2 also a copy of the weights that is sent back and the sums of a step, under ZeRO-3 in fp16 the sums twice
+        (stage_1_and_2.py, stage3.py; for bf16 and fp32 engines/library_patches.py). With an `offload_ratio` below 1,
+        the ZeRO-3 groups that stay on the GPU have master weights, moments and the optimizer's fp32 gradients there
         (stage3.py, subgroup_to_device).
         """
         stage, dp, dtype = training.zero_stage, training.data_ranks, training.dtype
@@ -95,7 +95,7 @@ class DeepspeedFacts(EngineFacts):
             sums = gradient if gradient == 2 else 0
             return replace(states, host=states.host + sums / dp - stays, optimizer=states.optimizer + stays)
         if stage == 3:
-            # A group's fp32 copies at a time (stage3.py, _prepare_fp32_grad_for_sub_group).
+            # The fp32 copies of one group at a time (stage3.py, _prepare_fp32_grad_for_sub_group).
             groups = training.shape.params / training.tp / dp / SUB_GROUP_ELEMENTS
             copy = (states.step_gradients - states.gradients) / max(1.0, groups)
             return replace(states, step_gradients=states.gradients + copy, renewed=copy)
@@ -106,29 +106,30 @@ class DeepspeedFacts(EngineFacts):
         return takes_bf16_optimizer(training.dtype, stage, training.offload)
 
     def update_bytes(self, training: Training, params: float, matrix: float, table: float) -> float:
-        """A tensor is a rank's flat share of all parameters with the same weight decay, so the loop has one tensor and
-        needs twice as much as foreach (ZeRO-1 in bf16, measured: 18 fused, 22 foreach, 26 for-loop).
+        """A tensor is a rank's flat share of all parameters with the same weight decay. So the loop has one tensor, and
+        needs twice as much as foreach (bytes per parameter, ZeRO-1 in bf16, measured: 18 fused, 22 foreach, 26
+        for-loop).
 
-        ZeRO-3's update reads its sums (engines/library_patches.py). ZeRO-1 and -2 flatten fp32 and fp16 gradients and
-        free the parameters' own before the update; in bf16 the sums are flat already.
+        ZeRO-3's update reads its sums (engines/library_patches.py). ZeRO-1 and -2 flatten fp32 and fp16 gradients, and
+        free the parameters' own gradients before the update; in bf16 the sums are already flat.
         """
         stage, dtype = training.zero_stage, training.dtype
         if training.offload != "none" or stage == 0:
             return super().update_bytes(training, params, matrix, table)
-        own = params / training.data_ranks
+        share = params / training.data_ranks
         if stage == 3:
-            own = min(SUB_GROUP_ELEMENTS, own)
+            share = min(SUB_GROUP_ELEMENTS, share)
         made = {"foreach": 4.0, "for-loop": 8.0}.get(training.optimizer_mode, 0.0)
         if stage == 3 or dtype == "bf16":
-            return own * made
-        return own * max(4 if dtype == "fp32" else 2, made + (0 if dtype == "fp32" else -2))
+            return share * made
+        return share * max(4 if dtype == "fp32" else 2, made + (0 if dtype == "fp32" else -2))
 
     # --- buffers
 
     def gathered(self, training: Training, gradients: bool = True) -> tuple[float, float]:
-        """Under ZeRO-3 in the passes: the layers that are gathered, and the gradients of one; in the loss: embeddings
-        and head with theirs. stage3_max_live_parameters stay gathered (1e9 by DeepSpeed's default as well); a single
-        rank of ours owns all weights and gathers only those on the host."""
+        """Under ZeRO-3, in the passes: the gathered layers, and the gradients of one layer; in the loss: embeddings and
+        head with their gradients. stage3_max_live_parameters stay gathered (1e9, which is also DeepSpeed's default). In
+        our programs a single rank owns all weights, and gathers only those on the host."""
         owns_all = training.data_ranks == 1 and training.program_states is None and training.offload != "full"
         if training.zero_stage != 3 or owns_all:
             return 0.0, 0.0
@@ -141,8 +142,8 @@ class DeepspeedFacts(EngineFacts):
         return width * (live + layer), width * (max(live, layer + outer) + outer)
 
     def buckets(self, training: Training, params: float) -> float:
-        """Buckets, the copies that are sent, and what else a reduction needs, in our configuration (ds_config.py). A
-        gradient longer than a bucket is reduced by itself; DeepSpeed allocates a whole bucket of the configured
+        """Buckets, the copies that are sent, and other memory of a reduction, in our configuration (ds_config.py). A
+        gradient longer than a bucket is reduced by itself; DeepSpeed allocates a bucket of the whole configured
         length."""
         stage, ranks = training.zero_stage, training.data_ranks
         width = 4 if training.dtype == "fp32" else 2
@@ -162,14 +163,14 @@ class DeepspeedFacts(EngineFacts):
         if stage == 1:
             return sent * bucket * self.buckets_a_reduction
         if stage == 2:
-            # From two ranks on there are two: one is filled while the other is sent (overlap_comm).
+            # With two or more ranks there are two buckets: one is filled while the other is sent (overlap_comm).
             count = 2 if ranks > 1 and training.offload == "none" else 1
             # The flattened gradients, and their fp32 copy that is sent.
             copies = width + sent if width != sent else width if ranks > 1 else 0
-            # If the sums are no wider, the gradients of a further micro-batch are kept apart from them until its end.
+            # If the sums are not wider, a further micro-batch keeps its gradients separate from them until its end.
             further = ranks == 1 and width == sent and training.micro_batches > 1 and training.offload == "none"
             return width * bucket * count + copies * filled + (width * params if further else 0.0) + norm
-        # reduce_scatter_coalesced: the bucket's gradients concatenated, and this rank's share of them.
+        # reduce_scatter_coalesced: the concatenated gradients of the bucket, and this rank's share of them.
         prefetched = width * min(PREFETCH_ELEMENTS, params) if ranks > 1 else 0.0
         return sent * bucket + sent * filled * (1 + 1 / ranks) + prefetched + norm
 

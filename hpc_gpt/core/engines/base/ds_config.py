@@ -1,6 +1,6 @@
 """The DeepSpeed configuration of a run, with every key that matters.
 
-DeepSpeed's defaults change between versions (`gradient_clipping` became 1.0 in 2026), so the program relies on none.
+DeepSpeed's defaults change between versions (`gradient_clipping` became 1.0 in 2026), so we do not rely on them.
 """
 
 from typing import Any
@@ -9,14 +9,14 @@ from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.resolved import Resolved
 
 DS_CONFIG = "ds_config.json"  # in the run folder
-# The most elements of a bucket. With one data-parallel rank nothing is sent, and a bucket only takes memory.
+# The most elements of a bucket. With one data-parallel rank nothing is sent, and a bucket only costs memory.
 BUCKET_ELEMENTS = 500_000_000
 BUCKET_ELEMENTS_ALONE = 50_000_000
-# ZeRO-3 updates its states in groups of so many elements. If they are offloaded, a group is a layer, as DeepSpeed
+# ZeRO-3 updates its states in groups of so many elements. If they are offloaded, a group is a layer, because DeepSpeed
 # briefly holds a group's states twice; `offload_ratio` places whole groups on device or host.
 SUB_GROUP_ELEMENTS = 1_000_000_000
 _SUB_GROUPS_TO_PLACE = 32
-# Elements of ZeRO-3's weights that are gathered ahead of their use, and that may be gathered at once.
+# Elements of ZeRO-3's weights that are gathered before their use, and that may be gathered at the same time.
 PREFETCH_ELEMENTS = 50_000_000
 LIVE_ELEMENTS = 1_000_000_000
 
@@ -41,7 +41,7 @@ def zero_stage(resolved: Resolved) -> int:
 def clips_itself(resolved: Resolved) -> bool:
     """Whether our own code (`trainer.engines.optimizer.GradientNorm`) computes the norm and clips, not DeepSpeed.
 
-    Without ZeRO DeepSpeed 0.19.8 computes the norm of pipeline stage 0 alone, and none if it does not clip.
+    Without ZeRO, DeepSpeed 0.19.8 computes only the norm of pipeline stage 0, and no norm if it does not clip.
     """
     return zero_stage(resolved) == 0
 
@@ -57,7 +57,7 @@ def shards_in_bf16_optimizer(resolved: Resolved) -> bool:
 
 
 def longest_bucket(dp: int, params: int) -> int:
-    """Elements of a bucket, at most the model's `params`: DeepSpeed allocates all of it. Even, as ZeRO 1 and 2 want."""
+    """Elements of a bucket: at most the model's `params`, as DeepSpeed allocates all; even, as ZeRO 1 and 2 need."""
     return min(BUCKET_ELEMENTS_ALONE if dp == 1 else BUCKET_ELEMENTS, params + params % 2)
 
 
@@ -67,7 +67,7 @@ def deepspeed_config(resolved: Resolved) -> dict[str, Any]:
     # fp16 gradients stay fp16: with a wider buffer DeepSpeed sums tied gradients of the wrong tensor.
     accumulate = "fp16" if dtype == "fp16" else "fp32"
     config: dict[str, Any] = {
-        # DeepSpeed counts what each rank of its data axis reads; with cp each sample is read by several.
+        # DeepSpeed counts what each rank of its data axis reads; with cp several ranks read each sample.
         "train_batch_size": batch.global_batch * resolved.layout.cp,
         "train_micro_batch_size_per_gpu": batch.micro_batch,
         "gradient_accumulation_steps": batch.micro_batches,
@@ -80,8 +80,8 @@ def deepspeed_config(resolved: Resolved) -> dict[str, Any]:
             "enabled": dtype == "bf16",
             # Add each gradient to its fp32 buffer at once, and free the bf16 gradient.
             "immediate_grad_update": True,
-            # The optimizers of ZeRO-1 and ZeRO-3 check the norm anyway. Those of ZeRO-2 and of offloaded ZeRO-1 would
-            # take a step that is not finite.
+            # The optimizers of ZeRO-1 and ZeRO-3 always check the norm. Those of ZeRO-2 and of offloaded ZeRO-1 would
+            # make a step that is not finite.
             "check_grad_overflow": zero_stage(resolved) in (1, 2) and not shards_in_bf16_optimizer(resolved),
         },
         "fp16": {
@@ -98,7 +98,7 @@ def deepspeed_config(resolved: Resolved) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "checkpoint": {"tag_validation": "Ignore", "load_universal": False, "use_node_local_storage": False},
-        # Reference cycles may hold GPU memory, so Python's garbage collector stays on. Its cost is not measured.
+        # Reference cycles may hold GPU memory, so Python's garbage collector stays on; its cost is not measured.
         "disable_python_gc": False,
         # The keys below measure or print, which synchronises the device.
         "steps_per_print": None,
@@ -122,7 +122,7 @@ def deepspeed_config(resolved: Resolved) -> dict[str, Any]:
 
 
 def _zero(resolved: Resolved) -> dict[str, Any]:
-    """The section `zero_optimization`; it has the keys of stage 3 and of offloading only if they are used."""
+    """The section `zero_optimization`, with the keys of stage 3 and of offloading only if they are used."""
     engine, stage = resolved.engine, zero_stage(resolved)
     # Copies to the host keep their own order, and a pipeline reduces after its last micro-batch.
     overlaps = stage > 1 and resolved.layout.data_ranks > 1 and (stage == 3 or engine.offload == "none")
@@ -155,7 +155,7 @@ def _stage_3(resolved: Resolved) -> dict[str, Any]:
     return {
         "sub_group_size": sub_group_elements(resolved),
         "stage3_prefetch_bucket_size": PREFETCH_ELEMENTS,
-        # Norms and biases (4 hidden at most) stay whole on every rank. Every matrix is split if there is more
+        # Norms and biases (at most 4 hidden) stay whole on every rank. Every matrix is split if there is more
         # than one rank.
         "stage3_param_persistence_threshold": 4 * resolved.model.hidden,
         "stage3_model_persistence_threshold": 2**63 - 1,
@@ -177,11 +177,11 @@ def _stage_3(resolved: Resolved) -> dict[str, Any]:
 
 
 def _offloading(engine: Engine) -> dict[str, Any]:
-    # Pinned memory is CUDA's: the engine switches it off if the ranks have no GPU.
+    # Pinned memory needs CUDA: the engine switches it off if the ranks have no GPU.
     place: dict[str, Any] = {"device": "cpu", "pin_memory": True}
     if engine.offload_path is not None:
         place |= {"device": "nvme", "nvme_path": engine.offload_path}
-    # Four states of a parameter are in transfer at once: itself, its gradient and two moments.
+    # Four states of a parameter are in transfer at once: the parameter, its gradient and two moments.
     optimizer = {
         "buffer_count": 4,
         "pipeline_read": False,
@@ -190,12 +190,12 @@ def _offloading(engine: Engine) -> dict[str, Any]:
         "ratio": engine.offload_ratio,
     }
     parameters = {"buffer_count": 5, "buffer_size": 100_000_000, "max_in_cpu": 1_000_000_000}
-    found = {"offload_optimizer": place | optimizer}
-    return found | ({"offload_param": place | parameters} if engine.offload == "full" else {})
+    config = {"offload_optimizer": place | optimizer}
+    return config | ({"offload_param": place | parameters} if engine.offload == "full" else {})
 
 
 def sub_group_elements(resolved: Resolved) -> int:
-    """Elements of one group of ZeRO-3's states on a rank. DeepSpeed only loads a checkpoint with the same groups."""
+    """Elements of one group of ZeRO-3's states on a rank. DeepSpeed loads only checkpoints with the same groups."""
     engine, model = resolved.engine, resolved.model
     if engine.offload == "none":
         return SUB_GROUP_ELEMENTS

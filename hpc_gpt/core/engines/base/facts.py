@@ -1,7 +1,7 @@
-"""What others ask of an engine, each question with the answer of the plainest one: PyTorch, every rank the whole model.
+"""The interface of an engine: every question that others ask it, with the answers of plain data parallelism in PyTorch.
 
-An engine's module is a subclass that gives the answers in which it differs. `train/engines/` has a module of the same
-name, which trains; if it has none, the engine is another program, which the job starts.
+An engine's module has a subclass with the answers in which it differs. `trainer/engines/` has a module of the same
+name, which trains; without one, the engine is another program, which the job starts.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ from hpc_gpt.core.settings.shape_split import Obstacle, context_obstacle
 from hpc_gpt.core.settings.sized import Sized
 
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
-# Switches of the model: every engine that trains our own model takes them.
+# Switches of the model: every engine that trains our own model accepts them.
 OUR_MODEL = frozenset(
     {
         "recompute",
@@ -39,13 +39,13 @@ OUR_MODEL = frozenset(
 )
 
 
-# Where fast settings were measured, in this order (docs/models-and-engines.md).
+# The machines and models on which fast settings were measured, in this order (docs/models-and-engines.md).
 MEASURED_ON = ("H200 gpt2", "H200 gpt2-xl", "H100 gpt2")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that cannot run, and the nearest that can."""
+    """A setting that cannot run, and the nearest one that can."""
 
     message: str
     hint: str
@@ -53,18 +53,18 @@ class Fault:
 
 
 class EngineFacts(States):
-    """An engine, without torch."""
+    """The facts about an engine, without torch."""
 
     # --- what it is
-    order: ClassVar[int] = 100  # its place in lists
-    plan_order: ClassVar[int] = 100  # the plan takes the first of engines that are equally fast
-    package: ClassVar[tuple[str, str] | None] = None  # a package that it needs, and the extra that installs it
-    trains_our_model: ClassVar[bool] = True  # else its model, or its loss, is another program's
+    order: ClassVar[int] = 100  # the place in lists
+    plan_order: ClassVar[int] = 100  # of equally fast engines, the plan takes the first
+    package: ClassVar[tuple[str, str] | None] = None  # the package that it needs, and the extra that installs it
+    trains_our_model: ClassVar[bool] = True  # else its model, or its loss, belongs to another program
     is_program: ClassVar[bool] = False  # whether the job starts another program instead of our trainer
-    takes_command: ClassVar[bool] = False  # any program: the one that [command] says
+    takes_command: ClassVar[bool] = False  # any program, by [command]
 
     # --- what it splits, and its switches in [engine]
-    axes: ClassVar[frozenset[str]] = frozenset()  # beside dp
+    axes: ClassVar[frozenset[str]] = frozenset()  # besides dp
     cp_exchanges: ClassVar[tuple[CpExchange, ...]] = ("heads", "keys")  # values of engine.cp_exchange
     zero_stages: ClassVar[tuple[int, ...]] = (0,)
     default_stage: ClassVar[int] = 0
@@ -73,58 +73,58 @@ class EngineFacts(States):
     recomputes: ClassVar[tuple[Recompute, ...]] = RECOMPUTES
     compiles_edges: ClassVar[bool] = True  # whether embedding and head can be compiled, too
     compiles_update: ClassVar[bool] = False
-    # {a fast setting (`core.settings.engines`): speed with it over speed without, compiled by block, on each of
+    # {a fast setting (`core.settings.engines`): speed with it divided by speed without, compiled by block, on each of
     # MEASURED_ON; None if it was not measured there}
     fast_ratios: ClassVar[Mapping[str, tuple[float | None, ...]]] = {}
     matmuls: ClassVar[frozenset[Matmul]] = frozenset({"none"})  # formats of the layers' products that it trains with
     trains_fp16_on_cpu: ClassVar[bool] = True
     least_steps_after_warmup: ClassVar[int] = 0
-    fixed_train: ClassVar[Mapping[str, Any]] = {}  # keys of [train] that have one value alone
+    fixed_train: ClassVar[Mapping[str, Any]] = {}  # keys of [train] that can have only this value
     no_save: ClassVar[str] = ""  # why it cannot save on request, and what to do instead
 
-    # Keys of a config.json that decide a training alone, and that it does not follow: `submit` and `doctor` name them.
+    # Keys of a config.json that matter only to training, and that it does not follow: `submit` and `doctor` name them.
     unfollowed: ClassVar[frozenset[str]] = frozenset({"resid_pdrop", "embd_pdrop", "attn_pdrop", "initializer_range"})
 
     # --- its checkpoints
     converts: ClassVar[frozenset[str]] = frozenset()  # keys in which a checkpoint may differ from the run that resumes
     loads_checkpoints_of: ClassVar[frozenset[str]] = frozenset()  # other engines
-    saves_weights_again: ClassVar[bool] = False  # beside the fp32 master weights
+    saves_weights_again: ClassVar[bool] = False  # in addition to the fp32 master weights
 
     # --- memory and time
     counts_evaluation: ClassVar[bool] = True  # whether an evaluation is predicted as our loop does it
     has_dropout: ClassVar[bool] = False
     has_fused_kernels: ClassVar[bool] = False  # kernels of its own for norms, activations and residuals
     has_fused_gate: ClassVar[bool] = False  # the gate and its product in one kernel
-    has_composed_gelu: ClassVar[bool] = False  # GELU of products and a tanh, each of which keeps what it needs
-    selects_operators: ClassVar[bool] = False  # selective recomputation by operator, as torchtitan has it
+    has_composed_gelu: ClassVar[bool] = False  # GELU is composed of products and a tanh, each of which keeps its inputs
+    selects_operators: ClassVar[bool] = False  # selective recomputation by operator, as in torchtitan
     scatters_outputs: ClassVar[bool] = False  # each tensor-parallel rank sends its part to the next stage
     keeps_partitioned_outputs: ClassVar[bool] = False  # outputs that wait for their gradients are divided by tp
     gathers_one_by_one: ClassVar[bool] = False  # ZeRO-3 gathers each parameter by itself
-    overlaps_reduction: ClassVar[bool] = False  # gradients are reduced beside the backward pass
+    overlaps_reduction: ClassVar[bool] = False  # gradients are reduced during the backward pass
     has_chunks: ClassVar[bool] = False  # interleaved chunks of a pipeline stage
 
     @property
     def has_zero(self) -> bool:
-        """Whether it shards by a ZeRO stage."""
+        """Whether the engine shards by a ZeRO stage."""
         return len(self.zero_stages) > 1
 
     @property
     def trainer(self) -> str:
-        """The module that trains; of a program, that of a rank which starts it, and needs no torch."""
+        """The module that trains; for a program, the module of the rank that starts it, which needs no torch."""
         return f"hpc_gpt.trainer.engines.{self.name.replace('-', '_')}"
 
     @property
     def writes_metrics(self) -> bool:
-        """Whether our loop writes the metrics, a loss in each line; those of another program are read from its log."""
+        """Whether our loop writes the metrics, with a loss per line; another program's are read from its log."""
         return not self.is_program
 
     @property
     def sets_allocator(self) -> bool:
-        """Whether its job sets PyTorch's allocator, unless the profile does."""
+        """Whether the job sets PyTorch's allocator, unless the profile does."""
         return not self.is_program
 
     def splits(self, axis: str) -> bool:
-        """Whether it splits the model over `axis` (tp, pp or cp)."""
+        """Whether the engine splits the model over `axis` (tp, pp or cp)."""
         return axis in self.axes
 
     @property
@@ -133,48 +133,48 @@ class EngineFacts(States):
         return self.splits("pp") and not self.takes_command
 
     def follows(self, key: str) -> bool:
-        """Whether it follows a key of [train], which may be our loop's alone."""
+        """Whether the engine follows a key of [train], as some are only for our own loop."""
         return not (self.is_program and key_rules(Train)[key].of_our_loop)
 
     def starts_script(self, command: Command) -> bool:
-        """Whether `[command]` names a job script, and it starts that."""
+        """Whether the engine starts a job script that `[command]` names."""
         return self.takes_command and command.script is not None
 
     def starts_command(self, command: Command) -> bool:
-        """Whether it starts the command of `[command]`, which is no job script."""
+        """Whether the engine starts the command of `[command]`, which is not a job script."""
         return self.takes_command and command.script is None
 
     # --- rules
 
     def program_of(self, command: Command) -> Command | None:
-        """`[command]` if it starts that, else None. ConfigError for its faults, and for one that nothing starts."""
+        """`[command]` if the engine starts that, else None. ConfigError for its faults, or if nothing starts it."""
         if command != Command():
             raise ConfigError(
-                f"the table [command] is given, but engine {self.name} starts no program of yours",
+                f"the table [command] is given, but engine {self.name} does not start a program of yours",
                 'set engine.name = "command", or leave [command] out',
             )
         return None
 
     def check_plan(self, plan: Plan) -> None:
-        """ConfigError if `[plan]` says what its keys say already."""
+        """Raises ConfigError if `[plan]` is set although the engine's own keys already say it."""
         if plan != Plan():
             raise ConfigError(
-                f"the table [plan] is given, but of engine {self.name} plan knows what it does",
-                "leave [plan] out, which is of engine command: its keys say it, of Megatron-LM engine.megatron_args",
+                f"the table [plan] is given, but plan already knows engine {self.name}",
+                "leave [plan] out, which is for engine command; for Megatron-LM set engine.megatron_args",
             )
 
     def planned_as(self, plan: Plan) -> str | None:
-        """The engine as which a program of the user's own is planned; None if it starts none. ConfigError if `[plan]`
-        does not say it."""
+        """The engine that stands for a user's own program in a plan; None if this engine starts none. ConfigError if
+        `[plan]` does not name one."""
         return None
 
     def refuse_program(self, why: str, hint: str) -> None:
-        """ConfigError if it starts a program of the user's own; `why`: what cannot be done with it."""
+        """Raises ConfigError if the engine starts a user's own program; `why`: what cannot be done with that."""
         if self.takes_command:
             raise ConfigError(f"engine {self.name} starts a program of your own: {why}", hint)
 
     def check_export(self) -> None:
-        """ConfigError if its checkpoints are in a format of another program's."""
+        """Raises ConfigError if its checkpoints have another program's format."""
         if self.is_program:
             raise ConfigError(
                 f"engine {self.name} keeps checkpoints in its own format, which hpc-gpt does not read",
@@ -182,10 +182,10 @@ class EngineFacts(States):
             )
 
     def check_branch(self, run: str) -> None:
-        """ConfigError if no other run can begin from a checkpoint of `run`."""
+        """Raises ConfigError if other runs cannot begin from a checkpoint of `run`."""
         if self.is_program:
             raise ConfigError(
-                f"run {run} is of engine {self.name}: its checkpoints are its program's own, and stay with their run",
+                f"run {run} uses engine {self.name}: its checkpoints belong to its program, and stay with the run",
                 "submit a new run, with the program's own option to load one",
             )
 
@@ -194,50 +194,50 @@ class EngineFacts(States):
         return stage
 
     def own_faults(self, engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:
-        """What it alone cannot run."""
+        """The settings that only this engine cannot run."""
         return iter(())
 
     def shape_fault(self, shape: ModelShape) -> str | None:
-        """Why it cannot train a model of this shape; None if it can."""
+        """The reason why the engine cannot train a model of this shape; None if it can."""
         return "it has a norm after the embedding" if shape.embedding_norm else None
 
     def context_obstacle(self, shape: ModelShape, layout: Layout, engine: Engine) -> Obstacle | None:
-        """Why it cannot divide the samples of such a model over cp; None if it can."""
+        """The reason why the engine cannot divide samples over cp for such a model; None if it can."""
         return context_obstacle(shape, layout, engine.cp_exchange, engine.sequence_parallel)
 
     def offload_faults(self, engine: Engine) -> Iterator[Fault]:
-        """Why it cannot offload as asked; asked only of an engine with the switch."""
+        """The reasons why the engine cannot offload as requested; only called if it has the switch."""
         return iter(())
 
     def data_of(self, data: Data) -> Data:
-        """`[data]` as it reads it. Raises ConfigError for a source that it cannot read."""
+        """`[data]` as the engine reads it. Raises ConfigError for a source that it cannot read."""
         return data
 
     def check_run(self, layout: Layout, shape: ModelShape, train: Train) -> None:
-        """Refuses what its program would refuse after hours in the queue. Raises LayoutError, ConfigError."""
+        """Refuses what the program would refuse after hours in the queue. Raises LayoutError, ConfigError."""
 
     def check_sized(self, resolved: Sized) -> None:
-        """Refuses settings that contradict each other only once all are known. Raises ConfigError."""
+        """Refuses contradictions that show only once all settings are known. Raises ConfigError."""
 
     def config_files(self, resolved: Resolved) -> dict[str, Any]:
-        """Files for the run folder that say what a library is given: {name: JSON values}."""
+        """The files for the run folder with the configuration of a library: {name: JSON values}."""
         return {}
 
     def check_program(self, resolved: Resolved, environment: Mapping[str, str]) -> None:
-        """Refuses a run whose program is not where the job will look for it, by the submitter's `environment`."""
+        """Refuses a run if the job will not find its program; `environment`: the submitter's."""
 
     def why_not(self, verb: str, resolved: Resolved) -> str:
-        """Why a run cannot be asked to `save`, `stop` or `requeue`; empty if it can."""
+        """The reason why a run cannot `save`, `stop` or `requeue` on request; empty if it can."""
         return self.no_save if verb == "save" else ""
 
     # --- as the planner sees it
 
     def is_searched(self, profile: ClusterProfile | None) -> bool:
-        """Whether a plan for the cluster profile tries it unasked; without a profile, for any."""
+        """Whether a plan tries the engine without a request: for the cluster profile, or for any if that is None."""
         return self.trains_our_model
 
     def keeps_scores(self, engine: Engine, device: str | None) -> bool:
-        """Whether attention keeps its matrix of scores: of PyTorch's kernels only `math` does."""
+        """Whether attention keeps its matrix of scores: among PyTorch's kernels only `math` does."""
         return engine.attention == "math"
 
     def splits_edges(self, layers: int, pp: int) -> bool:
@@ -245,16 +245,16 @@ class EngineFacts(States):
         return False
 
     def chunks(self, engine: Engine, layers: int, pp: int) -> int:
-        """Interleaved chunks of a pipeline stage."""
+        """The number of interleaved chunks per pipeline stage."""
         return 1
 
     def stated_traits(self, engine: Engine) -> dict[str, Any]:
-        """Fields of a Training that its own arguments in `[engine]` state."""
+        """The fields of a Training that the engine's own arguments in `[engine]` state."""
         return {}
 
     def overlaps(self, training: Training) -> tuple[tuple[str, ...], dict[str, Any]]:
-        """(arguments that hide communication and leave the arithmetic as it is, the fields of a Training that they
-        change): what a plan shows beside the best layout, as the program may lack them."""
+        """(arguments that hide communication without changing the arithmetic, the fields of a Training that they
+        change). A plan shows them beside the best layout, as the program may lack them."""
         return (), {}
 
     def with_chunks(self, engine: Engine, training: Training) -> Engine:
@@ -268,19 +268,20 @@ class EngineFacts(States):
         return plain_states(training)
 
     def sharding(self, training: Training) -> int:
-        """What is sharded over dp, as a ZeRO stage."""
+        """The ZeRO stage that describes what is sharded over dp."""
         return training.zero_stage
 
     def optimizer_ranks(self, training: Training) -> int:
-        """Over how many ranks the optimizer's states are divided."""
+        """The number of ranks over which the optimizer's states are divided."""
         return training.data_ranks if self.sharding(training) >= 1 or training.sharded_optimizer else 1
 
     def update_bytes(self, training: Training, params: float, matrix: float, table: float) -> float:
-        """torch 2.13's AdamW (torch/optim/adam.py): fused kernels keep everything in registers. foreach computes the
+        """By torch 2.13's AdamW (torch/optim/adam.py): fused kernels keep everything in registers. foreach computes the
         square roots of all second moments at once, 4 bytes each. for-loop does so one tensor at a time, twice (root and
-        quotient), while the tensor before still has its own; the sharded optimizer distributes whole parameters.
+        quotient), while the previous tensor still has its own; the sharded optimizer distributes whole parameters.
 
-        Measured with torch's profiler on a CPU to within 1 % of a parameter's bytes: ddp in bf16 18 fused, 22 foreach.
+        Measured with torch's profiler on a CPU, to within 1 % of the bytes per parameter: ddp in bf16 18 fused, 22
+        foreach.
         """
         if training.offload != "none":
             return 0.0
@@ -291,20 +292,20 @@ class EngineFacts(States):
         return 0.0
 
     def gathered(self, training: Training, gradients: bool = True) -> tuple[float, float]:
-        """(bytes in the layers' passes, bytes in the loss) of unsharded weights and, with `gradients`, of theirs."""
+        """(bytes in the layers' passes, bytes in the loss) of gathered weights; with `gradients`, also of theirs."""
         return 0.0, 0.0
 
     def overwrites_logits(self, training: Training) -> bool:
-        """Whether the gradient of the logits overwrites them: in one pass, and compiled with the head, as a piece of a
-        chunked loss is. With tp the loss has a backward pass of its own, which compiles to the same code."""
+        """Whether the gradient of the logits overwrites them: in one pass, or compiled together with the head, as in
+        the pieces of a chunked loss. With tp the loss has its own backward pass, which compiles to the same code."""
         with_head = training.compiled_head or (training.compiled_loss and training.loss_chunks > 1)
         return training.one_pass_loss or (with_head and training.tp == 1)
 
     def logit_bytes(self, training: Training) -> float:
         """Bytes of one logit at the peak of a backward pass (counted: tests/planner/test_held_bytes.py).
 
-        In fp32 the log-softmax, its gradient and that of the logits, 4 each, whatever the dtype. Over tp the softmax
-        and the gradient, and the latter's copy in 16 bits. Compiled, the logits and their gradient.
+        The log-softmax, its gradient and the gradient of the logits, all in fp32 whatever the dtype, 4 each. Over tp:
+        the softmax, the gradient, and its copy in 16 bits. Compiled: the logits and their gradient.
         """
         width = 4.0 if training.dtype == "fp32" else 2.0
         if self.overwrites_logits(training):
@@ -316,8 +317,8 @@ class EngineFacts(States):
     def evaluated_logit_bytes(self, training: Training) -> float:
         """Bytes of one logit at the peak of an evaluation (counted like `logit_bytes`).
 
-        The logits, their fp32 copy, and the log-softmax, which overwrites the copy over tp. A vocabulary in fp32 is
-        copied without its padding. Compiled, and in one pass, the logits alone are there.
+        The logits, their fp32 copy, and the log-softmax, which overwrites the copy over tp. In fp32 the copy is only
+        made to drop the padding of the vocabulary. Compiled, or in one pass: only the logits.
         """
         width = 4.0 if training.dtype == "fp32" else 2.0
         if training.one_pass_loss or training.compiled_loss:
@@ -330,14 +331,14 @@ class EngineFacts(States):
     # --- communication
 
     def reduced_bytes(self, training: Training) -> float:
-        """Bytes a parameter in which gradients are reduced over dp and cp."""
+        """Bytes per parameter of the gradients that are reduced over dp and cp."""
         return 4.0 if training.grad_sum == "fp32" else 2.0
 
     # --- other programs of its kind
 
-    pads_vocabulary: ClassVar[bool] = True  # and so trains a model like GPT-2's, if its log says nothing else
-    any_model: ClassVar[bool] = False  # of a library
+    pads_vocabulary: ClassVar[bool] = True  # so it trains a model like GPT-2's, unless its log says otherwise
+    any_model: ClassVar[bool] = False  # it trains any model of a library
 
     def engine_with_deepspeed(self, has_stages: bool) -> str | None:
-        """The engine of a log of its program in which DeepSpeed prints, too; `has_stages`: it has a pipeline."""
+        """The engine if DeepSpeed also prints in the log of its program; `has_stages`: it has a pipeline."""
         return None

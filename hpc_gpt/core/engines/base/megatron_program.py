@@ -1,9 +1,9 @@
-"""The program of Megatron-LM, pretrain_gpt.py: its arguments for a run, and the checkout that the run uses.
+"""Megatron-LM's program, pretrain_gpt.py: its arguments for a run, and the checkout that the run uses.
 
 Source of the options: megatron/training/arguments.py and megatron/training/config/ of NVIDIA/Megatron-LM (main of
-August 2026), megatron/arguments.py before March 2024. Those used here have had these names since 2023.
+August 2026), megatron/arguments.py before March 2024. The options used here have had these names since 2023.
 
-A checkout's parser is read, never run: importing it would take a GPU build of torch and minutes.
+A checkout's parser is read, never run: to import it would need a GPU build of torch, and take minutes.
 """
 
 import difflib
@@ -17,21 +17,21 @@ from hpc_gpt.core.settings.schedule import decay_steps_of
 from hpc_gpt.core.settings.sized import Sized
 
 VARIABLE, PROGRAM = "MEGATRON_LM", "pretrain_gpt.py"
-# The parser since March 2024, and before.
+# The parser since March 2024, and the one before.
 _PARSERS = ("megatron/training/arguments.py", "megatron/arguments.py")
 _OPTION = re.compile(r"""["'](--\w[\w-]*)["']""")
 _FIELD = re.compile(r"^    (\w+): ", re.MULTILINE)
-# Its names of the shapes of a WSD; minus_sqrt since core_v0.13 (2025).
+# Megatron-LM's names for the decay shapes of WSD; minus_sqrt exists since core_v0.13 (2025).
 _WSD_STYLES = {"linear": "linear", "1-sqrt": "minus_sqrt"}
-# {engine.cp_exchange: --cp-comm-type}. The parser takes any text; these are the ones that Transformer Engine compares
-# (its help names one of them otherwise; megatron/core/transformer/transformer_config.py, cp_comm_type).
+# {engine.cp_exchange: --cp-comm-type}. The parser accepts any text; Transformer Engine compares with these (the help
+# has another name for one of them; megatron/core/transformer/transformer_config.py, cp_comm_type).
 _CP_COMM_TYPES = {"heads": "a2a", "keys": "all_gather", "ring": "p2p"}
 INTERLEAVED = "--num-layers-per-virtual-pipeline-stage"
 
 
 def megatron_arguments(resolved: Sized, checkpoints: str, data: str | list[str] | None) -> list[str]:
-    """The arguments of pretrain_gpt.py. `checkpoints` is the folder that it saves in and resumes from; `data` is the
-    path before .bin and .idx, of a mixture a weight and such a path for each source, None for mock data.
+    """The arguments of pretrain_gpt.py. `checkpoints`: the folder in which it saves and from which it resumes; `data`:
+    the path before .bin and .idx, for a mixture a weight and such a path per source, None for mock data.
 
     The embedding gets as many rows as in our engines. NullTokenizer's `--vocab-size` does not count the end-of-document
     token in versions before 2026, and counts it since then; one less than our vocabulary gives these rows in both.
@@ -53,7 +53,7 @@ def megatron_arguments(resolved: Sized, checkpoints: str, data: str | list[str] 
 
 
 def _sizes(resolved: Sized) -> dict[str, object]:
-    """{option: its value}, True for one without a value, None or False for none: here of shape and layout."""
+    """The options of shape and layout, {option: value}: True for one without a value, None or False to omit it."""
     model, layout = resolved.model, resolved.layout
     return {
         "--tensor-model-parallel-size": layout.tp,
@@ -76,7 +76,7 @@ def _sizes(resolved: Sized) -> dict[str, object]:
 
 
 def _schedule(resolved: Sized, checkpoints: str) -> dict[str, object]:
-    """Batch, steps, learning rate, and when it logs, evaluates and saves."""
+    """The options of batch, steps, learning rate, logging, evaluation and saving."""
     batch, train = resolved.batch, resolved.train
     evaluation = round(1000 * resolved.data.eval_fraction)
     return {
@@ -104,7 +104,7 @@ def _schedule(resolved: Sized, checkpoints: str) -> dict[str, object]:
 
 
 def _architecture(model: ModelShape) -> dict[str, object]:
-    """What is another than GPT-2's."""
+    """The options of an architecture that differs from GPT-2's."""
     options: dict[str, object] = {}
     if not model.is_gpt2:
         norm = "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm"
@@ -119,7 +119,7 @@ def _architecture(model: ModelShape) -> dict[str, object]:
 
 
 def _arithmetic(resolved: Sized) -> dict[str, object]:
-    """Optimizer, loss scale and recomputation."""
+    """The options of optimizer, loss scale and recomputation."""
     train, recompute = resolved.train, resolved.engine.recompute
     options: dict[str, object] = {"--optimizer": train.optimizer}
     if train.optimizer == "sgd":
@@ -139,7 +139,7 @@ def _arithmetic(resolved: Sized) -> dict[str, object]:
 
 
 def _switches(resolved: Sized) -> dict[str, object]:
-    """Options without a value."""
+    """The options without a value."""
     model, layout, train, engine = resolved.model, resolved.layout, resolved.train, resolved.engine
     return {
         "--fp16": train.dtype == "fp16",
@@ -162,8 +162,8 @@ def _switches(resolved: Sized) -> dict[str, object]:
 
 
 def splits_edges(layers: int, pp: int) -> bool:
-    """Whether embedding and head each take a layer's place in the split over stages: if only so it is even, as of
-    Llama 3.1's 126 layers over 16 (Grattafiori et al. 2024, arXiv:2407.21783, 3.3.2)."""
+    """Whether embedding and head each take a layer's place in the split over stages: only if the split is even so but
+    not otherwise, as with Llama 3.1's 126 layers over 16 (Grattafiori et al. 2024, arXiv:2407.21783, 3.3.2)."""
     return pp > 1 and layers % pp > 0 and (layers + 2) % pp == 0
 
 
@@ -194,20 +194,20 @@ def checkout_of(resolved: Sized, environment: Mapping[str, str]) -> Path:
 
 
 def check_checkout(checkout: Path, options: Collection[str] = ()) -> None:
-    """ConfigError unless it is a checkout whose argument parser has the options; similar names are in the message."""
+    """Raises ConfigError, with similar names, unless the folder is a checkout whose parser has the options."""
     parser = next((checkout / name for name in _PARSERS if (checkout / name).is_file()), checkout / _PARSERS[0])
     for needed in (checkout / PROGRAM, *([parser] if options else [])):
         if not needed.is_file():
             raise ConfigError(
-                f"{checkout} is no Megatron-LM checkout: there is no {needed.relative_to(checkout)} in it",
+                f"{checkout} is not a Megatron-LM checkout: it has no {needed.relative_to(checkout)}",
                 "git clone https://github.com/NVIDIA/Megatron-LM, and name that folder",
             )
-    known = known_options(parser, checkout / "megatron") if options else set()
+    valid = known_options(parser, checkout / "megatron") if options else set()
     faults = {}
     for option in options:
         # `name: bool = True` has the options --no-name and --disable-name.
-        if option not in known and re.sub(r"^--(no|disable)-", "--", option) not in known:
-            close = difflib.get_close_matches(option, sorted(known), n=2)
+        if option not in valid and re.sub(r"^--(no|disable)-", "--", option) not in valid:
+            close = difflib.get_close_matches(option, sorted(valid), n=2)
             message = f"{checkout} does not know {option}" + (f"; it has {' and '.join(close)}" if close else "")
             faults[message] = "use a checkout of 2023 or later: git -C … checkout core_v0.12.0"
     raise_faults(faults)
@@ -216,7 +216,7 @@ def check_checkout(checkout: Path, options: Collection[str] = ()) -> None:
 def known_options(parser: Path, package: Path) -> set[str]:
     """The options of a checkout's argument parser, read from its source.
 
-    Some are written there, as "--name". Since 2025 others are the fields of dataclasses of the `package` that are
+    Some are written in the parser as "--name". Since 2025 others are fields of the `package`'s dataclasses, which are
     passed to `ArgumentGroupFactory(Class, …)`; every field in the package counts as known.
     """
     source = parser.read_text(encoding="utf-8", errors="replace")

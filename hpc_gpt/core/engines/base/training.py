@@ -1,5 +1,5 @@
-"""A model's shape, its layout, and how it is trained, by us or by others: the input of every prediction;
-and the bytes a parameter that a program holds: weights, gradients and optimizer states."""
+"""The input of every prediction: a model's shape, its layout, and how it is trained, by us or by others; and the bytes
+per parameter that a program holds: weights, gradients and optimizer states."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
@@ -27,10 +27,10 @@ _LISTED = {
 
 @dataclass(frozen=True)
 class Training:
-    """A shape, its layout, and everything else that memory or time depends on. `engine` is a name of an experiment's.
+    """A shape, its layout, and everything else that memory or time depends on. `engine`: a name as in an experiment.
 
-    `program_states` (a `States`) says how another program of the engine's kind holds its states; None means
-    our engine. Raises LayoutError for a layout that splits nothing evenly, ConfigError for a value that is not listed.
+    `program_states` (a `States`): how another program of the engine's kind holds its states; None means our engine.
+    Raises LayoutError for a layout that does not split evenly, ConfigError for a value that is not listed.
     """
 
     shape: ModelShape
@@ -38,7 +38,7 @@ class Training:
     pp: int = 1
     dp: int = 1
     cp: int = 1
-    vp: int = 1  # interleaved chunks a stage
+    vp: int = 1  # interleaved chunks per stage
     micro_batch: int = 1
     micro_batches: int = 1
     recompute: Recompute = "none"
@@ -54,28 +54,28 @@ class Training:
     stage_layers: tuple[int, ...] | None = None  # None: as even as possible
     compiled: bool = False  # torch.compile fuses the passes over activations
     compiled_loss: bool = False  # our own loss is compiled, too
-    compiled_head: bool = False  # with the head in one piece, so that the gradient of the logits overwrites them
-    document_mask: bool = False  # seq x seq numbers of each sample that attention adds to its scores
-    activations_on_host: bool = False  # those kept for the backward pass are in the host's memory
+    compiled_head: bool = False  # together with the head, so that the gradient of the logits overwrites them
+    document_mask: bool = False  # attention adds seq x seq numbers per sample to its scores
+    activations_on_host: bool = False  # activations for the backward pass are in the host's memory
     on_nvme: bool = False  # what is offloaded is on NVMe, not in the host's memory
     optimizer_mode: OptimizerMode = "fused"  # for states on the GPU; the host updates what is offloaded
     loss_chunks: int = 1  # pieces in which logits are computed, and recomputed in the backward pass
-    one_pass_loss: bool = False  # our loss with its gradients in one pass: nothing is recomputed
-    keep_residuals: bool = False  # compiled, the residual after attention is kept in place of what it is the sum of
-    fused_bias_gradients: bool = False  # those of QKV and GELU are not read again for the gradients of their biases
-    # How it runs, as the layout does not show it.
+    one_pass_loss: bool = False  # our loss computes its gradients in the same pass: nothing is recomputed
+    keep_residuals: bool = False  # compiled, the residual after attention is kept instead of the terms of its sum
+    fused_bias_gradients: bool = False  # gradients of QKV and GELU are not read again for those of their biases
+    # How it runs, which the layout does not show.
     cp_exchange: CpExchange = "heads"
     matmul: Matmul = "none"
-    attention: AttentionKernel = "te"  # the kernel, if `flash`; te: as is best on the device
+    attention: AttentionKernel = "te"  # the kernel, if `flash`; te: the best one on the device
     grad_sum: GradSum | None = None  # format of gradients summed, kept and reduced; None: as the engine does
-    dp_overlap: bool = False  # gradients are reduced, and sharded parameters gathered, beside the passes
-    gathers_wait: bool = False  # but for those gathers
-    tp_overlap: bool = False  # communication of tensor parallelism beside the products that it serves
+    dp_overlap: bool = False  # gradients are reduced, and sharded parameters gathered, during the passes
+    gathers_wait: bool = False  # except those gathers
+    tp_overlap: bool = False  # communication of tensor parallelism overlaps its matrix products
     fused_loss: Loss | None = None  # None: as the engine does
     edges_as_layers: bool = False  # embedding and head each take a layer's place in the split over stages and chunks
-    states: HeldAs | None = None  # of a parameter: 2 + 12 bytes, 4 + 8, or 2 + 4; None: as the engine does
-    offloaded_layers: int = 0  # whose activations are copied to the host
-    whole_gradients: bool = False  # ZeRO-2 and -3 reduce after the last micro-batch alone
+    states: HeldAs | None = None  # bytes per parameter: 2 + 12, 4 + 8, or 2 + 4; None: as the engine does
+    offloaded_layers: int = 0  # layers whose activations are copied to the host
+    whole_gradients: bool = False  # ZeRO-2 and -3 reduce only after the last micro-batch
     whole_logits: bool = False  # every tensor-parallel rank gathers all logits
 
     def __post_init__(self) -> None:
@@ -119,17 +119,17 @@ class Training:
 
     @property
     def data_ranks(self) -> int:
-        """Ranks that share gradients, optimizer and, where they are sharded, weights: cp x dp."""
+        """The number of ranks that share gradients, optimizer and, if sharded, weights: cp x dp."""
         return self.cp * self.dp
 
     @property
     def tokens(self) -> int:
-        """Tokens of a micro-batch on one rank."""
+        """The tokens of a micro-batch on one rank."""
         return self.micro_batch * self.shape.seq // self.cp
 
     @property
     def key_copies(self) -> float:
-        """Copies of each head of keys on the ranks of cp: more than one if they exchange heads, and there are fewer."""
+        """Copies of each key head on the ranks of cp: above 1 if they exchange heads and there are fewer than ranks."""
         keys = max(1, self.shape.key_heads // self.tp)
         return max(1.0, self.cp / keys) if self.cp_exchange == "heads" else 1.0
 
@@ -140,7 +140,7 @@ class Training:
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes a parameter on one GPU.
+    """Bytes per parameter on one GPU.
 
     `gradients`: in the passes; `step_gradients`: in the optimizer step. `renewed`: freed and allocated again in every
     step, which leaves holes. `host`: offloaded to the host.
@@ -155,33 +155,33 @@ class StateBytes:
 
 
 class States:
-    """How a program holds its states. The answers here are those of one that reduces without buckets."""
+    """The way in which a program holds its states. The defaults describe one that reduces without buckets."""
 
     name: ClassVar[str]
-    # Whether layers of GPT-2's kind keep dropout masks.
+    # Whether layers like GPT-2's keep dropout masks.
     has_dropout: ClassVar[bool] = True
-    # Whether a layer's operators are apart, for want of kernels of its own; None: as in the engine.
+    # Whether a layer's operators run one by one, without fused kernels; None: as in the engine.
     is_unfused: ClassVar[bool | None] = None
-    synchronizations: ClassVar[float] = 1.0  # of a step, as a share of DeepSpeed's as its documentation sets it up
-    scales_first: ClassVar[bool] = False  # products in FP8: each cast finds its scale, in a pass before
-    # PyTorch's FSDP, whose hooks gather, and its context_parallel: a ring of every head's keys, added up by operators.
+    synchronizations: ClassVar[float] = 1.0  # per step, relative to DeepSpeed as its documentation configures it
+    scales_first: ClassVar[bool] = False  # FP8 products: each cast first finds its scale, in a pass of its own
+    # PyTorch's FSDP, whose hooks gather, and its context_parallel: a ring of every head's keys, summed by operators.
     is_pytorchs: ClassVar[bool] = False
-    splits_by_dtensor: ClassVar[bool] = False  # over tp: PyTorch's parallel styles, which dispatch each operator anew
+    splits_by_dtensor: ClassVar[bool] = False  # over tp by PyTorch's parallel styles, which dispatch operators again
 
     def __init_subclass__(cls) -> None:
-        """Its name is its module's."""
+        """Names the class by its module."""
         cls.name = cls.__module__.rpartition(".")[2].replace("_", "-")
 
     def rule(self, training: Training) -> str:
-        """The name of the way in which the states are held, as `plan --explain` prints it."""
+        """The name of the rule by which the states are held, as `plan --explain` prints it."""
         return self.name
 
     def state_bytes(self, training: Training) -> StateBytes:
-        """Bytes a parameter that the training holds."""
+        """Bytes per parameter that the training holds."""
         raise NotImplementedError
 
     def update_bytes(self, training: Training, params: float, matrix: float, table: float) -> float:
-        """Bytes of the update's temporaries, in addition to StateBytes's; `params`: parameters of one GPU of the stage.
+        """Bytes of the update's temporaries, in addition to StateBytes; `params`: parameters on one GPU of the stage.
 
         `matrix`: parameters of a layer's largest matrix, of which two are updated in a row. `table`: parameters of the
         embedding, 0 if the stage has none.
@@ -189,11 +189,11 @@ class States:
         return 0.0
 
     def buckets(self, training: Training, params: float) -> float:
-        """Bytes of the buckets through which gradients are reduced; `params`: parameters of one GPU of the stage."""
+        """Bytes of the buckets through which gradients are reduced; `params`: parameters on one GPU of the stage."""
         return 0.0
 
     def copies_by_layer(self, training: Training) -> bool:
-        """Whether 16-bit gradients are copied a whole layer at a time, not a matrix."""
+        """Whether 16-bit gradients are copied by whole layers, not by matrices."""
         return False
 
     def keeps_logits(self, training: Training) -> bool:
@@ -205,14 +205,14 @@ class States:
         raise NotImplementedError
 
     def lasting_bucket(self, training: Training) -> float:
-        """Bytes of a bucket that is kept from step to step."""
+        """Bytes of a bucket that stays allocated from step to step."""
         return 0.0
 
 
 def zero_states(training: Training, weight: int, gradient: int, master: int) -> StateBytes:
-    """ZeRO's stages, for so many bytes a parameter: optimizer over dp from stage 1 on, gradients from 2, weights in 3.
+    """ZeRO's states by bytes per parameter: the optimizer over dp from stage 1 on, gradients from 2, weights in 3.
 
-    The optimizer works on fp32 copies of its share of the gradients, which are allocated in the step and freed after
+    The optimizer uses fp32 copies of its share of the gradients, which are allocated in the step and freed after
     it (Rajbhandari et al. 2020, section 5).
     """
     stage, dp = training.zero_stage, training.data_ranks
@@ -230,17 +230,17 @@ def zero_states(training: Training, weight: int, gradient: int, master: int) -> 
     return StateBytes(parameters, gradients, optimizer, gradients + copy, gradients + copy, host)
 
 
-# Bytes a parameter of `Training.states`: the weight, and what the optimizer has of it without its moments, which are 8.
+# Bytes per parameter for `Training.states`: the weight, and the optimizer's bytes without its moments, which are 8.
 _HELD = {"mixed": (2, 4), "fp32": (4, 0), "bf16": (2, -4)}
 
 
-def stated_states(training: Training, own: StateBytes, sharding: int) -> StateBytes:
-    """The states as the training states them; `own` are those of its program, `sharding` is as a ZeRO stage.
+def stated_states(training: Training, by_program: StateBytes, sharding: int) -> StateBytes:
+    """The states as the training states them; `by_program`: those of its program, `sharding`: a ZeRO stage.
 
-    Gradients that are summed in a buffer leave no holes; the optimizer copies 16-bit ones to fp32. Without sharding of
-    the sums, weights stay gathered in 16 bits too (FSDP2 in a pipeline).
+    Gradients that are summed in a buffer leave no holes; the optimizer copies 16-bit gradients to fp32. If the sums are
+    not sharded, weights also stay gathered in 16 bits (FSDP2 in a pipeline).
     """
-    ranks, states = training.data_ranks, own
+    ranks, states = training.data_ranks, by_program
     width = 4 if training.grad_sum == "fp32" else 2
     if training.states is not None or (training.grad_sum is not None and sharding < 3):
         weight, master = _HELD[training.states or "mixed"]
@@ -259,13 +259,13 @@ def stated_states(training: Training, own: StateBytes, sharding: int) -> StateBy
             states, step_gradients=states.gradients + copied, renewed=copied if sharding < 2 else states.renewed
         )
     if training.whole_gradients and ranks > 1 and training.micro_batches > 1:
-        if training.pp > 1:  # weights stay gathered; torchtitan's rows hold the shards of the gradients beside them
+        if training.pp > 1:  # weights stay gathered; torchtitan's rows also hold the shards of the gradients
             states = replace(states, parameters=states.parameters + 2.0, gradients=states.gradients + width)
-        else:  # shards take the place of the whole gradients as these are reduced, and leave no holes
+        else:  # shards replace the whole gradients as these are reduced, and leave no holes
             states = replace(states, gradients=float(width), renewed=0.0)
     return states
 
 
 def plain_states(training: Training) -> StateBytes:
-    """fp32 without anything shared but the optimizer: 4 + 4 + 8."""
+    """The states in fp32, where at most the optimizer is sharded: 4 + 4 + 8 bytes."""
     return zero_states(training, weight=4, gradient=4, master=0)
