@@ -1,5 +1,5 @@
-"""What a question could ask instead, found by asking: more GPUs, another batch, other degrees of a layout; and the
-refusal of a question that no layout answers, which names them."""
+"""Nearby questions that have an answer, found by searching: more GPUs, another batch, other degrees of a layout; and
+the refusal of a question that no layout answers, which names them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ from hpc_gpt.planner.question import DIVIDES_NO_BATCH, NO_ENGINE, TP_SPANS, Ques
 from hpc_gpt.planner.search import Candidate, Searched, search, with_room
 from hpc_gpt.planner.step_time import predict_step
 
-_STEPS = 16  # numbers of nodes that are tried between one that is too small and its double
+_STEPS = 16  # numbers of nodes to try between one that is too small and twice as many
 _DOUBLINGS = 6  # of a batch
 
 
 def by_micro_batch(searched: Searched, constants: Constants = DEFAULT) -> list[Candidate]:
-    """The best candidate of each micro-batch of a search for one layout, else the one nearest to fitting; the smallest
+    """For each micro-batch of a search for one layout the best candidate, else the one nearest to fitting; the smallest
     micro-batch first."""
     question, found = searched.question, []
     dp = (searched.candidates or searched.too_large)[0].layout.dp
@@ -51,7 +51,7 @@ def fewest_gpus(question: Question, machine: Machine, most: int = 65536) -> int 
 
 
 def without_offload(searched: Searched) -> str:
-    """On how many GPUs a layout that offloads nothing leaves room, if the best one offloads unasked; else empty."""
+    """A note on the GPUs on which a layout fits without offload, if the best offloads unasked; else empty."""
     question, best = searched.question, searched.best
     if best is None or best.training.offload == "none" or "offload" in question.fixed:
         return ""
@@ -61,14 +61,14 @@ def without_offload(searched: Searched) -> str:
 
 
 def overlapped(best: Candidate, machine: Machine, constants: Constants = DEFAULT) -> tuple[Candidate, tuple[str, ...]]:
-    """(the candidate with communication hidden, its program's arguments for that; none if it has none more)."""
+    """(the candidate with communication hidden, the program's arguments for it; empty if no more can be hidden)."""
     arguments, changed = engine_of(best.training).overlaps(best.training)
     training = replace(best.training, **changed)
     return replace(best, training=training, step=predict_step(training, machine, constants)), arguments
 
 
 def near_batches(batch: int, replicas: int) -> tuple[int, ...]:
-    """The global batches nearest to `batch` that so many replicas divide, none larger than the double.
+    """The global batches nearest to `batch` that so many replicas divide, at most twice as large.
 
     >>> near_batches(512, 3), near_batches(512, 1024), near_batches(512, 2048)
     ((510, 513), (1024,), ())
@@ -78,7 +78,7 @@ def near_batches(batch: int, replicas: int) -> tuple[int, ...]:
 
 
 def larger_batch(searched: Searched, constants: Constants = DEFAULT) -> str:
-    """What a larger batch gives if the bubble is over half of the best layout's step; else empty."""
+    """A note on the gain of a larger batch, if the bubble is over half of the best layout's step; else empty."""
     question, best = searched.question, searched.best
     if best is None or question.global_batch is None or _bubble(best) <= 0.5:
         return ""
@@ -92,7 +92,7 @@ def larger_batch(searched: Searched, constants: Constants = DEFAULT) -> str:
             faster = other.tokens_per_s / best.tokens_per_s
             return (
                 f"the bubble is {_bubble(best):.0%} of the step: with --gbs {batch} it is {_bubble(other):.0%}, and "
-                f"{best.layout} has {faster:.1f} times the tokens/s; a larger batch also changes what a step learns"
+                f"{best.layout} has {faster:.1f} times the tokens/s; a larger batch also changes how the model learns"
             )
     return ""
 
@@ -103,7 +103,7 @@ def _bubble(candidate: Candidate) -> float:
 
 
 def near_degrees(question: Question, axis: str) -> list[int]:
-    """The three degrees of an axis nearest to the fixed one under which some layout can run; ascending."""
+    """The three degrees of an axis nearest to the fixed one with which some layout can run; ascending."""
     fixed = {name: value for name, value in question.fixed.items() if name != axis}
     other, asked = replace(question, fixed=fixed), question.fixed[axis]
     can = {getattr(layout, axis) for layout, obstacle in other.layouts() if obstacle is None and other.can_run(layout)}
@@ -121,14 +121,12 @@ def check_possible(question: Question, experiment: Experiment, profile: ClusterP
         return
     if not question.engines:
         _size_with(question, experiment, profile, Layout(1, 1, question.gpus))
-        raise ConfigError(
-            "no engine takes all the switches of [engine] that are set together", "hpc-gpt help engines lists them"
-        )
-    if len(layouts) == 1:  # the launcher refuses it with a message of its own
+        raise ConfigError("no engine has all the switches that are set in [engine]", "hpc-gpt help engines lists them")
+    if len(layouts) == 1:  # the launcher's checks have a message of their own for it
         layout, per_node = layouts[0][0], question.gpus_per_node
         check_split(question.shape, layout)
         check_nodes(layout, nodes_for(question.gpus, per_node), per_node, question.tp_across_nodes)
-    if unobstructed:  # an engine's switches are in the way, and its own message says which
+    if unobstructed:  # an engine's switches prevent it, and its own message says which
         _size_with(question, experiment, profile, unobstructed[0])
     fixed = {axis: question.fixed[axis] for axis in AXES if axis in question.fixed}
     if not layouts and {"tp", "pp", "dp"} <= set(fixed):
@@ -146,7 +144,7 @@ def check_possible(question: Question, experiment: Experiment, profile: ClusterP
 
 
 def _nearest(question: Question, fixed: Mapping[str, int], reasons: Sequence[str]) -> str:
-    """What to ask instead: a near degree of a fixed axis, a near batch, or other numbers of GPUs."""
+    """The hint: a near degree of a fixed axis, a near batch, or other numbers of GPUs."""
     if reasons == [DIVIDES_NO_BATCH] and question.global_batch is not None:
         sizes = near_batches(question.global_batch, fixed.get("dp", question.gpus))
         return f"use --gbs {' or '.join(map(str, sizes))}" if sizes else "leave --tp, --pp, --dp and the batch open"
@@ -158,7 +156,7 @@ def _nearest(question: Question, fixed: Mapping[str, int], reasons: Sequence[str
 
 
 def working_counts(question: Question) -> list[int]:
-    """The three numbers of GPUs, nearest to the question's own, on which some layout can run; ascending."""
+    """The three numbers of GPUs nearest to the question's on which some layout can run; ascending."""
     per_node, gpus = question.gpus_per_node, question.gpus
     nodes = gpus // per_node
     near = [per_node * count for count in range(max(1, nodes - 64), nodes + 66)]
@@ -175,7 +173,7 @@ def working_counts(question: Question) -> list[int]:
 
 
 def _size_with(question: Question, experiment: Experiment, profile: ClusterProfile, layout: Layout) -> None:
-    """Raises what `size_run` raises for the experiment's own engine under the layout."""
+    """Raises the error of `size_run` for the experiment's own engine with the layout, if there is one."""
     asked = replace(experiment.layout, gpus=question.gpus, nodes=None, **vars(layout))
     engine = experiment.engine
     if "zero_stage" not in question.fixed:

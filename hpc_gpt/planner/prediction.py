@@ -27,7 +27,7 @@ _MICRO_BATCH, _PP = "layout.micro_batch", "layout.pp"
 # {what the planner chooses if it is not given: its name in texts}; more stages only if one does not fit.
 _OPEN = {"engine.recompute": "recompute", "engine.zero_stage": "ZeRO stage", _MICRO_BATCH: "micro-batch", _PP: "pp"}
 
-# More than the settings that one layout can have, all of which are kept to find the rules' among them.
+# More settings than one layout can have: all are kept, to find the default ones among them.
 _EVERY = 10**4
 # A layout is the user's if one of them is given.
 _AXES = frozenset({"layout.tp", _PP, "layout.dp"})
@@ -38,7 +38,7 @@ _FASTER_S = 2.0
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is predicted, or why nothing is, for the user; and the figures in it, None if nothing is predicted."""
+    """The prediction as text for the user, or why there is none, and its figures; None if nothing is predicted."""
 
     text: str
     found: Predicted | None = None
@@ -57,8 +57,8 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a run is predicted to need on the nodes of a profile; its `run` has no step, with the reason, if its time is
-    not predicted. `may_run`: it fits but for what its offloaded activations take of a host."""
+    """The predicted memory and time of a run on the nodes of a profile. If the time cannot be predicted, `run` has no
+    step and `no_time` says why. `may_run`: it fits, not counting the activations that it offloads to a host."""
 
     profile: ClusterProfile
     machine: Machine
@@ -68,8 +68,8 @@ class Predicted:
 
 
 class PlanChoice(NamedTuple):
-    """The planner's values for what is open: `keys`, by dotted key, and `lines` that name them. `best`: the best of all
-    layouts, if the plan went through them."""
+    """The planner's values of the open keys: `keys`, by dotted key, and `lines` that name them. `best`: the best of all
+    layouts, if the plan searched all."""
 
     keys: Mapping[str, Any] = {}
     lines: tuple[str, ...] = ()
@@ -79,12 +79,12 @@ class PlanChoice(NamedTuple):
 def plan_open(
     resolved: Sized, profile: ClusterProfile, given: Collection[str], all_layouts: bool = False
 ) -> PlanChoice:
-    """The planner's values of the keys that are open, where they are better than those of `resolved`.
+    """The planner's values of the open keys, where they are better than the values in `resolved`.
 
     Open are the ZeRO stage, recomputation, the micro-batch, and pp if one stage does not fit, unless they are in
     `given` (dotted keys). Empty if the profile says too little, or if nothing fits. The caller sizes the run with the
-    keys, as a given switch may refuse them. `all_layouts`: if tp, pp and dp are all open, too, the one search goes
-    through all layouts, unless that takes more than _FASTER_S.
+    keys, because a switch that the user gave may refuse them. `all_layouts`: if tp, pp and dp are open, too, the
+    same search covers all layouts, unless that takes more than _FASTER_S.
     """
     if runs_program(resolved):
         return PlanChoice()
@@ -118,7 +118,7 @@ def plan_open(
     words = ", ".join(f"{_OPEN[key]} {value}" for key, value in changed.items())
     keys: dict[str, Any] = dict(changed)
     if "engine.compile" not in given:
-        keys["engine.compile"] = engine_for(run, resolved.engine).compile  # ZeRO-3 takes no edges
+        keys["engine.compile"] = engine_for(run, resolved.engine).compile  # ZeRO-3 cannot compile the edges
     if {_PP, _MICRO_BATCH} & set(changed):
         sizes = {**vars(run.layout), **vars(solve_batch(run.dp, run.micro_batch, run.micro_batches))}
         keys |= {f"layout.{name}": size for name, size in sizes.items()}
@@ -128,9 +128,9 @@ def plan_open(
 def best_layouts(
     resolved: Sized, profile: ClusterProfile, given: Collection[str], most: int, of_any_engine: bool = False
 ) -> list[tuple[str, dict[str, Any]]]:
-    """(name, {dotted key: value}) of the best layouts of the run's GPUs and global batch that fit, each with its best
-    settings, but for the keys `given`, and `of_any_engine` or of the run's. Raises ConfigError if the profile says too
-    little for a plan."""
+    """(name, {dotted key: value}) of the `most` best layouts that fit, for the run's GPUs and global batch, each with
+    its best settings. The keys in `given` stay, and so does the engine unless `of_any_engine`. Raises ConfigError if
+    the profile says too little for a plan."""
     from hpc_gpt.planner.training import engine_for
 
     open_keys = _LAYOUTS | ({"engine.name"} if of_any_engine else set())
@@ -163,7 +163,7 @@ def predict(resolved: Sized, profile: ClusterProfile, refuse: bool) -> Predictio
 
 
 def _machine_for(resolved: Sized, profile: ClusterProfile) -> Machine:
-    """The profile's machine. ConfigError if it says too little, or if the run's GPUs are more than are joined."""
+    """The profile's machine. Raises ConfigError if the profile says too little, or no network joins the run's GPUs."""
     from hpc_gpt.planner.machine import check_reach, machine_of
 
     machine = machine_of(profile)
@@ -186,21 +186,21 @@ def _predict(resolved: Sized, profile: ClusterProfile) -> Predicted:
         run = replace(run, step=predict_step(run.training, machine, constants_of(profile)))
     except ConfigError as fault:
         no_time = str(fault)
-    # Megatron-DeepSpeed's rows had more activations than this on such nodes: those are no reason to refuse a run.
+    # Megatron-DeepSpeed's rows had more activations than this on such nodes, so activations do not refuse a run.
     states = candidate_of(replace(run.training, activations_on_host=False), machine)
     may_run = run.need_gib <= run.card_gib and states.host_share <= 1
     return Predicted(profile, machine, run, no_time, may_run)
 
 
 def constants_of(profile: ClusterProfile) -> Constants:
-    """The planner's constants: those for data sheets, with the profile's calibration laid over them."""
+    """The planner's constants: the defaults, replaced by the profile's calibration where it has one."""
     from hpc_gpt.planner.machine import constants_from
 
     return constants_from(profile.calibration.constants if profile.calibration else {})
 
 
 def _text(resolved: Sized, found: Predicted) -> str:
-    time = in_words(plan_figures(found.run), "step", "band") or f"no time: {found.no_time}"
+    time = in_words(plan_figures(found.run), "step", "band") or f"time not predicted: {found.no_time}"
     fits = "" if found.run.fits else ": does not fit"
     return f"{resolved.layout} needs {needs(found.run)}{fits}; {time}"
 
@@ -227,8 +227,8 @@ def _refusal(resolved: Sized, found: Predicted) -> LayoutError:
     if nearest is None:
         return LayoutError(
             message,
-            f"no layout of {counted(resolved.gpus, 'GPU')} fits it at global batch {resolved.batch.global_batch}: "
-            "more GPUs, a smaller model, a shorter --seq, or --force to run it anyway",
+            f"no layout of {counted(resolved.gpus, 'GPU')} fits at global batch {resolved.batch.global_batch}: "
+            "use more GPUs, a smaller model, a shorter --seq, or --force to run it anyway",
         )
     time = in_words(plan_figures(nearest), "step", "band") if run.step else ""
     what = "; ".join(filter(None, (f"{nearest.layout}: {needs(nearest)}", time)))
@@ -250,9 +250,9 @@ _NEARER: tuple[tuple[str, ...], ...] = (
     (*_SMALL, *_SPLITS, *_SWITCHES, "engine.name"),
 )
 _ALL = frozenset(key for keys in _NEARER for key in keys)
-# What a plan chooses but a run keeps.
+# Keys that a plan chooses but that a run keeps.
 _KEPT = ("engine.cp_exchange", "engine.compile", "engine.loss_chunks", "engine.activation_offload")
-# What differs between the layouts of a run: its engine and what it offloads stay.
+# Keys that differ between the layouts of a run; its engine and its offload stay.
 _LAYOUTS = frozenset((*_SMALL, *_SPLITS, "engine.sequence_parallel"))
 
 
@@ -285,8 +285,8 @@ def _pick(
     may_split: bool,
     searched: Searched | None,
 ) -> Candidate | None:
-    """The planner's choice of the `open_keys` in the layout of the rules, or with more stages if that `may_split`; out
-    of `searched`, or of a search of its own. None if none fits, or if the rules' choice is as good."""
+    """The planner's choice of the `open_keys` in the default layout, or with more stages if it `may_split`; taken from
+    `searched`, else from a new search. None if nothing fits, or if the defaults are as good."""
 
     def candidates(holds: Collection[str]) -> list[Candidate]:
         if searched is None:
@@ -305,7 +305,7 @@ def _pick(
 
 
 def _with_values(candidates: Iterable[Candidate], resolved: Sized, holds: Collection[str]) -> list[Candidate]:
-    """The candidates with the run's values of the keys `holds`, best first among themselves."""
+    """The candidates that have the run's values of the keys `holds`, best first."""
     from hpc_gpt.planner.search import ranked
     from hpc_gpt.planner.training import training_of
 
@@ -316,8 +316,8 @@ def _with_values(candidates: Iterable[Candidate], resolved: Sized, holds: Collec
 
 
 def faster_notes(prediction: Prediction, resolved: Sized, given: Collection[str], best: Candidate | None) -> list[str]:
-    """Lines on what is predicted to make the run faster: the `best` of all layouts, if the plan went through them, and
-    compiling, unless that is `given` (dotted keys). Empty if the run's own time is not predicted."""
+    """Notes on changes that are predicted to make the run faster: the `best` of all layouts, if the plan searched all,
+    and compiling, unless that is `given` (dotted keys). Empty if the run's own time is not predicted."""
     found = prediction.found
     if found is None or (step := found.run.step) is None:
         return []
@@ -335,8 +335,8 @@ def faster_notes(prediction: Prediction, resolved: Sized, given: Collection[str]
 
 
 def _faster_layout(resolved: Sized, found: Predicted, ours: StepTime, best: Candidate) -> str:
-    """A line on another layout of as many GPUs and of the same global batch, the `best`; empty if it is not predicted
-    faster by more than both error bands."""
+    """A note on the `best` layout of as many GPUs and the same global batch; empty unless it is predicted to be faster
+    by more than both error bands."""
     theirs = best.step
     if theirs is None or theirs.step_s * (1 + theirs.band) >= ours.step_s * (1 - ours.band):
         return ""
@@ -348,13 +348,13 @@ def _faster_layout(resolved: Sized, found: Predicted, ours: StepTime, best: Cand
 
 
 def _instead(faster: Candidate, run: Candidate) -> str:
-    """The time of a step of `faster`, and that of `run`."""
+    """The step times of `faster` and of `run` as text."""
     ours, theirs = ({key: each.text for key, each in plan_figures(one).items()} for one in (run, faster))
     return f"step {theirs['step']} instead of {ours['step']}, give or take {theirs['band']} and {ours['band']}"
 
 
 def compiled_step(training: Training, machine: Machine, constants: Constants) -> StepTime | None:
-    """The step of a training with its blocks and loss compiled; None if they are, cannot be, or gain less than 1%."""
+    """The step of a training with blocks and loss compiled; None if they already are, cannot be, or gain under 1 %."""
     from hpc_gpt.planner.step_time import can_compile, predict_step
 
     if training.compiled or not can_compile(training, machine):
@@ -366,7 +366,7 @@ def compiled_step(training: Training, machine: Machine, constants: Constants) ->
 def _search(
     resolved: Sized, profile: ClusterProfile, machine: Machine, holds: Collection[str], **limits: Any
 ) -> Searched:
-    """What fits with the run's values of the keys `holds` and of the global batch. `limits` are those of `search`."""
+    """Searches with the run's values of the keys `holds` and of the global batch; `limits`: arguments of `search`."""
     from hpc_gpt.planner.question import question_of
     from hpc_gpt.planner.search import search
 

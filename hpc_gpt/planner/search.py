@@ -1,4 +1,4 @@
-"""Search all ways to run a model on a number of GPUs: which fit in memory, and which of those is the fastest.
+"""Searches all ways to run a model on a number of GPUs for those that fit in memory, and the fastest of these.
 
 Memory is predicted first, time only for what fits. Only the best few of each layout are kept, to bound the memory of
 the search.
@@ -23,16 +23,16 @@ from hpc_gpt.planner.step_time import StepTime, predict_step
 KEPT = 3  # candidates of each layout
 # Settings of a layout whose speeds have a smaller ratio count as equal; then the plainer ones come first.
 NEAR = 1.01
-# The same of layouts, as the difference is below a prediction's error: more free memory and less exposed communication
-# come first.
+# The same ratio for layouts, as the difference is below a prediction's error: among equal ones, more free memory and
+# less exposed communication come first.
 EQUAL = 1.03
-# Above this share of the card the prediction's own error could exceed it: such a candidate may run out of memory, so it
-# must be faster by the second figure than one with room.
+# A candidate above this share of the card may run out of memory within the prediction's error: so it must be faster by
+# the second factor than one with room.
 TIGHT = 0.92
 WORTH_THE_RISK = 1.15
 # Above this share no speed is worth the risk: such a candidate comes after all others.
 FILLED = 0.98
-# Offload that makes training slower by more than this is named.
+# Offload that makes training slower by more than this factor gets a note.
 SLOW_LAYOUT = 20
 
 
@@ -40,7 +40,7 @@ SLOW_LAYOUT = 20
 class Candidate:
     """One way to run the model, with its predictions. `step` is None if it does not fit.
 
-    A host must hold `host_gib` of what its GPUs offload, and has `host_memory_gib`, None if that is not known.
+    The GPUs of a host offload `host_gib` to it; it has `host_memory_gib`, None if that is unknown.
     """
 
     training: Training
@@ -61,7 +61,7 @@ class Candidate:
 
     @property
     def need_gib(self) -> float:
-        """GiB that the deciding stage takes of the card: reserved memory and context."""
+        """GiB of the card that the deciding stage needs: reserved memory and context."""
         return self.deciding.nvidia_smi
 
     @property
@@ -71,12 +71,12 @@ class Candidate:
 
     @property
     def host_share(self) -> float:
-        """The share of a host's memory that it needs; 0 if that is not known."""
+        """The share of a host's memory that it needs; 0 if the host's memory is unknown."""
         return self.host_gib / self.host_memory_gib if self.host_memory_gib else 0.0
 
     @property
     def share(self) -> float:
-        """The share of the card or of the host's memory that it needs, whichever is larger; above 1 it does not fit."""
+        """The share that it needs of the card or of the host's memory, whichever is larger; above 1 it does not fit."""
         return max(self.need_gib / self.card_gib, self.host_share)
 
     @property
@@ -91,17 +91,17 @@ class Candidate:
 
     @property
     def is_filled(self) -> bool:
-        """Whether it leaves less than a prediction of memory errs by at the best."""
+        """Whether it leaves less memory than even a good prediction errs by."""
         return self.share > FILLED
 
     @property
     def exposed_share(self) -> float:
-        """The share of the step that is communication which nothing hides."""
+        """The step's share of communication that nothing hides."""
         assert self.step is not None
         return (self.step.tp_s + self.step.p2p_s + self.step.dp_s) / self.step.step_s
 
     def equals(self, best: "Candidate") -> bool:
-        """Whether its speed is that of the best, as far as a prediction can say."""
+        """Whether it is as fast as the best, as far as a prediction can tell."""
         risks, of_best = ((one.needs_unknown_host, one.is_filled, one.is_tight) for one in (self, best))
         return risks == of_best and 1 / EQUAL <= self.tokens_per_s / best.tokens_per_s <= EQUAL
 
@@ -130,14 +130,14 @@ class Candidate:
 
     @property
     def merit(self) -> tuple[int, ...]:
-        """The first keys to sort by, best first: what is known to fit and leaves memory, then speed in steps of NEAR,
-        less for a tight candidate."""
+        """The first sort keys, best first: those that are known to fit and leave memory, then speed in steps of NEAR,
+        reduced for a tight candidate."""
         speed = self.tokens_per_s / (WORTH_THE_RISK if self.is_tight else 1.0)
         return (self.needs_unknown_host, self.is_filled, -math.floor(math.log(speed) / math.log(NEAR)))
 
     @cached_property
     def rank(self) -> tuple[float | int, ...]:
-        """The key to sort by, best first: `merit`, plainness."""
+        """The sort key, best first: `merit`, then plainness."""
         run = self.training
         order = engine_of(run).plan_order
         plain = (*self.plainness, order, run.zero_stage, run.micro_batch)
@@ -146,8 +146,8 @@ class Candidate:
 
 @dataclass
 class Searched:
-    """`candidates`: those that fit, best first, at most KEPT of a layout. `too_large`: for every layout without one,
-    the candidate nearest to fitting. `left_out`: the number of layouts by the reason why they cannot run.
+    """The result of a search. `candidates`: those that fit, best first, at most KEPT per layout. `too_large`: for every
+    layout without one, the candidate nearest to fitting. `left_out`: {reason: number of layouts that cannot run}.
 
     `fitting` and `not_fitting` count settings; `asked` counts predictions of memory.
     """
@@ -163,7 +163,7 @@ class Searched:
 
     @property
     def best(self) -> Candidate | None:
-        """The best candidate; None if nothing fits, or nothing without a host's memory that is not known."""
+        """The best candidate; None if nothing fits, or only candidates that offload to a host of unknown memory."""
         first = self.candidates[0] if self.candidates else None
         return None if first is None or first.needs_unknown_host else first
 
@@ -173,7 +173,7 @@ class Searched:
         return _firsts(self.candidates)
 
     def shown(self, lines: int) -> list[Candidate]:
-        """So many of them, with the best one's tp and pp under the next shorter cp among them: what its cp is for."""
+        """The first `lines` of them; one has the best's tp and pp with the next shorter cp, to show its gain."""
         layouts = self.best_of_layouts
         first = layouts[0].layout if layouts else Layout(1, 1, 1)
         alike = [each for each in layouts if (each.layout.tp, each.layout.pp) == (first.tp, first.pp)]
@@ -188,8 +188,8 @@ class Searched:
 def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
     """The candidates, best first: the one rule by which a plan and a submission choose engine and layout.
 
-    By `rank`; but the first of a layout is the `_simplest` that equals its fastest, and of layouts that equal the best
-    the first has the most room and the least exposed communication, in percent.
+    They are sorted by `rank`, with two exceptions: the first of a layout is the `_simplest` that equals its fastest;
+    and among layouts that equal the best, the first has the most room and the least exposed communication, in percent.
     """
     found = sorted(candidates, key=lambda candidate: candidate.rank)
     of_layouts: dict[Layout, list[Candidate]] = {}
@@ -209,8 +209,8 @@ def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def _simplest(alike: Sequence[Candidate]) -> Candidate:
-    """The best candidate of the simplest engine that equals the fastest in speed and needs no more settings and, in
-    percent, no more memory. `alike`: the candidates of one layout, sorted by rank."""
+    """The best candidate of the simplest engine that is as fast as the fastest and needs no more settings and, in
+    percent, no more memory than it. `alike`: the candidates of one layout, sorted by rank."""
     first = alike[0]
     equal = [each for each in alike if each.equals(first) and each.plainness <= first.plainness]
     equal = [each for each in equal if round(each.share, 2) <= round(first.share, 2)]
@@ -226,7 +226,7 @@ def _firsts(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def with_room(machine: Machine) -> Machine:
-    """The machine on which all that fits leaves room on the real one, on the cards and on the host."""
+    """A smaller machine, so that all that fits on it leaves room on the real cards and host."""
     host = None if machine.host_memory_gib is None else TIGHT * machine.host_memory_gib
     return replace(machine, memory_gib=TIGHT * machine.memory_gib, host_memory_gib=host)
 
@@ -235,10 +235,10 @@ def search(
     question: Question, machine: Machine, constants: Constants = DEFAULT, keep: int = KEPT, first: bool = False,
     limit_s: float = math.inf,
 ) -> Searched:  # fmt: skip
-    """Tries everything that the question leaves open. `first`: stop at the first that is known to fit, whatever its
-    speed. Raises TimeoutError after `limit_s` seconds."""
+    """Tries every setting that the question leaves open. `first`: stop at the first candidate that is known to fit,
+    whatever its speed. Raises TimeoutError after `limit_s` seconds."""
     found = Searched(question, machine)
-    # The fastest so far with room, and of those with the same tp and pp the fastest.
+    # The fastest so far with room, and the fastest by tp and pp.
     fastest: Candidate | None = None
     shorter: dict[tuple[int, int], Candidate] = {}
     began = time.monotonic()
@@ -272,10 +272,10 @@ def search(
 
 
 def _gains_nothing(alike: Candidate, fastest: Candidate) -> bool:
-    """Whether a longer cp than that of `alike`, with the same tp and pp, cannot win by more than a prediction's error.
+    """Whether a longer cp than `alike` has, with the same tp and pp, cannot win by more than a prediction's error.
 
     It divides the activations and multiplies the micro-batches: it can save no more than recomputation, offload and
-    bubble. All else of the step takes at least as long, as the ranks that share parameters are the same.
+    bubble. Everything else in the step takes at least as long, as the same ranks share parameters.
     """
     step = alike.step
     assert step is not None
@@ -286,7 +286,7 @@ def _gains_nothing(alike: Candidate, fastest: Candidate) -> bool:
 def _search_layout(
     found: Searched, layout: Layout, constants: Constants, keep: int, first: bool
 ) -> tuple[list[Candidate], Candidate | None]:
-    """(the best candidates of a layout, the one nearest to fitting). Counts in `found`."""
+    """(the best candidates of a layout, the one nearest to fitting). Counts settings in `found`."""
     fitting: list[Candidate] = []
     nearest: Candidate | None = None
     batches, ways = found.question.batches(layout.dp), list(found.question.ways(layout))
@@ -310,13 +310,13 @@ def _search_layout(
 
 
 def _tried(found: Searched, way: Training, batches: Sequence[tuple[int, int]], first: bool) -> Iterator[Candidate]:
-    """Each setting of a way: all that fit, and of every series of growing micro-batches the first
-    that does not. `first`: the setting alone that needs the least, as the others do not fit if it does not.
+    """Yields each setting of a way that fits, and from every series of growing micro-batches the first
+    that does not. `first`: yields only the setting that needs the least, as no other fits if it does not.
 
     A larger micro-batch never needs less memory; parameters, gradients and optimizer states depend on neither the
     micro-batch nor recomputation.
     """
-    # Interleaved, Megatron-LM needs a multiple of pp micro-batches.
+    # With interleaved chunks, Megatron-LM needs a multiple of pp micro-batches.
     batches = [pair for pair in batches if way.vp == 1 or pair[1] % way.pp == 0]
     series, machine = found.question.techniques(way.engine, way.tp, way.cp), found.machine
     if first:
@@ -353,7 +353,7 @@ def _tried(found: Searched, way: Training, batches: Sequence[tuple[int, int]], f
 
 
 def candidate_of(training: Training, machine: Machine) -> Candidate:
-    """A candidate without its time."""
+    """A candidate with its memory predicted, but not its time."""
     memory = predict_memory(training, machine)
     host = host_need_gib(training, memory, machine)
     return Candidate(training, memory, machine.memory_gib, None, host, machine.host_memory_gib)

@@ -68,10 +68,7 @@ def test_published_weights_get_a_learning_rate_for_continuing(tmp_path: Path) ->
         experiment = load_experiment(str(tmp_path / f"{name}.toml"))
         assert experiment.train.lr == lr
         assert experiment.train.init == experiment.model.hf == str(tmp_path / "weights")
-        assert (
-            "# lr 2e-05 is usual for trained weights, 0.0003 for random"
-            in (tmp_path / f"{name}.toml").read_text()
-        )
+        assert "# lr 2e-05 is usual for trained weights, 0.0003 for random" in (tmp_path / f"{name}.toml").read_text()
     submit = ("submit", *options[:-4], "--cluster", "local", *options[-2:], "--set", "data.source=random", "--dry-run")
     assert "note: train.lr is 0.0003, the default for random weights" in in_process(*submit, cwd=tmp_path).stderr
     assert "the default for random" not in in_process(*submit, "--set", "train.lr=3e-4", cwd=tmp_path).stderr

@@ -57,7 +57,7 @@ def test_the_source_run_is_predicted_and_left_as_it_is():
     ("profile", "reason"),
     [
         ("", "profile site names no device"),
-        ('device = "a100-80g"\ngpus_per_node = 2\n', "4 GPUs are more than the 2 of a node, and no fabric between"),
+        ('device = "a100-80g"\ngpus_per_node = 2\n', "4 GPUs are more than the 2 of a node, and the profile names no"),
         ('device = "h999"\nfabric = "nvlink"\n', "profile site: device 'h999' is not known"),
         ('device = "a100-80g"\nfabric = "infiniband"\n', "fabric 'infiniband' has no rate"),
         ('device = "a100-80g"\nfabric = "nvlink"\ngpus_per_node = 2\n', "4 GPUs are more than the 2 of a node"),
@@ -102,7 +102,7 @@ def test_a_calibration_moves_the_time_alone():
 
 def test_arithmetic_that_the_card_lacks_has_no_time():
     done = in_process("render", "demo", "--set", "train.dtype=bf16", *PUBLISHED_CLUSTER)
-    assert re.search(r"GiB on stage \d; no time: v100-32g has no unit for train.dtype bf16\n", done.stderr)
+    assert re.search(r"GiB on stage \d; time not predicted: v100-32g has no unit for train.dtype bf16\n", done.stderr)
 
 
 # --- what does not fit
@@ -192,8 +192,8 @@ def test_a_model_that_no_layout_holds_says_so():
     message, hint = error_of(in_process("render", "--gpus", "1", "--pp", "1", "--tp", "1", "--cluster", profile_of(
         "tiny", 'extends = "a100-80g-8"\n[machine]\nmemory_gib = 0.5\n')))  # fmt: skip
     assert "is predicted not to fit" in message
-    fits = "no layout of 1 GPU fits it at global batch 1024"
-    assert hint == f"{fits}: more GPUs, a smaller model, a shorter --seq, or --force to run it anyway"
+    fits = "no layout of 1 GPU fits at global batch 1024"
+    assert hint == f"{fits}: use more GPUs, a smaller model, a shorter --seq, or --force to run it anyway"
 
 
 # --- what is left to the planner

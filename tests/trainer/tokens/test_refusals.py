@@ -29,8 +29,8 @@ AGAIN = "make both again: hpc-gpt data SOURCE -o FILE --tokenizer char"
 PAIR = "copy both files again, or make them again: hpc-gpt data SOURCE -o PREFIX --format megatron"
 SOUND = 'copy it again from a sound copy, or skip such files: data.on_bad_shard = "skip"'
 WHOLE = (
-    "copy it again from a sound copy; gzip -dc x.txt.gz >NAME.txt writes what of it is whole, and data.on_bad_shard = "
-    '"skip" leaves such files out of a stream'
+    "copy it again from a sound copy; gzip -dc x.txt.gz >NAME.txt writes the part that is whole, and "
+    'data.on_bad_shard = "skip" leaves such files out of a stream'
 )
 SET_IT = "set data.end_token to the number of the token that ends a document, or data.mask_documents = false"
 NO_KEY = 'HERE/x.json is JSON, but no object with a string under "text" for each document:'
@@ -339,7 +339,8 @@ ROWS: dict[str, Row] = {
     "nothing to make a pair from": (text_to(lambda source, out: build_megatron(source, out), text=""),
      "HERE/in.txt has no text to make tokens from | give a file or folder with some in it"),
     "a place that cannot be written": (blocked(lambda out: build_tokens(out.parents[1], out)),
-     "cannot write HERE/file/below/x: Not a directory | give a file name in a folder with room that you can write"),
+     "cannot write HERE/file/below/x: Not a directory | give a file name in a folder with free space that you "
+      "can write"),
     "a folder without text": (listing(0),
      "HERE has no text to stream | give a folder of text, jsonl, .gz or .zst files"),
     "fewer shards than ranks": (listing(1, dp=2),
