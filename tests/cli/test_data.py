@@ -99,7 +99,7 @@ def test_what_is_no_text_is_refused(tmp_path, suffix):
     content = b"text \xff\0" * 20
     (tmp_path / f"b.bin{suffix}").write_bytes(gzip.compress(content) if suffix else content)
     done = in_process("data", f"b.bin{suffix}", cwd=tmp_path, code=2)
-    assert error_of(done)[0] == f"b.bin{suffix} is no text: it has a NUL byte at 6"
+    assert error_of(done)[0] == f"b.bin{suffix} is not text: it has a NUL byte at 6"
     assert len(list(tmp_path.iterdir())) == 1
 
 

@@ -1,9 +1,9 @@
-"""Context parallelism: each rank of a group holds a part of every sequence; attention alone needs the others' parts.
+"""Context parallelism: each rank of a group holds a part of every sequence; only attention needs the others' parts.
 
 Everything else in the model works on each position by itself. With `HeadsExchanged` (Jacobs et al. 2023,
 arXiv:2309.14509, DeepSpeed-Ulysses) queries, keys and values go all-to-all before attention: a rank gets the whole
-sequence of some of the heads, and the output goes back to the ranks that have its positions. Attention kernels are as
-ever, and their results those of one process to the bit. With `KeysGathered` each rank has all heads of its queries,
+sequence of some of the heads, and the output goes back to the ranks that have its positions. Attention kernels stay
+the same, and results equal one process's to the bit. With `KeysGathered` each rank has all heads of its queries,
 and gathers the keys and values of the whole sequences.
 """
 
@@ -21,14 +21,15 @@ from torch.utils.checkpoint import checkpoint
 
 from hpc_gpt.trainer.model.collectives import all_gather, apply, reduce_scatter
 
-Mix = Callable[[Tensor, Tensor, Tensor], Tensor]  # the core of attention, as `trainer.model.attention.mix`
+Mix = Callable[[Tensor, Tensor, Tensor], Tensor]  # the core of attention, like `trainer.model.attention.mix`
 
 
 @dataclass(frozen=True)
 class SequencePart:
-    """Which positions of every sequence a rank has: the `rank`-th of `size` equal runs.
+    """The positions of every sequence that a rank has: the `rank`-th of `size` equal runs.
 
-    Or, if `paired`, chunks `rank` and 2 size - 1 - `rank` of 2 size: each pair has as much causal attention to compute.
+    If `paired`, chunks `rank` and 2 size - 1 - `rank` of 2 size: all pairs have equally much causal attention to
+    compute.
     """
 
     rank: int = 0
@@ -36,7 +37,7 @@ class SequencePart:
     paired: bool = False
 
     def runs(self, length: int) -> list[slice]:
-        """The positions, of `length`, as runs in the order in which the rank holds them."""
+        """The rank's positions in a sequence of `length`, as runs in the order in which the rank holds them."""
         numbers, count = [self.rank], length // self.size
         if self.paired:
             numbers, count = [self.rank, 2 * self.size - 1 - self.rank], length // (2 * self.size)
@@ -54,7 +55,7 @@ WHOLE = SequencePart()
 
 
 class ContextParallel:
-    """A rank's place in its context-parallel group, and what attention exchanges there. This class is a group of one.
+    """A rank's place in its context-parallel group, and attention's exchange there. This class is a group of one.
 
     `part`: the rank's positions of each sequence.
     """
@@ -65,23 +66,24 @@ class ContextParallel:
         self.group = group
 
     def heads_of(self, heads: int) -> int:
-        """With how many of a tensor-parallel rank's heads, of queries or of keys, this rank computes attention."""
+        """The number of a tensor-parallel rank's `heads` (of queries, or of keys) that this rank computes attention
+        with."""
         return heads
 
     def queries_of(self, seq: int) -> int:
-        """How many queries of a sequence of `seq` positions a call of the attention kernel has."""
+        """The number of queries per call of the attention kernel, for a sequence of `seq` positions."""
         return seq
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mix: Mix, is_recomputed: bool = False) -> Tensor:
-        """Attention of this rank's [batch, seq / cp, heads, width], twice [batch, seq / cp, heads of keys, width] to
-        the whole sequences -> the input of `linear`.
+        """This rank's queries [batch, seq / cp, heads, width], keys and values [batch, seq / cp, heads of keys, width]
+        -> attention to the whole sequences, the input of `linear`.
 
-        `is_recomputed`: the caller keeps nothing of this for the backward pass, and does it again there.
+        `is_recomputed`: the caller keeps nothing of this for the backward pass, and computes it again there.
         """
         return mix(query, key, value)
 
     def linear(self, mixed: Tensor, weight: Tensor) -> Tensor:
-        """The output of `attend`, weight -> [batch, seq / cp, outputs]."""
+        """The output of `attend` and a weight -> [batch, seq / cp, outputs]."""
         return F.linear(mixed, weight)
 
     def to_positions(self, mixed: Tensor) -> Tensor:
@@ -99,7 +101,7 @@ class HeadsExchanged(ContextParallel):
         return mix(*self.to_heads(query, key, value))
 
     def to_heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        """[batch, seq / cp, heads, width] of each -> [batch, seq, heads / cp, width], all positions of some heads.
+        """[batch, seq / cp, heads, width] each -> [batch, seq, heads / cp, width] each: all positions of some heads.
 
         If there are fewer heads of keys than ranks, each is repeated for the ranks whose queries use it; the backward
         pass sums the gradients of its copies.
@@ -113,7 +115,8 @@ class HeadsExchanged(ContextParallel):
         return torch.split(whole, counts, 2)
 
     def _for_ranks(self, heads: Tensor) -> Tensor:
-        """[batch, seq / cp, heads of keys, width] -> with one head for each rank, if there are fewer."""
+        """[batch, seq / cp, heads of keys, width] -> the same with one head per rank, if there are fewer heads than
+        ranks."""
         batch, own, count, width = heads.shape
         if count >= self.size:
             return heads
@@ -135,12 +138,13 @@ class HeadsExchanged(ContextParallel):
         return apply(_ProjectedPositions, mixed, weight, self)
 
     def swap(self, parts: Tensor) -> Tensor:
-        """[cp, ...], a piece for each rank -> [cp, ...], each rank's piece for this one. Its own backward pass."""
+        """[cp, ...], a piece for each rank -> [cp, ...], each rank's piece for this one. Its backward pass is the
+        same."""
         return apply(_Swap, parts, self) if torch.is_grad_enabled() else self.all_to_all(parts)
 
     def all_to_all(self, parts: Tensor) -> Tensor:
         """`swap` without a backward pass."""
-        # Contiguous on both sides: torch takes buffers with permuted strides, and mixes up what is in them.
+        # Contiguous on both sides: torch accepts buffers with permuted strides, and mixes up their contents.
         received = parts.new_empty(parts.shape)
         dist.all_to_all_single(received, parts.contiguous(), group=self.group)
         return received
@@ -178,8 +182,8 @@ class _ProjectedPositions(torch.autograd.Function):
 class KeysGathered(ContextParallel):
     """Each rank has all heads of two chunks of every sequence (`SequencePart.paired`), and gathers keys and values.
 
-    It keeps its own for the backward pass, gathers again there, and computes the core of attention again: the whole
-    keys and values, and what the kernel keeps of them, would not be 1 / cp.
+    It keeps its own keys and values for the backward pass, gathers again there, and computes the core of attention
+    again: the whole keys and values, and the kernel's copies of them, would take more than 1 / cp of the memory.
     """
 
     def queries_of(self, seq: int) -> int:
@@ -201,7 +205,7 @@ class KeysGathered(ContextParallel):
         return torch.cat([mix(chunk, keys[:, : run.stop], values[:, : run.stop]) for chunk, run in chunks], 1)
 
     def gather(self, own: Tensor) -> Tensor:
-        """[batch, seq / cp, heads, width] of each rank -> [batch, seq, heads, width], in order of position, on all."""
+        """[batch, seq / cp, heads, width] on each rank -> [batch, seq, heads, width] on all, in order of position."""
         batch, count, *rest = own.shape
         received = own.new_empty(self.size * batch, count, *rest)
         all_gather(received, own.contiguous(), group=self.group)
@@ -209,7 +213,7 @@ class KeysGathered(ContextParallel):
         return torch.cat([first, second.flip(0)]).transpose(0, 1).reshape(batch, self.size * count, *rest)
 
     def scatter(self, partial: Tensor) -> Tensor:
-        """[batch, seq, heads, width] of each rank -> this rank's positions of their sum, [batch, seq / cp, ...]."""
+        """[batch, seq, heads, width] on each rank -> this rank's positions of their sum, [batch, seq / cp, ...]."""
         batch, seq, *rest = partial.shape
         chunks = partial.reshape(batch, 2 * self.size, seq // (2 * self.size), *rest).transpose(0, 1)
         by_rank = torch.stack([chunks[: self.size], chunks[self.size :].flip(0)], 2)

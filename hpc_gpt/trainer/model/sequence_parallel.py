@@ -2,7 +2,7 @@
 
 Korthikanti et al. 2022, section 4.2.2: norms and residuals have 1 / tp of the positions on each rank. The all-reduces
 of tensor parallelism become an all-gather before each column-parallel layer and a reduce-scatter after each
-row-parallel one, which together send as many bytes.
+row-parallel one, which together send the same number of bytes.
 """
 
 from collections.abc import Callable
@@ -53,13 +53,13 @@ class SequenceParallel(TensorParallel):
         return slice(self.rank * count, (self.rank + 1) * count)
 
     def gather(self, own: Tensor) -> Tensor:
-        """[batch, seq / tp, hidden] of each rank -> [batch, seq, hidden] on all."""
+        """[batch, seq / tp, hidden] on each rank -> [batch, seq, hidden] on all."""
         batch, count, hidden = own.shape
         by_rank = self.gather_rows(own).view(self.size, batch, count, hidden)
         return by_rank.transpose(0, 1).reshape(batch, self.size * count, hidden)
 
     def scatter(self, partial: Tensor) -> Tensor:
-        """[batch, seq, hidden] of each rank -> this rank's positions of the sum, [batch, seq / tp, hidden]."""
+        """[batch, seq, hidden] on each rank -> this rank's positions of the sum, [batch, seq / tp, hidden]."""
         batch, seq, hidden = partial.shape
         count = seq // self.size
         by_rank = partial.reshape(batch, self.size, count, hidden).transpose(0, 1)

@@ -1,6 +1,6 @@
-"""Techniques that trade time for memory. Results differ by rounding alone.
+"""Techniques that trade time for memory. Results differ only by rounding.
 
-Recomputation, tiles and sequence parallelism are in the layers, the chunked loss and the loss in one pass in
+Recomputation, tiles and sequence parallelism are in the layers, the chunked loss and the one-pass loss in
 `vocab_loss`. Activation offload is here.
 """
 
@@ -20,14 +20,14 @@ from hpc_gpt.core.settings.experiment import Engine, Matmul
 
 @dataclass(frozen=True)
 class Techniques:
-    """The keys of `[engine]` that concern the model itself.
+    """The keys of `[engine]` that affect the model itself.
 
-    `recompute`: which activations are computed again in the backward pass: none, only those of the attention
+    `recompute`: which activations are computed again in the backward pass: none, only attention's
     (selective), or all of a block (full). `sequence_parallel`: norms and residuals are split over the tensor-parallel
     group by position. `tiles`: pieces of every linear layer's outputs. `activation_offload`: activations are kept in
-    the host's memory. `loss_chunks`: the logits of a micro-batch are computed in so many pieces of its tokens.
+    the host's memory. `loss_chunks`: the number of pieces of a micro-batch's tokens in which its logits are computed.
     `one_pass_loss`: the loss is computed together with its gradients (`OnePassLoss`). `fused_bias_gradients`: the
-    gradients of two layers' biases are computed with those of the layers' outputs (`bias_gradients`). `matmul`, of
+    gradients of two layers' biases are computed together with their outputs' gradients (`bias_gradients`). `matmul`, of
     `[train]`: the format in which the blocks' linear layers multiply (`fp8`).
     """
 
@@ -52,8 +52,8 @@ class ActivationOffload(saved_tensors_hooks):
 
     `torch.autograd.graph.save_on_cpu` copies every tensor, parameters included. Here a parameter is kept by reference,
     so an engine may free it after the forward pass and gather it for the backward pass. For a GPU the host's memory is
-    pinned and the copies run in the stream's order, so nothing waits for them. Kept by reference are buffers, too, and
-    the tensors `shared`, which all layers of a micro-batch read: they are there as long as one layer's are.
+    pinned and the copies run in the stream's order, so nothing waits for them. Buffers are kept by reference, too, and
+    so are the tensors `shared`, which all layers of a micro-batch read and which live as long as any layer needs them.
     """
 
     def __init__(self, module: nn.Module, shared: Sequence[Tensor] = ()) -> None:

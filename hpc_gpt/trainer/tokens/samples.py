@@ -34,7 +34,7 @@ class Samples(Protocol):
 def open_samples(resolved: Resolved, looked_up: LookedUp | None = None) -> Samples | ShardSet:
     """Opens the run's samples, or its shards. Raises DataError if data are missing, damaged or do not fit.
 
-    What is `looked_up` already is not read again, and what is read is added to it.
+    Facts that are in `looked_up` are not read again; facts that are read are added to it.
     """
     if resolved.data.source == "random":
         return RandomSamples(resolved.train.seed, resolved.model.seq, resolved.model.vocab)
@@ -84,9 +84,10 @@ class FileSamples:
 
 
 class MixtureSamples:
-    """Samples of several token files, those of training and of evaluation each in the order of a mixture.
+    """Samples of several token files: training samples and evaluation samples, each in the order of a mixture.
 
-    Each source's own are as if it were the only one. `identity` is the SHA-256 of the sources' names and identities.
+    Each source has the samples that it would have as the only source. `identity` is the SHA-256 of the sources' names
+    and identities.
     """
 
     def __init__(self, sources: Mapping[str, FileSamples], order: MixtureOrder) -> None:
@@ -122,6 +123,6 @@ class RandomSamples:
         return self._draw(number + (1 << 63))
 
     def _draw(self, number: int) -> Sample:
-        # Raw words, because numpy keeps their stream from version to version, but not that of `integers`.
+        # Raw words, because numpy keeps their stream from version to version, but not the stream of `integers`.
         words = np.random.Philox(key=[self._seed, number]).random_raw(self._seq + 1)
         return (np.asarray(words) % np.uint64(self._vocab)).astype(np.int64)
