@@ -137,8 +137,8 @@ def fastest(rows: Iterable[Row]) -> list[Row]:
     best: dict[tuple[str, int, Training], Row] = {}
     for row in rows:
         key = (row.machine.device, row.machine.gpus_per_node, row.training)
-        known = best.get(key)
-        if row.step_s is not None and (known is None or row.step_s < (known.step_s or math.inf)):
+        shortest = best.get(key)
+        if row.step_s is not None and (shortest is None or row.step_s < (shortest.step_s or math.inf)):
             best[key] = row
     return list(best.values())
 
@@ -167,10 +167,10 @@ def calibration_path(cluster: str) -> Path:
     Shipped profiles are never written: a user's file of the same name extends them.
     """
     if cluster.endswith(".toml") and Path(cluster).is_file():
-        given = Path(cluster).resolve()
-        if given.parent != clusters_dir().resolve():
-            return given
-        cluster = given.stem
+        file = Path(cluster).resolve()
+        if file.parent != clusters_dir().resolve():
+            return file
+        cluster = file.stem
     return config_dir() / "clusters" / f"{cluster}.toml"
 
 
@@ -188,9 +188,9 @@ def store_calibration(cluster: str, calibrated: Calibrated) -> Path:
         raise ConfigError(f"{path}: {' '.join(str(fault).split())[:300]}", "correct the file first") from None
     wanted = _finite(calibrated.to_tables())
     text = without_table(before, _TABLE).rstrip("\n") + "\n\n" + _block(wanted)
-    rest = {key: value for key, value in tables.items() if key != _TABLE}
+    others = {key: value for key, value in tables.items() if key != _TABLE}
     try:
-        sound = tomllib.loads(text) == {**rest, _TABLE: wanted}
+        sound = tomllib.loads(text) == {**others, _TABLE: wanted}
     except tomllib.TOMLDecodeError:
         sound = False
     if not sound:
@@ -205,15 +205,15 @@ def store_calibration(cluster: str, calibrated: Calibrated) -> Path:
 
 def without_table(text: str, name: str) -> str:
     """TOML text without the table `name` and its sub-tables; everything else stays, also comments."""
-    kept: list[str] = []
+    remaining: list[str] = []
     inside = False
     for line in text.splitlines(keepends=True):
         header = _HEADER.match(line.rstrip("\r\n"))
         if header:
             inside = header.group(1).split(".")[0].strip(" \t\"'") == name
         if not inside and line.rstrip() != _NOTE:
-            kept.append(line)
-    return "".join(kept)
+            remaining.append(line)
+    return "".join(remaining)
 
 
 def _block(tables: Mapping[str, Any]) -> str:
@@ -228,12 +228,12 @@ def _block(tables: Mapping[str, Any]) -> str:
 
 def _finite(tables: Mapping[str, Any]) -> dict[str, Any]:
     """The tables without None and infinite or NaN numbers, which TOML cannot hold; rounded to six digits."""
-    kept: dict[str, Any] = {}
+    finite: dict[str, Any] = {}
     for key, value in tables.items():
         if isinstance(value, Mapping):
-            kept[key] = _finite(value)
+            finite[key] = _finite(value)
         elif isinstance(value, float) and math.isfinite(value):
-            kept[key] = float(f"{value:.6g}")
+            finite[key] = float(f"{value:.6g}")
         elif value is not None and not isinstance(value, float):
-            kept[key] = value
-    return kept
+            finite[key] = value
+    return finite

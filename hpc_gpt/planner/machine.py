@@ -33,7 +33,7 @@ _PORTS = re.compile(r"(?<![\w.])(?:(\d{1,3}) ?[xX] ?)?([A-Za-z]{2,8}\d{0,3})(?!\
 class Machine:
     """One kind of node, and the network between nodes.
 
-    Rates are those of data sheets, in one direction: `memory_gb_s` of a GPU's own memory, `node_gb_s` from a GPU to
+    Rates are from data sheets, in one direction: `memory_gb_s` of a GPU's own memory, `node_gb_s` from a GPU to
     the others of its node, `network_gb_s` from a whole node to the others (0 without a network), `host_gb_s` between a
     GPU and the host. NVLink connects a node: if it spans several `hosts`, `gpus_per_node` and `network_gb_s` are for
     all of them, and `host_memory_gib` is for one; None: unknown. `switched`: a switch gives any two GPUs of a node
@@ -79,20 +79,20 @@ def machine_of(profile: ClusterProfile) -> Machine:
     ConfigError, with a hint on what to add, if the profile names no device.
     """
     figures = asdict(profile.machine) if profile.machine else {}
-    given = {key: value for key, value in figures.items() if value is not None}
+    given_figures = {key: value for key, value in figures.items() if value is not None}
     where = f"profile {profile.name}"
     if profile.device is None:
-        known = ", ".join(device.name for device in DEVICES.values() if not device.nominal)
+        devices = ", ".join(device.name for device in DEVICES.values() if not device.nominal)
         raise ConfigError(
             f"{where} names no device",
             "choose another profile with --cluster (hpc-gpt profile list names them), or set in yours fabric and "
-            f"device = one of {known}",
+            f"device = one of {devices}",
         )
     fabric = parse_fabric(profile.fabric) if profile.fabric is not None else Fabric()
     if profile.device in DEVICES:
         machine = joined(DEVICES[profile.device], profile.gpus_per_node, fabric)
     else:
-        lacking = [key for key in _OF_A_DEVICE if key not in given]
+        lacking = [key for key in _OF_A_DEVICE if key not in given_figures]
         if lacking:
             raise ConfigError(
                 f"{where}: device {profile.device!r:.60} is not known, and [machine] lacks {', '.join(lacking)}",
@@ -104,9 +104,9 @@ def machine_of(profile: ClusterProfile) -> Machine:
             gpus_per_node=profile.gpus_per_node,
             network_gb_s=fabric.network_gb_s,
             network_latency_s=fabric.network_latency_s,
-            **{key: given[key] for key in _OF_A_DEVICE},
+            **{key: given_figures[key] for key in _OF_A_DEVICE},
         )
-    return replace(machine, **given)
+    return replace(machine, **given_figures)
 
 
 def check_reach(machine: Machine, gpus: int) -> None:
@@ -123,9 +123,9 @@ def check_reach(machine: Machine, gpus: int) -> None:
 def check_dtype(dtype: str, machine: Machine) -> None:
     """Raises ConfigError if the device has no unit for the dtype, so that a step's time cannot be predicted."""
     if dtype not in machine.peak_tflops:
-        known = ", ".join(machine.peak_tflops)
+        dtypes = ", ".join(machine.peak_tflops)
         raise ConfigError(
-            f"{machine.device} has no unit for train.dtype {dtype}", f"use --set train.dtype= one of: {known}"
+            f"{machine.device} has no unit for train.dtype {dtype}", f"use --set train.dtype= one of: {dtypes}"
         )
 
 
@@ -143,7 +143,7 @@ def joined(device: Device, gpus_per_node: int, fabric: Fabric) -> Machine:
     node_gb_s = link_gb_s(inside, generation) if generation else (device.node_gb_s or device.host_gb_s)
     if inside == "nvlink" and device.node_gb_s and fabric.generation in (None, device.nvlink):
         node_gb_s = device.node_gb_s
-    same = ("memory_gib", "memory_gb_s", "host_gb_s", "power_w", "full_power_w", "sustained")
+    shared_fields = ("memory_gib", "memory_gb_s", "host_gb_s", "power_w", "full_power_w", "sustained")
     return Machine(
         device=device.name,
         peak_tflops=dict(device.peaks),
@@ -154,7 +154,7 @@ def joined(device: Device, gpus_per_node: int, fabric: Fabric) -> Machine:
         network_latency_s=fabric.network_latency_s,
         hosts=hosts,
         switched=not is_board,
-        **{name: getattr(device, name) for name in same},
+        **{name: getattr(device, name) for name in shared_fields},
     )
 
 
@@ -200,20 +200,20 @@ def _named(kind: str, text: str) -> tuple[str, int | None]:
             return name, None
         if plain == name and name in _INSIDE:
             return name, int(digits[:3])
-    known = list(_kinds())
+    kinds = list(_kinds())
     raise ConfigError(
         f"fabric {text!r:.80}: kind {kind!r:.40} is unknown",
-        close_matches(kind, known) or f'write KIND NxRATEG, as "infiniband 4x200G"; kinds: {", ".join(known)}',
+        close_matches(kind, kinds) or f'write KIND NxRATEG, as "infiniband 4x200G"; kinds: {", ".join(kinds)}',
     )
 
 
 def _node_gb_s(name: str, rate: str, text: str) -> float:
     """GB/s of a node, from the first rate in the text after the kind, else from the first port of known rate."""
     numbers, names = _RATE.search(rate), _kinds()[name]["ports"]
-    ports = next((found for found in _PORTS.finditer(rate) if found[2].lower() in names), None)
+    ports = next((match for match in _PORTS.finditer(rate) if match[2].lower() in names), None)
     if numbers:
-        each = float(numbers[2]) * (1000 if numbers[3] in "tT" else 1) * (8 if numbers[4] else 1)
-        gbit_s = int(numbers[1] or 1) * each
+        port_gbit_s = float(numbers[2]) * (1000 if numbers[3] in "tT" else 1) * (8 if numbers[4] else 1)
+        gbit_s = int(numbers[1] or 1) * port_gbit_s
     elif ports:
         gbit_s = int(ports[1] or 1) * float(names[ports[2].lower()])
     else:
@@ -263,11 +263,11 @@ def constants_from(tables: Mapping[str, float]) -> Constants:
     """The constants of a profile. Unknown names are ignored, missing ones get their default. ConfigError for a value
     that is not above 0."""
     names = {entry.name for entry in fields(Constants)}
-    known = {name: value for name, value in tables.items() if name in names}
-    for name, value in known.items():
+    constants = {name: value for name, value in tables.items() if name in names}
+    for name, value in constants.items():
         if not 0 < value < math.inf:
             raise ConfigError(f"calibration.constants.{name} is {value}, but must be above 0", "calibrate anew")
-    return Constants(**known)
+    return Constants(**constants)
 
 
 class Rates:
@@ -343,8 +343,8 @@ def _kernel(attention: str, generation: str) -> str:
 
 def _achievable(machine: Machine, generation: str, bits: str, peak: float) -> float:
     """The share of the peak that the best product reaches: the published one, else estimated from the card's power."""
-    if (known := VALUES.get(f"achievable.{bits}.{machine.device}")) is not None:
-        return float(known)
+    if (published := VALUES.get(f"achievable.{bits}.{machine.device}")) is not None:
+        return float(published)
     most = float(VALUES["power.most"])
     alike = VALUES.get(f"power.{generation}.{bits}")
     if machine.power_w is None or machine.sustained is not None or alike is None:

@@ -25,7 +25,7 @@ _PADDED_TO = 128  # Megatron's make-vocab-size-divisible-by, per tp
 # Devices for which every program has a kernel that keeps no scores.
 _HOPPER_ON = ("h100", "h200", "b200", "b300", "gb200", "gb300")
 # Fields of a shape that a record's settings have besides its sizes; a rotation's scaling changes no bytes or FLOPs.
-_SHAPE = {each.name for each in fields(ModelShape)} - {"hidden", "layers", "heads", "vocab", "seq", "rope_scaling"}
+_SHAPE = {entry.name for entry in fields(ModelShape)} - {"hidden", "layers", "heads", "vocab", "seq", "rope_scaling"}
 _ROWS = "bench.json"
 
 
@@ -129,11 +129,11 @@ def _layout(record: Mapping[str, Any]) -> Layout:
     """tp, pp, cp and dp. A missing one follows from the GPUs; a missing cp is 1."""
     degrees, gpus = {name: record.get(name) or (name == "cp") for name in AXES}, record.get("gpus") or 0
     unknown = [name for name, degree in degrees.items() if not degree]
-    known = math.prod(degree for degree in degrees.values() if degree)
+    product = math.prod(degree for degree in degrees.values() if degree)
     if len(unknown) > 1 or (unknown and not gpus):
         raise ConfigError(f"{' and '.join([*unknown, *([] if gpus else ['gpus'])])} missing")
     if unknown:
-        degrees[unknown[0]] = gpus // known
+        degrees[unknown[0]] = gpus // product
     if gpus not in (0, math.prod(degrees.values())):
         split = " x ".join(f"{name} {degree}" for name, degree in degrees.items())
         raise ConfigError(f"gpus is {gpus}, but {split} is {math.prod(degrees.values())}")
@@ -152,15 +152,15 @@ def _engine(name: object, zero_stage: int, pp: int) -> str:
 def _shape(record: Mapping[str, Any], tp: int, pads_vocabulary: bool) -> ModelShape:
     """The model's shape: from the settings of our own runs, else GPT-2's with the record's sizes."""
     model = _setting(record.get("settings"), "model")
-    known = {name: value for name, value in (model or {}).items() if name in _SHAPE}
-    if not known.get("vocab_multiple"):
-        known["vocab_multiple"] = _PADDED_TO * tp if pads_vocabulary else 1
+    fields_of_shape = {name: value for name, value in (model or {}).items() if name in _SHAPE}
+    if not fields_of_shape.get("vocab_multiple"):
+        fields_of_shape["vocab_multiple"] = _PADDED_TO * tp if pads_vocabulary else 1
     sizes = {name: record[name] for name in ("hidden", "layers", "heads", "seq")}
-    return ModelShape(**sizes, vocab=record.get("vocab") or 51_200, **known)
+    return ModelShape(**sizes, vocab=record.get("vocab") or 51_200, **fields_of_shape)
 
 
-def _one_of(known: tuple[Any, ...], value: object, otherwise: str) -> Any:
-    return value if value in known else otherwise
+def _one_of(allowed: tuple[Any, ...], value: object, otherwise: str) -> Any:
+    return value if value in allowed else otherwise
 
 
 def _setting(tables: object, key: str) -> Any:
@@ -169,8 +169,8 @@ def _setting(tables: object, key: str) -> Any:
         return None
     if key in tables:
         return tables[key]
-    head, _, rest = key.partition(".")
-    return _setting(tables.get(head), rest) if rest else None
+    head, _, tail = key.partition(".")
+    return _setting(tables.get(head), tail) if tail else None
 
 
 def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -183,17 +183,17 @@ def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             files += sorted(path.glob(pattern))[:_MOST_FOLDERS]
         if not files:
             raise ConfigError(f"{path}: holds no record.json", "hpc-gpt report writes one for each finished run")
-        found = [(str(file.parent), _content(file)) for file in files]
+        records = [(str(file.parent), _content(file)) for file in files]
     else:
         content = _content(path)
         tables = content if isinstance(content, Mapping) else {}
         if isinstance(tables.get("records"), list):
-            found = [(str(path), record) for record in tables["records"]]
+            records = [(str(path), record) for record in tables["records"]]
         elif "schema" in tables and "step_s" in tables:
-            found = [(str(path.parent), tables)]
+            records = [(str(path.parent), tables)]
         else:
             raise ConfigError(f"{path}: no records", _HINT)
-    for where, record in found:
+    for where, record in records:
         if isinstance(record, Mapping):
             yield where, record
 

@@ -235,19 +235,19 @@ class _Stages(Sequence[StageMemory]):
     def __init__(self, training: Training, layers: Sequence[int], machine: Machine | None) -> None:
         shape, tp = training.shape, training.tp
         self._training, self._layers = training, layers
-        self._found: dict[int, StageMemory] = {}
+        self._cached: dict[int, StageMemory] = {}
         self._card_gib = machine.memory_gib if machine else None
         self._facts, self._states = engine_of(training), states_of(training)
         self._state_bytes = stated_states(training, self._states.state_bytes(training), self._facts.sharding(training))
         self._layer = layer = layer_bytes(training)
         gathered_in_layers, gathered_in_loss = self._facts.gathered(training)
-        kept = kept_of_layer(training, layer)
+        layer_kept = kept_of_layer(training, layer)
         offloaded = 1.0 if training.activations_on_host else training.offloaded_layers / shape.layers
-        self._on_gpu, self._on_host = (1 - offloaded) * kept, offloaded * kept
+        self._on_gpu, self._on_host = (1 - offloaded) * layer_kept, offloaded * layer_kept
         self._matrix, rows = largest_matrix(shape, tp), vocab_rows(shape, tp)
         half = 4 if training.dtype == "fp32" else 2
         # One layer's backward pass: recomputed activations, gradients of activations and of the largest matrix.
-        self._layer_work = layer.kept - kept + gradients_of_layer(layer) + gathered_in_layers
+        self._layer_work = layer.kept - layer_kept + gradients_of_layer(layer) + gathered_in_layers
         self._layer_work += half * (layer_params(shape, tp) if self._states.copies_by_layer(training) else self._matrix)
         self._loss_work = gathered_in_loss
         ours = training.program_states is None
@@ -291,9 +291,9 @@ class _Stages(Sequence[StageMemory]):
         if isinstance(stage, slice):
             return [self[number] for number in range(len(self))[stage]]
         number = range(len(self))[stage]
-        if (found := self._found.get(number)) is None:
-            found = self._found[number] = self._stage(number)
-        return found
+        if (computed := self._cached.get(number)) is None:
+            computed = self._cached[number] = self._stage(number)
+        return computed
 
     def _stage(self, stage: int) -> StageMemory:
         training, states, last = self._training, self._state_bytes, stage == len(self._layers) - 1

@@ -25,13 +25,13 @@ _DOUBLINGS = 6  # of a batch
 def by_micro_batch(searched: Searched, constants: Constants = DEFAULT) -> list[Candidate]:
     """For each micro-batch of a search for one layout the best candidate, else the one nearest to fitting; the smallest
     micro-batch first."""
-    question, found = searched.question, []
+    question, candidates = searched.question, []
     dp = (searched.candidates or searched.too_large)[0].layout.dp
     for micro_batch, _ in question.batches(dp):
         one = replace(question, fixed={**question.fixed, "micro_batch": micro_batch})
-        each = search(one, searched.machine, constants, keep=1)
-        found += each.candidates[:1] or each.too_large[:1]
-    return found
+        searched_size = search(one, searched.machine, constants, keep=1)
+        candidates += searched_size.candidates[:1] or searched_size.too_large[:1]
+    return candidates
 
 
 def fewest_gpus(question: Question, machine: Machine, most: int = 65536) -> int | None:
@@ -56,8 +56,8 @@ def without_offload(searched: Searched) -> str:
     if best is None or best.training.offload == "none" or "offload" in question.fixed:
         return ""
     fixed, savings = {**question.fixed, "offload": "none"}, question.savings - {"activation_offload"}
-    more = fewest_gpus(replace(question, fixed=fixed, savings=savings), with_room(searched.machine))
-    return f"nothing needs to be offloaded on {more} GPUs: --gpus {more} --offload none" if more else ""
+    gpus = fewest_gpus(replace(question, fixed=fixed, savings=savings), with_room(searched.machine))
+    return f"nothing needs to be offloaded on {gpus} GPUs: --gpus {gpus} --offload none" if gpus else ""
 
 
 def overlapped(best: Candidate, machine: Machine, constants: Constants = DEFAULT) -> tuple[Candidate, tuple[str, ...]]:
@@ -86,8 +86,8 @@ def larger_batch(searched: Searched, constants: Constants = DEFAULT) -> str:
     fixed = {**sizes, **vars(best.layout)}
     for power in range(1, _DOUBLINGS + 1):
         batch = question.global_batch * 2**power
-        asked = replace(question, fixed=fixed, engines=(best.training.engine,), global_batch=batch)
-        other = search(asked, searched.machine, constants, keep=1).best
+        larger = replace(question, fixed=fixed, engines=(best.training.engine,), global_batch=batch)
+        other = search(larger, searched.machine, constants, keep=1).best
         if other is not None and (_bubble(other) <= 0.5 or power == _DOUBLINGS):
             faster = other.tokens_per_s / best.tokens_per_s
             return (
@@ -105,9 +105,9 @@ def _bubble(candidate: Candidate) -> float:
 def near_degrees(question: Question, axis: str) -> list[int]:
     """The three degrees of an axis nearest to the fixed one with which some layout can run; ascending."""
     fixed = {name: value for name, value in question.fixed.items() if name != axis}
-    other, asked = replace(question, fixed=fixed), question.fixed[axis]
+    other, requested = replace(question, fixed=fixed), question.fixed[axis]
     can = {getattr(layout, axis) for layout, obstacle in other.layouts() if obstacle is None and other.can_run(layout)}
-    return sorted(sorted(can, key=lambda degree: abs(math.log(degree / asked)))[:3])
+    return sorted(sorted(can, key=lambda degree: abs(math.log(degree / requested)))[:3])
 
 
 def check_possible(question: Question, experiment: Experiment, profile: ClusterProfile, name: str) -> None:
@@ -131,7 +131,7 @@ def check_possible(question: Question, experiment: Experiment, profile: ClusterP
     fixed = {axis: question.fixed[axis] for axis in AXES if axis in question.fixed}
     if not layouts and {"tp", "pp", "dp"} <= set(fixed):
         _size_with(question, experiment, profile, Layout(**fixed))
-    given = " with " + ", ".join(f"{axis} {size}" for axis, size in fixed.items()) if fixed else ""
+    with_axes = " with " + ", ".join(f"{axis} {size}" for axis, size in fixed.items()) if fixed else ""
     reasons = list(dict.fromkeys(reason or NO_ENGINE for _, reason in layouts))
     if not layouts:
         reasons = [f"{' x '.join(fixed)} does not divide {question.gpus}"]
@@ -139,7 +139,7 @@ def check_possible(question: Question, experiment: Experiment, profile: ClusterP
     if reasons == [TP_SPANS]:
         hint += ", or --allow-tp-across-nodes to accept the slow links"
     raise LayoutError(
-        f"no layout of {name} can run on {counted(question.gpus, 'GPU')}{given}: {', '.join(reasons)}", hint
+        f"no layout of {name} can run on {counted(question.gpus, 'GPU')}{with_axes}: {', '.join(reasons)}", hint
     )
 
 
@@ -149,10 +149,10 @@ def _nearest(question: Question, fixed: Mapping[str, int], reasons: Sequence[str
         sizes = near_batches(question.global_batch, fixed.get("dp", question.gpus))
         return f"use --gbs {' or '.join(map(str, sizes))}" if sizes else "leave --tp, --pp, --dp and the batch open"
     near = {axis: " or ".join(map(str, near_degrees(question, axis))) for axis in fixed}
-    words = [f"--{axis} {degrees}" for axis, degrees in near.items() if degrees]
+    options = [f"--{axis} {degrees}" for axis, degrees in near.items() if degrees]
     if counts := working_counts(question):
-        words.append(f"--gpus {' or '.join(map(str, counts))}")
-    return f"use {', or '.join(words)}" if words else "leave --tp, --pp, --dp and the batch open"
+        options.append(f"--gpus {' or '.join(map(str, counts))}")
+    return f"use {', or '.join(options)}" if options else "leave --tp, --pp, --dp and the batch open"
 
 
 def working_counts(question: Question) -> list[int]:
@@ -162,20 +162,20 @@ def working_counts(question: Question) -> list[int]:
     near = [per_node * count for count in range(max(1, nodes - 64), nodes + 66)]
     doubled = [per_node * 2**power for power in range(20)]
     counts = sorted({*range(1, per_node + 1), *near, *doubled} - {gpus}, key=lambda count: abs(count - gpus))
-    found: list[int] = []
+    working: list[int] = []
     for count in counts:
         other = question.on(count)
         if any(obstacle is None and other.can_run(layout) for layout, obstacle in other.layouts()):
-            found.append(count)
-            if len(found) == 3:
+            working.append(count)
+            if len(working) == 3:
                 break
-    return sorted(found)
+    return sorted(working)
 
 
 def _size_with(question: Question, experiment: Experiment, profile: ClusterProfile, layout: Layout) -> None:
     """Raises the error of `size_run` for the experiment's own engine with the layout, if there is one."""
-    asked = replace(experiment.layout, gpus=question.gpus, nodes=None, **vars(layout))
+    requested_layout = replace(experiment.layout, gpus=question.gpus, nodes=None, **vars(layout))
     engine = experiment.engine
     if "zero_stage" not in question.fixed:
         engine = replace(engine, zero_stage=None)
-    size_run(replace(experiment, layout=asked, engine=engine), profile)
+    size_run(replace(experiment, layout=requested_layout, engine=engine), profile)

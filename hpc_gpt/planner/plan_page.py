@@ -71,10 +71,12 @@ def build_plan_page(searched: Searched, budget_tokens: float, name: str, params:
         hatches=hatches(),
         summary=heading(searched, name, params),
         columns=sorted(
-            (each for each in PLAN_COLUMNS if each.keys[0] not in _DRAWN), key=lambda each: each.keys[0] not in _FIRST
+            (column for column in PLAN_COLUMNS if column.keys[0] not in _DRAWN),
+            key=lambda column: column.keys[0] not in _FIRST,
         ),
         rows=[
-            (PlanRow(each, best[0] if best else each), _row_class(each, best), _memory_bar(each)) for each in shown
+            (PlanRow(candidate, best[0] if best else candidate), _row_class(candidate, best), _memory_bar(candidate))
+            for candidate in shown
         ],
         left_out=left_out_text(searched),
         unchecked=unchecked(searched),
@@ -159,7 +161,7 @@ def time_section(candidates: Sequence[Candidate]) -> dict[str, Any] | None:
         scale = tokens / (one.training.global_batch * one.training.shape.seq)
         seconds = [getattr(one.step, part.field) * scale for part in used]
         rows.append((str(one.layout), seconds))
-        figures.append([str(one.layout), *(f"{each:.3g}" for each in seconds), f"{sum(seconds):.4g}"])
+        figures.append([str(one.layout), *(f"{part_s:.3g}" for part_s in seconds), f"{sum(seconds):.4g}"])
     name = "Time of a step by layout"
     parts = [(PARTS.index(part), part.name) for part in used]
     picture = _bars(name, rows, parts, None, "s", "time-0")
@@ -181,16 +183,16 @@ def _memory_chart(candidate: Candidate, place: int) -> dict[str, Any]:
     for number in shown:
         stage = stages[number]
         sizes = [float(getattr(stage, name)) for name in MEMORY_PARTS]
-        rest = max(0.0, stage.nvidia_smi - stage.allocated)
+        unallocated = max(0.0, stage.nvidia_smi - stage.allocated)
         mark = " (decides)" if number == candidate.memory.deciding else ""
-        rows.append((f"stage {number}{mark}", [*sizes, rest]))
-        figures.append([f"{number}", *(each.show(stage) for each in columns)])
+        rows.append((f"stage {number}{mark}", [*sizes, unallocated]))
+        figures.append([f"{number}", *(column.show(stage) for column in columns)])
     name = f"Memory of {candidate.layout}"
     if len(shown) < len(stages):
         name += f", {len(shown)} of {len(stages)} stages"
     parts = list(enumerate((*MEMORY_PARTS, _REST)))
     picture = _bars(name, rows, parts, candidate.card_gib, "GiB", f"memory-{place}")
-    headings = ["Stage", *(each.heading for each in columns)]
+    headings = ["Stage", *(column.heading for column in columns)]
     return {"drawing": picture, "caption": f"{name}, GiB", "headings": headings, "rows": figures}
 
 
@@ -229,8 +231,8 @@ def _bars(
             content += element(
                 "rect", x=f"{limit * scale:.2f}%", y=top + _LABEL, width=above, height=_BAR, class_="over"
             )
-        said = ", ".join(f"{name} {size:.3g}" for (_, name), size in zip(parts, sizes, strict=True) if size > 0)
-        description.append(f"{label} {total:.3g} {unit}: {said}")
+        amounts = ", ".join(f"{name} {size:.3g}" for (_, name), size in zip(parts, sizes, strict=True) if size > 0)
+        description.append(f"{label} {total:.3g} {unit}: {amounts}")
     height = len(rows) * _ROW + 4
     if limit:
         at = f"{limit * scale:.2f}%"

@@ -95,7 +95,7 @@ class Question:
         share = self.global_batch // dp
         pairs = [(size, share // size) for size in divisors(share)]
         fixed = tuple(self.fixed.get(name) for name in _BATCH)
-        return [pair for pair in pairs if all(own in (None, size) for own, size in zip(fixed, pair, strict=True))]
+        return [pair for pair in pairs if all(value in (None, size) for value, size in zip(fixed, pair, strict=True))]
 
     def ways(self, layout: Layout) -> Iterator[Training]:
         """A training for each allowed combination of engine, ZeRO stage, offload, sharded optimizer and chunks.
@@ -161,9 +161,9 @@ class Question:
         """Whether any engine and batch can run with a layout that has no obstacle."""
         return bool(self.batches(layout.dp)) and any(True for _ in self.ways(layout))
 
-    def _choices(self, name: str, known: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _choices(self, name: str, open_values: tuple[Any, ...]) -> tuple[Any, ...]:
         """The values of a field to try: the fixed one alone, or all known ones."""
-        return (self.fixed[name],) if name in self.fixed else known
+        return (self.fixed[name],) if name in self.fixed else open_values
 
     def _obstacle(self, layout: Layout) -> str | None:
         """The reason why the layout cannot run, by the rules of `check_split`, `check_nodes` and `solve_batch`."""
@@ -184,10 +184,10 @@ class Question:
         facts = engine_named(engine)
         if layout.cp == 1:
             return [self.fixed.get("cp_exchange", "heads")]
-        known = ("ring",) if "ring" in facts.cp_exchanges else facts.cp_exchanges  # attention hides a ring
+        possible = ("ring",) if "ring" in facts.cp_exchanges else facts.cp_exchanges  # attention hides a ring
         return [
             exchange
-            for exchange in self._choices("cp_exchange", known)
+            for exchange in self._choices("cp_exchange", possible)
             if exchange in facts.cp_exchanges
             and facts.context_obstacle(self.shape, layout, Engine(name=engine, cp_exchange=exchange)) is None
         ]
@@ -197,11 +197,11 @@ class Question:
         facts = engine_named(engine)
         if any(size > 1 and axis not in facts.axes for axis, size in vars(layout).items() if axis != "dp"):
             return
-        for asked in self._choices("zero_stage", facts.zero_stages):
-            stage = facts.stage_that_runs(asked, self.dtype)
+        for zero_stage in self._choices("zero_stage", facts.zero_stages):
+            stage = facts.stage_that_runs(zero_stage, self.dtype)
             # A stage that would run as another one is tried only if the user requests it.
-            searched_already = stage != asked and "zero_stage" not in self.fixed
-            if asked not in facts.zero_stages or (layout.pp > 1 and asked > 1) or searched_already:
+            searched_already = stage != zero_stage and "zero_stage" not in self.fixed
+            if zero_stage not in facts.zero_stages or (layout.pp > 1 and zero_stage > 1) or searched_already:
                 continue
             for offload in self._choices("offload", OFFLOADS):
                 if not _can_offload(engine, stage, offload):
@@ -235,8 +235,8 @@ def _can_offload(name: str, stage: int, offload: Offload) -> bool:
     """Whether the engine can run `engine.offload` under a ZeRO stage."""
     if offload == "none":
         return True
-    facts, asked = engine_named(name), Engine(name=name, zero_stage=stage, offload=offload)
-    return "offload" in facts.switches and not any(facts.offload_faults(asked))
+    facts, engine = engine_named(name), Engine(name=name, zero_stage=stage, offload=offload)
+    return "offload" in facts.switches and not any(facts.offload_faults(engine))
 
 
 @functools.cache
@@ -255,7 +255,7 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def question_of(
-    asked: Experiment,
+    experiment: Experiment,
     profile: ClusterProfile,
     holds: Collection[str] = (),
     engines: tuple[str, ...] | None = None,
@@ -267,64 +267,68 @@ def question_of(
     `holds`: dotted keys whose values are fixed. `engines`: engines to try, by default `searched_engines`; if `holds`
     has engine.name, only the experiment's. Raises LayoutError or ConfigError for values that contradict each other.
     """
-    _check_sizes({"model": vars(asked.model), "layout": vars(asked.layout)})
-    shape, gpus = resolve_shape(asked.model), asked_gpus(asked, profile)
-    engine, batch = asked.engine, asked.layout.global_batch
+    _check_sizes({"model": vars(experiment.model), "layout": vars(experiment.layout)})
+    shape, gpus = resolve_shape(experiment.model), asked_gpus(experiment, profile)
+    engine, batch = experiment.engine, experiment.layout.global_batch
     if "layout.micro_batches" in holds and "layout.global_batch" not in holds:
         batch = None
     elif batch is None:
-        batch = _own_batch(asked, profile)
-    fixed = _fixed(asked, holds)
+        batch = _own_batch(experiment, profile)
+    fixed = _fixed(experiment, holds)
     engine = with_choices(engine, fixed, profile)
     switches = {key.partition(".")[2] for key in holds if key.startswith("engine.")} - set(PLANNED)
     tried = (engine.name,) if "engine.name" in holds else engines or searched_engines(profile)
     tried = tuple(name for name in tried if _takes(name, engine, switches))
     if "engine.name" not in holds:
         tried = tuple(name for name in tried if engine_named(name).shape_fault(shape) is None)
-    if asked.data.mask_documents:
+    if experiment.data.mask_documents:
         tried = tuple(name for name in tried if engine_named(name).trains_our_model or "engine.name" in holds)
-    mask = has_mask(asked.data, engine, shape, asked.train.dtype, profile.device)
+    mask = has_mask(experiment.data, engine, shape, experiment.train.dtype, profile.device)
     plain = {name: traits_of(engine, name, profile.device) | {"document_mask": mask} for name in tried}
     traits = plain
     if fast:
         faster = [
-            with_fast_settings(replace(engine, name=name, zero_stage=None), shape, asked.train, holds) for name in tried
+            with_fast_settings(replace(engine, name=name, zero_stage=None), shape, experiment.train, holds)
+            for name in tried
         ]
-        traits = {each.name: plain[each.name] | traits_of(each, each.name, profile.device) for each in faster}
+        traits = {
+            fast_engine.name: plain[fast_engine.name] | traits_of(fast_engine, fast_engine.name, profile.device)
+            for fast_engine in faster
+        }
     given_by_stage = isinstance(engine.partition, tuple) and "engine.partition" not in holds
     return Question(
         shape=shape,
         gpus=gpus,
         gpus_per_node=profile.gpus_per_node,
-        dtype=asked.train.dtype,
+        dtype=experiment.train.dtype,
         global_batch=batch,
         engines=tried,
         fixed=fixed,
         traits=traits,
         plain={name: dict(plain[name].items() - traits[name].items()) for name in tried},
-        tp_across_nodes=asked.layout.allow_tp_across_nodes,
+        tp_across_nodes=experiment.layout.allow_tp_across_nodes,
         partition="layers" if given_by_stage else engine.partition,
-        optimizer_mode=update_mode(asked.train),
+        optimizer_mode=update_mode(experiment.train),
         offload_ratio=engine.offload_ratio,
-        matmul=asked.train.matmul,
+        matmul=experiment.train.matmul,
         savings=frozenset({"loss_chunks", "activation_offload"} - {*fixed}),
     ).of(shape)
 
 
-def _fixed(asked: Experiment, holds: Collection[str]) -> dict[str, Any]:
+def _fixed(experiment: Experiment, holds: Collection[str]) -> dict[str, Any]:
     """{field of a Training: the experiment's value} for the keys in `holds` that have a value and can be fixed."""
     fixed = {}
     for key in (key for key in _FIXABLE if key in holds):
         table, _, name = key.partition(".")
-        fixed[name] = getattr(asked.layout if table == "layout" else asked.engine, name)
+        fixed[name] = getattr(experiment.layout if table == "layout" else experiment.engine, name)
     return {name: value for name, value in fixed.items() if value is not None}
 
 
 def asked_gpus(experiment: Experiment, profile: ClusterProfile) -> int:
     """The requested number of GPUs, as `size_run` counts them: the same number on all nodes."""
-    asked, per_node = experiment.layout, profile.gpus_per_node
-    gpus = asked.gpus or (asked.nodes * per_node if asked.nodes else per_node)
-    nodes = asked.nodes or nodes_for(gpus, per_node)
+    requested, per_node = experiment.layout, profile.gpus_per_node
+    gpus = requested.gpus or (requested.nodes * per_node if requested.nodes else per_node)
+    nodes = requested.nodes or nodes_for(gpus, per_node)
     if gpus > nodes * per_node or gpus % nodes:
         raise LayoutError(
             f"{gpus} GPUs do not spread over {nodes} nodes of {per_node}", f"use --nodes {nodes_for(gpus, per_node)}"

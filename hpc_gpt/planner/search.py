@@ -1,7 +1,7 @@
 """Searches all ways to run a model on a number of GPUs for those that fit in memory, and the fastest of these.
 
-Memory is predicted first, time only for what fits. Only the best few of each layout are kept, to bound the memory of
-the search.
+Memory is predicted first, time only for candidates that fit. Only the best few of each layout are kept, to bound the
+memory of the search.
 """
 
 import math
@@ -149,7 +149,7 @@ class Searched:
     """The result of a search. `candidates`: those that fit, best first, at most KEPT per layout. `too_large`: for every
     layout without one, the candidate nearest to fitting. `left_out`: {reason: number of layouts that cannot run}.
 
-    `fitting` and `not_fitting` count settings; `asked` counts predictions of memory.
+    `fitting` and `not_fitting` count settings; `memory_predictions` counts predictions of memory.
     """
 
     question: Question
@@ -159,7 +159,7 @@ class Searched:
     left_out: Counter[str] = field(default_factory=Counter)
     fitting: int = 0
     not_fitting: int = 0
-    asked: int = 0
+    memory_predictions: int = 0
 
     @property
     def best(self) -> Candidate | None:
@@ -176,9 +176,13 @@ class Searched:
         """The first `lines` of them; one has the best's tp and pp with the next shorter cp, to show its gain."""
         layouts = self.best_of_layouts
         first = layouts[0].layout if layouts else Layout(1, 1, 1)
-        alike = [each for each in layouts if (each.layout.tp, each.layout.pp) == (first.tp, first.pp)]
+        alike = [
+            candidate for candidate in layouts if (candidate.layout.tp, candidate.layout.pp) == (first.tp, first.pp)
+        ]
         shorter = max(
-            (each for each in alike if each.layout.cp < first.cp), key=lambda each: each.layout.cp, default=None
+            (candidate for candidate in alike if candidate.layout.cp < first.cp),
+            key=lambda candidate: candidate.layout.cp,
+            default=None,
         )
         if shorter is None or shorter in layouts[:lines]:
             return layouts[:lines]
@@ -191,38 +195,38 @@ def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
     They are sorted by `rank`, with two exceptions: the first of a layout is the `_simplest` that equals its fastest;
     and among layouts that equal the best, the first has the most room and the least exposed communication, in percent.
     """
-    found = sorted(candidates, key=lambda candidate: candidate.rank)
+    by_rank = sorted(candidates, key=lambda candidate: candidate.rank)
     of_layouts: dict[Layout, list[Candidate]] = {}
-    for candidate in found:
+    for candidate in by_rank:
         of_layouts.setdefault(candidate.layout, []).append(candidate)
     firsts = {layout: _simplest(alike) for layout, alike in of_layouts.items()}
-    places = {id(candidate): place for place, candidate in enumerate(found)}
+    places = {id(candidate): place for place, candidate in enumerate(by_rank)}
 
     def key(candidate: Candidate) -> tuple[float, ...]:
         if candidate is not firsts[candidate.layout]:
             return (math.inf, places[id(candidate)], 1)
-        equal = candidate.equals(found[0])
+        equal = candidate.equals(by_rank[0])
         room = round(candidate.share + candidate.exposed_share, 2) if equal else math.inf
         return (room, places[id(of_layouts[candidate.layout][0])], 0)
 
-    return sorted(found, key=key)
+    return sorted(by_rank, key=key)
 
 
 def _simplest(alike: Sequence[Candidate]) -> Candidate:
     """The best candidate of the simplest engine that is as fast as the fastest and needs no more settings and, in
     percent, no more memory than it. `alike`: the candidates of one layout, sorted by rank."""
     first = alike[0]
-    equal = [each for each in alike if each.equals(first) and each.plainness <= first.plainness]
-    equal = [each for each in equal if round(each.share, 2) <= round(first.share, 2)]
-    return min(equal, key=lambda each: engine_of(each.training).plan_order)
+    equal = [candidate for candidate in alike if candidate.equals(first) and candidate.plainness <= first.plainness]
+    equal = [candidate for candidate in equal if round(candidate.share, 2) <= round(first.share, 2)]
+    return min(equal, key=lambda candidate: engine_of(candidate.training).plan_order)
 
 
 def _firsts(candidates: Iterable[Candidate]) -> list[Candidate]:
     """The first candidate of each layout."""
-    found: dict[Layout, Candidate] = {}
+    firsts: dict[Layout, Candidate] = {}
     for candidate in candidates:
-        found.setdefault(candidate.layout, candidate)
-    return list(found.values())
+        firsts.setdefault(candidate.layout, candidate)
+    return list(firsts.values())
 
 
 def with_room(machine: Machine) -> Machine:
@@ -237,7 +241,7 @@ def search(
 ) -> Searched:  # fmt: skip
     """Tries every setting that the question leaves open. `first`: stop at the first candidate that is known to fit,
     whatever its speed. Raises TimeoutError after `limit_s` seconds."""
-    found = Searched(question, machine)
+    searched = Searched(question, machine)
     # The fastest so far with room, and the fastest by tp and pp.
     fastest: Candidate | None = None
     shorter: dict[tuple[int, int], Candidate] = {}
@@ -246,29 +250,29 @@ def search(
         if time.monotonic() - began > limit_s:
             raise TimeoutError(f"the search is not over after {limit_s:g} s")
         if obstacle is not None:
-            found.left_out[obstacle] += 1
+            searched.left_out[obstacle] += 1
             continue
         alike = shorter.get((layout.tp, layout.pp))
         if alike is not None and fastest is not None and _gains_nothing(alike, fastest):
-            found.left_out[NO_GAIN] += 1
+            searched.left_out[NO_GAIN] += 1
             continue
-        best, nearest = _search_layout(found, layout, constants, keep, first)
+        best, nearest = _search_layout(searched, layout, constants, keep, first)
         if best and alike is not None and min(best, key=lambda one: one.rank).tokens_per_s <= alike.tokens_per_s:
-            found.left_out[NO_GAIN] += 1
+            searched.left_out[NO_GAIN] += 1
             continue
-        found.candidates += best
+        searched.candidates += best
         if best and not best[0].is_tight and not best[0].needs_unknown_host:
-            own = min(best, key=lambda one: one.rank)
-            shorter[layout.tp, layout.pp] = own
-            fastest = max(fastest or own, own, key=lambda one: one.tokens_per_s)
+            fastest_here = min(best, key=lambda one: one.rank)
+            shorter[layout.tp, layout.pp] = fastest_here
+            fastest = max(fastest or fastest_here, fastest_here, key=lambda one: one.tokens_per_s)
         if not best and nearest is not None:
-            found.too_large.append(nearest)
+            searched.too_large.append(nearest)
         if first and best and not best[0].needs_unknown_host:
             break
-    found.candidates = ranked(found.candidates)
-    found.too_large.sort(key=lambda candidate: candidate.share)
-    found.left_out = Counter(dict(found.left_out.most_common()))
-    return found
+    searched.candidates = ranked(searched.candidates)
+    searched.too_large.sort(key=lambda candidate: candidate.share)
+    searched.left_out = Counter(dict(searched.left_out.most_common()))
+    return searched
 
 
 def _gains_nothing(alike: Candidate, fastest: Candidate) -> bool:
@@ -284,32 +288,32 @@ def _gains_nothing(alike: Candidate, fastest: Candidate) -> bool:
 
 
 def _search_layout(
-    found: Searched, layout: Layout, constants: Constants, keep: int, first: bool
+    searched: Searched, layout: Layout, constants: Constants, keep: int, first: bool
 ) -> tuple[list[Candidate], Candidate | None]:
-    """(the best candidates of a layout, the one nearest to fitting). Counts settings in `found`."""
+    """(the best candidates of a layout, the one nearest to fitting). Counts settings in `searched`."""
     fitting: list[Candidate] = []
     nearest: Candidate | None = None
-    batches, ways = found.question.batches(layout.dp), list(found.question.ways(layout))
+    batches, ways = searched.question.batches(layout.dp), list(searched.question.ways(layout))
     for way in ways:
-        if first and way.vp > min(each.vp for each in ways):
+        if first and way.vp > min(other.vp for other in ways):
             continue  # more chunks need more memory
-        for candidate in _tried(found, way, batches, first):
+        for candidate in _tried(searched, way, batches, first):
             if not candidate.fits:
                 if nearest is None or candidate.share < nearest.share:
                     nearest = candidate
                 continue
-            timed = replace(candidate, step=predict_step(candidate.training, found.machine, constants))
+            timed = replace(candidate, step=predict_step(candidate.training, searched.machine, constants))
             if first and not timed.needs_unknown_host:
                 return [timed], None
             fitting.append(timed)
     if not ways:
-        found.left_out[NO_ENGINE] += 1
+        searched.left_out[NO_ENGINE] += 1
     elif not fitting and nearest is None:
-        found.left_out["the batch does not divide so"] += 1
+        searched.left_out["the batch does not divide so"] += 1
     return ranked(fitting)[:keep], nearest
 
 
-def _tried(found: Searched, way: Training, batches: Sequence[tuple[int, int]], first: bool) -> Iterator[Candidate]:
+def _tried(searched: Searched, way: Training, batches: Sequence[tuple[int, int]], first: bool) -> Iterator[Candidate]:
     """Yields each setting of a way that fits, and from every series of growing micro-batches the first
     that does not. `first`: yields only the setting that needs the least, as no other fits if it does not.
 
@@ -318,7 +322,7 @@ def _tried(found: Searched, way: Training, batches: Sequence[tuple[int, int]], f
     """
     # With interleaved chunks, Megatron-LM needs a multiple of pp micro-batches.
     batches = [pair for pair in batches if way.vp == 1 or pair[1] % way.pp == 0]
-    series, machine = found.question.techniques(way.engine, way.tp, way.cp), found.machine
+    series, machine = searched.question.techniques(way.engine, way.tp, way.cp), searched.machine
     if first:
         batches, series = batches[:1], series[-1:]
     for place, (parallel, recompute) in enumerate(series):
@@ -331,23 +335,23 @@ def _tried(found: Searched, way: Training, batches: Sequence[tuple[int, int]], f
                 sequence_parallel=parallel,
             )
             candidate = candidate_of(training, machine)
-            found.asked += 1
+            searched.memory_predictions += 1
             states = candidate.deciding
             too_many = states.parameters + states.gradients + states.optimizer > machine.memory_gib
             if not candidate.fits and not too_many:
-                for saved in found.question.saved(training):
+                for saved in searched.question.saved(training):
                     candidate = candidate_of(saved, machine)
-                    found.asked += 1
+                    searched.memory_predictions += 1
                     if candidate.fits:
                         break
-            found.fitting += candidate.fits
+            searched.fitting += candidate.fits
             yield candidate
             if candidate.fits:
                 continue
-            found.not_fitting += len(batches) - number
+            searched.not_fitting += len(batches) - number
             if too_many:
                 # The states alone are larger than the card, so no setting of this way fits.
-                found.not_fitting += len(batches) * (len(series) - place - 1)
+                searched.not_fitting += len(batches) * (len(series) - place - 1)
                 return
             break
 

@@ -116,11 +116,13 @@ class _StepModel:
         dp = self._reduction_s(training, params, hiding) + micro_batches * most * gathers
         optimizer, offload = self._update_s(training, params)
         if training.activations_on_host:  # each layer's input is copied to the host and back
-            kept = 2.0 * training.tokens * shape.hidden
-            offload += 2 * micro_batches * most * kept / self.links.host_b_s
+            bytes_kept = 2.0 * training.tokens * shape.hidden
+            offload += 2 * micro_batches * most * bytes_kept / self.links.host_b_s
         if training.offloaded_layers:  # their activations are copied during other layers' passes
-            kept = kept_of_layer(training, layer_bytes(training)) * most * training.offloaded_layers / shape.layers
-            copied = kept / self.links.host_b_s
+            bytes_kept = (
+                kept_of_layer(training, layer_bytes(training)) * most * training.offloaded_layers / shape.layers
+            )
+            copied = bytes_kept / self.links.host_b_s
             waits = max(0.0, copied - most * layer.forward_s) + max(0.0, copied - most * layer.backward_s)
             offload += micro_batches * waits
         across = dp + micro_batches * sends + (micro_batches * tensor if training.tp > self.links.per_node else 0.0)
@@ -164,8 +166,8 @@ class _StepModel:
             return 0.0
         shape, tp, cp, ours = training.shape, training.tp, training.cp, _is_ours(training)
         full = training.recompute == "full"
-        each = (4.0 if training.dtype == "fp32" else 2.0) * training.tokens
-        queries, keys = each * shape.query_width / tp, 2 * each * kv_width(shape, tp)
+        bytes_per_number = (4.0 if training.dtype == "fp32" else 2.0) * training.tokens
+        queries, keys = bytes_per_number * shape.query_width / tp, 2 * bytes_per_number * kv_width(shape, tp)
         if training.cp_exchange == "ring" and states_of(training).is_pytorchs:
             keys = 2 * queries
         if training.cp_exchange == "heads":
@@ -193,9 +195,9 @@ class _StepModel:
         stride = training.tp * training.data_ranks
         # Activations and gradients are sent in opposite directions at once; only a part of that is exposed.
         shown = VALUES["overlap.p2p"] if training.vp > 1 else 1.0
-        each = shown * (1 + self.constants.exposed) * training.vp
+        sends = shown * (1 + self.constants.exposed) * training.vp
         slowest, on_average = self.links.send_s(size, stride, training.pp)
-        return each * (slowest + gathered), each * (on_average + gathered)
+        return sends * (slowest + gathered), sends * (on_average + gathered)
 
     def _gathers_s(self, training: Training, busy: float) -> float:
         """Seconds per layer and micro-batch under ZeRO-3 and FSDP to all-gather parameters twice and reduce-scatter
@@ -240,17 +242,17 @@ class _StepModel:
 
     def _update_s(self, training: Training, params: float) -> tuple[float, float]:
         """(seconds of the update on the GPU, seconds to copy and update the offloaded part)."""
-        own = params / engine_of(training).optimizer_ranks(training)
+        rank_params = params / engine_of(training).optimizer_ranks(training)
         memory_b_s = self.machine.memory_gb_s * 1e9 * self.constants.memory
         if training.offload == "none":
-            return own * _moved_bytes(training) / memory_b_s, 0.0
+            return rank_params * _moved_bytes(training) / memory_b_s, 0.0
         # All gradients are summed on the host. Groups that stay on the GPU are updated there, one after the other.
         ratio = training.offload_ratio
-        stays = (1 - ratio) * own
-        moved = own * (4 + 2 * ratio) / self.links.host_b_s + stays * 4 / self.links.host_b_s
-        updated = ratio * own * _moved_bytes(training) / (VALUES["host.memory_b_s"] / self.links.per_node)
+        stays = (1 - ratio) * rank_params
+        moved = rank_params * (4 + 2 * ratio) / self.links.host_b_s + stays * 4 / self.links.host_b_s
+        updated = ratio * rank_params * _moved_bytes(training) / (VALUES["host.memory_b_s"] / self.links.per_node)
         if training.offload == "full":
-            moved += own * 2 * 2 * training.micro_batches / self.links.host_b_s
+            moved += rank_params * 2 * 2 * training.micro_batches / self.links.host_b_s
         return stays * _moved_bytes(training) / memory_b_s, moved + updated
 
     def _band(self, training: Training, host_bound: bool, across: float) -> float:
@@ -330,11 +332,11 @@ def _casts_s(training: Training, rates: Rates) -> tuple[float, float]:
     if training.matmul == "none":
         return 0.0, 0.0
     first = training.matmul == "fp8-tensor" and states_of(training).scales_first
-    tp, each = training.tp, VALUES["casts.scale_first" if first else f"casts.{training.matmul}"] / rates.bytes
+    tp, cast_s = training.tp, VALUES["casts.scale_first" if first else f"casts.{training.matmul}"] / rates.bytes
     products = training.shape.products.values()
     inputs = sum(parts[0].columns_on(tp) for parts in products)
     outputs = sum(matrix.rows_on(tp) for parts in products for matrix in parts)
-    return each * training.tokens * inputs, each * training.tokens * outputs
+    return cast_s * training.tokens * inputs, cast_s * training.tokens * outputs
 
 
 def _moved_bytes(training: Training) -> float:
@@ -373,11 +375,11 @@ def _pass_bytes(training: Training) -> float:
     keys = kv_width(shape, training.tp)
     split = training.tp if training.sequence_parallel else 1
     eager = shape.is_gated and not training.compiled and not engine_of(training).has_fused_kernels
-    each = shape.hidden / split * (40 if eager else 22) + 4 * (width + 2 * keys)
-    each += ffn * ((10 if eager else 6) if shape.is_gated else 4)
+    moved = shape.hidden / split * (40 if eager else 22) + 4 * (width + 2 * keys)
+    moved += ffn * ((10 if eager else 6) if shape.is_gated else 4)
     if shape.positions == "rope":
-        each += (width + keys) * (28 if eager else 4)
-    return each * (_COMPILED if training.compiled else 1)
+        moved += (width + keys) * (28 if eager else 4)
+    return moved * (_COMPILED if training.compiled else 1)
 
 
 def _attention(training: Training, rates: Rates, tokens: float) -> tuple[float, float]:
@@ -387,7 +389,7 @@ def _attention(training: Training, rates: Rates, tokens: float) -> tuple[float, 
     flops = 4 * tokens * shape.seq * width
     if training.flash:
         # Causality leaves half of it; backward has five products, forward two (Dao 2022, arXiv:2205.14135). In short
-        # sequences more of the work is on the diagonal, half of which is masked. With heads of 64 the matrix units wait
+        # sequences more of the work is on the diagonal, which is half masked. With heads of 64 the matrix units wait
         # for exponentials.
         length = shape.seq / (training.cp if training.cp_exchange != "heads" else 1)
         half = flops / 2 * (1 + VALUES["attention.ramp"] / length)
@@ -400,14 +402,14 @@ def _attention(training: Training, rates: Rates, tokens: float) -> tuple[float, 
         merged = others * moved * tokens * width / rates.bytes
         return forward + merged, backward + 2 * merged
     heads = shape.heads / training.tp * training.micro_batch
-    own = shape.seq / training.cp
-    products = rates.product_s(own, shape.seq, head, heads) + rates.product_s(own, head, shape.seq, heads)
+    queries = shape.seq / training.cp
+    products = rates.product_s(queries, shape.seq, head, heads) + rates.product_s(queries, head, shape.seq, heads)
     if head % 8:
         products = flops / rates.plain
     elif head % 64:
         products *= VALUES["passes.odd_width"]
     # Softmax with its mask (reads and writes 2 bytes a score) and dropout (the same, and a mask of 1 byte).
-    scores = heads * own * shape.seq / rates.bytes
+    scores = heads * queries * shape.seq / rates.bytes
     return products + 9 * scores, 2 * products + 11 * scores
 
 

@@ -49,28 +49,28 @@ def settings_text(training: Training) -> str:
     >>> settings_text(Training(ModelShape(64, 2, 2), engine="deepspeed-zero", zero_stage=3, recompute="full"))
     'ZeRO-3, recompute full'
     """
-    words = []
+    settings = []
     if engine_of(training).has_zero:
-        words.append(f"ZeRO-{training.zero_stage}")
+        settings.append(f"ZeRO-{training.zero_stage}")
     if training.sharded_optimizer:
-        words.append("sharded optimizer")
+        settings.append("sharded optimizer")
     if training.recompute != "none":
-        words.append(f"recompute {training.recompute}")
+        settings.append(f"recompute {training.recompute}")
     if training.sequence_parallel:
-        words.append("sequence parallel")
+        settings.append("sequence parallel")
     if training.vp > 1:
-        words.append(f"{training.vp} chunks a stage")
+        settings.append(f"{training.vp} chunks a stage")
     if training.compiled:
-        words.append("compiled")
+        settings.append("compiled")
     if training.loss_chunks > 1:
-        words.append(f"loss in {training.loss_chunks} chunks")
+        settings.append(f"loss in {training.loss_chunks} chunks")
     if training.activations_on_host:
-        words.append("activations on the host")
+        settings.append("activations on the host")
     if training.cp > 1:
-        words.append(f"cp exchanges {training.cp_exchange}")
+        settings.append(f"cp exchanges {training.cp_exchange}")
     if training.offload != "none":
-        words.append(f"offload {training.offload}")
-    return ", ".join(words) or "-"
+        settings.append(f"offload {training.offload}")
+    return ", ".join(settings) or "-"
 
 
 def engine_text(training: Training) -> str:
@@ -135,11 +135,11 @@ def loses(candidate: Candidate, best: Candidate) -> str:
     of_own = {part: getattr(candidate.step, part.field) * scale for part in PARTS}
     of_best = {part: getattr(best.step, part.field) for part in PARTS}
     worst = max(PARTS, key=lambda part: of_own[part] - of_best[part])
-    own, other = shares(candidate.step)[worst.name], shares(best.step)[worst.name]
-    if worst.name == "compute" or round(100 * own) <= round(100 * other):
+    percent, other = shares(candidate.step)[worst.name], shares(best.step)[worst.name]
+    if worst.name == "compute" or round(100 * percent) <= round(100 * other):
         seconds = f"{show_rate(of_own[worst])} s against {show_rate(of_best[worst])} s"
         return f"{worst.name} {seconds}{_smaller(candidate, best)}"
-    return f"{worst.name} {100 * own:.0f} % against {100 * other:.0f} %"
+    return f"{worst.name} {100 * percent:.0f} % against {100 * other:.0f} %"
 
 
 def _behind(candidate: Candidate, best: Candidate) -> str:
@@ -148,8 +148,8 @@ def _behind(candidate: Candidate, best: Candidate) -> str:
     if less > 0.01:
         return f", {show_rate(100 * less)} % less memory to spare"
     if candidate.exposed_share - best.exposed_share > 0.01:
-        own, other = 100 * candidate.exposed_share, 100 * best.exposed_share
-        return f", exposed communication {own:.0f} % against {other:.0f} %"
+        percent, other = 100 * candidate.exposed_share, 100 * best.exposed_share
+        return f", exposed communication {percent:.0f} % against {other:.0f} %"
     slower = 100 * (best.tokens_per_s / candidate.tokens_per_s - 1)
     return f", {show_rate(slower)} % slower" if slower > 0.5 else ", less simple"
 
@@ -205,7 +205,7 @@ def search_table(
     whole = grid(PLAN_COLUMNS, rows)
     if width is None or whole.width <= width:
         return whole.aligned(paint)
-    narrow = fitting([each for each in PLAN_COLUMNS if each.keys[0] in _NARROW], rows, width, _LEAST)
+    narrow = fitting([column for column in PLAN_COLUMNS if column.keys[0] in _NARROW], rows, width, _LEAST)
     head, *lines = grid(narrow, rows).aligned(paint).splitlines()
     both = [f"{line}\n{_below(row, width)}\n" for line, row in zip(lines, rows, strict=True)]
     return f"{head}\n" + "".join(both)
@@ -218,32 +218,36 @@ class PlanRow(NamedTuple):
     candidate: Candidate
     best: Candidate
     blocks: bool = False
-    more: tuple[str, ...] = ()
+    extra_arguments: tuple[str, ...] = ()
 
     @property
     def settings(self) -> str:
-        return f"as the best, with {' '.join(self.more)}" if self.more else candidate_settings(self.candidate)
+        return (
+            f"as the best, with {' '.join(self.extra_arguments)}"
+            if self.extra_arguments
+            else candidate_settings(self.candidate)
+        )
 
     @property
     def why(self) -> str:
-        if not self.more:
+        if not self.extra_arguments:
             return loses(self.candidate, self.best)
         faster = self.candidate.tokens_per_s / self.best.tokens_per_s
         return f"{faster:.2f} times the best, if the checkout has these arguments"
 
     def colour(self) -> str:
         """Red if the candidate does not fit, yellow if its text says that it is tight, green for the best."""
-        words = {"does not fit": "red", "tight": "yellow", "best": "green"}
-        return next((colour for word, colour in words.items() if word in self.why and not self.more), "")
+        colours = {"does not fit": "red", "tight": "yellow", "best": "green"}
+        return next((colour for word, colour in colours.items() if word in self.why and not self.extra_arguments), "")
 
     @property
     def texts(self) -> dict[str, str]:
         """The row's cells by column; `-` for a missing value."""
-        return {each.keys[0]: each.show(self) for each in PLAN_COLUMNS}
+        return {column.keys[0]: column.show(self) for column in PLAN_COLUMNS}
 
 
-def _left(heading: str, key: str, text: Callable[[PlanRow], str | None], **more: Any) -> Column:
-    return Column(heading, (key,), text, str, right=False, **more)
+def _left(heading: str, key: str, text: Callable[[PlanRow], str | None], **options: Any) -> Column:
+    return Column(heading, (key,), text, str, right=False, **options)
 
 
 def _figure(heading: str, key: str) -> Column:
@@ -301,15 +305,15 @@ def legend(searched: Searched) -> str:
     host = searched.machine.host_memory_gib
     has = "its memory is unknown" if host is None else f"it has {host:,.4g} GiB"
     moved = any(candidate.host_gib for candidate in (*searched.candidates, *searched.too_large))
-    words = f"; host: memory of a node that its GPUs offload to; {has}" if moved else ""
+    host_text = f"; host: memory of a node that its GPUs offload to; {has}" if moved else ""
     times = ", ".join(f"{part.letter} {part.name}" for part in used)
     alike = "; equal: within 3 % of the best's speed, less than a prediction's error" if _has_equals(searched) else ""
-    return f"batch: samples per micro-batch x micro-batches; time: {times}{words}{alike}"
+    return f"batch: samples per micro-batch x micro-batches; time: {times}{host_text}{alike}"
 
 
 def _has_equals(searched: Searched) -> bool:
     best = searched.shown(LINES)
-    return any(each.equals(best[0]) for each in best[1:])
+    return any(candidate.equals(best[0]) for candidate in best[1:])
 
 
 def heading(searched: Searched, name: str, params: int) -> str:

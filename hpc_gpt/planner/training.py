@@ -97,10 +97,10 @@ _UNITS = {"fp8-tensor": "fp8", "fp8-row": "fp8", "mxfp8": "fp4", "nvfp4": "fp4"}
 def check_matmul(matmul: str, machine: Machine) -> None:
     """Raises ConfigError if the device has no unit for products in that format."""
     if matmul != "none" and _UNITS[matmul] not in machine.peak_tflops:
-        known = [name for name, unit in _UNITS.items() if unit in machine.peak_tflops]
+        possible = [name for name, unit in _UNITS.items() if unit in machine.peak_tflops]
         raise ConfigError(
             f"{machine.device} has no unit for train.matmul {matmul}",
-            f"use --set train.matmul= one of: {', '.join(known)}" if known else "leave train.matmul out",
+            f"use --set train.matmul= one of: {', '.join(possible)}" if possible else "leave train.matmul out",
         )
 
 

@@ -106,7 +106,7 @@ def test_a_layout_is_explained_line_by_line() -> None:
         ({"pp": 2, "vp": 5}, "layers       10 over 2 stages: 5 a stage, in 5 chunks; embedding on the first"),
         (
             {"pp": 2, "vp": 5},
-            "stage 1: min(16, pp 2 - 1) and those of the chunks = 1.8 micro-batches in flight x 5 layers",
+            "stage 1: min(16, pp 2 - 1) plus the chunks' = 1.8 micro-batches in flight x 5 layers",
         ),
         (
             {"pp": 2, "vp": 5},
