@@ -77,7 +77,7 @@ class Rotation:
         if by_halves:
             pairs = zip(heads.chunk(2, -1), reversed(heads.chunk(2, -1)), strict=True)
             tables = zip(cosines.chunk(2, -1), sines.chunk(2, -1), strict=True)
-            halves = [own * cosine + other * sine for (own, other), (cosine, sine) in zip(pairs, tables, strict=True)]
+            halves = [half * cosine + other * sine for (half, other), (cosine, sine) in zip(pairs, tables, strict=True)]
             return torch.cat(halves, -1).to(heads.dtype)
         return (heads * cosines + heads.roll(heads.shape[-1] // 2, -1) * sines).to(heads.dtype)
 
@@ -219,10 +219,10 @@ class _GatherHead(torch.autograd.Function):
     """This rank's rows of key and value, one after the other -> the rows of all ranks that use the same head."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, tp: TensorParallel, sharers: int) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, tp: TensorParallel, sharers: int) -> Tensor:
         ctx.tp, ctx.sharers = tp, sharers
         first = tp.rank // sharers * sharers
-        by_rank = tp.gather_rows(own).view(tp.size, 2, len(own) // 2, *own.shape[1:])[first : first + sharers]
+        by_rank = tp.gather_rows(rows).view(tp.size, 2, len(rows) // 2, *rows.shape[1:])[first : first + sharers]
         return by_rank.transpose(0, 1).flatten(0, 2)
 
     @staticmethod

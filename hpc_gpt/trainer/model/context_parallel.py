@@ -107,21 +107,21 @@ class HeadsExchanged(ContextParallel):
         pass sums the gradients of its copies.
         """
         parts = query, self._for_ranks(key), self._for_ranks(value)
-        batch, own, _, width = query.shape
+        batch, positions, _, width = query.shape
         counts = [part.shape[2] // self.size for part in parts]
-        by_rank = [part.view(batch, own, self.size, -1, width).permute(2, 0, 1, 3, 4) for part in parts]
+        by_rank = [part.view(batch, positions, self.size, -1, width).permute(2, 0, 1, 3, 4) for part in parts]
         received = self.swap(torch.cat(by_rank, 3))
-        whole = received.transpose(0, 1).reshape(batch, self.size * own, -1, width)
+        whole = received.transpose(0, 1).reshape(batch, self.size * positions, -1, width)
         return torch.split(whole, counts, 2)
 
     def _for_ranks(self, heads: Tensor) -> Tensor:
         """[batch, seq / cp, heads of keys, width] -> the same with one head per rank, if there are fewer heads than
         ranks."""
-        batch, own, count, width = heads.shape
+        batch, positions, count, width = heads.shape
         if count >= self.size:
             return heads
         copies = heads.unsqueeze(3).expand(-1, -1, -1, self.size // count, -1)
-        return copies.reshape(batch, own, self.size, width)
+        return copies.reshape(batch, positions, self.size, width)
 
     def to_positions(self, mixed: Tensor) -> Tensor:
         batch, seq, width = mixed.shape
@@ -173,10 +173,10 @@ class _ProjectedPositions(torch.autograd.Function):
         mixed, weight = ctx.saved_tensors
         cp, slope = ctx.cp, gradients[0]
         of_weight = slope.flatten(0, 1).t() @ cp.to_positions(mixed).flatten(0, 1)
-        batch, own, _ = slope.shape
-        by_rank = (slope @ weight).view(batch, own, cp.size, -1).permute(2, 0, 1, 3)
+        batch, positions, _ = slope.shape
+        by_rank = (slope @ weight).view(batch, positions, cp.size, -1).permute(2, 0, 1, 3)
         received = cp.all_to_all(by_rank)
-        return received.transpose(0, 1).reshape(batch, cp.size * own, -1), of_weight, None
+        return received.transpose(0, 1).reshape(batch, cp.size * positions, -1), of_weight, None
 
 
 class KeysGathered(ContextParallel):
@@ -196,37 +196,37 @@ class KeysGathered(ContextParallel):
         return mixed
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mix: Mix) -> Tensor:
-        own = torch.cat([key, value], 2)
-        whole = apply(_GatherPositions, own, self) if torch.is_grad_enabled() else self.gather(own)
+        local = torch.cat([key, value], 2)
+        whole = apply(_GatherPositions, local, self) if torch.is_grad_enabled() else self.gather(local)
         keys, values = whole.chunk(2, 2)
         # A chunk sees no position after its own.
         runs = self.part.runs(whole.shape[1])
         chunks = zip(query.chunk(2, 1), runs, strict=True)
         return torch.cat([mix(chunk, keys[:, : run.stop], values[:, : run.stop]) for chunk, run in chunks], 1)
 
-    def gather(self, own: Tensor) -> Tensor:
+    def gather(self, local: Tensor) -> Tensor:
         """[batch, seq / cp, heads, width] on each rank -> [batch, seq, heads, width] on all, in order of position."""
-        batch, count, *rest = own.shape
-        received = own.new_empty(self.size * batch, count, *rest)
-        all_gather(received, own.contiguous(), group=self.group)
-        first, second = received.view(self.size, batch, 2, count // 2, *rest).unbind(2)
-        return torch.cat([first, second.flip(0)]).transpose(0, 1).reshape(batch, self.size * count, *rest)
+        batch, count, *sizes = local.shape
+        received = local.new_empty(self.size * batch, count, *sizes)
+        all_gather(received, local.contiguous(), group=self.group)
+        first, second = received.view(self.size, batch, 2, count // 2, *sizes).unbind(2)
+        return torch.cat([first, second.flip(0)]).transpose(0, 1).reshape(batch, self.size * count, *sizes)
 
     def scatter(self, partial: Tensor) -> Tensor:
         """[batch, seq, heads, width] on each rank -> this rank's positions of their sum, [batch, seq / cp, ...]."""
-        batch, seq, *rest = partial.shape
-        chunks = partial.reshape(batch, 2 * self.size, seq // (2 * self.size), *rest).transpose(0, 1)
+        batch, seq, *sizes = partial.shape
+        chunks = partial.reshape(batch, 2 * self.size, seq // (2 * self.size), *sizes).transpose(0, 1)
         by_rank = torch.stack([chunks[: self.size], chunks[self.size :].flip(0)], 2)
-        own = partial.new_empty(batch, seq // self.size, *rest)
-        reduce_scatter(own, by_rank.reshape(self.size * batch, seq // self.size, *rest), group=self.group)
-        return own
+        local = partial.new_empty(batch, seq // self.size, *sizes)
+        reduce_scatter(local, by_rank.reshape(self.size * batch, seq // self.size, *sizes), group=self.group)
+        return local
 
 
 class _GatherPositions(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, own: Tensor, cp: KeysGathered) -> Tensor:
+    def forward(ctx: Any, local: Tensor, cp: KeysGathered) -> Tensor:
         ctx.cp = cp
-        return cp.gather(own)
+        return cp.gather(local)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:

@@ -94,7 +94,7 @@ class Fp8Product(nn.Module):
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, small: Tensor | None, kept: Tensor | None,
+        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, small: Tensor | None, for_backward: Tensor | None,
         inverse: Tensor | None, along: int,
     ) -> Tensor:  # fmt: skip
         scale = None
@@ -102,13 +102,13 @@ class _Linear(torch.autograd.Function):
             scale = scale_of(weight, FORWARD)
             small, inverse = cast(weight, scale, FORWARD), scale.reciprocal()
             # Not the transposed copy: engines free gathered weights, and gather them again.
-            kept = weight
+            for_backward = weight
         of_rows = scale_of(rows, FORWARD)
         # Transposed twice, so that the forward pass has both copies: the compiler keeps the one for the backward pass
         # only if the forward pass needs it, too, and otherwise computes it again from the layer's residuals.
         inputs = turned(cast(rows, of_rows, FORWARD))
         of_rows = of_rows.reciprocal()
-        ctx.save_for_backward(inputs, of_rows, kept, inverse, scale)
+        ctx.save_for_backward(inputs, of_rows, for_backward, inverse, scale)
         ctx.has_bias, ctx.along = bias is not None, along
         return product(turned(inputs), small, of_rows, inverse, rows.dtype, bias, fast=True)
 

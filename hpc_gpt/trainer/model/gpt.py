@@ -82,10 +82,10 @@ class PositionEmbedding(nn.Module):
     def forward(self, hidden: Tensor, documents: Documents | None = None) -> Tensor:
         """[batch, seq, hidden] -> the same shape."""
         (weight,) = self.tp.shared(self.weight)
-        own = self.tp.positions(hidden.shape[1])
+        places = self.tp.positions(hidden.shape[1])
         if documents is None:
-            return hidden + self.tp.context.part.of(weight)[own]
-        return hidden + F.embedding(documents.positions[:, own], weight)
+            return hidden + self.tp.context.part.of(weight)[places]
+        return hidden + F.embedding(documents.positions[:, places], weight)
 
 
 class Block(nn.Module):

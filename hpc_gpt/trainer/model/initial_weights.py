@@ -69,7 +69,7 @@ class InitialWeights:
         # here.
         if future is None or future.cancel():
             return self._draw(name, wanted)
-        while not future.done() and self._draws_one_ahead():
+        while not future.done() and self._draw_one_ahead():
             pass
         return future.result()
 
@@ -80,7 +80,7 @@ class InitialWeights:
         """
         return self.normal(name, shape, STD / math.sqrt(2 * self.layers))
 
-    def _draws_one_ahead(self) -> bool:
+    def _draw_one_ahead(self) -> bool:
         """Draws, on this thread, the next weight that no thread has begun; False if there is none."""
         for following, (draw, future) in self._ahead.items():
             if future.cancel():
@@ -96,16 +96,16 @@ class InitialWeights:
         workers = torch.get_num_threads() - 1
         if path[0] != "blocks" or wanted.numel < _WORTH_A_THREAD or not workers:
             return
-        block, own = int(path[1]), path[2]
-        self._of_a_block.setdefault(own, wanted)
-        passed = list(self._of_a_block).index(own)
-        coming = [(block, *each) for each in list(self._of_a_block.items())[passed + 1 :]]
-        coming += [(later, *each) for later in range(block + 1, self.end) for each in self._of_a_block.items()]
+        block, suffix = int(path[1]), path[2]
+        self._of_a_block.setdefault(suffix, wanted)
+        passed = list(self._of_a_block).index(suffix)
+        coming = [(block, *weight) for weight in list(self._of_a_block.items())[passed + 1 :]]
+        coming += [(later, *weight) for later in range(block + 1, self.end) for weight in self._of_a_block.items()]
         numbers = sum(draw.numel for draw, _ in self._ahead.values())
-        for later, rest, draw in coming:
+        for later, weight_name, draw in coming:
             if len(self._ahead) >= 4 * workers or numbers + draw.numel > _NUMBERS_AHEAD:
                 break
-            following = f"blocks.{later}.{rest}"
+            following = f"blocks.{later}.{weight_name}"
             if following not in self._ahead:
                 self._threads = self._threads or ThreadPoolExecutor(workers, "initial weights")
                 self._ahead[following] = draw, self._threads.submit(self._draw, following, draw)
@@ -185,8 +185,8 @@ class DrawnLater(PutLater):
             wanted = self._wanted[name]
             drawn = wanted if isinstance(wanted, Tensor) else InitialWeights.normal(self, name, *wanted)
             self._last = name, drawn
-        own = self._last[1][row : row + len(target)]
-        target.copy_(own if target.ndim == 1 else own[:, column : column + target.shape[1]])
+        values = self._last[1][row : row + len(target)]
+        target.copy_(values if target.ndim == 1 else values[:, column : column + target.shape[1]])
 
     def close(self) -> None:
         self._last = None

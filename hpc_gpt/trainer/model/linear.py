@@ -99,7 +99,7 @@ class RowParallelLinear(SplitLinear):
     (outputs, inputs).
 
     The bias is whole on every rank and added once, after the sum. The output goes to the residual stream, so the
-    initial weights are those of `InitialWeights.residual`.
+    initial weights come from `InitialWeights.residual`.
     """
 
     def __init__(

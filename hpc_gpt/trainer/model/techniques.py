@@ -70,22 +70,22 @@ class ActivationOffload(saved_tensors_hooks):
                 offset = tensor.storage_offset() - parameter.storage_offset()
                 return parameter, tensor.shape, tensor.stride(), offset
         pinned = tensor.device.type == "cuda"
-        kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
-        return tensor.device, kept.copy_(tensor, non_blocking=pinned), tensor.stride()
+        on_host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+        return tensor.device, on_host.copy_(tensor, non_blocking=pinned), tensor.stride()
 
 
 def _unpack(packed: Any) -> Tensor:
     if len(packed) == 1:
-        kept_here: Tensor = packed[0]
-        return kept_here
+        by_reference: Tensor = packed[0]
+        return by_reference
     if isinstance(packed[0], nn.Parameter):
         parameter, shape, stride, offset = packed
         whole = parameter.detach()
         return torch.as_strided(whole, shape, stride, whole.storage_offset() + offset)
-    device, kept, stride = packed
+    device, on_host, stride = packed
     if 0 in stride:
-        expanded: Tensor = kept.to(device, non_blocking=True)
+        expanded: Tensor = on_host.to(device, non_blocking=True)
         return expanded
     # Compiled code needs the strides of the original. (The copy on the host has no gaps.)
-    back = torch.empty_strided(kept.shape, stride, dtype=kept.dtype, device=device)
-    return back.copy_(kept, non_blocking=True)
+    back = torch.empty_strided(on_host.shape, stride, dtype=on_host.dtype, device=device)
+    return back.copy_(on_host, non_blocking=True)

@@ -41,7 +41,7 @@ class Split:
         """(begin, length) of each piece that `shard` joins, in a full tensor that has `length` along `dim`."""
         parts = [length // self.parts] * self.parts if isinstance(self.parts, int) else list(self.parts)
         begins = [sum(parts[:number]) for number in range(len(parts))]
-        return [(begin + rank * (own // size), own // size) for begin, own in zip(begins, parts, strict=True)]
+        return [(begin + rank * (rows // size), rows // size) for begin, rows in zip(begins, parts, strict=True)]
 
     def merge(self, shards: list[Tensor]) -> Tensor:
         """The full tensor from the shards of all ranks, in rank order; undoes `shard`."""
@@ -184,17 +184,17 @@ class TensorParallel:
         """The places of this rank's `count` positions among the group's."""
         return slice(0, count)
 
-    def gather_rows(self, own: Tensor) -> Tensor:
+    def gather_rows(self, local: Tensor) -> Tensor:
         """[rows, ...] of each rank -> [tp x rows, ...] on all, in rank order."""
-        found = own.new_empty(self.size * own.shape[0], *own.shape[1:])
-        all_gather(found, own.contiguous(), group=self.group)
-        return found
+        gathered = local.new_empty(self.size * local.shape[0], *local.shape[1:])
+        all_gather(gathered, local.contiguous(), group=self.group)
+        return gathered
 
     def scatter_rows(self, partial: Tensor) -> Tensor:
         """[tp x rows, ...] of each rank -> this rank's rows of their sum; undoes `gather_rows` in a backward pass."""
-        own = partial.new_empty(partial.shape[0] // self.size, *partial.shape[1:])
-        reduce_scatter(own, partial.contiguous(), group=self.group)
-        return own
+        local = partial.new_empty(partial.shape[0] // self.size, *partial.shape[1:])
+        reduce_scatter(local, partial.contiguous(), group=self.group)
+        return local
 
     def parameter(self, name: str, full: Tensor, split: Split | None = None) -> nn.Parameter:
         """This rank's share of the `full` tensor as a parameter."""
@@ -204,8 +204,8 @@ class TensorParallel:
         """This rank's share of the parameter whose initial value is `full`; if weights are given, only the size of
         `full` counts."""
         if self.given is None:
-            own = full if split is None or self.size == 1 else split.shard(full, self.rank, self.size)
-            return own.to(self.device)
+            values = full if split is None or self.size == 1 else split.shard(full, self.rank, self.size)
+            return values.to(self.device)
         size = list(full.shape)
         if split is not None:
             size[split.dim] //= self.size
@@ -282,9 +282,9 @@ class VocabParallelEmbedding(nn.Module):
         """[batch, seq] token numbers -> [batch, seq, hidden], or this rank's positions of it."""
         if self.tp.size == 1:
             return F.embedding(tokens, self.weight, self.pad)
-        index, here = local_index(tokens, self.tp.rank * self.rows, self.rows)
-        found = F.embedding(index, self.weight, self.pad).masked_fill(~here.unsqueeze(-1), 0.0)
-        return self.tp.leave(found)
+        index, is_local = local_index(tokens, self.tp.rank * self.rows, self.rows)
+        embedded = F.embedding(index, self.weight, self.pad).masked_fill(~is_local.unsqueeze(-1), 0.0)
+        return self.tp.leave(embedded)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[batch, seq, hidden] -> [batch, seq, rows / tp]."""
@@ -309,5 +309,5 @@ class VocabParallelHead(VocabParallelEmbedding):
 def local_index(tokens: Tensor, start: int, rows: int) -> tuple[Tensor, Tensor]:
     """(row in this rank's share, 0 for a token in another share; whether the token is in this share)."""
     index = tokens - start
-    here = (index >= 0) & (index < rows)
-    return index.masked_fill(~here, 0), here
+    is_local = (index >= 0) & (index < rows)
+    return index.masked_fill(~is_local, 0), is_local

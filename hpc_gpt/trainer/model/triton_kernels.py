@@ -87,8 +87,8 @@ def _statistics(
     row = tl.program_id(0).to(tl.int64)
     base = logits + row * ROWS
     target = tl.load(index + row)
-    here = (target >= 0) & (target < ROWS)
-    tl.store(hits + row, tl.load(base + target, mask=here, other=0.0).to(tl.float32))
+    is_local = (target >= 0) & (target < ROWS)
+    tl.store(hits + row, tl.load(base + target, mask=is_local, other=0.0).to(tl.float32))
     top, total = _read_row(base, REAL, ROWS, BLOCK, STAGES)
     tl.store(tops + row, top)
     tl.store(totals + row, total)
@@ -213,10 +213,10 @@ def _losses(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel, slop
         _whole[(count,)](logits, targets, losses, slope or 0.0, WRITES=slope is not None, **how)
         return losses
     index = targets - tp.rank * rows
-    own, total, hit = torch.empty((3, count), dtype=torch.float32, device=logits.device)
-    _statistics[(count,)](logits, index, own, total, hit, **how)
-    top = tp.all_reduce(own.clone(), dist.ReduceOp.MAX)
-    total, hit = tp.all_reduce(torch.stack([total * (own - top).exp(), hit]))
+    local_top, total, hit = torch.empty((3, count), dtype=torch.float32, device=logits.device)
+    _statistics[(count,)](logits, index, local_top, total, hit, **how)
+    top = tp.all_reduce(local_top.clone(), dist.ReduceOp.MAX)
+    total, hit = tp.all_reduce(torch.stack([total * (local_top - top).exp(), hit]))
     if slope is not None:
         _gradients[(count,)](logits, index, top, total, slope, **how)
     return total.log() + top - hit
@@ -248,11 +248,11 @@ def fused_gelu_gradient(slopes: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor
 def fused_join_gradients(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Does the same as `bias_gradients.join_gradients`; copies a gradient first whose rows are not evenly spaced."""
     width = query.shape[-1]
-    parts = [_rows(each) for each in (query, key, value)]
+    parts = [_rows(part) for part in (query, key, value)]
     count = parts[0].shape[0]
     joined = query.new_empty((*query.shape[:-1], 3 * width))
     grid, sums = _grid(count, width, 3 * width, query.device)
-    strides = [each.stride(0) for each in parts]
+    strides = [part.stride(0) for part in parts]
     _join_sums[(*grid, 3)](*parts, joined, sums, *strides, count, WIDTH=width, **_TILE)
     return joined, sums.sum(0)
 

@@ -67,17 +67,17 @@ class _SplitCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, real: int, tp: TensorParallel) -> Tensor:
-        losses, *kept = split_softmax(logits.to(torch.float32, copy=True), targets, real, tp)
-        ctx.save_for_backward(*kept)
+        losses, *for_backward = split_softmax(logits.to(torch.float32, copy=True), targets, real, tp)
+        ctx.save_for_backward(*for_backward)
         ctx.dtype = logits.dtype
         return losses
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        weights, total, index, here = ctx.saved_tensors
+        weights, total, index, is_local = ctx.saved_tensors
         slope = gradients[0].unsqueeze(-1)
         gradient = weights * (slope / total.unsqueeze(-1))
-        _subtract_at_targets(gradient, index, slope.squeeze(-1) * here)
+        _subtract_at_targets(gradient, index, slope.squeeze(-1) * is_local)
         return gradient.to(ctx.dtype), None, None, None
 
 
@@ -94,13 +94,13 @@ def split_softmax(
     tp.all_reduce(largest, dist.ReduceOp.MAX)
     scores.sub_(largest.unsqueeze(-1))
     rows = scores.shape[-1]
-    index, here = local_index(targets, tp.rank * rows, rows)
-    target_score = scores.gather(-1, index.unsqueeze(-1)).squeeze(-1).masked_fill(~here, 0.0)
+    index, is_local = local_index(targets, tp.rank * rows, rows)
+    target_score = scores.gather(-1, index.unsqueeze(-1)).squeeze(-1).masked_fill(~is_local, 0.0)
     weights = scores.exp_()
     weights[..., real:] = 0.0
     # One all-reduce for both, because each one has a latency.
     total, target_score = tp.all_reduce(torch.stack([weights.sum(-1), target_score]))
-    return total.log() - target_score, weights, total, index, here
+    return total.log() - target_score, weights, total, index, is_local
 
 
 def plain_overwrite(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel, slope: float) -> Tensor:
@@ -116,7 +116,8 @@ def plain_losses(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel)
 
     Arguments as in `split_softmax`.
     """
-    return torch.cat([split_softmax(own.float(), wanted, real, tp)[0] for own, wanted in _in_pieces(logits, targets)])
+    pieces = _in_pieces(logits, targets)
+    return torch.cat([split_softmax(piece.float(), wanted, real, tp)[0] for piece, wanted in pieces])
 
 
 def _in_pieces(logits: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -128,9 +129,9 @@ def _in_pieces(logits: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor
 
 def _overwrite(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel, slope: float) -> Tensor:
     scores = logits.float()  # the same tensor if it is fp32
-    losses, weights, total, index, here = split_softmax(scores, targets, real, tp)
+    losses, weights, total, index, is_local = split_softmax(scores, targets, real, tp)
     weights.mul_((slope / total).unsqueeze(-1))
-    _subtract_at_targets(weights, index, slope * here)
+    _subtract_at_targets(weights, index, slope * is_local)
     if weights is not logits:
         logits.copy_(weights)
     return losses
@@ -163,11 +164,11 @@ class ChunkedLoss(VocabParallelLoss):
         """[batch, seq, hidden] (or this rank's positions), [batch, seq] -> scalar in fp32, the same on every rank."""
         tokens = self._enter(hidden).flatten(0, 1).tensor_split(self.chunks)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        for own, wanted in zip(tokens, targets.flatten().tensor_split(self.chunks), strict=True):
+        for piece, wanted in zip(tokens, targets.flatten().tensor_split(self.chunks), strict=True):
             if torch.is_grad_enabled():
-                total = total + checkpoint(self.piece, own, wanted, use_reentrant=False, preserve_rng_state=False)
+                total = total + checkpoint(self.piece, piece, wanted, use_reentrant=False, preserve_rng_state=False)
             else:
-                total = total + self.piece(own, wanted)
+                total = total + self.piece(piece, wanted)
         return total / targets.numel()
 
     def piece(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -220,14 +221,14 @@ class _OnePass(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=tokens.device)
         of_tokens = torch.empty_like(tokens)
         of_weight: Tensor | None = None
-        pieces = (each.tensor_split(chunks) for each in (tokens, targets, of_tokens))
-        for own, wanted, slope in zip(*pieces, strict=True):
-            logits = own @ weight.t()
+        pieces = (tensor.tensor_split(chunks) for tensor in (tokens, targets, of_tokens))
+        for piece, wanted, slope in zip(*pieces, strict=True):
+            logits = piece @ weight.t()
             total += elementwise.overwrite_with_gradient(
                 logits, wanted, loss.real_rows, loss.tp, ctx.factor / count
             ).sum()
             torch.mm(logits, weight, out=slope)
-            product = logits.t() @ own
+            product = logits.t() @ piece
             del logits  # before the next piece's logits exist
             # Several pieces are added in fp32.
             of_weight = product if chunks == 1 else product.float() if of_weight is None else of_weight.add_(product)

@@ -91,7 +91,7 @@ def build_stdlib(path: Path | None = None) -> TokenFile:
     """
     path = path or stdlib_path()
     if not path.exists():
-        with _refusals(path, _ROOM, same=True):
+        with _refusals(path, _ROOM, same_bytes=True):
             _write(_stdlib_pieces(), path, ByteTokenizer(), sysconfig.get_path("stdlib"))
     return open_tokens(path)
 
@@ -100,8 +100,8 @@ def build_stdlib_megatron() -> Path:
     """Returns the prefix of Megatron's pair of files of the same text, as bytes; makes them if one is missing."""
     prefix = stdlib_path("-megatron")
     if not all(path.exists() for path in megatron.paths(prefix)):
-        with _refusals(prefix, _ROOM, same=True):
-            megatron.write(_stdlib_pieces(), prefix, ByteTokenizer(), sysconfig.get_path("stdlib"), same=True)
+        with _refusals(prefix, _ROOM, same_bytes=True):
+            megatron.write(_stdlib_pieces(), prefix, ByteTokenizer(), sysconfig.get_path("stdlib"), same_text=True)
     return prefix
 
 
@@ -114,12 +114,12 @@ def build_stdlib_shards() -> Path:
     if folder.exists():
         return folder
     try:
-        with aside(folder) as own:
-            own.mkdir(parents=True)
+        with aside(folder) as temporary:
+            temporary.mkdir(parents=True)
             files = list(_stdlib_files())
             for number in range(STDLIB_SHARDS):
-                _write_shard(own, number, files[number::STDLIB_SHARDS])
-            own.rename(folder)
+                _write_shard(temporary, number, files[number::STDLIB_SHARDS])
+            temporary.rename(folder)
     except OSError as fault:
         # Another builder was first: a folder cannot be renamed to one that is not empty.
         if not folder.is_dir():
@@ -182,12 +182,12 @@ def _refuse_taken(*paths: Path) -> None:
 
 
 @contextlib.contextmanager
-def _refusals(out: Path, hint: str, same: bool = False) -> Iterator[None]:
-    """Turns an OSError into a DataError. `same`: another builder's file has the same bytes and is used."""
+def _refusals(out: Path, hint: str, same_bytes: bool = False) -> Iterator[None]:
+    """Turns an OSError into a DataError. `same_bytes`: another builder's file has the same bytes and is used."""
     try:
         yield
     except FileExistsError:
-        if not same:
+        if not same_bytes:
             raise DataError(
                 f"{out} already exists: another program just wrote it", "use it, or give another name"
             ) from None
@@ -196,10 +196,10 @@ def _refusals(out: Path, hint: str, same: bool = False) -> Iterator[None]:
 
 
 def _write_table(table: CharTokenizer, path: Path) -> None:
-    with _refusals(path, _ELSEWHERE), aside(path) as own:
+    with _refusals(path, _ELSEWHERE), aside(path) as temporary:
         path.parent.mkdir(parents=True, exist_ok=True)
-        own.write_text(table.to_json(), encoding="utf-8")
-        give_name(own, path)
+        temporary.write_text(table.to_json(), encoding="utf-8")
+        give_name(temporary, path)
 
 
 def _write(text: Iterable[bytes], out: Path, tokenizer: Tokenizer, source: str) -> None:

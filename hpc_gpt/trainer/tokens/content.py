@@ -68,19 +68,19 @@ def _decompressed(path: Path, open_member: Callable[[], Any], damage: type[Excep
     """Yields the content of the members (gzip) or frames (Zstandard) of a file, one after the other."""
     member, offset = open_member(), 0
     for piece in _read(path, _COMPRESSED_BYTES):
-        rest = piece
-        while rest:
+        unread = piece
+        while unread:
             if member.eof:
                 member = open_member()
             try:
-                text = member.decompress(rest)
+                text = member.decompress(unread)
             except damage as fault:
                 raise DataError(
                     f"{path} is damaged at byte {offset} or up to {len(piece)} after it: {fault}", _SOUND
                 ) from None
             if text:
                 yield text
-            rest = member.unused_data if member.eof else b""
+            unread = member.unused_data if member.eof else b""
         offset += len(piece)
     if not member.eof:
         raise DataError(f"{path} is truncated: it ends at byte {offset}, within its compressed data", _whole_hint(path))

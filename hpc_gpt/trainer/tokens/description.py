@@ -53,14 +53,15 @@ def _lines(resolved: Resolved) -> tuple[Line, ...]:
         length, unknown = f"{training:,} tokens to train on", ""
         samples = (training - 1) // resolved.model.seq
     by = f" by tokenizer {data.tokenizer}" if used is not None else ""
-    steps, each = resolved.data_steps, resolved.batch.global_batch
+    steps, global_batch = resolved.data_steps, resolved.batch.global_batch
     epochs = (
-        f"{show_short(steps * each / samples)} epochs in {counted(steps, 'step')} of {counted(each, 'sample')}"
+        f"{show_short(steps * global_batch / samples)} epochs in {counted(steps, 'step')} of "
+        f"{counted(global_batch, 'sample')}"
         if samples
         else unknown
     )
     lines = [Line("data", f"{what}{by}, {length}; {epochs}")]
-    if samples and 0 < data.max_epochs < (times := steps * each / samples):
+    if samples and 0 < data.max_epochs < (times := steps * global_batch / samples):
         hint = f"above data.max_epochs = {data.max_epochs:g} a model learns little from further repetitions"
         lines.append(Line("note", f"each token is read {show_short(times)} times: {hint}"))
     if used is None or 10 * used >= vocab:
@@ -74,14 +75,14 @@ def _describe_mixture(resolved: Resolved) -> tuple[Line, ...]:
     """A line on the whole mixture, and one per source: shares, tokens, epochs in all steps."""
     data, seq = resolved.data, resolved.model.seq
     assert data.mix is not None
-    steps, each = resolved.data_steps, resolved.batch.global_batch
-    begins = phase_steps(data.phases, each * seq)
+    steps, global_batch = resolved.data_steps, resolved.batch.global_batch
+    begins = phase_steps(data.phases, global_batch * seq)
     phases = [
         f"phase {number} from step {resolved.data_from + begin + 1:,} on"
         + (", which is not reached" if begin >= steps else "")
         for number, begin in enumerate(begins[1:], 2)
     ]
-    in_steps = f"{steps * each * seq:,} tokens in {counted(steps, 'step')} of {counted(each, 'sample')}"
+    in_steps = f"{steps * global_batch * seq:,} tokens in {counted(steps, 'step')} of {counted(global_batch, 'sample')}"
     lines = [Line("data", f"a mixture of {counted(len(data.mix), 'source')}, {'; '.join([in_steps, *phases])}")]
     shares = mixture_shares(data.mix, data.phases)
     for name, use in mixture_use(resolved).items():

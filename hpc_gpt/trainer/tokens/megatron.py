@@ -10,8 +10,8 @@
                8 n  offset of each in PREFIX.bin, in bytes, int64
                8 d  the first sequence of each document, and n, int64
 
-The format is that of Megatron-LM's core/datasets/indexed_dataset.py. Megatron shuffles documents, joins them, and then
-shuffles windows of seq + 1 tokens that share one token. We shuffle such windows of the documents in file order.
+The format is defined in Megatron-LM's core/datasets/indexed_dataset.py. Megatron shuffles documents, joins them, and
+then shuffles windows of seq + 1 tokens that share one token. We shuffle such windows of the documents in file order.
 """
 
 import hashlib
@@ -159,11 +159,11 @@ def _size(path: Path) -> int:
         return path.stat().st_size
 
 
-def write(text: Iterable[bytes], prefix: Path, tokenizer: Tokenizer, source: str, same: bool = False) -> int:
+def write(text: Iterable[bytes], prefix: Path, tokenizer: Tokenizer, source: str, same_text: bool = False) -> int:
     """Writes a pair of files with a sequence for each document of the text; returns the number of tokens.
 
     Each file is written under a temporary name and renamed when it is complete, the .idx last. Raises FileExistsError
-    if one exists. With `same` an existing .bin, which another builder made from the same text, is kept.
+    if one exists. With `same_text` an existing .bin, which another builder made from the same text, is kept.
     """
     bin_path, idx_path = paths(prefix)
     dtype = _DTYPES[8] if tokenizer.vocab < 65500 else _DTYPES[4]
@@ -193,7 +193,7 @@ def write(text: Iterable[bytes], prefix: Path, tokenizer: Tokenizer, source: str
         try:
             give_name(bin_aside, bin_path)
         except FileExistsError:
-            if not same:
+            if not same_text:
                 raise
         give_name(idx_aside, idx_path)
     return sum(lengths)

@@ -95,9 +95,9 @@ class MixtureOrder:
         self.begins = tuple(begins)
         self._phases: list[_Phase] = []
         before = (0,) * len(self.names)
-        for own, (begin, end) in zip(shares, pairwise((*begins, begins[-1])), strict=True):
-            scale = math.lcm(*(share.denominator for share in own.values()))
-            weights = tuple(int(share * scale) for share in own.values())
+        for phase_shares, (begin, end) in zip(shares, pairwise((*begins, begins[-1])), strict=True):
+            scale = math.lcm(*(share.denominator for share in phase_shares.values()))
+            weights = tuple(int(share * scale) for share in phase_shares.values())
             multiple = math.lcm(*filter(None, weights))
             phase = _Phase(begin, weights, tuple(multiple // weight if weight else 0 for weight in weights), before)
             self._phases.append(phase)
@@ -148,7 +148,7 @@ def _next(phase: _Phase, counts: Sequence[int]) -> int:
 
 def mixture_order(resolved: Resolved) -> MixtureOrder:
     """The order of samples for a run with a mixture."""
-    data, each = resolved.data, resolved.batch.global_batch
+    data, global_batch = resolved.data, resolved.batch.global_batch
     assert data.mix is not None
-    steps = phase_steps(data.phases, each * resolved.model.seq)
-    return MixtureOrder(mixture_shares(data.mix, data.phases), [step * each for step in steps])
+    steps = phase_steps(data.phases, global_batch * resolved.model.seq)
+    return MixtureOrder(mixture_shares(data.mix, data.phases), [step * global_batch for step in steps])

@@ -64,11 +64,11 @@ def located(resolved: Resolved, beside: Path | None) -> Resolved:
     if beside is None:
         return resolved
     files = {key: file for key, file in _relative_files(data).items() if (beside / file).exists()}
-    found: dict[str, Any] = {key: str(beside / _value(data, key)) for key in files}
-    if data.mix is not None and found:
-        paths = {name: found.pop(f"mix.{name}.path", one.path) for name, one in data.mix.items()}
-        found["mix"] = {name: replace(one, path=paths[name]) for name, one in data.mix.items()}
-    return replace(resolved, data=replace(data, **found)) if found else resolved
+    paths_beside: dict[str, Any] = {key: str(beside / _value(data, key)) for key in files}
+    if data.mix is not None and paths_beside:
+        paths = {name: paths_beside.pop(f"mix.{name}.path", one.path) for name, one in data.mix.items()}
+        paths_beside["mix"] = {name: replace(one, path=paths[name]) for name, one in data.mix.items()}
+    return replace(resolved, data=replace(data, **paths_beside)) if paths_beside else resolved
 
 
 def check_beside(data: Data, beside: Path) -> Path | None:
@@ -78,12 +78,12 @@ def check_beside(data: Data, beside: Path) -> Path | None:
     the run exists.
     """
     files = _relative_files(data)
-    for key, here in files.items():
-        there = beside / here
-        if there.exists() and here.exists() and not there.samefile(here):
+    for key, file in files.items():
+        other = beside / file
+        if other.exists() and file.exists() and not other.samefile(file):
             raise DataError(
-                f"data.{key} {_value(data, key)} is ambiguous: {there}, beside the file with the key, and "
-                f"{here.absolute()}",
+                f"data.{key} {_value(data, key)} is ambiguous: {other}, beside the file with the key, and "
+                f"{file.absolute()}",
                 f"remove one, or give an absolute path: --set data.{key}=PATH",
             )
     return beside if files else None
@@ -91,13 +91,13 @@ def check_beside(data: Data, beside: Path) -> Path | None:
 
 def _relative_files(data: Data) -> dict[str, Path]:
     """{key: file} for data.path, the paths of a mixture and data.tokenizer, if they name files by relative paths."""
-    found: dict[str, Path] = {}
-    for key, one in ({"path": data} | {f"mix.{name}.path": each for name, each in _alone(data).items()}).items():
+    files: dict[str, Path] = {}
+    for key, one in ({"path": data} | {f"mix.{name}.path": alone for name, alone in _alone(data).items()}).items():
         if one.path is not None and one.source != "random" and not is_stdlib(one):
-            found[key] = Path(f"{one.path}.idx" if one.source == "megatron" else one.path)
+            files[key] = Path(f"{one.path}.idx" if one.source == "megatron" else one.path)
     if Path(data.tokenizer).suffix == ".json":
-        found["tokenizer"] = Path(data.tokenizer)
-    return {key: path for key, path in found.items() if not path.expanduser().is_absolute()}
+        files["tokenizer"] = Path(data.tokenizer)
+    return {key: path for key, path in files.items() if not path.expanduser().is_absolute()}
 
 
 def _value(data: Data, key: str) -> str:
@@ -142,8 +142,8 @@ def ensure_data(
     try:
         return _ensure(located(resolved, beside), make, looked_up, sums)
     except DataError as fault:
-        here = _relative_files(resolved.data).get("path")
-        if here is None or not (places := places_searched(str(here), beside)):
+        relative = _relative_files(resolved.data).get("path")
+        if relative is None or not (places := places_searched(str(relative), beside)):
             raise
         raise DataError(str(fault), f"{places}; {fault.hint}") from None
 
@@ -244,10 +244,10 @@ def open_shards(resolved: Resolved, looked_up: LookedUp | None = None) -> ShardS
 
 def _once(looked_up: LookedUp | None, path: Path, read: Callable[[], _T]) -> _T:
     """The cached value of the path; on a miss calls `read` and caches it."""
-    known = {} if looked_up is None else looked_up
-    if str(path) not in known:
-        known[str(path)] = read()
-    value: _T = known[str(path)]
+    cached = {} if looked_up is None else looked_up
+    if str(path) not in cached:
+        cached[str(path)] = read()
+    value: _T = cached[str(path)]
     return value
 
 
@@ -294,7 +294,7 @@ class SourceUse(NamedTuple):
 
 def mixture_use(resolved: Resolved) -> dict[str, SourceUse]:
     """{name: a run's use of this source of its mixture}. Raises DataError as `open_file` does."""
-    found = {}
+    uses = {}
     samples = mixture_order(resolved).counts(resolved.data_steps * resolved.batch.global_batch)
     for name, alone in sources_alone(resolved).items():
         path = data_path(alone)
@@ -302,8 +302,8 @@ def mixture_use(resolved: Resolved) -> dict[str, SourceUse]:
         file = file_if_made(alone, path)
         count = stdlib_length() if file is None else len(file.tokens)
         size = (split_tokens(count, alone.data.eval_fraction) - 1) // alone.model.seq
-        found[name] = SourceUse(path, samples[name], size)
-    return found
+        uses[name] = SourceUse(path, samples[name], size)
+    return uses
 
 
 def _check_epochs(resolved: Resolved) -> None:

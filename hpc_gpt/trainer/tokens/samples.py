@@ -42,13 +42,13 @@ def open_samples(resolved: Resolved, looked_up: LookedUp | None = None) -> Sampl
         return open_shards(resolved, looked_up)
     if alone := sources_alone(resolved):
         return MixtureSamples(
-            {name: _open_windows(each, looked_up) for name, each in alone.items()}, mixture_order(resolved)
+            {name: _open_windows(source, looked_up) for name, source in alone.items()}, mixture_order(resolved)
         )
     return _open_windows(resolved, looked_up)
 
 
-def _open_windows(resolved: Resolved, found: LookedUp | None) -> "FileSamples":
-    file = open_file(resolved, found)
+def _open_windows(resolved: Resolved, looked_up: LookedUp | None) -> "FileSamples":
+    file = open_file(resolved, looked_up)
     return FileSamples(file, resolved.train.seed, resolved.model.seq, resolved.data.eval_fraction)
 
 
@@ -97,12 +97,12 @@ class MixtureSamples:
         self.identity = hashlib.sha256(listed.encode()).hexdigest()
 
     def train(self, number: int) -> Sample:
-        name, own = self._order.place(number)
-        return self.sources[name].train(own)
+        name, source_number = self._order.place(number)
+        return self.sources[name].train(source_number)
 
     def evaluation(self, number: int) -> Sample:
-        name, own = self._order.place(number)
-        return self.sources[name].evaluation(own)
+        name, source_number = self._order.place(number)
+        return self.sources[name].evaluation(source_number)
 
 
 class RandomSamples:

@@ -104,19 +104,18 @@ def check_count(path: Path, count: int, resolved: Resolved) -> int:
     dp, fraction = resolved.layout.dp, resolved.data.eval_fraction
     training = count - int(count * fraction)
     readers = dp * readers_per_rank(resolved)
-    kept = f" ({count} less {count - training} for evaluation)" if training < count else ""
+    less = f" ({count} less {count - training} for evaluation)" if training < count else ""
     if training < readers:
         nearest = training // dp
         fewer = f"set data.workers = {nearest}" if nearest else f"use dp {training} or less" if training else ""
         raise DataError(
-            f"{path} has {counted(training, 'shard')} to train on{kept}, but dp {dp} x data.workers {readers // dp} = "
+            f"{path} has {counted(training, 'shard')} to train on{less}, but dp {dp} x data.workers {readers // dp} = "
             f"{readers} readers need one each",
             f"{fewer or 'set data.eval_fraction = 0'}, or split the text into {readers + count - training} files",
         )
     if resolved.train.eval_every and training == count:
         raise DataError(
-            f"{path} has {counted(count, 'shard')}, of which data.eval_fraction = {fraction} leaves none for "
-            "evaluation",
+            f"{path} has {counted(count, 'shard')}, and data.eval_fraction = {fraction} leaves none for evaluation",
             f"set data.eval_fraction to {fraction_for(1, count):.6g} or more, or train.eval_every = 0"
             if count > readers
             else f"split the text into {count + 1} files or more, set train.eval_every = 0, or make a token file: "
@@ -184,7 +183,7 @@ class ShardStream:
         self._dp_rank = dp_rank
         self._workers = readers_per_rank(resolved)
         self._own = shards.deal(self._workers * self._dp)[dp_rank :: self._dp]
-        self._position = Position({shard: (0, 0) for own in self._own for shard in own})
+        self._position = Position({shard: (0, 0) for reader_shards in self._own for shard in reader_shards})
         self._change = Position()
         self._readers: list[Iterator[Chunk]] = []
         self._chunks: list[Chunk | None] = [None] * self._workers
@@ -198,14 +197,14 @@ class ShardStream:
         """
         assert not self._readers, "the stream has begun"
         check_as_before(self._shards, positions)
-        known = {
+        recorded = {
             shard: (epoch, taken)
             for position in positions.values()
             for shard, (epoch, taken) in position["places"].items()
         }
         faults = {shard: fault for position in positions.values() for shard, fault in position["faults"].items()}
-        floor = min((epoch for epoch, _ in known.values()), default=0)
-        places = {shard: known.get(shard, (floor, 0)) for own in self._own for shard in own}
+        floor = min((epoch for epoch, _ in recorded.values()), default=0)
+        places = {shard: recorded.get(shard, (floor, 0)) for reader_shards in self._own for shard in reader_shards}
         self._position = Position(places, 0, {shard: faults[shard] for shard in places if shard in faults})
         mine = positions.get(self._dp_rank, {})
         if (mine.get("dp"), mine.get("workers")) == (self._dp, self._workers):
@@ -242,14 +241,14 @@ class ShardStream:
         tasks = [
             ReaderTask(
                 str(self._shards.folder),
-                {shard: self._position.places[shard] for shard in own},
+                {shard: self._position.places[shard] for shard in reader_shards},
                 self._data.tokenizer,
                 self._seq,
                 self._seed,
                 skip,
                 self._data.begin_token,
             )
-            for own in self._own
+            for reader_shards in self._own
         ]
         self._chunks = [None] * self._workers
         self._epochs = [min(task.places.values())[0] for task in tasks]

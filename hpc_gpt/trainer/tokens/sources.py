@@ -54,8 +54,8 @@ DOCUMENT_END = _End(b"\0")
 def find_path(name: str) -> Path:
     """The path of a file or folder. A relative one is searched in the current folder, then in the data folder."""
     path = Path(name).expanduser()
-    beside = data_dir() / path
-    return beside if not path.is_absolute() and not path.exists() and beside.exists() else path
+    in_data_dir = data_dir() / path
+    return in_data_dir if not path.is_absolute() and not path.exists() and in_data_dir.exists() else path
 
 
 def places_searched(name: str, beside: Path | None) -> str:
@@ -106,8 +106,8 @@ def left_out_line(folder: Path, parquet: bool = False) -> str:
 
 def names_line(names: Sequence[str]) -> str:
     """The number of files, and the names of the first as text."""
-    more = and_more(len(names), _MOST_NAMES, ", and ")
-    return plain(f"{counted(len(names), 'file')}: {', '.join(names[:_MOST_NAMES])}{more}")
+    further = and_more(len(names), _MOST_NAMES, ", and ")
+    return plain(f"{counted(len(names), 'file')}: {', '.join(names[:_MOST_NAMES])}{further}")
 
 
 def _left_out(folder: Path, path: Path, parquet: bool) -> str:
@@ -202,11 +202,11 @@ def _no_documents(path: Path, first: dict[str, Any] | None, key: str) -> DataErr
         what, write = f"it begins with {start[:1]}, and the first object in it has", "'.[] | {text: .KEY}'"
         with contextlib.suppress(ValueError, RecursionError):
             first, _ = json.JSONDecoder().raw_decode(start, max(start.find("{"), 0))
-    known = (
+    content_text = (
         f"{what} the keys {', '.join(first)}" if isinstance(first, dict) else f"it begins with {start[:40].rstrip()}"
     )
     return DataError(
-        f'{path} is JSON, but not an object with a string under "{key}" for each document: {plain(known, " ")}',
+        f'{path} is JSON, but not an object with a string under "{key}" for each document: {plain(content_text, " ")}',
         f"{_other_key(first) or 'hpc-gpt data --text-key KEY reads another key; else '}"
         f"jq -c {write} {shlex.quote(path.name)} >NAME.jsonl writes them",
     )

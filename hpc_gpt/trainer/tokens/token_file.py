@@ -96,10 +96,10 @@ def check_sum(file: TokenFile) -> None:
     is not checked."""
     if file.tokens.nbytes > MOST_SUMMED_BYTES:
         return
-    found = hashlib.sha256(file.tokens.data).hexdigest()
-    if found != file.sha:
+    digest = hashlib.sha256(file.tokens.data).hexdigest()
+    if digest != file.sha:
         raise DataError(
-            f"{file.path} is damaged: its tokens have SHA-256 {found[:12]}…, but its header says {file.sha[:12]}…",
+            f"{file.path} is damaged: its tokens have SHA-256 {digest[:12]}…, but its header says {file.sha[:12]}…",
             f"copy it again from a sound copy, or {_REBUILD}",
         )
 

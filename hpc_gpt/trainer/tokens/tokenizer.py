@@ -192,9 +192,9 @@ class CharTokenizer:
                 continue
             points = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
             places = np.searchsorted(self._points, points)
-            known = self._points[np.minimum(places, len(self._points) - 1)] == points
-            if not known.all():
-                first = int(np.argmin(known))
+            is_in_table = self._points[np.minimum(places, len(self._points) - 1)] == points
+            if not is_in_table.all():
+                first = int(np.argmin(is_in_table))
                 at = offset + len(text[:first].encode("utf-8"))
                 raise DataError(
                     f"{where} has the character {text[first]!r} at byte {at} of its text; table {self.name} does not "
@@ -211,10 +211,10 @@ class CharTokenizer:
 
 def collect_characters(pieces: Iterable[bytes], where: str) -> CharTokenizer:
     """Makes the table of all characters of a text."""
-    found: set[str] = set()
+    characters: set[str] = set()
     for _, text in texts(pieces, where):
-        found.update(text or "")
-    return CharTokenizer("".join(sorted(found)))
+        characters.update(text or "")
+    return CharTokenizer("".join(sorted(characters)))
 
 
 def table_path(tokens: Path) -> Path:
@@ -230,20 +230,20 @@ def read_table(path: Path) -> CharTokenizer:
     ):
         table = json_in(path)
         characters, name, schema = table["characters"], table["tokenizer"], table["schema"]
-        found = CharTokenizer(characters)
-        sound = schema == TABLE_SCHEMA and name == found.name and list(characters) == sorted(set(characters))
+        char_table = CharTokenizer(characters)
+        sound = schema == TABLE_SCHEMA and name == char_table.name and list(characters) == sorted(set(characters))
         if sound and characters:
-            return found
+            return char_table
     raise DataError(f"{path} is not a table of characters, or was changed", _REBUILD)
 
 
 def check_table(tokens: Path, name: str) -> None:
     """Raises DataError unless the table beside a token file exists and is the one in its header."""
     path = table_path(tokens)
-    found = read_table(path)
-    if found.name != name:
+    table = read_table(path)
+    if table.name != name:
         raise DataError(
-            f"{path} is table {found.name}, but {tokens} was made with {name}: they do not belong together", _REBUILD
+            f"{path} is table {table.name}, but {tokens} was made with {name}: they do not belong together", _REBUILD
         )
 
 
@@ -344,7 +344,7 @@ def _open_tiktoken(description: str) -> Tokenizer:
     # Otherwise tiktoken would use the network without a time limit, which fails after minutes on a compute node.
     tiktoken.load.read_file = read_local
     try:
-        found = tiktoken.get_encoding(name)
+        encoding = tiktoken.get_encoding(name)
     except FileNotFoundError:
         raise DataError(
             f"the files of tokenizer {description} are not in tiktoken's cache (TIKTOKEN_CACHE_DIR)",
@@ -352,4 +352,4 @@ def _open_tiktoken(description: str) -> Tokenizer:
         ) from None
     finally:
         tiktoken.load.read_file = reader
-    return WordTokenizer(description, found.n_vocab, found.encode_ordinary, found.eot_token)
+    return WordTokenizer(description, encoding.n_vocab, encoding.encode_ordinary, encoding.eot_token)

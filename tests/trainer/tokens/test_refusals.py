@@ -354,10 +354,10 @@ ROWS: dict[str, Row] = {
      "HERE has 1 shard to train on (2 less 1 for evaluation), but dp 2 x data.workers 1 = 2 readers need one each"
      " | use dp 1 or less, or split the text into 3 files"),
     "none for evaluation": (listing(4, eval_fraction=0.1, train={"eval_every": 1}),
-     "HERE has 4 shards, of which data.eval_fraction = 0.1 leaves none for evaluation | set data.eval_fraction to "
+     "HERE has 4 shards, and data.eval_fraction = 0.1 leaves none for evaluation | set data.eval_fraction to "
      "0.25 or more, or train.eval_every = 0"),
     "no more for evaluation": (listing(1, eval_fraction=0.1, train={"eval_every": 1}),
-     "HERE has 1 shard, of which data.eval_fraction = 0.1 leaves none for evaluation | split the text into 2 files "
+     "HERE has 1 shard, and data.eval_fraction = 0.1 leaves none for evaluation | split the text into 2 files "
      "or more, set train.eval_every = 0, or make a token file: hpc-gpt data HERE"),
     "shards left out": (before,
      "1 file of HERE, such as README.md, would be left out, but the run has read from it: next to jsonl, README and "
