@@ -1,1 +1,1 @@
-"""Which layouts fit and how fast they are, from shapes and physics, before anyone queues."""
+"""Prediction of which layouts fit and how fast they are, from shapes and physics, before anyone queues."""

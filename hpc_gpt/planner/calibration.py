@@ -1,4 +1,4 @@
-"""Fit the constants of a cluster to a few measured steps, and store them.
+"""Fits the constants of a cluster to a few measured steps, and stores them.
 
 The constants are kept in `[calibration]` of a user's cluster profile; the rest of that file stays as it is.
 """
@@ -23,7 +23,7 @@ from hpc_gpt.planner.step_time import predict_step
 
 _FITTED = tuple(entry for entry in fields(Constants) if "spread" in entry.metadata)
 NAMES = tuple(entry.name for entry in _FITTED)
-# The error of a good prediction of one row, as a logarithm: it weighs the rows against the constants' spread.
+# The error of a good prediction of one row, as a logarithm; it weighs the rows against the constants' spread.
 _NOISE = 0.05
 _TAIL = 2.0  # a residual of so many times the noise has half the weight, a larger one less
 _ROUNDS = 12
@@ -39,7 +39,7 @@ _Sample = tuple[Training, Machine, float]
 
 @dataclass(frozen=True)
 class Fitted:
-    """`residuals`: log(predicted / measured) of each sample under `constants`, in the samples' order."""
+    """Fitted constants. `residuals`: log(predicted / measured) of each sample with `constants`, in their order."""
 
     constants: Constants
     residuals: tuple[float, ...]
@@ -49,7 +49,7 @@ def fit(samples: Sequence[_Sample]) -> Fitted:
     """The constants that predict the samples (training, machine, measured seconds) best; the defaults without samples.
 
     Damped Gauss-Newton on log(predicted / measured). Cauchy's weights limit the influence of a row whose time noise has
-    doubled; each constant is held to its default by its spread, as a row carries no information on parts that its time
+    doubled. Its spread holds each constant near its default, as a row carries no information on parts that its time
     does not have. Deterministic. ValueError if a measured time is not above 0.
     Source: Holland and Welsch 1977, "Robust regression using iteratively reweighted least-squares"; Levenberg 1944.
     """
@@ -110,7 +110,7 @@ def _cost(residuals: np.ndarray, at: np.ndarray, prior: np.ndarray, spread: np.n
 
 @dataclass(frozen=True)
 class Calibrated:
-    """One cluster's constants. `residuals`: by a record's id, predicted over measured step time less 1."""
+    """One cluster's constants. `residuals`: predicted over measured step time, less 1, by a record's id."""
 
     name: str
     constants: Constants
@@ -123,7 +123,7 @@ class Calibrated:
         return sum(sizes) / len(sizes) if sizes else None
 
     def to_tables(self) -> dict[str, object]:
-        """For JSON, and for `[calibration]` of a profile."""
+        """The tables for JSON and for `[calibration]` of a profile."""
         return {
             "constants": asdict(self.constants),
             "rows": len(self.residuals),
@@ -133,12 +133,12 @@ class Calibrated:
 
 
 def fastest(rows: Iterable[Row]) -> list[Row]:
-    """The steps that count: of several of one training on one machine only the shortest."""
+    """The steps that count: for one training on one machine only the shortest of several."""
     best: dict[tuple[str, int, Training], Row] = {}
     for row in rows:
         key = (row.machine.device, row.machine.gpus_per_node, row.training)
-        known = best.get(key)
-        if row.step_s is not None and (known is None or row.step_s < (known.step_s or math.inf)):
+        shortest = best.get(key)
+        if row.step_s is not None and (shortest is None or row.step_s < (shortest.step_s or math.inf)):
             best[key] = row
     return list(best.values())
 
@@ -151,7 +151,7 @@ def calibrate(name: str, rows: Sequence[MeasuredStep]) -> Calibrated:
 
 
 def _shares(rows: Sequence[MeasuredStep], logarithms: Sequence[float]) -> dict[str, float]:
-    """Predicted over measured less 1, by id; rows that share an id get a number."""
+    """{id: predicted over measured, less 1}; rows that share an id get a number."""
     shares: dict[str, float] = {}
     for row, logarithm in zip(rows, logarithms, strict=True):
         name, count = row.id, 2
@@ -167,10 +167,10 @@ def calibration_path(cluster: str) -> Path:
     Shipped profiles are never written: a user's file of the same name extends them.
     """
     if cluster.endswith(".toml") and Path(cluster).is_file():
-        given = Path(cluster).resolve()
-        if given.parent != clusters_dir().resolve():
-            return given
-        cluster = given.stem
+        file = Path(cluster).resolve()
+        if file.parent != clusters_dir().resolve():
+            return file
+        cluster = file.stem
     return config_dir() / "clusters" / f"{cluster}.toml"
 
 
@@ -185,12 +185,12 @@ def store_calibration(cluster: str, calibrated: Calibrated) -> Path:
         before = path.read_text(encoding="utf-8-sig") if path.exists() else f'extends = "{path.stem}"\n'
         tables = tomllib.loads(before)
     except (OSError, ValueError) as fault:
-        raise ConfigError(f"{path}: {' '.join(str(fault).split())[:300]}", "mend the file first") from None
+        raise ConfigError(f"{path}: {' '.join(str(fault).split())[:300]}", "correct the file first") from None
     wanted = _finite(calibrated.to_tables())
     text = without_table(before, _TABLE).rstrip("\n") + "\n\n" + _block(wanted)
-    rest = {key: value for key, value in tables.items() if key != _TABLE}
+    others = {key: value for key, value in tables.items() if key != _TABLE}
     try:
-        sound = tomllib.loads(text) == {**rest, _TABLE: wanted}
+        sound = tomllib.loads(text) == {**others, _TABLE: wanted}
     except tomllib.TOMLDecodeError:
         sound = False
     if not sound:
@@ -205,15 +205,15 @@ def store_calibration(cluster: str, calibrated: Calibrated) -> Path:
 
 def without_table(text: str, name: str) -> str:
     """TOML text without the table `name` and its sub-tables; everything else stays, also comments."""
-    kept: list[str] = []
+    remaining: list[str] = []
     inside = False
     for line in text.splitlines(keepends=True):
         header = _HEADER.match(line.rstrip("\r\n"))
         if header:
             inside = header.group(1).split(".")[0].strip(" \t\"'") == name
         if not inside and line.rstrip() != _NOTE:
-            kept.append(line)
-    return "".join(kept)
+            remaining.append(line)
+    return "".join(remaining)
 
 
 def _block(tables: Mapping[str, Any]) -> str:
@@ -227,13 +227,13 @@ def _block(tables: Mapping[str, Any]) -> str:
 
 
 def _finite(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables without None and numbers that are not finite, which TOML cannot hold; rounded to six digits."""
-    kept: dict[str, Any] = {}
+    """The tables without None and infinite or NaN numbers, which TOML cannot hold; rounded to six digits."""
+    finite: dict[str, Any] = {}
     for key, value in tables.items():
         if isinstance(value, Mapping):
-            kept[key] = _finite(value)
+            finite[key] = _finite(value)
         elif isinstance(value, float) and math.isfinite(value):
-            kept[key] = float(f"{value:.6g}")
+            finite[key] = float(f"{value:.6g}")
         elif value is not None and not isinstance(value, float):
-            kept[key] = value
-    return kept
+            finite[key] = value
+    return finite

@@ -1,4 +1,4 @@
-"""The table of the planner's constants, constants.toml: what is neither a shape nor on a data sheet, and its source."""
+"""The planner's constants, from constants.toml: numbers that no shape and no data sheet gives, each with its source."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ _TABLES = read_toml(Path(__file__).with_name("constants.toml"))
 
 
 def constant_groups(tables: Mapping[str, Any] = _TABLES, above: str = "") -> Iterator[tuple[str, dict[str, Any], str]]:
-    """(name, numbers, source) of each table of numbers."""
+    """Yields (name, numbers, source) of each table of numbers."""
     for name, table in tables.items():
         if not isinstance(table, Mapping):
             continue
@@ -27,11 +27,11 @@ def constant_groups(tables: Mapping[str, Any] = _TABLES, above: str = "") -> Ite
 VALUES: dict[str, Any] = {
     f"{group}.{key}": value for group, numbers, _ in constant_groups() for key, value in numbers.items()
 }
-"{name of the table and the constant: its number, or numbers}"
+"{name of the table and the constant: its number or numbers}"
 
 
 def constant_lines(device: str, generation: str) -> list[str]:
-    """The table as far as it is of the device and its generation: a line for each group, with the source."""
+    """The constants that apply to the device and its generation: a line per group, with the source."""
     others = {"volta", "ampere", "hopper", "blackwell"} - {generation}
     devices = {key for group, numbers, _ in constant_groups() if group.startswith("achievable") for key in numbers}
     lines = []

@@ -39,11 +39,11 @@ def explain_plan(
     source: str = "data sheets",
 ) -> str:
     """The text of `plan --why`. `figures` is None if it does not fit; `others` has the best of each micro-batch;
-    `source` says where the constants are from."""
+    `source` says where the constants come from."""
     table = constant_lines(machine.device, generation_of(machine))
     about = (
-        f"constants, from {source}; a profile's [calibration] has its own, which --calibrate fits. Machines of one "
-        "device differ, V100 and nodes on EFA most: four of five published steps are within the range."
+        f"constants, from {source}; a profile's [calibration] replaces them, and --calibrate fits it. Machines with "
+        "the same device differ, most of all V100 and nodes on EFA: four of five published steps are within the range."
     )
     lines = [*_lines(candidate, machine, figures), "", *wrapped(about, _WIDTH), *table]
     return "\n".join([*lines, *_micro_batches(candidate, others)]) + "\n"
@@ -53,12 +53,12 @@ def _micro_batches(candidate: Candidate, others: Sequence[Candidate]) -> Iterato
     if len(others) < 2:
         return
     lines = []
-    for each in others:
-        run, figures = each.training, plan_figures(each)
-        here = "*" if run.micro_batch == candidate.training.micro_batch else ""
-        time = figures["step"].digits if each.step else NOTHING
-        text = engine_text(run) if each.step else f"{engine_text(run)}: {does_not_fit(each)}"
-        lines.append([f"{run.micro_batch}{here}", str(run.micro_batches), figures["memory"].digits, time, text])
+    for other in others:
+        run, figures = other.training, plan_figures(other)
+        mark = "*" if run.micro_batch == candidate.training.micro_batch else ""
+        time = figures["step"].digits if other.step else NOTHING
+        text = engine_text(run) if other.step else f"{engine_text(run)}: {does_not_fit(other)}"
+        lines.append([f"{run.micro_batch}{mark}", str(run.micro_batches), figures["memory"].digits, time, text])
     yield "\nevery micro-batch, each with its best settings"
     yield Grid(["size", "number", "GiB", "step s", ""], [True, True, True, True, False], lines).aligned().rstrip("\n")
 
@@ -79,12 +79,12 @@ def _lines(candidate: Candidate, machine: Machine, figures: Figures | None) -> I
     yield f"states       {_states(run)}"
     yield f"activations  {_activations(run, candidate.memory.deciding)}"
     yield ""
-    yield f"memory of one GPU, GiB; the card has {machine.memory_gib:.4g}, compared with nvidia_smi"
+    yield f"memory of one GPU, GiB; nvidia_smi must be below the card's {machine.memory_gib:.4g}"
     yield _memory(candidate)
     if candidate.step is None:
         yield does_not_fit(candidate)
     else:
-        tight = ": tight, as the prediction may be wrong by as much" if candidate.is_tight else ""
+        tight = ": tight, because less is left than the prediction may err by" if candidate.is_tight else ""
         yield f"needs {needs(candidate)}{tight}"
     if candidate.step is not None and figures is not None:
         yield ""
@@ -99,9 +99,9 @@ def _layers(run: Training) -> str:
     if run.pp == 1:
         return f"all {run.shape.layers} on every GPU"
     most, least = max(blocks), min(blocks)
-    each = f"{most} a stage" if most == least else f"{least} to {most} a stage"
+    per_stage = f"{most} a stage" if most == least else f"{least} to {most} a stage"
     chunks = f", in {run.vp} chunks" if run.vp > 1 else ""
-    return f"{run.shape.layers} over {run.pp} stages: {each}{chunks}; embedding on the first, head on the last"
+    return f"{run.shape.layers} over {run.pp} stages: {per_stage}{chunks}; embedding on the first, head on the last"
 
 
 def _widths(run: Training) -> str:
@@ -117,42 +117,44 @@ def _widths(run: Training) -> str:
 
 
 def _parameters(run: Training, stage: int) -> str:
-    layers, each = layers_of_stages(run)[stage], layer_params(run.shape, run.tp)
+    layers, per_layer = layers_of_stages(run)[stage], layer_params(run.shape, run.tp)
     outside = outer_params(run.shape, run.tp, run.pp, stage)
-    rest = f" + {outside / 1e6:,.1f}e6 outside them" if outside else ""
-    total = (layers * each + outside) / 1e6
-    return f"stage {stage}: {layers} layers x {each / 1e6:,.2f}e6{rest} = {total:,.1f}e6 of one GPU"
+    outer_text = f" + {outside / 1e6:,.1f}e6 outside them" if outside else ""
+    total = (layers * per_layer + outside) / 1e6
+    return f"stage {stage}: {layers} layers x {per_layer / 1e6:,.2f}e6{outer_text} = {total:,.1f}e6 on one GPU"
 
 
 def _states(run: Training) -> str:
-    """The bytes of one parameter on one GPU."""
-    each = states_of(run).state_bytes(run)
-    step = f" ({each.step_gradients:.3g} in the step)" if each.step_gradients != each.gradients else ""
-    total = each.parameters + each.optimizer + max(each.gradients, each.step_gradients)
-    host = f", {each.host:.3g} on the host" if each.host else ""
+    """The line on the bytes per parameter on one GPU."""
+    state = states_of(run).state_bytes(run)
+    step = f" ({state.step_gradients:.3g} in the step)" if state.step_gradients != state.gradients else ""
+    total = state.parameters + state.optimizer + max(state.gradients, state.step_gradients)
+    host = f", {state.host:.3g} on the host" if state.host else ""
     return (
-        f"{states_of(run).rule(run)}: weights {each.parameters:.3g} + gradients {each.gradients:.3g}{step} + optimizer "
-        f"{each.optimizer:.3g} = {total:.3g} bytes a parameter{host}"
+        f"{states_of(run).rule(run)}: weights {state.parameters:.3g} + gradients {state.gradients:.3g}{step} + "
+        f"optimizer {state.optimizer:.3g} = {total:.3g} bytes a parameter{host}"
     )
 
 
 def _activations(run: Training, stage: int) -> str:
     flying, layers = in_flight(run, stage), layers_of_stages(run)[stage]
-    kept = kept_of_layer(run, layer_bytes(run)) / 2**20
-    total = flying * layers * kept / 1024
+    layer_mib = kept_of_layer(run, layer_bytes(run)) / 2**20
+    total = flying * layers * layer_mib / 1024
     schedule = f"min({run.micro_batches}, pp {run.pp} - {stage})" if run.pp > 1 else "1"
-    extra = " and those of the chunks" if run.vp > 1 else ""
+    extra = " plus the chunks'" if run.vp > 1 else ""
     where = ", on the host" if run.activations_on_host else ""
     return (
-        f"stage {stage}: {schedule}{extra} = {flying:.3g} micro-batches in flight x {layers} layers x {kept:,.1f} MiB "
-        f"= {total:.2f} GiB{where}"
+        f"stage {stage}: {schedule}{extra} = {flying:.3g} micro-batches in flight x {layers} layers x "
+        f"{layer_mib:,.1f} MiB = {total:.2f} GiB{where}"
     )
 
 
 def _memory(candidate: Candidate) -> str:
     stages = candidate.memory.stages
     shown = sorted({0, candidate.memory.deciding, len(stages) // 2, len(stages) - 1})
-    lines = [[each.heading, *(each.show(stages[place]) for place in shown)] for each in filled(STAGE_COLUMNS, stages)]
+    lines = [
+        [column.heading, *(column.show(stages[place]) for place in shown)] for column in filled(STAGE_COLUMNS, stages)
+    ]
     headings = ["", *(f"stage {place}" + "*" * (place == candidate.memory.deciding) for place in shown)]
     return Grid(headings, [False, *(True for _ in shown)], lines).aligned().rstrip("\n")
 
@@ -187,32 +189,32 @@ def _how(part: str, run: Training) -> str:
     if part == "dp":
         gathered = "; parameters gathered for each pass" if engine_of(run).sharding(run) == 3 else ""
         shared = f"{run.data_ranks} ranks, cp x dp" if run.cp > 1 else f"{run.dp} replicas"
-        return f"gradients over {shared}, as far as backward does not hide it{gathered}"
-    return next(each.means for each in PARTS if each.name == part)
+        return f"gradients over {shared}, the part that backward does not hide{gathered}"
+    return next(step_part.means for step_part in PARTS if step_part.name == part)
 
 
 _WIDTH = 120
-# Layouts that are named beside the best one.
+# The number of layouts that are named after the best one.
 _OTHERS = 4
 _KEYS_OF_LAYOUT = ("gpus", "tp", "pp", "cp", "dp", "micro_batch", "global_batch")
 _ENDS = {
     "data": (
-        "Python's own sources by byte, 256 different tokens, for a first run. Your text: hpc-gpt data SOURCE",
-        "--tokenizer TOKENIZER.JSON, that of the model, makes a token file; then",
+        "Python's own sources as bytes, 256 different tokens, for a first run. For your text hpc-gpt data SOURCE",
+        "--tokenizer TOKENIZER.JSON makes a token file with the model's tokenizer; then set",
         'source = "tokens", path = "FILE" and tokenizer = "TOKENIZER.JSON".',
     ),
     "train": (
-        "How long, and how fast it learns; save_every or save_minutes say when it saves.",
+        "Length and learning rate; save_every or save_minutes say when it saves.",
         "hpc-gpt help keys train explains every key.",
     ),
 }
 
 
-def planned_tables(best: Candidate, experiment: Experiment, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables of the experiment: what the user has `given`, by dotted key, and what the planner has chosen."""
+def planned_tables(best: Candidate, experiment: Experiment, given_keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables of the experiment: `given_keys`, the user's values by dotted key, and the planner's choice."""
     training = best.training
     tables: dict[str, Any] = {"model": {}, "data": {"source": experiment.data.source}}
-    for key, value in given.items():
+    for key, value in given_keys.items():
         if value is not None and not key.startswith("engine."):
             set_dotted(tables, key, value)
     engine, plain = engine_for(training, experiment.engine), Engine()
@@ -242,16 +244,16 @@ def planned_text(
     model: tuple[str, ModelShape],
     source: str,
 ) -> str:
-    """The file's text. `model` is the model's name and shape, `source` where the planner's constants are from."""
+    """The file's text. `model` is the model's name and shape, `source` where the planner's constants come from."""
     best = searched.candidates[0]
     reasons = {
         "model": (f"{model[1].params:,} parameters.",),
-        "engine": (f"{engine_text(best.training)}: the fastest here of the settings that fit.", *_hidden(best)),
+        "engine": (f"{engine_text(best.training)}: the fastest settings that fit.", *_hidden(best)),
         "layout": tuple(_layout_reasons(searched, figures, source)),
         **_ENDS,
     }
     if "init" in tables["train"]:
-        lr = f"lr {LR_OF_TRAINED:g} is usual for weights that are trained already, {Train().lr:g} for random ones."
+        lr = f"lr {LR_OF_TRAINED:g} is usual for trained weights, {Train().lr:g} for random ones."
         reasons["train"] = (reasons["train"][0], lr, *reasons["train"][1:])
     lines = [f"# {heading(searched, *(model[0], model[1].params))}", "", *toml_lines({"name": name})]
     for table, keys in tables.items():
@@ -263,7 +265,7 @@ def planned_text(
 def _hidden(best: Candidate) -> Iterator[str]:
     arguments, _ = engine_of(best.training).overlaps(best.training)
     if arguments:
-        yield "What hides communication, if the checkout has it, to add to megatron_args:"
+        yield "To hide communication, add to megatron_args, if the checkout has them:"
         yield ", ".join(f'"{argument}"' for argument in arguments)
 
 
@@ -271,14 +273,14 @@ def _layout_reasons(searched: Searched, figures: Figures, source: str) -> Iterat
     best = searched.candidates[0]
     training = best.training
     yield f"{best.layout}: {needs_most(best)}; {summary(plan_figures(best, figures))[0]}."
-    yield f"Predicted from {source}; the percentage is the error that a prediction may have."
+    yield f"Predicted from {source}; the percentage is the prediction's expected error."
     batch = f"{training.micro_batch} x {training.micro_batches} micro-batches x dp {training.dp}"
     yield f"A step has {batch} = {training.global_batch} samples."
     others = searched.best_of_layouts[1 : 1 + _OTHERS]
     if others:
-        yield "Against the best, the next layouts lose:"
+        yield "The next layouts, compared with the best:"
     for other in others:
         texts = PlanRow(other, best).texts
         yield f"  {texts['layout']} on {texts['engine']}, {texts['step']} s, {texts['memory']} GiB: {texts['why']}"
-    if words := left_out_text(searched):
-        yield f"{words[0].upper()}{words[1:]}."
+    if text := left_out_text(searched):
+        yield f"{text[0].upper()}{text[1:]}."

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FAR = 0.1  # mfu as done gets a line if mfu is above it by more than this share
 _DAY_S = 86400.0
-# The lines of `summary`: what they begin with, and their figures.
+# The lines of `summary`: how each begins, and its figures.
 _SUMMARY = (
     ("", ("step", "band", "tokens_per_s", "tokens_per_s_gpu")),
     ("per GPU: ", ("tflops_model", "tflops_hardware", "tflops_seed")),
@@ -33,7 +33,7 @@ _THROUGHPUT = tuple(key for _, keys in _SUMMARY for key in keys if key not in ("
 class Figures:
     """Figures from a predicted step time: throughput, TFLOP/s of one GPU by each formula of core.formulas, and the
     cost of `budget_tokens` (`days`, `gpu_hours`). `mfu` and `hfu` are 0 to 1, over `peak_tflops` of `units`;
-    `mfu_as_done` leaves out the half of attention that causal masks spare.
+    `mfu_as_done` leaves out the half of attention that causal masks save.
     """
 
     step_s: float
@@ -103,8 +103,8 @@ def figures_in(searched: Searched, candidate: Candidate, budget_tokens: float) -
 
 
 class PlanFigure(NamedTuple):
-    """A figure of a planned layout. A share is 0 to 1 and has no unit; its digits are percent. `compared` follows the
-    digits instead of the unit; `how` is the arithmetic or the formula.
+    """A figure of a planned layout. A share is 0 to 1 and has no unit; its digits are percent. `compared` replaces
+    the unit after the digits; `how` is the arithmetic or the formula.
 
     >>> memory = PlanFigure("memory", 26.04, "GiB", "26.0", "of 31.7 GiB")
     >>> memory.text, str(memory), str(PlanFigure("tokens/s", 1311.0, "tokens/s", "1,311"))
@@ -120,7 +120,7 @@ class PlanFigure(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The digits with the unit, or with what they are compared with."""
+        """The digits with the unit, or with the value that they are compared with."""
         return f"{self.digits} {self.compared or self.unit}".rstrip()
 
     def __str__(self) -> str:
@@ -128,16 +128,16 @@ class PlanFigure(NamedTuple):
 
 
 def plan_figures(candidate: Candidate, figures: Figures | None = None) -> dict[str, PlanFigure]:
-    """The figures of a candidate by key: `memory`, and those that it has of `host`, `step`, `band` and tokens/s; with
-    `figures`, its own, also TFLOP/s, utilisation and cost."""
+    """The figures of a candidate by key: `memory`, and `host`, `step`, `band` and tokens/s as far as it has them. With
+    `figures`, the candidate's, also TFLOP/s, utilisation and cost."""
     where = f" on stage {candidate.memory.deciding}" if candidate.training.pp > 1 else ""
     need, card = candidate.need_gib, candidate.card_gib
     listed = {"memory": PlanFigure("memory", need, "GiB", f"{need:.1f}", f"of {card:.1f} GiB{where}")}
     if (host := candidate.host_gib) > 0:
         size = candidate.host_memory_gib
         has = f"of {size:,.4g} GiB" if size is not None else "GiB"
-        unknown = "" if size is not None else ", which is not known"
-        listed["host"] = PlanFigure("host", host, "GiB", f"{host:,.1f}", f"{has} of a host's memory{unknown}")
+        unknown = "" if size is not None else " (its size is unknown)"
+        listed["host"] = PlanFigure("host", host, "GiB", f"{host:,.1f}", f"{has} of host memory{unknown}")
     if (step := candidate.step) is not None:
         run, seconds, rate = candidate.training, show_rate(step.step_s), candidate.tokens_per_s
         how = f"{run.global_batch * run.shape.seq:,} tokens / {seconds} s", f"tokens/s / {counted(run.gpus, 'GPU')}"
@@ -162,7 +162,7 @@ def _work_and_cost(run: Training, figures: Figures) -> dict[str, PlanFigure]:
     peak = figures.peak_tflops
     listed["peak"] = PlanFigure("peak", peak, "TFLOP/s", f"{peak:g}", f"TFLOP/s of {figures.units}")
     if (share := figures.mfu_as_done) * (1 + FAR) < figures.mfu:
-        why = "(the formulas count attention whole, a causal mask spares half)"
+        why = "(the formulas count all of attention; a causal mask saves half of it)"
         listed["mfu_as_done"] = PlanFigure("mfu as done", share, "", show_share(share), why)
     time, unit, times = (figures.days, "days", "24 x ") if figures.days >= 1 else (24 * figures.days, "hours", "")
     tokens, gpus = tokens_text(figures.budget_tokens), counted(run.gpus, "GPU")
@@ -175,7 +175,7 @@ def _work_and_cost(run: Training, figures: Figures) -> dict[str, PlanFigure]:
 
 
 def in_words(figures: Mapping[str, PlanFigure], *keys: str) -> str:
-    """The figures of these keys with their labels, without those that there are not."""
+    """The figures of these keys with their labels; missing ones are left out."""
     return ", ".join(str(figures[key]) for key in keys if key in figures)
 
 
@@ -209,7 +209,7 @@ def _texts(figures: Mapping[str, PlanFigure], keys: Iterable[str]) -> str:
 
 
 def tokens_text(tokens: float) -> str:
-    """A budget of tokens.
+    """A budget of tokens in units of 10^9, or of 10^6 if it is smaller.
 
     >>> tokens_text(300e9), tokens_text(2.5e6), tokens_text(15e12)
     ('300e9', '2.5e6', '15,000e9')

@@ -1,4 +1,4 @@
-"""The largest model of a family, and the longest sequence of a model, that fit with room."""
+"""Searches for the largest model of a family, or the longest sequence of a model, that fits with room to spare."""
 
 from dataclasses import dataclass, replace
 
@@ -13,17 +13,17 @@ FAMILY = (
     "hidden / layers from 96 to 256 as from GPT-3 13B to 1T"
 )
 _WIDEST = 65536
-# Lower bounds on the bytes a parameter on all GPUs together, by offload. None: 2 + 2 + 12, or DeepSpeed's 14 after a
-# step. Optimizer: the weight. Full: next to nothing.
+# Lower bounds on the bytes per parameter on all GPUs together, by offload. none: 2 + 2 + 12, or DeepSpeed's 14 after
+# a step. optimizer: the weight. full: next to nothing.
 _LEAST_BYTES = {"none": 12.0, "optimizer": 2.0, "full": 0.25}
-# Tokens of the sequences that are tried.
+# The shortest and the longest sequence to try, in tokens.
 _SHORTEST, _LONGEST = 1024, 2**24
 
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest model, or the same one with the longest sequence, that fits; its search; and the next larger one,
-    which does not fit or leaves no room."""
+    """The largest model that fits, or the model with the longest sequence that fits; its search; and the next larger
+    one, which does not fit or leaves no room."""
 
     model: ModelShape
     searched: Searched
@@ -47,7 +47,7 @@ def family(model: ModelShape) -> list[ModelShape]:
 
 
 def largest(question: Question, model: ModelShape, machine: Machine, constants: Constants = DEFAULT) -> Largest:
-    """The largest model of the family that fits with room on the card and on the host, with what is tight last.
+    """The largest model of the family that fits with room on the card and on the host; tight candidates come last.
 
     All are tried from the largest down: a smaller model may fail although a larger one fits, if its layers do not
     divide. LayoutError if not even the smallest fits.
@@ -63,19 +63,19 @@ def largest(question: Question, model: ModelShape, machine: Machine, constants: 
                 return Largest(shape, searched, larger, tried)
         larger = shape
     raise LayoutError(
-        f"no model of the family fits on {question.gpus} {machine.device} with what is asked for",
+        f"no model of the family fits on {question.gpus} {machine.device} with the requested settings",
         "leave --tp, --pp, --dp and the batch open, or use more GPUs",
     )
 
 
 def longest(question: Question, machine: Machine, constants: Constants = DEFAULT) -> Largest:
-    """The longest sequence of the question's model that fits with room: a power of two, or that and some eighths of it,
+    """The longest sequence of the question's model that fits with room: a power of two plus up to seven eighths of it,
     so that it divides over many ranks. LayoutError if not even _SHORTEST tokens fit."""
     length = _SHORTEST
     while length < _LONGEST and _fits(question, replace(question.shape, seq=2 * length), machine):
         length *= 2
     longer = replace(question.shape, seq=2 * length)
-    while length >= _SHORTEST:  # what fits may yet be tight
+    while length >= _SHORTEST:  # a length that fits may still be tight
         for seq in (length // 8 * eighths for eighths in range(15, 7, -1)):
             shape = replace(question.shape, seq=seq)
             if (searched := _with_room(question, shape, machine, constants)) is not None:
@@ -83,7 +83,7 @@ def longest(question: Question, machine: Machine, constants: Constants = DEFAULT
             longer = shape
         length //= 2
     raise LayoutError(
-        f"not even {_SHORTEST:,} tokens of a sequence fit on {question.gpus} {machine.device}",
+        f"not even a sequence of {_SHORTEST:,} tokens fits on {question.gpus} {machine.device}",
         "leave --tp, --pp, --dp and the batch open, use more GPUs, or a smaller model",
     )
 
@@ -94,7 +94,7 @@ def _fits(question: Question, shape: ModelShape, machine: Machine) -> bool:
 
 
 def _with_room(question: Question, shape: ModelShape, machine: Machine, constants: Constants) -> Searched | None:
-    """The search for a shape, with what is tight last; None if nothing leaves room."""
+    """The search for a shape, tight candidates last; None if nothing leaves room."""
     if not _fits(question, shape, machine):
         return None
     searched = search(question.of(shape), machine, constants)

@@ -5,7 +5,7 @@ import math
 from hpc_gpt.planner.constants import VALUES
 from hpc_gpt.planner.machine import Constants, Machine
 
-# The rate if no network is known but a group needs one: slow and finite, so that such a layout is ranked last.
+# The rate if a group needs a network but none is known: slow and finite, so that such a layout is ranked last.
 _NO_NETWORK_GB_S = 0.1
 
 
@@ -13,7 +13,7 @@ class Links:
     """The rates of a machine's links in collectives and sends under `constants`.
 
     Rank order is tp fastest, then dp, then pp, so the members of a group are `stride` ranks apart. A ring sends (n-1)/n
-    of a buffer over each member's link once for an all-gather or a reduce-scatter, twice for an all-reduce. Between
+    of a buffer over each member's link, once for an all-gather or a reduce-scatter, twice for an all-reduce. Between
     nodes, all groups that leave one node share its ports.
     Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms"; nccl-tests, PERFORMANCE.md (bus
     bandwidth).
@@ -45,15 +45,15 @@ class Links:
         return size * (members - 1) / members / rate + latency
 
     def inside_b_s(self, members: int) -> float:
-        """Bytes/s from a GPU to `members` - 1 others of its node, all its links to them together. Alone in its group it
-        sends to other nodes, over whatever joins it to their network."""
+        """Bytes/s from a GPU to the other `members` - 1 of its node, over all its links to them. A GPU that is alone in
+        its group on the node sends to other nodes instead, over its link to the network."""
         if self.switched or members < 2:
             return self.node_b_s
         return self.node_b_s * (members - 1) / (self.per_node - 1)
 
     def send_s(self, size: float, stride: int, stages: int) -> tuple[float, float]:
-        """Seconds to send `size` bytes to the next of so many pipeline stages while every GPU of a stage sends: over
-        the slowest boundary, and on average. A boundary that leaves a node has its ports for the stage's GPUs there."""
+        """Seconds to send `size` bytes to the next of `stages` pipeline stages while every GPU of a stage sends: over
+        the slowest boundary, and on average. At a boundary between nodes, a stage's GPUs on a node share its ports."""
         inside = size / self.inside_b_s(2) + self.node_latency_s
         if stages * stride <= self.per_node:
             return inside, inside

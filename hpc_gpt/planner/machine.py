@@ -1,5 +1,5 @@
 """The machine that a training runs on: a device and a fabric, by name or from a cluster profile, nothing assumed;
-and the share of its data sheet that a training reaches: constants, and rates of compute under them."""
+and the rates of compute that a training reaches, from the data sheet and the constants."""
 
 import functools
 import math
@@ -16,7 +16,7 @@ from hpc_gpt.core.settings.devices import DEVICES, Device
 from hpc_gpt.core.tables import close_matches, read_toml
 from hpc_gpt.planner.constants import VALUES
 
-# Figures that [machine] must give for a device that devices.toml lacks.
+# Figures that [machine] must give for a device that is not in devices.toml.
 _OF_A_DEVICE = ("memory_gib", "peak_tflops", "memory_gb_s", "node_gb_s", "host_gb_s")
 # Four GPUs of a node are a board on which NVLink joins each pair directly, up to the generation of H100 and GH200:
 # NVIDIA's white papers of V100 (hybrid mesh) and HGX A100 and H100 4-GPU. More of them are joined by a switch.
@@ -33,10 +33,10 @@ _PORTS = re.compile(r"(?<![\w.])(?:(\d{1,3}) ?[xX] ?)?([A-Za-z]{2,8}\d{0,3})(?!\
 class Machine:
     """One kind of node, and the network between nodes.
 
-    Rates are those of data sheets, in one direction: `memory_gb_s` of a GPU's own memory, `node_gb_s` from a GPU to
+    Rates are from data sheets, in one direction: `memory_gb_s` of a GPU's own memory, `node_gb_s` from a GPU to
     the others of its node, `network_gb_s` from a whole node to the others (0 without a network), `host_gb_s` between a
-    GPU and the host. A node is what NVLink connects: if that is several `hosts`, `gpus_per_node` and `network_gb_s` are
-    for all of them, and `host_memory_gib` is of one; None: not known. `switched`: a switch gives any two GPUs of a node
+    GPU and the host. NVLink connects a node: if it spans several `hosts`, `gpus_per_node` and `network_gb_s` are for
+    all of them, and `host_memory_gib` is for one; None: unknown. `switched`: a switch gives any two GPUs of a node
     all their links; without one each pair has links of its own. `power_w` is the card's limit, `full_power_w` the
     limit at which its peak is measured, if that is higher, `sustained` the share of the peak's clock that large
     products hold.
@@ -62,9 +62,8 @@ class Machine:
 
 @dataclass(frozen=True)
 class Fabric:
-    """`network_gb_s` of a whole node in one direction (GB/s of 1e9 bytes), 0 if only links inside a node are named.
-
-    `inside` is nvlink or pcie if one is named, `generation` its generation if that is stated.
+    """A fabric: `network_gb_s` of a whole node in one direction (GB/s of 1e9 bytes), 0 if it names only links inside a
+    node. `inside` is nvlink or pcie if it names one, `generation` its generation if that is stated.
     """
 
     network_gb_s: float = 0.0
@@ -74,26 +73,26 @@ class Fabric:
 
 
 def machine_of(profile: ClusterProfile) -> Machine:
-    """The machine of a cluster profile: figures of its device and fabric, or those in its [machine].
+    """The machine of a cluster profile: figures of its device and fabric, replaced by those in its [machine].
 
-    Without a fabric its nodes are not joined, and the GPUs of one by the device's NVLink, or by PCI Express.
-    ConfigError, with what to add, if the profile names no device.
+    Without a fabric nothing joins its nodes, and NVLink, if the device has it, else PCI Express joins a node's GPUs.
+    ConfigError, with a hint on what to add, if the profile names no device.
     """
     figures = asdict(profile.machine) if profile.machine else {}
-    given = {key: value for key, value in figures.items() if value is not None}
+    given_figures = {key: value for key, value in figures.items() if value is not None}
     where = f"profile {profile.name}"
     if profile.device is None:
-        known = ", ".join(device.name for device in DEVICES.values() if not device.nominal)
+        devices = ", ".join(device.name for device in DEVICES.values() if not device.nominal)
         raise ConfigError(
             f"{where} names no device",
-            "--cluster takes another profile, hpc-gpt profile list names them; in one of yours set device = one of "
-            f"{known}; and fabric",
+            "choose another profile with --cluster (hpc-gpt profile list names them), or set in yours fabric and "
+            f"device = one of {devices}",
         )
     fabric = parse_fabric(profile.fabric) if profile.fabric is not None else Fabric()
     if profile.device in DEVICES:
         machine = joined(DEVICES[profile.device], profile.gpus_per_node, fabric)
     else:
-        lacking = [key for key in _OF_A_DEVICE if key not in given]
+        lacking = [key for key in _OF_A_DEVICE if key not in given_figures]
         if lacking:
             raise ConfigError(
                 f"{where}: device {profile.device!r:.60} is not known, and [machine] lacks {', '.join(lacking)}",
@@ -105,45 +104,46 @@ def machine_of(profile: ClusterProfile) -> Machine:
             gpus_per_node=profile.gpus_per_node,
             network_gb_s=fabric.network_gb_s,
             network_latency_s=fabric.network_latency_s,
-            **{key: given[key] for key in _OF_A_DEVICE},
+            **{key: given_figures[key] for key in _OF_A_DEVICE},
         )
-    return replace(machine, **given)
+    return replace(machine, **given_figures)
 
 
 def check_reach(machine: Machine, gpus: int) -> None:
-    """ConfigError if the GPUs are more than one node has, and the machine has no network."""
+    """Raises ConfigError if the GPUs are more than one node has, and the machine has no network."""
     if gpus > machine.gpus_per_node and machine.network_gb_s <= 0:
         raise ConfigError(
-            f"{gpus} GPUs are more than the {machine.gpus_per_node} of a node, and no fabric between nodes is named",
+            f"{gpus} GPUs are more than the {machine.gpus_per_node} of a node, and the profile names no fabric "
+            "between nodes",
             'name it in the profile, as fabric = "infiniband 8x200G" (ports of a node x Gbit/s), or network_gb_s in '
             f"[machine]; or plan for one node: --gpus {machine.gpus_per_node}",
         )
 
 
 def check_dtype(dtype: str, machine: Machine) -> None:
-    """ConfigError if the device has no unit for the dtype, so that a step's time cannot be predicted."""
+    """Raises ConfigError if the device has no unit for the dtype, so that a step's time cannot be predicted."""
     if dtype not in machine.peak_tflops:
-        known = ", ".join(machine.peak_tflops)
+        dtypes = ", ".join(machine.peak_tflops)
         raise ConfigError(
-            f"{machine.device} has no unit for train.dtype {dtype}", f"use --set train.dtype= one of: {known}"
+            f"{machine.device} has no unit for train.dtype {dtype}", f"use --set train.dtype= one of: {dtypes}"
         )
 
 
 def joined(device: Device, gpus_per_node: int, fabric: Fabric) -> Machine:
-    """The machine with so many of a device on a host, and a fabric. ConfigError if they do not fit each other."""
+    """The machine with a fabric and `gpus_per_node` of a device on each host. ConfigError if they contradict."""
     hosts = max(1, (device.nvlink_gpus or 0) // gpus_per_node) if fabric.inside != "pcie" else 1
     inside = fabric.inside or ("nvlink" if device.nvlink else "pcie")
     if inside == "nvlink" and fabric.generation is None and device.nvlink is None:
         raise ConfigError(
             f"device {device.name} has no NVLink",
-            'leave fabric out for one node, else name what joins nodes, as "pcie + infiniband 4x200G"',
+            'leave fabric out for one node, else name the network between nodes, as "pcie + infiniband 4x200G"',
         )
     generation = fabric.generation or (device.nvlink if inside == "nvlink" else None)
     is_board = inside == "nvlink" and (generation or 0) <= _BOARD_UP_TO and hosts == 1 and gpus_per_node == _BOARD
     node_gb_s = link_gb_s(inside, generation) if generation else (device.node_gb_s or device.host_gb_s)
     if inside == "nvlink" and device.node_gb_s and fabric.generation in (None, device.nvlink):
         node_gb_s = device.node_gb_s
-    same = ("memory_gib", "memory_gb_s", "host_gb_s", "power_w", "full_power_w", "sustained")
+    shared_fields = ("memory_gib", "memory_gb_s", "host_gb_s", "power_w", "full_power_w", "sustained")
     return Machine(
         device=device.name,
         peak_tflops=dict(device.peaks),
@@ -154,14 +154,14 @@ def joined(device: Device, gpus_per_node: int, fabric: Fabric) -> Machine:
         network_latency_s=fabric.network_latency_s,
         hosts=hosts,
         switched=not is_board,
-        **{name: getattr(device, name) for name in same},
+        **{name: getattr(device, name) for name in shared_fields},
     )
 
 
 @functools.cache
 def parse_fabric(text: str) -> Fabric:
-    """The fabric of `KIND NxRATEG` (ports of a node x Gbit/s of each), `KIND RATEG` (of the whole node), `nvlink`,
-    `pcie`, or several of these with `+` between. ConfigError for anything else.
+    """The fabric that a text names: `KIND NxRATEG` (ports of a node x Gbit/s of each), `KIND RATEG` (the whole node's),
+    `nvlink`, `pcie`, or several of these with `+` between. ConfigError for anything else.
 
     >>> parse_fabric("omni-path 4x100G").network_gb_s
     50.0
@@ -183,7 +183,7 @@ def link_gb_s(inside: str, generation: int) -> float:
     unknown generation."""
     rates = _kinds()[inside]["generations"]
     if str(generation) not in rates:
-        raise ConfigError(f"no {inside} generation {generation} is known", f"known: {', '.join(rates)}")
+        raise ConfigError(f"{inside} generation {generation} is unknown", f"known: {', '.join(rates)}")
     return float(rates[str(generation)])
 
 
@@ -193,27 +193,27 @@ def _kinds() -> dict[str, Any]:
 
 
 def _named(kind: str, text: str) -> tuple[str, int | None]:
-    """(the name of the kind in fabrics.toml, the generation in `kind`, if any). ConfigError for an unknown kind."""
+    """(name of the kind in fabrics.toml, generation in `kind`, if any). ConfigError for an unknown kind."""
     plain, digits = kind.rstrip("0123456789"), kind[len(kind.rstrip("0123456789")) :]
     for name, table in _kinds().items():
         if kind == name or kind in table.get("aliases", ()):
             return name, None
         if plain == name and name in _INSIDE:
             return name, int(digits[:3])
-    known = list(_kinds())
+    kinds = list(_kinds())
     raise ConfigError(
-        f"fabric {text!r:.80}: no kind {kind!r:.40} is known",
-        close_matches(kind, known) or f'write KIND NxRATEG, as "infiniband 4x200G"; kinds: {", ".join(known)}',
+        f"fabric {text!r:.80}: kind {kind!r:.40} is unknown",
+        close_matches(kind, kinds) or f'write KIND NxRATEG, as "infiniband 4x200G"; kinds: {", ".join(kinds)}',
     )
 
 
 def _node_gb_s(name: str, rate: str, text: str) -> float:
-    """GB/s of a node: by the first rate in the text after the kind, else by the first port of known rate."""
+    """GB/s of a node, from the first rate in the text after the kind, else from the first port of known rate."""
     numbers, names = _RATE.search(rate), _kinds()[name]["ports"]
-    ports = next((found for found in _PORTS.finditer(rate) if found[2].lower() in names), None)
+    ports = next((match for match in _PORTS.finditer(rate) if match[2].lower() in names), None)
     if numbers:
-        each = float(numbers[2]) * (1000 if numbers[3] in "tT" else 1) * (8 if numbers[4] else 1)
-        gbit_s = int(numbers[1] or 1) * each
+        port_gbit_s = float(numbers[2]) * (1000 if numbers[3] in "tT" else 1) * (8 if numbers[4] else 1)
+        gbit_s = int(numbers[1] or 1) * port_gbit_s
     elif ports:
         gbit_s = int(ports[1] or 1) * float(names[ports[2].lower()])
     else:
@@ -230,7 +230,7 @@ _TILE: float = VALUES["passes.tile"]  # rows and columns of a product's tile: a 
 
 @dataclass(frozen=True)
 class Constants:
-    """What data sheets do not say: each is a share of a data sheet's rate, or seconds.
+    """Constants that no data sheet gives: each is a share of a data sheet's rate, or seconds.
 
     `gemm`: large matrix products, of the peak. `memory`: passes over activations, of memory bandwidth.
     `attention`: fused attention, of the rate of large products. `host_s`: the host's time to launch one pass over one
@@ -260,21 +260,21 @@ DEFAULT = Constants()
 
 
 def constants_from(tables: Mapping[str, float]) -> Constants:
-    """The constants of a profile: unknown names are ignored, missing ones get their default. ConfigError for a value
+    """The constants of a profile. Unknown names are ignored, missing ones get their default. ConfigError for a value
     that is not above 0."""
     names = {entry.name for entry in fields(Constants)}
-    known = {name: value for name, value in tables.items() if name in names}
-    for name, value in known.items():
+    constants = {name: value for name, value in tables.items() if name in names}
+    for name, value in constants.items():
         if not 0 < value < math.inf:
             raise ConfigError(f"calibration.constants.{name} is {value}, but must be above 0", "calibrate anew")
-    return Constants(**known)
+    return Constants(**constants)
 
 
 class Rates:
     """A device's rates under `constants` for one training, in FLOP/s and bytes/s.
 
-    `flops`: of large products in 16 bits (or the dtype's); `layer_flops`: of those in a layer, in the training's
-    format, whose operands have `operand` bytes. `forward`, `backward`: of attention that keeps no
+    `flops`: large products in 16 bits (or the dtype's); `layer_flops`: products in a layer, in the training's
+    format, whose operands have `operand` bytes. `forward`, `backward`: attention that keeps no
     scores, over long sequences.
     """
 
@@ -315,7 +315,7 @@ class Rates:
         return self._product_s(m, n, k, batch, self.flops, 2.0)
 
     def layer_product_s(self, m: float, n: float, k: float) -> float:
-        """Seconds of a product of m x k by k x n in the format of a layer's."""
+        """Seconds of a product of m x k by k x n in the format of a layer's products."""
         return self._product_s(m, n, k, 1.0, self.layer_flops, self.operand)
 
     def _product_s(self, m: float, n: float, k: float, batch: float, flops: float, operand: float) -> float:
@@ -324,17 +324,17 @@ class Rates:
 
 
 def generation_of(machine: Machine) -> str:
-    """The generation of a device's matrix units, by the narrowest format that they have."""
+    """The generation of a device's matrix units, by their narrowest format."""
     names = {"fp4": "blackwell", "fp8": "hopper", "bf16": "ampere"}
     return next((name for bits, name in names.items() if bits in machine.peak_tflops), "volta")
 
 
 def _kernel(attention: str, generation: str) -> str:
-    """The kernel that runs, if it is chosen at run time.
+    """The attention kernel that runs; some are chosen only at run time.
 
     On Hopper and newer PyTorch's SDPA takes cuDNN's kernel if cuDNN is above 9.15, as PyTorch brings along from 2.11
     on; before, but for 2.5.0, FlashAttention-2 (pytorch, sdp_utils.cpp, check_prefer_cudnn_attention; pytorch#138522,
-    transformers#48163). `sdpa` is the earlier one, which the published tables ran.
+    transformers#48163). `sdpa` is FlashAttention-2, with which the published tables ran.
     """
     if attention == "te":
         return "cudnn" if generation in ("hopper", "blackwell") else "fa2"
@@ -342,9 +342,9 @@ def _kernel(attention: str, generation: str) -> str:
 
 
 def _achievable(machine: Machine, generation: str, bits: str, peak: float) -> float:
-    """The share of the peak that the best product reaches: as published, else by the card's power."""
-    if (known := VALUES.get(f"achievable.{bits}.{machine.device}")) is not None:
-        return float(known)
+    """The share of the peak that the best product reaches: the published one, else estimated from the card's power."""
+    if (published := VALUES.get(f"achievable.{bits}.{machine.device}")) is not None:
+        return float(published)
     most = float(VALUES["power.most"])
     alike = VALUES.get(f"power.{generation}.{bits}")
     if machine.power_w is None or machine.sustained is not None or alike is None:
@@ -355,7 +355,7 @@ def _achievable(machine: Machine, generation: str, bits: str, peak: float) -> fl
 
 
 def _limit(machine: Machine) -> float:
-    """The share of the clock that is left under a power limit below the die's own."""
+    """The share of the clock that remains under a power limit below the die's own."""
     if machine.power_w is None or machine.full_power_w is None:
         return 1.0
     return float((machine.power_w / machine.full_power_w) ** VALUES["power.exponent"])

@@ -1,4 +1,4 @@
-"""Measured steps: records of runs, ours or read from logs, each as a training on the machine of a cluster profile."""
+"""Measured steps: records of runs, ours or read from logs, as trainings on the machine of a cluster profile."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -24,14 +24,14 @@ _MOST_FOLDERS = 100_000
 _PADDED_TO = 128  # Megatron's make-vocab-size-divisible-by, per tp
 # Devices for which every program has a kernel that keeps no scores.
 _HOPPER_ON = ("h100", "h200", "b200", "b300", "gb200", "gb300")
-# Fields of a shape that a record's settings have beside its sizes; the scaling of a rotation moves no byte and no FLOP.
-_SHAPE = {each.name for each in fields(ModelShape)} - {"hidden", "layers", "heads", "vocab", "seq", "rope_scaling"}
+# Fields of a shape that a record's settings have besides its sizes; a rotation's scaling changes no bytes or FLOPs.
+_SHAPE = {entry.name for entry in fields(ModelShape)} - {"hidden", "layers", "heads", "vocab", "seq", "rope_scaling"}
 _ROWS = "bench.json"
 
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """A step that was measured: what was trained, on which machine, and its seconds (None if it does not count)."""
+    """A measured step: the training, its machine, and the step's seconds (None if it does not count)."""
 
     id: str
     training: Training
@@ -41,17 +41,17 @@ class MeasuredStep:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A record that gives no training or no time, with the reason."""
+    """A record without a usable training or time, with the reason."""
 
     id: str
     reason: str
 
 
 def read_measured_steps(path: Path, profile: ClusterProfile) -> tuple[list[MeasuredStep], list[LeftOut]]:
-    """The records of a file or folder as steps of the profile's machine, as no record states the network of its nodes.
+    """The records of a file or folder as steps on the profile's machine, as no record states the network of its nodes.
 
-    A record of another cluster or device, or of our own run on a CPU, is left out; one of another program that states
-    no device is taken for the profile's. ConfigError if the file cannot be read or holds no record.
+    A record from another cluster or device, or of our own run on a CPU, is left out; another program's record without
+    a device counts as the profile's. ConfigError if the file cannot be read or holds no record.
     """
     machine, measured, left_out = machine_of(profile), [], []
     for where, record in _records(path):
@@ -66,7 +66,7 @@ def read_measured_steps(path: Path, profile: ClusterProfile) -> tuple[list[Measu
 def _measured(
     record: Mapping[str, Any], name: str, where: str, profile: ClusterProfile, machine: Machine
 ) -> MeasuredStep:
-    """The record as a step. Raises an error with the reason if it is of another machine, or lacks what a step needs."""
+    """The record as a step. Raises an error with the reason if it comes from another machine, or lacks a needed key."""
     cluster, device = _setting(read_json(Path(where) / "resolved.json"), "cluster.name"), record.get("device")
     if cluster is not None and cluster != profile.name:
         raise ConfigError(f"it ran on cluster {cluster!r:.60}, not on {profile.name}")
@@ -84,7 +84,7 @@ def _measured(
 
 
 def training_of_record(record: Mapping[str, Any], device: str) -> Training:
-    """What a record's run trained. UserError, TypeError or ValueError if the record does not say it."""
+    """The training of a record's run. UserError, TypeError or ValueError if the record does not state it."""
     settings = record.get("settings")
     needed = ("hidden", "layers", "heads", "seq", "micro_batch")
     missing = [key for key in needed if not record.get(key)]
@@ -126,14 +126,14 @@ def training_of_record(record: Mapping[str, Any], device: str) -> Training:
 
 
 def _layout(record: Mapping[str, Any]) -> Layout:
-    """tp, pp, cp and dp; one that is missing follows from the GPUs, but cp is 1."""
+    """tp, pp, cp and dp. A missing one follows from the GPUs; a missing cp is 1."""
     degrees, gpus = {name: record.get(name) or (name == "cp") for name in AXES}, record.get("gpus") or 0
     unknown = [name for name, degree in degrees.items() if not degree]
-    known = math.prod(degree for degree in degrees.values() if degree)
+    product = math.prod(degree for degree in degrees.values() if degree)
     if len(unknown) > 1 or (unknown and not gpus):
         raise ConfigError(f"{' and '.join([*unknown, *([] if gpus else ['gpus'])])} missing")
     if unknown:
-        degrees[unknown[0]] = gpus // known
+        degrees[unknown[0]] = gpus // product
     if gpus not in (0, math.prod(degrees.values())):
         split = " x ".join(f"{name} {degree}" for name, degree in degrees.items())
         raise ConfigError(f"gpus is {gpus}, but {split} is {math.prod(degrees.values())}")
@@ -141,7 +141,7 @@ def _layout(record: Mapping[str, Any]) -> Layout:
 
 
 def _engine(name: object, zero_stage: int, pp: int) -> str:
-    """The engine that is predicted: the record's, else the one of ours that another program's ZeRO stage is nearest."""
+    """The engine to predict with: the record's, else our engine that is nearest to another program's ZeRO stage."""
     if isinstance(name, str) and name in trainers():
         return name
     if zero_stage >= 2 and pp > 1:
@@ -150,17 +150,17 @@ def _engine(name: object, zero_stage: int, pp: int) -> str:
 
 
 def _shape(record: Mapping[str, Any], tp: int, pads_vocabulary: bool) -> ModelShape:
-    """The shape: of our own runs as their settings have it, else GPT-2's of the record's sizes."""
+    """The model's shape: from the settings of our own runs, else GPT-2's with the record's sizes."""
     model = _setting(record.get("settings"), "model")
-    known = {name: value for name, value in (model or {}).items() if name in _SHAPE}
-    if not known.get("vocab_multiple"):
-        known["vocab_multiple"] = _PADDED_TO * tp if pads_vocabulary else 1
+    fields_of_shape = {name: value for name, value in (model or {}).items() if name in _SHAPE}
+    if not fields_of_shape.get("vocab_multiple"):
+        fields_of_shape["vocab_multiple"] = _PADDED_TO * tp if pads_vocabulary else 1
     sizes = {name: record[name] for name in ("hidden", "layers", "heads", "seq")}
-    return ModelShape(**sizes, vocab=record.get("vocab") or 51_200, **known)
+    return ModelShape(**sizes, vocab=record.get("vocab") or 51_200, **fields_of_shape)
 
 
-def _one_of(known: tuple[Any, ...], value: object, otherwise: str) -> Any:
-    return value if value in known else otherwise
+def _one_of(allowed: tuple[Any, ...], value: object, otherwise: str) -> Any:
+    return value if value in allowed else otherwise
 
 
 def _setting(tables: object, key: str) -> Any:
@@ -169,13 +169,13 @@ def _setting(tables: object, key: str) -> Any:
         return None
     if key in tables:
         return tables[key]
-    head, _, rest = key.partition(".")
-    return _setting(tables.get(head), rest) if rest else None
+    head, _, tail = key.partition(".")
+    return _setting(tables.get(head), tail) if tail else None
 
 
 def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(its folder or file, its tables) of each record; a sweep's runs are one folder deeper than others. Of a bench or
-    a race its rows."""
+    """Yields (its folder or file, its tables) of each record. A sweep's runs are one folder deeper than others; a bench
+    or a race gives its rows."""
     path = path / _ROWS if (path / _ROWS).is_file() else path
     if path.is_dir():
         files = [path / "record.json"] if (path / "record.json").is_file() else []
@@ -183,17 +183,17 @@ def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             files += sorted(path.glob(pattern))[:_MOST_FOLDERS]
         if not files:
             raise ConfigError(f"{path}: holds no record.json", "hpc-gpt report writes one for each finished run")
-        found = [(str(file.parent), _content(file)) for file in files]
+        records = [(str(file.parent), _content(file)) for file in files]
     else:
         content = _content(path)
         tables = content if isinstance(content, Mapping) else {}
         if isinstance(tables.get("records"), list):
-            found = [(str(path), record) for record in tables["records"]]
+            records = [(str(path), record) for record in tables["records"]]
         elif "schema" in tables and "step_s" in tables:
-            found = [(str(path.parent), tables)]
+            records = [(str(path.parent), tables)]
         else:
             raise ConfigError(f"{path}: no records", _HINT)
-    for where, record in found:
+    for where, record in records:
         if isinstance(record, Mapping):
             yield where, record
 
@@ -203,4 +203,4 @@ def _content(path: Path) -> object:
         try:
             return json_in(path)
         except ValueError as fault:
-            raise ConfigError(f"{path}: no JSON: {str(fault)[:200]}", _HINT) from None
+            raise ConfigError(f"{path}: not JSON: {str(fault)[:200]}", _HINT) from None

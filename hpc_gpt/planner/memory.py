@@ -1,15 +1,15 @@
-"""Peak memory of every pipeline stage, part by part, and whether it fits on a card; what a layer keeps, from its shape.
+"""Peak memory of every pipeline stage, part by part, and the bytes that a layer keeps, from its shape.
 
 The peak is at one of three moments. In the passes: states, activations of the micro-batches in flight, the backward
 pass of one layer or the logits, buckets, and gathered layers. In the optimizer step: states, the fp32 copies of
-gradients, and the temporaries of the update. In an evaluation: what a step leaves, one layer's forward pass or the
-logits, and gathered layers. PyTorch reserves more than it allocates: memory that is freed and allocated again in every
-step leaves holes that the next allocation does not fit.
+gradients, and the temporaries of the update. In an evaluation: the memory that a step leaves allocated, one layer's
+forward pass or the logits, and gathered layers. PyTorch reserves more than it allocates: memory that is freed and
+allocated again in every step leaves holes into which the next allocation does not fit.
 
 Activations: Korthikanti et al. 2022 (arXiv:2205.05198), section 4, with 16-bit activations, s = seq, b = micro-batch,
 h = hidden, a = heads, t = tp: a layer keeps sbh (10 + 24/t + 5as/(ht)) bytes; with sequence parallelism the 10 is
 divided too. Here the 24 is split up, for grouped queries and gated MLPs: Q 2, K and V 2 kv/a each, the attention's
-output 2, and of the MLP 4 ffn/h (gated 8 ffn/h: both projections, the gate's output, the product; 6 if gate and product
+output 2, and the MLP 4 ffn/h (gated 8 ffn/h: both projections, the gate's output, the product; 6 if gate and product
 are one kernel, as Megatron's bias_swiglu and torch.compile's). Dropout masks are 2 of the 10 and 3 of the 5 of the
 scores: models without biases train without dropout, and so do FSDP and DDP, which came later (`has_dropout`).
 """
@@ -37,19 +37,19 @@ def kv_width(shape: ModelShape, tp: int) -> float:
 
 
 def largest_matrix(shape: ModelShape, tp: int) -> float:
-    """Parameters of a layer's largest weight on one GPU: Q, K and V are one, and so are gate and up."""
+    """Parameters of a layer's largest weight on one GPU; Q, K and V count as one, and so do gate and up."""
     return max(sum(matrix.size_on(tp) for matrix in parts) for parts in shape.products.values())
 
 
 def layers_of_stages(training: Training) -> tuple[int, ...]:
-    """Transformer layers of every stage, with all its chunks."""
+    """The number of transformer layers of every stage, over all its chunks."""
     edges = training.edges_as_layers and training.pp > 1
     return training.stage_layers or _even(training.shape.layers, training.pp, edges)
 
 
 @lru_cache(maxsize=1024)
 def _even(layers: int, pp: int, edges: bool) -> tuple[int, ...]:
-    """`edges`: embedding and head each take a layer's place."""
+    """Layers per stage, as even as possible. `edges`: embedding and head take the place of a layer each."""
     if not edges:
         return tuple(stage_layers(layers, pp))
     first, *middle, last = stage_layers(layers + 2, pp)
@@ -64,7 +64,7 @@ def stage_params(training: Training, stage: int) -> float:
 
 @dataclass(frozen=True)
 class LayerBytes:
-    """Bytes that one layer keeps of one micro-batch on one GPU without recomputation, part by part.
+    """Bytes that one layer keeps per micro-batch on one GPU without recomputation, part by part.
 
     `stream`: one tensor of the residual stream, 2 sbh bytes, or its share under sequence parallelism. `around`: norms
     and dropout, outside the tensor-parallel part. `attention`: Q, K, V and the output. `scores`: the matrices of
@@ -86,12 +86,12 @@ class LayerBytes:
 
 
 def has_dropout(training: Training) -> bool:
-    """Whether layers keep dropout masks: GPT-2's kind in Megatron-LM and in others' DeepSpeed runs; ours have none."""
+    """Whether layers keep dropout masks, as GPT-2's do in Megatron-LM and in others' DeepSpeed runs; ours have none."""
     return training.shape.bias == "all" and states_of(training).has_dropout
 
 
 def layer_bytes(training: Training) -> LayerBytes:
-    """What a layer keeps, for 16-bit activations (fp32: twice as much)."""
+    """The bytes that a layer keeps, with 16-bit activations (fp32: twice as much)."""
     shape, tp, dropout = training.shape, training.tp, has_dropout(training)
     tokens = training.tokens * (2 if training.dtype == "fp32" else 1)
     key = kv_width(shape, tp) * training.key_copies
@@ -120,38 +120,39 @@ def layer_bytes(training: Training) -> LayerBytes:
 
 
 def selects_operators(training: Training) -> bool:
-    """Whether selective recomputation is by operator. Another program's alone: ours computes attention's core again."""
+    """Whether selective recomputation is by operator, as only other programs do: ours repeats attention's core."""
     return engine_of(training).selects_operators and training.program_states is not None
 
 
 def kept_of_layer(training: Training, layer: LayerBytes) -> float:
-    """Bytes that one layer keeps of one micro-batch under the training's recomputation.
+    """Bytes that one layer keeps per micro-batch under the training's recomputation.
 
-    full: the layer's input, 2sbh. selective: all but the scores (Korthikanti et al., section 5); of others' FSDP with
-    flash, which keeps no scores, PyTorch's selective checkpointing by operator: the input, the attention's output and
-    every second matrix product (torchtitan, activation_checkpoint.selective_ac_option = "op").
+    full: the layer's input, 2sbh. selective: all but the scores (Korthikanti et al., section 5); under others' FSDP
+    with flash, which keeps no scores, PyTorch's selective checkpointing by operator: the input, the attention's output
+    and every second matrix product (torchtitan, activation_checkpoint.selective_ac_option = "op").
     """
     if training.recompute == "full":
         return layer.stream
     if training.recompute == "selective":
         if selects_operators(training) and training.flash:
-            # Compiled, the block's input alone is kept of the residual stream.
+            # A compiled block keeps only its input of the residual stream.
             return min(layer.kept, layer.stream * (1 if training.compiled else 2) + layer.products / 2)
         return layer.kept - layer.scores
     return layer.kept
 
 
 def gradients_of_layer(layer: LayerBytes) -> float:
-    """Bytes of activation gradients in a layer's backward pass: of the residual stream, the branch's output and its
-    input; and the larger of those inside the MLP and, after the MLP's activations are freed, those of the scores."""
+    """Bytes of activation gradients in a layer's backward pass: the gradients of the residual stream, the branch's
+    output and its input, and the larger of the MLP's and, once the MLP's activations are freed, the scores'."""
     return 3 * layer.stream + max(layer.mlp / 2, 0.4 * layer.scores - layer.mlp)
 
 
 def in_flight(training: Training, stage: int) -> float:
-    """Micro-batches whose activations a stage holds at once in all its layers.
+    """The number of micro-batches whose activations a stage holds at once in all its layers.
 
-    1F1B: min(m, pp - stage) (Narayanan et al. 2021, section 2.2). Interleaved over v chunks, the first stage has
-    1 + (pp - 1)/(pp v) times pp of them (Korthikanti et al. 2022, section 4.2.3), each later stage two chunks fewer.
+    1F1B: min(m, pp - stage) (Narayanan et al. 2021, section 2.2). Interleaved over v chunks, the first stage holds
+    1 + (pp - 1)/(pp v) times pp micro-batches (Korthikanti et al. 2022, section 4.2.3), each later stage
+    two chunks fewer.
     """
     pp, chunks = training.pp, training.vp
     if chunks == 1:
@@ -168,7 +169,7 @@ RENEWED_SLACK, REPEATED_SLACK, LEAST_SLACK = (VALUES[f"allocator.{name}"] for na
 class StageMemory:
     """GiB on one GPU of a pipeline stage. `allocated` is the peak: the sum of all parts from parameters to buffers.
 
-    `moment`: when it is. `evaluation`: what is allocated at the peak of an evaluation; 0 of another program.
+    `moment`: when the peak is. `evaluation`: allocated memory at the peak of an evaluation; 0 for another program.
     """
 
     parameters: float
@@ -179,7 +180,7 @@ class StageMemory:
     buffers: float
     reserved: float
     nvidia_smi: float
-    host: float = 0.0  # what this GPU offloads to the host's memory
+    host: float = 0.0  # offloaded by this GPU to the host's memory
     evaluation: float = 0.0
     moment: Moment = "backward pass"
 
@@ -190,7 +191,7 @@ class StageMemory:
 
 @dataclass(frozen=True)
 class Memory:
-    """The stages from first to last. `extremes`: the stages that can need the most; None means all."""
+    """The memory of all stages, first to last. `extremes`: the stages that can need the most; None means all."""
 
     stages: Sequence[StageMemory]
     extremes: Sequence[int] | None = None
@@ -214,14 +215,14 @@ def predict_memory(training: Training, machine: Machine | None = None) -> Memory
 
 @lru_cache(maxsize=4096)
 def _extremes(layers: tuple[int, ...]) -> tuple[int, ...]:
-    """The first and the last stage, and of the stages between with equally many layers the first: it has most in
-    flight."""
+    """The stages that can need the most: the first, the last, and for each number of layers the first stage between
+    them that has it, with the most micro-batches in flight."""
     first_of = {count: stage for stage, count in reversed([*enumerate(layers)][1:-1])}
     return tuple(sorted({0, len(layers) - 1, *first_of.values()}))
 
 
 def host_need_gib(training: Training, memory: Memory, machine: Machine) -> float:
-    """GiB that a host must hold of what its GPUs offload; 0 if nothing is offloaded, or to NVMe."""
+    """GiB that a host's GPUs offload to it; 0 if they offload nothing, or to NVMe."""
     if not training.activations_on_host and (training.offload == "none" or training.on_nvme):
         return 0.0
     gpus = min(machine.gpus_per_node // machine.hosts, training.gpus)
@@ -229,47 +230,47 @@ def host_need_gib(training: Training, memory: Memory, machine: Machine) -> float
 
 
 class _Stages(Sequence[StageMemory]):
-    """The stages of one training. What they share is computed once, in bytes, and each stage when it is first read."""
+    """The stages of one training. Shared values are computed once, in bytes, and each stage when it is first read."""
 
     def __init__(self, training: Training, layers: Sequence[int], machine: Machine | None) -> None:
         shape, tp = training.shape, training.tp
         self._training, self._layers = training, layers
-        self._found: dict[int, StageMemory] = {}
+        self._cached: dict[int, StageMemory] = {}
         self._card_gib = machine.memory_gib if machine else None
         self._facts, self._states = engine_of(training), states_of(training)
         self._state_bytes = stated_states(training, self._states.state_bytes(training), self._facts.sharding(training))
         self._layer = layer = layer_bytes(training)
         gathered_in_layers, gathered_in_loss = self._facts.gathered(training)
-        kept = kept_of_layer(training, layer)
+        layer_kept = kept_of_layer(training, layer)
         offloaded = 1.0 if training.activations_on_host else training.offloaded_layers / shape.layers
-        self._on_gpu, self._on_host = (1 - offloaded) * kept, offloaded * kept
+        self._on_gpu, self._on_host = (1 - offloaded) * layer_kept, offloaded * layer_kept
         self._matrix, rows = largest_matrix(shape, tp), vocab_rows(shape, tp)
         half = 4 if training.dtype == "fp32" else 2
         # One layer's backward pass: recomputed activations, gradients of activations and of the largest matrix.
-        self._layer_work = layer.kept - kept + gradients_of_layer(layer) + gathered_in_layers
+        self._layer_work = layer.kept - layer_kept + gradients_of_layer(layer) + gathered_in_layers
         self._layer_work += half * (layer_params(shape, tp) if self._states.copies_by_layer(training) else self._matrix)
         self._loss_work = gathered_in_loss
         ours = training.program_states is None
         if ours and self._facts.overwrites_logits(training):
-            # The gradient of the head's weight, made beside that of the logits; of several pieces also the sum, which
-            # in one pass is in fp32.
+            # The gradient of the head's weight, made together with the logits' gradient; with several pieces also their
+            # sum, which in one pass is in fp32.
             summed = 0 if training.loss_chunks == 1 else 4 if training.one_pass_loss else half
             self._loss_work += (half + summed) * rows * shape.hidden
         elif not ours and self._facts.sharding(training) < 3:
             self._loss_work += half * rows * shape.hidden  # the gradient of the head's weight
-        # The optimizer's fp32 copy of one gradient, while the copy before it is not freed yet.
+        # The optimizer's fp32 copy of one gradient, while the previous copy is not freed yet.
         self._step_work = 4 * self._matrix if self._state_bytes.step_gradients > self._state_bytes.gradients else 0.0
         logits = training.tokens / training.loss_chunks * (vocab_rows(shape, 1) if training.whole_logits else rows)
         self._logits = logits * self._states.logit_bytes(training)
         self._keeps_logits = self._states.keeps_logits(training)
         self._evaluates = ours and self._facts.counts_evaluation
-        # Without gradients: one layer's forward pass, or the logits beside the input of the last norm and of the head.
+        # Without gradients: one layer's forward pass, or the logits and the inputs of the last norm and the head.
         in_layers, in_loss = self._facts.gathered(training, gradients=False)
         self._layer_evaluated, self._loss_evaluated = layer.kept + in_layers, 2 * layer.stream + in_loss
         self._logits_evaluated = logits * self._facts.evaluated_logit_bytes(training)
-        # The mask of a micro-batch's documents, one for all layers of a stage, as long as its activations.
+        # The mask of a micro-batch's documents: one for all layers of a stage, kept as long as its activations.
         self._mask = half * training.micro_batch * shape.seq**2 if training.document_mask else 0
-        # Weights by rows and by columns, beside those in 16 bits, which 8-bit formats replace (Megatron-Bridge's
+        # Weights by rows and by columns, in addition to 16-bit weights, which 8-bit formats replace (Megatron-Bridge's
         # bf16_with_nvfp4_mixed has fp8_param_gather = False). Under FSDP they come and go with the gathered layer.
         both = training.matmul == "nvfp4" and self._facts.sharding(training) < 3
         self._narrow = 2 * OPERAND_BYTES[training.matmul] * shape.layer_weights / tp if both else 0.0
@@ -290,9 +291,9 @@ class _Stages(Sequence[StageMemory]):
         if isinstance(stage, slice):
             return [self[number] for number in range(len(self))[stage]]
         number = range(len(self))[stage]
-        if (found := self._found.get(number)) is None:
-            found = self._found[number] = self._stage(number)
-        return found
+        if (computed := self._cached.get(number)) is None:
+            computed = self._cached[number] = self._stage(number)
+        return computed
 
     def _stage(self, stage: int) -> StageMemory:
         training, states, last = self._training, self._state_bytes, stage == len(self._layers) - 1
@@ -301,7 +302,7 @@ class _Stages(Sequence[StageMemory]):
         activations = flying * layers * self._on_gpu
         buffers = self._states.buckets(training, params) + sent_between_stages(training, self._layer, flying, stage)
         if stage == 0 and self._layer.dropout:
-            # Masks of the dropout after the embedding: sbh bytes a micro-batch (Korthikanti et al. 2022, section 4.3).
+            # Masks of the dropout after the embedding: sbh bytes per micro-batch (Korthikanti et al. 2022, 4.3).
             buffers += flying * self._layer.stream / 2
         buffers += flying * self._mask
         logits = self._logits if last else 0.0
@@ -357,8 +358,8 @@ class _Stages(Sequence[StageMemory]):
 
 
 def sent_between_stages(training: Training, layer: LayerBytes, flying: float, stage: int) -> float:
-    """Bytes of the outputs that a stage keeps until their gradients arrive, in addition to the inputs of its layers:
-    one stream a micro-batch.
+    """Bytes of the outputs that a stage keeps until their gradients arrive, in addition to its layers' inputs: one
+    stream per micro-batch.
 
     DeepSpeed splits them over the tensor-parallel group (pipe/engine.py, PartitionedTensor).
     """

@@ -1,5 +1,5 @@
-"""What a question could ask instead, found by asking: more GPUs, another batch, other degrees of a layout; and the
-refusal of a question that no layout answers, which names them."""
+"""Nearby questions that have an answer, found by searching: more GPUs, another batch, other degrees of a layout; and
+the refusal of a question that no layout answers, which names them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,20 +18,20 @@ from hpc_gpt.planner.question import DIVIDES_NO_BATCH, NO_ENGINE, TP_SPANS, Ques
 from hpc_gpt.planner.search import Candidate, Searched, search, with_room
 from hpc_gpt.planner.step_time import predict_step
 
-_STEPS = 16  # numbers of nodes that are tried between one that is too small and its double
+_STEPS = 16  # numbers of nodes to try between one that is too small and twice as many
 _DOUBLINGS = 6  # of a batch
 
 
 def by_micro_batch(searched: Searched, constants: Constants = DEFAULT) -> list[Candidate]:
-    """The best candidate of each micro-batch of a search for one layout, else the one nearest to fitting; the smallest
+    """For each micro-batch of a search for one layout the best candidate, else the one nearest to fitting; the smallest
     micro-batch first."""
-    question, found = searched.question, []
+    question, candidates = searched.question, []
     dp = (searched.candidates or searched.too_large)[0].layout.dp
     for micro_batch, _ in question.batches(dp):
         one = replace(question, fixed={**question.fixed, "micro_batch": micro_batch})
-        each = search(one, searched.machine, constants, keep=1)
-        found += each.candidates[:1] or each.too_large[:1]
-    return found
+        searched_size = search(one, searched.machine, constants, keep=1)
+        candidates += searched_size.candidates[:1] or searched_size.too_large[:1]
+    return candidates
 
 
 def fewest_gpus(question: Question, machine: Machine, most: int = 65536) -> int | None:
@@ -51,24 +51,24 @@ def fewest_gpus(question: Question, machine: Machine, most: int = 65536) -> int 
 
 
 def without_offload(searched: Searched) -> str:
-    """On how many GPUs a layout that offloads nothing leaves room, if the best one offloads unasked; else empty."""
+    """A note on the GPUs on which a layout fits without offload, if the best offloads unasked; else empty."""
     question, best = searched.question, searched.best
     if best is None or best.training.offload == "none" or "offload" in question.fixed:
         return ""
     fixed, savings = {**question.fixed, "offload": "none"}, question.savings - {"activation_offload"}
-    more = fewest_gpus(replace(question, fixed=fixed, savings=savings), with_room(searched.machine))
-    return f"nothing needs to be offloaded on {more} GPUs: --gpus {more} --offload none" if more else ""
+    gpus = fewest_gpus(replace(question, fixed=fixed, savings=savings), with_room(searched.machine))
+    return f"nothing needs to be offloaded on {gpus} GPUs: --gpus {gpus} --offload none" if gpus else ""
 
 
 def overlapped(best: Candidate, machine: Machine, constants: Constants = DEFAULT) -> tuple[Candidate, tuple[str, ...]]:
-    """(the candidate with communication hidden, its program's arguments for that; none if it has none more)."""
+    """(the candidate with communication hidden, the program's arguments for it; empty if no more can be hidden)."""
     arguments, changed = engine_of(best.training).overlaps(best.training)
     training = replace(best.training, **changed)
     return replace(best, training=training, step=predict_step(training, machine, constants)), arguments
 
 
 def near_batches(batch: int, replicas: int) -> tuple[int, ...]:
-    """The global batches nearest to `batch` that so many replicas divide, none larger than the double.
+    """The global batches nearest to `batch` that so many replicas divide, at most twice as large.
 
     >>> near_batches(512, 3), near_batches(512, 1024), near_batches(512, 2048)
     ((510, 513), (1024,), ())
@@ -78,7 +78,7 @@ def near_batches(batch: int, replicas: int) -> tuple[int, ...]:
 
 
 def larger_batch(searched: Searched, constants: Constants = DEFAULT) -> str:
-    """What a larger batch gives if the bubble is over half of the best layout's step; else empty."""
+    """A note on the gain of a larger batch, if the bubble is over half of the best layout's step; else empty."""
     question, best = searched.question, searched.best
     if best is None or question.global_batch is None or _bubble(best) <= 0.5:
         return ""
@@ -86,13 +86,13 @@ def larger_batch(searched: Searched, constants: Constants = DEFAULT) -> str:
     fixed = {**sizes, **vars(best.layout)}
     for power in range(1, _DOUBLINGS + 1):
         batch = question.global_batch * 2**power
-        asked = replace(question, fixed=fixed, engines=(best.training.engine,), global_batch=batch)
-        other = search(asked, searched.machine, constants, keep=1).best
+        larger = replace(question, fixed=fixed, engines=(best.training.engine,), global_batch=batch)
+        other = search(larger, searched.machine, constants, keep=1).best
         if other is not None and (_bubble(other) <= 0.5 or power == _DOUBLINGS):
             faster = other.tokens_per_s / best.tokens_per_s
             return (
                 f"the bubble is {_bubble(best):.0%} of the step: with --gbs {batch} it is {_bubble(other):.0%}, and "
-                f"{best.layout} has {faster:.1f} times the tokens/s; a larger batch also changes what a step learns"
+                f"{best.layout} has {faster:.1f} times the tokens/s; a larger batch also changes how the model learns"
             )
     return ""
 
@@ -103,11 +103,11 @@ def _bubble(candidate: Candidate) -> float:
 
 
 def near_degrees(question: Question, axis: str) -> list[int]:
-    """The three degrees of an axis nearest to the fixed one under which some layout can run; ascending."""
+    """The three degrees of an axis nearest to the fixed one with which some layout can run; ascending."""
     fixed = {name: value for name, value in question.fixed.items() if name != axis}
-    other, asked = replace(question, fixed=fixed), question.fixed[axis]
+    other, requested = replace(question, fixed=fixed), question.fixed[axis]
     can = {getattr(layout, axis) for layout, obstacle in other.layouts() if obstacle is None and other.can_run(layout)}
-    return sorted(sorted(can, key=lambda degree: abs(math.log(degree / asked)))[:3])
+    return sorted(sorted(can, key=lambda degree: abs(math.log(degree / requested)))[:3])
 
 
 def check_possible(question: Question, experiment: Experiment, profile: ClusterProfile, name: str) -> None:
@@ -121,19 +121,17 @@ def check_possible(question: Question, experiment: Experiment, profile: ClusterP
         return
     if not question.engines:
         _size_with(question, experiment, profile, Layout(1, 1, question.gpus))
-        raise ConfigError(
-            "no engine takes all the switches of [engine] that are set together", "hpc-gpt help engines lists them"
-        )
-    if len(layouts) == 1:  # the launcher refuses it with a message of its own
+        raise ConfigError("no engine has all the switches that are set in [engine]", "hpc-gpt help engines lists them")
+    if len(layouts) == 1:  # the launcher's checks have a message of their own for it
         layout, per_node = layouts[0][0], question.gpus_per_node
         check_split(question.shape, layout)
         check_nodes(layout, nodes_for(question.gpus, per_node), per_node, question.tp_across_nodes)
-    if unobstructed:  # an engine's switches are in the way, and its own message says which
+    if unobstructed:  # an engine's switches prevent it, and its own message says which
         _size_with(question, experiment, profile, unobstructed[0])
     fixed = {axis: question.fixed[axis] for axis in AXES if axis in question.fixed}
     if not layouts and {"tp", "pp", "dp"} <= set(fixed):
         _size_with(question, experiment, profile, Layout(**fixed))
-    given = " with " + ", ".join(f"{axis} {size}" for axis, size in fixed.items()) if fixed else ""
+    with_axes = " with " + ", ".join(f"{axis} {size}" for axis, size in fixed.items()) if fixed else ""
     reasons = list(dict.fromkeys(reason or NO_ENGINE for _, reason in layouts))
     if not layouts:
         reasons = [f"{' x '.join(fixed)} does not divide {question.gpus}"]
@@ -141,43 +139,43 @@ def check_possible(question: Question, experiment: Experiment, profile: ClusterP
     if reasons == [TP_SPANS]:
         hint += ", or --allow-tp-across-nodes to accept the slow links"
     raise LayoutError(
-        f"no layout of {name} can run on {counted(question.gpus, 'GPU')}{given}: {', '.join(reasons)}", hint
+        f"no layout of {name} can run on {counted(question.gpus, 'GPU')}{with_axes}: {', '.join(reasons)}", hint
     )
 
 
 def _nearest(question: Question, fixed: Mapping[str, int], reasons: Sequence[str]) -> str:
-    """What to ask instead: a near degree of a fixed axis, a near batch, or other numbers of GPUs."""
+    """The hint: a near degree of a fixed axis, a near batch, or other numbers of GPUs."""
     if reasons == [DIVIDES_NO_BATCH] and question.global_batch is not None:
         sizes = near_batches(question.global_batch, fixed.get("dp", question.gpus))
         return f"use --gbs {' or '.join(map(str, sizes))}" if sizes else "leave --tp, --pp, --dp and the batch open"
     near = {axis: " or ".join(map(str, near_degrees(question, axis))) for axis in fixed}
-    words = [f"--{axis} {degrees}" for axis, degrees in near.items() if degrees]
+    options = [f"--{axis} {degrees}" for axis, degrees in near.items() if degrees]
     if counts := working_counts(question):
-        words.append(f"--gpus {' or '.join(map(str, counts))}")
-    return f"use {', or '.join(words)}" if words else "leave --tp, --pp, --dp and the batch open"
+        options.append(f"--gpus {' or '.join(map(str, counts))}")
+    return f"use {', or '.join(options)}" if options else "leave --tp, --pp, --dp and the batch open"
 
 
 def working_counts(question: Question) -> list[int]:
-    """The three numbers of GPUs, nearest to the question's own, on which some layout can run; ascending."""
+    """The three numbers of GPUs nearest to the question's on which some layout can run; ascending."""
     per_node, gpus = question.gpus_per_node, question.gpus
     nodes = gpus // per_node
     near = [per_node * count for count in range(max(1, nodes - 64), nodes + 66)]
     doubled = [per_node * 2**power for power in range(20)]
     counts = sorted({*range(1, per_node + 1), *near, *doubled} - {gpus}, key=lambda count: abs(count - gpus))
-    found: list[int] = []
+    working: list[int] = []
     for count in counts:
         other = question.on(count)
         if any(obstacle is None and other.can_run(layout) for layout, obstacle in other.layouts()):
-            found.append(count)
-            if len(found) == 3:
+            working.append(count)
+            if len(working) == 3:
                 break
-    return sorted(found)
+    return sorted(working)
 
 
 def _size_with(question: Question, experiment: Experiment, profile: ClusterProfile, layout: Layout) -> None:
-    """Raises what `size_run` raises for the experiment's own engine under the layout."""
-    asked = replace(experiment.layout, gpus=question.gpus, nodes=None, **vars(layout))
+    """Raises the error of `size_run` for the experiment's own engine with the layout, if there is one."""
+    requested_layout = replace(experiment.layout, gpus=question.gpus, nodes=None, **vars(layout))
     engine = experiment.engine
     if "zero_stage" not in question.fixed:
         engine = replace(engine, zero_stage=None)
-    size_run(replace(experiment, layout=asked, engine=engine), profile)
+    size_run(replace(experiment, layout=requested_layout, engine=engine), profile)

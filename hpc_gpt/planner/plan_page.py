@@ -32,24 +32,24 @@ CHARTED = 6
 _MARKER = '<meta name="generator" content="hpc-gpt plan'
 MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers")
 _REST = "not allocated: reserved, context"
-# A chart has at most so many stages, evenly spread.
+# The most stages in a chart; they are evenly spread.
 STAGES = 24
 _ROW, _LABEL, _BAR = 38, 18, 14  # a row of a chart, and in it the line of its label and its bar
 _WIDEST = 99.0  # percent of a chart's width
-_CARD, _MOST = 40.0, 110.0  # a card in the table's bar, and the longest bar: a longer one ends in a tip
-# The hatching of each part, by its place; the first has none.
+_CARD, _MOST = 40.0, 110.0  # the card's width in a bar of the table, and the longest bar: a longer one ends in a tip
+# The hatching of each part, by its place; the first is plain.
 _HATCHES = (
     "", "M0 8L8 0", "M0 0L8 8", "M0 4H8", "M4 0V8", "M0 4H8M4 0V8", "M0 8L8 0M0 0L8 8", "M2 2h1M6 6h1", "M0 2H8M0 6H8",
 )  # fmt: skip
 
 
 def check_page(path: Path) -> None:
-    """ConfigError unless `write_plan_page` may write there: only a plan's page is overwritten."""
+    """Raises ConfigError if `path` has another file than a plan's page, which alone is overwritten."""
     check_page_target(path, _MARKER, "plan")
 
 
 def write_plan_page(path: Path, searched: Searched, budget_tokens: float, name: str, params: int, command: str) -> None:
-    """Writes the page, whole or not at all."""
+    """Writes the page completely or not at all."""
     check_page(path)
     replace_whole(path, build_plan_page(searched, budget_tokens, name, params, command))
 
@@ -71,10 +71,12 @@ def build_plan_page(searched: Searched, budget_tokens: float, name: str, params:
         hatches=hatches(),
         summary=heading(searched, name, params),
         columns=sorted(
-            (each for each in PLAN_COLUMNS if each.keys[0] not in _DRAWN), key=lambda each: each.keys[0] not in _FIRST
+            (column for column in PLAN_COLUMNS if column.keys[0] not in _DRAWN),
+            key=lambda column: column.keys[0] not in _FIRST,
         ),
         rows=[
-            (PlanRow(each, best[0] if best else each), _row_class(each, best), _memory_bar(each)) for each in shown
+            (PlanRow(candidate, best[0] if best else candidate), _row_class(candidate, best), _memory_bar(candidate))
+            for candidate in shown
         ],
         left_out=left_out_text(searched),
         unchecked=unchecked(searched),
@@ -87,7 +89,7 @@ def build_plan_page(searched: Searched, budget_tokens: float, name: str, params:
 
 
 def _best(searched: Searched, budget_tokens: float) -> dict[str, Any] | None:
-    """The best layout in words and figures; None if nothing fits."""
+    """The best layout as texts and figures; None if nothing fits."""
     if not searched.candidates:
         return None
     best = searched.candidates[0]
@@ -102,17 +104,17 @@ def _best(searched: Searched, budget_tokens: float) -> dict[str, Any] | None:
 
 
 def _row_class(candidate: Candidate, best: Sequence[Candidate]) -> str:
-    """The classes of a row, of which the style makes a colour: the row says the same in words."""
+    """The CSS classes of a row, for its colour; the row's text says the same."""
     if candidate.step is None:
         return "impossible"
     return " ".join(("best",) * (candidate is best[0]) + ("tight",) * candidate.is_tight)
 
 
 def _memory_bar(candidate: Candidate) -> Svg:
-    """The memory that is needed, over a frame that is the card; what does not fit is outside it, and red."""
+    """A bar of the needed memory over a frame for the card; the part that does not fit is outside it, in red."""
     long = _CARD * candidate.need_gib / candidate.card_gib
     if long > _CARD:
-        long = max(long, _CARD + 4)  # seen at any size
+        long = max(long, _CARD + 4)  # visible at any size
     filled = min(long, _MOST - 6) if long > _MOST else long
     bar = element("rect", x=0, y=1, width=min(filled, _CARD), height=10, class_="bar")
     if filled > _CARD:
@@ -124,7 +126,7 @@ def _memory_bar(candidate: Candidate) -> Svg:
 
 
 def hatches() -> Svg:
-    """The fill patterns of all drawings, in an image that shows nothing."""
+    """The fill patterns of all drawings, in an image without visible content."""
     box = {"width": 8, "height": 8, "patternUnits": "userSpaceOnUse"}
     patterns = ""
     for place, path in enumerate(_HATCHES):
@@ -133,13 +135,13 @@ def hatches() -> Svg:
     return ornament(element("defs", patterns), 0, 0, "hatches")
 
 
-# A section has charts that share a legend of (swatch, text); a chart is a drawing, and the same in figures.
+# A section has charts that share a legend of (swatch, text); a chart is a drawing and a table of its figures.
 def memory_section(candidates: Sequence[Candidate]) -> dict[str, Any]:
     """A chart for each candidate: a bar for each stage against the card."""
     charts = [_memory_chart(candidate, place) for place, candidate in enumerate(candidates)]
     text = (
-        "A bar is the peak of one GPU of a stage, in GiB; the dashed line is the card, and what is above it is red. "
-        "Besides what is allocated there is what PyTorch reserves and what CUDA and NCCL hold."
+        "A bar is the peak memory of one GPU of a stage, in GiB; the dashed line is the card, and the part above it is "
+        "red. In addition to allocated memory a bar has the memory that PyTorch reserves and that CUDA and NCCL hold."
     )
     legend = [_legend_entry(place, name) for place, name in enumerate((*MEMORY_PARTS, _REST))]
     return {
@@ -159,7 +161,7 @@ def time_section(candidates: Sequence[Candidate]) -> dict[str, Any] | None:
         scale = tokens / (one.training.global_batch * one.training.shape.seq)
         seconds = [getattr(one.step, part.field) * scale for part in used]
         rows.append((str(one.layout), seconds))
-        figures.append([str(one.layout), *(f"{each:.3g}" for each in seconds), f"{sum(seconds):.4g}"])
+        figures.append([str(one.layout), *(f"{part_s:.3g}" for part_s in seconds), f"{sum(seconds):.4g}"])
     name = "Time of a step by layout"
     parts = [(PARTS.index(part), part.name) for part in used]
     picture = _bars(name, rows, parts, None, "s", "time-0")
@@ -181,21 +183,21 @@ def _memory_chart(candidate: Candidate, place: int) -> dict[str, Any]:
     for number in shown:
         stage = stages[number]
         sizes = [float(getattr(stage, name)) for name in MEMORY_PARTS]
-        rest = max(0.0, stage.nvidia_smi - stage.allocated)
+        unallocated = max(0.0, stage.nvidia_smi - stage.allocated)
         mark = " (decides)" if number == candidate.memory.deciding else ""
-        rows.append((f"stage {number}{mark}", [*sizes, rest]))
-        figures.append([f"{number}", *(each.show(stage) for each in columns)])
+        rows.append((f"stage {number}{mark}", [*sizes, unallocated]))
+        figures.append([f"{number}", *(column.show(stage) for column in columns)])
     name = f"Memory of {candidate.layout}"
     if len(shown) < len(stages):
         name += f", {len(shown)} of {len(stages)} stages"
     parts = list(enumerate((*MEMORY_PARTS, _REST)))
     picture = _bars(name, rows, parts, candidate.card_gib, "GiB", f"memory-{place}")
-    headings = ["Stage", *(each.heading for each in columns)]
+    headings = ["Stage", *(column.heading for column in columns)]
     return {"drawing": picture, "caption": f"{name}, GiB", "headings": headings, "rows": figures}
 
 
 def _shown(stages: int, deciding: int) -> list[int]:
-    """The stages shown: all, or STAGES of them evenly spread, with the first, the last and the deciding one."""
+    """The stages to show: all, or STAGES of them, evenly spread, with the first, the last and the deciding one."""
     if stages <= STAGES:
         return list(range(stages))
     spread = {round(place * (stages - 1) / (STAGES - 1)) for place in range(STAGES)}
@@ -210,7 +212,7 @@ def _bars(
     unit: str,
     anchor: str,
 ) -> Svg:
-    """Bars of `parts`, (place of the hatching, name), each below its label and sum; `limit` is a line across."""
+    """Bars of `parts`, (place of the hatching, name), each below its label and sum; `limit` is a line across all."""
     most = max([sum(sizes) for _, sizes in rows] + ([limit] if limit else []))
     scale = _WIDEST / most if most > 0 else 0.0
     content, description = "", []
@@ -229,8 +231,8 @@ def _bars(
             content += element(
                 "rect", x=f"{limit * scale:.2f}%", y=top + _LABEL, width=above, height=_BAR, class_="over"
             )
-        said = ", ".join(f"{name} {size:.3g}" for (_, name), size in zip(parts, sizes, strict=True) if size > 0)
-        description.append(f"{label} {total:.3g} {unit}: {said}")
+        amounts = ", ".join(f"{name} {size:.3g}" for (_, name), size in zip(parts, sizes, strict=True) if size > 0)
+        description.append(f"{label} {total:.3g} {unit}: {amounts}")
     height = len(rows) * _ROW + 4
     if limit:
         at = f"{limit * scale:.2f}%"

@@ -1,4 +1,4 @@
-"""The planner's part in preparing a run: choose open values, predict memory and time, refuse what does not fit."""
+"""The planner's part in preparing a run: chooses open values, predicts memory and time, refuses too large runs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 _MICRO_BATCH, _PP = "layout.micro_batch", "layout.pp"
-# {what the planner chooses if it is not given: its name in texts}; more stages only if one does not fit.
+# {key that the planner chooses if it is not given: its name in texts}; more stages only if one does not fit.
 _OPEN = {"engine.recompute": "recompute", "engine.zero_stage": "ZeRO stage", _MICRO_BATCH: "micro-batch", _PP: "pp"}
 
-# More than the settings that one layout can have, all of which are kept to find the rules' among them.
+# More settings than one layout can have: all are kept, to find the default ones among them.
 _EVERY = 10**4
 # A layout is the user's if one of them is given.
 _AXES = frozenset({"layout.tp", _PP, "layout.dp"})
@@ -38,10 +38,10 @@ _FASTER_S = 2.0
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is predicted, or why nothing is, for the user; and the figures in it, None if nothing is predicted."""
+    """The prediction as text for the user, or why there is none, and its figures; None if nothing is predicted."""
 
     text: str
-    found: Predicted | None = None
+    predicted: Predicted | None = None
     tables: dict[str, Any] | None = None  # of predicted.json
 
     @property
@@ -57,8 +57,8 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a run is predicted to need on the nodes of a profile; its `run` has no step, with the reason, if its time is
-    not predicted. `may_run`: it fits but for what its offloaded activations take of a host."""
+    """The predicted memory and time of a run on the nodes of a profile. If the time cannot be predicted, `run` has no
+    step and `no_time` says why. `may_run`: it fits, not counting the activations that it offloads to a host."""
 
     profile: ClusterProfile
     machine: Machine
@@ -68,8 +68,8 @@ class Predicted:
 
 
 class PlanChoice(NamedTuple):
-    """The planner's values for what is open: `keys`, by dotted key, and `lines` that name them. `best`: the best of all
-    layouts, if the plan went through them."""
+    """The planner's values of the open keys: `keys`, by dotted key, and `lines` that name them. `best`: the best of all
+    layouts, if the plan searched all."""
 
     keys: Mapping[str, Any] = {}
     lines: tuple[str, ...] = ()
@@ -77,20 +77,20 @@ class PlanChoice(NamedTuple):
 
 
 def plan_open(
-    resolved: Sized, profile: ClusterProfile, given: Collection[str], all_layouts: bool = False
+    resolved: Sized, profile: ClusterProfile, given_keys: Collection[str], all_layouts: bool = False
 ) -> PlanChoice:
-    """The planner's values of the keys that are open, where they are better than those of `resolved`.
+    """The planner's values of the open keys, where they are better than the values in `resolved`.
 
     Open are the ZeRO stage, recomputation, the micro-batch, and pp if one stage does not fit, unless they are in
-    `given` (dotted keys). Empty if the profile says too little, or if nothing fits. The caller sizes the run with the
-    keys, as a given switch may refuse them. `all_layouts`: if tp, pp and dp are all open, too, the one search goes
-    through all layouts, unless that takes more than _FASTER_S.
+    `given_keys` (dotted keys). Empty if the profile says too little, or if nothing fits. The caller sizes the run with
+    the keys, because a switch that the user gave may refuse them. `all_layouts`: if tp, pp and dp are open, too, the
+    same search covers all layouts, unless that takes more than _FASTER_S.
     """
     if runs_program(resolved):
         return PlanChoice()
     from hpc_gpt.planner.training import engine_for
 
-    open_keys, is_whole = set(_OPEN) - {_PP, *given}, not _AXES.isdisjoint(given)
+    open_keys, is_whole = set(_OPEN) - {_PP, *given_keys}, not _AXES.isdisjoint(given_keys)
     may_split = not is_whole and resolved.layout.pp == 1 and engine_named(resolved.engine.name).splits("pp")
     if not (open_keys or may_split):
         return PlanChoice()
@@ -110,38 +110,40 @@ def plan_open(
         _MICRO_BATCH: (run.micro_batch, resolved.batch.micro_batch),
         _PP: (run.pp, resolved.layout.pp),
     }
-    changed = {key: value for key, (value, rule) in values.items() if key not in given and value != rule}
+    changed = {key: value for key, (value, rule) in values.items() if key not in given_keys and value != rule}
     if not engine_named(resolved.engine.name).has_zero:
         changed.pop("engine.zero_stage", None)
     if not changed:
         return PlanChoice(best=best)
-    words = ", ".join(f"{_OPEN[key]} {value}" for key, value in changed.items())
+    choices = ", ".join(f"{_OPEN[key]} {value}" for key, value in changed.items())
     keys: dict[str, Any] = dict(changed)
-    if "engine.compile" not in given:
-        keys["engine.compile"] = engine_for(run, resolved.engine).compile  # ZeRO-3 takes no edges
+    if "engine.compile" not in given_keys:
+        keys["engine.compile"] = engine_for(run, resolved.engine).compile  # ZeRO-3 cannot compile the edges
     if {_PP, _MICRO_BATCH} & set(changed):
         sizes = {**vars(run.layout), **vars(solve_batch(run.dp, run.micro_batch, run.micro_batches))}
         keys |= {f"layout.{name}": size for name, size in sizes.items()}
-    return PlanChoice(keys, (f"from plan: {words}, which neither flags nor experiment give",), best)
+    return PlanChoice(keys, (f"from plan: {choices}, which neither flags nor experiment give",), best)
 
 
 def best_layouts(
-    resolved: Sized, profile: ClusterProfile, given: Collection[str], most: int, of_any_engine: bool = False
+    resolved: Sized, profile: ClusterProfile, given_keys: Collection[str], most: int, of_any_engine: bool = False
 ) -> list[tuple[str, dict[str, Any]]]:
-    """(name, {dotted key: value}) of the best layouts of the run's GPUs and global batch that fit, each with its best
-    settings, but for the keys `given`, and `of_any_engine` or of the run's. Raises ConfigError if the profile says too
-    little for a plan."""
+    """(name, {dotted key: value}) of the `most` best layouts that fit, for the run's GPUs and global batch, each with
+    its best settings. The keys in `given_keys` stay, and so does the engine unless `of_any_engine`. Raises ConfigError
+    if the profile says too little for a plan."""
     from hpc_gpt.planner.training import engine_for
 
     open_keys = _LAYOUTS | ({"engine.name"} if of_any_engine else set())
-    found = _search(resolved, profile, _machine_for(resolved, profile), _ALL - (open_keys - set(given)))
+    searched = _search(resolved, profile, _machine_for(resolved, profile), _ALL - (open_keys - set(given_keys)))
     layouts = []
-    for run in [each.training for each in found.best_of_layouts if not each.needs_unknown_host][:most]:
+    for run in [candidate.training for candidate in searched.best_of_layouts if not candidate.needs_unknown_host][
+        :most
+    ]:
         engine = engine_for(run, resolved.engine)
         sizes = {**vars(run.layout), **vars(solve_batch(run.dp, run.micro_batch, run.micro_batches))}
         keys: dict[str, Any] = {f"layout.{name}": size for name, size in sizes.items()}
-        own = vars(resolved.engine)
-        keys |= {f"engine.{name}": value for name, value in vars(engine).items() if value != own[name]}
+        run_engine = vars(resolved.engine)
+        keys |= {f"engine.{name}": value for name, value in vars(engine).items() if value != run_engine[name]}
         layouts.append((str(run.layout), keys))
     return layouts
 
@@ -154,16 +156,16 @@ def predict(resolved: Sized, profile: ClusterProfile, refuse: bool) -> Predictio
     if runs_program(resolved):
         return Prediction("a program of your own")
     try:
-        found = _predict(resolved, profile)
+        predicted = _predict(resolved, profile)
     except UserError as fault:
         return Prediction(str(fault))
-    if not found.may_run and refuse:
-        raise _refusal(resolved, found)
-    return Prediction(_text(resolved, found), found, _tables(found))
+    if not predicted.may_run and refuse:
+        raise _refusal(resolved, predicted)
+    return Prediction(_text(resolved, predicted), predicted, _tables(predicted))
 
 
 def _machine_for(resolved: Sized, profile: ClusterProfile) -> Machine:
-    """The profile's machine. ConfigError if it says too little, or if the run's GPUs are more than are joined."""
+    """The profile's machine. Raises ConfigError if the profile says too little, or no network joins the run's GPUs."""
     from hpc_gpt.planner.machine import check_reach, machine_of
 
     machine = machine_of(profile)
@@ -186,49 +188,49 @@ def _predict(resolved: Sized, profile: ClusterProfile) -> Predicted:
         run = replace(run, step=predict_step(run.training, machine, constants_of(profile)))
     except ConfigError as fault:
         no_time = str(fault)
-    # Megatron-DeepSpeed's rows had more activations than this on such nodes: those are no reason to refuse a run.
+    # Megatron-DeepSpeed's rows had more activations than this on such nodes, so activations do not refuse a run.
     states = candidate_of(replace(run.training, activations_on_host=False), machine)
     may_run = run.need_gib <= run.card_gib and states.host_share <= 1
     return Predicted(profile, machine, run, no_time, may_run)
 
 
 def constants_of(profile: ClusterProfile) -> Constants:
-    """The planner's constants: those for data sheets, with the profile's calibration laid over them."""
+    """The planner's constants: the defaults, replaced by the profile's calibration where it has one."""
     from hpc_gpt.planner.machine import constants_from
 
     return constants_from(profile.calibration.constants if profile.calibration else {})
 
 
-def _text(resolved: Sized, found: Predicted) -> str:
-    time = in_words(plan_figures(found.run), "step", "band") or f"no time: {found.no_time}"
-    fits = "" if found.run.fits else ": does not fit"
-    return f"{resolved.layout} needs {needs(found.run)}{fits}; {time}"
+def _text(resolved: Sized, predicted: Predicted) -> str:
+    time = in_words(plan_figures(predicted.run), "step", "band") or f"time not predicted: {predicted.no_time}"
+    fits = "" if predicted.run.fits else ": does not fit"
+    return f"{resolved.layout} needs {needs(predicted.run)}{fits}; {time}"
 
 
-def _tables(found: Predicted) -> dict[str, Any]:
+def _tables(predicted: Predicted) -> dict[str, Any]:
     """The tables of predicted.json."""
-    memory, step = found.run.memory, found.run.step
+    memory, step = predicted.run.memory, predicted.run.step
     stages = [{**asdict(stage), "allocated": stage.allocated} for stage in memory.stages]
     return {
         "schema": SCHEMA,
         "version": __version__,
-        "fits": found.run.fits,
-        "memory_gib": {"card": found.machine.memory_gib, "deciding": memory.deciding, "stages": stages},
+        "fits": predicted.run.fits,
+        "memory_gib": {"card": predicted.machine.memory_gib, "deciding": memory.deciding, "stages": stages},
         "step": {**asdict(step), "step_s": step.step_s} if step else None,
-        "calibrated": bool(found.profile.calibration and found.profile.calibration.constants),
-        "machine": asdict(found.machine),
+        "calibrated": bool(predicted.profile.calibration and predicted.profile.calibration.constants),
+        "machine": asdict(predicted.machine),
     }
 
 
-def _refusal(resolved: Sized, found: Predicted) -> LayoutError:
-    run = found.run
-    message = f"{resolved.layout} is predicted not to fit on {found.machine.device}: it needs {needs(run)}"
-    nearest = _nearest(resolved, found)
+def _refusal(resolved: Sized, predicted: Predicted) -> LayoutError:
+    run = predicted.run
+    message = f"{resolved.layout} is predicted not to fit on {predicted.machine.device}: it needs {needs(run)}"
+    nearest = _nearest(resolved, predicted)
     if nearest is None:
         return LayoutError(
             message,
-            f"no layout of {counted(resolved.gpus, 'GPU')} fits it at global batch {resolved.batch.global_batch}: "
-            "more GPUs, a smaller model, a shorter --seq, or --force to run it anyway",
+            f"no layout of {counted(resolved.gpus, 'GPU')} fits at global batch {resolved.batch.global_batch}: "
+            "use more GPUs, a smaller model, a shorter --seq, or --force to run it anyway",
         )
     time = in_words(plan_figures(nearest), "step", "band") if run.step else ""
     what = "; ".join(filter(None, (f"{nearest.layout}: {needs(nearest)}", time)))
@@ -250,17 +252,17 @@ _NEARER: tuple[tuple[str, ...], ...] = (
     (*_SMALL, *_SPLITS, *_SWITCHES, "engine.name"),
 )
 _ALL = frozenset(key for keys in _NEARER for key in keys)
-# What a plan chooses but a run keeps.
+# Keys that a plan chooses but that a run keeps.
 _KEPT = ("engine.cp_exchange", "engine.compile", "engine.loss_chunks", "engine.activation_offload")
-# What differs between the layouts of a run: its engine and what it offloads stay.
+# Keys that differ between the layouts of a run; its engine and its offload stay.
 _LAYOUTS = frozenset((*_SMALL, *_SPLITS, "engine.sequence_parallel"))
 
 
-def _nearest(resolved: Sized, found: Predicted) -> Candidate | None:
+def _nearest(resolved: Sized, predicted: Predicted) -> Candidate | None:
     """The fastest candidate that fits after the smallest change of settings; None if none fits."""
     for open_keys in _NEARER:
         try:
-            picked = _search(resolved, found.profile, found.machine, _ALL - set(open_keys)).best
+            picked = _search(resolved, predicted.profile, predicted.machine, _ALL - set(open_keys)).best
         except UserError:
             continue
         if picked is not None:
@@ -285,76 +287,82 @@ def _pick(
     may_split: bool,
     searched: Searched | None,
 ) -> Candidate | None:
-    """The planner's choice of the `open_keys` in the layout of the rules, or with more stages if that `may_split`; out
-    of `searched`, or of a search of its own. None if none fits, or if the rules' choice is as good."""
+    """The planner's choice of the `open_keys` in the default layout, or with more stages if it `may_split`; taken from
+    `searched`, else from a new search. None if nothing fits, or if the defaults are as good."""
 
     def candidates(holds: Collection[str]) -> list[Candidate]:
         if searched is None:
             return _search(resolved, profile, machine, holds, keep=_EVERY).candidates
         return _with_values(searched.candidates, resolved, holds)
 
-    found = candidates(_ALL - set(open_keys))
-    if not found and may_split:
-        found = candidates(_ALL - {*open_keys, _PP, "layout.dp"})
+    fitting = candidates(_ALL - set(open_keys))
+    if not fitting and may_split:
+        fitting = candidates(_ALL - {*open_keys, _PP, "layout.dp"})
     by_rules = resolved.layout, resolved.engine.recompute, resolved.batch.micro_batch
-    runs = ((each, each.training) for each in found)
-    ruled = next((each for each, run in runs if (run.layout, run.recompute, run.micro_batch) == by_rules), None)
-    if not found or (ruled is not None and ruled.merit <= found[0].merit):
+    runs = ((candidate, candidate.training) for candidate in fitting)
+    ruled = next(
+        (candidate for candidate, run in runs if (run.layout, run.recompute, run.micro_batch) == by_rules), None
+    )
+    if not fitting or (ruled is not None and ruled.merit <= fitting[0].merit):
         return None
-    return found[0]
+    return fitting[0]
 
 
 def _with_values(candidates: Iterable[Candidate], resolved: Sized, holds: Collection[str]) -> list[Candidate]:
-    """The candidates with the run's values of the keys `holds`, best first among themselves."""
+    """The candidates that have the run's values of the keys `holds`, best first."""
     from hpc_gpt.planner.search import ranked
     from hpc_gpt.planner.training import training_of
 
     names = ["engine" if key == "engine.name" else key.partition(".")[2] for key in holds]
     run = training_of(resolved)
     values = [getattr(run, name) for name in names]
-    return ranked(each for each in candidates if [getattr(each.training, name) for name in names] == values)
+    return ranked(
+        candidate for candidate in candidates if [getattr(candidate.training, name) for name in names] == values
+    )
 
 
-def faster_notes(prediction: Prediction, resolved: Sized, given: Collection[str], best: Candidate | None) -> list[str]:
-    """Lines on what is predicted to make the run faster: the `best` of all layouts, if the plan went through them, and
-    compiling, unless that is `given` (dotted keys). Empty if the run's own time is not predicted."""
-    found = prediction.found
-    if found is None or (step := found.run.step) is None:
+def faster_notes(
+    prediction: Prediction, resolved: Sized, given_keys: Collection[str], best: Candidate | None
+) -> list[str]:
+    """Notes on changes that are predicted to make the run faster: the `best` of all layouts, if the plan searched all,
+    and compiling, unless that is `given_keys` (dotted keys). Empty if the run's own time is not predicted."""
+    predicted = prediction.predicted
+    if predicted is None or (step := predicted.run.step) is None:
         return []
     notes = []
     if best is not None:
-        notes.append(_faster_layout(resolved, found, step, best))
-    if "engine.compile" not in given and (
-        compiled := compiled_step(found.run.training, found.machine, constants_of(found.profile))
+        notes.append(_faster_layout(resolved, predicted, step, best))
+    if "engine.compile" not in given_keys and (
+        compiled := compiled_step(predicted.run.training, predicted.machine, constants_of(predicted.profile))
     ):
         notes.append(
             f"note: engine.compile = block is predicted {step.step_s / compiled.step_s:.2f} times as fast: "
-            f"{_instead(replace(found.run, step=compiled), found.run)}; use --set engine.compile=block"
+            f"{_instead(replace(predicted.run, step=compiled), predicted.run)}; use --set engine.compile=block"
         )
     return [note for note in notes if note]
 
 
-def _faster_layout(resolved: Sized, found: Predicted, ours: StepTime, best: Candidate) -> str:
-    """A line on another layout of as many GPUs and of the same global batch, the `best`; empty if it is not predicted
-    faster by more than both error bands."""
+def _faster_layout(resolved: Sized, predicted: Predicted, ours: StepTime, best: Candidate) -> str:
+    """A note on the `best` layout of as many GPUs and the same global batch; empty unless it is predicted to be faster
+    by more than both error bands."""
     theirs = best.step
     if theirs is None or theirs.step_s * (1 + theirs.band) >= ours.step_s * (1 - ours.band):
         return ""
-    flags = _flags(found.run.training, best.training)
+    flags = _flags(predicted.run.training, best.training)
     what = f"{best.layout} is predicted faster than {resolved.layout}"
     if str(best.layout) == str(resolved.layout):
         what = f"{flags} is predicted faster in the same layout, {best.layout}"
-    return f"note: {what}: {_instead(best, found.run)}; use {flags}"
+    return f"note: {what}: {_instead(best, predicted.run)}; use {flags}"
 
 
 def _instead(faster: Candidate, run: Candidate) -> str:
-    """The time of a step of `faster`, and that of `run`."""
-    ours, theirs = ({key: each.text for key, each in plan_figures(one).items()} for one in (run, faster))
+    """The step times of `faster` and of `run` as text."""
+    ours, theirs = ({key: figure.text for key, figure in plan_figures(one).items()} for one in (run, faster))
     return f"step {theirs['step']} instead of {ours['step']}, give or take {theirs['band']} and {ours['band']}"
 
 
 def compiled_step(training: Training, machine: Machine, constants: Constants) -> StepTime | None:
-    """The step of a training with its blocks and loss compiled; None if they are, cannot be, or gain less than 1%."""
+    """The step of a training with blocks and loss compiled; None if they already are, cannot be, or gain under 1 %."""
     from hpc_gpt.planner.step_time import can_compile, predict_step
 
     if training.compiled or not can_compile(training, machine):
@@ -366,7 +374,7 @@ def compiled_step(training: Training, machine: Machine, constants: Constants) ->
 def _search(
     resolved: Sized, profile: ClusterProfile, machine: Machine, holds: Collection[str], **limits: Any
 ) -> Searched:
-    """What fits with the run's values of the keys `holds` and of the global batch. `limits` are those of `search`."""
+    """Searches with the run's values of the keys `holds` and of the global batch; `limits`: arguments of `search`."""
     from hpc_gpt.planner.question import question_of
     from hpc_gpt.planner.search import search
 
@@ -377,19 +385,19 @@ def _search(
     return search(question, machine, constants_of(profile), **limits)
 
 
-def _flags(asked: Training, nearest: Training) -> str:
+def _flags(requested: Training, nearest: Training) -> str:
     """The options that turn the requested training into the nearest that fits."""
-    words = []
+    options = []
     for name, flag in _FLAGS.items():
         value = getattr(nearest, name)
         if name == "zero_stage" and not engine_of(nearest).has_zero:
-            words += ["--set engine.zero_stage="] if engine_of(asked).has_zero else []
-        elif value != getattr(asked, name) or (name == "tp" and nearest.engine != asked.engine):
+            options += ["--set engine.zero_stage="] if engine_of(requested).has_zero else []
+        elif value != getattr(requested, name) or (name == "tp" and nearest.engine != requested.engine):
             # Another engine has another default tp.
-            words.append(f"{flag}{str(value).lower() if isinstance(value, bool) else value}")
-    if (asked.micro_batch, asked.dp) != (nearest.micro_batch, nearest.dp):
-        words.append(f"--global-batch-size {nearest.global_batch}")
-    return " ".join(words)
+            options.append(f"{flag}{str(value).lower() if isinstance(value, bool) else value}")
+    if (requested.micro_batch, requested.dp) != (nearest.micro_batch, nearest.dp):
+        options.append(f"--global-batch-size {nearest.global_batch}")
+    return " ".join(options)
 
 
 _FLAGS: Mapping[str, str] = {

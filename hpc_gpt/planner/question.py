@@ -1,4 +1,4 @@
-"""The question of a search: a model, a number of GPUs, what is fixed and what is open."""
+"""The question of a search: a model, a number of GPUs, and which settings are fixed or open."""
 
 import functools
 import itertools
@@ -23,14 +23,14 @@ from hpc_gpt.planner.training import PLANNED, has_mask, traits_of, update_mode, 
 
 # In ascending order, as RECOMPUTES, so that the plainer of two equal candidates comes first.
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "full")
-# A reason why a layout cannot run, as those of `_obstacle`: keys of `plan --json`, which do not change.
+# Reasons why a layout cannot run, like those of `_obstacle`: keys of `plan --json`, which do not change.
 NO_ENGINE = "no engine that is asked for splits so"
 NO_GAIN = "a shorter cp is as fast"
 DIVIDES_NO_BATCH = "dp does not divide the global batch"
 TP_SPANS = "tp would span nodes"
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # tried if the global batch is open
 _LOSS_CHUNKS = (8, 64)  # tried if the logits do not fit
-_LEAST_TOKENS = 1024  # of a rank under cp: published layouts have 4,096, and kernels want their tiles full
+_LEAST_TOKENS = 1024  # per rank under cp: published layouts have 4,096, and kernels need full tiles
 _BATCH = ("micro_batch", "micro_batches")
 # Keys of an experiment that fix the field of a Training with the same name.
 _FIXABLE = (
@@ -44,7 +44,7 @@ _MOST = 10**9
 class Question:
     """`fixed`: values that are not searched, by the name of the Training's field. `global_batch` is None if `fixed` has
     micro_batches, from which it follows. `traits`: by engine, the fields that follow from its switches (`traits_of`).
-    `plain`: by engine, those of them without fast settings, which a loss in chunks has not by default.
+    `plain`: by engine, their values without fast settings, for a loss in chunks, which has none by default.
     `savings`: names of switches that may be turned on where memory is short. `most_cp`: the largest cp that is tried.
     `usual_batch`: the default global batch on so many GPUs.
     """
@@ -68,7 +68,7 @@ class Question:
     usual_batch: Callable[[int], int] | None = None
 
     def of(self, shape: ModelShape) -> "Question":
-        """The same question of another model, or of another sequence."""
+        """The same question about another model, or another sequence length."""
         return replace(self, shape=shape, most_cp=max(1, shape.seq // _LEAST_TOKENS))
 
     def on(self, gpus: int) -> "Question":
@@ -87,7 +87,7 @@ class Question:
                         yield layout, self._obstacle(layout)
 
     def batches(self, dp: int) -> list[tuple[int, int]]:
-        """(micro_batch, micro_batches) of every way to divide the global batch, the smallest micro-batch first."""
+        """(micro_batch, micro_batches) for every way to divide the global batch, small micro-batches first."""
         if self.global_batch is None:
             return [(size, self.fixed["micro_batches"]) for size in self._choices("micro_batch", _MICRO_BATCHES)]
         if self.global_batch % dp:
@@ -95,7 +95,7 @@ class Question:
         share = self.global_batch // dp
         pairs = [(size, share // size) for size in divisors(share)]
         fixed = tuple(self.fixed.get(name) for name in _BATCH)
-        return [pair for pair in pairs if all(own in (None, size) for own, size in zip(fixed, pair, strict=True))]
+        return [pair for pair in pairs if all(value in (None, size) for value, size in zip(fixed, pair, strict=True))]
 
     def ways(self, layout: Layout) -> Iterator[Training]:
         """A training for each allowed combination of engine, ZeRO stage, offload, sharded optimizer and chunks.
@@ -109,7 +109,7 @@ class Question:
                 self._states(engine, layout), self._exchanges(engine, layout)
             ):
                 traits = self.traits.get(engine, {})
-                if stage == 3:  # which calls the head by itself
+                if stage == 3:  # ZeRO-3 calls the head by itself
                     traits = {**traits, "compiled_head": False}
                 has_ratio = "offload_ratio" in engine_named(engine).switches and stage == 3 and offload != "none"
                 for chunks in self._chunks(engine, layout.pp):
@@ -134,7 +134,7 @@ class Question:
                     )
 
     def techniques(self, engine: str, tp: int, cp: int = 1) -> list[tuple[bool, Recompute]]:
-        """(sequence_parallel, recompute) of each way to save activations that the engine supports under `tp`, `cp`."""
+        """(sequence_parallel, recompute) for each way to save activations that the engine has with `tp` and `cp`."""
         facts = engine_named(engine)
         can_split = "sequence_parallel" in facts.switches and tp > 1 and self.shape.seq % (tp * cp) == 0
         return [
@@ -145,8 +145,8 @@ class Question:
         ]
 
     def saved(self, training: Training) -> Iterator[Training]:
-        """What else may be tried for a training that does not fit, the fastest first: a loss in chunks, layers' inputs
-        in the host's memory (under full recomputation nothing else of them is kept), and both."""
+        """Yields variants of a training that does not fit, the fastest first: a loss in chunks, layers' inputs in the
+        host's memory (under full recomputation layers keep nothing else), and both."""
         if not self.savings & engine_named(training.engine).switches:
             return
         chunks = _LOSS_CHUNKS if "loss_chunks" in self.savings else ()
@@ -158,12 +158,12 @@ class Question:
                     yield replace(training, activations_on_host=on_host, loss_chunks=pieces, **plain)
 
     def can_run(self, layout: Layout) -> bool:
-        """Whether any engine and batch can run under a layout without an obstacle."""
+        """Whether any engine and batch can run with a layout that has no obstacle."""
         return bool(self.batches(layout.dp)) and any(True for _ in self.ways(layout))
 
-    def _choices(self, name: str, known: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The values of a field to try: the fixed one alone, or all that are known."""
-        return (self.fixed[name],) if name in self.fixed else known
+    def _choices(self, name: str, open_values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The values of a field to try: the fixed one alone, or all known ones."""
+        return (self.fixed[name],) if name in self.fixed else open_values
 
     def _obstacle(self, layout: Layout) -> str | None:
         """The reason why the layout cannot run, by the rules of `check_split`, `check_nodes` and `solve_batch`."""
@@ -180,28 +180,28 @@ class Question:
         return None
 
     def _exchanges(self, engine: str, layout: Layout) -> list[CpExchange]:
-        """What the ranks of cp can exchange; without any, the plain value."""
+        """The ways in which the ranks of cp can exchange attention's inputs; with cp 1 the default alone."""
         facts = engine_named(engine)
         if layout.cp == 1:
             return [self.fixed.get("cp_exchange", "heads")]
-        known = ("ring",) if "ring" in facts.cp_exchanges else facts.cp_exchanges  # hidden beside attention
+        possible = ("ring",) if "ring" in facts.cp_exchanges else facts.cp_exchanges  # attention hides a ring
         return [
             exchange
-            for exchange in self._choices("cp_exchange", known)
+            for exchange in self._choices("cp_exchange", possible)
             if exchange in facts.cp_exchanges
             and facts.context_obstacle(self.shape, layout, Engine(name=engine, cp_exchange=exchange)) is None
         ]
 
     def _states(self, engine: str, layout: Layout) -> Iterator[tuple[int, Offload, bool]]:
-        """Each (zero_stage, offload, sharded_optimizer) that the engine supports under the layout."""
+        """Yields each (zero_stage, offload, sharded_optimizer) that the engine supports with the layout."""
         facts = engine_named(engine)
         if any(size > 1 and axis not in facts.axes for axis, size in vars(layout).items() if axis != "dp"):
             return
-        for asked in self._choices("zero_stage", facts.zero_stages):
-            stage = facts.stage_that_runs(asked, self.dtype)
-            # A stage that would run as another one is tried only if the user asks for it.
-            searched_already = stage != asked and "zero_stage" not in self.fixed
-            if asked not in facts.zero_stages or (layout.pp > 1 and asked > 1) or searched_already:
+        for zero_stage in self._choices("zero_stage", facts.zero_stages):
+            stage = facts.stage_that_runs(zero_stage, self.dtype)
+            # A stage that would run as another one is tried only if the user requests it.
+            searched_already = stage != zero_stage and "zero_stage" not in self.fixed
+            if zero_stage not in facts.zero_stages or (layout.pp > 1 and zero_stage > 1) or searched_already:
                 continue
             for offload in self._choices("offload", OFFLOADS):
                 if not _can_offload(engine, stage, offload):
@@ -211,7 +211,7 @@ class Question:
                         yield stage, offload, sharded
 
     def _chunks(self, engine: str, pp: int) -> list[int]:
-        """Interleaved chunks of a stage. All stages and chunks of an engine that has them are equally deep."""
+        """The numbers of interleaved chunks per stage to try. With chunks, all stages and chunks are equally deep."""
         if not engine_named(engine).has_chunks:
             return [chunks for chunks in self._choices("vp", (1,)) if chunks == 1]
         places = self.shape.layers + 2 * engine_named(engine).splits_edges(self.shape.layers, pp)
@@ -221,12 +221,12 @@ class Question:
         return [chunks for chunks in self._choices("vp", divisors(deep) if pp > 1 else (1,)) if deep % chunks == 0]
 
     def _stage_layers(self, pp: int) -> tuple[int, ...] | None:
-        """Layers of each stage; None if they are as even as possible."""
+        """The number of layers of each stage; None if they are as even as possible."""
         return None if self.partition == "layers" or pp == 1 else _blocks(self.shape, pp, self.partition)
 
 
 def searched_engines(profile: ClusterProfile | None) -> tuple[str, ...]:
-    """The engines that a plan for the profile tries unasked."""
+    """The engines that a plan for the profile tries by default."""
     return tuple(name for name, facts in all_engines().items() if facts.is_searched(profile))
 
 
@@ -235,8 +235,8 @@ def _can_offload(name: str, stage: int, offload: Offload) -> bool:
     """Whether the engine can run `engine.offload` under a ZeRO stage."""
     if offload == "none":
         return True
-    facts, asked = engine_named(name), Engine(name=name, zero_stage=stage, offload=offload)
-    return "offload" in facts.switches and not any(facts.offload_faults(asked))
+    facts, engine = engine_named(name), Engine(name=name, zero_stage=stage, offload=offload)
+    return "offload" in facts.switches and not any(facts.offload_faults(engine))
 
 
 @functools.cache
@@ -255,7 +255,7 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def question_of(
-    asked: Experiment,
+    experiment: Experiment,
     profile: ClusterProfile,
     holds: Collection[str] = (),
     engines: tuple[str, ...] | None = None,
@@ -263,68 +263,72 @@ def question_of(
 ) -> Question:
     """The question for an experiment: its model, GPUs, batch, dtype and switches; its layout is open.
 
-    `fast`: with the fast settings that each engine takes, but for those in `holds`.
-    `holds`: dotted keys whose values are fixed. `engines`: those to try, by default `searched_engines`; if `holds` has
-    engine.name, only the experiment's. Raises LayoutError or ConfigError for values that contradict each other.
+    `fast`: with the fast settings that each engine has, except for the keys in `holds`.
+    `holds`: dotted keys whose values are fixed. `engines`: engines to try, by default `searched_engines`; if `holds`
+    has engine.name, only the experiment's. Raises LayoutError or ConfigError for values that contradict each other.
     """
-    _check_sizes({"model": vars(asked.model), "layout": vars(asked.layout)})
-    shape, gpus = resolve_shape(asked.model), asked_gpus(asked, profile)
-    engine, batch = asked.engine, asked.layout.global_batch
+    _check_sizes({"model": vars(experiment.model), "layout": vars(experiment.layout)})
+    shape, gpus = resolve_shape(experiment.model), asked_gpus(experiment, profile)
+    engine, batch = experiment.engine, experiment.layout.global_batch
     if "layout.micro_batches" in holds and "layout.global_batch" not in holds:
         batch = None
     elif batch is None:
-        batch = _own_batch(asked, profile)
-    fixed = _fixed(asked, holds)
+        batch = _own_batch(experiment, profile)
+    fixed = _fixed(experiment, holds)
     engine = with_choices(engine, fixed, profile)
     switches = {key.partition(".")[2] for key in holds if key.startswith("engine.")} - set(PLANNED)
     tried = (engine.name,) if "engine.name" in holds else engines or searched_engines(profile)
     tried = tuple(name for name in tried if _takes(name, engine, switches))
     if "engine.name" not in holds:
         tried = tuple(name for name in tried if engine_named(name).shape_fault(shape) is None)
-    if asked.data.mask_documents:
+    if experiment.data.mask_documents:
         tried = tuple(name for name in tried if engine_named(name).trains_our_model or "engine.name" in holds)
-    mask = has_mask(asked.data, engine, shape, asked.train.dtype, profile.device)
+    mask = has_mask(experiment.data, engine, shape, experiment.train.dtype, profile.device)
     plain = {name: traits_of(engine, name, profile.device) | {"document_mask": mask} for name in tried}
     traits = plain
     if fast:
         faster = [
-            with_fast_settings(replace(engine, name=name, zero_stage=None), shape, asked.train, holds) for name in tried
+            with_fast_settings(replace(engine, name=name, zero_stage=None), shape, experiment.train, holds)
+            for name in tried
         ]
-        traits = {each.name: plain[each.name] | traits_of(each, each.name, profile.device) for each in faster}
+        traits = {
+            fast_engine.name: plain[fast_engine.name] | traits_of(fast_engine, fast_engine.name, profile.device)
+            for fast_engine in faster
+        }
     given_by_stage = isinstance(engine.partition, tuple) and "engine.partition" not in holds
     return Question(
         shape=shape,
         gpus=gpus,
         gpus_per_node=profile.gpus_per_node,
-        dtype=asked.train.dtype,
+        dtype=experiment.train.dtype,
         global_batch=batch,
         engines=tried,
         fixed=fixed,
         traits=traits,
         plain={name: dict(plain[name].items() - traits[name].items()) for name in tried},
-        tp_across_nodes=asked.layout.allow_tp_across_nodes,
+        tp_across_nodes=experiment.layout.allow_tp_across_nodes,
         partition="layers" if given_by_stage else engine.partition,
-        optimizer_mode=update_mode(asked.train),
+        optimizer_mode=update_mode(experiment.train),
         offload_ratio=engine.offload_ratio,
-        matmul=asked.train.matmul,
+        matmul=experiment.train.matmul,
         savings=frozenset({"loss_chunks", "activation_offload"} - {*fixed}),
     ).of(shape)
 
 
-def _fixed(asked: Experiment, holds: Collection[str]) -> dict[str, Any]:
-    """{field of a Training: the experiment's value} of the keys in `holds` that a search can fix and that are given."""
+def _fixed(experiment: Experiment, holds: Collection[str]) -> dict[str, Any]:
+    """{field of a Training: the experiment's value} for the keys in `holds` that have a value and can be fixed."""
     fixed = {}
     for key in (key for key in _FIXABLE if key in holds):
         table, _, name = key.partition(".")
-        fixed[name] = getattr(asked.layout if table == "layout" else asked.engine, name)
+        fixed[name] = getattr(experiment.layout if table == "layout" else experiment.engine, name)
     return {name: value for name, value in fixed.items() if value is not None}
 
 
 def asked_gpus(experiment: Experiment, profile: ClusterProfile) -> int:
-    """The number of GPUs, as `size_run` counts them: all nodes have equally many."""
-    asked, per_node = experiment.layout, profile.gpus_per_node
-    gpus = asked.gpus or (asked.nodes * per_node if asked.nodes else per_node)
-    nodes = asked.nodes or nodes_for(gpus, per_node)
+    """The requested number of GPUs, as `size_run` counts them: the same number on all nodes."""
+    requested, per_node = experiment.layout, profile.gpus_per_node
+    gpus = requested.gpus or (requested.nodes * per_node if requested.nodes else per_node)
+    nodes = requested.nodes or nodes_for(gpus, per_node)
     if gpus > nodes * per_node or gpus % nodes:
         raise LayoutError(
             f"{gpus} GPUs do not spread over {nodes} nodes of {per_node}", f"use --nodes {nodes_for(gpus, per_node)}"
@@ -338,7 +342,7 @@ def asked_gpus(experiment: Experiment, profile: ClusterProfile) -> int:
 
 
 def _check_sizes(tables: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuses sizes that no machine has, before anything is divided by them or by all their divisors."""
+    """Raises LayoutError for sizes that no machine has, before anything is divided by them or by all their divisors."""
     for table, sizes in tables.items():
         for name, size in sizes.items():
             if isinstance(size, bool) or not isinstance(size, int):
@@ -349,7 +353,7 @@ def _check_sizes(tables: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _own_batch(experiment: Experiment, profile: ClusterProfile) -> int:
-    """The global batch under the experiment's own layout; under one replica if that layout cannot run here."""
+    """The global batch with the experiment's own layout; with one replica if that layout cannot run here."""
     try:
         return size_run(experiment, profile).batch.global_batch
     except UserError:
@@ -357,7 +361,7 @@ def _own_batch(experiment: Experiment, profile: ClusterProfile) -> int:
 
 
 def _takes(name: str, engine: Engine, keys: Collection[str]) -> bool:
-    """Whether the engine has every switch of `keys` that is not at its default."""
+    """Whether the engine has every switch of `keys` that differs from its default."""
     plain = Engine()
     return all(
         key in engine_named(name).switches or getattr(engine, key, None) == getattr(plain, key, None) for key in keys

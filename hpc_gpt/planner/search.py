@@ -1,7 +1,7 @@
-"""Search all ways to run a model on a number of GPUs: which fit in memory, and which of those is the fastest.
+"""Searches all ways to run a model on a number of GPUs for those that fit in memory, and the fastest of these.
 
-Memory is predicted first, time only for what fits. Only the best few of each layout are kept, to bound the memory of
-the search.
+Memory is predicted first, time only for candidates that fit. Only the best few of each layout are kept, to bound the
+memory of the search.
 """
 
 import math
@@ -23,16 +23,16 @@ from hpc_gpt.planner.step_time import StepTime, predict_step
 KEPT = 3  # candidates of each layout
 # Settings of a layout whose speeds have a smaller ratio count as equal; then the plainer ones come first.
 NEAR = 1.01
-# The same of layouts, as the difference is below a prediction's error: more free memory and less exposed communication
-# come first.
+# The same ratio for layouts, as the difference is below a prediction's error: among equal ones, more free memory and
+# less exposed communication come first.
 EQUAL = 1.03
-# Above this share of the card the prediction's own error could exceed it: such a candidate may run out of memory, so it
-# must be faster by the second figure than one with room.
+# A candidate above this share of the card may run out of memory within the prediction's error: so it must be faster by
+# the second factor than one with room.
 TIGHT = 0.92
 WORTH_THE_RISK = 1.15
 # Above this share no speed is worth the risk: such a candidate comes after all others.
 FILLED = 0.98
-# Offload that makes training slower by more than this is named.
+# Offload that makes training slower by more than this factor gets a note.
 SLOW_LAYOUT = 20
 
 
@@ -40,7 +40,7 @@ SLOW_LAYOUT = 20
 class Candidate:
     """One way to run the model, with its predictions. `step` is None if it does not fit.
 
-    A host must hold `host_gib` of what its GPUs offload, and has `host_memory_gib`, None if that is not known.
+    The GPUs of a host offload `host_gib` to it; it has `host_memory_gib`, None if that is unknown.
     """
 
     training: Training
@@ -61,7 +61,7 @@ class Candidate:
 
     @property
     def need_gib(self) -> float:
-        """GiB that the deciding stage takes of the card: reserved memory and context."""
+        """GiB of the card that the deciding stage needs: reserved memory and context."""
         return self.deciding.nvidia_smi
 
     @property
@@ -71,12 +71,12 @@ class Candidate:
 
     @property
     def host_share(self) -> float:
-        """The share of a host's memory that it needs; 0 if that is not known."""
+        """The share of a host's memory that it needs; 0 if the host's memory is unknown."""
         return self.host_gib / self.host_memory_gib if self.host_memory_gib else 0.0
 
     @property
     def share(self) -> float:
-        """The share of the card or of the host's memory that it needs, whichever is larger; above 1 it does not fit."""
+        """The share that it needs of the card or of the host's memory, whichever is larger; above 1 it does not fit."""
         return max(self.need_gib / self.card_gib, self.host_share)
 
     @property
@@ -91,17 +91,17 @@ class Candidate:
 
     @property
     def is_filled(self) -> bool:
-        """Whether it leaves less than a prediction of memory errs by at the best."""
+        """Whether it leaves less memory than even a good prediction errs by."""
         return self.share > FILLED
 
     @property
     def exposed_share(self) -> float:
-        """The share of the step that is communication which nothing hides."""
+        """The step's share of communication that nothing hides."""
         assert self.step is not None
         return (self.step.tp_s + self.step.p2p_s + self.step.dp_s) / self.step.step_s
 
     def equals(self, best: "Candidate") -> bool:
-        """Whether its speed is that of the best, as far as a prediction can say."""
+        """Whether it is as fast as the best, as far as a prediction can tell."""
         risks, of_best = ((one.needs_unknown_host, one.is_filled, one.is_tight) for one in (self, best))
         return risks == of_best and 1 / EQUAL <= self.tokens_per_s / best.tokens_per_s <= EQUAL
 
@@ -130,14 +130,14 @@ class Candidate:
 
     @property
     def merit(self) -> tuple[int, ...]:
-        """The first keys to sort by, best first: what is known to fit and leaves memory, then speed in steps of NEAR,
-        less for a tight candidate."""
+        """The first sort keys, best first: those that are known to fit and leave memory, then speed in steps of NEAR,
+        reduced for a tight candidate."""
         speed = self.tokens_per_s / (WORTH_THE_RISK if self.is_tight else 1.0)
         return (self.needs_unknown_host, self.is_filled, -math.floor(math.log(speed) / math.log(NEAR)))
 
     @cached_property
     def rank(self) -> tuple[float | int, ...]:
-        """The key to sort by, best first: `merit`, plainness."""
+        """The sort key, best first: `merit`, then plainness."""
         run = self.training
         order = engine_of(run).plan_order
         plain = (*self.plainness, order, run.zero_stage, run.micro_batch)
@@ -146,10 +146,10 @@ class Candidate:
 
 @dataclass
 class Searched:
-    """`candidates`: those that fit, best first, at most KEPT of a layout. `too_large`: for every layout without one,
-    the candidate nearest to fitting. `left_out`: the number of layouts by the reason why they cannot run.
+    """The result of a search. `candidates`: those that fit, best first, at most KEPT per layout. `too_large`: for every
+    layout without one, the candidate nearest to fitting. `left_out`: {reason: number of layouts that cannot run}.
 
-    `fitting` and `not_fitting` count settings; `asked` counts predictions of memory.
+    `fitting` and `not_fitting` count settings; `memory_predictions` counts predictions of memory.
     """
 
     question: Question
@@ -159,11 +159,11 @@ class Searched:
     left_out: Counter[str] = field(default_factory=Counter)
     fitting: int = 0
     not_fitting: int = 0
-    asked: int = 0
+    memory_predictions: int = 0
 
     @property
     def best(self) -> Candidate | None:
-        """The best candidate; None if nothing fits, or nothing without a host's memory that is not known."""
+        """The best candidate; None if nothing fits, or only candidates that offload to a host of unknown memory."""
         first = self.candidates[0] if self.candidates else None
         return None if first is None or first.needs_unknown_host else first
 
@@ -173,12 +173,16 @@ class Searched:
         return _firsts(self.candidates)
 
     def shown(self, lines: int) -> list[Candidate]:
-        """So many of them, with the best one's tp and pp under the next shorter cp among them: what its cp is for."""
+        """The first `lines` of them; one has the best's tp and pp with the next shorter cp, to show its gain."""
         layouts = self.best_of_layouts
         first = layouts[0].layout if layouts else Layout(1, 1, 1)
-        alike = [each for each in layouts if (each.layout.tp, each.layout.pp) == (first.tp, first.pp)]
+        alike = [
+            candidate for candidate in layouts if (candidate.layout.tp, candidate.layout.pp) == (first.tp, first.pp)
+        ]
         shorter = max(
-            (each for each in alike if each.layout.cp < first.cp), key=lambda each: each.layout.cp, default=None
+            (candidate for candidate in alike if candidate.layout.cp < first.cp),
+            key=lambda candidate: candidate.layout.cp,
+            default=None,
         )
         if shorter is None or shorter in layouts[:lines]:
             return layouts[:lines]
@@ -188,45 +192,45 @@ class Searched:
 def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
     """The candidates, best first: the one rule by which a plan and a submission choose engine and layout.
 
-    By `rank`; but the first of a layout is the `_simplest` that equals its fastest, and of layouts that equal the best
-    the first has the most room and the least exposed communication, in percent.
+    They are sorted by `rank`, with two exceptions: the first of a layout is the `_simplest` that equals its fastest;
+    and among layouts that equal the best, the first has the most room and the least exposed communication, in percent.
     """
-    found = sorted(candidates, key=lambda candidate: candidate.rank)
+    by_rank = sorted(candidates, key=lambda candidate: candidate.rank)
     of_layouts: dict[Layout, list[Candidate]] = {}
-    for candidate in found:
+    for candidate in by_rank:
         of_layouts.setdefault(candidate.layout, []).append(candidate)
     firsts = {layout: _simplest(alike) for layout, alike in of_layouts.items()}
-    places = {id(candidate): place for place, candidate in enumerate(found)}
+    places = {id(candidate): place for place, candidate in enumerate(by_rank)}
 
     def key(candidate: Candidate) -> tuple[float, ...]:
         if candidate is not firsts[candidate.layout]:
             return (math.inf, places[id(candidate)], 1)
-        equal = candidate.equals(found[0])
+        equal = candidate.equals(by_rank[0])
         room = round(candidate.share + candidate.exposed_share, 2) if equal else math.inf
         return (room, places[id(of_layouts[candidate.layout][0])], 0)
 
-    return sorted(found, key=key)
+    return sorted(by_rank, key=key)
 
 
 def _simplest(alike: Sequence[Candidate]) -> Candidate:
-    """The best candidate of the simplest engine that equals the fastest in speed and needs no more settings and, in
-    percent, no more memory. `alike`: the candidates of one layout, sorted by rank."""
+    """The best candidate of the simplest engine that is as fast as the fastest and needs no more settings and, in
+    percent, no more memory than it. `alike`: the candidates of one layout, sorted by rank."""
     first = alike[0]
-    equal = [each for each in alike if each.equals(first) and each.plainness <= first.plainness]
-    equal = [each for each in equal if round(each.share, 2) <= round(first.share, 2)]
-    return min(equal, key=lambda each: engine_of(each.training).plan_order)
+    equal = [candidate for candidate in alike if candidate.equals(first) and candidate.plainness <= first.plainness]
+    equal = [candidate for candidate in equal if round(candidate.share, 2) <= round(first.share, 2)]
+    return min(equal, key=lambda candidate: engine_of(candidate.training).plan_order)
 
 
 def _firsts(candidates: Iterable[Candidate]) -> list[Candidate]:
     """The first candidate of each layout."""
-    found: dict[Layout, Candidate] = {}
+    firsts: dict[Layout, Candidate] = {}
     for candidate in candidates:
-        found.setdefault(candidate.layout, candidate)
-    return list(found.values())
+        firsts.setdefault(candidate.layout, candidate)
+    return list(firsts.values())
 
 
 def with_room(machine: Machine) -> Machine:
-    """The machine on which all that fits leaves room on the real one, on the cards and on the host."""
+    """A smaller machine, so that all that fits on it leaves room on the real cards and host."""
     host = None if machine.host_memory_gib is None else TIGHT * machine.host_memory_gib
     return replace(machine, memory_gib=TIGHT * machine.memory_gib, host_memory_gib=host)
 
@@ -235,10 +239,10 @@ def search(
     question: Question, machine: Machine, constants: Constants = DEFAULT, keep: int = KEPT, first: bool = False,
     limit_s: float = math.inf,
 ) -> Searched:  # fmt: skip
-    """Tries everything that the question leaves open. `first`: stop at the first that is known to fit, whatever its
-    speed. Raises TimeoutError after `limit_s` seconds of CPU time."""
-    found = Searched(question, machine)
-    # The fastest so far with room, and of those with the same tp and pp the fastest.
+    """Tries every setting that the question leaves open. `first`: stop at the first candidate that is known to fit,
+    whatever its speed. Raises TimeoutError after `limit_s` seconds of CPU time."""
+    searched = Searched(question, machine)
+    # The fastest so far with room, and the fastest by tp and pp.
     fastest: Candidate | None = None
     shorter: dict[tuple[int, int], Candidate] = {}
     began = time.process_time()  # of the CPU: the answer is the same on a loaded machine
@@ -246,36 +250,36 @@ def search(
         if time.process_time() - began > limit_s:
             raise TimeoutError(f"the search is not over after {limit_s:g} s of CPU time")
         if obstacle is not None:
-            found.left_out[obstacle] += 1
+            searched.left_out[obstacle] += 1
             continue
         alike = shorter.get((layout.tp, layout.pp))
         if alike is not None and fastest is not None and _gains_nothing(alike, fastest):
-            found.left_out[NO_GAIN] += 1
+            searched.left_out[NO_GAIN] += 1
             continue
-        best, nearest = _search_layout(found, layout, constants, keep, first)
+        best, nearest = _search_layout(searched, layout, constants, keep, first)
         if best and alike is not None and min(best, key=lambda one: one.rank).tokens_per_s <= alike.tokens_per_s:
-            found.left_out[NO_GAIN] += 1
+            searched.left_out[NO_GAIN] += 1
             continue
-        found.candidates += best
+        searched.candidates += best
         if best and not best[0].is_tight and not best[0].needs_unknown_host:
-            own = min(best, key=lambda one: one.rank)
-            shorter[layout.tp, layout.pp] = own
-            fastest = max(fastest or own, own, key=lambda one: one.tokens_per_s)
+            fastest_here = min(best, key=lambda one: one.rank)
+            shorter[layout.tp, layout.pp] = fastest_here
+            fastest = max(fastest or fastest_here, fastest_here, key=lambda one: one.tokens_per_s)
         if not best and nearest is not None:
-            found.too_large.append(nearest)
+            searched.too_large.append(nearest)
         if first and best and not best[0].needs_unknown_host:
             break
-    found.candidates = ranked(found.candidates)
-    found.too_large.sort(key=lambda candidate: candidate.share)
-    found.left_out = Counter(dict(found.left_out.most_common()))
-    return found
+    searched.candidates = ranked(searched.candidates)
+    searched.too_large.sort(key=lambda candidate: candidate.share)
+    searched.left_out = Counter(dict(searched.left_out.most_common()))
+    return searched
 
 
 def _gains_nothing(alike: Candidate, fastest: Candidate) -> bool:
-    """Whether a longer cp than that of `alike`, with the same tp and pp, cannot win by more than a prediction's error.
+    """Whether a longer cp than `alike` has, with the same tp and pp, cannot win by more than a prediction's error.
 
     It divides the activations and multiplies the micro-batches: it can save no more than recomputation, offload and
-    bubble. All else of the step takes at least as long, as the ranks that share parameters are the same.
+    bubble. Everything else in the step takes at least as long, as the same ranks share parameters.
     """
     step = alike.step
     assert step is not None
@@ -284,41 +288,41 @@ def _gains_nothing(alike: Candidate, fastest: Candidate) -> bool:
 
 
 def _search_layout(
-    found: Searched, layout: Layout, constants: Constants, keep: int, first: bool
+    searched: Searched, layout: Layout, constants: Constants, keep: int, first: bool
 ) -> tuple[list[Candidate], Candidate | None]:
-    """(the best candidates of a layout, the one nearest to fitting). Counts in `found`."""
+    """(the best candidates of a layout, the one nearest to fitting). Counts settings in `searched`."""
     fitting: list[Candidate] = []
     nearest: Candidate | None = None
-    batches, ways = found.question.batches(layout.dp), list(found.question.ways(layout))
+    batches, ways = searched.question.batches(layout.dp), list(searched.question.ways(layout))
     for way in ways:
-        if first and way.vp > min(each.vp for each in ways):
+        if first and way.vp > min(other.vp for other in ways):
             continue  # more chunks need more memory
-        for candidate in _tried(found, way, batches, first):
+        for candidate in _tried(searched, way, batches, first):
             if not candidate.fits:
                 if nearest is None or candidate.share < nearest.share:
                     nearest = candidate
                 continue
-            timed = replace(candidate, step=predict_step(candidate.training, found.machine, constants))
+            timed = replace(candidate, step=predict_step(candidate.training, searched.machine, constants))
             if first and not timed.needs_unknown_host:
                 return [timed], None
             fitting.append(timed)
     if not ways:
-        found.left_out[NO_ENGINE] += 1
+        searched.left_out[NO_ENGINE] += 1
     elif not fitting and nearest is None:
-        found.left_out["the batch does not divide so"] += 1
+        searched.left_out["the batch does not divide so"] += 1
     return ranked(fitting)[:keep], nearest
 
 
-def _tried(found: Searched, way: Training, batches: Sequence[tuple[int, int]], first: bool) -> Iterator[Candidate]:
-    """Each setting of a way: all that fit, and of every series of growing micro-batches the first
-    that does not. `first`: the setting alone that needs the least, as the others do not fit if it does not.
+def _tried(searched: Searched, way: Training, batches: Sequence[tuple[int, int]], first: bool) -> Iterator[Candidate]:
+    """Yields each setting of a way that fits, and from every series of growing micro-batches the first
+    that does not. `first`: yields only the setting that needs the least, as no other fits if it does not.
 
     A larger micro-batch never needs less memory; parameters, gradients and optimizer states depend on neither the
     micro-batch nor recomputation.
     """
-    # Interleaved, Megatron-LM needs a multiple of pp micro-batches.
+    # With interleaved chunks, Megatron-LM needs a multiple of pp micro-batches.
     batches = [pair for pair in batches if way.vp == 1 or pair[1] % way.pp == 0]
-    series, machine = found.question.techniques(way.engine, way.tp, way.cp), found.machine
+    series, machine = searched.question.techniques(way.engine, way.tp, way.cp), searched.machine
     if first:
         batches, series = batches[:1], series[-1:]
     for place, (parallel, recompute) in enumerate(series):
@@ -331,29 +335,29 @@ def _tried(found: Searched, way: Training, batches: Sequence[tuple[int, int]], f
                 sequence_parallel=parallel,
             )
             candidate = candidate_of(training, machine)
-            found.asked += 1
+            searched.memory_predictions += 1
             states = candidate.deciding
             too_many = states.parameters + states.gradients + states.optimizer > machine.memory_gib
             if not candidate.fits and not too_many:
-                for saved in found.question.saved(training):
+                for saved in searched.question.saved(training):
                     candidate = candidate_of(saved, machine)
-                    found.asked += 1
+                    searched.memory_predictions += 1
                     if candidate.fits:
                         break
-            found.fitting += candidate.fits
+            searched.fitting += candidate.fits
             yield candidate
             if candidate.fits:
                 continue
-            found.not_fitting += len(batches) - number
+            searched.not_fitting += len(batches) - number
             if too_many:
                 # The states alone are larger than the card, so no setting of this way fits.
-                found.not_fitting += len(batches) * (len(series) - place - 1)
+                searched.not_fitting += len(batches) * (len(series) - place - 1)
                 return
             break
 
 
 def candidate_of(training: Training, machine: Machine) -> Candidate:
-    """A candidate without its time."""
+    """A candidate with its memory predicted, but not its time."""
     memory = predict_memory(training, machine)
     host = host_need_gib(training, memory, machine)
     return Candidate(training, memory, machine.memory_gib, None, host, machine.host_memory_gib)

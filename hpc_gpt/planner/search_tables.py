@@ -8,8 +8,8 @@ from hpc_gpt.planner.search import KEPT, Candidate, Searched
 from hpc_gpt.planner.table import PARTS, loses
 
 SCHEMA = 1
-_JSON_NAMES = {"sharded_optimizer": "distributed_optimizer"}  # "settled" has always had this name
-# Fields of a Training, which the JSON has under these names, and two under another.
+_JSON_NAMES = {"sharded_optimizer": "distributed_optimizer"}  # its name in "settled" since the first version
+# Fields of a Training by their names in the JSON; two differ.
 _JSON_FIELDS = ("tp", "pp", "dp", "micro_batch", "micro_batches", "global_batch", "zero_stage", "recompute", "offload",
                 "sequence_parallel", "sharded_optimizer", "chunks", "cp", "cp_exchange", "compiled", "loss_chunks",
                 "compiled_head", "one_pass_loss", "keep_residuals", "fused_bias_gradients", "activation_offload",
@@ -44,7 +44,7 @@ def _candidate_tables(searched: Searched, candidate: Candidate, budget_tokens: f
 def search_tables(
     searched: Searched, budget_tokens: float, model: dict[str, Any], command: str, constants: dict[str, Any]
 ) -> dict[str, Any]:
-    """The whole search. `command` is the next one; `constants` are those of the prediction."""
+    """The JSON of a whole search. `command` is the next command; `constants` are the ones of the prediction."""
     question = searched.question
     return {
         "schema": SCHEMA,
@@ -56,8 +56,8 @@ def search_tables(
         "global_batch": question.global_batch,
         "engines": list(question.engines),
         "settled": {_JSON_NAMES.get(name, name): value for name, value in question.fixed.items()},
-        "candidates": [_candidate_tables(searched, each, budget_tokens) for each in searched.candidates],
-        "too_large": [_candidate_tables(searched, each, budget_tokens) for each in searched.too_large],
+        "candidates": [_candidate_tables(searched, candidate, budget_tokens) for candidate in searched.candidates],
+        "too_large": [_candidate_tables(searched, candidate, budget_tokens) for candidate in searched.too_large],
         "left_out": dict(searched.left_out),
         "kept_per_layout": KEPT,
         "settings_fitting": searched.fitting,

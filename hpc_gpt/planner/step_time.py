@@ -28,7 +28,7 @@ from hpc_gpt.planner.memory import (
 )
 
 _HALF = ("bf16", "fp16")
-_WIDEST = 0.6  # of a range, on each side
+_WIDEST = 0.6  # the largest band
 _COMPILED: float = VALUES["passes.compiled"]
 _COMPILED_LAUNCHES: float = VALUES["passes.compiled_launches"]
 
@@ -36,7 +36,7 @@ _COMPILED_LAUNCHES: float = VALUES["passes.compiled_launches"]
 @dataclass(frozen=True)
 class StepTime:
     """Seconds of one optimizer step; the parts sum up to `step_s`. `dp_s`, `cp_s`: communication over dp and within
-    context parallelism that is not hidden.
+    context parallelism, without its hidden part.
 
     `band`: half the width of the range in which the true time is expected, relative to `step_s`.
     """
@@ -65,14 +65,14 @@ class LayerTime:
     forward_s: float
     backward_s: float
     again_s: float
-    core_s: float  # of attention, in all of these
+    core_s: float  # attention's core, part of the others
 
 
 def predict_step(training: Training, machine: Machine, constants: Constants = DEFAULT, ranged: bool = True) -> StepTime:
     """The time of one training's step on a machine, part by part.
 
-    What fitted constants move a prediction by is known of the few layouts that they were fitted to: half of it is added
-    to the range. Of 319 rows predicted by constants fitted to other sources 305 are then in it, 291 without.
+    Constants were fitted to a few layouts; for others, half of the change that they make to a prediction is added to
+    the range. Of 319 rows predicted by constants fitted to other sources 305 are then in the range, 291 without.
     """
     step = _StepModel(machine, constants).predict(training)
     if constants == DEFAULT or not ranged:
@@ -99,7 +99,7 @@ class _StepModel:
             launching *= _COMPILED_LAUNCHES
         elif training.tp > 1 and states_of(training).splits_by_dtensor:
             launching *= VALUES["host.dtensor"]
-        # In a pipeline weights stay gathered.
+        # In a pipeline, weights stay gathered.
         if states_of(training).is_pytorchs and engine_of(training).sharding(training) == 3 and training.pp == 1:
             launching += constants.host_s * VALUES["host.sharding"]
         waited = max(0.0, launching - busy)
@@ -116,11 +116,13 @@ class _StepModel:
         dp = self._reduction_s(training, params, hiding) + micro_batches * most * gathers
         optimizer, offload = self._update_s(training, params)
         if training.activations_on_host:  # each layer's input is copied to the host and back
-            kept = 2.0 * training.tokens * shape.hidden
-            offload += 2 * micro_batches * most * kept / self.links.host_b_s
-        if training.offloaded_layers:  # what they keep is copied beside other layers' passes, back in the backward pass
-            kept = kept_of_layer(training, layer_bytes(training)) * most * training.offloaded_layers / shape.layers
-            copied = kept / self.links.host_b_s
+            bytes_kept = 2.0 * training.tokens * shape.hidden
+            offload += 2 * micro_batches * most * bytes_kept / self.links.host_b_s
+        if training.offloaded_layers:  # their activations are copied during other layers' passes
+            bytes_kept = (
+                kept_of_layer(training, layer_bytes(training)) * most * training.offloaded_layers / shape.layers
+            )
+            copied = bytes_kept / self.links.host_b_s
             waits = max(0.0, copied - most * layer.forward_s) + max(0.0, copied - most * layer.backward_s)
             offload += micro_batches * waits
         across = dp + micro_batches * sends + (micro_batches * tensor if training.tp > self.links.per_node else 0.0)
@@ -139,9 +141,9 @@ class _StepModel:
         )
 
     def _tensor_parallel_s(self, training: Training) -> float:
-        """All-reduces of T h two-byte values of a layer: two forward, two backward, two in recomputation. Under
-        sequence parallelism each is a reduce-scatter of the same bytes and an all-gather, of operands that are cast
-        already (Transformer Engine; torchao's Float8ColwiseParallel); ours are cast after it."""
+        """Seconds per layer of its all-reduces of T h two-byte values: two forward, two backward, two in recomputation.
+        Under sequence parallelism each is a reduce-scatter of the same bytes and an all-gather of operands, which are
+        already cast (Transformer Engine; torchao's Float8ColwiseParallel); our model casts them after it."""
         if training.tp == 1:
             return 0.0
         size = training.tokens * training.shape.hidden
@@ -151,21 +153,21 @@ class _StepModel:
         return shown * times * sum(self.links.ring_s(width * size, training.tp) for width in (2.0, gathered))
 
     def _context_parallel_s(self, training: Training, layer: LayerTime) -> float:
-        """Seconds a layer in which the ranks of cp exchange what attention needs, as far as it is not hidden.
+        """Seconds per layer in which the ranks of cp exchange attention's inputs, without the hidden part.
 
-        A ring sends (cp - 1)/cp of all keys and values once forward and twice backward, as gradients go around, too,
-        beside attention; gathered keys are as many bytes, before it. Ranks that exchange heads for tokens do so with Q,
-        K, V and the output, forward and backward (Jacobs et al. 2023, arXiv:2309.14509).
+        A ring sends (cp - 1)/cp of all keys and values once forward and twice backward, because gradients go around,
+        too; it does so during attention. Gathering keys sends as many bytes, before attention. Ranks that exchange
+        heads for tokens send Q, K, V and the output, forward and backward (Jacobs et al. 2023, arXiv:2309.14509).
 
-        What is computed again is sent again. Our model (trainer/model/context_parallel.py) sends the output of
-        attention in the backward pass rather than keep it twice, and gathers keys there whatever is recomputed.
+        Recomputation sends again. Our model (trainer/model/context_parallel.py) sends the output of attention in the
+        backward pass rather than keep it twice, and always gathers keys there.
         """
         if training.cp == 1:
             return 0.0
         shape, tp, cp, ours = training.shape, training.tp, training.cp, _is_ours(training)
         full = training.recompute == "full"
-        each = (4.0 if training.dtype == "fp32" else 2.0) * training.tokens
-        queries, keys = each * shape.query_width / tp, 2 * each * kv_width(shape, tp)
+        bytes_per_number = (4.0 if training.dtype == "fp32" else 2.0) * training.tokens
+        queries, keys = bytes_per_number * shape.query_width / tp, 2 * bytes_per_number * kv_width(shape, tp)
         if training.cp_exchange == "ring" and states_of(training).is_pytorchs:
             keys = 2 * queries
         if training.cp_exchange == "heads":
@@ -180,8 +182,8 @@ class _StepModel:
         return max(0.0, takes - hiding) + self.constants.exposed * min(takes, hiding)
 
     def _sends_s(self, training: Training) -> tuple[float, float]:
-        """Seconds a micro-batch to send activations to the next stage and gradients back, for every chunk of a stage:
-        over the slowest boundary, which each micro-batch waits for, and on average, as in filling the pipeline.
+        """Seconds per micro-batch to send activations to the next stage and gradients back, for all chunks of a stage:
+        over the slowest boundary, which each micro-batch waits for, and on average, as while the pipeline fills.
         Megatron sends each rank's part and gathers them inside the node (Narayanan et al. 2021, 4.1)."""
         if training.pp == 1:
             return 0.0, 0.0
@@ -193,13 +195,13 @@ class _StepModel:
         stride = training.tp * training.data_ranks
         # Activations and gradients are sent in opposite directions at once; only a part of that is exposed.
         shown = VALUES["overlap.p2p"] if training.vp > 1 else 1.0
-        each = shown * (1 + self.constants.exposed) * training.vp
+        sends = shown * (1 + self.constants.exposed) * training.vp
         slowest, on_average = self.links.send_s(size, stride, training.pp)
-        return each * (slowest + gathered), each * (on_average + gathered)
+        return sends * (slowest + gathered), sends * (on_average + gathered)
 
     def _gathers_s(self, training: Training, busy: float) -> float:
-        """Seconds a layer and micro-batch under ZeRO-3 and FSDP to all-gather its parameters twice and reduce-scatter
-        its gradients, as far as compute (`busy` seconds) does not hide them."""
+        """Seconds per layer and micro-batch under ZeRO-3 and FSDP to all-gather parameters twice and reduce-scatter
+        gradients, without the part that compute (`busy` seconds) hides."""
         one_by_one = engine_of(training).gathers_one_by_one
         if engine_of(training).sharding(training) < 3 or (training.data_ranks == 1 and not one_by_one):
             return 0.0
@@ -215,13 +217,13 @@ class _StepModel:
         return self._shown_s(takes, busy)
 
     def _reduction_s(self, training: Training, params: float, hidden_s: float) -> float:
-        """Seconds a step of the all-reduce of a stage's gradients, or of their reduce-scatter and the all-gather of
-        parameters, as far as they are not hidden behind `hidden_s` seconds of compute."""
+        """Seconds per step of the all-reduce of a stage's gradients, or of their reduce-scatter and the all-gather of
+        parameters, without the part that `hidden_s` seconds of compute hide."""
         facts = engine_of(training)
         if facts.sharding(training) >= 3 or training.data_ranks == 1:
             return 0.0
         summed = params * facts.reduced_bytes(training)
-        if training.vp > 1:  # each chunk's, while the others' last micro-batches run
+        if training.vp > 1:  # a chunk's reduction runs during the other chunks' last micro-batches
             hidden_s *= (1 + training.pp * (training.vp - 1)) / training.vp
         # A sharded optimizer gathers parameters, in 2 bytes, instead of the sums.
         back = params * 2.0 if training.sharded_optimizer else summed
@@ -239,22 +241,22 @@ class _StepModel:
         return takes
 
     def _update_s(self, training: Training, params: float) -> tuple[float, float]:
-        """(seconds of the update on the GPU, seconds to copy and update what is offloaded)."""
-        own = params / engine_of(training).optimizer_ranks(training)
+        """(seconds of the update on the GPU, seconds to copy and update the offloaded part)."""
+        rank_params = params / engine_of(training).optimizer_ranks(training)
         memory_b_s = self.machine.memory_gb_s * 1e9 * self.constants.memory
         if training.offload == "none":
-            return own * _moved_bytes(training) / memory_b_s, 0.0
-        # All gradients are summed on the host; groups that stay on the GPU are updated there, one after the other.
+            return rank_params * _moved_bytes(training) / memory_b_s, 0.0
+        # All gradients are summed on the host. Groups that stay on the GPU are updated there, one after the other.
         ratio = training.offload_ratio
-        stays = (1 - ratio) * own
-        moved = own * (4 + 2 * ratio) / self.links.host_b_s + stays * 4 / self.links.host_b_s
-        updated = ratio * own * _moved_bytes(training) / (VALUES["host.memory_b_s"] / self.links.per_node)
+        stays = (1 - ratio) * rank_params
+        moved = rank_params * (4 + 2 * ratio) / self.links.host_b_s + stays * 4 / self.links.host_b_s
+        updated = ratio * rank_params * _moved_bytes(training) / (VALUES["host.memory_b_s"] / self.links.per_node)
         if training.offload == "full":
-            moved += own * 2 * 2 * training.micro_batches / self.links.host_b_s
+            moved += rank_params * 2 * 2 * training.micro_batches / self.links.host_b_s
         return stays * _moved_bytes(training) / memory_b_s, moved + updated
 
     def _band(self, training: Training, host_bound: bool, across: float) -> float:
-        """The relative error within which four of five rows of a source were predicted by a fit to other sources
+        """The relative error that contains four of five rows of a source when constants are fitted to other sources
         (tests/benchmarks/plan.py). It is larger on several nodes and if the host is the limit, and grows most with
         the share of the step that depends on the network (`across`)."""
         band = 0.12
@@ -266,14 +268,14 @@ class _StepModel:
 
 
 def _slowest(training: Training, per_layer: float, head: float) -> tuple[int, int, bool]:
-    """(layers of the first stage, of the slowest, whether the slowest is the last, which also has the head)."""
+    """(layers of the first stage, layers of the slowest, whether the slowest is the last, which also has the head)."""
     counts = layers_of_stages(training)
     at_end = counts[-1] * per_layer + head >= max(counts) * per_layer
     return counts[0], counts[-1] if at_end else max(counts), at_end
 
 
 def _stage_params(training: Training, layers: int) -> float:
-    """Parameters of the first stage on one GPU, without positions and norms, which hardly take time."""
+    """Parameters of the first stage on one GPU, without positions and norms, which take hardly any time."""
     shape = training.shape
     copies = 1 if shape.tied or training.pp > 1 else 2
     return layers * layer_params(shape, training.tp) + copies * shape.padded_vocab * shape.hidden / training.tp
@@ -309,8 +311,8 @@ def layer_time(training: Training, rates: Rates) -> LayerTime:
 
 
 def _spared_bytes(training: Training) -> float:
-    """Bytes a token that the backward pass of a compiled layer does not move, as it computes the residual after
-    attention not again, and the gradients of biases with those of the outputs (of FP8's products, with their casts)."""
+    """Bytes per token that the backward pass of a compiled layer saves: it does not compute the residual after
+    attention again, and computes biases' gradients together with outputs' (with FP8, together with their casts)."""
     shape, tp = training.shape, training.tp
     spared = VALUES["passes.kept_residual_bytes"] * shape.hidden if training.keep_residuals else 0.0
     if training.fused_bias_gradients and training.matmul == "none":
@@ -325,20 +327,20 @@ def _is_ours(training: Training) -> bool:
 
 
 def _casts_s(training: Training, rates: Rates) -> tuple[float, float]:
-    """(forward, backward) seconds in which the operands of a layer's products are cast to 8 or 4 bits: inputs, and in
-    the backward pass the gradients of outputs. Weights are cast with the update."""
+    """(forward, backward) seconds to cast the operands of a layer's products to 8 or 4 bits: inputs, and in the
+    backward pass the gradients of outputs. Weights are cast with the update."""
     if training.matmul == "none":
         return 0.0, 0.0
     first = training.matmul == "fp8-tensor" and states_of(training).scales_first
-    tp, each = training.tp, VALUES["casts.scale_first" if first else f"casts.{training.matmul}"] / rates.bytes
+    tp, cast_s = training.tp, VALUES["casts.scale_first" if first else f"casts.{training.matmul}"] / rates.bytes
     products = training.shape.products.values()
     inputs = sum(parts[0].columns_on(tp) for parts in products)
     outputs = sum(matrix.rows_on(tp) for parts in products for matrix in parts)
-    return each * training.tokens * inputs, each * training.tokens * outputs
+    return cast_s * training.tokens * inputs, cast_s * training.tokens * outputs
 
 
 def _moved_bytes(training: Training) -> float:
-    """Bytes that the optimizer's update reads and writes a parameter in a step, counted by hand, with the norm.
+    """Bytes per parameter that the optimizer's update reads and writes in a step with the norm, counted by hand.
 
     fused: reads fp32 master weight, two moments and gradient, writes three of them and 2 for the 16-bit weight; then
     reads and writes the gradient for its norm and scale. foreach and for-loop, instead of fused's 28: weight decay 8,
@@ -355,29 +357,29 @@ def _moved_bytes(training: Training) -> float:
 
 
 def can_compile(training: Training, machine: Machine) -> bool:
-    """Whether torch.compile serves the engine on the GPU: Triton supports those from Ampere on, the first with bf16."""
+    """Whether torch.compile serves the engine on the GPU: Triton supports GPUs from Ampere on, the first with bf16."""
     return "compile" in engine_of(training).switches and "bf16" in machine.peak_tflops
 
 
 def _pass_bytes(training: Training) -> float:
-    """Bytes a token that norms, dropout, residuals, biases, activations and rotary positions move in a forward pass.
+    """Bytes per token that norms, dropout, residuals, biases, activations and rotary positions move in a forward pass.
 
-    With kernels like Megatron's (bias, dropout and residual in one; bias and GELU in one): 4 h a norm, 7 h a dropout
-    with its residual, 4 f or 6 f for the MLP's activation, 4 for each of Q, K, V to be transposed. An eager gated model
+    With kernels like Megatron's (bias, dropout and residual in one; bias and GELU in one): 4 h for a norm, 7 h for a
+    dropout with its residual, 4 f or 6 f for the MLP's activation, 4 each to transpose Q, K, V. An eager gated model
     normalises in fp32, multiplies its gate separately and rotates positions in several passes. A compiled one fuses
-    norms with residuals and activations with the products before them. Source: Korthikanti et al. 2022, 4.1, for what
-    is kept; passes counted in Megatron-LM's, torchtitan's and inductor's kernels.
+    norms with residuals and activations with the products before them. Source: Korthikanti et al. 2022, 4.1, for kept
+    tensors; passes counted in Megatron-LM's, torchtitan's and inductor's kernels.
     """
     shape = training.shape
     width, ffn = shape.query_width / training.tp, shape.mlp_width / training.tp
     keys = kv_width(shape, training.tp)
     split = training.tp if training.sequence_parallel else 1
     eager = shape.is_gated and not training.compiled and not engine_of(training).has_fused_kernels
-    each = shape.hidden / split * (40 if eager else 22) + 4 * (width + 2 * keys)
-    each += ffn * ((10 if eager else 6) if shape.is_gated else 4)
+    moved = shape.hidden / split * (40 if eager else 22) + 4 * (width + 2 * keys)
+    moved += ffn * ((10 if eager else 6) if shape.is_gated else 4)
     if shape.positions == "rope":
-        each += (width + keys) * (28 if eager else 4)
-    return each * (_COMPILED if training.compiled else 1)
+        moved += (width + keys) * (28 if eager else 4)
+    return moved * (_COMPILED if training.compiled else 1)
 
 
 def _attention(training: Training, rates: Rates, tokens: float) -> tuple[float, float]:
@@ -386,36 +388,36 @@ def _attention(training: Training, rates: Rates, tokens: float) -> tuple[float, 
     width, head = shape.query_width / training.tp, shape.head_width
     flops = 4 * tokens * shape.seq * width
     if training.flash:
-        # Half of it for causality; backward has five products, forward two (Dao 2022, arXiv:2205.14135). In short
-        # sequences more of the work is on the diagonal, half of which is masked. With heads of 64 the matrix units wait
+        # Causality leaves half of it; backward has five products, forward two (Dao 2022, arXiv:2205.14135). In short
+        # sequences more of the work is on the diagonal, which is half masked. With heads of 64 the matrix units wait
         # for exponentials.
         length = shape.seq / (training.cp if training.cp_exchange != "heads" else 1)
         half = flops / 2 * (1 + VALUES["attention.ramp"] / length)
         narrow = head < 128
         forward = half / rates.forward / (VALUES["attention.narrow_forward"] if narrow else 1.0)
         backward = 2.5 * half / rates.backward / (VALUES["attention.narrow_backward"] if narrow else 1.0)
-        # A ring adds the output of each other rank's keys to the sum, and in the backward pass its gradients.
+        # A ring adds the output for each other rank's keys to a sum, and in the backward pass its gradients.
         others = training.cp - 1 if training.cp_exchange == "ring" else 0
         moved = VALUES[f"ring.{'operators' if states_of(training).is_pytorchs else 'kernels'}"]
         merged = others * moved * tokens * width / rates.bytes
         return forward + merged, backward + 2 * merged
     heads = shape.heads / training.tp * training.micro_batch
-    own = shape.seq / training.cp
-    products = rates.product_s(own, shape.seq, head, heads) + rates.product_s(own, head, shape.seq, heads)
+    queries = shape.seq / training.cp
+    products = rates.product_s(queries, shape.seq, head, heads) + rates.product_s(queries, head, shape.seq, heads)
     if head % 8:
         products = flops / rates.plain
     elif head % 64:
         products *= VALUES["passes.odd_width"]
     # Softmax with its mask (reads and writes 2 bytes a score) and dropout (the same, and a mask of 1 byte).
-    scores = heads * own * shape.seq / rates.bytes
+    scores = heads * queries * shape.seq / rates.bytes
     return products + 9 * scores, 2 * products + 11 * scores
 
 
 def head_s(training: Training, rates: Rates) -> float:
     """Seconds of the head and its loss for one micro-batch, both passes.
 
-    Logits are read and written once in two bytes and several times in four (maximum, exponential, sum, gradient); what
-    our own compiled loss moves, and our own in one pass, is measured. A loss in chunks computes them again in the
+    Logits are read and written once in two bytes and several times in four (maximum, exponential, sum, gradient). The
+    bytes that our compiled loss and our one-pass loss move are measured. A loss in chunks computes logits again in the
     backward pass.
     """
     shape = training.shape

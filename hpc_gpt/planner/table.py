@@ -30,12 +30,10 @@ PARTS = (
     StepPart("compute_s", "c", "compute", "forward and backward passes"),
     StepPart("recompute_s", "r", "recompute", "repeated forward passes"),
     StepPart("tp_s", "t", "tp", "communication within layers, over the tensor-parallel group"),
-    StepPart(
-        "cp_s", "x", "cp", "keys, values or heads that ranks of cp exchange, as far as attention does not hide it"
-    ),
-    StepPart("bubble_s", "b", "bubble", "stages that wait for the pipeline to fill and to drain"),
+    StepPart("cp_s", "x", "cp", "exchange of keys, values or heads within cp that attention does not hide"),
+    StepPart("bubble_s", "b", "bubble", "stages that wait while the pipeline fills and drains"),
     StepPart("p2p_s", "p", "p2p", "activations sent from stage to stage"),
-    StepPart("dp_s", "d", "dp", "gradients and parameters between replicas, as far as computation does not hide it"),
+    StepPart("dp_s", "d", "dp", "exchange of gradients and parameters between replicas that computation does not hide"),
     StepPart("optimizer_s", "o", "optimizer", "the update"),
     StepPart("offload_s", "f", "offload", "transfers between host and GPU"),
 )
@@ -51,28 +49,28 @@ def settings_text(training: Training) -> str:
     >>> settings_text(Training(ModelShape(64, 2, 2), engine="deepspeed-zero", zero_stage=3, recompute="full"))
     'ZeRO-3, recompute full'
     """
-    words = []
+    settings = []
     if engine_of(training).has_zero:
-        words.append(f"ZeRO-{training.zero_stage}")
+        settings.append(f"ZeRO-{training.zero_stage}")
     if training.sharded_optimizer:
-        words.append("sharded optimizer")
+        settings.append("sharded optimizer")
     if training.recompute != "none":
-        words.append(f"recompute {training.recompute}")
+        settings.append(f"recompute {training.recompute}")
     if training.sequence_parallel:
-        words.append("sequence parallel")
+        settings.append("sequence parallel")
     if training.vp > 1:
-        words.append(f"{training.vp} chunks a stage")
+        settings.append(f"{training.vp} chunks a stage")
     if training.compiled:
-        words.append("compiled")
+        settings.append("compiled")
     if training.loss_chunks > 1:
-        words.append(f"loss in {training.loss_chunks} chunks")
+        settings.append(f"loss in {training.loss_chunks} chunks")
     if training.activations_on_host:
-        words.append("activations on the host")
+        settings.append("activations on the host")
     if training.cp > 1:
-        words.append(f"cp exchanges {training.cp_exchange}")
+        settings.append(f"cp exchanges {training.cp_exchange}")
     if training.offload != "none":
-        words.append(f"offload {training.offload}")
-    return ", ".join(words) or "-"
+        settings.append(f"offload {training.offload}")
+    return ", ".join(settings) or "-"
 
 
 def engine_text(training: Training) -> str:
@@ -87,7 +85,7 @@ def engine_text(training: Training) -> str:
 
 
 def candidate_settings(candidate: Candidate) -> str:
-    """The same with the memory that a host needs for what its GPUs offload."""
+    """`settings_text` with the host memory that the offloaded data need, if any."""
     text, host = settings_text(candidate.training), plan_figures(candidate).get("host")
     return text if host is None else f"{text} ({host.label} {host.digits} {host.unit})"
 
@@ -98,12 +96,12 @@ def shares(step: StepTime) -> dict[str, float]:
 
 
 def does_not_fit(candidate: Candidate) -> str:
-    """How much memory it needs, and on which stage."""
+    """The text for a candidate that does not fit: the memory that it needs, and on which stage."""
     return f"does not fit: {needs_most(candidate)}"
 
 
 def _smaller(candidate: Candidate, best: Candidate) -> str:
-    """Why the candidate's matrix products are smaller, and so slower, than those of the best; empty if they are not."""
+    """Why the candidate's matrix products are smaller and so slower than the best's; empty if they are not."""
     run, other = candidate.training, best.training
     if run.micro_batch < other.micro_batch:
         return f" (micro-batch {run.micro_batch} against {other.micro_batch})"
@@ -111,7 +109,7 @@ def _smaller(candidate: Candidate, best: Candidate) -> str:
 
 
 def count_text(params: float) -> str:
-    """Parameters in units of 10^9, those of a small model in 10^6.
+    """A number of parameters in units of 10^9, for a small model in 10^6.
 
     >>> count_text(51_966_918_656), count_text(3.71e12), count_text(842_496)
     ('52.0e9', '3,710e9', '0.842e6')
@@ -121,11 +119,11 @@ def count_text(params: float) -> str:
 
 
 def loses(candidate: Candidate, best: Candidate) -> str:
-    """Why the candidate is not the best: the part of its step that costs most more than the best one's, per token."""
+    """The reason why the candidate is not the best: the part of its step that exceeds the best's most, per token."""
     if candidate.step is None or best.step is None:
         return does_not_fit(candidate)
     if candidate.needs_unknown_host:
-        return f"offloads {plan_figures(candidate)['host'].text}"
+        return f"offload needs {plan_figures(candidate)['host'].text}"
     if candidate is best:
         return "best" if not best.is_tight else "best, but tight"
     tighter = (candidate.is_filled, candidate.is_tight) > (best.is_filled, best.is_tight)
@@ -137,21 +135,21 @@ def loses(candidate: Candidate, best: Candidate) -> str:
     of_own = {part: getattr(candidate.step, part.field) * scale for part in PARTS}
     of_best = {part: getattr(best.step, part.field) for part in PARTS}
     worst = max(PARTS, key=lambda part: of_own[part] - of_best[part])
-    own, other = shares(candidate.step)[worst.name], shares(best.step)[worst.name]
-    if worst.name == "compute" or round(100 * own) <= round(100 * other):
+    percent, other = shares(candidate.step)[worst.name], shares(best.step)[worst.name]
+    if worst.name == "compute" or round(100 * percent) <= round(100 * other):
         seconds = f"{show_rate(of_own[worst])} s against {show_rate(of_best[worst])} s"
         return f"{worst.name} {seconds}{_smaller(candidate, best)}"
-    return f"{worst.name} {100 * own:.0f} % against {100 * other:.0f} %"
+    return f"{worst.name} {100 * percent:.0f} % against {100 * other:.0f} %"
 
 
 def _behind(candidate: Candidate, best: Candidate) -> str:
-    """In what a candidate that is as fast as the best is worse; empty if in nothing that a table shows."""
+    """The drawback of a candidate that is as fast as the best; empty if a table shows none."""
     less = candidate.share - best.share
     if less > 0.01:
-        return f", {show_rate(100 * less)} % of memory less to spare"
+        return f", {show_rate(100 * less)} % less memory to spare"
     if candidate.exposed_share - best.exposed_share > 0.01:
-        own, other = 100 * candidate.exposed_share, 100 * best.exposed_share
-        return f", exposed communication {own:.0f} % against {other:.0f} %"
+        percent, other = 100 * candidate.exposed_share, 100 * best.exposed_share
+        return f", exposed communication {percent:.0f} % against {other:.0f} %"
     slower = 100 * (best.tokens_per_s / candidate.tokens_per_s - 1)
     return f", {show_rate(slower)} % slower" if slower > 0.5 else ", less simple"
 
@@ -166,7 +164,7 @@ def can_draw_blocks() -> bool:
 
 
 def memory_bar(need_gib: float, card_gib: float, length: int, blocks: bool) -> str:
-    """The card's memory as a bar, filled as far as it is used; `>` at its end if more is needed.
+    """The card's memory as a bar, filled up to the share in use; ends in `>` if more is needed.
 
     >>> memory_bar(24, 32, 8, False), memory_bar(40, 32, 8, False)
     ('######..', '#######>')
@@ -179,7 +177,7 @@ def memory_bar(need_gib: float, card_gib: float, length: int, blocks: bool) -> s
 
 
 def time_bar(step: StepTime, length: int) -> str:
-    """A step as a bar of the parts' letters; a part below half a letter has none.
+    """A step as a bar of its parts' letters; a part shorter than half a letter is left out.
 
     >>> time_bar(StepTime(6, 2, 1, 1, 0, 0, 0, 0, 0.1), 10)
     'ccccccrrtb'
@@ -198,8 +196,8 @@ def search_table(
     overlap: tuple[Candidate, tuple[str, ...]] | None = None,
     paint: Paint | None = None,
 ) -> str:
-    """An aligned table, a line for each layout; below the best the same with `overlap`, a candidate and its arguments.
-    If it is wider than `width` (None: any width), a layout's texts get their own lines below its figures."""
+    """An aligned table, a line per layout. `overlap`, a candidate and its arguments, comes below the best.
+    If the table is wider than `width` (None: any width), a layout's texts get their own lines below its figures."""
     best = searched.shown(LINES)
     rows = [PlanRow(candidate, best[0], blocks) for candidate in (*best, *searched.too_large[: LINES // 2])]
     if overlap is not None and overlap[1]:
@@ -207,7 +205,7 @@ def search_table(
     whole = grid(PLAN_COLUMNS, rows)
     if width is None or whole.width <= width:
         return whole.aligned(paint)
-    narrow = fitting([each for each in PLAN_COLUMNS if each.keys[0] in _NARROW], rows, width, _LEAST)
+    narrow = fitting([column for column in PLAN_COLUMNS if column.keys[0] in _NARROW], rows, width, _LEAST)
     head, *lines = grid(narrow, rows).aligned(paint).splitlines()
     both = [f"{line}\n{_below(row, width)}\n" for line, row in zip(lines, rows, strict=True)]
     return f"{head}\n" + "".join(both)
@@ -215,37 +213,41 @@ def search_table(
 
 class PlanRow(NamedTuple):
     """A row of a plan, in a terminal, a page or a file: a candidate, the best one, whether bars are drawn in blocks,
-    and arguments that it has more than the best."""
+    and the arguments that it has in addition to the best's."""
 
     candidate: Candidate
     best: Candidate
     blocks: bool = False
-    more: tuple[str, ...] = ()
+    extra_arguments: tuple[str, ...] = ()
 
     @property
     def settings(self) -> str:
-        return f"as the best, with {' '.join(self.more)}" if self.more else candidate_settings(self.candidate)
+        return (
+            f"as the best, with {' '.join(self.extra_arguments)}"
+            if self.extra_arguments
+            else candidate_settings(self.candidate)
+        )
 
     @property
     def why(self) -> str:
-        if not self.more:
+        if not self.extra_arguments:
             return loses(self.candidate, self.best)
         faster = self.candidate.tokens_per_s / self.best.tokens_per_s
         return f"{faster:.2f} times the best, if the checkout has these arguments"
 
     def colour(self) -> str:
-        """Red if it does not fit, yellow if its text says that it is tight, green for the best."""
-        words = {"does not fit": "red", "tight": "yellow", "best": "green"}
-        return next((colour for word, colour in words.items() if word in self.why and not self.more), "")
+        """Red if the candidate does not fit, yellow if its text says that it is tight, green for the best."""
+        colours = {"does not fit": "red", "tight": "yellow", "best": "green"}
+        return next((colour for word, colour in colours.items() if word in self.why and not self.extra_arguments), "")
 
     @property
     def texts(self) -> dict[str, str]:
-        """Its cells by column; `-` for what it has not."""
-        return {each.keys[0]: each.show(self) for each in PLAN_COLUMNS}
+        """The row's cells by column; `-` for a missing value."""
+        return {column.keys[0]: column.show(self) for column in PLAN_COLUMNS}
 
 
-def _left(heading: str, key: str, text: Callable[[PlanRow], str | None], **more: Any) -> Column:
-    return Column(heading, (key,), text, str, right=False, **more)
+def _left(heading: str, key: str, text: Callable[[PlanRow], str | None], **options: Any) -> Column:
+    return Column(heading, (key,), text, str, right=False, **options)
 
 
 def _figure(heading: str, key: str) -> Column:
@@ -276,7 +278,7 @@ def _amount(name: str, heading: str = "", optional: bool = False) -> Column:
     )  # fmt: skip
 
 
-# The memory of one GPU of a stage, in GiB: what the deciding moment holds, and what is taken of the card and the host.
+# The memory of one GPU of a stage, in GiB: its parts at the moment of the peak, and the use of the card and the host.
 STAGE_COLUMNS = (
     *map(_amount, ("parameters", "gradients", "optimizer", "activations", "logits", "buffers")),
     *map(_amount, ("allocated", "reserved", "nvidia_smi")),
@@ -301,17 +303,17 @@ def legend(searched: Searched) -> str:
         if any(getattr(candidate.step, part.field) > 0 for candidate in searched.best_of_layouts if candidate.step)
     ]
     host = searched.machine.host_memory_gib
-    has = "what it has is not known" if host is None else f"it has {host:,.4g} GiB"
+    has = "its memory is unknown" if host is None else f"it has {host:,.4g} GiB"
     moved = any(candidate.host_gib for candidate in (*searched.candidates, *searched.too_large))
-    words = f"; host: what a node must hold of what its GPUs offload; {has}" if moved else ""
+    host_text = f"; host: memory of a node that its GPUs offload to; {has}" if moved else ""
     times = ", ".join(f"{part.letter} {part.name}" for part in used)
-    alike = "; equal: as fast as the best within 3 %, less than a prediction's error" if _has_equals(searched) else ""
-    return f"batch: samples of a micro-batch x micro-batches; time: {times}{words}{alike}"
+    alike = "; equal: within 3 % of the best's speed, less than a prediction's error" if _has_equals(searched) else ""
+    return f"batch: samples per micro-batch x micro-batches; time: {times}{host_text}{alike}"
 
 
 def _has_equals(searched: Searched) -> bool:
     best = searched.shown(LINES)
-    return any(each.equals(best[0]) for each in best[1:])
+    return any(candidate.equals(best[0]) for candidate in best[1:])
 
 
 def heading(searched: Searched, name: str, params: int) -> str:
@@ -330,7 +332,7 @@ def heading(searched: Searched, name: str, params: int) -> str:
 
 
 def left_out_text(searched: Searched) -> str:
-    """The layouts left out, counted by reason; empty if there are none."""
+    """The layouts that were left out, counted by reason; empty if there are none."""
     question = searched.question
     parts = [f"{count} as {reason}" for reason, count in searched.left_out.items()]
     if DIVIDES_NO_BATCH in searched.left_out and (sizes := near_batches(question.global_batch or 1, question.gpus)):
@@ -341,20 +343,20 @@ def left_out_text(searched: Searched) -> str:
 
 
 def unchecked(searched: Searched) -> str:
-    """What the search could not check; empty if it checked everything."""
+    """The note on host memory that the search could not check; empty if it checked everything."""
     unknown = [candidate for candidate in searched.candidates if candidate.needs_unknown_host]
     if not unknown:
         return ""
     hint = "give host_memory_gib in the profile's [machine] to check offload"
     if searched.best is not None:
-        return f"the memory of a host is not known: {hint}"
+        return f"the memory of a host is unknown: {hint}"
     only = f"{unknown[0].layout} needs {plan_figures(unknown[0])['host'].text}"
-    return f"nothing is known to fit, as all that fits on the cards offloads: {only}; {hint}"
+    return f"no layout is known to fit: all that fit on the cards offload, and {only}; {hint}"
 
 
 def slow_text(best: Candidate, other: Candidate | None, what: str) -> str:
-    """That the best, which offloads, is far slower than `other`, which does not; empty if it is not. `what` is what
-    `other` is."""
+    """The note that the best, which offloads, is far slower than `other`, which does not; empty if it is not. `what`
+    describes `other`."""
     if other is None or other.tokens_per_s < SLOW_LAYOUT * best.tokens_per_s:
         return ""
     ratio = other.tokens_per_s / best.tokens_per_s

@@ -1,4 +1,4 @@
-"""From a resolved experiment to the input of a prediction, and from a planned one to its `[engine]`."""
+"""Converts a resolved experiment to a Training, the input of a prediction, and a planned Training to `[engine]`."""
 
 from collections.abc import Collection
 from dataclasses import asdict, replace
@@ -17,9 +17,9 @@ from hpc_gpt.planner.machine import Machine
 
 # Keys of [engine] that a Training has under the same name.
 _SHARED = ("recompute", "offload", "offload_ratio", "sequence_parallel", "sharded_optimizer", "cp_exchange")
-# The same that follow from the engine's switches alone.
+# Further such keys, which follow from the engine's switches alone.
 _FAST = ("one_pass_loss", "keep_residuals", "fused_bias_gradients")
-# Keys of [engine] that the planner chooses; it takes every other one from the experiment as it is.
+# Keys of [engine] that the planner chooses; it takes all others unchanged from the experiment.
 PLANNED = (
     *("name", "zero_stage", "recompute", "offload", "sequence_parallel", "sharded_optimizer"),
     *("cp_exchange", "compile", "loss_chunks", "activation_offload"),
@@ -27,7 +27,7 @@ PLANNED = (
 
 
 def training_of(resolved: Sized) -> Training:
-    """The training of a resolved experiment. Offload to NVMe counts as being as fast as the host's memory."""
+    """The training of a resolved experiment. Offload to NVMe counts as fast as the host's memory."""
     engine, model, batch, dtype = resolved.engine, resolved.model, resolved.batch, resolved.train.dtype
     pp, facts = resolved.layout.pp, engine_named(engine.name)
     return Training(
@@ -50,8 +50,8 @@ def training_of(resolved: Sized) -> Training:
 
 
 def has_mask(data: Data, engine: Engine, shape: ModelShape, dtype: str, device: str | None) -> bool:
-    """Whether attention adds a mask of documents to its scores: it needs none in 16 bits from sm_80 on, with heads of
-    up to 256 (trainer/engines/attention.py)."""
+    """Whether attention adds a mask of documents to its scores. In 16 bits from sm_80 on, with heads of up to 256, it
+    needs none (trainer/engines/attention.py)."""
     takes_rows = dtype != "fp32" and shape.head_width <= 256 and not (device or "cpu").startswith(("v100", "cpu"))
     return data.mask_documents and not (takes_rows and engine.attention in ("auto", "flash"))
 
@@ -64,7 +64,7 @@ def traits_of(engine: Engine, name: str, device: str | None) -> dict[str, Any]:
         "flash": not facts.keeps_scores(engine, device),
         "compiled": compiled,
         "compiled_loss": compiled,
-        # A pipeline's stage and its loss are compiled apart.
+        # A pipeline's stage and its loss are compiled separately.
         "compiled_head": (engine.compile == "whole" or (engine.compile == "edges" and facts.compiles_edges))
         and compiled
         and not facts.splits("pp"),
@@ -79,8 +79,8 @@ def traits_of(engine: Engine, name: str, device: str | None) -> dict[str, Any]:
 
 
 def with_choices(engine: Engine, fixed: Collection[str], profile: ClusterProfile) -> Engine:
-    """The switches from which the search begins: compiled, which is always faster, on a device that can (Triton has
-    those from Ampere on, the first with bf16), and without what only saves memory."""
+    """The switches from which the search begins: compiled, which is always faster, on a device that can compile (Triton
+    supports those from Ampere on, the first with bf16), and without switches that only save memory."""
     peaks = peaks_of(profile.device, profile.machine.peak_tflops if profile.machine else None)
     open_: dict[str, Any] = {"activation_offload": False}
     if not engine.one_pass_loss:
@@ -90,28 +90,28 @@ def with_choices(engine: Engine, fixed: Collection[str], profile: ClusterProfile
     return replace(engine, **{name: value for name, value in open_.items() if name not in fixed})
 
 
-# {a format of products: that of the unit which multiplies so}; blocks with scales of their own came with 4 bits
+# {format of products: format of the unit that multiplies them}; units with block scales came with 4 bits
 _UNITS = {"fp8-tensor": "fp8", "fp8-row": "fp8", "mxfp8": "fp4", "nvfp4": "fp4"}
 
 
 def check_matmul(matmul: str, machine: Machine) -> None:
-    """ConfigError if the device has no unit for products of that format."""
+    """Raises ConfigError if the device has no unit for products in that format."""
     if matmul != "none" and _UNITS[matmul] not in machine.peak_tflops:
-        known = [name for name, unit in _UNITS.items() if unit in machine.peak_tflops]
+        possible = [name for name, unit in _UNITS.items() if unit in machine.peak_tflops]
         raise ConfigError(
             f"{machine.device} has no unit for train.matmul {matmul}",
-            f"use --set train.matmul= one of: {', '.join(known)}" if known else "leave train.matmul out",
+            f"use --set train.matmul= one of: {', '.join(possible)}" if possible else "leave train.matmul out",
         )
 
 
 def update_mode(train: Train) -> OptimizerMode:
-    """How the GPU computes the update; fused by default. `host` is the fused kernel on the CPU."""
+    """The way in which the GPU computes the update, fused by default. `host` is the fused kernel on the CPU."""
     mode = train.optimizer_mode
     return "fused" if mode is None or mode == "host" else mode
 
 
 def engine_for(training: Training, base: Engine) -> Engine:
-    """The `[engine]` table that runs the training, with those switches of `base` that its engine has."""
+    """The `[engine]` table that runs the training, with the switches of `base` that its engine has."""
     facts = engine_of(training)
     switches = {name: getattr(base, name) for name in facts.switches}
     if training.pp == 1:

@@ -99,7 +99,7 @@ def test_what_is_no_text_is_refused(tmp_path, suffix):
     content = b"text \xff\0" * 20
     (tmp_path / f"b.bin{suffix}").write_bytes(gzip.compress(content) if suffix else content)
     done = in_process("data", f"b.bin{suffix}", cwd=tmp_path, code=2)
-    assert error_of(done)[0] == f"b.bin{suffix} is no text: it has a NUL byte at 6"
+    assert error_of(done)[0] == f"b.bin{suffix} is not text: it has a NUL byte at 6"
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -135,4 +135,4 @@ def test_a_data_set_of_jsonl_is_read_without_what_is_about_it(tmp_path):
     assert "(left out: 1 file: README.md (about the data))" in done.stdout
     (folder / "part.json").write_text('[{"text": "one"}]\n')
     done = in_process("submit", "demo", "--cluster", "local", "-G", "1", "--dry-run", *flags, cwd=tmp_path, code=2)
-    assert "part.json is JSON, but no object" in error_of(done)[0]
+    assert "part.json is JSON, but not an object" in error_of(done)[0]

@@ -68,10 +68,7 @@ def test_published_weights_get_a_learning_rate_for_continuing(tmp_path: Path) ->
         experiment = load_experiment(str(tmp_path / f"{name}.toml"))
         assert experiment.train.lr == lr
         assert experiment.train.init == experiment.model.hf == str(tmp_path / "weights")
-        assert (
-            "# lr 2e-05 is usual for weights that are trained already, 0.0003 for random"
-            in (tmp_path / f"{name}.toml").read_text()
-        )
+        assert "# lr 2e-05 is usual for trained weights, 0.0003 for random" in (tmp_path / f"{name}.toml").read_text()
     submit = ("submit", *options[:-4], "--cluster", "local", *options[-2:], "--set", "data.source=random", "--dry-run")
     assert "note: train.lr is 0.0003, the default for random weights" in in_process(*submit, cwd=tmp_path).stderr
     assert "the default for random" not in in_process(*submit, "--set", "train.lr=3e-4", cwd=tmp_path).stderr
@@ -80,5 +77,5 @@ def test_published_weights_get_a_learning_rate_for_continuing(tmp_path: Path) ->
 def test_a_layout_of_unknown_host_memory_is_written_with_a_word(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('device = "v100-16g"\ngpus_per_node = 4\nfabric = "nvlink"\n')
     done = in_process("init", "big", "--model", "48b", "--gpus", "4", "--cluster", "mine.toml", cwd=tmp_path, code=0)
-    assert "note: nothing is known to fit, as all that fits on the cards offloads: tp" in done.stderr
+    assert "note: no layout is known to fit: all that fit on the cards offload, and tp" in done.stderr
     assert "give host_memory_gib in the profile's [machine]" in done.stderr

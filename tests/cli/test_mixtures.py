@@ -45,9 +45,10 @@ def test_too_many_epochs_are_refused_and_nothing_is_written(mixed, tmp_path):
     for more in ((), ("--dry-run",)):
         message, hint = error_of(in_process("submit", *options, *more, code=2))
         assert message == (
-            "500 steps read more of the mixture than data.max_epochs = 4 times: code 7.58 times, 15,760 of 2,080 tokens"
+            "500 steps read parts of the mixture more than data.max_epochs = 4 times: code 7.58 times, 15,760 of 2,080 "
+            "tokens"
         )
-        assert "--set data.max_epochs=0 is no limit" in hint
+        assert "--set data.max_epochs=0 removes the limit" in hint
     checks = json.loads(in_process("doctor", *options, "--json").stdout)["checks"]
     assert [check["level"] for check in checks if check["name"] == "inputs"] == ["fail"]
     assert not (tmp_path / "logs").exists()

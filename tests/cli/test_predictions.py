@@ -57,7 +57,7 @@ def test_the_source_run_is_predicted_and_left_as_it_is():
     ("profile", "reason"),
     [
         ("", "profile site names no device"),
-        ('device = "a100-80g"\ngpus_per_node = 2\n', "4 GPUs are more than the 2 of a node, and no fabric between"),
+        ('device = "a100-80g"\ngpus_per_node = 2\n', "4 GPUs are more than the 2 of a node, and the profile names no"),
         ('device = "h999"\nfabric = "nvlink"\n', "profile site: device 'h999' is not known"),
         ('device = "a100-80g"\nfabric = "infiniband"\n', "fabric 'infiniband' has no rate"),
         ('device = "a100-80g"\nfabric = "nvlink"\ngpus_per_node = 2\n', "4 GPUs are more than the 2 of a node"),
@@ -102,7 +102,7 @@ def test_a_calibration_moves_the_time_alone():
 
 def test_arithmetic_that_the_card_lacks_has_no_time():
     done = in_process("render", "demo", "--set", "train.dtype=bf16", *PUBLISHED_CLUSTER)
-    assert re.search(r"GiB on stage \d; no time: v100-32g has no unit for train.dtype bf16\n", done.stderr)
+    assert re.search(r"GiB on stage \d; time not predicted: v100-32g has no unit for train.dtype bf16\n", done.stderr)
 
 
 # --- what does not fit
@@ -140,13 +140,13 @@ OFFLOADED = ("--model", "7.5b", "--gpus", "4", "--engine", "fsdp", "--set", "eng
 
 def test_what_a_host_must_hold_is_said_and_refused_beyond_it():
     unknown = in_process("render", *OFFLOADED, "--cluster", dark())
-    assert re.search(r"needs [\d.]+ of 31\.7 GiB, 11\d\.\d GiB of a host's memory, which is not known; step ",
+    assert re.search(r"needs [\d.]+ of 31\.7 GiB, 11\d\.\d GiB of host memory \(its size is unknown\); step ",
                      unknown.stderr)  # fmt: skip
     enough = in_process("render", *OFFLOADED, "--cluster", dark("[machine]\nhost_memory_gib = 120\n"))
-    assert " of 120 GiB of a host's memory; " in enough.stderr
+    assert " of 120 GiB of host memory; " in enough.stderr
     short = in_process("render", *OFFLOADED, "--cluster", dark("[machine]\nhost_memory_gib = 100\n"), code=2)
     message, hint = error_of(short)
-    assert re.search(r"of 31\.7 GiB, 11\d\.\d of 100 GiB of a host's memory$", message)
+    assert re.search(r"of 31\.7 GiB, 11\d\.\d of 100 GiB of host memory$", message)
     assert "engine.offload=none" in hint
 
 
@@ -154,7 +154,7 @@ def test_activations_on_a_host_count_for_megatron_deepspeed_too(tmp_path):
     sweep = ("gpt2-meg-ds-zero", "--cluster", "jean-zay-v100-32g")
     done = in_process("render", *sweep, "--sweep", "-o", tmp_path, code=0)
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("off-48b-tp4: ")]
-    assert ", 192.0 of 149 GiB of a host's memory: does not fit; " in line
+    assert ", 192.0 of 149 GiB of host memory: does not fit; " in line
 
 
 def test_what_is_on_nvme_is_not_in_the_hosts_memory(tmp_path):
@@ -192,8 +192,8 @@ def test_a_model_that_no_layout_holds_says_so():
     message, hint = error_of(in_process("render", "--gpus", "1", "--pp", "1", "--tp", "1", "--cluster", profile_of(
         "tiny", 'extends = "a100-80g-8"\n[machine]\nmemory_gib = 0.5\n')))  # fmt: skip
     assert "is predicted not to fit" in message
-    fits = "no layout of 1 GPU fits it at global batch 1024"
-    assert hint == f"{fits}: more GPUs, a smaller model, a shorter --seq, or --force to run it anyway"
+    fits = "no layout of 1 GPU fits at global batch 1024"
+    assert hint == f"{fits}: use more GPUs, a smaller model, a shorter --seq, or --force to run it anyway"
 
 
 # --- what is left to the planner

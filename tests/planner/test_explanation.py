@@ -47,11 +47,11 @@ GPUs         tp 2 x pp 4 x dp 2 = 16
 batch        micro-batch 2 x 16 micro-batches x dp 2 = 64 samples of 2048 tokens = 131,072 tokens a step
 layers       10 over 4 stages: 2 to 3 a stage; embedding on the first, head on the last
 tensors      over tp 2: hidden 1024 / 2 = 512, MLP 4096 / 2 = 2048, heads 8 / 2 = 4, vocabulary 51200 / 2 = 25600
-parameters   stage 3: 2 layers x 6.30e6 + 26.2e6 outside them = 38.8e6 of one GPU
+parameters   stage 3: 2 layers x 6.30e6 + 26.2e6 outside them = 38.8e6 on one GPU
 states       bf16-optimizer-immediate: weights 2 + gradients 4 + optimizer 6 = 12 bytes a parameter
 activations  stage 3: min(16, pp 4 - 3) = 1 micro-batches in flight x 2 layers x 8.0 MiB = 0.02 GiB
 
-memory of one GPU, GiB; the card has 80, compared with nvidia_smi
+memory of one GPU, GiB; nvidia_smi must be below the card's 80
                    stage 0        stage 2       stage 3*
 parameters            1.00           1.00           1.00
 gradients             2.00           2.00           2.00
@@ -70,10 +70,10 @@ time of a step
 compute     50   50.0  16 micro-batches, forward and backward
 recompute   20   20.0  the forward pass again
 tp          10   10.0  all-reduce of 2048 x 2 x 1024 twice a layer and pass, tp 2
-cp           1    1.0  keys, values or heads that ranks of cp exchange, as far as attention does not hide it
+cp           1    1.0  exchange of keys, values or heads within cp that attention does not hide
 bubble       8    8.0  (pp 4 - 1) / 16 micro-batches = 18.8 % of the busy time, and uneven stages
 p2p          2    2.0  activations sent from stage to stage
-dp           4    4.0  gradients over 2 replicas, as far as backward does not hide it
+dp           4    4.0  gradients over 2 replicas, the part that backward does not hide
 optimizer    3    3.0  the update
 offload      2    2.0  transfers between host and GPU
 step       100  100.0  give or take 15%
@@ -101,22 +101,22 @@ def test_a_layout_is_explained_line_by_line() -> None:
         ({"tp": 1}, "tensors      hidden 1024, MLP 4096, 8 heads, whole on every GPU\n"),
         ({"pp": 2}, "layers       10 over 2 stages: 5 a stage; embedding on the first, head on the last\n"),
         ({"pp": 1}, "layers       all 10 on every GPU\n"),
-        ({"pp": 1}, "parameters   stage 0: 10 layers x 6.30e6 + 28.3e6 outside them = 91.3e6 of one GPU\n"),
+        ({"pp": 1}, "parameters   stage 0: 10 layers x 6.30e6 + 28.3e6 outside them = 91.3e6 on one GPU\n"),
         ({"pp": 1}, "activations  stage 0: 1 = 1 micro-batches in flight x 10 layers x 8.0 MiB = 0.08 GiB\n"),
         ({"pp": 2, "vp": 5}, "layers       10 over 2 stages: 5 a stage, in 5 chunks; embedding on the first"),
         (
             {"pp": 2, "vp": 5},
-            "stage 1: min(16, pp 2 - 1) and those of the chunks = 1.8 micro-batches in flight x 5 layers",
+            "stage 1: min(16, pp 2 - 1) plus the chunks' = 1.8 micro-batches in flight x 5 layers",
         ),
         (
             {"pp": 2, "vp": 5},
             "(pp 2 - 1) / (16 micro-batches x 5 chunks) = 1.2 % of the busy time, and",
         ),
         ({"cp": 2}, "GPUs         tp 2 x pp 4 x cp 2 x dp 2 = 32\n"),
-        ({"cp": 2}, "gradients over 4 ranks, cp x dp, as far as backward does not hide it\n"),
+        ({"cp": 2}, "gradients over 4 ranks, cp x dp, the part that backward does not hide\n"),
         ({"recompute": "selective"}, "recompute   20   20.0  attention's scores again\n"),
         ({"sequence_parallel": True}, "  gather and scatter of 2048 x 2 x 1024 twice a layer and pass, tp 2\n"),
-        ({"zero_stage": 3, "engine": "fsdp"}, "does not hide it; parameters gathered for each pass\n"),
+        ({"zero_stage": 3, "engine": "fsdp"}, "does not hide; parameters gathered for each pass\n"),
         ({"activations_on_host": True}, "in flight x 2 layers x 8.0 MiB = 0.02 GiB, on the host\n"),
     ],
 )
@@ -127,14 +127,14 @@ def test_a_setting_is_explained_on_its_line(changes: dict, words: str) -> None:
 @pytest.mark.parametrize(
     ("how", "line"),
     [
-        ((STEP, 90.0), "needs 15.0 of 80.0 GiB on stage 3, 90.0 GiB of a host's memory, which is not known"),
-        ((STEP, 90.0, 1200.0), "needs 15.0 of 80.0 GiB on stage 3, 90.0 of 1,200 GiB of a host's memory"),
+        ((STEP, 90.0), "needs 15.0 of 80.0 GiB on stage 3, 90.0 GiB of host memory (its size is unknown)"),
+        ((STEP, 90.0, 1200.0), "needs 15.0 of 80.0 GiB on stage 3, 90.0 of 1,200 GiB of host memory"),
         ((None,), "does not fit: 15.0 of 80.0 GiB on stage 3"),
-        ((None, 90.0, 60.0), "does not fit: 90.0 of 60 GiB of a host's memory"),
+        ((None, 90.0, 60.0), "does not fit: 90.0 of 60 GiB of host memory"),
         (
             (STEP, 90.0, 95.0),
-            "needs 15.0 of 80.0 GiB on stage 3, 90.0 of 95 GiB of a host's memory: tight, as the prediction may be "
-            "wrong by as much",
+            "needs 15.0 of 80.0 GiB on stage 3, 90.0 of 95 GiB of host memory: tight, because less is left "
+            "than the prediction may err by",
         ),
     ],
 )
@@ -164,7 +164,7 @@ size  number   GiB  step s
 
 
 def test_a_utilisation_that_counts_masked_work_says_so() -> None:
-    line = "mfu as done       15.0% (the formulas count attention whole, a causal mask spares half)"
+    line = "mfu as done       15.0% (the formulas count all of attention; a causal mask saves half of it)"
     assert line in explained(figures=replace(FIGURES, mfu_as_done=0.15)).splitlines()
 
 
@@ -185,21 +185,21 @@ def test_a_planned_file_has_its_reasons_as_comments() -> None:
     assert comments[:4] == [
         heading(searched, "48b", 51_966_918_656),
         "51,966,918,656 parameters.",
-        f"{engine_text(best.training)}: the fastest here of the settings that fit.",
-        "What hides communication, if the checkout has it, to add to megatron_args:",
+        f"{engine_text(best.training)}: the fastest settings that fit.",
+        "To hide communication, add to megatron_args, if the checkout has them:",
     ]
     assert comments[4:9] == [
         '"--tp-comm-overlap"',
         f"{best.layout}: {needs(best)}; {summary(plan_figures(best, figures))[0]}.",
-        "Predicted from data sheets; the percentage is the error that a prediction may have.",
+        "Predicted from data sheets; the percentage is the prediction's expected error.",
         f"A step has {best.training.micro_batch} x {best.training.micro_batches} micro-batches x dp 1 = 1024 samples.",
-        "Against the best, the next layouts lose:",
+        "The next layouts, compared with the best:",
     ]
     row = PlanRow(second, best).texts
     assert comments[9] == f"  {second.layout} on {row['engine']}, {row['step']} s, {row['memory']} GiB: {row['why']}"
     assert comments[13].startswith("Layouts left out: 9 as tp would span nodes; 1 as tp does not divide the heads;")
     assert comments[14:] == [
-        "How long, and how fast it learns; save_every or save_minutes say when it saves.",
-        "lr 2e-05 is usual for weights that are trained already, 0.0003 for random ones.",
+        "Length and learning rate; save_every or save_minutes say when it saves.",
+        "lr 2e-05 is usual for trained weights, 0.0003 for random ones.",
         "hpc-gpt help keys train explains every key.",
     ]

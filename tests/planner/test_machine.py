@@ -138,7 +138,7 @@ def test_a_node_without_a_fabric_has_its_cards_own_links(device, inside, tmp_pat
     assert machine == machine_named(device, 8, inside)
     assert machine.network_gb_s == 0.0
     check_reach(machine, 8)
-    with pytest.raises(ConfigError, match="16 GPUs are more than the 8 of a node, and no fabric"):
+    with pytest.raises(ConfigError, match="16 GPUs are more than the 8 of a node, and the profile names no fabric"):
         check_reach(machine, 16)
 
 

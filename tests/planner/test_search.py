@@ -212,7 +212,7 @@ def test_a_longer_cp_that_gains_nothing_is_not_searched(gpus, monkeypatch):
     monkeypatch.setattr(module, "_gains_nothing", lambda *_: False)
     every = search(asked, h100)
     assert found.left_out[NO_GAIN] > 0
-    assert every.asked > found.asked
+    assert every.memory_predictions > found.memory_predictions
     fastest = [max(each.tokens_per_s * (not each.is_tight) for each in one.candidates) for one in (found, every)]
     assert fastest[1] <= EQUAL * fastest[0]
 
@@ -263,8 +263,8 @@ def test_memory_is_asked_first_and_little_is_kept(question, most, monkeypatch):
     monkeypatch.setattr(module, "predict_step", lambda *words: timed.append(words[0]) or predict_step(*words))
     found = search(question, BIG)
     assert found.candidates
-    assert found.asked <= most
-    assert len(timed) == found.fitting <= found.asked
+    assert found.memory_predictions <= most
+    assert len(timed) == found.fitting <= found.memory_predictions
     layouts = {each.layout for each in found.candidates}
     assert len(found.candidates) <= KEPT * len(layouts)
     assert len(found.too_large) + len(layouts) <= len(list(question.layouts()))
@@ -334,7 +334,9 @@ def test_what_holds_is_not_searched(key, value):
     field = "engine" if name == "name" else name
     assert {getattr(each.training, field) for each in found.candidates} == {value}
     assert len({getattr(each.training, field) for each in open_.candidates}) > 1
-    assert found.asked < open_.asked or key == "layout.micro_batches"  # the global batch is open then
+    assert (
+        found.memory_predictions < open_.memory_predictions or key == "layout.micro_batches"
+    )  # the global batch is open then
 
 
 def test_a_fixed_switch_leaves_engines_without_it_out():
@@ -355,7 +357,7 @@ def test_the_first_that_fits_is_enough_where_that_is_asked():
     question = question_of(experiment(), PROFILE)
     found = search(question, machine(), first=True)
     assert len(found.candidates) == 1
-    assert found.asked < search(question, machine()).asked
+    assert found.memory_predictions < search(question, machine()).memory_predictions
 
 
 SMALLEST = {"micro_batch": 1, "micro_batches": 1, "offload": "none"}

@@ -60,7 +60,7 @@ def test_near_ones_tight_ones_and_the_best_say_so():
     assert loses(near, best) == "equal, 2.50 % slower"
     assert loses(candidate(recompute="full"), best) == "equal, less simple"
     assert loses(candidate(replace(STEP, compute_s=73.5)), best) == "compute 73.5 s against 70.0 s"
-    assert loses(candidate(need=26.0), best) == "equal, 18.8 % of memory less to spare"
+    assert loses(candidate(need=26.0), best) == "equal, 18.8 % less memory to spare"
     exposed = candidate(replace(STEP, compute_s=66, dp_s=7))
     assert loses(exposed, best) == "equal, exposed communication 16 % against 12 %"
     tight = candidate(replace(STEP, compute_s=65), need=31.0)
@@ -107,7 +107,7 @@ def test_a_layout_that_needs_an_unknown_host_is_not_the_best():
     best, moved = candidate(), replace(candidate(replace(STEP, compute_s=20), offload="optimizer"), host_gib=80.0)
     assert moved.tokens_per_s > best.tokens_per_s
     assert sorted((moved, best), key=lambda each: each.rank)[0] is best
-    assert loses(moved, best) == "offloads 80.0 GiB of a host's memory, which is not known"
+    assert loses(moved, best) == "offload needs 80.0 GiB of host memory (its size is unknown)"
     known = replace(moved, host_memory_gib=100.0)
     assert sorted((known, best), key=lambda each: each.rank)[0] is known
     assert replace(known, host_memory_gib=82.0).is_tight

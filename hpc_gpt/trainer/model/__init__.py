@@ -1,1 +1,1 @@
-"""The GPT: one definition for every engine, whole or split over tensor and pipeline parallel ranks."""
+"""The GPT: one definition for every engine, whole or split over tensor-parallel and pipeline-parallel ranks."""

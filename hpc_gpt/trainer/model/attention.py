@@ -1,9 +1,9 @@
-"""Causal self-attention with grouped queries, each tensor-parallel rank with some of the heads; and rotary positions:
-queries and keys are rotated by angles that grow with the position (Su et al. 2021).
+"""Causal self-attention with grouped queries, in which each tensor-parallel rank has some of the heads; and rotary
+positions: queries and keys are rotated by angles that grow with the position (Su et al. 2021).
 
 The first half of a head's channels is rotated with the second one, as in transformers and in files of its format, so
 that weights need no permutation. (Meta's own files pair neighbours.) Angles, their cosines and sines are fp32 whatever
-the model's dtype. They are no parameters and in no checkpoint.
+the model's dtype. They are not parameters, and no checkpoint has them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
 class Rotation:
     """Cosines and sines of `seq` positions for heads of `width`, each [seq, width] in fp32 on one device.
 
-    The sines of the first half are negative. A compiled block only reads the two: made or looked up by device within
-    its forward pass, they would break its graph, or have it compiled twice.
+    The sines of the first half are negative. A compiled block only reads the two tables: to make them or to look them
+    up by device within its forward pass would break its graph, or compile it twice.
     """
 
     def __init__(self, width: int, seq: int, theta: float, scaling: RopeScaling | None) -> None:
@@ -49,7 +49,7 @@ class Rotation:
         self._elsewhere: dict[torch.device, Rotation] = {}
 
     def to(self, device: torch.device) -> Rotation:
-        """The same on the device that computes, one for all layers."""
+        """The rotation on the device that computes: one copy for all layers."""
         if device == self.cosines.device:
             return self
         if device not in self._elsewhere:
@@ -67,26 +67,26 @@ class Rotation:
         return made
 
     def rotate(self, heads: Tensor, by_halves: bool = False) -> Tensor:
-        """[batch, seq, heads, width] of the positions, from the first one on -> the same shape and dtype.
+        """[batch, seq, heads, width] at the first `seq` positions -> the same, rotated, in the same dtype.
 
-        Both ways give the same bits. Written for whole heads, the backward pass compiles to the one kernel that joins
+        Both ways give the same bits. Written for whole heads, the backward pass compiles into the kernel that joins
         the gradients of query, key and value. After a norm of the heads, whose backward pass reads the gradient twice,
-        it is better computed once, `by_halves`: less is moved than by computing it again.
+        it is better computed once, `by_halves`, which moves fewer bytes than computing it again.
         """
         cosines, sines = (table[..., : heads.shape[1], None, :] for table in (self.cosines, self.sines))
         if by_halves:
             pairs = zip(heads.chunk(2, -1), reversed(heads.chunk(2, -1)), strict=True)
             tables = zip(cosines.chunk(2, -1), sines.chunk(2, -1), strict=True)
-            halves = [own * cosine + other * sine for (own, other), (cosine, sine) in zip(pairs, tables, strict=True)]
+            halves = [half * cosine + other * sine for (half, other), (cosine, sine) in zip(pairs, tables, strict=True)]
             return torch.cat(halves, -1).to(heads.dtype)
         return (heads * cosines + heads.roll(heads.shape[-1] // 2, -1) * sines).to(heads.dtype)
 
 
 def frequencies(width: int, theta: float, scaling: RopeScaling | None = None) -> Tensor:
-    """Radians a position of each pair of channels: [width / 2] in fp32, from 1 down to about 1 / theta.
+    """Radians per position for each pair of channels: [width / 2] in fp32, from 1 down to about 1 / theta.
 
     Scaled as Llama 3.1 does it: a frequency whose wavelength is above original / low_freq_factor is divided by
-    `factor`, one below original / high_freq_factor stays, and between them the two are mixed.
+    `factor`, one below original / high_freq_factor stays, and in between the two are mixed.
     Source: Grattafiori et al. 2024 (arXiv:2407.21783), section 3.4.3, and Meta's llama-models, `apply_scaling`.
     """
     plain = 1.0 / (theta ** (torch.arange(0, width, 2, dtype=torch.int64).float() / width))
@@ -113,14 +113,14 @@ def rotation_of(shape: ModelShape, layer: int, part: SequencePart = WHOLE) -> Ro
 
 
 class Attention(nn.Module):
-    """Causal self-attention; each tensor-parallel rank computes heads / tp of the heads. `ContextParallel` has what
-    ranks with parts of the same sequence exchange.
+    """Causal self-attention; each tensor-parallel rank computes heads / tp of the heads. `ContextParallel` does the
+    exchange between ranks with parts of the same sequence.
 
     With selective recomputation the core, everything between the two linear layers, is computed again in the backward
     pass (Korthikanti et al. 2022, section 5): it has few FLOPs, and without a fused kernel most of the memory.
 
     `expands`: the attention kernel does not take grouped queries, so each query gets a copy of its keys and values.
-    `last`: the kernel for fewer queries than keys, [batch, heads, positions, width] each; None for SDPA with a mask.
+    `last`: the kernel for fewer queries than keys, each [batch, heads, positions, width]; None: SDPA with a mask.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Attention(nn.Module):
             self.key_norm = HeadNorm(f"{name}.key_norm", shape, tp, shape.head_width)
 
     def forward(self, hidden: Tensor, documents: Documents | None = None) -> Tensor:
-        """[batch, seq, hidden] -> the same shape; within `documents`, if there are any."""
+        """[batch, seq, hidden] -> the same shape; attention stays within `documents`, if there are any."""
         qkv = self.qkv(hidden)
         if self.recompute and torch.is_grad_enabled():
             mixed = checkpoint(self._mix, qkv, documents, use_reentrant=False, preserve_rng_state=False)
@@ -157,7 +157,7 @@ class Attention(nn.Module):
         return projected
 
     def _mix(self, qkv: Tensor | tuple[Tensor, Tensor, Tensor], documents: Documents | None) -> Tensor:
-        """`mix` of this rank's heads, normed and rotated as the shape has it."""
+        """`mix` of this rank's heads, after the shape's norm and rotation."""
         # Positions come before heads in memory up to the kernel, whose output is then joined without a copy.
         query, key, value = split_heads(qkv, self.heads, self.key_heads)
         if self.query_norm is not None and self.key_norm is not None:
@@ -176,7 +176,7 @@ class ProjectionLinear(RowParallelLinear):
 
     def product(self, mixed: Tensor) -> Tensor:
         context = self.tp.context
-        # (A product in FP8 keeps a copy of its own of its input.)
+        # (An FP8 product keeps its own copy of its input.)
         if self.tiles is None and self.multiply is F.linear:
             return context.linear(mixed, self.weight)
         return super().product(context.to_positions(mixed))
@@ -187,7 +187,7 @@ class QkvLinear(ColumnParallelLinear):
 
     A rank's outputs are its queries, then its keys, then its values. If there are fewer heads of keys than ranks, a
     head's rows are divided over the ranks that use it: before the product they gather it, and its gradient is summed
-    over them. So each number has one owner, as every other weight's.
+    over them. So each number has one owner, as in every other weight.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class QkvLinear(ColumnParallelLinear):
         return self._with_whole_heads(weight), None if bias is None else self._with_whole_heads(bias)
 
     def _with_whole_heads(self, share: Tensor) -> Tensor:
-        """[rows of the share, ...] -> its queries' rows, and all rows of the key and the value that they use."""
+        """[rows of the share, ...] -> the rows of its queries, and all rows of the key and the value that they use."""
         assert isinstance(self.split.parts, tuple)
         keys = self.split.parts[1] // self.tp.size  # rows in this rank's share
         query, key_value = torch.split(share, [len(share) - 2 * keys, 2 * keys])
@@ -216,13 +216,13 @@ class QkvLinear(ColumnParallelLinear):
 
 
 class _GatherHead(torch.autograd.Function):
-    """This rank's rows of key and value, one after the other -> those of all ranks that use the same head."""
+    """This rank's rows of key and value, one after the other -> the rows of all ranks that use the same head."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, tp: TensorParallel, sharers: int) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, tp: TensorParallel, sharers: int) -> Tensor:
         ctx.tp, ctx.sharers = tp, sharers
         first = tp.rank // sharers * sharers
-        by_rank = tp.gather_rows(own).view(tp.size, 2, len(own) // 2, *own.shape[1:])[first : first + sharers]
+        by_rank = tp.gather_rows(rows).view(tp.size, 2, len(rows) // 2, *rows.shape[1:])[first : first + sharers]
         return by_rank.transpose(0, 1).flatten(0, 2)
 
     @staticmethod
@@ -244,8 +244,8 @@ def split_heads(
     """
     counts = (heads, key_heads, key_heads)
     if isinstance(qkv, Tensor):
-        # Split, because one copy concatenates the gradients of its parts. A stack of three takes two copies, and
-        # compiled each of its elements reads all three.
+        # Split, because one copy concatenates the gradients of its parts. A stack of three takes two copies, and when
+        # compiled, each of its elements reads all three.
         width = qkv.shape[-1] // sum(counts)
         parts = torch.split(qkv, [count * width for count in counts], -1)
     else:
@@ -262,9 +262,9 @@ def mix(
     documents: Documents | None = None,
     last: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """The core of attention: [batch, seq, heads, width], twice [batch, keys, key heads, width] -> [batch, seq, heads x
-    width]. The queries are those of the last positions of the keys. `expands`, `last`: see `Attention`. `documents`: of
-    the micro-batch, none of which sees another."""
+    """The core of attention: queries [batch, seq, heads, width], keys and values [batch, keys, key heads, width] ->
+    [batch, seq, heads x width]. The queries belong to the last positions of the keys. `expands`, `last`: see
+    `Attention`. `documents` of the micro-batch do not see each other."""
     batch, seq, heads, _ = query.shape
     if documents is not None and documents.kernel is not None:
         if expands:
@@ -279,7 +279,7 @@ def mix(
     if seq < key.shape[2]:
         if last is not None:
             return last(query, key, value).transpose(1, 2).reshape(batch, seq, -1)
-        # (To SDPA `is_causal` means that the queries are those of the first positions.)
+        # (For SDPA `is_causal` means that the queries belong to the first positions.)
         mask = last_mask(query, key)
     if grouped:
         mixed = F.scaled_dot_product_attention(
@@ -291,14 +291,15 @@ def mix(
 
 
 def last_mask(query: Tensor, key: Tensor) -> Tensor:
-    """[..., seq, width], [..., keys, width] -> what is added to the scores, [seq, keys]: -inf if a query, one of the
-    last positions, does not see a key."""
+    """[..., seq, width], [..., keys, width] -> the mask to add to the scores, [seq, keys]: -inf if a query, at one of
+    the last positions, does not see a key."""
     seq, keys = query.shape[-2], key.shape[-2]
     hidden = torch.ones(seq, keys, dtype=torch.bool, device=query.device).triu(keys - seq + 1)
     return torch.zeros(seq, keys, dtype=query.dtype, device=query.device).masked_fill(hidden, -torch.inf)
 
 
 def expand_heads(key: Tensor, value: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """[batch, key heads, seq, width], twice -> [batch, heads, seq, width]: each as often as queries use it."""
+    """Twice [batch, key heads, seq, width] -> [batch, heads, seq, width]: each head repeated for the queries that use
+    it."""
     groups = heads // key.shape[1]
     return key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)

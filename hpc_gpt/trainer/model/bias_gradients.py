@@ -1,11 +1,11 @@
-"""The gradient of a layer's outputs and that of its bias in one pass over memory.
+"""The gradients of a layer's outputs and of its bias in one pass over memory.
 
-A bias's gradient is the sum over all tokens of the outputs' gradient. Autograd computes it in a kernel of its own,
+A bias's gradient is the sum over all tokens of the outputs' gradient. Autograd computes it in a separate kernel,
 which reads the whole gradient once more. Here the step before it, GELU's derivative or the joining of the gradients of
 query, key and value, sums the columns as it writes them.
 
-Both are operators of torch's, so torch.compile calls them as they are. On a GPU they are Triton kernels, on a CPU plain
-PyTorch.
+Both are registered as torch operators, so torch.compile calls them unchanged. On a GPU they are Triton kernels, on a
+CPU plain PyTorch.
 """
 
 from typing import Any
@@ -18,15 +18,15 @@ from hpc_gpt.trainer.model.collectives import apply
 
 
 def gelu(outputs: Tensor, bias: Tensor) -> Tensor:
-    """GELU (tanh) of a linear layer's outputs, [..., width], that have the bias [width] in them already.
+    """GELU (tanh) of a linear layer's outputs, [..., width], which already include the bias [width].
 
-    Autograd must see the bias here alone: the layer adds it detached.
+    Autograd must see the bias only here: the layer adds it detached.
     """
     return apply(_Gelu, outputs, bias)
 
 
 def split_qkv(outputs: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """[..., 3 x width] -> query, key and value, each [..., width]; the bias as of `gelu`."""
+    """[..., 3 x width] -> query, key and value, each [..., width]; the bias as in `gelu`."""
     parts: tuple[Tensor, Tensor, Tensor] = _Split.apply(outputs, bias)  # type: ignore[no-untyped-call]
     return parts
 
@@ -66,7 +66,7 @@ def gelu_gradient(slopes: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("hpc_gpt::join_gradients", mutates_args=())
 def join_gradients(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """(three of [..., width] side by side, [..., 3 x width]; its sums over all but the last axis, in fp32)."""
+    """(the three [..., width] side by side, [..., 3 x width]; its sums over all but the last axis, in fp32)."""
     gradient = torch.cat([query, key, value], -1)
     return gradient, _column_sums(gradient)
 

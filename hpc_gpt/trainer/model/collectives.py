@@ -1,4 +1,4 @@
-"""Collectives of torch under the names that it has, and a typed call of autograd functions that communicate."""
+"""torch's collectives under the names that this torch has, and a typed call of autograd functions that communicate."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sca
 
 
 def apply(function: Any, *arguments: Any) -> Tensor:
-    """The result of an autograd function that has one."""
+    """The result of an autograd function that has a single one."""
     result = function.apply(*arguments)
     assert isinstance(result, Tensor)
     return result

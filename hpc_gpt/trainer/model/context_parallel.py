@@ -1,9 +1,9 @@
-"""Context parallelism: each rank of a group holds a part of every sequence; attention alone needs the others' parts.
+"""Context parallelism: each rank of a group holds a part of every sequence; only attention needs the others' parts.
 
 Everything else in the model works on each position by itself. With `HeadsExchanged` (Jacobs et al. 2023,
 arXiv:2309.14509, DeepSpeed-Ulysses) queries, keys and values go all-to-all before attention: a rank gets the whole
-sequence of some of the heads, and the output goes back to the ranks that have its positions. Attention kernels are as
-ever, and their results those of one process to the bit. With `KeysGathered` each rank has all heads of its queries,
+sequence of some of the heads, and the output goes back to the ranks that have its positions. Attention kernels stay
+the same, and results equal one process's to the bit. With `KeysGathered` each rank has all heads of its queries,
 and gathers the keys and values of the whole sequences.
 """
 
@@ -21,14 +21,15 @@ from torch.utils.checkpoint import checkpoint
 
 from hpc_gpt.trainer.model.collectives import all_gather, apply, reduce_scatter
 
-Mix = Callable[[Tensor, Tensor, Tensor], Tensor]  # the core of attention, as `trainer.model.attention.mix`
+Mix = Callable[[Tensor, Tensor, Tensor], Tensor]  # the core of attention, like `trainer.model.attention.mix`
 
 
 @dataclass(frozen=True)
 class SequencePart:
-    """Which positions of every sequence a rank has: the `rank`-th of `size` equal runs.
+    """The positions of every sequence that a rank has: the `rank`-th of `size` equal runs.
 
-    Or, if `paired`, chunks `rank` and 2 size - 1 - `rank` of 2 size: each pair has as much causal attention to compute.
+    If `paired`, chunks `rank` and 2 size - 1 - `rank` of 2 size: all pairs have equally much causal attention to
+    compute.
     """
 
     rank: int = 0
@@ -36,7 +37,7 @@ class SequencePart:
     paired: bool = False
 
     def runs(self, length: int) -> list[slice]:
-        """The positions, of `length`, as runs in the order in which the rank holds them."""
+        """The rank's positions in a sequence of `length`, as runs in the order in which the rank holds them."""
         numbers, count = [self.rank], length // self.size
         if self.paired:
             numbers, count = [self.rank, 2 * self.size - 1 - self.rank], length // (2 * self.size)
@@ -54,7 +55,7 @@ WHOLE = SequencePart()
 
 
 class ContextParallel:
-    """A rank's place in its context-parallel group, and what attention exchanges there. This class is a group of one.
+    """A rank's place in its context-parallel group, and attention's exchange there. This class is a group of one.
 
     `part`: the rank's positions of each sequence.
     """
@@ -65,23 +66,24 @@ class ContextParallel:
         self.group = group
 
     def heads_of(self, heads: int) -> int:
-        """With how many of a tensor-parallel rank's heads, of queries or of keys, this rank computes attention."""
+        """The number of a tensor-parallel rank's `heads` (of queries, or of keys) that this rank computes attention
+        with."""
         return heads
 
     def queries_of(self, seq: int) -> int:
-        """How many queries of a sequence of `seq` positions a call of the attention kernel has."""
+        """The number of queries per call of the attention kernel, for a sequence of `seq` positions."""
         return seq
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mix: Mix, is_recomputed: bool = False) -> Tensor:
-        """Attention of this rank's [batch, seq / cp, heads, width], twice [batch, seq / cp, heads of keys, width] to
-        the whole sequences -> the input of `linear`.
+        """This rank's queries [batch, seq / cp, heads, width], keys and values [batch, seq / cp, heads of keys, width]
+        -> attention to the whole sequences, the input of `linear`.
 
-        `is_recomputed`: the caller keeps nothing of this for the backward pass, and does it again there.
+        `is_recomputed`: the caller keeps nothing of this for the backward pass, and computes it again there.
         """
         return mix(query, key, value)
 
     def linear(self, mixed: Tensor, weight: Tensor) -> Tensor:
-        """The output of `attend`, weight -> [batch, seq / cp, outputs]."""
+        """The output of `attend` and a weight -> [batch, seq / cp, outputs]."""
         return F.linear(mixed, weight)
 
     def to_positions(self, mixed: Tensor) -> Tensor:
@@ -99,26 +101,27 @@ class HeadsExchanged(ContextParallel):
         return mix(*self.to_heads(query, key, value))
 
     def to_heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        """[batch, seq / cp, heads, width] of each -> [batch, seq, heads / cp, width], all positions of some heads.
+        """[batch, seq / cp, heads, width] each -> [batch, seq, heads / cp, width] each: all positions of some heads.
 
         If there are fewer heads of keys than ranks, each is repeated for the ranks whose queries use it; the backward
         pass sums the gradients of its copies.
         """
         parts = query, self._for_ranks(key), self._for_ranks(value)
-        batch, own, _, width = query.shape
+        batch, positions, _, width = query.shape
         counts = [part.shape[2] // self.size for part in parts]
-        by_rank = [part.view(batch, own, self.size, -1, width).permute(2, 0, 1, 3, 4) for part in parts]
+        by_rank = [part.view(batch, positions, self.size, -1, width).permute(2, 0, 1, 3, 4) for part in parts]
         received = self.swap(torch.cat(by_rank, 3))
-        whole = received.transpose(0, 1).reshape(batch, self.size * own, -1, width)
+        whole = received.transpose(0, 1).reshape(batch, self.size * positions, -1, width)
         return torch.split(whole, counts, 2)
 
     def _for_ranks(self, heads: Tensor) -> Tensor:
-        """[batch, seq / cp, heads of keys, width] -> with one head for each rank, if there are fewer."""
-        batch, own, count, width = heads.shape
+        """[batch, seq / cp, heads of keys, width] -> the same with one head per rank, if there are fewer heads than
+        ranks."""
+        batch, positions, count, width = heads.shape
         if count >= self.size:
             return heads
         copies = heads.unsqueeze(3).expand(-1, -1, -1, self.size // count, -1)
-        return copies.reshape(batch, own, self.size, width)
+        return copies.reshape(batch, positions, self.size, width)
 
     def to_positions(self, mixed: Tensor) -> Tensor:
         batch, seq, width = mixed.shape
@@ -135,12 +138,13 @@ class HeadsExchanged(ContextParallel):
         return apply(_ProjectedPositions, mixed, weight, self)
 
     def swap(self, parts: Tensor) -> Tensor:
-        """[cp, ...], a piece for each rank -> [cp, ...], each rank's piece for this one. Its own backward pass."""
+        """[cp, ...], a piece for each rank -> [cp, ...], each rank's piece for this one. Its backward pass is the
+        same."""
         return apply(_Swap, parts, self) if torch.is_grad_enabled() else self.all_to_all(parts)
 
     def all_to_all(self, parts: Tensor) -> Tensor:
         """`swap` without a backward pass."""
-        # Contiguous on both sides: torch takes buffers with permuted strides, and mixes up what is in them.
+        # Contiguous on both sides: torch accepts buffers with permuted strides, and mixes up their contents.
         received = parts.new_empty(parts.shape)
         dist.all_to_all_single(received, parts.contiguous(), group=self.group)
         return received
@@ -169,17 +173,17 @@ class _ProjectedPositions(torch.autograd.Function):
         mixed, weight = ctx.saved_tensors
         cp, slope = ctx.cp, gradients[0]
         of_weight = slope.flatten(0, 1).t() @ cp.to_positions(mixed).flatten(0, 1)
-        batch, own, _ = slope.shape
-        by_rank = (slope @ weight).view(batch, own, cp.size, -1).permute(2, 0, 1, 3)
+        batch, positions, _ = slope.shape
+        by_rank = (slope @ weight).view(batch, positions, cp.size, -1).permute(2, 0, 1, 3)
         received = cp.all_to_all(by_rank)
-        return received.transpose(0, 1).reshape(batch, cp.size * own, -1), of_weight, None
+        return received.transpose(0, 1).reshape(batch, cp.size * positions, -1), of_weight, None
 
 
 class KeysGathered(ContextParallel):
     """Each rank has all heads of two chunks of every sequence (`SequencePart.paired`), and gathers keys and values.
 
-    It keeps its own for the backward pass, gathers again there, and computes the core of attention again: the whole
-    keys and values, and what the kernel keeps of them, would not be 1 / cp.
+    It keeps its own keys and values for the backward pass, gathers again there, and computes the core of attention
+    again: the whole keys and values, and the kernel's copies of them, would take more than 1 / cp of the memory.
     """
 
     def queries_of(self, seq: int) -> int:
@@ -192,37 +196,37 @@ class KeysGathered(ContextParallel):
         return mixed
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mix: Mix) -> Tensor:
-        own = torch.cat([key, value], 2)
-        whole = apply(_GatherPositions, own, self) if torch.is_grad_enabled() else self.gather(own)
+        local = torch.cat([key, value], 2)
+        whole = apply(_GatherPositions, local, self) if torch.is_grad_enabled() else self.gather(local)
         keys, values = whole.chunk(2, 2)
         # A chunk sees no position after its own.
         runs = self.part.runs(whole.shape[1])
         chunks = zip(query.chunk(2, 1), runs, strict=True)
         return torch.cat([mix(chunk, keys[:, : run.stop], values[:, : run.stop]) for chunk, run in chunks], 1)
 
-    def gather(self, own: Tensor) -> Tensor:
-        """[batch, seq / cp, heads, width] of each rank -> [batch, seq, heads, width], in order of position, on all."""
-        batch, count, *rest = own.shape
-        received = own.new_empty(self.size * batch, count, *rest)
-        all_gather(received, own.contiguous(), group=self.group)
-        first, second = received.view(self.size, batch, 2, count // 2, *rest).unbind(2)
-        return torch.cat([first, second.flip(0)]).transpose(0, 1).reshape(batch, self.size * count, *rest)
+    def gather(self, local: Tensor) -> Tensor:
+        """[batch, seq / cp, heads, width] on each rank -> [batch, seq, heads, width] on all, in order of position."""
+        batch, count, *sizes = local.shape
+        received = local.new_empty(self.size * batch, count, *sizes)
+        all_gather(received, local.contiguous(), group=self.group)
+        first, second = received.view(self.size, batch, 2, count // 2, *sizes).unbind(2)
+        return torch.cat([first, second.flip(0)]).transpose(0, 1).reshape(batch, self.size * count, *sizes)
 
     def scatter(self, partial: Tensor) -> Tensor:
-        """[batch, seq, heads, width] of each rank -> this rank's positions of their sum, [batch, seq / cp, ...]."""
-        batch, seq, *rest = partial.shape
-        chunks = partial.reshape(batch, 2 * self.size, seq // (2 * self.size), *rest).transpose(0, 1)
+        """[batch, seq, heads, width] on each rank -> this rank's positions of their sum, [batch, seq / cp, ...]."""
+        batch, seq, *sizes = partial.shape
+        chunks = partial.reshape(batch, 2 * self.size, seq // (2 * self.size), *sizes).transpose(0, 1)
         by_rank = torch.stack([chunks[: self.size], chunks[self.size :].flip(0)], 2)
-        own = partial.new_empty(batch, seq // self.size, *rest)
-        reduce_scatter(own, by_rank.reshape(self.size * batch, seq // self.size, *rest), group=self.group)
-        return own
+        local = partial.new_empty(batch, seq // self.size, *sizes)
+        reduce_scatter(local, by_rank.reshape(self.size * batch, seq // self.size, *sizes), group=self.group)
+        return local
 
 
 class _GatherPositions(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, own: Tensor, cp: KeysGathered) -> Tensor:
+    def forward(ctx: Any, local: Tensor, cp: KeysGathered) -> Tensor:
         ctx.cp = cp
-        return cp.gather(own)
+        return cp.gather(local)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:

@@ -1,5 +1,5 @@
-"""The model: a decoder with a norm before attention and MLP, built from its shape: GPT-2's, Llama's, Qwen's, others'.
-Its MLP: two linear layers around a GELU, or three of which one is a gate.
+"""The model: a decoder with a norm before attention and MLP, built from a shape such as GPT-2's, Llama's or Qwen's.
+The MLP has two linear layers around a GELU, or three, one of them a gate.
 
 All engines share it. Engines without tensor parallelism build `Gpt` with the default group of one; the pipeline
 (`hpc_gpt.trainer.model.pipeline`) has the same modules by stage.
@@ -27,8 +27,8 @@ from hpc_gpt.trainer.model.vocab_loss import ChunkedLoss, OnePassLoss, VocabPara
 
 
 class Mlp(nn.Module):
-    """`up`, an activation, `down`. In a gated one `up` has the rows of the gate, then those of the values that it
-    multiplies, each split by itself: one product computes both."""
+    """`up`, an activation, `down`. In a gated MLP `up` has the rows of the gate, then the rows of the values that
+    it multiplies, each split separately: one product computes both."""
 
     parts = 1
 
@@ -54,7 +54,7 @@ class Mlp(nn.Module):
 
 
 class FeedForward(Mlp):
-    """GPT-2's, with GELU (tanh)."""
+    """GPT-2's MLP, with GELU (tanh)."""
 
     def activate(self, raised: Tensor) -> Tensor:
         return raised if self.up.then else F.gelu(raised, approximate="tanh")
@@ -82,14 +82,14 @@ class PositionEmbedding(nn.Module):
     def forward(self, hidden: Tensor, documents: Documents | None = None) -> Tensor:
         """[batch, seq, hidden] -> the same shape."""
         (weight,) = self.tp.shared(self.weight)
-        own = self.tp.positions(hidden.shape[1])
+        places = self.tp.positions(hidden.shape[1])
         if documents is None:
-            return hidden + self.tp.context.part.of(weight)[own]
-        return hidden + F.embedding(documents.positions[:, own], weight)
+            return hidden + self.tp.context.part.of(weight)[places]
+        return hidden + F.embedding(documents.positions[:, places], weight)
 
 
 class Block(nn.Module):
-    """One transformer layer of any shape, counted from 0: attention and MLP, each with a norm before it and added.
+    """One transformer layer, counted from 0: attention and MLP, each after a norm, and added to the residual stream.
 
     With full recomputation its activations are computed again in the backward pass. `compute` is the layer itself.
     Recomputation and offload wrap it, and compilation replaces it.
@@ -111,7 +111,8 @@ class Block(nn.Module):
             multiply_in_fp8(self)
 
     def forward(self, hidden: Tensor, documents: Documents | None = None) -> Tensor:
-        """[batch, seq, hidden] (or this rank's positions), and the documents of the whole -> the same shape."""
+        """[batch, seq, hidden] (or this rank's positions), and the documents of the whole sequences -> the same
+        shape."""
         shared = [] if documents is None else documents.tensors
         with ActivationOffload(self, shared) if self.offload and torch.is_grad_enabled() else contextlib.nullcontext():
             if self.recompute and torch.is_grad_enabled():
@@ -179,11 +180,11 @@ class Gpt(nn.Module):
         return hidden
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """[batch, seq] token numbers -> [batch, seq, padded_vocab / tp]; columns from `vocab` on mean nothing."""
+        """[batch, seq] token numbers -> [batch, seq, padded_vocab / tp]; columns from `vocab` on are padding."""
         return self.output_layer.logits(self.norm(self.hidden(tokens)))
 
     def finish(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """The output of the blocks, and the tokens that follow, [batch, seq] -> loss as of `forward`."""
+        """The output of the blocks, and the tokens that follow, [batch, seq] -> the loss of `forward`."""
         normed = self.norm(hidden)
         scores = normed if isinstance(self.loss, ChunkedLoss) else self.output_layer.logits(normed)
         loss: Tensor = self.loss(scores, targets)
@@ -192,14 +193,14 @@ class Gpt(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor, documents: Documents | None = None) -> Tensor:
         """Tokens and the tokens that follow them, both [batch, seq] -> mean loss in nats per token, fp32 scalar.
 
-        With the `documents` of the tokens attention stays within each. Every position counts, an end token's, whose
-        target is the first token of the next document, too: so all micro-batches have equally many.
+        With the `documents` of the tokens, attention stays within each document. Every position counts, even an end
+        token's, whose target is the first token of the next document: so all micro-batches have equally many.
         """
         return self.finish(self.hidden(tokens, documents), targets)
 
 
 def loss_of(shape: ModelShape, tp: TensorParallel, techniques: Techniques) -> VocabParallelLoss:
-    """The loss of logits, or a `ChunkedLoss` of hidden states, to which the head must be attached."""
+    """The loss from logits, or a `ChunkedLoss` from hidden states, to which the head must be attached."""
     if techniques.one_pass_loss:
         return OnePassLoss(shape.vocab, shape.padded_vocab, tp, techniques.loss_chunks)
     if techniques.loss_chunks > 1:

@@ -1,5 +1,5 @@
-"""The weights a model starts from: a function of the seed and of each parameter's name, drawn on several threads, or
-those of a folder."""
+"""The initial weights of a model: drawn on several threads as a function of the seed and each parameter's name, or read
+from a folder."""
 
 import errno
 import hashlib
@@ -16,16 +16,16 @@ from hpc_gpt.core.weights.folder import WeightsFolder
 from hpc_gpt.core.weights.tensors import SliceReader
 
 STD = 0.02  # GPT-2's standard deviation of initial weights
-# What is drawn ahead takes at most so much of the host's memory, 4 GiB in fp32, and a smaller weight is not worth a
-# thread: it takes less than 1 ms.
+# The most numbers drawn ahead, 4 GiB of the host's memory in fp32. (A weight below _WORTH_A_THREAD takes less than 1 ms
+# to draw.)
 _NUMBERS_AHEAD = 1 << 30
-# Numbers of a parameter that are put into its place at once, 4 MiB in fp32.
+# The numbers of a parameter that are copied into its place at once, 4 MiB in fp32.
 AT_ONCE = 1 << 20
 _WORTH_A_THREAD = 1 << 17
 
 
 class _Draw(NamedTuple):
-    """A weight to be drawn, or being drawn: its size, its standard deviation, and a row that is zero."""
+    """A weight to draw: its size, its standard deviation, and a row that is zero."""
 
     shape: tuple[int, ...]
     std: float
@@ -41,12 +41,12 @@ class InitialWeights:
 
     Each parameter has its own generator, seeded by the run's seed and its name, always on the CPU. So all ranks draw
     the same numbers, whatever layers, shards or devices they have. A rank draws only the parameters of its own stage;
-    for the 48B model on 16 stages these are 3.3e9 numbers. A core draws 130e6 a second.
+    for the 48B model on 16 stages these are 3.3e9 numbers. A core draws 130e6 per second.
 
-    A generator is one long chain, so a weight is drawn by one thread, but others draw the weights that come next:
-    blocks are alike, so those that have been asked for say what the later ones need. As many threads work as torch
-    computes with, the caller's among them. `blocks` is the number of blocks that this rank builds, from the first one
-    asked for on; if it is too large, some are drawn for nothing.
+    A generator is one long chain, so one thread draws a weight, while others draw the weights that come next: blocks
+    are alike, so the requested ones show what the later ones need. As many threads work as torch computes with, the
+    caller's among them. `end` is the block after the last one that this rank builds; if it is too large, some weights
+    are drawn for nothing.
     """
 
     def __init__(self, seed: int, layers: int) -> None:
@@ -58,28 +58,29 @@ class InitialWeights:
         self._threads: ThreadPoolExecutor | None = None
 
     def normal(self, name: str, shape: tuple[int, ...], std: float = STD, zero_row: int | None = None) -> Tensor:
-        """Normal numbers of mean 0 in fp32, but for a row of zeros."""
+        """Normal numbers with mean 0 in fp32, except for a row of zeros, if there is one."""
         wanted = _Draw(shape, std, zero_row)
         self._draw_ahead(name, wanted)
         drawn, future = self._ahead.pop(name, (wanted, None))
         assert drawn == wanted, f"{name} is {wanted}, unlike the blocks before"
         if not self._ahead:
-            self._threads = None  # its threads end when they have nothing left to do
-        # What no thread has begun is drawn here. While another thread draws it, so is what comes after.
+            self._threads = None  # its threads end when they have no work left
+        # If no thread has begun this weight, it is drawn here. While another thread draws it, later ones are drawn
+        # here.
         if future is None or future.cancel():
             return self._draw(name, wanted)
-        while not future.done() and self._draws_one_ahead():
+        while not future.done() and self._draw_one_ahead():
             pass
         return future.result()
 
     def residual(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Weights of a layer that adds to the residual stream: narrower by sqrt(2 layers).
+        """Weights of a layer that adds to the residual stream: the standard deviation is divided by sqrt(2 layers).
 
         Source: Radford et al. 2019 (GPT-2), section 2.3; two such layers in each block.
         """
         return self.normal(name, shape, STD / math.sqrt(2 * self.layers))
 
-    def _draws_one_ahead(self) -> bool:
+    def _draw_one_ahead(self) -> bool:
         """Draws, on this thread, the next weight that no thread has begun; False if there is none."""
         for following, (draw, future) in self._ahead.items():
             if future.cancel():
@@ -90,21 +91,21 @@ class InitialWeights:
         return False
 
     def _draw_ahead(self, name: str, wanted: _Draw) -> None:
-        """Begins to draw weights that will be asked for after `name`, the next ones first."""
+        """Begins to draw weights that will be requested after `name`, the next ones first."""
         path = name.split(".", 2)
         workers = torch.get_num_threads() - 1
         if path[0] != "blocks" or wanted.numel < _WORTH_A_THREAD or not workers:
             return
-        block, own = int(path[1]), path[2]
-        self._of_a_block.setdefault(own, wanted)
-        passed = list(self._of_a_block).index(own)
-        coming = [(block, *each) for each in list(self._of_a_block.items())[passed + 1 :]]
-        coming += [(later, *each) for later in range(block + 1, self.end) for each in self._of_a_block.items()]
+        block, suffix = int(path[1]), path[2]
+        self._of_a_block.setdefault(suffix, wanted)
+        passed = list(self._of_a_block).index(suffix)
+        coming = [(block, *weight) for weight in list(self._of_a_block.items())[passed + 1 :]]
+        coming += [(later, *weight) for later in range(block + 1, self.end) for weight in self._of_a_block.items()]
         numbers = sum(draw.numel for draw, _ in self._ahead.values())
-        for later, rest, draw in coming:
+        for later, weight_name, draw in coming:
             if len(self._ahead) >= 4 * workers or numbers + draw.numel > _NUMBERS_AHEAD:
                 break
-            following = f"blocks.{later}.{rest}"
+            following = f"blocks.{later}.{weight_name}"
             if following not in self._ahead:
                 self._threads = self._threads or ThreadPoolExecutor(workers, "initial weights")
                 self._ahead[following] = draw, self._threads.submit(self._draw, following, draw)
@@ -121,10 +122,10 @@ class InitialWeights:
 
 
 def _memory(wanted: _Draw) -> Tensor:
-    """Memory for a weight, which the system has back when it is freed.
+    """Memory for a weight, which returns to the system when it is freed.
 
-    glibc keeps freed blocks of less than 32 MB, and torch's alignment keeps it from using them again: a model that was
-    drawn a weight at a time, each sent to a device, took 344 MB of its 604 on the host.
+    glibc keeps freed blocks of less than 32 MB, and torch's alignment prevents it from using them again: a model of
+    604 MB that was drawn weight by weight, each sent to a device, still took 344 MB on the host.
     """
     if wanted.numel < _WORTH_A_THREAD:
         return torch.empty(wanted.shape)
@@ -138,10 +139,10 @@ def _memory(wanted: _Draw) -> Tensor:
 
 
 class PutLater(InitialWeights):
-    """Initial weights that are put into their places when these are there; until then each is a size on the meta
-    device, which takes no memory. So a weight that nothing fills cannot be trained by mistake.
+    """Initial weights that are put into their places once these exist; until then each is a size on the meta device,
+    which takes no memory. So a weight that nothing fills cannot be trained by mistake.
 
-    `taken` has the names that were asked for.
+    `taken` has the names that were requested.
     """
 
     def __init__(self, seed: int, layers: int) -> None:
@@ -159,12 +160,12 @@ class PutLater(InitialWeights):
         raise NotImplementedError
 
     def close(self) -> None:
-        """Frees what reading has left."""
+        """Frees everything that reading has left open or in memory."""
         raise NotImplementedError
 
 
 class DrawnLater(PutLater):
-    """Initial weights that are drawn when their places are there."""
+    """Initial weights that are drawn once their places exist."""
 
     def __init__(self, seed: int, layers: int) -> None:
         super().__init__(seed, layers)
@@ -184,8 +185,8 @@ class DrawnLater(PutLater):
             wanted = self._wanted[name]
             drawn = wanted if isinstance(wanted, Tensor) else InitialWeights.normal(self, name, *wanted)
             self._last = name, drawn
-        own = self._last[1][row : row + len(target)]
-        target.copy_(own if target.ndim == 1 else own[:, column : column + target.shape[1]])
+        values = self._last[1][row : row + len(target)]
+        target.copy_(values if target.ndim == 1 else values[:, column : column + target.shape[1]])
 
     def close(self) -> None:
         self._last = None
@@ -193,14 +194,15 @@ class DrawnLater(PutLater):
 
 
 class GivenWeights(PutLater):
-    """The weights of a folder by our names: each rank reads its own slices, a few megabytes at a time."""
+    """The weights of a folder under our names: each rank reads its own slices, a few megabytes at a time."""
 
     def __init__(self, folder: WeightsFolder, shape: ModelShape) -> None:
         super().__init__(0, shape.layers)
         self._reader = SliceReader(folder, shape)
 
     def read(self, name: str, target: Tensor, row: int = 0, column: int = 0) -> None:
-        """See `PutLater`. Rows past the file's, which pad the vocabulary, are zero. ConfigError for NaN, infinity."""
+        """See `PutLater`. Rows past the file's, which pad the vocabulary, are zero. Raises ConfigError for NaN or
+        infinity."""
         count = max(1, AT_ONCE // max(1, target[:1].numel()))
         for first in range(0, len(target), count):
             self._reader.read(name, target[first : first + count], row + first, column)

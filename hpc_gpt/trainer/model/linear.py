@@ -56,8 +56,8 @@ class SplitLinear(nn.Module):
 class ColumnParallelLinear(SplitLinear):
     """A linear layer whose outputs are split: [..., inputs] -> [..., outputs / tp]. `sizes`: (outputs, inputs).
 
-    Each of the `parts` of the outputs is split by itself, so many equal ones or ones of so many rows (`Split.parts`).
-    `then` is a function of `bias_gradients`, which the outputs go through, and which gives the bias its gradient.
+    Each of the `parts` of the outputs, equal ones or ones with the given rows (`Split.parts`), is split separately.
+    `then` is a function of `bias_gradients` that takes the outputs and gives the bias its gradient.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ColumnParallelLinear(SplitLinear):
         return self.then(outputs, self.bias)
 
     def rows_used(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias as this rank multiplies them: its share."""
+        """The weight and bias that this rank multiplies by: its share."""
         return weight, bias
 
 
@@ -99,7 +99,7 @@ class RowParallelLinear(SplitLinear):
     (outputs, inputs).
 
     The bias is whole on every rank and added once, after the sum. The output goes to the residual stream, so the
-    initial weights are those of `InitialWeights.residual`.
+    initial weights come from `InitialWeights.residual`.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ class RmsNorm(Norm):
     """RMSNorm over the hidden size: x / sqrt(mean(x^2) + eps) x weight, computed in fp32 and rounded once.
 
     Zhang and Sennrich 2019 (arXiv:1910.07467). transformers' Llama rounds x / sqrt(...) to 16 bits before the weight
-    multiplies it, so in 16 bits results differ from its by one rounding; in fp32 they are equal.
+    multiplies it, so in 16 bits results differ from transformers' by one rounding; in fp32 they are equal.
     """
 
     def forward(self, hidden: Tensor) -> Tensor:

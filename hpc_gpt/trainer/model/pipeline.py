@@ -23,7 +23,7 @@ from hpc_gpt.trainer.model.vocab_loss import ChunkedLoss
 def layer_specs(shape: ModelShape, initial: InitialWeights, tp: TensorParallel, techniques: Techniques) -> list[Any]:
     """The model as DeepSpeed's layer specifications: embedding, learned positions if there are any, blocks, norm, head.
 
-    Only a stage's own layers are built. The positions are not in the tied embedding's module: DeepSpeed marks every
+    A stage builds only its own layers. The positions are not in the tied embedding's module: DeepSpeed marks every
     parameter of a tied module as a replica and leaves it out of the gradient norm.
     """
     rows, hidden = shape.padded_vocab, shape.hidden
@@ -39,7 +39,7 @@ def layer_specs(shape: ModelShape, initial: InitialWeights, tp: TensorParallel, 
 
 
 def _before_blocks(shape: ModelShape) -> int:
-    """Layers before the blocks: the embedding, and learned positions."""
+    """The number of layers before the blocks: the embedding, and learned positions."""
     return 2 if shape.positions == "learned" else 1
 
 
@@ -48,7 +48,7 @@ def _logits(embedding: VocabParallelEmbedding, hidden: Tensor) -> Tensor:
 
 
 class StagedGpt(PipelineModule):  # type: ignore[misc]
-    """This rank's stage of the model. DeepSpeed treats some class names specially; this is none of them."""
+    """This rank's stage of the model. DeepSpeed treats some class names specially, but not this one."""
 
     def __init__(
         self,
@@ -66,17 +66,17 @@ class StagedGpt(PipelineModule):  # type: ignore[misc]
         self._initial = tp.initial(seed, shape.layers)
         super().__init__(layers=layer_specs(shape, self._initial, tp, techniques), topology=topology, loss_fn=loss)
         # A chunked loss computes the logits itself, so the last stage does not run the head. (The layer stays in the
-        # list, by which DeepSpeed saves.)
+        # list from which DeepSpeed saves.)
         self._layers_run = len(self.forward_funcs)
         if isinstance(loss, ChunkedLoss) and self.stage_id == self.num_stages - 1:
             self._layers_run -= 1
             loss.attach(self.tied_modules["embedding"] if shape.tied else self.forward_funcs[-1])
 
     def forward(self, stage_input: Tensor, documents: Documents | None = None) -> Tensor:
-        """Token numbers or the previous stage's output, and the micro-batch's documents, which no stage sends -> hidden
-        states, or on the last stage logits.
+        """Token numbers or the previous stage's output, and the micro-batch's documents, which are not sent between
+        stages -> hidden states, or on the last stage logits.
 
-        DeepSpeed's own forward counts its calls in an attribute, so each call would be compiled again.
+        DeepSpeed's forward counts its calls in an attribute, so each call would be compiled again.
         """
         for layer in self.forward_funcs[: self._layers_run]:
             takes = isinstance(layer, (Block, PositionEmbedding))
@@ -84,9 +84,9 @@ class StagedGpt(PipelineModule):  # type: ignore[misc]
         return stage_input
 
     def _partition_layers(self, method: str = "ours") -> None:
-        """Splits the blocks by `partition_layers`; embedding and positions are first, norm and head last.
+        """Splits the blocks by `partition_layers`; embedding and positions come first, norm and head last.
 
-        DeepSpeed's own methods build every layer on every rank to count parameters.
+        DeepSpeed's methods build every layer on every rank to count parameters.
         """
         blocks = partition_layers(self.shape, self.num_stages, self.partition)
         before = _before_blocks(self.shape)

@@ -2,7 +2,7 @@
 
 Korthikanti et al. 2022, section 4.2.2: norms and residuals have 1 / tp of the positions on each rank. The all-reduces
 of tensor parallelism become an all-gather before each column-parallel layer and a reduce-scatter after each
-row-parallel one, which together send as many bytes.
+row-parallel one, which together send the same number of bytes.
 """
 
 from collections.abc import Callable
@@ -52,14 +52,14 @@ class SequenceParallel(TensorParallel):
     def positions(self, count: int) -> slice:
         return slice(self.rank * count, (self.rank + 1) * count)
 
-    def gather(self, own: Tensor) -> Tensor:
-        """[batch, seq / tp, hidden] of each rank -> [batch, seq, hidden] on all."""
-        batch, count, hidden = own.shape
-        by_rank = self.gather_rows(own).view(self.size, batch, count, hidden)
+    def gather(self, local: Tensor) -> Tensor:
+        """[batch, seq / tp, hidden] on each rank -> [batch, seq, hidden] on all."""
+        batch, count, hidden = local.shape
+        by_rank = self.gather_rows(local).view(self.size, batch, count, hidden)
         return by_rank.transpose(0, 1).reshape(batch, self.size * count, hidden)
 
     def scatter(self, partial: Tensor) -> Tensor:
-        """[batch, seq, hidden] of each rank -> this rank's positions of the sum, [batch, seq / tp, hidden]."""
+        """[batch, seq, hidden] on each rank -> this rank's positions of the sum, [batch, seq / tp, hidden]."""
         batch, seq, hidden = partial.shape
         count = seq // self.size
         by_rank = partial.reshape(batch, self.size, count, hidden).transpose(0, 1)
@@ -68,9 +68,9 @@ class SequenceParallel(TensorParallel):
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, own: Tensor, tp: SequenceParallel) -> Tensor:
+    def forward(ctx: Any, local: Tensor, tp: SequenceParallel) -> Tensor:
         ctx.tp = tp
-        return tp.gather(own)
+        return tp.gather(local)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -95,19 +95,19 @@ class _GatherLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, weight: Tensor, bias: Tensor | None, tp: SequenceParallel) -> Tensor:
-        ctx.save_for_backward(own, weight)
+    def forward(ctx: Any, local: Tensor, weight: Tensor, bias: Tensor | None, tp: SequenceParallel) -> Tensor:
+        ctx.save_for_backward(local, weight)
         ctx.tp = tp
-        return F.linear(tp.gather(own), weight, bias)
+        return F.linear(tp.gather(local), weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
-        own, weight = ctx.saved_tensors
+        local, weight = ctx.saved_tensors
         slope = gradients[0]
         own_gradient = ctx.tp.scatter(slope @ weight)
         flat = slope.flatten(0, 1)
         of_bias = flat.sum(0) if ctx.needs_input_grad[2] else None
-        return own_gradient, flat.t() @ ctx.tp.gather(own).flatten(0, 1), of_bias, None
+        return own_gradient, flat.t() @ ctx.tp.gather(local).flatten(0, 1), of_bias, None
 
 
 class _SumGradients(torch.autograd.Function):

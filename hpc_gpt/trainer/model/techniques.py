@@ -1,6 +1,6 @@
-"""Techniques that trade time for memory. Results differ by rounding alone.
+"""Techniques that trade time for memory. Results differ only by rounding.
 
-Recomputation, tiles and sequence parallelism are in the layers, the chunked loss and the loss in one pass in
+Recomputation, tiles and sequence parallelism are in the layers, the chunked loss and the one-pass loss in
 `vocab_loss`. Activation offload is here.
 """
 
@@ -20,14 +20,14 @@ from hpc_gpt.core.settings.experiment import Engine, Matmul
 
 @dataclass(frozen=True)
 class Techniques:
-    """The keys of `[engine]` that concern the model itself.
+    """The keys of `[engine]` that affect the model itself.
 
-    `recompute`: which activations are computed again in the backward pass: none, only those of the attention
+    `recompute`: which activations are computed again in the backward pass: none, only attention's
     (selective), or all of a block (full). `sequence_parallel`: norms and residuals are split over the tensor-parallel
     group by position. `tiles`: pieces of every linear layer's outputs. `activation_offload`: activations are kept in
-    the host's memory. `loss_chunks`: the logits of a micro-batch are computed in so many pieces of its tokens.
+    the host's memory. `loss_chunks`: the number of pieces of a micro-batch's tokens in which its logits are computed.
     `one_pass_loss`: the loss is computed together with its gradients (`OnePassLoss`). `fused_bias_gradients`: the
-    gradients of two layers' biases are computed with those of the layers' outputs (`bias_gradients`). `matmul`, of
+    gradients of two layers' biases are computed together with their outputs' gradients (`bias_gradients`). `matmul`, of
     `[train]`: the format in which the blocks' linear layers multiply (`fp8`).
     """
 
@@ -52,8 +52,8 @@ class ActivationOffload(saved_tensors_hooks):
 
     `torch.autograd.graph.save_on_cpu` copies every tensor, parameters included. Here a parameter is kept by reference,
     so an engine may free it after the forward pass and gather it for the backward pass. For a GPU the host's memory is
-    pinned and the copies run in the stream's order, so nothing waits for them. Kept by reference are buffers, too, and
-    the tensors `shared`, which all layers of a micro-batch read: they are there as long as one layer's are.
+    pinned and the copies run in the stream's order, so nothing waits for them. Buffers are kept by reference, too, and
+    so are the tensors `shared`, which all layers of a micro-batch read and which live as long as any layer needs them.
     """
 
     def __init__(self, module: nn.Module, shared: Sequence[Tensor] = ()) -> None:
@@ -70,22 +70,22 @@ class ActivationOffload(saved_tensors_hooks):
                 offset = tensor.storage_offset() - parameter.storage_offset()
                 return parameter, tensor.shape, tensor.stride(), offset
         pinned = tensor.device.type == "cuda"
-        kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
-        return tensor.device, kept.copy_(tensor, non_blocking=pinned), tensor.stride()
+        on_host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+        return tensor.device, on_host.copy_(tensor, non_blocking=pinned), tensor.stride()
 
 
 def _unpack(packed: Any) -> Tensor:
     if len(packed) == 1:
-        kept_here: Tensor = packed[0]
-        return kept_here
+        by_reference: Tensor = packed[0]
+        return by_reference
     if isinstance(packed[0], nn.Parameter):
         parameter, shape, stride, offset = packed
         whole = parameter.detach()
         return torch.as_strided(whole, shape, stride, whole.storage_offset() + offset)
-    device, kept, stride = packed
+    device, on_host, stride = packed
     if 0 in stride:
-        expanded: Tensor = kept.to(device, non_blocking=True)
+        expanded: Tensor = on_host.to(device, non_blocking=True)
         return expanded
     # Compiled code needs the strides of the original. (The copy on the host has no gaps.)
-    back = torch.empty_strided(kept.shape, stride, dtype=kept.dtype, device=device)
-    return back.copy_(kept, non_blocking=True)
+    back = torch.empty_strided(on_host.shape, stride, dtype=on_host.dtype, device=device)
+    return back.copy_(on_host, non_blocking=True)

@@ -23,10 +23,10 @@ from hpc_gpt.trainer.model.initial_weights import InitialWeights, PutLater
 
 @dataclass(frozen=True)
 class Split:
-    """How a parameter is split over a tensor-parallel group: along `dim`, each of its parts by itself.
+    """The split of a parameter over a tensor-parallel group: along `dim`, each of its parts separately.
 
-    `parts` is the number of equal parts, or the rows of each. The fused QKV weight has parts = 3, with grouped queries
-    the rows of Q, of K and of V: every rank holds its share of each.
+    `parts` is the number of equal parts, or the rows of each. The fused QKV weight has parts = 3, or, with
+    grouped queries, the rows of Q, K and V: every rank holds its share of each.
     """
 
     dim: int
@@ -38,10 +38,10 @@ class Split:
         return torch.cat(pieces, self.dim)
 
     def ranges(self, length: int, rank: int, size: int) -> list[tuple[int, int]]:
-        """(begin, length) in the full tensor, of `length` along `dim`, of what `shard` puts together."""
+        """(begin, length) of each piece that `shard` joins, in a full tensor that has `length` along `dim`."""
         parts = [length // self.parts] * self.parts if isinstance(self.parts, int) else list(self.parts)
         begins = [sum(parts[:number]) for number in range(len(parts))]
-        return [(begin + rank * (own // size), own // size) for begin, own in zip(begins, parts, strict=True)]
+        return [(begin + rank * (rows // size), rows // size) for begin, rows in zip(begins, parts, strict=True)]
 
     def merge(self, shards: list[Tensor]) -> Tensor:
         """The full tensor from the shards of all ranks, in rank order; undoes `shard`."""
@@ -49,14 +49,14 @@ class Split:
         return torch.cat([torch.cat(list(part), self.dim) for part in parts], self.dim)
 
     def _parts(self, tensor: Tensor, size: int) -> tuple[Tensor, ...]:
-        """The parts of the full tensor, or of a shard of one of `size` ranks."""
+        """The parts of the full tensor (`size` 1), or of the shard that one of `size` ranks has."""
         if isinstance(self.parts, int):
             return tensor.chunk(self.parts, self.dim)
         parts: tuple[Tensor, ...] = torch.split(tensor, [rows // size for rows in self.parts], self.dim)
         return parts
 
     def stored(self) -> list[Any]:
-        """As a list for JSON, which `of_stored` reads."""
+        """The split as a list for JSON, which `of_stored` reads."""
         return [self.dim, self.parts if isinstance(self.parts, int) else list(self.parts)]
 
     @staticmethod
@@ -68,7 +68,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Tile:
-    """Which piece of a rank's share one parameter holds: the `number`-th of `count` along dimension 0."""
+    """The piece of a rank's share that one parameter holds: the `number`-th of `count` along dimension 0."""
 
     number: int
     count: int
@@ -91,21 +91,22 @@ def name_parameter(
 
 
 def full_name(parameter: nn.Parameter) -> str:
-    """The parameter's name in the whole model, the same on every rank, in every layout, and for all tiles of one."""
+    """The parameter's name in the whole model: the same on every rank, in every layout, and for all tiles of a
+    weight."""
     name = parameter.full_name  # type: ignore[attr-defined]
     assert isinstance(name, str)
     return name
 
 
 def split_of(parameter: nn.Parameter) -> Split | None:
-    """How the parameter is split over the tensor-parallel group; None if every rank holds the whole parameter."""
+    """The parameter's split over the tensor-parallel group; None if every rank holds the whole parameter."""
     split = parameter.tp_split  # type: ignore[attr-defined]
     assert split is None or isinstance(split, Split)
     return split
 
 
 def tile_of(parameter: nn.Parameter) -> Tile | None:
-    """Which tile of the rank's share the parameter is; None if it is the whole share."""
+    """The parameter's tile of the rank's share; None if the parameter is the whole share."""
     tile = parameter.tp_tile  # type: ignore[attr-defined]
     assert tile is None or isinstance(tile, Tile)
     return tile
@@ -116,9 +117,9 @@ class TensorParallel:
 
     Here the activations between two blocks are the same on every rank; `SequenceParallel` splits them by position.
     Layers call `enter` and `leave` at the part of the model whose weights are split. Every parameter is made here, on
-    `device`, from the initial values that it gets or, if there are any, from `given` weights. So the host holds no more
-    than one of them. An engine that has another place for the values, master weights or shards, gives `empty`, which
-    makes a parameter's memory by its size, and puts the values there by `fill`.
+    `device`, from the drawn initial values or, if there are any, from `given` weights. So the host holds at most one of
+    them. An engine that keeps the values elsewhere, as master weights or shards, passes `empty`, which makes a
+    parameter's memory from its size, and puts the values into their place by `fill`.
 
     The group computes its `context`'s part of each sequence.
     """
@@ -142,7 +143,7 @@ class TensorParallel:
         self.context = context or ContextParallel()
 
     def initial(self, seed: int, layers: int) -> InitialWeights:
-        """What draws the initial weights, or has them."""
+        """The source of the initial weights, which draws or reads them."""
         return self.given or InitialWeights(seed, layers)
 
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
@@ -158,7 +159,7 @@ class TensorParallel:
         return apply(_SumForward, partial, self) if torch.is_grad_enabled() else self.all_reduce(partial)
 
     def sum_backward(self, replicated: Tensor) -> Tensor:
-        """`replicated` unchanged; its gradient is the sum of all ranks'."""
+        """`replicated` unchanged; its gradient is the sum of all ranks' gradients."""
         return apply(_SumBackward, replicated, self) if self.size > 1 else replicated
 
     def enter(self, hidden: Tensor) -> Tensor:
@@ -180,31 +181,31 @@ class TensorParallel:
         return parameters
 
     def positions(self, count: int) -> slice:
-        """The `count` positions on this rank, of those of the group."""
+        """The places of this rank's `count` positions among the group's."""
         return slice(0, count)
 
-    def gather_rows(self, own: Tensor) -> Tensor:
+    def gather_rows(self, local: Tensor) -> Tensor:
         """[rows, ...] of each rank -> [tp x rows, ...] on all, in rank order."""
-        found = own.new_empty(self.size * own.shape[0], *own.shape[1:])
-        all_gather(found, own.contiguous(), group=self.group)
-        return found
+        gathered = local.new_empty(self.size * local.shape[0], *local.shape[1:])
+        all_gather(gathered, local.contiguous(), group=self.group)
+        return gathered
 
     def scatter_rows(self, partial: Tensor) -> Tensor:
         """[tp x rows, ...] of each rank -> this rank's rows of their sum; undoes `gather_rows` in a backward pass."""
-        own = partial.new_empty(partial.shape[0] // self.size, *partial.shape[1:])
-        reduce_scatter(own, partial.contiguous(), group=self.group)
-        return own
+        local = partial.new_empty(partial.shape[0] // self.size, *partial.shape[1:])
+        reduce_scatter(local, partial.contiguous(), group=self.group)
+        return local
 
     def parameter(self, name: str, full: Tensor, split: Split | None = None) -> nn.Parameter:
         """This rank's share of the `full` tensor as a parameter."""
         return name_parameter(nn.Parameter(self.share(name, full, split)), name, split)
 
     def share(self, name: str, full: Tensor, split: Split | None) -> Tensor:
-        """This rank's share of the parameter whose initial value is `full`. If weights are given, only its size
-        counts."""
+        """This rank's share of the parameter whose initial value is `full`; if weights are given, only the size of
+        `full` counts."""
         if self.given is None:
-            own = full if split is None or self.size == 1 else split.shard(full, self.rank, self.size)
-            return own.to(self.device)
+            values = full if split is None or self.size == 1 else split.shard(full, self.rank, self.size)
+            return values.to(self.device)
         size = list(full.shape)
         if split is not None:
             size[split.dim] //= self.size
@@ -219,14 +220,14 @@ class TensorParallel:
     def fill(
         self, name: str, rows: Tensor, split: Split | None, size: Sequence[int], first: int = 0, column: int = 0
     ) -> None:
-        """Fills `rows`, those from `first` on of this rank's share of a parameter of `size`, with their values.
+        """Fills `rows`, which begin at row `first` of this rank's share of a parameter of `size`, with their values.
 
-        `column` is the first one of a share that is not split along them.
+        `column` is the first column of `rows` in a share that is not split by columns.
         """
         assert self.given is not None
         self.given.taken.add(name)
         split, rank, ranks = (Split(0), 0, 1) if split is None else (split, self.rank, self.size)
-        at = 0  # in the share, along `split.dim`
+        at = 0  # the place in the share, along `split.dim`
         for begin, length in split.ranges(size[split.dim], rank, ranks):
             if split.dim == 1:
                 self.given.read(name, rows.narrow(1, at, length), first, begin)
@@ -264,7 +265,7 @@ class _SumBackward(torch.autograd.Function):
 class VocabParallelEmbedding(nn.Module):
     """An embedding whose rows are split. As a head it computes the logits of this rank's rows.
 
-    As torch's `padding_idx` has it, the row of the `pad` token begins as zeros and gets no gradient as an embedding.
+    The row of the `pad` token begins as zeros and gets no gradient as an embedding, as with torch's `padding_idx`.
     """
 
     def __init__(
@@ -281,9 +282,9 @@ class VocabParallelEmbedding(nn.Module):
         """[batch, seq] token numbers -> [batch, seq, hidden], or this rank's positions of it."""
         if self.tp.size == 1:
             return F.embedding(tokens, self.weight, self.pad)
-        index, here = local_index(tokens, self.tp.rank * self.rows, self.rows)
-        found = F.embedding(index, self.weight, self.pad).masked_fill(~here.unsqueeze(-1), 0.0)
-        return self.tp.leave(found)
+        index, is_local = local_index(tokens, self.tp.rank * self.rows, self.rows)
+        embedded = F.embedding(index, self.weight, self.pad).masked_fill(~is_local.unsqueeze(-1), 0.0)
+        return self.tp.leave(embedded)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[batch, seq, hidden] -> [batch, seq, rows / tp]."""
@@ -299,7 +300,7 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class VocabParallelHead(VocabParallelEmbedding):
-    """An untied output layer: the embedding's shape and split, used for logits alone."""
+    """An untied output layer: it has the embedding's shape and split, and only computes logits."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.logits(hidden)
@@ -308,5 +309,5 @@ class VocabParallelHead(VocabParallelEmbedding):
 def local_index(tokens: Tensor, start: int, rows: int) -> tuple[Tensor, Tensor]:
     """(row in this rank's share, 0 for a token in another share; whether the token is in this share)."""
     index = tokens - start
-    here = (index >= 0) & (index < rows)
-    return index.masked_fill(~here, 0), here
+    is_local = (index >= 0) & (index < rows)
+    return index.masked_fill(~is_local, 0), is_local

@@ -1,4 +1,4 @@
-"""Triton kernels of the loss in one pass and of `bias_gradients`.
+"""Triton kernels for the one-pass loss and for `bias_gradients`.
 
 Imported on a GPU only; Triton's interpreter runs them on a CPU in tests.
 """
@@ -11,13 +11,13 @@ from torch import Tensor
 
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
 
-# Below every logit, and finite: a row may have no real column, and -inf minus -inf is not a number.
+# Below every logit, and finite: a row may have no real column, and -inf minus -inf is NaN.
 _LEAST = tl.constexpr(-3.0e38)
 
 
 @triton.jit
 def _read_row(base, REAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
-    """(largest, sum of the exponentials) of a row's first REAL columns."""
+    """(largest, sum of the exponentials) over a row's first REAL columns."""
     top = tl.full((), _LEAST, tl.float32)
     total = tl.full((), 0.0, tl.float32)
     for start in tl.range(0, ROWS, BLOCK, num_stages=STAGES):
@@ -36,9 +36,9 @@ def _read_row(base, REAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 def _write_row(
     base, index, top, total, slope, REAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr
 ):
-    """Overwrites a row with its gradient; `index` is the target's column, or none of the row's."""
+    """Overwrites a row with its gradient; `index` is the target's column, which may be outside the row."""
     factor = slope / total
-    # The loads ahead are of later columns than those that are stored.
+    # Loads ahead never read a column that is already stored.
     for start in tl.range(0, ROWS, BLOCK, num_stages=STAGES):
         columns = start + tl.arange(0, BLOCK)
         scores = tl.load(base + columns, mask=columns < ROWS, other=0.0, eviction_policy="evict_first").to(tl.float32)
@@ -59,7 +59,7 @@ def _whole(
     STAGES: tl.constexpr = 3,
     WRITES: tl.constexpr = True,
 ):
-    """Losses, and with WRITES gradients, of a vocabulary that is not split: one program a row."""
+    """Losses, and with WRITES gradients, for a vocabulary that is not split: one program per row."""
     row = tl.program_id(0).to(tl.int64)
     base = logits + row * ROWS
     target = tl.load(targets + row)
@@ -82,12 +82,13 @@ def _statistics(
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr = 3,
 ):
-    """A rank's part of a split vocabulary: largest, total, and the target's score, 0 if another rank has the target."""
+    """Statistics of a rank's part of a split vocabulary: largest, total, and the target's score (0 if it is
+    elsewhere)."""
     row = tl.program_id(0).to(tl.int64)
     base = logits + row * ROWS
     target = tl.load(index + row)
-    here = (target >= 0) & (target < ROWS)
-    tl.store(hits + row, tl.load(base + target, mask=here, other=0.0).to(tl.float32))
+    is_local = (target >= 0) & (target < ROWS)
+    tl.store(hits + row, tl.load(base + target, mask=is_local, other=0.0).to(tl.float32))
     top, total = _read_row(base, REAL, ROWS, BLOCK, STAGES)
     tl.store(tops + row, top)
     tl.store(totals + row, total)
@@ -129,7 +130,7 @@ def _gelu_sums(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """GELU's gradient in SPAN rows x COLUMNS columns, and the columns' sums; ROWS rows at a time."""
+    """GELU's gradient in SPAN rows x COLUMNS columns, and the sums of the columns; ROWS rows at a time."""
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, SPAN, ROWS):
@@ -163,7 +164,7 @@ def _join_sums(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Copies one of three matrices to its place beside the others, and sums its columns, as `_gelu_sums` does."""
+    """Copies one of three matrices to its place next to the others, and sums its columns, as `_gelu_sums` does."""
     part = tl.program_id(2)
     source, stride = query, query_stride
     if part == 1:
@@ -182,24 +183,24 @@ def _join_sums(
     tl.store(place + columns, tl.sum(total, 0), mask=columns < WIDTH)
 
 
-# Of the loss, whose programs have a row each: the columns held at once, the pieces of so many columns that are loaded
-# at once, and the warps. Small programs are the fastest, with as many on a multiprocessor as find room: some begin
-# while others write. On an H200 32,768 rows of 50,304 columns take 2.48 ms; 8,192 columns and 16 warps, two programs
-# on a multiprocessor and each second read from the cache, took 3.14.
+# The loss's programs, of a row each: the columns held at once, how many such pieces are loaded at once, and the warps.
+# Small programs are the fastest, with as many on a multiprocessor as fit: some begin while others write. On an H200
+# 32,768 rows of 50,304 columns take 2.48 ms; 8,192 columns and 16 warps, two programs on a multiprocessor and each
+# second read from the cache, took 3.14.
 _LOSS = {"BLOCK": 2048, "STAGES": 4, "num_warps": 4}
 
 
 def overwrite_with_gradient(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel, slope: float) -> Tensor:
-    """As `vocab_loss.plain_overwrite`, for contiguous logits.
+    """Does the same as `vocab_loss.plain_overwrite`, for contiguous logits.
 
     Without tensor parallelism a logit is read and written once in memory: the second read of a row finds it in the
-    cache. With it, the group's largest and total come between two kernels.
+    cache. With it, all-reduces of the largest and the total come between two kernels.
     """
     return _losses(logits, targets, real, tp, slope)
 
 
 def losses_of(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel) -> Tensor:
-    """As `vocab_loss.plain_losses`, for contiguous logits. They are read once and stay as they are."""
+    """Does the same as `vocab_loss.plain_losses`, for contiguous logits, which are read once and not changed."""
     return _losses(logits, targets, real, tp, None)
 
 
@@ -212,10 +213,10 @@ def _losses(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel, slop
         _whole[(count,)](logits, targets, losses, slope or 0.0, WRITES=slope is not None, **how)
         return losses
     index = targets - tp.rank * rows
-    own, total, hit = torch.empty((3, count), dtype=torch.float32, device=logits.device)
-    _statistics[(count,)](logits, index, own, total, hit, **how)
-    top = tp.all_reduce(own.clone(), dist.ReduceOp.MAX)
-    total, hit = tp.all_reduce(torch.stack([total * (own - top).exp(), hit]))
+    local_top, total, hit = torch.empty((3, count), dtype=torch.float32, device=logits.device)
+    _statistics[(count,)](logits, index, local_top, total, hit, **how)
+    top = tp.all_reduce(local_top.clone(), dist.ReduceOp.MAX)
+    total, hit = tp.all_reduce(torch.stack([total * (local_top - top).exp(), hit]))
     if slope is not None:
         _gradients[(count,)](logits, index, top, total, slope, **how)
     return total.log() + top - hit
@@ -229,14 +230,14 @@ def multiply(values: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     return products
 
 
-# Of the kernels that sum columns: a program's rows and columns, the rows it holds at once, and its warps. Each warp
+# The kernels that sum columns: a program's rows and columns, the rows it holds at once, and its warps. Each warp
 # reads two rows of 256 bytes at once in half precision. On an H200, 32,768 rows of gpt2: GELU's gradient 213 us and the
 # joining 125 us; with 32 rows at once and 8 warps 225 and 146.
 _TILE = {"SPAN": 512, "ROWS": 16, "COLUMNS": 128, "num_warps": 4}
 
 
 def fused_gelu_gradient(slopes: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """As `bias_gradients.gelu_gradient`. The columns are summed before the gradient is rounded."""
+    """Does the same as `bias_gradients.gelu_gradient`, but sums the columns before the gradient is rounded."""
     slopes, outputs = slopes.contiguous(), outputs.contiguous()
     width, gradient = outputs.shape[-1], torch.empty_like(outputs)
     grid, sums = _grid(outputs.numel() // width, width, width, outputs.device)
@@ -245,25 +246,25 @@ def fused_gelu_gradient(slopes: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor
 
 
 def fused_join_gradients(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """As `bias_gradients.join_gradients`. A gradient whose rows are not evenly spaced is copied first."""
+    """Does the same as `bias_gradients.join_gradients`; copies a gradient first whose rows are not evenly spaced."""
     width = query.shape[-1]
-    parts = [_rows(each) for each in (query, key, value)]
+    parts = [_rows(part) for part in (query, key, value)]
     count = parts[0].shape[0]
     joined = query.new_empty((*query.shape[:-1], 3 * width))
     grid, sums = _grid(count, width, 3 * width, query.device)
-    strides = [each.stride(0) for each in parts]
+    strides = [part.stride(0) for part in parts]
     _join_sums[(*grid, 3)](*parts, joined, sums, *strides, count, WIDTH=width, **_TILE)
     return joined, sums.sum(0)
 
 
 def _rows(gradient: Tensor) -> Tensor:
-    """[..., width] -> [rows, width] whose columns are beside each other in memory."""
+    """[..., width] -> [rows, width] whose columns are contiguous in memory."""
     rows = gradient.flatten(0, -2)
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
 def _grid(count: int, width: int, sums: int, device: torch.device) -> tuple[tuple[int, int], Tensor]:
-    """The programs along rows and columns, and room for the sums of each program's rows."""
+    """The programs along rows and columns, and memory for the sums of each program's rows."""
     spans = triton.cdiv(count, _TILE["SPAN"])
     grid = (spans, triton.cdiv(width, _TILE["COLUMNS"]))
     return grid, torch.empty((spans, sums), dtype=torch.float32, device=device)

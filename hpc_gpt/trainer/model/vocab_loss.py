@@ -1,4 +1,4 @@
-"""Cross entropy of logits whose vocabulary tensor parallelism splits; also in pieces of the tokens, and in one pass."""
+"""Cross-entropy of logits whose vocabulary tensor parallelism splits; also in pieces of the tokens, and in one pass."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -12,15 +12,15 @@ from torch.utils.checkpoint import checkpoint
 from hpc_gpt.trainer.model.collectives import apply
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel, VocabParallelEmbedding, local_index
 
-# fp16 ends at 65504 and has nothing between 0 and 6e-8. With this factor gradients up to 8 fit, and probabilities from
-# 2.4e-7 on count in a micro-batch of 32,768 tokens. The loss scale comes in the backward pass, in fp32.
+# fp16 ends at 65504 and has nothing between 0 and 6e-8. With this factor, gradients up to 8 fit, and probabilities from
+# 2.4e-7 on count in a micro-batch of 32,768 tokens. The loss scale is applied in the backward pass, in fp32.
 _FP16_FACTOR = 2.0**13
 
 
 class VocabParallelLoss(nn.Module):
-    """Mean cross-entropy in nats per token, of logits whose vocabulary is split over the group.
+    """Mean cross-entropy, in nats per token, from logits whose vocabulary is split over the group.
 
-    Rows that only pad the vocabulary (`vocab` <= row) have probability zero and gradient zero. So the loss is that of
+    Rows that only pad the vocabulary (`vocab` <= row) have probability zero and gradient zero. So the loss is over
     the tokenizer's vocabulary, whatever multiple the embedding is padded to. (Megatron-LM includes them.)
     """
 
@@ -51,8 +51,8 @@ class VocabParallelLoss(nn.Module):
 def _cross_entropy(scores: Tensor, targets: Tensor, reduction: Literal["mean", "sum"]) -> Tensor:
     """[tokens, vocab] in fp32, [tokens] -> scalar.
 
-    Compiled, torch's own cross-entropy reads the whole vocabulary once more in the backward pass, only to sum each
-    token's single -1 among zeros. The formula written out does not, but uncompiled it keeps twice as much.
+    When compiled, torch's cross-entropy reads the whole vocabulary once more in the backward pass, only to sum each
+    token's single -1 among zeros. The explicit formula does not, but uncompiled it keeps twice as much memory.
     """
     if not torch.compiler.is_compiling():
         return F.cross_entropy(scores, targets, reduction=reduction)
@@ -67,45 +67,46 @@ class _SplitCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, real: int, tp: TensorParallel) -> Tensor:
-        losses, *kept = split_softmax(logits.to(torch.float32, copy=True), targets, real, tp)
-        ctx.save_for_backward(*kept)
+        losses, *for_backward = split_softmax(logits.to(torch.float32, copy=True), targets, real, tp)
+        ctx.save_for_backward(*for_backward)
         ctx.dtype = logits.dtype
         return losses
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        weights, total, index, here = ctx.saved_tensors
+        weights, total, index, is_local = ctx.saved_tensors
         slope = gradients[0].unsqueeze(-1)
         gradient = weights * (slope / total.unsqueeze(-1))
-        _subtract_at_targets(gradient, index, slope.squeeze(-1) * here)
+        _subtract_at_targets(gradient, index, slope.squeeze(-1) * is_local)
         return gradient.to(ctx.dtype), None, None, None
 
 
 def split_softmax(
     scores: Tensor, targets: Tensor, real: int, tp: TensorParallel
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(losses, exponentials, their totals, `local_index` of the targets) of [..., rows / tp] in fp32, [...].
+    """(losses, exponentials, their totals, `local_index` of the targets) from scores [..., rows / tp] in fp32, targets
+    [...].
 
-    The exponentials overwrite `scores`, and are zero from row `real` on. The losses and totals are those of the group.
+    The exponentials overwrite `scores`, and are zero from row `real` on. The losses and totals are over the group.
     """
     # A rank may have only padding.
     largest = scores[..., :real].amax(-1) if real else torch.full_like(scores[..., 0], -torch.inf)
     tp.all_reduce(largest, dist.ReduceOp.MAX)
     scores.sub_(largest.unsqueeze(-1))
     rows = scores.shape[-1]
-    index, here = local_index(targets, tp.rank * rows, rows)
-    target_score = scores.gather(-1, index.unsqueeze(-1)).squeeze(-1).masked_fill(~here, 0.0)
+    index, is_local = local_index(targets, tp.rank * rows, rows)
+    target_score = scores.gather(-1, index.unsqueeze(-1)).squeeze(-1).masked_fill(~is_local, 0.0)
     weights = scores.exp_()
     weights[..., real:] = 0.0
-    # One all-reduce for both, because each has a latency.
+    # One all-reduce for both, because each one has a latency.
     total, target_score = tp.all_reduce(torch.stack([weights.sum(-1), target_score]))
-    return total.log() - target_score, weights, total, index, here
+    return total.log() - target_score, weights, total, index, is_local
 
 
 def plain_overwrite(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel, slope: float) -> Tensor:
     """Overwrites logits with `slope` times the gradient of the summed losses: [tokens, rows / tp], [tokens] -> losses.
 
-    Computed in fp32, whatever the logits' dtype; the losses are in fp32. Arguments as of `split_softmax`.
+    Computed in fp32, whatever the logits' dtype; the losses are in fp32. Arguments as in `split_softmax`.
     """
     return torch.cat([_overwrite(*piece, real, tp, slope) for piece in _in_pieces(logits, targets)])
 
@@ -113,22 +114,24 @@ def plain_overwrite(logits: Tensor, targets: Tensor, real: int, tp: TensorParall
 def plain_losses(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel) -> Tensor:
     """The losses in fp32 without gradients: [tokens, rows / tp], [tokens] -> [tokens]. Logits in fp32 are overwritten.
 
-    Arguments as of `split_softmax`.
+    Arguments as in `split_softmax`.
     """
-    return torch.cat([split_softmax(own.float(), wanted, real, tp)[0] for own, wanted in _in_pieces(logits, targets)])
+    pieces = _in_pieces(logits, targets)
+    return torch.cat([split_softmax(piece.float(), wanted, real, tp)[0] for piece, wanted in pieces])
 
 
 def _in_pieces(logits: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Eighths of the tokens: the copies in fp32 of half logits are half a byte a logit instead of four."""
+    """Eighths of the tokens: the fp32 copies of half-precision logits then take half a byte per logit instead of
+    four."""
     count = max(1, min(8, len(targets)))
     return zip(logits.tensor_split(count), targets.tensor_split(count), strict=True)
 
 
 def _overwrite(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel, slope: float) -> Tensor:
     scores = logits.float()  # the same tensor if it is fp32
-    losses, weights, total, index, here = split_softmax(scores, targets, real, tp)
+    losses, weights, total, index, is_local = split_softmax(scores, targets, real, tp)
     weights.mul_((slope / total).unsqueeze(-1))
-    _subtract_at_targets(weights, index, slope * here)
+    _subtract_at_targets(weights, index, slope * is_local)
     if weights is not logits:
         logits.copy_(weights)
     return losses
@@ -143,7 +146,7 @@ def _subtract_at_targets(gradient: Tensor, index: Tensor, slopes: Tensor) -> Non
 
 
 class ChunkedLoss(VocabParallelLoss):
-    """`VocabParallelLoss` of hidden states: the head's logits are computed and used in `chunks` pieces.
+    """`VocabParallelLoss` from hidden states: the head's logits are computed and used in `chunks` pieces.
 
     The backward pass computes each piece's logits again, one more product with the head's weight. At most 1 / chunks of
     the logits is in memory, forward and backward.
@@ -161,11 +164,11 @@ class ChunkedLoss(VocabParallelLoss):
         """[batch, seq, hidden] (or this rank's positions), [batch, seq] -> scalar in fp32, the same on every rank."""
         tokens = self._enter(hidden).flatten(0, 1).tensor_split(self.chunks)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        for own, wanted in zip(tokens, targets.flatten().tensor_split(self.chunks), strict=True):
+        for piece, wanted in zip(tokens, targets.flatten().tensor_split(self.chunks), strict=True):
             if torch.is_grad_enabled():
-                total = total + checkpoint(self.piece, own, wanted, use_reentrant=False, preserve_rng_state=False)
+                total = total + checkpoint(self.piece, piece, wanted, use_reentrant=False, preserve_rng_state=False)
             else:
-                total = total + self.piece(own, wanted)
+                total = total + self.piece(piece, wanted)
         return total / targets.numel()
 
     def piece(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -174,25 +177,25 @@ class ChunkedLoss(VocabParallelLoss):
 
 
 class OnePassLoss(ChunkedLoss):
-    """The loss and its gradients in one pass over the logits, which their gradient overwrites.
+    """The loss and its gradients in one pass over the logits; the logits' gradient overwrites them.
 
-    The usual way keeps logits and their gradient, in two bytes each, and reads and writes them in kernels of their own.
-    Here the forward pass also computes the gradients of the hidden states and of the head's weight, for a gradient of
-    the loss of one, and keeps these instead of the logits. The backward pass multiplies them by the loss's true
+    The usual way keeps logits and their gradient, in two bytes each, and reads and writes them in separate kernels.
+    Here the forward pass also computes the gradients of the hidden states and of the head's weight, as if the loss's
+    gradient were one, and keeps these instead of the logits. The backward pass multiplies them by the loss's true
     gradient. Each chunk is computed once.
 
     On a GPU Triton kernels do the element-wise work, on a CPU plain PyTorch. Without gradients, in an evaluation, the
     same kernels only read the logits.
 
-    `unscaled`: the engine computes gradients of the loss itself, so they are not multiplied, by one: 4 bytes of each
-    number in the head's weight and in the hidden states.
+    `unscaled`: the engine computes gradients of the loss itself, so the multiplication by one is left out: it would
+    move 4 bytes for each number in the head's weight and in the hidden states.
     """
 
     unscaled = False
 
     def attach(self, head: VocabParallelEmbedding) -> None:
         super().attach(head)
-        # By name, because engines gather and exchange it.
+        # Looked up by name at each use, because engines gather and replace the weight.
         self._weight: Callable[[], Tensor] = lambda: head.weight
 
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
@@ -218,15 +221,15 @@ class _OnePass(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=tokens.device)
         of_tokens = torch.empty_like(tokens)
         of_weight: Tensor | None = None
-        pieces = (each.tensor_split(chunks) for each in (tokens, targets, of_tokens))
-        for own, wanted, slope in zip(*pieces, strict=True):
-            logits = own @ weight.t()
+        pieces = (tensor.tensor_split(chunks) for tensor in (tokens, targets, of_tokens))
+        for piece, wanted, slope in zip(*pieces, strict=True):
+            logits = piece @ weight.t()
             total += elementwise.overwrite_with_gradient(
                 logits, wanted, loss.real_rows, loss.tp, ctx.factor / count
             ).sum()
             torch.mm(logits, weight, out=slope)
-            product = logits.t() @ own
-            del logits  # before the next piece's are there
+            product = logits.t() @ piece
+            del logits  # before the next piece's logits exist
             # Several pieces are added in fp32.
             of_weight = product if chunks == 1 else product.float() if of_weight is None else of_weight.add_(product)
         ctx.save_for_backward(of_tokens, of_weight)
@@ -251,7 +254,7 @@ class _Plain:
 
     @staticmethod
     def multiply(values: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-        """The product with a scalar tensor of fp32, rounded once: half values times such a scalar round it first."""
+        """The product with an fp32 scalar tensor, rounded once; torch would round the scalar first for half values."""
         return (values.float() * factor).to(dtype)
 
 

@@ -1,1 +1,1 @@
-"""Tokens: making them from text, their files, and which ones a run reads. No torch here."""
+"""Tokens: tokenizers, token files, and the samples that a run reads. No torch here."""

@@ -1,4 +1,4 @@
-"""Makes token files from text with any tokenizer, and test data from the standard library's own sources."""
+"""Makes token files from text with any tokenizer, and test data from the standard library's sources."""
 
 import contextlib
 import functools
@@ -30,8 +30,8 @@ from hpc_gpt.trainer.tokens.tokenizer import (
 # Not every machine has the tests, and installed packages do not belong to the standard library.
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 STDLIB_SHARDS = 40
-_ROOM = "set HPC_GPT_DATA to a folder with room that you can write"
-_ELSEWHERE = "give a file name in a folder with room that you can write"
+_ROOM = "set HPC_GPT_DATA to a folder with free space that you can write"
+_ELSEWHERE = "give a file name in a folder with free space that you can write"
 
 
 def build_tokens(
@@ -46,7 +46,7 @@ def build_tokens(
 
     The same source gives the same bytes. `out` gets its name when it is complete. With tokenizer "char" its table of
     characters is written beside it. `begins`: a begin-of-text token comes before each document. `count` counts the
-    documents; `key` is that of their text in jsonl and Parquet. Raises DataError and leaves nothing if the source is
+    documents; `key` is the key of their text in jsonl and Parquet. Raises DataError and leaves nothing if the source is
     missing, damaged or without text, if `out` exists, or if the disk refuses.
     """
     read, out = _reader(source, key=key), Path(out)
@@ -72,7 +72,7 @@ def build_megatron(
     count: DocumentCount | None = None,
     key: str = TEXT_KEY,
 ) -> int:
-    """Makes Megatron's `prefix.bin` and `prefix.idx` likewise, with a sequence for each document.
+    """Makes Megatron's `prefix.bin` and `prefix.idx` as `build_tokens` does, with a sequence per document.
 
     Returns the number of tokens.
     """
@@ -84,29 +84,29 @@ def build_megatron(
 
 
 def build_stdlib(path: Path | None = None) -> TokenFile:
-    """The token file of the sources of this Python's standard library; made if it is missing.
+    """Opens the token file of the sources of this Python's standard library; makes it if it is missing.
 
     Two builders at once are safe: both write the same bytes under temporary names, and the first to finish renames its
     file. Raises DataError if the sources are missing or the disk refuses.
     """
     path = path or stdlib_path()
     if not path.exists():
-        with _refusals(path, _ROOM, same=True):
+        with _refusals(path, _ROOM, same_bytes=True):
             _write(_stdlib_pieces(), path, ByteTokenizer(), sysconfig.get_path("stdlib"))
     return open_tokens(path)
 
 
 def build_stdlib_megatron() -> Path:
-    """The prefix of Megatron's pair of files of the same text, by bytes; made likewise if one is missing."""
+    """Returns the prefix of Megatron's pair of files of the same text, as bytes; makes them if one is missing."""
     prefix = stdlib_path("-megatron")
     if not all(path.exists() for path in megatron.paths(prefix)):
-        with _refusals(prefix, _ROOM, same=True):
-            megatron.write(_stdlib_pieces(), prefix, ByteTokenizer(), sysconfig.get_path("stdlib"), same=True)
+        with _refusals(prefix, _ROOM, same_bytes=True):
+            megatron.write(_stdlib_pieces(), prefix, ByteTokenizer(), sysconfig.get_path("stdlib"), same_text=True)
     return prefix
 
 
 def build_stdlib_shards() -> Path:
-    """A folder of shards of the same text; made likewise if it is missing.
+    """Returns a folder of shards of the same text; makes it if it is missing.
 
     A quarter each is plain text, jsonl, and both compressed by gzip.
     """
@@ -114,12 +114,12 @@ def build_stdlib_shards() -> Path:
     if folder.exists():
         return folder
     try:
-        with aside(folder) as own:
-            own.mkdir(parents=True)
+        with aside(folder) as temporary:
+            temporary.mkdir(parents=True)
             files = list(_stdlib_files())
             for number in range(STDLIB_SHARDS):
-                _write_shard(own, number, files[number::STDLIB_SHARDS])
-            own.rename(folder)
+                _write_shard(temporary, number, files[number::STDLIB_SHARDS])
+            temporary.rename(folder)
     except OSError as fault:
         # Another builder was first: a folder cannot be renamed to one that is not empty.
         if not folder.is_dir():
@@ -128,12 +128,12 @@ def build_stdlib_shards() -> Path:
 
 
 def stdlib_path(suffix: str = ".tokens") -> Path:
-    """The path of these data, with the Python version, because each version has its own sources."""
+    """The path of these data; it has the Python version, because each version has its own sources."""
     return data_dir() / f"stdlib-{platform.python_version()}{suffix}"
 
 
 def check_disk_space(path: Path) -> None:
-    """DataError if data that are yet to be made cannot be written to `path`."""
+    """Raises DataError if data that are yet to be made cannot be written to `path`."""
     with _refusals(path, _ROOM):
         try_folder(path.parent)
 
@@ -182,12 +182,12 @@ def _refuse_taken(*paths: Path) -> None:
 
 
 @contextlib.contextmanager
-def _refusals(out: Path, hint: str, same: bool = False) -> Iterator[None]:
-    """Turns an OSError into a DataError. `same`: a file that another builder has just written has the same bytes."""
+def _refusals(out: Path, hint: str, same_bytes: bool = False) -> Iterator[None]:
+    """Turns an OSError into a DataError. `same_bytes`: another builder's file has the same bytes and is used."""
     try:
         yield
     except FileExistsError:
-        if not same:
+        if not same_bytes:
             raise DataError(
                 f"{out} already exists: another program just wrote it", "use it, or give another name"
             ) from None
@@ -196,10 +196,10 @@ def _refusals(out: Path, hint: str, same: bool = False) -> Iterator[None]:
 
 
 def _write_table(table: CharTokenizer, path: Path) -> None:
-    with _refusals(path, _ELSEWHERE), aside(path) as own:
+    with _refusals(path, _ELSEWHERE), aside(path) as temporary:
         path.parent.mkdir(parents=True, exist_ok=True)
-        own.write_text(table.to_json(), encoding="utf-8")
-        give_name(own, path)
+        temporary.write_text(table.to_json(), encoding="utf-8")
+        give_name(temporary, path)
 
 
 def _write(text: Iterable[bytes], out: Path, tokenizer: Tokenizer, source: str) -> None:

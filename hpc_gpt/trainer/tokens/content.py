@@ -1,4 +1,4 @@
-"""The bytes of a file of text, decompressed by its suffix. A read that the system refuses is tried again."""
+"""The bytes of a text file, decompressed according to its suffix. A read that the system refuses is tried again."""
 
 import codecs
 import errno
@@ -14,9 +14,9 @@ from hpc_gpt.core.settings.requirements import check_package
 
 COMPRESSED_SUFFIXES = (".gz", ".zst")
 _PIECE_BYTES = 1 << 20
-# A message on damage is exact to so many bytes; decompressed they may be a thousand times as long.
+# The exactness of messages on damage; decompressed, these bytes may be a thousand times as many.
 _COMPRESSED_BYTES = 1 << 14
-# The pauses before a read is tried again, and the errors for which it is not.
+# The pauses before a read is tried again, and the errors after which it is not.
 _PAUSES_S = (0.5, 2.0, 8.0)
 _LASTING = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR)
 
@@ -68,19 +68,19 @@ def _decompressed(path: Path, open_member: Callable[[], Any], damage: type[Excep
     """Yields the content of the members (gzip) or frames (Zstandard) of a file, one after the other."""
     member, offset = open_member(), 0
     for piece in _read(path, _COMPRESSED_BYTES):
-        rest = piece
-        while rest:
+        unread = piece
+        while unread:
             if member.eof:
                 member = open_member()
             try:
-                text = member.decompress(rest)
+                text = member.decompress(unread)
             except damage as fault:
                 raise DataError(
                     f"{path} is damaged at byte {offset} or up to {len(piece)} after it: {fault}", _SOUND
                 ) from None
             if text:
                 yield text
-            rest = member.unused_data if member.eof else b""
+            unread = member.unused_data if member.eof else b""
         offset += len(piece)
     if not member.eof:
         raise DataError(f"{path} is truncated: it ends at byte {offset}, within its compressed data", _whole_hint(path))
@@ -90,14 +90,14 @@ _SOUND = 'copy it again from a sound copy, or skip such files: data.on_bad_shard
 
 
 def _whole_hint(path: Path) -> str:
-    """What to do about a file that was cut off: what is before the cut can be read."""
+    """The hint for a file that was cut off: the part before the cut can be read."""
     program = "zstd" if path.suffix == ".zst" else "gzip"
     return (
         f"copy it again from a sound copy; {program} -dc {shlex.quote(path.name)} >NAME.{_text_suffix(path)} writes "
-        'what of it is whole, and data.on_bad_shard = "skip" leaves such files out of a stream'
+        'the part that is whole, and data.on_bad_shard = "skip" leaves such files out of a stream'
     )
 
 
 def _text_suffix(path: Path) -> str:
-    """The suffix without the dot that a file has within its compressed one, `txt` without one."""
+    """The suffix before the compression's, without the dot; `txt` if there is none."""
     return path.with_suffix("").suffix.removeprefix(".") or "txt"

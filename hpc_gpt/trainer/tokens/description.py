@@ -1,4 +1,4 @@
-"""What the user of a run is to know of its data: source, tokens, epochs, and of a mixture each source's shares."""
+"""Lines for the user on a run's data: source, tokens, epochs, and the shares of a mixture's sources."""
 
 from hpc_gpt.core.format import Line, counted, show_short
 from hpc_gpt.core.settings.mixture import MIX, mixture_shares, phase_steps
@@ -14,7 +14,7 @@ from hpc_gpt.trainer.tokens.tokenizer import BYTE, ByteTokenizer, open_tokenizer
 
 def describe_data(resolved: Resolved) -> tuple[Line, ...]:
     """Lines for the user on the data of a run that `ensure_data` has accepted: source, tokens, epochs in all steps, the
-    token that ends a document if they are kept apart; and whether they use less than a tenth of the model's
+    token that ends a document if attention is masked; and a note if they use less than a tenth of the model's
     vocabulary."""
     lines, end = _lines(resolved), end_token(resolved)
     if end is None:
@@ -43,7 +43,7 @@ def _lines(resolved: Resolved) -> tuple[Line, ...]:
         if path.is_dir() and (left := left_out_line(path)):
             length += f" ({left})"
         samples = size / resolved.model.seq if data.tokenizer == BYTE else 0.0
-        unknown = "how many tokens these are is known when they are read"
+        unknown = "the number of tokens is known only when they are read"
     else:
         file = file_if_made(resolved, path)
         count = stdlib_length() if file is None else len(file.tokens)
@@ -53,35 +53,36 @@ def _lines(resolved: Resolved) -> tuple[Line, ...]:
         length, unknown = f"{training:,} tokens to train on", ""
         samples = (training - 1) // resolved.model.seq
     by = f" by tokenizer {data.tokenizer}" if used is not None else ""
-    steps, each = resolved.data_steps, resolved.batch.global_batch
+    steps, global_batch = resolved.data_steps, resolved.batch.global_batch
     epochs = (
-        f"{show_short(steps * each / samples)} epochs in {counted(steps, 'step')} of {counted(each, 'sample')}"
+        f"{show_short(steps * global_batch / samples)} epochs in {counted(steps, 'step')} of "
+        f"{counted(global_batch, 'sample')}"
         if samples
         else unknown
     )
     lines = [Line("data", f"{what}{by}, {length}; {epochs}")]
-    if samples and 0 < data.max_epochs < (times := steps * each / samples):
-        hint = f"above data.max_epochs = {data.max_epochs:g} a model learns little from a repetition"
+    if samples and 0 < data.max_epochs < (times := steps * global_batch / samples):
+        hint = f"above data.max_epochs = {data.max_epochs:g} a model learns little from further repetitions"
         lines.append(Line("note", f"each token is read {show_short(times)} times: {hint}"))
     if used is None or 10 * used >= vocab:
         return tuple(lines)
     share = f"at most {used:,} different tokens, {100 * used / vocab:.2g} % of the model's vocabulary of {vocab:,}"
-    hint = f"--set model.vocab={used} makes its embedding smaller, and hpc-gpt data makes tokens of other text"
+    hint = f"--set model.vocab={used} makes its embedding smaller, and hpc-gpt data makes tokens from other text"
     return (*lines, Line("note", f"the data have {share}; {hint}"))
 
 
 def _describe_mixture(resolved: Resolved) -> tuple[Line, ...]:
-    """A line on the mixture as a whole, and one on each source: shares, tokens, epochs in all steps."""
+    """A line on the whole mixture, and one per source: shares, tokens, epochs in all steps."""
     data, seq = resolved.data, resolved.model.seq
     assert data.mix is not None
-    steps, each = resolved.data_steps, resolved.batch.global_batch
-    begins = phase_steps(data.phases, each * seq)
+    steps, global_batch = resolved.data_steps, resolved.batch.global_batch
+    begins = phase_steps(data.phases, global_batch * seq)
     phases = [
         f"phase {number} from step {resolved.data_from + begin + 1:,} on"
         + (", which is not reached" if begin >= steps else "")
         for number, begin in enumerate(begins[1:], 2)
     ]
-    in_steps = f"{steps * each * seq:,} tokens in {counted(steps, 'step')} of {counted(each, 'sample')}"
+    in_steps = f"{steps * global_batch * seq:,} tokens in {counted(steps, 'step')} of {counted(global_batch, 'sample')}"
     lines = [Line("data", f"a mixture of {counted(len(data.mix), 'source')}, {'; '.join([in_steps, *phases])}")]
     shares = mixture_shares(data.mix, data.phases)
     for name, use in mixture_use(resolved).items():

@@ -1,4 +1,4 @@
-"""The token that ends a document, by which `data.mask_documents` keeps documents apart."""
+"""The token that ends a document, which `data.mask_documents` needs to keep documents apart."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def end_token(resolved: Resolved) -> int | None:
         return None
     end = data.end_token
     if end is None:
-        # The table of a token file's characters is beside it.
+        # The table of characters is beside the token file, so it is not opened here.
         end = CharTokenizer.end if data.tokenizer == CHAR else open_tokenizer(data.tokenizer).end
     if end is None:
         raise DataError(
@@ -45,7 +45,8 @@ def check_end_token(resolved: Resolved, tokens: NDArray[Any], where: Path) -> No
 
 
 def check_end_of_stream(resolved: Resolved, shard: Path) -> None:
-    """The same of a stream, by the first tokens of a shard. Its tokenizer's own token ends each document."""
+    """Raises DataError if the run masks documents, and its end token is not among the first tokens of a `shard`. The
+    tokenizer's own end token always passes, as the stream writes it after each document."""
     end, tokenizer = end_token(resolved), open_tokenizer(resolved.data.tokenizer, resolved.data.begin_token)
     if end in (None, tokenizer.end):
         return

@@ -10,8 +10,8 @@
                8 n  offset of each in PREFIX.bin, in bytes, int64
                8 d  the first sequence of each document, and n, int64
 
-The format is that of Megatron-LM's core/datasets/indexed_dataset.py. Megatron shuffles documents, joins them, and then
-shuffles windows of seq + 1 tokens that share one token. We shuffle such windows of the documents in file order.
+The format is defined in Megatron-LM's core/datasets/indexed_dataset.py. Megatron shuffles documents, joins them, and
+then shuffles windows of seq + 1 tokens that share one token. We shuffle such windows of the documents in file order.
 """
 
 import hashlib
@@ -35,8 +35,8 @@ _HEADER = struct.Struct("<9sQBQQ")
 _DTYPES: dict[int, np.dtype[Any]] = {
     code: np.dtype(kind) for code, kind in enumerate(("<u1", "<i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2"), start=1)
 }
-_FLOATS = (6, 7)  # of what is not text
-# So many entries of an index are read at once.
+_FLOATS = (6, 7)  # codes of types that hold no tokens
+# The entries of an index that are read at once.
 _INDEX_AT_ONCE = 1 << 20
 _REBUILD = "copy both files again, or make them again: hpc-gpt data SOURCE -o PREFIX --format megatron"
 
@@ -119,7 +119,8 @@ def read_index(prefix: Path) -> Index:
 
 
 def _read_head(path: Path) -> tuple[np.dtype[Any], int, int]:
-    """The type of the tokens, and the numbers of sequences and of document entries. They agree with the file's size."""
+    """The type of the tokens, and the numbers of sequences and document entries. Raises DataError unless they agree
+    with the file's size."""
     size = _size(path)
     with OsErrorAs(DataError, f"cannot read {path}", _REBUILD), open(path, "rb") as file:
         head = file.read(_HEADER.size)
@@ -158,11 +159,11 @@ def _size(path: Path) -> int:
         return path.stat().st_size
 
 
-def write(text: Iterable[bytes], prefix: Path, tokenizer: Tokenizer, source: str, same: bool = False) -> int:
+def write(text: Iterable[bytes], prefix: Path, tokenizer: Tokenizer, source: str, same_text: bool = False) -> int:
     """Writes a pair of files with a sequence for each document of the text; returns the number of tokens.
 
     Each file is written under a temporary name and renamed when it is complete, the .idx last. Raises FileExistsError
-    if one exists. With `same` an existing .bin, which another builder made of the same text, is kept.
+    if one exists. With `same_text` an existing .bin, which another builder made from the same text, is kept.
     """
     bin_path, idx_path = paths(prefix)
     dtype = _DTYPES[8] if tokenizer.vocab < 65500 else _DTYPES[4]
@@ -192,14 +193,14 @@ def write(text: Iterable[bytes], prefix: Path, tokenizer: Tokenizer, source: str
         try:
             give_name(bin_aside, bin_path)
         except FileExistsError:
-            if not same:
+            if not same_text:
                 raise
         give_name(idx_aside, idx_path)
     return sum(lengths)
 
 
 def _documents(text: Iterable[bytes]) -> Iterator[Iterator[bytes]]:
-    """Yields the pieces of each document, with its END. Read each document to its end before the next."""
+    """Yields the pieces of each document, with its DOCUMENT_END. Read each document to its end before the next."""
     pieces = iter(text)
     for first in pieces:
         yield _one_document(first, pieces)

@@ -65,12 +65,13 @@ def micro_batch_numbers(step: int, index: int, dp_rank: int, dp: int, batch: Bat
     return range(first, first + batch.micro_batch)
 
 
-# --- a mixture: from which source each sample is, and which of the source's own samples
+# --- a mixture: the source of each sample, and the number of the sample within the source
 
 
 class _Phase(NamedTuple):
-    """`begins`: its first sample of the run. `weights`: whole numbers. `periods`: a common multiple over each, so that
-    sample j of a source is due at (2 j + 1) period; 0 if its weight is. `before`: samples of each source before it."""
+    """A phase of a mixture. `begins`: its first sample of the run. `weights`: whole numbers. `periods`: a common
+    multiple divided by each weight, so that sample j of a source is due at (2 j + 1) period; 0 if its weight is 0.
+    `before`: samples of each source before the phase."""
 
     begins: int
     weights: tuple[int, ...]
@@ -80,13 +81,13 @@ class _Phase(NamedTuple):
 
 class MixtureOrder:
     """The order of a run's samples over sources. `shares`: for each phase {name: share of 1}; `begins`: the first
-    sample of each phase, 0 of the first.
+    sample of each phase, 0 for the first.
 
     Within a phase the j-th sample of a source, j from 0, is due at (j + 1/2) / share, in samples of the phase. The
-    samples of all sources follow each other as they are due; of those due together the first by name comes first. At
-    the time t at which the n-th sample is due each source has had share t of them, rounded, and k sources have n in
-    all: so |n - t| is at most k/2, and each count differs from share n by less than k. All of it is in whole numbers,
-    so it is exact at any length.
+    samples of all sources follow each other as they are due; if several are due together, the first by name comes
+    first. At the time t at which the n-th sample is due, each source has had share t samples, rounded, and k sources
+    have n in all: so |n - t| is at most k/2, and each count differs from share n by less than k. All arithmetic is in
+    whole numbers, so it is exact at any length.
     """
 
     def __init__(self, shares: Sequence[Mapping[str, Fraction]], begins: Sequence[int]) -> None:
@@ -94,23 +95,23 @@ class MixtureOrder:
         self.begins = tuple(begins)
         self._phases: list[_Phase] = []
         before = (0,) * len(self.names)
-        for own, (begin, end) in zip(shares, pairwise((*begins, begins[-1])), strict=True):
-            scale = math.lcm(*(share.denominator for share in own.values()))
-            weights = tuple(int(share * scale) for share in own.values())
+        for phase_shares, (begin, end) in zip(shares, pairwise((*begins, begins[-1])), strict=True):
+            scale = math.lcm(*(share.denominator for share in phase_shares.values()))
+            weights = tuple(int(share * scale) for share in phase_shares.values())
             multiple = math.lcm(*filter(None, weights))
             phase = _Phase(begin, weights, tuple(multiple // weight if weight else 0 for weight in weights), before)
             self._phases.append(phase)
             before = tuple(a + b for a, b in zip(before, _counts(phase, end - begin), strict=True))
 
     def place(self, number: int) -> tuple[str, int]:
-        """The source that sample `number` of the run is from, and the number of that source's own sample."""
+        """The source of sample `number` of the run, and the sample's number within that source."""
         phase = self._phase(number)
         counts = _counts(phase, number - phase.begins)
         source = _next(phase, counts)
         return self.names[source], phase.before[source] + counts[source]
 
     def counts(self, number: int) -> dict[str, int]:
-        """How many of the run's first `number` samples are from each source."""
+        """{source: samples that it gives to the run's first `number` samples}."""
         phase = self._phase(number)
         counts = _counts(phase, number - phase.begins)
         return {name: a + b for name, a, b in zip(self.names, phase.before, counts, strict=True)}
@@ -120,11 +121,11 @@ class MixtureOrder:
 
 
 def _counts(phase: _Phase, number: int) -> list[int]:
-    """How many of a phase's first `number` samples are from each source."""
+    """The number of samples that each source gives to a phase's first `number` samples."""
     total = sum(phase.weights)
     time = number
     while True:
-        # Those due until then, which are the first of the order.
+        # The samples that are due until `time`: the first ones of the order.
         counts = [(2 * weight * time + total) // (2 * total) for weight in phase.weights]
         above = sum(counts) - number
         if above <= 0:
@@ -146,8 +147,8 @@ def _next(phase: _Phase, counts: Sequence[int]) -> int:
 
 
 def mixture_order(resolved: Resolved) -> MixtureOrder:
-    """The order of a run with a mixture."""
-    data, each = resolved.data, resolved.batch.global_batch
+    """The order of samples for a run with a mixture."""
+    data, global_batch = resolved.data, resolved.batch.global_batch
     assert data.mix is not None
-    steps = phase_steps(data.phases, each * resolved.model.seq)
-    return MixtureOrder(mixture_shares(data.mix, data.phases), [step * each for step in steps])
+    steps = phase_steps(data.phases, global_batch * resolved.model.seq)
+    return MixtureOrder(mixture_shares(data.mix, data.phases), [step * global_batch for step in steps])

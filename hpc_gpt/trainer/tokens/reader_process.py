@@ -1,7 +1,7 @@
 """A reader of a stream, which tokenises its shards and cuts them into samples. Needs no torch.
 
 Seed and epoch give the order of its shards. Each shard is read in blocks of 256 samples, which are shuffled within the
-block. Neither depends on the number of readers. The rest at the end of a shard, less than a sample, is skipped.
+block. Neither depends on the number of readers. Tokens at the end of a shard that are less than a sample are skipped.
 
 A reader may run in a process of its own, `python -m hpc_gpt.trainer.tokens.reader_process`, which the rank starts. The
 process gets its task as JSON on stdin. It answers on stdout in frames: the lengths of both parts, a JSON head, and the
@@ -39,13 +39,13 @@ _LOOK_S = 2.0
 # Slurm and terminals send these to every process, but the reader must run as long as its rank.
 _RANKS_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP}
 
-# How often a shard was read to its end, and how many samples were taken since.
+# (how often a shard was read to its end, how many samples were taken since)
 StreamPlace = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class ReaderTask:
-    """The shards that a reader reads, with the place in each, and how."""
+    """A reader's task: its shards with the place in each, and how to read them."""
 
     folder: str
     places: dict[str, StreamPlace]
@@ -72,7 +72,7 @@ class Chunk:
 
 
 def read_chunks(task: ReaderTask) -> Iterator[Chunk]:
-    """Yields a reader's chunks without end. Raises DataError for a damaged shard, unless such shards are skipped."""
+    """Yields a reader's chunks, endlessly. Raises DataError for a damaged shard, unless such shards are skipped."""
     tokenizer = open_tokenizer(task.tokenizer, task.begins)
     places = dict(task.places)
     while True:
@@ -121,8 +121,8 @@ def _blocks(
         try:
             array = next(source, None)
         except DataError as error:
-            # What this machine cannot read now, another may: skipped by one of the ranks that read the same samples,
-            # it would give that one others from then on.
+            # Another machine may read a file that this one cannot read now: if only one of the ranks that read the same
+            # samples skipped it, that rank would have other samples from then on.
             if not skip or isinstance(error, UnreadableFile):
                 raise
             array, fault = None, str(error)
@@ -216,7 +216,7 @@ def _chunk(head: dict[str, Any], body: bytes) -> Chunk:
 
 def main() -> None:
     """The reader process."""
-    # What a library prints must not get between the frames.
+    # Output of a library must not get between the frames.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     task = json.loads(sys.stdin.buffer.readline() or b"{}")
@@ -248,8 +248,8 @@ def _answer(answers: BinaryIO, head: dict[str, Any], body: Any = b"") -> None:
 
 
 def _leave_with(parent: int) -> None:
-    """Ends this process with its parent: at the end of stdin, or if a copy of that pipe is still open and the parent
-    process changes."""
+    """Ends this process with its parent: at the end of stdin, or when the parent process changes while a copy of that
+    pipe is still open."""
     while True:
         readable, _, _ = select.select([0], [], [], _LOOK_S)
         if (readable and not os.read(0, 4096)) or os.getppid() != parent:

@@ -29,8 +29,8 @@ from hpc_gpt.trainer.tokens.sources import check_forms, find_path, places_search
 from hpc_gpt.trainer.tokens.token_file import TokenFile, check_sum, check_tokens, open_tokens
 from hpc_gpt.trainer.tokens.tokenizer import BYTE, CHAR, check_table, open_tokenizer, tokenizer_name
 
-# What was found in data whose reading takes long, by path: Megatron's index, the list of shards. The first rank of a
-# node looks, and the others take over what rank 0 has found.
+# Cached facts of data whose reading takes long, by path: Megatron's index, the list of shards. Rank 0 reads them, and
+# the other ranks take them over.
 LookedUp = dict[str, Any]
 _T = TypeVar("_T")
 _STDLIB_SUFFIXES = {"stdlib": ".tokens", "megatron": "-megatron", "stream": "-shards"}
@@ -39,8 +39,8 @@ _STDLIB_SUFFIXES = {"stdlib": ".tokens", "megatron": "-megatron", "stream": "-sh
 def data_path(resolved: Resolved) -> Path | None:
     """The token file, Megatron's prefix, or the shards that a run reads; None for random tokens and for a mixture.
 
-    A relative data.path is searched in the current folder, then in the data folder. To search first beside the file
-    that has the key, call `located` before.
+    A relative data.path is searched in the current folder, then in the data folder. To search beside the file with
+    the key first, call `located` before.
     """
     data = resolved.data
     if data.source in ("random", MIX):
@@ -58,63 +58,62 @@ def is_stdlib(data: Data) -> bool:
 
 
 def located(resolved: Resolved, beside: Path | None) -> Resolved:
-    """The settings with data.path, those of a mixture, and a tokenizer's file in `beside`, the folder of the file that
-    has data.path, if they are there."""
+    """The settings with the paths of data.path, a mixture's sources and the tokenizer's file in `beside`, the folder of
+    the file that has data.path, if the files are there."""
     data = resolved.data
     if beside is None:
         return resolved
     files = {key: file for key, file in _relative_files(data).items() if (beside / file).exists()}
-    found: dict[str, Any] = {key: str(beside / _value(data, key)) for key in files}
-    if data.mix is not None and found:
-        paths = {name: found.pop(f"mix.{name}.path", one.path) for name, one in data.mix.items()}
-        found["mix"] = {name: replace(one, path=paths[name]) for name, one in data.mix.items()}
-    return replace(resolved, data=replace(data, **found)) if found else resolved
+    paths_beside: dict[str, Any] = {key: str(beside / _value(data, key)) for key in files}
+    if data.mix is not None and paths_beside:
+        paths = {name: paths_beside.pop(f"mix.{name}.path", one.path) for name, one in data.mix.items()}
+        paths_beside["mix"] = {name: replace(one, path=paths[name]) for name, one in data.mix.items()}
+    return replace(resolved, data=replace(data, **paths_beside)) if paths_beside else resolved
 
 
 def check_beside(data: Data, beside: Path) -> Path | None:
-    """`beside` if data.path or a tokenizer's file is searched there, else None.
+    """The folder `beside` if data.path or a tokenizer's file is searched there, else None.
 
     Raises DataError if both `beside` and the current folder have a file of that name: the user must choose one before
     the run exists.
     """
     files = _relative_files(data)
-    for key, here in files.items():
-        there = beside / here
-        if there.exists() and here.exists() and not there.samefile(here):
+    for key, file in files.items():
+        other = beside / file
+        if other.exists() and file.exists() and not other.samefile(file):
             raise DataError(
-                f"data.{key} {_value(data, key)} is ambiguous: {there}, beside the file with the key, and "
-                f"{here.absolute()}",
+                f"data.{key} {_value(data, key)} is ambiguous: {other}, beside the file with the key, and "
+                f"{file.absolute()}",
                 f"remove one, or give an absolute path: --set data.{key}=PATH",
             )
     return beside if files else None
 
 
 def _relative_files(data: Data) -> dict[str, Path]:
-    """{key: its file} of data.path, those of a mixture and data.tokenizer, as far as they name files by relative
-    paths."""
-    found: dict[str, Path] = {}
-    for key, one in ({"path": data} | {f"mix.{name}.path": each for name, each in _alone(data).items()}).items():
+    """{key: file} for data.path, the paths of a mixture and data.tokenizer, if they name files by relative paths."""
+    files: dict[str, Path] = {}
+    for key, one in ({"path": data} | {f"mix.{name}.path": alone for name, alone in _alone(data).items()}).items():
         if one.path is not None and one.source != "random" and not is_stdlib(one):
-            found[key] = Path(f"{one.path}.idx" if one.source == "megatron" else one.path)
+            files[key] = Path(f"{one.path}.idx" if one.source == "megatron" else one.path)
     if Path(data.tokenizer).suffix == ".json":
-        found["tokenizer"] = Path(data.tokenizer)
-    return {key: path for key, path in found.items() if not path.expanduser().is_absolute()}
+        files["tokenizer"] = Path(data.tokenizer)
+    return {key: path for key, path in files.items() if not path.expanduser().is_absolute()}
 
 
 def _value(data: Data, key: str) -> str:
-    """The value of one of these keys."""
+    """The value of one of the keys of `_relative_files`."""
     _, _, name = key.removesuffix(".path").partition(".")
     return str(_alone(data)[name].path if name else getattr(data, key))
 
 
 def _alone(data: Data) -> dict[str, Data]:
-    """{name: the data as if they were this source of the mixture alone}, by name; empty without a mixture."""
+    """{name: the data as if they were this source of the mixture alone}, sorted by name; empty without a mixture."""
     mix = data.mix or {}
     return {name: replace(data, source=mix[name].source, path=mix[name].path, mix=None) for name in sorted(mix)}
 
 
 def sources_alone(resolved: Resolved) -> dict[str, Resolved]:
-    """{name: the run as if it read this source of its mixture alone}, by name; empty without a mixture."""
+    """{name: the run as if it read this source of its mixture alone}, sorted by name; empty without a mixture."""
     return {name: replace(resolved, data=data) for name, data in _alone(resolved.data).items()}
 
 
@@ -128,10 +127,10 @@ def ensure_data(
     """Checks that the data of a run exist and fit it; returns their path, None for random tokens and for a mixture.
 
     A relative data.path is searched in `beside` first. Data from the standard library's sources are made if they are
-    missing. Without `make` nothing is made, and what would be made is checked. With `sums` a token file's tokens are
-    compared with its header's SHA-256, which takes seconds. Raises DataError if data are missing, damaged, of a larger
-    vocabulary than the model's or of another tokenizer than data.tokenizer, or too few for one sample or for all
-    readers; of a mixture also if its files have several tokenizers, or are read too often.
+    missing. Without `make` nothing is made; the data that would be made are checked. With `sums` a token file's tokens
+    are compared with its header's SHA-256, which takes seconds. Raises DataError if data are missing or damaged, have a
+    larger vocabulary than the model's or another tokenizer than data.tokenizer, or are too few for one sample or for
+    all readers; for a mixture also if its files have several tokenizers, or are read too often.
     """
     if resolved.data.mix is not None:
         resolved = located(resolved, beside)
@@ -143,8 +142,8 @@ def ensure_data(
     try:
         return _ensure(located(resolved, beside), make, looked_up, sums)
     except DataError as fault:
-        here = _relative_files(resolved.data).get("path")
-        if here is None or not (places := places_searched(str(here), beside)):
+        relative = _relative_files(resolved.data).get("path")
+        if relative is None or not (places := places_searched(str(relative), beside)):
             raise
         raise DataError(str(fault), f"{places}; {fault.hint}") from None
 
@@ -160,8 +159,9 @@ def _check_one_tokenizer(resolved: Resolved) -> None:
     for name, tokenizer in made.items():
         if tokenizer != made[first]:
             raise DataError(
-                f"the mixture's files are of different tokenizers: {first} of {made[first]}, {name} of {tokenizer}",
-                f"make {name} again with that of {first}: hpc-gpt data SOURCE -o FILE --tokenizer …",
+                f"the mixture's files were made with different tokenizers: {first} with {made[first]}, "
+                f"{name} with {tokenizer}",
+                f"make {name} again with the tokenizer of {first}: hpc-gpt data SOURCE -o FILE --tokenizer …",
             )
 
 
@@ -203,7 +203,7 @@ def _ensure(resolved: Resolved, make: bool, looked_up: LookedUp | None, sums: bo
     return path
 
 
-# The files whose tokens this process has looked at: a sweep has many runs of one.
+# The files whose tokens this process has checked: many runs of a sweep read the same file.
 _SOUND: set[tuple[Path, int, int, int, int, bool]] = set()
 
 
@@ -219,7 +219,7 @@ def _check_content(file: TokenFile, sums: bool) -> None:
 
 
 def open_file(resolved: Resolved, looked_up: LookedUp | None = None) -> TokenFile:
-    """Opens the run's token file or Megatron's pair. Raises DataError if it is missing, damaged or does not fit."""
+    """Opens the run's token file or Megatron's pair. Raises DataError if it is missing or damaged, or does not fit."""
     path, data = data_path(resolved), resolved.data
     assert path is not None
     if data.source == "megatron":
@@ -235,7 +235,7 @@ def open_file(resolved: Resolved, looked_up: LookedUp | None = None) -> TokenFil
 
 
 def open_shards(resolved: Resolved, looked_up: LookedUp | None = None) -> ShardSet:
-    """Lists the run's shards. Raises DataError if they are missing, too few, or of a vocabulary above the model's."""
+    """Lists the run's shards. Raises DataError if they are missing or too few, or the model's vocabulary too small."""
     path = data_path(resolved)
     assert path is not None
     _check_vocab(resolved)
@@ -243,16 +243,16 @@ def open_shards(resolved: Resolved, looked_up: LookedUp | None = None) -> ShardS
 
 
 def _once(looked_up: LookedUp | None, path: Path, read: Callable[[], _T]) -> _T:
-    """What was looked up at the path before, else what `read` gives, which is added to it."""
-    known = {} if looked_up is None else looked_up
-    if str(path) not in known:
-        known[str(path)] = read()
-    value: _T = known[str(path)]
+    """The cached value of the path; on a miss calls `read` and caches it."""
+    cached = {} if looked_up is None else looked_up
+    if str(path) not in cached:
+        cached[str(path)] = read()
+    value: _T = cached[str(path)]
     return value
 
 
 def check_tokenizer(file: TokenFile, wanted: str) -> None:
-    """Raises DataError unless a token file was made with tokenizer `wanted`, and has its table if that is char."""
+    """Raises DataError unless a token file was made with tokenizer `wanted`, and for char has its table."""
     kind = file.tokenizer.partition(":")[0]
     if not (wanted == kind == CHAR or tokenizer_name(wanted) == file.tokenizer):
         raise DataError(
@@ -265,7 +265,7 @@ def check_tokenizer(file: TokenFile, wanted: str) -> None:
 
 
 def _described(tokenizer: str) -> str:
-    """What describes a token file's tokenizer: of a tokenizer.json the file has only a checksum."""
+    """A token file's tokenizer as text for the user; the file has only a checksum of a tokenizer.json."""
     kind = tokenizer.partition(":")[0]
     return CHAR if kind == CHAR else "the tokenizer.json it was made with" if kind == "json" else tokenizer
 
@@ -281,7 +281,7 @@ def _check_vocab(resolved: Resolved) -> None:
 
 
 class SourceUse(NamedTuple):
-    """What a run reads of a source of its mixture: `samples` in all its steps, of `size` samples of training."""
+    """A run's use of a source of its mixture: it reads `samples` in all its steps, of `size` training samples."""
 
     path: Path
     samples: int
@@ -293,8 +293,8 @@ class SourceUse(NamedTuple):
 
 
 def mixture_use(resolved: Resolved) -> dict[str, SourceUse]:
-    """{name: what a run reads of this source of its mixture}. Raises DataError as `open_file` does."""
-    found = {}
+    """{name: a run's use of this source of its mixture}. Raises DataError as `open_file` does."""
+    uses = {}
     samples = mixture_order(resolved).counts(resolved.data_steps * resolved.batch.global_batch)
     for name, alone in sources_alone(resolved).items():
         path = data_path(alone)
@@ -302,8 +302,8 @@ def mixture_use(resolved: Resolved) -> dict[str, SourceUse]:
         file = file_if_made(alone, path)
         count = stdlib_length() if file is None else len(file.tokens)
         size = (split_tokens(count, alone.data.eval_fraction) - 1) // alone.model.seq
-        found[name] = SourceUse(path, samples[name], size)
-    return found
+        uses[name] = SourceUse(path, samples[name], size)
+    return uses
 
 
 def _check_epochs(resolved: Resolved) -> None:
@@ -316,9 +316,10 @@ def _check_epochs(resolved: Resolved) -> None:
             for name, use in often.items()
         ]
         raise DataError(
-            f"{counted(resolved.data_steps, 'step')} read more of the mixture than data.max_epochs = {limit:g} times: "
+            f"{counted(resolved.data_steps, 'step')} read parts of the mixture more than "
+            f"data.max_epochs = {limit:g} times: "
             f"{'; '.join(uses)}",
-            "give it a smaller weight, more text or fewer steps; --set data.max_epochs=0 is no limit",
+            "use a smaller weight, more text or fewer steps; --set data.max_epochs=0 removes the limit",
         )
 
 

@@ -34,7 +34,7 @@ class Samples(Protocol):
 def open_samples(resolved: Resolved, looked_up: LookedUp | None = None) -> Samples | ShardSet:
     """Opens the run's samples, or its shards. Raises DataError if data are missing, damaged or do not fit.
 
-    What is `looked_up` already is not read again, and what is read is added to it.
+    Facts that are in `looked_up` are not read again; facts that are read are added to it.
     """
     if resolved.data.source == "random":
         return RandomSamples(resolved.train.seed, resolved.model.seq, resolved.model.vocab)
@@ -42,13 +42,13 @@ def open_samples(resolved: Resolved, looked_up: LookedUp | None = None) -> Sampl
         return open_shards(resolved, looked_up)
     if alone := sources_alone(resolved):
         return MixtureSamples(
-            {name: _open_windows(each, looked_up) for name, each in alone.items()}, mixture_order(resolved)
+            {name: _open_windows(source, looked_up) for name, source in alone.items()}, mixture_order(resolved)
         )
     return _open_windows(resolved, looked_up)
 
 
-def _open_windows(resolved: Resolved, found: LookedUp | None) -> "FileSamples":
-    file = open_file(resolved, found)
+def _open_windows(resolved: Resolved, looked_up: LookedUp | None) -> "FileSamples":
+    file = open_file(resolved, looked_up)
     return FileSamples(file, resolved.train.seed, resolved.model.seq, resolved.data.eval_fraction)
 
 
@@ -84,9 +84,10 @@ class FileSamples:
 
 
 class MixtureSamples:
-    """Samples of several token files, those of training and of evaluation each in the order of a mixture.
+    """Samples of several token files: training samples and evaluation samples, each in the order of a mixture.
 
-    Each source's own are as if it were the only one. `identity` is the SHA-256 of the sources' names and identities.
+    Each source has the samples that it would have as the only source. `identity` is the SHA-256 of the sources' names
+    and identities.
     """
 
     def __init__(self, sources: Mapping[str, FileSamples], order: MixtureOrder) -> None:
@@ -96,12 +97,12 @@ class MixtureSamples:
         self.identity = hashlib.sha256(listed.encode()).hexdigest()
 
     def train(self, number: int) -> Sample:
-        name, own = self._order.place(number)
-        return self.sources[name].train(own)
+        name, source_number = self._order.place(number)
+        return self.sources[name].train(source_number)
 
     def evaluation(self, number: int) -> Sample:
-        name, own = self._order.place(number)
-        return self.sources[name].evaluation(own)
+        name, source_number = self._order.place(number)
+        return self.sources[name].evaluation(source_number)
 
 
 class RandomSamples:
@@ -122,6 +123,6 @@ class RandomSamples:
         return self._draw(number + (1 << 63))
 
     def _draw(self, number: int) -> Sample:
-        # Raw words, because numpy keeps their stream from version to version, but not that of `integers`.
+        # Raw words, because numpy keeps their stream from version to version, but not the stream of `integers`.
         words = np.random.Philox(key=[self._seed, number]).random_raw(self._seq + 1)
         return (np.asarray(words) % np.uint64(self._vocab)).astype(np.int64)

@@ -39,15 +39,15 @@ from hpc_gpt.trainer.tokens.reader_process import (
 from hpc_gpt.trainer.tokens.sources import text_files
 from hpc_gpt.trainer.tokens.tokenizer import open_tokenizer, tokenizer_name
 
-# An estimate of the size of a text in compressed files.
+# The estimated size of a text over the size of its compressed file.
 _COMPRESSION = 4
 
 
 @dataclass(frozen=True)
 class ShardSet:
-    """The shards in `folder`, by their paths in it.
+    """The shards of a data set, by their paths in `folder`.
 
-    `sizes` of the training shards are bytes of text, estimated for compressed ones. `identity` is a SHA-256 of names,
+    `sizes` of the training shards are bytes of text, estimated for compressed ones. `identity` is the SHA-256 of names,
     sizes on disk and tokenizer.
     """
 
@@ -58,7 +58,7 @@ class ShardSet:
     identity: str
 
     def deal(self, readers: int) -> list[tuple[str, ...]]:
-        """Each reader's training shards: the largest shard first, always to the reader that has least."""
+        """The training shards of each reader: dealt out from the largest, always to the reader that has least."""
         dealt: list[list[str]] = [[] for _ in range(readers)]
         heap = [(0, number) for number in range(readers)]
         # The sort is stable: shards of equal size keep their order.
@@ -104,19 +104,18 @@ def check_count(path: Path, count: int, resolved: Resolved) -> int:
     dp, fraction = resolved.layout.dp, resolved.data.eval_fraction
     training = count - int(count * fraction)
     readers = dp * readers_per_rank(resolved)
-    kept = f" ({count} less {count - training} for evaluation)" if training < count else ""
+    less = f" ({count} less {count - training} for evaluation)" if training < count else ""
     if training < readers:
         nearest = training // dp
         fewer = f"set data.workers = {nearest}" if nearest else f"use dp {training} or less" if training else ""
         raise DataError(
-            f"{path} has {counted(training, 'shard')} to train on{kept}, but dp {dp} x data.workers {readers // dp} = "
+            f"{path} has {counted(training, 'shard')} to train on{less}, but dp {dp} x data.workers {readers // dp} = "
             f"{readers} readers need one each",
             f"{fewer or 'set data.eval_fraction = 0'}, or split the text into {readers + count - training} files",
         )
     if resolved.train.eval_every and training == count:
         raise DataError(
-            f"{path} has {counted(count, 'shard')}, of which data.eval_fraction = {fraction} leaves none for "
-            "evaluation",
+            f"{path} has {counted(count, 'shard')}, and data.eval_fraction = {fraction} leaves none for evaluation",
             f"set data.eval_fraction to {fraction_for(1, count):.6g} or more, or train.eval_every = 0"
             if count > readers
             else f"split the text into {count + 1} files or more, set train.eval_every = 0, or make a token file: "
@@ -126,8 +125,8 @@ def check_count(path: Path, count: int, resolved: Resolved) -> int:
 
 
 def fraction_for(wanted: int, count: int) -> float:
-    """The smallest data.eval_fraction of three digits that keeps `wanted` of `count` tokens or shards; 0.99 if none
-    does.
+    """The smallest data.eval_fraction with three digits that sets aside `wanted` of `count` tokens or shards; 0.99 if
+    none does.
 
     >>> fraction_for(1025, 100_000), fraction_for(1, 40)
     (0.0103, 0.025)
@@ -142,7 +141,7 @@ def fraction_for(wanted: int, count: int) -> float:
 
 @dataclass
 class Position:
-    """How far a rank has read: each shard's place, the next reader, and {shard: reason} for shards left early.
+    """A rank's position in the stream: each shard's place, the next reader, and {shard: reason} for shards left early.
 
     A change of position is also a `Position`, with only the shards that have moved.
     """
@@ -159,15 +158,16 @@ class Position:
 
 
 def check_as_before(shards: ShardSet, positions: Mapping[int, Mapping[str, Any]]) -> None:
-    """DataError if a shard that was read when all ranks' `positions` were saved is there, but would be left out."""
+    """Raises DataError if a shard that was read before all ranks' `positions` were saved still exists, but would be
+    left out."""
     before = {shard for position in positions.values() for shard in position["places"]}
     listed = {*shards.training, *shards.evaluation}
     changed = sorted(shard for shard in before - listed if (shards.folder / shard).exists())
     if changed:
         raise DataError(
-            f"{counted(len(changed), 'file')} of {shards.folder}, as {changed[0]}, would be left out, but the run has "
-            "read from it: beside jsonl README and the like are not text",
-            "remove the files that were added to the folder since, or submit a new run",
+            f"{counted(len(changed), 'file')} of {shards.folder}, such as {changed[0]}, would be left out, but the run "
+            "has read from it: next to jsonl, README and the like do not count as text",
+            "remove the files that were added to the folder later, or submit a new run",
         )
 
 
@@ -183,7 +183,7 @@ class ShardStream:
         self._dp_rank = dp_rank
         self._workers = readers_per_rank(resolved)
         self._own = shards.deal(self._workers * self._dp)[dp_rank :: self._dp]
-        self._position = Position({shard: (0, 0) for own in self._own for shard in own})
+        self._position = Position({shard: (0, 0) for reader_shards in self._own for shard in reader_shards})
         self._change = Position()
         self._readers: list[Iterator[Chunk]] = []
         self._chunks: list[Chunk | None] = [None] * self._workers
@@ -191,20 +191,20 @@ class ShardStream:
         self._epochs: list[int] = []
 
     def restore(self, positions: Mapping[int, Mapping[str, Any]]) -> Position:
-        """Continues from all ranks' positions (`to_json`), saved in any layout; returns this rank's own.
+        """Continues from all ranks' positions (`to_json`), saved in any layout; returns this rank's position.
 
         A shard without a position begins with the earliest epoch of the others.
         """
         assert not self._readers, "the stream has begun"
         check_as_before(self._shards, positions)
-        known = {
+        recorded = {
             shard: (epoch, taken)
             for position in positions.values()
             for shard, (epoch, taken) in position["places"].items()
         }
         faults = {shard: fault for position in positions.values() for shard, fault in position["faults"].items()}
-        floor = min((epoch for epoch, _ in known.values()), default=0)
-        places = {shard: known.get(shard, (floor, 0)) for own in self._own for shard in own}
+        floor = min((epoch for epoch, _ in recorded.values()), default=0)
+        places = {shard: recorded.get(shard, (floor, 0)) for reader_shards in self._own for shard in reader_shards}
         self._position = Position(places, 0, {shard: faults[shard] for shard in places if shard in faults})
         mine = positions.get(self._dp_rank, {})
         if (mine.get("dp"), mine.get("workers")) == (self._dp, self._workers):
@@ -241,27 +241,27 @@ class ShardStream:
         tasks = [
             ReaderTask(
                 str(self._shards.folder),
-                {shard: self._position.places[shard] for shard in own},
+                {shard: self._position.places[shard] for shard in reader_shards},
                 self._data.tokenizer,
                 self._seq,
                 self._seed,
                 skip,
                 self._data.begin_token,
             )
-            for own in self._own
+            for reader_shards in self._own
         ]
         self._chunks = [None] * self._workers
         self._epochs = [min(task.places.values())[0] for task in tasks]
         self._readers = [ReaderProcess(task) if self._data.workers else read_chunks(task) for task in tasks]
 
     def _take_one(self) -> NDArray[Any]:
-        """Takes the next sample, in turn from the readers that are in the earliest epoch."""
+        """Takes the next sample, in turn from the readers in the earliest epoch."""
         begun = min(self._epochs)
         while True:
             epoch, turn = min(self._epochs), self._position.turn
             if epoch > begun + 1:
                 raise DataError(
-                    f"no shard of data-parallel rank {self._dp_rank} under {self._shards.folder} has one sample of "
+                    f"no shard of data-parallel rank {self._dp_rank} under {self._shards.folder} has a sample of "
                     f"seq + 1 = {self._seq + 1} tokens",
                     "give larger files, or a shorter model.seq",
                 )
@@ -272,7 +272,7 @@ class ShardStream:
                 return row
 
     def _from_reader(self, worker: int) -> NDArray[Any] | None:
-        """A reader's next sample; None if its shard had none."""
+        """Takes a reader's next sample; None if its shard had none."""
         chunk = self._chunks[worker]
         if chunk is None:
             chunk = self._chunks[worker] = next(self._readers[worker])
@@ -294,7 +294,8 @@ class ShardStream:
 
 
 def evaluation_samples(shards: ShardSet, resolved: Resolved, count: int, numbers: set[int]) -> dict[int, NDArray[Any]]:
-    """Reads the samples of these numbers of the first `count` of the evaluation shards, which begin again at their end.
+    """Reads the samples with these `numbers` among the first `count` of the evaluation shards, which start over at
+    their end.
 
     Raises DataError if the shards have no sample.
     """

@@ -1,9 +1,9 @@
 """Reads text: a text file, a jsonl file, either of them compressed, or a folder of such files, in a fixed order.
 
 Documents come in pieces, so a file may be larger than memory; `DOCUMENT_END` follows each document. A file compressed
-by gzip (.gz) or Zstandard (.zst, an extra) has the suffix of its content before that: corpus.jsonl.gz. Whether a file
-is jsonl, its content says (`is_jsonl`); an object may take several lines. `hpc-gpt data` also reads Parquet (pyarrow,
-an extra), and either under another key than "text".
+by gzip (.gz) or Zstandard (.zst, an extra) has the suffix of its content before that: corpus.jsonl.gz. A file's
+content decides whether it is jsonl (`is_jsonl`); an object may take several lines. `hpc-gpt data` also reads Parquet
+(pyarrow, an extra), and in both formats a key other than "text".
 """
 
 import codecs
@@ -25,23 +25,23 @@ from hpc_gpt.trainer.tokens.content import COMPRESSED_SUFFIXES, content
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 PARQUET_SUFFIX = ".parquet"
 TEXT_KEY = "text"
-# What data sets have beside their jsonl, which is no text of theirs.
+# Files about a data set that are often next to its jsonl and do not belong to its text.
 _ABOUT = re.compile(
     r"(readme|licen[cs]e|copying|notice|citation|changelog|dataset_infos?|dataset_dict)(\.(md|txt|rst|html|cff|json))?",
     re.IGNORECASE,
 )
 _ABOUT_IT = "about the data"
-# So much of a file is read to see its first value, and so many files of a folder whose names do not say what they are.
+# The bytes of a file to read for its first value, and the files of a folder to look into if their names do not tell.
 _LOOK_BYTES, _LOOK_FILES = 1 << 24, 16
 _OBJECT, _FIRST_KEY = re.compile(rb'\s*\{\s*["}]'), re.compile(rb'\s*\{\s*("[^"\\]*")\s*:')
-# Up to this size an object over several lines may end at any; the last line of a larger one is indented as its first.
+# Up to this size, an object over several lines may end at any line; a larger one ends at its first line's indent.
 _SMALL_BYTES = 1 << 16
 _OPEN = object()
 _MOST_NAMES = 20
 
 
 class UnreadableFile(DataError):
-    """The system refuses to read a file, on this machine and at this moment: what is in it is not known."""
+    """The system refuses to read a file, on this machine and at this moment; its content is unknown."""
 
 
 class _End(bytes):
@@ -54,12 +54,12 @@ DOCUMENT_END = _End(b"\0")
 def find_path(name: str) -> Path:
     """The path of a file or folder. A relative one is searched in the current folder, then in the data folder."""
     path = Path(name).expanduser()
-    beside = data_dir() / path
-    return beside if not path.is_absolute() and not path.exists() and beside.exists() else path
+    in_data_dir = data_dir() / path
+    return in_data_dir if not path.is_absolute() and not path.exists() and in_data_dir.exists() else path
 
 
 def places_searched(name: str, beside: Path | None) -> str:
-    """Where a relative path was looked for, with `beside` first; empty for one that is absolute or found."""
+    """The folders in which a relative path was searched, as text; empty if the path is absolute or was found."""
     if (path := Path(name).expanduser()).is_absolute():
         return ""
     folders = dict.fromkeys([*([beside] if beside else []), Path.cwd(), data_dir()])
@@ -70,7 +70,7 @@ def places_searched(name: str, beside: Path | None) -> str:
 
 @dataclass
 class DocumentCount:
-    """How many documents a source has; `empty` ones are left out."""
+    """The number of documents of a source, and of `empty` ones, which are left out."""
 
     documents: int = 0
     empty: int = 0
@@ -79,8 +79,8 @@ class DocumentCount:
 def text_files(source: Path, parquet: bool = False) -> list[Path]:
     """The files with text: `source` itself, or those in the folder, in the order of their paths.
 
-    In a folder, hidden and empty files, tar archives and binaries (a NUL byte among the first 8192) are ignored, of
-    which `parquet` takes those of Parquet, and beside jsonl also README, LICENSE and the like. Raises DataError if
+    In a folder, hidden and empty files, tar archives and binaries (a NUL byte among the first 8192) are ignored; in a
+    folder with jsonl also README, LICENSE and the like. `parquet`: Parquet files are not ignored. Raises DataError if
     `source` does not exist.
     """
     if not source.exists():
@@ -89,7 +89,7 @@ def text_files(source: Path, parquet: bool = False) -> list[Path]:
 
 
 def listed_files(folder: Path, parquet: bool = False) -> list[tuple[Path, str]]:
-    """(file, why it is left out; empty if it is read) of a folder, in the order of their paths."""
+    """(file, why it is left out; empty if it is read) for the files of a folder, in the order of their paths."""
     paths = sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder).parts)
     listed = [(path, _left_out(folder, path, parquet)) for path in paths if path.is_file()]
     about = {path for path, why in listed if not why and _ABOUT.fullmatch(path.name)}
@@ -99,15 +99,15 @@ def listed_files(folder: Path, parquet: bool = False) -> list[tuple[Path, str]]:
 
 
 def left_out_line(folder: Path, parquet: bool = False) -> str:
-    """The files of a folder that are left out, with the reasons; empty without one."""
+    """A line on the files of a folder that are left out, with the reasons; empty if none is."""
     left = [f"{path.relative_to(folder)} ({why})" for path, why in listed_files(folder, parquet) if why]
     return f"left out: {names_line(left)}" if left else ""
 
 
 def names_line(names: Sequence[str]) -> str:
-    """How many files, and the names of the first."""
-    more = and_more(len(names), _MOST_NAMES, ", and ")
-    return plain(f"{counted(len(names), 'file')}: {', '.join(names[:_MOST_NAMES])}{more}")
+    """The number of files, and the names of the first as text."""
+    further = and_more(len(names), _MOST_NAMES, ", and ")
+    return plain(f"{counted(len(names), 'file')}: {', '.join(names[:_MOST_NAMES])}{further}")
 
 
 def _left_out(folder: Path, path: Path, parquet: bool) -> str:
@@ -121,7 +121,7 @@ def _left_out(folder: Path, path: Path, parquet: bool) -> str:
 
 
 def _have_jsonl(files: Sequence[Path]) -> bool:
-    """Whether there is jsonl among files, by their names, or by the content of the first whose names do not say."""
+    """Whether there is jsonl among files, by their names, or by the content of the first whose names do not tell."""
     others = [path for path in files if not named_jsonl(path)]
     return len(others) < len(files) or any("text" in (_first_object(path) or ()) for path in others[:_LOOK_FILES])
 
@@ -136,10 +136,10 @@ def _is_parquet(path: Path) -> bool:
 
 
 def is_jsonl(path: Path, key: str = TEXT_KEY) -> bool:
-    """Whether a file has jsonl: by its name, or because its first value is an object with the key of its text.
+    """Whether a file is jsonl: by its name, or because its first value is an object with the key of its text.
 
-    Raises DataError, with the keys that are there, for `.json` of another form, and for a file of nothing but objects,
-    the first without that key: as text they would be read braces and all. A file about the data counts as text.
+    Raises DataError, with the keys of its first object, for `.json` of another form, and for a file of objects only,
+    the first without that key: read as text, it would keep its braces. A file about the data counts as text.
     """
     if named_jsonl(path):
         return True
@@ -156,8 +156,8 @@ def is_jsonl(path: Path, key: str = TEXT_KEY) -> bool:
 
 
 def check_forms(files: Sequence[Path]) -> None:
-    """Raises DataError for what `is_jsonl` refuses among the files called .json and the first of the others, before a
-    run begins: a rank finds it when it comes to the file, perhaps after hours."""
+    """Raises DataError if `is_jsonl` refuses one of the files called .json or one of the first others. It does so
+    before a run begins, because a rank would find it only when it comes to the file, perhaps after hours."""
     others = [path for path in files if not named_jsonl(path) and not _is_named_json(path)]
     for path in [*filter(_is_named_json, files), *others[:_LOOK_FILES]]:
         is_jsonl(path)
@@ -172,8 +172,8 @@ def _is_named_json(path: Path) -> bool:
 
 
 def _first_object(path: Path) -> dict[str, Any] | None:
-    """The object that a file begins with, None if it begins otherwise. Of one of more than 16 MiB its first key
-    alone is known."""
+    """The object that a file begins with, None if it begins otherwise. An object of more than 16 MiB has only its first
+    key."""
     size = 0
 
     def begin() -> Iterator[bytes]:
@@ -202,18 +202,18 @@ def _no_documents(path: Path, first: dict[str, Any] | None, key: str) -> DataErr
         what, write = f"it begins with {start[:1]}, and the first object in it has", "'.[] | {text: .KEY}'"
         with contextlib.suppress(ValueError, RecursionError):
             first, _ = json.JSONDecoder().raw_decode(start, max(start.find("{"), 0))
-    known = (
+    content_text = (
         f"{what} the keys {', '.join(first)}" if isinstance(first, dict) else f"it begins with {start[:40].rstrip()}"
     )
     return DataError(
-        f'{path} is JSON, but no object with a string under "{key}" for each document: {plain(known, " ")}',
+        f'{path} is JSON, but not an object with a string under "{key}" for each document: {plain(content_text, " ")}',
         f"{_other_key(first) or 'hpc-gpt data --text-key KEY reads another key; else '}"
         f"jq -c {write} {shlex.quote(path.name)} >NAME.jsonl writes them",
     )
 
 
 def _other_key(document: Any) -> str:
-    """The begin of a hint: the option for the key of an object's longest text; empty if it has none."""
+    """The start of a hint: the option for the key of an object's longest text; empty if it has no text."""
     texts = {key: text for key, text in document.items() if isinstance(text, str)} if isinstance(document, dict) else {}
     if not texts:
         return ""
@@ -222,7 +222,7 @@ def _other_key(document: Any) -> str:
 
 
 def pieces(source: Path, count: DocumentCount | None = None, key: str = TEXT_KEY) -> Iterator[bytes]:
-    """Yields the documents of all text files in `source`, of Parquet too; see `file_pieces`."""
+    """Yields the documents of all text and Parquet files in `source`; see `file_pieces`."""
     for path in text_files(source, parquet=True):
         yield from file_pieces(path, count, key)
 
@@ -255,7 +255,7 @@ def file_pieces(path: Path, count: DocumentCount | None = None, key: str = TEXT_
 
 
 def check_text(path: Path) -> str:
-    """A warning if a file's content is not UTF-8 at its begin, else empty. DataError for a NUL byte, which no text
+    """A warning if a file's content does not begin as UTF-8, else empty. Raises DataError for a NUL byte, which no text
     has."""
     if _is_parquet(path):
         check_package("pyarrow", "parquet", str(path))
@@ -263,8 +263,8 @@ def check_text(path: Path) -> str:
     begin = next(content(path), b"")[:8192]
     if b"\0" in begin:
         raise DataError(
-            f"{path} is no text: it has a NUL byte at {begin.index(0):,}",
-            "give text in UTF-8 (iconv makes it of UTF-16), jsonl, either as .gz or .zst, or a folder of these",
+            f"{path} is not text: it has a NUL byte at {begin.index(0):,}",
+            "give UTF-8 text (iconv converts UTF-16), jsonl, one of these as .gz or .zst, or a folder of them",
         )
     try:
         codecs.getincrementaldecoder("utf-8")().decode(begin)
@@ -318,7 +318,7 @@ def _parquet_texts(path: Path, key: str) -> Iterator[bytes]:
             batches = file.iter_batches(1024, columns=[key])
             for number, text in enumerate((text for batch in batches for text in batch.column(0).to_pylist()), start=1):
                 if not isinstance(text, str | None):
-                    raise DataError(f'{path}, row {number:,}: "{key}" is no text', "give another column as --text-key")
+                    raise DataError(f'{path}, row {number:,}: "{key}" is not text', "give another column as --text-key")
                 yield (text or "").encode("utf-8")
     except UnicodeDecodeError as fault:
         raise DataError(
@@ -329,8 +329,8 @@ def _parquet_texts(path: Path, key: str) -> Iterator[bytes]:
 
 
 def _values(text: Iterable[bytes]) -> Iterator[tuple[int, int, bytes, Any]]:
-    """Yields (first line, its offset, its bytes, value) of the JSON in a text, a value a line, or an object in several;
-    value None for what is no JSON."""
+    """Yields (number of the first line, its offset, its bytes, value) for the JSON in a text: a value per line, or an
+    object over several lines. A line that is not JSON has the value None."""
     begun: list[bytes] = []
     offset = first = at = size = 0
     for number, line in enumerate(_lines(text), start=1):
@@ -350,13 +350,13 @@ def _values(text: Iterable[bytes]) -> Iterator[tuple[int, int, bytes, Any]]:
 
 
 def _may_end(first: bytes, line: bytes, size: int) -> bool:
-    """Whether an object over several lines may end with `line`; not every line of a large one is looked at."""
+    """Whether an object over several lines may end with `line`; in a large one only some lines may."""
     is_out = len(line) - len(line.lstrip()) <= len(first) - len(first.lstrip())
     return line.rstrip().endswith(b"}") and (is_out or size < _SMALL_BYTES)
 
 
 def _json_in(text: bytes) -> Any:
-    """The JSON in a text: None if it is none, `_OPEN` if it is the begin of an object."""
+    """The JSON value of a text: None if it is not JSON, `_OPEN` if it is the start of an object."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as fault:
@@ -366,7 +366,7 @@ def _json_in(text: bytes) -> Any:
 
 
 def _lines(text: Iterable[bytes]) -> Iterator[bytes]:
-    """Yields lines without their ends. A line longer than a piece is joined once, at its end."""
+    """Yields lines without their line ends. A line longer than a piece is joined once, at its end."""
     begun: list[bytes] = []
     for piece in text:
         first, *others = piece.split(b"\n")

@@ -33,7 +33,7 @@ VERSION = 1
 HEADER = struct.Struct("<8sIII4xQ32s32s32x")
 assert HEADER.size % 64 == 0
 _DTYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
-# So many tokens of a file are searched before a run, so many at once.
+# The tokens of a file that are checked before a run, and how many of them at once.
 LOOK_TOKENS, LOOK_AT_ONCE = 1 << 28, 1 << 22
 MOST_SUMMED_BYTES = 10**9
 _REBUILD = "build it again: hpc-gpt data SOURCE -o FILE"
@@ -54,8 +54,8 @@ class TokenFile:
 
 
 def parts_looked_at(tokens: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yields (start, tokens) of the parts of a file that are searched before a run: all of one of up to 2^28 tokens,
-    evenly spread parts of a larger one."""
+    """Yields (start, tokens) for the parts of a file that are checked before a run: all parts of a file of up to 2^28
+    tokens, evenly spread parts of a larger one."""
     count = len(tokens)
     looks = -(-min(count, LOOK_TOKENS) // LOOK_AT_ONCE)
     for number in range(looks):
@@ -66,7 +66,7 @@ def parts_looked_at(tokens: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
 def check_tokens(file: TokenFile) -> None:
     """Raises DataError for a token outside the vocabulary, with its offset.
 
-    Of a file with more than 2^28 tokens a part is checked here, and the rest as it is read (`check_window`).
+    In a file with more than 2^28 tokens only a part is checked here, and the rest when it is read (`check_window`).
     """
     for start, tokens in parts_looked_at(file.tokens):
         check_window(file, start, tokens)
@@ -87,19 +87,19 @@ def check_window(file: TokenFile, start: int, window: NDArray[Any]) -> None:
     # Megatron's files do not state their vocabulary.
     raise DataError(
         f"{file.path} has token {token} at byte {at}, but the model's vocabulary is {file.vocab}",
-        f"set model.vocab to more than {int(window.max())}, or give token files of another tokenizer",
+        f"set model.vocab to more than {int(window.max())}, or give token files made with another tokenizer",
     )
 
 
 def check_sum(file: TokenFile) -> None:
-    """Raises DataError if a token file has other tokens than its header's SHA-256 is of. One of more than 1 GB is
-    believed."""
+    """Raises DataError if the SHA-256 of a token file's tokens is not the one in its header. A file of more than 1 GB
+    is not checked."""
     if file.tokens.nbytes > MOST_SUMMED_BYTES:
         return
-    found = hashlib.sha256(file.tokens.data).hexdigest()
-    if found != file.sha:
+    digest = hashlib.sha256(file.tokens.data).hexdigest()
+    if digest != file.sha:
         raise DataError(
-            f"{file.path} is damaged: its tokens have SHA-256 {found[:12]}…, but its header says {file.sha[:12]}…",
+            f"{file.path} is damaged: its tokens have SHA-256 {digest[:12]}…, but its header says {file.sha[:12]}…",
             f"copy it again from a sound copy, or {_REBUILD}",
         )
 
@@ -112,8 +112,8 @@ def token_dtype(vocab: int) -> np.dtype[Any]:
 def open_tokens(path: Path | str, max_vocab: int | None = None) -> TokenFile:
     """Maps a token file.
 
-    Raises DataError if it is missing, empty, not a token file, of another version or truncated, or if its vocabulary is
-    larger than `max_vocab`, the model's.
+    Raises DataError if it is missing, empty, truncated, not a token file or one of another version, or if its
+    vocabulary is larger than `max_vocab`, the model's.
     """
     path = Path(path)
     try:
@@ -121,7 +121,7 @@ def open_tokens(path: Path | str, max_vocab: int | None = None) -> TokenFile:
         with open(path, "rb") as file:
             head = file.read(HEADER.size)
     except FileNotFoundError:
-        raise DataError(f"no token file {path}", "make it: hpc-gpt data SOURCE -o FILE, or mend data.path") from None
+        raise DataError(f"no token file {path}", "make it: hpc-gpt data SOURCE -o FILE, or correct data.path") from None
     except OSError as fault:
         raise DataError(f"cannot read {path}: {fault.strerror}", "give a token file that can be read") from None
     if not size:
@@ -153,7 +153,7 @@ def open_tokens(path: Path | str, max_vocab: int | None = None) -> TokenFile:
     if max_vocab is not None and vocab > max_vocab:
         raise DataError(
             f"{path} has a vocabulary of {vocab} (tokenizer {tokenizer}), but the model's is {max_vocab}",
-            f"set model.vocab = {vocab}, or give a token file of another tokenizer",
+            f"set model.vocab = {vocab}, or give a token file made with another tokenizer",
         )
     tokens = np.memmap(path, dtype=_DTYPES[width], mode="r", offset=HEADER.size, shape=(count,))
     return TokenFile(path, tokens, vocab, tokenizer, sha.hex())
@@ -163,7 +163,7 @@ def write_tokens(path: Path, vocab: int, tokenizer: str, arrays: Iterable[NDArra
     """Writes a token file under a temporary name, renames it once it is complete, and returns the number of tokens;
     without tokens nothing is left.
 
-    Never replaces a file: the second of two writers of one path gets FileExistsError. Raises ValueError for a token
+    Never replaces a file: if two write the same path, the second gets FileExistsError. Raises ValueError for a token
     outside the vocabulary.
     """
     name, dtype, sha, count = tokenizer.encode("utf-8"), token_dtype(vocab), hashlib.sha256(), 0

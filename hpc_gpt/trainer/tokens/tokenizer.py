@@ -3,7 +3,7 @@
 data.tokenizer and `hpc-gpt data --tokenizer` take:
 
     byte                 each byte is a token, a zero byte ends a document
-    char                 a table of the text's own characters, in a file beside the token file
+    char                 a table of the text's characters, in a file beside the token file
     FILE.vocab.json      such a table, for other text
     FILE.json            a tokenizer.json of Hugging Face's tokenizers
     tiktoken:NAME        an encoding of tiktoken, such as gpt2, from its cache: nothing is downloaded
@@ -34,13 +34,13 @@ BYTE, CHAR, TIKTOKEN = "byte", "char", "tiktoken:"
 TABLE_SUFFIX = ".vocab.json"
 TABLE_SCHEMA = 1
 _GATHERED_BYTES = 1 << 20
-# With 1 MiB at a time a package takes twice as long.
+# With chunks of 1 MiB a package takes twice as long.
 _CHUNK_BYTES = 1 << 16
 # Names of the token that ends a document in a tokenizer.json.
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]", "[EOS]")
-# Names of the token that begins one: Llama's of 3 and of 2, which is Mistral's, and Gemma's.
+# Names of the token that begins a document: Llama 3's, Llama 2's and Mistral's, and Gemma's.
 _BEGINS = ("<|begin_of_text|>", "<s>", "<bos>")
-# Names of tiktoken's encodings, and of a model on Hugging Face.
+# Names of tiktoken's encodings, and the pattern of a model's name on Hugging Face.
 _ENCODINGS = ("gpt2", "r50k_base", "p50k_base", "p50k_edit", "cl100k_base", "o200k_base")
 _MODEL = re.compile(r"[\w.-]+/[\w.-]+")
 _REBUILD = "make both again: hpc-gpt data SOURCE -o FILE --tokenizer char"
@@ -49,8 +49,8 @@ Tokens = NDArray[Any]
 
 
 class Tokenizer(Protocol):
-    """`name` is that in a token file's header, at most 32 bytes; every token is below `vocab`. `end` is the token after
-    each document; None if it writes none."""
+    """A tokenizer: `name` as in a token file's header, at most 32 bytes; every token is below `vocab`. `end` is the
+    token after each document; None if it writes none."""
 
     name: str
     vocab: int
@@ -77,7 +77,7 @@ def beginning_documents(tokenizer: Tokenizer) -> Tokenizer:
 def open_tokenizer(description: str, begins: bool = False) -> Tokenizer:
     """Opens the tokenizer of a description. `begins`: it writes its begin-of-text token before each document.
 
-    Raises DataError or ConfigError if there is none, or it has no such token.
+    Raises DataError or ConfigError if there is no such tokenizer, or it has no begin-of-text token.
     """
     if begins:
         return beginning_documents(open_tokenizer(description))
@@ -100,7 +100,7 @@ def open_tokenizer(description: str, begins: bool = False) -> Tokenizer:
 
 
 def _tokenizer_meant(name: str) -> str:
-    """The hint for a name that is none of a tokenizer: an encoding, a model, a folder or another file."""
+    """The hint for a name that is not a tokenizer's: an encoding, a model, a folder or another file."""
     path = find_path(name)
     if name in _ENCODINGS:
         return f"use {TIKTOKEN}{name}"
@@ -149,8 +149,8 @@ class ByteTokenizer:
 
 
 class WordTokenizer:
-    """A tokenizer of a package: `encode_text` is its own method, `end` its token after a document, if any, and `begin`
-    the one before it, which is written if `begins`."""
+    """A package's tokenizer: `encode_text` is the package's method, `end` its token after a document, if any, and
+    `begin` the token before one, which is written if `begins`."""
 
     def __init__(
         self, name: str, vocab: int, encode_text: Any, end: int | None, begin: int | None = None, begins: bool = False
@@ -192,12 +192,13 @@ class CharTokenizer:
                 continue
             points = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
             places = np.searchsorted(self._points, points)
-            known = self._points[np.minimum(places, len(self._points) - 1)] == points
-            if not known.all():
-                first = int(np.argmin(known))
+            is_in_table = self._points[np.minimum(places, len(self._points) - 1)] == points
+            if not is_in_table.all():
+                first = int(np.argmin(is_in_table))
                 at = offset + len(text[:first].encode("utf-8"))
                 raise DataError(
-                    f"{where} has the character {text[first]!r} at byte {at} of its text; table {self.name} has none",
+                    f"{where} has the character {text[first]!r} at byte {at} of its text; table {self.name} does not "
+                    "have it",
                     "make a table from all of the text: hpc-gpt data SOURCE -o FILE --tokenizer char",
                 )
             yield (places + 1).astype(np.uint32)
@@ -210,14 +211,14 @@ class CharTokenizer:
 
 def collect_characters(pieces: Iterable[bytes], where: str) -> CharTokenizer:
     """Makes the table of all characters of a text."""
-    found: set[str] = set()
+    characters: set[str] = set()
     for _, text in texts(pieces, where):
-        found.update(text or "")
-    return CharTokenizer("".join(sorted(found)))
+        characters.update(text or "")
+    return CharTokenizer("".join(sorted(characters)))
 
 
 def table_path(tokens: Path) -> Path:
-    """The path of the table of a token file."""
+    """The path of a token file's table of characters."""
     return tokens.with_name(tokens.name + TABLE_SUFFIX)
 
 
@@ -229,27 +230,27 @@ def read_table(path: Path) -> CharTokenizer:
     ):
         table = json_in(path)
         characters, name, schema = table["characters"], table["tokenizer"], table["schema"]
-        found = CharTokenizer(characters)
-        sound = schema == TABLE_SCHEMA and name == found.name and list(characters) == sorted(set(characters))
+        char_table = CharTokenizer(characters)
+        sound = schema == TABLE_SCHEMA and name == char_table.name and list(characters) == sorted(set(characters))
         if sound and characters:
-            return found
+            return char_table
     raise DataError(f"{path} is not a table of characters, or was changed", _REBUILD)
 
 
 def check_table(tokens: Path, name: str) -> None:
     """Raises DataError unless the table beside a token file exists and is the one in its header."""
     path = table_path(tokens)
-    found = read_table(path)
-    if found.name != name:
+    table = read_table(path)
+    if table.name != name:
         raise DataError(
-            f"{path} is table {found.name}, but {tokens} was made with {name}: they do not belong together", _REBUILD
+            f"{path} is table {table.name}, but {tokens} was made with {name}: they do not belong together", _REBUILD
         )
 
 
 def texts(pieces: Iterable[bytes], where: str) -> Iterator[tuple[int, str | None]]:
     """Yields (offset in bytes, text) of documents in chunks of at most 64 KiB; text None ends a document.
 
-    A longer document is cut after the last line end within 64 KiB, so the cuts depend on the text alone. Raises
+    A longer document is cut after the last line end within 64 KiB, so the cuts depend only on the text. Raises
     DataError, with the offset, for bytes that are not UTF-8.
     """
     begun, offset = bytearray(), 0
@@ -340,10 +341,10 @@ def _open_tiktoken(description: str) -> Tokenizer:
             raise FileNotFoundError(blobpath)
         return reader(blobpath)
 
-    # Otherwise it would use the network without a time limit, which fails after minutes on a compute node.
+    # Otherwise tiktoken would use the network without a time limit, which fails after minutes on a compute node.
     tiktoken.load.read_file = read_local
     try:
-        found = tiktoken.get_encoding(name)
+        encoding = tiktoken.get_encoding(name)
     except FileNotFoundError:
         raise DataError(
             f"the files of tokenizer {description} are not in tiktoken's cache (TIKTOKEN_CACHE_DIR)",
@@ -351,4 +352,4 @@ def _open_tiktoken(description: str) -> Tokenizer:
         ) from None
     finally:
         tiktoken.load.read_file = reader
-    return WordTokenizer(description, found.n_vocab, found.encode_ordinary, found.eot_token)
+    return WordTokenizer(description, encoding.n_vocab, encoding.encode_ordinary, encoding.eot_token)

@@ -38,13 +38,13 @@ def files(tmp_path_factory):
 
 MADE = "data: HERE/made by tokenizer byte, 38,001 tokens to train on"
 FEW, NO_EVALUATION = {"train.steps": 5}, {"data.eval_fraction": 0.0, "train.eval_every": 0}
-SMALLER = "makes its embedding smaller, and hpc-gpt data makes tokens of other text"
+SMALLER = "makes its embedding smaller, and hpc-gpt data makes tokens from other text"
 ONE_RANK = {"data.workers": 0, "layout.gpus": 1}
 # The source, its path, what else is set, and the lines.
 SAID = [
     ("tokens", "made", {},
      [f"{MADE}; 16.8 epochs in 50 steps of 128 samples",
-      "note: each token is read 16.8 times: above data.max_epochs = 4 a model learns little from a repetition"]),
+      "note: each token is read 16.8 times: above data.max_epochs = 4 a model learns little from further repetitions"]),
     ("tokens", "made", FEW | {"model.vocab": 2560}, [f"{MADE}; 1.68 epochs in 5 steps of 128 samples"]),
     ("tokens", "made", FEW | {"model.vocab": 2561},
      [f"{MADE}; 1.68 epochs in 5 steps of 128 samples",
@@ -58,8 +58,8 @@ SAID = [
      ["data: HERE/shards by tokenizer byte, 3 shards to train on, about 6,000 bytes of text (left out: 1 file: "
       "README.md (about the data)); 26.7 epochs in 50 steps of 32 samples"]),
     ("stream", "text.txt", ONE_RANK | NO_EVALUATION | {"data.tokenizer": "HERE/table.vocab.json"},
-     ["data: HERE/text.txt by tokenizer HERE/table.vocab.json, 1 shard to train on, about 40,000 bytes of text; how "
-      "many tokens these are is known when they are read",
+     ["data: HERE/text.txt by tokenizer HERE/table.vocab.json, 1 shard to train on, about 40,000 bytes of text; the "
+      "number of tokens is known only when they are read",
       "note: the data have at most 9 different tokens, 3.5 % of the model's vocabulary of 256; --set model.vocab=9 "
       f"{SMALLER}"]),
     ("random", None, {"data.mask_documents": True, "data.end_token": 7},

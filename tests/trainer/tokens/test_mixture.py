@@ -172,7 +172,7 @@ def test_a_branch_reads_a_mixture_in_its_own_steps_alone(files: Path) -> None:
     first, *_ = describe_data(replace(run, data_from=600))
     assert first.endswith("6,400 tokens in 400 steps of 4 samples; phase 2 from step 901 on")
     ensure_data(replace(run, data_from=600), make=False)
-    with pytest.raises(DataError, match="700 steps read more of the mixture"):
+    with pytest.raises(DataError, match="700 steps read parts of the mixture"):
         ensure_data(replace(run, data_from=300), make=False)
 
 
@@ -180,7 +180,7 @@ def test_a_source_read_too_often_is_refused(files: Path) -> None:
     # 4000 samples, of 449 in a and 224 in b.
     run = mixing(files, {"a": 0.9, "b": 0.1}, max_epochs=4.0)
     with pytest.raises(
-        DataError, match=r"1,000 steps read more of the mixture than data\.max_epochs = 4 times: a 8 "
+        DataError, match=r"1,000 steps read parts of the mixture more than data\.max_epochs = 4 times: a 8 "
     ) as no:
         ensure_data(run, make=False)
     assert "b " not in str(no.value).partition("times: ")[2]
@@ -193,10 +193,12 @@ def test_files_of_different_tokenizers_are_refused(files: Path, tmp_path: Path) 
         (tmp_path / f"{name}.txt").write_text(name * 400)
         build_tokens(tmp_path / f"{name}.txt", tmp_path / f"{name}.tokens", "char")
     run = mixing(files, {"a": 1.0})
-    for one, other, words in (("x", "y", "first of char:"), ("x", files / "a", "of byte")):
+    for one, other, words in (("x", "y", "first with char:"), ("x", files / "a", "with byte")):
         mix = {"first": MixedSource(str(tmp_path / f"{one}.tokens"), weight=1.0),
                "other": MixedSource(str(tmp_path / f"{other}.tokens"), weight=1.0)}  # fmt: skip
-        with pytest.raises(DataError, match="the mixture's files are of different tokenizers: first of char:") as no:
+        with pytest.raises(
+            DataError, match="the mixture's files were made with different tokenizers: first with char"
+        ) as no:
             ensure_data(replace(run, data=replace(run.data, mix=mix, tokenizer="char")))
         assert words in str(no.value)
 

@@ -29,11 +29,11 @@ AGAIN = "make both again: hpc-gpt data SOURCE -o FILE --tokenizer char"
 PAIR = "copy both files again, or make them again: hpc-gpt data SOURCE -o PREFIX --format megatron"
 SOUND = 'copy it again from a sound copy, or skip such files: data.on_bad_shard = "skip"'
 WHOLE = (
-    "copy it again from a sound copy; gzip -dc x.txt.gz >NAME.txt writes what of it is whole, and data.on_bad_shard = "
-    '"skip" leaves such files out of a stream'
+    "copy it again from a sound copy; gzip -dc x.txt.gz >NAME.txt writes the part that is whole, and "
+    'data.on_bad_shard = "skip" leaves such files out of a stream'
 )
 SET_IT = "set data.end_token to the number of the token that ends a document, or data.mask_documents = false"
-NO_KEY = 'HERE/x.json is JSON, but no object with a string under "text" for each document:'
+NO_KEY = 'HERE/x.json is JSON, but not an object with a string under "text" for each document:'
 AS_JSONL = "{} jq -c '{}' x.json >NAME.jsonl writes them"
 A_KEY = "hpc-gpt data --text-key KEY reads another key; else"
 BODY = "hpc-gpt data SOURCE --text-key body reads that key; else"
@@ -174,7 +174,7 @@ def text_to(make: Callable[[Path, Path], Any], *taken: str, text: str = "text") 
 # fmt: off
 ROWS: dict[str, Row] = {
     "no file": (lambda at: open_tokens(at / "a.tokens"),
-     "no token file HERE/a.tokens | make it: hpc-gpt data SOURCE -o FILE, or mend data.path"),
+     "no token file HERE/a.tokens | make it: hpc-gpt data SOURCE -o FILE, or correct data.path"),
     "an empty file": (of_file(b"", open_tokens), f"HERE/a.tokens is empty: 0 bytes | {REBUILD}"),
     "another file": (of_file(b"hello", open_tokens, "my.txt"),
      "HERE/my.txt is not a token file: it starts with b'hello', not b'HPCGPTTK' | if it is text, make one from it:"
@@ -193,7 +193,7 @@ ROWS: dict[str, Row] = {
      f"HERE/a.tokens is too long: 133 bytes, but 2 tokens of 2 bytes and a header of 128 make 132 | {REBUILD}"),
     "a larger vocabulary": (lambda at: open_tokens(tokens_file(at, vocab=257), max_vocab=256),
      "HERE/a.tokens has a vocabulary of 257 (tokenizer byte), but the model's is 256 | set model.vocab = 257, or "
-     "give a token file of another tokenizer"),
+     "give a token file made with another tokenizer"),
     "a token above its header's": (lambda at: run_data.ensure_data(reading("tokens", lying_file(at))),
      f"HERE/a.tokens has token 67 at byte 262, but a vocabulary of 67, as its header says | {REBUILD}"),
     "such a token as it is read": (lambda at: read_all(reading("tokens", lying_file(at))),
@@ -230,7 +230,8 @@ ROWS: dict[str, Row] = {
      "HERE/x.zst needs zstandard, which is not installed | pip install 'hpc-gpt[zstd]'"),
     "a character outside its table": (
         lambda at: list(tokenizer.CharTokenizer("ab").encode([b"ab", "aü".encode()], "there")),
-     "there has the character 'ü' at byte 3 of its text; table char:fb8e20fc2e4c3f24 has none | make a table from "
+     "there has the character 'ü' at byte 3 of its text; table char:fb8e20fc2e4c3f24 does not have it | make a "
+     "table from "
      "all of the text: hpc-gpt data SOURCE -o FILE --tokenizer char"),
     "no token to begin": (lambda at: tokenizer.open_tokenizer("byte", begins=True),
      "tokenizer byte has no token that begins a text | leave --begin-token and data.begin_token out, or give a "
@@ -286,7 +287,7 @@ ROWS: dict[str, Row] = {
     "a column that is none": (parquet_of(lambda path: documents(path)),
      'HERE/a.parquet has no column "text": id, content | give one of them as --text-key'),
     "a column of numbers": (parquet_of(lambda path: list(sources.file_pieces(path, key="id"))),
-     'HERE/a.parquet, row 1: "id" is no text | give another column as --text-key'),
+     'HERE/a.parquet, row 1: "id" is not text | give another column as --text-key'),
     "a gzip cut off": (of_file(gzip.compress(b"x", mtime=0)[:-1], documents, "x.txt.gz"),
      f"HERE/x.txt.gz is truncated: it ends at byte 20, within its compressed data | {WHOLE}"),
     "no index": (lambda at: megatron.open_megatron(at / "p", 256),
@@ -325,7 +326,7 @@ ROWS: dict[str, Row] = {
         lambda at: [build_megatron(text_to(lambda source, out: source)(at), at / "p"),
                     check_tokens(megatron.open_megatron(at / "p", 117))],
      "HERE/p.bin has token 120 at byte 4, but the model's vocabulary is 117 | set model.vocab to more than 120, or"
-     " give token files of another tokenizer"),
+     " give token files made with another tokenizer"),
     "a table that is there": (text_to(lambda source, out: build_tokens(source, out, "char"), "out.vocab.json"),
      "HERE/out.vocab.json already exists | give another name, or remove it first"),
     "a pair that is there": (text_to(build_megatron, "out.bin"),
@@ -339,7 +340,8 @@ ROWS: dict[str, Row] = {
     "nothing to make a pair from": (text_to(lambda source, out: build_megatron(source, out), text=""),
      "HERE/in.txt has no text to make tokens from | give a file or folder with some in it"),
     "a place that cannot be written": (blocked(lambda out: build_tokens(out.parents[1], out)),
-     "cannot write HERE/file/below/x: Not a directory | give a file name in a folder with room that you can write"),
+     "cannot write HERE/file/below/x: Not a directory | give a file name in a folder with free space that you "
+      "can write"),
     "a folder without text": (listing(0),
      "HERE has no text to stream | give a folder of text, jsonl, .gz or .zst files"),
     "fewer shards than ranks": (listing(1, dp=2),
@@ -352,17 +354,17 @@ ROWS: dict[str, Row] = {
      "HERE has 1 shard to train on (2 less 1 for evaluation), but dp 2 x data.workers 1 = 2 readers need one each"
      " | use dp 1 or less, or split the text into 3 files"),
     "none for evaluation": (listing(4, eval_fraction=0.1, train={"eval_every": 1}),
-     "HERE has 4 shards, of which data.eval_fraction = 0.1 leaves none for evaluation | set data.eval_fraction to "
+     "HERE has 4 shards, and data.eval_fraction = 0.1 leaves none for evaluation | set data.eval_fraction to "
      "0.25 or more, or train.eval_every = 0"),
     "no more for evaluation": (listing(1, eval_fraction=0.1, train={"eval_every": 1}),
-     "HERE has 1 shard, of which data.eval_fraction = 0.1 leaves none for evaluation | split the text into 2 files "
+     "HERE has 1 shard, and data.eval_fraction = 0.1 leaves none for evaluation | split the text into 2 files "
      "or more, set train.eval_every = 0, or make a token file: hpc-gpt data HERE"),
     "shards left out": (before,
-     "1 file of HERE, as README.md, would be left out, but the run has read from it: beside jsonl README and the like "
-     "are not text | remove the files that were added to the folder since, or submit a new run"),
+     "1 file of HERE, such as README.md, would be left out, but the run has read from it: next to jsonl, README and "
+     "the like do not count as text | remove the files that were added to the folder later, or submit a new run"),
     "shards below a sample": (
         lambda at: ShardStream(list_shards(at, streaming(shards(1, "abc")(at))), streaming(at), 0).take(1),
-     "no shard of data-parallel rank 0 under HERE has one sample of seq + 1 = 5 tokens | give larger files, or a "
+     "no shard of data-parallel rank 0 under HERE has a sample of seq + 1 = 5 tokens | give larger files, or a "
      "shorter model.seq"),
     "evaluation below a sample": (
         lambda at: evaluation_samples(

@@ -223,7 +223,7 @@ def test_a_resumption_that_would_leave_out_a_file_is_refused(tmp_path: Path) -> 
     assert "README.md" in saved["places"]
     assert Rank(folder, 1, 0, 0, {0: saved}).saved() == saved
     (folder / "03.jsonl").write_text('{"text": "one"}\n')  # beside which a README is not text
-    with pytest.raises(DataError, match=r"1 file of .*, as README\.md, would be left out"):
+    with pytest.raises(DataError, match=r"1 file of .*, such as README\.md, would be left out"):
         Rank(folder, 1, 0, 0, {0: saved})
 
 
