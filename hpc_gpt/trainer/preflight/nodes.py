@@ -1,4 +1,4 @@
-"""`python -m hpc_gpt.launcher.doctor.preflight RUN ATTEMPT NODES -- COMMAND…`: probes a job's nodes before the run.
+"""`python -m hpc_gpt.trainer.preflight.nodes RUN ATTEMPT NODES -- COMMAND…`: probes a job's nodes before the run.
 
 RUN is the run folder, NODES the names of the job's nodes separated by blanks. COMMAND starts
 `python -m hpc_gpt.trainer.preflight.rank` for every rank of every node. Needs no torch. Writes `preflight.json` in the
@@ -264,3 +264,7 @@ def main(arguments: Sequence[str]) -> int:
     else:
         print(f"nodes {','.join(preflight.chosen)}")
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
