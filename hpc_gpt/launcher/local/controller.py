@@ -202,7 +202,7 @@ class RunController(Controller):
                 file.close()
             end_beside(self._beside, self.attempt, CANCELLED_S if self.cancelled else LIMIT_S)
             # The command may take its time. What was beside has ended: the next attempt's goes on where it came to.
-            if not goes_on(self.run_folder, self.attempt, self._resolved):
+            if not judge_and_note(self.run_folder, self.attempt, self._resolved):
                 lock.release(self.run_folder, lock.process_holder(os.getpid()))
             send_events(self.run_folder, self._resolved, self.attempt)
 
@@ -259,7 +259,7 @@ def run_attempt(run: RunFolder, attempt: Attempt) -> int:
     return controller.exit_code()
 
 
-def goes_on(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool:
+def judge_and_note(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool:
     """Whether another attempt follows one that has ended. If it asks for that, it is judged, once."""
     end = attempt.ended()
     if end.get("requeue") and not attempt.verdict():

@@ -36,7 +36,7 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.environment import GIVEN, as_given, given_environment, job_python, submission_environment
 from hpc_gpt.launcher.attempts.decisions import read_history
 from hpc_gpt.launcher.local import gpus
-from hpc_gpt.launcher.local.controller import goes_on, run_attempt
+from hpc_gpt.launcher.local.controller import judge_and_note, run_attempt
 from hpc_gpt.launcher.watch.control import LOCAL_POLL_S, SLURM_POLL_S
 from hpc_gpt.launcher.watch.status import RunStatus, read_status
 
@@ -239,7 +239,7 @@ def run_turns(run: RunFolder, attempt: Attempt | None) -> int:
             code = run_attempt(run, attempt)
         finally:
             held.free()
-        if not goes_on(run, attempt, resolved):
+        if not judge_and_note(run, attempt, resolved):
             return code
         attempt = None
 
