@@ -1,4 +1,4 @@
-"""Started by job.sh when a user runs it on one machine: an attempt of the run, in the foreground.
+"""Runs attempts of a run in the foreground. job.sh starts it when a user runs the script on one machine.
 
 python -m hpc_gpt.launcher.local.by_hand RUN
 """
@@ -23,8 +23,8 @@ def main(arguments: list[str]) -> int:
         return _refuse(f"{sys.executable} lacks {fault.name}, which a run on this machine needs", hint, 1)
 
 
-def _refuse(words: str, hint: str, code: int) -> int:
-    print(f"Error: {words}\n\nhint: {hint}", file=sys.stderr)
+def _refuse(message: str, hint: str, code: int) -> int:
+    print(f"Error: {message}\n\nhint: {hint}", file=sys.stderr)
     return code
 
 

@@ -411,8 +411,8 @@ def test_a_chain_says_its_pace_and_what_restarts_cost(slurm_says):
     assert row.overall_step_s == pytest.approx(300 / 20)
     assert row.pace == (
         "warning: 3 attempts trained 20 steps in 300 s, 15 s a step, 5.1 s without the restarts; restarts cost 66% of "
-        "that time, and 40 s passed between the attempts; the remaining 980 steps take 4 h 5 min at this pace: a longer "
-        "job.time or a smaller job.signal_lead_s gives attempts more time to train"
+        "that time, and 40 s passed between the attempts; the remaining 980 steps take 4 h 5 min at this pace: a "
+        "longer job.time or a smaller job.signal_lead_s gives attempts more time to train"
     )
     assert f"{run.run_id}: {row.pace}\n" in in_process("status", run.run_id).stdout
     # Long attempts: 100 s trained of each but the start and the end.

@@ -67,7 +67,7 @@ def test_steps_and_causes_are_read_where_they_are(tmp_path: Path, body: str, sta
     (tmp_path / "fit.slurm").write_text(f"#!/bin/bash\n#SBATCH -t 7\n{body}")
     done = in_process("submit", "--cluster", "local", "--wait", "fit.slurm", cwd=tmp_path)
     assert (
-        f"note: fit.slurm: line 3: {body.splitlines()[0]:.60}: its output goes to {file}, past the run's" in done.stderr
+        f"note: fit.slurm: line 3: {body.splitlines()[0]:.60}: its output goes to {file}, not to the run's" in done.stderr
     )
     run = newest()
     assert ended(run).state == state, done
