@@ -70,7 +70,7 @@ class SlurmPartition:
         return sum(len(nodes) for kind, nodes in self.kinds.items() if kind.gpus)
 
     def allowed(self, what: str, names: Sequence[str]) -> list[str]:
-        """Those of `names` that the partition's AllowAccounts or AllowQos (`what`) allows."""
+        """Selects the `names` that the partition's AllowAccounts or AllowQos (`what`) allows."""
         allow = self.settings.get(what, "ALL").split(",")
         return [name for name in names if allow == ["ALL"] or name in allow]
 

@@ -347,7 +347,7 @@ class ForeignLog:
         return bool(self._writes)
 
     def _metrics(self, row: StepRow, came_s: float | None) -> str:
-        """The line of metrics.jsonl of a step, of which the lines came every `came_s`."""
+        """The line of metrics.jsonl for a step. `came_s`: the measured seconds per step, if its line has none."""
         step, rate = int(row["step"]), row.get("tokens_per_s")
         begins = self._last is None or step <= self._last
         count = 1 if begins else step - (self._last or 0)
