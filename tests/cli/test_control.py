@@ -225,11 +225,11 @@ def test_only_a_run_without_an_attempt_has_begun_none(own_folders, tmp_path, mon
     run = with_job(unsubmitted_run("generic-slurm"), "4711")
     put(tmp_path / "clients" / "squeue", "#!/bin/sh\necho '4711|RUNNING|None'\n")
     monkeypatch.setenv("PATH", str(tmp_path / "clients"), prepend=":")
-    assert "no attempt of it has begun" in in_process("save", run.run_id, code=1).stderr
+    assert "no attempt has begun" in in_process("save", run.run_id, code=1).stderr
     add_attempt(run, [metrics_line(5)], ended="requeued", job_id="4711", requeue=True)
     said = in_process("save", run.run_id, code=1).stderr
     assert "nothing to save, attempt 1 ended as requeued after step" in said
-    assert "and its job has begun no other" in said
+    assert "and its job has not begun another" in said
 
 
 def test_of_several_runs_those_that_can_are_asked(running):

@@ -5,7 +5,7 @@ The folder has the run folders of all rounds, and bench.json, which is replaced 
 `{"schema": 1, "bench": id, "records": [...], "rows": [...]}`. Each row has one record; `rows` has, in the same order,
 the row's cell, its tokens/s by round, and the folders of its rounds.
 
-`launcher.bench.rounds` says whose turn is next. Ratios are of medians over the rounds.
+`launcher.bench.rounds` decides whose turn is next. Ratios are ratios of medians over the rounds.
 """
 
 import json
@@ -36,7 +36,7 @@ from hpc_gpt.report.bench_table import MeasuredRow, is_on_cpu, rows_text
 
 @dataclass(frozen=True)
 class BenchFolder:
-    """The folder of one bench. Its id has the form of a run's id."""
+    """The folder of one bench. The id of a bench looks like that of a run."""
 
     path: Path
 
@@ -49,7 +49,7 @@ class BenchFolder:
         return self.path / BENCH_FILE
 
     def name_of(self, place: int) -> str:
-        """The `run` of the row at `place` (from 0): the bench's id and the row's number (from 1)."""
+        """The `run` key of the row at `place` (from 0): the bench's id and the row's number (from 1)."""
         return f"{self.id}#{place + 1}"
 
     def write(self, rows: Sequence[BenchRow]) -> None:
@@ -65,7 +65,7 @@ def make_folder(logs: Path, experiment: str) -> BenchFolder:
 def tables_of(rows: Sequence[BenchRow], folder: BenchFolder) -> dict[str, Any]:
     """The content of bench.json, and of `bench --json`."""
     places = [[os.path.relpath(place, folder.path) for place in row.places] for row in rows]
-    listed = [{**own, "rounds": rounds} for own, rounds in zip(_row_tables(rows), places, strict=True)]
+    listed = [{**table, "rounds": rounds} for table, rounds in zip(_row_tables(rows), places, strict=True)]
     return {
         "schema": SCHEMA,
         "bench": folder.id,
@@ -90,8 +90,8 @@ def _row_tables(rows: Sequence[BenchRow]) -> list[dict[str, Any]]:
 
 @dataclass
 class Bench:
-    """One bench. `rows`: the cells that were measured at least once, in order. `profile`: this machine's. `advice`: by
-    a cell's name, what to do after it ran out of memory."""
+    """One bench. `rows`: the cells that were measured at least once, in order. `profile`: the profile of this machine.
+    `advice`: {name of a cell that ran out of memory: what to do}."""
 
     cells: Sequence[BenchCell]
     rounds: int
@@ -104,20 +104,26 @@ class Bench:
     def run(self) -> None:
         """Measures every cell in every round. A cell that failed is not started again, and the others continue.
 
-        KeyboardInterrupt and RunFolderError end the bench; rows measured before are kept.
+        KeyboardInterrupt and RunFolderError end the bench; rows that were measured before stay in bench.json.
         """
         while (turn := self._turn()) is not None:
             number, place = turn
             cell = self.cells[place]
             label = f"round {number + 1}/{self.rounds}  {cell.name}" if self.rounds > 1 else cell.name
-            found = measure(cell, self.folder.path, self.provenance, label)
-            self._measured.setdefault(place, []).append(found)
+            measurement = measure(cell, self.folder.path, self.provenance, label)
+            self._measured.setdefault(place, []).append(measurement)
             self.folder.write(self.rows)
-            self._report(cell, label, found)
+            self._report(cell, label, measurement)
 
     def _turn(self) -> tuple[int, int] | None:
-        visited = {(number, place) for place, found in self._measured.items() for number in range(len(found))}
-        out = [place for place, found in self._measured.items() if not all(each.is_good for each in found)]
+        visited = {
+            (number, place) for place, measurements in self._measured.items() for number in range(len(measurements))
+        }
+        out = [
+            place
+            for place, measurements in self._measured.items()
+            if not all(measurement.is_good for measurement in measurements)
+        ]
         return next_turn(len(self.cells), self.rounds, visited, out)
 
     @property
@@ -130,26 +136,26 @@ class Bench:
 
     @property
     def hints(self) -> list[str]:
-        """What the user can do about missing figures."""
+        """Hints for the user about missing figures."""
         without = [row.record for row in self.rows if row.record.tflops_model and row.record.mfu is None]
         named = dict.fromkeys((record.device, record.units) for record in without if record.device)
-        known = ", ".join(device.name for device in DEVICES.values() if not device.nominal)
+        devices = ", ".join(device.name for device in DEVICES.values() if not device.nominal)
         hints = [
             f"MFU is empty, as no dense {dtype} peak of device {device} is known: give it as peak_tflops in [machine] "
-            f"of a profile of your own, with --cluster FILE. Known devices: {known}"
+            f"of a profile of your own, with --cluster FILE. Known devices: {devices}"
             for device, dtype in named
         ]
         if any(record.device is None for record in without):
             hints.append("MFU is empty, as no GPU was seen: it is a share of a GPU's peak")
         if any(is_on_cpu(row.record) for row in self.rows):
             hints.append(
-                "no peak of memory is measured without a GPU; Plan GiB is what plan predicts for these settings on one"
+                "peak memory is not measured without a GPU; Plan GiB is the prediction for these settings on a GPU"
             )
         return hints
 
     def check_rows(self, is_ladder: bool) -> None:
-        """JobFailed if the first row has no speed, or a row failed for another reason than memory or what the machine
-        lacks; of a ladder it is enough that one row has a speed."""
+        """Raises JobFailed if the first row has no speed, or if a row failed and neither memory nor a lack of this
+        machine is the reason. For a ladder it is enough that one row has a speed."""
         rows = self.rows
         failed = [row for row in rows if not (row.is_measured or row.is_out_of_memory or row.record.ended == "refused")]
         climbs = is_ladder and any(row.is_measured for row in rows)
@@ -157,7 +163,7 @@ class Bench:
             failed.insert(0, rows[0])
         if not failed:
             return
-        words = "; ".join(
+        message = "; ".join(
             f"{row.cell}: no speed was found" if row.record.ended in GOOD else f"{row.cell} ended as {row.record.ended}"
             for row in failed
         )
@@ -165,22 +171,22 @@ class Bench:
         hint = f"hpc-gpt why {first.places[0]}"
         if first.record.ended in GOOD and any(cell.is_peer and cell.name == first.cell for cell in self.cells):
             hint = f"--peer-pattern finds it, {PATTERN_EXAMPLE}"
-        raise JobFailed(words, self.advice.get(first.cell, hint))
+        raise JobFailed(message, self.advice.get(first.cell, hint))
 
-    def _report(self, cell: BenchCell, label: str, found: Measurement) -> None:
-        record = found.record
-        if found.is_good:
+    def _report(self, cell: BenchCell, label: str, measurement: Measurement) -> None:
+        record = measurement.record
+        if measurement.is_good:
             sys.stderr.write(f"{label}: {record.tokens_per_s:,.0f} tokens/s\n")
         else:
             why = record.cause or (record.flags[-1] if record.ended in GOOD and record.flags else None)
-            sys.stderr.write(f"{label}: {record.ended}{f': {why}' if why else ''}; see {found.place}\n")
+            sys.stderr.write(f"{label}: {record.ended}{f': {why}' if why else ''}; see {measurement.place}\n")
         if record.ended in OUT_OF_MEMORY and cell.prepared is not None and not cell.is_peer:
             self.advice[cell.name] = advice_on_memory(cell.prepared.resolved, self.profile, record.ended)
             sys.stderr.write(f"{label}: {self.advice[cell.name]}\n")
 
 
 def ratios_to_first(figures: Sequence[float | None]) -> list[float | None]:
-    """Each figure over the first known one; None for an unknown figure.
+    """Divides each figure by the first known one; None for an unknown figure.
 
     >>> ratios_to_first([None, 200.0, 100.0])
     [None, 1.0, 0.5]
@@ -190,5 +196,7 @@ def ratios_to_first(figures: Sequence[float | None]) -> list[float | None]:
 
 
 def bench_text(rows: Sequence[BenchRow], width: int | None = None) -> str:
-    """The table of the rows. `width` None: any width."""
-    return rows_text([MeasuredRow(row.record, own) for row, own in zip(rows, _row_tables(rows), strict=True)], width)
+    """The rows as a table. `width` None: any width."""
+    return rows_text(
+        [MeasuredRow(row.record, table) for row, table in zip(rows, _row_tables(rows), strict=True)], width
+    )

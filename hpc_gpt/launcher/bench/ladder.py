@@ -1,4 +1,4 @@
-"""A published ladder on this machine: what each of its rungs saves and costs, and a table in its columns."""
+"""Measures a published ladder on this machine: the savings and costs of its rungs, and a table in its columns."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from hpc_gpt.report.bench_table import SLOWED, shared_lines
 from hpc_gpt.report.published_tables import SweepLine, is_smoke, sweep_lines, sweep_text
 
 NOT_MEASURED = "not measured"
-# The length of a training, or how often it logs, is not a technique.
+# These keys are not techniques: the length of a training, and how often it logs and evaluates.
 _NOT_SWITCHED = ("train.steps", "train.minutes", "train.log_every", "train.eval_every", "train.eval_batches")
 _LONGEST = 100
 
@@ -36,10 +36,10 @@ _SAVINGS = (
 
 
 def savings_of(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow]) -> list[dict[str, Any]]:
-    """What each measured rung saves and costs.
+    """The savings and costs of each measured rung.
 
-    `switched_on`: its techniques. `time_ratio`: the time for the same tokens over that of the group's base.
-    `memory_allocated_gib`: the measured peak of the highest stage. `saved_gib`: the base's peak minus that.
+    `switched_on`: its techniques. `time_ratio`: its time divided by that of the group's base, for the same tokens.
+    `memory_allocated_gib`: the measured peak of the highest stage. `saved_gib`: the base's peak minus this peak.
     """
     return [
         _saving(rung, record, next((base for other, base in measured if other.row.name == group.base), None))
@@ -74,14 +74,14 @@ def _measured(group: Group, rungs: Sequence[Rung], rows: Sequence[BenchRow]) -> 
 
 
 def time_ratio(record: Record | None, base: Record | None) -> float | None:
-    """The time for the same tokens over the base's; None if a speed is missing or the run is a --smoke run."""
+    """The time divided by the base's, for the same tokens; None if a speed is missing or the run is a --smoke run."""
     if record is None or base is None or not record.tokens_per_s or not base.tokens_per_s or is_smoke(record):
         return None
     return base.tokens_per_s / record.tokens_per_s
 
 
 def _switched_on(tables: Mapping[str, Any], table: str = "") -> Iterator[str]:
-    """Each setting as `loss_chunks 8` or `for-loop`: the key's last part, and its value unless that is true."""
+    """Names each setting as `loss_chunks 8` or `for-loop`: the key's last part, and its value unless it is true."""
     for key, value in tables.items():
         if isinstance(value, Mapping):
             yield from _switched_on(value, key)
@@ -95,8 +95,8 @@ def _switched_on(tables: Mapping[str, Any], table: str = "") -> Iterator[str]:
 
 @dataclass(frozen=True)
 class LadderOutcome:
-    """The last rung over the first: the compared figure, our ratio and the published one; `time` if the ladder saves
-    memory."""
+    """The last rung compared with the first: the name of the figure, our ratio and the published one; also the ratio of
+    `time` if the ladder saves memory."""
 
     what: str
     first: str
@@ -124,7 +124,7 @@ def ladder_text(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow],
     savings = savings_of(ladder, rungs, rows)
     if savings:
         bases = " and ".join(group.base for group in ladder.groups)
-        means = "x base is the time of as many tokens, Peak what is allocated, Plan what plan predicts of it."
+        means = "x base is the time per token over the base's, Peak the allocated memory, Plan its prediction."
         text += f"\nAgainst {bases}: {means}\n{grid(_SAVINGS, savings).fitted(width)}"
     shared = "".join(f"{plain(line)}\n" for line in shared_lines([row.record for row in rows]))
     return f"{text}\n{shared}{outcome(ladder, rungs, rows).line()}\n"
@@ -132,16 +132,20 @@ def ladder_text(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow],
 
 def ladder_json(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow]) -> dict[str, Any]:
     """The keys of `bench --json` in addition to the records."""
-    found = vars(outcome(ladder, rungs, rows))
-    keys = {key: key.replace("published_", "seed_") for key in found}  # a key of --json keeps its name
-    own = {"sweep": ladder.groups[0].sweep, "seed": ladder.number, **{keys[key]: value for key, value in found.items()}}
-    return dict(finite({**own, "savings": savings_of(ladder, rungs, rows)}))
+    fields = vars(outcome(ladder, rungs, rows))
+    keys = {key: key.replace("published_", "seed_") for key in fields}  # a key of --json keeps its name
+    tables = {
+        "sweep": ladder.groups[0].sweep,
+        "seed": ladder.number,
+        **{keys[key]: value for key, value in fields.items()},
+    }
+    return dict(finite({**tables, "savings": savings_of(ladder, rungs, rows)}))
 
 
 def outcome(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow]) -> LadderOutcome:
-    """The last rung over the first. A --smoke run does not count as a measurement."""
+    """Compares the last rung with the first. A --smoke run does not count as a measurement."""
     group = ladder.groups[0]
-    records = {rung.row.name: each for rung, each in _measured(group, rungs, rows) if not is_smoke(each)}
+    records = {rung.row.name: record for rung, record in _measured(group, rungs, rows) if not is_smoke(record)}
     last, first = records.get(group.last), records.get(group.base)
     figures = {line.row.name: line.row.published for line in sweep_lines(group.sweep, []).lines}
 
@@ -159,7 +163,7 @@ def outcome(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow]) -> 
 
 
 def _with_reason(line: SweepLine) -> SweepLine:
-    """The line with the reason in its notes if its rung has no figures, or is slowed down."""
+    """Adds the reason to a line's notes if its rung has no figures, or was slowed down."""
     record = line.record
     if record is None or (record.ended in GOOD and not record.allocator_retries):
         return line

@@ -1,8 +1,8 @@
-"""`hpc-gpt bench --machine`: what the machine that it runs on does, as `[machine]` and `[calibration]` of a profile.
+"""`hpc-gpt bench --machine`: measures this machine, and writes `[machine]` and `[calibration]` of a profile.
 
-The ranks (trainer/machine.py) run here, or in a Slurm allocation on its nodes. A rate becomes a constant of the planner
-by the data sheet: plan with it predicts what was measured. Of a device without a data sheet the figures themselves
-follow from what was measured, by plan's usual shares.
+The ranks (trainer/machine.py) run on this machine, or on the nodes of a Slurm allocation. A rate divided by the data
+sheet's figure becomes a constant of the planner, so that plan predicts what was measured. If the device has no data
+sheet, the figures themselves follow from the measurements, by plan's usual shares.
 """
 
 import contextlib
@@ -32,14 +32,14 @@ from hpc_gpt.planner.step_time import layer_time
 from hpc_gpt.trainer.preflight.verdict import MACHINE_LIMIT_S, MACHINE_MARK
 
 _ON_CPU = 2  # ranks without a GPU, so that there is something to send
-_START_S = 60.0  # in addition to their limit: torch loads, on a network file system
+_START_S = 60.0  # in addition to the ranks' own limit: torch may load from a network file system
 _LARGEST = {entry.name: entry.metadata.get("most", 1e3) for entry in fields(Constants)}
 _FIGURES = ("memory_gib", "peak_tflops", "memory_gb_s", "node_gb_s", "host_gb_s", "network_gb_s")
 _SHOWN = {"pair": "send", "gather": "all-gather", "ring": "all-reduce"}
 
 
 def measure_machine(chosen: ClusterProfile | None) -> dict[str, Any]:
-    """Starts the ranks, and joins their figures. Raises JobFailed if they give none, ConfigError, SlurmUnreachable."""
+    """Starts the ranks, and joins their figures. Raises JobFailed if there are none, ConfigError, SlurmUnreachable."""
     nodes, host = 1, "127.0.0.1"
     ranks_per_node = 0 if "SLURM_JOB_ID" in os.environ else len(known_gpus()) or _ON_CPU
     start = [sys.executable, "-m", "hpc_gpt.trainer.preflight.probe", "here", str(ranks_per_node)]
@@ -51,9 +51,11 @@ def measure_machine(chosen: ClusterProfile | None) -> dict[str, Any]:
         host = allocation.nodes[0].name + (chosen.node_suffix if chosen else "")
         start = ["srun", "--overlap", "--kill-on-bad-exit=1", f"--nodes={nodes}", f"--cpus-per-task={cpus}"]
         start += [f"--ntasks-per-node={ranks_per_node}", *(chosen.srun if chosen else ())]
-        # Not what salloc was asked for, nor the smaller step around this command.
-        kept = ("SLURM_JOB_ID", "SLURM_CONF")
-        environment = {key: text for key, text in os.environ.items() if key in kept or not key.startswith("SLURM_")}
+        # The variables of salloc's request, and of a smaller step around this command, must not limit the ranks.
+        passed_on = ("SLURM_JOB_ID", "SLURM_CONF")
+        environment = {
+            key: text for key, text in os.environ.items() if key in passed_on or not key.startswith("SLURM_")
+        }
         environment |= chosen.environment if chosen else {}
     environment |= {"MASTER_ADDR": environment.get("HPC_GPT_MASTER_ADDR", host)}
     environment |= {"MASTER_PORT": str(free_port(os.getpid()))}
@@ -72,20 +74,23 @@ def measure_machine(chosen: ClusterProfile | None) -> dict[str, Any]:
 
 
 def medians(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The medians of the ranks that have a figure."""
+    """The median of each figure, over the ranks that have it."""
     every = {name: [rank[name] for rank in ranks if name in rank] for rank in ranks for name in rank}
-    tflops = {name: median(each[name] for each in every["tflops"]) for name in every["tflops"][0]}
-    found = {name: median(each) if isinstance(each[0], int | float) else each[0] for name, each in every.items()}
-    return found | {"tflops": tflops}
+    tflops = {name: median(rates[name] for rates in every["tflops"]) for name in every["tflops"][0]}
+    middle = {
+        name: median(figures) if isinstance(figures[0], int | float) else figures[0] for name, figures in every.items()
+    }
+    return middle | {"tflops": tflops}
 
 
 def as_profile(measured: Mapping[str, Any], chosen: ClusterProfile | None) -> dict[str, Any]:
-    """What was measured, by the keys of a profile; figures and the fabric that `chosen` names stay."""
+    """Converts the measurements to the keys of a profile. Figures that the profile `chosen` has, and its fabric, are
+    kept."""
     profile = profile_here(chosen, [])
     product = "".join(char if char.isalnum() else " " for char in measured["device"].lower())
     device = device_named(measured["device"]) or profile.device or "-".join(product.split())
-    known = DEVICES.get(device)
-    fabric = profile.fabric or ("nvlink" if known is not None and known.nvlink else "pcie")
+    data_sheet = DEVICES.get(device)
+    fabric = profile.fabric or ("nvlink" if data_sheet is not None and data_sheet.nvlink else "pcie")
     of_profile = replace(profile, device=device, fabric=fabric, gpus_per_node=measured["ranks_per_node"])
     machine, derived = _machine(measured, of_profile)
     figures = {name: getattr(machine, name) for name in _FIGURES if getattr(machine, name)}
@@ -94,7 +99,7 @@ def as_profile(measured: Mapping[str, Any], chosen: ClusterProfile | None) -> di
 
 
 def machine_text(measured: Mapping[str, Any], profile: Mapping[str, Any]) -> str:
-    """The TOML of a profile, with what was measured in comments."""
+    """The TOML of a profile, with the measurements in comments."""
     where = f"{counted(measured['nodes'], 'node')} with {counted(measured['ranks_per_node'], 'rank')} each"
     products = ", ".join(f"{name} {rate:g}" for name, rate in measured["tflops"].items())
     samples, heads, tokens = measured["attention"]
@@ -105,29 +110,31 @@ def machine_text(measured: Mapping[str, Any], profile: Mapping[str, Any]) -> str
         f"# GB/s: memory {measured['memory_gb_s']:g}, from the host {measured['host_to_device_gb_s']:g}",
     ]
     for axis, place in (("node", "in a node"), ("nodes", "between nodes")):
-        rates = {words: measured.get(f"{axis}_{kind}_gb_s") for kind, words in _SHOWN.items()}
-        shown = ", ".join(f"{words} {rate:g}" for words, rate in rates.items() if rate)
-        lines += [f"# GB/s of a rank {place}: {shown}"] if shown else []
+        rates = {label: measured.get(f"{axis}_{kind}_gb_s") for kind, label in _SHOWN.items()}
+        shown = ", ".join(f"{label} {rate:g}" for label, rate in rates.items() if rate)
+        lines += [f"# GB/s per rank {place}: {shown}"] if shown else []
     lines += [*toml_lines({key: profile[key] for key in ("device", "fabric")}), "", "[machine]"]
     lines += [*toml_lines(profile["machine"]), "", "# plan --calibrate of whole runs replaces these."]
     return "\n".join([*lines, "[calibration.constants]", *toml_lines(profile["calibration"]["constants"])]) + "\n"
 
 
 def _machine(measured: Mapping[str, Any], profile: ClusterProfile) -> tuple[Machine, set[str]]:
-    """(the machine, which of its figures follow from what was measured). Copies from the host are always as measured:
-    they have no constant."""
-    known, host = DEVICES.get(profile.device or ""), measured["host_to_device_gb_s"]
+    """Returns (the machine, those of its figures that follow from the measurements). Copies from the host are always as
+    measured: they have no constant."""
+    data_sheet, host = DEVICES.get(profile.device or ""), measured["host_to_device_gb_s"]
     over = {"host_gb_s": host / VALUES["host.copies"]}
-    if known is None or known.nominal:
+    if data_sheet is None or data_sheet.nominal:
         over |= {
             "memory_gib": measured["memory_gib"],
             "peak_tflops": {name: rate / VALUES["power.most"] for name, rate in measured["tflops"].items()},
             "memory_gb_s": measured["memory_gb_s"] / DEFAULT.memory,
             "node_gb_s": measured.get("node_gather_gb_s", host) / DEFAULT.node,
         }
-    given = {key: value for key, value in vars(profile.machine or MachineFigures()).items() if value is not None}
-    machine = machine_of(replace(profile, machine=MachineFigures(**{**over, **given})))
-    derived = over.keys() - given.keys()
+    profile_figures = {
+        key: value for key, value in vars(profile.machine or MachineFigures()).items() if value is not None
+    }
+    machine = machine_of(replace(profile, machine=MachineFigures(**{**over, **profile_figures})))
+    derived = over.keys() - profile_figures.keys()
     if measured["nodes"] > 1 and not machine.network_gb_s:
         sends = measured["nodes_pair_gb_s"] * measured["ranks_per_node"]
         return replace(machine, network_gb_s=sends / DEFAULT.network), derived | {"network_gb_s"}
@@ -135,13 +142,14 @@ def _machine(measured: Mapping[str, Any], profile: ClusterProfile) -> tuple[Mach
 
 
 def _constants(measured: Mapping[str, Any], machine: Machine, derived: set[str]) -> dict[str, float]:
-    """The constants by which plan predicts what was measured; none of a figure that is derived from it."""
+    """The constants with which plan predicts what was measured; a figure that is derived from a measurement gets
+    none."""
     training = _training(measured)
     rates, gpus, sends = Rates(machine, DEFAULT, training), measured["ranks_per_node"], measured.get("nodes_pair_gb_s")
-    # The table's best products are alone, too; a model's reach a part of them (constants.toml, products).
+    # The table's best rate is for products alone, too; a model's reach a part of it (constants.toml, products).
     best = rates.flops / VALUES[f"products.{generation_of(machine)}.none"] / 1e12
     core_s = layer_time(training, rates).core_s
-    found = {
+    shares_by_figure = {
         "gemm": ("peak_tflops", DEFAULT.gemm * measured["tflops"][training.dtype] / best),
         "memory": ("memory_gb_s", measured["memory_gb_s"] / machine.memory_gb_s),
         "attention": ("", DEFAULT.attention * core_s / measured["attention_s"]),
@@ -149,12 +157,12 @@ def _constants(measured: Mapping[str, Any], machine: Machine, derived: set[str])
         "network": ("network_gb_s", (sends or 0.0) * gpus / (machine.network_gb_s or 1.0)),
         "reduction": ("", measured.get("nodes_ring_gb_s", 0.0) / (machine.network_gb_s or 1.0)),
     }
-    shares = {name: share for name, (figure, share) in found.items() if share and figure not in derived}
+    shares = {name: share for name, (figure, share) in shares_by_figure.items() if share and figure not in derived}
     return {name: min(share, _LARGEST[name]) for name, share in shares.items()}
 
 
 def _training(measured: Mapping[str, Any]) -> Training:
-    """A training with attention of the measured sizes, in the format that it is in."""
+    """A training whose attention has the measured sizes and format."""
     samples, heads, tokens = measured["attention"]
     shape = ModelShape(128 * heads, 1, heads, vocab=51200, seq=tokens)
     dtype = "bf16" if "bf16" in measured["tflops"] else "fp16"
@@ -162,7 +170,7 @@ def _training(measured: Mapping[str, Any]) -> Training:
 
 
 def _rounded(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures of four digits."""
+    """Rounds all figures to four digits."""
     return {
         key: _rounded(value) if isinstance(value, Mapping) else float(f"{value:.4g}") for key, value in table.items()
     }

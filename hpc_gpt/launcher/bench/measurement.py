@@ -1,4 +1,4 @@
-"""Measure a cell, which is an ordinary run on this machine in each round, and make one row from all rounds."""
+"""Measures a cell by an ordinary run on this machine in each round, and makes one row from all rounds."""
 
 import signal
 import statistics
@@ -25,29 +25,29 @@ from hpc_gpt.launcher.watch.status import RunStatus
 from hpc_gpt.reader.records import add_figures
 from hpc_gpt.report.gather import refresh_record
 
-_GONE_S = 45.0  # longer than ranks are given between SIGTERM and SIGKILL
+_GONE_S = 45.0  # longer than the ranks' time between SIGTERM and SIGKILL
 _POLL_S = 0.05
-# The share by which the device's own matmul rate may change during a run; by more if it was throttled or shared.
+# The device's own matmul rate may change by this share during a run; it changes more if it is throttled or shared.
 DRIFT = 0.03
 _BLANK = ("step_s", "step_s_p10", "step_s_p90", "step_s_mean", "tokens_per_s", "tokens_per_s_gpu", "tflops_seed",
           "tflops_hardware", "tflops_model", "mfu", "hfu", "steps_used", "warmup_steps")  # fmt: skip
 _MEANS = ("gpu_util_mean", "gpu_util_spread", "sm_clock_mhz", "power_w")
 _MEDIANS = ("step_s_p10", "step_s_p90", "step_s_mean", "matmul_tflops_before", "matmul_tflops_after")
-# The kind of a run's flag that means nothing if tokens are random.
+# Flags of this kind mean nothing if tokens are random.
 _MEANINGLESS = "loss"
 _PEAKS = ("memory_allocated_gib", "memory_reserved_gib")
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A cell's record of one round, and its run folder."""
+    """The record and the run folder of a cell in one round."""
 
     record: Record
     place: Path
 
     @property
     def is_good(self) -> bool:
-        """Whether it ended well with a speed."""
+        """Whether the run ended well and has a speed."""
         return self.record.ended in GOOD and bool(self.record.tokens_per_s)
 
 
@@ -79,7 +79,7 @@ def measure(cell: BenchCell, folder: Path, provenance: Mapping[str, Any], label:
 def _wait_until_gone(run: RunFolder) -> None:
     """Waits until the last process of an ended run is gone, as it would share the machine with the next run.
 
-    After 45 s it gets SIGTERM; the process that started its ranks then kills them.
+    After 45 s the process that started the ranks gets SIGTERM, and then kills them.
     """
     line = newest_submission(run)
     for what in (signal.SIGTERM, None):
@@ -91,9 +91,9 @@ def _wait_until_gone(run: RunFolder) -> None:
 
 
 def _state(run: RunFolder, statuses: Sequence[RunStatus]) -> str:
-    """A run's state for the progress line, with its step on a terminal; a file would get a line for each step.
+    """A run's state for the progress line. The step is shown on a terminal only: a file would get a line per step.
 
-    Metrics are written only at the end of the run, so the step is from its ranks' heartbeats.
+    Metrics are written only at the end of the run, so the step comes from its ranks' heartbeats.
     """
     state = statuses[0].state
     if state != "running" or width(stderr=True) is None:
@@ -109,9 +109,9 @@ def _state(run: RunFolder, statuses: Sequence[RunStatus]) -> str:
 
 @dataclass(frozen=True)
 class BenchRow:
-    """A cell's record over all its rounds, tokens/s of those that ended well, and the run folder of each round.
+    """A cell's record over all its rounds, tokens/s of the rounds that ended well, and the run folder of each round.
 
-    `tenth_step_s`: seconds from the start to the end of the tenth step, of rounds that ended well, if known.
+    `tenth_step_s`: seconds from the start to the end of the tenth step, in rounds that ended well, if known.
     """
 
     cell: str
@@ -133,39 +133,39 @@ class BenchRow:
 def measurement_row(
     cell: str, name: str, measured: Sequence[Measurement], peaks: Mapping[str, float] | None = None
 ) -> BenchRow:
-    """The row of a cell from its rounds, in order. `name`: its record's `run`. `peaks`: dense TFLOP/s by dtype of a
-    device that our table lacks.
+    """Makes the row of a cell from its rounds, in order. `name`: the record's `run`. `peaks`: dense TFLOP/s by dtype of
+    a device that our table lacks.
 
-    Over the rounds that ended well: the median of tokens/s and what follows from it, the highest peaks of memory, and
-    means of clocks, power and utilisation; the compile time of the first, as later ones find the compiler cache. If all
-    rounds failed, it has the first one's record without a speed.
+    Over the rounds that ended well it has the median of tokens/s and what follows from it, the highest peaks of memory,
+    and means of clocks, power and utilisation. The compile time is the first round's, as later rounds find the compiler
+    cache. If all rounds failed, the row has the first round's record without a speed.
     """
-    good = [each for each in measured if each.is_good]
-    places = tuple(each.place for each in measured)
+    good = [measurement for measurement in measured if measurement.is_good]
+    places = tuple(measurement.place for measurement in measured)
     if not good:
         blank: dict[str, Any] = dict.fromkeys(_BLANK)
         return BenchRow(cell, replace(measured[0].record, **blank, run=name, rounds=0), (), places)
-    records = [each.record for each in good]
+    records = [measurement.record for measurement in good]
     speeds = tuple(record.tokens_per_s for record in records if record.tokens_per_s)
     record, flags = replace(_merged(records, statistics.median(speeds)), run=name), _flags(measured)
     if record.allocator_retries:
         retried = f"the allocator gave its cache back and tried again {record.allocator_retries} times"
         flags.append(f"{retried}: a smaller micro-batch may be faster")
     record = replace(record, flags=flags)
-    firsts = (attempt.get("tenth_step_s") for each in records for attempt in (each.attempts or [])[:1])
-    known = tuple(seconds for seconds in firsts if seconds is not None)
-    return BenchRow(cell, _with_peak(record, peaks or {}), speeds, places, known)
+    firsts = (attempt.get("tenth_step_s") for record in records for attempt in (record.attempts or [])[:1])
+    tenth_step_s = tuple(seconds for seconds in firsts if seconds is not None)
+    return BenchRow(cell, _with_peak(record, peaks or {}), speeds, places, tenth_step_s)
 
 
 def _flags(measured: Sequence[Measurement]) -> list[str]:
-    """All flags of the rounds; a flag that not all rounds have names its rounds."""
+    """Collects the flags of all rounds; a flag that some rounds lack names its rounds."""
     rounds: dict[Flag, list[int]] = {}
-    for number, each in enumerate(measured, 1):
-        record = each.record
+    for number, measurement in enumerate(measured, 1):
+        record = measurement.record
         why = f": {record.cause}" if record.cause else ""
-        own = [Flag(flag, kind) for flag, kind in record.all_flags if kind != _MEANINGLESS]
-        own += [Flag(drift)] if (drift := drift_flag(record)) else []
-        for flag in dict.fromkeys(own if each.is_good else [Flag(f"ended as {record.ended}{why}")]):
+        round_flags = [Flag(flag, kind) for flag, kind in record.all_flags if kind != _MEANINGLESS]
+        round_flags += [Flag(drift)] if (drift := drift_flag(record)) else []
+        for flag in dict.fromkeys(round_flags if measurement.is_good else [Flag(f"ended as {record.ended}{why}")]):
             rounds.setdefault(flag, []).append(number)
     return [
         flag if len(numbers) == len(measured) else Flag(f"round {', '.join(map(str, numbers))}: {flag}", flag.kind)
@@ -174,7 +174,7 @@ def _flags(measured: Sequence[Measurement]) -> list[str]:
 
 
 def _with_peak(record: Record, peaks: Mapping[str, float]) -> Record:
-    """The record with mfu and hfu by the peak of the user's profile, if our table of devices has none."""
+    """Adds mfu and hfu by the peak in the user's profile, if our table of devices has no peak."""
     peak = peaks.get(record.units or "")
     if not peak or record.mfu is not None or record.device is None:
         return record
@@ -186,7 +186,7 @@ def _with_peak(record: Record, peaks: Mapping[str, float]) -> Record:
 
 
 def drift_flag(record: Record) -> str | None:
-    """The flag of a device whose own rate changed by more than 3 % during the measurement; None if it did not.
+    """The flag for a device whose own rate changed by more than 3 % during the measurement; None if it did not.
 
     >>> drift_flag(Record(matmul_tflops_before=100.0, matmul_tflops_after=95.0))
     "the device's own matmul rate moved by -5.0 %, from 100 to 95 TFLOP/s"
@@ -211,7 +211,8 @@ def spread_of(figures: Sequence[float]) -> float | None:
 
 
 def _merged(records: Sequence[Record], tokens_per_s: float) -> Record:
-    """The figures of rounds that ended well, with the median `tokens_per_s`; all others are the middle round's."""
+    """Merges the records of rounds that ended well, with the median `tokens_per_s`; other figures are the middle
+    round's."""
     by_speed = sorted(records, key=lambda record: record.tokens_per_s or 0.0)
     middle = by_speed[(len(records) - 1) // 2]
     if len(records) == 1:
@@ -245,5 +246,5 @@ def _merged(records: Sequence[Record], tokens_per_s: float) -> Record:
         sources = {**middle.sources, **sources, "step_s": f"global_batch x seq / tokens_per_s, the median {over}"}
     sources["tokens_per_s"] = f"median {over}: {shown}"
     sources["tokens_per_s_spread"] = "(largest - smallest) / median of the rounds"
-    sources["compile_s"] = "of the first round: later ones find the compiler's cache"
+    sources["compile_s"] = "from the first round: later ones find the compiler's cache"
     return replace(middle, tokens_per_s=tokens_per_s, sources=sources)

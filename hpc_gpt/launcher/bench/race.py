@@ -1,11 +1,11 @@
-"""A race: rows measured in rounds by one run, a visit after the other. Where it runs, a job or this machine, starts
-each visit's ranks and says how they ended; this decides what is next, and keeps bench.json.
+"""A race: one run measures rows in rounds, one visit after the other. This module decides what comes next, and writes
+bench.json; the job's script, or the supervisor on this machine, starts each visit's ranks and says how they ended.
 
-In a job the script asks: `python -m hpc_gpt.launcher.bench.race RUN ATTEMPT VISIT CODE SHOWN`. VISIT is the one that
-has ended, `-` for none, CODE srun's exit code, and SHOWN what `scontrol show job` prints, empty if it was not asked.
-Prints
+In a job the script asks: `python -m hpc_gpt.launcher.bench.race RUN ATTEMPT VISIT CODE SHOWN`. VISIT is the visit that
+has ended, `-` for none, CODE srun's exit code, and SHOWN the output of `scontrol show job`, empty if it was not asked.
+The answer is one of
 
-    hpc-gpt-next visit SECONDS FOLDER   its ranks are to start; they may take so long, 0 for any time
+    hpc-gpt-next visit SECONDS FOLDER   start the visit's ranks; they may take SECONDS, 0 for any time
     hpc-gpt-next end CODE               the race's attempt has ended: the script continues as after the ranks of a run
 """
 
@@ -34,21 +34,21 @@ from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.launcher.attempts.decisions import NEXT_MARK, classify
 from hpc_gpt.launcher.bench.bench_run import BenchFolder, tables_of
 from hpc_gpt.launcher.bench.measurement import BenchRow, Measurement, measurement_row
-from hpc_gpt.launcher.bench.rounds import Round, apart, leader_of, leaving_after, next_turn, ratio, winner
+from hpc_gpt.launcher.bench.rounds import Round, differing_losses, leader_of, leaving_after, next_turn, ratio, winner
 from hpc_gpt.launcher.this_machine import with_predicted_memory
 from hpc_gpt.reader.records import RunRead
 from hpc_gpt.reader.records.own_run import DIALECT, figures_asked
 from hpc_gpt.report.bench_table import file_text
 from hpc_gpt.report.gather import gather_records
 
-# A visit after the first round may take so many times the leader's duration.
+# A visit after the first round may take this many times as long as the leader's.
 _PATIENCE = 3
-# Ends that are no row's: of the job, its nodes, or its user.
+# Ends that say nothing about a row: they come from the job, a node or the user.
 _OF_THE_JOB = ("stopped", "budget", "node_failure", "port_taken")
 
 
 class Race:
-    """The attempt of a race that now runs."""
+    """A race, in its attempt that now runs."""
 
     def __init__(self, run: RunFolder, attempt: Attempt) -> None:
         self.run, self.attempt = run, attempt
@@ -59,17 +59,18 @@ class Race:
     # --- what is next
 
     def advance(self) -> Visit | End:
-        """The next visit, begun; or how the race's attempt ends. RunFolderError if the disk refuses."""
+        """Begins the next visit and returns it, or returns how the race's attempt ends. Raises RunFolderError if the
+        disk refuses."""
         nodes = str(self.attempt.started().get("node_list") or "")
         for lost in self.visits:
             if not lost.ended and not lost.dropped:
                 self._drop(lost, "its job ended before it")
-        if asked := self._asked():
-            return asked
+        if wish := self._asked():
+            return wish
         turn = self._turn()
         if turn is not None:
-            for each in [each for each in self.kept if each.round == turn[0] and each.nodes != nodes]:
-                self._drop(each, f"measured on {each.nodes}: the round begins again on {nodes}")
+            for visit in [visit for visit in self.counted_visits if visit.round == turn[0] and visit.nodes != nodes]:
+                self._drop(visit, f"measured on {visit.nodes}: the round begins again on {nodes}")
             turn = self._turn()
         self.write()
         if fault := self._fault():
@@ -78,12 +79,12 @@ class Race:
             return self._over()
         limit_s = None
         if turn[0]:
-            able = {row: own for row, own in self.measured.items() if row not in self.differ} or self.measured
-            times = [found.seconds for found in self.measured[leader_of(able) or 0].values()]
+            able = {row: rounds for row, rounds in self.measured.items() if row not in self.differ} or self.measured
+            times = [round_.seconds for round_ in self.measured[leader_of(able) or 0].values()]
             limit_s = round(_PATIENCE * max(times), 1) if times else None
         folder = make_visit(self.run, self.rows[turn[1]])
         attempt = folder.new_attempt()
-        (attempt.folder / "flight").mkdir()  # of torch's recorder
+        (attempt.folder / "flight").mkdir()  # for torch's flight recorder
         started = {**self.attempt.started(), "attempt": attempt.number, "started": time.time()}
         write_once(attempt.folder / "attempt.json", json.dumps(started) + "\n")
         place = os.path.relpath(folder.path, self.run.path)
@@ -94,7 +95,8 @@ class Race:
         return self.visits[-1]
 
     def conclude(self, visit: Visit, end: End) -> End | None:
-        """Notes how a visit has ended. Returns how the race's attempt ends with it, if the end is not the row's own."""
+        """Notes how a visit has ended. Returns how the race's attempt ends, if it ends with the visit: when the end has
+        another cause than the row."""
         late = visit.limit_s is not None and time.time() - visit.began >= visit.limit_s
         if late and end.ended not in GOOD:
             end = End("hang", f"not over within {visit.limit_s:g} s, {_PATIENCE} times the leader's visit")
@@ -110,7 +112,7 @@ class Race:
         )
 
     def end(self, end: End) -> int:
-        """Writes how the race's attempt has ended, and returns the exit code of the job's ranks."""
+        """Writes how the race's attempt has ended, and returns the exit code for the job's ranks."""
         done = measured(self.visits)
         for request in open_requests(self.attempt):
             is_done = {"stop": "stopped", "requeue": "requeued"}.get(request.verb) == end.ended
@@ -122,9 +124,9 @@ class Race:
         return 0 if end.ended in GOOD or again else 1
 
     def _asked(self) -> End | None:
-        """The end that a user, or the budget, asks for between two visits."""
-        if asked := self.run.asked_to_end(self.attempt.job_id):
-            return End(asked, f"hpc-gpt {'stop' if asked == 'stopped' else 'cancel'}")
+        """The end that a user or the budget demands between two visits; None if nobody does."""
+        if wish := self.run.asked_to_end(self.attempt.job_id):
+            return End(wish, f"hpc-gpt {'stop' if wish == 'stopped' else 'cancel'}")
         verbs = {request.verb for request in open_requests(self.attempt)}
         if "stop" in verbs:
             return End("stopped", "hpc-gpt stop")
@@ -135,7 +137,7 @@ class Race:
         return End("budget", "job.max_gpu_hours is used up") if spent else None
 
     def _turn(self) -> tuple[int, int] | None:
-        visited = [(each.round, each.row) for each in self.kept]
+        visited = [(visit.round, visit.row) for visit in self.counted_visits]
         out = {*self.failed, *(number for number, row in enumerate(self.rows) if row.folder is None)}
         return next_turn(len(self.rows), self.rounds, visited, out, self._leaving)
 
@@ -143,14 +145,15 @@ class Race:
         return leaving_after(self.measured, number, self.differ)
 
     def _fault(self) -> str:
-        """Why a race without a measured row ends: two visits in a row that failed for another cause than memory."""
+        """The reason to end a race without a measured row: two successive visits failed, and not from lack of
+        memory."""
         if not self.rows:
             return "the folder has no rows: hpc-gpt submit --race makes them, and plain sbatch does not"
-        kept = [each for each in self.kept if each.ended not in OUT_OF_MEMORY]
-        last = kept[-2:]
-        if self.measured or len(last) < 2 or self.kept[-2:] != last:
+        not_out_of_memory = [visit for visit in self.counted_visits if visit.ended not in OUT_OF_MEMORY]
+        last = not_out_of_memory[-2:]
+        if self.measured or len(last) < 2 or self.counted_visits[-2:] != last:
             return ""
-        ends = "; ".join(f"{self.rows[each.row].name} ended as {each.ended}: {each.cause}" for each in last)
+        ends = "; ".join(f"{self.rows[visit.row].name} ended as {visit.ended}: {visit.cause}" for visit in last)
         return f"two rows in turn failed, and none was measured: {ends}"
 
     def _over(self) -> End:
@@ -174,36 +177,36 @@ class Race:
         return read_visits(self.run)
 
     @property
-    def kept(self) -> list[Visit]:
+    def counted_visits(self) -> list[Visit]:
         """The visits that have ended and count."""
-        return [each for each in self.visits if each.ended and not each.dropped]
+        return [visit for visit in self.visits if visit.ended and not visit.dropped]
 
     @property
     def failed(self) -> dict[int, Visit]:
-        """By row the visit in which it failed: it has no other one."""
-        return {each.row: each for each in self.kept if not self._is_good(each)}
+        """{row: the visit in which it failed}. A row that failed is not visited again."""
+        return {visit.row: visit for visit in self.counted_visits if not self._is_good(visit)}
 
     @cached_property
     def measured(self) -> dict[int, dict[int, Round]]:
-        found: dict[int, dict[int, Round]] = {}
-        for visit in self.kept:
+        rounds: dict[int, dict[int, Round]] = {}
+        for visit in self.counted_visits:
             if self._is_good(visit) and visit.row not in self.failed:
                 steps = self._of(visit).steps
                 counted = steps.take(steps.counts)
                 losses = dict(zip(map(int, counted["step"]), map(float, counted["loss"]), strict=True))
                 times = Round(counted["step_s"][counted.steady].tolist(), losses, visit.seconds)
-                found.setdefault(visit.row, {})[visit.round] = times
-        return found
+                rounds.setdefault(visit.row, {})[visit.round] = times
+        return rounds
 
     @cached_property
     def differ(self) -> dict[int, str]:
-        """{row: how} of the rows whose losses differ; of programs nobody checks them."""
+        """{row: how its losses differ}. The losses of programs are not checked."""
         train = self.run.resolved().train
         dtype = "fp8" if train.matmul != "none" else train.dtype
-        return {} if runs_program(self.run.resolved()) else apart(self.measured, dtype)
+        return {} if runs_program(self.run.resolved()) else differing_losses(self.measured, dtype)
 
     def _is_good(self, visit: Visit) -> bool:
-        """Whether it ended well with step times; of a program the tokens of a step need not be known."""
+        """Whether the visit ended well and has step times; a program's tokens per step need not be known."""
         record = self._measurement(visit).record
         return record.ended in GOOD and bool(record.step_s)
 
@@ -223,32 +226,36 @@ class Race:
 
     @cached_property
     def table(self) -> list[BenchRow]:
-        """A row for each row of the race, whether it was measured or not."""
+        """The table: one entry per row of the race, measured or not."""
         return [self._row(number, row) for number, row in enumerate(self.rows)]
 
     def _row(self, number: int, row: RaceRow) -> BenchRow:
         name = self.folder.name_of(number)
-        found = [self._measurement(each) for each in self.kept if each.row == number]
-        good = [each.record.step_s for each in found if each.record.ended in GOOD and each.record.step_s]
-        if found and good and not any(each.is_good for each in found):
-            record = replace(found[0].record, run=name, step_s=statistics.median(good), rounds=len(good))
-            return BenchRow(row.name, record, (), tuple(each.place for each in found))
-        if found:
-            return measurement_row(row.name, name, found)
-        asked = figures_asked(self._resolved(number)) if row.folder is not None else {}
+        measurements = [self._measurement(visit) for visit in self.counted_visits if visit.row == number]
+        good = [
+            measurement.record.step_s
+            for measurement in measurements
+            if measurement.record.ended in GOOD and measurement.record.step_s
+        ]
+        if measurements and good and not any(measurement.is_good for measurement in measurements):
+            record = replace(measurements[0].record, run=name, step_s=statistics.median(good), rounds=len(good))
+            return BenchRow(row.name, record, (), tuple(measurement.place for measurement in measurements))
+        if measurements:
+            return measurement_row(row.name, name, measurements)
+        requested = figures_asked(self._resolved(number)) if row.folder is not None else {}
         ended = "refused" if row.folder is None else "pending"
         return BenchRow(
-            row.name, Record(run=name, name=row.name, dialect=DIALECT, ended=ended, cause=row.cause, **asked)
+            row.name, Record(run=name, name=row.name, dialect=DIALECT, ended=ended, cause=row.cause, **requested)
         )
 
     @cached_property
     def result(self) -> dict[str, Any]:
-        """The key `race` of bench.json: the winner's `run`, None without one, `why`, the planner's `place` for it;
-        `is_over`, whether it was measured to its end; `rows` in the table's order."""
+        """The key `race` of bench.json: the `winner`, by its `run`, None if no row wins; `why`; the winner's `place` in
+        the plan; `is_over`, whether the race was measured to its end; `rows` in the table's order."""
         unchecked, differ = runs_program(self.run.resolved()), self.differ
         used = {number: peak(row.record.memory_allocated_gib) for number, row in enumerate(self.table)}
         best, why = winner(self.measured, differ, used, [row.name for row in self.rows])
-        able = {number: own for number, own in self.measured.items() if number not in differ}
+        able = {number: rounds for number, rounds in self.measured.items() if number not in differ}
         leader = best if best is not None else leader_of(able or self.measured)
         left = dict[int, str]()
         for number in range(self.rounds):
@@ -276,7 +283,8 @@ class Race:
         }  # fmt: skip
 
     def _why_out(self, row: int) -> str | None:
-        """Why a row is not compared: a failed visit's cause, also after a round that went well; or what it lacks."""
+        """The reason why a row is not compared: the cause of its failed visit, even if an earlier round went well; or
+        what the row lacks."""
         visit = self.failed.get(row)
         return visit.cause if visit is not None and visit.cause else self.table[row].record.cause
 
@@ -290,11 +298,12 @@ class Race:
 
 
 def end_of_visit(race: Race, attempt: Attempt, code: int, shown: str) -> End:
-    """How a visit's ranks ended, by the facts of the script: as the attempt of any run is classified."""
+    """Classifies how a visit's ranks ended, by the facts that the script states, as for any run; writes it and returns
+    it."""
     message = first_failure(attempt)
     put_back = is_put_back(race.attempt, shown)
-    said = end_by_script(race.run, attempt, exit_code(message, code), message, shown, put_back)
-    end = classify(attempt, *said, cancelled=race.run.is_cancelled(race.attempt.job_id))
+    classified = end_by_script(race.run, attempt, exit_code(message, code), message, shown, put_back)
+    end = classify(attempt, *classified, cancelled=race.run.is_cancelled(race.attempt.job_id))
     attempt.write_ended(end.ended, end.cause, int(attempt.last_metrics().get("step") or 0), node=end.node)
     return end
 
@@ -312,18 +321,18 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _answer(race: Race, last: str, code: int, shown: str) -> str:
-    """The line for the script, which asks once more if an answer was lost."""
+    """The answer to the script, which asks again if an answer was lost."""
     newest = race.visits[-1] if race.visits else None
     end = None
-    if said := race.attempt.ended():
-        return f"end {0 if said.get('ended') in GOOD or said.get('requeue') else 1}"
+    if ended := race.attempt.ended():
+        return f"end {0 if ended.get('ended') in GOOD or ended.get('requeue') else 1}"
     if newest is not None and newest.attempt == race.attempt.number and not newest.ended:
         place = race.run.path / newest.place
         if str(place) != last:
             return _visit_line(race, newest)
         end = race.conclude(newest, end_of_visit(race, RunFolder(place).attempts()[-1], code, shown))
-    found = end or race.advance()
-    return _visit_line(race, found) if isinstance(found, Visit) else f"end {race.end(found)}"
+    outcome = end or race.advance()
+    return _visit_line(race, outcome) if isinstance(outcome, Visit) else f"end {race.end(outcome)}"
 
 
 def _visit_line(race: Race, visit: Visit) -> str:

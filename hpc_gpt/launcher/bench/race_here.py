@@ -1,4 +1,4 @@
-"""A race on this machine: what supervises its visits, one after the other."""
+"""Supervises the visits of a race on this machine, one after the other."""
 
 import os
 import signal
@@ -21,7 +21,8 @@ _ASKED = {signal.SIGTERM: End("cancelled", "SIGTERM"), signal.SIGINT: End("stopp
 
 
 class VisitController(RunController):
-    """Runs the ranks of one visit, which may take `visit_s`; `left_s` is what the race's time limit leaves."""
+    """Runs the ranks of one visit, which may take `visit_s` seconds; `left_s`: what is left of the race's time
+    limit."""
 
     def __init__(self, run: RunFolder, attempt: Attempt, visit_s: float | None, left_s: float | None) -> None:
         self.asked: End | None = None
@@ -41,26 +42,26 @@ class VisitController(RunController):
 
 
 def supervise(run: RunFolder, attempt: Attempt) -> int:
-    """Runs one attempt of a race; returns its exit code. At the return its ended.json exists."""
+    """Runs one attempt of a race, and returns its exit code. When it returns, the attempt's ended.json exists."""
     race, resolved, begun = Race(run, attempt), run.resolved(), time.monotonic()
     limit = limit_s(resolved.job.time)
     try:
-        while isinstance(found := race.advance(), Visit):
-            visit = RunFolder(run.path / found.place)
+        while isinstance(outcome := race.advance(), Visit):
+            visit = RunFolder(run.path / outcome.place)
             of_visit = visit.attempts()[-1]
             left_s = None if limit is None else limit - (time.monotonic() - begun)
             if held := wait_until_free():
                 print(f"note: {held}", file=sys.stderr, flush=True)
-            controller = VisitController(visit, of_visit, found.limit_s, left_s)
+            controller = VisitController(visit, of_visit, outcome.limit_s, left_s)
             controller.run()
-            ended = race.conclude(found, classify(of_visit, "", ""))
+            ended = race.conclude(outcome, classify(of_visit, "", ""))
             if (last := ended or controller.asked) is not None:
-                found = last
+                outcome = last
                 break
-        assert isinstance(found, End)
-        return race.end(found)
+        assert isinstance(outcome, End)
+        return race.end(outcome)
     finally:
         os.environ["HPC_GPT_ATTEMPT"] = str(attempt.number)
-        attempt.write_ended("error", "the race's supervisor failed", 0)  # unless it is written
+        attempt.write_ended("error", "the race's supervisor failed", 0)  # does nothing if ended.json exists
         lock.release(run, lock.process_holder(os.getpid()))
         send_events(run, resolved, attempt)

@@ -1,7 +1,8 @@
-"""Rows that are measured in rounds: whose turn is next, which row leaves, whose losses differ, and which row wins.
+"""Decides about rows that are measured in rounds: whose turn is next, which rows leave, whose losses differ, and which
+row wins.
 
-A machine's speed drifts with its heat. So every round measures each row once and begins with another one, and rows are
-compared over the rounds that both have.
+A machine's speed drifts with its heat. So every round measures each row once and begins with another row, and two rows
+are compared over the rounds that both have.
 """
 
 import math
@@ -14,27 +15,28 @@ import numpy as np
 from hpc_gpt.core.format import some
 from hpc_gpt.report.difference import rounds_of, speed_change
 
-# A row leaves if its median is so much behind the leader's, and its quick steps are slower than the leader's slow ones.
+# A row leaves if its median is this many times the leader's, and its quick steps are slower than the leader's slow
+# ones.
 _BEHIND = 1.05
-# Rows so near to each other count as equally fast.
+# Rows whose ratio is below this count as equally fast.
 _AS_FAST = 1.01
-# How far the losses of equal steps may be from the median row's, as in the equality table of the tests, by dtype.
+# By dtype, how far a row's loss may be from the median row's at the same step, as in the equality table of the tests.
 _BANDS = {"fp32": 2e-6, "fp8": 2e-3}
 _NEAR = 1e-2
-# That table trains so many steps; rounding grows with every further update.
+# That table trains this many steps; rounding errors grow with every further update.
 _STEPS_OF_BAND = 6
 
 
 @dataclass(frozen=True)
 class Round:
-    """What one visit measured: the seconds of its steady steps, the losses by step, and how long it took."""
+    """The measurements of one visit: the seconds of its steady steps, the losses by step, and how long it took."""
 
     step_s: Sequence[float]
     losses: Mapping[int, float] = field(default_factory=dict)
     seconds: float = 0.0
 
 
-# {row: {round: what was measured}}, of what ended well.
+# {row: {round: measurements}}, for visits that ended well.
 Measured = Mapping[int, Mapping[int, Round]]
 
 
@@ -54,8 +56,8 @@ def next_turn(
     out: Collection[int],
     leaving: Callable[[int], Collection[int]] = lambda _: (),
 ) -> tuple[int, int] | None:
-    """(round, row) of the next measurement; None if there is none. `visited`: those that were made; `out`: rows that
-    are measured no more; `leaving`: those that leave after a round.
+    """The (round, row) of the next measurement; None if there is none. `visited`: the measurements that were made;
+    `out`: rows that are no longer measured; `leaving`: gives the rows that leave after a round.
 
     >>> next_turn(2, 2, [(0, 0), (0, 1)], out=[1])
     (1, 0)
@@ -70,65 +72,72 @@ def next_turn(
 
 
 def leaving_after(measured: Measured, number: int, differ: Collection[int] = ()) -> dict[int, str]:
-    """{row: why} of the rows that leave after a round: they are behind the leader by more than both spread. A row that
-    cannot win, as its losses `differ`, is not the leader."""
-    so_far = {row: {each: found for each, found in own.items() if each <= number} for row, own in measured.items()}
-    leader = leader_of({row: own for row, own in so_far.items() if row not in differ})
-    found = {}
+    """Finds {row: why} for the rows that leave after a round: they are behind the leader by more than the spread of
+    both. A row that cannot win, as its losses `differ`, is not the leader."""
+    so_far = {row: {at: round_ for at, round_ in rounds.items() if at <= number} for row, rounds in measured.items()}
+    leader = leader_of({row: rounds for row, rounds in so_far.items() if row not in differ})
+    leaving = {}
     for row in so_far:
         if row == leader or leader is None:
             continue
-        own, best = _common(so_far[row], so_far[leader])
-        if len(own) and np.quantile(own, 0.1) > np.quantile(best, 0.9) and np.median(own) > _BEHIND * np.median(best):
-            found[row] = f"left after round {number + 1}: {np.median(own) / np.median(best) - 1:.0%} behind the leader"
-    return found
+        row_s, best = _common(so_far[row], so_far[leader])
+        if (
+            len(row_s)
+            and np.quantile(row_s, 0.1) > np.quantile(best, 0.9)
+            and np.median(row_s) > _BEHIND * np.median(best)
+        ):
+            behind = np.median(row_s) / np.median(best) - 1
+            leaving[row] = f"left after round {number + 1}: {behind:.0%} behind the leader"
+    return leaving
 
 
 def leader_of(measured: Measured) -> int | None:
-    """The row with the lowest median step, each compared with the best so far over the rounds that both have."""
+    """The row with the lowest median step. Each row is compared with the best so far, over the rounds that both
+    have."""
     best: int | None = None
-    for row in sorted(row for row, own in measured.items() if own):
+    for row in sorted(row for row, rounds in measured.items() if rounds):
         if best is None:
             best = row
             continue
-        own, other = _common(measured[row], measured[best])
-        if len(own) and np.median(own) < np.median(other):
+        step_s, other = _common(measured[row], measured[best])
+        if len(step_s) and np.median(step_s) < np.median(other):
             best = row
     return best
 
 
 def ratio(measured: Measured, row: int, leader: int) -> float | None:
-    """The median step of a row over the leader's, over the rounds that both have."""
-    own, best = _common(measured[row], measured[leader])
-    return float(np.median(own) / np.median(best)) if len(own) else None
+    """The median step of a row divided by the leader's, over the rounds that both have."""
+    step_s, best = _common(measured[row], measured[leader])
+    return float(np.median(step_s) / np.median(best)) if len(step_s) else None
 
 
-def _common(own: Mapping[int, Round], other: Mapping[int, Round]) -> tuple[np.ndarray, np.ndarray]:
-    rounds = sorted(set(own) & set(other))
-    return tuple(np.concatenate([each[number].step_s for number in rounds] or [[]]) for each in (own, other))  # type: ignore[return-value]
+def _common(one: Mapping[int, Round], other: Mapping[int, Round]) -> tuple[np.ndarray, np.ndarray]:
+    rounds = sorted(set(one) & set(other))
+    return tuple(np.concatenate([side[number].step_s for number in rounds] or [[]]) for side in (one, other))  # type: ignore[return-value]
 
 
-def apart(measured: Measured, dtype: str) -> dict[int, str]:
-    """{row: how} of the rows whose losses at equal steps are further from the median row's than the dtype explains, or
-    are not finite."""
-    losses = {row: own[min(own)].losses for row, own in measured.items() if own}
-    found = {
-        row: f"its loss at step {min(steps)} is {own[min(steps)]}"
-        for row, own in losses.items()
-        if (steps := [step for step, loss in own.items() if not math.isfinite(loss)])
+def differing_losses(measured: Measured, dtype: str) -> dict[int, str]:
+    """Finds {row: how} for the rows whose losses are not finite, or differ from the median row's at the same step by
+    more than the dtype explains."""
+    losses = {row: rounds[min(rounds)].losses for row, rounds in measured.items() if rounds}
+    reasons = {
+        row: f"its loss at step {min(steps)} is {row_losses[min(steps)]}"
+        for row, row_losses in losses.items()
+        if (steps := [step for step, loss in row_losses.items() if not math.isfinite(loss)])
     }
-    finite = {row: own for row, own in losses.items() if row not in found}
+    finite = {row: row_losses for row, row_losses in losses.items() if row not in reasons}
     steps = sorted(set.intersection(*map(set, finite.values()))) if finite else []
     worst: dict[int, tuple[float, int, float]] = {}
     for step in steps:
-        middle = statistics.median_low([own[step] for own in finite.values()])
+        middle = statistics.median_low([row_losses[step] for row_losses in finite.values()])
         band = _BANDS.get(dtype, _NEAR) * max(1.0, step / _STEPS_OF_BAND)
-        for row, own in finite.items():
-            far = abs(own[step] - middle)
+        for row, row_losses in finite.items():
+            far = abs(row_losses[step] - middle)
             if not far <= band:
                 worst.setdefault(row, (far, step, band))
-    return found | {
-        row: f"its loss at step {step} is {far:.2g} from the median row's, more than {band:.2g} as {dtype} explains"
+    return reasons | {
+        row: f"its loss at step {step} is {far:.2g} from the median row's, "
+        f"more than the {band:.2g} that {dtype} explains"
         for row, (far, step, band) in worst.items()
     }
 
@@ -136,15 +145,15 @@ def apart(measured: Measured, dtype: str) -> dict[int, str]:
 def winner(
     measured: Measured, differ: Collection[int], used_gib: Mapping[int, float | None], names: Sequence[str] = ()
 ) -> tuple[int | None, str]:
-    """(the row that wins, None if none does; a line that says why). `differ`: rows with other losses, which cannot win;
-    `used_gib`: the peak memory of each row; `names`: of all rows, for the line."""
-    rows = {row: own for row, own in measured.items() if own}
-    finite = [row for row, own in rows.items() if row not in differ or _is_finite(own)]
+    """Returns (the row that wins, None if none does; a line that says why). `differ`: rows whose losses differ, which
+    cannot win; `used_gib`: the peak memory of each row; `names`: the names of all rows, for the line."""
+    rows = {row: rounds for row, rounds in measured.items() if rounds}
+    finite = [row for row, rounds in rows.items() if row not in differ or _is_finite(rounds)]
     if rows and not finite:
         return None, "nobody wins: no row has a finite loss"
     if len(finite) <= 2 and not set(finite).isdisjoint(differ):
         return None, "nobody wins: the losses of the rows differ, and nothing says which are right"
-    able = {row: own for row, own in rows.items() if row not in differ}
+    able = {row: rounds for row, rounds in rows.items() if row not in differ}
     best = leader_of(able)
     if best is None:
         return None, "nobody wins: no row was measured"
@@ -167,11 +176,11 @@ def _is_finite(rounds: Mapping[int, Round]) -> bool:
     return all(map(math.isfinite, rounds[min(rounds)].losses.values()))
 
 
-def _is_noise(own: Mapping[int, Round], other: Mapping[int, Round]) -> bool:
-    """Whether the rounds that two rows share show no difference, as `compare` says it: the 95 % interval of at least
-    three rounds has 0 in it. Of fewer rounds nothing is known."""
-    shared = sorted(set(own) & set(other))
-    sides = [rounds_of(np.log([np.median(each[number].step_s) for number in shared])) for each in (own, other)]
+def _is_noise(rounds: Mapping[int, Round], other: Mapping[int, Round]) -> bool:
+    """Whether the rounds that two rows share show no difference, by the rule of `compare`: the 95 % interval of at
+    least three rounds includes 0. False with fewer rounds, which show nothing."""
+    shared = sorted(set(rounds) & set(other))
+    sides = [rounds_of(np.log([np.median(side[number].step_s) for number in shared])) for side in (rounds, other)]
     if any(isinstance(side, str) for side in sides):
         return False
     return not speed_change(*sides).is_shown  # type: ignore[arg-type]

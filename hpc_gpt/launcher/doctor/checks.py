@@ -1,6 +1,6 @@
 """The checks of `hpc-gpt doctor` on this machine. Each returns results: ok, warn or fail, and what to do.
 
-Also the preflight of a run on this machine alone, and the nodes that runs have found slow.
+Also runs the preflight of a run on this machine.
 """
 
 import glob
@@ -44,7 +44,7 @@ from hpc_gpt.trainer.preflight.verdict import SKEW_BAD_S, SKEW_WARN_S, judge_spa
 
 Level = Literal["ok", "warn", "fail"]
 _FEATURE = re.compile(r"[A-Za-z_][\w.+-]*")
-# File systems of one machine alone.
+# File systems that belong to one machine.
 _OWN_DISKS = ("tmpfs", "ramfs")
 
 
@@ -59,18 +59,19 @@ class Check:
 
 
 def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, probe: bool) -> list[Check]:
-    """Every check of what `request` would submit, or of the run that it names. `probe`: also start the ranks here."""
+    """Makes every check of what `request` would submit, or of the `run` that it names. `probe`: also starts the ranks
+    on this machine."""
     logs = run.path if run is not None else logs_folder()
     checks = []
-    asked, data_beside = None, None
+    submission, data_beside = None, None
     resolved: Resolved | None = None
-    findings: Sequence[str] = ()  # on lines of a job script
+    findings: Sequence[str] = ()  # about lines of a job script
     try:
         if run is not None:
-            asked, data_beside = Asked(run.resolved(), read_text(run.job_script)), run.data_beside
+            submission, data_beside = Asked(run.resolved(), read_text(run.job_script)), run.data_beside
         else:
             prepared = prepare(request, faster=True)
-            asked, data_beside = Asked.of(prepared), prepared.data_beside
+            submission, data_beside = Asked.of(prepared), prepared.data_beside
             if prepared.job_script is not None:
                 findings = prepared.job_script.findings
             checks += [Check("config", "ok", line) for line in prepared.unread]
@@ -79,18 +80,18 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
     except UserError as fault:
         checks.append(Check("experiment", "fail", " ".join(str(fault).split()), fault.hint))
     else:
-        resolved = asked.resolved
+        resolved = submission.resolved
         nodes = counted(resolved.nodes, "node")
         what = "its job script as it is" if resolved.script is not None else str(resolved.layout)
         checks.append(Check("experiment", "ok", f"{resolved.name}: {what} on {nodes} of {profile.name}"))
         checks += [Check("script", "warn", finding, "it runs as it is") for finding in findings]
-    checks += _check_scheduler(asked, profile)
+    checks += _check_scheduler(submission, profile)
     checks += check_versions()
     if profile.scheduler == "slurm":
         checks.append(check_python(profile))
-    if asked is not None and resolved is not None:
+    if submission is not None and resolved is not None:
         checks += [*check_gpus_here(resolved), check_network(resolved), *check_files(resolved)]
-        checks += guarded("limits", lambda: check_limits(asked, logs))
+        checks += guarded("limits", lambda: check_limits(submission, logs))
         checks += guarded("inputs", lambda: check_needs(resolved, data_beside))
         if resolved.train.init is not None and not any(one.level == "fail" and one.name == "inputs" for one in checks):
             checks.append(check_init(resolved))
@@ -103,12 +104,12 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
         checks += guarded("probe", lambda: probe_here(resolved, logs, sys.stderr))
     elif probe:
         hint = "a job probes the nodes of a cluster: --set job.preflight=true, or preflight = true in the profile"
-        checks.append(Check("probe", "warn", "not made here", hint))
+        checks.append(Check("probe", "warn", "this machine cannot probe the nodes of a cluster", hint))
     return checks
 
 
-def _check_scheduler(asked: Asked | None, profile: ClusterProfile) -> list[Check]:
-    """Slurm: whether it answers, has what is asked for, and would take the script."""
+def _check_scheduler(submission: Asked | None, profile: ClusterProfile) -> list[Check]:
+    """Checks that Slurm answers, has what the job asks for, and would take the script."""
     if profile.scheduler != "slurm":
         return [Check("slurm", "ok", f"profile {profile.name} is this machine and needs no Slurm")]
 
@@ -116,29 +117,30 @@ def _check_scheduler(asked: Asked | None, profile: ClusterProfile) -> list[Check
         check_reachable()
         return [Check("slurm", "ok", f"slurmctld answers, {ask(['sbatch', '--version']).stdout.strip()}")]
 
-    found = guarded("slurm", reach)
-    if found[0].level == "fail" or asked is None:
-        return found
+    answers = guarded("slurm", reach)
+    if answers[0].level == "fail" or submission is None:
+        return answers
 
     def compare() -> list[Check]:
         site = read_site()
-        return [*check_profile(asked.resolved, site), *check_signals(site.config)]
+        return [*check_profile(submission.resolved, site), *check_signals(site.config)]
 
-    start = guarded("sbatch", lambda: [_check_start(asked.resolved, asked.script)])
-    return [*found, *guarded("profile", compare), *start]
+    start = guarded("sbatch", lambda: [_check_start(submission.resolved, submission.script)])
+    return [*answers, *guarded("profile", compare), *start]
 
 
 def check_signals(config: Mapping[str, str]) -> list[Check]:
-    """A warning if a signal for an attempt can reach the next one; `config` is `scontrol show config`'s answer.
+    """Warns if a signal for an attempt can reach the next one; `config` is the answer of `scontrol show config`.
 
-    slurmctld repeats a signal without an answer within MessageTimeout 60 s later. A step that is being ended answers
-    after KillWait at most, and a requeued job, which has the same step, waits cred_expire seconds before it starts.
+    If a signal gets no answer within MessageTimeout, slurmctld repeats it 60 s later. A step that is being ended
+    answers after KillWait at most, and a requeued job, which has the same step, waits cred_expire seconds before it
+    starts.
     """
     patterns = {"KillWait": r"(\d+)", "MessageTimeout": r"(\d+)", "AuthInfo": r"cred_expire=(\d+)"}
-    found = [re.search(pattern, config.get(key, "")) for key, pattern in patterns.items()]
-    if not all(found):  # cred_expire is 120 unless it is given, which is long enough
+    matches = [re.search(pattern, config.get(key, "")) for key, pattern in patterns.items()]
+    if not all(matches):  # without a value cred_expire is 120, which is long enough
         return []
-    kill_wait, timeout, expires = (int(match[1]) for match in found if match)
+    kill_wait, timeout, expires = (int(match[1]) for match in matches if match)
     if kill_wait <= timeout or expires >= timeout + 60:
         return []
     message = (
@@ -158,7 +160,7 @@ def _check_start(resolved: Resolved, script: str) -> Check:
 
 
 def guarded(name: str, check: Callable[[], list[Check]]) -> list[Check]:
-    """The check's results; a UserError or OSError becomes a result."""
+    """Makes a check and returns its results; a UserError or OSError becomes a result."""
     try:
         return check()
     except UserError as fault:
@@ -168,7 +170,8 @@ def guarded(name: str, check: Callable[[], list[Check]]) -> list[Check]:
 
 
 def check_versions() -> list[Check]:
-    """The versions of what would train here. A login node may lack torch, if its jobs have a Python of their own."""
+    """Reports the versions of this machine's packages. A login node may lack torch, if the jobs have a Python of their
+    own."""
     versions = ", ".join(f"{name} {version}" for name, version in collect()["versions"].items())
     if find_spec("torch") is None:
         hint = "set venv or modules in the profile"
@@ -177,7 +180,7 @@ def check_versions() -> list[Check]:
 
 
 def check_python(profile: ClusterProfile) -> Check:
-    """The Python that jobs use. What of it is not on this machine may be on the nodes."""
+    """Checks the Python that jobs use. Parts that are missing on this machine may still be on the nodes."""
     python, *missing = python_lines(profile)
     if not missing:
         return Check("python", "ok", f"jobs use {python.text}")
@@ -189,7 +192,7 @@ def check_gpus_here(resolved: Resolved) -> list[Check]:
     gpus, fault = ask_gpus()
     if fault and resolved.cluster.scheduler == "local":
         refused = "a run on this machine is refused until that is known, unless --now starts it"
-        return [Check("gpus", "warn", f"not known which are here: {fault}", refused)]
+        return [Check("gpus", "warn", f"it is not known which GPUs are here: {fault}", refused)]
     if gpus:
         kinds = [(gpu["name"], "" if gpu["memory_gib"] is None else f" {gpu['memory_gib']} GiB") for gpu in gpus]
         names = ", ".join(dict.fromkeys(name + memory for name, memory in kinds))
@@ -201,15 +204,15 @@ def check_gpus_here(resolved: Resolved) -> list[Check]:
 
 
 def check_network(resolved: Resolved) -> Check:
-    """Reports what gloo and NCCL will use. The nodes' interfaces are known there only: the log has them."""
-    given = resolved.cluster.environment
+    """Reports what gloo and NCCL will use. Only the nodes know their interfaces, so the run's log has them."""
+    variables = resolved.cluster.environment
     chosen = {GLOO: "lo" if resolved.cluster.scheduler == "local" else "each node's interface to the first node"}
-    return Check("network", "ok", describe_interfaces({**chosen, **given}))
+    return Check("network", "ok", describe_interfaces({**chosen, **variables}))
 
 
 def check_files(resolved: Resolved) -> list[Check]:
-    """Whether rank 0 may have as many files open as it needs; of a program of one's own that is not known. A limit that
-    a job of Slurm would meet is one of `check_limits`."""
+    """Checks that rank 0 may open as many files as it needs; it is not known how many another program needs.
+    `check_limits` has the limit that a Slurm job would meet."""
     if runs_program(resolved):
         return []
     try:
@@ -220,32 +223,32 @@ def check_files(resolved: Resolved) -> list[Check]:
         return [Check("files", "fail", str(fault), fault.hint)]
 
 
-def check_limits(asked: Asked, logs: Path) -> list[Check]:
-    """The limits that the submission would meet, none without."""
-    met = limits_met([asked], logs)
+def check_limits(submission: Asked, logs: Path) -> list[Check]:
+    """Reports the limits that the submission would meet; empty if it meets none."""
+    met = limits_met([submission], logs)
     return [Check(limit.check, "fail" if limit.refuses else "warn", limit.words, limit.remedy) for limit in met]
 
 
-def check_needs(resolved: Resolved, beside: Path | None) -> list[Check]:
-    """Whether the run's inputs are here, as submit checks them; no file is made. `beside`: the first folder in which a
+def check_needs(resolved: Resolved, data_beside: Path | None) -> list[Check]:
+    """Checks the run's inputs as submit does, without making a file. `data_beside`: the first folder in which a
     relative data.path is looked up."""
-    path = check_inputs(resolved, beside, has_gpus())
+    path = check_inputs(resolved, data_beside, has_gpus())
     if resolved.data.source == MIX:
-        return [Check("inputs", "ok", line.under("data")[1]) for line in lines_on_data(resolved, beside)]
+        return [Check("inputs", "ok", line.under("data")[1]) for line in lines_on_data(resolved, data_beside)]
     if path is None:
-        inputs = "the program of your own reads them" if runs_program(resolved) else "random tokens"
+        inputs = "your own program reads them" if runs_program(resolved) else "random tokens"
         return [Check("inputs", "ok", inputs)]
-    # The path of Megatron's pair of files is the common beginning of their names.
-    there = any(path.parent.glob(f"{glob.escape(path.name)}*"))
-    return [Check("inputs", "ok", f"{path} {'is fit for the run' if there else 'is made when the run is submitted'}")]
+    # Megatron's data is a pair of files; its path is the common beginning of their names.
+    exists = any(path.parent.glob(f"{glob.escape(path.name)}*"))
+    return [Check("inputs", "ok", f"{path} {'is fit for the run' if exists else 'is made when the run is submitted'}")]
 
 
 def check_init(resolved: Resolved) -> Check:
-    """Whether our model and transformers' compute the same logits from the folder that the run begins from."""
+    """Checks that our model and transformers' compute the same logits from the folder that the run begins from."""
     missing = [name for name in ("torch", "transformers", "safetensors") if find_spec(name) is None]
     if missing:
         return Check("weights", "warn", f"not compared: no {missing[0]} here", "pip install 'hpc-gpt[hf]'")
-    # Both models in fp32, and what torch needs besides.
+    # Both models in fp32, and 1 GiB for torch.
     needed_gib = (2 * 4 * resolved.model.params + 2**30) / 2**30
     free_gib = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     if needed_gib > free_gib:
@@ -260,7 +263,8 @@ def check_init(resolved: Resolved) -> Check:
 
 
 def check_folders(folders: Mapping[str, Path], shared: bool) -> list[Check]:
-    """Whether each folder can be written, and is not on a file system of this machine alone if nodes must share it."""
+    """Checks that each folder can be written and, if nodes must share it, is not on a file system of this machine
+    alone."""
     checks = []
     for name, folder in folders.items():
         try:
@@ -279,23 +283,23 @@ def check_folders(folders: Mapping[str, Path], shared: bool) -> list[Check]:
 
 
 def check_space(resolved: Resolved, logs: Path, run: RunFolder | None) -> list[Check]:
-    """Whether there is space for the checkpoints to come, each as large as the newest one or as predicted."""
+    """Checks that there is space for the checkpoints to come, each as large as the newest one or as predicted."""
     one, every = space_needed_gib(resolved, run)
     free = free_gib(logs)
     if free is None:
         return [Check("space", "warn", f"free space in {logs} is not known", "look at your quota")]
-    found = judge_space(free, one, every, str(logs))
-    if not found:
+    findings = judge_space(free, one, every, str(logs))
+    if not findings:
         to_come = f", checkpoints to come take about {show_bytes(every * 2**30)}"
         if runs_program(resolved) and not every:
             to_come = "; what the program's own checkpoints take is not known"
         return [Check("space", "ok", f"{show_bytes(free * 2**30)} free{to_come}")]
     hint = "free some, set HPC_GPT_LOGS elsewhere, or keep fewer: --set train.keep_last=2; a quota may be lower still"
-    return [Check("space", "fail" if each.ended else "warn", each.words, hint) for each in found]
+    return [Check("space", "fail" if finding.ended else "warn", finding.words, hint) for finding in findings]
 
 
 def check_clock(folder: Path) -> list[Check]:
-    """Compares this machine's clock with the file server's, which stamps files as they are written."""
+    """Compares this machine's clock with the clock of the file server, which stamps files as they are written."""
     place = _nearest_existing(folder)
     before = time.time()
     stamp = _write_in(place)
@@ -308,20 +312,20 @@ def check_clock(folder: Path) -> list[Check]:
 
 
 def check_profile(resolved: Resolved, site: Site) -> list[Check]:
-    """Whether partition, account, qos, features and GPUs a node that the job asks for exist."""
+    """Checks that the partition, account, qos, features and GPUs per node that the job asks for exist."""
     job, checks = resolved.job, []
     names = [name for name in (job.partition or "").split(",") if name]
     for name in names:
         checks.append(_check_name("partition", name, list(site.partitions)))
     partitions = [site.partitions[name] for name in names if name in site.partitions]
-    partitions = partitions or [each for each in site.partitions.values() if each.is_default]
+    partitions = partitions or [choice for choice in site.partitions.values() if choice.is_default]
     for partition in partitions:
         if not partition.is_up:
             state = partition.settings.get("State", "unknown")
             checks.append(Check("partition", "fail", f"{partition.name} is {state}", "choose another with --partition"))
-    for key, value, known in (("account", job.account, site.accounts), ("qos", job.qos, site.qos)):
-        if value is not None and known:
-            checks.append(_check_name(key, value, list(known)))
+    for key, value, existing in (("account", job.account, site.accounts), ("qos", job.qos, site.qos)):
+        if value is not None and existing:
+            checks.append(_check_name(key, value, list(existing)))
     for feature in _FEATURE.findall(job.constraint or ""):
         checks.append(_check_name("constraint", feature, sorted(site.features)))
     return checks + _check_gpus_asked(resolved, partitions)
@@ -339,15 +343,15 @@ def _check_gpus_asked(resolved: Resolved, partitions: list[SlurmPartition]) -> l
         return [Check("gpus_per_node", "fail", text, hint)]
     types = sorted({kind.gpu_type for kind in kinds if kind.gpu_type})
     if profile.gpu_type and profile.gpu_type not in types:
-        known = ", ".join(types) or "none"
-        return [Check("gpu_type", "fail", f"no node has {profile.gpu_type}", f"known here: {known}")]
+        gpu_types = ", ".join(types) or "none"
+        return [Check("gpu_type", "fail", f"no node has {profile.gpu_type}", f"known here: {gpu_types}")]
     return [Check("gpus_per_node", "ok", f"asks for {resolved.ranks_per_node} of the {most} GPUs of a node")]
 
 
-def _check_name(what: str, name: str, known: list[str]) -> Check:
-    if name in known:
+def _check_name(what: str, name: str, existing: list[str]) -> Check:
+    if name in existing:
         return Check(what, "ok", name)
-    hint = close_matches(name, known) or f"known: {', '.join(known) or 'none'}"
+    hint = close_matches(name, existing) or f"known: {', '.join(existing) or 'none'}"
     return Check(what, "fail", f"no {what} {name!r} for you here", hint)
 
 
@@ -357,7 +361,7 @@ def _nearest_existing(folder: Path) -> Path:
 
 
 def _write_in(folder: Path) -> float:
-    """Writes a file and deletes it; returns the time with which the file system stamped it."""
+    """Writes a file and deletes it; returns the time that the file system gave it."""
     path = folder / f".hpc-gpt-doctor.{os.getpid()}.{secrets.token_hex(2)}"
     try:
         with open(path, "xb") as file:
@@ -401,6 +405,6 @@ def probe_here(resolved: Resolved, logs: Path, out: TextIO) -> list[Check]:
         ranks = counted(resolved.ranks_per_node, "rank")
         return [Check("probe", "ok", f"{ranks} measured here in {preflight.took_s:.1f} s")]
     return [
-        Check("probe", "fail" if each.node or each.ended else "warn", each.words, "see the table")
-        for each in preflight.findings
+        Check("probe", "fail" if finding.node or finding.ended else "warn", finding.words, "see the table")
+        for finding in preflight.findings
     ]

@@ -1,5 +1,7 @@
-"""Read a site from Slurm (partitions, nodes, the user's accounts and qos), and write a cluster profile from it;
-and the nodes that earlier runs found slow or broken."""
+"""Reads a site from Slurm (partitions, nodes, the user's accounts and qos), and writes a cluster profile from it.
+
+Also lists the nodes that earlier runs found slow or broken.
+"""
 
 import getpass
 import json
@@ -25,13 +27,13 @@ from hpc_gpt.trainer.preflight.verdict import PREFLIGHT
 
 _GRES = re.compile(r"\bgpu(?::([^:(),]+))?:(\d+)")
 _PAIR = re.compile(r"(\w[\w:]*)=(\S*)")
-# The longest time in a profile: shorter jobs start sooner, and a job chain resumes by itself.
+# The longest time that a profile gets: shorter jobs start sooner, and a job chain resumes by itself.
 _LONGEST_S = 24 * 3600
 
 
 @dataclass(frozen=True)
 class NodeKind:
-    """Nodes of one kind: the number of GPUs and their type in gres, CPUs, memory and features."""
+    """A kind of nodes: the number of GPUs and their type in gres, CPUs, memory and features."""
 
     gpus: int
     gpu_type: str | None
@@ -48,7 +50,8 @@ class NodeKind:
 
 @dataclass(frozen=True)
 class SlurmPartition:
-    """One partition: the settings of `scontrol show partition`, and its nodes by kind, the most frequent first."""
+    """One partition: its settings in `scontrol show partition`, and its nodes by kind, the most frequent kind
+    first."""
 
     name: str
     settings: dict[str, str]
@@ -67,7 +70,7 @@ class SlurmPartition:
         return sum(len(nodes) for kind, nodes in self.kinds.items() if kind.gpus)
 
     def allowed(self, what: str, names: Sequence[str]) -> list[str]:
-        """The `names` that the partition's AllowAccounts or AllowQos (`what`) allows."""
+        """Selects the `names` that the partition's AllowAccounts or AllowQos (`what`) allows."""
         allow = self.settings.get(what, "ALL").split(",")
         return [name for name in names if allow == ["ALL"] or name in allow]
 
@@ -85,7 +88,7 @@ class Site:
 
 
 def read_site() -> Site:
-    """The site by scontrol, sinfo and sacctmgr. Raises SlurmUnreachable or JobRefused if they do not answer."""
+    """Reads the site by scontrol, sinfo and sacctmgr. Raises SlurmUnreachable or JobRefused if they do not answer."""
     config = slurm_config()
     kinds: dict[str, dict[NodeKind, list[str]]] = {}
     features: set[str] = set()
@@ -101,7 +104,7 @@ def read_site() -> Site:
         settings = dict(_PAIR.findall(line))
         name = settings.get("PartitionName")
         if name:
-            most_first = sorted(kinds.get(name, {}).items(), key=lambda each: -len(each[1]))
+            most_first = sorted(kinds.get(name, {}).items(), key=lambda kind_nodes: -len(kind_nodes[1]))
             partitions[name] = SlurmPartition(name, settings, dict(most_first))
     name = config.get("ClusterName", "cluster")
     accounts, qos = _of_user(name)
@@ -109,9 +112,9 @@ def read_site() -> Site:
 
 
 def threads_per_core(node: str) -> int | None:
-    """Hardware threads of each core of a node; None if scontrol does not say."""
-    found = re.search(r"\bThreadsPerCore=(\d+)", ask(["scontrol", "--oneliner", "show", "node", node]).stdout)
-    return int(found[1]) if found else None
+    """Hardware threads per core of a node; None if scontrol does not say."""
+    match = re.search(r"\bThreadsPerCore=(\d+)", ask(["scontrol", "--oneliner", "show", "node", node]).stdout)
+    return int(match[1]) if match else None
 
 
 def _kind(cpus: str, memory: str, gres: str, features: str) -> NodeKind:
@@ -124,12 +127,12 @@ def _kind(cpus: str, memory: str, gres: str, features: str) -> NodeKind:
 
 
 def _number(text: str) -> int:
-    found = re.match(r"\d+", text)
-    return int(found[0]) if found else 0
+    match = re.match(r"\d+", text)
+    return int(match[0]) if match else 0
 
 
 def _of_user(cluster: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(accounts, qos) of the user on the cluster, defaults first; empty without accounting."""
+    """Reads the user's (accounts, qos) on the cluster, defaults first; empty without accounting."""
     if shutil.which("sacctmgr") is None:
         return (), ()
     user = getpass.getuser()
@@ -144,8 +147,8 @@ def _of_user(cluster: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     accounts = default.stdout.split()[:1] if default.code == 0 else []
     qos: list[str] = []
     for line in listed.stdout.splitlines():
-        account, _, rest = line.partition("|")
-        usable, _, default_qos = rest.partition("|")
+        account, _, qos_fields = line.partition("|")
+        usable, _, default_qos = qos_fields.partition("|")
         accounts.append(account)
         qos = [name for name in [default_qos, *qos, *usable.split(",")] if name]
     return tuple(dict.fromkeys(filter(None, accounts))), tuple(dict.fromkeys(qos))
@@ -165,7 +168,7 @@ def _answer(*command: str) -> str:
 
 
 def choose_partition(site: Site, name: str | None) -> SlurmPartition:
-    """The partition of that name; without a name the default if it has GPUs, else the one with the most GPU nodes.
+    """Returns the named partition; without a name the default if it has GPUs, else the one with the most GPU nodes.
 
     Raises ConfigError for an unknown name, or if there is no partition.
     """
@@ -178,17 +181,17 @@ def choose_partition(site: Site, name: str | None) -> SlurmPartition:
         raise ConfigError(f"{site.name} has no partition that you may see", "ask its administrators")
     return max(
         site.partitions.values(),
-        key=lambda each: (each.is_up, each.is_default and bool(each.gpu_nodes), each.gpu_nodes),
+        key=lambda choice: (choice.is_up, choice.is_default and bool(choice.gpu_nodes), choice.gpu_nodes),
     )
 
 
 def choose_kind(partition: SlurmPartition) -> NodeKind | None:
-    """The most frequent kind of node with GPUs, else the most frequent; None if the partition has no node."""
+    """The most frequent kind of node with GPUs, else the most frequent kind; None if the partition has no node."""
     return next((kind for kind in partition.kinds if kind.gpus), next(iter(partition.kinds), None))
 
 
 def count_gpus(partition: SlurmPartition, gpus_per_node: int) -> int:
-    """The GPUs, or ranks, that one job can have on the partition's chosen kind of nodes."""
+    """The most GPUs, or ranks, that one job can have on the partition's chosen kind of nodes."""
     kind = choose_kind(partition)
     most = partition.settings.get("MaxNodes", "")
     nodes = len(partition.kinds[kind]) if kind is not None else 0
@@ -196,9 +199,9 @@ def count_gpus(partition: SlurmPartition, gpus_per_node: int) -> int:
 
 
 def guess_device(kind: NodeKind) -> list[str]:
-    """The known devices that a node's GPU type or features name; several if they do not give the memory."""
+    """The known devices that a node's GPU type or features name; several if these do not tell the memory."""
     parts = set(re.split(r"[^a-z0-9]+", " ".join([kind.gpu_type or "", *kind.features]).lower()))
-    of_family = [name for name, each in DEVICES.items() if not each.nominal and name.partition("-")[0] in parts]
+    of_family = [name for name, device in DEVICES.items() if not device.nominal and name.partition("-")[0] in parts]
     cards = {"pcie", "nvl"}
     of_family = [name for name in of_family if cards & {*name.split("-")} == cards & parts]
     for name in of_family:
@@ -209,15 +212,15 @@ def guess_device(kind: NodeKind) -> list[str]:
 
 
 def choice_lines(site: Site, partition: SlurmPartition) -> list[str]:
-    """Lines that name the choice of partition and kind of node, and the alternatives; empty if there are none."""
+    """Lines that name the chosen partition and kind of node, and the alternatives; empty if there are none."""
     lines = []
-    others = [name for name, each in site.partitions.items() if name != partition.name and each.kinds]
+    others = [name for name, other in site.partitions.items() if name != partition.name and other.kinds]
     if others:
         lines.append(f"partition {partition.name}; --partition takes another: {', '.join(others)}")
     if len(partition.kinds) > 1:
         chosen = choose_kind(partition)
         lines.append(
-            f"{partition.name} has {len(partition.kinds)} kinds of nodes; the profile is for the first that has GPUs:"
+            f"{partition.name} has {len(partition.kinds)} kinds of nodes; the profile is for the first one with GPUs:"
         )
         for kind, nodes in partition.kinds.items():
             lines.append(f"  {'*' if kind == chosen else ' '} {counted(len(nodes), 'node')}: {kind.text}")
@@ -225,7 +228,8 @@ def choice_lines(site: Site, partition: SlurmPartition) -> list[str]:
 
 
 def profile_text(site: Site, partition: SlurmPartition) -> str:
-    """The profile's TOML, each key with its source in Slurm. Raises ConfigError if the partition has no nodes."""
+    """Writes the profile's TOML, each key with its source in Slurm. Raises ConfigError if the partition has no
+    nodes."""
     kind = choose_kind(partition)
     if kind is None:
         raise ConfigError(f"partition {partition.name} has no nodes", "name another with --partition")
@@ -245,10 +249,10 @@ def profile_text(site: Site, partition: SlurmPartition) -> str:
         "# Slurm does not say how a job gets its Python.",
         '# modules = ["pytorch"]',
         '# venv = "/path/to/venv"',
-        '# node_suffix = "-ib0"  # if a node is reached by another name than Slurm\'s',
+        '# node_suffix = "-ib0"  # if the network knows a node by another name than Slurm\'s',
         "# preflight = true      # probe every node before the ranks start",
         "",
-        "# Slurm does not say the rest either, and plan and init want it: correct, and take the # away.",
+        "# Slurm does not know the following either, and plan and init need it: correct it and remove the #.",
         *(f"# {line}" for line in lines_to_fill_in(partition)),
     ]
     return "\n".join(lines) + "\n"
@@ -266,7 +270,7 @@ def lines_to_fill_in(partition: SlurmPartition) -> list[str]:
     """The lines of a partition's profile that its user must write, each with an example as its value."""
     kind = choose_kind(partition)
     guessed = guess_device(kind) if kind is not None else []
-    lines = ['fabric = "infiniband 4x200G"  # ports of a node x Gbit/s; "nvlink" if all jobs are of one node']
+    lines = ['fabric = "infiniband 4x200G"  # ports of a node x Gbit/s; "nvlink" if every job has one node']
     if len(guessed) > 1:
         lines.insert(0, f"device = {_text(guessed[0])}  # or {', '.join(guessed[1:])}")
     elif not guessed and kind is not None and kind.gpus:
@@ -286,21 +290,23 @@ def _asking(kind: NodeKind, node: str) -> Iterable[str]:
     yield f"cpus_per_node = {kind.cpus}"
     threads = threads_per_core(node)
     if threads and threads > 1:
-        yield f'# sbatch = ["--hint=nomultithread"]  # {threads} hardware threads a core are counted as CPUs'
+        yield f'# sbatch = ["--hint=nomultithread"]  # Slurm counts {threads} hardware threads per core as CPUs'
     yield f"# mem = \"0\"  # all of a node's {kind.memory_mib / 1024:,.0f} GiB, if the site's own default is less"
 
 
 def _partition(site: Site, partition: SlurmPartition, kind: NodeKind) -> Iterable[str]:
     yield f"partition = {_text(partition.name)}{'  # the default' if partition.is_default else ''}"
-    others = [name for name, each in site.partitions.items() if name != partition.name]
+    others = [name for name in site.partitions if name != partition.name]
     if others:
         yield f"# other partitions: {plain(', '.join(others))}"
-    alike = [each for each in partition.kinds if each != kind and each.gpus]
-    own = [feature for feature in kind.features if not any(feature in each.features for each in alike)]
-    if alike and own:
-        yield f"constraint = {_text(own[0])}  # of the partition's kinds of nodes only this one has it"
+    alike = [other_kind for other_kind in partition.kinds if other_kind != kind and other_kind.gpus]
+    own_features = [
+        feature for feature in kind.features if not any(feature in other_kind.features for other_kind in alike)
+    ]
+    if alike and own_features:
+        yield f"constraint = {_text(own_features[0])}  # no other kind of GPU node in the partition has it"
     elif alike:
-        yield f"# other kinds of GPU nodes in this partition: {len(alike)}; no feature is this one's alone"
+        yield f"# other kinds of GPU nodes in this partition: {len(alike)}; no feature tells this kind from them"
     elif kind.features:
         yield f"# constraint: its nodes offer {plain(', '.join(kind.features))}"
     if partition.settings.get("OverSubscribe") == "EXCLUSIVE":
@@ -311,12 +317,12 @@ def _user(site: Site, partition: SlurmPartition) -> Iterable[str]:
     for key, names, allow in (("account", site.accounts, "AllowAccounts"), ("qos", site.qos, "AllowQos")):
         usable = partition.allowed(allow, names)
         if not names:
-            yield f"# {key}: not known, as there is no accounting"
+            yield f"# {key}: not known, as Slurm has no accounting"
         elif not usable:
             yield f"# {key}: none of yours ({plain(', '.join(names))}) may use this partition"
         else:
-            more = f"  # or {plain(', '.join(usable[1:]))}" if usable[1:] else ""
-            yield f"{key} = {_text(usable[0])}{more}"
+            alternatives = f"  # or {plain(', '.join(usable[1:]))}" if usable[1:] else ""
+            yield f"{key} = {_text(usable[0])}{alternatives}"
 
 
 def _time(partition: SlurmPartition) -> Iterable[str]:
@@ -342,10 +348,10 @@ def _chain(site: Site) -> Iterable[str]:
     size = site.config.get("MaxArraySize")
     if site.config.get("JobRequeue") == "1":
         yield 'chain = "requeue"  # JobRequeue = 1'
-        yield '# If compute nodes may not call scontrol requeue, which cannot be checked here: "singleton".'
+        yield '# Use "singleton" if compute nodes may not call scontrol requeue; that cannot be checked here.'
     else:
         yield 'chain = "singleton"  # JobRequeue = 0: a job cannot be requeued, so all jobs of the chain are submitted'
-        yield '# If compute nodes may not call sbatch and scancel, which cannot be checked here: "none".'
+        yield '# Use "none" if compute nodes may not call sbatch and scancel; that cannot be checked here.'
     if size:
         yield f"# MaxArraySize = {plain(size)}: a larger sweep is split"
 
@@ -359,7 +365,7 @@ _NEWEST_RUNS = 20
 
 @dataclass(frozen=True)
 class SlowNodeOfRun:
-    """A node that a run has found slow or broken."""
+    """A node that a run found slow or broken, and the finding."""
 
     node: str
     run: str
@@ -367,20 +373,21 @@ class SlowNodeOfRun:
 
 
 def slow_nodes_of_runs(logs: Path, cluster: str) -> list[SlowNodeOfRun]:
-    """The slow nodes in heartbeats and preflights of the newest 20 runs on a cluster, each with its newest finding."""
-    found: dict[str, SlowNodeOfRun] = {}
+    """The slow nodes in heartbeats and preflights of the newest 20 runs on a cluster, each with its newest
+    finding."""
+    newest: dict[str, SlowNodeOfRun] = {}
     for run in _runs_on(logs, cluster):
         for attempt in run.attempts():
             for slow in slow_nodes(read_heartbeats(attempt.heartbeats)):
-                found[slow.node] = SlowNodeOfRun(slow.node, run.run_id, str(slow))
+                newest[slow.node] = SlowNodeOfRun(slow.node, run.run_id, str(slow))
             for finding in read_stored(attempt.folder / PREFLIGHT).get("findings") or []:
                 if node := finding.get("node"):
-                    found[node] = SlowNodeOfRun(node, run.run_id, f"preflight: {finding.get('words')}")
-    return sorted(found.values(), key=lambda each: each.node)
+                    newest[node] = SlowNodeOfRun(node, run.run_id, f"preflight: {finding.get('words')}")
+    return sorted(newest.values(), key=lambda slow_node: slow_node.node)
 
 
 def _runs_on(logs: Path, cluster: str) -> list[RunFolder]:
-    """The newest runs on a cluster, oldest first."""
+    """The newest 20 runs on a cluster, oldest first."""
 
     def is_on(run: RunFolder) -> bool:
         try:

@@ -1,4 +1,4 @@
-"""Processes beside the ranks of a run on this machine, which outlive neither the run nor its supervisor."""
+"""Processes beside the ranks of a run on this machine. They end with the run, or with its supervisor."""
 
 import os
 import signal
@@ -13,13 +13,13 @@ from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.launcher.tracker import tracked_packages
 
-# After the ranks: for all that is to be done, and if the run was cancelled.
+# Seconds that they have after the ranks have ended: to finish their work, and if the run was cancelled.
 LIMIT_S, CANCELLED_S = 30.0, 5.0
 _POLL_S = 0.05
 
 
 class BesideRanks:
-    """One of them, in a process group of its own; `word` begins its lines in the log."""
+    """A process beside the ranks, in a process group of its own; `word` begins its lines in the log."""
 
     def __init__(self, word: str, module: str, run: RunFolder, attempt: Attempt) -> None:
         self._word, self._attempt = word, attempt
@@ -36,7 +36,7 @@ class BesideRanks:
         self._over = False
 
     def look(self) -> bool:
-        """Whether it has ended. If it died, that is a line of the log, once."""
+        """Returns whether the process has ended. If it failed, a line in the log says so, once."""
         code = self._process.poll()
         if code and not self._over:
             end = f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -45,7 +45,7 @@ class BesideRanks:
         return self._over
 
     def end(self, until: float, limit_s: float) -> None:
-        """Kills it if it has not ended at the time `until`, which is `limit_s` after the ranks."""
+        """Waits for the process until the time `until`, `limit_s` after the ranks, and then kills it."""
         while not self.look() and time.monotonic() < until:
             time.sleep(_POLL_S)
         if not self._over:
@@ -54,26 +54,27 @@ class BesideRanks:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._say(f"its process has not ended {limit_s:g} s after the ranks, so it is killed")
 
-    def _say(self, words: str) -> None:
+    def _say(self, text: str) -> None:
         with suppress(OSError), self._attempt.log.open("a", encoding="utf-8") as log:
-            log.write(f"{self._word}: {words}\n")
+            log.write(f"{self._word}: {text}\n")
 
 
 def start_beside(run: RunFolder, attempt: Attempt, resolved: Resolved) -> list[BesideRanks]:
-    """Starts those that the run's tables ask for."""
-    words = {"after": "hpc_gpt.launcher.after"} if resolved.after.is_asked else {}
-    words |= {"track": "hpc_gpt.report.track"} if tracked_packages(resolved) else {}
-    return [BesideRanks(word, module, run, attempt) for word, module in words.items()]
+    """Starts the processes that the run's tables ask for."""
+    modules = {"after": "hpc_gpt.launcher.after"} if resolved.after.is_asked else {}
+    modules |= {"track": "hpc_gpt.report.track"} if tracked_packages(resolved) else {}
+    return [BesideRanks(word, module, run, attempt) for word, module in modules.items()]
 
 
-def end_beside(beside: Sequence[BesideRanks], attempt: Attempt, limit_s: float) -> None:
-    """The ranks have ended: lets them do the rest, and kills those that have not ended in so many seconds."""
-    if not beside:
+def end_beside(processes: Sequence[BesideRanks], attempt: Attempt, limit_s: float) -> None:
+    """Tells the processes that the ranks have ended, waits `limit_s` seconds for them, and kills those that still
+    run."""
+    if not processes:
         return
     until = time.monotonic() + limit_s
     with suppress(OSError):
         attempt.ranks_ended.touch()
-    for each in beside:
-        each.end(until, limit_s)
+    for process in processes:
+        process.end(until, limit_s)
     with suppress(OSError):
         attempt.ranks_ended.unlink(missing_ok=True)

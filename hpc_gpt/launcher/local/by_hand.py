@@ -1,4 +1,4 @@
-"""Started by job.sh when a user runs it on one machine: an attempt of the run, in the foreground.
+"""Runs attempts of a run in the foreground. job.sh starts it when a user runs the script on one machine.
 
 python -m hpc_gpt.launcher.local.by_hand RUN
 """
@@ -23,13 +23,13 @@ def main(arguments: list[str]) -> int:
         return _refuse(f"{sys.executable} lacks {fault.name}, which a run on this machine needs", hint, 1)
 
 
-def _refuse(words: str, hint: str, code: int) -> int:
-    print(f"Error: {words}\n\nhint: {hint}", file=sys.stderr)
+def _refuse(message: str, hint: str, code: int) -> int:
+    print(f"Error: {message}\n\nhint: {hint}", file=sys.stderr)
     return code
 
 
 def _run(arguments: list[str]) -> int:
-    from hpc_gpt.launcher.local.controller import goes_on, run_attempt  # needs submitit
+    from hpc_gpt.launcher.local.controller import judge_and_note, run_attempt  # needs submitit
     from hpc_gpt.launcher.local.queue import begin_attempt, note_start, show_free_gpus
 
     run = RunFolder(Path(arguments[0]))
@@ -46,7 +46,7 @@ def _run(arguments: list[str]) -> int:
             code = run_attempt(run, attempt)
             end = attempt.ended()
             print(f"{end.get('ended')} at step {end.get('step')}" + (f": {end['cause']}" if end.get("cause") else ""))
-            if not goes_on(run, attempt, resolved):
+            if not judge_and_note(run, attempt, resolved):
                 held.free()
                 return code
 

@@ -1,7 +1,7 @@
-"""Runs on this machine: what supervises the ranks of an attempt.
+"""Supervises the ranks of an attempt on this machine.
 
-It extends submitit's controller: it starts job.sh once for each rank, ends all ranks when one fails, passes signals on,
-enforces the time limit, and writes how the attempt ended if no rank has.
+Extends submitit's controller: starts job.sh once for each rank, ends all ranks when one fails, passes signals on,
+enforces the time limit, and writes how the attempt ended if no rank has written it.
 """
 
 import atexit
@@ -38,9 +38,9 @@ from hpc_gpt.launcher.attempts.decisions import ShownJob, conclude
 from hpc_gpt.launcher.attempts.notify import send_events
 from hpc_gpt.launcher.local.beside import CANCELLED_S, LIMIT_S, BesideRanks, end_beside, start_beside
 
-_RACE_SUPERVISOR = "hpc_gpt.launcher.bench.race_here"  # what supervises a race, which starts its visits
+_RACE_SUPERVISOR = "hpc_gpt.launcher.bench.race_here"  # supervises a race, and starts its visits
 _POLL_S = 0.05
-PEERS_S = 5.0  # for the peers of a failed rank to end by themselves
+PEERS_S = 5.0  # the other ranks have this long to end by themselves after one has failed
 
 
 class RunController(Controller):
@@ -67,7 +67,7 @@ class RunController(Controller):
             signal.signal(signum, self._pass_on)
 
     def _pass_on(self, signum: int, frame: FrameType | None) -> None:
-        """Pass a signal on. SIGTERM cancels and gives the ranks KILL_WAIT_S to save; they handle Ctrl-C and USR2."""
+        """Passes a signal on. SIGTERM cancels and gives the ranks KILL_WAIT_S to save; they handle Ctrl-C and USR2."""
         if signum == signal.SIGTERM:
             self.cancelled = True
             self.kill_at = min(self.kill_at or float("inf"), time.monotonic() + KILL_WAIT_S)
@@ -78,7 +78,7 @@ class RunController(Controller):
         self.attempt.ranks.mkdir(exist_ok=True)
         log = self.attempt.log.open("ab")
         self.stdouts = [log]
-        # Of a job script start.py marks the script alone: its job.sh is to live when that has ended.
+        # For a job script, start.py marks only the script: its job.sh must live on when the script has ended.
         marks = processes.task_variables(self.run_folder, self.attempt) if self._resolved.script is None else {}
         for rank in range(self.ntasks):
             env = os.environ | {
@@ -109,7 +109,8 @@ class RunController(Controller):
 
     @contextlib.contextmanager
     def _written(self) -> Iterator[None]:
-        """Prints, once, that something cannot be written: a folder that was moved away is not made again."""
+        """Prints once that something in the block cannot be written: a folder that was moved away is not made
+        again."""
         try:
             yield
         except RunFolderError as fault:
@@ -127,8 +128,8 @@ class RunController(Controller):
                 if rank not in self.codes and (code := task.poll()) is not None:
                     self.codes[rank] = code
                     self._note_rank(rank, code)
-            for each in self._beside:
-                each.look()
+            for process in self._beside:
+                process.look()
             self.look()
             now = time.monotonic()
             if len(self.codes) == len(self.tasks):
@@ -151,10 +152,10 @@ class RunController(Controller):
             time.sleep(_POLL_S)
 
     def look(self) -> None:
-        """Called while the ranks run."""
+        """Called repeatedly while the ranks run; does nothing here."""
 
     def _kill_groups(self) -> None:
-        """Kills what is left of the ranks and of the processes that they started, in whatever process group."""
+        """Kills the remaining ranks and the processes that they started, in whatever process group."""
         for task in self.tasks:
             try:
                 os.killpg(task.pid, signal.SIGKILL)
@@ -163,25 +164,27 @@ class RunController(Controller):
         processes.end_processes(self.run_folder, self.attempt, own_job())
 
     def _say(self, ended: str, cause: str) -> None:
-        if not self.attempt.ended():  # wait() calls this repeatedly until the last rank is gone
+        if not self.attempt.ended():  # wait() calls this until the last rank is gone
             with self._written():
                 self.attempt.write_ended(ended, cause, int(self.attempt.last_metrics().get("step") or 0))
 
     def _unsaid_class(self) -> str:
-        """The class of an attempt whose end no rank has written, as others find it when this process is gone."""
+        """The class of an attempt whose end no rank has written: the same that others find when this process is
+        gone."""
         return class_of(Facts(cancelled=self.cancelled, alive=False)) or "unknown"
 
     def _say_failed(self) -> None:
         rank, code = next((rank, code) for rank, code in self.codes.items() if code)
         end = ExitStatus(str(rank), platform.node(), code)
         if not self.attempt.ended():
-            # What srun would print: a killed rank leaves no line of its own.
+            # srun would print this line: a killed rank leaves none of its own.
             with contextlib.suppress(OSError), self.attempt.log.open("a", encoding="utf-8") as log:
                 log.write(f"{end}\n")
         self._say(self._unsaid_class(), str(end))
 
     def run(self, max_retry: int = 1) -> None:
-        """Runs one attempt. At the return ended.json exists, no process of the attempt runs, and the run may resume."""
+        """Runs one attempt. When it returns, ended.json exists, no process of the attempt runs, and the run may
+        resume."""
         try:
             self.start_tasks()
             if self._resolved.notify.is_asked:
@@ -196,45 +199,45 @@ class RunController(Controller):
             elif len(self.codes) < self.ntasks:
                 self._say(self._unsaid_class(), "the ranks could not be started")
             else:
-                words = "SIGTERM" if self.cancelled else "exit code 0, but the trainer wrote no end"
-                self._say(self._unsaid_class(), words)
+                cause = "SIGTERM" if self.cancelled else "exit code 0, but the trainer wrote no end"
+                self._say(self._unsaid_class(), cause)
             for file in self.stdouts:
                 file.close()
             end_beside(self._beside, self.attempt, CANCELLED_S if self.cancelled else LIMIT_S)
-            # The command may take its time. What was beside has ended: the next attempt's goes on where it came to.
-            if not goes_on(self.run_folder, self.attempt, self._resolved):
+            # send_events may be slow. The processes beside have ended: those of the next attempt continue their work.
+            if not judge_and_note(self.run_folder, self.attempt, self._resolved):
                 lock.release(self.run_folder, lock.process_holder(os.getpid()))
             send_events(self.run_folder, self._resolved, self.attempt)
 
     def _reopen_log(self) -> None:
-        """What is printed from now on is for the log, also if a job script's job.sh has made a copy of it."""
+        """Reopens the log, so that this process prints into it even if a job script's job.sh has replaced the file."""
         with contextlib.suppress(OSError), self.attempt.log.open("ab") as log:
             if self.stdouts and os.path.samestat(os.fstat(1), os.fstat(self.stdouts[0].fileno())):
                 os.dup2(log.fileno(), 1)
                 os.dup2(log.fileno(), 2)
 
     def _start_notifier(self) -> None:
-        """Starts the process that sends what earlier attempts could not, and the first step."""
+        """Starts the process that sends the events that earlier attempts could not send, and the first step."""
         line = [sys.executable, "-m", "hpc_gpt.launcher.attempts.notify", str(self.run_folder.path)]
         line += [str(self.attempt.number), "beside"]
         with self.attempt.log.open("ab") as log:
             subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0)
 
     def exit_code(self) -> int:
-        """The largest exit code of the ranks, in a shell's numbering of signals."""
+        """The largest exit code of the ranks; a signal counts as in a shell, 128 + its number."""
         return max((code if code >= 0 else 128 - code for code in self.codes.values()), default=1)
 
 
 def _stage_below_tmpdir() -> None:
-    """The folder into which job.sh unpacks the environment, removed when this process ends. A script that was started
-    by hand has one, from which this process runs."""
+    """Names the folder into which job.sh unpacks the environment, and removes it when this process ends. A script that
+    was started by hand has one already, from which this process runs."""
     name = os.environ.setdefault("HPC_GPT_STAGED", f"hpc-gpt-{os.getuid()}-local-{os.getpid()}-{time.time_ns()}/0")
     folder = Path(os.environ.get("TMPDIR") or "/tmp") / name
     atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
 
 
 def controller_environment(run: RunFolder, attempt: Attempt, ranks: int) -> dict[str, str]:
-    """The variables for submitit's controller and job.sh. RunController keeps the time limit, not submitit."""
+    """The variables for submitit's controller and job.sh. RunController enforces the time limit, not submitit."""
     return {
         "HPC_GPT_RUN": str(run.path),
         "HPC_GPT_ATTEMPT": str(attempt.number),
@@ -259,8 +262,9 @@ def run_attempt(run: RunFolder, attempt: Attempt) -> int:
     return controller.exit_code()
 
 
-def goes_on(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool:
-    """Whether another attempt follows one that has ended. If it asks for that, it is judged, once."""
+def judge_and_note(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool:
+    """Returns whether another attempt follows `attempt`, which has ended. If it asks for a requeue, it is judged, once,
+    and the verdict is written."""
     end = attempt.ended()
     if end.get("requeue") and not attempt.verdict():
         wish, last = run.asked_to_end(attempt.job_id), End(str(end["ended"]), end.get("cause"))

@@ -1,12 +1,13 @@
-"""The GPUs of this machine, each of which one run has at a time; those that wait for the same get it as they came.
+"""Shares the GPUs of this machine among runs: a GPU belongs to one run at a time, and runs get it in the order in which
+they came.
 
-A file for each GPU in the state directory is locked by the process that supervises the run that has it and by the
-ranks, which inherit its open file, and one for each run that waits by the process that waits. The kernel frees the
-locks of processes that were killed. If a run's supervisor was, its other processes still have its GPUs.
+The state directory has a file for each GPU. The process that supervises a run locks the files of its GPUs, and the
+ranks inherit the open files; a process that waits locks a file for its run. The kernel frees the locks of processes
+that were killed. If only a run's supervisor was killed, the run's other processes still hold its GPUs.
 
     python -m hpc_gpt.launcher.local.gpus NAME COUNT PROGRAM…
 
-runs a program, under its own pid, once it has so many GPUs: a job of `[after]`.
+waits for COUNT GPUs and then runs the program under its own pid: a job of `[after]`.
 """
 
 import contextlib
@@ -26,22 +27,22 @@ from hpc_gpt.core.runs.processes import GPU_LOCKS, run_on_named
 from hpc_gpt.core.runs.provenance import ask_gpus, list_instances
 from hpc_gpt.core.settings.resolved import Resolved
 
-# In the environment of the process that supervises a run: the GPUs that it may have, what their locks are named after,
-# those that it has, and their open locks.
+# Variables of the process that supervises a run: the GPUs that it may have, the names of their locks, the GPUs that it
+# has, and their open locks.
 _MAY_HAVE, _LOCKED_AS = "HPC_GPT_GPU_CHOICE", "HPC_GPT_GPU_UUIDS"
 _HAS, _LOCKS = "HPC_GPT_GPU_NAMES", GPU_LOCKS
-# Scripts and their shells use lower numbers of open files by themselves.
+# Lower file descriptors are used by scripts and their shells.
 _FIRST_LOCK = 100
 _NONE = ("-1", "NoDevFiles")  # in CUDA_VISIBLE_DEVICES
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-# For nvidia-smi, before it counts as not known which GPUs there are.
+# If nvidia-smi does not answer within this time, it counts as not known which GPUs there are.
 _PATIENCE_S = 60.0
 _POLL_S = 0.5
 
 
 @dataclass
 class HeldGpus:
-    """GPUs of a run, by the names that CUDA takes, and their locks: open files, whose closing frees them."""
+    """The GPUs of a run, by the names that CUDA takes, and their locks: open files; to close them frees the GPUs."""
 
     names: list[str] = field(default_factory=list)
     locks: list[int] = field(default_factory=list)
@@ -52,22 +53,22 @@ class HeldGpus:
         self.locks.clear()
 
     def environment(self) -> dict[str, str]:
-        """For a process that gets them, open locks included."""
-        own = {_HAS: ",".join(self.names), _LOCKS: ",".join(map(str, self.locks))}
-        return own if self.names else {}
+        """The variables for a process that takes the GPUs over with their open locks."""
+        variables = {_HAS: ",".join(self.names), _LOCKS: ",".join(map(str, self.locks))}
+        return variables if self.names else {}
 
     def visible(self) -> dict[str, str]:
-        """For the ranks. A number means the same GPU to CUDA as to nvidia-smi."""
+        """The variables for the ranks. A number means the same GPU to CUDA as to nvidia-smi."""
         order = {} if "CUDA_VISIBLE_DEVICES" in os.environ else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         return {**order, "CUDA_VISIBLE_DEVICES": ",".join(self.names)} if self.names else {}
 
     def inherited(self) -> dict[str, str]:
-        """For this process, whose ranks inherit the open locks."""
+        """The variables for this process, whose ranks inherit the open locks."""
         return {_LOCKS: ",".join(map(str, self.locks))} if self.locks else {}
 
 
-def handed_over() -> HeldGpus:
-    """The GPUs whose locks this process got from the one that started it."""
+def take_over() -> HeldGpus:
+    """Takes the GPUs whose locks this process got from the one that started it."""
     locks = [int(lock) for lock in os.environ.pop(_LOCKS, "").split(",") if lock]
     for lock in locks:
         os.set_inheritable(lock, False)
@@ -75,8 +76,8 @@ def handed_over() -> HeldGpus:
 
 
 def choice(asks: bool = True) -> dict[str, str]:
-    """The GPUs that a run which is submitted here may have, as variables of the process that supervises it: all of this
-    machine, or those that the shell shows. Of a run that `asks` for none they are empty.
+    """The GPUs that a run on this machine may have, as variables for its supervisor: all of the machine, or those that
+    CUDA_VISIBLE_DEVICES names. Empty for a run that does not ask for GPUs (`asks`).
 
     Raises JobRefused if it is not known which GPUs these are.
     """
@@ -85,7 +86,7 @@ def choice(asks: bool = True) -> dict[str, str]:
     if not asks or (names is not None and names[0] in ("", *_NONE)):
         return {}
     cards, fault = ask_gpus()
-    if fault and not cards:  # it may be slow only, as a driver that no process has kept loaded
+    if fault and not cards:  # perhaps it is only slow: no process has kept the driver loaded
         print(f"{fault}; asking for up to {_PATIENCE_S:g} s", file=sys.stderr, flush=True)
         cards, fault = ask_gpus(_PATIENCE_S)
     if not cards and not fault:
@@ -94,50 +95,52 @@ def choice(asks: bool = True) -> dict[str, str]:
     for name in names or ():
         lock = _lock_named(name, cards, fault)
         if lock is None:
-            break  # CUDA shows none of those after a name that it does not know
+            break  # after a name that it does not know, CUDA shows no further GPU
         if lock not in may_have.values():
             may_have[name] = lock
     by_uuid = all(name.startswith(("GPU-", "MIG-")) for name in names or [""]) and len(may_have) == len(names or ())
     if fault and not by_uuid:
-        words = f"it is not known which GPUs of this machine are free: {fault}"
+        message = f"it is not known which GPUs of this machine are free: {fault}"
         hint = (
             "see nvidia-smi; name GPUs by whole UUIDs in CUDA_VISIBLE_DEVICES, or start it beside all others by --now"
         )
-        raise JobRefused(words, hint)
+        raise JobRefused(message, hint)
     return {_MAY_HAVE: ",".join(may_have), _LOCKED_AS: ",".join(may_have.values())} if may_have else {}
 
 
 def _lock_named(name: str, cards: Sequence[Mapping[str, str]], fault: str) -> str | None:
-    """What the lock of a GPU is named after: its UUID as nvidia-smi lists it, a blank, and that of its instance (MIG).
-    None if CUDA does not take `name` for one: it is a number, or the first letters of one UUID."""
+    """The name of a GPU's lock: its UUID as nvidia-smi lists it; for a MIG instance the GPU's UUID, a blank, and the
+    instance's UUID. None if `name` does not name a GPU to CUDA, which takes a number or the first letters of one
+    UUID."""
     if name.isdecimal():
         return next((card["uuid"] or name for card in cards if card["index"] == str(int(name))), None)
     if name.startswith("GPU-"):
         uuids = [card["uuid"] for card in cards]
-        found = [uuid for uuid in uuids if uuid.startswith(name)]
-        if not found and (not all(uuids) or (fault and _UUID.fullmatch(name))):
+        matches = [uuid for uuid in uuids if uuid.startswith(name)]
+        if not matches and (not all(uuids) or (fault and _UUID.fullmatch(name))):
             return name
-        return found[0] if len(found) == 1 else None
+        return matches[0] if len(matches) == 1 else None
     if name.startswith("MIG-"):
         instances = list_instances()
-        known = [f"{card} {uuid}" for uuid, card in instances.items() if uuid.startswith(name)]
-        return known[0] if len(known) == 1 else None if instances or fault else name
+        matches = [f"{card} {uuid}" for uuid, card in instances.items() if uuid.startswith(name)]
+        return matches[0] if len(matches) == 1 else None if instances or fault else name
     return None
 
 
 def needed(resolved: Resolved, may_have: Collection[str]) -> int:
-    """How many of the GPUs a run needs. None if they are too few: its ranks are on the CPU (`trainer.ranks`)."""
+    """The number of GPUs that a run needs; 0 if it may not have as many: then its ranks use the CPU
+    (`trainer.ranks`)."""
     count = resolved.asked_gpus or 0
     return count if count <= len(may_have) else 0
 
 
 def choice_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a `choice` among others."""
+    """The variables of a `choice`, picked from an environment."""
     return {name: environment[name] for name in (_MAY_HAVE, _LOCKED_AS) if name in environment}
 
 
 def choice_in(environment: Mapping[str, str]) -> dict[str, str]:
-    """{name that CUDA takes: what the lock is named after} of the GPUs of a `choice`."""
+    """Reads a `choice` as {name that CUDA takes: name of the lock}."""
     names = [name for name in environment.get(_MAY_HAVE, "").split(",") if name]
     locks = [lock for lock in environment.get(_LOCKED_AS, "").split(",") if lock]
     return dict(zip(names, locks if len(locks) == len(names) else names, strict=True))
@@ -146,8 +149,11 @@ def choice_in(environment: Mapping[str, str]) -> dict[str, str]:
 def take_for(
     run_id: str, count: int, may_have: Mapping[str, str], before: Mapping[str, Sequence[str]]
 ) -> tuple[HeldGpus | None, str]:
-    """(so many GPUs of a `choice_in` for a run, what it waits for). None if too few are free of those that no run
-    `before` it waits for, as `waiting` gives them. RunFolderError if the state directory cannot be written."""
+    """Takes `count` GPUs of a `choice_in` for a run; returns (the GPUs, what the run waits for).
+
+    None if too few are free. GPUs that a run `before` it waits for do not count as free; `waiting` gives those runs.
+    Raises RunFolderError if the state directory cannot be written.
+    """
     held, taken = HeldGpus(), dict[str, list[str]]()
     if not count:
         return held, ""
@@ -165,39 +171,40 @@ def take_for(
             taken.setdefault(other, []).append(name)
     if len(held.names) == count:
         for number in held.locks:
-            with contextlib.suppress(OSError):  # a full disk: others read who has it, and only that
+            with contextlib.suppress(OSError):  # a full disk: others then cannot read who has the GPU, nothing else
                 os.ftruncate(number, 0)
                 os.pwrite(number, run_id.encode(), 0)
         return held, ""
     held.free()
-    words = f"waits for {count} of GPUs {','.join(may_have)}"
+    wait = f"waits for {count} of GPUs {','.join(may_have)}"
     if runs := [run for run in before if run in first.values()]:
-        words += f", after run {runs[-1]}"
+        wait += f", after run {runs[-1]}"
     if taken:
-        words += "; taken: " + ", ".join(f"{','.join(names)} by run {other}" for other, names in taken.items())
-    return None, words
+        wait += "; taken: " + ", ".join(f"{','.join(names)} by run {other}" for other, names in taken.items())
+    return None, wait
 
 
 def _first_of(lock: str, before: Mapping[str, Sequence[str]]) -> str:
-    """The last of the runs that come before and wait for the same GPU; empty if none does."""
-    same = (run for run, locks in before.items() if any(_is_same(lock, other) for other in locks or [lock]))
-    return next(reversed([*same]), "")
+    """The last of the runs `before` that wait for the same GPU; empty if none does."""
+    rivals = (run for run, locks in before.items() if any(_is_same(lock, other) for other in locks or [lock]))
+    return next(reversed([*rivals]), "")
 
 
 def _is_same(lock: str, other: str) -> bool:
-    """Whether two runs cannot have both at a time. Instances of a GPU are apart, one and its GPU are not."""
+    """Whether two locks exclude each other. Two instances of a GPU do not; an instance and its GPU do."""
     (card, _, instance), (other_card, _, other_instance) = lock.partition(" "), other.partition(" ")
     return card == other_card and (not instance or not other_instance or instance == other_instance)
 
 
 def _lock_card(lock: str) -> tuple[list[int], str]:
-    """(the open locks of a GPU, the run that has it): its own, or of an instance its own and a share in its GPU's."""
+    """Locks a GPU; returns (the open locks, the run that has it otherwise). An instance takes its own lock and a shared
+    lock of its GPU."""
     card, _, instance = lock.partition(" ")
     numbers = list[int]()
     for name, is_shared in ((card, bool(instance)), (instance, False)):
         if name:
             numbers.append(number := _open(_folder() / f"gpu-{name.replace('/', '-')}"))
-            if not _locks(number, is_shared) or (not is_shared and _is_in_use(number)):
+            if not _locks(number, is_shared) or (not is_shared and _look_for_last_run(number)):
                 other = os.pread(number, 200, 0).decode(errors="replace")
                 HeldGpus(locks=numbers).free()
                 return [], other
@@ -207,23 +214,23 @@ def _lock_card(lock: str) -> tuple[list[int], str]:
 def await_gpus(
     run_id: str, count: int, may_have: Mapping[str, str], note: Callable[[str], object] = lambda _: None
 ) -> HeldGpus:
-    """So many GPUs of a `choice_in`, once it is the run's turn; until then `note` gets what it waits for. Raises as
-    `take_for`."""
+    """Waits until it is the run's turn, and takes `count` GPUs of a `choice_in`; `note` gets what it waits for. Raises
+    as `take_for`."""
     if not count:
         return HeldGpus()
     with place_in_queue(run_id, may_have) as place:
         while True:
-            held, words = take_for(run_id, count, may_have, waiting(place))
+            held, wait = take_for(run_id, count, may_have, waiting(place))
             if held is not None:
                 return held
-            note(words)
+            note(wait)
             time.sleep(_POLL_S)
 
 
 def waiting(before: str = "~") -> dict[str, Sequence[str]]:
-    """{run that waits for GPUs: what the locks of those are named after, none if it may be any}, the first to come
-    first; those before a `place` of `place_in_queue`."""
-    found = dict[str, Sequence[str]]()
+    """Lists {run that waits for GPUs: names of their locks, none if any GPU will do}, the first to come first; only the
+    runs before a place of `place_in_queue`."""
+    locks_of_runs = dict[str, Sequence[str]]()
     for path in sorted((_folder() / "queue").glob("[0-9]*")):
         if path.name >= before:
             break
@@ -232,13 +239,13 @@ def waiting(before: str = "~") -> dict[str, Sequence[str]]:
                 path.unlink()
             else:
                 run, *locks = file.read().decode(errors="replace").split("\n")
-                found[run] = locks
-    return found
+                locks_of_runs[run] = locks
+    return locks_of_runs
 
 
 @contextlib.contextmanager
 def place_in_queue(run_id: str, may_have: Mapping[str, str]) -> Iterator[str]:
-    """A place after all that wait for these GPUs, in the block."""
+    """Holds a place in the block, behind all runs that wait for GPUs."""
     place = f"{time.time_ns():020d}-{os.getpid()}"
     made = _folder() / "queue" / f".{place}"
     lock = _open(made)
@@ -269,17 +276,18 @@ def _open(path: Path) -> int:
             os.close(opened)
 
 
-def _is_in_use(lock: int) -> bool:
-    """Whether processes live of the run that had a GPU last: programs that close what they inherit have no lock."""
+def _look_for_last_run(lock: int) -> bool:
+    """Returns whether processes of the run that had a GPU last are alive: a program that closes inherited files has no
+    lock. If none is, removes the run's name from the lock, so that this is asked once."""
     run_id = os.pread(lock, 200, 0).decode(errors="replace")
     if run_id and run_on_named(run_id):
         return True
-    os.ftruncate(lock, 0)  # so that this is asked once
+    os.ftruncate(lock, 0)
     return False
 
 
 def _locks(lock: int, is_shared: bool = False) -> bool:
-    """Locks an open file; False if another process has it. RunFolderError if its file system has no locks."""
+    """Locks an open file; False if another process has it. Raises RunFolderError if its file system has no locks."""
     hint = "set HPC_GPT_STATE to a folder on a file system with locks (flock), for example a local disk"
     with OsErrorAs(RunFolderError, "cannot lock a file in the state directory", hint):
         try:
@@ -294,7 +302,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         may_have = choice_in(os.environ) or choice_in(choice())
         if (wanted := int(count)) > len(may_have):
-            print(f"note: it asks for {wanted} of {len(may_have)} GPUs here, and has none", file=sys.stderr, flush=True)
+            note = f"note: {name} asks for {wanted} GPUs, but may have only {len(may_have)}: it starts without any"
+            print(note, file=sys.stderr, flush=True)
             wanted = 0
         held = await_gpus(name, wanted, may_have)
     except UserError as fault:

@@ -3,8 +3,9 @@ and does so again if the run goes back to the queue.
 
     python -m hpc_gpt.launcher.local.queue RUN [ATTEMPT]
 
-ATTEMPT has its turn already. Without it the process waits, once its standard input has ended: by then the run's folder
-names it. While it waits any signal ends it; what waits then is the run's state `pending`, and queue.json says for what.
+ATTEMPT has its turn already. Without it the process begins to wait when its standard input ends: by then the run folder
+names the process. While it waits, the run is `pending`, queue.json says what it waits for, and any signal ends the
+process.
 """
 
 import json
@@ -36,7 +37,7 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.environment import GIVEN, as_given, given_environment, job_python, submission_environment
 from hpc_gpt.launcher.attempts.decisions import read_history
 from hpc_gpt.launcher.local import gpus
-from hpc_gpt.launcher.local.controller import goes_on, run_attempt
+from hpc_gpt.launcher.local.controller import judge_and_note, run_attempt
 from hpc_gpt.launcher.watch.control import LOCAL_POLL_S, SLURM_POLL_S
 from hpc_gpt.launcher.watch.status import RunStatus, read_status
 
@@ -45,23 +46,24 @@ QUEUE = "hpc_gpt.launcher.local.queue"
 
 
 def dependencies(resolved: Resolved, logs: Path) -> list[tuple[bool, RunFolder]]:
-    """(whether it has to end well, run) of each that `job.dependency` names. Raises ConfigError, NoSuchRun. A job
-    script's are Slurm's, which mean nothing here: they are left out."""
-    found, asked = list[tuple[bool, RunFolder]](), resolved.job.dependency or ""
-    for part in asked.split(",") if asked and resolved.script is None else ():
+    """Lists (whether it must end well, run) for each run that `job.dependency` names. Raises ConfigError, NoSuchRun.
+
+    A job script's dependencies are left out: they are Slurm's, and mean nothing on this machine.
+    """
+    awaited, dependency = list[tuple[bool, RunFolder]](), resolved.job.dependency or ""
+    for part in dependency.split(",") if dependency and resolved.script is None else ():
         kind, *names = part.split(":")
         if kind not in ("afterany", "afterok") or not all(names) or not names:
-            words = (
-                f"job.dependency is {asked!r}, and this machine without Slurm knows afterany:RUN and afterok:RUN alone"
-            )
-            raise ConfigError(words, "for example --dependency afterok:20261125-1042; several are joined by commas")
-        found += [(kind == "afterok", find_run(name, logs)) for name in names]
-    return found
+            only = "this machine has no Slurm, and knows only afterany:RUN and afterok:RUN"
+            message = f"job.dependency is {dependency!r}; {only}"
+            raise ConfigError(message, "for example --dependency afterok:20261125-1042; several are joined by commas")
+        awaited += [(kind == "afterok", find_run(name, logs)) for name in names]
+    return awaited
 
 
 def unmet(resolved: Resolved, logs: Path) -> str:
-    """Which run is waited for by its dependency; empty if none is. Raises as `dependencies`, and JobRefused if it never
-    comes true."""
+    """Says which run the dependency waits for; empty for none. Raises as `dependencies`, and JobRefused if the
+    dependency can never be met."""
     return _unmet_of(resolved, dependencies(resolved, logs))
 
 
@@ -73,8 +75,8 @@ def _unmet_of(resolved: Resolved, awaited: Sequence[tuple[bool, RunFolder]]) -> 
         if not status.is_known_over:
             return _waits_for(run, status)
         if well and status.state not in GOOD:
-            words = f"job.dependency is {resolved.job.dependency!r}, but run {run.run_id} ended as {status.state}"
-            raise JobRefused(words, "afterany starts after any end")
+            message = f"job.dependency is {resolved.job.dependency!r}, but run {run.run_id} ended as {status.state}"
+            raise JobRefused(message, "afterany starts after any end")
     return ""
 
 
@@ -86,10 +88,10 @@ def _waits_for(run: RunFolder, status: RunStatus) -> str:
 def look_for_turn(
     run: RunFolder, resolved: Resolved, may_have: Mapping[str, str], now: bool
 ) -> tuple[gpus.HeldGpus | None, str]:
-    """(the GPUs of a run that is submitted now, what it waits for); None if it is to wait, for no GPU if `now`. Raises
-    as `unmet`."""
-    if not run.attempts() and (words := unmet(resolved, run.path.parents[1])):
-        return None, words
+    """Returns (the GPUs of a run that is being submitted, what it waits for). The GPUs are None if it has to wait; with
+    `now` it does not wait for GPUs. Raises as `unmet`."""
+    if not run.attempts() and (wait := unmet(resolved, run.path.parents[1])):
+        return None, wait
     count = gpus.needed(resolved, may_have)
     held, waits = gpus.take_for(run.run_id, count, may_have, {} if now else gpus.waiting())
     return (gpus.HeldGpus(), "") if now and held is None else (held, waits)
@@ -97,26 +99,26 @@ def look_for_turn(
 
 def await_turn(run: RunFolder, resolved: Resolved) -> gpus.HeldGpus:
     """Waits for the run's turn, and returns its GPUs. Raises as `unmet`."""
-    said = ""
+    noted = ""
 
-    def note(words: str) -> None:
-        nonlocal said
-        if words != said:
-            note_wait(run, said := words)
+    def note(wait: str) -> None:
+        nonlocal noted
+        if wait != noted:
+            note_wait(run, noted := wait)
 
     if not run.attempts():
         awaited = dependencies(resolved, run.path.parents[1])
         is_slurm = any(line.get("scheduler") == "slurm" for _, other in awaited for line in other.submissions())
-        while words := _unmet_of(resolved, awaited):
-            note(words)
+        while wait := _unmet_of(resolved, awaited):
+            note(wait)
             time.sleep(SLURM_POLL_S if is_slurm else LOCAL_POLL_S)
     may_have = gpus.choice_in(os.environ)
     return gpus.await_gpus(run.run_id, gpus.needed(resolved, may_have), may_have, note)
 
 
-def note_wait(run: RunFolder, words: str) -> None:
-    """Writes what a run waits for. On a full disk over what it waited for before, if that is there."""
-    line = json.dumps({"words": words, "time": time.time()}) + "\n"
+def note_wait(run: RunFolder, wait: str) -> None:
+    """Writes what a run waits for. If the disk is full, overwrites the previous note, if there is one."""
+    line = json.dumps({"words": wait, "time": time.time()}) + "\n"
     try:
         replace_whole(run.waits_for, line)
     except RunFolderError as fault:
@@ -131,18 +133,17 @@ def note_wait(run: RunFolder, words: str) -> None:
 
 
 def start_here(run: RunFolder, resolved: Resolved, now: bool = False) -> tuple[str, str]:
-    """Starts the process of a run, detached from this terminal, and returns at once (its job id, what the run waits
-    for; empty if its first attempt has begun). `now`: it waits for no GPU.
+    """Starts the process of a run, detached from this terminal, and notes it in submissions.jsonl. Returns at once (its
+    job id, what the run waits for; empty if its first attempt has begun). `now`: it does not wait for GPUs.
 
-    It is noted in submissions.jsonl. Raises RunFolderError, also if the run is being trained; as `unmet`; JobRefused if
-    too little of the budget is left.
+    Raises RunFolderError, also if the run is being trained; as `unmet`; JobRefused if too little of the budget is left.
     """
     may_have = _choice_of(resolved, now)
-    code = ready_code(run.path)  # it supervises the run
-    own = job_python(resolved) | code_environment(code, os.environ) | may_have
-    own |= budget_environment(run, resolved, time.time())
-    own |= given_environment(os.environb) if resolved.script is not None else {}
-    environment = submission_environment(os.environ, own)
+    code = ready_code(run.path)  # the run's supervisor runs this code
+    variables = job_python(resolved) | code_environment(code, os.environ) | may_have
+    variables |= budget_environment(run, resolved, time.time())
+    variables |= given_environment(os.environb) if resolved.script is not None else {}
+    environment = submission_environment(os.environ, variables)
     with interrupts_wait(), lock.locked(run):
         held, waits = look_for_turn(run, resolved, gpus.choice_in(may_have), now)
         attempt = begin_attempt(run) if held is not None else None
@@ -158,8 +159,8 @@ def start_here(run: RunFolder, resolved: Resolved, now: bool = False) -> tuple[s
                 pass_fds=held.locks if held is not None else (),
             )
         if held is not None:
-            held.free()  # the process has them
-        # In a process that lives on, nobody else takes note of its end.
+            held.free()  # the new process holds them
+        # If this process lives on, nobody else would reap the new one.
         threading.Thread(target=process.wait, daemon=True).start()
         lock.hand_over(run, lock.process_holder(process.pid))
         if attempt is not None:
@@ -175,7 +176,8 @@ def start_here(run: RunFolder, resolved: Resolved, now: bool = False) -> tuple[s
 
 
 def _choice_of(resolved: Resolved, now: bool) -> dict[str, str]:
-    """The GPUs that a run may have; none if it is not known which there are, and it is to start `now`. JobRefused."""
+    """The GPUs that a run may have. If it is not known which GPUs there are, a run that starts `now` may have none;
+    for any other raises JobRefused."""
     try:
         return gpus.choice(bool(resolved.asked_gpus))
     except JobRefused as fault:
@@ -186,7 +188,8 @@ def _choice_of(resolved: Resolved, now: bool) -> dict[str, str]:
 
 
 def budget_environment(run: RunFolder, resolved: Resolved, now: float) -> dict[str, str]:
-    """HPC_GPT_STOP_AT, the time at which the run's budget is spent; empty without a budget. Raises JobRefused."""
+    """The variable HPC_GPT_STOP_AT, the time at which the run's budget is spent; empty without a budget. Raises
+    JobRefused."""
     job = resolved.job
     past = read_history(run, gpus_of(resolved), now) if job.max_gpu_hours is not None else []
     left_s, why = budget_left(past, job.max_gpu_hours, resolved.gpus, job.signal_lead_s)
@@ -209,7 +212,7 @@ def note_start(run: RunFolder, attempt: Attempt, pid: int, command: list[str], c
 
 def note_attempt(run: RunFolder, attempt: Attempt, pid: int) -> None:
     """Writes attempt.json."""
-    before = sum(each.started().get("job_id") == str(pid) for each in run.attempts() if each.number < attempt.number)
+    before = sum(other.started().get("job_id") == str(pid) for other in run.attempts() if other.number < attempt.number)
     host = platform.node()
     start = {"attempt": attempt.number, "job_id": str(pid), "restart": before, "node_list": host}
     start["started"] = time.time()
@@ -221,9 +224,9 @@ def note_attempt(run: RunFolder, attempt: Attempt, pid: int) -> None:
 
 
 def run_turns(run: RunFolder, attempt: Attempt | None) -> int:
-    """Runs attempts until none follows, and returns the exit code of the last; the first one has its turn if it is
-    given. Raises UserError if the next one cannot start."""
-    resolved, held, pid = run.resolved(), gpus.handed_over(), os.getpid()
+    """Runs attempts until none follows, and returns the exit code of the last one. A given `attempt` has its turn
+    already. Raises UserError if the next attempt cannot start."""
+    resolved, held, pid = run.resolved(), gpus.take_over(), os.getpid()
     while True:
         if attempt is None:
             for signum in SIGNALS:
@@ -239,20 +242,20 @@ def run_turns(run: RunFolder, attempt: Attempt | None) -> int:
             code = run_attempt(run, attempt)
         finally:
             held.free()
-        if not goes_on(run, attempt, resolved):
+        if not judge_and_note(run, attempt, resolved):
             return code
         attempt = None
 
 
 def patiently(run: RunFolder, work: Callable[[], _Made]) -> _Made:
-    """What `work` makes, once the disk has space: what waits for its turn does not end because others have filled it,
-    as a training does not."""
-    return once_there_is_space(work, lambda words: note_wait(run, words))
+    """Does `work` once the disk has space, and returns its result. A run that waits for its turn does not end because
+    others have filled the disk; nor does one that trains."""
+    return once_there_is_space(work, lambda wait: note_wait(run, wait))
 
 
 def _begin_patiently(run: RunFolder, pid: int) -> Attempt:
-    """The next attempt of a process that has waited, whose output goes to its log from now on."""
-    # An attempt's folder alone would take a full disk: the run has begun once it has one.
+    """Begins the attempt of a process that has waited; the process prints into its log from now on."""
+    # A full disk still takes a folder, and with an attempt's folder the run has begun: so a file is written first.
     patiently(run, lambda: replace_whole(run.waits_for, json.dumps({"words": "starts"}) + "\n"))
     attempt = patiently(run, lambda: begin_attempt(run))
     with patiently(run, lambda: attempt.log.open("ab")) as log:
@@ -264,8 +267,8 @@ def _begin_patiently(run: RunFolder, pid: int) -> Attempt:
 
 
 def show_free_gpus(run: RunFolder, resolved: Resolved) -> gpus.HeldGpus:
-    """GPUs for a run in the foreground, which does not wait: if too few are free, or it is not known which
-    there are, it has no locks and sees all."""
+    """Takes the GPUs for a run in the foreground, which does not wait. If too few are free, or it is not known which
+    GPUs there are, it has no locks and sees all GPUs."""
     os.environ.update(_choice_of(resolved, now=True))  # for the jobs of [after], too
     may_have = gpus.choice_in(os.environ)
     held = gpus.take_for(run.run_id, gpus.needed(resolved, may_have), may_have, {})[0] or gpus.HeldGpus()
@@ -274,13 +277,13 @@ def show_free_gpus(run: RunFolder, resolved: Resolved) -> gpus.HeldGpus:
 
 
 def _show(held: gpus.HeldGpus) -> None:
-    """Lets the ranks see the run's GPUs alone, and a job script, whose environment is the submitter's."""
+    """Lets the ranks see only the run's GPUs; also a job script, whose environment is the submitter's."""
     if held.names:
         os.environ.update({**held.visible(), **held.inherited()})
         if GIVEN in os.environ:
-            given = as_given(f"{GIVEN}={os.environ[GIVEN]}".encode())
+            variables = as_given(f"{GIVEN}={os.environ[GIVEN]}".encode())
             shown = {name.encode(): value.encode() for name, value in held.visible().items()}
-            os.environ.update(given_environment({**given, **shown}))
+            os.environ.update(given_environment({**variables, **shown}))
 
 
 def main(arguments: list[str]) -> int:

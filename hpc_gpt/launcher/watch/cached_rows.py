@@ -1,4 +1,4 @@
-"""The rows of `status` of runs that are over, which are cached as `report` caches their records (`readers.cache`)."""
+"""Caches the rows that `status` shows for runs that have ended, as `report` caches records (`reader.cache`)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hpc_gpt.reader.cache import KINDS, CachedEntries
 
 
 class _CachedRow(NamedTuple):
-    """A row's `figures` by name. `submitted`: epoch seconds. `jobs`: those in Slurm, on `cluster`, of its newest job
-    chain. `folder`: where the run was submitted, if that is another place."""
+    """A row's `figures` by name. `submitted`: epoch seconds. `jobs`: the Slurm jobs of its newest job chain, on
+    `cluster`. `folder`: the run folder at the submission, if it has moved since."""
 
     figures: dict[str, Any]
     submitted: float | None
@@ -24,8 +24,8 @@ class _CachedRow(NamedTuple):
 
 
 class CachedRows:
-    """The cached rows of some runs. A row is used while the run's files are the same and Slurm shows none of
-    its jobs."""
+    """The cached rows of some runs. A row is valid while the run's files are unchanged and Slurm shows none of its
+    jobs."""
 
     def __init__(self, runs: Sequence[RunFolder] = ()) -> None:
         self.rows: dict[Path, _CachedRow] = {}
@@ -36,7 +36,7 @@ class CachedRows:
             self._entries = entries_of_runs("rows", runs)
 
     def find(self, run: RunFolder) -> bool:
-        """Looks for a row that fits the run's files; whether there is one."""
+        """Looks for a row that fits the run's files, and returns whether there is one."""
         if self._entries is not None and (cached := self._entries.find(str(run.path))) is not None:
             row = _CachedRow(*cached)
             moved = moved_from(run, {"folder": row.folder}) if row.folder else None
@@ -45,7 +45,7 @@ class CachedRows:
         return run.path in self.rows
 
     def figures(self, run: RunFolder, jobs: Container[str]) -> dict[str, Any] | None:
-        """The figures of the run's row; None if none is cached. `jobs`: those that its cluster shows."""
+        """The figures of the run's row; None if none is cached. `jobs`: the jobs that its cluster shows."""
         row = self.rows.get(run.path)
         if row is None or any(job_id in jobs for job_id in row.jobs):
             return None
@@ -55,7 +55,7 @@ class CachedRows:
     def note(
         self, run: RunFolder, run_state: RunState, figures: Mapping[str, Any], jobs: Container[str] | None
     ) -> None:
-        """Notes the figures of a run's row after `find`, if only its files decide them. `jobs`: as in `figures`, None
+        """Notes the figures of a run's row after `find`, if its files alone decide them. `jobs`: as in `figures`, None
         if Slurm did not answer."""
         if self._entries is None or not run_state.is_settled or figures["after"] or open_jobs(run):
             return
@@ -69,6 +69,6 @@ class CachedRows:
         self._entries.note(str(run.path), row)
 
     def store(self) -> None:
-        """Writes what was noted."""
+        """Writes the noted rows to the cache."""
         if self._entries is not None:
             self._entries.store()

@@ -1,10 +1,10 @@
-"""Removal of files of runs that have ended: checkpoints, and what `report` keeps of their logs; the whole
-folder of a run whose submission was refused, of which nothing was ever queued.
+"""Removes files of runs that have ended: checkpoints, and what `report` caches of their logs; and the whole folder of a
+run whose submission was refused before anything was queued.
 
-A record, log or script of a run that was queued never goes, nor data. Of a run that trains or waits nothing does; one
-whose state is not known may train. Its lock keeps a resumption and a removal apart, as long as checkpoints are renamed:
-what is renamed is none any more, and goes after that (`core.runs.retention`). A submission that resumes notes itself
-as a reader before it looks.
+Records, logs and scripts of a run that was queued are never removed, nor is data. Nothing is removed from a run that
+trains or waits; a run whose state is not known may train. The run's lock keeps a resumption and a removal apart while
+checkpoints are renamed: a renamed folder is not a checkpoint any more, and is deleted after that
+(`core.runs.retention`). A submission that resumes notes itself as a reader before it looks.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ from hpc_gpt.core.slurm.clients import TIMEOUT_S, queued_jobs, squeue
 from hpc_gpt.launcher.watch.status import NO_ANSWER, RunStatus, ask_status
 from hpc_gpt.reader.cache import cache_files_of
 
-# Between two reports of a removal that lasts.
+# Seconds between two reports of a long removal.
 _REPORT_S = 5.0
 
 
@@ -53,7 +53,7 @@ IsSound = Callable[[Path], bool]
 
 @dataclass(frozen=True)
 class CleanRules:
-    """The rules: the newest `keep` sound checkpoints stay, and all of a run that ended in the last `older_s`."""
+    """The newest `keep` sound checkpoints stay, and everything of a run that ended in the last `older_s` seconds."""
 
     keep: int = 1
     older_s: float = 0.0
@@ -61,7 +61,7 @@ class CleanRules:
 
 @dataclass(frozen=True)
 class RoomPiece:
-    """A checkpoint, or the cache of a log: why it may go, or stays."""
+    """A checkpoint, or the cache of a log, and why it may be removed, or stays."""
 
     path: Path
     bytes: int
@@ -70,8 +70,9 @@ class RoomPiece:
 
 @dataclass
 class RunRoom:
-    """What may go of a run. `refused`: why nothing does; `lives`: as it trains, waits or may; `fault`: why a part could
-    not be removed, or nothing may be changed here."""
+    """The files of a run that may be removed, and those that stay. `refused`: why nothing may be removed; `lives`: it
+    is refused because the run trains, waits, or may do so; `fault`: why a part could not be removed, or why nothing
+    in the run may be changed."""
 
     run: RunFolder
     state: str
@@ -83,7 +84,7 @@ class RunRoom:
 
     @property
     def bytes(self) -> int:
-        """The bytes that are free after the removal."""
+        """The bytes that the removal frees."""
         return sum(piece.bytes for piece in self.goes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -99,7 +100,7 @@ class RunRoom:
 
 
 def look(runs: Sequence[RunFolder], rules: CleanRules, is_sound: IsSound = has_all_bytes) -> list[RunRoom]:
-    """What may go of each run; only checkpoints that are sound count as kept. Raises RunFolderError."""
+    """Finds what may be removed from each run; only sound checkpoints count as kept. Raises RunFolderError."""
     statuses, silence = ask_status(runs)
     rooms = [RunRoom(run, status.state) for run, status in zip(runs, statuses, strict=True)]
     roots = {logs_folder(), *(run.path.parent.parent for run in runs)}
@@ -112,7 +113,7 @@ def look(runs: Sequence[RunFolder], rules: CleanRules, is_sound: IsSound = has_a
         elif (ago_s := _ended_ago_s(run)) < rules.older_s:
             room.refused = f"it ended {show_duration(ago_s)} ago"
         elif not all(os.access(path, os.W_OK | os.X_OK) for path in (run.path, run.checkpoints) if path.exists()):
-            room.refused = room.fault = f"you may not change it: it is {user_name(run.path.stat().st_uid)}'s"
+            room.refused = room.fault = f"it belongs to {user_name(run.path.stat().st_uid)}, and you may not change it"
         elif _was_never_queued(run):
             room.goes = [RoomPiece(run.path, bytes_in(run.path), "its submission was refused, and nothing was queued")]
         elif command_of(run) is not None or (run.checkpoints / MEGATRON).exists():
@@ -125,7 +126,7 @@ def look(runs: Sequence[RunFolder], rules: CleanRules, is_sound: IsSound = has_a
 
 @contextlib.contextmanager
 def _fault_of(room: RunRoom) -> Iterator[None]:
-    """Notes what the disk, or another process, refuses in the block."""
+    """Notes an error of the disk, or a refusal by another process, that the block raises."""
     try:
         yield
     except (UserError, OSError) as fault:
@@ -134,23 +135,23 @@ def _fault_of(room: RunRoom) -> Iterator[None]:
 
 
 def _may_live(run: RunFolder, status: RunStatus, silence: str) -> str:
-    """Why a run is taken for one that trains or waits; empty if it is known to have ended."""
+    """Says why a run counts as one that trains or waits; empty if it is known to have ended."""
     if status.state in LIVE:
         return f"it is {status.state}"
     if status.state == "unknown" or status.cause == NO_ANSWER:
-        return "; ".join(filter(None, ("whether it has ended is not known", status.cause)))
+        return "; ".join(filter(None, ("it is not known whether it has ended", status.cause)))
     if status.scheduler != "slurm" or _was_never_queued(run):
         return ""
     if silence:
-        return f"whether a job of it waits is not known: {silence}"
+        return f"it is not known whether one of its jobs waits: {silence}"
     owner = run.path.stat().st_uid
     if owner != os.geteuid():
-        return f"whether a job of it waits is not known: only {user_name(owner)}'s squeue shows that"
+        return f"it is not known whether one of its jobs waits: only squeue of user {user_name(owner)} shows that"
     return ""
 
 
 def _was_never_queued(run: RunFolder) -> bool:
-    """Whether each submission of a run was refused, so that it has no job, no attempt, and nothing that it trained."""
+    """Whether all submissions of a run were refused, so that it has no job, no attempt and no checkpoint."""
     lines = run.submissions()
     refused = all(line.get("refused") and not (line.get("job_id") or line.get("lost")) for line in lines)
     return bool(lines) and refused and not run.attempts() and not any(run.checkpoints.glob("*"))
@@ -165,9 +166,11 @@ def _ended_ago_s(run: RunFolder) -> float:
 def _sort_out(room: RunRoom, rules: CleanRules, is_sound: IsSound, children: Sequence[RunFolder]) -> None:
     run, after = room.run, room.run.resolved().after
     retention = Retention(rules.keep, followed=after.is_asked and after.every > 0)
-    found = list_complete(run.checkpoints)
-    is_sound = is_sound if len(found) > rules.keep else has_all_bytes  # nothing else goes: they are not read
-    newest = step_in(found[0].name) if found else -1
+    checkpoints = list_complete(run.checkpoints)
+    is_sound = (
+        is_sound if len(checkpoints) > rules.keep else has_all_bytes
+    )  # no checkpoint goes, so they need not be read
+    newest = step_in(checkpoints[0].name) if checkpoints else -1
     is_kept = f"--keep {rules.keep}: newer sound ones stay" if rules.keep > 1 else "a newer sound one stays"
     for path, why in retention.sort_out(run.checkpoints, newest, _steps_for(run, children), is_sound):
         may_go = "it was found to be damaged" if path.name.startswith(DAMAGED) else is_kept
@@ -185,7 +188,7 @@ def _caches(run: RunFolder) -> list[Path]:
 
 
 def room_of(run: RunFolder) -> dict[str, int]:
-    """The bytes of a run's `checkpoints`, `logs`, `code`, `caches` of report, and `other` files."""
+    """The bytes of a run's `checkpoints`, `logs`, `code`, report's `caches`, and `other` files."""
     return run_sizes(run, _caches(run))
 
 
@@ -194,8 +197,8 @@ def _is_sound(path: Path) -> bool:
 
 
 def _steps_for(run: RunFolder, children: Sequence[RunFolder]) -> set[int]:
-    """The steps of a run's checkpoints from which runs begin that have none of their own; those of this version have a
-    note in `branches/`, too."""
+    """The steps of a run's checkpoints from which other runs begin that have no checkpoint of their own. Runs of this
+    version also have a note in `branches/`."""
     newest = next((step_in(path.name) for path in list_complete(run.checkpoints) if has_all_bytes(path)), -1)
     steps = set()
     for child in children:
@@ -206,12 +209,14 @@ def _steps_for(run: RunFolder, children: Sequence[RunFolder]) -> set[int]:
 
 
 def clean(run: RunFolder, rules: CleanRules, say: Callable[[str], object]) -> RunRoom:
-    """Removes what may go of a run, and returns that; `say` gets how far a long removal is. What has changed since the
-    run was looked at counts: it is looked at again, under its lock. A checkpoint is sound if its files, read, are as
-    they were written; of a very large one only their sizes are compared."""
+    """Removes what may be removed from a run, and returns it; `say` gets the progress of a long removal.
+
+    The run is looked at again under its lock, as it may have changed. A checkpoint is sound if its files read as they
+    were written; for a very large checkpoint only the sizes are compared.
+    """
     is_sound = functools.cache(_is_sound)
     removal = Removal(run.checkpoints, Retention())
-    (before,) = look([run], rules, is_sound)  # reads, which may take a minute, while a job may still take the lock
+    (before,) = look([run], rules, is_sound)  # without the lock: reading may take a minute, and a job may need the lock
     with _fault_of(before), _locked(run):
         (room,) = look([run], rules, is_sound)
         if _was_never_queued(run) and not room.refused:
@@ -233,13 +238,14 @@ def clean(run: RunFolder, rules: CleanRules, say: Callable[[str], object]) -> Ru
     room.goes = [piece for piece in room.goes if piece not in left]
     room.stays += [RoomPiece(piece.path, piece.bytes, "it was reserved just now") for piece in left]
     if halves := sorted(path.name for path in run.checkpoints.glob(f"{DELETING}*")):
-        room.fault = f"{', '.join(halves[:3])} could not be removed: another user's, or on a disk that refuses?"
+        named = ", ".join(halves[:3])
+        room.fault = f"{named} could not be removed: do they belong to another user, or does the disk refuse it?"
     return room
 
 
 def _remove_folder(run: RunFolder) -> None:
-    """Removes a run's folder. What makes it a run whose submission was refused goes last, so that the next removal
-    finishes one that was cut off."""
+    """Removes a run's folder. The files that show that its submission was refused go last, so that the next removal can
+    finish one that was cut off."""
     for path in sorted(run.path.iterdir()):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -250,8 +256,8 @@ def _remove_folder(run: RunFolder) -> None:
 
 @contextlib.contextmanager
 def _locked(run: RunFolder) -> Iterator[None]:
-    """Holds the run's lock; another removal, which has it for a moment, is waited for. RunLocked if something else has
-    it."""
+    """Holds the run's lock in the block; waits for another removal, which has it for a moment. Raises RunLocked if
+    something else has it."""
     until = time.monotonic() + _REPORT_S
     with contextlib.ExitStack() as stack:
         while True:
@@ -266,7 +272,8 @@ def _locked(run: RunFolder) -> Iterator[None]:
 
 
 def _gone(run: RunFolder) -> Callable[[Holder], bool | None]:
-    """Whether a holder of the lock is gone; of a Slurm job Slurm's queue says it."""
+    """Returns the function that tells whether a holder of the lock is gone, None if unknown. Slurm's queue tells it for
+    a Slurm job."""
 
     def is_gone(other: Holder) -> bool | None:
         if other.slurm_job is None:

@@ -45,21 +45,23 @@ from hpc_gpt.launcher.watch.sweep_rows import count_states
 
 # Seconds between two reads of a state.
 LOCAL_POLL_S = 0.5
-_NOT_YOURS = "if it is another user's: hpc-gpt stop asks a run that trains to save and end, and its user can cancel it"
+_NOT_YOURS = (
+    "if it belongs to another user: hpc-gpt stop asks a run that trains to save and end, and its user can cancel it"
+)
 SLURM_POLL_S = 5.0
-# A run that is `unknown` for so long has ended.
+# A run that stays `unknown` this long has ended.
 UNKNOWN_S = 30.0
 _POLL_S = 0.5
 _MEASURED_S = 10.0
-# Between two questions to the scheduler about a run that does not answer itself.
+# Seconds between two questions to the scheduler about a run that does not answer itself.
 _STATUS_S = 15.0
 
 
 @dataclass(frozen=True)
 class ControlRequest:
-    """A request that was made of a run; `message` describes it, or says why nothing was asked (`refused`).
+    """A request to a run. `message` describes it, or says why it was not made (`refused`).
 
-    `attempt` and `request` are None if it is for the next start of the run's job.
+    `attempt` and `request` are None if the request is for the next start of the run's job.
     """
 
     run: RunFolder
@@ -73,8 +75,8 @@ class ControlRequest:
 def ask_runs(
     runs: Sequence[RunFolder], verb: str, note: Callable[[str], object] = lambda _: None
 ) -> list[ControlRequest]:
-    """Asks each run to `verb`: first its files are written, as far as the run folders allow it, then one question to
-    the scheduler for all completes the answers; `note` gets a line if it does not answer. Raises RunFolderError."""
+    """Asks each run to `verb`. First writes the request files, as far as the run folders allow; then asks the scheduler
+    once for all runs, to complete the answers. `note` gets a line if it does not answer. Raises RunFolderError."""
     folders = zip(runs, read_folders(runs), strict=True)
     written = {run.path: _ask(run, verb, status) for run, status in folders if status.scheduler == "slurm"}
     statuses, silence = ask_status(runs, lambda _: note("Slurm has not answered yet"), limit_s=0)
@@ -84,7 +86,7 @@ def ask_runs(
 
 
 def _ask(run: RunFolder, verb: str, status: RunStatus, written: ControlRequest | None = None) -> ControlRequest:
-    """Asks one run, by its `status`. What is `written` already is not written again, and may have happened since."""
+    """Asks one run, by its `status`. A request that is already `written` is not written again; it may be fulfilled."""
     if written is not None and written.request is not None and (outcome := _outcome(written)) is not None:
         happened, what = outcome
         if happened:
@@ -100,7 +102,7 @@ def _ask(run: RunFolder, verb: str, status: RunStatus, written: ControlRequest |
         message = f"its folder was moved from {status.moved_from}, where its ranks look for requests"
         return ControlRequest(run, verb, f"{message}: move it back, or use hpc-gpt cancel", refused=True)
     if status.run_on:
-        return ControlRequest(run, verb, f"nobody is there to {verb} it: {status.cause}", refused=True)
+        return ControlRequest(run, verb, f"it has no supervisor that could {verb} it: {status.cause}", refused=True)
     try:
         if why := _impossible(run, verb):
             return ControlRequest(run, verb, why, refused=True)
@@ -112,7 +114,7 @@ def _ask(run: RunFolder, verb: str, status: RunStatus, written: ControlRequest |
         cancel_run(run, status)
         return ControlRequest(run, verb, "taken out of the queue, where it waited")
     if verb == "stop":
-        # If the attempt dies before it sees the request, no other attempt is to follow.
+        # If the attempt dies before it sees the request, no other attempt may follow.
         _mark(run)
     if running is not None:
         was_asked = written is not None and written.attempt == running
@@ -121,9 +123,9 @@ def _ask(run: RunFolder, verb: str, status: RunStatus, written: ControlRequest |
         doubt = doubt or (" (once Slurm resumes its job, which is suspended)" if status.state == "suspended" else "")
         message = f"asked to {does(run.resolved(), verb)}{doubt}"
         return ControlRequest(run, verb, message, attempt=running, request=request)
-    waits = "it waits in the queue" if status.state == "pending" else "no attempt of it has begun"
+    waits = "it waits in the queue" if status.state == "pending" else "no attempt has begun"
     if attempts and status.state != "pending":
-        waits = f"{_end_text(attempts[-1])}, and its job has begun no other"
+        waits = f"{_end_text(attempts[-1])}, and its job has not begun another"
     elif attempts and written is not None and written.attempt is not None:
         waits = f"{_end_text(attempts[-1])}; {waits}"
     if verb == "stop":
@@ -134,19 +136,19 @@ def _ask(run: RunFolder, verb: str, status: RunStatus, written: ControlRequest |
 
 
 def nothing_to(verb: str, status: RunStatus) -> str:
-    """Why nothing is asked of a run that is neither queued nor running."""
+    """The refusal for a run that is neither queued nor running."""
     why = f": {status.cause}" if status.cause else ""
     ended = f"it is {status.state}{why}" if status.state == "unknown" else f"it ended as {status.state}"
     return f"nothing to {verb}, {ended}"
 
 
 def _impossible(run: RunFolder, verb: str) -> str:
-    """Why a run cannot do what is asked; empty if it can."""
+    """The reason why a run cannot `verb`; empty if it can."""
     resolved = run.resolved()
     if why := engine_named(resolved.engine.name).why_not(verb, resolved):
         return why
     if verb == "requeue" and newest_submission(run).get("allocation"):
-        return "it is in an allocation of yours: stop it, and resume it with submit --here --resume"
+        return "it runs in an allocation of yours: stop it, and resume it with submit --here --resume"
     if verb == "requeue" and (why := cannot_continue(resolved, requeue=True)):
         resumes = can_resume(resolved.engine)
         return f"{why}: " + ("stop it, and resume it with submit --resume" if resumes else "it would start at step 0")
@@ -154,7 +156,7 @@ def _impossible(run: RunFolder, verb: str) -> str:
 
 
 def _mark(run: RunFolder) -> None:
-    """Marks every job of the run as to be stopped."""
+    """Marks all jobs of the run, so that each ends as stopped."""
 
     def hint(fault: OSError) -> str:
         return hint_on(fault) if isinstance(fault, PermissionError) else f"hpc-gpt cancel {run.run_id}"
@@ -165,8 +167,8 @@ def _mark(run: RunFolder) -> None:
 
 
 def await_answer(control: ControlRequest, say: Callable[[str], object] = lambda _: None) -> tuple[bool, str]:
-    """Waits until a request is fulfilled, or cannot be; returns whether it is, and what happened. `say` gets the run's
-    state every _STATUS_S."""
+    """Waits until a request is fulfilled or cannot be; returns (whether it is fulfilled, what happened). `say` gets the
+    run's state every _STATUS_S."""
     looked = time.monotonic()
     while True:
         if (outcome := _outcome(control)) is not None:
@@ -183,13 +185,13 @@ def await_answer(control: ControlRequest, say: Callable[[str], object] = lambda 
 
 
 def _outcome(control: ControlRequest) -> tuple[bool, str] | None:
-    """The outcome of a request by the run folder; None if it is still open."""
+    """The outcome of a request, from the run folder; None if it is still open."""
     attempt = control.attempt
     if attempt is None:  # the request is for the next start
         attempts = control.run.attempts()
         attempt = attempts[-1] if attempts and attempts[-1].ended().get("ended") == "stopped" else None
         return None if attempt is None else (True, _end_text(attempt))
-    end = attempt.ended()  # read before the answer, which is written before it
+    end = attempt.ended()  # read before the answer: the attempt writes the answer first
     if control.request is not None and control.verb == "save" and (answer := answer_of(attempt, control.request)):
         done = bool(answer.get("done"))
         return done, f"saved after step {answer.get('step')}" if done else str(answer.get("words"))
@@ -203,7 +205,7 @@ def _outcome(control: ControlRequest) -> tuple[bool, str] | None:
     if end:
         wanted = {"stop": "stopped", "requeue": "requeued"}.get(control.verb)
         return end.get("ended") == wanted, _end_text(attempt)
-    later = [each for each in control.run.attempts() if each.number > attempt.number]
+    later = [other for other in control.run.attempts() if other.number > attempt.number]
     return (
         (False, f"attempt {attempt.number} ended without an answer, attempt {later[-1].number} runs") if later else None
     )
@@ -219,18 +221,18 @@ def _end_text(attempt: Attempt) -> str:
 
 
 def cancel_now(run: RunFolder, row: RunStatus) -> str | None:
-    """`cancel_run` of a run with a `row` of `status`, once a job whose sbatch got no answer is known or cannot come.
-    Raises as `await_lost` and `cancel_run`."""
+    """Cancels a run with its `row` of `status`; if sbatch got no answer, first waits until the job is known or can no
+    longer come. Returns as `cancel_run`; raises as `await_lost` and `cancel_run`."""
     row = await_lost(run) or row
     return cancel_run(run, row if row.scheduler == "slurm" else None)
 
 
 def cancel_run(run: RunFolder, status: RunStatus | None = None, save: bool = False) -> str | None:
-    """Cancels the run's queued or running jobs; returns the job id, or None if there was none. `save`: if it runs, it
-    is asked to save and stop, as by one Ctrl-C.
+    """Cancels the run's queued or running jobs; returns the job id, or None if there was none. `save`: a run that is
+    running is asked to save and stop, as by one Ctrl-C.
 
-    For a run that waits here until a sweep comes to it the id is IN_QUEUE. With a known `status` the scheduler is not
-    asked first. Raises SlurmUnreachable, JobRefused; RunFolderError for a local run on another machine.
+    The id is IN_QUEUE for a run that waits on this machine for its turn in a sweep. With a `status` the scheduler is
+    not asked first. Raises SlurmUnreachable, JobRefused; RunFolderError for a local run on another machine.
     """
     status = status or read_own_status(run)
     if status.removed_pid is not None:
@@ -242,15 +244,16 @@ def cancel_run(run: RunFolder, status: RunStatus | None = None, save: bool = Fal
 
 
 def _end_without_supervisor(run: RunFolder) -> str | None:
-    """Ends what is left of a run that has written its end, and whose supervisor was killed before it had ended all; the
-    job id, None if nothing is left."""
+    """Ends the remaining processes of a run that has written its end, if its supervisor was killed before it could end
+    them all; returns the job id, None if nothing is left."""
     line, owner = newest_submission(run), holder(run)
     is_gone = owner is not None and owner.slurm_job is None and owner.is_gone()
     return str(line.get("job_id")) if is_gone and end_run_on(run, KILL_WAIT_S) else None
 
 
 def _end_removed(run: RunFolder) -> str | None:
-    """Ends the process of a run without a folder, which passes the signal on; its pid, None if it has ended."""
+    """Signals the process of a run without a folder, which passes the signal on; returns its pid, None if it has
+    ended."""
     pid, started = removed_runs().get(run.path, (None, None))
     with OsErrorAs(RunFolderError, f"cannot end process {pid} of run {run.run_id}", _NOT_YOURS):
         return str(pid) if send(pid, started, signal.SIGTERM) else None
@@ -272,23 +275,23 @@ def _end(run: RunFolder, line: dict[str, Any], save: bool) -> str:
     """Marks and signals the run's jobs. A local controller passes either signal on and gives its ranks time to save."""
     job_id = mark_of(line) or str(line["job_id"])
     is_local = line.get("scheduler") == "local"
-    # Without its line in submissions.jsonl the id of a local job, which is a process, would be given to scancel.
+    # A local job's id is a pid. If its line in submissions.jsonl is lost, the pid would be passed to scancel.
     scheduler = None
     with contextlib.suppress(RunFolderError):
         scheduler = run.resolved().cluster.scheduler
     if not is_local and scheduler == "local":
         message = f"{run.path}: submissions.jsonl is damaged, and does not say which process {job_id} is"
         raise RunFolderError(message, f"hpc-gpt stop {run.run_id} saves and ends it")
-    if is_local and job_id != IN_QUEUE:  # before anything is marked: it would end a run that goes on
+    if is_local and job_id != IN_QUEUE:  # before anything is marked: a mark would end a run that cannot be signalled
         with OsErrorAs(RunFolderError, f"cannot end process {job_id} of run {run.run_id}", _NOT_YOURS):
             send_to(line, 0)
     # The later jobs of the chain come first, so that none starts when this one ends.
     chain = [] if is_local else newest_chain(run)
-    later = [str(each["job_id"]) for each in chain if str(each["job_id"]) != job_id]
-    for each in (*later, job_id):
-        by_hand = f"{scancel_command(each, run.slurm_cluster())} ends a Slurm job"
+    later = [str(submission["job_id"]) for submission in chain if str(submission["job_id"]) != job_id]
+    for job in (*later, job_id):
+        by_hand = f"{scancel_command(job, run.slurm_cluster())} ends a Slurm job"
         with OsErrorAs(RunFolderError, f"cannot write the cancel mark in {run.path}", by_hand):
-            run.mark_cancelled(each)
+            run.mark_cancelled(job)
     if job_id == IN_QUEUE:  # the process that runs the sweep skips it
         return job_id
     if is_local:
@@ -305,7 +308,8 @@ def _end(run: RunFolder, line: dict[str, Any], save: bool) -> str:
 
 
 def wait_for(run: RunFolder, interrupts: int = 0) -> RunStatus:
-    """Prints progress until the run has ended, and returns its last status. `interrupts`: the Ctrl-Cs before this call.
+    """Prints progress until the run has ended, and returns its last status. `interrupts`: the number of Ctrl-Cs before
+    this call.
 
     The first Ctrl-C asks the run to save and stop (a waiting job is cancelled), the second cancels it, the third ends
     the wait at once and raises KeyboardInterrupt. Raises JobFailed if the run's last state is not in GOOD.
@@ -316,7 +320,8 @@ def wait_for(run: RunFolder, interrupts: int = 0) -> RunStatus:
 
 
 def await_measurements(run: RunFolder) -> None:
-    """Waits until rank 0 of a run that has just ended here has written what it measured, or is gone; 10 s at most."""
+    """Waits until rank 0 of a run that has just ended on this machine has written its measurements, or is gone; 10 s at
+    most."""
     until = time.monotonic() + _MEASURED_S
     for attempt in run.attempts()[-1:]:
         rank = attempt.ranks / "0.json"
@@ -327,27 +332,27 @@ def await_measurements(run: RunFolder) -> None:
 
 
 def check_end(run: RunFolder, status: RunStatus, hint: str = "") -> None:
-    """JobFailed, with a `hint`, if the state in which a run has ended is not in GOOD."""
+    """Raises JobFailed, with a `hint`, if a run has ended in a state that is not in GOOD."""
     if status.state not in GOOD:
         end = f"run {run.run_id}: {describe(status)}"
         raise JobFailed(f"{end}; {status.cause}" if status.cause else end, hint or f"hpc-gpt why {run.run_id}")
 
 
 def end_of_wait(run: RunFolder, status: RunStatus, hint: str = "") -> None:
-    """Prints how a run has ended. Raises as `check_end`."""
+    """Prints how a run has ended, and the next command. Raises as `check_end`."""
     check_end(run, status, hint)
     sys.stderr.write(f"run {run.run_id}: {describe(status)}\nnext: hpc-gpt report {quote(name_here(run))}\n")
 
 
 def wait_for_all(runs: Sequence[RunFolder], interrupts: int = 0) -> list[RunStatus]:
-    """`wait_for` for the runs of a sweep: print how many are in each state. A Ctrl-C is for all of them.
+    """Waits for the runs of a sweep as `wait_for` does, and prints how many are in each state. A Ctrl-C is for all.
 
     Raises JobFailed if the last state of any of them is not in GOOD.
     """
     statuses = follow(runs, count_states, interrupts)
     bad = [status for status in statuses if status.state not in GOOD]
     if bad:
-        ends = [f"run {each.run}: {each.row or each.name} {describe(each)}" for each in bad]
+        ends = [f"run {status.run}: {status.row or status.name} {describe(status)}" for status in bad]
         raise JobFailed("\n".join(ends), f"hpc-gpt why {bad[0].run}")
     return statuses
 
@@ -381,7 +386,7 @@ def follow(
 
 
 def until_over(runs: Sequence[RunFolder]) -> Iterator[list[RunStatus]]:
-    """The statuses of the runs from time to time, until every run has ended."""
+    """Yields the statuses of the runs from time to time, until every run has ended."""
     unknown_since: float | None = None
     while True:
         statuses = read_status(runs)
@@ -398,7 +403,7 @@ def until_over(runs: Sequence[RunFolder]) -> Iterator[list[RunStatus]]:
 
 
 def describe(status: RunStatus) -> str:
-    """A status as one line: `running  step 20/200  loss 3.214  5120 tokens/s`."""
+    """Writes a status as one line: `running  step 20/200  loss 3.214  5120 tokens/s`."""
     parts = [status.state]
     if status.step is not None:
         parts.append(f"step {status.step}/{status.steps}" if status.steps else f"step {status.step}")
@@ -420,8 +425,8 @@ def _how_they_stop(runs: Sequence[RunFolder]) -> str:
 
 
 def _interrupt(runs: Sequence[RunFolder], count: int, statuses: Sequence[RunStatus]) -> None:
-    """Handles Ctrl-C: the first one stops the runs, the second cancels them, by the known `statuses`, because a third
-    Ctrl-C may come meanwhile."""
+    """Handles Ctrl-C: the first one stops the runs, the second cancels them. The second uses the last `statuses`,
+    because a third Ctrl-C may come while Slurm is asked."""
     begin = "\n" if sys.stderr.isatty() else ""  # after the terminal's ^C
     what = "the run is" if len(runs) == 1 else f"the {len(runs)} runs are"
     if count == 1:

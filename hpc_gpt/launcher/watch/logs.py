@@ -1,4 +1,4 @@
-"""The logs of runs, as they are and as they grow."""
+"""Prints the logs of runs, once or as they grow."""
 
 import codecs
 import collections
@@ -40,7 +40,7 @@ class Output(Protocol):
 
 
 def log_path(run: RunFolder, attempt: int | None = None) -> Path:
-    """The log of an attempt, by default the last one with a log; else the output of the script itself.
+    """The log of an attempt, by default of the last attempt that has one; else the output of the script itself.
 
     Raises NoSuchRun if there is no such attempt, or no log yet.
     """
@@ -52,30 +52,32 @@ def log_path(run: RunFolder, attempt: int | None = None) -> Path:
                 f"hpc-gpt status {run.run_id}",
             )
         return run.attempt(attempt).log
-    logs = [each.log for each in attempts if each.log.exists()]
+    logs = [candidate.log for candidate in attempts if candidate.log.exists()]
     if logs:
         return logs[-1]
-    own = sorted(run.path.glob("slurm-*.out"), key=lambda path: path.stat().st_mtime)
-    if own:
-        return own[-1]
+    script_outputs = sorted(run.path.glob("slurm-*.out"), key=lambda path: path.stat().st_mtime)
+    if script_outputs:
+        return script_outputs[-1]
     raise NoSuchRun(f"run {run.run_id} has written no log yet", f"hpc-gpt logs {run.run_id} -f waits for it")
 
 
 def with_errors(log: Path) -> list[Path]:
-    """A log, and the standard error of its attempt if a job script asks for a file of its own and has written to it."""
+    """The log, and the attempt's standard error if a job script wrote that to a file of its own."""
     err = Attempt(log.parent).err
     return [log, err] if err != log and err.is_file() and err.stat().st_size else [log]
 
 
 def copy_rank(run: RunFolder, number: int | None, rank: int, tail: int | None, out: Output, paths: bool) -> None:
-    """Copies what an attempt's log has of one rank, then the rank's own files, each with a line that names it; `paths`:
-    only these names. Raises NoSuchRun if there is nothing."""
+    """Copies one rank's lines of an attempt's log, then the rank's own files, each after a line that names it.
+
+    `paths`: copies only these names. Raises NoSuchRun if there is nothing.
+    """
     log = log_path(run, number)
     labelled = {path: _lines_of(run, path, rank, tail) for path in with_errors(log)}
     files = [*(path for path, lines in labelled.items() if lines), *_files_of(Attempt(log.parent), rank)]
     if not files:
         hint = f"srun --label or --output=rank-%t.txt separates them; hpc-gpt shell {run.run_id} --rank {rank}"
-        raise NoSuchRun(f"no line of {log} is labelled with rank {rank}, and no file is its own", hint)
+        raise NoSuchRun(f"no line of {log} is labelled with rank {rank}, and the rank has no file of its own", hint)
     for path in files:
         if paths or path != log:
             shown = path.relative_to(run.path) if path.is_relative_to(run.path) and not paths else path
@@ -88,38 +90,42 @@ def copy_rank(run: RunFolder, number: int | None, rank: int, tail: int | None, o
 
 
 def _lines_of(run: RunFolder, path: Path, rank: int, tail: int | None) -> Collection[bytes]:
-    """The last `tail` lines of a log that are labelled with a rank; of our trainer rank 0's have no label."""
-    from hpc_gpt.reader.logs.matches import rank_of  # which has numpy
+    """The last `tail` lines of a log that are labelled with a rank; our trainer's rank 0 writes lines without a
+    label."""
+    from hpc_gpt.reader.logs.matches import rank_of  # needs numpy
 
     bare = 0 if engine_named(run.resolved().engine.name).writes_metrics else None
     with contextlib.suppress(FileNotFoundError), open_regular(path) as file:
-        found = (
+        lines_of_rank = (
             line
             for line in file
             if (of := rank_of(line.decode(errors="replace"))) == rank or (of, rank) == (None, bare)
         )
-        return collections.deque(found, tail)
+        return collections.deque(lines_of_rank, tail)
     return ()
 
 
 def _files_of(attempt: Attempt, rank: int) -> list[Path]:
-    """The files that are one rank's alone: by a word or a folder of their names, else by the one number in which names
-    of several differ; and its stacks."""
+    """The files that belong to one rank alone, and its stacks. A word or a folder in a file's name tells the rank, else
+    the one number in which the names of several files differ."""
     from hpc_gpt.reader.records.discovery import is_rank_number, log_name
 
     names = [log_name(path) for path in attempt.logs if path not in (attempt.log, attempt.err)]
-    found = [name.path for name in names if name.rank == rank]
+    paths = [name.path for name in names if name.rank == rank]
     for shape in {name.shape for name in names if name.rank is None}:
         alike = [name for name in names if name.shape == shape and name.rank is None]
         places = [place for place in range(len(alike[0].numbers)) if is_rank_number(alike, place)]
-        found += [name.path for name in alike if places and int(name.numbers[places[-1]]) == rank]
-    return found + [path for path in [attempt.stacks / f"{rank}.txt"] if path.is_file()]
+        paths += [name.path for name in alike if places and int(name.numbers[places[-1]]) == rank]
+    return paths + [path for path in [attempt.stacks / f"{rank}.txt"] if path.is_file()]
 
 
 def copy_tail(path: Path, lines: int | None, out: Output) -> int:
-    """Copies the last `lines` lines of a log to `out`, or all for None, in pieces; returns the place after them, which
-    was the end when it began to read. RunFolderError if it is no file; one that is missing is empty."""
-    with OsErrorAs(RunFolderError, f"cannot read {path}", "hpc-gpt logs --path names it"):
+    """Copies the last `lines` lines of a log to `out`, or all for None, in pieces.
+
+    Returns the position after them: the log's end when the copy began. Raises RunFolderError if it is not a file; a
+    missing log counts as empty.
+    """
+    with OsErrorAs(RunFolderError, f"cannot read {path}", "hpc-gpt logs --path prints the log's path"):
         try:
             file = open_regular(path)
         except FileNotFoundError:
@@ -130,15 +136,15 @@ def copy_tail(path: Path, lines: int | None, out: Output) -> int:
 
 
 def _place_of_tail(file: BinaryIO, lines: int) -> tuple[int, int]:
-    """(where the last `lines` lines of a file begin, its end), of its last 64 MiB. A bar's carriage returns end lines,
-    too."""
+    """(begin of the last `lines` lines, end of the file). Looks at the last 64 MiB; the carriage returns of a progress
+    bar end lines, too."""
     count, size, later = 0, None, b""
     for begin, block in blocks_from_end(file):
         size = begin + len(block) if size is None else size
         if not lines:
             return size, size
         for end in reversed([match.end() for match in _LINE_END.finditer(block)]):
-            is_cut = end == len(block) and later == b"\n" and block.endswith(b"\r")  # of \r\n
+            is_cut = end == len(block) and later == b"\n" and block.endswith(b"\r")  # \r\n lies in two blocks
             if begin + end == size or is_cut:
                 continue
             count += 1
@@ -151,7 +157,7 @@ def _place_of_tail(file: BinaryIO, lines: int) -> tuple[int, int]:
 
 
 def _copy(file: BinaryIO, begin: int, out: Output, most: float = math.inf) -> int:
-    """Copies a file from a place on to `out`, at most so many bytes; returns how many."""
+    """Copies at most `most` bytes of a file, from `begin` on, to `out`; returns the number of bytes."""
     copied = 0
     file.seek(begin)
     while piece := file.read(int(min(_PIECE_BYTES, most - copied))):
@@ -161,7 +167,7 @@ def _copy(file: BinaryIO, begin: int, out: Output, most: float = math.inf) -> in
 
 
 class _PlainOutput:
-    """A terminal, which gets the text of what is written without its control sequences: a log is anybody's."""
+    """A terminal, which gets text without control sequences, as any program may have written a log."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out
@@ -183,10 +189,10 @@ def log_output() -> Output:
 
 
 def follow_logs(run: RunFolder, attempt: int | None, tail: int | None, out: Output) -> None:
-    """Copies the log to `out` as it grows, and those of later attempts, until the run has ended or nobody reads stdout.
+    """Copies the log, and those of later attempts, to `out` as they grow, until the run ends or nobody reads stdout.
 
-    Waits for the first log. The log is copied while Slurm does not answer, too; stderr says so once. Raises NoSuchRun
-    if there is no such attempt, or if the run ended without a log, and RunFolderError if its folder has gone.
+    Waits for the first log. If Slurm does not answer, the log is still copied, and stderr says so once. Raises
+    NoSuchRun if there is no such attempt, or if the run ended without a log, and RunFolderError if its folder is gone.
     """
     shown = _Shown(run, tail, out)
     asked_at: float | None = None
@@ -226,8 +232,8 @@ def follow_logs(run: RunFolder, attempt: int | None, tail: int | None, out: Outp
 
 
 class _Shown:
-    """What has been copied of a run's logs to `out`, from the last `tail` lines of the first on. A line names the file
-    before another one's text."""
+    """Copies a run's logs to `out`, from the last `tail` lines of the first log on, and notes the positions. When the
+    file changes, a line names the next one."""
 
     def __init__(self, run: RunFolder, tail: int | None, out: Output) -> None:
         self._run, self._tail, self._out = run, tail, out
@@ -236,9 +242,9 @@ class _Shown:
         self.newest: Path | None = None
 
     def copy(self, newest: Path) -> None:
-        """Copies what is new of the newest log and its standard error; of the log before it, too, if it is another."""
+        """Copies what has been added to the newest log and its standard error, and to the previous newest log."""
         before, self.newest = self.newest, newest
-        for path in dict.fromkeys(each for log in (before, newest) if log is not None for each in with_errors(log)):
+        for path in dict.fromkeys(path for log in (before, newest) if log is not None for path in with_errors(log)):
             if path not in self._places and self._last is None and self._tail is not None:
                 self._places[path] = copy_tail(path, self._tail, self._out)
                 self._last = path
@@ -259,7 +265,7 @@ class _Shown:
 
 
 def _ask(run: RunFolder) -> Future[tuple[RunStatus, str]]:
-    """(status, silence) of `ask_status` for one run, on a thread, which may wait for Slurm."""
+    """Calls `ask_status` for one run on a thread, as it may wait for Slurm; the result is (status, silence)."""
     answer: Future[tuple[RunStatus, str]] = Future()
 
     def ask() -> None:

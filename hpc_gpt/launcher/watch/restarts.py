@@ -1,8 +1,8 @@
-"""The pace of a run of several attempts, and what its restarts cost, by the files of its attempts.
+"""Computes the pace of a run of several attempts, and what its restarts cost, from the files of its attempts.
 
 A restart costs the end of an attempt after its last step, the start of the next one, and the steps that this one trains
-again. The first start and the last end are those of any run, and do not count; nor does the time between two attempts,
-in which the run has no GPUs.
+again. The first start and the last end do not count, as every run has them; nor does the time between two attempts, in
+which the run has no GPUs.
 """
 
 import time
@@ -20,10 +20,11 @@ _FIRST_BYTES = 8192
 
 @dataclass(frozen=True)
 class Restarts:
-    """`attempts` took `total_s` together, of which restarts cost `lost_s`, and trained `steps`, each counted once.
+    """The cost of a run's restarts. `attempts` attempts took `total_s` together and trained `steps` steps, each counted
+    once; restarts cost `lost_s` of that time.
 
-    `between_s`: from the end of each attempt to the start of the next. `by_limit`: of the attempts that another one
-    follows, most were ended by the time limit.
+    `between_s`: seconds between the end of an attempt and the start of the next, summed. `by_limit`: the time limit
+    ended most of the attempts that were followed by another.
     """
 
     attempts: int
@@ -40,7 +41,7 @@ class Restarts:
 
     @property
     def step_s(self) -> float | None:
-        """Seconds a step over the time of all attempts; None without a step."""
+        """Seconds per step over the time of all attempts; None without a step."""
         return self.total_s / self.steps if self.steps else None
 
     @property
@@ -48,7 +49,7 @@ class Restarts:
         return self.share > MOST_SHARE
 
     def text(self, left: int | None = None) -> str:
-        """The pace, the cost, what to do if it is too high, and how long `left` steps take so."""
+        """Describes the pace, the cost, what to do if it is too high, and how long `left` steps take at this pace."""
         text = f"{self.attempts} attempts trained {self.steps:,} steps in {show_duration(self.total_s)}"
         if self.step_s is not None:
             without = (self.total_s - self.lost_s) / self.steps
@@ -57,11 +58,11 @@ class Restarts:
         if self.between_s >= 1:
             text += f", and {show_duration(self.between_s)} passed between the attempts"
         if left is not None and left > 0 and self.step_s is not None:
-            text += f"; the other {left:,} steps take {show_duration(left * self.step_s)} at this pace"
+            text += f"; the remaining {left:,} steps take {show_duration(left * self.step_s)} at this pace"
         if not self.is_too_much:
             return text
         remedy = (
-            "more job.time, or a smaller job.signal_lead_s, leaves them more"
+            "a longer job.time or a smaller job.signal_lead_s gives attempts more time to train"
             if self.by_limit
             else "hpc-gpt why says how they ended"
         )
@@ -85,26 +86,26 @@ class _AttemptSpan:
 
 
 def read_restarts(attempts: Sequence[Attempt], live: bool) -> Restarts | None:
-    """What the restarts of a run have cost; None with fewer than two attempts that began, or without their times.
+    """Computes what the restarts of a run have cost; None with fewer than two attempts that began, or without times.
 
     `live`: the last attempt may still run.
     """
-    counted = [each for each in attempts if each.ended().get("ended") != "refused"]
+    counted = [attempt for attempt in attempts if attempt.ended().get("ended") != "refused"]
     if len(counted) < 2:
         return None
     now = time.time()
-    spans = [_read(each, now if live and each == counted[-1] else None) for each in counted]
+    spans = [_read(attempt, now if live and attempt == counted[-1] else None) for attempt in counted]
     stretches = [span for span in spans if span is not None]
     if len(stretches) < 2:
         return None
     kept_s, steps = 0.0, 0
-    for index, each in enumerate(stretches):
-        upto = min(each.step, _kept_upto(each, stretches[index + 1 :]))
-        if each.step > each.base and upto > each.base:
-            steps += upto - each.base
-            kept_s += (each.train_ended - each.train_began) * (upto - each.base) / (each.step - each.base)
+    for index, span in enumerate(stretches):
+        upto = min(span.step, _kept_upto(span, stretches[index + 1 :]))
+        if span.step > span.base and upto > span.base:
+            steps += upto - span.base
+            kept_s += (span.train_ended - span.train_began) * (upto - span.base) / (span.step - span.base)
     first, last = stretches[0], stretches[-1]
-    total_s = sum(each.ended - each.began for each in stretches)
+    total_s = sum(span.ended - span.began for span in stretches)
     usual_s = (first.train_began - first.began if first.step > first.base else 0.0) + (
         last.ended - last.train_ended if last.step > last.base else 0.0
     )
@@ -116,21 +117,22 @@ def read_restarts(attempts: Sequence[Attempt], live: bool) -> Restarts | None:
         steps=steps,
         total_s=total_s,
         lost_s=min(total_s, max(0.0, total_s - kept_s - usual_s)),
-        between_s=sum(max(0.0, after.began - each.ended) for each, after in zip(followed, stretches[1:], strict=True)),
-        by_limit=2 * sum(each.ended_as == "walltime" for each in followed) >= len(followed),
+        between_s=sum(max(0.0, after.began - span.ended) for span, after in zip(followed, stretches[1:], strict=True)),
+        by_limit=2 * sum(span.ended_as == "walltime" for span in followed) >= len(followed),
     )
 
 
 def _kept_upto(stretch: _AttemptSpan, later: Sequence[_AttemptSpan]) -> int:
-    """The last step of an attempt that no later attempt trains again."""
+    """The last step of an attempt that later attempts do not train again."""
     if not later:
         return stretch.step
-    resumed = next((each.resumed for each in later if each.resumed is not None), stretch.saved)
+    resumed = next((span.resumed for span in later if span.resumed is not None), stretch.saved)
     return stretch.step if resumed is None else resumed
 
 
 def _read(attempt: Attempt, now: float | None) -> _AttemptSpan | None:
-    """One attempt; None without its start, or without any time after that. `now`: it may still run."""
+    """Reads one attempt; None without its start, or without any time after that. `now`: the time, if it may still
+    run."""
     began = attempt.started().get("started")
     end, verdict = attempt.ended(), attempt.verdict()
     first = next(iter(read_stored_lines(attempt.metrics, first_bytes=_FIRST_BYTES)), {})

@@ -62,14 +62,14 @@ from hpc_gpt.launcher.watch.restarts import read_restarts
 from hpc_gpt.reader.attempt_cause import cause_before_attempts
 
 NO_ANSWER = "Slurm does not answer"
-# {job id: (long state name, reason)} by Slurm; and that of each cluster, None if it did not answer.
+# {job id: (long state name, reason)} as Slurm shows it; and one such table per cluster, None if it did not answer.
 JobStates = Mapping[str, tuple[str, str]]
 ClusterStates = Mapping[str | None, JobStates | None]
-# A job that was sent to a controller that stood still is queued so soon after that answers again.
+# A job that was sent while the controller stood still is queued this soon after the controller answers again.
 _ARRIVES_S = 10.0
-# Slurm's answer within this time is waited for before anything is shown.
+# Nothing is shown before Slurm has answered or this time has passed.
 EARLY_S = 0.5
-# Of a job's output, of which an attempt has a log of its own.
+# This much of the end of a job's output is read; each attempt has its own log.
 _OUTPUT_BYTES = 65536
 
 
@@ -77,13 +77,14 @@ _OUTPUT_BYTES = 65536
 class RunStatus:
     """One run as `status` shows it. `state` is a class of `core.ends.failures`.
 
-    Of a run of several attempts, `pace` says what it trains in which time and what restarts cost; `overall_step_s` and
-    `restart_share` are its figures. `moved_from`: where the run folder was at the submission, if it is there no more.
-    `age_s`: since its first submission. `left_s`: what its other steps take at its pace, while it runs. `gpu_hours`: of
-    all its attempts. `branch_of`: RUN@STEP that a branch begins from. `after`: step, job, state and code of each
-    job of `[after]`. `suspended`: whether that is its state. `run_on`: processes of it on this machine whose supervisor
-    was killed. `still`: since when a program that is not ours makes no step, and what its watch does about it.
-    `removed_pid`: the process on this machine of a run whose folder was removed while it runs.
+    `pace`: for a run of several attempts, how fast it trains and what restarts cost; `overall_step_s` and
+    `restart_share` are its figures. `moved_from`: the run folder's path at the submission, if it has moved since.
+    `age_s`: seconds since the first submission. `left_s`: seconds that the remaining steps take at its pace, while it
+    runs. `gpu_hours`: the sum over all its attempts. `branch_of`: the RUN@STEP that a branch begins from. `after`:
+    step, job, state and code of each job of `[after]`. `suspended`: that is its state. `run_on`: its
+    processes on this machine whose supervisor was killed. `still`: since when a program that is not ours has made no
+    step, and what its watch does about it. `removed_pid`: its process on this machine, if its folder was removed while
+    it runs.
     """
 
     run: str
@@ -124,11 +125,11 @@ class RunStatus:
 
     @property
     def is_known_over(self) -> bool:
-        """Whether the run has ended, and how is known."""
+        """Whether the run has ended and it is known how."""
         return self.is_over and self.state != "unknown"
 
     def to_dict(self) -> dict[str, Any]:
-        """The status for JSON, which has no NaN: such a loss becomes null."""
+        """The status for JSON. JSON has no NaN, so a loss that is NaN becomes null."""
         return {entry.name: finite(getattr(self, entry.name)) for entry in fields(self)}
 
 
@@ -138,7 +139,7 @@ def read_status(runs: Sequence[RunFolder]) -> list[RunStatus]:
 
 
 def read_folders(runs: Sequence[RunFolder]) -> list[RunStatus]:
-    """The state of each run as its folder says it, without a question to Slurm."""
+    """The state of each run by its folder alone; Slurm is not asked."""
     return _rows([CachedRun(run.path) for run in runs], {}, CachedRows())
 
 
@@ -147,19 +148,19 @@ def ask_status(
     early: Callable[[list[RunStatus]], object] = lambda _: None,
     limit_s: float = TIMEOUT_S,
 ) -> tuple[list[RunStatus], str]:
-    """(the state of each run, why Slurm's part is missing; empty if it is not).
+    """Returns (the state of each run, why Slurm's part is missing; empty if it is not).
 
-    Each Slurm cluster with jobs of the runs is asked once. If it does not answer at once, `early`
-    gets what the run folders say. If these say that every run has ended, Slurm could only add that a job was requeued
-    by hand, and it has `patience_s` in all; else `limit_s`, if that is more. Raises ConfigError as `patience_s`.
+    Each Slurm cluster with jobs of the runs is asked once. If it does not answer at once, `early` gets the states by
+    the run folders. If these say that every run has ended, Slurm could only add that a job was requeued by hand, so it
+    gets `patience_s` in all; else it gets the larger of `patience_s` and `limit_s`. Raises ConfigError as `patience_s`.
     """
     seen = [CachedRun(run.path) for run in runs]
     cached = within_time(CachedRows, [seen])[0] or CachedRows()
-    # What a folder says is read now, and kept.
+    # The folders are read now, and the reads are cached.
     answers = within_time(lambda run: cached.find(run) or _read_ahead(run), seen)
     if None in answers:
-        rest = [run for run, is_read in zip(runs, answers, strict=True) if is_read]
-        rows, silence = ask_status(rest, early, limit_s)
+        readable = [run for run, is_read in zip(runs, answers, strict=True) if is_read]
+        rows, silence = ask_status(readable, early, limit_s)
         left = iter(rows)
         return [next(left) if is_read else _silent(run) for run, is_read in zip(runs, answers, strict=True)], silence
     unknown = [run for run in seen if run.path not in cached.rows]
@@ -194,7 +195,7 @@ def ask_status(
         silence = silence or unanswered
     if by_folder and all(of_cluster is None for of_cluster in states.values()):
         return by_folder, silence
-    # What a live run has written since Slurm was asked counts.
+    # A live run may have written since Slurm was asked, so its folder is read again.
     seen = [CachedRun(run.path) if opened.get(run.path) else read.get(run.path, run) for run in seen]
     return _rows(seen, states, cached), silence
 
@@ -217,7 +218,7 @@ def _silent(run: RunFolder) -> RunStatus:
 
 
 def _with_found(runs: list[CachedRun], wait: Callable[[Client], Answer]) -> list[CachedRun]:
-    """The runs, read again if a job was found whose sbatch had got no answer."""
+    """Returns the runs; one whose sbatch got no answer is read again if its job was found."""
     after = []
     for run in runs:
         line, job_id = newest_submission(run), ""
@@ -229,8 +230,9 @@ def _with_found(runs: list[CachedRun], wait: Callable[[Client], Answer]) -> list
 
 
 def await_lost(run: RunFolder) -> RunStatus | None:
-    """The status of a run whose sbatch got no answer, once its job is known or cannot come any more; None if that is
-    not so. A controller that goes on after it stood still takes what was sent to it. Raises SlurmUnreachable."""
+    """Waits until the job of a sbatch without an answer is known or can no longer come, and returns the run's status;
+    None if sbatch got its answer. A controller that stood still takes the jobs that were sent to it once it continues.
+    Raises SlurmUnreachable."""
     status, until = None, time.monotonic() + _ARRIVES_S
     while newest_submission(run).get("lost") and time.monotonic() < until:
         if status is not None:
@@ -245,8 +247,8 @@ def await_lost(run: RunFolder) -> RunStatus | None:
 def _slurm_states(
     open_ids: list[str], wait: Callable[[Client], Answer], cluster: str | None
 ) -> tuple[JobStates | None, str]:
-    """({job id: (state, reason)} of a cluster's jobs that squeue knows, and of open ones that only sacct knows, None if
-    Slurm does not answer; what did not answer).
+    """Returns ({job id: (state, reason)} for the jobs that a cluster's squeue knows and the open ones that only sacct
+    knows, None if Slurm does not answer; what did not answer).
 
     A job is not open if its run folder says how it ended: accounting could add nothing.
     """
@@ -266,7 +268,7 @@ def _slurm_states(
 
 
 def silence_note(silence: str) -> str:
-    """The line for the user if `ask_status` gives a silence."""
+    """The line for the user if Slurm did not answer `ask_status`."""
     patience = f"{PATIENCE} sets how long to wait for Slurm"
     return f"Slurm did not answer: {silence}; all states are from the run folders alone ({patience})"
 
@@ -282,20 +284,20 @@ def _rows(runs: Sequence[RunFolder], states: ClusterStates, cached: CachedRows) 
         try:
             rows.append(_status(run, jobs, cached))
         except UserError as fault:  # a damaged folder is one row and does not end the list
-            rows.append(_damaged(run, str(fault).removeprefix(f"{run.path}: ")))  # the row has its name
+            rows.append(_damaged(run, str(fault).removeprefix(f"{run.path}: ")))  # the row already names the run
     cached.store()
     return rows
 
 
 def read_own_status(run: RunFolder) -> RunStatus:
-    """The status of a run that is to be ended or started; `unknown` if Slurm did not confirm that it is live.
+    """The status of a run that a command will end or start; `unknown` if Slurm did not confirm that it is live.
 
     Raises RunFolderError if another machine may be running it.
     """
     status = read_status([run])[0]
     live = status.state in (*LIVE, "unknown")
     line = newest_submission(run)
-    is_free = status.state == "unknown" and not lock_path(run).exists()  # without a lock nothing trains it
+    is_free = status.state == "unknown" and not lock_path(run).exists()  # a run that trains has a lock
     if live and not is_free and (host := other_host(line)):
         raise RunFolderError(f"run {run.run_id} runs on {host}", f"use the same command on {host}")
     return replace(status, state="unknown") if live and status.cause == NO_ANSWER else status
@@ -303,8 +305,8 @@ def read_own_status(run: RunFolder) -> RunStatus:
 
 def _damaged(run: RunFolder, cause: str) -> RunStatus:
     if (process := removed_runs().get(run.path)) is not None:
-        pid, words = process[0], f"its folder was removed while it runs: hpc-gpt cancel {run.run_id} ends process"
-        row = replace(_silent(run), state="running", cause=f"{words} {pid}", scheduler="local")
+        pid, hint = process[0], f"its folder was removed while it runs: hpc-gpt cancel {run.run_id} ends process"
+        row = replace(_silent(run), state="running", cause=f"{hint} {pid}", scheduler="local")
         return replace(row, job_id=str(pid), removed_pid=pid)
     line, job_id = newest_submission(run), newest_submission(run).get("job_id")
     row = replace(_silent(run), cause=cause, scheduler=line.get("scheduler"), job_id=str(job_id) if job_id else None)
@@ -315,7 +317,7 @@ def _status(run: RunFolder, jobs: JobStates | None, cached: CachedRows) -> RunSt
     resolved = run.resolved()
     attempts = run.attempts()
     metrics = next((line for attempt in reversed(attempts) if (line := attempt.last_metrics())), {})
-    losses = [] if metrics else [loss for each in attempts if (loss := each.loss_without_step()) is not None]
+    losses = [] if metrics else [loss for attempt in attempts if (loss := attempt.loss_without_step()) is not None]
     slurm = None if jobs is None else {job_id: state for job_id, (state, _) in jobs.items()}
     of_after = None if slurm is None else {job_id: job_state(state) for job_id, state in slurm.items()}
     run_state = read_run_state(run, resolved.train.log_every, slurm)
@@ -328,8 +330,8 @@ def _status(run: RunFolder, jobs: JobStates | None, cached: CachedRows) -> RunSt
     restarts = read_restarts(attempts, state in STARTED) if state not in ("done", "unknown") else None
     ids = job_ids(run)
     step, pace = metrics.get("step"), None
-    steps = resolved.train.steps or metrics.get("steps_planned")  # of a program that prints it
-    if resolved.race:  # its progress is in visits
+    steps = resolved.train.steps or metrics.get("steps_planned")  # a program may print its planned steps
+    if resolved.race:  # a race counts visits instead of steps
         step, steps = measured(read_visits(run)), resolved.race
     left = steps - step if steps is not None and step is not None and state in LIVE else None
     if restarts is not None and (state in LIVE or restarts.is_too_much):
@@ -374,14 +376,14 @@ def _status(run: RunFolder, jobs: JobStates | None, cached: CachedRows) -> RunSt
 
 
 def _cause(run: RunFolder, run_state: RunState, jobs: JobStates | None) -> str | None:
-    """Why a run is in its state, from the fact that decided it."""
+    """The reason for a run's state, from the fact that decided it."""
     state, end, job_id = run_state.state, run_state.end, run_state.job_id
     slurm, reason = (jobs or {}).get(job_id or "", ("", ""))
     if cancelled := cancel_cause(run, run_state):
         return cancelled
     if run_state.facts.lost:
         lost = f"sbatch sent its job and got no answer ({run_state.line['lost']})"
-        return NO_ANSWER if jobs is None else f"{lost}; Slurm shows no job of it"
+        return NO_ANSWER if jobs is None else f"{lost}; Slurm does not show the job"
     if state.by == "submission":
         return "; ".join(str(run_state.line["refused"]).splitlines())
     if state.by in ("next", "ended") and state.ended not in LIVE:
@@ -395,11 +397,13 @@ def _cause(run: RunFolder, run_state: RunState, jobs: JobStates | None) -> str |
     if state.ended in STARTED:
         if run.is_cancelled(job_id):
             return "cancelled; its ranks may save before they leave"
-        if rest := run_on_note(run, run_state):
-            return rest
+        if note := run_on_note(run, run_state):
+            return note
         if state.ended == "suspended":
             return f"Slurm says {slurm}: scontrol resume {job_id} continues it"
-        earlier = [each for each in run.attempts() if run_state.attempt and each.number < run_state.attempt.number]
+        earlier = [
+            attempt for attempt in run.attempts() if run_state.attempt and attempt.number < run_state.attempt.number
+        ]
         return failure_note(earlier[-1]) if earlier else None
     if (run_state.facts.queued or run_state.facts.retried) and state.by == "process" and state.ended == "cancelled":
         return ENDED_BEFORE
@@ -409,8 +413,8 @@ def _cause(run: RunFolder, run_state: RunState, jobs: JobStates | None) -> str |
         waited = run_state.facts.queued or (state.by == "slurm" and run_state.facts.retried)
         return "while it waited" if waited else None
     if state.by == "slurm" and state.ended == "error" and not any(run.path.glob("slurm-*.out")) and run_state.waits:
-        here = "" if os.access(run.path, os.W_OK) else ", which cannot be written from here"
-        return f"Slurm says {slurm}, and the job wrote nothing: do the nodes see {run.path}{here}?"
+        unwritable = "" if os.access(run.path, os.W_OK) else ", which cannot be written from here"
+        return f"Slurm says {slurm}, and the job wrote nothing: do the nodes see {run.path}{unwritable}?"
     if state.by in ("slurm", "not_retried"):
         error = _own_error(run.path / f"slurm-{job_id}.out")
         says = f"{error}; Slurm says {slurm}" if error else f"Slurm says {slurm}"
@@ -427,17 +431,17 @@ def _cause(run: RunFolder, run_state: RunState, jobs: JobStates | None) -> str |
 
 
 def _still(attempt: Attempt, now: float) -> str | None:
-    """Since when the steps of a program that is not ours stand still, by the task whose limit is the longest."""
-    stands = [each for each in read_heartbeats(attempt.heartbeats).values() if each.still_s is not None]
+    """Says since when a program that is not ours has made no step, by the task with the longest limit."""
+    stands = [heartbeat for heartbeat in read_heartbeats(attempt.heartbeats).values() if heartbeat.still_s is not None]
     if not stands or attempt.ended():
         return None
-    last = max(stands, key=lambda each: each.limit_s or math.inf)
+    last = max(stands, key=lambda heartbeat: heartbeat.limit_s or math.inf)
     since = last.time - (last.still_s or 0.0)
     return f"no step since {clock(since, now)}, for {show_duration(max(0.0, now - since))}: {last.still}"
 
 
 def _own_error(output: Path) -> str:
-    """What our own error says in the output of a job whose last start ended before it had an attempt to write into;
+    """The text of our own error in a job's output, if its last start ended before it had an attempt to write into;
     empty if there is none."""
     try:
         with output.open("rb") as file:
@@ -454,14 +458,15 @@ def _own_class(end: AttemptEnd) -> str:
 
 
 def _why_it_waits(run: RunFolder, run_state: RunState, reason: str) -> str | None:
-    """Why a run waits in the queue: the end of its last attempt, and Slurm's reason, or what it waits for here."""
+    """Says why a run waits in the queue: the end of its last attempt, and Slurm's reason, or on this machine what it
+    waits for."""
     attempt, end = run_state.attempt, run_state.end
-    here = read_stored(run.waits_for).get("words") or "" if run_state.facts.alive else ""
+    local_wait = read_stored(run.waits_for).get("words") or "" if run_state.facts.alive else ""
     if attempt is None or end is None:
-        return here or reason_text(reason) or ("waits for its turn" if run_state.facts.queued else None)
+        return local_wait or reason_text(reason) or ("waits for its turn" if run_state.facts.queued else None)
     note = retry_note(attempt, why=True)
     if note is None:
         how = f"starts again after {_own_class(end)}" if end.is_over else "starts again; its last attempt wrote no end"
         note = f"{how}, as attempt {attempt.number + 1}"
-    waits = here or ("" if reason in ("BeginTime", "Dependency") else reason_text(reason))
+    waits = local_wait or ("" if reason in ("BeginTime", "Dependency") else reason_text(reason))
     return f"{note}; {waits}" if waits else note

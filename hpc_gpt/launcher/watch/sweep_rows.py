@@ -1,4 +1,4 @@
-"""The runs of sweeps: how many are in each state, and one line of `status` for all runs of a sweep."""
+"""Counts the runs of a sweep by state, and makes one line of `status` from all runs of a sweep."""
 
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
@@ -13,14 +13,14 @@ T = TypeVar("T", RunFolder, RunStatus)
 
 
 def count_states(runs: Iterable[RunStatus]) -> str:
-    """How many runs are in each state, good states first: `3 done, 2 running, 1 nan`."""
+    """Counts the runs in each state, good states first: `3 done, 2 running, 1 nan`."""
     states = [run.state for run in runs]
     ordered = [*_ORDER, *sorted(set(states) - set(_ORDER))]
     return ", ".join(f"{states.count(state)} {state}" for state in ordered if state in states)
 
 
 def by_sweep(runs: Sequence[T]) -> list[list[T]]:
-    """The runs in groups: those of a sweep, at the place of the first one; any other run alone."""
+    """Groups the runs: those of a sweep together, at the place of the first one; any other run alone."""
     groups: dict[str, list[T]] = {}
     for number, run in enumerate(runs):
         groups.setdefault(run.sweep_id or f"run {number}", []).append(run)
@@ -28,7 +28,7 @@ def by_sweep(runs: Sequence[T]) -> list[list[T]]:
 
 
 def fold(rows: Sequence[RunStatus]) -> list[RunStatus]:
-    """The lines of `status`: a run, or all runs of a sweep, whose figures are the sums of theirs."""
+    """The rows that `status` shows: a run, or one row for all runs of a sweep, with the sums of their figures."""
     return [_of_sweep(group) if group[0].sweep_id is not None else group[0] for group in by_sweep(rows)]
 
 

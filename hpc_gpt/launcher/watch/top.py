@@ -1,5 +1,5 @@
-"""One run on one screen: its curve, its nodes and ranks, what is left and what comes next. By the files that the run
-writes; what it costs does not grow with its length."""
+"""Shows one run on one screen: its curve, its nodes and ranks, what is left and what comes next. Reads the files that
+the run writes, at a cost that does not grow with the run's length."""
 
 import contextlib
 import json
@@ -25,9 +25,9 @@ from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.launcher.watch.control import describe
 from hpc_gpt.launcher.watch.status import RunStatus
 
-# At most so many nodes and ranks have lines; of more there are the spread and the worst.
+# At most this many nodes and ranks have lines; if there are more, the worst are shown, and the spread of all.
 _MOST = 10
-# Lines of metrics.jsonl that a curve is drawn from, and the bytes that hold a whole one wherever they begin.
+# A curve is drawn from this many lines of metrics.jsonl; this many bytes hold a whole line wherever they begin.
 _SAMPLES, _SAMPLE_BYTES = 200, 2048
 _HEIGHT, _LEVELS = 6, " ▁▂▃▄▅▆▇█"
 _NODES = (
@@ -43,7 +43,8 @@ _RANKS = (
 
 
 def screen(run: RunFolder, status: RunStatus, columns: int = 80, blocks: bool = True) -> list[str]:
-    """The lines for a run whose status is known. `blocks`: the output can have block characters. Raises UserError."""
+    """The lines of the screen for a run and its status. `blocks`: the output can have block characters. Raises
+    UserError."""
     resolved, attempts, now = run.resolved(), run.attempts(), time.time()
     job = f", job {status.job_id}" if status.job_id else ""
     lines = [f"{run.run_id} of {status.name}, {status.layout}{job}, attempt {len(attempts)}", describe(status)]
@@ -63,12 +64,12 @@ def screen(run: RunFolder, status: RunStatus, columns: int = 80, blocks: bool = 
 
 
 def read_curve(attempts: Sequence[Attempt]) -> dict[int, float]:
-    """{step: loss} of steps spread over the run; of a step that was trained again the last."""
+    """Reads {step: loss} for steps spread over the run; if a step was trained again, its last loss counts."""
     curve: dict[int, float] = {}
     for attempt in attempts:
-        found = dict(_sampled(attempt))
-        first = min(found, default=math.inf)
-        curve = {step: loss for step, loss in curve.items() if step < first} | found
+        sampled = dict(_sampled(attempt))
+        first = min(sampled, default=math.inf)
+        curve = {step: loss for step, loss in curve.items() if step < first} | sampled
     return curve
 
 
@@ -89,7 +90,7 @@ def _sampled(attempt: Attempt) -> Iterator[tuple[int, float]]:
 
 
 def draw_curve(curve: Mapping[int, float], columns: int, blocks: bool = True) -> list[str]:
-    """The curve as text, a column for each stretch of steps: its mean loss.
+    """Draws the curve as text: each column is the mean loss of a stretch of steps.
 
     >>> print(*draw_curve({1: 4.0, 2: 3.0, 3: 2.0}, 3, blocks=False), sep="|")
     loss 4|       *|       *|       **|       **|       **|     2 ***|       step 1 to 3
@@ -100,10 +101,10 @@ def draw_curve(curve: Mapping[int, float], columns: int, blocks: bool = True) ->
     stretches: list[list[float]] = [[] for _ in range(min(columns, last - first + 1))]
     for step, loss in curve.items():
         stretches[(step - first) * len(stretches) // (last - first + 1)].append(loss)
-    means = [statistics.fmean(each) if each else math.nan for each in stretches]
+    means = [statistics.fmean(losses) if losses else math.nan for losses in stretches]
     low, high = min(filter(math.isfinite, means)), max(filter(math.isfinite, means))
     heights = list[int]()
-    for mean in means:  # a stretch without a step is as high as the one before
+    for mean in means:  # a stretch without a step gets the height of the previous one
         level = heights[-1] if math.isnan(mean) else 8 + round((mean - low) / ((high - low) or 1) * 8 * (_HEIGHT - 1))
         heights.append(level)
     margin, lines = max(len(show_short(low)), 6), [f"loss {show_short(high)}"]
@@ -115,14 +116,15 @@ def draw_curve(curve: Mapping[int, float], columns: int, blocks: bool = True) ->
 
 
 def what_comes(run: RunFolder, resolved: Resolved, step: int, now: float) -> list[tuple[float, str]]:
-    """(in how many seconds, what) a running run does next, soonest first: evaluations, saves, its end, its limit."""
+    """Lists (seconds until then, text) for what a running run does next, soonest first: evaluations, saves, its end,
+    its time limit."""
     attempt, train, coming = run.attempts()[-1], resolved.train, list[tuple[float, str]]()
     began, step_s = float(attempt.started().get("started") or now), attempt.last_metrics().get("step_s")
     if step_s and not runs_program(resolved):
         every = (("evaluates", train.eval_every), ("saves", train.save_every))
         at = [(steps * (step // steps + 1), does) for does, steps in every if steps]
-        at += [(due, "saves") for due in sorted(each for each in train.save_at if each > step)[:1]]
-        at = [*(each for each in at if each[0] < train.steps), (train.steps, "ends")]
+        at += [(due, "saves") for due in sorted(at_step for at_step in train.save_at if at_step > step)[:1]]
+        at = [*(save for save in at if save[0] < train.steps), (train.steps, "ends")]
         coming += [((due - step) * step_s, f"{does} after step {due:,}") for due, does in at if due > step]
     if train.save_minutes and not runs_program(resolved):
         saved = began
@@ -143,7 +145,7 @@ def _of_ranks(attempt: Attempt, resolved: Resolved, now: float | None) -> list[s
         return ["no heartbeat yet"]
     ages = {rank: round(max(0.0, now - last.time), 1) for rank, last in heartbeats.items()} if now else {}
     silent = {rank for rank, age_s in ages.items() if age_s > old_s}
-    # The slowest first: silent ranks, then those of the least step, then those longest in it.
+    # The slowest first: silent ranks, then those at the lowest step, then those that have been in it longest.
     ranks = sorted(
         heartbeats.values(),
         key=lambda last: (last.rank not in silent, last.step, -last.quiet_s, -ages.get(last.rank, 0.0), last.rank),
@@ -152,9 +154,9 @@ def _of_ranks(attempt: Attempt, resolved: Resolved, now: float | None) -> list[s
     empty = dict.fromkeys([*vars(ranks[0]), "age_s"])
     rows = [{**empty, "rank": rank, "remark": "no heartbeat yet"} for rank in missing[:_MOST]]
     for last in ranks[: _MOST - len(rows)]:
-        said = ("silent" * (last.rank in silent), last.collective, last.place)
-        rows.append({**vars(last), "age_s": ages.get(last.rank), "remark": "; ".join(filter(None, said))})
-        rows[-1] |= {} if now else dict.fromkeys(("phase", "quiet_s"))  # those of its last heartbeat
+        remarks = ("silent" * (last.rank in silent), last.collective, last.place)
+        rows.append({**vars(last), "age_s": ages.get(last.rank), "remark": "; ".join(filter(None, remarks))})
+        rows[-1] |= {} if now else dict.fromkeys(("phase", "quiet_s"))  # the run has ended, so these mean nothing
     by_node: dict[str, list[RankHeartbeat]] = {}
     for last in ranks:
         by_node.setdefault(last.host, []).append(last)
@@ -170,7 +172,8 @@ def _of_ranks(attempt: Attempt, resolved: Resolved, now: float | None) -> list[s
 
 
 def _node(name: str, ranks: Sequence[RankHeartbeat], silent: Collection[int]) -> dict[str, Any]:
-    """A node's line: mean utilisation, memory of the fullest GPU, power of all; None for what no heartbeat has."""
+    """A node's row: mean utilisation, memory of the fullest GPU, power of all GPUs; None for figures that no heartbeat
+    has."""
     gpus = next((gpus for last in ranks if (gpus := last.gpu_figures)), [])
     util, full, power, heat = ([x for gpu in gpus if (x := gpu[place]) is not None] for place in (0, 1, 3, 4))
     memory = f"{max(full):.1f}/{max(gpu.total_gib or 0 for gpu in gpus):.0f} GiB" if full else None
@@ -181,13 +184,13 @@ def _node(name: str, ranks: Sequence[RankHeartbeat], silent: Collection[int]) ->
 
 def _table(what: str, worst: str, columns: Sequence[Column], rows: Sequence[Any], count: int) -> list[str]:
     title = [f"{_MOST} of {counted(count, what)}, {worst} first:"] if count > _MOST else []
-    filled = [each for each in columns if any(each.show(row) not in (NOTHING, "") for row in rows[:_MOST])]
+    filled = [shown for shown in columns if any(shown.show(row) not in (NOTHING, "") for row in rows[:_MOST])]
     return [*title, *grid(filled, rows[:_MOST]).aligned().splitlines()]
 
 
 def _spread(what: str, figures: Sequence[float], unit: str) -> list[str]:
-    """The line on more figures than are shown."""
+    """The line with lowest, highest and median, if there are more figures than the table shows."""
     if len(figures) <= _MOST:
         return []
-    low, middle, high = (f"{each:,.0f}{unit}" for each in (min(figures), statistics.median(figures), max(figures)))
+    low, middle, high = (f"{figure:,.0f}{unit}" for figure in (min(figures), statistics.median(figures), max(figures)))
     return [f"{what} of all: {low} to {high}, median {middle}"]

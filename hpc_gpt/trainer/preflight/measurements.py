@@ -1,7 +1,7 @@
 """The measurements of a preflight: a rank's own device and node, in about a second, and the rates between ranks.
 
 Every figure of a device can be replaced. A shell on each rank runs HPC_GPT_PROBE_COMMAND, with SLURMD_NODENAME, RANK
-and the rest of the job's environment, and the command prints a JSON object. Figures in it are not measured. If the
+and the rest of the job's environment, and the command prints a JSON object. Its figures replace measurements. If the
 command fails, or prints an `error`, the node has failed.
 """
 
@@ -42,20 +42,20 @@ class ProbeFailed(Exception):
 
 
 def probe_device(
-    resolved: Resolved, device: torch.device, attempt: Path, node: str | None, given: Mapping[str, Any]
+    resolved: Resolved, device: torch.device, attempt: Path, node: str | None, replaced: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The figures of this rank, with units in their names; those in `given` replace measured ones.
+    """Measures the figures of this rank, with units in their names; figures in `replaced` are taken instead.
 
-    Figures of the shared disk are of the first rank of a `node` alone; None for the others.
-    `judged`: the rates can be compared with those of other nodes. A CPU's rates depend on the machine's load, so they
-    are reported but not judged, unless they are given.
+    Only the first rank of a node measures the shared disk: it has the `node`'s name, the others None. The figure
+    `judged` says whether the rates can be compared with those of other nodes. A CPU's rates depend on the machine's
+    load, so they are reported but not judged, unless they are replaced.
     """
     cuda = device.type == "cuda"
     probes: dict[str, Callable[[], Any]] = {
         "device": lambda: torch.cuda.get_device_name(device) if cuda else "cpu",
         "devices": torch.cuda.device_count,
         "memory_free_gib": lambda: round(_memory_free(device) / GIB, 2),
-        # In half precision a CPU's rate may be that of a plain loop.
+        # In half precision a CPU may compute in a plain loop.
         "matmul_tflops": lambda: matmul_tflops(device, *((resolved.train.dtype, 8192) if cuda else ("fp32", 384))),
         "host_to_device_gb_s": lambda: host_to_device_gb_s(device),
     }
@@ -65,10 +65,10 @@ def probe_device(
             "write_mb_s": lambda: write_mb_s(attempt / SHARED / f"{NODE_FILE}{node}"),
             "free_gib": lambda: round(shutil.disk_usage(attempt).free / GIB, 3),
         }
-    figures = {name: given[name] if name in given else probe() for name, probe in probes.items()}
-    named = given.get("versions")
+    figures = {name: replaced[name] if name in replaced else probe() for name, probe in probes.items()}
+    named = replaced.get("versions")
     figures["versions"] = versions() | (named if isinstance(named, dict) else {})
-    return dict(given) | figures | {"judged": cuda or "matmul_tflops" in given}
+    return dict(replaced) | figures | {"judged": cuda or "matmul_tflops" in replaced}
 
 
 def figures_of_command(command: str | None) -> dict[str, Any]:
@@ -85,19 +85,19 @@ def figures_of_command(command: str | None) -> dict[str, Any]:
         last = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
         raise ProbeFailed(f"the probe command failed: {last}")
     try:
-        found = json.loads(done.stdout or "{}")
+        figures = json.loads(done.stdout or "{}")
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ProbeFailed(f"the probe command prints no JSON object: {done.stdout[:80]!r}")
-    if found.get("error"):
-        raise ProbeFailed(str(found["error"]))
-    return found
+        figures = None
+    if not isinstance(figures, dict):
+        raise ProbeFailed(f"the probe command does not print a JSON object: {done.stdout[:80]!r}")
+    if figures.get("error"):
+        raise ProbeFailed(str(figures["error"]))
+    return figures
 
 
 def matmul_tflops(device: torch.device, dtype: str, size: int) -> float:
-    """Rate of a product of square matrices of `size` rows in TFLOP/s; a product has 2 size^3 operations."""
-    # A generator of its own, because the default one is part of the run's state.
+    """The rate of a product of square matrices with `size` rows in TFLOP/s; a product has 2 size^3 operations."""
+    # Not the default generator, which is part of the run's state.
     generator = torch.Generator(device).manual_seed(1)
     a = torch.randn(size, size, device=device, dtype=_DTYPES[dtype], generator=generator)
     out = torch.empty_like(a)
@@ -106,7 +106,7 @@ def matmul_tflops(device: torch.device, dtype: str, size: int) -> float:
 
 
 def host_to_device_gb_s(device: torch.device) -> float:
-    """Rate of a copy from the host's memory (pinned for a GPU) to the device's, in GB/s of 1e9 bytes."""
+    """The rate of a copy from the host's memory (pinned for a GPU) to the device's, in GB/s of 1e9 bytes."""
     cuda = device.type == "cuda"
     size = (256 if cuda else 8) * _MIB
     source = torch.empty(size, dtype=torch.uint8, pin_memory=cuda)
@@ -116,7 +116,7 @@ def host_to_device_gb_s(device: torch.device) -> float:
 
 
 def write_mb_s(path: Path) -> float:
-    """Rate of a synced write of 8 MiB to the run folder's file system, in MB/s. Other nodes look for the file."""
+    """The rate of a synced write of 8 MiB to the run folder's file system, in MB/s. Other nodes look for the file."""
     block = bytes(_MIB)
     began = time.perf_counter()
     with open(path, "wb") as file:
@@ -133,16 +133,16 @@ def four_digits(rate: float) -> float:
 
 def versions() -> dict[str, str]:
     """The versions that must be equal on all nodes: Python, torch, deepspeed, numpy, CUDA and NCCL."""
-    found = versions_of(("torch", "deepspeed", "numpy"))
+    versions_here = versions_of(("torch", "deepspeed", "numpy"))
     if torch.version.cuda is not None:
-        found["cuda"] = torch.version.cuda
+        versions_here["cuda"] = torch.version.cuda
     if torch.cuda.is_available():
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    return found
+        versions_here["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return versions_here
 
 
 def seconds_each(device: torch.device, work: Callable[[], Any]) -> float:
-    """Mean seconds of one `work`, over as many as fit in 0.2 s, after two for warm-up."""
+    """The mean seconds of one call of `work`, over as many calls as fit in 0.2 s, after two for warm-up."""
     for _ in range(2):
         work()
     once = _mean_seconds(device, work, 1)
@@ -174,17 +174,17 @@ def run_transfers(
     transfers: Sequence[Transfer],
     rank: int,
     device: torch.device,
-    given: Mapping[str, Any],
+    replaced: Mapping[str, Any],
     begun: Callable[[], None],
     ended: Callable[[float], None],
     mib: int | None = None,
 ) -> None:
     """Runs the rank's own transfers in their order; `ended` gets the rate of each in GB/s of 1e9 bytes.
 
-    The rate of a pair is what each rank sends while it receives as much. That of a ring is the bus bandwidth of an
-    all-reduce, 2 (n - 1) / n of the buffer a second, and that of a gather of an all-gather, half of it (nccl-tests,
-    doc/PERFORMANCE.md). The buffer has `mib` MiB, on each rank. `given` may have `pair_gb_s`, `all_reduce_gb_s` and
-    `all_gather_gb_s`, which replace measured ones.
+    The rate of a pair is what each rank sends per second while it receives as much. The rate of a ring is the bus
+    bandwidth of an all-reduce, 2 (n - 1) / n of the buffer per second, and the rate of a gather is the bus bandwidth of
+    an all-gather, half of that (nccl-tests, doc/PERFORMANCE.md). The buffer has `mib` MiB on each rank. `pair_gb_s`,
+    `all_reduce_gb_s` and `all_gather_gb_s` in `replaced` are taken instead of measured rates.
     """
     buffer = torch.ones((mib or (64 if device.type == "cuda" else 1)) * _MIB // 4, device=device)
     other = torch.empty_like(buffer)
@@ -211,7 +211,7 @@ def run_transfers(
                 name, moved = "all_gather_gb_s", (count - 1) / count
         rate = four_digits(moved * buffer.nbytes / _timed(device, work) / 1e9)
         buffer.fill_(1.0)
-        ended(float(given.get(name, rate)))
+        ended(float(replaced.get(name, rate)))
 
 
 def _swap(swap: list[dist.P2POp]) -> None:
@@ -220,6 +220,6 @@ def _swap(swap: list[dist.P2POp]) -> None:
 
 
 def _timed(device: torch.device, work: Callable[[], Any]) -> float:
-    """Mean seconds of one `work` over three, after one that opens the connection."""
+    """The mean seconds of one call of `work` over three calls, after one that opens the connection."""
     work()
     return _mean_seconds(device, work, _TIMES)

@@ -1,9 +1,9 @@
-"""`python -m hpc_gpt.launcher.doctor.preflight RUN ATTEMPT NODES -- COMMAND…`: probes a job's nodes before the run.
+"""`python -m hpc_gpt.trainer.preflight.nodes RUN ATTEMPT NODES -- COMMAND…`: probes a job's nodes before the run.
 
 RUN is the run folder, NODES the names of the job's nodes separated by blanks. COMMAND starts
 `python -m hpc_gpt.trainer.preflight.rank` for every rank of every node. Needs no torch. Writes `preflight.json` in the
-attempt's folder and a table on stderr, notes bad nodes, and prints one line on stdout: `nodes n1,n3`, the nodes that
-the ranks run on, or `end CLASS CAUSE` if the attempt ends here. It takes seconds, at most HPC_GPT_PREFLIGHT_S (180).
+attempt's folder and a table on stderr, notes bad nodes, and prints one line on stdout: `nodes n1,n3`, the nodes on
+which the ranks run, or `end CLASS CAUSE` if the attempt ends here. It takes seconds, at most HPC_GPT_PREFLIGHT_S (180).
 """
 
 import json
@@ -44,7 +44,7 @@ from hpc_gpt.trainer.preflight.verdict import (
 )
 
 SCHEMA = 1
-# The share of the limit for what each rank measures alone: most of it is loading torch from a cold shared disk.
+# The share of the limit for the measurements of single ranks: most of it is loading torch from a cold shared disk.
 _ALONE = 0.65
 # How long to wait for another node's file: NFS caches a missing file for up to 30 s, but not in a new folder.
 _SIGHT_S = 10.0
@@ -54,9 +54,9 @@ _MOST_NODES = 64
 
 
 class Preflight:
-    """One preflight: its findings, the nodes it chose, and how the attempt ends if it does.
+    """One preflight: its findings, the nodes that it chose, and how the attempt ends, if it ends here.
 
-    `host`: the address of the first rank for the others, by default its node's name with the profile's suffix.
+    `host`: the address at which the first rank meets the others, by default its node's name with the profile's suffix.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Preflight:
         self.probe = Probe(command, self.nodes, self.resolved.ranks_per_node)
 
     def judge(self) -> None:
-        """Probes and judges the nodes, and chooses those to run on."""
+        """Probes and judges the nodes, and chooses those on which the ranks run."""
         began, reports = time.monotonic(), self.probe.reports
         try:
             self.probe.read_figures(self.limit_s * _ALONE)
@@ -91,7 +91,7 @@ class Preflight:
             self.findings = [*judge_devices(reports, self.resolved.ranks_per_node), *self._space(reports)]
             # Exchanges cannot help if the attempt ends anyway, or too few nodes are sound.
             sound = choose_nodes(self.nodes, self.bad, len(self.nodes))
-            if len(sound) >= self.resolved.nodes and not any(each.ended for each in self.findings):
+            if len(sound) >= self.resolved.nodes and not any(finding.ended for finding in self.findings):
                 self._run_exchanges(sound, self.limit_s - (time.monotonic() - began))
         finally:
             self.probe.close()
@@ -102,28 +102,31 @@ class Preflight:
     @property
     def bad(self) -> dict[str, Finding]:
         """The first finding of each node that has one."""
-        return {each.node: each for each in reversed(self.findings) if each.node is not None}
+        return {finding.node: finding for finding in reversed(self.findings) if finding.node is not None}
 
     def _space(self, reports: Mapping[str, NodeReport]) -> list[Finding]:
-        free = [found for report in reports.values() if (found := report.worst("free_gib")) is not None]
+        free = [node_gib for report in reports.values() if (node_gib := report.worst("free_gib")) is not None]
         return judge_space(min(free, default=None), *space_needed_gib(self.resolved, self.run), str(self.run.path))
 
     def _run_exchanges(self, sound: Sequence[str], limit_s: float) -> None:
-        """Measures and judges exchanges among the sound nodes; the groups of the layout are on the first of them."""
+        """Measures and judges exchanges among the sound nodes; the layout's groups are placed on the first of them."""
         reports, bad = self.probe.reports, self.bad
         host = self._host or sound[0] + self.resolved.cluster.node_suffix
         self.probe.run_exchanges(limit_s, sound, self.resolved.layout, host, reports[sound[0]].sent[0]["port"])
         every = [figures for report in reports.values() for figures in report.figures]
-        # A CPU's rates are not judged, unless they are given.
-        if all({"pair_gb_s", "all_reduce_gb_s"} & each.keys() or each.get("judged") for each in every):
-            self.findings += [each for each in judge_exchanges(self.probe.measures) if each.node not in bad]
+        # A CPU's rates are not judged, unless the probe command gives them.
+        if all(
+            {"pair_gb_s", "all_reduce_gb_s"} & rank_figures.keys() or rank_figures.get("judged")
+            for rank_figures in every
+        ):
+            self.findings += [finding for finding in judge_exchanges(self.probe.measures) if finding.node not in bad]
         self.findings += self._broken_exchanges()
 
     def _broken_exchanges(self) -> list[Finding]:
-        """Findings from exchanges of the asked ranks, spares' included, that did not complete.
+        """Finds the node at fault for exchanges that did not complete, those of spare nodes included.
 
-        The bad node is the only one with an error that no lost connection explains; else the only silent one while
-        others lost their connection; else the one that all silent exchanges have in common.
+        It is the only node with an error that no lost connection explains; else the only silent node while others lost
+        their connection; else the one node that all silent exchanges have in common.
         """
         silent, lost = self.probe.silent_exchanges, self.probe.lost
         if not silent and not lost:
@@ -131,9 +134,9 @@ class Preflight:
             return [] if self.probe.measures or len(self.probe.places) < 2 else [Finding("exchanges", text)]
         if network := [why for _, why in lost if why.startswith("ConfigError")]:
             return [Finding("network", network[0].partition(": ")[2], None, "user_error")]
-        own = {node: why for node, why in lost if not _CONSEQUENCE.search(why)}
-        if len(own) == 1:
-            return [Finding("exchanges", f"a rank on it failed: {why}", node) for node, why in own.items()]
+        own_faults = {node: why for node, why in lost if not _CONSEQUENCE.search(why)}
+        if len(own_faults) == 1:
+            return [Finding("exchanges", f"a rank on it failed: {why}", node) for node, why in own_faults.items()]
         why = lost[0][1] if lost else f"no end within {self.limit_s:.0f} s"
         common = set.intersection(*map(set, silent)) if silent else set()
         for suspects in (self.probe.silent_nodes if lost else set(), common):
@@ -143,29 +146,29 @@ class Preflight:
         return [Finding("exchanges", f"an exchange among {among} broke: {why}", None, "collective_timeout")]
 
     def _choose(self) -> None:
-        """Chooses the nodes to run on, or notes how the attempt ends."""
+        """Chooses the nodes on which the ranks run, or notes how the attempt ends."""
         self.chosen = choose_nodes(self.nodes, self.bad, self.resolved.nodes)
-        fault = next((each for each in self.findings if each.ended), None)
+        fault = next((finding for finding in self.findings if finding.ended), None)
         if fault is not None and fault.ended:
             self.ended = (fault.ended, f"preflight: {fault.words}")
         elif len(self.chosen) < self.resolved.nodes:
             bad = sorted(self.bad.values(), key=self.findings.index)
-            named = "; ".join(f"{each.node}: {each.words}" for each in bad)
+            named = "; ".join(f"{finding.node}: {finding.words}" for finding in bad)
             spares = len(self.nodes) - self.resolved.nodes
             left = f", and {counted(spares, 'spare')}" if spares else ""
             self.ended = ("node_failure", f"preflight: bad node {named}{left}")
 
     @property
     def networks(self) -> dict[str, list[str]]:
-        """The nodes whose ranks meet over the same interfaces, by what they use."""
-        found: dict[str, list[str]] = {}
+        """{network interfaces: the nodes whose ranks meet over them}."""
+        nodes_by_network: dict[str, list[str]] = {}
         for node, report in self.probe.reports.items():
-            if network := next((each["network"] for each in report.sent.values() if "network" in each), None):
-                found.setdefault(network, []).append(node)
-        return found
+            if network := next((sent["network"] for sent in report.sent.values() if "network" in sent), None):
+                nodes_by_network.setdefault(network, []).append(node)
+        return nodes_by_network
 
     def note_bad_nodes(self) -> None:
-        """Excludes the bad nodes from all runs on the cluster, for the profile's `bad_node_hours`."""
+        """Excludes the bad nodes from all runs on the cluster for the profile's `bad_node_hours`."""
         profile = self.resolved.cluster
         for node, finding in self.bad.items():
             bad_nodes.note(profile.name, node, finding.words, self.run.run_id, profile.bad_node_hours, sure=True)
@@ -182,7 +185,7 @@ class Preflight:
             "nodes": self.chosen,
             "ended": ended,
             "cause": cause,
-            "findings": [asdict(each) for each in self.findings],
+            "findings": [asdict(finding) for finding in self.findings],
             "ranks": [
                 {
                     "node": name,
@@ -197,13 +200,13 @@ class Preflight:
                 for local in range(self.resolved.ranks_per_node)
                 for sent in [report.sent.get(local, {})]
             ],
-            "exchanges": [vars(each) for each in self.probe.measures],
+            "exchanges": [vars(measure) for measure in self.probe.measures],
         }
         text = json.dumps(without_secrets(finite(figures)), indent=1, allow_nan=False)
         write_once(self.attempt.folder / PREFLIGHT, text + "\n")
 
     def write_table(self, out: TextIO) -> None:
-        """Writes a table for the log: each node with its worst figures, then the findings and the consequences.
+        """Writes a table for the log: each node with its worst figures, then the findings and their consequences.
 
         At most 64 nodes are shown, those with a finding first.
         """
@@ -211,9 +214,9 @@ class Preflight:
         out.write(f"preflight of {counted(nodes, 'node')} x {self.resolved.ranks_per_node}, {self.took_s:.1f} s\n")
         shown = set(sorted(self.nodes, key=lambda node: node not in bad)[:_MOST_NODES])
         slowest: dict[tuple[str, str], float] = {}
-        for each in self.probe.measures:
-            for node in each.nodes:
-                slowest[node, each.kind] = min(each.gb_s, slowest.get((node, each.kind), each.gb_s))
+        for measure in self.probe.measures:
+            for node in measure.nodes:
+                slowest[node, measure.kind] = min(measure.gb_s, slowest.get((node, measure.kind), measure.gb_s))
         rows = [_row(node, self.probe.reports[node], slowest) for node in self.nodes if node in shown]
         out.write(textwrap.indent(Grid(_HEADINGS, _RIGHT, rows).aligned(), "  "))
         if nodes > len(shown):
@@ -235,8 +238,8 @@ _RIGHT = [heading not in ("node", "device") for heading in _HEADINGS]
 
 
 def _row(node: str, report: NodeReport, slowest: Mapping[tuple[str, str], float]) -> list[str]:
-    """A node's worst figures, and the slowest exchange of each kind that it took part in."""
-    device = next((str(each.get("device")) for each in report.figures), "?" if report.sent else "no answer")
+    """A node's row: its worst figures, and its slowest exchange of each kind."""
+    device = next((str(figures.get("device")) for figures in report.figures), "?" if report.sent else "no answer")
     rates = [report.worst(name) for name in ("memory_free_gib", "matmul_tflops", "host_to_device_gb_s", "write_mb_s")]
     rates += [slowest.get((node, kind)) for kind in ("pair", "ring")]
     clock = NOTHING if report.ahead_s is None else f"{report.ahead_s:+.1f}"
@@ -255,7 +258,7 @@ def main(arguments: Sequence[str]) -> int:
             preflight.write_figures()
         except RunFolderError as fault:
             sys.stderr.write(f"warning: {fault}\n")
-    except Exception as fault:  # whatever it is, the run starts without a preflight
+    except Exception as fault:  # whatever the fault is, the run starts without a preflight
         sys.stderr.write(f"warning: no preflight: {type(fault).__name__}: {fault}\n")
         return 1
     if preflight.ended:
@@ -264,3 +267,7 @@ def main(arguments: Sequence[str]) -> int:
     else:
         print(f"nodes {','.join(preflight.chosen)}")
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

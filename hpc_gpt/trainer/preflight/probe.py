@@ -1,5 +1,5 @@
 """The judge's side of the probe protocol: starts a preflight's ranks, reads their figures, sends them the nodes that
-take part in the transfers, and reads the rates. trainer/preflight/verdict.py has the lines.
+take part in the transfers, and reads the rates. trainer/preflight/verdict.py describes the lines.
 
 `python -m hpc_gpt.trainer.preflight.probe NODES RANKS_PER_NODE COMMAND…` starts the ranks on this machine, as srun does
 on a cluster: the command once for each rank of each node. NODES are names separated by blanks. Its stdin is copied to
@@ -23,14 +23,14 @@ from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.trainer.preflight.transfers import Transfer, plan_transfers
 from hpc_gpt.trainer.preflight.verdict import Measure, NodeReport, decode
 
-# The least time for the slower half of the ranks, after the faster half has answered.
+# The slower half of the ranks gets at least this time after the faster half has answered.
 _LATE_S = 10.0
 # srun's message about a node that cannot start its part of a step.
 _NOT_LAUNCHED = re.compile(r"(?:Task launch for \S+ failed on node|Unable to create step .* on node) (\S+?):? ")
 
 
 class Probe:
-    """The ranks of a preflight, started by one command. `reports`: what each node has sent so far.
+    """The ranks of a preflight, started by one command. `reports`: the lines that each node has sent so far.
 
     Nothing waits for ever: `read_figures`, `run_exchanges` and the ranks have time limits, and `close` ends the
     command.
@@ -43,9 +43,9 @@ class Probe:
         self._ranks = len(nodes) * ranks_per_node
         self._answered: set[tuple[str, int]] = set()
         self._pieces: dict[tuple[str, int], str] = {}
-        # Ranks in the transfers that have neither made theirs nor failed.
+        # Ranks that take part in the transfers and have neither finished theirs nor failed.
         self._silent: set[tuple[str, int]] = set()
-        # All transfers, those of each rank by their places among them, and the slowest rate of each that has begun.
+        # All transfers; each rank's transfers, as indices; and the slowest rate of each transfer that has begun.
         self._transfers: list[Transfer] = []
         self._own: dict[tuple[str, int], list[int]] = {}
         self._rates: dict[int, float | None] = {}
@@ -76,13 +76,13 @@ class Probe:
         self._read_until(limit_s, are_enough)
 
     def run_exchanges(self, limit_s: float, nodes: Sequence[str], layout: Layout, host: str, port: int) -> None:
-        """Sends the ranks the nodes that take part, and where they meet, and reads until all have made their transfers
-        or failed, or the limit has passed."""
+        """Tells the ranks which nodes take part and where they meet, and reads until every rank has finished its
+        transfers or failed, or the limit has passed."""
         self.places = [(node, local) for node in nodes for local in range(self._ranks_per_node)]
         rounds = plan_transfers(layout, [node for node, _ in self.places])
-        self._transfers = [each for together in rounds for each in together]
-        for at, each in enumerate(self._transfers):
-            for rank in each.ranks:
+        self._transfers = [transfer for together in rounds for transfer in together]
+        for at, transfer in enumerate(self._transfers):
+            for rank in transfer.ranks:
                 self._own.setdefault(self.places[rank], []).append(at)
         self._silent = set(self.places)
         self._send(json.dumps({"nodes": list(nodes), "host": host, "port": port}) + "\n")
@@ -102,30 +102,33 @@ class Probe:
     def measures(self) -> list[Measure]:
         """The transfers that have a rate."""
         rates = ((self._transfers[at], rate) for at, rate in sorted(self._rates.items()) if rate is not None)
-        return [Measure(each.kind, each.axis, each.ranks, self._nodes_of(each), rate) for each, rate in rates]
+        return [
+            Measure(transfer.kind, transfer.axis, transfer.ranks, self._nodes_of(transfer), rate)
+            for transfer, rate in rates
+        ]
 
     @property
     def lost(self) -> list[tuple[str, str]]:
-        """(node, why) of ranks that failed in their transfers."""
+        """(node, why) for each rank that failed in its transfers."""
         failed = [(node, self.reports[node].failed.get(local)) for node, local in self.places]
         return [(node, why) for node, why in failed if why is not None]
 
     @property
     def silent_nodes(self) -> set[str]:
-        """Nodes with a rank that has neither made its transfers nor reported a failure."""
+        """The nodes with a rank that has neither finished its transfers nor reported a failure."""
         return {node for node, _ in self._silent}
 
     @property
     def silent_exchanges(self) -> list[tuple[str, ...]]:
-        """The nodes of each transfer that was begun and gave no rate."""
+        """The nodes of each transfer that has begun and has no rate."""
         return [self._nodes_of(self._transfers[at]) for at, rate in sorted(self._rates.items()) if rate is None]
 
     def _nodes_of(self, transfer: Transfer) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self.places[rank][0] for rank in transfer.ranks))
 
     def _read_until(self, limit_s: float, are_enough: Callable[[], bool]) -> None:
-        """Reads until they are enough, the limit has passed, or the command has ended and all is read: what a rank has
-        left running may hold the streams open."""
+        """Reads until `are_enough`, the limit has passed, or the command has ended and its output is read: a process
+        that a rank left behind may hold the streams open."""
         until = time.monotonic() + limit_s
         while self._open and not are_enough() and time.monotonic() < until:
             ended = self._child.poll() is not None
@@ -143,10 +146,10 @@ class Probe:
     def _take(self, line: str, at: float) -> None:
         fields = decode(line)
         if fields is None:
-            # The log readers must not take srun's messages for ones about the ranks that train.
+            # The log readers must not mistake srun's messages for messages about the ranks that train.
             sys.stderr.write(f"preflight: {line.replace('task', 'probe')}")
-            if (found := _NOT_LAUNCHED.search(line)) and found[1] in self.reports:
-                self._note(found[1], 0, {"failed": line.strip()})
+            if (match := _NOT_LAUNCHED.search(line)) and match[1] in self.reports:
+                self._note(match[1], 0, {"failed": line.strip()})
             return
         node, local = fields["node"], fields["local"]
         report = self.reports.get(node)
@@ -164,19 +167,19 @@ class Probe:
         self._note(node, local, fields)
 
     def _note(self, node: str, local: int, fields: dict[str, Any]) -> None:
-        """Takes in what a rank has sent."""
+        """Notes the fields that a rank has sent."""
         if "figures" in fields or "failed" in fields:
             self._answered.add((node, local))
         if "done" in fields or "failed" in fields:
             self._silent.discard((node, local))
-        own = self._own.get((node, local), [])
+        places = self._own.get((node, local), [])
         rates = fields.pop("rates", None)
         if rates is not None:
-            for at, rate in zip(own, rates, strict=False):
-                known = self._rates.get(at)
-                self._rates[at] = rate if known is None else min(known, rate)
-            if len(rates) < len(own) and "done" not in fields:
-                self._rates.setdefault(own[len(rates)], None)
+            for at, rate in zip(places, rates, strict=False):
+                slowest = self._rates.get(at)
+                self._rates[at] = rate if slowest is None else min(slowest, rate)
+            if len(rates) < len(places) and "done" not in fields:
+                self._rates.setdefault(places[len(rates)], None)
         self.reports[node].sent.setdefault(local, {}).update(fields)
 
     def _send(self, text: str) -> None:
@@ -198,9 +201,9 @@ def main(nodes: str, ranks_per_node: str, *command: str) -> int:
     ranks = []
     for number, node in enumerate(nodes.split()):
         for local in range(int(ranks_per_node)):
-            own = {"SLURMD_NODENAME": node, "SLURM_LOCALID": str(local), "SLURM_NODEID": str(number)}
-            # One thread each, as in a job that gives no CPUs per task.
-            environment = {"OMP_NUM_THREADS": "1", **os.environ, **own}
+            variables = {"SLURMD_NODENAME": node, "SLURM_LOCALID": str(local), "SLURM_NODEID": str(number)}
+            # One thread per rank, as in a job without --cpus-per-task.
+            environment = {"OMP_NUM_THREADS": "1", **os.environ, **variables}
             ranks.append(subprocess.Popen(command, env=environment, stdin=subprocess.PIPE))
 
     def copy_stdin() -> None:

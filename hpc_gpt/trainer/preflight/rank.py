@@ -1,7 +1,7 @@
 """`python -m hpc_gpt.trainer.preflight.rank`: one rank of a preflight, on a node of the job. Takes no arguments.
 
 Environment: HPC_GPT_RUN, HPC_GPT_ATTEMPT, SLURMD_NODENAME and SLURM_LOCALID. The rank prints its figures as lines on
-stdout, and reads from stdin which ranks take part in the transfers; trainer/preflight/verdict.py has the probe
+stdout, and reads from stdin which nodes take part in the transfers; trainer/preflight/verdict.py describes the probe
 protocol. It ends after at most HPC_GPT_PREFLIGHT_S seconds, always with exit code 0.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch
 
 Say = Callable[..., None]
-# A transfer that takes longer is named while it goes on.
+# A transfer that takes longer is reported while it runs.
 _LATE_S = 5.0
 
 
@@ -53,10 +53,10 @@ def main() -> None:
     try:
         _probe(node, local, say)
     except BaseException as fault:
-        # Not a traceback in the log: a spare node may replace this one, and the attempt then has no fault.
+        # No traceback in the log: a spare node may replace this one, and then the attempt has no fault.
         lines, name = str(fault).strip().splitlines()[:1], type(fault).__name__
-        words = ": ".join(lines if name == "ProbeFailed" and lines else [name, *lines])
-        say(failed=words, trace=traceback.format_exc()[-4000:])
+        message = ": ".join(lines if name == "ProbeFailed" and lines else [name, *lines])
+        say(failed=message, trace=traceback.format_exc()[-4000:])
 
 
 def _probe(node: str, local: int, say: Say) -> None:
@@ -73,9 +73,9 @@ def _probe(node: str, local: int, say: Say) -> None:
         from hpc_gpt.trainer.preflight.measurements import figures_of_command, probe_device
         from hpc_gpt.trainer.ranks import choose_device
 
-    given = figures_of_command(os.environ.get(COMMAND))
+    replaced = figures_of_command(os.environ.get(COMMAND))
     device = choose_device(RankIdentity(local, resolved.gpus, local), resolved)
-    figures = probe_device(resolved, device, attempt, node if local == 0 else None, given)
+    figures = probe_device(resolved, device, attempt, node if local == 0 else None, replaced)
     say(figures=figures, port=listener.getsockname()[1] if listener else None)
     line = sys.stdin.readline()
     if not line:
@@ -84,11 +84,11 @@ def _probe(node: str, local: int, say: Say) -> None:
     if node in plan["nodes"]:
         os.environ.update(choose_interface(plan["host"], resolved.nodes))
         say(network=describe_interfaces())
-        _measure_transfers(plan, node, local, resolved, device, given, listener, say)
+        _measure_transfers(plan, node, local, resolved, device, replaced, listener, say)
 
 
 class Tally:
-    """The rates of a rank's transfers so far, which are said at their end, or if one takes long or fails."""
+    """The rates of a rank's transfers so far. They are sent at the end, and when a transfer takes long or fails."""
 
     def __init__(self, say: Say) -> None:
         self.rates: list[float] = []
@@ -115,11 +115,11 @@ def _measure_transfers(
     local: int,
     resolved: Resolved,
     device: torch.device,
-    given: dict[str, Any],
+    replaced: dict[str, Any],
     listener: socket.socket | None,
     say: Say,
 ) -> None:
-    # With it NCCL reports a lost rank after the timeout.
+    # With this variable NCCL reports a lost rank after the timeout.
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
     os.environ.setdefault(*LAZY_GLOO)
     import torch
@@ -129,7 +129,7 @@ def _measure_transfers(
     from hpc_gpt.trainer.preflight.measurements import PATIENCE_S, run_transfers
     from hpc_gpt.trainer.ranks import leave_out_slow_names
 
-    places = [each for each in plan["nodes"] for _ in range(resolved.ranks_per_node)]
+    places = [name for name in plan["nodes"] for _ in range(resolved.ranks_per_node)]
     rank, world = places.index(node) + local, len(places)
     patience = timedelta(seconds=PATIENCE_S)
     if rank == 0:
@@ -147,10 +147,11 @@ def _measure_transfers(
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=patience)
     # All ranks must make NCCL's first call together; afterwards some may use it without the others.
     dist.all_reduce(torch.ones(1, device=device))
-    own = [each for together in plan_transfers(resolved.layout, places) for each in together if rank in each.ranks]
+    rounds = plan_transfers(resolved.layout, places)
+    transfers = [transfer for together in rounds for transfer in together if rank in transfer.ranks]
     tally = Tally(say)
     try:
-        run_transfers(own, rank, device, given, tally.begin, tally.end)
+        run_transfers(transfers, rank, device, replaced, tally.begin, tally.end)
     except Exception:
         tally.say()
         raise
@@ -158,7 +159,7 @@ def _measure_transfers(
     # Rank 0 holds the store, and the others may still be reading from it.
     store.set(f"done-{rank}", "1")
     if rank == 0:
-        store.wait([f"done-{each}" for each in range(world)], patience)
+        store.wait([f"done-{other}" for other in range(world)], patience)
 
 
 if __name__ == "__main__":

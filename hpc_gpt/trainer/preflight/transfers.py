@@ -1,8 +1,8 @@
 """The transfers of a preflight: between pairs of nodes, and between pairs and in a ring of every group of the layout.
 
-All pairs of a round are disjoint and run at the same time. A node is in two pairs, so the other pair of each of two
-nodes distinguishes a slow pair from a slow node. Every rank and the judge make the same plan of the same nodes, so a
-rank says rates only, in the plan's order.
+All pairs of a round are disjoint and run at the same time. A node is in two pairs, so if a pair is slow, the other
+pairs of its two nodes tell a slow connection from a slow node. Every rank and the judge make the same plan from the
+same nodes, so a rank sends only rates, in the plan's order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ def plan_transfers(layout: Layout, nodes: Sequence[str]) -> list[list[Transfer]]
 
 
 def _pairs_of_ring(axis: str, ring: Sequence[int]) -> Iterator[list[Transfer]]:
-    """The pairs of neighbours of a ring in two rounds, or three for an odd number."""
+    """The pairs of neighbours in a ring, in two rounds, or in three for an odd number of ranks."""
     edges = [(at, (at + 1) % len(ring)) for at in range(len(ring) if len(ring) > 2 else len(ring) - 1)]
     closing = [edges.pop()] if len(ring) % 2 and len(ring) > 2 else []
     for some in (edges[0::2], edges[1::2], closing):

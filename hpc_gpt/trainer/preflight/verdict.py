@@ -1,14 +1,14 @@
-"""The verdict on a preflight's figures: which nodes are broken or slow, and which faults are not a node's. And the
-protocol of the probe: the lines that the ranks send to the process that judges them.
+"""The verdict on a preflight's figures: which nodes are broken or slow, and which faults do not come from a node. Also
+the probe protocol: the lines that the ranks send to the process that judges them.
 
-A line has the rank's `node`, its number there (`local`) and the `time`: the first when the rank starts. Then come its
-`figures`, the `rates` of its transfers with other ranks, `done`, and `failed` if it cannot continue. It reads on stdin
-the nodes that take part in the transfers, of which each rank makes the same plan. The rates are those of the first of
-its transfers: until it is `done` the one after them has begun, but not ended. Slurm carries the lines, so a judgement
-needs neither a port nor a shared folder: either may be what is broken.
+Each line has the rank's `node`, its number on the node (`local`) and the `time`. A rank sends its first line when it
+starts, then its `figures`, the `rates` of its transfers with other ranks, `done`, and `failed` if it cannot continue.
+It reads on stdin which nodes take part in the transfers, and every rank makes the same plan from them. `rates` has the
+rates of the rank's first transfers; until the rank is `done`, the next transfer has begun but not ended. Slurm carries
+the lines, so a verdict needs neither a port nor a shared folder: either may be broken.
 
-Judging is pure functions. A rate is slow if it is more than 15 % below the median of its peers. If most nodes fail in
-the same way, as with a missing package, or if no two nodes have the same versions, the set-up is at fault and not a
+The judging functions are pure. A rate is slow if it is more than 15 % below the median of its peers. If most nodes fail
+in the same way, as with a missing package, or if no two nodes have the same versions, the set-up is at fault and not a
 node.
 """
 
@@ -27,7 +27,7 @@ from hpc_gpt.core.runs.heartbeats import SLOW, median_of_others
 
 # In an attempt's folder: the figures and the verdict.
 PREFLIGHT = "preflight.json"
-# A variable of a rank's environment: a command whose JSON replaces figures.
+# A variable of a rank's environment: the command whose JSON replaces figures.
 COMMAND = "HPC_GPT_PROBE_COMMAND"
 # In the attempt's folder during the preflight: a file that every node must see, and one file from each node.
 SHARED = "preflight"
@@ -35,41 +35,42 @@ SEEN_BY_ALL = "seen-by-all"
 NODE_FILE = "node-"
 
 _MARK = "hpc-gpt-preflight "
-# srun cuts lines of more than 1,024 bytes. A text of so many characters, quoted in JSON, fits in one.
+# srun cuts lines after 1,024 bytes. A piece of this many characters, quoted in JSON, fits in one line.
 _LINE, _PIECE = 1000, 400
-# Of `hpc-gpt bench --machine`, whose ranks are of this kind, too: what comes before their figures, and their time.
+# For `hpc-gpt bench --machine`, whose ranks use this protocol, too: the mark before their figures, and their limit.
 MACHINE_MARK, MACHINE_LIMIT_S = "hpc-gpt-machine ", 120
 
 
 def preflight_limit_s() -> float:
-    """The seconds that a preflight may take, by HPC_GPT_PREFLIGHT_S; ConfigError if it is no number of seconds."""
+    """The seconds that a preflight may take, by HPC_GPT_PREFLIGHT_S. Raises ConfigError if that is not a number of
+    seconds."""
     return seconds_given("HPC_GPT_PREFLIGHT_S", "180", "300 where torch loads slowly")
 
 
 def encode(node: str, local: int, **fields: Any) -> str:
-    """A line with the fields, or several with a `piece` of them each, of which the last has no `more`."""
-    own = {"node": node, "local": local, "time": time.time()}
-    line, text = json.dumps(own | fields), json.dumps(fields)
+    """Encodes the fields as a line, or as several lines with a `piece` each; all but the last have `more`."""
+    origin = {"node": node, "local": local, "time": time.time()}
+    line, text = json.dumps(origin | fields), json.dumps(fields)
     if len(line) <= _LINE:
         return f"{_MARK}{line}\n"
     pieces = [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
-    more = [{"more": True}] * (len(pieces) - 1) + [{}]
-    lines = (json.dumps(own | {"piece": piece} | rest) for piece, rest in zip(pieces, more, strict=True))
+    marks = [{"more": True}] * (len(pieces) - 1) + [{}]
+    lines = (json.dumps(origin | {"piece": piece} | mark) for piece, mark in zip(pieces, marks, strict=True))
     return "".join(f"{_MARK}{line}\n" for line in lines)
 
 
 def decode(line: str) -> dict[str, Any] | None:
-    """The fields of a line; None for any other output."""
-    # Ranks share a stream: the unfinished line of another may come first.
+    """Decodes the fields of a line; None for any other output."""
+    # Ranks share a stream: another rank's unfinished line may come first.
     fields = json_object(line.partition(_MARK)[2]) or {}
     return fields if fields.keys() >= {"node", "local", "time"} else None
 
 
-# Seconds by which a node's clock differs from the others': the first gives a warning, the second a bad node.
+# Seconds between a node's clock and the others': from the first on a warning, from the second on a bad node.
 SKEW_WARN_S = 2.0
 SKEW_BAD_S = 60.0
 
-# Figures of a rank that are compared: what a finding is called, its text and unit, and whether it marks a bad node.
+# Figures of a rank that are compared: the finding's name, its text and unit, and whether it marks a bad node.
 _COMPARED = {
     # Another process on a GPU takes its memory and its time.
     "memory_free_gib": ("memory", "{:g} GiB free", "GiB", True),
@@ -78,14 +79,14 @@ _COMPARED = {
     "write_mb_s": ("write_mb_s", "shared disk {:g} MB/s", "MB/s", False),
 }
 _T = TypeVar("_T")
-# The most nodes that a finding on several of them names.
+# A finding about several nodes names at most this many.
 _NAMED = 8
 _SETUP_ERRORS = ("ModuleNotFoundError", "ImportError", "ConfigError")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault. `node`: the node at fault, or None; then `ended` is the class that the attempt ends with, None for a
+    """One fault. `node`: the node at fault. If no node is, `ended` is the class with which the attempt ends, None for a
     warning. `figure` and the `median` of its peers are in `unit`."""
 
     what: str
@@ -99,9 +100,10 @@ class Finding:
 
 @dataclass
 class NodeReport:
-    """The lines that a node's ranks have sent: by local rank, the fields of all of them.
+    """The lines that a node's ranks have sent, as {local rank: the fields of all its lines}.
 
-    `skew_s`: seconds that its clock is ahead of the judge's. `seen`: whether its file on the shared disk can be seen.
+    `skew_s`: seconds by which the node's clock is ahead of the judge's. `seen`: its file on the shared disk is visible
+    to the judge.
     """
 
     sent: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -110,28 +112,28 @@ class NodeReport:
 
     @property
     def figures(self) -> list[dict[str, Any]]:
-        return [each["figures"] for each in self.sent.values() if "figures" in each]
+        return [sent["figures"] for sent in self.sent.values() if "figures" in sent]
 
     @property
     def failed(self) -> dict[int, str]:
-        """Why ranks failed."""
-        return {local: each["failed"] for local, each in self.sent.items() if "failed" in each}
+        """{local rank: why it failed}."""
+        return {local: sent["failed"] for local, sent in self.sent.items() if "failed" in sent}
 
     @property
     def answered(self) -> int:
-        """The ranks that have sent figures or a failure."""
-        return sum("figures" in each or "failed" in each for each in self.sent.values())
+        """The number of ranks that have sent figures or a failure."""
+        return sum("figures" in sent or "failed" in sent for sent in self.sent.values())
 
     @property
     def ahead_s(self) -> float | None:
-        """Seconds that the node's clock is ahead: from its probe command, else as measured."""
-        given = self.worst("clock_skew_s")
-        return self.skew_s if given is None else given
+        """The seconds by which the node's clock is ahead: from its probe command, else as measured."""
+        skew_s = self.worst("clock_skew_s")
+        return self.skew_s if skew_s is None else skew_s
 
     def worst(self, name: str) -> float | None:
         """The smallest value of a figure over the node's ranks; None if no rank has it."""
-        found = [value for each in self.figures if isinstance(value := each.get(name), int | float)]
-        return min(found, default=None)
+        values = [value for figures in self.figures if isinstance(value := figures.get(name), int | float)]
+        return min(values, default=None)
 
 
 @dataclass(frozen=True)
@@ -146,32 +148,32 @@ class Measure:
 
 
 def judge_devices(reports: Mapping[str, NodeReport], ranks_per_node: int) -> list[Finding]:
-    """Findings from each node's own figures. Every node of the allocation has a report; a silent one's is empty."""
+    """Judges each node's own figures. Every node of the allocation has a report; a silent node's report is empty."""
     findings = [*_broken(reports, ranks_per_node)]
-    sound = {name: report for name, report in reports.items() if name not in {each.node for each in findings}}
+    sound = {name: report for name, report in reports.items() if name not in {finding.node for finding in findings}}
     for judge in (_versions, _skewed, _unseen, _fewer_devices, _below_peers):
         findings += judge(sound)
     return findings
 
 
 def judge_exchanges(measures: Sequence[Measure]) -> list[Finding]:
-    """Findings from the exchanges' rates.
+    """Judges the rates of the exchanges.
 
     A node is slow if all its exchanges of a kind are slow, while its partners have others that are not. If a slow
-    exchange does not show which of its nodes is slow, it is a warning, but not if a slow node explains it.
+    exchange does not show which of its nodes is slow, it gives a warning, unless a slow node explains it.
     """
     findings: dict[str, Finding] = {}
     unclear: list[tuple[Measure, Finding]] = []
     by_kind: dict[tuple[str, str], list[Measure]] = {}
-    for each in measures:
-        by_kind.setdefault((each.kind, each.axis), []).append(each)
+    for measure in measures:
+        by_kind.setdefault((measure.kind, measure.axis), []).append(measure)
     for (kind, axis), alike in by_kind.items():
         of = "within the node" if axis == "node" else f"of a {axis} group"
         name = f"exchange of a pair of {axis}" if kind == "pair" else f"all-reduce {of}"
         well: dict[float, set[str]] = {}
-        for at, rate, peers in _slow({at: each.gb_s for at, each in enumerate(alike)}):
+        for at, rate, peers in _slow({at: measure.gb_s for at, measure in enumerate(alike)}):
             if peers not in well:
-                well[peers] = {node for each in alike if each.gb_s >= SLOW * peers for node in each.nodes}
+                well[peers] = {node for measure in alike if measure.gb_s >= SLOW * peers for node in measure.nodes}
             one = alike[at]
             suspects = [node for node in dict.fromkeys(one.nodes) if node not in well[peers]]
             text = f"{name} {rate:g} GB/s, median of its peers {peers:g}"
@@ -184,35 +186,35 @@ def judge_exchanges(measures: Sequence[Measure]) -> list[Finding]:
 
 
 def some_of(nodes: Sequence[str]) -> str:
-    """The first nodes, and how many more there are."""
+    """Names the first nodes, and the number of the others."""
     return ", ".join(nodes[:_NAMED]) + (f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else "")
 
 
 def _slow(values: Mapping[_T, float]) -> list[tuple[_T, float, float]]:
-    """(what, its value, the median of the others') of all that are more than 15 % below that median."""
+    """Lists (key, its value, the median of the others) for each value that is more than 15 % below that median."""
     ordered = sorted(values.values())
     pairs = ((what, value, median_of_others(ordered, value)) for what, value in values.items())
     return [(what, value, peers) for what, value, peers in pairs if peers is not None and value < SLOW * peers]
 
 
 def judge_space(free_gib: float | None, one_gib: float, all_gib: float, folder: str) -> list[Finding]:
-    """A finding if the checkpoints to come need more space than is free; without space for the next one the attempt
-    ends as disk_full. All in GiB; `free_gib` is None if unknown."""
+    """Gives a finding if the checkpoints to come need more space than is free; without space for the next one the
+    attempt ends as disk_full. All sizes in GiB; `free_gib` is None if unknown."""
     if free_gib is None or all_gib <= 0 or free_gib >= all_gib:
         return []
-    which, needed = ("next checkpoint takes", one_gib) if free_gib < one_gib else ("checkpoints to come take", all_gib)
-    text = f"{show_bytes(free_gib * 2**30)} are free in {folder}, the {which} about {show_bytes(needed * 2**30)}"
+    label, needed = ("next checkpoint takes", one_gib) if free_gib < one_gib else ("checkpoints to come take", all_gib)
+    text = f"{show_bytes(free_gib * 2**30)} are free in {folder}, the {label} about {show_bytes(needed * 2**30)}"
     return [Finding("space", text, None, "disk_full" if free_gib < one_gib else None, free_gib, needed, "GiB")]
 
 
 def choose_nodes(nodes: Sequence[str], bad: Iterable[str], needed: int) -> list[str]:
-    """The nodes that the ranks run on: the first sound ones, fewer than `needed` if there are not enough."""
+    """The nodes on which the ranks run: the first sound ones, fewer than `needed` if there are not enough."""
     excluded = set(bad)
     return [node for node in nodes if node not in excluded][:needed]
 
 
 def _broken(reports: Mapping[str, NodeReport], ranks_per_node: int) -> list[Finding]:
-    """Nodes that were silent, or on which a probe failed; if most of them, the set-up is at fault."""
+    """Finds nodes that were silent, or on which a probe failed; if most nodes are broken, the set-up is at fault."""
     causes = {}
     for name, report in reports.items():
         silent = ranks_per_node - report.answered
@@ -233,25 +235,28 @@ def _broken(reports: Mapping[str, NodeReport], ranks_per_node: int) -> list[Find
 
 def _versions(reports: Mapping[str, NodeReport]) -> list[Finding]:
     of = {name: report.figures[0].get("versions") or {} for name, report in reports.items() if report.figures}
-    counts = Counter(json.dumps(each, sort_keys=True) for each in of.values()).most_common()
+    counts = Counter(json.dumps(node_versions, sort_keys=True) for node_versions in of.values()).most_common()
     if len(counts) < 2:
         return []
     if 2 * counts[0][1] <= len(of):
         sets = "; ".join(
-            f"{name}: {', '.join(f'{key} {each[key]}' for key in sorted(each))}" for name, each in list(of.items())[:4]
+            f"{name}: {', '.join(f'{key} {node_versions[key]}' for key in sorted(node_versions))}"
+            for name, node_versions in list(of.items())[:4]
         )
         return [Finding("versions", f"the nodes differ in their versions: {sets}", None, "user_error")]
     usual, findings = json.loads(counts[0][0]), []
-    for name, own in of.items():
-        keys = [key for key in sorted({*own, *usual}) if own.get(key) != usual.get(key)]
-        text = ", ".join(f"{key} {own.get(key, 'missing')} instead of {usual.get(key, 'none')}" for key in keys)
+    for name, node_versions in of.items():
+        keys = [key for key in sorted({*node_versions, *usual}) if node_versions.get(key) != usual.get(key)]
+        text = ", ".join(
+            f"{key} {node_versions.get(key, 'missing')} instead of {usual.get(key, 'none')}" for key in keys
+        )
         findings += [Finding("versions", f"{text}, as on no other node", name)] if keys else []
     return findings
 
 
 def _skewed(reports: Mapping[str, NodeReport]) -> list[Finding]:
     clocks = {name: ahead for name, report in reports.items() if (ahead := report.ahead_s) is not None}
-    # Two clocks have no majority: then the clock of the judge counts, which runs on the first node.
+    # Two clocks have no majority. Then the clock of the judge counts, which runs on the first node.
     usual = median(clocks.values()) if len(clocks) > 2 else 0.0
     findings = []
     for name, off in ((name, skew - usual) for name, skew in clocks.items()):
@@ -263,7 +268,7 @@ def _skewed(reports: Mapping[str, NodeReport]) -> list[Finding]:
 
 
 def _of_node(what: str, text: str, node: str, bad: bool, figure: float, usual: float, unit: str) -> Finding:
-    """A finding on a bad node, or a warning on one."""
+    """A finding that makes a node bad, or a warning about the node."""
     return Finding(what, text if bad else f"{node}: {text}", node if bad else None, None, figure, usual, unit)
 
 
@@ -271,7 +276,7 @@ def _unseen(reports: Mapping[str, NodeReport]) -> list[Finding]:
     blind = [
         name
         for name, report in reports.items()
-        if not report.seen or any(each.get("sees_run_folder") is False for each in report.figures)
+        if not report.seen or any(figures.get("sees_run_folder") is False for figures in report.figures)
     ]
     if 2 * len(blind) > len(reports):
         text = f"the run folder is not shared: {len(blind)} of {len(reports)} nodes and this one see different files"
@@ -295,14 +300,16 @@ def _below_peers(reports: Mapping[str, NodeReport]) -> list[Finding]:
         rates = {
             name: rate
             for name, report in reports.items()
-            if (rate := report.worst(figure)) is not None and all(_is_judged(each, figure) for each in report.figures)
+            if (rate := report.worst(figure)) is not None
+            and all(_is_judged(figures, figure) for figures in report.figures)
         }
-        for name, own, peers in _slow(rates):
-            message = f"{text.format(own)}, median of its peers {peers:g}"
-            findings.append(_of_node(what, message, name, bad, own, peers, unit))
+        for name, value, peers in _slow(rates):
+            message = f"{text.format(value)}, median of its peers {peers:g}"
+            findings.append(_of_node(what, message, name, bad, value, peers, unit))
     return findings
 
 
 def _is_judged(figures: Mapping[str, Any], figure: str) -> bool:
-    """Whether a rank's figure can be compared: a GPU's, or a probe command's matmul; a CPU's depends on its load."""
+    """Whether a rank's figure can be compared: a GPU's, or the matmul of a probe command; a CPU's depends on its
+    load."""
     return bool(figures.get("judged")) and (figure == "matmul_tflops" or figures.get("device") != "cpu")

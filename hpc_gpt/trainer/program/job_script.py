@@ -1,7 +1,7 @@
-"""A job script of the user's own: its bytes, its directives, why it is refused, and what in it is worth a look;
-the experiment that runs it as it is, and the profile of its site.
+"""A job script of the user's own: its bytes, its directives, why it is refused, and the lines that are worth a look.
+Also writes the experiment that runs it as it is, and the profile of its site.
 
-A file that begins with `#!` is one, whatever its name. Nothing in it is executed here, and nothing of it is changed.
+A file that begins with `#!` is a job script, whatever its name. This module executes and changes nothing in it.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ from hpc_gpt.core.slurm.sbatch_words import Option, read_options, sizes_of, spli
 from hpc_gpt.core.tables import toml_lines, toml_value
 from hpc_gpt.reader.records.slurm_script import redirected
 
-_LARGEST = 4 << 20  # slurm.conf's own limit for a script, unless it is set
-_WITHOUT_MARK = re.compile(r"\s*SBATCH\s+-")  # what a beginner writes
+_LARGEST = 4 << 20  # the default limit of slurm.conf for a script
+_WITHOUT_MARK = re.compile(r"\s*SBATCH\s+-")  # a beginner's mistake
 _HEREDOC = re.compile(r"(?<!<)<<-?\s*(?P<quote>[\"']?)(?P<end>[A-Za-z_]\w*)(?P=quote)")
 _RENDERED = re.compile(rb"^# Rendered by hpc-gpt ", re.MULTILINE)
 _OTHERS = (
@@ -33,9 +33,9 @@ _OTHERS = (
     (re.compile(r"#BSUB\s"), "#BSUB", "a script for LSF: write its options as #SBATCH lines"),
     (re.compile(r"#SBATCH\s*(?:hetjob|packjob)\b"), "a heterogeneous job", "submit it with sbatch"),
 )
-# The first line of a script that bash reads, or would.
+# The first line of a script that bash runs, or could run.
 _SHELL = re.compile(rb"#![ \t]*(?:\S*/)?(?:env[ \t]+(?:-S[ \t]+)?(?:\S*/)?)?(?:ba)?sh(?=\s|$)")
-# Options of sbatch that make it another command.
+# Options that turn sbatch into another command.
 _REFUSED = {
     "wrap": "submit the script's file",
     "test-only": "hpc-gpt submit --dry-run asks it",
@@ -44,39 +44,40 @@ _REFUSED = {
     "gid": "submit it as that user",
     **dict.fromkeys(("help", "usage", "version"), "it only prints: leave it out"),
 }
-# Options that take sbatch's answer, the job's number, from the run: they are left out.
+# With these options the run would not get sbatch's answer, the job's number: they are left out.
 _LEFT_OUT = frozenset({"wait", "quiet"})
 # Ends the options.
 _NO_MORE = Option("", "--", ("--",))
-# (words in a line of the body, what they do under the chain).
+# (words in a line of the body, their effect under the job chain).
 _SUBMITS = re.compile(r"(?<![\w./-])sbatch\b(?!\s*\()")
-# A guard: started by hand, the script submits itself.
+# A guard: if the script is started by hand, it submits itself.
 _NOT_IN_JOB = re.compile(r"(?:-z|!)\s[^;\n]*\bSLURM_JOB_?ID\b|SLURM_JOB_?ID\S*\s+==?\s")
 _GUARD_LINES = 5
 _SUBMITS_BY_HAND = "submits the script itself if SLURM_JOB_ID is not set, as on a machine without Slurm"
-_SUBMITS_AGAIN = "submits this script once more, beside the job by which the chain continues it: take the line out"
+_SUBMITS_AGAIN = "submits this script once more, although the job chain continues it: remove the line"
 _SUBMITS_ANOTHER = (
-    "submits a job itself, none of this run's; if that is to continue this one, take it out: the chain does"
+    "submits another job, which is not part of this run; if it is meant to continue this run, remove the line: "
+    "the job chain does that"
 )
 _WORDS = (
-    (re.compile(r"(?<![\w./-])(?:pkill|killall)\b"), "ends processes by name: of every job of yours on the node"),
+    (re.compile(r"(?<![\w./-])(?:pkill|killall)\b"), "ends processes by name, in all of your jobs on the node"),
     (
         re.compile(r"--exit[-_]duration[-_]in[-_]mins"),
-        "ends it before its last step: is it to be continued?",
+        "ends the program before its last step: should the job chain continue it?",
     ),
     (
         re.compile(r"\bCommand=|\bsqueue\b.*%\.?\d*o\b"),
         "the job's command is the run's job.sh, not this script; the folder of the submission is SLURM_SUBMIT_DIR",
     ),
-    (re.compile(r"\bscontrol\s+requeue\b"), "requeues its own job: the run's next attempt, once"),
+    (re.compile(r"\bscontrol\s+requeue\b"), "requeues its own job: this makes the run's next attempt, once"),
 )
-# What a line only prints, such as its usage; a command within "$(…)" runs.
+# Text that a line only prints, such as its usage; a command within "$(…)" runs.
 _SAID = re.compile(r"""\b(?:echo|printf)\s+(?:-\w+\s+)*(?:"[^"$`]*(?:\$[^("`][^"$`]*)*"|'[^']*')""")
 
 
 @dataclass(frozen=True)
 class Caution:
-    """A line of the script that is worth a look."""
+    """A line of the script that is worth a look, and what it means."""
 
     line: int
     text: str
@@ -88,9 +89,9 @@ class Caution:
 
 @dataclass(frozen=True)
 class JobScript:
-    """A job script: its file, its bytes, the text of each directive's line, and the options in them. `late`: the lines
-    of directives after the first command, which is in line `stops`: sbatch does not read them. `left_out`: the options
-    that it had, too."""
+    """A job script: its file, its bytes, the text of each directive, and the options in the directives. `late`: the
+    lines of directives after the first command, which is in line `stops`: sbatch does not read them. `left_out`: its
+    options that are not in `options`."""
 
     path: Path
     data: bytes
@@ -114,11 +115,11 @@ def read_job_script(path: Path) -> JobScript:
     if _RENDERED.search(data[:4096]):
         raise ConfigError(f"{path} is a script that hpc-gpt rendered", f"sbatch {path} starts it")
     if len(data) > _LARGEST:
-        raise ConfigError(f"{path} has {len(data)} bytes, and Slurm takes {_LARGEST}", "is it a program?")
+        raise ConfigError(f"{path} has {len(data)} bytes, and Slurm takes at most {_LARGEST}", "is it a program?")
     if b"\0" in data:
         raise ConfigError(f"{path} holds a NUL, which Slurm does not take", "is it a program, not a script?")
     if b"\r\n" in data:
-        raise ConfigError(f"{path} has line breaks of DOS, which sbatch does not take", f"dos2unix {path}")
+        raise ConfigError(f"{path} has DOS line breaks, which sbatch does not take", f"dos2unix {path}")
     lines = data.decode(errors="surrogateescape").split("\n")
     head = len(list(itertools.takewhile(lambda line: not is_command(line), lines)))
     directives, every_word = [], []
@@ -134,54 +135,54 @@ def read_job_script(path: Path) -> JobScript:
                 raise ConfigError(f"{path}:{number}: a quote has no end: {text}", "sbatch refuses it") from None
             every_word += words_here
             every = list(read_options(words_here))
-            kept = [option for option in without_waits(every) if option != _NO_MORE]
-            if "#" in text or kept != every:
-                text = " ".join(quote_directive(word) for option in kept for word in option.argv)
+            remaining = [option for option in without_waits(every) if option != _NO_MORE]
+            if "#" in text or remaining != every:
+                text = " ".join(quote_directive(word) for option in remaining for word in option.argv)
             directives += [text] if text else []
     options = tuple(read_options(every_word))
-    options = options[:-1] if options[-1:] == (_NO_MORE,) else options  # sbatch takes it at the end alone
+    options = options[:-1] if options[-1:] == (_NO_MORE,) else options  # sbatch takes it only at the end
     check_options(options, str(path))
     body = list(_body(lines, head))
     late = tuple(number for number, line in body if line.startswith(DIRECTIVE))
-    kept = without_waits(options)
-    left_out = tuple(option for option in options if option not in kept)
-    script = JobScript(path, data, tuple(directives), tuple(kept), late, head + 1, left_out)
+    remaining = without_waits(options)
+    left_out = tuple(option for option in options if option not in remaining)
+    script = JobScript(path, data, tuple(directives), tuple(remaining), late, head + 1, left_out)
     _check_marks(script, body)
     _check_syntax(path, data)
     return script
 
 
 def without_waits(options: Iterable[Option]) -> list[Option]:
-    """The options without those that take sbatch's answer from the run: --wait and --quiet."""
+    """The options without --wait and --quiet, with which the run would not get sbatch's answer."""
     return [option for option in options if option.name not in _LEFT_OUT]
 
 
 def _body(lines: Sequence[str], head: int) -> Iterator[tuple[int, str]]:
-    """(number, text) of the lines after the head, without those that a `<<` gives to a command."""
+    """Yields (number, text) for the lines after the head, without the here-documents of a `<<`."""
     end: str | None = None
     for number, line in enumerate(lines[head:], head + 1):
         if end is not None:
             end = None if line.strip() == end else end
             continue
         yield number, line
-        if (found := _HEREDOC.search(line)) and not line.lstrip().startswith("#") and "((" not in line:
-            end = found["end"]
+        if (heredoc := _HEREDOC.search(line)) and not line.lstrip().startswith("#") and "((" not in line:
+            end = heredoc["end"]
 
 
 def _check_marks(script: JobScript, body: Sequence[tuple[int, str]]) -> None:
-    """ConfigError for `SBATCH --…` without a #, or if sbatch reads none of the directives."""
+    """Raises ConfigError for `SBATCH --…` without a #, and if sbatch reads none of the directives."""
     without = {number: line.strip() for number, line in body if _WITHOUT_MARK.match(line)}
     if without:
-        first, *more = without
+        first, *others = without
         raise ConfigError(
             f"{script.path}:{first}: {without[first]:.60}: sbatch reads only lines that begin with {DIRECTIVE}"
-            + (f" (also line {_numbers(more)})" if more else ""),
+            + (f" (also line {_numbers(others)})" if others else ""),
             f"write #{without[first]}",
         )
     if script.late and not script.options:
         raise ConfigError(
             f"{script.path}: sbatch reads no directive after the first command, which is in line {script.stops}: "
-            f"{body[0][1].strip():.60}; those of line {_numbers(script.late)} would ask for nothing",
+            f"{body[0][1].strip():.60}; it would ignore those in line {_numbers(script.late)}",
             f"move the {DIRECTIVE} lines above it",
         )
 
@@ -191,8 +192,8 @@ def _numbers(lines: Sequence[int]) -> str:
 
 
 def _check_syntax(path: Path, data: bytes) -> None:
-    """ConfigError for a script of bash or sh that bash cannot read. `extglob` allows patterns of which `bash -n` cannot
-    know, as it runs no `shopt`."""
+    """Raises ConfigError for a script of bash or sh that bash cannot read. The second try has `extglob`: the script may
+    allow such patterns by a `shopt`, which `bash -n` does not run."""
     if not _SHELL.match(data) or shutil.which("bash") is None:
         return
     environment = {name: value for name, value in os.environ.items() if name not in ("BASH_ENV", "ENV")}
@@ -203,22 +204,22 @@ def _check_syntax(path: Path, data: bytes) -> None:
         )
         if not done.returncode:
             return
-    said = done.stderr.decode(errors="replace").replace(f"{path.absolute()}: ", "").strip().splitlines()
+    messages = done.stderr.decode(errors="replace").replace(f"{path.absolute()}: ", "").strip().splitlines()
     raise ConfigError(
-        f"bash cannot read {path}: {'; '.join(said[:2]) or f'exit code {done.returncode}'}",
+        f"bash cannot read {path}: {'; '.join(messages[:2]) or f'exit code {done.returncode}'}",
         f"bash -n {path} shows it",
     )
 
 
 def check_options(options: Sequence[Option], where: str) -> None:
-    """ConfigError for an option that a script cannot have here."""
+    """Raises ConfigError for an option that a job script cannot have."""
     for option in options:
         if option == _NO_MORE:
-            raise ConfigError(f"{where}: sbatch takes no option after --", "take the -- out")
+            raise ConfigError(f"{where}: sbatch takes no option after --", "remove the --")
         if option.name == "" and option.value == ":":
             raise ConfigError(f"{where}: a heterogeneous job does not run here", "submit it with sbatch")
         if option.name == "":
-            raise ConfigError(f"{where}: {option.value!r} is no option of sbatch", "write --name=value")
+            raise ConfigError(f"{where}: {option.value!r} is not an option of sbatch", "write --name=value")
         if option.name.startswith("container"):
             raise ConfigError(
                 f"{where}: --{option.name} starts the whole job in a container, and hpc-gpt with it",
@@ -229,7 +230,7 @@ def check_options(options: Sequence[Option], where: str) -> None:
 
 
 def scan(script: JobScript) -> list[Caution]:
-    """The lines of the body that are worth a look, with what they mean under the chain."""
+    """Finds the lines that are worth a look, with what they mean under the job chain."""
     notes = []
     lines = script.data.decode(errors="replace").split("\n")
     for number, line in enumerate(lines, 1):
@@ -241,7 +242,7 @@ def scan(script: JobScript) -> list[Caution]:
             continue
         shown = hide_secrets(text)
         if shown != text:
-            notes.append(Caution(number, f"{shown:.60}", "a secret: the run's job.sh holds it, readable for you alone"))
+            notes.append(Caution(number, f"{shown:.60}", "a secret: it is in the run's job.sh, for you alone to read"))
         bare = _SAID.sub("", line.partition(" #")[0])
         notes += [Caution(number, f"{shown:.60}", means) for pattern, means in _WORDS if pattern.search(bare)]
         if _SUBMITS.search(bare):
@@ -250,10 +251,10 @@ def scan(script: JobScript) -> list[Caution]:
             again = script.path.name in arguments or re.search(r"\$\{?(?:0|BASH_SOURCE)\b", arguments)
             means = _SUBMITS_BY_HAND if _NOT_IN_JOB.search(before) else _SUBMITS_AGAIN if again else _SUBMITS_ANOTHER
             notes.append(Caution(number, f"{shown:.60}", means))
-    for each in redirected("\n".join(lines)):
-        where = each.target or "files of torchrun's own"
-        means = f"its output goes to {where}, past the run's log; why and status read it there if they find it"
-        notes.append(Caution(each.line, f"{hide_secrets(lines[each.line - 1].strip()):.60}", means))
+    for redirection in redirected("\n".join(lines)):
+        where = redirection.target or "files of torchrun's own"
+        means = f"its output goes to {where}, not to the run's log; why and status read it there if they find it"
+        notes.append(Caution(redirection.line, f"{hide_secrets(lines[redirection.line - 1].strip()):.60}", means))
     return sorted(notes, key=lambda caution: caution.line)
 
 
@@ -263,20 +264,20 @@ def submits_itself(script: JobScript) -> Caution | None:
 
 
 def last_values(*layers: Sequence[Option]) -> Mapping[str, str | None]:
-    """{long name: value} of several lists of options, of which the later ones win."""
+    """Merges lists of options to {long name: value}; later lists win."""
     return {option.name: option.value for layer in layers for option in layer}
 
 
 def submits_again(name: Path, data: bytes) -> tuple[int, bool] | None:
-    """(the line in which the script of that name submits itself, whether it does so only outside a job); None if it
-    does not."""
+    """Returns (the line in which the script with this name submits itself, whether it does so only outside a job); None
+    if it does not submit itself."""
     means = {_SUBMITS_BY_HAND: True, _SUBMITS_AGAIN: False}
-    found = [each for each in scan(JobScript(name, data, (), ())) if each.means in means]
-    return (found[0].line, means[found[0].means]) if found else None
+    cautions = [caution for caution in scan(JobScript(name, data, (), ())) if caution.means in means]
+    return (cautions[0].line, means[cautions[0].means]) if cautions else None
 
 
 def without_suffix(name: str) -> str:
-    """A script's or a job's name without what says that it is a script.
+    """A script's or a job's name without the suffix of a script.
 
     >>> without_suffix("train.slurm"), without_suffix("llama-3.1-8b")
     ('train', 'llama-3.1-8b')
@@ -284,15 +285,16 @@ def without_suffix(name: str) -> str:
     return re.sub(r"(?<=.)\.(?:slurm|sbatch|sh|job|bash|sub|py)$", "", name)
 
 
-# A profile's time limit is for its other runs.
+# The script's time limit does not go into the profile, which is for other runs, too.
 _SITE = tuple(key for key in OF_SITE if key != "time")
 
 
 def init_files(script: Path, name: str | None, folder: Path) -> tuple[str, str, str]:
-    """(the experiment's name, the text of its file, that of its profile) for `folder` and the script at a path. Raises
-    ConfigError."""
+    """Writes the texts for an experiment in `folder` that runs a script: (its name, its file, the profile of its
+    site). Raises ConfigError."""
     if not script.is_file():
-        raise ConfigError(f"{script}: no such file" if not script.exists() else f"{script} is no file", "name a script")
+        fault = f"{script}: no such file" if not script.exists() else f"{script} is not a file"
+        raise ConfigError(fault, "name a script")
     if not is_job_script(script):
         raise ConfigError(f"{script} does not begin with #!, as a job script does", "name the script that sbatch takes")
     read = read_job_script(script)
@@ -303,7 +305,7 @@ def init_files(script: Path, name: str | None, folder: Path) -> tuple[str, str, 
     layout = {"nodes": sizes.nodes} if values.get("nodes") else {}
     relative = os.path.relpath(script.absolute(), folder.absolute())
     experiment = [
-        f"# {plain(script.name)} runs as it is, with its own directives; the keys below are as options after them.",
+        f"# {plain(script.name)} runs as it is, with its own directives; the keys below act like options after them.",
         "# hpc-gpt help keys explains every key.",
         "",
         f"name = {toml_value(name)}",
@@ -314,7 +316,7 @@ def init_files(script: Path, name: str | None, folder: Path) -> tuple[str, str, 
         "[command]",
         f"script = {toml_value(relative)}",
         "args = []",
-        '# checkpoints = "out/step-*"  # by which the job chain sees progress',
+        '# checkpoints = "out/step-*"  # checkpoint files; a new one counts as progress of the job chain',
         "",
         "[train]",
         "# steps = 10000  # for status, which then shows how far it is",
@@ -336,6 +338,6 @@ def init_files(script: Path, name: str | None, folder: Path) -> tuple[str, str, 
 
 
 def _table(name: str, keys: Mapping[str, Any]) -> list[str]:
-    """The lines of a table, without a possible secret; none if it is empty."""
+    """The lines of a table, without keys that may be secrets; none if the table is empty."""
     lines = toml_lines({key: value for key, value in keys.items() if not is_secret(key, value)})
     return ["", *([f"[{name}]"] if name else []), *lines] if lines else []

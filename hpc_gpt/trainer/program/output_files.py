@@ -1,8 +1,9 @@
-"""The files that a job script's `--output` and `--error` name: made before its first line, as sbatch makes its own.
+"""Makes the files that a job script's `--output` and `--error` name, before its first line runs, as sbatch does.
 
-Such a file is a second name of the attempt's log, a hard link, where the folder takes one. Else, on another file system
-or if `--open-mode=append` keeps what is there, it is a file of its own, to which the watch copies what the log gets.
-What is no regular file, as /dev/null, stays. Loads the standard library alone: a script's start waits for it.
+Such a file is a hard link to the attempt's log, a second name of it, if the folder allows that. Otherwise, on another
+file system or if `--open-mode=append` keeps the file's content, it is a file of its own, and the watch copies the log
+to it. A name that is not a regular file, such as /dev/null, stays. Loads only the standard library, as a script's start
+waits for it.
 """
 
 import contextlib
@@ -16,16 +17,16 @@ from hpc_gpt.core.slurm.sbatch_words import expand_pattern
 
 # In the attempt's folder: [[name of the log, file to which it is copied], …].
 _COPIED = "copied.json"
-_MOST_LINKS = 40  # from one to the next; Linux follows as many
-_MOST_BYTES = 16 << 20  # of a log that are copied at a time
+_MOST_LINKS = 40  # symbolic links in a chain; Linux follows as many
+_MOST_BYTES = 16 << 20  # at most this much of a log is copied at a time
 
 
 def make_outputs(
     attempt: Path, output: str | None, error: str | None, appends: bool, job: Mapping[str, str], user: str
 ) -> list[Path]:
-    """Makes the files in the current folder, which is the job's, and returns them. `output`, `error`: sbatch's
-    patterns, of the variables of a `job`. Prints a note for one that cannot be made: by sbatch the job would have no
-    output, and end."""
+    """Makes the files in the current folder, which is the job's, and returns them. `output`, `error`: patterns of
+    sbatch; the variables of `job` fill them in. Prints a note for a file that cannot be made; under sbatch the job
+    would have no output, and end."""
     copied, made = list[list[str]](), list[Path]()
     logs = {output: "log", error: "err"} if error != output else {output: "log"}
     for pattern, log in logs.items():
@@ -36,14 +37,15 @@ def make_outputs(
             copied += [[log, str(name.absolute())]] if _make(name, attempt / log, appends) else []
             made.append(name.absolute())
         except OSError as fault:
-            print(f"note: {name}: {fault.strerror}: the output is in {attempt / log} alone", flush=True)
+            print(f"note: {name}: {fault.strerror}: the output is only in {attempt / log}", flush=True)
     if copied:
         (attempt / _COPIED).write_text(json.dumps(copied), encoding="utf-8")
     return made
 
 
 def _make(name: Path, log: Path, appends: bool) -> bool:
-    """Makes one file; whether the log is to be copied to it. A link of the user's is written through, as by sbatch."""
+    """Makes one file, and returns whether the log has to be copied to it. As with sbatch, a symbolic link of the user
+    stays, and its target is written."""
     for _ in range(_MOST_LINKS):
         if name.is_symlink():
             name = name.parent / os.readlink(name)
@@ -51,7 +53,7 @@ def _make(name: Path, log: Path, appends: bool) -> bool:
         return False
     aside = name.with_name(f".{name.name}.{os.getpid()}")
     if appends and name.exists() and name.stat().st_size:
-        if name.stat().st_nlink > 1:  # the log of another attempt, which gets nothing more
+        if name.stat().st_nlink > 1:  # a hard link to the log of another attempt, which must not grow
             shutil.copyfile(name, aside)
             aside.replace(name)
         return True
@@ -66,24 +68,24 @@ def _make(name: Path, log: Path, appends: bool) -> bool:
 
 
 def copied_files(attempt: Path) -> list[tuple[Path, Path]]:
-    """(log, file) of the files of an attempt to which the log is to be copied."""
+    """Lists (log, file) for the files to which an attempt's logs are copied."""
     try:
-        found: Sequence[tuple[str, str]] = json.loads((attempt / _COPIED).read_text(encoding="utf-8"))
-        return [(attempt / log, Path(name)) for log, name in found]
+        pairs: Sequence[tuple[str, str]] = json.loads((attempt / _COPIED).read_text(encoding="utf-8"))
+        return [(attempt / log, Path(name)) for log, name in pairs]
     except (OSError, ValueError, TypeError):
         return []
 
 
 def copy_more(log: Path, file: Path) -> None:
-    """Appends to a file what a log has more than was copied; how much that is stays in the attempt's folder."""
+    """Appends the new part of a log to a file; the attempt's folder notes how much was copied."""
     mark = log.with_name(f".copied-{log.name}")
     with contextlib.suppress(OSError, ValueError):
         done = int(mark.read_text(encoding="utf-8")) if mark.exists() else 0
         with log.open("rb") as text, file.open("ab") as out:
             text.seek(done)
-            while more := text.read(_MOST_BYTES):
-                out.write(more)
-                done += len(more)
+            while block := text.read(_MOST_BYTES):
+                out.write(block)
+                done += len(block)
         aside = mark.with_name(f"{mark.name}.new")
         aside.write_text(f"{done}", encoding="utf-8")
         aside.replace(mark)

@@ -59,36 +59,37 @@ def trained_s(run: RunFolder) -> float:
 
 
 def count_steps(step: int, heart: Heartbeat, came_boot_s: float | None = None) -> bool:
-    """Gives the heartbeat the last step of metrics.jsonl; returns whether it is a new one. A smaller number is, too: of
-    a second stage, or of the next epoch. `came_boot_s`: when its line was read, in seconds since the boot."""
+    """Gives the heartbeat the last step of metrics.jsonl; returns whether the step is new. A smaller number is also a
+    new step: it belongs to a second stage, or to the next epoch. `came_boot_s`: when its line was read, in seconds
+    since the boot."""
     before = heart.step
     if step in (0, before):
         return False
-    more = {} if came_boot_s is None else {"came_boot_s": came_boot_s}
-    heart.stepped(step, max(1, step - before), **more)
+    moment = {} if came_boot_s is None else {"came_boot_s": came_boot_s}
+    heart.stepped(step, max(1, step - before), **moment)
     return True
 
 
 def said_by(lines: LiveLines, over: float | None = None) -> Said:
-    """What a program that has ended at `over`, by time.monotonic(), printed that decides how it ended."""
+    """The printed lines that explain how the program ended. `over`: when it ended, by time.monotonic()."""
     over = time.monotonic() if over is None else over
     late = lines.end_failures()
-    sure = [each for each in late if each.how != "words"]
+    sure = [live for live in late if live.how != "words"]
     if not lines.has_steps:  # only a program that failed right before the end
-        programs = [each for each in sure if each.how == "program"]
-        last = [each for each in programs if each.moment is None or over - each.moment <= AT_ONCE_S]
+        programs = [live for live in sure if live.how == "program"]
+        last = [live for live in programs if live.moment is None or over - live.moment <= AT_ONCE_S]
         sure = last or programs[-1:] or sure
-    first = next((each for each in sure if not each.failure.echo), sure[0] if sure else None)
-    words = (first or late[0]).failure.message if late else ""
+    first = next((live for live in sure if not live.failure.echo), sure[0] if sure else None)
+    message = (first or late[0]).failure.message if late else ""
     if first is None:
-        return Said(lines.planned, lines.limit, note=words)
+        return Said(lines.planned, lines.limit, note=message)
     failed_s = None if first.moment is None else max(0.0, over - first.moment)
     end = End(first.failure.ended, first.failure.message)
-    return Said(lines.planned, lines.limit, end, first.how == "program", failed_s, words)
+    return Said(lines.planned, lines.limit, end, first.how == "program", failed_s, message)
 
 
 class LastLines:
-    """The last lines of a program, which say why it failed."""
+    """The last lines of a program, which show why it failed."""
 
     def __init__(self, program: str) -> None:
         self._program = program
@@ -98,13 +99,13 @@ class LastLines:
         self._kept.append(line)
 
     def find(self, regex: re.Pattern[str]) -> re.Match[str] | None:
-        """The match in the last line that has one."""
-        return next((found for line in reversed(self._kept) if (found := regex.search(line))), None)
+        """The match in the last line that matches; None if no line does."""
+        return next((match for line in reversed(self._kept) if (match := regex.search(line))), None)
 
     def killed_worker(self) -> ExitStatus | None:
         """The worker that torchrun's table names as the first to fail, if a signal ended it; None without one.
 
-        SIGTERM is what torchrun itself sends to the others.
+        SIGTERM does not count: torchrun itself sends it to the other workers.
         """
         row_values: dict[str, str] = {}
         for line in self._kept:
@@ -119,13 +120,13 @@ class LastLines:
         return ExitStatus(row_values["rank"], platform.node() if host == "localhost" else host, code)
 
     def stacks(self) -> str:
-        """What the program's own faulthandler wrote last; empty if it wrote nothing."""
-        kept = list(self._kept)
-        begins = [number for number, line in enumerate(kept) if line.startswith("Fatal Python error")]
-        return "\n".join(kept[begins[-1] :]) + "\n" if begins else ""
+        """The last dump of the program's own faulthandler; empty if it wrote none."""
+        lines = list(self._kept)
+        begins = [number for number, line in enumerate(lines) if line.startswith("Fatal Python error")]
+        return "\n".join(lines[begins[-1] :]) + "\n" if begins else ""
 
     def failure(self, code: int) -> tuple[str, str, bool]:
-        """(class of the end, cause, whether another rank failed) for the program's exit code."""
+        """Returns (class of the end, cause, whether another rank failed) for the program's exit code."""
         for line in reversed(self._kept):
             if usage := _USAGE.match(line):
                 return "user_error", usage[1], False
@@ -142,7 +143,7 @@ class LastLines:
         return "error", self.end(code), True
 
     def end(self, code: int) -> str:
-        """How the program ended, by its exit code; of one that was ended by a signal also where."""
+        """Says how the program ended, by its exit code; if a signal ended it, also on which node."""
         end = ExitStatus("0", os.environ.get("SLURMD_NODENAME") or platform.node(), code, self._program)
         if end.is_kill or (code < 0 and end.signal):  # a shell exits with 137 if its command was killed
             return str(end).partition(": ")[2]
@@ -150,23 +151,23 @@ class LastLines:
 
 
 def exit_code_text(code: int) -> str:
-    """An exit code as text, of subprocess's kind."""
+    """Writes an exit code of subprocess as text."""
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 class ForeignLog:
     """The output of one task's program.
 
-    The task whose program prints the steps writes the metrics: the first of them, if several do. `read` gives the step
-    of a line, if it has one; `saw` gets every line. Steps up to `resumed` are not counted again, nor are those of the
-    lines up to the last ones with the numbers `written`, which are in metrics.jsonl already. `loss` gives the last
-    loss, for a program that prints no steps; `planned` how many it is to make, 0 if it does not say. `clock`: for one
-    that prints no times. What `read`, `saw`, `loss` or the disk raise costs the program nothing: the first fault is
-    printed, and its output is read on.
+    The task whose program prints the steps writes the metrics: the first such task, if there are several. `read` gives
+    the step of a line, if it has one; `saw` gets every line. Steps up to `resumed` are not counted again, nor are lines
+    up to the last ones with the numbers `written`, which are in metrics.jsonl already. `loss` gives the last loss, for
+    a program that prints no steps; `planned` the number of planned steps, 0 if the program does not say. `clock`
+    measures the steps of a program that prints no times. A fault of `read`, `saw`, `loss` or the disk does not harm the
+    program: the first fault is printed, and its output is read on.
     """
 
     TRAINS = "trains"  # a file in the attempt's folder: the program has begun to train
-    _PRINTS = "prints"  # another: the number of the task that prints the steps
+    _PRINTS = "prints"  # another file there: the number of the task that prints the steps
 
     def __init__(
         self,
@@ -183,7 +184,7 @@ class ForeignLog:
     ) -> None:
         self._attempt = attempt
         self._task = task
-        self._writes = True if resolved.tasks == 1 else None  # None until a task has printed a step
+        self._writes = True if resolved.tasks == 1 else None  # whether this task writes; None until one has a step
         self._sample_tokens, self._gpus = resolved.model.seq, resolved.gpus
         self._global_batch = resolved.batch.global_batch
         self._read_step, self._saw, self._loss, self._planned = read, saw, loss, planned
@@ -193,7 +194,7 @@ class ForeignLog:
         self._last, self._trains = written[-1] if written else resumed, False
         self._numbers, self._written = StepNumbers(resumed), [*written]
         self._first_of_stage, self._asked_steps = resumed, resolved.train.steps
-        # Lines since the last step, and between the steps before; None before the first one.
+        # Lines since the last step, and between earlier steps; None before the first step.
         self._since = 0
         self._between: collections.deque[int] | None = None
         self._lock = threading.Lock()
@@ -209,14 +210,14 @@ class ForeignLog:
         self._thread.start()
 
     def finish(self) -> None:
-        """Waits for the last line, but not for a process that the program left and that holds the pipe open."""
+        """Waits for the last line, but not for a process that the program left behind and that holds the pipe open."""
         assert self._thread is not None
         self._thread.join(timeout=5)
         self.settle(math.inf)
         self.keep_loss(0.0)
 
     def keep_loss(self, pause_s: float = _LOOK_S) -> None:
-        """Writes loss.json until a line has the number of a step, at most every `pause_s`; on a full disk it waits."""
+        """Writes loss.json, at most every `pause_s`, until a line has the number of a step; on a full disk it waits."""
         with self._guard():
             loss, now = self._loss(), time.monotonic()
             if self._trains or self._task or loss in (None, self._kept_loss) or now < self._kept_at + pause_s:
@@ -228,7 +229,8 @@ class ForeignLog:
 
     @contextlib.contextmanager
     def _guard(self) -> Iterator[None]:
-        """Prints the first fault and goes on: a thread that ended would leave the program waiting at a full pipe."""
+        """Prints the first fault of the block and continues: if the thread ended, the program would wait at a full
+        pipe."""
         try:
             yield
         except Exception as fault:
@@ -254,15 +256,15 @@ class ForeignLog:
         self._copy(left)
 
     def _copy(self, lines: bytes) -> None:
-        """Copies whole lines to the log, so that those of several tasks do not mix, and takes each."""
+        """Takes whole lines, and copies them to the log: so the lines of several tasks do not mix."""
         self.take(*(line.decode(errors="replace") for line in _ENDS_LINE.split(lines) if line))
-        # Last: on a full disk the output waits for space, and what the program says of that must be known.
+        # Copied last: on a full disk the output waits for space, and the program's message about that must be known.
         with self._guard():
             sys.stdout.buffer.write(lines)
             sys.stdout.buffer.flush()
 
     def take(self, *lines: str) -> None:
-        """Takes the lines of the program that came since the last call, of which there may be none."""
+        """Takes the lines of the program that came since the last call; there may be none."""
         with self._lock:
             self._take(lines)
 
@@ -282,8 +284,8 @@ class ForeignLog:
         self._write(rows or self._numbers.settle(now), now)
 
     def settle(self, now: float | None = None) -> None:
-        """Counts a smaller number as the first step of another stage that no line has contradicted for seconds."""
-        if self._lock.acquire(blocking=False):  # a line that is taken settles it
+        """Counts a smaller number as the first step of another stage, if no line has contradicted it for seconds."""
+        if self._lock.acquire(blocking=False):  # otherwise lines are being taken, which settles it, too
             try:
                 now = time.monotonic() if now is None else now
                 if rows := self._numbers.settle(now):
@@ -292,11 +294,11 @@ class ForeignLog:
                 self._lock.release()
 
     def hear(self) -> None:
-        """Notes output that is not a whole line."""
+        """Notes output that is not a whole line yet."""
         self._since += 1
 
     def pass_step(self) -> None:
-        """Notes that a step was made, by the line of this task's program, or of another's."""
+        """Notes that a step was made, by a line of this task's program or of another task's."""
         if self._between is None:
             self._between = collections.deque(maxlen=_USUAL)
         else:
@@ -305,7 +307,7 @@ class ForeignLog:
 
     @property
     def last_step(self) -> int:
-        """The last step that was made by the lines so far; 0 without one."""
+        """The last step that was made, by the lines so far; 0 without one."""
         return self._last if self.has_steps and self._last is not None else 0
 
     @property
@@ -315,12 +317,13 @@ class ForeignLog:
 
     @property
     def at_total(self) -> bool:
-        """Whether the last step is the last planned one: its number is the total, or one less of steps from 0 on."""
+        """Whether the last step is the last planned one: its number is the total, or one less if steps count from
+        0."""
         planned, first = self._asked_steps or self._planned(), self._first_of_stage
         return self._last is not None and 0 < planned <= self._last + (first == 0)
 
     def _write(self, rows: list[StepRow], now: float) -> None:
-        """Writes the lines of steps that came at this moment."""
+        """Writes the metrics of the steps that came at this moment."""
         if self._written and rows:
             rows, self._written = rows_after(self._written, rows), []
         step_s = self._clock.pass_moment(now, int(rows[-1]["step"]) if rows else None)
@@ -330,11 +333,11 @@ class ForeignLog:
             self.stepped_boot_s = boot_s()
             with self._guard():
                 texts = [self._metrics(row, None if self._prints_times else step_s) for row in rows]
-                if self._may_write():
-                    self._rows.append(texts)  # which waits for space on a full disk
+                if self._claim_metrics():
+                    self._rows.append(texts)  # waits for space on a full disk
 
-    def _may_write(self) -> bool:
-        """Whether this task is the one that writes the metrics; asked until some task is."""
+    def _claim_metrics(self) -> bool:
+        """Returns whether this task writes the metrics: the first task that claims them by writing its number does."""
         if self._writes is None:
             path = self._attempt.folder / self._PRINTS
             with contextlib.suppress(RunFolderError, OSError, ValueError):
@@ -344,7 +347,7 @@ class ForeignLog:
         return bool(self._writes)
 
     def _metrics(self, row: StepRow, came_s: float | None) -> str:
-        """The line of metrics.jsonl of a step, of which the lines came every `came_s`."""
+        """The line of metrics.jsonl for a step. `came_s`: the measured seconds per step, if its line has none."""
         step, rate = int(row["step"]), row.get("tokens_per_s")
         begins = self._last is None or step <= self._last
         count = 1 if begins else step - (self._last or 0)

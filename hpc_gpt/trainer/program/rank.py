@@ -1,7 +1,7 @@
-"""Supervises another program as one task of a job: starts it, passes on what the job is asked, and writes how it ended.
+"""Supervises another program as one task of a job: starts it, passes on requests to the job, and writes how it ended.
 
-The program has its own checkpoints, signals and log. This does the rest: the rendezvous, the signals of a job, the
-requests of users, metrics.jsonl from the log's lines, hangs, and ended.json. Nothing here needs torch.
+The program has its own checkpoints, signals and log. This module does everything else: the rendezvous, the signals of a
+job, the requests of users, metrics.jsonl from the log's lines, hangs, and ended.json. Needs no torch.
 """
 
 import contextlib
@@ -56,10 +56,10 @@ from hpc_gpt.trainer.supervision.watchdog import Watchdog
 
 TURN_S = 0.1
 _LOOK_S = 1.0
-# All tasks together look so many times a second, at most, for a stop and as often for steps. Their nodes' first tasks
-# do as well, and pass on what they find.
+# All tasks together look at most this many times a second for a stop, and as often for steps. So do the first tasks of
+# their nodes, which pass on what they find.
 _LOOKS = 80
-_ENDS = 5000  # as many times, once a program has ended
+_ENDS = 5000  # the same once a program has ended
 # A cause that names its rank, such as a worker of torchrun.
 _OF_RANK = re.compile(r"rank \d+ on ")
 _GRACE_S = 5.0
@@ -77,10 +77,11 @@ class Stop:
 
 @dataclass(frozen=True)
 class ProgramStart:
-    """What is started: its command line, its variables and its folder, None for this one's; and how it is followed.
+    """A program to start: its command line, its variables and its folder, None for this process's; and how it is
+    followed.
 
-    `resumed`: the step after which it continues, 0 without a checkpoint. `pauses`: how many steps apart it evaluates or
-    saves, which takes longer than a step and has no line.
+    `resumed`: the step after which it continues, 0 without a checkpoint. `pauses`: the numbers of steps between its
+    evaluations and between its saves, which take longer than a step and print no line.
     """
 
     command: Sequence[str]
@@ -93,7 +94,7 @@ class ProgramStart:
 
 
 class ForeignRank:
-    """One task's part in an attempt. An engine's subclass says what is started, and how it is stopped."""
+    """One task's part in an attempt. An engine's subclass says which program is started, and how it is stopped."""
 
     def __init__(self, run: RunFolder, attempt: Attempt, signals: Signals) -> None:
         self._run = run
@@ -110,13 +111,13 @@ class ForeignRank:
         self._mates: NodeMates | None = None
         self._chunks = 0
         self._hangs = False
-        self._heart = Heartbeat(0, 0)  # as long as nothing is started
+        self._heart = Heartbeat(0, 0)  # until the program is started
         self._inbox = Inbox(attempt)
         self._port = os.environ.get("MASTER_PORT", "")
         self._held: socket.socket | None = None
-        self._is_visit = (run.path.parents[1] / RACE).is_file()  # which ends by its stop signal
+        self._is_visit = (run.path.parents[1] / RACE).is_file()  # a visit of a race is ended by the stop signal
 
-    # --- what an engine says
+    # --- overridden by an engine
 
     @property
     def step(self) -> int:
@@ -128,7 +129,7 @@ class ForeignRank:
         raise NotImplementedError
 
     def stacks(self, process: subprocess.Popen[bytes], log: ForeignLog) -> str:
-        """The stacks of a program that hangs; the caller ends it after that."""
+        """The stacks of a program that hangs; the caller then ends it."""
         raise NotImplementedError
 
     def ask_to_end(self, stop: Stop) -> None:
@@ -136,29 +137,29 @@ class ForeignRank:
         raise NotImplementedError
 
     def turn(self) -> None:
-        """Called repeatedly before `ask_to_end`."""
+        """Called repeatedly until `ask_to_end` is called."""
 
     def press(self) -> None:
-        """Called repeatedly after it."""
+        """Called repeatedly after `ask_to_end`."""
 
     def rest_is_over(self) -> bool:
-        """Whether no process is left that the program started and that a stop is for."""
+        """Whether all processes that the program started and that a stop concerns have ended."""
         return True
 
     def failure(self, code: int) -> tuple[str, str, bool]:
-        """(class of the end, cause, whether another rank failed) for the program's exit code."""
+        """Returns (class of the end, cause, whether another rank failed) for the program's exit code."""
         raise NotImplementedError
 
     def end_of_all(self) -> End:
-        """The end if it exited with 0 and nobody asked."""
+        """The end of an attempt whose program exited with 0 without being asked to stop."""
         raise NotImplementedError
 
     def said(self) -> Said:
-        """What this task's program has printed that decides the end of all."""
+        """The printed lines of this task's program that decide how the attempt ends."""
         return Said()
 
     def unsaved(self, stop: Stop, code: int) -> str:
-        """How a program ended that was asked to stop and did not save; empty if it did."""
+        """Says how the program ended if it was asked to stop and did not save; empty if it saved."""
         raise NotImplementedError
 
     # --- the attempt
@@ -182,12 +183,12 @@ class ForeignRank:
         code = self._wait(start, self._process)
         self._end_rest()
         if code and self._stop is None and is_cancelled(self._run, self._attempt):
-            # Each process gets a signal of its own: a program that ends at once may end before this one hears.
+            # Each process gets its own signal, and the program may end before this process gets its signal.
             self._stop = Stop("terminated", True)
         if code and self._stop is None and not self._is_finished(code):
             return self._report_failure(code)
         if self._place.rank:
-            # Another task that failed first would have this job's srun kill rank 0 before it has written the end.
+            # If this task failed first, srun would kill rank 0 before it has written the end.
             return 0
         end = self._end(code)
         end = End(*self._seen_as_nan(end.ended, end.cause), end.node, end.note)
@@ -202,8 +203,8 @@ class ForeignRank:
         self._attempt.write_ended("stopped", "Ctrl-C twice: left without saving", self.step)
 
     def _end_rest(self) -> None:
-        """Kills what the program has left running, such as workers of a torchrun that was killed: they would train
-        beside the next attempt, and keep their GPU."""
+        """Kills processes that the program left behind, such as the workers of a torchrun that was killed: they would
+        train beside the next attempt, and hold their GPU."""
         end_processes(self._run, self._attempt, own_job(), self._place.rank)
 
     def _wait(self, start: ProgramStart, process: subprocess.Popen[bytes]) -> int:
@@ -212,7 +213,7 @@ class ForeignRank:
             code = process.poll()
             if code is not None and (self._stop is None or self.rest_is_over()):
                 break
-            if self._stop is None and (stop := self._asked()):
+            if self._stop is None and (stop := self._look_for_stop()):
                 self._stop = stop
                 self.ask_to_end(stop)
                 self._leaving(start)
@@ -223,7 +224,7 @@ class ForeignRank:
             self._follow(start)
             time.sleep(TURN_S)
         heart = start.heart
-        # Of several programs one that ends early with 0 ends nothing: the steps of the others count.
+        # If one of several programs ends early with 0, the attempt continues: the steps of the others count.
         if isinstance(heart, ForeignHeartbeat) and not code and self._stop is None and self._place.size > 1:
             heart.is_over = True
         else:
@@ -233,8 +234,8 @@ class ForeignRank:
         until = time.monotonic() + (_GRACE_S if code and self._place.size > 1 else self._may_hear_s(code))
         while self._stop is None and not self._attempt.ended():
             self._looked = 0.0
-            self._stop = self._asked()
-            if time.monotonic() >= until and (code or self.all_are_over()):
+            self._stop = self._look_for_stop()
+            if time.monotonic() >= until and (code or self.note_end()):
                 break
             self._follow(start)
             time.sleep(self._pause_s)
@@ -243,27 +244,28 @@ class ForeignRank:
             self.press()
             time.sleep(TURN_S)
         until = time.monotonic() + _GRACE_S
-        while self._stop is not None and not code and not self.all_are_over() and time.monotonic() < until:
+        while self._stop is not None and not code and not self.note_end() and time.monotonic() < until:
             time.sleep(self._pause_s)
         return code
 
     def _may_hear_s(self, code: int) -> float:
-        """For how long a signal may still come for which the program has ended with `code`: Slurm signals each process
-        of a step by itself, and on a loaded node this one hears its own later."""
+        """The seconds in which the signal that ended the program may still reach this process: Slurm signals each
+        process of a step separately, and on a loaded node this one gets its signal later."""
         planned = self._resolved.train.steps or self.said().planned
         is_as_planned = not code and (self._place.rank > 0 or 0 < planned <= self.step)
         return 0.0 if is_as_planned or self._resolved.cluster.scheduler != "slurm" else _HEARS_S
 
-    def all_are_over(self) -> bool:
-        """Whether the programs of all tasks have ended with 0, as this one has: the first task writes the end, and
-        another may still be writing the last steps."""
+    def note_end(self) -> bool:
+        """Notes that this task's program has ended with 0, and returns whether the programs of all tasks have: the
+        first task writes the end, and another may still be writing the last steps. Only the first task waits."""
         with contextlib.suppress(RunFolderError):
             write_said(self._attempt, self._place.rank, self.said())
         over = self._attempt.folder / OVER
         return self._place.rank != 0 or len(list(over.glob("[0-9]*"))) >= self._place.size
 
-    def _asked(self) -> Stop | None:
-        """The stop that a task has been asked for, if any. The first task to write stop.json decides for all."""
+    def _look_for_stop(self) -> Stop | None:
+        """Looks for a request to stop, to this task or another; None if there is none. Writes stop.json if this task is
+        asked: the first task that writes it decides for all."""
         path = self._attempt.folder / STOP
         reason = self.reason()
         if reason:
@@ -272,39 +274,39 @@ class ForeignRank:
             write_once(path, json.dumps({"reason": reason, "save": save}) + "\n")
         if reason or time.monotonic() >= self._looked + self._look_s:
             self._looked = time.monotonic()
-            found = read_json(path)
-            self._say(stop=found)
+            stop = read_json(path)
+            self._say(stop=stop)
         else:
-            found = self._heard.get("stop") or {}
-        return Stop(str(found["reason"]), bool(found["save"])) if found else None
+            stop = self._heard.get("stop") or {}
+        return Stop(str(stop["reason"]), bool(stop["save"])) if stop else None
 
     @property
     def _pause_s(self) -> float:
-        """Between two looks for the ends of the other tasks, of which each task has some."""
+        """Seconds between two looks for the ends of the other tasks; all tasks look, so more tasks look more rarely."""
         return max(TURN_S, self._place.size / _ENDS)
 
     @property
     def _heard(self) -> dict[str, Any]:
-        """What the node's first task has said: the `stop` and the last `step` that it found."""
+        """The message of the node's first task: the `stop` and the last `step` that it found."""
         return (json_object(self._mates.heard) if self._mates and self._mates.heard else None) or {}
 
-    def _say(self, **found: object) -> None:
+    def _say(self, **message: object) -> None:
         if self._mates is not None and self._mates.is_first:
-            self._mates.says = json.dumps((json_object(self._mates.says or "{}") or {}) | found).encode()
+            self._mates.says = json.dumps((json_object(self._mates.says or "{}") or {}) | message).encode()
 
     def reason(self) -> str | None:
-        """The reason for which this task is asked to end; None if it is not."""
-        asked = set(self._signals.raised)
+        """The reason why this task is asked to end; None if it is not asked."""
+        reasons = set(self._signals.raised)
         if self._place.rank == 0:
-            asked |= self._inbox.look() | limits_reached(
+            reasons |= self._inbox.look() | limits_reached(
                 self._resolved, lambda: trained_s(self._run), self._attempt, self._heart.stopped_s
             )
             if self._is_visit and self.step >= self._resolved.train.steps:
-                asked.add("target")
-        return first_reason(asked)
+                reasons.add("target")
+        return first_reason(reasons)
 
     def _end(self, code: int) -> End:
-        """The end of an attempt that was asked to stop, or whose program ended with 0. Rank 0 writes its own."""
+        """The end of an attempt that was asked to stop, or whose program ended with 0. Rank 0 writes it."""
         if self._stop is None:
             return self.end_by(self._facts(code)) if code else self.end_of_all()
         target = f"the {self._resolved.train.steps} steps of a race's visit"
@@ -318,7 +320,7 @@ class ForeignRank:
         return self.end_by(replace(facts, at_limit=killed and facts.made_last))
 
     def _is_finished(self, code: int) -> bool:
-        """Whether a signal that was not for the attempt ended the program after its last planned step."""
+        """Whether the program ended after its last planned step, by a signal that was not meant for the attempt."""
         return self._facts(code).is_finished
 
     def _facts(self, code: int) -> ProgramFacts:
@@ -331,20 +333,22 @@ class ForeignRank:
         return end
 
     def _seen_as_nan(self, ended: str, cause: str | None) -> tuple[str, str | None]:
-        """(class, cause) of an end; of a program that trained NaN up to it, that, unless another known end came."""
+        """Returns (class, cause) of an end. If the program trained with NaN up to the end, that is the class, unless
+        the end has a more specific one."""
         with contextlib.suppress(Exception):  # of a reader
             if ended in ("done", *UNSPECIFIC) and (since := nan_since(self._attempt)):
                 return "nan", f"{since}; {cause}" if cause else since
         return ended, cause
 
     def _end_of_sigterm(self) -> End:
-        """Rank 0 writes the end, so it alone asks Slurm."""
+        """The end by a SIGTERM. Rank 0 writes the end, so it alone asks Slurm."""
         if self._place.rank:
             return End("cancelled")
         return end_of_sigterm(self._run, self._attempt, self._signals)
 
     def _report_failure(self, code: int) -> int:
-        """Writes how the program failed, by its last lines. A rank that only lost a peer first waits for that rank."""
+        """Writes how the program failed, by its last lines. A rank that only lost a peer first waits until that peer
+        has written its own failure."""
         try:
             ended, cause, lost_peer = self.failure(code)
         except Exception as fault:  # of a reader: the program's own end counts
@@ -415,7 +419,7 @@ class ForeignRank:
                 heart.heard(log.is_more)
 
     def _leaving(self, start: ProgramStart) -> None:
-        """Notes that the program is asked to end, or has ended."""
+        """Notes in the heartbeat that the program is asked to end, or has ended."""
         if start.heart.phase != LEAVING:
             start.heart.enter(LEAVING)
         if self._hangs:  # the watchdog's thread ends this process
@@ -424,25 +428,26 @@ class ForeignRank:
     # --- for the engines
 
     def await_file(self, path: Path, fault: UserError) -> None:
-        """Waits for a file that another task makes. Raises the fault if the attempt has ended, or after MEETING_S."""
+        """Waits for a file that another task makes. Raises `fault` if the attempt has ended, or after MEETING_S."""
         until = time.monotonic() + MEETING_S
         while not path.exists():
             if self._attempt.ended() or time.monotonic() > until:
                 raise fault
             time.sleep(TURN_S)
 
-    def report_start(self, resumed: int, more: Mapping[str, object]) -> str:
-        """Writes trainer.json, for the first task; returns the device's name."""
+    def report_start(self, resumed: int, details: Mapping[str, object]) -> str:
+        """Writes trainer.json on the first task; returns the device's name."""
         (gpus, fault), cluster = ask_gpus(), self._resolved.cluster
         # Without nvidia-smi only the profile knows the device of a cluster.
         device = gpus[0]["name"] if gpus else "cpu" if cluster.scheduler == "local" and not fault else None
-        start = {"device": device, "host": platform.node(), "resumed_step": resumed, **more}
+        start = {"device": device, "host": platform.node(), "resumed_step": resumed, **details}
         write_once(self._attempt.folder / "trainer.json", json.dumps(start) + "\n")
         return str(device or cluster.device)
 
     def rendezvous(self) -> dict[str, str]:
-        """MASTER_ADDR and MASTER_PORT if the job has not set them, which is on one machine: rank 0 holds a port until
-        it ends. And the interface over which gloo meets, unless it is given; a rank of each node prints it."""
+        """The variables of the rendezvous: MASTER_ADDR and MASTER_PORT if the job has not set them, as on one machine,
+        where rank 0 holds a port until it ends; and gloo's interface, unless it is set. A rank of each node prints the
+        interface."""
         if "MASTER_PORT" in os.environ:
             use_interface(self._resolved.nodes, self._place.local_rank)
             return {GLOO: os.environ[GLOO]} if GLOO in os.environ else {}
@@ -450,12 +455,12 @@ class ForeignRank:
             port, self._held = held_port(os.getpid())
             write_once(self._attempt.rendezvous, f"127.0.0.1 {port}\n")
         host, self._port = read_rendezvous(self._attempt)
-        found = {"MASTER_ADDR": host, "MASTER_PORT": self._port}
-        return found if "GLOO_SOCKET_IFNAME" in os.environ else {**found, "GLOO_SOCKET_IFNAME": "lo"}
+        variables = {"MASTER_ADDR": host, "MASTER_PORT": self._port}
+        return variables if "GLOO_SOCKET_IFNAME" in os.environ else {**variables, "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def _find_wait(pid: int) -> tuple[str, str]:
-    """(collective, place) of the program, as far as they can be seen from outside."""
+    """The program's (collective, place), as far as they can be seen from outside."""
     with contextlib.suppress(OSError, IndexError):
         if stat_of(pid)[0] in "tT":
             return "", "a process that is stopped"

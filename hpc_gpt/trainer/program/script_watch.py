@@ -1,6 +1,6 @@
 """Follows a job script that runs as it is: `python -m hpc_gpt.trainer.program.script_watch RUN ATTEMPT FOLDER`.
 
-job.sh starts the script and waits for it, with its output in files of the attempt. This process reads them as they
+job.sh starts the script and waits for it; its output goes to files of the attempt. This process reads the files as they
 grow, writes metrics.jsonl and heartbeats, and asks the script's programs to end: ahead of the time limit, for
 `hpc-gpt stop` and `requeue`, and when a budget is spent. It may be killed, and started again, at any time. Needs no
 torch.
@@ -49,14 +49,14 @@ from hpc_gpt.trainer.supervision.stacks import stack_of
 from hpc_gpt.trainer.supervision.watchdog import Watchdog
 
 _TURN_S = 0.2
-_STRETCH = (10, 50)  # turns: over fewer, the time of a step would be that of the turns
+_STRETCH = (10, 50)  # turns: over fewer turns, the time of a turn would be measured instead of a step's
 _LOOK_S = 1.0
 _LEAD_S = 120
 _LAST_LINES_S = 4.0  # job.sh waits longer
-# Output that comes faster than it can be read is skipped, but for its last bytes: the training does not wait for it.
+# If output comes faster than it can be read, all but its last bytes are skipped: the training must not wait for it.
 _MOST_BYTES, _KEPT_BYTES = 16 << 20, 1 << 20
-_COMPARED = 256  # bytes that say whether a file is the one that was read
-_LAST_STEPS = 50  # that say where metrics.jsonl ends, for a watch that is started again
+_COMPARED = 256  # these bytes show whether a file is the one that was read before
+_LAST_STEPS = 50  # these steps show a watch that is started again where metrics.jsonl ends
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "slurm_script")
 _ENDS_LINE = re.compile(rb"[\r\n]")
 _MOST_FILES = 64
@@ -64,28 +64,28 @@ _QUEUED = re.compile(r"\bSubmitted batch job (\d+)")
 
 
 class Follower:
-    """The whole lines of a file that grows.
+    """Reads the whole lines of a file that grows.
 
-    A file that is another one of the same name, that is shorter than what was read of it, or that has other bytes
-    before the place up to which it was read, begins anew: it was rotated, cut, or written over by `>`. It stays open,
-    as what was written before it got another name is read, too.
+    It begins anew if another file has the name, if the file is shorter than what was read of it, or if the bytes before
+    the current position have changed: then it was rotated, cut, or overwritten by `>`. The file stays open, so that
+    lines written just before it got another name are read, too.
     """
 
     def __init__(self, path: Path, place: int = 0) -> None:
         self._path, self._place, self._left = path, place, b""
         self._file: IO[bytes] | None = None
-        self._before: bytes | None = None  # the bytes before the place
-        self.grew = False  # since the last call, by whole lines or not
+        self._before: bytes | None = None  # the bytes before the position
+        self.grew = False  # since the previous call, by whole lines or not
 
     def lines(self) -> Iterator[str]:
-        """The lines since the last call."""
+        """Yields the lines since the previous call."""
         self.grew = False
         file: IO[bytes] | None = None
         with contextlib.suppress(OSError):
-            file = self._path.open("rb")  # anew each time: over NFS it then has what another node wrote
+            file = self._path.open("rb")  # opened every time: over NFS it then has what another node wrote
         if self._file is not None:
             if file is None or not os.path.samestat(os.fstat(self._file.fileno()), os.fstat(file.fileno())):
-                yield from self._read(self._file)  # what came before it got another name
+                yield from self._read(self._file)  # lines from before it got another name
                 self._place, self._left, self._before = 0, b"", b""
             self._file.close()
         self._file = file
@@ -114,7 +114,7 @@ class Follower:
 
 
 class ScriptWatch:
-    """The watch over one attempt of a script, whose first process is `body`, in the job's `folder`."""
+    """Watches one attempt of a script; `body` is its first process, `folder` the job's folder."""
 
     def __init__(self, run: RunFolder, attempt: Attempt, body: int, folder: Path) -> None:
         self._run, self._attempt, self._body, self._folder = run, attempt, body, folder
@@ -157,20 +157,20 @@ class ScriptWatch:
         self._since = started.stat().st_mtime - 1 if started.exists() else 0.0
 
     def follow(self) -> None:
-        """Until the script has ended and its last line is read."""
+        """Follows the script until it has ended and its last line is read."""
         self._heart.step = self._resumed
-        reserve(self._attempt)  # job.sh's judge has files to write
+        reserve(self._attempt)  # space for the files that job.sh's judge writes
         where = "its script", f"process {self._body}"
         watchdog = Watchdog(self._attempt, 0, 1, self._heart, self._leave, lambda: where)
         self._heart.gpus = watchdog.latest_gpus
-        if (last := self._attempt.last_metrics()).get("step"):  # of a watch that something ended
+        if (last := self._attempt.last_metrics()).get("step"):  # an earlier watch of the attempt was ended
             ago_s = max(0.0, time.time() - float(last.get("time") or time.time()))
-            self._take_lines()  # all that it has read
+            self._take_lines()  # the lines that the earlier watch has read
             count_steps(int(last["step"]), self._heart, boot_s() - ago_s)
             self._heart.at_total = self._log.at_total
         watchdog.start()
         while self._lives():
-            if self._globs and not self._found:  # at once: a line's time is when it comes
+            if self._globs and not self._found:  # at once, as lines are timed by when they come
                 self._find_elsewhere()
             self._take_lines()
             self._look()
@@ -186,10 +186,10 @@ class ScriptWatch:
         self._log.settle(math.inf)
         self._log.keep_loss(0.0)
         with contextlib.suppress(RunFolderError):
-            said = said_by(self._lines, over)
-            if (elsewhere := self._trained_elsewhere()) and (said.failed is None or not said.of_program):
-                said = replace(said, failed=elsewhere, of_program=True, failed_s=0.0)
-            write_said(self._attempt, 0, said)
+            printed = said_by(self._lines, over)
+            if (elsewhere := self._trained_elsewhere()) and (printed.failed is None or not printed.of_program):
+                printed = replace(printed, failed=elsewhere, of_program=True, failed_s=0.0)
+            write_said(self._attempt, 0, printed)
         release_reserve(self._attempt)
         while self._hangs:  # the watchdog's thread ends this process
             threading.Event().wait()
@@ -203,8 +203,9 @@ class ScriptWatch:
             return False
 
     def _prints_last_lines(self) -> bool:
-        """Whether a program of the script may print its last lines: a signal to the job has ended the script's shell,
-        and the program handles it, or its srun prints what ranks say. What a script leaves at its exit is ended."""
+        """Whether a program of the script may still print its last lines: a signal to the job has ended the script's
+        shell while the program handles the signal, or an srun prints lines of ranks. Programs that a script leaves
+        behind at its exit do not count: they are ended."""
         group = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _group_of(pid) == self._body]
         if any(_comm(pid) == "srun" for pid in group):
             return True
@@ -214,19 +215,20 @@ class ScriptWatch:
         return bool(group)  # job.sh is about to write it
 
     def _trained_elsewhere(self) -> End | None:
-        """The end of a script here that queued a job in place of training: some do if SLURM_JOB_ID is not set."""
+        """The end of a script on this machine that queued a job instead of training, as some scripts do if SLURM_JOB_ID
+        is not set; None for any other script."""
         if self._resolved.cluster.scheduler == "slurm" or self._attempt.last_metrics():
             return None
-        found = None
+        submission = None
         with contextlib.suppress(OSError):
             data = (self._run.path / "slurm_script").read_bytes()
-            found = submits_again(Path(self._command.script or "slurm_script"), data)
-        if found is None or not (self._queued or found[1]):
+            submission = submits_again(Path(self._command.script or "slurm_script"), data)
+        if submission is None or not (self._queued or submission[1]):
             return None
         what = (
             f"the script queued job {self._queued[1]}"
             if self._queued
-            else f"line {found[0]} of the script calls sbatch"
+            else f"line {submission[0]} of the script calls sbatch"
         )
         return End("user_error", f"{what}, and its log has no step: SLURM_JOB_ID is not set here")
 
@@ -254,7 +256,7 @@ class ScriptWatch:
             self._heart.heard(self._log.is_more)
 
     def _written_at(self) -> float:
-        """When the output was last written to, by time.monotonic(): the script may have begun long before."""
+        """The time at which the output was last written, by time.monotonic(): the script may have begun long before."""
         ages = [0.0]
         with contextlib.suppress(OSError):
             ages.append(time.time() - max(path.stat().st_mtime for path in self._attempt.logs))
@@ -283,17 +285,20 @@ class ScriptWatch:
             }
             write_once(path, json.dumps(start) + "\n")
             self._attempt.folder.joinpath(ForeignLog.TRAINS).touch()
-        found = self._attempt.trainer().get("resumed_step")
-        return found if isinstance(found, int) and self._command.checkpoints is not None else 0
+        resumed = self._attempt.trainer().get("resumed_step")
+        return resumed if isinstance(resumed, int) and self._command.checkpoints is not None else 0
 
     def _find_elsewhere(self) -> None:
-        """Follows the files to which the script sends its programs' output, and links them to the attempt."""
-        names = (glob.glob(each, root_dir=self._folder, recursive=True) for each in self._globs)
+        """Finds the files to which the script sends its programs' output, follows them, and links them to the
+        attempt."""
+        names = (glob.glob(pattern, root_dir=self._folder, recursive=True) for pattern in self._globs)
         for path in (self._folder / name for name in itertools.chain.from_iterable(names)):
             with contextlib.suppress(OSError, RunFolderError):
                 if path in self._found or not path.is_file() or path.stat().st_mtime < self._since:
                     continue
-                earlier = any(path.resolve() in each.logs for each in self._run.attempts() if each != self._attempt)
+                earlier = any(
+                    path.resolve() in attempt.logs for attempt in self._run.attempts() if attempt != self._attempt
+                )
                 self._files.append(Follower(path, path.stat().st_size if earlier else 0))
                 self._found.add(path)
                 self._attempt.elsewhere.mkdir(exist_ok=True)
@@ -326,23 +331,23 @@ class ScriptWatch:
                 self._asked_at = now
                 self._ask_to_end()
         elif now > self._asked_at + (self._resolved.job.signal_lead_s or _LEAD_S) and not self._killed:
-            # Ahead of the time limit nothing is killed: the limit itself does that.
+            # A stop ahead of the time limit kills nothing: the limit itself does that.
             self._killed = True
             if self._stop != "walltime":
                 self._kill()
 
     def _reason(self) -> str | None:
-        asked = set(self._inbox.look()) | limits_reached(
+        reasons = set(self._inbox.look()) | limits_reached(
             self._resolved, lambda: trained_s(self._run), self._attempt, self._heart.stopped_s
         )
         for name, reason in ((".limit", "walltime"), (".interrupt", "interrupted")):
             if (self._attempt.folder / name).exists():
-                asked.add(reason)
-        return first_reason(asked)
+                reasons.add(reason)
+        return first_reason(reasons)
 
     def _ask_to_end(self) -> None:
-        """SIGTERM to the job's steps and to the programs that the script's shell has started; to the shell only if it
-        catches it, so that its lines after the training run."""
+        """Signals the job's steps and the programs that the script's shell has started; the shell only if it catches
+        the signal, so that its lines after the training still run."""
         number = signal.SIGTERM
         if self._command.stop_signal != "none":
             number = signal.Signals[f"SIG{self._command.stop_signal}"]
@@ -376,24 +381,24 @@ class ScriptWatch:
 
 
 def to_signal(body: int, number: signal.Signals) -> list[int]:
-    """The processes that a request to end is for: the children of the script's shell, and in place of a subshell its
-    own; the shell itself, or a subshell, only if it catches the signal. srun is left out: Slurm signals its step."""
+    """The processes that a request to end is sent to: the children of the script's shell, and instead of a subshell its
+    children; the shell itself, or a subshell, only if it catches the signal. Not srun: Slurm signals its step."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, ValueError, IndexError):
             children.setdefault(int(stat_of(int(name))[1]), []).append(int(name))
 
     def below(pid: int) -> list[int]:
-        found: list[int] = []
+        pids: list[int] = []
         for child in children.get(pid, []):
             name = _comm(child)
             if name == "srun":
                 continue
             if name in _SHELLS:
-                found += [*([child] if _catches(child, number) else []), *below(child)]
+                pids += [*([child] if _catches(child, number) else []), *below(child)]
             else:
-                found.append(child)
-        return found
+                pids.append(child)
+        return pids
 
     return [*below(body), *([body] if _catches(body, number) else [])]
 
@@ -406,7 +411,7 @@ def _comm(pid: int) -> str:
 
 
 def _group_of(pid: int) -> int:
-    """The process group of a process that lives; 0 if there is none."""
+    """The process group of a living process; 0 if it does not live."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         state, _, group, *_ = stat_of(pid)
         return 0 if state in "ZX" else int(group)
@@ -418,8 +423,8 @@ def _catches(pid: int, number: signal.Signals) -> bool:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
-    found = re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)
-    return bool(found and int(found[1], 16) >> (number - 1) & 1)
+    match = re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)
+    return bool(match and int(match[1], 16) >> (number - 1) & 1)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""When a program that is not ours is a hang: by its steps, and by every other sign of life. Needs no torch.
+"""Decides when a program that is not ours hangs: by its steps, and by every other sign of life. Needs no torch.
 
 | the program | is a hang after |
 |---|---|
@@ -8,8 +8,9 @@
 | no step is due: the last planned one is made, those processes have ended, or none ever came | `silent_s` without |
   output if the user has set it, else never |
 
-A rank that hangs in NCCL uses all of its CPU and GPU, and what runs beside it prints on: so a sign makes the limit
-longer, and not endless. A program that evaluates, converts or uploads after its steps makes none, and is no hang.
+A rank that hangs in NCCL uses all of its CPU and GPU, and programs beside it continue to print: so a sign of life makes
+the limit longer, but not endless. A program that evaluates, converts or uploads after its steps makes no step, and does
+not hang.
 """
 
 import collections
@@ -29,25 +30,25 @@ from hpc_gpt.core.settings.experiment import Command
 from hpc_gpt.trainer.supervision.heartbeat import LEAVING, PATIENT, Heartbeat
 
 OUTPUT, FILES, CPU, GPU = "output", "files that grow", "CPU work", "GPU work"
-# Work that counts: of a core, and of a GPU in percent.
+# From this load on it counts as work: a share of a core, and percent of a GPU.
 _CORE, _GPU = 0.05, 5.0
-# A CPU's work is measured over so many seconds: over fewer, a moment of housekeeping would be work.
+# A CPU's work is measured over this time: over a shorter one, a moment of housekeeping would count as work.
 _OVER_S = 5.0
-_READ_S = 15.0  # a reading of the GPUs may be so old
+_READ_S = 15.0  # a reading of the GPUs may be this old
 _LOOK_S = 1.0
 _COST = 50  # a look at the processes may take a 50th of the time
-# A process that is younger as a step is read may have started after it was printed.
+# A process that is younger than this when a step is read may have started after the step was printed.
 _OLDER_S = 0.5
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh")
-# They pass on or watch what others do, and live as long as the shell that started them.
+# These programs pass on or watch the work of others, and live as long as the shell that started them.
 _BESIDE = ("tee", "cat", "tail", "ts", "sed", "grep", "awk", "gawk", "mawk", "sleep", "nvidia-smi")
 _MOST_FILES = 1000
 
 
 @dataclass(frozen=True)
 class SignsSeen:
-    """What is known of a program: whether a step came, whether the last one that came is the last planned one, whether
-    a process `lives` that ran as it came, and the `signs` of life since then."""
+    """The state of a program: whether a step came, whether the last step is the last planned one, whether a process
+    `lives` that ran when the step came, and the `signs` of life since then."""
 
     stepped: bool
     at_total: bool = False
@@ -61,7 +62,8 @@ class SignsSeen:
 
 
 def hang_limit_s(seen: SignsSeen, step_limit_s: float, floor_s: float, silent_s: float | None) -> float:
-    """After how many seconds it is a hang, 0 for never: without a step if one is due, else without output.
+    """The seconds after which the program counts as a hang, 0 for never: without a step if one is due, else without
+    output.
 
     >>> due, shows, over = SignsSeen(True), SignsSeen(True, signs=(OUTPUT,)), SignsSeen(True, lives=False)
     >>> [hang_limit_s(seen, 400.0, 300.0, None) for seen in (due, shows, over)]
@@ -75,27 +77,27 @@ def hang_limit_s(seen: SignsSeen, step_limit_s: float, floor_s: float, silent_s:
 
 
 def boot_s() -> float:
-    """Seconds since the boot, as /proc has the start of a process."""
+    """Seconds since the boot, the clock in which /proc gives the start of a process."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Processes:
-    """The processes that a program consists of: the one with the pid `root`, and all that it and they started."""
+    """The processes of a program: the one with the pid `root`, and all its descendants."""
 
     def __init__(self, root: int) -> None:
         self._pids = {root: ""}  # {pid: when it started}; empty until it was seen
-        self._ticks: dict[int, int] = {}  # of CPU that each had as it was last seen
-        self._work: collections.deque[tuple[float, int]] = collections.deque()  # (moment, ticks of all that came since)
+        self._ticks: dict[int, int] = {}  # {pid: its ticks of CPU when it was last seen}
+        self._work: collections.deque[tuple[float, int]] = collections.deque()  # (moment, ticks of all since the last)
         self._looked = self._next = 0.0
-        self._since = 0.0  # what they did before does not count
+        self._since = 0.0  # earlier work does not count
         self._was_seen = False
         self._started_s: tuple[float, ...] = ()
         self._above: set[tuple[int, str]] = set()
-        self.busy_at = -float("inf")  # when the CPU was last at work, of `time.monotonic`
-        self.holds_s = 0.0  # so long that is not contradicted, as they are looked at now and then
+        self.busy_at = -float("inf")  # when the CPU last worked, by `time.monotonic`
+        self.holds_s = 0.0  # `busy_at` is valid for this long, as the processes are looked at only now and then
 
     def look(self) -> None:
-        """Looks at them, at most once a second; on a node with very many processes more rarely."""
+        """Looks at the processes, at most once a second; more rarely on a node with very many processes."""
         began = time.monotonic()
         if began < self._next:
             return
@@ -110,7 +112,7 @@ class Processes:
         self._started_s = tuple(
             int(stats[pid][19]) / each_s
             for pid in tree
-            if stats[pid][0] == "T"  # somebody has stopped it: also a shell, which then waits for nothing
+            if stats[pid][0] == "T"  # somebody has stopped it; a shell counts, too, as it does not wait then
             or (
                 stats[pid][0] not in "ZX"
                 and (pid, stats[pid][19]) not in self._above
@@ -126,18 +128,19 @@ class Processes:
         self._next, self.holds_s = began + pause_s, 3 * pause_s + _OVER_S
 
     def begin(self) -> None:
-        """Forgets the work so far: a step came."""
+        """Forgets the work so far, as a step came."""
         self._since = time.monotonic()
 
     def any_since(self, moment_s: float) -> bool:
-        """Whether one lives that ran `moment_s` after the boot: not a shell that started the others, unless a signal
-        has stopped it, nor what only passes on their output."""
+        """Whether a process lives that ran `moment_s` after the boot. A shell that started the others does not count,
+        unless a signal has stopped it; nor does a program that only passes on output."""
         return not self._was_seen or any(started_s <= moment_s - _OLDER_S for started_s in self._started_s)
 
     def _tree(self, stats: Mapping[int, list[str]], children: Mapping[int, list[int]]) -> set[int]:
-        """Those that were seen and live, with what they started: one whose parent has ended has another parent."""
-        known = [pid for pid, began in self._pids.items() if pid in stats and began in ("", stats[pid][19])]
-        return {each for pid in known for each in (pid, *_below(pid, children))}
+        """The processes that were seen before and live, and their descendants. A process whose parent has ended has
+        another parent, so the root's descendants alone are not enough."""
+        alive = [pid for pid, began in self._pids.items() if pid in stats and began in ("", stats[pid][19])]
+        return {process for pid in alive for process in (pid, *_below(pid, children))}
 
     def _measure(self, now: float, worked: int, each_s: int) -> None:
         self._work.append((now, worked))
@@ -149,7 +152,7 @@ class Processes:
 
 
 def _all_processes() -> tuple[dict[int, list[str]], dict[int, list[int]]]:
-    """({pid: its `stat`}, {pid: those that it started})."""
+    """Reads ({pid: its `stat`}, {pid: its children}) of all processes."""
     stats: dict[int, list[str]] = {}
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
@@ -161,11 +164,11 @@ def _all_processes() -> tuple[dict[int, list[str]], dict[int, list[int]]]:
 
 
 def _below(pid: int, children: Mapping[int, list[int]]) -> list[int]:
-    found, left = list[int](), list(children.get(pid, ()))
+    below, left = list[int](), list(children.get(pid, ()))
     while left:
-        found.append(left.pop())
-        left += children.get(found[-1], ())
-    return found
+        below.append(left.pop())
+        left += children.get(below[-1], ())
+    return below
 
 
 def _program_of(pid: int) -> str:
@@ -178,25 +181,26 @@ def _program_of(pid: int) -> str:
 
 
 def checkpoint_files(run: RunFolder, command: Command) -> dict[str, tuple[int, int]]:
-    """{path: (bytes, time)} of the newest checkpoints, whole or not yet, and of what is in the run's own folder of
-    them; at most 1,000."""
+    """Lists {path: (bytes, time)} for the files of the newest checkpoints, complete or not, and for those in the run's
+    own folder of checkpoints; at most 1,000."""
     left = [str(path) for path in own_checkpoints(run, replace(command, complete=None))[-3:]] + [str(run.checkpoints)]
-    found: dict[str, tuple[int, int]] = {}
-    while left and len(found) < _MOST_FILES:
+    sizes: dict[str, tuple[int, int]] = {}
+    while left and len(sizes) < _MOST_FILES:
         path = left.pop()
         with contextlib.suppress(OSError):
             stat = os.stat(path)
-            found[path] = stat.st_size, stat.st_mtime_ns
+            sizes[path] = stat.st_size, stat.st_mtime_ns
             if os.path.isdir(path) and not os.path.islink(path):
                 left += [entry.path for entry in os.scandir(path)]
-    return found
+    return sizes
 
 
 class ForeignHeartbeat(Heartbeat):
-    """The heartbeat of a program that reports its steps, or does not; its limits are those of `hang_limit_s`.
+    """The heartbeat of a program that is not ours, whether it reports its steps or not, with the limits of
+    `hang_limit_s`.
 
-    `silent_s`: how long it may be without output if no step is due; None for ever. `files` gives the sizes of its
-    checkpoints, `gpus` the figures of its GPUs. Without `processes` one is taken to live.
+    `silent_s`: how long it may print nothing if no step is due; None for ever. `files` gives the sizes of its
+    checkpoints, `gpus` the figures of its GPUs. Without `processes` it is assumed that one lives.
     """
 
     def __init__(
@@ -211,14 +215,15 @@ class ForeignHeartbeat(Heartbeat):
         self.processes: Processes | None = None
         self.gpus: Callable[[], Iterable[GpuFigures] | None] = lambda: None
         self.at_total = False
-        self.is_over = False  # its own program has ended well, and it waits for those of the other tasks
-        self._stepped = self._stepped_boot_s = -float("inf")  # when a step last came, by two clocks
+        self.is_over = False  # this task's program has ended well, and the task waits for the others
+        self._stepped = self._stepped_boot_s = -float("inf")  # when the last step came, by two clocks
         self._heard = self._grew = self._was_due = False
         self._sizes: Mapping[str, object] | None = None
         self._sized_at = self._gpu_at = -float("inf")
 
     def stepped(self, step: int, count: int = 1, came_boot_s: float | None = None) -> None:
-        """As `Heartbeat.stepped`; `came_boot_s`: when its line was read, in seconds since the boot."""
+        """Records a step as `Heartbeat.stepped` does. `came_boot_s`: when its line was read, in seconds since the
+        boot."""
         super().stepped(step, count)
         self._stepped_boot_s = boot_s() if came_boot_s is None else came_boot_s
         self._heard, self._grew, self._was_due = False, False, True
@@ -228,14 +233,15 @@ class ForeignHeartbeat(Heartbeat):
         self._stepped = time.monotonic()
 
     def heard(self, is_more: bool = True) -> None:
-        """Records output: a sign of life if a step is due, unless as much usually comes between two; else all that is
-        known."""
+        """Records output. If a step is due, the output is a sign of life only if it `is_more` than usually comes
+        between two steps; if none is due, output is the only measure, and any counts."""
         self._heard = self._heard or is_more
         if not self._was_due:
             self.moves += 1
 
     def look_at_files(self) -> None:
-        """Looks whether a checkpoint grows, if no step came for long. On the caller's thread: a disk may not answer."""
+        """Looks whether a checkpoint grows, if no step has come for long. Runs on the caller's thread, as a disk may
+        not answer."""
         now = time.monotonic()
         if self._grew or now < max(self._stepped, self._sized_at) + max(_LOOK_S, self.floor_s / 10):
             return
@@ -245,7 +251,7 @@ class ForeignHeartbeat(Heartbeat):
         self._grew = before is not None and any(before.get(path) != size for path, size in sizes.items())
 
     def seen(self) -> SignsSeen:
-        """What is known of the program now."""
+        """The state of the program now."""
         if not self._steps:
             return SignsSeen(False)
         since, limit_s, now = self._stepped, super().limit_s(), time.monotonic()
@@ -269,7 +275,7 @@ class ForeignHeartbeat(Heartbeat):
             return 0.0  # the supervisor ends it in time
         seen = self.seen()
         if self._was_due and not seen.is_due:
-            self.moves += 1  # its output counts from now on
+            self.moves += 1  # from now on its output counts
         self._was_due = seen.is_due
         return hang_limit_s(seen, super().limit_s(), self.floor_s, self._silent_s)
 
@@ -283,6 +289,6 @@ class ForeignHeartbeat(Heartbeat):
             shown = f"signs of life: {', '.join(seen.signs)}" if seen.signs else "no other sign of life"
             end = f"a hang after {show_duration(limit_s)}" if limit_s else "never a hang (train.hang_multiple)"
         else:
-            shown = "the last planned one is made" if seen.at_total else "what made them has ended"
+            shown = "the last planned step is made" if seen.at_total else "the processes that made steps have ended"
             end = f"a hang after {show_duration(limit_s)} without output" if limit_s else "the time limit ends it"
         return now - self._stepped, f"{shown}; {end}"

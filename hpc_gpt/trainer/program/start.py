@@ -1,8 +1,8 @@
 """`python -ISs start.py PID RUN ATTEMPT MODE SCRIPT ARGUMENTS…`: becomes the script, as the scheduler would start it.
 
-PID is the job script's shell, whose own environment, as it was given, is the script's; on this machine that of its
-submitter. MODE is SLURM_OPEN_MODE as the script's own options have it, `-` for none. Makes the files of --output and
---error first. A fault of that is printed, and the script starts.
+PID is the shell of job.sh. The script gets the environment with which that shell was started; on this machine the
+environment of the submitter. MODE is SLURM_OPEN_MODE by the script's own options, `-` for none. First makes the files
+of --output and --error; if that fails, the fault is printed, and the script starts all the same.
 """
 
 import contextlib
@@ -23,16 +23,16 @@ from hpc_gpt.trainer.program.output_files import make_outputs  # noqa: E402
 
 
 def environment_of(pid: str, run: str, attempt: str, mode: str) -> dict[bytes, bytes]:
-    """The environment that the shell was given, with the run's three variables, and those of an array's element."""
-    found = as_given(Path(f"/proc/{pid}/environ").read_bytes())
-    found.pop(b"SLURM_OPEN_MODE", None)
+    """The environment with which the shell was started, the run's three variables, and those of an array's element."""
+    variables = as_given(Path(f"/proc/{pid}/environ").read_bytes())
+    variables.pop(b"SLURM_OPEN_MODE", None)
     if mode != "-":
-        found[b"SLURM_OPEN_MODE"] = mode.encode()
-    if b"SLURM_TASK_PID" in found:
-        found[b"SLURM_TASK_PID"] = b"%d" % os.getpid()
-    own = {"HPC_GPT_RUN": run, "HPC_GPT_ATTEMPT": attempt, "HPC_GPT_CHECKPOINTS": f"{run}/checkpoints"}
-    own |= _array(run) if GIVEN in os.environ else {}
-    return found | {name.encode(): os.fsencode(value) for name, value in own.items()}
+        variables[b"SLURM_OPEN_MODE"] = mode.encode()
+    if b"SLURM_TASK_PID" in variables:
+        variables[b"SLURM_TASK_PID"] = b"%d" % os.getpid()
+    run_variables = {"HPC_GPT_RUN": run, "HPC_GPT_ATTEMPT": attempt, "HPC_GPT_CHECKPOINTS": f"{run}/checkpoints"}
+    run_variables |= _array(run) if GIVEN in os.environ else {}
+    return variables | {name.encode(): os.fsencode(value) for name, value in run_variables.items()}
 
 
 def _tables(path: str) -> dict[str, Any]:
@@ -43,28 +43,28 @@ def _tables(path: str) -> dict[str, Any]:
 
 
 def _array(run: str) -> dict[str, str]:
-    """The variables of an array's element on this machine; empty for another run."""
+    """The variables of an array's element on this machine; empty for other runs."""
     return dict(_tables(f"{run}/sweep.json").get("array") or {})
 
 
 def _job(resolved: Mapping[str, Any], run: str, environment: Mapping[bytes, bytes]) -> dict[str, str]:
-    """The variables by which output files are named; on this machine, where a job has none, of its process."""
+    """The variables that name output files; on this machine, where a job has none, they describe its process."""
     if GIVEN not in os.environ:
         return {os.fsdecode(name): os.fsdecode(value) for name, value in environment.items()}
     name = resolved["job"].get("name") or Path(resolved["command"]["script"]).name
-    own = {"SLURM_JOB_ID": os.environ.get("SUBMITIT_LOCAL_JOB_ID", ""), "SLURM_JOB_NAME": name}
-    return {**own, "SLURMD_NODENAME": os.uname().nodename, **_array(run)}
+    variables = {"SLURM_JOB_ID": os.environ.get("SUBMITIT_LOCAL_JOB_ID", ""), "SLURM_JOB_NAME": name}
+    return {**variables, "SLURMD_NODENAME": os.uname().nodename, **_array(run)}
 
 
 def _make_files(run: str, attempt: str, mode: str, environment: Mapping[bytes, bytes]) -> None:
     resolved = _tables(f"{run}/resolved.json")
-    facts, job, here = resolved["script"], _job(resolved, run, environment), GIVEN in os.environ
-    default = None if here else "slurm-%A_%a.out" if "SLURM_ARRAY_TASK_ID" in job else "slurm-%j.out"
+    facts, job, is_local = resolved["script"], _job(resolved, run, environment), GIVEN in os.environ
+    default = None if is_local else "slurm-%A_%a.out" if "SLURM_ARRAY_TASK_ID" in job else "slurm-%j.out"
     appends = mode == "a" or (mode == "-" and os.environ.get("JOB_FILE_APPEND") == "1")
     user = job.get("SLURM_JOB_USER") or pwd.getpwuid(os.getuid()).pw_name
     output, error = facts["output"] or default, facts["error"]
     made = make_outputs(Path(run, "attempts", attempt), output, error, appends, job, user)
-    # That of the job itself, StdOut= of scontrol, which leads to them.
+    # The job's own output file, StdOut= of scontrol, names them.
     of_element = "{}_{}".format(*(job.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK")))
     for name in (job.get("SLURM_JOB_ID"), of_element):
         path = Path(run, f"slurm-{name}.out")
@@ -86,7 +86,7 @@ def main() -> None:
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them from its start
         if not ignored >> (number - 1) & 1:
             signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # bash blocks some in a job of its own
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # bash blocks some signals in a background job
     try:
         os.execve(script, [script, *arguments], environment)
     except OSError as fault:

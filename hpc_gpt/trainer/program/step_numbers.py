@@ -1,24 +1,24 @@
-"""The numbers of a program's lines of steps: which of them are steps that it made, and how long a step takes."""
+"""Decides which numbers in a program's lines of steps are steps that it made, and how long a step takes."""
 
 import collections
 import math
 from collections.abc import Mapping, Sequence
 
-_ALONE_S = 2.0  # ranks that print the same steps are not so far apart
+_ALONE_S = 2.0  # ranks that print the same steps do so within this time
 
-# The figures of a line of steps by the fields of reader/pattern.py, `step` among them. They are of all steps since the
-# line before: their mean time and loss, and how many of them were skipped.
+# The figures of a line of steps by the fields of reader/pattern.py, `step` among them. They cover all steps since the
+# previous line: their mean time and loss, and how many of them were skipped.
 StepRow = Mapping[str, float]
 
 
 class StepNumbers:
-    """Which numbers are those of steps that were made, in the order of their lines.
+    """Decides, line by line, which numbers are steps that were made.
 
-    A number that is higher than the last one is; the same one is a second line of that step, of a bar or of another
-    rank. A smaller one is a step if a second stage or the next epoch begins with it: if it is not above the number with
-    which this stage began, and the next one goes on from it, or none comes for `_ALONE_S`; else if a third one goes on
-    from it. Until then it waits, as ranks that print by themselves are some steps apart. Numbers up to `resumed` were
-    made by an earlier attempt, until one above it comes.
+    A number above the last one is a step. The same number is a second line of that step, from a progress bar or another
+    rank. A smaller number is a step if a second stage or the next epoch begins with it: if it is not above the number
+    with which this stage began, and the next line continues from it, or no line comes for `_ALONE_S`; else if a third
+    line continues from it. Until then it waits, as ranks that print on their own are some steps apart. Numbers up to
+    `resumed` belong to an earlier attempt, until one above it comes.
     """
 
     def __init__(self, resumed: int | None = None) -> None:
@@ -28,7 +28,7 @@ class StepNumbers:
         self._came = 0.0
 
     def take(self, row: StepRow, now: float) -> list[StepRow]:
-        """The rows that are steps, now that this one has come, at a moment of a monotonic clock."""
+        """Takes a row that has come at `now`, by a monotonic clock; returns the rows that are now known to be steps."""
         step, waiting = int(row["step"]), self._waiting
         if self._last is None or step >= self._last:
             self._waiting = []
@@ -46,7 +46,8 @@ class StepNumbers:
         return self._begin() if len(waiting) >= (2 if self._begins_anew else 3) else []
 
     def settle(self, now: float = math.inf) -> list[StepRow]:
-        """The row with which a stage began, if no other line contradicts it: by this moment, or at the end."""
+        """Returns the row with which a stage began, if no other line has contradicted it until `now`, or at the
+        end."""
         is_alone = (
             self._begins_anew and now >= self._came + _ALONE_S and self._waiting[0]["step"] < (self._last or 0) - 1
         )
@@ -63,10 +64,10 @@ class StepNumbers:
 
 
 class StepClock:
-    """Seconds of a step of a program whose lines do not say it, by the moments at which lines were looked for.
+    """Measures the seconds per step of a program whose lines do not say it, by the moments at which lines were read.
 
-    Lines that came together have one time. Each figure is of a stretch of `least` moments or more, as many as `most` if
-    there were so many: from the last step of its first moment to that of its last one.
+    Lines that came together have one time. Each figure covers a stretch of at least `least` and at most `most` moments:
+    from the last step of the first moment to the last step of the last one.
     """
 
     def __init__(self, least: int = 1, most: int = 1) -> None:
@@ -74,7 +75,7 @@ class StepClock:
         self._began: collections.deque[tuple[int, float, int]] = collections.deque()  # (moment, time, its last step)
 
     def pass_moment(self, now: float, step: int | None) -> float | None:
-        """Seconds of a step up to `step`, the last one that came at this moment; None if no line with a step did, or
+        """Returns the seconds per step up to `step`, the last step that came at this moment; None if no step came, or
         before the first whole stretch."""
         self._count += 1
         if step is None:
@@ -90,7 +91,8 @@ class StepClock:
 
 
 def rows_after(written: Sequence[int], rows: list[StepRow]) -> list[StepRow]:
-    """The rows after those with the numbers of the last steps that are written; all if these are not among them.
+    """The rows after those with the numbers `written`, the last steps in the file; all rows if these are not among
+    them.
 
     >>> [row["step"] for row in rows_after([8, 9, 1], [{"step": step} for step in (7, 8, 9, 1, 2)])]
     [2]

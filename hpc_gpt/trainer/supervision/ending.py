@@ -1,4 +1,4 @@
-"""Writes how an attempt ends, and classifies a failure: its class, its cause, the exit code.
+"""Writes how an attempt ends, and classifies a failure by class, cause and exit code.
 
 `core.ends.end_policy` has the ends in order. Needs no torch, because the rank of a foreign program uses it too.
 """
@@ -40,12 +40,12 @@ def write_end(run: RunFolder, attempt: Attempt, end: End, step: int) -> None:
 
 
 def end_of_sigterm(run: RunFolder, attempt: Attempt, signals: Signals) -> End:
-    """The end of an attempt that a SIGTERM ends. Asks Slurm, so it is called on rank 0 alone."""
+    """The end of an attempt that gets a SIGTERM. Asks Slurm, so only rank 0 calls it."""
     return class_of_sigterm(run, attempt, signals.job_at_sigterm(), signals.terminated_at or time.time())
 
 
 def classify_exception(error: BaseException) -> tuple[str, int]:
-    """(class of `failures.ENDED`, exit code) for an exception that ends an attempt."""
+    """Returns (class of `failures.ENDED`, exit code) for an exception that ends an attempt."""
     name = type(error).__name__
     text = str(error)
     if is_disk_full(error):
@@ -66,32 +66,33 @@ def classify_exception(error: BaseException) -> tuple[str, int]:
 
 
 def explain_exception(error: BaseException) -> BaseException:
-    """ConfigError with what to set if torch.compile failed or the GPU's driver is too old; all else as it is."""
+    """Returns a ConfigError that says what to set if torch.compile failed or the GPU's driver is too old; any other
+    exception unchanged."""
     text = str(error).partition("\nSet TORCHDYNAMO_VERBOSE")[0]
-    said = " ".join(text.split("\n", 2)[:2]).strip() or type(error).__name__
-    if classify_exception(error)[0] != "error" or "out of memory" in said:
+    message = " ".join(text.split("\n", 2)[:2]).strip() or type(error).__name__
+    if classify_exception(error)[0] != "error" or "out of memory" in message:
         return error
-    if _OLD_DRIVER.search(said):
+    if _OLD_DRIVER.search(message):
         hint = "update NVIDIA's driver on this node, or use a torch that was built for its version of CUDA"
-        return ConfigError(said, hint)
+        return ConfigError(message, hint)
     if f"{type(error).__module__}.".startswith(_COMPILERS):
         hint = 'use engine.compile = "none" and leave train.optimizer_mode out; TORCHDYNAMO_VERBOSE=1 prints more'
-        return ConfigError(f"torch.compile failed: {said}", hint)
+        return ConfigError(f"torch.compile failed: {message}", hint)
     return error
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Whether another rank died, and this one only lost its connection."""
+    """Whether this rank only lost its connection to another one, which died."""
     text = str(error)
     return isinstance(error, RuntimeError) and bool(_LOST_PEER.search(text)) and not _NEVER_MET.search(text)
 
 
 def report_failure(error: BaseException, rank: int, attempt: Attempt | None, step: int) -> int:
-    """Prints the traceback, or for the user's own mistake one line and a hint, writes ended.json, and returns the exit
+    """Prints the traceback, or one line and a hint for a mistake of the user, writes ended.json, and returns the exit
     code.
 
-    The first rank that writes ended.json decides. A rank that only lost its connection first waits for the other rank
-    to write, or for the launcher, which knows the dead rank's exit code.
+    The first rank that writes ended.json decides. A rank that only lost its connection first waits until the other rank
+    has written it, or the launcher, which knows the dead rank's exit code.
     """
     if isinstance(error, AttemptOver):
         print(f"rank {rank} leaves: {error}", flush=True)
@@ -117,7 +118,7 @@ def _write_ended(attempt: Attempt, ended: str, cause: str, step: int) -> None:
         attempt.write_ended(ended, cause, step)
     except RunFolderError as fault:
         if is_disk_full(fault):
-            # Half a checkpoint is of no use, and its space is enough for ended.json.
+            # Half a checkpoint is useless, and its space is enough for ended.json.
             for aside in RunFolder(attempt.folder.parents[1]).checkpoints.glob(".writing-*"):
                 shutil.rmtree(aside, ignore_errors=True)
             release_reserve(attempt)

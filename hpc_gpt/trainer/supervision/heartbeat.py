@@ -1,4 +1,4 @@
-"""The heartbeat of a rank with its time limits, and the verdict whether all ranks together hang. Needs no torch.
+"""The heartbeat of a rank with its time limits, and the verdict on whether all ranks together hang. Needs no torch.
 
 Only the main thread writes to its `Heartbeat`, a few attributes a step. The watchdog's thread reads them and writes
 them to a file (`core.runs.heartbeats`).
@@ -7,9 +7,10 @@ Time limits are multiples of `train.hang_floor_s` and of times measured in this 
 medians of the last steps, an evaluation as many times the longest one before it. Phases of unknown length may take 12
 times the floor, an hour by default: start-up, the first steps, which compile, the first evaluation, saves, and leaving.
 
-One rank judges by the heartbeats of all, as it has watched them, and never uses another node's clock. A rank lives if
-its heartbeat was seen to grow. It hangs if its own count of the seconds in which its process ran is over its limit. So
-a job that was stopped as a whole and continued does not hang, nor do ranks that wait for a long evaluation of another.
+One rank judges by the heartbeats of all ranks, as it has watched them, and never uses another node's clock. A rank
+lives if its heartbeat was seen to grow. It hangs if it has counted more seconds than its limit in which its process
+ran. So a job that was stopped as a whole and continued does not hang, nor do ranks that wait for another rank's long
+evaluation.
 """
 
 import collections
@@ -24,7 +25,7 @@ STARTING, COMPILING, TRAINING = "starting", "compiling", "training"
 EVALUATING, SAVING, LEAVING = "evaluating", "saving", "leaving"
 # In the order in which ranks reach them within a step.
 PHASES = (STARTING, COMPILING, TRAINING, EVALUATING, SAVING, LEAVING)
-# Their numbers. A rank that compiles and one that trains may be at the same step, so both have one number.
+# The phases' numbers. A rank that compiles and one that trains may be at the same step, so both have one number.
 _ORDER = {phase: PHASES.index(TRAINING if phase == COMPILING else phase) for phase in PHASES}
 PATIENT = 12
 _PATIENT_S = 60.0
@@ -33,9 +34,9 @@ _WAIT_S = 1800.0
 # Steps of an attempt that compile, allocate and choose kernels.
 WARM_UP = 2
 _KEPT = 50
-# How many ranks of a large run watch the others at a time, and how many of the first ranks begin a second apart.
+# This many ranks of a large run watch the others at a time; this many of the first ranks begin a second apart.
 _WATCHERS, _FIRST = 4, 8
-# Any number of its multiples have fractions spread evenly between 0 and 1.
+# The fractions of its multiples are spread evenly between 0 and 1, however many there are.
 _GOLDEN = 0.6180339887
 # At most this many ranks or nodes are named in a message.
 _SHOWN = 8
@@ -50,7 +51,7 @@ class Heartbeat:
         self.step = 0
         self.phase = STARTING
         self.moves = 0
-        self.stopped_s = 0.0  # in which the process was stopped: its job was suspended
+        self.stopped_s = 0.0  # seconds in which the process was stopped, as its job was suspended
         self.probe_s: float | None = None
         self._steps = 0
         self._began = time.monotonic()
@@ -61,7 +62,7 @@ class Heartbeat:
 
     @property
     def patience_s(self) -> float:
-        """Time limit of a collective: twice what a phase of unknown length may last, so that the watchdog reports a
+        """The time limit of a collective: twice the limit of a phase of unknown length, so that the watchdog reports a
         hang first."""
         return max(_WAIT_S, 2 * PATIENT * self.floor_s)
 
@@ -88,12 +89,12 @@ class Heartbeat:
         self.moves += 1
 
     def still(self) -> tuple[float | None, str]:
-        """(for how long no step came that is due, what becomes of it), of a program that is not ours; None if they come
-        as usual."""
+        """For a program that is not ours: (seconds for which a step that is due has not come, what the watch does about
+        it); None if steps come as usual."""
         return None, ""
 
     def limit_s(self) -> float:
-        """Seconds that the phase may last; 0 for no limit."""
+        """The seconds that the phase may last; 0 for no limit."""
         if not self.multiple:
             return 0.0
         step_s = statistics.median(tuple(self._seconds)) if self._seconds else 0.0
@@ -107,22 +108,22 @@ class Heartbeat:
 
 
 def next_watch_s(rank: int, size: int, watches: int, silent_s: float) -> float:
-    """Seconds that a rank waits before it watches the others, after `watches` without a verdict.
+    """The seconds that a rank waits before it watches the others, after `watches` without a verdict.
 
     A watch lasts `silent_s` and reads the heartbeats of all `size` ranks repeatedly, so not all ranks may watch at
-    once. The first ranks begin one after the other, in case those before them cannot run. The other ranks, and every
-    further watch, are spread over a time that grows until only a few ranks watch at any moment.
+    once. The first ranks begin one after the other, in case earlier ones cannot run. The other ranks, and every further
+    watch, are spread over a time that grows until only a few ranks watch at any moment.
     """
-    own = rank * _GOLDEN % 1
+    share = rank * _GOLDEN % 1
     whole = max(1.0, size / _WATCHERS)
     if not watches:
-        return float(rank) if rank < _FIRST else _FIRST + own * whole * silent_s
-    return (0.5 + own) * min(2.0 ** (watches - 1), whole) * silent_s
+        return float(rank) if rank < _FIRST else _FIRST + share * whole * silent_s
+    return (0.5 + share) * min(2.0 ** (watches - 1), whole) * silent_s
 
 
 @dataclass(frozen=True)
 class LastHeartbeat:
-    """The last heartbeat of a rank, None if it never wrote one, and for how many seconds it has not grown."""
+    """The last heartbeat of a rank, None if it never wrote one, and the seconds since it last grew."""
 
     heartbeat: RankHeartbeat | None
     unchanged_s: float
@@ -144,20 +145,20 @@ def judge_heartbeats(
     quiet_s: float,
     recorded: Callable[[Sequence[int]], str] = lambda late: "",
 ) -> HangVerdict | None:
-    """The verdict over all ranks; None as long as one that lives may still be at work.
+    """Judges all ranks; None as long as a living rank may still be at work.
 
-    A rank whose heartbeat has not grown for `silent_s` cannot run. No step was made for `quiet_s`. `recorded`
-    returns what the flight recorders say, by those of the late ranks first.
+    A rank whose heartbeat has not grown for `silent_s` cannot run. `quiet_s`: the seconds without a step. `recorded`
+    returns the flight recorders' text, and reads those of the late ranks first.
     """
-    silent = sorted(rank for rank, each in seen.items() if each.heartbeat is None or each.unchanged_s >= silent_s)
-    living = {rank: each.heartbeat for rank, each in seen.items() if each.heartbeat is not None and rank not in silent}
+    silent = sorted(rank for rank, last in seen.items() if last.heartbeat is None or last.unchanged_s >= silent_s)
+    living = {rank: last.heartbeat for rank, last in seen.items() if last.heartbeat is not None and rank not in silent}
     if any(not 0 < last.limit_s <= last.quiet_s for last in living.values()):
         return None
     if silent:
-        guilty, known = silent, [each.heartbeat for rank in silent if (each := seen[rank]).heartbeat is not None]
-        nodes = sorted({last.host for last in known})
+        guilty, heartbeats = silent, [entry.heartbeat for rank in silent if (entry := seen[rank]).heartbeat is not None]
+        nodes = sorted({last.host for last in heartbeats})
         where = f" on {', '.join(nodes[:_SHOWN])}" if nodes else ""
-        since = f"silent, last seen {_point(known[0])}" if known else "silent from the start"
+        since = f"silent, last seen {_point(heartbeats[0])}" if heartbeats else "silent from the start"
         text = f"{name_ranks(silent)}{where} {'is' if len(silent) == 1 else 'are'} {since}"
     else:
         guilty, text = _find_late(living)
@@ -169,7 +170,8 @@ def judge_heartbeats(
 
 
 def _find_late(living: Mapping[int, RankHeartbeat]) -> tuple[list[int], str]:
-    """The living ranks that the others wait for, and a text on them: those behind, else those in no collective."""
+    """Finds the living ranks that the others wait for, and a text about them: the ranks that are behind, else those in
+    no collective."""
     points = {rank: (last.step, _ORDER[last.phase]) for rank, last in living.items() if last.phase in PHASES}
     if len(set(points.values())) > 1:
         earliest = min(points.values())
@@ -177,10 +179,10 @@ def _find_late(living: Mapping[int, RankHeartbeat]) -> tuple[list[int], str]:
         ahead = living[next(rank for rank, point in points.items() if point == max(points.values()))]
         text = f"{_named(guilty, living)} behind, {_point(living[guilty[0]])}, others {_point(ahead)}"
         return guilty, text + _place(living[guilty[0]])
-    apart = sorted(rank for rank, last in living.items() if not last.collective)
-    if apart and len(apart) < len(living):
-        first = living[apart[0]]
-        return apart, f"{_named(apart, living)} in no collective, {_point(first)}{_place(first)}"
+    outside = sorted(rank for rank, last in living.items() if not last.collective)
+    if outside and len(outside) < len(living):
+        first = living[outside[0]]
+        return outside, f"{_named(outside, living)} in no collective, {_point(first)}{_place(first)}"
     return [], ""
 
 
@@ -214,7 +216,7 @@ def _point(last: RankHeartbeat) -> str:
 
 
 def name_ranks(ranks: list[int]) -> str:
-    """`rank 3`, `ranks 0, 2, 5` or `ranks 4-7`, of sorted numbers.
+    """Names sorted ranks: `rank 3`, `ranks 0, 2, 5` or `ranks 4-7`.
 
     >>> [name_ranks(each) for each in ([3], [0, 2, 5], [4, 5, 6, 7], list(range(0, 40, 2)))]
     ['rank 3', 'ranks 0, 2, 5', 'ranks 4-7', 'ranks 0, 2, 4, 6, 8, 10, 12, 14, ... (20)']
@@ -223,5 +225,5 @@ def name_ranks(ranks: list[int]) -> str:
         return f"rank {ranks[0]}"
     if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
         return f"ranks {ranks[0]}-{ranks[-1]}"
-    more = f", ... ({len(ranks)})" if len(ranks) > _SHOWN else ""
-    return "ranks " + ", ".join(map(str, ranks[:_SHOWN])) + more
+    ellipsis = f", ... ({len(ranks)})" if len(ranks) > _SHOWN else ""
+    return "ranks " + ", ".join(map(str, ranks[:_SHOWN])) + ellipsis

@@ -1,4 +1,5 @@
-"""A rank's number, and where the ranks of one machine meet. Needs no torch, which the rank of another program lacks."""
+"""A rank's number, and the meeting point of the ranks of one machine. Needs no torch: the rank of another program may
+lack it."""
 
 import time
 from collections.abc import Mapping
@@ -17,7 +18,8 @@ _IDENTITIES = (
 
 @dataclass(frozen=True)
 class RankIdentity:
-    """`rank` of `size` ranks, and its number on its node. Of another program a rank is a task of the job."""
+    """A rank's number among `size` ranks, and its number on its node. For another program a rank is a task of the
+    job."""
 
     rank: int
     size: int
@@ -25,11 +27,11 @@ class RankIdentity:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The numbers by the names that DeepSpeed and torch's env:// rendezvous read."""
+        """The variables from which DeepSpeed and torch's env:// rendezvous read the numbers."""
         return {"RANK": str(self.rank), "WORLD_SIZE": str(self.size), "LOCAL_RANK": str(self.local_rank)}
 
     def check(self, tasks: int, layout: object) -> None:
-        """Raises LayoutError unless there are as many ranks as `tasks` of the layout."""
+        """Raises LayoutError unless there are as many ranks as the layout has `tasks`."""
         if self.size != tasks:
             raise LayoutError(
                 f"{self.size} ranks were started, but layout {layout} has {tasks}",
@@ -62,7 +64,8 @@ class AttemptOver(TimeoutError):
 
 
 def read_rendezvous(attempt: Attempt) -> tuple[str, str]:
-    """(host, port) that rank 0 writes to the attempt's `rendezvous` file. Raises TimeoutError if it does not."""
+    """Waits for the (host, port) that rank 0 writes to the attempt's `rendezvous` file. Raises TimeoutError if it does
+    not, AttemptOver if the attempt ends before."""
     until = time.monotonic() + MEETING_S
     while time.monotonic() < until:
         if ended := attempt.ended():

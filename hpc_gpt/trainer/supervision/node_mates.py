@@ -1,7 +1,7 @@
-"""What the ranks of a node send each other without the shared disk, which then sees a node, not each of its ranks.
+"""Messages between the ranks of a node, past the shared disk: so the disk serves one rank per node instead of all.
 
-They use datagrams between sockets whose names are in no folder, so nothing is left of them, and containers of one node
-share them. A rank that gets no answer does for itself what its node's first rank would do for it.
+The ranks send datagrams between sockets whose names are not in any folder, so nothing is left behind, and the
+containers of a node share them. A rank that gets no answer does the work of its node's first rank for itself.
 """
 
 import contextlib
@@ -13,16 +13,17 @@ import time
 
 from hpc_gpt.core.runs.run_folder import Attempt
 
-# A first rank that has not answered for so long does not run.
+# A first rank that has not answered for this long does not run.
 _ANSWERS_S = 3.0
 _MOST_BYTES = 1 << 16
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
 class NodeMates:
-    """A rank among those of its node. Each `send`s to the first rank, which `gather`s what came and answers `says`.
+    """A rank among the ranks of its node. The others `send` to the first rank, which `gather`s the messages and answers
+    `says`.
 
-    Messages of other users are ignored. If a socket cannot be had, nothing comes, and nobody `is_served`.
+    Messages of other users are ignored. If there is no socket, no message comes, and no rank `is_served`.
     """
 
     def __init__(self, attempt: Attempt, host: str, local_rank: int) -> None:
@@ -33,11 +34,11 @@ class NodeMates:
         self._first = f"\0hpc-gpt/{key}"
         self._socket: socket.socket | None = None
         with contextlib.suppress(OSError):
-            own = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            own.setblocking(False)
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            own.bind(self._first if self.is_first else "")  # an empty name is one that is free
-            self._socket = own
+            datagrams = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            datagrams.setblocking(False)
+            datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            datagrams.bind(self._first if self.is_first else "")  # for an empty name the kernel chooses a free one
+            self._socket = datagrams
 
     @property
     def is_served(self) -> bool:
@@ -45,13 +46,13 @@ class NodeMates:
         return self.heard_s is not None and time.monotonic() < self.heard_s + _ANSWERS_S
 
     def send(self, message: bytes) -> None:
-        """Sends to the node's first rank, and takes what it has answered before."""
+        """Sends to the node's first rank, and reads its earlier answers."""
         if answers := self._received():
             self.heard, self.heard_s = answers[-1][0], time.monotonic()
         self._send(message, self._first)
 
     def gather(self) -> list[bytes]:
-        """What the other ranks have sent since the last call, of which each gets an answer."""
+        """Reads the messages of the other ranks since the last call, and answers each rank."""
         received = self._received()
         for sender in {sender for _, sender in received}:
             self._send(self.says, sender)
@@ -63,11 +64,11 @@ class NodeMates:
                 self._socket.sendto(message, name)
 
     def _received(self) -> list[tuple[bytes, bytes]]:
-        """(message, name of its sender) of all that came."""
-        found = []
+        """Reads all messages that have come, as (message, name of the sender)."""
+        messages = []
         with contextlib.suppress(OSError):
             while self._socket is not None:
-                message, more, _, sender = self._socket.recvmsg(_MOST_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
-                if any(_CREDENTIALS.unpack(data)[1] == os.getuid() for _, _, data in more):
-                    found.append((message, sender))
-        return found
+                message, ancillary, _, sender = self._socket.recvmsg(_MOST_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
+                if any(_CREDENTIALS.unpack(data)[1] == os.getuid() for _, _, data in ancillary):
+                    messages.append((message, sender))
+        return messages

@@ -1,4 +1,4 @@
-"""What users and Slurm ask of a rank: by signals, and by requests in the attempt's folder. Needs no torch.
+"""Requests of users and Slurm to a rank: signals, and request files in the attempt's folder. Needs no torch.
 
 Signals only raise flags, which the loop reads at the end of a step; no collective runs here. Python runs a signal
 handler only between two of its instructions, and a rank may be in one collective for minutes. So the C-level handler
@@ -28,8 +28,8 @@ _LOOK_S = 1.0
 class Signals:
     """The reasons of `end_policy.SIGNALS` that were `raised` on one rank; none is ever lowered.
 
-    `end_policy.class_of_sigterm` finds out whose a SIGTERM is; `terminated_at` is its epoch second. The second SIGINT
-    ends the process at once with 130.
+    `terminated_at`: the epoch second of a SIGTERM; `end_policy.class_of_sigterm` finds out who sent it. The second
+    SIGINT ends the process at once with 130.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Signals:
         self._shown: str | None = None
 
     def install(self) -> None:
-        """Handles the signals from now on. Call it in the main thread, before anything slow is imported."""
+        """Begins to handle the signals. Call it in the main thread, before anything slow is imported."""
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
         signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
@@ -57,7 +57,7 @@ class Signals:
                 self.receive(number)
 
     def receive(self, number: int) -> None:
-        """Raises the reason of one signal."""
+        """Raises the reason that belongs to a signal."""
         if number == signal.SIGTERM and self.terminated_at is None:
             self.terminated_at = time.time()
             if os.environ.get("RANK", "0") == "0":
@@ -72,7 +72,7 @@ class Signals:
             self.raised.add(reason)
 
     def job_at_sigterm(self) -> str:
-        """The job as Slurm showed it at the SIGTERM. Asks Slurm once, and keeps the answer."""
+        """The job as Slurm showed it at the SIGTERM. Asks Slurm once, and caches the answer."""
         with self._asked:
             if self._shown is None:
                 self._shown = show_job(os.environ.get("HPC_GPT_JOB") or os.environ.get("SLURM_JOB_ID"))
@@ -80,9 +80,9 @@ class Signals:
 
 
 def show_job(job_id: str | None) -> str:
-    """What `scontrol show job` prints; empty without a job or an answer.
+    """The output of `scontrol show job`; empty without a job or an answer.
 
-    A controller that does not answer is asked again, for 15 s in all.
+    If the controller does not answer, it is asked again, for 15 s in all.
     """
     if not job_id:
         return ""
@@ -100,8 +100,8 @@ def show_job(job_id: str | None) -> str:
 
 
 class Inbox:
-    """The requests in an attempt's folder (`core.runs.requests`), which rank 0 reads at the end of a step; none for
-    None."""
+    """The requests in an attempt's folder (`core.runs.requests`). Rank 0 reads them at the end of a step; without an
+    attempt there are none."""
 
     def __init__(self, attempt: Attempt | None) -> None:
         self._attempt = attempt
@@ -109,7 +109,7 @@ class Inbox:
         self._looked: float | None = None
 
     def look(self, at_once: bool = False) -> frozenset[str]:
-        """The verbs asked for: a save once, a stop or a requeue at every call.
+        """The requested verbs: a save once, a stop or a requeue at every call.
 
         Lists the folder at most once a second, unless `at_once`.
         """
@@ -128,7 +128,7 @@ class Inbox:
                 try:
                     answer(self._attempt, request, step, done, text)
                 except RunFolderError as fault:
-                    # It stays in `_seen`: as a new request it would cause save after save on the full disk.
+                    # The request stays in `_seen`. As a new one it would cause save after save on the full disk.
                     print(f"the answer to {verb} was not written: {fault}", flush=True)
                 else:
                     self._seen.discard(request)

@@ -1,5 +1,5 @@
-"""What ranks are doing, for a report of a hang: stacks of processes, and what torch's flight recorder says of
-collectives.
+"""Shows what ranks are doing, for the report of a hang: the stacks of processes, and the collectives in torch's flight
+recorder.
 
 The flight recorder works with NCCL or gloo. torch's own dump after a timeout, `flight/rank-<n>`, is a pickle and is not
 opened here.
@@ -21,12 +21,12 @@ from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.trainer.supervision.heartbeat import name_ranks
 
 _STACK_S = 20.0
-# Of so many ranks that are late, and of as many others, the flight records are read: each has up to 100 kB.
+# Flight records are read of this many late ranks, and of as many others: each has up to 100 kB.
 _RECORDS = 64
 
 
 def stack_of(pid: int) -> str:
-    """What a process does: its Python stacks if py-spy is installed, else what /proc shows of it."""
+    """Shows what a process does: its Python stacks if py-spy is installed, else its threads in /proc."""
     head = f"process {pid}: {_proc(pid, 'cmdline').replace(chr(0), ' ').strip()[:200]}"
     if (spy := shutil.which("py-spy")) is not None:
         try:
@@ -80,12 +80,12 @@ class Frame:
 
 
 def main_frames(dump: str) -> list[Frame]:
-    """The main thread's calls, innermost first, in a dump that faulthandler wrote: its last block."""
+    """The main thread's calls, innermost first: the last block of a dump that faulthandler wrote."""
     block = re.split(r"^(?:Current thread|Thread) 0x", dump, flags=re.MULTILINE)[-1]
-    return [Frame(found["file"], int(found["line"]), found["function"]) for found in _FRAME.finditer(block)]
+    return [Frame(match["file"], int(match["line"]), match["function"]) for match in _FRAME.finditer(block)]
 
 
-# The functions in which a rank waits for another, beside those of torch.distributed.
+# The functions in which a rank waits for another, in addition to those of torch.distributed.
 _WAITS = {
     ("hpc_gpt/trainer/ranks.py", "finish"): "the all_reduce of a step's reports",
     ("torch/autograd/graph.py", "_engine_run_backward"): "backward, with its all_reduce of gradients",
@@ -96,7 +96,7 @@ _C10D = "torch/distributed/distributed_c10d.py"
 
 
 def find_wait(frames: list[Frame]) -> tuple[str, str]:
-    """(the collective in which the main thread waits, empty for none; our call, or else the innermost one)."""
+    """Returns (the collective in which the main thread waits, empty for none; our call, else the innermost one)."""
     collective = next((name for frame in frames if (name := _collective(frame))), "")
     ours = next((frame for frame in frames if "hpc_gpt/" in frame.file), None)
     place = ours if collective else frames[0] if frames else None
@@ -106,28 +106,28 @@ def find_wait(frames: list[Frame]) -> tuple[str, str]:
 def _collective(frame: Frame) -> str:
     if frame.file.endswith(_C10D) and not frame.function.startswith("_"):
         return frame.function
-    known = ((file, name) for (file, function), name in _WAITS.items() if function == frame.function)
-    return next((name for file, name in known if frame.file.endswith(file)), "")
+    candidates = ((file, name) for (file, function), name in _WAITS.items() if function == frame.function)
+    return next((name for file, name in candidates if frame.file.endswith(file)), "")
 
 
 def read_flight_records(attempt: Attempt, late: Sequence[int]) -> str:
-    """What the flight records of an attempt say together, in a large run those of the `late` ranks and of some others;
-    empty if there are none, or they say nothing."""
+    """Reads the flight records of an attempt, in a large run those of the `late` ranks and of some others, and finds
+    the open collective; empty if there are none, or they show none."""
     files = {int(path.stem): path for path in (attempt.folder / "flight").glob("*.json") if path.stem.isdigit()}
-    asked = sorted(files.keys() & set(late))[:_RECORDS] + sorted(files.keys() - set(late))[:_RECORDS]
-    return find_open_collective({rank: read_json(files[rank]) for rank in asked})
+    ranks = sorted(files.keys() & set(late))[:_RECORDS] + sorted(files.keys() - set(late))[:_RECORDS]
+    return find_open_collective({rank: read_json(files[rank]) for rank in ranks})
 
 
 @dataclass(frozen=True)
 class _Group:
-    """A rank in one process group: the number of the last collective that it began, and the one that is not over."""
+    """A rank's place in one process group: the number of the last collective that it began, and the open one."""
 
     begun: int
     open: str
 
 
 def find_open_collective(records: Mapping[int, Mapping[str, Any]]) -> str:
-    """A text on the collective that is not over, with its number and group, and the ranks that have not begun it.
+    """Describes the collective that is still open, with its number and group, and the ranks that have not begun it.
 
     >>> entry = {"pg_id": 0, "process_group": ["0", "default_pg"], "collective_seq_id": 12, "retired": False,
     ...          "profiling_name": "nccl:all_reduce", "input_sizes": [[1024]], "state": "started"}
@@ -163,7 +163,7 @@ def _entries(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _groups_of(record: Mapping[str, Any]) -> dict[str, _Group]:
-    """{group: how far the rank is in it}; empty for a record of another shape than torch's."""
+    """Reads {group: the rank's place in it}; empty for a record of another shape than torch's."""
     places: dict[str, _Group] = {}
     with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
         last: dict[str, list[Mapping[str, Any]]] = defaultdict(list)

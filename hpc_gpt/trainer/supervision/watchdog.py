@@ -1,19 +1,19 @@
 """A thread on every rank that writes its heartbeat, and ends the attempt as a hang if no rank makes a step.
 
-It runs while the main thread is in a collective of gloo's or NCCL's, which hold no GIL. If the main thread holds the
+It runs while the main thread is in a collective of gloo or NCCL, as these release the GIL. If the main thread holds the
 GIL for ever, Python's own C-level watch writes the stacks to a file of the rank, and the others find the rank silent.
-A rank sends its heartbeat once a second to its node's first rank (`node_mates`), which writes those of the node once a
-period; without an answer it writes its own.
+A rank sends its heartbeat once a second to its node's first rank (`node_mates`), which writes all heartbeats of the
+node once a period; a rank that gets no answer writes its own.
 
 After the time limit of a phase:
 
 1. Every rank that can run writes its threads' stacks, `stacks/<rank>.txt`, and torch's flight recorder of the last
    collectives, `flight/<rank>.json`.
-2. The first rank that lives watches the heartbeats of all, until it knows which ones do not grow
-   (`heartbeat.judge_heartbeats`). If a rank that lives may be at work, ranks watch again, more rarely in a large run
+2. The first living rank watches the heartbeats of all ranks, until it knows which ones do not grow
+   (`heartbeat.judge_heartbeats`). If a living rank may be at work, ranks watch again, more rarely in a large run
    (`heartbeat.next_watch_s`).
-3. It writes `ended.json`, and every rank that lives leaves with 1, without asking rank 0, whose store may be gone. A
-   rank that cannot leave is ended by srun's --kill-on-bad-exit, or by the controller of a local run.
+3. It writes `ended.json`, and every living rank leaves with 1, without asking rank 0, whose store may be gone. srun's
+   --kill-on-bad-exit, or the controller of a local run, ends a rank that cannot leave.
 """
 
 import contextlib
@@ -50,19 +50,20 @@ from hpc_gpt.trainer.supervision.node_mates import NodeMates
 from hpc_gpt.trainer.supervision.stacks import Frame, find_wait, main_frames, read_flight_records
 
 _TICK_S = 1.0
-# The ranks of a node start within this time, most often.
+# The ranks of a node usually all start within this time.
 _START_S = 30.0
-# In a hang 8 ranks a node look so many times a second in all, at most, whether the attempt has ended.
+# In a hang, with 8 ranks per node, the ranks together look at most this many times a second whether the attempt has
+# ended.
 _LOOKS_S = 2000.0
-# A longer gap is no busy machine: the process was stopped.
+# A longer gap does not come from a busy machine: the process was stopped.
 _STOPPED_S = 30.0
 
 
 class Watchdog:
     """Writes the heartbeat of a rank, and calls `leave` with a message after a hang.
 
-    `foreign_wait` is given if the rank is a foreign program: it returns (collective, place) as `find_wait` does. The
-    stacks of this process are not written then. `write_record` writes what the rank's library recorded.
+    `foreign_wait`, for the rank of a foreign program: returns (collective, place) as `find_wait` does; the stacks of
+    this process are not written then. `write_record` writes the record of the rank's library.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class Watchdog:
         self._arm(limit_s)
         self._beat(at_once=dumps)
         if hangs and not self._over.is_set():
-            # Of a node whose first rank runs only that looks: the others learn it from the store, or when it has left.
+            # If a node's first rank runs, only it looks: the others learn it from the store, or when it has left.
             if self._awake_s >= self._asked_s + self._size / _LOOKS_S and not self.mates.is_served:
                 self._leave_ended()
             self._watch_others(quiet_s)
@@ -170,8 +171,8 @@ class Watchdog:
             self._end(f"rank {self._rank} leaves: the attempt has ended")
 
     def _beat(self, at_once: bool = True) -> None:
-        """Sends this rank's heartbeat to its node's first rank. That one writes those of the node once a period, or
-        `at_once`, and so does each rank that it does not answer."""
+        """Sends this rank's heartbeat to its node's first rank. The first rank writes all heartbeats of the node once a
+        period, or `at_once`; a rank that gets no answer writes its own."""
         self._count += 1
         if self.mates.is_first:
             at_once |= self._gather()
@@ -192,14 +193,14 @@ class Watchdog:
                 write_heartbeat(self._attempt.heartbeats, self._heartbeat(), others)
 
     def _gather(self) -> bool:
-        """Takes the heartbeats of the node's other ranks; returns whether one is a rank's first, or its first since it
-        wrote its stacks."""
+        """Reads the heartbeats of the node's other ranks; returns whether one of them is a rank's first, or its first
+        since it wrote its stacks."""
         is_news = False
         for line in self.mates.gather():
-            if found := json_object(line):
-                before = self._others.get(found["rank"])
-                self._others[found["rank"]] = line, found["dumped"]
-                is_news |= before is None or (found["dumped"] and not before[1])
+            if heartbeat := json_object(line):
+                before = self._others.get(heartbeat["rank"])
+                self._others[heartbeat["rank"]] = line, heartbeat["dumped"]
+                is_news |= before is None or (heartbeat["dumped"] and not before[1])
         return is_news
 
     def _open_c_dump(self) -> IO[bytes]:
@@ -218,7 +219,7 @@ class Watchdog:
         faulthandler.dump_traceback_later(limit_s, file=self._c_dump, exit=False)
 
     def _dump(self, quiet_s: float) -> None:
-        """Writes the stacks of all threads. The next heartbeat has the main thread's place."""
+        """Writes the stacks of all threads. The next heartbeat says where the main thread is."""
         self._dumped = True
         if self._foreign_wait is not None:
             self._wait = self._foreign_wait()
@@ -240,7 +241,7 @@ class Watchdog:
             threading.Thread(target=self._write_record, name="flight recorder", daemon=True).start()
 
     def _watch_others(self, quiet_s: float) -> None:
-        """Reads all heartbeats from time to time after this rank's turn has come, and ends the attempt on a verdict."""
+        """Once it is this rank's turn, reads all heartbeats from time to time, and ends the attempt on a verdict."""
         if self._since_s is None:
             pause_s = next_watch_s(self._rank, self._size, self._watches, self._silent_s)
             self._since_s = self._awake_s + pause_s
@@ -272,14 +273,15 @@ class Watchdog:
             self._write_verdict(verdict)
 
     def _ended_well(self) -> list[int]:
-        """The ranks whose programs have ended with 0, of programs that are not ours."""
+        """The ranks whose programs, which are not ours, have ended with 0."""
         with contextlib.suppress(OSError):
             names = os.listdir(self._attempt.folder / OVER)
             return [int(name) for name in names if name.isdigit() and int(name) < self._size]
         return []
 
     def _copy_c_dumps(self, ranks: Iterable[int]) -> str:
-        """Copies the stacks by the C-level watch of silent ranks to `stacks/`; returns a text on the first rank."""
+        """Copies the stacks that the C-level watch of silent ranks wrote to `stacks/`; returns a text about the first
+        rank that has one."""
         text = ""
         for rank in ranks:
             if dump := read_c_dump(self._attempt.heartbeats, rank):
@@ -291,7 +293,7 @@ class Watchdog:
 
     def _write_verdict(self, verdict: HangVerdict) -> None:
         cause = verdict.cause + self._copy_c_dumps(verdict.silent)
-        # First, because the main thread may hold the lock of stdout.
+        # Written before anything is printed: the main thread may hold the lock of stdout.
         try:
             self._attempt.write_ended("hang", cause, self._heart.step, rank=verdict.rank, node=verdict.node)
         except RunFolderError as fault:

@@ -110,7 +110,7 @@ def test_what_would_fill_an_empty_mfu_is_said(tmp_path, measured):
     )
     assert others == [
         "MFU is empty, as no GPU was seen: it is a share of a GPU's peak",
-        "no peak of memory is measured without a GPU; Plan GiB is what plan predicts for these settings on one",
+        "peak memory is not measured without a GPU; Plan GiB is the prediction for these settings on a GPU",
     ]
     benched = new_bench(tmp_path, ["a", "a2"], 1, replace(H200, machine=MachineFigures(peak_tflops={"bf16": 900.0})))
     benched.run()

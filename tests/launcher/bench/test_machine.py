@@ -60,9 +60,9 @@ _RATES = """
 # products of 8192 rows, TFLOP/s: fp32 51, tf32 402, bf16 702, fp8 1230
 # attention of 2 x 8192 tokens, 16 heads of 128: 2.6 ms
 # GB/s: memory 2810, from the host 41
-# GB/s of a rank in a node: send 310, all-gather 331, all-reduce 344
+# GB/s per rank in a node: send 310, all-gather 331, all-reduce 344
 """
-_BETWEEN = "# GB/s of a rank between nodes: send 38, all-gather 290, all-reduce 283\n"
+_BETWEEN = "# GB/s per rank between nodes: send 38, all-gather 290, all-reduce 283\n"
 TEXTS = {
     (
         device,

@@ -95,7 +95,7 @@ SOURCES = {
     "step_s": "global_batch x seq / tokens_per_s, the median over 3 rounds",
     "tokens_per_s": "median over 3 rounds: 5.12e+05, 1.024e+06, 8.192e+05",
     "tokens_per_s_spread": "(largest - smallest) / median of the rounds",
-    "compile_s": "of the first round: later ones find the compiler's cache",
+    "compile_s": "from the first round: later ones find the compiler's cache",
 }
 
 

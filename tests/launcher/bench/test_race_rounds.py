@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from hpc_gpt.launcher.bench.rounds import Round, apart, leader_of, leaving_after, next_turn, winner
+from hpc_gpt.launcher.bench.rounds import Round, differing_losses, leader_of, leaving_after, next_turn, winner
 
 STEADY = [1.0, 1.01, 1.02, 1.03]
 
@@ -44,12 +44,12 @@ def test_rows_are_compared_over_the_rounds_that_both_have():
 def test_a_row_with_other_losses_cannot_win():
     same, other = {1: 5.0, 2: 4.9}, {1: 5.0, 2: 4.2}
     measured = {0: rounds_of(1.0, losses=other), 1: rounds_of(1.1, losses=same), 2: rounds_of(1.2, losses=same)}
-    differ = apart(measured, "bf16")
+    differ = differing_losses(measured, "bf16")
     assert list(differ) == [0]
     assert "step 2" in differ[0]
     assert winner(measured, differ, {})[0] == 1
     of_two = {0: measured[0], 1: measured[1]}
-    row, why = winner(of_two, apart(of_two, "bf16"), {})
+    row, why = winner(of_two, differing_losses(of_two, "bf16"), {})
     assert (row, "nobody wins" in why) == (None, True)
 
 
@@ -59,7 +59,7 @@ def test_a_loss_that_is_not_a_number_differs():
         1: rounds_of(1.1, losses={1: 5.0}),
         2: rounds_of(1.1, losses={1: 5.0}),
     }
-    assert list(apart(measured, "fp32")) == [0]
+    assert list(differing_losses(measured, "fp32")) == [0]
 
 
 NAN = {1: 5.0, 2: float("nan")}
@@ -72,7 +72,7 @@ def test_a_row_whose_loss_is_nan_takes_the_race_from_no_other(place, others):
     rows = [rounds_of(1.2 + 0.2 * at, losses={1: 5.0, 2: 4.9}) for at in range(others)]
     place = min(place, others)
     measured = dict(enumerate([*rows[:place], rounds_of(1.0, losses=NAN), *rows[place:]]))
-    differ = apart(measured, "fp32")
+    differ = differing_losses(measured, "fp32")
     assert {row: "nan" in how for row, how in differ.items()} == {place: True}
     assert winner(measured, differ, {}) == (1 if place == 0 else 0, "the fastest row")
     assert place not in leaving_after(measured, 0, differ)
@@ -81,9 +81,9 @@ def test_a_row_whose_loss_is_nan_takes_the_race_from_no_other(place, others):
 
 def test_rows_of_which_all_are_nan_or_two_differ_have_no_winner():
     nan = {0: rounds_of(1.0, losses=NAN), 1: rounds_of(1.1, losses=NAN)}
-    assert winner(nan, apart(nan, "fp32"), {}) == (None, "nobody wins: no row has a finite loss")
+    assert winner(nan, differing_losses(nan, "fp32"), {}) == (None, "nobody wins: no row has a finite loss")
     measured = nan | {1: rounds_of(1.0, losses={1: 5.0, 2: 4.0}), 2: rounds_of(1.0, losses={1: 5.0, 2: 4.9})}
-    row, why = winner(measured, apart(measured, "fp32"), {})
+    row, why = winner(measured, differing_losses(measured, "fp32"), {})
     assert (row, "nothing says which are right" in why) == (None, True)
 
 

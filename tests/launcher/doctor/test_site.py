@@ -177,7 +177,7 @@ def test_a_partition_of_its_own_choice(tmp_path):
 def test_with_its_last_lines_filled_in_init_has_what_it_wants(tmp_path, gpu_type):
     gpus = partition("gpu", [(NodeKind(8, gpu_type, 128, 1031000, ()), 12)])
     text, lines = profile_text(a_site(gpus), gpus), lines_to_fill_in(gpus)
-    *_, end = text.partition("take the # away.\n")
+    *_, end = text.partition("remove the #.\n")
     assert end.splitlines() == [f"# {line}" for line in lines]
     (tmp_path / "mine.toml").write_text(text.removesuffix(end) + "".join(f"{line}\n" for line in lines))
     asked = ("init", "big", "--model", "gpt2-xl", "--gpus", "16", "--cluster", "mine.toml")

@@ -191,8 +191,8 @@ def test_the_gpus_go_to_the_process_that_supervises(tmp_path: Path, monkeypatch:
     for name, value in held.environment().items():
         monkeypatch.setenv(name, value)
     os.set_inheritable(reads, True)
-    assert gpus.handed_over() == held
-    assert (os.get_inheritable(reads), gpus.handed_over()) == (False, gpus.HeldGpus())
+    assert gpus.take_over() == held
+    assert (os.get_inheritable(reads), gpus.take_over()) == (False, gpus.HeldGpus())
     held.free()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(reads)

@@ -108,7 +108,7 @@ def test_what_a_killed_controller_leaves_keeps_its_gpu(gpu, tmp_path, rank_templ
         check=False,
     )
     assert (by_hand.returncode, str(pid) in by_hand.stderr) == (1, True), by_hand
-    assert "nobody is there to stop it" in in_process("stop", run.run_id).stderr
+    assert "it has no supervisor that could stop it" in in_process("stop", run.run_id).stderr
     assert len(run.attempts()) == 1
     assert is_alive(pid, began)
     done = in_process("cancel", run.run_id)

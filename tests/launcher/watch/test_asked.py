@@ -16,7 +16,7 @@ from tests.made_runs import NVME, a_run, unsubmitted_run, with_job
 AT_WORK = RunStatus("r", "demo", "running", None, "slurm", "7", 1)
 MEGATRON = {"engine__name": "megatron-lm"}
 UNSAVED = {"train__save_last": False}
-ALLOCATED = "it is in an allocation of yours: stop it, and resume it with submit --here --resume"
+ALLOCATED = "it runs in an allocation of yours: stop it, and resume it with submit --here --resume"
 # (its settings, its state, the verb, what it answers); `- ` is before what is refused
 ASKED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({}, {}, "stop", "asked to save after this step and end"),
@@ -60,7 +60,7 @@ ASKED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
         "it waits in the queue: when it starts, it ends as stopped; hpc-gpt cancel takes it out of the queue",
     ),
     ({}, {"state": "pending", "begun": False}, "save", "- nothing to save, it waits in the queue"),
-    ({}, {"begun": False}, "requeue", "- nothing to requeue, no attempt of it has begun"),
+    ({}, {"begun": False}, "requeue", "- nothing to requeue, no attempt has begun"),
     ({}, {"lost": "no answer", "cause": "not found"}, "stop", "- its job is not known yet: not found"),
 ]
 

@@ -103,8 +103,8 @@ def test_of_a_run_that_trains_waits_or_may_nothing_goes():
         assert "nothing" not in done.stdout
     found = cleaned(logs_dir(), "--yes")  # of a folder of runs a line is enough
     assert why_of(found, trains) == {"": "it is running"}
-    assert "whether it has ended is not known" in why_of(found, never)[""]
-    assert "whether a job of it waits is not known: squeue" in why_of(found, of_slurm)[""]
+    assert "it is not known whether it has ended" in why_of(found, never)[""]
+    assert "it is not known whether one of its jobs waits: squeue" in why_of(found, of_slurm)[""]
     assert [steps_of(run) for run in (trains, never, of_slurm, over)] == [[1, 2], [1, 2], [1, 2], [2]]
 
 
@@ -347,5 +347,5 @@ def test_a_run_that_may_not_be_changed_is_a_line_and_exit_1(open_logs, tmp_path)
         return done.code
 
     assert os.waitstatus_to_exitcode(os.waitpid(as_nobody(work), 0)[1]) == 1
-    assert said.read_text().splitlines() == [f"{run.run_id}: you may not change it: it is root's"]
+    assert said.read_text().splitlines() == [f"{run.run_id}: it belongs to root, and you may not change it"]
     assert steps_of(run) == [10, 20]

@@ -411,8 +411,8 @@ def test_a_chain_says_its_pace_and_what_restarts_cost(slurm_says):
     assert row.overall_step_s == pytest.approx(300 / 20)
     assert row.pace == (
         "warning: 3 attempts trained 20 steps in 300 s, 15 s a step, 5.1 s without the restarts; restarts cost 66% of "
-        "that time, and 40 s passed between the attempts; the other 980 steps take 4 h 5 min at this pace: more "
-        "job.time, or a smaller job.signal_lead_s, leaves them more"
+        "that time, and 40 s passed between the attempts; the remaining 980 steps take 4 h 5 min at this pace: a "
+        "longer job.time or a smaller job.signal_lead_s gives attempts more time to train"
     )
     assert f"{run.run_id}: {row.pace}\n" in in_process("status", run.run_id).stdout
     # Long attempts: 100 s trained of each but the start and the end.
@@ -425,7 +425,7 @@ def test_a_chain_says_its_pace_and_what_restarts_cost(slurm_says):
 
 def test_a_pace_has_no_steps_to_come_past_those_asked_for():
     row = Restarts(attempts=2, steps=194, total_s=97.0, lost_s=1.0, between_s=0.0, by_limit=True)
-    assert "the other 6 steps take 3 s" in row.text(6)
+    assert "the remaining 6 steps take 3 s" in row.text(6)
     assert "the other" not in row.text(0)
     assert "the other" not in row.text(-94)
 
@@ -444,7 +444,7 @@ def test_long_attempts_have_cheap_restarts_and_no_warning(slurm_says):
     assert (row.state, row.restart_share) == ("running", pytest.approx(10 / 195))
     assert row.pace == (
         "2 attempts trained 200 steps in 195 s, 0.975 s a step, 0.925 s without the restarts; restarts cost 5% of that "
-        "time, and 20 s passed between the attempts; the other 200 steps take 195 s at this pace"
+        "time, and 20 s passed between the attempts; the remaining 200 steps take 195 s at this pace"
     )
 
 
@@ -636,7 +636,8 @@ def test_a_run_without_sbatchs_answer_is_unknown_until_found(slurm_says):
     assert (asked.refused, asked.message) == (True, f"its job is not known yet: {NO_ANSWER}")
     slurm_says({})
     (row,) = read_status([run])
-    cause = "sbatch sent its job and got no answer (Socket timed out on send/recv operation); Slurm shows no job of it"
+    sent = "sbatch sent its job and got no answer (Socket timed out on send/recv operation)"
+    cause = f"{sent}; Slurm does not show the job"
     assert (row.state, row.cause) == ("unknown", cause)
     answer = Answer(0, f"41|{run.job_script}\n42|{run.job_script}\n43|{run.job_script} x\n44|/other/job.sh\n", "")
     assert add_found(run, run.submissions()[-1], answer) == "42", "the newest of its command"

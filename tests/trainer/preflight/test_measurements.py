@@ -88,8 +88,8 @@ def test_the_versions_of_a_command_are_laid_over_those_found(tmp_path, named, mo
     [
         ("echo first >&2; echo 'Xid 79' >&2; exit 3", "the probe command failed: Xid 79"),
         ("exit 3", "the probe command failed: exit 3"),
-        ("echo nonsense", "the probe command prints no JSON object: 'nonsense\\n'"),
-        ("echo '[1]'", "the probe command prints no JSON object: '[1]\\n'"),
+        ("echo nonsense", "the probe command does not print a JSON object: 'nonsense\\n'"),
+        ("echo '[1]'", "the probe command does not print a JSON object: '[1]\\n'"),
         ("""echo '{"error": "row remapping failed"}'""", "row remapping failed"),
     ],
 )

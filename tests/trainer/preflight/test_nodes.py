@@ -57,7 +57,7 @@ def probe(run, nodes, ranks_per_node=1, command=None, ranks=COLD, **environment)
         [
             sys.executable,
             "-m",
-            "hpc_gpt.launcher.doctor.preflight",
+            "hpc_gpt.trainer.preflight.nodes",
             str(run.path),
             str(attempt.number),
             nodes,

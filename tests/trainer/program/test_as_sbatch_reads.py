@@ -39,7 +39,7 @@ def test_directives_end_at_the_first_line_that_is_no_comment(tmp_path: Path) -> 
     assert values_of(path) == {"nodes": "3", "time": "7"}
     head = prepared_of(path).script.split("\n\n")[0]
     assert "#SBATCH --nodes=3\n#SBATCH -t 7\n" in head
-    with pytest.raises(ConfigError, match="'x' is no option of sbatch"):
+    with pytest.raises(ConfigError, match="'x' is not an option of sbatch"):
         read_job_script(script(tmp_path, text))
 
 

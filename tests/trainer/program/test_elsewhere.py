@@ -66,9 +66,8 @@ def test_why_names_a_file_that_is_not_found(tmp_path: Path) -> None:
 def test_steps_and_causes_are_read_where_they_are(tmp_path: Path, body: str, state: str, file: str) -> None:
     (tmp_path / "fit.slurm").write_text(f"#!/bin/bash\n#SBATCH -t 7\n{body}")
     done = in_process("submit", "--cluster", "local", "--wait", "fit.slurm", cwd=tmp_path)
-    assert (
-        f"note: fit.slurm: line 3: {body.splitlines()[0]:.60}: its output goes to {file}, past the run's" in done.stderr
-    )
+    line = f"line 3: {body.splitlines()[0]:.60}"
+    assert f"note: fit.slurm: {line}: its output goes to {file}, not to the run's" in done.stderr
     run = newest()
     assert ended(run).state == state, done
     if state == "done":

@@ -70,7 +70,7 @@ def test_line_breaks_of_dos_are_refused(tmp_path: Path) -> None:
     """What else cannot run as it is, is in tests/cli/refused/programs.txt."""
     script(tmp_path, HEAD.replace("\n", "\r\n"))
     done = in_process("submit", "--cluster", "generic-slurm", "train.slurm", cwd=tmp_path, code=2)
-    assert "line breaks of DOS" in error_of(done)[0]
+    assert "DOS line breaks" in error_of(done)[0]
 
 
 def test_options_mean_what_they_mean_to_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ def test_what_is_no_file_stays_and_an_absent_folder_is_said(attempt: Path, capfd
     assert capfd.readouterr().out == ""
     make_outputs(attempt, "slurm/%j.out", None, False, JOB, "me")
     assert capfd.readouterr().out == (
-        f"note: slurm/7.out: No such file or directory: the output is in {attempt}/log alone\n"
+        f"note: slurm/7.out: No such file or directory: the output is only in {attempt}/log\n"
     )
     assert [path.name for path in Path().iterdir()] == ["pipe"]
     assert copied_files(attempt) == []

@@ -97,26 +97,26 @@ def test_a_task_looks_as_often_as_all_may_together(task, monkeypatch: pytest.Mon
 def test_the_first_that_is_asked_decides_for_all(task) -> None:
     first = task(0)
     other = task(1, first._run)
-    assert (first._asked(), other._asked()) == (None, None)
+    assert (first._look_for_stop(), other._look_for_stop()) == (None, None)
     other._signals.raised |= {"walltime", "terminated"}
-    assert other._asked() == Stop("terminated", False)
+    assert other._look_for_stop() == Stop("terminated", False)
     write_request(first._attempt, "stop")
     first._inbox._looked = None
-    assert (first.reason(), first._asked()) == ("stop", Stop("terminated", False))
+    assert (first.reason(), first._look_for_stop()) == ("stop", Stop("terminated", False))
     assert json.loads((first._attempt.folder / "stop.json").read_text()) == {"reason": "terminated", "save": False}
     for mark in ("metrics.jsonl", ForeignLog.TRAINS):
         late = task(0, other._run)
         late._attempt = other._run.new_attempt()
         (late._attempt.folder / mark).touch()
         late._signals.raised.add("interrupted")
-        assert late._asked() == Stop("interrupted", True)
+        assert late._look_for_stop() == Stop("interrupted", True)
 
 
 def test_a_task_learns_a_stop_from_its_nodes_first_one(task) -> None:
     first, other = task(0), task(1)
     other._looked = time.monotonic()
     other._mates = SimpleNamespace(heard=b'{"stop": {"reason": "stop", "save": true}, "step": 7}', is_first=False)
-    assert other._asked() == Stop("stop", True)
+    assert other._look_for_stop() == Stop("stop", True)
     other._say(step=9)
     assert not hasattr(other._mates, "says")
     first._mates = SimpleNamespace(heard=b"", is_first=True, says=b"")
@@ -158,10 +158,10 @@ def test_how_long_a_signal_may_still_come(task, rank, code, steps, planned, clus
 def test_all_are_over_if_each_has_said_so(task) -> None:
     tasks = [task(0)]
     tasks += [task(rank, tasks[0]._run) for rank in (1, 2, 3)]
-    assert [each.all_are_over() for each in (tasks[0], *tasks[1:3])] == [False, True, True]
-    assert not tasks[0].all_are_over()
-    tasks[3].all_are_over()
-    assert tasks[0].all_are_over()
+    assert [each.note_end() for each in (tasks[0], *tasks[1:3])] == [False, True, True]
+    assert not tasks[0].note_end()
+    tasks[3].note_end()
+    assert tasks[0].note_end()
     assert sorted(path.name for path in (tasks[0]._attempt.folder / "over").iterdir()) == ["0", "1", "2", "3"]
 
 
@@ -249,7 +249,7 @@ def test_it_waits_for_the_program_and_what_it_left(task, asked: bool) -> None:
     found = task(0)
     log = ForeignLog(found._attempt, found._resolved, 0, lambda line: None)
     for rank in (1, 2, 3):  # the first one waits for them
-        task(rank, found._run).all_are_over()
+        task(rank, found._run).note_end()
     with subprocess.Popen(["sh", "-c", "read x; exit 0"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         found.program = process
         log.follow(process)

@@ -40,17 +40,21 @@ if [ -z "$SLURM_JOB_ID" ]; then
 sbatch fit.slurm
 """
 COMMAND = "the job's command is the run's job.sh, not this script; the folder of the submission is SLURM_SUBMIT_DIR"
-AGAIN = "submits this script once more, beside the job by which the chain continues it: take the line out"
-OTHER = "submits a job itself, none of this run's; if that is to continue this one, take it out: the chain does"
+AGAIN = "submits this script once more, although the job chain continues it: remove the line"
+OTHER = (
+    "submits another job, which is not part of this run; if it is meant to continue this run, remove the line: "
+    "the job chain does that"
+)
+EARLY = "ends the program before its last step: should the job chain continue it?"
 BY_HAND = "submits the script itself if SLURM_JOB_ID is not set, as on a machine without Slurm"
-PAST = "past the run's log; why and status read it there if they find it"
+PAST = "not to the run's log; why and status read it there if they find it"
 NOTES = f"""\
 line 4: #SBATCH -N 2: sbatch does not read it: it is after the first command, which is in line 3
 line 5: sbatch next.sh: {OTHER}
-line 6: pkill -9 python: ends processes by name: of every job of yours on the node
-line 8: trap 'scontrol requeue $SLURM_JOB_ID' USR1: requeues its own job: the run's next attempt, once
-line 9: python t.py --exit-duration-in-mins 90 # killall: ends it before its last step: is it to be continued?
-line 10: export WANDB_API_KEY=[removed]: a secret: the run's job.sh holds it, readable for you alone
+line 6: pkill -9 python: ends processes by name, in all of your jobs on the node
+line 8: trap 'scontrol requeue $SLURM_JOB_ID' USR1: requeues its own job: this makes the run's next attempt, once
+line 9: python t.py --exit-duration-in-mins 90 # killall: {EARLY}
+line 10: export WANDB_API_KEY=[removed]: a secret: it is in the run's job.sh, for you alone to read
 line 13: echo "[$(date)] $(sbatch --dependency=singleton $0)": {AGAIN}
 line 14: SCRIPT=$(scontrol show job "$SLURM_JOB_ID" | awk -F= '/Comma: {COMMAND}
 line 15: here=$(dirname "$(squeue -h -j $SLURM_JOB_ID -o %.200o)"): {COMMAND}
@@ -83,7 +87,7 @@ def test_init_takes_what_the_directives_say(tmp_path: Path) -> None:
 srun true
 """)
     experiment = """\
-# a fit.slurm runs as it is, with its own directives; the keys below are as options after them.
+# a fit.slurm runs as it is, with its own directives; the keys below act like options after them.
 # hpc-gpt help keys explains every key.
 
 name = "{}"
@@ -94,7 +98,7 @@ name = "command"
 [command]
 script = "{}"
 args = []
-# checkpoints = "out/step-*"  # by which the job chain sees progress
+# checkpoints = "out/step-*"  # checkpoint files; a new one counts as progress of the job chain
 
 [train]
 # steps = 10000  # for status, which then shows how far it is

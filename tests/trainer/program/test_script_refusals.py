@@ -10,15 +10,15 @@ from hpc_gpt.trainer.program.job_script import init_files, read_job_script, scan
 HEAD = "#!/bin/bash\n#SBATCH -t 7\n"
 REFUSED = {
     "#!/bin/bash\n# Rendered by hpc-gpt 1\n": "HERE is a script that hpc-gpt rendered | sbatch HERE starts it",
-    HEAD + "#" * (4 << 20): "HERE has 4194329 bytes, and Slurm takes 4194304 | is it a program?",
+    HEAD + "#" * (4 << 20): "HERE has 4194329 bytes, and Slurm takes at most 4194304 | is it a program?",
     HEAD + "\0": "HERE holds a NUL, which Slurm does not take | is it a program, not a script?",
-    HEAD + "\r\n": "HERE has line breaks of DOS, which sbatch does not take | dos2unix HERE",
+    HEAD + "\r\n": "HERE has DOS line breaks, which sbatch does not take | dos2unix HERE",
     HEAD + "#PBS -l x\n": "HERE:3: #PBS does not run here | a script for PBS: write its options as #SBATCH lines",
     "#!/bin/sh\n#BSUB -n\n": "HERE:2: #BSUB does not run here | a script for LSF: write its options as #SBATCH lines",
     HEAD + "#SBATCH packjob\n": "HERE:3: a heterogeneous job does not run here | submit it with sbatch",
     HEAD + "#SBATCH -J 'x\n": "HERE:3: a quote has no end: -J 'x | sbatch refuses it",
     HEAD + "#SBATCH : -N2\n": "HERE: a heterogeneous job does not run here | submit it with sbatch",
-    HEAD + "#SBATCH x\n": "HERE: 'x' is no option of sbatch | write --name=value",
+    HEAD + "#SBATCH x\n": "HERE: 'x' is not an option of sbatch | write --name=value",
     HEAD
     + "#SBATCH --container=x\n": "HERE: --container starts the whole job in a container, and hpc-gpt with it | give "
     "it to srun in the script",
@@ -27,7 +27,7 @@ REFUSED = {
     HEAD + "SBATCH -N1\n" * 10: "HERE:3: SBATCH -N1: sbatch reads only lines that begin with #SBATCH (also line "
     "4, 5, 6, 7, 8, 9, 10, 11, …) | write #SBATCH -N1",
     "#!/bin/sh\nls\n#SBATCH -t 7\n": "HERE: sbatch reads no directive after the first command, which is in line 2: ls; "
-    "those of line 3 would ask for nothing | move the #SBATCH lines above it",
+    "it would ignore those in line 3 | move the #SBATCH lines above it",
     HEAD + "if x\n": "bash cannot read HERE: line 4: syntax error: unexpected end of file | bash -n HERE shows it",
     "": "HERE does not begin with #!, as a job script does | name the script that sbatch takes",
 }

@@ -285,8 +285,8 @@ def test_output_counts_anew_when_no_step_is_due_any_more() -> None:
     [
         ({}, "no other sign of life; a hang after 300 s"),
         ({"_heard": True, "_grew": True}, "signs of life: output, files that grow; a hang after 60 min"),
-        ({"at_total": True}, "the last planned one is made; the time limit ends it"),
-        ({"at_total": True, "_silent_s": 50.0}, "the last planned one is made; a hang after 50 s without output"),
+        ({"at_total": True}, "the last planned step is made; the time limit ends it"),
+        ({"at_total": True, "_silent_s": 50.0}, "the last planned step is made; a hang after 50 s without output"),
     ],
 )
 def test_status_says_since_when_and_what_comes(change: dict[str, object], words: str) -> None:
