@@ -26,7 +26,7 @@ from hpc_gpt.core.slurm.directives import is_job_script
 from hpc_gpt.launcher.plan_question import PLANNED_TOKENS, read_plan_request, search_plan
 from hpc_gpt.launcher.prepare import prepare
 from hpc_gpt.launcher.request import Request, ScriptRequest, completed, with_model_file
-from hpc_gpt.launcher.submission import data_lines, submit_run
+from hpc_gpt.launcher.submission import data_rows, submit_run
 from hpc_gpt.launcher.until import parse_until
 from hpc_gpt.launcher.watch.control import ask_runs, await_answer, await_measurements, cancel_now, check_end, until_over
 from hpc_gpt.launcher.watch.logs import log_path
@@ -94,7 +94,7 @@ def submit(
     if prepared.job_script is not None and prepared.job_script.array:
         raise ConfigError(f"{experiment} is an array of jobs", f"hpc-gpt submit {experiment}")
     run = Run(submit_run(prepared, _logs(logs)).run)
-    run.notes = (*prepared.messages, *map(str, data_lines(prepared)))
+    run.notes = (*prepared.messages, *map(str, data_rows(prepared)))
     return run
 
 

@@ -43,10 +43,10 @@ from hpc_gpt.launcher.submission import (
     SubmittedRun,
     check_submission,
     dry_run,
-    of_run,
     overview,
     prediction_lines,
     submit_run,
+    summary_rows,
     write_run,
 )
 from hpc_gpt.launcher.watch.control import await_measurements, wait_for
@@ -162,7 +162,7 @@ def _start(resumption: SameRun, how: SubmitOptions, allocation: Allocation | Non
     if how.dry:
         rows = [
             ("resumes", f"{run.run_id}{resumption.where}"),
-            *of_run(resolved),
+            *summary_rows(resolved),
             ("would run", f"the run's own {from_here(run.job_script)}"),
         ]
         return _Started(would_run(resolved), lambda: _show(Asked(resolved, text), rows, how, allocation))

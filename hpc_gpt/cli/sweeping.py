@@ -31,7 +31,7 @@ from hpc_gpt.core.terminal import say
 from hpc_gpt.launcher.limits import Asked
 from hpc_gpt.launcher.prepared import PreparedRun, notes_said, without_said
 from hpc_gpt.launcher.request import Request
-from hpc_gpt.launcher.submission import check_submission, data_lines, dry_run
+from hpc_gpt.launcher.submission import check_submission, data_rows, dry_run
 from hpc_gpt.launcher.sweep import (
     PreparedSweep,
     SubmittedSweep,
@@ -150,7 +150,7 @@ def _follow_sweep(sweep: SubmittedSweep, wait: bool) -> None:
 def _print_rows(prepared: PreparedSweep, said: frozenset[str] = frozenset()) -> None:
     """Prints what a smoke run made small, what is predicted, and which rows cannot run; not the notes that were `said`
     at the last submission."""
-    print_lines(dict.fromkeys(str(line) for row in prepared.rows for line in data_lines(row)))
+    print_lines(dict.fromkeys(str(line) for row in prepared.rows for line in data_rows(row)))
     print_lines(without_said(prepared.messages, said))
     print_lines(f"not {row.name}: {row.impossible}" for row in prepared.impossible)
     print_lines(f"not {name}: {'; '.join(str(fault).splitlines())}" for name, fault in prepared.unfit.items())

@@ -54,12 +54,12 @@ def overview(prepared: PreparedRun, logs: Path, here: bool = False) -> list[tupl
     """(label, text) of a run that is prepared, for its user to read before it is submitted. `here`: it would
     run in the user's allocation."""
     run = prepared.resolved
-    rows = [("run", f"{run.name}, in {from_here(logs / run.slug)}/<run id>"), *of_run(run)]
+    rows = [("run", f"{run.name}, in {from_here(logs / run.slug)}/<run id>"), *summary_rows(run)]
     if run.cluster.scheduler == "slurm" and prepared.job_script is None:
         rows += [line.under("python") for line in python_lines(run.cluster)]
     rows += [("copy", line) for line in describe_copy(run, prepared.copies.work(run))]
-    rows += [line.under("data") for line in lines_on_data(run, prepared.data_beside)]
-    rows += [line.under("checkpoints") for line in saves(run, logs)]
+    rows += [line.under("data") for line in data_lines(run, prepared.data_beside)]
+    rows += [line.under("checkpoints") for line in checkpoint_lines(run, logs)]
     rows += [(line.label, line.text) for line in service_lines(run)]
     if (predicted := prepared.prediction) is not None:
         rows.append(("predicted", predicted.line.text if predicted.is_known else f"nothing: {predicted.line.text}"))
@@ -114,32 +114,32 @@ def _outputs(run: Resolved, array: bool) -> list[str]:
     return files
 
 
-def data_lines(prepared: PreparedRun) -> list[Line]:
+def data_rows(prepared: PreparedRun) -> list[Line]:
     """The lines on what a run copies and reads, for the user after its submission."""
     run = prepared.resolved
     copied = describe_copy(run, prepared.copies.work(run))
-    return [*(Line("copy", text) for text in copied), *lines_on_data(run, prepared.data_beside)]
+    return [*(Line("copy", text) for text in copied), *data_lines(run, prepared.data_beside)]
 
 
-def lines_on_data(resolved: Resolved, beside: Path | None) -> tuple[Line, ...]:
+def data_lines(resolved: Resolved, beside: Path | None) -> tuple[Line, ...]:
     """The lines on a run's data, whose relative paths are looked up in the folder `beside` first."""
     return describe_data(located(resolved, beside))
 
 
 def prediction_lines(prepared: PreparedRun, logs: Path) -> list[str]:
     """The lines on its data, its checkpoints and what is predicted of it."""
-    lines = [*data_lines(prepared), *saves(prepared.resolved, logs)]
+    lines = [*data_rows(prepared), *checkpoint_lines(prepared.resolved, logs)]
     return [*map(str, lines), *prepared.predictions]
 
 
-def of_run(run: Resolved) -> list[tuple[str, str]]:
+def summary_rows(run: Resolved) -> list[tuple[str, str]]:
     """Model, layout, batch and engine of a run, or the command that it starts."""
     gpus = "no GPU asked for," if run.asked_gpus is None else counted(run.asked_gpus, "GPU")
     where = f"{gpus} on {counted(run.nodes, 'node')} of {run.cluster.name}"
     return list(run_rows(run, where))
 
 
-def saves(run: Resolved, logs: Path) -> list[Line]:
+def checkpoint_lines(run: Resolved, logs: Path) -> list[Line]:
     """When a run saves, what it keeps, and the space for that; empty if another program saves."""
     train = run.train
     if runs_program(run):

@@ -147,7 +147,7 @@ shown_as() { # shown_as KEY: prints its value in $shown
   local pattern="(^| )$1=([^ ]*)"
   if [[ $shown =~ $pattern ]]; then printf %s "${BASH_REMATCH[2]}"; fi
 }
-words_of_slurm() { # words_of_slurm JOBS: prints what Slurm says of them
+job_states() { # job_states JOBS: prints what Slurm says of them
   [ -n "$1" ] || return 0
   retry 20 3 within 20 squeue --sibling --noheader --array --states=all "--user=$UID" -o 'squeue %i %T' 2>/dev/null
   within 20 sacct --federation -D -X -n -P -o JobID,State -j "$1" 2>/dev/null | sed 's/^/sacct /; s/|/ /'
@@ -165,7 +165,7 @@ ask_chain() { # ask_chain may_start|what_next ARGUMENTS: sets $answer to Python'
 ask_to_start() { # Python's line: ask JOBS, for what Slurm says of them | wait | go STOP_AT PORT | stop CODE JOBS
   local left words jobs=
   for ((left = 40; left > 0; left--)); do
-    words=$(words_of_slurm "$jobs")
+    words=$(job_states "$jobs")
     ask_chain may_start "$left" "$jobs"
     case "$answer" in # without a here-string: on a full disk bash has no file for it
     'ask '*) jobs="${answer#ask }" ;;

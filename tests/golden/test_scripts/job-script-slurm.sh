@@ -127,7 +127,7 @@ shown_as() { # shown_as KEY: prints its value in $shown
   local pattern="(^| )$1=([^ ]*)"
   if [[ $shown =~ $pattern ]]; then printf %s "${BASH_REMATCH[2]}"; fi
 }
-words_of_slurm() { # words_of_slurm JOBS: prints what Slurm says of them
+job_states() { # job_states JOBS: prints what Slurm says of them
   [ -n "$1" ] || return 0
   retry 20 3 within 20 squeue --sibling --noheader --array --states=all "--user=$UID" -o 'squeue %i %T' 2>/dev/null
   within 20 sacct --federation -D -X -n -P -o JobID,State -j "$1" 2>/dev/null | sed 's/^/sacct /; s/|/ /'
@@ -145,7 +145,7 @@ ask_chain() { # ask_chain may_start|what_next ARGUMENTS: sets $answer to Python'
 ask_to_start() { # Python's line: ask JOBS, for what Slurm says of them | wait | go STOP_AT PORT | stop CODE JOBS
   local left words jobs=
   for ((left = 40; left > 0; left--)); do
-    words=$(words_of_slurm "$jobs")
+    words=$(job_states "$jobs")
     ask_chain may_start "$left" "$jobs"
     case "$answer" in # without a here-string: on a full disk bash has no file for it
     'ask '*) jobs="${answer#ask }" ;;
@@ -183,7 +183,7 @@ the_script() { # becomes the script, with this shell's environment as it was giv
   exec "$HPC_GPT_PYTHON" -ISs "$HPC_GPT_RUN/code/hpc_gpt/trainer/program/start.py" "$$" "$HPC_GPT_RUN" "$n" - \
     "$HPC_GPT_RUN/slurm_script" 'it'"'"'s' <&3 3<&- 2>>"$attempt/err"
 }
-hear_of_group() { # as long as the script runs, in the job's first process group
+record_group_id() { # as long as the script runs, in the job's first process group
   cd -- "$attempt" || exit
   hear group
   while [ -d .signals ] && kill -0 "$$" 2>/dev/null; do # or until job.sh is killed
@@ -221,7 +221,7 @@ run_script() { # sets $rc to the script's exit code
   [[ ! $each =~ JobFileAppend\ *=\ *1 ]] || export JOB_FILE_APPEND=1
   # shellcheck disable=SC2064
   for each in $signals; do trap "pass_on $each" "$each"; done
-  hear_of_group &
+  record_group_id &
   read -r began _ </proc/uptime
   set -m # a background job then has a process group of its own and its input, and ignores no signal: as sbatch has it
   the_script &
@@ -267,10 +267,10 @@ pass_on() { # pass_on NUMBER: a signal of this shell goes to those who would hav
     be_in_time
     trap "pass_on 15" 15
   fi
-  hand_on "$1" & # it waits for programs
+  forward_signal "$1" & # it waits for programs
 }
 # shellcheck disable=SC2317,SC2329
-hand_on() (
+forward_signal() (
   # shellcheck disable=SC2086
   trap '' $signals
   sleep 0.3 # the others have it by now
