@@ -1,4 +1,5 @@
-"""A verb's help with its options in groups: one list of 40 is read by nobody. And a group's verbs, none cut off."""
+"""Commands whose help has their options in groups, as nobody reads one list of 40; and groups that show each command's
+help uncut."""
 
 import click
 
@@ -15,8 +16,8 @@ _OF_NAME = {
 
 
 class GroupedCommand(click.Command):
-    """A command whose help has a section for each group of options: what is set by a key of the experiment goes by the
-    key's table, the rest by name."""
+    """A command whose help has a section per group of options. The table of its key decides the group of an option that
+    sets a key of the experiment; its name decides that of any other."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {
@@ -34,11 +35,15 @@ class GroupedCommand(click.Command):
 
 
 class UncutGroup(click.Group):
-    """A group whose help has the first sentence of each command whole: click cuts it at 80 columns."""
+    """A group whose help shows the whole first sentence of each command, which click would cut at 80 columns."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         with formatter.section("Commands"):
             formatter.write_dl(
-                [(name, each.get_short_help_str(limit=999)) for name, each in commands.items() if each is not None]
+                [
+                    (name, command.get_short_help_str(limit=999))
+                    for name, command in commands.items()
+                    if command is not None
+                ]
             )

@@ -174,9 +174,9 @@ def test_a_job_script_is_submitted_as_the_verb_does(tmp_path, monkeypatch):
     assert [line for line in job.splitlines() if "a b" in line] == [
         line for line in shown.splitlines() if "a b" in line
     ]
-    with pytest.raises(ConfigError, match=r"row and until are of an experiment, and train\.slurm is a job script"):
+    with pytest.raises(ConfigError, match=r"row and until need an experiment; train\.slurm is a job script"):
         submit("train.slurm", until=["steps=5"])
-    with pytest.raises(ConfigError, match="args and sbatch are of a job script, and demo does not begin with #!"):
+    with pytest.raises(ConfigError, match="args and sbatch need a job script; demo does not begin with #!"):
         submit("demo", args=["--lr"])
 
 

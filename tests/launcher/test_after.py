@@ -137,7 +137,7 @@ def test_a_job_that_died_without_an_end_leaves_its_checkpoint(tmp_path, capfd):
     follower.look()
     (job,) = list_after(run.path)
     wait_until(lambda: not job.runs_here())
-    follower._settle(0.0)
+    follower._note_left(0.0)
     assert after_table(run.path)[0]["state"] == "unknown"
     assert re.search(r"after: step 1: its job \d+ has left the queue without an end: unknown", capfd.readouterr().err)
     assert job.has_left
