@@ -329,12 +329,12 @@ REFUSED = {
     "no step is left": (
         asked(steps=40),
         ForecastFacts(done=40),
-        "train.steps is 40, but the newest checkpoint is of step 40 | give more than 40 steps, 40,960 tokens",
+        "train.steps is 40, but the newest checkpoint is from step 40 | give more than 40 steps, 40,960 tokens",
     ),
     "no room for a step": (
         asked(job=Job(time="4:00")),
         KNOWN,
-        "job.time 4:00 (240 s) has no room for a step: 100 s to start, 2.5 s for a step with its share of saves, and "
+        "job.time 4:00 (240 s) is too short for a step: 100 s to start, 2.5 s for a step with its share of saves, and "
         "the signal 169 s ahead of the limit are 272 s | use --time 00:46:00, ten times that, or more",
     ),
     "no chain": (
