@@ -113,7 +113,7 @@ def _submit(
     _check_now(how.now, prepared.resolved)
     if how.dry:
         check_submission([prepared], logs, dry=True, begins=parent is None)
-        rows, notes = overview(prepared, logs, here=allocation is not None), prediction_lines(prepared, logs)
+        rows, notes = overview(prepared, logs, allocation is not None), prediction_lines(prepared, logs)
         part = would_run(prepared.resolved, prepared.prediction)
         return _Started(part, lambda: _show(Asked.of(prepared), rows, how, allocation, notes))
     earlier_notes = notes_said(prepared.resolved, logs)

@@ -299,7 +299,7 @@ def _check_budget(resolved: Sized, facts: ForecastFacts, pace: Pace | None, lead
     seconds = max(0.0, budget - facts.spent) * 3600 / gpus
     needed = (pace.start_s + pace.step_s if pace else 0.0) + lead_s
     if seconds <= needed:
-        left = f", of which {facts.spent:.3g} are spent," if facts.spent else ""
+        left = f" ({facts.spent:.3g} are spent)" if facts.spent else ""
         parts = f"{show_duration(pace.start_s)} to start, {show_duration(pace.step_s)} for a step, and " if pace else ""
         raise ConfigError(
             f"job.max_gpu_hours = {budget:g}{left} are {show_duration(seconds)} on {counted(gpus, 'GPU')}, but a job "
@@ -314,7 +314,7 @@ def _warnings(resolved: Sized, facts: ForecastFacts, figures: _Figures, total: C
     train, budget = resolved.train, resolved.job.max_gpu_hours
     if budget is not None and total.gpu_hours > budget - facts.spent:
         at = facts.done + int((train.steps - facts.done) * (budget - facts.spent) / total.gpu_hours)
-        spent = f", of which {facts.spent:.3g} are spent," if facts.spent else ""
+        spent = f" ({facts.spent:.3g} are spent)" if facts.spent else ""
         lines.append(
             f"warning: --max-gpu-hours {budget:g}{spent} is less: the run saves and ends as budget near step {at:,} "
             f"of {train.steps:,}"

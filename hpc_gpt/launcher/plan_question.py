@@ -320,7 +320,7 @@ def _refuse_unplanned(settings: Iterable[tuple[str, Any]]) -> None:
             if name not in ("preset", "hf", "offload_path") and re.search(pattern, f"{name}={value}", re.IGNORECASE):
                 verb, it = ("is", "it") if what.endswith("ing") else ("are", "them")
                 raise ConfigError(
-                    f"{what} {verb} not planned, but {key} asks for {it}",
+                    f"{what} {verb} not planned, but {key} requests {it}",
                     f"plan without it, for a dense model, or measure: {', '.join(_UNPLANNED)} have no prediction",
                 )
 

@@ -244,7 +244,7 @@ def _followed_source(data: Data, tables: Mapping[str, Any]) -> Iterator[str]:
 def _cautions(resolved: Sized, smoke: bool, given_keys: Collection[str]) -> Iterator[str]:
     train = resolved.train
     if not can_resume(resolved.engine):
-        yield "a checkpoint does not hold what is offloaded to NVMe: this run cannot be resumed, and is not requeued"
+        yield "checkpoints lack the states that are offloaded to NVMe: this run cannot be resumed, and is not requeued"
     if late := [at for at in (*train.save_at, *train.profile_steps[:1]) if at > train.steps]:
         late_step = f"step {late[0]} of train.save_at or train.profile_steps"
         yield f"{late_step} is not reached: the run has {train.steps:,} steps"

@@ -83,8 +83,8 @@ def prepare_script(
     job, of_profile = tables["job"], tables.pop("profile")
     checked = check_tables({**of_profile, "name": profile.name}, ClusterProfile, "--set")
     profile = replace(profile, **{key: getattr(checked, key) for key in of_profile})
-    here = profile.scheduler == "local"
-    by_variable = [] if here else options_of_variables(os.environ)
+    is_local = profile.scheduler == "local"
+    by_variable = [] if is_local else options_of_variables(os.environ)
     on_line = [*by_variable, *_sbatch_options(job, request.overrides), *job.get("sbatch", ()), *call.options]
     options = list(read_options(on_line))
     check_options(options, "the command line")
@@ -101,7 +101,7 @@ def prepare_script(
             "if it is a job script, give its size: hpc-gpt submit --nodes=1 …",
         )
     no_profile = request.cluster is None and user_default() is None
-    added = [] if here or no_profile else _added_by(profile, last_values(script.options, options))
+    added = [] if is_local or no_profile else _added_by(profile, last_values(script.options, options))
     values = last_values(list(read_options(added)), script.options, options)
     sizes = sizes_of(values)
     chain = profile.chain
@@ -119,7 +119,7 @@ def prepare_script(
     owned = ["--output=%x-%j.out", "--error=%x-%j.out", "--open-mode=append", requeue_of(resolved.cluster).flag]
     directives = [*map(quote_directive, added), *script.directives]
     directives += [" ".join(map(quote_directive, option.argv)) for option in options]  # an option a line
-    directives += owned if here or values.get("signal") or lead is None else [*owned, f"--signal=B:USR2@{lead}"]
+    directives += owned if is_local or values.get("signal") or lead is None else [*owned, f"--signal=B:USR2@{lead}"]
     text = render_job_script(resolved, script.data, call.arguments, directives)
     array = _array(values.get("array"))
     findings = _findings(script, resolved, call.arguments, left_out)

@@ -104,11 +104,11 @@ def choose_resumption(run: RunFolder, request: Request, from_start: bool, dry: b
     assert request.until is not None
     settings = run.resolved()
     if settings.script is not None:
-        return _resume_script(run, request, from_start, dry)
+        return _script_resumption(run, request, from_start, dry)
     profile = profile_of(settings, request)
     changed = from_start or request.template or changed_length(settings, request.until, request.given)
     if not changed and _changes_nothing(settings, request.given, profile):
-        return _resume_same(run, request.until, dry)
+        return _same_resumption(run, request.until, dry)
     if settings.race:
         raise ConfigError(
             f"{run.run_id} is a race, which resumes as it is", "submit another --race, or take its --winner"
@@ -129,7 +129,7 @@ def profile_of(settings: Resolved, request: Request) -> ClusterProfile | None:
     return profile
 
 
-def _resume_script(run: RunFolder, request: Request, from_start: bool, dry: bool) -> SameRun:
+def _script_resumption(run: RunFolder, request: Request, from_start: bool, dry: bool) -> SameRun:
     """The resumption of a user's own job script, as stored in the run, with the options of _OPTIONS_ON_RESUME that the
     request gives."""
     script = read_stored(run.path / "provenance.json").get("script") or {}
@@ -149,7 +149,7 @@ def _resume_script(run: RunFolder, request: Request, from_start: bool, dry: bool
     return SameRun(run, resolved, (*notes, note), folder=script.get("folder") or ".", options=tuple(options))
 
 
-def _resume_same(run: RunFolder, until: Until, dry: bool) -> SameRun:
+def _same_resumption(run: RunFolder, until: Until, dry: bool) -> SameRun:
     """The resumption of a run with its own settings, and the forecast of its job chain."""
     resolved, point = check_resumption(run, dry)
     forecast = _forecast_same(run, point.step if point else 0, until, earlier_runs())

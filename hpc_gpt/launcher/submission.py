@@ -50,9 +50,9 @@ from hpc_gpt.trainer.tokens.description import describe_data
 from hpc_gpt.trainer.tokens.run_data import ensure_data, located
 
 
-def overview(prepared: PreparedRun, logs: Path, here: bool = False) -> list[tuple[str, str]]:
-    """The (label, text) rows on a prepared run, for its user to read before the submission. `here`: it would run in the
-    user's allocation."""
+def overview(prepared: PreparedRun, logs: Path, in_allocation: bool = False) -> list[tuple[str, str]]:
+    """The (label, text) rows on a prepared run, for its user to read before the submission. `in_allocation`: it would
+    run in the user's allocation."""
     run = prepared.resolved
     rows = [("run", f"{run.name}, in {from_here(logs / run.slug)}/<run id>"), *summary_rows(run)]
     if run.cluster.scheduler == "slurm" and prepared.job_script is None:
@@ -67,17 +67,17 @@ def overview(prepared: PreparedRun, logs: Path, here: bool = False) -> list[tupl
         rows += [("forecast", text) for text in prepared.forecast.texts]
     budget = run.job.max_gpu_hours
     rows += [("budget", "none" if budget is None else f"{budget:g} GPU-hours")]
-    command = _command(prepared, here)
+    command = _command(prepared, in_allocation)
     requested = _requested_by(prepared.script, command)
-    rows += [("asks Slurm", shlex.join(hide_words(requested)))] if requested and not here else []
+    rows += [("asks Slurm", shlex.join(hide_words(requested)))] if requested and not in_allocation else []
     rows += [("output", text) for text in _outputs(run, array=bool(prepared.job_script and prepared.job_script.array))]
     return [*rows, ("would run", command)]
 
 
-def _command(prepared: PreparedRun, here: bool) -> str:
+def _command(prepared: PreparedRun, in_allocation: bool) -> str:
     """The command that would submit it, as text."""
     run, script = prepared.resolved, prepared.job_script
-    if here:
+    if in_allocation:
         return "bash job.sh, with HPC_GPT_RUN, in this allocation"
     if run.cluster.scheduler != "slurm":
         return f"bash job.sh, for each of {counted(run.tasks, 'rank')}"
@@ -95,9 +95,9 @@ def _command(prepared: PreparedRun, here: bool) -> str:
 
 def _requested_by(script: str, command: str) -> list[str]:
     """The directives of a script that count: the last one per option, without options that the command line has."""
-    words = [word for line in script_directives(script) for word in split_directive(line)]
+    directives = [word for line in script_directives(script) for word in split_directive(line)]
     on_line, _ = read_call(shlex.split(command)[1:], options_of("sbatch"))
-    options = {option.name: option for option in read_options(words)}
+    options = {option.name: option for option in read_options(directives)}
     return [word for name, option in options.items() if name not in on_line for word in option.argv]
 
 
@@ -121,9 +121,9 @@ def data_rows(prepared: PreparedRun) -> list[Line]:
     return [*(Line("copy", text) for text in copied), *data_lines(run, prepared.data_beside)]
 
 
-def data_lines(resolved: Resolved, beside: Path | None) -> tuple[Line, ...]:
-    """The lines on a run's data. Relative paths are looked up in the folder `beside` first."""
-    return describe_data(located(resolved, beside))
+def data_lines(resolved: Resolved, data_beside: Path | None) -> tuple[Line, ...]:
+    """The lines on a run's data. Relative paths are looked up in the folder `data_beside` first."""
+    return describe_data(located(resolved, data_beside))
 
 
 def prediction_lines(prepared: PreparedRun, logs: Path) -> list[str]:
@@ -150,12 +150,12 @@ def checkpoint_lines(run: Resolved, logs: Path) -> list[Line]:
     when += ["at the end"] if train.save_last else []
     if not when:
         return [Line("checkpoints", "none: train.save_last is false")]
-    kept = f", the newest {train.keep_last} kept" if train.keep_last else ""
+    keeping = f", the newest {train.keep_last} kept" if train.keep_last else ""
     one, (_, every) = checkpoint_bytes(run), space_needed_gib(run)
     sizes = f"about {show_bytes(one)} each, {show_bytes(every * GIB)} in all"
     free = free_gib(logs)
     room = f", {show_bytes(free * GIB)} free" if free is not None else ""
-    lines = [Line("checkpoints", f"{' and '.join(when)}{kept}: {sizes}{room}")]
+    lines = [Line("checkpoints", f"{' and '.join(when)}{keeping}: {sizes}{room}")]
     if train.save_minutes and free is not None and free * GIB < 2 * one:
         text = "two do not fit in the free space: saves by train.save_minutes are left out until they do"
         lines.append(Line("checkpoints", text))

@@ -302,7 +302,7 @@ def test_on_a_full_disk_it_waits_and_each_checkpoint_has_its_job(tmp_path, small
         wait_until(lambda: steps(run) == [1, 2] and all(job.noted() for job in list_after(run.path)))
         attempt.ranks_ended.touch()
         assert process.wait(120) == 0
-        assert "goes on without it" not in process.stdout.read()
+        assert "continues without it" not in process.stdout.read()
     wait_until(lambda: all(job.has_left or job.step == 1 for job in list_after(run.path)))
 
 

@@ -252,7 +252,7 @@ FORECASTS = {
         False,
         (169, 8),
         f"{EIGHT}{MEASURED}{LEAD}"
-        "\n  warning: --max-gpu-hours 59, of which 10 are spent, is less: the run saves and ends as budget near "
+        "\n  warning: --max-gpu-hours 59 (10 are spent) is less: the run saves and ends as budget near "
         "step 8,416 of 10,000",
     ),
     "within its budget and minutes": (
@@ -370,7 +370,7 @@ REFUSED = {
     "a budget that is spent": (
         asked(job=hour(max_gpu_hours=59.0)),
         ForecastFacts(alike=ALIKE, spent=58.9),
-        "job.max_gpu_hours = 59, of which 58.9 are spent, are 45 s on 8 GPUs, but a job takes 100 s to start, 2 s "
+        "job.max_gpu_hours = 59 (58.9 are spent) are 45 s on 8 GPUs, but a job takes 100 s to start, 2 s "
         "for a step, and 169 s to save before its end | use --max-gpu-hours 65 or more, which leaves ten times that",
     ),
 }

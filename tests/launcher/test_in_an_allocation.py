@@ -119,7 +119,7 @@ SILENT = "rank 1 on n1 has written no heartbeat for 30 min: it may be dead"
         (0, "n9", None, False, "", "ConfigError: job 7 has no node n9 any more|hpc-gpt status {id}"),
         (1, "n1", None, False, "", f"{SRUN} --cpus-per-task=5 --chdir={{run}} --gres=gpu:2"),
         (1, "n1", None, False, "echo 'srun: error: no; never' >&2; exit 1", f"SlurmUnreachable: {SILENT}, and no step "
-         "starts on its node: srun: error: no|hpc-gpt logs {id} has what the rank printed"),
+         "starts on its node: srun: error: no|hpc-gpt logs {id} has the output of the rank"),
         (2, "n1", None, False, "", "ConfigError: run {id} has no rank 2|it has ranks 0 to 1 on n1"),
     ],
 )  # fmt: skip

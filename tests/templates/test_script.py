@@ -25,7 +25,7 @@ CONFIG = 'echo "KillWait                = 61 sec"; echo "JobFileAppend          
 def in_bash(folder: Path, name: str, end: str, script: str = "", **variables: str) -> str:
     """All that `end` prints, with the functions of a script, in attempt 2 of a run; of numbers of processes PID."""
     script = script or SCRIPTS[f"job-script-{name}"]()
-    functions = script[script.index("# === nothing below") : script.index("# --- settings")]
+    functions = script[script.index("# === do not edit below") : script.index("# --- settings")]
     (folder / "end.sh").write_text(f"set -o pipefail\nexec 3</dev/zero\n{functions}\n{end}\n")
     (folder / "job.sh").write_text(script)
     environment = {

@@ -33,7 +33,7 @@ def test_a_pattern_is_for_all_peers_or_for_the_one_it_names():
         (["a= "], [], ["'a= ' is not NAME='COMMAND'"]),
         (["a=x", "b=x", "a=y"], [], ["a: another row has that name"]),
         (["ddp=x"], [], ["ddp: another row has that name"]),
-        (["a=x"], ["tok/s"], ["'tok/s' is no regular expression with one group"]),
+        (["a=x"], ["tok/s"], ["'tok/s' is not a regular expression with one group"]),
         (["a=x"], [r"(\d+) (tok|seq)/s"], ["with one group"]),
         (["a=x"], ["(unclosed"], ["'(unclosed' is no regular expression"]),
         (["a=x"], ["a=(x)", "a=(y)"], ["'(y)' is a second one for the same peers"]),

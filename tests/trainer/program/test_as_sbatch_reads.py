@@ -142,7 +142,7 @@ def test_a_script_that_asks_for_no_gpu_has_none(tmp_path: Path) -> None:
     prepared = prepared_of(script(tmp_path, "#!/bin/bash\n#SBATCH -N2\n" + BODY))
     assert prepared.resolved.asked_gpus is None
     rows = dict(overview(prepared, tmp_path))
-    assert rows["layout"] == "no GPU asked for, on 2 nodes of generic-slurm"
+    assert rows["layout"] == "no GPU requested, on 2 nodes of generic-slurm"
 
 
 def test_a_comment_is_no_part_of_a_value(tmp_path: Path) -> None:
