@@ -331,7 +331,7 @@ def load_row(
 def lengthen(
     experiment: Experiment, until: Until, sized: Sized, on_line: Mapping[str, Any], given_keys: Collection[str]
 ) -> tuple[Experiment, tuple[str, ...]]:
-    """(the experiment with the length that `until` requests, a warm-up that fits it, and its times of saves; notes).
+    """(the experiment with the length that `until` requests, a warm-up that fits it, and times of saves; notes).
 
     `sized` has its batch. `on_line` are the settings that the command line gives beside `until`; `given_keys` are given
     there or in the file. Raises ConfigError.

@@ -108,7 +108,7 @@ def prepare_race(request: Request, queueing: bool, rounds: int, steps: int, top:
     if unknown:
         lines.append(f"note: no step time is predicted for {', '.join(unknown)}: only the start of a visit is counted")
     lines.append(
-        f"race: {rounds * len(able)} visits at most, {rounds} per row for {counted(len(able), 'row')}, "
+        f"race: {rounds * len(able)} visits at most, {rounds} for each of {counted(len(able), 'row')}, "
         f"{show_duration(most_s)} and {hours:.3g} GPU-hours at most{of_forecast}"
     )
     if budget is not None and hours > budget:
