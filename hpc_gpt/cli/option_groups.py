@@ -6,8 +6,8 @@ import click
 _EXPERIMENT, _LAYOUT, _SLURM, _LENGTH, _OTHER, _OUTPUT = (
     "Experiment", "Model and layout", "Slurm", "How far", "Other options", "Output",
 )  # fmt: skip
-_OF_TABLE = {"model": _LAYOUT, "layout": _LAYOUT, "engine": _LAYOUT, "job": _SLURM}
-_OF_NAME = {
+_GROUP_BY_TABLE = {"model": _LAYOUT, "layout": _LAYOUT, "engine": _LAYOUT, "job": _SLURM}
+_GROUP_BY_NAME = {
     **dict.fromkeys(("row", "sweep", "smoke", "settings", "cluster", "template", "force"), _EXPERIMENT),
     **dict.fromkeys(("grid", "max_rows", "max_parallel", "skip_unfit"), _EXPERIMENT),
     **dict.fromkeys(("until", "job__max_gpu_hours", "resume", "from_start", "steps", "tokens"), _LENGTH),
@@ -27,7 +27,7 @@ class GroupedCommand(click.Command):
             row = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
             if row is not None:
                 name = "help" if "--help" in parameter.opts else str(parameter.name)
-                groups[_OF_NAME.get(name) or _OF_TABLE.get(name.partition("__")[0], _OTHER)].append(row)
+                groups[_GROUP_BY_NAME.get(name) or _GROUP_BY_TABLE.get(name.partition("__")[0], _OTHER)].append(row)
         for title, rows in groups.items():
             if rows:
                 with formatter.section(title):

@@ -50,7 +50,7 @@ _FILE = click.Path(path_type=Path)
 # {key: its option}; sizes give the model of --max-model. submit has only some of them: it gets other keys by --set.
 _PLAN_FLAGS = {key: name for names, key, *_ in PLANNING_OPTIONS for name in names if name.startswith("--")}
 _FLAGS = {key: _PLAN_FLAGS[key] for key in ("model.preset", "model.seq", "engine.name", "engine.zero_stage")}
-_OF_THE_LARGEST = ("model.preset", "model.hidden", "model.layers", "model.heads", "layout.global_batch")
+_LARGEST_MODEL_KEYS = ("model.preset", "model.hidden", "model.layers", "model.heads", "layout.global_batch")
 # The printed command gives these by options of its own.
 _BY_OPTION = ("layout.gpus", "layout.tp", "layout.pp", "layout.cp", "layout.dp", "layout.micro_batch",
           "layout.micro_batches", "layout.global_batch")  # fmt: skip
@@ -348,7 +348,7 @@ def _largest_command(plan: PlanRequest, calibration: str | None, of_seq: bool) -
     """The `hpc-gpt plan` command that prints the table again: the request's options with the sizes of the model, or the
     sequence."""
     request, model, fixed = plan.request, plan.model, plan.question.fixed
-    left_out = ("layout.global_batch",) if of_seq else _OF_THE_LARGEST
+    left_out = ("layout.global_batch",) if of_seq else _LARGEST_MODEL_KEYS
     keys = {key: value for key, value in request.given.items() if key not in left_out}
     if not of_seq:
         keys = {f"model.{name}": getattr(model, name) for name in ("hidden", "layers", "heads")} | keys

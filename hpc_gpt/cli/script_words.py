@@ -40,14 +40,18 @@ class ScriptCommand(GroupedCommand):
         before_file = {word.partition("=")[0] for word in ours}
         left = [parameter for parameter in self.params if before_file.isdisjoint(parameter.opts)]
         of_verb = {name: parameter for parameter in left for name in parameter.opts if name in _TAKEN - {"--help"}}
-        ctx.meta[META] = (path, tuple(_of_script(ctx.command_path, args, after_file, of_verb)), tuple(for_sbatch))
+        ctx.meta[META] = (
+            path,
+            tuple(_script_arguments(ctx.command_path, args, after_file, of_verb)),
+            tuple(for_sbatch),
+        )
         return super().parse_args(ctx, ours)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[ARGS]…"]
 
 
-def _of_script(
+def _script_arguments(
     verb: str, line: Sequence[str], after_file: Sequence[str], options: Mapping[str, click.Parameter]
 ) -> list[str]:
     """The script's arguments: the words after its file, without the first `--`. Raises ConfigError if one of the verb's

@@ -234,7 +234,7 @@ def _resume(
 ) -> _Started:
     """Resumes the run itself, or a new run from its checkpoint if the command line changes anything; `from_start` makes
     a new run without a checkpoint."""
-    request = _of_a_run(request, "--resume")
+    request = _request_for_run(request, "--resume")
     run = find_run(name, logs_folder())
     # No checkpoint is removed until a job, or a note, holds it; a run in the allocation has the lock until its end.
     with contextlib.nullcontext() if how.dry or allocation is not None else reading(run):
@@ -247,14 +247,14 @@ def _resume(
 
 def _branch(text: str, request: Request, how: SubmitOptions, allocation: Allocation | None) -> _Started:
     """Submits a new run from a checkpoint of the run that `text` names."""
-    request = _of_a_run(request, "--branch")
+    request = _request_for_run(request, "--branch")
     name, step = split_branch(text)
     branch = prepare_branch(find_run(name, logs_folder()), step, request)
     print_lines(branch.notes)
     return _submit(branch.prepared, branch.parent, how, allocation)
 
 
-def _of_a_run(request: Request, option: str) -> Request:
+def _request_for_run(request: Request, option: str) -> Request:
     """The request for a run's own experiment. Raises ConfigError if the command line names another one."""
     ours = ("resume", "branch", "from_start", "wait", "here", "dry_run", "script", "yes", "force", "until")
     on_line = on_command_line(*ours)

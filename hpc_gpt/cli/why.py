@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PLACE = 150
 _MOST_LISTED = 5
 # A line of a log, which is shown as it is.
-_OF_LOG = re.compile(r"[> ] *\d+ \|")
+_LOG_LINE = re.compile(r"[> ] *\d+ \|")
 
 
 @click.command()
@@ -58,7 +58,7 @@ def why(run: tuple[str, ...], as_json: bool) -> None:
         click.echo(json.dumps(answer.to_dict(), indent=1))
     else:
         for line in _lines(answer):
-            if _OF_LOG.match(line):
+            if _LOG_LINE.match(line):
                 click.echo(line)
             else:
                 say(line, hang=9)

@@ -48,7 +48,7 @@ _GPU_QUEUE = "hpc_gpt.launcher.local.gpus"
 _SUBMITTED = re.compile(r"Submitted batch job (\d+)")
 _END = re.compile(r"hpc-gpt-end (\d+)\n\Z")
 # Variables that Slurm sets for the job beside its own, and that our script sets for our code.
-_OF_THE_JOB = (
+_JOB_VARIABLES = (
     *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"),
     *("PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "TORCH_FR_DUMP_TEMP_FILE"),
 )
@@ -120,7 +120,7 @@ class ProcessQueue:
         return ""
 
     def submit(self, job: AfterJob) -> None:
-        dropped = _dropped()
+        dropped = _dropped_variables()
         environment = {name: value for name, value in os.environ.items() if name not in dropped}
         line = ["bash", str(job.script)]
         if self._gpus:
@@ -278,11 +278,11 @@ def gpus_asked_by(options: Sequence[str]) -> int:
     return sizes_of({option.name: option.value for option in read_options(options)}).gpus
 
 
-def _dropped() -> list[str]:
+def _dropped_variables() -> list[str]:
     """The variables of this process that a job of `[after]` does not get."""
     of_job = os.environ.get("SLURM_JOB_ID", "")
     own_folder = ["TMPDIR"] if of_job and of_job in os.environ.get("TMPDIR", "") else []
-    names = {*leaked_variables(os.environ), *_OF_THE_JOB, *own_folder}
+    names = {*leaked_variables(os.environ), *_JOB_VARIABLES, *own_folder}
     return sorted(name for name in names if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII))
 
 
@@ -297,7 +297,7 @@ def follow_checkpoints(run: RunFolder, attempt: Attempt, starter: int | None) ->
 
     queue: Queue = ProcessQueue(gpus_asked_by(resolved.after.sbatch))
     if resolved.cluster.scheduler == "slurm":
-        queue = SlurmQueue(sys.stdout, sys.stdin, _dropped())
+        queue = SlurmQueue(sys.stdout, sys.stdin, _dropped_variables())
     follower: CheckpointFollower | None = None
     last_fault = ""
     while True:

@@ -35,7 +35,7 @@ _OF_RUN, _OF_RANK, _OF_CHECKPOINT, _OF_SHARE = 60, 4, 8, 2
 # squeue's states of jobs that have ended, which count only until Slurm forgets them.
 _ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "REVOKED",
           "OUT_OF_MEMORY"}  # fmt: skip
-_OF_QOS = ("MaxSubmitJobsPerUser", "MaxSubmitJobsPerAccount", "GrpSubmitJobs")
+_QOS_LIMITS = ("MaxSubmitJobsPerUser", "MaxSubmitJobsPerAccount", "GrpSubmitJobs")
 
 
 class Asked(NamedTuple):
@@ -76,18 +76,18 @@ class Limit:
 
 def limits_met(rows: Sequence[Asked], logs: Path) -> list[Limit]:
     """The limits that runs would meet if they were submitted together; all are for one cluster."""
-    limits = [*_of_files(rows, logs)]
+    limits = [*_file_limits(rows, logs)]
     if rows[0].resolved.cluster.scheduler == "slurm":
-        limits += [*_of_rank_0(rows), *_of_command_lines(rows)]
+        limits += [*_rank_0_limits(rows), *_command_line_limits(rows)]
         with suppress(SlurmUnreachable):
-            limits += _of_slurm(rows)
+            limits += _slurm_limits(rows)
     return [limit for limit in limits if limit.asked > limit.allowed]
 
 
 # --- Slurm
 
 
-def _of_slurm(rows: Sequence[Asked]) -> Iterator[Limit]:
+def _slurm_limits(rows: Sequence[Asked]) -> Iterator[Limit]:
     cluster = chosen_clusters(script_directives(rows[0].script))
     config = slurm_config(cluster)
     most = scheduler_parameter(config, "max_script_size") or _SCRIPT_BYTES
@@ -157,14 +157,14 @@ def _limits_of_user(resolved: Resolved, cluster: str, chosen: str | None) -> Ite
         mine |= everywhere
     _, _, default_qos, allowed = next(iter(mine.values()), ["", "", "", ""])
     job_qos = job.qos or default_qos or (allowed if allowed and "," not in allowed else "normal")
-    limits = {row[0]: row[1:] for row in _sacctmgr("qos", columns=("Name", "Flags", *_OF_QOS))}
+    limits = {row[0]: row[1:] for row in _sacctmgr("qos", columns=("Name", "Flags", *_QOS_LIMITS))}
     of_partition = partitions.get(requested[0], "") if requested else ""
     in_turn = [of_partition, job_qos]
     if "OverPartQOS" in (limits.get(job_qos) or [""])[0].split(","):
         in_turn.reverse()
     ruled = set[str]()  # by a QOS
-    for name, kind in ((name, kind) for name in in_turn if name in limits for kind in _OF_QOS):
-        most = limits[name][1 + _OF_QOS.index(kind)]
+    for name, kind in ((name, kind) for name in in_turn if name in limits for kind in _QOS_LIMITS):
+        most = limits[name][1 + _QOS_LIMITS.index(kind)]
         if most.isdecimal() and kind not in ruled:
             ruled.add(kind)
             yield _Most(f"{kind} of QOS {name}", int(most), _in_qos(name, kind, user, account, partitions), is_sure)
@@ -172,12 +172,12 @@ def _limits_of_user(resolved: Resolved, cluster: str, chosen: str | None) -> Ite
     for partition, (most, of_all, _, _) in mine.items():
         where = f", partition {partition}" if partition else ""
         counts = _in_association(user, account, partition, set(of_user))
-        if most.isdecimal() and not ruled & {*_OF_QOS[:2]}:
+        if most.isdecimal() and not ruled & {*_QOS_LIMITS[:2]}:
             yield _Most(f"MaxSubmitJobs of {whose}{where}", int(most), counts, is_sure)
-        if of_all.isdecimal() and _OF_QOS[2] not in ruled:
+        if of_all.isdecimal() and _QOS_LIMITS[2] not in ruled:
             yield _Most(f"GrpSubmitJobs of {whose}{where}", int(of_all), counts, is_sure)
     for owner, _, _, of_all, *_ in rows:
-        if not owner and of_all.isdecimal() and _OF_QOS[2] not in ruled:
+        if not owner and of_all.isdecimal() and _QOS_LIMITS[2] not in ruled:
             name = f"GrpSubmitJobs of account {account}"
             yield _Most(name, int(of_all), lambda queued: queued.account == account, is_sure)
 
@@ -188,7 +188,7 @@ def _in_qos(name: str, kind: str, user: str, account: str, partitions: Mapping[s
 
     def counts(queued: _Queued) -> bool:
         is_of_qos = queued.qos == name or any(partitions.get(part) == name for part in queued.partition.split(","))
-        is_mine = {_OF_QOS[0]: queued.user == user, _OF_QOS[1]: queued.account == account}
+        is_mine = {_QOS_LIMITS[0]: queued.user == user, _QOS_LIMITS[1]: queued.account == account}
         return is_of_qos and is_mine.get(kind, True)
 
     return counts
@@ -229,7 +229,7 @@ def _sacctmgr(*query: str, columns: Sequence[str]) -> list[list[str]]:
 # --- this machine
 
 
-def _of_command_lines(rows: Sequence[Asked]) -> Iterator[Limit]:
+def _command_line_limits(rows: Sequence[Asked]) -> Iterator[Limit]:
     environment = submission_environment(os.environ, {})
     strings = [f"{name}={value}" for name, value in environment.items()]
     options = max((row.options for row in rows), key=lambda options: sum(map(len, options)))
@@ -253,7 +253,7 @@ def _of_command_lines(rows: Sequence[Asked]) -> Iterator[Limit]:
         yield Limit("exclude", f"bytes of a list of {len(nodes):,} excluded nodes", size, _WORD_BYTES, fewer)
 
 
-def _of_rank_0(rows: Sequence[Asked]) -> Iterator[Limit]:
+def _rank_0_limits(rows: Sequence[Asked]) -> Iterator[Limit]:
     ranks = max((row.resolved.gpus for row in rows if not runs_program(row.resolved)), default=0)
     if not ranks:
         return
@@ -272,7 +272,7 @@ def _of_rank_0(rows: Sequence[Asked]) -> Iterator[Limit]:
         yield Limit("store", "connections at once to rank 0's store (net.core.somaxconn)", ranks - 1, queue, site)
 
 
-def _of_files(rows: Sequence[Asked], logs: Path) -> Iterator[Limit]:
+def _file_limits(rows: Sequence[Asked], logs: Path) -> Iterator[Limit]:
     count = 0
     for row in rows:
         runs, ranks = max(1, len(row.array)), row.resolved.tasks

@@ -45,9 +45,9 @@ from hpc_gpt.trainer.program.job_script import (
 _OPTION_OF = {**OF_JOB, "cpus_per_task": "cpus-per-task"}
 # {option of a profile: options that request the same}; the profile adds it unless the script or the command line has
 # one of them, or the option itself.
-_SAME = {"mem": ("mem-per-cpu", "mem-per-gpu"), "exclusive": ("oversubscribe",)}
+_SAME_REQUEST = {"mem": ("mem-per-cpu", "mem-per-gpu"), "exclusive": ("oversubscribe",)}
 _SIZES = {"layout.nodes": "nodes", "layout.gpus": "gpus"}
-_OF_TRAIN = ("train.steps", "train.hang_multiple", "train.hang_floor_s", "train.minutes")
+_TRAIN_KEYS = ("train.steps", "train.hang_multiple", "train.hang_floor_s", "train.minutes")
 # Tables with keys that a job script takes.
 _TABLES = ("job", "command", *SERVICES)
 
@@ -63,7 +63,7 @@ def prepare_file(
     assert command.script is not None
     raise_faults(dict(command_faults("command.args", command.args)))
     call = ScriptRequest(Path(command.script), command.args)
-    ours = [key for key in given_keys if key.partition(".")[0] in _TABLES or key in (*_SIZES, *_OF_TRAIN)]
+    ours = [key for key in given_keys if key.partition(".")[0] in _TABLES or key in (*_SIZES, *_TRAIN_KEYS)]
     stated = {key: getattr(getattr(experiment, key.partition(".")[0]), key.partition(".")[2]) for key in ours}
     whole = replace(request, overrides=stated | request.overrides)
     return prepare_script(whole, profile, call, file, experiment.name)
@@ -152,7 +152,7 @@ def _keys(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             continue
         if not dot and key in of_profile:
             tables["profile"][key] = value
-        elif table in _TABLES or key in _OF_TRAIN:
+        elif table in _TABLES or key in _TRAIN_KEYS:
             tables[table][name] = value
         else:
             raise ConfigError(
@@ -178,7 +178,7 @@ def _added_by(profile: ClusterProfile, present: Mapping[str, str | None]) -> lis
     options = []
     for name in (*OF_SITE, "exclusive"):
         value = getattr(profile, name)
-        if value and not {name, *_SAME.get(name, ())} & set(present):
+        if value and not {name, *_SAME_REQUEST.get(name, ())} & set(present):
             options.append(f"--{name}" if value is True else f"--{name}={value}")
     for option in without_waits(read_options(profile.sbatch)):
         if option.name not in present:

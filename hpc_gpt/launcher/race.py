@@ -45,7 +45,7 @@ _START_S, _END_S = 120.0, 60.0
 _VISIT: Mapping[str, Any] = {**MEASURED, "job.preflight": False}
 # Keys beside layout and engine that leave the training the same.
 _FREE = ("train.optimizer_mode", "train.eval_every", "train.eval_batches", "data.workers", "data.on_bad_shard")
-_OF_THE_RACE = ("job.time", "job.signal_lead_s", "job.name")
+_RACE_KEYS = ("job.time", "job.signal_lead_s", "job.name")
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def prepare_race(request: Request, queueing: bool, rounds: int, steps: int, top:
     earlier = functools.cache(earlier_runs)
     planned = file.rows is None
     rows = list(
-        _planned(request, profile, file, earlier, top) if planned else _of_file(request, profile, file, earlier)
+        _planned(request, profile, file, earlier, top) if planned else _rows_of_file(request, profile, file, earlier)
     )
     runs = {row.name: row.visit for row in rows if row.visit is not None}
     if len(rows) < 2:
@@ -121,7 +121,9 @@ def prepare_race(request: Request, queueing: bool, rounds: int, steps: int, top:
     return PreparedRace(run, visits, rounds, lines)
 
 
-def _of_file(request: Request, profile: ClusterProfile, file: ExperimentFile, earlier: Any) -> Iterator[PreparedRow]:
+def _rows_of_file(
+    request: Request, profile: ClusterProfile, file: ExperimentFile, earlier: Any
+) -> Iterator[PreparedRow]:
     for row in file.rows or ():
         keys = {**flat(row.overrides)}
         if row.impossible is not None:
@@ -227,7 +229,7 @@ def _fixed(resolved: Resolved) -> dict[str, Any]:
                 fixed[f"{table}.{key}"] = value
     fixed |= {f"job.{key}": value for key, value in asdict(resolved.job).items()}
     fixed |= {f"cluster.{key}": value for key, value in asdict(resolved.cluster).items()}
-    return {key: value for key, value in fixed.items() if key not in (*_FREE, *_OF_THE_RACE)}
+    return {key: value for key, value in fixed.items() if key not in (*_FREE, *_RACE_KEYS)}
 
 
 def _check_scripts(visits: Mapping[str, PreparedRun]) -> None:

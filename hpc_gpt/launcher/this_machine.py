@@ -18,7 +18,7 @@ from hpc_gpt.planner.training import training_of
 
 LOCAL = "local"
 # The keys of a profile about the machine itself. All others are for the scheduler.
-_OF_THE_MACHINE = ("device", "fabric", "machine", "calibration", "python", "venv", "modules", "environment")
+_MACHINE_KEYS = ("device", "fabric", "machine", "calibration", "python", "venv", "modules", "environment")
 _SMALLER = "try a smaller --model, or --seq"
 
 
@@ -29,7 +29,7 @@ def profile_here(chosen: ClusterProfile | None, gpus: Sequence[Mapping[str, Any]
     """
     profile = load_profile(LOCAL)
     if chosen is not None and chosen.name != LOCAL:
-        of_machine = {key: getattr(chosen, key) for key in _OF_THE_MACHINE}
+        of_machine = {key: getattr(chosen, key) for key in _MACHINE_KEYS}
         profile = replace(chosen, stage=None) if chosen.scheduler == LOCAL else replace(profile, **of_machine)
     if not gpus:
         return profile
