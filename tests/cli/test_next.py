@@ -17,7 +17,10 @@ RUN_BY = {
     ("cli/init.py", "{}"): "cli/test_next.py::test_what_init_names_renders_what_it_wrote",
     ("cli/data.py", "{}"): "cli/test_data.py::test_the_next_command_takes_the_data",
     ("cli/status.py", "{}"): "cli/test_next.py::test_what_an_empty_logs_folder_names_would_run",
-    ("cli/status.py", "hpc-gpt clean"): "launcher/watch/test_clean.py::test_the_caches_of_report_go_and_the_record_stays",
+    (
+        "cli/status.py",
+        "hpc-gpt clean",
+    ): "launcher/watch/test_clean.py::test_the_caches_of_report_go_and_the_record_stays",
     ("cli/cancel.py", "hpc-gpt submit"): "cli/test_next.py::test_what_cancel_names_would_resume_the_run",
     ("cli/requests.py", "hpc-gpt status"): "cli/test_next.py::test_what_stop_and_save_name_shows_the_run",
     ("cli/submit_answer.py", "hpc-gpt status"): "cli/test_next.py::test_what_submit_names_shows_the_run",
