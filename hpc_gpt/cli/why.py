@@ -34,7 +34,7 @@ def why(run: tuple[str, ...], as_json: bool) -> None:
 
     Prints the cause with its rank, node and class, the lines around it, the errors that followed, and what to do; if
     the node is at fault, also the option that excludes it. RUN is as for logs, or any program's log, several logs of
-    one run, or their folder. Exit 1 if nothing says how the run ended. hpc-gpt help causes lists the classes.
+    one run, or their folder. Exit 1 if nothing says how the run ended. For the classes: hpc-gpt help causes.
     """
     from hpc_gpt.report.why import explain
 
