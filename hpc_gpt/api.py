@@ -1,7 +1,7 @@
-"""hpc-gpt from Python: the functions that the verbs call, returning values. docs/python.md has examples.
+"""hpc-gpt from Python: the work of the verbs as functions that return values. docs/python.md has examples.
 
-Nothing is printed or asked, and no folder, variable or signal handler of the process changes. Errors are those of
-`hpc_gpt.core.errors`. Keys of settings are those of an experiment (docs/keys.md), with values of Python.
+The functions neither print nor ask, and change no folder, variable or signal handler of the process. Their errors are
+classes of `hpc_gpt.core.errors`. Settings have the keys of an experiment (docs/keys.md), with Python values.
 """
 
 import os
@@ -26,7 +26,7 @@ from hpc_gpt.core.slurm.directives import is_job_script
 from hpc_gpt.launcher.plan_question import PLANNED_TOKENS, read_plan_request, search_plan
 from hpc_gpt.launcher.prepare import prepare
 from hpc_gpt.launcher.request import Request, ScriptRequest, completed, with_model_file
-from hpc_gpt.launcher.submission import data_lines, submit_run
+from hpc_gpt.launcher.submission import data_rows, submit_run
 from hpc_gpt.launcher.until import parse_until
 from hpc_gpt.launcher.watch.control import ask_runs, await_answer, await_measurements, cancel_now, check_end, until_over
 from hpc_gpt.launcher.watch.logs import log_path
@@ -41,8 +41,8 @@ _Name = str | Path
 
 @dataclass(frozen=True)
 class PlannedLayout:
-    """A layout that fits: its engine, sizes and techniques (`training`), the GiB that the fullest card holds, and what
-    is predicted."""
+    """A layout that fits: its engine, sizes and techniques (`training`), the GiB on the fullest card, and the predicted
+    figures."""
 
     layout: Layout
     training: Training
@@ -54,17 +54,17 @@ def plan(
     experiment: _Name | None = None, settings: Mapping[str, Any] | None = None, *, model: _Name | None = None,
     gpus: int | None = None, cluster: _Name | None = None, row: str | None = None, tokens: float = PLANNED_TOKENS,
 ) -> list[PlannedLayout]:  # fmt: skip
-    """The layouts that fit, the fastest first, as `hpc-gpt plan` finds them. `tokens`: of the training, for its days
-    and GPU-hours. Raises LayoutError if nothing fits, ConfigError."""
-    own = {"model.preset": None if model is None else str(model), "layout.gpus": gpus}
-    asked = {**(settings or {}), **{key: value for key, value in own.items() if value is not None}}
-    question = read_plan_request(_request(experiment, asked, cluster, row), tokens, None)
+    """The layouts that fit, the fastest first, as `hpc-gpt plan` finds them. `tokens` is the length of the training,
+    from which its days and GPU-hours follow. Raises LayoutError if nothing fits, ConfigError."""
+    by_parameter = {"model.preset": None if model is None else str(model), "layout.gpus": gpus}
+    overrides = {**(settings or {}), **{key: value for key, value in by_parameter.items() if value is not None}}
+    question = read_plan_request(_request(experiment, overrides, cluster, row), tokens, None)
     return [
         PlannedLayout(
-            found.layout, found.training, found.need_gib,
-            figures_of(found.training, found.step, question.machine, tokens),
+            fitting.layout, fitting.training, fitting.need_gib,
+            figures_of(fitting.training, fitting.step, question.machine, tokens),
         )
-        for found in search_plan(question, must_fit=True).candidates if found.step is not None
+        for fitting in search_plan(question, must_fit=True).candidates if fitting.step is not None
     ]  # fmt: skip
 
 
@@ -73,28 +73,28 @@ def submit(
     row: str | None = None, until: Iterable[str] = (), logs: _Name | None = None,
     args: Iterable[str] = (), sbatch: Iterable[str] = (),
 ) -> "Run":  # fmt: skip
-    """Submits an experiment or a job script to Slurm, or starts it here, as `hpc-gpt submit`. `until`: such as
-    ["tokens=30e9"]. Of a job script, a file that begins with `#!`: `args` are its arguments, `sbatch` further options,
-    such as ["--time=2:00:00"]. Raises UserError."""
-    words, options, goal = tuple(args), tuple(sbatch), parse_until(tuple(until))
+    """Submits an experiment or a job script to Slurm, or starts it here, as `hpc-gpt submit` does. `until` says how far
+    to train, such as ["tokens=30e9"]. For a job script, a file that begins with `#!`, `args` are its arguments and
+    `sbatch` further options, such as ["--time=2:00:00"]. Raises UserError."""
+    arguments, options, goal = tuple(args), tuple(sbatch), parse_until(tuple(until))
     request = _request(experiment, settings or {}, cluster, row, until=goal)
     if is_job_script(Path(experiment)):
         if row is not None or goal != parse_until(()):
             raise ConfigError(
-                f"row and until are of an experiment, and {experiment} is a job script, which runs as it is",
+                f"row and until need an experiment; {experiment} is a job script, which runs as it is",
                 "leave them out; args are its arguments, and sbatch its options",
             )
-        request = replace(request, script=ScriptRequest(Path(experiment), words, options))
-    elif words or options:
+        request = replace(request, script=ScriptRequest(Path(experiment), arguments, options))
+    elif arguments or options:
         raise ConfigError(
-            f"args and sbatch are of a job script, and {experiment} does not begin with #!",
+            f"args and sbatch need a job script; {experiment} does not begin with #!",
             "give options of sbatch as settings, such as job.time",
         )
     prepared = prepare(request, queueing=True)
     if prepared.job_script is not None and prepared.job_script.array:
-        raise ConfigError(f"{experiment} is an array of jobs", f"hpc-gpt submit {experiment}")
+        raise ConfigError(f"{experiment} is an array of jobs", f"hpc-gpt submit {experiment} submits it")
     run = Run(submit_run(prepared, _logs(logs)).run)
-    run.notes = (*prepared.messages, *map(str, data_lines(prepared)))
+    run.notes = (*prepared.messages, *map(str, data_rows(prepared)))
     return run
 
 
@@ -102,17 +102,17 @@ def read_runs(*paths: _Name, logs: _Name | None = None) -> "Runs":
     """The runs that `hpc-gpt report` finds: run folders, names of runs and sweeps, logs of any program; without a path
     those of the logs folder. Raises NoSuchRun."""
     gathered = gather_paths([str(path) for path in paths], _logs(logs))
-    found = Runs(map(Run, gathered.runs))
-    found.unread = gathered.unread
-    return found
+    runs = Runs(map(Run, gathered.runs))
+    runs.unread = gathered.unread
+    return runs
 
 
 def _request(
-    experiment: _Name | None, settings: Mapping[str, Any], cluster: _Name | None, row: str | None, **more: Any
+    experiment: _Name | None, settings: Mapping[str, Any], cluster: _Name | None, row: str | None, **others: Any
 ) -> Request:
-    given, name = with_model_file(settings), DEFAULT_EXPERIMENT if experiment is None else str(experiment)
+    keys, name = with_model_file(settings), DEFAULT_EXPERIMENT if experiment is None else str(experiment)
     named, profile = experiment is not None, None if cluster is None else str(cluster)
-    return Request(name, profile, None, completed(given, named), row, given=given, names_experiment=named, **more)
+    return Request(name, profile, None, completed(keys, named), row, given=keys, names_experiment=named, **others)
 
 
 def _logs(logs: _Name | None) -> Path:
@@ -132,8 +132,9 @@ class RunMetrics(dict[str, NDArray[np.float64]]):
 
 
 class Run:
-    """A run by its id, its job or its folder; `notes`: what `submit` has to say of it. Raises NoSuchRun. Of another
-    program's, of `read_runs`, there are only `id`, `record` and `metrics`; the rest raises ConfigError."""
+    """A run by its id, its job or its folder. `notes` are the lines that `submit` would print about it. Raises
+    NoSuchRun. A run of another program, from `read_runs`, has only `id`, `record` and `metrics`; the other members
+    raise ConfigError."""
 
     notes: tuple[str, ...] = ()
 
@@ -151,7 +152,7 @@ class Run:
     @property
     def _own(self) -> RunFolder:
         if self._folder is None:
-            raise ConfigError(f"{self.id} is known by its log alone", "record() and metrics() have what is in it")
+            raise ConfigError(f"{self.id} is known by its log alone", "record() and metrics() give its contents")
         return self._folder
 
     @property
@@ -159,7 +160,7 @@ class Run:
         return self._own.path
 
     def status(self) -> RunStatus:
-        """State, step, loss and what else `hpc-gpt status` shows."""
+        """State, step, loss and the other fields that `hpc-gpt status` shows."""
         return read_status([self._own])[0]
 
     def done(self) -> bool:
@@ -167,7 +168,7 @@ class Run:
         return self.status().is_over
 
     def wait(self, timeout_s: float | None = None) -> RunStatus:
-        """Its status when it has ended, well or not. Raises TimeoutError after so many seconds."""
+        """Its status when it has ended, well or not. Raises TimeoutError after `timeout_s` seconds."""
         began = time.monotonic()
         for (status,) in until_over([self._own]):
             if timeout_s is not None and not status.is_over and time.monotonic() - began > timeout_s:
@@ -181,16 +182,16 @@ class Run:
         return self.record()
 
     def stop(self, wait: bool = False) -> str:
-        """Asks it to save and end; returns what was asked, or with `wait` what has happened. Raises JobRefused."""
+        """Asks it to save and end; returns the request, or with `wait` the outcome, as text. Raises JobRefused."""
         return self._ask("stop", wait)
 
     def save(self, wait: bool = False) -> str:
-        """Asks it to save and continue; as `stop`."""
+        """Asks it to save and continue; returns and raises as `stop` does."""
         return self._ask("save", wait)
 
     def _ask(self, verb: str, wait: bool) -> str:
-        (asked,) = ask_runs([self._own], verb)
-        good, message = (not asked.refused, asked.message) if asked.refused or not wait else await_answer(asked)
+        (answer,) = ask_runs([self._own], verb)
+        good, message = (not answer.refused, answer.message) if answer.refused or not wait else await_answer(answer)
         if not good:
             raise JobRefused(f"run {self.id}: {message}", f"hpc-gpt status {self.id}")
         return message
@@ -200,16 +201,16 @@ class Run:
         return cancel_now(self._own, self.status()) is not None
 
     def stdout(self) -> str:
-        """The output of all ranks of its last attempt; above 64 MiB its end, after a line that says what is cut. Raises
-        NoSuchRun before there is any."""
+        """The output of all ranks of its last attempt; above 64 MiB its end, after a line that says how much is cut.
+        Raises NoSuchRun before there is any."""
         return read_text_end(log_path(self._own))
 
     def record(self) -> Record:
-        """Its figures, as `hpc-gpt report` has them."""
+        """Its figures, as `hpc-gpt report` prints them."""
         return self._now.record if self._folder is None else refresh_record(self._folder)
 
     def metrics(self) -> RunMetrics:
-        """Its steps, without those that a later attempt trained again."""
+        """The columns of its steps, without steps that a later attempt trained again."""
         steps = self._now.steps
         return RunMetrics({name: values[steps.counts] for name, values in steps.columns.items()})
 
@@ -225,7 +226,8 @@ class Run:
 
 
 class Runs(list[Run]):
-    """Runs; a notebook shows them as a table with their curves. `unread`: what could not be read, a line each."""
+    """Runs, which a notebook shows as a table with their curves. `unread` has a line per file that could not be
+    read."""
 
     unread: list[str] = []
 

@@ -1,4 +1,4 @@
-"""The command hpc-gpt. A verb is a module here, found by being there: it parses, calls and prints."""
+"""The command hpc-gpt. Each verb is a module of this package: it parses, calls and prints."""
 
 import functools
 import importlib
@@ -20,12 +20,12 @@ from hpc_gpt.core.terminal import say
 _GROUPS = ((50, "Before a run"), (120, "A run"), (190, "After a run"), (1000, "Set-up"))
 
 
-# Options of sbatch that give the GPUs or the tasks of a node.
-_OF_A_NODE = ("gpus-per-node", "gpus-per-task", "ntasks-per-node", "ntasks-per-gpu", "gres")
+# Options of sbatch that give the GPUs or the tasks per node.
+_PER_NODE = ("gpus-per-node", "gpus-per-task", "ntasks-per-node", "ntasks-per-gpu", "gres")
 
 
 class Verb(NamedTuple):
-    """A verb's place in the list, and the first sentence of its help."""
+    """The place of a verb in the list, and the first sentence of its help."""
 
     place: int
     short_help: str
@@ -33,22 +33,22 @@ class Verb(NamedTuple):
 
 @functools.cache
 def verbs() -> dict[str, Verb]:
-    """{name: verb}, in the order of a run's life, read from the text of the modules here: listing them imports none.
+    """{name: verb}, in the order of a run's life. Read from the text of the modules: listing the verbs imports none.
 
-    A verb is a module of its name with `PLACE = N`, its place in that order, and a command of its name, or of its name
-    with `_command`.
+    The module of a verb has the verb's name and a line `PLACE = N`, its place in that order. Its command has the same
+    name, or that name with `_command`.
     """
-    found = {}
+    by_name = {}
     for path in Path(__file__).parent.glob("*.py"):
         text, name = path.read_text(encoding="utf-8"), path.stem
         if place := re.search(r"^PLACE = (\d+)$", text, re.M):
             sentence = re.search(rf'^def {name}(?:_command)?\(.*?"""(.*?\.)(?:\s|""")', text, re.M | re.S)
             assert sentence is not None, f"{path}: its command has no help"
-            found[name] = Verb(int(place[1]), " ".join(sentence[1].split()))
-    return dict(sorted(found.items(), key=lambda item: item[1].place))
+            by_name[name] = Verb(int(place[1]), " ".join(sentence[1].split()))
+    return dict(sorted(by_name.items(), key=lambda item: item[1].place))
 
 
-# {verb: what other programs call it}.
+# {verb: names of other programs for it}.
 _NEAR = {
     "status": "ls list ps queue info",
     "submit": "run train start launch",
@@ -72,12 +72,12 @@ _NEAR = {
 
 
 def is_another_verb(name: str) -> bool:
-    """Whether other programs call a verb so."""
+    """Whether other programs have a verb of this name."""
     return any(name in names.split() for names in _NEAR.values())
 
 
 def near_verb(name: str) -> str:
-    """The hint for a name that is no verb; empty if none is near."""
+    """The hint for a name that is not a verb; empty if no verb is near."""
     from hpc_gpt.core.tables import close_matches
 
     meant = next((verb for verb, names in _NEAR.items() if name in names.split()), "")
@@ -117,7 +117,7 @@ class VerbGroup(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         begun = [(name, verb) for name, verb in verbs().items() if name.startswith(incomplete)]
-        # A shell gets as much as click gives it.
+        # The same short help as click gives a shell for its own commands.
         items = [
             CompletionItem(name, help=click.Command(None, help=verb.short_help).get_short_help_str())
             for name, verb in begun
@@ -162,19 +162,20 @@ def main(arguments: list[str] | None = None) -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     outlive_readers()
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    own = given[: given.index("--")] if "--" in given else given
-    debug = "--debug" in own
-    if "--no-color" in own:
+    line = list(sys.argv[1:] if arguments is None else arguments)
+    before_dashes = line[: line.index("--")] if "--" in line else line
+    debug = "--debug" in before_dashes
+    if "--no-color" in before_dashes:
         os.environ["NO_COLOR"] = "1"
-    # These two options are accepted anywhere on the command line.
-    given = [word for word in own if word not in ("--debug", "--no-color")] + given[len(own) :]
-    sys.exit(_run(given, debug))
+    # These two options are accepted anywhere before `--`.
+    after_dashes = line[len(before_dashes) :]
+    line = [word for word in before_dashes if word not in ("--debug", "--no-color")] + after_dashes
+    sys.exit(_run(line, debug))
 
 
 def _run(arguments: list[str], debug: bool) -> int:
     if "_HPC_GPT_COMPLETE" in os.environ:
-        importlib.import_module("hpc_gpt.cli.completion")  # what bash is answered by
+        importlib.import_module("hpc_gpt.cli.completion")  # registers the class that answers bash
     try:
         with at_work("--json" in arguments):
             code = group.main(args=arguments, prog_name="hpc-gpt", standalone_mode=False)
@@ -200,12 +201,12 @@ def _run(arguments: list[str], debug: bool) -> int:
 
 
 def _explained(fault: Exception, arguments: list[str]) -> tuple[int, str, str]:
-    """(exit code, message, hint) of what ended a verb."""
+    """(exit code, message, hint) for the exception that ended a verb."""
     if isinstance(fault, UserError):
-        gone = "the current folder was deleted: cd to a folder that is there"
-        return fault.exit_code, str(fault), gone if _is_here_deleted() else fault.hint
+        gone = "the current folder was deleted: cd to a folder that exists"
+        return fault.exit_code, str(fault), gone if _is_folder_deleted() else fault.hint
     if isinstance(fault, click.UsageError):
-        # click says no context of an option without its value.
+        # click gives no context for an option without its value.
         verb = [word for word in arguments[:1] if word in verbs()]
         path = fault.ctx.command_path if fault.ctx else " ".join(["hpc-gpt", *verb])
         if isinstance(fault, click.BadParameter) and (variable := _variable_of(fault)):
@@ -227,8 +228,8 @@ def _explained(fault: Exception, arguments: list[str]) -> tuple[int, str, str]:
         return 2, fault.format_message(), f"{path} --help"
     if isinstance(fault, click.ClickException):
         return 1, fault.format_message(), ""
-    if isinstance(fault, FileNotFoundError) and _is_here_deleted():
-        return 1, "the current folder was deleted", "cd to a folder that is there"
+    if isinstance(fault, FileNotFoundError) and _is_folder_deleted():
+        return 1, "the current folder was deleted", "cd to a folder that exists"
     if isinstance(fault, OSError):
         where = f"{fault.filename}: " if fault.filename else ""
         return 1, f"{where}{fault.strerror or fault}", "--debug shows where"
@@ -236,7 +237,7 @@ def _explained(fault: Exception, arguments: list[str]) -> tuple[int, str, str]:
 
 
 def _variable_of(fault: click.BadParameter) -> str:
-    """The variable of the environment that gave an option its bad value; empty if the command line did."""
+    """The environment variable that gave an option its bad value; empty if the command line did."""
     ctx, parameter = fault.ctx, fault.param
     if ctx is None or parameter is None or parameter.name is None:
         return ""
@@ -245,7 +246,8 @@ def _variable_of(fault: click.BadParameter) -> str:
     return str(parameter.envvar)
 
 
-def _is_here_deleted() -> bool:
+def _is_folder_deleted() -> bool:
+    """Whether the current folder was deleted."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -258,8 +260,8 @@ def _has_option(fault: click.UsageError, name: str) -> bool:
 
 
 def _keys_meant(fault: click.NoSuchOption) -> list[str]:
-    """The experiment's keys that an unknown option may mean, by our name of them or another program's; none if the verb
-    has no --set."""
+    """The keys of an experiment that an unknown option may mean, by our name or another program's; none if the verb has
+    no --set."""
     if not _has_option(fault, "--set"):
         return []
     from hpc_gpt.core.keys import keys_meant
@@ -271,7 +273,7 @@ def _keys_meant(fault: click.NoSuchOption) -> list[str]:
 
 
 def _as_sbatch(fault: click.NoSuchOption, arguments: list[str]) -> tuple[str, str] | None:
-    """(message, hint) of an unknown option that is one of sbatch's; None if it is none, or if the verb has no GPUs."""
+    """(message, hint) for an unknown option that sbatch has; None for any other, or if the verb has no --gpus."""
     if not _has_option(fault, "--gpus"):
         return None
     import json
@@ -286,7 +288,7 @@ def _as_sbatch(fault: click.NoSuchOption, arguments: list[str]) -> tuple[str, st
         return None
     at = next((place for place, word in enumerate(arguments) if word.partition("=")[0] == name), len(arguments) - 1)
     value = arguments[at].partition("=")[2] or next(iter(arguments[at + 1 : at + 2]), "")
-    if long in _OF_A_NODE:
+    if long in _PER_NODE:
         nodes = re.search(r"(?:^| )(?:-N ?|--nodes[= ])(\d+)", " ".join(arguments))
         count = re.search(r"(\d+)$", value)
         total = int(count[1]) * (int(nodes[1]) if nodes else 1) if count and long != "gpus-per-task" else None
@@ -296,6 +298,6 @@ def _as_sbatch(fault: click.NoSuchOption, arguments: list[str]) -> tuple[str, st
             f"use {example}{f', {total} GPUs in all' if total else ''}; gpus_per_node in the profile is a node's",
         )
     if (owned := why_not_added(long)) or not _has_option(fault, "--account"):
-        return f"{name} is sbatch's: {owned or 'a plan asks for no job'}", "leave it out"
-    given = f"--{long}" + (f"={value}" if sbatch.kinds[long] == "valued" and value else "")
-    return f"{name} is sbatch's", hide_secrets(f"use {shlex.join(['--set', f'job.sbatch={json.dumps([given])}'])}")
+        return f"{name} is sbatch's: {owned or 'a plan requests no job'}", "leave it out"
+    option = f"--{long}" + (f"={value}" if sbatch.kinds[long] == "valued" and value else "")
+    return f"{name} is sbatch's", hide_secrets(f"use {shlex.join(['--set', f'job.sbatch={json.dumps([option])}'])}")

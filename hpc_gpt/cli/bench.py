@@ -72,25 +72,26 @@ _ROUNDS = 3
     multiple=True,
     metavar="NAME='COMMAND'",
     help="A program of yours, measured in turns with our rows. bash runs the command as it is, and the log "
-    "readers find tokens/s in what it prints. May be repeated.",
+    "readers find tokens/s in its output. May be repeated.",
 )
 @click.option(
     "--peer-pattern",
     "patterns",
     multiple=True,
     metavar="[NAME=]REGEX",
-    help="Find a peer's tokens/s by this instead: its one group is the figure of a line; the median counts, without "
-    "the first few lines. NAME= gives it to one peer, otherwise it is for all others. May be repeated.",
+    help="Find a peer's tokens/s with this expression instead. Its one group is the figure of a line; the median of "
+    "all lines but the first few counts. NAME= sets it for one peer; without NAME= it is for all others. May be "
+    "repeated.",
 )
 @click.option(
     "--ladder",
     type=click.Choice(["colab", "memory", "mingpt"]),
-    help="Run a published ladder rung by rung instead of EXPERIMENT. Prints its own columns, its figures beside ours, "
-    "and what each rung saves and costs; --row NAME,... for some of its rungs. memory also has each memory technique "
-    "on gpt2, after its own rungs.",
+    help="Run a published ladder rung by rung instead of EXPERIMENT. Prints the ladder's columns, its figures beside "
+    "ours, and what each rung saves and costs. --row NAME,... picks some of its rungs. memory also runs each memory "
+    "technique on gpt2, after its own rungs.",
 )
-@click.option("--machine", is_flag=True, help="Measure what this machine does instead, and print it as [machine] and "
-              "[calibration] of a profile.")  # fmt: skip
+@click.option("--machine", is_flag=True, help="Measure the speed of this machine instead, and print it as [machine] "
+              "and [calibration] of a profile.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help='One JSON object: {"schema": 1, "records": [...]}.')  # fmt: skip
 def bench(
     request: Request,
@@ -106,11 +107,11 @@ def bench(
 ) -> None:
     """Train EXPERIMENT on random tokens on this machine, and print its speed and memory.
 
-    Without EXPERIMENT: GPT-124M, 1,024 tokens a sample, engine ddp on one GPU. Prints a row for each engine and
-    micro-batch: tokens/s, TFLOPs by each formula, MFU, memory beside what plan predicts, and figures of the GPU and its
-    allocator. Several rows are measured in turns over several rounds: each shows the median of its rounds and the ratio
-    to the first row. --row takes several rows of EXPERIMENT; one of engine command is a peer. --cluster only says
-    which machine this is; nothing is queued.
+    Without EXPERIMENT: GPT-124M, 1,024 tokens a sample, engine ddp on one GPU. Prints one row per engine and
+    micro-batch: tokens/s, TFLOPs by each formula, MFU, memory beside the prediction of plan, and figures of the GPU and
+    its allocator. Several rows are measured in turns over several rounds: each shows the median of its rounds and the
+    ratio to the first row. --row takes several rows of EXPERIMENT; a row with engine command is a peer. --cluster only
+    says which machine this is; nothing is queued.
 
     No checkpoint is saved. Each round is a run under logs/; the rows are records in bench.json beside them, for report
     and compare. Ctrl-C ends the current run and keeps the rows that are done. Exit 3 if the first row runs out of
@@ -119,9 +120,9 @@ def bench(
     A rung of a ladder that this machine cannot run, for lack of GPUs or memory, is marked with the reason, and the next
     one is run. The rungs train as long as the published ones, five minutes each for colab, unless --steps is given.
 
-    --machine trains nothing. It measures products in each format, attention, memory, copies from the host, and sends,
-    all-gathers and all-reduces in a node and between nodes, in two minutes at most: of one GPU, this machine, or all
-    nodes of the Slurm allocation that it is started in. --cluster names a profile with the fabric.
+    --machine trains nothing. In two minutes at most it measures matrix products in each format, attention, memory,
+    copies from the host, and sends, all-gathers and all-reduces within a node and between nodes. It uses one GPU, this
+    machine, or all nodes of the Slurm allocation in which it is started. --cluster names a profile with the fabric.
 
     \b
     hpc-gpt bench
@@ -146,19 +147,19 @@ def bench(
         _check_ladder()
         _climb(request, ladder, steps, rounds or 1, out)
         return
-    asked = _asked(request, engines, micro_batches, steps)
-    found = prepare_cells(asked)
-    programs = read_peers(peers, patterns, [cell.name for cell in found.cells])
-    cells = [*found.cells, *(prepare_peer(name, *peer, asked.profile) for name, peer in programs.items())]
-    for note in found.notes:
+    bench_request = _bench_request(request, engines, micro_batches, steps)
+    prepared = prepare_cells(bench_request)
+    programs = read_peers(peers, patterns, [cell.name for cell in prepared.cells])
+    cells = [*prepared.cells, *(prepare_peer(name, *peer, bench_request.profile) for name, peer in programs.items())]
+    for note in prepared.notes:
         say(note, err=True)
-    predictions = [cell.prepared.prediction for cell in found.cells if cell.prepared]
-    for line in dict.fromkeys(each.line for each in predictions if each):
+    predictions = [cell.prepared.prediction for cell in prepared.cells if cell.prepared]
+    for line in dict.fromkeys(prediction.line for prediction in predictions if prediction):
         say(str(line), err=True)
-    _run(asked, found.name, cells, rounds or (_ROUNDS if len(cells) > 1 else 1), out)
+    _run(bench_request, prepared.name, cells, rounds or (_ROUNDS if len(cells) > 1 else 1), out)
 
 
-def _asked(request: Request, engines: str | None, micro_batches: str | None, steps: int | None) -> BenchRequest:
+def _bench_request(request: Request, engines: str | None, micro_batches: str | None, steps: int | None) -> BenchRequest:
     parsed_engines, parsed_batches = parse_engines(engines), parse_micro_batches(micro_batches)
     gpus = known_gpus()
     return BenchRequest(
@@ -178,18 +179,20 @@ def _climb(request: Request, ladder: str, steps: int | None, rounds: int, out: T
     """Runs a ladder rung by rung."""
     from hpc_gpt.launcher.ladder import prepare_ladder
 
-    asked = replace(_asked(request, None, None, steps), is_ladder=True)
-    found = prepare_ladder(asked, ladder, request.row, len(known_gpus()))
-    for note in found.notes:
+    bench_request = replace(_bench_request(request, None, None, steps), is_ladder=True)
+    prepared = prepare_ladder(bench_request, ladder, request.row, len(known_gpus()))
+    for note in prepared.notes:
         say(note, err=True)
-    _run(asked, found.name, [rung.cell for rung in found.rungs], rounds, out, found)
+    _run(bench_request, prepared.name, [rung.cell for rung in prepared.rungs], rounds, out, prepared)
 
 
 def _measure_machine(request: Request, as_json: bool) -> None:
     from hpc_gpt.launcher.bench.machine import as_profile, machine_text, measure_machine
 
-    if given := [option_name(each) for each in on_command_line("machine", "cluster", "as_json")]:
-        raise ConfigError(f"--machine trains nothing, and takes no {', '.join(given)}", "it takes --cluster and --json")
+    if options := [option_name(parameter) for parameter in on_command_line("machine", "cluster", "as_json")]:
+        raise ConfigError(
+            f"--machine trains nothing, and does not take {', '.join(options)}", "it takes --cluster and --json"
+        )
     chosen = load_profile(request.cluster) if request.cluster else None
     measured = measure_machine(chosen)
     profile = as_profile(measured, chosen)
@@ -198,14 +201,14 @@ def _measure_machine(request: Request, as_json: bool) -> None:
 
 
 def _check_ladder() -> None:
-    """ConfigError if the command line also gives what the ladder itself has; variables are for other benches."""
-    given = {parameter.name for parameter in on_command_line()}
+    """Raises ConfigError if the command line also gives what the ladder itself has; variables are for other benches."""
+    on_line = {parameter.name for parameter in on_command_line()}
     names = {"experiment": "EXPERIMENT", "engines": "--engines", "micro_batches": "--mbs", "peers": "--peer"}
-    for name, words in names.items():
-        if name in given:
+    for name, option in names.items():
+        if name in on_line:
             raise ConfigError(
-                f"--ladder and {words} do not go together: the rungs of a ladder are those of its table",
-                f"use two commands, or one without {words}; --set changes a value of all rungs",
+                f"--ladder and {option} do not go together: the table of the ladder has its rungs",
+                f"use two commands, or one without {option}; --set changes a value of all rungs",
             )
 
 
@@ -217,14 +220,14 @@ def _check_count(option: str, count: int | None) -> None:
 
 
 def _run(
-    asked: BenchRequest,
+    request: BenchRequest,
     name: str,
     cells: Sequence[BenchCell],
     rounds: int,
     out: TextIO | None,
     ladder: PreparedLadder | None = None,
 ) -> None:
-    """Measures, and prints the rows there are however it ends; `ladder`: in the ladder's own columns. `out`
+    """Measures, and prints the rows that are done, however it ends; with `ladder` in the ladder's own columns. `out`
     gets the object of --json."""
     from hpc_gpt.launcher.bench.bench_run import Bench, make_folder
     from hpc_gpt.launcher.submission import check_submission
@@ -232,15 +235,15 @@ def _run(
     logs = logs_folder()
     ours = [cell.prepared for cell in cells if cell.prepared]
     provenance = check_submission(ours, logs) if ours else {}
-    bench_run = Bench(cells, rounds, make_folder(logs, name), provenance, asked.profile)
+    bench_run = Bench(cells, rounds, make_folder(logs, name), provenance, request.profile)
     say(f"bench {bench_run.folder.id} in {from_here(bench_run.folder.path)}", err=True)
     with signals_as_ctrl_c():
         try:
             bench_run.run()
         except KeyboardInterrupt:
             done = len(bench_run.rows)
-            words = f"{done} of {len(cells)} rows were measured and are" if done else "no row was measured; the log is"
-            say(f"{words} kept in {from_here(bench_run.folder.path)}", err=True)
+            what = f"{done} of {len(cells)} rows were measured and are" if done else "no row was measured; the log is"
+            say(f"{what} kept in {from_here(bench_run.folder.path)}", err=True)
             raise
         finally:
             _print(bench_run, out, ladder)
@@ -253,8 +256,8 @@ def _print(bench_run: Bench, out: TextIO | None, ladder: PreparedLadder | None) 
 
     rows = bench_run.rows
     if out is not None:
-        more = {"ladder": ladder_json(ladder.ladder, ladder.rungs, rows)} if ladder else {}
-        click.echo(json.dumps(tables_of(rows, bench_run.folder) | more, indent=1, allow_nan=False), file=out)
+        of_ladder = {"ladder": ladder_json(ladder.ladder, ladder.rungs, rows)} if ladder else {}
+        click.echo(json.dumps(tables_of(rows, bench_run.folder) | of_ladder, indent=1, allow_nan=False), file=out)
     else:
         text = ladder_text(ladder.ladder, ladder.rungs, rows, width()) if ladder else bench_text(rows, width())
         click.echo(text, nl=False)
@@ -269,17 +272,18 @@ def _print(bench_run: Bench, out: TextIO | None, ladder: PreparedLadder | None) 
 
 @contextlib.contextmanager
 def signals_as_ctrl_c() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a bench as Ctrl-C does; otherwise what it started would keep running."""
+    """Makes SIGTERM and SIGHUP end a bench as Ctrl-C does; otherwise the programs that it started would keep
+    running."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    kept = {}
+    previous = {}
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup
-            kept[number] = signal.signal(number, interrupt)
+            previous[number] = signal.signal(number, interrupt)
     try:
         yield
     finally:
-        for number, handler in kept.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

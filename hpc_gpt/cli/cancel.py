@@ -24,11 +24,11 @@ PLACE = 110
 def cancel(names: tuple[str, ...], yes: bool, as_json: bool) -> None:
     """Cancel runs, queued or running.
 
-    The job is gone; what was saved stays. Asks first on a terminal. Exit 1, as of stop, save and requeue, if none of
+    The job is gone; its checkpoints stay. Asks first on a terminal. Exit 1, as for stop, save and requeue, if none of
     the runs is queued or running. RUN is as for stop.
     """
     if as_json and sys.stdin.isatty() and not yes:
-        raise ConfigError("with --json nothing is asked", "add --yes")
+        raise ConfigError("with --json cancel cannot ask", "add --yes")
     rows: list[dict[str, Any]] = []
     try:
         with progress_as_json(as_json):
@@ -41,7 +41,8 @@ def cancel(names: tuple[str, ...], yes: bool, as_json: bool) -> None:
 
 
 def _cancel(runs: Sequence[RunFolder], yes: bool, as_json: bool, done: list[dict[str, Any]]) -> None:
-    """Cancels runs and adds what became of each to `done`. SlurmUnreachable if that is not known of one."""
+    """Cancels runs, and adds the outcome of each to `done`. Raises SlurmUnreachable if the outcome of one is not
+    known."""
     rows, silence = ask_status(runs, _print_known)
     if silence:
         say(silence_note(silence), err=True)
@@ -63,8 +64,8 @@ def _cancel(runs: Sequence[RunFolder], yes: bool, as_json: bool, done: list[dict
             say(f"cancelled {run.run_id}" + ("" if job_id == IN_QUEUE else f", job {job_id}"))
             if row.removed_pid is None:
                 click.echo(f"next: hpc-gpt submit --resume {run.run_id}", err=True)
-        own = None if job_id == IN_QUEUE else job_id
-        done.append({"run": run.run_id, "folder": str(run.path), "cancelled": job_id is not None, "job": own,
+        shown_id = None if job_id == IN_QUEUE else job_id
+        done.append({"run": run.run_id, "folder": str(run.path), "cancelled": job_id is not None, "job": shown_id,
                      "words": outcome})  # fmt: skip
     if unknown is not None:
         raise unknown

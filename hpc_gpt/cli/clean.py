@@ -28,19 +28,22 @@ _SECONDS = {"h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="RUN...", shell_complete=completers.runs)
-@click.option("--keep", default="last", show_default=True, metavar="last|none|N", help="The newest that stay.")
-@click.option("--older", metavar="TIME", help="Only of runs that ended so long ago: 30d, 12h, 2w.")
-@click.option("--yes", "-y", is_flag=True, help="Remove; without it the list is all.")
+@click.option(
+    "--keep", default="last", show_default=True, metavar="last|none|N", help="How many of the newest checkpoints stay."
+)
+@click.option("--older", metavar="TIME", help="Only runs that ended at least this long ago: 30d, 12h, 2w.")
+@click.option("--yes", "-y", is_flag=True, help="Remove the files; without it they are only listed.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, removed, bytes, free_bytes, runs.")
 def clean(names: tuple[str, ...], keep: str, older: str | None, yes: bool, as_json: bool) -> None:
-    """List what may go of runs that have ended, and with --yes remove it.
+    """List the files of ended runs that may be removed, and remove them with --yes.
 
-    Checkpoints but for the newest sound one, and what report keeps of their logs; with the size of each, and why it may
-    go. The whole folder of a run whose submission was refused, as nothing of it was queued. What never goes of other
-    runs: records, logs, scripts, data; a checkpoint from which another run began that has none of its own, that a job
-    of [after] needs, or that an export reads; and anything of a run that trains, waits or may: if Slurm does not
-    answer, that is not known. What train.save_at and keep_every name goes, too. RUN is as for stop, or a
-    folder of runs. Exit 2 if a RUN that is named trains, waits or may; 1 if something of a run could not be removed.
+    Listed are all checkpoints but the newest sound one, and the caches that report keeps of the logs, each with its
+    size and the reason why it may go. Checkpoints that train.save_at and keep_every name go, too. If the submission of
+    a run was refused, its whole folder may go, as nothing was queued. Of other runs these never go: records, logs,
+    scripts and data; a checkpoint that an [after] job needs, that an export reads, or from which another run began that
+    has none of its own. A run that trains or waits keeps everything, and so does one that may: if Slurm does not
+    answer, its state is not known. RUN is as for stop, or a folder of runs. Exit 2 if a named RUN trains, waits or may;
+    1 if a file could not be removed.
     """
     from hpc_gpt.launcher.watch.clean import CleanRules, look
     from hpc_gpt.launcher.watch.clean import clean as remove
@@ -49,7 +52,7 @@ def clean(names: tuple[str, ...], keep: str, older: str | None, yes: bool, as_js
     progress = ProgressLine()
     runs = find_runs(names, logs_folder())
     of_names = [find_runs([name], logs_folder()) for name in names if singles_out(name)]
-    named = {found[0].path for found in of_names if len(found) == 1}  # not as one of a sweep
+    named = {matches[0].path for matches in of_names if len(matches) == 1}  # not as one of a sweep
     rooms = look(runs, rules)
     for room in rooms:
         if room.lives and room.run.path in named:
@@ -83,7 +86,7 @@ def clean(names: tuple[str, ...], keep: str, older: str | None, yes: bool, as_js
         line = f"{'removed' if yes else 'could be removed'}: {show_bytes(total)} of {counted(len(done), 'run')}"
         say(line + ("" if free is None else f"; {show_bytes(free)} free"))
         if total and not yes:
-            say("nothing was removed: --yes removes what may go", err=True)
+            say("nothing was removed: --yes removes the listed files", err=True)
     for room in done:
         if room.fault:
             say(plain(f"{room.run.run_id}: {room.fault}"), err=True)
@@ -109,7 +112,7 @@ def _kept(text: str) -> int:
 def _seconds(text: str | None) -> float:
     if text is None:
         return 0.0
-    found = re.fullmatch(r"(\d{1,6})([hdw])", text)
-    if found is None:
+    match = re.fullmatch(r"(\d{1,6})([hdw])", text)
+    if match is None:
         raise ConfigError(f"--older is {text!r}", "give hours, days or weeks, as 12h, 30d or 2w")
-    return int(found[1]) * _SECONDS[found[2]]
+    return int(match[1]) * _SECONDS[match[2]]

@@ -20,24 +20,24 @@ def compare(names: tuple[str, ...], as_json: bool) -> None:
     """Say whether one run is faster than another, and how their settings differ.
 
     Prints the ratio of the median steady-state steps with its 95 % interval, by a block bootstrap, since neighbouring
-    steps are alike: "faster by 4 % (3.1 to 4.9)", or "no difference shown". Percent are of speed: twice as fast is
-    100 % faster. The interval is about these runs' steps, not about how fast a repeat would be. If a step is not the
+    steps are alike: "faster by 4 % (3.1 to 4.9)", or "no difference shown". Percentages refer to speed: twice as fast
+    is 100 % faster. The interval is about these runs' steps, not about how fast a repeat would be. If a step is not the
     same work in both, tokens/s are compared. Then come losses at equal steps, memory, how each ended, and the settings
-    that differ, those that decide speed first.
+    that differ, with those that decide speed first.
 
     Two rows of a bench are compared by their rounds, each a block. Rounds of one bench are paired, since they were
     measured in turns. Few rounds make the interval wide; fewer than three give none.
 
     A and B are runs by id, prefix, job id or folder, any program's log or a folder with the logs of one run, a
     record.json, or a row of a bench: BENCH#2 is the second. The name of a sweep, an experiment or a bench means all its
-    runs or rows. Of more than two, each is compared with the first.
+    runs or rows. If there are more than two, each is compared with the first.
     """
     from hpc_gpt.report.compare import compare_runs
     from hpc_gpt.report.compare_text import as_tables, comparison_text, title
     from hpc_gpt.report.gather import compared_names, read_compared
 
     logs = logs_folder()
-    names = tuple(each for name in names for each in compared_names(name, logs))
+    names = tuple(single for name in names for single in compared_names(name, logs))
     if len(names) < 2:
         raise ConfigError(f"compare needs two runs or more, but got {len(names)}", "hpc-gpt compare RUN_A RUN_B")
     if names.count("-") > 1:
@@ -54,12 +54,12 @@ def compare(names: tuple[str, ...], as_json: bool) -> None:
         say(f"{letter:<{margin}}  {title(run)}")
     for letter, comparison in zip(letters[1:], comparisons, strict=True):
         click.echo("\n" + comparison_text(comparison, letters[0], letter, width()), nl=False)
-    intervals = sum(any(speed.interval for speed in each.speeds) for each in comparisons)
+    intervals = sum(any(speed.interval for speed in comparison.speeds) for comparison in comparisons)
     if intervals > 1:
         note = f"note: each of the {intervals} intervals has 95 % confidence by itself, not all of them together"
         say(f"\n{note}", err=True)
 
 
 def _letter(place: int) -> str:
-    """A, B, … Z, A1, B1, …"""
+    """The name of a run in the tables: A, B, … Z, A1, B1, …"""
     return string.ascii_uppercase[place % 26] + (str(place // 26) if place >= 26 else "")

@@ -26,9 +26,9 @@ def experiments(ctx: click.Context, parameter: click.Parameter, begun: str) -> l
 def _paths(begun: str, is_wanted: Callable[[str], bool] = lambda name: True) -> list[str]:
     """The files that are wanted, and once a path has begun the folders, with a / after each. The shell itself completes
     names that need quoting."""
-    found = sorted(name for name in glob(f"{escape(begun)}*") if re.fullmatch(r"[\w./+@-]+", name))
-    folders = {name for name in found if os.path.isdir(name)}
-    shown = [name for name in found if (begun if name in folders else is_wanted(name))]
+    paths = sorted(name for name in glob(f"{escape(begun)}*") if re.fullmatch(r"[\w./+@-]+", name))
+    folders = {name for name in paths if os.path.isdir(name)}
+    shown = [name for name in paths if (begun if name in folders else is_wanted(name))]
     return [f"{name}/" if name in folders else name for name in shown]
 
 
@@ -40,7 +40,7 @@ def _or_files(begun: str, names: list[str]) -> list[CompletionItem]:
 
 
 def reported(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Runs, the sweeps that ship, and files."""
+    """Runs, packaged sweeps, and files."""
     from hpc_gpt.core.files import experiments_dir
     from hpc_gpt.core.settings.experiment_file import SWEEP_FILE, list_experiments
 
@@ -102,16 +102,16 @@ def runs(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str
     from hpc_gpt.core.runs.run_folder import job_ids
 
     with contextlib.suppress(OSError, ValueError):
-        found = list_runs(logs_dir())[::-1]
-        names = [run.run_id for run in found] + [run.sweep_id for run in found if run.sweep_id]
-        names += [run.path.parent.name for run in found]
+        newest_first = list_runs(logs_dir())[::-1]
+        names = [run.run_id for run in newest_first] + [run.sweep_id for run in newest_first if run.sweep_id]
+        names += [run.path.parent.name for run in newest_first]
         ids = [name for name in dict.fromkeys(names) if name.startswith(begun)]
-        return ids or [job_id for run in found for job_id in job_ids(run) if job_id.startswith(begun)]
+        return ids or [job_id for run in newest_first for job_id in job_ids(run) if job_id.startswith(begun)]
     return []
 
 
 def keys_and_values(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Keys of an experiment, each with `=` after it, and what it means; after KEY= its values, or files."""
+    """Keys of an experiment, each with `=` after it and its meaning; after KEY= its values, or files."""
     from hpc_gpt.core.keys import keys_of
     from hpc_gpt.core.settings.experiment import Experiment
 
@@ -127,7 +127,7 @@ _FILES = ("data.path", "model.hf", "train.init", "command.workdir", "command.scr
 
 
 def _values_of(key: str, begun: str) -> list[str]:
-    """The values of a key that has a choice of them, and files of one that names a file."""
+    """The values of a key with a fixed choice, or files if the key names a file."""
     from hpc_gpt.core.keys import keys_of
     from hpc_gpt.core.settings.experiment import Experiment
     from hpc_gpt.core.settings.presets import PRESETS
@@ -136,18 +136,18 @@ def _values_of(key: str, begun: str) -> list[str]:
         return _paths(begun)
     if key == "data.tokenizer":
         return _tokenizers(begun)
-    of_key = next((each for each in keys_of(Experiment) if each.name == key), None)
+    described = next((candidate for candidate in keys_of(Experiment) if candidate.name == key), None)
     if key == "model.preset":
-        found = tuple(PRESETS)
-    elif of_key is None or of_key.type.startswith("list of"):
-        found = ()
+        choices = tuple(PRESETS)
+    elif described is None or described.type.startswith("list of"):
+        choices = ()
     else:
-        found = ("true", "false") if of_key.type == "true | false" else of_key.choices
-    return [value for value in found if value.startswith(begun)]
+        choices = ("true", "false") if described.type == "true | false" else described.choices
+    return [value for value in choices if value.startswith(begun)]
 
 
 def values(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """The values of an option that sets a key with a choice of them; of --model files, too."""
+    """The values of an option that sets a key with a fixed choice; for --model files, too."""
     key = str(parameter.name).replace("__", ".")
     files = _paths(begun, lambda name: name.endswith("config.json")) if key == "model.preset" else []
     return _values_of(key, begun) + files
@@ -159,7 +159,7 @@ def until(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[st
 
 
 def sources(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Python's own sources, and files."""
+    """`stdlib`, Python's own sources, and files."""
     return _or_files(begun, [name for name in ("stdlib",) if name.startswith(begun)] + _paths(begun))
 
 
@@ -174,7 +174,7 @@ def _tokenizers(begun: str) -> list[str]:
 
 
 def complete_engines(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """Engines, after those and commas already typed."""
+    """Engines, after the engines and commas already typed."""
     from hpc_gpt.core.settings.services import ENGINE_NAMES
 
     done, comma, last = begun.rpartition(",")

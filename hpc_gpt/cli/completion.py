@@ -16,8 +16,8 @@ PLACE = 200
 
 @add_completion_class
 class WholeWords(BashComplete):
-    """Bash's completion, with words as a command gets them: for bash `=` and `:` are words of their own, so that
-    `--set KEY=VALUE` has four. No space follows `KEY=` and `FOLDER/`."""
+    """Completion for bash, with words as a command gets them: bash itself splits at `=` and `:`, so that
+    `--set KEY=VALUE` has four words. No space follows `KEY=` and `FOLDER/`."""
 
     name = "bash"
     source_template = """\
@@ -37,7 +37,7 @@ class WholeWords(BashComplete):
 }
 complete -o nosort -F %(complete_func)s %(prog_name)s
 """
-    # What of the last word bash keeps as it is.
+    # The part of the last word that bash keeps as it is.
     _before = ""
 
     def get_completion_args(self) -> tuple[list[str], str]:
@@ -62,7 +62,7 @@ def completion(shell: str) -> None:
     """Print a shell's completion script.
 
     It completes verbs, options, experiments, job scripts, profiles, runs, keys,
-    the values of a key or an option that has a choice of them, and files.
+    the values of keys and options with a fixed choice, and files.
 
     \b
     eval "$(hpc-gpt completion bash)"             in ~/.bashrc

@@ -1,4 +1,4 @@
-"""hpc-gpt data and export: the files that a training reads, and those that others read of it"""
+"""hpc-gpt data"""
 
 from pathlib import Path
 
@@ -74,7 +74,7 @@ def data(source: str, output: Path | None, tokenizer: str, form: str, text_key: 
     for line in _files_lines(Path(source)) if source != STDLIB else []:
         say(line, err=True)
     if documents.empty:
-        say(f"{counted(documents.documents, 'document')}, of which {documents.empty:,} without text", err=True)
+        say(f"{counted(documents.documents, 'document')}, {documents.empty:,} of them without text", err=True)
     if tokenizer == BYTE and source != STDLIB:
         bytes_alone = f"each byte is a token, {_DEMO_VOCAB} in all"
         click.echo(f"note: {bytes_alone}; --tokenizer takes a model's tokenizer.json", err=True)
@@ -85,7 +85,7 @@ def data(source: str, output: Path | None, tokenizer: str, form: str, text_key: 
 
 
 def _files_lines(folder: Path) -> list[str]:
-    """The files of a folder that were read, and those left out with the reason; nothing for a file."""
+    """The lines on the files of a folder: those that were read, and those left out with the reason. None for a file."""
     if not folder.is_dir():
         return []
     from hpc_gpt.trainer.tokens.sources import left_out_line, listed_files, names_line

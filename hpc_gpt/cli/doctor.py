@@ -32,17 +32,17 @@ _STYLES = {"fail": "red", "warn": "yellow"}
 
 @click.command(cls=ScriptCommand)
 @experiment_options
-@click.option("--probe", is_flag=True, help="Also start the ranks of a local profile for seconds and measure them, "
-              "as is always done if there is a GPU.")  # fmt: skip
-@click.option("--forgive", metavar="NODE", help="Only take NODE off the cluster's list of bad nodes.")
+@click.option("--probe", is_flag=True, help="Also start the ranks of a local profile for a few seconds and measure "
+              "them; always done if there is a GPU.")  # fmt: skip
+@click.option("--forgive", metavar="NODE", help="Take NODE off the cluster's list of bad nodes, and do nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def doctor(request: Request, probe: bool, forgive: str | None, as_json: bool) -> int:
     """Check what could go wrong before EXPERIMENT is submitted.
 
-    On the machine where it is started, a login node or this one: whether Slurm answers and has what the profile asks
-    for, what sbatch says of the script, versions, GPUs, open files, the data, folders, space for the checkpoints, the
-    clock, the cluster's bad nodes, and nodes that runs found slow. EXPERIMENT may be a RUN, which is checked as it was
-    submitted; with neither EXPERIMENT nor a size it is demo. Exit code 1 if a check fails.
+    The checks run on the machine where doctor is started, such as a login node: whether Slurm answers and has what the
+    profile requests, sbatch's answer to the script, versions, GPUs, open files, the data, folders, space for the
+    checkpoints, the clock, the cluster's bad nodes, and nodes that runs found slow. EXPERIMENT may be a RUN, which is
+    checked as it was submitted; with neither EXPERIMENT nor a size it is demo. Exit code 1 if a check fails.
 
     With job.preflight the job itself probes its nodes before the ranks start (hpc-gpt help keys).
 
@@ -64,13 +64,13 @@ def doctor(request: Request, probe: bool, forgive: str | None, as_json: bool) ->
         return _forgive(profile.name, forgive)
     if run is None and (small := with_small(request, profile)) is not request:
         request = small
-        say(f"no EXPERIMENT and no size: takes {' '.join(small_options(request.overrides))}", err=True)
+        say(f"no EXPERIMENT and no size: checks {' '.join(small_options(request.overrides))}", err=True)
     checks = check_all(request, run, profile, probe)
     bad = list(listed(profile.name).values())
     slow = slow_nodes_of_runs(logs_folder(), profile.name)
     failed = any(check.level == "fail" for check in checks)
     if as_json:
-        found = {
+        answer = {
             "schema": 1,
             "cluster": profile.name,
             "ok": not failed,
@@ -78,7 +78,7 @@ def doctor(request: Request, probe: bool, forgive: str | None, as_json: bool) ->
             "bad_nodes": [vars(node) for node in bad],
             "slow_nodes": [vars(node) for node in slow],
         }
-        click.echo(json.dumps(found, indent=1))
+        click.echo(json.dumps(answer, indent=1))
     else:
         _show(profile.name, checks, bad, slow)
     return 1 if failed else 0
@@ -101,7 +101,7 @@ def _run_named(request: Request) -> RunFolder | None:
 
 
 def _check_unchanged(run: RunFolder, request: Request, cluster: str) -> None:
-    """ConfigError for options that would make another run of RUN; --cluster may name its own."""
+    """Raises ConfigError for options that would make RUN another run; --cluster may name its own cluster."""
     others = [
         option_name(parameter)
         for parameter in on_command_line("experiment", "probe", "forgive", "as_json")
@@ -109,15 +109,16 @@ def _check_unchanged(run: RunFolder, request: Request, cluster: str) -> None:
     ]
     if others:
         raise ConfigError(
-            f"{run.run_id} is a run of {cluster}, checked as it was submitted; {', '.join(others)} would be another",
+            f"{run.run_id} is a run on {cluster} and is checked as it was submitted; {', '.join(others)} would make it "
+            "another run",
             f"leave {', '.join(others)} out, or name the experiment: hpc-gpt doctor {run.resolved().name} …",
         )
 
 
 def _forgive(cluster: str, node: str) -> int:
     if not bad_nodes.forgive(cluster, node):
-        known = ", ".join(listed(cluster)) or "none"
-        raise ConfigError(f"{node} is not on the list of bad nodes of {cluster}", f"on the list: {known}")
+        on_list = ", ".join(listed(cluster)) or "none"
+        raise ConfigError(f"{node} is not on the list of bad nodes of {cluster}", f"on the list: {on_list}")
     say(f"{node} is off the list of bad nodes of {cluster}")
     return 0
 
@@ -137,8 +138,8 @@ def _show(cluster: str, checks: list[Check], bad: list[BadNode], slow: list[Slow
         say(plain(f"  {node.node}  {node.why}{times}; left out by {whose} until {until}"))
     if slow:
         say(f"\nfound slow or broken by the last runs on {cluster}:")
-        for found in slow:
-            say(plain(f"  {found.node}  {found.words} (run {found.run})"))
+        for entry in slow:
+            say(plain(f"  {entry.node}  {entry.words} (run {entry.run})"))
     failed = sum(check.level == "fail" for check in checks)
     warned = sum(check.level == "warn" for check in checks)
     say(f"\n{len(checks)} checks, {failed} failed, {warned} to look at", err=True)

@@ -1,7 +1,7 @@
-"""The options of an experiment, which several verbs share, and the request they make.
+"""The options of an experiment, which several verbs share, and the request that they make.
 
-Precedence: option, experiment, cluster profile, default. `submit --help` has 0.15 s, so what makes the request is
-imported in the function that does.
+Precedence: option, experiment, cluster profile, default. `submit --help` must load in 0.15 s, so the modules that make
+the request are imported in the function that uses them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PREFIX = "HPC_GPT_"
 
 
 class CountType(click.types.IntParamType):
-    """A whole number as an option's value, after which k, M, B or T may stand: `15T`, `1.5M`, `30e9`."""
+    """The value of an option as a whole number, which may end in k, M, B or T: `15T`, `1.5M`, `30e9`."""
 
     def __init__(self, thousand: int = 1000, least: int | None = None) -> None:
         self._thousand, self._least = thousand, least
@@ -58,7 +58,7 @@ _OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
     (("--pipeline-model-parallel-size", "--pp"), "layout.pp", _COUNT, "Pipeline stages."),
     (("--context-parallel-size", "--cp"), "layout.cp", _COUNT, "Context parallel size: GPUs that share a sample."),
     (("--data-parallel-size", "--dp"), "layout.dp", _COUNT,
-     "Data parallel size; derived from the others unless given."),
+     "Data parallel size; follows from the others unless given."),
     (("--micro-batch-size", "--mbs"), "layout.micro_batch", _COUNT, "Samples in one pass of one replica."),
     (("--global-batch-size", "--gbs"), "layout.global_batch", _COUNT, "Samples in one step."),
     (("--gas",), "layout.micro_batches", _COUNT, "Micro-batches of a step (gradient accumulation steps)."),
@@ -73,19 +73,19 @@ _OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
     (("--cpus-per-task", "-c"), "job.cpus_per_task", _COUNT, "CPUs for each rank."),
     (("--exclude", "-x"), "job.exclude", str, "Nodes to exclude."),
     (("--nodelist", "-w"), "job.nodelist", str, "Nodes to use."),
-    (("--dependency", "-d"), "job.dependency", str, "Jobs to wait for, as for sbatch; without Slurm runs."),
+    (("--dependency", "-d"), "job.dependency", str, "Jobs to wait for, as for sbatch; runs, if there is no Slurm."),
     (("--job-name", "-J"), "job.name", str, "Name of the job."),
     (("--reservation",), "job.reservation", str, "Reservation."),
     (("--mem",), "job.mem", str, "Memory of a node, as for sbatch."),
     (("--comment",), "job.comment", str, "A comment for Slurm to keep."),
-    (("--max-gpu-hours",), "job.max_gpu_hours", float, "Budget of the run: its job chain ends before it takes more."),
+    (("--max-gpu-hours",), "job.max_gpu_hours", float, "Budget of the run: its job chain ends before it uses more."),
 )  # fmt: skip
 
 
 # The options that set the size of a run.
 _SIZES = {"model.preset", "model.hf", *(f"layout.{name}" for name in ("gpus", "nodes", "tp", "pp", "cp", "dp"))}
 
-# What a plan depends on; other verbs take the last ones by `--set`.
+# The options on which a plan depends; other verbs set the last ones with `--set`.
 PLANNING_OPTIONS = (
     *(option for option in _OPTIONS if not option[1].startswith("job.")),
     (("--hidden",), "model.hidden", _COUNT, "Hidden size."),
@@ -99,49 +99,49 @@ PLANNING_OPTIONS = (
 
 def experiment_options(function: F) -> F:
     """Adds EXPERIMENT and every option above to a verb, which gets them as one keyword, `request`."""
-    more = (
+    others = (
         click.option("--exclusive", "job__exclusive", is_flag=True, default=None, help="Take whole nodes."),
         _ACROSS_NODES,
         click.option("-n", "--ntasks", "ntasks", hidden=True, callback=_refuse_ntasks, expose_value=False),
         _SET,
         click.option("--checkpoints", "command__checkpoints", metavar="PATTERN",
-                     help="Of a program of your own: its checkpoints, by which its job chain sees progress."),
+                     help="Checkpoint files of your own program; a new one counts as progress of the job chain."),
         click.option("--template", type=click.Path(path_type=Path),
                      help="A template of your own that extends base.sh.j2."),
         _CLUSTER,
         click.option("--smoke", is_flag=True,
                      help="A tiny model on at most 8 ranks, 5 steps or --set train.steps; here without --cluster."),
-        click.option("--force", is_flag=True, help="Accept what is predicted not to fit in memory."),
+        click.option("--force", is_flag=True, help="Accept a run that is predicted not to fit in memory."),
         click.option("--sweep", is_flag=True,
                      help="Every row of EXPERIMENT that can run (hpc-gpt help sweeps)."),
         click.option("--row", metavar="NAME", shell_complete=completers.rows,
                      help="A row of EXPERIMENT; the first that can run unless --row or --sweep is given."),
         _EXPERIMENT,
     )  # fmt: skip
-    return _with_options(function, _OPTIONS, *more)
+    return _with_options(function, _OPTIONS, *others)
 
 
 def planning_options(function: F) -> F:
-    """Like `experiment_options`, but only what a plan depends on."""
+    """Adds EXPERIMENT and the options on which a plan depends, as `experiment_options` does."""
     return _with_options(function, PLANNING_OPTIONS, _ACROSS_NODES, *_SHARED)
 
 
 def init_options(function: F) -> F:
-    """Like `planning_options`, but with NAME for a new file in place of EXPERIMENT."""
+    """Adds the options of `planning_options`, with NAME for a new file in place of EXPERIMENT."""
     name = click.argument("name", required=False)
     return _with_options(function, PLANNING_OPTIONS, _ACROSS_NODES, _SET, _CLUSTER, name)
 
 
 def bench_options(function: F) -> F:
-    """Like `experiment_options`, but only what a run on one machine takes. The verb has options of its own for engines
-    and micro-batches."""
-    own = ("engine.name", "layout.micro_batch", "layout.nodes")
-    shared = [option for option in _OPTIONS if not option[1].startswith("job.") and option[1] not in own]
+    """Adds EXPERIMENT and the options of a run on one machine, as `experiment_options` does. The verb has options of
+    its own for engines and micro-batches."""
+    left_out = ("engine.name", "layout.micro_batch", "layout.nodes")
+    shared = [option for option in _OPTIONS if not option[1].startswith("job.") and option[1] not in left_out]
     smoke = click.option("--smoke", is_flag=True, help="A tiny model, and 5 steps without --steps.")
     return _with_options(function, shared, smoke, *_SHARED)
 
 
-def _with_options(function: F, options: Sequence[Any], *more: Callable[[Any], Any]) -> F:
+def _with_options(function: F, options: Sequence[Any], *others: Callable[[Any], Any]) -> F:
     @functools.wraps(function)
     def call(**values: Any) -> Any:
         return function(request=_request(values), **values)
@@ -150,7 +150,7 @@ def _with_options(function: F, options: Sequence[Any], *more: Callable[[Any], An
     for names, key, kind, text in reversed(options):
         decorate = click.option(*names, key.replace(".", "__"), type=kind, shell_complete=completers.values, help=text)
         command = decorate(command)
-    for decorate in more:
+    for decorate in others:
         command = decorate(command)
     return cast(F, command)
 
@@ -181,7 +181,7 @@ _SHARED = (
 def _refuse_ntasks(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
     if value is not None:
         raise ConfigError(
-            "-n, --ntasks is sbatch's number of tasks; hpc-gpt starts one task for each GPU",
+            "-n, --ntasks is sbatch's number of tasks; hpc-gpt starts one task per GPU",
             f"use -G {value} for {value} GPUs",
         )
 
@@ -198,25 +198,25 @@ def _request(values: dict[str, Any]) -> Request:
     texts = values.pop("settings")
     settings = dict(parse_override(text) for text in texts)
     for key in settings:
-        if (said := [text for text in texts if parse_override(text)[0] == key])[1:]:
-            say(f"note: --set {key} is given {len(said)} times: {said[-1]} counts", err=True)
-    given = settings | by_option  # a key's own option wins over --set
-    overrides = completed(given, named)
+        if (repeated := [text for text in texts if parse_override(text)[0] == key])[1:]:
+            say(f"note: --set {key} is given {len(repeated)} times: {repeated[-1]} counts", err=True)
+    on_line = settings | by_option  # a key's own option wins over --set
+    overrides = completed(on_line, named)
     sized = bool(
         _SIZES & {*by_option}
         or any(key.startswith(("layout.", "model.", "train.init")) for key in settings)
         or any(values.get(name) for name in ("row", "sweep", "smoke"))
     )
     script, name = None, values.pop("experiment")
-    if found := ctx.meta.get(META):
-        script = ScriptRequest(*found)
+    if script_line := ctx.meta.get(META):
+        script = ScriptRequest(*script_line)
         name, named = str(script.path), True
     return Request(
         DEFAULT_EXPERIMENT if name is None else name,
         values.pop("cluster"),
         values.pop("template", None),
         overrides,
-        given=given,
+        given=on_line,
         names_experiment=named,
         sized=sized,
         script=script,
@@ -225,7 +225,7 @@ def _request(values: dict[str, Any]) -> Request:
 
 
 def small_options(overrides: Mapping[str, Any]) -> list[str]:
-    """The words of a command line for what `request.with_small` takes, given the overrides that it made.
+    """The words of a command line that mean the same as the `overrides` that `request.with_small` made.
 
     >>> small_options({"layout.gpus": 2, "layout.tp": 1, "layout.pp": 2, "train.steps": 5})
     ['demo', '--gpus', '2', '--tp', '1', '--pp', '2']
@@ -237,28 +237,28 @@ def small_options(overrides: Mapping[str, Any]) -> list[str]:
 
 
 def option_name(parameter: click.Parameter) -> str:
-    """An option as it is usually written: its last long name."""
+    """The usual name of an option: its last long name."""
     return [*parameter.opts, *(name for name in parameter.opts if name.startswith("--"))][-1]
 
 
 def on_command_line(*but: str) -> list[click.Parameter]:
     """The parameters that the command line itself gives, not a variable, without those named in `but`."""
-    ctx, given = click.get_current_context(), click.core.ParameterSource.COMMANDLINE
-    named = [(str(each.name), each) for each in ctx.command.params]
-    return [each for name, each in named if name not in but and ctx.get_parameter_source(name) is given]
+    ctx, on_line = click.get_current_context(), click.core.ParameterSource.COMMANDLINE
+    named = [(str(parameter.name), parameter) for parameter in ctx.command.params]
+    return [parameter for name, parameter in named if name not in but and ctx.get_parameter_source(name) is on_line]
 
 
 def check_variables(ctx: click.Context) -> None:
-    """Prints each HPC_GPT_* variable that nothing reads, and `NAME=value` of HPC_GPT_YES, or of a profile or an
-    experiment that is not found: an error may be of it."""
+    """Prints each HPC_GPT_* variable that nothing reads. Prints also `NAME=value` of HPC_GPT_YES, and of a variable
+    that names an unknown profile or experiment, since it may explain an error."""
     from hpc_gpt.core.slurm.environment import OWN_VARIABLES
 
-    read_here = {name.removeprefix(PREFIX) for name in OWN_VARIABLES}  # the common prefix would make all alike
+    known_names = {name.removeprefix(PREFIX) for name in OWN_VARIABLES}  # the common prefix would make all alike
     left = {name.removeprefix(PREFIX): text for name, text in sorted(os.environ.items()) if name.startswith(PREFIX)}
-    options = [each for each in ctx.command.params if isinstance(each, click.Option)]
+    options = [parameter for parameter in ctx.command.params if isinstance(parameter, click.Option)]
     meant = {name: option_name(option) for option in options for name in variables_of(option)}
-    for name in [name for name, text in left.items() if text and name not in read_here]:
-        nearest = difflib.get_close_matches(name, sorted(read_here), n=1)
+    for name in [name for name, text in left.items() if text and name not in known_names]:
+        nearest = difflib.get_close_matches(name, sorted(known_names), n=1)
         hint = f"did you mean {PREFIX}{nearest[0]}?" if nearest else "hpc-gpt submit --help lists the options"
         hint = f"use {meant[name]}" if name in meant else hint
         say(f"nothing reads the variable {PREFIX}{ascii(name)[1:-1]}; {hint}", err=True)
@@ -269,12 +269,12 @@ def check_variables(ctx: click.Context) -> None:
 
 
 def variables_of(option: click.Option) -> list[str]:
-    """The variables, without their prefix, that may be meant for an option: one for each of its long names."""
+    """The variables, without their prefix, that may be meant for an option: one per long name."""
     return [name[2:].replace("-", "_").upper() for name in option.opts if name.startswith("--")]
 
 
 def _is_found(kind: str, name: str) -> bool:
-    """Whether a profile or an experiment is there."""
+    """Whether a profile or an experiment of that name exists."""
     from hpc_gpt.core.settings.cluster import find_profile
     from hpc_gpt.core.settings.experiment_file import find_experiment
 

@@ -15,25 +15,28 @@ PLACE = 170
 
 @click.command()
 @click.argument("run", shell_complete=completers.runs)
-@click.option("--format", "form", type=click.Choice(["hf"]), default="hf", show_default=True, help="What to write.")
+@click.option(
+    "--format", "form", type=click.Choice(["hf"]), default="hf", show_default=True, help="Format of the files."
+)
 @click.option(
     "--out", "-o", type=click.Path(path_type=Path), help="The new folder; RUN-hf in this folder unless given."
 )
-@click.option("--dtype", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True, help="Of the weights.")
+@click.option("--dtype", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True,
+              help="Data type of the weights.")  # fmt: skip
 @click.option("--step", type=int, help="The checkpoint of this step; the newest unless given.")
 def export(run: str, form: str, out: Path | None, dtype: str, step: int | None) -> None:
     """Write the weights of RUN for transformers.
 
     Writes the newest intact checkpoint as a folder with safetensors and config.json, which
-    transformers.AutoModelForCausalLM.from_pretrained loads: GPT-2, Llama, Mistral, Qwen2, Qwen3 or
-    SmolLM3, the class that the run began from if it has such a shape. The tokenizer's files go
-    along if data.tokenizer is a tokenizer.json. An export that is killed leaves .NAME.PID, which is
-    yours to remove. Needs pip install 'hpc-gpt[hf]'.
+    transformers.AutoModelForCausalLM.from_pretrained loads. The class is GPT-2, Llama, Mistral,
+    Qwen2, Qwen3 or SmolLM3: the one that the run began from, if that has such a shape. The
+    tokenizer's files are copied if data.tokenizer is a tokenizer.json. An export that is killed
+    leaves .NAME.PID, which you may remove. Needs pip install 'hpc-gpt[hf]'.
     """
-    found = chosen_run(run)
-    folder = out or Path(f"{found.run_id}-{form}")
+    exported = chosen_run(run)
+    folder = out or Path(f"{exported.run_id}-{form}")
     # In another process: the launcher never imports torch.
-    command = [sys.executable, "-m", "hpc_gpt.trainer.export", str(found.path), str(folder), dtype]
+    command = [sys.executable, "-m", "hpc_gpt.trainer.export", str(exported.path), str(folder), dtype]
     command += [] if step is None else [str(step)]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     sys.exit(subprocess.run(command, env=environment, check=False).returncode)

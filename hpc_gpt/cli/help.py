@@ -1,4 +1,4 @@
-"""hpc-gpt help: topics that `--help` has no room for."""
+"""hpc-gpt help: topics for which `--help` has no space."""
 
 import json
 import re
@@ -31,7 +31,7 @@ PLACE = 210
 _NOT_SET = "-: not set; the cluster profile or a rule gives the value. KEY= resets a key to its default"
 
 SWEEPS = """\
-# A file with [rows] is a sweep, usually experiments/<name>/sweep.toml: a base, and for each row what it changes.
+# A file with [rows] is a sweep, usually experiments/<name>/sweep.toml: a base, and the changes of each row.
 [model]
 preset = "gpt2-xl"
 [layout]
@@ -49,10 +49,10 @@ micro_batch = 1
 #
 #   hpc-gpt submit NAME                the first row that can run
 #   hpc-gpt submit NAME --row b8       another row
-#   hpc-gpt submit NAME --sweep        all rows: one array for each set of rows that ask Slurm for the same, single
-#                                      jobs for the others; --cluster local runs them here, one after the other
-#   hpc-gpt submit NAME --row b8 --grid train.lr=1e-4,3e-4 --grid train.seed=1,2    rows over a row, for this once; of a
-#                                      file without [rows] leave --row out
+#   hpc-gpt submit NAME --sweep        all rows: one array per set of rows that request the same of Slurm, single jobs
+#                                      for the others; --cluster local runs them here, one after the other
+#   hpc-gpt submit NAME --row b8 --grid train.lr=1e-4,3e-4 --grid train.seed=1,2    rows over a row, for this submission
+#                                      alone; leave --row out if the file has no [rows]
 #   hpc-gpt submit NAME --row b8 --smoke      the same engine and switches, tiny, five steps, here
 #   hpc-gpt render NAME --sweep -o FOLDER     the scripts
 #   hpc-gpt status                     a sweep is one line; its id, folder or array job id shows its runs
@@ -73,8 +73,8 @@ class Topics(UncutGroup):
             return topic
 
         def show() -> None:
-            with click.Context(verb, info_name=name, parent=ctx.find_root()) as own:
-                click.echo(verb.get_help(own))
+            with click.Context(verb, info_name=name, parent=ctx.find_root()) as verb_context:
+                click.echo(verb.get_help(verb_context))
 
         return click.Command(name, callback=show, help=f"The help of hpc-gpt {name}.")
 
@@ -87,10 +87,10 @@ class Topics(UncutGroup):
             topics, tables = self.list_commands(ctx), _tables_of_keys()
             if args[0].strip("[].").partition(".")[0] in tables:
                 return super().resolve_command(ctx, ["keys", *args])
-            begins_another = any(each.startswith(args[0]) for each in (*topics, *verbs()))
+            begins_another = any(name.startswith(args[0]) for name in (*topics, *verbs()))
             if not is_another_verb(args[0]) and any(_about(args[0], not begins_another)):
                 return super().resolve_command(ctx, ["word", *args])
-            hint = _of_profiles(args[0]) or close_matches(args[0], topics)
+            hint = _profile_hint(args[0]) or close_matches(args[0], topics)
             hint = hint or close_matches(args[0], tables).replace("mean ", "mean help keys ") or near_verb(args[0])
             hint = hint or f"topics: {', '.join(topics)}; or a verb of hpc-gpt --help"
             raise UserError(f"no topic and no verb {args[0]!r}", hint)
@@ -99,11 +99,11 @@ class Topics(UncutGroup):
 
 @click.group("help", cls=Topics)
 def help_command() -> None:
-    """List the keys of an experiment, a profile and a record, the engines, a template's variables, how runs end; how to
-    write a sweep.
+    """List keys of experiments, profiles and records, engines, models, a template's variables and how runs end; explain
+    sweeps.
 
-    Any other word is looked for in the names of keys, their values and meanings, and among engines, models, profiles,
-    GPUs and ends.
+    Any other word is looked up in the names, values and meanings of keys, and among engines, models, profiles, GPUs and
+    ends.
 
     \b
     hpc-gpt help keys train
@@ -115,27 +115,27 @@ def _tables_of_keys() -> list[str]:
     return list(dict.fromkeys(key.name.partition(".")[0] for key in keys_of(Experiment) if "." in key.name))
 
 
-def _of_profiles(word: str) -> str:
-    """The hint for a word that is of cluster profiles; empty for any other."""
-    known = {"profiles", "cluster", "clusters", *(key.name for key in keys_of(ClusterProfile))}
-    return "hpc-gpt help profile lists the keys of a cluster profile" if word in known else ""
+def _profile_hint(word: str) -> str:
+    """The hint for a word that belongs to cluster profiles; empty for any other."""
+    words = {"profiles", "cluster", "clusters", *(key.name for key in keys_of(ClusterProfile))}
+    return "hpc-gpt help profile lists the keys of a cluster profile" if word in words else ""
 
 
-def _print_keys(found: list[Key], as_json: bool, asides: str) -> None:
+def _print_keys(listed: list[Key], as_json: bool, asides: str) -> None:
     if as_json:
-        rows = [{"key": key.name, "default": key.default, "type": key.type, "means": key.means} for key in found]
+        rows = [{"key": key.name, "default": key.default, "type": key.type, "means": key.means} for key in listed]
         click.echo(json.dumps({"schema": 1, "keys": rows}, indent=1))
         return
-    click.echo("\n".join(_key_lines(found)))
+    click.echo("\n".join(_key_lines(listed)))
     click.echo(f"\n{asides}", err=True)
 
 
-def _key_lines(found: Sequence[Key]) -> list[str]:
-    width = max((len(key.name) for key in found), default=0)
-    values = ["-" if key.default is None else toml_value(key.default) for key in found]
+def _key_lines(listed: Sequence[Key]) -> list[str]:
+    width = max((len(key.name) for key in listed), default=0)
+    values = ["-" if key.default is None else toml_value(key.default) for key in listed]
     return [
         f"{key.name.ljust(width)}  {value.ljust(16)}  {key.type}\n    {key.means}"
-        for key, value in zip(found, values, strict=True)
+        for key, value in zip(listed, values, strict=True)
     ]
 
 
@@ -143,22 +143,22 @@ def _key_lines(found: Sequence[Key]) -> list[str]:
 @click.argument("table", required=False)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, keys.")
 def keys(table: str | None, as_json: bool) -> None:
-    """List every key of an experiment, or those of TABLE: default, type, what it means. --set KEY=VALUE sets any."""
-    found = keys_of(Experiment)
+    """List every key of an experiment, or of its TABLE: default, type, meaning. --set KEY=VALUE sets any of them."""
+    listed = keys_of(Experiment)
     if table is not None:
         wanted = table.strip("[].")
-        named = [key for key in found if wanted in (key.name, key.name.partition(".")[0])]
-        found = named or [key for key in found if wanted == key.name.rpartition(".")[2]]
-        if not found:
+        named = [key for key in listed if wanted in (key.name, key.name.partition(".")[0])]
+        listed = named or [key for key in listed if wanted == key.name.rpartition(".")[2]]
+        if not listed:
             tables = _tables_of_keys()
             hint = close_matches(wanted, [*tables, *(key.name for key in keys_of(Experiment))])
-            hint = _of_profiles(wanted) or hint or f"tables: {', '.join(tables)}"
+            hint = _profile_hint(wanted) or hint or f"tables: {', '.join(tables)}"
             raise ConfigError(f"an experiment has no table or key {table!r}", hint)
-    _print_keys(found, as_json, _NOT_SET)
+    _print_keys(listed, as_json, _NOT_SET)
 
 
 class _About(NamedTuple):
-    """Entries that have a word: keys of an experiment, keys of a cluster profile, and lines of all others."""
+    """The entries that match a word: keys of an experiment, keys of a cluster profile, and lines of all others."""
 
     keys: list[Key]
     profile_keys: list[Key]
@@ -166,29 +166,29 @@ class _About(NamedTuple):
 
 
 def _about(word: str, in_meanings: bool = True) -> _About:
-    """The entries whose name or value is the word; if there are none, with `in_meanings` the keys that have it in their
+    """The entries whose name or value is the word. If there are none, with `in_meanings` the keys that have it in their
     name or meaning."""
-    name, own = word.strip("[].-").lower(), keys_of(Experiment)
+    name, all_keys = word.strip("[].-").lower(), keys_of(Experiment)
     called = {*keys_called(name), *(key for names, key, *_ in PLANNING_OPTIONS if f"--{name}" in names)}
     engine = all_engines().get(name)
     switches = {f"engine.{switch}" for switch in engine.switches} if engine is not None else set()
-    found = [
-        key for key in own
+    matches = [
+        key for key in all_keys
         if name == key.name.rpartition(".")[2] or key.name in switches or key.name in called
         or name in key.choices
     ]  # fmt: skip
     of_profile = [key for key in keys_of(ClusterProfile) if name in (key.name, key.name.rpartition(".")[2])]
     alike = [other for other in PRESETS if len(name) > 2 and other.startswith(name) and other != name]
-    others = [line for each in (name, *alike) for line in _lines_about(each)]
-    if in_meanings and not (found or of_profile or others):
-        words = "[ _-]".join(map(re.escape, re.split("[ _-]", name)))
-        parts = re.compile(rf"(?<![A-Za-z]){words}(?![A-Za-z])", re.IGNORECASE)
-        found = [key for key in own if len(name) > 2 and (parts.search(key.name) or parts.search(key.means))]
-    return _About(found, of_profile, others)
+    others = [line for entry in (name, *alike) for line in _lines_about(entry)]
+    if in_meanings and not (matches or of_profile or others):
+        separated = "[ _-]".join(map(re.escape, re.split("[ _-]", name)))
+        parts = re.compile(rf"(?<![A-Za-z]){separated}(?![A-Za-z])", re.IGNORECASE)
+        matches = [key for key in all_keys if len(name) > 2 and (parts.search(key.name) or parts.search(key.means))]
+    return _About(matches, of_profile, others)
 
 
 def _lines_about(name: str) -> list[str]:
-    """A line of each engine, model, GPU, cluster profile, end and key of a record of that name."""
+    """The lines on the engine, model, GPU, cluster profile, end and key of a record that have this name."""
     lines = []
     if name in all_engines():
         lines.append(_engine_line(name))
@@ -212,33 +212,33 @@ def _lines_about(name: str) -> list[str]:
 
 @help_command.command("word", hidden=True)
 @click.argument("word")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, keys; of an experiment alone.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, keys; only keys of an experiment.")
 def word_command(word: str, as_json: bool) -> None:
-    """Say what a word means, of keys, values, engines, models, profiles, ends."""
-    found = _about(word)
+    """Say what a word means: a key, a value, an engine, a model, a profile or an end."""
+    about = _about(word)
     if as_json:
-        _print_keys(found.keys, as_json, "")
+        _print_keys(about.keys, as_json, "")
         return
-    parts = ["\n".join(found.others), "\n".join(_key_lines(found.keys))]
-    if found.profile_keys:
-        parts.append("\n".join(["of a cluster profile:", *_key_lines(found.profile_keys)]))
+    parts = ["\n".join(about.others), "\n".join(_key_lines(about.keys))]
+    if about.profile_keys:
+        parts.append("\n".join(["in a cluster profile:", *_key_lines(about.profile_keys)]))
     click.echo("\n\n".join(filter(None, parts)))
-    if found.keys:
+    if about.keys:
         click.echo(f"\n{_NOT_SET}", err=True)
 
 
 @help_command.command("plan-traits")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, keys.")
 def plan_traits(as_json: bool) -> None:
-    """List what [plan] of an experiment can say of a program of yours: default, values, what it means."""
-    found = [key for key in keys_of(Experiment) if key.name.startswith("plan.")]
-    _print_keys(found, as_json, "-: as the engine plan.like does. Of Megatron-LM its arguments in megatron_args say it")
+    """List the keys of [plan], which describe a program of yours to the planner: default, values, meaning."""
+    listed = [key for key in keys_of(Experiment) if key.name.startswith("plan.")]
+    _print_keys(listed, as_json, "-: as the engine plan.like does. For Megatron-LM its megatron_args say it")
 
 
 @help_command.command("profile")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, keys.")
 def profile(as_json: bool) -> None:
-    """List every key of a cluster profile: default, type, what it means."""
+    """List every key of a cluster profile: default, type, meaning."""
     _print_keys(
         keys_of(ClusterProfile), as_json, "-: not set. hpc-gpt profile show NAME prints a profile as an example"
     )
@@ -247,8 +247,8 @@ def profile(as_json: bool) -> None:
 @help_command.command("engines")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, engines.")
 def engines(as_json: bool) -> None:
-    """List every engine: what it splits the model over, its ZeRO stages, its switches in [engine], and which of them a
-    run without an EXPERIMENT has by default on a GPU."""
+    """List every engine: how it splits the model, its ZeRO stages, its switches in [engine], and those that a run
+    without EXPERIMENT has by default on a GPU."""
     if as_json:
         rows = [
             {
@@ -258,17 +258,17 @@ def engines(as_json: bool) -> None:
                 "switches": sorted(facts.switches),
                 "fast": [
                     {
-                        "key": f"engine.{each.key}",
-                        "value": each.value,
-                        "default": each.is_default(name),
-                        "measured": each.is_measured(name),
+                        "key": f"engine.{setting.key}",
+                        "value": setting.value,
+                        "default": setting.is_default(name),
+                        "measured": setting.is_measured(name),
                         "ratios": {
                             place: ratio
-                            for place, ratio in zip(MEASURED_ON, each.ratios(name), strict=True)
+                            for place, ratio in zip(MEASURED_ON, setting.ratios(name), strict=True)
                             if ratio is not None
                         },
                     }
-                    for each in fast_settings_of(name)
+                    for setting in fast_settings_of(name)
                 ],
             }
             for name, facts in all_engines().items()
@@ -316,24 +316,24 @@ def causes(as_json: bool) -> None:
 
 
 def _chance(name: str) -> str:
-    """Whether a retry of a run that ended so can succeed, and what to do."""
+    """The text on a run that ended so: whether a retry can succeed, and what to do."""
     row = CLASSES[name]
     if name in ("done", *LIVE):
         return row.to_do
-    return f"retry: {RETRY_WORDS[row.can_succeed]}; a chain {row.chain}; {row.to_do}"
+    return f"retry: {RETRY_WORDS[row.can_succeed]}; a job chain {row.chain}; {row.to_do}"
 
 
 @help_command.command("json")
 @click.argument("verb", required=False)
 def json_schema(verb: str | None) -> None:
-    """Print the JSON schema of what VERB prints with --json; without VERB the verbs that have one. Keys are only ever
+    """Print the JSON schema of VERB's --json output; without VERB list the verbs that have one. Keys are only ever
     added."""
     files = {path.stem: path for path in sorted(schemas_dir().glob("*.json"))}
     if verb is None:
         click.echo("\n".join(files))
         return
     if verb not in files:
-        raise UserError(f"no schema of {verb!r}", close_matches(verb, files) or f"there are: {', '.join(files)}")
+        raise UserError(f"no schema for {verb!r}", close_matches(verb, files) or f"schemas: {', '.join(files)}")
     click.echo(files[verb].read_text(encoding="utf-8"), nl=False)
 
 
@@ -342,7 +342,7 @@ def template() -> None:
     """List the blocks and variables of base.sh.j2, for a template of your own (--template FILE)."""
     example = Experiment(name="example", model=Model(preset="gpt2"), layout=LayoutRequest(gpus=4))
     click.echo(
-        '{% extends "base.sh.j2" %}; {{ super() }} keeps what a block has; `| quote` makes a text one shell word.'
+        '{% extends "base.sh.j2" %}; {{ super() }} keeps the text of a block; `| quote` makes a text one shell word.'
     )
     click.echo(
         "blocks: directives environment preflight doctor (with job.preflight) launch epilogue\n"
@@ -357,11 +357,11 @@ def template() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, keys.")
 def record(as_json: bool) -> None:
     """List every key of a record, for --columns and --sort of report."""
-    found = keys_of(Record)
+    listed = keys_of(Record)
     if as_json:
-        rows = [{"key": key.name, "type": key.type, "meaning": key.means} for key in found]
+        rows = [{"key": key.name, "type": key.type, "meaning": key.means} for key in listed]
         click.echo(json.dumps({"schema": 1, "keys": rows}, indent=1))
         return
-    width = max(len(key.name) for key in found)
-    for key in found:
+    width = max(len(key.name) for key in listed)
+    for key in listed:
         click.echo(f"{key.name.ljust(width)}  {key.means}")

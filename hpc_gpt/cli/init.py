@@ -27,9 +27,9 @@ _TOKENS = 300e9  # for days and GPU-hours, which the file does not have
 def init(request: Request, name: str | None, script: Path | None, folder: Path) -> None:
     """Write an experiment: from a job script of yours, or from the planner's best layout.
 
-    With --from the experiment runs the script as it is, and NAME-cluster.toml is the profile of its site, both from its
-    directives alone. NAME is then the script's unless given. hpc-gpt submit train.slurm needs neither. Secrets are left
-    out. No file is overwritten.
+    With --from the experiment runs the script as it is, and NAME-cluster.toml is the profile of its site; both follow
+    from the script's directives alone. Without NAME they have the script's name. hpc-gpt submit train.slurm needs
+    neither file. Secrets are left out. No file is overwritten.
 
     \b
     hpc-gpt init --from train.slurm
@@ -37,15 +37,18 @@ def init(request: Request, name: str | None, script: Path | None, folder: Path) 
     """
     name = name and name.removesuffix(".toml")
     if name is not None and name != folder_name(name):
-        raise ConfigError(f"{name!r} is no name of a file", "use letters, digits, dots, dashes and underscores")
+        raise ConfigError(f"{name!r} is not a file name", "use letters, digits, dots, dashes and underscores")
     if script is not None:
         if request.given or "cluster" in [parameter.name for parameter in on_command_line()]:
             option = next(iter(request.given), "--cluster")
-            raise ConfigError(f"--from takes all from the script, and {option} is given, too", "change the files then")
+            raise ConfigError(
+                f"--from takes everything from the script, but {option} is given, too",
+                f"leave {option} out, and change the files afterwards",
+            )
         from_script(script, name, folder)
         return
     if name is not None and may_be_script(name):
-        raise ConfigError(f"{name} is a job script", f"hpc-gpt init --from {name} writes an experiment of it")
+        raise ConfigError(f"{name} is a job script", f"hpc-gpt init --from {name} writes an experiment from it")
     if name is None:
         raise ConfigError("no script or NAME is given", "use --from job.slurm, or NAME --model gpt2 --gpus 8")
     from_plan(name, request, folder)
@@ -85,12 +88,12 @@ def from_plan(name: str, request: Request, folder: Path) -> None:
     searched = search_plan(plan, must_fit=True)
     best = searched.candidates[0]
     assert best.step is not None
-    given = {key: value for key, value in request.overrides.items() if value is not None}
-    paths = [key for key in given if key.startswith("data.mix.") and key.endswith(".path")]
+    settings = {key: value for key, value in request.overrides.items() if value is not None}
+    paths = [key for key in settings if key.startswith("data.mix.") and key.endswith(".path")]
     for key in ("model.hf", "train.init", "data.path", "data.tokenizer", *paths):
-        if (file := given.get(key)) is not None and Path(file).exists():
-            given[key] = str(Path(file).absolute())  # the new file may be in another folder
-    tables = planned_tables(best, plan.experiment, given)
+        if (file := settings.get(key)) is not None and Path(file).exists():
+            settings[key] = str(Path(file).absolute())  # the new file may be in another folder
+    tables = planned_tables(best, plan.experiment, settings)
     size_run(check_tables({"name": name, **tables}, Experiment, str(path)), plan.profile)
     figures = figures_of(best.training, best.step, plan.machine, _TOKENS)
     write_new({path: planned_text(name, tables, searched, figures, (plan.name, plan.model), plan.source)})

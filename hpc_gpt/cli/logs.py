@@ -16,30 +16,30 @@ PLACE = 70
 )
 @click.option("--attempt", type=click.IntRange(min=1), help="The log of this attempt; the last unless given.")
 @click.option("--tail", "-n", type=click.IntRange(min=0), metavar="LINES", help="Only the last lines.")
-@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Only what is of this rank.")
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Only lines of this rank.")
 @click.option("--path", is_flag=True, help="Print the log's path instead.")
 def logs(run: str | None, follow: bool, attempt: int | None, tail: int | None, rank: int | None, path: bool) -> None:
     """Print RUN's log.
 
     The log has the output of all ranks of the last attempt; the standard error of a job script with --error follows.
-    --rank prints the lines that are labelled with a rank, as srun --label, torchrun and our trainer do it, then the
-    rank's own files, as those of srun --output=rank-%t.txt or torchrun --log-dir, and its stacks after a hang.
-    RUN is an id, its begin or its end, a job id, a folder, or the name of an experiment, a sweep or a bench; of several
-    runs, or if it is left out, the newest, which a line names.
+    --rank prints the lines that carry the label of the rank, as srun --label, torchrun and our trainer write them, then
+    the rank's own files, such as those of srun --output=rank-%t.txt or torchrun --log-dir, and its stacks after a hang.
+    RUN is a run id, its begin or its end, a job id, a folder, or the name of an experiment, a sweep or a bench. If it
+    means several runs, or is left out, the newest is taken, and a line names it.
     """
-    found = chosen_run(run)
+    chosen = chosen_run(run)
     if rank is not None:
         if follow:
             raise ConfigError("--rank and --follow do not go together", "leave one out")
-        copy_rank(found, attempt, rank, tail, log_output(), path)
+        copy_rank(chosen, attempt, rank, tail, log_output(), path)
     elif path:
-        click.echo(str(log_path(found, attempt)))
+        click.echo(str(log_path(chosen, attempt)))
     elif follow:
-        follow_logs(found, attempt, tail, log_output())
+        follow_logs(chosen, attempt, tail, log_output())
     else:
         out = log_output()
-        for each in with_errors(log := log_path(found, attempt)):
-            if each != log:
-                out.write(f"--- {each.relative_to(found.path)} ---\n".encode())
-            copy_tail(each, tail, out)
+        for file in with_errors(log := log_path(chosen, attempt)):
+            if file != log:
+                out.write(f"--- {file.relative_to(chosen.path)} ---\n".encode())
+            copy_tail(file, tail, out)
         out.flush()

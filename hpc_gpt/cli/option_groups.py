@@ -1,12 +1,13 @@
-"""A verb's help with its options in groups: one list of 40 is read by nobody. And a group's verbs, none cut off."""
+"""Commands whose help has their options in groups, as nobody reads one list of 40; and groups that show each command's
+help uncut."""
 
 import click
 
 _EXPERIMENT, _LAYOUT, _SLURM, _LENGTH, _OTHER, _OUTPUT = (
     "Experiment", "Model and layout", "Slurm", "How far", "Other options", "Output",
 )  # fmt: skip
-_OF_TABLE = {"model": _LAYOUT, "layout": _LAYOUT, "engine": _LAYOUT, "job": _SLURM}
-_OF_NAME = {
+_GROUP_BY_TABLE = {"model": _LAYOUT, "layout": _LAYOUT, "engine": _LAYOUT, "job": _SLURM}
+_GROUP_BY_NAME = {
     **dict.fromkeys(("row", "sweep", "smoke", "settings", "cluster", "template", "force"), _EXPERIMENT),
     **dict.fromkeys(("grid", "max_rows", "max_parallel", "skip_unfit"), _EXPERIMENT),
     **dict.fromkeys(("until", "job__max_gpu_hours", "resume", "from_start", "steps", "tokens"), _LENGTH),
@@ -15,8 +16,8 @@ _OF_NAME = {
 
 
 class GroupedCommand(click.Command):
-    """A command whose help has a section for each group of options: what is set by a key of the experiment goes by the
-    key's table, the rest by name."""
+    """A command whose help has a section per group of options. The table of its key decides the group of an option that
+    sets a key of the experiment; its name decides that of any other."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {
@@ -26,7 +27,7 @@ class GroupedCommand(click.Command):
             row = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
             if row is not None:
                 name = "help" if "--help" in parameter.opts else str(parameter.name)
-                groups[_OF_NAME.get(name) or _OF_TABLE.get(name.partition("__")[0], _OTHER)].append(row)
+                groups[_GROUP_BY_NAME.get(name) or _GROUP_BY_TABLE.get(name.partition("__")[0], _OTHER)].append(row)
         for title, rows in groups.items():
             if rows:
                 with formatter.section(title):
@@ -34,11 +35,15 @@ class GroupedCommand(click.Command):
 
 
 class UncutGroup(click.Group):
-    """A group whose help has the first sentence of each command whole: click cuts it at 80 columns."""
+    """A group whose help shows the whole first sentence of each command, which click would cut at 80 columns."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         with formatter.section("Commands"):
             formatter.write_dl(
-                [(name, each.get_short_help_str(limit=999)) for name, each in commands.items() if each is not None]
+                [
+                    (name, command.get_short_help_str(limit=999))
+                    for name, command in commands.items()
+                    if command is not None
+                ]
             )

@@ -47,14 +47,14 @@ from hpc_gpt.planner.training import engine_for
 PLACE = 10
 
 _FILE = click.Path(path_type=Path)
-# {key: its option}; the model of --max-model is given by its sizes. Of submit only some: it gets other keys by --set.
+# {key: its option}; sizes give the model of --max-model. submit has only some of them: it gets other keys by --set.
 _PLAN_FLAGS = {key: name for names, key, *_ in PLANNING_OPTIONS for name in names if name.startswith("--")}
 _FLAGS = {key: _PLAN_FLAGS[key] for key in ("model.preset", "model.seq", "engine.name", "engine.zero_stage")}
-_OF_THE_LARGEST = ("model.preset", "model.hidden", "model.layers", "model.heads", "layout.global_batch")
-# The command gives these by options of its own.
-_GIVEN = ("layout.gpus", "layout.tp", "layout.pp", "layout.cp", "layout.dp", "layout.micro_batch",
+_LARGEST_MODEL_KEYS = ("model.preset", "model.hidden", "model.layers", "model.heads", "layout.global_batch")
+# The printed command gives these by options of its own.
+_BY_OPTION = ("layout.gpus", "layout.tp", "layout.pp", "layout.cp", "layout.dp", "layout.micro_batch",
           "layout.micro_batches", "layout.global_batch")  # fmt: skip
-# What the planner may choose of [engine] if no EXPERIMENT is named.
+# The keys of [engine] that the planner may choose if no EXPERIMENT is named.
 _CHOSEN = ("name", "zero_stage", "recompute")
 
 
@@ -66,7 +66,7 @@ _CHOSEN = ("name", "zero_stage", "recompute")
 @click.option("--max-model", is_flag=True, help="Find the largest model of a family that fits; ignores --model.")
 @click.option("--max-seq", is_flag=True, help="Find the longest sequence of the model that fits; ignores --seq.")
 @click.option("--tokens", type=CountType(), default=PLANNED_TOKENS, metavar="N",
-              help="Tokens to train on, as 15T, for days and GPU-hours; 300B unless given.")  # fmt: skip
+              help="Tokens to train on, such as 15T, for days and GPU-hours; 300B unless given.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help='One JSON object: {"schema": 1, "candidates": [...], ...}.')
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path),
               help="Also write a page with charts of memory and time.")  # fmt: skip
@@ -76,7 +76,7 @@ _CHOSEN = ("name", "zero_stage", "recompute")
               help="Fit the planner's constants to records of runs, such as logs/, and store them in the profile of "
               "--cluster. May be repeated.")  # fmt: skip
 @click.option(
-    "--calibration", metavar="NAME", shell_complete=completers.profiles, help="Use the constants of that cluster."
+    "--calibration", metavar="NAME", shell_complete=completers.profiles, help="Use the constants of cluster NAME."
 )
 def plan(
     request: Request,
@@ -93,8 +93,8 @@ def plan(
     """Find the layouts that fit in memory and predict how fast each is, before anything is queued.
 
     Searches every (tp, pp, dp), micro-batch, ZeRO stage, recomputation and offload for the model on these GPUs, and
-    prints what fits, the fastest first, with the reason why the others are slower. What an option gives is not
-    searched. EXPERIMENT gives model, batch, dtype and engine; its layout is searched anyway.
+    prints the layouts that fit, the fastest first, with the reason why the others are slower. A value that an option
+    gives is fixed. EXPERIMENT gives model, batch, dtype and engine; its layout is searched anyway.
 
     \b
     hpc-gpt plan --model 48b --gpus 64 --cluster jean-zay-v100-32g
@@ -103,15 +103,15 @@ def plan(
     hpc-gpt plan --calibrate logs/ --cluster mine
     """
     alone = {"--why": why, "--max-model": max_model, "--max-seq": max_seq}
-    for name, given in (*alone.items(), ("--html", html), ("--device", device), ("--calibration", calibration)):
-        if given and calibrate:
+    for name, value in (*alone.items(), ("--html", html), ("--device", device), ("--calibration", calibration)):
+        if value and calibrate:
             raise ConfigError(f"{name} does not go with --calibrate", f"use two commands, one without {name}")
-    if len(both := [name for name, given in alone.items() if given]) > 1:
+    if len(both := [name for name, value in alone.items() if value]) > 1:
         raise ConfigError(f"{' and '.join(both)} do not go together", f"use two commands, one without {both[0]}")
     if device is not None:
         if click.get_current_context().get_parameter_source("cluster") is click.core.ParameterSource.COMMANDLINE:
-            given = f"--device {device} plans without a profile, and --cluster {request.cluster} names one"
-            raise ConfigError(given, "give one of the two")
+            message = f"--device {device} plans without a profile, and --cluster {request.cluster} names one"
+            raise ConfigError(message, "give one of the two")
         request = replace(request, device=device, cluster=None)
     if calibrate:
         cluster = user_default() if request.cluster is None else request.cluster
@@ -127,15 +127,15 @@ def plan(
 
         check_page(html)
     if max_model or max_seq:
-        asked = read_plan_request(request, budget, calibration, largest=max_model, longest=max_seq)
-        if asked.stands_in:
-            say(asked.stand_in_note, err=True)
-        _largest(asked, calibration, as_json, html, max_seq)
+        plan_request = read_plan_request(request, budget, calibration, largest=max_model, longest=max_seq)
+        if plan_request.stands_in:
+            say(plan_request.stand_in_note, err=True)
+        _largest(plan_request, calibration, as_json, html, max_seq)
         return
-    asked = read_plan_request(request, budget, calibration, why=why)
-    if asked.stands_in:
-        say(asked.stand_in_note, err=True)
-    _print(asked, search_plan(asked, must_fit=why is None), as_json, html, why, calibration)
+    plan_request = read_plan_request(request, budget, calibration, why=why)
+    if plan_request.stands_in:
+        say(plan_request.stand_in_note, err=True)
+    _print(plan_request, search_plan(plan_request, must_fit=why is None), as_json, html, why, calibration)
 
 
 def _calibrate(paths: Sequence[Path], cluster: str, as_json: bool) -> None:
@@ -153,7 +153,7 @@ def _calibrate(paths: Sequence[Path], cluster: str, as_json: bool) -> None:
     if not any(step.step_s for step in measured):
         raise ConfigError(
             f"no record has the time of a step on {profile.gpus_per_node} {profile.device} per node",
-            f"give records of runs on {profile.name}; {len(left_out)} left out",
+            f"give records of runs on {profile.name}; {len(left_out)} were left out",
         )
     fitted = fit_constants(profile.name, measured)
     path = store_calibration(cluster, fitted)
@@ -176,13 +176,14 @@ def _print(
 ) -> None:
     best = searched.candidates[0] if searched.candidates else None
     command = _submit_command(plan, searched.best.training) if searched.best is not None else ""
-    more = fewest_gpus(searched.question, plan.machine) if searched.best is None and why is None else None
-    if more is not None:
-        command = _plan_command(plan, {**plan.request.given, "layout.nodes": None, "layout.gpus": more}, calibration)
+    enough_gpus = fewest_gpus(searched.question, plan.machine) if searched.best is None and why is None else None
+    if enough_gpus is not None:
+        sizes = {"layout.nodes": None, "layout.gpus": enough_gpus}
+        command = _plan_command(plan, {**plan.request.given, **sizes}, calibration)
     if (matmul := plan.question.matmul) != "none":
         engine = searched.best.training.engine if searched.best is not None else plan.base.engine.name
         if matmul not in engine_named(engine).matmuls:
-            command = ""  # no run is made with them
+            command = ""  # no run can have them
             say(f"note: engine {engine} does not train with train.matmul {matmul}: only plan knows it", err=True)
     if plan.stands_in:
         command = "hpc-gpt profile list"
@@ -208,7 +209,7 @@ def _print(
         for line in text.splitlines():
             say(line)
     else:
-        _print_table(plan, searched, slow, more, overlap)
+        _print_table(plan, searched, slow, enough_gpus, overlap)
         assert best is not None
         assert best.step is not None
         if compiled := compiled_step(best.training, plan.machine, plan.constants):
@@ -221,7 +222,7 @@ def _print(
 
 
 def _without_offload(plan: PlanRequest) -> Candidate | None:
-    """The best layout that offloads nothing, if only some that offload were searched."""
+    """The best layout that offloads nothing, if the search had only layouts that offload; else None."""
     if plan.question.fixed.get("offload", "none") == "none":
         return None
     question = replace(plan.question, fixed={**plan.question.fixed, "offload": "none"})
@@ -232,13 +233,13 @@ def _print_table(
     plan: PlanRequest,
     searched: Searched,
     slow: str,
-    more: int | None = None,
+    enough_gpus: int | None = None,
     overlap: tuple[Candidate, tuple[str, ...]] | None = None,
 ) -> None:
     columns = width()
     write_heading(heading(searched, plan.name, plan.model.params))
     if searched.best is None:
-        hint = f", or use --gpus {more}, on which a layout fits" if more else ""
+        hint = f", or use --gpus {enough_gpus}, on which a layout fits" if enough_gpus else ""
         say(f"\n{unchecked(searched)}{hint}")
     click.echo("\n" + search_table(searched, columns, can_draw_blocks(), overlap, painted))
     for line in wrapped(legend(searched), columns):
@@ -259,10 +260,10 @@ def _print_table(
         say(text)
 
 
-def _print_json(plan: PlanRequest, searched: Searched, command: str, more: dict[str, Any] | None = None) -> None:
+def _print_json(plan: PlanRequest, searched: Searched, command: str, added: dict[str, Any] | None = None) -> None:
     model = {"name": plan.name, **plan.model.table(), "params": plan.model.params}
     tables = search_tables(searched, plan.tokens, model, command, {"source": plan.source, **asdict(plan.constants)})
-    click.echo(json.dumps(tables | (more or {}), indent=1, allow_nan=False))
+    click.echo(json.dumps(tables | (added or {}), indent=1, allow_nan=False))
 
 
 def _write_page(html: Path | None, plan: PlanRequest, searched: Searched, command: str) -> None:
@@ -292,10 +293,10 @@ def _largest(plan: PlanRequest, calibration: str | None, as_json: bool, html: Pa
     _write_page(html, plan, most.searched, command)
     if as_json:
         next_larger = {**most.next_larger.table(), "params": most.next_larger.params} if most.next_larger else None
-        more: dict[str, Any] = {"family": FAMILY, "next_larger": next_larger}
+        added: dict[str, Any] = {"family": FAMILY, "next_larger": next_larger}
         if of_seq:
-            more = {"longest_seq": model.seq, "next_longer": most.next_larger.seq if most.next_larger else None}
-        _print_json(plan, most.searched, command, more)
+            added = {"longest_seq": model.seq, "next_longer": most.next_larger.seq if most.next_larger else None}
+        _print_json(plan, most.searched, command, added)
         return
     how = "without offload" if offload == "none" else f"with offload {offload}"
     if of_seq:
@@ -309,7 +310,7 @@ def _largest(plan: PlanRequest, calibration: str | None, as_json: bool, html: Pa
             sizes = f"{larger.layers} layers of {larger.hidden}"
             say(f"the next, {count_text(larger.params)} parameters, {sizes}, does not fit, or is too tight")
         if offload == "none":
-            say("--offload optimizer or full finds the largest of which a part is in the host's memory")
+            say("--offload optimizer or full finds the largest model with a part of it in the host's memory")
         say(f"family: {FAMILY}")
         say(f"{days}\n")
     _print_table(plan, most.searched, slow)
@@ -317,7 +318,8 @@ def _largest(plan: PlanRequest, calibration: str | None, as_json: bool, html: Pa
 
 
 def _days_of_20(plan: PlanRequest, searched: Searched) -> str:
-    """How long 20 tokens a parameter take, at the usual batch if that fits: the search is for the smallest batch."""
+    """The line on the time of 20 tokens per parameter. At the usual batch if that fits, as the search for the largest
+    model has the smallest batch."""
     model, tokens = plan.model, 20 * plan.model.params
     batch = usual_batch(model.seq, plan.question.gpus)
     fixed = {name: value for name, value in plan.question.fixed.items() if name not in ("micro_batch", "micro_batches")}
@@ -330,7 +332,7 @@ def _days_of_20(plan: PlanRequest, searched: Searched) -> str:
 
 
 def _slow_largest(plan: PlanRequest, best: Candidate) -> str:
-    """A line if the largest model with offload trains far slower than the largest without; else empty."""
+    """The line for a largest model that trains far slower with offload than the largest without; else empty."""
     if plan.question.fixed["offload"] == "none":
         return ""
     question = replace(plan.question, fixed={**plan.question.fixed, "offload": "none"})
@@ -343,32 +345,33 @@ def _slow_largest(plan: PlanRequest, best: Candidate) -> str:
 
 
 def _largest_command(plan: PlanRequest, calibration: str | None, of_seq: bool) -> str:
-    """The `hpc-gpt plan` that shows the table again: what was asked, and the model's sizes, or the sequence."""
+    """The `hpc-gpt plan` command that prints the table again: the request's options with the sizes of the model, or the
+    sequence."""
     request, model, fixed = plan.request, plan.model, plan.question.fixed
-    left_out = ("layout.global_batch",) if of_seq else _OF_THE_LARGEST
-    given = {key: value for key, value in request.given.items() if key not in left_out}
+    left_out = ("layout.global_batch",) if of_seq else _LARGEST_MODEL_KEYS
+    keys = {key: value for key, value in request.given.items() if key not in left_out}
     if not of_seq:
-        given = {f"model.{name}": getattr(model, name) for name in ("hidden", "layers", "heads")} | given
-    given |= {f"layout.{name}": fixed[name] for name in ("micro_batch", "micro_batches")}
-    given |= {"engine.offload": fixed["offload"], "layout.gpus": plan.question.gpus}
+        keys = {f"model.{name}": getattr(model, name) for name in ("hidden", "layers", "heads")} | keys
+    keys |= {f"layout.{name}": fixed[name] for name in ("micro_batch", "micro_batches")}
+    keys |= {"engine.offload": fixed["offload"], "layout.gpus": plan.question.gpus}
     if "activation_offload" in fixed:
-        given["engine.activation_offload"] = fixed["activation_offload"]
-    given["train.dtype"] = plan.question.dtype
+        keys["engine.activation_offload"] = fixed["activation_offload"]
+    keys["train.dtype"] = plan.question.dtype
     if of_seq:
-        given["model.seq"] = model.seq
+        keys["model.seq"] = model.seq
     elif not request.names_experiment:
-        given |= {"model.vocab": model.vocab, "model.seq": model.seq}
-    return _plan_command(plan, given, calibration)
+        keys |= {"model.vocab": model.vocab, "model.seq": model.seq}
+    return _plan_command(plan, keys, calibration)
 
 
-def _plan_command(plan: PlanRequest, given: Mapping[str, Any], calibration: str | None) -> str:
-    """The `hpc-gpt plan` of the request with `given` instead of its own options."""
+def _plan_command(plan: PlanRequest, keys: Mapping[str, Any], calibration: str | None) -> str:
+    """The `hpc-gpt plan` command of the request with `keys` instead of its own options."""
     request = plan.request
     command = ["hpc-gpt", "plan", *([request.experiment] if request.names_experiment else [])]
     command += ["--row", request.row] if request.row is not None else []
     command += ["--cluster", request.cluster] if request.cluster is not None else []
     command += ["--device", request.device] if request.device is not None else []
-    for key, value in given.items():
+    for key, value in keys.items():
         command += _option(key, value, _PLAN_FLAGS) if value is not None else []
     command += ["--calibration", calibration] if calibration is not None else []
     command += ["--tokens", f"{plan.tokens:.17g}"] if plan.tokens != PLANNED_TOKENS else []
@@ -376,10 +379,10 @@ def _plan_command(plan: PlanRequest, given: Mapping[str, Any], calibration: str 
 
 
 def _submit_command(plan: PlanRequest, training: Training) -> str:
-    """The `hpc-gpt submit` of a candidate, quoted for a shell.
+    """The `hpc-gpt submit` command for a candidate, quoted for a shell.
 
-    Without EXPERIMENT it gives engine and dtype, which `submit` would choose otherwise. If the engine is not that of
-    the default experiment it also gives the model, so that the default of every key applies.
+    Without EXPERIMENT it gives engine and dtype, which `submit` would choose otherwise. If the engine differs from the
+    default experiment's, it also gives the model, so that the default of every key applies.
     """
     request, base, planned = plan.request, plan.base, plan.experiment
     command = ["hpc-gpt", "submit"]
@@ -390,7 +393,7 @@ def _submit_command(plan: PlanRequest, training: Training) -> str:
     if request.cluster is not None:
         command += ["--cluster", request.cluster]
     for key, value in request.given.items():
-        if not key.startswith("engine.") and key not in _GIVEN:
+        if not key.startswith("engine.") and key not in _BY_OPTION:
             command += _option(key, value)
     command += ["--gpus", str(training.gpus), "--tp", str(training.tp), "--pp", str(training.pp)]
     command += ["--cp", str(training.cp)] if training.cp > 1 else []
@@ -400,10 +403,10 @@ def _submit_command(plan: PlanRequest, training: Training) -> str:
     if not request.names_experiment and engine.name != default.name and base.model.preset is not None:
         command += ["--model", str(planned.model.preset)]
         default = Engine()
-    elif plan.fast:  # as `submit` will have them by itself
+    elif plan.fast:  # `submit` sets these by itself
         like = replace(default, name=engine.name, zero_stage=engine.zero_stage, loss_chunks=engine.loss_chunks)
         fast = with_fast_settings(like, plan.model, planned.train)
-        default = replace(default, **{each.key: getattr(fast, each.key) for each in FAST_SETTINGS})
+        default = replace(default, **{setting.key: getattr(fast, setting.key) for setting in FAST_SETTINGS})
     for entry in fields(Engine):
         value = getattr(engine, entry.name)
         if value != getattr(default, entry.name) or (entry.name in chosen and value is not None):
@@ -414,7 +417,7 @@ def _submit_command(plan: PlanRequest, training: Training) -> str:
 
 
 def _with_arguments(plan: PlanRequest, candidate: Candidate, arguments: tuple[str, ...]) -> str:
-    """The `hpc-gpt submit` of a candidate with further arguments of Megatron-LM."""
+    """The `hpc-gpt submit` command for a candidate with further arguments of Megatron-LM."""
     engine = plan.experiment.engine
     engine = replace(engine, megatron_args=(*engine.megatron_args, *arguments))
     with_them = replace(plan, experiment=replace(plan.experiment, engine=engine))

@@ -34,7 +34,7 @@ PLACE = 190
 def profile() -> None:
     """List, show and detect cluster profiles.
 
-    A profile says how one site wants its jobs. Your own are in the config folder, clusters/NAME.toml.
+    A profile says how one site wants its jobs. Your own profiles are in the config folder, clusters/NAME.toml.
     """
 
 
@@ -45,16 +45,16 @@ def list_() -> None:
     default = user_default() or FALLBACK
     width = max(len(name) for name in names)
     for name, path in names.items():
-        own = "  (yours)" if path.is_relative_to(config_dir()) else ""
+        yours = "  (yours)" if path.is_relative_to(config_dir()) else ""
         mark = "*" if name == default else " "
-        say(f"{mark} {name.ljust(width)}  {load_profile(name).description}{own}", hang=width + 4)
+        say(f"{mark} {name.ljust(width)}  {load_profile(name).description}{yours}", hang=width + 4)
     say(f'\n* the default without --cluster; cluster = "NAME" in {config_dir() / "config.toml"} changes it', err=True)
 
 
 @profile.command("show")
 @click.argument("name", shell_complete=completers.profiles)
 def show(name: str) -> None:
-    """Print every key of profile NAME, with what it extends."""
+    """Print every key of profile NAME, with the keys of the profile that it extends."""
     settings = asdict(load_profile(name))
     tables = {key: settings.pop(key) for key in ("container", "environment", "machine", "calibration")}
     for key, value in settings.items():
@@ -69,12 +69,12 @@ def show(name: str) -> None:
 @profile.command("detect")
 @click.option("--name", metavar="NAME", help="Write it to clusters/NAME.toml in the config folder.")
 @click.option("--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="Write it to FILE.")
-@click.option("--partition", "-p", metavar="PARTITION", help="The partition it is for; one with GPUs unless given.")
+@click.option("--partition", "-p", metavar="PARTITION", help="Partition of the profile; one with GPUs unless given.")
 def detect(name: str | None, output: Path | None, partition: str | None) -> None:
     """Write a commented profile of the cluster that you are on.
 
-    Its values are from sinfo, scontrol and sacctmgr: GPUs, CPUs, partition, your accounts and qos, features, limits
-    and requeueing. Without --name and -o it is printed. No file is overwritten.
+    The values are from sinfo, scontrol and sacctmgr: GPUs, CPUs, partition, your accounts and qos, features, limits
+    and requeueing. Without --name and -o the profile is printed. No file is overwritten.
     """
     if name is not None and output is not None:
         raise ConfigError("--name and --output do not go together", "give one of the two")
@@ -94,19 +94,19 @@ def detect(name: str | None, output: Path | None, partition: str | None) -> None
         return
     write_new({path: text})
     say(f"wrote {path}")
-    say("its last lines are still to be filled in, for plan and init:", err=True)
+    say("fill in its last lines, which plan and init need:", err=True)
     for line in lines_to_fill_in(chosen):
         click.echo(f"  {line}", err=True)
-    found = load_profile(name or str(path))
-    sizes = fit_small(found, count_gpus(chosen, found.gpus_per_node))
+    written = load_profile(name or str(path))
+    sizes = fit_small(written, count_gpus(chosen, written.gpus_per_node))
     command = ["hpc-gpt", "doctor", *small_options(sizes), "--cluster", name or str(path)]
     click.echo(f"next: {shlex.join(command)}", err=True)
 
 
 def _show_table(name: str, table: Mapping[str, Any]) -> None:
-    """Prints the keys of a table that are set, the tables in it last."""
+    """Prints the keys of a table that are set; the tables within it come last."""
     inner = {key: value for key, value in table.items() if isinstance(value, dict)}
-    if own := toml_lines({key: value for key, value in table.items() if key not in inner}):
-        click.echo("\n".join(["", f"[{name}]", *own]))
+    if lines := toml_lines({key: value for key, value in table.items() if key not in inner}):
+        click.echo("\n".join(["", f"[{name}]", *lines]))
     for key, value in inner.items():
         _show_table(f"{name}.{key}", value)

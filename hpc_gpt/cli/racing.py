@@ -1,4 +1,4 @@
-"""What `hpc-gpt submit --race` does: measures rows in turns in one job, or here."""
+"""`hpc-gpt submit --race`: measures rows in turns, in one job or on this machine."""
 
 from collections.abc import Mapping, Sequence
 
@@ -34,11 +34,11 @@ def submit_race(
     others: Sequence[str],
     how: SubmitOptions,
 ) -> Answer:
-    """Submits a race. `sizes`: what --rounds, --steps and --top give; `others`: options that a race cannot have."""
-    given = [name for name, size in sizes.items() if size is not None]
+    """Submits a race. `sizes`: the values of --rounds, --steps and --top; `others`: options that a race cannot have."""
+    options = [name for name, size in sizes.items() if size is not None]
     if not race:
-        to_train = f"to train so many steps: --until steps={sizes['--steps']}; " if given[0] == "--steps" else ""
-        raise ConfigError(f"{given[0]} belongs to --race", f"{to_train}add --race, or leave it out")
+        to_train = f"to train so many steps: --until steps={sizes['--steps']}; " if options[0] == "--steps" else ""
+        raise ConfigError(f"{options[0]} belongs to --race", f"{to_train}add --race, or leave it out")
     others = [
         *others,
         *(["--sweep"] if request.sweep else []),
@@ -46,7 +46,7 @@ def submit_race(
     ]
     if request.script is not None:
         raise ConfigError(
-            f"{request.script.path} is a job script, which has no rows", 'give an experiment of engine "command"'
+            f"{request.script.path} is a job script, which has no rows", 'give an experiment with engine "command"'
         )
     if others:
         raise ConfigError(f"--race and {others[0]} exclude each other", f"leave {others[0]} out")
@@ -78,14 +78,14 @@ def submit_race(
 
 
 def _show(race: PreparedRace, script: bool) -> None:
-    resolved, asked = race.run.resolved, shown_directives(race.run.script)
+    resolved, directives = race.run.resolved, shown_directives(race.run.script)
     if script:
         click.echo(race.run.script.encode(errors="surrogateescape"), nl=False)
     else:
         for row in race.rows:
             predicted = row.visit.prediction if row.visit is not None else None
             say(f"{row.name}: {row.cause or (predicted.line if predicted is not None else 'not predicted')}")
-        say(": ".join([f"job of {counted(resolved.gpus, 'GPU')}", *filter(None, [asked])]))
+        say(": ".join([f"job of {counted(resolved.gpus, 'GPU')}", *filter(None, [directives])]))
     print_lines(race.lines)
     print_start(ask_slurm(resolved, race.run.script))
     say(NOTHING_DONE, err=True)

@@ -18,13 +18,13 @@ PLACE = 30
 @click.command(cls=ScriptCommand)
 @experiment_options
 @click.option("-o", "folder", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
-              help="With --sweep: write the scripts there, NAME.sh for each row; none is overwritten.")  # fmt: skip
+              help="With --sweep: write the scripts there, one NAME.sh per row; none is overwritten.")  # fmt: skip
 def render(request: Request, folder: Path | None) -> None:
     """Print the job script of EXPERIMENT.
 
     The script is complete: plain sbatch takes it. EXPERIMENT is a TOML file, or the name of a file or folder under
-    experiments/. Without EXPERIMENT it is the 52B model of Megatron-DeepSpeed's perf tables on 64 GPUs; if --model is
-    given, the default of every key (hpc-gpt help keys). Needs no Slurm.
+    experiments/. Without EXPERIMENT it is the 52B model of Megatron-DeepSpeed's perf tables on 64 GPUs; with --model
+    every key has its default (hpc-gpt help keys). Needs no Slurm.
 
     \b
     hpc-gpt render demo --cluster generic-slurm > job.sh
@@ -33,25 +33,25 @@ def render(request: Request, folder: Path | None) -> None:
     """
     if request.sweep is not (folder is not None):
         if request.sweep:
-            raise ConfigError("--sweep makes a script for each row and needs a folder for them", "add -o FOLDER")
+            raise ConfigError("--sweep makes one script per row and needs a folder for them", "add -o FOLDER")
         raise ConfigError("-o is the folder for the scripts of a sweep; one script goes to stdout", "use > job.sh")
     if folder is None:
         prepared = prepare(request)
         for note in prepared.messages:
             say(note, err=True)
-        # A script of the user's own may have bytes that are no UTF-8.
+        # A script of the user's own may have bytes that are not UTF-8.
         click.echo(prepared.script.encode(errors="surrogateescape"), nl=False)
         return
     from hpc_gpt.launcher.sweep import (
-        prepare_sweep,  # loads what submits, which a render of one run does not need
+        prepare_sweep,  # loads the modules that submit, which rendering one run does not need
     )
 
     sweep = prepare_sweep(request)
     for note in sweep.messages:
         say(note, err=True)
     texts = {folder / f"{row.resolved.row}.sh": row.script for row in sweep.rows}
-    same = {path for path, text in texts.items() if path.is_file() and path.read_bytes() == text.encode()}
-    write_new({path: text for path, text in texts.items() if path not in same})
+    unchanged = {path for path, text in texts.items() if path.is_file() and path.read_bytes() == text.encode()}
+    write_new({path: text for path, text in texts.items() if path not in unchanged})
     for path in texts:
         click.echo(str(path))
     for impossible in sweep.impossible:

@@ -56,7 +56,8 @@ _OF_SWEEP = "published"  # the value of --columns for the columns of the runs' s
     metavar="SET|KEY,...",
     shell_complete=completers.columns,
     help="The name of a published table, such as gpt2-meg; usual; all; keys of a record or an experiment, such as "
-    "gpus,step_s,lr; auto: that table's if all runs are of its sweep. A terminal shows of usual and auto what fits.",
+    "gpus,step_s,lr; auto: those of a published table if all runs belong to its sweep, else usual. On a terminal, "
+    "usual and auto show the columns that fit.",
 )
 @click.option(
     "--sort",
@@ -69,7 +70,7 @@ _OF_SWEEP = "published"  # the value of --columns for the columns of the runs' s
 @click.option(
     "--predictions",
     is_flag=True,
-    help="Print what the planner predicted for each run beside what was measured, and the mean error.",
+    help="Print the planner's predictions for each run beside the measured figures, and the mean error.",
 )
 @click.option(
     "--tensorboard",
@@ -94,8 +95,8 @@ def report(
     """Print the records of runs and of any program's logs: step time, TFLOPs, memory, loss, how they ended.
 
     PATH is a log or a folder of logs of any program, plain, .gz or .zst, LOG#2 for the second run in a log, or - for
-    standard input; a run folder or a folder of run folders (logs/ unless given); RUN as for status, of a bench its
-    rows; or a sweep such as experiments/gpt2-meg, for its runs under logs/ in the columns of the published table.
+    standard input; a run folder or a folder of run folders (logs/ unless given); RUN as for status, where a bench means
+    its rows; or a sweep such as experiments/gpt2-meg, for its runs under logs/ in the columns of the published table.
     Updates the record.json of our own runs and writes nothing else. The step time is the median of the steps after
     warm-up.
     """
@@ -129,7 +130,7 @@ def report(
 
 
 def _check_keys(columns: str, sort: str) -> None:
-    """ConfigError for an unknown key, before what may be an hour of reading."""
+    """Raises ConfigError for an unknown key, before the reading, which may take an hour."""
     from hpc_gpt.report.published_tables import PUBLISHED_TABLES
 
     if columns not in ("auto", "usual", "all", _OF_SWEEP, *PUBLISHED_TABLES):
@@ -146,7 +147,7 @@ def _keys(text: str) -> list[str]:
 
 
 def _check_targets(html: Path | None, tensorboard: Path | None, wandb: Path | None) -> None:
-    """Refuses a target that cannot be written before what may be an hour of reading."""
+    """Refuses a target that cannot be written, before the reading, which may take an hour."""
     if html is not None:
         from hpc_gpt.report.page import check_page_target
 
@@ -159,7 +160,7 @@ def _check_targets(html: Path | None, tensorboard: Path | None, wandb: Path | No
 
 
 def _pieces(gathered: GatheredRuns, form: str, columns: str) -> Iterable[str]:
-    """The text for stdout, piece by piece; none for a table without runs."""
+    """The text for stdout, piece by piece; empty for a table without runs."""
     from hpc_gpt.report.bench_table import file_text, read_race
     from hpc_gpt.report.published_tables import PUBLISHED_TABLES, lines_of, sweep_text, terminal_table
 
@@ -200,29 +201,30 @@ def _sweep_lines(gathered: GatheredRuns, columns: str) -> SweepLines | None:
     if columns not in ("auto", _OF_SWEEP, *PUBLISHED_TABLES):
         return None
     named = next(iter(gathered.sweeps)) if len(gathered.sweeps) == 1 else None
-    found = only_sweep(gathered.records) if gathered.records else named
-    if columns in PUBLISHED_TABLES and found != columns:
+    sweep = only_sweep(gathered.records) if gathered.records else named
+    if columns in PUBLISHED_TABLES and sweep != columns:
         return lines_of(gathered.records, columns)
-    if found is None and columns == _OF_SWEEP:
+    if sweep is None and columns == _OF_SWEEP:
         raise ConfigError(
-            f"--columns {columns} shows one sweep, but these runs are of several or of none",
+            f"--columns {columns} shows one sweep, but these runs belong to several or to none",
             f"name the runs of one, as in hpc-gpt report gpt2-meg, or its columns: {', '.join(PUBLISHED_TABLES)}",
         )
-    return sweep_lines(found, gathered.records, gathered.sweeps.get(found)) if found is not None else None
+    return sweep_lines(sweep, gathered.records, gathered.sweeps.get(sweep)) if sweep is not None else None
 
 
 def _print_notes(gathered: GatheredRuns, form: str) -> None:
-    """Prints to stderr which runs are branches, and what looks wrong; in JSON both are in the records."""
+    """Prints the notes to stderr: which runs are branches, and which figures look wrong. JSON has both in its
+    records."""
     from hpc_gpt.report.table_notes import note_lines, notes_on
 
-    beside = list(gathered.notes)
+    notes = list(gathered.notes)
     if gathered.unwritten:
-        beside.insert(0, f"record.json not written: {gathered.unwritten[0]}{and_more(len(gathered.unwritten), 1)}")
+        notes.insert(0, f"record.json not written: {gathered.unwritten[0]}{and_more(len(gathered.unwritten), 1)}")
     if form not in ("json", "jsonl"):
         on_runs = [*gathered.row_notes, *itertools.chain.from_iterable(map(notes_on, gathered.runs))]
-        beside = [*note_lines(on_runs, len(gathered.runs), len(beside)), *beside]
-    for words in beside:
-        say(plain(f"note: {words}"), err=True)
+        notes = [*note_lines(on_runs, len(gathered.runs), len(notes)), *notes]
+    for note in notes:
+        say(plain(f"note: {note}"), err=True)
     for fault in gathered.unread:
         say(plain(fault), err=True, label="Error: ", style="red")
 

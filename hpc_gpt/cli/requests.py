@@ -1,4 +1,4 @@
-"""What stop, save, requeue and cancel share: which runs they mean, and how a request's answer is printed."""
+"""The parts that stop, save, requeue and cancel share: the choice of runs, and the output of the answers."""
 
 import json
 import shlex
@@ -20,7 +20,7 @@ from hpc_gpt.launcher.watch.control import ask_runs, await_answer, describe
 from hpc_gpt.launcher.watch.status import RunStatus, ask_status
 
 runs_argument = click.argument("names", nargs=-1, required=True, metavar="RUN...", shell_complete=completers.runs)
-wait_option = click.option("--wait", is_flag=True, help="Wait until it has happened; Ctrl-C ends only the wait.")
+wait_option = click.option("--wait", is_flag=True, help="Wait until it has been done; Ctrl-C ends only the wait.")
 
 
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
@@ -28,29 +28,32 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON obj
 
 
 def chosen_runs(names: tuple[str, ...]) -> list[RunFolder]:
-    """Raises NoSuchRun if there are none."""
-    if found := find_runs(names, logs_folder()):
-        return found
+    """The runs that the names mean. Raises NoSuchRun if there are none."""
+    if runs := find_runs(names, logs_folder()):
+        return runs
     raise NoSuchRun(f"no runs under {' '.join(names)}", "hpc-gpt status lists the newest runs")
 
 
 def check_agreed(verb: str, rows: Sequence[RunStatus], as_json: bool = False, least: int = 2) -> None:
-    """Lists the runs that have not ended, if they are `least` or more, and asks whether all are meant; exits with 1 if
-    they are not. ConfigError if nobody can be asked."""
+    """Lists the runs that have not ended, if they are `least` or more, and asks whether all are meant. Exits with 1 if
+    they are not; raises ConfigError if nobody can be asked."""
     live = [row for row in rows if not row.is_known_over]
     if len(live) < least:
         return
     for row in live:
         say(plain(f"{row.run}  {row.name}  job {row.job_id or '-'}  {describe(row)}"), err=True)
     if as_json or not sys.stdin.isatty():
-        raise ConfigError(f"{verb} is of {len(live)} runs that have not ended", "--yes takes them all; or name one")
+        effect = "would end" if verb == "cancel" else "applies to"
+        ended = "" if verb == "cancel" else " that have not ended"
+        raise ConfigError(f"{verb} {effect} {len(live)} runs{ended}", "--yes takes them all; or name one")
     if not confirm(f"{verb}?" if len(live) == 1 else f"{verb} these {len(live)}?"):
         say(f"{verb}: nothing was done", err=True)
         sys.exit(1)
 
 
 def ask_verb(verb: str, names: tuple[str, ...], wait: bool, yes: bool, as_json: bool = False) -> None:
-    """Exits with 1 if no run could be asked, or a run that was waited for did something else."""
+    """Asks runs to stop, save or requeue, and prints their answers. Exits with 1 if no run could be asked, or if with
+    `wait` a run did something else."""
     rows, runs = [], chosen_runs(names)
     if len(runs) > 1 and not yes:
         check_agreed(verb, ask_status(runs, limit_s=0)[0], as_json)
@@ -75,12 +78,12 @@ def ask_verb(verb: str, names: tuple[str, ...], wait: bool, yes: bool, as_json: 
         sys.exit(1)
 
 
-def _row(run: RunFolder, asked: bool, message: str) -> dict[str, Any]:
-    return {"run": run.run_id, "folder": str(run.path), "asked": asked, "words": message, "happened": None,
+def _row(run: RunFolder, accepted: bool, message: str) -> dict[str, Any]:
+    return {"run": run.run_id, "folder": str(run.path), "asked": accepted, "words": message, "happened": None,
             "outcome": None}  # fmt: skip
 
 
 def print_runs(verb: str, rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
-    """Prints the object of `--json`: what was done to each run."""
+    """Prints the object of `--json`, with the outcome of each run."""
     if as_json:
         click.echo(json.dumps({"schema": 1, "verb": verb, "runs": rows}, indent=1))

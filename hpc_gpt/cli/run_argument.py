@@ -1,4 +1,5 @@
-"""RUN of the verbs that look at one run: the newest of those that it means, or of all; what to submit without any."""
+"""The argument RUN of verbs that show one run: the newest run that it means, or the newest of all; and the command that
+submits a first run."""
 
 import os
 import shlex
@@ -20,25 +21,25 @@ run_or_logs_argument = click.argument("run", nargs=-1, metavar="[RUN]...", shell
 
 
 def chosen_run(name: str | None) -> RunFolder:
-    """The run that `name` means; of several, or without a name, the newest, which is then named on stderr. Raises
-    NoSuchRun."""
+    """The run that `name` means. If it means several, or there is no name, the newest, whose id is then printed to
+    stderr. Raises NoSuchRun."""
     logs = logs_folder()
-    found = Named(list_runs(logs)) if name is None else find_named(name, logs)
-    if not found.runs:
-        words = "name a run, or submit one: hpc-gpt submit demo --cluster local"
-        raise NoSuchRun(no_runs(logs) if name is None else f"no runs under {name}", words)
-    run, count = found.runs[-1], len(found.runs)
-    of = "the newest run" if name is None else f"the newest of the {count} runs of {found.what}"
+    named = Named(list_runs(logs)) if name is None else find_named(name, logs)
+    if not named.runs:
+        hint = "name a run, or submit one: hpc-gpt submit demo --cluster local"
+        raise NoSuchRun(no_runs(logs) if name is None else f"no runs under {name}", hint)
+    run, count = named.runs[-1], len(named.runs)
+    which_run = "the newest run" if name is None else f"the newest of the {count} runs of {named.what}"
     if name is None or count > 1:
-        say(plain(f"{of}, {run.run_id} of {run.path.parent.name}:"), err=True)
+        say(plain(f"{which_run}, {run.run_id} of {run.path.parent.name}:"), err=True)
     return run
 
 
 def first_submit(*settings: str) -> str:
     """The command that submits the demo with some `--set`; on this machine if there is neither a profile nor Slurm."""
     try:
-        own = os.environ.get("HPC_GPT_CLUSTER") or user_default()
+        profile = os.environ.get("HPC_GPT_CLUSTER") or user_default()
     except UserError:
-        own = None
-    command = ["hpc-gpt", "submit", "demo", *([] if own or has_sbatch() else ["--cluster", "local"])]
+        profile = None
+    command = ["hpc-gpt", "submit", "demo", *([] if profile or has_sbatch() else ["--cluster", "local"])]
     return shlex.join([*command, *(word for setting in settings for word in ("--set", setting))])

@@ -1,9 +1,10 @@
-"""The command line of a verb that takes a job script: what of it is the verb's, sbatch's, and the script's.
+"""The command line of a verb that takes a job script, split into the parts for the verb, for sbatch and for the script.
 
-`[OPTIONS] FILE [ARGS]…`: FILE is the first word that is no option, and a job script if it begins with `#!`. Before it
-stand the verb's options and sbatch's; after it the script's arguments. An option that the verb takes with a script is
-refused there: taken for the script's, it would queue what was not to be queued, or end the script. One that is before
-FILE, too, is the script's after it. After a first `--`, which is dropped, all is the script's.
+`[OPTIONS] FILE [ARGS]…`: FILE is the first word that is not an option, and a job script if it begins with `#!`. The
+options of the verb and of sbatch come before it, the script's arguments after it. After FILE, an option that the verb
+takes with a script is refused: passed on to the script, it might queue a job that should only be shown, or end the
+script. If the option is also before FILE, the one after it belongs to the script. All words after a first `--`, which
+is dropped, belong to the script.
 """
 
 import shlex
@@ -19,12 +20,12 @@ from hpc_gpt.core.secrets import hide_secrets
 
 # In click's context: (file, its arguments, sbatch's options).
 META = "hpc_gpt.script"
-# What a script takes of a verb's options; all others are of an experiment.
+# The options of a verb that a script takes; all others belong to experiments.
 _TAKEN = {
     "--cluster", "--set", "--dry-run", "--script", "--yes", "-y", "--wait", "--max-gpu-hours", "--checkpoints",
     "--here", "--json", "--probe", "--keep", "--quick", "--help", "--force",
 }  # fmt: skip
-# sbatch has these, too, but a verb's own mean more here.
+# sbatch has these, too, but the verb's own option has a wider meaning.
 _OURS = {"--wait", "-W"}
 
 
@@ -32,45 +33,49 @@ class ScriptCommand(GroupedCommand):
     """A verb that takes an EXPERIMENT or a job script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        found = None if ctx.resilient_parsing else split(args, self.params)
-        if found is None:
+        parts = None if ctx.resilient_parsing else split(args, self.params)
+        if parts is None:
             return super().parse_args(ctx, args)
-        ours, for_sbatch, path, after_file = found
-        given = {word.partition("=")[0] for word in ours}
-        left = [each for each in self.params if given.isdisjoint(each.opts)]
-        of_verb = {name: each for each in left for name in each.opts if name in _TAKEN - {"--help"}}
-        ctx.meta[META] = (path, tuple(_of_script(ctx.command_path, args, after_file, of_verb)), tuple(for_sbatch))
+        ours, for_sbatch, path, after_file = parts
+        before_file = {word.partition("=")[0] for word in ours}
+        left = [parameter for parameter in self.params if before_file.isdisjoint(parameter.opts)]
+        of_verb = {name: parameter for parameter in left for name in parameter.opts if name in _TAKEN - {"--help"}}
+        ctx.meta[META] = (
+            path,
+            tuple(_script_arguments(ctx.command_path, args, after_file, of_verb)),
+            tuple(for_sbatch),
+        )
         return super().parse_args(ctx, ours)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[ARGS]…"]
 
 
-def _of_script(
+def _script_arguments(
     verb: str, line: Sequence[str], after_file: Sequence[str], options: Mapping[str, click.Parameter]
 ) -> list[str]:
-    """The script's arguments of what is after its file in a verb's command line, without the first `--`. ConfigError
-    for one of the verb's `options` before that."""
+    """The script's arguments: the words after its file, without the first `--`. Raises ConfigError if one of the verb's
+    `options` is among the words before that."""
     if "--" in line[: len(line) - len(after_file)]:  # the options ended before the file
         return list(after_file)
     end = after_file.index("--") if "--" in after_file else len(after_file)
-    left, moved, kept = list(after_file[:end]), list[str](), list[str]()
+    left, moved, for_script = list(after_file[:end]), list[str](), list[str]()
     while left:
         word = left.pop(0)
         name, equals, _ = word.partition("=")
-        (moved if name in options else kept).append(word)
+        (moved if name in options else for_script).append(word)
         if name in options and not equals and not _is_flag(options[name]):
             moved += [left.pop(0) for _ in left[:1]]
     if moved:
         *before, file = line[: len(line) - len(after_file)]
-        of_verb = [*before, *moved, file, *kept, *after_file[end:]]
+        of_verb = [*before, *moved, file, *for_script, *after_file[end:]]
         of_script = [*before, file, "--", *after_file[:end], *after_file[end + 1 :]]
-        first, option, then = (hide_secrets(shlex.join(each)) for each in (of_verb, moved[:1], of_script))
+        first, option, then = (hide_secrets(shlex.join(words)) for words in (of_verb, moved[:1], of_script))
         raise ConfigError(
             f"{option} is after {file}, so it would go to the script: nothing was done",
             f"{verb} {first}, or for the script: {verb} {then}",
         )
-    return [*kept, *after_file[end + 1 :]]
+    return [*for_script, *after_file[end + 1 :]]
 
 
 def split(
@@ -86,7 +91,8 @@ def split(
 
     sbatch = options_of("sbatch")
     kinds, letters = sbatch
-    of_verb = {name: each for each in parameters if isinstance(each, click.Option) for name in each.opts}
+    options = [parameter for parameter in parameters if isinstance(parameter, click.Option)]
+    of_verb = {name: option for option in options for name in option.opts}
     ours: list[str] = []
     for_sbatch: list[str] = []
     left, refused = list(line), ""
@@ -120,8 +126,8 @@ def split(
         if not is_job_script(path):
             return None
         if refused:
-            raise ConfigError(f"{refused} is of an experiment, and {word} is a job script, which runs as it is",
-                              "leave it out; options of sbatch and --set are taken")  # fmt: skip
+            raise ConfigError(f"{refused} needs an experiment; {word} is a job script, which runs as it is",
+                              "leave it out; options of sbatch and --set are allowed")  # fmt: skip
         return ours, for_sbatch, path, left
     return None
 
@@ -131,7 +137,7 @@ def _is_flag(parameter: Any) -> bool:
 
 
 def may_be_script(word: str) -> bool:
-    """Whether a word names a file that begins with `#!`: looked at here, as help must load in 0.15 s."""
+    """Whether a word names a file that begins with `#!`. The check is here, as help must load in 0.15 s."""
     try:
         with open(word, "rb") as file:
             return file.read(2) == b"#!"

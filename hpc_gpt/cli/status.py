@@ -1,4 +1,4 @@
-"""hpc-gpt status, logs: the state of runs, and what they print."""
+"""hpc-gpt status: the state of runs, and their size on the disk."""
 
 import json
 import os
@@ -62,11 +62,11 @@ _LEFT_OUT = ("attempts", "layout", "gpu_hours", "age_s", "tokens_per_s", "job_id
 @click.option(
     "--interval", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="Seconds, for --watch."
 )
-@click.option("--open", "opened", is_flag=True, help="A line for every run of a sweep, as its id or job id gives.")
-@click.option("--sizes", is_flag=True, help="What each run takes on the disk, by kind, and what is free.")
+@click.option("--open", "opened", is_flag=True, help="One line per run of a sweep, as if the sweep was named.")
+@click.option("--sizes", is_flag=True, help="Disk space of each run, by kind, and free space.")
 @click.option("--state", "states", multiple=True, type=click.Choice([*ENDED]), metavar="STATE",
               help="Only runs of that state (hpc-gpt help causes); may be repeated.")  # fmt: skip
-@click.option("--failed", is_flag=True, help="Only runs that ended by a failure, or nobody knows how.")
+@click.option("--failed", is_flag=True, help="Only runs that failed, or whose end is not known.")
 @click.option("--all", "show_all", is_flag=True, help="Every run; the newest 20 unless given.")
 def status(
     names: tuple[str, ...],
@@ -82,18 +82,18 @@ def status(
     """Show the state of runs.
 
     Prints state, job, attempts, last step, loss, tokens/s, the time since the submission, the expected end of a run
-    that trains, and the GPU hours of all attempts; and why a run waits. RUN is an id, its begin or its end, a job id, a
-    folder, or the name of an experiment, a sweep or a bench, for all its runs; without RUN the newest 20 under logs/. A
-    sweep is one line; if it is named, or with --open, --state or --failed, each of its runs has one. Slurm is asked
-    once for all runs; accounting is not needed. --sizes shows bytes instead, of checkpoints, logs, code and the caches
-    of report; clean lists what may go. Exit 1 if a run's folder may not be read.
+    that trains, and the GPU hours of all attempts; and why a run waits. RUN is a run id, its begin or its end, a job
+    id, a folder, or the name of an experiment, a sweep or a bench, for all its runs; without RUN the newest 20 under
+    logs/. A sweep is one line; if it is named, or with --open, --state or --failed, each of its runs has a line. Slurm
+    is asked once for all runs; accounting is not needed. --sizes prints instead the bytes of checkpoints, logs, code
+    and the caches of report; clean lists the files that may go. Exit 1 if you may not read a run's folder.
     """
     logs = logs_folder()
     opened = opened or any(singles_out(name) for name in names) or bool(states or failed)
     wanted = {*states, *(FAILED if failed else ())} or {*ENDED}
     if (states or failed) and (sizes or watch):
-        given, other = "--state" if states else "--failed", "--sizes" if sizes else "--watch"
-        raise ConfigError(f"{given} is of the table of runs, not of {other}", "leave one of them out")
+        option, other = "--state" if states else "--failed", "--sizes" if sizes else "--watch"
+        raise ConfigError(f"{option} and {other} do not go together", "leave one of them out")
     show_all = show_all or bool(states or failed)
 
     def chosen() -> list[RunFolder]:
@@ -102,14 +102,14 @@ def status(
 
     runs = chosen()
     if as_json:
-        rows, silence = ask_status(runs, limit_s=0)  # whoever reads JSON sees nothing meanwhile
+        rows, silence = ask_status(runs, limit_s=0)  # a program that reads JSON gets nothing before the answer
         pairs = [(run, row) for run, row in zip(runs, rows, strict=True) if row.state in wanted]
-        found: dict[str, Any] = {"schema": 1, "runs": [row.to_dict() for _, row in pairs]}
+        answer: dict[str, Any] = {"schema": 1, "runs": [row.to_dict() for _, row in pairs]}
         if sizes:
-            found["free_bytes"] = free_bytes(logs)
-            for row, each in zip(found["runs"], (room_of(run) for run, _ in pairs), strict=True):
-                row["sizes"] = each
-        click.echo(json.dumps(found, indent=1))
+            answer["free_bytes"] = free_bytes(logs)
+            for row, of_run in zip(answer["runs"], (room_of(run) for run, _ in pairs), strict=True):
+                row["sizes"] = of_run
+        click.echo(json.dumps(answer, indent=1))
     elif not runs:
         click.echo(f"{no_runs(logs)}\nnext: {first_submit()}", err=True)
         return
@@ -123,7 +123,7 @@ def status(
         rows, silence = _print_rows(runs, opened, wanted)
         if not any(row.state in wanted for row in rows):
             say(f"none of {counted(len(runs), 'run')} is {'failed' if failed else ' or '.join(states)}", err=True)
-    # Where there is no Slurm, an ended run needs no answer of it.
+    # Without Slurm, an ended run does not need its answer.
     if silence and (has_sbatch() or not all(row.is_known_over for row in rows)):
         say(silence_note(silence), err=True)
     if any(row.state == "unknown" and refused_access(Path(row.folder), os.R_OK) for row in rows):
@@ -131,7 +131,7 @@ def status(
 
 
 def _print_rows(runs: list[RunFolder], opened: bool, wanted: Collection[str]) -> tuple[list[RunStatus], str]:
-    """Prints the table of the runs of the `wanted` states, and returns what `ask_status` does. If Slurm is slow, the
+    """Prints the table of the runs in `wanted` states, and returns the result of `ask_status`. If Slurm is slow, the
     runs that have ended come first."""
     shown: list[RunStatus] = []
 
@@ -145,8 +145,8 @@ def _print_rows(runs: list[RunFolder], opened: bool, wanted: Collection[str]) ->
             click.echo(line)
         shown.extend(rows)
 
-    def show_ended(known: list[RunStatus]) -> None:
-        show(group for group in by_sweep(known) if all(row.is_known_over for row in group))
+    def show_ended(from_folders: list[RunStatus]) -> None:
+        show(group for group in by_sweep(from_folders) if all(row.is_known_over for row in group))
 
     rows, silence = ask_status(runs, show_ended, limit_s=0)
     show(by_sweep(rows))
@@ -164,14 +164,14 @@ def _print_sizes(runs: list[RunFolder]) -> None:
     click.echo(grid(columns, rows).fitted(width(), "\n"), nl=False)
     if (free := free_bytes(logs_folder())) is not None:
         say(f"free: {show_bytes(free)} in {logs_folder()}")
-    click.echo("next: hpc-gpt clean RUN lists what may go", err=True)
+    click.echo("next: hpc-gpt clean RUN lists the files that may go", err=True)
 
 
 _BY_CLOCK = ("age_s", "left_s", "gpu_hours", "still")
 
 
 def _facts(row: RunStatus) -> dict[str, Any]:
-    """A row without what the clock changes; as JSON has it, for a loss that is NaN equals nothing."""
+    """The fields of a row that the clock does not change. As in JSON, since a NaN loss would equal nothing."""
     return {key: value for key, value in row.to_dict().items() if key not in _BY_CLOCK}
 
 

@@ -18,8 +18,8 @@ def stop(names: tuple[str, ...], wait: bool, yes: bool, as_json: bool) -> None:
     The request is a file in the run folder, which the ranks see after a step, within a second or two. This works if
     only the shared disk reaches the nodes, and if Slurm is down. The run ends as stopped and is neither retried nor
     requeued; submit --resume resumes it, and so does scontrol requeue of its job. A queued run ends when it starts;
-    cancel takes it out of the queue. Exit 1 if no run could be asked. RUN is an id, its begin or its end, a job id, a
-    folder, or the name of an experiment, a sweep or a bench, for all its runs. If more than one of them has not ended,
-    they are listed, and stop asks; without a terminal it needs --yes.
+    cancel takes it out of the queue. Exit 1 if no run could be asked. RUN is a run id, its begin or its end, a job id,
+    a folder, or the name of an experiment, a sweep or a bench, for all its runs. If more than one of them has not
+    ended, stop lists them and asks; without a terminal it needs --yes.
     """
     ask_verb("stop", names, wait, yes, as_json)

@@ -22,37 +22,38 @@ PLACE = 50
 @click.command(cls=ScriptCommand)
 @experiment_options
 @click.option("--dry-run", is_flag=True,
-              help="Print what would be requested, ask sbatch --test-only, write nothing. Refuses what submit refuses, "
-              "unless only Slurm cannot be reached.")  # fmt: skip
+              help="Print the request and the prediction, ask sbatch --test-only, write nothing. Refuses what submit "
+              "refuses, unless only Slurm cannot be reached.")  # fmt: skip
 @click.option("--script", is_flag=True, help="With --dry-run: print the job script.")
 @click.option("--yes", "-y", is_flag=True, envvar="HPC_GPT_YES",
               help="Queue the default experiment without asking.")  # fmt: skip
 @click.option("--wait", is_flag=True,
               help="Follow the job to its end; exit 3 if it fails. Ctrl-C stops the job.")  # fmt: skip
 @click.option("--now", is_flag=True,
-              help="On this machine without Slurm: do not wait for GPUs that other runs have.")  # fmt: skip
+              help="On this machine without Slurm: do not wait for GPUs that other runs use.")  # fmt: skip
 @click.option("--here", is_flag=True,
               help="Within salloc or a job: run on its nodes now, with the log here.")  # fmt: skip
 @click.option("--grid", multiple=True, metavar="KEY=VALUE,VALUE", shell_complete=completers.keys_and_values,
-              help="A row for each value; of several --grid for each combination. With [rows] over --row.")  # fmt: skip
+              help="One run per value; with several --grid one per combination. In a file with [rows] it varies the "
+              "row of --row.")  # fmt: skip
 @click.option("--max-rows", type=CountType(least=1), default=100, show_default=True, metavar="N",
-              help="With --grid: the most rows.")  # fmt: skip
+              help="With --grid: maximum number of rows.")  # fmt: skip
 @click.option("--max-parallel", type=CountType(least=1), metavar="N",
-              help="With --sweep or --grid: run at most N at a time of rows with equal requests.")  # fmt: skip
+              help="With --sweep or --grid: of the rows with equal requests, run at most N at a time.")  # fmt: skip
 @click.option("--skip-unfit", is_flag=True,
               help="With --sweep or --grid: leave out rows that are refused, and print them.")  # fmt: skip
 @click.option("--race", is_flag=True,
               help="Measure EXPERIMENT's rows, or the planner's best layouts, in turns in one job.")  # fmt: skip
 @click.option("--rounds", type=CountType(), metavar="N",
-              help="With --race: so many rounds, each a visit of each row; 3 unless given.")  # fmt: skip
+              help="With --race: number of rounds, with one visit per row; 3 unless given.")  # fmt: skip
 @click.option("--steps", type=CountType(), metavar="N",
-              help="With --race: steps of a visit, after its warm-up; 20 unless given.")  # fmt: skip
+              help="With --race: steps per visit, after its warm-up; 20 unless given.")  # fmt: skip
 @click.option("--top", type=CountType(), metavar="N",
-              help="With --race, without [rows]: so many of the planner's layouts; 5 unless given.")  # fmt: skip
+              help="With --race, without [rows]: number of the planner's layouts; 5 unless given.")  # fmt: skip
 @click.option("--winner", metavar="RACE[#ROW]",
-              help="With the settings of the row that won a race, or of that row, over EXPERIMENT.")  # fmt: skip
+              help="Apply to EXPERIMENT the settings of the row that won a race, or of ROW.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True,
-              help="One JSON object on stdout: what was submitted; all else as lines of JSON on stderr.")  # fmt: skip
+              help="One JSON object on stdout: the submitted runs; all else as lines of JSON on stderr.")  # fmt: skip
 @click.option("--until", "until", multiple=True, metavar="WHAT", shell_complete=completers.until,
               help="Train until tokens=30e9, steps=N or loss=X. Prints a forecast: jobs, GPU-hours, date.")  # fmt: skip
 @click.option("--resume", metavar="RUN", shell_complete=completers.runs,
@@ -88,16 +89,17 @@ def submit(
     """Submit EXPERIMENT or a job script to Slurm, or start it here.
 
     A file that begins with #! is a job script: it runs as it is under the job chain. Options of sbatch and of submit
-    stand before it, its own words after it; after a -- all words are its own.
+    come before it, its arguments after it; after -- all words are its arguments.
 
-    --cluster local starts it on this machine, a process for each rank. EXPERIMENT is a TOML file, or the name of a file
-    or folder under experiments/. Without EXPERIMENT it is the 52B model of Megatron-DeepSpeed's perf tables on 64 GPUs,
-    which is queued if an option gives its size, if you agree at the terminal, or with --yes; if --model is given, the
-    default of every key (hpc-gpt help keys).
+    --cluster local starts it on this machine, with one process per rank. EXPERIMENT is a TOML file, or the name of a
+    file or folder under experiments/. Without EXPERIMENT it is the 52B model of Megatron-DeepSpeed's perf tables on 64
+    GPUs, which is queued if an option gives its size, if you agree at the terminal, or with --yes; with --model every
+    key has its default (hpc-gpt help keys).
 
     If the time limit ends a run, its job chain continues it, as `chain` in the profile says: Slurm requeues the job
-    (requeue), or further jobs wait for it (singleton). --until prints what the chain will take, from earlier runs with
-    the same settings under logs/, else as predicted. --max-gpu-hours ends the run, saved, before it takes more.
+    (requeue), or further jobs wait for it (singleton). --until prints the time and GPU-hours of the job chain, from
+    earlier runs with the same settings under logs/, else as predicted. --max-gpu-hours saves and ends the run before it
+    uses more.
 
     \b
     hpc-gpt submit demo --cluster local --wait
@@ -125,10 +127,10 @@ def submit(
         request = with_axes(request, grid, max_rows)
     sizes = {"--rounds": rounds, "--steps": steps, "--top": top}
     if winner is not None:
-        kept = {"--race": race, "--resume": resume, "--branch": branch, "--sweep": request.sweep, "--grid": grid,
-                "--row": request.row}  # fmt: skip
-        if taken := [name for name, value in kept.items() if value]:
-            raise ConfigError(f"--winner and {taken[0]} exclude each other", f"leave {taken[0]} out")
+        excluded = {"--race": race, "--resume": resume, "--branch": branch, "--sweep": request.sweep, "--grid": grid,
+                    "--row": request.row}  # fmt: skip
+        if both := [name for name, value in excluded.items() if value]:
+            raise ConfigError(f"--winner and {both[0]} exclude each other", f"leave {both[0]} out")
     how, parts = SubmitOptions(dry_run, wait, now, script), list[AnsweredRun | LeftOut]()
     try:
         with progress_as_json(as_json):
@@ -144,7 +146,7 @@ def submit(
             else:
                 answer = submit_one(request, resume, branch, winner, from_start, yes, how)
             for part in answer:
-                parts.append(part)  # one by one: those before a fault are printed, too
+                parts.append(part)  # one by one: the parts before a fault are printed, too
     finally:
         if as_json and any(isinstance(part, AnsweredRun) for part in parts):
             click.echo(json.dumps(answer_tables(parts, dry_run), indent=1))

@@ -1,4 +1,4 @@
-"""How `hpc-gpt submit` submits, the lines that it prints, and its answer as JSON."""
+"""The options of `hpc-gpt submit` that say how to submit, the lines that it prints, and its answer as JSON."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,8 +24,8 @@ NOTHING_DONE = "dry run: nothing was written or submitted"
 
 @dataclass(frozen=True)
 class SubmitOptions:
-    """How `submit` submits: not at all if `dry`, which prints the `script` if that is asked for; follows it if `wait`;
-    at once on this machine if `now`."""
+    """The manner of a submission: `dry` only shows it, with `script` as its script; `wait` follows the run to its end;
+    `now` starts it at once on this machine."""
 
     dry: bool = False
     wait: bool = False
@@ -35,8 +35,8 @@ class SubmitOptions:
 
 @dataclass(frozen=True)
 class AnsweredRun:
-    """A run in the answer of `submit --json`, as `tables`; its `folder` unless it only would be submitted, and the id
-    of its `sweep`. `followed`: the answer says its state at the end."""
+    """A run in the answer of `submit --json`, as `tables`, with the id of its `sweep`. `folder` is None in a dry run.
+    `followed`: the answer says its state at the end."""
 
     tables: Mapping[str, Any]
     folder: RunFolder | None = None
@@ -52,12 +52,12 @@ class LeftOut:
     why: str
 
 
-# The parts of an answer, each as soon as it is known: what comes after it may fail, or be interrupted.
+# The parts of an answer, each as soon as it is known, since the submission may fail or be interrupted after it.
 Answer = Iterator[AnsweredRun | LeftOut]
 
 
 def would_run(resolved: Resolved, prediction: Prediction | None = None) -> AnsweredRun:
-    """A run that would be submitted."""
+    """The part of a dry run's answer on a run that would be submitted."""
     return AnsweredRun(_tables(resolved) | {"predicted": prediction.tables if prediction is not None else None})
 
 
@@ -71,13 +71,13 @@ def answered_run(
     sweep: str | None = None,
     followed: bool = False,
 ) -> AnsweredRun:
-    """A run that was submitted."""
+    """The part of an answer on a run that was submitted."""
     its_job = {"run": run.run_id, "folder": str(run.path), "job": job, "jobs": list(jobs) or [job] if job else []}
     return AnsweredRun(_tables(resolved) | its_job | {"waits": waits or None}, run, sweep, followed)
 
 
 def answer_of(submitted: SubmittedRun, followed: bool) -> AnsweredRun:
-    """`answered_run` of a run and its job."""
+    """The part of an answer on a submitted run and its job, as `answered_run` makes it."""
     run = submitted.run
     return answered_run(
         run, run.resolved(), submitted.job_id, jobs=submitted.jobs, waits=submitted.waits, followed=followed
@@ -92,7 +92,7 @@ def _tables(resolved: Resolved) -> dict[str, Any]:
 
 
 def answer_tables(parts: Sequence[AnsweredRun | LeftOut], dry: bool) -> dict[str, Any]:
-    """The object of `submit --json`. Runs that were followed have their state, as their folders say it."""
+    """The object of `submit --json`. Runs that were followed have their state, read from their folders."""
     runs = [part for part in parts if isinstance(part, AnsweredRun)]
     folders = [run.folder for run in runs if run.followed and run.folder is not None]
     states = dict(zip(folders, (status.state for status in read_folders(folders)), strict=True))
@@ -106,14 +106,14 @@ def answer_tables(parts: Sequence[AnsweredRun | LeftOut], dry: bool) -> dict[str
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Prints lines for the user, which are no data."""
+    """Prints lines for the user, which are not data, to stderr."""
     for line in lines:
         say(line, err=True)
 
 
 def print_limits(rows: Sequence[Asked]) -> JobRefused | None:
-    """Prints the limits that a submission of runs would meet. One that would not let them all in is not printed, but
-    returned as the refusal to raise."""
+    """Prints the limits that a submission of runs would meet. A limit that would refuse some of them is not printed,
+    but returned as the refusal to raise."""
     met = limits_met(rows, logs_folder())
     refusal = next((limit for limit in met if limit.refuses), None)
     print_lines(str(limit) for limit in met if limit is not refusal)
@@ -132,7 +132,7 @@ def with_interrupts(show: Callable[[], None], wait: bool) -> int:
 
 
 def print_start(start: ExpectedStart) -> None:
-    """Prints what sbatch says of a job that is not submitted, and why it would wait."""
+    """Prints sbatch's answer about a job that is not submitted, and why it would wait."""
     say(start.answer, err=True)
     print_waits(start.waits)
 
@@ -156,12 +156,12 @@ def print_submitted(submitted: SubmittedRun, wait: bool) -> int:
 def _print_job(submitted: SubmittedRun, wait: bool) -> None:
     run, job_id, on_slurm = submitted.run, submitted.job_id, submitted.scheduler == "slurm"
     outer_job = os.environ.get("SLURM_JOB_ID")
-    set_ = sorted(name for name in os.environ if name.startswith("SBATCH_") or name == "SLURM_CLUSTERS")
-    if on_slurm and outer_job is None and set_ and run.resolved().script is None:  # in a job, Slurm has set them
-        say(f"not passed on: {', '.join(set_)}; use options or the cluster profile", err=True)
+    choices = sorted(name for name in os.environ if name.startswith("SBATCH_") or name == "SLURM_CLUSTERS")
+    if on_slurm and outer_job is None and choices and run.resolved().script is None:  # in a job, Slurm has set them
+        say(f"not passed on: {', '.join(choices)}; use options or the cluster profile", err=True)
     if on_slurm and outer_job:
         note = f"note: this is within job {outer_job}, but a new job is queued, with nodes of its own"
-        say(f"{note}; --here runs on those of job {outer_job}", err=True)
+        say(f"{note}; --here runs on the nodes of job {outer_job}", err=True)
     message = f"submitted {run.run_id} as job {job_id}{on_cluster(run)}"
     verb = "queued" if submitted.waits else "started"
     say(message if on_slurm else f"{verb} {run.run_id} as process {job_id}")

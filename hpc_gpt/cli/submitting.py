@@ -1,4 +1,4 @@
-"""What `hpc-gpt submit` does with one run: submits it, resumes it, or branches from it; sweeps are in `sweeping`."""
+"""`hpc-gpt submit` of one run: submits it, resumes it, or branches from it. Sweeps are in `sweeping`."""
 
 import contextlib
 import os
@@ -43,10 +43,10 @@ from hpc_gpt.launcher.submission import (
     SubmittedRun,
     check_submission,
     dry_run,
-    of_run,
     overview,
     prediction_lines,
     submit_run,
+    summary_rows,
     write_run,
 )
 from hpc_gpt.launcher.watch.control import await_measurements, wait_for
@@ -56,7 +56,7 @@ from hpc_gpt.planner.table import count_text
 
 @dataclass(frozen=True)
 class _Started:
-    """What was submitted, or would be: its part of the answer, and what follows once the answer has it."""
+    """A run that was submitted, or would be: its part of the answer, and the function to call after that is given."""
 
     part: AnsweredRun
     follow: Callable[[], None]
@@ -87,15 +87,15 @@ def submit_one(
     elif branch is not None:
         started = _branch(branch, request, how, allocation)
     else:
-        won = find_winner(winner, logs_folder()) if winner is not None else None
-        prepared = prepare(won.over(request) if won is not None else request, queueing=not how.dry, faster=True)
-        if won is not None:
-            won.check(prepared.resolved)
+        row = find_winner(winner, logs_folder()) if winner is not None else None
+        prepared = prepare(row.over(request) if row is not None else request, queueing=not how.dry, faster=True)
+        if row is not None:
+            row.check(prepared.resolved)
         if not (how.dry or yes or request.names_experiment or request.sized):
             _ask_first(prepared, request)
-        said = frozenset[str]() if how.dry else notes_said(prepared.resolved, logs_folder())
-        lines = [won.line] if won is not None else []
-        print_lines([*lines, *without_said((*prepared.notes, *prepared.faster), said)])
+        earlier_notes = frozenset[str]() if how.dry else notes_said(prepared.resolved, logs_folder())
+        lines = [row.line] if row is not None else []
+        print_lines([*lines, *without_said((*prepared.notes, *prepared.faster), earlier_notes)])
         if prepared.job_script is not None and prepared.job_script.array and not how.dry and allocation is None:
             yield from submit_elements(prepared, how)
             return
@@ -107,25 +107,26 @@ def submit_one(
 def _submit(
     prepared: PreparedRun, parent: Parent | None, how: SubmitOptions, allocation: Allocation | None
 ) -> _Started:
-    """Submits a new run, which resumes from `parent` if there is one; in an allocation writes it, to run there."""
+    """Submits a new run, which resumes from `parent` if there is one. In an allocation it writes the run's folder and
+    runs it there."""
     logs = logs_folder()
     _check_now(how.now, prepared.resolved)
     if how.dry:
         check_submission([prepared], logs, dry=True, begins=parent is None)
-        rows, notes = overview(prepared, logs, here=allocation is not None), prediction_lines(prepared, logs)
+        rows, notes = overview(prepared, logs, allocation is not None), prediction_lines(prepared, logs)
         part = would_run(prepared.resolved, prepared.prediction)
         return _Started(part, lambda: _show(Asked.of(prepared), rows, how, allocation, notes))
-    said = notes_said(prepared.resolved, logs)
+    earlier_notes = notes_said(prepared.resolved, logs)
     if allocation is None:
         submitted = submit_run(prepared, logs, parent, how.now)
-        print_lines(without_said(prediction_lines(prepared, logs), said))
+        print_lines(without_said(prediction_lines(prepared, logs), earlier_notes))
         return _submitted(submitted, how)
     if prepared.job_script is not None:
         raise no_script_here(str(prepared.job_script.provenance["script"]["path"]))
     allocation.fitting_nodes(prepared.resolved, prepared.script)  # before anything is written
     provenance = check_submission([prepared], logs, begins=parent is None)
     run = write_run(prepared, logs, provenance, parent=parent)
-    print_lines(without_said(prediction_lines(prepared, logs), said))
+    print_lines(without_said(prediction_lines(prepared, logs), earlier_notes))
     return _start(SameRun(run, prepared.resolved), how, allocation)
 
 
@@ -146,7 +147,7 @@ def _check_now(now: bool, resolved: Resolved) -> None:
 
 
 def _print_record(run: RunFolder) -> None:
-    # Imported here: a run that is not waited for needs nothing that reads logs.
+    # Imported here: without --wait nothing reads logs.
     from hpc_gpt.report.gather import refresh_record
     from hpc_gpt.report.tables import print_record
 
@@ -155,14 +156,14 @@ def _print_record(run: RunFolder) -> None:
 
 
 def _start(resumption: SameRun, how: SubmitOptions, allocation: Allocation | None) -> _Started:
-    """Starts the job.sh of a run that is there."""
+    """Starts the job.sh of an existing run."""
     run, resolved = resumption.run, resumption.resolved
     _check_now(how.now, resolved)
     text = read_text(run.job_script, errors="surrogateescape")
     if how.dry:
         rows = [
             ("resumes", f"{run.run_id}{resumption.where}"),
-            *of_run(resolved),
+            *summary_rows(resolved),
             ("would run", f"the run's own {from_here(run.job_script)}"),
         ]
         return _Started(would_run(resolved), lambda: _show(Asked(resolved, text), rows, how, allocation))
@@ -178,20 +179,20 @@ def _start(resumption: SameRun, how: SubmitOptions, allocation: Allocation | Non
 
 
 def _show(
-    asked: Asked,
+    submission: Asked,
     rows: Sequence[tuple[str, str]],
     how: SubmitOptions,
     allocation: Allocation | None,
     notes: Iterable[str] = (),
 ) -> None:
-    """Prints what a dry run would start, as rows or as its script with `notes`, then the limits that it would meet and
-    what Slurm says of that, which may be a refusal, or where and until when it would run in the allocation. Raises
+    """Prints the run that would be submitted, as rows or as its script with `notes`. Then prints the limits that it
+    would meet and Slurm's answer, which may be a refusal; in an allocation where and until when it would run. Raises
     JobRefused."""
     start = limit = None
     if allocation is not None:
-        start = ExpectedStart(f"would run now, {allocation.where_text(asked.resolved, asked.script)}")
+        start = ExpectedStart(f"would run now, {allocation.where_text(submission.resolved, submission.script)}")
     if how.script:
-        click.echo(asked.script.encode(errors="surrogateescape"), nl=False)
+        click.echo(submission.script.encode(errors="surrogateescape"), nl=False)
         print_lines((*notes, f"would run: {dict(rows)['would run']}"))
     else:
         width, before = max(len(label) for label, _ in rows), ""
@@ -199,8 +200,8 @@ def _show(
             say(f"{label if label != before else '':{width}}  {value}", hang=width + 2)
             before = label
     if start is None:
-        limit = print_limits([asked])
-        start = dry_run(asked.resolved, asked.script)
+        limit = print_limits([submission])
+        start = dry_run(submission.resolved, submission.script)
     print_start(start)
     say(NOTHING_DONE, err=True)
     if limit is not None:
@@ -208,7 +209,7 @@ def _show(
 
 
 def _ask_first(prepared: PreparedRun, request: Request) -> None:
-    """Asks whether to queue the default experiment; ConfigError with an example if there is no terminal."""
+    """Asks whether to queue the default experiment. Raises ConfigError with an example if there is no terminal."""
     run = prepared.resolved
     if run.cluster.scheduler == "local":
         return
@@ -220,7 +221,7 @@ def _ask_first(prepared: PreparedRun, request: Request) -> None:
         cluster = f" --cluster {request.cluster}" if request.cluster else ""
         raise ConfigError(
             message,
-            f"name what to train, as hpc-gpt submit demo{cluster}, or its size, --gpus {run.gpus}; --yes queues it",
+            f"name an experiment, as in hpc-gpt submit demo{cluster}, or a size, --gpus {run.gpus}; --yes queues it",
         )
     say(message, err=True)
     if not confirm("queue it?"):
@@ -233,9 +234,9 @@ def _resume(
 ) -> _Started:
     """Resumes the run itself, or a new run from its checkpoint if the command line changes anything; `from_start` makes
     a new run without a checkpoint."""
-    request = _of_a_run(request, "--resume")
+    request = _request_for_run(request, "--resume")
     run = find_run(name, logs_folder())
-    # No checkpoint goes until a job, or a note, keeps it; a run in the allocation has the lock until its end.
+    # No checkpoint is removed until a job, or a note, holds it; a run in the allocation has the lock until its end.
     with contextlib.nullcontext() if how.dry or allocation is not None else reading(run):
         resumption = choose_resumption(run, request, from_start, how.dry)
         print_lines(resumption.notes)
@@ -246,27 +247,27 @@ def _resume(
 
 def _branch(text: str, request: Request, how: SubmitOptions, allocation: Allocation | None) -> _Started:
     """Submits a new run from a checkpoint of the run that `text` names."""
-    request = _of_a_run(request, "--branch")
+    request = _request_for_run(request, "--branch")
     name, step = split_branch(text)
     branch = prepare_branch(find_run(name, logs_folder()), step, request)
     print_lines(branch.notes)
     return _submit(branch.prepared, branch.parent, how, allocation)
 
 
-def _of_a_run(request: Request, option: str) -> Request:
-    """The request as it is of a run's own experiment. ConfigError if the command line names another one."""
+def _request_for_run(request: Request, option: str) -> Request:
+    """The request for a run's own experiment. Raises ConfigError if the command line names another one."""
     ours = ("resume", "branch", "from_start", "wait", "here", "dry_run", "script", "yes", "force", "until")
-    given = on_command_line(*ours)
+    on_line = on_command_line(*ours)
     others = [
         one.human_readable_name if one.name == "experiment" else option_name(one)
-        for one in given
+        for one in on_line
         if one.name in ("experiment", "row", "sweep", "grid", "smoke", "max_parallel", "skip_unfit")
     ]
     if others:
         raise ConfigError(
-            f"{option} continues a run's own experiment; {', '.join(others)} would be another",
+            f"{option} continues a run's own experiment; {', '.join(others)} would make it another",
             "leave them out, or submit a new run",
         )
-    if "cluster" not in [one.name for one in given]:
+    if "cluster" not in [one.name for one in on_line]:
         request = replace(request, cluster=None)  # HPC_GPT_CLUSTER was read when the run was submitted
     return request

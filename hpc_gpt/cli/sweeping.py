@@ -1,4 +1,4 @@
-"""What `hpc-gpt submit` does with --sweep and --grid, and with a job script of an array: submits many runs."""
+"""`hpc-gpt submit` of many runs: with --sweep, with --grid, and of a job script that is an array."""
 
 import functools
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from hpc_gpt.core.terminal import say
 from hpc_gpt.launcher.limits import Asked
 from hpc_gpt.launcher.prepared import PreparedRun, notes_said, without_said
 from hpc_gpt.launcher.request import Request
-from hpc_gpt.launcher.submission import check_submission, data_lines, dry_run
+from hpc_gpt.launcher.submission import check_submission, data_rows, dry_run
 from hpc_gpt.launcher.sweep import (
     PreparedSweep,
     SubmittedSweep,
@@ -48,24 +48,24 @@ from hpc_gpt.launcher.watch.control import wait_for, wait_for_all
 
 
 def with_axes(request: Request, texts: Sequence[str], most: int) -> Request:
-    """The request with a grid. ConfigError for a fault of it, and for a key that another option gives, too."""
+    """The request with a grid. Raises ConfigError for a faulty grid, and for a key that another option gives, too."""
     axes = parse_grid(texts, most)
     if request.sweep or request.script is not None:
         other = "--sweep" if request.sweep else f"{request.script.path}, a job script," if request.script else ""
-        raise ConfigError(f"{other} has rows of its own or none, and --grid makes some", "give one of the two")
+        raise ConfigError(f"{other} has rows of its own or none, and --grid makes rows", "give one of the two")
     if twice := [axis.key for axis in axes if axis.key in request.given]:
         raise ConfigError(f"{', '.join(twice)} is given by --grid and by another option", "give one of the two")
     keys = {axis.key for axis in axes}
-    given_way = gives_way(keys)
-    overrides = {key: value for key, value in request.overrides.items() if key not in keys and key not in given_way}
+    replaced = gives_way(keys)
+    overrides = {key: value for key, value in request.overrides.items() if key not in keys and key not in replaced}
     return replace(request, overrides=overrides, grid=axes)
 
 
 def submit_sweep(request: Request, max_parallel: int | None, skip_unfit: bool, how: SubmitOptions) -> Answer:
-    """Queues every row that can run and prints what became of each; on this machine runs them all."""
+    """Queues every row that can run, and prints the outcome of each; on this machine runs them all."""
     if request.here or how.now:
         option, one = "--grid" if request.grid else "--sweep", "--here" if request.here else "--now"
-        raise ConfigError(f"{one} runs one run, and {option} is many", "--row NAME names one of them")
+        raise ConfigError(f"{one} starts one run, and {option} gives many", "--row NAME names one of them")
     if not (request.sweep or request.grid):
         option = "--max-parallel" if max_parallel is not None else "--skip-unfit"
         raise ConfigError(f"{option} needs --sweep", f"add --sweep, or leave {option} out")
@@ -78,22 +78,22 @@ def submit_sweep(request: Request, max_parallel: int | None, skip_unfit: bool, h
     rows = prepared.rows
     yield from (LeftOut(row.name, str(row.impossible)) for row in prepared.impossible)
     yield from (LeftOut(name, str(fault)) for name, fault in prepared.unfit.items())
-    here = rows[0].resolved.cluster.scheduler == "local"
+    is_local = rows[0].resolved.cluster.scheduler == "local"
     if how.dry:
         yield from (would_run(row.resolved, row.prediction) for row in rows)
         _print_rows(prepared)
-        _show_sweep(rows, here)
+        _show_sweep(rows, is_local)
         return
     if (limit := print_limits([*map(Asked.of, rows)])) is not None:
         raise limit
-    said = notes_said(rows[0].resolved, logs, len(rows))
+    earlier_notes = notes_said(rows[0].resolved, logs, len(rows))
     sweep = write_sweep(prepared.name, rows, logs, provenance, prepared.varied)
-    _print_rows(prepared, said)
+    _print_rows(prepared, earlier_notes)
     say(
         f"sweep {sweep.id}: {counted(len(rows), 'run')} of {sweep.name}, with links in {from_here(sweep.folder)}",
         err=True,
     )
-    if here:
+    if is_local:
         yield from _run_here(sweep, rows)
         return
     try:
@@ -113,14 +113,14 @@ def submit_sweep(request: Request, max_parallel: int | None, skip_unfit: bool, h
 
 
 def submit_elements(prepared: PreparedRun, how: SubmitOptions) -> Answer:
-    """Submits an array of a job script as one array; on this machine runs its elements one after the other."""
-    here, rows = prepared.resolved.cluster.scheduler == "local", list[PreparedRun]()
-    if here:
+    """Submits a job script that is an array as one array; on this machine runs its elements one after the other."""
+    is_local, rows = prepared.resolved.cluster.scheduler == "local", list[PreparedRun]()
+    if is_local:
         sweep, rows = write_script_array(prepared, logs_folder())
     else:
         sweep = submit_script_array(prepared, logs_folder())
     say(f"sweep {sweep.id}: {counted(len(sweep.runs), 'run')}, with links in {from_here(sweep.folder)}", err=True)
-    if here:
+    if is_local:
         yield from _run_here(sweep, rows, [str(row.resolved.row) for row in rows])
     else:
         yield from _queued(sweep, how.wait)
@@ -128,7 +128,7 @@ def submit_elements(prepared: PreparedRun, how: SubmitOptions) -> Answer:
 
 
 def _queued(sweep: SubmittedSweep, followed: bool) -> Answer:
-    """The runs of a sweep that were queued, and the rows that were refused."""
+    """The parts of an answer on the runs of a sweep that were queued, and on the rows that were refused."""
     for job in sweep.jobs:
         for run in job.runs:
             number = newest_submission(run).get("job_id")
@@ -147,18 +147,18 @@ def _follow_sweep(sweep: SubmittedSweep, wait: bool) -> None:
         click.echo(f"next: hpc-gpt report {sweep.id}", err=True)
 
 
-def _print_rows(prepared: PreparedSweep, said: frozenset[str] = frozenset()) -> None:
-    """Prints what a smoke run made small, what is predicted, and which rows cannot run; not the notes that were `said`
-    at the last submission."""
-    print_lines(dict.fromkeys(str(line) for row in prepared.rows for line in data_lines(row)))
-    print_lines(without_said(prepared.messages, said))
+def _print_rows(prepared: PreparedSweep, earlier_notes: frozenset[str] = frozenset()) -> None:
+    """Prints the sizes of smoke runs, the predictions, and the rows that cannot run; not the `earlier_notes`, which the
+    last submission printed."""
+    print_lines(dict.fromkeys(str(line) for row in prepared.rows for line in data_rows(row)))
+    print_lines(without_said(prepared.messages, earlier_notes))
     print_lines(f"not {row.name}: {row.impossible}" for row in prepared.impossible)
     print_lines(f"not {name}: {'; '.join(str(fault).splitlines())}" for name, fault in prepared.unfit.items())
 
 
-def _show_sweep(rows: Sequence[PreparedRun], here: bool) -> None:
-    """Prints a line for each job it would make, with its rows, and what sbatch says of it. Raises JobRefused."""
-    jobs = [[row] for row in rows] if here else plan_jobs(rows)
+def _show_sweep(rows: Sequence[PreparedRun], is_local: bool) -> None:
+    """Prints one line per job of the sweep, with its rows and sbatch's answer. Raises JobRefused."""
+    jobs = [[row] for row in rows] if is_local else plan_jobs(rows)
     refused, answers = list[JobRefused](), set[str]()
     for job in jobs:
         first = job[0].resolved
@@ -167,7 +167,7 @@ def _show_sweep(rows: Sequence[PreparedRun], here: bool) -> None:
         say(f"{kind}, {size}: {' '.join(str(row.resolved.row) for row in job)}")
         try:
             start = dry_run(first, job[0].script)
-            if str(start) not in answers:  # of equal jobs once
+            if str(start) not in answers:  # once for equal jobs
                 print_start(start)
             answers.add(str(start))
         except JobRefused as fault:
@@ -193,8 +193,8 @@ def _print_sweep(sweep: SubmittedSweep, wait: bool) -> None:
 
 
 def _run_here(sweep: SubmittedSweep, rows: Sequence[PreparedRun], names: Sequence[str] | None = None) -> Answer:
-    """Runs the rows one after the other, also after a failure; Ctrl-C ends the current row and the sweep. `names`: of
-    the links to the runs, their numbers unless given."""
+    """Runs the rows one after the other, also after a failure; Ctrl-C ends the current row and the sweep. `names` are
+    the names of the links to the runs, their numbers unless given."""
     queue_locally(sweep, names)
     failures = []
     for run, row in zip(sweep.runs, rows, strict=True):

@@ -20,16 +20,16 @@ PLACE = 65
 def top(run: str | None, interval: float) -> None:
     """Show one run on one screen, refreshed; q ends it, not the run.
 
-    Prints the curve of the loss, tokens/s, what the GPUs of each node do, each rank's step, phase and heartbeat, the
-    slowest first, the space and the time that are left, and what comes next. All is read from the run folder: it works
-    without ssh, and adds nothing to the ranks' work. Of more than ten nodes or ranks it shows the spread and the ten
-    worst. Printed once if there is no terminal. RUN is as for logs.
+    Prints the curve of the loss, tokens/s, the figures of each node's GPUs, the step, phase and heartbeat of each rank
+    with the slowest first, the free space, the time left, and what the run does next. All is read from the run folder:
+    it works without ssh, and adds nothing to the ranks' work. If there are more than ten nodes or ranks, it shows the
+    spread and the ten worst. Printed once if there is no terminal. RUN is as for logs.
     """
-    found, display, columns = chosen_run(run), Screen(), width()
+    shown, display, columns = chosen_run(run), Screen(), width()
     with keys() as pressed:
         while True:
-            (status,), silence = ask_status([found], limit_s=0)
-            lines = screen(found, status, columns or 80, can_draw_blocks())
+            (status,), silence = ask_status([shown], limit_s=0)
+            lines = screen(shown, status, columns or 80, can_draw_blocks())
             notes = [silence_note(silence)] if silence and not status.is_known_over else []
             if columns is None:
                 click.echo("\n".join(lines))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PLACE = 150
 _MOST_LISTED = 5
 # A line of a log, which is shown as it is.
-_OF_LOG = re.compile(r"[> ] *\d+ \|")
+_LOG_LINE = re.compile(r"[> ] *\d+ \|")
 
 
 @click.command()
@@ -32,13 +32,13 @@ _OF_LOG = re.compile(r"[> ] *\d+ \|")
 def why(run: tuple[str, ...], as_json: bool) -> None:
     """Say why RUN ended: the first cause over all ranks.
 
-    Prints the cause with its rank, node and class, the lines around it, what followed, and what to do; if the node is
-    at fault, also the option that excludes it. RUN is as for logs, or any program's log, several logs of one run, or
-    their folder. Exit 1 if nothing says how the run ended. The classes: hpc-gpt help causes.
+    Prints the cause with its rank, node and class, the lines around it, the errors that followed, and what to do; if
+    the node is at fault, also the option that excludes it. RUN is as for logs, or any program's log, several logs of
+    one run, or their folder. Exit 1 if nothing says how the run ended. For the classes: hpc-gpt help causes.
     """
     from hpc_gpt.report.why import explain
 
-    # Of our own runs the newest; what is no name of them is a log, or a row of a bench.
+    # The newest of our own runs; a name that none of them has means a log, or a row of a bench.
     is_ours = not run or (len(run) == 1 and "#" not in run[0] and is_run_name(run[0], logs_folder()))
     names = (str(chosen_run(*run or [None]).path),) if is_ours else run
     with shows_life("reading"):
@@ -58,7 +58,7 @@ def why(run: tuple[str, ...], as_json: bool) -> None:
         click.echo(json.dumps(answer.to_dict(), indent=1))
     else:
         for line in _lines(answer):
-            if _OF_LOG.match(line):
+            if _LOG_LINE.match(line):
                 click.echo(line)
             else:
                 say(line, hang=9)
@@ -77,7 +77,7 @@ def _lines(answer: Why) -> list[str]:
 
     record, last, advice = answer.record, answer.last, meaning(answer.ended)
     name = f" ({one_line(record.name)})" if record.name and record.name != record.run else ""
-    # Of a program of one's own only its own words say how many steps it has made of how many.
+    # Only the output of a user's own program says how many of its steps it has done.
     means = answer.text if answer.ended == "done" and answer.text else advice.means
     lines = [f"{one_line(record.run or 'the run')}{name}: {class_and_cause(answer.ended, means)}"]
     if last is not None:
@@ -95,7 +95,7 @@ def _lines(answer: Why) -> list[str]:
         lines.append(f"exclude  {answer.exclude}")
     if len(answer.attempts) > (last is not None):
         lines += ["", "attempts"]
-        lines += [f"  {each.attempt}  {class_and_cause(each.ended, each.text)}" for each in answer.attempts]
+        lines += [f"  {past.attempt}  {class_and_cause(past.ended, past.text)}" for past in answer.attempts]
     return lines
 
 
@@ -125,7 +125,7 @@ def _cause_lines(last: AttemptWhy, answer: Why) -> list[str]:
         return lines
     others = [f"{other.ended}: {one_line(other.message)} ({one_line(str(other.place))})" for other in last.others]
     lines += _listed("also", others)
-    lines += _listed("then", [f"{count} x {words}" for words, count in followed(cause.echoes)])
+    lines += _listed("then", [f"{count} x {error}" for error, count in followed(cause.echoes)])
     lines += _listed(
         "outlived", [f"{one_line(other.message)} ({one_line(str(other.place))})" for other in cause.survived]
     )
@@ -135,5 +135,6 @@ def _cause_lines(last: AttemptWhy, answer: Why) -> list[str]:
 def _listed(title: str, rows: list[str]) -> list[str]:
     if not rows:
         return []
-    lines = [*rows[:_MOST_LISTED], *([more] if (more := and_more(len(rows), _MOST_LISTED, "and ")) else [])]
+    left_out = and_more(len(rows), _MOST_LISTED, "and ")
+    lines = [*rows[:_MOST_LISTED], *([left_out] if left_out else [])]
     return ["", *(f"{title if not index else '':9}{line}" for index, line in enumerate(lines))]

@@ -1,11 +1,12 @@
-"""The follower: a process beside a run's ranks that starts the jobs of `[after]`, one for each checkpoint.
+"""The follower: a process beside a run's ranks that starts the jobs of `[after]`, one per checkpoint.
 
     python -m hpc_gpt.launcher.after RUN ATTEMPT [PID]
     python -m hpc_gpt.launcher.after RUN left STEP         the job of a step is at its end
 
-It looks at checkpoints until the ranks have ended (`Attempt.ranks_ended`), or the process PID, which started it, has;
-what an earlier attempt could not submit it submits first. Under Slurm it prints the questions that job.sh asks for it,
-one a line, and reads the answers: only job.sh gives commands to Slurm. What a user should know is a line of the log.
+It watches the checkpoints until the ranks have ended (`Attempt.ranks_ended`), or until the process PID, which started
+it, has ended. It first submits the jobs that an earlier attempt could not submit. Under Slurm it prints its questions,
+one a line, which job.sh asks for it, and reads the answers: only job.sh gives commands to Slurm. It writes messages for
+the user into the log.
 """
 
 import os
@@ -37,38 +38,39 @@ from hpc_gpt.launcher.local.gpus import choice_variables
 from hpc_gpt.launcher.render import render_after_job
 
 _POLL_S = 1.0
-# A program's checkpoints are looked for with a pattern, over a folder that may be large.
+# Checkpoints of a program are searched by a pattern, over a folder that may be large.
 _PROGRAM_POLL_S = 5.0
-# Between two questions on jobs that have not said that they are at their end.
+# Between two questions about jobs that have not reported their end.
 _ASK_S = 30.0
-# Between two tries to submit what was refused: a partition may be up again.
+# Between two tries to submit a refused job: a partition may be up again.
 _AGAIN_S = 15.0
 _GPU_QUEUE = "hpc_gpt.launcher.local.gpus"
 _SUBMITTED = re.compile(r"Submitted batch job (\d+)")
 _END = re.compile(r"hpc-gpt-end (\d+)\n\Z")
-# What Slurm sets for the job beside its own variables, and our script for our code.
-_OF_THE_JOB = (
+# Variables that Slurm sets for the job beside its own, and that our script sets for our code.
+_JOB_VARIABLES = (
     *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"),
     *("PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "TORCH_FR_DUMP_TEMP_FILE"),
 )
 
 
 class Queue(Protocol):
-    """The place that the jobs run in: Slurm's queue, or this machine."""
+    """The place where the jobs run: Slurm's queue, or this machine."""
 
     def find(self, job: AfterJob) -> str:
-        """The id of a job that was submitted before its id could be noted; empty if there is none. Raises UserError."""
+        """The id of a job that was submitted, but whose id could not be noted; empty if there is none. Raises
+        UserError."""
 
     def submit(self, job: AfterJob) -> None:
-        """Submits it, and notes its id. Raises UserError."""
+        """Submits the job, and notes its id. Raises UserError."""
 
     def states(self, ids: Sequence[str]) -> dict[str, str]:
-        """{id: class of core.ends.failures} of jobs; one that is missing has left. Raises UserError if that is not
-        known."""
+        """{id: class of core.ends.failures} of jobs; a job that is missing has left the queue. Raises UserError if the
+        states are not known."""
 
 
 class SlurmQueue:
-    """Slurm's, by way of job.sh, which reads a question from `asks` and writes the answer to `answers`."""
+    """Slurm's queue, by way of job.sh, which reads questions from `asks` and writes the answers to `answers`."""
 
     def __init__(self, asks: TextIO, answers: TextIO, environment: Sequence[str]) -> None:
         self._asks, self._answers = asks, answers
@@ -108,8 +110,8 @@ class SlurmQueue:
 
 
 class ProcessQueue:
-    """Processes of this machine, which outlive the run. A job that asks for `gpus` waits for its turn to have them, as
-    a run does; another one has none, and begins at once."""
+    """Processes of this machine, which outlive the run. A job that requests `gpus` waits for its turn to have them, as
+    a run does; any other job has none, and begins at once."""
 
     def __init__(self, gpus: int = 0) -> None:
         self._gpus = gpus
@@ -118,7 +120,7 @@ class ProcessQueue:
         return ""
 
     def submit(self, job: AfterJob) -> None:
-        dropped = _dropped()
+        dropped = _dropped_variables()
         environment = {name: value for name, value in os.environ.items() if name not in dropped}
         line = ["bash", str(job.script)]
         if self._gpus:
@@ -142,7 +144,7 @@ class ProcessQueue:
 
 
 class CheckpointFollower:
-    """Starts the jobs of one run's checkpoints."""
+    """Starts the jobs for the checkpoints of one run."""
 
     def __init__(self, run: RunFolder, attempt: Attempt, resolved: Resolved, queue: Queue) -> None:
         self._run, self._attempt, self._resolved, self._queue = run, attempt, resolved, queue
@@ -154,8 +156,8 @@ class CheckpointFollower:
         self._submit_again(0.0)
 
     def look(self) -> None:
-        """Starts what is due, and notes which jobs have left the queue."""
-        self._settle(_ASK_S)
+        """Starts the jobs that are due, and notes which jobs have left the queue."""
+        self._note_left(_ASK_S)
         self._submit_again(_AGAIN_S)
         every, wait_s = self._resolved.after.every, _PROGRAM_POLL_S if runs_program(self._resolved) else _POLL_S
         if not every or time.monotonic() < self._looked_at + wait_s:
@@ -173,7 +175,7 @@ class CheckpointFollower:
                     remove_over(self._run, step)
 
     def finish(self) -> None:
-        """Starts what is due once the ranks have ended."""
+        """Starts the jobs that are due once the ranks have ended."""
         self._looked_at = 0.0
         self.look()
         if self._resolved.after.every == 0 and self._end() == "done":
@@ -182,7 +184,7 @@ class CheckpointFollower:
         self._submit_again(0.0)
 
     def is_judged(self) -> bool:
-        """Whether it is known how the attempt has ended, as far as that matters."""
+        """Whether the end of the attempt is known, as far as it matters for the jobs."""
         return self._resolved.after.every != 0 or bool(self._end())
 
     def _end(self) -> str:
@@ -192,19 +194,19 @@ class CheckpointFollower:
         return str(judged.get("ended") or "")
 
     def _begin(self, step: int, checkpoint: Path) -> None:
-        """Makes the folder of a step, with all that the job needs, and submits it."""
+        """Makes the folder of a step, with everything that its job needs, and submits the job."""
         job = AfterJob(self._run.path / AFTER / f"step-{step}")
         if job.folder.exists():
             return
         most, left = self._resolved.after.most, self._unfinished()
         if len(left) >= most:
-            self._settle(0.0)
+            self._note_left(0.0)
             left = self._unfinished()
         if len(left) >= most:
             self._say(step, f"it gets no job, as {len(left)} jobs have not ended (after.most is {most})")
             return
         try:
-            unfinished = job.folder.with_name(f".{job.folder.name}")  # which one that was killed may have left
+            unfinished = job.folder.with_name(f".{job.folder.name}")  # a follower that was killed may have left it
             unfinished.mkdir(parents=True, exist_ok=True)
             script = render_after_job(self._resolved, self._run, job, checkpoint)
             (unfinished / job.script.name).write_text(script, encoding="utf-8")
@@ -217,11 +219,11 @@ class CheckpointFollower:
         self._submit(job)
 
     def _submit_again(self, wait_s: float) -> None:
-        """Submits what was refused, the newest first, at most every `wait_s`; of an answer that was lost the job is
-        found. No more than `most` steps wait for that: each keeps its checkpoint."""
-        most, waiting = self._resolved.after.most, [each for each in list_after(self._run.path) if each.is_refused]
+        """Submits the refused jobs again, the newest first, at most every `wait_s`. If an answer was lost, its job is
+        searched first. No more than `most` steps wait for another try, since each keeps its checkpoint."""
+        most, waiting = self._resolved.after.most, [job for job in list_after(self._run.path) if job.is_refused]
         for job in waiting[:-most]:
-            self._say(job.step, f"it gets no job any more, as those of {most} newer checkpoints are refused, too")
+            self._say(job.step, f"no further job is tried: Slurm also refused those of {most} newer checkpoints")
             note_left(self._run, job, "refused")
         if waiting and time.monotonic() >= self._tried_at + wait_s:
             self._tried_at = time.monotonic()
@@ -231,8 +233,8 @@ class CheckpointFollower:
 
     def _submit(self, job: AfterJob, again: bool = False) -> None:
         try:
-            if again and (found := self._queue.find(job)):
-                job.note(found)
+            if again and (job_id := self._queue.find(job)):
+                job.note(job_id)
                 return
             self._queue.submit(job)
         except (UserError, OSError) as fault:
@@ -241,14 +243,15 @@ class CheckpointFollower:
             last, cause = self._faults.get(job.step), _fault_text(fault)
             if cause != last:
                 self._faults[job.step] = cause
-                self._say(job.step, f"{cause}; it is tried again, or you: {by_hand} {quote(str(job.script))}")
+                command = f"{by_hand} {quote(str(job.script))}"
+                self._say(job.step, f"{cause}; it is tried again, or submit it yourself: {command}")
 
     def _unfinished(self) -> list[AfterJob]:
-        """The jobs that count in `most`."""
+        """The jobs that count towards `most`."""
         return [job for job in list_after(self._run.path) if not job.is_over and not job.is_refused]
 
-    def _settle(self, wait_s: float) -> None:
-        """Notes which jobs have left; asks at most every `wait_s`."""
+    def _note_left(self, wait_s: float) -> None:
+        """Notes which jobs have left the queue; asks at most every `wait_s`."""
         open_jobs = [job for job in list_after(self._run.path) if not job.has_left]
         for job in [job for job in open_jobs if job.is_over]:
             note_left(self._run, job)
@@ -263,7 +266,7 @@ class CheckpointFollower:
         for job_id, job in open_by_id.items():
             state = states.get(job_id, "running" if job.runs_here() else "unknown")
             if state not in LIVE and not job.is_over:
-                self._say(job.step, f"its job {job_id} has left the queue without an end: {state}")
+                self._say(job.step, f"its job {job_id} has left the queue without reporting its end: {state}")
                 note_left(self._run, job, state)
 
     def _say(self, step: int, message: str) -> None:
@@ -271,20 +274,21 @@ class CheckpointFollower:
 
 
 def gpus_asked_by(options: Sequence[str]) -> int:
-    """The GPUs that options of sbatch ask for on a node."""
+    """The GPUs per node that options of sbatch request."""
     return sizes_of({option.name: option.value for option in read_options(options)}).gpus
 
 
-def _dropped() -> list[str]:
-    """The variables that a job of its own does not get."""
+def _dropped_variables() -> list[str]:
+    """The variables of this process that a job of `[after]` does not get."""
     of_job = os.environ.get("SLURM_JOB_ID", "")
     own_folder = ["TMPDIR"] if of_job and of_job in os.environ.get("TMPDIR", "") else []
-    names = {*leaked_variables(os.environ), *_OF_THE_JOB, *own_folder}
+    names = {*leaked_variables(os.environ), *_JOB_VARIABLES, *own_folder}
     return sorted(name for name in names if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII))
 
 
 def follow_checkpoints(run: RunFolder, attempt: Attempt, starter: int | None) -> None:
-    """Follows a run's checkpoints until the ranks of an attempt have ended, or the process that started this one."""
+    """Follows a run's checkpoints until the ranks of an attempt, or the process `starter`, which started this one, have
+    ended."""
     resolved = run.resolved()
     started = start_time(starter) if starter is not None else None
 
@@ -293,7 +297,7 @@ def follow_checkpoints(run: RunFolder, attempt: Attempt, starter: int | None) ->
 
     queue: Queue = ProcessQueue(gpus_asked_by(resolved.after.sbatch))
     if resolved.cluster.scheduler == "slurm":
-        queue = SlurmQueue(sys.stdout, sys.stdin, _dropped())
+        queue = SlurmQueue(sys.stdout, sys.stdin, _dropped_variables())
     follower: CheckpointFollower | None = None
     last_fault = ""
     while True:
@@ -306,7 +310,7 @@ def follow_checkpoints(run: RunFolder, attempt: Attempt, starter: int | None) ->
             elif alone or follower.is_judged():
                 follower.finish()
                 return
-        except (UserError, OSError) as fault:  # a disk that is full may have space later
+        except (UserError, OSError) as fault:  # a full disk may have space later
             if alone or ((over or follower is None) and not is_disk_full(fault)):
                 raise
             if last_fault != (last_fault := _fault_text(fault)):
@@ -329,7 +333,7 @@ def main(arguments: Sequence[str]) -> int:
         else:
             follow_checkpoints(run, run.attempt(int(arguments[1])), int(arguments[2]) if arguments[2:] else None)
     except Exception as fault:  # a traceback in the log would be taken for the training's
-        print(f"after: {_fault_text(fault)}; the run goes on without it", file=sys.stderr, flush=True)
+        print(f"after: {_fault_text(fault)}; the run continues without it", file=sys.stderr, flush=True)
     return 0
 
 

@@ -1,8 +1,9 @@
-"""The rows of a bench, each prepared as a sweep's: an experiment, or rows of it, under every engine and micro-batch
-that are asked for, on this machine. A row of engine `command` is a peer, a program of the user's own.
+"""The rows of a bench, prepared as those of a sweep: an experiment, or rows of it, under every requested engine and
+micro-batch, on this machine. A row with engine `command` is a peer, a program of the user's own.
 
-Each of a row's settings overrides those before it: the experiment, its row, the bench's own, the engine, the
-micro-batch, the user's; then what its engine or this machine lacks is left out. Tokens are always random.
+A setting of a row overrides the same setting of the sources before it, in this order: the experiment, its row, the
+bench's own settings, the engine, the micro-batch, the user's settings. Then settings that the engine or this machine
+lacks are left out. Tokens are always random.
 """
 
 import os
@@ -37,16 +38,16 @@ KILL_LEAD_S = 10
 _NO_BENCH = "bench compares trainers of one model"
 _NO_COMPILER = "this machine has neither a GPU nor a C++ compiler (g++)"
 _RANDOM: Mapping[str, Any] = {"data.source": "random", **dict.fromkeys(("data.path", "data.mix", "data.phases"))}
-# What decides the length of a bench's rows, but not of a ladder's rungs.
+# The keys that decide the length of a bench's rows, but not of a ladder's rungs.
 _LENGTH = ("train.eval_every", "train.minutes")
 
 
 @dataclass(frozen=True)
 class BenchCell:
-    """One thing that is measured, a row of the table. Its `name` is unique in the bench.
+    """One measurement, a row of the table. Its `name` is unique in the bench.
 
     `pattern`: a regular expression that finds tokens/s in a peer's output; None if the log readers find them. A cell
-    that cannot run here has a `record` with the reason.
+    that cannot run on this machine has a `record` with the reason.
     """
 
     name: str
@@ -60,8 +61,8 @@ class BenchCell:
 @dataclass(frozen=True)
 class BenchRequest:
     """The request for a bench. `overrides`: the user's own, by dotted key. `row`: one of the file's rows, or several
-    with commas between them. `steps` None: the experiment's, or five in a smoke run. `is_ladder`: rungs also compare
-    data, logging and evaluation, so these are kept."""
+    with commas between them. `steps` None: the experiment's, or five in a smoke run. `is_ladder`: the cells are rungs,
+    which also compare data, logging and evaluation, so these settings stay."""
 
     experiment: str
     profile: ClusterProfile
@@ -77,34 +78,34 @@ class BenchRequest:
 
     @property
     def gives_steps(self) -> bool:
-        """Whether the bench sets the number of steps, and not the experiment's file."""
+        """Whether the bench, not the experiment's file, sets the number of steps."""
         return self.smoke or self.steps is not None
 
     @property
     def rows(self) -> list[str]:
-        """The names of the rows that are asked for."""
+        """The names of the requested rows."""
         return [name.strip() for name in (self.row or "").split(",") if name.strip()]
 
 
 @dataclass(frozen=True)
 class PreparedCells:
-    """The bench's name, its cells, and notes for the user."""
+    """The name of a bench, its cells, and notes for the user."""
 
     name: str
     cells: Sequence[BenchCell]
     notes: tuple[str, ...] = ()
 
 
-def prepare_cells(asked: BenchRequest) -> PreparedCells:
-    """A cell for each row, engine and micro-batch, or a single one. Raises ConfigError or LayoutError with the faults
-    of all cells at once."""
-    file = read_experiment(asked.experiment)
-    rows = [file.row(name) for name in asked.rows or (None,)]
+def prepare_cells(request: BenchRequest) -> PreparedCells:
+    """One cell per row, engine and micro-batch, or a single one. Raises ConfigError or LayoutError with the faults of
+    all cells at once."""
+    file = read_experiment(request.experiment)
+    rows = [file.row(name) for name in request.rows or (None,)]
     cells: list[BenchCell] = []
     faults: dict[str, UserError] = {}
     for row in rows:
-        for engine in asked.engines or (None,):
-            for micro_batch in asked.micro_batches or (None,):
+        for engine in request.engines or (None,):
+            for micro_batch in request.micro_batches or (None,):
                 over: dict[str, Any] = {} if micro_batch is None else {"layout.micro_batch": micro_batch}
                 if engine is not None:
                     kind, _, stage = engine.partition(":")
@@ -113,7 +114,7 @@ def prepare_cells(asked: BenchRequest) -> PreparedCells:
                 named = [part for part in (of_row, engine, micro_batch and f"mbs {micro_batch}") if part]
                 try:
                     name = " ".join(named) if of_row is not None else None
-                    cells.append(prepare_cell(asked, file, row.name if row is not None else None, over, engine, name))
+                    cells.append(prepare_cell(request, file, row.name if row is not None else None, over, engine, name))
                 except UserError as fault:
                     faults[" ".join(named)] = fault
     if faults:
@@ -122,16 +123,16 @@ def prepare_cells(asked: BenchRequest) -> PreparedCells:
     first = rows[0].name if rows[0] is not None else None
     source = load_experiment(file, None, first, steps_elsewhere=True).data.source
     if "data" in file.tables and source != "random":
-        notes[f"data: random tokens, not {source} as {asked.experiment} says: a bench is about speed alone"] = None
-    if not (asked.has_gpu or asked.smoke):
-        notes["this machine has no GPU, so a CPU's speed is measured; --smoke tries the same on a tiny model"] = None
-    experiment = load_experiment(file, asked.overrides, first, asked.gives_steps)
-    name = _name(asked, file, experiment) + (f"-{first}" if first is not None and len(rows) == 1 else "")
-    return PreparedCells(name + ("-smoke" if asked.smoke else ""), cells, tuple(notes))
+        notes[f"data: random tokens, not {source} as {request.experiment} says: a bench is about speed alone"] = None
+    if not (request.has_gpu or request.smoke):
+        notes["this machine has no GPU, so a CPU is measured; --smoke tries the same on a tiny model"] = None
+    experiment = load_experiment(file, request.overrides, first, request.gives_steps)
+    name = _name(request, file, experiment) + (f"-{first}" if first is not None and len(rows) == 1 else "")
+    return PreparedCells(name + ("-smoke" if request.smoke else ""), cells, tuple(notes))
 
 
 def prepare_cell(
-    asked: BenchRequest,
+    request: BenchRequest,
     file: ExperimentFile,
     row: str | None,
     over: Mapping[str, Any],
@@ -140,89 +141,92 @@ def prepare_cell(
 ) -> BenchCell:
     """One cell: the experiment's row overridden by `over` (dotted keys), then by the user's own settings.
 
-    It is called `name`, else by its engine, as the user wrote it, and its micro-batch if that was asked for.
+    Without `name` its name is its engine, as the user wrote it, with the micro-batch if one was requested.
     """
-    experiment = load_experiment(file, {**over, **asked.overrides}, row, asked.gives_steps)
+    experiment = load_experiment(file, {**over, **request.overrides}, row, request.gives_steps)
     facts = engine_named(experiment.engine.name)
     is_peer = name is not None and facts.starts_command(experiment.command)
     of_peer = ("command", "layout", "job")
-    own = {key: value for key, value in asked.overrides.items() if not is_peer or key.partition(".")[0] in of_peer}
+    users = {key: value for key, value in request.overrides.items() if not is_peer or key.partition(".")[0] in of_peer}
     if not is_peer:
         facts.refuse_program(_NO_BENCH, "name trainers with --engines, and several rows with --row, or use --peer")
-    own |= {"train.steps": asked.steps} if asked.steps is not None and not is_peer else {}
-    keys = {**_of_bench(asked, file, row, is_peer), **over, **own}
-    keys |= {} if asked.is_ladder or is_peer else _RANDOM
+    users |= {"train.steps": request.steps} if request.steps is not None and not is_peer else {}
+    keys = {**_bench_settings(request, file, row, is_peer), **over, **users}
+    keys |= {} if request.is_ladder or is_peer else _RANDOM
     notes: list[str] = []
     if not is_peer:
-        experiment = load_row(file, keys, row, asked.gives_steps, batch_follows=True)
-        keys |= _possible(experiment, asked, notes)
+        experiment = load_row(file, keys, row, request.gives_steps, batch_follows=True)
+        keys |= _without_lacking(experiment, request, notes)
     if name is None:
-        micro_batch = f" mbs {experiment.layout.micro_batch}" if asked.micro_batches else ""
+        micro_batch = f" mbs {experiment.layout.micro_batch}" if request.micro_batches else ""
         name = f"{engine or experiment.engine.name}{micro_batch}"
     if row is None:
-        keys["name"] = f"{_name(asked, file, experiment)}-{folder_name(name)}"
-    last = {} if is_peer else _lasts(asked, experiment, own, "layout.micro_batch" in over)
-    smoke = asked.smoke and not is_peer
-    request = Request(asked.experiment, None, None, keys, row, smoke=smoke, measured=last, copies=asked.copies)
-    prepared = prepare_row(request, asked.profile, file, row, earlier_runs)
+        keys["name"] = f"{_name(request, file, experiment)}-{folder_name(name)}"
+    last = {} if is_peer else _last_overrides(request, experiment, users, "layout.micro_batch" in over)
+    smoke = request.smoke and not is_peer
+    of_row = Request(request.experiment, None, None, keys, row, smoke=smoke, measured=last, copies=request.copies)
+    prepared = prepare_row(of_row, request.profile, file, row, earlier_runs)
     return BenchCell(name, prepared, is_peer=is_peer, notes=(*notes, *prepared.notes))
 
 
-def _of_bench(asked: BenchRequest, file: ExperimentFile, row: str | None, is_peer: bool) -> dict[str, Any]:
+def _bench_settings(request: BenchRequest, file: ExperimentFile, row: str | None, is_peer: bool) -> dict[str, Any]:
     """The bench's own settings, by dotted key."""
     if is_peer:
-        # It gets none of our trainers' settings.
-        told = [
+        # It gets no setting of our trainers.
+        of_trainers = [
             f"{table}.{key}" for table in ("train", "engine") for key in file.tables.get(table, ()) if key != "name"
         ]
-        return {**dict.fromkeys([*MEASURED, *told]), "job.signal_lead_s": KILL_LEAD_S}
+        return {**dict.fromkeys([*MEASURED, *of_trainers]), "job.signal_lead_s": KILL_LEAD_S}
     keys = {**MEASURED, "train.matmul_rate": True}
-    if asked.is_ladder:
-        length = () if asked.steps is None else ("train.minutes",)
+    if request.is_ladder:
+        length = () if request.steps is None else ("train.minutes",)
         keys = {key: value for key, value in keys.items() if key not in _LENGTH or key in length}
         if load_experiment(file, None, row, steps_elsewhere=True).data.source in ("tokens", "megatron", MIX):
             keys |= _RANDOM  # not the user's own file
     return keys
 
 
-def _lasts(asked: BenchRequest, experiment: Experiment, own: Mapping[str, Any], holds_batch: bool) -> dict[str, Any]:
-    """What is laid over all else by dotted key: no logging, so that nothing is copied from the device between the first
-    step and the last; and of a smoke run, which is made small before, what its user asks for."""
-    if asked.smoke:
-        steps = SMOKE_STEPS if asked.steps is None else asked.steps
+def _last_overrides(
+    request: BenchRequest, experiment: Experiment, users: Mapping[str, Any], holds_batch: bool
+) -> dict[str, Any]:
+    """The settings, by dotted key, that override all others. There is no logging, so that nothing is copied from the
+    device between the first step and the last. A smoke run, which is made small before, gets the user's settings
+    back."""
+    if request.smoke:
+        steps = SMOKE_STEPS if request.steps is None else request.steps
         keys = {"train.steps": steps, "train.log_every": steps, "job.time": experiment.job.time}
         return keys | ({"layout.micro_batch": experiment.layout.micro_batch} if holds_batch else {})
-    if "train.log_every" in own or asked.is_ladder:
+    if "train.log_every" in users or request.is_ladder:
         return {}
     return {"train.log_every": max(1, experiment.train.steps)}
 
 
 def parse_engines(text: str | None) -> list[str]:
-    """The parts of `ddp,deepspeed-zero:3`, each an engine, or an engine and a ZeRO stage. Raises ConfigError."""
+    """The parts of `ddp,deepspeed-zero:3`: engines, some with a ZeRO stage. Raises ConfigError."""
     engines = [part.strip() for part in text.split(",")] if text is not None else []
-    known = ENGINE_NAMES
     for engine in engines:
         name, colon, stage = engine.partition(":")
-        if name not in known:
-            raise ConfigError(f"no engine {name!r}", close_matches(name, known) or f"engines: {', '.join(known)}")
+        if name not in ENGINE_NAMES:
+            hint = close_matches(name, ENGINE_NAMES) or f"engines: {', '.join(ENGINE_NAMES)}"
+            raise ConfigError(f"no engine {name!r}", hint)
         facts = engine_named(name)
         facts.refuse_program(_NO_BENCH, "compare its run with others: hpc-gpt compare")
         if colon and not (facts.has_zero and stage in map(str, facts.zero_stages)):
-            stages = ", ".join(f"{name}:{each}" for each in facts.zero_stages)
+            stages = ", ".join(f"{name}:{zero_stage}" for zero_stage in facts.zero_stages)
             hint = f"use one of {stages}" if facts.has_zero else f"use {name}; deepspeed-zero has stages 0 to 3"
-            raise ConfigError(f"engine {engine!r}: {stage!r} is no ZeRO stage of {name}", hint)
+            raise ConfigError(f"engine {engine!r}: {stage!r} is not a ZeRO stage of {name}", hint)
     _check_single("--engines", engines)
     return engines
 
 
 def parse_micro_batches(text: str | None) -> list[int]:
-    """`1,2,4` as numbers. Raises ConfigError."""
+    """The micro-batches of a text such as `1,2,4`. Raises ConfigError."""
     parts = [part.strip() for part in text.split(",")] if text is not None else []
     for part in parts:
         if not part.isascii() or not part.isdecimal() or not 0 < int(part[:10]) < 10**9:
             raise ConfigError(
-                f"--mbs {text!r}: {part!r} is no micro-batch, which is a whole number of samples, 1 or more",
-                "give one, or several with commas between them, as --mbs 1,2,4",
+                f"--mbs {text!r}: {part!r} is not a micro-batch, a whole number of samples above 0",
+                "give one, or several with commas between them, as in --mbs 1,2,4",
             )
     _check_single("--mbs", parts)
     return [int(part) for part in parts]
@@ -234,31 +238,31 @@ def _check_single(option: str, parts: Sequence[str]) -> None:
         raise ConfigError(f"{option} names {twice[0]} twice", "give each once; --rounds measures each several times")
 
 
-def _possible(experiment: Experiment, asked: BenchRequest, notes: list[str]) -> dict[str, Any]:
-    """What leaves out, by dotted key, what the engine or this machine lacks: compilation, unless the user asks for it,
-    and the bench's own settings that Megatron-LM does not have.
+def _without_lacking(experiment: Experiment, request: BenchRequest, notes: list[str]) -> dict[str, Any]:
+    """The overrides, by dotted key, that switch off settings which the engine or this machine lacks: compilation,
+    unless the user requests it, and the bench's own settings that Megatron-LM does not have.
 
-    A setting that the user asks for is left out for an engine that lacks it if another engine of the table has it. If
+    A setting that the user requests is left out for an engine that lacks it if another engine of the table has it. If
     none has it, it stays, and is refused.
     """
     engine, train, keys = experiment.engine, experiment.train, dict[str, Any]()
-    others = [replace(engine, name=part.partition(":")[0]) for part in asked.engines]
+    others = [replace(engine, name=part.partition(":")[0]) for part in request.engines]
 
     def is_lacking(key: str, lacks: Callable[[Engine], object]) -> bool:
-        return bool(lacks(engine)) and (key not in asked.overrides or not all(map(lacks, others or [engine])))
+        return bool(lacks(engine)) and (key not in request.overrides or not all(map(lacks, others or [engine])))
 
     def optimizer_fault(engine: Engine) -> Fault | None:
         return next(optimizer_faults(engine, train), None)
 
-    lacks_compiler = engine.compile_backend == "inductor" and not asked.has_gpu and not has_compiler()
+    lacks_compiler = engine.compile_backend == "inductor" and not request.has_gpu and not has_compiler()
     if fixed := engine_named(engine.name).fixed_train:
         keys |= {f"train.{key}": value for key, value in fixed.items()}
         notes.append(f"{engine.name} saves as it ends, and the device's own rate is not measured in its processes")
     if engine.compile != "none":
         why = ""
-        if is_lacking("engine.compile", lambda each: "compile" not in engine_named(each.name).switches):
+        if is_lacking("engine.compile", lambda other: "compile" not in engine_named(other.name).switches):
             why = f"engine.compile is none for engine {engine.name}, which does not have it"
-        elif lacks_compiler and "engine.compile" not in asked.overrides:
+        elif lacks_compiler and "engine.compile" not in request.overrides:
             why = f"engine.compile is none: {_NO_COMPILER}"
         if why:
             keys |= {"engine.compile": "none", "engine.keep_residuals": False}
@@ -268,36 +272,38 @@ def _possible(experiment: Experiment, asked: BenchRequest, notes: list[str]) -> 
     if train.optimizer_mode == "compiled" and fault and is_lacking("train.optimizer_mode", optimizer_fault):
         keys["train.optimizer_mode"] = None
         notes.append(f"train.optimizer_mode is left out for engine {engine.name}: {fault.message}")
-    elif lacks_compiler and train.optimizer_mode == "compiled" and "train.optimizer_mode" not in asked.overrides:
+    elif lacks_compiler and train.optimizer_mode == "compiled" and "train.optimizer_mode" not in request.overrides:
         keys["train.optimizer_mode"] = None
         notes.append(f"train.optimizer_mode is not compiled: {_NO_COMPILER}")
-    if asked.experiment == DEFAULT_BENCH:
-        fast = _fast_here(engine, experiment, asked, notes)
+    if request.experiment == DEFAULT_BENCH:
+        fast = _fast_here(engine, experiment, request, notes)
         keys |= {f"engine.{key}": value for key, value in vars(fast).items() if value != getattr(engine, key)}
     return keys
 
 
-def _fast_here(engine: Engine, experiment: Experiment, asked: BenchRequest, notes: list[str]) -> Engine:
-    """The engine with those of the default bench's fast settings that it, the model and this machine take; the user's
-    own stay."""
-    own = {each.key: PLAIN[each.key] for each in FAST_SETTINGS if f"engine.{each.key}" not in asked.overrides}
+def _fast_here(engine: Engine, experiment: Experiment, request: BenchRequest, notes: list[str]) -> Engine:
+    """The engine with the default bench's fast settings, as far as it, the model and this machine allow them; the
+    user's own settings stay."""
+    plain = {
+        setting.key: PLAIN[setting.key] for setting in FAST_SETTINGS if f"engine.{setting.key}" not in request.overrides
+    }
     if engine.compile == "none":
-        own.pop("compile", None)
-    device, fast = DEVICES.get(asked.profile.device or ""), replace(engine, **own)
-    if asked.has_gpu and (device is None or (device.cuda and "bf16" in device.peaks)):
-        fast = with_fast_settings(fast, resolve_shape(experiment.model), experiment.train, asked.overrides)
-    if left_out := [f"engine.{key}" for key in own if getattr(fast, key) != getattr(engine, key)]:
-        who = f"engine {engine.name} with these settings" if asked.has_gpu else "a CPU"
+        plain.pop("compile", None)
+    device, fast = DEVICES.get(request.profile.device or ""), replace(engine, **plain)
+    if request.has_gpu and (device is None or (device.cuda and "bf16" in device.peaks)):
+        fast = with_fast_settings(fast, resolve_shape(experiment.model), experiment.train, request.overrides)
+    if left_out := [f"engine.{key}" for key in plain if getattr(fast, key) != getattr(engine, key)]:
+        who = f"engine {engine.name} with these settings" if request.has_gpu else "a CPU"
         notes.append(f"left out, as not for {who}: {', '.join(left_out)}")
     return fast
 
 
 def has_compiler() -> bool:
-    """Whether there is a C++ compiler, which torch.compile needs on a CPU."""
+    """Whether this machine has a C++ compiler, which torch.compile needs on a CPU."""
     return any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++"))
 
 
-def _name(asked: BenchRequest, file: ExperimentFile, experiment: Experiment) -> str:
+def _name(request: BenchRequest, file: ExperimentFile, experiment: Experiment) -> str:
     """The name of a bench: its experiment, or the model if no experiment was named."""
     preset = experiment.model.preset
-    return preset if asked.experiment == DEFAULT_BENCH and preset else file.name
+    return preset if request.experiment == DEFAULT_BENCH and preset else file.name

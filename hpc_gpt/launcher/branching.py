@@ -24,7 +24,7 @@ from hpc_gpt.launcher.watch.status import read_own_status
 
 
 def split_branch(text: str) -> tuple[str, int | None]:
-    """(RUN, STEP) of `RUN@STEP`; None for the newest. ConfigError if STEP is no whole number.
+    """(RUN, STEP) of `RUN@STEP`; STEP is None for the newest. Raises ConfigError if STEP is not a whole number.
 
     >>> split_branch("20261125-1042@8000"), split_branch("20261125-1042")
     (('20261125-1042', 8000), ('20261125-1042', None))
@@ -33,15 +33,14 @@ def split_branch(text: str) -> tuple[str, int | None]:
     if not at or "/" in step:  # a folder may have an @ in its path
         return text, None
     if not step.isdecimal():
-        raise ConfigError(f"--branch {text}: {step!r} is no step", "for example --branch RUN@8000")
+        raise ConfigError(f"--branch {text}: {step!r} is not a step", "for example --branch RUN@8000")
     return run, int(step)
 
 
 def prepare_branch(run: RunFolder, step: int | None, request: Request) -> NewRun:
-    """A new run that begins from the checkpoint of `run` after `step`, None for its newest. `run` may be training.
+    """A new run that begins from the checkpoint of `run` after `step`; None means its newest. `run` may be training.
 
-    `request.cluster` is None if its cluster is not to change. Raises ConfigError or LayoutError if there cannot be such
-    a run.
+    `request.cluster` None keeps its cluster. Raises ConfigError or LayoutError if such a run is not possible.
     """
     assert request.until is not None
     settings, until = run.resolved(), request.until
@@ -50,8 +49,10 @@ def prepare_branch(run: RunFolder, step: int | None, request: Request) -> NewRun
     check_resumable(settings)
     parent, point = branch_of(run, step)
     length = changed_length(settings, until, request.given)
-    given = {**_kept_tokenizer(run, settings, request.given), **_source_of(settings, request.given), **request.given}
-    resolved = descend(settings, given, profile or settings.cluster, point.step, length, branch=True)
+    followed = {**_tokenizer_beside(run, settings, request.given), **_source_of(settings, request.given)}
+    resolved = descend(
+        settings, {**followed, **request.given}, profile or settings.cluster, point.step, length, branch=True
+    )
     check_resumable(resolved)
     check_stream(run, resolved, point.step)
     checkpoint = checkpoint_folder_name(point.step)
@@ -60,11 +61,11 @@ def prepare_branch(run: RunFolder, step: int | None, request: Request) -> NewRun
     _check_further(owner.checkpoints / checkpoint, resolved, point.step)
     title = f"Branches from run {run.run_id} after step {point.step}."
     inputs = ForecastInputs(until, earlier_runs, "job.signal_lead_s" in request.given, run, point.step)
-    kept = {
+    fields = {
         "data_beside": None if "data.path" in request.given else run.data_beside,
         "hold": CheckpointHold(owner, point.step, lambda: _is_live(owner)),
     }
-    prepared = prepare_child(run, resolved, title, inputs, profile, request.template, request.force, **kept)
+    prepared = prepare_child(run, resolved, title, inputs, profile, request.template, request.force, **fields)
     notes = (
         *branch_lines(settings, resolved, run, point.step),
         *(f"note: {note}" for note in point.notes),
@@ -75,10 +76,10 @@ def prepare_branch(run: RunFolder, step: int | None, request: Request) -> NewRun
     return NewRun(prepared, parent, notes)
 
 
-def _kept_tokenizer(run: RunFolder, settings: Resolved, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The tokenizer's file that the run found beside its experiment, by its whole path, if `data.path` is given: then
-    nothing is looked for there any more."""
-    if "data.path" not in given:
+def _tokenizer_beside(run: RunFolder, settings: Resolved, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The key of the tokenizer's file that the run found beside its experiment, by its whole path, if the overrides
+    have a `data.path`: then no file is looked for there any more."""
+    if "data.path" not in overrides:
         return {}
     from hpc_gpt.trainer.tokens.run_data import located  # needs numpy
 
@@ -86,18 +87,19 @@ def _kept_tokenizer(run: RunFolder, settings: Resolved, given: Mapping[str, Any]
     return {} if path == settings.data.tokenizer else {"data.tokenizer": path}
 
 
-def _source_of(settings: Resolved, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The source that follows from a data.path that is `given` alone, over one of the run that reads no path."""
-    path, mixed = given.get("data.path"), any(key.startswith("data.mix") for key in given)
-    if path in (None, STDLIB) or mixed or given.get("data.source", settings.data.source) not in WITHOUT_PATH:
+def _source_of(settings: Resolved, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The key of the source that follows from a data.path in the overrides, if they have no source and the run's own
+    reads no path."""
+    path, mixed = overrides.get("data.path"), any(key.startswith("data.mix") for key in overrides)
+    if path in (None, STDLIB) or mixed or overrides.get("data.source", settings.data.source) not in WITHOUT_PATH:
         return {}
-    if "data.source" in given:
-        raise refuse_both(path, given["data.source"])
+    if "data.source" in overrides:
+        raise refuse_both(path, overrides["data.source"])
     return {"data.source": source_at(path, (Path.cwd(), data_dir()))}
 
 
 def branch_lines(before: Resolved, resolved: Resolved, run: RunFolder, step: int) -> Iterator[str]:
-    """Both schedules, with the rate of the first step of the branch, and where its data begin."""
+    """The lines on both schedules, with the rate in the first step of the branch, and on the begin of its data."""
     for name, train in ((f"run {run.run_id}", before.train), ("the branch", resolved.train)):
         rate = learning_rate(train, step)
         yield f"schedule of {name}: {describe_schedule(train)}; {rate:.4g} in step {step + 1}"
@@ -108,12 +110,12 @@ def branch_lines(before: Resolved, resolved: Resolved, run: RunFolder, step: int
 
 
 def _check_further(checkpoint: Path, resolved: Resolved, step: int) -> None:
-    """ConfigError if the branch would end at once."""
+    """Raises ConfigError if the branch would end at once."""
     train = resolved.train
     if train.steps <= step:
         raise ConfigError(
             f"train.steps is {train.steps}, and the branch begins after step {step}: its job would end at once",
-            f"give more than {counted(step, 'step')}, as --until steps={2 * step}",
+            f"give more than {counted(step, 'step')}, as in --until steps={2 * step}",
         )
     trained = float(read_marker(checkpoint).get("train_s") or 0.0) / 60
     if train.minutes is not None and trained >= train.minutes:

@@ -1,4 +1,4 @@
-"""Changes since a run was submitted that act on its next attempt; `submit --resume RUN --dry-run` prints them.
+"""Changes since the submission of a run that affect its next attempt; `submit --resume RUN --dry-run` prints them.
 
 The run keeps its code and settings, so other changes do nothing to it.
 """
@@ -17,14 +17,14 @@ from hpc_gpt.trainer.tokens.samples import open_samples
 
 
 def change_notes(run: RunFolder, resolved: Resolved) -> list[str]:
-    """A line for each change, with what it means. What cannot be compared here has no line."""
-    found: list[str] = []
+    """One line per change, with its effect. A part that cannot be compared on this machine has no line."""
+    notes: list[str] = []
     for check in (_versions, _archive, _data, _settings):
         try:
-            found += check(run, resolved)
+            notes += check(run, resolved)
         except (UserError, OSError, LookupError):
             continue
-    return found
+    return notes
 
 
 def _versions(run: RunFolder, resolved: Resolved) -> Iterator[str]:
@@ -47,10 +47,11 @@ def _data(run: RunFolder, resolved: Resolved) -> Iterator[str]:
     then = read_stored(newest / "complete.json").get("data") if newest else None
     if then is None:
         return
-    here = located(resolved, run.data_beside)
-    if (now := open_samples(here).identity) != then:
+    run_data = located(resolved, run.data_beside)
+    if (now := open_samples(run_data).identity) != then:
         sums = f"SHA-256 {now[:12]}…, checkpoint {newest.name if newest else ''} read {str(then)[:12]}…"
-        yield f"data {data_path(here) or here.data.source} has changed ({sums}): the trainer will refuse to resume"
+        name = data_path(run_data) or run_data.data.source
+        yield f"data {name} has changed ({sums}): the trainer will refuse to resume"
 
 
 def _settings(run: RunFolder, resolved: Resolved) -> Iterator[str]:

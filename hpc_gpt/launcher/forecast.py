@@ -1,4 +1,4 @@
-"""Forecast how many jobs, GPU-hours and days a training takes, each figure with its source; refuse what cannot end.
+"""Forecast the jobs, GPU-hours and days of a training, each figure with its source; refuse a training that cannot end.
 
 A job of the chain starts, loads, trains until the signal comes `lead_s` before its time limit, and saves; the next job
 resumes from there. Waits in the queue are not counted.
@@ -25,7 +25,7 @@ from hpc_gpt.core.slurm.requeue import REQUEUES, requeue_of
 if TYPE_CHECKING:
     from hpc_gpt.launcher.past_timings import MeasuredRun
 
-# Seconds after the last save: the ranks end, the script asks what is next, and Slurm may answer slowly.
+# Seconds after the last save: the ranks end, the script asks what to do next, and Slurm may answer slowly.
 LEAVE_S = 15.0
 # The rate at which a job writes to a shared disk, if no save was measured. Sites differ widely.
 ASSUMED_GB_S = 1.0
@@ -39,11 +39,11 @@ _MOST_AT_ONCE = 50
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of a step, a save and an evaluation, and from a job's start to the start of its first step.
+    """Seconds of a step, of a save, of an evaluation, and of the start, until a job's first step begins.
 
-    `hold_s` is how long a save delays training: less than `save_s` if it is written in the background, None for all of
-    it. `save_every` and `eval_every` are the steps between two of them, 0 for never. `step_s` is above 0, the others
-    are not negative.
+    `hold_s` are the seconds for which a save delays training: fewer than `save_s` if it is written in the background,
+    None for all of them. `save_every` and `eval_every` are the steps between two saves or evaluations, 0 for never.
+    `step_s` is above 0, the others are not negative.
     """
 
     step_s: float
@@ -64,7 +64,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class ChainLength:
-    """The length of a job chain: `jobs`, of which each but the last trains `job_steps` in `job_s`.
+    """The length of a job chain of `jobs`; each but the last trains `job_steps` in `job_s`.
 
     `total_s` is the running time of all jobs, `gpu_hours` that time on all GPUs.
     """
@@ -77,7 +77,7 @@ class ChainLength:
 
 
 def signal_lead_s(pace: Pace) -> int:
-    """Seconds ahead of the time limit at which a job must get the signal.
+    """Seconds before the time limit at which a job must get the signal.
 
     At worst a step has just begun, an evaluation and a save follow it, and the ranks agree one step later, save, and
     end. The last save counts twice, because a shared disk is slower when others use it.
@@ -114,9 +114,9 @@ def chain_length(steps: int, pace: Pace, gpus: int, walltime_s: float | None, le
 
 @dataclass(frozen=True)
 class ForecastFacts:
-    """What is known before a run is submitted, besides its settings.
+    """The figures that a forecast uses besides the settings of the run.
 
-    `alike` was measured with the same settings, `parent` in the run that this one resumes from, after step `done`.
+    `alike` was measured with the same settings, `parent` in the run from which this one resumes, after step `done`.
     `predicted` is predicted.json's `step`; `no_prediction` says why there is none. `spent` are the GPU-hours of the
     run's earlier attempts.
     """
@@ -133,7 +133,7 @@ class ForecastFacts:
 class Forecast:
     """The forecast of a run's job chain.
 
-    `texts` are for the user; the first is the summary. `jobs` are to be submitted at once in a singleton chain.
+    `texts` are for the user; the first is the summary. `jobs` is the number to submit at once in a singleton chain.
     `lead_s` is the signal's lead for the job, None to keep it. `total` is None if no step time is known.
     """
 
@@ -144,7 +144,7 @@ class Forecast:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The lines for the user: the summary, and what it is made of below it."""
+        """The lines for the user: the summary, with its parts below it."""
         return tuple(text if at else str(Line("forecast", text)) for at, text in enumerate(self.texts))
 
 
@@ -169,7 +169,7 @@ def make_forecast(resolved: Sized, facts: ForecastFacts, lead_is_given: bool, no
     steps = train.steps - facts.done
     if steps <= 0:
         raise ConfigError(
-            f"train.steps is {train.steps}, but the newest checkpoint is of step {facts.done}",
+            f"train.steps is {train.steps}, but the newest checkpoint is from step {facts.done}",
             f"give more than {counted(facts.done, 'step')}, "
             f"{facts.done * resolved.batch.global_batch * resolved.model.seq:,} tokens",
         )
@@ -206,7 +206,7 @@ def make_forecast(resolved: Sized, facts: ForecastFacts, lead_is_given: bool, no
 
 
 def _figures(resolved: Sized, facts: ForecastFacts) -> _Figures | None:
-    """Every figure from the best source; None without a step time."""
+    """The pace, with every figure from its best source; None without a step time."""
     train, alike, parent = resolved.train, facts.alike, facts.parent
     runs = [run for run in (alike, parent) if run is not None]
     band = 0.0
@@ -263,7 +263,8 @@ def _slower(figures: _Figures, sign: int) -> Pace:
 
 
 def _lead(resolved: Sized, figures: _Figures, is_given: bool) -> tuple[int, list[str]]:
-    """(the signal's lead in seconds, a line on it): what a measured save needs, else at least the profile's lead."""
+    """(the signal's lead in seconds, a line on it). The lead is that which a measured save needs; without one it is at
+    least the profile's."""
     lead, limit = resolved.job.signal_lead_s or 0, limit_s(resolved.job.time)
     needed = signal_lead_s(_slower(figures, 1))
     if resolved.cluster.scheduler != "slurm" and limit is None and resolved.job.max_gpu_hours is None:
@@ -273,7 +274,7 @@ def _lead(resolved: Sized, figures: _Figures, is_given: bool) -> tuple[int, list
         short = f"; {why} need {needed} s: the last save may be lost" if lead < needed else ""
         return lead, [f"{'warning: ' if short else ''}signal {lead} s ahead of the limit, as given{short}"]
     if not figures.save_is_measured and limit is not None:
-        needed = min(needed, max(lead, limit // 4))  # an assumption may take no more of a job
+        needed = min(needed, max(lead, limit // 4))  # an assumption may take at most a quarter of a job
     if figures.save_is_measured or needed > lead:
         return needed, [f"signal {needed} s ahead of the limit: {why}"]
     return lead, [f"signal {lead} s ahead of the limit, as the profile says; no save is measured"]
@@ -282,7 +283,7 @@ def _lead(resolved: Sized, figures: _Figures, is_given: bool) -> tuple[int, list
 def _too_short_for_a_step(resolved: Sized, pace: Pace, lead_s: int) -> ConfigError:
     needed = pace.start_s + pace.train_s(1) + lead_s
     return ConfigError(
-        f"job.time {resolved.job.time} ({limit_s(resolved.job.time)} s) has no room for a step: "
+        f"job.time {resolved.job.time} ({limit_s(resolved.job.time)} s) is too short for a step: "
         f"{show_duration(pace.start_s)} to start, {show_duration(pace.train_s(1))} for a step "
         f"with its share of saves, and the signal {lead_s} s ahead of the limit are {show_duration(needed)}",
         f"use --time {time_limit_text(needed * 10)}, ten times that, or more",
@@ -290,7 +291,7 @@ def _too_short_for_a_step(resolved: Sized, pace: Pace, lead_s: int) -> ConfigErr
 
 
 def _check_budget(resolved: Sized, facts: ForecastFacts, pace: Pace | None, lead_s: int) -> None:
-    """ConfigError for a budget that is too small for one step. The last `lead_s` of a job are for saving."""
+    """Raises ConfigError for a budget that is too small for one step. The last `lead_s` of a job are for saving."""
     budget = resolved.job.max_gpu_hours
     if budget is None:
         return
@@ -298,7 +299,7 @@ def _check_budget(resolved: Sized, facts: ForecastFacts, pace: Pace | None, lead
     seconds = max(0.0, budget - facts.spent) * 3600 / gpus
     needed = (pace.start_s + pace.step_s if pace else 0.0) + lead_s
     if seconds <= needed:
-        left = f", of which {facts.spent:.3g} are spent," if facts.spent else ""
+        left = f" ({facts.spent:.3g} are spent)" if facts.spent else ""
         parts = f"{show_duration(pace.start_s)} to start, {show_duration(pace.step_s)} for a step, and " if pace else ""
         raise ConfigError(
             f"job.max_gpu_hours = {budget:g}{left} are {show_duration(seconds)} on {counted(gpus, 'GPU')}, but a job "
@@ -313,7 +314,7 @@ def _warnings(resolved: Sized, facts: ForecastFacts, figures: _Figures, total: C
     train, budget = resolved.train, resolved.job.max_gpu_hours
     if budget is not None and total.gpu_hours > budget - facts.spent:
         at = facts.done + int((train.steps - facts.done) * (budget - facts.spent) / total.gpu_hours)
-        spent = f", of which {facts.spent:.3g} are spent," if facts.spent else ""
+        spent = f" ({facts.spent:.3g} are spent)" if facts.spent else ""
         lines.append(
             f"warning: --max-gpu-hours {budget:g}{spent} is less: the run saves and ends as budget near step {at:,} "
             f"of {train.steps:,}"
@@ -354,8 +355,8 @@ def _sum_line(resolved: Sized, total: ChainLength, least: ChainLength, most: Cha
 def time_limit_text(seconds: float) -> str:
     """A time limit for sbatch, rounded up to whole minutes."""
     minutes = max(1, math.ceil(seconds / 60))
-    days, rest = divmod(minutes, 1440)
-    return (f"{days}-" if days else "") + f"{rest // 60:02d}:{rest % 60:02d}:00"
+    days, minutes = divmod(minutes, 1440)
+    return (f"{days}-" if days else "") + f"{minutes // 60:02d}:{minutes % 60:02d}:00"
 
 
 def rounded_up(hours: float) -> str:

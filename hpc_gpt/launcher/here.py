@@ -1,9 +1,9 @@
-"""`submit --here`: a run on the nodes of the Slurm allocation that this command is in, of salloc or of another job.
+"""`submit --here`: a run on the nodes of the Slurm allocation in which this command runs, made by salloc or a job.
 
-The run's job.sh is started here, in the foreground, as sbatch would start it on a job of these nodes; its ranks are a
-step of the allocation. Nobody but this process tells them of the allocation's end: Slurm's --signal is of a job's
-request. The allocation is the user's. It is neither requeued nor cancelled, so the run has chain = "none"; requests,
-cancel and state go by this process, as those of a run on this machine do.
+This process starts the run's job.sh in the foreground, as sbatch would start it in a job on these nodes; its ranks are
+a step of the allocation. Only this process signals them before the allocation ends, as Slurm's --signal belongs to the
+request of a job. The allocation is the user's: it is neither requeued nor cancelled, so the run has chain = "none".
+Requests, cancel and state go through this process, as for a run on this machine.
 """
 
 import contextlib
@@ -39,12 +39,12 @@ from hpc_gpt.launcher.watch.status import read_status
 _POLL_S = 0.2
 _LOOK_S = 10.0  # between two looks at the allocation's end, which its user may move, and between two signals
 _ASK_S = 10.0
-_STEP = '"${here[@]}"'  # by which job.sh's step has its name and its nodes
+_STEP = '"${here[@]}"'  # gives job.sh's step its name and its nodes
 _NODES = re.compile(r"\bNodes=(\S+) CPU_IDs=(\S+) Mem=\d* GRES=(\S*)")
 
 
 class AllocatedNode(NamedTuple):
-    """A node of the allocation, with the CPUs and GPUs that the allocation has there."""
+    """A node of the allocation, with the CPUs and GPUs that the allocation has on it."""
 
     name: str
     cpus: int
@@ -53,23 +53,23 @@ class AllocatedNode(NamedTuple):
 
 @dataclass(frozen=True)
 class Allocation:
-    """A Slurm job whose nodes a run may use until `end`, in epoch seconds; None without a time limit."""
+    """A Slurm job with nodes that a run may use until `end`, in epoch seconds; None without a time limit."""
 
     job_id: str
     nodes: tuple[AllocatedNode, ...]
     end: float | None
 
     def fitting_nodes(self, resolved: Resolved, script: str) -> list[AllocatedNode]:
-        """The nodes that the run with that job.sh takes, after a look at the time that is left. Raises ConfigError."""
+        """The nodes for the run with that job.sh. Raises ConfigError if they, or the time that is left, are too few."""
         if resolved.cluster.scheduler != "slurm":
             raise ConfigError(
                 f"--here runs on the nodes of allocation {self.job_id}, and profile {resolved.cluster.name} starts "
                 "processes on this machine",
-                "leave out --here, or name the cluster's profile, as --cluster generic-slurm",
+                "leave out --here, or name the cluster's profile, as in --cluster generic-slurm",
             )
         if _STEP not in script:
             raise ConfigError(
-                f"this job.sh, of an own template, does not start its ranks with {_STEP}",
+                f"this job.sh, from a template of your own, does not start its ranks with {_STEP}",
                 "submit it as a new run; without --here a job is queued",
             )
         ranks, wanted = resolved.ranks_per_node, allocated_nodes(resolved)
@@ -89,35 +89,36 @@ class Allocation:
         lead_s = resolved.job.signal_lead_s or 0
         if left_s is not None and left_s <= lead_s:
             raise ConfigError(
-                f"allocation {self.job_id} ends in {max(0.0, left_s):.0f} s, and the run is to save {lead_s} s before",
+                f"allocation {self.job_id} ends in {max(0.0, left_s):.0f} s, but the run must save {lead_s} s before "
+                "the end",
                 "a new allocation, or a smaller --set job.signal_lead_s=…; without --here a job of its own is queued",
             )
         return fit[:wanted]
 
     def where_text(self, resolved: Resolved, script: str) -> str:
-        """The text on where the run would run, and until when. Raises ConfigError as `fitting_nodes`."""
+        """The text that says where the run would run, and until when. Raises ConfigError as `fitting_nodes` does."""
         nodes = some([node.name for node in self.fitting_nodes(resolved, script)], 8)
         until = "which has no time limit"
         if self.end is not None:
             lead_s, now = resolved.job.signal_lead_s, time.time()
-            saves = f", and is to save {lead_s} s before" if lead_s else ""
+            saves = f"; the run saves {lead_s} s before" if lead_s else ""
             until = f"which ends at {clock(self.end, now)}{saves}"
         return f"on {nodes} of allocation {self.job_id}, {until}"
 
 
 def read_allocation() -> Allocation:
-    """The allocation that this process is in. Raises ConfigError outside one, SlurmUnreachable."""
+    """The allocation in which this process runs. Raises ConfigError outside one, SlurmUnreachable."""
     job_id = os.environ.get("SLURM_JOB_ID", "")
     if not job_id:
         raise ConfigError(
-            "--here runs on the nodes of an allocation, and this is none: SLURM_JOB_ID is not set",
+            "--here runs on the nodes of an allocation; this is not one: SLURM_JOB_ID is not set",
             "salloc --nodes=… --time=… gives one; without --here a job is queued",
         )
     return allocation_of(job_id)
 
 
 def allocation_of(job_id: str, cluster: str | None = None) -> Allocation:
-    """The allocation of a running job. Raises as `read_allocation`."""
+    """The allocation of a running job. Raises as `read_allocation` does."""
     answer = ask(["scontrol", "--oneliner", "--details", "show", "job", job_id], _in_utc(), cluster=cluster)
     if answer.unreachable:
         raise SlurmUnreachable(f"scontrol cannot reach Slurm: {answer.sentence}", "try again when slurmctld is up")
@@ -131,16 +132,16 @@ def allocation_of(job_id: str, cluster: str | None = None) -> Allocation:
     ]
     if not nodes:
         raise ConfigError(f"Slurm names no nodes of allocation {job_id}", "scontrol show --details job shows them")
-    # Of an element of an array the number of its own.
+    # An element of an array has a job id of its own.
     return Allocation(
         shown_as(answer.stdout, "JobId") or job_id, tuple(nodes), moment_of(shown_as(answer.stdout, "EndTime"))
     )
 
 
 def no_script_here(path: str) -> ConfigError:
-    """The refusal of a user's job script in an allocation."""
+    """The refusal of a user's job script with --here."""
     return ConfigError(
-        f"--here is of an experiment, and {path} is a job script",
+        f"--here runs experiments; {path} is a job script",
         f"bash {quote(path)} runs it in this allocation; without --here it is queued as a job of its own",
     )
 
@@ -157,7 +158,7 @@ def run_in(allocation: Allocation, run: RunFolder, resolved: Resolved) -> None:
 
     The first Ctrl-C saves and stops, the second cancels, the third kills; SIGTERM (`hpc-gpt cancel`) and SIGHUP (the
     allocation or the terminal is gone) give KILL_WAIT_S to save. Raises JobFailed, KeyboardInterrupt, RunFolderError as
-    `wait_for`; ConfigError as `fitting_nodes`.
+    `wait_for` does; ConfigError as `fitting_nodes` does.
     """
     nodes = allocation.fitting_nodes(resolved, read_text(run.job_script))
     with locked(run):
@@ -177,8 +178,8 @@ def run_in(allocation: Allocation, run: RunFolder, resolved: Resolved) -> None:
 def _environment(
     start: str, allocation: Allocation, nodes: Sequence[AllocatedNode], run: RunFolder, resolved: Resolved
 ) -> dict[str, str]:
-    """The variables that sbatch would give job.sh on these nodes; none of salloc's request, nor of a step around this
-    command, whose CPUs and GPUs the ranks share."""
+    """The variables that sbatch would give job.sh on these nodes. None is from the request of salloc, nor from a step
+    around this command, with which the ranks share CPUs and GPUs."""
     names, ranks = ",".join(node.name for node in nodes), resolved.ranks_per_node
     share = min(node.cpus for node in nodes) // ranks
     cpus = min(cpus_per_task(resolved) or share, share)
@@ -194,7 +195,7 @@ def _environment(
 
 
 class _Supervisor:
-    """job.sh while it runs. `start_id` is the job id of its attempt, by which its step is found, too."""
+    """Supervises job.sh while it runs. `start_id` is the job id of its attempt, and the name of its step."""
 
     def __init__(self, allocation: Allocation, run: RunFolder, resolved: Resolved) -> None:
         self.allocation = allocation
@@ -216,8 +217,9 @@ class _Supervisor:
         self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0)
 
     def attempt(self) -> Attempt | None:
-        """The attempt that job.sh has made, None as long as there is none."""
-        return next((each for each in self.run.attempts() if each.started().get("job_id") == self.start_id), None)
+        """The attempt that job.sh has made; None before that."""
+        attempts = self.run.attempts()
+        return next((attempt for attempt in attempts if attempt.started().get("job_id") == self.start_id), None)
 
     def wait(self) -> None:
         assert self._process is not None
@@ -259,7 +261,7 @@ class _Supervisor:
         self._kill_at = time.time() if is_third else self._kill_at or time.time() + KILL_WAIT_S
 
     def _look(self) -> None:
-        """Sends what is due: USR2 the lead before the allocation's end, TERM for a cancel, and KILL after that."""
+        """Sends the signal that is due: USR2 the lead before the allocation's end, TERM for a cancel, then KILL."""
         shown = ask(["scontrol", "--oneliner", "show", "job", self.allocation.job_id], _in_utc(), timeout_s=_ASK_S)
         self._end = moment_of(shown_as(shown.stdout, "EndTime")) if shown.code == 0 else self._end
         if self._kill_at is not None:

@@ -1,4 +1,4 @@
-"""The rungs of a published ladder on this machine, each prepared as a row of a bench."""
+"""The rungs of a published ladder on this machine, prepared as rows of a bench."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,8 @@ from hpc_gpt.trainer.tokens.run_data import ensure_data
 
 @dataclass(frozen=True)
 class Group:
-    """The rungs of one sweep. Savings and costs are relative to `base`; the group's result is that of `last`."""
+    """The rungs of one sweep. Savings and costs are relative to rung `base`; the result of the group is that of rung
+    `last`."""
 
     sweep: str
     base: str
@@ -32,9 +33,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Ladder:
-    """A published ladder of ladders.toml, by its number in `bench --json`: its rungs, then further rows that are
-    measured after them. It is known for a `figure` of a record, which it calls `what`, and whose column is `published`;
-    one that saves memory has the column of its `time`, too."""
+    """A published ladder of ladders.toml; `number` is its name in `bench --json`. It has its rungs, then further rows
+    that are measured after them. Its result is the `figure` of a record, which it calls `what` and has in the column
+    `published`. A ladder that saves memory has a column for its `time`, too."""
 
     number: str
     what: str
@@ -67,27 +68,27 @@ class PreparedLadder:
     notes: Sequence[str]
 
 
-def prepare_ladder(asked: BenchRequest, name: str, rows: str | None, gpus: int) -> PreparedLadder:
-    """The ladder of that name with all its rungs, or with those that `rows` names, separated by commas."""
+def prepare_ladder(request: BenchRequest, name: str, rows: str | None, gpus: int) -> PreparedLadder:
+    """The ladder of that name with all its rungs, or with the rungs in `rows`, separated by commas."""
     ladder = LADDERS[name]
     names = [row.strip() for row in rows.split(",") if row.strip()] if rows is not None else []
-    rungs = prepare_rungs(asked, ladder, gpus, names)
+    rungs = prepare_rungs(request, ladder, gpus, names)
     prepared = [rung.cell.prepared for rung in rungs if rung.cell.prepared]
-    notes = list(dict.fromkeys(note for each in prepared for note in each.notes))
+    notes = list(dict.fromkeys(note for run in prepared for note in run.notes))
     notes += [f"not {rung.row.name}: {rung.cell.record.cause}" for rung in rungs if rung.cell.record is not None]
-    minutes = sum(each.resolved.train.minutes or 0 for each in prepared)
+    minutes = sum(run.resolved.train.minutes or 0 for run in prepared)
     if minutes:
         notes.append(f"note: {len(prepared)} rungs train for {minutes:g} minutes in all; --steps N for less")
     if not gpus:
         note = "note: no GPU here, so no memory is measured: a process's host memory is a different figure"
-        notes.append(note + ("" if asked.smoke else "; --smoke runs the same rungs small"))
-    return PreparedLadder(ladder.groups[0].sweep + ("-smoke" if asked.smoke else ""), ladder, rungs, notes)
+        notes.append(note + ("" if request.smoke else "; --smoke runs the same rungs small"))
+    return PreparedLadder(ladder.groups[0].sweep + ("-smoke" if request.smoke else ""), ladder, rungs, notes)
 
 
-def prepare_rungs(asked: BenchRequest, ladder: Ladder, gpus: int, rows: Sequence[str] = ()) -> list[Rung]:
-    """A rung for each row of the ladder, or for those in `rows`. `gpus`: this machine's number of GPUs.
+def prepare_rungs(request: BenchRequest, ladder: Ladder, gpus: int, rows: Sequence[str] = ()) -> list[Rung]:
+    """One rung per row of the ladder, or per row in `rows`. `gpus`: this machine's number of GPUs.
 
-    Raises ConfigError for an unknown row, and for wrong settings of the user's.
+    Raises ConfigError for an unknown row, and for wrong settings of the user.
     """
     files = [read_experiment(group.sweep) for group in ladder.groups]
     every = [row for file in files for row in file.rows or ()]
@@ -97,18 +98,18 @@ def prepare_rungs(asked: BenchRequest, ladder: Ladder, gpus: int, rows: Sequence
     for group, file in zip(ladder.groups, files, strict=True):
         chosen = [row for row in file.rows or () if not rows or row.name in rows]
         if chosen:
-            load_experiment(file, asked.overrides, chosen[0].name, asked.gives_steps)
-        rungs += [_rung(asked, group.sweep, file, row, gpus) for row in chosen]
+            load_experiment(file, request.overrides, chosen[0].name, request.gives_steps)
+        rungs += [_rung(request, group.sweep, file, row, gpus) for row in chosen]
     return rungs
 
 
-def _rung(asked: BenchRequest, sweep: str, file: ExperimentFile, row: SweepRow, gpus: int) -> Rung:
+def _rung(request: BenchRequest, sweep: str, file: ExperimentFile, row: SweepRow, gpus: int) -> Rung:
     try:
         if row.impossible is not None:
             raise ConfigError(row.impossible)
-        if not asked.smoke:
-            _check_gpus(load_experiment(file, asked.overrides, row.name, asked.gives_steps).layout.gpus, gpus)
-        cell = prepare_cell(replace(asked, experiment=sweep), file, row.name, {}, name=row.name)
+        if not request.smoke:
+            _check_gpus(load_experiment(file, request.overrides, row.name, request.gives_steps).layout.gpus, gpus)
+        cell = prepare_cell(replace(request, experiment=sweep), file, row.name, {}, name=row.name)
         assert cell.prepared is not None
         resolved = cell.prepared.resolved
         _check_gpus(resolved.gpus, gpus)
@@ -117,8 +118,8 @@ def _rung(asked: BenchRequest, sweep: str, file: ExperimentFile, row: SweepRow, 
     except UserError as fault:
         asked_for: dict[str, Any] = {}
         wanted = None
-        with contextlib.suppress(UserError):  # as on a cluster with enough GPUs, unless it cannot run there either
-            experiment = load_experiment(file, asked.overrides, row.name, asked.gives_steps)
+        with contextlib.suppress(UserError):  # its figures on a cluster with enough GPUs, if it can run there
+            experiment = load_experiment(file, request.overrides, row.name, request.gives_steps)
             wanted = size_run(cut_warmup(experiment)[0], load_profile(FALLBACK))
             asked_for = figures_asked(wanted)
         asked_for["settings"] = {"sweep": {"name": sweep, "row": row.name}}
@@ -129,6 +130,6 @@ def _rung(asked: BenchRequest, sweep: str, file: ExperimentFile, row: SweepRow, 
 
 
 def _check_gpus(wanted: int | None, gpus: int) -> None:
-    """ConfigError if there are GPUs, but too few; without any, the ranks run on the CPU."""
+    """Raises ConfigError if there are GPUs, but too few; without any, the ranks run on the CPU."""
     if wanted and 0 < gpus < wanted:
         raise ConfigError(f"needs {wanted} GPUs, this machine has {gpus}")

@@ -1,8 +1,8 @@
-"""The limits that a submission would meet, found before it is made: of Slurm, of command lines, of files and
+"""The limits that a submission would meet, checked before it is made: of Slurm, of command lines, of files and of
 connections.
 
-A limit that cannot be read here is left out. Slurm shows its users what PrivateData lets them see, and a node's limits
-may be others than this machine's.
+A limit that cannot be read on this machine is left out. Slurm shows users only as much as PrivateData allows, and the
+limits of a node may differ from this machine's.
 """
 
 import getpass
@@ -29,18 +29,18 @@ from hpc_gpt.launcher.prepared import PreparedRun
 
 _SCRIPT_BYTES = 4 << 20  # max_script_size, unless SchedulerParameters has it
 _WORD_BYTES = (128 << 10) - 1  # Linux's MAX_ARG_STRLEN, of an argument or a variable, without its NUL
-_ADDED_BYTES = 16 << 10  # what sbatch's other options and the variables of a job take
-# Files of a run's folder and attempt, of each rank in them, of a checkpoint and of each rank in that: from above.
+_ADDED_BYTES = 16 << 10  # for sbatch's other options and the variables of a job
+# Upper bounds of the files: in a run's folder and attempt, per rank there, in a checkpoint, per rank in a checkpoint.
 _OF_RUN, _OF_RANK, _OF_CHECKPOINT, _OF_SHARE = 60, 4, 8, 2
-# squeue's states of jobs that have ended, and count only until Slurm forgets them.
+# squeue's states of jobs that have ended, which count only until Slurm forgets them.
 _ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "REVOKED",
           "OUT_OF_MEMORY"}  # fmt: skip
-_OF_QOS = ("MaxSubmitJobsPerUser", "MaxSubmitJobsPerAccount", "GrpSubmitJobs")
+_QOS_LIMITS = ("MaxSubmitJobsPerUser", "MaxSubmitJobsPerAccount", "GrpSubmitJobs")
 
 
 class Asked(NamedTuple):
-    """A run that would be submitted: with `options` of sbatch if it is a script of the user's own, which may be an
-    `array` of these indexes. Of a chain the first job counts: Slurm may refuse later ones, which do without."""
+    """A run that would be submitted. A script of the user's own has `options` of sbatch, and may be an `array` of these
+    indexes. Only the first job of a job chain counts, as the chain does without a later one that Slurm refuses."""
 
     resolved: Resolved
     script: str
@@ -49,14 +49,15 @@ class Asked(NamedTuple):
 
     @staticmethod
     def of(row: PreparedRun) -> "Asked":
-        own = row.job_script
-        return Asked(row.resolved, row.script, own.options if own else (), own.array if own else ())
+        script = row.job_script
+        return Asked(row.resolved, row.script, script.options if script else (), script.array if script else ())
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What is `asked` of a limit, what it allows, and what to do. `check`: the name of doctor's check. `refuses`: the
-    submission, or a part of it, is refused; else the run is disturbed, or another machine's limit counts."""
+    """A limit: the amount that is `asked` for, the amount that it allows, and a remedy. `check`: the name of doctor's
+    check. `refuses`: the submission, or a part of it, is refused; else the run is disturbed, or another machine's limit
+    counts."""
 
     check: str
     name: str
@@ -75,18 +76,18 @@ class Limit:
 
 def limits_met(rows: Sequence[Asked], logs: Path) -> list[Limit]:
     """The limits that runs would meet if they were submitted together; all are for one cluster."""
-    found = [*_of_files(rows, logs)]
+    limits = [*_file_limits(rows, logs)]
     if rows[0].resolved.cluster.scheduler == "slurm":
-        found += [*_of_rank_0(rows), *_of_command_lines(rows)]
+        limits += [*_rank_0_limits(rows), *_command_line_limits(rows)]
         with suppress(SlurmUnreachable):
-            found += _of_slurm(rows)
-    return [limit for limit in found if limit.asked > limit.allowed]
+            limits += _slurm_limits(rows)
+    return [limit for limit in limits if limit.asked > limit.allowed]
 
 
 # --- Slurm
 
 
-def _of_slurm(rows: Sequence[Asked]) -> Iterator[Limit]:
+def _slurm_limits(rows: Sequence[Asked]) -> Iterator[Limit]:
     cluster = chosen_clusters(script_directives(rows[0].script))
     config = slurm_config(cluster)
     most = scheduler_parameter(config, "max_script_size") or _SCRIPT_BYTES
@@ -105,16 +106,16 @@ def _of_slurm(rows: Sequence[Asked]) -> Iterator[Limit]:
     )
     held = [line.split("|") for line in shown.stdout.splitlines()] if shown.code == 0 else []
     if (count := config.get("MaxJobCount", "")).isdecimal():
-        # One less than the setting, ended jobs that are not forgotten yet among them.
+        # One job less than the setting; ended jobs count until Slurm forgets them.
         name = f"jobs in Slurm's memory (MaxJobCount is {int(count):,}, {len(held):,} are there)"
         yield Limit("jobs", name, jobs, int(count) - 1 - len(held), fewer, True)
     if {"limits", "safe", "all"} & set(config.get("AccountingStorageEnforce", "").lower().split(",")):
         queued = [_Queued(*jobs_of[:4]) for state, *jobs_of in held if state not in _ENDED and len(jobs_of) > 3]
         for limit in _limits_of_user(rows[0].resolved, config.get("ClusterName", ""), cluster):
-            there = sum(map(limit.counts, queued))
-            name = f"jobs in the queue ({limit.name} is {limit.most:,}, {there:,} are there)"
+            present = sum(map(limit.counts, queued))
+            name = f"jobs in the queue ({limit.name} is {limit.most:,}, {present:,} are there)"
             remedy = fewer if limit.is_sure else f"perhaps, as it is not known which of several limits counts: {fewer}"
-            yield Limit("jobs", name, jobs, limit.most - there, remedy, limit.is_sure)
+            yield Limit("jobs", name, jobs, limit.most - present, remedy, limit.is_sure)
 
 
 class _Queued(NamedTuple):
@@ -127,8 +128,8 @@ class _Queued(NamedTuple):
 
 
 class _Most(NamedTuple):
-    """The most jobs in the queue by one limit, and which of them it `counts`. Not `is_sure`: another one may be in its
-    place."""
+    """One limit on the jobs in the queue: the `most` that it allows, and the jobs that it `counts`. Not `is_sure`:
+    another limit may apply in its place."""
 
     name: str
     most: int
@@ -137,83 +138,88 @@ class _Most(NamedTuple):
 
 
 def _limits_of_user(resolved: Resolved, cluster: str, chosen: str | None) -> Iterator[_Most]:
-    """The limits of a submission, as Slurm's acct_policy.c chooses them: that of the user's association, or in its
-    place that of user and partition; its account's; and in place of each the QOS's, the partition's own QOS first."""
+    """The limits of a submission, as Slurm's acct_policy.c chooses them. The limit of the user's association counts, or
+    in its place that of user and partition; the account's counts, too; a limit of a QOS replaces either, that of the
+    partition's QOS first."""
     user, job, of = getpass.getuser(), resolved.job, f"cluster={cluster}"
     account = job.account or next(iter(_sacctmgr("user", user, of, "withassoc", columns=("DefaultAccount",))), [""])[0]
     partitions, default = _partitions(chosen)
-    asked = [name for name in (job.partition or default).split(",") if name]
+    requested = [name for name in (job.partition or default).split(",") if name]
     columns = ("User", "Partition", "MaxSubmitJobs", "GrpSubmitJobs", "DefaultQOS", "QOS")
     rows = _sacctmgr("assoc", of, f"account={account}", columns=columns)
-    own = {partition: row for owner, partition, *row in rows if owner == user}
-    mine = {name: own[name] for name in asked if name in own} or {name: own[name] for name in [""] if name in own}
-    # Of several partitions the job is in one of them in the end; without a name of the default one it may be any.
-    is_sure = len(asked) == 1 or (set(own) <= {""} and not any(partitions.get(name) for name in asked or partitions))
-    if len(asked) > 1:
-        mine |= {name: own[name] for name in [""] if name in own}
+    of_user = {partition: row for owner, partition, *row in rows if owner == user}
+    everywhere = {name: of_user[name] for name in [""] if name in of_user}
+    mine = {name: of_user[name] for name in requested if name in of_user} or everywhere
+    # A job for several partitions is in one of them in the end; if the default one is not known, it may be any.
+    no_qos = not any(partitions.get(name) for name in requested or partitions)
+    is_sure = len(requested) == 1 or (set(of_user) <= {""} and no_qos)
+    if len(requested) > 1:
+        mine |= everywhere
     _, _, default_qos, allowed = next(iter(mine.values()), ["", "", "", ""])
     job_qos = job.qos or default_qos or (allowed if allowed and "," not in allowed else "normal")
-    limits = {row[0]: row[1:] for row in _sacctmgr("qos", columns=("Name", "Flags", *_OF_QOS))}
-    of_partition = partitions.get(asked[0], "") if asked else ""
+    limits = {row[0]: row[1:] for row in _sacctmgr("qos", columns=("Name", "Flags", *_QOS_LIMITS))}
+    of_partition = partitions.get(requested[0], "") if requested else ""
     in_turn = [of_partition, job_qos]
     if "OverPartQOS" in (limits.get(job_qos) or [""])[0].split(","):
         in_turn.reverse()
     ruled = set[str]()  # by a QOS
-    for name, kind in ((name, kind) for name in in_turn if name in limits for kind in _OF_QOS):
-        most = limits[name][1 + _OF_QOS.index(kind)]
+    for name, kind in ((name, kind) for name in in_turn if name in limits for kind in _QOS_LIMITS):
+        most = limits[name][1 + _QOS_LIMITS.index(kind)]
         if most.isdecimal() and kind not in ruled:
             ruled.add(kind)
             yield _Most(f"{kind} of QOS {name}", int(most), _in_qos(name, kind, user, account, partitions), is_sure)
     whose = f"user {user} in account {account}"
     for partition, (most, of_all, _, _) in mine.items():
         where = f", partition {partition}" if partition else ""
-        counts = _in_association(user, account, partition, set(own))
-        if most.isdecimal() and not ruled & {*_OF_QOS[:2]}:
+        counts = _in_association(user, account, partition, set(of_user))
+        if most.isdecimal() and not ruled & {*_QOS_LIMITS[:2]}:
             yield _Most(f"MaxSubmitJobs of {whose}{where}", int(most), counts, is_sure)
-        if of_all.isdecimal() and _OF_QOS[2] not in ruled:
+        if of_all.isdecimal() and _QOS_LIMITS[2] not in ruled:
             yield _Most(f"GrpSubmitJobs of {whose}{where}", int(of_all), counts, is_sure)
     for owner, _, _, of_all, *_ in rows:
-        if not owner and of_all.isdecimal() and _OF_QOS[2] not in ruled:
+        if not owner and of_all.isdecimal() and _QOS_LIMITS[2] not in ruled:
             name = f"GrpSubmitJobs of account {account}"
-            yield _Most(name, int(of_all), lambda each: each.account == account, is_sure)
+            yield _Most(name, int(of_all), lambda queued: queued.account == account, is_sure)
 
 
 def _in_qos(name: str, kind: str, user: str, account: str, partitions: Mapping[str, str]) -> Callable[[_Queued], bool]:
-    """Which jobs a limit of a QOS counts: those that asked for it, and those in a partition that has it."""
+    """The predicate of jobs that a limit of a QOS counts: jobs that requested it, and jobs in a partition that has
+    it."""
 
-    def counts(each: _Queued) -> bool:
-        is_of_qos = each.qos == name or any(partitions.get(part) == name for part in each.partition.split(","))
-        is_mine = {_OF_QOS[0]: each.user == user, _OF_QOS[1]: each.account == account}
+    def counts(queued: _Queued) -> bool:
+        is_of_qos = queued.qos == name or any(partitions.get(part) == name for part in queued.partition.split(","))
+        is_mine = {_QOS_LIMITS[0]: queued.user == user, _QOS_LIMITS[1]: queued.account == account}
         return is_of_qos and is_mine.get(kind, True)
 
     return counts
 
 
-def _in_association(user: str, account: str, partition: str, own: Collection[str]) -> Callable[[_Queued], bool]:
-    """Which jobs an association counts; those of a partition with one of its own are not the user's other ones."""
-    return lambda each: (
-        (each.user, each.account) == (user, account)
-        and (each.partition == partition if partition else each.partition not in own)
+def _in_association(user: str, account: str, partition: str, others: Collection[str]) -> Callable[[_Queued], bool]:
+    """The predicate of jobs that an association counts. An association without a partition does not count jobs in a
+    partition that has an association of its own (`others`)."""
+    return lambda queued: (
+        (queued.user, queued.account) == (user, account)
+        and (queued.partition == partition if partition else queued.partition not in others)
     )
 
 
 def _partitions(cluster: str | None) -> tuple[dict[str, str], str]:
     """({partition: its QOS, empty without one}, the default partition); empty if Slurm does not show them."""
     answer = ask(["scontrol", "--oneliner", "show", "partition"], cluster=cluster)
-    found, default = dict[str, str](), ""
+    partitions, default = dict[str, str](), ""
     for line in answer.stdout.splitlines() if answer.code == 0 else ():
         settings = dict(word.partition("=")[::2] for word in line.split())
         name, qos = settings.get("PartitionName", ""), settings.get("QoS", "N/A")
-        found[name] = "" if qos == "N/A" else qos
+        partitions[name] = "" if qos == "N/A" else qos
         default = name if settings.get("Default") == "YES" else default
-    return found, default
+    return partitions, default
 
 
-def _sacctmgr(*words: str, columns: Sequence[str]) -> list[list[str]]:
-    """The rows of a list with these columns, empty without accounting. A line that has fewer is not of the list, as a
-    site's banner; what a site has added to a row is left out."""
+def _sacctmgr(*query: str, columns: Sequence[str]) -> list[list[str]]:
+    """The rows of a list with these columns, empty without accounting. A line with fewer columns, such as a site's
+    banner, is skipped; columns that a site has added are cut off."""
     try:
-        answer = ask(["sacctmgr", "-nP", "show", *words, f"format={','.join(columns)}"])
+        answer = ask(["sacctmgr", "-nP", "show", *query, f"format={','.join(columns)}"])
     except SlurmUnreachable:
         return []
     rows = [line.split("|") for line in answer.stdout.splitlines()] if answer.code == 0 else []
@@ -223,22 +229,22 @@ def _sacctmgr(*words: str, columns: Sequence[str]) -> list[list[str]]:
 # --- this machine
 
 
-def _of_command_lines(rows: Sequence[Asked]) -> Iterator[Limit]:
+def _command_line_limits(rows: Sequence[Asked]) -> Iterator[Limit]:
     environment = submission_environment(os.environ, {})
     strings = [f"{name}={value}" for name, value in environment.items()]
-    words = max((row.options for row in rows), key=lambda options: sum(map(len, options)))
-    longest = max((len(os.fsencode(word)) for word in words), default=0)
+    options = max((row.options for row in rows), key=lambda options: sum(map(len, options)))
+    longest = max((len(os.fsencode(option)) for option in options), default=0)
     yield Limit("command", "bytes of an option of sbatch", longest, _WORD_BYTES, "write it into the script", True)
-    # With the pointer to each, as Linux counts them.
-    size = _ADDED_BYTES + sum(len(os.fsencode(word)) + 9 for word in (*strings, *words))
+    # Linux counts each word with its pointer.
+    size = _ADDED_BYTES + sum(len(os.fsencode(word)) + 9 for word in (*strings, *options))
     unset = (
-        "unset variables that the job does not need, or raise the stack's limit (ulimit -s), of which it is a quarter"
+        "unset variables that the job does not need, or raise the stack's limit (ulimit -s): a quarter of it is allowed"
     )
     yield Limit(
         "command", "bytes of sbatch's command line and environment", size, os.sysconf("SC_ARG_MAX"), unset, True
     )
     for row in rows:
-        # A retry names all nodes that it excludes, in one word.
+        # A retry names all excluded nodes in one word.
         nodes = {*listed(row.resolved.cluster.name)}
         with suppress(ValueError):
             nodes |= {*expand_hosts(row.resolved.job.exclude or "")}
@@ -247,26 +253,26 @@ def _of_command_lines(rows: Sequence[Asked]) -> Iterator[Limit]:
         yield Limit("exclude", f"bytes of a list of {len(nodes):,} excluded nodes", size, _WORD_BYTES, fewer)
 
 
-def _of_rank_0(rows: Sequence[Asked]) -> Iterator[Limit]:
+def _rank_0_limits(rows: Sequence[Asked]) -> Iterator[Limit]:
     ranks = max((row.resolved.gpus for row in rows if not runs_program(row.resolved)), default=0)
     if not ranks:
         return
     needed, (_, hard) = files_of_first(ranks), resource.getrlimit(resource.RLIMIT_NOFILE)
     site = (
-        "the limit of the node that the job begins on counts, where it is checked again: ask the site for as many open "
+        "the limit on the job's first node counts, and is checked there again: ask the site to allow as many open "
         "files (nofile) in jobs, by LimitNOFILE of slurmd or limits.conf"
     )
     if hard != resource.RLIM_INFINITY:
         yield Limit("files", f"open files of rank 0 of {ranks:,} ranks (ulimit -Hn)", needed, hard, site)
     if (queue := connections_held()) is not None:
         site = (
-            "those that find no place try again after 1, 3 and 7 s, so the start takes longer: the site can raise "
+            "the other ranks try again after 1, 3 and 7 s, so the start takes longer: the site can raise "
             "net.core.somaxconn on its nodes"
         )
         yield Limit("store", "connections at once to rank 0's store (net.core.somaxconn)", ranks - 1, queue, site)
 
 
-def _of_files(rows: Sequence[Asked], logs: Path) -> Iterator[Limit]:
+def _file_limits(rows: Sequence[Asked], logs: Path) -> Iterator[Limit]:
     count = 0
     for row in rows:
         runs, ranks = max(1, len(row.array)), row.resolved.tasks

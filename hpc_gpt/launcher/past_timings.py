@@ -1,4 +1,4 @@
-"""How long a step, a save, an evaluation and a start took in earlier runs, from their run folders."""
+"""Seconds of a step, a save, an evaluation and a start in earlier runs, read from their run folders."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -24,8 +24,9 @@ _LEAST_STEPS = 3
 class MeasuredRun:
     """Medians in seconds over the `steps` of a run; None if not measured.
 
-    `save_s` is the time of a save, `hold_s` how long training waited for it: less, if it was written in the background.
-    `start_s` is from a job's start to its first step, with warm-up; only of starts that resumed, if there are any.
+    `save_s` is the time of a save; `hold_s` is the time that training waited for it, which is shorter if the save was
+    written in the background. `start_s` is the time from a job's start to its first step, with warm-up; if some starts
+    resumed, only they count.
     """
 
     run: str
@@ -41,19 +42,19 @@ class MeasuredRun:
 
 
 class PastTimings:
-    """The newest runs of a logs folder by `speed_hash`; read on first use."""
+    """The timings of the newest runs of a logs folder, by `speed_hash`; read on first use."""
 
     def __init__(self, runs: Callable[[], Sequence[RunFolder]]) -> None:
         self._runs = runs
-        self._found: dict[str, MeasuredRun | None] = {}
+        self._cached: dict[str, MeasuredRun | None] = {}
 
     def newest_alike(self, resolved: Sized) -> MeasuredRun | None:
         """The measurements of the newest run with the same settings and enough steps; None without one."""
         wanted = speed_hash(resolved)
-        if wanted not in self._found:
+        if wanted not in self._cached:
             measured = (measure_run(run) for run in self._by_hash.get(wanted, ()))
-            self._found[wanted] = next((each for each in measured if each is not None), None)
-        return self._found[wanted]
+            self._cached[wanted] = next((timings for timings in measured if timings is not None), None)
+        return self._cached[wanted]
 
     @cached_property
     def _by_hash(self) -> dict[str, list[RunFolder]]:
@@ -101,7 +102,7 @@ def measure_run(run: RunFolder) -> MeasuredRun | None:
 
 
 def _start_s(attempts: list[AttemptRead]) -> float | None:
-    """Seconds from the start in attempt.json to the first step, with what that step took beyond the median step."""
+    """Seconds from the start in attempt.json to the first step, plus the excess of that step over the median step."""
     starts: dict[bool, list[float]] = {True: [], False: []}
     for read in attempts:
         steps = read.steps
@@ -110,10 +111,10 @@ def _start_s(attempts: list[AttemptRead]) -> float | None:
             resumed = bool(read.trainer.get("resumed_step"))
             made = max(
                 1.0, float(steps["step"][0]) - read.first_step + 1
-            )  # a line of a foreign program covers several steps
+            )  # a line of another program covers several steps
             starts[resumed].append(max(0.0, float(steps["at"][0]) - read.start_s - made * usual_s))
-    found = starts[True] or starts[False]
-    return float(np.median(found)) if found else None
+    seconds = starts[True] or starts[False]
+    return float(np.median(seconds)) if seconds else None
 
 
 def _evaluation_s(attempts: list[AttemptRead]) -> float | None:
@@ -146,5 +147,5 @@ def _between(read: AttemptRead) -> NDArray[np.float64]:
 
 
 def _median(seconds: list[float]) -> float | None:
-    sound = [each for each in seconds if np.isfinite(each)]
+    sound = [value for value in seconds if np.isfinite(value)]
     return max(0.0, float(np.median(sound))) if sound else None

@@ -1,4 +1,4 @@
-"""The peers of `bench --peer`: the user's own programs, each a row of engine `command`."""
+"""The peers of `bench --peer`: the user's own programs, each a row with engine `command`."""
 
 import contextlib
 import re
@@ -21,35 +21,37 @@ PATTERN_EXAMPLE = r"for example --peer-pattern '([\d,.]+) tok/s': its one group 
 def read_peers(
     peers: Sequence[str], patterns: Sequence[str], taken: Sequence[str] = ()
 ) -> dict[str, tuple[str, str | None]]:
-    """{name: (line for a shell, pattern of its tokens/s if it has one)} by the values of `--peer` (`NAME=COMMAND`) and
-    `--peer-pattern` (`NAME=REGEX`, or `REGEX` for all others). `taken`: names that none may have. Raises ConfigError
-    with all faults at once."""
-    faults = ["--peer-pattern reads what a peer prints, but there is no --peer"] if patterns and not peers else []
-    commands, own = dict[str, str](), dict[str, str]()
+    """{name: (line for a shell, pattern of its tokens/s if it has one)} from the values of `--peer` (`NAME=COMMAND`)
+    and `--peer-pattern` (`NAME=REGEX`, or `REGEX` for all others). `taken`: names that no peer may have. Raises
+    ConfigError with all faults at once."""
+    faults = ["--peer-pattern reads the output of a peer, but there is no --peer"] if patterns and not peers else []
+    commands, by_peer = dict[str, str](), dict[str, str]()
     for value in peers:
-        found = _PEER.fullmatch(value)
-        if found is None:
+        match = _PEER.fullmatch(value)
+        if match is None:
             faults.append(f"--peer {hide_secrets(value)!r} is not NAME='COMMAND' with a name of letters, digits, . _ -")
-        elif found["name"] in (*commands, *taken):
-            faults.append(f"--peer {found['name']}: another row has that name")
+        elif match["name"] in (*commands, *taken):
+            faults.append(f"--peer {match['name']}: another row has that name")
         else:
-            commands[found["name"]] = found["command"]
+            commands[match["name"]] = match["command"]
     for value in patterns:
-        name, _, rest = value.partition("=")
-        name, text = (name, rest) if name in commands else ("", value)
+        name, _, regex = value.partition("=")
+        name, text = (name, regex) if name in commands else ("", value)
         with contextlib.suppress(re.error, OverflowError, RecursionError):
-            if re.compile(text).groups == 1 and own.setdefault(name, text) is text:
+            if re.compile(text).groups == 1 and by_peer.setdefault(name, text) is text:
                 continue
-        what = "a second one for the same peers" if name in own else "no regular expression with one group"
-        faults.append(f"--peer-pattern '{text}' is {what}")
+        fault = (
+            "is a second one for the same peers" if name in by_peer else "is not a regular expression with one group"
+        )
+        faults.append(f"--peer-pattern '{text}' {fault}")
     example = PATTERN_EXAMPLE if commands and len(commands) == len(peers) else _EXAMPLE
     raise_faults(dict.fromkeys(faults, example))
-    return {name: (line, own.get(name, own.get(""))) for name, line in commands.items()}
+    return {name: (line, by_peer.get(name, by_peer.get(""))) for name, line in commands.items()}
 
 
 def prepare_peer(name: str, command: str, pattern: str | None, profile: ClusterProfile) -> BenchCell:
     """The peer's run: the command as it is, once, in the current folder. Raises ConfigError."""
-    run = re.sub(r"(?<!\$)\{(\w+)\}", r"{{\1}}", command)  # no brace of it is one of [command]'s
+    run = re.sub(r"(?<!\$)\{(\w+)\}", r"{{\1}}", command)  # none of its braces is a placeholder of [command]
     experiment = Experiment(
         name=name,
         engine=Engine("command"),

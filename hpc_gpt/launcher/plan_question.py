@@ -1,4 +1,5 @@
-"""The question of `hpc-gpt plan`: model, machine, batch, and what the search may vary, from the user's request."""
+"""The question of `hpc-gpt plan`, from the user's request: model, machine, batch, and the values that the search
+varies."""
 
 import contextlib
 import functools
@@ -39,17 +40,17 @@ from hpc_gpt.planner.search import Candidate, Searched, search
 from hpc_gpt.planner.table import engine_text, settings_text
 from hpc_gpt.planner.training import check_matmul, engine_for
 
-# Whose nodes are planned for if the user has named no cluster, and the fallback has no device.
+# The profile to plan for if the user has named no cluster, and the fallback has no device.
 STAND_IN = "a100-80g-8"
-# Of the training whose days and GPU-hours are predicted: GPT-3's (arXiv:2005.14165).
+# The length of the training for the predicted days and GPU-hours: GPT-3's (arXiv:2005.14165).
 PLANNED_TOKENS = 300e9
-# Above it the sequence is what does not fit, not the model.
+# Above this length the sequence does not fit, rather than the model.
 _USUAL_SEQ = 131_072
 _BATCH = ("micro_batches", "global_batch")
 _MODELS = {"model.preset", "model.hf", "model.hidden", "model.layers", "model.heads", "train.init"}
 # {generation of NVLink: the usual ports between nodes of such GPUs}
 _PORTS = {2: "4x100G", 3: "8x200G"}
-# {kinds of runs that are not predicted: what of a key, its value or an argument of Megatron-LM asks for them}
+# {kinds of runs that are not predicted: the pattern of a key, a value or a Megatron-LM argument that requests them}
 _UNPLANNED = {
     "mixtures of experts": r"expert|moe",
     "hybrid sharding": r"hybrid|hsdp|distributed-optimizer-instances",
@@ -59,12 +60,12 @@ _UNPLANNED = {
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What to plan: everything that is decided before the search.
+    """A request to plan, with everything that is decided before the search.
 
     `base` is the experiment of the file, `experiment` the same with the user's options. `source` says where the
     planner's `constants` are from. `of_program`: the experiment starts a program of the user's own. Days and GPU-hours
-    are printed for a budget of `tokens`. `stands_in`: the profile is not the user's, as none is chosen. `fast`: a run
-    of it has the fast settings of its engine unless an option says otherwise.
+    are printed for a budget of `tokens`. `stands_in`: the profile stands in for the user's, who has chosen none.
+    `fast`: its runs have the fast settings of the engine unless an option says otherwise.
     """
 
     request: Request
@@ -84,11 +85,11 @@ class PlanRequest:
 
     @property
     def stand_in_note(self) -> str:
-        """The note on the nodes that are planned for if the user has chosen no cluster; else empty."""
+        """The note that names the planned nodes if the user has chosen no cluster; else empty."""
         if not self.stands_in:
             return ""
         if self.request.device is not None:
-            return f"planned for {self.profile.description}; a profile of your cluster, by --cluster, says how its are"
+            return f"planned for {self.profile.description}; --cluster with a profile plans for your own nodes"
         stand_in = f"no cluster is chosen: planned for {STAND_IN}, {self.profile.description}"
         return f"{stand_in}; --cluster plans for another, and hpc-gpt profile list names them"
 
@@ -121,14 +122,14 @@ def read_plan_request(
     fast = (file.path is DEFAULTS or of_largest) and is_fast(profile, request.overrides)
     # A plan does not depend on the run's length and warm-up.
     experiment, _ = cut_warmup(load_experiment(file, overrides, request.row))
-    stated: dict[str, Any] = {}
+    traits: dict[str, Any] = {}
     if (like := engine_named(experiment.engine.name).planned_as(experiment.plan)) is not None:
-        stated, engine = experiment.plan.traits, replace(experiment.engine, name=like)
+        traits, engine = experiment.plan.traits, replace(experiment.engine, name=like)
         experiment = replace(experiment, engine=engine, command=Command(), plan=Plan())
     base = load_experiment(file, {}, request.row, steps_elsewhere=True)
     model = resolve_shape(experiment.model)
     if largest and not model.is_gpt2:
-        kind = "the largest model is searched among GPT-2's shapes, but the model is of another kind"
+        kind = "the largest model is searched among GPT-2's shapes, but the model has another shape"
         raise ConfigError(kind, "name no --model, or one such as gpt2")
     _refuse_unplanned([("engine.megatron_args", experiment.engine.megatron_args)])
     is_usual = not request.names_experiment and not any(overrides.get(f"layout.{name}") for name in _BATCH)
@@ -143,8 +144,9 @@ def read_plan_request(
     if largest or longest:
         experiment, holds = _at_smallest_batch(experiment, overrides, holds)
     question = question_of(experiment, profile, holds, engines, fast)
-    if stated:
-        question = replace(question, traits={name: {**own, **stated} for name, own in question.traits.items()})
+    if traits:
+        by_engine = {name: {**of_engine, **traits} for name, of_engine in question.traits.items()}
+        question = replace(question, traits=by_engine)
     if is_usual and question.global_batch is not None:
         question = replace(question, usual_batch=functools.partial(usual_batch, model.seq))
     check_reach(machine, question.gpus)
@@ -161,33 +163,33 @@ def read_plan_request(
 
 
 def with_best(
-    experiment: Experiment, profile: ClusterProfile, given: Collection[str], fast: bool
+    experiment: Experiment, profile: ClusterProfile, given_keys: Collection[str], fast: bool
 ) -> tuple[Experiment, str]:
-    """(an experiment of no file with the engine, the layout and the settings of a plan's best, a line that names them).
+    """(an experiment without a file, with the engine, layout and settings of the best plan; a line that names them).
 
-    The keys `given` stay; a batch of which a size is given stays as the rules make it. Where the profile says too
-    little for a plan, or nothing fits, only the engine is chosen: the simplest that runs the rules' layout. `fast`:
+    The values of `given_keys` stay; if they have a size of the batch, the rules decide the batch. If the profile says
+    too little for a plan, or nothing fits, only the engine is chosen: the simplest that runs the rules' layout. `fast`:
     with the fast settings of the engine.
     """
     try:
-        best = _best(experiment, profile, given, fast)
+        best = _best(experiment, profile, given_keys, fast)
     except UserError:
         best = None
     if best is None:
-        return _with_simplest(experiment, profile, given), ""
+        return _with_simplest(experiment, profile, given_keys), ""
     run = best.training
     sizes = {**vars(run.layout), **{name: getattr(run, name) for name in ("micro_batch", *_BATCH)}}
     keys: dict[str, Any] = {f"layout.{name}": size for name, size in sizes.items()}
     planned = with_keys(replace(experiment, engine=engine_for(run, experiment.engine)), keys)
-    words = [] if "engine.name" in given else [f"engine {run.engine}"]
-    words += [text for text in (settings_text(replace(run, compiled=False)),) if text != "-"]
-    words += [] if {f"layout.{axis}" for axis in ("tp", "pp")} <= {*given} else [str(run.layout)]
-    words += [] if "layout.micro_batch" in given else [f"micro-batch {run.micro_batch}"]
-    return planned, f"from plan: {', '.join(words)}" if words else ""
+    chosen = [] if "engine.name" in given_keys else [f"engine {run.engine}"]
+    chosen += [text for text in (settings_text(replace(run, compiled=False)),) if text != "-"]
+    chosen += [] if {f"layout.{axis}" for axis in ("tp", "pp")} <= {*given_keys} else [str(run.layout)]
+    chosen += [] if "layout.micro_batch" in given_keys else [f"micro-batch {run.micro_batch}"]
+    return planned, f"from plan: {', '.join(chosen)}" if chosen else ""
 
 
-def _best(experiment: Experiment, profile: ClusterProfile, given: Collection[str], fast: bool) -> Candidate | None:
-    machine, holds, layout = machine_of(profile), {*given}, experiment.layout
+def _best(experiment: Experiment, profile: ClusterProfile, given_keys: Collection[str], fast: bool) -> Candidate | None:
+    machine, holds, layout = machine_of(profile), {*given_keys}, experiment.layout
     if {f"layout.{name}" for name in ("micro_batch", *_BATCH)} & holds:
         batch = size_run(cut_warmup(experiment)[0], profile).batch.global_batch
         holds.add("layout.global_batch")
@@ -200,9 +202,9 @@ def _best(experiment: Experiment, profile: ClusterProfile, given: Collection[str
     return search(question, machine, constants_of(profile)).best
 
 
-def _with_simplest(experiment: Experiment, profile: ClusterProfile, given: Collection[str]) -> Experiment:
-    """The experiment with the simplest engine that runs the layout which the rules give it."""
-    if "engine.name" in given:
+def _with_simplest(experiment: Experiment, profile: ClusterProfile, given_keys: Collection[str]) -> Experiment:
+    """The experiment with the simplest engine that runs its layout, as the rules decide it."""
+    if "engine.name" in given_keys:
         return experiment
 
     def layout_on(engine: str) -> Layout | None:
@@ -220,7 +222,7 @@ def _with_simplest(experiment: Experiment, profile: ClusterProfile, given: Colle
 
 
 def _planned_nodes(request: Request) -> tuple[ClusterProfile, bool]:
-    """(the profile whose nodes are planned for, whether it stands in for one that the user has not chosen)."""
+    """(the profile to plan for, whether it stands in for one that the user has not chosen)."""
     if request.device is not None:
         return _nodes_of(request.device), True
     profile = choose_profile(request, queueing=False)
@@ -229,13 +231,14 @@ def _planned_nodes(request: Request) -> tuple[ClusterProfile, bool]:
 
 
 def _nodes_of(product: str) -> ClusterProfile:
-    """The usual nodes of a device, by our name or the driver's. ConfigError if it is not in the table."""
+    """The profile of the usual nodes of a device, by our name or the driver's. Raises ConfigError for an unknown
+    device."""
     name = device_named(product)
     if name is None or DEVICES[name].nominal:
-        known = [device.name for device in DEVICES.values() if not device.nominal]
+        names = [device.name for device in DEVICES.values() if not device.nominal]
         raise ConfigError(
-            f"--device {product!r:.60} is not known; known: {', '.join(known)}",
-            close_matches(product, known) or "its figures go into a profile: hpc-gpt help profile, [machine]",
+            f"--device {product!r:.60} is not known; known: {', '.join(names)}",
+            close_matches(product, names) or "its figures go into a profile: hpc-gpt help profile, [machine]",
         )
     device = DEVICES[name]
     per_node = 4 if device.nvlink_gpus or name.startswith("gh200") else 8
@@ -248,8 +251,8 @@ def _nodes_of(product: str) -> ClusterProfile:
 
 
 def _start_of_largest(profile: ClusterProfile, overrides: dict[str, Any]) -> dict[str, Any]:
-    """The tables from which the search for the largest model starts without an EXPERIMENT; `overrides` get what the
-    model that is found will have."""
+    """The tables from which the search for the largest model starts without an EXPERIMENT. Adds to `overrides` the
+    dtype and the compilation that the largest model will have."""
     if overrides.get("train.dtype") is None:
         overrides["train.dtype"] = "bf16" if "bf16" in machine_of(profile).peak_tflops else "fp16"
     if compiles(profile, overrides):
@@ -260,8 +263,8 @@ def _start_of_largest(profile: ClusterProfile, overrides: dict[str, Any]) -> dic
 def _at_smallest_batch(
     experiment: Experiment, overrides: Mapping[str, Any], holds: set[str]
 ) -> tuple[Experiment, set[str]]:
-    """(the experiment with one sample in a pass and one pass in a step, unless others are given, and without offload;
-    the keys that the search holds)."""
+    """(the experiment with one sample per pass and one pass per step, unless others are given, and without offload; the
+    keys that the search keeps fixed)."""
     batch: dict[str, Any] = {name: overrides.get(f"layout.{name}") or 1 for name in ("micro_batch", "micro_batches")}
     experiment = replace(experiment, layout=replace(experiment.layout, **batch, global_batch=None))
     held = {"layout.micro_batch", "layout.micro_batches", "engine.offload"}
@@ -272,7 +275,7 @@ def _at_smallest_batch(
 
 
 def _shown_name(experiment: Experiment, model: ModelShape, overrides: Mapping[str, Any]) -> str:
-    """What the model is called: by its sizes if the user gives some, else by its preset, its file or the experiment."""
+    """The name of the model: its sizes if the user gives some, else its preset, its file or the experiment."""
     if any(overrides.get(f"model.{key}") is not None for key in ("hidden", "layers", "heads")):
         return f"{model.layers} x {model.hidden}"
     of_file = experiment.model.hf and model_name(Path(experiment.model.hf))
@@ -280,7 +283,8 @@ def _shown_name(experiment: Experiment, model: ModelShape, overrides: Mapping[st
 
 
 def _constants(profile: ClusterProfile, calibration: str | None) -> tuple[Constants, str]:
-    """(the planner's constants for a profile, where they are from). ConfigError if `calibration` names one without."""
+    """(the planner's constants for a profile, their source). Raises ConfigError if `calibration` names a profile
+    without them."""
     if profile.calibration is None and calibration is not None:
         raise ConfigError(
             f"profile {profile.name} has no [calibration]",
@@ -290,33 +294,33 @@ def _constants(profile: ClusterProfile, calibration: str | None) -> tuple[Consta
 
 
 def search_plan(plan: PlanRequest, must_fit: bool) -> Searched:
-    """The layouts that fit; LayoutError with the nearest one if none does and `must_fit`."""
+    """The result of the search. Raises LayoutError with the nearest layout if `must_fit` and none fits."""
     searched = search(plan.question, plan.machine, plan.constants)
     if searched.candidates or not must_fit:
         return searched
     nearest = searched.too_large[0]
     fixed = [name for name in (*AXES, "offload") if name in plan.question.fixed]
     otherwise = f"leave out --{', --'.join(fixed)}" if fixed else "use a smaller model"
-    more = fewest_gpus(plan.question, plan.machine)
+    enough = fewest_gpus(plan.question, plan.machine)
     find = "--max-model"
     if plan.question.shape.seq > _USUAL_SEQ:
         otherwise, find = "use a shorter --seq", "--max-seq" + f" --model {plan.name}" * (plan.name in PRESETS)
     raise LayoutError(
         f"{plan.name} does not fit on {plan.question.gpus} {plan.machine.device}: the nearest, {nearest.layout} on "
         f"{engine_text(nearest.training)}, needs {needs_most(nearest)}",
-        f"use --gpus {more}, which fits" if more else f"{otherwise}, or find one with hpc-gpt plan {find}",
+        f"use --gpus {enough}, which fits" if enough else f"{otherwise}, or find one with hpc-gpt plan {find}",
     )
 
 
 def _refuse_unplanned(settings: Iterable[tuple[str, Any]]) -> None:
-    """ConfigError for a setting (dotted key, value) of a kind of run that the planner has no physics of."""
+    """Raises ConfigError for a setting (dotted key, value) of a kind of run for which the planner has no physics."""
     for key, value in settings:
         table, _, name = key.partition(".")
         for what, pattern in _UNPLANNED.items() if table in ("model", "engine", "layout") else ():
             if name not in ("preset", "hf", "offload_path") and re.search(pattern, f"{name}={value}", re.IGNORECASE):
                 verb, it = ("is", "it") if what.endswith("ing") else ("are", "them")
                 raise ConfigError(
-                    f"{what} {verb} not planned, but {key} asks for {it}",
+                    f"{what} {verb} not planned, but {key} requests {it}",
                     f"plan without it, for a dense model, or measure: {', '.join(_UNPLANNED)} have no prediction",
                 )
 

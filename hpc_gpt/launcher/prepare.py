@@ -1,7 +1,7 @@
-"""Prepare a run: load its settings, resolve them, plan what is open, predict, render.
+"""Prepare a run: load its settings, resolve them, plan the open ones, predict, render.
 
-Every verb that needs a run's script uses this module: render, submit with its sweeps and resumptions, doctor
-and bench. They share `load_row`, `predict_run` and `finish`.
+Every verb that needs the script of a run uses this module: render, submit with its sweeps and resumptions, doctor and
+bench. They share `load_row`, `predict_run` and `finish`.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ if TYPE_CHECKING:
     from hpc_gpt.launcher.forecast import Forecast
     from hpc_gpt.launcher.past_timings import PastTimings
 
-# How often a run saves that does not say when, and how many of those checkpoints it keeps.
+# The minutes between saves of a run that does not say when to save, and the number of checkpoints that it keeps.
 AUTOMATIC_MINUTES, AUTOMATIC_KEPT = 30.0, 3
-# Files that an import of torch looks for, and what a shared disk's metadata server does a second. The ranks of a node
-# find in its memory what one of them has looked for.
+# Files that an import of torch looks up, and lookups per second of a shared disk's metadata server. A node counts once:
+# its ranks find in its memory the files that one of them has looked up.
 _OPENS_OF_TORCH, _OPENS_S = 27_000, 50_000
-# What only measures saves nothing, and has no end or limit of its own.
+# A run that only measures saves nothing, and has no end or limit of its own.
 ONLY_MEASURES: Mapping[str, Any] = {
     "train.save_every": 0,
     "train.save_minutes": None,
@@ -76,19 +76,19 @@ ONLY_MEASURES: Mapping[str, Any] = {
     "job.max_gpu_hours": None,
     "job.time": None,
 }
-# A row that a bench or a race measures trains as many steps as that says, and nothing else.
+# A row that a bench or a race measures only trains, as many steps as that says.
 MEASURED: Mapping[str, Any] = {**ONLY_MEASURES, "train.eval_every": 0, "train.minutes": None}
 
 
 def prepare(request: Request, queueing: bool = False, faster: bool = False) -> PreparedRun:
     """Prepares one run; for a sweep the requested row, or the first possible one.
 
-    `queueing`: the job is to be submitted, so the fallback profile is refused if there is no sbatch. `faster`: says
-    what would make it faster, another layout only where the plan is searched and the layout is open, too.
+    `queueing`: the job is to be submitted, so the fallback profile is refused if there is no sbatch. `faster`: adds
+    advice on settings that would make it faster, and on another layout if the plan is searched and the layout is open.
     """
     profile = choose_profile(request, queueing)
     if request.script is not None:
-        from hpc_gpt.launcher.prepare_script import prepare_script  # like prepare_file, of job scripts alone
+        from hpc_gpt.launcher.prepare_script import prepare_script  # like prepare_file, for job scripts alone
 
         return prepare_script(request, profile, request.script)
     file = requested_file(request, profile)
@@ -110,20 +110,20 @@ def prepare_row(
     earlier: Callable[[], PastTimings],
     faster: bool = False,
 ) -> PreparedRun:
-    """The run of a file, or of a row of it. The stages decide keys of the experiment, which is sized before and after
-    the plan's choice."""
-    # 1. What is asked for.
+    """The run of a file, or of one of its rows. The numbered stages decide keys of the experiment, which is sized
+    before and after the plan's choice."""
+    # 1. The request.
     until = request.until or Until()
     steps_elsewhere, measured = request.smoke or (until.steps or until.tokens) is not None, request.measured
     experiment = load_row(file, request.overrides, row, steps_elsewhere, batch_follows=measured is not None)
     experiment = experiment if measured is None else replace(experiment, **SERVICES)
-    given = keys_given(file, request.overrides, row)
+    given_keys = keys_given(file, request.overrides, row)
     if engine_named(experiment.engine.name).starts_script(experiment.command):
         from hpc_gpt.launcher.prepare_script import prepare_file
 
-        return prepare_file(request, profile, file, experiment, given)
-    _check_asked(request, engine_named(experiment.engine.name), until)
-    # 2. Its sizes on the cluster that it is meant for, and without an experiment its batch.
+        return prepare_file(request, profile, file, experiment, given_keys)
+    _check_request(request, engine_named(experiment.engine.name), until)
+    # 2. Its sizes on the intended cluster, and its batch if there is no experiment.
     meant_for, batch, chosen = of_full_size(request, profile), "", ""
     if file.path is DEFAULTS:
         open_keys = {"engine.compile"} - {*request.overrides}  # it is by default, too
@@ -131,13 +131,13 @@ def prepare_row(
             from hpc_gpt.launcher.plan_question import with_best  # loads all of the planner
 
             fast = is_fast(meant_for, request.overrides)
-            experiment, chosen = with_best(experiment, meant_for, given - open_keys, fast)
-        experiment, batch = with_defaults(experiment, meant_for, request.overrides, given)
-        given -= open_keys
+            experiment, chosen = with_best(experiment, meant_for, given_keys - open_keys, fast)
+        experiment, batch = with_defaults(experiment, meant_for, request.overrides, given_keys)
+        given_keys -= open_keys
     sized = size_run(cut_warmup(experiment)[0], meant_for)
-    if file.path is not DEFAULTS or "layout.micro_batches" in given:
-        given |= {"layout.micro_batch"}  # the plan chooses it only if the user has said nothing of the batch's parts
-    # 3. Made small; or with what the plan chooses, its length, and when it saves.
+    if file.path is not DEFAULTS or "layout.micro_batches" in given_keys:
+        given_keys |= {"layout.micro_batch"}  # the plan chooses it only if the user has given no part of the batch
+    # 3. Made small for a smoke run; else with the plan's choice, its length, and the times of its saves.
     plan, length, inputs = PlanChoice(lines=(chosen,) if chosen else ()), tuple[str, ...](), None
     faster = faster and not request.smoke  # nobody waits for five steps
     if request.smoke:
@@ -146,22 +146,23 @@ def prepare_row(
     else:
         small = None
         if measured is None and not chosen:
-            plan = plan_open(sized, profile, given, all_layouts=faster)
-        experiment, length = lengthen(experiment, until, sized, request.given, given)
+            plan = plan_open(sized, profile, given_keys, all_layouts=faster)
+        experiment, length = lengthen(experiment, until, sized, request.given, given_keys)
         last = experiment
-        inputs = ForecastInputs(until, earlier, "job.signal_lead_s" in given) if request.until is not None else None
+        lead_is_given = "job.signal_lead_s" in given_keys
+        inputs = ForecastInputs(until, earlier, lead_is_given) if request.until is not None else None
     run, plan = _size_planned(with_keys(last, measured or {}), profile, plan)
-    # 4. Its prediction, by which a trial here, or a smoke run, need not fit.
+    # 4. Its prediction. A run on this machine, or a smoke run, need not fit by it.
     may_not_fit = request.force or request.smoke or profile.scheduler == "local"
     prediction = predict_run(run, profile, refuse=not may_not_fit)
-    # 5. What its user is to know of it.
+    # 5. The notes for the user.
     unread = unread_of(experiment, sized.model.seq)
     defaults = defaults_note(request, meant_for, experiment.train, run, batch) if file.path is DEFAULTS else ""
     notes = [line for line in (defaults or _taken_note(request, file, row, run), *plan.lines, *length) if line]
     if small is not None:
         notes += _smoke_lines(experiment.name if measured is None else None, small, sized, run)
-    cautions = [*_cautions(run, request.smoke, given)] if measured is None else []
-    cautions += idle_keys(run, given) if measured is None and not request.smoke else ()
+    cautions = [*_cautions(run, request.smoke, given_keys)] if measured is None else []
+    cautions += idle_keys(run, given_keys) if measured is None and not request.smoke else ()
     followed = _followed_source(experiment.data, file.overridden(request.overrides, row))
     notes += [f"note: {line}" for line in (*followed, *cautions, *unread)]
     # 6. The run, with the signal's lead by its forecast.
@@ -175,14 +176,15 @@ def prepare_row(
         notes=notes,
         data_beside=folder_beside(file, run.data, request.overrides, row),
         unread=unread,
-        faster=faster_notes(prediction, run, given, plan.best) if faster else (),
+        faster=faster_notes(prediction, run, given_keys, plan.best) if faster else (),
         provenance=request.provenance,
         copies=request.copies,
     )
 
 
 def _size_planned(experiment: Experiment, profile: ClusterProfile, plan: PlanChoice) -> tuple[Sized, PlanChoice]:
-    """(the sizes with the plan's choice, that choice); without its keys if a given switch refuses them."""
+    """(the sizes with the plan's choice, that choice). If a switch that is given refuses the plan's keys, they are left
+    out."""
     if plan.keys:
         with contextlib.suppress(UserError):
             return size_run(with_keys(experiment, plan.keys), profile), plan
@@ -197,7 +199,7 @@ def _shrunk(experiment: Experiment, sized: Sized, profile: ClusterProfile, state
 
 
 def _smoke_lines(name: str | None, small: SmallExperiment, sized: Sized, resolved: Sized) -> list[str]:
-    """What a smoke run of an experiment is; without a name one that a bench measures."""
+    """The lines that describe a smoke run of an experiment; without a name, a smoke run that a bench measures."""
     sizes = sizes_beside(sized, resolved)
     if name is not None:
         return [f"smoke: {name}", *(f"  {line}" for line in (*sizes, *small.notes))]
@@ -209,7 +211,7 @@ def _smoke_lines(name: str | None, small: SmallExperiment, sized: Sized, resolve
 
 
 def _taken_note(request: Request, file: ExperimentFile, row: str | None, resolved: Sized) -> str:
-    """The line on the file or the row that is taken although nothing names it; empty without one."""
+    """The line on a file or a row that is taken although the command line does not name it; else empty."""
     if request.names_experiment:
         path = f"{file.path}" if Path(request.experiment).is_dir() else ""
         named = request.row is not None or request.sweep or request.grid or request.measured is not None
@@ -223,7 +225,7 @@ def _taken_note(request: Request, file: ExperimentFile, row: str | None, resolve
     return f"no EXPERIMENT: takes {name}, {resolved.layout} on {where}"
 
 
-def _check_asked(request: Request, facts: EngineFacts, until: Until) -> None:
+def _check_request(request: Request, facts: EngineFacts, until: Until) -> None:
     if request.smoke and until != Until():
         raise ConfigError("--until says how far to train, but --smoke trains 5 steps", "give one of the two")
     if request.smoke:
@@ -233,28 +235,28 @@ def _check_asked(request: Request, facts: EngineFacts, until: Until) -> None:
 
 
 def _followed_source(data: Data, tables: Mapping[str, Any]) -> Iterator[str]:
-    """The note on a source that no key states, as it follows from data.path."""
+    """The note on a source that follows from data.path, as no key gives it."""
     stated = tables.get("data", {}).get("source") or Data.source
     if data.mix is None and data.path is not None and data.source != stated:
         yield f'data.source is "{data.source}", as data.path is {data.path}'
 
 
-def _cautions(resolved: Sized, smoke: bool, given: Collection[str]) -> Iterator[str]:
+def _cautions(resolved: Sized, smoke: bool, given_keys: Collection[str]) -> Iterator[str]:
     train = resolved.train
     if not can_resume(resolved.engine):
-        yield "a checkpoint does not hold what is offloaded to NVMe: this run cannot be resumed, and is not requeued"
+        yield "checkpoints lack the states that are offloaded to NVMe: this run cannot be resumed, and is not requeued"
     if late := [at for at in (*train.save_at, *train.profile_steps[:1]) if at > train.steps]:
-        which = f"step {late[0]} of train.save_at or train.profile_steps"
-        yield f"{which} is not reached: the run has {train.steps:,} steps"
+        late_step = f"step {late[0]} of train.save_at or train.profile_steps"
+        yield f"{late_step} is not reached: the run has {train.steps:,} steps"
     mem = resolved.job.mem
     if mem is not None and resolved.cluster.scheduler == "slurm" and mem.isdecimal() and 0 < int(mem) < 1024:
         yield f"job.mem {mem} is {mem} MiB a node, as sbatch counts; {mem}G is {mem} GiB"
-    if train.init is not None and not smoke and "train.lr" not in given:
-        usual = f"usual for trained ones is --set train.lr={LR_OF_TRAINED:g}"
+    if train.init is not None and not smoke and "train.lr" not in given_keys:
+        usual = f"usual for trained weights is --set train.lr={LR_OF_TRAINED:g}"
         yield f"train.lr is {train.lr:g}, the default for random weights; {usual}"
     archive = resolved.cluster.archive
     if archive is not None and resolved.cluster.scheduler == "slurm" and not Path(archive).is_file():
-        yield f"stage {archive} is not a file here; where a node cannot read it either, the attempt ends as user_error"
+        yield f"stage {archive} is not a file here; if a node cannot read it either, the attempt ends as user_error"
     if archive is None and resolved.cluster.scheduler == "slurm" and resolved.cluster.container is None:
         import_s = resolved.nodes * _OPENS_OF_TORCH / _OPENS_S
         if import_s > MEETING_S / 5 and not runs_program(resolved):
@@ -265,8 +267,8 @@ def _cautions(resolved: Sized, smoke: bool, given: Collection[str]) -> Iterator[
 
 
 def unread_of(experiment: Experiment, seq: int) -> tuple[str, ...]:
-    """The lines on keys that are not followed or that nothing reads, of the files that give the shape and the weights,
-    if they are here."""
+    """The lines on keys that are not followed or that nothing reads, in the files of the shape and the weights, if this
+    machine has them."""
     files = [Path(name) for name in dict.fromkeys((experiment.model.hf, experiment.train.init)) if name is not None]
     if not files:
         return ()
@@ -282,15 +284,15 @@ def unread_of(experiment: Experiment, seq: int) -> tuple[str, ...]:
     return tuple(filter(None, lines))
 
 
-def _automatic_saves(experiment: Experiment, given: Collection[str]) -> dict[str, Any]:
-    """{dotted key: value} for a checkpoint every AUTOMATIC_MINUTES, of which the newest AUTOMATIC_KEPT stay; empty if
-    one of the keys `given` says when to save, or its engine cannot save by the clock or resume."""
-    says = {"train.save_every", "train.save_minutes"} & set(given) or not experiment.train.save_last
+def _automatic_saves(experiment: Experiment, given_keys: Collection[str]) -> dict[str, Any]:
+    """{dotted key: value} for a checkpoint every AUTOMATIC_MINUTES, with the newest AUTOMATIC_KEPT kept. Empty if one
+    of the `given_keys` says when to save, or if the engine cannot save by the clock or resume."""
+    says = {"train.save_every", "train.save_minutes"} & set(given_keys) or not experiment.train.save_last
     facts = engine_named(experiment.engine.name)
     if says or not facts.follows("save_minutes") or not can_resume(experiment.engine):
         return {}
-    kept = {} if "train.keep_last" in given else {"train.keep_last": AUTOMATIC_KEPT}
-    return {"train.save_minutes": AUTOMATIC_MINUTES, **kept}
+    keep = {} if "train.keep_last" in given_keys else {"train.keep_last": AUTOMATIC_KEPT}
+    return {"train.save_minutes": AUTOMATIC_MINUTES, **keep}
 
 
 def earlier_runs() -> PastTimings:
@@ -311,36 +313,37 @@ def load_row(
     steps_elsewhere: bool = False,
     batch_follows: bool = False,
 ) -> Experiment:
-    """The experiment with `overrides` laid over it, as in `load_experiment`.
+    """The experiment with the overrides applied, as in `load_experiment`.
 
     If it then has all three sizes of a batch, and an override gave global_batch or micro_batches, the other of the two
-    is dropped and follows. `batch_follows`: global_batch is dropped even without an override.
+    is dropped, and follows from the rest. `batch_follows`: global_batch is dropped even without an override.
     """
     experiment = load_experiment(file, overrides, row, steps_elsewhere)
     sizes = experiment.layout
-    asked = {"layout.global_batch", "layout.micro_batches"} & set(overrides)
-    if None in (sizes.micro_batch, sizes.micro_batches, sizes.global_batch) or not (batch_follows or len(asked) == 1):
+    overridden = {"layout.global_batch", "layout.micro_batches"} & set(overrides)
+    is_open = None in (sizes.micro_batch, sizes.micro_batches, sizes.global_batch)
+    if is_open or not (batch_follows or len(overridden) == 1):
         return experiment
-    follows = "layout.micro_batches" if "layout.global_batch" in asked else "layout.global_batch"
+    follows = "layout.micro_batches" if "layout.global_batch" in overridden else "layout.global_batch"
     return with_keys(experiment, {follows: None})
 
 
 def lengthen(
-    experiment: Experiment, until: Until, sized: Sized, on_line: Mapping[str, Any], given: Collection[str]
+    experiment: Experiment, until: Until, sized: Sized, on_line: Mapping[str, Any], given_keys: Collection[str]
 ) -> tuple[Experiment, tuple[str, ...]]:
-    """(the experiment with the length that `until` asks for, a warm-up that fits it, and when it saves; notes).
+    """(the experiment with the length that `until` requests, a warm-up that fits it, and times of saves; notes).
 
-    `sized` has its batch, `on_line` is what the command line gives beside `until`, and `given` has the keys that are
-    given anywhere. Raises ConfigError.
+    `sized` has its batch. `on_line` are the settings that the command line gives beside `until`; `given_keys` are given
+    there or in the file. Raises ConfigError.
     """
     length = length_settings(until, sized, on_line)
     whole, cut = cut_warmup(with_keys(experiment, {f"train.{key}": value for key, value in length.items()}))
-    return with_keys(whole, _automatic_saves(whole, given)), (*until.notes(sized.batch, sized.model.seq), *cut)
+    return with_keys(whole, _automatic_saves(whole, given_keys)), (*until.notes(sized.batch, sized.model.seq), *cut)
 
 
 def predict_run(sized: Sized, planner: ClusterProfile, refuse: bool = False) -> Prediction:
-    """The prediction for a run whose keys are decided, with the planner's keys of a profile. `refuse`: LayoutError if
-    it is predicted not to fit. Raises ConfigError for products that it cannot train with."""
+    """The prediction for a run with all keys decided, by the planner's keys of a profile. Raises LayoutError if
+    `refuse` and it is predicted not to fit; ConfigError for a format of its products with which it cannot train."""
     check_products(sized)
     return predict(sized, planner, refuse)
 
@@ -358,11 +361,11 @@ def finish(
     notes: Sequence[str] = (),
     **others: Any,
 ) -> PreparedRun:
-    """The run of an experiment's sizes and their prediction: with `inputs` the forecast of its job chain, which decides
-    the signal's lead; then its settings and its script. Nothing changes these.
+    """The prepared run of a sized experiment and its prediction. With `inputs` it has a forecast of its job chain,
+    which decides the signal's lead. Then its settings and its script are made, and nothing changes them.
 
-    `file` has the experiment's text, and the `row`; without one, or with DEFAULTS, it is the settings' text under a
-    `title`. `others` are further fields of a PreparedRun. Raises ConfigError and RenderError.
+    `file` has the experiment's text, and the `row`. Without a file, or with DEFAULTS, the settings are written as text
+    under a `title`. `others` are further fields of a PreparedRun. Raises ConfigError and RenderError.
     """
     job, data_from = sized.job, 0
     if inputs is not None:
@@ -388,8 +391,8 @@ def finish(
 def folder_beside(
     file: ExperimentFile, data: Data, overrides: Mapping[str, Any] | None, row: str | None
 ) -> Path | None:
-    """The `data_beside` of a run from an experiment's file. DataError if the path matches two files: beside
-    that file and in the current folder."""
+    """The `data_beside` of a run from an experiment's file. Raises DataError if the path matches two files, one beside
+    that file and one in the current folder."""
     folder = folder_of_data(file, overrides, row)
     if folder is None:
         return None

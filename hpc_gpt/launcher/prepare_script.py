@@ -43,26 +43,27 @@ from hpc_gpt.trainer.program.job_script import (
 
 # {key of [job]: the option of sbatch that it is}.
 _OPTION_OF = {**OF_JOB, "cpus_per_task": "cpus-per-task"}
-# What a profile adds unless the script or the command line names it, or one of these, which ask for the same.
-_SAME = {"mem": ("mem-per-cpu", "mem-per-gpu"), "exclusive": ("oversubscribe",)}
+# {option of a profile: options that request the same}; the profile adds it unless the script or the command line has
+# one of them, or the option itself.
+_SAME_REQUEST = {"mem": ("mem-per-cpu", "mem-per-gpu"), "exclusive": ("oversubscribe",)}
 _SIZES = {"layout.nodes": "nodes", "layout.gpus": "gpus"}
-_OF_TRAIN = ("train.steps", "train.hang_multiple", "train.hang_floor_s", "train.minutes")
-# The tables whose keys it takes.
+_TRAIN_KEYS = ("train.steps", "train.hang_multiple", "train.hang_floor_s", "train.minutes")
+# Tables with keys that a job script takes.
 _TABLES = ("job", "command", *SERVICES)
 
 
 def prepare_file(
-    request: Request, profile: ClusterProfile, file: ExperimentFile, experiment: Experiment, given: Collection[str]
+    request: Request, profile: ClusterProfile, file: ExperimentFile, experiment: Experiment, given_keys: Collection[str]
 ) -> PreparedRun:
-    """The run of a file's experiment whose `command.script` names a script; its keys of [job] and [layout] count as
-    options of the command line."""
+    """The run of an experiment from a file that names a script in `command.script`. Its keys of [job] and [layout]
+    count as options of the command line."""
     if request.smoke:
         engine_named(experiment.engine.name).refuse_program("it cannot be made small from here", "submit it")
     command = experiment.command
     assert command.script is not None
     raise_faults(dict(command_faults("command.args", command.args)))
     call = ScriptRequest(Path(command.script), command.args)
-    ours = [key for key in given if key.partition(".")[0] in _TABLES or key in (*_SIZES, *_OF_TRAIN)]
+    ours = [key for key in given_keys if key.partition(".")[0] in _TABLES or key in (*_SIZES, *_TRAIN_KEYS)]
     stated = {key: getattr(getattr(experiment, key.partition(".")[0]), key.partition(".")[2]) for key in ours}
     whole = replace(request, overrides=stated | request.overrides)
     return prepare_script(whole, profile, call, file, experiment.name)
@@ -75,14 +76,15 @@ def prepare_script(
     file: ExperimentFile | None = None,
     name: str | None = None,
 ) -> PreparedRun:
-    """The run of a script, by the `name` of the experiment whose `file` names it. Raises ConfigError."""
+    """The run of a script. If the `file` of an experiment names the script, the run has the experiment's `name`. Raises
+    ConfigError."""
     script = read_job_script(call.path)
     tables = _keys(request.overrides)
     job, of_profile = tables["job"], tables.pop("profile")
     checked = check_tables({**of_profile, "name": profile.name}, ClusterProfile, "--set")
     profile = replace(profile, **{key: getattr(checked, key) for key in of_profile})
-    here = profile.scheduler == "local"
-    by_variable = [] if here else options_of_variables(os.environ)
+    is_local = profile.scheduler == "local"
+    by_variable = [] if is_local else options_of_variables(os.environ)
     on_line = [*by_variable, *_sbatch_options(job, request.overrides), *job.get("sbatch", ()), *call.options]
     options = list(read_options(on_line))
     check_options(options, "the command line")
@@ -91,7 +93,7 @@ def prepare_script(
     if not (script.options or options):
         if (line := submits_itself(script)) is not None:
             raise ConfigError(
-                f"{call.path} submits a job itself, in line {line.line}: {line.text}; no #SBATCH line is its own",
+                f"{call.path} submits a job itself, in line {line.line}: {line.text}; it has no #SBATCH lines itself",
                 "name the script that it submits, or start it with bash",
             )
         raise ConfigError(
@@ -99,7 +101,7 @@ def prepare_script(
             "if it is a job script, give its size: hpc-gpt submit --nodes=1 …",
         )
     no_profile = request.cluster is None and user_default() is None
-    added = [] if here or no_profile else _added_by(profile, last_values(script.options, options))
+    added = [] if is_local or no_profile else _added_by(profile, last_values(script.options, options))
     values = last_values(list(read_options(added)), script.options, options)
     sizes = sizes_of(values)
     chain = profile.chain
@@ -117,14 +119,14 @@ def prepare_script(
     owned = ["--output=%x-%j.out", "--error=%x-%j.out", "--open-mode=append", requeue_of(resolved.cluster).flag]
     directives = [*map(quote_directive, added), *script.directives]
     directives += [" ".join(map(quote_directive, option.argv)) for option in options]  # an option a line
-    directives += owned if here or values.get("signal") or lead is None else [*owned, f"--signal=B:USR2@{lead}"]
+    directives += owned if is_local or values.get("signal") or lead is None else [*owned, f"--signal=B:USR2@{lead}"]
     text = render_job_script(resolved, script.data, call.arguments, directives)
     array = _array(values.get("array"))
     findings = _findings(script, resolved, call.arguments, left_out)
     return PreparedRun(
         resolved,
         text,
-        file.text if file is not None else experiment_text(resolved, f"Of {call.path.name}, which runs as it is."),
+        file.text if file is not None else experiment_text(resolved, f"From {call.path.name}, which runs as it is."),
         (*(f"note: {finding}" for finding in findings), *_notes(resolved, added)),
         Prediction("a script of your own"),
         file=file.path if file is not None else None,
@@ -134,8 +136,8 @@ def prepare_script(
 
 
 def _keys(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The overrides as keys of `job`, `command`, `train` and of the `profile`. ConfigError for one that a script has no
-    use for."""
+    """The overrides as keys of `job`, `command`, `train` and of the `profile`. Raises ConfigError for a key that a
+    script does not use."""
     tables: dict[str, dict[str, Any]] = {
         "job": {},
         "command": {},
@@ -150,7 +152,7 @@ def _keys(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             continue
         if not dot and key in of_profile:
             tables["profile"][key] = value
-        elif table in _TABLES or key in _OF_TRAIN:
+        elif table in _TABLES or key in _TRAIN_KEYS:
             tables[table][name] = value
         else:
             raise ConfigError(
@@ -165,21 +167,21 @@ def _keys(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _sbatch_options(job: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[str]:
-    """The options of sbatch that keys of [job] and [layout] are."""
+    """The keys of [job] and [layout] as options of sbatch."""
     options = [f"--{option}={job[key]}" for key, option in _OPTION_OF.items() if key in job]
     options += ["--exclusive"] if job.get("exclusive") else []
     return options + [f"--{name}={overrides[key]}" for key, name in _SIZES.items() if overrides.get(key) is not None]
 
 
-def _added_by(profile: ClusterProfile, given: Mapping[str, str | None]) -> list[str]:
-    """The options of a profile that neither the script nor the command line gives."""
+def _added_by(profile: ClusterProfile, present: Mapping[str, str | None]) -> list[str]:
+    """The options of a profile that are not `present` in the script or on the command line."""
     options = []
     for name in (*OF_SITE, "exclusive"):
         value = getattr(profile, name)
-        if value and not {name, *_SAME.get(name, ())} & set(given):
+        if value and not {name, *_SAME_REQUEST.get(name, ())} & set(present):
             options.append(f"--{name}" if value is True else f"--{name}={value}")
     for option in without_waits(read_options(profile.sbatch)):
-        if option.name not in given:
+        if option.name not in present:
             options += option.argv
     return options
 
@@ -187,7 +189,7 @@ def _added_by(profile: ClusterProfile, given: Mapping[str, str | None]) -> list[
 def _experiment(
     name: str, keys: Mapping[str, Any], values: Mapping[str, str | None], sizes: Sizes, call: ScriptRequest
 ) -> Experiment:
-    """The experiment that is kept of it. What Slurm alone decides is not checked here."""
+    """The experiment that stands for the script. Values that Slurm alone decides are not checked."""
     job, command = keys["job"], keys["command"]
     texts = {key: hide_secrets(text) for key, option in OF_JOB.items() if (text := values.get(option))}
     of_chain = {key: value for key, value in job.items() if key not in (*_OPTION_OF, "exclusive", "sbatch")}
@@ -209,7 +211,7 @@ def _resolve(
     values: Mapping[str, str | None],
     script: JobScript,
 ) -> Resolved:
-    """The settings of the run. Of the profile only what the chain needs counts, not its modules or variables."""
+    """The settings of the run. Only the profile's keys for the job chain count, not its modules or variables."""
     bare = ClusterProfile(
         name=profile.name,
         scheduler=profile.scheduler,
@@ -223,18 +225,18 @@ def _resolve(
         python=profile.python,
     )
     if profile.scheduler == "local" and sizes.nodes > 1:
-        raise ConfigError(f"the script asks for {sizes.nodes} nodes, and this is one machine", "add --nodes=1")
-    given = {key: values.get(key.replace("_", "-")) for key in ("signal", "output", "error", "open_mode")}
-    return resolve(experiment, bare, script=ScriptFacts(script.body_hash, sizes.tasks, **given))
+        raise ConfigError(f"the script requests {sizes.nodes} nodes, but this is one machine", "add --nodes=1")
+    options = {key: values.get(key.replace("_", "-")) for key in ("signal", "output", "error", "open_mode")}
+    return resolve(experiment, bare, script=ScriptFacts(script.body_hash, sizes.tasks, **options))
 
 
 def _lead(job: Job, profile: ClusterProfile, time: str | None) -> int | None:
-    """Seconds ahead of the time limit; None if so short a job has none to give."""
+    """Seconds of the signal before the time limit; None if the job is too short for a signal."""
     lead, limit = profile.signal_lead_s if job.signal_lead_s is None else job.signal_lead_s, None
     with contextlib.suppress(ConfigError):
         limit = limit_s(time)
     if limit is not None and lead >= limit and job.signal_lead_s is not None:
-        raise ConfigError(f"job.signal_lead_s {lead} s leaves no time of the time limit {time}", "use less")
+        raise ConfigError(f"job.signal_lead_s {lead} s takes all of the time limit {time}", "use less")
     return None if lead < 1 or (limit is not None and lead >= limit) else lead
 
 
@@ -242,22 +244,20 @@ def _array(text: str | None) -> list[int]:
     if text is None:
         return []
     if not (numbers := array_numbers(text)):
-        raise ConfigError(f"--array={text} is no list of numbers", "for example --array=0-9%4")
+        raise ConfigError(f"--array={text} is not a list of numbers", "for example --array=0-9%4")
     return numbers
 
 
 def _findings(
     script: JobScript, resolved: Resolved, arguments: Sequence[str], left_out: Sequence[Option]
 ) -> tuple[str, ...]:
-    """The notes on lines of the script, and on the command line, for the user."""
+    """The notes for the user on lines of the script and on the command line."""
     findings = [f"{script.path.name}: {finding}" for finding in scan(script)]
     for option in script.options:
         folder = os.path.dirname(option.value or "") if option.name in ("output", "error") else ""
         if folder and "%" not in folder and not Path(resolved.program.workdir, folder).is_dir():
-            where = f"{folder}, the folder of --{option.name}, is not there"
-            findings.append(
-                f"{where}: by plain sbatch the job would die at once; the run has the output in its own log"
-            )
+            where = f"{folder}, the folder of --{option.name}, does not exist"
+            findings.append(f"{where}: with plain sbatch the job would die at once; the run's own log has the output")
     if ours := [word for word in arguments if word in ("--wait", "--checkpoints", "--set")]:
         findings.append(f"{ours[0]} is after {script.path.name}, so it goes to the script")
     findings += [f"{option.argv[0]} is left out: the run needs sbatch's answer at once" for option in left_out]
@@ -265,21 +265,23 @@ def _findings(
 
 
 def _notes(resolved: Resolved, added: Sequence[str]) -> tuple[str, ...]:
-    """The notes on what the profile adds to the script, and on what shows the job chain that the script comes on."""
+    """The notes on the options that the profile adds to the script, and on the signs of progress for the job chain."""
     notes = [f"note: profile {resolved.cluster.name} adds {shlex.join(hide_words(added))}"] if added else []
     pattern = resolved.program.checkpoints
     if pattern is not None:
-        notes.append(f"note: the job chain goes by the checkpoints {pattern}")
+        notes.append(f"note: the job chain sees progress by the checkpoints {pattern}")
     elif not requeue_of(resolved.cluster).why_not(resolved.cluster):
         notes.append(
-            "note: the job chain goes by the steps in the output; without such lines it goes by the exit code, and "
-            f"continues after {MOST_UNSEEN - 1} time limits at most (--checkpoints 'out/step-*' shows it the progress)"
+            "note: the job chain sees progress by the steps in the output; without such lines it follows the exit "
+            f"code, and continues after {MOST_UNSEEN - 1} time limits at most (--checkpoints 'out/step-*' names files "
+            "that show progress)"
         )
     return tuple(notes)
 
 
 def _provenance(script: JobScript) -> dict[str, Any]:
-    """The table of the script and of its folder, which is not copied: its commit, and the files that differ from it."""
+    """The table of the script, and of its folder, which is not copied: the commit, and the files that differ from
+    it."""
     folder = Path.cwd()
     sha, changed = git_state(folder, ".")
     table: dict[str, Any] = {"path": str(script.path.absolute()), "body": script.body_hash, "folder": str(folder)}

@@ -1,4 +1,4 @@
-"""A run that is ready to be submitted: what every verb that needs a run's script gets."""
+"""A run that is ready to be submitted, for every verb that needs a run's script."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from hpc_gpt.launcher.forecast import Forecast
 
 
-# How a line for the user begins that is the same at each submission, and its key in provenance.json.
+# The begins of standing lines, which are the same at each submission, and their key in provenance.json.
 _STANDING = ("note: ", "not predicted: ")
 NOTES = "notes"
 
 
 @dataclass(frozen=True)
 class SbatchRequest:
-    """What sbatch is asked for a job script beside its own text: the options of SBATCH_ variables and of the command
-    line as they are, the elements of its array; what provenance.json has of the script; and `findings`, on what sbatch
-    or the job chain does otherwise than its text says."""
+    """The request to sbatch for a job script, beside its own text: the options of SBATCH_ variables and of the command
+    line as they are, and the elements of its array. `provenance` are the script's keys in provenance.json. `findings`
+    are notes on lines that sbatch or the job chain treats otherwise than the script's text says."""
 
     options: tuple[str, ...]
     array: tuple[int, ...]
@@ -42,9 +42,9 @@ class SbatchRequest:
 
 
 class Copies:
-    """What the runs of one submission copy, each folder and archive read once: the rows of a sweep and the rounds of a
-    bench run the same code. It lives no longer, as the next submission of a process gets what was edited since. What
-    it imports is needed by those who submit alone."""
+    """The copies for the runs of one submission. Each folder and archive is read once, since the rows of a sweep and
+    the rounds of a bench run the same code. An object serves one submission only: the next one of the process must see
+    files that were edited since. Modules that only a submission needs are imported in the methods."""
 
     def __init__(self) -> None:
         self._works: dict[str, WorkArchive] = {}
@@ -58,8 +58,8 @@ class Copies:
         return take_snapshot()
 
     def work(self, resolved: Resolved) -> WorkArchive | None:
-        """The archive of the folder that a run's program runs in; None if it keeps none. ConfigError if it is too
-        large."""
+        """The archive of the folder in which a run's program runs; None if the run has none. Raises ConfigError if it
+        is too large."""
         if not (runs_program(resolved) and resolved.program.snapshot):
             return None
         folder = resolved.program.workdir
@@ -70,7 +70,7 @@ class Copies:
         return self._works[folder]
 
     def stage_sum(self, resolved: Resolved) -> dict[str, str]:
-        """As `provenance.stage_sum`."""
+        """The checksum of the profile's archive, as `provenance.stage_sum` gives it."""
         archive = resolved.cluster.archive or ""
         if archive not in self._stages:
             from hpc_gpt.core.runs.provenance import stage_sum
@@ -84,10 +84,10 @@ class PreparedRun:
     """A run that is ready to be submitted: its settings, its script, the text and path of its experiment's file, the
     prediction for it, the forecast of its job chain, and `notes` for the user.
 
-    A relative data.path is looked for in the folder `data_beside` first. `unread` has lines on the keys of config.json
-    that are not followed, or that nothing reads. `faster` has the lines on what is predicted to be faster, if that was
-    asked for. `provenance` has further keys of provenance.json. `job_script` is of a script that runs as it is. The
-    runs of one request share its `copies`.
+    A relative data.path is looked up in the folder `data_beside` first. `unread` has lines on the keys of config.json
+    that are not followed, or that nothing reads. `faster` has advice on settings that are predicted to be faster, if
+    it was requested. `provenance` has further keys of provenance.json. `job_script` is set for a script that runs as it
+    is. The runs of one request share its `copies`.
     """
 
     resolved: Resolved
@@ -118,8 +118,8 @@ class PreparedRun:
 
     @property
     def standing(self) -> list[str]:
-        """Its lines for the user that are the same at each submission, as long as nothing changes. The run's
-        provenance.json has them, so that the next submission need not say them again."""
+        """The lines for the user that are the same at each submission, as long as nothing changes. The run's
+        provenance.json has them, so that the next submission need not print them again."""
         return [hide_secrets(line) for line in (*self.messages, *self.faster) if line.startswith(_STANDING)]
 
     @property
@@ -130,7 +130,7 @@ class PreparedRun:
 
 
 def notes_said(resolved: Resolved, logs: Path, runs: int = 1) -> frozenset[str]:
-    """The standing lines that the newest `runs` runs of the same experiment were submitted with."""
+    """The standing lines of the newest `runs` runs of the same experiment."""
     folder = logs / resolved.slug
     try:
         newest = sorted(os.listdir(folder), reverse=True)  # a run's id begins with its time
@@ -140,6 +140,6 @@ def notes_said(resolved: Resolved, logs: Path, runs: int = 1) -> frozenset[str]:
     return frozenset(str(line) for path in itertools.islice(files, runs) for line in read_json(path).get(NOTES) or ())
 
 
-def without_said(lines: Iterable[str], said: frozenset[str]) -> list[str]:
-    """The lines but for standing ones that were `said` before."""
-    return [line for line in lines if not (line.startswith(_STANDING) and hide_secrets(line) in said)]
+def without_said(lines: Iterable[str], earlier: frozenset[str]) -> list[str]:
+    """The lines without the standing lines that are in `earlier`."""
+    return [line for line in lines if not (line.startswith(_STANDING) and hide_secrets(line) in earlier)]

@@ -1,5 +1,5 @@
-"""A race before it is queued: its rows, each prepared as a sweep's, what they may differ in, what the race costs at
-most, and its folder."""
+"""A race before it is queued: its rows, prepared as those of a sweep, the settings in which they may differ, its cost
+at most, and its folder."""
 
 import functools
 import json
@@ -38,19 +38,20 @@ from hpc_gpt.launcher.submission import (
 from hpc_gpt.planner.prediction import best_layouts
 
 ROUNDS, STEPS, TOP = 3, 20, 5
-# The steps of a visit before those that are measured.
+# The steps of a visit before the measured ones.
 _WARM_UP = 5
-# Of a start that no earlier run has measured, and of a job's end.
+# Seconds of a start that no earlier run has measured, and of a job's end.
 _START_S, _END_S = 120.0, 60.0
 _VISIT: Mapping[str, Any] = {**MEASURED, "job.preflight": False}
 # Keys beside layout and engine that leave the training the same.
 _FREE = ("train.optimizer_mode", "train.eval_every", "train.eval_batches", "data.workers", "data.on_bad_shard")
-_OF_THE_RACE = ("job.time", "job.signal_lead_s", "job.name")
+_RACE_KEYS = ("job.time", "job.signal_lead_s", "job.name")
 
 
 @dataclass(frozen=True)
 class PreparedRow:
-    """A row of a race: its visit, None if it cannot run, for `cause`; `keys` over the experiment, by dotted key."""
+    """A row of a race: its visit, or None if it cannot run and the `cause`; its `keys` over the experiment, by dotted
+    key."""
 
     name: str
     keys: Mapping[str, Any]
@@ -70,24 +71,25 @@ class PreparedRace:
 
 
 def prepare_race(request: Request, queueing: bool, rounds: int, steps: int, top: int) -> PreparedRace:
-    """Raises ConfigError or LayoutError for what cannot be a race, before anything is written."""
+    """The race of a request. Raises ConfigError or LayoutError for a request that cannot be a race, before anything is
+    written."""
     profile = choose_profile(request, queueing)
     file = requested_file(request, profile)
     earlier = functools.cache(earlier_runs)
     planned = file.rows is None
     rows = list(
-        _planned(request, profile, file, earlier, top) if planned else _of_file(request, profile, file, earlier)
+        _planned(request, profile, file, earlier, top) if planned else _rows_of_file(request, profile, file, earlier)
     )
-    asked = {row.name: row.visit for row in rows if row.visit is not None}
+    runs = {row.name: row.visit for row in rows if row.visit is not None}
     if len(rows) < 2:
-        words = f"{file.name} has one row" if not planned else f"plan finds {counted(len(rows), 'layout')} that fits"
-        raise ConfigError(f"{words}, and a race compares several", "give it more rows, or submit it without --race")
-    if len(asked) < 2:
+        what = f"{file.name} has one row" if not planned else f"plan finds {counted(len(rows), 'layout')} that fits"
+        raise ConfigError(f"{what}, and a race compares several", "give it more rows, or submit it without --race")
+    if len(runs) < 2:
         causes = "; ".join(f"{row.name}: {row.cause}" for row in rows if row.cause)
-        raise ConfigError(f"only {counted(len(asked), 'row')} can run: {causes}", "a race compares several")
-    own = next(iter(asked.values()))
-    for name, visit in asked.items():
-        _check_same(own.resolved, visit.resolved, name)
+        raise ConfigError(f"only {counted(len(runs), 'row')} can run: {causes}", "a race compares several")
+    first = next(iter(runs.values()))
+    for name, visit in runs.items():
+        _check_same(first.resolved, visit.resolved, name)
     visits = [_as_visit(row, steps, profile, file, request) for row in rows]
     places = _places(visits)
     visits = [replace(row, place=places.get(row.name)) for row in visits]
@@ -96,17 +98,17 @@ def prepare_race(request: Request, queueing: bool, rounds: int, steps: int, top:
     starts = earlier()
     seconds = [_visit_s(visit, starts) for visit in able]
     most_s = rounds * sum(seconds)
-    hours = most_s * own.resolved.gpus / 3600
-    budget = own.resolved.job.max_gpu_hours
+    hours = most_s * first.resolved.gpus / 3600
+    budget = first.resolved.job.max_gpu_hours
     of_forecast = ""
-    if own.forecast is not None and own.forecast.total is not None and own.forecast.total.gpu_hours:
-        of_forecast = f", {hours / own.forecast.total.gpu_hours:.2%} of the forecast"
+    if first.forecast is not None and first.forecast.total is not None and first.forecast.total.gpu_hours:
+        of_forecast = f", {hours / first.forecast.total.gpu_hours:.2%} of the forecast"
     lines = [f"not {row.name}: {row.cause}" for row in visits if row.cause]
     unknown = [row.name for row in visits if row.visit is not None and _step_s(row.visit, starts) is None]
     if unknown:
         lines.append(f"note: no step time is predicted for {', '.join(unknown)}: only the start of a visit is counted")
     lines.append(
-        f"race: {rounds * len(able)} visits at most, {rounds} of each of {counted(len(able), 'row')}, "
+        f"race: {rounds * len(able)} visits at most, {rounds} for each of {counted(len(able), 'row')}, "
         f"{show_duration(most_s)} and {hours:.3g} GPU-hours at most{of_forecast}"
     )
     if budget is not None and hours > budget:
@@ -114,12 +116,14 @@ def prepare_race(request: Request, queueing: bool, rounds: int, steps: int, top:
             f"the race may take {hours:.3g} GPU-hours, more than --max-gpu-hours {budget:g}",
             "use fewer --rounds, --steps or --top, or a larger --max-gpu-hours",
         )
-    time = request.overrides.get("job.time") or _time_text(most_s + _END_S + (own.resolved.job.signal_lead_s or 0))
-    run = _race_run(own, able[0], file, time, rounds * len(able), request.template)
+    time = request.overrides.get("job.time") or _time_text(most_s + _END_S + (first.resolved.job.signal_lead_s or 0))
+    run = _race_run(first, able[0], file, time, rounds * len(able), request.template)
     return PreparedRace(run, visits, rounds, lines)
 
 
-def _of_file(request: Request, profile: ClusterProfile, file: ExperimentFile, earlier: Any) -> Iterator[PreparedRow]:
+def _rows_of_file(
+    request: Request, profile: ClusterProfile, file: ExperimentFile, earlier: Any
+) -> Iterator[PreparedRow]:
     for row in file.rows or ():
         keys = {**flat(row.overrides)}
         if row.impossible is not None:
@@ -134,14 +138,14 @@ def _of_file(request: Request, profile: ClusterProfile, file: ExperimentFile, ea
 def _planned(
     request: Request, profile: ClusterProfile, file: ExperimentFile, earlier: Any, top: int
 ) -> Iterator[PreparedRow]:
-    """The planner's best layouts that fit; what the command line gives stays."""
+    """The planner's best layouts that fit; settings of the command line stay."""
     base = prepare_row(replace(request, force=True), profile, file, None, earlier)
     engine_named(base.resolved.engine.name).refuse_program("plan has no layouts for it", "give its rows in [rows]")
     is_open = file.path is DEFAULTS and "engine.name" not in request.overrides
     try:
         layouts = best_layouts(base.resolved, profile, request.overrides, top, is_open)
     except ConfigError as fault:
-        fault.hint = f"give the race its [rows], or plan what it lacks: {fault.hint}"
+        fault.hint = f"give the race its [rows], or give plan the missing facts: {fault.hint}"
         raise
     for name, keys in layouts:
         sized = size_run(with_keys(experiment_of(base.resolved), keys), profile)
@@ -162,10 +166,10 @@ def _as_visit(
 ) -> PreparedRow:
     if row.visit is None:
         return row
-    asked = row.visit.resolved
-    experiment = replace(experiment_of(asked), **SERVICES, name=f"{file.name}-{row.name}")
+    resolved = row.visit.resolved
+    experiment = replace(experiment_of(resolved), **SERVICES, name=f"{file.name}-{row.name}")
     whole = _WARM_UP + steps
-    ours = not runs_program(asked)
+    ours = not runs_program(resolved)
     keys = {key: value for key, value in _VISIT.items() if ours or not key.startswith("train.")}
     keys |= {"train.steps": whole} | ({"train.log_every": whole} if ours else {})
     experiment, _ = cut_warmup(with_keys(experiment, keys))
@@ -179,7 +183,7 @@ def _as_visit(
         sized,
         prediction,
         file=file,
-        row=asked.row,
+        row=resolved.row,
         template=request.template,
         data_beside=row.visit.data_beside,
         copies=row.visit.copies,
@@ -188,20 +192,20 @@ def _as_visit(
 
 
 def _predicted_step(visit: PreparedRun | None) -> dict[str, Any]:
-    """The step that plan predicts for a visit, as in predicted.json; empty if it predicts none."""
+    """The predicted step of a visit, as in predicted.json; empty if there is no prediction."""
     tables = visit.prediction.tables if visit is not None and visit.prediction is not None else None
     return (tables or {}).get("step") or {}
 
 
 def _places(rows: Sequence[PreparedRow]) -> dict[str, int]:
-    """The planner's place for each row whose step it predicts, by name."""
-    found = {row.name: step["step_s"] for row in rows if (step := _predicted_step(row.visit))}
-    return {name: place for place, name in enumerate(sorted(found, key=found.__getitem__), 1)}
+    """{name: place by predicted step time} of the rows that have a prediction."""
+    step_s = {row.name: step["step_s"] for row in rows if (step := _predicted_step(row.visit))}
+    return {name: place for place, name in enumerate(sorted(step_s, key=step_s.__getitem__), 1)}
 
 
-def _check_same(own: Resolved, other: Resolved, name: str) -> None:
-    """ConfigError if a row is another training, or needs another environment."""
-    ours, theirs = _fixed(own), _fixed(other)
+def _check_same(first: Resolved, other: Resolved, name: str) -> None:
+    """Raises ConfigError if a row is another training, or needs another environment."""
+    ours, theirs = _fixed(first), _fixed(other)
     for key in {**ours, **theirs}:
         if ours.get(key) != theirs.get(key):
             raise ConfigError(
@@ -212,68 +216,68 @@ def _check_same(own: Resolved, other: Resolved, name: str) -> None:
 
 
 def _fixed(resolved: Resolved) -> dict[str, Any]:
-    """{dotted key: value} of what the rows of a race share."""
-    found: dict[str, Any] = {"engine.name of our trainers": not runs_program(resolved)}
-    found |= {"gpus": resolved.gpus, "nodes": resolved.nodes, "command.per": resolved.tasks}
-    found["batch.global_batch"] = resolved.batch.global_batch
+    """{dotted key: value} of the settings that the rows of a race share."""
+    fixed: dict[str, Any] = {"engine.name of our trainers": not runs_program(resolved)}
+    fixed |= {"gpus": resolved.gpus, "nodes": resolved.nodes, "command.per": resolved.tasks}
+    fixed["batch.global_batch"] = resolved.batch.global_batch
     if runs_program(resolved):
-        found["train.steps"] = None  # a visit ends after its own
+        fixed["train.steps"] = None  # a visit ends after its own steps
     for table in ("model", "data", "train"):
         rules = resolved.key_rules(table)
         for key, value in asdict(getattr(resolved, table)).items():
             if key not in rules or rules[key].affects:
-                found[f"{table}.{key}"] = value
-    found |= {f"job.{key}": value for key, value in asdict(resolved.job).items()}
-    found |= {f"cluster.{key}": value for key, value in asdict(resolved.cluster).items()}
-    return {key: value for key, value in found.items() if key not in (*_FREE, *_OF_THE_RACE)}
+                fixed[f"{table}.{key}"] = value
+    fixed |= {f"job.{key}": value for key, value in asdict(resolved.job).items()}
+    fixed |= {f"cluster.{key}": value for key, value in asdict(resolved.cluster).items()}
+    return {key: value for key, value in fixed.items() if key not in (*_FREE, *_RACE_KEYS)}
 
 
 def _check_scripts(visits: Mapping[str, PreparedRun]) -> None:
-    """ConfigError if the script of a row does otherwise than the first one's before its ranks start."""
+    """Raises ConfigError if the script of a row differs from the first row's in the lines before its ranks start."""
     first: list[str] = []
     for name, visit in visits.items():
         head = visit.script.partition("<<'HPC_GPT_RESOLVED'")[0].replace(visit.resolved.slug, "").splitlines()
         lines = [line for line in head if not line.startswith("#")]
         first = first or lines
         if lines != first:
-            apart = next((line for line in lines if line not in first), "it lacks a line of the first row's")
+            different = next((line for line in lines if line not in first), "it lacks a line of the first row's")
             raise ConfigError(
-                f"row {name!r} needs another environment than the first row: its job would have {apart.strip()!r}",
+                f"row {name!r} needs another environment than the first row: its job would have {different.strip()!r}",
                 "submit it as a --sweep",
             )
 
 
 def _race_run(
-    own: PreparedRun, visit: PreparedRun, file: ExperimentFile, time: str, visits: int, template: Path | None
+    first: PreparedRun, visit: PreparedRun, file: ExperimentFile, time: str, visits: int, template: Path | None
 ) -> PreparedRun:
-    """The run whose job is the race: it has the first row's settings, and its own name and time."""
-    asked = own.resolved
-    on = tuple(event for event in asked.notify.on if event in ("ended", "failed"))
-    notify = replace(asked.notify, on=on) if asked.notify.is_asked and on else Notify()
+    """The run that is the job of the race: it has the first row's settings, and its own name and time."""
+    of_row = first.resolved
+    on = tuple(event for event in of_row.notify.on if event in ("ended", "failed"))
+    notify = replace(of_row.notify, on=on) if of_row.notify.is_asked and on else Notify()
     services = {**SERVICES, "notify": notify}
     experiment: Experiment = replace(experiment_of(visit.resolved), **services, name=f"{file.name}-race")
-    named = asked.job.name if asked.job.name != asked.name else None
+    named = of_row.job.name if of_row.job.name != of_row.name else None
     job = {
         "job.name": named,
         "job.time": time,
-        "job.max_gpu_hours": asked.job.max_gpu_hours,
-        "job.preflight": asked.job.preflight,
+        "job.max_gpu_hours": of_row.job.max_gpu_hours,
+        "job.preflight": of_row.job.preflight,
     }
-    resolved = resolve(with_keys(experiment, job), asked.cluster, race=visits)
+    resolved = resolve(with_keys(experiment, job), of_row.cluster, race=visits)
     script, path = render_script(resolved, template), None if file.path is DEFAULTS else file.path
-    return PreparedRun(resolved, script, own.text, file=path, data_beside=own.data_beside, copies=own.copies)
+    return PreparedRun(resolved, script, first.text, file=path, data_beside=first.data_beside, copies=first.copies)
 
 
 def _visit_s(visit: PreparedRun, past: PastTimings) -> float:
     """Seconds that a visit may take: a start, and its steps as in earlier runs or as predicted."""
-    found = past.newest_alike(visit.resolved)
-    start_s = found.start_s if found is not None and found.start_s is not None else _START_S
+    alike = past.newest_alike(visit.resolved)
+    start_s = alike.start_s if alike is not None and alike.start_s is not None else _START_S
     return start_s + visit.resolved.train.steps * (_step_s(visit, past) or 0.0)
 
 
 def _step_s(visit: PreparedRun, past: PastTimings) -> float | None:
-    if (found := past.newest_alike(visit.resolved)) is not None:
-        return found.step_s
+    if (alike := past.newest_alike(visit.resolved)) is not None:
+        return alike.step_s
     step = _predicted_step(visit)
     return step["step_s"] * (1 + step["band"]) if step else None
 
@@ -287,7 +291,7 @@ def _time_text(seconds: float) -> str:
 
 
 def check_race(race: PreparedRace, logs: Path, dry: bool = False) -> dict[str, Any]:
-    """Checks the race and each row, as check_submission does, and returns the provenance."""
+    """Checks the race and each row, as check_submission does for a run, and returns the provenance."""
     provenance = check_submission([race.run], logs, dry)
     for row in race.rows:
         if row.visit is not None:
@@ -297,7 +301,7 @@ def check_race(race: PreparedRace, logs: Path, dry: bool = False) -> dict[str, A
 
 
 def queue_race(race: PreparedRace, logs: Path) -> SubmittedRun:
-    """Writes the race's folder with its rows, and submits its job. Raises as submit_run."""
+    """Writes the race's folder with its rows, and submits its job. Raises as submit_run does."""
     provenance = check_race(race, logs)
     waits = check_start(race.run.resolved, race.run.script)
     run = write_run(race.run, logs, provenance)

@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 
 def render_script(resolved: Resolved, template: Path | None = None) -> str:
-    """The job script, from the engine's template if it has one, else from base.sh.j2, or from `template`, the user's
-    own child of it.
+    """The job script, from `template`, a user's own child of base.sh.j2; without one from the engine's template if it
+    has one, else from base.sh.j2.
 
-    Raises ConfigError for a value that a directive cannot carry, RenderError (with file, line and variable) for a
+    Raises ConfigError for a value that a directive cannot hold, RenderError (with file, line and variable) for a
     template.
     """
     import jinja2
@@ -55,10 +55,10 @@ def render_script(resolved: Resolved, template: Path | None = None) -> str:
     names = [f"{resolved.engine.name}.sh.j2", "base.sh.j2"] if template is None else [template.name]
     name = names[0]
     try:
-        own = template.read_text(encoding="utf-8") if template is not None and template.is_file() else None
-        environment = _environment(template and template.absolute(), own)
-        if own is not None:
-            _check_blocks(environment, str(template), own)
+        users_text = template.read_text(encoding="utf-8") if template is not None and template.is_file() else None
+        environment = _environment(template and template.absolute(), users_text)
+        if users_text is not None:
+            _check_blocks(environment, str(template), users_text)
         text = environment.select_template(names).render(variables(resolved))
     except RenderError:
         raise
@@ -103,13 +103,13 @@ def render_after_job(resolved: Resolved, run: RunFolder, job: AfterJob, checkpoi
     )
 
 
-# All but KILL, STOP, CHLD and CONT, and the two that the C library keeps.
+# All but KILL, STOP, CHLD and CONT, and the two that the C library uses.
 _SIGNALS = [number for number in range(1, 65) if number not in (9, 17, 18, 19, 32, 33)]
 
 
 def render_job_script(resolved: Resolved, body: bytes, arguments: Sequence[str], directives: Sequence[str]) -> str:
-    """The job script around a script of the user's own, whose bytes are its end (surrogates stand for bytes that are no
-    UTF-8). `directives` are all of the text's, as sbatch is to read them."""
+    """The job script around a script of the user's own, which ends with that script's bytes (surrogates stand for bytes
+    that are not UTF-8). `directives` are all directives of the text, as sbatch is to read them."""
     check_after(resolved)
     facts, signal = resolved.script, resolved.job.signal_lead_s
     assert facts is not None
@@ -127,7 +127,7 @@ def render_job_script(resolved: Resolved, body: bytes, arguments: Sequence[str],
 
 
 def _extends_base(environment: Environment, tree: Any) -> bool:
-    """Whether a template extends base.sh.j2, directly or not, or what an expression names as it is rendered."""
+    """Whether a template extends base.sh.j2, directly or not, or a template whose name is an expression."""
     from jinja2 import nodes
 
     assert environment.loader is not None
@@ -142,28 +142,29 @@ def _extends_base(environment: Environment, tree: Any) -> bool:
     return False
 
 
-def _check_blocks(environment: Environment, template: str, own: str) -> None:
-    """RenderError for a user's template that does not extend base.sh.j2: a run of its script would have no chain. And
-    for a block that base.sh.j2 does not have: jinja would leave it out."""
+def _check_blocks(environment: Environment, template: str, text: str) -> None:
+    """Raises RenderError for a user's template that does not extend base.sh.j2, as a run of its script would have no
+    job chain; and for a block that base.sh.j2 does not have, as jinja would leave it out."""
     from jinja2 import nodes
 
     base = environment.parse((templates_dir() / "base.sh.j2").read_text(encoding="utf-8"))
-    known = [block.name for block in base.find_all(nodes.Block)]
-    tree = environment.parse(own)
+    of_base = [block.name for block in base.find_all(nodes.Block)]
+    tree = environment.parse(text)
     if not _extends_base(environment, tree):
         raise RenderError(f"{template} does not extend base.sh.j2", 'begin it with {% extends "base.sh.j2" %}')
     for block in tree.body:
-        if isinstance(block, nodes.Block) and block.name not in known:
+        if isinstance(block, nodes.Block) and block.name not in of_base:
             raise RenderError(
                 f"{template}:{block.lineno}: base.sh.j2 has no block {block.name!r}",
-                close_matches(block.name, known) or f"its blocks: {', '.join(known)}",
+                close_matches(block.name, of_base) or f"its blocks: {', '.join(of_base)}",
             )
 
 
 def array_script(name: str, scripts: Sequence[str]) -> str:
-    """The script of a job array for runs with equal directives. Its job name is theirs if they share one, or `name`."""
-    own = {line for script in scripts for line in script_directives(script) if line.startswith(JOB_NAME)}
-    shared = own.pop() if len(own) == 1 else JOB_NAME + quote_directive(name)
+    """The script of a job array for runs with equal directives. Its job name is the one that they share, else
+    `name`."""
+    names = {line for script in scripts for line in script_directives(script) if line.startswith(JOB_NAME)}
+    shared = names.pop() if len(names) == 1 else JOB_NAME + quote_directive(name)
     template = _environment().get_template("slurm/array.sh.j2")
     return template.render(
         title=f"{folder_name(name)}: {len(scripts)} runs",
@@ -214,16 +215,16 @@ def variables(resolved: Resolved) -> dict[str, Any]:
 
 
 @functools.cache
-def _environment(template: Path | None = None, own: str | None = None) -> Environment:
-    """The jinja environment, with the text of the user's own template, which comes before a shipped one of the same
+def _environment(template: Path | None = None, users_text: str | None = None) -> Environment:
+    """The jinja environment, with the text of the user's own template, which comes before a packaged one of the same
     name. Cached with its compiled templates, because a sweep renders a thousand times."""
     import jinja2
 
     folders = [str(templates_dir())] if template is None else [str(templates_dir()), str(template.parent)]
     loader: jinja2.BaseLoader = jinja2.FileSystemLoader(folders)
-    if own is not None:
-        found = (own, str(template), None)
-        user = jinja2.FunctionLoader(lambda name: found if template is not None and name == template.name else None)
+    if users_text is not None:
+        source = (users_text, str(template), None)
+        user = jinja2.FunctionLoader(lambda name: source if template is not None and name == template.name else None)
         loader = jinja2.ChoiceLoader([user, loader])
     environment = jinja2.Environment(
         loader=loader,
@@ -238,7 +239,7 @@ def _environment(template: Path | None = None, own: str | None = None) -> Enviro
 
 
 def _innermost_line(fault: BaseException, template: Path | None) -> str:
-    """`file:line` of the template line that failed: the last frame of a template in the traceback."""
+    """`file:line` of the template line that failed, from the last frame of a template in the traceback."""
     where, step = str(template or "template"), fault.__traceback__
     while step is not None:
         file = step.tb_frame.f_code.co_filename

@@ -1,6 +1,4 @@
-"""What is asked for: the request that a command line makes, its cluster profile, its experiment, and the defaults
-without one.
-"""
+"""The request that a command line makes: its cluster profile, its experiment, and the defaults without one."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -31,9 +29,9 @@ from hpc_gpt.core.slurm.clients import has_sbatch
 from hpc_gpt.launcher.prepared import Copies
 from hpc_gpt.launcher.until import Until
 
-# The most tokens of the default batch; models of the size of Llama 3 begin with 4M (arXiv:2407.21783, 3.4.1).
+# The most tokens of the default batch; models as large as Llama 3 begin with 4M (arXiv:2407.21783, 3.4.1).
 _USUAL_TOKENS = 2**22
-# In place of a file's path, if no EXPERIMENT is given and the default of every key applies.
+# Stands for the path of a file if no EXPERIMENT is given and the default of every key applies.
 DEFAULTS = Path("the defaults")
 
 
@@ -48,13 +46,14 @@ class ScriptRequest:
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for; `overrides` has what is `given` there, and what follows from it.
+    """A request by the command line. `given` has the keys that it gives, `overrides` also those that follow from them.
 
-    `sized`: the size of the run, or a sweep's row, is given. `until` is how far a verb that submits is to train, empty
-    if that is not given; None for the other verbs. `here`: it runs in the user's allocation, which no job follows.
-    `grid`: what `--grid` varies, over `row` if the file has rows. `measured`: of a run of which a bench measures the
-    steps, what is laid over it at the end, by dotted key; plan chooses nothing for it, and nothing happens around it.
-    `device`: a plan is for nodes of it, without a profile. `provenance`: further keys of the run's provenance.json.
+    `sized`: the size of the run, or a sweep's row, is given. `until` says how far a verb that submits trains, empty if
+    that is not given; None for the other verbs. `here`: it runs in the user's allocation, and no job follows. `grid`
+    has the keys that `--grid` varies, over `row` if the file has rows. `measured` is set if a bench measures the steps
+    of the run: the last overrides, by dotted key; plan chooses nothing for such a run, and it has no services.
+    `device`: a plan is for nodes of this device, without a profile. `provenance`: further keys of the run's
+    provenance.json.
     """
 
     experiment: str
@@ -78,29 +77,29 @@ class Request:
     copies: Copies = field(default_factory=Copies, compare=False, repr=False)
 
 
-def with_model_file(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys given, with model.hf instead of model.preset if that is a file or a folder, or looks like one."""
-    name = given.get("model.preset")
+def with_model_file(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys, with model.hf in place of model.preset if that names a file or a folder, or looks like a path."""
+    name = keys.get("model.preset")
     if name is None or name.lower() in PRESETS:
-        return {**given}
+        return {**keys}
     if not (Path(name).exists() or "/" in name or name.endswith(".json")):
-        return {**given}
-    return {"model.hf" if key == "model.preset" else key: value for key, value in given.items()}
+        return {**keys}
+    return {"model.hf" if key == "model.preset" else key: value for key, value in keys.items()}
 
 
 def completed(overrides: Mapping[str, Any], names_experiment: bool) -> dict[str, Any]:
-    """The overrides with those that follow from them."""
+    """The overrides, with the keys that follow from them."""
     keys = dict(overrides)
     has_model = {"model.preset", "model.hf", "model.hidden"} & set(keys)
     if not names_experiment and keys.get("train.init") and not has_model:
-        keys["model.hf"] = keys["train.init"]  # which gives the shape, as no EXPERIMENT does
+        keys["model.hf"] = keys["train.init"]  # it gives the shape, as there is no EXPERIMENT
     return dict.fromkeys(gives_way(keys)) | keys
 
 
 def with_small(request: Request, profile: ClusterProfile) -> Request:
-    """The request with SMALL_EXPERIMENT, as large as the profile holds, if it gives neither EXPERIMENT nor a size.
+    """The request with SMALL_EXPERIMENT, as large as the profile allows, if it gives neither EXPERIMENT nor a size.
 
-    For the verbs that try a cluster. Another engine is of no EXPERIMENT, either, and `requested_file` says so.
+    For the verbs that try a cluster. A request that only gives another engine stays: `requested_file` refuses it.
     """
     if request.names_experiment or request.sized or "engine.name" in request.overrides:
         return request
@@ -110,9 +109,9 @@ def with_small(request: Request, profile: ClusterProfile) -> Request:
 def requested_file(request: Request, profile: ClusterProfile, under: Mapping[str, Any] | None = None) -> ExperimentFile:
     """The file of EXPERIMENT, with the rows of the request's grid.
 
-    If no EXPERIMENT is named, it is the default experiment's file. With another model or engine it is no file:
-    the default of every key applies, with a verb's own tables `under` laid over them, and none of that file's settings.
-    Raises ConfigError for another engine without a model, which has no default.
+    Without EXPERIMENT it is the default experiment's file. If the request gives another model or engine, no file is
+    read: the default of every key applies, overridden by a verb's own tables `under`. Raises ConfigError for another
+    engine without a model, which has no default.
     """
     file = _without_grid(request, profile, under)
     return with_grid(file, request.grid, request.row) if request.grid else file
@@ -126,7 +125,7 @@ def _without_grid(request: Request, profile: ClusterProfile, under: Mapping[str,
     sizes = [overrides.get(f"model.{name}") for name in ("hidden", "layers", "heads")]
     of_file = None
     if overrides.get("model.hf"):
-        from hpc_gpt.core.weights.config import model_name  # of published weights alone
+        from hpc_gpt.core.weights.config import model_name  # only published weights need it
 
         of_file = model_name(Path(str(overrides["model.hf"])))
     name = overrides.get("model.preset") or of_file or (None if None in sizes else f"{sizes[1]}x{sizes[0]}")
@@ -135,13 +134,13 @@ def _without_grid(request: Request, profile: ClusterProfile, under: Mapping[str,
         return file
     if name is None and "model" not in (under or {}):
         raise ConfigError(
-            f"no EXPERIMENT: {DEFAULT_EXPERIMENT} is of engine {usual}, and with {engine} the defaults name no model",
+            f"no EXPERIMENT: {DEFAULT_EXPERIMENT} has engine {usual}, and with {engine} the defaults have no model",
             "add --model, for example --model gpt2, or name an EXPERIMENT",
         )
     if request.row is not None or request.sweep:
         option = "--sweep" if request.row is None else f"--row {request.row}"
         raise ConfigError(
-            f"{option} picks rows of an EXPERIMENT, and --model names none", f"name it, as {DEFAULT_EXPERIMENT}"
+            f"{option} needs an EXPERIMENT; --model gives none", f"name one, such as {DEFAULT_EXPERIMENT}"
         )
     tables = {"name": str(name or "default"), **(under or {})}
     if _lacks_bf16(of_full_size(request, profile)) and "train.dtype" not in overrides:
@@ -151,29 +150,29 @@ def _without_grid(request: Request, profile: ClusterProfile, under: Mapping[str,
     return ExperimentFile(DEFAULTS, "", tables, None, ((DEFAULTS, tables),))
 
 
-def compiles(profile: ClusterProfile, asked: Mapping[str, Any]) -> bool:
-    """Whether a run without an experiment is compiled: on a GPU that is known and not older than Triton supports
-    (Ampere, the first with bf16), by an engine that can, unless the options `asked`, by dotted key, decide it."""
-    name = asked.get("engine.name")
+def compiles(profile: ClusterProfile, overrides: Mapping[str, Any]) -> bool:
+    """Whether a run without an experiment is compiled: on a known GPU that Triton supports (Ampere, the first with
+    bf16, or newer), by an engine that can compile, unless the overrides decide it."""
+    name = overrides.get("engine.name")
     can = name is None or (name in engines() and "compile" in engines()[name].switches)
-    own = profile.machine and profile.machine.peak_tflops
-    return (
-        (profile.device in DEVICES or bool(own)) and not _lacks_bf16(profile) and can and "engine.compile" not in asked
-    )
+    has_peaks = bool(profile.machine and profile.machine.peak_tflops)
+    is_open = "engine.compile" not in overrides
+    return (profile.device in DEVICES or has_peaks) and not _lacks_bf16(profile) and can and is_open
 
 
 def with_defaults(
-    experiment: Experiment, profile: ClusterProfile, asked: Mapping[str, Any], given: Collection[str]
+    experiment: Experiment, profile: ClusterProfile, overrides: Mapping[str, Any], given_keys: Collection[str]
 ) -> tuple[Experiment, str]:
-    """(the experiment of a run without one, why its batch is that).
+    """(the experiment of a run without one, the reason for its batch).
 
-    If it is compiled, by default and for CUDA, it has the fast settings that its model and engine take, but for the
-    options `asked`. It has a global batch unless any size of the batch is `given`, or a plan has chosen it.
+    If it is compiled, by default and for CUDA, it has the fast settings that its model and engine take, except those
+    that the overrides give. It has a global batch unless the `given_keys` have any size of the batch, or a plan has
+    chosen it.
     """
-    if is_fast(profile, asked):
+    if is_fast(profile, overrides):
         shape, train = resolve_shape(experiment.model), experiment.train
-        experiment = replace(experiment, engine=with_fast_settings(experiment.engine, shape, train, asked))
-    if {f"layout.{name}" for name in ("micro_batch", "micro_batches", "global_batch")} & set(given):
+        experiment = replace(experiment, engine=with_fast_settings(experiment.engine, shape, train, overrides))
+    if {f"layout.{name}" for name in ("micro_batch", "micro_batches", "global_batch")} & set(given_keys):
         return experiment, ""
     if experiment.layout.global_batch is not None:
         return experiment, " as in plan"
@@ -181,25 +180,26 @@ def with_defaults(
     return with_keys(experiment, {"layout.global_batch": size}), why
 
 
-def is_fast(profile: ClusterProfile, asked: Mapping[str, Any]) -> bool:
+def is_fast(profile: ClusterProfile, overrides: Mapping[str, Any]) -> bool:
     """Whether a run without an experiment has fast settings."""
     device = DEVICES.get(profile.device or "")
-    return device is not None and device.cuda and compiles(profile, asked)
+    return device is not None and device.cuda and compiles(profile, overrides)
 
 
 def usual_batch(seq: int, gpus: int) -> int:
-    """The global batch at which models are compared: the default experiment's, of longer sequences fewer, so that it
-    has at most _USUAL_TOKENS; of its near multiples that which the GPUs divide, or as many of them as have a sample."""
-    own = int(read_experiment(DEFAULT_EXPERIMENT).tables["layout"]["global_batch"])
-    usual = min(own, 1 << max(0, (_USUAL_TOKENS // seq).bit_length() - 1))
+    """The global batch at which models are compared: the default experiment's, or smaller for longer sequences, so that
+    it has at most _USUAL_TOKENS. It is rounded to a multiple of the GPUs, or of the most GPUs that divide them and have
+    a sample each."""
+    default = int(read_experiment(DEFAULT_EXPERIMENT).tables["layout"]["global_batch"])
+    usual = min(default, 1 << max(0, (_USUAL_TOKENS // seq).bit_length() - 1))
     replicas = max(count for count in range(1, usual + 1) if gpus % count == 0)
     return max(1, round(usual / replicas)) * replicas
 
 
 def _default_batch(sized: Sized, profile: ClusterProfile) -> tuple[int, str]:
-    """(the global batch of a run without one, why it is that).
+    """(the global batch of a run without one, the reason for it).
 
-    It is the batch that `plan` takes; ranks without a GPU have one sample each, so that a step ends.
+    It is the batch of `plan`; ranks without a GPU have one sample each, so that a step ends soon.
     """
     dp, usual = sized.layout.dp, usual_batch(sized.model.seq, sized.gpus)
     on_gpus = profile.device is not None or profile.gpu_flag != "none"
@@ -230,7 +230,7 @@ def _lacks_bf16(profile: ClusterProfile) -> bool:
 
 
 def defaults_note(request: Request, profile: ClusterProfile, train: Train, resolved: Sized, batch: str) -> str:
-    """The line on the defaults that apply without an EXPERIMENT; `batch` is why the batch is that."""
+    """The line on the defaults that apply without an EXPERIMENT; `batch` is the reason for its batch."""
     dtype: str = train.dtype
     if _lacks_bf16(profile) and "train.dtype" not in request.overrides:
         dtype += f" as {profile.device} has no bf16"
@@ -244,10 +244,11 @@ def defaults_note(request: Request, profile: ClusterProfile, train: Train, resol
 
 
 def _compiled_text(engine: Engine) -> str:
-    """What is compiled, and the fast settings beside it, each followed by a comma."""
+    """The text on compilation and the other fast settings, each followed by a comma."""
     if engine.compile == "none":
         return ""
-    others = [each.key for each in FAST_SETTINGS if each.key != "compile" and getattr(engine, each.key) == each.value]
+    settings = [setting for setting in FAST_SETTINGS if setting.key != "compile"]
+    others = [setting.key for setting in settings if getattr(engine, setting.key) == setting.value]
     return "".join(f"{setting}, " for setting in (f"compiled by {engine.compile}", *others))
 
 
@@ -259,7 +260,7 @@ def choose_profile(request: Request, queueing: bool) -> ClusterProfile:
     chosen = user_default() if request.cluster is None else request.cluster
     if chosen is None and queueing and not has_sbatch():
         raise ConfigError(
-            f"no cluster profile chosen, and no sbatch here for the fallback {FALLBACK}",
+            f"no cluster profile is chosen, and the fallback {FALLBACK} needs sbatch, which is not here",
             "--cluster local runs it on this machine; hpc-gpt profile detect --name NAME writes a cluster's profile",
         )
     profile = load_profile(FALLBACK if chosen is None else chosen)
@@ -270,6 +271,6 @@ def of_full_size(request: Request, profile: ClusterProfile) -> ClusterProfile:
     """The profile of the run at full size; for a smoke run on this machine the user's default or the fallback."""
     if not request.smoke or profile.scheduler != "local":
         return profile
-    own = user_default() if request.cluster is None else None
-    meant = load_profile(own or FALLBACK)
+    default = user_default() if request.cluster is None else None
+    meant = load_profile(default or FALLBACK)
     return meant if meant.scheduler != "local" else load_profile(FALLBACK)

@@ -1,4 +1,4 @@
-"""Resume a run: again in its own folder, or as a new run with other settings or on another cluster."""
+"""Resume a run, in its own folder or as a new run with other settings or on another cluster."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ if TYPE_CHECKING:
     from hpc_gpt.launcher.forecast import Forecast
     from hpc_gpt.launcher.past_timings import PastTimings
 
-# What may change when the script of a run is started again.
+# The options that may change when the script of a run is started again.
 _OPTIONS_ON_RESUME = ("job.time", "job.partition", "job.account", "job.qos", "job.exclude")
-# More than the controller takes from the end of an attempt to its own, on a busy machine.
+# Longer than the controller takes, on a busy machine, from the end of an attempt to its own end.
 _LEAVING_S = 20.0
 
 
@@ -76,8 +76,9 @@ class NewRun:
 
 @dataclass(frozen=True)
 class SameRun:
-    """A resumption of a run in its own folder with its own job.sh, as a chain of so many `jobs`; `where` says from
-    which step. The kept script of a user is started in its `folder`, with these `options` on sbatch's command line."""
+    """A resumption of a run in its own folder with its own job.sh, as a job chain of so many `jobs`; `where` says from
+    which step. A user's own job script, as stored in the run, is started in its `folder`, with these `options` on
+    sbatch's command line."""
 
     run: RunFolder
     resolved: Resolved
@@ -88,26 +89,26 @@ class SameRun:
     options: tuple[str, ...] = ()
 
     def start(self, now: bool = False) -> SubmittedRun:
-        """Submits it. Raises as `start_run`."""
+        """Submits it. Raises as `start_run` does."""
         run = self.run if self.folder == "." else RunFolder(self.run.path.resolve())
         with contextlib.chdir(self.folder):  # sbatch starts a script where it is called
             return start_run(run, self.resolved, self.jobs, self.options, now)
 
 
 def choose_resumption(run: RunFolder, request: Request, from_start: bool, dry: bool) -> NewRun | SameRun:
-    """How a run resumes: itself, or a new run if the request changes anything; `from_start` makes a new run from step
-    0. `request.cluster` is None if its cluster is not to change, and `dry` is as for `check_submission`.
+    """The resumption of a run: the run itself, or a new run if the request changes anything; `from_start` makes a new
+    run from step 0. `request.cluster` None keeps its cluster; `dry` is as for `check_submission`.
 
     Raises RunFolderError, ConfigError, LayoutError or DataError if it cannot.
     """
     assert request.until is not None
     settings = run.resolved()
     if settings.script is not None:
-        return _script_again(run, request, from_start, dry)
+        return _script_resumption(run, request, from_start, dry)
     profile = profile_of(settings, request)
     changed = from_start or request.template or changed_length(settings, request.until, request.given)
     if not changed and _changes_nothing(settings, request.given, profile):
-        return _same_again(run, request.until, dry)
+        return _same_resumption(run, request.until, dry)
     if settings.race:
         raise ConfigError(
             f"{run.run_id} is a race, which resumes as it is", "submit another --race, or take its --winner"
@@ -115,8 +116,8 @@ def choose_resumption(run: RunFolder, request: Request, from_start: bool, dry: b
     prepared, parent = prepare_resumption(
         run, request.given, profile, request.template, request.force, request.until, earlier_runs(), from_start
     )
-    what = f"resumes {parent.run} after step {parent.step}" if parent else f"trains {run.run_id} again from step 0"
-    return NewRun(prepared, parent, (*prepared.notes, f"{what}, as {prepared.resolved.layout}"))
+    action = f"resumes {parent.run} after step {parent.step}" if parent else f"trains {run.run_id} again from step 0"
+    return NewRun(prepared, parent, (*prepared.notes, f"{action}, as {prepared.resolved.layout}"))
 
 
 def profile_of(settings: Resolved, request: Request) -> ClusterProfile | None:
@@ -128,8 +129,9 @@ def profile_of(settings: Resolved, request: Request) -> ClusterProfile | None:
     return profile
 
 
-def _script_again(run: RunFolder, request: Request, from_start: bool, dry: bool) -> SameRun:
-    """The kept script of a run, with another limit or place if the request gives one."""
+def _script_resumption(run: RunFolder, request: Request, from_start: bool, dry: bool) -> SameRun:
+    """The resumption of a user's own job script, as stored in the run, with the options of _OPTIONS_ON_RESUME that the
+    request gives."""
     script = read_stored(run.path / "provenance.json").get("script") or {}
     if request.here:
         raise no_script_here(str(script.get("path")))
@@ -137,8 +139,8 @@ def _script_again(run: RunFolder, request: Request, from_start: bool, dry: bool)
     if from_start or other or request.until != Until():
         named = "--from-start" if from_start else other[0] if other else "--until"
         raise ConfigError(
-            f"{run.run_id} is of a job script, which is started again as it was kept: {named} would be another run",
-            f"submit a new run; of options {', '.join(_OPTIONS_ON_RESUME)} may change",
+            f"{run.run_id} is the run of a job script: it starts again unchanged, so {named} is refused",
+            f"submit a new run; only {', '.join(_OPTIONS_ON_RESUME)} may change",
         )
     options = [f"--{key.removeprefix('job.')}={value}" for key, value in request.given.items() if value is not None]
     resolved, point = check_resumption(run, dry)
@@ -147,7 +149,8 @@ def _script_again(run: RunFolder, request: Request, from_start: bool, dry: bool)
     return SameRun(run, resolved, (*notes, note), folder=script.get("folder") or ".", options=tuple(options))
 
 
-def _same_again(run: RunFolder, until: Until, dry: bool) -> SameRun:
+def _same_resumption(run: RunFolder, until: Until, dry: bool) -> SameRun:
+    """The resumption of a run with its own settings, and the forecast of its job chain."""
     resolved, point = check_resumption(run, dry)
     forecast = _forecast_same(run, point.step if point else 0, until, earlier_runs())
     where = f" after step {point.step}" if point else " at step 0: it has no checkpoint"
@@ -161,9 +164,9 @@ def _same_again(run: RunFolder, until: Until, dry: bool) -> SameRun:
 
 
 def check_not_live(run: RunFolder) -> None:
-    """RunFolderError if a job of the run is queued or running, or may be on another machine.
+    """Raises RunFolderError if a job of the run is queued or running, or may be on another machine.
 
-    A run's end is known before the process that started it has left: that is waited for.
+    The end of a run is known before the process that started it has left; the function waits until that has left.
     """
     await_lost(run)
     until = time.monotonic() + _LEAVING_S
@@ -183,52 +186,52 @@ def check_not_live(run: RunFolder) -> None:
 
 
 def check_unfinished(run: RunFolder, resolved: Resolved | None = None, reached: int = 0) -> None:
-    """ConfigError if the job would end at once: the run is done, or `resolved`, the settings of a run that is to resume
-    from it after step `reached`, has no further steps."""
+    """Raises ConfigError if the job would end at once: the run is done, or `resolved`, the settings of a run that is to
+    resume from it after step `reached`, has no further steps."""
     before = run.resolved().train
     if resolved is not None and resolved.train.steps > reached:
         return
     if resolved is not None and resolved.train.steps != before.steps:
         raise ConfigError(
-            f"train.steps is {resolved.train.steps}, but the newest checkpoint is of step {reached}: the job would end "
-            "at once",
+            f"train.steps is {resolved.train.steps}, but the newest checkpoint is from step {reached}: the job would "
+            "end at once",
             f"give more than {counted(reached, 'step')}",
         )
     last = done_by(run.attempts())
     if last is None and resolved is None:
         return
     cause = last.ended().get("cause") if last is not None else None
-    trained = [each.ended().get("step") or 0 for each in run.attempts()]
+    trained = [attempt.ended().get("step") or 0 for attempt in run.attempts()]
     by_steps = not cause or max(trained, default=0) >= before.steps
     why = f"it has trained its {counted(before.steps, 'step')}" if by_steps else cause
     if not before.steps:
         raise ConfigError(f"run {run.run_id} is done: its program has ended", "submit a new run")
-    more = [f"--until steps={2 * before.steps}", f"--set train.steps={2 * before.steps}"]
+    options = [f"--until steps={2 * before.steps}", f"--set train.steps={2 * before.steps}"]
     flat = [step for step in saved_steps(run) if step <= before.steps - decay_steps_of(before)]
     if by_steps and before.decay == "wsd" and flat:  # it has decayed
-        more = [f"hpc-gpt submit --branch {run.run_id}@{flat[-1]} --until steps={2 * before.steps}"]
+        options = [f"hpc-gpt submit --branch {run.run_id}@{flat[-1]} --until steps={2 * before.steps}"]
     if not by_steps:
-        more = [f"--set train.minutes={before.minutes:g}"] if before.minutes is not None else []
-        more += [f"--until loss={0.9 * before.until_loss:.4g}"] if before.until_loss is not None else []
-    hint = f"to train on, as a new run: {', or '.join(more)}" if more else "submit a new run"
-    marked = any(newest_step(each) for each in (run, *find_ancestors(run)))
+        options = [f"--set train.minutes={before.minutes:g}"] if before.minutes is not None else []
+        options += [f"--until loss={0.9 * before.until_loss:.4g}"] if before.until_loss is not None else []
+    hint = f"to train on, as a new run: {', or '.join(options)}" if options else "submit a new run"
+    marked = any(newest_step(source) for source in (run, *find_ancestors(run)))
     if not marked or not can_resume(run.resolved().engine):
         hint = "it has no checkpoint to resume from: submit a new run that trains further"
     raise ConfigError(f"run {run.run_id} is done: {why}; its job would end at once", hint)
 
 
 def _check_rates(run: RunFolder, settings: Resolved, resolved: Resolved, reached: int) -> None:
-    """ConfigError if a wsd of another length would have had another rate in a step that `run` has trained."""
+    """Raises ConfigError if the new wsd schedule would have had another rate in a step that `run` has trained."""
     if resolved.train.decay != "wsd":
         return
     step = first_difference(settings.train, resolved.train, range(branched_at(run), reached))
     if step is None:
         return
-    steps = [each for each in saved_steps(run) if each <= step]
+    steps = [saved for saved in saved_steps(run) if saved <= step]
     raise ConfigError(
-        f"step {step + 1} of run {run.run_id} was trained at a rate of {learning_rate(settings.train, step):.4g} and "
-        f"would have {learning_rate(resolved.train, step):.4g}: the run's schedule is "
-        f"{describe_schedule(settings.train)}; the other is {describe_schedule(resolved.train)}",
+        f"step {step + 1} of run {run.run_id} was trained at a rate of {learning_rate(settings.train, step):.4g}, but "
+        f"the new schedule has {learning_rate(resolved.train, step):.4g} there: the run's schedule is "
+        f"{describe_schedule(settings.train)}; the new one is {describe_schedule(resolved.train)}",
         f"hpc-gpt submit --branch {run.run_id}@{max(steps, default=reached)} --set train.steps={resolved.train.steps} "
         f"begins {'before that step' if steps else 'after the decay: no earlier checkpoint is left'}",
     )
@@ -244,11 +247,11 @@ def prepare_resumption(
     earlier: PastTimings,
     from_start: bool = False,
 ) -> tuple[PreparedRun, Parent | None]:
-    """A new run that resumes from `run`, with `changes` laid over its settings; `profile` None keeps its profile.
+    """A new run that resumes from `run`, with `changes` to its settings; `profile` None keeps its profile.
 
     `until` says how far to train; `earlier` has the measurements of earlier runs. `force` accepts a layout that is
-    predicted not to fit. `from_start`: it begins at step 0, without a parent. Raises RunFolderError as
-    `check_not_live`; LayoutError or ConfigError if it cannot resume so.
+    predicted not to fit. `from_start`: it begins at step 0, without a parent. Raises RunFolderError as `check_not_live`
+    does; LayoutError or ConfigError if it cannot resume with these settings.
     """
     check_not_live(run)
     settings = run.resolved()
@@ -267,12 +270,12 @@ def prepare_resumption(
         try:
             check_weights_of(run.path, resolved)
         except ConfigError as fault:
-            notes.append(f"note: {fault}; the new run begins from what is there now")
+            notes.append(f"note: {fault}; the new run begins from the weights that are there now")
     steps, before = resolved.train.steps, settings.train.steps
     if point.step and steps != before and (fall := resolved.train.decay) in ("cosine", "linear"):
         notes.append(
-            f"note: from step {point.step} on, the learning rate falls ({fall}) to the end of {steps} steps, until "
-            f"then of {before}: it is not the rate of an unbroken run of either length"
+            f"note: the learning rate falls ({fall}) to the end of {before} steps until step {point.step}, and of "
+            f"{steps} steps after it: no unbroken run of either length has this rate"
         )
     inputs = ForecastInputs(until, lambda: earlier, "job.signal_lead_s" in changes, run, point.step)
     hold = None
@@ -280,8 +283,8 @@ def prepare_resumption(
         name = checkpoint_folder_name(point.step)
         owners = [source for source, _ in checkpoint_sources(run) if (source.checkpoints / name).is_dir()]
         hold = ResumptionHold(owners[0], point.step, lambda: False) if owners else None
-    kept = {"notes": notes, "data_beside": run.data_beside, "hold": hold}
-    return prepare_child(run, resolved, title, inputs, profile, template, force, **kept), parent
+    fields = {"notes": notes, "data_beside": run.data_beside, "hold": hold}
+    return prepare_child(run, resolved, title, inputs, profile, template, force, **fields), parent
 
 
 def prepare_child(
@@ -294,11 +297,11 @@ def prepare_child(
     force: bool,
     **others: Any,
 ) -> PreparedRun:
-    """The new run of settings that descend from those of `run`, with `others` of the fields of a PreparedRun; the rest
-    is as in `prepare_resumption`."""
+    """A new run with settings that descend from those of `run`. `others` are further fields of a PreparedRun; the other
+    parameters are as in `prepare_resumption`."""
     planner = profile or run.resolved().cluster
     if profile is None:
-        with contextlib.suppress(UserError):  # as it is now, with the planner's keys, which a run does not store
+        with contextlib.suppress(UserError):  # the present one has the planner's keys, which a run does not store
             planner = load_profile(planner.name, of_a_run=True)
     inputs = replace(inputs, data_from=resolved.data_from)
     prediction = predict_run(resolved, planner, refuse=not force)
@@ -313,7 +316,7 @@ def check_stream(run: RunFolder, resolved: Resolved, step: int) -> None:
     from hpc_gpt.trainer.tokens.shard_stream import check_as_before
 
     sources = [source.checkpoints / checkpoint_folder_name(step) for source, _ in checkpoint_sources(run, step)]
-    files = next((found for folder in sources if (found := sorted(folder.glob("data-*.json")))), [])
+    files = next((saved for folder in sources if (saved := sorted(folder.glob("data-*.json")))), [])
     positions = {number: read_json(file) for number, file in enumerate(files)}
     if all(position.get("places") for position in positions.values()):
         check_as_before(open_shards(located(resolved, run.data_beside)), positions)
@@ -326,7 +329,7 @@ def changed_length(settings: Resolved, until: Until, changes: Mapping[str, Any])
 
 
 def _changes_nothing(settings: Resolved, changes: Mapping[str, Any], profile: ClusterProfile | None) -> bool:
-    """Whether a run that resumes with `changes`, on the cluster of `profile`, None for its own, is the same run."""
+    """Whether a run that resumes with `changes` is the same run; `profile` is its new cluster's, None for its own."""
     unplanned: dict[str, Any] = dict.fromkeys(OF_THE_PLANNER)  # a run does not store the planner's keys
     if profile is not None and replace(profile, **unplanned) != settings.cluster:
         return False
@@ -339,7 +342,7 @@ def _changes_nothing(settings: Resolved, changes: Mapping[str, Any], profile: Cl
 
 
 def _forecast_same(run: RunFolder, step: int, until: Until, earlier: PastTimings) -> Forecast | None:
-    """The forecast of a run that resumes unchanged after `step`, with its own job.sh; None if it is not wanted.
+    """The forecast of a run that resumes unchanged after `step`, with its own job.sh; None if it is not needed.
 
     Raises ConfigError.
     """
@@ -353,7 +356,7 @@ def _forecast_same(run: RunFolder, step: int, until: Until, earlier: PastTimings
 
 
 def check_resumption(run: RunFolder, dry: bool = False) -> tuple[Resolved, ResumePoint | None]:
-    """The settings of a run that may be submitted again, and where it resumes, None at step 0.
+    """(the settings of a run that may be submitted again, the point where it resumes; None at step 0).
 
     Raises RunFolderError if an earlier job of the run is queued or running, or may be on another machine; ConfigError
     if the run is done, or its engine cannot resume; DataError. `dry` is as for check_submission.
@@ -372,5 +375,5 @@ def check_resumption(run: RunFolder, dry: bool = False) -> tuple[Resolved, Resum
     # A relative path may be another file in another folder.
     check_inputs(resolved, run.data_beside, has_gpus(), make=not dry, begins=point is None)
     if point is None:
-        check_weights_of(run.path, resolved)  # before it waits in a queue; the trainer notes a copy
+        check_weights_of(run.path, resolved)  # now, before it waits in a queue; the trainer notes a copy
     return resolved, point

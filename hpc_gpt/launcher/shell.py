@@ -1,7 +1,7 @@
-"""`shell`: a command beside the ranks of a run, on the node of one of them and with that rank's environment.
+"""`shell`: a command beside the ranks of a run, on the node of one rank and with that rank's environment.
 
-In a Slurm job it is a step that shares the ranks' CPUs and GPUs, in their container; on this machine a process. What a
-rank has of modules, Python, code and variables is what its own process was started with.
+In a Slurm job it is a step that shares the ranks' CPUs and GPUs, in their container; on this machine a process. It has
+the modules, Python, code and variables with which the rank's own process was started.
 """
 
 import os
@@ -24,7 +24,7 @@ from hpc_gpt.launcher.watch.status import NO_ANSWER, read_own_status
 
 # The program for bash -c: its arguments are a rank, the rank's process, and the command.
 _ENTER = "enter.sh"
-# To a node that is dead srun may wait for ever, so a step that does nothing is tried first.
+# srun may wait for ever for a dead node, so a step that does nothing is tried first.
 _STARTS_S = 20.0
 
 
@@ -37,18 +37,18 @@ class Entry(NamedTuple):
 
 
 def enter(run: RunFolder, node: str | None, rank: int | None, command: Sequence[str], terminal: bool) -> Entry:
-    """The command that runs `command`, a shell without one, on the node of a rank: rank 0 unless one or its `node` is
-    named. `terminal`: it has the user's.
+    """The entry that runs `command`, or a shell, on the node of a rank: rank 0 unless a rank or a `node` is named.
+    `terminal`: it gets the user's terminal.
 
-    Raises ConfigError if nothing of the run is running, or there is no such rank; SlurmUnreachable if Slurm or the node
-    of a silent rank does not answer; RunFolderError.
+    Raises ConfigError if the run is not running, or there is no such rank; SlurmUnreachable if Slurm, or the node of a
+    silent rank, does not answer; RunFolderError.
     """
     status, resolved = read_own_status(run), run.resolved()
     if status.cause == NO_ANSWER:
         raise SlurmUnreachable(f"run {run.run_id}: {NO_ANSWER}", "try again when slurmctld is up")
     if status.is_over:
         message = f"run {run.run_id}: {nothing_to('look into', status)}"
-        raise ConfigError(message, f"hpc-gpt logs {run.run_id} has what it printed")
+        raise ConfigError(message, f"hpc-gpt logs {run.run_id} has its output")
     if status.state != "running":
         message = f"run {run.run_id}: nothing to look into, it is {status.state}"
         raise ConfigError(message, "hpc-gpt status says why it waits")
@@ -63,7 +63,7 @@ def enter(run: RunFolder, node: str | None, rank: int | None, command: Sequence[
         return Entry(inside, dict(os.environ), note)
     cluster = run.slurm_cluster()
     allocation = allocation_of(job_id, cluster)
-    allocated = next((each for each in allocation.nodes if each.name == last.host), None)
+    allocated = next((held for held in allocation.nodes if held.name == last.host), None)
     if allocated is None:
         raise ConfigError(f"job {job_id} has no node {last.host} any more", f"hpc-gpt status {run.run_id}")
     srun = ["srun", f"--jobid={allocation.job_id}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={last.host}"]
@@ -77,7 +77,7 @@ def enter(run: RunFolder, node: str | None, rank: int | None, command: Sequence[
             why = f"srun gave no answer in {_STARTS_S:.0f} s"
         if why:
             message = f"{note}, and no step starts on its node: {why}"
-            raise SlurmUnreachable(message, f"hpc-gpt logs {run.run_id} has what the rank printed")
+            raise SlurmUnreachable(message, f"hpc-gpt logs {run.run_id} has the output of the rank")
     srun += [f"--cpus-per-task={allocated.cpus}", f"--chdir={run.path}"]
     srun += [f"--gres=gpu:{allocated.gpus}"] * bool(allocated.gpus) + ["--pty"] * terminal
     return Entry([*srun, *_contained(resolved.cluster.container, run, inside)], environment, note)
@@ -97,7 +97,7 @@ def _choose(run: RunFolder, node: str | None, rank: int | None) -> RankHeartbeat
 
 
 def _contained(container: Container | None, run: RunFolder, inside: Sequence[str]) -> list[str]:
-    """The command line in the container that the ranks are in, as templates/slurm/python.sh.j2 has it."""
+    """The command line within the container of the ranks, as templates/slurm/python.sh.j2 has it."""
     if container is None:
         return [*inside]
     if container.kind == "apptainer":

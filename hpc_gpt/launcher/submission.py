@@ -1,5 +1,5 @@
-"""Submit a run: make missing data, write the run folder, call the scheduler; or, for `submit --dry-run`, what it will
-be and ask for, in a screen of lines."""
+"""Submit a run: make missing data, write the run folder, call the scheduler. For `submit --dry-run`: describe the run
+and its request in a screen of lines."""
 
 import os
 import shlex
@@ -50,16 +50,16 @@ from hpc_gpt.trainer.tokens.description import describe_data
 from hpc_gpt.trainer.tokens.run_data import ensure_data, located
 
 
-def overview(prepared: PreparedRun, logs: Path, here: bool = False) -> list[tuple[str, str]]:
-    """(label, text) of a run that is prepared, for its user to read before it is submitted. `here`: it would
+def overview(prepared: PreparedRun, logs: Path, in_allocation: bool = False) -> list[tuple[str, str]]:
+    """The (label, text) rows on a prepared run, for its user to read before the submission. `in_allocation`: it would
     run in the user's allocation."""
     run = prepared.resolved
-    rows = [("run", f"{run.name}, in {from_here(logs / run.slug)}/<run id>"), *of_run(run)]
+    rows = [("run", f"{run.name}, in {from_here(logs / run.slug)}/<run id>"), *summary_rows(run)]
     if run.cluster.scheduler == "slurm" and prepared.job_script is None:
         rows += [line.under("python") for line in python_lines(run.cluster)]
     rows += [("copy", line) for line in describe_copy(run, prepared.copies.work(run))]
-    rows += [line.under("data") for line in lines_on_data(run, prepared.data_beside)]
-    rows += [line.under("checkpoints") for line in saves(run, logs)]
+    rows += [line.under("data") for line in data_lines(run, prepared.data_beside)]
+    rows += [line.under("checkpoints") for line in checkpoint_lines(run, logs)]
     rows += [(line.label, line.text) for line in service_lines(run)]
     if (predicted := prepared.prediction) is not None:
         rows.append(("predicted", predicted.line.text if predicted.is_known else f"nothing: {predicted.line.text}"))
@@ -67,42 +67,42 @@ def overview(prepared: PreparedRun, logs: Path, here: bool = False) -> list[tupl
         rows += [("forecast", text) for text in prepared.forecast.texts]
     budget = run.job.max_gpu_hours
     rows += [("budget", "none" if budget is None else f"{budget:g} GPU-hours")]
-    command = _command(prepared, here)
-    asked = _asked_by(prepared.script, command)
-    rows += [("asks Slurm", shlex.join(hide_words(asked)))] if asked and not here else []
+    command = _command(prepared, in_allocation)
+    requested = _requested_by(prepared.script, command)
+    rows += [("asks Slurm", shlex.join(hide_words(requested)))] if requested and not in_allocation else []
     rows += [("output", text) for text in _outputs(run, array=bool(prepared.job_script and prepared.job_script.array))]
     return [*rows, ("would run", command)]
 
 
-def _command(prepared: PreparedRun, here: bool) -> str:
+def _command(prepared: PreparedRun, in_allocation: bool) -> str:
     """The command that would submit it, as text."""
     run, script = prepared.resolved, prepared.job_script
-    if here:
+    if in_allocation:
         return "bash job.sh, with HPC_GPT_RUN, in this allocation"
     if run.cluster.scheduler != "slurm":
         return f"bash job.sh, for each of {counted(run.tasks, 'rank')}"
     output = "--output=logs/…/slurm-%j.out"
     if script is not None:
         files = output if not script.array else "--output=logs/…/%a/slurm-%A_%a.out"
-        own = [option for option in read_options(script.options) if option.name not in ("output", "error", "open-mode")]
-        words = shlex.join(["sbatch", *hide_words(word for option in own for word in option.argv)])
-        return f"{words} {files} {files.replace('output', 'error')} job.sh RUN"
+        files_of_run = ("output", "error", "open-mode")
+        options = [option for option in read_options(script.options) if option.name not in files_of_run]
+        line = shlex.join(["sbatch", *hide_words(word for option in options for word in option.argv)])
+        return f"{line} {files} {files.replace('output', 'error')} job.sh RUN"
     chained = requeue_of(run.cluster).shown
     command = f"sbatch --chdir=. {output} {chained}--export=ALL job.sh, with HPC_GPT_RUN"
     return command + (f", {prepared.jobs} times" if prepared.jobs > 1 else "")
 
 
-def _asked_by(script: str, command: str) -> list[str]:
-    """The directives of a script that count: of several for one option the last, without those that the command line
-    has."""
-    words = [word for line in script_directives(script) for word in split_directive(line)]
+def _requested_by(script: str, command: str) -> list[str]:
+    """The directives of a script that count: the last one per option, without options that the command line has."""
+    directives = [word for line in script_directives(script) for word in split_directive(line)]
     on_line, _ = read_call(shlex.split(command)[1:], options_of("sbatch"))
-    options = {option.name: option for option in read_options(words)}
+    options = {option.name: option for option in read_options(directives)}
     return [word for name, option in options.items() if name not in on_line for word in option.argv]
 
 
 def _outputs(run: Resolved, array: bool) -> list[str]:
-    """The files that get the output of a run: its log, and those that a job script names, by sbatch's patterns."""
+    """The files that get the output of a run: its log, and the files that a job script names, by sbatch's patterns."""
     log, script = "attempts/<n>/log in the run's folder", run.script
     if script is None:
         return [log]
@@ -114,33 +114,33 @@ def _outputs(run: Resolved, array: bool) -> list[str]:
     return files
 
 
-def data_lines(prepared: PreparedRun) -> list[Line]:
-    """The lines on what a run copies and reads, for the user after its submission."""
+def data_rows(prepared: PreparedRun) -> list[Line]:
+    """The lines on the files that a run copies and reads, for the user after its submission."""
     run = prepared.resolved
     copied = describe_copy(run, prepared.copies.work(run))
-    return [*(Line("copy", text) for text in copied), *lines_on_data(run, prepared.data_beside)]
+    return [*(Line("copy", text) for text in copied), *data_lines(run, prepared.data_beside)]
 
 
-def lines_on_data(resolved: Resolved, beside: Path | None) -> tuple[Line, ...]:
-    """The lines on a run's data, whose relative paths are looked up in the folder `beside` first."""
-    return describe_data(located(resolved, beside))
+def data_lines(resolved: Resolved, data_beside: Path | None) -> tuple[Line, ...]:
+    """The lines on a run's data. Relative paths are looked up in the folder `data_beside` first."""
+    return describe_data(located(resolved, data_beside))
 
 
 def prediction_lines(prepared: PreparedRun, logs: Path) -> list[str]:
-    """The lines on its data, its checkpoints and what is predicted of it."""
-    lines = [*data_lines(prepared), *saves(prepared.resolved, logs)]
+    """The lines on a run's copies, data, checkpoints and predictions."""
+    lines = [*data_rows(prepared), *checkpoint_lines(prepared.resolved, logs)]
     return [*map(str, lines), *prepared.predictions]
 
 
-def of_run(run: Resolved) -> list[tuple[str, str]]:
-    """Model, layout, batch and engine of a run, or the command that it starts."""
-    gpus = "no GPU asked for," if run.asked_gpus is None else counted(run.asked_gpus, "GPU")
+def summary_rows(run: Resolved) -> list[tuple[str, str]]:
+    """The rows on a run's model, layout, batch and engine, or on the command that it starts."""
+    gpus = "no GPU requested," if run.asked_gpus is None else counted(run.asked_gpus, "GPU")
     where = f"{gpus} on {counted(run.nodes, 'node')} of {run.cluster.name}"
     return list(run_rows(run, where))
 
 
-def saves(run: Resolved, logs: Path) -> list[Line]:
-    """When a run saves, what it keeps, and the space for that; empty if another program saves."""
+def checkpoint_lines(run: Resolved, logs: Path) -> list[Line]:
+    """The lines on the times of a run's saves, the kept checkpoints and their space; empty if another program saves."""
     train = run.train
     if runs_program(run):
         return []
@@ -150,14 +150,14 @@ def saves(run: Resolved, logs: Path) -> list[Line]:
     when += ["at the end"] if train.save_last else []
     if not when:
         return [Line("checkpoints", "none: train.save_last is false")]
-    kept = f", the newest {train.keep_last} kept" if train.keep_last else ""
+    keeping = f", the newest {train.keep_last} kept" if train.keep_last else ""
     one, (_, every) = checkpoint_bytes(run), space_needed_gib(run)
     sizes = f"about {show_bytes(one)} each, {show_bytes(every * GIB)} in all"
     free = free_gib(logs)
     room = f", {show_bytes(free * GIB)} free" if free is not None else ""
-    lines = [Line("checkpoints", f"{' and '.join(when)}{kept}: {sizes}{room}")]
+    lines = [Line("checkpoints", f"{' and '.join(when)}{keeping}: {sizes}{room}")]
     if train.save_minutes and free is not None and free * GIB < 2 * one:
-        text = "two do not fit in the free space: those by train.save_minutes are left out until they do"
+        text = "two do not fit in the free space: saves by train.save_minutes are left out until they do"
         lines.append(Line("checkpoints", text))
     if free is not None and free < every:
         fit = int(free * GIB // one) if one else 0
@@ -170,8 +170,8 @@ def saves(run: Resolved, logs: Path) -> list[Line]:
 
 @dataclass(frozen=True)
 class SubmittedRun:
-    """A run and the id of its job; `jobs` are those of its job chain, if several were submitted at once. `waits`: why
-    Slurm cannot start it now, empty if it can."""
+    """A run and the id of its job; `jobs` are all jobs of its chain, if several were submitted at once. `waits`: the
+    reason why Slurm cannot start it now, empty if it can."""
 
     run: RunFolder
     scheduler: str
@@ -182,7 +182,7 @@ class SubmittedRun:
 
 def submit_run(prepared: PreparedRun, logs: Path, parent: Parent | None = None, now: bool = False) -> SubmittedRun:
     """Checks that the scheduler answers, makes missing data, writes the run folder, submits. The folder names the
-    `parent` from which it resumes. `now`: as of `start_run`.
+    `parent` from which it resumes. `now`: as for `start_run`.
 
     Everything but sbatch itself refuses before the folder exists. Raises SlurmUnreachable, ConfigError, DataError,
     RunFolderError, JobRefused.
@@ -200,9 +200,9 @@ def submit_run(prepared: PreparedRun, logs: Path, parent: Parent | None = None, 
 def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False, begins: bool = True) -> dict[str, Any]:
     """Checks every run before a folder is written, makes missing data, and returns the provenance.
 
-    All runs are for one cluster. Raises as submit_run; for the rows of a sweep RowFaults with all faults. `dry`:
-    nothing is made, and an unreachable Slurm is no fault. `begins`: a run that resumes needs train.init no
-    more.
+    All runs are for one cluster. Raises as submit_run does; for the rows of a sweep RowFaults with all faults. `dry`:
+    nothing is made, and an unreachable Slurm is not a fault. `begins`: False for a run that resumes, which does not
+    need train.init any more.
     """
     check_path(logs)
     for path, text in {row.file: row.text for row in rows if row.file is not None}.items():
@@ -237,11 +237,11 @@ def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False,
 
 
 def check_values(resolved: Resolved) -> None:
-    """ConfigError for a setting whose value has the format of a secret, such as a URL with a password."""
+    """Raises ConfigError for a value that has the format of a secret, such as a URL with a password."""
     for key, value in flat(resolved.to_tables()).items():
         for text in value if isinstance(value, list | tuple) else (value,):
             if isinstance(text, str) and is_secret("", text):
-                message = f"{key} holds what looks like a secret, and the run folder would keep it"
+                message = f"{key} looks like a secret, and the run folder would keep it"
                 raise ConfigError(message, "export it in the shell that submits: jobs have its variables")
 
 
@@ -253,9 +253,9 @@ def check_inputs(
     begins: bool = True,
     copies: Copies | None = None,
 ) -> Path | None:
-    """Checks a run's packages and open files if it runs here, its Megatron-LM checkout, the weights that it `begins`
-    from, and its data; returns the path of the data, None for random tokens. `make`: build the standard library's data.
-    Raises ConfigError, DataError."""
+    """Checks a run's packages and open files if it runs on this machine, its Megatron-LM checkout, the weights if it
+    `begins` from them, and its data. Returns the path of the data, None for random tokens. `make`: build the standard
+    library's data. Raises ConfigError, DataError."""
     if resolved.cluster.scheduler == "local":
         check_requirements(resolved, has_gpu)
         if not runs_program(resolved):
@@ -281,36 +281,36 @@ def write_run(
     parent: Parent | None = None,
     text: SharedFile | None = None,
 ) -> RunFolder:
-    """Writes the run folder, with all that is known before the job starts. `text`: the experiment's, which the other
-    runs of a sweep have, too. Raises RunFolderError."""
+    """Writes the run folder, with all that is known before the job starts. `text`: the experiment's text, if a sweep's
+    runs share it. Raises RunFolderError."""
     resolved = prepared.resolved
     if prepared.file is not None:
         provenance = {**provenance, EXPERIMENT_FILE: os.path.abspath(prepared.file)}
-    of_run: dict[str, Any] = {DATA_BESIDE: str(prepared.data_beside)} if prepared.data_beside is not None else {}
+    own_keys: dict[str, Any] = {DATA_BESIDE: str(prepared.data_beside)} if prepared.data_beside is not None else {}
     if parent is None:
-        of_run |= weights_of(resolved)
-    of_run |= prepared.copies.stage_sum(resolved)
+        own_keys |= weights_of(resolved)
+    own_keys |= prepared.copies.stage_sum(resolved)
     if prepared.job_script is not None:
-        of_run |= prepared.job_script.provenance
+        own_keys |= prepared.job_script.provenance
     if (work := prepared.copies.work(resolved)) is not None:
-        of_run[WORK_KEY] = work.sha256
-    of_run |= {NOTES: prepared.standing} if prepared.standing else {}
+        own_keys[WORK_KEY] = work.sha256
+    own_keys |= {NOTES: prepared.standing} if prepared.standing else {}
     tables = {
         **engine_named(resolved.engine.name).config_files(resolved),
-        "provenance.json": {**provenance, **of_run, **prepared.provenance},
+        "provenance.json": {**provenance, **own_keys, **prepared.provenance},
         RESUMED_FROM: parent.note if parent is not None else None,
         "sweep.json": sweep,
         PREDICTED: prepared.prediction.tables if prepared.prediction else None,
     }
-    archives = [each for each in (prepared.copies.code, work, prepared.hold, text) if each is not None]
+    archives = [part for part in (prepared.copies.code, work, prepared.hold, text) if part is not None]
     return create_run(logs, resolved, prepared.script, prepared.text if text is None else None, tables, archives)
 
 
 def start_run(
     run: RunFolder, resolved: Resolved, jobs: int = 1, options: Sequence[str] = (), now: bool = False
 ) -> SubmittedRun:
-    """Submits a run's job.sh to the scheduler of its profile, as a chain of so many jobs that wait for each other; a
-    script of the user's own with `options` on sbatch's command line. `now`: on this machine it waits for no GPU.
+    """Submits a run's job.sh to the scheduler of its profile, as a chain of so many `jobs` that wait for each other. A
+    script of the user's own has `options` on sbatch's command line. `now`: on this machine it does not wait for a GPU.
 
     Raises JobRefused, SlurmUnreachable, RunFolderError.
     """
@@ -331,7 +331,7 @@ def start_run(
 
 
 def _check_turn(resolved: Resolved, logs: Path) -> None:
-    """Raises for a dependency that cannot come true."""
+    """Raises for a dependency that can never be satisfied."""
     if resolved.job.dependency is not None:
         from hpc_gpt.launcher.local.queue import unmet
 
@@ -339,7 +339,7 @@ def _check_turn(resolved: Resolved, logs: Path) -> None:
 
 
 def _check_gpus(resolved: Resolved) -> None:
-    """Raises JobRefused if the run needs GPUs of this machine, and it is not known which there are."""
+    """Raises JobRefused if the run needs GPUs of this machine, but they cannot be listed."""
     if resolved.cluster.scheduler == "local":
         from hpc_gpt.launcher.local.gpus import choice
 
@@ -347,10 +347,10 @@ def _check_gpus(resolved: Resolved) -> None:
 
 
 def check_start(resolved: Resolved, script: str) -> str:
-    """Why Slurm cannot start a job now, empty if it can. Raises NeverStarts, SlurmUnreachable; JobRefused for jobs of
-    `[after]` that it would refuse for good.
+    """The reason why Slurm cannot start a job now; empty if it can. Raises NeverStarts, SlurmUnreachable; JobRefused
+    for jobs of `[after]` that it would refuse for good.
 
-    What sbatch itself refuses of the run is left to it: the run's folder notes its message.
+    A refusal of the run itself is left to sbatch, whose message the run's folder notes.
     """
     if resolved.cluster.scheduler != "slurm":
         return ""
@@ -372,7 +372,7 @@ def dry_run(resolved: Resolved, script: str) -> ExpectedStart:
     if not has_sbatch():
         return ExpectedStart("no sbatch here to ask: this is what would be submitted")
     try:
-        check_reachable()  # sbatch itself would retry for 18 s
+        check_reachable()  # without this, sbatch would retry for 18 s
         start = ask_start(resolved, script)
         of_after = ask_after(resolved) if resolved.after.is_asked else ""
         return replace(start, answer=f"{start.answer}\n{of_after}") if of_after else start

@@ -1,8 +1,7 @@
-"""Prepare and submit a sweep: a run folder for every row, and one job array for each set of rows with equal requests to
-Slurm.
+"""Prepare and submit a sweep: one run folder per row, and one job array per set of rows with equal requests to Slurm.
 
-What belongs to no single run is in `logs/<sweep>/<sweep id>/`: `<n>/` for the n-th job, with a link `<i>` to the folder
-of each of its runs, and the script of an array. Each run's `sweep.json` has the sweep's id.
+Files of no single run are in `logs/<sweep>/<sweep id>/`: `<n>/` for the n-th job, with a link `<i>` to the folder of
+each of its runs, and the script of an array. Each run's `sweep.json` has the sweep's id.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ _BATCH = ("micro_batch", "micro_batches", "global_batch")
 
 @dataclass(frozen=True)
 class PreparedSweep:
-    """A sweep: the prepared rows, those that can never run, and {row: error} of those that were skipped. `varied`: the
-    keys of each row with their values, by dotted key."""
+    """A sweep: the prepared rows, the rows that can never run, and {row: error} of skipped rows. `varied` has for each
+    row {dotted key: value} of the keys that it sets."""
 
     name: str
     rows: list[PreparedRun]
@@ -49,8 +48,8 @@ class PreparedSweep:
     varied: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def without(self, refusal: RowFaults, skip_unfit: bool) -> PreparedSweep:
-        """The sweep without the rows that are refused; raises the refusal if they are not to be skipped, or if no other
-        is left."""
+        """The sweep without the refused rows. Raises the refusal if they are not to be skipped, or if no other row is
+        left."""
         left = [row for row in self.rows if row.resolved.row not in refusal.faults]
         if left and not skip_unfit:
             refusal.hint += f"; --skip-unfit submits the other {len(left)}"
@@ -60,7 +59,7 @@ class PreparedSweep:
 
     @property
     def messages(self) -> list[str]:
-        """The lines to print: predictions by row, and a note or warning that holds for several rows only once."""
+        """The lines to print: predictions by row, and a note or warning of several rows only once."""
         lines: list[str] = []
         for row in self.rows:
             lines += [note for note in row.notes if not (note in lines and note.startswith(("note:", "warning:")))]
@@ -80,8 +79,8 @@ class PreparedSweep:
         return lines
 
     def _batches(self) -> list[str]:
-        """The note on rows whose steps have other numbers of samples, although what varies is not the batch."""
-        if any(key.removeprefix("layout.") in _BATCH for own in self.varied.values() for key in own):
+        """The note on rows with different numbers of samples a step, although the sweep does not vary the batch."""
+        if any(key.removeprefix("layout.") in _BATCH for keys in self.varied.values() for key in keys):
             return []
         rows: dict[int, list[str]] = {}
         for row in self.rows:
@@ -94,7 +93,7 @@ class PreparedSweep:
         ]
 
     def _predicted(self) -> list[str]:
-        """The line on what all rows take if each trains its steps at the predicted pace; none if no pace is known."""
+        """The line on the GPU-hours of all rows at the predicted paces; none if no pace is known."""
         hours = []
         for row in self.rows:
             step = (row.prediction.tables or {}).get("step") if row.prediction else None
@@ -107,7 +106,7 @@ class PreparedSweep:
 
 
 def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = False) -> PreparedSweep:
-    """Prepares every row of a sweep, as `prepare` does one. Raises the faults of all rows at once.
+    """Prepares every row of a sweep, as `prepare` does for one. Raises the faults of all rows at once.
 
     `skip_unfit`: rows with a fault are skipped, if there are others.
     """
@@ -137,7 +136,8 @@ def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = F
 
 @dataclass(frozen=True)
 class SweepJob:
-    """A submitted job: an array, or the job of one run. `waits`: why Slurm cannot start it now, empty if it can."""
+    """A submitted job: an array, or the job of one run. `waits`: the reason why Slurm cannot start it now, empty if it
+    can."""
 
     id: str
     runs: tuple[RunFolder, ...]
@@ -146,8 +146,8 @@ class SweepJob:
 
 @dataclass
 class SubmittedSweep:
-    """A sweep with the folders of its runs, its jobs, and what sbatch refused. `largest` is the most elements that an
-    array can have on its cluster."""
+    """A sweep with the folders of its runs, its jobs, and the refusals of sbatch. `largest` is the maximum number of
+    elements of an array on its cluster."""
 
     name: str
     folder: Path
@@ -169,15 +169,15 @@ def write_sweep(
     provenance: Mapping[str, Any],
     varied: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> SubmittedSweep:
-    """Writes the folder of each run, after `check_submission`, which returns the provenance. `varied`: as of a
+    """Writes the folder of each run, after `check_submission`, which returns the provenance. `varied`: as in a
     PreparedSweep.
 
     Raises SlurmUnreachable and RunFolderError. If a folder cannot be written, the earlier ones stay, marked as refused.
     """
     largest = largest_array() if rows[0].resolved.cluster.scheduler == "slurm" else 1
     sweep = SubmittedSweep(name, claim_folder(logs / folder_name(name)), largest)
-    more = [{"varied": own} if (own := (varied or {}).get(str(row.resolved.row))) else {} for row in rows]
-    _write_rows(sweep, rows, logs, provenance, more)
+    notes = [{"varied": keys} if (keys := (varied or {}).get(str(row.resolved.row))) else {} for row in rows]
+    _write_rows(sweep, rows, logs, provenance, notes)
     return sweep
 
 
@@ -186,13 +186,13 @@ def _write_rows(
     rows: Sequence[PreparedRun],
     logs: Path,
     provenance: Mapping[str, Any],
-    more: Sequence[Mapping[str, Any]] | None = None,
+    notes: Sequence[Mapping[str, Any]] | None = None,
 ) -> None:
-    """`more`: what sweep.json has of each row beside its name."""
-    texts: dict[str, SharedFile] = {}  # all have the file with all rows
-    for row, own in zip(rows, more or [{}] * len(rows), strict=True):
+    """Writes the run folder of each row. `notes`: further keys of each row's sweep.json."""
+    texts: dict[str, SharedFile] = {}  # all rows share the file that has them
+    for row, keys in zip(rows, notes or [{}] * len(rows), strict=True):
         try:
-            note = {"id": sweep.id, "name": sweep.name, "row": row.resolved.row, **own}
+            note = {"id": sweep.id, "name": sweep.name, "row": row.resolved.row, **keys}
             if row.text not in texts:
                 texts[row.text] = SharedFile(EXPERIMENT, row.text.encode("utf-8", "surrogateescape"))
             sweep.runs.append(write_run(row, logs, provenance, note, text=texts[row.text]))
@@ -202,11 +202,11 @@ def _write_rows(
 
 
 def queue_sweep(sweep: SubmittedSweep, rows: Sequence[PreparedRun], at_once: int | None = None) -> None:
-    """Submits a sweep to Slurm: arrays for each set of rows with equal directives, single jobs for the others.
+    """Submits a sweep to Slurm: arrays per set of rows with equal directives, single jobs for the others.
 
-    `at_once`: how many runs of such a set may run at a time; if it is several arrays, each waits until the one before
-    has ended. What sbatch refuses is added to the refusals, and the other jobs are submitted. Raises SlurmUnreachable
-    and RunFolderError; the later rows are then marked as refused.
+    `at_once`: the number of runs of such a set that may run at a time; if the set needs several arrays, each waits
+    until the one before has ended. A job that sbatch refuses is added to the refusals, and the other jobs are
+    submitted. Raises SlurmUnreachable and RunFolderError; the later rows are then marked as refused.
     """
     groups = group_alike([row.script for row in rows], sweep.largest)
     before: dict[tuple[str, ...], str] = {}
@@ -250,23 +250,23 @@ def _queue(
 
 
 def write_script_array(prepared: PreparedRun, logs: Path) -> tuple[SubmittedSweep, list[PreparedRun]]:
-    """Writes a run folder for each element of an array of a job script, and gives its rows. On this machine the
-    elements get Slurm's variables of the array. Raises as write_sweep."""
+    """Writes one run folder per element of a job script that is an array; returns the sweep and its rows. On this
+    machine the elements get Slurm's variables of an array. Raises as write_sweep does."""
     script, resolved = prepared.job_script, prepared.resolved
     assert script is not None
     provenance = check_submission([prepared], logs)
     sweep = SubmittedSweep(resolved.name, claim_folder(logs / resolved.slug))
     variables = {"SLURM_ARRAY_JOB_ID": str(os.getpid()), **array_variables(script.array)}
     rows = [replace(prepared, resolved=resolved.as_row(resolved.name, str(number))) for number in script.array]
-    here = resolved.cluster.scheduler == "local"
-    notes = [{"array": {**variables, "SLURM_ARRAY_TASK_ID": row.resolved.row}} if here else {} for row in rows]
+    is_local = resolved.cluster.scheduler == "local"
+    notes = [{"array": {**variables, "SLURM_ARRAY_TASK_ID": row.resolved.row}} if is_local else {} for row in rows]
     _write_rows(sweep, rows, logs, provenance, notes)
     return sweep, rows
 
 
 def submit_script_array(prepared: PreparedRun, logs: Path) -> SubmittedSweep:
-    """Submits an array of a job script: a run folder for each element, with a link by its number, and one job. Raises
-    as submit_run."""
+    """Submits a job script that is an array: one run folder per element, with a link by its number, and one job. Raises
+    as submit_run does."""
     from hpc_gpt.core.slurm.executor import ARRAY_OUTPUT, submit_own
 
     script, resolved = prepared.job_script, prepared.resolved
@@ -288,7 +288,7 @@ def submit_script_array(prepared: PreparedRun, logs: Path) -> SubmittedSweep:
 def link_runs(
     sweep: SubmittedSweep, number: int, runs: Sequence[RunFolder], names: Iterable[str] | None = None
 ) -> Path:
-    """Makes the folder of the sweep's n-th job, with a link to each of its runs, by their `names` or else numbers.
+    """Makes the folder of the sweep's n-th job, with a link to each of its runs, by the `names` or else by number.
     Raises RunFolderError."""
     folder = sweep.folder / str(number)
     with OsErrorAs(RunFolderError, f"cannot link runs in {folder}", "is the disk full?"):
@@ -299,7 +299,7 @@ def link_runs(
 
 
 def queue_locally(sweep: SubmittedSweep, names: Iterable[str] | None = None) -> None:
-    """Notes in each run that it waits for its turn on this machine, and for which process; `names` as in link_runs."""
+    """Notes in each run that it waits for its turn on this machine, and in which process; `names` as in link_runs."""
     queue = process_identity(os.getpid())
     for run in sweep.runs:
         run.add_submission({"scheduler": "local", "job_id": None, "queue": queue, "host": platform.node()})
@@ -318,8 +318,7 @@ def refuse_runs(runs: Sequence[RunFolder], why: str) -> None:
 
 
 def plan_jobs(rows: Sequence[PreparedRun]) -> list[list[PreparedRun]]:
-    """The rows of each job that queue_sweep would submit; with no limit on the size of arrays if Slurm does not say
-    it."""
+    """The rows of each job that queue_sweep would submit. If Slurm does not answer, arrays have no limit of size."""
     largest = len(rows)
     with contextlib.suppress(SlurmUnreachable):
         largest = largest_array()

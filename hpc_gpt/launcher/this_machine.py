@@ -1,4 +1,4 @@
-"""The machine that a bench runs on, for the planner: its profile, and what to try if a run was too large for it."""
+"""The machine of a bench, for the planner: its profile, and advice if a run was too large for it."""
 
 import bisect
 from collections.abc import Mapping, Sequence
@@ -18,19 +18,19 @@ from hpc_gpt.planner.training import training_of
 
 LOCAL = "local"
 # The keys of a profile about the machine itself. All others are for the scheduler.
-_OF_THE_MACHINE = ("device", "fabric", "machine", "calibration", "python", "venv", "modules", "environment")
+_MACHINE_KEYS = ("device", "fabric", "machine", "calibration", "python", "venv", "modules", "environment")
 _SMALLER = "try a smaller --model, or --seq"
 
 
 def profile_here(chosen: ClusterProfile | None, gpus: Sequence[Mapping[str, Any]]) -> ClusterProfile:
-    """The profile of this machine with its `gpus`, as provenance lists them, and the user's `chosen` profile.
+    """The profile of this machine, from its `gpus`, as provenance lists them, and the user's `chosen` profile.
 
-    A bench always runs here, so only device, software and calibration of a Slurm site's profile count.
+    A bench always runs on this machine, so only device, software and calibration of a Slurm site's profile count.
     """
     profile = load_profile(LOCAL)
     if chosen is not None and chosen.name != LOCAL:
-        own = {key: getattr(chosen, key) for key in _OF_THE_MACHINE}
-        profile = replace(chosen, stage=None) if chosen.scheduler == LOCAL else replace(profile, **own)
+        of_machine = {key: getattr(chosen, key) for key in _MACHINE_KEYS}
+        profile = replace(chosen, stage=None) if chosen.scheduler == LOCAL else replace(profile, **of_machine)
     if not gpus:
         return profile
     device = profile.device or device_named(str(gpus[0]["name"]))
@@ -42,7 +42,7 @@ def profile_here(chosen: ClusterProfile | None, gpus: Sequence[Mapping[str, Any]
 
 def with_predicted_memory(record: Record, resolved: Sized) -> Record:
     """The record with the planner's predicted_memory_gib, if it has none and plan can predict it. Allocated memory does
-    not depend on the device, so none need be known."""
+    not depend on the device, so the device need not be known."""
     if record.predicted_memory_gib:
         return record
     try:
@@ -54,36 +54,36 @@ def with_predicted_memory(record: Record, resolved: Sized) -> Record:
 
 
 def advice_on_memory(resolved: Resolved, profile: ClusterProfile, ended: str) -> str:
-    """Advice for the user: what may fit instead of a run that ended as `ended` (gpu_memory or host_memory).
+    """Advice for the user: a run that may fit instead of one that ended as `ended` (gpu_memory or host_memory).
 
-    What a process may have of the host, by its RAM, its cgroup and ulimit, is not predicted.
+    The share of the host's memory that a process may have, by RAM, cgroup and ulimit, is not predicted.
     """
-    asked = training_of(resolved)
-    half = f"try --mbs {asked.micro_batch // 2}" if asked.micro_batch > 1 else _SMALLER
+    training = training_of(resolved)
+    half = f"try --mbs {training.micro_batch // 2}" if training.micro_batch > 1 else _SMALLER
     if ended != "gpu_memory":
         return half
     try:
         machine = machine_of(profile)
     except UserError as fault:
-        return f"{half}; plan cannot say what fits: {fault}"
+        return f"{half}; plan cannot predict what fits: {fault}"
     where = f"the {machine.memory_gib:.1f} GiB of a {machine.device}"
-    need = need_gib(asked, machine, asked.micro_batch)
+    need = need_gib(training, machine, training.micro_batch)
     if need <= machine.memory_gib:
         return f"{half}; plan predicts that {need:.3g} GiB are enough, and {where} hold that"
-    fits = nearest_micro_batch(asked, machine)
-    need = need_gib(asked, machine, fits or 1)
+    fits = nearest_micro_batch(training, machine)
+    need = need_gib(training, machine, fits or 1)
     if fits == 0:
         return f"plan predicts that no micro-batch fits in {where}: --mbs 1 needs {need:.3g} GiB already; {_SMALLER}"
     return f"the nearest micro-batch predicted to fit in {where} is --mbs {fits}, with {need:.3g} GiB"
 
 
-def nearest_micro_batch(asked: Training, machine: Machine) -> int:
-    """The largest micro-batch below the one asked for that is predicted to fit; 0 if none is."""
-    smaller = range(1, asked.micro_batch)
-    return bisect.bisect_right(smaller, machine.memory_gib, key=lambda size: need_gib(asked, machine, size))
+def nearest_micro_batch(training: Training, machine: Machine) -> int:
+    """The largest micro-batch below that of the training that is predicted to fit; 0 if none is."""
+    smaller = range(1, training.micro_batch)
+    return bisect.bisect_right(smaller, machine.memory_gib, key=lambda size: need_gib(training, machine, size))
 
 
-def need_gib(asked: Training, machine: Machine, micro_batch: int) -> float:
-    """The predicted need of a rank, in GiB."""
-    memory = predict_memory(replace(asked, micro_batch=micro_batch), machine)
+def need_gib(training: Training, machine: Machine, micro_batch: int) -> float:
+    """The predicted memory that a rank needs with a micro-batch, in GiB."""
+    memory = predict_memory(replace(training, micro_batch=micro_batch), machine)
     return memory.stages[memory.deciding].nvidia_smi

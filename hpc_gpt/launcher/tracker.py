@@ -1,4 +1,4 @@
-"""The packages that `[track]` needs, at the submission."""
+"""The packages that `[track]` needs, checked at the submission."""
 
 import os
 import shutil
@@ -19,8 +19,8 @@ def tracked_packages(resolved: Resolved) -> list[str]:
 
 
 def check_tracker(resolved: Resolved) -> None:
-    """ConfigError if the job's Python lacks a package of `[track]`, as far as this machine can know: not of a
-    container, and not of a Python that modules bring."""
+    """Raises ConfigError if the job's Python lacks a package of `[track]`. A Python in a container, or from modules,
+    cannot be checked on this machine."""
     for package in tracked_packages(resolved):
         user = "track.tensorboard" if package == "tensorboard" else "track.wandb"
         python = _other_python(resolved)
@@ -32,7 +32,7 @@ def check_tracker(resolved: Resolved) -> None:
 
 
 def _other_python(resolved: Resolved) -> str | None:
-    """The job's Python if it is not this one; empty if it cannot be asked from here."""
+    """The job's Python if it is not this one; empty if this machine cannot ask it."""
     profile = resolved.cluster
     if profile.scheduler == "local":
         return None
@@ -43,8 +43,8 @@ def _other_python(resolved: Resolved) -> str | None:
         return None
     if profile.venv is None and profile.modules:
         return ""
-    own = None if profile.venv is None else os.pathsep.join((f"{profile.venv}/bin", os.environ.get("PATH", "")))
-    return shutil.which(named or "python", path=own) or ""
+    path = None if profile.venv is None else os.pathsep.join((f"{profile.venv}/bin", os.environ.get("PATH", "")))
+    return shutil.which(named or "python", path=path) or ""
 
 
 def _lacks(python: str, package: str) -> bool:

@@ -1,4 +1,4 @@
-"""`--until tokens=30e9`, `steps=N`, `loss=X`: how far a run is to train; and what its chain of jobs will take."""
+"""`--until tokens=30e9`, `steps=N`, `loss=X`: the goal of a run, and the forecast of its job chain."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _FEW_STEPS = 3  # a job should train at least so many
 
 @dataclass(frozen=True)
 class Until:
-    """How far to train; None for what was not given. At most one of `steps` and `tokens` is given."""
+    """The goal of a training, with None for values that are not given. At most one of `steps` and `tokens` is given."""
 
     steps: int | None = None
     tokens: int | None = None
     loss: float | None = None
 
     def settings(self, batch: Batch, seq: int) -> dict[str, Any]:
-        """The keys of [train] that it sets for a run of this batch and sequence length. Raises ConfigError."""
+        """The keys of [train] that it sets for a run with this batch and sequence length. Raises ConfigError."""
         steps = self.steps
         if self.tokens is not None:
             steps = -(-self.tokens // (batch.global_batch * seq))
@@ -45,7 +45,7 @@ class Until:
         return ({} if steps is None else {"steps": steps}) | ({} if self.loss is None else {"until_loss": self.loss})
 
     def notes(self, batch: Batch, seq: int) -> list[str]:
-        """The line on what the settings mean; none without one."""
+        """The line that explains the goal; none without a goal."""
         parts = []
         of_step = batch.global_batch * seq
         if self.tokens is not None:
@@ -61,25 +61,25 @@ class Until:
 
 
 def parse_until(texts: Sequence[str]) -> Until:
-    """The `Until` of the --until options. ConfigError for a text of another form, or two that contradict."""
-    given: dict[str, Any] = {}
+    """The `Until` of the --until options. Raises ConfigError for a text of another form, or two that contradict."""
+    goals: dict[str, Any] = {}
     for text in texts:
         name, equals, raw = (part.strip() for part in text.partition("="))
         if not equals or name not in ("tokens", "steps", "loss"):
             raise ConfigError(f"--until {text!r} is none of tokens=, steps= and loss=", f"for example {_FORMS}")
-        if name in given:
+        if name in goals:
             raise ConfigError(f"--until {name}= is given twice", "leave one out")
-        given[name] = _number(name, raw)
-    if {"tokens", "steps"} <= set(given):
+        goals[name] = _number(name, raw)
+    if {"tokens", "steps"} <= set(goals):
         raise ConfigError(
-            f"--until steps={given['steps']:.0f} and tokens={given['tokens']:g} both say when to end",
+            f"--until steps={goals['steps']:.0f} and tokens={goals['tokens']:g} both say when to end",
             "give one of the two",
         )
-    return Until(given.get("steps"), given.get("tokens"), given.get("loss"))
+    return Until(goals.get("steps"), goals.get("tokens"), goals.get("loss"))
 
 
 def _number(name: str, raw: str) -> int | float:
-    """A value above 0, for steps and tokens a whole number (as `30B`, `30e9` and `30_000` are). Raises ConfigError."""
+    """A value above 0; a whole number for steps and tokens, such as `30B`, `30e9` or `30_000`. Raises ConfigError."""
     most: float = {"steps": _MOST, "tokens": MOST_TOKENS}.get(name, math.inf)
     value = math.nan
     try:
@@ -95,14 +95,14 @@ def _number(name: str, raw: str) -> int | float:
     return value
 
 
-def length_settings(until: Until, resolved: Sized, given: Mapping[str, Any]) -> dict[str, Any]:
+def length_settings(until: Until, resolved: Sized, on_line: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of [train] that `until` sets for a run.
 
-    ConfigError if the command line also gives another value for one of them (`given`, {dotted key: value}).
+    Raises ConfigError if the command line (`on_line`, {dotted key: value}) also gives another value for one of them.
     """
     settings = until.settings(resolved.batch, resolved.model.seq)
     for key, value in settings.items():
-        other = given.get(f"train.{key}")
+        other = on_line.get(f"train.{key}")
         if other is not None and other != value:
             name = "tokens" if key == "steps" and until.tokens is not None else {"until_loss": "loss"}.get(key, key)
             raise ConfigError(
@@ -118,11 +118,10 @@ def length_settings(until: Until, resolved: Sized, given: Mapping[str, Any]) -> 
 
 @dataclass(frozen=True)
 class ForecastInputs:
-    """What the forecast of a run's job chain depends on, besides the run's settings.
+    """The inputs of the forecast of a run's job chain, besides the run's settings.
 
-    `parent` is the run that it resumes from, after step `done`; `spent` GPU-hours of its budget are used.
-    `lead_is_given`: the user has set the signal's lead, which stays. `data_from`: the step of a branch
-    to other data.
+    `parent` is the run from which it resumes, after step `done`; `spent` GPU-hours of its budget are used.
+    `lead_is_given`: the user has set the signal's lead, which stays. `data_from`: the step of a branch to other data.
     """
 
     until: Until
@@ -154,7 +153,7 @@ def forecast_chain(resolved: Sized, prediction: Prediction, inputs: ForecastInpu
             before = measure_run(inputs.parent)
         except UserError:  # a damaged folder has measured nothing
             before = None
-    known = ForecastFacts(
+    facts = ForecastFacts(
         done=inputs.done,
         alike=inputs.earlier().newest_alike(resolved),
         parent=before,
@@ -162,12 +161,12 @@ def forecast_chain(resolved: Sized, prediction: Prediction, inputs: ForecastInpu
         spent=inputs.spent,
         no_prediction=str(prediction.line) if step is None and prediction.text else "",
     )
-    return make_forecast(resolved, known, inputs.lead_is_given)
+    return make_forecast(resolved, facts, inputs.lead_is_given)
 
 
 def short_of_time(resolved: Sized, earlier: Callable[[], PastTimings]) -> tuple[str, ...]:
-    """A warning if the signal leaves a job less than half of its time, or less than a start and a few steps took in a
-    run of the same settings."""
+    """The warning about a signal that leaves a job less than half of its time, or less time than a start and a few
+    steps took in a run with the same settings; empty without one."""
     limit, lead = limit_s(resolved.job.time), resolved.job.signal_lead_s or 0
     if limit is None or lead >= limit:
         return ()
@@ -176,7 +175,7 @@ def short_of_time(resolved: Sized, earlier: Callable[[], PastTimings]) -> tuple[
     needed = (alike.start_s or 0.0) + _FEW_STEPS * alike.step_s if alike else 0.0
     if 2 * left >= limit and left >= needed:
         return ()
-    warning = f"warning: job.signal_lead_s = {lead} leaves a job {left} s of its {limit} s until it is to save"
+    warning = f"warning: job.signal_lead_s = {lead} leaves a job {left} s of its {limit} s before it must save"
     if alike and left < needed:
         warning += f", and a start and {_FEW_STEPS} steps took {needed:.3g} s in run {alike.run}"
     return (f"{warning}; give more --time, or a smaller job.signal_lead_s",)

@@ -1,4 +1,4 @@
-"""`submit --winner RACE`: the settings of the row that won a race, or of another row of it, over an experiment."""
+"""`submit --winner RACE`: the settings of the row that won a race, or of another of its rows, over an experiment."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,8 +18,8 @@ from hpc_gpt.reader.records import BENCH_FILE, read_records
 
 @dataclass(frozen=True)
 class Winner:
-    """A row of a race: its name and its `keys` over the experiment, by dotted key. `why`: the race's words on its win,
-    empty for a row that the user has named."""
+    """A row of a race: its name and its `keys` over the experiment, by dotted key. `why`: the race's reason for its
+    win, empty for a row that the user has named."""
 
     race: RunFolder
     row: str
@@ -32,12 +32,11 @@ class Winner:
         return f"from race {self.race.run_id}, row {self.row}: {keys}" + (f" ({self.why})" if self.why else "")
 
     def over(self, request: Request) -> Request:
-        """The request with the row: by its name, if the experiment has rows, else its keys; options go before both. The
-        run's provenance.json names the race. ConfigError for an experiment of other rows, or that is a job script."""
+        """The request with the row: by name, if the experiment has rows, else by its keys; options override both. The
+        run's provenance.json names the race. Raises ConfigError for an experiment with other rows, and for a job
+        script."""
         if request.script is not None:
-            raise ConfigError(
-                "--winner is of an EXPERIMENT, and a job script has none", "name the experiment that raced"
-            )
+            raise ConfigError("--winner needs an EXPERIMENT; a job script is not one", "name the experiment that raced")
         provenance = {"winner": {"race": self.race.run_id, "row": self.row}}
         rows = [row.name for row in requested_file(request, choose_profile(request, False)).rows or ()]
         if self.row in rows:
@@ -51,7 +50,7 @@ class Winner:
         return replace(request, overrides=keys, sized=True, provenance=provenance)
 
     def check(self, resolved: Resolved) -> None:
-        """ConfigError if the run that it gives is another training than the race's."""
+        """Raises ConfigError if the run with these settings is another training than the race's."""
         ours, theirs = _decides(resolved), _decides(self.race.resolved())
         if differ := [key for key in ours if ours[key] != theirs[key]]:
             others = ", ".join(f"{key} {theirs[key]}, not {ours[key]}" for key in differ)
@@ -64,7 +63,7 @@ class Winner:
 def _decides(resolved: Resolved) -> dict[str, Any]:
     model = resolved.model
     return {
-        "model": f"of {model.params:,} parameters, {model.layers} layers, {model.hidden} wide",
+        "model": f"with {model.params:,} parameters, {model.layers} layers, {model.hidden} wide",
         "seq": model.seq,
         "global batch": resolved.batch.global_batch,
         "device": resolved.cluster.device,
@@ -73,11 +72,12 @@ def _decides(resolved: Resolved) -> dict[str, Any]:
 
 
 def find_winner(name: str, logs: Path) -> Winner:
-    """The row that RACE, or RACE#2, means. NoSuchRun for an unknown race, ConfigError for one that cannot be taken."""
+    """The row that RACE, or RACE#2, means. Raises NoSuchRun for an unknown race, ConfigError for a row that cannot be
+    used."""
     of, mark, number = name.rpartition("#") if "#" in name else (name, "", "")
     run = find_run(of, logs)
     if not is_race(run):
-        raise ConfigError(f"{run.run_id} is no race", "submit --race makes one; --branch takes a run's checkpoint")
+        raise ConfigError(f"{run.run_id} is not a race", "submit --race makes one; --branch takes a run's checkpoint")
     rows, _ = read_rows(run)
     file = run.path / BENCH_FILE
     result = read_stored(file).get("race") or {}

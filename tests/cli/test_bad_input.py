@@ -63,7 +63,7 @@ def test_nothing_given_shows_the_help_not_an_error(group):
             1,
             "Error: the current folder was deleted\n\nhint: cd to a folder that",
         ),
-        ("data stdlib -o x", 2, "hint: the current folder was deleted: cd to a folder that is there\n"),
+        ("data stdlib -o x", 2, "hint: the current folder was deleted: cd to a folder that exists\n"),
     ],
 )
 def test_a_current_folder_that_was_deleted_is_named(tmp_path, words, code, said):

@@ -104,7 +104,7 @@ def test_a_line_has_the_note_of_a_cosine():
     run = saved(8, train__decay="linear", ended="stopped")
     done = in_process("submit", "--resume", run.run_id, "--until", "steps=40", "--dry-run")
     assert (
-        "note: from step 8 on, the learning rate falls (linear) to the end of 40 steps, until then of 20: it"
+        "note: the learning rate falls (linear) to the end of 20 steps until step 8, and of 40 steps after it: no"
         in done.stderr
     )
 

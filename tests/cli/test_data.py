@@ -118,7 +118,7 @@ def test_a_data_set_of_jsonl_is_read_without_what_is_about_it(tmp_path):
     assert done.stderr.splitlines()[:3] == [
         "read: 1 file: part.json",
         "left out: 1 file: README.md (about the data)",
-        "2 documents, of which 1 without text",
+        "2 documents, 1 of them without text",
     ]
     settings = (
         "data.source=stream",

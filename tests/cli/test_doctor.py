@@ -109,7 +109,7 @@ def test_a_run_stands_in_an_experiments_place(made_run):
 def test_without_experiment_and_size_it_is_demo():
     done = in_process("doctor", "--cluster", "local")
     assert "ok    experiment  demo: tp2-pp2-dp1 on 1 node of local\n" in done.stdout
-    assert done.stderr.startswith("no EXPERIMENT and no size: takes demo\n")
+    assert done.stderr.startswith("no EXPERIMENT and no size: checks demo\n")
     sized = in_process("doctor", "--cluster", "jean-zay-v100-32g", "--gpus", "64", "--pp", "16")
     assert "experiment  gpt2-meg-ds-3d-48b: tp4-pp16-dp1 on 16 nodes" in sized.stdout
     assert "takes demo" not in sized.stderr

@@ -145,8 +145,8 @@ def test_the_python_of_jobs_and_what_of_it_is_not_here(bare, tmp_path, monkeypat
             ["after.every=2", 'after.sbatch=["--gpus=2", "--time=30"]'],
             "after one checkpoint in 2: 5 jobs, 5 GPU-hours at most",
         ),
-        (["after.every=0"], "after the last checkpoint: 1 job, of 0 GPUs each"),
-        (["train.save_minutes=5"], "after each checkpoint: as many jobs as there are, of 0 GPUs each"),
+        (["after.every=0"], "after the last checkpoint: 1 job, with 0 GPUs each"),
+        (["train.save_minutes=5"], "after each checkpoint: as many jobs as checkpoints, with 0 GPUs each"),
     ],
 )
 def test_what_surrounds_a_training_is_in_the_overview(bare, settings, says):

@@ -86,7 +86,7 @@ def test_several_live_runs_are_listed_and_asked_for(verb):
     lines = done.stderr.splitlines()
     assert [line.split()[0] for line in lines[:2]] == [run.run_id for run in sweep.runs]
     assert lines[2:] == [
-        f"Error: {verb} is of 2 runs that have not ended",
+        f"Error: {'cancel would end 2 runs' if verb == 'cancel' else f'{verb} applies to 2 runs that have not ended'}",
         "",
         "hint: --yes takes them all; or name one",
     ]

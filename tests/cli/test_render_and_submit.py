@@ -143,7 +143,8 @@ def test_a_run_that_cannot_be_resumed_is_told_so_ahead():
     nvme += ["--set", "engine.offload=full", "--set", "engine.offload_path=/nvme"]
     told = in_process("render", "demo", *nvme, code=0)
     assert told.stderr == (
-        "note: a checkpoint does not hold what is offloaded to NVMe: this run cannot be resumed, and is not requeued\n"
+        "note: checkpoints lack the states that are offloaded to NVMe: this run cannot be resumed, and is not "
+        "requeued\n"
         "not predicted: profile generic-slurm names no device\n"
     )
     assert "note" not in in_process("render", "demo", *nvme[:-2]).stderr

@@ -11,4 +11,4 @@ def test_more_steps_are_the_way_on(asked):
     run = a_run(6, saved=[6], train__steps=6, train__warmup_steps=0, data__source="random")
     done = in_process("submit", "--resume", run.run_id, *asked, "--dry-run", "--script", code=0)
     assert '"steps": 12,' in done.stdout
-    assert "from step 6 on, the learning rate falls (cosine) to the end of 12 steps, until then of 6: it" in done.stderr
+    assert "rate falls (cosine) to the end of 6 steps until step 6, and of 12 steps after it: no" in done.stderr

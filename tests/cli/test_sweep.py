@@ -98,7 +98,7 @@ def test_an_arrays_script_is_bash_and_wants_its_folder(table, tmp_path):
     environment = {"PATH": os.environ["PATH"], "SLURM_ARRAY_TASK_ID": "3"}
     done = subprocess.run(["bash", str(path)], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "Error: element 3 of the array names no run\n\nhint: " in done.stderr
+    assert "Error: element 3 of the array has no run\n\nhint: " in done.stderr
 
 
 def test_a_sweep_runs_here_row_after_row_whatever_becomes_of_one(table):

@@ -42,7 +42,7 @@ def test_no_description_of_a_command_is_cut(words):
         ("llama3.1", "--model llama3.1-70b: "),
         ("h200", 'device = "h200" in a cluster profile: 140.4 GiB; '),
         ("a100-80g-8", "hpc-gpt profile show a100-80g-8"),
-        ("gpu_flag", 'of a cluster profile:\ngpu_flag  "gres"'),
+        ("gpu_flag", 'in a cluster profile:\ngpu_flag  "gres"'),
         ("gpu_memory", "a run can end as gpu_memory: "),
         ("oom", "a run can end as host_memory: "),
         ("batch_size", "layout.global_batch "),

@@ -500,4 +500,4 @@ def test_help_lists_every_class() -> None:
     listed = json.loads(in_process("help", "causes", "--json").stdout)
     assert [row["ended"] for row in listed["causes"]] == ENDED
     shown = in_process("help", "causes").stdout
-    assert "\nnan: the loss or the gradients became NaN or infinite\n    retry: no; a chain stops; resume an " in shown
+    assert "\nnan: the loss or the gradients became NaN or infinite\n    retry: no; a job chain stops; resume " in shown

@@ -95,8 +95,8 @@ def test_what_is_refused_counts_for_nothing_and_is_tried_again(tmp_path, capfd):
     follower.look()
     follower._submit_again(0.0)
     said = capfd.readouterr().err
-    assert said.count("the partition is drained; it is tried again, or you: bash") == 5
-    assert said.count("it gets no job any more, as those of 2 newer checkpoints are refused, too") == 3
+    assert said.count("the partition is drained; it is tried again, or submit it yourself: bash") == 5
+    assert said.count("no further job is tried: Slurm also refused those of 2 newer checkpoints") == 3
     assert [row["state"] for row in after_table(run.path)] == ["refused"] * 3 + ["unsubmitted"] * 2
     assert held_steps(run.path, range(1, 6)) == {4, 5}
     queue.is_open = True
@@ -137,9 +137,10 @@ def test_a_job_that_died_without_an_end_leaves_its_checkpoint(tmp_path, capfd):
     follower.look()
     (job,) = list_after(run.path)
     wait_until(lambda: not job.runs_here())
-    follower._settle(0.0)
+    follower._note_left(0.0)
     assert after_table(run.path)[0]["state"] == "unknown"
-    assert re.search(r"after: step 1: its job \d+ has left the queue without an end: unknown", capfd.readouterr().err)
+    gone = r"after: step 1: its job \d+ has left the queue without reporting its end: unknown"
+    assert re.search(gone, capfd.readouterr().err)
     assert job.has_left
 
 
@@ -215,7 +216,7 @@ def test_a_fault_of_its_own_is_not_taken_for_the_trainings(tmp_path):
     (run.path / "after").write_text("no folder")
     command = [sys.executable, "-m", "hpc_gpt.launcher.after", str(run.path), str(attempt.number)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert re.fullmatch(r"after: cannot use \S+/after: File exists; the run goes on without it\n", done.stderr)
+    assert re.fullmatch(r"after: cannot use \S+/after: File exists; the run continues without it\n", done.stderr)
 
 
 # --- under Slurm: what the script asks for
@@ -253,7 +254,7 @@ def test_a_refused_job_is_a_line_and_the_next_attempt_submits_it(tmp_path):
     said = ask_script(run, tmp_path)
     assert said == (
         "after: step 1: sbatch refused the job: Batch job submission failed: Invalid qos specification; "
-        f"it is tried again, or you: sbatch '{script}'\n"
+        f"it is tried again, or submit it yourself: sbatch '{script}'\n"
     )
     assert after_table(run.path) == [{"step": 1, "job": None, "state": "unsubmitted", "code": None}]
     (tmp_path / "allow").touch()
@@ -301,7 +302,7 @@ def test_on_a_full_disk_it_waits_and_each_checkpoint_has_its_job(tmp_path, small
         wait_until(lambda: steps(run) == [1, 2] and all(job.noted() for job in list_after(run.path)))
         attempt.ranks_ended.touch()
         assert process.wait(120) == 0
-        assert "goes on without it" not in process.stdout.read()
+        assert "continues without it" not in process.stdout.read()
     wait_until(lambda: all(job.has_left or job.step == 1 for job in list_after(run.path)))
 
 

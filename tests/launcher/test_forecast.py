@@ -252,7 +252,7 @@ FORECASTS = {
         False,
         (169, 8),
         f"{EIGHT}{MEASURED}{LEAD}"
-        "\n  warning: --max-gpu-hours 59, of which 10 are spent, is less: the run saves and ends as budget near "
+        "\n  warning: --max-gpu-hours 59 (10 are spent) is less: the run saves and ends as budget near "
         "step 8,416 of 10,000",
     ),
     "within its budget and minutes": (
@@ -329,12 +329,12 @@ REFUSED = {
     "no step is left": (
         asked(steps=40),
         ForecastFacts(done=40),
-        "train.steps is 40, but the newest checkpoint is of step 40 | give more than 40 steps, 40,960 tokens",
+        "train.steps is 40, but the newest checkpoint is from step 40 | give more than 40 steps, 40,960 tokens",
     ),
     "no room for a step": (
         asked(job=Job(time="4:00")),
         KNOWN,
-        "job.time 4:00 (240 s) has no room for a step: 100 s to start, 2.5 s for a step with its share of saves, and "
+        "job.time 4:00 (240 s) is too short for a step: 100 s to start, 2.5 s for a step with its share of saves, and "
         "the signal 169 s ahead of the limit are 272 s | use --time 00:46:00, ten times that, or more",
     ),
     "no chain": (
@@ -370,7 +370,7 @@ REFUSED = {
     "a budget that is spent": (
         asked(job=hour(max_gpu_hours=59.0)),
         ForecastFacts(alike=ALIKE, spent=58.9),
-        "job.max_gpu_hours = 59, of which 58.9 are spent, are 45 s on 8 GPUs, but a job takes 100 s to start, 2 s "
+        "job.max_gpu_hours = 59 (58.9 are spent) are 45 s on 8 GPUs, but a job takes 100 s to start, 2 s "
         "for a step, and 169 s to save before its end | use --max-gpu-hours 65 or more, which leaves ten times that",
     ),
 }

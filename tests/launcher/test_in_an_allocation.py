@@ -33,8 +33,8 @@ def answered(call, *arguments: object, **more: object) -> object:
         return f"{type(fault).__name__}: {fault}|{fault.hint}"
 
 
-ENDS = "on n1 of allocation 7, which ends at {}, and is to save 60 s before"
-SHORT = f"before|a new allocation, or a smaller --set job.signal_lead_s=…; {OWN}"
+ENDS = "on n1 of allocation 7, which ends at {}; the run saves 60 s before"
+SHORT = f"before the end|a new allocation, or a smaller --set job.signal_lead_s=…; {OWN}"
 SMALL = f"|a smaller --gpus or --nodes, or a larger allocation; {OWN}"
 
 
@@ -44,12 +44,12 @@ SMALL = f"|a smaller --gpus or --nodes, or a larger allocation; {OWN}"
         (NODES, None, {}, "on n1 of allocation 7, which has no time limit"),
         (NODES[1:], 9000, {"job.signal_lead_s": 0}, "on n2 of allocation 7, which ends at {}"),
         (NODES, 60.5, {}, ENDS),
-        (NODES, 60, {}, f"ConfigError: allocation 7 ends in 60 s, and the run is to save 60 s {SHORT}"),
-        (NODES, -9, {}, f"ConfigError: allocation 7 ends in 0 s, and the run is to save 60 s {SHORT}"),
+        (NODES, 60, {}, f"ConfigError: allocation 7 ends in 60 s, but the run must save 60 s {SHORT}"),
+        (NODES, -9, {}, f"ConfigError: allocation 7 ends in 0 s, but the run must save 60 s {SHORT}"),
         (NODES, 9000, {"profile": "local"}, "ConfigError: --here runs on the nodes of allocation 7, and profile "
-         "local starts processes on this machine|leave out --here, or name the cluster's profile, as --cluster "
+         "local starts processes on this machine|leave out --here, or name the cluster's profile, as in --cluster "
          "generic-slurm"),
-        (NODES, 9000, {"script": ""}, "ConfigError: this job.sh, of an own template, does "
+        (NODES, 9000, {"script": ""}, "ConfigError: this job.sh, from a template of your own, does "
          f"not start its ranks with {STEP}|submit it as a new run; without --here a job is queued"),
         (NODES[2:], None, {}, "ConfigError: tp2-pp2-dp1 needs 1 node for 4 ranks each, and allocation 7 has 1 (n3) "
          f"with at most 3 CPUs and 4 GPUs each: 0 can hold them{SMALL}"),
@@ -119,7 +119,7 @@ SILENT = "rank 1 on n1 has written no heartbeat for 30 min: it may be dead"
         (0, "n9", None, False, "", "ConfigError: job 7 has no node n9 any more|hpc-gpt status {id}"),
         (1, "n1", None, False, "", f"{SRUN} --cpus-per-task=5 --chdir={{run}} --gres=gpu:2"),
         (1, "n1", None, False, "echo 'srun: error: no; never' >&2; exit 1", f"SlurmUnreachable: {SILENT}, and no step "
-         "starts on its node: srun: error: no|hpc-gpt logs {id} has what the rank printed"),
+         "starts on its node: srun: error: no|hpc-gpt logs {id} has the output of the rank"),
         (2, "n1", None, False, "", "ConfigError: run {id} has no rank 2|it has ranks 0 to 1 on n1"),
     ],
 )  # fmt: skip

@@ -173,7 +173,7 @@ def test_a_python_that_does_not_start(tmp_path):
         subprocess.run(["tar", "-C", tmp_path, "-cf", tmp_path / "z.tar", "bin"], check=True)
         printed = "a tool of the site" if number else ""
         assert Node(tmp_path, str(tmp_path / "z.tar")).fault(HPC_GPT_STAGED=f"hpc-gpt-1-3/{number}") == (
-            f"n1: bin/python of {tmp_path}/z.tar is no Python 3: it prints '{printed}'"
+            f"n1: bin/python of {tmp_path}/z.tar is not Python 3: it prints '{printed}'"
         )
 
 

@@ -28,7 +28,7 @@ BATCH = 'unpack_here; "${python[@]}" a; stage_nodes; took; leave_nodes; wait "$l
 BATCH += '; echo "${HPC_GPT_PYTHON##*/}"'
 STEP = "--export=ALL {}--nodes=1 --ntasks=1 --ntasks-per-node=1 --x=y "
 STAGED, LEFT = STEP.format("--kill-on-bad-exit=0 "), STEP.format("--overlap ")
-NOTE, NOT = "note: /e.tar is not what was submitted, of SHA-256 0b\n", "node /e.tar\nfail n1: no do\n"
+NOTE, NOT = "note: /e.tar has changed since the submission, when its SHA-256 was 0b\n", "node /e.tar\nfail n1: no do\n"
 RUNS = "{0} {0}/bin 5a none a\n".format("HERE/hpc-gpt-0-4711/3/environment")
 ROWS = {
     "warm": ("warm", "stage_nodes; took", "node \n1.750 99.5 1\n", STAGED),

@@ -80,7 +80,7 @@ SAYS = "track: its process "
     [
         ("exec sleep 600", "again 0 - - 0", f"{SAYS}has not ended 5 s after the ranks, so it is killed\n"),
         ("exec sleep 600", "stop 0 - - 0", f"{SAYS}has not ended 30 s after the ranks, so it is killed\n"),
-        ("exit 7", "stop 0 - - 0", f"{SAYS}ended with exit code 7; the run goes on without it\n"),
+        ("exit 7", "stop 0 - - 0", f"{SAYS}ended with exit code 7; the run continues without it\n"),
         ('until [ -e "$attempt/.ranks-ended" ]; do sleep 0.01; done', "stop 0 - - 0", ""),
     ],
 )

@@ -76,7 +76,7 @@ def test_the_same_end_twice_is_no_contradiction():
         ("10:00", 240, None, ""),
         ("10:00", 360, None, "job.signal_lead_s = 360 leaves a job 240 s of its 600 s"),
         ("10:00", 240, STEP, ""),
-        ("10:00", 280, STEP, "leaves a job 320 s of its 600 s until it is to save, and a start and 3 steps took 330 s"),
+        ("10:00", 280, STEP, "leaves a job 320 s of its 600 s before it must save, and a start and 3 steps took 330 s"),
         (None, 360, STEP, ""),
     ],
 )

@@ -58,7 +58,7 @@ def test_a_run_is_saved_before_its_allocations_end_and_resumed(teller: Teller) -
     assert (here.returncode, launcher.state(job)) == (3, "walltime")
     assert f"hint: hpc-gpt submit --here --resume {run} continues it" in said
     refusal = launcher.run("submit", "--here", "--resume", run, code=2, SLURM_JOB_ID=job_id)[1]
-    assert re.search(rf"ends in \d+ s, and the run is to save {LEAD_S} s before", refusal)
+    assert re.search(rf"ends in \d+ s, but the run must save {LEAD_S} s before", refusal)
     teller.cluster.run("scontrol", "update", f"jobid={job_id}", "TimeLimit=60", check=True)
     again, _ = start(launcher, job_id, "--resume", run)
     again.communicate()

@@ -103,7 +103,7 @@ CASES: dict[str, tuple[Callable[[], str], dict[str, str], tuple[str, ...]]] = {
 
 def played(folder: Path, script: str, words: tuple[str, ...], variables: dict[str, str]) -> str:
     """All that a script prints, and its exit code, with a folder that stands for /opt."""
-    head, _, rest = script.replace("/opt/", f"{folder}/opt/").partition("# === nothing below")
+    head, _, rest = script.replace("/opt/", f"{folder}/opt/").partition("# === do not edit below")
     names = re.findall(r"^(\w+)\(\) [{(]", rest.partition("\n# --- settings")[0], re.MULTILINE)
     stand_ins = [f'{name}() {{ echo "{name}${{*:+ $*}}"; }}' for name in names]
     (folder / "job.sh").write_text("\n".join([head, *stand_ins, OWN, "main"]))

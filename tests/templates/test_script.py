@@ -25,7 +25,7 @@ CONFIG = 'echo "KillWait                = 61 sec"; echo "JobFileAppend          
 def in_bash(folder: Path, name: str, end: str, script: str = "", **variables: str) -> str:
     """All that `end` prints, with the functions of a script, in attempt 2 of a run; of numbers of processes PID."""
     script = script or SCRIPTS[f"job-script-{name}"]()
-    functions = script[script.index("# === nothing below") : script.index("# --- settings")]
+    functions = script[script.index("# === do not edit below") : script.index("# --- settings")]
     (folder / "end.sh").write_text(f"set -o pipefail\nexec 3</dev/zero\n{functions}\n{end}\n")
     (folder / "job.sh").write_text(script)
     environment = {
@@ -92,7 +92,7 @@ def test_a_signal_goes_to_whom_it_did_not_reach(tmp_path: Path, number, group, a
     stand_ins = (
         f'kill() {{ echo "kill $*"; }}; sleep() {{ [ "$1" = 0.3 ]; }}; is_near_the_limit() {{ return {limit}; }}'
     )
-    said = in_bash(tmp_path, "slurm", f"{stand_ins}; hand_on {number}")
+    said = in_bash(tmp_path, "slurm", f"{stand_ins}; forward_signal {number}")
     assert said == ("" if kills in ("", "limit") else f"{kills}\n")
     assert (tmp_path / "a/.limit").exists() == (kills == "limit")
     assert (tmp_path / f"a/.signals/before.{number}").read_text() == f"{group} {all_}\n"
@@ -108,7 +108,7 @@ def test_here_a_signal_is_a_wish_or_goes_to_all_of_the_script(tmp_path: Path) ->
 
 def test_each_signal_is_noted_and_a_term_is_in_time(tmp_path: Path) -> None:
     (tmp_path / "a/.signals").mkdir(parents=True)
-    stand_ins = "be_in_time() { echo in time; trap : 15; }; hand_on() { echo hands $1 on; }"
+    stand_ins = "be_in_time() { echo in time; trap : 15; }; forward_signal() { echo hands $1 on; }"
     end = (
         "pass_on 15; wait; pass_on 12; wait; trap -p 15; cd a; hear x; kill -USR1 $$; kill -RTMAX $$; cd ..; heard x 10"
     )

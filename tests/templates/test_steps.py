@@ -41,7 +41,7 @@ UNPACKS = "-I - {0}\nunpack\n"
         (INSIDE, "r", {}, "", ""),
         (INSIDE, "r", {"HAS": "1"}, "{0}/code", UNPACKS),
         (SLURM, "r", {"LACKS": "1"}, "fails: the-python on n1 cannot import hpc_gpt; pip install hpc-gpt there, or "
-         "name another: HPC_GPT_PYTHON, or venv in the cluster profile", FIND),
+         "name another Python: HPC_GPT_PYTHON, or venv in the cluster profile", FIND),
         (LOCAL, "r", {"FULL": "1"}, "dies: cannot make {0}/code.tar.gz; is the disk full or read-only?",
          FIND + "-m hpc_gpt.core.runs.snapshot {0}\n"),
         (SLURM, "r", {"HAS": "1", "BAD": "it differs"}, f"fails: it differs; {DIFFERS}", UNPACKS),
@@ -50,8 +50,8 @@ UNPACKS = "-I - {0}\nunpack\n"
         (LOCAL, "a:b", {}, "dies: " + COLON, ""),
         (INSIDE, "a,b", {}, "fails: a container cannot mount {0}; set HPC_GPT_LOGS to a path without comma and colon",
          ""),
-        (SLURM, "r", {"HPC_GPT_PYTHON": "none"}, "fails: no none on n1; name one: HPC_GPT_PYTHON, or modules, venv or "
-         "python in the cluster profile", ""),
+        (SLURM, "r", {"HPC_GPT_PYTHON": "none"}, "fails: no none on n1; name a Python: HPC_GPT_PYTHON, or modules, "
+         "venv or python in the cluster profile", ""),
     ],
 )  # fmt: skip
 def test_a_run_uses_the_code_that_was_submitted(tmp_path: Path, facts, run: str, variables, said: str, asked) -> None:
@@ -98,7 +98,7 @@ LEFT = "-m hpc_gpt.launcher.after {0} left 20 | {0}/code{3}\n"
     ("kind", "said", "code"),
     [
         ("", EXPORT + RUNS + LEFT, 3), ("own", RUNS + LEFT, 3), ("fails", EXPORT + LEFT, 9), ("mine", RUNS + LEFT, 3),
-        ("another", "another job has run for this step: 41\n", 0),
+        ("another", "job 41 has already run for this step\n", 0),
     ],
 )  # fmt: skip
 def test_the_job_of_after_exports_runs_and_says_how_it_ended(tmp_path: Path, kind: str, said: str, code: int) -> None:

@@ -85,7 +85,7 @@ def test_a_folder_that_changed_is_refused_at_the_start(tokens: Path, tmp_path: P
         check_resumption(run)  # before it is queued
     again = in_process("submit", "--resume", run.path, "--from-start", "--dry-run").stderr
     assert "has changed since the run was submitted: config.json" in again
-    assert "; the new run begins from what is there now\n" in again
+    assert "; the new run begins from the weights that are there now\n" in again
     launch = train(run, 1)
     assert launch.ended[0] == "user_error", launch.log
     assert "has changed since the run was submitted: config.json (changed, added or removed), model" in launch.log

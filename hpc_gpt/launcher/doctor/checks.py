@@ -38,7 +38,7 @@ from hpc_gpt.launcher.limits import Asked, limits_met
 from hpc_gpt.launcher.prepare import prepare
 from hpc_gpt.launcher.request import Request
 from hpc_gpt.launcher.services import python_lines
-from hpc_gpt.launcher.submission import check_inputs, dry_run, lines_on_data
+from hpc_gpt.launcher.submission import check_inputs, data_lines, dry_run
 from hpc_gpt.trainer.preflight.nodes import Preflight
 from hpc_gpt.trainer.preflight.verdict import SKEW_BAD_S, SKEW_WARN_S, judge_space
 
@@ -234,7 +234,7 @@ def check_needs(resolved: Resolved, data_beside: Path | None) -> list[Check]:
     relative data.path is looked up."""
     path = check_inputs(resolved, data_beside, has_gpus())
     if resolved.data.source == MIX:
-        return [Check("inputs", "ok", line.under("data")[1]) for line in lines_on_data(resolved, data_beside)]
+        return [Check("inputs", "ok", line.under("data")[1]) for line in data_lines(resolved, data_beside)]
     if path is None:
         inputs = "your own program reads them" if runs_program(resolved) else "random tokens"
         return [Check("inputs", "ok", inputs)]

@@ -5,19 +5,19 @@
 #SBATCH --account=abc@v100
 #SBATCH --gpus=1
 #SBATCH '--comment=a '"'"'b'"'"''
-# A job of [after], which hpc_gpt.launcher.after has started for step 20 of a run.
+# A job of [after], started by hpc_gpt.launcher.after for step 20 of a run.
 # shellcheck disable=SC2016,SC1003
 set -o pipefail
 HPC_GPT_RUN='/scratch/my 100% logs/demo/20260102-030405-abcd'
 after='/scratch/my 100% logs/demo/20260102-030405-abcd/after/step-20'
 [ -n "${HPC_GPT_PYTHON:-}" ] || HPC_GPT_PYTHON=python3
-trap : TERM # at the time limit the program ends, and this script says how
+trap : TERM # at the time limit the program ends, and this script records its end
 me="${SLURM_JOB_ID:-$$}"
 if ! (set -C && echo "$me" >"$after/started") 2>/dev/null && [ "$(cat -- "$after/started")" != "$me" ]; then
-  echo "another job has run for this step: $(cat -- "$after/started")"
+  echo "job $(cat -- "$after/started") has already run for this step"
   exit 0
 fi
-# Our code is for our own parts alone.
+# PYTHONPATH has our code only for our own programs.
 PYTHONPATH=":${PYTHONPATH:-}:"
 PYTHONPATH="${PYTHONPATH//":$HPC_GPT_RUN/code:"/:}"
 PYTHONPATH="${PYTHONPATH#:}"

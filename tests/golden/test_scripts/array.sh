@@ -11,9 +11,9 @@
 #SBATCH --signal=USR2@120
 #SBATCH --output=%x-%j.out
 
-# HPC_GPT_ARRAY is a folder with a link to the run folder of each element, named by its number.
+# HPC_GPT_ARRAY is a folder with one link per element, named by its number, to the element's run folder.
 run=$(cd -P -- "${HPC_GPT_ARRAY:-/nowhere}/$SLURM_ARRAY_TASK_ID" && pwd) || {
-  printf 'Error: element %s of the array names no run\n\nhint: %s\n' "$SLURM_ARRAY_TASK_ID" \
+  printf 'Error: element %s of the array has no run\n\nhint: %s\n' "$SLURM_ARRAY_TASK_ID" \
     'hpc-gpt submit --sweep makes the folder that HPC_GPT_ARRAY names' >&2
   exit 2
 }

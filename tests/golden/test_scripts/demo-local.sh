@@ -1,11 +1,10 @@
 #!/bin/bash
 # demo: 4 layers of 128, 842,496 parameters, tp2-pp2-dp1 on 4 GPUs
-# Rendered by hpc-gpt 0.0.0. It is complete: hand it to bash as it is.
+# Rendered by hpc-gpt 0.0.0. It is complete: give it to bash as it is.
 
-# What to edit: modules and variables below. The settings at the end are those of the training: to change one, render
-#   again.
-# What happens: `main`. Started by hand, this script makes a run folder and starts itself once for each rank; started so,
-#   it becomes that rank.
+# To edit: modules and variables below. The settings at the end belong to the training: to change one, render again.
+# The flow is in `main`. Started by hand, this script makes a run folder and starts itself once per rank; such a start
+#   becomes that rank.
 
 # Texts of the experiment and the profile are in single quotes, unchanged.
 # shellcheck disable=SC2016,SC1003
@@ -17,10 +16,10 @@ unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK ROLE_RANK
 unset "${!TORCHELASTIC_@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_BIND@}"
 [ -n "${PYTORCH_ALLOC_CONF:-}${PYTORCH_CUDA_ALLOC_CONF:-}" ] || export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 [ -n "${HPC_GPT_PYTHON:-}" ] || export HPC_GPT_PYTHON=python3
-# Python imports from PYTHONPATH, never from the current folder; a cached file would run instead of the submitted one.
+# Python imports from PYTHONPATH, never from the current folder. Byte code in a cache would run instead of the submitted.
 export PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1
-# Each rank has an even share of the CPUs that this process may use, by its affinity and its container's quota. The load
-# does not count: with another number of threads sums round differently.
+# Each rank has an even share of the CPUs that this process may use, by its affinity and its container's quota. The
+# machine's load does not count, as sums round differently with another number of threads.
 cpus=$(nproc)
 cgroup=/sys/fs/cgroup
 {
@@ -29,9 +28,9 @@ cgroup=/sys/fs/cgroup
   if [ "$quota" -gt 0 ] && [ "$quota" -lt $((cpus * period)) ]; then cpus=$(((quota + period - 1) / period)); fi
 } 2>/dev/null
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cpus > 4 ? cpus / 4 : 1))}"
-# A thread that waits for others spins, by OpenMP's default for milliseconds: the fastest where nothing else runs. Where
-# others run, spinning takes the CPUs from the threads that are waited for: there it is some 0.2 ms, then sleep. The
-# least of three looks counts, as a short command beside is no load; this run's own ranks are none either.
+# A thread that waits for others spins, by OpenMP's default for milliseconds, which is fastest if nothing else runs. If
+# other programs run, spinning takes the CPUs from the threads that it waits for: then it spins some 0.2 ms, and sleeps.
+# The least of three readings counts, as a short command is not a load; nor are this run's own ranks.
 if [ -z "${OMP_WAIT_POLICY:-}${GOMP_SPINCOUNT:-}" ]; then
   export GOMP_SPINCOUNT=5000
   for pause in 0 0.02 0.02; do
@@ -50,12 +49,12 @@ main() {
     make_run_folder
     command -v -- "$HPC_GPT_PYTHON" >/dev/null || die "no $HPC_GPT_PYTHON on $HOSTNAME" "set HPC_GPT_PYTHON"
     use_submitted_code
-    exec "$HPC_GPT_PYTHON" -m hpc_gpt.launcher.local.by_hand "$HPC_GPT_RUN" # starts this script once for each rank
+    exec "$HPC_GPT_PYTHON" -m hpc_gpt.launcher.local.by_hand "$HPC_GPT_RUN" # starts this script once per rank
   fi
-  # The submitted code, whatever PYTHONPATH the profile sets.
+  # The submitted code comes before any PYTHONPATH of the profile.
   export PYTHONPATH="$HPC_GPT_RUN/code${PYTHONPATH:+:$PYTHONPATH}"
-  # This process is one rank. With exec no shell is in between: signals reach python itself. USR2 is ignored until the
-  # trainer handles it.
+  # This process is one rank. With exec there is no shell in between, so signals reach python itself. USR2 is ignored
+  # until the trainer handles it.
   # shellcheck disable=SC2153
   export RANK="$SUBMITIT_LOCAL_GLOBALID" WORLD_SIZE="$SUBMITIT_LOCAL_NTASKS" LOCAL_RANK="$SUBMITIT_LOCAL_LOCALID"
   export LOCAL_WORLD_SIZE="$SUBMITIT_LOCAL_NTASKS"
@@ -63,7 +62,7 @@ main() {
   exec "$HPC_GPT_PYTHON" -m hpc_gpt.trainer
 }
 
-# === nothing below is for editing: the functions that main calls, then the settings ==================================
+# === do not edit below: the functions that main calls, then the settings =============================================
 die() { # die MESSAGE HINT [CODE]
   printf 'Error: %s\n\nhint: %s\n' "$1" "$2" >&2
   exit "${3:-1}"
@@ -75,7 +74,7 @@ keep() { # keep NAME: writes stdin to the file NAME of the run folder, unless it
   rm -f -- "$aside"
   [ -e "$HPC_GPT_RUN/$1" ]
 }
-make_run_folder() { # its first start keeps this script and its settings in it; a folder of another script is refused
+make_run_folder() { # the first start stores this script and its settings there; the folder of another script is refused
   { mkdir -p -- "$HPC_GPT_RUN/attempts" && HPC_GPT_RUN=$(cd -- "$HPC_GPT_RUN" && pwd); } ||
     die "cannot make the run folder $HPC_GPT_RUN" "set HPC_GPT_LOGS to a folder that $HOSTNAME can write"
   export HPC_GPT_RUN
@@ -85,13 +84,13 @@ make_run_folder() { # its first start keeps this script and its settings in it; 
   [ -e "$HPC_GPT_RUN/resolved.json" ] || settings | keep resolved.json || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
 }
 # --- the submitted code --------------------------------------------------------------------------------------------
-use_submitted_code() { # code.tar.gz, which the first attempt unpacks; without one the run takes the code as it is now
+use_submitted_code() { # the first attempt unpacks code.tar.gz; without one the run uses the present code
   local said code="$HPC_GPT_RUN/code"
   [[ $HPC_GPT_RUN != *:* ]] || die "PYTHONPATH cannot carry the colon of $HPC_GPT_RUN" "set HPC_GPT_LOGS to a path without a colon"
   if [ ! -e "$code.tar.gz" ]; then # plain bash
     "$HPC_GPT_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("hpc_gpt") is None)' ||
       die "$HPC_GPT_PYTHON on $HOSTNAME cannot import hpc_gpt" \
-        "pip install hpc-gpt there, or name another: HPC_GPT_PYTHON, or venv in the cluster profile"
+        "pip install hpc-gpt there, or name another Python: HPC_GPT_PYTHON, or venv in the cluster profile"
     "$HPC_GPT_PYTHON" -m hpc_gpt.core.runs.snapshot "$HPC_GPT_RUN" || die "cannot make $code.tar.gz" "is the disk full or read-only?"
   fi
   said=$(tar -xOzf "$code.tar.gz" hpc_gpt/core/runs/unpack.py | "$HPC_GPT_PYTHON" -I - "$HPC_GPT_RUN") ||

@@ -1,6 +1,6 @@
 #!/bin/bash
 # demo: 4 layers of 128, 842,496 parameters, tp2-pp2-dp1 on 4 GPUs
-# Rendered by hpc-gpt 0.0.0. It is complete: hand it to sbatch as it is.
+# Rendered by hpc-gpt 0.0.0. It is complete: give it to sbatch as it is.
 #SBATCH --job-name=demo
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=4
@@ -11,10 +11,10 @@
 #SBATCH --signal=USR2@120
 #SBATCH --output=%x-%j.out
 
-# What to edit: the directives above; modules and variables below. The settings at the end are those of the training:
-#   to change one, render again.
-# What happens: `main`. Every start of the job is an attempt of one run. Before its ranks start and after they have ended
-#   Python (hpc_gpt.launcher.attempts, of the code in the run folder) decides what is next; only this script gives commands to Slurm.
+# To edit: the directives above; modules and variables below. The settings at the end belong to the training: to change
+#   one, render again.
+# The flow is in `main`. Every start of the job is an attempt of one run. Before its ranks start and after they have ended
+#   Python (hpc_gpt.launcher.attempts, from the code in the run folder) decides what to do next; only this script commands Slurm.
 #   120 s before the time limit Slurm sends USR2: the ranks save and end, and the job continues from the queue.
 
 # Texts of the experiment and the profile are in single quotes, unchanged.
@@ -27,20 +27,20 @@ unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK ROLE_RANK
 unset "${!TORCHELASTIC_@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_BIND@}"
 [ -n "${PYTORCH_ALLOC_CONF:-}${PYTORCH_CUDA_ALLOC_CONF:-}" ] || export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 [ -n "${HPC_GPT_PYTHON:-}" ] || export HPC_GPT_PYTHON=python3
-# Python imports from PYTHONPATH, never from the current folder; a cached file would run instead of the submitted one.
+# Python imports from PYTHONPATH, never from the current folder. Byte code in a cache would run instead of the submitted.
 export PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"
 # Since Slurm 22.05 srun does not take the job's CPUs per task by itself.
 [ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
-# A hang becomes an error, and the flight recorder writes every rank's last collectives.
+# NCCL turns a hang into an error, and the flight recorder writes every rank's last collectives.
 export NCCL_DEBUG="${NCCL_DEBUG:-WARN}" TORCH_NCCL_ASYNC_ERROR_HANDLING="${TORCH_NCCL_ASYNC_ERROR_HANDLING:-1}"
 export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_FR_BUFFER_SIZE=2000
 
 main() {
-  make_run_folder    # $HPC_GPT_RUN, or logs/demo/<job id> by plain sbatch: it keeps this script and its settings
+  make_run_folder    # $HPC_GPT_RUN, or with plain sbatch logs/demo/<job id>: it stores this script and its settings
   start_attempt      # its attempts/<n>: from here on all output is in attempts/<n>/log
   python=("$HPC_GPT_PYTHON")
-  use_submitted_code # its code.tar.gz: an edit after the submission changes nothing
+  use_submitted_code # its code.tar.gz: edits after the submission have no effect
   ask_to_start       # hpc_gpt.launcher.attempts.may_start: the script ends here if the run is done, or another job trains it
 
   # Rendezvous: rank 0 is on the first node. The port follows from the job id, so that two jobs on a node differ.
@@ -48,8 +48,8 @@ main() {
   export MASTER_ADDR MASTER_PORT="${MASTER_PORT:-$((10000 + SLURM_JOB_ID % 20000))}"
   echo "4 ranks on $SLURM_JOB_NODELIST, rendezvous $MASTER_ADDR:$MASTER_PORT"
 
-  # exec leaves no shell between slurmstepd and the trainer: a signal reaches python itself. USR2 and TERM are ignored
-  # until the trainer listens: a preemption that comes while ranks start would end the job as failed, not requeue it.
+  # exec leaves no shell between slurmstepd and the trainer, so signals reach python itself. USR2 and TERM are ignored
+  # until the trainer handles them: a preemption while ranks start would end the job as failed, not requeue it.
   run_ranks srun --export=ALL --kill-on-bad-exit=1 --ntasks=4 --ntasks-per-node=4 \
     bash -c 'trap "" USR2 TERM
       export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE=4
@@ -58,7 +58,7 @@ main() {
   exit "$rc"
 }
 
-# === nothing below is for editing: the functions that main calls, then the settings ==================================
+# === do not edit below: the functions that main calls, then the settings =============================================
 die() { # die MESSAGE HINT [CODE]
   printf 'Error: %s\n\nhint: %s\n' "$1" "$2" >&2
   exit "${3:-1}"
@@ -70,9 +70,9 @@ keep() { # keep NAME: writes stdin to the file NAME of the run folder, unless it
   rm -f -- "$aside"
   [ -e "$HPC_GPT_RUN/$1" ]
 }
-make_run_folder() { # its first start keeps this script and its settings in it; a folder of another script is refused
+make_run_folder() { # the first start stores this script and its settings there; the folder of another script is refused
   [ -n "${SLURM_JOB_ID:-}" ] || die "this script runs inside a Slurm job" "sbatch $(printf %q "$0")" 2
-  # An element of an array is named by the array's id and its number: its own id may be that of the whole array.
+  # An element of an array has the array's id and its number as its name: its own job id may be that of the whole array.
   export HPC_GPT_JOB="${HPC_GPT_ELEMENT:-$SLURM_JOB_ID}"
   unset HPC_GPT_ELEMENT SBATCH_CLUSTERS SLURM_CLUSTERS # commands are for the cluster that the job is on
   HPC_GPT_RUN="${HPC_GPT_RUN:-${HPC_GPT_LOGS:-${SLURM_SUBMIT_DIR:-$PWD}/logs}/demo/$SLURM_JOB_ID}"
@@ -84,7 +84,7 @@ make_run_folder() { # its first start keeps this script and its settings in it; 
     die "HPC_GPT_RUN names the run of another script: $HPC_GPT_RUN" "unset HPC_GPT_RUN, or submit that run's own job.sh"
   [ -e "$HPC_GPT_RUN/resolved.json" ] || settings | keep resolved.json || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
 }
-start_attempt() { # makes attempts/<n>, $attempt, and sends all output there
+start_attempt() { # makes attempts/<n>, $attempt, and redirects all output into it
   n=1 rc=1
   until mkdir -- "$HPC_GPT_RUN/attempts/$n" 2>/dev/null; do
     [ -d "$HPC_GPT_RUN/attempts/$n" ] || die "cannot write in $HPC_GPT_RUN/attempts" "is the disk full or read-only?"
@@ -101,7 +101,7 @@ start_attempt() { # makes attempts/<n>, $attempt, and sends all output there
   exec >>"$attempt/log" 2>&1
   trap : TERM INT USR2 # signals are for the ranks: this script continues the run after them
 }
-say_ended() { # say_ended CLASS CAUSE: writes ended.json, unless the trainer has
+say_ended() { # say_ended CLASS CAUSE: writes ended.json, unless the trainer has written it
   [ ! -e "$attempt/ended.json" ] || return 0
   local step cause="${2//[[:cntrl:]]/ }"
   cause="${cause//\\/\\\\}"
@@ -110,20 +110,20 @@ say_ended() { # say_ended CLASS CAUSE: writes ended.json, unless the trainer has
     "$1" "${cause//\"/\\\"}" "${step:-0}" "$(date +%s)" >"$attempt/.ended.json" &&
     mv -n -- "$attempt/.ended.json" "$attempt/ended.json"
 }
-fail() { # fail CAUSE HINT: ends the attempt before a rank has started
+fail() { # fail CAUSE HINT: ends the attempt before a rank starts
   say_ended user_error "$1"
   die "$1" "$2"
 }
 # --- the submitted code --------------------------------------------------------------------------------------------
-use_submitted_code() { # code.tar.gz, which the first attempt unpacks; without one the run takes the code as it is now
+use_submitted_code() { # the first attempt unpacks code.tar.gz; without one the run uses the present code
   local said code="$HPC_GPT_RUN/code"
   command -v -- "$HPC_GPT_PYTHON" >/dev/null ||
-    fail "no $HPC_GPT_PYTHON on $HOSTNAME" "name one: HPC_GPT_PYTHON, or modules, venv or python in the cluster profile"
+    fail "no $HPC_GPT_PYTHON on $HOSTNAME" "name a Python: HPC_GPT_PYTHON, or modules, venv or python in the cluster profile"
   [[ $HPC_GPT_RUN != *:* ]] || fail "PYTHONPATH cannot carry the colon of $HPC_GPT_RUN" "set HPC_GPT_LOGS to a path without a colon"
   if [ ! -e "$code.tar.gz" ]; then # plain sbatch
     "$HPC_GPT_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("hpc_gpt") is None)' ||
       fail "$HPC_GPT_PYTHON on $HOSTNAME cannot import hpc_gpt" \
-        "pip install hpc-gpt there, or name another: HPC_GPT_PYTHON, or venv in the cluster profile"
+        "pip install hpc-gpt there, or name another Python: HPC_GPT_PYTHON, or venv in the cluster profile"
     "$HPC_GPT_PYTHON" -m hpc_gpt.core.runs.snapshot "$HPC_GPT_RUN" || fail "cannot make $code.tar.gz" "is the disk full or read-only?"
   fi
   said=$(tar -xOzf "$code.tar.gz" hpc_gpt/core/runs/unpack.py | "${python[@]}" -I - "$HPC_GPT_RUN") ||
@@ -131,28 +131,28 @@ use_submitted_code() { # code.tar.gz, which the first attempt unpacks; without o
   export PYTHONPATH="$code${PYTHONPATH:+:$PYTHONPATH}"
 }
 # --- questions to Slurm and to Python -------------------------------------------------------------------------------
-within() { # within SECONDS COMMAND: the job's signals do not end it, the time limit does
+within() { # within SECONDS COMMAND: ends the command after so many seconds; the job's signals do not end it
   (trap '' TERM INT && exec timeout -s KILL "$1" bash -c 'trap "" TERM INT; exec "$@"' within "${@:2}")
 }
-retry() { # retry TIMES PAUSE_S COMMAND: until it succeeds, as Slurm's controller may be restarting
+retry() { # retry TIMES PAUSE_S COMMAND: repeats it until it succeeds, as Slurm's controller may be restarting
   local left
   for ((left = $1; left > 0; left--)); do "${@:3}" && return; sleep "$2"; done
   return 1
 }
-ask_slurm() { # sets $shown to what Slurm says of the job, times as UTC, empty if it does not answer for some time
+ask_slurm() { # sets $shown to Slurm's description of the job, times in UTC; empty if it does not answer for some time
   local left=20
   until shown=$(TZ=UTC0 within 20 scontrol --oneliner --local show job "$HPC_GPT_JOB" 2>/dev/null | grep JobState=) || ((--left == 0)); do sleep 3; done
 }
-shown_as() { # shown_as KEY: prints its value in $shown
+shown_as() { # shown_as KEY: prints the value of the key in $shown
   local pattern="(^| )$1=([^ ]*)"
   if [[ $shown =~ $pattern ]]; then printf %s "${BASH_REMATCH[2]}"; fi
 }
-words_of_slurm() { # words_of_slurm JOBS: prints what Slurm says of them
+job_states() { # job_states JOBS: prints Slurm's states of the jobs
   [ -n "$1" ] || return 0
   retry 20 3 within 20 squeue --sibling --noheader --array --states=all "--user=$UID" -o 'squeue %i %T' 2>/dev/null
   within 20 sacct --federation -D -X -n -P -o JobID,State -j "$1" 2>/dev/null | sed 's/^/sacct /; s/|/ /'
 }
-ask_chain() { # ask_chain may_start|what_next ARGUMENTS: sets $answer to Python's line, empty without one; $words is its stdin
+ask_chain() { # ask_chain may_start|what_next ARGUMENTS: sets $answer to Python's line, or to nothing; its stdin is $words
   local try
   for try in 1 2; do # after a signal within $(…) bash can lose its output
     answer=$(printf %s "${words:-}" | within "${patience_s:-120}" "${python[@]}" -m "hpc_gpt.launcher.attempts.$1" "$HPC_GPT_RUN" "$n" "${@:2}" |
@@ -162,10 +162,10 @@ ask_chain() { # ask_chain may_start|what_next ARGUMENTS: sets $answer to Python'
   done
   return 1
 }
-ask_to_start() { # Python's line: ask JOBS, for what Slurm says of them | wait | go STOP_AT PORT | stop CODE JOBS
+ask_to_start() { # Python's line: ask JOBS, for Slurm's states of them | wait | go STOP_AT PORT | stop CODE JOBS
   local left words jobs=
   for ((left = 40; left > 0; left--)); do
-    words=$(words_of_slurm "$jobs")
+    words=$(job_states "$jobs")
     ask_chain may_start "$left" "$jobs"
     case "$answer" in # without a here-string: on a full disk bash has no file for it
     'ask '*) jobs="${answer#ask }" ;;
@@ -177,7 +177,7 @@ ask_to_start() { # Python's line: ask JOBS, for what Slurm says of them | wait |
   done
 }
 # --- the ranks -----------------------------------------------------------------------------------------------------
-first_host() { # first_host NODES: its name, or Slurm's address of it; with localhost every node would be a world of its own
+first_host() { # first_host NODES: prints its name, or Slurm's address of it; with localhost every node would be a world of its own
   local host address
   host=$(scontrol show hostnames "$1" | head -n 1)
   [ -n "$host" ] || fail "scontrol names no host of '$1'" "set HPC_GPT_MASTER_ADDR by hand"
@@ -187,13 +187,13 @@ first_host() { # first_host NODES: its name, or Slurm's address of it; with loca
   echo "${address:-$host}"
 }
 # shellcheck disable=SC2317,SC2329
-be_in_time() { # at the time limit ranks that hang, or still save, have KillWait but for its end, $last_s
-  trap '' TERM # a later TERM must not end what starts now
+be_in_time() { # at the time limit, ranks that hang or still save have KillWait without its last $last_s seconds
+  trap '' TERM # a later TERM must not end the processes that start now
   (
     within "$((kill_wait > last_s ? kill_wait - last_s : 1))" tail --pid="$waits" -f /dev/null && exit
     ask_slurm
     [ "$(shown_as Reason)" = TimeLimit ] || exit
-    echo "the ranks do not end at the time limit, and Slurm kills all in $last_s s: the run continues without them"
+    echo "the ranks do not end at the time limit, and Slurm kills the job in $last_s s: the run continues without them"
     put_back_in_time
     kill -KILL "$waits"
   ) &
@@ -201,7 +201,7 @@ be_in_time() { # at the time limit ranks that hang, or still save, have KillWait
 }
 run_ranks() { # run_ranks COMMAND: waits for its end; sets $rc to its exit code
   local code
-  # So many seconds after the time limit's SIGTERM Slurm kills this script, too. It needs the last ones to continue the run.
+  # KillWait seconds after the time limit's SIGTERM Slurm kills this script, too; it needs the last of them to continue.
   kill_wait=$(within 20 scontrol show config 2>/dev/null | sed -n 's/^KillWait *= *\([0-9]*\).*/\1/p')
   kill_wait=${kill_wait:-30} last_s=$((kill_wait > 9 ? kill_wait / 3 : 3))
   {
@@ -218,13 +218,13 @@ run_ranks() { # run_ranks COMMAND: waits for its end; sets $rc to its exit code
     rc=$?
   done
   trap : TERM
-  # A signal interrupts the wait, and bash may then have lost the exit code: the file has it.
+  # A signal interrupts the wait, and bash may then lose the exit code; the file has it.
   if read -r code 2>/dev/null <"$attempt/.code"; then rc=$code; fi
   rm -f -- "$attempt/.code"
   rmdir -- "$attempt/flight" 2>/dev/null
 }
 # --- what comes next -----------------------------------------------------------------------------------------------
-answer_without_python() { # the trainer's wish and the time limit count, and a cancel before both
+answer_without_python() { # decides by the trainer's request and the time limit, and before them by a cancel
   local ended=error
   answer="stop 0 - - $rc"
   ! grep -qs '"requeue": true' "$attempt/ended.json" || answer="again 0 - - $rc"
@@ -232,10 +232,10 @@ answer_without_python() { # the trainer's wish and the time limit count, and a c
   [ ! -e "$HPC_GPT_RUN/cancelled.$HPC_GPT_JOB" ] || ended=cancelled answer="stop 0 - - $rc"
   say_ended "$ended" "exit code $rc"
 }
-change() { # change JOB KEY=VALUE of a job that waits, or is about to
-  retry 10 1 within 20 scontrol update "jobid=$1" "$2" || echo "warning: Slurm does not take $2 for job $1"
+change() { # change JOB KEY=VALUE: changes a job that waits, or is about to wait
+  retry 10 1 within 20 scontrol update "jobid=$1" "$2" || echo "warning: Slurm does not accept $2 for job $1"
 }
-is_put_back() { # Slurm has requeued the job: by hand, after a preemption that did not wait, or after a node died
+is_put_back() { # whether Slurm has requeued the job: by hand, after a preemption that did not wait, or after a node died
   [ "$(shown_as Restarts)" -gt "${SLURM_RESTART_COUNT:-0}" ] 2>/dev/null
 }
 requeue_job() { # asks again while the controller restarts, unless it got the request and only its answer was lost
@@ -252,19 +252,19 @@ requeue_job() { # asks again while the controller restarts, unless it got the re
   done
   return 1
 }
-put_back_in_time() { # KillWait is running: another attempt is asked for first. If Python does not judge in time, its start does
+put_back_in_time() { # KillWait is running, so it first requests another attempt. If Python does not judge in time, that attempt's start does
   [ "$(shown_as Reason)" = TimeLimit ] || return 0
   patience_s=$((${last_s:-10} / 3))
   [ ! -e "$HPC_GPT_RUN/cancelled.$HPC_GPT_JOB" ] && [ ! -e "$HPC_GPT_RUN/stop.$HPC_GPT_JOB" ] || return 0
   if [ -e "$attempt/ended.json" ]; then grep -qs '"requeue": true' "$attempt/ended.json"; else [ "${rc:-1}" != 0 ]; fi || return 0
-  # Once, by the first who comes; the attempt is judged by what Slurm shows now. What is refused is asked again after that.
+  # Once, by the first caller; the attempt is judged by Slurm's present description. A refused requeue is tried again later.
   (set -C && printf '%s\n' "$shown" >"$attempt/put-back") 2>/dev/null || return 0
   is_put_back || requeue_job || rm -f -- "$attempt/put-back"
 }
-continue_run() { # continue_run PAUSE_S NODES JOBS: another attempt, in so many seconds, without the nodes after the =
+continue_run() { # continue_run PAUSE_S NODES JOBS: starts another attempt, in so many seconds, without the nodes after the =
   local pause=$1 nodes=$2 next="$HPC_GPT_JOB" state resume
   resume="hpc-gpt submit --resume $(printf %q "$HPC_GPT_RUN")"
-  # Slurm accepts a list that leaves too few nodes, and then the job waits for ever.
+  # Slurm accepts a list that leaves too few nodes; the job would then wait for ever.
   local test=(within 20 sbatch --quiet --test-only)
   if [[ $nodes = =?* ]] && ! "${test[@]}" "--exclude=${nodes#=}" "$HPC_GPT_RUN/job.sh" 2>/dev/null &&
     "${test[@]}" "$HPC_GPT_RUN/job.sh" 2>/dev/null; then
@@ -280,7 +280,7 @@ continue_run() { # continue_run PAUSE_S NODES JOBS: another attempt, in so many 
       return
     fi
     echo "back to the queue: scontrol requeue $HPC_GPT_JOB"
-    requeue_job || die "Slurm will not requeue job $HPC_GPT_JOB" "with chain = \"singleton\" in the profile it need not; $resume"
+    requeue_job || die "Slurm does not requeue job $HPC_GPT_JOB" "chain = \"singleton\" in the profile does without requeues; $resume"
   fi
   # A requeued job has only KillWait from here on.
   [ "$pause" = 0 ] || change "$next" "StartTime=now+$pause"

@@ -1,13 +1,13 @@
 #!/bin/bash
 # mine: 1 GPU
-# Rendered by hpc-gpt 0.0.0. It is complete: hand it to sbatch as it is.
+# Rendered by hpc-gpt 0.0.0. It is complete: give it to sbatch as it is.
 #SBATCH -N 1
 #SBATCH --job-name=mine
 #SBATCH --output=%x-%j.out
 
-# What happens: `main`. Every start of the job is an attempt of one run. The script at the end of this file runs as sbatch
-#   would start it: its environment, folder, input, limits and signals. hpc_gpt.trainer.program.script_watch follows its output,
-#   and Python (hpc_gpt.launcher.attempts) decides what is next; only this shell gives commands to Slurm.
+# The flow is in `main`. Every start of the job is an attempt of one run. The script at the end of this file runs as sbatch
+#   would start it, with its environment, folder, input, limits and signals. hpc_gpt.trainer.program.script_watch follows
+#   its output, and Python (hpc_gpt.launcher.attempts) decides what to do next; only this shell gives commands to Slurm.
 # shellcheck disable=SC2016,SC1003
 set -o pipefail
 exec 3<&0 </dev/null # the script's own input
@@ -21,10 +21,10 @@ fi
 export HPC_GPT_PYTHON="${HPC_GPT_PYTHON:-python3}" PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1
 
 main() {
-  make_run_folder    # the first argument, or logs/mine/<job id> by plain sbatch
+  make_run_folder    # the first argument, or with plain sbatch logs/mine/<job id>
   start_attempt      # its attempts/<n>: from here on all output is in attempts/<n>/log
   python=("$HPC_GPT_PYTHON")
-  use_submitted_code # its code.tar.gz: an edit after the submission changes nothing
+  use_submitted_code # its code.tar.gz: edits after the submission have no effect
   ask_to_start       # hpc_gpt.launcher.attempts.may_start: the script ends here if the run is done, or another job trains it
   start_notifier     # [notify]: hpc_gpt.launcher.attempts.notify, beside the script
   start_follower     # [after]: hpc_gpt.launcher.after, beside the script
@@ -38,7 +38,7 @@ main() {
   exit "$rc"
 }
 
-# === nothing below is for editing: the functions that main calls, then the settings, then the script ==================
+# === do not edit below: the functions that main calls, then the settings, then the script =============================
 die() { # die MESSAGE HINT [CODE]
   printf 'Error: %s\n\nhint: %s\n' "$1" "$2" >&2
   exit "${3:-1}"
@@ -50,9 +50,9 @@ keep() { # keep NAME: writes stdin to the file NAME of the run folder, unless it
   rm -f -- "$aside"
   [ -e "$HPC_GPT_RUN/$1" ]
 }
-make_run_folder() { # its first start keeps this script and its settings in it; a folder of another script is refused
+make_run_folder() { # the first start stores this script and its settings there; the folder of another script is refused
   [ -n "${SLURM_JOB_ID:-}" ] || die "this script runs inside a Slurm job" "sbatch $(printf %q "$0")" 2
-  # An element of an array is named by the array's id and its number: its own id may be that of the whole array.
+  # An element of an array has the array's id and its number as its name: its own job id may be that of the whole array.
   export HPC_GPT_JOB="${HPC_GPT_ELEMENT:-$SLURM_JOB_ID}"
   unset HPC_GPT_ELEMENT SBATCH_CLUSTERS SLURM_CLUSTERS # commands are for the cluster that the job is on
   HPC_GPT_RUN="${HPC_GPT_RUN:-${HPC_GPT_LOGS:-${SLURM_SUBMIT_DIR:-$PWD}/logs}/mine/$SLURM_JOB_ID}"
@@ -64,7 +64,7 @@ make_run_folder() { # its first start keeps this script and its settings in it; 
     die "HPC_GPT_RUN names the run of another script: $HPC_GPT_RUN" "unset HPC_GPT_RUN, or submit that run's own job.sh"
   [ -e "$HPC_GPT_RUN/resolved.json" ] || settings | keep resolved.json || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
 }
-start_attempt() { # makes attempts/<n>, $attempt, and sends all output there
+start_attempt() { # makes attempts/<n>, $attempt, and redirects all output into it
   n=1 rc=1
   until mkdir -- "$HPC_GPT_RUN/attempts/$n" 2>/dev/null; do
     [ -d "$HPC_GPT_RUN/attempts/$n" ] || die "cannot write in $HPC_GPT_RUN/attempts" "is the disk full or read-only?"
@@ -81,7 +81,7 @@ start_attempt() { # makes attempts/<n>, $attempt, and sends all output there
   exec >>"$attempt/log" 2>&1
   trap : TERM INT USR2 # signals are for the ranks: this script continues the run after them
 }
-say_ended() { # say_ended CLASS CAUSE: writes ended.json, unless the trainer has
+say_ended() { # say_ended CLASS CAUSE: writes ended.json, unless the trainer has written it
   [ ! -e "$attempt/ended.json" ] || return 0
   local step cause="${2//[[:cntrl:]]/ }"
   cause="${cause//\\/\\\\}"
@@ -90,20 +90,20 @@ say_ended() { # say_ended CLASS CAUSE: writes ended.json, unless the trainer has
     "$1" "${cause//\"/\\\"}" "${step:-0}" "$(date +%s)" >"$attempt/.ended.json" &&
     mv -n -- "$attempt/.ended.json" "$attempt/ended.json"
 }
-fail() { # fail CAUSE HINT: ends the attempt before a rank has started
+fail() { # fail CAUSE HINT: ends the attempt before a rank starts
   say_ended user_error "$1"
   die "$1" "$2"
 }
 # --- the submitted code --------------------------------------------------------------------------------------------
-use_submitted_code() { # code.tar.gz, which the first attempt unpacks; without one the run takes the code as it is now
+use_submitted_code() { # the first attempt unpacks code.tar.gz; without one the run uses the present code
   local said code="$HPC_GPT_RUN/code"
   command -v -- "$HPC_GPT_PYTHON" >/dev/null ||
-    fail "no $HPC_GPT_PYTHON on $HOSTNAME" "name one: HPC_GPT_PYTHON, or modules, venv or python in the cluster profile"
+    fail "no $HPC_GPT_PYTHON on $HOSTNAME" "name a Python: HPC_GPT_PYTHON, or modules, venv or python in the cluster profile"
   [[ $HPC_GPT_RUN != *:* ]] || fail "PYTHONPATH cannot carry the colon of $HPC_GPT_RUN" "set HPC_GPT_LOGS to a path without a colon"
   if [ ! -e "$code.tar.gz" ]; then # plain sbatch
     "$HPC_GPT_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("hpc_gpt") is None)' ||
       fail "$HPC_GPT_PYTHON on $HOSTNAME cannot import hpc_gpt" \
-        "pip install hpc-gpt there, or name another: HPC_GPT_PYTHON, or venv in the cluster profile"
+        "pip install hpc-gpt there, or name another Python: HPC_GPT_PYTHON, or venv in the cluster profile"
     "$HPC_GPT_PYTHON" -m hpc_gpt.core.runs.snapshot "$HPC_GPT_RUN" || fail "cannot make $code.tar.gz" "is the disk full or read-only?"
   fi
   said=$(tar -xOzf "$code.tar.gz" hpc_gpt/core/runs/unpack.py | "${python[@]}" -I - "$HPC_GPT_RUN") ||
@@ -111,28 +111,28 @@ use_submitted_code() { # code.tar.gz, which the first attempt unpacks; without o
   export PYTHONPATH="$code${PYTHONPATH:+:$PYTHONPATH}"
 }
 # --- questions to Slurm and to Python -------------------------------------------------------------------------------
-within() { # within SECONDS COMMAND: the job's signals do not end it, the time limit does
+within() { # within SECONDS COMMAND: ends the command after so many seconds; the job's signals do not end it
   (trap '' TERM INT && exec timeout -s KILL "$1" bash -c 'trap "" TERM INT; exec "$@"' within "${@:2}")
 }
-retry() { # retry TIMES PAUSE_S COMMAND: until it succeeds, as Slurm's controller may be restarting
+retry() { # retry TIMES PAUSE_S COMMAND: repeats it until it succeeds, as Slurm's controller may be restarting
   local left
   for ((left = $1; left > 0; left--)); do "${@:3}" && return; sleep "$2"; done
   return 1
 }
-ask_slurm() { # sets $shown to what Slurm says of the job, times as UTC, empty if it does not answer for some time
+ask_slurm() { # sets $shown to Slurm's description of the job, times in UTC; empty if it does not answer for some time
   local left=20
   until shown=$(TZ=UTC0 within 20 scontrol --oneliner --local show job "$HPC_GPT_JOB" 2>/dev/null | grep JobState=) || ((--left == 0)); do sleep 3; done
 }
-shown_as() { # shown_as KEY: prints its value in $shown
+shown_as() { # shown_as KEY: prints the value of the key in $shown
   local pattern="(^| )$1=([^ ]*)"
   if [[ $shown =~ $pattern ]]; then printf %s "${BASH_REMATCH[2]}"; fi
 }
-words_of_slurm() { # words_of_slurm JOBS: prints what Slurm says of them
+job_states() { # job_states JOBS: prints Slurm's states of the jobs
   [ -n "$1" ] || return 0
   retry 20 3 within 20 squeue --sibling --noheader --array --states=all "--user=$UID" -o 'squeue %i %T' 2>/dev/null
   within 20 sacct --federation -D -X -n -P -o JobID,State -j "$1" 2>/dev/null | sed 's/^/sacct /; s/|/ /'
 }
-ask_chain() { # ask_chain may_start|what_next ARGUMENTS: sets $answer to Python's line, empty without one; $words is its stdin
+ask_chain() { # ask_chain may_start|what_next ARGUMENTS: sets $answer to Python's line, or to nothing; its stdin is $words
   local try
   for try in 1 2; do # after a signal within $(…) bash can lose its output
     answer=$(printf %s "${words:-}" | within "${patience_s:-120}" "${python[@]}" -m "hpc_gpt.launcher.attempts.$1" "$HPC_GPT_RUN" "$n" "${@:2}" |
@@ -142,10 +142,10 @@ ask_chain() { # ask_chain may_start|what_next ARGUMENTS: sets $answer to Python'
   done
   return 1
 }
-ask_to_start() { # Python's line: ask JOBS, for what Slurm says of them | wait | go STOP_AT PORT | stop CODE JOBS
+ask_to_start() { # Python's line: ask JOBS, for Slurm's states of them | wait | go STOP_AT PORT | stop CODE JOBS
   local left words jobs=
   for ((left = 40; left > 0; left--)); do
-    words=$(words_of_slurm "$jobs")
+    words=$(job_states "$jobs")
     ask_chain may_start "$left" "$jobs"
     case "$answer" in # without a here-string: on a full disk bash has no file for it
     'ask '*) jobs="${answer#ask }" ;;
@@ -157,13 +157,13 @@ ask_to_start() { # Python's line: ask JOBS, for what Slurm says of them | wait |
   done
 }
 # shellcheck disable=SC2317,SC2329
-be_in_time() { # at the time limit ranks that hang, or still save, have KillWait but for its end, $last_s
-  trap '' TERM # a later TERM must not end what starts now
+be_in_time() { # at the time limit, ranks that hang or still save have KillWait without its last $last_s seconds
+  trap '' TERM # a later TERM must not end the processes that start now
   (
     within "$((kill_wait > last_s ? kill_wait - last_s : 1))" tail --pid="$waits" -f /dev/null && exit
     ask_slurm
     [ "$(shown_as Reason)" = TimeLimit ] || exit
-    echo "the ranks do not end at the time limit, and Slurm kills all in $last_s s: the run continues without them"
+    echo "the ranks do not end at the time limit, and Slurm kills the job in $last_s s: the run continues without them"
     put_back_in_time
     kill -KILL -- "-$waits"
   ) &
@@ -171,19 +171,19 @@ be_in_time() { # at the time limit ranks that hang, or still save, have KillWait
 }
 # --- the script ----------------------------------------------------------------------------------------------------
 signals="1 2 3 4 5 6 7 8 10 11 12 13 14 15 16 20 21 22 23 24 25 26 27 28 29 30 31 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64"
-hear() { # hear NAME: notes each signal that this shell gets
-  local each
+hear() { # hear NAME: records each signal that this shell gets
+  local number
   # shellcheck disable=SC2064
-  for each in $signals; do trap "echo $each >>.signals/$1" "$each"; done
+  for number in $signals; do trap "echo $number >>.signals/$1" "$number"; done
 }
-heard() { # heard NAME NUMBER: prints how often
+heard() { # heard NAME NUMBER: prints how often that shell got the signal
   grep -cx -- "$2" "$attempt/.signals/$1" 2>/dev/null
 }
-the_script() { # becomes the script, with this shell's environment as it was given
+the_script() { # becomes the script, with the environment that this shell got at its start
   exec "$HPC_GPT_PYTHON" -ISs "$HPC_GPT_RUN/code/hpc_gpt/trainer/program/start.py" "$$" "$HPC_GPT_RUN" "$n" - \
     "$HPC_GPT_RUN/slurm_script" 'it'"'"'s' <&3 3<&- 2>>"$attempt/err"
 }
-hear_of_group() { # as long as the script runs, in the job's first process group
+record_group_id() { # records the signals of the job's first process group, as long as the script runs
   cd -- "$attempt" || exit
   hear group
   while [ -d .signals ] && kill -0 "$$" 2>/dev/null; do # or until job.sh is killed
@@ -191,9 +191,9 @@ hear_of_group() { # as long as the script runs, in the job's first process group
     wait "$!"
   done
 }
-follow_script() { # the watch, again if something ends it: pkill python is for the script's processes
+follow_script() { # runs the watch, again if something ends it, such as a pkill python for the script's processes
   local again watch
-  local folder="$PWD" # in which the patterns of --output are read
+  local folder="$PWD" # the patterns of --output are relative to it
   cd -- "$attempt" || exit
   hear all
   until [ -e body ] || [ -e .code ] || [ ! -d "$attempt" ]; do sleep 0.05; done
@@ -214,25 +214,25 @@ run_script() { # sets $rc to the script's exit code
   mkdir -p -- "$attempt/.signals" "$HPC_GPT_RUN/checkpoints"
   [ -e "$file" ] ||
     (umask 077 && tail -c 52 -- "$HPC_GPT_RUN/job.sh" >"$file.$n" && chmod 700 "$file.$n" && mv -f -- "$file.$n" "$file")
-  # So many seconds after the time limit's SIGTERM Slurm kills this script, too. It needs the last ones to continue the run.
+  # KillWait seconds after the time limit's SIGTERM Slurm kills this script, too; it needs the last of them to continue.
   kill_wait=30 each=$(within 20 scontrol show config 2>/dev/null)
   [[ ! $each =~ KillWait\ *=\ *([0-9]+) ]] || kill_wait=${BASH_REMATCH[1]}
   last_s=$((kill_wait > 9 ? kill_wait / 3 : 3))
   [[ ! $each =~ JobFileAppend\ *=\ *1 ]] || export JOB_FILE_APPEND=1
   # shellcheck disable=SC2064
   for each in $signals; do trap "pass_on $each" "$each"; done
-  hear_of_group &
+  record_group_id &
   read -r began _ </proc/uptime
-  set -m # a background job then has a process group of its own and its input, and ignores no signal: as sbatch has it
+  set -m # a background job then has a process group of its own and its input, and ignores no signal, as under sbatch
   the_script &
   waits=$!
   follow_script &
   keeper=$!
   exec 3<&-
-  { # bash's words on a killed job, after any command here, are none of the script's
+  { # bash may print a line on a killed job after any command here; it is not the script's output
     set +m
     echo "$waits" >"$attempt/.body" && mv -f -- "$attempt/.body" "$attempt/body"
-    # Not by `wait`: of two signals within one, as of a handler that requeues its job, bash can wait for ever.
+    # Not by `wait`: bash can wait for ever if two signals come during one, as with a handler that requeues its job.
     while kill -0 "$waits"; do sleep 0.5; done
     wait "$waits" # its exit code
   } 2>/dev/null
@@ -247,56 +247,56 @@ run_script() { # sets $rc to the script's exit code
   {
     kill -KILL -- "-$keeper"
     wait "$keeper"
-  } 2>/dev/null # bash's words on it, too
+  } 2>/dev/null # hides bash's line on it, too
   rm -rf -- "$attempt/.signals" "$attempt/.followed" "$attempt/.code" "$attempt/body"
   rmdir -- "$attempt/flight" 2>/dev/null
-  [ "$rc" != 0 ] || part_logs # before its end is known; else a requeue may be urgent
+  [ "$rc" != 0 ] || part_logs # before its end is reported; after a failure a requeue may be urgent
 }
-part_logs() { # the files of --output and --error are the user's alone from here on: gzip takes none with a second name
+part_logs() { # from now on the files of --output and --error are the user's alone: gzip refuses a file with two names
   find "$attempt/log" "$attempt/err" -links 2 -size -64M -exec cp -p {} {}.own \; -exec mv -f {}.own {} \; 2>/dev/null
-  rm -f -- "$attempt/log.own" "$attempt/err.own" # of a full disk
+  rm -f -- "$attempt/log.own" "$attempt/err.own" # left on a full disk
   exec >>"$attempt/log" 2>&1
 }
-is_near_the_limit() { # whether a signal to this shell alone is the one that this script asks Slurm for
+is_near_the_limit() { # whether a signal to this shell alone is the one that this script requested from Slurm
   return 1
 }
 # shellcheck disable=SC2317,SC2329
-pass_on() { # pass_on NUMBER: a signal of this shell goes to those who would have got it from sbatch's own, and did not
+pass_on() { # pass_on NUMBER: forwards a signal to the processes that would have got it in sbatch's own script, but did not
   echo "$1" 2>/dev/null >>"$attempt/.signals/shell"
   if [ "$1" = 15 ]; then
     be_in_time
     trap "pass_on 15" 15
   fi
-  hand_on "$1" & # it waits for programs
+  forward_signal "$1" & # in the background, as it waits for programs
 }
 # shellcheck disable=SC2317,SC2329
-hand_on() (
+forward_signal() (
   # shellcheck disable=SC2086
   trap '' $signals
-  sleep 0.3 # the others have it by now
+  sleep 0.3 # the other processes have it by now
   before_group=0 before_all=0 of_group=$(heard group "$1") of_all=$(heard all "$1")
   read -r before_group before_all 2>/dev/null <"$attempt/.signals/before.$1"
   echo "${of_group:-0} ${of_all:-0}" 2>/dev/null >"$attempt/.signals/before.$1"
   read -r body 2>/dev/null <"$attempt/body" || exit 0
-  if [ "${of_group:-0}" = "$before_group" ]; then # this shell alone: scancel --batch, --signal=B:
+  if [ "${of_group:-0}" = "$before_group" ]; then # this shell alone got it: scancel --batch, --signal=B:
     if [ "$1" = 12 ] && is_near_the_limit; then
       : >"$attempt/.limit" # the watch asks the programs to end
     else
       kill -s "$1" "$body" 2>/dev/null
     fi
-  elif [ "${of_all:-0}" = "$before_all" ]; then # its process group: scancel --full
+  elif [ "${of_all:-0}" = "$before_all" ]; then # its process group got it: scancel --full
     kill -s "$1" -- "-$body" 2>/dev/null
-  fi # else every process of the job
+  fi # else every process of the job got it
 )
-# --- the user's command gets events --------------------------------------------------------------------------------
-start_notifier() { # sets $notifier: sends what the attempt before could not, and the first step; it ends with the ranks
+# --- events for the user's command ---------------------------------------------------------------------------------
+start_notifier() { # sets $notifier: sends the events that the attempt before could not send, and the first step; ends with the ranks
   (
     trap '' TERM INT USR2 # signals are for the ranks
     "${python[@]}" -m hpc_gpt.launcher.attempts.notify "$HPC_GPT_RUN" "$n" beside </dev/null
   ) &
   notifier=$!
 }
-send_event() { # send_event after|refused: the attempt is judged, and a job that goes on is back in the queue
+send_event() { # send_event after|refused: the attempt is judged by now, and a job that continues is back in the queue
   local sender until=$((SECONDS + 40))
   (
     trap '' TERM INT USR2
@@ -312,37 +312,37 @@ send_event() { # send_event after|refused: the attempt is judged, and a job that
   fi
 }
 # --- processes beside the ranks ------------------------------------------------------------------------------------
-say_ranks_ended() { # which the processes beside them look for
+say_ranks_ended() { # the processes beside the ranks look for this file
   ranks_ended=$SECONDS
   : >"$attempt/.ranks-ended"
 }
-end_beside() { # end_beside SECONDS: after so many, or the last few of a requeued job, they are killed
-  local each pid left=$1 # from now on: a follower may have waited for the verdict
+end_beside() { # end_beside SECONDS: kills them after so many seconds, or after the last few of a requeued job
+  local entry pid left=$1 # counted from now, as a follower may have waited for the verdict
   [[ ${answer:-} != again\ * ]] || left=5
   left=$((SECONDS + left))
-  for each in "${beside[@]}"; do
-    pid=${each#* }
+  for entry in "${beside[@]}"; do
+    pid=${entry#* }
     # No `timeout`: the TERM of a requeue would end it.
     while kill -0 "$pid" 2>/dev/null && [ "$SECONDS" -lt "$left" ]; do sleep 0.2; done
     if kill -0 "$pid" 2>/dev/null; then
-      echo "${each% *}: its process has not ended $((SECONDS - ranks_ended)) s after the ranks, so it is killed"
+      echo "${entry% *}: its process has not ended $((SECONDS - ranks_ended)) s after the ranks, so it is killed"
       disown "$pid"
       kill -KILL -- "-$pid"
     fi 2>/dev/null
   done
   rm -f -- "$attempt/.ranks-ended"
 }
-start_follower() { # hpc_gpt.launcher.after says which jobs to submit, until the ranks have ended
+start_follower() { # hpc_gpt.launcher.after decides which jobs to submit, until the ranks have ended
   local what of pid run=$HPC_GPT_RUN after after_PID
   set -m # a process group of its own
   (
     trap '' TERM INT USR2 # signals are for the ranks
-    # It reads a line first: of a process that has ended bash forgets descriptors and number.
+    # It reads a line first, as bash forgets the descriptors and the number of a process that has ended.
     coproc after { read -r && exec "${python[@]}" -m hpc_gpt.launcher.after "$HPC_GPT_RUN" "$n" $$; }
     exec 8<&"${after[0]}" 9>&"${after[1]}" && pid=$after_PID && echo >&9
     while read -r what of <&8; do # a question: only this shell gives commands to Slurm
       case "$what" in
-      unset) # what is this job's own
+      unset) # the variables of this job alone
         # shellcheck disable=SC2086
         unset $of
         ;;
@@ -354,7 +354,7 @@ start_follower() { # hpc_gpt.launcher.after says which jobs to submit, until the
       echo "hpc-gpt-end $?" >&9
     done
     wait "$pid" && exit
-    echo "after: its process ended with exit code $?; the run goes on without it"
+    echo "after: its process ended with exit code $?; the run continues without it"
   ) &
   beside+=("after $!")
   set +m
@@ -364,13 +364,13 @@ start_tracker() { # hpc_gpt.report.track sends the steps until the ranks have en
   (
     trap '' TERM INT USR2 # signals are for the ranks
     "${python[@]}" -m hpc_gpt.report.track "$HPC_GPT_RUN" "$n" $$ </dev/null && exit
-    echo "track: its process ended with exit code $?; the run goes on without it"
+    echo "track: its process ended with exit code $?; the run continues without it"
   ) &
   beside+=("track $!")
   set +m
 }
 # --- what comes next -----------------------------------------------------------------------------------------------
-answer_without_python() { # the trainer's wish and the time limit count, and a cancel before both
+answer_without_python() { # decides by the trainer's request and the time limit, and before them by a cancel
   local ended=error
   answer="stop 0 - - $rc"
   ! grep -qs '"requeue": true' "$attempt/ended.json" || answer="again 0 - - $rc"
@@ -378,10 +378,10 @@ answer_without_python() { # the trainer's wish and the time limit count, and a c
   [ ! -e "$HPC_GPT_RUN/cancelled.$HPC_GPT_JOB" ] || ended=cancelled answer="stop 0 - - $rc"
   say_ended "$ended" "exit code $rc"
 }
-change() { # change JOB KEY=VALUE of a job that waits, or is about to
-  retry 10 1 within 20 scontrol update "jobid=$1" "$2" || echo "warning: Slurm does not take $2 for job $1"
+change() { # change JOB KEY=VALUE: changes a job that waits, or is about to wait
+  retry 10 1 within 20 scontrol update "jobid=$1" "$2" || echo "warning: Slurm does not accept $2 for job $1"
 }
-is_put_back() { # Slurm has requeued the job: by hand, after a preemption that did not wait, or after a node died
+is_put_back() { # whether Slurm has requeued the job: by hand, after a preemption that did not wait, or after a node died
   [ "$(shown_as Restarts)" -gt "${SLURM_RESTART_COUNT:-0}" ] 2>/dev/null
 }
 requeue_job() { # asks again while the controller restarts, unless it got the request and only its answer was lost
@@ -398,19 +398,19 @@ requeue_job() { # asks again while the controller restarts, unless it got the re
   done
   return 1
 }
-put_back_in_time() { # KillWait is running: another attempt is asked for first. If Python does not judge in time, its start does
+put_back_in_time() { # KillWait is running, so it first requests another attempt. If Python does not judge in time, that attempt's start does
   [ "$(shown_as Reason)" = TimeLimit ] || return 0
   patience_s=$((${last_s:-10} / 3))
   [ ! -e "$HPC_GPT_RUN/cancelled.$HPC_GPT_JOB" ] && [ ! -e "$HPC_GPT_RUN/stop.$HPC_GPT_JOB" ] || return 0
   if [ -e "$attempt/ended.json" ]; then grep -qs '"requeue": true' "$attempt/ended.json"; else [ "${rc:-1}" != 0 ]; fi || return 0
-  # Once, by the first who comes; the attempt is judged by what Slurm shows now. What is refused is asked again after that.
+  # Once, by the first caller; the attempt is judged by Slurm's present description. A refused requeue is tried again later.
   (set -C && printf '%s\n' "$shown" >"$attempt/put-back") 2>/dev/null || return 0
   is_put_back || requeue_job || rm -f -- "$attempt/put-back"
 }
-continue_run() { # continue_run PAUSE_S NODES JOBS: another attempt, in so many seconds, without the nodes after the =
+continue_run() { # continue_run PAUSE_S NODES JOBS: starts another attempt, in so many seconds, without the nodes after the =
   local pause=$1 nodes=$2 next="$HPC_GPT_JOB" state resume
   resume="hpc-gpt submit --resume $(printf %q "$HPC_GPT_RUN")"
-  # Slurm accepts a list that leaves too few nodes, and then the job waits for ever.
+  # Slurm accepts a list that leaves too few nodes; the job would then wait for ever.
   local test=(within 20 sbatch --quiet --test-only)
   if [[ $nodes = =?* ]] && ! "${test[@]}" "--exclude=${nodes#=}" "$HPC_GPT_RUN/job.sh" 2>/dev/null &&
     "${test[@]}" "$HPC_GPT_RUN/job.sh" 2>/dev/null; then
@@ -426,7 +426,7 @@ continue_run() { # continue_run PAUSE_S NODES JOBS: another attempt, in so many 
       return
     fi
     echo "back to the queue: scontrol requeue $HPC_GPT_JOB"
-    requeue_job || die "Slurm will not requeue job $HPC_GPT_JOB" "with chain = \"singleton\" in the profile it need not; $resume"
+    requeue_job || die "Slurm does not requeue job $HPC_GPT_JOB" "chain = \"singleton\" in the profile does without requeues; $resume"
   fi
   # A requeued job has only KillWait from here on.
   [ "$pause" = 0 ] || change "$next" "StartTime=now+$pause"

@@ -33,13 +33,13 @@ def test_a_pattern_is_for_all_peers_or_for_the_one_it_names():
         (["a= "], [], ["'a= ' is not NAME='COMMAND'"]),
         (["a=x", "b=x", "a=y"], [], ["a: another row has that name"]),
         (["ddp=x"], [], ["ddp: another row has that name"]),
-        (["a=x"], ["tok/s"], ["'tok/s' is no regular expression with one group"]),
+        (["a=x"], ["tok/s"], ["'tok/s' is not a regular expression with one group"]),
         (["a=x"], [r"(\d+) (tok|seq)/s"], ["with one group"]),
-        (["a=x"], ["(unclosed"], ["'(unclosed' is no regular expression"]),
+        (["a=x"], ["(unclosed"], ["'(unclosed' is not a regular expression"]),
         (["a=x"], ["a=(x)", "a=(y)"], ["'(y)' is a second one for the same peers"]),
         (["a=x"], ["(x)", "(y)"], ["'(y)' is a second one for the same peers"]),
         ([], ["(x)"], ["there is no --peer"]),
-        (["a", "b c=x"], ["x"], ["'a' is not NAME", "'b c=x' is not NAME", "'x' is no regular"]),
+        (["a", "b c=x"], ["x"], ["'a' is not NAME", "'b c=x' is not NAME", "'x' is not a regular"]),
     ],
 )
 def test_every_fault_is_reported_with_what_to_do(peers, patterns, words):

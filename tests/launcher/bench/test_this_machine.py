@@ -53,7 +53,7 @@ def test_where_plan_thinks_that_it_fits_half_of_it():
 
 def test_of_a_device_that_is_not_known_half_of_it():
     unknown = profile_here(None, [{"name": "A card of tomorrow"}])
-    assert advice_on_memory(resolved(unknown, 64), unknown, "gpu_memory").startswith("try --mbs 32; plan cannot say")
+    assert advice_on_memory(resolved(unknown, 64), unknown, "gpu_memory").startswith("try --mbs 32; plan cannot")
 
 
 def test_of_the_host_half_of_it():

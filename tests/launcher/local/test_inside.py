@@ -43,7 +43,7 @@ def test_a_shell_is_beside_a_rank_and_top_ends_with_q(endless):
     for words, why in (
         (("--rank", "7"), "has no rank 7\n\nhint: it has ranks 0 to 1 on "),
         (("--node", "n9"), "has no rank on node n9\n"),
-        (("--node", "n9", "--rank", "0"), "--node and --rank both say where"),
+        (("--node", "n9", "--rank", "0"), "--node and --rank both choose the node"),
     ):
         refused = hpc_gpt("shell", run.run_id, *words, code=2)
         assert why in refused.stderr

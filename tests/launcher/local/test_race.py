@@ -185,7 +185,7 @@ def test_its_share_of_the_forecast_is_said_before_it_is_queued(tmp_path):
     file.write_text(LARGE + rows)
     words = ("submit", file, "--race", "--cluster", "mine", "--time", "10:00:00")
     said = in_process(*words, "--max-gpu-hours", 500, "--dry-run").stderr
-    (line,) = [line for line in said.splitlines() if line.startswith("race: 6 visits at most, 3 of each of 2 rows, ")]
+    (line,) = [line for line in said.splitlines() if line.startswith("race: 6 visits at most, 3 for each of 2 rows, ")]
     hours, share = re.search(r" and ([\d.]+) GPU-hours at most, ([\d.]+)% of the forecast$", line).groups()
     one = in_process("submit", file, "--row", "a", *words[3:], "--max-gpu-hours", 500, "--dry-run").stdout
     forecast = float(re.search(r"([\d.]+) GPU-hours on 8 GPUs", one)[1])

@@ -58,5 +58,5 @@ def test_a_damaged_archive_is_the_users_to_mend(tmp_path):
     end = ended(run)
     assert end.state == "user_error"
     assert f": cannot unpack {archive}: " in str(end.cause)
-    assert "hint: is it a whole tar" in run.attempt(1).log.read_text()
+    assert "hint: is the tar complete" in run.attempt(1).log.read_text()
     removed(tmp_path)

@@ -57,7 +57,7 @@ def test_all_but_the_last_sound_checkpoint_go_with_yes_alone():
     assert "  may go  step-00000020  " in listed.stdout
     assert "KiB: a newer sound one stays" in listed.stdout
     assert "  stays   step-00000030  " in listed.stdout
-    assert listed.stderr == "nothing was removed: --yes removes what may go\n"
+    assert listed.stderr == "nothing was removed: --yes removes the listed files\n"
     assert steps_of(run) == [10, 20, 30, 40]
     found = cleaned(run.path)
     assert (found["removed"], [piece["name"] for piece in found["runs"][0]["goes"]]) == (
@@ -240,7 +240,7 @@ def test_the_caches_of_report_go_and_the_record_stays(monkeypatch, tmp_path):
     assert sizes["caches"] == cached.stat().st_size
     assert sizes["checkpoints"] == sum(path.stat().st_size for path in run.checkpoints.rglob("*") if path.is_file())
     shown = in_process("status", run.path, "--sizes")
-    assert shown.stderr == "next: hpc-gpt clean RUN lists what may go\n"
+    assert shown.stderr == "next: hpc-gpt clean RUN lists the files that may go\n"
     assert shown.stdout.splitlines()[0].split()[2:] == ["checkpoints", "logs", "code", "caches", "other", "in", "all"]
     assert [piece["name"] for piece in cleaned(run.path, "--yes")["runs"][0]["goes"]] == [cached.name]
     assert not cached.exists()

@@ -142,7 +142,7 @@ def test_a_script_that_asks_for_no_gpu_has_none(tmp_path: Path) -> None:
     prepared = prepared_of(script(tmp_path, "#!/bin/bash\n#SBATCH -N2\n" + BODY))
     assert prepared.resolved.asked_gpus is None
     rows = dict(overview(prepared, tmp_path))
-    assert rows["layout"] == "no GPU asked for, on 2 nodes of generic-slurm"
+    assert rows["layout"] == "no GPU requested, on 2 nodes of generic-slurm"
 
 
 def test_a_comment_is_no_part_of_a_value(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_dry_run_has_each_option_once(tmp_path: Path, words: tuple[str, ...]) 
 
 def test_a_folder_of_output_that_is_not_there_is_said(tmp_path: Path) -> None:
     text = "#!/bin/bash\n#SBATCH -t 7 --output=%j/o.txt --error=slurm/%j.err\n"
-    said = "slurm, the folder of --error, is not there"
+    said = "slurm, the folder of --error, does not exist"
     assert said in "\n".join(prepared_of(script(tmp_path, text + BODY), f"--chdir={tmp_path}").notes)
     (tmp_path / "slurm").mkdir()
     assert said not in "\n".join(prepared_of(script(tmp_path, text + BODY), f"--chdir={tmp_path}").notes)

@@ -188,7 +188,7 @@ def test_checkpoints_may_be_named_by_a_whole_path(tmp_path: Path) -> None:
     script(tmp_path)
     asked = ("submit", "--cluster", "generic-slurm", "--dry-run")
     done = in_process(*asked, "--checkpoints", "/scratch/me/step-*", "train.slurm", cwd=tmp_path, code=0)
-    assert "the job chain goes by the checkpoints /scratch/me/step-*" in done.stdout + done.stderr
+    assert "the job chain sees progress by the checkpoints /scratch/me/step-*" in done.stdout + done.stderr
 
 
 def test_a_dry_run_alone_says_what_was_said_before(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_dry_run_alone_says_what_was_said_before(tmp_path: Path) -> None:
     asked = ScriptRequest(script(tmp_path), (), ())
     first = prepare(Request("train.slurm", None, None, {}, script=asked))
     (note,) = first.notes
-    assert note.startswith("note: the job chain goes by the steps in the output; ")
+    assert note.startswith("note: the job chain sees progress by the steps in the output; ")
     logs, lines = tmp_path / "logs", [*first.notes, *first.predictions, "warning: no room", "note: new"]
     assert without_said(lines, notes_said(first.resolved, logs)) == lines, "before the first submission"
     written = [write_run(first, logs, {})]
