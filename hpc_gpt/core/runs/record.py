@@ -134,9 +134,9 @@ class Record:
     mfu_printed: float | None = None
     "MFU as the program printed it, by its own formula and peak, 0 to 1."
     mfu: float | None = None
-    "tflops_model divided by the device's dense peak, 0 to 1."
+    "Model FLOPs utilisation: tflops_model divided by the device's dense peak, 0 to 1."
     hfu: float | None = None
-    "tflops_hardware divided by the device's dense peak, 0 to 1."
+    "Hardware FLOPs utilisation: tflops_hardware divided by the device's dense peak, 0 to 1."
     # memory
     memory_allocated_gib: list[float] | None = None
     "Peak that PyTorch allocated on a GPU, one figure per pipeline stage."
