@@ -27,7 +27,7 @@ def test_a_logs_folder_that_sbatch_cannot_carry_is_refused(tmp_path, monkeypatch
 def test_a_guessed_profile_without_sbatch_may_all_but_queue(tmp_path):
     bare = without_slurm(tmp_path)
     message, hint = error_of(in_process("submit", "demo", environment=bare, code=2))
-    assert "no sbatch here" in message
+    assert "needs sbatch, which is not here" in message
     assert "local" in hint
     assert "hpc-gpt profile detect --name" in hint
     assert nothing_written()

@@ -86,7 +86,7 @@ def test_a_longer_wsd_resumes_if_no_trained_rate_changes():
 def test_a_wsd_that_has_decayed_is_sent_to_a_branch():
     run = saved(8, 16, 20, **WSD)
     message, hint = error_of(in_process("submit", "--resume", run.run_id, "--until", "steps=40", code=2))
-    assert message.startswith(f"step 18 of run {run.run_id} was trained at a rate of 0.00075 and would have 0.001: ")
+    assert message.startswith(f"step 18 of run {run.run_id} was trained at a rate of 0.00075, but the ")
     assert "wsd over 20 steps: up to 0.001 in 2 steps, constant to step 16" in message
     assert "wsd over 40 steps: up to 0.001 in 2 steps, constant to step 36" in message
     assert hint == f"hpc-gpt submit --branch {run.run_id}@16 --set train.steps=40 begins before that step"

@@ -247,7 +247,7 @@ def test_logs_f_of_a_folder_that_was_moved_says_so(made_run, scheduler_says):
         return "unknown", "it has gone"
 
     scheduler_says(answer)
-    with pytest.raises(RunFolderError, match="not there any more"):
+    with pytest.raises(RunFolderError, match="does not exist any more"):
         followed(made_run)
 
 

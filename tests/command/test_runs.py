@@ -52,7 +52,7 @@ def test_a_killed_loop_goes_on_from_its_checkpoint_as_unbroken(tmp_path: Path) -
     assert status.cause == f"rank 0: bash loop.sh on {platform.node()} {killed}"
     why = hpc_gpt("why", run.run_id).stdout
     assert f"node     {platform.node()}\n" in why
-    assert "in the kernel's log of" in why
+    assert "read the kernel's log of" in why
     resume(run, STEPS="30")
     assert ended(run).state == "done"
     assert losses(run) == {step: loss_of_loop(step) for step in range(1, 31)}
@@ -387,7 +387,7 @@ time.sleep(60)
     assert (status.state, status.cause) == ("error", f"rank 1 on {platform.node()} {killed}")
     shown = hpc_gpt("why", run.run_id).stdout
     assert "rank     1\n" in shown
-    assert "in the kernel's log of" in shown
+    assert "read the kernel's log of" in shown
 
 
 @pytest.mark.long

@@ -44,7 +44,7 @@ def run_rank(rank: int, size: int, folder: Path, steps: int) -> None:
     for step in range(steps):
         asked = frozenset({"save"} if rank == size - 1 and step == steps - 2 else ())
         agreed = agreement.all_reduce(StepReport(asked, (rank,), (rank,)))
-    assert (*agreed.asked, *agreed.allocated_bytes) == ("save", size - 1)
+    assert (*agreed.flags, *agreed.allocated_bytes) == ("save", size - 1)
     stepped = time.monotonic()
     every = ranks.gather((open_files(), private_mib(), time.process_time()))
     if ranks.is_first:

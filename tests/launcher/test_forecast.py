@@ -358,19 +358,19 @@ REFUSED = {
     "a small budget": (
         asked(job=hour(max_gpu_hours=0.5)),
         KNOWN,
-        "job.max_gpu_hours = 0.5 are 225 s on 8 GPUs, but a job takes 100 s to start, 2 s for a step, and 169 s to "
+        "job.max_gpu_hours = 0.5 leaves 225 s on 8 GPUs, but a job takes 100 s to start, 2 s for a step, and 169 s to "
         "save before its end | use --max-gpu-hours 6.03 or more, ten times that",
     ),
     "a budget of no save": (
         asked(job=Job(max_gpu_hours=0.26)),
         ForecastFacts(),
-        "job.max_gpu_hours = 0.26 are 117 s on 8 GPUs, but a job takes 120 s to save before its end | use "
+        "job.max_gpu_hours = 0.26 leaves 117 s on 8 GPUs, but a job takes 120 s to save before its end | use "
         "--max-gpu-hours 2.67 or more, ten times that",
     ),
     "a budget that is spent": (
         asked(job=hour(max_gpu_hours=59.0)),
         ForecastFacts(alike=ALIKE, spent=58.9),
-        "job.max_gpu_hours = 59 (58.9 are spent) are 45 s on 8 GPUs, but a job takes 100 s to start, 2 s "
+        "job.max_gpu_hours = 59 (58.9 are spent) leaves 45 s on 8 GPUs, but a job takes 100 s to start, 2 s "
         "for a step, and 169 s to save before its end | use --max-gpu-hours 65 or more, which leaves ten times that",
     ),
 }

@@ -210,7 +210,7 @@ def test_an_unknown_argument_is_named_with_what_comes_close(tmp_path):
 def test_which_checkout_is_meant_and_that_it_is_one(tmp_path, checkout):
     resolved = settle()
     (checkout / "megatron" / "training" / "arguments.py").unlink()
-    with pytest.raises(ConfigError, match=r"there is no megatron/training/arguments\.py in it"):
+    with pytest.raises(ConfigError, match=r"it has no megatron/training/arguments\.py"):
         ENGINE.check_program(resolved, {"MEGATRON_LM": str(checkout)})
     # The environment's before the profile's, as in the script; one in an image cannot be looked at.
     named = settle(ClusterProfile(name="test", gpus_per_node=8, megatron_lm=str(tmp_path / "profile")))

@@ -168,7 +168,7 @@ def test_a_winner_is_laid_over_the_experiment_and_noted(race, tmp_path):
     assert f"from race {run.run_id}, row quick" in done.stderr
     made = RunFolder(next(Path(logs_dir() / "tiny-quick").iterdir()))
     assert json.loads((made.path / "provenance.json").read_text())["winner"] == {"race": run.run_id, "row": "quick"}
-    for name, words in ((f"{run.run_id}#9", "has rows 1 to 2"), (made.run_id, "is no race")):
+    for name, words in ((f"{run.run_id}#9", "has rows 1 to 2"), (made.run_id, "is not a race")):
         message, _ = error_of(in_process("submit", tmp_path / "tiny.toml", "--winner", name))
         assert words in message
     other = in_process("submit", tmp_path / "tiny.toml", "--winner", run.run_id, "--seq", "64", "--cluster", "local")

@@ -84,7 +84,7 @@ def test_an_engine_trains_as_a_plain_loop_with_such_products(engine: str, mode: 
     command = [sys.executable, "-m", "tests.trainer.engines.test_fp8_runs", engine, mode, str(tmp_path)]
     done = subprocess.run(command, cwd=Path(tests_file).parents[1], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "a CPU computes" in done.stderr
+    assert "on a CPU it is slower than bf16" in done.stderr
     found = json.loads(done.stdout)
     assert found["losses"] == pytest.approx(found["plain"], abs=2e-3)
     assert found["resumed"] == found["losses"][STEPS // 2 :]

@@ -50,25 +50,14 @@ def test_only_a_run_that_can_go_on_goes_back_to_the_queue(tmp_path, end, cluster
     said = attempt.ended()
     assert (said["ended"], said["step"], said["requeue"]) == (end, 7, requeued)
     assert read_end(attempt).facts.retried is requeued
-    assert old_script_continues(run, attempt) is requeued
 
 
-def old_script_continues(run, attempt) -> bool:
-    """Whether a script of commit 1424389 puts job 4711 back to the queue if its python answers nothing."""
-    lines = """what=stop
-      [ ! -e "$attempt/requeue" ] || [ -e "$HPC_GPT_RUN/cancelled.$job" ] || what=again
-      echo $what"""
-    environment = {"attempt": str(attempt.folder), "HPC_GPT_RUN": str(run.path), "job": "4711"}
-    done = subprocess.run(["bash", "-c", lines], env=environment, capture_output=True, text=True, check=True)
-    return done.stdout == "again\n"
-
-
-def test_the_first_end_written_is_what_an_old_script_heeds(tmp_path):
+def test_the_first_end_that_is_written_stays(tmp_path):
     run = make_run(tmp_path, "generic-slurm")
     attempt = run.new_attempt()
     attempt.write_ended("hang", "rank 3 is silent", 5)
     write_end(run, attempt, End("walltime"), step=7)
-    assert not old_script_continues(run, attempt)
+    assert attempt.ended()["ended"] == "hang"
 
 
 def test_a_cancelled_run_neither_returns_nor_counts_preempted(tmp_path):
