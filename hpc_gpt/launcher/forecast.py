@@ -302,8 +302,8 @@ def _check_budget(resolved: Sized, facts: ForecastFacts, pace: Pace | None, lead
         left = f" ({facts.spent:.3g} are spent)" if facts.spent else ""
         parts = f"{show_duration(pace.start_s)} to start, {show_duration(pace.step_s)} for a step, and " if pace else ""
         raise ConfigError(
-            f"job.max_gpu_hours = {budget:g}{left} leaves {show_duration(seconds)} on {counted(gpus, 'GPU')}, but a job "
-            f"takes {parts}{lead_s} s to save before its end",
+            f"job.max_gpu_hours = {budget:g}{left} leaves {show_duration(seconds)} on {counted(gpus, 'GPU')}, but a "
+            f"job takes {parts}{lead_s} s to save before its end",
             f"use --max-gpu-hours {rounded_up(facts.spent + needed * 10 * gpus / 3600)} or more, "
             f"{'which leaves ' if facts.spent else ''}ten times that",
         )
