@@ -138,7 +138,7 @@ def test_without_a_route_the_fault_names_node_and_address(hosts: tuple[list[str]
 
 @pytest.fixture
 def no_interface(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in an environment that names none."""
+    """No variable of the environment names an interface."""
     monkeypatch.delenv(GLOO, raising=False)
 
 

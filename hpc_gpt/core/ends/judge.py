@@ -37,7 +37,7 @@ class EndedAttempt:
 
     @property
     def where(self) -> str:
-        """How far the attempt came, as a phrase for the message on a run without progress."""
+        """The attempt's newest step or checkpoint, as a phrase for the message on a run without progress."""
         if not self.saved:
             return "its log shows no step" if self.logged else "there is no checkpoint"
         subject = "last step is still" if self.logged else "newest checkpoint is still the one of step"

@@ -50,7 +50,7 @@ class Fsdp(EngineFacts):
         return states
 
     def update_bytes(self, training: Training, params: float, matrix: float, table: float) -> float:
-        """As for ddp, for a rank's part of each parameter."""
+        """The bytes that ddp's update moves, for a rank's part of each parameter."""
         return super().update_bytes(training, params, matrix, table) / training.data_ranks
 
     def gathered(self, training: Training, gradients: bool = True) -> tuple[float, float]:

@@ -49,7 +49,7 @@ def test_a_run_holds_what_is_known_before_it_starts(run, resolved, logs):
 
 
 def test_its_files_have_these_names(run):
-    """Those of an attempt, and of the run: scripts write some, and later versions read all."""
+    """The names of the files of an attempt and of the run: scripts write some, and later versions read all."""
     (run.path / "attempts" / "1").mkdir(parents=True)
     names = {
         "log": "log",
