@@ -1,1 +1,1 @@
-"""From a request to a job, and what becomes of it: plan, launch, watch."""
+"""From a request to a script, a run folder and a job, and what becomes of it."""
