@@ -110,7 +110,7 @@ def test_within_a_percent_the_row_with_more_memory_to_spare_wins():
 # --- races with a real clock
 
 
-def visit(step_s: float, noise: random.Random, steps: int = 20) -> Round:
+def visit(step_s: float, noise: random.Random, steps: int = 12) -> Round:
     """A visit of a trainer whose step only waits, and up to a twentieth longer."""
     times = []
     for _ in range(steps):
@@ -121,12 +121,12 @@ def visit(step_s: float, noise: random.Random, steps: int = 20) -> Round:
 
 
 def race(delays: list[float], noise: random.Random) -> dict[int, dict[int, Round]]:
-    """Three rounds of rows whose steps are so much longer than 5 ms."""
+    """Three rounds of rows whose steps are so much longer than 20 ms, in which a late wake-up does not count."""
     measured: dict[int, dict[int, Round]] = {}
     visited: list[tuple[int, int]] = []
     while (turn := next_turn(len(delays), 3, visited, (), lambda at: leaving_after(measured, at))) is not None:
         visited.append(turn)
-        measured.setdefault(turn[1], {})[turn[0]] = visit(0.005 * (1 + delays[turn[1]]), noise)
+        measured.setdefault(turn[1], {})[turn[0]] = visit(0.02 * (1 + delays[turn[1]]), noise)
     return measured
 
 

@@ -79,7 +79,8 @@ def test_what_forbids_a_debugger_is_said_and_a_gone_process(tmp_path):
 
 @pytest.mark.long
 def test_steps_take_as_long_with_gpu_figures_in_heartbeats(tmp_path, monkeypatch):
-    """Eight GPUs whose driver takes 20 ms for a question, in turns with none: the median of each pair of runs."""
+    """Eight GPUs whose driver takes 20 ms for a question, in turns with none: of three pairs one is as fast, so that
+    a slow minute of the machine is in both runs of a pair."""
     times: dict[bool, list[float]] = {False: [], True: []}
     nvml = nvml_environment(tmp_path / "lib", 8, ms=20)
     for number in range(6):
@@ -93,4 +94,4 @@ def test_steps_take_as_long_with_gpu_figures_in_heartbeats(tmp_path, monkeypatch
         assert [bool(beats[rank].gpus) for rank in (0, 1)] == [with_figures, False]
         if with_figures:
             assert beats[0].gpu_figures[7] == GpuFigures(98, 80.0, 80.0, None, 68)
-    assert min(times[True]) == pytest.approx(min(times[False]), rel=0.1), times
+    assert min(figures / none for none, figures in zip(times[False], times[True], strict=True)) < 1.1, times

@@ -124,7 +124,7 @@ def test_a_killed_controllers_lock_is_taken_by_the_next(ranks_that):
     resolved["job"]["max_gpu_hours"] = of_both * 0.99
     (run.path / "resolved.json").write_text(json.dumps(resolved))
     refused = hpc_gpt("submit", "--resume", run.run_id, code=2)
-    assert " are spent, are 0 s on 2 GPUs" in refused.stderr
+    assert " are spent) leaves 0 s on 2 GPUs" in refused.stderr
 
 
 def hours_of(verb: str, run: RunFolder) -> float:

@@ -246,7 +246,7 @@ def test_a_controller_of_a_moved_run_ends_its_ranks_alone(ranks_that):
     assert not run.path.exists()
     log = (moved / "attempts" / "1" / "log").read_text()
     assert log.count(f"cannot write {run.path}/attempts/1/ranks/") == 1
-    assert "leave a run folder in its place until the run has ended" in log
+    assert "do not move a run folder before its run has ended" in log
     assert "Traceback" not in log
 
 
