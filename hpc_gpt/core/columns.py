@@ -238,6 +238,8 @@ FIGURES = {
         column("Skipped steps", "skipped_steps", show_count, means="steps without an update, as after an overflow"),
         column("NaN steps", "nan_steps", show_count, means="steps whose loss is not a number"),
         column("GPU hours", "gpu_hours", show_digits, means="GPUs x hours over all attempts"),
+        column("Goodput", "goodput", show_share, label="goodput", formula="steps that count over all time",
+               means="share of the time of all attempts that went into steps that count"),
         Column("GPU %", ("gpu_util_mean", "gpu_util_spread"), show_utilisation, str, label="GPU utilisation", unit="%"),
         column("Compile s", "compile_s", show_digits, label="compile", unit="s", formula="of the first round"),
         column("Attention", "attention_used", str, right=False, label="attention"),

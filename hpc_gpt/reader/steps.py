@@ -28,9 +28,9 @@ StepColumn = NDArray[np.float64]
 Places = NDArray[np.signedinteger[Any]]
 Mask = NDArray[np.bool_]
 
-# The columns that a table may have: those of a log's lines, and three that only our own metrics have. `memory_gib` is
+# The columns that a table may have: those of a log's lines, and four that only our own metrics have. `memory_gib` is
 # the allocated memory of the stage with most.
-STEP_COLUMNS = (*STEP_FIELDS, "tokens", "save_s", "memory_gib")
+STEP_COLUMNS = (*STEP_FIELDS, "tokens", "save_s", "eval_s", "memory_gib")
 # Further arrays of a table with an entry for each line, and their defaults.
 _ARRAYS = {"line": 0, "attempt": 1, "counts": True, "steady": False, "after_pause": False, "nan": False}
 

@@ -302,7 +302,17 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
         ("predicted", _predicted(record)),
         ("attempts", NOTHING if not record.attempts else str(len(record.attempts))),
         ("GPU hours", show_digits(record.gpu_hours)),
+        *([("goodput", show_goodput(record))] if record.goodput is not None else []),
     ]
+
+
+def show_goodput(record: Record) -> str:
+    """The share of the time that went into steps that count, and the other parts of at least 1 %, largest first."""
+    hours = record.gpu_hours_by or {}
+    total = sum(hours.values())
+    shares = {name: part / total for name, part in hours.items() if name != "steps" and part >= 0.01 * total > 0}
+    parts = ", ".join(f"{name} {share:.0%}" for name, share in sorted(shares.items(), key=lambda pair: -pair[1]))
+    return f"{record.goodput:.1%} of the time went into steps that count" + (f" ({parts})" if parts else "")
 
 
 def losses_by_source(record: Record) -> str | None:

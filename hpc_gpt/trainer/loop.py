@@ -185,7 +185,6 @@ class Loop:
             self._metrics.add_evaluation(losses)
         else:
             self._metrics.add_evaluation(self._engine.evaluate(self._stream.evaluation(batches), count))
-        self._metrics.begin_clock()
 
     def _log(self) -> None:
         """Fetches, writes and prints the figures since the last log line on rank 0; the other ranks drop theirs."""

@@ -44,6 +44,7 @@ class _Step:
     ended: _Moment
     time: float
     losses_eval: dict[str | None, Tensor] = field(default_factory=dict)  # by source of a mixture; without one by None
+    evaluated: _Moment | None = None  # the end of its evaluation
 
 
 class _Copy:
@@ -113,7 +114,7 @@ class Metrics:
         self.target.recall(self._path, step)
 
     def begin_clock(self) -> None:
-        """Starts the clock of the next step. To be called at the start, and after an evaluation or a save."""
+        """Starts the clock of the next step. To be called at the start and after a save."""
         self._began = self._now()
 
     def add(self, step: int, result: StepResult) -> None:
@@ -124,9 +125,11 @@ class Metrics:
         self._began = now
 
     def add_evaluation(self, loss: Tensor | Mapping[str, Tensor]) -> None:
-        """Keeps the evaluation loss after the step that was added last. For a mixture it is {source: loss}."""
+        """Keeps the evaluation loss after the step that was added last, and begins the next step's clock. For a mixture
+        it is {source: loss}."""
         by_source: Mapping[Any, Tensor] = {None: loss} if isinstance(loss, Tensor) else loss
-        self._on_device[-1].losses_eval = dict(by_source)
+        self.begin_clock()
+        self._on_device[-1].losses_eval, self._on_device[-1].evaluated = dict(by_source), self._began
 
     def add_save(self, save_s: float) -> None:
         """Adds the seconds of a completed save to the last line, or to the next one if the last is already written."""
@@ -183,6 +186,7 @@ class Metrics:
                 "memory_allocated_gib": _gib(self.memory[0]),
                 "memory_reserved_gib": _gib(self.memory[1]),
                 "save_s": self._save_s,
+                "eval_s": None if step.evaluated is None else round(_seconds(step.ended, step.evaluated), 4),
                 "time": round(step.time, 3),
                 **loss_eval_by,
             }

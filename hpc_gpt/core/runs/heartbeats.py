@@ -242,18 +242,26 @@ def ran_on_cpu(attempt: Attempt) -> bool:
 
 
 def gpu_seconds(attempt: Attempt, gpus: int, over: float | None, elapsed_s: float | None = None) -> float:
-    """The GPU-seconds of an attempt that ended at `over`, on `gpus` GPUs unless it states its own number. 0 if its
-    start or its end is not known.
+    """The GPU-seconds of an attempt, by `gpu_time`. Ranks on CPUs cost nothing."""
+    if ran_on_cpu(attempt):
+        return 0.0
+    count, span_s = gpu_time(attempt, gpus, over, elapsed_s)
+    return count * span_s
+
+
+def gpu_time(attempt: Attempt, gpus: int, over: float | None, elapsed_s: float | None = None) -> tuple[int, float]:
+    """(number of GPUs, seconds) of an attempt that ended at `over`, on `gpus` GPUs unless it states its own number. 0 s
+    if its start or its end is not known.
 
     Its time is `elapsed_s`, or what its judge, a rank or the heartbeats measured. Only without these it is the
-    difference of two clocks, which may belong to two hosts and may have been set meanwhile. Ranks on CPUs cost nothing.
+    difference of two clocks, which may belong to two hosts and may have been set meanwhile.
     """
     start = attempt.started()
-    began = start.get("started")
-    if not began or not over or ran_on_cpu(attempt):
-        return 0.0
+    began, count = start.get("started"), start.get("gpus") or gpus
+    if not began or not over:
+        return count, 0.0
     span_s = _measured_s(attempt) if elapsed_s is None else elapsed_s
-    return max(0.0, over - began if span_s is None else span_s) * (start.get("gpus") or gpus)
+    return count, max(0.0, over - began if span_s is None else span_s)
 
 
 def _measured_s(attempt: Attempt) -> float | None:

@@ -192,6 +192,10 @@ class Record:
     "Seconds to save a checkpoint, the median."
     gpu_hours: float | None = None
     "GPUs x hours of all attempts."
+    goodput: float | None = None
+    "Share of the time of all attempts that went into steps that count, 0 to 1."
+    gpu_hours_by: dict[str, float] | None = None
+    "GPU-hours by part: steps, start, compile, preflight, saves, evaluation, lost, between, spares, other."
     node_list: str | None = None
     "Nodes of the last attempt."
     failed_node: str | None = None

@@ -75,6 +75,7 @@ class Attempt:
     err = AttemptPath("err")  # the standard error of a job script with `--error`; else it is in the log
     metrics = AttemptPath("metrics.jsonl")  # one JSON line per optimizer step
     rendezvous = AttemptPath("rendezvous")
+    preflight = AttemptPath("preflight.json")  # the figures and the verdict of its preflight
     measured = AttemptPath("measured.json")  # what our trainer's ranks measured, written after ended.json
     ranks = AttemptPath("ranks")
     asked = AttemptPath("asked")  # the requests to the attempt; see `core.runs.requests`

@@ -55,7 +55,7 @@ _KEYS: Mapping[str, Mapping[str, Any]] = {
     "predicted": {
         "calibrated": bool, "memory_gib": {"stages": [{"allocated": float}]}, "step": {"step_s": float, "band": float},
     },
-    "preflight": {"findings": [{"node": NODE, "words": str}]},
+    "preflight": {"took_s": float, "findings": [{"node": NODE, "words": str}]},
     "bench": {"bench": str, "records": [{}], "rows": [{"cell": str, "ratio": float, "tokens_per_s": [float],
               "tenth_step_s": [float]}]},
     "race": {"experiment": str, "rounds": int, "rows": [{"name": str, "folder": str, "cause": str, "place": int}]},

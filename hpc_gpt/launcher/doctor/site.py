@@ -23,7 +23,6 @@ from hpc_gpt.core.settings.devices import DEVICES
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.slurm.clients import ask, slurm_config
 from hpc_gpt.core.tables import close_matches
-from hpc_gpt.trainer.preflight.verdict import PREFLIGHT
 
 _GRES = re.compile(r"\bgpu(?::([^:(),]+))?:(\d+)")
 _PAIR = re.compile(r"(\w[\w:]*)=(\S*)")
@@ -380,7 +379,7 @@ def slow_nodes_of_runs(logs: Path, cluster: str) -> list[SlowNodeOfRun]:
         for attempt in run.attempts():
             for slow in slow_nodes(read_heartbeats(attempt.heartbeats)):
                 newest[slow.node] = SlowNodeOfRun(slow.node, run.run_id, str(slow))
-            for finding in read_stored(attempt.folder / PREFLIGHT).get("findings") or []:
+            for finding in read_stored(attempt.preflight).get("findings") or []:
                 if node := finding.get("node"):
                     newest[node] = SlowNodeOfRun(node, run.run_id, f"preflight: {finding.get('words')}")
     return sorted(newest.values(), key=lambda slow_node: slow_node.node)

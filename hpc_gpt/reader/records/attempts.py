@@ -30,7 +30,7 @@ _YEAR_10000 = 253402300800.0
 # {key of a line of metrics.jsonl: column of the step table}.
 _SAME = (
     *("step", "loss", "loss_eval", "grad_norm", "lr", "step_s", "tokens_per_s", "tokens", "skipped", "nan"),
-    "save_s",
+    *("save_s", "eval_s"),
 )
 KEYS = {**{key: key for key in _SAME}, "time": "at"}
 _CHUNK = 1 << 19  # bytes of lines parsed at once: their objects fit the processor's cache

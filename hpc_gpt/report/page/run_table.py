@@ -151,7 +151,7 @@ _MORE_COLUMNS = (
     *_figures("tflops_seed", "tflops_hardware", "tflops_printed", "mfu_printed"),
     *_figures("tokens_per_s", "loss_first", "loss_eval"),
     _text_column("Loss eval by source", ("loss_eval_by",), losses_by_source, "last evaluation per source of a mixture"),
-    *_figures("skipped_steps", "nan_steps"),
+    *_figures("skipped_steps", "nan_steps", "goodput"),
     Column("Attempts", ("attempts",), lambda record: len(record.attempts) if record.attempts else None, show_count,
            means="starts of the run"),
     *_figures("micro_batch"),

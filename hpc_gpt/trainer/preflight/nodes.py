@@ -30,7 +30,6 @@ from hpc_gpt.core.secrets import without_secrets
 from hpc_gpt.trainer.preflight.probe import Probe
 from hpc_gpt.trainer.preflight.verdict import (
     NODE_FILE,
-    PREFLIGHT,
     SEEN_BY_ALL,
     SHARED,
     Finding,
@@ -203,7 +202,7 @@ class Preflight:
             "exchanges": [vars(measure) for measure in self.probe.measures],
         }
         text = json.dumps(without_secrets(finite(figures)), indent=1, allow_nan=False)
-        write_once(self.attempt.folder / PREFLIGHT, text + "\n")
+        write_once(self.attempt.preflight, text + "\n")
 
     def write_table(self, out: TextIO) -> None:
         """Writes a table for the log: each node with its worst figures, then the findings and their consequences.

@@ -25,8 +25,6 @@ from hpc_gpt.core.format import show_bytes
 from hpc_gpt.core.process import seconds_given
 from hpc_gpt.core.runs.heartbeats import SLOW, median_of_others
 
-# In an attempt's folder: the figures and the verdict.
-PREFLIGHT = "preflight.json"
 # A variable of a rank's environment: the command whose JSON replaces figures.
 COMMAND = "HPC_GPT_PROBE_COMMAND"
 # In the attempt's folder during the preflight: a file that every node must see, and one file from each node.
