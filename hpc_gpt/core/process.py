@@ -189,3 +189,23 @@ def no_collections() -> Iterator[None]:
     finally:
         if collected:
             gc.enable()
+
+
+def answer_of(limit_s: float, *command: str) -> tuple[int | None, str, str]:
+    """(exit code, standard output, standard error) of a command; (None, empty, why) if it takes longer than `limit_s`
+    or cannot start. A driver in trouble lets no signal end the process, so nobody waits for it after its kill."""
+    pipe = subprocess.PIPE
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace", process_group=0
+        )
+    except OSError as fault:
+        return None, "", f"{command[0]} cannot be started: {fault.strerror}"
+    try:
+        shown, errors = process.communicate(timeout=limit_s)
+        return process.returncode, shown, errors
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        threading.Thread(target=process.communicate, daemon=True).start()
+        return None, "", f"{command[0]} has not answered within {limit_s:g} s"

@@ -1,8 +1,8 @@
 """Measures an attempt apart from its steps: GPU utilisation, matmul rate, compile time, a trace of some steps.
 
 Each rank measures its own GPU, and rank 0 writes the figures of all into `measured.json` at the attempt's end. Nothing
-here waits for the device during the training. GPU figures need NVML (`pip install 'hpc-gpt[nvml]'`); without it they
-are null.
+here waits for the device during the training. Figures of NVIDIA's GPUs need NVML (`pip install 'hpc-gpt[nvml]'`);
+without it they are null. The kernel gives those of AMD's.
 """
 
 import collections
@@ -22,6 +22,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from hpc_gpt.core.files import write_once
+from hpc_gpt.core.runs.amd_gpus import read_device, shown_devices
 from hpc_gpt.core.runs.full_disk import when_there_is_space
 from hpc_gpt.core.runs.run_folder import Attempt
 from hpc_gpt.core.settings.resolved import Resolved
@@ -44,13 +45,15 @@ _GPU_SIZE, _CPU_SIZE = 8192, 256
 @dataclass
 class GpuSums:
     """Sums of `count` readings of one GPU, one per second: utilisation in percent and its square, SM clock in MHz,
-    power in W. A day has 86,400 readings, so rank 0 gets only their sums."""
+    power in W. A day has 86,400 readings, so rank 0 gets only their sums. `powerless`: the readings without a power, as
+    of a die whose module has one sensor."""
 
     count: int = 0
     util: float = 0.0
     util_squared: float = 0.0
     sm_clock_mhz: float = 0.0
     power_w: float = 0.0
+    powerless: int = 0
 
     def add(self, other: "GpuSums") -> None:
         for entry in fields(self):
@@ -84,12 +87,23 @@ class GpuWatch:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    util = float(torch.cuda.utilization(self._device))
-                    clock = float(torch.cuda.clock_rate(self._device))
-                    power = torch.cuda.power_draw(self._device) / 1000
+                    util, clock, power = _read_gpu(self._device)
             except Exception:  # no NVML package, no driver, or a figure that the card lacks
                 return
-            self._sums.add(GpuSums(1, util, util**2, clock, power))
+            self._sums.add(GpuSums(1, util, util**2, clock, power or 0.0, int(power is None)))
+
+
+def _read_gpu(device: torch.device) -> tuple[float, float, float | None]:
+    """(utilisation in percent, clock in MHz, power in W) of a GPU; the power is None if the GPU has no sensor of its
+    own. Raises an error if one of the others cannot be read."""
+    if torch.version.hip is None:
+        # torch gives NVML's mW. Its power under HIP is in W, and needs amdsmi's package.
+        watts = torch.cuda.power_draw(device) / 1000
+        return float(torch.cuda.utilization(device)), float(torch.cuda.clock_rate(device)), watts
+    figures, clock = read_device(shown_devices()[device.index or 0])
+    if figures.util is None or clock is None:
+        raise OSError("the driver does not show the GPU's figures")
+    return figures.util, clock, figures.power_w
 
 
 def summarise(sums: Iterable[GpuSums]) -> dict[str, float | None]:
@@ -110,7 +124,7 @@ def summarise(sums: Iterable[GpuSums]) -> dict[str, float | None]:
         "gpu_util_mean": round(mean, 2),
         "gpu_util_spread": round(max(0.0, total.util_squared / total.count - mean**2) ** 0.5, 2),
         "sm_clock_mhz": round(total.sm_clock_mhz / total.count, 2),
-        "power_w": round(total.power_w / total.count, 2),
+        "power_w": round(total.power_w / powered, 2) if (powered := total.count - total.powerless) else None,
     }
 
 

@@ -13,6 +13,7 @@ from hpc_gpt.core.runs.run_folder import Attempt
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.trainer.measurements import DeviceProbe, GpuSums, GpuWatch, MatmulRate, summarise, write_measured
 from hpc_gpt.trainer.ranks import Ranks
+from tests.amd_gpus import MODULE, amd_sysfs
 from tests.made_runs import read_run
 from tests.trainer.launch import new_run, settings, train
 
@@ -60,6 +61,23 @@ def test_a_gpu_is_read_until_the_end(monkeypatch) -> None:
     every = range(10, 10 + sums.count)
     assert (sums.util, sums.util_squared) == (sum(every), sum(util**2 for util in every))
     assert (sums.sm_clock_mhz, sums.power_w) == (1700.0 * sums.count, 650.0 * sums.count)
+
+
+def test_amds_gpus_are_read_in_watts_and_a_second_die_has_none(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("torch.version.hip", "7.1.0")
+    monkeypatch.setenv("HPC_GPT_SYSFS", str(amd_sysfs(tmp_path, *MODULE)))
+    monkeypatch.setattr("hpc_gpt.trainer.measurements._EVERY_S", 0.01)
+    dies = [GpuWatch(torch.device("cuda", die)) for die in (0, 1)]
+    for watch in dies:
+        watch.begin()
+        while not watch._sums.count:
+            time.sleep(0.01)
+    first, second = (watch.end() for watch in dies)
+    assert (first.power_w, first.powerless) == (412.0 * first.count, 0)
+    assert (second.power_w, second.powerless) == (0.0, second.count)
+    found = summarise([first, second])
+    assert (found["gpu_util_mean"], found["sm_clock_mhz"], found["power_w"]) == (97.0, 1700.0, 412.0)
+    assert summarise([second])["power_w"] is None
 
 
 def test_what_all_ranks_saw_is_written_once(tmp_path) -> None:

@@ -45,7 +45,7 @@ def silent_after_s(hang_floor_s: float) -> float:
 
 
 class GpuFigures(NamedTuple):
-    """The figures of a GPU from NVML: utilisation in percent, memory in use and in total in GiB, power in W,
+    """The figures of a GPU from its driver: utilisation in percent, memory in use and in total in GiB, power in W,
     temperature in degrees Celsius. None for a figure that the card does not have."""
 
     util: float | None

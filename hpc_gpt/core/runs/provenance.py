@@ -7,9 +7,7 @@ import os
 import platform
 import re
 import shutil
-import signal
 import subprocess
-import threading
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +18,8 @@ from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import JobRefused, UserError
 from hpc_gpt.core.files import read_json, write_once
 from hpc_gpt.core.format import and_more
+from hpc_gpt.core.process import answer_of
+from hpc_gpt.core.runs.amd_gpus import list_amd_gpus
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.resolve import experiment_text
 from hpc_gpt.core.settings.resolved import Resolved
@@ -141,15 +141,21 @@ def git_state(folder: Path, file: str = __file__) -> tuple[str | None, bool | No
 
 
 def ask_gpus(limit_s: float = _PATIENCE_S) -> tuple[list[dict[str, Any]], str]:
-    """(`name, memory_gib, driver, index, uuid` of each GPU that nvidia-smi lists, why these may not be all GPUs).
+    """(`name, memory_gib, driver, index, uuid` of each GPU of this machine, why these may not be all GPUs).
 
-    A card's memory is None if nvidia-smi does not know it, as for unified memory. Without nvidia-smi, a driver or a
-    device, the machine surely has no GPU. If nvidia-smi does not answer in time, or fails otherwise, that is not sure.
+    nvidia-smi lists NVIDIA's. If it surely lists none, AMD's count (`core.runs.amd_gpus`); these are always known, as
+    the kernel lists them. A card's memory is None if nvidia-smi does not know it, as for unified memory. If nvidia-smi
+    does not answer in time, or fails other than for want of a driver or a device, it is not sure that there is no GPU.
     """
+    cards, fault = _ask_nvidia(limit_s)
+    return (cards, fault) if cards or fault else (list_amd_gpus(limit_s), "")
+
+
+def _ask_nvidia(limit_s: float) -> tuple[list[dict[str, Any]], str]:
     if shutil.which("nvidia-smi") is None:
         return [], ""
     query = "--query-gpu=name,memory.total,driver_version,index,uuid"
-    code, shown, errors = _answer_of(limit_s, "nvidia-smi", query, "--format=csv,noheader,nounits")
+    code, shown, errors = answer_of(limit_s, "nvidia-smi", query, "--format=csv,noheader,nounits")
     if code is None:
         return [], errors
     cards, messages = list[dict[str, Any]](), errors.split()
@@ -191,33 +197,13 @@ def known_gpus() -> list[dict[str, Any]]:
 def list_instances() -> dict[str, str]:
     """{UUID of an instance of a GPU (MIG): UUID of the GPU}, as nvidia-smi lists them."""
     instances, card = dict[str, str](), ""
-    for line in _answer_of(_PATIENCE_S, "nvidia-smi", "-L")[1].splitlines():
+    for line in answer_of(_PATIENCE_S, "nvidia-smi", "-L")[1].splitlines():
         uuid = re.search(r"\(UUID: ([^)\s]+)\)", line)
         if uuid is not None and line.startswith("GPU "):
             card = uuid[1]
         elif uuid is not None and card and line.split()[:1] == ["MIG"]:
             instances[uuid[1]] = card
     return instances
-
-
-def _answer_of(limit_s: float, *command: str) -> tuple[int | None, str, str]:
-    """(exit code, standard output, standard error) of a command; (None, empty, why) if it takes longer than `limit_s`
-    or cannot start. A driver in trouble lets no signal end the process, so nobody waits for it after its kill."""
-    pipe = subprocess.PIPE
-    try:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace", process_group=0
-        )
-    except OSError as fault:
-        return None, "", f"{command[0]} cannot be started: {fault.strerror}"
-    try:
-        shown, errors = process.communicate(timeout=limit_s)
-        return process.returncode, shown, errors
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        threading.Thread(target=process.communicate, daemon=True).start()
-        return None, "", f"{command[0]} has not answered within {limit_s:g} s"
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:

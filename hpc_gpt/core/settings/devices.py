@@ -21,7 +21,8 @@ class Device:
     usual. `nvlink_gpus` is the number of GPUs that NVLink joins, if more than a node has. `nominal` figures are for
     tests. `cuda`: whether our own kernels support it. `full_power_w` is the die's power at its peak if the card's limit
     is below it. `sustained` is the measured share of the peak's clock that large matrix products sustain. `products`
-    are parts of the name that torch.cuda.get_device_name or nvidia-smi prints.
+    are parts of the name that torch.cuda.get_device_name or nvidia-smi prints. `pci` are its numbers as a PCI device,
+    for GPUs whose tools print the name of a board. `generation` is that of the matrix units, if NVIDIA did not make it.
     """
 
     name: str
@@ -39,6 +40,8 @@ class Device:
     full_power_w: float | None = None
     sustained: float | None = None
     products: Sequence[str] = ()
+    pci: Sequence[str] = ()
+    generation: str | None = None
 
 
 DEVICES = {name: Device(name=name, **table) for name, table in read_toml(_DEVICES_FILE).items()}
@@ -60,6 +63,16 @@ def device_named(product: str) -> str | None:
             if is_its and (not is_card or "NVL" in part or "PCI" in part):
                 return name
     return None
+
+
+def product_of_pci(number: str) -> str | None:
+    """The product with a number of a PCI device (hexadecimal, with or without 0x); None if none in the table has it.
+
+    >>> product_of_pci("0x7408")
+    'MI250X'
+    """
+    digits = number.lower().removeprefix("0x")
+    return next((device.products[0] for device in DEVICES.values() if digits in device.pci), None)
 
 
 def units_of(dtype: str | None, matmul: str | None) -> str | None:

@@ -28,6 +28,7 @@ from hpc_gpt.core.runs.disk_space import free_gib, space_needed_gib
 from hpc_gpt.core.runs.provenance import ask_gpus, collect, has_gpus
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.devices import DEVICES
 from hpc_gpt.core.settings.mixture import MIX
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
@@ -198,7 +199,9 @@ def check_gpus_here(resolved: Resolved) -> list[Check]:
         names = ", ".join(dict.fromkeys(name + memory for name, memory in kinds))
         return [Check("gpus", "ok", f"{len(gpus)} here: {names}")]
     if resolved.cluster.scheduler == "local" and resolved.cluster.device not in (None, "cpu"):
-        return [Check("gpus", "fail", f"none here, but the profile is for {resolved.cluster.device}", "see nvidia-smi")]
+        device = resolved.cluster.device
+        tool = "nvidia-smi" if device not in DEVICES or DEVICES[device].cuda else "amd-smi"
+        return [Check("gpus", "fail", f"none here, but the profile is for {device}", f"see {tool}")]
     where = "ranks run on CPU" if resolved.cluster.scheduler == "local" else "a login node needs none"
     return [Check("gpus", "ok", f"none here; {where}")]
 

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from hpc_gpt.core.errors import JobRefused, OsErrorAs, RunFolderError, UserError
 from hpc_gpt.core.files import state_dir
+from hpc_gpt.core.runs.amd_gpus import hip_variable
 from hpc_gpt.core.runs.processes import GPU_LOCKS, run_on_named
 from hpc_gpt.core.runs.provenance import ask_gpus, list_instances
 from hpc_gpt.core.settings.resolved import Resolved
@@ -60,11 +61,16 @@ class HeldGpus:
     def visible(self) -> dict[str, str]:
         """The variables for the ranks. A number means the same GPU to CUDA as to nvidia-smi."""
         order = {} if "CUDA_VISIBLE_DEVICES" in os.environ else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        return {**order, "CUDA_VISIBLE_DEVICES": ",".join(self.names)} if self.names else {}
+        return {**order, **_shows(self.names)} if self.names else {}
 
     def inherited(self) -> dict[str, str]:
         """The variables for this process, whose ranks inherit the open locks."""
         return {_LOCKS: ",".join(map(str, self.locks))} if self.locks else {}
+
+
+def _shows(names: Sequence[str]) -> dict[str, str]:
+    """The variables that show these GPUs alone. HIP takes CUDA's, unless its own is set."""
+    return dict.fromkeys(("CUDA_VISIBLE_DEVICES", hip_variable()), ",".join(names))
 
 
 def take_over() -> HeldGpus:
@@ -77,11 +83,11 @@ def take_over() -> HeldGpus:
 
 def choice(asks: bool = True) -> dict[str, str]:
     """The GPUs that a run on this machine may have, as variables for its supervisor: all of the machine, or those that
-    CUDA_VISIBLE_DEVICES names. Empty for a run that does not ask for GPUs (`asks`).
+    CUDA_VISIBLE_DEVICES (or HIP_VISIBLE_DEVICES) names. Empty for a run that does not ask for GPUs (`asks`).
 
     Raises JobRefused if it is not known which GPUs these are.
     """
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    shown = os.environ.get(hip_variable())
     names = None if shown is None else [name.strip() for name in shown.split(",")]
     if not asks or (names is not None and names[0] in ("", *_NONE)):
         return {}
@@ -109,9 +115,9 @@ def choice(asks: bool = True) -> dict[str, str]:
 
 
 def _lock_named(name: str, cards: Sequence[Mapping[str, str]], fault: str) -> str | None:
-    """The name of a GPU's lock: its UUID as nvidia-smi lists it; for a MIG instance the GPU's UUID, a blank, and the
-    instance's UUID. None if `name` does not name a GPU to CUDA, which takes a number or the first letters of one
-    UUID."""
+    """The name of a GPU's lock: its UUID as nvidia-smi or amd-smi lists it; for a MIG instance the GPU's UUID, a blank,
+    and the instance's UUID. None if `name` does not name a GPU to CUDA, which takes a number or the first letters of
+    one UUID."""
     if name.isdecimal():
         return next((card["uuid"] or name for card in cards if card["index"] == str(int(name))), None)
     if name.startswith("GPU-"):
@@ -312,7 +318,7 @@ def main(arguments: Sequence[str]) -> int:
     for lock in held.locks:
         os.set_inheritable(lock, True)
     environment = {key: text for key, text in os.environ.items() if key not in (_MAY_HAVE, _LOCKED_AS)}
-    return os.execvpe(line[0], line, {**environment, "CUDA_VISIBLE_DEVICES": "", **held.visible()})
+    return os.execvpe(line[0], line, {**environment, **_shows(()), **held.visible()})
 
 
 if __name__ == "__main__":

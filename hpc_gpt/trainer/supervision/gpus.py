@@ -1,10 +1,10 @@
-"""Reads the GPUs of a node by NVML, for the heartbeat of one of its ranks. Between the visits of a race it waits until
-their memory is free:
+"""Reads the GPUs of a node by NVML, AMD's by the kernel, for the heartbeat of one of its ranks. Between the visits of a
+race it waits until their memory is free:
 
     python -m hpc_gpt.trainer.supervision.gpus
 
-It needs only the driver's library. A driver in trouble may never answer, so the readings have a thread of their own
-beside the watchdog: neither a step nor the search for a hang waits for them.
+It needs only the driver, and of NVIDIA's the library. A driver in trouble may never answer, so the readings have a
+thread of their own beside the watchdog: neither a step nor the search for a hang waits for them.
 """
 
 import ctypes
@@ -12,8 +12,11 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 
 from hpc_gpt.core.formulas import GIB
+from hpc_gpt.core.runs.amd_gpus import read_device, shown_devices
 from hpc_gpt.core.runs.heartbeats import GpuFigures
 
 _EVERY_S = 10.0
@@ -39,14 +42,10 @@ class GpuReader:
         return last[1] if last is not None and time.monotonic() - last[0] < _OLD_S else None
 
     def _run(self) -> None:
-        try:
-            nvml = ctypes.CDLL("libnvidia-ml.so.1")
-            handles = _handles(nvml)
-            while handles:
-                self._last = time.monotonic(), tuple(_read(nvml, handle) for handle in handles)
-                time.sleep(_EVERY_S)
-        except (OSError, AttributeError):  # no driver, or one of another kind
-            return
+        gpus = _gpus()
+        while gpus:
+            self._last = time.monotonic(), tuple(read() for read in gpus)
+            time.sleep(_EVERY_S)
 
 
 def wait_until_free(limit_s: float = _FREE_S) -> str:
@@ -64,22 +63,30 @@ def wait_until_free(limit_s: float = _FREE_S) -> str:
 
 def _wait_until_free(answer: list[str], limit_s: float) -> None:
     until = time.monotonic() + limit_s
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-        handles = dict(enumerate(_handles(nvml)))
-    except (OSError, AttributeError):
-        handles = {}
+    gpus = dict(enumerate(_gpus()))
     local_rank = os.environ.get("LOCAL_RANK", "")
-    if local_rank.isdecimal() and int(local_rank) in handles and os.environ.get("LOCAL_WORLD_SIZE") != "1":
-        handles = {int(local_rank): handles[int(local_rank)]}  # another rank may use another GPU already
+    if local_rank.isdecimal() and int(local_rank) in gpus and os.environ.get("LOCAL_WORLD_SIZE") != "1":
+        gpus = {int(local_rank): gpus[int(local_rank)]}  # another rank may use another GPU already
     while True:
-        read = {number: _read(nvml, gpu) for number, gpu in handles.items()}
+        read = {number: figures() for number, figures in gpus.items()}
         held = {number: gpu for number, gpu in read.items() if (gpu.memory_gib or 0) > _DRIVERS * (gpu.total_gib or 0)}
         if not held or time.monotonic() > until:
             break
         time.sleep(_POLL_S)
     in_use = ", ".join(f"{gpu.memory_gib:g} of {gpu.total_gib:g} GiB of GPU {number}" for number, gpu in held.items())
     answer[0] = f"{in_use} are in use, {limit_s:g} s after the last visit: something else runs there" if held else ""
+
+
+def _gpus() -> list[Callable[[], GpuFigures]]:
+    """A function for each GPU that this job may use, which reads its figures: NVIDIA's, or AMD's if it has none."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        handles = _handles(nvml)
+    except (OSError, AttributeError):  # no driver, or one of another kind
+        handles = []
+    if handles:
+        return [partial(_read, nvml, handle) for handle in handles]
+    return [partial(lambda device: read_device(device).figures, device) for device in shown_devices()]
 
 
 def _handles(nvml: ctypes.CDLL) -> list[ctypes.c_void_p]:

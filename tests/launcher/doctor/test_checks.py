@@ -112,6 +112,7 @@ def test_a_site_without_accounting_is_not_asked_for_names():
         ("local", None, "ok gpus: none here; ranks run on CPU"),
         ("local", "cpu", "ok gpus: none here; ranks run on CPU"),
         ("local", "h100-80g", "fail gpus: none here, but the profile is for h100-80g | see nvidia-smi"),
+        ("local", "mi250x", "fail gpus: none here, but the profile is for mi250x | see amd-smi"),
         ("generic-slurm", "h100-80g", "ok gpus: none here; a login node needs none"),
     ],
 )

@@ -13,6 +13,8 @@ import pytest
 
 from hpc_gpt.core.runs.heartbeats import LINE_BYTES, GpuFigures, RankHeartbeat, read_heartbeats, write_heartbeat
 from hpc_gpt.core.runs.stored import read_lines_as
+from hpc_gpt.trainer.supervision.gpus import wait_until_free
+from tests.amd_gpus import MODULE, amd_sysfs
 from tests.trainer.supervision.nvml import nvml_environment
 
 # Steps of a rank under a watchdog that writes each second; prints how long each took, and how often the heartbeat of
@@ -115,3 +117,20 @@ def test_of_gpus_whose_memory_stays_in_use_it_says_which(tmp_path: Path) -> None
     assert what_is_held(60, {"LD_LIBRARY_PATH": ""}) == "\n"
     slow = nvml_environment(tmp_path / "slow", 1, ms=60_000)
     assert "has not answered" in what_is_held(0.1, slow)
+
+
+def test_amds_gpus_are_read_from_the_kernel(tmp_path: Path) -> None:
+    here = {"HPC_GPT_SYSFS": str(amd_sysfs(tmp_path / "sys", *MODULE)), "LD_LIBRARY_PATH": ""}
+    _, _, first = step_times(tmp_path / "first", 2.5, **here, ROCR_VISIBLE_DEVICES="0,1")
+    assert first.gpu_figures == [GpuFigures(97, 40.0, 64.0, 412, 61), GpuFigures(97, 40.0, 64.0, None, 61)]
+    _, _, one = step_times(tmp_path / "one", 2.5, **here, ROCR_VISIBLE_DEVICES="1")
+    assert [gpu.power_w for gpu in one.gpu_figures] == [None]
+
+
+def test_a_visit_waits_until_amds_gpus_are_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = {**MODULE[1], "mem_info_vram_used": 300 * 2**20}
+    monkeypatch.setenv("HPC_GPT_SYSFS", str(amd_sysfs(tmp_path, MODULE[0], free)))
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "1")
+    assert wait_until_free(0.1) == ""
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0,1")
+    assert wait_until_free(0.1).startswith("40 of 64 GiB of GPU 0 are in use, 0.1 s after the last visit")
