@@ -195,9 +195,9 @@ def _table(rows: list[RunStatus], opened: bool) -> list[str]:
     room = width()
     table = grid(fitting(_COLUMNS, lines, room, _LEFT_OUT), lines).aligned(painted).splitlines()
     notes = [(row.run, f"a branch of {row.branch_of}") for row in lines if row.branch_of]
-    notes += [
-        (row.run, text) for row in lines if row.state != "done" for text in (row.cause, row.pace, row.still) if text
-    ]
+    for row in lines:
+        texts = (row.cause, row.pace, row.still, row.slow) if row.state != "done" else ()
+        notes += [(row.run, text) for text in texts if text]
     notes += [(row.run, _after_text(row.after)) for row in lines if row.after]
     return table + [line for run, text in notes for line in wrapped(plain(f"{run}: {text}"), room)]
 

@@ -23,6 +23,7 @@ from hpc_gpt.core.runs.checkpoints import command_of
 from hpc_gpt.core.runs.find_runs import name_here
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.runs.slow_ranks import SLOW_RANK
 from hpc_gpt.core.runs.work_archive import link_line, missing_in_copy
 from hpc_gpt.core.slurm.directives import asks_for_gpus
 from hpc_gpt.core.slurm.hosts import first_host
@@ -175,7 +176,7 @@ class Why:
     def notes(self) -> list[str]:
         """Notes on what looks wrong besides the end itself."""
         of_end = [self.last.note] if self.last is not None and self.last.note else []
-        return [*of_end, *(flag for flag, kind in self.record.all_flags if kind == OF_CHECKPOINTS)]
+        return [*of_end, *(flag for flag, kind in self.record.all_flags if kind in (OF_CHECKPOINTS, SLOW_RANK))]
 
     @property
     def failed_nodes(self) -> list[str]:

@@ -189,7 +189,7 @@ class Loop:
     def _log(self) -> None:
         """Fetches, writes and prints the figures since the last log line on rank 0; the other ranks drop theirs."""
         self._probe.measure()
-        self._heart.probe_s = self._probe.probe_s
+        self._heart.probe = self._probe.result
         if self._ranks.is_first:
             self._metrics.fetch()
             print(self._metrics.log_line(), flush=True)

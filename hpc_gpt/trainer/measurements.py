@@ -5,11 +5,9 @@ here waits for the device during the training. Figures of NVIDIA's GPUs need NVM
 without it they are null. The kernel gives those of AMD's.
 """
 
-import collections
 import contextlib
 import json
 import os
-import statistics
 import threading
 import time
 import warnings
@@ -25,19 +23,20 @@ from hpc_gpt.core.files import write_once
 from hpc_gpt.core.runs.amd_gpus import read_device, shown_devices
 from hpc_gpt.core.runs.full_disk import when_there_is_space
 from hpc_gpt.core.runs.run_folder import Attempt
+from hpc_gpt.core.runs.slow_ranks import Probe, ProbeWindow, window_s
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.engines.kernels import compile_seconds
 from hpc_gpt.trainer.preflight.measurements import ProbeFailed, figures_of_command, matmul_tflops
 from hpc_gpt.trainer.preflight.verdict import COMMAND
 from hpc_gpt.trainer.ranks import Ranks
+from hpc_gpt.trainer.supervision.gpus import read_clock
 
-# Seconds between two readings of a GPU, and between two probes.
+# Seconds between two readings of a GPU.
 _EVERY_S = 1.0
-_PROBE_EVERY_S = 30.0
 # A probe is this many products of square matrices of this size.
 _PROBE_SIZE, _PROBE_TIMES = 2048, 8
-# Other streams disturb a probe, so a median needs at least 3 probes; the last 20 are kept.
-_PROBES_LEAST, _PROBES_KEPT = 3, 20
+# Other streams disturb a probe, so a median needs at least this many; the figure of a command counts at once.
+_PROBES_LEAST = 3
 # A CPU multiplies bf16 a thousand times slower than a GPU: a larger product would take longer than a small run.
 _GPU_SIZE, _CPU_SIZE = 8192, 256
 
@@ -136,14 +135,14 @@ class DeviceProbe:
     object with `probe_s`. Without that command nothing is measured on a CPU, whose speed depends on the load of the
     machine.
 
-    `probe_s` is the median of the last probes, in seconds; None while there are too few.
+    `result` has the medians of the probes in the last window and in the first hour; None while there are too few.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.probe_s: float | None = None
+        self.result = Probe()
         self._device = device
         self._command = os.environ.get(COMMAND)
-        self._seconds: collections.deque[float] = collections.deque(maxlen=_PROBES_KEPT)
+        self._window = ProbeWindow(window_s(), 1 if self._command else _PROBES_LEAST)
         self._began: float | None = None
         self._pending: tuple[Any, Any] | None = None
         self._factors: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -152,9 +151,11 @@ class DeviceProbe:
     def measure(self) -> None:
         """Reads the last probe and begins the next one, at most twice a minute."""
         now = time.monotonic()
-        if self._over or (self._began is not None and now < self._began + _PROBE_EVERY_S):
+        if self._over or (self._began is not None and now < self._began + self._window.every_s):
             return
         self._began = now
+        if self._device.type == "cuda":  # a driver in trouble may never answer
+            threading.Thread(target=self._read_clock, name="clock", daemon=True).start()
         if self._command:
             threading.Thread(target=self._ask, name="probe", daemon=True).start()
         elif self._device.type == "cuda":
@@ -165,18 +166,24 @@ class DeviceProbe:
 
     def _ask(self) -> None:
         try:
-            self.probe_s = float(figures_of_command(self._command)["probe_s"])
+            self._add(float(figures_of_command(self._command)["probe_s"]))
         except (ProbeFailed, OSError, KeyError, TypeError, ValueError):
             self._over = True
+
+    def _read_clock(self) -> None:
+        clock_mhz, throttle = read_clock(self._device.index or 0)
+        self.result = self.result._replace(clock_mhz=clock_mhz, throttle=throttle)
+
+    def _add(self, probe_s: float) -> None:
+        median_s, first_s = self._window.add(time.monotonic(), probe_s)
+        self.result = self.result._replace(probe_s=median_s, probe_first_s=first_s)
 
     def _time_product(self) -> None:
         if self._pending is not None:
             began, ended = self._pending
             if not ended.query():
                 return
-            self._seconds.append(began.elapsed_time(ended) / 1000 / _PROBE_TIMES)
-            if len(self._seconds) >= _PROBES_LEAST:
-                self.probe_s = statistics.median(self._seconds)
+            self._add(began.elapsed_time(ended) / 1000 / _PROBE_TIMES)
         if self._factors is None:
             dtype = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
             factor = torch.ones(_PROBE_SIZE, _PROBE_SIZE, device=self._device, dtype=dtype)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hpc_gpt.core.runs.run_folder import Attempt
+from hpc_gpt.core.runs.slow_ranks import Probe
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.trainer.measurements import DeviceProbe, GpuSums, GpuWatch, MatmulRate, summarise, write_measured
 from hpc_gpt.trainer.ranks import Ranks
@@ -127,24 +128,24 @@ def probed(monkeypatch: pytest.MonkeyPatch, command: str | None) -> DeviceProbe:
     probe = DeviceProbe(torch.device("cpu"))
     probe.measure()
     until = time.monotonic() + 240
-    while command is not None and probe.probe_s is None and not probe._over:
+    while command is not None and probe.result.probe_s is None and not probe._over:
         assert time.monotonic() < until
         time.sleep(0.01)
     return probe
 
 
 def test_the_command_of_the_preflight_gives_the_figure_here_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert probed(monkeypatch, """echo '{"matmul_tflops": 3, "probe_s": 0.25}'""").probe_s == 0.25
+    assert probed(monkeypatch, """echo '{"matmul_tflops": 3, "probe_s": 0.25}'""").result.probe_s == 0.25
 
 
 @pytest.mark.parametrize("command", ["exit 3", "echo no", "echo '{}'", """echo '{"error": "no device"}'"""])
 def test_a_command_that_gives_none_is_not_asked_again(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     probe = probed(monkeypatch, command)
-    assert (probe.probe_s, probe._over) == (None, True)
+    assert (probe.result, probe._over) == (Probe(), True)
 
 
 def test_on_a_cpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert probed(monkeypatch, None).probe_s is None
+    assert probed(monkeypatch, None).result == Probe()
 
 
 def test_a_kernel_that_fails_in_its_trial_is_in_the_record(tmp_path: Path, tokens: Path) -> None:

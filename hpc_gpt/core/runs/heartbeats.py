@@ -14,7 +14,7 @@ import json
 import os
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,12 +61,14 @@ class RankHeartbeat:
 
     `beat` counts up while the rank lives. `quiet_s`: seconds since its main thread began its step or phase; `limit_s`:
     how long that may last, 0 for ever. `collective` and `place` say where the main thread was when it passed the limit;
-    `dumped`: its stacks are written. `probe_s`: median seconds of a matrix product of fixed size on its device, None if
-    it is not measured. `time`: epoch seconds by the node's clock. `elapsed_s`: how long the attempt has had its job, by
+    `dumped`: its stacks are written. `probe_s`: median seconds of a matrix product of fixed size on its device in
+    the last window, `probe_first_s` in the rank's first hour (`core.runs.slow_ranks`); None if not measured yet.
+    `clock_mhz`, `throttle`: the clock of its GPU, and what holds it down as the driver says, when it last timed
+    that product. `time`: epoch seconds by the node's clock. `elapsed_s`: how long the attempt has had its job, by
     the first rank on the host of its script, without the time in which it was suspended. `gpus`: the fields of
-    GpuFigures of each GPU of the node, in the heartbeat of one rank per node; None in the others, and without a GPU.
-    `still_s`: seconds since a program that is not ours made a step, None if its steps come as usual; `still`: its other
-    signs of life, and after how long it counts as a hang.
+    GpuFigures of each GPU of the node, in the heartbeat of one rank per node; None in the others, and without a
+    GPU. `still_s`: seconds since a program that is not ours made a step, None if its steps come as usual; `still`:
+    its other signs of life, and after how long it counts as a hang.
     """
 
     rank: int
@@ -86,6 +88,9 @@ class RankHeartbeat:
     gpus: tuple[tuple[float | None, ...], ...] | None = None
     still_s: float | None = None
     still: str = ""
+    probe_first_s: float | None = None
+    clock_mhz: float | None = None
+    throttle: str = ""
 
     @property
     def gpu_figures(self) -> list[GpuFigures]:
@@ -93,6 +98,9 @@ class RankHeartbeat:
 
     def path(self, folder: Path) -> Path:
         return folder / f"{self.rank}.json"
+
+
+_DEFAULTS = {entry.name: entry.default for entry in fields(RankHeartbeat) if entry.default is not MISSING}
 
 
 def write_heartbeat(folder: Path, heartbeat: RankHeartbeat, others: Iterable[bytes] = ()) -> None:
@@ -105,8 +113,9 @@ def write_heartbeat(folder: Path, heartbeat: RankHeartbeat, others: Iterable[byt
 
 
 def line_of(heartbeat: RankHeartbeat) -> bytes:
-    """The heartbeat as a line of LINE_BYTES."""
-    text = {key: _short(value) if isinstance(value, str) else value for key, value in asdict(heartbeat).items()}
+    """The heartbeat as a line of LINE_BYTES, without the keys that have their default."""
+    values = {key: value for key, value in asdict(heartbeat).items() if value != _DEFAULTS.get(key, MISSING)}
+    text = {key: _short(value) if isinstance(value, str) else value for key, value in values.items()}
     line = json.dumps(text, separators=(",", ":")).encode()
     if len(line) >= LINE_BYTES:  # the sign of life is more important than the GPU figures
         line = json.dumps({**text, "gpus": None}, separators=(",", ":")).encode()

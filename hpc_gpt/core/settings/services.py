@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     EngineName = str
 else:
     EngineName = Literal[ENGINE_NAMES]
-Event = Literal["first_step", "ended", "failed", "retried", "stopped"]
+Event = Literal["first_step", "ended", "failed", "retried", "stopped", "slow"]
 AttentionKernel = Literal["unfused", "triton", "fa2", "fa3", "cudnn", "cudnn-fp8", "te", "sdpa"]
 GradSum = Literal["fp32", "bf16", "fp16"]
 Loss = Literal["none", "half", "jit", "kernel"]
@@ -38,7 +38,7 @@ class Notify:
     command: str | tuple[str, ...] | None = key(None, resume="free", affects=(), since="0.2")
     'A line for bash, or a list executed without a shell; for example "mail -s GPT me@example.org".'
     on: tuple[Event, ...] = key(("ended", "failed", "retried"), resume="free", affects=(), since="0.2")
-    "Events that it is started for: first_step, ended, failed, retried, stopped."
+    "Events that it is started for: first_step, ended, failed, retried, stopped, slow."
     timeout_s: float = key(20.0, resume="free", affects=(), since="0.2", above=0)
     "Seconds after which it is killed; for example 60."
 

@@ -4,7 +4,7 @@
 
 WHEN is
 
-    beside   while the ranks run: sends what was not sent before, then the first step
+    beside   while the ranks run: sends what was not sent before, then the first step, and each slow rank
     after    the attempt is judged; a job that continues is back in the queue
     refused  the attempt did not start
 
@@ -31,9 +31,10 @@ from hpc_gpt.core.ends.judge import gpu_hours
 from hpc_gpt.core.ends.run_state import GONE, cause_of_attempt, is_lost_here, read_end
 from hpc_gpt.core.ends.state import class_of
 from hpc_gpt.core.format import cut, plain
-from hpc_gpt.core.runs.heartbeats import gpus_of
+from hpc_gpt.core.runs.heartbeats import gpus_of, read_heartbeats
 from hpc_gpt.core.runs.record import finite
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.runs.slow_ranks import SlowRank, slow_ranks, window_s
 from hpc_gpt.core.runs.stored import read_stored_lines
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.resolved import Resolved
@@ -43,6 +44,8 @@ from hpc_gpt.launcher.attempts.decisions import read_history
 # not start before its script has ended.
 _SPARE_S = 10.0
 _POLL_S = 0.2
+# The longest time between two looks for slow ranks.
+_LOOK_S = 30.0
 # More than `tail` needs to write the end of the command's output.
 _KEEPER_S = 2.0
 # The last lines of metrics.jsonl, for the median time of a step.
@@ -77,9 +80,13 @@ def leaves_to_next(attempt: Attempt, timeout_s: float) -> bool:
     return verdict.get("go_on") is True and float(verdict.get("pause_s") or 0.0) < timeout_s + _SPARE_S
 
 
-def event_keys(run: RunFolder, resolved: Resolved, attempt: Attempt, event: str) -> dict[str, Any]:
-    """The keys of an event, None if unknown. `gpu_hours`: of all attempts; `hours_left`: hours of training left."""
-    verdict, end = ({}, {}) if event == "first_step" else (attempt.verdict(), attempt.ended())
+def event_keys(
+    run: RunFolder, resolved: Resolved, attempt: Attempt, event: str, slow: SlowRank | None = None
+) -> dict[str, Any]:
+    """The keys of an event, None if unknown. `gpu_hours`: of all attempts; `hours_left`: hours of training left;
+    `rank`, `share`: of the `slow` rank of such an event."""
+    trains = event in ("first_step", "slow")
+    verdict, end = ({}, {}) if trains else (attempt.verdict(), attempt.ended())
     last = attempt.last_metrics()
     step, steps = last.get("step", end.get("step")), resolved.train.steps or None
     times = [line["step_s"] for line in read_stored_lines(attempt.metrics, _LAST_BYTES) if line.get("step_s")]
@@ -93,7 +100,7 @@ def event_keys(run: RunFolder, resolved: Resolved, attempt: Attempt, event: str)
         spent = gpu_hours(read_history(run, gpus_of(resolved), time.time(), newest))
     ended = verdict.get("ended") or end.get("ended")
     cause = verdict.get("cause") or end.get("cause")
-    if event != "first_step" and not ended:
+    if not trains and not ended:
         ended = ended_as(run, attempt)
         cause = cause_of_attempt(run, attempt, ended) or GONE
     return {
@@ -104,8 +111,10 @@ def event_keys(run: RunFolder, resolved: Resolved, attempt: Attempt, event: str)
         "attempt": attempt.number,
         "job": attempt.job_id or None,
         "ended": ended,
-        "cause": hide_secrets(str(cause)) if cause else None,
-        "node": verdict.get("node") or end.get("node"),
+        "cause": str(slow) if slow else hide_secrets(str(cause)) if cause else None,
+        "node": slow.node if slow else verdict.get("node") or end.get("node"),
+        "rank": slow.rank if slow else None,
+        "share": round(slow.share, 4) if slow else None,
         "step": step,
         "steps": steps,
         "loss": last.get("loss"),
@@ -121,7 +130,7 @@ def _newest(run: RunFolder) -> int:
 
 def _next(run: RunFolder, attempt: Attempt, verdict: dict[str, Any], event: str) -> str | None:
     """The decision about what follows, as a text."""
-    if event == "first_step":
+    if event in ("first_step", "slow"):
         return "it trains"
     if verdict.get("go_on"):
         return f"attempt {attempt.number + 1} in {float(verdict.get('pause_s') or 0.0):.0f} s"
@@ -138,13 +147,17 @@ def send_events(run: RunFolder, resolved: Resolved, attempt: Attempt) -> None:
     send_event(run, resolved, attempt, event_of(run, attempt))
 
 
-def send_event(run: RunFolder, resolved: Resolved, attempt: Attempt, event: str | None) -> None:
-    """Sends an event to the user's command, if `[notify]` lists it and it was not sent. A fault is a printed line."""
+def send_event(
+    run: RunFolder, resolved: Resolved, attempt: Attempt, event: str | None, slow: SlowRank | None = None
+) -> None:
+    """Sends an event to the user's command, if `[notify]` lists it and it was not sent, once for each `slow` rank. A
+    fault is a printed line."""
     notify = resolved.notify
-    if event not in notify.on or not notify.is_asked or not _claim(attempt, event):
+    mark = f"{event}-{slow.rank}" if slow else event
+    if event not in notify.on or not notify.is_asked or mark is None or not _claim(attempt, mark):
         return
     # A loss that is not finite is null: JSON has no NaN.
-    line = json.dumps(finite(event_keys(run, resolved, attempt, event))) + "\n"
+    line = json.dumps(finite(event_keys(run, resolved, attempt, event, slow))) + "\n"
     try:
         fault = _run_command(notify.argv, line, notify.timeout_s)
     except OSError as refused:  # of the program, or of a full disk for temporary files
@@ -213,13 +226,19 @@ def send_beside(run: RunFolder, resolved: Resolved, attempt: Attempt) -> None:
         judged_here = float(verdict.get("time") or 0.0) >= started  # the attempt was lost with its script
         if local or judged_here or (verdict.get("go_on") is True and before.number == attempt.number - 1):
             send_events(run, resolved, before)
-    while "first_step" in resolved.notify.on and os.getppid() == parent:
-        if attempt.last_metrics().get("step") is not None:
+    waits, looks = "first_step" in resolved.notify.on, "slow" in resolved.notify.on
+    look_s, next_look = min(_LOOK_S, window_s() / 20), 0.0
+    while (waits or looks) and os.getppid() == parent:
+        if waits and attempt.last_metrics().get("step") is not None:
             send_event(run, resolved, attempt, "first_step")
-            return
+            waits = False
+        if looks and time.monotonic() >= next_look:
+            next_look = time.monotonic() + look_s
+            for slow in slow_ranks(read_heartbeats(attempt.heartbeats)).ranks:
+                send_event(run, resolved, attempt, "slow", slow)
         if attempt.ended() or attempt.verdict():
             return
-        time.sleep(_POLL_S)
+        time.sleep(_POLL_S if waits else min(1.0, look_s))  # the script waits for this process to end
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -40,6 +40,7 @@ from hpc_gpt.core.runs.lock import lock_path
 from hpc_gpt.core.runs.race import measured, read_visits
 from hpc_gpt.core.runs.record import finite
 from hpc_gpt.core.runs.run_folder import Attempt, CachedRun, RunFolder, job_ids
+from hpc_gpt.core.runs.slow_ranks import slow_ranks
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.sized import shown_layout
 from hpc_gpt.core.slurm.clients import (
@@ -84,7 +85,7 @@ class RunStatus:
     step, job, state and code of each job of `[after]`. `suspended`: that is its state. `run_on`: its
     processes on this machine whose supervisor was killed. `still`: since when a program that is not ours has made no
     step, and what its watch does about it. `removed_pid`: its process on this machine, if its folder was removed while
-    it runs.
+    it runs. `slow`: a line on the ranks of its last attempt that compute slowly.
     """
 
     run: str
@@ -117,6 +118,7 @@ class RunStatus:
     run_on: list[int] | None = None
     still: str | None = None
     removed_pid: int | None = None
+    slow: str | None = None
 
     @property
     def is_over(self) -> bool:
@@ -370,6 +372,7 @@ def _status(run: RunFolder, jobs: JobStates | None, cached: CachedRows) -> RunSt
         suspended=state == "suspended",
         run_on=[*run_state.run_on] or None,
         still=_still(attempts[-1], now) if attempts and state == "running" else None,
+        slow="; ".join(slow_ranks(read_heartbeats(attempts[-1].heartbeats)).lines) or None if attempts else None,
     )
     cached.note(run, run_state, vars(row), jobs)
     return row

@@ -19,6 +19,7 @@ from hpc_gpt.core.runs.checkpoints import list_complete
 from hpc_gpt.core.runs.disk_space import free_gib, space_needed_gib
 from hpc_gpt.core.runs.heartbeats import RankHeartbeat, read_heartbeats, silent_after_s
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.runs.slow_ranks import slow_ranks
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
@@ -150,11 +151,13 @@ def _of_ranks(attempt: Attempt, resolved: Resolved, now: float | None) -> list[s
         heartbeats.values(),
         key=lambda last: (last.rank not in silent, last.step, -last.quiet_s, -ages.get(last.rank, 0.0), last.rank),
     )
+    slow = slow_ranks(heartbeats)
+    shares = {one.rank: f"at {one.share:.2f} of {one.reference}" for one in slow.ranks}
     missing = [rank for rank in range(resolved.tasks if now else 0) if rank not in heartbeats]
     empty = dict.fromkeys([*vars(ranks[0]), "age_s"])
     rows = [{**empty, "rank": rank, "remark": "no heartbeat yet"} for rank in missing[:_MOST]]
     for last in ranks[: _MOST - len(rows)]:
-        remarks = ("silent" * (last.rank in silent), last.collective, last.place)
+        remarks = ("silent" * (last.rank in silent), shares.get(last.rank), last.collective, last.place)
         rows.append({**vars(last), "age_s": ages.get(last.rank), "remark": "; ".join(filter(None, remarks))})
         rows[-1] |= {} if now else dict.fromkeys(("phase", "quiet_s"))  # the run has ended, so these mean nothing
     by_node: dict[str, list[RankHeartbeat]] = {}
@@ -168,6 +171,7 @@ def _of_ranks(attempt: Attempt, resolved: Resolved, now: float | None) -> list[s
         lines.append("no GPU figures in the heartbeats: no GPU, or no driver")
     lines += ["", *_table("rank", "slowest", _RANKS, rows, len(ranks) + len(missing))]
     lines += _spread("step", [last.step for last in ranks], "") + _spread("heartbeat", list(ages.values()), " s ago")
+    lines += slow.lines
     return [*lines, *([f"{counted(count, 'rank')} silent"] if (count := len(silent) + len(missing)) > _MOST else [])]
 
 

@@ -27,10 +27,11 @@ from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.runs.after_jobs import AFTER, after_table
 from hpc_gpt.core.runs.checkpoints import order_note
-from hpc_gpt.core.runs.heartbeats import end_time_of, gpu_time, gpus_of, ran_on_cpu
+from hpc_gpt.core.runs.heartbeats import end_time_of, gpu_time, gpus_of, ran_on_cpu, read_heartbeats
 from hpc_gpt.core.runs.lineage import RESUMED_FROM
 from hpc_gpt.core.runs.record import ON_CPU, RECORD_KEYS, Record
 from hpc_gpt.core.runs.run_folder import PREDICTED, CachedRun, RunFolder, job_ids
+from hpc_gpt.core.runs.slow_ranks import SLOW_RANK, slow_ranks
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.secrets import hide_secrets, without_secrets
 from hpc_gpt.core.settings.devices import device_named
@@ -91,6 +92,9 @@ def read_own(run: RunFolder, ends_only: bool = False, record_only: bool = False)
         draft.set("after", jobs, f"{AFTER}/step-*/")
     if note := order_note(run):
         draft.flag(note, OF_CHECKPOINTS)
+    for read in attempts:
+        for line in slow_ranks(read_heartbeats(read.attempt.heartbeats)).lines:
+            draft.flag(f"attempt {read.attempt.number}: {line}" if len(attempts) > 1 else line, SLOW_RANK)
     versions = read_stored(run.path / "provenance.json").get("versions") or {}
     draft.set("versions", {"hpc-gpt": resolved.version, **versions}, "provenance.json" if versions else "resolved.json")
     if damaged := metrics.damaged:

@@ -116,6 +116,30 @@ def _read(nvml: ctypes.CDLL, gpu: ctypes.c_void_p) -> GpuFigures:
     return GpuFigures(None if no_util else util[0], in_use, in_all, watts, None if no_heat else heat.value)
 
 
+# NVML's reasons for a clock below the highest that slow a program: nvmlClocksThrottleReason… in nvml.h.
+_THROTTLES = {0x4: "power cap", 0x8: "slowed by the hardware", 0x10: "in step with another GPU", 0x20: "heat",
+              0x40: "heat, by the hardware", 0x80: "power brake"}  # fmt: skip
+_SM = 1
+
+
+def read_clock(index: int) -> tuple[float | None, str]:
+    """(clock in MHz of the GPU that is number `index` of this process's, the driver's reasons if it holds that down);
+    (None, "") without a driver."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        handle = dict(enumerate(_handles(nvml))).get(index)
+        if handle is not None:
+            clock, reasons = ctypes.c_uint(), ctypes.c_ulonglong()
+            no_clock = nvml.nvmlDeviceGetClockInfo(handle, _SM, ctypes.byref(clock))
+            no_reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle, ctypes.byref(reasons))
+            named = "" if no_reasons else ", ".join(text for bit, text in _THROTTLES.items() if reasons.value & bit)
+            return None if no_clock else float(clock.value), named
+    except (OSError, AttributeError):  # no driver, or one of another kind
+        pass
+    devices = shown_devices()
+    return (read_device(devices[index]).clock_mhz if index < len(devices) else None), ""
+
+
 if __name__ == "__main__":
     if line := wait_until_free():
         print(f"note: {line}", file=sys.stderr, flush=True)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpc_gpt.core.runs.heartbeats import RankHeartbeat
+from hpc_gpt.core.runs.slow_ranks import Probe
 
 STARTING, COMPILING, TRAINING = "starting", "compiling", "training"
 EVALUATING, SAVING, LEAVING = "evaluating", "saving", "leaving"
@@ -52,7 +53,7 @@ class Heartbeat:
         self.phase = STARTING
         self.moves = 0
         self.stopped_s = 0.0  # seconds in which the process was stopped, as its job was suspended
-        self.probe_s: float | None = None
+        self.probe = Probe()
         self._steps = 0
         self._began = time.monotonic()
         self._seconds: collections.deque[float] = collections.deque(maxlen=_KEPT)

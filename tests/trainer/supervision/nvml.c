@@ -21,3 +21,8 @@ int nvmlDeviceGetTemperature(void *gpu, int sensor, unsigned *degrees) {
   *degrees = sensor == 0 ? 60 + (uintptr_t)gpu : 999;
   return 0;
 }
+int nvmlDeviceGetClockInfo(void *gpu, int kind, unsigned *mhz) { *mhz = kind == 1 ? 1000 + (uintptr_t)gpu : 0; return 0; }
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *gpu, unsigned long long *reasons) {
+  *reasons = (uintptr_t)gpu == 2 ? 0x4 | 0x20 : 0x1; /* a power cap and heat; an idle GPU */
+  return 0;
+}

@@ -6,7 +6,7 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import make_dataclass
+from dataclasses import field, fields, make_dataclass
 from pathlib import Path
 
 import pytest
@@ -48,6 +48,13 @@ def step_times(folder: Path, seconds: float, **more: str) -> tuple[list[float], 
     return times, beats, read_heartbeats(folder / "attempts" / "1" / "beats")[0]
 
 
+def test_the_clock_of_a_gpu_and_what_holds_it_down(tmp_path: Path) -> None:
+    lines = "from hpc_gpt.trainer.supervision.gpus import read_clock; print([read_clock(index) for index in range(3)])"
+    environment = {**os.environ, **nvml_environment(tmp_path / "lib", 2), "HPC_GPT_SYSFS": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", lines], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "[(1001.0, ''), (1002.0, 'power cap, heat'), (None, '')]\n"
+
+
 def test_the_first_rank_of_a_node_alone_reads_its_gpus(tmp_path: Path) -> None:
     two = nvml_environment(tmp_path / "lib", 2)
     _, _, first = step_times(tmp_path / "first", 2.5, **two)
@@ -86,8 +93,9 @@ def test_sixteen_gpus_fit_in_the_line_and_more_are_left_out(tmp_path: Path) -> N
 def test_an_earlier_program_reads_it_and_odd_gpus_are_left_out(tmp_path: Path) -> None:
     beat = RankHeartbeat(3, "n1", 4711, 1, 17, "training", 0.5, 300.0, 1e9, gpus=(GpuFigures(90, 1.0, 80.0, None, 60),))
     write_heartbeat(tmp_path, beat)
-    known = [(name, kind) for name, kind in RankHeartbeat.__annotations__.items() if name not in ("gpus", "elapsed_s")]
-    before = make_dataclass("Before", [(name, eval(kind) if isinstance(kind, str) else kind) for name, kind in known])
+    newer = ("gpus", "elapsed_s", "probe_first_s", "clock_mhz", "throttle")
+    known = [entry for entry in fields(RankHeartbeat) if entry.name not in newer]
+    before = make_dataclass("Before", [(entry.name, entry.type, field(default=entry.default)) for entry in known])
     assert [each.step for each in read_lines_as(before, tmp_path / "3.json")] == [17]
     (tmp_path / "3.json").write_text(json.dumps({**vars(beat), "gpus": [[90, 1.0]]}))
     assert read_heartbeats(tmp_path)[3].gpu_figures == []
