@@ -69,7 +69,8 @@ def test_a_command_is_told_once_with_every_key(tmp_path: Path) -> None:
     steps = run.resolved().train.steps
     assert json.loads(line) == {
         "event": "retried", "run": run.run_id, "name": run.resolved().name, "folder": str(run.path), "attempt": 1,
-        "job": attempt.started()["job_id"], "ended": "error", "cause": "rank 1: lost", "node": None, "step": 2,
+        "job": attempt.started()["job_id"], "ended": "error", "cause": "rank 1: lost", "node": None, "rank": None,
+        "share": None, "step": 2,
         "steps": steps, "loss": 3.5, "gpu_hours": 1.25, "hours_left": round((steps - 2) * 0.5 / 3600, 4),
         "next": "attempt 2 in 60 s",
     }  # fmt: skip

@@ -1,0 +1,80 @@
+"""A slow rank in all that shows a run: status, top, why, report and the event of [notify], by heartbeats alone."""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.core.files import logs_dir
+from hpc_gpt.core.runs.heartbeats import RankHeartbeat, read_heartbeats, write_heartbeat
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.launcher.attempts.notify import main
+from tests.cli.command import hpc_gpt, in_process
+from tests.launcher.local.conftest import ENDLESS, newest, status_of, wait_until
+from tests.made_runs import add_attempt, make_run
+
+BEAT = RankHeartbeat(0, "n1", 4711, 9, 40, "training", 0.5, 300.0, 0.0, probe_s=0.010)
+LINE = "rank 3 on n2 computes at 0.80 of the median of all ranks (1,005 MHz, power cap)"
+
+
+def run_with_a_slow_rank(ended: str | None, told: Path) -> RunFolder:
+    run = make_run(logs_dir(), "a100-80g-8", notify__command=f"cat >>{told}", notify__on=["slow"])
+    attempt = add_attempt(run, 40, ended, started=time.time() - 100)
+    attempt.heartbeats.mkdir()
+    slow = {"probe_s": 0.0125, "clock_mhz": 1005.0, "throttle": "power cap"}
+    for rank, more in enumerate([{}, {}, {}, slow]):
+        beat = replace(BEAT, rank=rank, host=f"n{1 + rank // 2}", time=time.time(), **more)
+        write_heartbeat(attempt.heartbeats, beat)
+    return run
+
+
+@pytest.mark.parametrize("ended", ["walltime", "error"])
+def test_all_that_shows_a_run_names_its_slow_rank(tmp_path: Path, ended: str) -> None:
+    run = run_with_a_slow_rank(ended, tmp_path / "told")
+    (status,) = json.loads(in_process("status", run.path, "--json").stdout)["runs"]
+    assert status["slow"] == LINE
+    assert f"{run.run_id}: {LINE}" in " ".join(in_process("status", run.path).stdout.split())
+    assert f"note     {LINE}\n" in in_process("why", run.path).stdout
+    (record,) = json.loads(in_process("report", run.path, "--json").stdout)["records"]
+    assert dict(zip(record["flags"], record["flag_kinds"], strict=True))[LINE] == "slow_rank"
+    for _ in range(2):
+        assert main([str(run.path), "1", "beside"]) == 0
+    (line,) = (tmp_path / "told").read_text().splitlines()
+    event = json.loads(line)
+    named = {"event": "slow", "rank": 3, "node": "n2", "share": 0.8, "cause": LINE, "ended": None, "next": "it trains"}
+    assert {key: event[key] for key in named} == named
+
+
+def test_top_names_it_while_it_runs(tmp_path: Path) -> None:
+    run = run_with_a_slow_rank(None, tmp_path / "told")
+    shown = in_process("top", run.path, code=0).stdout
+    assert "at 0.80 of the median of all ranks" in shown
+    assert LINE in shown
+
+
+@pytest.mark.long
+def test_a_slow_device_is_named_while_its_ranks_train(tmp_path: Path) -> None:
+    """Three ranks whose probe command says 10 ms, but rank 2's 13 ms."""
+    told = tmp_path / "told"
+    command = """[ "$RANK" = 2 ] && echo '{"probe_s": 0.013}' || echo '{"probe_s": 0.010}'"""
+    hpc_gpt(
+        "submit", "demo", "--cluster", "local", "--engine", "ddp", "--gpus", "3", "--tp", "1", "--pp", "1", *ENDLESS,
+        *("--set", "data.source=random", "--set", "layout.micro_batches=1", "--set", "train.log_every=1"),
+        *("--set", "train.hang_floor_s=20", "--set", f"notify.command=cat >>{told}", "--set", 'notify.on=["slow"]'),
+        environment={"HPC_GPT_PROBE_COMMAND": command, "HPC_GPT_SLOW_S": "2", "OMP_NUM_THREADS": "1"}, code=0,
+    )  # fmt: skip
+    run = newest()
+    wait_until(lambda: told.exists() and told.read_text().endswith("\n"))
+    assert "2 on" in (status_of(run).slow or "")
+    wait_until(lambda: all(beat.probe_first_s for beat in read_heartbeats(run.attempt(1).heartbeats).values()))
+    hpc_gpt("cancel", run.run_id, "--yes", code=0)
+    wait_until(lambda: status_of(run).state == "cancelled")
+    beats = read_heartbeats(run.attempt(1).heartbeats)
+    seconds = {0: (0.010, 0.010), 1: (0.010, 0.010), 2: (0.013, 0.013)}
+    assert {rank: (beat.probe_s, beat.probe_first_s) for rank, beat in beats.items()} == seconds
+    (line,) = told.read_text().splitlines()
+    assert (json.loads(line)["rank"], json.loads(line)["share"]) == (2, round(10 / 13, 4))
+    (record,) = json.loads(in_process("report", run.path, "--json").stdout)["records"]
+    assert record["flag_kinds"].count("slow_rank") == 1
