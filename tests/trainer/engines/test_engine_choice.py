@@ -48,6 +48,27 @@ def test_a_job_on_gpus_does_not_quietly_train_on_cpus(monkeypatch, found, profil
         choose_device(rank, resolved)
 
 
+@pytest.mark.parametrize(
+    ("srun", "found", "device"),
+    [
+        (("--gpus-per-task=1",), 1, "cuda:0"),
+        (("--mpi=none", "--gpu-bind=closest"), 1, "cuda:0"),
+        (("--gpu-bind=closest",), 4, "cuda:3"),
+        (("--gpu-bind=closest",), 2, None),
+        (("--gpu-bind=none",), 1, None),
+    ],
+)
+def test_a_rank_takes_the_one_gpu_that_srun_gave_it(monkeypatch, srun, found, device):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    resolved = replace(FOUR_RANKS, cluster=V100, job=replace(FOUR_RANKS.job, srun=srun))
+    if device:
+        assert str(choose_device(RankIdentity(3, 4, 3), resolved)) == device
+        return
+    with pytest.raises(LayoutError):
+        choose_device(RankIdentity(3, 4, 3), resolved)
+
+
 def test_tf32_is_what_was_asked_for_in_every_switch_that_is_read() -> None:
     try:
         for asked in (True, False):
