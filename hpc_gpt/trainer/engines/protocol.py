@@ -258,8 +258,8 @@ def check_dtype_on(dtype: str, device: torch.device, engine: str) -> None:
 
 
 def check_matmul_on(matmul: str, device: torch.device) -> None:
-    """Raises ConfigError for matrix products that the device has no units for: FP8 before sm_89 and gfx950. On a CPU prints a note
-    that they are slow."""
+    """Raises ConfigError for matrix products that the device has no units for: FP8 before sm_89 and gfx950. On a
+    CPU prints a note that they are slow."""
     if matmul == "none":
         return
     private_parts.require(private_parts.SCALED)
