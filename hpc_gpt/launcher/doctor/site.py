@@ -22,7 +22,6 @@ from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.devices import DEVICES
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.slurm.clients import ask, default_account, sacctmgr_rows, slurm_config
-from hpc_gpt.core.slurm.start_check import node_settings, usable_cpus
 from hpc_gpt.core.tables import close_matches
 from hpc_gpt.trainer.preflight.verdict import PREFLIGHT
 
@@ -110,6 +109,12 @@ def read_site() -> Site:
     name = config.get("ClusterName", "cluster")
     accounts, qos = _of_user(name)
     return Site(name, config, partitions, accounts, qos, frozenset(features))
+
+
+def threads_per_core(node: str) -> int | None:
+    """Hardware threads per core of a node; None if scontrol does not say."""
+    match = re.search(r"\bThreadsPerCore=(\d+)", ask(["scontrol", "--oneliner", "show", "node", node]).stdout)
+    return int(match[1]) if match else None
 
 
 def _kind(cpus: str, memory: str, gres: str, features: str) -> NodeKind:
@@ -273,13 +278,10 @@ def _asking(kind: NodeKind, node: str) -> Iterable[str]:
         yield 'gpu_flag = "none"'
     if kind.gpu_type:
         yield f"gpu_type = {_text(kind.gpu_type)}"
-    settings = node_settings([node]).get(node, {})
-    usable, cores = usable_cpus(settings) or kind.cpus, usable_cpus(settings, one_thread=True)
-    kept = f"  # of {kind.cpus}: Slurm keeps the others for itself" if usable != kind.cpus else ""
-    yield f"cpus_per_node = {usable}{kept}"
-    if cores is not None and cores < usable:
-        counts = f"Slurm counts {usable // cores} hardware threads per core as CPUs"
-        yield f'# sbatch = ["--hint=nomultithread"]  # then with cpus_per_node = {cores}: {counts}'
+    yield f"cpus_per_node = {kind.cpus}"
+    threads = threads_per_core(node)
+    if threads and threads > 1:
+        yield f'# sbatch = ["--hint=nomultithread"]  # Slurm counts {threads} hardware threads per core as CPUs'
     yield f"# mem = \"0\"  # all of a node's {kind.memory_mib / 1024:,.0f} GiB, if the site's own default is less"
 
 
@@ -315,9 +317,14 @@ def _user(site: Site, partition: SlurmPartition) -> Iterable[str]:
 
 
 def _time(partition: SlurmPartition) -> Iterable[str]:
-    most = partition.settings.get("MaxTime", "UNLIMITED")  # DefaultTime is for jobs that ask for none: often minutes
+    most, usual = partition.settings.get("MaxTime", "UNLIMITED"), partition.settings.get("DefaultTime", "NONE")
     limit = _limit_s(most)
-    chosen = most if limit is not None and limit <= _LONGEST_S else "24:00:00"
+    if _limit_s(usual) is not None:
+        chosen = usual
+    elif limit is not None and limit <= _LONGEST_S:
+        chosen = most
+    else:
+        chosen = "24:00:00"
     yield f"time = {_text(chosen)}  # the partition allows {plain(most)}"
 
 

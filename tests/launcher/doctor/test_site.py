@@ -22,6 +22,7 @@ from hpc_gpt.launcher.doctor.site import (
     lines_to_fill_in,
     profile_text,
     read_site,
+    threads_per_core,
 )
 from tests.cli.command import in_process
 
@@ -30,14 +31,9 @@ V100 = NodeKind(4, "v100", 40, 192000, ("ib", "v100", "v100-32g"))
 CPUS = NodeKind(0, None, 64, 256000, ("milan",))
 
 
-# What scontrol says of a node: the first kind keeps eight cores for itself.
-NODE = {"gpu0-0": {"CPUTot": "128", "CPUEfctv": "112", "CoreSpecCount": "8", "ThreadsPerCore": "2"},
-        "cpu0-0": {"CPUTot": "64", "ThreadsPerCore": "2"}}  # fmt: skip
-
-
 @pytest.fixture(autouse=True)
-def nodes(monkeypatch):
-    monkeypatch.setattr(site, "node_settings", lambda names: {name: NODE[name] for name in names if name in NODE})
+def threads(monkeypatch):
+    monkeypatch.setattr(site, "threads_per_core", lambda node: 2)
 
 
 def partition(name, kinds, **settings):
@@ -92,9 +88,9 @@ def test_a_profile_with_all_that_slurm_says(tmp_path):
     assert chosen is GPU, "the default partition has no GPUs"
     profile = loaded(tmp_path, profile_text(SITES["gpu"], chosen))
     asked = (profile.device, profile.gpus_per_node, profile.gpu_type, profile.cpus_per_node, profile.constraint)
-    assert asked == ("a100-80g", 8, "a100", 112, "a100")
+    assert asked == ("a100-80g", 8, "a100", 128, "a100")
     assert (profile.partition, profile.account, profile.qos) == ("gpu", "abc@a100", "gpu_normal")
-    assert (profile.time, profile.chain, profile.gpu_flag) == ("24:00:00", "requeue", "gres")
+    assert (profile.time, profile.chain, profile.gpu_flag) == ("01:00:00", "requeue", "gres")
 
 
 ANSWERS = {
@@ -108,6 +104,8 @@ ANSWERS = {
     "sacctmgr -nP show assoc cluster=dahu user=ada format=Account,QOS,DefaultQOS": "Welcome to dahu\n"
     "abc|normal,long|long\nxyz|fast||more\n",
     "sacctmgr -nP show user ada cluster=dahu withassoc format=User,DefaultAccount": "Welcome to dahu\nada|xyz\n",
+    "scontrol --oneliner show node n1": "NodeName=n1 ThreadsPerCore=2 CPUTot=8\n",
+    "scontrol --oneliner show node n2": "NodeName=n2 CPUTot=8\n",
 }
 
 
@@ -143,6 +141,7 @@ def test_a_site_is_what_slurms_clients_print(answers):
     )
     assert read_site() == found
     assert list(read_site().partitions["fast"].kinds) == [n2, n1], "the most frequent first"
+    assert (threads_per_core("n1"), threads_per_core("n2"), threads_per_core("n9")) == (2, None, None)
     assert [count_gpus(each, 4) for each in found.partitions.values()] == [4, 4, 0]
     assert [each.is_up for each in found.partitions.values()] == [True, False, False]
     assert choose_partition(found, None).name == "fast", "which is up"
