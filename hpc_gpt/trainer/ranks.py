@@ -36,6 +36,7 @@ _FAILED = "hpc-gpt/failed"
 # A flight record has the collectives that are not over, and this many of the last ones.
 _KEPT_COLLECTIVES = 20
 _ANSWER_S = 3.0
+_CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _BUILD = {False: "with CUDA, and does nvidia-smi", True: "for ROCm, and does rocm-smi"}
 # If looking up the names of all ranks takes longer, they are left out.
 _NAMES_S = 10.0
@@ -47,6 +48,10 @@ def choose_device(identity: RankIdentity, resolved: Resolved) -> torch.device:
 
     Raises LayoutError in any other case of too few GPUs: a job that silently trains on CPUs wastes its allocation.
     """
+    environment = os.environ
+    if torch.version.hip is not None and environment.get("ROCR_VISIBLE_DEVICES") == environment.get(_CUDA_VISIBLE):
+        # Slurm without a list of AMD's GPUs sets both. HIP would choose among ROCR's by the numbers of the node.
+        environment.pop(_CUDA_VISIBLE, None)
     visible = torch.cuda.device_count()
     if visible >= resolved.ranks_per_node:
         torch.cuda.set_device(identity.local_rank)
