@@ -99,6 +99,14 @@ def test_a_card_is_rated_in_the_formats_that_it_has(monkeypatch, card, hip, form
     assert rated == [(cuda, "fp32" if name == "tf32" else name, 8192) for name in formats]
 
 
+@pytest.mark.parametrize(("cuda", "hip"), [("13.0", None), (None, "7.1.25424")])
+def test_nodes_must_have_one_cuda_or_one_hip(monkeypatch, cuda, hip) -> None:
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    found = measurements.versions()
+    assert (found.get("cuda"), found.get("hip")) == (cuda, hip)
+
+
 @pytest.mark.parametrize(("peaks", "resets"), [([5, 5], 0), ([5, 9], 1)])
 def test_a_cards_rate_leaves_no_peak_of_memory(monkeypatch, peaks, resets) -> None:
     asked: list[Any] = []
