@@ -6,6 +6,7 @@ The text is a pure function of the experiment: it has no run id, time, host or p
 from __future__ import annotations
 
 import functools
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import RenderError
 from hpc_gpt.core.files import templates_dir
 from hpc_gpt.core.format import counted
+from hpc_gpt.core.network import HSN
+from hpc_gpt.core.settings.devices import is_amd
 from hpc_gpt.core.settings.program_text import fill, fill_line
 from hpc_gpt.core.settings.resolved import Resolved, folder_name
 from hpc_gpt.core.settings.sized import command_lines, script_title, stop_signal
@@ -26,6 +29,7 @@ from hpc_gpt.core.slurm.directives import (
     check_after,
     check_job,
     directives_but_name,
+    hides_gpus,
     quote_directive,
     sbatch_directives,
     script_directives,
@@ -199,7 +203,8 @@ def variables(resolved: Resolved) -> dict[str, Any]:
         "tasks": resolved.tasks,
         "tasks_per_node": resolved.tasks_per_node,
         "directives": sbatch_directives(resolved) if profile.scheduler == "slurm" else [],
-        "srun": resolved.job.srun,
+        "srun": [flag for flag in resolved.job.srun if resolved.tasks == resolved.gpus or not hides_gpus(flag)],
+        "setup": profile.setup,
         "modules": profile.modules,
         "purge_modules": profile.purge_modules,
         "venv": profile.venv,
@@ -209,8 +214,11 @@ def variables(resolved: Resolved) -> dict[str, Any]:
         "container": profile.container,
         "environment": profile.environment,
         "sets_allocator": engine_named(resolved.engine.name).sets_allocator
-        and not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(profile.environment),
+        and not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(profile.environment)
+        and not is_amd(profile.device),  # ROCm's allocator has no expandable segments
+        "gpu_option": "--rocm" if is_amd(profile.device) else "--nv",
         "node_suffix": profile.node_suffix,
+        "nccl_interface": HSN if profile.is_slingshot else None,
     }
 
 
@@ -235,7 +243,19 @@ def _environment(template: Path | None = None, users_text: str | None = None) ->
         autoescape=False,
     )
     environment.filters |= {"quote": lambda value: shlex.quote(str(value)), "chosen_clusters": chosen_clusters}
+    environment.filters["quote_around_variables"] = quote_around_variables
     return environment
+
+
+def quote_around_variables(value: str) -> str:
+    """One shell word for a value of [environment]: `${NAME}` is a variable of the job, anything else is literal.
+
+    >>> print(quote_around_variables("/tmp/${USER}-$HOME $(date)"))
+    /tmp/"${USER}"'-$HOME $(date)'
+    """
+    parts = re.split(r"(\$\{[A-Za-z_][A-Za-z0-9_]*\})", value)
+    words = (f'"{part}"' if at % 2 else shlex.quote(part) for at, part in enumerate(parts) if part)
+    return "".join(words) or "''"
 
 
 def _innermost_line(fault: BaseException, template: Path | None) -> str:

@@ -37,7 +37,7 @@ from hpc_gpt.core.runs.provenance import check_weights_of, has_gpus
 from hpc_gpt.core.runs.race import measured, read_visits
 from hpc_gpt.core.runs.run_folder import PREDICTED, RunFolder, check_own
 from hpc_gpt.core.runs.stored import read_stored
-from hpc_gpt.core.settings.cluster import OF_THE_PLANNER, ClusterProfile, load_profile
+from hpc_gpt.core.settings.cluster import ClusterProfile, load_profile
 from hpc_gpt.core.settings.engines import can_resume
 from hpc_gpt.core.settings.resolve import experiment_tables
 from hpc_gpt.core.settings.resolved import Resolved
@@ -330,8 +330,7 @@ def changed_length(settings: Resolved, until: Until, changes: Mapping[str, Any])
 
 def _changes_nothing(settings: Resolved, changes: Mapping[str, Any], profile: ClusterProfile | None) -> bool:
     """Whether a run that resumes with `changes` is the same run; `profile` is its new cluster's, None for its own."""
-    unplanned: dict[str, Any] = dict.fromkeys(OF_THE_PLANNER)  # a run does not store the planner's keys
-    if profile is not None and replace(profile, **unplanned) != settings.cluster:
+    if profile is not None and profile.of_a_run != settings.cluster:
         return False
     tables = experiment_tables(settings)
     missing = object()

@@ -15,7 +15,8 @@ from hpc_gpt.core.files import read_text, templates_dir
 from hpc_gpt.core.format import show_duration, some
 from hpc_gpt.core.runs.heartbeats import RankHeartbeat, read_heartbeats, silent_after_s
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.core.settings.cluster import Container
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.devices import is_amd
 from hpc_gpt.core.slurm.clients import NoAnswer, ask
 from hpc_gpt.core.slurm.environment import submission_environment, without_choice
 from hpc_gpt.launcher.here import allocation_of
@@ -24,6 +25,8 @@ from hpc_gpt.launcher.watch.status import NO_ANSWER, read_own_status
 
 # The program for bash -c: its arguments are a rank, the rank's process, and the command.
 _ENTER = "enter.sh"
+# Which of the two a node has is not known here.
+_RUNTIME = 'type apptainer >/dev/null 2>&1 || exec singularity "$@"; exec apptainer "$@"'
 # srun may wait for ever for a dead node, so a step that does nothing is tried first.
 _STARTS_S = 20.0
 
@@ -80,7 +83,8 @@ def enter(run: RunFolder, node: str | None, rank: int | None, command: Sequence[
             raise SlurmUnreachable(message, f"hpc-gpt logs {run.run_id} has the output of the rank")
     srun += [f"--cpus-per-task={allocated.cpus}", f"--chdir={run.path}"]
     srun += [f"--gres=gpu:{allocated.gpus}"] * bool(allocated.gpus) + ["--pty"] * terminal
-    return Entry([*srun, *_contained(resolved.cluster.container, run, inside)], environment, note)
+    contained = _contained(resolved.cluster, run, inside)
+    return Entry([*srun, *contained], environment, note)
 
 
 def _choose(run: RunFolder, node: str | None, rank: int | None) -> RankHeartbeat:
@@ -96,12 +100,16 @@ def _choose(run: RunFolder, node: str | None, rank: int | None) -> RankHeartbeat
     return named[0]
 
 
-def _contained(container: Container | None, run: RunFolder, inside: Sequence[str]) -> list[str]:
+def _contained(profile: ClusterProfile, run: RunFolder, inside: Sequence[str]) -> list[str]:
     """The command line within the container of the ranks, as templates/slurm/python.sh.j2 has it."""
+    container = profile.container
     if container is None:
         return [*inside]
-    if container.kind == "apptainer":
+    if not container.by_srun:
         binds = [word for mount in (str(run.path), *container.mounts) for word in ("--bind", mount)]
-        return ["apptainer", "exec", "--nv", *binds, container.image, *inside]
+        option = "--rocm" if is_amd(profile.device) else "--nv"
+        return ["bash", "-c", _RUNTIME, "hpc-gpt", "exec", option, *binds, container.image, *inside]
+    if container.kind == "environment":
+        return [f"--environment={container.image}", *inside]
     mounts = ",".join((*container.mounts, f"{run.path}:{run.path}"))
     return [f"--container-image={container.image}", f"--container-mounts={mounts}", *inside]

@@ -80,6 +80,19 @@ SCRIPTS = {
     "demo-slurm": lambda: _render(),
     "container-pyxis": lambda: _render("h100-80g-8", container=PYXIS),
     "container-apptainer": lambda: _render("h100-80g-8", container=APPTAINER, python="/opt/python3"),
+    "container-environment": lambda: _render("h100-80g-8", container=Container("environment", "/home/me/it's.toml")),
+    "amd-slingshot": lambda: _render(
+        device="mi250x",
+        fabric="slingshot 4x200G",
+        cpus_per_node=56,
+        gpus_per_node=8,
+        setup=("module use '/sw/my modules'", "ulimit -s unlimited"),
+        modules=("rocm",),
+        environment={"CACHE": "/tmp/${USER}-$HOME/$(reboot)`reboot`", "PATH": "/opt/bin:${PATH}", "ALL": "${A}${B}"},
+        container=APPTAINER,
+        sbatch=("--hint=nomultithread",),
+        srun=("--gpus-per-task=1", "--gpu-bind=closest"),
+    ),
     "site-of-its-own": lambda: _render(
         "jean-zay-v100-16g",
         overrides={"job.account": "abc@v100", "job.dependency": "afterok:12", "job.cpus_per_task": 5, "job.mem": "0"},
@@ -162,8 +175,10 @@ WHOLE = {"demo-slurm", "demo-local", "job-script-slurm", "after-job-slurm", "arr
 # The script from which each other one differs in few lines.
 _LIKE = {
     "after-job-slurm": ("after-job-local", "after-job-apptainer", "after-job-pyxis", "after-job-staged"),
-    "demo-slurm": ("container-apptainer", "singleton", "48b-generic-slurm", "hostile", "preflight-slurm", "stage-tar"),
+    "demo-slurm": ("container-apptainer", "singleton", "48b-generic-slurm", "hostile", "preflight-slurm", "stage-tar",
+                   "amd-slingshot"),
     "container-apptainer": ("container-pyxis",),
+    "container-pyxis": ("container-environment",),
     "48b-generic-slurm": ("48b-a100-80g-8", "48b-jean-zay-v100-16g"),
     "48b-a100-80g-8": ("48b-h100-80g-8",),
     "48b-jean-zay-v100-16g": ("48b-jean-zay-v100-32g",),

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.core.settings.cluster import load_profile
-from hpc_gpt.core.settings.experiment import Job
+from hpc_gpt.core.settings.cluster import Container, load_profile
+from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, Job, LayoutRequest
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.services import After, Notify, Track
@@ -46,6 +46,7 @@ HERE = {"SUBMITIT_LOCAL_GLOBALID": "6", "SUBMITIT_LOCAL_NTASKS": "8", "SUBMITIT_
 GIVEN = {"MASTER_PORT": "8", "PORT": "7", "HPC_GPT_MASTER_ADDR": "a", "OMP_NUM_THREADS": "5", "NCCL_DEBUG": "INFO",
          "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "PYTORCH_ALLOC_CONF": "x", "HPC_GPT_PYTHON": "python"}  # fmt: skip
 ONE = {"data.source": "random", "layout.gpus": 1, "layout.tp": 1, "layout.pp": 1}
+BOUND = ("--gpus-per-task=1", "--gpu-bind=closest", "--mpi=none")
 # The variables of a rank of Slurm as they most often are; of one here the first five.
 USUAL = TABLE["usual"].split()
 
@@ -75,6 +76,28 @@ CASES: dict[str, tuple[Callable[[], str], dict[str, str], tuple[str, ...]]] = {
         lambda: _render(modules=("a/1", "b 2"), environment={"A": "it's", "PYTORCH_CUDA_ALLOC_CONF": "b"}), JOB, ()
     ),
     "modules kept": (lambda: _render(modules=("a/1",), purge_modules=False, python="python"), JOB, ()),
+    "setup": (
+        lambda: _render(
+            setup=("SITE=one; module use /sw", "export TREE=$SITE # and"), modules=("a/1",),
+            environment={"CACHE": "/tmp/${TREE}-${NONE}$TREE$(echo x)`echo y`${A:-b}"},
+        ), JOB, (),
+    ),
+    "setup that fails": (lambda: _render(setup=("echo one", "cat /nowhere/file", "echo never")), JOB, ()),
+    "setup that bash cannot read": (lambda: _render(setup=("if true", "echo never")), JOB, ()),
+    "one GPU a task": (lambda: _render(srun=BOUND), JOB, ()),
+    "one task a node": (
+        lambda: render_script(resolve(
+            Experiment("a", engine=Engine("command"), layout=LayoutRequest(gpus=8), job=Job(srun=BOUND),
+                       command=Command("a", per="node", workdir="/w")),
+            load_profile("h100-80g-8"),
+        )), JOB, (),
+    ),
+    "AMD": (lambda: _render(device="mi300x", fabric="Slingshot-11 4x200G"), JOB, ()),
+    "hsn of a user": (lambda: _render(fabric="slingshot 4x200G"), JOB | {"NCCL_SOCKET_IFNAME": "hsn1"}, ()),
+    "hsn of a profile": (
+        lambda: _render(fabric="slingshot 4x200G", environment={"NCCL_SOCKET_IFNAME": "hsn2"}), JOB, ()
+    ),
+    "EDF": (lambda: _render("h100-80g-8", container=Container("environment", "a's.toml"), preflight=True), JOB, ()),
     "no module": (lambda: _render(modules=("bad",), purge_modules=False), JOB, ()),
     "no venv": (lambda: _render(venv="/opt/none"), JOB, ()),
     "megatron-lm-slurm": (SCRIPTS["megatron-lm-slurm"], JOB, ()),

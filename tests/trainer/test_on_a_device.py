@@ -75,8 +75,17 @@ def test_a_copy_to_the_device_begins_on_the_host(monkeypatch: pytest.MonkeyPatch
     assert made == {"cpu", "meta"}
 
 
-@pytest.mark.parametrize(("card", "formats"), [((7, 5), ["fp32", "fp16"]), ((8, 0), ["fp32", "fp16", "bf16", "tf32"])])
-def test_a_card_is_rated_in_the_formats_that_it_has(monkeypatch, card, formats) -> None:
+@pytest.mark.parametrize(
+    ("card", "hip", "formats"),
+    [
+        ((7, 5), None, ["fp32", "fp16"]),
+        ((8, 0), None, ["fp32", "fp16", "bf16", "tf32"]),
+        ((9, 0), "7.1", ["fp32", "fp16", "bf16"]),  # gfx90a, which has no FP8
+        ((9, 4), "7.1", ["fp32", "fp16", "bf16"]),
+    ],
+)
+def test_a_card_is_rated_in_the_formats_that_it_has(monkeypatch, card, hip, formats) -> None:
+    monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: card)
     rated: list[tuple[str, str, int]] = []
     monkeypatch.setattr(measurements, "matmul_tflops", lambda *asked: rated.append(asked) or len(rated))
@@ -88,6 +97,14 @@ def test_a_card_is_rated_in_the_formats_that_it_has(monkeypatch, card, formats) 
         torch.backends.cuda.matmul.allow_tf32 = allowed
     assert found == {name: number for number, name in enumerate(formats, 1)}
     assert rated == [(cuda, "fp32" if name == "tf32" else name, 8192) for name in formats]
+
+
+@pytest.mark.parametrize(("cuda", "hip"), [("13.0", None), (None, "7.1.25424")])
+def test_nodes_must_have_one_cuda_or_one_hip(monkeypatch, cuda, hip) -> None:
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    found = measurements.versions()
+    assert (found.get("cuda"), found.get("hip")) == (cuda, hip)
 
 
 @pytest.mark.parametrize(("peaks", "resets"), [([5, 5], 0), ([5, 9], 1)])

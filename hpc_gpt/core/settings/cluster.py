@@ -6,7 +6,7 @@ A profile is one TOML file, shipped or in the user's config folder.
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -28,12 +28,17 @@ Chain = Literal["none", "requeue", "singleton"]
 class Container:
     """`[container]`: the image that the ranks run in."""
 
-    kind: Literal["pyxis", "apptainer"]
-    "How ranks start in it: pyxis adds options to srun, apptainer wraps the command."
+    kind: Literal["pyxis", "apptainer", "environment"]
+    "How ranks start in it: srun's options of pyxis, apptainer (or singularity) exec, or srun --environment."
     image: str
-    'Container image; for example "/images/torch.sqsh".'
+    'Container image; for example "/images/torch.sqsh"; of kind environment the EDF\'s name or path.'
     mounts: tuple[str, ...] = ()
     'Folders visible in the container, as HOST:CONTAINER; for example ["/scratch:/scratch"].'
+
+    @property
+    def by_srun(self) -> bool:
+        """Whether options of srun start the container, not a command."""
+        return self.kind != "apptainer"
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,8 @@ class ClusterProfile:
     "Additional nodes to request, which replace those that fail the preflight."
     bad_node_hours: float = 24.0
     "Hours for which jobs exclude a node that failed; for example 24."
+    setup: tuple[str, ...] = ()
+    'Lines of bash that a job runs before it loads its modules; for example ["module use /appl/local/modules"].'
     modules: tuple[str, ...] = ()
     'Modules that a job loads; for example ["cuda/12.4"].'
     purge_modules: bool = True
@@ -151,7 +158,7 @@ class ClusterProfile:
     container: Container | None = None
     "Container image that the ranks run in; see [container]."
     environment: dict[str, str] = field(default_factory=dict)
-    "Variables that a job exports by value; it inherits secrets from the shell that submits."
+    "Variables that a job exports by value; ${NAME} is a variable of the job. Secrets it inherits from the shell."
     node_suffix: str = ""
     'Suffix that makes a node\'s short name its address; for example "-ib".'
     sbatch: tuple[str, ...] = ()
@@ -167,6 +174,18 @@ class ClusterProfile:
     def archive(self) -> str | None:
         """The tar in `stage` with the environment of the ranks, unpacked on each node."""
         return None if self.stage == WARM else self.stage
+
+    @property
+    def is_slingshot(self) -> bool:
+        """Whether its nodes are joined by Slingshot, whose interfaces are hsn0, hsn1 and so on."""
+        return "slingshot" in (self.fabric or "").lower()
+
+    @property
+    def of_a_run(self) -> "ClusterProfile":
+        """The profile as a run stores it: without the keys that only the planner reads. A Slingshot fabric stays,
+        because it decides NCCL's interface."""
+        unplanned: dict[str, Any] = dict.fromkeys(OF_THE_PLANNER)
+        return replace(self, **unplanned | ({"fabric": self.fabric} if self.is_slingshot else {}))
 
 
 OF_THE_PLANNER = tuple(entry.name for entry in fields(ClusterProfile) if "planner" in entry.metadata)

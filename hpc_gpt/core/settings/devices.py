@@ -47,6 +47,15 @@ class Device:
 DEVICES = {name: Device(name=name, **table) for name, table in read_toml(_DEVICES_FILE).items()}
 
 
+def is_amd(device: str | None) -> bool:
+    """Whether a device is an AMD Instinct, also one that the table lacks.
+
+    >>> is_amd("mi250x"), is_amd("mi430x"), is_amd("h200"), is_amd(None)
+    (True, True, False, False)
+    """
+    return re.match(r"mi\d{2,}", device or "") is not None
+
+
 def device_named(product: str) -> str | None:
     """Our name of a GPU, from the driver's name; None if it is not in the table.
 

@@ -10,7 +10,7 @@ from hpc_gpt.core.engines import engine_named, trainers
 from hpc_gpt.core.engines.base.facts import EngineFacts
 from hpc_gpt.core.errors import ConfigError, LayoutError, UserError, check_sizes, raise_faults
 from hpc_gpt.core.formulas import MOST_TOKENS
-from hpc_gpt.core.settings.cluster import OF_THE_PLANNER, ClusterProfile
+from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.engines import resolve_engine, resolve_optimizer
 from hpc_gpt.core.settings.experiment import (
     Command,
@@ -80,7 +80,6 @@ def size_run(experiment: Experiment, profile: ClusterProfile, script: ScriptFact
     train, engine = _size_engine(experiment, layout, shape, command)
     data = _size_data(experiment.data, facts, layout, engine)
     _check_tables(experiment, facts, layout, shape)
-    of_the_planner: dict[str, Any] = dict.fromkeys(OF_THE_PLANNER)
     sized = Sized(
         name=experiment.name,
         preset=experiment.model.preset,
@@ -94,7 +93,7 @@ def size_run(experiment: Experiment, profile: ClusterProfile, script: ScriptFact
         ranks_per_node=-(-layout.gpus // nodes),
         train=train,
         job=_job_over_profile(experiment, profile, script is not None),
-        cluster=replace(profile, **of_the_planner),
+        cluster=profile.of_a_run,
         command=command,
         **{name: getattr(experiment, name) for name in SERVICES},
         script=script,

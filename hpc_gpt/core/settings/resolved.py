@@ -76,11 +76,14 @@ class Resolved(Sized):
         """The tables of resolved.json."""
         tables = asdict(self) | {"model": model_table(self) or None, "batch": batch_table(self) or None}
         for key in OF_THE_PLANNER:
-            del tables["cluster"][key]
+            if tables["cluster"][key] is None:
+                del tables["cluster"][key]
         if self.cluster.purge_modules:  # a later key: without it the text never changes
             del tables["cluster"]["purge_modules"]
         if self.cluster.stage is None:
             del tables["cluster"]["stage"]
+        if not self.cluster.setup:
+            del tables["cluster"]["setup"]
         for name in ("data", "engine", "layout", "train", *program_tables(self)):
             rules = self.key_rules(name)
             for key in [key for key in tables[name] if key not in _WRITTEN]:

@@ -131,14 +131,16 @@ _OWNED_SBATCH = {
     **dict.fromkeys(("ntasks", "ntasks-per-node", "gpus-per-task", "output", "error", "open-mode", "export", "wrap",
                      "array", "wait", "parsable", "quiet", "test-only")),
 }  # fmt: skip
-_OWNED_SRUN = dict.fromkeys(("ntasks", "nodes", "ntasks-per-node", "gpus-per-task", "export", "kill-on-bad-exit"))
+_OWNED_SRUN = dict.fromkeys(("ntasks", "nodes", "ntasks-per-node", "export", "kill-on-bad-exit"))
+_GPUS_OF_A_TASK = re.compile(r"--gpus-per-task=(?:\w+:)?(\d+)")
 # The flags that a job of [after] always has.
 _OWNED_AFTER = dict.fromkeys(
     ("job-name", "output", "error", "open-mode", "array", "wrap", "wait", "parsable", "test-only", "clusters")
 )
 # {flag without such a key: why it cannot be added}.
 _WHY = {
-    "gpus-per-task": "it hides a rank's neighbours from NCCL; --ntasks-per-node already starts one task per GPU",
+    "gpus-per-task": "--ntasks-per-node already starts one task per GPU; if a rank is to see its own GPU alone, give "
+    "srun the option",
     **dict.fromkeys(("output", "error"), "all output goes to attempts/<n>/log"),
     "export": "the ranks need the whole environment of the job",
 }  # fmt: skip
@@ -252,7 +254,8 @@ def _text_faults(resolved: Resolved) -> Iterator[str]:
     texts |= {f"job.srun[{i}]": flag for i, flag in enumerate(job.srun)}
     where = f"cluster profile {profile.name}"
     texts |= {f"{where}: {name}": getattr(profile, name) for name in ("gpu_type", "venv", "python", "node_suffix")}
-    texts |= {f"{where}: modules[{i}]": module for i, module in enumerate(profile.modules)}
+    for name in ("setup", "modules"):
+        texts |= {f"{where}: {name}[{i}]": line for i, line in enumerate(getattr(profile, name))}
     if profile.container is not None:
         texts[f"{where}: container.image"] = profile.container.image
         texts |= {f"{where}: container.mounts[{i}]": mount for i, mount in enumerate(profile.container.mounts)}
@@ -277,6 +280,8 @@ def _text_faults(resolved: Resolved) -> Iterator[str]:
         yield f"job.name has {size} bytes, but the output's name %x-%j.out carries {JOB_NAME_BYTES} of it"
     if profile.container is not None and profile.scheduler == "local":
         yield f"{where} is this machine, where ranks run without a container"
+    if profile.container is not None and profile.container.kind == "environment" and profile.container.mounts:
+        yield f"{where}: container.mounts is not for kind environment, whose EDF has the mounts"
     if profile.container is not None and profile.container.kind == "pyxis":
         for i, mount in enumerate(profile.container.mounts):
             if "," in mount:
@@ -307,8 +312,22 @@ def _owned_faults(
             yield f"{key} {hide_secrets(flag)!r} is not a flag of {command}: write one --name or --name=value each"
             continue
         name = flag[2:].partition("=")[0] if flag.startswith("--") else letters.get(flag[1], flag[1])
+        gpus = _GPUS_OF_A_TASK.fullmatch(flag)
+        if name == "gpus-per-task" and name not in owned and (gpus is None or gpus[1] != "1"):
+            yield f"{key} {hide_secrets(flag)!r} is not for you to add: a rank has one GPU, --gpus-per-task=1"
         if name in owned:
             yield f"{key} {hide_secrets(flag)!r} is not for you to add: {_why_owned(name, owned)}"
+
+
+def hides_gpus(flag: str) -> bool:
+    """Whether an option of srun shows each task some of the job's GPUs only: one of a node's ranks does with its own
+    GPU, and the one task of a node does not.
+
+    >>> hides_gpus("--gpus-per-task=1"), hides_gpus("--gpu-bind=closest"), hides_gpus("--gpu-bind=none")
+    (True, True, False)
+    """
+    name, _, value = flag.partition("=")
+    return name in ("--gpus-per-task", "--gpu-bind", "--tres-bind") and value.rpartition(":")[2] != "none"
 
 
 def _why_owned(name: str, owned: Mapping[str, str | None]) -> str:

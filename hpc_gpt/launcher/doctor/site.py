@@ -21,7 +21,7 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.devices import DEVICES
 from hpc_gpt.core.settings.experiment import limit_s
-from hpc_gpt.core.slurm.clients import ask, slurm_config
+from hpc_gpt.core.slurm.clients import ask, default_account, sacctmgr_rows, slurm_config
 from hpc_gpt.core.tables import close_matches
 
 _GRES = re.compile(r"\bgpu(?::([^:(),]+))?:(\d+)")
@@ -134,20 +134,11 @@ def _of_user(cluster: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Reads the user's (accounts, qos) on the cluster, defaults first; empty without accounting."""
     if shutil.which("sacctmgr") is None:
         return (), ()
-    user = getpass.getuser()
-    where = [f"cluster={cluster}", f"user={user}"]
-    try:
-        listed = ask(["sacctmgr", "-nP", "show", "assoc", *where, "format=Account,QOS,DefaultQOS"])
-        default = ask(["sacctmgr", "-nP", "show", "user", user, *where[:1], "withassoc", "format=DefaultAccount"])
-    except SlurmUnreachable:
-        return (), ()
-    if listed.code != 0:
-        return (), ()
-    accounts = default.stdout.split()[:1] if default.code == 0 else []
+    user, of = getpass.getuser(), f"cluster={cluster}"
+    listed = sacctmgr_rows("assoc", of, f"user={user}", columns=("Account", "QOS", "DefaultQOS"))
+    accounts = [default_account(user, of)] if listed else []
     qos: list[str] = []
-    for line in listed.stdout.splitlines():
-        account, _, qos_fields = line.partition("|")
-        usable, _, default_qos = qos_fields.partition("|")
+    for account, usable, default_qos in listed:
         accounts.append(account)
         qos = [name for name in [default_qos, *qos, *usable.split(",")] if name]
     return tuple(dict.fromkeys(filter(None, accounts))), tuple(dict.fromkeys(qos))

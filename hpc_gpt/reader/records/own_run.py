@@ -42,6 +42,7 @@ from hpc_gpt.reader.records.attempts import AttemptRead, MetricsLines, epoch, is
 from hpc_gpt.reader.records.draft import Draft
 from hpc_gpt.reader.records.goodput import PARTS, seconds_by
 from hpc_gpt.reader.records.log_steps import log_interval
+from hpc_gpt.reader.records.sockets import OF_NETWORK, OVER_SOCKETS, says_sockets
 from hpc_gpt.reader.steps import RULE, StepTable, StepTimes, steps_that_count, time_steps
 
 DIALECT = "hpc-gpt"
@@ -95,6 +96,9 @@ def read_own(run: RunFolder, ends_only: bool = False, record_only: bool = False)
     for read in attempts:
         for line in slow_ranks(read_heartbeats(read.attempt.heartbeats)).lines:
             draft.flag(f"attempt {read.attempt.number}: {line}" if len(attempts) > 1 else line, SLOW_RANK)
+    last = attempts[-1].attempt.logs if attempts and resolved.cluster.is_slingshot else ()
+    if any(log.is_file() and says_sockets(log) for log in last):
+        draft.flag(OVER_SOCKETS, OF_NETWORK)
     versions = read_stored(run.path / "provenance.json").get("versions") or {}
     draft.set("versions", {"hpc-gpt": resolved.version, **versions}, "provenance.json" if versions else "resolved.json")
     if damaged := metrics.damaged:

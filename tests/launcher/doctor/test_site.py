@@ -100,8 +100,10 @@ ANSWERS = {
     "slurmd: error\n",
     "scontrol --oneliner show partition": "PartitionName=fast Default=NO State=UP MaxNodes=2\n"
     "PartitionName=all Default=YES State=DOWN\nPartitionName=none\n\n",
-    "sacctmgr -nP show assoc cluster=dahu user=ada format=Account,QOS,DefaultQOS": "abc|normal,long|long\nxyz|fast|\n",
-    "sacctmgr -nP show user ada cluster=dahu withassoc format=DefaultAccount": "xyz\n",
+    # A site's banner, and columns of its own.
+    "sacctmgr -nP show assoc cluster=dahu user=ada format=Account,QOS,DefaultQOS": "Welcome to dahu\n"
+    "abc|normal,long|long\nxyz|fast||more\n",
+    "sacctmgr -nP show user ada cluster=dahu withassoc format=User,DefaultAccount": "Welcome to dahu\nada|xyz\n",
     "scontrol --oneliner show node n1": "NodeName=n1 ThreadsPerCore=2 CPUTot=8\n",
     "scontrol --oneliner show node n2": "NodeName=n2 CPUTot=8\n",
 }
