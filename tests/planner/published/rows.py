@@ -203,7 +203,7 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
         dtype=dtype,
         flash=keeps_no_scores(row, device, stack.engine),
         stage_layers=_stage_layers(row, layout.pp),
-        compiled="compile" in row.options,
+        compiled=bool(row.compiled) or "compile" in row.options,
         activations_on_host=keeps_activations_on_host(row, stack, layout.tp),
     )
     machine = _machine(row, device, training.gpus, machine_of)
