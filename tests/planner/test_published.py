@@ -107,7 +107,7 @@ def test_no_worse_than_what_is_committed(files, scores, constants):
 
 
 @pytest.mark.shared
-def test_goals_of_devices_that_others_make_or_that_are_on_slingshot(shared):
+def test_goals_of_amds_devices_and_of_slingshot(shared):
     rows = read_rows(shared / "planner/amd.json")
     found = score(predicted_only(predict_rows(rows, choosing(()))))
     assert (found.time.rows, found.memory.rows) == (14, 5)
