@@ -50,6 +50,7 @@ _BATCH = ("micro_batches", "global_batch")
 _MODELS = {"model.preset", "model.hf", "model.hidden", "model.layers", "model.heads", "train.init"}
 # {generation of NVLink: the usual ports between nodes of such GPUs}
 _PORTS = {2: "4x100G", 3: "8x200G"}
+_ON_SLINGSHOT = ("mi250x", "mi300a")  # Frontier, LUMI, El Capitan and their like
 # {kinds of runs that are not predicted: the pattern of a key, a value or a Megatron-LM argument that requests them}
 _UNPLANNED = {
     "mixtures of experts": r"expert|moe",
@@ -241,12 +242,14 @@ def _nodes_of(product: str) -> ClusterProfile:
             close_matches(product, names) or "its figures go into a profile: hpc-gpt help profile, [machine]",
         )
     device = DEVICES[name]
-    per_node = 4 if device.nvlink_gpus or name.startswith("gh200") else 8
+    per_node = 4 if device.nvlink_gpus or name.startswith(("gh200", "mi300a")) else 8
     ports = _PORTS.get(device.nvlink or 0, "8x400G" if device.nvlink or device.node_gb_s else "1x200G")
+    kind, shown = ("slingshot", "Slingshot") if name in _ON_SLINGSHOT else ("infiniband", "InfiniBand")
+    ports = "4x200G" if name in _ON_SLINGSHOT else ports
     inside = f"NVLink {device.nvlink}" if device.nvlink else "links of its own" if device.node_gb_s else "PCI Express"
-    text = f"nodes of {per_node} {name} with {inside} inside and InfiniBand {ports} between them"
+    text = f"nodes of {per_node} {name} with {inside} inside and {shown} {ports} between them"
     return ClusterProfile(
-        name, device=name, gpus_per_node=per_node, fabric=f"infiniband {ports}", description=text, scheduler="slurm"
+        name, device=name, gpus_per_node=per_node, fabric=f"{kind} {ports}", description=text, scheduler="slurm"
     )
 
 

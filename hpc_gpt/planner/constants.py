@@ -8,6 +8,7 @@ from hpc_gpt.core.columns import Grid
 from hpc_gpt.core.tables import read_toml
 
 _WORDS = ("source", "unit")
+GENERATIONS = frozenset({"volta", "ampere", "hopper", "blackwell", "cdna2", "cdna3", "cdna4", "xe-hpc"})
 _TABLES = read_toml(Path(__file__).with_name("constants.toml"))
 
 
@@ -32,7 +33,7 @@ VALUES: dict[str, Any] = {
 
 def constant_lines(device: str, generation: str) -> list[str]:
     """The constants that apply to the device and its generation: a line per group, with the source."""
-    others = {"volta", "ampere", "hopper", "blackwell"} - {generation}
+    others = GENERATIONS - {generation}
     devices = {key for group, numbers, _ in constant_groups() if group.startswith("achievable") for key in numbers}
     lines = []
     for group, numbers, source in constant_groups():

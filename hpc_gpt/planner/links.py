@@ -3,7 +3,7 @@
 import math
 
 from hpc_gpt.planner.constants import VALUES
-from hpc_gpt.planner.machine import Constants, Machine
+from hpc_gpt.planner.machine import Constants, Machine, generation_of
 
 # The rate if a group needs a network but none is known: slow and finite, so that such a layout is ranked last.
 _NO_NETWORK_GB_S = 0.1
@@ -23,7 +23,8 @@ class Links:
         self.per_node, self.switched = max(1, machine.gpus_per_node), machine.switched
         self.node_b_s = machine.node_gb_s * 1e9 * constants.node
         self.network_b_s = (machine.network_gb_s or _NO_NETWORK_GB_S) * 1e9 * constants.network
-        self.reduction_b_s = self.network_b_s / constants.network * constants.reduction
+        share = float(VALUES.get(f"reduction.{generation_of(machine)}.share", 1.0))
+        self.reduction_b_s = self.network_b_s / constants.network * constants.reduction * share
         self.host_b_s = machine.host_gb_s * 1e9 * VALUES["host.copies"]
         self.node_latency_s = machine.node_latency_s * constants.latency
         self.network_latency_s = machine.network_latency_s * constants.latency

@@ -39,7 +39,7 @@ class Machine:
     all of them, and `host_memory_gib` is for one; None: unknown. `switched`: a switch gives any two GPUs of a node
     all their links; without one each pair has links of its own. `power_w` is the card's limit, `full_power_w` the
     limit at which its peak is measured, if that is higher, `sustained` the share of the peak's clock that large
-    products hold.
+    products hold. `generation` of the matrix units, if the device's table states it.
     """
 
     device: str
@@ -56,6 +56,7 @@ class Machine:
     power_w: float | None = None
     full_power_w: float | None = None
     sustained: float | None = None
+    generation: str | None = None
     hosts: int = 1
     switched: bool = True
 
@@ -143,7 +144,7 @@ def joined(device: Device, gpus_per_node: int, fabric: Fabric) -> Machine:
     node_gb_s = link_gb_s(inside, generation) if generation else (device.node_gb_s or device.host_gb_s)
     if inside == "nvlink" and device.node_gb_s and fabric.generation in (None, device.nvlink):
         node_gb_s = device.node_gb_s
-    shared_fields = ("memory_gib", "memory_gb_s", "host_gb_s", "power_w", "full_power_w", "sustained")
+    shared_fields = ("memory_gib", "memory_gb_s", "host_gb_s", "power_w", "full_power_w", "sustained", "generation")
     return Machine(
         device=device.name,
         peak_tflops=dict(device.peaks),
@@ -298,7 +299,8 @@ class Rates:
             share = VALUES.get(f"products.{generation}.{matmul}") or VALUES[f"products.{generation}.none"]
             self.layer_flops = low * scale * _achievable(machine, generation, bits, low) * share
             self.operand = 0.5 if bits == "fp4" else 1.0
-        self.bytes = machine.memory_gb_s * 1e9 * constants.memory
+        copies = float(VALUES.get(f"bandwidth.{generation}.copies", 1.0))
+        self.bytes = machine.memory_gb_s * 1e9 * constants.memory * copies
         kernel = _kernel(training.attention, generation)
         shares = (
             VALUES.get(f"kernels.{kernel.removesuffix('-fp8')}.{generation}") or VALUES[f"kernels.fa2.{generation}"]
@@ -324,7 +326,9 @@ class Rates:
 
 
 def generation_of(machine: Machine) -> str:
-    """The generation of a device's matrix units, by their narrowest format."""
+    """The generation of a device's matrix units: the stated one, else NVIDIA's, by their narrowest format."""
+    if machine.generation is not None:
+        return machine.generation
     names = {"fp4": "blackwell", "fp8": "hopper", "bf16": "ampere"}
     return next((name for bits, name in names.items() if bits in machine.peak_tflops), "volta")
 

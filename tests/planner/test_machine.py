@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.cluster import ClusterProfile, list_profiles, load_profile
 from hpc_gpt.core.settings.devices import DEVICES
 from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.launcher.request import compiles
+from hpc_gpt.planner.constants import GENERATIONS, VALUES
 from hpc_gpt.planner.links import Links
-from hpc_gpt.planner.machine import DEFAULT, check_reach, link_gb_s, machine_of, parse_fabric
+from hpc_gpt.planner.machine import DEFAULT, Rates, check_reach, generation_of, link_gb_s, machine_of, parse_fabric
 from hpc_gpt.planner.training import with_choices
 from tests.planner.machines import machine_named
 
@@ -33,6 +36,28 @@ def test_every_device_has_its_rates_and_a_source(device):
     assert device.source
     # Seconds to read the whole memory once: no data sheet is off by a power of ten.
     assert 0.01 < machine.memory_gib * 2**30 / (machine.memory_gb_s * 1e9) < 0.5
+
+
+@pytest.mark.parametrize(
+    "device", [device for device in DEVICES.values() if not device.nominal], ids=lambda it: it.name
+)
+def test_every_device_has_the_constants_of_its_generation(device):
+    generation = generation_of(machine_named(device.name, 4, None))
+    assert generation in GENERATIONS
+    assert device.cuda is (device.generation is None), "NVIDIA's follow from their formats"
+    assert {f"products.{generation}.none", f"kernels.fa2.{generation}"} <= set(VALUES)
+
+
+def test_a_card_with_less_power_for_its_peak_reaches_less_of_it():
+    """MI300X at 750 W and MI325X at 1,000 W are one die: the rule of power agrees with both measurements."""
+    shares = {name: VALUES[f"achievable.bf16.{name}"] for name in ("mi300x", "mi325x")}
+    assert shares["mi325x"] * 0.75 ** VALUES["power.exponent"] == pytest.approx(shares["mi300x"], rel=0.02)
+    bf16 = Training(ModelShape(4096, 32, 32, vocab=128256, seq=8192), micro_batch=1, micro_batches=1)
+    reached = [
+        Rates(machine_named(name, 8, None), DEFAULT, bf16).flops / DEVICES[name].peaks["bf16"]
+        for name in ("mi300a", "mi300x", "mi325x")
+    ]
+    assert reached == sorted(reached)
 
 
 def test_newer_nvlinks_are_faster_each_of_its_devices_time():

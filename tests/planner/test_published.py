@@ -19,8 +19,8 @@ from tests.planner.published.figures import (
     read_files,
     score_with,
 )
-from tests.planner.published.rows import LeftOut
-from tests.planner.published.scores import Scores, calibrate_clusters, choosing, predict_rows, predicted_only
+from tests.planner.published.rows import LeftOut, read_rows
+from tests.planner.published.scores import Scores, calibrate_clusters, choosing, predict_rows, predicted_only, score
 
 pytestmark = pytest.mark.xdist_group("published-figures")
 
@@ -104,6 +104,16 @@ def test_no_worse_than_what_is_committed(files, scores, constants):
         assert found[kind][1] <= held[kind][1] + SLACK, kind
     assert found["good picks"][0] >= held["good picks"][0]
     assert found["wrong fits"] <= held["wrong fits"]
+
+
+@pytest.mark.shared
+def test_goals_of_amds_devices_and_of_slingshot(shared):
+    rows = read_rows(shared / "planner/amd.json")
+    found = score(predicted_only(predict_rows(rows, choosing(()))))
+    assert (found.time.rows, found.memory.rows) == (14, 5)
+    assert found.time_mean <= 0.08
+    assert max(each.time.mean for each in found.sources if each.time.rows) <= 0.09
+    assert found.memory.mean <= 0.10
 
 
 @pytest.mark.shared

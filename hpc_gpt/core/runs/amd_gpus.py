@@ -128,9 +128,9 @@ def _by_amd_smi(limit_s: float) -> list[dict[str, Any]]:
     cards = []
     for gpu in listed if isinstance(listed, list) else []:
         asic, vram, driver, bus = (_table(gpu, key) for key in ("asic", "vram", "driver", "bus"))
-        size = vram.get("size", vram.get("vram_size"))
-        value, unit = (size.get("value"), size.get("unit")) if isinstance(size, dict) else (*f"{size} ".split(" "),)[:2]
-        total = float(value) * _UNITS.get(str(unit).upper(), 2**20) if _is_number(value) else None
+        size = _table(vram, "size")
+        value, unit = str(size.get("value")), str(size.get("unit")).upper()
+        total = float(value) * _UNITS.get(unit, 2**20) if _is_number(value) else None
         number, name = str(asic.get("device_id", "")), str(asic.get("market_name", ""))
         if number or name:
             version = str(driver.get("version", driver.get("driver_version", "")))
@@ -199,8 +199,8 @@ def _table(tables: object, key: str) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _is_number(value: object) -> bool:
-    return re.fullmatch(r"\d+(\.\d+)?", str(value)) is not None
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"\d+(\.\d+)?", text) is not None
 
 
 def _text(folder: Path, name: str) -> str:

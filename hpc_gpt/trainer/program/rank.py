@@ -438,7 +438,7 @@ class ForeignRank:
     def report_start(self, resumed: int, details: Mapping[str, object]) -> str:
         """Writes trainer.json on the first task; returns the device's name."""
         (gpus, fault), cluster = ask_gpus(), self._resolved.cluster
-        # Without nvidia-smi only the profile knows the device of a cluster.
+        # If no GPU can be listed, only the profile knows the device of a cluster.
         device = gpus[0]["name"] if gpus else "cpu" if cluster.scheduler == "local" and not fault else None
         start = {"device": device, "host": platform.node(), "resumed_step": resumed, **details}
         write_once(self._attempt.folder / "trainer.json", json.dumps(start) + "\n")

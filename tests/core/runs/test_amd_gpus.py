@@ -1,4 +1,4 @@
-"""AMD's GPUs are listed by their tools or by the kernel and read by the kernel. Stand-ins answer: no AMD GPU is here."""
+"""GPUs by AMD are listed by their tools or by the kernel, which also gives their figures. All here are stand-ins."""
 
 from pathlib import Path
 

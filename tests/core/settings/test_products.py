@@ -1,5 +1,6 @@
 """What a run with `train.matmul` is refused for before it is queued; `plan` may know it all the same."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,13 +14,14 @@ from hpc_gpt.core.settings.resolve import resolve
 
 def check(
     cluster: str = "h100-80g-8", engine: str = "ddp", dtype: Any = "bf16", matmul: Any = "fp8-tensor",
-    layout: dict[str, int] | None = None, **sizes: int,
+    layout: dict[str, int] | None = None, device: str | None = None, **sizes: int,
 ) -> None:  # fmt: skip
     model = {"hidden": 64, "layers": 2, "heads": 4, "seq": 64} | sizes
     request = LayoutRequest(**{"gpus": 1, "micro_batch": 1, "micro_batches": 1} | (layout or {}))
     train = Train(steps=10, dtype=dtype, matmul=matmul)
     experiment = Experiment(model=Model(**model), engine=Engine(engine), layout=request, train=train)
-    check_products(resolve(experiment, load_profile(cluster)))
+    profile = load_profile(cluster)
+    check_products(resolve(experiment, replace(profile, device=device or profile.device)))
 
 
 def test_what_trains_is_accepted():
@@ -38,6 +40,10 @@ def test_what_trains_is_accepted():
         ({"engine": "deepspeed-zero"}, "which engine deepspeed-zero does not have"),
         ({"cluster": "a100-80g-8"}, "a100-80g has no FP8 units"),
         ({"cluster": "jean-zay-v100-16g", "dtype": "fp16"}, "v100-16g has no FP8 units"),
+        ({"device": "mi250x"}, "mi250x has no FP8 units"),
+        ({"device": "max-1550"}, "max-1550 has no FP8 units"),
+        ({"device": "mi325x"}, "mi325x has FP8 in a format of its own"),
+        ({"device": "mi300a"}, "mi300a has FP8 in a format of its own"),
         ({"dtype": "fp16"}, "train.dtype is fp16"),
         ({"dtype": "fp32"}, "train.dtype is fp32"),
         ({"hidden": 72}, "model.hidden 72 is 72 on a rank"),

@@ -81,7 +81,7 @@ _KINDS: list[tuple[str, Callable[[str, Any], Any], Any]] = [
     ),
     (
         "swiglu untied sequence_parallel flash_attention distributed_optimizer act_cpu_offload dp_overlap tp_overlap "
-        "edges_as_layers whole_gradients whole_logits fits oom noisy",
+        "edges_as_layers whole_gradients whole_logits compiled fits oom noisy",
         _read_flag,
         None,
     ),

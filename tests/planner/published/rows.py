@@ -13,7 +13,7 @@ Or {"clusters": {"mine": [...], "theirs": [...]}}: then each cluster gets its ow
 
 the machine     device, gpus_per_node, fabric
 the model       hidden, layers, heads, seq; vocab (51200), kv_heads, ffn, swiglu, untied
-the layout      gpus, tp, pp, dp, of which one may be left out; vp, sequence_parallel, zero_stage, sharding,
+the layout      gpus, tp, pp, dp, of which one may be left out; vp, sequence_parallel, zero_stage, sharding, compiled,
                 distributed_optimizer, stack, schedule, partition, offload, flash_attention
 the batch       micro_bs; global_bs or grad_accum; without either, memory is that of a full pipeline
 measured        sec_per_iter, else samples_per_sec, tokens_per_sec_per_gpu, tflops_per_gpu with tflops_kind, mfu;
@@ -203,7 +203,7 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
         dtype=dtype,
         flash=keeps_no_scores(row, device, stack.engine),
         stage_layers=_stage_layers(row, layout.pp),
-        compiled="compile" in row.options,
+        compiled=bool(row.compiled) or "compile" in row.options,
         activations_on_host=keeps_activations_on_host(row, stack, layout.tp),
     )
     machine = _machine(row, device, training.gpus, machine_of)
