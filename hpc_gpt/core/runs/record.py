@@ -184,6 +184,12 @@ class Record:
     "Loss of the last evaluation."
     loss_eval_by: dict[str, float | None] | None = None
     "Loss of the last evaluation on each source of a mixture."
+    balance_loss: float | None = None
+    "Load-balance loss of a mixture at the last step, as the program scales it."
+    z_loss: float | None = None
+    "Loss on the router's logits at the last step, as the program scales it."
+    expert_load: float | None = None
+    "Tokens of the fullest expert over the mean at the last step."
     skipped_steps: int | None = None
     "Steps skipped by an overflow."
     nan_steps: int | None = None

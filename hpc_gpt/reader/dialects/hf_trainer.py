@@ -41,10 +41,13 @@ _FIGURES = {
     r"memory/max_(?:mem_)?allocated ?\([gG]i[bB]\)": "memory_allocated_gib",
     r"memory(?:/device_(?:mem_)?reserved ?)?\([gG]i[bB]\)": "memory_reserved_gib",
     "total_peak_memory_allocated_MB": "memory_allocated_mib", "total_peak_memory_reserved_MB": "memory_reserved_mib",
+    # TRL's, and that of ms-swift under Megatron.
+    "aux_loss|(?:seq_|global_)?load_balancing_loss": "balance_loss", "z_loss": "z_loss",
     "step_time": "step_s", "tokens(?:/train_per_sec|_per_second)_per_gpu": "tokens_per_s_gpu",
 }  # fmt: skip
 _OF_SWIFT = {
     "grad_norm": "grad_norm", "learning_rate": "lr", "epoch": "epoch", r"memory\(GiB\)": "memory_reserved_gib",
+    "aux_loss": "balance_loss",
 }  # fmt: skip
 _TOTALS = {
     "train_samples_per_second": "samples_per_s", "train_tokens_per_second": "tokens_per_s",
@@ -61,7 +64,7 @@ def _quoted(group: str) -> str:
 
 def _entries(fields: Mapping[str, str]) -> str:
     """A lookahead for each entry of the dict that follows."""
-    return entries("'NAME': '?", fields, "'?(?=[,}])", _WITHIN)
+    return entries("'(?:NAME)': '?", fields, "'?(?=[,}])", _WITHIN)
 
 
 def _settings(literal: str, keys: str) -> Pattern:
@@ -137,7 +140,7 @@ DIALECT = Dialect(
             rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?'loss': {_quoted('loss')}"
             + _entries({"grad_norm": "grad_norm", "learning_rate": "lr", "epoch": "epoch"})
             # Most lines have none of these: one search finds that out.
-            + r"(?:(?=[^{}\n]{0,1500}?'(?:num_|memory|total_peak|step_|tokens|global_step|iteration|train_runtime))"
+            + r"(?:(?=[^{}\n]{0,1500}?'(?:num_|memory|total_peak|step_|tokens|aux_|(?:seq_|global_)?load_|z_|global_step|iteration|train_runtime))"
             + _entries(_FIGURES)
             + _PROGRESS
             + ")?",

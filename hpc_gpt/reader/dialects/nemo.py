@@ -42,6 +42,8 @@ DIALECT = Dialect(
             + _entry("train_step_timing in s", "step_s")
             + _entry("grad_norm", "grad_norm")
             + _entry("lr", "lr")
+            + _entry("load_balancing_loss", "balance_loss")
+            + _entry("z_loss", "z_loss")
             + _entry("val_loss", "loss_eval")
             # Without a `]` the bar is cut: a figure with a comma after it is whole.
             + r"[^\]\n]{0,3000}(?:\]|$)",
@@ -63,6 +65,8 @@ DIALECT = Dialect(
             + _column("reduced_train_loss", "loss")
             + _column("train_step_timing in s", "step_s")
             + _column("grad_norm", "grad_norm")
+            + _column("(?:seq_|global_)?load_balancing_loss", "balance_loss")
+            + _column("z_loss", "z_loss")
             # TFLOPs after the samples end the line.
             + rf"(?=(?:[^\n]{{0,3000}}?\| (?P<of>consumed_samples: \d{{1,15}} \| )?TFLOPS_per_GPU: (?P<tflops>{_NUMBER})"
             + r"(?(of)(?= \||\s*$)|(?= \|)))?)"

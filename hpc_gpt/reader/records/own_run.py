@@ -39,6 +39,7 @@ from hpc_gpt.reader.records import RunRead, add_figures
 from hpc_gpt.reader.records.attempts import AttemptRead, MetricsLines, epoch, iso, read_attempt
 from hpc_gpt.reader.records.draft import Draft
 from hpc_gpt.reader.records.log_steps import log_interval
+from hpc_gpt.reader.records.outcome import add_mixture
 from hpc_gpt.reader.steps import RULE, StepTable, StepTimes, steps_that_count, time_steps
 
 DIALECT = "hpc-gpt"
@@ -282,6 +283,8 @@ def _add_losses(draft: Draft, steps: StepTable) -> None:
         draft.set("loss_eval", float(eval_loss[last]), steps.place(last))
         if (by_source := steps.eval_by.get(int(steps["step"][last]))) is not None:
             draft.set("loss_eval_by", by_source, steps.place(last))
+    del eval_loss, evaluated
+    add_mixture(draft, steps)
 
 
 def _add_times(draft: Draft, times: StepTimes | None, steps: int, where: str) -> None:

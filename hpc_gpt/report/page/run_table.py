@@ -11,6 +11,7 @@ from hpc_gpt.core.columns import FIGURES, Column
 from hpc_gpt.core.format import NOTHING, counted, show_count, show_digits, show_params, show_rate
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.settings.layout import AXES
+from hpc_gpt.reader.pattern import MIXTURE_FIELDS
 from hpc_gpt.reader.records import RunRead
 from hpc_gpt.report.page.anomalies import ended_text, has_failed
 from hpc_gpt.report.page.groups import switches_of
@@ -151,7 +152,7 @@ _MORE_COLUMNS = (
     *_figures("tflops_seed", "tflops_hardware", "tflops_printed", "mfu_printed"),
     *_figures("tokens_per_s", "loss_first", "loss_eval"),
     _text_column("Loss eval by source", ("loss_eval_by",), losses_by_source, "last evaluation per source of a mixture"),
-    *_figures("skipped_steps", "nan_steps"),
+    *_figures(*MIXTURE_FIELDS, "skipped_steps", "nan_steps"),
     Column("Attempts", ("attempts",), lambda record: len(record.attempts) if record.attempts else None, show_count,
            means="starts of the run"),
     *_figures("micro_batch"),
