@@ -195,7 +195,7 @@ class Question:
     def _states(self, engine: str, layout: Layout) -> Iterator[tuple[int, Offload, bool]]:
         """Yields each (zero_stage, offload, sharded_optimizer) that the engine supports with the layout."""
         facts = engine_named(engine)
-        if any(size > 1 and axis not in facts.axes for axis, size in vars(layout).items() if axis != "dp"):
+        if any(size > 1 and axis not in facts.axes for axis, size in layout.table().items() if axis != "dp"):
             return
         for zero_stage in self._choices("zero_stage", facts.zero_stages):
             stage = facts.stage_that_runs(zero_stage, self.dtype)
