@@ -1,11 +1,12 @@
 """Megatron-LM: its rules, states and communication; `base.megatron_program` has its arguments and the checkout."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hpc_gpt.core.engines.base.facts import EngineFacts
+from hpc_gpt.core.engines.base.facts import EngineFacts, Fault
+from hpc_gpt.core.engines.base.megatron_experts import expert_fault
 from hpc_gpt.core.engines.base.megatron_program import (
     INTERLEAVED,
     check_checkout,
@@ -13,6 +14,7 @@ from hpc_gpt.core.engines.base.megatron_program import (
     megatron_arguments,
     option_names,
     splits_edges,
+    words_of,
 )
 from hpc_gpt.core.engines.base.training import LOGIT_BYTES, StateBytes, Training, plain_states
 from hpc_gpt.core.errors import ConfigError, LayoutError
@@ -83,7 +85,7 @@ class MegatronLm(EngineFacts):
         scaling = shape.rope_scaling
         if scaling is not None and replace(scaling, factor=8.0) != RopeScaling("llama3", 8.0, 1.0, 4.0, 8192):
             return "it scales a rotation only by low 1, high 4 and 8192 positions"
-        return None
+        return expert_fault(shape)
 
     def context_obstacle(self, shape: ModelShape, layout: Layout, engine: Engine) -> Obstacle | None:
         """The reason why Megatron-LM cannot split samples over cp: it splits a sample into two chunks per rank whatever
@@ -101,7 +103,21 @@ class MegatronLm(EngineFacts):
             )
         return context_obstacle(shape, layout, "ring", engine.sequence_parallel)
 
+    def own_faults(self, engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:
+        """The faults of experts: tokens of tp ranks reach other ep ranks only in parts of the sequence
+        (megatron/core/model_parallel_config.py)."""
+        if layout.ep > 1 and layout.tp > 1 and not engine.sequence_parallel:
+            yield Fault(
+                f"ep is {layout.ep} with tp {layout.tp}, and Megatron-LM then needs sequence parallelism",
+                "use engine.sequence_parallel = true, or --tp 1",
+            )
+
     def check_run(self, layout: Layout, shape: ModelShape, train: Train) -> None:
+        if shape.is_mixture and shape.bias == "all" and layout.expert_tp > 1:
+            raise LayoutError(
+                f"{layout.expert_tp} ranks share an expert with biases, which Megatron-LM does not divide",
+                "use layout.etp = 1, or model.bias = none",
+            )
         if layout.tp > shape.key_heads:
             raise LayoutError(
                 f"tp {layout.tp} is more than the {shape.key_heads} kv_heads, which Megatron-LM does not divide",
@@ -246,15 +262,6 @@ class MegatronLm(EngineFacts):
 
 
 ENGINE = MegatronLm()
-
-
-def words_of(arguments: Sequence[str]) -> list[str]:
-    """Splits each `option=value` into option and value.
-
-    >>> words_of(["--seq-length=128", "--bf16"])
-    ['--seq-length', '128', '--bf16']
-    """
-    return [part for argument in arguments for part in argument.split("=", 1)]
 
 
 def one_gradient_buffer(training: Training) -> StateBytes:
