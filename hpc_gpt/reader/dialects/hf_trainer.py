@@ -8,7 +8,8 @@ its `train_speed` is a mean since the start. `train_steps_per_second` has three 
 the runtime over the steps is exact, but it may show how many steps there were.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from hpc_gpt.reader.pattern import CLOCK, END, INT, NUMBER, Dialect, Fields, Pattern, entries, line, settings
 
@@ -22,10 +23,17 @@ _SHAPE = {
     "head_dim": ("head_dim",),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
     "experts_per_token": ("num_experts_per_tok",),
+    "expert_ffn": ("moe_intermediate_size",),
+    "shared_ffn": ("shared_expert_intermediate_size",),
+    "dense_layers": ("first_k_dense_replace",),
+    "q_lora": ("q_lora_rank",),
+    "kv_lora": ("kv_lora_rank",),
+    "qk_rope": ("qk_rope_head_dim",),
+    "v_head": ("v_head_dim",),
 }
 _KEYS = (
     "|".join(name for names in _SHAPE.values() for name in names)
-    + "|n_positions|gradient_checkpointing|tie_word_embeddings"
+    + "|n_positions|gradient_checkpointing|tie_word_embeddings|n_shared_experts|qk_nope_head_dim|decoder_sparse_step"
 )
 _PROGRESS = (
     r"(?=(?:[^{}\n]{0,1500}?'(?:global_step/max_steps|iteration)': '(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})')?)"
@@ -100,6 +108,7 @@ def _interpret(arguments: Mapping[str, str]) -> Fields:
         text = value(*names)
         if text is not None and text.isdecimal():
             facts[fact] = int(text)
+    facts |= _experts(facts, value)
     if (kind := arguments.get('"model_type"')) and not any(
         f'"{of}_config"' in arguments for of in ("text", "vision", "audio")
     ):
@@ -127,6 +136,25 @@ def _interpret(arguments: Mapping[str, str]) -> Fields:
         if text is not None and text.isdecimal():
             facts[fact] = int(text)
     return facts
+
+
+def _experts(facts: Mapping[str, Any], value: Callable[[str], str | None]) -> Fields:
+    """The sizes that DeepSeek's and Qwen's configurations state by two entries."""
+
+    def whole(name: str) -> int:
+        text = value(name)
+        return int(text) if text is not None and text.isdecimal() else 0
+
+    sizes: Fields = {}
+    if (shared := whole("n_shared_experts")) and "expert_ffn" in facts:
+        sizes["shared_ffn"] = shared * facts["expert_ffn"]
+    if (every := whole("decoder_sparse_step")) > 1 and "layers" in facts:
+        sizes["dense_layers"] = facts["layers"] - facts["layers"] // every
+    if "kv_lora" in facts:
+        sizes["head_dim"] = whole("qk_nope_head_dim") + whole("qk_rope_head_dim")
+    if value("shared_expert_intermediate_size") is not None:
+        sizes["shared_gate"] = 1  # Qwen's
+    return sizes
 
 
 DIALECT = Dialect(
@@ -236,6 +264,7 @@ DIALECT = Dialect(
         ),
         _shape('"n_'),
         _shape('"n_', weak=True),
+        *map(_shape, ('_rank": ', '_head_dim": ', '"first_k_dense_', '"decoder_sparse_')),
         *map(_shape, ('"num_', '_size": ', '"head_dim": ', '"tie_word_', '"gradient_checkpointing')),
         Pattern("argument", r"(?P<key>\"vocab_size\"): (?P<value>\d{1,12})" + END, literal='"vocab_size": ', weak=True),
         Pattern(

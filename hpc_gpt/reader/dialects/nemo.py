@@ -11,12 +11,13 @@ _NUMBER = rf"(?:{NUMBER}(?:\.0)?)"
 _MODEL = {
     "seq_length": "seq", "num_attention_heads": "heads", "hidden_size": "hidden", "ffn_hidden_size": "ffn",
     "num_query_groups": "kv_heads", "kv_channels": "head_dim", "num_moe_experts": "experts",
-    "moe_router_topk": "experts_per_token",
+    "moe_router_topk": "experts_per_token", "moe_ffn_hidden_size": "expert_ffn",
+    "moe_shared_expert_intermediate_size": "shared_ffn",
 }  # fmt: skip
 _LAYOUT = {
     "micro_batch_size": "micro_batch", "global_batch_size": "global_batch", "num_layers": "layers",
     "tensor_model_parallel_size": "tp", "pipeline_model_parallel_size": "pp", "context_parallel_size": "cp",
-    "encoder_seq_length": "seq", "num_nodes": "nodes", "devices": "gpus_per_node",
+    "expert_model_parallel_size": "ep", "expert_tensor_parallel_size": "etp", "encoder_seq_length": "seq", "num_nodes": "nodes", "devices": "gpus_per_node",
 }  # fmt: skip
 
 
@@ -89,6 +90,14 @@ DIALECT = Dialect(
                 # fp8 is for the matrix products; everything else has `precision`.
                 ("fp8", "true", {"fp8_products": 1}),
             )
+        ),
+        # Which of a list of layers have experts is not read.
+        Pattern(
+            "fact",
+            LINE_START + r"moe_layer_freq:(?: \[[^\n]{1,4000})?(?=\s*$)",
+            literal="moe_layer_freq:",
+            facts={"layers_listed": 1},
+            weak=True,
         ),
         *settings("NAME: FIELD", _MODEL | _LAYOUT, LINE_START, weak=True),
         # NeMo 2 prints its configuration as Python: a name, `=`, a value and a comma on each line.

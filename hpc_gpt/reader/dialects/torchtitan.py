@@ -74,7 +74,7 @@ DIALECT = Dialect(
             + "".join(_MESH.format(name=name, group=name) for name in ("pp", "cp", "tp"))
             # Replicas x shards ranks split the batch: dp is dp_shard only if dp_replicate is 1.
             + r"(?:(?=[^\n]{0,300}\bdp_replicate=1, dp_shard=(?P<dp>\d{1,6}),))?"
-            + r"[^\n]{0,200}\bep=(?P<ep>\d{1,6})",
+            + r"[^\n]{0,200}\bep=(?P<ep>\d{1,6})(?:, etp=(?P<etp>\d{1,6}))?",
         ),
         # The axes of a mesh are in the order of their sizes. Each set of axes has its own pattern; an axis of size 1 is
         # left out.

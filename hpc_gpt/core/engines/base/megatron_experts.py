@@ -8,6 +8,7 @@ above 1.
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
 from hpc_gpt.core.settings.layout import Layout
@@ -24,6 +25,7 @@ _SAME = {
 _OF_LATENT = {
     "q_lora": "q_lora_rank", "kv_lora": "kv_lora_rank", "qk_rope": "qk_pos_emb_head_dim", "v_head": "v_head_dim",
 }  # fmt: skip
+_DEFAULTS = {entry.name: entry.default for entry in fields(ModelShape)}
 _LAYERS = re.compile(r"\[[01](?:, ?[01]){0,999}\]")
 
 
@@ -74,10 +76,10 @@ def expert_fault(shape: ModelShape) -> str | None:
 
 def stated_experts(arguments: Mapping[str, str]) -> dict[str, Any]:
     """The keys of [model] and [layout] about experts, and DeepSeek's attention, that a dump of arguments states:
-    {argument: text} to {key: value}. Empty for a dense model with usual attention.
+    {argument: text} to {key: value}, without defaults of [model]. Empty for a dense model with usual attention.
 
-    The number of dense layers is right wherever the layers with experts lie. DeepSpeed's fork has one list of experts
-    per layer with experts, and other names.
+    The number of dense layers is right wherever the layers with experts lie; if it is not known, the number of experts
+    per token is missing, too. DeepSpeed's fork has a list of numbers of experts, and other names.
     """
     stated = dict(_attention(arguments))
     counts = [int(count) for count in re.findall(r"\d{1,6}", arguments.get("num_experts", ""))]
@@ -89,14 +91,18 @@ def stated_experts(arguments: Mapping[str, str]) -> dict[str, Any]:
         stated["experts_per_token"] = k
     if (dense := _dense_layers(arguments)) is not None:
         stated["dense_layers"] = dense
-    sigmoid = arguments.get("moe_router_score_function", "").strip() == "sigmoid"
-    stated |= {
-        "router": "sigmoid" if sigmoid else "softmax",
-        "norm_topk": k != 1 if sigmoid else not _is_on(arguments, "moe_router_pre_softmax"),
-        "router_bias": _is_on(arguments, "moe_router_enable_expert_bias"),
-        "shared_gate": _is_on(arguments, "moe_shared_expert_gate"),
-        "router_scale": _figure(arguments, "moe_router_topk_scaling_factor") or 1.0,
-    }
+    else:
+        stated.pop("experts_per_token", None)
+    if "moe_router_topk" in arguments:
+        sigmoid = arguments.get("moe_router_score_function", "").strip() == "sigmoid"
+        stated |= {
+            "router": "sigmoid" if sigmoid else "softmax",
+            "norm_topk": k != 1 if sigmoid else not _is_on(arguments, "moe_router_pre_softmax"),
+            "router_bias": _is_on(arguments, "moe_router_enable_expert_bias"),
+            "shared_gate": _is_on(arguments, "moe_shared_expert_gate"),
+            "router_scale": _figure(arguments, "moe_router_topk_scaling_factor") or 1.0,
+        }
+    stated = {key: value for key, value in stated.items() if value != _DEFAULTS[key]}
     sizes = {
         "ep": _whole(arguments, "expert_model_parallel_size", "moe_expert_parallel_size"),
         "etp": _whole(arguments, "expert_tensor_parallel_size"),
