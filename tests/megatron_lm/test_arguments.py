@@ -324,7 +324,7 @@ def test_the_balance_is_ours_unless_its_own_options_say_it():
         ({"router": "softmax", "router_bias": True}, "it has a bias only for router sigmoid, not for softmax"),
         ({"router": "sigmoid", "norm_topk": False}, "it norms a sigmoid's weights exactly if k is above 1"),
         ({"experts_per_token": 1}, "its softmax over one expert is always 1"),
-        ({"qk_norm": "width"}, "its norm is of each head"),
+        ({"qk_norm": "width"}, "it has a norm of all queries as one"),
     ],
 )
 def test_a_router_that_it_does_not_have_is_refused(keys, why):
@@ -340,3 +340,22 @@ def test_experts_over_tp_need_parts_of_the_sequence_and_no_bias():
         settle(model=mixture, layout={"tp": 2, "pp": 1, "dp": 4, "ep": 2})
     with pytest.raises(UserError, match="2 ranks share an expert with biases, which Megatron-LM does not divide"):
         settle(model=replace(mixture, bias="all"), layout={"tp": 2, "pp": 1, "dp": 4})
+
+
+@pytest.mark.parametrize(
+    ("own", "traits"),
+    [
+        (("--moe-token-dispatcher-type", "allgather"), {"dispatcher": "allgather"}),
+        (("--moe-token-dispatcher-type=flex", "--moe-enable-deepep"), {"dispatcher": "deepep"}),
+        (("--moe-token-dispatcher-type=flex", "--moe-flex-dispatcher-backend", "hybridep"), {"dispatcher": "hybridep"}),
+        (("--moe-token-dispatcher-type=flex", "--moe-flex-dispatcher-backend", "other"), {}),
+        (("--moe-router-force-load-balancing", "--overlap-moe-expert-parallel-comm"),
+         {"routing": "forced balance", "ep_overlap": True}),
+        (("--cuda-graph-impl", "transformer_engine", "--cuda-graph-scope", "attn", "moe_router", "--swiglu"),
+         {"cuda_graphs": ("attn", "moe_router")}),
+        (("--cuda-graph-impl", "transformer_engine"), {"cuda_graphs": ("full",)}),
+        (("--cuda-graph-scope", "mamba"), {}),
+    ],
+)  # fmt: skip
+def test_its_own_arguments_say_how_experts_run(own, traits):
+    assert ENGINE.stated_traits(Engine(name="megatron-lm", megatron_args=own)) == traits

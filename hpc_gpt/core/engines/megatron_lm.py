@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from hpc_gpt.core.engines.base.facts import EngineFacts, Fault
-from hpc_gpt.core.engines.base.megatron_experts import expert_fault
+from hpc_gpt.core.engines.base.megatron_experts import expert_fault, stated_traits
 from hpc_gpt.core.engines.base.megatron_program import (
     INTERLEAVED,
     check_checkout,
@@ -212,7 +212,7 @@ class MegatronLm(EngineFacts):
             traits["attention"] = {"flash": "fa2", "fused": "cudnn"}[backend]
         if (layers := values_of.get("--cpu-offloading-num-layers", "")).isdigit():
             traits["offloaded_layers"] = int(layers)
-        return traits
+        return traits | stated_traits(words_of(engine.megatron_args))
 
     def overlaps(self, training: Training) -> tuple[tuple[str, ...], dict[str, Any]]:
         arguments: list[str] = []

@@ -75,7 +75,7 @@ after free nothing least=0 added: every=1
 after free nothing least=1 added: most=4
 track free nothing added: tensorboard=False wandb
 plan free nothing added: like attention grad_sum dp_overlap tp_overlap fused_loss edges_as_layers states
-    whole_gradients whole_logits
+    whole_gradients whole_logits dispatcher routing ep_overlap cuda_graphs=()
 plan free nothing least=0 added: offloaded_layers
 """
 

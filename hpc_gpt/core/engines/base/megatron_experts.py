@@ -7,12 +7,14 @@ above 1.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from itertools import takewhile
+from typing import Any, get_args
 
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.services import CudaGraph, Dispatcher
 
 # {our key: the option's name in a dump} of figures that both have under one meaning.
 _SAME = {
@@ -61,8 +63,6 @@ def expert_options(shape: ModelShape, layout: Layout, others: Collection[str]) -
 
 def expert_fault(shape: ModelShape) -> str | None:
     """The reason why Megatron-LM cannot train this mixture; None if it can, or if the model is dense."""
-    if shape.qk_norm == "width":
-        return 'model.qk_norm is "width", and its norm is of each head'
     if not shape.is_mixture:
         return None
     if shape.router_bias and shape.router != "sigmoid":
@@ -122,6 +122,33 @@ def stated_balance(arguments: Mapping[str, str]) -> dict[str, Any]:
     if z_loss := _figure(arguments, "moe_z_loss_coeff"):
         stated["z_loss_coef"] = z_loss
     return stated
+
+
+def stated_traits(words: Sequence[str]) -> dict[str, Any]:
+    """The traits of a Training with experts that Megatron-LM's own arguments state; `words`: options and values."""
+    values_of = dict(zip(words, [*words[1:], ""], strict=False))
+    traits: dict[str, Any] = {}
+    flex = values_of.get("--moe-flex-dispatcher-backend", "deepep")  # the parser's default
+    dispatcher = flex if (kind := values_of.get("--moe-token-dispatcher-type")) == "flex" else kind
+    if dispatcher in get_args(Dispatcher):
+        traits["dispatcher"] = dispatcher
+    if "--moe-router-force-load-balancing" in values_of:
+        traits["routing"] = "forced balance"
+    if "--overlap-moe-expert-parallel-comm" in values_of:
+        traits["ep_overlap"] = True
+    graphs = [*_following(words, "--cuda-graph-scope", "--cuda-graph-modules")]
+    if known := tuple(graph for graph in graphs if graph in get_args(CudaGraph)):
+        traits["cuda_graphs"] = known
+    elif not graphs and values_of.get("--cuda-graph-impl") in ("local", "transformer_engine"):
+        traits["cuda_graphs"] = ("full",)  # whole layers
+    return traits
+
+
+def _following(words: Sequence[str], *options: str) -> Iterator[str]:
+    """The values after each of the options."""
+    for place, word in enumerate(words):
+        if word in options:
+            yield from takewhile(lambda value: not value.startswith("--"), words[place + 1 :])
 
 
 def _attention(arguments: Mapping[str, str]) -> Iterator[tuple[str, Any]]:

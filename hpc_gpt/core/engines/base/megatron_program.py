@@ -120,6 +120,8 @@ def _architecture(model: ModelShape) -> dict[str, object]:
         options["--rope-scaling-factor"] = model.rope_scaling.factor
     if model.rotated != 1:
         options["--rotary-percent"] = model.rotated
+    if model.mtp_layers:
+        options["--mtp-num-layers"] = model.mtp_layers
     return options | {"--no-rope-freq": model.nope_every}
 
 
