@@ -119,17 +119,23 @@ def add_figures(record: Record, foreign: bool = False) -> Record:
     if speed and gpus and (not foreign or not record.tokens_per_s_gpu):
         figures["tokens_per_s_gpu"] = (speed / gpus, "tokens_per_s / gpus")
     flops: DerivedFigures = {}
+    rate, by_all = 0.0, list[Flag]()  # rate: tokens/s of one GPU
     if step_s and batch and seq and gpus:
-        flops = _flops(record, step_s, batch, seq, gpus)
+        flops, rate = _flops(record, step_s, batch, seq, gpus), batch * seq / step_s / gpus
     elif seq and record.tokens_per_s_gpu and not record.tokens_per_s:
         # The number of GPUs is not known, but each trains as many tokens/s as the program prints.
-        flops = _flops(record, seq / record.tokens_per_s_gpu, 1, seq, 1)
+        flops, rate = _flops(record, seq / record.tokens_per_s_gpu, 1, seq, 1), record.tokens_per_s_gpu
     if flops:
-        possible, wrong = _possible(record, flops)
+        by_all = _by_all_parameters(record, flops, rate)
+        flags += by_all
+        possible, wrong = _possible(replace(record, tflops_printed=None) if by_all else record, flops)
         shares, lacking = _shares(record, possible)
         figures |= possible | shares
         flags += wrong + lacking + ([f"{why}: TFLOPs are left out"] if (why := _keys(record)[1]) else [])
     sources = {**record.sources, **{name: source for name, (_, source) in figures.items()}}
+    for name in ("tflops_printed", "mfu_printed") if by_all else ():
+        if name in sources:
+            sources[name] += "; it counts all parameters"
     return replace(record, **{name: value for name, (value, _) in figures.items()}, sources=sources, flags=flags)  # type: ignore[arg-type]
 
 
@@ -249,6 +255,26 @@ def _keys(record: Record) -> tuple[float | None, str]:
     if isinstance(logged, dict):
         arguments = {**arguments, **{name: str(text) for name, text in logged.items()}}
     return attention_keys(arguments, record.seq, record.layers)
+
+
+_NEAR = 1.5  # times: a program's formula may leave out attention, or count a recomputed forward pass
+
+
+def _by_all_parameters(record: Record, flops: DerivedFigures, rate: float) -> list[Flag]:
+    """A flag if the program's own TFLOP/s, or MFU, of a mixture count all parameters and not those that a token uses;
+    `rate`: tokens/s of one GPU."""
+    model, (used, _, _) = flops.get("tflops_model", (None, ""))[0], _active(record)
+    peak = peak_tflops(record.device or "", record.units or "")
+    printed = record.tflops_printed or (record.mfu_printed and peak and record.mfu_printed * peak)
+    idle = (record.params or 0) - (used or 0)
+    if not (model and printed and used and idle > 0):
+        return []
+    every = model + 6 * idle * rate / 1e12
+    if not 1 / _NEAR < printed / every < _NEAR or printed * printed < model * every:
+        return []
+    what = f"{printed:,.4g} TFLOP/s per GPU" if record.tflops_printed else f"an MFU of {record.mfu_printed:.1%}"
+    message = f"the program prints {what}, which counts all parameters; by those that a token uses it is {model:,.4g}"
+    return [Flag(message, "program")]
 
 
 _OF_PROGRAM = 2.5  # largest ratio to the program's own TFLOP/s, whose formula may leave out or repeat a part
