@@ -28,12 +28,13 @@ _SHAPE = {
     "dense_layers": ("first_k_dense_replace",),
     "q_lora": ("q_lora_rank",),
     "kv_lora": ("kv_lora_rank",),
+    "qk_nope": ("qk_nope_head_dim",),
     "qk_rope": ("qk_rope_head_dim",),
     "v_head": ("v_head_dim",),
 }
 _KEYS = (
     "|".join(name for names in _SHAPE.values() for name in names)
-    + "|n_positions|gradient_checkpointing|tie_word_embeddings|n_shared_experts|qk_nope_head_dim|decoder_sparse_step"
+    + "|n_positions|gradient_checkpointing|tie_word_embeddings|n_shared_experts|decoder_sparse_step"
 )
 _PROGRESS = (
     r"(?=(?:[^{}\n]{0,1500}?'(?:global_step/max_steps|iteration)': '(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})')?)"
@@ -150,8 +151,6 @@ def _experts(facts: Mapping[str, Any], value: Callable[[str], str | None]) -> Fi
         sizes["shared_ffn"] = shared * facts["expert_ffn"]
     if (every := whole("decoder_sparse_step")) > 1 and "layers" in facts:
         sizes["dense_layers"] = facts["layers"] - facts["layers"] // every
-    if "kv_lora" in facts:
-        sizes["head_dim"] = whole("qk_nope_head_dim") + whole("qk_rope_head_dim")
     if value("shared_expert_intermediate_size") is not None:
         sizes["shared_gate"] = 1  # Qwen's
     return sizes

@@ -12,7 +12,8 @@ _MODEL = {
     "seq_length": "seq", "num_attention_heads": "heads", "hidden_size": "hidden", "ffn_hidden_size": "ffn",
     "num_query_groups": "kv_heads", "kv_channels": "head_dim", "num_moe_experts": "experts",
     "moe_router_topk": "experts_per_token", "moe_ffn_hidden_size": "expert_ffn",
-    "moe_shared_expert_intermediate_size": "shared_ffn",
+    "moe_shared_expert_intermediate_size": "shared_ffn", "q_lora_rank": "q_lora", "kv_lora_rank": "kv_lora",
+    "qk_head_dim": "qk_nope", "qk_pos_emb_head_dim": "qk_rope", "v_head_dim": "v_head", "mtp_num_layers": "mtp_layers",
 }  # fmt: skip
 _LAYOUT = {
     "micro_batch_size": "micro_batch", "global_batch_size": "global_batch", "num_layers": "layers",
@@ -84,6 +85,7 @@ DIALECT = Dialect(
                 ("activations_checkpoint_granularity", "(?P<recompute>selective|full)", {}),
                 ("activations_checkpoint_granularity", "null", {"recompute": "none"}),
                 ("activation", "'?(?:fast-)?swiglu'?", {"swiglu": True}),
+                ("gated_linear_unit", "true", {"swiglu": True}),
                 ("position_embedding_type", r"'?(?P<position_embedding>\w{1,24})'?", {}),
                 ("share_embeddings_and_output_weights", "[Ff]alse", {"untied_embeddings": True}),
                 ("bf16", "true", {"dtype": "bf16"}),

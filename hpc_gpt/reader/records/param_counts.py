@@ -75,9 +75,10 @@ def shape_of(draft: Draft, arguments: Mapping[str, str]) -> tuple[ModelShape | N
     untied = untied or is_on(arguments, "untie_embeddings_and_output_weights", "no_weight_tying")
     rms_norm = arguments.get("normalization", "").strip() in ("RMSNorm", "rmsnorm")
     no_bias_but_qkv: Bias = "qkv" if is_on(arguments, "add_qkv_bias") else "none"
+    nope = draft.whole("qk_nope")
     details: dict[str, Any] = {
         "kv_heads": kv_heads or None,
-        "head_dim": draft.whole("head_dim"),
+        "head_dim": draft.whole("head_dim") if nope is None else nope + (draft.whole("qk_rope") or 0),
         "ffn": draft.whole("ffn"),
         "mlp": "swiglu" if gated else "gelu",
         "norm": "rmsnorm" if rms_norm else "layernorm",
