@@ -277,10 +277,9 @@ def _add_active(draft: Draft, arguments: Mapping[str, str], size: ModelShape | N
     if size is not None:
         idle = size.params - size.params_active
         active = {"params": (params or size.params) - idle, "layer_weights": size.layer_weights}
-        active["attention_width"] = size.attention_width
-        if size.mtp_layers:  # the layers that predict later tokens, with their heads, are spread over the others
-            active["layer_weights"] = (size.multiplied - size.padded_vocab * size.hidden) / size.layers
-            active["attention_width"] = size.attention_width * size.attention_layers / size.layers
+        active["attention_width"] = size.query_width
+        if size.special_keys:
+            active["layer_weights"], active["attention_width"] = size.work_of_layer
         if size.is_mixture:
             draft.set("params_active", active["params"], f"inferred: from the shape ({shape_text(size)})")
     elif other_layers(draft, arguments) or why == _PART:

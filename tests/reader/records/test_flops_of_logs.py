@@ -420,7 +420,7 @@ def test_a_mixture_is_counted_by_what_a_token_uses():
     assert record.params == 12 * LAYER + MLP + 11 * (32 * expert + router + shared) + NORMS + TABLES
     used = record.settings["active"]["params"]
     assert used == record.params - 11 * 28 * expert
-    assert (record.settings["ep"], record.settings["etp"]) == (4, 1)
+    assert (record.params_active, record.ep, record.settings["etp"]) == (used, 4, 1)
     assert record.tflops_model == pytest.approx(tflops_model(**SIZES, hidden=16 * 96, params=used - IDLE))
     assert record.tflops_hardware == pytest.approx(record.tflops_model)
     assert record.tflops_seed == pytest.approx(6 * used * SIZES["seq"] * 16 / (0.1 * 8 * 1e12))
