@@ -303,6 +303,8 @@ def _flag_samples(draft: Draft) -> None:
 def _record(draft: Draft, run: str, dialect: str | None, arguments: Mapping[str, str], parts: Sequence[Part]) -> Record:
     keys = {entry.name for entry in fields(Record)}
     values = {name: value for name, value in draft.values.items() if name in keys and value is not None}
+    if values.get("ep") == 1 and "experts" not in draft:
+        del values["ep"], draft.sources["ep"]  # a dense model's dump of arguments has it, too
     settings: dict[str, Any] = {}
     if arguments:
         settings["arguments"] = dict(sorted(arguments.items()))
