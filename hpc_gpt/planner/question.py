@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hpc_gpt.core.engines import engine_named
+from hpc_gpt.core.engines import engine_named, trainers
 from hpc_gpt.core.engines import engines as all_engines
 from hpc_gpt.core.engines.base.facts import RECOMPUTES
 from hpc_gpt.core.engines.base.training import Offload, OptimizerMode, Training
@@ -195,7 +195,7 @@ class Question:
     def _states(self, engine: str, layout: Layout) -> Iterator[tuple[int, Offload, bool]]:
         """Yields each (zero_stage, offload, sharded_optimizer) that the engine supports with the layout."""
         facts = engine_named(engine)
-        if any(size > 1 and axis not in facts.axes for axis, size in vars(layout).items() if axis != "dp"):
+        if any(size > 1 and axis not in facts.axes for axis, size in layout.table().items() if axis != "dp"):
             return
         for zero_stage in self._choices("zero_stage", facts.zero_stages):
             stage = facts.stage_that_runs(zero_stage, self.dtype)
@@ -280,7 +280,11 @@ def question_of(
     tried = (engine.name,) if "engine.name" in holds else engines or searched_engines(profile)
     tried = tuple(name for name in tried if _takes(name, engine, switches))
     if "engine.name" not in holds:
-        tried = tuple(name for name in tried if engine_named(name).shape_fault(shape) is None)
+        # Without an engine of our own for it, a mixture of experts is planned for those of other programs.
+        able = [name for name, facts in trainers().items() if facts.shape_fault(shape) is None]
+        tried = tuple(name for name in tried if name in able) or tuple(
+            name for name in able if shape.special_keys and _takes(name, engine, switches)
+        )
     if experiment.data.mask_documents:
         tried = tuple(name for name in tried if engine_named(name).trains_our_model or "engine.name" in holds)
     mask = has_mask(experiment.data, engine, shape, experiment.train.dtype, profile.device)

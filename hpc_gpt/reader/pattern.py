@@ -293,6 +293,9 @@ UNITS: dict[str, tuple[str, float]] = {
     "params_gi": ("params", GIB),
     "params_estimated_billions": ("params_estimated", 1e9),
     "consumed_tokens_billions": ("consumed_tokens", 1e9),
+    # A program that balances whole sequences, or all ranks together, also prints a plain loss, which is 0.
+    "balance_loss_of_sequences": ("balance_loss", 1.0),
+    "balance_loss_of_ranks": ("balance_loss", 1.0),
     "loss_bits": ("loss", math.log(2)),  # of base 2, as fairseq prints it
     "loss_eval_bits": ("loss_eval", math.log(2)),
     "at_ms": ("at", 1e-3),
@@ -313,6 +316,7 @@ STEP_FIELDS = (
     "step_s",
     "loss",
     "grad_norm",
+    *(MIXTURE_FIELDS := ("balance_loss", "z_loss", "expert_load")),  # as the program scales them (docs/reports.md)
     "lr",
     "tokens_per_s",
     "tokens_per_s_gpu",

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.runs.record import Flag
 from hpc_gpt.reader.packed import PackedColumns
-from hpc_gpt.reader.pattern import STEP_FIELDS
+from hpc_gpt.reader.pattern import MIXTURE_FIELDS, STEP_FIELDS
 
 StepColumn = NDArray[np.float64]
 Places = NDArray[np.signedinteger[Any]]
@@ -36,7 +36,10 @@ _ARRAYS = {"line": 0, "attempt": 1, "counts": True, "steady": False, "after_paus
 
 # Fields that a line of steps may lack after a NaN, or that only some lines have.
 _NOT_OF_FORM = frozenset(
-    ("loss", "grad_norm", "not_finite", "nan", "skipped", "skipped_so_far", "loss_eval", "save_s", "tokens")
+    (
+        *("loss", "grad_norm", "not_finite", "nan", "skipped", "skipped_so_far", "loss_eval", "save_s", "tokens"),
+        *MIXTURE_FIELDS,
+    )
 )
 _FEWEST_WITH_LOSS = 2
 NOT_FINITE = {"grad_norm": 1, "loss": 2}  # the values of `not_finite`

@@ -23,12 +23,14 @@ import numpy as np
 
 from hpc_gpt.core.errors import OsErrorAs, RunFolderError, UserError
 from hpc_gpt.core.files import aside, try_folder
+from hpc_gpt.reader.pattern import MIXTURE_FIELDS
 from hpc_gpt.reader.records import RunRead
 from hpc_gpt.reader.records.attempts import epoch
 from hpc_gpt.report.compare import flat_settings, tokens_per_step
 
 FLOPS = ("tflops_seed", "tflops_hardware", "tflops_model")
-TAGS = ("loss", "loss_eval", "step_s", "tokens_per_s", "lr", "grad_norm", "skipped", *FLOPS)
+_CURVES = ("loss", "step_s", "tokens_per_s", "lr", "grad_norm", *MIXTURE_FIELDS)
+TAGS = (*_CURVES, "loss_eval", "skipped", *FLOPS)
 # Figures of the whole run, as report shows them.
 _FIGURES = ("step_s", "tokens_per_s", *FLOPS, "mfu", "hfu", "loss_eval", "skipped_steps", "nan_steps", "gpu_hours")
 ANOTHER = "name another folder for the export"
@@ -261,7 +263,7 @@ def curve_of(run: RunRead) -> tuple[float, list[CurveRow]]:
     """(epoch seconds of the first step, else of the start; the rows of an ExportedRun)."""
     steps, record = run.steps, run.record
     step_s = np.where(steps["step_s"] > 0, steps["step_s"], np.nan)
-    columns = {tag: steps[tag] for tag in ("loss", "step_s", "tokens_per_s", "lr", "grad_norm")}
+    columns = {tag: steps[tag] for tag in _CURVES}
     rates = (tokens_per_step(record) or np.nan) / step_s
     columns["tokens_per_s"] = np.where(np.isfinite(columns["tokens_per_s"]), columns["tokens_per_s"], rates)
     columns["skipped"] = steps.is_skipped.astype(np.float64)

@@ -3,18 +3,21 @@
 import argparse
 import importlib.util
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpc_gpt.core.engines.base.megatron_experts import stated_balance, stated_experts
 from hpc_gpt.core.engines.base.megatron_program import check_checkout, known_options, megatron_arguments, option_names
 from hpc_gpt.core.engines.megatron_lm import ENGINE
-from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.settings.cluster import ClusterProfile, Container
 from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.mixture import MixedSource
+from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
 from tests.megatron_lm.checkout import make_checkout
@@ -246,3 +249,113 @@ def test_further_words_stand_behind_ours_and_never_against_them():
     words = megatron_arguments(settle(engine={"megatron_args": tuple(own)}), "/run/checkpoints", "/data/text")
     assert words[-3:] == own
     assert {"--transformer-impl", "--num-workers"} <= set(option_names(words))
+
+
+WIDTHS = st.sampled_from([8, 16, 24, 48])
+
+
+@st.composite
+def mixtures(draw) -> Model:
+    """A mixture that Megatron-LM's options can say."""
+    experts = draw(st.sampled_from([2, 4, 8, 12]))
+    k = draw(st.integers(1, experts))
+    router = draw(st.sampled_from(["softmax", "topk-softmax", "sigmoid"])) if k > 1 else "softmax"
+    groups = draw(st.sampled_from([None, 2]))
+    return Model(
+        hidden=64, layers=4, heads=8, vocab=512, seq=128, positions="rope", norm="rmsnorm", mlp="swiglu", bias="none",
+        experts=experts, experts_per_token=k, expert_ffn=draw(WIDTHS), shared_ffn=draw(st.none() | WIDTHS),
+        dense_layers=(dense := draw(st.integers(0, 3))), ffn=draw(WIDTHS) if dense else None, router=router,
+        norm_topk=router == "sigmoid" or (router == "softmax" and k > 1 and draw(st.booleans())),
+        router_bias=router == "sigmoid" and draw(st.booleans()), router_scale=draw(st.sampled_from([1.0, 2.5])),
+        expert_groups=groups, groups_per_token=groups and draw(st.integers(-(-2 * k // experts), 2)),
+    )  # fmt: skip
+
+
+OF_EXPERTS = {
+    *("experts", "experts_per_token", "expert_ffn", "shared_ffn", "shared_gate", "dense_layers", "router"),
+    *("router_bias", "expert_groups", "groups_per_token", "norm_topk", "router_scale"),
+}
+
+
+def dumped(resolved: Resolved) -> dict[str, str]:
+    """The command line as Megatron-LM dumps it: {argument: text}."""
+    texts = {option.removeprefix("--").replace("-", "_"): str(value) for option, value in options(resolved).items()}
+    if "moe_layer_freq" in texts:
+        texts["moe_layer_freq"] = str(eval(texts["moe_layer_freq"]))
+    return texts
+
+
+@given(model=mixtures(), ep=st.sampled_from([1, 2, 4]), etp=st.sampled_from([None, 1]), shared_gate=st.booleans())
+def test_its_dump_of_a_mixture_states_the_same_mixture(model, ep, etp, shared_gate):
+    model = replace(model, shared_gate=shared_gate and model.shared_ffn is not None)
+    layout = {"tp": 2, "pp": 1, "dp": 4, "ep": ep, "etp": etp}
+    if model.experts % ep:
+        return
+    resolved = settle(model=model, layout=layout, engine={"sequence_parallel": True})
+    found = stated_experts(dumped(resolved))
+    assert (found.pop("ep"), found.pop("etp")) == (resolved.layout.ep, resolved.layout.expert_tp)
+    # A softmax of the chosen ones is a softmax of all, normed.
+    said = resolved.model
+    said = replace(said, router="softmax", norm_topk=True) if said.router == "topk-softmax" else said
+    others = {name: value for name, value in asdict(said).items() if name not in OF_EXPERTS}
+    assert ModelShape(**others, **found) == said
+
+
+def test_the_balance_is_ours_unless_its_own_options_say_it():
+    plain = Model(hidden=64, layers=4, heads=8, vocab=512, seq=128, experts=8, experts_per_token=2, expert_ffn=32,
+                  norm_topk=True, bias="none")  # fmt: skip
+    assert stated_balance(dumped(settle(model=plain))) == {"balance": "loss", "balance_coef": 0.001}
+    biased = replace(plain, router="sigmoid", router_bias=True)
+    assert stated_balance(dumped(settle(model=biased))) == {"balance": "bias"}
+    own = ("--moe-router-load-balancing-type=seq_aux_loss", "--moe-aux-loss-coeff=1e-4", "--moe-z-loss-coeff", "1e-3",
+           "--moe-token-dispatcher-type", "flex")  # fmt: skip
+    run = settle(model=plain, engine={"megatron_args": own})
+    words = megatron_arguments(run, "c", None)
+    assert [word for word in words if "dispatcher" in word] == ["--moe-token-dispatcher-type"]
+    said = {word.partition("=")[0].removeprefix("--").replace("-", "_"): word.partition("=")[2] for word in own[:2]}
+    assert stated_balance({**said, "moe_z_loss_coeff": "0.001"}) == {
+        "balance": "loss", "balance_coef": 1e-4, "z_loss_coef": 0.001,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"router": "softmax", "router_bias": True}, "it has a bias only for router sigmoid, not for softmax"),
+        ({"router": "sigmoid", "norm_topk": False}, "it norms a sigmoid's weights exactly if k is above 1"),
+        ({"experts_per_token": 1}, "its softmax over one expert is always 1"),
+        ({"qk_norm": "width"}, "it has a norm of all queries as one"),
+    ],
+)
+def test_a_router_that_it_does_not_have_is_refused(keys, why):
+    shape = {"experts": 8, "experts_per_token": 2, "expert_ffn": 32, "norm_topk": True, "bias": "none", **keys}
+    with pytest.raises(ConfigError, match=why):
+        settle(model=Model(hidden=64, layers=4, heads=8, vocab=512, seq=128, **shape))
+
+
+def test_experts_over_tp_need_parts_of_the_sequence_and_no_bias():
+    shape = {"hidden": 64, "layers": 4, "heads": 8, "vocab": 512, "seq": 128, "norm_topk": True}
+    mixture = Model(experts=8, experts_per_token=2, expert_ffn=32, bias="none", **shape)
+    with pytest.raises(UserError, match="ep is 2 with tp 2, and Megatron-LM then needs sequence parallelism"):
+        settle(model=mixture, layout={"tp": 2, "pp": 1, "dp": 4, "ep": 2})
+    with pytest.raises(UserError, match="2 ranks share an expert with biases, which Megatron-LM does not divide"):
+        settle(model=replace(mixture, bias="all"), layout={"tp": 2, "pp": 1, "dp": 4})
+
+
+@pytest.mark.parametrize(
+    ("own", "traits"),
+    [
+        (("--moe-token-dispatcher-type", "allgather"), {"dispatcher": "allgather"}),
+        (("--moe-token-dispatcher-type=flex", "--moe-enable-deepep"), {"dispatcher": "deepep"}),
+        (("--moe-token-dispatcher-type=flex", "--moe-flex-dispatcher-backend", "hybridep"), {"dispatcher": "hybridep"}),
+        (("--moe-token-dispatcher-type=flex", "--moe-flex-dispatcher-backend", "other"), {}),
+        (("--moe-router-force-load-balancing", "--overlap-moe-expert-parallel-comm"),
+         {"routing": "forced balance", "ep_overlap": True}),
+        (("--cuda-graph-impl", "transformer_engine", "--cuda-graph-scope", "attn", "moe_router", "--swiglu"),
+         {"cuda_graphs": ("attn", "moe_router")}),
+        (("--cuda-graph-impl", "transformer_engine"), {"cuda_graphs": ("full",)}),
+        (("--cuda-graph-scope", "mamba"), {}),
+    ],
+)  # fmt: skip
+def test_its_own_arguments_say_how_experts_run(own, traits):
+    assert ENGINE.stated_traits(Engine(name="megatron-lm", megatron_args=own)) == traits

@@ -51,6 +51,7 @@ def test_an_iteration_in_every_dress(line):
     found = read_iteration(line)
     names = ("step", "step_s", "lr", "loss", "grad_norm", "global_batch", "skipped")
     assert tuple(map(found.get, names)) == pytest.approx(LINES[line])
+    assert ("balance_loss" in found) == ("load_balancing_loss" in line)
 
 
 @pytest.mark.parametrize("line", LINES)

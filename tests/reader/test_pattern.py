@@ -25,7 +25,8 @@ at_ms: at 1; tokens_per_ms: tokens_per_s 1e6; gflops: tflops 1
 memory_allocated_bytes: memory_allocated_gib 9.31322575e-07; memory_allocated_mib: memory_allocated_gib 0.9765625
 memory_allocated_mb: memory_allocated_gib 0.931322575; memory_allocated_gb: memory_allocated_gib 931.322575
 memory_reserved_bytes: memory_reserved_gib 9.31322575e-07; memory_reserved_mib: memory_reserved_gib 0.9765625
-memory_reserved_gb: memory_reserved_gib 931.322575"""
+memory_reserved_gb: memory_reserved_gib 931.322575
+balance_loss_of_sequences: balance_loss 1000; balance_loss_of_ranks: balance_loss 1000"""
 TEXTS = (
     "engine device dtype recompute name job_id node node_list rank_name torch_version framework_version words key value"
 )

@@ -43,6 +43,7 @@ PATTERN_GROUPS = (
     "step", "steps_planned", "step_s", "step_ms", "steps_per_s", "loss", "loss_eval", "lr", "grad_norm", "tokens_per_s",
     "tokens_per_s_gpu", "samples_per_s", "tflops", "mfu", "mfu_percent", "skipped", "memory_allocated_gib",
     "memory_allocated_mib", "memory_allocated_gb", "memory_reserved_gib", "memory_reserved_mib", "memory_reserved_gb",
+    "balance_loss", "z_loss", "expert_load",
 )  # fmt: skip
 
 
@@ -51,7 +52,7 @@ class CommandEngine(EngineFacts):
     trains_our_model = False
     is_program = True
     takes_command = True
-    axes = frozenset({"tp", "pp", "cp"})  # the program splits, not we
+    axes = frozenset({"tp", "pp", "cp", "ep", "etp"})  # the program splits, not we
     switches = frozenset({"recompute"})  # for the record's FLOPs
     unfollowed = frozenset()  # as far as we know
     no_save = "your own program decides when it saves; stop and requeue send it command.stop_signal"

@@ -1,11 +1,12 @@
 """Megatron-LM: its rules, states and communication; `base.megatron_program` has its arguments and the checkout."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hpc_gpt.core.engines.base.facts import EngineFacts
+from hpc_gpt.core.engines.base.facts import EngineFacts, Fault
+from hpc_gpt.core.engines.base.megatron_experts import expert_fault, stated_traits
 from hpc_gpt.core.engines.base.megatron_program import (
     INTERLEAVED,
     check_checkout,
@@ -13,12 +14,14 @@ from hpc_gpt.core.engines.base.megatron_program import (
     megatron_arguments,
     option_names,
     splits_edges,
+    words_of,
 )
 from hpc_gpt.core.engines.base.training import LOGIT_BYTES, StateBytes, Training, plain_states
 from hpc_gpt.core.errors import ConfigError, LayoutError
 from hpc_gpt.core.settings.cluster import ClusterProfile
-from hpc_gpt.core.settings.experiment import Data, Engine, RopeScaling, Train
+from hpc_gpt.core.settings.experiment import Data, Engine, Train
 from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.model_keys import RopeScaling
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.shape_split import Obstacle, context_obstacle
@@ -29,7 +32,8 @@ class MegatronLm(EngineFacts):
     order, plan_order = 60, 50
     trains_our_model = False
     is_program = True
-    axes = frozenset({"tp", "pp", "cp"})
+    axes = frozenset({"tp", "pp", "cp", "ep", "etp"})
+    shape_parts = frozenset({"experts", "mtp_layers", "rotated"})
     cp_exchanges = ("heads", "keys", "ring")
     no_save = "Megatron-LM saves as often as train.save_every says, and when it ends: stop or requeue it"
     least_steps_after_warmup = 1
@@ -75,14 +79,14 @@ class MegatronLm(EngineFacts):
         """The reason why Megatron-LM cannot train a shape. Its options fix all figures of Llama 3.1's rotation except
         the factor, and take a whole number as the base
         (megatron/core/models/common/embeddings/rotary_pos_embedding.py)."""
-        if shape.embedding_norm:
-            return "it has a norm after the embedding"
+        if (fault := super().shape_fault(shape)) is not None:
+            return fault
         if shape.rope_theta != int(shape.rope_theta):
             return f"model.rope_theta is {shape.rope_theta:g}, and --rotary-base takes a whole number"
         scaling = shape.rope_scaling
         if scaling is not None and replace(scaling, factor=8.0) != RopeScaling("llama3", 8.0, 1.0, 4.0, 8192):
             return "it scales a rotation only by low 1, high 4 and 8192 positions"
-        return None
+        return expert_fault(shape)
 
     def context_obstacle(self, shape: ModelShape, layout: Layout, engine: Engine) -> Obstacle | None:
         """The reason why Megatron-LM cannot split samples over cp: it splits a sample into two chunks per rank whatever
@@ -100,7 +104,21 @@ class MegatronLm(EngineFacts):
             )
         return context_obstacle(shape, layout, "ring", engine.sequence_parallel)
 
+    def own_faults(self, engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:
+        """The faults of experts: tokens of tp ranks reach other ep ranks only in parts of the sequence
+        (megatron/core/model_parallel_config.py)."""
+        if layout.ep > 1 and layout.tp > 1 and not engine.sequence_parallel:
+            yield Fault(
+                f"ep is {layout.ep} with tp {layout.tp}, and Megatron-LM then needs sequence parallelism",
+                "use engine.sequence_parallel = true, or --tp 1",
+            )
+
     def check_run(self, layout: Layout, shape: ModelShape, train: Train) -> None:
+        if shape.is_mixture and shape.bias == "all" and layout.expert_tp > 1:
+            raise LayoutError(
+                f"{layout.expert_tp} ranks share an expert with biases, which Megatron-LM does not divide",
+                "use layout.etp = 1, or model.bias = none",
+            )
         if layout.tp > shape.key_heads:
             raise LayoutError(
                 f"tp {layout.tp} is more than the {shape.key_heads} kv_heads, which Megatron-LM does not divide",
@@ -194,7 +212,7 @@ class MegatronLm(EngineFacts):
             traits["attention"] = {"flash": "fa2", "fused": "cudnn"}[backend]
         if (layers := values_of.get("--cpu-offloading-num-layers", "")).isdigit():
             traits["offloaded_layers"] = int(layers)
-        return traits
+        return traits | stated_traits(words_of(engine.megatron_args))
 
     def overlaps(self, training: Training) -> tuple[tuple[str, ...], dict[str, Any]]:
         arguments: list[str] = []
@@ -245,15 +263,6 @@ class MegatronLm(EngineFacts):
 
 
 ENGINE = MegatronLm()
-
-
-def words_of(arguments: Sequence[str]) -> list[str]:
-    """Splits each `option=value` into option and value.
-
-    >>> words_of(["--seq-length=128", "--bf16"])
-    ['--seq-length', '128', '--bf16']
-    """
-    return [part for argument in arguments for part in argument.split("=", 1)]
 
 
 def one_gradient_buffer(training: Training) -> StateBytes:

@@ -1,7 +1,7 @@
 """An engine's switches: the combinations that cannot run, with the nearest that can; and those that make a step faster
 at no other cost. Each engine knows its own."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -13,9 +13,12 @@ from hpc_gpt.core.settings.devices import DEVICES
 from hpc_gpt.core.settings.experiment import Engine, Train
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.services import EngineName
 from hpc_gpt.core.settings.sized import Sized
 from hpc_gpt.core.tables import toml_value
 
+# The hint for a shape that no engine trains.
+NOT_TRAINED = "no engine here trains it: hpc-gpt plan without --engine plans it as a program like Megatron-LM"
 _FP8_MULTIPLE = 16  # must divide each dimension of an FP8 product (torch._scaled_mm)
 # The FP8 of these is fnuz, with other largest values, not tested here.
 _OTHER_FP8 = frozenset(name for name, device in DEVICES.items() if device.generation == "cdna3")
@@ -29,13 +32,16 @@ def can_resume(engine: Engine) -> bool:
     return engine.offload_path is None
 
 
-def resolve_engine(engine: Engine, layout: Layout, shape: ModelShape, train: Train) -> Engine:
+def resolve_engine(
+    engine: Engine, layout: Layout, shape: ModelShape, train: Train, others: Iterable[Fault] = ()
+) -> Engine:
     """The engine with a value for every switch.
 
-    Raises LayoutError or ConfigError if it cannot run, with a line for every fault and the nearest that runs as hint.
+    Raises LayoutError or ConfigError if it cannot run, with a line for every fault and the nearest that runs as hint;
+    `others` are faults found before.
     """
     engine = _with_stage(engine)
-    faults = engine_faults(engine, layout, shape, train)
+    faults = [*others, *engine_faults(engine, layout, shape, train)]
     kind = LayoutError if faults and faults[0].of_layout else ConfigError
     raise_faults({fault.message: fault.hint for fault in faults}, kind)
     return engine
@@ -44,10 +50,11 @@ def resolve_engine(engine: Engine, layout: Layout, shape: ModelShape, train: Tra
 def engine_faults(engine: Engine, layout: Layout, shape: ModelShape, train: Train) -> list[Fault]:
     """The reasons why the engine cannot run with this layout, shape and training; empty if it can."""
     engine = _with_stage(engine)
-    faults = [*_layout_faults(engine, layout), *_switch_faults(engine, layout, train)]
+    split = layout if shape.is_mixture else replace(layout, ep=1, etp=None)  # a dense model refuses these by itself
+    faults = [*_layout_faults(engine, split), *_switch_faults(engine, layout, train)]
     faults += _offload_faults(engine, train)
     faults += optimizer_faults(engine, train)
-    faults += _shape_faults(engine, shape)
+    faults += engine_shape_faults(engine, shape)
     return [*faults, *_size_faults(engine, layout, shape), *_context_faults(engine, layout, shape)]
 
 
@@ -65,12 +72,14 @@ def resolve_optimizer(train: Train, engine: Engine) -> Train:
 def _layout_faults(engine: Engine, layout: Layout) -> Iterator[Fault]:
     facts, stage = engine_named(engine.name), engine.zero_stage
     assert stage is not None
-    for axis in ("tp", "pp", "cp"):
-        size = getattr(layout, axis)
-        if size > 1 and axis not in facts.axes:
+    sizes = {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "ep": layout.ep}
+    sizes |= {"etp": layout.expert_tp} if layout.expert_tp != layout.tp else {}
+    for axis, size in sizes.items():
+        if (size > 1 or axis == "etp") and axis not in facts.axes:
             others = " or ".join(name for name, other in trainers().items() if axis in other.axes)
             yield Fault(f"{axis} {size} cannot run on engine {engine.name}, which does not split over {axis}",
-                        f"use --{axis} 1, or --engine {others}", of_layout=True)  # fmt: skip
+                        f"{'leave layout.etp out' if axis == 'etp' else f'use --{axis} 1'}, or --engine {others}",
+                        of_layout=True)  # fmt: skip
     if stage not in (0, 1, 2, 3):
         yield Fault(f"engine.zero_stage is {stage}, but must be 0, 1, 2 or 3", f"use {facts.default_stage}")
     elif layout.pp > 1 and stage > 1:
@@ -209,10 +218,16 @@ def _matmul_faults(resolved: Sized) -> Iterator[Fault]:
                         "use other sizes, or leave train.matmul out")  # fmt: skip
 
 
-def _shape_faults(engine: Engine, shape: ModelShape) -> Iterator[Fault]:
+def check_engine_trains(name: EngineName, shape: ModelShape) -> None:
+    """Raises ConfigError if the engine cannot train a model of this shape."""
+    raise_faults({fault.message: fault.hint for fault in engine_shape_faults(Engine(name=name), shape)})
+
+
+def engine_shape_faults(engine: Engine, shape: ModelShape) -> Iterator[Fault]:
+    """The reasons why the engine cannot train a model of this shape."""
     if (reason := engine_named(engine.name).shape_fault(shape)) is not None:
         able = [name for name, other in trainers().items() if other.shape_fault(shape) is None]
-        hint = f"use --engine {' or '.join(able)}" if able else "no engine here trains it; use another model"
+        hint = f"use --engine {' or '.join(able)}" if able else NOT_TRAINED
         yield Fault(f"engine {engine.name} cannot train this model: {reason}", hint)
     if engine.fused_bias_gradients and (shape.bias != "all" or shape.is_gated or shape.is_grouped):
         yield Fault("engine.fused_bias_gradients needs GELU, and biases of query, key and value of one width, "

@@ -26,6 +26,9 @@ AttentionKernel = Literal["unfused", "triton", "fa2", "fa3", "cudnn", "cudnn-fp8
 GradSum = Literal["fp32", "bf16", "fp16"]
 Loss = Literal["none", "half", "jit", "kernel"]
 HeldAs = Literal["mixed", "fp32", "bf16"]
+Dispatcher = Literal["alltoall", "allgather", "deepep", "hybridep"]
+Routing = Literal["real", "forced balance"]
+CudaGraph = Literal["attn", "moe_router", "moe_preprocess", "full"]
 _DEFAULT = "leave it out for its default"
 # Names that are filled into the texts of [after].
 AFTER_BRACES = ("checkpoint", "export", "step", "run")
@@ -113,6 +116,14 @@ class Plan:
     "Whether ZeRO-2, ZeRO-3 or FSDP reduces gradients only after the last micro-batch."
     whole_logits: bool | None = key(None, resume="free", affects=(), since="0.2")
     "Whether every rank of tp gathers all logits."
+    dispatcher: Dispatcher | None = key(None, resume="free", affects=(), since="0.4")
+    "Exchange of tokens among the ranks of layout.ep; deepep and hybridep send a token once to each node."
+    routing: Routing | None = key(None, resume="free", affects=(), since="0.4")
+    "Load of the experts: that of a trained router (real), or forced to be equal, as in benchmarks."
+    ep_overlap: bool | None = key(None, resume="free", affects=(), since="0.4")
+    "Whether the exchange of tokens overlaps with the passes of another micro-batch."
+    cuda_graphs: tuple[CudaGraph, ...] = key((), resume="free", affects=(), since="0.4")
+    'Parts of a layer that are launched as one CUDA graph; for example ["attn", "moe_router"].'
 
     @property
     def traits(self) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from typing import Any
 from hpc_gpt import __version__
 from hpc_gpt.core.format import counted, cut, plain
 from hpc_gpt.core.settings.cluster import ClusterProfile
-from hpc_gpt.core.settings.experiment import Command, Data, Engine, Job, LayoutRequest, Model, ScriptFacts, Train
+from hpc_gpt.core.settings.experiment import Command, Data, Engine, Job, LayoutRequest, ScriptFacts, Train
 from hpc_gpt.core.settings.key_rules import KeyRules, key_rules
 from hpc_gpt.core.settings.layout import AXES, Batch, Layout
+from hpc_gpt.core.settings.model_keys import Model
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.services import After, Notify, Plan, Track
 
@@ -131,9 +132,9 @@ def params(run: Sized) -> int | None:
 
 def unknown_figures(run: Sized) -> list[str]:
     """The keys of a record that are unknown for the run."""
-    names = [] if shown_layout(run) else [*AXES]
+    names = [] if shown_layout(run) else [*AXES, "ep"]
     names += [] if known_batch(run) else [entry.name for entry in fields(Batch)]
-    of_model = ["seq", "hidden", "layers", "heads", "vocab", "params", "recompute", "dtype"]
+    of_model = ["seq", "hidden", "layers", "heads", "vocab", "params", "params_active", "recompute", "dtype"]
     return names + ([] if known_shape(run) else of_model)
 
 

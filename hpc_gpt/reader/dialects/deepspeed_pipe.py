@@ -1,6 +1,6 @@
 """DeepSpeed's pipeline engine: its step line, and the parameters of each stage."""
 
-from hpc_gpt.reader.pattern import Dialect, Pattern, line
+from hpc_gpt.reader.pattern import Dialect, Pattern, line, named
 
 DIALECT = Dialect(
     name="deepspeed_pipe",
@@ -9,7 +9,9 @@ DIALECT = Dialect(
         # Each line is the mean of the steps since the line before. Further losses can follow the sum.
         Pattern(
             "step",
-            r"\bsteps: (?P<step>\d{1,12}) loss: (?P<loss>[^ |]{1,24}) (?:[\w /.-]{1,40}: [^ |:]{1,24} ){0,8}?"
+            r"\bsteps: (?P<step>\d{1,12}) loss: (?P<loss>[^ |]{1,24}) "
+            + named("(?= )", balance_loss=" ?moe loss: ")
+            + r"(?:[\w /.-]{1,40}: [^ |:]{1,24} ){0,8}?"
             r"iter time \(s\): (?P<step_s>\d{1,9}\.\d{1,6}) samples/sec: (?P<samples_per_s>\d{1,12}\.\d{1,6})",
         ),
         Pattern(

@@ -8,7 +8,8 @@ its `train_speed` is a mean since the start. `train_steps_per_second` has three 
 the runtime over the steps is exact, but it may show how many steps there were.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from hpc_gpt.reader.pattern import CLOCK, END, INT, NUMBER, Dialect, Fields, Pattern, entries, line, settings
 
@@ -22,10 +23,18 @@ _SHAPE = {
     "head_dim": ("head_dim",),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
     "experts_per_token": ("num_experts_per_tok",),
+    "expert_ffn": ("moe_intermediate_size",),
+    "shared_ffn": ("shared_expert_intermediate_size",),
+    "dense_layers": ("first_k_dense_replace",),
+    "q_lora": ("q_lora_rank",),
+    "kv_lora": ("kv_lora_rank",),
+    "qk_nope": ("qk_nope_head_dim",),
+    "qk_rope": ("qk_rope_head_dim",),
+    "v_head": ("v_head_dim",),
 }
 _KEYS = (
     "|".join(name for names in _SHAPE.values() for name in names)
-    + "|n_positions|gradient_checkpointing|tie_word_embeddings"
+    + "|n_positions|gradient_checkpointing|tie_word_embeddings|n_shared_experts|decoder_sparse_step"
 )
 _PROGRESS = (
     r"(?=(?:[^{}\n]{0,1500}?'(?:global_step/max_steps|iteration)': '(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})')?)"
@@ -41,10 +50,13 @@ _FIGURES = {
     r"memory/max_(?:mem_)?allocated ?\([gG]i[bB]\)": "memory_allocated_gib",
     r"memory(?:/device_(?:mem_)?reserved ?)?\([gG]i[bB]\)": "memory_reserved_gib",
     "total_peak_memory_allocated_MB": "memory_allocated_mib", "total_peak_memory_reserved_MB": "memory_reserved_mib",
+    # TRL's, and that of ms-swift under Megatron.
+    "aux_loss|(?:seq_|global_)?load_balancing_loss": "balance_loss", "z_loss": "z_loss",
     "step_time": "step_s", "tokens(?:/train_per_sec|_per_second)_per_gpu": "tokens_per_s_gpu",
 }  # fmt: skip
 _OF_SWIFT = {
     "grad_norm": "grad_norm", "learning_rate": "lr", "epoch": "epoch", r"memory\(GiB\)": "memory_reserved_gib",
+    "aux_loss": "balance_loss",
 }  # fmt: skip
 _TOTALS = {
     "train_samples_per_second": "samples_per_s", "train_tokens_per_second": "tokens_per_s",
@@ -61,7 +73,7 @@ def _quoted(group: str) -> str:
 
 def _entries(fields: Mapping[str, str]) -> str:
     """A lookahead for each entry of the dict that follows."""
-    return entries("'NAME': '?", fields, "'?(?=[,}])", _WITHIN)
+    return entries("'(?:NAME)': '?", fields, "'?(?=[,}])", _WITHIN)
 
 
 def _settings(literal: str, keys: str) -> Pattern:
@@ -97,6 +109,7 @@ def _interpret(arguments: Mapping[str, str]) -> Fields:
         text = value(*names)
         if text is not None and text.isdecimal():
             facts[fact] = int(text)
+    facts |= _experts(facts, value)
     if (kind := arguments.get('"model_type"')) and not any(
         f'"{of}_config"' in arguments for of in ("text", "vision", "audio")
     ):
@@ -126,6 +139,23 @@ def _interpret(arguments: Mapping[str, str]) -> Fields:
     return facts
 
 
+def _experts(facts: Mapping[str, Any], value: Callable[[str], str | None]) -> Fields:
+    """The sizes that DeepSeek's and Qwen's configurations state by two entries."""
+
+    def whole(name: str) -> int:
+        text = value(name)
+        return int(text) if text is not None and text.isdecimal() else 0
+
+    sizes: Fields = {}
+    if (shared := whole("n_shared_experts")) and "expert_ffn" in facts:
+        sizes["shared_ffn"] = shared * facts["expert_ffn"]
+    if (every := whole("decoder_sparse_step")) > 1 and "layers" in facts:
+        sizes["dense_layers"] = facts["layers"] - facts["layers"] // every
+    if value("shared_expert_intermediate_size") is not None:
+        sizes["shared_gate"] = 1  # Qwen's
+    return sizes
+
+
 DIALECT = Dialect(
     name="hf_trainer",
     engine="hf",
@@ -137,7 +167,7 @@ DIALECT = Dialect(
             rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?'loss': {_quoted('loss')}"
             + _entries({"grad_norm": "grad_norm", "learning_rate": "lr", "epoch": "epoch"})
             # Most lines have none of these: one search finds that out.
-            + r"(?:(?=[^{}\n]{0,1500}?'(?:num_|memory|total_peak|step_|tokens|global_step|iteration|train_runtime))"
+            + r"(?:(?=[^{}\n]{0,1500}?'(?:num_|memory|total_peak|step_|tokens|aux_|(?:seq_|global_)?load_|z_|global_step|iteration|train_runtime))"
             + _entries(_FIGURES)
             + _PROGRESS
             + ")?",
@@ -233,6 +263,7 @@ DIALECT = Dialect(
         ),
         _shape('"n_'),
         _shape('"n_', weak=True),
+        *map(_shape, ('_rank": ', '_head_dim": ', '"first_k_dense_', '"decoder_sparse_')),
         *map(_shape, ('"num_', '_size": ', '"head_dim": ', '"tie_word_', '"gradient_checkpointing')),
         Pattern("argument", r"(?P<key>\"vocab_size\"): (?P<value>\d{1,12})" + END, literal='"vocab_size": ', weak=True),
         Pattern(

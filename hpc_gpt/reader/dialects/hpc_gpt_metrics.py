@@ -17,6 +17,9 @@ DIALECT = Dialect(
             rf"(?:(?P<loss>{NUMBER})|null)(?=, \"loss_eval\": )"
             + _entry("loss_eval", "loss_eval")
             + _entry("grad_norm", "grad_norm")
+            + _entry("balance_loss", "balance_loss")
+            + _entry("z_loss", "z_loss")
+            + _entry("expert_load", "expert_load")
             + _entry("lr", "lr")
             + _entry("step_s", "step_s")
             + _entry("tokens_per_s", "tokens_per_s")

@@ -15,6 +15,12 @@ _KEYS_OF = {
     "lr": ("learning rate",),
     "global_batch": ("global batch size",),
     "loss": ("lm loss", "lm-loss", "lm_loss", "loss"),
+    # Of a mixture: Megatron-LM's losses are before their coefficients, the sum over the layers in DeepSpeed's fork after.
+    "balance_loss": ("load_balancing_loss", "moe loss", "moe_loss"),
+    "balance_loss_of_sequences": ("seq_load_balancing_loss",),
+    "balance_loss_of_ranks": ("global_load_balancing_loss",),
+    "z_loss": ("z_loss",),
+    "expert_load": ("load_imbalance",),
     "loss_scale": ("loss scale",),
     "grad_norm": ("grad norm",),
     "skipped": ("number of skipped iterations",),

@@ -1,8 +1,8 @@
 """Megatron-LM's dump of its arguments, from v1.1.5 and its DeepSpeed forks to now, and their meaning."""
 
-import re
 from collections.abc import Mapping
 
+from hpc_gpt.core.engines.base.megatron_experts import stated_balance, stated_experts
 from hpc_gpt.reader.pattern import Arguments, Dialect, Fields, Pattern, quotient, without_unknown
 
 # The prefix of a launcher before the two spaces of a line. DeepSpeed dumps a config that looks the same and means
@@ -21,7 +21,7 @@ def interpret(texts: Mapping[str, str]) -> Fields:
     return without_unknown(
         {
             **layout,
-            "ep": arguments.whole("expert_model_parallel_size"),
+            "ep": arguments.whole("expert_model_parallel_size", "moe_expert_parallel_size"),
             "vp": arguments.whole("virtual_pipeline_model_parallel_size"),
             "seq": arguments.whole("seq_length", "encoder_seq_length"),
             "hidden": arguments.whole("hidden_size"),
@@ -36,8 +36,6 @@ def interpret(texts: Mapping[str, str]) -> Fields:
             "untied_embeddings": arguments.true("untie_embeddings_and_output_weights"),
             # Only the name of an enumeration's member such as PositionEmbeddingType.alibi.
             "position_embedding": positions.rpartition(".")[2] if positions else None,
-            "experts": _experts(arguments),
-            "experts_per_token": arguments.whole("moe_router_topk", "topk") if _experts(arguments) else None,
             "dtype": _dtype(arguments),
             "fp8_products": 1
             if arguments.text("fp8") not in (None, "False") or arguments.true("fp8_hybrid", "fp8_e4m3")
@@ -54,6 +52,8 @@ def interpret(texts: Mapping[str, str]) -> Fields:
             "eval_interval": arguments.whole("eval_interval"),
             "save_interval": arguments.whole("save_interval"),
             **_engine(arguments, layout["pp"]),
+            **stated_experts(texts),
+            **stated_balance(texts),
         }
     )
 
@@ -116,12 +116,6 @@ def _kv_heads(arguments: Arguments) -> int | None:
     if arguments.true("group_query_attention"):
         return arguments.whole("num_query_groups")
     return arguments.whole("num_key_value_heads")
-
-
-def _experts(arguments: Arguments) -> int | None:
-    """The number of experts; None for a dense model. DeepSpeed's forks write a list, `[1]`."""
-    experts = max(map(int, re.findall(r"\d{1,6}", arguments.text("num_experts") or "")), default=0)
-    return experts if experts > 1 else None
 
 
 def _flash_attention(arguments: Arguments) -> bool | None:

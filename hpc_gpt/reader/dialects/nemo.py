@@ -11,12 +11,14 @@ _NUMBER = rf"(?:{NUMBER}(?:\.0)?)"
 _MODEL = {
     "seq_length": "seq", "num_attention_heads": "heads", "hidden_size": "hidden", "ffn_hidden_size": "ffn",
     "num_query_groups": "kv_heads", "kv_channels": "head_dim", "num_moe_experts": "experts",
-    "moe_router_topk": "experts_per_token",
+    "moe_router_topk": "experts_per_token", "moe_ffn_hidden_size": "expert_ffn",
+    "moe_shared_expert_intermediate_size": "shared_ffn", "q_lora_rank": "q_lora", "kv_lora_rank": "kv_lora",
+    "qk_head_dim": "qk_nope", "qk_pos_emb_head_dim": "qk_rope", "v_head_dim": "v_head", "mtp_num_layers": "mtp_layers",
 }  # fmt: skip
 _LAYOUT = {
     "micro_batch_size": "micro_batch", "global_batch_size": "global_batch", "num_layers": "layers",
     "tensor_model_parallel_size": "tp", "pipeline_model_parallel_size": "pp", "context_parallel_size": "cp",
-    "encoder_seq_length": "seq", "num_nodes": "nodes", "devices": "gpus_per_node",
+    "expert_model_parallel_size": "ep", "expert_tensor_parallel_size": "etp", "encoder_seq_length": "seq", "num_nodes": "nodes", "devices": "gpus_per_node",
 }  # fmt: skip
 
 
@@ -42,6 +44,8 @@ DIALECT = Dialect(
             + _entry("train_step_timing in s", "step_s")
             + _entry("grad_norm", "grad_norm")
             + _entry("lr", "lr")
+            + _entry("load_balancing_loss", "balance_loss")
+            + _entry("z_loss", "z_loss")
             + _entry("val_loss", "loss_eval")
             # Without a `]` the bar is cut: a figure with a comma after it is whole.
             + r"[^\]\n]{0,3000}(?:\]|$)",
@@ -63,6 +67,8 @@ DIALECT = Dialect(
             + _column("reduced_train_loss", "loss")
             + _column("train_step_timing in s", "step_s")
             + _column("grad_norm", "grad_norm")
+            + _column("(?:seq_|global_)?load_balancing_loss", "balance_loss")
+            + _column("z_loss", "z_loss")
             # TFLOPs after the samples end the line.
             + rf"(?=(?:[^\n]{{0,3000}}?\| (?P<of>consumed_samples: \d{{1,15}} \| )?TFLOPS_per_GPU: (?P<tflops>{_NUMBER})"
             + r"(?(of)(?= \||\s*$)|(?= \|)))?)"
@@ -79,12 +85,21 @@ DIALECT = Dialect(
                 ("activations_checkpoint_granularity", "(?P<recompute>selective|full)", {}),
                 ("activations_checkpoint_granularity", "null", {"recompute": "none"}),
                 ("activation", "'?(?:fast-)?swiglu'?", {"swiglu": True}),
+                ("gated_linear_unit", "true", {"swiglu": True}),
                 ("position_embedding_type", r"'?(?P<position_embedding>\w{1,24})'?", {}),
                 ("share_embeddings_and_output_weights", "[Ff]alse", {"untied_embeddings": True}),
                 ("bf16", "true", {"dtype": "bf16"}),
                 # fp8 is for the matrix products; everything else has `precision`.
                 ("fp8", "true", {"fp8_products": 1}),
             )
+        ),
+        # Which of a list of layers have experts is not read.
+        Pattern(
+            "fact",
+            LINE_START + r"moe_layer_freq:(?: \[[^\n]{1,4000})?(?=\s*$)",
+            literal="moe_layer_freq:",
+            facts={"layers_listed": 1},
+            weak=True,
         ),
         *settings("NAME: FIELD", _MODEL | _LAYOUT, LINE_START, weak=True),
         # NeMo 2 prints its configuration as Python: a name, `=`, a value and a comma on each line.

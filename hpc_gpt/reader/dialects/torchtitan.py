@@ -26,6 +26,8 @@ DIALECT = Dialect(
             r"(?<!validate )\bstep: {1,8}(?P<step>\d{1,12})(?= {2}[^\n]{0,400} {2}(?:tps|wps): )"
             + later(r" {2}loss: {1,8}", "loss", "(?=  )", _NO_LOSS)
             + named("(?=  )", grad_norm=" grad_norm: {1,8}", tflops=" tflops: {1,8}", lr=" lr: {1,8}")
+            # torchtitan has no losses of a mixture: its forks print them.
+            + named("(?=  )", balance_loss=" (?:aux|load_balanc(?:e|ing))_loss: {1,8}", z_loss=" z_loss: {1,8}")
             + later(" (?:tps|wps): {1,8}", "tokens_per_s_gpu", "(?=  )", INT)
             + later(" memory: {1,8}", "memory_reserved_gib", r"(?=GiB\()")
             + later(" mfu: {1,8}", "mfu_percent", "(?=%)"),
@@ -72,7 +74,7 @@ DIALECT = Dialect(
             + "".join(_MESH.format(name=name, group=name) for name in ("pp", "cp", "tp"))
             # Replicas x shards ranks split the batch: dp is dp_shard only if dp_replicate is 1.
             + r"(?:(?=[^\n]{0,300}\bdp_replicate=1, dp_shard=(?P<dp>\d{1,6}),))?"
-            + r"[^\n]{0,200}\bep=(?P<ep>\d{1,6})",
+            + r"[^\n]{0,200}\bep=(?P<ep>\d{1,6})(?:, etp=(?P<etp>\d{1,6}))?",
         ),
         # The axes of a mesh are in the order of their sizes. Each set of axes has its own pattern; an axis of size 1 is
         # left out.

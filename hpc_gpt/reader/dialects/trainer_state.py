@@ -25,6 +25,7 @@ DIALECT = Dialect(
                 ("grad_norm", "grad_norm"),
                 ("learning_rate", "lr"),
                 ("loss", "loss"),
+                ("aux_loss", "balance_loss"),
                 ("eval_loss", "loss_eval"),
                 ("num_input_tokens_seen", "consumed_tokens"),
             )

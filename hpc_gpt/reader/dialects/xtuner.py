@@ -14,6 +14,7 @@ DIALECT = Dialect(
             "step",
             r"\bStep (?P<step>\d{1,12})/(?P<steps_planned>\d{1,12}) (?=data_time: [^\n]{1,1000}? reduced_llm_loss: )"
             + named(loss=" reduced_llm_loss: ", lr=" lr: ", step_s=" time: ", grad_norm=" grad_norm: ")
+            + named(balance_loss=" reduced_balancing_loss: ", z_loss=" reduced_z_loss: ")
             + named(tokens_per_s_gpu=" tgs: ", consumed_tokens=" (?:reduced|total)_consumed_tokens: ")
             + named(memory_allocated_gib=" max_memory: ", memory_reserved_gib=" reserved_memory: "),
             literal=" reduced_llm_loss: ",

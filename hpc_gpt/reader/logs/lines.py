@@ -325,7 +325,9 @@ class LineReader(GrowingParts):
             return self.leave_out(OTHER_RANKS)
         for name, value in values.items():
             if name in STEP_FIELDS and isinstance(value, float):
-                rows.open_row.setdefault(name, value)
+                before = rows.open_row.setdefault(name, value)
+                if name == "expert_load" and value > before:  # a line for each layer: the fullest expert of all counts
+                    rows.open_row[name] = value
         self._facts_of_step(values, rank, Place(self.file, number), rule)
         return None
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ from hpc_gpt.core.formulas import Recompute, hfu, memory_seed003_gib, mfu, tflop
 from hpc_gpt.core.runs.record import Flag, Record
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.devices import DEVICES, peak_tflops
-from hpc_gpt.core.settings.experiment import MlpKind
 from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.typed_tables import from_tables
 from hpc_gpt.reader.causes import Cause
 from hpc_gpt.reader.logs import Failure
 from hpc_gpt.reader.records.windows import attention_keys, of_options
@@ -119,17 +119,23 @@ def add_figures(record: Record, foreign: bool = False) -> Record:
     if speed and gpus and (not foreign or not record.tokens_per_s_gpu):
         figures["tokens_per_s_gpu"] = (speed / gpus, "tokens_per_s / gpus")
     flops: DerivedFigures = {}
+    rate, by_all = 0.0, list[Flag]()  # rate: tokens/s of one GPU
     if step_s and batch and seq and gpus:
-        flops = _flops(record, step_s, batch, seq, gpus)
+        flops, rate = _flops(record, step_s, batch, seq, gpus), batch * seq / step_s / gpus
     elif seq and record.tokens_per_s_gpu and not record.tokens_per_s:
         # The number of GPUs is not known, but each trains as many tokens/s as the program prints.
-        flops = _flops(record, seq / record.tokens_per_s_gpu, 1, seq, 1)
+        flops, rate = _flops(record, seq / record.tokens_per_s_gpu, 1, seq, 1), record.tokens_per_s_gpu
     if flops:
-        possible, wrong = _possible(record, flops)
+        by_all = _by_all_parameters(record, flops, rate)
+        flags += by_all
+        possible, wrong = _possible(replace(record, tflops_printed=None) if by_all else record, flops)
         shares, lacking = _shares(record, possible)
         figures |= possible | shares
         flags += wrong + lacking + ([f"{why}: TFLOPs are left out"] if (why := _keys(record)[1]) else [])
     sources = {**record.sources, **{name: source for name, (_, source) in figures.items()}}
+    for name in ("tflops_printed", "mfu_printed") if by_all else ():
+        if name in sources:
+            sources[name] += "; it counts all parameters"
     return replace(record, **{name: value for name, (value, _) in figures.items()}, sources=sources, flags=flags)  # type: ignore[arg-type]
 
 
@@ -219,7 +225,7 @@ def _multiplied(record: Record, params: float, weights: float | None) -> float |
     return counted if has_shape or abs(params / counted - 1) <= _TABLES else None
 
 
-def _active(record: Record) -> tuple[float | None, float | None, int | None]:
+def _active(record: Record) -> tuple[float | None, float | None, float | None]:
     """(parameters, weights of a layer, width of attention) that multiply a token; None for each unknown one.
 
     The record of another program's log has them in `settings.active`; the record of our run has its shape in
@@ -231,10 +237,18 @@ def _active(record: Record) -> tuple[float | None, float | None, int | None]:
     if not (record.hidden and record.layers and record.heads):
         return record.params, 12 * (record.hidden or 0) ** 2, record.hidden
     model = model if isinstance(model, dict) else {}
-    sizes = {key: model[key] for key in ("kv_heads", "head_dim", "ffn") if isinstance(model.get(key), int)}
-    mlp: MlpKind = "swiglu" if model.get("mlp") == "swiglu" else "gelu"
-    shape = ModelShape(record.hidden, record.layers, record.heads, mlp=mlp, **sizes)
-    return record.params, shape.layer_weights, shape.query_width
+    sizes = {name: getattr(record, name) for name in ("hidden", "layers", "heads", "vocab", "seq")}
+    keys = {key: value for key, value in model.items() if key in _KEYS_OF_SHAPE}
+    try:
+        shape: ModelShape = from_tables(ModelShape, {**keys, **{key: size for key, size in sizes.items() if size}})
+    except (KeyError, TypeError, ValueError):  # a damaged record
+        return record.params, None, None
+    if not shape.special_keys:
+        return record.params, shape.layer_weights, shape.query_width
+    return record.params_active or record.params, *shape.work_of_layer
+
+
+_KEYS_OF_SHAPE = {entry.name for entry in fields(ModelShape)}
 
 
 def _keys(record: Record) -> tuple[float | None, str]:
@@ -249,6 +263,26 @@ def _keys(record: Record) -> tuple[float | None, str]:
     if isinstance(logged, dict):
         arguments = {**arguments, **{name: str(text) for name, text in logged.items()}}
     return attention_keys(arguments, record.seq, record.layers)
+
+
+_NEAR = 1.5  # times: a program's formula may leave out attention, or count a recomputed forward pass
+
+
+def _by_all_parameters(record: Record, flops: DerivedFigures, rate: float) -> list[Flag]:
+    """A flag if the program's own TFLOP/s, or MFU, of a mixture count all parameters and not those that a token uses;
+    `rate`: tokens/s of one GPU."""
+    model, (used, _, _) = flops.get("tflops_model", (None, ""))[0], _active(record)
+    peak = peak_tflops(record.device or "", record.units or "")
+    printed = record.tflops_printed or (record.mfu_printed and peak and record.mfu_printed * peak)
+    idle = (record.params or 0) - (used or 0)
+    if not (model and printed and used and idle > 0):
+        return []
+    every = model + 6 * idle * rate / 1e12
+    if not 1 / _NEAR < printed / every < _NEAR or printed * printed < model * every:
+        return []
+    what = f"{printed:,.4g} TFLOP/s per GPU" if record.tflops_printed else f"an MFU of {record.mfu_printed:.1%}"
+    message = f"the program prints {what}, which counts all parameters; by those that a token uses it is {model:,.4g}"
+    return [Flag(message, "program")]
 
 
 _OF_PROGRAM = 2.5  # largest ratio to the program's own TFLOP/s, whose formula may leave out or repeat a part

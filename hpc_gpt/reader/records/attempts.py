@@ -23,14 +23,14 @@ from hpc_gpt.core.runs.run_folder import Attempt
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.reader.cache import cached_prefix, identity_of
 from hpc_gpt.reader.packed import PackedColumn, PackedColumns
-from hpc_gpt.reader.pattern import MEMORY_FIELDS
+from hpc_gpt.reader.pattern import MEMORY_FIELDS, MIXTURE_FIELDS
 from hpc_gpt.reader.steps import NOT_FINITE, StepColumn, StepTable
 
 _YEAR_10000 = 253402300800.0
 # {key of a line of metrics.jsonl: column of the step table}.
 _SAME = (
     *("step", "loss", "loss_eval", "grad_norm", "lr", "step_s", "tokens_per_s", "tokens", "skipped", "nan"),
-    *("save_s", "eval_s"),
+    *("save_s", "eval_s", *MIXTURE_FIELDS),
 )
 KEYS = {**{key: key for key in _SAME}, "time": "at"}
 _CHUNK = 1 << 19  # bytes of lines parsed at once: their objects fit the processor's cache

@@ -48,7 +48,9 @@ _SETTINGS = (
     *("save_interval", "gpus_per_node", "sequence_parallel", "flash_attention", "distributed_optimizer"),
     *("optimizer_offload", "param_offload", "partition_activations", "samples_per_epoch", "epochs", "params_printed"),
     *("experts", "experts_per_token", "swiglu", "untied_embeddings", "position_embedding", "global_batch_tokens"),
-    *("head_dim", "active"),
+    *("head_dim", "active", "etp", "expert_ffn", "shared_ffn", "shared_gate", "dense_layers", "expert_groups"),
+    *("groups_per_token", "router", "router_bias", "router_scale", "norm_topk", "q_lora", "kv_lora", "qk_rope"),
+    *("v_head", "mtp_layers", "balance", "balance_coef", "z_loss_coef"),
     *("resumed_step", "allreduce_gbit_per_s", "allreduce_bus_gbit_per_s", "nccl_bus_gbyte_per_s"),
 )
 # Dialects whose lines many programs print.
@@ -304,6 +306,8 @@ def _flag_samples(draft: Draft) -> None:
 def _record(draft: Draft, run: str, dialect: str | None, arguments: Mapping[str, str], parts: Sequence[Part]) -> Record:
     keys = {entry.name for entry in fields(Record)}
     values = {name: value for name, value in draft.values.items() if name in keys and value is not None}
+    if values.get("ep") == 1 and "experts" not in draft:
+        del values["ep"], draft.sources["ep"]  # a dense model's dump of arguments has it, too
     settings: dict[str, Any] = {}
     if arguments:
         settings["arguments"] = dict(sorted(arguments.items()))

@@ -15,7 +15,7 @@ from hpc_gpt.reader.dialects import dialects
 from hpc_gpt.reader.dialects.generic import TESTS
 from hpc_gpt.reader.dialects.tqdm import BAR_OF_TRAINING
 from hpc_gpt.reader.logs import Part
-from hpc_gpt.reader.pattern import STEP_FIELDS
+from hpc_gpt.reader.pattern import MIXTURE_FIELDS, STEP_FIELDS
 from hpc_gpt.reader.steps import Mask, Places, StepColumn, StepTable, joined_by_step, steps_that_count
 
 # The fields that give the time of a step, the best first.
@@ -352,7 +352,7 @@ def steps_to_show(steps: LogSteps, step_s: StepColumn, parts: Sequence[Part], st
     if step_tokens and not np.isfinite(tokens_per_s).any():
         with np.errstate(divide="ignore", over="ignore"):
             tokens_per_s = np.where(step_s > 0, step_tokens / step_s, np.nan)
-    shown = ("step", "loss", "grad_norm", "lr", "at", "skipped")
+    shown = ("step", "loss", "grad_norm", *MIXTURE_FIELDS, "lr", "at", "skipped")
     columns = {name: steps.columns[name] for name in shown if name in steps}
     evals = np.array([(step, loss) for step, loss, _ in evaluations(steps, parts)], np.float64).reshape(-1, 2)
     columns |= {"step_s": step_s, "tokens_per_s": tokens_per_s}

@@ -12,6 +12,7 @@ import numpy as np
 
 from hpc_gpt.core.format import counted, counted_words
 from hpc_gpt.reader.logs import Part
+from hpc_gpt.reader.pattern import MIXTURE_FIELDS
 from hpc_gpt.reader.records.draft import LIBRARIES, Draft
 from hpc_gpt.reader.records.inferred import consumed_by_step, step_tokens
 from hpc_gpt.reader.records.log_steps import LogSteps, evaluations
@@ -264,7 +265,7 @@ _PRINTED = {
 
 
 def add_losses(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
-    """Adds the first and the last loss, and the loss of the last evaluation."""
+    """Adds the first and the last loss, the loss of the last evaluation, and a mixture's figures."""
     finite = np.flatnonzero(np.isfinite(steps["loss"]) & steps.counts)
     if len(finite):
         first, last = int(finite[0]), int(finite[-1])
@@ -272,11 +273,20 @@ def add_losses(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
         draft.set("loss_last", float(steps["loss"][last]), steps.place(last))
         if last > first and steps["loss"][last] >= steps["loss"][first]:
             draft.flag("the loss did not fall", "loss")
+    add_mixture(draft, steps)
     if len(steps) and (since := steps.nan_since(int(steps.attempt[-1]))) is not None:
         draft.set("loss_last", math.nan, steps.place(since))
     evals = evaluations(steps, parts)
     if evals and "evaluates_accuracy" not in draft:
         draft.set("loss_eval", evals[-1][1], evals[-1][2])
+
+
+def add_mixture(draft: Draft, steps: StepTable) -> None:
+    """Adds a mixture's losses and load at the last step that has them."""
+    for name in MIXTURE_FIELDS:
+        column = steps[name] if name in steps else np.zeros(0)
+        if len(present := np.flatnonzero(np.isfinite(column) & (column != 0) & steps.counts[: len(column)])):
+            draft.set(name, float(column[present[-1]]), steps.place(int(present[-1])))
 
 
 def add_counts(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:

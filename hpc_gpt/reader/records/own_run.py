@@ -42,6 +42,7 @@ from hpc_gpt.reader.records.attempts import AttemptRead, MetricsLines, epoch, is
 from hpc_gpt.reader.records.draft import Draft
 from hpc_gpt.reader.records.goodput import PARTS, seconds_by
 from hpc_gpt.reader.records.log_steps import log_interval
+from hpc_gpt.reader.records.outcome import add_mixture
 from hpc_gpt.reader.records.sockets import OF_NETWORK, OVER_SOCKETS, says_sockets
 from hpc_gpt.reader.steps import RULE, StepTable, StepTimes, steps_that_count, time_steps
 
@@ -120,6 +121,7 @@ def figures_asked(resolved: Sized) -> dict[str, Any]:
         "pp": layout.pp,
         "cp": layout.cp,
         "dp": layout.dp,
+        "ep": layout.ep if model.is_mixture else None,
         "micro_batch": batch.micro_batch,
         "micro_batches": batch.micro_batches,
         "global_batch": batch.global_batch,
@@ -129,6 +131,7 @@ def figures_asked(resolved: Sized) -> dict[str, Any]:
         "heads": model.heads,
         "vocab": model.vocab,
         "params": model.params,
+        "params_active": model.params_active if model.is_mixture else None,
         "recompute": resolved.engine.recompute,
         "dtype": resolved.train.dtype,
         "matmul": None if (matmul := resolved.train.matmul) == "none" else matmul,
@@ -170,6 +173,8 @@ def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
         draft.flag(f"engine.zero_stage is {resolved.engine.zero_stage}, but {resolved.train.dtype} runs ZeRO {stage}")
     if values["params"] is not None:
         draft.sources["params"] = "from the shape in resolved.json, the tied embedding once"
+    if values["params_active"] is not None:
+        draft.sources["params_active"] = "from the shape in resolved.json, without experts that a token is not sent to"
     draft.sources["config_hash"] = "sha256 of the settings in resolved.json that decide weights and speed"
 
 
@@ -292,6 +297,8 @@ def _add_losses(draft: Draft, steps: StepTable) -> None:
         draft.set("loss_eval", float(eval_loss[last]), steps.place(last))
         if (by_source := steps.eval_by.get(int(steps["step"][last]))) is not None:
             draft.set("loss_eval_by", by_source, steps.place(last))
+    del eval_loss, evaluated
+    add_mixture(draft, steps)
 
 
 def _add_times(draft: Draft, times: StepTimes | None, steps: int, where: str) -> None:

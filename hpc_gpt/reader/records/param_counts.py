@@ -5,14 +5,12 @@ Counts of the same quantity must agree to 5 %: otherwise the parameters are left
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from hpc_gpt.core.engines import engines
 from hpc_gpt.core.format import show_whole
-from hpc_gpt.core.settings.experiment import Bias
+from hpc_gpt.core.settings.model_keys import Bias
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.shape_split import replicated_params
 from hpc_gpt.reader.logs import Part
@@ -26,76 +24,30 @@ _ALIKE = 0.05  # counts of one model that differ by more contradict each other
 _PART = "only a part of the parameters is trained, and the formulas assume all"
 # Arguments that change the layers' matrices in ways that hpc-gpt does not read.
 _OTHER_LAYERS = (
-    *("multi_latent_attention", "is_hybrid_model", "hybrid_override_pattern", "hybrid_attention_ratio"),
-    *("hybrid_layer_pattern", "heterogeneous_layers_config_path", "mtp_num_layers", "moe_latent_size"),
-    *("attention_output_gate", "experimental_attention_variant", "decoder_num_layers", "decoder_seq_length"),
+    *("is_hybrid_model", "hybrid_override_pattern", "hybrid_attention_ratio", "hybrid_layer_pattern"),
+    *("heterogeneous_layers_config_path", "moe_latent_size", "attention_output_gate"),
+    *("experimental_attention_variant", "decoder_num_layers", "decoder_seq_length"),
 )
 # Details of the shape in addition to its sizes, by the name of a model's architecture.
 _LLAMA: dict[str, Any] = {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope", "bias": "none"}
 _KINDS = {
-    **dict.fromkeys(("llama", "mistral", "mixtral"), _LLAMA),
-    "qwen2": _LLAMA | {"bias": "qkv"},
-    "qwen3": _LLAMA | {"qk_norm": True},
+    **dict.fromkeys(("llama", "mistral", "mixtral", "deepseek_v2", "deepseek_v3", "kimi_k2"), _LLAMA),
+    **dict.fromkeys(("qwen2", "qwen2_moe", "glm4_moe"), _LLAMA | {"bias": "qkv"}),
+    **dict.fromkeys(("qwen3", "qwen3_moe", "dots1"), _LLAMA | {"qk_norm": True}),
+    "olmoe": _LLAMA | {"qk_norm": "width"},
 }
 _OFF = ("", "none", "null", "false", "0", "0.0", "standard")
 
 
-@dataclass(frozen=True)
-class Experts:
-    """A mixture: `layers` layers with `count` MLPs of width `ffn` each, `used` of them per token, and a shared one."""
-
-    count: int
-    used: int
-    layers: int
-    ffn: int
-    shared_ffn: int = 0
-
-
-@dataclass(frozen=True)
-class ModelSize:
-    """A model's shape, and the experts that replace the MLP in some layers."""
-
-    shape: ModelShape
-    experts: Experts | None = None
-
-    @property
-    def params(self) -> int:
-        """All parameters."""
-        return self.shape.params + (self._more(self.experts.count) if self.experts else 0)
-
-    @property
-    def params_of_token(self) -> int:
-        """Parameters that a token uses: all except those of the experts that it is not sent to."""
-        return self.shape.params + (self._more(self.experts.used) if self.experts else 0)
-
-    @property
-    def layer_weights(self) -> float:
-        """Weights of a layer's matrices that multiply a token, the mean over the layers."""
-        return self.shape.layer_weights + (self._more(self.experts.used) / self.shape.layers if self.experts else 0)
-
-    def _more(self, count: int) -> int:
-        """Parameters of all layers in addition to a plain MLP, with `count` experts each and the whole router."""
-        one, shape = self.experts, self.shape
-        assert one is not None
-        of_layer = count * _mlp(shape, one.ffn) + _mlp(shape, one.shared_ffn) + one.count * shape.hidden
-        return one.layers * (of_layer - _mlp(shape, shape.mlp_width))
-
-
-def _mlp(shape: ModelShape, ffn: int) -> int:
-    """Parameters of an MLP of width `ffn`."""
-    parts = replace(shape, ffn=ffn).matrices[4:] if ffn else ()
-    return sum(matrix.size + (matrix.rows if matrix.bias else 0) for matrix in parts)
-
-
-def size_by_shape(draft: Draft, arguments: Mapping[str, str]) -> tuple[ModelSize | None, str]:
-    """(the model's size, "") if its shape is known, else (None, why not). Its vocabulary is the embedding's rows."""
+def shape_of(draft: Draft, arguments: Mapping[str, str]) -> tuple[ModelShape | None, str]:
+    """(the model's shape, "") if it is known, else (None, why not). Its vocabulary is the embedding's rows."""
     sizes = [draft.whole(name) for name in ("hidden", "layers", "heads", "vocab")]
     if any(size is None for size in sizes):
         return None, "the shape is not known"
     hidden, layers, heads, rows = (size for size in sizes if size is not None)
     if max(hidden, layers, heads, rows) > 10**9:
         return None, "the shape is larger than any model"
-    if other := other_layers(arguments):
+    if other := other_layers(draft, arguments):
         return None, f"{other} gives layers that a plain decoder does not have"
     positions = str(draft.get("position_embedding") or arguments.get("pos_emb", "learned")).strip(" '\"")
     rotary = positions not in ("learned_absolute", "learned", "absolute")
@@ -123,49 +75,57 @@ def size_by_shape(draft: Draft, arguments: Mapping[str, str]) -> tuple[ModelSize
     untied = untied or is_on(arguments, "untie_embeddings_and_output_weights", "no_weight_tying")
     rms_norm = arguments.get("normalization", "").strip() in ("RMSNorm", "rmsnorm")
     no_bias_but_qkv: Bias = "qkv" if is_on(arguments, "add_qkv_bias") else "none"
+    nope = draft.whole("qk_nope")
     details: dict[str, Any] = {
         "kv_heads": kv_heads or None,
-        "head_dim": draft.whole("head_dim"),
+        "head_dim": draft.whole("head_dim") if nope is None else nope + (draft.whole("qk_rope") or 0),
         "ffn": draft.whole("ffn"),
         "mlp": "swiglu" if gated else "gelu",
         "norm": "rmsnorm" if rms_norm else "layernorm",
         "positions": "rope" if rotary else "learned",
         "bias": no_bias_but_qkv if no_bias else "all",
         "embedding_norm": is_on(arguments, "embed_layernorm"),
-        "qk_norm": is_on(arguments, "qk_layernorm"),
+        "qk_norm": is_on(arguments, "qk_layernorm") and "kv_lora" not in draft,
+        **{name: draft.whole(name) for name in ("q_lora", "kv_lora", "qk_rope", "v_head") if "kv_lora" in draft},
+        "mtp_layers": draft.whole("mtp_layers") or 0,
     }
-    shape = ModelShape(hidden, layers, heads, rows, seq or 0, not untied, vocab_multiple=1, **{**details, **kind})
-    experts = _experts(draft, arguments, shape)
-    return (None, experts) if isinstance(experts, str) else (ModelSize(shape, experts), "")
+    mixture = _mixture(draft, arguments, layers, draft.whole("ffn") or 4 * hidden)
+    if isinstance(mixture, str):
+        return None, mixture
+    details |= kind | mixture
+    return ModelShape(hidden, layers, heads, rows, seq or 0, not untied, vocab_multiple=1, **details), ""
 
 
-def other_layers(arguments: Mapping[str, str]) -> str | None:
-    return next((name for name in _OTHER_LAYERS if arguments.get(name, "").strip().lower() not in _OFF), None)
+def other_layers(draft: Draft, arguments: Mapping[str, str]) -> str | None:
+    """The first argument that gives the layers matrices which a shape does not have; None without one."""
+    others = (*_OTHER_LAYERS, *(() if "kv_lora" in draft else ("multi_latent_attention",)))
+    return next((name for name in others if arguments.get(name, "").strip().lower() not in _OFF), None)
 
 
-def _experts(draft: Draft, arguments: Mapping[str, str], shape: ModelShape) -> Experts | str | None:
-    """The experts by a dump of arguments; None for a dense model; a reason if the dump does not state them all."""
-    count, used = draft.whole("experts") or 1, draft.whole("experts_per_token")
+def _mixture(draft: Draft, arguments: Mapping[str, str], layers: int, ffn: int) -> dict[str, Any] | str:
+    """The keys of a shape about experts by what the log states, {} for a dense model; a reason if it does not state
+    enough of them. `ffn`: the width of an expert that the log does not state."""
+    count, used = draft.whole("experts") or 1, draft.whole("experts_per_token") or 0
     if count == 1:
-        return None
-    every = arguments.get("moe_layer_freq", arguments.get("expert_interval", "1")).strip()
-    if re.fullmatch(r"\d{1,4}", every) and int(every):
-        layers = len(range(0, shape.layers, int(every)))
-    elif re.fullmatch(r"\[[01](?:, ?[01]){0,999}\]", every) and (every.count("0") + every.count("1")) == shape.layers:
-        layers = every.count("1")
-    else:
-        layers = 0
-    if not used or not layers or arguments.get("mlp_type", "standard").strip() != "standard":
+        return {}
+    dense, usual = draft.whole("dense_layers") or 0, arguments.get("mlp_type", "standard").strip() == "standard"
+    if not 0 < used <= count or not 0 <= dense < layers or not usual or "layers_listed" in draft:
         return "a mixture of experts, and the log does not say how many parameters a token uses"
-    ffn = number_of(arguments, "moe_ffn_hidden_size") or shape.mlp_width
-    shared = number_of(arguments, "moe_shared_expert_intermediate_size") or 0
-    return Experts(count, used, layers, ffn, shared)
+    return {
+        "experts": count,
+        "experts_per_token": used,
+        "expert_ffn": draft.whole("expert_ffn") or ffn,
+        "shared_ffn": draft.whole("shared_ffn") or None,
+        "shared_gate": bool(draft.get("shared_gate")),
+        "dense_layers": dense,
+    }
 
 
-def shape_text(size: ModelSize) -> str:
-    shape, experts = size.shape, size.experts
+def shape_text(shape: ModelShape) -> str:
+    """The shape in words, for the source of a figure."""
+    with_experts = shape.layers - shape.dense_layers
     details = [
-        "GPT-2's" if shape.is_gpt2 and not experts else "",
+        "GPT-2's" if shape.is_gpt2 else "",
         f"{shape.layers} layers",
         f"hidden {shape.hidden}",
         f"{shape.padded_vocab} embedding rows",
@@ -174,7 +134,8 @@ def shape_text(size: ModelSize) -> str:
         f"{shape.key_heads} KV heads" if shape.key_heads != shape.heads else "",
         "untied" if not shape.tied else "",
         "a norm after the embedding" if shape.embedding_norm else "",
-        f"{experts.count} experts in {experts.layers} layers, {experts.used} per token" if experts else "",
+        f"keys and values of rank {shape.kv_lora}" if shape.kv_lora else "",
+        f"{shape.experts} experts in {with_experts} layers, {shape.experts_per_token} per token" * shape.is_mixture,
     ]
     return ", ".join(detail for detail in details if detail)
 
@@ -202,7 +163,7 @@ def add_params(draft: Draft, arguments: Mapping[str, str], parts: Sequence[Part]
         draft.set("params_printed", counts[0].value, counts[0].where)
     elif summed is not None:
         draft.set("params_printed", summed[0], f"{summed[1]}, the sum over the ranks")
-    size, why = size_by_shape(draft, arguments)
+    size, why = shape_of(draft, arguments)
     draft.values.pop("params", None)
     draft.sources.pop("params", None)
     if size is not None:
@@ -244,7 +205,7 @@ def _is_exact(value: float) -> bool:
 
 def _add_by_shape(
     draft: Draft,
-    size: ModelSize,
+    size: ModelShape,
     exact: Sequence[Count],
     counts: Sequence[Count],
     summed: tuple[float, str, bool] | None,
@@ -305,7 +266,7 @@ def _exact_for(count: Count, counts: Sequence[Count]) -> Count:
     return count if _is_exact(count.value) else next(alike, count)
 
 
-def _add_active(draft: Draft, arguments: Mapping[str, str], size: ModelSize | None, why: str) -> None:
+def _add_active(draft: Draft, arguments: Mapping[str, str], size: ModelShape | None, why: str) -> None:
     """Adds `active`: parameters, weights of a layer and width of attention that multiply a token, null if unknown."""
     hidden, layers, heads, rows = (draft.whole(name) for name in ("hidden", "layers", "heads", "vocab"))
     active: dict[str, float | None]
@@ -314,10 +275,14 @@ def _add_active(draft: Draft, arguments: Mapping[str, str], size: ModelSize | No
         return
     width = (heads or 0) * (draft.whole("head_dim") or 0) or hidden
     if size is not None:
-        idle = size.params - size.params_of_token
+        idle = size.params - size.params_active
         active = {"params": (params or size.params) - idle, "layer_weights": size.layer_weights}
-        active["attention_width"] = size.shape.query_width
-    elif other_layers(arguments) or why == _PART:
+        active["attention_width"] = size.query_width
+        if size.special_keys:
+            active["layer_weights"], active["attention_width"] = size.work_of_layer
+        if size.is_mixture:
+            draft.set("params_active", active["params"], f"inferred: from the shape ({shape_text(size)})")
+    elif other_layers(draft, arguments) or why == _PART:
         active = {}
     else:
         used = draft.whole("params_active") or (None if mixture else params)
@@ -337,7 +302,7 @@ def _least_params(draft: Draft) -> int:
     return max(1, hidden * ((rows or draft.whole("vocab") or 0) + layers * (hidden + 2 * ffn)))
 
 
-def _compare_count(draft: Draft, size: ModelSize, count: Count) -> bool:
+def _compare_count(draft: Draft, size: ModelShape, count: Count) -> bool:
     """Flags a program's own count that differs, with the reason if known; returns whether it can be the same model."""
     true, value, where = size.params, count.value, count.where
     if value > 0 and value % _GI == 0:
@@ -361,14 +326,14 @@ _REASONS = {
 }
 
 
-def _reason(draft: Draft, size: ModelSize, value: float) -> str:
+def _reason(draft: Draft, size: ModelShape, value: float) -> str:
     """Why a program's own count differs from the shape's; "" if that is not known."""
     true, tp = size.params, draft.whole("tp") or 1
     if value == 0:
         return "parameters sharded by ZeRO-3 count as none"
     if abs(value * _GI / 1e9 / true - 1) < 1e-3 or (value % 1e9 == 0 and true // _GI == value / 1e9):
         return "it divides by 2^30"
-    if tp > 1 and abs(value - true - (tp - 1) * replicated_params(size.shape)) < 1e-4 * true:
+    if tp > 1 and abs(value - true - (tp - 1) * replicated_params(size)) < 1e-4 * true:
         return f"parameters that each of {tp} tensor-parallel ranks holds count {tp} times"
     if abs(value - true * tp) < 0.01 * true * tp and tp > 1:
         return f"each of {tp} tensor-parallel ranks counts the whole model"
@@ -420,8 +385,8 @@ def _sum_of_ranks(draft: Draft, parts: Sequence[Part]) -> tuple[float, str, bool
     return sum(value for value, _ in counts.values()), first, whole
 
 
-def _compare_sum(draft: Draft, size: ModelSize, total: float, where: str, whole: bool) -> bool:
-    true, shape = size.params, size.shape
+def _compare_sum(draft: Draft, size: ModelShape, total: float, where: str, whole: bool) -> bool:
+    true = size.params
     tp, pp = draft.whole("tp") or 1, draft.whole("pp") or 1
     if not whole:
         return True
@@ -429,7 +394,7 @@ def _compare_sum(draft: Draft, size: ModelSize, total: float, where: str, whole:
     if tp * pp > 1 and abs(total / (tp * pp) / true - 1) < 0.01:
         return _compare_count(draft, size, Count(total / (tp * pp), where))
     expected = (
-        true + (tp - 1) * replicated_params(shape) + (shape.padded_vocab * shape.hidden if pp > 1 and shape.tied else 0)
+        true + (tp - 1) * replicated_params(size) + (size.padded_vocab * size.hidden if pp > 1 and size.tied else 0)
     )
     if abs(total / expected - 1) > 0.001 and abs(total / true - 1) > _ROUNDING:
         draft.flag(

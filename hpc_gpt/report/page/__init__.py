@@ -20,11 +20,13 @@ from typing import Any
 
 import numpy as np
 
+from hpc_gpt.core.columns import FIGURES
 from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import replace_whole, templates_dir
 from hpc_gpt.core.format import NOTHING, counted, show_digits
 from hpc_gpt.core.runs.record import RECORD_KEYS, Record
+from hpc_gpt.reader.pattern import MIXTURE_FIELDS
 from hpc_gpt.reader.records import RunRead
 from hpc_gpt.reader.steps import StepTable
 from hpc_gpt.report.loss_curve import MOST_CURVES, loss_curve
@@ -412,6 +414,7 @@ def samples(curve: StepTable) -> dict[str, Any]:
     if several:
         columns.append(("Attempt", [str(curve.attempt[at]) for at in places]))
     for heading, key in (("Loss", "loss"), ("Step s", "step_s"), ("Gradient norm", "grad_norm"),
+                         *((FIGURES[key].heading, key) for key in MIXTURE_FIELDS),
                          ("Memory GiB", "memory_gib")):  # fmt: skip
         values = curve[key]
         if np.isfinite(values).any():

@@ -28,6 +28,7 @@ from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.mixture import evaluation_shares
 from hpc_gpt.reader.dialects.megatron import ITERATION
 from hpc_gpt.reader.logs.matches import float_of, values_of
+from hpc_gpt.reader.pattern import MIXTURE_FIELDS
 from hpc_gpt.trainer.program.process import ForeignLog, LastLines
 from hpc_gpt.trainer.program.rank import ForeignRank, ProgramStart, Stop
 from hpc_gpt.trainer.program.step_numbers import StepRow
@@ -42,7 +43,7 @@ TRACKER = "latest_checkpointed_iteration.txt"
 _LIMIT = re.compile(r"\[(exiting program after [\d.]+ minutes)\b")
 _ITERATION = re.compile(ITERATION.regex)
 # The values that metrics.jsonl gets; tokens/s follow from the batch and the time.
-_METRICS = ("step", "step_s", "loss", "grad_norm", "lr", "skipped", "nan", "global_batch")
+_METRICS = ("step", "step_s", "loss", "grad_norm", *MIXTURE_FIELDS, "lr", "skipped", "nan", "global_batch")
 _BEGINS = "before the start of training step"
 _ABORT_S = 3.0
 # Slurm sends signals to every process of a step. This process handles those that would kill Megatron: all but SIGTERM,

@@ -11,8 +11,9 @@ import pytest
 from hpc_gpt.core.engines import engines
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.settings.cluster import ClusterProfile
-from hpc_gpt.core.settings.experiment import Data, Experiment, Model, RopeScaling
+from hpc_gpt.core.settings.experiment import Data, Experiment, Model
 from hpc_gpt.core.settings.mixture import MixedSource
+from hpc_gpt.core.settings.model_keys import RopeScaling
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.services import Plan
 from tests.core.engines.test_command import PROFILE, SOUND, experiment
@@ -28,7 +29,8 @@ IN_RUN = """which is neither in the run's folder nor in the work folder | use "{
 program has as HPC_GPT_CHECKPOINTS, or "out/…" in workdir"""
 GROUPS = """step, steps_planned, step_s, step_ms, steps_per_s, loss, loss_eval, lr, grad_norm, tokens_per_s, \
 tokens_per_s_gpu, samples_per_s, tflops, mfu, mfu_percent, skipped, memory_allocated_gib, memory_allocated_mib, \
-memory_allocated_gb, memory_reserved_gib, memory_reserved_mib, memory_reserved_gb"""
+memory_allocated_gb, memory_reserved_gib, memory_reserved_mib, memory_reserved_gb, balance_loss, \
+z_loss, expert_load"""
 MEGATRON = engines()["megatron-lm"]
 
 

@@ -27,7 +27,8 @@ FACTS = set(
     gpus_unused gpu_index gpu_index_above_7 cp ep vp sequence_parallel flash_attention distributed_optimizer
     optimizer_offload torch_version deepspeed_version framework_version global_batch_tokens allreduce_gbit_per_s
     allreduce_bus_gbit_per_s nccl_bus_gbyte_per_s resumed_step node head_dim experts experts_per_token
-    untied_embeddings position_embedding params_trainable params_estimated params_dense params_sparse
+    untied_embeddings position_embedding etp expert_ffn shared_ffn layers_listed params_trainable q_lora kv_lora qk_nope
+    qk_rope v_head mtp_layers params_estimated params_dense params_sparse
     params_decayed params_not_decayed params_active
     device_batch_now micro_batch_now global_batch_now""",
     )

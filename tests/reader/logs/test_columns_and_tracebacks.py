@@ -56,7 +56,8 @@ def test_a_figure_that_cannot_be_is_none_and_counted() -> None:
     nan = math.nan
     diverged = dict.fromkeys(("loss", "loss_eval", "grad_norm", "lr"), ([-1, 0, 2e9, nan, nan, nan], 0))
     signed = dict.fromkeys(("step", "skipped_so_far", "epoch", "at"), ([-1, 0, 2e9, nan, nan, nan], 2))
-    expected = {"step_s": ([nan] * 6, 5), **diverged, **signed}
+    mixture = dict.fromkeys(("balance_loss", "z_loss", "expert_load"), ([-1, nan, 2e9, nan, nan, nan], 0))
+    expected = {"step_s": ([nan] * 6, 5), **diverged, **signed, **mixture}
     for name in STEP_FIELDS:
         kept, count = expected.get(name, ([nan, 0, 2e9, nan, nan, nan], 3))
         left_out: dict[str, int] = {}

@@ -399,3 +399,52 @@ def test_shapes_of_other_programs_configurations():
     weights = (WHOLE - 2 * 32000 * 2048 - 2048) / 22 - 2 * 2048
     flops = tflops_hardware(**expected, vocab=32000, recompute="full", layer_weights=weights, attention_width=2048)
     assert record.tflops_hardware == pytest.approx(flops)
+
+
+MIXTURE = {
+    "num_experts": 32, "moe_router_topk": 4, "moe_ffn_hidden_size": 512, "moe_shared_expert_intermediate_size": 1024,
+    "moe_layer_freq": f"[0, {', '.join('1' * 11)}]", "expert_model_parallel_size": 4, "expert_tensor_parallel_size": 1,
+    "recompute_granularity": "None",
+}  # fmt: skip
+
+
+def mixture_of(printed: str = "", **changed):
+    """A run of the gated model with experts in all but its first layer; `printed` ends its lines."""
+    lines = [line for line in dump(**{**GATED, **MIXTURE, **changed}) if "float16 for" not in line]
+    return run_of(lines, [line + printed for line in iterations(1, 12, 100.0)]).record
+
+
+def test_a_mixture_is_counted_by_what_a_token_uses():
+    record = mixture_of()
+    expert, router, shared = 3 * 1024 * 512, 32 * 1024, 3 * 1024 * 1024
+    assert record.params == 12 * LAYER + MLP + 11 * (32 * expert + router + shared) + NORMS + TABLES
+    used = record.settings["active"]["params"]
+    assert used == record.params - 11 * 28 * expert
+    assert (record.params_active, record.ep, record.settings["etp"]) == (used, 4, 1)
+    assert record.tflops_model == pytest.approx(tflops_model(**SIZES, hidden=16 * 96, params=used - IDLE))
+    assert record.tflops_hardware == pytest.approx(record.tflops_model)
+    assert record.tflops_seed == pytest.approx(6 * used * SIZES["seq"] * 16 / (0.1 * 8 * 1e12))
+    assert not record.flags
+
+
+@pytest.mark.parametrize(
+    ("of_all", "factor", "marked"),
+    [(True, 1.0, True), (True, 1.25, True), (True, 0.85, True), (False, 1.0, False), (False, 1.33, False),
+     (False, 0.85, False)],
+)  # fmt: skip
+def test_a_figure_by_all_parameters_is_marked_and_not_taken(of_all, factor, marked):
+    plain = mixture_of()
+    every = plain.tflops_model + 6 * (plain.params - plain.settings["active"]["params"]) * plain.tokens_per_s_gpu / 1e12
+    printed = factor * (every if of_all else plain.tflops_model)
+    record = mixture_of(f" TFLOPs: {printed:.2f} |")
+    assert record.tflops_printed == pytest.approx(printed, abs=0.01)
+    assert record.tflops_model == plain.tflops_model
+    assert any("which counts all parameters" in flag for flag in record.flags) == marked
+    assert record.sources["tflops_printed"].endswith("it counts all parameters") == marked
+
+
+def test_an_mfu_by_all_parameters_is_marked():
+    plain = replace(mixture_of(), device="h100-80g", flags=[])
+    every = plain.tflops_model + 6 * (plain.params - plain.settings["active"]["params"]) * plain.tokens_per_s_gpu / 1e12
+    record = add_figures(replace(plain, mfu_printed=every / 989.4), foreign=True)
+    assert [flag for flag in record.flags if "an MFU of" in flag and "counts all parameters" in flag]

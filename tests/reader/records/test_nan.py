@@ -54,6 +54,14 @@ ENDS_WITH_NAN: dict[str, tuple[list[str], str, int]] = {
     "an infinite loss": ([*map(titan, FEW), *(titan(step, "-Infinity") for step in (8, 9))], "step 8", 2),
     "a gradient norm alone": ([*map(titan, FEW), *(titan(step, norm="nan") for step in (8, 9, 10))], "step 8", 3),
     "no loss": ([*map(sound, FEW), *(megatron(step, norm="0.000") for step in (8, 9))], "step 8", 2),
+    "no loss of a mixture": (
+        [
+            *(megatron(step, f"{8 - step / 10:.6E} | load_balancing_loss: 1.04E+00") for step in FEW),
+            *(megatron(step, norm="0.000") for step in (8, 9)),
+        ],
+        "step 8",
+        2,
+    ),
     "no loss, and counted": ([sound(1), *(megatron(step, skipped=1, nan=1) for step in (2, 3))], "step 2", 2),
     "HF's loss of 0.0": ([*map(hf, FEW), *(hf(step, "0.0", "nan") for step in (8, 9))], "line 8", 2),
     "HF's, in quotes": ([*map(hf, FEW), *(hf(step, "'0.0'", "'nan'") for step in (8, 9))], "line 8", 2),

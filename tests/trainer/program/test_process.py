@@ -104,7 +104,8 @@ def test_a_row_has_what_its_line_says_and_what_follows(monkeypatch: pytest.Monke
     """The demo has 4 ranks, a global batch of 32 and 128 tokens a sequence."""
     said = {
         "a": {"step": 8, "loss": 3.0, "step_s": 0.5, "skipped": 1, "memory_reserved_gib": 2.0},
-        "b": {"step": 10, "loss": 2.5, "grad_norm": 0.1, "lr": 0.2, "step_s": 0.25, "skipped": 2, "nan": 1.0},
+        "b": {"step": 10, "loss": 2.5, "grad_norm": 0.1, "lr": 0.2, "step_s": 0.25, "skipped": 2, "nan": 1.0,
+              "balance_loss": 1.02, "expert_load": 1.5},
         "c": {"step": 12, "loss_eval": 2.0, "step_s": 0.1234567, "global_batch": 8, "nan": 0.0},
         "d": {"step": 12, "loss": 9.0}, "e": {"step": 13, "tokens_per_s": 77.77},
     }  # fmt: skip
@@ -115,7 +116,7 @@ def test_a_row_has_what_its_line_says_and_what_follows(monkeypatch: pytest.Monke
         {"step": 8, "loss": 3.0, "step_s": 0.5, "tokens_per_s": 8192.0, "tokens": 4096, "skipped": True,
          "memory_reserved_gib": 2.0, "steps_planned": 20},
         {"step": 10, "loss": 2.5, "grad_norm": 0.1, "lr": 0.2, "step_s": 0.25, "tokens_per_s": 16384.0, "tokens": 8192,
-         "skipped": 2, "nan": 1, "steps_planned": 20},
+         "skipped": 2, "nan": 1, "steps_planned": 20, "balance_loss": 1.02, "expert_load": 1.5},
         {"step": 12, "loss_eval": 2.0, "step_s": 0.123457, "tokens_per_s": 8294.4, "tokens": 2048, "skipped": 0,
          "steps_planned": 20},
         {"step": 13, "tokens_per_s": 77.8, "tokens": 4096, "skipped": False, "steps_planned": 20},

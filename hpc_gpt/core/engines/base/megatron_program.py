@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from hpc_gpt.core.engines.base.megatron_experts import expert_options
 from hpc_gpt.core.errors import ConfigError, raise_faults
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.schedule import decay_steps_of
@@ -36,10 +37,12 @@ def megatron_arguments(resolved: Sized, checkpoints: str, data: str | list[str] 
     The embedding gets as many rows as in our engines. NullTokenizer's `--vocab-size` does not count the end-of-document
     token in versions before 2026, and counts it since then; one less than our vocabulary gives these rows in both.
     """
+    own = words_of(resolved.engine.megatron_args)
     arguments: dict[str, object] = {
         **_sizes(resolved),
         **_schedule(resolved, checkpoints),
         **_architecture(resolved.model),
+        **expert_options(resolved.model, resolved.layout, own),
         "--data-path": data,
         **_arithmetic(resolved),
         "--mock-data": data is None,
@@ -62,7 +65,7 @@ def _sizes(resolved: Sized) -> dict[str, object]:
         "--cp-comm-type": _CP_COMM_TYPES[resolved.engine.cp_exchange] if layout.cp > 1 else None,
         "--num-layers": model.layers,
         "--hidden-size": model.hidden,
-        "--ffn-hidden-size": model.mlp_width,
+        "--ffn-hidden-size": model.mlp_width if model.ffn or not model.is_mixture else model.expert_ffn,
         "--num-attention-heads": model.heads,
         "--seq-length": model.seq,
         "--max-position-embeddings": model.seq,
@@ -115,6 +118,10 @@ def _architecture(model: ModelShape) -> dict[str, object]:
         options |= {"--position-embedding-type": "rope", "--rotary-base": int(model.rope_theta)}
     if model.rope_scaling is not None:
         options["--rope-scaling-factor"] = model.rope_scaling.factor
+    if model.rotated != 1:
+        options["--rotary-percent"] = model.rotated
+    if model.mtp_layers:
+        options["--mtp-num-layers"] = model.mtp_layers
     return options | {"--no-rope-freq": model.nope_every}
 
 
@@ -152,7 +159,7 @@ def _switches(resolved: Sized) -> dict[str, object]:
         "--disable-bias-linear": model.bias != "all",
         "--add-qkv-bias": model.bias == "qkv",
         "--group-query-attention": model.is_grouped,
-        "--qk-layernorm": model.qk_norm,
+        "--qk-layernorm": model.qk_norm is True,
         "--use-rope-scaling": model.rope_scaling is not None,
         "--account-for-embedding-in-pipeline-split": splits_edges(model.layers, layout.pp),
         "--account-for-loss-in-pipeline-split": splits_edges(model.layers, layout.pp),
@@ -165,6 +172,15 @@ def splits_edges(layers: int, pp: int) -> bool:
     """Whether embedding and head each take a layer's place in the split over stages: only if the split is even so but
     not otherwise, as with Llama 3.1's 126 layers over 16 (Grattafiori et al. 2024, arXiv:2407.21783, 3.3.2)."""
     return pp > 1 and layers % pp > 0 and (layers + 2) % pp == 0
+
+
+def words_of(arguments: Sequence[str]) -> list[str]:
+    """Splits each `option=value` into option and value.
+
+    >>> words_of(["--seq-length=128", "--bf16"])
+    ['--seq-length', '128', '--bf16']
+    """
+    return [part for argument in arguments for part in argument.split("=", 1)]
 
 
 def option_names(arguments: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ Offload = Literal["none", "optimizer", "full"]
 OptimizerMode = Literal["fused", "foreach", "for-loop", "compiled"]
 # Bytes of a logit at the peak of the loss: operators in 16 bits, compiled passes in fp32, one kernel.
 LOGIT_BYTES = {"half": 8.0, "jit": 10.0, "kernel": 4.0}
-_SIZES = (*AXES, "vp", "micro_batch", "micro_batches", "loss_chunks")
+_SIZES = (*AXES, "ep", "etp", "vp", "micro_batch", "micro_batches", "loss_chunks")
 _LISTED = {
     name: get_args(values)
     for name, values in {
@@ -38,6 +38,8 @@ class Training:
     pp: int = 1
     dp: int = 1
     cp: int = 1
+    ep: int = 1  # ranks of cp x dp that divide the experts of a layer
+    etp: int | None = None  # ranks that share an expert; None: tp
     vp: int = 1  # interleaved chunks per stage
     micro_batch: int = 1
     micro_batches: int = 1
@@ -111,7 +113,7 @@ class Training:
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.tp, self.pp, self.dp, self.cp)
+        return Layout(self.tp, self.pp, self.dp, self.cp, self.ep, self.etp)
 
     @property
     def gpus(self) -> int:

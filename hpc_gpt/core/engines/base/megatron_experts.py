@@ -1,0 +1,192 @@
+"""Megatron-LM's options for experts: those of a run, and the shape and the layout that a dump of its arguments states.
+
+Source: megatron/core/transformer/transformer_config.py and moe/moe_utils.py (topk_routing_with_score_function) of
+NVIDIA/Megatron-LM, main of August 2026. Without --moe-router-pre-softmax the softmax is over the k largest logits,
+which equals a softmax over all experts with the weights of the k normed; a sigmoid's weights are always normed if k is
+above 1.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import fields
+from itertools import takewhile
+from typing import Any, get_args
+
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.services import CudaGraph, Dispatcher
+
+# {our key: the option's name in a dump} of figures that both have under one meaning.
+_SAME = {
+    "experts_per_token": "moe_router_topk",
+    "expert_ffn": "moe_ffn_hidden_size",
+    "shared_ffn": "moe_shared_expert_intermediate_size",
+    "expert_groups": "moe_router_num_groups",
+    "groups_per_token": "moe_router_group_topk",
+}
+_OF_LATENT = {
+    "q_lora": "q_lora_rank", "kv_lora": "kv_lora_rank", "qk_rope": "qk_pos_emb_head_dim", "v_head": "v_head_dim",
+}  # fmt: skip
+_DEFAULTS = {entry.name: entry.default for entry in fields(ModelShape)}
+_LAYERS = re.compile(r"\[[01](?:, ?[01]){0,999}\]")
+
+
+def expert_options(shape: ModelShape, layout: Layout, others: Collection[str]) -> dict[str, object]:
+    """The options of a mixture of experts, {option: value} as in `megatron_arguments`; none for a dense model.
+
+    `others`: the user's own options: the dispatcher and the balance are theirs if they name them. By default a router
+    with a bias is balanced by that alone, another one by a loss with the coefficient of Qwen3's published config.json.
+    """
+    if not shape.is_mixture:
+        return {}
+    dense = shape.dense_layers
+    options: dict[str, object] = {
+        "--num-experts": shape.experts,
+        **{f"--{option.replace('_', '-')}": getattr(shape, key) for key, option in _SAME.items()},
+        "--moe-shared-expert-gate": shape.shared_gate,
+        "--moe-layer-freq": f"([0]*{dense}+[1]*{shape.layers - dense})" if dense else None,
+        "--moe-router-score-function": "sigmoid" if shape.router == "sigmoid" else "softmax",
+        "--moe-router-pre-softmax": shape.router == "softmax" and not shape.norm_topk,
+        "--moe-router-enable-expert-bias": shape.router_bias,
+        "--moe-router-topk-scaling-factor": shape.router_scale if shape.router_scale != 1 else None,
+        "--moe-grouped-gemm": True,
+        "--expert-model-parallel-size": layout.ep,
+        "--expert-tensor-parallel-size": layout.expert_tp,
+    }
+    plain: dict[str, object] = {"--moe-token-dispatcher-type": "alltoall"}
+    if shape.router_bias:
+        plain |= {"--moe-router-load-balancing-type": "none", "--moe-router-bias-update-rate": 0.001}
+    else:
+        plain |= {"--moe-router-load-balancing-type": "aux_loss", "--moe-aux-loss-coeff": 0.001}
+    return options | {option: value for option, value in plain.items() if option not in others}
+
+
+def expert_fault(shape: ModelShape) -> str | None:
+    """The reason why Megatron-LM cannot train this mixture; None if it can, or if the model is dense."""
+    if not shape.is_mixture:
+        return None
+    if shape.router_bias and shape.router != "sigmoid":
+        return f"model.router_bias is true, and it has a bias only for router sigmoid, not for {shape.router}"
+    if shape.router == "sigmoid" and shape.norm_topk != (shape.experts_per_token != 1):
+        return f"model.norm_topk is {shape.norm_topk}, and it norms a sigmoid's weights exactly if k is above 1"
+    if shape.experts_per_token == 1 and shape.router != "sigmoid" and (shape.norm_topk or shape.router != "softmax"):
+        return "its softmax over one expert is always 1: use model.norm_topk = false and router softmax with k 1"
+    return None
+
+
+def stated_experts(arguments: Mapping[str, str]) -> dict[str, Any]:
+    """The keys of [model] and [layout] about experts, and DeepSeek's attention, that a dump of arguments states:
+    {argument: text} to {key: value}, without defaults of [model]. Empty for a dense model with usual attention.
+
+    The number of dense layers is right wherever the layers with experts lie; if it is not known, the number of experts
+    per token is missing, too. DeepSpeed's fork has a list of numbers of experts, and other names.
+    """
+    stated = dict(_attention(arguments))
+    counts = [int(count) for count in re.findall(r"\d{1,6}", arguments.get("num_experts", ""))]
+    if max(counts, default=0) < 2:
+        return stated
+    stated["experts"] = max(counts)
+    stated |= {key: value for key, option in _SAME.items() if (value := _whole(arguments, option)) is not None}
+    if (k := _whole(arguments, "moe_router_topk", "topk")) is not None:
+        stated["experts_per_token"] = k
+    if (dense := _dense_layers(arguments)) is not None:
+        stated["dense_layers"] = dense
+    else:
+        stated.pop("experts_per_token", None)
+    if "moe_router_topk" in arguments:
+        sigmoid = arguments.get("moe_router_score_function", "").strip() == "sigmoid"
+        stated |= {
+            "router": "sigmoid" if sigmoid else "softmax",
+            "norm_topk": k != 1 if sigmoid else not _is_on(arguments, "moe_router_pre_softmax"),
+            "router_bias": _is_on(arguments, "moe_router_enable_expert_bias"),
+            "shared_gate": _is_on(arguments, "moe_shared_expert_gate"),
+            "router_scale": _figure(arguments, "moe_router_topk_scaling_factor") or 1.0,
+        }
+    stated = {key: value for key, value in stated.items() if value != _DEFAULTS[key]}
+    sizes = {
+        "ep": _whole(arguments, "expert_model_parallel_size", "moe_expert_parallel_size"),
+        "etp": _whole(arguments, "expert_tensor_parallel_size"),
+    }
+    return stated | {axis: size for axis, size in sizes.items() if size is not None}
+
+
+def stated_balance(arguments: Mapping[str, str]) -> dict[str, Any]:
+    """The balance of a mixture that a dump of arguments states: `balance` (loss, bias or none), and the coefficients
+    `balance_coef` and `z_loss_coef` if the program trains with these losses."""
+    kinds = re.findall(r"\w+", arguments.get("moe_router_load_balancing_type", ""))
+    coefs = [*map(float, re.findall(r"\d+(?:\.\d*)?(?:e-?\d+)?", arguments.get("moe_aux_loss_coeff", "")))]
+    with_loss = [coef for kind, coef in zip(kinds, coefs, strict=False) if kind.endswith("aux_loss") and coef > 0]
+    has_bias = _is_on(arguments, "moe_router_enable_expert_bias")
+    stated: dict[str, Any] = {"balance": "bias" if has_bias else "loss" if with_loss else "none"} if kinds else {}
+    stated |= {"balance_coef": with_loss[0]} if with_loss else {}
+    if z_loss := _figure(arguments, "moe_z_loss_coeff"):
+        stated["z_loss_coef"] = z_loss
+    return stated
+
+
+def stated_traits(words: Sequence[str]) -> dict[str, Any]:
+    """The traits of a Training with experts that Megatron-LM's own arguments state; `words`: options and values."""
+    values_of = dict(zip(words, [*words[1:], ""], strict=False))
+    traits: dict[str, Any] = {}
+    flex = values_of.get("--moe-flex-dispatcher-backend", "deepep")  # the parser's default
+    dispatcher = flex if (kind := values_of.get("--moe-token-dispatcher-type")) == "flex" else kind
+    if dispatcher in get_args(Dispatcher):
+        traits["dispatcher"] = dispatcher
+    if "--moe-router-force-load-balancing" in values_of:
+        traits["routing"] = "forced balance"
+    if "--overlap-moe-expert-parallel-comm" in values_of:
+        traits["ep_overlap"] = True
+    graphs = [*_following(words, "--cuda-graph-scope", "--cuda-graph-modules")]
+    if known := tuple(graph for graph in graphs if graph in get_args(CudaGraph)):
+        traits["cuda_graphs"] = known
+    elif not graphs and values_of.get("--cuda-graph-impl") in ("local", "transformer_engine"):
+        traits["cuda_graphs"] = ("full",)  # whole layers
+    return traits
+
+
+def _following(words: Sequence[str], *options: str) -> Iterator[str]:
+    """The values after each of the options."""
+    for place, word in enumerate(words):
+        if word in options:
+            yield from takewhile(lambda value: not value.startswith("--"), words[place + 1 :])
+
+
+def _attention(arguments: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+    if _is_on(arguments, "multi_latent_attention"):
+        for key, option in _OF_LATENT.items():
+            if (value := _whole(arguments, option)) is not None:
+                yield key, value
+        yield "head_dim", (_whole(arguments, "qk_head_dim") or 0) + (_whole(arguments, "qk_pos_emb_head_dim") or 0)
+    if later := _whole(arguments, "mtp_num_layers"):
+        yield "mtp_layers", later
+
+
+def _dense_layers(arguments: Mapping[str, str]) -> int | None:
+    """The layers without experts; None if the dump does not state them."""
+    layers, every = _whole(arguments, "num_layers", "encoder_num_layers"), None
+    for name in ("moe_layer_freq", "expert_interval"):
+        every = arguments.get(name, "").strip() if every in (None, "", "None") else every
+    if every in (None, "", "None"):
+        return 0
+    if _LAYERS.fullmatch(every):
+        listed = re.findall("[01]", every)
+        return listed.count("0") if layers in (None, len(listed)) else None
+    if layers is None or not re.fullmatch(r"\d{1,4}", every) or not int(every):
+        return None
+    return layers - len(range(0, layers, int(every)))
+
+
+def _is_on(arguments: Mapping[str, str], name: str) -> bool:
+    return arguments.get(name, "").strip() == "True"
+
+
+def _whole(arguments: Mapping[str, str], *names: str) -> int | None:
+    for name in names:
+        if re.fullmatch(r"\d{1,9}", text := arguments.get(name, "").strip()):
+            return int(text)
+    return None
+
+
+def _figure(arguments: Mapping[str, str], name: str) -> float | None:
+    text = arguments.get(name, "").strip()
+    return float(text) if re.fullmatch(r"\d{1,9}(?:\.\d{0,9})?(?:e-?\d{1,2})?", text) else None
