@@ -119,7 +119,7 @@ DIALECT = Dialect(
             failure("gpu_memory", code, EXCEPTION_START + rf"(?P<words>.{{0,300}}?{code}\b.{{0,200}})")
             for code in ("_ERROR_OUT_OF_DEVICE_MEMORY", "PI_ERROR_OUT_OF_RESOURCES", "RESULT_ERROR_OUT_OF_RESOURCES", "hipErrorOutOfMemory")
         ),
-        *failure_family("gpu_memory", AMD_MEMORY, line="callbackQueue aborting with status: 0x1008"),
+        *failure_family("gpu_memory", AMD_MEMORY, line="callbackQueue aborting with status…0x1008"),
         # --- builds, kernels, device files
         *failure_family("user_error", OTHER_BUILD,
             line=("HSA_STATUS_ERROR_INVALID_ISA | HSA_STATUS_ERROR_INVALID_CODE_OBJECT | HSA_STATUS_ERROR_INCOMPATIBLE | "
