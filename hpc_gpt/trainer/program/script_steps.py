@@ -29,8 +29,10 @@ _STARTS_RANKS = re.compile(
     r"(?<![\w./-])(?:\S{0,200}/)?(?:torchrun|deepspeed|colossalai run)(?=[\s\"']|$)"
     r"|\btorch\.distributed\.(?:run|launch)\b|\baccelerate launch\b"
 )
-_CPUS_PER_STEP = re.compile(r"\b(?:SRUN_CPUS_PER_TASK|SLURM_CPU_BIND)=")
-_UNBOUND = ("none", "no", "q,none", "v,none", "quiet,none", "verbose,none")
+# Bindings that give a task more than one core.
+_WIDE = r"(?:none|no|mask|map|sockets|ldoms|boards|rank_ldom)"
+_BOUND_WIDE = re.compile(rf"(?:^|,){_WIDE}")
+_CPUS_PER_STEP = re.compile(rf"\bSRUN_CPUS_PER_TASK=|\bSLURM_CPU_BIND=[\"']?(?:\w{{1,9}},)?{_WIDE}")
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Step:
         """
         cpus, bind = self.options.get("cpus-per-task", "1"), self.options.get("cpu-bind", "")
         one = (self.sizes.tasks or self.sizes.nodes) <= self.sizes.nodes
-        return one and cpus == "1" and bind not in _UNBOUND and bool(_STARTS_RANKS.search(self.command))
+        return one and cpus == "1" and not _BOUND_WIDE.search(bind) and bool(_STARTS_RANKS.search(self.command))
 
 
 def steps_of(text: str, job: Mapping[str, str | None]) -> Iterator[Step]:
@@ -79,7 +81,8 @@ def steps_of(text: str, job: Mapping[str, str | None]) -> Iterator[Step]:
                 words = shlex.split(arguments[: ends.start()] if ends else arguments)
             except ValueError:
                 words = arguments.split()
-            values, command = read_call(words, options_of("srun"))
+            options, command = read_call(words, options_of("srun"))
+            values = {name.replace("_", "-"): value for name, value in options.items()}  # --cpu_bind, of old
             if cpus_for_steps:
                 values.setdefault("cpus-per-task", "?")
             yield Step(number, values, " ".join(command), _sizes(job, values))

@@ -44,7 +44,11 @@ def test_the_gpus_of_steps(job: str, text: str, gpus: tuple[int, int]) -> None:
         ("-N 2 --ntasks-per-node=1", "srun --cpus-per-task=$SLURM_CPUS_PER_TASK torchrun t.py", False),
         ("-N 2 --ntasks-per-node=1", "srun -c 56 accelerate launch t.py", False),
         ("-N 2 --ntasks-per-node=1", "export SRUN_CPUS_PER_TASK=56\nsrun torchrun t.py", False),
+        ("-N 2 --ntasks-per-node=8", "srun -N 2 -n 2 --gpu-bind=closest deepspeed --hostfile=h t.py", True),
+        ("-N 2 --ntasks-per-node=1", "export SLURM_CPU_BIND=cores\nsrun --cpu-bind=v,cores torchrun t.py", True),
         ("-N 2 --ntasks-per-node=1", "srun --cpu-bind=none torchrun t.py", False),
+        ("-N 2 --ntasks-per-node=1", "srun --cpu_bind=none torchrun t.py", False),
+        ("-N 2 --ntasks-per-node=1", "srun --cpu-bind=mask_cpu:fe00,fe torchrun t.py", False),
         ("-N 2 --ntasks-per-node=8", "srun python t.py --launcher torchrun-like", False),
         ("-N 2 --ntasks-per-node=8", "srun torchrun t.py", False),
     ],
@@ -94,8 +98,8 @@ def test_gpus_of_a_script_that_asks_for_none(dry_run, lines: str, shared: str, s
 @pytest.mark.parametrize(
     ("lines", "note"),
     [
-        ("#SBATCH -N 2 -t 9 --environment=/capstor/e.toml\nsrun ./gpt", "--environment=/capstor/e.toml starts the"),
-        ("#SBATCH -N 2 -t 9\nsrun torchrun --nproc_per_node=8 t.py", "line 3: srun torchrun --nproc_per_node=8 t.py: one"),
+        ("#SBATCH -N 2 -t 9 --environment=/capstor/e.toml\nsrun ./gpt", "--environment=/capstor/e.toml starts"),
+        ("#SBATCH -N 2 -t 9\nsrun torchrun --nproc_per_node=8 t.py", "line 3: srun torchrun --nproc_per_node=8 t.py"),
         ("#SBATCH -N 2 -t 9 --exclusive\nsrun ./gpt", "counts 8 GPUs on each node, by profile site, as --exc"),
         ("#SBATCH -N 2 -t 9\nsrun --gpus=16 ./gpt", "counts 8 GPUs on each node, by srun in line 3"),
     ],
