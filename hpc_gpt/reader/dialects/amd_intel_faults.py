@@ -35,6 +35,12 @@ _DEVICE_FILES = (
     "give the job and its container the GPU's device files: /dev/kfd and /dev/dri (--rocm of apptainer), and your user"
     " the groups render and video"
 )
+_FILE_LOCK = (
+    "this file system gives no file locks: HDF5_USE_FILE_LOCKING=FALSE for HDF5, and caches and lock files in /tmp"
+)
+_IPC = (
+    "oneCCL could not share GPU memory between processes: CCL_ZE_IPC_EXCHANGE=sockets, or pidfd where the kernel has it"
+)
 _GPU_RESET = (
     "the driver reset the GPU, most often after a kernel that never ended: read what the ranks printed before it"
 )
@@ -109,8 +115,10 @@ DIALECT = Dialect(
                 literal="amdgpu", ended="error", echo=True, to_do=_GPU_RESET),
         Pattern("failure", r"(?P<words>\b\w{0,20}UNCORRECTABLE_COUNT ?[:=] {0,20}[1-9]\d{0,8}\b.{0,100})",
                 literal="UNCORRECTABLE_COUNT", ended="node_failure", to_do=BROKEN_GPU),
+        # Of the processor and its memory.
+        failure("node_failure", "[Hardware Error]", r"(?P<words>\[Hardware Error\].{0,100}?\b(?:[Uu]ncorrected|UE\b|[Ff]atal|PCC\b).{0,100})"),
         *failure_family("node_failure", BROKEN_GPU,
-            line=("ZE_RESULT_ERROR_DEVICE_LOST | UR_RESULT_ERROR_DEVICE_LOST | PI_ERROR_DEVICE_LOST | "
+            line=("hipErrorECCNotCorrectable | ZE_RESULT_ERROR_DEVICE_LOST | UR_RESULT_ERROR_DEVICE_LOST | PI_ERROR_DEVICE_LOST | "
             "ZE_RESULT_ERROR_DEVICE_REQUIRES_RESET | HSA_STATUS_ERROR_MEMORY_FAULT_ECC")),
         *failure_family("node_failure", GPU_MISSING_ON_NODE,
             line="ROCk module is NOT loaded | amdgpu not found in modules | AMDSMI_STATUS_DRIVER_NOT_LOADED"),
@@ -123,9 +131,12 @@ DIALECT = Dialect(
         # --- builds, kernels, device files
         *failure_family("user_error", OTHER_BUILD,
             line=("HSA_STATUS_ERROR_INVALID_ISA | HSA_STATUS_ERROR_INVALID_CODE_OBJECT | HSA_STATUS_ERROR_INCOMPATIBLE | "
-            "HSA_STATUS_ERROR_INVALID_AGENT | UR_RESULT_ERROR_INVALID_BINARY | UR_RESULT_ERROR_UNSUPPORTED_VERSION")),
-        *failure_family("error", AMD_KERNEL, line="callbackQueue aborting with"),
-        *failure_family("user_error", _DEVICE_FILES, line="Unable to open /dev/kfd | Failed to open /dev/kfd | Could not open /dev/dri"),
+            "HSA_STATUS_ERROR_INVALID_AGENT | hipErrorSharedObjectInitFailed | _ERROR_MODULE_BUILD_FAILURE | "
+            "_BUILD_PROGRAM_FAILURE | UR_RESULT_ERROR_INVALID_BINARY | UR_RESULT_ERROR_UNSUPPORTED_VERSION")),
+        *failure_family("error", AMD_KERNEL,
+            line="callbackQueue aborting with | hipErrorIllegalAddress | hipErrorLaunchFailure | hipErrorLaunchTimeOut | hipErrorAssert"),
+        *failure_family("user_error", _DEVICE_FILES,
+            line="Unable to open /dev/kfd | Failed to open /dev/kfd | open /dev/dri | could not open device directory"),
         *failure_family("user_error", GPU_MISSING,
             says=("No XPU devices are available | no device of requested type available | No AMD GPUs found | "
             "PyTorch was compiled without XPU support but")),
@@ -135,17 +146,21 @@ DIALECT = Dialect(
             "type fp8e4…not supported")),
         *failure_family("user_error", HARDWARE, says="not supported on gfx | is not supported on this architecture"),
         # --- caches of kernels
+        *failure_family("user_error", _FILE_LOCK, says="unable to lock file | [Errno 524] | Unknown error 524 | [Errno 35]",
+            line="flock failed"),
         *failure_family("user_error", _CACHE,
             says=("accessing SQLite database | database is locked | locking protocol | unable to open database file | "
             "No such file or directory: '….triton/ | No such file or directory: '…/triton/cache | "
             "No such file or directory: '…torchinductor | Stale file handle: '…/.triton | Stale file handle: '…torchinductor | "
             "Stale file handle: '…/.cache/ | Stale file handle: '…miopen | [Errno 37] | No locks available | "
+            "Directory not empty: '….triton/ | "
             "Permission denied: '….triton/ | Permission denied: '…miopen | Permission denied: '…aiter"),
-            line="Internal error while accessing SQLite | MIOpen…database is locked | MIOpen…Could not lock file | MIOpen…lock_file"),
+            line="The file lock '…could not be acquired | Internal error while accessing SQLite | MIOpen…database is locked | MIOpen…Could not lock file | MIOpen…lock_file"),
         # --- ranks that do not see the same GPUs; RCCL's and oneCCL's start
         *failure_family("user_error", _SAME_GPUS, line="hipIpcGetMemHandle…failed | hipIpcOpenMemHandle…failed", echo=True),
         *failure_family("user_error", _SAME_GPUS, says="hipIpcGetMemHandle | hipIpcOpenMemHandle | hsa_amd_ipc_memory_"),
-        *failure_family("user_error", _LEVEL_ZERO, line="get_level_zero_backend | ZE_RESULT_ERROR_UNINITIALIZED"),
+        *failure_family("user_error", _IPC, line="oneCCL: ze_fd_manager | oneCCL:…pidfd_ | oneCCL:…drmfd | CCL_ERROR…ze_fd_manager"),
+        *failure_family("user_error", _LEVEL_ZERO, line="ze_data was not initialized | get_level_zero_backend | ZE_RESULT_ERROR_UNINITIALIZED"),
         *failure_family("user_error", _CCL_START,
             line=("can't find suitable provider | can not open network providers | failed to start worker # | "
             "failed to initialize ATL | CCL_ERROR…can't find interface | CCL_ERROR…create worker thread | "

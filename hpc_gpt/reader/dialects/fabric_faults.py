@@ -32,6 +32,10 @@ _QUEUE = (
 _MATCHING = "the card had no entries left to match messages: FI_CXI_RX_MATCH_MODE=software (or hybrid)"
 _CARD_ENTRIES = "the network card had no entries left: fewer processes and communicators on each node"
 _PEER = "another rank died before, or its node left the network: the cause is in the other ranks' logs"
+_VNI = (
+    "another step on the node uses the same endpoint of the card: one srun on a node at a time, or a FI_CXI_DEFAULT_VNI of"
+    " its own for each"
+)
 _FORK = "the EFA provider cannot fork here: FI_EFA_FORK_SAFE=1, and FI_EFA_USE_HUGE_PAGE=0 for data workers"
 _MIXED = "the ranks have different versions of NCCL or RCCL: start the same environment or image on every node"
 
@@ -90,6 +94,7 @@ DIALECT = Dialect(
         *_by_code("No data available|output empty list", "61", _NO_PROVIDER),
         *_by_code("Permission denied|Operation not permitted|Key was rejected", "13|1", _NO_RIGHT),
         *_by_code("No space left on device", "28", _CARD_ENTRIES),
+        *_by_code("Address already in use", "98", _VNI),
         *_by_code("Function not implemented|Invalid argument|Operation not supported|Protocol not available|No such device",
                   "38|22|95|92|19", _VERSIONS),
         *failure_family("user_error", _NO_PROVIDER, echo=True,

@@ -114,7 +114,7 @@ NEVER_MET = (
     " reaches MASTER_ADDR at MASTER_PORT; exclude the nodes of which no rank printed a line"
 )
 _JOINED = re.compile(
-    r"(\d{1,7})/(\d{1,7}) (?:clients|workers|ranks|processes|members) (?:have )?joined|world_size=(\d{1,7}), worker_count=(\d{1,7})"
+    r"(\d{1,7})/(\d{1,7}) (?:clients|workers|ranks|processes|members) (?:have )?joined|world_size=(\d{1,7}), (?:worker_count|num_workers_joined)=(\d{1,7})"
 )
 
 
@@ -227,11 +227,14 @@ DIALECT = Dialect(
         Pattern("failure",
             rf"(?P<words>srun: error: Task launch for \S{{1,60}} failed on node (?P<node>[\w.-]{{1,80}}): (?!.{{0,80}}?{_BY_REQUEST}).{{0,200}})",
             literal="ask launch for ", ended="node_failure", to_do=_LAUNCH),
+        *(
+            Pattern("failure",
+                rf"^(?:\d{{1,7}}: )?(?P<words>(?:srun|slurmstepd)\S{{0,80}}: (?:error|fatal): .{{0,200}}?\b(?i:cpu|gpu|mem|tres)[-_ ]{word}.{{0,200}})",
+                literal=word, ended="user_error", to_do=_BINDING)
+            for word in ("bind", "Bind")
+        ),
         *failure_family("user_error", _BINDING,
-            line=("CPU binding outside of job step allocation | GPU binding outside of job step allocation | "
-            "Unable to satisfy cpu bind request | Unable to satisfy gpu bind request | cpu-bind=…invalid | "
-            "Invalid --cpu-bind | Invalid --gpu-bind | invalid cpu_bind | invalid gpu_bind | cpu_bind…request | "
-            "Failed to validate number: …bind | sched_setaffinity…failed")),
+            line=("libnuma: Error: | failed to set pid…affinity | sched_setaffinity…failed | sched_setaffinity: Invalid argument")),
         # --- software that was not built: what follows from the compiler's line
         *failure_family("user_error", _BUILD,
             says=("Error building extension | Error compiling objects for extension | torch_extensions/….so: cannot open"),

@@ -28,7 +28,7 @@ PIECE = re.compile(r"\s*(?:\w+|[^\w\s]+)")
 def specimens() -> Iterator[tuple[str, list[str]]]:
     """(dialect, its lines): those that its program prints, and the text that each of its patterns needs."""
     for dialect in dialects():
-        literals = {each.pattern.literal for each in all_patterns() if each.dialect is dialect}
+        literals = {each.pattern.literal for each in all_patterns() if each.dialect is dialect} - {"\t"}
         yield dialect.name, [*filter(None, specimen_of(dialect.name).splitlines()), *sorted(literals)]
 
 
@@ -94,9 +94,10 @@ def slow_forms(log: Path, forms: Iterator[tuple[str, str]]) -> Iterator[tuple[fl
 
 
 def forms(draws: int, seed: int, of_each: int = 1_000) -> Iterator[tuple[str, str]]:
-    """(dialect, form): so many draws of each line of each dialect, or of some of its lines."""
-    dice = random.Random(seed)
+    """(dialect, form): so many draws of each line of each dialect, or of some of its lines. A dialect's draws are its
+    own: another dialect changes none of them."""
     for dialect, lines in specimens():
+        dice = random.Random(f"{dialect} {seed}")
         for line in dice.sample(lines, min(of_each, len(lines))):
             for _ in range(draws):
                 yield dialect, drawn_out(line, lines, dice.choice(LENGTHS), dice)
