@@ -94,10 +94,9 @@ def slow_forms(log: Path, forms: Iterator[tuple[str, str]]) -> Iterator[tuple[fl
 
 
 def forms(draws: int, seed: int, of_each: int = 1_000) -> Iterator[tuple[str, str]]:
-    """(dialect, form): so many draws of each line of each dialect, or of some of its lines. A dialect's draws are its
-    own: another dialect changes none of them."""
+    """(dialect, form): so many draws of each line of each dialect, or of some of its lines."""
+    dice = random.Random(seed)
     for dialect, lines in specimens():
-        dice = random.Random(f"{dialect} {seed}")
         for line in dice.sample(lines, min(of_each, len(lines))):
             for _ in range(draws):
                 yield dialect, drawn_out(line, lines, dice.choice(LENGTHS), dice)
