@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
@@ -24,6 +25,7 @@ from hpc_gpt.core.settings.services import SERVICES
 from hpc_gpt.core.slurm.directives import OF_JOB, OF_SITE, quote_directive
 from hpc_gpt.core.slurm.requeue import requeue_of
 from hpc_gpt.core.slurm.sbatch_words import Option, Sizes, array_numbers, options_of_variables, read_options, sizes_of
+from hpc_gpt.core.slurm.start_check import whole_node_partition
 from hpc_gpt.core.tables import close_matches
 from hpc_gpt.core.typed_tables import check_tables
 from hpc_gpt.launcher.prepared import PreparedRun, SbatchRequest
@@ -40,7 +42,9 @@ from hpc_gpt.trainer.program.job_script import (
     without_suffix,
     without_waits,
 )
+from hpc_gpt.trainer.program.script_steps import gpus_of_steps
 
+_OF_FLUX = re.compile(rb"^#[ \t]*flux:", re.MULTILINE | re.IGNORECASE)
 # {key of [job]: the option of sbatch that it is}.
 _OPTION_OF = {**OF_JOB, "cpus_per_task": "cpus-per-task"}
 # {option of a profile: options that request the same}; the profile adds it unless the script or the command line has
@@ -96,14 +100,14 @@ def prepare_script(
                 f"{call.path} submits a job itself, in line {line.line}: {line.text}; it has no #SBATCH lines itself",
                 "name the script that it submits, or start it with bash",
             )
-        raise ConfigError(
-            f"{call.path} has no #SBATCH lines, and the command line no options of sbatch",
-            "if it is a job script, give its size: hpc-gpt submit --nodes=1 …",
-        )
+        hint = "if it is a job script, give its size: hpc-gpt submit --nodes=1 …"
+        if _OF_FLUX.search(script.data):
+            hint = "its #flux lines are for flux batch: write them as #SBATCH lines, or submit it with flux"
+        raise ConfigError(f"{call.path} has no #SBATCH lines, and the command line no options of sbatch", hint)
     no_profile = request.cluster is None and user_default() is None
     added = [] if is_local or no_profile else _added_by(profile, last_values(script.options, options))
     values = last_values(list(read_options(added)), script.options, options)
-    sizes = sizes_of(values)
+    sizes, counted_by = _with_gpus(sizes_of(values), values, script, profile, no_profile)
     chain = profile.chain
     for option in (*script.options, *options):
         chain = profile.chain if option.name == "requeue" else "none" if option.name == "no-requeue" else chain
@@ -122,12 +126,12 @@ def prepare_script(
     directives += owned if is_local or values.get("signal") or lead is None else [*owned, f"--signal=B:USR2@{lead}"]
     text = render_job_script(resolved, script.data, call.arguments, directives)
     array = _array(values.get("array"))
-    findings = _findings(script, resolved, call.arguments, left_out)
+    findings = _findings(script, resolved, call.arguments, left_out, values)
     return PreparedRun(
         resolved,
         text,
         file.text if file is not None else experiment_text(resolved, f"From {call.path.name}, which runs as it is."),
-        (*(f"note: {finding}" for finding in findings), *_notes(resolved, added)),
+        (*(f"note: {finding}" for finding in findings), *counted_by, *_notes(resolved, added)),
         Prediction("a script of your own"),
         file=file.path if file is not None else None,
         job_script=SbatchRequest(tuple(on_line), tuple(array), _provenance(script), findings),
@@ -204,6 +208,30 @@ def _experiment(
     return replace(checked, engine=Engine(name="command"), layout=layout, job=job_kept)
 
 
+def _with_gpus(
+    sizes: Sizes, values: Mapping[str, str | None], script: JobScript, profile: ClusterProfile, no_profile: bool
+) -> tuple[Sizes, tuple[str, ...]]:
+    """(the sizes with the GPUs that a job without a request for GPUs has, a note on them): the GPUs of its srun lines,
+    else the profile's of a node, if the job gets whole nodes."""
+    if sizes.gpus or profile.scheduler == "local":
+        return sizes, ()
+    gpus, line = gpus_of_steps(script.data.decode(errors="replace"), values)
+    by = f"by srun in line {line}"
+    has_gpus = not no_profile and profile.device not in (None, "cpu")
+    if not gpus and has_gpus and (whole := _whole_nodes(values)):
+        gpus, by = profile.gpus_per_node, f"by profile {profile.name}, as {whole} gives whole nodes"
+    if not gpus:
+        return sizes, ()
+    return replace(sizes, gpus=gpus), (f"note: counts {gpus} GPUs on each node, {by}",)
+
+
+def _whole_nodes(values: Mapping[str, str | None]) -> str:
+    """The option or the partition that gives a job whole nodes; empty if none does, or Slurm does not answer."""
+    if "exclusive" in values:
+        return "" if values["exclusive"] in ("user", "mcs", "topo") else "--exclusive"
+    return whole_node_partition(values.get("partition"), values.get("clusters"))
+
+
 def _resolve(
     experiment: Experiment,
     profile: ClusterProfile,
@@ -249,7 +277,11 @@ def _array(text: str | None) -> list[int]:
 
 
 def _findings(
-    script: JobScript, resolved: Resolved, arguments: Sequence[str], left_out: Sequence[Option]
+    script: JobScript,
+    resolved: Resolved,
+    arguments: Sequence[str],
+    left_out: Sequence[Option],
+    values: Mapping[str, str | None],
 ) -> tuple[str, ...]:
     """The notes for the user on lines of the script and on the command line."""
     findings = [f"{script.path.name}: {finding}" for finding in scan(script)]
@@ -258,6 +290,11 @@ def _findings(
         if folder and "%" not in folder and not Path(resolved.program.workdir, folder).is_dir():
             where = f"{folder}, the folder of --{option.name}, does not exist"
             findings.append(f"{where}: with plain sbatch the job would die at once; the run's own log has the output")
+    if (image := values.get("environment")) and resolved.cluster.scheduler == "slurm":
+        findings.append(
+            f"--environment={hide_secrets(image)} starts the whole job in that image, and the job chain with it, which "
+            "needs Slurm's commands and this Python there: give --environment to srun in the script instead"
+        )
     if ours := [word for word in arguments if word in ("--wait", "--checkpoints", "--set")]:
         findings.append(f"{ours[0]} is after {script.path.name}, so it goes to the script")
     findings += [f"{option.argv[0]} is left out: the run needs sbatch's answer at once" for option in left_out]

@@ -23,6 +23,8 @@ The rules, in this order:
 7. A node that shows no GPU is at fault if its job asked for GPUs; else the request is at fault. A node is at fault if
    a container did not start on it alone. An exception like `KeyError` within minutes of the start, before the first
    step, is the user's.
+   A fault that the GPU's driver reports explains the program's fault of the GPU before it; a line of NCCL's network
+   plugin explains a collective that failed without a reason.
 8. A cause without a node has its rank's node, by NCCL's lines or the launcher's. If it names no rank and no rank waited
    for another, it has the node of the first rank that the launcher saw fail.
 9. If a collective timed out, the rank that did not report it, or is at an earlier collective, is blamed.
@@ -46,12 +48,15 @@ from hpc_gpt.reader.blame import (
     only_one_that_left,
     rank_to_blame,
 )
+from hpc_gpt.reader.dialects.amd_intel_faults import for_vendor
 from hpc_gpt.reader.dialects.failure_families import (
+    COLLECTIVE,
     CONTAINER,
     CONTAINER_ON_NODE,
     GPU_MISSING,
     GPU_MISSING_ON_NODE,
     NEVER_MET,
+    never_came,
 )
 from hpc_gpt.reader.dialects.memory_exhausted import held_by_others
 from hpc_gpt.reader.logs import Failure, Part
@@ -101,6 +106,11 @@ _DIED = re.compile(r"\bexit ?code:? (?:= |: )?-(?!15\b|2\b)\d|ended by signal (?
 _IN_COLLECTIVE = re.compile(r"\bNCCL error\b|\bDistBackendError\b")
 # A link's fault; the peers of a process that died print the same.
 _LINK = re.compile(r"\bNET/(?:IB|OFI)\b|\bTransport retry count|^libfabric:")
+# A fault as a program sees it, and as the GPU's driver reports it.
+_OF_GPU = re.compile(
+    r"\bHW Exception by GPU|\bMemory access fault by GPU|\bHSA_STATUS_ERROR_|\b(?:CUDA|HIP|SYCL) error\b"
+)
+_OF_DRIVER = re.compile(r"\bamdgpu\b|^NVRM: Xid|\bi915\b|^xe 0000:")
 _REQUEUE_FAILED = re.compile(r"(?i)requeu\w{0,4}\b.{0,60}\bfailed\b")
 _NO_CAUSE = "nothing says why the log ends"
 
@@ -146,6 +156,7 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
     `reached_end`: all planned steps were trained; then only a failure after the last step counts. `asked_for_gpus`: the
     attempt's script asks for GPUs; ranks that used GPUs show it, too.
     """
+    devices = [str(fact.value) for part in parts for fact in part.facts.get("device", [])]
     asked_for_gpus = asked_for_gpus or any(part.memory or part.fact("device") for part in parts)
     failures, open_, survived = _failures(parts, reached_end, asked_for_gpus)
     causes = _ordered([failure for failure in open_ if not failure.echo], parts)
@@ -169,6 +180,9 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
     if (inner := raised_in_worker(chosen, causes)) is not chosen:
         causes = [inner if other.place == inner.place else other for other in causes if other is not chosen]
         chosen = inner
+    if (reason := _reason_below(chosen, echoes)) is not None:
+        causes, echoes = [*causes, reason], [echo for echo in echoes if echo.place != reason.place]
+        chosen = reason
     if is_of_setup(chosen, parts):
         chosen = _replaced(chosen, causes, ended="user_error", to_do=OF_SETUP)
     if chosen.to_do == CONTAINER and (alone := only_node_that_failed(echoes)) is not None:
@@ -177,6 +191,8 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
     sure = "; ".join(filter(None, (sure, *inferred)))
     if chosen.ended == "error" and _KILLED.search(chosen.message):
         sure = "; ".join(filter(None, (sure, "nothing says who killed it: most often the kernel, out of memory")))
+    if to_do := for_vendor(chosen.to_do, chosen.message, [*devices, *(other.message for other in failures)]):
+        chosen = _replaced(chosen, causes, to_do=to_do)
     others = [failure for failure in [*causes, *survived, *echoes] if failure is not chosen]
     text = one_line(chosen.message)
     number = rank if chosen.rank is None else chosen.rank
@@ -186,6 +202,8 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
         text = f"{why}; {text}"  # the missing rank before the waiting one
     elif why:
         text = f"{text}; {why}"
+    elif chosen.to_do == NEVER_MET and (missing := never_came(chosen.message)):
+        text = f"{missing}; {text}"
     if meaning(chosen.ended).by_scheduler and (
         failed := next(filter(_REQUEUE_FAILED.match, (other.message for other in echoes)), None)
     ):
@@ -260,6 +278,8 @@ def _place_of(
     if meaning(chosen.ended).victim:
         blamed, why = rank_to_blame([failure for failure in failures if failure.ended == chosen.ended], parts)
         rank = chosen.rank if blamed is None else blamed
+        if blamed is None and chosen.to_do == NEVER_MET:
+            return None, None, "", []  # the rank that reports it has waited, and so has its node
     if meaning(chosen.ended).by_scheduler:
         return rank, None, why, inferred
     # A shell that finds no command belongs to the batch script, unless tasks ended with its exit code.
@@ -440,7 +460,20 @@ def _is_near(head: Failure, other: Failure) -> bool:
     return other.place.line - head.place.line <= NEAR_LINES
 
 
+def _reason_below(failure: Failure, echoes: Sequence[Failure]) -> Failure | None:
+    """The line of NCCL or its plugin that says why a collective failed, with what to do; None without one."""
+    if failure.to_do != COLLECTIVE and not (failure.ended == "error" and _IN_COLLECTIVE.search(failure.message)):
+        return None
+    reasons = [echo for echo in echoes if echo.ended == "user_error" and echo.to_do]
+    same = [echo for echo in reasons if echo.place.file == failure.place.file] or reasons
+    if not same:
+        return None
+    return replace(same[0], echo=False, rank=failure.rank if same[0].rank is None else same[0].rank)
+
+
 def _explains(other: Failure, head: Failure) -> bool:
+    if head.ended == "error" and _OF_GPU.search(head.message) and _OF_DRIVER.search(other.message):
+        return other.ended == "node_failure"
     if head.ended == "error" and _IN_COLLECTIVE.search(head.message):
         return meaning(other.ended).precedence < meaning("error").precedence
     if _LINK.search(other.message):

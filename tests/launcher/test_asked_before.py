@@ -25,6 +25,7 @@ IDLE = "".join(f"n{number}|main|idle|4|gpu:4|a100,big|none\n" for number in rang
 NO = "sbatch: error: Requested node configuration is not available\n"
 UP = {"sbatch": NO, "scontrol": MAIN}
 NEVER = "Slurm would never start this job: {}|change the request, or the --partition; see sinfo{}"
+MORE = "; a --qos or a --reservation may allow more"
 SBATCH = f"(sbatch: {NO.removeprefix('sbatch: error: ').strip()})"
 AWAY = "it needs 2 of the {} nodes of partition main that can hold it, and some of these take no job now: {}"
 STARTS = "sbatch: Job 7 to start at {}T10:00:00 using 8 processors on nodes n1 in partition main\n"
@@ -72,9 +73,11 @@ def answered(call, *arguments: object) -> str:
         # A limit is that of all its partitions, unless a QOS may allow more.
         ({"time": "2:00:00"}, {"scontrol": MAIN}, 0, ""),
         ({"time": "2:00:01"}, {"scontrol": MAIN}, 0,
-         f"NeverStarts: {NEVER.format('it asks for --time 2:00:01, and partition main allows 2:00:00', '')}"),
+         f"NeverStarts: {NEVER.format('it asks for --time 2:00:01, and partition main allows 2:00:00', MORE)}"),
         ({"time": "3:00:00", "partition": "fast,main"}, {"scontrol": MAIN + FAST}, 0, "NeverStarts: " + NEVER.format(
-            "it asks for --time 3:00:00, and partition main or fast allows 2:00:00, 1:00:00", " -p fast,main")),
+            "it asks for --time 3:00:00, and partition main or fast allows 2:00:00, 1:00:00", f" -p fast,main{MORE}")),
+        ({"time": "48:00:00", "reservation": "r"}, {"scontrol": MAIN}, 0, "it asks for --time 48:00:00, and partition "
+         "main allows 2:00:00: Slurm starts it only if reservation r has a QOS or a partition that allows it"),
         ({"time": "1:30:00", "partition": "fast,main"}, {"scontrol": MAIN + FAST}, 0, ""),
         ({"time": "3:00:00", "qos": "long"}, {"scontrol": MAIN}, 0, ""),
         ({"time": "3:00:00"}, {"scontrol": MAIN.replace("QoS=N/A", "QoS=long")}, 0, ""),

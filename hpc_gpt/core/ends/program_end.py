@@ -194,8 +194,7 @@ def facts_of(attempt: Attempt, code: int, planned: int, printed: Said) -> Progra
         planned or printed.planned or int(attempt.last_metrics().get("steps_planned") or 0),
         max(0, spacing),
         printed,
-        # These are whole seconds of a clock: almost one more may have passed.
-        None if seconds is None else float(seconds) + 1,
+        None if seconds is None else float(seconds),
     )
 
 

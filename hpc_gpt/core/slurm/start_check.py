@@ -67,8 +67,11 @@ def ask_start(resolved: Resolved, script: str) -> ExpectedStart:
         raise sbatch_failed(answer)
     clusters = chosen_clusters(script_directives(script))
     partitions = _partitions(resolved.job.partition, clusters)
-    if too_long := _above_time_limit(resolved, partitions):
-        raise _never(resolved, too_long)
+    if (too_long := _above_time_limit(resolved, partitions)) and not resolved.job.reservation:
+        raise _never(resolved, too_long, "; a --qos or a --reservation may allow more")
+    if too_long and answer.code == 0:
+        lifted = f"reservation {resolved.job.reservation} has a QOS or a partition that allows it"
+        return ExpectedStart(answer.message, f"{too_long}: Slurm starts it only if {lifted}")
     if answer.code == 0:
         return ExpectedStart(answer.message, _closed(partitions) or _later(answer.message, time.time()))
     if _NO_NODES.search(answer.stderr):
@@ -93,11 +96,11 @@ def ask_after(resolved: Resolved) -> str:
     raise JobRefused(f"Slurm would refuse the jobs of [after]: {answer.sentence}", "change after.sbatch")
 
 
-def _never(resolved: Resolved, why: str, hint: str = "") -> NeverStarts:
+def _never(resolved: Resolved, why: str, more: str = "", hint: str = "") -> NeverStarts:
     where = f" -p {resolved.job.partition}" if resolved.job.partition else ""
     return NeverStarts(
         f"Slurm would never start this job: {why}",
-        hint or f"change the request, or the --partition; see sinfo{where}",
+        hint or f"change the request, or the --partition; see sinfo{where}{more}",
     )
 
 
@@ -123,6 +126,14 @@ def _partitions(names: str | None, clusters: str | None) -> list[dict[str, str]]
         for settings in listed
         if settings["PartitionName"] in wanted or (not names and settings.get("Default") == "YES")
     ]
+
+
+def whole_node_partition(names: str | None, clusters: str | None) -> str:
+    """The requested partitions, or the default one, in words, if each of them gives jobs whole nodes; else empty, also
+    if Slurm does not answer."""
+    partitions = _partitions(names, clusters)
+    every = all(partition.get("OverSubscribe") == "EXCLUSIVE" for partition in partitions)
+    return f"partition {_names(partitions)}" if partitions and every else ""
 
 
 def _above_time_limit(resolved: Resolved, partitions: Sequence[Mapping[str, str]]) -> str:
@@ -241,7 +252,7 @@ def _nodes_to_come(
             hint = hint or _fewer_cpus(of_partition, wanted, resolved)
         elif away:
             return _away_text(name, wanted, fit, away)
-    raise _never(resolved, f"{never} (sbatch: {answer.sentence})" if never else answer.sentence, hint)
+    raise _never(resolved, f"{never} (sbatch: {answer.sentence})" if never else answer.sentence, hint=hint)
 
 
 def _fewer_cpus(of_partition: Sequence[_Node], wanted: int, resolved: Resolved) -> str:

@@ -72,7 +72,7 @@ DIALECT = Dialect(
         echo("node_failure", "NET/IB",
             rf"(?P<words>(?:NCCL WARN )?{_IB}(?!.{{0,200}}(?:{_LINK_FAULT}|{_LINK_NEWS})).{{0,300}})"),
         echo("error", "NCCL WARN ", r"(?P<words>NCCL "
-            rf"WARN (?!NET/IB ?:? ?(?:Got|\S{{1,40}} (?:Got|async))|NET/OFI Request|Cuda failure.{{0,8}}out of memory|{_HARMLESS}).{{0,300}})"),
+            rf"WARN (?!NET/IB ?:? ?(?:Got|\S{{1,40}} (?:Got|async))|NET/OFI Request|(?:Cuda|HIP) failure.{{0,8}}out of memory|{_HARMLESS}).{{0,300}})"),
         echo("error", "remote peer",
             r"(?P<words>(?:\b\w{1,40}:? ?)?Connection closed by remote peer(?: (?P<node>[A-Za-z][\w-]{0,80})[\w.-]{0,80}"
             r"<\d{1,5}>)?.{0,100})"),

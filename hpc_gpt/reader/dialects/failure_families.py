@@ -21,7 +21,7 @@ _HUB_ANSWERS_BADLY = (
     "the server answered late or with a fault: start it again, or download on a login node before the job"
 )
 _ACCESS = "log in (HF_TOKEN) and accept the model's licence on its page; check the name"
-_WHEEL = (
+OTHER_BUILD = (
     "install a build that matches this node's driver, CUDA, Python and C library, or load the modules that it was built"
     " with; `python -m torch.utils.collect_env` on the node lists them"
 )
@@ -30,7 +30,7 @@ _BUILD = (
     " modules, set CUDA_HOME, delete ~/.cache/torch_extensions"
 )
 _INSTALL = "install what the message names into the environment of the job, with the option that builds this part of it"
-_HARDWARE = "these GPUs cannot do it: use another dtype, attention or GPU"
+HARDWARE = "these GPUs cannot do it: use another dtype, attention or GPU"
 _RANKS = "start as many ranks on a node as it has GPUs, each on its own (torch.cuda.set_device(LOCAL_RANK))"
 _SOCKET = (
     "name an interface that every node has (`ip -br addr`) in NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, or unset them"
@@ -60,17 +60,27 @@ _DRIVER = (
     "kernel driver and CUDA library of this node do not fit each other: exclude the node and report it; if it happens on"
     " every node, take cuda-compat out of LD_LIBRARY_PATH or use an older container"
 )
-_BROKEN_GPU = "exclude the node and report it: its GPU or driver is broken until it is reset"
+BROKEN_GPU = "exclude the node and report it: its GPU or driver is broken until it is reset"
+_BINDING = (
+    "the binding names CPUs, GPUs or memory that the step does not have: correct --cpu-bind, --gpu-bind, --mem-bind,"
+    " --hint and --cpus-per-task (`srun --cpu-bind=verbose` and nproc in the job show what it has); cores that the site"
+    " reserves count as missing"
+)
+_BY_REQUEST = (
+    r"(?:\bbind|\bbinding|affinity|[Rr]equested|[Ii]nvalid (?:argument|option|mask|value|generic)|[Nn]ot available)"
+)
 _LAUNCH = "exclude the node and report it: slurmd could not start the task there (clock, munge or network of the node)"
-_KERNEL = (
+AMD_KERNEL = (
     "a kernel read or wrote outside its memory: find it with AMD_SERIALIZE_KERNEL=3 (HIP) or CUDA_LAUNCH_BLOCKING=1, and"
     " try a build for this GPU"
 )
-_AMD_MEMORY = (
+AMD_MEMORY = (
     "a GPU had no memory for a queue or a kernel's scratch: a smaller micro-batch, or fewer processes on each GPU"
 )
-_COLLECTIVE = "read `Last error` below it and the lines of the other ranks; started with NCCL_DEBUG=INFO, NCCL says which call failed"
-_LOCKED = "raise the limit of locked memory on every node (ulimit -l unlimited): InfiniBand pins what it sends"
+COLLECTIVE = "read `Last error` below it and the lines of the other ranks; started with NCCL_DEBUG=INFO, NCCL says which call failed"
+LOCKED_MEMORY = (
+    "raise the limit of locked memory on every node (ulimit -l unlimited): InfiniBand and EFA pin what they send"
+)
 _CONDA = "let the job script load conda first: source CONDA/etc/profile.d/conda.sh, or call the environment's python by its path"
 _NO_PYTHON = "name the environment's python in the job script, by a path that the nodes see, and activate it there"
 _OLD_CPU = "the nodes' processors are older than the container or the Python was built for: another image, or another partition"
@@ -87,7 +97,6 @@ _REGISTER = (
     "InfiniBand could not use this memory: report the node (nvidia-peermem, its driver), or start without it"
     " (NCCL_NET_GDR_LEVEL=LOC)"
 )
-_OFI = "NCCL's network plugin failed: the versions of aws-ofi-nccl, libfabric and NCCL must fit each other (FI_PROVIDER names it)"
 _NODE_OF_RAY = (
     "Ray lost a node: its raylet.out and Slurm's accounting say which and why; exclude the node if it is broken"
 )
@@ -102,8 +111,26 @@ _NEWER_LIBRARY = "install the version that the message asks for into the environ
 # Ranks wait for others that never came; causes.py excludes no node for such a failure.
 NEVER_MET = (
     "see in the other ranks' logs why they did not come (were all started, did one fail before?), and whether each node"
-    " reaches MASTER_ADDR at MASTER_PORT"
+    " reaches MASTER_ADDR at MASTER_PORT; exclude the nodes of which no rank printed a line"
 )
+_JOINED = re.compile(
+    r"(\d{1,7})/(\d{1,7}) (?:clients|workers|ranks|processes|members) (?:have )?joined|world_size=(\d{1,7}), (?:worker_count|num_workers_joined)=(\d{1,7})"
+)
+
+
+def never_came(message: str) -> str:
+    """The ranks that never came to a meeting, in words, by the counts in the message of one that waited; empty without
+    counts.
+
+    >>> never_came("Timed out after 1801 seconds waiting for clients. 2016/2048 clients joined.")
+    '32 of 2048 ranks never came'
+    """
+    if (match := _JOINED.search(message)) is None:
+        return ""
+    came, size = (int(match[1]), int(match[2])) if match[1] else (int(match[4]), int(match[3]))
+    return f"{size - came} of {size} ranks never came" if 0 < came < size else ""
+
+
 # `causes.py` replaces the second advice by the first if the container started on other nodes.
 CONTAINER_ON_NODE = "the container started on the other nodes: exclude this one and report it"
 CONTAINER = (
@@ -184,31 +211,43 @@ DIALECT = Dialect(
         *_cuda(802, "SystemNotReady", "system not yet initialized", "node_failure", _FABRIC),
         *_cuda(803, "SystemDriverMismatch", "system has unsupported display driver", "node_failure", _DRIVER),
         *_cuda(804, "CompatNotSupportedOnDevice", "forward compatibility was attempted", "node_failure", _DRIVER),
-        *_cuda(999, "Unknown", "CUDA unknown error", "node_failure", _BROKEN_GPU),
-        *_cuda(214, "ECCUncorrectable", "uncorrectable ECC", "node_failure", _BROKEN_GPU),
-        *_cuda(220, "NvlinkUncorrectable", "uncorrectable NVLink", "node_failure", _BROKEN_GPU),
-        *failure_family("node_failure", _BROKEN_GPU,
+        *_cuda(999, "Unknown", "CUDA unknown error", "node_failure", BROKEN_GPU),
+        *_cuda(214, "ECCUncorrectable", "uncorrectable ECC", "node_failure", BROKEN_GPU),
+        *_cuda(220, "NvlinkUncorrectable", "uncorrectable NVLink", "node_failure", BROKEN_GPU),
+        *failure_family("node_failure", BROKEN_GPU,
             says="'unknown error' | error: unknown error | ECC error | double bit error | double-bit ECC",
             line=("row remapping failure | RmInitAdapter failed | fallen off the bus | "
             "Unable to determine the device handle for GPU | GPU requires reset")),
         *failure_family("node_failure", _FABRIC,
             says=("fabric manager | fabric Manager | fabricmanager | NVSwitch | fabric state | NVLink is down | "
             "nvlink inactive")),
+        # What the request itself makes impossible is not the node's fault.
         Pattern("failure",
-            r"(?P<words>srun: error: Task launch for \S{1,60} failed on node (?P<node>[\w.-]{1,80}): .{0,200})",
+            rf"(?P<words>srun: error: Task launch for \S{{1,60}} failed on node [\w.-]{{1,80}}: .{{0,80}}?{_BY_REQUEST}.{{0,200}})",
+            literal="ask launch for ", ended="user_error", to_do=_BINDING),
+        Pattern("failure",
+            rf"(?P<words>srun: error: Task launch for \S{{1,60}} failed on node (?P<node>[\w.-]{{1,80}}): (?!.{{0,80}}?{_BY_REQUEST}).{{0,200}})",
             literal="ask launch for ", ended="node_failure", to_do=_LAUNCH),
+        *(
+            Pattern("failure",
+                rf"^(?:\d{{1,7}}: )?(?P<words>(?:srun|slurmstepd)\S{{0,80}}: (?:error|fatal): .{{0,200}}?\b(?i:cpu|gpu|mem|tres)[-_ ]{word}.{{0,200}})",
+                literal=word, ended="user_error", to_do=_BINDING)
+            for word in ("bind", "Bind")
+        ),
+        *failure_family("user_error", _BINDING,
+            line=("libnuma: Error: | failed to set pid…affinity | sched_setaffinity…failed | sched_setaffinity: Invalid argument")),
         # --- software that was not built: what follows from the compiler's line
         *failure_family("user_error", _BUILD,
             says=("Error building extension | Error compiling objects for extension | torch_extensions/….so: cannot open"),
             line="ninja: build stopped | collect2: error: ld returned", echo=True),
         # --- a program for other drivers, GPUs, libraries
-        *_cuda(35, "InsufficientDriver", "driver version is insufficient", "user_error", _WHEEL),
-        *_cuda(209, "NoKernelImageForDevice", "no kernel image is available", "user_error", _WHEEL),
-        *_cuda(222, "UnsupportedPtxVersion", "compiled with an unsupported toolchain", "user_error", _WHEEL),
-        *_cuda(200, "InvalidKernelImage", "device kernel image is invalid", "user_error", _WHEEL),
-        *_cuda(34, "StubLibrary", "CUDA driver is a stub library", "user_error", _WHEEL),
-        *_cuda(98, "InvalidDeviceFunction", "invalid device function", "user_error", _WHEEL),
-        *failure_family("user_error", _WHEEL,
+        *_cuda(35, "InsufficientDriver", "driver version is insufficient", "user_error", OTHER_BUILD),
+        *_cuda(209, "NoKernelImageForDevice", "no kernel image is available", "user_error", OTHER_BUILD),
+        *_cuda(222, "UnsupportedPtxVersion", "compiled with an unsupported toolchain", "user_error", OTHER_BUILD),
+        *_cuda(200, "InvalidKernelImage", "device kernel image is invalid", "user_error", OTHER_BUILD),
+        *_cuda(34, "StubLibrary", "CUDA driver is a stub library", "user_error", OTHER_BUILD),
+        *_cuda(98, "InvalidDeviceFunction", "invalid device function", "user_error", OTHER_BUILD),
+        *failure_family("user_error", OTHER_BUILD,
             says=("driver on your system is too old | Could not load lib | Torch not compiled with | undefined symbol: | "
             "version `GLIBC…' not found | version `CXXABI…' not found | cannot open shared object file | "
             "binary incompatibility | compiled against API version | compiled using NumPy 1 | "
@@ -219,7 +258,7 @@ DIALECT = Dialect(
             line=("error while loading shared libraries: | hipErrorNoBinaryForGpu | CUDA_ERROR_NO_BINARY_FOR_GPU | "
             "CUDA_ERROR_INVALID_IMAGE | TensileLibrary…No such file | ptxas fatal | "
             "not defined for option 'gpu-name'"), raised_as="CUDAMismatchException"),
-        *failure_family("user_error", _HARDWARE, raised_as="OutOfResources",
+        *failure_family("user_error", HARDWARE, raised_as="OutOfResources",
             says=("only supports Ampere | only supported on GPUs with compute capability | doesn't support bf16 | "
             "bf16…not supported | bfloat16…not supported | requires compute capability | "
             "requires device with capability")),
@@ -267,11 +306,9 @@ DIALECT = Dialect(
         *_cuda(101, "InvalidDevice", "invalid device ordinal", "user_error", _RANKS),
         *failure_family("user_error", _RANKS, says="but your machine only has | device >= 0 && device < num_gpus",
             line="Duplicate GPU detected"),
-        *failure_family("user_error", _LOCKED,
+        *failure_family("user_error", LOCKED_MEMORY,
             says="ibv_…failed with error Cannot allocate memory | locked memory limit"),
         *failure_family("error", _REGISTER, says="Call to ibv_reg_mr…failed with error", echo=True),
-        *failure_family("error", _OFI, echo=True,
-            says="NET/OFI Creating new endpoint…failed | NET/OFI Couldn't open | NET/OFI Unable to find a protocol"),
         *failure_family("error", _CONTROLLER,
             says=("Unable to confirm allocation…timed out | Unable to create step…timed out | "
             "Unable to allocate resources: …timed out | allocate failed: Socket timed out | "
@@ -299,7 +336,7 @@ DIALECT = Dialect(
             line="Error while creating shared memory segment | failed to extend /dev/shm | insufficient shared memory (shm) | "
             "Bus error: nonexistent physical address"),
         *failure_family("error", _DATA_WORKERS, says="background workers are no longer alive"),
-        *failure_family("error", _COLLECTIVE,
+        *failure_family("error", COLLECTIVE,
             says="unhandled cuda error | invalid argument, NCCL | internal error - please report | invalid usage"),
         # --- names and interfaces of the network between the nodes, then the world outside
         *failure_family("collective_timeout", NEVER_MET, raised_as="RendezvousTimeoutError",
@@ -356,10 +393,10 @@ DIALECT = Dialect(
             "stale file handle | stale NFS file handle | input/output error | read-only file system | "
             "transport endpoint")),
         # --- kernels
-        *failure_family("user_error", _WHEEL, raised_as="CompilationError"),
+        *failure_family("user_error", OTHER_BUILD, raised_as="CompilationError"),
         *failure_family("error", _CUDA_KERNEL, says="an illegal memory access | misaligned address | an illegal instruction"),
         # --- AMD's
-        *failure_family("gpu_memory", _AMD_MEMORY, line="HSA_STATUS_ERROR_OUT_OF_RESOURCES"),
-        *failure_family("error", _KERNEL, line="Memory access fault by GPU | HW Exception by GPU | HSA_STATUS_ERROR_"),
+        *failure_family("gpu_memory", AMD_MEMORY, line="HSA_STATUS_ERROR_OUT_OF_RESOURCES"),
+        *failure_family("error", AMD_KERNEL, line="Memory access fault by GPU | HW Exception by GPU | HSA_STATUS_ERROR_"),
     ),
 )  # fmt: skip

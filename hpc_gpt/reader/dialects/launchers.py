@@ -1,6 +1,11 @@
 """Messages of launchers and shells about processes that ended: torchelastic, deepspeed, bash, and our own ranks."""
 
-from hpc_gpt.reader.pattern import Dialect, echo, failure, raised
+from hpc_gpt.reader.pattern import Dialect, Pattern, echo, failure, raised
+
+_UCX_HANDLER = (
+    "this rank died first: UCX_HANDLE_ERRORS=none and PYTHONFAULTHANDLER=1 in [environment] show where, as UCX's handler hides"
+    " the program's own; read its lines before"
+)
 
 DIALECT = Dialect(
     name="launchers",
@@ -47,7 +52,9 @@ DIALECT = Dialect(
         failure("error", "Fatal Python error: ", r"(?P<words>Fatal Python error: (?:Segmentation fault|Bus error"
             r"|Illegal instruction|Floating|init|_?Py|none_dealloc|deallocating|take_gil|drop_gil|_enter_buffered).{0,200})"),
         echo("error", "Fatal Python error: Aborted", r"(?P<words>Fatal Python error: Aborted.{0,100})"),
-        failure("error", "Caught signal ", r"(?P<words>Caught signal (?:4|7|8|11) \(.{1,200})"),
+        # UCX's handler, which also hides the program's own
+        Pattern("failure", r"(?P<words>Caught signal (?:4|7|8|11) \(.{1,200})", "Caught signal ", ended="error",
+                to_do=_UCX_HANDLER),
         failure("error", "Signal: ",
             r"(?P<words>Signal: (?:Segmentation fault|Bus error|Illegal instruction) \(\d{1,2}\))"),
         echo("error", "Signal: Aborted (6)", r"(?P<words>Signal: Aborted \(6\))"),

@@ -55,7 +55,7 @@ DIALECT = Dialect(
         failure("gpu_memory", "out of memory",
             r"(?P<words>(?:(?<![\w.])(?:\w{1,60}\.){0,6}(?:\w{1,60}: )?)?(?:(?:CUDA|HIP|XPU|NPU|MPS backend) out of memory"
             r"(?! (?:errors? )?(?:is|are|can|could|will|would|may|might|should|if)\b)"
-            r"|(?:CUDA|HIP) error: out of memory|Cuda failure (?:\d{1,4} )?'out of memory').{0,700})"),
+            r"|(?:CUDA|HIP) error: out of memory|(?:Cuda|HIP) failure (?:\d{1,4} )?'out of memory').{0,700})"),
         failure("gpu_memory", "rror", raised(ANY_NAME,
             r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED|cudaErrorMemoryAllocation"
             r"|RESOURCE_EXHAUSTED: ")),

@@ -23,6 +23,7 @@ from hpc_gpt.core.slurm.directives import BLANKS, DIRECTIVE, OF_JOB, OF_SITE, is
 from hpc_gpt.core.slurm.sbatch_words import Option, read_options, sizes_of, split_directive
 from hpc_gpt.core.tables import toml_lines, toml_value
 from hpc_gpt.reader.records.slurm_script import redirected
+from hpc_gpt.trainer.program.script_steps import steps_of
 
 _LARGEST = 4 << 20  # the default limit of slurm.conf for a script
 _WITHOUT_MARK = re.compile(r"\s*SBATCH\s+-")  # a beginner's mistake
@@ -70,6 +71,10 @@ _WORDS = (
         "the job's command is the run's job.sh, not this script; the folder of the submission is SLURM_SUBMIT_DIR",
     ),
     (re.compile(r"\bscontrol\s+requeue\b"), "requeues its own job: this makes the run's next attempt, once"),
+)
+_SHARES_A_CORE = (
+    "one task starts all ranks of the node, and srun may give it a single core (from Slurm 22.05 on it does not take "
+    "over #SBATCH --cpus-per-task): srun --cpus-per-task=N with all cores of the node, or --cpu-bind=none"
 )
 # Text that a line only prints, such as its usage; a command within "$(…)" runs.
 _SAID = re.compile(r"""\b(?:echo|printf)\s+(?:-\w+\s+)*(?:"[^"$`]*(?:\$[^("`][^"$`]*)*"|'[^']*')""")
@@ -251,6 +256,9 @@ def scan(script: JobScript) -> list[Caution]:
             again = script.path.name in arguments or re.search(r"\$\{?(?:0|BASH_SOURCE)\b", arguments)
             means = _SUBMITS_BY_HAND if _NOT_IN_JOB.search(before) else _SUBMITS_AGAIN if again else _SUBMITS_ANOTHER
             notes.append(Caution(number, f"{shown:.60}", means))
+    for step in steps_of("\n".join(lines), last_values(script.options)):
+        if step.shares_a_core:
+            notes.append(Caution(step.line, f"{hide_secrets(lines[step.line - 1].strip()):.60}", _SHARES_A_CORE))
     for redirection in redirected("\n".join(lines)):
         where = redirection.target or "files of torchrun's own"
         means = f"its output goes to {where}, not to the run's log; why and status read it there if they find it"

@@ -77,22 +77,22 @@ class Follower:
         self._before: bytes | None = None  # the bytes before the position
         self.grew = False  # since the previous call, by whole lines or not
 
-    def lines(self) -> Iterator[str]:
-        """Yields the lines since the previous call."""
+    def lines(self, size: int | None = None) -> Iterator[str]:
+        """Yields the lines since the previous call; those that were whole when the file had `size` bytes, if given."""
         self.grew = False
         file: IO[bytes] | None = None
         with contextlib.suppress(OSError):
             file = self._path.open("rb")  # opened every time: over NFS it then has what another node wrote
         if self._file is not None:
             if file is None or not os.path.samestat(os.fstat(self._file.fileno()), os.fstat(file.fileno())):
-                yield from self._read(self._file)  # lines from before it got another name
+                yield from self._read(self._file, size)  # lines from before it got another name
                 self._place, self._left, self._before = 0, b"", b""
             self._file.close()
         self._file = file
         if file is not None:
-            yield from self._read(file)
+            yield from self._read(file, size)
 
-    def _read(self, file: IO[bytes]) -> Iterator[str]:
+    def _read(self, file: IO[bytes], most: int | None) -> Iterator[str]:
         number, text = file.fileno(), b""
         with contextlib.suppress(OSError):
             size = os.fstat(number).st_size
@@ -102,7 +102,8 @@ class Follower:
                 self._place, self._left = 0, b""
             if size - self._place > _MOST_BYTES:
                 self._place, self._left = size - _KEPT_BYTES, b""
-            text = os.pread(number, _MOST_BYTES, self._place)
+            room = _MOST_BYTES if most is None else max(0, min(_MOST_BYTES, most - self._place))
+            text = os.pread(number, room, self._place)
             self._place += len(text)
             self._before = os.pread(number, min(_COMPARED, self._place), max(0, self._place - _COMPARED))
         self.grew = self.grew or bool(text)
@@ -123,8 +124,9 @@ class ScriptWatch:
         self._began = start_time(body)
         self._files = [Follower(attempt.log), Follower(attempt.err)]
         self._lines = LiveLines(self._command.pattern)
-        if (attempt.folder / "trainer.json").exists():  # another watch has read the first lines
-            self._lines.moment = None
+        # If there is trainer.json, another watch has read the first lines.
+        self._is_first = not (attempt.folder / "trainer.json").exists()
+        self._lines.moment = None
         before = read_stored_lines(attempt.metrics, _LAST_STEPS << 10)[-_LAST_STEPS:]
         written = [int(line["step"]) for line in before if line.get("step") is not None]
         self._resumed = self._report_start()
@@ -176,7 +178,7 @@ class ScriptWatch:
             self._look()
             time.sleep(_TURN_S)
         self._heart.enter(LEAVING)
-        over = time.monotonic()
+        over = self._over()
         self._find_elsewhere()
         until = time.monotonic() + _LAST_LINES_S
         while self._prints_last_lines() and time.monotonic() < until:
@@ -210,8 +212,8 @@ class ScriptWatch:
         if any(_comm(pid) == "srun" for pid in group):
             return True
         with contextlib.suppress(OSError, ValueError):
-            code = int((self._attempt.folder / ".code").read_text(encoding="utf-8"))
-            return bool(group) and code > 128
+            code, _ = (self._attempt.folder / ".code").read_text(encoding="utf-8").split()
+            return bool(group) and int(code) > 128
         return bool(group)  # job.sh is about to write it
 
     def _trained_elsewhere(self) -> End | None:
@@ -235,12 +237,12 @@ class ScriptWatch:
     # --- its output
 
     def _take_lines(self) -> None:
+        lines = self._take_first_lines() if self._is_first else []
         now = time.monotonic()
-        lines = [line for file in self._files for line in file.lines()]
-        if self._lines.moment == "now":
-            self._lines.moment = self._written_at()
-        self._log.take(*lines)
+        late = [line for file in self._files for line in file.lines()]
+        self._log.take(*late)
         self._lines.moment = now
+        lines += late
         for line in lines:
             self._queued = (_QUEUED.search(line) or self._queued) if "ubmitted" in line else self._queued
         for log, copy in self._copies:
@@ -255,12 +257,30 @@ class ScriptWatch:
         if grew:
             self._heart.heard(self._log.is_more)
 
-    def _written_at(self) -> float:
-        """The time at which the output was last written, by time.monotonic(): the script may have begun long before."""
-        ages = [0.0]
-        with contextlib.suppress(OSError):
-            ages.append(time.time() - max(path.stat().st_mtime for path in self._attempt.logs))
-        return time.monotonic() - max(ages)
+    def _take_first_lines(self) -> list[str]:
+        """Takes the lines from before this process began, which may be long after the script; job.sh has recorded how
+        long its files were, and when."""
+        self._is_first, text, folder = False, "", self._attempt.folder / ".signals"
+        with contextlib.suppress(OSError, ValueError):
+            self._lines.moment = _monotonic((folder / "began").read_text(encoding="utf-8"))
+            text = (folder / "sizes").read_text(encoding="utf-8")
+        taken = [line for file in self._files[2:] for line in file.lines()]
+        self._log.take(*taken)
+        for moment, sizes in re.findall(r"(?m)^(\d+\.\d+) .*\n((?:\w+ \d+\n)*)", text):
+            size_of = dict(line.split() for line in sizes.splitlines())
+            files = zip(self._files[:2], ("log", "err"), strict=True)
+            lines = [line for file, name in files for line in file.lines(int(size_of.get(name, 0)))]
+            self._log.take(*lines)
+            self._lines.moment = _monotonic(moment)
+            taken += lines
+        return taken
+
+    def _over(self) -> float:
+        """When the script ended, by time.monotonic(): this process may have begun or looked later."""
+        with contextlib.suppress(OSError, ValueError):
+            _, ended = (self._attempt.folder / ".code").read_text(encoding="utf-8").split()
+            return _monotonic(ended)
+        return time.monotonic()
 
     def _report_start(self) -> int:
         """Writes trainer.json once, and returns the step after which the attempt continues."""
@@ -401,6 +421,11 @@ def to_signal(body: int, number: signal.Signals) -> list[int]:
         return pids
 
     return [*below(body), *([body] if _catches(body, number) else [])]
+
+
+def _monotonic(uptime: str) -> float:
+    """A time of /proc/uptime by time.monotonic()."""
+    return time.monotonic() - boot_s() + float(uptime)
 
 
 def _comm(pid: int) -> str:

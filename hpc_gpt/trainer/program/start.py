@@ -87,6 +87,8 @@ def main() -> None:
         if not ignored >> (number - 1) & 1:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])  # bash blocks some signals in a background job
+    with contextlib.suppress(OSError):  # its own seconds count from here
+        Path(run, "attempts", attempt, ".signals/began").write_text(Path("/proc/uptime").read_text().split()[0] + "\n")
     try:
         os.execve(script, [script, *arguments], environment)
     except OSError as fault:

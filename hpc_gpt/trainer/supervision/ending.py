@@ -25,8 +25,11 @@ _LOST_PEER = re.compile(
 # A rank that failed in the rendezvous has lost no other rank.
 _NEVER_MET = re.compile(r"\bfailed to (listen|connect)\b|\btrying to connect\b", re.IGNORECASE)
 _PORT_TAKEN = re.compile(r"\bEADDRINUSE\b|\baddress already in use\b", re.IGNORECASE)
-# Messages of torch and of CUDA.
-_OLD_DRIVER = re.compile(r"driver on your system is too old|CUDA driver version is insufficient", re.IGNORECASE)
+# Messages of torch, and of CUDA or HIP.
+_OLD_DRIVER = re.compile(
+    r"driver on your system is too old|(?:CUDA|HIP) driver version is insufficient|hipErrorInsufficientDriver",
+    re.IGNORECASE,
+)
 _COMPILERS = ("torch._dynamo.", "torch._inductor.")
 _PATIENCE_S = 10.0
 
@@ -73,7 +76,8 @@ def explain_exception(error: BaseException) -> BaseException:
     if classify_exception(error)[0] != "error" or "out of memory" in message:
         return error
     if _OLD_DRIVER.search(message):
-        hint = "update NVIDIA's driver on this node, or use a torch that was built for its version of CUDA"
+        driver, library = ("AMD's", "ROCm") if re.search("hip", message, re.IGNORECASE) else ("NVIDIA's", "CUDA")
+        hint = f"update {driver} driver on this node, or use a torch that was built for its version of {library}"
         return ConfigError(message, hint)
     if f"{type(error).__module__}.".startswith(_COMPILERS):
         hint = 'use engine.compile = "none" and leave train.optimizer_mode out; TORCHDYNAMO_VERBOSE=1 prints more'

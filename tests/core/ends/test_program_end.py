@@ -139,7 +139,7 @@ def test_what_all_tasks_said_and_the_facts_of_a_folder(tmp_path: Path) -> None:
     (attempt.folder / "exit.json").write_text('{"code": 143, "seconds": 3}')
     attempt.metrics.write_text("".join(json.dumps({"step": step}) + "\n" for step in (6, 8, 9, 2)))
     facts = facts_of(attempt, -15, 0, said)
-    assert (facts.code, facts.step, facts.stepped, facts.planned, facts.ran_s) == (143, 2, True, 9, 4.0)
+    assert (facts.code, facts.step, facts.stepped, facts.planned, facts.ran_s) == (143, 2, True, 9, 3.0)
     assert facts.spacing == 0, "a next epoch began"
 
 

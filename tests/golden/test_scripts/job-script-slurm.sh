@@ -187,6 +187,8 @@ record_group_id() { # records the signals of the job's first process group, as l
   cd -- "$attempt" || exit
   hear group
   while [ -d .signals ] && kill -0 "$$" 2>/dev/null; do # or until job.sh is killed
+    # Until the watch has begun: so it knows when its first lines came.
+    [ -e trainer.json ] || { cat /proc/uptime; stat -Lc '%n %s' log err; } >>.signals/sizes 2>/dev/null
     sleep 1 &
     wait "$!"
   done
@@ -237,10 +239,12 @@ run_script() { # sets $rc to the script's exit code
     wait "$waits" # its exit code
   } 2>/dev/null
   rc=$?
-  echo "$rc" >"$attempt/.code" # the watch ends
   read -r ended _ </proc/uptime
+  echo "$rc $ended" >"$attempt/.code" # the watch ends
+  [ ! -s "$attempt/.signals/began" ] || read -r began <"$attempt/.signals/began" # without the start of Python
   each=$(sort -un "$attempt/.signals/shell" 2>/dev/null | paste -sd, -)
-  printf '{"code": %d, "seconds": %d, "signals": [%s]}\n' "$rc" $((${ended%.*} - ${began%.*})) "$each" >"$attempt/exit.json"
+  ended=$((10#${ended/./} - 10#${began/./})) # hundredths of a second
+  printf '{"code": %d, "seconds": %d.%02d, "signals": [%s]}\n' "$rc" $((ended / 100)) $((ended % 100)) "$each" >"$attempt/exit.json"
   each=$((last_s < 10 ? last_s : 10))
   [ -e "$attempt/trainer.json" ] || each=60 # a short script: its watch has not begun
   within "$each" tail --pid="$keeper" -f /dev/null

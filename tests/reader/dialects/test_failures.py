@@ -13,6 +13,7 @@ from tests.reader.reading import read_lines, specimen_of
 from tests.reader.test_printed import FILES, MADE, logs_of
 
 FAILURES, ENDS = (Path(__file__).with_name(name) for name in ("failures.txt", "ends.txt"))
+FAMILIES = ("failure_families", "amd_intel_faults", "fabric_faults")
 OURS = {
     "collectives",
     "gpu_faults",
@@ -29,7 +30,7 @@ def test_every_pattern_matches_a_line_of_its_specimen() -> None:
     stated = [file.read_text(encoding="utf-8").split("\n") for file in FILES if file.stem not in MADE]
     printed = [line for given in stated for lines in logs_of(given).values() for line in lines]
     for dialect in dialects():
-        if dialect.name in ("failure_families", "program_ends"):  # failures.txt, ends.txt
+        if dialect.name in (*FAMILIES, "program_ends"):  # failures.txt, ends.txt
             continue
         own = specimen_of(dialect.name).splitlines()
         for each in all_patterns():
@@ -92,7 +93,7 @@ def test_every_family_has_a_line_with_its_class_and_advice() -> None:
         assert f"{of}{rank}{node}" + f": {found.to_do}" * bool(found.to_do) == kind, line
         assert line.endswith(found.message)
         stated.add((of, found.to_do))
-    known = next(each.patterns for each in dialects() if each.name == "failure_families")
+    known = [each for dialect in dialects() if dialect.name in FAMILIES for each in dialect.patterns]
     assert stated >= {(f"{each.ended}{' of another' * each.echo}", each.to_do) for each in known}
 
 

@@ -28,7 +28,7 @@ PIECE = re.compile(r"\s*(?:\w+|[^\w\s]+)")
 def specimens() -> Iterator[tuple[str, list[str]]]:
     """(dialect, its lines): those that its program prints, and the text that each of its patterns needs."""
     for dialect in dialects():
-        literals = {each.pattern.literal for each in all_patterns() if each.dialect is dialect}
+        literals = {each.pattern.literal for each in all_patterns() if each.dialect is dialect} - {"\t"}
         yield dialect.name, [*filter(None, specimen_of(dialect.name).splitlines()), *sorted(literals)]
 
 

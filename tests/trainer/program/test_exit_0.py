@@ -1,6 +1,7 @@
 """A script whose last command succeeds is not done if its training failed."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,28 @@ def test_a_script_here_has_one_start_and_a_note(tmp_path: Path, lines: str, ende
         assert text.startswith("exit code 0, but its log says ")
         assert note in text
         assert f"note     {text}" in in_process("why", str(run.path)).stdout
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("lines", "begins_s", "follows_s", "ended"),
+    [
+        ("./missing || true; for n in 1 2 3 4 5 6 7; do echo part $n; sleep 1; done", 0, 5, "done"),
+        ("./missing || true; sleep 7; echo whole", 0, 9, "done"),
+        ("no-such-trainer; echo over", 6, 0, "user_error"),
+        ("sleep 6; no-such-trainer; echo over", 0, 15, "user_error"),
+        ("sleep 6; no-such-trainer; echo over", 0, 4, "user_error"),
+    ],
+)
+def test_a_slow_machine_changes_no_verdict(tmp_path: Path, monkeypatch, lines, begins_s, follows_s, ended) -> None:
+    """Python takes so many seconds to start, for the script and for its watch."""
+    slow = f'case "$*" in *start.py*) sleep {begins_s} ;; *script_watch*) sleep {follows_s} ;; esac'
+    monkeypatch.setenv(
+        "HPC_GPT_PYTHON", str(put(tmp_path / "python", f'#!/bin/sh\n{slow}\nexec {sys.executable} "$@"\n'))
+    )
+    (tmp_path / "fit.slurm").write_text(f"#!/bin/bash\n#SBATCH -t 7\n{lines}\n")
+    in_process("submit", "--cluster", "local", "--wait", "fit.slurm", cwd=tmp_path, code=0 if ended == "done" else 3)
+    assert newest().attempt(1).ended()["ended"] == ended
 
 
 def test_a_program_of_ones_own_is_not_done_either(tmp_path: Path) -> None:
