@@ -19,6 +19,8 @@ from hpc_gpt.core.typed_tables import check_tables
 
 FALLBACK = "generic-slurm"
 WARM = "warm"
+# The keys of which one says where a job's Python is; without any it is the one that submits.
+_WITH_PYTHON = ("venv", "python", "container", "archive")
 
 # The ways to get another job; hpc_gpt/core/slurm/requeue.py has a class for each.
 Chain = Literal["none", "requeue", "singleton"]
@@ -87,7 +89,7 @@ class Calibration:
 
 
 def _planner_key() -> Any:
-    """A key that only the planner reads: it does not change a run."""
+    """A key that only the planner, or the one who submits, reads: it does not change a run."""
     return field(default=None, metadata={"planner": True})
 
 
@@ -169,11 +171,22 @@ class ClusterProfile:
     "Figures that replace those of device and fabric in the planner; see [machine]."
     calibration: Calibration | None = _planner_key()
     "Constants of the planner for this cluster; see [calibration]."
+    to_add: dict[str, str] | None = _planner_key()
+    "Keys that a profile from a site's documentation leaves to its user, each with what to give."
 
     @property
     def archive(self) -> str | None:
         """The tar in `stage` with the environment of the ranks, unpacked on each node."""
         return None if self.stage == WARM else self.stage
+
+    def lacks(self, given: Any) -> dict[str, str]:
+        """{key: what to give} of the keys in `to_add` that neither the profile has nor `given`, a job's settings."""
+
+        def is_set(key: str) -> bool:
+            keys = _WITH_PYTHON if key in _WITH_PYTHON else (key,)
+            return any(getattr(at, one, None) for at in (self, given) for one in keys)
+
+        return {key: text for key, text in (self.to_add or {}).items() if not is_set(key)}
 
     @property
     def is_slingshot(self) -> bool:
