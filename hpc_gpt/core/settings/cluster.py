@@ -243,7 +243,7 @@ def load_profile(name: str, of_a_run: bool = False) -> ClusterProfile:
     path = find_profile(name)
     tables = _with_parent(path, ())
     tables["name"] = path.stem
-    faults = (_cpu_faults, _secrets, _stage_faults)
+    faults = (_cpu_faults, _secrets, _stage_faults, _to_add_faults)
     further = {} if of_a_run else dict(fault for of_keys in faults for fault in of_keys(tables, path))
     profile = check_tables(tables, ClusterProfile, str(path), more=further, topic="profile")
     if profile.gpus_per_node < 1:
@@ -291,6 +291,18 @@ def _stage_faults(tables: Mapping[str, Any], path: Path) -> Iterator[tuple[str, 
             f"{path}: stage is {stage!r}, but the ranks' environment is in the image of [container]",
             "take stage or [container] out",
         )
+
+
+def _to_add_faults(tables: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
+    """(fault, hint) of each key in `to_add` that no profile has."""
+    to_add = tables.get("to_add")
+    keys = [entry.name for entry in fields(ClusterProfile)]
+    for key in to_add if isinstance(to_add, Mapping) else ():
+        if key not in keys:
+            yield (
+                f"{path}: to_add names {key}, which is not a key of a profile",
+                close_matches(key, keys) or "take it out",
+            )
 
 
 def _narrow_export(tables: Mapping[str, Any]) -> str:

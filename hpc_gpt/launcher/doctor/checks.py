@@ -85,6 +85,10 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
         what = "its job script as it is" if resolved.script is not None else str(resolved.layout)
         checks.append(Check("experiment", "ok", f"{resolved.name}: {what} on {nodes} of {profile.name}"))
         checks += [Check("script", "warn", finding, "it runs as it is") for finding in findings]
+        lacking = "; ".join(f"{key}: {text}" for key, text in profile.lacks(resolved.job).items())
+        if lacking and resolved.script is None:
+            hint = f'give an option of submit, or the key in a profile of your own with extends = "{profile.name}"'
+            checks.append(Check("profile", "warn", f"from documentation, not tried there; it lacks {lacking}", hint))
     checks += _check_scheduler(submission, profile)
     checks += check_versions()
     if profile.scheduler == "slurm":

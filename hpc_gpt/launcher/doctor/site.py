@@ -228,8 +228,7 @@ def guess_device(kind: NodeKind, slingshot: bool = False) -> list[str]:
     of_family = [name for name in of_family if cards & {*name.split("-")} == cards & parts]
     for name in of_family:
         memory = re.search(r"-(\d+)g", name)
-        units = {f"{before}{memory[1]}{unit}" for before in ("", "hbm") for unit in ("", "g", "gb", "go")} if memory else {}
-        if memory and parts & {*units}:
+        if memory and any(re.fullmatch(rf"(hbm)?{memory[1]}(g|gb|go)?", part) for part in parts):
             return [name]
     return of_family
 

@@ -79,8 +79,8 @@ plan free nothing least=0 added: offloaded_layers
 PROFILE = """
 description= scheduler=slurm device fabric gpus_per_node=4 cpus_per_node gpu_flag=gres gpu_type partition account qos
 constraint reservation time mem exclusive=False chain=requeue signal_lead_s=120 retry_pause_s=30 preflight=False
-spare_nodes=0 bad_node_hours=24.0 modules=() purge_modules=True venv python stage megatron_lm container node_suffix=
-sbatch=() srun=() machine calibration
+spare_nodes=0 bad_node_hours=24.0 setup=() modules=() purge_modules=True venv python stage megatron_lm container
+node_suffix= sbatch=() srun=() machine calibration to_add
 """
 
 SHAPE = """
