@@ -118,4 +118,4 @@ def test_a_profile_and_a_shape_have_these_defaults() -> None:
     for kind, stated in ((ClusterProfile, PROFILE), (ModelShape, SHAPE)):
         found = [shown(key.name, key.default) for key in fields(kind) if key.default is not MISSING]
         assert found == stated.split()
-    assert OF_THE_PLANNER == ("fabric", "machine", "calibration")
+    assert OF_THE_PLANNER == ("fabric", "machine", "calibration", "to_add")
