@@ -3,7 +3,7 @@
 # rendezvous of the ranks. The Slurm variables are those of this step.
 # shellcheck shell=bash disable=SC2034
 trap '' USR2 # it is for the ranks, which save before the time limit
-rank=$1 pid=$2 clean=-i environment=() device=0 devices=()
+rank=$1 pid=$2 clean=-i environment=() device=0 devices=() of_rocr=()
 shift 2
 mapfile -d "" -t theirs 2>/dev/null <"/proc/$pid/environ"
 for entry in "${theirs[@]}"; do
@@ -13,10 +13,15 @@ for entry in "${theirs[@]}"; do
   HPC_GPT_ATTEMPT=* | TERM=*) ;;
   *) environment+=("$entry") ;;
   esac
-  [[ $entry != CUDA_VISIBLE_DEVICES=* ]] || IFS=, read -ra devices <<<"${entry#*=}"
+  case $entry in
+  CUDA_VISIBLE_DEVICES=* | HIP_VISIBLE_DEVICES=*) IFS=, read -ra devices <<<"${entry#*=}" ;;
+  ROCR_VISIBLE_DEVICES=*) IFS=, read -ra of_rocr <<<"${entry#*=}" ;; # HIP's numbers count from the first of these
+  esac
 done
 for entry in "${!SLURM_@}" "${!SLURMD_@}"; do environment+=("$entry=${!entry}"); done
 [ -z "${SLURM_STEP_GPUS:-}" ] || environment+=("CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES") # all of the job's, not the rank's
+[ ${#of_rocr[@]} = 0 ] || devices=("${of_rocr[@]}")
+[ ${#devices[@]} != 1 ] || device=0 # srun gave the rank this one
 device=${devices[device]:-$device}
 [ -e /dev/nvidiactl ] || [ -e /dev/kfd ] || device=cpu
 environment+=("TERM=${TERM:-dumb}" "HPC_GPT_RANK=$rank" "HPC_GPT_RANK_PID=$pid" "HPC_GPT_DEVICE=$device")

@@ -2,7 +2,7 @@
 GPUs; the port; and the files that rank 0 has open for it.
 
 By default gloo takes the interface with the address of the node's name, which may differ on each node or not exist.
-NCCL chooses its own interface: the route to the first node is often the slow Ethernet.
+NCCL chooses its own interface, on Slingshot among `HSN`: the route to the first node is often the slow Ethernet.
 """
 
 import contextlib
@@ -18,6 +18,8 @@ from pathlib import Path
 from hpc_gpt.core.errors import ConfigError
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+# NCCL_SOCKET_IFNAME of a job on Slingshot: the prefix of its interfaces (hsn0, hsn1, …). The job script sets it.
+HSN = "hsn"
 # Makes gloo connect two ranks when they first communicate. Otherwise it connects all ranks as a group starts: N
 # connections per rank, and 8 N^3 bytes through the store. torch 2.11, the oldest supported, has it. A rank that waits
 # for one that died before waits forever (pytorch/gloo#520): its launcher, or the watch for hangs, ends it.

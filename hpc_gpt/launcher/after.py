@@ -49,7 +49,7 @@ _SUBMITTED = re.compile(r"Submitted batch job (\d+)")
 _END = re.compile(r"hpc-gpt-end (\d+)\n\Z")
 # Variables that Slurm sets for the job beside its own, and that our script sets for our code.
 _JOB_VARIABLES = (
-    *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"),
+    *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"),
     *("PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "TORCH_FR_DUMP_TEMP_FILE"),
 )
 

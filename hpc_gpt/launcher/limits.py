@@ -20,7 +20,7 @@ from hpc_gpt.core.network import connections_held, files_of_first
 from hpc_gpt.core.runs.disk_space import checkpoints_to_come, free_files
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
-from hpc_gpt.core.slurm.clients import ask, scheduler_parameter, slurm_config
+from hpc_gpt.core.slurm.clients import ask, default_account, sacctmgr_rows, scheduler_parameter, slurm_config
 from hpc_gpt.core.slurm.directives import script_directives
 from hpc_gpt.core.slurm.environment import submission_environment
 from hpc_gpt.core.slurm.hosts import expand_hosts
@@ -142,11 +142,11 @@ def _limits_of_user(resolved: Resolved, cluster: str, chosen: str | None) -> Ite
     in its place that of user and partition; the account's counts, too; a limit of a QOS replaces either, that of the
     partition's QOS first."""
     user, job, of = getpass.getuser(), resolved.job, f"cluster={cluster}"
-    account = job.account or next(iter(_sacctmgr("user", user, of, "withassoc", columns=("DefaultAccount",))), [""])[0]
+    account = job.account or default_account(user, of)
     partitions, default = _partitions(chosen)
     requested = [name for name in (job.partition or default).split(",") if name]
     columns = ("User", "Partition", "MaxSubmitJobs", "GrpSubmitJobs", "DefaultQOS", "QOS")
-    rows = _sacctmgr("assoc", of, f"account={account}", columns=columns)
+    rows = sacctmgr_rows("assoc", of, f"account={account}", columns=columns)
     of_user = {partition: row for owner, partition, *row in rows if owner == user}
     everywhere = {name: of_user[name] for name in [""] if name in of_user}
     mine = {name: of_user[name] for name in requested if name in of_user} or everywhere
@@ -157,7 +157,7 @@ def _limits_of_user(resolved: Resolved, cluster: str, chosen: str | None) -> Ite
         mine |= everywhere
     _, _, default_qos, allowed = next(iter(mine.values()), ["", "", "", ""])
     job_qos = job.qos or default_qos or (allowed if allowed and "," not in allowed else "normal")
-    limits = {row[0]: row[1:] for row in _sacctmgr("qos", columns=("Name", "Flags", *_QOS_LIMITS))}
+    limits = {row[0]: row[1:] for row in sacctmgr_rows("qos", columns=("Name", "Flags", *_QOS_LIMITS))}
     of_partition = partitions.get(requested[0], "") if requested else ""
     in_turn = [of_partition, job_qos]
     if "OverPartQOS" in (limits.get(job_qos) or [""])[0].split(","):
@@ -213,17 +213,6 @@ def _partitions(cluster: str | None) -> tuple[dict[str, str], str]:
         partitions[name] = "" if qos == "N/A" else qos
         default = name if settings.get("Default") == "YES" else default
     return partitions, default
-
-
-def _sacctmgr(*query: str, columns: Sequence[str]) -> list[list[str]]:
-    """The rows of a list with these columns, empty without accounting. A line with fewer columns, such as a site's
-    banner, is skipped; columns that a site has added are cut off."""
-    try:
-        answer = ask(["sacctmgr", "-nP", "show", *query, f"format={','.join(columns)}"])
-    except SlurmUnreachable:
-        return []
-    rows = [line.split("|") for line in answer.stdout.splitlines()] if answer.code == 0 else []
-    return [row[: len(columns)] for row in rows if len(row) >= len(columns)]
 
 
 # --- this machine

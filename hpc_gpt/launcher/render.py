@@ -17,6 +17,7 @@ from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import RenderError
 from hpc_gpt.core.files import templates_dir
 from hpc_gpt.core.format import counted
+from hpc_gpt.core.network import HSN
 from hpc_gpt.core.settings.devices import is_amd
 from hpc_gpt.core.settings.program_text import fill, fill_line
 from hpc_gpt.core.settings.resolved import Resolved, folder_name
@@ -217,6 +218,7 @@ def variables(resolved: Resolved) -> dict[str, Any]:
         and not is_amd(profile.device),  # ROCm's allocator has no expandable segments
         "gpu_option": "--rocm" if is_amd(profile.device) else "--nv",
         "node_suffix": profile.node_suffix,
+        "nccl_interface": HSN if profile.is_slingshot else None,
     }
 
 
@@ -240,11 +242,8 @@ def _environment(template: Path | None = None, users_text: str | None = None) ->
         keep_trailing_newline=True,
         autoescape=False,
     )
-    environment.filters |= {
-        "quote": lambda value: shlex.quote(str(value)),
-        "quote_around_variables": quote_around_variables,
-        "chosen_clusters": chosen_clusters,
-    }
+    environment.filters |= {"quote": lambda value: shlex.quote(str(value)), "chosen_clusters": chosen_clusters}
+    environment.filters["quote_around_variables"] = quote_around_variables
     return environment
 
 

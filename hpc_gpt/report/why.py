@@ -33,6 +33,7 @@ from hpc_gpt.reader.logs.read_log import read_log
 from hpc_gpt.reader.records import RunRead
 from hpc_gpt.reader.records.own_run import OF_CHECKPOINTS
 from hpc_gpt.reader.records.slurm_script import redirected
+from hpc_gpt.reader.records.sockets import OF_NETWORK
 from hpc_gpt.report.gather import read_one
 from hpc_gpt.report.log_lines import last_lines, lines_around
 
@@ -175,7 +176,7 @@ class Why:
     def notes(self) -> list[str]:
         """Notes on what looks wrong besides the end itself."""
         of_end = [self.last.note] if self.last is not None and self.last.note else []
-        return [*of_end, *(flag for flag, kind in self.record.all_flags if kind == OF_CHECKPOINTS)]
+        return [*of_end, *(flag for flag, kind in self.record.all_flags if kind in (OF_CHECKPOINTS, OF_NETWORK))]
 
     @property
     def failed_nodes(self) -> list[str]:

@@ -17,6 +17,7 @@ from hpc_gpt.core.errors import ConfigError, RunFolderError
 from hpc_gpt.core.process import no_collections, raise_file_limit
 from hpc_gpt.core.runs.full_disk import install_patient_output
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.settings.devices import is_amd
 from hpc_gpt.trainer.node_cache import set_caches
 from hpc_gpt.trainer.supervision.ending import report_failure
 from hpc_gpt.trainer.supervision.meeting import identify
@@ -51,7 +52,8 @@ def main() -> None:
         identity = identify(os.environ)
         rank = identity.rank
         os.environ["RANK"] = str(rank)
-        if (why := set_caches(run.path, os.environ)) and identity.local_rank == 0:
+        amd = is_amd(resolved.cluster.device) or os.path.exists("/dev/kfd")
+        if (why := set_caches(run.path, os.environ, amd)) and identity.local_rank == 0:
             print(f"note: {why}", file=sys.stderr, flush=True)
         with no_collections():
             from hpc_gpt.trainer.attempt import Trainer

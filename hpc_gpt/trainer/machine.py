@@ -96,14 +96,18 @@ def measure_device(device: torch.device, replaced: Mapping[str, Any]) -> dict[st
 
 
 def _products(device: torch.device, rows: int) -> dict[str, float]:
-    """{format: TFLOP/s of a matrix product} for the formats that the device supports; fp8 with one scale per tensor."""
+    """{format: TFLOP/s of a matrix product} for the formats that the device supports; fp8 with one scale per tensor.
+
+    AMD's GPUs report a capability, too, but have no TF32, and no FP8 or one of another format.
+    """
+    is_cuda = device.type == "cuda" and torch.version.hip is None
     ability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (8, 0)
     formats = ["fp32", "bf16"] if device.type == "cpu" else ["fp32", "fp16", "bf16"][: 3 if ability >= (8, 0) else 2]
     rates = {name: measurements.matmul_tflops(device, name, rows) for name in formats}
-    if device.type == "cuda" and ability >= (8, 0):
+    if is_cuda and ability >= (8, 0):
         torch.backends.cuda.matmul.allow_tf32 = True
         rates["tf32"] = measurements.matmul_tflops(device, "fp32", rows)
-    if ability >= (8, 9):
+    if is_cuda and ability >= (8, 9):
         small, one = torch.randn(rows, rows, device=device).to(fp8.FORWARD), torch.ones((), device=device)
         seconds = seconds_each(device, lambda: fp8.product(small, small, one, one, torch.bfloat16))
         rates["fp8"] = four_digits(2 * rows**3 / seconds / 1e12)

@@ -1,6 +1,7 @@
-"""A node's cache of the code that Triton and Inductor compile, for later attempts, in a folder of the user's own.
+"""A node's cache of the code that Triton and Inductor compile, and on AMD's GPUs MIOpen and AITER, for later attempts,
+in a folder of the user's own.
 
-    $TMPDIR/hpc-gpt-cache-<uid>/{triton,inductor}
+    $TMPDIR/hpc-gpt-cache-<uid>/{triton,inductor,miopen,aiter}
 
 Everybody knows the names of their default folders in /tmp, and the files in them are loaded as objects and pickles. A
 folder that another user has made first, or can write, is not used; the cache is then in the run. Extensions are built
@@ -17,14 +18,18 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 _FOLDERS = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+# MIOpen's default is below the home, where its database fails with "locking protocol" on a network file system.
+_FOLDERS_OF_AMD = {"MIOPEN_USER_DB_PATH": "miopen", "MIOPEN_CUSTOM_CACHE_DIR": "miopen", "AITER_JIT_DIR": "aiter"}
 
 
-def set_caches(run: Path, environment: MutableMapping[str, str]) -> str:
+def set_caches(run: Path, environment: MutableMapping[str, str], amd: bool) -> str:
     """Sets the variables of the caches that are not set; returns the reason if they are in the run, else an empty text.
+    `amd`: the ranks use AMD's GPUs.
 
     To be called before torch is imported. Raises OSError if neither folder can be made.
     """
-    missing = [name for name in _FOLDERS if not environment.get(name)]
+    folders = _FOLDERS | (_FOLDERS_OF_AMD if amd else {})
+    missing = [name for name in folders if not environment.get(name)]
     if not missing:
         return ""
     # Not in the home: on a network file system DeepSpeed can hang there at its end.
@@ -34,7 +39,9 @@ def set_caches(run: Path, environment: MutableMapping[str, str]) -> str:
         folder = run / "cache" / platform.node()
         folder.mkdir(parents=True, exist_ok=True)
     for name in missing:
-        environment[name] = str(folder / _FOLDERS[name])
+        environment[name] = str(folder / folders[name])
+        if name in _FOLDERS_OF_AMD:
+            (folder / folders[name]).mkdir(exist_ok=True)
     return f"{why}: compiled code is cached in {folder}" if why else ""
 
 

@@ -22,8 +22,10 @@ from hpc_gpt.core.files import write_once
 from hpc_gpt.core.network import LAZY_GLOO, MEETING_S, OF_THE_STORE, without_name_servers
 from hpc_gpt.core.process import no_collections
 from hpc_gpt.core.runs.run_folder import Attempt
+from hpc_gpt.core.settings.devices import is_amd
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.slurm.directives import hides_gpus
 from hpc_gpt.trainer.engines.library_patches import set_group_timeout
 from hpc_gpt.trainer.engines.private_parts import FLIGHT_RECORDER, can_use
 from hpc_gpt.trainer.model.context_parallel import ContextParallel, HeadsExchanged, KeysGathered, SequencePart
@@ -34,31 +36,41 @@ _FAILED = "hpc-gpt/failed"
 # A flight record has the collectives that are not over, and this many of the last ones.
 _KEPT_COLLECTIVES = 20
 _ANSWER_S = 3.0
+_CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_BUILD = {False: "with CUDA, and does nvidia-smi", True: "for ROCm, and does rocm-smi"}
 # If looking up the names of all ranks takes longer, they are left out.
 _NAMES_S = 10.0
 
 
 def choose_device(identity: RankIdentity, resolved: Resolved) -> torch.device:
     """The rank's GPU; or the CPU if a local run has too few GPUs, or a Slurm run has none and its profile names no
-    device.
+    device. The only GPU that a rank sees is its own if srun gives each task one (`hides_gpus`).
 
     Raises LayoutError in any other case of too few GPUs: a job that silently trains on CPUs wastes its allocation.
     """
+    environment = os.environ
+    if torch.version.hip is not None and environment.get("ROCR_VISIBLE_DEVICES") == environment.get(_CUDA_VISIBLE):
+        # Slurm without a list of AMD's GPUs sets both. HIP would choose among ROCR's by the numbers of the node.
+        environment.pop(_CUDA_VISIBLE, None)
     visible = torch.cuda.device_count()
     if visible >= resolved.ranks_per_node:
         torch.cuda.set_device(identity.local_rank)
         return torch.device("cuda", identity.local_rank)
     profile = resolved.cluster
+    if visible == 1 and profile.scheduler == "slurm" and any(map(hides_gpus, resolved.job.srun)):
+        torch.cuda.set_device(0)
+        return torch.device("cuda", 0)
     if profile.scheduler == "local" or (not visible and profile.device in (None, "cpu")):
         return torch.device("cpu")
     if not visible:
         raise LayoutError(
             f"profile {profile.name} has GPUs ({profile.device}), but rank {identity.rank} sees none",
-            f"is torch {torch.__version__} a build with CUDA, and does nvidia-smi list the GPUs within a job?",
+            f"is torch {torch.__version__} a build {_BUILD[is_amd(profile.device)]} list the GPUs within a job?",
         )
     raise LayoutError(
         f"{resolved.ranks_per_node} ranks on this node, but rank {identity.rank} sees {visible} of its GPUs",
-        "request all GPUs of the node: gpu_flag and gpus_per_node in the cluster profile",
+        "request all GPUs of the node: gpu_flag and gpus_per_node in the cluster profile; or give each task its own: "
+        'srun = ["--gpus-per-task=1", "--gpu-bind=closest"]',
     )
 
 
@@ -106,8 +118,10 @@ class Ranks(Peers):
         self.rank = identity.rank
         self.size = identity.size
         self.is_first = identity.rank == 0
-        # DeepSpeed reads these names only.
+        # DeepSpeed reads these names only, and takes the GPU with the number LOCAL_RANK.
         os.environ.update(identity.variables)
+        if device.type == "cuda":
+            os.environ["LOCAL_RANK"] = str(device.index or 0)
         os.environ.setdefault(*LAZY_GLOO)
         self._store = _meet(identity, attempt)
         dist.init_process_group(

@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.errors import UserError
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.slurm.directives import sbatch_directives
 from hpc_gpt.core.slurm.start_check import ask_after, ask_start, reason_text
 from hpc_gpt.launcher.limits import Asked, limits_met
 from tests.launcher.test_render import resolved_demo
@@ -101,6 +105,38 @@ def test_why_a_job_waits_or_never_starts(says, job, texts, code, words) -> None:
     assert answered(ask_start, of_nodes(**job), "#!/bin/bash\n") == words
 
 
+LUMI = "".join(f"nid{number}|standard-g|idle|128|gpu:mi250:8|(null)|none\n" for number in range(3))
+OF_LUMI = "PartitionName=standard-g Default=YES MaxTime=2-00:00:00 MaxNodes=1024 QoS=N/A State=UP\nNodeName=nid0 "
+REFUSED = f"sbatch: error: CPU count per node can not be satisfied\n{NO}"
+
+
+@pytest.mark.parametrize(
+    ("node", "cpus", "sbatch", "job_cpus", "words", "hint"),
+    [
+        ("CPUTot=128 CPUEfctv=112 CoreSpecCount=8 ThreadsPerCore=2", 128, (), None, "128 CPUs and 8 GPUs each, and "
+         "none of the 3 nodes of partition standard-g can hold that: a node has at most 112 CPUs",
+         "set cpus_per_node = 112 in the profile: those are the CPUs that Slurm gives to jobs"),
+        ("CPUTot=128 CoreSpecCount=8 ThreadsPerCore=2", 128, (), 15, "120 CPUs", "set job.cpus_per_task to 14 at most"),
+        ("CPUTot=128 CPUEfctv=112 ThreadsPerCore=2", 64, ("--hint=nomultithread",), None, "64 CPUs and 8 GPUs each, "
+         "and none of the 3 nodes of partition standard-g can hold that: a node has at most 56 CPUs",
+         "set cpus_per_node = 56 in the profile: those are the CPUs that Slurm gives to jobs"),
+        ("CPUTot=128 CPUEfctv=112 ThreadsPerCore=2", 56, ("--hint=nomultithread",), None, "", ""),
+        ("CPUTot=8 CPUEfctv=6", 56, (), None, "56 CPUs", "change the request, or the --partition; see sinfo"),
+    ],
+)  # fmt: skip
+def test_cores_that_slurm_keeps_are_not_counted(says, node, cpus, sbatch, job_cpus, words, hint) -> None:
+    """As LUMI's scontrol says. A job that fits is refused in sbatch's words, which then are another reason."""
+    says(1, sbatch=REFUSED, scontrol=f"{OF_LUMI}{node}\n", sinfo=LUMI)
+    profile = replace(load_profile("generic-slurm"), gpus_per_node=8, cpus_per_node=cpus, sbatch=sbatch)
+    overrides = {"layout.gpus": 16, "data.source": "random", "job.cpus_per_task": job_cpus}
+    resolved = resolve(load_experiment("demo", overrides), profile)
+    if cpus == 56 and sbatch:
+        assert "--cpus-per-task=7" in sbatch_directives(resolved)
+    refused = answered(ask_start, resolved, "#!/bin/bash\n")
+    assert words in refused
+    assert refused.endswith(f"|{hint or 'change the request, or the --partition; see sinfo'}")
+
+
 @pytest.mark.parametrize(
     ("said", "words"),
     [
@@ -146,7 +182,8 @@ def test_limits_of_user_account_and_qos_are_those_of_sacctmgr(says, tmp_path: Pa
              ("RUNNING", "x", "a", "q", "c"), ("RUNNING", "y", "a", "p", "c"), ("FAILED", me, "a", "q", "c"),
              ("PENDING", "z", "b", "p", "c")]  # fmt: skip
     accounting = (
-        f"user a\nassoc {me}||2|90|q|q\nassoc {me}|other|1|1|r|r\nassoc x||1|1|q|q\nassoc ||1|4||\n"
+        f"user Welcome to this site\nuser {me}|a\n"
+        f"assoc {me}||2|90|q|q\nassoc {me}|other|1|1|r|r\nassoc x||1|1|q|q\nassoc ||1|4||\n"
         "qos q||{}\nqos p||3|||\n"
     )
     squeue = "".join(f"{'|'.join(each)}\n" for each in shown)

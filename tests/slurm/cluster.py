@@ -41,6 +41,7 @@ class Nodes:
     gpus: int = 4
     cpus: int = 8
     features: tuple[str, ...] = ()
+    more: str = ""  # further settings of a node in slurm.conf
 
     @property
     def names(self) -> list[str]:
@@ -305,7 +306,7 @@ class Cluster:
             for name in nodes.names:
                 lines.append(
                     f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={self._ports[name]} "
-                    f"CPUs={nodes.cpus} RealMemory=64000 Gres=gpu:{nodes.gpus}{features} State={state}"
+                    f"CPUs={nodes.cpus} RealMemory=64000 Gres=gpu:{nodes.gpus}{features} {nodes.more} State={state}"
                 )
                 # A Count without a File drains the node.
                 gres.append(f"NodeName={name} Name=gpu File={folder}/gpu[0-{nodes.gpus - 1}]")

@@ -12,8 +12,8 @@ from tests.slurm.stories import Teller, storied
 from tests.specimens.test_made_before import REFUSED, as_of_0_2
 
 # Leaves out everything up to the image and runs the rest, as a container would.
-APPTAINER = """#!/bin/bash
-echo "apptainer $*"
+CONTAINER = """#!/bin/bash
+echo "${0##*/} $*"
 while [ "$1" != "/images/it's a.sif" ]; do shift; done
 shift
 exec "$@"
@@ -34,14 +34,42 @@ exec "{python}" "$@"
 def test_a_container_holds_every_rank(teller: Teller) -> None:
     launcher = teller.launcher
     place = launcher.place("contained")
-    put(place / "apptainer", APPTAINER)
+    put(place / "singularity", CONTAINER)  # the nodes have no apptainer
     container = '[container]\nkind = "apptainer"\nimage = "/images/it\'s a.sif"\nmounts = ["/data my/x:/data:ro"]\n'
     site = f'{PROFILE}PATH = "{place}:{os.environ["PATH"]}"\n{container}'
     cluster = launcher.profile("container", f'python = "{sys.executable}"\n', site)
     said, _ = launcher.run("submit", "--wait", "--cluster", cluster, *PAIR, "--set", "train.steps=2")
     log = (launcher.logs / "tiny" / said.split()[1] / "attempts" / "1" / "log").read_text()
+    assert log.count("singularity exec --nv --bind ") == 2
     assert log.count("--bind /data my/x:/data:ro /images/it's a.sif ") == 2
     assert "ended done after step 2" in log
+
+
+@pytest.mark.long
+@storied
+def test_a_sites_own_ways_reach_the_ranks(teller: Teller) -> None:
+    """Lines of setup, variables by name, and one GPU for each task of two on a node. A line that fails ends the run,
+    and `why` names it."""
+    launcher = teller.launcher
+    place = launcher.place("own-ways")
+    (place / "own.toml").write_text(
+        'name = "own"\nengine.name = "command"\nlayout = { gpus = 2, nodes = 1 }\n'
+        'command = { run = "echo rank $SLURM_LOCALID has GPU $CUDA_VISIBLE_DEVICES, $CACHE", per = "gpu" }\n'
+    )
+    top = 'setup = ["SITE=lumi", "export TREE=/sw/$SITE"]\nsrun = ["--gpus-per-task=1"]\n'
+    site = f"{PROFILE}CACHE = '${{TREE}}/$TREE/$(touch {place}/pwned)'\n"
+    cluster = launcher.profile("own-ways", top, site)
+    said, _ = launcher.run("submit", str(place / "own.toml"), "--wait", "--cluster", cluster)
+    log = (launcher.logs / "own" / said.split()[1] / "attempts" / "1" / "log").read_text()
+    for rank in (0, 1):
+        assert f"rank {rank} has GPU {rank}, /sw/lumi/$TREE/$(touch {place}/pwned)\n" in log, log
+    assert not (place / "pwned").exists()
+    cluster = launcher.profile("no-setup", 'setup = ["cat /nowhere/env"]\n')
+    said, words = launcher.run("submit", str(place / "own.toml"), "--wait", "--cluster", cluster, code=3)
+    assert ": cat /nowhere/env; Slurm says FAILED" in words
+    why, _ = launcher.run("why", said.split()[1])
+    assert "Error: setup failed on n" in why
+    assert "cat: /nowhere/env: No such file or directory" in why
 
 
 @pytest.mark.long

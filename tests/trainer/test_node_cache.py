@@ -16,10 +16,10 @@ from tests.conftest import REPOSITORY
 NAME = f"hpc-gpt-cache-{os.getuid()}"
 
 
-def caches(tmp_path: Path, **given: str) -> tuple[dict[str, str], str]:
+def caches(tmp_path: Path, amd: bool = False, **given: str) -> tuple[dict[str, str], str]:
     (tmp_path / "node").mkdir(exist_ok=True)
     environment = {"TMPDIR": str(tmp_path / "node"), **given}
-    why = set_caches(tmp_path / "run", environment)
+    why = set_caches(tmp_path / "run", environment, amd)
     return environment, why
 
 
@@ -35,6 +35,16 @@ def test_it_is_its_users_alone_and_stays_between_attempts(tmp_path: Path) -> Non
     assert caches(tmp_path) == (first, "")
     given, _ = caches(tmp_path, TRITON_CACHE_DIR="/mine")
     assert (given["TRITON_CACHE_DIR"], given["TORCHINDUCTOR_CACHE_DIR"]) == ("/mine", f"{own}/inductor")
+
+
+def test_on_amd_miopen_and_aiter_have_theirs(tmp_path: Path) -> None:
+    own = tmp_path / "node" / NAME
+    found, _ = caches(tmp_path, amd=True, AITER_JIT_DIR="/mine")
+    assert (found["MIOPEN_USER_DB_PATH"], found["MIOPEN_CUSTOM_CACHE_DIR"]) == (f"{own}/miopen", f"{own}/miopen")
+    assert (found["AITER_JIT_DIR"], (own / "miopen").is_dir()) == ("/mine", True)
+    assert found["TRITON_CACHE_DIR"] == f"{own}/triton"
+    assert caches(tmp_path, amd=True)[0]["AITER_JIT_DIR"] == f"{own}/aiter"
+    assert not any(name.startswith(("MIOPEN", "AITER")) for name in caches(tmp_path)[0])
 
 
 @pytest.mark.parametrize("kind", ["another's", "link", "open", "file"])

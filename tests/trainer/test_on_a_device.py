@@ -75,8 +75,17 @@ def test_a_copy_to_the_device_begins_on_the_host(monkeypatch: pytest.MonkeyPatch
     assert made == {"cpu", "meta"}
 
 
-@pytest.mark.parametrize(("card", "formats"), [((7, 5), ["fp32", "fp16"]), ((8, 0), ["fp32", "fp16", "bf16", "tf32"])])
-def test_a_card_is_rated_in_the_formats_that_it_has(monkeypatch, card, formats) -> None:
+@pytest.mark.parametrize(
+    ("card", "hip", "formats"),
+    [
+        ((7, 5), None, ["fp32", "fp16"]),
+        ((8, 0), None, ["fp32", "fp16", "bf16", "tf32"]),
+        ((9, 0), "7.1", ["fp32", "fp16", "bf16"]),  # gfx90a, which has no FP8
+        ((9, 4), "7.1", ["fp32", "fp16", "bf16"]),
+    ],
+)
+def test_a_card_is_rated_in_the_formats_that_it_has(monkeypatch, card, hip, formats) -> None:
+    monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: card)
     rated: list[tuple[str, str, int]] = []
     monkeypatch.setattr(measurements, "matmul_tflops", lambda *asked: rated.append(asked) or len(rated))

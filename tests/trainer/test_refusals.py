@@ -79,8 +79,8 @@ def compiles(device: torch.device = CPU, cp: int = 1, **engine: Any) -> Callable
     return lambda: check_compilers(Engine(**{"compile": "block"} | engine), device, cp)
 
 
-def device_of_rank_3() -> Any:
-    return choose_device(RankIdentity(3, 4, 3), replace(FOUR, cluster=GPUS))
+def device_of_rank_3(device: str = "v100-32g") -> Any:
+    return choose_device(RankIdentity(3, 4, 3), replace(FOUR, cluster=replace(GPUS, device=device)))
 
 
 def builds(name: str, **engine: Any) -> Callable[[], Any]:
@@ -209,13 +209,16 @@ ROWS: dict[str, Row] = {
      "came with 8.9 | leave train.matmul out"),
     "FP8 of another maker": (on(lambda: check_matmul_on("fp8-tensor", CUDA), (9, 4), "MI300X", hip="6.2"),
      "train.matmul is fp8-tensor, but MI300X (compute capability 9.4) has no units for its FP8 (e4m3fn, e5m2), "
-     "which came with 8.9 | leave train.matmul out"),
+     "which came with 9.5 | leave train.matmul out"),
     "a job that sees no GPU": (on(device_of_rank_3, visible=0),
      "profile jean-zay has GPUs (v100-32g), but rank 3 sees none | is torch 2.13.0 a build with CUDA, and does "
      "nvidia-smi list the GPUs within a job?"),
     "a job that sees too few": (on(device_of_rank_3, visible=1),
      "4 ranks on this node, but rank 3 sees 1 of its GPUs | request all GPUs of the node: gpu_flag and gpus_per_node "
-     "in the cluster profile"),
+     'in the cluster profile; or give each task its own: srun = ["--gpus-per-task=1", "--gpu-bind=closest"]'),
+    "a job that sees no AMD GPU": (on(lambda: device_of_rank_3("mi250x"), visible=0),
+     "profile jean-zay has GPUs (mi250x), but rank 3 sees none | is torch 2.13.0 a build for ROCm, and does "
+     "rocm-smi list the GPUs within a job?"),
     # what cannot be compiled
     "sequences in parallel on an old torch": (on(compiles(compile="whole", sequence_parallel=True), version="2.12.1"),
      "engine.sequence_parallel with engine.compile = whole gives wrong gradients on torch 2.12.1 | use torch 2.13 "

@@ -17,7 +17,7 @@ from hpc_gpt.core.settings.sized import Sized
 from hpc_gpt.core.tables import toml_value
 
 _FP8_MULTIPLE = 16  # must divide each dimension of an FP8 product (torch._scaled_mm)
-_OTHER_FP8 = frozenset({"mi300x"})  # their FP8 is fnuz, with other largest values, not tested here
+_OTHER_FP8 = frozenset({"mi300a", "mi300x", "mi325x"})  # their FP8 is fnuz, with other largest values, not tested here
 
 
 def can_resume(engine: Engine) -> bool:

@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -261,6 +261,23 @@ def slurm_config(cluster: str | None = None) -> dict[str, str]:
         raise SlurmUnreachable(f"scontrol show config: {answer.sentence}", "is slurmctld up?")
     pairs = (line.partition("=") for line in answer.stdout.splitlines())
     return {key.strip(): value.strip() for key, equals, value in pairs if equals}
+
+
+def sacctmgr_rows(*query: str, columns: Sequence[str]) -> list[list[str]]:
+    """The rows of a list with these columns, empty without accounting. A line with fewer columns, such as a site's
+    banner, is skipped; columns that a site has added are cut off."""
+    try:
+        answer = ask(["sacctmgr", "-nP", "show", *query, f"format={','.join(columns)}"])
+    except SlurmUnreachable:
+        return []
+    rows = [line.split("|") for line in answer.stdout.splitlines()] if answer.code == 0 else []
+    return [row[: len(columns)] for row in rows if len(row) >= len(columns)]
+
+
+def default_account(user: str, of: str) -> str:
+    """The default account of a user on a cluster (`of`, as cluster=NAME); empty without one."""
+    rows = sacctmgr_rows("user", user, of, "withassoc", columns=("User", "DefaultAccount"))
+    return next((account for name, account in rows if name == user), "")
 
 
 def scheduler_parameter(config: Mapping[str, str], name: str) -> int | None:

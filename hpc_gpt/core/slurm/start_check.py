@@ -10,7 +10,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpc_gpt.core.errors import ConfigError, JobRefused, SlurmUnreachable
 from hpc_gpt.core.format import clock, counted, some
@@ -93,10 +93,11 @@ def ask_after(resolved: Resolved) -> str:
     raise JobRefused(f"Slurm would refuse the jobs of [after]: {answer.sentence}", "change after.sbatch")
 
 
-def _never(resolved: Resolved, why: str) -> NeverStarts:
+def _never(resolved: Resolved, why: str, hint: str = "") -> NeverStarts:
     where = f" -p {resolved.job.partition}" if resolved.job.partition else ""
     return NeverStarts(
-        f"Slurm would never start this job: {why}", f"change the request, or the --partition; see sinfo{where}"
+        f"Slurm would never start this job: {why}",
+        hint or f"change the request, or the --partition; see sinfo{where}",
     )
 
 
@@ -154,7 +155,7 @@ class _Node:
     name: str
     partition: str
     state: str
-    cpus: int
+    cpus: int  # those that jobs can have, as Slurm counts them for the request
     gpus: int
     features: tuple[str, ...]
     reason: str
@@ -164,8 +165,42 @@ class _Node:
         return not _UNUSABLE.match(self.state)
 
 
-def _nodes(clusters: str | None) -> list[_Node]:
-    """The nodes of every partition, as sinfo lists them; empty if Slurm does not answer."""
+def node_settings(names: Sequence[str], cluster: str | None = None) -> dict[str, dict[str, str]]:
+    """{node: its settings in `scontrol show node`}; empty if Slurm does not answer."""
+    try:
+        answer = ask(["scontrol", "--oneliner", "show", "node", ",".join(names)], timeout_s=_ASK_S, cluster=cluster)
+    except SlurmUnreachable:
+        return {}
+    listed = [dict(_PAIR.findall(line)) for line in answer.stdout.splitlines() if line.startswith("NodeName=")]
+    return {settings["NodeName"]: settings for settings in listed}
+
+
+def usable_cpus(settings: Mapping[str, str], one_thread: bool = False) -> int | None:
+    """The CPUs of a node that jobs can have: CPUEfctv, before Slurm 22.05 CPUTot without the cores of CoreSpecCount.
+    With `one_thread` of each core, the cores. None if its settings do not say.
+
+    >>> usable_cpus({"CPUTot": "128", "CPUEfctv": "112", "ThreadsPerCore": "2"}, one_thread=True)
+    56
+    >>> usable_cpus({"CPUTot": "128", "CoreSpecCount": "8", "ThreadsPerCore": "2"})
+    112
+    """
+    counts = {key: int(value) for key, value in settings.items() if value.isdecimal()}
+    threads = counts.get("ThreadsPerCore") or 1
+    cpus = counts.get("CPUEfctv")
+    if cpus is None and "CPUTot" in counts:
+        cpus = counts["CPUTot"] - counts.get("CoreSpecCount", 0) * min(threads, counts["CPUTot"])
+    return cpus if cpus is None or not one_thread else cpus // threads
+
+
+def _has_one_thread(resolved: Resolved) -> bool:
+    """Whether a job counts its CPUs in cores, as it uses one hardware thread of each."""
+    one = {"--hint=nomultithread", "--hint=compute_bound", "--threads-per-core=1"}
+    return not one.isdisjoint(resolved.job.sbatch)
+
+
+def _nodes(clusters: str | None, one_thread: bool) -> list[_Node]:
+    """The nodes of every partition, as sinfo lists them; empty if Slurm does not answer. Nodes of equal size and
+    features have equal usable CPUs: one of each is asked for them."""
     try:
         answer = ask(
             ["sinfo", "--all", "--Node", "--noheader", "--format=%N|%R|%T|%c|%G|%f|%E"],
@@ -174,13 +209,17 @@ def _nodes(clusters: str | None) -> list[_Node]:
         )
     except SlurmUnreachable:
         return []
-    rows = [line.strip().split("|", 6) for line in answer.stdout.splitlines()]
+    rows = [row for line in answer.stdout.splitlines() if len(row := line.strip().split("|", 6)) == 7]
+    first = {tuple(kind): name for name, _, _, *kind, _ in reversed(rows)}
+    settings = node_settings([*dict.fromkeys(first.values())], clusters) if first else {}
     return [
         _Node(
-            name, partition, state, int(cpus) if cpus.isdigit() else 0, gpus_in(gres),
-            tuple(features.split(",")), reason,
+            name, partition, state,
+            usable if (usable := usable_cpus(settings.get(first[cpus, gres, features], {}), one_thread)) is not None
+            else int(cpus) if cpus.isdigit() else 0,
+            gpus_in(gres), tuple(features.split(",")), reason,
         )
-        for name, partition, state, cpus, gres, features, reason in (row for row in rows if len(row) == 7)
+        for name, partition, state, cpus, gres, features, reason in rows
     ]  # fmt: skip
 
 
@@ -188,8 +227,8 @@ def _nodes_to_come(
     resolved: Resolved, partitions: Sequence[Mapping[str, str]], answer: Answer, clusters: str | None
 ) -> str:
     """The reason why a job waits, if nodes that could hold it take no job just now. Raises NeverStarts otherwise."""
-    never = ""
-    nodes, wanted = _nodes(clusters), allocated_nodes(resolved)
+    never, hint = "", ""
+    nodes, wanted = _nodes(clusters, _has_one_thread(resolved)), allocated_nodes(resolved)
     for partition in partitions:
         name, most = partition["PartitionName"], partition.get("MaxNodes", "UNLIMITED")
         of_partition = [node for node in nodes if node.partition == name]
@@ -199,9 +238,22 @@ def _nodes_to_come(
             never = never or f"it asks for {wanted} nodes, and partition {name} gives a job {most} at most"
         elif len(fit) < wanted:
             never = never or f"it asks for {_too_many(name, wanted, of_partition, fit, resolved)}"
+            hint = hint or _fewer_cpus(of_partition, wanted, resolved)
         elif away:
             return _away_text(name, wanted, fit, away)
-    raise _never(resolved, f"{never} (sbatch: {answer.sentence})" if never else answer.sentence)
+    raise _never(resolved, f"{never} (sbatch: {answer.sentence})" if never else answer.sentence, hint)
+
+
+def _fewer_cpus(of_partition: Sequence[_Node], wanted: int, resolved: Resolved) -> str:
+    """The hint if enough nodes could hold the job with fewer CPUs a task; else empty."""
+    least = replace(resolved, job=replace(resolved.job, cpus_per_task=1))
+    fit = sorted((node.cpus for node in of_partition if _can_hold(node, least)), reverse=True)
+    if len(fit) < wanted:
+        return ""
+    most = fit[wanted - 1]
+    if resolved.job.cpus_per_task is not None:
+        return f"set job.cpus_per_task to {most // resolved.ranks_per_node} at most"
+    return f"set cpus_per_node = {most} in the profile: those are the CPUs that Slurm gives to jobs"
 
 
 def _can_hold(node: _Node, resolved: Resolved) -> bool:

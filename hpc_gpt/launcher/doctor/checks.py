@@ -23,7 +23,7 @@ from typing import Literal, TextIO
 from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.files import data_dir, logs_folder, read_text, state_dir, write_once
 from hpc_gpt.core.format import counted, show_bytes
-from hpc_gpt.core.network import GLOO, check_open_files, describe_interfaces
+from hpc_gpt.core.network import GLOO, HSN, NCCL, check_open_files, describe_interfaces
 from hpc_gpt.core.runs.disk_space import free_gib, space_needed_gib
 from hpc_gpt.core.runs.provenance import ask_gpus, collect, has_gpus
 from hpc_gpt.core.runs.run_folder import RunFolder
@@ -218,6 +218,7 @@ def check_network(resolved: Resolved) -> Check:
     """Reports what gloo and NCCL will use. Only the nodes know their interfaces, so the run's log has them."""
     variables = resolved.cluster.environment
     chosen = {GLOO: "lo" if resolved.cluster.scheduler == "local" else "each node's interface to the first node"}
+    chosen |= {NCCL: HSN} if resolved.cluster.is_slingshot else {}
     return Check("network", "ok", describe_interfaces({**chosen, **variables}))
 
 

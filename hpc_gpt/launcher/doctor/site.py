@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,7 +21,8 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.devices import DEVICES
 from hpc_gpt.core.settings.experiment import limit_s
-from hpc_gpt.core.slurm.clients import ask, slurm_config
+from hpc_gpt.core.slurm.clients import ask, default_account, sacctmgr_rows, slurm_config
+from hpc_gpt.core.slurm.start_check import node_settings, usable_cpus
 from hpc_gpt.core.tables import close_matches
 from hpc_gpt.trainer.preflight.verdict import PREFLIGHT
 
@@ -120,21 +121,6 @@ def read_site() -> Site:
     return Site(name, config, partitions, accounts, qos, frozenset(features))
 
 
-def node_settings(node: str) -> dict[str, str]:
-    """The settings of a node in `scontrol show node`; empty if it does not answer."""
-    return dict(_PAIR.findall(ask(["scontrol", "--oneliner", "show", "node", node]).stdout))
-
-
-def usable_cpus(settings: Mapping[str, str], counted: int) -> int:
-    """The CPUs that jobs can have of a node with `counted` of them: those of its settings, without its reserved cores.
-
-    >>> usable_cpus({"CPUEfctv": "112"}, 128), usable_cpus({"CoreSpecCount": "8", "ThreadsPerCore": "2"}, 128)
-    (112, 112)
-    """
-    reserved = _number(settings.get("CoreSpecCount", "")) * max(1, _number(settings.get("ThreadsPerCore", "")))
-    return _number(settings.get("CPUEfctv", "")) or max(1, counted - reserved)
-
-
 def _kind(cpus: str, memory: str, gres: str, features: str) -> NodeKind:
     counts: Counter[str | None] = Counter()
     for kind, count in _GRES.findall(gres):
@@ -153,20 +139,11 @@ def _of_user(cluster: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Reads the user's (accounts, qos) on the cluster, defaults first; empty without accounting."""
     if shutil.which("sacctmgr") is None:
         return (), ()
-    user = getpass.getuser()
-    where = [f"cluster={cluster}", f"user={user}"]
-    try:
-        listed = ask(["sacctmgr", "-nP", "show", "assoc", *where, "format=Account,QOS,DefaultQOS"])
-        default = ask(["sacctmgr", "-nP", "show", "user", user, *where[:1], "withassoc", "format=DefaultAccount"])
-    except SlurmUnreachable:
-        return (), ()
-    if listed.code != 0:
-        return (), ()
-    accounts = default.stdout.split()[:1] if default.code == 0 else []
+    user, of = getpass.getuser(), f"cluster={cluster}"
+    listed = sacctmgr_rows("assoc", of, f"user={user}", columns=("Account", "QOS", "DefaultQOS"))
+    accounts = [default_account(user, of)] if listed else []
     qos: list[str] = []
-    for line in listed.stdout.splitlines():
-        account, _, qos_fields = line.partition("|")
-        usable, _, default_qos = qos_fields.partition("|")
+    for account, usable, default_qos in listed:
         accounts.append(account)
         qos = [name for name in [default_qos, *qos, *usable.split(",")] if name]
     return tuple(dict.fromkeys(filter(None, accounts))), tuple(dict.fromkeys(qos))
@@ -311,8 +288,8 @@ def _asking(kind: NodeKind, node: str) -> Iterable[str]:
         yield 'gpu_flag = "none"'
     if kind.gpu_type:
         yield f"gpu_type = {_text(kind.gpu_type)}"
-    settings = node_settings(node)
-    cpus, threads = usable_cpus(settings, kind.cpus), _number(settings.get("ThreadsPerCore", ""))
+    settings = node_settings([node]).get(node, {})
+    cpus, threads = usable_cpus(settings) or kind.cpus, _number(settings.get("ThreadsPerCore", ""))
     yield f"cpus_per_node = {cpus}" + (f"  # of {kind.cpus}: the others are the system's" if cpus < kind.cpus else "")
     if threads > 1:
         with_hint = f"with it cpus_per_node = {cpus // threads}"

@@ -55,6 +55,9 @@ DIALECT = Dialect(
             r"(?P<words>Task /job:\w{1,40}/replica:\d{1,7}/task:\d{1,7} heartbeat timeout.{0,200})"),
         failure("collective_timeout", "stopped sending heartbeats",
             r"(?P<words>The following tasks are unhealthy \(stopped sending heartbeats\).{0,200})"),
+        # NCCL took sockets on a node with Slingshot, whose interfaces are hsn0 and so on.
+        Pattern("fact", r"\bNET/Socket ?: Using [^\n]{0,60}?\bhsn\d", literal="NET/Socket", weak=True,
+            facts={"over_sockets": True}),
         # EFA's and other networks of libfabric, by NCCL's plugin and by libfabric itself
         failure("node_failure", "NET/OFI",
             r"(?P<words>(?:NCCL WARN )?NET/OFI (?:Request \S{1,40} completed with error|(?=.{0,200}\b[Rr]ails?\b).{0,80}"

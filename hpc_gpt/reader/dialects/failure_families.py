@@ -109,6 +109,7 @@ CONTAINER_ON_NODE = "the container started on the other nodes: exclude this one 
 CONTAINER = (
     "the container did not start: check the image's name and path, its registry's login, and the space for its layers"
 )
+_PROFILE = "correct setup, modules or venv in the cluster profile; the lines before it say what failed"
 _MODULE = "load a module that this cluster has (module avail)"
 _FORK = "start data workers by spawn (multiprocessing_context='spawn'), or touch no GPU before they start"
 
@@ -282,6 +283,8 @@ DIALECT = Dialect(
             says="could not open image | container creation failed | error during container init | enroot-"),
         *failure_family("user_error", _MODULE,
             line="Lmod has detected the following error | Unable to locate a modulefile for", echo=True),
+        *failure_family("user_error", _PROFILE,
+            line="Error: setup failed on | Error: module load failed on | Error: no virtual environment on"),
         *failure_family("user_error", _FORK, says="re-initialize CUDA in forked subprocess"),
         # --- limits of a process
         *failure_family("user_error", _FILES, says="too many open files | [Errno 24] | items of ancdata | EMFILE",

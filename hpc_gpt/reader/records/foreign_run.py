@@ -37,6 +37,7 @@ from hpc_gpt.reader.records.packed_logs import PackedLogs
 from hpc_gpt.reader.records.param_counts import add_params
 from hpc_gpt.reader.records.runtime import add_batch_by_rates
 from hpc_gpt.reader.records.slurm_script import Script, read_script, script_beside
+from hpc_gpt.reader.records.sockets import OF_NETWORK, OVER_SOCKETS
 from hpc_gpt.reader.steps import StepTable
 
 _NO_STEPS = StepTable()
@@ -284,6 +285,8 @@ def _add_flags(draft: Draft, parts: Sequence[Part], dialect: str | None, left_ou
         for flag in in_log[name].flags if name in in_log else ():
             draft.flag(f"{name}: {flag}", "program")
     _flag_samples(draft)
+    if "over_sockets" in draft:
+        draft.flag(OVER_SOCKETS, OF_NETWORK)
 
 
 def _flag_samples(draft: Draft) -> None:

@@ -39,6 +39,7 @@ from hpc_gpt.reader.records import RunRead, add_figures
 from hpc_gpt.reader.records.attempts import AttemptRead, MetricsLines, epoch, iso, read_attempt
 from hpc_gpt.reader.records.draft import Draft
 from hpc_gpt.reader.records.log_steps import log_interval
+from hpc_gpt.reader.records.sockets import OF_NETWORK, OVER_SOCKETS, says_sockets
 from hpc_gpt.reader.steps import RULE, StepTable, StepTimes, steps_that_count, time_steps
 
 DIALECT = "hpc-gpt"
@@ -89,6 +90,9 @@ def read_own(run: RunFolder, ends_only: bool = False, record_only: bool = False)
         draft.set("after", jobs, f"{AFTER}/step-*/")
     if note := order_note(run):
         draft.flag(note, OF_CHECKPOINTS)
+    last = attempts[-1].attempt.logs if attempts and resolved.cluster.is_slingshot else ()
+    if any(log.is_file() and says_sockets(log) for log in last):
+        draft.flag(OVER_SOCKETS, OF_NETWORK)
     versions = read_stored(run.path / "provenance.json").get("versions") or {}
     draft.set("versions", {"hpc-gpt": resolved.version, **versions}, "provenance.json" if versions else "resolved.json")
     if damaged := metrics.damaged:

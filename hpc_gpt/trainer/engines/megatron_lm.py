@@ -32,6 +32,7 @@ from hpc_gpt.trainer.program.process import ForeignLog, LastLines
 from hpc_gpt.trainer.program.rank import ForeignRank, ProgramStart, Stop
 from hpc_gpt.trainer.program.step_numbers import StepRow
 from hpc_gpt.trainer.supervision.heartbeat import Heartbeat
+from hpc_gpt.trainer.supervision.meeting import gpu_number
 from hpc_gpt.trainer.supervision.signals import Signals
 from hpc_gpt.trainer.tokens.run_data import data_path, ensure_data, located, sources_alone
 
@@ -79,6 +80,8 @@ class MegatronRank(ForeignRank):
             "CUDA_DEVICE_MAX_CONNECTIONS": "1",
             **os.environ,
             **self._place.variables,
+            # Megatron takes the GPU of this number.
+            "LOCAL_RANK": str(gpu_number(self._place.local_rank, self._resolved.job.srun, os.environ)),
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             **self.rendezvous(),
         }

@@ -258,8 +258,8 @@ def check_dtype_on(dtype: str, device: torch.device, engine: str) -> None:
 
 
 def check_matmul_on(matmul: str, device: torch.device) -> None:
-    """Raises ConfigError for matrix products that the device has no units for: FP8 before sm_89. On a CPU prints a note
-    that they are slow."""
+    """Raises ConfigError for matrix products that the device has no units for: FP8 before sm_89 and gfx950. On a
+    CPU prints a note that they are slow."""
     if matmul == "none":
         return
     private_parts.require(private_parts.SCALED)
@@ -270,10 +270,11 @@ def check_matmul_on(matmul: str, device: torch.device) -> None:
             )
         return
     major, minor = torch.cuda.get_device_capability(device)
-    if (major, minor) < (8, 9) or torch.version.hip is not None:
+    first = (9, 5) if torch.version.hip is not None else (8, 9)  # AMD's gfx950; gfx942 has FP8 of another format
+    if (major, minor) < first:
         raise ConfigError(
             f"train.matmul is {matmul}, but {torch.cuda.get_device_name(device)} (compute capability {major}.{minor}) "
-            "has no units for its FP8 (e4m3fn, e5m2), which came with 8.9",
+            f"has no units for its FP8 (e4m3fn, e5m2), which came with {first[0]}.{first[1]}",
             "leave train.matmul out",
         )
 

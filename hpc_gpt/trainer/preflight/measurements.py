@@ -132,10 +132,11 @@ def four_digits(rate: float) -> float:
 
 
 def versions() -> dict[str, str]:
-    """The versions that must be equal on all nodes: Python, torch, deepspeed, numpy, CUDA and NCCL."""
+    """The versions that must be equal on all nodes: Python, torch, deepspeed, numpy, CUDA or HIP, and NCCL."""
     versions_here = versions_of(("torch", "deepspeed", "numpy"))
-    if torch.version.cuda is not None:
-        versions_here["cuda"] = torch.version.cuda
+    for name in ("cuda", "hip"):
+        if (version := getattr(torch.version, name)) is not None:
+            versions_here[name] = version
     if torch.cuda.is_available():
         versions_here["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     return versions_here

@@ -2,12 +2,13 @@
 lack it."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpc_gpt.core.errors import ConfigError, LayoutError
 from hpc_gpt.core.network import MEETING_S
 from hpc_gpt.core.runs.run_folder import Attempt
+from hpc_gpt.core.slurm.directives import hides_gpus
 
 _IDENTITIES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
@@ -52,6 +53,18 @@ def identify(environment: Mapping[str, str]) -> RankIdentity:
         "this process is not a rank of a run: RANK, WORLD_SIZE and LOCAL_RANK are not set",
         "start runs with hpc-gpt submit, or sbatch job.sh",
     )
+
+
+def gpu_number(local_rank: int, srun: Sequence[str], environment: Mapping[str, str]) -> int:
+    """The number of a rank's GPU among those that it sees: 0 if srun shows it one alone, else its number on the node.
+
+    >>> bound = ("--gpus-per-task=1",)
+    >>> gpu_number(3, bound, {"ROCR_VISIBLE_DEVICES": "3"}), gpu_number(3, bound, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})
+    (0, 3)
+    """
+    visible = [environment.get(f"{name}_VISIBLE_DEVICES", "") for name in ("CUDA", "HIP", "ROCR")]
+    is_one = any(names and "," not in names for names in visible)
+    return 0 if is_one and any(map(hides_gpus, srun)) else local_rank
 
 
 class AttemptOver(TimeoutError):

@@ -139,6 +139,8 @@ def test_gpus_that_are_here_are_named_once_a_kind(monkeypatch):
 def test_the_network_is_what_gloo_and_nccl_will_use(profile, given, over):
     resolved = resolved_demo(profile=profile, environment=given)
     assert said(checks.check_network(resolved)) == [f"ok network: gloo over {over}, NCCL over what it chooses"]
+    slingshot = resolved_demo(profile=profile, environment=given, fabric="slingshot 4x200G")
+    assert said(checks.check_network(slingshot)) == [f"ok network: gloo over {over}, NCCL over hsn"]
 
 
 def test_a_folder_that_no_node_sees_and_one_that_nobody_writes():

@@ -77,6 +77,27 @@ def test_what_forbids_a_debugger_is_said_and_a_gone_process(tmp_path):
     assert {each.stdout for each in (forbidden, gone)} == {"came here\n"}
 
 
+@pytest.mark.parametrize(
+    ("variables", "device"),
+    [
+        ({}, "3"),
+        ({"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, "7"),
+        ({"CUDA_VISIBLE_DEVICES": "5"}, "5"),
+        ({"HIP_VISIBLE_DEVICES": "0,2,4,6"}, "6"),
+        ({"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "6"}, "6"),
+    ],
+)
+def test_the_device_is_the_ranks_by_each_variable(variables, device):
+    """Of a rank that is the fourth of its node."""
+    text = read_text(templates_dir() / "enter.sh").replace("/dev/nvidiactl", "/dev/null")
+    with subprocess.Popen(["sleep", "60"], env={"LOCAL_RANK": "3", "PATH": os.environ["PATH"], **variables}) as rank:
+        try:
+            line = ["bash", "-c", text, "hpc-gpt", "3", str(rank.pid), "bash", "-c", "echo $HPC_GPT_DEVICE"]
+            assert subprocess.run(line, capture_output=True, text=True, check=True).stdout == f"{device}\n"
+        finally:
+            rank.kill()
+
+
 @pytest.mark.long
 def test_steps_take_as_long_with_gpu_figures_in_heartbeats(tmp_path, monkeypatch):
     """Eight GPUs whose driver takes 20 ms for a question, in turns with none: the median of each pair of runs."""

@@ -1,5 +1,6 @@
 """What the choice of a device and of an engine refuses before anything is built."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +47,42 @@ def test_a_job_on_gpus_does_not_quietly_train_on_cpus(monkeypatch, found, profil
         return
     with pytest.raises(LayoutError):
         choose_device(rank, resolved)
+
+
+@pytest.mark.parametrize(
+    ("srun", "found", "device"),
+    [
+        (("--gpus-per-task=1",), 1, "cuda:0"),
+        (("--mpi=none", "--gpu-bind=closest"), 1, "cuda:0"),
+        (("--gpu-bind=closest",), 4, "cuda:3"),
+        (("--gpu-bind=closest",), 2, None),
+        (("--gpu-bind=none",), 1, None),
+    ],
+)
+def test_a_rank_takes_the_one_gpu_that_srun_gave_it(monkeypatch, srun, found, device):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    resolved = replace(FOUR_RANKS, cluster=V100, job=replace(FOUR_RANKS.job, srun=srun))
+    if device:
+        assert str(choose_device(RankIdentity(3, 4, 3), resolved)) == device
+        return
+    with pytest.raises(LayoutError):
+        choose_device(RankIdentity(3, 4, 3), resolved)
+
+
+@pytest.mark.parametrize(
+    ("hip", "cuda", "rocr", "left"),
+    [("7.1", "3", "3", None), ("7.1", "0", "3", "0"), ("7.1", "3", None, "3"), (None, "3", "3", "3")],
+)
+def test_under_hip_a_gpu_is_not_chosen_twice(monkeypatch, hip, cuda, rocr, left):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    for name, value in (("CUDA_VISIBLE_DEVICES", cuda), ("ROCR_VISIBLE_DEVICES", rocr)):
+        monkeypatch.delenv(name, raising=False)
+        if value:
+            monkeypatch.setenv(name, value)
+    choose_device(RankIdentity(3, 4, 3), replace(FOUR_RANKS, cluster=LOCAL))
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == left
 
 
 def test_tf32_is_what_was_asked_for_in_every_switch_that_is_read() -> None:
