@@ -46,8 +46,12 @@ def build_fault(profile: ClusterProfile) -> str:
     python, *_ = python_lines(profile)
     find = "import importlib.util as u; print(u.find_spec('torch').origin)"
     try:
-        found = subprocess.run([python.text, "-P", "-c", find], capture_output=True, text=True, timeout=20, check=True)
-        build = dict(_OF_BUILD.findall(Path(found.stdout.strip()).with_name("version.py").read_text(encoding="utf-8")))
+        located = subprocess.run(
+            [python.text, "-P", "-c", find], capture_output=True, text=True, timeout=20, check=True
+        )
+        build = dict(
+            _OF_BUILD.findall(Path(located.stdout.strip()).with_name("version.py").read_text(encoding="utf-8"))
+        )
     except (OSError, ValueError, subprocess.SubprocessError):
         return ""
     if wanted in build or "__version__" not in build:

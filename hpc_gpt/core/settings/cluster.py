@@ -179,12 +179,12 @@ class ClusterProfile:
         """The tar in `stage` with the environment of the ranks, unpacked on each node."""
         return None if self.stage == WARM else self.stage
 
-    def lacks(self, given: Any) -> dict[str, str]:
-        """{key: what to give} of the keys in `to_add` that neither the profile has nor `given`, a job's settings."""
+    def lacks(self, job: Any) -> dict[str, str]:
+        """{key: what to give} of the keys in `to_add` that neither the profile nor the `job` of an experiment has."""
 
         def is_set(key: str) -> bool:
             keys = _WITH_PYTHON if key in _WITH_PYTHON else (key,)
-            return any(getattr(at, one, None) for at in (self, given) for one in keys)
+            return any(getattr(at, one, None) for at in (self, job) for one in keys)
 
         return {key: text for key, text in (self.to_add or {}).items() if not is_set(key)}
 
