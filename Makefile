@@ -5,6 +5,7 @@
 #                  FILES=hpc_gpt/core/ends/ for those of some files
 # make torture     break runs on purpose on that cluster, 100 times; FAULTS=20 SEED=2 for less, ONLY=7 for one of them
 # make test-gpu, make lint, make bench
+# make torch-2.9   install the oldest PyTorch that the trainer takes, for the test of it
 #
 # PYTHON=python3.12 chooses the interpreter of .venv; PIP_ARGS='…' goes to pip.
 
@@ -25,7 +26,7 @@ PINS := constraints.txt setup.cfg pyproject.toml .ci/make-venv
 PYTEST := $(BIN)/python -m pytest
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadgroup --durations 20
 
-.PHONY: demo test test-all test-long test-gpu torture mutations lint bench packages tests-exist
+.PHONY: demo test test-all test-long test-gpu torch-2.9 torture mutations lint bench packages tests-exist
 .DELETE_ON_ERROR:
 # One .venv, and a typing error in TESTS is said before it is made.
 .NOTPARALLEL:
@@ -61,6 +62,10 @@ lint: .venv/.ready-test
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && $(BIN)/python -m tests.golden.test_scripts "$$folder" && \
 		$(BIN)/shellcheck "$$folder"/*.sh \
 		$$(git ls-files --cached --others --exclude-standard '.ci/*' '*.sh' ':!tests/golden/*/job-script-*')
+
+# PyPI has CUDA's build alone: 900 MB, and 4 GB with its libraries. tests/trainer/test_older_pytorch.py runs with it.
+torch-2.9: .venv/.ready-test
+	@$(BIN)/python -m pip install --quiet --target .venv/torch-2.9.1 torch==2.9.1
 
 bench: .venv/.ready-test
 	@$(BIN)/python tests/benchmarks/start_up.py

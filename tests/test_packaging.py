@@ -3,6 +3,7 @@
 import configparser
 import email
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -112,6 +113,27 @@ def test_the_sdists_wheel_installs_beside_what_it_needs(wheel, tmp_path):
     found = subprocess.run([python, "-c", where], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert Path(found.stdout.strip()) == site / "hpc_gpt" / "__init__.py"
     runs_installed(fresh / "bin" / "hpc-gpt", tmp_path, environment)
+
+
+@pytest.mark.long(but="first")
+@pytest.mark.parametrize(
+    ("version", "options", "stays"),
+    [("2.10.0+rocm7.1", (), True), ("2.8.0+rocm6.4", (), False), ("2.8.0+rocm6.4", ("--no-deps",), True)],
+)
+def test_pip_leaves_the_sites_own_pytorch(wheel, tmp_path, version, options, stays):
+    """As LUMI's image has it, by a stand-in: a build for ROCm meets torch>=2.9, so no index is asked for another."""
+    fresh = tmp_path / "fresh"
+    venv.create(fresh, with_pip=False, symlinks=True)
+    (site,) = fresh.glob("lib/python*/site-packages")
+    (site / "beside.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    (metadata := site / f"torch-{version}.dist-info").mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+    words = pip(fresh / "bin" / "python", "--no-index", *options, wheel)
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == stays, done.stderr
+    # pip would replace an older one: it looks for another, or finds one and cannot remove the stand-in.
+    assert stays or re.search(r"No matching distribution found for torch>=2\.9|Cannot uninstall torch", done.stderr)
+    assert [path.name for path in site.glob("torch-*")] == [metadata.name]
 
 
 @pytest.mark.long

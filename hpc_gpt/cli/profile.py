@@ -45,9 +45,10 @@ def list_() -> None:
     default = user_default() or FALLBACK
     width = max(len(name) for name in names)
     for name, path in names.items():
-        yours = "  (yours)" if path.is_relative_to(config_dir()) else ""
-        mark = "*" if name == default else " "
-        say(f"{mark} {name.ljust(width)}  {load_profile(name).description}{yours}", hang=width + 4)
+        listed, mark = load_profile(name), "*" if name == default else " "
+        origin = "  (from documentation, not tried there)" if listed.to_add else ""
+        origin = "  (yours)" if path.is_relative_to(config_dir()) else origin
+        say(f"{mark} {name.ljust(width)}  {listed.description}{origin}", hang=width + 4)
     say(f'\n* the default without --cluster; cluster = "NAME" in {config_dir() / "config.toml"} changes it', err=True)
 
 
@@ -56,7 +57,7 @@ def list_() -> None:
 def show(name: str) -> None:
     """Print every key of profile NAME, with the keys of the profile that it extends."""
     settings = asdict(load_profile(name))
-    tables = {key: settings.pop(key) for key in ("container", "environment", "machine", "calibration")}
+    tables = {key: settings.pop(key) for key in ("container", "environment", "machine", "calibration", "to_add")}
     for key, value in settings.items():
         click.echo(f"{key} = {toml_value(value)}" if value is not None else f"# {key} is not set")
     for key, table in tables.items():
@@ -95,7 +96,7 @@ def detect(name: str | None, output: Path | None, partition: str | None) -> None
     write_new({path: text})
     say(f"wrote {path}")
     say("fill in its last lines, which plan and init need:", err=True)
-    for line in lines_to_fill_in(chosen):
+    for line in lines_to_fill_in(site, chosen):
         click.echo(f"  {line}", err=True)
     written = load_profile(name or str(path))
     sizes = fit_small(written, count_gpus(chosen, written.gpus_per_node))

@@ -21,7 +21,7 @@ GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 # NCCL_SOCKET_IFNAME of a job on Slingshot: the prefix of its interfaces (hsn0, hsn1, …). The job script sets it.
 HSN = "hsn"
 # Makes gloo connect two ranks when they first communicate. Otherwise it connects all ranks as a group starts: N
-# connections per rank, and 8 N^3 bytes through the store. torch 2.11, the oldest supported, has it. A rank that waits
+# connections per rank, and 8 N^3 bytes through the store. torch 2.9, the oldest supported, has it. A rank that waits
 # for one that died before waits forever (pytorch/gloo#520): its launcher, or the watch for hangs, ends it.
 LAZY_GLOO = ("TORCH_GLOO_LAZY_INIT", "1")
 MEETING_S = 900  # time limit of the ranks for all to connect

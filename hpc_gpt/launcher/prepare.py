@@ -35,7 +35,7 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.services import SERVICES
 from hpc_gpt.core.settings.sized import Sized, runs_program
 from hpc_gpt.core.settings.smoke import SmallExperiment, shrink, sizes_beside
-from hpc_gpt.launcher.prepared import PreparedRun
+from hpc_gpt.launcher.prepared import PreparedRun, lacking_notes
 from hpc_gpt.launcher.render import render_script
 from hpc_gpt.launcher.request import (
     DEFAULTS,
@@ -165,6 +165,7 @@ def prepare_row(
     cautions += idle_keys(run, given_keys) if measured is None and not request.smoke else ()
     followed = _followed_source(experiment.data, file.overridden(request.overrides, row))
     notes += [f"note: {line}" for line in (*followed, *cautions, *unread)]
+    notes += lacking_notes(profile, experiment.job)
     # 6. The run, with the signal's lead by its forecast.
     return finish(
         run,

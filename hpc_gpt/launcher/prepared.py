@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from hpc_gpt.core.runs.branches import CheckpointHold
     from hpc_gpt.core.runs.snapshot import Archive
     from hpc_gpt.core.runs.work_archive import WorkArchive
+    from hpc_gpt.core.settings.cluster import ClusterProfile
+    from hpc_gpt.core.settings.experiment import Job
     from hpc_gpt.launcher.forecast import Forecast
 
 
@@ -127,6 +129,18 @@ class PreparedRun:
         """The number of jobs to submit at once."""
         at_once = requeue_of(self.resolved.cluster).at_once
         return max(1, self.forecast.jobs) if self.forecast is not None and at_once else 1
+
+
+def lacking_notes(profile: ClusterProfile, job: Job) -> list[str]:
+    """The note on the keys that a profile from documentation leaves to its user, if some are still to be given."""
+    lacking = profile.lacks(job)
+    if not lacking:
+        return []
+    keys = ", ".join(f"{key} ({text})" for key, text in lacking.items())
+    return [
+        f"note: profile {profile.name} is from documentation, not tried there, and leaves to you: {keys}; give options "
+        f'of submit, or keys in a profile of your own with extends = "{profile.name}"'
+    ]
 
 
 def notes_said(resolved: Resolved, logs: Path, runs: int = 1) -> frozenset[str]:

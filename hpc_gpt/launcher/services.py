@@ -2,7 +2,9 @@
 [after] and [track]."""
 
 import os
+import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 from hpc_gpt.core.format import Line, counted, show_short
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.devices import build_for
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.sbatch_words import read_options, sizes_of
@@ -28,6 +31,36 @@ def python_lines(profile: ClusterProfile) -> Iterator[Line]:
     for key, path in (("venv", profile.venv), ("python", profile.python), ("container.image", image)):
         if path is not None and Path(path).is_absolute() and not Path(path).exists():
             yield Line("note", f"{key} {path} is not on this machine; without it on the nodes no rank starts")
+
+
+_BUILDS = {"cuda": "CUDA", "hip": "ROCm", "xpu": "Intel's GPUs"}
+_OF_BUILD = re.compile(r"^(__version__|cuda|hip|xpu)\b[^=\n]*= *'([^'\n]*)'", re.MULTILINE)
+
+
+def build_fault(profile: ClusterProfile) -> str:
+    """The text that the PyTorch of the jobs' Python is not a build for the profile's device; empty if it is one, or if
+    this machine does not have it. PyTorch is not imported: on a login node it may not start."""
+    wanted = build_for(profile.device)
+    if wanted is None or profile.container is not None or profile.archive is not None:
+        return ""
+    python, *_ = python_lines(profile)
+    find = "import importlib.util as u; print(u.find_spec('torch').origin)"
+    try:
+        located = subprocess.run(
+            [python.text, "-P", "-c", find], capture_output=True, text=True, timeout=20, check=True
+        )
+        build = dict(
+            _OF_BUILD.findall(Path(located.stdout.strip()).with_name("version.py").read_text(encoding="utf-8"))
+        )
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ""
+    if wanted in build or "__version__" not in build:
+        return ""
+    made_for = [f"{_BUILDS[key]} {build[key]}" for key in _BUILDS if key in build]
+    return (
+        f"PyTorch {build['__version__']} of {python.text} is a build for {' and '.join(made_for) or 'CPUs alone'}, and "
+        f"{profile.device} needs one for {_BUILDS[wanted]}"
+    )
 
 
 def service_lines(resolved: Resolved) -> Iterator[Line]:

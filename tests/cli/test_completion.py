@@ -62,7 +62,7 @@ def test_where_a_log_may_be_named_the_shell_completes_files(verb):
 
 
 def test_profiles():
-    assert offered("submit", "--cluster", "jean") == ["jean-zay-v100-16g", "jean-zay-v100-32g"]
+    assert offered("submit", "--cluster", "jean") == ["jean-zay-h100", "jean-zay-v100-16g", "jean-zay-v100-32g"]
     assert offered("profile", "show", "lo") == ["local"]
 
 

@@ -175,7 +175,7 @@ PROGRAM = '[engine]\nname = "command"\n[layout]\nnodes = 1\n'
 @pytest.mark.parametrize(("page", "text"), TOMLS, ids=[f"{page}: {text[:24]}" for page, text in TOMLS])
 def test_every_toml_shown_is_read_by_what_reads_it(page, text, place, tmp_path):
     tables = tomllib.loads(text)
-    if {*tables} <= {each.name for each in fields(ClusterProfile)}:
+    if {*tables} - {"extends"} <= {each.name for each in fields(ClusterProfile)}:
         (tmp_path / "site.toml").write_text(text)
         assert load_profile(str(tmp_path / "site.toml")).name == "site"
         return

@@ -19,6 +19,8 @@ from hpc_gpt.core.typed_tables import check_tables
 
 FALLBACK = "generic-slurm"
 WARM = "warm"
+# The keys of which one says where a job's Python is; without any it is the one that submits.
+_WITH_PYTHON = ("venv", "python", "container", "archive")
 
 # The ways to get another job; hpc_gpt/core/slurm/requeue.py has a class for each.
 Chain = Literal["none", "requeue", "singleton"]
@@ -87,7 +89,7 @@ class Calibration:
 
 
 def _planner_key() -> Any:
-    """A key that only the planner reads: it does not change a run."""
+    """A key that only the planner, or the one who submits, reads: it does not change a run."""
     return field(default=None, metadata={"planner": True})
 
 
@@ -169,11 +171,22 @@ class ClusterProfile:
     "Figures that replace those of device and fabric in the planner; see [machine]."
     calibration: Calibration | None = _planner_key()
     "Constants of the planner for this cluster; see [calibration]."
+    to_add: dict[str, str] | None = _planner_key()
+    "Keys that a profile from a site's documentation leaves to its user, each with what to give."
 
     @property
     def archive(self) -> str | None:
         """The tar in `stage` with the environment of the ranks, unpacked on each node."""
         return None if self.stage == WARM else self.stage
+
+    def lacks(self, job: Any) -> dict[str, str]:
+        """{key: what to give} of the keys in `to_add` that neither the profile nor the `job` of an experiment has."""
+
+        def is_set(key: str) -> bool:
+            keys = _WITH_PYTHON if key in _WITH_PYTHON else (key,)
+            return any(getattr(at, one, None) for at in (self, job) for one in keys)
+
+        return {key: text for key, text in (self.to_add or {}).items() if not is_set(key)}
 
     @property
     def is_slingshot(self) -> bool:
@@ -230,7 +243,7 @@ def load_profile(name: str, of_a_run: bool = False) -> ClusterProfile:
     path = find_profile(name)
     tables = _with_parent(path, ())
     tables["name"] = path.stem
-    faults = (_cpu_faults, _secrets, _stage_faults)
+    faults = (_cpu_faults, _secrets, _stage_faults, _to_add_faults)
     further = {} if of_a_run else dict(fault for of_keys in faults for fault in of_keys(tables, path))
     profile = check_tables(tables, ClusterProfile, str(path), more=further, topic="profile")
     if profile.gpus_per_node < 1:
@@ -278,6 +291,18 @@ def _stage_faults(tables: Mapping[str, Any], path: Path) -> Iterator[tuple[str, 
             f"{path}: stage is {stage!r}, but the ranks' environment is in the image of [container]",
             "take stage or [container] out",
         )
+
+
+def _to_add_faults(tables: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
+    """(fault, hint) of each key in `to_add` that no profile has."""
+    to_add = tables.get("to_add")
+    keys = [entry.name for entry in fields(ClusterProfile)]
+    for key in to_add if isinstance(to_add, Mapping) else ():
+        if key not in keys:
+            yield (
+                f"{path}: to_add names {key}, which is not a key of a profile",
+                close_matches(key, keys) or "take it out",
+            )
 
 
 def _narrow_export(tables: Mapping[str, Any]) -> str:

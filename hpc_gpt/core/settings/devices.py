@@ -56,6 +56,20 @@ def is_amd(device: str | None) -> bool:
     return re.match(r"mi\d{2,}", device or "") is not None
 
 
+def build_for(device: str | None) -> str | None:
+    """The part of torch.version that a build of PyTorch for this device has; None if the device is not known.
+
+    >>> build_for("mi250x"), build_for("h200"), build_for("max-1550"), build_for("cpu"), build_for("tpu")
+    ('hip', 'cuda', 'xpu', None, None)
+    """
+    if is_amd(device):
+        return "hip"
+    if (device or "").startswith("max-"):  # Intel's Data Center GPU Max
+        return "xpu"
+    row = DEVICES.get(device or "")
+    return "cuda" if row is not None and row.cuda and device != "cpu" else None
+
+
 def device_named(product: str) -> str | None:
     """Our name of a GPU, from the driver's name; None if it is not in the table.
 

@@ -38,7 +38,7 @@ from hpc_gpt.launcher.doctor.site import Site, SlurmPartition, read_site
 from hpc_gpt.launcher.limits import Asked, limits_met
 from hpc_gpt.launcher.prepare import prepare
 from hpc_gpt.launcher.request import Request
-from hpc_gpt.launcher.services import python_lines
+from hpc_gpt.launcher.services import build_fault, python_lines
 from hpc_gpt.launcher.submission import check_inputs, data_lines, dry_run
 from hpc_gpt.trainer.preflight.nodes import Preflight
 from hpc_gpt.trainer.preflight.verdict import SKEW_BAD_S, SKEW_WARN_S, judge_space
@@ -86,10 +86,14 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
         what = "its job script as it is" if resolved.script is not None else str(resolved.layout)
         checks.append(Check("experiment", "ok", f"{resolved.name}: {what} on {nodes} of {profile.name}"))
         checks += [Check("script", "warn", finding, "it runs as it is") for finding in findings]
+        lacking = "; ".join(f"{key}: {text}" for key, text in profile.lacks(resolved.job).items())
+        if lacking and resolved.script is None:
+            hint = f'give an option of submit, or the key in a profile of your own with extends = "{profile.name}"'
+            checks.append(Check("profile", "warn", f"from documentation, not tried there; it lacks {lacking}", hint))
     checks += _check_scheduler(submission, profile)
     checks += check_versions()
     if profile.scheduler == "slurm":
-        checks.append(check_python(profile))
+        checks += [check_python(profile), *check_build(profile)]
     if submission is not None and resolved is not None:
         checks += [*check_gpus_here(resolved), check_network(resolved), *check_files(resolved)]
         checks += guarded("limits", lambda: check_limits(submission, logs))
@@ -187,6 +191,13 @@ def check_python(profile: ClusterProfile) -> Check:
         return Check("python", "ok", f"jobs use {python.text}")
     hint = "look on a node, or correct the profile; a login node need not have it"
     return Check("python", "warn", "; ".join(line.text for line in missing), hint)
+
+
+def check_build(profile: ClusterProfile) -> list[Check]:
+    """Warns if the PyTorch that jobs use is not a build for the profile's device."""
+    fault = build_fault(profile)
+    hint = 'install that build in the environment of the jobs (docs/sites.md, "PyTorch for ROCm"), or name another in '
+    return [Check("torch", "warn", fault, f"{hint}the profile")] if fault else []
 
 
 def check_gpus_here(resolved: Resolved) -> list[Check]:

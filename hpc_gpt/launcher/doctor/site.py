@@ -22,10 +22,15 @@ from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.devices import DEVICES
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.slurm.clients import ask, default_account, sacctmgr_rows, slurm_config
+from hpc_gpt.core.slurm.start_check import node_settings, usable_cpus
 from hpc_gpt.core.tables import close_matches
 
 _GRES = re.compile(r"\bgpu(?::([^:(),]+))?:(\d+)")
 _PAIR = re.compile(r"(\w[\w:]*)=(\S*)")
+# Names of devices in Slurm's gres or features that are not the device's own.
+_SHORT = {"gh": "gh200", "mi250": "mi250x"}
+_OF_CRAY = ("mi250x",)
+_SLINGSHOT = re.compile(r"slingshot|cxi|hsn")
 # The longest time that a profile gets: shorter jobs start sooner, and a job chain resumes by itself.
 _LONGEST_S = 24 * 3600
 
@@ -85,6 +90,11 @@ class Site:
     qos: tuple[str, ...] = ()
     features: frozenset[str] = frozenset()
 
+    def is_slingshot(self, kind: NodeKind | None) -> bool:
+        """Whether Slurm's switch plugin or a feature of the nodes names Slingshot or its cards."""
+        features = kind.features if kind is not None else ()
+        return any(_SLINGSHOT.search(text.lower()) for text in (self.config.get("SwitchType", ""), *features))
+
 
 def read_site() -> Site:
     """Reads the site by scontrol, sinfo and sacctmgr. Raises SlurmUnreachable or JobRefused if they do not answer."""
@@ -108,12 +118,6 @@ def read_site() -> Site:
     name = config.get("ClusterName", "cluster")
     accounts, qos = _of_user(name)
     return Site(name, config, partitions, accounts, qos, frozenset(features))
-
-
-def threads_per_core(node: str) -> int | None:
-    """Hardware threads per core of a node; None if scontrol does not say."""
-    match = re.search(r"\bThreadsPerCore=(\d+)", ask(["scontrol", "--oneliner", "show", "node", node]).stdout)
-    return int(match[1]) if match else None
 
 
 def _kind(cpus: str, memory: str, gres: str, features: str) -> NodeKind:
@@ -188,15 +192,19 @@ def count_gpus(partition: SlurmPartition, gpus_per_node: int) -> int:
     return gpus_per_node * (min(nodes, int(most)) if most.isdigit() else nodes)
 
 
-def guess_device(kind: NodeKind) -> list[str]:
-    """The known devices that a node's GPU type or features name; several if these do not tell the memory."""
+def guess_device(kind: NodeKind, slingshot: bool = False) -> list[str]:
+    """The known devices that a node's GPU type or features name; several if these do not tell the memory. `slingshot`:
+    the nodes are HPE Cray EX, whose MI250 are all MI250X."""
     parts = set(re.split(r"[^a-z0-9]+", " ".join([kind.gpu_type or "", *kind.features]).lower()))
+    for short, name in _SHORT.items():
+        if short in parts and (slingshot or name not in _OF_CRAY):
+            parts = parts - {short} | {name}
     of_family = [name for name, device in DEVICES.items() if not device.nominal and name.partition("-")[0] in parts]
     cards = {"pcie", "nvl"}
     of_family = [name for name in of_family if cards & {*name.split("-")} == cards & parts]
     for name in of_family:
         memory = re.search(r"-(\d+)g", name)
-        if memory and parts & {f"{memory[1]}{unit}" for unit in ("", "g", "gb", "go")}:
+        if memory and any(re.fullmatch(rf"(hbm)?{memory[1]}(g|gb|go)?", part) for part in parts):
             return [name]
     return of_family
 
@@ -229,7 +237,7 @@ def profile_text(site: Site, partition: SlurmPartition) -> str:
         "# `hpc-gpt help profile` lists every key; `hpc-gpt doctor` checks this file against the cluster.",
         "",
         f"description = {_text(f'{site.name}, partition {partition.name}: {kind.text}')}",
-        *_devices(kind),
+        *_devices(site, kind),
         *_asking(kind, nodes[0]),
         *_partition(site, partition, kind),
         *_user(site, partition),
@@ -243,24 +251,26 @@ def profile_text(site: Site, partition: SlurmPartition) -> str:
         "# preflight = true      # probe every node before the ranks start",
         "",
         "# Slurm does not know the following either, and plan and init need it: correct it and remove the #.",
-        *(f"# {line}" for line in lines_to_fill_in(partition)),
+        *(f"# {line}" for line in lines_to_fill_in(site, partition)),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _devices(kind: NodeKind) -> Iterable[str]:
-    guessed = guess_device(kind)
+def _devices(site: Site, kind: NodeKind) -> Iterable[str]:
+    guessed = guess_device(kind, site.is_slingshot(kind))
     if len(guessed) == 1:
         yield f"device = {_text(guessed[0])}  # guessed from {plain(kind.gpu_type or ','.join(kind.features))}"
     elif not kind.gpus:
         yield 'device = "cpu"  # these nodes have no GPU'
 
 
-def lines_to_fill_in(partition: SlurmPartition) -> list[str]:
+def lines_to_fill_in(site: Site, partition: SlurmPartition) -> list[str]:
     """The lines of a partition's profile that its user must write, each with an example as its value."""
     kind = choose_kind(partition)
-    guessed = guess_device(kind) if kind is not None else []
-    lines = ['fabric = "infiniband 4x200G"  # ports of a node x Gbit/s; "nvlink" if every job has one node']
+    is_slingshot = site.is_slingshot(kind)
+    guessed = guess_device(kind, is_slingshot) if kind is not None else []
+    fabric = "slingshot" if is_slingshot else "infiniband"
+    lines = [f'fabric = "{fabric} 4x200G"  # ports of a node x Gbit/s; "nvlink" if every job has one node']
     if len(guessed) > 1:
         lines.insert(0, f"device = {_text(guessed[0])}  # or {', '.join(guessed[1:])}")
     elif not guessed and kind is not None and kind.gpus:
@@ -271,16 +281,18 @@ def lines_to_fill_in(partition: SlurmPartition) -> list[str]:
 def _asking(kind: NodeKind, node: str) -> Iterable[str]:
     if kind.gpus:
         yield f"gpus_per_node = {kind.gpus}"
-        yield 'gpu_flag = "gres"  # --gres=gpu:N; "gpus-per-node" if the site prefers that'
+        yield 'gpu_flag = "gres"  # --gres=gpu:N; "gpus-per-node" if the site prefers that, "none" if it gives all'
     else:
         yield "gpus_per_node = 1  # ranks a node: these have no GPU"
         yield 'gpu_flag = "none"'
     if kind.gpu_type:
         yield f"gpu_type = {_text(kind.gpu_type)}"
-    yield f"cpus_per_node = {kind.cpus}"
-    threads = threads_per_core(node)
-    if threads and threads > 1:
-        yield f'# sbatch = ["--hint=nomultithread"]  # Slurm counts {threads} hardware threads per core as CPUs'
+    settings = node_settings([node]).get(node, {})
+    cpus, threads = usable_cpus(settings) or kind.cpus, _number(settings.get("ThreadsPerCore", ""))
+    yield f"cpus_per_node = {cpus}" + (f"  # of {kind.cpus}: the others are the system's" if cpus < kind.cpus else "")
+    if threads > 1:
+        with_hint = f"with it cpus_per_node = {cpus // threads}"
+        yield f'# sbatch = ["--hint=nomultithread"]  # Slurm counts {threads} threads per core as CPUs; {with_hint}'
     yield f"# mem = \"0\"  # all of a node's {kind.memory_mib / 1024:,.0f} GiB, if the site's own default is less"
 
 
@@ -316,15 +328,10 @@ def _user(site: Site, partition: SlurmPartition) -> Iterable[str]:
 
 
 def _time(partition: SlurmPartition) -> Iterable[str]:
-    most, usual = partition.settings.get("MaxTime", "UNLIMITED"), partition.settings.get("DefaultTime", "NONE")
+    most = partition.settings.get("MaxTime", "UNLIMITED")
     limit = _limit_s(most)
-    if _limit_s(usual) is not None:
-        chosen = usual
-    elif limit is not None and limit <= _LONGEST_S:
-        chosen = most
-    else:
-        chosen = "24:00:00"
-    yield f"time = {_text(chosen)}  # the partition allows {plain(most)}"
+    chosen = most if limit is not None and limit <= _LONGEST_S else "24:00:00"
+    yield f"time = {_text(chosen)}  # the partition allows {plain(most)}; a QOS may allow less"
 
 
 def _limit_s(time: str) -> int | None:

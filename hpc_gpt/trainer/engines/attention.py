@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from importlib.util import find_spec
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -268,6 +269,8 @@ class _Trial:
 def _why_not_packed(resolved: Resolved, device: torch.device) -> str:
     """The reason why torch's kernel for documents in a row cannot run on the device; empty if it may run."""
     width, (major, minor) = resolved.model.head_width, torch.cuda.get_device_capability(device)
+    if find_spec("torch.nn.attention.varlen") is None:
+        return f"torch {torch.__version__} does not have it"
     if resolved.train.dtype == "fp32":
         return "it computes in 16 bits, but train.dtype is fp32"
     if major < 8:

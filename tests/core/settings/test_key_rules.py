@@ -83,7 +83,7 @@ PROFILE = """
 description= scheduler=slurm device fabric gpus_per_node=4 cpus_per_node gpu_flag=gres gpu_type partition account qos
 constraint reservation time mem exclusive=False chain=requeue signal_lead_s=120 retry_pause_s=30 preflight=False
 spare_nodes=0 bad_node_hours=24.0 setup=() modules=() purge_modules=True venv python stage megatron_lm container
-node_suffix= sbatch=() srun=() machine calibration
+node_suffix= sbatch=() srun=() machine calibration to_add
 """
 
 SHAPE = """
@@ -124,4 +124,4 @@ def test_a_profile_and_a_shape_have_these_defaults() -> None:
     for kind, stated in ((ClusterProfile, PROFILE), (ModelShape, SHAPE)):
         found = [shown(key.name, key.default) for key in fields(kind) if key.default is not MISSING]
         assert found == stated.split()
-    assert OF_THE_PLANNER == ("fabric", "machine", "calibration")
+    assert OF_THE_PLANNER == ("fabric", "machine", "calibration", "to_add")

@@ -1,5 +1,6 @@
 """Checks whose facts a site of its own would need, each result whole: `level name: words | hint`."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -206,6 +207,34 @@ def test_a_check_that_cannot_be_made_is_a_result():
         f"fail clock: /x: Permission denied | {hint}"
     ]
     assert said(*guarded("clock", lambda: refuse(OSError(28, "No space")))) == [f"fail clock: clock: No space | {hint}"]
+
+
+@pytest.mark.parametrize(
+    ("device", "build", "words"),
+    [
+        ("mi250x", "hip: Optional[str] = '7.1.52802'", None),
+        ("mi250x", "cuda: Optional[str] = '12.8'", "is a build for CUDA 12.8, and mi250x needs one for ROCm"),
+        ("mi250x", "cuda: Optional[str] = None", "is a build for CPUs alone, and mi250x needs one for ROCm"),
+        ("h100-80g", "hip: Optional[str] = '7.1'", "is a build for ROCm 7.1, and h100-80g needs one for CUDA"),
+        ("h100-80g", "cuda = '13.0'\nhip: str | None = None", None),
+        (None, "cuda: Optional[str] = None", None),
+        ("mi250x", None, None),
+    ],
+)
+def test_pytorch_is_a_build_for_the_device(tmp_path, device, build, words):
+    """As it is in the jobs' Python, which does not import it."""
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "torch").mkdir()
+    # sys.path of a virtual environment, without making one.
+    (venv / "bin" / "python").write_text(f'#!/bin/sh\nPYTHONPATH={venv} exec {sys.executable} -S "$@"\n')
+    (venv / "bin" / "python").chmod(0o755)
+    if build is not None:
+        (venv / "torch" / "__init__.py").write_text("raise RuntimeError('no driver')\n")
+        (venv / "torch" / "version.py").write_text(f"__version__ = '2.10.0'\ndebug = False\n{build}\n")
+    profile = replace(load_profile("generic-slurm"), device=device, venv=str(venv))
+    found = [check.words for check in checks.check_build(profile)]
+    assert found == ([] if words is None else [f"PyTorch 2.10.0 of {venv}/bin/python {words}"])
 
 
 def test_what_is_not_on_this_machine_is_said(monkeypatch):

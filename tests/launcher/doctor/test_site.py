@@ -1,6 +1,5 @@
 """Profiles of sites that are not at hand, from what their Slurm says."""
 
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +21,9 @@ from hpc_gpt.launcher.doctor.site import (
     lines_to_fill_in,
     profile_text,
     read_site,
-    threads_per_core,
 )
 from tests.cli.command import in_process
+from tests.launcher.doctor.fake_clients import fake_clients
 
 A100 = NodeKind(8, "a100", 128, 1031000, ("a100", "a100_80gb", "ib"))
 V100 = NodeKind(4, "v100", 40, 192000, ("ib", "v100", "v100-32g"))
@@ -33,7 +32,7 @@ CPUS = NodeKind(0, None, 64, 256000, ("milan",))
 
 @pytest.fixture(autouse=True)
 def threads(monkeypatch):
-    monkeypatch.setattr(site, "threads_per_core", lambda node: 2)
+    monkeypatch.setattr(site, "node_settings", lambda nodes: {node: {"ThreadsPerCore": "2"} for node in nodes})
 
 
 def partition(name, kinds, **settings):
@@ -90,7 +89,8 @@ def test_a_profile_with_all_that_slurm_says(tmp_path):
     asked = (profile.device, profile.gpus_per_node, profile.gpu_type, profile.cpus_per_node, profile.constraint)
     assert asked == ("a100-80g", 8, "a100", 128, "a100")
     assert (profile.partition, profile.account, profile.qos) == ("gpu", "abc@a100", "gpu_normal")
-    assert (profile.time, profile.chain, profile.gpu_flag) == ("01:00:00", "requeue", "gres")
+    # Slurm gives DefaultTime to a job without a limit; it is not the partition's limit.
+    assert (profile.time, profile.chain, profile.gpu_flag) == ("24:00:00", "requeue", "gres")
 
 
 ANSWERS = {
@@ -111,16 +111,8 @@ ANSWERS = {
 
 @pytest.fixture
 def answers(tmp_path, monkeypatch):
-    """The folder of what Slurm's clients print to ada, a file each by their words; they know no other ones."""
-    for name in ("scontrol", "sinfo", "sacctmgr"):
-        (tmp_path / name).write_text(f'#!/bin/bash\ncat "{tmp_path}/answers/${{0##*/}} $*" || exit 1\n')
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr("getpass.getuser", lambda: "ada")
-    (folder := tmp_path / "answers").mkdir()
-    for words, text in ANSWERS.items():
-        (folder / words).write_text(text)
-    return folder
+    """The folder of what Slurm's clients print to ada."""
+    return fake_clients(tmp_path, monkeypatch, ANSWERS)
 
 
 def test_a_site_is_what_slurms_clients_print(answers):
@@ -141,7 +133,6 @@ def test_a_site_is_what_slurms_clients_print(answers):
     )
     assert read_site() == found
     assert list(read_site().partitions["fast"].kinds) == [n2, n1], "the most frequent first"
-    assert (threads_per_core("n1"), threads_per_core("n2"), threads_per_core("n9")) == (2, None, None)
     assert [count_gpus(each, 4) for each in found.partitions.values()] == [4, 4, 0]
     assert [each.is_up for each in found.partitions.values()] == [True, False, False]
     assert choose_partition(found, None).name == "fast", "which is up"
@@ -178,7 +169,7 @@ def test_a_partition_of_its_own_choice(tmp_path):
 @pytest.mark.parametrize("gpu_type", ["a100_80gb", "a100", "tesla", None])
 def test_with_its_last_lines_filled_in_init_has_what_it_wants(tmp_path, gpu_type):
     gpus = partition("gpu", [(NodeKind(8, gpu_type, 128, 1031000, ()), 12)])
-    text, lines = profile_text(a_site(gpus), gpus), lines_to_fill_in(gpus)
+    text, lines = profile_text(a_site(gpus), gpus), lines_to_fill_in(a_site(gpus), gpus)
     *_, end = text.partition("remove the #.\n")
     assert end.splitlines() == [f"# {line}" for line in lines]
     (tmp_path / "mine.toml").write_text(text.removesuffix(end) + "".join(f"{line}\n" for line in lines))
@@ -205,6 +196,8 @@ def test_names_that_would_break_the_file_do_not(tmp_path):
         ("nvidia_h100_80gb_hbm3", (), ["h100-80g"]),
         ("nvidia_h100_nvl", (), ["h100-nvl"]),
         ("nvidia_a100_80gb_pcie", (), ["a100-pcie-80g"]),
+        ("a100", ("gpu", "hbm80g"), ["a100-80g"]),
+        (None, ("gh", "gpu"), ["gh200", "gh200-144g"]),
         ("tesla", ("ib",), []),
         (None, (), []),
     ],

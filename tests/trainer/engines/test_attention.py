@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend
 
+from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolved import Resolved
@@ -236,6 +239,23 @@ def test_the_users_own_cache_key_stays(monkeypatch: pytest.MonkeyPatch) -> None:
         AttentionKernels(asking(asked), CPU)
         tags.append(torch.compiler.config.cache_key_tag)
     assert tags == [f"mine hpc-gpt attention={kernel}" for kernel in ("math", "flash", "math")]
+
+
+def test_before_torch_2_10_documents_are_kept_apart_by_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU: torch 2.9 has no kernel for documents in a row, and flash takes no mask there."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(attention, "find_spec", lambda name: None)
+    resolved = Case(Layout(1, 1, 1), Engine("ddp"), documents=True, dtype="bf16").resolved
+    kernels = AttentionKernels(resolved, CPU)
+    assert SDPBackend.FLASH_ATTENTION in kernels._kernels
+    kernels._pack(_Trial(resolved, CPU, ContextParallel()), resolved, torch.device("cuda", 0))
+    assert (SDPBackend.FLASH_ATTENTION in kernels._kernels, kernels._packed) == (False, None)
+    only_flash = replace(resolved, engine=replace(resolved.engine, attention="flash"))
+    kernels._kernels = [SDPBackend.FLASH_ATTENTION]
+    with pytest.raises(
+        ConfigError, match=rf"cannot keep documents apart here: torch {re.escape(torch.__version__)} does"
+    ):
+        kernels._pack(_Trial(only_flash, CPU, ContextParallel()), only_flash, torch.device("cuda", 0))
 
 
 @pytest.mark.long
