@@ -35,14 +35,19 @@ _STEP = rf"(?:{_EPOCH}[^\n]{{0,24}}?{_WORD}[gsib])?{_OF}"
 _COUNT_OF_EPOCH = _COUNT.replace(f"{{0,8}}{INT})?", f"{{0,8}}(?(epoch)(?P<epoch_steps>{INT})|{INT}))?")
 
 
+# What precedes a name: a character of its own, as one is there after the number of the step. A lookbehind at each place
+# would take twice as long.
+_BEFORE = r"[^\n\w./-]"
+
+
 def _later(names: str, group: str) -> str:
-    return later(rf"(?<![\w./-])(?:{names}){_IS}", group, _END, _NUMBER, r"[^\n]{0,300}?")
+    return later(rf"{_BEFORE}(?:{names}){_IS}", group, _END, _NUMBER, r"[^\n]{0,300}?")
 
 
 def _rate(names: str, group: str) -> str:
     """A lookahead for a figure after its name, or before it at the begin of a column: `tok/s 1000`, `| 1000 tok/s`."""
     before, after = (
-        rf"(?<![\w./-])(?:{names}){_IS}",
+        rf"{_BEFORE}(?:{names}){_IS}",
         rf"[|,;(\[] {{0,8}}(?={_NUMBER} ?(?:{names})(?!{_IS}{NUMBER}){_END})",
     )
     return later(rf"(?:{before}(?={_NUMBER}{_END})|{after})", group, "", _NUMBER, r"[^\n]{0,300}?")
@@ -56,7 +61,7 @@ _TIME = "(?:step|iter|iteration)[_ ]time|time(?:[_/ ]per[_ ]|/)(?:step|iter|iter
 _TIME_MS = "(?:step|iter|iteration)[_ ]time[_ ]ms|(?:step|iter)[_ ]ms"
 # The unit is in the name, or after the figure.
 _MILLISECONDS = later(
-    rf"(?<![\w./-])(?:(?:{_TIME_MS}){_IS}|(?:{_TIME}|(?<![a-z][ _-])time){_IS}(?={_NUMBER} ?ms))",
+    rf"{_BEFORE}(?:(?:{_TIME_MS}){_IS}|(?:{_TIME}|(?<![a-z][ _-])time){_IS}(?={_NUMBER} ?ms))",
     "step_ms",
     rf"(?: ?ms)?{_END}",
     _NUMBER,
@@ -75,7 +80,7 @@ def _fields(seconds: str) -> str:
         + _later("lr|learning[_ ]rate", "lr")
         + _later("grad(?:ient)?[_ ]?norm|gnorm", "grad_norm")
         + _later(f"(?:{_VALIDATION})[_ /-]loss", "loss_eval")
-        + later(rf"(?<![\w./-])(?:{seconds})", "step_s", "", _NUMBER, r"[^\n]{0,300}?")
+        + later(rf"{_BEFORE}(?:{seconds})", "step_s", "", _NUMBER, r"[^\n]{0,300}?")
         + _MILLISECONDS
         + _rate(rf"{_SECOND}{_PER}{_STEPS}", "seconds_per_step")
         + _rate(rf"(?:ms|milliseconds?){_PER}{_STEPS}", "ms_per_step")
