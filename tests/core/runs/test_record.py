@@ -11,10 +11,10 @@ import pytest
 from hpc_gpt.core.ends.failures import ENDED
 from hpc_gpt.core.runs.record import RECORD_KEYS, Flag, Record
 
-KEYS = """schema, run, name, dialect, engine, job_id, gpus, nodes, device, tp, pp, cp, dp, zero_stage, micro_batch,
-micro_batches, global_batch, seq, hidden, layers, heads, vocab, params, recompute, dtype, matmul, settings, started,
-ended_at, step_s, step_s_p10, step_s_p90, steps_used, warmup_steps, tokens_per_s, tokens_per_s_gpu, step_s_mean,
-tokens_total, tflops_seed, tflops_hardware, tflops_model, tflops_printed, mfu_printed, mfu, hfu,
+KEYS = """schema, run, name, dialect, engine, job_id, gpus, nodes, device, tp, pp, cp, dp, ep, zero_stage, micro_batch,
+micro_batches, global_batch, seq, hidden, layers, heads, vocab, params, params_active, recompute, dtype, matmul,
+settings, started, ended_at, step_s, step_s_p10, step_s_p90, steps_used, warmup_steps, tokens_per_s, tokens_per_s_gpu,
+step_s_mean, tokens_total, tflops_seed, tflops_hardware, tflops_model, tflops_printed, mfu_printed, mfu, hfu,
 memory_allocated_gib, memory_reserved_gib,
 predicted_memory_gib, memory_seed003_gib, predicted_step_s, gpu_util_mean, gpu_util_spread, allocator_retries,
 attention_used, start_s, start_parts, compile_s, matmul_tflops_before, matmul_tflops_after, sm_clock_mhz, power_w,
