@@ -98,7 +98,7 @@ class Candidate:
     def exposed_share(self) -> float:
         """The step's share of communication that nothing hides."""
         assert self.step is not None
-        return (self.step.tp_s + self.step.p2p_s + self.step.dp_s) / self.step.step_s
+        return (self.step.tp_s + self.step.p2p_s + self.step.dp_s + self.step.ep_s) / self.step.step_s
 
     def equals(self, best: "Candidate") -> bool:
         """Whether it is as fast as the best, as far as a prediction can tell."""
@@ -123,6 +123,7 @@ class Candidate:
             run.sequence_parallel,
             RECOMPUTES.index(run.recompute),
             run.cp,
+            run.ep,
             run.pp,
             run.tp,
             run.sharded_optimizer,
@@ -242,9 +243,9 @@ def search(
     """Tries every setting that the question leaves open. `first`: stop at the first candidate that is known to fit,
     whatever its speed. Raises TimeoutError after `limit_s` seconds of CPU time."""
     searched = Searched(question, machine)
-    # The fastest so far with room, and the fastest by tp and pp.
+    # The fastest so far with room, and the fastest by all degrees but cp and dp.
     fastest: Candidate | None = None
-    shorter: dict[tuple[int, int], Candidate] = {}
+    shorter: dict[Layout, Candidate] = {}
     began = time.process_time()  # of the CPU: the answer is the same on a loaded machine
     for layout, obstacle in question.layouts():
         if time.process_time() - began > limit_s:
@@ -252,7 +253,8 @@ def search(
         if obstacle is not None:
             searched.left_out[obstacle] += 1
             continue
-        alike = shorter.get((layout.tp, layout.pp))
+        besides_cp = replace(layout, cp=1, dp=1)
+        alike = shorter.get(besides_cp)
         if alike is not None and fastest is not None and _gains_nothing(alike, fastest):
             searched.left_out[NO_GAIN] += 1
             continue
@@ -263,7 +265,7 @@ def search(
         searched.candidates += best
         if best and not best[0].is_tight and not best[0].needs_unknown_host:
             fastest_here = min(best, key=lambda one: one.rank)
-            shorter[layout.tp, layout.pp] = fastest_here
+            shorter[besides_cp] = fastest_here
             fastest = max(fastest or fastest_here, fastest_here, key=lambda one: one.tokens_per_s)
         if not best and nearest is not None:
             searched.too_large.append(nearest)

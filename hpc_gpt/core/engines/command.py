@@ -51,7 +51,7 @@ class CommandEngine(EngineFacts):
     trains_our_model = False
     is_program = True
     takes_command = True
-    axes = frozenset({"tp", "pp", "cp"})  # the program splits, not we
+    axes = frozenset({"tp", "pp", "cp", "ep", "etp"})  # the program splits, not we
     switches = frozenset({"recompute"})  # for the record's FLOPs
     unfollowed = frozenset()  # as far as we know
     no_save = "your own program decides when it saves; stop and requeue send it command.stop_signal"

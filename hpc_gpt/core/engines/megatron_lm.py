@@ -29,7 +29,7 @@ class MegatronLm(EngineFacts):
     order, plan_order = 60, 50
     trains_our_model = False
     is_program = True
-    axes = frozenset({"tp", "pp", "cp"})
+    axes = frozenset({"tp", "pp", "cp", "ep", "etp"})
     cp_exchanges = ("heads", "keys", "ring")
     no_save = "Megatron-LM saves as often as train.save_every says, and when it ends: stop or requeue it"
     least_steps_after_warmup = 1
