@@ -214,6 +214,8 @@ def test_no_package_is_too_large_for_a_reader():
 # engine alone.
 VALUE_TYPES = {
     "core.settings.layout",
+    "core.settings.layer_kinds",
+    "core.settings.model_keys",
     "core.settings.model_shape",
     "core.settings.shape_split",
     "core.settings.experiment",

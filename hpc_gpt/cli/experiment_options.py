@@ -57,6 +57,8 @@ _OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
     (("--tensor-model-parallel-size", "--tp"), "layout.tp", _COUNT, "Tensor parallel size."),
     (("--pipeline-model-parallel-size", "--pp"), "layout.pp", _COUNT, "Pipeline stages."),
     (("--context-parallel-size", "--cp"), "layout.cp", _COUNT, "Context parallel size: GPUs that share a sample."),
+    (("--expert-model-parallel-size", "--ep"), "layout.ep", _COUNT,
+     "Expert parallel size: ranks of cp x dp that divide the experts."),
     (("--data-parallel-size", "--dp"), "layout.dp", _COUNT,
      "Data parallel size; follows from the others unless given."),
     (("--micro-batch-size", "--mbs"), "layout.micro_batch", _COUNT, "Samples in one pass of one replica."),
@@ -83,7 +85,7 @@ _OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
 
 
 # The options that set the size of a run.
-_SIZES = {"model.preset", "model.hf", *(f"layout.{name}" for name in ("gpus", "nodes", "tp", "pp", "cp", "dp"))}
+_SIZES = {"model.preset", "model.hf", *(f"layout.{name}" for name in ("gpus", "nodes", "tp", "pp", "cp", "ep", "dp"))}
 
 # The options on which a plan depends; other verbs set the last ones with `--set`.
 PLANNING_OPTIONS = (

@@ -52,8 +52,8 @@ _PLAN_FLAGS = {key: name for names, key, *_ in PLANNING_OPTIONS for name in name
 _FLAGS = {key: _PLAN_FLAGS[key] for key in ("model.preset", "model.seq", "engine.name", "engine.zero_stage")}
 _LARGEST_MODEL_KEYS = ("model.preset", "model.hidden", "model.layers", "model.heads", "layout.global_batch")
 # The printed command gives these by options of its own.
-_BY_OPTION = ("layout.gpus", "layout.tp", "layout.pp", "layout.cp", "layout.dp", "layout.micro_batch",
-          "layout.micro_batches", "layout.global_batch")  # fmt: skip
+_BY_OPTION = ("layout.gpus", "layout.tp", "layout.pp", "layout.cp", "layout.ep", "layout.etp", "layout.dp",
+          "layout.micro_batch", "layout.micro_batches", "layout.global_batch")  # fmt: skip
 # The keys of [engine] that the planner may choose if no EXPERIMENT is named.
 _CHOSEN = ("name", "zero_stage", "recompute")
 
@@ -397,6 +397,8 @@ def _submit_command(plan: PlanRequest, training: Training) -> str:
             command += _option(key, value)
     command += ["--gpus", str(training.gpus), "--tp", str(training.tp), "--pp", str(training.pp)]
     command += ["--cp", str(training.cp)] if training.cp > 1 else []
+    command += ["--ep", str(training.ep)] if training.ep > 1 else []
+    command += ["--set", f"layout.etp={training.etp}"] if training.etp is not None else []
     command += ["--dp", str(training.dp), "--mbs", str(training.micro_batch), "--gbs", str(training.global_batch)]
     engine, default = engine_for(training, planned.engine), base.engine
     chosen = () if request.names_experiment else _CHOSEN

@@ -52,7 +52,6 @@ _MODELS = {"model.preset", "model.hf", "model.hidden", "model.layers", "model.he
 _PORTS = {2: "4x100G", 3: "8x200G"}
 # {kinds of runs that are not predicted: the pattern of a key, a value or a Megatron-LM argument that requests them}
 _UNPLANNED = {
-    "mixtures of experts": r"expert|moe",
     "hybrid sharding": r"hybrid|hsdp|distributed-optimizer-instances",
     "zero-bubble schedules": r"zero.?bubble|dualpipe",
 }
@@ -321,7 +320,7 @@ def _refuse_unplanned(settings: Iterable[tuple[str, Any]]) -> None:
                 verb, it = ("is", "it") if what.endswith("ing") else ("are", "them")
                 raise ConfigError(
                     f"{what} {verb} not planned, but {key} requests {it}",
-                    f"plan without it, for a dense model, or measure: {', '.join(_UNPLANNED)} have no prediction",
+                    f"plan without it, or measure: {', '.join(_UNPLANNED)} have no prediction",
                 )
 
 
@@ -330,7 +329,7 @@ def _layout_of(why: str, overrides: dict[str, object]) -> dict[str, int]:
         parsed = Layout.parse(why)
     except LayoutError as fault:
         raise ConfigError(f"--why {fault}", fault.hint) from None
-    layout = {f"layout.{axis}": size for axis, size in vars(parsed).items()}
+    layout = {f"layout.{axis}": size for axis, size in vars(parsed).items() if size is not None}
     for key, size in layout.items():
         if overrides.get(key, size) != size:
             axis = key.partition(".")[2]

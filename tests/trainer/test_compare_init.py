@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.core.settings.experiment import Engine, RopeScaling
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.model_keys import RopeScaling
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.launcher.doctor.checks import check_init
 from hpc_gpt.trainer.compare_init import compare_logits

@@ -17,8 +17,9 @@ from hpc_gpt.core.engines.base.megatron_program import (
 from hpc_gpt.core.engines.base.training import LOGIT_BYTES, StateBytes, Training, plain_states
 from hpc_gpt.core.errors import ConfigError, LayoutError
 from hpc_gpt.core.settings.cluster import ClusterProfile
-from hpc_gpt.core.settings.experiment import Data, Engine, RopeScaling, Train
+from hpc_gpt.core.settings.experiment import Data, Engine, Train
 from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.model_keys import RopeScaling
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.shape_split import Obstacle, context_obstacle

@@ -13,6 +13,7 @@ from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.formulas import Recompute
 from hpc_gpt.core.settings.key_rules import key
 from hpc_gpt.core.settings.mixture import MixedSource
+from hpc_gpt.core.settings.model_keys import Model
 from hpc_gpt.core.settings.services import After, EngineName, Notify, Plan, Track
 
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -21,82 +22,9 @@ CpExchange = Literal["heads", "keys", "ring"]
 # Format of the operands of a layer's matrix products: 16 bits by `dtype` (none), or 8 or 4 bits by their scaling.
 Matmul = Literal["none", "fp8-tensor", "fp8-row", "mxfp8", "nvfp4"]
 Partition = Literal["layers", "parameters"] | tuple[int, ...]
-MlpKind = Literal["gelu", "swiglu"]
-NormKind = Literal["layernorm", "rmsnorm"]
-Positions = Literal["learned", "rope"]
-Bias = Literal["all", "qkv", "none"]
 # Learning rate for trained weights, as in the recipes of full fine-tuning (Alpaca's, torchtune's for Llama); the
 # default of train.lr is for random weights.
 LR_OF_TRAINED = 2e-5
-
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """`[model.rope_scaling]`: lower frequencies of the rotation for long sequences, as in Llama 3.1."""
-
-    kind: Literal["llama3"]
-    "The rule that scales the frequencies: llama3."
-    factor: float
-    "Divides the frequencies with wavelengths above original_max_position_embeddings / low_freq_factor; 8 or 32."
-    low_freq_factor: float
-    "Wavelengths above original_max_position_embeddings / this are scaled in full; for example 1."
-    high_freq_factor: float
-    "Wavelengths below original_max_position_embeddings / this are not scaled; above low_freq_factor; for example 4."
-    original_max_position_embeddings: int
-    "Positions in the first training of the model; for example 8192."
-
-
-@dataclass(frozen=True)
-class Model:
-    """`[model]`: a preset by name, an explicit shape, or a preset with some sizes changed.
-
-    The keys after `vocab_multiple` describe shapes other than GPT-2's: Llama's, Qwen's, Mistral's, SmolLM's.
-    """
-
-    preset: str | None = key(None, resume="never", affects=())
-    'Name of a model; the other keys may change its sizes; for example "gpt2-xl".'
-    hidden: int | None = key(None, resume="never", affects=("speed",))
-    "Width of the model, a multiple of heads unless head_dim is given; for example 1600."
-    layers: int | None = key(None, resume="never", affects=("speed",))
-    "Transformer layers, 1 or more; for example 48."
-    heads: int | None = key(None, resume="never", affects=("speed",))
-    "Attention heads; tp must divide them; for example 25."
-    vocab: int | None = key(None, resume="never", affects=("speed",))
-    "Number of tokens in the vocabulary, without padding; for example 50257."
-    seq: int | None = key(None, resume="never", affects=("speed",), thousand=1024)
-    'Tokens per sample; for example 1024, or "8k", which is 8192.'
-    tied: bool | None = key(None, resume="never", affects=("speed",))
-    "Whether the head shares the weight of the embedding."
-    vocab_multiple: int | None = key(None, resume="never", affects=("speed",))
-    "The embedding's rows are padded to a multiple of this, which tp must divide; for example 64."
-    hf: str | None = key(None, resume="never", affects=(), since="0.1")
-    'A config.json of transformers, or its folder, looked for beside the experiment; for example "Llama-3.1-8B".'
-    kv_heads: int | None = key(None, resume="never", affects=("speed",), since="0.1")
-    "Number of key and value heads; it must divide heads, which is its default; for example 8."
-    head_dim: int | None = key(None, resume="never", affects=("speed",), since="0.1")
-    "Width of a head; positions rope needs an even one; by default hidden / heads; for example 128."
-    ffn: int | None = key(None, resume="never", affects=("speed",), since="0.1")
-    "Width inside the MLP; tp must divide it; by default 4 x hidden; for example 14336."
-    mlp: MlpKind | None = key(None, resume="never", affects=("speed",), since="0.1")
-    "The MLP: gelu has two matrices, swiglu three, one of them a gate; by default gelu."
-    norm: NormKind | None = key(None, resume="never", affects=("speed",), since="0.1")
-    "The norm before attention, MLP and head; by default layernorm."
-    norm_eps: float | None = key(None, resume="never", affects=("speed",), since="0.1")
-    "Added to the variance in a norm, above 0; by default 1e-5; for example 1e-6."
-    positions: Positions | None = key(None, resume="never", affects=("speed",), since="0.1")
-    "Position encoding: learned vectors, or rope, which rotates queries and keys; by default learned."
-    rope_theta: float | None = key(None, resume="never", affects=("speed",), since="0.1")
-    "Base of the rotation's wavelengths, above 1; by default 10000; for example 500000."
-    rope_scaling: RopeScaling | None = key(None, resume="never", affects=("speed",), since="0.1")
-    "Lowers the rotation's frequencies for sequences longer than those of the first training; see [model.rope_scaling]."
-    bias: Bias | None = key(None, resume="never", affects=("speed",), since="0.1")
-    "Linear layers with a bias: all, only query, key and value (qkv), or none; by default all."
-    qk_norm: bool | None = key(None, resume="never", affects=("speed",), since="0.1")
-    "Whether RMSNorm is applied to the query and key of each head, before the rotation; by default false."
-    nope_every: int | None = key(None, resume="never", affects=("speed",), since="0.1")
-    "Every n-th layer has no rotation, n at least 2; by default every layer has one; for example 4."
-    pad_token: int | None = key(None, resume="never", affects=("schedule",), since="0.2")
-    "Token whose embedding row gets no gradient; by default the pad_token_id of config.json, if it has one."
 
 
 @dataclass(frozen=True)
@@ -197,6 +125,10 @@ class LayoutRequest:
     "Context parallel size: GPUs that share each sample's tokens; by default 1; for example 4."
     dp: int | None = key(None, resume="converted", affects=("speed",))
     "Data parallel size: copies of the model; by default gpus / (tp x cp x pp)."
+    ep: int | None = key(None, resume="never", affects=("speed",), not_in_hash=(None, 1))
+    "Expert parallel size: ranks of cp x dp that divide the experts of a layer; by default 1; for example 8."
+    etp: int | None = key(None, resume="never", affects=("speed",), since="0.4")
+    "GPUs that share each expert, on engine megatron-lm: ep x etp divides tp x cp x dp; by default tp; for example 1."
     micro_batch: int | None = key(None, resume="free", affects=("speed",))
     "Samples per forward pass of a rank; for example 4."
     micro_batches: int | None = key(None, resume="free", affects=("speed",))

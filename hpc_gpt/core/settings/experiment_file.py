@@ -21,8 +21,9 @@ from hpc_gpt.core.files import data_dir, experiments_dir, read_start
 from hpc_gpt.core.format import some
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.data_source import refuse_both, source_at, stated_source
-from hpc_gpt.core.settings.experiment import Command, Data, Experiment, Model, Train
+from hpc_gpt.core.settings.experiment import Command, Data, Experiment, Train
 from hpc_gpt.core.settings.mixture import MIX, MixedSource
+from hpc_gpt.core.settings.model_keys import Model
 from hpc_gpt.core.settings.program_text import without_secret_comments
 from hpc_gpt.core.settings.resolve import with_pad_token
 from hpc_gpt.core.settings.schedule import cut_schedule, excess_of

@@ -21,7 +21,8 @@ class Coordinate(NamedTuple):
 
 AXES = ("tp", "pp", "cp", "dp")
 "The axes in the order in which a layout is printed."
-_TEXT = re.compile(r"tp(?P<tp>\d{1,6})-pp(?P<pp>\d{1,6})(?:-cp(?P<cp>\d{1,6}))?-dp(?P<dp>\d{1,6})")
+_TEXT = re.compile(r"tp(?P<tp>\d{1,6})-pp(?P<pp>\d{1,6})(?:-cp(?P<cp>\d{1,6}))?-dp(?P<dp>\d{1,6})"
+                   r"(?:-ep(?P<ep>\d{1,6})(?:-etp(?P<etp>\d{1,6}))?)?")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -31,27 +32,41 @@ class Layout:
     This is the rank order of DeepSpeed's axes (pipe, data, model), so a tensor-parallel group always consists of
     neighbouring ranks and stays inside a node. The `cp` ranks of a replica share each sample's tokens; an engine sees
     them as ranks of its data axis, which has `data_ranks`. `dp` counts replicas, which read different samples.
+
+    `ep` and `etp` divide experts over the same ranks, and are no further axes: ep ranks have different experts, and
+    etp ranks share each of them, by default the tp ranks of a replica. Only engine megatron-lm has another etp.
     """
 
     tp: int
     pp: int
     dp: int
     cp: int = 1
+    ep: int = 1
+    etp: int | None = None
 
     def __post_init__(self) -> None:
-        for axis in AXES:
+        for axis in (*AXES, "ep", "etp"):
             size = getattr(self, axis)
-            if size < 1:
+            if size is not None and size < 1:
                 raise LayoutError(f"{axis} is {size}, but must be at least 1", f"use {axis} = 1 to switch it off")
 
     def __str__(self) -> str:
-        return f"tp{self.tp}-pp{self.pp}-{f'cp{self.cp}-' if self.cp > 1 else ''}dp{self.dp}"
+        etp = f"-etp{self.etp}" if self.expert_tp != self.tp else ""
+        experts = f"-ep{self.ep}{etp}" if self.ep > 1 or etp else ""
+        return f"tp{self.tp}-pp{self.pp}-{f'cp{self.cp}-' if self.cp > 1 else ''}dp{self.dp}{experts}"
+
+    def table(self) -> dict[str, int]:
+        """{axis: size}, with ep only above 1 and etp only if it is stated."""
+        plain = {"ep": 1, "etp": None}
+        return {name: size for name, size in vars(self).items() if name in AXES or size != plain[name]}
 
     @staticmethod
     def parse(text: str) -> "Layout":
         """The layout in a text such as tp4-pp16-dp1 or tp2-pp2-cp2-dp2. LayoutError for any other text."""
         if (match := _TEXT.fullmatch(text)) is None:
-            raise LayoutError(f"{text!r:.60} is not a layout", "give one as tp4-pp16-dp1, or tp2-pp2-cp2-dp2")
+            raise LayoutError(
+                f"{text!r:.60} is not a layout", "give one as tp4-pp16-dp1, tp2-pp2-cp2-dp2 or tp1-pp2-dp8-ep8"
+            )
         return Layout(**{axis: int(size) for axis, size in match.groupdict().items() if size is not None})
 
     @property
@@ -63,6 +78,16 @@ class Layout:
     def data_ranks(self) -> int:
         """Ranks of the data axis, which average gradients and share weights and optimizer: cp x dp."""
         return self.cp * self.dp
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that share each expert."""
+        return self.etp or self.tp
+
+    @property
+    def expert_replicas(self) -> int:
+        """Ranks that have the same part of the same experts, and average its gradients: tp x cp x dp / (ep x etp)."""
+        return self.tp * self.data_ranks // (self.ep * self.expert_tp)
 
     def coordinate(self, rank: int) -> Coordinate:
         """The coordinate of `rank`; IndexError unless 0 <= rank < gpus."""

@@ -3,7 +3,7 @@
 from typing import Any
 
 from hpc_gpt.core.errors import ConfigError
-from hpc_gpt.core.settings.experiment import RopeScaling
+from hpc_gpt.core.settings.model_keys import RopeScaling
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.tables import close_matches
 

@@ -12,25 +12,17 @@ from hpc_gpt.core.errors import ConfigError, LayoutError, UserError, check_sizes
 from hpc_gpt.core.formulas import MOST_TOKENS
 from hpc_gpt.core.settings.cluster import OF_THE_PLANNER, ClusterProfile
 from hpc_gpt.core.settings.engines import resolve_engine, resolve_optimizer
-from hpc_gpt.core.settings.experiment import (
-    Command,
-    Data,
-    Engine,
-    Experiment,
-    Job,
-    LayoutRequest,
-    Model,
-    ScriptFacts,
-    Train,
-)
+from hpc_gpt.core.settings.experiment import Command, Data, Engine, Experiment, Job, LayoutRequest, ScriptFacts, Train
 from hpc_gpt.core.settings.key_rules import key_rules, number_faults
 from hpc_gpt.core.settings.layout import AXES, Batch, Layout, check_gpus, check_nodes, nodes_for, solve_batch
 from hpc_gpt.core.settings.mixture import MIX, mixture_faults
-from hpc_gpt.core.settings.model_shape import ModelShape, architecture_of, check_shape
+from hpc_gpt.core.settings.model_keys import Model
+from hpc_gpt.core.settings.model_shape import ModelShape, architecture_of
 from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.core.settings.resolved import JOB_NAME_BYTES, Resolved, cut_name
 from hpc_gpt.core.settings.schedule import excess_of
 from hpc_gpt.core.settings.services import SERVICES, changed_keys, check_services
+from hpc_gpt.core.settings.shape_rules import check_shape
 from hpc_gpt.core.settings.shape_split import check_split, default_tp
 from hpc_gpt.core.settings.sized import NO_BATCH, NO_MODEL, Sized, model_table, program_tables, runs_program
 from hpc_gpt.core.tables import toml_lines
@@ -252,7 +244,7 @@ def _resolve_layout(
     A model below SMALL parameters, or an engine without a pipeline, splits over tp only if that is requested. `hints`:
     a refusal names layouts that would run.
     """
-    check_sizes({name: getattr(request, name) for name in ("gpus", "nodes", *AXES)}, "layout.")
+    check_sizes({name: getattr(request, name) for name in ("gpus", "nodes", *AXES, "ep", "etp")}, "layout.")
     per_node = profile.gpus_per_node
     gpus = request.gpus
     pp, cp = request.pp or 1, request.cp or 1
@@ -282,7 +274,8 @@ def _resolve_layout(
         else:
             spread = request.nodes is not None and gpus % request.nodes == 0
             tp = default_tp(gpus, gpus // request.nodes if request.nodes and spread else per_node, shape, others)
-    layout = Layout(tp, pp, request.dp or max(1, gpus // (tp * cp * pp)), cp)
+    etp = request.etp if request.etp != tp else None
+    layout = Layout(tp, pp, request.dp or max(1, gpus // (tp * cp * pp)), cp, request.ep or 1, etp)
     try:
         if request.nodes is not None and request.gpus is None:
             check_nodes(layout, request.nodes, per_node, allow_tp_across_nodes=True)
@@ -429,6 +422,7 @@ def experiment_tables(resolved: Sized) -> dict[str, dict[str, Any]]:
         "nodes": resolved.nodes,
         **asdict(resolved.layout),
         "cp": resolved.layout.cp if resolved.layout.cp > 1 else None,
+        "ep": resolved.layout.ep if resolved.layout.ep > 1 else None,
         **{name: size or None for name, size in vars(resolved.batch).items()},
         "allow_tp_across_nodes": bool(resolved.ranks_per_node % resolved.layout.tp),
     }

@@ -17,8 +17,9 @@ from typing import Any
 
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.cluster import OF_THE_PLANNER
-from hpc_gpt.core.settings.model_shape import ModelShape, check_shape
+from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.services import SERVICES, changed_keys
+from hpc_gpt.core.settings.shape_rules import check_shape
 from hpc_gpt.core.settings.sized import (
     SCHEMA,
     Sized,

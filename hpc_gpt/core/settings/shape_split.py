@@ -3,34 +3,58 @@
 import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
-from hpc_gpt.core.errors import LayoutError
+from hpc_gpt.core.errors import LayoutError, raise_faults
 from hpc_gpt.core.settings.experiment import CpExchange, Partition
+from hpc_gpt.core.settings.layer_kinds import LayerKind
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
 
 
 @lru_cache(maxsize=4096)
 def layer_params(shape: ModelShape, tp: int) -> float:
-    """Parameters of one layer on one of `tp` ranks: (12 h^2 + 7 h)/t + 6 h for GPT-2 (Shoeybi et al. 2019,
-    arXiv:1909.08053, section 3).
-
-    Matrices are divided, and the biases of those that are divided by rows; other biases and norms are not.
+    """Parameters of one layer of the last kind on one of `tp` ranks: (12 h^2 + 7 h)/t + 6 h for GPT-2 (Shoeybi et al.
+    2019, arXiv:1909.08053, section 3).
 
     >>> layer_params(ModelShape(hidden=768, layers=12, heads=12), 1) == 12 * 768**2 + 13 * 768
     True
     """
-    biases = sum(one.rows / (tp if one.split == "rows" else 1) for one in shape.matrices if one.bias)
-    matrices = sum(matrix.size_on(tp) for matrix in shape.matrices) + biases
-    return matrices + sum(norm.params for norm in shape.norms)
+    return kind_params(shape.kinds[-1], tp)
+
+
+def kind_params(kind: LayerKind, tp: int, ep: int = 1, etp: int | None = None) -> float:
+    """Parameters of one layer of a kind on one of tp x ep ranks; `etp`: ranks that share an expert, by default tp.
+
+    Matrices are divided, and the biases of those that are divided by rows; other biases, norms and a router are not.
+    """
+    biases = sum(matrix.bias_on(tp) for matrix in kind.matrices if matrix.bias and not matrix.is_routed)
+    matrices = sum(matrix.size_on(tp) for matrix in kind.matrices if not matrix.is_routed) + biases
+    return matrices + sum(norm.params for norm in kind.norms) + kind.sinks / tp + expert_params(kind, tp, ep, etp)
+
+
+def expert_params(kind: LayerKind, tp: int, ep: int = 1, etp: int | None = None) -> float:
+    """Parameters of the routed experts of one layer on one rank."""
+    return sum(matrix.size_on(etp or tp) + matrix.bias_on(etp or tp) for matrix in kind.routed) / ep
+
+
+def layers_params(shape: ModelShape, counts: Sequence[float], tp: int, ep: int = 1, etp: int | None = None) -> float:
+    """Parameters on one rank of so many layers of each kind."""
+    return sum(count * kind_params(kind, tp, ep, etp) for count, kind in zip(counts, shape.kinds, strict=True))
 
 
 def replicated_params(shape: ModelShape) -> int:
-    """Parameters that every tensor-parallel rank has in full: norms, positions, and biases after an all-reduce."""
-    biases = sum(matrix.rows for matrix in shape.matrices if matrix.bias and matrix.split == "columns")
-    norms = sum(norm.params for norm in shape.norms)
-    return shape.layers * (biases + norms) + shape.position_params + sum(norm.params for norm in shape.outer_norms)
+    """Parameters that every tensor-parallel rank has in full: norms, positions, routers, and biases after an
+    all-reduce."""
+    outside = shape.position_params + sum(norm.params for norm in shape.outer_norms)
+    return outside + sum(kind.count * _replicated(kind) for kind in shape.kinds)
+
+
+def _replicated(kind: LayerKind) -> int:
+    whole = sum(matrix.size for matrix in kind.matrices if matrix.split == "none")
+    biases = sum(matrix.bias_size for matrix in kind.matrices if matrix.split != "rows")
+    return whole + biases + sum(norm.params for norm in kind.norms)
 
 
 def vocab_rows(shape: ModelShape, tp: int) -> int:
@@ -55,9 +79,8 @@ def outer_params(shape: ModelShape, tp: int, pp: int, stage: int) -> float:
 
 
 def check_split(shape: ModelShape, layout: Layout) -> None:
-    """Raises LayoutError if the layout cannot split the model: its heads, MLP, vocabulary rows or layers."""
-    if (obstacle := split_obstacle(shape, layout)) is not None:
-        raise LayoutError(obstacle.message, obstacle.hint)
+    """Raises LayoutError if the layout cannot split the model: its heads, MLP, vocabulary rows, layers or experts."""
+    raise_faults({obstacle.message: obstacle.hint for obstacle in split_obstacles(shape, layout)}, LayoutError)
 
 
 def default_tp(gpus: int, gpus_per_node: int, shape: ModelShape, pp: int) -> int:
@@ -71,7 +94,15 @@ def default_tp(gpus: int, gpus_per_node: int, shape: ModelShape, pp: int) -> int
 
 def _divides_heads(shape: ModelShape, tp: int) -> bool:
     keys = shape.key_heads
-    return shape.heads % tp == 0 and shape.mlp_width % tp == 0 and (keys % tp == 0 or tp % keys == 0)
+    widths = all(width % tp == 0 for _, width in _widths(shape))
+    return shape.heads % tp == 0 and widths and (keys % tp == 0 or tp % keys == 0)
+
+
+def _widths(shape: ModelShape) -> list[tuple[str, int]]:
+    """(name, width) of each MLP of the layers, whose width tp divides; the experts' by etp."""
+    widths = [("ffn", shape.mlp_width)] if not shape.is_mixture or shape.dense_layers else []
+    widths += [("expert_ffn", shape.expert_ffn)] if shape.expert_ffn else []
+    return widths + ([("shared_ffn", shape.shared_ffn)] if shape.shared_ffn else [])
 
 
 class Obstacle(NamedTuple):
@@ -84,46 +115,90 @@ class Obstacle(NamedTuple):
 
 def split_obstacle(shape: ModelShape, layout: Layout) -> Obstacle | None:
     """The first reason why the layout cannot split the model; None if it can."""
+    return next(split_obstacles(shape, layout), None)
+
+
+def split_obstacles(shape: ModelShape, layout: Layout) -> Iterator[Obstacle]:
+    """The reasons why the layout cannot split the model, at most one for each of its sizes; none if it can."""
+    yield from islice(_tp_obstacles(shape, layout), 1)
+    if shape.layers < layout.pp:
+        yield Obstacle(
+            "more stages than layers",
+            f"pp {layout.pp} needs at least {layout.pp} layers, one a stage, but the model has {shape.layers}",
+            f"use --pp {shape.layers} or fewer",
+        )
+    yield from _expert_obstacles(shape, layout)
+
+
+def _tp_obstacles(shape: ModelShape, layout: Layout) -> Iterator[Obstacle]:
+    """The reasons why tp cannot divide the model's heads, MLPs and vocabulary, and etp its experts."""
     tp = layout.tp
     if shape.heads % tp:
-        return Obstacle(
+        yield Obstacle(
             "tp does not divide the heads",
             f"tp {tp} does not divide the {shape.heads} heads: {shape.heads} / {tp} = {shape.heads / tp:.2f}",
             f"use a tp that divides {shape.heads}",
         )
     if shape.key_heads % tp and tp % shape.key_heads:
-        return Obstacle(
+        yield Obstacle(
             "tp and kv_heads do not divide each other",
             f"tp {tp} and the {shape.key_heads} kv_heads: neither divides the other",
             f"use a tp that divides {shape.key_heads}, or a multiple of it",
         )
     if shape.key_heads * shape.head_width % tp:
-        return Obstacle(
+        yield Obstacle(
             "tp does not divide the width of the keys",
             f"tp {tp} does not divide the {shape.key_heads} kv_heads x head_dim {shape.head_width} = "
             f"{shape.key_heads * shape.head_width}",
             f"use a tp that divides {shape.key_heads * shape.head_width}",
         )
-    if shape.mlp_width % tp:
-        return Obstacle(
-            "tp does not divide the ffn",
-            f"tp {tp} does not divide ffn {shape.mlp_width}: {shape.mlp_width} / {tp} = {shape.mlp_width / tp:.2f}",
-            f"use a tp that divides {shape.mlp_width}",
-        )
+    for name, width in _widths(shape):
+        axis, size = ("etp", layout.expert_tp) if name == "expert_ffn" and layout.etp else ("tp", tp)
+        if width % size:
+            yield Obstacle(
+                f"{axis} does not divide the {name}",
+                f"{axis} {size} does not divide {name} {width}: {width} / {size} = {width / size:.2f}",
+                f"use a {axis} that divides {width}",
+            )
     if shape.padded_vocab % tp:
-        return Obstacle(
+        yield Obstacle(
             "tp does not divide the padded vocabulary",
             f"tp {tp} does not divide the padded vocabulary {shape.padded_vocab} "
             f"({shape.vocab} padded to a multiple of {shape.vocab_multiple})",
             f"set model.vocab_multiple to a multiple of {tp}",
         )
-    if shape.layers < layout.pp:
-        return Obstacle(
-            "more stages than layers",
-            f"pp {layout.pp} needs at least {layout.pp} layers, one a stage, but the model has {shape.layers}",
-            f"use --pp {shape.layers} or fewer",
+
+
+def _expert_obstacles(shape: ModelShape, layout: Layout) -> Iterator[Obstacle]:
+    """The reasons why ep and etp cannot divide the model's experts over the layout's ranks."""
+    ep, etp, experts = layout.ep, layout.expert_tp, shape.experts
+    if ep == 1 and etp == layout.tp:
+        return
+    if experts is None:
+        axis = f"ep {ep}" if ep > 1 else f"etp {etp}"
+        yield Obstacle("the model has no experts", f"{axis} divides experts, but the model has none", "use --ep 1")
+        return
+    if etp == layout.tp:
+        ranks, product = layout.data_ranks, f"cp {layout.cp} x dp {layout.dp}" if layout.cp > 1 else f"dp {layout.dp}"
+    else:
+        ranks, product = layout.gpus // layout.pp, f"tp {layout.tp} x cp {layout.cp} x dp {layout.dp}"
+    each = 1 if etp == layout.tp else etp
+    sizes = [size for size in range(1, ep + 1) if experts % size == 0 and ranks % (size * each) == 0]
+    hint = f"use --ep {max(sizes)}" if sizes else f"use an etp that divides {ranks}"
+    if experts % ep:
+        yield Obstacle(
+            "ep does not divide the experts",
+            f"ep {ep} does not divide the {experts} experts: {experts} / {ep} = {experts / ep:.2f}",
+            hint,
         )
-    return None
+    if ranks % (ep * each):
+        named = f"ep {ep}" if each == 1 else f"ep {ep} x etp {etp} = {ep * etp}"
+        total = f"{product} = {ranks}" if " x " in product else product
+        yield Obstacle(
+            "ep does not divide cp x dp" if each == 1 else "ep x etp does not divide tp x cp x dp",
+            f"{named} does not divide {total}: {ranks} / {ep * each} = {ranks / (ep * each):.2f}",
+            hint,
+        )
 
 
 def context_obstacle(
@@ -191,6 +266,15 @@ def stage_layers(layers: int, pp: int) -> list[int]:
     return [layers // pp + (stage < layers % pp) for stage in range(pp)]
 
 
+def stage_kinds(shape: ModelShape, blocks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """For each stage, from its number of transformer layers, the number of those of each kind.
+
+    >>> stage_kinds(ModelShape(64, 8, 4, experts=4, experts_per_token=2, expert_ffn=32, dense_layers=3), [2, 2, 4])
+    ((2, 0), (1, 1), (0, 4))
+    """
+    return tuple(shape.kind_counts(sum(blocks[:stage]), count) for stage, count in enumerate(blocks))
+
+
 def partition_layers(shape: ModelShape, pp: int, partition: Partition = "layers") -> list[int]:
     """Transformer layers of each pipeline stage under `engine.partition`.
 
@@ -211,8 +295,11 @@ def partition_layers(shape: ModelShape, pp: int, partition: Partition = "layers"
 
 def params_of_stages(shape: ModelShape, blocks: Sequence[int]) -> list[float]:
     """Parameters of each stage at tp=1, from its number of transformer layers."""
-    per_layer, pp = layer_params(shape, 1), len(blocks)
-    return [count * per_layer + outer_params(shape, 1, pp, stage) for stage, count in enumerate(blocks)]
+    pp = len(blocks)
+    return [
+        layers_params(shape, counts, 1) + outer_params(shape, 1, pp, stage)
+        for stage, counts in enumerate(stage_kinds(shape, blocks))
+    ]
 
 
 def _by_parameters(shape: ModelShape, pp: int) -> list[int]:

@@ -14,9 +14,10 @@ from typing import Any
 from hpc_gpt import __version__
 from hpc_gpt.core.format import counted, cut, plain
 from hpc_gpt.core.settings.cluster import ClusterProfile
-from hpc_gpt.core.settings.experiment import Command, Data, Engine, Job, LayoutRequest, Model, ScriptFacts, Train
+from hpc_gpt.core.settings.experiment import Command, Data, Engine, Job, LayoutRequest, ScriptFacts, Train
 from hpc_gpt.core.settings.key_rules import KeyRules, key_rules
 from hpc_gpt.core.settings.layout import AXES, Batch, Layout
+from hpc_gpt.core.settings.model_keys import Model
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.services import After, Notify, Plan, Track
 

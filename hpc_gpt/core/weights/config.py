@@ -15,8 +15,9 @@ from typing import Any
 
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.format import and_more
-from hpc_gpt.core.settings.experiment import RopeScaling
-from hpc_gpt.core.settings.model_shape import ModelShape, architectures_of, check_shape
+from hpc_gpt.core.settings.model_keys import RopeScaling
+from hpc_gpt.core.settings.model_shape import ModelShape, architectures_of
+from hpc_gpt.core.settings.shape_rules import check_shape
 from hpc_gpt.core.weights.config_keys import ARCHITECTURES, Keys, model_type_of, read_config_json
 
 _SHOWN = 8

@@ -12,7 +12,7 @@ from hpc_gpt.core.formulas import Recompute, hfu, memory_seed003_gib, mfu, tflop
 from hpc_gpt.core.runs.record import Flag, Record
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.devices import DEVICES, peak_tflops
-from hpc_gpt.core.settings.experiment import MlpKind
+from hpc_gpt.core.settings.model_keys import MlpKind
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.reader.causes import Cause
 from hpc_gpt.reader.logs import Failure

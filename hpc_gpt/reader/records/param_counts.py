@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from hpc_gpt.core.engines import engines
 from hpc_gpt.core.format import show_whole
-from hpc_gpt.core.settings.experiment import Bias
+from hpc_gpt.core.settings.model_keys import Bias
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.shape_split import replicated_params
 from hpc_gpt.reader.logs import Part

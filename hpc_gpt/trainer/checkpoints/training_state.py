@@ -8,7 +8,6 @@ data-00003.json    how far a data-parallel rank has read a stream of data
 import json
 import random
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ def identity(resolved: Resolved) -> dict[str, Any]:
     groups = {SUB_GROUP: sub_group_elements(resolved), RATIO: engine.offload_ratio} if partitioned else {}
     return {
         **{f"model.{key}": value for key, value in resolved.model.table().items()},
-        **{f"layout.{key}": value for key, value in asdict(resolved.layout).items()},
+        **{f"layout.{key}": value for key, value in resolved.layout.table().items()},
         "engine.name": engine.name,
         "engine.zero_stage": engine.zero_stage,
         "engine.partition": list(partition) if isinstance(partition, tuple) else partition,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from hpc_gpt.core.settings.experiment import RopeScaling
+from hpc_gpt.core.settings.model_keys import RopeScaling
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.trainer.model import bias_gradients
 from hpc_gpt.trainer.model.collectives import apply

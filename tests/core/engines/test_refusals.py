@@ -11,8 +11,9 @@ import pytest
 from hpc_gpt.core.engines import engines
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.settings.cluster import ClusterProfile
-from hpc_gpt.core.settings.experiment import Data, Experiment, Model, RopeScaling
+from hpc_gpt.core.settings.experiment import Data, Experiment, Model
 from hpc_gpt.core.settings.mixture import MixedSource
+from hpc_gpt.core.settings.model_keys import RopeScaling
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.services import Plan
 from tests.core.engines.test_command import PROFILE, SOUND, experiment

@@ -187,8 +187,8 @@ def test_what_goes_to_the_host_is_in_groups_small_enough() -> None:
         for ratio in (1.0, 0.5)
     )
     model = settings().model
-    assert whole["sub_group_size"] == model.block_params // 4
-    assert part["sub_group_size"] == min(model.block_params // 4, model.params // 4 // 32)
+    assert whole["sub_group_size"] == model.kinds[0].params // 4
+    assert part["sub_group_size"] == min(model.kinds[0].params // 4, model.params // 4 // 32)
     kept = ds_config_of(settings("bf16", 3, 2, **ZERO))["zero_optimization"]
     assert kept["sub_group_size"] == 10**9
     assert part["offload_optimizer"]["ratio"] == 0.5

@@ -14,7 +14,8 @@ model never nothing: preset
 model never nothing added: hf
 model never speed: hidden layers heads vocab seq tied vocab_multiple
 model never speed added: kv_heads head_dim ffn mlp norm norm_eps positions rope_theta rope_scaling bias qk_norm
-    nope_every
+    nope_every experts experts_per_token expert_ffn shared_ffn shared_gate dense_layers router router_bias expert_groups
+    groups_per_token norm_topk router_scale rotated q_lora kv_lora qk_rope v_head window window_every sinks mtp_layers
 model never schedule added: pad_token
 data never speed: source=stdlib path tokenizer=byte
 data never speed below=1: eval_fraction=0.05
@@ -30,6 +31,8 @@ engine free speed: recompute=none attention=auto compile=none compile_backend=in
 engine free speed added: keep_residuals=False one_pass_loss=False fused_bias_gradients=False cp_exchange=heads
 layout converted speed: tp pp dp
 layout converted speed not_in_hash=(None,1): cp
+layout never speed not_in_hash=(None,1): ep
+layout never speed added: etp
 layout never speed: global_batch
 layout free speed: gpus nodes micro_batch micro_batches
 layout free nothing: allow_tp_across_nodes=False
@@ -86,6 +89,9 @@ sbatch=() srun=() machine calibration
 SHAPE = """
 vocab=50257 seq=1024 tied=True vocab_multiple=64 kv_heads head_dim ffn mlp=gelu norm=layernorm positions=learned
 bias=all embedding_norm=False norm_eps=1e-05 rope_theta=10000.0 rope_scaling qk_norm=False nope_every pad_token
+experts experts_per_token expert_ffn shared_ffn shared_gate=False dense_layers=0 router=softmax router_bias=False
+expert_groups groups_per_token norm_topk=False router_scale=1.0 rotated=1.0 q_lora kv_lora qk_rope v_head window
+window_every sinks=False mtp_layers=0
 """
 
 

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.core.errors import ConfigError
-from hpc_gpt.core.settings.model_shape import ModelShape, check_shape
+from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import PRESETS, preset
+from hpc_gpt.core.settings.shape_rules import check_shape
 from hpc_gpt.core.settings.shape_split import (
     default_tp,
     layer_params,
@@ -70,7 +71,7 @@ def test_the_ranks_hold_the_model_and_each_what_is_whole(shape, tp):
     )
     # Of one layer: without its positions and its last norm.
     held += (tp - 1) * shape.layers * (shape.hidden + 2 * shape.hidden)
-    assert held == pytest.approx(shape.layers * shape.block_params)
+    assert held == pytest.approx(shape.layers * shape.kinds[0].params)
 
 
 def test_ranks_that_share_a_head_of_keys_hold_a_part():

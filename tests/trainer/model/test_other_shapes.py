@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpc_gpt.core.settings.experiment import RopeScaling
+from hpc_gpt.core.settings.model_keys import RopeScaling
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.core.settings.shape_split import layer_params

@@ -200,7 +200,7 @@ def sub_group_elements(resolved: Resolved) -> int:
     if engine.offload == "none":
         return SUB_GROUP_ELEMENTS
     ranks = resolved.layout.tp * resolved.layout.data_ranks
-    limits = [SUB_GROUP_ELEMENTS, model.block_params // ranks]
+    limits = [SUB_GROUP_ELEMENTS, model.kinds[0].params // ranks]
     if engine.offload_ratio < 1:
         limits.append(model.params // ranks // _SUB_GROUPS_TO_PLACE)
     return max(1, min(limits))

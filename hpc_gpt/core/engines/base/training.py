@@ -16,7 +16,7 @@ Offload = Literal["none", "optimizer", "full"]
 OptimizerMode = Literal["fused", "foreach", "for-loop", "compiled"]
 # Bytes of a logit at the peak of the loss: operators in 16 bits, compiled passes in fp32, one kernel.
 LOGIT_BYTES = {"half": 8.0, "jit": 10.0, "kernel": 4.0}
-_SIZES = (*AXES, "vp", "micro_batch", "micro_batches", "loss_chunks")
+_SIZES = (*AXES, "ep", "etp", "vp", "micro_batch", "micro_batches", "loss_chunks")
 _LISTED = {
     name: get_args(values)
     for name, values in {
@@ -39,6 +39,8 @@ class Training:
     pp: int = 1
     dp: int = 1
     cp: int = 1
+    ep: int = 1  # ranks of cp x dp that divide the experts of a layer
+    etp: int | None = None  # ranks that share an expert; None: tp
     vp: int = 1  # interleaved chunks per stage
     micro_batch: int = 1
     micro_batches: int = 1
@@ -78,9 +80,6 @@ class Training:
     offloaded_layers: int = 0  # layers whose activations are copied to the host
     whole_gradients: bool = False  # ZeRO-2 and -3 reduce only after the last micro-batch
     whole_logits: bool = False  # every tensor-parallel rank gathers all logits
-    # Experts: divided over `ep` ranks of the data axis, each over `etp` (None: tp) ranks.
-    ep: int = 1
-    etp: int | None = None
     ep_outside_dp: bool = False  # ep is an axis of its own, whose ranks read the same samples
     dispatcher: Dispatcher | None = None  # how tokens are sent to their experts; None: one copy to each node
     routing: Routing = "real"  # forced balance: every expert gets equally many tokens
@@ -122,7 +121,6 @@ class Training:
             )
 
     def _check_experts(self) -> None:
-        check_sizes({"ep": self.ep, "etp": self.expert_tp})
         if not self.ep_outside_dp and (obstacle := split_obstacle(self.shape, self.layout)) is not None:
             raise LayoutError(obstacle.message, obstacle.hint)
 
