@@ -28,10 +28,14 @@ def own_tokens(training: Training) -> float:
 
 
 def expert_rows(training: Training) -> float:
-    """The rows of all experts of one rank and micro-batch, on the rank with the largest load."""
-    shape = training.shape
-    rows = (shape.experts_per_token or 0) * own_tokens(training) * training.expert_tp
-    return rows * worst_load(training) / (training.ep if training.ep_outside_dp else 1)
+    """The rows of all experts of one rank and micro-batch, on the rank with the largest load. `padded_experts`: each
+    expert has as many as the largest, at most all tokens."""
+    shape, load = training.shape, worst_load(training)
+    chosen = shape.experts_per_token or 1
+    if training.padded_experts and training.routing == "real":
+        load = min(VALUES["experts.largest_load"], (shape.experts or 0) / chosen)
+    rows = chosen * own_tokens(training) * training.expert_tp
+    return float(rows * load / (training.ep if training.ep_outside_dp else 1))
 
 
 def local_experts(training: Training) -> float:

@@ -94,7 +94,8 @@ _KINDS: list[tuple[str, Callable[[str, Any], Any], Any]] = [
     ("zero_stage", _read_stage, None),
     (
         "source citation device fabric model parallelism schedule stack engine options sharding optimizer offload "
-        "recompute dtype attention grad_sum fused_loss states tflops_kind memory_kind router dispatcher routing bias",
+        "recompute dtype attention grad_sum fused_loss states tflops_kind memory_kind router dispatcher routing bias "
+        "expert_weights",
         _read_text,
         "",
     ),

@@ -233,6 +233,8 @@ def _traits(row: Fields, kind: Kind) -> dict[str, Any]:
     stated = {name: value for name in TRAITS if (value := getattr(row, name))}
     if kind.fused_loss and row.flash_attention:
         stated.setdefault("fused_loss", "kernel")
+    if row.expert_weights in ("packed", "one module each"):  # stacked or kept as one, for one batched product
+        stated["padded_experts"] = True
     if row.dropless is False:
         stated["dropless"] = False
     if stated.get("routing") not in (None, *get_args(Routing)):  # the source does not state it

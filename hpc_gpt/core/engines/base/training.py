@@ -84,6 +84,7 @@ class Training:
     dispatcher: Dispatcher | None = None  # how tokens are sent to their experts; None: one copy to each node
     routing: Routing = "real"  # forced balance: every expert gets equally many tokens
     dropless: bool = True  # false: each expert has a capacity, the mean, and tokens above it are dropped
+    padded_experts: bool = False  # their products are one batch, each padded to the rows of the largest
     ep_overlap: bool = False  # tokens are sent beside the passes of another micro-batch
     cuda_graphs: tuple[CudaGraph, ...] = ()  # parts of a layer that are launched as one graph
 
