@@ -24,7 +24,7 @@ from hpc_gpt.core.engines.base.training import StateBytes, Training, stated_stat
 from hpc_gpt.core.formulas import GIB
 from hpc_gpt.core.settings.layer_kinds import LayerKind
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.core.settings.shape_split import expert_params, kind_params, outer_params, stage_layers, vocab_rows
+from hpc_gpt.core.settings.shape_split import outer_params, stage_layers, vocab_rows
 from hpc_gpt.planner import experts
 from hpc_gpt.planner.constants import VALUES
 from hpc_gpt.planner.machine import Machine
@@ -44,6 +44,13 @@ def mlp_width(kind: LayerKind) -> int:
     return 0 if last.is_routed else last.columns
 
 
+def weights_on(training: Training, kind: LayerKind) -> float:
+    """Weights of one layer on one GPU, without biases and norms."""
+    dense = sum(matrix.size for matrix in kind.matrices if not matrix.is_routed) / training.tp
+    return dense + experts.expert_weights(training, kind) if kind.routed else dense
+
+
+@lru_cache(maxsize=1024)
 def largest_matrix(shape: ModelShape, tp: int) -> float:
     """Parameters of a layer's largest weight on one GPU; Q, K and V count as one, and so do gate and up, and each
     expert counts alone."""
@@ -90,29 +97,27 @@ def _by_kind(layers: tuple[int, ...], prefix: int | None) -> tuple[tuple[int, ..
 
 def stage_params(training: Training, stage: int) -> float:
     """Parameters on one GPU of a stage."""
-    shape, tp, ep, etp = training.shape, training.tp, training.ep, training.etp
-    counts = zip(kinds_of_stages(training)[stage], shape.kinds, strict=True)
-    layers = sum(count * kind_params(kind, tp, ep, etp) for count, kind in counts)
-    return layers + outer_params(shape, tp, training.pp, stage) + later_params(training, stage)
+    shape, counts = training.shape, kinds_of_stages(training)[stage]
+    layers = over_kinds(1, counts, [params for params, _ in training.params_of_kinds])
+    outside = outer_params(shape, training.tp, training.pp, stage)
+    if shape.mtp_layers and stage == training.pp - 1:  # each has a projection of 2 h to h, and shares embedding and head
+        each = training.params_of_kinds[-1][0] + 2 * shape.hidden**2 / training.tp
+        outside += shape.mtp_layers * each
+    return layers + outside
 
 
 def stage_expert_params(training: Training, stage: int) -> float:
     """Those of them that belong to routed experts."""
-    kinds, tp, ep, etp = training.shape.kinds, training.tp, training.ep, training.etp
-    later = training.shape.mtp_layers if stage == training.pp - 1 else 0
-    counts = zip(kinds_of_stages(training)[stage], kinds, strict=True)
-    in_layers = sum(count * expert_params(kind, tp, ep, etp) for count, kind in counts)
-    return in_layers + later * expert_params(kinds[-1], tp, ep, etp)
+    counts, later = kinds_of_stages(training)[stage], training.shape.mtp_layers if stage == training.pp - 1 else 0
+    of_experts = [routed for _, routed in training.params_of_kinds]
+    return over_kinds(1, counts, of_experts) + later * of_experts[-1]
 
 
-def later_params(training: Training, stage: int) -> float:
-    """Parameters on one GPU of the layers that predict later tokens, on the last stage: each is a layer of the last
-    kind and a projection of 2 h to h, and shares embedding and head."""
-    shape, kinds = training.shape, training.shape.kinds
-    if not shape.mtp_layers or stage != training.pp - 1:
-        return 0.0
-    each = kind_params(kinds[-1], training.tp, training.ep, training.etp) + 2 * shape.hidden**2 / training.tp
-    return shape.mtp_layers * each
+def over_kinds(factor: float, counts: Sequence[int], values: Sequence[float]) -> float:
+    """The sum of `factor` x layers of a kind x a value of the kind over all kinds."""
+    if len(counts) == 1:
+        return factor * counts[0] * values[0]
+    return sum(factor * count * value for count, value in zip(counts, values, strict=True))
 
 
 @dataclass(frozen=True)
@@ -314,7 +319,7 @@ class _Stages(Sequence[StageMemory]):
             self._expert_bytes = stated_states(alike, bytes_held, self._facts.sharding(training))
         kinds = shape.kinds
         layers_bytes = [layer_bytes(training, kind) for kind in kinds]
-        self._layer = layer = max(layers_bytes, key=lambda one: one.kept)
+        self._layer = layer = layers_bytes[0] if len(kinds) == 1 else max(layers_bytes, key=lambda one: one.kept)
         gathered_in_layers, gathered_in_loss = self._facts.gathered(training)
         kept = [kept_of_layer(training, one) for one in layers_bytes]
         offloaded = 1.0 if training.activations_on_host else training.offloaded_layers / shape.layers
@@ -349,9 +354,7 @@ class _Stages(Sequence[StageMemory]):
         # Weights by rows and by columns, in addition to 16-bit weights, which 8-bit formats replace (Megatron-Bridge's
         # bf16_with_nvfp4_mixed has fp8_param_gather = False). Under FSDP they come and go with the gathered layer.
         both = training.matmul == "nvfp4" and self._facts.sharding(training) < 3
-        held = [sum(one.size for one in kind.matrices if not one.is_routed) / tp for kind in kinds]
-        held = [each + experts.expert_weights(training, kind) for each, kind in zip(held, kinds, strict=True)]
-        self._narrow = [2 * OPERAND_BYTES[training.matmul] * each if both else 0.0 for each in held]
+        self._narrow = [2 * OPERAND_BYTES[training.matmul] * weights_on(training, kind) for kind in kinds] if both else []
         self._context = context_gib(training, machine)
         self._table = rows * shape.hidden
         self._lasting_bucket = self._states.lasting_bucket(training)
@@ -392,7 +395,7 @@ class _Stages(Sequence[StageMemory]):
         params = stage_params(training, stage)
         states, counts = self._states_of(stage, params), self._counts(stage, last)
         flying = in_flight(training, stage)
-        activations = sum(flying * layers * kept for layers, kept in zip(counts, self._on_gpu, strict=True))
+        activations = over_kinds(flying, counts, self._on_gpu)
         buffers = self._states.buckets(training, params) + sent_between_stages(training, self._layer, flying, stage)
         if stage == 0 and self._layer.dropout:
             # Masks of the dropout after the embedding: sbh bytes per micro-batch (Korthikanti et al. 2022, 4.3).
@@ -407,7 +410,7 @@ class _Stages(Sequence[StageMemory]):
         step_work = self._step_work + self._states.update_bytes(training, params, self._matrix, table)
         gradients = states.gradients * params
         holes = RENEWED_SLACK * states.renewed * params
-        narrow = sum(layers * each for layers, each in zip(counts, self._narrow, strict=True))
+        narrow = over_kinds(1, counts, self._narrow) if self._narrow else 0.0
         weights, optimizer = states.parameters * params + narrow, states.optimizer * params
         in_passes = weights + optimizer + gradients + activations + buffers + kept_logits
         comes_and_goes = work + work_logits - kept_logits
@@ -432,7 +435,7 @@ class _Stages(Sequence[StageMemory]):
         elif in_step > in_passes + comes_and_goes:
             moment, gradients = "optimizer step", states.step_gradients * params
             activations, buffers, work, work_logits = 0.0, self._lasting_bucket, step_work, kept_logits
-        on_host = sum(flying * layers * kept for layers, kept in zip(counts, self._on_host, strict=True))
+        on_host = over_kinds(flying, counts, self._on_host)
         reserved += REPEATED_SLACK * (activations + work_logits + buffers + work)
         reserved /= GIB
         if self._card_gib is not None:

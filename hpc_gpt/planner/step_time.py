@@ -17,7 +17,6 @@ from hpc_gpt.core.engines import engine_of, states_of
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.engines.ddp import sums_in_half
 from hpc_gpt.core.settings.layer_kinds import LayerKind
-from hpc_gpt.core.settings.shape_split import expert_params, kind_params
 from hpc_gpt.planner import experts
 from hpc_gpt.planner.constants import VALUES
 from hpc_gpt.planner.links import Links
@@ -28,8 +27,11 @@ from hpc_gpt.planner.memory import (
     kinds_of_stages,
     kv_width,
     layer_bytes,
+    layers_of_stages,
     mlp_width,
+    over_kinds,
     selects_operators,
+    weights_on,
 )
 
 _HALF = ("bf16", "fp16")
@@ -97,10 +99,10 @@ class _StepModel:
         micro_batches = training.micro_batches
         rates = Rates(self.machine, constants, training)
         head, kinds = head_s(training, rates), shape.kinds
-        layers = [self._layer(training, rates, kind) for kind in kinds]
+        layers = [self._layer(training, rates, number) for number in range(len(kinds))]
         later = shape.mtp_layers * (layers[-1].per_layer + head)  # further layers of the last stage, each with a head
         first, most, at_end = _slowest(training, [layer.per_layer for layer in layers], head + later)
-        layer = _Layer(*(_mean(values, most) for values in zip(*layers, strict=True)))
+        layer = layers[0] if len(layers) == 1 else _Layer(*(_mean(values, most) for values in zip(*layers, strict=True)))
         count = sum(most)
         compute = count * (layer.forward_s + layer.backward_s + layer.waited) + head * at_end
         again, tensor, context, gathers = count * layer.again_s, count * layer.tensor, count * layer.context, layer.gathers
@@ -145,8 +147,9 @@ class _StepModel:
             band=self._band(training, layer.waited > 0, across / (across + micro_batches * slot + bubble)),
         )
 
-    def _layer(self, training: Training, rates: Rates, kind: LayerKind) -> "_Layer":
-        """The parts of one layer of a kind, for one micro-batch."""
+    def _layer(self, training: Training, rates: Rates, number: int) -> "_Layer":
+        """The parts of one layer of the kind with this number, for one micro-batch."""
+        kind = training.shape.kinds[number]
         constants, layer = self.constants, layer_time(training, rates, kind)
         tensor, context = self._tensor_parallel_s(training, kind), self._context_parallel_s(training, layer)
         exchange = experts.exchange_s(training, self.links) if kind.routed else 0.0
@@ -167,7 +170,7 @@ class _StepModel:
             more, idle = experts.launching_s(training, constants.host_s)
             launching += more
         waited = max(idle, launching - busy)
-        gathers = self._gathers_s(training, kind, busy)
+        gathers = self._gathers_s(training, number, busy)
         return _Layer(busy + waited + gathers, layer.forward_s, layer.backward_s, layer.again_s, tensor, context,
                       exchange, waited, gathers)  # fmt: skip
 
@@ -232,14 +235,14 @@ class _StepModel:
         slowest, on_average = self.links.send_s(size, stride, training.pp)
         return sends * (slowest + gathered), sends * (on_average + gathered)
 
-    def _gathers_s(self, training: Training, kind: LayerKind, busy: float) -> float:
+    def _gathers_s(self, training: Training, number: int, busy: float) -> float:
         """Seconds per layer and micro-batch under ZeRO-3 and FSDP to all-gather parameters twice and reduce-scatter
         gradients, without the part that compute (`busy` seconds) hides."""
         one_by_one = engine_of(training).gathers_one_by_one
         if engine_of(training).sharding(training) < 3 or (training.data_ranks == 1 and not one_by_one):
             return 0.0
-        of_experts = expert_params(kind, training.tp, training.ep, training.etp)
-        params = kind_params(kind, training.tp, training.ep, training.etp) - of_experts
+        every, of_experts = training.params_of_kinds[number]
+        params = every - of_experts
         gathered, reduced = 2 * 2.0, engine_of(training).reduced_bytes(training)
         if training.whole_gradients:  # reduced once a step; in a pipeline weights stay gathered, too
             reduced /= training.micro_batches
@@ -338,25 +341,24 @@ def _slowest(
     training: Training, per_layer: Sequence[float], head: float
 ) -> tuple[Sequence[int], Sequence[int], bool]:
     """(layers of each kind on the first stage, on the slowest, whether that is the last, which also has the head)."""
+    if len(per_layer) == 1:
+        counts, each = layers_of_stages(training), per_layer[0]
+        at_end = counts[-1] * each + head >= max(counts) * each
+        return counts[:1], (counts[-1] if at_end else max(counts),), at_end
     stages = kinds_of_stages(training)
-
-    def takes(counts: Sequence[int]) -> float:
-        return sum(count * each for count, each in zip(counts, per_layer, strict=True))
-
-    slowest = max(stages, key=takes)
-    at_end = takes(stages[-1]) + head >= takes(slowest)
+    slowest = max(set(stages), key=lambda stage: over_kinds(1, stage, per_layer))
+    at_end = over_kinds(1, stages[-1], per_layer) + head >= over_kinds(1, slowest, per_layer)
     return stages[0], stages[-1] if at_end else slowest, at_end
 
 
 def _stage_params(training: Training, counts: Sequence[int]) -> tuple[float, float]:
     """Parameters of the first stage on one GPU, without positions and norms, which take hardly any time: (those of all
     else, those of routed experts)."""
-    shape, tp, ep, etp = training.shape, training.tp, training.ep, training.etp
+    shape, params = training.shape, training.params_of_kinds
     copies = 1 if shape.tied or training.pp > 1 else 2
-    kinds = list(zip(counts, shape.kinds, strict=True))
-    of_experts = sum(count * expert_params(kind, tp, ep, etp) for count, kind in kinds)
-    layers = sum(count * kind_params(kind, tp, ep, etp) for count, kind in kinds) - of_experts
-    return layers + copies * shape.padded_vocab * shape.hidden / tp, of_experts
+    of_experts = over_kinds(1, counts, [routed for _, routed in params])
+    layers = over_kinds(1, counts, [every - routed for every, routed in params])
+    return layers + copies * shape.padded_vocab * shape.hidden / training.tp, of_experts
 
 
 def layer_time(training: Training, rates: Rates, kind: LayerKind | None = None) -> LayerTime:
@@ -371,11 +373,10 @@ def layer_time(training: Training, rates: Rates, kind: LayerKind | None = None) 
     core, core_back = _attention(training, rates, tokens)
     passes = tokens * _pass_bytes(training, kind) / rates.bytes
     # Gradients of weights are added to their sums.
-    weights = sum(matrix.size for matrix in kind.matrices if not matrix.is_routed) / tp
+    weights = weights_on(training, kind)
     if kind.routed:
         products += experts.expert_products_s(training, rates, kind)
         passes += experts.expert_pass_bytes(training, kind, _gate_bytes(training)) / rates.bytes
-        weights += experts.expert_weights(training, kind)
     weights = weights * (4 if training.grad_sum in _HALF else 8) / rates.bytes
     cast, cast_back = _casts_s(training, rates, kind)
     forward = products + passes + core + cast

@@ -2,6 +2,7 @@
 per parameter that a program holds: weights, gradients and optimizer states."""
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, get_args
 
 from hpc_gpt.core.errors import ConfigError, LayoutError, check_sizes
@@ -10,7 +11,7 @@ from hpc_gpt.core.settings.experiment import CpExchange, Matmul
 from hpc_gpt.core.settings.layout import AXES, Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.services import AttentionKernel, CudaGraph, Dispatcher, GradSum, HeldAs, Loss, Routing
-from hpc_gpt.core.settings.shape_split import kind_params, split_obstacle
+from hpc_gpt.core.settings.shape_split import expert_params, kind_params, split_obstacle
 
 Offload = Literal["none", "optimizer", "full"]
 OptimizerMode = Literal["fused", "foreach", "for-loop", "compiled"]
@@ -146,9 +147,14 @@ class Training:
         return self.layout.expert_replicas
 
     @property
+    def params_of_kinds(self) -> tuple[tuple[float, float], ...]:
+        """Parameters on one GPU of a layer of each kind: (all, those of routed experts)."""
+        return _params_of_kinds(self.shape, self.tp, self.ep, self.etp)
+
+    @property
     def layer_params(self) -> float:
         """Parameters of the largest layer on one GPU."""
-        return max(kind_params(kind, self.tp, self.ep, self.etp) for kind in self.shape.kinds)
+        return max(params for params, _ in self.params_of_kinds)
 
     @property
     def of_experts(self) -> "Training":
@@ -174,6 +180,11 @@ class Training:
     @property
     def global_batch(self) -> int:
         return self.micro_batch * self.micro_batches * self.dp
+
+
+@lru_cache(maxsize=4096)
+def _params_of_kinds(shape: ModelShape, tp: int, ep: int, etp: int | None) -> tuple[tuple[float, float], ...]:
+    return tuple((kind_params(kind, tp, ep, etp), expert_params(kind, tp, ep, etp)) for kind in shape.kinds)
 
 
 @dataclass(frozen=True)
