@@ -15,7 +15,7 @@ scores: models without biases train without dropout, and so do FSDP and DDP, whi
 """
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Literal, overload
 
@@ -387,7 +387,7 @@ class _Stages(Sequence[StageMemory]):
         if not of_experts:
             return self._state_bytes
         share = of_experts / params
-        pairs = zip(astuple(self._state_bytes), astuple(self._expert_bytes), strict=True)
+        pairs = zip(vars(self._state_bytes).values(), vars(self._expert_bytes).values(), strict=True)
         return StateBytes(*(other * (1 - share) + expert * share for other, expert in pairs))
 
     def _stage(self, stage: int) -> StageMemory:

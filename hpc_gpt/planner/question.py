@@ -161,9 +161,15 @@ class Question:
         return [
             (parallel, recompute)
             for parallel in self._choices("sequence_parallel", (True,) if least else (False, True))
-            for recompute in self._choices("recompute", RECOMPUTES)
+            for recompute in self._choices("recompute", self._recomputes(engine))
             if (can_split or not parallel) and recompute in facts.recomputes
         ]
+
+    def _recomputes(self, engine: str) -> tuple[Recompute, ...]:
+        """The recomputations to try. Selective recomputation of attention saves only scores, so that a mixture, which has
+        many more layouts, is not tried with it if its attention keeps none."""
+        keeps_none = self.traits.get(engine, {}).get("flash", False)
+        return ("none", "full") if self.shape.is_mixture and keeps_none else RECOMPUTES
 
     def saved(self, training: Training) -> Iterator[Training]:
         """Yields variants of a training that does not fit, the fastest first: a loss in chunks, layers' inputs in the
@@ -229,7 +235,9 @@ class Question:
             for offload in self._choices("offload", OFFLOADS):
                 if not _can_offload(engine, stage, offload):
                     continue
-                for sharded in self._choices("sharded_optimizer", (False, True)):
+                # A sharded optimizer needs less memory and no more time: a mixture is not tried without one.
+                is_least = self.shape.is_mixture and "sharded_optimizer" in facts.switches and layout.data_ranks > 1
+                for sharded in self._choices("sharded_optimizer", (True,) if is_least else (False, True)):
                     if not sharded or ("sharded_optimizer" in facts.switches and layout.data_ranks > 1):
                         yield stage, offload, sharded
 

@@ -65,6 +65,12 @@ class Candidate:
         return self.deciding.nvidia_smi
 
     @property
+    def states_gib(self) -> float:
+        """GiB of parameters, gradients and optimizer states on the deciding stage."""
+        states = self.deciding
+        return states.parameters + states.gradients + states.optimizer
+
+    @property
     def needs_unknown_host(self) -> bool:
         """Whether it offloads to a host whose memory is unknown."""
         return self.host_gib > 0 and self.host_memory_gib is None
@@ -243,9 +249,9 @@ def search(
     """Tries every setting that the question leaves open. `first`: stop at the first candidate that is known to fit,
     whatever its speed. Raises TimeoutError after `limit_s` seconds of CPU time."""
     searched = Searched(question, machine)
-    # The fastest so far with room, and the fastest by all degrees but cp and dp.
+    # The fastest so far with room, and the fastest by tp and pp.
     fastest: Candidate | None = None
-    shorter: dict[Layout, Candidate] = {}
+    shorter: dict[tuple[int, int], Candidate] = {}
     began = time.process_time()  # of the CPU: the answer is the same on a loaded machine
     for layout, obstacle in question.layouts():
         if time.process_time() - began > limit_s:
@@ -253,8 +259,9 @@ def search(
         if obstacle is not None:
             searched.left_out[obstacle] += 1
             continue
-        besides_cp = replace(layout, cp=1, dp=1)
-        alike = shorter.get(besides_cp)
+        alike = shorter.get((layout.tp, layout.pp))
+        if alike is not None and alike.layout.cp == layout.cp:  # another ep
+            alike = None
         if alike is not None and fastest is not None and _gains_nothing(alike, fastest):
             searched.left_out[NO_GAIN] += 1
             continue
@@ -265,7 +272,8 @@ def search(
         searched.candidates += best
         if best and not best[0].is_tight and not best[0].needs_unknown_host:
             fastest_here = min(best, key=lambda one: one.rank)
-            shorter[besides_cp] = fastest_here
+            so_far = shorter.get((layout.tp, layout.pp), fastest_here)
+            shorter[layout.tp, layout.pp] = max(so_far, fastest_here, key=lambda one: one.tokens_per_s)
             fastest = max(fastest or fastest_here, fastest_here, key=lambda one: one.tokens_per_s)
         if not best and nearest is not None:
             searched.too_large.append(nearest)
@@ -296,13 +304,20 @@ def _search_layout(
     fitting: list[Candidate] = []
     nearest: Candidate | None = None
     batches, ways = searched.question.batches(layout.dp), list(searched.question.ways(layout))
+    mixture, full = searched.question.shape.is_mixture, set()
     for way in ways:
+        held = (way.engine, way.zero_stage, way.offload, way.sharded_optimizer)
+        if held in full:  # chunks do not change the states, which are larger than the card
+            searched.not_fitting += len(batches)
+            continue
         if first and way.vp > min(other.vp for other in ways):
             continue  # more chunks need more memory
         for candidate in _tried(searched, way, batches, first):
             if not candidate.fits:
                 if nearest is None or candidate.share < nearest.share:
                     nearest = candidate
+                if mixture and candidate.states_gib > searched.machine.memory_gib:
+                    full.add(held)
                 continue
             timed = replace(candidate, step=predict_step(candidate.training, searched.machine, constants))
             if first and not timed.needs_unknown_host:
@@ -338,8 +353,7 @@ def _tried(searched: Searched, way: Training, batches: Sequence[tuple[int, int]]
             )
             candidate = candidate_of(training, machine)
             searched.memory_predictions += 1
-            states = candidate.deciding
-            too_many = states.parameters + states.gradients + states.optimizer > machine.memory_gib
+            too_many = candidate.states_gib > machine.memory_gib
             if not candidate.fits and not too_many:
                 for saved in searched.question.saved(training):
                     candidate = candidate_of(saved, machine)
