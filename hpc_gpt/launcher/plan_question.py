@@ -13,13 +13,14 @@ from hpc_gpt.core.engines import engine_named, trainers
 from hpc_gpt.core.errors import ConfigError, LayoutError, UserError
 from hpc_gpt.core.settings.cluster import ClusterProfile, load_profile, user_default
 from hpc_gpt.core.settings.devices import DEVICES, device_named
+from hpc_gpt.core.settings.engines import check_engine_trains
 from hpc_gpt.core.settings.experiment import Command, Experiment, with_keys
 from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment, read_experiment
 from hpc_gpt.core.settings.layout import AXES, Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import PRESETS
 from hpc_gpt.core.settings.resolve import resolve_shape, size_run
-from hpc_gpt.core.settings.services import Plan
+from hpc_gpt.core.settings.services import EngineName, Plan
 from hpc_gpt.core.tables import close_matches
 from hpc_gpt.core.weights.config import model_name
 from hpc_gpt.launcher.request import (
@@ -42,6 +43,8 @@ from hpc_gpt.planner.training import check_matmul, engine_for
 
 # The profile to plan for if the user has named no cluster, and the fallback has no device.
 STAND_IN = "a100-80g-8"
+# The program that stands for one which trains a shape that no engine here trains.
+LIKE_UNTRAINED: EngineName = "megatron-lm"
 # The length of the training for the predicted days and GPU-hours: GPT-3's (arXiv:2005.14165).
 PLANNED_TOKENS = 300e9
 # Above this length the sequence does not fit, rather than the model.
@@ -127,6 +130,13 @@ def read_plan_request(
         experiment = replace(experiment, engine=engine, command=Command(), plan=Plan())
     base = load_experiment(file, {}, request.row, steps_elsewhere=True)
     model = resolve_shape(experiment.model)
+    is_open = not request.names_experiment and overrides.get("engine.name") is None
+    if like is None and is_open and all(facts.shape_fault(model) for facts in trainers().values()):
+        like = LIKE_UNTRAINED
+        experiment = replace(experiment, engine=replace(experiment.engine, name=like))
+        overrides["engine.name"] = like
+    elif like is None and not is_open:
+        check_engine_trains(experiment.engine.name, model)
     if largest and not model.is_gpt2:
         kind = "the largest model is searched among GPT-2's shapes, but the model has another shape"
         raise ConfigError(kind, "name no --model, or one such as gpt2")

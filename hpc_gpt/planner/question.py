@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hpc_gpt.core.engines import engine_named
+from hpc_gpt.core.engines import engine_named, trainers
 from hpc_gpt.core.engines import engines as all_engines
 from hpc_gpt.core.engines.base.facts import RECOMPUTES
 from hpc_gpt.core.engines.base.training import Offload, OptimizerMode, Training
@@ -311,7 +311,11 @@ def question_of(
     tried = (engine.name,) if "engine.name" in holds else engines or searched_engines(profile)
     tried = tuple(name for name in tried if _takes(name, engine, switches))
     if "engine.name" not in holds:
-        tried = tuple(name for name in tried if engine_named(name).shape_fault(shape) is None)
+        # Without an engine of our own for it, a mixture of experts is planned for those of other programs.
+        able = [name for name, facts in trainers().items() if facts.shape_fault(shape) is None]
+        tried = tuple(name for name in tried if name in able) or tuple(
+            name for name in able if shape.special_keys and _takes(name, engine, switches)
+        )
     if experiment.data.mask_documents:
         tried = tuple(name for name in tried if engine_named(name).trains_our_model or "engine.name" in holds)
     mask = has_mask(experiment.data, engine, shape, experiment.train.dtype, profile.device)

@@ -23,7 +23,8 @@ class HfDeepspeed(DeepspeedFacts):
     any_model = True
 
     def shape_fault(self, shape: ModelShape) -> str | None:
-        return None if architecture_of(shape) else "transformers has no class for its shape"
+        fault = super().shape_fault(shape)
+        return fault or (None if architecture_of(shape) else "transformers has no class for its shape")
 
     def own_faults(self, engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:
         if engine.recompute not in self.recomputes:

@@ -31,6 +31,7 @@ class MegatronLm(EngineFacts):
     trains_our_model = False
     is_program = True
     axes = frozenset({"tp", "pp", "cp", "ep", "etp"})
+    shape_parts = frozenset({"experts", "mtp_layers", "rotated"})
     cp_exchanges = ("heads", "keys", "ring")
     no_save = "Megatron-LM saves as often as train.save_every says, and when it ends: stop or requeue it"
     least_steps_after_warmup = 1
@@ -76,8 +77,8 @@ class MegatronLm(EngineFacts):
         """The reason why Megatron-LM cannot train a shape. Its options fix all figures of Llama 3.1's rotation except
         the factor, and take a whole number as the base
         (megatron/core/models/common/embeddings/rotary_pos_embedding.py)."""
-        if shape.embedding_norm:
-            return "it has a norm after the embedding"
+        if (fault := super().shape_fault(shape)) is not None:
+            return fault
         if shape.rope_theta != int(shape.rope_theta):
             return f"model.rope_theta is {shape.rope_theta:g}, and --rotary-base takes a whole number"
         scaling = shape.rope_scaling

@@ -13,9 +13,12 @@ from hpc_gpt.core.settings.devices import DEVICES
 from hpc_gpt.core.settings.experiment import Engine, Train
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.services import EngineName
 from hpc_gpt.core.settings.sized import Sized
 from hpc_gpt.core.tables import toml_value
 
+# The hint for a shape that no engine trains.
+NOT_TRAINED = "no engine here trains it: hpc-gpt plan without --engine plans it as a program like Megatron-LM"
 _FP8_MULTIPLE = 16  # must divide each dimension of an FP8 product (torch._scaled_mm)
 _OTHER_FP8 = frozenset({"mi300x"})  # their FP8 is fnuz, with other largest values, not tested here
 
@@ -64,12 +67,14 @@ def resolve_optimizer(train: Train, engine: Engine) -> Train:
 def _layout_faults(engine: Engine, layout: Layout) -> Iterator[Fault]:
     facts, stage = engine_named(engine.name), engine.zero_stage
     assert stage is not None
-    for axis in ("tp", "pp", "cp"):
-        size = getattr(layout, axis)
-        if size > 1 and axis not in facts.axes:
+    sizes = {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "ep": layout.ep}
+    sizes |= {"etp": layout.expert_tp} if layout.expert_tp != layout.tp else {}
+    for axis, size in sizes.items():
+        if (size > 1 or axis == "etp") and axis not in facts.axes:
             others = " or ".join(name for name, other in trainers().items() if axis in other.axes)
             yield Fault(f"{axis} {size} cannot run on engine {engine.name}, which does not split over {axis}",
-                        f"use --{axis} 1, or --engine {others}", of_layout=True)  # fmt: skip
+                        f"{'leave layout.etp out' if axis == 'etp' else f'use --{axis} 1'}, or --engine {others}",
+                        of_layout=True)  # fmt: skip
     if stage not in (0, 1, 2, 3):
         yield Fault(f"engine.zero_stage is {stage}, but must be 0, 1, 2 or 3", f"use {facts.default_stage}")
     elif layout.pp > 1 and stage > 1:
@@ -208,10 +213,15 @@ def _matmul_faults(resolved: Sized) -> Iterator[Fault]:
                         "use other sizes, or leave train.matmul out")  # fmt: skip
 
 
+def check_engine_trains(name: EngineName, shape: ModelShape) -> None:
+    """Raises ConfigError if the engine cannot train a model of this shape."""
+    raise_faults({fault.message: fault.hint for fault in _shape_faults(Engine(name=name), shape)})
+
+
 def _shape_faults(engine: Engine, shape: ModelShape) -> Iterator[Fault]:
     if (reason := engine_named(engine.name).shape_fault(shape)) is not None:
         able = [name for name, other in trainers().items() if other.shape_fault(shape) is None]
-        hint = f"use --engine {' or '.join(able)}" if able else "no engine here trains it; use another model"
+        hint = f"use --engine {' or '.join(able)}" if able else NOT_TRAINED
         yield Fault(f"engine {engine.name} cannot train this model: {reason}", hint)
     if engine.fused_bias_gradients and (shape.bias != "all" or shape.is_gated or shape.is_grouped):
         yield Fault("engine.fused_bias_gradients needs GELU, and biases of query, key and value of one width, "

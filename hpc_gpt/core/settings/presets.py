@@ -40,7 +40,15 @@ _SEQ_2048 = ("175b", "530b", "1t")
 
 
 def _llama(
-    hidden: int, layers: int, heads: int, kv_heads: int, head_dim: int, ffn: int, vocab: int, seq: int, **others: Any
+    hidden: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    ffn: int | None,
+    vocab: int,
+    seq: int,
+    **others: Any,
 ) -> ModelShape:
     """A shape of Llama's kind: RMSNorm, rotation, SwiGLU, no biases."""
     sizes = {"kv_heads": kv_heads, "head_dim": head_dim, "ffn": ffn, "vocab": vocab, "seq": seq}
@@ -83,6 +91,60 @@ _OTHERS = {
     "smollm2-135m": _llama(576, 30, 9, 3, 64, 1536, 49152, 2048, tied=True, rope_theta=1e5),
     "smollm3-3b": _llama(2048, 36, 16, 4, 128, 11008, 128256, 4096, tied=True, **_SMOLLM3),
 }
+
+
+def _mixture(
+    hidden: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    vocab: int,
+    seq: int,
+    ffn: int | None = None,
+    **others: Any,
+) -> ModelShape:
+    """A mixture of experts of Llama's kind; `ffn`: of its dense layers."""
+    return _llama(hidden, layers, heads, kv_heads, head_dim, ffn, vocab, seq, **others)
+
+
+def _experts(experts: int, experts_per_token: int, expert_ffn: int, shared_ffn: int | None = None) -> dict[str, Any]:
+    sizes = {"experts": experts, "experts_per_token": experts_per_token, "expert_ffn": expert_ffn}
+    return sizes | {"shared_ffn": shared_ffn}
+
+
+# Mixtures of experts. Qwen3: as above. Mixtral: Jiang et al. 2024 (arXiv:2401.04088), table 1, and the configuration of
+# 8x22B with its first 32,000 tokens. OLMoE: Muennighoff et al. 2024 (arXiv:2409.02060), table 10. GLM-4.5: arXiv
+# 2508.06471, table 1. DeepSeek-V3: arXiv:2412.19437, section 4.2. Kimi K2: arXiv:2507.20534, table 2. gpt-oss:
+# arXiv:2508.10925, table 1; the scaling of its rotation is not said here.
+_QWEN3_MOE: dict[str, Any] = _QWEN3 | {"norm_topk": True}
+_MIXTRAL: dict[str, Any] = {"norm_topk": True, "rope_theta": 1e6}
+_BY_LOAD: dict[str, Any] = {"router": "sigmoid", "router_bias": True, "norm_topk": True}  # DeepSeek-V3's router
+_GLM45: dict[str, Any] = _BY_LOAD | {"qk_norm": True, "bias": "qkv", "rope_theta": 1e6, "rotated": 0.5}
+_MLA: dict[str, Any] = _BY_LOAD | {"q_lora": 1536, "kv_lora": 512, "qk_rope": 64, "v_head": 128, "norm_eps": 1e-6}
+_GPT_OSS: dict[str, Any] = {"rope_theta": 150000.0, "bias": "all", "router": "topk-softmax", "sinks": True}
+_GPT_OSS |= {"window": 128, "window_every": 2}
+_OTHERS |= {
+    "qwen3-30b-a3b": _mixture(2048, 48, 32, 4, 128, 151936, 4096, **_experts(128, 8, 768), **_QWEN3_MOE),
+    "qwen3-235b-a22b": _mixture(4096, 94, 64, 4, 128, 151936, 4096, **_experts(128, 8, 1536), **_QWEN3_MOE),
+    "mixtral-8x7b": _mixture(4096, 32, 32, 8, 128, 32000, 8192, **_experts(8, 2, 14336), **_MIXTRAL),
+    "mixtral-8x22b": _mixture(6144, 56, 48, 8, 128, 32000, 8192, **_experts(8, 2, 16384), **_MIXTRAL),
+    "olmoe-1b-7b": _mixture(2048, 16, 16, 16, 128, 50304, 4096, **_experts(64, 8, 1024), qk_norm="width"),
+    "glm-4.5": _mixture(
+        5120, 92, 96, 8, 128, 151552, 4096, 12288, **_experts(160, 8, 1536, 1536), **_GLM45, dense_layers=3,
+        router_scale=2.5, mtp_layers=1,
+    ),
+    "deepseek-v3": _mixture(
+        7168, 61, 128, 128, 192, 129280, 4096, 18432, **_experts(256, 8, 2048, 2048), **_MLA, dense_layers=3,
+        router_scale=2.5, expert_groups=8, groups_per_token=4, mtp_layers=1,
+    ),
+    "kimi-k2": _mixture(
+        7168, 61, 64, 64, 192, 163840, 4096, 18432, **_experts(384, 8, 2048, 2048), **_MLA, dense_layers=1,
+        router_scale=2.827, rope_theta=5e4,
+    ),
+    "gpt-oss-20b": _mixture(2880, 24, 64, 8, 64, 201088, 4096, **_experts(32, 4, 2880), **_GPT_OSS),
+    "gpt-oss-120b": _mixture(2880, 36, 64, 8, 64, 201088, 4096, **_experts(128, 4, 2880), **_GPT_OSS),
+}  # fmt: skip
 PRESETS = {
     name: ModelShape(*sizes, seq=2048 if name in _SEQ_2048 else 1024) for name, sizes in _LIKE_GPT2.items()
 } | _OTHERS

@@ -52,6 +52,18 @@ class Fault:
     of_layout: bool = False
 
 
+# {a key of `ModelShape.special_keys`: the part of a model that it stands for}
+_PARTS = {
+    "experts": "experts",
+    "kv_lora": "DeepSeek's attention (model.kv_lora)",
+    "window": "layers with a window",
+    "sinks": "heads with sinks",
+    "mtp_layers": "MTP layers, which model.mtp_layers = 0 leaves out",
+    "rotated": "heads that are rotated in part",
+    "qk_norm": "a norm of all queries as one",
+}
+
+
 class EngineFacts(States):
     """The facts about an engine, without torch."""
 
@@ -65,6 +77,7 @@ class EngineFacts(States):
 
     # --- what it splits, and its switches in [engine]
     axes: ClassVar[frozenset[str]] = frozenset()  # besides dp
+    shape_parts: ClassVar[frozenset[str]] = frozenset()  # `special_keys` of shapes that it trains, too
     cp_exchanges: ClassVar[tuple[CpExchange, ...]] = ("heads", "keys")  # values of engine.cp_exchange
     zero_stages: ClassVar[tuple[int, ...]] = (0,)
     default_stage: ClassVar[int] = 0
@@ -199,7 +212,10 @@ class EngineFacts(States):
 
     def shape_fault(self, shape: ModelShape) -> str | None:
         """The reason why the engine cannot train a model of this shape; None if it can."""
-        return "it has a norm after the embedding" if shape.embedding_norm else None
+        if shape.embedding_norm:
+            return "it has a norm after the embedding"
+        lacking = [_PARTS[key] for key in shape.special_keys if key not in self.shape_parts]
+        return f"it has {' and '.join(lacking)}" if lacking else None
 
     def context_obstacle(self, shape: ModelShape, layout: Layout, engine: Engine) -> Obstacle | None:
         """The reason why the engine cannot divide samples over cp for such a model; None if it can."""
