@@ -38,6 +38,7 @@ from hpc_gpt.planner.table import (
     heading,
     left_out_text,
     legend,
+    other_ep_text,
     search_table,
     slow_text,
     unchecked,
@@ -253,6 +254,7 @@ def _print_table(
         slow,
         without_offload(searched),
         larger_batch(searched, plan.constants),
+        other_ep_text(searched),
         left_out_text(searched),
         unchecked(searched) if searched.best else "",
     ]

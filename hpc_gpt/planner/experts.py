@@ -43,6 +43,11 @@ def local_experts(training: Training) -> float:
     return (training.shape.experts or 0) / training.ep
 
 
+def rows_an_expert(training: Training) -> float:
+    """The rows that each expert of a rank multiplies in a micro-batch."""
+    return expert_rows(training) / max(1.0, local_experts(training))
+
+
 def expert_products_s(training: Training, rates: Rates, kind: LayerKind) -> float:
     """Seconds of the routed experts' products in a forward pass, one expert after the other."""
     etp, local = training.expert_tp, local_experts(training)
