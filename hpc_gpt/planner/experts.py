@@ -102,13 +102,13 @@ def exchange_s(training: Training, links: Links) -> float:
         routes = 5.0 * own_tokens(training) * (shape.experts or 0)
         takes = sum(links.ring_s(each * ep, ep, etp, links.reduction_b_s) for each in (size + routes, size))
     elif ep > 1:
-        takes = 2 * links.exchange_s(worst_load(training) * size, ep, etp, *_copies(training, links))
+        takes = 2 * links.exchange_s(worst_load(training) * size, ep, etp, *copies_sent(training, links))
     takes += 2 * links.ring_s(2 * expert_rows(training) * shape.hidden, etp)
     shown = VALUES["overlap.ep"] if training.ep_overlap else 1.0
     return float(shown * takes * (3 if training.recompute == "full" else 2))
 
 
-def _copies(training: Training, links: Links) -> tuple[float, float]:
+def copies_sent(training: Training, links: Links) -> tuple[float, float]:
     """(copies of a token that leave its rank for its own node, copies that leave its node), on average.
 
     A token's k experts are on any of ep ranks alike. NCCL's all-to-all sends a copy for each of them. Other dispatchers,
