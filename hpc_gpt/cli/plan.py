@@ -353,7 +353,8 @@ def _largest_command(plan: PlanRequest, calibration: str | None, of_seq: bool) -
     left_out = ("layout.global_batch",) if of_seq else _LARGEST_MODEL_KEYS
     keys = {key: value for key, value in request.given.items() if key not in left_out}
     if not of_seq:
-        keys = {f"model.{name}": getattr(model, name) for name in ("hidden", "layers", "heads")} | keys
+        sizes = ("hidden", "layers", "heads", *(("expert_ffn",) if model.is_mixture else ()))
+        keys = {f"model.{name}": getattr(model, name) for name in sizes} | keys
     keys |= {f"layout.{name}": fixed[name] for name in ("micro_batch", "micro_batches")}
     keys |= {"engine.offload": fixed["offload"], "layout.gpus": plan.question.gpus}
     if "activation_offload" in fixed:

@@ -123,6 +123,9 @@ class Training:
             )
 
     def _check_experts(self) -> None:
+        ranks, experts = self.tp * self.data_ranks, self.shape.experts or 0
+        if experts and experts % self.ep == 0 and ranks % (self.ep * self.expert_tp) == 0:
+            return
         if not self.ep_outside_dp and (obstacle := split_obstacle(self.shape, self.layout)) is not None:
             raise LayoutError(obstacle.message, obstacle.hint)
 
@@ -144,7 +147,8 @@ class Training:
     @property
     def expert_replicas(self) -> int:
         """The number of ranks that share an expert's gradients and states."""
-        return self.layout.expert_replicas
+        ranks = self.tp * self.data_ranks * (self.ep if self.ep_outside_dp else 1)
+        return ranks // (self.ep * self.expert_tp)
 
     @property
     def params_of_kinds(self) -> tuple[tuple[float, float], ...]:
@@ -159,7 +163,10 @@ class Training:
     @property
     def of_experts(self) -> "Training":
         """The same training as its experts see it: their replicas are its data axis."""
-        return replace(self, dp=self.expert_replicas, cp=1, ep=1, etp=None, ep_outside_dp=False)
+        alike = object.__new__(Training)  # a search asks for thousands, which need no check
+        degrees = {"dp": self.expert_replicas, "cp": 1, "ep": 1, "etp": None, "ep_outside_dp": False}
+        alike.__dict__.update(vars(self) | degrees)
+        return alike
 
     @property
     def data_ranks(self) -> int:
