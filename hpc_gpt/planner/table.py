@@ -32,12 +32,12 @@ PARTS = (
     StepPart("recompute_s", "r", "recompute", "repeated forward passes"),
     StepPart("tp_s", "t", "tp", "communication within layers, over the tensor-parallel group"),
     StepPart("cp_s", "x", "cp", "exchange of keys, values or heads within cp that attention does not hide"),
-    StepPart("ep_s", "e", "ep", "tokens sent to their experts and back"),
     StepPart("bubble_s", "b", "bubble", "stages that wait while the pipeline fills and drains"),
     StepPart("p2p_s", "p", "p2p", "activations sent from stage to stage"),
     StepPart("dp_s", "d", "dp", "exchange of gradients and parameters between replicas that computation does not hide"),
     StepPart("optimizer_s", "o", "optimizer", "the update"),
     StepPart("offload_s", "f", "offload", "transfers between host and GPU"),
+    StepPart("ep_s", "e", "ep", "tokens sent to their experts and back"),
 )
 # The colours of the letters on a terminal.
 COLOURS = {"c": "green", "r": "yellow", "t": "magenta", "x": "light magenta", "e": "light yellow", "b": "red", "p": "cyan", "d": "blue",
