@@ -263,7 +263,8 @@ def _print_table(
 
 
 def _print_json(plan: PlanRequest, searched: Searched, command: str, added: dict[str, Any] | None = None) -> None:
-    model = {"name": plan.name, **plan.model.table(), "params": plan.model.params}
+    counts = {"params": plan.model.params, "params_active": plan.model.params_active}
+    model = {"name": plan.name, **plan.model.table(), **counts}
     tables = search_tables(searched, plan.tokens, model, command, {"source": plan.source, **asdict(plan.constants)})
     click.echo(json.dumps(tables | (added or {}), indent=1, allow_nan=False))
 

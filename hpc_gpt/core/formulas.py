@@ -74,7 +74,7 @@ def tflops_model(
     *,
     params: float,
     layers: int,
-    hidden: int,
+    hidden: float,
     seq: int,
     global_batch: int,
     gpus: int,

@@ -34,8 +34,7 @@ class MeasuredRow:
 
     @property
     def layout(self) -> str | None:
-        axes = [f"{name}{size}" for name in ("tp", "pp", "cp", "dp") if (size := getattr(self.record, name))]
-        return "-".join(axes).replace("-cp1", "") or None
+        return self.record.shown_layout or None
 
     @property
     def tenth_step_s(self) -> float | None:

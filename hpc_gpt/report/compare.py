@@ -318,9 +318,9 @@ def _kinship(
 
 # Keys of a record that are settings; those that decide speed come first. The keys of `settings` come after them.
 SETTING_KEYS = (
-    "device", "gpus", "nodes", "engine", *AXES, "zero_stage", "micro_batch", "micro_batches",
-    "global_batch", "seq", "params", "hidden", "layers", "heads", "vocab", "recompute", "dtype", "matmul",
-    "attention_used",
+    "device", "gpus", "nodes", "engine", *AXES, "ep", "zero_stage", "micro_batch", "micro_batches",
+    "global_batch", "seq", "params", "params_active", "hidden", "layers", "heads", "vocab", "recompute", "dtype",
+    "matmul", "attention_used",
 )  # fmt: skip
 # Our own runs have these in `settings` as well.
 _TWICE = frozenset(("engine.name", "engine.zero_stage", "engine.recompute", "train.dtype", "train.matmul"))

@@ -407,7 +407,7 @@ def _ended(line: SweepLine) -> str:
 
 _BY_KEY = {usual.keys[0]: usual for usual in COLUMNS}
 _ON_TERMINAL = (
-    Column("Layout", AXES, show_layout, right=False),
+    Column("Layout", (*AXES, "ep"), show_layout, right=False),
     *(_BY_KEY[key] for key in ("gpus", "params", "global_batch", "step_s", "tokens_per_s", "tokens_per_s_gpu")),
     _BY_KEY["tflops_model"],
     replace(FIGURES["mfu"], optional=True),

@@ -91,9 +91,8 @@ def show_losses(record: Record) -> str:
 
 
 def show_layout(record: Record) -> str:
-    """The known sizes, as tp4-pp16-dp1; cp only if it is above 1."""
-    sizes = ((axis, getattr(record, axis)) for axis in AXES)
-    return "-".join(f"{axis}{size}" for axis, size in sizes if size and (axis, size) != ("cp", 1)) or NOTHING
+    """The layout as tp4-pp16-dp1, or a dash if no size is known."""
+    return record.shown_layout or NOTHING
 
 
 def choose_columns(keys: Sequence[str]) -> tuple[Column, ...]:
@@ -166,7 +165,10 @@ def _is_figure(key: str) -> bool:
 
 
 COLUMNS = (
-    *(FIGURES[key] for key in ("gpus", "params", *AXES, "micro_batches", "micro_batch", "global_batch")),
+    *(
+        FIGURES[key]
+        for key in ("gpus", "params", "params_active", *AXES, "ep", "micro_batches", "micro_batch", "global_batch")
+    ),
     FIGURES["step_s"],
     Column("p10..p90", ("step_s_p10", "step_s_p90", "steps_used", "warmup_steps"), show_spread),
     *(FIGURES[f"tflops_{name}"] for name in ("seed", "hardware", "model", "printed")),

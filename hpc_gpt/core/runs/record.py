@@ -15,6 +15,7 @@ from typing import Any
 from hpc_gpt.core.files import read_json, replace_whole
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.devices import units_of
+from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.core.typed_tables import from_tables
 
 SCHEMA = 1
@@ -72,6 +73,8 @@ class Record:
     "Context parallel size: ranks that share each sample."
     dp: int | None = None
     "Data parallel size: copies of the model."
+    ep: int | None = None
+    "Expert parallel size: ranks of cp x dp that divide the experts of a mixture."
     zero_stage: int | None = None
     "ZeRO stage."
     micro_batch: int | None = None
@@ -92,6 +95,8 @@ class Record:
     "Vocabulary, padding included."
     params: int | None = None
     "Parameters; a tied embedding counts once."
+    params_active: int | None = None
+    "Parameters of a mixture that a token uses: without the experts that it is not sent to, both embeddings in."
     recompute: str | None = None
     "Activations recomputed: none, selective, full."
     dtype: str | None = None
@@ -226,6 +231,12 @@ class Record:
     def all_flags(self) -> list[tuple[str, str]]:
         """(text, kind) of each flag."""
         return list(zip(self.flags, self.flag_kinds, strict=True))
+
+    @property
+    def shown_layout(self) -> str:
+        """The known sizes, as tp4-pp16-dp1; cp and ep only above 1. Empty if none is known."""
+        sizes = ((axis, getattr(self, axis)) for axis in (*AXES, "ep"))
+        return "-".join(f"{axis}{size}" for axis, size in sizes if size and (size != 1 or axis not in ("cp", "ep")))
 
     @property
     def is_on_cpu(self) -> bool:

@@ -224,6 +224,13 @@ class ModelShape:
         heads = (1 + self.mtp_layers) * self.padded_vocab * self.hidden
         return round(self.attention_layers * self.layer_weights) + heads
 
+    @property
+    def work_of_layer(self) -> tuple[float, float]:
+        """(weights that multiply a token, width of attention) of a layer, the mean over `layers`: those for later
+        tokens and their heads are spread over the others."""
+        weights = (self.multiplied - self.padded_vocab * self.hidden) / self.layers
+        return weights, self.attention_width * self.attention_layers / self.layers
+
     @cached_property
     def outer_params(self) -> int:
         """Parameters outside the layers, the tied embedding counted once."""

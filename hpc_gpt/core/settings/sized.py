@@ -132,9 +132,9 @@ def params(run: Sized) -> int | None:
 
 def unknown_figures(run: Sized) -> list[str]:
     """The keys of a record that are unknown for the run."""
-    names = [] if shown_layout(run) else [*AXES]
+    names = [] if shown_layout(run) else [*AXES, "ep"]
     names += [] if known_batch(run) else [entry.name for entry in fields(Batch)]
-    of_model = ["seq", "hidden", "layers", "heads", "vocab", "params", "recompute", "dtype"]
+    of_model = ["seq", "hidden", "layers", "heads", "vocab", "params", "params_active", "recompute", "dtype"]
     return names + ([] if known_shape(run) else of_model)
 
 

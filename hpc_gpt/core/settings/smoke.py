@@ -70,6 +70,7 @@ def shrink(experiment: Experiment, real: Sized, has_gpu: bool, stated: Collectio
         tp=tp,
         pp=pp,
         cp=cp if cp > 1 else None,
+        ep=layout.ep if layout.ep > 1 else None,
         dp=layout.dp,
         micro_batch=min(2, real.batch.micro_batch),
         micro_batches=min(4 if pp > 1 else 2, real.batch.micro_batches),
@@ -106,7 +107,8 @@ def shrink(experiment: Experiment, real: Sized, has_gpu: bool, stated: Collectio
 def _small_layout(real: Layout) -> Layout:
     """The layout with sizes above 1 reduced to 2, and at most 8 ranks: dp is 1 if the other axes use them all."""
     tp, pp, cp, dp = (min(2, getattr(real, axis)) for axis in AXES)
-    return Layout(tp, pp, 1 if tp * pp * cp == _MOST_RANKS else dp, cp)
+    small = Layout(tp, pp, 1 if tp * pp * cp == _MOST_RANKS else dp, cp)
+    return replace(small, ep=2) if real.ep > 1 and small.data_ranks > 1 else small
 
 
 def sizes_beside(real: Sized, small: Sized) -> list[str]:
@@ -144,6 +146,7 @@ def _model(real: ModelShape, tp: int, cp: int, layers: int, seq: int) -> Model:
         hidden = HIDDEN
         heads = next(count for count in (4, 2, 1) if count <= max(heads, tp * cp) and count % (tp * cp) == 0)
     kind = {} if real.is_gpt2 else _small_kind(real, heads, tp)
+    kind |= _small_parts(real, layers, tp)
     vocab_multiple = real.vocab_multiple if _rows(real.vocab_multiple) % tp == 0 else real.vocab_multiple * tp
     return Model(
         hidden=hidden,
@@ -164,12 +167,39 @@ def _small_kind(real: ModelShape, heads: int, tp: int) -> dict[str, Any]:
     kind = {entry.name: getattr(real, entry.name) for entry in fields(Model) if entry.name not in sizes}
     kind["kv_heads"] = max(1, heads // 2) if real.is_grouped else heads
     kind["head_dim"] = 2 * HIDDEN // heads if real.query_width != real.hidden else None
-    kind["ffn"] = max(1, round(HIDDEN * real.mlp_width / real.hidden / 8 / tp)) * 8 * tp
+    kind["ffn"] = _small_width(real, real.mlp_width, tp)
     if real.pad_token is not None:
         kind["pad_token"] = min(real.pad_token, 255)
     if real.rope_scaling is not None:
         kind["rope_scaling"] = replace(real.rope_scaling, original_max_position_embeddings=SEQ // 2)
     return kind
+
+
+def _small_width(real: ModelShape, width: int, tp: int) -> int:
+    """The width inside an MLP of about the same proportion."""
+    return max(1, round(HIDDEN * width / real.hidden / 8 / tp)) * 8 * tp
+
+
+def _small_parts(real: ModelShape, layers: int, tp: int) -> dict[str, Any]:
+    """The keys of four experts, two groups and one dense layer at most, of DeepSeek's attention, and of a window."""
+    parts: dict[str, Any] = {}
+    if real.experts and real.experts_per_token and real.expert_ffn:
+        used, shared = min(2, real.experts_per_token), real.shared_ffn
+        parts |= {"experts": 4, "experts_per_token": used, "dense_layers": min(1, real.dense_layers, layers - 1)}
+        parts |= {"expert_ffn": _small_width(real, real.expert_ffn, tp)}
+        parts |= {"shared_ffn": _small_width(real, shared, tp) if shared else None}
+        parts |= {"expert_groups": 2, "groups_per_token": 1} if real.expert_groups else {}
+    if real.kv_lora is not None:
+        parts |= {
+            "q_lora": real.q_lora and HIDDEN // 2,
+            "kv_lora": HIDDEN // 4,
+            "head_dim": 24,
+            "qk_rope": 8,
+            "v_head": 16,
+        }
+    if real.window is not None:
+        parts["window"] = min(real.window, SEQ // 4)
+    return parts
 
 
 def _rows(vocab_multiple: int) -> int:

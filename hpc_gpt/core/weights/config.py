@@ -15,14 +15,21 @@ from typing import Any
 
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.format import and_more
-from hpc_gpt.core.settings.model_keys import RopeScaling
 from hpc_gpt.core.settings.model_shape import ModelShape, architectures_of
 from hpc_gpt.core.settings.shape_rules import check_shape
-from hpc_gpt.core.weights.config_keys import ARCHITECTURES, Keys, model_type_of, read_config_json
+from hpc_gpt.core.weights.config_keys import (
+    ARCHITECTURES,
+    LONGEST,
+    MIXTURES,
+    Keys,
+    class_of,
+    model_type_of,
+    read_config_json,
+)
+from hpc_gpt.core.weights.config_mixtures import read_mixture
+from hpc_gpt.core.weights.config_rotation import FIGURES, read_rotation
 
 _SHOWN = 8
-# A rotated model can be trained at any length; the file's length is often that of its last, short stage of training.
-_LONGEST = 8192
 
 
 def read_config(path: Path, seq: int | None = None) -> ModelShape:
@@ -46,7 +53,7 @@ def unread_keys(path: Path, seq: int | None = None) -> str:
         return ""
     are = "keys" if len(unread) > 1 else "a key"
     named = ", ".join(unread[:_SHOWN]) + and_more(len(unread), _SHOWN, ", and ", "other")
-    return f"{keys.file}: {named}: {are} that transformers' {ARCHITECTURES[kind]} does not read either"
+    return f"{keys.file}: {named}: {are} that transformers' {class_of(kind)} does not read either"
 
 
 # GPT-2's dropouts with their default, and the default of each class for the deviation of initial weights.
@@ -74,10 +81,11 @@ def _read(path: Path, seq: int | None) -> tuple[ModelShape, Keys, str]:
     kind = model_type_of(config, file)
     keys = Keys(config, file)
     keys.taken.add("initializer_range")
-    shape = (_read_gpt2 if kind == "gpt2" else _read_llama)(keys, kind, seq)
+    read = read_mixture if kind in MIXTURES else _read_gpt2 if kind == "gpt2" else _read_llama
+    shape = read(keys, kind, seq)
     if kind != "gpt2":  # GPT-2's class gives its embedding no padding token
         shape = replace(shape, pad_token=_read_pad_token(keys, kind, shape.vocab))
-    keys.check_rest()
+    keys.check_rest(of_weights=kind not in MIXTURES)
     check_shape(shape)
     return shape, keys, kind
 
@@ -85,7 +93,7 @@ def _read(path: Path, seq: int | None) -> tuple[ModelShape, Keys, str]:
 def architecture_in(path: Path) -> str:
     """The transformers class that a folder's config.json names. Raises ConfigError as `read_config`."""
     file = path / "config.json"
-    return ARCHITECTURES[model_type_of(read_config_json(file), file)]
+    return class_of(model_type_of(read_config_json(file), file))
 
 
 def model_name(path: Path) -> str:
@@ -134,9 +142,9 @@ def _read_llama(keys: Keys, kind: str, seq: int | None) -> ModelShape:
     if "num_key_value_heads" not in keys.config:
         kv_heads = _KEY_HEADS.get(kind)
     head_dim = keys.take("head_dim", int, 128 if kind == "qwen3" else None)
-    length = keys.take("max_position_embeddings", int, _LONGEST)
-    seq = seq or min(length, _LONGEST)
-    theta, scaling = _read_rotation(keys, kind)
+    length = keys.take("max_position_embeddings", int, LONGEST)
+    seq = seq or min(length, LONGEST)
+    theta, scaling = read_rotation(keys, kind)
     nope_every = _read_layers_without_rotation(keys, layers) if kind == "smollm3" else None
     _check_window(keys, kind, layers, seq, nope_every)
     return ModelShape(
@@ -212,64 +220,6 @@ def _check_window(keys: Keys, kind: str, layers: int, seq: int, nope_every: int 
         keys.refuse("sliding_window", f"a window shorter than model.seq {seq}{origin}", f"use --seq {window} or less")
 
 
-_FIGURES = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-# Default positions of a class (transformers 5.23).
-_POSITIONS = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768, "smollm3": 32768}
-
-
-def _read_rotation(keys: Keys, kind: str) -> tuple[float, RopeScaling | None]:
-    """(theta, scaling), spelled as in transformers 4 or 5. If a file has the dicts of both, they must agree."""
-    keys.must_be("partial_rotary_factor", 1, 1.0)
-    theta = keys.take("rope_theta", float, 2e6 if kind == "smollm3" else 1e4)
-    dicts = {name: keys.take(name, dict) for name in ("rope_scaling", "rope_parameters")}
-    read = [_read_rotation_in(keys, kind, name, values, theta) for name, values in dicts.items() if values]
-    if len(set(read)) > 1:
-        with_theta = "rope_theta and " if "rope_theta" in keys.config else ""
-        keys.refuse("rope_parameters", f"but {with_theta}rope_scaling say something else", "take one of them out")
-    return next(iter(read), (theta, None))
-
-
-def _read_rotation_in(
-    keys: Keys, kind: str, name: str, values: Mapping[str, Any], theta: float
-) -> tuple[float, RopeScaling | None]:
-    """(theta, scaling) as in transformers' `standardize_rope_params`: theta of the dict precedes that of the file,
-    while original positions of the file precede those of the dict."""
-    rotation = values.get("rope_type", values.get("type", "default"))
-    if rotation not in ("default", "llama3"):
-        keys.refuse(name, "a rotation of another kind than default and llama3")
-    if any(isinstance(value, Mapping) for value in values.values()):
-        keys.refuse(name, "a rotation for each kind of layer: here all are alike")
-    if values.get("partial_rotary_factor", 1) != 1:
-        keys.refuse(name, "whose partial_rotary_factor is not 1: here the whole of each head is rotated")
-    read_keys = {
-        "rope_type",
-        "type",
-        "rope_theta",
-        "partial_rotary_factor",
-        *(_FIGURES if rotation == "llama3" else ()),
-    }
-    keys.within += [f"{name}.{key}" for key in values if key not in read_keys]
-    own_theta = values.get("rope_theta", theta)
-    if not _is_number(own_theta):
-        keys.refuse(name, "whose rope_theta is not a number")
-    if rotation == "default":
-        return float(own_theta), None
-    *factors, original = (values.get(key) for key in _FIGURES)
-    if original is None:
-        original = keys.take("max_position_embeddings", int, _POSITIONS[kind])
-    original = keys.take(_FIGURES[-1], float, original)
-    if not all(map(_is_number, (*factors, original))):
-        keys.refuse(name, f"which lacks one of {', '.join(_FIGURES)}, or has no number there")
-    if not float(original).is_integer():
-        keys.refuse(name, f"and {_FIGURES[-1]} is {original:g}, which must be a whole number")
-    factor, low, high = map(float, factors)  # type: ignore[arg-type]
-    return float(own_theta), RopeScaling("llama3", factor, low, high, int(original))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 _NOPE_EVERY = 4  # SmolLM3's default interval
 
 
@@ -298,6 +248,8 @@ _OWN_TOKENS = {
     "llama": (1, 2, None),
     "mistral": (1, 2, None),
     "smollm3": (128000, 128001, 128004),
+    "mixtral": (1, 2, None),
+    "olmoe": (None, 50279, 1),
 }
 
 
@@ -340,7 +292,7 @@ def init_config_in(path: Path) -> InitConfig:
     if (path / GENERATION).is_file():
         with contextlib.suppress(ConfigError):
             generation = read_config_json(path / GENERATION)
-    return InitConfig(ARCHITECTURES[kind], config_keys, generation)
+    return InitConfig(class_of(kind), config_keys, generation)
 
 
 def config_of(shape: ModelShape, vocab: int | None = None, begun: InitConfig | None = None) -> dict[str, Any]:
@@ -369,7 +321,7 @@ def config_of(shape: ModelShape, vocab: int | None = None, begun: InitConfig | N
     scaling: dict[str, Any] = {"rope_type": "default"}
     length = shape.seq
     if shape.rope_scaling is not None:
-        figures = {key: getattr(shape.rope_scaling, key) for key in _FIGURES}
+        figures = {key: getattr(shape.rope_scaling, key) for key in FIGURES}
         scaling = {"rope_type": "llama3", **figures}
         length = max(length, int(shape.rope_scaling.factor * shape.rope_scaling.original_max_position_embeddings))
     if "max_position_embeddings" in begun.config:

@@ -19,15 +19,26 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
 }
+# {model type of a mixture of experts: its class}. Of these only the shape is read, for a plan.
+MIXTURES = {
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+    "dots1": "Dots1ForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+}
+_ALIASES = {"kimi_k2": "deepseek_v3"}
+# A rotated model can be trained at any length; the file's length is often that of its last, short stage of training.
+LONGEST = 8192
 # {begin of a class's name: the reason why this known family is not trained here}.
 _FAMILIES_REFUSED = {
     "Olmo": "OLMo norms after the layers, and queries and keys over their whole width",
     "Gemma": "Gemma has four norms a layer, which multiply by 1 + weight, and scales the embedding",
-    "GptOss": "GPT-OSS has experts and attention sinks",
-    "Deepseek": "DeepSeek has latent attention and experts",
-    "Qwen2Moe": "it has experts",
-    "Qwen3Moe": "it has experts",
-    "Mixtral": "it has experts",
+    "Deepseek": "of DeepSeek's models the second and third version are read",
     "Phi": "Phi rotates only a part of each head, or fuses its matrices",
 }
 # Keys that transformers' classes read, but that affect neither the model's arithmetic nor its size: tokens that begin
@@ -58,10 +69,14 @@ _FORMER = {
     *("tokenizer_class", "torchscript", "use_bfloat16", "xla_device"),
 }
 _SILENT = _WITHOUT_EFFECT | _OF_GENERATION | _FORMER
-# {key: the feature that it requests, which no model here has, whatever its type}.
-_REFUSED = {
+# Those of them that say only how the folder's weights are stored and loaded.
+_OF_WEIGHTS = {
     "auto_map": "code in the folder, which is never run here",
     "quantization_config": "weights in another format than numbers of 16 or 32 bits",
+}
+# {key: the feature that it requests, which no model here has, whatever its type}.
+_REFUSED = {
+    **_OF_WEIGHTS,
     "transformers_weights": "another file of weights than the folder's model.safetensors or its index",
     "per_layer_config": "layers that differ, but here all are alike",
     "fusion_config": "modules that transformers replaces as it loads them",
@@ -101,9 +116,10 @@ def model_type_of(config: Mapping[str, Any], file: Path) -> str:
     """The model type, by the class in `architectures` or by `model_type`. Raises ConfigError if it is not trained
     here."""
     named, kind = config.get("architectures"), config.get("model_type")
-    types = {name: kind for kind, name in ARCHITECTURES.items()}
-    name = named[0] if isinstance(named, list) and len(named) == 1 else named
-    if name is None and kind in ARCHITECTURES:
+    classes = ARCHITECTURES | MIXTURES
+    types = {name: kind for kind, name in classes.items()}
+    name, kind = named[0] if isinstance(named, list) and len(named) == 1 else named, _ALIASES.get(str(kind), kind)
+    if name is None and kind in classes:
         return str(kind)
     if isinstance(name, str) and name in types:
         if kind not in (None, types[name]):
@@ -115,8 +131,14 @@ def model_type_of(config: Mapping[str, Any], file: Path) -> str:
     )
     raise ConfigError(
         f"{file}: {what}, which cannot be trained here" + (f": {reason}" if reason else ""),
-        f"the classes that can: {', '.join(ARCHITECTURES.values())}",
+        f"the classes that can: {', '.join(ARCHITECTURES.values())}; mixtures that plan reads: "
+        f"{', '.join(MIXTURES.values())}",
     )
+
+
+def class_of(kind: str) -> str:
+    """transformers' class of a model type."""
+    return (ARCHITECTURES | MIXTURES)[kind]
 
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", list: "a list", dict: "an object"}
@@ -172,11 +194,11 @@ class Keys:
             f"{self.file}: {name} is {_json(self.config.get(name))}, {why}", hint or "choose another model"
         )
 
-    def check_rest(self) -> None:
-        """Refuses keys that request a feature that no model here has."""
+    def check_rest(self, of_weights: bool = True) -> None:
+        """Refuses keys that request a feature that no model here has, `of_weights` also in how they are stored."""
         self.must_be("is_causal", True)  # transformers reads it for every class when it makes the mask
         for name, what in _REFUSED.items():
-            if self.config.get(name):
+            if self.config.get(name) and (of_weights or name not in _OF_WEIGHTS):
                 self.refuse(name, what)
 
     def unread(self) -> list[str]:

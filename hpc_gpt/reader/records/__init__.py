@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ from hpc_gpt.core.formulas import Recompute, hfu, memory_seed003_gib, mfu, tflop
 from hpc_gpt.core.runs.record import Flag, Record
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.devices import DEVICES, peak_tflops
-from hpc_gpt.core.settings.model_keys import MlpKind
 from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.typed_tables import from_tables
 from hpc_gpt.reader.causes import Cause
 from hpc_gpt.reader.logs import Failure
 from hpc_gpt.reader.records.windows import attention_keys, of_options
@@ -219,7 +219,7 @@ def _multiplied(record: Record, params: float, weights: float | None) -> float |
     return counted if has_shape or abs(params / counted - 1) <= _TABLES else None
 
 
-def _active(record: Record) -> tuple[float | None, float | None, int | None]:
+def _active(record: Record) -> tuple[float | None, float | None, float | None]:
     """(parameters, weights of a layer, width of attention) that multiply a token; None for each unknown one.
 
     The record of another program's log has them in `settings.active`; the record of our run has its shape in
@@ -231,10 +231,18 @@ def _active(record: Record) -> tuple[float | None, float | None, int | None]:
     if not (record.hidden and record.layers and record.heads):
         return record.params, 12 * (record.hidden or 0) ** 2, record.hidden
     model = model if isinstance(model, dict) else {}
-    sizes = {key: model[key] for key in ("kv_heads", "head_dim", "ffn") if isinstance(model.get(key), int)}
-    mlp: MlpKind = "swiglu" if model.get("mlp") == "swiglu" else "gelu"
-    shape = ModelShape(record.hidden, record.layers, record.heads, mlp=mlp, **sizes)
-    return record.params, shape.layer_weights, shape.query_width
+    sizes = {name: getattr(record, name) for name in ("hidden", "layers", "heads", "vocab", "seq")}
+    keys = {key: value for key, value in model.items() if key in _KEYS_OF_SHAPE}
+    try:
+        shape: ModelShape = from_tables(ModelShape, {**keys, **{key: size for key, size in sizes.items() if size}})
+    except (KeyError, TypeError, ValueError):  # a damaged record
+        return record.params, None, None
+    if not shape.special_keys:
+        return record.params, shape.layer_weights, shape.query_width
+    return record.params_active or record.params, *shape.work_of_layer
+
+
+_KEYS_OF_SHAPE = {entry.name for entry in fields(ModelShape)}
 
 
 def _keys(record: Record) -> tuple[float | None, str]:

@@ -110,6 +110,7 @@ def figures_asked(resolved: Sized) -> dict[str, Any]:
         "pp": layout.pp,
         "cp": layout.cp,
         "dp": layout.dp,
+        "ep": layout.ep if model.is_mixture else None,
         "micro_batch": batch.micro_batch,
         "micro_batches": batch.micro_batches,
         "global_batch": batch.global_batch,
@@ -119,6 +120,7 @@ def figures_asked(resolved: Sized) -> dict[str, Any]:
         "heads": model.heads,
         "vocab": model.vocab,
         "params": model.params,
+        "params_active": model.params_active if model.is_mixture else None,
         "recompute": resolved.engine.recompute,
         "dtype": resolved.train.dtype,
         "matmul": None if (matmul := resolved.train.matmul) == "none" else matmul,
@@ -160,6 +162,8 @@ def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
         draft.flag(f"engine.zero_stage is {resolved.engine.zero_stage}, but {resolved.train.dtype} runs ZeRO {stage}")
     if values["params"] is not None:
         draft.sources["params"] = "from the shape in resolved.json, the tied embedding once"
+    if values["params_active"] is not None:
+        draft.sources["params_active"] = "from the shape in resolved.json, without experts that a token is not sent to"
     draft.sources["config_hash"] = "sha256 of the settings in resolved.json that decide weights and speed"
 
 

@@ -207,7 +207,7 @@ def _cost(record: Record) -> float:
 def _like(record: Record) -> tuple[object, ...]:
     """The figures that two runs must share for their step times to be compared."""
     shape = (record.params, record.seq, record.global_batch, record.micro_batch, record.recompute, record.dtype)
-    layout = (record.tp, record.pp, record.cp or 1, record.dp)
+    layout = (record.tp, record.pp, record.cp or 1, record.dp, record.ep or 1)
     return (record.engine or record.dialect, record.gpus, *layout, record.zero_stage, record.device, *shape)
 
 

@@ -87,7 +87,7 @@ def switches_of(record: Record) -> dict[str, Any]:
                 switches[f"{before}{key}"] = value
 
     add(record.settings, "")
-    layout = {f"layout.{key}": getattr(record, key) for key in (*AXES, "micro_batch", "global_batch")}
+    layout = {f"layout.{key}": getattr(record, key) for key in (*AXES, "ep", "micro_batch", "global_batch")}
     sizes = {f"model.{key}": getattr(record, key) for key in ("hidden", "layers", "heads", "seq")}
     return switches | {key: value for key, value in (layout | sizes).items() if value is not None}
 

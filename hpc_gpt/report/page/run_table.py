@@ -45,9 +45,7 @@ class RunLine:
 
 def layout_text(record: Record) -> str:
     """The layout as tp4-pp16-dp1, with the ZeRO stage if it is above 0; `-` if it is not known."""
-    sizes = ((axis, getattr(record, axis)) for axis in AXES)
-    known_sizes = [f"{axis}{size}" for axis, size in sizes if size is not None and (axis, size) != ("cp", 1)]
-    text = safe("-".join(known_sizes), 40)
+    text = safe(record.shown_layout, 40)
     zero = f" ZeRO {safe(record.zero_stage, 10)}" if record.zero_stage else ""
     return (text + zero).strip() or NOTHING
 
@@ -133,9 +131,9 @@ def _text_column(heading: str, keys: tuple[str, ...], value: Callable[[Record], 
 _FEW_COLUMNS = (
     _text_column("Devices", ("gpus", "device"), devices_text, "GPUs and their name; the ranks of a run on a CPU"),
     *_figures("params"),
-    _text_column("Layout", (*AXES, "zero_stage"),
+    _text_column("Layout", (*AXES, "ep", "zero_stage"),
            lambda record: text.replace(" ", "\n", 1) if (text := layout_text(record)) != NOTHING else None,
-           "tensor, pipeline, context and data parallel sizes; ZeRO stage"),
+           "tensor, pipeline, context, data and expert parallel sizes; ZeRO stage"),
     *_figures("seq", "global_batch", "step_s"),
     replace(FIGURES["tokens_per_s_gpu"], keys=("tokens_per_s_gpu", "tokens_per_s", "gpus"), value=tokens_per_s_gpu),
     *_figures("tflops_model", "mfu"),
@@ -162,7 +160,7 @@ _MORE_COLUMNS = (
 _COLUMNS = (*_FEW_COLUMNS, *_MORE_COLUMNS)
 SHOWN_KEYS = frozenset(key for column in _COLUMNS for key in column.keys) | {"ended"}
 # Settings that a column shows whether or not a sweep varies them, by how their keys begin.
-IN_COLUMNS = (*(f"layout.{key}" for key in (*AXES, "global_batch")), "model.")
+IN_COLUMNS = (*(f"layout.{key}" for key in (*AXES, "ep", "global_batch")), "model.")
 # Columns of text that are sorted by the figure of their first key.
 _SORTED_BY_FIGURE = {"step_s_p10", "gpus"}
 # A column of one of these keys is left out if it has only zeros.

@@ -53,7 +53,7 @@ def test_a_module_trains(facts: EngineFacts) -> None:
 
 @EACH
 def test_its_switches_are_keys_and_alternatives_are_of_others(facts: EngineFacts) -> None:
-    assert facts.axes <= {"tp", "pp", "cp"}
+    assert facts.axes <= {"tp", "pp", "cp", "ep", "etp"}
     assert facts.switches <= SWITCHES
     assert facts.alternatives.keys() <= (SWITCHES | {"zero_stage"}) - facts.switches
     assert not ("zero_stage" in facts.alternatives and facts.has_zero)

@@ -18,6 +18,7 @@ from tests.megatron_lm.test_arguments import RATES, SCHEDULE, settle
 # Of an engine of which nothing is said; {} is a set.
 PLAIN = """
 order=100 plan_order=100 package=None trains_our_model=True is_program=False takes_command=False axes={}
+shape_parts={}
 cp_exchanges=('heads','keys') zero_stages=(0,) default_stage=0 switches={OURS} alternatives={}
 recomputes=('none','selective','full') compiles_edges=True compiles_update=False fast_ratios={} matmuls={none}
 trains_fp16_on_cpu=True least_steps_after_warmup=0 fixed_train={} no_save=
@@ -53,13 +54,13 @@ ENGINES = {
         recomputes=('none','full') compiles_edges=False trains_fp16_on_cpu=False
         converts={engine.zero_stage,layout.dp} saves_weights_again=True has_composed_gelu=True
         gathers_one_by_one=True any_model=True""",
-    "megatron-lm": """order=60 plan_order=50 trains_our_model=False is_program=True axes={cp,pp,tp}
-        cp_exchanges=('heads','keys','ring') compiles_edges=False least_steps_after_warmup=1
-        switches={cp_exchange,megatron_args,recompute,sequence_parallel,sharded_optimizer}
+    "megatron-lm": """order=60 plan_order=50 trains_our_model=False is_program=True axes={cp,ep,etp,pp,tp}
+        shape_parts={experts,mtp_layers,rotated} cp_exchanges=('heads','keys','ring') compiles_edges=False
+        least_steps_after_warmup=1 switches={cp_exchange,megatron_args,recompute,sequence_parallel,sharded_optimizer}
         fixed_train={'save_last':True,'matmul_rate':False} saves_weights_again=True counts_evaluation=False
         unfollowed={attn_pdrop,embd_pdrop,initializer_range,pad_token_id,resid_pdrop} has_dropout=True
         has_fused_kernels=True has_fused_gate=True scatters_outputs=True has_chunks=True""",
-    "command": """order=70 trains_our_model=False is_program=True takes_command=True axes={cp,pp,tp}
+    "command": """order=70 trains_our_model=False is_program=True takes_command=True axes={cp,ep,etp,pp,tp}
         switches={recompute} unfollowed={}""",
 }  # fmt: skip
 NAMES = [name for kind in (EngineFacts, States, DeepspeedFacts) for name in kind.__annotations__ if name != "name"]

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 from hpc_gpt.core.engines import engine_named, engines
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.settings.cluster import ClusterProfile, load_profile
-from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
+from hpc_gpt.core.settings.experiment import Command, Data, Engine, Experiment, Job, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.experiment_file import find_sweep, list_experiments, load_experiment
+from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.model_shape import architecture_of
 from hpc_gpt.core.settings.presets import PRESETS
-from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.resolve import resolve, resolve_shape
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.shape_split import check_split
 from hpc_gpt.core.settings.smoke import shrink, sizes_beside
 from hpc_gpt.core.slurm.directives import check_job
 
@@ -197,7 +199,9 @@ def test_the_real_layout_stands_beside_the_small_one():
     assert sizes_beside(real, small)[0] == "layout  tp4-pp16-dp1 on 64 GPUs  ->  tp2-pp2-dp1 on 4 GPUs"
 
 
-@pytest.mark.parametrize("name", [name for name, shape in PRESETS.items() if shape.positions == "rope"])
+@pytest.mark.parametrize(
+    "name", [name for name, shape in PRESETS.items() if shape.positions == "rope" and not shape.is_mixture]
+)
 @pytest.mark.parametrize("tp", [1, 2])
 def test_another_shape_stays_of_its_kind(name, tp):
     engine, layout = Engine(name="deepspeed-3d"), LayoutRequest(gpus=8 * tp, tp=tp, pp=1, micro_batch=1)
@@ -213,3 +217,18 @@ def test_another_shape_stays_of_its_kind(name, tp):
     assert small.model.params < 500_000
     if real.model.rope_scaling is not None:
         assert small.model.rope_scaling.original_max_position_embeddings < small.model.seq
+
+
+@pytest.mark.parametrize("name", [name for name, shape in PRESETS.items() if shape.is_mixture])
+def test_a_mixture_stays_one(name):
+    profile, layout = ClusterProfile(name="test", gpus_per_node=8), LayoutRequest(gpus=16, tp=2, ep=4, pp=1)
+    model = Model(preset=name)
+    program = Experiment(model=model, engine=Engine(name="command"), layout=layout, command=Command(run="train"))
+    small = shrink(program, resolve(program, profile), has_gpu=False).experiment
+    shape, real = resolve_shape(small.model), PRESETS[name]
+    assert shape.special_keys == real.special_keys
+    assert (shape.expert_groups is None) is (real.expert_groups is None)
+    assert (shape.shared_ffn is None) is (real.shared_ffn is None)
+    assert shape.params < 500_000
+    assert small.layout.ep == 2
+    check_split(shape, Layout(2, 1, 2, ep=2))

@@ -58,7 +58,7 @@ _PARTS = {
     "kv_lora": "DeepSeek's attention (model.kv_lora)",
     "window": "layers with a window",
     "sinks": "heads with sinks",
-    "mtp_layers": "MTP layers, which model.mtp_layers = 0 leaves out",
+    "mtp_layers": "MTP layers (model.mtp_layers)",
     "rotated": "heads that are rotated in part",
     "qk_norm": "a norm of all queries as one",
 }
@@ -215,7 +215,7 @@ class EngineFacts(States):
         if shape.embedding_norm:
             return "it has a norm after the embedding"
         lacking = [_PARTS[key] for key in shape.special_keys if key not in self.shape_parts]
-        return f"it has {' and '.join(lacking)}" if lacking else None
+        return f"it has {', '.join(lacking)}" if lacking else None
 
     def context_obstacle(self, shape: ModelShape, layout: Layout, engine: Engine) -> Obstacle | None:
         """The reason why the engine cannot divide samples over cp for such a model; None if it can."""
