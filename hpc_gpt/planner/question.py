@@ -29,6 +29,7 @@ NO_GAIN = "a shorter cp is as fast"
 DIVIDES_NO_BATCH = "dp does not divide the global batch"
 TP_SPANS = "tp would span nodes"
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # tried if the global batch is open
+_CHUNKS = (1, 2, 4)  # of uneven stages
 _LOSS_CHUNKS = (8, 64)  # tried if the logits do not fit
 _LEAST_TOKENS = 1024  # per rank under cp: published layouts have 4,096, and kernels need full tiles
 _BATCH = ("micro_batch", "micro_batches")
@@ -247,7 +248,10 @@ class Question:
             return [chunks for chunks in self._choices("vp", (1,)) if chunks == 1]
         places = self.shape.layers + 2 * engine_named(engine).splits_edges(self.shape.layers, pp)
         if places % pp:
-            return []
+            if engine_named(engine).shape_fault(self.shape) is None:
+                return []
+            # A shape that is only planned: programs lay its stages out by hand, as DeepSeek's 61 layers.
+            return [chunks for chunks in self._choices("vp", _CHUNKS) if pp * chunks <= self.shape.layers]
         deep = places // pp
         return [chunks for chunks in self._choices("vp", divisors(deep) if pp > 1 else (1,)) if deep % chunks == 0]
 
