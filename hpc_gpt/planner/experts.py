@@ -111,8 +111,8 @@ def exchange_s(training: Training, links: Links) -> float:
 def copies_sent(training: Training, links: Links) -> tuple[float, float]:
     """(copies of a token that leave its rank for its own node, copies that leave its node), on average.
 
-    A token's k experts are on any of ep ranks alike. NCCL's all-to-all sends a copy for each of them. Other dispatchers,
-    and one that is not stated, send one copy to each other node that has some of them, (n - 1) (1 - (1 - 1/n)^k) of n
+    A token's k experts are on any of ep ranks alike. NCCL's all-to-all sends a copy for each of them. Others, and one
+    that is not stated, send one copy to each other node that has some of them, (n - 1) (1 - (1 - 1/n)^k) of n
     nodes, and to no more nodes than groups_per_token of the experts' groups span; a node's GPUs share it by NVLink
     (DeepEP's README; DeepSeek-V3, arXiv:2412.19437, section 3.2.2).
     """

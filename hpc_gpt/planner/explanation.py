@@ -13,8 +13,8 @@ from hpc_gpt.core.settings.experiment import LR_OF_TRAINED, Engine, Experiment, 
 from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.shape_split import outer_params
-from hpc_gpt.planner import experts
 from hpc_gpt.core.tables import set_dotted, toml_lines
+from hpc_gpt.planner import experts
 from hpc_gpt.planner.constants import constant_lines
 from hpc_gpt.planner.figures import Figures, arithmetic, needs, needs_most, plan_figures, summary
 from hpc_gpt.planner.links import Links
@@ -116,7 +116,9 @@ def _layers(run: Training) -> str:
     most, least = max(blocks), min(blocks)
     per_stage = f"{most} a stage" if most == least else f"{least} to {most} a stage"
     chunks = f", in {run.vp} chunks" if run.vp > 1 else ""
-    return f"{run.shape.layers}{dense} over {run.pp} stages: {per_stage}{chunks}; embedding on the first, head on the last"
+    return (
+        f"{run.shape.layers}{dense} over {run.pp} stages: {per_stage}{chunks}; embedding on the first, head on the last"
+    )
 
 
 def _widths(run: Training) -> str:
@@ -257,7 +259,9 @@ def _how(part: str, run: Training) -> str:
         )
     if part == "ep":
         times = 6 if run.recompute == "full" else 4
-        return f"{times} exchanges a layer and micro-batch of {run.shape.experts_per_token} x {run.tokens // run.tp} rows"
+        return (
+            f"{times} exchanges a layer and micro-batch of {run.shape.experts_per_token} x {run.tokens // run.tp} rows"
+        )
     if part == "dp":
         gathered = "; parameters gathered for each pass" if engine_of(run).sharding(run) == 3 else ""
         shared = f"{run.data_ranks} ranks, cp x dp" if run.cp > 1 else f"{run.dp} replicas"

@@ -45,8 +45,8 @@ class Links:
         return size * (members - 1) / members / rate + latency
 
     def exchange_s(self, size: float, members: int, stride: int, inside: float, leaving: float) -> float:
-        """Seconds of an all-to-all among `members`, each with `size` bytes, of which it sends `inside` copies to ranks of
-        its node and `leaving` copies to other nodes, both at once. Each GPU has its share of its node's ports."""
+        """Seconds of an all-to-all among `members`. Each sends so many copies of `size` bytes `inside` its node, and so
+        many, `leaving`, to other nodes at the same time, over its GPU's share of the ports."""
         within = size * inside / self.inside_b_s(max(2, min(members, self.per_node // stride)))
         if members * stride <= self.per_node:
             return within + self.node_latency_s

@@ -100,7 +100,9 @@ def stage_params(training: Training, stage: int) -> float:
     shape, counts = training.shape, kinds_of_stages(training)[stage]
     layers = over_kinds(1, counts, [params for params, _ in training.params_of_kinds])
     outside = outer_params(shape, training.tp, training.pp, stage)
-    if shape.mtp_layers and stage == training.pp - 1:  # each has a projection of 2 h to h, and shares embedding and head
+    if (
+        shape.mtp_layers and stage == training.pp - 1
+    ):  # each has a projection of 2 h to h, and shares embedding and head
         each = training.params_of_kinds[-1][0] + 2 * shape.hidden**2 / training.tp
         outside += shape.mtp_layers * each
     return layers + outside
@@ -354,7 +356,9 @@ class _Stages(Sequence[StageMemory]):
         # Weights by rows and by columns, in addition to 16-bit weights, which 8-bit formats replace (Megatron-Bridge's
         # bf16_with_nvfp4_mixed has fp8_param_gather = False). Under FSDP they come and go with the gathered layer.
         both = training.matmul == "nvfp4" and self._facts.sharding(training) < 3
-        self._narrow = [2 * OPERAND_BYTES[training.matmul] * weights_on(training, kind) for kind in kinds] if both else []
+        self._narrow = (
+            [2 * OPERAND_BYTES[training.matmul] * weights_on(training, kind) for kind in kinds] if both else []
+        )
         self._context = context_gib(training, machine)
         self._table = rows * shape.hidden
         self._lasting_bucket = self._states.lasting_bucket(training)

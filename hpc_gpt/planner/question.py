@@ -167,8 +167,8 @@ class Question:
         ]
 
     def _recomputes(self, engine: str) -> tuple[Recompute, ...]:
-        """The recomputations to try. Selective recomputation of attention saves only scores, so that a mixture, which has
-        many more layouts, is not tried with it if its attention keeps none."""
+        """The recomputations to try. A mixture, which has many more layouts, is not tried with selective recomputation,
+        which saves scores, if its attention keeps none."""
         keeps_none = self.traits.get(engine, {}).get("flash", False)
         return ("none", "full") if self.shape.is_mixture and keeps_none else RECOMPUTES
 

@@ -102,11 +102,13 @@ class _StepModel:
         layers = [self._layer(training, rates, number) for number in range(len(kinds))]
         later = shape.mtp_layers * (layers[-1].per_layer + head)  # further layers of the last stage, each with a head
         first, most, at_end = _slowest(training, [layer.per_layer for layer in layers], head + later)
-        layer = layers[0] if len(layers) == 1 else _Layer(*(_mean(values, most) for values in zip(*layers, strict=True)))
+        layer = layers[0]
+        if len(layers) > 1:
+            layer = _Layer(*(_mean(values, most) for values in zip(*layers, strict=True)))
         count = sum(most)
         compute = count * (layer.forward_s + layer.backward_s + layer.waited) + head * at_end
-        again, tensor, context, gathers = count * layer.again_s, count * layer.tensor, count * layer.context, layer.gathers
-        exchange = count * layer.exchange
+        again, tensor, context = count * layer.again_s, count * layer.tensor, count * layer.context
+        exchange, gathers = count * layer.exchange, layer.gathers
         if at_end and later:
             compute += later
         sends, on_average = self._sends_s(training)
@@ -337,9 +339,7 @@ def _mean(values: Sequence[float], counts: Sequence[int]) -> float:
     return sum(value * count for value, count in zip(values, counts, strict=True)) / sum(counts)
 
 
-def _slowest(
-    training: Training, per_layer: Sequence[float], head: float
-) -> tuple[Sequence[int], Sequence[int], bool]:
+def _slowest(training: Training, per_layer: Sequence[float], head: float) -> tuple[Sequence[int], Sequence[int], bool]:
     """(layers of each kind on the first stage, on the slowest, whether that is the last, which also has the head)."""
     if len(per_layer) == 1:
         counts, each = layers_of_stages(training), per_layer[0]

@@ -40,8 +40,8 @@ PARTS = (
     StepPart("ep_s", "e", "ep", "tokens sent to their experts and back"),
 )
 # The colours of the letters on a terminal.
-COLOURS = {"c": "green", "r": "yellow", "t": "magenta", "x": "light magenta", "e": "light yellow", "b": "red", "p": "cyan", "d": "blue",
-           "o": "light blue", "f": "light red"}  # fmt: skip
+COLOURS = {"c": "green", "r": "yellow", "t": "magenta", "x": "light magenta", "e": "light yellow", "b": "red",
+           "p": "cyan", "d": "blue", "o": "light blue", "f": "light red"}  # fmt: skip
 
 
 def settings_text(training: Training) -> str:
@@ -358,7 +358,7 @@ def other_ep_text(searched: Searched) -> str:
         run = candidate.training
         return run.tp, run.pp, run.cp, run.expert_tp
 
-    alike = {}
+    alike: dict[int, Candidate] = {}
     for candidate in (*searched.best_of_layouts, *searched.too_large):
         if others(candidate) == others(best) and candidate.training.ep != best.training.ep:
             alike.setdefault(candidate.training.ep, candidate)
