@@ -57,6 +57,7 @@ _MODELS = {"model.preset", "model.hf", "model.hidden", "model.layers", "model.he
 _PORTS = {2: "4x100G", 3: "8x200G"}
 # {kinds of runs that are not predicted: the pattern of a key, a value or a Megatron-LM argument that requests them}
 _UNPLANNED = {
+    "experts outside of [model]": r"num-experts",
     "hybrid sharding": r"hybrid|hsdp|distributed-optimizer-instances",
     "zero-bubble schedules": r"zero.?bubble|dualpipe",
 }

@@ -236,7 +236,9 @@ class Record:
     def shown_layout(self) -> str:
         """The known sizes, as tp4-pp16-dp1; cp and ep only above 1. Empty if none is known."""
         sizes = ((axis, getattr(self, axis)) for axis in (*AXES, "ep"))
-        return "-".join(f"{axis}{size}" for axis, size in sizes if size and (size != 1 or axis not in ("cp", "ep")))
+        return "-".join(
+            f"{axis}{size}" for axis, size in sizes if size is not None and (size != 1 or axis not in ("cp", "ep"))
+        )
 
     @property
     def is_on_cpu(self) -> bool:

@@ -1,7 +1,7 @@
 """An engine's switches: the combinations that cannot run, with the nearest that can; and those that make a step faster
 at no other cost. Each engine knows its own."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -31,13 +31,16 @@ def can_resume(engine: Engine) -> bool:
     return engine.offload_path is None
 
 
-def resolve_engine(engine: Engine, layout: Layout, shape: ModelShape, train: Train) -> Engine:
+def resolve_engine(
+    engine: Engine, layout: Layout, shape: ModelShape, train: Train, others: Iterable[Fault] = ()
+) -> Engine:
     """The engine with a value for every switch.
 
-    Raises LayoutError or ConfigError if it cannot run, with a line for every fault and the nearest that runs as hint.
+    Raises LayoutError or ConfigError if it cannot run, with a line for every fault and the nearest that runs as hint;
+    `others` are faults found before.
     """
     engine = _with_stage(engine)
-    faults = engine_faults(engine, layout, shape, train)
+    faults = [*others, *engine_faults(engine, layout, shape, train)]
     kind = LayoutError if faults and faults[0].of_layout else ConfigError
     raise_faults({fault.message: fault.hint for fault in faults}, kind)
     return engine
@@ -46,10 +49,11 @@ def resolve_engine(engine: Engine, layout: Layout, shape: ModelShape, train: Tra
 def engine_faults(engine: Engine, layout: Layout, shape: ModelShape, train: Train) -> list[Fault]:
     """The reasons why the engine cannot run with this layout, shape and training; empty if it can."""
     engine = _with_stage(engine)
-    faults = [*_layout_faults(engine, layout), *_switch_faults(engine, layout, train)]
+    split = layout if shape.is_mixture else replace(layout, ep=1, etp=None)  # a dense model refuses these by itself
+    faults = [*_layout_faults(engine, split), *_switch_faults(engine, layout, train)]
     faults += _offload_faults(engine, train)
     faults += optimizer_faults(engine, train)
-    faults += _shape_faults(engine, shape)
+    faults += engine_shape_faults(engine, shape)
     return [*faults, *_size_faults(engine, layout, shape), *_context_faults(engine, layout, shape)]
 
 
@@ -215,10 +219,11 @@ def _matmul_faults(resolved: Sized) -> Iterator[Fault]:
 
 def check_engine_trains(name: EngineName, shape: ModelShape) -> None:
     """Raises ConfigError if the engine cannot train a model of this shape."""
-    raise_faults({fault.message: fault.hint for fault in _shape_faults(Engine(name=name), shape)})
+    raise_faults({fault.message: fault.hint for fault in engine_shape_faults(Engine(name=name), shape)})
 
 
-def _shape_faults(engine: Engine, shape: ModelShape) -> Iterator[Fault]:
+def engine_shape_faults(engine: Engine, shape: ModelShape) -> Iterator[Fault]:
+    """The reasons why the engine cannot train a model of this shape."""
     if (reason := engine_named(engine.name).shape_fault(shape)) is not None:
         able = [name for name, other in trainers().items() if other.shape_fault(shape) is None]
         hint = f"use --engine {' or '.join(able)}" if able else NOT_TRAINED

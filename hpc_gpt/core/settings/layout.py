@@ -123,6 +123,15 @@ class Layout:
         return list(groups.values())
 
 
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of a number that is at most `most`, and at most 4096.
+
+    >>> largest_divisor(128, 24), largest_divisor(7, 6)
+    (16, 1)
+    """
+    return next((size for size in range(min(most, number, 4096), 0, -1) if number % size == 0), 1)
+
+
 def check_gpus(layout: Layout, gpus: int) -> None:
     """Raises LayoutError, with the product, if the layout does not use exactly these GPUs."""
     if layout.gpus != gpus:

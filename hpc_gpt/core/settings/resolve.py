@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core.engines import engine_named, trainers
-from hpc_gpt.core.engines.base.facts import EngineFacts
+from hpc_gpt.core.engines.base.facts import EngineFacts, Fault
 from hpc_gpt.core.errors import ConfigError, LayoutError, UserError, check_sizes, raise_faults
 from hpc_gpt.core.formulas import MOST_TOKENS
 from hpc_gpt.core.settings.cluster import OF_THE_PLANNER, ClusterProfile
-from hpc_gpt.core.settings.engines import resolve_engine, resolve_optimizer
+from hpc_gpt.core.settings.engines import engine_shape_faults, resolve_engine, resolve_optimizer
 from hpc_gpt.core.settings.experiment import Command, Data, Engine, Experiment, Job, LayoutRequest, ScriptFacts, Train
 from hpc_gpt.core.settings.key_rules import key_rules, number_faults
 from hpc_gpt.core.settings.layout import AXES, Batch, Layout, check_gpus, check_nodes, nodes_for, solve_batch
@@ -22,8 +22,8 @@ from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.core.settings.resolved import JOB_NAME_BYTES, Resolved, cut_name
 from hpc_gpt.core.settings.schedule import excess_of
 from hpc_gpt.core.settings.services import SERVICES, changed_keys, check_services
-from hpc_gpt.core.settings.shape_rules import check_shape
-from hpc_gpt.core.settings.shape_split import check_split, default_tp
+from hpc_gpt.core.settings.shape_rules import check_shape, shape_faults
+from hpc_gpt.core.settings.shape_split import Obstacle, check_split, default_tp, expert_obstacles, split_obstacles
 from hpc_gpt.core.settings.sized import NO_BATCH, NO_MODEL, Sized, model_table, program_tables, runs_program
 from hpc_gpt.core.tables import toml_lines
 
@@ -67,7 +67,7 @@ def size_run(experiment: Experiment, profile: ClusterProfile, script: ScriptFact
     """
     facts = engine_named(experiment.engine.name)
     command = facts.program_of(experiment.command)
-    shape = _size_model(experiment.model, facts, command)
+    shape = _size_model(experiment, facts, profile, command)
     layout, nodes, batch = _size_layout(experiment, shape, profile, command)
     train, engine = _size_engine(experiment, layout, shape, command)
     data = _size_data(experiment.data, facts, layout, engine)
@@ -100,9 +100,17 @@ def size_run(experiment: Experiment, profile: ClusterProfile, script: ScriptFact
 # --- the steps of it
 
 
-def _size_model(model: Model, facts: EngineFacts, command: Command | None) -> ModelShape:
-    """The model's shape, which may be unknown for a program."""
-    shape = NO_MODEL if command is not None and model == Model() else resolve_shape(model)
+def _size_model(
+    experiment: Experiment, facts: EngineFacts, profile: ClusterProfile, command: Command | None
+) -> ModelShape:
+    """The model's shape, which may be unknown for a program. Its faults come with those of the engine and of ep."""
+    if command is not None and experiment.model == Model():
+        return NO_MODEL
+    shape = _stated_shape(experiment.model)
+    if faults := shape_faults(shape):
+        more = engine_shape_faults(experiment.engine, shape) if shape.is_mixture else ()
+        of_ep = _expert_obstacles_of(experiment.layout, shape, profile)
+        raise_faults(faults | {fault.message: fault.hint for fault in (*more, *of_ep)}, LayoutError)
     return replace(shape, pad_token=None) if "pad_token_id" in facts.unfollowed else shape
 
 
@@ -114,9 +122,17 @@ def _size_layout(
     layout, nodes = _resolve_layout(request, experiment.engine, shape, profile)
     sizes = request.micro_batch, request.micro_batches, request.global_batch
     batch = NO_BATCH if command is not None and not any(sizes) else solve_batch(layout.dp, *sizes)
-    if shape != NO_MODEL:
-        check_split(shape, layout)
     return layout, nodes, batch
+
+
+def _expert_obstacles_of(request: LayoutRequest, shape: ModelShape, profile: ClusterProfile) -> list[Obstacle]:
+    """The faults of the requested ep, for a shape with faults of its own."""
+    tp, pp, cp = request.tp or 1, request.pp or 1, request.cp or 1
+    gpus = request.gpus or (request.nodes or 1) * profile.gpus_per_node
+    if not request.ep or request.ep < 1 or min(tp, pp, cp) < 1 or (shape.experts or 1) < 1:
+        return []
+    dp = max(1, request.dp or gpus // (tp * pp * cp))
+    return list(expert_obstacles(shape, Layout(tp, pp, dp, cp, request.ep)))
 
 
 def _size_engine(
@@ -125,7 +141,9 @@ def _size_engine(
     """[train] and [engine]; the steps may be unknown for a program."""
     _check_train(experiment.train, is_open=command is not None)
     raise_faults(number_faults("job", experiment.job, _ALL_KEYS))
-    engine = resolve_engine(experiment.engine, layout, shape, experiment.train)
+    split = split_obstacles(shape, layout) if shape != NO_MODEL else ()
+    others = [Fault(obstacle.message, obstacle.hint, of_layout=True) for obstacle in split]
+    engine = resolve_engine(experiment.engine, layout, shape, experiment.train, others)
     return resolve_optimizer(experiment.train, engine), engine
 
 
@@ -197,7 +215,15 @@ def _check_after(resolved: Sized) -> None:
 
 
 def resolve_shape(model: Model) -> ModelShape:
-    """The shape of the preset or config.json, overridden by the model's own sizes; ConfigError if a size is missing."""
+    """The shape of the preset or config.json, overridden by the model's own sizes; ConfigError if a size is missing,
+    LayoutError if they contradict each other."""
+    shape = _stated_shape(model)
+    check_shape(shape)
+    return shape
+
+
+def _stated_shape(model: Model) -> ModelShape:
+    """The same, without the check of its sizes."""
     sizes = {key: size for key, size in vars(model).items() if size is not None and key not in ("preset", "hf")}
     if model.preset is not None and model.hf is not None:
         raise ConfigError(
@@ -216,7 +242,6 @@ def resolve_shape(model: Model) -> ModelShape:
                 f"model lacks {', '.join(missing)}, and names no preset", 'set model.preset = "gpt2", or give the sizes'
             )
         shape = ModelShape(**sizes)
-    check_shape(shape)
     return shape
 
 

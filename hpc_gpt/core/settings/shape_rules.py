@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from hpc_gpt.core.errors import LayoutError, raise_faults
+from hpc_gpt.core.settings.layout import largest_divisor
 from hpc_gpt.core.settings.model_shape import ModelShape
 
 _Faults = Iterator[tuple[str, str]]
@@ -75,7 +76,9 @@ def _rotation_faults(shape: ModelShape) -> _Faults:
                 f'set model.positions = "rope", or leave {", ".join(useless)} out',
             )
         return
-    if shape.head_width % 2:
+    if shape.head_dim is None and shape.hidden % shape.heads:
+        pass  # the head's width is a fault of its own
+    elif shape.head_width % 2:
         yield (
             f"model.head_dim is {shape.head_width}, but a rotation needs pairs: it must be even",
             f"use model.head_dim = {shape.head_width + 1}, or other heads",
@@ -150,11 +153,10 @@ def _group_faults(experts: int, used: int | None, groups: int | None, chosen: in
     if groups is None or groups < 1 or experts < 1:
         return
     if experts % groups:
-        nearest = max(size for size in range(1, min(groups, experts) + 1) if experts % size == 0)
         yield (
             f"expert_groups {groups} does not divide the {experts} experts: {experts} / {groups} = "
             f"{experts / groups:.2f}",
-            f"use model.expert_groups = {nearest}",
+            f"use model.expert_groups = {largest_divisor(experts, groups)}",
         )
     elif chosen is not None and used is not None and used > chosen * experts // groups and chosen <= groups:
         of_each = experts // groups

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from hpc_gpt.core.errors import LayoutError, raise_faults
 from hpc_gpt.core.settings.experiment import CpExchange, Partition
 from hpc_gpt.core.settings.layer_kinds import LayerKind
-from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.layout import Layout, largest_divisor
 from hpc_gpt.core.settings.model_shape import ModelShape
 
 
@@ -127,7 +127,7 @@ def split_obstacles(shape: ModelShape, layout: Layout) -> Iterator[Obstacle]:
             f"pp {layout.pp} needs at least {layout.pp} layers, one a stage, but the model has {shape.layers}",
             f"use --pp {shape.layers} or fewer",
         )
-    yield from _expert_obstacles(shape, layout)
+    yield from expert_obstacles(shape, layout)
 
 
 def _tp_obstacles(shape: ModelShape, layout: Layout) -> Iterator[Obstacle]:
@@ -169,7 +169,7 @@ def _tp_obstacles(shape: ModelShape, layout: Layout) -> Iterator[Obstacle]:
         )
 
 
-def _expert_obstacles(shape: ModelShape, layout: Layout) -> Iterator[Obstacle]:
+def expert_obstacles(shape: ModelShape, layout: Layout) -> Iterator[Obstacle]:
     """The reasons why ep and etp cannot divide the model's experts over the layout's ranks."""
     ep, etp, experts = layout.ep, layout.expert_tp, shape.experts
     if ep == 1 and etp == layout.tp:
@@ -183,8 +183,9 @@ def _expert_obstacles(shape: ModelShape, layout: Layout) -> Iterator[Obstacle]:
     else:
         ranks, product = layout.gpus // layout.pp, f"tp {layout.tp} x cp {layout.cp} x dp {layout.dp}"
     each = 1 if etp == layout.tp else etp
-    sizes = [size for size in range(1, ep + 1) if experts % size == 0 and ranks % (size * each) == 0]
-    hint = f"use --ep {max(sizes)}" if sizes else f"use an etp that divides {ranks}"
+    divides = ranks % each == 0
+    nearest = largest_divisor(math.gcd(experts, ranks // each), ep)
+    hint = f"use --ep {nearest}" if divides else f"use a layout.etp that divides {ranks}"
     if experts % ep:
         yield Obstacle(
             "ep does not divide the experts",

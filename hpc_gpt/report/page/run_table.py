@@ -133,7 +133,7 @@ _FEW_COLUMNS = (
     *_figures("params"),
     _text_column("Layout", (*AXES, "ep", "zero_stage"),
            lambda record: text.replace(" ", "\n", 1) if (text := layout_text(record)) != NOTHING else None,
-           "tensor, pipeline, context, data and expert parallel sizes; ZeRO stage"),
+           "tensor, pipeline, context and data parallel sizes; ZeRO stage"),
     *_figures("seq", "global_batch", "step_s"),
     replace(FIGURES["tokens_per_s_gpu"], keys=("tokens_per_s_gpu", "tokens_per_s", "gpus"), value=tokens_per_s_gpu),
     *_figures("tflops_model", "mfu"),
