@@ -130,7 +130,7 @@ def test_experts_are_reduced_over_their_own_replicas():
     assert predict_step(shared, H100).dp_s > predict_step(alone, H100).dp_s
 
 
-def test_fsdp_gathers_the_experts_of_a_layer_whole_unless_ep_divides_them():
+def test_fsdp_gathers_experts_whole_unless_ep_divides_them():
     run = replace(BALANCED, engine="fsdp", zero_stage=3, sharded_optimizer=False, micro_batch=1)
     whole, divided = (predict_step(replace(run, ep=ep), H100) for ep in (1, 16))
     assert whole.dp_s > 10 * divided.dp_s
