@@ -273,7 +273,7 @@ def _how(part: str, run: Training) -> str:
 _WIDTH = 120
 # The number of layouts that are named after the best one.
 _OTHERS = 4
-_KEYS_OF_LAYOUT = ("gpus", "tp", "pp", "cp", "dp", "micro_batch", "global_batch")
+_KEYS_OF_LAYOUT = ("gpus", "tp", "pp", "cp", "dp", "ep", "etp", "micro_batch", "global_batch")
 _ENDS = {
     "data": (
         "Python's own sources as bytes, 256 different tokens, for a first run. For your text hpc-gpt data SOURCE",
@@ -304,8 +304,9 @@ def planned_tables(best: Candidate, experiment: Experiment, given_keys: Mapping[
     layout = tables.pop("layout", {})
     for name in _KEYS_OF_LAYOUT:
         layout[name] = getattr(training, name)
-    if training.cp == 1:
-        del layout["cp"]
+    for name, usual in (("cp", 1), ("ep", 1), ("etp", None)):
+        if layout[name] == usual:
+            del layout[name]
     tables["layout"] = {name: size for name, size in layout.items() if name != "micro_batches"}
     lr = experiment.train.lr if experiment.train.init is None else LR_OF_TRAINED
     train = {"steps": experiment.train.steps, "lr": lr}

@@ -14,7 +14,7 @@ from hpc_gpt.cli.experiment_options import PREFIX, variables_of
 from hpc_gpt.core import errors
 from hpc_gpt.core.engines import engines
 from hpc_gpt.core.settings.cluster import load_profile
-from hpc_gpt.core.settings.experiment import Engine, Matmul, Model, Train
+from hpc_gpt.core.settings.experiment import Engine, Matmul, Train
 from hpc_gpt.core.settings.experiment_file import find_sweep, load_experiment
 from hpc_gpt.core.settings.presets import PRESETS
 from hpc_gpt.core.settings.resolve import resolve
@@ -50,14 +50,14 @@ WITHOUT = re.compile("expert|window|lora|prefer")
 
 def test_what_it_does_not_do_is_so():
     said = section("README.md", "What it does not do")
-    assert not [each.name for table in (Model, Engine, Train) for each in fields(table) if WITHOUT.search(each.name)]
+    assert not [each.name for table in (Engine, Train) for each in fields(table) if WITHOUT.search(each.name)]
+    assert [name for name, facts in engines().items() if "experts" in facts.shape_parts] == ["megatron-lm"]
+    assert "trained by Megatron-LM alone" in said
     trains = {name for name, facts in engines().items() if "fp8-tensor" in facts.matmuls}
     assert f"FP8 in other engines than {' and '.join(sorted(trains))}" in said
     planned = set(get_args(Matmul)) - {matmul for facts in engines().values() for matmul in facts.matmuls}
     assert {"mxfp8", "nvfp4"} <= planned
-    assert {axis for facts in engines().values() for axis in facts.axes} == {"tp", "pp", "cp"}, (
-        "tensor x pipeline x context"
-    )
+    assert {axis for facts in engines().values() for axis in facts.axes} == {"tp", "pp", "cp", "ep", "etp"}
 
 
 def test_a_short_answer_is_short_and_has_a_command():

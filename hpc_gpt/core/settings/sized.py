@@ -123,7 +123,8 @@ def known_batch(run: Sized) -> Batch | None:
 
 def shown_layout(run: Sized) -> str:
     """The layout, if the program's layout is known and not only its GPUs; else empty."""
-    return str(run.layout) if run.batch != NO_BATCH or run.layout.dp < run.layout.gpus else ""
+    is_stated = run.batch != NO_BATCH or run.layout.dp < run.layout.gpus or run.layout.ep > 1
+    return str(run.layout) if is_stated else ""
 
 
 def params(run: Sized) -> int | None:

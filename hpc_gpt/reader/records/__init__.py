@@ -225,17 +225,12 @@ def _active(record: Record) -> tuple[float | None, float | None, float | None]:
     The record of another program's log has them in `settings.active`; the record of our run has its shape in
     `settings.model`. Without either the layers are GPT-2's.
     """
-    active, model = record.settings.get("active"), record.settings.get("model")
+    active = record.settings.get("active")
     if active is not None:
         return active.get("params"), active.get("layer_weights"), active.get("attention_width")
     if not (record.hidden and record.layers and record.heads):
         return record.params, 12 * (record.hidden or 0) ** 2, record.hidden
-    model = model if isinstance(model, dict) else {}
-    sizes = {name: getattr(record, name) for name in ("hidden", "layers", "heads", "vocab", "seq")}
-    keys = {key: value for key, value in model.items() if key in _KEYS_OF_SHAPE}
-    try:
-        shape: ModelShape = from_tables(ModelShape, {**keys, **{key: size for key, size in sizes.items() if size}})
-    except (KeyError, TypeError, ValueError):  # a damaged record
+    if (shape := _shape(record)) is None:
         return record.params, None, None
     if not shape.special_keys:
         return record.params, shape.layer_weights, shape.query_width
@@ -243,6 +238,18 @@ def _active(record: Record) -> tuple[float | None, float | None, float | None]:
 
 
 _KEYS_OF_SHAPE = {entry.name for entry in fields(ModelShape)}
+
+
+def _shape(record: Record) -> ModelShape | None:
+    """The shape in the record of a run of ours, GPT-2's without `settings.model`; None if sizes lack or are damaged."""
+    model = record.settings.get("model")
+    sizes = {name: getattr(record, name) for name in ("hidden", "layers", "heads", "vocab", "seq")}
+    keys = {key: value for key, value in model.items() if key in _KEYS_OF_SHAPE} if isinstance(model, dict) else {}
+    try:
+        shape: ModelShape = from_tables(ModelShape, {**keys, **{key: size for key, size in sizes.items() if size}})
+    except (KeyError, TypeError, ValueError):
+        return None
+    return shape
 
 
 def _keys(record: Record) -> tuple[float | None, str]:
@@ -256,6 +263,9 @@ def _keys(record: Record) -> tuple[float | None, str]:
     logged = record.settings.get("arguments")
     if isinstance(logged, dict):
         arguments = {**arguments, **{name: str(text) for name, text in logged.items()}}
+    shape = _shape(record)
+    if shape is not None and shape.attention_keys:
+        return shape.attention_keys, ""
     return attention_keys(arguments, record.seq, record.layers)
 
 

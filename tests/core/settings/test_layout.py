@@ -1,5 +1,7 @@
 """Layout: rank <-> coordinate, groups, the fit to nodes, and refusals with their arithmetic."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -122,3 +124,19 @@ def test_nodes_hold_all_gpus_and_none_stays_empty(gpus, per_node):
         return
     assert nodes * per_node >= gpus
     assert (nodes - 1) * per_node < gpus
+
+
+@given(layouts, st.sampled_from([1, 2, 4, 8]), st.sampled_from([None, 1, 2]))
+def test_ep_is_no_axis_and_is_printed_above_one(layout, ep, etp):
+    split = replace(layout, ep=ep, etp=etp)
+    assert split.gpus == layout.gpus
+    same = replace(split, etp=None) if split.expert_tp == split.tp else split
+    assert Layout.parse(str(split)) == same
+    assert (str(split) == str(layout)) is (ep == 1 and split.expert_tp == split.tp)
+    assert split.table() == {**layout.table(), **({"ep": ep} if ep > 1 else {}), **({"etp": etp} if etp else {})}
+
+
+def test_replicas_of_experts_are_fewer():
+    assert Layout(2, 4, 8, ep=4).expert_replicas == 2
+    assert Layout(2, 4, 8, cp=2, ep=8, etp=1).expert_replicas == 4
+    assert str(Layout(2, 4, 8, cp=2, ep=8, etp=1)) == "tp2-pp4-cp2-dp8-ep8-etp1"

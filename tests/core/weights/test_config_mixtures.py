@@ -186,7 +186,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "changed", "words"), REFUSED)
-def test_a_file_whose_layers_cannot_be_said_is_refused_by_its_key(name, changed, words, write):
+def test_layers_that_cannot_be_said_are_refused_by_their_key(name, changed, words, write):
     folder = write(PUBLISHED[name] | changed)
     with pytest.raises(UserError, match=words):
         read_config(folder, 8192)
