@@ -253,7 +253,10 @@ class Question:
             # A shape that is only planned: programs lay its stages out by hand, as DeepSeek's 61 layers.
             return [chunks for chunks in self._choices("vp", _CHUNKS) if pp * chunks <= self.shape.layers]
         deep = places // pp
-        return [chunks for chunks in self._choices("vp", divisors(deep) if pp > 1 else (1,)) if deep % chunks == 0]
+        possible = divisors(deep) if pp > 1 else (1,)
+        if self.shape.is_mixture and len(possible) > 3:  # it has many more layouts, and the others are hardly faster
+            possible = (1, possible[len(possible) // 2], deep)
+        return [chunks for chunks in self._choices("vp", possible) if deep % chunks == 0]
 
     def _stage_layers(self, pp: int) -> tuple[int, ...] | None:
         """The number of layers of each stage; None if they are as even as possible."""
