@@ -38,6 +38,7 @@ from hpc_gpt.planner.table import (
     heading,
     left_out_text,
     legend,
+    other_ep_text,
     search_table,
     slow_text,
     unchecked,
@@ -253,6 +254,7 @@ def _print_table(
         slow,
         without_offload(searched),
         larger_batch(searched, plan.constants),
+        other_ep_text(searched),
         left_out_text(searched),
         unchecked(searched) if searched.best else "",
     ]
@@ -352,7 +354,8 @@ def _largest_command(plan: PlanRequest, calibration: str | None, of_seq: bool) -
     left_out = ("layout.global_batch",) if of_seq else _LARGEST_MODEL_KEYS
     keys = {key: value for key, value in request.given.items() if key not in left_out}
     if not of_seq:
-        keys = {f"model.{name}": getattr(model, name) for name in ("hidden", "layers", "heads")} | keys
+        sizes = ("hidden", "layers", "heads", *(("expert_ffn",) if model.is_mixture else ()))
+        keys = {f"model.{name}": getattr(model, name) for name in sizes} | keys
     keys |= {f"layout.{name}": fixed[name] for name in ("micro_batch", "micro_batches")}
     keys |= {"engine.offload": fixed["offload"], "layout.gpus": plan.question.gpus}
     if "activation_offload" in fixed:

@@ -94,10 +94,14 @@ def tflops_model(
     return (6 * params + 12 * layers * hidden * (attention_keys or seq)) * seq * global_batch / (step_s * gpus * 1e12)
 
 
-def as_done(tflops: float, *, layers: int, hidden: int, seq: int, global_batch: int, gpus: int, step_s: float) -> float:
+def as_done(
+    tflops: float, *, layers: int, hidden: int, seq: int, global_batch: int, gpus: int, step_s: float,
+    attention_keys: float | None = None,
+) -> float:  # fmt: skip
     """`tflops` of `tflops_model` less the attention that a causal mask spares: 6 L h s of 12 L h s per token."""
     _check(seq=seq, global_batch=global_batch, gpus=gpus, step_s=step_s)
-    return tflops - 6 * layers * hidden * seq * seq * global_batch / (step_s * gpus * 1e12)
+    keys = attention_keys or seq
+    return tflops - 6 * layers * hidden * keys * seq * global_batch / (step_s * gpus * 1e12)
 
 
 def memory_seed003_gib(

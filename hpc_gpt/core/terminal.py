@@ -22,7 +22,7 @@ from hpc_gpt.core.format import Style, plain, show_duration, wrapped
 
 # A colour is never the only sign: the text has the same meaning.
 _CODES = {"bold": 1, "red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35, "cyan": 36,
-          "light red": 91, "light blue": 94, "light magenta": 95}  # fmt: skip
+          "light red": 91, "light yellow": 93, "light blue": 94, "light magenta": 95}  # fmt: skip
 _CODE = re.compile(r"\x1b\[\d*m")
 # Seconds of work before the first sign of life, and between two of them.
 _LIFE_AFTER_S, _LIFE_EVERY_S = 1.0, 0.25

@@ -47,6 +47,8 @@ STAND_IN = "a100-80g-8"
 LIKE_UNTRAINED: EngineName = "megatron-lm"
 # The length of the training for the predicted days and GPU-hours: GPT-3's (arXiv:2005.14165).
 PLANNED_TOKENS = 300e9
+# The keys of [model] that make experts of the MLP of the family of --max-model.
+_WITHOUT_EXPERTS: dict[str, Any] = dict.fromkeys(("experts", "experts_per_token", "expert_ffn"))
 # Above this length the sequence does not fit, rather than the model.
 _USUAL_SEQ = 131_072
 _BATCH = ("micro_batches", "global_batch")
@@ -131,6 +133,8 @@ def read_plan_request(
         traits, engine = experiment.plan.traits, replace(experiment.engine, name=like)
         experiment = replace(experiment, engine=engine, command=Command(), plan=Plan())
     base = load_experiment(file, {}, request.row, steps_elsewhere=True)
+    if largest and experiment.model.experts and experiment.model.expert_ffn is None:
+        experiment = _with_expert_width(experiment)
     model = resolve_shape(experiment.model)
     is_open = not request.names_experiment and overrides.get("engine.name") is None
     if like is None and is_open and all(facts.shape_fault(model) for facts in trainers().values()):
@@ -139,7 +143,7 @@ def read_plan_request(
         overrides["engine.name"] = like
     elif like is None and not is_open:
         check_engine_trains(experiment.engine.name, model)
-    if largest and not model.is_gpt2:
+    if largest and not replace(model, **_WITHOUT_EXPERTS).is_gpt2:
         kind = "the largest model is searched among GPT-2's shapes, but the model has another shape"
         raise ConfigError(kind, "name no --model, or one such as gpt2")
     _refuse_unplanned([("engine.megatron_args", experiment.engine.megatron_args)])
@@ -271,6 +275,13 @@ def _start_of_largest(profile: ClusterProfile, overrides: dict[str, Any]) -> dic
     if compiles(profile, overrides):
         overrides["engine.compile"] = "block"
     return {"model": read_experiment(DEFAULT_EXPERIMENT).tables["model"]}
+
+
+def _with_expert_width(experiment: Experiment) -> Experiment:
+    """The experiment with experts that are together as wide for a token as the model's dense MLP."""
+    dense = resolve_shape(replace(experiment.model, experts=None, experts_per_token=None))
+    width = dense.mlp_width // (experiment.model.experts_per_token or 1)
+    return replace(experiment, model=replace(experiment.model, expert_ffn=max(1, width)))
 
 
 def _at_smallest_batch(

@@ -12,12 +12,24 @@ from hpc_gpt.core.format import NOTHING, wrapped
 from hpc_gpt.core.settings.experiment import LR_OF_TRAINED, Engine, Experiment, Train
 from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.core.settings.shape_split import layer_params, outer_params
+from hpc_gpt.core.settings.shape_split import outer_params
 from hpc_gpt.core.tables import set_dotted, toml_lines
+from hpc_gpt.planner import experts
 from hpc_gpt.planner.constants import constant_lines
 from hpc_gpt.planner.figures import Figures, arithmetic, needs, needs_most, plan_figures, summary
-from hpc_gpt.planner.machine import Machine, generation_of
-from hpc_gpt.planner.memory import in_flight, kept_of_layer, layer_bytes, layers_of_stages
+from hpc_gpt.planner.links import Links
+from hpc_gpt.planner.machine import DEFAULT, Machine, generation_of
+from hpc_gpt.planner.memory import (
+    in_flight,
+    kept_of_layer,
+    kinds_of_stages,
+    layer_bytes,
+    layers_of_stages,
+    mlp_width,
+    over_kinds,
+    stage_expert_params,
+    stage_params,
+)
 from hpc_gpt.planner.search import Candidate, Searched
 from hpc_gpt.planner.table import (
     PARTS,
@@ -78,6 +90,8 @@ def _lines(candidate: Candidate, machine: Machine, figures: Figures | None) -> I
     yield f"parameters   {_parameters(run, candidate.memory.deciding)}"
     yield f"states       {_states(run)}"
     yield f"activations  {_activations(run, candidate.memory.deciding)}"
+    if run.shape.is_mixture:
+        yield from _experts(run, machine)
     yield ""
     yield f"memory of one GPU, GiB; nvidia_smi must be below the card's {machine.memory_gib:.4g}"
     yield _memory(candidate)
@@ -96,32 +110,87 @@ def _lines(candidate: Candidate, machine: Machine, figures: Figures | None) -> I
 
 def _layers(run: Training) -> str:
     blocks = layers_of_stages(run)
+    dense = f", of which the first {run.shape.dense_layers} are dense" if run.shape.dense_layers else ""
     if run.pp == 1:
-        return f"all {run.shape.layers} on every GPU"
+        return f"all {run.shape.layers} on every GPU{dense}"
     most, least = max(blocks), min(blocks)
     per_stage = f"{most} a stage" if most == least else f"{least} to {most} a stage"
     chunks = f", in {run.vp} chunks" if run.vp > 1 else ""
-    return f"{run.shape.layers} over {run.pp} stages: {per_stage}{chunks}; embedding on the first, head on the last"
+    return (
+        f"{run.shape.layers}{dense} over {run.pp} stages: {per_stage}{chunks}; embedding on the first, head on the last"
+    )
 
 
 def _widths(run: Training) -> str:
     shape = run.shape
+    width = max(map(mlp_width, shape.kinds))  # 0 if every layer has nothing but experts
     if run.tp == 1:
-        return f"hidden {shape.hidden}, MLP {shape.mlp_width}, {shape.heads} heads, whole on every GPU"
+        mlp = f" MLP {width}," if width else ""
+        return f"hidden {shape.hidden},{mlp} {shape.heads} heads, whole on every GPU"
+    mlp = f"MLP {width} / {run.tp} = {width // run.tp}, " if width else ""
     return (
-        f"over tp {run.tp}: hidden {shape.hidden} / {run.tp} = {shape.hidden // run.tp}, "
-        f"MLP {shape.mlp_width} / {run.tp} = {shape.mlp_width // run.tp}, "
+        f"over tp {run.tp}: hidden {shape.hidden} / {run.tp} = {shape.hidden // run.tp}, {mlp}"
         f"heads {shape.heads} / {run.tp} = {shape.heads // run.tp}, vocabulary "
         f"{shape.padded_vocab} / {run.tp} = {shape.padded_vocab // run.tp}"
     )
 
 
 def _parameters(run: Training, stage: int) -> str:
-    layers, per_layer = layers_of_stages(run)[stage], layer_params(run.shape, run.tp)
-    outside = outer_params(run.shape, run.tp, run.pp, stage)
+    outside, counts = outer_params(run.shape, run.tp, run.pp, stage), kinds_of_stages(run)[stage]
+    kinds = [
+        f"{count}{f' {kind.name}' * (len(counts) > 1)} layers x {each / 1e6:,.2f}e6"
+        for count, kind, (each, _) in zip(counts, run.shape.kinds, run.params_of_kinds, strict=True)
+        if count or len(counts) == 1
+    ]
     outer_text = f" + {outside / 1e6:,.1f}e6 outside them" if outside else ""
-    total = (layers * per_layer + outside) / 1e6
-    return f"stage {stage}: {layers} layers x {per_layer / 1e6:,.2f}e6{outer_text} = {total:,.1f}e6 on one GPU"
+    later = f" + {run.shape.mtp_layers} MTP" if run.shape.mtp_layers and stage == run.pp - 1 else ""
+    total = stage_params(run, stage) / 1e6
+    return f"stage {stage}: {' + '.join(kinds)}{outer_text}{later} = {total:,.1f}e6 on one GPU"
+
+
+def _experts(run: Training, machine: Machine) -> Iterator[str]:
+    """Lines on the experts of a mixture: their split, rows, states, activations, dispatch, passes and launches."""
+    shape, local = run.shape, experts.local_experts(run)
+    width = (shape.expert_ffn or 0) // run.expert_tp
+    shared = f", over etp {run.expert_tp}" if run.expert_tp > 1 else ""
+    yield (
+        f"experts      {shape.experts} a layer over ep {run.ep} = {local:g} on one GPU{shared}, each {shape.hidden} x "
+        f"{width}; {run.expert_replicas} replicas share gradients and states, all else {run.data_ranks}"
+    )
+    load = experts.worst_load(run)
+    balance = f"{load:g} times the mean where most tokens go" if load > 1 else "the mean, as ranks have equally many"
+    yield (
+        f"rows         {run.tokens} tokens x {shape.experts_per_token} experts: {experts.rows_an_expert(run):,.0f} an "
+        f"expert, {balance}"
+    )
+    state = states_of(run).state_bytes(run.of_experts)
+    total = state.parameters + state.optimizer + max(state.gradients, state.step_gradients)
+    of_experts = stage_expert_params(run, 0)
+    yield f"             states of experts: {total:.3g} bytes x {of_experts / 1e6:,.1f}e6 on a GPU of stage 0"
+    copies = experts.expert_rows(run) * (2 * shape.hidden + 6 * width) / 2**20
+    yield f"             a layer's rows, {shape.hidden} wide before an expert and {width} inside: {copies:,.1f} MiB"
+    ranks, links = run.ep * run.expert_tp, Links(machine, DEFAULT)
+    seconds = experts.exchange_s(run, links)
+    inside = ranks <= links.per_node
+    where = f"inside {links.per_node} GPUs joined by NVLink" if inside else f"across nodes of {links.per_node} GPUs"
+    if run.ep > 1:
+        kept, leaving = experts.copies_sent(run, links)
+        what = "every rank gathers all tokens" if run.dispatcher == "allgather" else (
+            f"{kept:.2g} copies of a token go to its node, {leaving:.2g} to others"
+        )  # fmt: skip
+        hidden = ", beside another micro-batch's passes" if run.ep_overlap else ""
+        name = run.dispatcher or "a copy to each node"
+        yield f"dispatch     {name}, {where}: {what}; {1e3 * seconds:.3g} ms a layer and micro-batch{hidden}"
+    again = 1 if experts.sorts_once(run) else 2
+    yield f"permutation  {again} before and {again} after the experts, and a router of {shape.hidden} x {shape.experts}"
+    launching, idle = experts.launching_s(run, DEFAULT.host_s)
+    yield (
+        f"launches     {1e3 * launching:.3g} ms of the host a layer and micro-batch for router, dispatch and {local:g} "
+        f"experts; {1e3 * idle:.2g} ms of it on an idle GPU"
+    )
+    if engine_of(run).sharding(run) >= 3 and run.expert_replicas > 1:
+        gathered = 2 * run.params_of_kinds[-1][1] / 1e9
+        yield f"             a layer's experts are gathered whole: {gathered:.3g} GB in 16 bits"
 
 
 def _states(run: Training) -> str:
@@ -138,8 +207,10 @@ def _states(run: Training) -> str:
 
 def _activations(run: Training, stage: int) -> str:
     flying, layers = in_flight(run, stage), layers_of_stages(run)[stage]
-    layer_mib = kept_of_layer(run, layer_bytes(run)) / 2**20
-    total = flying * layers * layer_mib / 1024
+    kinds = run.shape.kinds
+    kept = [kept_of_layer(run, layer_bytes(run, kind)) / 2**20 for kind in kinds]
+    total = over_kinds(flying, kinds_of_stages(run)[stage], kept) / 1024
+    layer_mib = kept[-1] if len(kept) == 1 else total * 1024 / flying / layers
     schedule = f"min({run.micro_batches}, pp {run.pp} - {stage})" if run.pp > 1 else "1"
     extra = " plus the chunks'" if run.vp > 1 else ""
     where = ", on the host" if run.activations_on_host else ""
@@ -186,9 +257,15 @@ def _how(part: str, run: Training) -> str:
         return (
             f"{passes} of {run.shape.seq} x {run.micro_batch} x {run.shape.hidden} twice a layer and pass, tp {run.tp}"
         )
+    if part == "ep":
+        times = 6 if run.recompute == "full" else 4
+        return (
+            f"{times} exchanges a layer and micro-batch of {run.shape.experts_per_token} x {run.tokens // run.tp} rows"
+        )
     if part == "dp":
         gathered = "; parameters gathered for each pass" if engine_of(run).sharding(run) == 3 else ""
         shared = f"{run.data_ranks} ranks, cp x dp" if run.cp > 1 else f"{run.dp} replicas"
+        shared += f", experts' over {run.expert_replicas}" if run.shape.is_mixture else ""
         return f"gradients over {shared}, the part that backward does not hide{gathered}"
     return next(step_part.means for step_part in PARTS if step_part.name == part)
 

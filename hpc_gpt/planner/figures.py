@@ -59,15 +59,20 @@ def figures_of(training: Training, step: StepTime, machine: Machine, budget_toke
     """The figures of a training with a predicted step; `step.band` gives the range of its seconds."""
     shape, gpus, step_s = training.shape, training.gpus, step.step_s
     counted: dict[str, Any] = {"seq": shape.seq, "global_batch": training.global_batch, "gpus": gpus, "step_s": step_s}
-    sizes = {"layers": shape.layers, "hidden": shape.query_width}
+    sizes: dict[str, Any] = {
+        "layers": shape.attention_layers,
+        "hidden": shape.attention_width,
+        "attention_keys": shape.attention_keys,
+    }
     model = formulas.tflops_model(params=shape.multiplied, **sizes, **counted)
     hardware = formulas.tflops_hardware(
-        layers=shape.layers,
+        layers=shape.attention_layers,
         hidden=shape.hidden,
-        vocab=shape.padded_vocab,
+        vocab=shape.padded_vocab * (1 + shape.mtp_layers),
         recompute=training.recompute,
         layer_weights=shape.layer_weights,
-        attention_width=shape.query_width,
+        attention_width=shape.attention_width,
+        attention_keys=shape.attention_keys,
         **counted,
     )
     units = units_of(training.dtype, training.matmul) or training.dtype
@@ -80,7 +85,7 @@ def figures_of(training: Training, step: StepTime, machine: Machine, budget_toke
         step_s_high=step_s * (1 + step.band),
         tokens_per_s=tokens_per_s,
         tokens_per_s_per_gpu=tokens_per_s / gpus,
-        tflops_seed=formulas.tflops_seed(params=shape.params, recompute=training.recompute, **counted),
+        tflops_seed=formulas.tflops_seed(params=shape.params_active, recompute=training.recompute, **counted),
         tflops_hardware=hardware,
         tflops_model=model,
         mfu=formulas.mfu(model, peak),

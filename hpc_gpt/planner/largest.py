@@ -32,18 +32,25 @@ class Largest:
 
 
 def family(model: ModelShape) -> list[ModelShape]:
-    """All shapes of the FAMILY with the model's vocabulary and sequence, sorted by parameters.
+    """All shapes of the FAMILY with the model's vocabulary and sequence, and its experts, sorted by parameters.
 
     Hidden / layers as published: Brown et al. 2020 (arXiv:2005.14165), table 2.1, 12288 / 96 = 128; Narayanan et al.
     2021 (arXiv:2104.04473), table 1, 25600 / 128 = 200; Megatron-DeepSpeed's perf tables, 16384 / 64 = 256.
     """
     shapes = [
-        replace(model, hidden=hidden, layers=layers, heads=hidden // 128)
+        replace(model, hidden=hidden, layers=layers, heads=hidden // 128, expert_ffn=_grown(model, hidden))
         for hidden in (*range(512, 2048, 256), *range(2048, _WIDEST + 1, 1024))
         for layers in (*range(4, 64, 4), *range(64, 128, 8), *range(128, hidden // 96 + 1, 16))
         if 96 * layers <= hidden <= 256 * layers
     ]
     return sorted(shapes, key=lambda shape: shape.params)
+
+
+def _grown(model: ModelShape, hidden: int) -> int | None:
+    """The width of an expert, which grows with hidden in steps of 64, as tensor parallelism divides it."""
+    if model.expert_ffn is None:
+        return None
+    return max(64, round(model.expert_ffn * hidden / model.hidden / 64) * 64)
 
 
 def largest(question: Question, model: ModelShape, machine: Machine, constants: Constants = DEFAULT) -> Largest:

@@ -45,6 +45,15 @@ class Links:
             latency = (inside - 1) * self.node_latency_s * 0.5 + hops * self.network_latency_s
         return size * (members - 1) / members / rate + latency
 
+    def exchange_s(self, size: float, members: int, stride: int, inside: float, leaving: float) -> float:
+        """Seconds of an all-to-all among `members`. Each sends so many copies of `size` bytes `inside` its node, and so
+        many, `leaving`, to other nodes at the same time, over its GPU's share of the ports."""
+        within = size * inside / self.inside_b_s(max(2, min(members, self.per_node // stride)))
+        if members * stride <= self.per_node:
+            return within + self.node_latency_s
+        across = size * leaving / min(self.node_b_s, self.network_b_s / self.per_node)
+        return max(within, across) + self.network_latency_s
+
     def inside_b_s(self, members: int) -> float:
         """Bytes/s from a GPU to the other `members` - 1 of its node, over all its links to them. A GPU that is alone in
         its group on the node sends to other nodes instead, over its link to the network."""

@@ -98,6 +98,8 @@ def training_of_record(record: Mapping[str, Any], device: str) -> Training:
     if attention is None and (facts.name != record.get("engine") or "attention" in facts.switches):
         attention = _setting(settings, "engine.attention")
     shape = _shape(record, layout.tp, facts.pads_vocabulary)
+    if record.get("params_active") not in (None, record.get("params")) and not shape.is_mixture:
+        raise ConfigError("it trains a mixture of experts, whose shape the record does not state")
     partition: Any = _setting(settings, "engine.partition") or "layers"
     micro_batch, global_batch = record["micro_batch"], record.get("global_batch")
     micro_batches = record.get("micro_batches") or -(-(global_batch or micro_batch) // (micro_batch * layout.dp))
@@ -107,6 +109,8 @@ def training_of_record(record: Mapping[str, Any], device: str) -> Training:
         pp=layout.pp,
         dp=layout.dp,
         cp=layout.cp,
+        ep=layout.ep,
+        etp=layout.etp,
         micro_batch=micro_batch,
         micro_batches=micro_batches,
         recompute=_one_of(get_args(Recompute), record.get("recompute"), "none"),
@@ -137,7 +141,8 @@ def _layout(record: Mapping[str, Any]) -> Layout:
     if gpus not in (0, math.prod(degrees.values())):
         split = " x ".join(f"{name} {degree}" for name, degree in degrees.items())
         raise ConfigError(f"gpus is {gpus}, but {split} is {math.prod(degrees.values())}")
-    return Layout(**degrees)
+    etp = _setting(record.get("settings"), "layout.etp")
+    return Layout(**degrees, ep=record.get("ep") or 1, etp=etp if isinstance(etp, int) else None)
 
 
 def _engine(name: object, zero_stage: int, pp: int) -> str:

@@ -17,13 +17,15 @@ scores: models without biases train without dropout, and so do FSDP and DDP, whi
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 from hpc_gpt.core.engines import engine_of, states_of
-from hpc_gpt.core.engines.base.training import Training, stated_states
+from hpc_gpt.core.engines.base.training import StateBytes, Training, stated_states
 from hpc_gpt.core.formulas import GIB
+from hpc_gpt.core.settings.layer_kinds import LayerKind
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.core.settings.shape_split import layer_params, outer_params, stage_layers, vocab_rows
+from hpc_gpt.core.settings.shape_split import outer_params, stage_layers, vocab_rows
+from hpc_gpt.planner import experts
 from hpc_gpt.planner.constants import VALUES
 from hpc_gpt.planner.machine import Machine
 
@@ -36,9 +38,27 @@ def kv_width(shape: ModelShape, tp: int) -> float:
     return max(shape.key_heads / tp, 1) * shape.head_width
 
 
+def mlp_width(kind: LayerKind) -> int:
+    """Width of the MLP, or of the shared experts, through which every token goes; 0 if a layer has none."""
+    last = kind.matrices[-1]
+    return 0 if last.is_routed else last.columns
+
+
+def weights_on(training: Training, kind: LayerKind) -> float:
+    """Weights of one layer on one GPU, without biases and norms."""
+    dense = sum(matrix.size for matrix in kind.matrices if not matrix.is_routed) / training.tp
+    return dense + experts.expert_weights(training, kind) if kind.routed else dense
+
+
+@lru_cache(maxsize=1024)
 def largest_matrix(shape: ModelShape, tp: int) -> float:
-    """Parameters of a layer's largest weight on one GPU; Q, K and V count as one, and so do gate and up."""
-    return max(sum(matrix.size_on(tp) for matrix in parts) for parts in shape.products.values())
+    """Parameters of a layer's largest weight on one GPU; Q, K and V count as one, and so do gate and up, and each
+    expert counts alone."""
+    return max(
+        sum(matrix.size_on(tp) / matrix.copies for matrix in parts)
+        for kind in shape.kinds
+        for parts in kind.products.values()
+    )
 
 
 def layers_of_stages(training: Training) -> tuple[int, ...]:
@@ -56,10 +76,50 @@ def _even(layers: int, pp: int, edges: bool) -> tuple[int, ...]:
     return (first - 1, *middle, last - 1)
 
 
+def kinds_of_stages(training: Training) -> tuple[tuple[int, ...], ...]:
+    """The number of layers of each kind on every stage."""
+    kinds = training.shape.kinds
+    return _by_kind(layers_of_stages(training), kinds[0].count if len(kinds) > 1 else None)
+
+
+@lru_cache(maxsize=4096)
+def _by_kind(layers: tuple[int, ...], prefix: int | None) -> tuple[tuple[int, ...], ...]:
+    """Layers by kind of stages that have so many; `prefix`: layers of the first of two kinds, None for one kind."""
+    if prefix is None:
+        return tuple((count,) for count in layers)
+    counts, before = [], 0
+    for count in layers:
+        first = min(max(prefix - before, 0), count)
+        counts.append((first, count - first))
+        before += count
+    return tuple(counts)
+
+
 def stage_params(training: Training, stage: int) -> float:
     """Parameters on one GPU of a stage."""
-    layers = layers_of_stages(training)[stage] * layer_params(training.shape, training.tp)
-    return layers + outer_params(training.shape, training.tp, training.pp, stage)
+    shape, counts = training.shape, kinds_of_stages(training)[stage]
+    layers = over_kinds(1, counts, [params for params, _ in training.params_of_kinds])
+    outside = outer_params(shape, training.tp, training.pp, stage)
+    if (
+        shape.mtp_layers and stage == training.pp - 1
+    ):  # each has a projection of 2 h to h, and shares embedding and head
+        each = training.params_of_kinds[-1][0] + 2 * shape.hidden**2 / training.tp
+        outside += shape.mtp_layers * each
+    return layers + outside
+
+
+def stage_expert_params(training: Training, stage: int) -> float:
+    """Those of them that belong to routed experts."""
+    counts, later = kinds_of_stages(training)[stage], training.shape.mtp_layers if stage == training.pp - 1 else 0
+    of_experts = [routed for _, routed in training.params_of_kinds]
+    return over_kinds(1, counts, of_experts) + later * of_experts[-1]
+
+
+def over_kinds(factor: float, counts: Sequence[int], values: Sequence[float]) -> float:
+    """The sum of `factor` x layers of a kind x a value of the kind over all kinds."""
+    if len(counts) == 1:
+        return factor * counts[0] * values[0]
+    return sum(factor * count * value for count, value in zip(counts, values, strict=True))
 
 
 @dataclass(frozen=True)
@@ -90,8 +150,10 @@ def has_dropout(training: Training) -> bool:
     return training.shape.bias == "all" and states_of(training).has_dropout
 
 
-def layer_bytes(training: Training) -> LayerBytes:
-    """The bytes that a layer keeps, with 16-bit activations (fp32: twice as much)."""
+def layer_bytes(training: Training, kind: LayerKind | None = None) -> LayerBytes:
+    """The bytes that a layer keeps, with 16-bit activations (fp32: twice as much); `kind`: by default the model's last
+    one. Of experts a rank keeps their rows, h wide before and f inside, and what the router made for each expert."""
+    kind = kind or training.shape.kinds[-1]
     shape, tp, dropout = training.shape, training.tp, has_dropout(training)
     tokens = training.tokens * (2 if training.dtype == "fp32" else 1)
     key = kv_width(shape, tp) * training.key_copies
@@ -101,20 +163,32 @@ def layer_bytes(training: Training) -> LayerBytes:
     fused = (engine_of(training).has_fused_gate if unfused is None else not unfused) or training.compiled
     # A product in 8 or 4 bits keeps its input in that format; attention keeps its output for its own backward pass.
     narrow = OPERAND_BYTES[training.matmul]
-    ffn, queries = shape.mlp_width / tp, shape.query_width / tp
+    ffn, queries = mlp_width(kind) / tp, shape.query_width / tp
     copies = 0.0
     if unfused:  # Q and K before and after rotation, made contiguous; and the MLP's whole input
         whole = 2 * tokens * shape.hidden
         copies = 4 * whole / tp + (whole - stream)
     elif training.program_states is None and engine_of(training).has_composed_gelu and not training.compiled:
         copies = 0.0 if shape.is_gated else 6 * tokens * ffn  # x / 2, tanh(u) and 1 + tanh(u)
+    inside = ((4 if fused else 6) if shape.is_gated else 2) + narrow
+    mlp, outputs = inside * tokens * ffn, ffn
+    if kind.routed:
+        width = kind.routed[-1].columns_on(training.expert_tp)
+        rows = experts.expert_rows(training) * (2 if training.dtype == "fp32" else 1)
+        router = VALUES["experts.router_kept_bytes"] * experts.own_tokens(training) * (shape.experts or 0)
+        mlp += rows * (narrow * shape.hidden + inside * width) + router
+        outputs += rows / tokens * width
+    kept_keys = 4 * key
+    if shape.kv_lora is not None:  # K of every head; V and the output are narrower; the latents before and after norms
+        values = shape.value_width / tp
+        kept_keys = 4 * values + 4 * ((shape.q_lora or 0) + shape.kv_lora) + 2 * (shape.qk_rope or 0)
     return LayerBytes(
         stream=stream,
         around=copies + stream * ((3 if dropout else 2) + narrow),
-        attention=tokens * (4 * queries + 4 * key + (0.0 if narrow == 2 else narrow * queries)),
+        attention=tokens * (4 * queries + kept_keys + (0.0 if narrow == 2 else narrow * queries)),
         scores=0.0 if training.flash else scores,
-        mlp=(((4 if fused else 6) if shape.is_gated else 2) + narrow) * tokens * ffn,
-        products=2 * tokens * (queries + 2 * key + (2 if shape.is_gated else 1) * ffn) + 2 * stream,
+        mlp=mlp,
+        products=2 * tokens * (queries + 2 * key + (2 if shape.is_gated else 1) * outputs) + 2 * stream,
         dropout=dropout,
     )
 
@@ -210,13 +284,14 @@ def predict_memory(training: Training, machine: Machine | None = None) -> Memory
     card as long as allocated memory does.
     """
     layers = layers_of_stages(training)
-    return Memory(_Stages(training, layers, machine), _extremes(layers))
+    by_kind = kinds_of_stages(training) if len(training.shape.kinds) > 1 else layers
+    return Memory(_Stages(training, layers, machine), _extremes(by_kind))
 
 
 @lru_cache(maxsize=4096)
-def _extremes(layers: tuple[int, ...]) -> tuple[int, ...]:
-    """The stages that can need the most: the first, the last, and for each number of layers the first stage between
-    them that has it, with the most micro-batches in flight."""
+def _extremes(layers: tuple[Any, ...]) -> tuple[int, ...]:
+    """The stages that can need the most: the first, the last, and for each number of layers (of each kind) the first
+    stage between them that has it, with the most micro-batches in flight."""
     first_of = {count: stage for stage, count in reversed([*enumerate(layers)][1:-1])}
     return tuple(sorted({0, len(layers) - 1, *first_of.values()}))
 
@@ -239,16 +314,24 @@ class _Stages(Sequence[StageMemory]):
         self._card_gib = machine.memory_gib if machine else None
         self._facts, self._states = engine_of(training), states_of(training)
         self._state_bytes = stated_states(training, self._states.state_bytes(training), self._facts.sharding(training))
-        self._layer = layer = layer_bytes(training)
+        self._expert_bytes = self._state_bytes
+        if shape.is_mixture:
+            alike = training.of_experts
+            bytes_held = self._states.state_bytes(alike)
+            self._expert_bytes = stated_states(alike, bytes_held, self._facts.sharding(training))
+        kinds = shape.kinds
+        layers_bytes = [layer_bytes(training, kind) for kind in kinds]
+        self._layer = layer = layers_bytes[0] if len(kinds) == 1 else max(layers_bytes, key=lambda one: one.kept)
         gathered_in_layers, gathered_in_loss = self._facts.gathered(training)
-        layer_kept = kept_of_layer(training, layer)
+        kept = [kept_of_layer(training, one) for one in layers_bytes]
         offloaded = 1.0 if training.activations_on_host else training.offloaded_layers / shape.layers
-        self._on_gpu, self._on_host = (1 - offloaded) * layer_kept, offloaded * layer_kept
+        self._on_gpu = [(1 - offloaded) * each for each in kept]
+        self._on_host = [offloaded * each for each in kept]
         self._matrix, rows = largest_matrix(shape, tp), vocab_rows(shape, tp)
         half = 4 if training.dtype == "fp32" else 2
         # One layer's backward pass: recomputed activations, gradients of activations and of the largest matrix.
-        self._layer_work = layer.kept - layer_kept + gradients_of_layer(layer) + gathered_in_layers
-        self._layer_work += half * (layer_params(shape, tp) if self._states.copies_by_layer(training) else self._matrix)
+        self._layer_work = layer.kept - kept_of_layer(training, layer) + gradients_of_layer(layer) + gathered_in_layers
+        self._layer_work += half * (training.layer_params if self._states.copies_by_layer(training) else self._matrix)
         self._loss_work = gathered_in_loss
         ours = training.program_states is None
         if ours and self._facts.overwrites_logits(training):
@@ -273,7 +356,9 @@ class _Stages(Sequence[StageMemory]):
         # Weights by rows and by columns, in addition to 16-bit weights, which 8-bit formats replace (Megatron-Bridge's
         # bf16_with_nvfp4_mixed has fp8_param_gather = False). Under FSDP they come and go with the gathered layer.
         both = training.matmul == "nvfp4" and self._facts.sharding(training) < 3
-        self._narrow = 2 * OPERAND_BYTES[training.matmul] * shape.layer_weights / tp if both else 0.0
+        self._narrow = (
+            [2 * OPERAND_BYTES[training.matmul] * weights_on(training, kind) for kind in kinds] if both else []
+        )
         self._context = context_gib(training, machine)
         self._table = rows * shape.hidden
         self._lasting_bucket = self._states.lasting_bucket(training)
@@ -295,11 +380,26 @@ class _Stages(Sequence[StageMemory]):
             computed = self._cached[number] = self._stage(number)
         return computed
 
+    def _counts(self, stage: int, last: bool) -> Sequence[int]:
+        """Layers of each kind on the stage; layers for later tokens are of the last kind."""
+        counts, later = kinds_of_stages(self._training)[stage], self._training.shape.mtp_layers
+        return (*counts[:-1], counts[-1] + later) if last and later else counts
+
+    def _states_of(self, stage: int, params: float) -> StateBytes:
+        """Bytes per parameter of the stage: the mean over its experts' parameters and all others."""
+        of_experts = stage_expert_params(self._training, stage) if self._training.shape.is_mixture else 0.0
+        if not of_experts:
+            return self._state_bytes
+        share = of_experts / params
+        pairs = zip(vars(self._state_bytes).values(), vars(self._expert_bytes).values(), strict=True)
+        return StateBytes(*(other * (1 - share) + expert * share for other, expert in pairs))
+
     def _stage(self, stage: int) -> StageMemory:
-        training, states, last = self._training, self._state_bytes, stage == len(self._layers) - 1
-        layers, params = self._layers[stage], stage_params(training, stage)
+        training, last = self._training, stage == len(self._layers) - 1
+        params = stage_params(training, stage)
+        states, counts = self._states_of(stage, params), self._counts(stage, last)
         flying = in_flight(training, stage)
-        activations = flying * layers * self._on_gpu
+        activations = over_kinds(flying, counts, self._on_gpu)
         buffers = self._states.buckets(training, params) + sent_between_stages(training, self._layer, flying, stage)
         if stage == 0 and self._layer.dropout:
             # Masks of the dropout after the embedding: sbh bytes per micro-batch (Korthikanti et al. 2022, 4.3).
@@ -314,7 +414,8 @@ class _Stages(Sequence[StageMemory]):
         step_work = self._step_work + self._states.update_bytes(training, params, self._matrix, table)
         gradients = states.gradients * params
         holes = RENEWED_SLACK * states.renewed * params
-        weights, optimizer = states.parameters * params + layers * self._narrow, states.optimizer * params
+        narrow = over_kinds(1, counts, self._narrow) if self._narrow else 0.0
+        weights, optimizer = states.parameters * params + narrow, states.optimizer * params
         in_passes = weights + optimizer + gradients + activations + buffers + kept_logits
         comes_and_goes = work + work_logits - kept_logits
         in_step = weights + optimizer + states.step_gradients * params + step_work + kept_logits + self._lasting_bucket
@@ -338,6 +439,7 @@ class _Stages(Sequence[StageMemory]):
         elif in_step > in_passes + comes_and_goes:
             moment, gradients = "optimizer step", states.step_gradients * params
             activations, buffers, work, work_logits = 0.0, self._lasting_bucket, step_work, kept_logits
+        on_host = over_kinds(flying, counts, self._on_host)
         reserved += REPEATED_SLACK * (activations + work_logits + buffers + work)
         reserved /= GIB
         if self._card_gib is not None:
@@ -351,7 +453,7 @@ class _Stages(Sequence[StageMemory]):
             buffers=(buffers + work) / GIB,
             reserved=reserved,
             nvidia_smi=reserved + self._context,
-            host=((0 if training.on_nvme else states.host) * params + flying * layers * self._on_host) / GIB,
+            host=((0 if training.on_nvme else states.host) * params + on_host) / GIB,
             evaluation=in_evaluation / GIB,
             moment=moment,
         )

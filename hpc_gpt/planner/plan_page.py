@@ -40,6 +40,7 @@ _CARD, _MOST = 40.0, 110.0  # the card's width in a bar of the table, and the lo
 # The hatching of each part, by its place; the first is plain.
 _HATCHES = (
     "", "M0 8L8 0", "M0 0L8 8", "M0 4H8", "M4 0V8", "M0 4H8M4 0V8", "M0 8L8 0M0 0L8 8", "M2 2h1M6 6h1", "M0 2H8M0 6H8",
+    "M2 0V8M6 0V8",
 )  # fmt: skip
 
 

@@ -29,12 +29,13 @@ NO_GAIN = "a shorter cp is as fast"
 DIVIDES_NO_BATCH = "dp does not divide the global batch"
 TP_SPANS = "tp would span nodes"
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # tried if the global batch is open
+_CHUNKS = (1, 2, 4)  # of uneven stages
 _LOSS_CHUNKS = (8, 64)  # tried if the logits do not fit
 _LEAST_TOKENS = 1024  # per rank under cp: published layouts have 4,096, and kernels need full tiles
 _BATCH = ("micro_batch", "micro_batches")
 # Keys of an experiment that fix the field of a Training with the same name.
 _FIXABLE = (
-    *(f"layout.{name}" for name in (*AXES, *_BATCH)),
+    *(f"layout.{name}" for name in (*AXES, "ep", "etp", *_BATCH)),
     *(f"engine.{name}" for name in PLANNED if name != "name"),
 )
 _MOST = 10**9
@@ -83,8 +84,27 @@ class Question:
             for tp in divisors(self.gpus // cp if self.gpus % cp == 0 else 0):
                 for pp in divisors(self.gpus // (cp * tp)):
                     layout = Layout(tp, pp, self.gpus // (tp * cp * pp), cp)
-                    if all(self.fixed.get(axis, size) == size for axis, size in vars(layout).items()):
-                        yield layout, self._obstacle(layout)
+                    if all(self.fixed.get(axis, getattr(layout, axis)) == getattr(layout, axis) for axis in AXES):
+                        for ep, etp in self._expert_degrees(layout):
+                            split = replace(layout, ep=ep, etp=etp) if ep > 1 or etp is not None else layout
+                            yield split, self._obstacle(split)
+
+    def _expert_degrees(self, layout: Layout) -> Iterator[tuple[int, int | None]]:
+        """Each (ep, etp) that divides the experts and the ranks of a stage. Experts are divided over tp as all else is,
+        or for an engine that can also stay whole; given degrees are tried although they do not divide."""
+        ep, etp = self.fixed.get("ep"), self.fixed.get("etp")
+        if not self.shape.experts:
+            yield ep or 1, etp
+            return
+        whole = [1] if layout.tp > 1 and any(engine_named(name).splits("etp") for name in self.engines) else []
+        for ranks in [etp] if "etp" in self.fixed else [None, *whole]:
+            stage = layout.tp * layout.data_ranks
+            if ep is not None:
+                yield ep, ranks
+                continue
+            for size in divisors(self.shape.experts):
+                if stage % (size * (ranks or layout.tp)) == 0:
+                    yield size, ranks
 
     def batches(self, dp: int) -> list[tuple[int, int]]:
         """(micro_batch, micro_batches) for every way to divide the global batch, small micro-batches first."""
@@ -137,12 +157,20 @@ class Question:
         """(sequence_parallel, recompute) for each way to save activations that the engine has with `tp` and `cp`."""
         facts = engine_named(engine)
         can_split = "sequence_parallel" in facts.switches and tp > 1 and self.shape.seq % (tp * cp) == 0
+        # Megatron-LM refuses experts over tp without it (megatron/training/arguments.py).
+        least = self.shape.is_mixture and tp > 1 and facts.splits("etp")
         return [
             (parallel, recompute)
-            for parallel in self._choices("sequence_parallel", (False, True))
-            for recompute in self._choices("recompute", RECOMPUTES)
+            for parallel in self._choices("sequence_parallel", (True,) if least else (False, True))
+            for recompute in self._choices("recompute", self._recomputes(engine))
             if (can_split or not parallel) and recompute in facts.recomputes
         ]
+
+    def _recomputes(self, engine: str) -> tuple[Recompute, ...]:
+        """The recomputations to try. A mixture, which has many more layouts, is not tried with selective recomputation,
+        which saves scores, if its attention keeps none."""
+        keeps_none = self.traits.get(engine, {}).get("flash", False)
+        return ("none", "full") if self.shape.is_mixture and keeps_none else RECOMPUTES
 
     def saved(self, training: Training) -> Iterator[Training]:
         """Yields variants of a training that does not fit, the fastest first: a loss in chunks, layers' inputs in the
@@ -195,7 +223,9 @@ class Question:
     def _states(self, engine: str, layout: Layout) -> Iterator[tuple[int, Offload, bool]]:
         """Yields each (zero_stage, offload, sharded_optimizer) that the engine supports with the layout."""
         facts = engine_named(engine)
-        if any(size > 1 and axis not in facts.axes for axis, size in layout.table().items() if axis != "dp"):
+        if any(getattr(layout, axis) > 1 and axis not in facts.axes for axis in ("tp", "pp", "cp", "ep")):
+            return
+        if layout.expert_tp != layout.tp and "etp" not in facts.axes:
             return
         for zero_stage in self._choices("zero_stage", facts.zero_stages):
             stage = facts.stage_that_runs(zero_stage, self.dtype)
@@ -206,7 +236,9 @@ class Question:
             for offload in self._choices("offload", OFFLOADS):
                 if not _can_offload(engine, stage, offload):
                     continue
-                for sharded in self._choices("sharded_optimizer", (False, True)):
+                # A sharded optimizer needs less memory and no more time: a mixture is not tried without one.
+                is_least = self.shape.is_mixture and "sharded_optimizer" in facts.switches and layout.data_ranks > 1
+                for sharded in self._choices("sharded_optimizer", (True,) if is_least else (False, True)):
                     if not sharded or ("sharded_optimizer" in facts.switches and layout.data_ranks > 1):
                         yield stage, offload, sharded
 
@@ -216,9 +248,15 @@ class Question:
             return [chunks for chunks in self._choices("vp", (1,)) if chunks == 1]
         places = self.shape.layers + 2 * engine_named(engine).splits_edges(self.shape.layers, pp)
         if places % pp:
-            return []
+            if engine_named(engine).shape_fault(self.shape) is None:
+                return []
+            # A shape that is only planned: programs lay its stages out by hand, as DeepSeek's 61 layers.
+            return [chunks for chunks in self._choices("vp", _CHUNKS) if pp * chunks <= self.shape.layers]
         deep = places // pp
-        return [chunks for chunks in self._choices("vp", divisors(deep) if pp > 1 else (1,)) if deep % chunks == 0]
+        possible = divisors(deep) if pp > 1 else (1,)
+        if self.shape.is_mixture and len(possible) > 3:  # it has many more layouts, and the others are hardly faster
+            possible = (1, possible[len(possible) // 2], deep)
+        return [chunks for chunks in self._choices("vp", possible) if deep % chunks == 0]
 
     def _stage_layers(self, pp: int) -> tuple[int, ...] | None:
         """The number of layers of each stage; None if they are as even as possible."""

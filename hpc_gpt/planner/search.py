@@ -65,6 +65,12 @@ class Candidate:
         return self.deciding.nvidia_smi
 
     @property
+    def states_gib(self) -> float:
+        """GiB of parameters, gradients and optimizer states on the deciding stage."""
+        states = self.deciding
+        return states.parameters + states.gradients + states.optimizer
+
+    @property
     def needs_unknown_host(self) -> bool:
         """Whether it offloads to a host whose memory is unknown."""
         return self.host_gib > 0 and self.host_memory_gib is None
@@ -98,7 +104,7 @@ class Candidate:
     def exposed_share(self) -> float:
         """The step's share of communication that nothing hides."""
         assert self.step is not None
-        return (self.step.tp_s + self.step.p2p_s + self.step.dp_s) / self.step.step_s
+        return (self.step.tp_s + self.step.p2p_s + self.step.dp_s + self.step.ep_s) / self.step.step_s
 
     def equals(self, best: "Candidate") -> bool:
         """Whether it is as fast as the best, as far as a prediction can tell."""
@@ -123,6 +129,7 @@ class Candidate:
             run.sequence_parallel,
             RECOMPUTES.index(run.recompute),
             run.cp,
+            run.ep,
             run.pp,
             run.tp,
             run.sharded_optimizer,
@@ -253,6 +260,8 @@ def search(
             searched.left_out[obstacle] += 1
             continue
         alike = shorter.get((layout.tp, layout.pp))
+        if alike is not None and alike.layout.cp == layout.cp:  # another ep
+            alike = None
         if alike is not None and fastest is not None and _gains_nothing(alike, fastest):
             searched.left_out[NO_GAIN] += 1
             continue
@@ -263,7 +272,8 @@ def search(
         searched.candidates += best
         if best and not best[0].is_tight and not best[0].needs_unknown_host:
             fastest_here = min(best, key=lambda one: one.rank)
-            shorter[layout.tp, layout.pp] = fastest_here
+            so_far = shorter.get((layout.tp, layout.pp), fastest_here)
+            shorter[layout.tp, layout.pp] = max(so_far, fastest_here, key=lambda one: one.tokens_per_s)
             fastest = max(fastest or fastest_here, fastest_here, key=lambda one: one.tokens_per_s)
         if not best and nearest is not None:
             searched.too_large.append(nearest)
@@ -294,13 +304,20 @@ def _search_layout(
     fitting: list[Candidate] = []
     nearest: Candidate | None = None
     batches, ways = searched.question.batches(layout.dp), list(searched.question.ways(layout))
+    mixture, full = searched.question.shape.is_mixture, set()
     for way in ways:
+        held = (way.engine, way.zero_stage, way.offload, way.sharded_optimizer)
+        if held in full:  # chunks do not change the states, which are larger than the card
+            searched.not_fitting += len(batches)
+            continue
         if first and way.vp > min(other.vp for other in ways):
             continue  # more chunks need more memory
         for candidate in _tried(searched, way, batches, first):
             if not candidate.fits:
                 if nearest is None or candidate.share < nearest.share:
                     nearest = candidate
+                if mixture and candidate.states_gib > searched.machine.memory_gib:
+                    full.add(held)
                 continue
             timed = replace(candidate, step=predict_step(candidate.training, searched.machine, constants))
             if first and not timed.needs_unknown_host:
@@ -336,8 +353,7 @@ def _tried(searched: Searched, way: Training, batches: Sequence[tuple[int, int]]
             )
             candidate = candidate_of(training, machine)
             searched.memory_predictions += 1
-            states = candidate.deciding
-            too_many = states.parameters + states.gradients + states.optimizer > machine.memory_gib
+            too_many = candidate.states_gib > machine.memory_gib
             if not candidate.fits and not too_many:
                 for saved in searched.question.saved(training):
                     candidate = candidate_of(saved, machine)

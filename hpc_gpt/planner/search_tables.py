@@ -13,8 +13,8 @@ _JSON_NAMES = {"sharded_optimizer": "distributed_optimizer"}  # its name in "set
 _JSON_FIELDS = ("tp", "pp", "dp", "micro_batch", "micro_batches", "global_batch", "zero_stage", "recompute", "offload",
                 "sequence_parallel", "sharded_optimizer", "chunks", "cp", "cp_exchange", "compiled", "loss_chunks",
                 "compiled_head", "one_pass_loss", "keep_residuals", "fused_bias_gradients", "activation_offload",
-                "matmul")  # fmt: skip
-_FIELD_OF = {"chunks": "vp", "activation_offload": "activations_on_host"}
+                "matmul", "ep", "etp")  # fmt: skip
+_FIELD_OF = {"etp": "expert_tp", "chunks": "vp", "activation_offload": "activations_on_host"}
 
 
 def _candidate_tables(searched: Searched, candidate: Candidate, budget_tokens: float) -> dict[str, Any]:

@@ -9,22 +9,29 @@ A pipeline of p stages with m micro-batches: the slowest stage takes m slots, th
 divided by the chunks of a stage if they are interleaved (Narayanan et al. 2021, arXiv:2104.04473, 2.2).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from hpc_gpt.core.engines import engine_of, states_of
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.engines.ddp import sums_in_half
-from hpc_gpt.core.settings.shape_split import layer_params
+from hpc_gpt.core.settings.layer_kinds import LayerKind
+from hpc_gpt.planner import experts
 from hpc_gpt.planner.constants import VALUES
 from hpc_gpt.planner.links import Links
 from hpc_gpt.planner.machine import DEFAULT, Constants, Machine, Rates, generation_of
 from hpc_gpt.planner.memory import (
     OPERAND_BYTES,
     kept_of_layer,
+    kinds_of_stages,
     kv_width,
     layer_bytes,
     layers_of_stages,
+    mlp_width,
+    over_kinds,
     selects_operators,
+    weights_on,
 )
 
 _HALF = ("bf16", "fp16")
@@ -36,7 +43,7 @@ _COMPILED_LAUNCHES: float = VALUES["passes.compiled_launches"]
 @dataclass(frozen=True)
 class StepTime:
     """Seconds of one optimizer step; the parts sum up to `step_s`. `dp_s`, `cp_s`: communication over dp and within
-    context parallelism, without its hidden part.
+    context parallelism, without its hidden part. `ep_s`: tokens sent to their experts and back.
 
     `band`: half the width of the range in which the true time is expected, relative to `step_s`.
     """
@@ -51,11 +58,12 @@ class StepTime:
     offload_s: float
     band: float
     cp_s: float = 0.0
+    ep_s: float = 0.0
 
     @property
     def step_s(self) -> float:
         passes = self.compute_s + self.recompute_s + self.tp_s + self.bubble_s + self.p2p_s
-        return passes + self.cp_s + self.dp_s + self.optimizer_s + self.offload_s
+        return passes + self.cp_s + self.ep_s + self.dp_s + self.optimizer_s + self.offload_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,43 +98,43 @@ class _StepModel:
         shape, constants, pp, vp = training.shape, self.constants, training.pp, training.vp
         micro_batches = training.micro_batches
         rates = Rates(self.machine, constants, training)
-        layer, head = layer_time(training, rates), head_s(training, rates)
-        tensor, context = self._tensor_parallel_s(training), self._context_parallel_s(training, layer)
-        busy = layer.forward_s + layer.backward_s + layer.again_s + tensor + context
-        # The host launches forward, backward and recomputation. If it is slower than the GPU, the GPU waits.
-        launching = constants.host_s * (3 if training.recompute == "full" else 2)
-        if training.compiled:
-            launching *= _COMPILED_LAUNCHES
-        elif training.tp > 1 and states_of(training).splits_by_dtensor:
-            launching *= VALUES["host.dtensor"]
-        # In a pipeline, weights stay gathered.
-        if states_of(training).is_pytorchs and engine_of(training).sharding(training) == 3 and training.pp == 1:
-            launching += constants.host_s * VALUES["host.sharding"]
-        waited = max(0.0, launching - busy)
-        gathers = self._gathers_s(training, busy)
-        per_layer = busy + waited + gathers
-        first, most, at_end = _slowest(training, per_layer, head)
-        compute = most * (layer.forward_s + layer.backward_s + waited) + head * at_end
-        again, tensor, context = most * layer.again_s, most * tensor, most * context
+        head, kinds = head_s(training, rates), shape.kinds
+        layers = [self._layer(training, rates, number) for number in range(len(kinds))]
+        later = shape.mtp_layers * (layers[-1].per_layer + head)  # further layers of the last stage, each with a head
+        first, most, at_end = _slowest(training, [layer.per_layer for layer in layers], head + later)
+        layer = layers[0]
+        if len(layers) > 1:
+            layer = _Layer(*(_mean(values, most) for values in zip(*layers, strict=True)))
+        count = sum(most)
+        compute = count * (layer.forward_s + layer.backward_s + layer.waited) + head * at_end
+        again, tensor, context = count * layer.again_s, count * layer.tensor, count * layer.context
+        exchange, gathers = count * layer.exchange, layer.gathers
+        if at_end and later:
+            compute += later
         sends, on_average = self._sends_s(training)
-        slot = compute + again + tensor + context + sends + most * gathers
-        bubble = max(0.0, shape.layers * per_layer + head + pp * on_average - slot) / vp if pp > 1 else 0.0
-        params = _stage_params(training, first)
-        hiding = (layer.forward_s + layer.backward_s) * first
-        dp = self._reduction_s(training, params, hiding) + micro_batches * most * gathers
+        slot = compute + again + tensor + context + exchange + sends + count * gathers
+        counts = [kind.count for kind in kinds]
+        filled = shape.layers * _mean([each.per_layer for each in layers], counts) + head + later
+        bubble = max(0.0, filled + pp * on_average - slot) / vp if pp > 1 else 0.0
+        params, of_experts = _stage_params(training, first)
+        hiding = (layer.forward_s + layer.backward_s) * sum(first)
+        dp = self._reduction_s(training, params, of_experts, hiding) + micro_batches * count * gathers
         optimizer, offload = self._update_s(training, params)
+        if of_experts:
+            more = self._update_s(training.of_experts, of_experts)
+            optimizer, offload = optimizer + more[0], offload + more[1]
         if training.activations_on_host:  # each layer's input is copied to the host and back
             bytes_kept = 2.0 * training.tokens * shape.hidden
-            offload += 2 * micro_batches * most * bytes_kept / self.links.host_b_s
+            offload += 2 * micro_batches * count * bytes_kept / self.links.host_b_s
         if training.offloaded_layers:  # their activations are copied during other layers' passes
-            bytes_kept = (
-                kept_of_layer(training, layer_bytes(training)) * most * training.offloaded_layers / shape.layers
-            )
-            copied = bytes_kept / self.links.host_b_s
-            waits = max(0.0, copied - most * layer.forward_s) + max(0.0, copied - most * layer.backward_s)
+            kept = _mean([kept_of_layer(training, layer_bytes(training, kind)) for kind in kinds], most)
+            copied = kept * count * training.offloaded_layers / shape.layers / self.links.host_b_s
+            waits = max(0.0, copied - count * layer.forward_s) + max(0.0, copied - count * layer.backward_s)
             offload += micro_batches * waits
-        across = dp + micro_batches * sends + (micro_batches * tensor if training.tp > self.links.per_node else 0.0)
-        across += micro_batches * context if training.tp * training.cp > self.links.per_node else 0.0
+        per_node = self.links.per_node
+        across = dp + micro_batches * sends + (micro_batches * tensor if training.tp > per_node else 0.0)
+        across += micro_batches * context if training.tp * training.cp > per_node else 0.0
+        across += micro_batches * exchange if training.ep * training.expert_tp > per_node else 0.0
         return StepTime(
             compute_s=micro_batches * compute,
             recompute_s=micro_batches * again,
@@ -137,17 +145,47 @@ class _StepModel:
             optimizer_s=optimizer + constants.step_s * states_of(training).synchronizations,
             offload_s=offload,
             cp_s=micro_batches * context,
-            band=self._band(training, waited > 0, across / (across + micro_batches * slot + bubble)),
+            ep_s=micro_batches * exchange,
+            band=self._band(training, layer.waited > 0, across / (across + micro_batches * slot + bubble)),
         )
 
-    def _tensor_parallel_s(self, training: Training) -> float:
+    def _layer(self, training: Training, rates: Rates, number: int) -> "_Layer":
+        """The parts of one layer of the kind with this number, for one micro-batch."""
+        kind = training.shape.kinds[number]
+        constants, layer = self.constants, layer_time(training, rates, kind)
+        tensor, context = self._tensor_parallel_s(training, kind), self._context_parallel_s(training, layer)
+        exchange = experts.exchange_s(training, self.links) if kind.routed else 0.0
+        busy = layer.forward_s + layer.backward_s + layer.again_s + tensor + context + exchange
+        # The host launches forward, backward and recomputation. If it is slower than the GPU, the GPU waits.
+        launching = constants.host_s * (3 if training.recompute == "full" else 2)
+        if training.compiled:
+            launching *= _COMPILED_LAUNCHES
+        elif training.tp > 1 and states_of(training).splits_by_dtensor:
+            launching *= VALUES["host.dtensor"]
+        # In a pipeline, weights stay gathered.
+        if states_of(training).is_pytorchs and engine_of(training).sharding(training) == 3 and training.pp == 1:
+            launching += constants.host_s * VALUES["host.sharding"]
+        idle = 0.0
+        if training.cuda_graphs:
+            launching *= 0.0 if "full" in training.cuda_graphs else 0.5 if "attn" in training.cuda_graphs else 1.0
+        if kind.routed:
+            more, idle = experts.launching_s(training, constants.host_s)
+            launching += more
+        waited = max(idle, launching - busy)
+        gathers = self._gathers_s(training, number, busy)
+        return _Layer(busy + waited + gathers, layer.forward_s, layer.backward_s, layer.again_s, tensor, context,
+                      exchange, waited, gathers)  # fmt: skip
+
+    def _tensor_parallel_s(self, training: Training, kind: LayerKind) -> float:
         """Seconds per layer of its all-reduces of T h two-byte values: two forward, two backward, two in recomputation.
         Under sequence parallelism each is a reduce-scatter of the same bytes and an all-gather of operands, which are
         already cast (Transformer Engine; torchao's Float8ColwiseParallel); our model casts them after it."""
         if training.tp == 1:
             return 0.0
         size = training.tokens * training.shape.hidden
-        times = 6 if training.recompute == "full" else 4
+        times: float = 6 if training.recompute == "full" else 4
+        if kind.routed and not mlp_width(kind):  # experts have exchanges of their own
+            times /= 2
         shown = VALUES["overlap.tp"] if training.tp_overlap else 1.0
         gathered = OPERAND_BYTES[training.matmul] if training.sequence_parallel and not _is_ours(training) else 2.0
         return shown * times * sum(self.links.ring_s(width * size, training.tp) for width in (2.0, gathered))
@@ -199,39 +237,52 @@ class _StepModel:
         slowest, on_average = self.links.send_s(size, stride, training.pp)
         return sends * (slowest + gathered), sends * (on_average + gathered)
 
-    def _gathers_s(self, training: Training, busy: float) -> float:
+    def _gathers_s(self, training: Training, number: int, busy: float) -> float:
         """Seconds per layer and micro-batch under ZeRO-3 and FSDP to all-gather parameters twice and reduce-scatter
         gradients, without the part that compute (`busy` seconds) hides."""
         one_by_one = engine_of(training).gathers_one_by_one
         if engine_of(training).sharding(training) < 3 or (training.data_ranks == 1 and not one_by_one):
             return 0.0
-        params = layer_params(training.shape, training.tp)
+        every, of_experts = training.params_of_kinds[number]
+        params = every - of_experts
         gathered, reduced = 2 * 2.0, engine_of(training).reduced_bytes(training)
         if training.whole_gradients:  # reduced once a step; in a pipeline weights stay gathered, too
             reduced /= training.micro_batches
             gathered /= training.micro_batches if training.pp > 1 else 1
-        size = params * (gathered + reduced)
-        takes = self.links.ring_s(size, training.data_ranks, training.tp, self.links.reduction_b_s)
+        takes = self._over_replicas_s(training, params, of_experts, gathered + reduced, self.links.reduction_b_s)
         if one_by_one:
             return float(takes * VALUES["host.per_parameter_cost"] + VALUES["host.per_parameter_s"])
+        if of_experts and training.dropless:  # the host, which waits for each router, cannot gather ahead
+            return takes
         return self._shown_s(takes, busy)
 
-    def _reduction_s(self, training: Training, params: float, hidden_s: float) -> float:
+    def _over_replicas_s(
+        self, training: Training, params: float, of_experts: float, bytes_each: float, rate: float
+    ) -> float:
+        """Seconds of an all-gather or a reduce-scatter of a rank's parameters: those of `of_experts` over the replicas
+        of its experts, all others over cp x dp."""
+        takes = self.links.ring_s(params * bytes_each, training.data_ranks, training.tp, rate)
+        if of_experts:
+            stride = training.ep * training.expert_tp
+            takes += self.links.ring_s(of_experts * bytes_each, training.expert_replicas, stride, rate)
+        return takes
+
+    def _reduction_s(self, training: Training, params: float, of_experts: float, hidden_s: float) -> float:
         """Seconds per step of the all-reduce of a stage's gradients, or of their reduce-scatter and the all-gather of
         parameters, without the part that `hidden_s` seconds of compute hide."""
         facts = engine_of(training)
         if facts.sharding(training) >= 3 or training.data_ranks == 1:
             return 0.0
-        summed = params * facts.reduced_bytes(training)
+        summed = facts.reduced_bytes(training)
         if training.vp > 1:  # a chunk's reduction runs during the other chunks' last micro-batches
             hidden_s *= (1 + training.pp * (training.vp - 1)) / training.vp
         # A sharded optimizer gathers parameters, in 2 bytes, instead of the sums.
-        back = params * 2.0 if training.sharded_optimizer else summed
+        back = 2.0 if training.sharded_optimizer else summed
         rate = self.links.reduction_b_s
         if training.dp_overlap and generation_of(self.machine) in ("hopper", "blackwell"):
             rate *= VALUES["overlap.gradients.reduction"] / DEFAULT.reduction
-        takes = self.links.ring_s(summed, training.data_ranks, training.tp, rate)
-        gathers = self.links.ring_s(back, training.data_ranks, training.tp, rate)
+        takes = self._over_replicas_s(training, params, of_experts, summed, rate)
+        gathers = self._over_replicas_s(training, params, of_experts, back, rate)
         if training.gathers_wait and training.sharded_optimizer and training.vp == 1:
             return self._shown_s(takes, hidden_s) + gathers
         takes += gathers
@@ -267,35 +318,67 @@ class _StepModel:
         return min(_WIDEST, band + across)
 
 
-def _slowest(training: Training, per_layer: float, head: float) -> tuple[int, int, bool]:
-    """(layers of the first stage, layers of the slowest, whether the slowest is the last, which also has the head)."""
-    counts = layers_of_stages(training)
-    at_end = counts[-1] * per_layer + head >= max(counts) * per_layer
-    return counts[0], counts[-1] if at_end else max(counts), at_end
+class _Layer(NamedTuple):
+    """Seconds of one layer for one micro-batch: `per_layer` in all, and the parts of it."""
+
+    per_layer: float
+    forward_s: float
+    backward_s: float
+    again_s: float
+    tensor: float
+    context: float
+    exchange: float
+    waited: float
+    gathers: float
 
 
-def _stage_params(training: Training, layers: int) -> float:
-    """Parameters of the first stage on one GPU, without positions and norms, which take hardly any time."""
-    shape = training.shape
+def _mean(values: Sequence[float], counts: Sequence[int]) -> float:
+    """The mean over layers, of which there are so many of each kind."""
+    if len(values) == 1:
+        return values[0]
+    return sum(value * count for value, count in zip(values, counts, strict=True)) / sum(counts)
+
+
+def _slowest(training: Training, per_layer: Sequence[float], head: float) -> tuple[Sequence[int], Sequence[int], bool]:
+    """(layers of each kind on the first stage, on the slowest, whether that is the last, which also has the head)."""
+    if len(per_layer) == 1:
+        counts, each = layers_of_stages(training), per_layer[0]
+        at_end = counts[-1] * each + head >= max(counts) * each
+        return counts[:1], (counts[-1] if at_end else max(counts),), at_end
+    stages = kinds_of_stages(training)
+    slowest = max(set(stages), key=lambda stage: over_kinds(1, stage, per_layer))
+    at_end = over_kinds(1, stages[-1], per_layer) + head >= over_kinds(1, slowest, per_layer)
+    return stages[0], stages[-1] if at_end else slowest, at_end
+
+
+def _stage_params(training: Training, counts: Sequence[int]) -> tuple[float, float]:
+    """Parameters of the first stage on one GPU, without positions and norms, which take hardly any time: (those of all
+    else, those of routed experts)."""
+    shape, params = training.shape, training.params_of_kinds
     copies = 1 if shape.tied or training.pp > 1 else 2
-    return layers * layer_params(shape, training.tp) + copies * shape.padded_vocab * shape.hidden / training.tp
+    of_experts = over_kinds(1, counts, [routed for _, routed in params])
+    layers = over_kinds(1, counts, [every - routed for every, routed in params])
+    return layers + copies * shape.padded_vocab * shape.hidden / training.tp, of_experts
 
 
-def layer_time(training: Training, rates: Rates) -> LayerTime:
-    """The time of one layer for one micro-batch on one GPU."""
-    shape, tp = training.shape, training.tp
-    tokens = training.tokens
+def layer_time(training: Training, rates: Rates, kind: LayerKind | None = None) -> LayerTime:
+    """The time of one layer for one micro-batch on one GPU; `kind`: by default the model's last one."""
+    shape, tp, tokens = training.shape, training.tp, training.tokens
+    kind = kind or shape.kinds[-1]
     products = sum(
         rates.layer_product_s(tokens, sum(matrix.rows_on(tp) for matrix in parts), parts[0].columns_on(tp))
-        for parts in shape.products.values()
+        for parts in kind.products.values()
+        if not parts[0].is_routed
     )
     core, core_back = _attention(training, rates, tokens)
-    passes = tokens * _pass_bytes(training) / rates.bytes
+    passes = tokens * _pass_bytes(training, kind) / rates.bytes
     # Gradients of weights are added to their sums.
-    weights = (
-        sum(matrix.size for matrix in shape.matrices) / tp * (4 if training.grad_sum in _HALF else 8) / rates.bytes
-    )
-    cast, cast_back = _casts_s(training, rates)
+    weights = weights_on(training, kind)
+    if kind.routed:
+        products += experts.expert_products_s(training, rates, kind)
+        passes += experts.expert_pass_bytes(training, kind, _gate_bytes(training)) / rates.bytes
+    weights = weights * (4 if training.grad_sum in _HALF else 8) / rates.bytes
+    cast, cast_back = _casts_s(training, rates, kind)
     forward = products + passes + core + cast
     spared = tokens * _spared_bytes(training) / rates.bytes
     again = 0.0
@@ -326,17 +409,23 @@ def _is_ours(training: Training) -> bool:
     return training.program_states is None and engine_of(training).trains_our_model
 
 
-def _casts_s(training: Training, rates: Rates) -> tuple[float, float]:
+def _casts_s(training: Training, rates: Rates, kind: LayerKind) -> tuple[float, float]:
     """(forward, backward) seconds to cast the operands of a layer's products to 8 or 4 bits: inputs, and in the
     backward pass the gradients of outputs. Weights are cast with the update."""
     if training.matmul == "none":
         return 0.0, 0.0
     first = training.matmul == "fp8-tensor" and states_of(training).scales_first
     tp, cast_s = training.tp, VALUES["casts.scale_first" if first else f"casts.{training.matmul}"] / rates.bytes
-    products = training.shape.products.values()
+    products = [parts for parts in kind.products.values() if not parts[0].is_routed]
     inputs = sum(parts[0].columns_on(tp) for parts in products)
     outputs = sum(matrix.rows_on(tp) for parts in products for matrix in parts)
-    return cast_s * training.tokens * inputs, cast_s * training.tokens * outputs
+    rows = [training.tokens * inputs, training.tokens * outputs]
+    if kind.routed:
+        etp = training.expert_tp
+        routed = [parts for parts in kind.products.values() if parts[0].is_routed]
+        rows[0] += experts.expert_rows(training) * sum(parts[0].columns_on(etp) for parts in routed)
+        rows[1] += experts.expert_rows(training) * sum(matrix.rows_on(etp) for parts in routed for matrix in parts)
+    return cast_s * rows[0], cast_s * rows[1]
 
 
 def _moved_bytes(training: Training) -> float:
@@ -361,7 +450,14 @@ def can_compile(training: Training, machine: Machine) -> bool:
     return "compile" in engine_of(training).switches and "bf16" in machine.peak_tflops
 
 
-def _pass_bytes(training: Training) -> float:
+def _gate_bytes(training: Training) -> float:
+    """Bytes that the MLP's activation moves for each number of its output: 4, gated 6, in eager operators 10."""
+    if not training.shape.is_gated:
+        return 4
+    return 6 if training.compiled or engine_of(training).has_fused_kernels else 10
+
+
+def _pass_bytes(training: Training, kind: LayerKind) -> float:
     """Bytes per token that norms, dropout, residuals, biases, activations and rotary positions move in a forward pass.
 
     With kernels like Megatron's (bias, dropout and residual in one; bias and GELU in one): 4 h for a norm, 7 h for a
@@ -371,12 +467,12 @@ def _pass_bytes(training: Training) -> float:
     tensors; passes counted in Megatron-LM's, torchtitan's and inductor's kernels.
     """
     shape = training.shape
-    width, ffn = shape.query_width / training.tp, shape.mlp_width / training.tp
+    width, ffn = shape.query_width / training.tp, mlp_width(kind) / training.tp
     keys = kv_width(shape, training.tp)
     split = training.tp if training.sequence_parallel else 1
     eager = shape.is_gated and not training.compiled and not engine_of(training).has_fused_kernels
     moved = shape.hidden / split * (40 if eager else 22) + 4 * (width + 2 * keys)
-    moved += ffn * ((10 if eager else 6) if shape.is_gated else 4)
+    moved += ffn * _gate_bytes(training)
     if shape.positions == "rope":
         moved += (width + keys) * (28 if eager else 4)
     return moved * (_COMPILED if training.compiled else 1)
@@ -385,8 +481,8 @@ def _pass_bytes(training: Training) -> float:
 def _attention(training: Training, rates: Rates, tokens: float) -> tuple[float, float]:
     """(forward, backward) seconds of attention's core, between Q, K, V and the output."""
     shape = training.shape
-    width, head = shape.query_width / training.tp, shape.head_width
-    flops = 4 * tokens * shape.seq * width
+    width, head = shape.attention_width / training.tp, shape.head_width
+    flops = 4 * tokens * (shape.attention_keys or shape.seq) * width
     if training.flash:
         # Causality leaves half of it; backward has five products, forward two (Dao 2022, arXiv:2205.14135). In short
         # sequences more of the work is on the diagonal, which is half masked. With heads of 64 the matrix units wait

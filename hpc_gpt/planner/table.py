@@ -8,6 +8,7 @@ from hpc_gpt.core.columns import Column, fitting, grid
 from hpc_gpt.core.engines import engine_of
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.format import Paint, counted, plain, show_rate, wrapped
+from hpc_gpt.planner.experts import rows_an_expert
 from hpc_gpt.planner.figures import needs_most, plan_figures
 from hpc_gpt.planner.nearest import near_batches
 from hpc_gpt.planner.question import DIVIDES_NO_BATCH
@@ -36,10 +37,11 @@ PARTS = (
     StepPart("dp_s", "d", "dp", "exchange of gradients and parameters between replicas that computation does not hide"),
     StepPart("optimizer_s", "o", "optimizer", "the update"),
     StepPart("offload_s", "f", "offload", "transfers between host and GPU"),
+    StepPart("ep_s", "e", "ep", "tokens sent to their experts and back"),
 )
 # The colours of the letters on a terminal.
-COLOURS = {"c": "green", "r": "yellow", "t": "magenta", "x": "light magenta", "b": "red", "p": "cyan", "d": "blue",
-           "o": "light blue", "f": "light red"}  # fmt: skip
+COLOURS = {"c": "green", "r": "yellow", "t": "magenta", "x": "light magenta", "e": "light yellow", "b": "red",
+           "p": "cyan", "d": "blue", "o": "light blue", "f": "light red"}  # fmt: skip
 
 
 def settings_text(training: Training) -> str:
@@ -105,7 +107,11 @@ def _smaller(candidate: Candidate, best: Candidate) -> str:
     run, other = candidate.training, best.training
     if run.micro_batch < other.micro_batch:
         return f" (micro-batch {run.micro_batch} against {other.micro_batch})"
-    return f" (tp {run.tp} against {other.tp})" if run.tp > other.tp else ""
+    if run.tp > other.tp:
+        return f" (tp {run.tp} against {other.tp})"
+    if run.shape.is_mixture and (rows := rows_an_expert(run)) < (of_best := rows_an_expert(other)):
+        return f" ({rows:,.0f} rows an expert against {of_best:,.0f})"
+    return ""
 
 
 def count_text(params: float) -> str:
@@ -340,6 +346,29 @@ def left_out_text(searched: Searched) -> str:
     if searched.too_large:
         parts.append(f"{len(searched.too_large)} as none of their settings fits")
     return f"layouts left out: {'; '.join(parts)}" if parts else ""
+
+
+def other_ep_text(searched: Searched) -> str:
+    """What other numbers of ep cost the best layout of a mixture: each with its time over the best's and the reason."""
+    if searched.best is None or not searched.question.shape.is_mixture:
+        return ""
+    best = searched.best
+
+    def others(candidate: Candidate) -> tuple[int, ...]:
+        run = candidate.training
+        return run.tp, run.pp, run.cp, run.expert_tp
+
+    alike: dict[int, Candidate] = {}
+    for candidate in (*searched.best_of_layouts, *searched.too_large):
+        if others(candidate) == others(best) and candidate.training.ep != best.training.ep:
+            alike.setdefault(candidate.training.ep, candidate)
+    if not alike:
+        return ""
+    texts = []
+    for ep, candidate in sorted(alike.items(), key=lambda pair: -pair[0]):
+        times = f"{best.tokens_per_s / candidate.tokens_per_s:.2f} times as long, " if candidate.step else ""
+        texts.append(f"ep {ep} {times}{loses(candidate, best)}")
+    return f"ep {best.training.ep} is best of this tp, pp and cp: {'; '.join(texts)}"
 
 
 def unchecked(searched: Searched) -> str:

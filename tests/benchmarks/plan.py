@@ -46,7 +46,9 @@ from tests.planner.published.figures import (
     write,
 )
 from tests.planner.published.fitting import constants_set, fit_table, fitted_without, time_errors
-from tests.planner.published.rows import LeftOut, PublishedRow, read_rows, rows_of
+from tests.planner.published.mixtures import FILE as MIXTURES
+from tests.planner.published.mixtures import TERMS, errors_without
+from tests.planner.published.rows import LeftOut, PublishedRow, Rows, read_rows, rows_of
 from tests.planner.published.scores import (
     DATA_SHEET,
     Errors,
@@ -93,6 +95,8 @@ def main() -> None:
         _figures(asked.rows, asked.write)
     else:
         print(f"no rows at {asked.rows}: no errors are printed")
+    if (asked.rows / MIXTURES).is_file():
+        _mixtures(read_rows(asked.rows / MIXTURES))
     print("\nall layouts (goals 1 s, 10 s)\n")
     for name in SEARCHES:
         # Each in a process of its own, so that its memory is its own.
@@ -155,6 +159,20 @@ def _figures(folder: Path, renew: bool) -> None:
     if renew:
         write(as_tables(files, tables))
         print(f"written: {COMMITTED}")
+
+
+def _mixtures(rows: Rows) -> None:
+    """Errors on mixtures of experts by data sheets, and what each term is worth: the means over sources without it."""
+    found = errors_without(rows)
+    _print_times(found, "step time of mixtures of experts, data sheets only (goal 12 %)")
+    _print_memory(found, "memory of mixtures (goal 8 %)")
+    print(f"left out: {len(rows.left_out)} of {len(rows.entries)} rows")
+    names = [each.source for each in found.sources]
+    print(f"\n{'without':<26} {'time':>6} " + " ".join(f"{name[:14]:>14}" for name in names) + "  memory")
+    for term in (None, *TERMS):
+        scores = errors_without(rows, term)
+        of_sources = " ".join(f"{each.time.mean or 0:>14.1%}" for each in scores.sources)
+        print(f"{term or '(nothing)':<26} {scores.time_mean or 0:>6.1%} {of_sources} {scores.memory_mean or 0:>7.1%}")
 
 
 def _print_times(scores: Scores, title: str) -> None:

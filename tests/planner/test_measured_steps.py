@@ -57,6 +57,18 @@ def test_settings_tell_the_switches(tmp_path, profile):
     assert entry.training.sequence_parallel
 
 
+def test_a_mixtures_record_has_ep_and_experts(tmp_path, profile):
+    path = tmp_path / "record.json"
+    experts = {"experts": 8, "experts_per_token": 2, "expert_ffn": 512}
+    record = dataclasses.replace(RECORD, tp=2, pp=2, dp=4, ep=4, engine="megatron-lm", params=100, params_active=50)
+    path.write_text(dataclasses.replace(record, settings={"model": experts, "layout": {"etp": 1}}).to_json())
+    (entry,) = rows(path, profile)
+    assert str(entry.training.layout) == "tp2-pp2-dp4-ep4-etp1"
+    assert entry.training.shape.experts == 8
+    path.write_text(record.to_json())
+    assert "whose shape the record does not state" in left_out(path, profile)[0].reason
+
+
 def test_the_switches_of_one_of_our_own_runs(tmp_path, profile):
     path = tmp_path / "record.json"
     engine = {"attention": "auto", "compile": "blocks", "partition": "layers", "activation_offload": True}

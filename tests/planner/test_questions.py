@@ -21,8 +21,8 @@ CLUSTERS = {
 }
 
 
-def test_there_are_37():
-    assert [int(number) for number, *_ in QUESTIONS] == list(range(1, 38))
+def test_there_are_49():
+    assert [int(number) for number, *_ in QUESTIONS] == list(range(1, 50))
 
 
 @pytest.mark.long(but="first")

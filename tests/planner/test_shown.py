@@ -65,8 +65,8 @@ def test_a_candidate_in_the_json_is_whole():
         "stages": [{**{f"{name}_gib": each for name, each in stage.items()}, "nvidia_smi_gib": need,
                     "peak_in": "backward pass"} for need in (40.0, 38.0, 36.0, 34.0)],
         "time": {"compute_s": 50, "recompute_s": 20, "tp_s": 10, "cp_s": 1, "bubble_s": 40, "p2p_s": 2, "dp_s": 4,
-                 "optimizer_s": 3, "offload_s": 0},
-        "against_best": "bubble 31 % against 8 %",
+                 "optimizer_s": 3, "offload_s": 0, "ep_s": 0},
+        "ep": 1, "etp": 2, "against_best": "bubble 31 % against 8 %",
     }  # fmt: skip
     assert {key: page[key] for key in page.keys() - {"candidates", "too_large", "machine"}} == {
         "schema": 1, "model": {"name": "mine"}, "constants": {"source": "data sheets"}, "gpus": 16, "dtype": "bf16",

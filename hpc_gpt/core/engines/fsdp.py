@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from hpc_gpt.core.engines.base.facts import OUR_MODEL, EngineFacts, Fault
 from hpc_gpt.core.engines.base.training import StateBytes, Training
 from hpc_gpt.core.settings.experiment import Engine
-from hpc_gpt.core.settings.shape_split import layer_params, outer_params
+from hpc_gpt.core.settings.shape_split import outer_params
 
 
 class Fsdp(EngineFacts):
@@ -57,7 +57,7 @@ class Fsdp(EngineFacts):
         """The current layer and the next one, and through the backward pass the root's own weights (embeddings, head);
         gradients are reduced in fp32 unless the training states another format."""
         shape, width = training.shape, 4 if training.dtype == "fp32" else 2
-        layer = layer_params(shape, training.tp)
+        layer = training.layer_params
         outer = sum(outer_params(shape, training.tp, training.pp, stage) for stage in {0, training.pp - 1})
         reduced = width + (0 if training.grad_sum in ("bf16", "fp16") else 4) if gradients else 0
         return width * (2 * layer + outer) + reduced * layer, width * (layer + outer) + reduced * outer

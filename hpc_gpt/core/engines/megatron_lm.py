@@ -196,7 +196,7 @@ class MegatronLm(EngineFacts):
     def stated_traits(self, engine: Engine) -> dict[str, Any]:
         """The traits that Megatron-LM's own arguments state (megatron/training/arguments.py)."""
         values_of = dict(zip(arguments := words_of(engine.megatron_args), [*arguments[1:], ""], strict=False))
-        traits: dict[str, Any] = {}
+        traits: dict[str, Any] = {"dispatcher": "alltoall"}  # unless the user's own arguments name another
         if "--overlap-grad-reduce" in values_of:  # which --overlap-param-gather requires
             traits |= {"dp_overlap": True, "gathers_wait": "--overlap-param-gather" not in values_of}
         if "--tp-comm-overlap" in values_of:
@@ -227,6 +227,11 @@ class MegatronLm(EngineFacts):
         if training.tp > 1 and training.sequence_parallel and not training.tp_overlap:
             arguments.append("--tp-comm-overlap")
             changed["tp_overlap"] = True
+        # Two micro-batches at once: recomputed layers, and a pipeline without chunks, cannot (its arguments.py).
+        pairs = training.recompute != "full" and (training.pp == 1 or training.vp > 1) and training.micro_batches > 1
+        if training.ep > 1 and pairs and not training.ep_overlap:
+            arguments.append("--overlap-moe-expert-parallel-comm")
+            changed["ep_overlap"] = True
         return tuple(arguments), changed
 
     def with_chunks(self, engine: Engine, training: Training) -> Engine:

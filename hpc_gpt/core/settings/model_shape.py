@@ -68,6 +68,10 @@ class ModelShape:
     sinks: bool = False
     mtp_layers: int = 0
 
+    def __hash__(self) -> int:
+        """By some of the sizes: a search looks a shape up a hundred thousand times."""
+        return hash((self.hidden, self.layers, self.heads, self.vocab, self.seq, self.ffn, self.experts))
+
     @property
     def key_heads(self) -> int:
         """Number of key and value heads: fewer than `heads` with grouped queries."""

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 else:
     EngineName = Literal[ENGINE_NAMES]
 Event = Literal["first_step", "ended", "failed", "retried", "stopped", "slow"]
-AttentionKernel = Literal["unfused", "triton", "fa2", "fa3", "cudnn", "cudnn-fp8", "te", "sdpa"]
+AttentionKernel = Literal["unfused", "triton", "fa2", "fa3", "cudnn", "cudnn-fp8", "te", "sdpa", "flex"]
 GradSum = Literal["fp32", "bf16", "fp16"]
 Loss = Literal["none", "half", "jit", "kernel"]
-HeldAs = Literal["mixed", "fp32", "bf16"]
+HeldAs = Literal["mixed", "fp32", "bf16", "bf16 moments"]
 Dispatcher = Literal["alltoall", "allgather", "deepep", "hybridep"]
 Routing = Literal["real", "forced balance"]
 CudaGraph = Literal["attn", "moe_router", "moe_preprocess", "full"]
@@ -109,7 +109,7 @@ class Plan:
     edges_as_layers: bool | None = key(None, resume="free", affects=(), since="0.2")
     "Whether embedding and head each count as a layer in the split over pipeline stages."
     states: HeldAs | None = key(None, resume="free", affects=(), since="0.2")
-    "Bytes per parameter: mixed = 16-bit weights and fp32 states (2 + 12), fp32 (4 + 8), bf16 (2 + 4)."
+    "Bytes per parameter: mixed = 16 bits and fp32 (2 + 12), fp32 (4 + 8), bf16 (2 + 4), bf16 moments (2 + 8)."
     offloaded_layers: int | None = key(None, resume="free", affects=(), since="0.2", least=0)
     "Number of layers whose activations are copied to host memory."
     whole_gradients: bool | None = key(None, resume="free", affects=(), since="0.2")

@@ -192,7 +192,7 @@ ROWS: dict[str, Row] = {
     "cp of other heads": (training(cp=16, tp=4),
      "cp 16 does not divide the 8 heads of a rank, which it exchanges for tokens | use a cp that divides 8"),
     "a kernel that is not known": (training(attention="fa5"),
-     "attention is 'fa5', which is not known | use one of unfused, triton, fa2, fa3, cudnn, cudnn-fp8, te, sdpa"),
+     "attention is 'fa5', which is not known | use one of unfused, triton, fa2, fa3, cudnn, cudnn-fp8, te, sdpa, flex"),
 }
 # fmt: on
 

@@ -23,7 +23,7 @@ _FSDP = re.compile(r"fsdp|torchtitan|llm-foundry")
 # How it ran: those in the table of planner/README.md, under the names of a Training.
 TRAITS = (
     *("attention", "grad_sum", "dp_overlap", "tp_overlap", "fused_loss", "edges_as_layers", "states"),
-    *("offloaded_layers", "whole_gradients", "whole_logits"),
+    *("offloaded_layers", "whole_gradients", "whole_logits", "dispatcher", "routing", "ep_overlap", "ep_outside_dp"),
 )
 _ZERO = re.compile(r"zero[ -]?([0-3])(?!\d)")
 
@@ -45,6 +45,10 @@ def _read_count(name: str, value: object) -> int:
     if not number.is_integer():
         raise Unusable(f"{name} is {shown(value)}, not a whole number")
     return int(number)
+
+
+def _read_number(name: str, value: object) -> int:
+    return 0 if value == 0 and value is not False else _read_count(name, value)
 
 
 def _read_flag(name: str, value: object) -> bool:
@@ -70,10 +74,12 @@ def _read_text(name: str, value: object) -> str:
 _KINDS: list[tuple[str, Callable[[str, Any], Any], Any]] = [
     (
         "gpus_per_node hidden layers heads kv_heads head_dim ffn vocab seq gpus tp pp dp cp ep vp fsdp micro_bs "
-        "global_bs grad_accum local_bs batch_per_dp offloaded_layers",
+        "global_bs grad_accum local_bs batch_per_dp offloaded_layers experts experts_per_token moe_ffn shared_ffn etp "
+        "moe_every expert_groups groups_per_token q_lora kv_lora qk_nope qk_rope v_head window window_every",
         _read_count,
         0,
     ),
+    ("dense_layers mtp_layers", _read_number, 0),
     (
         "tokens_per_batch sec_per_iter samples_per_sec tokens_per_sec_per_gpu tflops_per_gpu mfu memory_gib",
         _read_figure,
@@ -81,18 +87,20 @@ _KINDS: list[tuple[str, Callable[[str, Any], Any], Any]] = [
     ),
     (
         "swiglu untied sequence_parallel flash_attention distributed_optimizer act_cpu_offload dp_overlap tp_overlap "
-        "edges_as_layers whole_gradients whole_logits compiled fits oom noisy",
+        "edges_as_layers whole_gradients whole_logits compiled fits oom noisy ep_overlap ep_outside_dp dropless sinks "
+        "qk_norm",
         _read_flag,
         None,
     ),
     ("zero_stage", _read_stage, None),
     (
         "source citation device fabric model parallelism schedule stack engine options sharding optimizer offload "
-        "recompute dtype attention grad_sum fused_loss states tflops_kind memory_kind",
+        "recompute dtype attention grad_sum fused_loss states tflops_kind memory_kind router dispatcher routing bias "
+        "expert_weights",
         _read_text,
         "",
     ),
-    ("moe partition memory_by_stage_gib", lambda name, value: value, None),
+    ("moe partition memory_by_stage_gib cuda_graph_scope", lambda name, value: value, None),
 ]
 
 
@@ -118,7 +126,7 @@ def check_traits(row: Mapping[str, Any], where: str) -> None:
     listed = {name: get_args(Training.__annotations__[name]) for name in TRAITS}
     for name, values in listed.items():
         given = row.get(name)
-        if given is None:
+        if given is None or given == "not stated":
             continue
         known = [value for part in values for value in (get_args(part) or (part,)) if value is not type(None)]
         if known and given not in known:
@@ -147,14 +155,13 @@ def shown(value: object) -> str:
 
 
 def refuse_unmodelled(row: Fields) -> None:
-    """Raises Unusable for a mixture of experts (another shape), and other schedules than 1F1B (another bubble, other
-    activations in flight)."""
-    if row.ep > 1:
-        raise Unusable(f"MoE is not modelled (ep {row.ep})")
-    if row.moe:
-        raise Unusable(f"MoE is not modelled (moe {row.shown('moe')})")
-    if re.search(r"\bmoe\b|mixtral", row.model):
-        raise Unusable(f"MoE is not modelled (model {row.shown('model')})")
+    """Raises Unusable for a mixture of experts whose shape is not stated, and for other schedules than 1F1B (another
+    bubble, other activations in flight)."""
+    named = re.search(r"\bmoe\b|mixtral", row.model)
+    missing = [name for name in ("experts", "experts_per_token", "moe_ffn") if not getattr(row, name)]
+    if missing and (row.ep > 1 or row.moe or named or row.experts):
+        said = f"ep {row.ep}" if row.ep > 1 else f"moe {row.shown('moe')}" if row.moe else f"model {row.shown('model')}"
+        raise Unusable(f"MoE ({said}): {' and '.join(missing)} missing")
     if row.schedule and "1f1b" not in row.schedule:
         raise Unusable(f"schedule {row.shown('schedule')} is not modelled")
 
@@ -195,8 +202,8 @@ def degrees_of(row: Fields) -> dict[str, int]:
     degrees = {name: int(size) for name, size in found}
     if any(size < 1 for size in degrees.values()):
         raise Unusable(f"parallelism is {row.shown('parallelism')}: a degree below 1")
-    if degrees.get("ep", 1) > 1:
-        raise Unusable(f"MoE is not modelled (parallelism {row.shown('parallelism')})")
+    if degrees.get("ep", 1) > 1 and not row.experts:
+        raise Unusable(f"MoE (parallelism {row.shown('parallelism')}): experts missing")
     return degrees
 
 

@@ -20,8 +20,11 @@ measured        sec_per_iter, else samples_per_sec, tokens_per_sec_per_gpu, tflo
                 memory_gib with memory_kind (nvidia_smi, reserved, allocated), memory_by_stage_gib {stage: [steady,
                 peak allocated, peak reserved]}; fits, noisy (predicted, but in no mean)
 
+a mixture       experts, experts_per_token, moe_ffn; shared_ffn, dense_layers (or moe_every), router, ep, etp,
+                dispatcher, routing, dropless, cuda_graph_scope, mtp_layers; DeepSeek's and gpt-oss's attention
+
 Unknown fields are ignored. A row that lacks a required field, or has an impossible value, is left out with the field
-named; so are mixtures of experts, FP8 and context parallelism, which are not modelled.
+named.
 """
 
 import json
@@ -30,7 +33,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from hpc_gpt.core import formulas
 from hpc_gpt.core.engines.base.training import Training
@@ -38,6 +41,7 @@ from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.settings.devices import DEVICES, device_named
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.services import CudaGraph, Routing
 from hpc_gpt.core.settings.shape_split import partition_layers, stage_layers
 from hpc_gpt.planner.machine import Machine
 from hpc_gpt.planner.measured_steps import MeasuredStep
@@ -172,7 +176,8 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
         raise Unusable(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
     assumed: list[str] = []
     cp = row.cp or degrees_of(row).get("cp", 1)
-    layout = _layout(row, cp, assumed)
+    experts = _expert_degrees(row, assumed)
+    layout = _layout(row, cp * (experts["ep"] if row.ep_outside_dp else 1), assumed)
     if missing and not (row.global_bs and (row.grad_accum or row.global_bs == layout.dp)):
         raise Unusable("micro_bs is missing")
     stack = stack_of(row, dtype=dtype, tp=layout.tp, pp=layout.pp)
@@ -191,6 +196,7 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
         pp=layout.pp,
         dp=layout.dp,
         cp=cp,
+        **experts,
         cp_exchange="ring",
         matmul=matmul_of(row),
         **vars(stack),
@@ -227,7 +233,24 @@ def _traits(row: Fields, kind: Kind) -> dict[str, Any]:
     stated = {name: value for name in TRAITS if (value := getattr(row, name))}
     if kind.fused_loss and row.flash_attention:
         stated.setdefault("fused_loss", "kernel")
+    if row.expert_weights in ("packed", "one module each"):  # stacked or kept as one, for one batched product
+        stated["padded_experts"] = True
+    if row.dropless is False:
+        stated["dropless"] = False
+    if stated.get("routing") not in (None, *get_args(Routing)):  # the source does not state it
+        del stated["routing"]
+    if row.cuda_graph_scope:
+        stated["cuda_graphs"] = tuple(name for name in row.cuda_graph_scope if name in get_args(CudaGraph))
     return stated
+
+
+def _expert_degrees(row: Fields, assumed: list[str]) -> dict[str, Any]:
+    """{"ep", "etp"}. A dispatcher between ranks whose ep is not stated: as many as share the experts of a replica."""
+    ep = row.ep or degrees_of(row).get("ep", 0)
+    if not ep and row.experts and row.dispatcher and row.dp:
+        ep = math.gcd(row.experts, row.dp * (row.cp or 1))
+        assumed.append(f"ep {ep}")
+    return {"ep": ep or 1, "etp": row.etp or None}
 
 
 def _layout(row: Fields, cp: int, assumed: list[str]) -> Layout:
@@ -343,13 +366,31 @@ def _shape(row: Fields, tp: int, *, padded: bool) -> ModelShape:
         tied=not (gated if row.untied is None else row.untied),
         vocab_multiple=_PADDED_TO * tp if padded else 1,
         kv_heads=row.kv_heads or None,
-        head_dim=row.head_dim or None,
+        head_dim=row.head_dim or (row.qk_nope + row.qk_rope) or None,
         ffn=row.ffn or (llama_width if gated else None),
         mlp="swiglu" if gated else "gelu",
         norm="rmsnorm" if gated else "layernorm",
         positions="rope" if gated else "learned",
-        bias="none" if gated else "all",
+        bias="none" if gated and row.bias != "all" else "all",
+        **(_experts(row) if row.experts else {}),
     )
+
+
+def _experts(row: Fields) -> dict[str, Any]:
+    """What the shape of a mixture has besides. Dense layers between those with experts count as the first ones."""
+    between = row.layers - row.layers // row.moe_every if row.moe_every else 0
+    numbers = ("experts_per_token", "shared_ffn", "q_lora", "kv_lora", "qk_rope", "v_head", "window", "window_every",
+               "expert_groups", "groups_per_token")  # fmt: skip
+    return {
+        "experts": row.experts,
+        "expert_ffn": row.moe_ffn,
+        "dense_layers": row.dense_layers or between,
+        "router": "sigmoid" if "sigmoid" in row.router else "topk-softmax" if "after" in row.router else "softmax",
+        "sinks": bool(row.sinks),
+        "qk_norm": bool(row.qk_norm),
+        "mtp_layers": row.mtp_layers,
+        **{name: getattr(row, name) or None for name in numbers},
+    }
 
 
 def _machine(row: Fields, device: str, gpus: int, machine_of: MachineOf) -> Machine:

@@ -24,7 +24,7 @@ from hpc_gpt.core.engines.base.training import StateBytes, Training, zero_states
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.core.settings.shape_split import layer_params, outer_params
+from hpc_gpt.core.settings.shape_split import outer_params
 
 OFFLOAD = frozenset({"offload", "offload_path", "offload_ratio"})
 ANY_LAYOUT = frozenset({*(f"layout.{axis}" for axis in AXES), "engine.zero_stage", "engine.partition", "engine.tiles"})
@@ -134,7 +134,7 @@ class DeepspeedFacts(EngineFacts):
         if training.zero_stage != 3 or owns_all:
             return 0.0, 0.0
         shape, width = training.shape, 4 if training.dtype == "fp32" else 2
-        layer = layer_params(shape, training.tp)
+        layer = training.layer_params
         outer = sum(outer_params(shape, training.tp, training.pp, stage) for stage in {0, training.pp - 1})
         live = max(layer, min(LIVE_ELEMENTS, shape.layers * layer + outer))
         if not gradients:

@@ -2,6 +2,7 @@
 per parameter that a program holds: weights, gradients and optimizer states."""
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, get_args
 
 from hpc_gpt.core.errors import ConfigError, LayoutError, check_sizes
@@ -9,7 +10,8 @@ from hpc_gpt.core.formulas import Recompute
 from hpc_gpt.core.settings.experiment import CpExchange, Matmul
 from hpc_gpt.core.settings.layout import AXES, Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.core.settings.services import AttentionKernel, GradSum, HeldAs, Loss
+from hpc_gpt.core.settings.services import AttentionKernel, CudaGraph, Dispatcher, GradSum, HeldAs, Loss, Routing
+from hpc_gpt.core.settings.shape_split import expert_params, kind_params, split_obstacle
 
 Offload = Literal["none", "optimizer", "full"]
 OptimizerMode = Literal["fused", "foreach", "for-loop", "compiled"]
@@ -20,7 +22,7 @@ _LISTED = {
     name: get_args(values)
     for name, values in {
         "cp_exchange": CpExchange, "matmul": Matmul, "attention": AttentionKernel, "grad_sum": GradSum,
-        "fused_loss": Loss, "states": HeldAs,
+        "fused_loss": Loss, "states": HeldAs, "dispatcher": Dispatcher, "routing": Routing,
     }.items()
 }  # fmt: skip
 
@@ -79,6 +81,13 @@ class Training:
     offloaded_layers: int = 0  # layers whose activations are copied to the host
     whole_gradients: bool = False  # ZeRO-2 and -3 reduce only after the last micro-batch
     whole_logits: bool = False  # every tensor-parallel rank gathers all logits
+    ep_outside_dp: bool = False  # ep is an axis of its own, whose ranks read the same samples
+    dispatcher: Dispatcher | None = None  # how tokens are sent to their experts; None: one copy to each node
+    routing: Routing = "real"  # forced balance: every expert gets equally many tokens
+    dropless: bool = True  # false: each expert has a capacity, the mean, and tokens above it are dropped
+    padded_experts: bool = False  # their products are one batch, each padded to the rows of the largest
+    ep_overlap: bool = False  # tokens are sent beside the passes of another micro-batch
+    cuda_graphs: tuple[CudaGraph, ...] = ()  # parts of a layer that are launched as one graph
 
     def __post_init__(self) -> None:
         check_sizes({name: getattr(self, name) for name in _SIZES})
@@ -87,6 +96,8 @@ class Training:
                 raise ConfigError(f"{name} is {value!r:.40}, which is not known", f"use one of {', '.join(values)}")
         if self.cp > 1:
             self._check_context()
+        if self.ep > 1 or self.etp is not None:
+            self._check_experts()
         if self.shape.heads % self.tp:
             raise LayoutError(
                 f"tp {self.tp} does not divide the {self.shape.heads} heads",
@@ -111,13 +122,51 @@ class Training:
                 f"use a cp that divides {heads}",
             )
 
+    def _check_experts(self) -> None:
+        ranks, experts = self.tp * self.data_ranks, self.shape.experts or 0
+        if experts and experts % self.ep == 0 and ranks % (self.ep * self.expert_tp) == 0:
+            return
+        if not self.ep_outside_dp and (obstacle := split_obstacle(self.shape, self.layout)) is not None:
+            raise LayoutError(obstacle.message, obstacle.hint)
+
     @property
     def layout(self) -> Layout:
+        if self.ep_outside_dp:
+            return Layout(self.tp, self.pp, self.dp * self.ep, self.cp, self.ep)
         return Layout(self.tp, self.pp, self.dp, self.cp, self.ep, self.etp)
 
     @property
     def gpus(self) -> int:
         return self.layout.gpus
+
+    @property
+    def expert_tp(self) -> int:
+        """The number of ranks over which one expert is divided."""
+        return self.etp or self.tp
+
+    @property
+    def expert_replicas(self) -> int:
+        """The number of ranks that share an expert's gradients and states."""
+        ranks = self.tp * self.data_ranks * (self.ep if self.ep_outside_dp else 1)
+        return ranks // (self.ep * self.expert_tp)
+
+    @property
+    def params_of_kinds(self) -> tuple[tuple[float, float], ...]:
+        """Parameters on one GPU of a layer of each kind: (all, those of routed experts)."""
+        return _params_of_kinds(self.shape, self.tp, self.ep, self.etp)
+
+    @property
+    def layer_params(self) -> float:
+        """Parameters of the largest layer on one GPU."""
+        return max(params for params, _ in self.params_of_kinds)
+
+    @property
+    def of_experts(self) -> "Training":
+        """The same training as its experts see it: their replicas are its data axis."""
+        alike = object.__new__(Training)  # a search asks for thousands, which need no check
+        degrees = {"dp": self.expert_replicas, "cp": 1, "ep": 1, "etp": None, "ep_outside_dp": False}
+        alike.__dict__.update(vars(self) | degrees)
+        return alike
 
     @property
     def data_ranks(self) -> int:
@@ -138,6 +187,11 @@ class Training:
     @property
     def global_batch(self) -> int:
         return self.micro_batch * self.micro_batches * self.dp
+
+
+@lru_cache(maxsize=4096)
+def _params_of_kinds(shape: ModelShape, tp: int, ep: int, etp: int | None) -> tuple[tuple[float, float], ...]:
+    return tuple((kind_params(kind, tp, ep, etp), expert_params(kind, tp, ep, etp)) for kind in shape.kinds)
 
 
 @dataclass(frozen=True)
@@ -233,7 +287,7 @@ def zero_states(training: Training, weight: int, gradient: int, master: int) -> 
 
 
 # Bytes per parameter for `Training.states`: the weight, and the optimizer's bytes without its moments, which are 8.
-_HELD = {"mixed": (2, 4), "fp32": (4, 0), "bf16": (2, -4)}
+_HELD = {"mixed": (2, 4), "fp32": (4, 0), "bf16": (2, -4), "bf16 moments": (2, 0)}
 
 
 def stated_states(training: Training, by_program: StateBytes, sharding: int) -> StateBytes:
@@ -254,7 +308,7 @@ def stated_states(training: Training, by_program: StateBytes, sharding: int) -> 
             states = replace(states, parameters=states.parameters / ranks + 2)
         copied = (
             0.0
-            if training.states is not None and training.states != "mixed"
+            if training.states is not None and training.states not in ("mixed", "bf16 moments")
             else states.step_gradients - states.gradients
         )
         states = replace(

@@ -1,0 +1,149 @@
+"""Experts in a prediction: the rows that one multiplies, the seconds and bytes of sending tokens to them, and the
+launches of their kernels.
+
+Letters: T tokens of a micro-batch on one rank, h hidden, k experts of a token, E experts, f width of one. Each rank
+computes k T rows, whatever ep is, as it sends as many copies of tokens as it gets: ep gives an expert more rows,
+k T ep / E. The rank with the largest load decides, as all wait for it (`experts.worst_load`).
+"""
+
+from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.settings.layer_kinds import LayerKind
+from hpc_gpt.planner.constants import VALUES
+from hpc_gpt.planner.links import Links
+from hpc_gpt.planner.machine import Rates
+
+# Dispatchers that sort in the same kernel in which they send.
+_FUSED = ("deepep", "hybridep")
+
+
+def worst_load(training: Training) -> float:
+    """The largest load of a rank over the mean load; 1 if all ranks have the same tokens or the same experts."""
+    balanced = training.routing == "forced balance" or not training.dropless or training.ep == 1
+    return 1.0 if balanced else float(VALUES["experts.worst_load"])
+
+
+def own_tokens(training: Training) -> float:
+    """The tokens of a micro-batch that one rank sends: tp ranks have a part of them each."""
+    return training.tokens / training.tp
+
+
+def expert_rows(training: Training) -> float:
+    """The rows of all experts of one rank and micro-batch, on the rank with the largest load. `padded_experts`: each
+    expert has as many as the largest, at most all tokens."""
+    shape, load = training.shape, worst_load(training)
+    chosen = shape.experts_per_token or 1
+    if training.padded_experts and training.routing == "real":
+        load = min(VALUES["experts.largest_load"], (shape.experts or 0) / chosen)
+    rows = chosen * own_tokens(training) * training.expert_tp
+    return float(rows * load / (training.ep if training.ep_outside_dp else 1))
+
+
+def local_experts(training: Training) -> float:
+    """The number of experts on one rank."""
+    return (training.shape.experts or 0) / training.ep
+
+
+def rows_an_expert(training: Training) -> float:
+    """The rows that each expert of a rank multiplies in a micro-batch."""
+    return expert_rows(training) / max(1.0, local_experts(training))
+
+
+def expert_products_s(training: Training, rates: Rates, kind: LayerKind) -> float:
+    """Seconds of the routed experts' products in a forward pass, one expert after the other."""
+    etp, local = training.expert_tp, local_experts(training)
+    rows = expert_rows(training) / local
+    each = sum(
+        rates.layer_product_s(rows, sum(matrix.rows_on(etp) for matrix in parts), parts[0].columns_on(etp))
+        for parts in kind.products.values()
+        if parts[0].is_routed
+    )
+    return local * each
+
+
+def expert_weights(training: Training, kind: LayerKind) -> float:
+    """Weights of the routed experts of one layer on one rank."""
+    return sum(matrix.size_on(training.expert_tp) for matrix in kind.routed) / training.ep
+
+
+def sorts_once(training: Training) -> bool:
+    """Whether tokens are sorted by expert only where they are computed: nothing is sent, or the dispatcher does it."""
+    return training.ep == 1 or training.dispatcher in _FUSED
+
+
+def expert_pass_bytes(training: Training, kind: LayerKind, gate_bytes: float) -> float:
+    """Bytes that one rank moves in a forward pass for router, permutation and the experts' activation.
+
+    A permutation reads T rows and writes k T, its inverse the opposite; tokens that are sent are sorted once more on
+    each side. The router makes logits, probabilities and a map of T x E, in fp32. `gate_bytes`: those of the activation
+    for each of its numbers.
+    """
+    shape, rows = training.shape, expert_rows(training)
+    tokens = own_tokens(training)
+    moved = 2 * 2 * shape.hidden * (tokens + rows) + (0 if sorts_once(training) else 8 * shape.hidden * rows)
+    router = float(VALUES["experts.router_bytes"]) * tokens * (shape.experts or 0)
+    width = kind.routed[-1].columns_on(training.expert_tp)
+    return moved + router + rows * gate_bytes * width
+
+
+def exchange_s(training: Training, links: Links) -> float:
+    """Seconds per expert layer and micro-batch in which tokens are sent to their experts and results back, forward and
+    backward and in recomputation; and in which etp ranks gather and sum up each expert's rows.
+
+    `ep_outside_dp`: every rank has the tokens already, and the ranks' results are summed up.
+    """
+    shape, ep, etp = training.shape, training.ep, training.expert_tp
+    if not shape.is_mixture:
+        return 0.0
+    size, takes = 2.0 * own_tokens(training) * shape.hidden, 0.0
+    if training.ep_outside_dp:
+        takes = 2 * links.ring_s(size, ep, training.tp)
+    elif ep > 1 and training.dispatcher == "allgather":
+        # Every rank also gets the probabilities, in fp32, and the map of all tokens.
+        routes = 5.0 * own_tokens(training) * (shape.experts or 0)
+        takes = sum(links.ring_s(each * ep, ep, etp, links.reduction_b_s) for each in (size + routes, size))
+    elif ep > 1:
+        takes = 2 * links.exchange_s(worst_load(training) * size, ep, etp, *copies_sent(training, links))
+    takes += 2 * links.ring_s(2 * expert_rows(training) * shape.hidden, etp)
+    shown = VALUES["overlap.ep"] if training.ep_overlap else 1.0
+    return float(shown * takes * (3 if training.recompute == "full" else 2))
+
+
+def copies_sent(training: Training, links: Links) -> tuple[float, float]:
+    """(copies of a token that leave its rank for its own node, copies that leave its node), on average.
+
+    A token's k experts are on any of ep ranks alike. NCCL's all-to-all sends a copy for each of them. Others, and one
+    that is not stated, send one copy to each other node that has some of them, (n - 1) (1 - (1 - 1/n)^k) of n
+    nodes, and to no more nodes than groups_per_token of the experts' groups span; a node's GPUs share it by NVLink
+    (DeepEP's README; DeepSeek-V3, arXiv:2412.19437, section 3.2.2).
+    """
+    shape, ep = training.shape, training.ep
+    chosen = shape.experts_per_token or 0
+    inside = max(1, min(ep, links.per_node // training.expert_tp))
+    nodes = max(1.0, ep / inside)
+    leaving = chosen * (1 - 1 / nodes)
+    if training.dispatcher == "alltoall" or nodes == 1:
+        return chosen * (inside - 1) / ep, leaving
+    reached = nodes * (1 - (1 - 1 / nodes) ** chosen)
+    if shape.expert_groups and shape.groups_per_token:
+        reached = min(reached, shape.groups_per_token * max(1.0, nodes / shape.expert_groups))
+    return chosen * (inside - 1) / inside, min(leaving, reached * (1 - 1 / nodes))
+
+
+def launching_s(training: Training, host_s: float) -> tuple[float, float]:
+    """(seconds in which the host launches what an expert layer has in addition to attention and norms, in all passes;
+    the part for which the GPU waits, whatever it has to do).
+
+    Router, permutation and dispatch are so many passes; each expert has its own products, and in 8 or 4 bits its own
+    casts. Unless tokens over an expert's capacity are dropped, the host must know how many rows each expert gets: it
+    waits for the router and launches the experts on an idle GPU, if that has no other micro-batch to compute.
+    """
+    graphs = training.cuda_graphs
+    if "full" in graphs:
+        return 0.0, 0.0
+    fixed = float(VALUES["experts.launches"]) * (0.5 if "moe_router" in graphs else 1.0)
+    each = float(VALUES["experts.each_cast" if training.matmul != "none" else "experts.each"])
+    if not training.dropless:  # experts of equal size are one product
+        each /= local_experts(training)
+    takes = host_s * (3 if training.recompute == "full" else 2) * (fixed + each * local_experts(training))
+    waits = training.dropless and not training.ep_overlap
+    return takes, takes * float(VALUES["experts.idle"]) if waits else 0.0

@@ -1,0 +1,188 @@
+"""Mixtures of experts in a plan: parameters and memory by stage, rows, dispatch, launches, and the search over ep."""
+
+from dataclasses import replace
+
+import pytest
+
+from hpc_gpt.core.engines import engine_named
+from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.errors import LayoutError
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.presets import preset
+from hpc_gpt.planner import experts
+from hpc_gpt.planner.constants import VALUES
+from hpc_gpt.planner.links import Links
+from hpc_gpt.planner.machine import DEFAULT
+from hpc_gpt.planner.memory import kinds_of_stages, predict_memory, stage_expert_params, stage_params
+from hpc_gpt.planner.question import Question
+from hpc_gpt.planner.search import search
+from hpc_gpt.planner.step_time import predict_step
+from hpc_gpt.planner.table import other_ep_text
+from tests.planner.machines import machine_named
+
+GIB = 2**30
+H100 = machine_named("h100-80g", 8, "infiniband 8x400G")
+GB200 = machine_named("gb200", 4, "infiniband 4x400G")
+QWEN = preset("qwen3-30b-a3b")
+DEEPSEEK = replace(preset("deepseek-v3"), mtp_layers=0)
+BALANCED = Training(
+    QWEN, dp=16, ep=16, micro_batches=8, flash=True, sharded_optimizer=True, routing="forced balance",
+)  # fmt: skip
+
+
+def step(**changes):
+    return predict_step(replace(BALANCED, **changes), H100)
+
+
+def test_experts_are_divided_by_ep_and_all_else_is_not():
+    whole = 48 * 128 * 3 * 2048 * 768
+    assert stage_expert_params(BALANCED, 0) == whole / 16
+    assert stage_params(BALANCED, 0) - whole / 16 == pytest.approx(QWEN.params - whole)
+    # Megatron-LM: experts over their own 1 replica have 6 + 12 bytes, all else 6 + 12 / 16.
+    memory = predict_memory(BALANCED).stages[0]
+    states = memory.parameters + memory.gradients + memory.optimizer
+    assert states == pytest.approx((whole / 16 * 18 + (QWEN.params - whole) * 6.75) / GIB)
+
+
+def test_etp_divides_each_expert_instead_of_its_replicas():
+    folded = replace(BALANCED, tp=4, dp=4, ep=4, etp=None, sequence_parallel=True)
+    alone = replace(folded, etp=1)
+    assert (folded.expert_replicas, alone.expert_replicas) == (1, 4)
+    assert stage_expert_params(alone, 0) == 4 * stage_expert_params(folded, 0)
+    assert experts.expert_rows(folded) == 4 * experts.expert_rows(alone)  # each a quarter as wide
+
+
+def test_the_dense_prefix_lies_on_the_first_stages():
+    split = Training(DEEPSEEK, pp=16, dp=8, ep=8, micro_batches=16)
+    assert kinds_of_stages(split)[:2] == ((3, 1), (0, 4))
+    held = sum(stage_params(replace(split, ep=1), stage) for stage in range(16))
+    assert held == pytest.approx(DEEPSEEK.params)
+    assert stage_params(split, 0) < stage_params(split, 1)
+
+
+def test_a_layer_for_later_tokens_is_on_the_last_stage():
+    shape = replace(DEEPSEEK, mtp_layers=1)
+    plain, later = (Training(one, pp=16, dp=8, ep=8, micro_batches=16, flash=True) for one in (DEEPSEEK, shape))
+    assert stage_params(later, 15) - stage_params(plain, 15) > 1.3e9
+    assert stage_params(later, 0) == stage_params(plain, 0)
+    assert predict_memory(later).stages[15].allocated > predict_memory(plain).stages[15].allocated
+
+
+@pytest.mark.parametrize("ep", [1, 2, 4, 8, 16])
+def test_a_rank_computes_as_many_rows_whatever_ep_is(ep):
+    run = replace(BALANCED, ep=ep)
+    assert experts.expert_rows(run) == 8 * 4096
+    assert experts.rows_an_expert(run) == 256 * ep
+
+
+def test_the_worst_load_counts_in_real_routing_alone():
+    worst = VALUES["experts.worst_load"]
+    real, alone, dropped = (replace(BALANCED, routing="real", **each) for each in ({}, {"ep": 1}, {"dropless": False}))
+    assert [experts.worst_load(run) for run in (BALANCED, real, alone, dropped)] == [1, worst, 1, 1]
+
+
+def test_few_rows_and_narrow_experts_multiply_slowly():
+    assert step(ep=1).compute_s > step(ep=8).compute_s
+    wide = replace(QWEN, expert_ffn=1536, experts_per_token=4)
+    assert step(shape=wide).compute_s < step().compute_s
+
+
+def test_a_copy_of_a_token_goes_to_each_node_or_to_each_expert():
+    by_node, everywhere = (replace(BALANCED, dispatcher=name) for name in ("deepep", "alltoall"))
+    links = Links(H100, DEFAULT)
+    assert experts.copies_sent(everywhere, links)[1] == 4  # of 8 experts, half are on the other node
+    assert experts.copies_sent(by_node, links)[1] == pytest.approx(1 - 0.5**8)
+    assert experts.exchange_s(by_node, links) < experts.exchange_s(everywhere, links)
+    # DeepSeek's tokens go to 4 of 8 groups of experts: to 4 of 8 nodes, one of them its own in half of the cases.
+    grouped = Training(DEEPSEEK, dp=64, ep=64, flash=True)
+    assert experts.copies_sent(grouped, links)[1] == pytest.approx(4 * 7 / 8)
+    assert experts.copies_sent(replace(grouped, shape=replace(DEEPSEEK, expert_groups=None)), links)[1] > 4
+
+
+def test_a_domain_of_72_sends_by_nvlink():
+    run = replace(BALANCED, dp=64, ep=64)
+    assert experts.copies_sent(run, Links(GB200, DEFAULT))[1] == 0
+    assert experts.exchange_s(run, Links(GB200, DEFAULT)) < experts.exchange_s(run, Links(H100, DEFAULT)) / 4
+
+
+def test_what_is_sent_twice_more_when_layers_are_recomputed():
+    assert step(recompute="full").ep_s == pytest.approx(1.5 * step().ep_s)
+    assert step(ep_overlap=True).ep_s == pytest.approx(VALUES["overlap.ep"] * step().ep_s)
+    assert step(ep=1).ep_s == 0
+    # Every rank gets the tokens of all.
+    assert step(dispatcher="allgather").ep_s > step(dispatcher="deepep").ep_s
+
+
+def test_the_host_launches_each_expert_of_a_rank():
+    def launching(**changes):
+        return experts.launching_s(replace(BALANCED, **changes), 1e-3)
+
+    few, many = launching(ep=16), launching(ep=1)
+    assert many[0] - few[0] == pytest.approx(2e-3 * VALUES["experts.each"] * 120)
+    assert few[1] == pytest.approx(VALUES["experts.idle"] * few[0])
+    assert launching(ep_overlap=True)[1] == launching(dropless=False)[1] == 0
+    assert launching(cuda_graphs=("full",)) == (0, 0)
+    assert launching(cuda_graphs=("moe_router",))[0] < few[0] < launching(matmul="fp8-tensor")[0]
+
+
+def test_experts_are_reduced_over_their_own_replicas():
+    shared, alone = (replace(BALANCED, dp=64, ep=ep, micro_batches=1) for ep in (8, 64))
+    assert predict_step(shared, H100).dp_s > predict_step(alone, H100).dp_s
+
+
+def test_fsdp_gathers_experts_whole_unless_ep_divides_them():
+    run = replace(BALANCED, engine="fsdp", zero_stage=3, sharded_optimizer=False, micro_batch=1)
+    whole, divided = (predict_step(replace(run, ep=ep), H100) for ep in (1, 16))
+    assert whole.dp_s > 10 * divided.dp_s
+    # Two layers in 16 bits, and the gradients of one in 16 and 32.
+    gathered = [engine_named("fsdp").gathered(replace(run, ep=ep, grad_sum=None))[0] for ep in (1, 16)]
+    assert gathered[0] - gathered[1] == pytest.approx((2 * 2 + 6) * 128 * 3 * 2048 * 768 * 15 / 16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ep": 3}, "ep 3"),
+        ({"ep": 32}, "ep 32"),
+        ({"shape": preset("gpt2"), "ep": 2}, "the model has none"),
+    ],
+)
+def test_an_ep_that_does_not_divide_is_refused(changes, message):
+    with pytest.raises(LayoutError, match=message):
+        replace(BALANCED, **changes)
+
+
+TRAITS = {"megatron-lm": {"flash": True, "fused_loss": "kernel", "grad_sum": "bf16", "routing": "forced balance"}}
+
+
+def asked(shape, gpus, batch, machine=H100, **fixed):
+    return Question(
+        shape, gpus, machine.gpus_per_node, "bf16", batch, engines=("megatron-lm",), traits=TRAITS, fixed=fixed,
+        matmul="fp8-tensor",
+    ).of(shape)  # fmt: skip
+
+
+def test_the_search_finds_the_ep_that_others_measured_as_best():
+    """Megatron-Bridge trains qwen3-30b-a3b on 16 H100 with ep 16, or with pp 2 and ep 8, equally fast."""
+    found = search(asked(QWEN, 16, 1024), H100)
+    first, *others = [candidate.layout for candidate in found.best_of_layouts]
+    assert (first.pp, first.ep) in ((1, 16), (2, 8))
+    assert {Layout(1, 1, 16, ep=16), Layout(1, 2, 8, ep=8)} <= {first, *others[:3]}
+    text = other_ep_text(found)
+    assert text.startswith(f"ep {first.ep} is best of this tp, pp and cp: ")
+    assert "does not fit" in text
+    assert "times as long, " in text
+
+
+def test_a_given_ep_is_not_searched():
+    found = search(asked(QWEN, 16, 1024, ep=4, tp=1), H100)
+    assert {candidate.training.ep for candidate in (*found.candidates, *found.too_large)} == {4}
+    refused = search(asked(QWEN, 16, 1024, ep=3, tp=1), H100)
+    assert not refused.candidates
+    assert any("ep" in reason for reason in refused.left_out)
+
+
+def test_a_search_over_ep_stays_quick():
+    found = search(asked(preset("qwen3-235b-a22b"), 256, 1024), H100)
+    assert found.best is not None
+    assert found.memory_predictions < 8_000  # 3 s on a slow core
