@@ -53,7 +53,7 @@ _FLAGS = {key: _PLAN_FLAGS[key] for key in ("model.preset", "model.seq", "engine
 _LARGEST_MODEL_KEYS = ("model.preset", "model.hidden", "model.layers", "model.heads", "layout.global_batch")
 # The printed command gives these by options of its own.
 _BY_OPTION = ("layout.gpus", "layout.tp", "layout.pp", "layout.cp", "layout.dp", "layout.micro_batch",
-          "layout.micro_batches", "layout.global_batch")  # fmt: skip
+          "layout.micro_batches", "layout.global_batch", "layout.shard")  # fmt: skip
 # The keys of [engine] that the planner may choose if no EXPERIMENT is named.
 _CHOSEN = ("name", "zero_stage", "recompute")
 
@@ -398,6 +398,7 @@ def _submit_command(plan: PlanRequest, training: Training) -> str:
     command += ["--gpus", str(training.gpus), "--tp", str(training.tp), "--pp", str(training.pp)]
     command += ["--cp", str(training.cp)] if training.cp > 1 else []
     command += ["--dp", str(training.dp), "--mbs", str(training.micro_batch), "--gbs", str(training.global_batch)]
+    command += _option("layout.shard", training.shard) if training.shard or planned.layout.shard else []
     engine, default = engine_for(training, planned.engine), base.engine
     chosen = () if request.names_experiment else _CHOSEN
     if not request.names_experiment and engine.name != default.name and base.model.preset is not None:

@@ -53,7 +53,7 @@ _PORTS = {2: "4x100G", 3: "8x200G"}
 # {kinds of runs that are not predicted: the pattern of a key, a value or a Megatron-LM argument that requests them}
 _UNPLANNED = {
     "mixtures of experts": r"expert|moe",
-    "hybrid sharding": r"hybrid|hsdp|distributed-optimizer-instances",
+    "Megatron-LM's hybrid sharding": r"distributed-optimizer-instances",
     "zero-bubble schedules": r"zero.?bubble|dualpipe",
 }
 
@@ -331,6 +331,8 @@ def _layout_of(why: str, overrides: dict[str, object]) -> dict[str, int]:
     except LayoutError as fault:
         raise ConfigError(f"--why {fault}", fault.hint) from None
     layout = {f"layout.{axis}": size for axis, size in vars(parsed).items()}
+    if parsed.shard is None:  # without it either way is explained
+        del layout["layout.shard"]
     for key, size in layout.items():
         if overrides.get(key, size) != size:
             axis = key.partition(".")[2]

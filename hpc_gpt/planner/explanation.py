@@ -189,6 +189,8 @@ def _how(part: str, run: Training) -> str:
     if part == "dp":
         gathered = "; parameters gathered for each pass" if engine_of(run).sharding(run) == 3 else ""
         shared = f"{run.data_ranks} ranks, cp x dp" if run.cp > 1 else f"{run.dp} replicas"
+        if run.shard:
+            shared = f"{run.shard} ranks that shard, and once a step over their {run.data_ranks // run.shard} replicas"
         return f"gradients over {shared}, the part that backward does not hide{gathered}"
     return next(step_part.means for step_part in PARTS if step_part.name == part)
 
@@ -196,7 +198,7 @@ def _how(part: str, run: Training) -> str:
 _WIDTH = 120
 # The number of layouts that are named after the best one.
 _OTHERS = 4
-_KEYS_OF_LAYOUT = ("gpus", "tp", "pp", "cp", "dp", "micro_batch", "global_batch")
+_KEYS_OF_LAYOUT = ("gpus", "tp", "pp", "cp", "dp", "shard", "micro_batch", "global_batch")
 _ENDS = {
     "data": (
         "Python's own sources as bytes, 256 different tokens, for a first run. For your text hpc-gpt data SOURCE",
@@ -229,6 +231,8 @@ def planned_tables(best: Candidate, experiment: Experiment, given_keys: Mapping[
         layout[name] = getattr(training, name)
     if training.cp == 1:
         del layout["cp"]
+    if training.shard is None:
+        del layout["shard"]
     tables["layout"] = {name: size for name, size in layout.items() if name != "micro_batches"}
     lr = experiment.train.lr if experiment.train.init is None else LR_OF_TRAINED
     train = {"steps": experiment.train.steps, "lr": lr}

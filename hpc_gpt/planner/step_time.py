@@ -203,7 +203,7 @@ class _StepModel:
         """Seconds per layer and micro-batch under ZeRO-3 and FSDP to all-gather parameters twice and reduce-scatter
         gradients, without the part that compute (`busy` seconds) hides."""
         one_by_one = engine_of(training).gathers_one_by_one
-        if engine_of(training).sharding(training) < 3 or (training.data_ranks == 1 and not one_by_one):
+        if engine_of(training).sharding(training) < 3 or (training.shards == 1 and not one_by_one):
             return 0.0
         params = layer_params(training.shape, training.tp)
         gathered, reduced = 2 * 2.0, engine_of(training).reduced_bytes(training)
@@ -211,7 +211,7 @@ class _StepModel:
             reduced /= training.micro_batches
             gathered /= training.micro_batches if training.pp > 1 else 1
         size = params * (gathered + reduced)
-        takes = self.links.ring_s(size, training.data_ranks, training.tp, self.links.reduction_b_s)
+        takes = self.links.ring_s(size, training.shards, training.tp, self.links.reduction_b_s)
         if one_by_one:
             return float(takes * VALUES["host.per_parameter_cost"] + VALUES["host.per_parameter_s"])
         return self._shown_s(takes, busy)
@@ -221,7 +221,10 @@ class _StepModel:
         parameters, without the part that `hidden_s` seconds of compute hide."""
         facts = engine_of(training)
         if facts.sharding(training) >= 3 or training.data_ranks == 1:
-            return 0.0
+            # Replicas of the shards reduce these once, under the last micro-batch's backward pass.
+            shards, replicas = training.shards, training.data_ranks // training.shards
+            size, stride = params * facts.reduced_bytes(training) / shards, training.tp * shards
+            return self._shown_s(2 * self.links.ring_s(size, replicas, stride, self.links.reduction_b_s), hidden_s)
         summed = params * facts.reduced_bytes(training)
         if training.vp > 1:  # a chunk's reduction runs during the other chunks' last micro-batches
             hidden_s *= (1 + training.pp * (training.vp - 1)) / training.vp

@@ -304,6 +304,9 @@ def _layout(parent: Resolved, changes: Mapping[str, Any], profile: ClusterProfil
             f"{product} does not divide {gpus} GPUs: {gpus} / {others} = {gpus / others:.2f}",
             f"give --gpus, a multiple of {others}",
         )
+    shard, data_ranks = changes.get("shard", old.shard), cp * (dp or (gpus or (nodes or 0) * profile.gpus_per_node) // others)
+    if "shard" not in changes and shard and data_ranks % shard:
+        shard = None  # the parent's groups do not fit, and the checkpoint is read into any
     micro_batch = changes.get("micro_batch") or (None if "micro_batches" in changes else parent.batch.micro_batch)
     ranks = gpus if gpus is not None else (nodes or 0) * profile.gpus_per_node
     _check_batch(parent.batch.global_batch, micro_batch, dp or ranks // others)
@@ -315,6 +318,7 @@ def _layout(parent: Resolved, changes: Mapping[str, Any], profile: ClusterProfil
         "pp": pp,
         "cp": cp,
         "dp": dp,
+        "shard": shard,
         "global_batch": parent.batch.global_batch,
         "micro_batch": micro_batch,
         "micro_batches": changes.get("micro_batches"),

@@ -21,7 +21,7 @@ class Coordinate(NamedTuple):
 
 AXES = ("tp", "pp", "cp", "dp")
 "The axes in the order in which a layout is printed."
-_TEXT = re.compile(r"tp(?P<tp>\d{1,6})-pp(?P<pp>\d{1,6})(?:-cp(?P<cp>\d{1,6}))?-dp(?P<dp>\d{1,6})")
+_TEXT = re.compile(r"tp(?P<tp>\d{1,6})-pp(?P<pp>\d{1,6})(?:-cp(?P<cp>\d{1,6}))?-dp(?P<dp>\d{1,6})(?:-shard(?P<shard>\d{1,6}))?")
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,16 @@ class Layout:
     This is the rank order of DeepSpeed's axes (pipe, data, model), so a tensor-parallel group always consists of
     neighbouring ranks and stays inside a node. The `cp` ranks of a replica share each sample's tokens; an engine sees
     them as ranks of its data axis, which has `data_ranks`. `dp` counts replicas, which read different samples.
+
+    `shard`: the number of neighbours on the data axis that share weights and optimizer, if it is less than all of them
+    (None); every such group holds the whole.
     """
 
     tp: int
     pp: int
     dp: int
     cp: int = 1
+    shard: int | None = None
 
     def __post_init__(self) -> None:
         for axis in AXES:
@@ -45,7 +49,8 @@ class Layout:
                 raise LayoutError(f"{axis} is {size}, but must be at least 1", f"use {axis} = 1 to switch it off")
 
     def __str__(self) -> str:
-        return f"tp{self.tp}-pp{self.pp}-{f'cp{self.cp}-' if self.cp > 1 else ''}dp{self.dp}"
+        text = f"tp{self.tp}-pp{self.pp}-{f'cp{self.cp}-' if self.cp > 1 else ''}dp{self.dp}"
+        return text + (f"-shard{self.shard}" if self.shard else "")
 
     @staticmethod
     def parse(text: str) -> "Layout":
@@ -63,6 +68,11 @@ class Layout:
     def data_ranks(self) -> int:
         """Ranks of the data axis, which average gradients and share weights and optimizer: cp x dp."""
         return self.cp * self.dp
+
+    @property
+    def shards(self) -> int:
+        """The number of ranks over which weights and optimizer are sharded, if the engine shards them."""
+        return self.shard or self.data_ranks
 
     def coordinate(self, rank: int) -> Coordinate:
         """The coordinate of `rank`; IndexError unless 0 <= rank < gpus."""

@@ -65,6 +65,7 @@ class EngineFacts(States):
 
     # --- what it splits, and its switches in [engine]
     axes: ClassVar[frozenset[str]] = frozenset()  # besides dp
+    has_replicas: ClassVar[bool] = False  # shards within groups of layout.shard ranks, which hold replicas
     cp_exchanges: ClassVar[tuple[CpExchange, ...]] = ("heads", "keys")  # values of engine.cp_exchange
     zero_stages: ClassVar[tuple[int, ...]] = (0,)
     default_stage: ClassVar[int] = 0

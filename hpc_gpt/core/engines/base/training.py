@@ -38,6 +38,7 @@ class Training:
     pp: int = 1
     dp: int = 1
     cp: int = 1
+    shard: int | None = None  # ranks of the data axis that share weights and optimizer; None: all
     vp: int = 1  # interleaved chunks per stage
     micro_batch: int = 1
     micro_batches: int = 1
@@ -76,6 +77,7 @@ class Training:
     states: HeldAs | None = None  # bytes per parameter: 2 + 12, 4 + 8, or 2 + 4; None: as the engine does
     offloaded_layers: int = 0  # layers whose activations are copied to the host
     whole_gradients: bool = False  # ZeRO-2 and -3 reduce only after the last micro-batch
+    gather_blocks: int | None = None  # layers whose shards are gathered together; None: by their size
     whole_logits: bool = False  # every tensor-parallel rank gathers all logits
 
     def __post_init__(self) -> None:
@@ -111,7 +113,7 @@ class Training:
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.tp, self.pp, self.dp, self.cp)
+        return Layout(self.tp, self.pp, self.dp, self.cp, self.shard)
 
     @property
     def gpus(self) -> int:
@@ -121,6 +123,11 @@ class Training:
     def data_ranks(self) -> int:
         """The number of ranks that share gradients, optimizer and, if sharded, weights: cp x dp."""
         return self.cp * self.dp
+
+    @property
+    def shards(self) -> int:
+        """The number of those ranks that share weights and optimizer, where these are sharded."""
+        return self.shard or self.data_ranks
 
     @property
     def tokens(self) -> int:
@@ -215,7 +222,7 @@ def zero_states(training: Training, weight: int, gradient: int, master: int) -> 
     The optimizer uses fp32 copies of its share of the gradients, which are allocated in the step and freed after
     it (Rajbhandari et al. 2020, section 5).
     """
-    stage, dp = training.zero_stage, training.data_ranks
+    stage, dp = training.zero_stage, training.shards
     parameters = weight / dp if stage == 3 else float(weight)
     gradients = gradient / dp if stage >= 2 else float(gradient)
     optimizer = (master + 8) / (dp if stage >= 1 or training.sharded_optimizer else 1)
@@ -240,7 +247,7 @@ def stated_states(training: Training, by_program: StateBytes, sharding: int) -> 
     Gradients that are summed in a buffer leave no holes; the optimizer copies 16-bit gradients to fp32. If the sums are
     not sharded, weights also stay gathered in 16 bits (FSDP2 in a pipeline).
     """
-    ranks, states = training.data_ranks, by_program
+    ranks, states = training.shards, by_program
     width = 4 if training.grad_sum == "fp32" else 2
     if training.states is not None or (training.grad_sum is not None and sharding < 3):
         weight, master = _HELD[training.states or "mixed"]
