@@ -116,7 +116,8 @@ class Unsharded(Ddp):
 
     def _checkpoint_of(self, optimizer: torch.optim.Optimizer) -> ShardedCheckpoint:
         whole = [_whole(one.detach(), one.shape, split_of(one), self._mesh) for one in self._parameters]
-        return ShardedCheckpoint(whole, self._parameters, optimizer)
+        self._shards, self._parameters = self._parameters, whole
+        return ShardedCheckpoint(whole, self._shards, optimizer)
 
 
 def build(resolved: Resolved, device: torch.device) -> TrainingEngine:
