@@ -101,7 +101,8 @@ class _StepModel:
             launching *= VALUES["host.dtensor"]
         # In a pipeline, weights stay gathered.
         if states_of(training).is_pytorchs and engine_of(training).sharding(training) == 3 and training.pp == 1:
-            launching += constants.host_s * VALUES["host.sharding"]
+            together = VALUES["host.gathered"] * (1 - 1 / engine_of(training).blocks_gathered(training))
+            launching += constants.host_s * VALUES["host.sharding"] * (1 - together)
         waited = max(0.0, launching - busy)
         gathers = self._gathers_s(training, busy)
         per_layer = busy + waited + gathers

@@ -283,8 +283,8 @@ LONG_MOVED = [
     (ours(DP4, FSDP), ours(HYBRID, FSDP)),
     (ours(TP2_HYBRID, FSDP), ours(DP1, FSDP)),
     (ours(TP2_DP2, FSDP), ours(TP2_HYBRID, FSDP)),
-    (ours(DP2, FSDP, "bf16"), ours(DP1, FSDP, "bf16")),
-    (ours(DP1, FSDP, "bf16"), ours(HYBRID, FSDP, "bf16")),
+    (ours(DP2, FSDP, "fp16"), ours(DP1, FSDP, "fp16")),
+    (ours(DP1, FSDP, "fp16"), ours(HYBRID, FSDP, "fp16")),
 ]
 
 

@@ -73,28 +73,27 @@ class Fsdp(EngineFacts):
     def copies_by_layer(self, training: Training) -> bool:
         return is_whole(training) and DDP.copies_by_layer(training)
 
+    def blocks_gathered(self, training: Training) -> int:
+        if training.program_states is not None:
+            return 1
+        return training.gather_blocks or blocks_by_size(layer_params(training.shape, training.tp), training.shape.layers)
+
     def gathered(self, training: Training, gradients: bool = True) -> tuple[float, float]:
         """The current layer and the next one (ours: two, each of several blocks if these are small), and through the backward pass the root's own weights (embeddings, head);
         gradients are reduced in fp32 unless the training states another format."""
         if is_whole(training):
             return 0.0, 0.0
         shape, width = training.shape, 4 if training.dtype == "fp32" else 2
-        ours = training.program_states is None
-        layer = layer_params(shape, training.tp) * (blocks_gathered(training) if ours else 1)
+        layer = layer_params(shape, training.tp) * self.blocks_gathered(training)
         outer = sum(outer_params(shape, training.tp, training.pp, stage) for stage in {0, training.pp - 1})
         reduced = width + (0 if training.grad_sum in ("bf16", "fp16") else 4) if gradients else 0
-        return width * ((3 if ours else 2) * layer + outer) + reduced * layer, width * (layer + outer) + reduced * outer
+        return width * ((3 if training.program_states is None else 2) * layer + outer) + reduced * layer, width * (layer + outer) + reduced * outer
 
 
 def is_whole(training: Training) -> bool:
     """Whether our engine shards nothing, as a data axis of one rank has nobody to share with, and trains as ddp does
     (trainer/engines/fsdp.py). Offloaded states keep FSDP's hooks, which copy them."""
     return training.program_states is None and training.data_ranks == 1 and training.offload != "full"
-
-
-def blocks_gathered(training: Training) -> int:
-    """The number of blocks whose weights our engine gathers together."""
-    return training.gather_blocks or blocks_by_size(layer_params(training.shape, training.tp), training.shape.layers)
 
 
 def blocks_by_size(params: float, layers: int) -> int:

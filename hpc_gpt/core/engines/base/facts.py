@@ -296,6 +296,10 @@ class EngineFacts(States):
         """(bytes in the layers' passes, bytes in the loss) of gathered weights; with `gradients`, also of theirs."""
         return 0.0, 0.0
 
+    def blocks_gathered(self, training: Training) -> int:
+        """The number of layers whose sharded weights are gathered together."""
+        return 1
+
     def overwrites_logits(self, training: Training) -> bool:
         """Whether the gradient of the logits overwrites them: in one pass, or compiled together with the head, as in
         the pieces of a chunked loss. With tp the loss has its own backward pass, which compiles to the same code."""
