@@ -43,6 +43,7 @@ SWITCHES = {
     "cp_exchange": st.sampled_from(["heads", "keys", "ring"]),
     "prefetch": st.just(False),
     "reshard": st.just(False),
+    "gather_blocks": st.just(2),
     "megatron_args": st.sampled_from([(), ("--transformer-impl", "local")]),
 }
 
