@@ -55,6 +55,7 @@ from tests.planner.published.fields import (
     matmul_of,
     recompute_of,
     refuse_unmodelled,
+    shard_of,
     shown,
     stack_of,
     stage_figures,
@@ -177,8 +178,6 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
         raise Unusable("micro_bs is missing")
     stack = stack_of(row, dtype=dtype, tp=layout.tp, pp=layout.pp)
     kind = KINDS[stack.engine]
-    if row.fsdp not in (0, 1, layout.dp):
-        raise Unusable(f"hybrid sharding is not modelled (fsdp {row.fsdp}, dp {layout.dp})")
     shape = _shape(row, layout.tp, padded=kind.pads_vocabulary)
     recompute = recompute_of(row)
     if recompute is None:
@@ -191,6 +190,7 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
         pp=layout.pp,
         dp=layout.dp,
         cp=cp,
+        shard=shard_of(row, layout.dp * cp),
         cp_exchange="ring",
         matmul=matmul_of(row),
         **vars(stack),
