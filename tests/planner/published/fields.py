@@ -266,10 +266,10 @@ def _zero_of_sharding(sharding: str, zero: int | None) -> int:
     return 3 if zero is None or "full" in sharding or "hybrid" in sharding else zero
 
 
-def shard_of(row: Fields, ranks: int) -> int | None:
-    """The ranks of a group that shards, of so many on the data axis; None if all of them do: `fsdp`, or the text of
+def shard_of(row: Fields, dp: int, cp: int) -> int | None:
+    """The ranks of a group that shards; None if all of dp x cp do: `fsdp`, unless that is dp; or the text of
     `sharding`, as `hybrid (shard 4 x replicate 2)`, by default a node's."""
-    shard = row.fsdp if row.fsdp not in (0, 1) else None
+    ranks, shard = dp * cp, row.fsdp if row.fsdp not in (0, 1, dp) else None
     if shard is None and "hybrid" in row.sharding:
         stated = re.search(r"shard\D{0,3}(\d+)", row.sharding)
         shard = int(stated[1]) if stated else row.gpus_per_node

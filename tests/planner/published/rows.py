@@ -190,7 +190,7 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
         pp=layout.pp,
         dp=layout.dp,
         cp=cp,
-        shard=shard_of(row, layout.dp * cp),
+        shard=shard_of(row, layout.dp, cp),
         cp_exchange="ring",
         matmul=matmul_of(row),
         **vars(stack),
@@ -380,6 +380,8 @@ def _published(row: Fields, training: Training, global_batch: int, peak_tflops: 
         kind, memory = "reserved", max(reserved for _, (_, _, reserved) in by_stage)
     elif memory is not None and kind is None:
         raise Unusable("memory_kind is missing beside memory_gib")
+    if row.oom:  # held when it ran out, which is less than it needs
+        kind = memory = None
     return Published(
         step_s=row.sec_per_iter or _seconds_from_rates(row, training, global_batch, peak_tflops),
         memory_gib=memory,
