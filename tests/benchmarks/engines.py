@@ -144,7 +144,9 @@ def measure_host() -> None:
     together = {"ours, 4 blocks together": {"gather_blocks": 4}} if hasattr(Engine(), "gather_blocks") else {}
     one = {"gather_blocks": 1} if together else {}
     for reshard in (True, False):
-        steps: dict[str, Callable[[], Any]] = {"no hooks (ddp)": stepper(build_engine(small(True, "ddp"), device), batches)}
+        steps: dict[str, Callable[[], Any]] = {
+            "no hooks (ddp)": stepper(build_engine(small(True, "ddp"), device), batches)
+        }
         for name, switches in {"ours": one, **together}.items():
             steps[name] = stepper(Fsdp(small(reshard, **switches), device), batches)
         steps["bare fully_shard"] = Bare(False, reshard).step
@@ -162,11 +164,15 @@ def measure_host() -> None:
             profile.runcall(steps["ours"])
         if dist.get_rank():
             continue
-        print(f"{dist.get_world_size()} ranks, {'reshard' if reshard else 'gradients and weights kept'}; us per layer and pass")
+        print(
+            f"{dist.get_world_size()} ranks, {'reshard' if reshard else 'gradients and weights kept'}; us per layer and pass"
+        )
         for name, own in seconds.items():
             ratios = sorted(us / bare for us, bare in zip(own, seconds["bare fully_shard"], strict=True))
             low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
-            print(f"  {name:24} {statistics.median(own):7.0f}   {statistics.median(ratios):.3f} x bare ({low:.3f} to {high:.3f})")
+            print(
+                f"  {name:24} {statistics.median(own):7.0f}   {statistics.median(ratios):.3f} x bare ({low:.3f} to {high:.3f})"
+            )
         print("  ours by cProfile, which makes it slower:")
         for (path, _, function), (_, _, _, cumulative, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
             place = f"{os.path.basename(path)}:{function}"

@@ -76,7 +76,9 @@ class Fsdp(EngineFacts):
     def blocks_gathered(self, training: Training) -> int:
         if training.program_states is not None:
             return 1
-        return training.gather_blocks or blocks_by_size(layer_params(training.shape, training.tp), training.shape.layers)
+        return training.gather_blocks or blocks_by_size(
+            layer_params(training.shape, training.tp), training.shape.layers
+        )
 
     def gathered(self, training: Training, gradients: bool = True) -> tuple[float, float]:
         """The current layer and the next one (ours: two, each of several blocks if these are small), and through the backward pass the root's own weights (embeddings, head);
@@ -87,7 +89,9 @@ class Fsdp(EngineFacts):
         layer = layer_params(shape, training.tp) * self.blocks_gathered(training)
         outer = sum(outer_params(shape, training.tp, training.pp, stage) for stage in {0, training.pp - 1})
         reduced = width + (0 if training.grad_sum in ("bf16", "fp16") else 4) if gradients else 0
-        return width * ((3 if training.program_states is None else 2) * layer + outer) + reduced * layer, width * (layer + outer) + reduced * outer
+        return width * ((3 if training.program_states is None else 2) * layer + outer) + reduced * layer, width * (
+            layer + outer
+        ) + reduced * outer
 
 
 def is_whole(training: Training) -> bool:

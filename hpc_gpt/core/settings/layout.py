@@ -21,7 +21,9 @@ class Coordinate(NamedTuple):
 
 AXES = ("tp", "pp", "cp", "dp")
 "The axes in the order in which a layout is printed."
-_TEXT = re.compile(r"tp(?P<tp>\d{1,6})-pp(?P<pp>\d{1,6})(?:-cp(?P<cp>\d{1,6}))?-dp(?P<dp>\d{1,6})(?:-shard(?P<shard>\d{1,6}))?")
+_TEXT = re.compile(
+    r"tp(?P<tp>\d{1,6})-pp(?P<pp>\d{1,6})(?:-cp(?P<cp>\d{1,6}))?-dp(?P<dp>\d{1,6})(?:-shard(?P<shard>\d{1,6}))?"
+)
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,9 @@ class Layout:
     shard: int | None = None
 
     def __post_init__(self) -> None:
-        for axis in AXES:
+        for axis in (*AXES, "shard"):
             size = getattr(self, axis)
-            if size < 1:
+            if size is not None and size < 1:
                 raise LayoutError(f"{axis} is {size}, but must be at least 1", f"use {axis} = 1 to switch it off")
 
     def __str__(self) -> str:

@@ -235,7 +235,10 @@ def build_sharded_gpt(
     compile_model(model, engine)
     assert isinstance(model, FSDPModule)
     for place, module in enumerate([model, *gathered]):
-        after, before = gathered[place : place + 2], [*reversed(gathered)] if place == 0 else gathered[: place - 1][::-1]
+        after, before = (
+            gathered[place : place + 2],
+            [*reversed(gathered)] if place == 0 else gathered[: place - 1][::-1],
+        )
         module.set_modules_to_forward_prefetch(after if engine.prefetch else [])
         module.set_modules_to_backward_prefetch(before[:2] if engine.prefetch else [module])
     return model

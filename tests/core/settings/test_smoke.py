@@ -78,7 +78,7 @@ def experiments(draw) -> Experiment:
         engine=draw(tables(layers, pp, name)),
         # dp 8: on nodes of 8 GPUs every product of the others with it fills whole nodes.
         layout=LayoutRequest(tp=tp, pp=pp, cp=cp, dp=draw(st.sampled_from([1, 8])), micro_batch=draw(SIZES),
-                             micro_batches=draw(SIZES)),
+                             micro_batches=draw(SIZES), shard=draw(st.sampled_from([None, 2])) if name == "fsdp" else None),
         train=Train(steps=draw(st.integers(1, 10**6)), dtype=draw(st.sampled_from(["fp32", "bf16", "fp16"])),
                     minutes=draw(st.sampled_from([None, 5.0])), log_every=draw(st.integers(1, 100)),
                     eval_every=draw(st.sampled_from([0, 100])), save_every=draw(st.sampled_from([0, 500]))),
@@ -97,7 +97,10 @@ def real_of(experiment: Experiment, profile: ClusterProfile = SITE) -> Resolved:
 def check(real: Resolved, small: Resolved, has_gpu: bool) -> None:
     for axis in ("tp", "pp", "cp"):
         assert getattr(small.layout, axis) == min(2, getattr(real.layout, axis))
-    assert small.layout.dp == min(2, real.layout.dp) or small.gpus == 8
+    if real.layout.shard is None:
+        assert small.layout.dp == min(2, real.layout.dp) or small.gpus == 8
+    else:
+        assert (small.layout.shard, small.layout.data_ranks) == (2, 4)
     assert small.gpus <= 8
     assert small.model.hidden <= 64 or small.model.hidden == real.model.hidden <= 64
     assert small.model.layers <= 2 * small.layout.pp
