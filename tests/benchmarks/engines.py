@@ -164,15 +164,13 @@ def measure_host() -> None:
             profile.runcall(steps["ours"])
         if dist.get_rank():
             continue
-        print(
-            f"{dist.get_world_size()} ranks, {'reshard' if reshard else 'gradients and weights kept'}; us per layer and pass"
-        )
+        kept = "reshard" if reshard else "gradients and weights kept"
+        print(f"{dist.get_world_size()} ranks, {kept}; us per layer and pass")
         for name, own in seconds.items():
             ratios = sorted(us / bare for us, bare in zip(own, seconds["bare fully_shard"], strict=True))
             low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
-            print(
-                f"  {name:24} {statistics.median(own):7.0f}   {statistics.median(ratios):.3f} x bare ({low:.3f} to {high:.3f})"
-            )
+            median, ratio = statistics.median(own), statistics.median(ratios)
+            print(f"  {name:24} {median:7.0f}   {ratio:.3f} x bare ({low:.3f} to {high:.3f})")
         print("  ours by cProfile, which makes it slower:")
         for (path, _, function), (_, _, _, cumulative, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
             place = f"{os.path.basename(path)}:{function}"

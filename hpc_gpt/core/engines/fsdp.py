@@ -81,8 +81,9 @@ class Fsdp(EngineFacts):
         )
 
     def gathered(self, training: Training, gradients: bool = True) -> tuple[float, float]:
-        """The current layer and the next one (ours: two, each of several blocks if these are small), and through the backward pass the root's own weights (embeddings, head);
-        gradients are reduced in fp32 unless the training states another format."""
+        """The current layer and the next one (ours: two, each of several blocks if these are small), and through the
+        backward pass the root's own weights (embeddings, head); gradients are reduced in fp32 unless the training
+        states another format."""
         if is_whole(training):
             return 0.0, 0.0
         shape, width = training.shape, 4 if training.dtype == "fp32" else 2

@@ -43,8 +43,8 @@ ENGINES = {
         has_fused_kernels=True gathers_one_by_one=True synchronizations=0.1""",
     "fsdp": """order=30 plan_order=40 axes={cp,tp} has_replicas=True
         switches={OURS,gather_blocks,offload,prefetch,reshard} matmuls={fp8-tensor,none}
-        converts={layout.cp,layout.dp,layout.shard,layout.tp} selects_operators=True overlaps_reduction=True pads_vocabulary=False
-        synchronizations=0.1 scales_first=True is_pytorchs=True""",
+        converts={layout.cp,layout.dp,layout.shard,layout.tp} selects_operators=True
+        overlaps_reduction=True pads_vocabulary=False synchronizations=0.1 scales_first=True is_pytorchs=True""",
     "ddp": """order=40 plan_order=10 axes={cp} switches={OURS,sharded_optimizer} compiles_update=True
         fast_ratios={'compile':(1.012,1.003,1.003),'one_pass_loss':(1.062,1.005,1.058),'keep_residuals':(1.012,1.009,1.01),'fused_bias_gradients':(1.013,1.012,1.01)}
         matmuls={fp8-tensor,none} converts={layout.cp,layout.dp} overlaps_reduction=True pads_vocabulary=False
