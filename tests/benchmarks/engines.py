@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -101,7 +102,7 @@ class Bare:
             fully_shard([self.model.norm], reshard_after_forward=False)
         fully_shard(self.model, reshard_after_forward=None if reshard else False)
         if titan:
-            for block, after in zip(blocks, blocks[1:], strict=False):
+            for block, after in pairwise(blocks):
                 block.set_modules_to_forward_prefetch([after])
                 after.set_modules_to_backward_prefetch([block])
         self.titan, self.reshard = titan, reshard

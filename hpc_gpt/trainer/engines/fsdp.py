@@ -65,7 +65,8 @@ class Fsdp(TorchEngine):
         self._shards = [_shard_of(parameter) for parameter in self._parameters]
         optimizer = build_optimizer(train, self._shards)
         everyone = dist.group.WORLD if layout.gpus > 1 else None
-        self._in_replicas, self._last_set = layout.shard is not None, None
+        self._in_replicas = layout.shard is not None
+        self._last_set: tuple[bool, bool] | None = None
         # The first replica's shards count in the norm; the others are equal.
         is_first = layout.data_rank(dist.get_rank()) < layout.shards
         counted = owned(self._shards, self.tp_rank) if is_first else []
@@ -88,7 +89,7 @@ class Fsdp(TorchEngine):
     @torch.no_grad()  # outside of it, each `to_local` would call autograd
     def _update_weights(self, lr: float) -> tuple[Tensor, Tensor]:
         for parameter, shard in zip(self._parameters, self._shards, strict=True):
-            shard.grad = parameter.grad.to_local()  # type: ignore[union-attr]
+            shard.grad = parameter.grad.to_local()
         updated = self._update.apply(lr)
         for parameter, shard in zip(self._parameters, self._shards, strict=True):
             parameter.grad = shard.grad = None
@@ -233,8 +234,8 @@ def build_sharded_gpt(
         model.to_empty(device=where.device_type)
     _name_shards(model, splits, mesh, where, tp)
     compile_model(model, engine)
-    assert isinstance(model, FSDPModule)
-    for place, module in enumerate([model, *gathered]):
+    in_order: list[Any] = [model, *gathered]
+    for place, module in enumerate(in_order):
         after, before = (
             gathered[place : place + 2],
             [*reversed(gathered)] if place == 0 else gathered[: place - 1][::-1],
