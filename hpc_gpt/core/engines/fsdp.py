@@ -97,8 +97,9 @@ class Fsdp(EngineFacts):
 
 def is_whole(training: Training) -> bool:
     """Whether our engine shards nothing, as a data axis of one rank has nobody to share with, and trains as ddp does
-    (trainer/engines/fsdp.py). Offloaded states keep FSDP's hooks, which copy them."""
-    return training.program_states is None and training.data_ranks == 1 and training.offload != "full"
+    (trainer/engines/fsdp.py). Offloaded states keep FSDP's hooks, which copy them; so does a model over tp, whose
+    16-bit weights come and go with them: 2 bytes a parameter less."""
+    return training.program_states is None and training.tp == training.data_ranks == 1 and training.offload != "full"
 
 
 def blocks_by_size(params: float, layers: int) -> int:

@@ -123,8 +123,9 @@ class Unsharded(Ddp):
 
 def build(resolved: Resolved, device: torch.device) -> TrainingEngine:
     """The engine for this rank."""
-    copies = resolved.engine.offload == "full"  # by FSDP2's hooks
-    return (Fsdp if resolved.layout.data_ranks > 1 or copies else Unsharded)(resolved, device)
+    # FSDP2's hooks copy offloaded states, and free 16-bit weights, which a model that needs tp has no room for.
+    hooks = resolved.layout.gpus > 1 or resolved.engine.offload == "full"
+    return (Fsdp if hooks else Unsharded)(resolved, device)
 
 
 def _shard_of(parameter: DTensor) -> nn.Parameter:
