@@ -1,8 +1,8 @@
 """Engine fsdp: torch's FSDP2, block by block, over the data axis; our tensor parallelism over tp.
 
 Weights, gradients and moments are split over the data axis, which has the cp ranks of all replicas; or over each
-`layout.shard` neighbours of it, and the shards' gradients are summed over these groups once per step. A data axis of
-one rank trains without FSDP2, like ddp. Small blocks are gathered together (`engine.gather_blocks`). `engine.reshard`
+`layout.shard` neighbours of it, and the shards' gradients are summed over these groups once per step. One GPU trains
+without FSDP2, like ddp. Small blocks are gathered together (`engine.gather_blocks`). `engine.reshard`
 frees a block's weights after its forward pass and gathers them again for the backward pass. Every micro-batch's
 gradient is reduced at once, so a rank never keeps more than its shard of it. Without `reshard` the weights are gathered
 once per step and stay. The whole gradient stays, too, and is reduced once, in the last micro-batch: less communication,
@@ -105,7 +105,7 @@ class Fsdp(TorchEngine):
 
 
 class Unsharded(Ddp):
-    """The engine on a data axis of one rank, where there is nothing to gather or reduce: no hooks. Its checkpoints are
+    """The engine on one GPU, where there is nothing to gather or reduce: no hooks. Its checkpoints are
     those of `Fsdp`."""
 
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
