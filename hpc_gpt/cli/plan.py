@@ -54,7 +54,7 @@ _FLAGS = {key: _PLAN_FLAGS[key] for key in ("model.preset", "model.seq", "engine
 _LARGEST_MODEL_KEYS = ("model.preset", "model.hidden", "model.layers", "model.heads", "layout.global_batch")
 # The printed command gives these by options of its own.
 _BY_OPTION = ("layout.gpus", "layout.tp", "layout.pp", "layout.cp", "layout.ep", "layout.etp", "layout.dp",
-          "layout.micro_batch", "layout.micro_batches", "layout.global_batch")  # fmt: skip
+          "layout.micro_batch", "layout.micro_batches", "layout.global_batch", "layout.shard")  # fmt: skip
 # The keys of [engine] that the planner may choose if no EXPERIMENT is named.
 _CHOSEN = ("name", "zero_stage", "recompute")
 
@@ -404,6 +404,7 @@ def _submit_command(plan: PlanRequest, training: Training) -> str:
     command += ["--ep", str(training.ep)] if training.ep > 1 else []
     command += ["--set", f"layout.etp={training.etp}"] if training.etp is not None else []
     command += ["--dp", str(training.dp), "--mbs", str(training.micro_batch), "--gbs", str(training.global_batch)]
+    command += _option("layout.shard", training.shard) if training.shard or planned.layout.shard else []
     engine, default = engine_for(training, planned.engine), base.engine
     chosen = () if request.names_experiment else _CHOSEN
     if not request.names_experiment and engine.name != default.name and base.model.preset is not None:

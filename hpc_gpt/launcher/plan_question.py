@@ -59,7 +59,7 @@ _ON_SLINGSHOT = ("mi250x", "mi300a")  # Frontier, LUMI, El Capitan and their lik
 # {kinds of runs that are not predicted: the pattern of a key, a value or a Megatron-LM argument that requests them}
 _UNPLANNED = {
     "experts outside of [model]": r"num-experts",
-    "hybrid sharding": r"hybrid|hsdp|distributed-optimizer-instances",
+    "Megatron-LM's hybrid sharding": r"distributed-optimizer-instances",
     "zero-bubble schedules": r"zero.?bubble|dualpipe",
 }
 

@@ -265,6 +265,8 @@ def _how(part: str, run: Training) -> str:
     if part == "dp":
         gathered = "; parameters gathered for each pass" if engine_of(run).sharding(run) == 3 else ""
         shared = f"{run.data_ranks} ranks, cp x dp" if run.cp > 1 else f"{run.dp} replicas"
+        if run.shard:
+            shared = f"{run.shard} ranks that shard, and once a step over their {run.data_ranks // run.shard} replicas"
         shared += f", experts' over {run.expert_replicas}" if run.shape.is_mixture else ""
         return f"gradients over {shared}, the part that backward does not hide{gathered}"
     return next(step_part.means for step_part in PARTS if step_part.name == part)
@@ -273,7 +275,7 @@ def _how(part: str, run: Training) -> str:
 _WIDTH = 120
 # The number of layouts that are named after the best one.
 _OTHERS = 4
-_KEYS_OF_LAYOUT = ("gpus", "tp", "pp", "cp", "dp", "ep", "etp", "micro_batch", "global_batch")
+_KEYS_OF_LAYOUT = ("gpus", "tp", "pp", "cp", "dp", "ep", "etp", "shard", "micro_batch", "global_batch")
 _ENDS = {
     "data": (
         "Python's own sources as bytes, 256 different tokens, for a first run. For your text hpc-gpt data SOURCE",
@@ -304,7 +306,7 @@ def planned_tables(best: Candidate, experiment: Experiment, given_keys: Mapping[
     layout = tables.pop("layout", {})
     for name in _KEYS_OF_LAYOUT:
         layout[name] = getattr(training, name)
-    for name, usual in (("cp", 1), ("ep", 1), ("etp", None)):
+    for name, usual in (("cp", 1), ("ep", 1), ("etp", None), ("shard", None)):
         if layout[name] == usual:
             del layout[name]
     tables["layout"] = {name: size for name, size in layout.items() if name != "micro_batches"}

@@ -111,6 +111,7 @@ def training_of_record(record: Mapping[str, Any], device: str) -> Training:
         cp=layout.cp,
         ep=layout.ep,
         etp=layout.etp,
+        shard=_setting(settings, "layout.shard"),
         micro_batch=micro_batch,
         micro_batches=micro_batches,
         recompute=_one_of(get_args(Recompute), record.get("recompute"), "none"),

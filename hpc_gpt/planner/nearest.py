@@ -180,6 +180,7 @@ def working_counts(question: Question) -> list[int]:
 def _size_with(question: Question, experiment: Experiment, profile: ClusterProfile, layout: Layout) -> None:
     """Raises the error of `size_run` for the experiment's own engine with the layout, if there is one."""
     requested_layout = replace(experiment.layout, gpus=question.gpus, nodes=None, **vars(layout))
+    requested_layout = replace(requested_layout, shard=experiment.layout.shard)
     engine = experiment.engine
     if "zero_stage" not in question.fixed:
         engine = replace(engine, zero_stage=None)

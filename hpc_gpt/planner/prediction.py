@@ -239,7 +239,7 @@ def _refusal(resolved: Sized, predicted: Predicted) -> LayoutError:
 
 # The keys that may change to make a run fit, smallest changes first. All other keys stay.
 _SMALL = ("engine.recompute", "layout.micro_batch", "engine.zero_stage")
-_SPLITS = ("layout.pp", "layout.dp", "layout.tp")
+_SPLITS = ("layout.pp", "layout.dp", "layout.tp", "layout.shard")
 _SWITCHES = ("engine.sequence_parallel", "engine.sharded_optimizer", "engine.offload")
 _NEARER: tuple[tuple[str, ...], ...] = (
     ("engine.recompute",),
@@ -380,6 +380,8 @@ def _search(
 
     question = question_of(experiment_of(resolved), profile, {*holds, *_KEPT, "layout.global_batch"})
     question = replace(question, fixed={**question.fixed, "cp": resolved.layout.cp})
+    if "layout.shard" in holds:
+        question = replace(question, fixed={**question.fixed, "shard": resolved.layout.shard})
     if question.dtype not in machine.peak_tflops:  # candidates are ranked by fp32's rate
         machine = replace(machine, peak_tflops={**machine.peak_tflops, question.dtype: machine.peak_tflops["fp32"]})
     return search(question, machine, constants_of(profile), **limits)
@@ -394,7 +396,8 @@ def _flags(requested: Training, nearest: Training) -> str:
             options += ["--set engine.zero_stage="] if engine_of(requested).has_zero else []
         elif value != getattr(requested, name) or (name == "tp" and nearest.engine != requested.engine):
             # Another engine has another default tp.
-            options.append(f"{flag}{str(value).lower() if isinstance(value, bool) else value}")
+            text = str(value).lower() if isinstance(value, bool) else value
+            options.append(f"{flag}{'' if text is None else text}")
     if (requested.micro_batch, requested.dp) != (nearest.micro_batch, nearest.dp):
         options.append(f"--global-batch-size {nearest.global_batch}")
     return " ".join(options)
@@ -405,6 +408,7 @@ _FLAGS: Mapping[str, str] = {
     "tp": "--tp ",
     "pp": "--pp ",
     "dp": "--dp ",
+    "shard": "--set layout.shard=",
     "micro_batch": "--micro-batch-size ",
     "zero_stage": "--zero-stage ",
     "recompute": "--set engine.recompute=",

@@ -35,7 +35,7 @@ _LEAST_TOKENS = 1024  # per rank under cp: published layouts have 4,096, and ker
 _BATCH = ("micro_batch", "micro_batches")
 # Keys of an experiment that fix the field of a Training with the same name.
 _FIXABLE = (
-    *(f"layout.{name}" for name in (*AXES, "ep", "etp", *_BATCH)),
+    *(f"layout.{name}" for name in (*AXES, "ep", "etp", "shard", *_BATCH)),
     *(f"engine.{name}" for name in PLANNED if name != "name"),
 )
 _MOST = 10**9
@@ -125,8 +125,8 @@ class Question:
         for engine in self.engines:
             if not self.techniques(engine, layout.tp, layout.cp):
                 continue
-            for (stage, offload, sharded), exchange in itertools.product(
-                self._states(engine, layout), self._exchanges(engine, layout)
+            for (stage, offload, sharded), exchange, shard in itertools.product(
+                self._states(engine, layout), self._exchanges(engine, layout), self._shards(engine, layout)
             ):
                 traits = self.traits.get(engine, {})
                 if stage == 3:  # ZeRO-3 calls the head by itself
@@ -135,7 +135,7 @@ class Question:
                 for chunks in self._chunks(engine, layout.pp):
                     yield Training(
                         self.shape,
-                        **vars(layout),
+                        **{**vars(layout), "shard": shard},
                         vp=chunks,
                         zero_stage=stage,
                         dtype=self.dtype,
@@ -219,6 +219,14 @@ class Question:
             if exchange in facts.cp_exchanges
             and facts.context_obstacle(self.shape, layout, Engine(name=engine, cp_exchange=exchange)) is None
         ]
+
+    def _shards(self, engine: str, layout: Layout) -> list[int | None]:
+        """The numbers of ranks over which the engine can shard: all of the data axis (None), and those of a node."""
+        ranks, of_node = layout.data_ranks, self.gpus_per_node // layout.tp
+        possible = self._choices("shard", (None, of_node) if ranks * layout.tp > self.gpus_per_node else (None,))
+        able = engine_named(engine).has_replicas
+        shards = [None if shard == ranks else shard for shard in possible if able or shard in (None, ranks)]
+        return [shard for shard in shards if shard is None or (shard > 1 and ranks % shard == 0)]
 
     def _states(self, engine: str, layout: Layout) -> Iterator[tuple[int, Offload, bool]]:
         """Yields each (zero_stage, offload, sharded_optimizer) that the engine supports with the layout."""

@@ -327,7 +327,10 @@ def _search_layout(
         searched.left_out[NO_ENGINE] += 1
     elif not fitting and nearest is None:
         searched.left_out["the batch does not divide so"] += 1
-    return ranked(fitting)[:keep], nearest
+    alike: dict[Layout, list[Candidate]] = {}  # with and without replicas of shards
+    for candidate in fitting:
+        alike.setdefault(candidate.layout, []).append(candidate)
+    return [candidate for one in alike.values() for candidate in ranked(one)[:keep]], nearest
 
 
 def _tried(searched: Searched, way: Training, batches: Sequence[tuple[int, int]], first: bool) -> Iterator[Candidate]:

@@ -164,7 +164,8 @@ class _StepModel:
             launching *= VALUES["host.dtensor"]
         # In a pipeline, weights stay gathered.
         if states_of(training).is_pytorchs and engine_of(training).sharding(training) == 3 and training.pp == 1:
-            launching += constants.host_s * VALUES["host.sharding"]
+            together = VALUES["host.gathered"] * (1 - 1 / engine_of(training).blocks_gathered(training))
+            launching += constants.host_s * VALUES["host.sharding"] * (1 - together)
         idle = 0.0
         if training.cuda_graphs:
             launching *= 0.0 if "full" in training.cuda_graphs else 0.5 if "attn" in training.cuda_graphs else 1.0
@@ -241,7 +242,7 @@ class _StepModel:
         """Seconds per layer and micro-batch under ZeRO-3 and FSDP to all-gather parameters twice and reduce-scatter
         gradients, without the part that compute (`busy` seconds) hides."""
         one_by_one = engine_of(training).gathers_one_by_one
-        if engine_of(training).sharding(training) < 3 or (training.data_ranks == 1 and not one_by_one):
+        if engine_of(training).sharding(training) < 3 or (training.shards == 1 and not one_by_one):
             return 0.0
         every, of_experts = training.params_of_kinds[number]
         params = every - of_experts
@@ -260,8 +261,8 @@ class _StepModel:
         self, training: Training, params: float, of_experts: float, bytes_each: float, rate: float
     ) -> float:
         """Seconds of an all-gather or a reduce-scatter of a rank's parameters: those of `of_experts` over the replicas
-        of its experts, all others over cp x dp."""
-        takes = self.links.ring_s(params * bytes_each, training.data_ranks, training.tp, rate)
+        of its experts, all others over the ranks of cp x dp that share them."""
+        takes = self.links.ring_s(params * bytes_each, training.shards, training.tp, rate)
         if of_experts:
             stride = training.ep * training.expert_tp
             takes += self.links.ring_s(of_experts * bytes_each, training.expert_replicas, stride, rate)
@@ -272,7 +273,10 @@ class _StepModel:
         parameters, without the part that `hidden_s` seconds of compute hide."""
         facts = engine_of(training)
         if facts.sharding(training) >= 3 or training.data_ranks == 1:
-            return 0.0
+            # Replicas of the shards reduce these once, under the last micro-batch's backward pass.
+            shards, replicas = training.shards, training.data_ranks // training.shards
+            size, stride = params * facts.reduced_bytes(training) / shards, training.tp * shards
+            return self._shown_s(2 * self.links.ring_s(size, replicas, stride, self.links.reduction_b_s), hidden_s)
         summed = facts.reduced_bytes(training)
         if training.vp > 1:  # a chunk's reduction runs during the other chunks' last micro-batches
             hidden_s *= (1 + training.pp * (training.vp - 1)) / training.vp

@@ -5,21 +5,34 @@ process and take turns, a step each, in an order that moves on by one every roun
 all of them. A step's time is the CPU's that the process has used, all its threads together: nothing of it waits, and
 what other processes take is not in it. Beside each engine: its ratio to ddp, which on one rank is the bare model, taken
 within each round, and the median and the quartiles of these.
+
+`python tests/benchmarks/engines.py host [RANKS]`: the host's time per layer and micro-batch under FSDP2, of layers so
+small that little else is left, by ours and by loops of a few lines around `fully_shard`; and its parts, by a profile.
+On one rank ours keeps its hooks here, which a run of one rank does not have.
 """
 
+import cProfile
 import os
+import pstats
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from itertools import pairwise
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing
+from torch.distributed.fsdp import fully_shard
 
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.trainer.engines.fsdp import Fsdp
 from hpc_gpt.trainer.engines.protocol import build_engine
+from hpc_gpt.trainer.model.gpt import Gpt
 
 ROUNDS = 10
 BARE = "ddp"
@@ -70,7 +83,130 @@ def measure() -> None:
         print(f"{name:20} {statistics.median(ratios):5.3f} x {BARE} (quartiles {low:.3f} to {high:.3f})")
 
 
+LAYERS, PASSES = 24, 4  # layers and micro-batches of the host's row
+
+
+class Bare:
+    """A loop of a few lines around `fully_shard`: the same model, tokens and optimizer, and no more.
+
+    `titan` does it as torchtitan (torchtitan/models/llama3/infra/parallelize.py, 2026): edges and head in groups of
+    their own, prefetches of one, and the norm of `clip_grad_norm_`.
+    """
+
+    def __init__(self, titan: bool, reshard: bool) -> None:
+        self.model: Any = Gpt(small(reshard).model, 1)
+        blocks: list[Any] = [*self.model.blocks]
+        for block in blocks:
+            fully_shard(block, reshard_after_forward=reshard)
+        if titan:
+            fully_shard([self.model.norm], reshard_after_forward=False)
+        fully_shard(self.model, reshard_after_forward=None if reshard else False)
+        if titan:
+            for block, after in pairwise(blocks):
+                block.set_modules_to_forward_prefetch([after])
+                after.set_modules_to_backward_prefetch([block])
+        self.titan, self.reshard = titan, reshard
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        self.batches = small_batches()
+
+    def step(self) -> None:
+        for number, batch in enumerate(self.batches, 1):
+            last = number == PASSES
+            self.model.set_is_last_backward(last)
+            if not self.reshard:
+                self.model.set_requires_gradient_sync(last)
+                self.model.set_reshard_after_backward(last)
+            (self.model(*batch) / PASSES).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, foreach=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def small(reshard: bool, engine: str = "fsdp", **switches: Any) -> Any:
+    """A run of layers of a few numbers each, on all ranks."""
+    return resolve(
+        Experiment(
+            model=Model(hidden=16, layers=LAYERS, heads=2, vocab=64, seq=8),
+            engine=Engine(name=engine, **({"reshard": reshard} | switches if engine == "fsdp" else {})),  # type: ignore[arg-type]
+            layout=LayoutRequest(gpus=dist.get_world_size(), micro_batch=1, micro_batches=PASSES),
+            train=Train(steps=10**9, dtype="fp32", lr=1e-4),
+        ),
+        load_profile("local"),
+    )
+
+
+def small_batches() -> list[Any]:
+    tokens = torch.randint(0, 64, (PASSES, 1, 9), generator=torch.Generator().manual_seed(1))
+    return [(one[:, :-1].contiguous(), one[:, 1:].contiguous()) for one in tokens]
+
+
+def measure_host() -> None:
+    batches, device = small_batches(), torch.device("cpu")
+    together = {"ours, 4 blocks together": {"gather_blocks": 4}} if hasattr(Engine(), "gather_blocks") else {}
+    one = {"gather_blocks": 1} if together else {}
+    for reshard in (True, False):
+        steps: dict[str, Callable[[], Any]] = {
+            "no hooks (ddp)": stepper(build_engine(small(True, "ddp"), device), batches)
+        }
+        for name, switches in {"ours": one, **together}.items():
+            steps[name] = stepper(Fsdp(small(reshard, **switches), device), batches)
+        steps["bare fully_shard"] = Bare(False, reshard).step
+        steps["as torchtitan"] = Bare(True, reshard).step
+        seconds: dict[str, list[float]] = {name: [] for name in steps}
+        for turn in range(3 + 2 * ROUNDS):
+            first = turn % len(steps)
+            for name in [*steps][first:] + [*steps][:first]:
+                began = time.process_time()
+                steps[name]()
+                if turn >= 3:
+                    seconds[name].append(1e6 * (time.process_time() - began) / LAYERS / PASSES)
+        profile = cProfile.Profile()
+        for _ in range(ROUNDS):
+            profile.runcall(steps["ours"])
+        if dist.get_rank():
+            continue
+        kept = "reshard" if reshard else "gradients and weights kept"
+        print(f"{dist.get_world_size()} ranks, {kept}; us per layer and pass")
+        for name, own in seconds.items():
+            ratios = sorted(us / bare for us, bare in zip(own, seconds["bare fully_shard"], strict=True))
+            low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+            median, ratio = statistics.median(own), statistics.median(ratios)
+            print(f"  {name:24} {median:7.0f}   {ratio:.3f} x bare ({low:.3f} to {high:.3f})")
+        print("  ours by cProfile, which makes it slower:")
+        for (path, _, function), (_, _, _, cumulative, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
+            place = f"{os.path.basename(path)}:{function}"
+            if place in PARTS:
+                print(f"    {1e6 * cumulative / ROUNDS / LAYERS / PASSES:7.0f}  {place}")
+
+
+# Functions that share the host's time, none of which calls another.
+PARTS = {
+    *("_fsdp_state.py:_pre_forward", "_fsdp_state.py:_post_forward", "_fsdp_state.py:_pre_backward"),
+    *("_fsdp_param_group.py:post_backward", "_fsdp_state.py:_root_post_backward_final_callback"),
+    *("fsdp.py:_gradients", "fsdp.py:_update_weights"),
+}
+
+
+def stepper(engine: Any, batches: list[Any]) -> Callable[[], Any]:
+    return lambda: engine.train_step(iter(batches))
+
+
+def host_of_rank(rank: int, ranks: int, store: str) -> None:
+    os.environ.update(GLOO_SOCKET_IFNAME="lo")
+    dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
+    torch.set_num_threads(1)
+    measure_host()
+    sys.stdout.flush()
+    dist.barrier()
+    os._exit(0)
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["host"]:
+        ranks = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+        with TemporaryDirectory() as folder:
+            torch.multiprocessing.spawn(host_of_rank, (ranks, f"{folder}/store"), ranks)
+        return
     os.environ.update(MASTER_ADDR="127.0.0.1", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", GLOO_SOCKET_IFNAME="lo")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     torch.set_num_threads(1)

@@ -113,10 +113,12 @@ def printed(logs: Path, long: bool = False) -> Iterator[tuple[str, Any]]:
     (tiny := logs.parent / "tiny.toml").write_text(TINY)
     grid = ("submit", tiny, "--grid", "train.lr=1e-4,1.0", "--grid", "train.min_lr=0.0,0.5", "--skip-unfit")
     plan = ("plan", "--model", "gpt2", "--gpus", "8", "--cluster", "a100-80g-8", "--json")
+    hybrid = (*plan, "--engine", "fsdp", "--tp", "1", "--set", "layout.shard=4")
     lines: list[tuple[Any, ...]] = [
         ("status", logs, "--json"), ("status", logs, "--sizes", "--json"), ("report", logs, "--json"),
         ("report", one, "--json"), ("why", one, "--json"), ("why", other, "--json"),
-        ("compare", one, other, "--json"), plan, (*plan, "--max-seq"), ("doctor", tiny, "--cluster", "local", "--json"),
+        ("compare", one, other, "--json"), plan, (*plan, "--max-seq"), hybrid,
+        ("doctor", tiny, "--cluster", "local", "--json"),
         *((verb, logs, "--json") for verb in ("clean",)),
         *((verb, one, "--json") for verb in ("stop", "save", "requeue", "cancel")),
         ("clean", one, "--yes", "--json"), (*grid, "--dry-run", "--cluster", "a100-80g-8", "--json"),

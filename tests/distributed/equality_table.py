@@ -75,6 +75,22 @@ UNEVEN = [
     _uneven(Layout(1, 1, 4), _FSDP),
     _uneven(Layout(2, 1, 2), _KEPT),
 ]
+# Shards of two ranks, with replicas: of weights that come and go, that stay, on the host; beside every other axis.
+_TWO = Layout(1, 1, 4, shard=2)
+HYBRID = [
+    _uneven(_TWO, _FSDP, micro_batches=4),
+    _uneven(_TWO, _KEPT, micro_batches=4),
+    _uneven(_TWO, replace(_FSDP, offload="full")),
+    _uneven(_TWO, replace(_FSDP, recompute="full", prefetch=False)),
+    _uneven(Layout(2, 1, 4, shard=2), _FSDP),
+    _uneven(Layout(1, 1, 8, shard=4), _FSDP),
+    Case(Layout(1, 1, 2, 2, shard=2), _FSDP, clip=CLIP, model="qwen3"),
+    Case(Layout(1, 1, 2, 2, shard=2), _KEPT, clip=CLIP, model="llama", documents=True),
+    # Blocks that are gathered together: all, and two of three.
+    _uneven(_DP2, replace(_FSDP, gather_blocks=2)),
+    Case(_DP2, replace(_FSDP, gather_blocks=2, recompute="full"), clip=CLIP),
+    Case(_DP2, replace(_KEPT, gather_blocks=2), clip=CLIP, micro_batches=4),
+]
 UNEVEN_HALF = [
     _uneven(layout, engine, dtype=dtype, micro_batches=count)
     for layout, engine, dtype, count in (
@@ -91,6 +107,8 @@ UNEVEN_HALF = [
         (_DP2, _FSDP, "bf16", 4),
         (_DP2, _FSDP, "fp16", 2),
         (Layout(2, 1, 2), _FSDP, "bf16", 2),
+        (_DP1, _FSDP, "bf16", 4),
+        (_TWO, _FSDP, "bf16", 4),
     )
 ]
 NEAR += UNEVEN_HALF
@@ -196,7 +214,7 @@ ALL_AXES = [
     for name, facts in engines().items()
     if not facts.is_program
 ]
-EXACT = NAMED + PAIRWISE + UNDRAWN + INDUCTOR + CHUNKED + DOCUMENTS + CONTEXT + UNEVEN + ODD
+EXACT = NAMED + PAIRWISE + UNDRAWN + INDUCTOR + CHUNKED + DOCUMENTS + CONTEXT + UNEVEN + HYBRID + ODD
 EXACT += [case for case in ALL_AXES if case not in EXACT]
 # `make test-all` asks for it.
 PRODUCT = product() if ALL_TESTS else []
@@ -254,6 +272,7 @@ _SHORT = {
     *_each_engine_once(sorted(_COMPILED, key=lambda case: case.engine.compile)),
     *_each_engine_once(BROKEN),
     *(UNEVEN[number] for number in (2, 3, 4, 5, 6, 9)),
+    *(HYBRID[number] for number in (0, 6, 8)),
     *(UNEVEN_HALF[number] for number in (1, 2, 5, 10, 11)),
     Case(Layout(2, 2, 1), dtype="fp16", clip=CLIP),
     *(case for case in FP8 if case.layout.gpus == 2 and case.engine.recompute == "none" and not case.optimizer_mode),

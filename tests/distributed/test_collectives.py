@@ -18,7 +18,7 @@ from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.tensor_parallel import Split, full_name, split_of
 from tests.distributed.equality_cases import Case, micro_batches
 from tests.distributed.ranks import Task, each
-from tests.distributed.test_promises import COMPILED, DDP, DP1, DP2, FSDP, TP2_DP2, ours
+from tests.distributed.test_promises import COMPILED, DDP, DP1, DP2, DP4, FSDP, HYBRID, TP2_DP2, ours
 from tests.distributed.trainings import build, new_folder, save_now, train
 
 Found = Callable[[Task], Any]
@@ -80,6 +80,26 @@ def test_every_micro_batch_gathers_twice_and_reduces_at_once(task: Task, found: 
         "allreduce_ float32": 1,  # the loss
         "allreduce_ float64": 1,  # the norm
     }
+
+
+@each(calls, [ours(HYBRID, FSDP, micro_batches=4)])
+def test_hybrid_replicas_reduce_their_shards_once_a_step(task: Task, found: Found) -> None:
+    assert Counter(found(task)) == {
+        "_allgather_base_ float32": 4 * (GROUPS + BLOCKS),
+        "_reduce_scatter_base_ float32": 4 * GROUPS,
+        "allreduce_ float32": GROUPS + 1,  # the shards' gradients, and the loss
+        "allreduce_ float64": 1,
+    }
+
+
+@each(calls, [ours(DP2, replace(FSDP, gather_blocks=2))])
+def test_fsdp_gathers_small_blocks_together(task: Task, found: Found) -> None:
+    assert Counter(found(task))["_allgather_base_ float32"] == 2 * (2 + 1)
+
+
+@each(calls, [ours(DP1, FSDP), ours(DP1, FSDP, "bf16")])
+def test_fsdp_of_one_rank_calls_no_collective(task: Task, found: Found) -> None:
+    assert found(task) == []
 
 
 @each(calls, [ours(DP2, KEPT, micro_batches=4)])
@@ -165,6 +185,19 @@ def test_parameters_and_gradients_are_dtensors_placed_as_split(task: Task, found
 
 def keep(folder: Path, case: Case) -> None:
     save_now(build(case.resolved), new_folder(folder / case.name))
+
+
+@each(keep, [ours(DP4, FSDP), ours(HYBRID, FSDP)])
+def test_one_of_the_hybrid_replicas_writes(task: Task, found: Found, launch_of: Any) -> None:
+    found(task)
+    (case,) = task.given
+    folder = launch_of(task).folder / case.name / "dcp"
+    files = [path.stat().st_size for path in folder.glob("*.distcp")]
+    assert len(files) == case.layout.shards
+    stored = sharded.load_metadata(folder / ".metadata")
+    weights = sum(piece.sizes.numel() for one in stored.state_dict_metadata.values() for piece in one.chunks)
+    assert weights == case.resolved.model.params  # no moments before the first step
+    assert sum(files) == sum(info.length for info in stored.storage_data.values())
 
 
 @each(keep, [ours(DP2, FSDP)])

@@ -46,6 +46,8 @@ HOW: dict[str, tuple[Layout, Engine]] = {
     "tp2 x pp2": (Layout(2, 2, 1), zero(1)),
     "zero3": (DP2, Engine(name=ZERO, zero_stage=3)),
     "fsdp": (Layout(2, 1, 2), Engine(name="fsdp")),
+    "fsdp tp2": (TP2, Engine(name="fsdp")),
+    "fsdp hybrid": (Layout(1, 1, 4, shard=2), Engine(name="fsdp")),
     "hf-deepspeed": (DP2, Engine(name=HF)),
 }
 
@@ -155,6 +157,7 @@ GIVEN_SEED = 7
 FIRST_HOW: dict[str, tuple[Layout, Engine]] = {
     "ddp": (DP2, Engine(name="ddp")),
     "fsdp": (DP2, Engine(name="fsdp")),
+    "fsdp tp2": (TP2, Engine(name="fsdp")),
     "3d dp2": (DP2, zero(1)),
     "3d pp2": (PP2, zero(1)),
     "zero1 tp2": (TP2, Engine(name=ZERO, zero_stage=1)),

@@ -29,6 +29,7 @@ Found = Callable[[Task], Any]
 DP1, DP2, DP4, TP2, PP2 = Layout(1, 1, 1), Layout(1, 1, 2), Layout(1, 1, 4), Layout(2, 1, 1), Layout(1, 2, 1)
 TP2_DP2, TP2_PP2 = Layout(2, 1, 2), Layout(2, 2, 1)
 CP2, CP4, TP2_CP2, PP2_CP2 = Layout(1, 1, 1, 2), Layout(1, 1, 1, 4), Layout(2, 1, 1, 2), Layout(1, 2, 1, 2)
+HYBRID, TP2_HYBRID = Layout(1, 1, 4, shard=2), Layout(2, 1, 4, shard=2)
 DDP, FSDP = Engine(name="ddp"), Engine(name="fsdp")
 SHARDED = Engine(name="ddp", sharded_optimizer=True)
 COMPILED = Engine(name="ddp", compile_backend="aot_eager")  # which needs no compiler
@@ -144,6 +145,7 @@ RESUMED = [
     ours(DP2, replace(FSDP, offload="full")),
     ours(TP2, FSDP, "fp16"),
     ours(TP2_DP2, FSDP),
+    ours(HYBRID, FSDP),
 ]
 LONG_RESUMED = [
     *LONG_DEEPSPEEDS,
@@ -267,6 +269,7 @@ MOVED = [
     (ours(DP2, SHARDED), ours(DP1, DDP)),
     (ours(TP2_DP2, FSDP), ours(DP1, FSDP)),
     (ours(DP2, FSDP), ours(TP2_DP2, FSDP)),
+    (ours(HYBRID, FSDP), ours(TP2_DP2, FSDP)),
 ]
 LONG_MOVED = [
     *((one, other) for one in SOURCES[:3] for other in (staged(TP2_PP2), sharded(TP2_DP2, 3))),
@@ -276,6 +279,12 @@ LONG_MOVED = [
     (ours(DP4, FSDP), ours(DP1, FSDP)),
     (ours(DP2, FSDP), ours(DP4, FSDP)),
     (ours(TP2_DP2, FSDP), ours(DP4, FSDP)),
+    (ours(DP1, FSDP), ours(HYBRID, FSDP)),
+    (ours(DP4, FSDP), ours(HYBRID, FSDP)),
+    (ours(TP2_HYBRID, FSDP), ours(DP1, FSDP)),
+    (ours(TP2_DP2, FSDP), ours(TP2_HYBRID, FSDP)),
+    (ours(DP2, FSDP, "fp16"), ours(DP1, FSDP, "fp16")),
+    (ours(DP1, FSDP, "fp16"), ours(HYBRID, FSDP, "fp16")),
 ]
 
 

@@ -51,7 +51,7 @@ def with_layout(asked, run):
     """The experiment that runs a candidate."""
     layout = replace(
         asked.layout, tp=run.tp, pp=run.pp, dp=run.dp, micro_batch=run.micro_batch, micro_batches=run.micro_batches,
-        global_batch=run.global_batch,
+        global_batch=run.global_batch, shard=run.shard,
     )  # fmt: skip
     return replace(asked, layout=layout, engine=engine_for(run, asked.engine))
 
@@ -119,8 +119,9 @@ def every_run(asked, engines):
                 name=name, zero_stage=stage, recompute=way, offload=offload, sequence_parallel=parallel,
                 sharded_optimizer=sharded, **kept,
             )  # fmt: skip
-            for micro_batch in (size for size in range(1, batch + 1) if batch % (size * dp) == 0):
-                layout = replace(asked.layout, tp=tp, pp=pp, dp=dp, micro_batch=micro_batch)
+            micro_batches = (size for size in range(1, batch + 1) if batch % (size * dp) == 0)
+            for micro_batch, shard in itertools.product(micro_batches, {None, PROFILE.gpus_per_node // tp}):
+                layout = replace(asked.layout, tp=tp, pp=pp, dp=dp, micro_batch=micro_batch, shard=shard)
                 try:
                     runs.add(training_of(resolve(replace(asked, engine=engine, layout=layout), PROFILE)))
                 except UserError:

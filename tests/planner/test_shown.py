@@ -61,6 +61,7 @@ def test_a_candidate_in_the_json_is_whole():
     assert {key: value for key, value in found.items() if key != "figures"} == {
         "layout": "tp2-pp4-dp2", "engine": "deepspeed-3d", **run, **dict.fromkeys(switches, False), "loss_chunks": 1,
         "zero_stage": 1, "recompute": "full", "offload": "optimizer", "cp_exchange": "heads", "matmul": "none",
+        "shard": None,
         "fits": True, "tight": False, "memory_gib": 40.0, "host_memory_gib": 90.0, "deciding_stage": 0, "band": 0.15,
         "stages": [{**{f"{name}_gib": each for name, each in stage.items()}, "nvidia_smi_gib": need,
                     "peak_in": "backward pass"} for need in (40.0, 38.0, 36.0, 34.0)],

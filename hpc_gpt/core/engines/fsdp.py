@@ -1,22 +1,28 @@
-"""PyTorch FSDP2: weights, gradients and optimizer sharded over cp x dp, layers over tp."""
+"""PyTorch FSDP2: weights, gradients and optimizer sharded over cp x dp, or a part of it; layers over tp."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from hpc_gpt.core.engines.base.facts import OUR_MODEL, EngineFacts, Fault
 from hpc_gpt.core.engines.base.training import StateBytes, Training
+from hpc_gpt.core.engines.ddp import ENGINE as DDP
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.shape_split import outer_params
+
+# Parameters of blocks that are gathered together: a block of fewer is computed in less time than its hooks take.
+GATHERED = 32e6
 
 
 class Fsdp(EngineFacts):
     order, plan_order = 30, 40
     axes = frozenset({"tp", "cp"})
-    switches = OUR_MODEL | {"offload", "prefetch", "reshard"}
+    has_replicas = True
+    switches = OUR_MODEL | {"offload", "prefetch", "reshard", "gather_blocks"}
     alternatives = {
         "zero_stage": "fsdp shards everything, as ZeRO-3 does; engine.reshard = false keeps the weights (ZeRO-2)",
         "sharded_optimizer": "fsdp always shards the optimizer; leave it out",
     }
-    converts = frozenset({"layout.tp", "layout.cp", "layout.dp"})
+    converts = frozenset({"layout.tp", "layout.cp", "layout.dp", "layout.shard"})
     selects_operators = True
     matmuls = frozenset({"none", "fp8-tensor"})
     scales_first = is_pytorchs = True
@@ -30,18 +36,23 @@ class Fsdp(EngineFacts):
                         'use engine.offload = "full"')  # fmt: skip
 
     def rule(self, training: Training) -> str:
-        return "fsdp"
+        return DDP.rule(training) if is_whole(training) else "fsdp"
+
+    def stated_traits(self, engine: Engine) -> dict[str, Any]:
+        return {"gather_blocks": engine.gather_blocks}
 
     def sharding(self, training: Training) -> int:
-        """ZeRO stage 3, as it shards everything, unless a lower stage is requested."""
-        return training.zero_stage or 3
+        """ZeRO stage 3, as it shards everything, unless a lower stage is requested, or there are no ranks to share."""
+        return 0 if is_whole(training) else training.zero_stage or 3
 
     def optimizer_ranks(self, training: Training) -> int:
-        return training.data_ranks
+        return training.shards
 
     def state_bytes(self, training: Training) -> StateBytes:
-        """Weights 4, gradients 4, moments 8, all over dp (PyTorch's FSDP with mixed precision)."""
-        dp = training.data_ranks
+        """Weights 4, gradients 4, moments 8, all over the ranks that shard (PyTorch's FSDP with mixed precision)."""
+        if is_whole(training):
+            return DDP.state_bytes(training)
+        dp = training.shards
         # If not everything is sharded, weights stay gathered in 16 bits, in addition to their fp32 shards.
         gathered = 2 if training.zero_stage in (1, 2) else 0
         states = StateBytes(4 / dp + gathered, 4 / dp, 8 / dp, 4 / dp, 4 / dp)
@@ -51,16 +62,52 @@ class Fsdp(EngineFacts):
 
     def update_bytes(self, training: Training, params: float, matrix: float, table: float) -> float:
         """The bytes that ddp's update moves, for a rank's part of each parameter."""
-        return super().update_bytes(training, params, matrix, table) / training.data_ranks
+        return super().update_bytes(training, params, matrix, table) / training.shards
+
+    def buckets(self, training: Training, params: float) -> float:
+        return self.lasting_bucket(training)
+
+    def lasting_bucket(self, training: Training) -> float:
+        return DDP.lasting_bucket(training) if is_whole(training) else 0.0
+
+    def copies_by_layer(self, training: Training) -> bool:
+        return is_whole(training) and DDP.copies_by_layer(training)
+
+    def blocks_gathered(self, training: Training) -> int:
+        if training.program_states is not None:
+            return 1
+        return training.gather_blocks or blocks_by_size(training.layer_params, training.shape.layers)
 
     def gathered(self, training: Training, gradients: bool = True) -> tuple[float, float]:
-        """The current layer and the next one, and through the backward pass the root's own weights (embeddings, head);
-        gradients are reduced in fp32 unless the training states another format."""
+        """The current layer and the next one (ours: two, each of several blocks if these are small), and through the
+        backward pass the root's own weights (embeddings, head); gradients are reduced in fp32 unless the training
+        states another format."""
+        if is_whole(training):
+            return 0.0, 0.0
         shape, width = training.shape, 4 if training.dtype == "fp32" else 2
-        layer = training.layer_params
+        layer = training.layer_params * self.blocks_gathered(training)
         outer = sum(outer_params(shape, training.tp, training.pp, stage) for stage in {0, training.pp - 1})
         reduced = width + (0 if training.grad_sum in ("bf16", "fp16") else 4) if gradients else 0
-        return width * (2 * layer + outer) + reduced * layer, width * (layer + outer) + reduced * outer
+        return width * ((3 if training.program_states is None else 2) * layer + outer) + reduced * layer, width * (
+            layer + outer
+        ) + reduced * outer
+
+
+def is_whole(training: Training) -> bool:
+    """Whether our engine shards nothing, as a data axis of one rank has nobody to share with, and trains as ddp does
+    (trainer/engines/fsdp.py). Offloaded states keep FSDP's hooks, which copy them; so does a model over tp, whose
+    16-bit weights come and go with them: 2 bytes a parameter less."""
+    return training.program_states is None and training.tp == training.data_ranks == 1 and training.offload != "full"
+
+
+def blocks_by_size(params: float, layers: int) -> int:
+    """The default number of blocks of so many parameters on a rank: about GATHERED parameters, at most a quarter of the
+    layers.
+
+    >>> [blocks_by_size(millions * 1e6, layers) for millions, layers in ((7, 12), (7, 48), (31, 48), (200, 32))]
+    [3, 5, 1, 1]
+    """
+    return max(1, min(round(GATHERED / params), layers // 4))
 
 
 ENGINE = Fsdp()

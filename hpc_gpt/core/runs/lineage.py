@@ -306,6 +306,9 @@ def _layout(parent: Resolved, changes: Mapping[str, Any], profile: ClusterProfil
         )
     micro_batch = changes.get("micro_batch") or (None if "micro_batches" in changes else parent.batch.micro_batch)
     ranks = gpus if gpus is not None else (nodes or 0) * profile.gpus_per_node
+    shard = changes.get("shard", old.shard)
+    if "shard" not in changes and shard and cp * (dp or ranks // others) % shard:
+        shard = None  # the parent's groups do not fit, and the checkpoint is read into any
     _check_batch(parent.batch.global_batch, micro_batch, dp or ranks // others)
     across = bool(parent.ranks_per_node % old.tp) and tp == old.tp
     sizes = {
@@ -315,6 +318,7 @@ def _layout(parent: Resolved, changes: Mapping[str, Any], profile: ClusterProfil
         "pp": pp,
         "cp": cp,
         "dp": dp,
+        "shard": shard,
         "global_batch": parent.batch.global_batch,
         "micro_batch": micro_batch,
         "micro_batches": changes.get("micro_batches"),

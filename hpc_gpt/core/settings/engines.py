@@ -80,6 +80,7 @@ def _layout_faults(engine: Engine, layout: Layout) -> Iterator[Fault]:
             yield Fault(f"{axis} {size} cannot run on engine {engine.name}, which does not split over {axis}",
                         f"{'leave layout.etp out' if axis == 'etp' else f'use --{axis} 1'}, or --engine {others}",
                         of_layout=True)  # fmt: skip
+    yield from _shard_faults(engine, layout)
     if stage not in (0, 1, 2, 3):
         yield Fault(f"engine.zero_stage is {stage}, but must be 0, 1, 2 or 3", f"use {facts.default_stage}")
     elif layout.pp > 1 and stage > 1:
@@ -97,6 +98,25 @@ def _layout_faults(engine: Engine, layout: Layout) -> Iterator[Fault]:
         else:
             nearest = min(facts.zero_stages, key=lambda other: abs(other - stage))
             yield Fault(f"engine {engine.name} runs ZeRO {stages}, not {stage}", f"use --zero-stage {nearest}")
+
+
+def _shard_faults(engine: Engine, layout: Layout) -> Iterator[Fault]:
+    shard, ranks = layout.shard, layout.data_ranks
+    if shard is None:
+        return
+    asks, sizes = f"layout.shard is {shard}", [size for size in range(2, ranks) if ranks % size == 0]
+    nearest = min(sizes, key=lambda size: abs(size - shard), default=None)
+    able = [name for name, other in trainers().items() if other.has_replicas]
+    if not engine_named(engine.name).has_replicas:
+        hint = f"use --engine {' or '.join(able)} --set layout.shard={nearest}, or leave it out"
+        yield Fault(f"{asks}, but engine {engine.name} does not shard within groups of ranks",
+                    hint if nearest else "leave layout.shard out", of_layout=True)  # fmt: skip
+    elif shard == 1 or ranks % shard:
+        axis = f"cp {layout.cp} x dp {layout.dp} = {ranks}" if layout.cp > 1 else f"dp {ranks}"
+        why = "1: every rank would hold the whole" if shard == 1 else f"{shard}, which does not divide {axis}"
+        sharded = f"layout.shard = {nearest}" if nearest else "leave layout.shard out"
+        hint = f"use --engine ddp, or {sharded}" if shard == 1 else f"use {sharded}" if nearest else sharded
+        yield Fault(f"layout.shard is {why}", hint, of_layout=True)
 
 
 def _switch_faults(engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:
@@ -252,8 +272,8 @@ def _size_faults(engine: Engine, layout: Layout, shape: ModelShape) -> Iterator[
         yield Fault(f"engine.tiles is {engine.tiles}, but tp {layout.tp} gathers each of {shape.key_heads} kv_heads "
                     "as a whole",
                     f"use --tp {shape.key_heads} or less, or engine.tiles = 1")  # fmt: skip
-    for key in ("tiles", "loss_chunks"):
-        if getattr(engine, key) < 1:
+    for key in ("tiles", "loss_chunks", "gather_blocks"):
+        if (getattr(engine, key) or 1) < 1 or getattr(engine, key) == 0:
             yield Fault(f"engine.{key} is {getattr(engine, key)}, but must be at least 1", "use 1")
     if engine.tiles > shape.hidden // layout.tp > 0:
         yield Fault(

@@ -100,9 +100,11 @@ class Engine:
     sharded_optimizer: bool = key(False, resume="free", affects=("speed",))
     "Whether the moments of the optimizer are sharded over dp; needs dp 2 or more."
     prefetch: bool = key(True, resume="free", affects=("speed",))
-    "Whether the weights of the next block are gathered in advance during the backward pass."
+    "Whether the weights of the next two blocks are gathered in advance."
     reshard: bool = key(True, resume="free", affects=("speed",))
     "Whether the gathered weights of a block are freed after its forward pass."
+    gather_blocks: int | None = key(None, resume="free", affects=("speed",), since="0.3")
+    "Blocks whose weights are gathered together, 1 or more; by default more than one only if they are small."
     cp_exchange: CpExchange = key("heads", resume="free", affects=("speed",), since="0.2")
     "Exchanged between the ranks of cp: heads, all keys and values, or keys in a ring (engine megatron-lm only)."
     megatron_args: tuple[str, ...] = key((), resume="free", affects=("speed",))
@@ -129,6 +131,8 @@ class LayoutRequest:
     "Expert parallel size: ranks of cp x dp that divide the experts of a layer; by default 1; for example 8."
     etp: int | None = key(None, resume="never", affects=("speed",), since="0.4")
     "GPUs that share each expert, on engine megatron-lm: ep x etp divides tp x cp x dp; by default tp; for example 1."
+    shard: int | None = key(None, resume="converted", affects=("speed",), since="0.3")
+    "Neighbours on the data axis over which fsdp shards, a divisor of cp x dp; by default all; for example 8."
     micro_batch: int | None = key(None, resume="free", affects=("speed",))
     "Samples per forward pass of a rank; for example 4."
     micro_batches: int | None = key(None, resume="free", affects=("speed",))

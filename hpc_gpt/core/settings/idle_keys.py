@@ -83,7 +83,7 @@ _RULES = (
         lambda sized: "" if sized.train.optimizer_mode == "compiled" else _is("engine.compile", "none")(sized),
     ),
     _Rule(
-        ("engine.prefetch", "engine.reshard"),
+        ("engine.prefetch", "engine.reshard", "engine.gather_blocks"),
         lambda sized: "" if sized.layout.data_ranks > 1 else "the weights are not sharded: dp is 1",
     ),
     _Rule(("after.run",), _saves_nothing),

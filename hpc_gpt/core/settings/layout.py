@@ -22,7 +22,7 @@ class Coordinate(NamedTuple):
 AXES = ("tp", "pp", "cp", "dp")
 "The axes in the order in which a layout is printed."
 _TEXT = re.compile(r"tp(?P<tp>\d{1,6})-pp(?P<pp>\d{1,6})(?:-cp(?P<cp>\d{1,6}))?-dp(?P<dp>\d{1,6})"
-                   r"(?:-ep(?P<ep>\d{1,6})(?:-etp(?P<etp>\d{1,6}))?)?")  # fmt: skip
+                   r"(?:-ep(?P<ep>\d{1,6})(?:-etp(?P<etp>\d{1,6}))?)?(?:-shard(?P<shard>\d{1,6}))?")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,9 @@ class Layout:
 
     `ep` and `etp` divide experts over the same ranks, and are no further axes: ep ranks have different experts, and
     etp ranks share each of them, by default the tp ranks of a replica. Only engine megatron-lm has another etp.
+
+    `shard`: the number of neighbours on the data axis that share weights and optimizer, if it is less than all of them
+    (None); every such group holds the whole.
     """
 
     tp: int
@@ -43,9 +46,10 @@ class Layout:
     cp: int = 1
     ep: int = 1
     etp: int | None = None
+    shard: int | None = None
 
     def __post_init__(self) -> None:
-        for axis in (*AXES, "ep", "etp"):
+        for axis in (*AXES, "ep", "etp", "shard"):
             size = getattr(self, axis)
             if size is not None and size < 1:
                 raise LayoutError(f"{axis} is {size}, but must be at least 1", f"use {axis} = 1 to switch it off")
@@ -53,11 +57,12 @@ class Layout:
     def __str__(self) -> str:
         etp = f"-etp{self.etp}" if self.expert_tp != self.tp else ""
         experts = f"-ep{self.ep}{etp}" if self.ep > 1 or etp else ""
-        return f"tp{self.tp}-pp{self.pp}-{f'cp{self.cp}-' if self.cp > 1 else ''}dp{self.dp}{experts}"
+        text = f"tp{self.tp}-pp{self.pp}-{f'cp{self.cp}-' if self.cp > 1 else ''}dp{self.dp}{experts}"
+        return text + (f"-shard{self.shard}" if self.shard else "")
 
     def table(self) -> dict[str, int]:
-        """{axis: size}, with ep only above 1 and etp only if it is stated."""
-        plain = {"ep": 1, "etp": None}
+        """{axis: size}, with ep only above 1, etp and shard only if they are stated."""
+        plain = {"ep": 1, "etp": None, "shard": None}
         return {name: size for name, size in vars(self).items() if name in AXES or size != plain[name]}
 
     @staticmethod
@@ -88,6 +93,11 @@ class Layout:
     def expert_replicas(self) -> int:
         """Ranks that have the same part of the same experts, and average its gradients: tp x cp x dp / (ep x etp)."""
         return self.tp * self.data_ranks // (self.ep * self.expert_tp)
+
+    @property
+    def shards(self) -> int:
+        """The number of ranks over which weights and optimizer are sharded, if the engine shards them."""
+        return self.shard or self.data_ranks
 
     def coordinate(self, rank: int) -> Coordinate:
         """The coordinate of `rank`; IndexError unless 0 <= rank < gpus."""

@@ -268,7 +268,7 @@ def _resolve_layout(
     A model below SMALL parameters, or an engine without a pipeline, splits over tp only if that is requested. `hints`:
     a refusal names layouts that would run.
     """
-    check_sizes({name: getattr(request, name) for name in ("gpus", "nodes", *AXES, "ep", "etp")}, "layout.")
+    check_sizes({name: getattr(request, name) for name in ("gpus", "nodes", *AXES, "ep", "etp", "shard")}, "layout.")
     per_node = profile.gpus_per_node
     gpus = request.gpus
     pp, cp = request.pp or 1, request.cp or 1
@@ -300,6 +300,8 @@ def _resolve_layout(
             tp = default_tp(gpus, gpus // request.nodes if request.nodes and spread else per_node, shape, others)
     etp = request.etp if request.etp != tp else None
     layout = Layout(tp, pp, request.dp or max(1, gpus // (tp * cp * pp)), cp, request.ep or 1, etp)
+    if request.shard != layout.data_ranks:
+        layout = replace(layout, shard=request.shard)
     try:
         if request.nodes is not None and request.gpus is None:
             check_nodes(layout, request.nodes, per_node, allow_tp_across_nodes=True)
@@ -440,6 +442,8 @@ def experiment_tables(resolved: Sized) -> dict[str, dict[str, Any]]:
     engine = asdict(resolved.engine)
     if resolved.engine.cp_exchange == "heads":
         del engine["cp_exchange"]  # a later key: without it the text never changes
+    if resolved.engine.gather_blocks is None:
+        del engine["gather_blocks"]
     train = {key: value for key, value in asdict(resolved.train).items() if (key, value) != ("matmul", "none")}
     layout = {
         "gpus": resolved.gpus,

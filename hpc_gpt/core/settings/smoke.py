@@ -72,6 +72,7 @@ def shrink(experiment: Experiment, real: Sized, has_gpu: bool, stated: Collectio
         cp=cp if cp > 1 else None,
         ep=layout.ep if layout.ep > 1 else None,
         dp=layout.dp,
+        shard=layout.shard,
         micro_batch=min(2, real.batch.micro_batch),
         micro_batches=min(4 if pp > 1 else 2, real.batch.micro_batches),
         allow_tp_across_nodes=experiment.layout.allow_tp_across_nodes,
@@ -105,8 +106,11 @@ def shrink(experiment: Experiment, real: Sized, has_gpu: bool, stated: Collectio
 
 
 def _small_layout(real: Layout) -> Layout:
-    """The layout with sizes above 1 reduced to 2, and at most 8 ranks: dp is 1 if the other axes use them all."""
+    """The layout with sizes above 1 reduced to 2, and at most 8 ranks: dp is 1 if the other axes use them all. Shards
+    with replicas stay so: 2 x 2."""
     tp, pp, cp, dp = (min(2, getattr(real, axis)) for axis in AXES)
+    if real.shard is not None:
+        return Layout(tp, pp, 4 // cp, cp, shard=2)
     small = Layout(tp, pp, 1 if tp * pp * cp == _MOST_RANKS else dp, cp)
     return replace(small, ep=2) if real.ep > 1 and small.data_ranks > 1 else small
 

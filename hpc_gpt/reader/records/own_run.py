@@ -144,6 +144,8 @@ def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
     tables = resolved.to_tables()
     settings = json.loads(json.dumps({name: tables[name] for name in table_names}))
     figures = figures_asked(resolved)
+    if layout := {key: size for key, size in tables["layout"].items() if key not in figures}:
+        settings["layout"] = layout
     if table := model_table(resolved):
         model = {key: value for key, value in table.items() if key not in figures}
         settings["model"] = {**model, "preset": resolved.preset}

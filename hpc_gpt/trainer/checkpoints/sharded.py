@@ -6,6 +6,7 @@
 DCP gets the weights as DTensors, and an optimizer state as a DTensor like its weight, so that any other mesh finds its
 pieces. A DTensor cannot express that a rank holds its heads of Q, K and V each (`Split.parts`). Such a tensor is saved
 with the rows of tp rank 0 first, then the rows of rank 1, and so on; a reader with another tp reorders them.
+The mesh may have replicas of the shards between tp and dp; the first replica's ranks write.
 
 torch's `save` plans, writes and finishes in one call, and its asynchronous one needs a process group of its own. Here
 all ranks plan together over their group between the hosts, because the device's group would need device memory and
@@ -54,7 +55,7 @@ class ShardedCheckpoint:
         mesh = parameters[0].device_mesh
         coordinate = mesh.get_coordinate()
         assert coordinate is not None
-        (self._tp, self._dp), (self._tp_rank, self._dp_rank) = mesh.shape, coordinate
+        (self._tp, *_, self._dp), (self._tp_rank, *_, self._dp_rank) = mesh.shape, coordinate
 
     def save(self, files: RankFiles, rank: int, step: int, scale: dict[str, Any]) -> None:
         """Adds this rank's pieces, and on rank 0 the progress. Collective."""
@@ -187,7 +188,6 @@ def put_sharded(
     A DTensor among them says which part of the tensor this rank holds; that part is in `pieces`, under the same key. If
     every rank's proposal equals the one in `cached`, the cached plan is used.
     """
-    keys = list(pieces)
     # Tensors that all ranks have, such as the optimizer's count of steps, are in one file: a resuming rank opens that
     # file and its own.
     planner = _Planner(dedup_save_to_lowest_rank=True)
@@ -206,13 +206,14 @@ def put_sharded(
         cached.agreed = peers.scatter(plans)
         cached.proposed = proposed
     plan = planner.finish_plan(cached.agreed)
+    keys = list(dict.fromkeys(item.index.fqn for item in plan.items))  # only these are copied
     metadata = cached.metadata
 
     def write(folder: Path, tensors: Sequence[Tensor]) -> tuple[Sums, Any]:
         planner.pieces = dict(zip(keys, tensors, strict=True))
         sums: Sums = {}
         writer.write_below(folder, sums)
-        results = writer.write_data(plan, planner).value()
+        results = writer.write_data(plan, planner).value() if plan.items else []  # a replica's file would be empty
         planner.pieces = {}
         return sums, results
 

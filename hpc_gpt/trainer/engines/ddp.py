@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,7 +21,7 @@ from hpc_gpt.trainer.checkpoints.replicated import ReplicatedCheckpoint
 from hpc_gpt.trainer.checkpoints.replicated import read_replicated as read_weights
 from hpc_gpt.trainer.engines.kernels import compile_model, compiler
 from hpc_gpt.trainer.engines.master_weights import HALF, FlatMasterWeights, MasterWeights, OnePassAdamW
-from hpc_gpt.trainer.engines.optimizer import Update, build_optimizer, gradients_of, norms_of
+from hpc_gpt.trainer.engines.optimizer import Update, build_optimizer, gradients_of, norms_of, owned
 from hpc_gpt.trainer.engines.protocol import TorchEngine
 from hpc_gpt.trainer.engines.torch_private import for_each
 from hpc_gpt.trainer.model.fp8 import WeightsOnce
@@ -28,16 +29,20 @@ from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
 
+if TYPE_CHECKING:
+    from hpc_gpt.trainer.checkpoints.sharded import ShardedCheckpoint
+
 
 class Ddp(TorchEngine):
     """The engine; see `trainer.engines.protocol.TrainingEngine`. On one rank it has no wrapper and no collective."""
 
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
         layout, engine, train = resolved.layout, resolved.engine, resolved.train
-        assert layout.tp == layout.pp == 1, "the settings' check of the engine refuses the others"
+        assert layout.pp == 1, "the settings' check of the engine refuses stages"
         super().__init__(resolved, device)
-        tp = TensorParallel(given=self.given_weights, device=device, context=self.context)
-        self.module = Gpt(resolved.model, train.seed, tp, Techniques.of(engine, train.matmul)).to(device)
+        self.module = Gpt(resolved.model, train.seed, self._tensor_parallel(), Techniques.of(engine, train.matmul)).to(
+            device
+        )
         parts = self.module.parts()
         self._masters = _master_weights_of(resolved, parts)
         self._weights = [weight for part in parts for weight in part]
@@ -48,9 +53,18 @@ class Ddp(TorchEngine):
         self._cast_weights = WeightsOnce(self.module.blocks, compiler(engine)) if in_fp8 else None
         self._replicas = self._wrap() if layout.data_ranks > 1 else None
         self._model = self._replicas or self.module
-        norms = self._masters.norms if self._masters else lambda: norms_of(gradients_of(self._parameters))
-        self._update = Update(optimizer, norms, None, train.clip, self._scaler, device)
-        self._checkpoint = ReplicatedCheckpoint(self._parameters, optimizer)
+        counted = owned(self._parameters, self.tp_rank)
+        in_pass = isinstance(self._masters, FlatMasterWeights)
+        norms = self._masters.norms if in_pass else lambda: norms_of(gradients_of(counted))  # type: ignore[union-attr]
+        everyone = dist.group.WORLD if layout.tp > 1 else None
+        self._update = Update(optimizer, norms, everyone, train.clip, self._scaler, device)
+        self._checkpoint = self._checkpoint_of(optimizer)
+
+    def _tensor_parallel(self) -> TensorParallel:
+        return TensorParallel(given=self.given_weights, device=self.device, context=self.context)
+
+    def _checkpoint_of(self, optimizer: torch.optim.Optimizer) -> ReplicatedCheckpoint | ShardedCheckpoint:
+        return ReplicatedCheckpoint(self._parameters, optimizer)
 
     def _wrap(self) -> DistributedDataParallel:
         """Returns the model wrapped by DDP.

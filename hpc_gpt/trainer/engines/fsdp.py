@@ -1,6 +1,8 @@
 """Engine fsdp: torch's FSDP2, block by block, over the data axis; our tensor parallelism over tp.
 
-Weights, gradients and moments are split over the data axis, which has the cp ranks of all replicas. `engine.reshard`
+Weights, gradients and moments are split over the data axis, which has the cp ranks of all replicas; or over each
+`layout.shard` neighbours of it, and the shards' gradients are summed over these groups once per step. One GPU trains
+without FSDP2, like ddp. Small blocks are gathered together (`engine.gather_blocks`). `engine.reshard`
 frees a block's weights after its forward pass and gathers them again for the backward pass. Every micro-batch's
 gradient is reduced at once, so a rank never keeps more than its shard of it. Without `reshard` the weights are gathered
 once per step and stay. The whole gradient stays, too, and is reduced once, in the last micro-batch: less communication,
@@ -8,13 +10,14 @@ more memory.
 
 Over tp the model is split by the layers that every engine uses. torch's tensor-parallel styles support neither a fused
 QKV whose ranks hold their heads of each part, nor this embedding and loss. The parameters and their gradients are
-DTensors on the mesh of tp x dp, whose placements say which part of the model a rank holds.
+DTensors on the mesh of `build_mesh`, whose placements say which part of the model a rank holds.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,19 +26,22 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
+from hpc_gpt.core.engines.fsdp import blocks_by_size
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.checkpoints.sharded import ShardedCheckpoint
 from hpc_gpt.trainer.checkpoints.sharded import read_sharded as read_weights
+from hpc_gpt.trainer.engines.ddp import Ddp
 from hpc_gpt.trainer.engines.kernels import compile_model
 from hpc_gpt.trainer.engines.master_weights import HALF
 from hpc_gpt.trainer.engines.optimizer import Update, build_optimizer, gradients_of, norms_of, owned
-from hpc_gpt.trainer.engines.protocol import MicroBatches, TorchEngine
+from hpc_gpt.trainer.engines.protocol import MicroBatches, TorchEngine, TrainingEngine
 from hpc_gpt.trainer.model.context_parallel import ContextParallel
 from hpc_gpt.trainer.model.gpt import Block, Gpt
 from hpc_gpt.trainer.model.initial_weights import GivenWeights
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import Split, TensorParallel, full_name, name_parameter, split_of
+from hpc_gpt.trainer.ranks import own_group
 
 __all__ = ["build", "read_weights"]
 
@@ -51,7 +57,7 @@ class Fsdp(TorchEngine):
         assert layout.pp == 1, "the settings' check of the engine refuses stages"
         super().__init__(resolved, device)
         mesh = build_mesh(layout, device)
-        self._data_group = mesh.get_group("dp")
+        self._data_group = mesh.get_group("dp") if layout.shard is None else own_group(layout, "data", dist.get_rank())
         self.module = self._model = model = build_sharded_gpt(resolved, device, mesh, self.given_weights, self.context)
         self._parameters = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
         assert isinstance(model, FSDPModule)
@@ -59,22 +65,30 @@ class Fsdp(TorchEngine):
         self._shards = [_shard_of(parameter) for parameter in self._parameters]
         optimizer = build_optimizer(train, self._shards)
         everyone = dist.group.WORLD if layout.gpus > 1 else None
-        counted = owned(self._shards, self.tp_rank)
+        self._in_replicas = layout.shard is not None
+        self._last_set: tuple[bool, bool] | None = None
+        # The first replica's shards count in the norm; the others are equal.
+        is_first = layout.data_rank(dist.get_rank()) < layout.shards
+        counted = owned(self._shards, self.tp_rank) if is_first else []
         self._update = Update(
             optimizer, lambda: norms_of(gradients_of(counted)), everyone, train.clip, self._scaler, device
         )
         self._checkpoint = ShardedCheckpoint(self._parameters, self._shards, optimizer)
 
     def _gradients(self, last: bool) -> AbstractContextManager[None]:
-        at_once = last or self._resolved.engine.reshard
         self._root.set_is_last_backward(last)
-        self._root.set_requires_gradient_sync(at_once)
-        self._root.set_reshard_after_backward(at_once)
+        at_once = last or self._resolved.engine.reshard
+        wanted = at_once, last if self._in_replicas else at_once
+        if wanted != self._last_set:  # each call goes through all modules
+            self._root.set_requires_gradient_sync(at_once)
+            self._root.set_requires_all_reduce(wanted[1])
+            self._root.set_reshard_after_backward(at_once)
+            self._last_set = wanted
         return nullcontext()
 
+    @torch.no_grad()  # outside of it, each `to_local` would call autograd
     def _update_weights(self, lr: float) -> tuple[Tensor, Tensor]:
         for parameter, shard in zip(self._parameters, self._shards, strict=True):
-            assert isinstance(parameter.grad, DTensor)
             shard.grad = parameter.grad.to_local()
         updated = self._update.apply(lr)
         for parameter, shard in zip(self._parameters, self._shards, strict=True):
@@ -90,7 +104,28 @@ class Fsdp(TorchEngine):
         return loss
 
 
-build = Fsdp
+class Unsharded(Ddp):
+    """The engine on one GPU, where there is nothing to gather or reduce: no hooks. Its checkpoints are
+    those of `Fsdp`."""
+
+    def __init__(self, resolved: Resolved, device: torch.device) -> None:
+        self._mesh = build_mesh(resolved.layout, device)
+        super().__init__(resolved, device)
+
+    def _tensor_parallel(self) -> TensorParallel:
+        return _tensor_parallel(self._mesh, given=self.given_weights, device=self.device, context=self.context)
+
+    def _checkpoint_of(self, optimizer: torch.optim.Optimizer) -> ShardedCheckpoint:
+        whole = [_whole(one.detach(), one.shape, split_of(one), self._mesh) for one in self._parameters]
+        self._shards, self._parameters = self._parameters, whole
+        return ShardedCheckpoint(whole, self._shards, optimizer)
+
+
+def build(resolved: Resolved, device: torch.device) -> TrainingEngine:
+    """The engine for this rank."""
+    # FSDP2's hooks copy offloaded states, and free 16-bit weights, which a model that needs tp has no room for.
+    hooks = resolved.layout.gpus > 1 or resolved.engine.offload == "full"
+    return (Fsdp if hooks else Unsharded)(resolved, device)
 
 
 def _shard_of(parameter: DTensor) -> nn.Parameter:
@@ -101,16 +136,20 @@ def _shard_of(parameter: DTensor) -> nn.Parameter:
 def build_mesh(layout: Layout, device: torch.device) -> DeviceMesh:
     """The mesh of tp x dp; here dp is the data axis. A parameter is split over tp, and each share over dp.
 
-    tp comes first because DTensor splits from left to right.
+    With `layout.shard` it is tp x replicas x dp: the ranks of dp share what each of the replicas holds. tp comes first
+    because DTensor splits from left to right.
     """
-    ranks = torch.arange(layout.gpus).view(layout.data_ranks, layout.tp).T.contiguous()
-    return DeviceMesh(device.type, ranks, mesh_dim_names=("tp", "dp"))
+    ranks = torch.arange(layout.gpus).view(-1, layout.shards, layout.tp).permute(2, 0, 1).contiguous()
+    if layout.shard is None:
+        return DeviceMesh(device.type, ranks[:, 0], mesh_dim_names=("tp", "dp"))
+    return DeviceMesh(device.type, ranks, mesh_dim_names=("tp", "replicas", "dp"))
 
 
 def on_host(mesh: DeviceMesh) -> DeviceMesh:
     """The same ranks as a mesh on the CPU, for offloaded shards: a DTensor is on its mesh's device."""
-    groups = [mesh.get_group("tp"), mesh.get_group("dp")]
-    return DeviceMesh.from_group(groups, "cpu", mesh=mesh.mesh, mesh_dim_names=("tp", "dp"))
+    names = mesh.mesh_dim_names
+    assert names is not None
+    return DeviceMesh.from_group([mesh.get_group(name) for name in names], "cpu", mesh=mesh.mesh, mesh_dim_names=names)
 
 
 def place(shard: DTensor, split: Split | None, mesh: DeviceMesh) -> nn.Parameter:
@@ -119,15 +158,22 @@ def place(shard: DTensor, split: Split | None, mesh: DeviceMesh) -> nn.Parameter
     For a fused QKV (`Split.parts`), a rank holds its heads of each part; in the whole DTensor the ranks' shares follow
     each other.
     """
-    shape = list(shard.shape)
+    return nn.Parameter(_whole(shard.to_local().detach(), shard.shape, split, mesh))
+
+
+def _whole(local: Tensor, share: Sequence[int], split: Split | None, mesh: DeviceMesh) -> DTensor:
+    """The whole parameter on `mesh`, with `local` as this rank's part of a tp rank's share of that shape."""
+    shape = list(share)
     if split is not None:
         shape[split.dim] *= mesh["tp"].size()
     whole = torch.empty(shape, device="meta")
     over_tp: Placement = Replicate() if split is None else Shard(split.dim)
-    local = shard.to_local().detach()
-    return nn.Parameter(
-        DTensor.from_local(local, mesh, (over_tp, Shard(0)), run_check=False, shape=whole.shape, stride=whole.stride())
-    )
+    placed = (over_tp, *[Replicate()] * (mesh.ndim - 2), Shard(0))
+    return DTensor.from_local(local, mesh, placed, run_check=False, shape=whole.shape, stride=whole.stride())
+
+
+def _tensor_parallel(mesh: DeviceMesh, **how: Any) -> TensorParallel:
+    return TensorParallel(mesh.get_local_rank("tp"), mesh["tp"].size(), mesh.get_group("tp"), **how)
 
 
 def build_sharded_gpt(
@@ -139,8 +185,9 @@ def build_sharded_gpt(
 ) -> Gpt:
     """Builds this rank's shards of the model, in fp32, under FSDP2's hooks.
 
-    The model is built block by block: a block is built whole and split before the next one. So besides its shards and
-    the weights drawn ahead, a rank never holds more than one block, the embedding and the head. `given_weights` are
+    The model is built block by block: the blocks that are gathered together are built whole and split before the next
+    ones. So besides its shards and the weights drawn ahead, a rank holds no more than those, the embedding and the
+    head. `given_weights` are
     read after all blocks are split; each rank reads only its shards. In bf16 and fp16 the shards are the master
     weights, the gathered weights are bf16 or fp16, and gradients are reduced in fp32.
 
@@ -149,14 +196,13 @@ def build_sharded_gpt(
     the step). Before its first step FSDP2 takes the parameters that it finds in the modules. So its shards are
     registered there as shards of the whole model, and their gradients are such shards, too.
 
-    The backward pass gathers the next block while it works on this one. Without `engine.prefetch` it does not: each
-    block prefetches only itself, which is gathered already by then, so the next one waits for its turn.
+    Both passes gather the next two while they work on a block, or on blocks that are gathered together. Without
+    `engine.prefetch` they do not: in the backward pass each prefetches only itself, which is gathered already by then,
+    so the next one waits for its turn.
     """
     shape, engine = resolved.model, resolved.engine
     later = None if given_weights is None else functools.partial(torch.empty, device="meta")
-    tp = TensorParallel(
-        mesh.get_local_rank("tp"), mesh["tp"].size(), mesh.get_group("tp"), given_weights, empty=later, context=context
-    )
+    tp = _tensor_parallel(mesh, given=given_weights, empty=later, context=context)
     techniques, initial = Techniques.of(engine, resolved.train.matmul), tp.initial(resolved.train.seed, shape.layers)
     half = HALF.get(resolved.train.dtype)
     precision = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
@@ -164,17 +210,23 @@ def build_sharded_gpt(
     if engine.offload == "full":
         offload = CPUOffloadPolicy(pin_memory=device.type == "cuda")
 
-    def shard(module: nn.Module, reshard: bool | None) -> None:
-        fully_shard(module, mesh=mesh["dp"], reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload)
+    over = mesh["dp"] if mesh.ndim == 2 else mesh["replicas", "dp"]
+
+    def shard(modules: nn.Module | list[nn.Module], reshard: bool | None) -> None:
+        fully_shard(modules, mesh=over, reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload)
 
     model = Gpt(replace(shape, layers=0), resolved.train.seed, tp, techniques)
     model.shape = shape
-    splits = {}
+    splits, gathered, together = {}, [], engine.gather_blocks
     for number in range(shape.layers):
         block = Block(number, shape, tp, initial, techniques)
         splits.update({full_name(one): split_of(one) for one in block.parameters()})
-        shard(block, engine.reshard)
+        together = together or blocks_by_size(sum(one.numel() for one in block.parameters()), shape.layers)
         model.blocks.append(block)
+        if (number + 1) % together == 0 or number + 1 == shape.layers:
+            first = number - number % together
+            shard([*model.blocks[first:]], engine.reshard)
+            gathered.append(model.blocks[first])
     splits.update({full_name(one): split_of(one) for one in model.parameters() if not isinstance(one, DTensor)})
     # The backward pass begins with the root's parameters, so torch's default keeps them.
     shard(model, None if engine.reshard else False)
@@ -183,9 +235,14 @@ def build_sharded_gpt(
         model.to_empty(device=where.device_type)
     _name_shards(model, splits, mesh, where, tp)
     compile_model(model, engine)
-    if not engine.prefetch:
-        for module in sharded_modules(model):
-            module.set_modules_to_backward_prefetch([module])
+    in_order: list[Any] = [model, *gathered]
+    for place, module in enumerate(in_order):
+        after, before = (
+            gathered[place : place + 2],
+            [*reversed(gathered)] if place == 0 else gathered[: place - 1][::-1],
+        )
+        module.set_modules_to_forward_prefetch(after if engine.prefetch else [])
+        module.set_modules_to_backward_prefetch(before[:2] if engine.prefetch else [module])
     return model
 
 

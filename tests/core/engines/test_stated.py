@@ -19,7 +19,7 @@ from tests.megatron_lm.test_arguments import RATES, SCHEDULE, settle
 PLAIN = """
 order=100 plan_order=100 package=None trains_our_model=True is_program=False takes_command=False axes={}
 shape_parts={}
-cp_exchanges=('heads','keys') zero_stages=(0,) default_stage=0 switches={OURS} alternatives={}
+cp_exchanges=('heads','keys') has_replicas=False zero_stages=(0,) default_stage=0 switches={OURS} alternatives={}
 recomputes=('none','selective','full') compiles_edges=True compiles_update=False fast_ratios={} matmuls={none}
 trains_fp16_on_cpu=True least_steps_after_warmup=0 fixed_train={} no_save=
 unfollowed={attn_pdrop,embd_pdrop,initializer_range,resid_pdrop} converts={} loads_checkpoints_of={}
@@ -42,9 +42,10 @@ ENGINES = {
         fast_ratios={{'compile':(None,None,1.009),'one_pass_loss':(None,None,1.054),'keep_residuals':(None,None,1.018),'fused_bias_gradients':(None,None,1.018)}}
         converts={{{ANY_LAYOUT}}} loads_checkpoints_of={{deepspeed-3d}} saves_weights_again=True
         has_fused_kernels=True gathers_one_by_one=True synchronizations=0.1""",
-    "fsdp": """order=30 plan_order=40 axes={cp,tp} switches={OURS,offload,prefetch,reshard} matmuls={fp8-tensor,none}
-        converts={layout.cp,layout.dp,layout.tp} selects_operators=True overlaps_reduction=True pads_vocabulary=False
-        synchronizations=0.1 scales_first=True is_pytorchs=True""",
+    "fsdp": """order=30 plan_order=40 axes={cp,tp} has_replicas=True
+        switches={OURS,gather_blocks,offload,prefetch,reshard} matmuls={fp8-tensor,none}
+        converts={layout.cp,layout.dp,layout.shard,layout.tp} selects_operators=True
+        overlaps_reduction=True pads_vocabulary=False synchronizations=0.1 scales_first=True is_pytorchs=True""",
     "ddp": """order=40 plan_order=10 axes={cp} switches={OURS,sharded_optimizer} compiles_update=True
         fast_ratios={'compile':(1.012,1.003,1.003),'one_pass_loss':(1.062,1.005,1.058),'keep_residuals':(1.012,1.009,1.01),'fused_bias_gradients':(1.013,1.012,1.01)}
         matmuls={fp8-tensor,none} converts={layout.cp,layout.dp} overlaps_reduction=True pads_vocabulary=False

@@ -80,6 +80,22 @@ def test_a_run_with_cp_resumes_with_it_or_with_another(cp, layout):
     assert (resolved.layout, resolved.batch.global_batch) == (layout, 32)
 
 
+@pytest.mark.parametrize(
+    ("changes", "layout"),
+    [
+        ({}, Layout(1, 1, 8, shard=2)),
+        ({"layout.shard": 4}, Layout(1, 1, 8, shard=4)),
+        ({"layout.shard": None}, Layout(1, 1, 8)),
+        ({"layout.tp": 2}, Layout(2, 1, 4, shard=2)),
+        ({"layout.dp": 2, "layout.gpus": 2}, Layout(1, 1, 2)),
+        ({"layout.dp": 1, "layout.gpus": 1}, Layout(1, 1, 1)),
+    ],
+)
+def test_shards_with_replicas_stay_where_they_fit(changes, layout):
+    hybrid = parent(Engine(name="fsdp"), tp=1, pp=1, dp=8, shard=2, micro_batch=1)
+    assert descend(Resolved.from_json(hybrid.to_json()), changes, SITE, 20).layout == layout
+
+
 def test_nothing_changed_is_the_same_run_but_for_its_moment():
     settings = parent()
     job = replace(settings.job, dependency=None)

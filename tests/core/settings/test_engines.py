@@ -70,6 +70,7 @@ SWITCHES = {
     "sharded_optimizer": [False, True],
     "prefetch": [True, False],
     "reshard": [True, False],
+    "gather_blocks": [None, 2],
     "zero_stage": [None, 0, 1, 2, 3],
 }
 

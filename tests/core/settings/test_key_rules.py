@@ -29,7 +29,9 @@ engine free speed: recompute=none attention=auto compile=none compile_backend=in
     offload=none offload_path offload_ratio=1.0 activation_offload=False loss_chunks=1 sharded_optimizer=False
     prefetch=True reshard=True megatron_args=()
 engine free speed added: keep_residuals=False one_pass_loss=False fused_bias_gradients=False cp_exchange=heads
+    gather_blocks
 layout converted speed: tp pp dp
+layout converted speed added: shard
 layout converted speed not_in_hash=(None,1): cp
 layout never speed not_in_hash=(None,1): ep
 layout never speed added: etp

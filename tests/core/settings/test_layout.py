@@ -10,7 +10,7 @@ from hpc_gpt.core.errors import LayoutError
 from hpc_gpt.core.settings.layout import AXES, Coordinate, Layout, check_nodes, nodes_for
 
 sizes = st.integers(1, 6)
-layouts = st.builds(Layout, tp=sizes, pp=sizes, dp=sizes, cp=st.integers(1, 4))
+layouts = st.builds(Layout, tp=sizes, pp=sizes, dp=sizes, cp=st.integers(1, 4), shard=st.sampled_from([None, 2, 16]))
 
 
 @given(layouts)
@@ -54,6 +54,7 @@ def test_data_axis_has_the_cp_ranks_of_each_replica_side_by_side(layout):
 @given(layouts)
 def test_layout_is_read_as_it_is_printed(layout):
     assert ("cp" in str(layout)) == (layout.cp > 1)
+    assert ("shard" in str(layout)) == (layout.shard is not None)
     assert Layout.parse(str(layout)) == layout
 
 

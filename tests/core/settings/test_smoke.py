@@ -45,6 +45,7 @@ SWITCHES = {
     "cp_exchange": st.sampled_from(["heads", "keys", "ring"]),
     "prefetch": st.just(False),
     "reshard": st.just(False),
+    "gather_blocks": st.just(2),
     "megatron_args": st.sampled_from([(), ("--transformer-impl", "local")]),
 }
 
@@ -70,6 +71,7 @@ def experiments(draw) -> Experiment:
     layers = pp * draw(st.integers(1, 5)) + draw(st.integers(0, pp - 1))
     cp = draw(st.sampled_from([1, 2, 4])) if "cp" in engine_named(name).axes else 1
     heads = tp * cp * draw(st.integers(1, 4))
+    shard = draw(st.sampled_from([None, 2])) if name == "fsdp" else None
     return Experiment(
         name="real",
         model=Model(hidden=heads * draw(st.sampled_from([1, 8, 64])), layers=layers, heads=heads,
@@ -79,7 +81,7 @@ def experiments(draw) -> Experiment:
         engine=draw(tables(layers, pp, name)),
         # dp 8: on nodes of 8 GPUs every product of the others with it fills whole nodes.
         layout=LayoutRequest(tp=tp, pp=pp, cp=cp, dp=draw(st.sampled_from([1, 8])), micro_batch=draw(SIZES),
-                             micro_batches=draw(SIZES)),
+                             micro_batches=draw(SIZES), shard=shard),
         train=Train(steps=draw(st.integers(1, 10**6)), dtype=draw(st.sampled_from(["fp32", "bf16", "fp16"])),
                     minutes=draw(st.sampled_from([None, 5.0])), log_every=draw(st.integers(1, 100)),
                     eval_every=draw(st.sampled_from([0, 100])), save_every=draw(st.sampled_from([0, 500]))),
@@ -98,7 +100,10 @@ def real_of(experiment: Experiment, profile: ClusterProfile = SITE) -> Resolved:
 def check(real: Resolved, small: Resolved, has_gpu: bool) -> None:
     for axis in ("tp", "pp", "cp"):
         assert getattr(small.layout, axis) == min(2, getattr(real.layout, axis))
-    assert small.layout.dp == min(2, real.layout.dp) or small.gpus == 8
+    if real.layout.shard is None:
+        assert small.layout.dp == min(2, real.layout.dp) or small.gpus == 8
+    else:
+        assert (small.layout.shard, small.layout.data_ranks) == (2, 4)
     assert small.gpus <= 8
     assert small.model.hidden <= 64 or small.model.hidden == real.model.hidden <= 64
     assert small.model.layers <= 2 * small.layout.pp

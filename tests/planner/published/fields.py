@@ -266,13 +266,23 @@ def stack_of(row: Fields, *, dtype: str, tp: int, pp: int) -> Stack:
 
 def _zero_of_sharding(sharding: str, zero: int | None) -> int:
     """The ZeRO stage of one of FSDP's sharding strategies."""
-    if "hybrid" in sharding:
-        raise Unusable(f"hybrid sharding is not modelled (sharding {sharding!r})")
     if "no_shard" in sharding:
         return 0
     if "grad" in sharding:
         return 2
-    return 3 if zero is None or "full" in sharding else zero
+    return 3 if zero is None or "full" in sharding or "hybrid" in sharding else zero
+
+
+def shard_of(row: Fields, dp: int, cp: int) -> int | None:
+    """The ranks of a group that shards; None if all of dp x cp do: `fsdp`, unless that is dp; or the text of
+    `sharding`, as `hybrid (shard 4 x replicate 2)`, by default a node's."""
+    ranks, shard = dp * cp, row.fsdp if row.fsdp not in (0, 1, dp) else None
+    if shard is None and "hybrid" in row.sharding:
+        stated = re.search(r"shard\D{0,3}(\d+)", row.sharding)
+        shard = int(stated[1]) if stated else row.gpus_per_node
+    if shard and ranks % shard:
+        raise Unusable(f"hybrid sharding over {shard} ranks, which do not divide dp {ranks}")
+    return None if not shard or shard == ranks else shard
 
 
 def _offload_of(row: Fields) -> Offload:

@@ -59,6 +59,7 @@ from tests.planner.published.fields import (
     matmul_of,
     recompute_of,
     refuse_unmodelled,
+    shard_of,
     shown,
     stack_of,
     stage_figures,
@@ -182,8 +183,6 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
         raise Unusable("micro_bs is missing")
     stack = stack_of(row, dtype=dtype, tp=layout.tp, pp=layout.pp)
     kind = KINDS[stack.engine]
-    if row.fsdp not in (0, 1, layout.dp):
-        raise Unusable(f"hybrid sharding is not modelled (fsdp {row.fsdp}, dp {layout.dp})")
     shape = _shape(row, layout.tp, padded=kind.pads_vocabulary)
     recompute = recompute_of(row)
     if recompute is None:
@@ -197,6 +196,7 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
         dp=layout.dp,
         cp=cp,
         **experts,
+        shard=shard_of(row, layout.dp, cp),
         cp_exchange="ring",
         matmul=matmul_of(row),
         **vars(stack),
@@ -421,6 +421,8 @@ def _published(row: Fields, training: Training, global_batch: int, peak_tflops: 
         kind, memory = "reserved", max(reserved for _, (_, _, reserved) in by_stage)
     elif memory is not None and kind is None:
         raise Unusable("memory_kind is missing beside memory_gib")
+    if row.oom:  # held when it ran out, which is less than it needs
+        kind = memory = None
     return Published(
         step_s=row.sec_per_iter or _seconds_from_rates(row, training, global_batch, peak_tflops),
         memory_gib=memory,

@@ -24,6 +24,17 @@ def test_a_run_of_ours_has_its_cp_and_an_earlier_one_has_1(logs):
     assert (read_run(plain).cp, read_run(plain).dp) == (1, 2)
 
 
+def test_shards_with_replicas_are_in_the_settings(logs):
+    sizes = {"layout__gpus": 4, "layout__tp": 1, "layout__pp": 1, "layout__dp": 4, "layout__shard": 2}
+    hybrid = make_run(logs, experiment="llama-tiny", engine__name="fsdp", engine__zero_stage=None, **sizes)
+    assert read_run(hybrid).settings["layout"] == {"shard": 2}
+    plain = make_run(logs, experiment="llama-tiny")
+    assert "layout" not in read_run(plain).settings
+    text = (plain.path / "resolved.json").read_text()
+    assert '"shard"' not in text
+    assert "gather_blocks" not in text
+
+
 def test_the_zero_stage_is_the_one_that_ran(logs):
     assert read_run(make_run(logs, engine__zero_stage=0, train__dtype="fp32")).zero_stage == 0
     record = read_run(make_run(logs, engine__zero_stage=0, train__dtype="bf16"))

@@ -78,6 +78,7 @@ class EngineFacts(States):
     # --- what it splits, and its switches in [engine]
     axes: ClassVar[frozenset[str]] = frozenset()  # besides dp
     shape_parts: ClassVar[frozenset[str]] = frozenset()  # `special_keys` of shapes that it trains, too
+    has_replicas: ClassVar[bool] = False  # shards within groups of layout.shard ranks, which hold replicas
     cp_exchanges: ClassVar[tuple[CpExchange, ...]] = ("heads", "keys")  # values of engine.cp_exchange
     zero_stages: ClassVar[tuple[int, ...]] = (0,)
     default_stage: ClassVar[int] = 0
@@ -310,6 +311,10 @@ class EngineFacts(States):
     def gathered(self, training: Training, gradients: bool = True) -> tuple[float, float]:
         """(bytes in the layers' passes, bytes in the loss) of gathered weights; with `gradients`, also of theirs."""
         return 0.0, 0.0
+
+    def blocks_gathered(self, training: Training) -> int:
+        """The number of layers whose sharded weights are gathered together."""
+        return 1
 
     def overwrites_logits(self, training: Training) -> bool:
         """Whether the gradient of the logits overwrites them: in one pass, or compiled together with the head, as in

@@ -42,6 +42,7 @@ class Training:
     cp: int = 1
     ep: int = 1  # ranks of cp x dp that divide the experts of a layer
     etp: int | None = None  # ranks that share an expert; None: tp
+    shard: int | None = None  # ranks of the data axis that share weights and optimizer; None: all
     vp: int = 1  # interleaved chunks per stage
     micro_batch: int = 1
     micro_batches: int = 1
@@ -80,6 +81,7 @@ class Training:
     states: HeldAs | None = None  # bytes per parameter: 2 + 12, 4 + 8, or 2 + 4; None: as the engine does
     offloaded_layers: int = 0  # layers whose activations are copied to the host
     whole_gradients: bool = False  # ZeRO-2 and -3 reduce only after the last micro-batch
+    gather_blocks: int | None = None  # layers whose shards are gathered together; None: by their size
     whole_logits: bool = False  # every tensor-parallel rank gathers all logits
     ep_outside_dp: bool = False  # ep is an axis of its own, whose ranks read the same samples
     dispatcher: Dispatcher | None = None  # how tokens are sent to their experts; None: one copy to each node
@@ -133,7 +135,7 @@ class Training:
     def layout(self) -> Layout:
         if self.ep_outside_dp:
             return Layout(self.tp, self.pp, self.dp * self.ep, self.cp, self.ep)
-        return Layout(self.tp, self.pp, self.dp, self.cp, self.ep, self.etp)
+        return Layout(self.tp, self.pp, self.dp, self.cp, self.ep, self.etp, self.shard)
 
     @property
     def gpus(self) -> int:
@@ -172,6 +174,11 @@ class Training:
     def data_ranks(self) -> int:
         """The number of ranks that share gradients, optimizer and, if sharded, weights: cp x dp."""
         return self.cp * self.dp
+
+    @property
+    def shards(self) -> int:
+        """The number of those ranks that share weights and optimizer, where these are sharded."""
+        return self.shard or self.data_ranks
 
     @property
     def tokens(self) -> int:
@@ -271,7 +278,7 @@ def zero_states(training: Training, weight: int, gradient: int, master: int) -> 
     The optimizer uses fp32 copies of its share of the gradients, which are allocated in the step and freed after
     it (Rajbhandari et al. 2020, section 5).
     """
-    stage, dp = training.zero_stage, training.data_ranks
+    stage, dp = training.zero_stage, training.shards
     parameters = weight / dp if stage == 3 else float(weight)
     gradients = gradient / dp if stage >= 2 else float(gradient)
     optimizer = (master + 8) / (dp if stage >= 1 or training.sharded_optimizer else 1)
@@ -296,7 +303,7 @@ def stated_states(training: Training, by_program: StateBytes, sharding: int) -> 
     Gradients that are summed in a buffer leave no holes; the optimizer copies 16-bit gradients to fp32. If the sums are
     not sharded, weights also stay gathered in 16 bits (FSDP2 in a pipeline).
     """
-    ranks, states = training.data_ranks, by_program
+    ranks, states = training.shards, by_program
     width = 4 if training.grad_sum == "fp32" else 2
     if training.states is not None or (training.grad_sum is not None and sharding < 3):
         weight, master = _HELD[training.states or "mixed"]
