@@ -1,13 +1,19 @@
 """Where the time of an attempt went. Goodput is the share of the allocated time that went into steps that count."""
 
+import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from hpc_gpt.core.ends.failures import CLASSES
+from hpc_gpt.core.engines import engine_named
+from hpc_gpt.core.runs.heartbeats import end_time_of, gpu_time, gpus_of, ran_on_cpu
 from hpc_gpt.core.runs.stored import read_stored
+from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.reader.records.attempts import AttemptRead
-from hpc_gpt.reader.steps import Mask
+from hpc_gpt.reader.records.draft import Draft
+from hpc_gpt.reader.steps import Mask, StepTable
 
 # `start`: until the first step begins, and that step's warm-up. `saves`: the steps wait for them; a write in the
 # background costs nothing. `lost`: steps that a later attempt made again, and the time after the last step of a failed
@@ -15,7 +21,43 @@ from hpc_gpt.reader.steps import Mask
 PARTS = ("steps", "start", "compile", "preflight", "saves", "evaluation", "lost", "between", "spares", "other")
 
 
-def seconds_by(
+def add_gpu_hours(
+    draft: Draft, resolved: Resolved, attempts: list[AttemptRead], steps: StepTable, tables: list[dict[str, Any]]
+) -> None:
+    """Adds GPUs x hours over all attempts, each from its start to its end, or to its last sign of life, and the parts
+    that this time went into, in all and in each of `tables`; only the shares of the parts for ranks on CPUs."""
+    if resolved.asked_gpus is None:
+        return
+    has_saves = engine_named(resolved.engine.name).writes_metrics
+    is_on_cpu = bool(attempts) and all(ran_on_cpu(read.attempt) for read in attempts)
+    hours_of: list[dict[str, float]] = []
+    for read, table in zip(attempts, tables, strict=True):
+        over = end_time_of(read.attempt)
+        gpus, span_s = gpu_time(read.attempt, gpus_of(resolved), over)
+        if span_s and over and (is_on_cpu or not ran_on_cpu(read.attempt)):
+            counts = steps.counts[steps.attempt == read.attempt.number]
+            parts = _seconds_by(read, counts, span_s, over, table["ended"], has_saves)
+            working = min(gpus, resolved.gpus)
+            hours = {name: seconds * working / 3600 for name, seconds in parts.items()}
+            hours["spares"] = span_s * (gpus - working) / 3600
+            hours_of.append(hours)
+            table |= _keys(hours, is_on_cpu)
+    where = f"gpus x the time of {len(hours_of)} of {len(attempts)} attempts"
+    total = {name: math.fsum(hours[name] for hours in hours_of) for name in PARTS} if hours_of else {}
+    for key, value in (_keys(total, is_on_cpu) if total else {}).items():
+        draft.set(key, value, f"{where}, by the lines of their steps")
+    if not is_on_cpu:
+        draft.set("gpu_hours", math.fsum(total.values()) if total else None, where)
+
+
+def _keys(hours: Mapping[str, float], is_on_cpu: bool) -> dict[str, Any]:
+    """The keys `goodput` and `gpu_hours_by` of GPU-hours by part; ranks on CPUs have no GPU-hours."""
+    total = math.fsum(hours.values())
+    share = round(hours["steps"] / total, 6) if total else None
+    return {"goodput": share, "gpu_hours_by": None if is_on_cpu else {name: hours[name] for name in PARTS}}
+
+
+def _seconds_by(
     read: AttemptRead, counts: Mask, span_s: float, over: float, ended: str, has_saves: bool
 ) -> dict[str, float]:
     """Seconds of each part of PARTS in an attempt of `span_s` seconds that ended at epoch seconds `over`; their sum is

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.runs.after_jobs import AFTER, after_table
 from hpc_gpt.core.runs.checkpoints import order_note
-from hpc_gpt.core.runs.heartbeats import end_time_of, gpu_time, gpus_of, ran_on_cpu, read_heartbeats
+from hpc_gpt.core.runs.heartbeats import read_heartbeats
 from hpc_gpt.core.runs.lineage import RESUMED_FROM
 from hpc_gpt.core.runs.record import ON_CPU, RECORD_KEYS, Record
 from hpc_gpt.core.runs.run_folder import PREDICTED, CachedRun, RunFolder, job_ids
@@ -40,7 +39,7 @@ from hpc_gpt.core.settings.sized import Sized, model_table, runs_program, unknow
 from hpc_gpt.reader.records import RunRead, add_figures
 from hpc_gpt.reader.records.attempts import AttemptRead, MetricsLines, epoch, iso, read_attempt
 from hpc_gpt.reader.records.draft import Draft
-from hpc_gpt.reader.records.goodput import PARTS, seconds_by
+from hpc_gpt.reader.records.goodput import add_gpu_hours
 from hpc_gpt.reader.records.log_steps import log_interval
 from hpc_gpt.reader.records.outcome import add_mixture
 from hpc_gpt.reader.records.sockets import OF_NETWORK, OVER_SOCKETS, says_sockets
@@ -346,7 +345,7 @@ def _add_attempts(
         draft.flag(note)
     draft.set("cause", _since(steps, number, state, _text(cause)), where)
     tables = _attempt_tables(run, attempts, run_state, steps)
-    _add_gpu_hours(draft, resolved, attempts, steps, tables)
+    add_gpu_hours(draft, resolved, attempts, steps, tables)
     draft.set("attempts", tables, "attempts/*/")
     folder = f"attempts/{number}"
     job_id = _text((last.started.get("job_id") if last else None) or None)
@@ -370,44 +369,6 @@ def _add_attempts(
     draft.set("ended_at", ended_at, ended_in)
     draft.set("node_list", None if node_list is None else str(node_list), listed_in)
     return run_state
-
-
-def _add_gpu_hours(
-    draft: Draft, resolved: Resolved, attempts: list[AttemptRead], steps: StepTable, tables: list[dict[str, Any]]
-) -> None:
-    """Adds GPUs x hours over all attempts, each from its start to its end, or to its last sign of life, and the parts
-    that this time went into, in all and in each of `tables`; only the shares of the parts for ranks on CPUs."""
-    if resolved.asked_gpus is None:
-        return
-    facts, is_on_cpu = (
-        engine_named(resolved.engine.name),
-        bool(attempts) and all(ran_on_cpu(it.attempt) for it in attempts),
-    )
-    hours_of: list[dict[str, float]] = []
-    for read, table in zip(attempts, tables, strict=True):
-        over = end_time_of(read.attempt)
-        gpus, span_s = gpu_time(read.attempt, gpus_of(resolved), over)
-        if span_s and over and (is_on_cpu or not ran_on_cpu(read.attempt)):
-            counts = steps.counts[steps.attempt == read.attempt.number]
-            parts = seconds_by(read, counts, span_s, over, table["ended"], facts.writes_metrics)
-            working = min(gpus, resolved.gpus)
-            hours = {name: seconds * working / 3600 for name, seconds in parts.items()}
-            hours["spares"] = span_s * (gpus - working) / 3600
-            hours_of.append(hours)
-            table |= _goodput(hours, is_on_cpu)
-    where = f"gpus x the time of {len(hours_of)} of {len(attempts)} attempts"
-    total = {name: math.fsum(hours[name] for hours in hours_of) for name in PARTS} if hours_of else {}
-    for key, value in (_goodput(total, is_on_cpu) if total else {}).items():
-        draft.set(key, value, f"{where}, by the lines of their steps")
-    if not is_on_cpu:
-        draft.set("gpu_hours", math.fsum(total.values()) if total else None, where)
-
-
-def _goodput(hours: Mapping[str, float], is_on_cpu: bool) -> dict[str, Any]:
-    """The keys `goodput` and `gpu_hours_by` of GPU-hours by part; ranks on CPUs have no GPU-hours."""
-    total = math.fsum(hours.values())
-    share = round(hours["steps"] / total, 6) if total else None
-    return {"goodput": share, "gpu_hours_by": None if is_on_cpu else {name: hours[name] for name in PARTS}}
 
 
 def _since(steps: StepTable, attempt: int | None, ended: str, cause: str | None) -> str | None:

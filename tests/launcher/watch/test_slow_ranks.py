@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.files import logs_dir
-from hpc_gpt.core.runs.heartbeats import RankHeartbeat, read_heartbeats, write_heartbeat
+from hpc_gpt.core.runs.heartbeats import RankHeartbeat, write_heartbeat
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.launcher.attempts.notify import main
-from tests.cli.command import hpc_gpt, in_process
-from tests.launcher.local.conftest import ENDLESS, newest, status_of, wait_until
+from tests.cli.command import in_process
 from tests.made_runs import add_attempt, make_run
 
 BEAT = RankHeartbeat(0, "n1", 4711, 9, 40, "training", 0.5, 300.0, 0.0, probe_s=0.010)
@@ -52,29 +51,3 @@ def test_top_names_it_while_it_runs(tmp_path: Path) -> None:
     shown = in_process("top", run.path, code=0).stdout
     assert "at 0.80 of the median of all ranks" in shown
     assert LINE in shown
-
-
-@pytest.mark.long
-def test_a_slow_device_is_named_while_its_ranks_train(tmp_path: Path) -> None:
-    """Three ranks whose probe command says 10 ms, but rank 2's 13 ms."""
-    told = tmp_path / "told"
-    command = """[ "$RANK" = 2 ] && echo '{"probe_s": 0.013}' || echo '{"probe_s": 0.010}'"""
-    hpc_gpt(
-        "submit", "demo", "--cluster", "local", "--engine", "ddp", "--gpus", "3", "--tp", "1", "--pp", "1", *ENDLESS,
-        *("--set", "data.source=random", "--set", "layout.micro_batches=1", "--set", "train.log_every=1"),
-        *("--set", "train.hang_floor_s=20", "--set", f"notify.command=cat >>{told}", "--set", 'notify.on=["slow"]'),
-        environment={"HPC_GPT_PROBE_COMMAND": command, "HPC_GPT_SLOW_S": "2", "OMP_NUM_THREADS": "1"}, code=0,
-    )  # fmt: skip
-    run = newest()
-    wait_until(lambda: told.exists() and told.read_text().endswith("\n"))
-    assert "2 on" in (status_of(run).slow or "")
-    wait_until(lambda: all(beat.probe_first_s for beat in read_heartbeats(run.attempt(1).heartbeats).values()))
-    hpc_gpt("cancel", run.run_id, "--yes", code=0)
-    wait_until(lambda: status_of(run).state == "cancelled")
-    beats = read_heartbeats(run.attempt(1).heartbeats)
-    seconds = {0: (0.010, 0.010), 1: (0.010, 0.010), 2: (0.013, 0.013)}
-    assert {rank: (beat.probe_s, beat.probe_first_s) for rank, beat in beats.items()} == seconds
-    (line,) = told.read_text().splitlines()
-    assert (json.loads(line)["rank"], json.loads(line)["share"]) == (2, round(10 / 13, 4))
-    (record,) = json.loads(in_process("report", run.path, "--json").stdout)["records"]
-    assert record["flag_kinds"].count("slow_rank") == 1
