@@ -126,9 +126,8 @@ def check_possible(question: Question, experiment: Experiment, profile: ClusterP
         layout, per_node = layouts[0][0], question.gpus_per_node
         check_split(question.shape, layout)
         check_nodes(layout, nodes_for(question.gpus, per_node), per_node, question.tp_across_nodes)
-    elif not unobstructed and {"ep", "etp"} & set(
-        question.fixed
-    ):  # its message has the numbers, and an ep that divides
+    elif layouts and not unobstructed and not {"ep", "etp"}.isdisjoint(question.fixed):
+        # Its message has the numbers, and an ep that divides.
         widest = next((layout for layout, _ in layouts if layout.pp == 1), layouts[0][0])
         check_split(question.shape, widest)
     if unobstructed:  # an engine's switches prevent it, and its own message says which
