@@ -20,10 +20,10 @@ from hpc_gpt.core.settings.experiment import (
     LayoutRequest,
     Matmul,
     Model,
-    RopeScaling,
     Train,
 )
 from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.model_keys import RopeScaling
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.model.context_parallel import WHOLE, SequencePart

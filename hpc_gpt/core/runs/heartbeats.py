@@ -14,7 +14,7 @@ import json
 import os
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -100,7 +100,7 @@ class RankHeartbeat:
         return folder / f"{self.rank}.json"
 
 
-_DEFAULTS = {entry.name: entry.default for entry in fields(RankHeartbeat) if entry.default is not MISSING}
+_OF_GPU = frozenset({"probe_first_s", "clock_mhz", "throttle"})
 
 
 def write_heartbeat(folder: Path, heartbeat: RankHeartbeat, others: Iterable[bytes] = ()) -> None:
@@ -113,8 +113,8 @@ def write_heartbeat(folder: Path, heartbeat: RankHeartbeat, others: Iterable[byt
 
 
 def line_of(heartbeat: RankHeartbeat) -> bytes:
-    """The heartbeat as a line of LINE_BYTES, without the keys that have their default."""
-    values = {key: value for key, value in asdict(heartbeat).items() if value != _DEFAULTS.get(key, MISSING)}
+    """The heartbeat as a line of LINE_BYTES; without the keys of a GPU that the rank does not have."""
+    values = {key: value for key, value in asdict(heartbeat).items() if key not in _OF_GPU or value not in (None, "")}
     text = {key: _short(value) if isinstance(value, str) else value for key, value in values.items()}
     line = json.dumps(text, separators=(",", ":")).encode()
     if len(line) >= LINE_BYTES:  # the sign of life is more important than the GPU figures
