@@ -10,8 +10,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from hpc_gpt.core.runs.run_folder import RunFolder
 
 EVENTS = ("first_step", "ended", "failed", "retried", "stopped")
-KEYS = {"event", "run", "name", "folder", "attempt", "job", "ended", "cause", "node", "step", "steps", "loss",
-        "gpu_hours", "hours_left", "next"}  # fmt: skip
+KEYS = {"event", "run", "name", "folder", "attempt", "job", "ended", "cause", "node", "rank", "share", "step",
+        "steps", "loss", "gpu_hours", "hours_left", "next"}  # fmt: skip
 
 
 def around(told: Path, track: bool = True) -> list[str]:

@@ -51,6 +51,8 @@ def test_a_specimen_is_shown_and_reported(specimen):
     why = json.loads(in_process("why", specimen, "--json").stdout)
     assert (status["state"], record["ended"], why["ended"]) == ("done", "done", "done")
     kept.pop("sources")
+    for before, now in zip(kept.pop("attempts"), record["attempts"], strict=True):
+        assert {key: now[key] for key in before} == before
     assert {key: record[key] for key in kept} == kept, "keys are only ever added"
     assert in_process("submit", "--resume", specimen, "--until", "steps=8", "--dry-run").code == 0
 
