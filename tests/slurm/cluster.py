@@ -41,6 +41,7 @@ class Nodes:
     gpus: int = 4
     cpus: int = 8
     features: tuple[str, ...] = ()
+    memory_mib: int = 64000
     more: str = ""  # further settings of a node in slurm.conf
 
     @property
@@ -306,7 +307,8 @@ class Cluster:
             for name in nodes.names:
                 lines.append(
                     f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={self._ports[name]} "
-                    f"CPUs={nodes.cpus} RealMemory=64000 Gres=gpu:{nodes.gpus}{features} {nodes.more} State={state}"
+                    f"CPUs={nodes.cpus} RealMemory={nodes.memory_mib} Gres=gpu:{nodes.gpus}{features} "
+                    f"{nodes.more} State={state}"
                 )
                 # A Count without a File drains the node.
                 gres.append(f"NodeName={name} Name=gpu File={folder}/gpu[0-{nodes.gpus - 1}]")

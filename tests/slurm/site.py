@@ -6,6 +6,7 @@ from tests.slurm.cluster import ClusterSpec, Nodes
 
 FOUR_GPU_NODES = 64
 EIGHT_GPU_NODES = 8
+MEMORY_MIB = 512 * 1024  # at least what a profile asks for each node
 
 
 def slurm_profiles() -> list[ClusterProfile]:
@@ -23,7 +24,14 @@ def checks_spec() -> ClusterSpec:
         shape = (profile.gpus_per_node, features)
         shapes[shape] = max(shapes.get(shape, 0), profile.cpus_per_node or 8)
     nodes = tuple(
-        Nodes(f"{chr(ord('a') + number)}", FOUR_GPU_NODES if gpus <= 4 else EIGHT_GPU_NODES, gpus, cpus, features)
+        Nodes(
+            f"{chr(ord('a') + number)}",
+            FOUR_GPU_NODES if gpus <= 4 else EIGHT_GPU_NODES,
+            gpus,
+            cpus,
+            features,
+            MEMORY_MIB,
+        )
         for number, ((gpus, features), cpus) in enumerate(sorted(shapes.items()))
     )
     named = sorted({profile.partition for profile in profiles if profile.partition})

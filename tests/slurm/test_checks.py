@@ -69,7 +69,9 @@ def test_a_dry_run_shows_a_refusal_in_sbatchs_words(asking: Launcher) -> None:
     assert words.splitlines()[-3].startswith("Error: ")
     _, words = asking.run("submit", "--gpus", "64", "--pp", "16", "--dry-run", "--script", "-C", "no-such-gpu", code=1)
     assert "Invalid feature specification" in words
-    _, words = asking.run("submit", "--gpus", "1024", "--pp", "16", "--dry-run", "--script", "--gbs", "1024", code=1)
+    nodes = sum(nodes.count for nodes in asking.cluster.spec.nodes)
+    more = str(64 * (nodes // 16 + 1))  # GPUs, four a node
+    _, words = asking.run("submit", "--gpus", more, "--pp", "16", "--dry-run", "--script", "--gbs", more, code=1)
     assert "node configuration is not available" in words
     assert not asking.logs.exists()
 
