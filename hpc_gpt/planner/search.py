@@ -201,6 +201,7 @@ def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
 
     They are sorted by `rank`, with two exceptions: the first of a layout is the `_simplest` that equals its fastest;
     and among layouts that equal the best, the first has the most room and the least exposed communication, in percent.
+    If the host's memory is unknown, the first of these needs the least of it, as that is the likeliest to fit.
     """
     by_rank = sorted(candidates, key=lambda candidate: candidate.rank)
     of_layouts: dict[Layout, list[Candidate]] = {}
@@ -211,10 +212,11 @@ def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
 
     def key(candidate: Candidate) -> tuple[float, ...]:
         if candidate is not firsts[candidate.layout]:
-            return (math.inf, places[id(candidate)], 1)
+            return (True, 0.0, math.inf, places[id(candidate)], 1)
         equal = candidate.equals(by_rank[0])
         room = round(candidate.share + candidate.exposed_share, 2) if equal else math.inf
-        return (room, places[id(of_layouts[candidate.layout][0])], 0)
+        host_gib = candidate.host_gib if equal and candidate.needs_unknown_host else 0.0
+        return (not equal, host_gib, room, places[id(of_layouts[candidate.layout][0])], 0)
 
     return sorted(by_rank, key=key)
 
