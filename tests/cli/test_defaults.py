@@ -74,15 +74,19 @@ def test_the_shortest_submit_is_plans_best(asked, engine):
     """One rule chooses engine, layout and settings for both, whatever is given."""
     asked = ("--cluster", "a100-80g-8", "--model", *asked)
     done = in_process("render", *asked)
-    resolved, best = resolved_of(done), planned(*asked)["candidates"][0]
+    resolved = resolved_of(done)
+    # With --gas alone plan compares micro-batches, and submit's rule takes one sample: they agree on that batch.
+    batch = ("--gbs", resolved["batch"]["global_batch"]) if "--gas" in asked else ()
+    best = planned(*asked, *batch)["candidates"][0]
     ours = {**resolved["layout"], **resolved["engine"], **resolved["batch"], "engine": resolved["engine"]["name"]}
-    names = ("engine", "tp", "pp", "dp", "recompute", "offload", "sequence_parallel", "sharded_optimizer", "zero_stage")
-    names += () if "--gas" in asked else ("micro_batch", "micro_batches")  # without a batch plan has more than one
+    ours.setdefault("shard", None)
+    names = ("engine", "tp", "pp", "dp", "shard", "recompute", "offload", "sequence_parallel", "sharded_optimizer",
+             "zero_stage", "micro_batch", "micro_batches")  # fmt: skip
     assert {name: ours[name] for name in names} == {name: best[name] for name in names}
     assert ours["engine"] == engine
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("from plan: ")]
     assert (f"engine {engine}" in line) is ("--engine" not in asked)
-    assert (f"micro-batch {best['micro_batch']}" in line) is ("--mbs" not in asked and "--gas" not in asked)
+    assert (f"micro-batch {best['micro_batch']}" in line) is ("--mbs" not in asked)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +179,8 @@ def test_submit_trains_what_plan_showed_at_its_usual_batch(arguments, dtype):
     resolved = resolved_of(in_process("render", *words[2:]))
     assert (resolved["train"]["dtype"], page["dtype"]) == (dtype, dtype)
     assert resolved["batch"]["global_batch"] == batch
-    assert resolved["layout"] == {axis: best[axis] for axis in ("tp", "pp", "dp")}
+    layout = {axis: best[axis] for axis in ("tp", "pp", "dp", "shard")}
+    assert {"shard": None, **resolved["layout"]} == layout
     switches = ("recompute", "offload", "sequence_parallel", "zero_stage")
     assert resolved["engine"]["name"] == best["engine"]
     assert [resolved["engine"][key] for key in switches] == [best[key] for key in switches]

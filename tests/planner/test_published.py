@@ -110,7 +110,7 @@ def test_no_worse_than_what_is_committed(files, scores, constants):
 def test_goals_of_amds_devices_and_of_slingshot(shared):
     rows = read_rows(shared / "planner/amd.json")
     found = score(predicted_only(predict_rows(rows, choosing(()))))
-    assert (found.time.rows, found.memory.rows) == (14, 5)
+    assert (found.time.rows, found.memory.rows) == (15, 6)
     assert found.time_mean <= 0.08
     assert max(each.time.mean for each in found.sources if each.time.rows) <= 0.09
     assert found.memory.mean <= 0.10

@@ -111,7 +111,7 @@ def test_every_drawing_has_words_and_parts_marks_beside_colours(browser, page):
     hatched = "[...document.querySelectorAll('rect[fill]')].map((one) => one.getAttribute('fill'))"
     places = browser.run(shares)
     assert set(browser.run(hatched)) == {f"url(#hatch-{place})" for place in set(places) - {"0"}}
-    assert browser.run("[...document.querySelectorAll('pattern')].map((one) => one.id).length") == 8
+    assert browser.run("[...document.querySelectorAll('pattern')].map((one) => one.id).length") == 9
 
 
 def test_bars_are_as_long_as_what_they_stand_for(browser, page):
