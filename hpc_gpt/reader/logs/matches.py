@@ -28,7 +28,7 @@ LONGEST_TEXT = 1000  # characters of a value
 # A program prints few steps, facts or failures on a line. The search for one pattern stops after this many matches, or
 # goes on as long as the text that it looks at is short compared with the line: that bounds the time of a line.
 MOST_MATCHES = 4
-_MOST_LOOKED_AT = 3  # characters looked at per character of a line
+_MOST_LOOKED_AT = 6  # characters looked at per character of a line
 _LEAST_LOOKED_AT = 2000  # characters counted per match, as reading a match takes time, too
 _REACH = re.compile(r"\{\d*,(\d{3,})\}")  # the reach of a piece of a regex
 _MOST_ARGUMENTS = 400  # of one pattern
@@ -86,7 +86,9 @@ class DialectPattern:
             if match := self.regex.match(line, begin.start()):
                 matches.append(match)
                 place = max(place, match.end())
-            if (matches or tried >= MOST_MATCHES // 2) and self._looks_at_too_much(tried, line):
+            # An unknown program's line, whose pattern looks far at each place, rarely has a second step.
+            least = 1 if matches and self.dialect.last_resort else MOST_MATCHES // 2
+            if tried >= least and self._looks_at_too_much(tried, line):
                 break
             begin = self._head.search(line, place)
         return matches
@@ -97,7 +99,8 @@ class DialectPattern:
                 return True
             case "argument":  # a dump has many on a line
                 return times >= _MOST_ARGUMENTS
-        return times * sum(min(reach, len(line)) for reach in self._reaches) > _MOST_LOOKED_AT * len(line)
+        most = _MOST_LOOKED_AT / 2 if self.dialect.last_resort else _MOST_LOOKED_AT
+        return times * sum(min(reach, len(line)) for reach in self._reaches) > most * len(line)
 
 
 RuleMatch = tuple[re.Match[str], DialectPattern]
