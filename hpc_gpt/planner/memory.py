@@ -100,16 +100,15 @@ def stage_params(training: Training, stage: int) -> float:
     shape, counts = training.shape, kinds_of_stages(training)[stage]
     layers = over_kinds(1, counts, [params for params, _ in training.params_of_kinds])
     outside = outer_params(shape, training.tp, training.pp, stage)
-    if (
-        shape.mtp_layers and stage == training.pp - 1
-    ):  # each has a projection of 2 h to h, and shares embedding and head
-        each = training.params_of_kinds[-1][0] + 2 * shape.hidden**2 / training.tp
-        outside += shape.mtp_layers * each
+    if shape.mtp_layers and stage == training.pp - 1:
+        # Such a layer has a projection of 2 h to h, and shares embedding and head.
+        layer = training.params_of_kinds[-1][0] + 2 * shape.hidden**2 / training.tp
+        outside += shape.mtp_layers * layer
     return layers + outside
 
 
 def stage_expert_params(training: Training, stage: int) -> float:
-    """Those of them that belong to routed experts."""
+    """The parameters of routed experts of a stage on one GPU."""
     counts, later = kinds_of_stages(training)[stage], training.shape.mtp_layers if stage == training.pp - 1 else 0
     of_experts = [routed for _, routed in training.params_of_kinds]
     return over_kinds(1, counts, of_experts) + later * of_experts[-1]

@@ -349,7 +349,7 @@ def left_out_text(searched: Searched) -> str:
 
 
 def other_ep_text(searched: Searched) -> str:
-    """What other numbers of ep cost the best layout of a mixture: each with its time over the best's and the reason."""
+    """The cost of each other ep in the best layout of a mixture: its time over the best's, and the reason."""
     if searched.best is None or not searched.question.shape.is_mixture:
         return ""
     best = searched.best

@@ -1,4 +1,4 @@
-"""Which ranks compute slowly, by the heartbeats alone: so every reader gives the same answer, also after the end.
+"""Slow ranks, found by the heartbeats alone: so every reader gives the same answer, also after the end.
 
 Each rank times a fixed product now and then; its heartbeat has the median of a window (HPC_GPT_SLOW_S, 600 s) and of
 the rank's first six windows, which are an hour. A rank is slow if its rate is below 0.9 of the median of all ranks'

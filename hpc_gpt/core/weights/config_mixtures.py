@@ -15,8 +15,8 @@ from hpc_gpt.core.weights.config_rotation import read_rotation
 
 @dataclass(frozen=True)
 class _Family:
-    """What the class of a model type does whatever its file says, and its defaults for missing keys: the key heads, the
-    experts and those of a token (None: needed), the width of an expert, the shared experts."""
+    """The fixed behaviour of a model type's class, and its defaults for missing keys: the key heads, the experts and
+    those of a token (None: needed), the width of an expert, the shared experts."""
 
     kv_heads: int
     experts: int | None

@@ -1,4 +1,4 @@
-"""Where the time of an attempt went. Goodput is the share of the allocated time that went into steps that count."""
+"""The parts that the time of an attempt went into. Goodput is the share that went into steps that count."""
 
 import math
 from collections.abc import Mapping

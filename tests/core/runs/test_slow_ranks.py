@@ -107,13 +107,13 @@ def named_at(medians: np.ndarray, first: np.ndarray | None) -> list[tuple[int, l
         near = np.minimum(near, (first / medians).min(axis=1))
     found = []
     for row in np.flatnonzero(near < SLOW_SHARE + 0.02):
-        beats = [
+        heartbeats = [
             replace(
                 BEAT, rank=rank, probe_s=float(probe_s), probe_first_s=None if first is None else float(first[rank])
             )
             for rank, probe_s in enumerate(medians[row])
         ]
-        if (slow := slow_ranks(beats)).lines:
+        if (slow := slow_ranks(heartbeats)).lines:
             found.append((int(row) + WINDOW - 1, [one.rank for one in slow.ranks]))
     return found
 
