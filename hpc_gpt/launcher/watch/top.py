@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from hpc_gpt.core.columns import Column, column, grid
+from hpc_gpt.core.columns import FIGURES, Column, column, grid
 from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.files import open_regular
 from hpc_gpt.core.format import NOTHING, clock, counted, plain, show_bytes, show_duration, show_short
@@ -25,6 +25,7 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.launcher.watch.control import describe
 from hpc_gpt.launcher.watch.status import RunStatus
+from hpc_gpt.reader.pattern import MIXTURE_FIELDS
 
 # At most this many nodes and ranks have lines; if there are more, the worst are shown, and the spread of all.
 _MOST = 10
@@ -53,6 +54,7 @@ def screen(run: RunFolder, status: RunStatus, columns: int = 80, blocks: bool = 
         lines[1] += f"  left {show_duration(status.left_s)}, until {clock(now + status.left_s, now)}"
     lines += [text for text in (status.cause, status.pace) if text and text not in lines[1]]
     lines += draw_curve(read_curve(attempts), max(20, columns - 12), blocks)
+    lines += _of_experts(attempts[-1].last_metrics()) if attempts else []
     if (free := free_gib(run.path)) is not None:
         one = space_needed_gib(resolved, run)[0] if not runs_program(resolved) else 0.0
         needs = f", the next checkpoint takes {show_bytes(one * GIB)}" if one else ""
@@ -114,6 +116,13 @@ def draw_curve(curve: Mapping[int, float], columns: int, blocks: bool = True) ->
         text = "".join(_LEVELS[part] if blocks else "*" * (part > 3) or " " for part in parts)
         lines.append(f"{show_short(low) if row == 0 else '':>{margin}} {text}".rstrip())
     return [*lines, f"{'':{margin}} step {first:,} to {last:,}"]
+
+
+def _of_experts(line: Mapping[str, Any]) -> list[str]:
+    """The line on a mixture's experts, by the last line of metrics."""
+    figures = {FIGURES[name].heading.lower(): line.get(name) for name in MIXTURE_FIELDS}
+    shown = [f"{name} {show_short(figure)}" for name, figure in figures.items() if isinstance(figure, int | float)]
+    return [f"experts: {', '.join(shown)}"] if shown else []
 
 
 def what_comes(run: RunFolder, resolved: Resolved, step: int, now: float) -> list[tuple[float, str]]:

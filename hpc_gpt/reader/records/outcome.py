@@ -12,7 +12,7 @@ import numpy as np
 
 from hpc_gpt.core.format import counted, counted_words
 from hpc_gpt.reader.logs import Part
-from hpc_gpt.reader.pattern import MIXTURE_FIELDS
+from hpc_gpt.reader.pattern import MIXTURE_FIELDS, NEVER_ZERO
 from hpc_gpt.reader.records.draft import LIBRARIES, Draft
 from hpc_gpt.reader.records.inferred import consumed_by_step, step_tokens
 from hpc_gpt.reader.records.log_steps import LogSteps, evaluations
@@ -24,6 +24,8 @@ _COARSE_S = 10.0
 _EXACT_S = 20.0
 _ROUGH_S = 5.0  # the program's own clock may cover less, in its first minute
 _AT_ONCE = 0.1  # share of lines that may have the time of the line before, if times have fractions of a second
+# The kind of the flag on a mixture's router, and the lines of steps that it looks at, the last ones.
+OF_EXPERTS, CROWDED_LINES = "experts", 50
 _APART = 0.02  # if two programs' times of the same steps differ by more than this share, a flag says it
 
 
@@ -282,11 +284,34 @@ def add_losses(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
 
 
 def add_mixture(draft: Draft, steps: StepTable) -> None:
-    """Adds a mixture's losses and load at the last step that has them."""
+    """Adds a mixture's losses and loads at the last step that has them, and a flag if an expert has most tokens."""
     for name in MIXTURE_FIELDS:
         column = steps[name] if name in steps else np.zeros(0)
-        if len(present := np.flatnonzero(np.isfinite(column) & (column != 0) & steps.counts[: len(column)])):
-            draft.set(name, float(column[present[-1]]), steps.place(int(present[-1])))
+        has_figure = np.isfinite(column) & ((column != 0) | (name not in NEVER_ZERO)) & steps.counts[: len(column)]
+        if len(present := np.flatnonzero(has_figure)):
+            figure = float(column[present[-1]])
+            draft.set(name, int(figure) if name == "experts_dead" else figure, steps.place(int(present[-1])))
+            if name == "expert_load":
+                _flag_crowded(draft, column[present[-CROWDED_LINES:]])
+
+
+def _flag_crowded(draft: Draft, loads: StepColumn) -> None:
+    """Adds a flag if one expert of a layer took half of all tokens, and twice its share, in each of the last lines.
+
+    With k of E experts a token the largest load over the mean is E / k: then one expert takes every token. Half of it
+    is half of the tokens, which is no more than the mean where k is E / 2.
+    """
+    model = (draft.get("settings") or {}).get("model") or {}
+    experts, used = (draft.whole(name) or model.get(name) for name in ("experts", "experts_per_token"))
+    if not experts or not used or len(loads) < CROWDED_LINES:
+        return
+    least = max(experts / used / 2, 2.0)
+    if loads.min() >= least:
+        draft.flag(
+            f"one of {experts} experts of a layer takes most tokens: expert_load was at least {least:.3g} in the last"
+            f" {CROWDED_LINES} lines of steps, of at most {experts / used:.3g}",
+            OF_EXPERTS,
+        )
 
 
 def add_counts(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from hpc_gpt.trainer.checkpoints.sharded import ShardedCheckpoint
 
 MicroBatches = Iterator[MicroBatch]
+# The figures of `StepResult.balance`, as a line of metrics.jsonl names them.
+BALANCE_FIGURES = ("balance_loss", "expert_load", "experts_dead")
 
 
 class StepResult(NamedTuple):
@@ -52,13 +54,15 @@ class StepResult(NamedTuple):
 
     `loss` is the mean over micro-batches and the data axis, in nats per token. `grad_norm` is the norm of the
     whole model's gradient before clipping, inf or NaN if the gradient is not finite. `skipped`: the gradient was not
-    finite, and the weights did not change.
+    finite, and the weights did not change. `balance` has the step's BALANCE_FIGURES of a mixture of experts, over all
+    layers and ranks; None for a dense model.
     """
 
     loss: Tensor
     grad_norm: Tensor | float
     lr: float
     skipped: Tensor | bool
+    balance: Tensor | None = None
 
 
 class TrainingEngine:
