@@ -70,9 +70,9 @@ class Rotation:
         """[batch, seq, heads, width] at the first `seq` positions -> the same, rotated, in the same dtype.
 
         A rotation of fewer channels leaves the others as they are. Both ways give the same bits. Written for whole
-        heads, the backward pass compiles into the kernel that joins the gradients of query, key and value. After a norm of the heads, whose
-        backward pass reads the gradient twice, it is better computed once, `by_halves`, which moves fewer bytes than
-        computing it again.
+        heads, the backward pass compiles into the kernel that joins the gradients of query, key and value. After a norm
+        of the heads, whose backward pass reads the gradient twice, it is better computed once, `by_halves`, which moves
+        fewer bytes than computing it again.
         """
         if (width := self.cosines.shape[-1]) < heads.shape[-1]:
             return torch.cat([self.rotate(heads[..., :width], by_halves), heads[..., width:]], -1)
