@@ -263,3 +263,9 @@ FIGURES = {
         column("Device", "device", str, right=False, means="the GPU"),
     )
 }  # fmt: skip
+
+
+def show_named(row: Any, keys: Iterable[str]) -> str:
+    """The figures of a row with their headings, `expert load 1.880, dead experts 0`, without those that it lacks."""
+    shown = ((FIGURES[key].heading, FIGURES[key].show(row)) for key in keys)
+    return ", ".join(f"{heading.lower()} {text}" for heading, text in shown if text != NOTHING)

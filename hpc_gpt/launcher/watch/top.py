@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from hpc_gpt.core.columns import FIGURES, Column, column, grid
+from hpc_gpt.core.columns import Column, column, grid, show_named
 from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.files import open_regular
 from hpc_gpt.core.format import NOTHING, clock, counted, plain, show_bytes, show_duration, show_short
@@ -31,6 +31,7 @@ from hpc_gpt.reader.pattern import MIXTURE_FIELDS
 _MOST = 10
 # A curve is drawn from this many lines of metrics.jsonl; this many bytes hold a whole line wherever they begin.
 _SAMPLES, _SAMPLE_BYTES = 200, 2048
+_NO_EXPERTS = dict.fromkeys(MIXTURE_FIELDS)
 _HEIGHT, _LEVELS = 6, " ▁▂▃▄▅▆▇█"
 _NODES = (
     column("node", "name", right=False), column("ranks", "ranks"), column("silent", "silent"), column("GPUs", "gpus"),
@@ -54,7 +55,8 @@ def screen(run: RunFolder, status: RunStatus, columns: int = 80, blocks: bool = 
         lines[1] += f"  left {show_duration(status.left_s)}, until {clock(now + status.left_s, now)}"
     lines += [text for text in (status.cause, status.pace) if text and text not in lines[1]]
     lines += draw_curve(read_curve(attempts), max(20, columns - 12), blocks)
-    lines += _of_experts(attempts[-1].last_metrics()) if attempts else []
+    if attempts and (of_experts := show_named({**_NO_EXPERTS, **attempts[-1].last_metrics()}, MIXTURE_FIELDS)):
+        lines.append(f"experts: {of_experts}")
     if (free := free_gib(run.path)) is not None:
         one = space_needed_gib(resolved, run)[0] if not runs_program(resolved) else 0.0
         needs = f", the next checkpoint takes {show_bytes(one * GIB)}" if one else ""
@@ -116,13 +118,6 @@ def draw_curve(curve: Mapping[int, float], columns: int, blocks: bool = True) ->
         text = "".join(_LEVELS[part] if blocks else "*" * (part > 3) or " " for part in parts)
         lines.append(f"{show_short(low) if row == 0 else '':>{margin}} {text}".rstrip())
     return [*lines, f"{'':{margin}} step {first:,} to {last:,}"]
-
-
-def _of_experts(line: Mapping[str, Any]) -> list[str]:
-    """The line on a mixture's experts, by the last line of metrics."""
-    figures = {FIGURES[name].heading.lower(): line.get(name) for name in MIXTURE_FIELDS}
-    shown = [f"{name} {show_short(figure)}" for name, figure in figures.items() if isinstance(figure, int | float)]
-    return [f"experts: {', '.join(shown)}"] if shown else []
 
 
 def what_comes(run: RunFolder, resolved: Resolved, step: int, now: float) -> list[tuple[float, str]]:

@@ -296,16 +296,16 @@ def add_mixture(draft: Draft, steps: StepTable) -> None:
 
 
 def _flag_crowded(draft: Draft, loads: StepColumn) -> None:
-    """Adds a flag if one expert of a layer took half of all tokens, and twice its share, in each of the last lines.
+    """Adds a flag if one expert of a layer took three quarters of all tokens, and twice its share, in each last line.
 
-    With k of E experts a token the largest load over the mean is E / k: then one expert takes every token. Half of it
-    is half of the tokens, which is no more than the mean where k is E / 2.
+    With k of E experts a token, a load is at most E / k times the mean: then one expert takes every token. Where k is
+    near E, balanced loads come near that, too.
     """
     model = (draft.get("settings") or {}).get("model") or {}
     experts, used = (draft.whole(name) or model.get(name) for name in ("experts", "experts_per_token"))
     if not experts or not used or len(loads) < CROWDED_LINES:
         return
-    least = max(experts / used / 2, 2.0)
+    least = max(0.75 * experts / used, 2.0)
     if loads.min() >= least:
         draft.flag(
             f"one of {experts} experts of a layer takes most tokens: expert_load was at least {least:.3g} in the last"
