@@ -185,6 +185,7 @@ COLUMNS = (
         optional=True,
     ),
     Column("Loss", ("loss_first", "loss_last", "loss_eval"), show_losses),
+    *(FIGURES[key] for key in MIXTURE_FIELDS),
     replace(FIGURES["ended"], style=lambda record: colour_of(record.ended or "")),
     Column("Run", ("name", "run", "job_id"), show_name, right=False),
 )

@@ -17,15 +17,24 @@ from hpc_gpt.reader.records.draft import LIBRARIES, Draft
 from hpc_gpt.reader.records.inferred import consumed_by_step, step_tokens
 from hpc_gpt.reader.records.log_steps import LogSteps, evaluations
 from hpc_gpt.reader.records.runtime import add_from_total, timed_bars
-from hpc_gpt.reader.steps import OUTLIER, RULE, SLOW_STEP, Mask, StepColumn, StepTable, StepTimes, time_steps
+from hpc_gpt.reader.steps import (
+    CROWDED_LINES,
+    OUTLIER,
+    RULE,
+    SLOW_STEP,
+    Mask,
+    StepColumn,
+    StepTable,
+    StepTimes,
+    time_steps,
+)
 
 # Times of day in whole seconds measure a step of this many seconds to about a tenth.
 _COARSE_S = 10.0
 _EXACT_S = 20.0
 _ROUGH_S = 5.0  # the program's own clock may cover less, in its first minute
 _AT_ONCE = 0.1  # share of lines that may have the time of the line before, if times have fractions of a second
-# The kind of the flag on a mixture's router, and the lines of steps that it looks at, the last ones.
-OF_EXPERTS, CROWDED_LINES = "experts", 50
+OF_EXPERTS = "experts"  # the kind of the flag on a mixture's router
 _APART = 0.02  # if two programs' times of the same steps differ by more than this share, a flag says it
 
 

@@ -72,7 +72,7 @@ def test_a_rank_without_a_heartbeat_is_the_slowest_until_the_end():
 
 def test_a_mixture_has_a_line_on_its_experts():
     run, _ = running([metrics_line(1), metrics_line(2, balance_loss=1.0625, expert_load=3.5, experts_dead=0)])
-    assert "experts: balance loss 1.062, expert load 3.500, dead experts 0" in shown(run).splitlines()
+    assert "experts: balance loss 1.06, expert load 3.50, dead experts 0" in shown(run).splitlines()
     assert "experts:" not in shown(running()[0])
 
 
