@@ -34,19 +34,22 @@ ANY_LAYOUT = "engine.partition,engine.tiles,engine.zero_stage,layout.cp,layout.d
 # Of each engine what differs, but for the words of hints (tests/cli/refused/engines.txt).
 ENGINES = {
     "deepspeed-3d": f"""order=10 plan_order=20 axes={{cp,pp,tp}} zero_stages=(0,1) default_stage=1
+        shape_parts={{experts,qk_norm,rotated}}
         switches={{OURS,partition,sequence_parallel}} compiles_edges=False trains_fp16_on_cpu=False
         converts={{{ANY_LAYOUT}}} loads_checkpoints_of={{deepspeed-zero}} saves_weights_again=True
         has_fused_kernels=True keeps_partitioned_outputs=True buckets_a_reduction=2""",
     "deepspeed-zero": f"""order=20 plan_order=30 axes={{cp,tp}} zero_stages=(0,1,2,3) default_stage=1
+        shape_parts={{experts,qk_norm,rotated}}
         switches={{OURS,offload,offload_path,offload_ratio,sequence_parallel,tiles}} trains_fp16_on_cpu=False
         fast_ratios={{'compile':(None,None,1.009),'one_pass_loss':(None,None,1.054),'keep_residuals':(None,None,1.018),'fused_bias_gradients':(None,None,1.018)}}
         converts={{{ANY_LAYOUT}}} loads_checkpoints_of={{deepspeed-3d}} saves_weights_again=True
         has_fused_kernels=True gathers_one_by_one=True synchronizations=0.1""",
-    "fsdp": """order=30 plan_order=40 axes={cp,tp} has_replicas=True
+    "fsdp": """order=30 plan_order=40 axes={cp,tp} has_replicas=True shape_parts={experts,qk_norm,rotated}
         switches={OURS,gather_blocks,offload,prefetch,reshard} matmuls={fp8-tensor,none}
         converts={layout.cp,layout.dp,layout.shard,layout.tp} selects_operators=True
         overlaps_reduction=True pads_vocabulary=False synchronizations=0.1 scales_first=True is_pytorchs=True""",
     "ddp": """order=40 plan_order=10 axes={cp} switches={OURS,sharded_optimizer} compiles_update=True
+        shape_parts={experts,qk_norm,rotated}
         fast_ratios={'compile':(1.012,1.003,1.003),'one_pass_loss':(1.062,1.005,1.058),'keep_residuals':(1.012,1.009,1.01),'fused_bias_gradients':(1.013,1.012,1.01)}
         matmuls={fp8-tensor,none} converts={layout.cp,layout.dp} overlaps_reduction=True pads_vocabulary=False
         synchronizations=0.1 scales_first=True""",
