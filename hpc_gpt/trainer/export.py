@@ -83,7 +83,7 @@ def _weights(checkpoint: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor
 
     Raises CheckpointError if one is missing.
     """
-    lacking = dict.fromkeys(resolved.model.parameter_names)
+    lacking = dict.fromkeys((*resolved.model.parameter_names, *resolved.model.buffer_names))
     engine = module_of(resolved.engine.name)
     for name, weight in engine.read_weights(checkpoint, resolved):
         if name not in lacking:

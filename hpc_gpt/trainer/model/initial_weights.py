@@ -73,6 +73,10 @@ class InitialWeights:
             pass
         return future.result()
 
+    def zeros(self, name: str, size: tuple[int, ...]) -> Tensor:
+        """The initial value of a buffer, in fp32 on the CPU: zeros unless weights are given."""
+        return torch.zeros(size)
+
     def residual(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Weights of a layer that adds to the residual stream: the standard deviation is divided by sqrt(2 layers).
 
@@ -156,7 +160,8 @@ class PutLater(InitialWeights):
         """Keeps the initial value of a parameter that is not drawn."""
 
     def read(self, name: str, target: Tensor, row: int = 0, column: int = 0) -> None:
-        """Fills `target`, on any device, with the part of a parameter that begins at `row` and `column`."""
+        """Fills `target`, on any device, with the part of a parameter that begins at `row` and `column`. The rows of a
+        parameter of all experts, [experts, rows, columns], count through all of them."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -185,7 +190,8 @@ class DrawnLater(PutLater):
             wanted = self._wanted[name]
             drawn = wanted if isinstance(wanted, Tensor) else InitialWeights.normal(self, name, *wanted)
             self._last = name, drawn
-        values = self._last[1][row : row + len(target)]
+        whole = self._last[1]
+        values = (whole.flatten(0, 1) if whole.ndim == 3 else whole)[row : row + len(target)]
         target.copy_(values if target.ndim == 1 else values[:, column : column + target.shape[1]])
 
     def close(self) -> None:
@@ -206,6 +212,11 @@ class GivenWeights(PutLater):
         count = max(1, AT_ONCE // max(1, target[:1].numel()))
         for first in range(0, len(target), count):
             self._reader.read(name, target[first : first + count], row + first, column)
+
+    def zeros(self, name: str, size: tuple[int, ...]) -> Tensor:
+        values = torch.empty(size)
+        self.read(name, values)
+        return values
 
     def close(self) -> None:
         self._reader.close()

@@ -222,19 +222,32 @@ class TensorParallel:
     ) -> None:
         """Fills `rows`, which begin at row `first` of this rank's share of a parameter of `size`, with their values.
 
-        `column` is the first column of `rows` in a share that is not split by columns.
+        `column` is the first column of `rows` in a share that is not split by columns. A parameter of all experts is a
+        matrix for each, and `rows` are whole ones from number `first` on.
         """
         assert self.given is not None
         self.given.taken.add(name)
+        if len(size) == 3:
+            of_matrix = None if split is None else Split(split.dim - 1, split.parts)
+            for number, matrix in enumerate(rows, first):
+                self._fill_matrix(name, matrix, of_matrix, size[1:], 0, 0, number * size[1])
+        else:
+            self._fill_matrix(name, rows, split, size, first, column)
+
+    def _fill_matrix(
+        self, name: str, rows: Tensor, split: Split | None, size: Sequence[int], first: int, column: int, above: int = 0
+    ) -> None:
+        """The same for a matrix or a vector, which has `above` rows before it in its parameter."""
+        assert self.given is not None
         split, rank, ranks = (Split(0), 0, 1) if split is None else (split, self.rank, self.size)
         at = 0  # the place in the share, along `split.dim`
         for begin, length in split.ranges(size[split.dim], rank, ranks):
             if split.dim == 1:
-                self.given.read(name, rows.narrow(1, at, length), first, begin)
+                self.given.read(name, rows.narrow(1, at, length), above + first, begin)
             else:
                 low, high = max(first, at), min(first + len(rows), at + length)
                 if low < high:
-                    self.given.read(name, rows[low - first : high - first], begin + low - at, column)
+                    self.given.read(name, rows[low - first : high - first], above + begin + low - at, column)
             at += length
 
 
