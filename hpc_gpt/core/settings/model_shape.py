@@ -185,9 +185,9 @@ class ModelShape:
 
     @property
     def buffer_names(self) -> list[str]:
-        """The names of what is trained without a gradient: the bias of each router with which it chooses experts."""
-        layers = range(self.dense_layers, self.layers) if self.router_bias else ()
-        return [f"blocks.{layer}.router.choice_bias" for layer in layers]
+        """The names of what a checkpoint has besides parameters: the biases of the routers' choice."""
+        first = self.layers - self.kinds[-1].count
+        return [f"blocks.{number}.router.choice_bias" for number in range(first, self.layers) if self.router_bias]
 
     @cached_property
     def outer_norms(self) -> tuple[NormShape, ...]:
