@@ -22,6 +22,7 @@ from tests.distributed.equality_cases import (
     zero,
 )
 from tests.distributed.equality_factors import ENGINES, PAIRWISE, combination_of, product
+from tests.distributed.experts_table import SHORT_EXPERTS
 from tests.distributed.ranks import Task, task_of
 from tests.distributed.trainings import train_case
 
@@ -276,6 +277,7 @@ _SHORT = {
     *(UNEVEN_HALF[number] for number in (1, 2, 5, 10, 11)),
     Case(Layout(2, 2, 1), dtype="fp16", clip=CLIP),
     *(case for case in FP8 if case.layout.gpus == 2 and case.engine.recompute == "none" and not case.optimizer_mode),
+    *SHORT_EXPERTS,
 }
 
 
