@@ -1,12 +1,13 @@
 """PyTorch DDP: every rank has the whole model. For bf16 and fp16 we keep our own fp32 master weights."""
 
-from hpc_gpt.core.engines.base.facts import OUR_MODEL, EngineFacts
+from hpc_gpt.core.engines.base.facts import OUR_MODEL, OUR_PARTS, EngineFacts
 from hpc_gpt.core.engines.base.training import StateBytes, Training, plain_states
 
 
 class Ddp(EngineFacts):
     order, plan_order = 40, 10
     axes = frozenset({"cp"})
+    shape_parts = OUR_PARTS
     switches = OUR_MODEL | {"sharded_optimizer"}
     alternatives = {
         "zero_stage": "engine.sharded_optimizer = true shards the optimizer, as ZeRO-1 does",

@@ -3,7 +3,7 @@
 from typing import Any
 
 from hpc_gpt.core.engines.base.deepspeed import ANY_LAYOUT, DeepspeedFacts
-from hpc_gpt.core.engines.base.facts import OUR_MODEL
+from hpc_gpt.core.engines.base.facts import OUR_MODEL, OUR_PARTS
 from hpc_gpt.core.settings.resolved import Resolved
 
 
@@ -11,6 +11,7 @@ class Deepspeed3d(DeepspeedFacts):
     order, plan_order = 10, 20
     axes = frozenset({"tp", "pp", "cp"})
     zero_stages, default_stage = (0, 1), 1
+    shape_parts = OUR_PARTS
     switches = OUR_MODEL | {"sequence_parallel", "partition"}
     alternatives = DeepspeedFacts.alternatives | {"offload": "use --engine deepspeed-zero with --pp 1"}
     compiles_edges = False

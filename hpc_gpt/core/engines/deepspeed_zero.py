@@ -1,13 +1,14 @@
 """DeepSpeed's ZeRO 0 to 3 with tensor parallelism, and offloading to the host or to NVMe."""
 
 from hpc_gpt.core.engines.base.deepspeed import ANY_LAYOUT, OFFLOAD, DeepspeedFacts
-from hpc_gpt.core.engines.base.facts import OUR_MODEL
+from hpc_gpt.core.engines.base.facts import OUR_MODEL, OUR_PARTS
 
 
 class DeepspeedZero(DeepspeedFacts):
     order, plan_order = 20, 30
     axes = frozenset({"tp", "cp"})
     zero_stages, default_stage = (0, 1, 2, 3), 1
+    shape_parts = OUR_PARTS
     switches = OUR_MODEL | OFFLOAD | {"sequence_parallel", "tiles"}
     converts = ANY_LAYOUT
     loads_checkpoints_of = frozenset({"deepspeed-3d"})

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from hpc_gpt.core.engines.base.facts import OUR_MODEL, EngineFacts, Fault
+from hpc_gpt.core.engines.base.facts import OUR_MODEL, OUR_PARTS, EngineFacts, Fault
 from hpc_gpt.core.engines.base.training import StateBytes, Training
 from hpc_gpt.core.engines.ddp import ENGINE as DDP
 from hpc_gpt.core.settings.experiment import Engine
@@ -17,6 +17,7 @@ class Fsdp(EngineFacts):
     order, plan_order = 30, 40
     axes = frozenset({"tp", "cp"})
     has_replicas = True
+    shape_parts = OUR_PARTS
     switches = OUR_MODEL | {"offload", "prefetch", "reshard", "gather_blocks"}
     alternatives = {
         "zero_stage": "fsdp shards everything, as ZeRO-3 does; engine.reshard = false keeps the weights (ZeRO-2)",

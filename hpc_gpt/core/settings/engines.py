@@ -55,6 +55,7 @@ def engine_faults(engine: Engine, layout: Layout, shape: ModelShape, train: Trai
     faults += _offload_faults(engine, train)
     faults += optimizer_faults(engine, train)
     faults += engine_shape_faults(engine, shape)
+    faults += _expert_faults(engine, shape, train)
     return [*faults, *_size_faults(engine, layout, shape), *_context_faults(engine, layout, shape)]
 
 
@@ -63,10 +64,15 @@ def _with_stage(engine: Engine) -> Engine:
     return replace(engine, zero_stage=stage) if engine.zero_stage is None else engine
 
 
-def resolve_optimizer(train: Train, engine: Engine) -> Train:
-    """[train] with the optimizer's mode: by default fused kernels, or the host's kernel if its states are offloaded."""
+def resolve_train(train: Train, engine: Engine, shape: ModelShape) -> Train:
+    """[train] with the optimizer's mode, by default fused kernels, or the host's kernel if its states are offloaded;
+    and with the balance of our own model's experts."""
     mode = train.optimizer_mode or ("fused" if engine.offload == "none" else "host")
-    return replace(train, optimizer_mode=mode)
+    balance = train.balance
+    if balance is None and shape.is_mixture and engine_named(engine.name).trains_our_model:
+        # Published weights: as transformers' classes train on, whose balance loss is off by default.
+        balance = "none" if train.init is not None else "bias" if shape.router_bias else "loss"
+    return replace(train, optimizer_mode=mode, balance=balance)
 
 
 def _layout_faults(engine: Engine, layout: Layout) -> Iterator[Fault]:
@@ -217,6 +223,8 @@ def _matmul_faults(resolved: Sized) -> Iterator[Fault]:
         yield Fault(f"{asks}, but no engine trains with such products: only plan knows them",
                     'leave train.matmul out, use "fp8-tensor", or use hpc-gpt plan')  # fmt: skip
         return
+    if shape.is_mixture:
+        yield Fault(f"{asks}, which grouped products of experts do not have", "leave train.matmul out")
     device = DEVICES.get(resolved.cluster.device or "")
     if device is not None and not device.nominal and ("fp8" not in device.peaks or device.name in _OTHER_FP8):
         lacks = "has FP8 in a format of its own" if "fp8" in device.peaks else "has no FP8 units"
@@ -253,6 +261,29 @@ def engine_shape_faults(engine: Engine, shape: ModelShape) -> Iterator[Fault]:
         yield Fault("engine.fused_bias_gradients needs GELU, and biases of query, key and value of one width, "
                     f"but the model has mlp {shape.mlp}, bias {shape.bias} and {shape.key_heads} kv_heads",
                     "leave engine.fused_bias_gradients out")  # fmt: skip
+
+
+def _expert_faults(engine: Engine, shape: ModelShape, train: Train) -> Iterator[Fault]:
+    """The faults of settings that a mixture of experts does not have, or that only one has."""
+    balance = train.balance
+    if not shape.is_mixture:
+        useless = {"balance": balance not in (None, "none") and balance, "z_loss": train.z_loss}
+        for key, value in useless.items():
+            if value:
+                yield Fault(f"train.{key} is {value}, but the model has no experts", f"leave train.{key} out")
+        return
+    if not engine_named(engine.name).trains_our_model:
+        if balance not in (None, "none") or train.z_loss:
+            asked = f"balance is {balance}" if balance not in (None, "none") else f"z_loss is {train.z_loss:g}"
+            able = " or ".join(name for name, other in trainers().items() if other.trains_our_model)
+            yield Fault(f"train.{asked}, which engine {engine.name} does not have",
+                        f"leave it out, or use --engine {able}")  # fmt: skip
+    elif engine.tiles > 1:
+        yield Fault(f"engine.tiles is {engine.tiles}, but grouped products of experts are not cut into tiles",
+                    "use engine.tiles = 1")  # fmt: skip
+    if balance == "bias" and not shape.router_bias:
+        yield Fault("train.balance is bias, but model.router_bias is false: there is no bias to move",
+                    'set model.router_bias = true, or train.balance = "loss"')  # fmt: skip
 
 
 def _context_faults(engine: Engine, layout: Layout, shape: ModelShape) -> Iterator[Fault]:

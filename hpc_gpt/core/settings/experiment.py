@@ -21,6 +21,7 @@ Compile = Literal["none", "block", "edges", "whole"]
 CpExchange = Literal["heads", "keys", "ring"]
 # Format of the operands of a layer's matrix products: 16 bits by `dtype` (none), or 8 or 4 bits by their scaling.
 Matmul = Literal["none", "fp8-tensor", "fp8-row", "mxfp8", "nvfp4"]
+Balance = Literal["none", "loss", "bias"]
 Partition = Literal["layers", "parameters"] | tuple[int, ...]
 # Learning rate for trained weights, as in the recipes of full fine-tuning (Alpaca's, torchtune's for Llama); the
 # default of train.lr is for random weights.
@@ -200,6 +201,14 @@ class Train:
     "Term that AdamW adds to the square root of the second moment."
     clip: float = key(1.0, resume="never", affects=("speed",), least=0)
     "Largest norm of the gradient, which is clipped to it; 0: no clipping."
+    balance: Balance | None = key(None, resume="never", affects=("schedule",), since="0.3", of_our_loop=True)
+    "How a mixture's experts get equally many tokens; by default loss, or bias if router_bias; none with init."
+    balance_coef: float = key(0.001, resume="never", affects=("schedule",), since="0.3", least=0)
+    "Coefficient of the balance loss, summed over the layers; for example 0.01."
+    balance_rate: float = key(0.001, resume="never", affects=("schedule",), since="0.3", least=0)
+    "Step by which balance bias moves a router's choice bias after each optimizer step; for example 0.001."
+    z_loss: float = key(0.0, resume="never", affects=("schedule",), since="0.3", least=0)
+    "Coefficient of the z-loss: the mean of logsumexp^2 of a router's logits, summed over layers; for example 0.001."
     log_every: int = key(10, resume="free", affects=(), least=1)
     "Steps between two logged lines, 1 or more; for example 10."
     eval_every: int = key(0, resume="free", affects=("schedule",), least=0)

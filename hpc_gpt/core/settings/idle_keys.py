@@ -74,6 +74,12 @@ _RULES = (
         ("train.weight_decay", "train.beta1", "train.beta2", "train.eps"),
         _is("train.optimizer", "sgd", ", which has none of them"),
     ),
+    _Rule(
+        ("train.balance_coef", "train.balance_rate"),
+        lambda sized: _is_of_program(sized, ", which does not receive it"),
+    ),
+    _Rule(("train.balance_coef",), _is_not("train.balance", "loss", ": no balance loss")),
+    _Rule(("train.balance_rate",), _is_not("train.balance", "bias", ": no bias moves")),
     _Rule(("train.keep_every",), _is("train.keep_last", 0, ": every checkpoint stays")),
     _Rule(("train.keep_last", "train.save_in_background", "train.max_failed_saves"), _saves_nothing),
     _Rule(("train.hang_floor_s",), _is("train.hang_multiple", 0, ": nothing is a hang")),

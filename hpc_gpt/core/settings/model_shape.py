@@ -198,6 +198,12 @@ class ModelShape:
             *([] if self.tied else _names("head", False)),
         ]
 
+    @property
+    def buffer_names(self) -> list[str]:
+        """The names of what a checkpoint has besides parameters: the biases of the routers' choice."""
+        first = self.layers - self.kinds[-1].count
+        return [f"blocks.{number}.router.choice_bias" for number in range(first, self.layers) if self.router_bias]
+
     @cached_property
     def outer_norms(self) -> tuple[NormShape, ...]:
         """The norms outside the layers: that after the embedding, if there is one, and the last one."""

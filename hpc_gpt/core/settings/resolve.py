@@ -11,7 +11,7 @@ from hpc_gpt.core.engines.base.facts import EngineFacts, Fault
 from hpc_gpt.core.errors import ConfigError, LayoutError, UserError, check_sizes, raise_faults
 from hpc_gpt.core.formulas import MOST_TOKENS
 from hpc_gpt.core.settings.cluster import ClusterProfile
-from hpc_gpt.core.settings.engines import engine_shape_faults, resolve_engine, resolve_optimizer
+from hpc_gpt.core.settings.engines import engine_shape_faults, resolve_engine, resolve_train
 from hpc_gpt.core.settings.experiment import Command, Data, Engine, Experiment, Job, LayoutRequest, ScriptFacts, Train
 from hpc_gpt.core.settings.key_rules import key_rules, number_faults
 from hpc_gpt.core.settings.layout import AXES, Batch, Layout, check_gpus, check_nodes, nodes_for, solve_batch
@@ -143,7 +143,7 @@ def _size_engine(
     split = split_obstacles(shape, layout) if shape != NO_MODEL else ()
     others = [Fault(obstacle.message, obstacle.hint, of_layout=True) for obstacle in split]
     engine = resolve_engine(experiment.engine, layout, shape, experiment.train, others)
-    return resolve_optimizer(experiment.train, engine), engine
+    return resolve_train(experiment.train, engine, shape), engine
 
 
 def _size_data(requested: Data, facts: EngineFacts, layout: Layout, engine: Engine) -> Data:
@@ -444,7 +444,10 @@ def experiment_tables(resolved: Sized) -> dict[str, dict[str, Any]]:
         del engine["cp_exchange"]  # a later key: without it the text never changes
     if resolved.engine.gather_blocks is None:
         del engine["gather_blocks"]
-    train = {key: value for key, value in asdict(resolved.train).items() if (key, value) != ("matmul", "none")}
+    train = asdict(resolved.train)
+    for key in ("matmul", "balance", "balance_coef", "balance_rate", "z_loss"):
+        if train[key] == getattr(Train, key):
+            del train[key]
     layout = {
         "gpus": resolved.gpus,
         "nodes": resolved.nodes,

@@ -40,9 +40,7 @@ class Ddp(TorchEngine):
         layout, engine, train = resolved.layout, resolved.engine, resolved.train
         assert layout.pp == 1, "the settings' check of the engine refuses stages"
         super().__init__(resolved, device)
-        self.module = Gpt(resolved.model, train.seed, self._tensor_parallel(), Techniques.of(engine, train.matmul)).to(
-            device
-        )
+        self.module = Gpt(resolved.model, train.seed, self._tensor_parallel(), Techniques.of(engine, train)).to(device)
         parts = self.module.parts()
         self._masters = _master_weights_of(resolved, parts)
         self._weights = [weight for part in parts for weight in part]

@@ -45,7 +45,7 @@ class Deepspeed3D(DeepspeedEngine):
                 resolved.train.seed,
                 PipeModelDataParallelTopology(num_pp=layout.pp, num_mp=layout.tp, num_dp=layout.data_ranks),
                 self._tensor_parallel(own_group(layout, "tp", dist.get_rank())),
-                Techniques.of(resolved.engine),
+                Techniques.of(resolved.engine, resolved.train),
                 resolved.engine.partition,
             )
             compile_model(self.module, resolved.engine)
@@ -74,7 +74,7 @@ class Deepspeed3D(DeepspeedEngine):
         - `average_nothing`: a single data-parallel rank without ZeRO, or with BF16_Optimizer.
         - `drop_overflowed_gradients`: after a skipped step of ZeRO-1 in fp16.
         """
-        lr = self._set_rate()
+        lr = self._begin_step()
         with self.attention():
             loss = self._engine.train_batch(self._read_by(micro_batches))
         return self._result(loss.reshape(()), lr)

@@ -126,8 +126,10 @@ class DeepspeedEngine(TrainingEngine):
     def step(self) -> int:
         return int(self._engine.global_steps)
 
-    def _set_rate(self) -> float:
+    def _begin_step(self) -> float:
         """Sets the learning rate of the next step, and returns it."""
+        scale = self._engine.optimizer.loss_scale if self._resolved.train.dtype == "fp16" else 1.0
+        self.balance.begin(scale / self._resolved.batch.micro_batches)
         lr = learning_rate(self._resolved.train, self.step)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
@@ -138,11 +140,11 @@ class DeepspeedEngine(TrainingEngine):
         if self._norm is not None:
             assert self._norm.norm is not None
             assert self._norm.skipped is not None
-            return StepResult(loss, self._norm.norm, lr, self._norm.skipped)
+            return StepResult(loss, self._norm.norm, lr, self._norm.skipped, self.balance.finish(self._norm.skipped))
         skipped = not self._engine.was_step_applied()
         if skipped and zero_stage(self._resolved) < 3:
             drop_overflowed_gradients(self._engine)
-        return StepResult(loss, self._engine.get_global_grad_norm(), lr, skipped)
+        return StepResult(loss, self._engine.get_global_grad_norm(), lr, skipped, self.balance.finish(skipped))
 
     def save(self, files: RankFiles) -> None:
         """Adds DeepSpeed's own checkpoint, its list of pieces, this rank's generator state, and model.json."""
@@ -150,6 +152,7 @@ class DeepspeedEngine(TrainingEngine):
         at = self.tp_rank, self.pp_rank, self._resolved.layout.data_rank(dist.get_rank())
         put_pieces(files, self._engine, self.module, TAG, dist.get_rank(), at)
         put_random_state(files, dist.get_rank(), self.device)
+        self.balance.save(files, self.pp_rank, self.tp_rank == self.cp_rank == self.dp_rank == 0)
         if dist.get_rank() == 0:
             put_identity(files, self._resolved, self.step)
 
@@ -174,6 +177,7 @@ class DeepspeedEngine(TrainingEngine):
             for group, decay in zip(self._optimizer.param_groups, decays, strict=True):
                 group["weight_decay"] = decay  # a branch may change it, and DeepSpeed has loaded the checkpoint's
             load_random_state(folder, dist.get_rank(), self.device)
+        self.balance.load(folder)
         dist.barrier()
 
 

@@ -101,7 +101,12 @@ class DeepspeedZero(DeepspeedEngine):
 
         A subclass may build another model, with its layers as `blocks`.
         """
-        return Gpt(self._resolved.model, self._resolved.train.seed, tp, Techniques.of(self._resolved.engine))
+        return Gpt(
+            self._resolved.model,
+            self._resolved.train.seed,
+            tp,
+            Techniques.of(self._resolved.engine, self._resolved.train),
+        )
 
     def train_step(self, micro_batches: MicroBatches) -> StepResult:
         """Does one step. These functions of `library_patches` replace parts of DeepSpeed in it:
@@ -113,7 +118,7 @@ class DeepspeedZero(DeepspeedEngine):
         - `drop_overflowed_gradients`: after a skipped step of ZeRO-1 or -2 in fp16 or with offloading.
         """
         engine, count = self._engine, self._resolved.batch.micro_batches
-        lr = self._set_rate()
+        lr = self._begin_step()
         total = torch.zeros((), device=self.device)
         with self.attention():
             for micro_batch in islice(micro_batches, count):

@@ -39,6 +39,7 @@ from hpc_gpt.trainer.engines.protocol import MicroBatches, TorchEngine, Training
 from hpc_gpt.trainer.model.context_parallel import ContextParallel
 from hpc_gpt.trainer.model.gpt import Block, Gpt
 from hpc_gpt.trainer.model.initial_weights import GivenWeights
+from hpc_gpt.trainer.model.router import routers_of
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import Split, TensorParallel, full_name, name_parameter, split_of
 from hpc_gpt.trainer.ranks import own_group
@@ -203,7 +204,7 @@ def build_sharded_gpt(
     shape, engine = resolved.model, resolved.engine
     later = None if given_weights is None else functools.partial(torch.empty, device="meta")
     tp = _tensor_parallel(mesh, given=given_weights, empty=later, context=context)
-    techniques, initial = Techniques.of(engine, resolved.train.matmul), tp.initial(resolved.train.seed, shape.layers)
+    techniques, initial = Techniques.of(engine, resolved.train), tp.initial(resolved.train.seed, shape.layers)
     half = HALF.get(resolved.train.dtype)
     precision = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
     offload = OffloadPolicy()
@@ -233,6 +234,9 @@ def build_sharded_gpt(
     where = on_host(mesh) if engine.offload == "full" else mesh
     if given_weights is not None:
         model.to_empty(device=where.device_type)
+    for router in routers_of(model):
+        if router.choice_bias is not None:
+            router.choice_bias = router.choice_bias.to(device)  # whole on every rank, even if weights are offloaded
     _name_shards(model, splits, mesh, where, tp)
     compile_model(model, engine)
     in_order: list[Any] = [model, *gathered]

@@ -15,7 +15,9 @@ from torch import nn
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.trainer.engines import private_parts, torch_private
+from hpc_gpt.trainer.model.experts import Experts
 from hpc_gpt.trainer.model.gpt import Block, Gpt
+from hpc_gpt.trainer.model.router import Router
 from hpc_gpt.trainer.model.vocab_loss import ChunkedLoss, OnePassLoss, VocabParallelLoss
 from hpc_gpt.trainer.node_cache import drop_cut_libraries
 
@@ -29,7 +31,7 @@ def compile_model(module: nn.Module, engine: Engine, blocks: Iterable[nn.Module]
     pipeline stage's loss. Hooks on compiled modules run uncompiled, because an engine's hooks cannot be traced. A
     chunked loss is compiled piece by piece: traced as a whole, the logits of all pieces would be in memory at once,
     because the compiler decides what it recomputes and when. A loss in one pass has its own kernels and is not
-    compiled.
+    compiled, and neither are routers and routed experts.
 
     Call it before an engine wraps the model, on the device where the model will run.
     """
@@ -43,7 +45,10 @@ def compile_model(module: nn.Module, engine: Engine, blocks: Iterable[nn.Module]
         how["options"] = torch_private.keep_residuals()
     losses: list[nn.Module] = []
     for part in module.modules():
-        if isinstance(part, ChunkedLoss):
+        if isinstance(part, (Router, Experts)):
+            # The number of an expert's tokens is not known to a compiler, and the backward pass counts them.
+            part.forward = torch.compiler.disable(part.forward)  # type: ignore[method-assign,no-untyped-call]
+        elif isinstance(part, ChunkedLoss):
             part.forward = torch.compiler.disable(part.forward)  # type: ignore[method-assign,no-untyped-call]
             if not isinstance(part, OnePassLoss):
                 part.piece = torch.compile(part.piece, **how)  # type: ignore[method-assign]

@@ -32,6 +32,7 @@ from hpc_gpt.trainer.checkpoints.training_state import (
 )
 from hpc_gpt.trainer.engines import private_parts
 from hpc_gpt.trainer.engines.attention import AttentionKernels, prepare_attention
+from hpc_gpt.trainer.engines.balance import Balance
 from hpc_gpt.trainer.engines.kernels import check_compilers
 from hpc_gpt.trainer.engines.optimizer import LossScaler, Update
 from hpc_gpt.trainer.model.documents import MicroBatch
@@ -53,12 +54,17 @@ class StepResult(NamedTuple):
     `loss` is the mean over micro-batches and the data axis, in nats per token. `grad_norm` is the norm of the
     whole model's gradient before clipping, inf or NaN if the gradient is not finite. `skipped`: the gradient was not
     finite, and the weights did not change.
+
+    `balance`, for a mixture of experts, has three figures over all ranks: the mean over the layers of the balance loss,
+    without its coefficient; the most tokens of an expert divided by the mean, in the layer where that is largest; and
+    the number of experts without a token, in all layers.
     """
 
     loss: Tensor
     grad_norm: Tensor | float
     lr: float
     skipped: Tensor | bool
+    balance: Tensor | None = None
 
 
 class TrainingEngine:
@@ -69,6 +75,7 @@ class TrainingEngine:
     """
 
     module: Any  # the model on this rank, before the engine wraps it: hooks on it see every forward pass
+    balance: Balance  # `build_engine` sets it
     # The ranks over which a loss is averaged; None for all ranks.
     _data_group: dist.ProcessGroup | None = None
 
@@ -168,6 +175,8 @@ class TorchEngine(TrainingEngine):
         total = torch.zeros((), device=self.device)
         if isinstance(module_loss := getattr(self.module, "loss", None), OnePassLoss):
             module_loss.unscaled = count == 1 and self._resolved.train.dtype != "fp16"
+        factor = self._scaler.factor
+        self.balance.begin(1 / count if factor is None else factor / count)
         with self.attention():
             for number, micro_batch in enumerate(islice(micro_batches, count), 1):
                 with self._gradients(last=number == count):
@@ -177,7 +186,7 @@ class TorchEngine(TrainingEngine):
         lr = learning_rate(self._resolved.train, self._step)
         norm, skipped = self._update_weights(lr)
         self._step += 1
-        return StepResult(self._mean(total / count), norm, lr, skipped)
+        return StepResult(self._mean(total / count), norm, lr, skipped, self.balance.finish(skipped))
 
     def _gradients(self, last: bool) -> AbstractContextManager[None]:
         """The context of a micro-batch. It decides whether the gradient is reduced over the ranks or only added up."""
@@ -193,6 +202,7 @@ class TorchEngine(TrainingEngine):
     def save(self, files: RankFiles) -> None:
         rank = dist.get_rank()
         self._checkpoint.save(files, rank, self._step, self._scaler.read())
+        self.balance.save(files, self.pp_rank, self.tp_rank == self.cp_rank == self.dp_rank == 0)
         put_random_state(files, rank, self.device)
         if rank == 0:
             put_identity(files, self._resolved, self._step)
@@ -202,6 +212,7 @@ class TorchEngine(TrainingEngine):
         self._step, scale = self._checkpoint.load(folder, dist.get_rank())
         self._scaler.restore(scale)
         self._weights_are_loaded()
+        self.balance.load(folder)
         if not differing:
             load_random_state(folder, dist.get_rank(), self.device)
         dist.barrier()
@@ -233,8 +244,9 @@ def build_engine(resolved: Resolved, device: torch.device) -> TrainingEngine:
     allow_tf32(resolved.train.tf32)
     engine: TrainingEngine = module_of(resolved.engine.name).build(resolved, device)
     prepare_attention(engine.module, engine.attention.expands, device, engine.attention.last)
+    engine.balance = Balance(resolved, engine.module, device)
     if (weights := engine.given_weights) is not None:
-        names = {full_name(parameter) for parameter in engine.module.parameters()}
+        names = {full_name(parameter) for parameter in engine.module.parameters()} | engine.balance.names
         assert names == weights.taken, f"not from train.init: {names ^ weights.taken}"
         weights.close()
     return engine

@@ -26,7 +26,7 @@ from hpc_gpt.trainer.model.context_parallel import WHOLE, SequencePart
 from hpc_gpt.trainer.model.documents import Documents
 from hpc_gpt.trainer.model.initial_weights import InitialWeights
 from hpc_gpt.trainer.model.linear import ColumnParallelLinear, RowParallelLinear
-from hpc_gpt.trainer.model.norm import HeadNorm
+from hpc_gpt.trainer.model.norm import HeadNorm, Norm, WidthNorm
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
 
@@ -69,10 +69,13 @@ class Rotation:
     def rotate(self, heads: Tensor, by_halves: bool = False) -> Tensor:
         """[batch, seq, heads, width] at the first `seq` positions -> the same, rotated, in the same dtype.
 
-        Both ways give the same bits. Written for whole heads, the backward pass compiles into the kernel that joins
-        the gradients of query, key and value. After a norm of the heads, whose backward pass reads the gradient twice,
-        it is better computed once, `by_halves`, which moves fewer bytes than computing it again.
+        A rotation of fewer channels leaves the others as they are. Both ways give the same bits. Written for whole
+        heads, the backward pass compiles into the kernel that joins the gradients of query, key and value. After a norm
+        of the heads, whose backward pass reads the gradient twice, it is better computed once, `by_halves`, which moves
+        fewer bytes than computing it again.
         """
+        if (width := self.cosines.shape[-1]) < heads.shape[-1]:
+            return torch.cat([self.rotate(heads[..., :width], by_halves), heads[..., width:]], -1)
         cosines, sines = (table[..., : heads.shape[1], None, :] for table in (self.cosines, self.sines))
         if by_halves:
             pairs = zip(heads.chunk(2, -1), reversed(heads.chunk(2, -1)), strict=True)
@@ -109,7 +112,7 @@ def rotation_of(shape: ModelShape, layer: int, part: SequencePart = WHOLE) -> Ro
     layer does not rotate."""
     if not shape.rotates(layer):
         return None
-    return _rotation(shape.head_width, shape.seq, shape.rope_theta, shape.rope_scaling, part)
+    return _rotation(round(shape.rotated * shape.head_width), shape.seq, shape.rope_theta, shape.rope_scaling, part)
 
 
 class Attention(nn.Module):
@@ -141,8 +144,12 @@ class Attention(nn.Module):
         self.projection = ProjectionLinear(
             f"{name}.projection", (shape.hidden, shape.query_width), tp, initial, techniques.tiles, has_bias
         )
-        self.query_norm = self.key_norm = None
-        if shape.qk_norm:
+        self.query_norm: Norm | None = None
+        self.key_norm: Norm | None = None
+        if shape.qk_norm == "width":
+            self.query_norm = WidthNorm(f"{name}.query_norm", shape, tp, shape.heads)
+            self.key_norm = WidthNorm(f"{name}.key_norm", shape, tp, shape.key_heads)
+        elif shape.qk_norm:
             self.query_norm = HeadNorm(f"{name}.query_norm", shape, tp, shape.head_width)
             self.key_norm = HeadNorm(f"{name}.key_norm", shape, tp, shape.head_width)
 

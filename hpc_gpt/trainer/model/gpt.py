@@ -1,5 +1,5 @@
 """The model: a decoder with a norm before attention and MLP, built from a shape such as GPT-2's, Llama's or Qwen's.
-The MLP has two linear layers around a GELU, or three, one of them a gate.
+The MLP has two linear layers around a GELU, or three, one of them a gate; or it is a mixture of experts.
 
 All engines share it. Engines without tensor parallelism build `Gpt` with the default group of one; the pipeline
 (`hpc_gpt.trainer.model.pipeline`) has the same modules by stage.
@@ -16,10 +16,12 @@ from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.trainer.model import bias_gradients
 from hpc_gpt.trainer.model.attention import Attention
 from hpc_gpt.trainer.model.documents import Documents
+from hpc_gpt.trainer.model.experts import Experts, Gate
 from hpc_gpt.trainer.model.fp8 import multiply_in_fp8
 from hpc_gpt.trainer.model.initial_weights import InitialWeights
 from hpc_gpt.trainer.model.linear import ColumnParallelLinear, RowParallelLinear
 from hpc_gpt.trainer.model.norm import build_norm
+from hpc_gpt.trainer.model.router import Router
 from hpc_gpt.trainer.model.sequence_parallel import SequenceParallel
 from hpc_gpt.trainer.model.techniques import ActivationOffload, Techniques
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel, VocabParallelEmbedding, VocabParallelHead
@@ -33,10 +35,16 @@ class Mlp(nn.Module):
     parts = 1
 
     def __init__(
-        self, name: str, shape: ModelShape, tp: TensorParallel, initial: InitialWeights, techniques: Techniques
+        self,
+        name: str,
+        shape: ModelShape,
+        tp: TensorParallel,
+        initial: InitialWeights,
+        techniques: Techniques,
+        width: int | None = None,
     ) -> None:
         super().__init__()
-        hidden, width, tiles, has_bias = shape.hidden, shape.mlp_width, techniques.tiles, shape.bias == "all"
+        hidden, width, tiles, has_bias = shape.hidden, width or shape.mlp_width, techniques.tiles, shape.bias == "all"
         then = bias_gradients.gelu if techniques.fused_bias_gradients else None
         self.up = ColumnParallelLinear(
             f"{name}.up", (self.parts * width, hidden), tp, initial, self.parts, tiles, then=then, bias=has_bias
@@ -106,7 +114,15 @@ class Block(nn.Module):
         self.attention = Attention(layer, shape, tp, initial, techniques)
         self.norm2 = build_norm(f"{name}.norm2", shape, tp)
         mlp = GatedFeedForward if shape.is_gated else FeedForward
-        self.feed_forward = mlp(f"{name}.feed_forward", shape, tp, initial, techniques)
+        self.experts = self.shared = self.shared_gate = None
+        if not shape.kind_of(layer).routed:
+            self.feed_forward = mlp(f"{name}.feed_forward", shape, tp, initial, techniques)
+        else:
+            self.router = Router(f"{name}.router", shape, tp, initial, techniques)
+            self.experts = Experts(f"{name}.experts", shape, tp, initial)
+        if self.experts and shape.shared_ffn:
+            self.shared_gate = Gate(f"{name}.shared_gate", shape.hidden, tp, initial) if shape.shared_gate else None
+            self.shared = mlp(f"{name}.shared", shape, tp, initial, techniques, shape.shared_ffn)
         if techniques.matmul != "none":
             multiply_in_fp8(self)
 
@@ -126,8 +142,18 @@ class Block(nn.Module):
     def compute(self, hidden: Tensor, documents: Documents | None = None) -> Tensor:
         """The layer without recomputation or offload."""
         hidden = hidden + self.attention(self.norm1(hidden), documents)
-        mixed: Tensor = hidden + self.feed_forward(self.norm2(hidden))
-        return mixed
+        return hidden + self._feed_forward(self.norm2(hidden))
+
+    def _feed_forward(self, normed: Tensor) -> Tensor:
+        """The MLP; or the experts that the router chooses, and the shared one."""
+        if self.experts is None:
+            lowered: Tensor = self.feed_forward(normed)
+            return lowered
+        mixed: Tensor = self.experts(normed, *self.router(normed))
+        if self.shared is None:
+            return mixed
+        shared: Tensor = self.shared(normed)
+        return mixed + (shared if self.shared_gate is None else self.shared_gate(normed) * shared)
 
 
 class Gpt(nn.Module):

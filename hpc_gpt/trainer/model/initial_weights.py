@@ -56,6 +56,7 @@ class InitialWeights:
         self._of_a_block: dict[str, _Draw] = {}
         self._ahead: dict[str, tuple[_Draw, Future[Tensor]]] = {}
         self._threads: ThreadPoolExecutor | None = None
+        self._block = -1  # the block of the last weight that was worth a thread
 
     def normal(self, name: str, shape: tuple[int, ...], std: float = STD, zero_row: int | None = None) -> Tensor:
         """Normal numbers with mean 0 in fp32, except for a row of zeros, if there is one."""
@@ -97,6 +98,9 @@ class InitialWeights:
         if path[0] != "blocks" or wanted.numel < _WORTH_A_THREAD or not workers:
             return
         block, suffix = int(path[1]), path[2]
+        if block != self._block and suffix not in self._of_a_block and self._of_a_block:
+            self._forget()  # the blocks before were of another kind
+        self._block = block
         self._of_a_block.setdefault(suffix, wanted)
         passed = list(self._of_a_block).index(suffix)
         coming = [(block, *weight) for weight in list(self._of_a_block.items())[passed + 1 :]]
@@ -111,14 +115,29 @@ class InitialWeights:
                 self._ahead[following] = draw, self._threads.submit(self._draw, following, draw)
                 numbers += draw.numel
 
+    def _forget(self) -> None:
+        """Drops what is drawn ahead, and the weights that a block was found to have."""
+        for _, future in self._ahead.values():
+            future.cancel()
+        self._ahead.clear()
+        self._of_a_block.clear()
+
     def _draw(self, name: str, wanted: _Draw) -> Tensor:
+        drawn = _memory(wanted)
+        if drawn.ndim < 3:
+            self._fill(name, wanted, drawn)
+        else:  # an expert's weights do not depend on the others
+            for number, expert in enumerate(drawn):
+                self._fill(f"{name}.{number}", wanted, expert)
+        return drawn
+
+    def _fill(self, name: str, wanted: _Draw, drawn: Tensor) -> None:
         digest = hashlib.sha256(f"{self.seed}:{name}".encode()).digest()
         seed = int.from_bytes(digest[:8], "little") >> 1  # manual_seed takes 63 bits for certain
         generator = torch.Generator().manual_seed(seed)
-        drawn = _memory(wanted).normal_(0.0, wanted.std, generator=generator)
+        drawn.normal_(0.0, wanted.std, generator=generator)
         if wanted.zero_row is not None:
             drawn[wanted.zero_row] = 0
-        return drawn
 
 
 def _memory(wanted: _Draw) -> Tensor:
@@ -184,7 +203,7 @@ class DrawnLater(PutLater):
             self._last = None  # freed before the next one is drawn
             wanted = self._wanted[name]
             drawn = wanted if isinstance(wanted, Tensor) else InitialWeights.normal(self, name, *wanted)
-            self._last = name, drawn
+            self._last = name, drawn.flatten(0, 1) if drawn.ndim == 3 else drawn
         values = self._last[1][row : row + len(target)]
         target.copy_(values if target.ndim == 1 else values[:, column : column + target.shape[1]])
 

@@ -1,4 +1,4 @@
-"""The norms: LayerNorm and RMSNorm over the hidden size, and RMSNorm over each head."""
+"""The norms: LayerNorm and RMSNorm over the hidden size, and RMSNorm over each head or all heads."""
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,27 @@ class HeadNorm(Norm):
     def forward(self, heads: Tensor) -> Tensor:
         """[batch, seq, heads, width] -> the same shape."""
         return F.rms_norm(heads, self.width, self.tp.sum_backward(self.weight), self.eps)
+
+
+class WidthNorm(Norm):
+    """RMSNorm over the width of all heads together, as OLMoE's. A rank has some of the heads: their squares are summed
+    over the ranks, and so is the gradient of the weight, which is whole on every rank."""
+
+    def __init__(self, name: str, shape: ModelShape, tp: TensorParallel, heads: int) -> None:
+        super().__init__(name, shape, tp, heads * shape.head_width)
+        sharers = max(1, tp.size // heads)  # ranks that have the same head
+        self.ranks = tp.size // sharers
+        self.part = tp.rank // sharers
+
+    def forward(self, heads: Tensor) -> Tensor:
+        """[batch, seq, heads, width] -> the same shape."""
+        flat = heads.flatten(2)
+        if self.tp.size == 1:
+            return F.rms_norm(flat, self.width, self.weight, self.eps).view_as(heads)
+        squares = flat.float().square().mean(-1, keepdim=True) / self.tp.size
+        scale = (self.tp.sum_backward(self.tp.sum_forward(squares)) + self.eps).rsqrt()
+        weight = self.tp.sum_backward(self.weight).chunk(self.ranks)[self.part]
+        return (flat.float() * scale * weight).to(heads.dtype).view_as(heads)
 
 
 def norm_kind(shape: ModelShape) -> type[Norm]:

@@ -30,6 +30,10 @@ class SequenceParallel(TensorParallel):
             return tp
         return SequenceParallel(tp.rank, tp.size, tp.group, tp.given, tp.device, tp.empty, tp.context)
 
+    @property
+    def parts(self) -> int:
+        return self.size
+
     def enter(self, hidden: Tensor) -> Tensor:
         return apply(_Gather, hidden, self)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from hpc_gpt.core.formulas import Recompute
-from hpc_gpt.core.settings.experiment import Engine, Matmul
+from hpc_gpt.core.settings.experiment import Engine, Matmul, Train
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class Techniques:
     the host's memory. `loss_chunks`: the number of pieces of a micro-batch's tokens in which its logits are computed.
     `one_pass_loss`: the loss is computed together with its gradients (`OnePassLoss`). `fused_bias_gradients`: the
     gradients of two layers' biases are computed together with their outputs' gradients (`bias_gradients`). `matmul`, of
-    `[train]`: the format in which the blocks' linear layers multiply (`fp8`).
+    `[train]`: the format in which the blocks' linear layers multiply (`fp8`). `balance_coef`, `z_loss`, of `[train]`,
+    too: coefficients of the losses of a mixture's routers (`router`); 0 for none.
     """
 
     recompute: Recompute = "none"
@@ -39,12 +40,16 @@ class Techniques:
     one_pass_loss: bool = False
     fused_bias_gradients: bool = False
     matmul: Matmul = "none"
+    balance_coef: float = 0.0
+    z_loss: float = 0.0
 
     @staticmethod
-    def of(engine: Engine, matmul: Matmul = "none") -> Techniques:
+    def of(engine: Engine, train: Train) -> Techniques:
         """The techniques of an experiment."""
-        names = {entry.name for entry in fields(Techniques)} - {"matmul"}
-        return Techniques(**{name: getattr(engine, name) for name in names}, matmul=matmul)
+        names = {entry.name for entry in fields(Techniques)} & {entry.name for entry in fields(Engine)}
+        coef = train.balance_coef if train.balance == "loss" else 0.0
+        of_engine = {name: getattr(engine, name) for name in names}
+        return Techniques(**of_engine, matmul=train.matmul, balance_coef=coef, z_loss=train.z_loss)
 
 
 class ActivationOffload(saved_tensors_hooks):

@@ -152,6 +152,11 @@ class TensorParallel:
             dist.all_reduce(tensor, op, group=self.group)
         return tensor
 
+    @property
+    def parts(self) -> int:
+        """The number of parts in which the group has the positions between blocks."""
+        return 1
+
     def sum_forward(self, partial: Tensor) -> Tensor:
         """The sum of all ranks' `partial` (overwritten); the gradient passes through unchanged."""
         if self.size == 1:
@@ -184,6 +189,10 @@ class TensorParallel:
         """The places of this rank's `count` positions among the group's."""
         return slice(0, count)
 
+    def gather(self, local: Tensor) -> Tensor:
+        """This rank's positions between blocks, [batch, seq / parts, ...] -> those of the group."""
+        return local
+
     def gather_rows(self, local: Tensor) -> Tensor:
         """[rows, ...] of each rank -> [tp x rows, ...] on all, in rank order."""
         gathered = local.new_empty(self.size * local.shape[0], *local.shape[1:])
@@ -199,6 +208,14 @@ class TensorParallel:
     def parameter(self, name: str, full: Tensor, split: Split | None = None) -> nn.Parameter:
         """This rank's share of the `full` tensor as a parameter."""
         return name_parameter(nn.Parameter(self.share(name, full, split)), name, split)
+
+    def whole(self, name: str, initial: Tensor) -> Tensor:
+        """The value of a buffer, whole on every rank, which is `initial` unless weights are given."""
+        if self.given is None:
+            return initial.to(self.device)
+        self.given.keep(name, initial)
+        self.fill(name, values := initial.clone(), None, initial.shape)
+        return values.to(self.device)
 
     def share(self, name: str, full: Tensor, split: Split | None) -> Tensor:
         """This rank's share of the parameter whose initial value is `full`; if weights are given, only the size of
@@ -222,10 +239,18 @@ class TensorParallel:
     ) -> None:
         """Fills `rows`, which begin at row `first` of this rank's share of a parameter of `size`, with their values.
 
-        `column` is the first column of `rows` in a share that is not split by columns.
+        `column` is the first column of `rows` in a share that is not split by columns. Weights of experts are read as
+        one matrix, in which the rows of an expert follow those of the one before.
         """
         assert self.given is not None
         self.given.taken.add(name)
+        if rows.ndim == 3:
+            experts, height, width = size
+            first *= rows.shape[1]
+            rows, size = rows.view(len(rows) * rows.shape[1], rows.shape[2]), (experts * height, width)
+            if split is not None:
+                assert isinstance(split.parts, int)
+                split = Split(0, split.parts * experts) if split.dim == 1 else Split(1)
         split, rank, ranks = (Split(0), 0, 1) if split is None else (split, self.rank, self.size)
         at = 0  # the place in the share, along `split.dim`
         for begin, length in split.ranges(size[split.dim], rank, ranks):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.experiment import Engine, Train
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import preset
@@ -89,7 +89,7 @@ ROTATED = replace(preset("llama3.1-8b"), hidden=32, heads=4, kv_heads=2, ffn=64,
 )
 def test_rotated_on_another_device_all_blocks_are_one_graph(engine: Engine) -> None:
     attention._rotation.cache_clear()
-    model = Gpt(ROTATED, 1, techniques=Techniques.of(engine)).to("meta")
+    model = Gpt(ROTATED, 1, techniques=Techniques.of(engine, Train())).to("meta")
     prepare_attention(model, False, torch.device("meta"))
     compile_model(model, replace(engine, compile_backend="aot_eager"))
     tokens = torch.zeros(2, ROTATED.seq, dtype=torch.int64, device="meta")

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.experiment import Engine, Train
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.trainer.engines.kernels import compile_model
@@ -106,7 +106,7 @@ def test_of_several_pieces_the_logits_of_one_are_there() -> None:
 def test_an_evaluation_holds_the_logits_and_two_bytes_each(how: Any, chunks: int) -> None:
     shape = ModelShape(hidden=8, layers=1, heads=2, vocab=2990, seq=32, vocab_multiple=500)
     engine = Engine(compile=how, compile_backend="aot_eager", one_pass_loss=True, loss_chunks=chunks)
-    model = Gpt(shape, 1, techniques=Techniques.of(engine)).to(torch.bfloat16)
+    model = Gpt(shape, 1, techniques=Techniques.of(engine, Train())).to(torch.bfloat16)
     compile_model(model, engine)
     given = tokens_of(shape)
     logits = given[1].numel() * shape.padded_vocab // chunks

@@ -39,6 +39,9 @@ OUR_MODEL = frozenset(
 )
 
 
+# The parts of `ModelShape.special_keys` that our own model has.
+OUR_PARTS = frozenset({"experts", "rotated", "qk_norm"})
+
 # The machines and models on which fast settings were measured, in this order (docs/models-and-engines.md).
 MEASURED_ON = ("H200 gpt2", "H200 gpt2-xl", "H100 gpt2")
 
@@ -215,6 +218,8 @@ class EngineFacts(States):
         """The reason why the engine cannot train a model of this shape; None if it can."""
         if shape.embedding_norm:
             return "it has a norm after the embedding"
+        if shape.is_mixture and self.trains_our_model and shape.bias == "all":
+            return 'its experts have biases (model.bias = "all"; "none" and "qkv" have none there)'
         lacking = [_PARTS[key] for key in shape.special_keys if key not in self.shape_parts]
         return f"it has {', '.join(lacking)}" if lacking else None
 

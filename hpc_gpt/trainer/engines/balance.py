@@ -1,0 +1,93 @@
+"""The balance of a mixture's experts in a step: the factor of its losses, the choice biases, and the step's figures."""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hpc_gpt.core.errors import CheckpointError
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.checkpoints.folders import REMOVE_IT, load_safely
+from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
+from hpc_gpt.trainer.model.router import Router, routers_of
+
+
+class Balance:
+    """The routers of this rank's model or stage; without experts every method does nothing."""
+
+    def __init__(self, resolved: Resolved, module: nn.Module, device: torch.device) -> None:
+        layout, shape, train = resolved.layout, resolved.model, resolved.train
+        self._routers: list[Router] = routers_of(module)
+        self._first = shape.layers - shape.kinds[-1].count  # the first layer with experts
+        self._layers, self._experts = shape.kinds[-1].count, shape.experts or 0
+        self._rate = train.balance_rate if train.balance == "bias" else 0.0
+        self._device = device
+        self._gpus = layout.gpus
+        # A micro-batch of a layer is counted by all ranks of one stage; each adds its own balance loss.
+        self._losses = layout.gpus // layout.pp * resolved.batch.micro_batches
+        at = layout.coordinate(dist.get_rank())
+        self._counts = at.tp == at.cp == 0
+        self._is_mixture = shape.is_mixture and bool(routers_of(module) or layout.pp > 1)
+
+    def begin(self, scale: Tensor | float) -> None:
+        """Begins a step in which each micro-batch's loss is multiplied by `scale` before its backward pass."""
+        for router in self._routers:
+            router.scale, router.sums = scale, None
+
+    @torch.no_grad()
+    def finish(self, skipped: Tensor | bool) -> Tensor | None:
+        """The figures of `StepResult.balance`. Moves the choice biases, unless the step was `skipped`. Collective."""
+        if not self._is_mixture:
+            return None
+        sums = torch.zeros(self._layers, self._experts + 1, dtype=torch.float64, device=self._device)
+        for router in self._routers:
+            assert router.sums is not None, f"{router.name} has seen no backward pass"
+            sums[router.layer - self._first] = router.sums
+        if not self._counts:
+            sums[:, :-1] = 0
+        if self._gpus > 1:
+            dist.all_reduce(sums)
+        loads = sums[:, :-1]
+        mean = loads.mean(1, keepdim=True)
+        if self._rate:
+            step = (mean - loads).sign().float() * self._rate
+            if isinstance(skipped, Tensor):
+                step = step.masked_fill(skipped, 0)
+            elif skipped:
+                step = torch.zeros_like(step)
+            for router in self._routers:
+                assert router.choice_bias is not None
+                router.choice_bias += step[router.layer - self._first]
+        worst = (loads.amax(1) / mean.squeeze(1)).max()
+        return torch.stack([sums[:, -1].mean() / self._losses, worst, (loads == 0).sum()]).float()
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the choice biases."""
+        return {*self._biases()}
+
+    def save(self, files: RankFiles, pp_rank: int, is_first: bool) -> None:
+        """Adds the choice biases of this stage; `is_first`: the rank is the first one of its stage."""
+        biases = self._biases()
+        if biases and is_first:
+            files.put(f"balance-{pp_rank:05d}.pt", biases)
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        """Restores the choice biases, which any layout saved. Raises CheckpointError if one is missing."""
+        if biases := self._biases():
+            saved = dict(read_biases(folder))
+            for name, bias in biases.items():
+                if name not in saved:
+                    raise CheckpointError(f"{folder} holds no {name}", REMOVE_IT)
+                bias.copy_(saved[name])
+
+    def _biases(self) -> dict[str, Tensor]:
+        return {f"{one.name}.choice_bias": one.choice_bias for one in self._routers if one.choice_bias is not None}
+
+
+def read_biases(folder: Path) -> list[tuple[str, Tensor]]:
+    """(full name, value) of each choice bias in a checkpoint of any layout."""
+    files = [load_safely(path) for path in sorted(folder.glob("balance-*.pt"))]
+    return [(name, bias) for file in files for name, bias in file.items()]

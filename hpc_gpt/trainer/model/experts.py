@@ -1,0 +1,144 @@
+"""The experts of a mixture: MLPs of which each token uses some, computed for all tokens of a rank in grouped products.
+
+The rows of a token's experts are sorted by expert, multiplied, put back and summed. All of that only gathers, in one
+order for equal inputs, so results are the same in every run.
+"""
+
+import sys
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.trainer.model.collectives import apply
+from hpc_gpt.trainer.model.initial_weights import InitialWeights
+from hpc_gpt.trainer.model.tensor_parallel import Split, TensorParallel
+
+_ALIGNED = 16  # bytes; torch's grouped products take only strides that are multiples of it
+
+
+class Experts(nn.Module):
+    """The routed experts of a layer. Tensor parallelism splits each of them as it splits an MLP."""
+
+    def __init__(self, name: str, shape: ModelShape, tp: TensorParallel, initial: InitialWeights) -> None:
+        super().__init__()
+        assert shape.experts is not None
+        assert shape.expert_ffn is not None
+        self.tp = tp
+        self.is_gated = shape.is_gated
+        experts, hidden, width, parts = shape.experts, shape.hidden, shape.expert_ffn, 2 if shape.is_gated else 1
+        raised, lowered = (experts, parts * width, hidden), (experts, hidden, width)
+        up, down = initial.normal(f"{name}.up.weight", raised), initial.residual(f"{name}.down.weight", lowered)
+        self.up = GroupedLinear(tp.parameter(f"{name}.up.weight", up, Split(1, parts)))
+        self.down = GroupedLinear(tp.parameter(f"{name}.down.weight", down, Split(2)))
+
+    def forward(self, hidden: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """[batch, positions, hidden], and the router's answer for these positions -> the shape of `hidden`."""
+        tp = self.tp
+        # A rank has a part of each output, so the gradient of the weights is the sum of the ranks'.
+        hidden, weights, chosen = tp.enter(hidden), tp.enter(weights), tp.gather(chosen)
+        used = chosen.shape[-1]
+        by_expert, order = chosen.flatten().sort(stable=True)
+        numbers = torch.arange(max(len(order), len(self.up.weight)), device=order.device)
+        place = torch.empty_like(order).scatter_(0, order, numbers[: len(order)])
+        ends = torch.searchsorted(by_expert, numbers[: len(self.up.weight)], right=True, out_int32=True)
+        rows = apply(_Dispatch, hidden.flatten(0, 1), order, place, used)
+        lowered = self.down(self.activate(self.up(rows, ends)), ends)
+        back = apply(_Permute, lowered, place, order).view(*chosen.shape, -1)
+        return tp.leave((back * weights.unsqueeze(-1)).sum(2).to(hidden.dtype))
+
+    def activate(self, raised: Tensor) -> Tensor:
+        """[rows, parts x width / tp] -> [rows, width / tp]."""
+        if not self.is_gated:
+            return F.gelu(raised, approximate="tanh")
+        gate, up = raised.chunk(2, -1)
+        return F.silu(gate) * up
+
+
+class Gate(nn.Module):
+    """The share of the shared expert's output that a token adds: sigmoid(w x), as in Qwen2-MoE."""
+
+    def __init__(self, name: str, hidden: int, tp: TensorParallel, initial: InitialWeights) -> None:
+        super().__init__()
+        self.tp = tp
+        self.weight = tp.parameter(f"{name}.weight", initial.normal(f"{name}.weight", (1, hidden)))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[batch, positions, hidden] -> [batch, positions, 1]."""
+        return F.linear(hidden, *self.tp.shared(self.weight)).sigmoid()
+
+
+class GroupedLinear(nn.Module):
+    """A weight [experts, outputs, inputs], by which each expert's rows are multiplied.
+
+    By torch's grouped products, or in a loop over the experts, which gives the same bits but waits for the device.
+    """
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
+        """[rows, inputs], sorted by expert, and the end of each expert's rows, [experts], int32 -> [rows, outputs]."""
+        if why := _why_by_loop(rows.device, rows.dtype, *self.weight.shape[1:]):
+            _say(why)
+            sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
+            parts = zip(torch.split(rows, sizes), self.weight.unbind(), strict=True)
+            return torch.cat([F.linear(part, weight) for part, weight in parts])
+        return F.grouped_mm(rows, self.weight.transpose(1, 2), offs=ends)
+
+
+@cache
+def _why_by_loop(device: torch.device, dtype: torch.dtype, outputs: int, inputs: int) -> str:
+    """The reason why torch's grouped products do not take such a weight on the device; empty if they do."""
+    if not hasattr(F, "grouped_mm"):
+        return f"torch {torch.__version__} has no grouped products, which came with 2.10"
+    if device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
+        return f"{torch.cuda.get_device_name(device)} has no grouped products, which came with compute capability 8.0"
+    multiple = _ALIGNED // dtype.itemsize if dtype.itemsize < 8 else 0
+    if not multiple:
+        return f"grouped products have no {dtype}"
+    if odd := [width for width in (outputs, inputs) if width % multiple]:
+        return f"grouped products take widths that are multiples of {multiple} in {dtype}, but one is {odd[0]}"
+    return ""
+
+
+@cache
+def _say(why: str) -> None:
+    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+        print(f"note: experts are multiplied one by one, which is slower: {why}", file=sys.stderr, flush=True)
+
+
+class _Dispatch(torch.autograd.Function):
+    """[tokens, width] -> [tokens x used, width], each token's row once for each of its experts, in `order`.
+
+    `order` has the assignments, token by token, in the order of the experts; `place` the place of each one there.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, order: Tensor, place: Tensor, used: int) -> Tensor:
+        ctx.save_for_backward(place)
+        ctx.used = used
+        return tokens[order // used]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (place,) = ctx.saved_tensors
+        return gradients[0][place].view(-1, ctx.used, gradients[0].shape[1]).sum(1), None, None, None
+
+
+class _Permute(torch.autograd.Function):
+    """The rows in the order of `place`; `order` undoes it."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, place: Tensor, order: Tensor) -> Tensor:
+        ctx.save_for_backward(order)
+        return rows[place]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (order,) = ctx.saved_tensors
+        return gradients[0][order], None, None
