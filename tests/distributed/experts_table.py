@@ -15,13 +15,16 @@ from tests.distributed.mixtures import FAMILIES, LEAST_GAP
 DP1, DP2, TP2, PP2, CP2 = Layout(1, 1, 1), Layout(1, 1, 2), Layout(2, 1, 1), Layout(1, 2, 1), Layout(1, 1, 1, 2)
 DDP, FSDP = Engine(name="ddp"), Engine(name="fsdp")
 _ZERO = "deepspeed-zero"
+_SEQUENCE = Engine(name=_ZERO, zero_stage=1, sequence_parallel=True)
 
 
 def of_experts(layout: Layout, engine: Engine, model: str = "qwen3_moe", **how: Any) -> Case:
     return Case(layout, engine, **{"clip": CLIP, "tied": False, "model": model} | how)
 
 
-# Layouts and techniques, the plainest first.
+# Both losses, without Adam and clipping, which hide a factor.
+_ADDED: dict[str, Any] = {"optimizer": "sgd", "clip": 0.0, "balance": "loss", "z_loss": True}
+# Layouts and engines, the plainest first.
 WAYS: list[tuple[Layout, Engine]] = [
     (DP1, DDP),
     (DP2, DDP),
@@ -33,7 +36,7 @@ WAYS: list[tuple[Layout, Engine]] = [
     (DP2, Engine(name=_ZERO, zero_stage=1)),
     (DP2, Engine(name=_ZERO, zero_stage=2)),
     (DP2, Engine(name=_ZERO, zero_stage=0)),
-    (TP2, Engine(name=_ZERO, zero_stage=1, sequence_parallel=True)),
+    (TP2, _SEQUENCE),
     (TP2, Engine(name=_ZERO, zero_stage=3)),
     (CP2, replace(DDP, cp_exchange="keys")),
     (DP2, replace(DDP, sharded_optimizer=True)),
@@ -43,7 +46,7 @@ WAYS: list[tuple[Layout, Engine]] = [
     (Layout(1, 1, 2, 2), FSDP),
     (Layout(1, 1, 4, shard=2), FSDP),
     (Layout(2, 1, 2), FSDP),
-    (Layout(2, 1, 1, 2), Engine(name=_ZERO, zero_stage=1, sequence_parallel=True)),
+    (Layout(2, 1, 1, 2), _SEQUENCE),
     (Layout(1, 2, 1, 2), zero(1)),
 ]
 RECOMPUTED = [
@@ -64,7 +67,7 @@ _TECHNIQUES = [
     of_experts(DP1, replace(DDP, compile="whole", compile_backend="aot_eager"), "glm4_moe", balance="bias"),
     of_experts(DP2, replace(FSDP, compile="block", compile_backend="aot_eager"), "glm4_moe"),
     of_experts(DP2, DDP, micro_batches=8),
-    of_experts(DP2, DDP, micro_batches=8, balance="loss", z_loss=True, optimizer="sgd", clip=0.0),
+    of_experts(DP2, DDP, micro_batches=8, **_ADDED),
     of_experts(DP2, DDP, tied=True),
     of_experts(PP2, zero(1), tied=True),
 ]
@@ -88,14 +91,13 @@ _EDGES = [
     of_experts(DP2, Engine(name=_ZERO, zero_stage=3), "dots1", idle=4),
 ]
 _LAYOUTS = [of_experts(*way) for way in WAYS]
-# Without Adam and clipping, which hide a factor.
 _SGD = [of_experts(*way, optimizer="sgd", clip=0.0) for way in WAYS]
-_BALANCED = [of_experts(*way, optimizer="sgd", clip=0.0, balance="loss", z_loss=True) for way in WAYS]
+_BALANCED = [of_experts(*way, **_ADDED) for way in WAYS]
 _BALANCED += [
     of_experts(DP1, DDP, optimizer="sgd", clip=0.0, balance="loss"),
     of_experts(DP1, DDP, optimizer="sgd", clip=0.0, z_loss=True),
-    of_experts(TP2, FSDP, "glm4_moe", optimizer="sgd", clip=0.0, balance="loss", z_loss=True),
-    of_experts(PP2, zero(1), "glm4_moe", optimizer="sgd", clip=0.0, balance="loss", z_loss=True),
+    of_experts(TP2, FSDP, "glm4_moe", **_ADDED),
+    of_experts(PP2, zero(1), "glm4_moe", **_ADDED),
 ]
 _BIASED = [of_experts(*way, "glm4_moe", balance="bias") for way in WAYS]
 EXPERTS = list(
@@ -115,9 +117,21 @@ NEAR_EXPERTS = [
         (PP2, zero(1), "qwen3_moe", "bf16"),
     )
 ]
+# Each is left out of one run, which the comparison must then refuse.
+BROKEN_EXPERTS = [
+    of_experts(layout, engine, model, mutation=mutation, **how)
+    for layout, engine, model, mutation, how in (
+        (DP1, DDP, "qwen3_moe", "the balance's scale", _ADDED),
+        (CP2, DDP, "qwen3_moe", "the other positions' counts", _ADDED),
+        (TP2, _SEQUENCE, "qwen3_moe", "the router's gradient sum", _ADDED),
+        (TP2, FSDP, "qwen3_moe", "the experts' backward sum", {}),
+        (TP2, FSDP, "qwen3_moe", "the experts' sum", {}),
+        (DP2, DDP, "glm4_moe", "the other ranks' loads", {"balance": "bias"}),
+    )
+]
 _BALANCED_AND_BIASED = {
-    of_experts(CP2, DDP, optimizer="sgd", clip=0.0, balance="loss", z_loss=True),
-    of_experts(TP2, FSDP, "glm4_moe", optimizer="sgd", clip=0.0, balance="loss", z_loss=True),
+    of_experts(CP2, DDP, **_ADDED),
+    of_experts(TP2, FSDP, "glm4_moe", **_ADDED),
     of_experts(DP2, Engine(name=_ZERO, zero_stage=3), "glm4_moe", balance="bias"),
 }
 # What `make test` has of them: each family, each axis, each engine.
@@ -127,8 +141,9 @@ SHORT_EXPERTS = {
     OF_FAMILIES[20],
     *_BALANCED_AND_BIASED,
     NEAR_EXPERTS[0],
+    *BROKEN_EXPERTS[1:3],
 }
-assert {*EXPERTS, *NEAR_EXPERTS} >= SHORT_EXPERTS
+assert {*EXPERTS, *NEAR_EXPERTS, *BROKEN_EXPERTS} >= SHORT_EXPERTS
 
 
 TEN = 10  # steps of bias balancing

@@ -12,6 +12,7 @@ from tests.distributed.copies import digest
 from tests.distributed.equality_cases import Case, plainer, zero
 from tests.distributed.equality_table import table_task
 from tests.distributed.experts_table import (
+    BROKEN_EXPERTS,
     DDP,
     DP1,
     DP2,
@@ -64,6 +65,12 @@ def test_experts_in_half_are_near(case: Case, launch_of: LaunchOf, table: Table)
     far, figures = compare(case, launch_of, table)
     assert far.within(loss=1e-2, norm=5e-2, weights=1e-2), far
     check_the_rest(case, figures)
+
+
+@pytest.mark.parametrize("case", BROKEN_EXPERTS, ids=lambda case: case.name)
+def test_what_is_left_out_of_experts_shows(case: Case, launch_of: LaunchOf, table: Table) -> None:
+    far, _ = compare(case, launch_of, table)
+    assert not far.exact(), far
 
 
 @pytest.mark.parametrize("case", RECOMPUTED, ids=lambda case: case.name)
