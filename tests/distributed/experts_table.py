@@ -3,13 +3,16 @@
 python -m tests.distributed.experts_table      prints the seeds of `mixtures`, after a change of the cases
 """
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
+from hpc_gpt.core.errors import ConfigError, LayoutError
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolved import Resolved
 from tests.distributed.equality_cases import CLIP, Case, zero
+from tests.distributed.equality_factors import PAIRWISE, with_each_value
 from tests.distributed.mixtures import FAMILIES, LEAST_GAP
 
 DP1, DP2, TP2, PP2, CP2 = Layout(1, 1, 1), Layout(1, 1, 2), Layout(2, 1, 1), Layout(1, 2, 1), Layout(1, 1, 1, 2)
@@ -90,6 +93,19 @@ _EDGES = [
     of_experts(DP2, FSDP, "dots1", idle=4),
     of_experts(DP2, Engine(name=_ZERO, zero_stage=3), "dots1", idle=4),
 ]
+
+
+def _switched() -> list[Case]:
+    """Cases of PAIRWISE with experts, few that have each value of each factor that experts take."""
+    able = []
+    for one in PAIRWISE:
+        case = replace(one, model="qwen3_moe", tied=False, pad=False, clip=CLIP)
+        with contextlib.suppress(ConfigError, LayoutError):
+            _ = case.resolved
+            able.append(case)
+    return with_each_value(able)
+
+
 _LAYOUTS = [of_experts(*way) for way in WAYS]
 _SGD = [of_experts(*way, optimizer="sgd", clip=0.0) for way in WAYS]
 _BALANCED = [of_experts(*way, **_ADDED) for way in WAYS]
@@ -100,11 +116,8 @@ _BALANCED += [
     of_experts(PP2, zero(1), "glm4_moe", **_ADDED),
 ]
 _BIASED = [of_experts(*way, "glm4_moe", balance="bias") for way in WAYS]
-EXPERTS = list(
-    dict.fromkeys(
-        [*OF_FAMILIES, *_LAYOUTS, *_SGD, *_BALANCED, *_BIASED, *RECOMPUTED, *_TECHNIQUES, *_DOCUMENTS, *_EDGES]
-    )
-)
+_OTHERS = [*RECOMPUTED, *_TECHNIQUES, *_DOCUMENTS, *_EDGES, *_switched()]
+EXPERTS = list(dict.fromkeys([*OF_FAMILIES, *_LAYOUTS, *_SGD, *_BALANCED, *_BIASED, *_OTHERS]))
 NEAR_EXPERTS = [
     of_experts(layout, engine, model, dtype=dtype, balance="bias" if model == "glm4_moe" else "loss")
     for layout, engine, model, dtype in (

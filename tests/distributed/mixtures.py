@@ -56,6 +56,7 @@ _SEEDS = {
     "qwen3_moe sgd balance=loss": 9,
     "qwen3_moe sgd z-loss": 2,
     "glm4_moe sgd balance=loss z-loss": 7,
+    "qwen3_moe sgd clip0.25": 4,
     "qwen3_moe sgd clip0.25 balance=loss z-loss": 8,
     "qwen3_moe adamw clip0.25 tied": 2,
     "qwen3_moe adamw clip0.25 documents": 3,
