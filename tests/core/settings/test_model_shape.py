@@ -76,7 +76,7 @@ def test_the_ranks_hold_the_model_and_each_what_is_whole(shape, tp):
 
 def test_ranks_that_share_a_head_of_keys_hold_a_part():
     shape = ModelShape(64, 1, 8, kv_heads=2, **LLAMA)
-    keys = next(matrix for matrix in shape.matrices if matrix.name == "k")
+    keys = next(matrix for matrix in shape.kinds[-1].matrices if matrix.name == "k")
     assert [keys.rows_on(tp) for tp in (1, 2, 4, 8)] == [16, 8, 8, 8]
     assert [keys.size_on(tp) / 64 for tp in (1, 2, 4, 8)] == [16, 8, 4, 2]
 
