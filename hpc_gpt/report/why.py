@@ -32,6 +32,7 @@ from hpc_gpt.reader.causes import Cause, first_cause, one_line
 from hpc_gpt.reader.logs import Failure, Part
 from hpc_gpt.reader.logs.read_log import read_log
 from hpc_gpt.reader.records import RunRead
+from hpc_gpt.reader.records.outcome import OF_EXPERTS
 from hpc_gpt.reader.records.own_run import OF_CHECKPOINTS
 from hpc_gpt.reader.records.slurm_script import redirected
 from hpc_gpt.reader.records.sockets import OF_NETWORK
@@ -177,7 +178,7 @@ class Why:
     def notes(self) -> list[str]:
         """Notes on what looks wrong besides the end itself."""
         of_end = [self.last.note] if self.last is not None and self.last.note else []
-        kinds = (OF_CHECKPOINTS, OF_NETWORK, SLOW_RANK)
+        kinds = (OF_CHECKPOINTS, OF_EXPERTS, OF_NETWORK, SLOW_RANK)
         return [*of_end, *(flag for flag, kind in self.record.all_flags if kind in kinds)]
 
     @property

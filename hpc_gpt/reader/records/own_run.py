@@ -84,7 +84,9 @@ def read_own(run: RunFolder, ends_only: bool = False, record_only: bool = False)
     _add_prediction(draft, run)
     _add_device(draft, attempts)
     _add_measurements(draft, attempts)
-    if not ends_only:
+    if ends_only:
+        add_mixture(draft, steps)
+    else:
         _add_steps(draft, steps.take(steps.counts), metrics.peaks, times)
     state = _add_attempts(draft, run, resolved, attempts, steps)
     over = state.is_settled
