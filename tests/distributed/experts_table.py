@@ -18,6 +18,7 @@ from tests.distributed.mixtures import FAMILIES, LEAST_GAP
 DP1, DP2, TP2, PP2, CP2 = Layout(1, 1, 1), Layout(1, 1, 2), Layout(2, 1, 1), Layout(1, 2, 1), Layout(1, 1, 1, 2)
 DDP, FSDP = Engine(name="ddp"), Engine(name="fsdp")
 _ZERO = "deepspeed-zero"
+_HF = Engine(name="hf-deepspeed")
 _SEQUENCE = Engine(name=_ZERO, zero_stage=1, sequence_parallel=True)
 
 
@@ -81,7 +82,7 @@ _DOCUMENTS = [
 OF_FAMILIES = [
     of_experts(layout, engine, model)
     for model in FAMILIES
-    for layout, engine in ((DP1, DDP), (TP2, FSDP), (PP2, zero(1)), (DP2, Engine(name=_ZERO, zero_stage=3)))
+    for layout, engine in ((DP1, DDP), (TP2, FSDP), (PP2, zero(1)), (DP2, Engine(name=_ZERO, zero_stage=3)), (DP2, _HF))
 ]
 _EDGES = [
     of_experts(DP1, DDP, "moe of all"),
@@ -147,11 +148,10 @@ _BALANCED_AND_BIASED = {
     of_experts(TP2, FSDP, "glm4_moe", **_ADDED),
     of_experts(DP2, Engine(name=_ZERO, zero_stage=3), "glm4_moe", balance="bias"),
 }
+_WAYS = len(OF_FAMILIES) // len(FAMILIES)
 # What `make test` has of them: each family, each axis, each engine.
 SHORT_EXPERTS = {
-    *(case for number, case in enumerate(OF_FAMILIES) if number % 4 == number // 4 % 4 and number < 16),
-    OF_FAMILIES[16],
-    OF_FAMILIES[20],
+    *(OF_FAMILIES[number * _WAYS + number % _WAYS] for number in range(len(FAMILIES))),
     *_BALANCED_AND_BIASED,
     NEAR_EXPERTS[0],
     *BROKEN_EXPERTS[1:3],
