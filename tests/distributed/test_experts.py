@@ -31,6 +31,7 @@ from tests.distributed.mixtures import LEAST_GAP
 from tests.distributed.ranks import Launch, Task, each
 from tests.distributed.reference import reference
 from tests.distributed.test_equality import Table, check_the_rest, compare
+from tests.distributed.test_promises import poisoned
 from tests.distributed.trainings import build, everyone, new_folder, save_now, train
 
 pytest.importorskip("transformers")
@@ -116,7 +117,8 @@ def biases(engine: Any) -> list[list[float]]:
 
 
 def balance_by_bias(folder: Path, case: Case) -> dict[str, Any]:
-    """Ten steps, and the last five again by an engine that read a checkpoint; the biases of each."""
+    """Ten steps, and the last five again by an engine that read a checkpoint; the biases of each, and after a step that
+    is not finite."""
     resolved = of_steps(case.resolved, TEN)
     first = build(resolved)
     figures = train(first, resolved, range(TEN // 2))
@@ -125,7 +127,10 @@ def balance_by_bias(folder: Path, case: Case) -> dict[str, Any]:
     second = build(resolved, seed=2)
     second.load(kept)
     resumed = train(second, resolved, range(TEN // 2, TEN))
-    return {"figures": figures, "resumed": resumed, "biases": [biases(first), biases(second)]}
+    found = [biases(first), biases(second)]
+    with poisoned(second):
+        ((_, _, skipped),) = train(second, resolved, range(1))
+    return {"figures": figures, "resumed": resumed, "skipped": skipped, "biases": [*found, biases(second)]}
 
 
 BIASED = [of_experts(layout, engine, "glm4_moe", balance="bias")
@@ -138,5 +143,6 @@ def test_biases_of_experts_after_ten_steps(task: Task, found: Found) -> None:
     plain = reference(of_steps(case.resolved, TEN), TEN)
     assert plain.gap > LEAST_GAP, CLOSE
     assert [loss for loss, _, _ in figures["figures"]] == pytest.approx(plain.losses, abs=2e-6)
-    assert figures["biases"] == [plain.biases, plain.biases]
+    assert figures["biases"] == [plain.biases] * 3
+    assert figures["skipped"]
     assert figures["resumed"] == figures["figures"][TEN // 2 :]
