@@ -22,7 +22,7 @@ shape_parts={}
 cp_exchanges=('heads','keys') has_replicas=False zero_stages=(0,) default_stage=0 switches={OURS} alternatives={}
 recomputes=('none','selective','full') compiles_edges=True compiles_update=False fast_ratios={} matmuls={none}
 trains_fp16_on_cpu=True least_steps_after_warmup=0 fixed_train={} no_save=
-unfollowed={attn_pdrop,embd_pdrop,initializer_range,resid_pdrop} converts={} loads_checkpoints_of={}
+unfollowed={attn_pdrop,embd_pdrop,initializer_range,output_router_logits,resid_pdrop} converts={} loads_checkpoints_of={}
 saves_weights_again=False counts_evaluation=True has_dropout=False has_fused_kernels=False has_fused_gate=False
 has_composed_gelu=False selects_operators=False scatters_outputs=False keeps_partitioned_outputs=False
 gathers_one_by_one=False overlaps_reduction=False has_chunks=False pads_vocabulary=True any_model=False
