@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hpc_gpt.trainer.model.experts import GroupedLinear
 from torch import Tensor
 from torch.nn import functional as F
 
+from hpc_gpt.trainer.model.experts import GroupedLinear
 from hpc_gpt.trainer.preflight.measurements import seconds_each
 
 EXPERTS = 32
