@@ -250,12 +250,15 @@ def ran_on_cpu(attempt: Attempt) -> bool:
     return (device or next(filter(None, by_others), "")) == "cpu"
 
 
-def gpu_seconds(attempt: Attempt, gpus: int, over: float | None, elapsed_s: float | None = None) -> float:
-    """The GPU-seconds of an attempt, by `gpu_time`. Ranks on CPUs cost nothing."""
+def gpu_seconds(
+    attempt: Attempt, gpus: int, over: float | None, elapsed_s: float | None = None, paused_s: float = 0.0
+) -> float:
+    """The GPU-seconds of an attempt, by `gpu_time`, and of the pause in its job after it. Ranks on CPUs cost
+    nothing."""
     if ran_on_cpu(attempt):
         return 0.0
     count, span_s = gpu_time(attempt, gpus, over, elapsed_s)
-    return count * span_s
+    return count * (span_s + max(0.0, paused_s))
 
 
 def gpu_time(attempt: Attempt, gpus: int, over: float | None, elapsed_s: float | None = None) -> tuple[int, float]:
