@@ -18,7 +18,7 @@ from hpc_gpt.core.ends.exit_status import explain_srun, is_lost_peer, read_exit_
 from hpc_gpt.core.ends.failures import QUICK_S, UNSPECIFIC, meaning
 from hpc_gpt.core.ends.judge import EndedAttempt, Rules, Verdict, gpu_hours, judge
 from hpc_gpt.core.ends.program_end import last_planned_step
-from hpc_gpt.core.ends.run_state import is_lost_here, read_end
+from hpc_gpt.core.ends.run_state import facts_before, is_lost_here, read_end
 from hpc_gpt.core.ends.state import class_of, is_after_exit_0
 from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import read_text, write_once
@@ -207,7 +207,6 @@ def read_history(
     is gone, or if its number is `over`; `elapsed_s`: how long that last one has had its job, if that is known.
     """
     attempts = run.attempts()
-    starts = [attempt.started() for attempt in attempts]
     resumed = [attempt.trainer().get("resumed_step") for attempt in attempts]
     past: list[EndedAttempt] = []
     saved = 0
@@ -218,17 +217,15 @@ def read_history(
     blind = is_script and not any(attempt.last_metrics() for attempt in attempts)
     for index, attempt in enumerate(attempts):
         end, verdict = attempt.ended(), attempt.verdict()
-        later = [start for start in starts[index + 1 :] if start.get("job_id") == starts[index].get("job_id")]
-        if not (end or verdict or later or attempt.number == over or is_lost_here(run, attempt)):
+        following = attempt.next_of_job(attempts[index + 1 :])
+        if not (end or verdict or following or attempt.number == over or is_lost_here(run, attempt)):
             continue
         from_step = resumed[index]
         base = saved if from_step is None else from_step
         saved = _saved_by(run, verdict, resumed[index + 1 :], base)
         left = now if attempt.number == over else end_time_of(attempt)
-        left = left or (later[0].get("started") if later else None) or now
-        job_id = starts[index].get("job_id")
-        facts = replace(read_end(attempt).facts, again=bool(later), cancelled=run.is_cancelled(job_id))
-        ended = class_of(facts) or "unknown"
+        left = left or (following.started().get("started") if following else None) or now
+        ended = class_of(facts_before(run, attempt, attempts[index + 1 :])) or "unknown"
         complete = last_planned_step(attempt, planned) if command is not None else 0
         if command is not None and command.checkpoints is not None and saved < complete:
             complete = 0
@@ -238,10 +235,10 @@ def read_history(
                 ended=ended,
                 cause=verdict.get("cause") or end.get("cause"),
                 node=verdict.get("node"),
-                job_id=job_id,
+                job_id=attempt.job_id or None,
                 saved=saved,
                 resumed=base,
-                gpu_seconds=gpu_seconds(attempt, gpus, left, elapsed_s if attempt.number == over else None),
+                gpu_seconds=gpu_seconds(attempt, gpus, left, elapsed_s if attempt.number == over else None, following),
                 over=left,
                 unseen=blind and ended == "walltime" and not saved,
                 quick=_is_quick(attempt),
