@@ -402,7 +402,7 @@ def _attempt_tables(
             "node": _text(read.ended.get("node")),
             "node_list": _text(read.started.get("node_list")),
             "tenth_step_s": _figure(read.measured.get("tenth_step_s")),
-            "in_job": read.attempt.restarts_in_job,
+            "in_job": read.attempt.restarts_in_job or None,
             "pause_s": _pause_s(run, read.attempt),
         }
         for read, ended in zip(attempts, classes, strict=True)

@@ -102,7 +102,7 @@ def test_the_pause_in_the_job_is_counted_and_the_queue_not(tmp_path: Path) -> No
     attempt(run, 1, 0, 5000, "done", 5040, resumed_step=4)
     record = read_run(run)
     pauses = [(table["in_job"], table["pause_s"]) for table in record.attempts or []]
-    assert pauses == [(0, None), (1, 30.0), (0, None)]
+    assert pauses == [(None, None), (1, 30.0), (None, None)]
     hours = record.gpu_hours_by or {}
     assert hours["between"] * 3600 / 4 == pytest.approx(30)
     assert (record.gpu_hours or 0) * 3600 / 4 == pytest.approx(180 + 40)
