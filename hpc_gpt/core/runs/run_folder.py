@@ -98,13 +98,19 @@ class Attempt:
 
     def started(self) -> dict[str, Any]:
         """attempt.json: `attempt, job_id, restart, in_job, node_list, started`, and by the host's clock since its boot
-        `boot, uptime`; empty if it is missing."""
+        `boot, uptime`; empty if it is missing. `restart`: how often Slurm had put the job back; `in_job`: the restarts
+        in the job before this attempt since then."""
         return read_stored(self.folder / "attempt.json")
 
     @property
     def job_id(self) -> str:
         """The id of the attempt's job; empty if attempt.json is missing."""
         return str(self.started().get("job_id") or "")
+
+    @property
+    def job_start(self) -> tuple[str, int]:
+        """The start of the attempt's job, which attempts share that follow each other in one allocation."""
+        return self.job_id, int(self.started().get("restart") or 0)
 
     @property
     def restarts_in_job(self) -> int:

@@ -248,11 +248,12 @@ def main(arguments: Sequence[str]) -> int:
             answer = decide_start(run, attempt, read_slurm(sys.stdin), time.time(), int(left))
             if answer.startswith(f"{NEXT_MARK} go "):
                 # The port follows from the job's id (in an allocation, from the job and the process of submit --here),
-                # so two jobs on a host have different ports. Each start of the job has another port, in case the one
-                # of the start before was taken.
+                # so two jobs on a host have different ports. Each attempt of the job has another port, in case the
+                # one before was taken.
                 start = os.environ.get("HPC_GPT_START") or os.environ.get("SLURM_JOB_ID", "").partition("_")[0]
                 begins = sum(map(int, re.findall(r"\d+", start)))
-                answer += f" {free_port(begins, attempt.started().get('restart') or 0)}"
+                started = attempt.started()
+                answer += f" {free_port(begins, (started.get('restart') or 0) + (started.get('in_job') or 0))}"
         print(answer, flush=True)
     except UserError as fault:
         print(f"cannot decide whether the attempt may start: {fault}", file=sys.stderr)
