@@ -19,7 +19,7 @@ from hpc_gpt.core.ends.exit_status import explain_srun, is_lost_peer, read_exit_
 from hpc_gpt.core.ends.failures import QUICK_S, UNSPECIFIC, meaning
 from hpc_gpt.core.ends.judge import EndedAttempt, Rules, Verdict, gpu_hours, judge
 from hpc_gpt.core.ends.program_end import last_planned_step
-from hpc_gpt.core.ends.run_state import is_lost_here, read_end
+from hpc_gpt.core.ends.run_state import facts_before, is_lost_here, read_end
 from hpc_gpt.core.ends.state import class_of, is_after_exit_0
 from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import read_text, replace_whole, write_once
@@ -247,7 +247,6 @@ def read_history(
     is gone, or if its number is `over`; `elapsed_s`: how long that last one has had its job, if that is known.
     """
     attempts = run.attempts()
-    starts = [attempt.started() for attempt in attempts]
     resumed = [attempt.trainer().get("resumed_step") for attempt in attempts]
     past: list[EndedAttempt] = []
     saved = 0
@@ -258,20 +257,15 @@ def read_history(
     blind = is_script and not any(attempt.last_metrics() for attempt in attempts)
     for index, attempt in enumerate(attempts):
         end, verdict = attempt.ended(), attempt.verdict()
-        later = [other for other in attempts[index + 1 :] if other.job_id == attempt.job_id]
-        again = any(not attempt.job_id or other.job_start != attempt.job_start for other in later)
-        if not (end or verdict or later or attempt.number == over or is_lost_here(run, attempt)):
+        following = attempt.next_of_job(attempts[index + 1 :])
+        if not (end or verdict or following or attempt.number == over or is_lost_here(run, attempt)):
             continue
         from_step = resumed[index]
         base = saved if from_step is None else from_step
         saved = _saved_by(run, verdict, resumed[index + 1 :], base)
         left = now if attempt.number == over else end_time_of(attempt)
-        following = later[0].started().get("started") if later else None
-        left = left or following or now
-        paused_s = following - left if following and later[0].job_start == attempt.job_start else 0.0
-        job_id = starts[index].get("job_id")
-        facts = replace(read_end(attempt).facts, again=again, cancelled=run.is_cancelled(job_id))
-        ended = class_of(facts) or "unknown"
+        left = left or (following.started().get("started") if following else None) or now
+        ended = class_of(facts_before(run, attempt, attempts[index + 1 :])) or "unknown"
         complete = last_planned_step(attempt, planned) if command is not None else 0
         if command is not None and command.checkpoints is not None and saved < complete:
             complete = 0
@@ -281,17 +275,17 @@ def read_history(
                 ended=ended,
                 cause=verdict.get("cause") or end.get("cause"),
                 node=verdict.get("node"),
-                job_id=job_id,
+                job_id=attempt.job_id or None,
                 saved=saved,
                 resumed=base,
-                gpu_seconds=gpu_seconds(attempt, gpus, left, elapsed_s if attempt.number == over else None, paused_s),
+                gpu_seconds=gpu_seconds(attempt, gpus, left, elapsed_s if attempt.number == over else None, following),
                 over=left,
                 unseen=blind and ended == "walltime" and not saved,
                 quick=_is_quick(attempt),
                 complete=complete,
                 stopped=verdict.get("go_on") is False and ended != "refused",
                 logged=command is not None and command.checkpoints is None,
-                start=attempt.job_start if job_id else None,
+                start=attempt.job_start if attempt.job_id else None,
             )
         )
     return past
