@@ -180,8 +180,9 @@ def class_of_sigterm(run: RunFolder, attempt: Attempt, shown: str, at: float) ->
 
 
 def _attempt_before(run: RunFolder, attempt: Attempt) -> Attempt | None:
-    """The attempt before this one, if it belongs to the same job."""
-    before = run.before(attempt)[-1:]
+    """The attempt before this one, if it belongs to another start of the same job. After a restart in the job the steps
+    have other numbers, so a late signal does not reach them."""
+    before = [] if attempt.restarts_in_job else run.before(attempt)[-1:]
     return before[0] if attempt.job_id and before and before[0].job_id == attempt.job_id else None
 
 

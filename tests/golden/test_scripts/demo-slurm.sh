@@ -43,6 +43,7 @@ main() {
   use_submitted_code # its code.tar.gz: edits after the submission have no effect
   ask_to_start       # hpc_gpt.launcher.attempts.may_start: the script ends here if the run is done, or another job trains it
 
+  while :; do # again for each restart in the job
   # Rendezvous: rank 0 is on the first node. The port follows from the job id, so that two jobs on a node differ.
   MASTER_ADDR="${HPC_GPT_MASTER_ADDR:-$(first_host "$SLURM_JOB_NODELIST")}" || exit
   export MASTER_ADDR MASTER_PORT="${MASTER_PORT:-$((10000 + SLURM_JOB_ID % 20000))}"
@@ -55,7 +56,10 @@ main() {
       export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE=4
       exec "$@"' rank "${python[@]}" -m hpc_gpt.trainer
   continue_or_end # hpc_gpt.launcher.attempts.what_next: classifies the end, and says whether another attempt follows
-  exit "$rc"
+  [[ $answer = restart\ * ]] || exit "$rc"
+  start_attempt
+  ask_to_start
+  done
 }
 
 # === do not edit below: the functions that main calls, then the settings =============================================
@@ -85,7 +89,7 @@ make_run_folder() { # the first start stores this script and its settings there;
   [ -e "$HPC_GPT_RUN/resolved.json" ] || settings | keep resolved.json || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
 }
 start_attempt() { # makes attempts/<n>, $attempt, and redirects all output into it
-  n=1 rc=1
+  n=1 rc=1 in_job=$((${in_job:--1} + 1))
   until mkdir -- "$HPC_GPT_RUN/attempts/$n" 2>/dev/null; do
     [ -d "$HPC_GPT_RUN/attempts/$n" ] || die "cannot write in $HPC_GPT_RUN/attempts" "is the disk full or read-only?"
     n=$((n + 1))
@@ -93,8 +97,8 @@ start_attempt() { # makes attempts/<n>, $attempt, and redirects all output into 
   attempt="$HPC_GPT_RUN/attempts/$n"
   export HPC_GPT_ATTEMPT=$n TORCH_FR_DUMP_TEMP_FILE="$attempt/flight/rank-"
   mkdir -- "$attempt/flight"
-  printf '{"attempt": %d, "job_id": "%s", "restart": %d, "node_list": "%s", "gpus": %d, "started": %d, "boot": "%s", "uptime": %s}\n' \
-    "$n" "$HPC_GPT_JOB" "${SLURM_RESTART_COUNT:-0}" "$SLURM_JOB_NODELIST" \
+  printf '{"attempt": %d, "job_id": "%s", "restart": %d, "in_job": %d, "node_list": "%s", "gpus": %d, "started": %d, "boot": "%s", "uptime": %s}\n' \
+    "$n" "$HPC_GPT_JOB" "${SLURM_RESTART_COUNT:-0}" "$in_job" "$SLURM_JOB_NODELIST" \
     $((SLURM_JOB_NUM_NODES * 4)) "$(date +%s)" \
     "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)" "$(cut -d ' ' -f 1 /proc/uptime 2>/dev/null || echo 0)" >"$attempt/attempt.json"
   echo "run folder $HPC_GPT_RUN, attempt $n, output in attempts/$n/log"
@@ -204,19 +208,10 @@ run_ranks() { # run_ranks COMMAND: waits for its end; sets $rc to its exit code
   # KillWait seconds after the time limit's SIGTERM Slurm kills this script, too; it needs the last of them to continue.
   kill_wait=$(within 20 scontrol show config 2>/dev/null | sed -n 's/^KillWait *= *\([0-9]*\).*/\1/p')
   kill_wait=${kill_wait:-30} last_s=$((kill_wait > 9 ? kill_wait / 3 : 3))
-  {
-    trap : TERM INT USR2
-    "$@"
-    code=$?
-    echo "$code" >"$attempt/.code"
-    exit "$code"
-  } &
+  { trap : TERM INT USR2; "$@"; code=$?; echo "$code" >"$attempt/.code"; exit "$code"; } &
   waits=$!
   trap be_in_time TERM
-  while kill -0 "$waits" 2>/dev/null; do
-    wait "$waits" 2>/dev/null
-    rc=$?
-  done
+  while kill -0 "$waits" 2>/dev/null; do wait "$waits" 2>/dev/null; rc=$?; done
   trap : TERM
   # A signal interrupts the wait, and bash may then lose the exit code; the file has it.
   if read -r code 2>/dev/null <"$attempt/.code"; then rc=$code; fi
@@ -235,9 +230,8 @@ answer_without_python() { # decides by the trainer's request and the time limit,
 change() { # change JOB KEY=VALUE: changes a job that waits, or is about to wait
   retry 10 1 within 20 scontrol update "jobid=$1" "$2" || echo "warning: Slurm does not accept $2 for job $1"
 }
-is_put_back() { # whether Slurm has requeued the job: by hand, after a preemption that did not wait, or after a node died
-  [ "$(shown_as Restarts)" -gt "${SLURM_RESTART_COUNT:-0}" ] 2>/dev/null
-}
+# Whether Slurm has requeued the job: by hand, after a preemption that did not wait, or after a node died.
+is_put_back() { [ "$(shown_as Restarts)" -gt "${SLURM_RESTART_COUNT:-0}" ] 2>/dev/null; }
 requeue_job() { # asks again while the controller restarts, unless it got the request and only its answer was lost
   local try said
   [ ! -e "$attempt/requeue-refused" ] || return 1
@@ -286,13 +280,16 @@ continue_run() { # continue_run PAUSE_S NODES JOBS: starts another attempt, in s
   [ "$pause" = 0 ] || change "$next" "StartTime=now+$pause"
   [ "$nodes" = - ] || change "$next" "ExcNodeList$nodes"
 }
-continue_or_end() { # Python's line: again|stop PAUSE_S NODES JOBS CODE
+continue_or_end() { # Python's line: again|restart|stop PAUSE_S NODES JOBS CODE. Its argument: how the pause before a restart ended
   shown=$(cat -- "$attempt/put-back" 2>/dev/null) || ask_slurm
   put_back_in_time
-  ask_chain what_next "$rc" "$shown" || answer_without_python
+  ask_chain what_next "$rc" "$shown" "$@" || answer_without_python
   # shellcheck disable=SC2086
   set -- $answer && rc=${5:-$rc}
-  if [ "${1:-}" = again ]; then continue_run "$2" "$3" "$4"; fi
+  case "$1" in
+  restart) [ "$2" = 0 ] || { sleep "$2" & wait "$!"; continue_or_end "$?"; } ;; # Python looks at the job again after the pause
+  again) continue_run "$2" "$3" "$4" ;;
+  esac
 }
 # --- settings: resolved.json of the run ----------------------------------------------------------------------------
 settings() { cat; } <<'HPC_GPT_RESOLVED'
