@@ -18,6 +18,7 @@ from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.slurm.directives import restarts_in_job
 from hpc_gpt.core.slurm.hosts import expand_hosts
 
 if TYPE_CHECKING:
@@ -29,16 +30,10 @@ START_S = 600.0
 _MOST_IDLE = 2
 
 
-def is_on(resolved: Resolved) -> bool:
-    """Whether the run's failed attempts may be retried in their job."""
-    wanted = resolved.job.restart_in_job
-    return resolved.script is None if wanted is None else wanted
-
-
 def restart_notes(resolved: Resolved, earlier: Callable[[], PastTimings]) -> Iterator[str]:
     """The notes for a user who submits a run: what follows a failure, if that is not the usual restart in the job."""
     limit = limit_s(resolved.job.time)
-    if resolved.cluster.scheduler != "slurm" or not is_on(resolved):
+    if resolved.cluster.scheduler != "slurm" or not restarts_in_job(resolved):
         return
     alone = cannot_continue(resolved)
     if limit is not None and sum(parts := _parts_s(resolved, earlier().newest_alike(resolved))) > limit:
@@ -75,12 +70,12 @@ def why_not(
     `past`: the attempts that have ended, `attempt` last. `exclude`: the nodes that the next attempt must not use.
     `pause_s`: what it still waits for. `shown`: the job as `scontrol show job` prints it now.
     """
-    if not is_on(resolved):
+    if not restarts_in_job(resolved):
         return "job.restart_in_job is false"
     if not RETRIES[end.ended].fails:
         return f"after {end.ended} a job ends"
     return (
-        _job_ends(shown)
+        _job_ends(resolved, shown)
         or _lacks_nodes(attempt, resolved, end, exclude, shown)
         or _without_progress(past)
         or _pauses(run, attempt, resolved, pause_s)
@@ -88,7 +83,9 @@ def why_not(
     )
 
 
-def _job_ends(shown: str) -> str:
+def _job_ends(resolved: Resolved, shown: str) -> str:
+    if resolved.cluster.scheduler == "local":
+        return ""
     state, since = shown_as(shown, "JobState"), shown_as(shown, "PreemptTime")
     if not state:
         return "nothing shows that the job continues"
@@ -100,6 +97,8 @@ def _job_ends(shown: str) -> str:
 def _lacks_nodes(attempt: Attempt, resolved: Resolved, end: End, exclude: Collection[str], shown: str) -> str:
     if end.ended == "node_failure" and end.node is None:
         return "the node at fault is not known"
+    if resolved.cluster.scheduler == "local":
+        return ""  # there is no other
     listed, alive = str(attempt.started().get("node_list") or ""), shown_as(shown, "NodeList")
     try:  # Slurm takes a dead node out of the job's list
         nodes = set(expand_hosts(listed or alive)) & set(expand_hosts(alive or listed))
