@@ -18,7 +18,7 @@ from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 # The variables of an attempt's processes, and of what they start: the attempt's number, the folder of the run's
 # checkpoints and, in a program, the task that started it. A debugger that runs beside them has no number.
 ATTEMPT, CHECKPOINTS, TASK = "HPC_GPT_ATTEMPT", "HPC_GPT_CHECKPOINTS", "HPC_GPT_TASK"
-_RUN = "HPC_GPT_RUN"
+_RUN, _STEP = "HPC_GPT_RUN", b"SLURM_STEP_ID"
 # In ranks/<rank>.json: the Slurm job in which the ranks were started, if any.
 JOB = "slurm_job"
 # The open files that lock an attempt's GPUs: whatever it starts inherits them.
@@ -61,13 +61,14 @@ def end_processes(run: RunFolder, attempt: Attempt, job: tuple[bytes, bytes], ta
 
 def left_in_job(run: RunFolder, number: int, job: tuple[bytes, bytes]) -> list[int]:
     """The processes on this node that attempts of a run before `number`, or visits of a race, have started in a Slurm
-    job, with their descendants."""
-    folder, pids = os.path.realpath(run.path), list[int]()
+    job, with their descendants. Those of this process's own step have just started."""
+    folder, pids, step = os.path.realpath(run.path), list[int](), os.environb.get(_STEP)
     for pid, environment in environments(_RUN, ATTEMPT):
         with contextlib.suppress(OSError):
             path = os.path.realpath(os.fsdecode(environment[_RUN.encode()]))
             is_earlier = path == folder and environment[ATTEMPT.encode()] != b"%d" % number
-            if (is_earlier or path.startswith(f"{folder}/")) and job_of(pid, environment) == job:
+            is_earlier |= path.startswith(f"{folder}/")
+            if is_earlier and (step is None or environment.get(_STEP) != step) and job_of(pid, environment) == job:
                 pids.append(pid)
     return [pid for pid in _with_descendants(pids) if pid != os.getpid()]
 

@@ -107,11 +107,13 @@ def _lacks_nodes(attempt: Attempt, resolved: Resolved, end: End, exclude: Collec
         return "the node at fault is not known"
     if resolved.cluster.scheduler == "local":
         return ""  # there is no other
-    listed = attempt.started().get("node_list") or shown_as(shown, "NodeList")
-    try:
-        nodes = set(expand_hosts(str(listed)))
+    listed, alive = str(attempt.started().get("node_list") or ""), shown_as(shown, "NodeList")
+    try:  # Slurm takes a dead node out of the job's list
+        nodes = set(expand_hosts(listed or alive)) & set(expand_hosts(alive or listed))
     except ValueError:
-        return f"the job's nodes {listed} cannot be read"
+        return f"the job's nodes {listed or alive} cannot be read"
+    if len(nodes) < resolved.nodes:
+        return f"the job has {len(nodes)} of {resolved.nodes} nodes left"
     bad = sorted(nodes & ({end.node} if end.node else set()) | nodes & set(exclude))
     if not bad:
         return ""

@@ -1,10 +1,14 @@
 """`python -m hpc_gpt.trainer.preflight.left_over`: ends what the attempts before have left on this node of the job.
 
-After a requeue Slurm has ended everything; at a restart in the job the node is as the last ranks left it. One process
-per node runs before the ranks. Environment: as for preflight.rank, and MASTER_PORT. Needs no torch. It kills the
+After a requeue Slurm has ended everything; at a restart in the job the node is as the last ranks left it. It kills the
 processes of the run's earlier attempts in this job, removes files in /dev/shm, and waits until the memory of the GPUs
-is free. It prints a line in the protocol of preflight.verdict: `figures`, with a `port` that is free on this node, or
-`failed`. It leaves alone what belongs to another job, and the environment that a profile's `stage` has unpacked.
+is free. It leaves alone what belongs to another job, and the environment that a profile's `stage` has unpacked. Needs
+no torch.
+
+With a preflight one process per node runs before it, started by preflight.nodes: it prints a line in the protocol of
+preflight.verdict, `figures`, with a `port` that is free on this node, or `failed`. Without one each rank starts this
+module first: if the node is at fault, it ends the attempt as node_failure, and its exit code is 1. Environment: as for
+preflight.rank, and MASTER_PORT, or as for a rank.
 """
 
 import contextlib
@@ -17,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hpc_gpt.core.ends import bad_nodes
+from hpc_gpt.core.ends.end_policy import shown_as
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.network import LOWEST_PORT, free_port
 from hpc_gpt.core.process import environments, job_of, stat_of
@@ -24,6 +29,7 @@ from hpc_gpt.core.runs.processes import end_left_in_job
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.clients import ask
 from hpc_gpt.core.slurm.environment import own_job
+from hpc_gpt.core.slurm.hosts import expand_hosts
 from hpc_gpt.trainer.preflight.probe import Probe, placed
 from hpc_gpt.trainer.preflight.verdict import encode, too_few
 from hpc_gpt.trainer.supervision.gpus import wait_until_free
@@ -77,23 +83,21 @@ def _held_files(start: str) -> Iterator[str]:
                     yield line[line.index(start) :]
 
 
-def clean_node(run: RunFolder, number: int) -> dict[str, object]:
-    """Ends what the attempts before attempt `number` have left on this node. Returns `figures`, or `failed` with the
-    reason for which no rank can start here."""
-    attempt, job = run.attempt(number), own_job()
-    if left := end_left_in_job(run, number, job, _PROCESSES_S):
-        named = ", ".join(f"{pid} in state {state}" for pid in left[:4] if (state := _state(pid)))
-        return {"failed": f"processes of an earlier attempt run on {_PROCESSES_S:g} s after their kill: {named}"}
-    starts = [start for other in run.before(attempt) if (start := other.started()).get("job_id") == attempt.job_id]
-    since = min((float(start.get("started") or time.time()) for start in starts), default=time.time())
-    removed = shared_memory_left(since, job)
-    for path in removed:
-        path.unlink(missing_ok=True)
-    if held := wait_until_free(_GPUS_S):
-        return {"failed": held}
-    port = os.environ.get("MASTER_PORT", "")
-    free = free_port(int(port) - LOWEST_PORT if port.isdecimal() else os.getpid())
-    return {"figures": {"port": free, "shared_memory": [path.name for path in removed]}}
+def clean_node(run: RunFolder, number: int) -> tuple[str, list[str]]:
+    """Ends what the attempts before attempt `number` have left on this node. Returns the reason for which no rank can
+    start here, empty if one can, and the removed files. The first rank of a node does it; the others wait for their
+    GPUs alone."""
+    attempt, job, removed = run.attempt(number), own_job(), list[Path]()
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        if left := end_left_in_job(run, number, job, _PROCESSES_S):
+            named = ", ".join(f"{pid} in state {state}" for pid in left[:4] if (state := _state(pid)))
+            return f"processes of an earlier attempt run on {_PROCESSES_S:g} s after their kill: {named}", []
+        starts = [start for other in run.before(attempt) if (start := other.started()).get("job_id") == attempt.job_id]
+        since = min((float(start.get("started") or time.time()) for start in starts), default=time.time())
+        removed = shared_memory_left(since, job)
+        for path in removed:
+            path.unlink(missing_ok=True)
+    return wait_until_free(_GPUS_S), [path.name for path in removed]
 
 
 # --- for all nodes, on the host of the job's script
@@ -109,7 +113,8 @@ class LeftOver:
     def __init__(self, run: RunFolder, number: int, nodes: Sequence[str]) -> None:
         self._run, self._why = run, ""
         verdict = next((attempt.verdict() for attempt in reversed(run.before(run.attempt(number)))), {})
-        self.nodes = [node for node in nodes if node in (verdict.get("nodes") or nodes)]
+        alive = _nodes_of_job()
+        self.nodes = [node for node in nodes if node in (alive or nodes)]
         excluded = dict.fromkeys(verdict.get("exclude") or [], "an earlier attempt failed on it")
         self.faults = {node: why for node, why in excluded.items() if node in self.nodes}
         self.ports: dict[str, int] = {}
@@ -155,6 +160,14 @@ class LeftOver:
         return self._why or (None if is_enough else too_few(self.faults, self.nodes, needed))
 
 
+def _nodes_of_job() -> list[str]:
+    """The nodes that the job still has, without dead ones, which its variables name; none if Slurm does not answer."""
+    with contextlib.suppress(UserError, ValueError):
+        answer = ask(["scontrol", "--oneliner", "show", "job", os.environ.get("SLURM_JOB_ID", "")], timeout_s=20)
+        return expand_hosts(shown_as(answer.stdout, "NodeList"))
+    return []
+
+
 def _steps() -> dict[str, str]:
     """{step: its nodes} of the job's numbered steps that have not ended; with submit --here, those of its name. Empty
     if Slurm does not answer: srun waits for it, too."""
@@ -167,16 +180,28 @@ def _steps() -> dict[str, str]:
     return {step: at for step, of, at in rows if step.rpartition(".")[2].isdecimal() and name in (None, of)}
 
 
-def main() -> None:
+def main() -> int:
     node = os.environ.get("SLURMD_NODENAME") or platform.node()
+    attempt, removed = None, list[str]()
     try:
-        answer = clean_node(RunFolder(Path(os.environ["HPC_GPT_RUN"])), int(os.environ["HPC_GPT_ATTEMPT"]))
-    except Exception as fault:  # it is the node's fault for now: another one may see the run folder
-        answer = {"failed": f"{type(fault).__name__}: {fault}"}
-    sys.stdout.write(encode(node, 0, **answer))
+        run, number = RunFolder(Path(os.environ["HPC_GPT_RUN"])), int(os.environ["HPC_GPT_ATTEMPT"])
+        attempt = run.attempt(number)
+        fault, removed = clean_node(run, number)
+    except Exception as error:  # it is the node's fault for now: another one may see the run folder
+        fault = f"{type(error).__name__}: {error}"
+    if "RANK" not in os.environ:
+        port = os.environ.get("MASTER_PORT", "")
+        free = free_port(int(port) - LOWEST_PORT if port.isdecimal() else os.getpid())
+        figures = {"port": free, "shared_memory": removed}
+        sys.stdout.write(encode(node, 0, **({"failed": fault} if fault else {"figures": figures})))
+    elif fault:
+        sys.stderr.write(f"bad node {node}: {fault}\n")
+        if attempt is not None:
+            attempt.write_ended("node_failure", fault, 0, node=node)
     sys.stdout.flush()
-    os._exit(0)  # even if the driver never answers
+    sys.stderr.flush()
+    return 1 if fault and "RANK" in os.environ else 0
 
 
 if __name__ == "__main__":
-    main()
+    os._exit(main())  # even if the driver never answers

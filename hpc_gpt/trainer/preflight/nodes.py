@@ -3,12 +3,11 @@
 RUN is the run folder, NODES the names of the job's nodes separated by blanks. COMMAND starts
 `python -m hpc_gpt.trainer.preflight.rank` for every rank of every node; the word NODES in it stands for srun's options
 with the nodes. Needs no torch. Writes `preflight.json` in the attempt's folder and a table on stderr, notes bad nodes,
-and prints one line on stdout: `nodes n1,n3`, the nodes on which the ranks run, or `end CLASS CAUSE` if the attempt ends
-here. It takes seconds, at most HPC_GPT_PREFLIGHT_S (180).
+and prints one line on stdout: `nodes n1,n3 PORT`, the nodes on which the ranks run and where they meet on the first
+one, or `end CLASS CAUSE` if the attempt ends here. It takes seconds, at most HPC_GPT_PREFLIGHT_S (180).
 
-At a restart in the job it first ends what the attempts before have left on the nodes, and leaves out the nodes that
-they name as bad or dead. Then a port of rank 0's node follows, `nodes n1,n3 PORT`, and without job.preflight that is
-all it does.
+At a restart in the job it first ends what the attempts before have left on the nodes, leaves out the nodes that they
+name as bad or dead, and finds a port that is free on rank 0's node.
 """
 
 import json
@@ -292,20 +291,18 @@ def _nodes_line(run: RunFolder, number: int, nodes: Sequence[str], command: Sequ
         nodes, faults, ports = left.nodes, left.faults, left.ports
         if cause := left.why_none_starts(resolved.nodes):
             return _end_line("node_failure", cause)
-    chosen = choose_nodes(nodes, faults, resolved.nodes)
-    if resolved.job.preflight:
-        preflight = Preflight(run, number, nodes, command, faults=faults)
-        preflight.judge()
-        preflight.write_table(sys.stderr)
-        preflight.note_bad_nodes()
-        try:
-            preflight.write_figures()
-        except RunFolderError as fault:
-            sys.stderr.write(f"warning: {fault}\n")
-        if preflight.ended:
-            return _end_line(*preflight.ended)
-        chosen = preflight.chosen
-    return " ".join(["nodes", ",".join(chosen), *(str(ports[node]) for node in chosen[:1] if node in ports)])
+    preflight = Preflight(run, number, nodes, command, faults=faults)
+    preflight.judge()
+    preflight.write_table(sys.stderr)
+    preflight.note_bad_nodes()
+    try:
+        preflight.write_figures()
+    except RunFolderError as fault:
+        sys.stderr.write(f"warning: {fault}\n")
+    if preflight.ended:
+        return _end_line(*preflight.ended)
+    chosen = preflight.chosen
+    return f"nodes {','.join(chosen)} {ports.get(chosen[0]) or os.environ.get('MASTER_PORT', '')}"
 
 
 def _end_line(ended: str, cause: str) -> str:

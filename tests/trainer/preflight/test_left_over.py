@@ -7,15 +7,19 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from hpc_gpt.core.ends.bad_nodes import listed
 from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.trainer.preflight.left_over import LeftOver
 from hpc_gpt.trainer.preflight.verdict import decode
 from tests.conftest import REPOSITORY
+from tests.programs import put
 from tests.trainer.preflight.test_nodes import COLD, new_run
+from tests.trainer.supervision.test_gpus import nvml_environment
 
 JOB = "4711"
 # A node of its own: it sees its own processes alone, and its own /dev/shm.
@@ -87,81 +91,91 @@ def test_new_shared_memory_that_nobody_holds_is_removed(restarted: RunFolder) ->
     assert rest.split() == ["1", "run", "data", "held", "old"]
 
 
-def restart(run: RunFolder, nodes: str, starter: list[str] | None = None, **environment: str) -> tuple[str, str]:
-    """(the line for the script, the log) of the run's last attempt."""
-    stand_in = [sys.executable, "-m", "hpc_gpt.trainer.preflight.probe", nodes, "1", *COLD]
-    number = str(run.attempts()[-1].number)
-    own = {"PYTHONPATH": str(REPOSITORY), "HPC_GPT_RUN": str(run.path), "HPC_GPT_ATTEMPT": number, "SLURM_JOB_ID": JOB}
-    done = subprocess.run(
-        [sys.executable, "-m", "hpc_gpt.trainer.preflight.nodes", str(run.path), number, nodes, "--"]
-        + (starter or stand_in),
-        env=os.environ | own | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip(), done.stderr
+@pytest.fixture
+def no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm says nothing about the job."""
+    monkeypatch.setenv("SLURM_CONF", "/nonexistent")
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("SLURM_JOB_ID", JOB)
 
 
-def without_preflight(run: RunFolder) -> None:
-    resolved = json.loads((run.path / "resolved.json").read_text())
-    resolved["job"]["preflight"] = False
-    (run.path / "resolved.json").write_text(json.dumps(resolved))
+SRUN = f"""#!/bin/bash
+nodes=${{4#--nodelist=}} message="srun: error: Task launch for StepId=1.0 failed on node b: gone"
+[[ ,$nodes, != *,$FAILS,* ]] || {{ echo "$message" >&2; exit 1; }}
+[[ $5 != --overlap ]] || set -- "${{@:1:4}}" "${{@:6}}"
+exec {sys.executable} -m hpc_gpt.trainer.preflight.probe "${{nodes//,/ }}" 1 "${{@:5}}"
+"""
 
 
-def test_a_restart_has_a_free_port_of_the_first_node(restarted: RunFolder) -> None:
-    without_preflight(restarted)
-    with socket.create_server(("", 12345)):
-        said, log = restart(restarted, "a b c", MASTER_PORT="12345")
-    words = said.split()
-    assert words[:2] == ["nodes", "a,b"], log
-    assert words[2] != "12345"
-    assert restart(restarted, "a b c", MASTER_PORT="12346")[0] == "nodes a,b 12346"
+@pytest.fixture
+def srun(tmp_path: Path) -> list[str]:
+    """The command of the preflight; its nodes are processes of this machine. Node $FAILS does not start its part."""
+    put(tmp_path / "srun", SRUN)
+    return [str(tmp_path / "srun"), "NODES", *COLD]
 
 
-def test_nodes_at_fault_and_dead_ones_give_their_place(tmp_path: Path) -> None:
+def left_over(run: RunFolder, nodes: str, command: list[str], monkeypatch: pytest.MonkeyPatch, port: int) -> LeftOver:
+    number = run.attempts()[-1].number
+    for name, value in (("RUN", run.path), ("ATTEMPT", number)):
+        monkeypatch.setenv(f"HPC_GPT_{name}", str(value))
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    left = LeftOver(run, number, nodes.split())
+    left.end(command)
+    return left
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_nodes_at_fault_are_left_out_and_ports_are_free(
+    tmp_path: Path, srun: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = new_run(tmp_path, nodes=2, spares=2)
-    without_preflight(run)
     started(run)
-    judged(run, exclude=["a", "z"], nodes=["a", "c", "d"])
+    judged(run, exclude=["a", "z"])
     started(run, in_job=1)
-    assert restart(run, "a b c d", MASTER_PORT="12347")[0] == "nodes c,d 12347"
-    judged(run, exclude=["a", "c"], nodes=["a", "c", "d"])
-    started(run, in_job=2)
-    said, _ = restart(run, "a b c d")
+    with socket.create_server(("", 12345)):
+        left = left_over(run, "a c", srun, monkeypatch, 12345)
     fault = "an earlier attempt failed on it"
-    assert said == f"end node_failure bad node a: {fault}; c: {fault}, and 1 spare"
-    assert listed("site") == {}, "the attempt that failed on them has noted them"
+    assert left.faults == {"a": fault}
+    assert left.ports.keys() == {"c"}
+    assert left.ports["c"] not in (12345, None)
+    assert left.why_none_starts(1) is None
+    assert left.why_none_starts(2) == f"bad node a: {fault}"
+    assert listed("site") == {}, "the attempt that failed on it has noted it"
 
 
-def test_a_node_that_does_not_start_its_part_is_left_out(restarted: RunFolder, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("no_slurm")
+def test_a_node_that_does_not_start_its_part_is_left_out(
+    restarted: RunFolder, srun: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Slurm's message about one node ends the step on all; the others are asked again."""
-    without_preflight(restarted)
-    (srun := tmp_path / "srun").write_text(
-        "#!/bin/bash\n"
-        "nodes=${4#--nodelist=}\n"
-        'message="srun: error: Task launch for StepId=1.0 failed on node b: gone"\n'
-        '[[ ,$nodes, != *,b,* ]] || { echo "$message" >&2; exit 1; }\n'
-        f'exec {sys.executable} -m hpc_gpt.trainer.preflight.probe "${{nodes//,/ }}" 1 "${{@:6}}"\n'
-    )
-    srun.chmod(0o755)
-    said, log = restart(restarted, "a b c", [str(srun), "NODES", *COLD], MASTER_PORT="12348")
-    assert said == "nodes a,c 12348", log
+    monkeypatch.setenv("FAILS", "b")
+    left = left_over(restarted, "a b c", srun, monkeypatch, 12348)
+    assert list(left.faults) == ["b"]
+    assert left.ports == {"a": 12348, "c": 12348}
     assert "failed on node b: gone" in listed("site")["b"].why
 
 
-def test_the_preflight_of_a_restart_probes_what_is_left(restarted: RunFolder, tmp_path: Path) -> None:
+def test_the_first_rank_of_a_node_with_a_fault_ends_the_attempt(restarted: RunFolder) -> None:
+    own = {"HPC_GPT_RUN": str(restarted.path), "HPC_GPT_ATTEMPT": "2", "RANK": "0", "SLURMD_NODENAME": "n1"}
+    left = [sys.executable, "-m", "hpc_gpt.trainer.preflight.left_over"]
+    run = partial(subprocess.run, left, capture_output=True, text=True, check=False)
+    assert run(env=os.environ | own).returncode == 0
+    held = nvml_environment(restarted.path / "lib", 1)
+    done = run(env=os.environ | own | held)
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    end = restarted.attempt(2).ended()
+    assert (end["ended"], end["node"]) == ("node_failure", "n1")
+    assert end["cause"] == "10 of 80 GiB of GPU 0 are in use, 30 s after the last ranks: something else runs there"
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_the_preflight_of_a_restart_probes_what_is_left(restarted: RunFolder, srun: list[str]) -> None:
     (restarted.attempts()[0].folder / "next.json").write_text(json.dumps({"go_on": True, "exclude": ["a"]}))
-    (srun := tmp_path / "srun").write_text(
-        '#!/bin/bash\nnodes=${4#--nodelist=}; [[ $5 != --overlap ]] || set -- "${@:1:4}" "${@:6}"\n'
-        f'exec {sys.executable} -m hpc_gpt.trainer.preflight.probe "${{nodes//,/ }}" 1 "${{@:5}}"\n'
-    )
-    srun.chmod(0o755)
     own = {"HPC_GPT_MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    said, log = restart(restarted, "a b c", [str(srun), "NODES", *COLD], MASTER_PORT="12349", **own)
-    assert said == "nodes b,c 12349", log
-    assert "bad node a: an earlier attempt failed on it" in log
-    found = json.loads(restarted.attempts()[-1].preflight.read_text())
+    own |= {"HPC_GPT_RUN": str(restarted.path), "HPC_GPT_ATTEMPT": "2", "MASTER_PORT": "12349"}
+    nodes = [sys.executable, "-m", "hpc_gpt.trainer.preflight.nodes", str(restarted.path), "2", "a b c", "--", *srun]
+    done = subprocess.run(nodes, env=os.environ | own, capture_output=True, text=True, timeout=280, check=False)
+    assert done.stdout == "nodes b,c 12349\n", done.stderr
+    assert "bad node a: an earlier attempt failed on it" in done.stderr
+    found = json.loads(restarted.attempt(2).preflight.read_text())
     assert [rank["node"] for rank in found["ranks"] if "device" in rank] == ["b", "c"]
