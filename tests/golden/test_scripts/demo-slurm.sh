@@ -57,7 +57,7 @@ main() {
       [ "$in_job" = 0 ] || "${@:1:$#-1}" hpc_gpt.trainer.preflight.left_over || exit # ends what is left on the node
       exec "$@"' rank "${python[@]}" -m hpc_gpt.trainer
   continue_or_end # hpc_gpt.launcher.attempts.what_next: classifies the end, and says whether another attempt follows
-  [[ $answer = restart\ * ]] || exit "$rc"
+  restarts_here || exit "$rc"
   start_attempt
   ask_to_start
   done
@@ -287,10 +287,11 @@ continue_or_end() { # Python's line: again|restart|stop PAUSE_S NODES JOBS CODE.
   ask_chain what_next "$rc" "$shown" "$@" || answer_without_python
   # shellcheck disable=SC2086
   set -- $answer && rc=${5:-$rc}
-  case "$1" in
-  restart) [ "$2" = 0 ] || { sleep "$2" & wait "$!"; continue_or_end "$?"; } ;; # Python looks at the job again after the pause
-  again) continue_run "$2" "$3" "$4" ;;
-  esac
+  if [ "$1" = again ]; then continue_run "$2" "$3" "$4"; fi
+}
+restarts_here() { # whether the next attempt starts in this job; after the pause Python looks at the job again
+  [[ ! $answer =~ ^restart\ ([1-9][0-9]*) ]] || { sleep "${BASH_REMATCH[1]}" & wait "$!"; continue_or_end "$?"; }
+  [[ $answer = restart\ * ]]
 }
 # --- settings: resolved.json of the run ----------------------------------------------------------------------------
 settings() { cat; } <<'HPC_GPT_RESOLVED'

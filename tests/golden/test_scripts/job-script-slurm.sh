@@ -442,10 +442,7 @@ continue_or_end() { # Python's line: again|restart|stop PAUSE_S NODES JOBS CODE.
   ask_chain what_next "$rc" "$shown" "$@" || answer_without_python
   # shellcheck disable=SC2086
   set -- $answer && rc=${5:-$rc}
-  case "$1" in
-  restart) [ "$2" = 0 ] || { sleep "$2" & wait "$!"; continue_or_end "$?"; } ;; # Python looks at the job again after the pause
-  again) continue_run "$2" "$3" "$4" ;;
-  esac
+  if [ "$1" = again ]; then continue_run "$2" "$3" "$4"; fi
 }
 # --- settings: resolved.json of the run ----------------------------------------------------------------------------
 settings() { cat; } <<'HPC_GPT_RESOLVED'
