@@ -5,6 +5,7 @@ running without one until its limit. So preflight.nodes starts this beside the r
 ends with the job. Environment: HPC_GPT_RUN, HPC_GPT_ATTEMPT and SLURM_JOB_ID.
 """
 
+import contextlib
 import os
 import sys
 import time
@@ -44,7 +45,9 @@ def watch(attempt: Attempt, job_id: str) -> None:
 
 def main() -> None:
     attempt = RunFolder(Path(os.environ["HPC_GPT_RUN"])).attempt(int(os.environ["HPC_GPT_ATTEMPT"]))
-    watch(attempt, os.environ["SLURM_JOB_ID"])
+    # Not through srun, which would print at each attempt's end that it ends this.
+    with attempt.log.open("a", encoding="utf-8", buffering=1) as log, contextlib.redirect_stderr(log):
+        watch(attempt, os.environ["SLURM_JOB_ID"])
 
 
 if __name__ == "__main__":
