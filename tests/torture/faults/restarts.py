@@ -10,8 +10,8 @@ from tests.torture.faults.kind import kind
 from tests.torture.order import SAVE_EVERY
 from tests.torture.scene import Scene
 
-# A run of seconds is far from its limit, and a pause is long enough for the second fault.
-_IN_JOB = ("job.restart_min_s=0", "job.retry_pause_s=6")
+# The pause is long enough for a second fault.
+_IN_JOB = ("job.restart_in_job=true", "job.retry_pause_s=6")
 
 
 def _kill_a_rank(scene: Scene) -> None:
@@ -42,7 +42,7 @@ def _far_limit(scene: Scene, job_restarts: int = 1) -> None:
     end = time.monotonic() + 120
     while scene.job.restarts < job_restarts and time.monotonic() < end:
         time.sleep(0.2)
-    scene.slurm("scontrol", "update", f"jobid={scene.job.id}", "TimeLimit=10", check=False)
+    scene.slurm("scontrol", "update", f"jobid={scene.job.id}", "TimeLimit=60", check=False)
 
 
 @kind(settings=_IN_JOB, earliest=SAVE_EVERY + 1)
