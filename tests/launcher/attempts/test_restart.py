@@ -42,6 +42,7 @@ def test_a_failure_restarts_in_the_job_and_keeps_the_lock() -> None:
 @pytest.mark.parametrize(
     ("settings", "text", "why"),
     [
+        ({}, shown(NodeList="n5"), "the job has 0 of 1 nodes left"),
         ({"job.restart_in_job": False}, shown(), "job.restart_in_job is false"),
         ({}, "", "nothing shows that the job continues"),
         ({}, shown(JobState="COMPLETING"), "the job is COMPLETING"),
