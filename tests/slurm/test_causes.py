@@ -14,7 +14,7 @@ from tests.processes import environment_of, send
 from tests.slurm.launcher import ENDLESS, PAIR, SAVED, SINGLE, paused
 from tests.slurm.stories import Teller, storied
 
-SMALL = ("--set", "model.layers=1", "--set", "job.retry_pause_s=2")
+SMALL = ("--set", "model.layers=1", "--set", "job.retry_pause_s=2", "--set", "job.restart_min_s=0")
 TOLD = ("--set", "notify.command=cat >>$HPC_GPT_RUN/told", "--set", 'notify.on=["first_step", "retried", "stopped"]')
 
 

@@ -4,18 +4,24 @@ The judge decides that the run is retried; this decides only where. No attempt o
 job ends.
 """
 
-import contextlib
-from collections.abc import Collection, Sequence
+from __future__ import annotations
 
-from hpc_gpt.core.ends.end_policy import End, moment_of, shown_as
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from hpc_gpt.core.ends.end_policy import End, cannot_continue, moment_of, shown_as
 from hpc_gpt.core.ends.failures import RETRIES
 from hpc_gpt.core.ends.judge import EndedAttempt, without_progress
 from hpc_gpt.core.ends.state import SLURM_RUNS
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.hosts import expand_hosts
-from hpc_gpt.launcher.past_timings import measure_run
+
+if TYPE_CHECKING:
+    from hpc_gpt.launcher.past_timings import MeasuredRun, PastTimings
 
 # Seconds that a start takes, if no attempt of the run shows it.
 START_S = 600.0
@@ -29,9 +35,28 @@ def is_on(resolved: Resolved) -> bool:
     return resolved.script is None if wanted is None else wanted
 
 
-def least_s(resolved: Resolved, start_s: float, save_s: float = 0.0) -> float:
+def restart_notes(resolved: Resolved, earlier: Callable[[], PastTimings]) -> Iterator[str]:
+    """The notes for a user who submits a run: what follows a failure, if that is not the usual restart in the job."""
+    limit = limit_s(resolved.job.time)
+    if resolved.cluster.scheduler != "slurm" or not is_on(resolved):
+        return
+    alone = cannot_continue(resolved)
+    if limit is not None and sum(parts := _parts_s(resolved, earlier().newest_alike(resolved))) > limit:
+        then = "a failure ends the run" if alone else "after a failure the job goes back to the queue"
+        yield f"note: {then}: a restart in the job needs {_sum_text(parts)}, and its limit is {limit} s"
+    elif alone:
+        yield "note: no job follows this one: a failure is retried in the job, or not at all"
+
+
+def _parts_s(resolved: Resolved, measured: MeasuredRun | None) -> tuple[float, float, int]:
     """Seconds that a job must still hold for a restart in it: a start, a save, and `job.restart_min_s`."""
-    return start_s + max(save_s, resolved.job.signal_lead_s or 0) + resolved.job.restart_min_s
+    start_s = START_S if measured is None or measured.start_s is None else measured.start_s
+    save_s = (measured and measured.save_s) or 0.0
+    return start_s, max(save_s, resolved.job.signal_lead_s or 0), resolved.job.restart_min_s
+
+
+def _sum_text(parts: tuple[float, float, int]) -> str:
+    return f"{sum(parts):.0f} s: a start ({parts[0]:.0f}), a save ({parts[1]:.0f}), job.restart_min_s ({parts[2]})"
 
 
 def why_not(
@@ -81,8 +106,10 @@ def _lacks_nodes(attempt: Attempt, resolved: Resolved, end: End, exclude: Collec
     except ValueError:
         return f"the job's nodes {listed} cannot be read"
     bad = sorted(nodes & ({end.node} if end.node else set()) | nodes & set(exclude))
-    if not bad or len(nodes) - len(bad) >= resolved.nodes:
+    if not bad:
         return ""
+    if len(nodes) - len(bad) >= resolved.nodes:
+        return "a spare node of an array's element serves its preflight alone" if "_" in attempt.job_id else ""
     return f"no spare node takes the place of {', '.join(bad)}"
 
 
@@ -105,14 +132,12 @@ def _lacks_time(run: RunFolder, resolved: Resolved, pause_s: float, shown: str, 
     until = moment_of(shown_as(shown, "EndTime"))
     if until is None:  # without a limit
         return ""
+    from hpc_gpt.launcher.past_timings import measure_run  # needs numpy
+
     measured = None
     with contextlib.suppress(UserError):
         measured = measure_run(run)
-    start_s = START_S if measured is None or measured.start_s is None else measured.start_s
-    needed_s = pause_s + least_s(resolved, start_s, (measured and measured.save_s) or 0.0)
-    if until - now >= needed_s:
+    parts, left_s = _parts_s(resolved, measured), until - now - pause_s
+    if left_s >= sum(parts):
         return ""
-    return (
-        f"the job ends in {max(0.0, until - now):.0f} s, and a pause of {pause_s:.0f} s, a start of {start_s:.0f} s, "
-        f"a save and job.restart_min_s = {resolved.job.restart_min_s} need {needed_s:.0f} s"
-    )
+    return f"after the pause the job has {max(0.0, left_s):.0f} s, and it needs {_sum_text(parts)}"
