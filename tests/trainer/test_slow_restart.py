@@ -105,34 +105,35 @@ def test_the_hour_before_the_limit_is_of_the_job(tokens: Path, tmp_path: Path) -
     assert why_not(run, later, resolved, NOW) == "less than an hour is left before the time limit"
 
 
-# A rank's probe: the median time of a product, on the core that CORES gives for the rank.
+# A rank's probe: the mean time of a product over a second, on the core that CORES gives for the rank.
 PRODUCT = """
-import json, os, statistics, time
+import json, os, time
 import numpy as np
 os.sched_setaffinity(0, {json.loads(os.environ["CORES"])[int(os.environ["RANK"])]})
-a, times = np.ones((192, 192), np.float32), []
-for _ in range(400):
-    began = time.perf_counter()
+a, count, began = np.ones((192, 192), np.float32), 0, time.perf_counter()
+while time.perf_counter() < began + 1:
     a @ a
-    times.append(time.perf_counter() - began)
-print(json.dumps({"probe_s": statistics.fmean(times)}))
+    count += 1
+print(json.dumps({"probe_s": (time.perf_counter() - began) / count}))
 """
 LOAD = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile os.getppid() == int(sys.argv[2]): pass"
 
 
 @pytest.mark.long
 def test_a_rank_beside_a_load_on_its_core_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks share one core in turns, and the third has one with four loads: its product gets a part of it."""
+    """Two ranks share one core in turns, and the third has one with many loads: its product gets a part of it."""
     first, second = sorted(os.sched_getaffinity(0))[:2]
     monkeypatch.setenv("CORES", json.dumps([first, first, second]))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
     monkeypatch.setenv("HPC_GPT_SLOW_S", "600")
     monkeypatch.setenv("HPC_GPT_PROBE_COMMAND", f"{shlex.quote(sys.executable)} -c {shlex.quote(PRODUCT)}")
-    loads = [subprocess.Popen([sys.executable, "-c", LOAD, str(second), str(os.getpid())]) for _ in range(4)]
+    line = [sys.executable, "-c", LOAD, str(second), str(os.getpid())]
+    # Each in a session of its own: Linux shares a core between sessions first.
+    loads = [subprocess.Popen(line, start_new_session=True) for _ in range(16)]
     try:
         probes = [DeviceProbe(torch.device("cpu")) for _ in range(3)]
-        for _ in range(5):
+        for _ in range(3):
             for rank, probe in enumerate(probes):
                 monkeypatch.setenv("RANK", str(rank))
                 probe._ask()
@@ -144,5 +145,4 @@ def test_a_rank_beside_a_load_on_its_core_is_named(monkeypatch: pytest.MonkeyPat
         RankHeartbeat(rank, f"n{rank}", 1, 1, 1, "training", 0.0, 0.0, 0.0, probe_s=probe.result.probe_s)
         for rank, probe in enumerate(probes)
     ]
-    assert [slow.rank for slow in slow_ranks(beats).ranks][:1] == [2]
-    assert slow_ranks(beats).ranks[0].share < 0.6
+    assert [slow.rank for slow in slow_ranks(beats).ranks][:1] == [2], [probe.result for probe in probes]
