@@ -30,9 +30,12 @@ _MOST_IDLE = 2
 
 
 def is_on(resolved: Resolved) -> bool:
-    """Whether the run's failed attempts may be retried in their job."""
+    """Whether the run's failed attempts may be retried in their job.
+
+    On this machine no queue costs time, and whoever tries a program wants to see its failure at once.
+    """
     wanted = resolved.job.restart_in_job
-    return resolved.script is None if wanted is None else wanted
+    return resolved.script is None and resolved.cluster.scheduler == "slurm" if wanted is None else wanted
 
 
 def restart_notes(resolved: Resolved, earlier: Callable[[], PastTimings]) -> Iterator[str]:
@@ -80,7 +83,7 @@ def why_not(
     if not RETRIES[end.ended].fails:
         return f"after {end.ended} a job ends"
     return (
-        _job_ends(shown)
+        _job_ends(resolved, shown)
         or _lacks_nodes(attempt, resolved, end, exclude, shown)
         or _without_progress(past)
         or _pauses(run, attempt, resolved, pause_s)
@@ -88,7 +91,9 @@ def why_not(
     )
 
 
-def _job_ends(shown: str) -> str:
+def _job_ends(resolved: Resolved, shown: str) -> str:
+    if resolved.cluster.scheduler == "local":
+        return ""
     state, since = shown_as(shown, "JobState"), shown_as(shown, "PreemptTime")
     if not state:
         return "nothing shows that the job continues"
@@ -100,11 +105,15 @@ def _job_ends(shown: str) -> str:
 def _lacks_nodes(attempt: Attempt, resolved: Resolved, end: End, exclude: Collection[str], shown: str) -> str:
     if end.ended == "node_failure" and end.node is None:
         return "the node at fault is not known"
-    listed = attempt.started().get("node_list") or shown_as(shown, "NodeList")
-    try:
-        nodes = set(expand_hosts(str(listed)))
+    if resolved.cluster.scheduler == "local":
+        return ""  # there is no other
+    listed, alive = str(attempt.started().get("node_list") or ""), shown_as(shown, "NodeList")
+    try:  # Slurm takes a dead node out of the job's list
+        nodes = set(expand_hosts(listed or alive)) & set(expand_hosts(alive or listed))
     except ValueError:
-        return f"the job's nodes {listed} cannot be read"
+        return f"the job's nodes {listed or alive} cannot be read"
+    if len(nodes) < resolved.nodes:
+        return f"the job has {len(nodes)} of {resolved.nodes} nodes left"
     bad = sorted(nodes & ({end.node} if end.node else set()) | nodes & set(exclude))
     if not bad:
         return ""

@@ -51,9 +51,10 @@ main() {
 
   # exec leaves no shell between slurmstepd and the trainer, so signals reach python itself. USR2 and TERM are ignored
   # until the trainer handles them: a preemption while ranks start would end the job as failed, not requeue it.
-  run_ranks srun --export=ALL --kill-on-bad-exit=1 --ntasks=4 --ntasks-per-node=4 \
+  run_ranks srun --export=ALL --kill-on-bad-exit=1 "${overlap[@]:0:in_job}" --ntasks=4 --ntasks-per-node=4 \
     bash -c 'trap "" USR2 TERM
       export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE=4
+      [ "$in_job" = 0 ] || "${@:1:$#-1}" hpc_gpt.trainer.preflight.left_over || exit # ends what is left on the node
       exec "$@"' rank "${python[@]}" -m hpc_gpt.trainer
   continue_or_end # hpc_gpt.launcher.attempts.what_next: classifies the end, and says whether another attempt follows
   [[ $answer = restart\ * ]] || exit "$rc"
@@ -89,13 +90,13 @@ make_run_folder() { # the first start stores this script and its settings there;
   [ -e "$HPC_GPT_RUN/resolved.json" ] || settings | keep resolved.json || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
 }
 start_attempt() { # makes attempts/<n>, $attempt, and redirects all output into it
-  n=1 rc=1 in_job=$((${in_job:--1} + 1))
+  n=1 rc=1 in_job=$((${in_job:--1} + 1)) overlap=(--overlap) # at a restart: a step that has not ended keeps its GPUs
   until mkdir -- "$HPC_GPT_RUN/attempts/$n" 2>/dev/null; do
     [ -d "$HPC_GPT_RUN/attempts/$n" ] || die "cannot write in $HPC_GPT_RUN/attempts" "is the disk full or read-only?"
     n=$((n + 1))
   done
   attempt="$HPC_GPT_RUN/attempts/$n"
-  export HPC_GPT_ATTEMPT=$n TORCH_FR_DUMP_TEMP_FILE="$attempt/flight/rank-"
+  export HPC_GPT_ATTEMPT=$n in_job TORCH_FR_DUMP_TEMP_FILE="$attempt/flight/rank-"
   mkdir -- "$attempt/flight"
   printf '{"attempt": %d, "job_id": "%s", "restart": %d, "in_job": %d, "node_list": "%s", "gpus": %d, "started": %d, "boot": "%s", "uptime": %s}\n' \
     "$n" "$HPC_GPT_JOB" "${SLURM_RESTART_COUNT:-0}" "$in_job" "$SLURM_JOB_NODELIST" \

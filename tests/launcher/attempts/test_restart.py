@@ -1,4 +1,4 @@
-"""Where the next attempt starts after a failure: in the same job or from the queue, by run folders and Slurm's words."""
+"""Where a next attempt starts after a failure: in the job or from the queue, by its run folder and Slurm's words."""
 
 import time
 from typing import Any
