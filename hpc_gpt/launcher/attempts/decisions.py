@@ -30,7 +30,8 @@ from hpc_gpt.core.runs.lineage import newest_step
 from hpc_gpt.core.runs.race import is_race, measured, read_visits
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.launcher.attempts.restart import is_on, why_not
+from hpc_gpt.core.slurm.directives import restarts_in_job
+from hpc_gpt.launcher.attempts.restart import why_not
 from hpc_gpt.reader.attempt_cause import read_cause
 
 # The first word of the line that job.sh reads.
@@ -149,7 +150,7 @@ def conclude(
         not_in_job = "Slurm starts the job again" if job.put_back else ""
         not_in_job = not_in_job or why_not(run, attempt, resolved, end, past, exclude, verdict.pause_s, job.shown, now)
         if not_in_job and why:
-            here = f"; no restart in the job: {not_in_job}" if is_on(resolved) and verdict.retries else ""
+            here = f"; no restart in the job: {not_in_job}" if restarts_in_job(resolved) and verdict.retries else ""
             verdict = judge(past, replace(rules, cannot_continue=f"{why}{here}"), wish)
     with disk_that_may_be_full():
         write_verdict(attempt, verdict, past, exclude, now, end, job.put_back, elapsed_s, not_in_job)

@@ -18,6 +18,7 @@ from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.slurm.directives import restarts_in_job
 from hpc_gpt.core.slurm.hosts import expand_hosts
 
 if TYPE_CHECKING:
@@ -29,19 +30,10 @@ START_S = 600.0
 _MOST_IDLE = 2
 
 
-def is_on(resolved: Resolved) -> bool:
-    """Whether the run's failed attempts may be retried in their job.
-
-    On this machine no queue costs time, and whoever tries a program wants to see its failure at once.
-    """
-    wanted = resolved.job.restart_in_job
-    return resolved.script is None and resolved.cluster.scheduler == "slurm" if wanted is None else wanted
-
-
 def restart_notes(resolved: Resolved, earlier: Callable[[], PastTimings]) -> Iterator[str]:
     """The notes for a user who submits a run: what follows a failure, if that is not the usual restart in the job."""
     limit = limit_s(resolved.job.time)
-    if resolved.cluster.scheduler != "slurm" or not is_on(resolved):
+    if resolved.cluster.scheduler != "slurm" or not restarts_in_job(resolved):
         return
     alone = cannot_continue(resolved)
     if limit is not None and sum(parts := _parts_s(resolved, earlier().newest_alike(resolved))) > limit:
@@ -78,7 +70,7 @@ def why_not(
     `past`: the attempts that have ended, `attempt` last. `exclude`: the nodes that the next attempt must not use.
     `pause_s`: what it still waits for. `shown`: the job as `scontrol show job` prints it now.
     """
-    if not is_on(resolved):
+    if not restarts_in_job(resolved):
         return "job.restart_in_job is false"
     if not RETRIES[end.ended].fails:
         return f"after {end.ended} a job ends"

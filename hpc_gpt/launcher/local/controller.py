@@ -34,10 +34,10 @@ from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.clients import KILL_WAIT_S
+from hpc_gpt.core.slurm.directives import restarts_in_job
 from hpc_gpt.core.slurm.environment import own_job
 from hpc_gpt.launcher.attempts.decisions import ShownJob, conclude
 from hpc_gpt.launcher.attempts.notify import send_events
-from hpc_gpt.launcher.attempts.restart import is_on
 from hpc_gpt.launcher.local.beside import CANCELLED_S, LIMIT_S, BesideRanks, end_beside, start_beside
 
 _RACE_SUPERVISOR = "hpc_gpt.launcher.bench.race_here"  # supervises a race, and starts its visits
@@ -268,7 +268,9 @@ def judge_and_note(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool
     """Returns whether another attempt follows `attempt`, which has ended. If it asks for a requeue or has failed, it is
     judged, once, and the verdict is written."""
     end = attempt.ended()
-    is_retried = end.get("requeue") or (is_on(resolved) and end and meaning(end.get("ended")).chain != "stops")
+    is_retried = end.get("requeue") or (
+        restarts_in_job(resolved) and end and meaning(end.get("ended")).chain != "stops"
+    )
     if is_retried and not attempt.verdict():
         wish, last = run.asked_to_end(attempt.job_id), End(str(end["ended"]), end.get("cause"))
         conclude(run, attempt, resolved, last, time.time(), attempt.number, ShownJob(), wish)

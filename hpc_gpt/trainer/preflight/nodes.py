@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import textwrap
 import time
@@ -29,8 +30,11 @@ from hpc_gpt.core.files import write_once
 from hpc_gpt.core.format import NOTHING, counted, plain
 from hpc_gpt.core.runs.disk_space import space_needed_gib
 from hpc_gpt.core.runs.record import finite
-from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.secrets import without_secrets
+from hpc_gpt.core.slurm.directives import outlives_nodes
+from hpc_gpt.core.slurm.hosts import first_host
+from hpc_gpt.trainer.preflight import script_node
 from hpc_gpt.trainer.preflight.left_over import LeftOver
 from hpc_gpt.trainer.preflight.probe import Probe, placed
 from hpc_gpt.trainer.preflight.verdict import (
@@ -302,7 +306,17 @@ def _nodes_line(run: RunFolder, number: int, nodes: Sequence[str], command: Sequ
     if preflight.ended:
         return _end_line(*preflight.ended)
     chosen = preflight.chosen
+    if outlives_nodes(resolved):
+        _watch_script_node(run.attempt(number), nodes, chosen, command)
     return f"nodes {','.join(chosen)} {ports.get(chosen[0]) or os.environ.get('MASTER_PORT', '')}"
+
+
+def _watch_script_node(attempt: Attempt, nodes: Sequence[str], chosen: Sequence[str], command: Sequence[str]) -> None:
+    """Starts script_node on another node than the script's, preferably with ranks; the next attempt starts it again."""
+    script = first_host(attempt.started().get("node_list"))
+    others = [node for node in (*chosen, *nodes) if node != script]
+    where = placed(command, others[:1], 1, "--overlap")
+    subprocess.Popen([*where[:-1], script_node.MODULE], stdin=subprocess.DEVNULL, stdout=sys.stderr)
 
 
 def _end_line(ended: str, cause: str) -> str:
