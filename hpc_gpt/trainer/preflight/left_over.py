@@ -143,7 +143,8 @@ class LeftOver:
             self._why = f"none of the job's nodes has answered within {LIMIT_S:g} s"
             return
         faults |= dict.fromkeys(nodes, f"it has not answered within {LIMIT_S:g} s")
-        while steps := {step: at for step, at in _steps().items() if step in steps}:
+        usable = {node for node in self.nodes if node not in self.faults and node not in faults}
+        while steps := {step: at for step, at in _steps().items() if step in steps and usable & set(_hosts(at))}:
             if time.monotonic() > until:
                 self._why = "; ".join(f"step {step} on {at} runs on after its kill" for step, at in steps.items())
                 break
@@ -162,9 +163,15 @@ class LeftOver:
 
 def _nodes_of_job() -> list[str]:
     """The nodes that the job still has, without dead ones, which its variables name; none if Slurm does not answer."""
-    with contextlib.suppress(UserError, ValueError):
+    with contextlib.suppress(UserError):
         answer = ask(["scontrol", "--oneliner", "show", "job", os.environ.get("SLURM_JOB_ID", "")], timeout_s=20)
-        return expand_hosts(shown_as(answer.stdout, "NodeList"))
+        return _hosts(shown_as(answer.stdout, "NodeList"))
+    return []
+
+
+def _hosts(text: str) -> list[str]:
+    with contextlib.suppress(ValueError):
+        return expand_hosts(text)
     return []
 
 
