@@ -310,8 +310,8 @@ def _explain_own(read: RunRead, run: RunFolder) -> Why:
         # Slurm's own output is of a start of the job: what it says is meant for the last attempt of that start, unless
         # the job outlived that, too, and ended in the pause before a restart.
         verdict = attempt.verdict()
-        in_pause = verdict.get("in_job") or str(verdict.get("not_in_job")).startswith("after the pause")
-        is_earlier = in_pause or (following and following.restarts_in_job)
+        outlived = "in_job" in verdict and verdict.get("retries") and not verdict.get("put_back")
+        is_earlier = outlived or (following and following.restarts_in_job)
         output = [] if is_earlier else job_output(run, table.get("job_id"))
         parts: list[Part] = []
         for path in [*attempt.logs, *output]:
