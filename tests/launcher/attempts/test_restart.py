@@ -81,7 +81,7 @@ def test_a_node_at_fault_needs_a_spare() -> None:
         assert line_after(run, attempt, shown(), slurm="node_failure")[0] == said, (nodes, job_id)
 
 
-def test_two_without_a_checkpoint_go_to_the_queue_and_count_as_one() -> None:
+def test_two_without_a_checkpoint_requeue_and_count_as_one() -> None:
     run = slurm_run()
     for restart, in_job, said in ((0, 0, "restart"), (0, 1, "again"), (1, 0, "stop")):
         attempt = start(run, restart=restart, in_job=in_job)
