@@ -45,6 +45,7 @@ def test_a_failure_restarts_in_the_job_and_keeps_the_lock() -> None:
     ("settings", "text", "why"),
     [
         ({"job.restart_in_job": False}, shown(), "job.restart_in_job is off"),
+        ({}, shown(NodeList="n5"), "the job has 0 of 1 nodes left"),
         ({}, "", "nothing shows that the job continues"),
         ({}, shown(JobState="COMPLETING"), "the job is COMPLETING"),
         ({}, shown(PreemptTime="2026-11-20T10:01:00"), "the job is being preempted"),

@@ -121,9 +121,9 @@ def process_left_behind(scene: Scene) -> None:
 
 @kind(settings=(*_IN_JOB, "job.preflight=true", "job.spare_nodes=1"), earliest=1)
 def dead_node_with_a_spare(scene: Scene) -> None:
-    """The script's node, or another one."""
+    """The script's node, or another one with ranks."""
     scene.wait_moment()
-    node = scene.any_node()
+    node = scene.chance.choice(scene.job.nodes()[: scene.run.resolved().nodes])
     scene.remember()
     scene.cut_power(node)
     scene.detail = f"{node}, {'batch host' if node == scene.job.nodes()[0] else 'other node'}"
