@@ -220,10 +220,10 @@ run_ranks() { # run_ranks COMMAND: waits for its end; sets $rc to its exit code
   rmdir -- "$attempt/flight" 2>/dev/null
 }
 # --- what comes next -----------------------------------------------------------------------------------------------
-answer_without_python() { # decides by the trainer's request and the time limit, and before them by a cancel
+answer_without_python() { # decides by the trainer's request or a verdict and the time limit, and before them by a cancel
   local ended=error
   answer="stop 0 - - $rc"
-  ! grep -qs '"requeue": true' "$attempt/ended.json" || answer="again 0 - - $rc"
+  ! grep -qsE '"(requeue|go_on)": true' "$attempt/ended.json" "$attempt/next.json" || answer="again 0 - - $rc"
   [ "$(shown_as Reason)" != TimeLimit ] || ended=walltime answer="again 0 - - $rc"
   [ ! -e "$HPC_GPT_RUN/cancelled.$HPC_GPT_JOB" ] || ended=cancelled answer="stop 0 - - $rc"
   say_ended "$ended" "exit code $rc"

@@ -375,10 +375,10 @@ start_tracker() { # hpc_gpt.report.track sends the steps until the ranks have en
   set +m
 }
 # --- what comes next -----------------------------------------------------------------------------------------------
-answer_without_python() { # decides by the trainer's request and the time limit, and before them by a cancel
+answer_without_python() { # decides by the trainer's request or a verdict and the time limit, and before them by a cancel
   local ended=error
   answer="stop 0 - - $rc"
-  ! grep -qs '"requeue": true' "$attempt/ended.json" || answer="again 0 - - $rc"
+  ! grep -qsE '"(requeue|go_on)": true' "$attempt/ended.json" "$attempt/next.json" || answer="again 0 - - $rc"
   [ "$(shown_as Reason)" != TimeLimit ] || ended=walltime answer="again 0 - - $rc"
   [ ! -e "$HPC_GPT_RUN/cancelled.$HPC_GPT_JOB" ] || ended=cancelled answer="stop 0 - - $rc"
   say_ended "$ended" "exit code $rc"
