@@ -66,7 +66,7 @@ def test_a_stop_in_the_pause_ends_the_run_before_its_next_step(teller: Teller) -
 
 
 @storied
-def test_a_limit_near_in_the_pause_sends_the_job_to_the_queue(teller: Teller) -> None:
+def test_a_limit_near_after_the_pause_requeues_the_job(teller: Teller) -> None:
     job = in_pause(teller)
     teller.cluster.run("scontrol", "update", f"jobid={job.id}", "EndTime=now+70", check=True)
     job.wait("the requeue", lambda: job.restarts == 1)

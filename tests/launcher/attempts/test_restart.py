@@ -44,8 +44,8 @@ def test_a_failure_restarts_in_the_job_and_keeps_the_lock() -> None:
 @pytest.mark.parametrize(
     ("settings", "text", "why"),
     [
-        ({}, shown(NodeList="n5"), "the job has 0 of 1 nodes left"),
         ({"job.restart_in_job": False}, shown(), "job.restart_in_job is off"),
+        ({}, shown(NodeList="n5"), "the job has 0 of 1 nodes left"),
         ({}, "", "nothing shows that the job continues"),
         ({}, shown(JobState="COMPLETING"), "the job is COMPLETING"),
         ({}, shown(PreemptTime="2026-11-20T10:01:00"), "the job is being preempted"),
@@ -82,7 +82,7 @@ def test_a_node_at_fault_needs_a_spare() -> None:
         assert line_after(run, attempt, shown(), slurm="node_failure")[0] == said, (nodes, job_id)
 
 
-def test_two_without_a_checkpoint_go_to_the_queue_as_one() -> None:
+def test_two_without_a_checkpoint_requeue_and_count_as_one() -> None:
     run = slurm_run()
     for restart, in_job, said in ((0, 0, "restart"), (0, 1, "again"), (1, 0, "stop")):
         attempt = start(run, restart=restart, in_job=in_job)
