@@ -306,10 +306,17 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
         ),
         ("memory", NOTHING if memory is None else f"{show_digits(memory)} GiB {kind}, on the stage with most"),
         ("predicted", _predicted(record)),
-        ("attempts", NOTHING if not record.attempts else str(len(record.attempts))),
+        ("attempts", _attempts(record)),
         ("GPU hours", show_digits(record.gpu_hours)),
         *([("goodput", show_goodput(record))] if record.goodput is not None else []),
     ]
+
+
+def _attempts(record: Record) -> str:
+    """The number of attempts, and how many of them are restarts inside a job."""
+    attempts = record.attempts or []
+    inside = sum(bool(attempt.get("in_job")) for attempt in attempts)
+    return f"{len(attempts) or NOTHING}" + (f", of which {counted(inside, 'restart')} inside a job" if inside else "")
 
 
 def show_goodput(record: Record) -> str:

@@ -61,10 +61,12 @@ def screen(run: RunFolder, status: RunStatus, columns: int = 80, blocks: bool = 
         one = space_needed_gib(resolved, run)[0] if not runs_program(resolved) else 0.0
         needs = f", the next checkpoint takes {show_bytes(one * GIB)}" if one else ""
         lines.append(f"space: {show_bytes(free * GIB)} free{needs}")
-    if attempts and status.state == "running" and (coming := what_comes(run, resolved, status.step or 0, now)):
+    pauses = bool(attempts and attempts[-1].verdict())  # the job has no ranks until the next attempt
+    trains = attempts and status.state == "running" and not pauses
+    if trains and (coming := what_comes(run, resolved, status.step or 0, now)):
         lines.append("next: " + "; ".join(f"{text}, in {show_duration(in_s)}" for in_s, text in coming))
     if attempts:
-        lines += _of_ranks(attempts[-1], resolved, now if status.state in LIVE else None)
+        lines += _of_ranks(attempts[-1], resolved, now if status.state in LIVE and not pauses else None)
     return [plain(line) for line in lines]
 
 
@@ -137,6 +139,8 @@ def what_comes(run: RunFolder, resolved: Resolved, step: int, now: float) -> lis
             saved = max((path.stat().st_mtime for path in list_complete(run.checkpoints)), default=began)
         coming.append((max(0.0, saved + 60 * train.save_minutes - now), f"saves, after {train.save_minutes:g} min"))
     if (limit := limit_s(resolved.job.time)) is not None:
+        first = next(iter(run.before_in_job(attempt)), attempt)  # the limit is of the job's start
+        began = float(first.started().get("started") or began)
         then = "is requeued" if resolved.cluster.chain != "none" else "ends"
         due_s = began + limit - (resolved.job.signal_lead_s or 0) - now
         coming.append((max(0.0, due_s), f"time limit at {clock(began + limit, now)}: saves and {then}"))
