@@ -307,8 +307,12 @@ def _explain_own(read: RunRead, run: RunFolder) -> Why:
     own = run.attempts()
     for index, (attempt, table) in enumerate(zip(own, tables, strict=False)):
         ended, following = table.get("ended"), attempt.next_of_job(own[index + 1 :])
-        # Slurm's own output is of a start of the job: what it says is meant for the last attempt of that start.
-        output = [] if following and following.restarts_in_job else job_output(run, table.get("job_id"))
+        # Slurm's own output is of a start of the job: what it says is meant for the last attempt of that start, unless
+        # the job outlived that, too, and ended in the pause before a restart.
+        verdict = attempt.verdict()
+        in_pause = verdict.get("in_job") or str(verdict.get("not_in_job")).startswith("after the pause")
+        is_earlier = in_pause or (following and following.restarts_in_job)
+        output = [] if is_earlier else job_output(run, table.get("job_id"))
         parts: list[Part] = []
         for path in [*attempt.logs, *output]:
             if path.exists():

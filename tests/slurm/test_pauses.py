@@ -1,5 +1,6 @@
 """The pause before a restart in the job: what comes meanwhile counts as if it came while the ranks ran."""
 
+import json
 import signal
 
 import pytest
@@ -20,6 +21,11 @@ def in_pause(teller: Teller, *more: str) -> Job:
     assert (verdict["go_on"], verdict["in_job"], verdict["pause_s"]) == (True, True, 60), verdict
     assert teller.launcher.state(job) == "running"
     return job
+
+
+def ended_by_why(teller: Teller, job: Job) -> str:
+    """How the first attempt has ended by `hpc-gpt why`."""
+    return str(json.loads(teller.launcher.run("why", job.run.run_id, "--json")[0])["attempts"][0]["ended"])
 
 
 def kill_rank(job: Job, attempt: int) -> None:
@@ -46,6 +52,7 @@ def test_a_cancel_in_the_pause(teller: Teller) -> None:
     teller.launcher.run("cancel", job.run.run_id)
     job.wait_end("CANCELLED")
     assert (teller.launcher.state(job), len(job.run.attempts())) == ("cancelled", 1)
+    assert ended_by_why(teller, job) == job.ended()[0]
 
 
 @pytest.mark.long
@@ -59,7 +66,7 @@ def test_a_stop_in_the_pause_ends_the_run_before_its_next_step(teller: Teller) -
 
 
 @storied
-def test_a_limit_that_comes_near_in_the_pause_sends_the_job_to_the_queue(teller: Teller) -> None:
+def test_a_limit_near_after_the_pause_requeues_the_job(teller: Teller) -> None:
     job = in_pause(teller)
     teller.cluster.run("scontrol", "update", f"jobid={job.id}", "EndTime=now+70", check=True)
     job.wait("the requeue", lambda: job.restarts == 1)
@@ -69,6 +76,7 @@ def test_a_limit_that_comes_near_in_the_pause_sends_the_job_to_the_queue(teller:
     job.far_from_its_limit()
     job.wait("its second start", lambda: job.last_step(2) > 0)
     assert job.run.attempt(2).started()["restart"] == 1
+    assert ended_by_why(teller, job) == "error", "Slurm's word on the time limit is about the job"
     teller.cluster.run("scancel", job.id, check=True)
     job.losses()  # of a step that was made twice it is the same
 

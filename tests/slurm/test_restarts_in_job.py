@@ -1,12 +1,12 @@
 """Restarts in the job on a real cluster: what is left on the nodes, and nodes that die, with spare ones.
 
-Beside them a rank that is killed is in test_causes, a dead node without a spare in test_runs.
+A killed and a hung rank are in test_causes, the pause in test_pauses, a dead node without a spare in test_runs; a
+controller that is away, and crashes in a save or a start, are faults of tests/torture.
 """
 
 import json
 import signal
 import subprocess
-import time
 
 import pytest
 
@@ -65,7 +65,7 @@ def test_what_a_killed_rank_left_behind_is_ended(teller: Teller) -> None:
     same_losses(teller, job)
     assert starts(job) == [(0, 0), (0, 1)]
     assert min(job.metrics(2)) == job.run.attempt(1).verdict()["saved_step"] + 1
-    print(f"from the end to the first step: {seconds_between(job, 1):.1f} s")
+    assert seconds_between(job, 1) < 120, "on a busy machine"
 
 
 def with_spare(teller: Teller, name: str, *arguments: str, **more: str) -> Job:
@@ -106,23 +106,6 @@ def test_a_job_whose_scripts_node_is_dead_is_put_back(teller: Teller) -> None:
     assert starts(job) == [(0, 0), (1, 0)]
     assert job.ended() == ["node_failure", "done"]
     assert job.run.attempt(1).verdict()["node"] == script
-
-
-@pytest.mark.long
-@storied
-def test_a_restart_waits_for_the_controller(teller: Teller) -> None:
-    job = teller.launcher.submit(*PAIR, *SOON, *SAVED, "--set", "job.retry_pause_s=8", **paused(12))
-    job.wait_paused()
-    victim, *_ = job.ranks()
-    send(victim, signal.SIGKILL)
-    job.wait("the verdict", job.run.attempt(1).verdict)
-    teller.cluster.stop_controller()
-    try:
-        time.sleep(15)
-    finally:
-        teller.cluster.start_controller()
-    same_losses(teller, job)
-    assert starts(job)[0] == (0, 0)
 
 
 @pytest.mark.long

@@ -71,7 +71,7 @@ def why_not(
     `pause_s`: what it still waits for. `shown`: the job as `scontrol show job` prints it now.
     """
     if not restarts_in_job(resolved):
-        return "job.restart_in_job is false"
+        return "job.restart_in_job is off"
     if not RETRIES[end.ended].fails:
         return f"after {end.ended} a job ends"
     return (

@@ -28,7 +28,7 @@ from hpc_gpt.core.process import environments, job_of, stat_of
 from hpc_gpt.core.runs.processes import end_left_in_job
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.clients import ask
-from hpc_gpt.core.slurm.environment import own_job
+from hpc_gpt.core.slurm.environment import SHELL_STEP, own_job
 from hpc_gpt.core.slurm.hosts import expand_hosts
 from hpc_gpt.trainer.preflight.probe import Probe, placed
 from hpc_gpt.trainer.preflight.verdict import encode, too_few
@@ -143,7 +143,8 @@ class LeftOver:
             self._why = f"none of the job's nodes has answered within {LIMIT_S:g} s"
             return
         faults |= dict.fromkeys(nodes, f"it has not answered within {LIMIT_S:g} s")
-        while steps := {step: at for step, at in _steps().items() if step in steps}:
+        usable = {node for node in self.nodes if node not in self.faults and node not in faults}
+        while steps := {step: at for step, at in _steps().items() if step in steps and usable & set(_hosts(at))}:
             if time.monotonic() > until:
                 self._why = "; ".join(f"step {step} on {at} runs on after its kill" for step, at in steps.items())
                 break
@@ -162,22 +163,29 @@ class LeftOver:
 
 def _nodes_of_job() -> list[str]:
     """The nodes that the job still has, without dead ones, which its variables name; none if Slurm does not answer."""
-    with contextlib.suppress(UserError, ValueError):
+    with contextlib.suppress(UserError):
         answer = ask(["scontrol", "--oneliner", "show", "job", os.environ.get("SLURM_JOB_ID", "")], timeout_s=20)
-        return expand_hosts(shown_as(answer.stdout, "NodeList"))
+        return _hosts(shown_as(answer.stdout, "NodeList"))
+    return []
+
+
+def _hosts(text: str) -> list[str]:
+    with contextlib.suppress(ValueError):
+        return expand_hosts(text)
     return []
 
 
 def _steps() -> dict[str, str]:
-    """{step: its nodes} of the job's numbered steps that have not ended; with submit --here, those of its name. Empty
-    if Slurm does not answer: srun waits for it, too."""
+    """{step: its nodes} of the job's numbered steps that have not ended, but a shell of the user's; with submit --here,
+    those of its name. Empty if Slurm does not answer: srun waits for it, too."""
     name, job_id = os.environ.get("HPC_GPT_START"), os.environ.get("SLURM_JOB_ID", "")
     try:
         answer = ask(["squeue", "--noheader", "--steps", f"--jobs={job_id}", "--format=%i|%j|%N"], timeout_s=20)
     except UserError:
         return {}
     rows = (line.split("|") for line in answer.stdout.splitlines() if line.count("|") == 2)
-    return {step: at for step, of, at in rows if step.rpartition(".")[2].isdecimal() and name in (None, of)}
+    rows = (row for row in rows if row[1] == name or (name is None and row[1] != SHELL_STEP))
+    return {step: at for step, _, at in rows if step.rpartition(".")[2].isdecimal()}
 
 
 def main() -> int:

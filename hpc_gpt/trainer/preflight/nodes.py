@@ -316,7 +316,8 @@ def _watch_script_node(attempt: Attempt, nodes: Sequence[str], chosen: Sequence[
     script = first_host(attempt.started().get("node_list"))
     others = [node for node in (*chosen, *nodes) if node != script]
     where = placed(command, others[:1], 1, "--overlap")
-    subprocess.Popen([*where[:-1], script_node.MODULE], stdin=subprocess.DEVNULL, stdout=sys.stderr)
+    null = subprocess.DEVNULL
+    subprocess.Popen([*where[:-1], script_node.MODULE], stdin=null, stdout=null, stderr=null)
 
 
 def _end_line(ended: str, cause: str) -> str:

@@ -5,6 +5,7 @@ running without one until its limit. So preflight.nodes starts this beside the r
 ends with the job. Environment: HPC_GPT_RUN, HPC_GPT_ATTEMPT and SLURM_JOB_ID.
 """
 
+import contextlib
 import os
 import sys
 import time
@@ -21,33 +22,32 @@ MODULE = "hpc_gpt.trainer.preflight.script_node"
 _EVERY_S = 10.0
 
 
-def watch(attempt: Attempt, job_id: str) -> str:
-    """Waits until the script's node is dead, and requeues the job; returns what it did, or why it stops."""
+def watch(attempt: Attempt, job_id: str) -> None:
+    """Waits until the script's node is dead, and requeues the job; returns early if the job ends."""
     node = first_host(attempt.started().get("node_list"))
     while True:
         try:
             shown = ask(["scontrol", "--oneliner", "show", "job", job_id]).stdout
             alive = expand_hosts(shown_as(shown, "NodeList"))
             if shown and (shown_as(shown, "JobState") not in SLURM_RUNS or is_put_back(attempt, shown)):
-                return "the job ends"
+                return
             if alive and node not in alive:
-                last = attempt.last_metrics().get("step")
-                step = last if isinstance(last, int) else 0
-                attempt.write_ended(
-                    "node_failure", f"node {node}, on which the job's script ran, is dead", step, node=node
-                )
+                # Slurm's own words, by which the attempt's end is judged; after the requeue nobody may read a line.
+                print(f"Node failure on {node}, where the job's script ran: scontrol requeue {job_id}", file=sys.stderr)
                 answer = ask(["scontrol", "requeue", job_id])
                 if answer.code == 0:
-                    return f"node {node} of the job's script is dead, so job {job_id} goes back to the queue"
-                print(f"scontrol requeue {job_id}: {answer.sentence}", file=sys.stderr, flush=True)
+                    return
+                print(answer.sentence, file=sys.stderr)
         except (UserError, ValueError) as fault:  # the controller may be away for a while
-            print(f"watch of the script's node: {fault}", file=sys.stderr, flush=True)
+            print(f"watch of the script's node: {fault}", file=sys.stderr)
         time.sleep(_EVERY_S)
 
 
 def main() -> None:
     attempt = RunFolder(Path(os.environ["HPC_GPT_RUN"])).attempt(int(os.environ["HPC_GPT_ATTEMPT"]))
-    print(watch(attempt, os.environ["SLURM_JOB_ID"]), file=sys.stderr, flush=True)
+    # Not through srun, which would print at each attempt's end that it ends this.
+    with attempt.log.open("a", encoding="utf-8", buffering=1) as log, contextlib.redirect_stderr(log):
+        watch(attempt, os.environ["SLURM_JOB_ID"])
 
 
 if __name__ == "__main__":

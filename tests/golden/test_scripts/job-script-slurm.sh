@@ -54,7 +54,7 @@ make_run_folder() { # the first start stores this script and its settings there;
   [ -n "${SLURM_JOB_ID:-}" ] || die "this script runs inside a Slurm job" "sbatch $(printf %q "$0")" 2
   # An element of an array has the array's id and its number as its name: its own job id may be that of the whole array.
   export HPC_GPT_JOB="${HPC_GPT_ELEMENT:-$SLURM_JOB_ID}"
-  unset HPC_GPT_ELEMENT SBATCH_CLUSTERS SLURM_CLUSTERS # commands are for the cluster that the job is on
+  unset in_job HPC_GPT_ELEMENT SBATCH_CLUSTERS SLURM_CLUSTERS # commands are for the cluster that the job is on
   HPC_GPT_RUN="${HPC_GPT_RUN:-${HPC_GPT_LOGS:-${SLURM_SUBMIT_DIR:-$PWD}/logs}/mine/$SLURM_JOB_ID}"
   { mkdir -p -- "$HPC_GPT_RUN/attempts" && HPC_GPT_RUN=$(cd -- "$HPC_GPT_RUN" && pwd); } ||
     die "cannot make the run folder $HPC_GPT_RUN" "set HPC_GPT_LOGS to a folder that $HOSTNAME can write"
@@ -375,10 +375,10 @@ start_tracker() { # hpc_gpt.report.track sends the steps until the ranks have en
   set +m
 }
 # --- what comes next -----------------------------------------------------------------------------------------------
-answer_without_python() { # decides by the trainer's request and the time limit, and before them by a cancel
+answer_without_python() { # decides by the trainer's request or a verdict and the time limit, and before them by a cancel
   local ended=error
   answer="stop 0 - - $rc"
-  ! grep -qs '"requeue": true' "$attempt/ended.json" || answer="again 0 - - $rc"
+  ! grep -qsE '"(requeue|go_on)": true' "$attempt/ended.json" "$attempt/next.json" || answer="again 0 - - $rc"
   [ "$(shown_as Reason)" != TimeLimit ] || ended=walltime answer="again 0 - - $rc"
   [ ! -e "$HPC_GPT_RUN/cancelled.$HPC_GPT_JOB" ] || ended=cancelled answer="stop 0 - - $rc"
   say_ended "$ended" "exit code $rc"
@@ -442,10 +442,7 @@ continue_or_end() { # Python's line: again|restart|stop PAUSE_S NODES JOBS CODE.
   ask_chain what_next "$rc" "$shown" "$@" || answer_without_python
   # shellcheck disable=SC2086
   set -- $answer && rc=${5:-$rc}
-  case "$1" in
-  restart) [ "$2" = 0 ] || { sleep "$2" & wait "$!"; continue_or_end "$?"; } ;; # Python looks at the job again after the pause
-  again) continue_run "$2" "$3" "$4" ;;
-  esac
+  if [ "$1" = again ]; then continue_run "$2" "$3" "$4"; fi
 }
 # --- settings: resolved.json of the run ----------------------------------------------------------------------------
 settings() { cat; } <<'HPC_GPT_RESOLVED'

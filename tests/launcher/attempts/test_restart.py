@@ -1,6 +1,7 @@
 """Where a next attempt starts after a failure: in the job or from the queue, by its run folder and Slurm's words."""
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hpc_gpt.core.ends.judge import EndedAttempt, Rules, judge
 from hpc_gpt.core.runs import lock
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.launcher.attempts.decisions import ShownJob, read_history
+from hpc_gpt.launcher.attempts.restart import restart_notes
 from hpc_gpt.launcher.attempts.what_next import decide_next
 from hpc_gpt.launcher.attempts.what_next import main as ask_what_next
 from tests.launcher.attempts.test_decisions import NOW, own_state, slurm_run, start  # noqa: F401
@@ -42,7 +44,8 @@ def test_a_failure_restarts_in_the_job_and_keeps_the_lock() -> None:
 @pytest.mark.parametrize(
     ("settings", "text", "why"),
     [
-        ({"job.restart_in_job": False}, shown(), "job.restart_in_job is false"),
+        ({"job.restart_in_job": False}, shown(), "job.restart_in_job is off"),
+        ({}, shown(NodeList="n5"), "the job has 0 of 1 nodes left"),
         ({}, "", "nothing shows that the job continues"),
         ({}, shown(JobState="COMPLETING"), "the job is COMPLETING"),
         ({}, shown(PreemptTime="2026-11-20T10:01:00"), "the job is being preempted"),
@@ -79,7 +82,7 @@ def test_a_node_at_fault_needs_a_spare() -> None:
         assert line_after(run, attempt, shown(), slurm="node_failure")[0] == said, (nodes, job_id)
 
 
-def test_two_without_a_checkpoint_go_to_the_queue_and_count_as_one() -> None:
+def test_two_without_a_checkpoint_requeue_and_count_as_one() -> None:
     run = slurm_run()
     for restart, in_job, said in ((0, 0, "restart"), (0, 1, "again"), (1, 0, "stop")):
         attempt = start(run, restart=restart, in_job=in_job)
@@ -126,6 +129,31 @@ def test_pauses_add_up_in_one_start_of_the_job() -> None:
     assert "a pause of 160 s after 160 s of pauses" in attempt.verdict()["not_in_job"]
     later = start(run, saved=3, restart=1)
     assert line_after(run, later, shown(Restarts="1"))[:2] == ["restart", "160"]
+
+
+@pytest.mark.parametrize(
+    ("chain", "settings", "note"),
+    [
+        ("requeue", {"job.time": "22:00"}, ""),
+        (
+            "requeue",
+            {"job.time": "21:59"},
+            "after a failure the job goes back to the queue: a restart in the job needs 1320",
+        ),
+        (
+            "none",
+            {"job.time": "21:59"},
+            "a failure ends the run: a restart in the job needs 1320 s: a start (600), a save",
+        ),
+        ("none", {"job.time": "22:00"}, "no job follows this one: a failure is retried in the job, or not at all"),
+        ("none", {"job.time": "22:00", "job.restart_in_job": False}, ""),
+    ],
+)
+def test_submit_says_what_follows_a_failure(chain: str, settings: dict[str, Any], note: str) -> None:
+    resolved = slurm_run(chain=chain, **settings, **{"job.signal_lead_s": 120}).resolved()
+    nothing_earlier: Any = SimpleNamespace(newest_alike=lambda _: None)
+    notes = "".join(restart_notes(resolved, lambda: nothing_earlier))
+    assert notes.startswith(f"note: {note}") if note else not notes, notes
 
 
 def test_attempts_of_one_start_count_once_to_the_judge() -> None:

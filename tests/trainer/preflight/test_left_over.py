@@ -155,6 +155,7 @@ def test_a_node_that_does_not_start_its_part_is_left_out(
     assert "failed on node b: gone" in listed("site")["b"].why
 
 
+@pytest.mark.long
 def test_the_first_rank_of_a_node_with_a_fault_ends_the_attempt(restarted: RunFolder) -> None:
     own = {"HPC_GPT_RUN": str(restarted.path), "HPC_GPT_ATTEMPT": "2", "RANK": "0", "SLURMD_NODENAME": "n1"}
     left = [sys.executable, "-m", "hpc_gpt.trainer.preflight.left_over"]
