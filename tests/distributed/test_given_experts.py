@@ -16,6 +16,7 @@ from torch import Tensor
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.weights.config import InitConfig
 from hpc_gpt.core.weights.tensors import write_hf
 from hpc_gpt.trainer.engines import protocol
 from hpc_gpt.trainer.engines.balance import read_biases
@@ -52,18 +53,34 @@ def settings(family: str, how: str, folder: Path) -> Resolved:
     return replace(resolved, model=shape, train=train)
 
 
-def train_given(folder: Path, family: str, how: str, form: str = "each") -> list[list[float]]:
-    """[loss, rate] of three steps; the weights before them are kept as a checkpoint of the engine has them."""
+def train_given(folder: Path, family: str, how: str, drawn: bool = False) -> list[list[float]]:
+    """[loss, rate] of three steps; the weights before them are kept as a checkpoint of the engine has them.
+
+    With `drawn` weights, three more steps are the same after a checkpoint.
+    """
     resolved = settings(family, how, folder)
-    saving = {} if form == "each" else {"save_original_format": False}
-    written_once(folder / family, lambda own: made_by_its_class(resolved.model, own, **saving))
+    if drawn:
+        resolved = replace(resolved, train=replace(resolved.train, init=None))
+    else:
+        written_once(folder / family, lambda own: made_by_its_class(resolved.model, own))
     engine = build(resolved)
     begun = save_now(engine, new_folder(folder / f"{family} {how} begun"))
     if dist.get_rank() == 0:
         module = protocol.module_of(resolved.engine.name)
         weights = {name: one.clone() for name, one in module.read_weights(begun, resolved)}
-        torch.save(weights | dict(read_biases(begun)), folder / f"{family} {how}.pt")
+        torch.save(weights | dict(read_biases(begun)), folder / f"{family} {how} {drawn}.pt")
         shutil.rmtree(begun)
+    figures = steps(engine, resolved)
+    if drawn:
+        saved = save_now(engine, new_folder(folder / f"{family} {how} drawn"))
+        again = build(resolved, seed=resolved.train.seed + 1)
+        again.load(saved)
+        assert steps(again, resolved) == steps(engine, resolved)
+    return figures
+
+
+def steps(engine: Any, resolved: Resolved) -> list[list[float]]:
+    """[loss, rate] of three steps."""
     figures = []
     for step in range(STEPS):
         result = engine.train_step(iter(micro_batches(resolved, engine.dp_rank, step, engine.context.part)))
@@ -72,9 +89,9 @@ def train_given(folder: Path, family: str, how: str, form: str = "each") -> list
 
 
 @cache
-def losses_of_class(family: str, folder: Path, rates: tuple[float, ...]) -> list[float]:
+def losses_of_class(folder: Path, rates: tuple[float, ...]) -> list[float]:
     """Steps of SGD with these rates by transformers' class."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder / family)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     losses = []
     for step, rate in enumerate(rates):
         tokens, targets = whole_batch(step)
@@ -99,14 +116,36 @@ LONG = [task for name, task in GIVEN.items() if name not in SHORT]
 def test_steps_of_given_experts_are_those_of_their_class(
     task: Task, found: Callable[[Task], Any], launch_of: Any, tmp_path: Path
 ) -> None:
-    figures, folder, (family, how) = found(task), launch_of(task).folder, task.given
-    losses, rates = zip(*figures, strict=True)
-    begun: dict[str, Tensor] = torch.load(folder / f"{family} {how}.pt")
-    shape = settings(family, how, folder).model
-    write_hf(shape, ((name, unpadded(name, one)) for name, one in begun.items()), tmp_path / "out")
-    theirs, ours = stored_in(folder / family), stored_in(tmp_path / "out")
+    figures, folder, (family, _) = found(task), launch_of(task).folder, task.given
+    check_losses(figures, folder / family)
+    theirs, ours = stored_in(folder / family), stored_in(exported(task, folder, tmp_path / "out"))
     assert ours.keys() == theirs.keys()
     for name, weight in theirs.items():
         assert torch.equal(ours[name], weight), name
-    assert list(losses) == pytest.approx(losses_of_class(family, folder, tuple(rates)), abs=2e-6)
+
+
+OF_DRAWN = (("Mixtral", "hf zero3"), ("Glm4Moe", "hf zero1"), ("Glm4Moe", "zero3"), ("Dots1", "pp2"))
+DRAWN = [Task(f"drawn experts of {family} {how}", 2, train_given, (family, how, True)) for family, how in OF_DRAWN]
+
+
+@pytest.mark.parametrize("task", marked(DRAWN, DRAWN[2:]), ids=lambda task: task.name)
+def test_drawn_experts_train_as_their_class_does(
+    task: Task, found: Callable[[Task], Any], launch_of: Any, tmp_path: Path
+) -> None:
+    check_losses(found(task), exported(task, launch_of(task).folder, tmp_path / "out"))
+
+
+def exported(task: Task, folder: Path, out: Path) -> Path:
+    """A folder with the weights before the first step."""
+    family, how, *drawn = task.given
+    begun: dict[str, Tensor] = torch.load(folder / f"{family} {how} {bool(drawn)}.pt")
+    shape = settings(family, how, folder).model
+    begins = InitConfig(config={"pad_token_id": shape.pad_token})
+    write_hf(shape, ((name, unpadded(name, one)) for name, one in begun.items()), out, begun=begins)
+    return out
+
+
+def check_losses(figures: list[list[float]], weights: Path) -> None:
+    losses, rates = zip(*figures, strict=True)
+    assert list(losses) == pytest.approx(losses_of_class(weights, tuple(rates)), abs=2e-6)
     assert losses[0] != losses[1]
