@@ -72,6 +72,8 @@ def unfollowed_keys(path: Path, seq: int | None, names: Collection[str]) -> list
         lines.append(f"initializer_range is {std:g}: not followed, as weights are drawn with {_STD:g} here")
     if "pad_token_id" in names and shape.pad_token is not None:
         lines.append(f"pad_token_id is {shape.pad_token}: not followed, as its row is trained like any other")
+    if "output_router_logits" in names and kind in MIXTURES and keys.take("output_router_logits", bool, False):
+        lines.append("output_router_logits is true: its class adds a balance loss; here train.balance does")
     return [f"{keys.file}: {line}" for line in lines]
 
 

@@ -77,7 +77,7 @@ def parts_of(shape: ModelShape, full_name: str, fused: bool = False) -> list[Wei
     with one tensor for all experts.
 
     >>> parts_of(ModelShape(768, 12, 12), "blocks.3.attention.qkv.weight")
-    [WeightPart(name='transformer.h.3.attn.c_attn.weight', start=0, end=None, transposed=True)]
+    [WeightPart(name='transformer.h.3.attn.c_attn.weight', start=0, end=None, transposed=True, expert=None)]
     >>> llama = ModelShape(64, 2, 4, kv_heads=2, ffn=96, mlp="swiglu", norm="rmsnorm", positions="rope", bias="none")
     >>> [part.name for part in parts_of(llama, "blocks.0.feed_forward.up.weight")]
     ['model.layers.0.mlp.gate_proj.weight', 'model.layers.0.mlp.up_proj.weight']

@@ -42,7 +42,8 @@ train never speed: dtype=bf16 optimizer=adamw
 train never speed least=0: clip=1.0
 train never speed added: matmul=none
 train never schedule: seed=1
-train never schedule of_our_loop added: init
+train never schedule of_our_loop added: init balance
+train never schedule least=0 added: balance_coef=0.001 balance_rate=0.001 z_loss=0.0
 train never schedule least=0: warmup_steps=0 eps=1e-08
 train never schedule below=1: beta1=0.9 beta2=0.95
 train never schedule branch: decay=cosine
