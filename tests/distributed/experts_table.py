@@ -76,8 +76,9 @@ _TECHNIQUES = [
     of_experts(PP2, zero(1), tied=True),
 ]
 _DOCUMENTS = [
-    of_experts(layout, engine, documents=True)
+    of_experts(layout, engine, documents=True, **how)
     for layout, engine in ((DP1, DDP), (DP2, FSDP), (PP2, zero(1, recompute="full")), (CP2, DDP))
+    for how in ({}, _ADDED)
 ]
 OF_FAMILIES = [
     of_experts(layout, engine, model)

@@ -137,16 +137,17 @@ def mean_loss(model: nn.Module, tokens: Tensor, targets: Tensor, end: int | None
     if end is None:
         whole: Tensor = model(tokens, targets)
         return whole
-    by_length: dict[int, list[tuple[Tensor, Tensor]]] = {}
-    for row, following in zip(tokens, targets, strict=True):
+    by_length: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
+    for number, (row, following) in enumerate(zip(tokens, targets, strict=True)):
         begin = 0
         for place, token in enumerate(row.tolist(), 1):
             if token == end or place == len(row):
-                by_length.setdefault(place - begin, []).append((row[begin:place], following[begin:place]))
+                document = (row[begin:place], following[begin:place], torch.tensor(number))
+                by_length.setdefault(place - begin, []).append(document)
                 begin = place
     total = torch.zeros(())
     for length, documents in by_length.items():
-        inputs, wanted = (torch.stack(part) for part in zip(*documents, strict=True))
+        inputs, wanted, model.rows = (torch.stack(part) for part in zip(*documents, strict=True))
         total = total + model(inputs, wanted) * (length * len(documents))
     return total / tokens.numel()
 
@@ -186,7 +187,7 @@ def train_plainly(
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             loss = mean_loss(model, tokens, targets, end)
         added = torch.zeros(())
-        if shape.is_mixture and end is None:
+        if shape.is_mixture:
             added, figures = model.balance(len(tokens))
             run.balance.append(figures)
         (loss + added).backward()

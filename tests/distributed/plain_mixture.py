@@ -80,8 +80,10 @@ def _config(shape: ModelShape, family: str) -> Any:
 
 
 class PlainMixture(nn.Module):
-    """The class of a shape, with what its routers gave in the last forward pass; the first `idle` experts of each layer
-    are never chosen."""
+    """The class of a shape, with what its routers gave since the last step; the first `idle` experts of each layer are
+    never chosen. `rows`: of which sample each input is a document, where a batch is not passed at once."""
+
+    rows: Tensor | None = None
 
     def __init__(self, shape: ModelShape, initial: dict[str, Tensor], train: Train, idle: int = 0) -> None:
         from transformers import AutoModelForCausalLM
@@ -99,9 +101,10 @@ class PlainMixture(nn.Module):
                     place.copy_(part)
         assert not named, f"transformers has parameters that we lack: {list(named)}"
         self.routers = [layer.mlp.gate for layer in self.model.model.layers if hasattr(layer.mlp, "gate")]
-        self.chosen: list[tuple[Tensor, Tensor]] = []  # (scores, experts of each token) of each layer
+        # (sample, scores, experts) of each token: one entry for each layer of each pass.
+        self.chosen: list[tuple[Tensor, Tensor, Tensor]] = []
         for router in self.routers:
-            router.register_forward_hook(lambda _, __, given: self.chosen.append((given[0], given[2])))
+            router.register_forward_hook(lambda _, __, given: self.chosen.append((self.samples, given[0], given[2])))
             if idle:
                 router.e_score_correction_bias[:idle] = NEVER
         self.gap = math.inf
@@ -139,9 +142,10 @@ class PlainMixture(nn.Module):
         return [one.e_score_correction_bias for one in self.routers if hasattr(one, "e_score_correction_bias")]
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        self.chosen.clear()
+        rows = torch.arange(len(tokens)) if self.rows is None else self.rows
+        self.samples = rows.repeat_interleave(tokens.shape[1])
         logits = self.model(tokens).logits.float()
-        for (scores, _), router in zip(self.chosen, self.routers, strict=True):
+        for (_, scores, _), router in zip(self.chosen[-len(self.routers) :], self.routers, strict=True):
             self.gap = min(self.gap, self._gap(scores.detach(), router))
         logits = logits.masked_fill(torch.arange(logits.shape[-1]) >= self.shape.vocab, -torch.inf)
         return -logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).mean()
@@ -165,13 +169,16 @@ class PlainMixture(nn.Module):
         return min((float(gap.min()) for gap in gaps), default=math.inf)
 
     def balance(self, samples: int) -> tuple[Tensor, list[float]]:
-        """What the last pass over so many samples adds to the loss; and (balance loss, load, dead experts)."""
+        """What so many samples add to the loss of the step; and (balance loss, load, dead experts)."""
         losses, z_losses, loads, dead = [], [], [], 0
-        for (scores, experts), counts in zip(self.chosen, self._counts(), strict=True):
+        for rows, scores, experts in self._by_layer():
+            counts = experts.flatten().bincount(minlength=scores.shape[1]).float()
             raw = scores.sigmoid() if self.shape.router == "sigmoid" else scores.softmax(-1)
-            share = (raw / raw.sum(-1, keepdim=True)).view(samples, -1, len(counts)).mean(1)
-            hits = nn.functional.one_hot(experts.view(samples, -1), len(counts)).float().mean(1)
-            losses.append(len(counts) * (hits * share).sum(-1).mean())
+            hits = nn.functional.one_hot(experts, len(counts)).float().mean(1)
+            shares = raw / raw.sum(-1, keepdim=True)
+            f, p = (torch.zeros(samples, len(counts)).index_add(0, rows, one) for one in (hits, shares))
+            tokens = len(rows) / samples
+            losses.append(len(counts) * (f / tokens * p / tokens).sum(-1).mean())
             z_losses.append(scores.logsumexp(-1).square().mean())
             loads.append(float(counts.max() / counts.mean()))
             dead += int((counts == 0).sum())
@@ -181,15 +188,16 @@ class PlainMixture(nn.Module):
             added = added + train.balance_coef * sum(losses, torch.zeros(()))
         return added, [float(sum(losses, torch.zeros(())).detach()) / len(losses), max(loads), dead]
 
-    def _counts(self) -> list[Tensor]:
-        """Tokens of each expert, of each layer."""
-        return [
-            torch.bincount(experts.flatten(), minlength=self.shape.experts or 0).float() for _, experts in self.chosen
-        ]
+    def _by_layer(self) -> list[tuple[Tensor, ...]]:
+        """(sample, scores, experts) of each token of the step, of each layer."""
+        count = len(self.routers)
+        return [tuple(map(torch.cat, zip(*self.chosen[layer::count], strict=True))) for layer in range(count)]
 
     @torch.no_grad()
     def after_step(self) -> None:
         """Moves the biases by the loads of the step."""
         if self.train_settings.balance == "bias":
-            for bias, counts in zip(self.biases(), self._counts(), strict=True):
+            for bias, (_, scores, experts) in zip(self.biases(), self._by_layer(), strict=True):
+                counts = experts.flatten().bincount(minlength=scores.shape[1]).float()
                 bias += self.train_settings.balance_rate * (counts.mean() - counts).sign()
+        self.chosen.clear()
