@@ -96,7 +96,10 @@ def add_attempt(run: RunFolder, lines, ended: str | None = "done", **more) -> At
     if isinstance(lines, int):
         lines = [metrics_line(step) for step in range(1, lines + 1)]
     attempt = run.new_attempt()
-    start = {"attempt": attempt.number, "job_id": more.get("job_id", "4711"), "node_list": more.get("node_list")}
+    job_id = more.get("job_id", "4711")
+    start = {"attempt": attempt.number, "job_id": job_id, "node_list": more.get("node_list")}
+    start["restart"] = more.get("restart", sum(other.job_id == job_id for other in run.before(attempt)))
+    start |= {"in_job": more["in_job"]} if "in_job" in more else {}
     started = more.get("started", STARTED)
     write_once(attempt.folder / "attempt.json", json.dumps({**start, "started": started}))
     text = "".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines)

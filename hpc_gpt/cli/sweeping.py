@@ -152,6 +152,9 @@ def _print_rows(prepared: PreparedSweep, earlier_notes: frozenset[str] = frozens
     last submission printed."""
     print_lines(dict.fromkeys(str(line) for row in prepared.rows for line in data_rows(row)))
     print_lines(without_said(prepared.messages, earlier_notes))
+    spare = any(row.resolved.job.spare_nodes for row in prepared.rows)
+    if spare and any(len(job) > 1 for job in plan_jobs(prepared.rows)):
+        print_lines(["note: spare nodes serve the preflight alone: an array's element without a node is queued again"])
     print_lines(f"not {row.name}: {row.impossible}" for row in prepared.impossible)
     print_lines(f"not {name}: {'; '.join(str(fault).splitlines())}" for name, fault in prepared.unfit.items())
 

@@ -13,7 +13,7 @@ import click
 from hpc_gpt.cli.run_argument import chosen_run, run_or_logs_argument
 from hpc_gpt.core.ends.failures import LIVE, RETRY_WORDS, meaning
 from hpc_gpt.core.files import from_here, logs_folder
-from hpc_gpt.core.format import and_more, class_and_cause
+from hpc_gpt.core.format import and_more, class_and_cause, show_duration
 from hpc_gpt.core.runs.find_runs import is_run_name
 from hpc_gpt.core.terminal import say, shows_life
 
@@ -95,7 +95,9 @@ def _lines(answer: Why) -> list[str]:
         lines.append(f"exclude  {answer.exclude}")
     if len(answer.attempts) > (last is not None):
         lines += ["", "attempts"]
-        lines += [f"  {past.attempt}  {class_and_cause(past.ended, past.text)}" for past in answer.attempts]
+        for past in answer.attempts:
+            in_job = "" if past.pause_s is None else f"in the same job after {show_duration(past.pause_s)}; "
+            lines.append(f"  {past.attempt}  {in_job}{class_and_cause(past.ended, past.text)}")
     return lines
 
 

@@ -244,7 +244,9 @@ FIGURES = {
         column("Z loss", "z_loss", show_digits, optional=True,
                means="loss on the router's logits at the last step, as the program scales it"),
         column("Expert load", "expert_load", show_digits, optional=True,
-               means="tokens of the fullest expert over the mean at the last step"),
+               means="tokens of the fullest expert over the mean at the last step, in the worst layer"),
+        column("Dead experts", "experts_dead", show_count, optional=True,
+               means="experts without a token at the last step, of all layers"),
         column("Skipped steps", "skipped_steps", show_count, means="steps without an update, as after an overflow"),
         column("NaN steps", "nan_steps", show_count, means="steps whose loss is not a number"),
         column("GPU hours", "gpu_hours", show_digits, means="GPUs x hours over all attempts"),
@@ -261,3 +263,9 @@ FIGURES = {
         column("Device", "device", str, right=False, means="the GPU"),
     )
 }  # fmt: skip
+
+
+def show_named(row: Any, keys: Iterable[str]) -> str:
+    """The figures of a row with their headings, `expert load 1.880, dead experts 0`, without those that it lacks."""
+    shown = ((FIGURES[key].heading, FIGURES[key].show(row)) for key in keys)
+    return ", ".join(f"{heading.lower()} {text}" for heading, text in shown if text != NOTHING)

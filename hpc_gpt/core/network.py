@@ -142,7 +142,7 @@ def without_name_servers() -> Iterator[None]:
 # It is chosen in this process, and another process binds it later. It is below the ports that the system assigns, so
 # only a process that names it can take it. The process that has chosen it holds the same number as a UDP port, so
 # that two runs on one machine never choose the same port; it becomes free when its holder dies.
-_LOWEST = 10000
+LOWEST_PORT = 10000
 # Without /proc: the lowest port that Linux assigns; macOS and BSD begin above it.
 _EPHEMERAL = 32768
 # The state of a socket in /proc/net/tcp.
@@ -162,7 +162,7 @@ def free_port(number: int, tries: int = 0) -> int:
 def held_port(number: int, tries: int = 0) -> tuple[int, socket.socket | None]:
     """(port as `free_port` gives it, the socket that holds it until closed; None if all are taken)."""
     low, taken = _lowest_ephemeral(), _listened_on()
-    ports = [_LOWEST + (number + 7919 * step) % (low - _LOWEST) for step in range(tries, tries + _TRIES)]
+    ports = [LOWEST_PORT + (number + 7919 * step) % (low - LOWEST_PORT) for step in range(tries, tries + _TRIES)]
     for port in ports:
         if port not in taken and (held := _hold(port)) is not None:
             return port, held
@@ -174,7 +174,7 @@ def _lowest_ephemeral() -> int:
         low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError, IndexError):
         low = 0
-    return low if low > _LOWEST + 2000 else _EPHEMERAL
+    return low if low > LOWEST_PORT + 2000 else _EPHEMERAL
 
 
 def _listened_on() -> set[int]:

@@ -43,6 +43,7 @@ class Pace:
 
     `hold_s` are the seconds for which a save delays training: fewer than `save_s` if it is written in the background,
     None for all of them. `save_every` and `eval_every` are the steps between two saves or evaluations, 0 for never.
+    `lost` is the share of the time that failures cost.
     `step_s` is above 0, the others are not negative.
     """
 
@@ -53,13 +54,14 @@ class Pace:
     save_every: int = 0
     eval_every: int = 0
     hold_s: float | None = None
+    lost: float = 0.0
 
     def train_s(self, steps: int) -> float:
-        """Seconds of so many steps, with their share of the saves and evaluations."""
+        """Seconds of so many steps, with their share of the saves, the evaluations, and what failures cost."""
         held_s = self.save_s if self.hold_s is None else self.hold_s
         saves = held_s / self.save_every if self.save_every else 0.0
         evaluations = self.eval_s / self.eval_every if self.eval_every else 0.0
-        return steps * (self.step_s + saves + evaluations)
+        return steps * (self.step_s + saves + evaluations) / (1 - self.lost)
 
 
 @dataclass(frozen=True)
@@ -254,6 +256,10 @@ def _figures(resolved: Sized, facts: ForecastFacts) -> _Figures | None:
         lines.append(f"start {show_duration(pace.start_s)} of each job, measured: run {started.run}")
     else:
         lines.append("start of each job: not known, and not counted; the first job measures it")
+    failing = next((run for run in runs if run.lost_share), None)
+    if failing is not None:
+        pace = replace(pace, lost=failing.lost_share)
+        lines.append(f"failures cost {pace.lost:.1%} of the time, measured: goodput of run {failing.run}")
     return _Figures(pace, band, tuple(lines), saved is not None)
 
 

@@ -217,16 +217,17 @@ class _Supervisor:
         self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0)
 
     def attempt(self) -> Attempt | None:
-        """The attempt that job.sh has made; None before that."""
-        attempts = self.run.attempts()
+        """The newest attempt that job.sh has made; None before that."""
+        attempts = reversed(self.run.attempts())
         return next((attempt for attempt in attempts if attempt.started().get("job_id") == self.start_id), None)
 
     def wait(self) -> None:
         assert self._process is not None
         follower: threading.Thread | None = None
-        answered, look_at = 0, 0.0
+        answered, look_at, followed = 0, 0.0, 0
         while self._process.poll() is None:
-            if follower is None and (attempt := self.attempt()) is not None:
+            if (attempt := self.attempt()) is not None and attempt.number != followed:
+                followed = attempt.number
                 follower = threading.Thread(target=self._follow, args=(attempt.number,), daemon=True)
                 follower.start()
             for number in self._heard[answered:]:

@@ -1,9 +1,11 @@
 """Seconds of a step, a save, an evaluation and a start in earlier runs, read from their run folders."""
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +28,7 @@ class MeasuredRun:
 
     `save_s` is the time of a save; `hold_s` is the time that training waited for it, which is shorter if the save was
     written in the background. `start_s` is the time from a job's start to its first step, with warm-up; if some starts
-    resumed, only they count.
+    resumed, only they count. `path`: the run folder.
     """
 
     run: str
@@ -39,6 +41,17 @@ class MeasuredRun:
     start_s: float | None
     saves: int = 0
     hold_s: float | None = None
+    path: Path | None = None
+
+    @cached_property
+    def lost_share(self) -> float:
+        """The share of the run's GPU-hours, without those of spare nodes, that were lost by failures: in steps that
+        were made again, in hangs, and in pauses; 0 for a run of less than an hour, which shows no rate of failures."""
+        from hpc_gpt.reader.records.own_run import read_own
+
+        hours = read_own(RunFolder(self.path), record_only=True).record.gpu_hours_by if self.path else None
+        total = math.fsum((hours or {}).values()) - (hours or {}).get("spares", 0.0)
+        return min(0.9, (hours["lost"] + hours["between"]) / total) if hours and total >= self.gpus else 0.0
 
 
 class PastTimings:
@@ -98,6 +111,7 @@ def measure_run(run: RunFolder) -> MeasuredRun | None:
         hold_s=_hold_s(attempts, resolved.train.save_every),
         start_s=_start_s(attempts),
         saves=len(saves),
+        path=run.path,
     )
 
 

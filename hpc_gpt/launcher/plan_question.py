@@ -156,6 +156,8 @@ def read_plan_request(
     if request.names_experiment:
         holds.add("engine.name")
     engines = searched_engines(profile)
+    if model.is_mixture:  # also programs that divide experts over ranks
+        engines += tuple(name for name, facts in trainers().items() if "ep" in facts.axes and name not in engines)
     if largest or longest:
         experiment, holds = _at_smallest_batch(experiment, overrides, holds)
     question = question_of(experiment, profile, holds, engines, fast)

@@ -35,6 +35,7 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.services import SERVICES
 from hpc_gpt.core.settings.sized import Sized, runs_program
 from hpc_gpt.core.settings.smoke import SmallExperiment, shrink, sizes_beside
+from hpc_gpt.launcher.attempts.restart import restart_notes
 from hpc_gpt.launcher.prepared import PreparedRun, lacking_notes
 from hpc_gpt.launcher.render import render_script
 from hpc_gpt.launcher.request import (
@@ -255,6 +256,8 @@ def _cautions(resolved: Sized, smoke: bool, given_keys: Collection[str]) -> Iter
     if train.init is not None and not smoke and "train.lr" not in given_keys:
         usual = f"usual for trained weights is --set train.lr={LR_OF_TRAINED:g}"
         yield f"train.lr is {train.lr:g}, the default for random weights; {usual}"
+    if train.balance == "none" and train.init is None:
+        yield 'train.balance is none: from random weights a few experts may take most tokens; "loss" keeps them even'
     archive = resolved.cluster.archive
     if archive is not None and resolved.cluster.scheduler == "slurm" and not Path(archive).is_file():
         yield f"stage {archive} is not a file here; if a node cannot read it either, the attempt ends as user_error"
@@ -381,12 +384,16 @@ def finish(
         resolved,
         render_script(resolved, template),
         file.text if file is not None else experiment_text(resolved, title),
-        (*notes, *(short_of_time(resolved, inputs.earlier) if inputs is not None else ())),
+        (*notes, *(_notes_on_time(resolved, inputs.earlier) if inputs is not None else ())),
         prediction,
         forecast,
         file=file.path if file is not None else None,
         **others,
     )
+
+
+def _notes_on_time(resolved: Resolved, earlier: Callable[[], PastTimings]) -> tuple[str, ...]:
+    return (*short_of_time(resolved, earlier), *restart_notes(resolved, earlier))
 
 
 def folder_beside(

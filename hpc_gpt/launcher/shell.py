@@ -18,7 +18,7 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.devices import is_amd
 from hpc_gpt.core.slurm.clients import NoAnswer, ask
-from hpc_gpt.core.slurm.environment import submission_environment, without_choice
+from hpc_gpt.core.slurm.environment import SHELL_STEP, submission_environment, without_choice
 from hpc_gpt.launcher.here import allocation_of
 from hpc_gpt.launcher.watch.control import nothing_to
 from hpc_gpt.launcher.watch.status import NO_ANSWER, read_own_status
@@ -70,7 +70,7 @@ def enter(run: RunFolder, node: str | None, rank: int | None, command: Sequence[
     if allocated is None:
         raise ConfigError(f"job {job_id} has no node {last.host} any more", f"hpc-gpt status {run.run_id}")
     srun = ["srun", f"--jobid={allocation.job_id}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={last.host}"]
-    srun += [f"--clusters={cluster}"] if cluster else []
+    srun += [f"--job-name={SHELL_STEP}", *([f"--clusters={cluster}"] if cluster else [])]
     environment = submission_environment(without_choice(os.environ), {})
     if note:
         try:

@@ -316,7 +316,8 @@ STEP_FIELDS = (
     "step_s",
     "loss",
     "grad_norm",
-    *(MIXTURE_FIELDS := ("balance_loss", "z_loss", "expert_load")),  # as the program scales them (docs/reports.md)
+    # The losses are as the program scales them (docs/reports.md); `experts_dead` alone can be 0.
+    *(MIXTURE_FIELDS := (*(NEVER_ZERO := ("balance_loss", "z_loss", "expert_load")), "experts_dead")),
     "lr",
     "tokens_per_s",
     "tokens_per_s_gpu",

@@ -43,6 +43,7 @@ _NOT_OF_FORM = frozenset(
 )
 _FEWEST_WITH_LOSS = 2
 NOT_FINITE = {"grad_norm": 1, "loss": 2}  # the values of `not_finite`
+CROWDED_LINES = 50  # last lines in which an expert must have most tokens for a flag
 _NOW_AND_THEN = 0.1  # the share of lines that may lack a loss although one follows
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from hpc_gpt.core import terminal
-from hpc_gpt.core.columns import FIGURES, Column, Grid, as_csv, column, filled, grid, look_up, peak
+from hpc_gpt.core.columns import FIGURES, Column, Grid, as_csv, column, filled, grid, look_up, peak, show_named
 from hpc_gpt.core.ends.failures import colour_of
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.format import (
@@ -32,6 +32,7 @@ from hpc_gpt.core.runs.record import RECORD_KEYS, SCHEMA, Record, finite
 from hpc_gpt.core.settings.experiment import Experiment
 from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.core.tables import close_matches
+from hpc_gpt.reader.pattern import MIXTURE_FIELDS
 
 # The tables of an experiment whose keys a record keeps.
 _KEPT = ("model", "layout", "engine", "train", "data")
@@ -184,6 +185,7 @@ COLUMNS = (
         optional=True,
     ),
     Column("Loss", ("loss_first", "loss_last", "loss_eval"), show_losses),
+    *(FIGURES[key] for key in MIXTURE_FIELDS),
     replace(FIGURES["ended"], style=lambda record: colour_of(record.ended or "")),
     Column("Run", ("name", "run", "job_id"), show_name, right=False),
 )
@@ -280,9 +282,10 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
         step += " s  (single steps were not timed)"
     memory, kind = peak_memory_gib(record)
     ended = str(record.ended or NOTHING) + (f": {record.cause}" if record.cause else "")
+    for_a_token = f", {show_params(record.params_active)} for a token" if record.params_active else ""
     return [
         ("ended", ended),
-        ("model", f"{show_params(record.params)} parameters" if record.params else NOTHING),
+        ("model", (f"{show_params(record.params)} parameters" if record.params else NOTHING) + for_a_token),
         ("begins from", show_begin(record) or NOTHING),
         ("varied", ", ".join(f"{key} {show_value(value)}" for key, value in varied_of(record).items()) or NOTHING),
         ("layout", f"{layout}{where}{program}" if layout != NOTHING else NOTHING),
@@ -290,6 +293,7 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
         ("loss", show_losses(record)),
         ("loss_eval", NOTHING if record.loss_eval is None else f"{record.loss_eval:.3f}"),
         *([("by source", by_source)] if (by_source := losses_by_source(record)) is not None else []),
+        ("experts", show_named(record, MIXTURE_FIELDS) or NOTHING),
         ("step time", step),
         ("tokens/s", show_whole(record.tokens_per_s)),
         ("tokens/s per GPU", NOTHING if record.tokens_per_s else FIGURES["tokens_per_s_gpu"].show(record)),
@@ -302,10 +306,17 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
         ),
         ("memory", NOTHING if memory is None else f"{show_digits(memory)} GiB {kind}, on the stage with most"),
         ("predicted", _predicted(record)),
-        ("attempts", NOTHING if not record.attempts else str(len(record.attempts))),
+        ("attempts", _attempts(record)),
         ("GPU hours", show_digits(record.gpu_hours)),
         *([("goodput", show_goodput(record))] if record.goodput is not None else []),
     ]
+
+
+def _attempts(record: Record) -> str:
+    """The number of attempts, and how many of them are restarts inside a job."""
+    attempts = record.attempts or []
+    inside = sum(bool(attempt.get("in_job")) for attempt in attempts)
+    return f"{len(attempts) or NOTHING}" + (f", of which {counted(inside, 'restart')} inside a job" if inside else "")
 
 
 def show_goodput(record: Record) -> str:

@@ -32,6 +32,7 @@ from hpc_gpt.reader.causes import Cause, first_cause, one_line
 from hpc_gpt.reader.logs import Failure, Part
 from hpc_gpt.reader.logs.read_log import read_log
 from hpc_gpt.reader.records import RunRead
+from hpc_gpt.reader.records.outcome import OF_EXPERTS
 from hpc_gpt.reader.records.own_run import OF_CHECKPOINTS
 from hpc_gpt.reader.records.slurm_script import redirected
 from hpc_gpt.reader.records.sockets import OF_NETWORK
@@ -61,6 +62,7 @@ class AttemptWhy:
     text: str | None
     cause: Cause
     note: str | None = None  # a doubt about an attempt that is done
+    pause_s: float | None = None  # before it, if it is a restart inside its job
 
     @property
     def failure(self) -> Failure | None:
@@ -75,6 +77,7 @@ class AttemptWhy:
             "ended": self.ended,
             "cause": self.text,
             "note": self.note,
+            "pause_s": self.pause_s,
             "rank": self.cause.rank,
             "node": self.cause.node,
             "failed_node": self.cause.failed_node,
@@ -142,7 +145,7 @@ class Why:
             return _with_lines(replace(self, record=record, status=cause))
         *before, last = self.attempts or (None,)
         if last is not None and last.ended in (*LIVE, "unknown"):
-            last = _attempt_why(last.attempt, state, cause, last.cause)
+            last = replace(_attempt_why(last.attempt, state, cause, last.cause), pause_s=last.pause_s)
         attempts = () if last is None else (*before, last)
         return _with_lines(replace(self, record=record, attempts=attempts, status=None))
 
@@ -177,7 +180,7 @@ class Why:
     def notes(self) -> list[str]:
         """Notes on what looks wrong besides the end itself."""
         of_end = [self.last.note] if self.last is not None and self.last.note else []
-        kinds = (OF_CHECKPOINTS, OF_NETWORK, SLOW_RANK)
+        kinds = (OF_CHECKPOINTS, OF_EXPERTS, OF_NETWORK, SLOW_RANK)
         return [*of_end, *(flag for flag, kind in self.record.all_flags if kind in kinds)]
 
     @property
@@ -302,46 +305,57 @@ def _explain_own(read: RunRead, run: RunFolder) -> Why:
     record, cannot = read.record, []
     tables = record.attempts or []
     attempts: list[AttemptWhy] = []
-    for attempt, table in zip(run.attempts(), tables, strict=False):
-        ended = table.get("ended")
+    own = run.attempts()
+    for index, (attempt, table) in enumerate(zip(own, tables, strict=False)):
+        ended, following = table.get("ended"), attempt.next_of_job(own[index + 1 :])
+        # Slurm's own output is of a start of the job: what it says is meant for the last attempt of that start, unless
+        # the job outlived that, too, and ended in the pause before a restart.
+        verdict = attempt.verdict()
+        outlived = "in_job" in verdict and verdict.get("retries") and not verdict.get("put_back")
+        is_earlier = outlived or (following and following.restarts_in_job)
+        output = [] if is_earlier else job_output(run, table.get("job_id"))
         parts: list[Part] = []
-        for path in [*attempt.logs, *job_output(run, table.get("job_id"))]:
+        for path in [*attempt.logs, *output]:
             if path.exists():
                 log = read_log(path)
-                parts += log.parts if path in (attempt.log, attempt.err) else _own_part(log.parts, path, attempt, ended)
+                is_own, first = path in (attempt.log, attempt.err), [*run.before_in_job(attempt), attempt][0].number
+                parts += log.parts if is_own else _own_part(log.parts, path, attempt, first, ended)
                 cannot += [f"{path}: {log.refused}"] if log.refused else []
         cause = first_cause(parts, ended == "done", asks_for_gpus(run.job_script))
         cause = _with_dead_host(cause, ended, attempt.ended(), table.get("node_list"))
         explained = _attempt_why(attempt.number, ended, table.get("cause"), cause)
-        attempts.append(replace(explained, note=table.get("note") if explained.ended == "done" else None))
+        note = table.get("note") if explained.ended == "done" else None
+        attempts.append(replace(explained, note=note, pause_s=table.get("pause_s")))
     if not attempts and (before := cause_before_attempts(run, record.job_id)):
         attempts.append(AttemptWhy(0, before.ended, before.text, before))
     return Why(record, tuple(attempts), run_folder=run, cannot=tuple(cannot))
 
 
-def _own_part(parts: Sequence[Part], path: Path, attempt: Attempt, ended: str | None) -> list[Part]:
+def _own_part(parts: Sequence[Part], path: Path, attempt: Attempt, first: int, ended: str | None) -> list[Part]:
     """The parts of Slurm's own output of a job that belong to one attempt: the output has every start of the job.
+    `first`: the number of the first attempt of its start.
 
     A requeue message is not a cause if the attempt ended otherwise: its own script asked for the requeue.
     """
-    first, last = _span(path, attempt.number)
+    begin, end = _span(path, first, attempt.number)
     requeued = ended == "requeued" or not (attempt.verdict() or attempt.ended())
 
     def counts(failure: Failure) -> bool:
-        return first <= failure.place.line < last and (requeued or failure.ended != "requeued")
+        return begin <= failure.place.line < end and (requeued or failure.ended != "requeued")
 
     return [
         replace(
             part,
             failures=[failure for failure in part.failures if counts(failure)],
-            ends=[end for end in part.ends if first <= end[1].line < last],
+            ends=[ended for ended in part.ends if begin <= ended[1].line < end],
         )
         for part in parts
     ]
 
 
-def _span(path: Path, number: int) -> tuple[int, int]:
-    """(first line, line after the last) of an attempt in Slurm's own output of its job; an empty range if not there."""
+def _span(path: Path, number: int, last: int) -> tuple[int, int]:
+    """(first line, line after the last) of the attempts `number` to `last`, which are one start of a job, in Slurm's
+    own output of that job; an empty range if not there."""
     begins: dict[int, int] = {}
     with contextlib.suppress(OSError), io.TextIOWrapper(open_regular(path), "utf-8", "replace") as file:
         for line, text in enumerate(iter(lambda: file.readline(_LONGEST), ""), 1):
@@ -352,7 +366,7 @@ def _span(path: Path, number: int) -> tuple[int, int]:
     first = begins.get(number, sys.maxsize)
     # The lines before the first start belong to that start, or to a script that came to no attempt.
     return 1 if first == min(begins.values()) else first, min(
-        (line for line in begins.values() if line > first), default=sys.maxsize
+        (line for begun, line in begins.items() if line > first and begun > last), default=sys.maxsize
     )
 
 

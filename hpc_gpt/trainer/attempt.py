@@ -65,6 +65,7 @@ class StartClock:
         self._job_start = min(_job_start(attempt.started()) or self._process_start, self._process_start)
         # In a local run the script becomes this process (exec), so the process began before the script did its work.
         staging_s, until = _staging()
+        staging_s = staging_s if until > self._job_start else 0.0  # that of the attempt before, in the same job
         until = max(until, self._process_start)
         self._ends = {"script": until - staging_s, "staging": until}
 
@@ -104,12 +105,13 @@ def process_start() -> float:
 
 
 def _job_start(started: Mapping[str, object]) -> float | None:
-    """The time at which the attempt's job started, in epoch seconds: Slurm's if the attempt is a job of its own, else
-    the time at which its script made attempt.json."""
+    """The time at which the attempt's job started, in epoch seconds: Slurm's if the attempt is a job of its own, else,
+    and after a restart in the job, the time at which its script made attempt.json."""
     noted = started.get("started")
     job = str(started.get("job_id", "")).partition("_")[0]
     slurm = os.environ.get("SLURM_JOB_START_TIME", "")
-    if slurm.isdigit() and job and job in (os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_ARRAY_JOB_ID")):
+    is_own = bool(job) and job in (os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_ARRAY_JOB_ID"))
+    if slurm.isdigit() and is_own and not started.get("in_job"):
         return float(slurm)
     return float(noted) if isinstance(noted, int | float) else None
 

@@ -23,7 +23,7 @@ from hpc_gpt.core.files import write_once
 from hpc_gpt.core.runs.amd_gpus import read_device, shown_devices
 from hpc_gpt.core.runs.full_disk import when_there_is_space
 from hpc_gpt.core.runs.run_folder import Attempt
-from hpc_gpt.core.runs.slow_ranks import Probe, ProbeWindow, window_s
+from hpc_gpt.core.runs.slow_ranks import LEAST_PROBES, Probe, ProbeWindow, window_s
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.engines.kernels import compile_seconds
 from hpc_gpt.trainer.preflight.measurements import ProbeFailed, figures_of_command, matmul_tflops
@@ -35,8 +35,6 @@ from hpc_gpt.trainer.supervision.gpus import read_clock
 _EVERY_S = 1.0
 # A probe is this many products of square matrices of this size.
 _PROBE_SIZE, _PROBE_TIMES = 2048, 8
-# Other streams disturb a probe, so a median needs at least this many; the figure of a command counts at once.
-_PROBES_LEAST = 3
 # A CPU multiplies bf16 a thousand times slower than a GPU: a larger product would take longer than a small run.
 _GPU_SIZE, _CPU_SIZE = 8192, 256
 
@@ -142,7 +140,7 @@ class DeviceProbe:
         self.result = Probe()
         self._device = device
         self._command = os.environ.get(COMMAND)
-        self._window = ProbeWindow(window_s(), 1 if self._command else _PROBES_LEAST)
+        self._window = ProbeWindow(window_s(), 1 if self._command else LEAST_PROBES)
         self._began: float | None = None
         self._pending: tuple[Any, Any] | None = None
         self._factors: tuple[torch.Tensor, torch.Tensor] | None = None

@@ -26,7 +26,7 @@ from hpc_gpt.core.runs.full_disk import KeptLines, Refusal
 from hpc_gpt.core.settings.experiment import Train
 from hpc_gpt.core.settings.mixture import evaluation_shares
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.trainer.engines.protocol import StepResult
+from hpc_gpt.trainer.engines.protocol import BALANCE_FIGURES, StepResult
 
 # Without evaluations the mean loss of this many steps counts: a single batch may be an easy one.
 WINDOW = 20
@@ -55,6 +55,7 @@ class _Copy:
         values: list[Tensor | float] = []
         for step in steps:
             values += [step.result.loss, step.result.grad_norm, step.result.skipped, *step.losses_eval.values()]
+            values += [] if step.result.balance is None else step.result.balance.unbind()
         on_device = [value.detach().reshape(()).double() for value in values if isinstance(value, Tensor)]
         self._values = values
         self._numbers = torch.stack([value.to(device) for value in on_device]) if on_device else torch.empty(0)
@@ -69,12 +70,16 @@ class _Copy:
         return self._arrived is None or bool(self._arrived.query())  # type: ignore[no-untyped-call]
 
     def numbers(self) -> list[list[float]]:
-        """[loss, norm, skipped, evaluations …] of each step; waits for the copy."""
+        """[loss, norm, skipped, evaluations …, figures of a mixture …] of each step; waits for the copy."""
         if self._arrived is not None:
             self._arrived.synchronize()
         fetched = iter(self._numbers.tolist())
         flat = iter([next(fetched) if isinstance(value, Tensor) else float(value) for value in self._values])
-        return [list(islice(flat, 3 + len(step.losses_eval))) for step in self.steps]
+        figures = (0 if step.result.balance is None else len(BALANCE_FIGURES) for step in self.steps)
+        return [
+            list(islice(flat, 3 + len(step.losses_eval) + count))
+            for step, count in zip(self.steps, figures, strict=True)
+        ]
 
 
 # Includes the steps that compile, allocate and choose kernels.
@@ -165,8 +170,11 @@ class Metrics:
         if self._coming is None:
             return
         for step, numbers in zip(self._coming.steps, self._coming.numbers(), strict=True):
-            loss, grad_norm, skipped, *losses_eval = numbers
-            loss_eval, loss_eval_by = self._evaluation(dict(zip(step.losses_eval, losses_eval, strict=True)))
+            loss, grad_norm, skipped, *more = numbers
+            loss_eval, loss_eval_by = self._evaluation(dict(zip(step.losses_eval, more, strict=False)))
+            balance: dict[str, float] = dict(zip(BALANCE_FIGURES, more[len(step.losses_eval) :], strict=False))
+            if balance:
+                balance["experts_dead"] = int(balance["experts_dead"])
             self._judge(loss, grad_norm, bool(skipped))
             self.target.add(step.step, loss, loss_eval)
             step_s = _seconds(step.began, step.ended)
@@ -179,6 +187,7 @@ class Metrics:
                 "loss_eval": loss_eval,
                 "grad_norm": grad_norm,
                 "lr": step.result.lr,
+                **balance,
                 "step_s": round(step_s, 6),
                 "tokens_per_s": round(self._tokens / step_s, 1) if step_s else None,
                 "tokens": self._tokens,

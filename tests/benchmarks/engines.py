@@ -9,6 +9,9 @@ within each round, and the median and the quartiles of these.
 `python tests/benchmarks/engines.py host [RANKS]`: the host's time per layer and micro-batch under FSDP2, of layers so
 small that little else is left, by ours and by loops of a few lines around `fully_shard`; and its parts, by a profile.
 On one rank ours keeps its hooks here, which a run of one rank does not have.
+
+`python -m tests.benchmarks.engines experts`: a mixture's step beside that of transformers' Qwen3-MoE with its grouped
+products, and the experts of one layer, forward and backward: tokens/s over the class's, and peak memory over its.
 """
 
 import cProfile
@@ -17,7 +20,7 @@ import pstats
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -38,22 +41,24 @@ ROUNDS = 10
 BARE = "ddp"
 ENGINES = (BARE, *(f"deepspeed-zero:{stage}" for stage in (0, 1, 2, 3)), "deepspeed-3d:0", "deepspeed-3d:1", "fsdp")
 SEQ, MICRO_BATCH, MICRO_BATCHES = 128, 4, 2
+DENSE = {"hidden": 256, "layers": 4, "heads": 4, "vocab": 4096, "seq": SEQ}
 
 
 class Rank:
     """One engine, and what a step of it takes."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, model: Mapping[str, Any] = DENSE, **train: Any) -> None:
         engine, _, stage = name.partition(":")
         resolved = resolve(
             Experiment(
-                model=Model(hidden=256, layers=4, heads=4, vocab=4096, seq=SEQ),
+                model=Model(**model),
                 engine=Engine(name=engine, zero_stage=int(stage) if stage else None),  # type: ignore[arg-type]
                 layout=LayoutRequest(gpus=1, micro_batch=MICRO_BATCH, micro_batches=MICRO_BATCHES),
-                train=Train(steps=10**9, dtype="fp32", lr=1e-4),
+                train=Train(steps=10**9, dtype="fp32", lr=1e-4, **train),
             ),
             load_profile("local"),
         )
+        self.shape = resolved.model
         self.engine = build_engine(resolved, torch.device("cpu"))
         generator = torch.Generator().manual_seed(1)
         tokens = torch.randint(0, 4096, (MICRO_BATCHES, MICRO_BATCH, SEQ + 1), generator=generator)
@@ -81,6 +86,57 @@ def measure() -> None:
         ratios = sorted(own / other for own, other in zip(rank.seconds, bare, strict=True))
         low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
         print(f"{name:20} {statistics.median(ratios):5.3f} x {BARE} (quartiles {low:.3f} to {high:.3f})")
+
+
+MIXTURE = {
+    **DENSE, "kv_heads": 2, "norm": "rmsnorm", "mlp": "swiglu", "positions": "rope", "bias": "none", "tied": False,
+    "qk_norm": True, "experts": 16, "experts_per_token": 4, "expert_ffn": 128, "norm_topk": True,
+}  # fmt: skip
+
+
+def measure_experts() -> None:
+    """Our experts and the class's in turns: CPU time of a step as above, and the peak of what a step allocates."""
+    from tests.allocated import peak, profiled
+    from tests.benchmarks.gpu.peers import Mixture, peer_of
+
+    ours = Rank(BARE, MIXTURE, balance="none")
+    shape = ours.shape
+    block, layer = ours.engine.module.blocks[0], Mixture(shape).model.model.layers[0].mlp
+    hidden = torch.randn(MICRO_BATCH * MICRO_BATCHES, SEQ, shape.hidden, requires_grad=True)
+
+    def experts(forward: Callable[[Any], Any], weights: Any) -> Callable[[], Any]:
+        inputs = [hidden, *weights]
+        return lambda: torch.autograd.grad(forward(hidden), inputs, torch.ones_like(hidden))
+
+    peer = peer_of(shape, torch.device("cpu"))
+    own = [*block.router.parameters(), *block.experts.parameters()]
+    works = {
+        "a step": (ours.step, lambda: peer(ours.batches)),
+        "experts of a layer": (
+            experts(lambda rows: block.experts(rows, *block.router(rows)), own),
+            experts(lambda rows: first(layer(rows)), list(layer.parameters())),
+        ),
+    }
+    for name, pair in works.items():
+        ratios = []
+        for turn in range(3 + 2 * ROUNDS):
+            seconds = {}
+            for side in (0, 1) if turn % 2 else (1, 0):
+                began = time.process_time()
+                pair[side]()
+                seconds[side] = time.process_time() - began
+            ratios += [seconds[1] / seconds[0]] * (turn >= 3)
+        ratios.sort()
+        low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+        peaks = [peak(profiled(work)) / 2**20 for work in pair]
+        print(
+            f"{name:20} {statistics.median(ratios):5.3f} x the class's tokens/s (quartiles {low:.3f} to {high:.3f}),"
+            f" {peaks[0] / peaks[1]:.3f} x its peak ({peaks[0]:.1f} and {peaks[1]:.1f} MiB)"
+        )
+
+
+def first(found: Any) -> Any:
+    return found[0] if isinstance(found, tuple) else found
 
 
 LAYERS, PASSES = 24, 4  # layers and micro-batches of the host's row
@@ -210,7 +266,7 @@ def main() -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", GLOO_SOCKET_IFNAME="lo")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     torch.set_num_threads(1)
-    measure()
+    measure_experts() if sys.argv[1:2] == ["experts"] else measure()
 
 
 if __name__ == "__main__":

@@ -428,7 +428,7 @@ def test_the_two_lines_for_an_unknown_cluster_are_a_profile(tmp_path, monkeypatc
 
 def test_what_no_engine_trains_has_no_line_to_submit():
     words = ("--gpus", "8", "--cluster", "h100-80g-8")
-    program = in_process("plan", "--model", "olmoe-1b-7b", *words, code=0)
+    program = in_process("plan", "--model", "gpt-oss-20b", *words, code=0)
     assert "megatron-lm" in program.stdout
     assert "hpc-gpt submit" not in program.stdout + program.stderr
     trained = in_process("plan", "--model", "qwen3-30b-a3b", "--gpus", "16", *words[2:], code=0)

@@ -145,3 +145,13 @@ def test_the_sweep_that_help_shows_is_one(tmp_path):
         ("pp8", False),
     ]
     assert in_process("render", path, "--sweep", "-o", tmp_path).stdout.count(".sh\n") == 2
+
+
+def test_spare_nodes_of_an_array_serve_the_preflight_alone() -> None:
+    spares = ("--set", "job.preflight=true", "--set", "job.spare_nodes=1")
+    note = "note: spare nodes serve the preflight alone: an array's element without a node is queued again"
+    for more, said in ((spares, True), ((), False)):
+        done = in_process(
+            "submit", "demo", "--cluster", "generic-slurm", "--grid", "train.lr=1e-3,2e-3", "--dry-run", *more
+        )
+        assert (note in done.stderr) is said, done.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.model.context_parallel import WHOLE, SequencePart
 from hpc_gpt.trainer.model.documents import Boundaries, MicroBatch
 from tests import ALL_TESTS
+from tests.distributed.mixtures import MIXTURES, seed_of
 
 STEPS = 6 if ALL_TESTS else 4  # two of warm-up, the rest of decay
 GLOBAL_BATCH = 32  # dp 4 with 8 micro-batches
@@ -39,6 +40,8 @@ SEQ = 16
 LAYERS = 3  # two stages are uneven
 EVALUATION = 1000  # a step no training reaches
 CLIP = 0.25  # below every step's norm, so that it always acts
+# So large that a factor of them shows.
+BALANCE_COEF, BALANCE_RATE, Z_LOSS = 0.5, 0.01, 0.05
 PROFILE = ClusterProfile(name="test", scheduler="local", gpus_per_node=8)
 USUAL = Engine()
 _LLAMA: dict[str, Any] = {
@@ -84,6 +87,9 @@ class Case:
     documents: bool = False  # that are masked
     pad: bool = False  # whether PAD's row of the embedding gets no gradient
     matmul: Matmul = "none"
+    balance: Literal["none", "loss", "bias"] = "none"  # of a mixture of experts
+    z_loss: bool = False
+    idle: int = 0  # the first experts of each layer, to which no token is sent
     mutation: str = ""
 
     @property
@@ -105,12 +111,30 @@ class Case:
         parts += ["documents"] if self.documents else []
         parts += ["pad"] if self.pad else []
         parts += [] if self.matmul == "none" else [self.matmul]
+        parts += self._of_experts
         return " ".join(parts) + (f", without {self.mutation}" if self.mutation else "")
+
+    @property
+    def _of_experts(self) -> list[str]:
+        """What is not as usual of a mixture's experts."""
+        parts = [] if self.balance == "none" else [f"balance={self.balance}"]
+        parts += ["z-loss"] if self.z_loss else []
+        return parts + ([f"idle={self.idle}"] if self.idle else [])
+
+    @property
+    def routing(self) -> str:
+        """All that a mixture's decisions follow from, but for rounding and the seed."""
+        parts = [self.model, self.optimizer, *[f"clip{self.clip:g}"] * bool(self.clip), *["tied"] * self.tied]
+        return " ".join([*parts, *["documents"] * self.documents, *["pad"] * self.pad, *self._of_experts])
 
     @cached_property
     def resolved(self) -> Resolved:
         """As the command line would resolve it."""
         layout = self.layout
+        of_experts: dict[str, Any] = {}
+        if self.model in MIXTURES:
+            of_experts = {"seed": seed_of(self.routing), "balance": self.balance, "balance_coef": BALANCE_COEF}
+            of_experts |= {"balance_rate": BALANCE_RATE, "z_loss": Z_LOSS * self.z_loss}
         return resolve(
             Experiment(
                 name="equality",
@@ -119,7 +143,7 @@ class Case:
                     seq=SEQ,
                     tied=self.tied,
                     pad_token=PAD if self.pad else None,
-                    **{"layers": LAYERS, "heads": 4} | (MODELS | OTHER_SHAPES)[self.model],
+                    **{"layers": LAYERS, "heads": 4} | (MODELS | OTHER_SHAPES | MIXTURES)[self.model],
                 ),
                 data=Data(mask_documents=True, end_token=END) if self.documents else Data(),
                 engine=self.engine,
@@ -136,6 +160,7 @@ class Case:
                     min_lr=1e-4,
                     warmup_steps=2,
                     clip=self.clip,
+                    **of_experts,
                 ),
             ),
             PROFILE,

@@ -103,6 +103,18 @@ def _read_pairwise() -> list[Case]:
 PAIRWISE = _read_pairwise()
 
 
+def with_each_value(able: list[Case]) -> list[Case]:
+    """Few of the cases, which have each value of each factor that any of them has."""
+    values = {case: set(map(str, combination_of(case).items())) for case in able}
+    wanted: set[str] = set().union(*values.values())
+    found = []
+    while wanted:
+        best = max(able, key=lambda case: (len(values[case] & wanted), -case.layout.gpus))
+        wanted -= values[best]
+        found.append(best)
+    return found
+
+
 @cache
 def judged() -> tuple[dict[Pair, Combination], dict[Pair, str]]:
     """Every pair of values that can run, with a combination, and every other, with the reason."""

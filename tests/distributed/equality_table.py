@@ -21,7 +21,8 @@ from tests.distributed.equality_cases import (
     Case,
     zero,
 )
-from tests.distributed.equality_factors import ENGINES, PAIRWISE, combination_of, product
+from tests.distributed.equality_factors import ENGINES, PAIRWISE, product, with_each_value
+from tests.distributed.experts_table import SHORT_EXPERTS
 from tests.distributed.ranks import Task, task_of
 from tests.distributed.trainings import train_case
 
@@ -183,24 +184,14 @@ DOCUMENTS = [
 ]
 
 
-def _with_each_value() -> list[Case]:
-    """Cases of PAIRWISE with masked documents, few that have each value of each factor in it that takes them."""
-    able = [
-        case
-        for case in PAIRWISE
-        if engines()[case.engine.name].trains_our_model and (case.layout.cp == 1 or case.engine.cp_exchange != "keys")
-    ]
-    values = {case: set(map(str, combination_of(case).items())) for case in able}
-    wanted: set[str] = set().union(*values.values())
-    found = []
-    while wanted:
-        best = max(able, key=lambda case: (len(values[case] & wanted), -case.layout.gpus))
-        wanted -= values[best]
-        found.append(replace(best, documents=True))
-    return found
-
-
-DOCUMENTS += [case for case in _with_each_value() if case not in DOCUMENTS]
+_MASKING = [
+    case
+    for case in PAIRWISE
+    if engines()[case.engine.name].trains_our_model and (case.layout.cp == 1 or case.engine.cp_exchange != "keys")
+]
+DOCUMENTS += [
+    case for case in (replace(one, documents=True) for one in with_each_value(_MASKING)) if case not in DOCUMENTS
+]
 # An engine that pairwise.json does not have yet.
 UNDRAWN = [
     Case(Layout(1, 1, dp), Engine(name=name), clip=CLIP)
@@ -276,6 +267,7 @@ _SHORT = {
     *(UNEVEN_HALF[number] for number in (1, 2, 5, 10, 11)),
     Case(Layout(2, 2, 1), dtype="fp16", clip=CLIP),
     *(case for case in FP8 if case.layout.gpus == 2 and case.engine.recompute == "none" and not case.optimizer_mode),
+    *SHORT_EXPERTS,
 }
 
 

@@ -1,5 +1,6 @@
 """Breaks an engine on purpose: takes out one of the things a right answer needs."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -7,9 +8,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpc_gpt.trainer.engines.fsdp import sharded_modules
+from hpc_gpt.trainer.model.context_parallel import ContextParallel
+from hpc_gpt.trainer.model.experts import Experts
 from hpc_gpt.trainer.model.gpt import Block, PositionEmbedding
 from hpc_gpt.trainer.model.linear import RowParallelLinear
 from hpc_gpt.trainer.model.norm import Norm
+from hpc_gpt.trainer.model.router import Router
 from hpc_gpt.trainer.model.sequence_parallel import SequenceParallel
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel, VocabParallelEmbedding
 from hpc_gpt.trainer.model.vocab_loss import VocabParallelLoss
@@ -144,6 +148,20 @@ def _no_tied_sum(engine: Any) -> None:
     engine.module.get_tied_weights_and_groups = list
 
 
+def _balance_unscaled(engine: Any) -> None:
+    engine.balance.begin = lambda scale: type(engine.balance).begin(engine.balance, 1.0)
+
+
+def _own_positions_counted(engine: Any) -> None:
+    router = _first(engine, Router)
+    router.tp = copy.copy(router.tp)
+    router.tp.context = ContextParallel()
+
+
+def _own_loads(engine: Any) -> None:
+    engine.balance._gpus = 1
+
+
 # Of the blocks, the first one's.
 _MUTATIONS: dict[str, Callable[[Any], None]] = {
     "the embedding's sum": _replace_tp(lambda engine: _first(engine, VocabParallelEmbedding), forward=True),
@@ -170,4 +188,10 @@ _MUTATIONS: dict[str, Callable[[Any], None]] = {
     "the exchange of what each rank updated": _no_exchange,
     "the padding's mask": _padding_counts,
     "the pad token's row": _pad_is_trained,
+    "the experts' backward sum": _replace_tp(lambda engine: _first(engine, Experts), backward=True),
+    "the experts' sum": _replace_tp(lambda engine: _first(engine, Experts), forward=True),
+    "the router's gradient sum": _regroup(Router, Lone),
+    "the balance's scale": _balance_unscaled,
+    "the other positions' counts": _own_positions_counted,
+    "the other ranks' loads": _own_loads,
 }

@@ -1,12 +1,14 @@
 """The reference of the equality table: a GPT in plain PyTorch, one process, written apart from hpc_gpt's.
 
 It takes nothing from hpc_gpt but the numbers of an experiment and the initial weights, by name. For other shapes than
-GPT-2's it is transformers' own class, whose keys and names hpc_gpt gives, as its export does. The `float()` in it are
+GPT-2's it is transformers' own class, whose keys and names hpc_gpt gives, as its export does; for a mixture of experts
+that of `plain_mixture`. The `float()` in it are
 nothing in fp32; under autocast they keep in fp32 what autocast keeps so on a GPU, but not on a CPU.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from hpc_gpt.core.settings.experiment import Train
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.weights.config import config_of
 from hpc_gpt.core.weights.names import parts_of, to_hf
+from tests.distributed.plain_mixture import PlainMixture
 
 
 class PlainBlock(nn.Module):
@@ -113,13 +116,20 @@ class PlainOther(nn.Module):
 
 @dataclass
 class PlainRun:
-    """What the reference gives: figures of each step, evaluation loss and weights after the last."""
+    """What the reference gives: figures of each step, evaluation loss and weights after the last.
+
+    Of a mixture also (balance loss, load, dead experts) of each step, the biases that choose experts, and the `gap` of
+    the closest decision.
+    """
 
     losses: list[float]
     norms: list[float]
     lrs: list[float]
     loss_eval: float
     weights: dict[str, Tensor]
+    balance: list[list[float]] = field(default_factory=list)
+    biases: list[list[float]] = field(default_factory=list)
+    gap: float = math.inf
 
 
 def mean_loss(model: nn.Module, tokens: Tensor, targets: Tensor, end: int | None) -> Tensor:
@@ -127,16 +137,17 @@ def mean_loss(model: nn.Module, tokens: Tensor, targets: Tensor, end: int | None
     if end is None:
         whole: Tensor = model(tokens, targets)
         return whole
-    by_length: dict[int, list[tuple[Tensor, Tensor]]] = {}
-    for row, following in zip(tokens, targets, strict=True):
+    by_length: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
+    for number, (row, following) in enumerate(zip(tokens, targets, strict=True)):
         begin = 0
         for place, token in enumerate(row.tolist(), 1):
             if token == end or place == len(row):
-                by_length.setdefault(place - begin, []).append((row[begin:place], following[begin:place]))
+                document = (row[begin:place], following[begin:place], torch.tensor(number))
+                by_length.setdefault(place - begin, []).append(document)
                 begin = place
     total = torch.zeros(())
     for length, documents in by_length.items():
-        inputs, wanted = (torch.stack(part) for part in zip(*documents, strict=True))
+        inputs, wanted, model.rows = (torch.stack(part) for part in zip(*documents, strict=True))
         total = total + model(inputs, wanted) * (length * len(documents))
     return total / tokens.numel()
 
@@ -149,13 +160,17 @@ def train_plainly(
     evaluation: tuple[Tensor, Tensor],
     autocast: bool = False,
     end: int | None = None,
+    idle: int = 0,
 ) -> PlainRun:
     """One step on each whole batch: clip by the global norm, then AdamW or SGD with torch's for-loop kernels.
 
     With `autocast` the weights stay in fp32 and products are done in bf16. With an `end` token the model sees each
-    document alone.
+    document alone. Of a mixture the first `idle` experts get no token.
     """
-    model = PlainGpt(shape, initial) if shape.positions == "learned" else PlainOther(shape, initial)
+    if shape.is_mixture:
+        model: Any = PlainMixture(shape, initial, train, idle)
+    else:
+        model = PlainGpt(shape, initial) if shape.positions == "learned" else PlainOther(shape, initial)
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": train.weight_decay},
@@ -171,7 +186,11 @@ def train_plainly(
     for step, (tokens, targets) in enumerate(batches):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             loss = mean_loss(model, tokens, targets, end)
-        loss.backward()
+        added = torch.zeros(())
+        if shape.is_mixture:
+            added, figures = model.balance(len(tokens))
+            run.balance.append(figures)
+        (loss + added).backward()
         norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in parameters if p.grad is not None))
         if train.clip and norm > train.clip:
             for p in parameters:
@@ -186,10 +205,14 @@ def train_plainly(
             group["lr"] = lr
         optimizer.step()
         optimizer.zero_grad()
+        if shape.is_mixture:
+            model.after_step()
         run.losses.append(loss.item())
         run.norms.append(norm)
         run.lrs.append(lr)
     with torch.no_grad():
         run.loss_eval = float(mean_loss(model, *evaluation, end))
     run.weights = {name: weight.detach() for name, weight in model.weights().items()}
+    if shape.is_mixture:
+        run.gap, run.biases = model.gap, [bias.tolist() for bias in model.biases()]
     return run

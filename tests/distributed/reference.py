@@ -14,18 +14,18 @@ from tests.distributed.equality_cases import EVALUATION, STEPS, whole_batch
 from tests.distributed.plain_gpt import PlainRun, train_plainly
 
 
-def reference(resolved: Resolved, steps: int = STEPS) -> PlainRun:
-    """So many steps in one plain PyTorch process, in fp32 whatever the dtype."""
+def reference(resolved: Resolved, steps: int = STEPS, idle: int = 0) -> PlainRun:
+    """So many steps in one plain PyTorch process, in fp32 whatever the dtype; see `train_plainly`."""
     return _reference(
-        resolved.model, replace(resolved.train, dtype="fp32", optimizer_mode=None), steps, resolved.data.end_token
+        resolved.model, replace(resolved.train, dtype="fp32", optimizer_mode=None), steps, resolved.data.end_token, idle
     )
 
 
 @cache
-def _reference(shape: ModelShape, train: Train, steps: int, end: int | None) -> PlainRun:
+def _reference(shape: ModelShape, train: Train, steps: int, end: int | None, idle: int) -> PlainRun:
     batches = [whole_batch(step, end) for step in range(steps)]
     initial = initial_weights(shape, train.seed)
-    return train_plainly(shape, train, initial, batches, whole_batch(EVALUATION, end), end=end)
+    return train_plainly(shape, train, initial, batches, whole_batch(EVALUATION, end), end=end, idle=idle)
 
 
 @cache

@@ -47,7 +47,7 @@ class Deviation:
 
 
 def deviation(case: Case, figures: dict[str, Any], weights: dict[str, Tensor]) -> Deviation:
-    plain = reference(case.resolved) if case.matmul == "none" else fp8_reference(case)
+    plain = reference(case.resolved, idle=case.idle) if case.matmul == "none" else fp8_reference(case)
     losses = zip([*figures["losses"], figures["loss_eval"]], [*plain.losses, plain.loss_eval], strict=True)
     assert weights.keys() == plain.weights.keys()
     far = {name: (weights[name] - plain.weights[name]).abs() for name in weights}

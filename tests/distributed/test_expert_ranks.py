@@ -186,8 +186,9 @@ def resumed(folder: Path, before: Layout, after: Layout, engine: Engine, optimiz
     figures: list[list[float]] = []
     path = folder / f"{before} {after} {engine.name} {optimizer}"
     for layout, steps in ((before, range(SAVED)), (after, range(SAVED, STEPS))):
-        forget()
-        meet(folder, f"{path.name} {layout} {steps.start}")
+        if steps.start:  # the task begins in groups, which some ranks may not have yet
+            forget()
+            meet(folder, path.name)
         resolved = settings(layout, engine, optimizer)
         ours = build(resolved)
         if steps.start:
@@ -232,10 +233,11 @@ def dispatched(folder: Path, layout: Layout, sends: str) -> Any:
             chosen = (torch.arange(64) % 4).view(2, 16, 2)
         else:  # all to one expert of the last rank, as one of two
             chosen = torch.stack([torch.full((2, 16), 7), torch.full((2, 16), 7 - 4 * (rank == 0))], -1)
-        weights = torch.rand(2, 16, 2, generator=draw)
+        shares = torch.rand(2, 16, 2, generator=draw)
         results = []
         for experts in (ExpertParallel(rank, ep, dist.group.WORLD), ExpertParallel()):
-            module, inputs = layer(experts), hidden.clone().requires_grad_()
+            module = layer(experts)
+            inputs, weights = (one.clone().requires_grad_() for one in (hidden, shares))
             output = module(inputs, weights, chosen)
             output.square().sum().backward()
             gradients = [module.up.weight.grad, module.down.weight.grad]
@@ -245,7 +247,7 @@ def dispatched(folder: Path, layout: Layout, sends: str) -> Any:
                 for one in gradients:
                     dist.all_reduce(one)
                 gradients = [one[rank * 8 // ep : (rank + 1) * 8 // ep] for one in gradients]
-            results.append((output.detach(), inputs.grad, *gradients))
+            results.append((output.detach(), inputs.grad, weights.grad, *gradients))
         same = bool(torch.equal(results[0][0], results[1][0]))
         apart = max(float((a - b).abs().max()) for a, b in zip(*results, strict=True))
     finally:

@@ -288,16 +288,34 @@ LONG_MOVED = [
 ]
 
 
+# The biases that choose experts go on, too: a dense layer and two with experts, balanced by them.
+EXPERT_MOVES = [
+    tuple(replace(case, model="glm4_moe", tied=False, balance="bias") for case in pair)
+    for pair in (
+        (Case(DP2, FSDP, clip=CLIP), Case(TP2, FSDP, clip=CLIP)),
+        (staged(PP2), sharded(TP2, 1)),
+        (sharded(DP2, 3), staged(PP2)),
+        (Case(DP2, DDP, clip=CLIP), Case(CP2, DDP, clip=CLIP)),
+        (Case(DP2, DDP, clip=CLIP), Case(DP1, DDP, clip=CLIP)),
+    )
+]
+
+
 def of_shape(pairs: list[tuple[Case, Case]], *shapes: str) -> list[tuple[Case, ...]]:
     return [tuple(replace(case, model=shape) for case in pair) for shape in shapes for pair in pairs]
 
 
 # Each of these moves once, and each shape, in every run of the tests.
 ONE_SHAPE_EACH = [of_shape([pair], shape)[0] for pair, shape in zip(SHAPE_MOVES, SHAPES, strict=True)]
-REST = [*LONG_MOVED, *of_shape(PART_MOVES, "qwen3"), *of_shape(SHAPE_MOVES + LONG_SHAPE_MOVES, *SHAPES)]
+REST = [
+    *LONG_MOVED,
+    *EXPERT_MOVES[1:],
+    *of_shape(PART_MOVES, "qwen3"),
+    *of_shape(SHAPE_MOVES + LONG_SHAPE_MOVES, *SHAPES),
+]
 
 
-@each(move, MOVED + ONE_SHAPE_EACH, [pair for pair in REST if pair not in MOVED + ONE_SHAPE_EACH])
+@each(move, MOVED + ONE_SHAPE_EACH + EXPERT_MOVES[:1], [pair for pair in REST if pair not in MOVED + ONE_SHAPE_EACH])
 def test_a_checkpoint_goes_on_in_another_layout_stage_or_engine(task: Task, found: Found, launch_of: Any) -> None:
     one, (before, after) = found(task), task.given
     exact = "fp16" not in (before.dtype, after.dtype)

@@ -20,6 +20,7 @@ from hpc_gpt.trainer.engines.optimizer import owned
 from hpc_gpt.trainer.ranks import Ranks
 from tests.distributed.copies import digest
 from tests.distributed.equality_cases import EVALUATION, STEPS, Case, micro_batches
+from tests.distributed.mixtures import NEVER
 from tests.distributed.mutation import mutate
 
 SAVED = STEPS // 2  # checkpoints are of this step
@@ -136,10 +137,15 @@ def train_case(folder: Path, case: Case) -> dict[str, Any]:
     initial = digest(engine)
     if case.mutation:
         mutate(engine, case.mutation)
-    results, kept = [], 0
+    for name, buffer in engine.module.named_buffers():
+        if name.endswith("choice_bias"):
+            assert buffer.dtype is torch.float32
+            buffer[: case.idle] = NEVER
+    results, balances, kept = [], [], 0
     for step in range(STEPS):
         result = engine.train_step(iter(micro_batches(resolved, engine.dp_rank, step, engine.context.part)))
         results.append((float(result.loss), float(result.grad_norm), result.lr, bool(result.skipped)))
+        balances += [] if result.balance is None else [result.balance.tolist()]
         kept += _kept_outputs(engine)
     losses, norms, lrs, skipped = zip(*results, strict=True)
     pairs = micro_batches(resolved, engine.dp_rank, EVALUATION, engine.context.part)
@@ -156,6 +162,7 @@ def train_case(folder: Path, case: Case) -> dict[str, Any]:
         "initial": initial.sums,
         "apart": [*initial.apart, *digest(engine).apart],
         "kept_outputs": kept,
+        "balance": balances,
     }
     weights = saved_weights(engine, resolved, folder / f"{case.name} checkpoint")
     if weights:

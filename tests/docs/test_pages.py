@@ -51,8 +51,11 @@ WITHOUT = re.compile("expert|window|lora|prefer")
 def test_what_it_does_not_do_is_so():
     said = section("README.md", "What it does not do")
     assert not [each.name for table in (Engine, Train) for each in fields(table) if WITHOUT.search(each.name)]
-    assert [name for name, facts in engines().items() if "experts" in facts.shape_parts] == ["megatron-lm"]
-    assert "trained by Megatron-LM alone" in said
+    divides = [name for name, facts in engines().items() if "ep" in facts.axes and not facts.takes_command]
+    assert divides == ["megatron-lm"]
+    assert "(ep) by Megatron-LM alone" in " ".join(said.split())
+    assert "DeepSeek's attention" in said
+    assert not [name for name, facts in engines().items() if "kv_lora" in facts.shape_parts]
     trains = {name for name, facts in engines().items() if "fp8-tensor" in facts.matmuls}
     assert f"FP8 in other engines than {' and '.join(sorted(trains))}" in said
     planned = set(get_args(Matmul)) - {matmul for facts in engines().values() for matmul in facts.matmuls}

@@ -21,7 +21,15 @@ from tests.experiments.sweeps import COUNTS, PROFILES, possible_rows, settle, sw
 
 
 def test_there_is_a_folder_for_each_published_table():
-    assert set(list_experiments()) == {"bench", "demo", "llama-tiny", "memory-techniques", "torchtitan-llama", *COUNTS}
+    assert set(list_experiments()) == {
+        "bench",
+        "demo",
+        "llama-tiny",
+        "memory-techniques",
+        "moe-tiny",
+        "torchtitan-llama",
+        *COUNTS,
+    }
     assert {name: len(sweep(name).rows) for name in COUNTS} == COUNTS
 
 
@@ -154,6 +162,12 @@ def test_torchtitans_llama_rows_resolve_with_figures_as_printed():
         assert (run.model, run.engine.name) == (preset("llama3.1-8b"), "fsdp")
         assert run.batch.global_batch == 2 * run.gpus
         assert render_script(run)
+
+
+def test_the_small_mixture_of_experts_is_balanced():
+    run = resolve(load_experiment("moe-tiny"), load_profile("local"))
+    assert (run.model.experts, run.model.experts_per_token, run.train.balance) == (8, 2, "loss")
+    assert run.model.params_active < run.model.params / 2 < 1e6
 
 
 def test_the_small_llama_is_one_in_every_part():

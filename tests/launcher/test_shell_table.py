@@ -99,7 +99,7 @@ def test_an_attempt_has_the_next_number_and_says_where_it_is(tmp_path: Path) -> 
     assert noted.pop("started") > 1e9
     assert noted.pop("uptime") == pytest.approx(float(Path("/proc/uptime").read_text().split()[0]), abs=300)
     assert noted.pop("boot") == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    assert noted == {"attempt": 2, "job_id": "7", "restart": 3, "node_list": "n[1-2]", "gpus": 8}
+    assert noted == {"attempt": 2, "job_id": "7", "restart": 3, "in_job": 0, "node_list": "n[1-2]", "gpus": 8}
 
 
 def test_a_waiting_link_is_cancelled_only_if_there_is_one(tmp_path: Path) -> None:

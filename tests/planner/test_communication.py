@@ -6,7 +6,7 @@ import pytest
 
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.core.settings.shape_split import layer_params
+from hpc_gpt.core.settings.shape_split import kind_params
 from hpc_gpt.planner.constants import VALUES
 from hpc_gpt.planner.machine import DEFAULT
 from hpc_gpt.planner.step_time import StepTime, predict_step
@@ -23,7 +23,7 @@ EXACT = replace(DEFAULT, node=1.0, network=1.0, reduction=1.0, host_s=1e-15, ste
 H, LAYERS, SEQ, VOCAB = 512, 8, 256, 1024
 RUN = Training(ModelShape(H, LAYERS, 8, vocab=VOCAB, seq=SEQ), micro_batches=4, flash=True, engine="deepspeed-3d")
 STREAM = 2.0 * SEQ * H  # bytes of a micro-batch's activations between layers
-LAYER, TABLE = layer_params(RUN.shape, 1), VOCAB * H
+LAYER, TABLE = kind_params(RUN.shape.kinds[-1], 1), VOCAB * H
 
 
 def step(**changes) -> StepTime:

@@ -43,7 +43,7 @@ WIDE = replace(GPT2, shape=replace(GPT2.shape, heads=4))  # of 128
 )  # fmt: skip
 def test_a_layers_passes_move_these_bytes(run: Training, bytes_of_a_token: float) -> None:
     layer, tokens = layer_time(run, BYTES), 2 * SEQ
-    weights = sum(matrix.size for matrix in run.shape.matrices) / run.tp
+    weights = sum(matrix.size for matrix in run.shape.kinds[-1].matrices) / run.tp
     assert layer.forward_s == pytest.approx(tokens * bytes_of_a_token)
     assert layer.backward_s == pytest.approx(2 * layer.forward_s + 8 * weights)  # fp32 sums are read and written
     half = layer_time(replace(run, grad_sum="bf16"), BYTES)
@@ -161,6 +161,6 @@ def test_the_update_moves_these_bytes_a_parameter(changes: dict, moved: float) -
     machine = machine_named("h100-80g", 8, None)
     constants = replace(DEFAULT, step_s=1e-12, memory=0.5)
     run = replace(GPT2, **changes)
-    params = 4 * sum(matrix.size for matrix in run.shape.matrices) + VOCAB * H
+    params = 4 * sum(matrix.size for matrix in run.shape.kinds[-1].matrices) + VOCAB * H
     seconds = predict_step(run, machine, constants).optimizer_s
     assert seconds * machine.memory_gb_s * 1e9 / 2 / moved == pytest.approx(params, rel=0.01)

@@ -50,6 +50,18 @@ def in_this_process(run: RunFolder):
     return track
 
 
+def test_a_mixtures_experts_have_curves(tmp_path):
+    run = make_run(tmp_path, experiment="moe-tiny", track__tensorboard=True)
+    figures = {"balance_loss": 1.25, "expert_load": 1.5, "experts_dead": 0}
+    add_attempt(run, [metrics_line(step, **figures) for step in (1, 2)])
+    in_this_process(run)(1)
+    events = EventAccumulator(str(run.path / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    assert {name: [event.value for event in events.Scalars(name)] for name in figures} == {
+        name: [figure, figure] for name, figure in figures.items()
+    }
+
+
 def test_a_resumption_makes_tensorboard_drop_steps_trained_again(tmp_path):
     run = make_run(tmp_path, track__tensorboard=True)
     two_attempts(run, in_this_process(run))

@@ -92,6 +92,7 @@ class Teller:
             here = future is None or future.cancel()
             if here:  # it waits for its turn: whoever needs it now tells it
                 self._futures[wanted] = Future()
+                self._futures[wanted].set_running_or_notify_cancel()  # nobody else tells it
             told: Future[T] = self._futures[wanted]
         if here:
             try:

@@ -14,7 +14,7 @@ from tests.processes import environment_of, send
 from tests.slurm.launcher import ENDLESS, PAIR, SAVED, SINGLE, paused
 from tests.slurm.stories import Teller, storied
 
-SMALL = ("--set", "model.layers=1", "--set", "job.retry_pause_s=2")
+SMALL = ("--set", "model.layers=1", "--set", "job.retry_pause_s=2", "--set", "job.restart_min_s=0")
 TOLD = ("--set", "notify.command=cat >>$HPC_GPT_RUN/told", "--set", 'notify.on=["first_step", "retried", "stopped"]')
 
 
@@ -50,6 +50,9 @@ def test_a_killed_rank_costs_a_pause_and_no_step_twice(teller: Teller) -> None:
     verdict = job.run.attempt(1).verdict()
     assert (verdict["go_on"], verdict["ended"], verdict["pause_s"], verdict["retries"]) == (True, "error", 2, 1)
     assert job.ended() == ["error", "stopped"], job.log()
+    assert verdict["in_job"], verdict
+    assert [(each.started()["restart"], each.started()["in_job"]) for each in job.run.attempts()] == [(0, 0), (0, 1)]
+    assert job.restarts == 0
     assert job.run.attempt(2).started()["started"] >= int(verdict["begin"]) - 1
     assert min(job.metrics(2)) == verdict["saved_step"] + 1
     # [notify]: the pause of 2 s was too short to tell of the retry before it.

@@ -154,7 +154,9 @@ def _staged(cluster: Cluster, folder: Path, partition: str, planned: Planned, ra
     with contextlib.ExitStack() as stack:
         if kind.small_disk:
             stack.enter_context(_small_disk(launcher.logs))
-        settings = [word for setting in kind.settings for word in ("--set", setting)]
+        # Every second run restarts in its job, the others from the queue.
+        where = f"job.restart_in_job={'true' if planned.salt % 2 and kind.program != 'job script' else 'false'}"
+        settings = [word for setting in (where, *kind.settings) for word in ("--set", setting)]
         scene = Scene(planned, launcher, _submit(launcher, planned, ranks, settings))
         stack.callback(_nodes_are_idle, scene)
         stack.callback(_end, scene)

@@ -6,14 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.model_keys import RopeScaling
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.launcher.doctor.checks import check_init
+from hpc_gpt.trainer import compare_init
 from hpc_gpt.trainer.compare_init import compare_logits
 from hpc_gpt.trainer.model.attention import Rotation
+from hpc_gpt.trainer.model.experts import Experts
+from hpc_gpt.trainer.model.router import Router
 from tests.trainer.launch import settings
+from tests.trainer.test_experts_folders import FAMILIES as MIXTURES
+from tests.trainer.test_experts_folders import made_by_its_class
 from tests.trainer.test_hf_folders import FAMILIES, write
 
 pytest.importorskip("transformers")
@@ -30,6 +36,54 @@ def run_of(name: str, folder: Path, **changed: Any) -> Resolved:
 def test_they_are_equal(name: str, tmp_path: Path) -> None:
     found = compare_logits(run_of(name, tmp_path / "out"))
     assert found["level"] == "ok", found["words"]
+
+
+def run_of_experts(name: str, folder: Path) -> Resolved:
+    shape = MIXTURES[name]
+    made_by_its_class(shape, folder)
+    resolved = settings(Path("none"), {"gpus": 1}, Engine(name="ddp"))
+    return replace(resolved, model=shape, train=replace(resolved.train, init=str(folder)))
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_experts_are_equal(name: str, tmp_path: Path) -> None:
+    found = compare_logits(run_of_experts(name, tmp_path / "out"))
+    assert found["level"] == "ok", found["words"]
+
+
+def test_a_decision_between_equal_scores_is_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of_experts("Glm4Moe", tmp_path / "out")
+    choose, turned = Router._choose, []
+
+    def other(self: Router, scores: Tensor) -> Tensor:
+        """The worst expert for some tokens instead of the first."""
+        chosen = choose(self, scores)
+        chosen[0, :many, 0] = scores[0, :many].argmin(-1)
+        turned.append(many)
+        return chosen
+
+    monkeypatch.setattr(Router, "_choose", other)
+    many = 0
+    assert "otherwise" not in compare_logits(run)["words"]
+    many = 1
+    monkeypatch.setattr(compare_init, "MOST_FLIPS", 0.05)
+    assert "; 2 of 48 routing decisions fell otherwise" in compare_logits(run)["words"]
+    many = 9
+    found = compare_logits(run)
+    assert (found["level"], "in 18 of 48 decisions" in found["words"]) == ("fail", True)
+    assert turned
+
+
+def test_another_weight_of_an_expert_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of_experts("Qwen3Moe", tmp_path / "out")
+    apply = Experts.forward
+
+    def without_last(self: Experts, hidden: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        return apply(self, hidden, weights.masked_fill(chosen == 7, 0), chosen)
+
+    monkeypatch.setattr(Experts, "forward", without_last)
+    found = compare_logits(run)
+    assert (found["level"], "first in layer 0" in found["words"]) == ("fail", True)
 
 
 def test_a_scaling_that_only_far_positions_show_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

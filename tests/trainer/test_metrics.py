@@ -46,6 +46,21 @@ def test_kept_lines_are_complete_and_the_last_waits_for_its_save(tmp_path: Path)
     assert (found[0]["memory_reserved_gib"], found[0]["tokens"]) == ([4.0, 1.0], 8 * 32)
 
 
+def test_a_line_of_a_mixture_has_the_balance_of_its_experts(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    metrics = Metrics(path, RESOLVED, torch.device("cpu"))
+    metrics.begin_clock()
+    metrics.add(1, result(3.0))
+    metrics.add(2, result(2.0)._replace(balance=torch.tensor([1.25, 3.5, 2.0])))
+    metrics.add_evaluation(torch.tensor(7.5))
+    metrics.fetch()
+    metrics.write()
+    dense, mixture = [json.loads(line) for line in path.read_text().splitlines()]
+    found = {key: mixture[key] for key in mixture if key not in dense}
+    assert found == {"balance_loss": 1.25, "expert_load": 3.5, "experts_dead": 2}
+    assert (mixture["loss_eval"], mixture["loss"], dense["loss_eval"]) == (7.5, 2.0, None)
+
+
 def test_the_tokens_of_context_parallel_ranks_count_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     wide = settings(Path("none.tokens"), {"tp": 1, "pp": 1, "cp": 2, "dp": 2})

@@ -51,6 +51,7 @@ REASONS = {
     "requeue": ("requeued", "hpc-gpt requeue"),
     "walltime": ("walltime", "SIGUSR2: the time limit is near"),
     "minutes": ("done", "train.minutes = {train.minutes:g} are over"),
+    "slow": ("node_failure", "a rank is slow"),  # as `slow_restart` says
 }
 
 
@@ -180,8 +181,9 @@ def class_of_sigterm(run: RunFolder, attempt: Attempt, shown: str, at: float) ->
 
 
 def _attempt_before(run: RunFolder, attempt: Attempt) -> Attempt | None:
-    """The attempt before this one, if it belongs to the same job."""
-    before = run.before(attempt)[-1:]
+    """The attempt before this one, if it belongs to another start of the same job. After a restart in the job the steps
+    have other numbers, so a late signal does not reach them."""
+    before = [] if attempt.restarts_in_job else run.before(attempt)[-1:]
     return before[0] if attempt.job_id and before and before[0].job_id == attempt.job_id else None
 
 

@@ -17,7 +17,8 @@ class EndedAttempt:
     that is not ours, if the program made that step last and --checkpoints shows no older one as the newest; else 0.
     `gpu_seconds`: seconds times GPUs that it had; `over`: when it ended (epoch seconds). `stopped`: its verdict ended
     the run, so later attempts were started by hand: attempts and failures are counted anew. `logged`: no checkpoint is
-    known, and `saved` is the last step of its log.
+    known, and `saved` is the last step of its log. `start`: the start of its job, as attempts that follow each other in
+    one allocation share it; None if it shares it with no other.
     """
 
     number: int
@@ -34,6 +35,7 @@ class EndedAttempt:
     complete: int = 0
     stopped: bool = False
     logged: bool = False
+    start: tuple[str, int] | None = None
 
     @property
     def where(self) -> str:
@@ -175,9 +177,15 @@ def without_progress(past: Sequence[EndedAttempt]) -> list[EndedAttempt]:
 
 
 def is_too_much(idle: Sequence[EndedAttempt]) -> bool:
-    """Whether attempts without progress end the run. Each has a limit, and also counts towards larger limits."""
+    """Whether attempts without progress end the run. Each has a limit, and also counts towards larger limits.
+
+    Those of one start of a job count once, as its nodes may be the cause.
+    """
     limits = {attempt.max_in_a_row for attempt in idle}
-    return any(sum(attempt.max_in_a_row <= limit for attempt in idle) >= limit for limit in limits)
+    return any(
+        len({attempt.start or attempt.number for attempt in idle if attempt.max_in_a_row <= limit}) >= limit
+        for limit in limits
+    )
 
 
 def failures_in_row(past: Sequence[EndedAttempt]) -> int:

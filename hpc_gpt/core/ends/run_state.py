@@ -150,18 +150,23 @@ def read_run_state(run: RunFolder, log_every: int, slurm: Mapping[str, str] | No
 
 def attempt_classes(run: RunFolder, attempts: Sequence[Attempt], run_state: RunState) -> list[str]:
     """The class of each attempt's end, first to last; for an attempt that may still run, the state of the run."""
-    jobs = [attempt.job_id for attempt in attempts]
-    ends = [read_end(attempt) for attempt in attempts]
     classes = []
-    for index, (attempt, end) in enumerate(zip(attempts, ends, strict=True)):
+    for index, attempt in enumerate(attempts):
         if attempt == run_state.attempt and run_state.facts.began:
             ended = class_of(run_state.facts) or run_state.state.ended
         else:
-            again = bool(jobs[index]) and jobs[index] in jobs[index + 1 :]
-            facts = replace(end.facts, again=again, followed=True, cancelled=run.is_cancelled(jobs[index]))
-            ended = class_of(facts) or "unknown"
+            ended = class_of(replace(facts_before(run, attempt, attempts[index + 1 :]), followed=True)) or "unknown"
         classes.append(ended)
     return classes
+
+
+def facts_before(run: RunFolder, attempt: Attempt, later: Sequence[Attempt]) -> Facts:
+    """The facts about the end of an attempt that `later` ones have followed. A restart in the job is no other start of
+    it, and a cancel of the job was not meant for an attempt that the job has already restarted."""
+    following = attempt.next_of_job(later)
+    restarted = following is not None and following.restarts_in_job > 0
+    cancelled = run.is_cancelled(attempt.job_id) and not restarted
+    return replace(read_end(attempt).facts, again=following is not None and not restarted, cancelled=cancelled)
 
 
 def open_jobs(run: RunFolder) -> list[str]:
@@ -387,7 +392,8 @@ def retry_note(attempt: Attempt, now: float | None = None, why: bool = False) ->
     if verdict.get("go_on") is not True or attempt.requeue_refused():
         return None
     failure = failure_note(attempt) if why else None
-    parts = [f"{failure}; continues" if failure else f"continues after {verdict.get('attempt_ended')}"]
+    continues = "continues in its job" if verdict.get("in_job") else "continues"
+    parts = [f"{failure}; {continues}" if failure else f"{continues} after {verdict.get('attempt_ended')}"]
     begin = verdict.get("begin")
     current = time.time() if now is None else now
     if begin is not None and verdict.get("pause_s") and begin > current:

@@ -43,7 +43,7 @@ PATTERN_GROUPS = (
     "step", "steps_planned", "step_s", "step_ms", "steps_per_s", "loss", "loss_eval", "lr", "grad_norm", "tokens_per_s",
     "tokens_per_s_gpu", "samples_per_s", "tflops", "mfu", "mfu_percent", "skipped", "memory_allocated_gib",
     "memory_allocated_mib", "memory_allocated_gb", "memory_reserved_gib", "memory_reserved_mib", "memory_reserved_gb",
-    "balance_loss", "z_loss", "expert_load",
+    "balance_loss", "z_loss", "expert_load", "experts_dead",
 )  # fmt: skip
 
 

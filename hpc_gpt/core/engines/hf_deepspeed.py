@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from hpc_gpt.core.engines.base.deepspeed import OFFLOAD, DeepspeedFacts
-from hpc_gpt.core.engines.base.facts import Fault
+from hpc_gpt.core.engines.base.facts import OUR_PARTS, Fault
 from hpc_gpt.core.settings.experiment import Engine, Train
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.model_shape import ModelShape, architecture_of
@@ -21,6 +21,7 @@ class HfDeepspeed(DeepspeedFacts):
     gathers_one_by_one = True
     has_composed_gelu = True  # "gelu_new" in GPT-2's configs
     any_model = True
+    shape_parts = OUR_PARTS
 
     def shape_fault(self, shape: ModelShape) -> str | None:
         fault = super().shape_fault(shape)

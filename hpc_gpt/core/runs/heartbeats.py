@@ -250,12 +250,23 @@ def ran_on_cpu(attempt: Attempt) -> bool:
     return (device or next(filter(None, by_others), "")) == "cpu"
 
 
-def gpu_seconds(attempt: Attempt, gpus: int, over: float | None, elapsed_s: float | None = None) -> float:
-    """The GPU-seconds of an attempt, by `gpu_time`. Ranks on CPUs cost nothing."""
+def gpu_seconds(
+    attempt: Attempt, gpus: int, over: float | None, elapsed_s: float | None = None, following: Attempt | None = None
+) -> float:
+    """The GPU-seconds of an attempt, by `gpu_time`, and of the pause until its job goes on as attempt `following`.
+    Ranks on CPUs cost nothing."""
     if ran_on_cpu(attempt):
         return 0.0
     count, span_s = gpu_time(attempt, gpus, over, elapsed_s)
-    return count * span_s
+    return count * (span_s + idle_s(attempt, span_s, following))
+
+
+def idle_s(attempt: Attempt, span_s: float, following: Attempt | None) -> float:
+    """Seconds in which the job of an attempt that took `span_s` seconds idles, until a restart in it begins the attempt
+    `following`; 0 if that belongs to another start of the job."""
+    began, begins = attempt.started().get("started"), following.started().get("started") if following else None
+    in_job = following is not None and following.restarts_in_job
+    return max(0.0, begins - began - span_s) if in_job and began and begins else 0.0
 
 
 def gpu_time(attempt: Attempt, gpus: int, over: float | None, elapsed_s: float | None = None) -> tuple[int, float]:

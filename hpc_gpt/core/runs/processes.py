@@ -18,6 +18,7 @@ from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 # The variables of an attempt's processes, and of what they start: the attempt's number, the folder of the run's
 # checkpoints and, in a program, the task that started it. A debugger that runs beside them has no number.
 ATTEMPT, CHECKPOINTS, TASK = "HPC_GPT_ATTEMPT", "HPC_GPT_CHECKPOINTS", "HPC_GPT_TASK"
+_RUN, _STEP = "HPC_GPT_RUN", b"SLURM_STEP_ID"
 # In ranks/<rank>.json: the Slurm job in which the ranks were started, if any.
 JOB = "slurm_job"
 # The open files that lock an attempt's GPUs: whatever it starts inherits them.
@@ -56,6 +57,26 @@ def processes_of(run: RunFolder, attempt: Attempt, job: tuple[bytes, bytes], tas
 def end_processes(run: RunFolder, attempt: Attempt, job: tuple[bytes, bytes], task: int | None = None) -> None:
     """Kills the `processes_of` an attempt, as slurmstepd does at the end of a job, and waits until they have left."""
     _end(lambda: processes_of(run, attempt, job, task), signal.SIGKILL, _GONE_S)
+
+
+def left_in_job(run: RunFolder, number: int, job: tuple[bytes, bytes]) -> list[int]:
+    """The processes on this node that attempts of a run before `number`, or visits of a race, have started in a Slurm
+    job, with their descendants. Those of this process's own step have just started."""
+    folder, pids, step = os.path.realpath(run.path), list[int](), os.environb.get(_STEP)
+    for pid, environment in environments(_RUN, ATTEMPT):
+        with contextlib.suppress(OSError):
+            path = os.path.realpath(os.fsdecode(environment[_RUN.encode()]))
+            is_earlier = path == folder and environment[ATTEMPT.encode()] != b"%d" % number
+            is_earlier |= path.startswith(f"{folder}/")
+            if is_earlier and (step is None or environment.get(_STEP) != step) and job_of(pid, environment) == job:
+                pids.append(pid)
+    return [pid for pid in _with_descendants(pids) if pid != os.getpid()]
+
+
+def end_left_in_job(run: RunFolder, number: int, job: tuple[bytes, bytes], limit_s: float) -> list[int]:
+    """Kills the processes of `left_in_job`, and returns those that have not left within `limit_s`."""
+    _end(lambda: left_in_job(run, number, job), signal.SIGKILL, limit_s)
+    return left_in_job(run, number, job)
 
 
 def run_on(run: RunFolder) -> list[int]:

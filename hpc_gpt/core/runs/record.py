@@ -194,7 +194,9 @@ class Record:
     z_loss: float | None = None
     "Loss on the router's logits at the last step, as the program scales it."
     expert_load: float | None = None
-    "Tokens of the fullest expert over the mean at the last step."
+    "Tokens of the fullest expert over the mean at the last step, in the worst layer."
+    experts_dead: int | None = None
+    "Experts without a token at the last step, of all layers."
     skipped_steps: int | None = None
     "Steps skipped by an overflow."
     nan_steps: int | None = None

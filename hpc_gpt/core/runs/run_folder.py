@@ -1,7 +1,8 @@
 """A run: one folder that alone reproduces and explains one submission.
 
-Every file in the folder is written once or appended to; only `record.json` is replaced, as a whole. Each start has a
-folder `attempts/<n>/`. All paths in a run folder are defined here.
+Every file in the folder is written once or appended to; only `record.json` is replaced, as a whole, and `next.json`
+after a pause in which a restart in the job became impossible. Each start has a folder `attempts/<n>/`. All paths in a
+run folder are defined here.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -97,14 +98,31 @@ class Attempt:
         return [path for path in (self.log, self.err, *map(Path.resolve, elsewhere)) if path.is_file()]
 
     def started(self) -> dict[str, Any]:
-        """attempt.json: `attempt, job_id, restart, node_list, started`, and by the host's clock since its boot `boot,
-        uptime`; empty if it is missing."""
+        """attempt.json: `attempt, job_id, restart, in_job, node_list, started`, and by the host's clock since its boot
+        `boot, uptime`; empty if it is missing. `restart`: how often Slurm had put the job back; `in_job`: the restarts
+        in the job before this attempt since then."""
         return read_stored(self.folder / "attempt.json")
 
     @property
     def job_id(self) -> str:
         """The id of the attempt's job; empty if attempt.json is missing."""
         return str(self.started().get("job_id") or "")
+
+    @property
+    def job_start(self) -> tuple[str, int]:
+        """The start of the attempt's job, which attempts share that follow each other in one allocation."""
+        return self.job_id, int(self.started().get("restart") or 0)
+
+    @property
+    def restarts_in_job(self) -> int:
+        """The number of restarts inside the job that have led to the attempt; 0 if it is the first of its job's
+        start."""
+        return int(self.started().get("in_job") or 0)
+
+    def next_of_job(self, later: Iterable[Attempt]) -> Attempt | None:
+        """The next attempt of the same job among the `later` ones: a restart in the job, or another start of it."""
+        job_id = self.job_id
+        return next((one for one in later if job_id and one.job_id == job_id), None)
 
     def elapsed_s(self) -> float | None:
         """Seconds since the attempt began, by its host's clock since boot, which nobody can set; None on another
@@ -274,6 +292,11 @@ class RunFolder:
     def before(self, attempt: Attempt) -> list[Attempt]:
         """The attempts before this one, first to last."""
         return [earlier for earlier in self.attempts() if earlier.number < attempt.number]
+
+    def before_in_job(self, attempt: Attempt) -> list[Attempt]:
+        """The attempts before this one in the same start of its job, first to last."""
+        of_job = [earlier for earlier in self.before(attempt) if earlier.job_id == attempt.job_id]
+        return of_job[max(0, len(of_job) - attempt.restarts_in_job) :]
 
     @property
     def attempts_before(self) -> dict[str, int]:

@@ -24,6 +24,8 @@ SLOW_SHARE = 0.9
 _SHARED_BY = 0.25
 # The longest time between two probes.
 _EVERY_S = 30.0
+# Other streams disturb a probe: the median of fewer would name sound ranks.
+LEAST_PROBES = 10
 # The windows of a rank's first hour.
 FIRST_WINDOWS = 6
 # At most this many ranks are named in a line.

@@ -28,7 +28,7 @@ _SENT = {"attempt": int, "bytes": int, "step": int}
 # The keys per file, by its name up to the first dot. No number is negative.
 _KEYS: Mapping[str, Mapping[str, Any]] = {
     "attempt": {"job_id": _JOB_ID, "slurm_cluster": NODE, "gpus": int, "started": float, "boot": str,
-                "uptime": float},
+                "uptime": float, "restart": int, "in_job": int},
     "submissions": {"job_id": _JOB_ID, "slurm_cluster": NODE, "time": float, "folder": str, "attempts_before": int,
                     "lost": str, "element": str, "clusters": str},
     "ended": {"ended": str, "cause": str, "step": int, "time": float, "node": NODE, "code": int,

@@ -256,6 +256,8 @@ def engine_shape_faults(engine: Engine, shape: ModelShape) -> Iterator[Fault]:
     if (reason := engine_named(engine.name).shape_fault(shape)) is not None:
         able = [name for name, other in trainers().items() if other.shape_fault(shape) is None]
         hint = f"use --engine {' or '.join(able)}" if able else NOT_TRAINED
+        if shape.mtp_layers and engine_named(engine.name).shape_fault(replace(shape, mtp_layers=0)) is None:
+            hint = f"set model.mtp_layers = 0: transformers' classes leave them out, too; or {hint}"
         yield Fault(f"engine {engine.name} cannot train this model: {reason}", hint)
     if engine.fused_bias_gradients and (shape.bias != "all" or shape.is_gated or shape.is_grouped):
         yield Fault("engine.fused_bias_gradients needs GELU, and biases of query, key and value of one width, "

@@ -17,6 +17,7 @@ from hpc_gpt.core.settings.model_keys import Model
 from hpc_gpt.core.settings.services import After, EngineName, Notify, Plan, Track
 
 Dtype = Literal["fp32", "bf16", "fp16"]
+SlowRanks = Literal["note", "restart"]
 Compile = Literal["none", "block", "edges", "whole"]
 CpExchange = Literal["heads", "keys", "ring"]
 # Format of the operands of a layer's matrix products: 16 bits by `dtype` (none), or 8 or 4 bits by their scaling.
@@ -285,6 +286,14 @@ class Job:
     "Seconds before the first retry; doubled with each failure in a row; for example 30."
     retry_after_exit_0: bool = key(False, resume="free", affects=())
     "Whether a program that exits with 0 before its last step starts again, as long as each start gets further."
+    restart_in_job: bool | None = key(None, resume="free", affects=(), since="0.3")
+    "Whether a failed attempt is retried in its job if it can be; by default not on this machine, nor a job script."
+    restart_min_s: int = key(600, resume="free", affects=(), since="0.3", least=0)
+    "Seconds of training that a job must still hold, beside a start and a save, for a restart in it."
+    restart_pauses_s: int = key(300, resume="free", affects=(), since="0.3", least=0)
+    "Seconds that a job may idle in pauses before restarts, all together; a longer pause is spent in the queue."
+    slow_ranks: SlowRanks = key("note", resume="free", affects=(), since="0.3")
+    "What a slow rank causes: a note, or at most once a day a restart without its node."
     preflight: bool | None = key(None, resume="free", affects=())
     "Whether every node is probed before the ranks start."
     spare_nodes: int | None = key(None, resume="free", affects=())

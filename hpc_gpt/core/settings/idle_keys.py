@@ -101,6 +101,10 @@ _RULES = (
         ("job.retry_after_exit_0",),
         lambda sized: "" if _is_of_program(sized, "") else f"engine {sized.engine.name} exits with 0 once it is done",
     ),
+    _Rule(
+        ("job.slow_ranks",),
+        lambda sized: _is_of_program(sized, ", whose ranks are not timed") or _is("cluster.chain", "none")(sized),
+    ),
 )  # fmt: skip
 
 

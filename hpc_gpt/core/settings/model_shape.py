@@ -172,21 +172,6 @@ class ModelShape:
         return (dense, count - dense)[: len(self.kinds)]
 
     @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        """The weights of one layer of the last kind, in the order of its forward pass."""
-        return self.kinds[-1].matrices
-
-    @property
-    def products(self) -> dict[str, tuple[Matrix, ...]]:
-        """`products` of the last kind."""
-        return self.kinds[-1].products
-
-    @property
-    def norms(self) -> tuple[NormShape, ...]:
-        """The norms of one layer of the last kind."""
-        return self.kinds[-1].norms
-
-    @property
     def parameter_names(self) -> list[str]:
         """The names of our model's parameters, in the order of the model."""
         blocks = {kind.name: list(_block_names(kind)) for kind in self.kinds}
@@ -351,6 +336,8 @@ def _norms(shape: ModelShape) -> Iterator[NormShape]:
 
 def architectures_of(shape: ModelShape) -> tuple[str, ...]:
     """The classes of transformers that have this shape, the usual one first; empty if there is none."""
+    if shape.is_mixture:
+        return tuple(_mixtures_of(shape))
     if shape.special_keys:
         return ()
     is_whole = shape.key_heads == shape.heads and shape.query_width == shape.hidden and not shape.qk_norm
@@ -370,6 +357,37 @@ def architectures_of(shape: ModelShape) -> tuple[str, ...]:
     # Only Llama's class refuses a width that is not a multiple of its heads, whatever head_dim says.
     llama = ("LlamaForCausalLM",) if shape.hidden % shape.heads == 0 else ()
     return llama if shape.bias == "all" else (*llama, "MistralForCausalLM", "SmolLM3ForCausalLM")
+
+
+def _mixtures_of(shape: ModelShape) -> Iterator[str]:
+    """The classes of a mixture of experts. None has a bias in the experts, layers without rotation, or groups of one
+    expert; each either lacks shared experts or cannot do without them."""
+    kind = (shape.mlp, shape.norm, shape.positions, shape.embedding_norm, shape.nope_every)
+    others = {*shape.special_keys} - {"experts", "rotated", "qk_norm"}
+    if kind != ("swiglu", "rmsnorm", "rope", False, None) or others or shape.bias == "all":
+        return
+    if shape.router == "sigmoid":
+        whole = shape.shared_ffn is not None and shape.shared_ffn % (shape.expert_ffn or 1) == 0
+        in_groups = (shape.experts or 0) // (shape.expert_groups or 1) > 1
+        if not (whole and in_groups and shape.router_bias) or shape.shared_gate or shape.qk_norm == "width":
+            return
+        if shape.qk_norm and shape.bias == "none" and shape.rotated == 1:
+            yield "Dots1ForCausalLM"
+        yield "Glm4MoeForCausalLM"
+        return
+    plain = (shape.router, shape.router_bias, shape.expert_groups, shape.router_scale, shape.rotated)
+    if plain != ("softmax", False, None, 1, 1):
+        return
+    if shape.shared_ffn is not None:
+        if shape.shared_gate and not shape.qk_norm:
+            yield "Qwen2MoeForCausalLM"
+    elif shape.bias == "none" and shape.qk_norm is True:
+        yield "Qwen3MoeForCausalLM"
+    elif shape.bias == "none" and not shape.dense_layers:
+        if shape.qk_norm == "width" and shape.query_width == shape.hidden:
+            yield "OlmoeForCausalLM"
+        elif not shape.qk_norm and shape.norm_topk:
+            yield "MixtralForCausalLM"
 
 
 def architecture_of(shape: ModelShape) -> str | None:

@@ -85,7 +85,7 @@ class Resolved(Sized):
             del tables["cluster"]["stage"]
         if not self.cluster.setup:
             del tables["cluster"]["setup"]
-        for name in ("data", "engine", "layout", "train", *program_tables(self)):
+        for name in ("data", "engine", "layout", "train", "job", *program_tables(self)):
             rules = self.key_rules(name)
             for key in [key for key in tables[name] if key not in _WRITTEN]:
                 if tables[name][key] in rules[key].not_in_hash:  # a later key: without it the text never changes

@@ -11,8 +11,8 @@ from hpc_gpt.core.settings.model_shape import ModelShape
 _Faults = Iterator[tuple[str, str]]
 # Sizes below 1 that are not a fault by themselves, and the least that others may have.
 _MAY_BE_ZERO = ("dense_layers", "mtp_layers")
-_OF_EXPERTS = ("experts_per_token", "expert_ffn", "shared_ffn", "shared_gate", "dense_layers", "router", "router_bias",
-               "expert_groups", "groups_per_token", "norm_topk", "router_scale")  # fmt: skip
+OF_EXPERTS = ("experts_per_token", "expert_ffn", "shared_ffn", "shared_gate", "dense_layers", "router", "router_bias",
+              "expert_groups", "groups_per_token", "norm_topk", "router_scale")  # fmt: skip
 _OF_MLA = ("q_lora", "qk_rope", "v_head")
 _DEFAULTS = {entry.name: entry.default for entry in fields(ModelShape)}
 
@@ -113,7 +113,7 @@ def _rotation_faults(shape: ModelShape) -> _Faults:
 def _expert_faults(shape: ModelShape) -> _Faults:
     experts, used, groups = shape.experts, shape.experts_per_token, shape.expert_groups
     if experts is None:
-        if useless := _stated(shape, _OF_EXPERTS):
+        if useless := _stated(shape, OF_EXPERTS):
             verb = "is" if len(useless) == 1 else "are"
             yield (
                 f"{', '.join(useless)} {verb} given, but model.experts is not: no layer has experts",

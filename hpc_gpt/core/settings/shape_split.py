@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
@@ -13,19 +12,9 @@ from hpc_gpt.core.settings.layout import Layout, largest_divisor
 from hpc_gpt.core.settings.model_shape import ModelShape
 
 
-@lru_cache(maxsize=4096)
-def layer_params(shape: ModelShape, tp: int) -> float:
-    """Parameters of one layer of the last kind on one of `tp` ranks: (12 h^2 + 7 h)/t + 6 h for GPT-2 (Shoeybi et al.
-    2019, arXiv:1909.08053, section 3).
-
-    >>> layer_params(ModelShape(hidden=768, layers=12, heads=12), 1) == 12 * 768**2 + 13 * 768
-    True
-    """
-    return kind_params(shape.kinds[-1], tp)
-
-
 def kind_params(kind: LayerKind, tp: int, ep: int = 1, etp: int | None = None) -> float:
-    """Parameters of one layer of a kind on one of tp x ep ranks; `etp`: ranks that share an expert, by default tp.
+    """Parameters of one layer of a kind on one of tp x ep ranks: (12 h^2 + 7 h)/t + 6 h for GPT-2 (Shoeybi et al. 2019,
+    arXiv:1909.08053, section 3). `etp`: ranks that share an expert, by default tp.
 
     Matrices are divided, and the biases of those that are divided by rows; other biases, norms and a router are not.
     """

@@ -218,7 +218,7 @@ def sbatch_directives(resolved: Resolved) -> list[str]:
     lines += [text for key, text in texts.items() if key in _LATER]
     if job.exclusive:
         lines.append("--exclusive")
-    lines += [requeue_of(profile).flag, "--open-mode=append"]
+    lines += [requeue_of(profile).flag, *(["--no-kill"] if outlives_nodes(resolved) else []), "--open-mode=append"]
     # Without job.time the partition's limit counts, and Slurm sends the signal before that.
     if job.signal_lead_s is not None and (job.time is None or limit_s(job.time) is not None):
         lines.append(f"--signal=USR2@{job.signal_lead_s}")
@@ -226,6 +226,24 @@ def sbatch_directives(resolved: Resolved) -> list[str]:
     lines.append("--output=%x-%j.out")
     lines += [quote_directive(flag) for flag in job.sbatch]
     return lines
+
+
+def restarts_in_job(resolved: Resolved) -> bool:
+    """Whether the run's failed attempts may be retried in their job.
+
+    On this machine no queue costs time, and whoever tries a program wants to see its failure at once.
+    """
+    wanted = resolved.job.restart_in_job
+    return resolved.script is None and resolved.cluster.scheduler == "slurm" if wanted is None else wanted
+
+
+def outlives_nodes(resolved: Resolved) -> bool:
+    """Whether the job continues without a dead node: a spare takes its place in the next attempt. If the script's node
+    is dead, `scontrol requeue` is needed, and Slurm's clients on the other nodes; else the job ends."""
+    profile = resolved.cluster
+    return bool(
+        resolved.job.spare_nodes and restarts_in_job(resolved) and profile.chain == "requeue" and not profile.container
+    )
 
 
 def allocated_nodes(resolved: Resolved) -> int:

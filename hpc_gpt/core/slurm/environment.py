@@ -14,6 +14,8 @@ if TYPE_CHECKING:  # a script's start loads this
     from hpc_gpt.core.settings.resolved import Resolved
 
 PATIENCE = "HPC_GPT_SLURM_S"
+# The name of the step in which `hpc-gpt shell` runs; a restart in the job does not end it.
+SHELL_STEP = "hpc-gpt-shell"
 # The variables by which sbatch and the other commands choose a cluster.
 CHOOSE_CLUSTER = ("SBATCH_CLUSTERS", "SLURM_CLUSTERS")
 # The environment in which a job script was submitted, for its start on this machine: gzip in base64. If job.sh is

@@ -26,8 +26,8 @@ from hpc_gpt.core.weights.config_keys import (
     model_type_of,
     read_config_json,
 )
-from hpc_gpt.core.weights.config_mixtures import read_mixture
-from hpc_gpt.core.weights.config_rotation import FIGURES, read_rotation
+from hpc_gpt.core.weights.config_mixtures import mixture_keys, read_mixture
+from hpc_gpt.core.weights.config_rotation import FIGURES, IN_PART, read_rotation
 
 _SHOWN = 8
 
@@ -72,6 +72,8 @@ def unfollowed_keys(path: Path, seq: int | None, names: Collection[str]) -> list
         lines.append(f"initializer_range is {std:g}: not followed, as weights are drawn with {_STD:g} here")
     if "pad_token_id" in names and shape.pad_token is not None:
         lines.append(f"pad_token_id is {shape.pad_token}: not followed, as its row is trained like any other")
+    if "output_router_logits" in names and kind in MIXTURES and keys.take("output_router_logits", bool, False):
+        lines.append("output_router_logits is true: its class adds a balance loss; here train.balance does")
     return [f"{keys.file}: {line}" for line in lines]
 
 
@@ -258,6 +260,9 @@ def _tokens_of(kind: str) -> dict[str, int | None]:
     return dict(zip(_TOKENS, _OWN_TOKENS.get(kind, (None, None, None)), strict=True))
 
 
+# Classes whose windows no key switches off.
+_WITH_WINDOWS = ("mistral", "mixtral", "dots1")
+_OF_BALANCE = ("output_router_logits", "router_aux_loss_coef")
 _OF_WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 GENERATION = "generation_config.json"
 
@@ -274,7 +279,7 @@ class InitConfig:
 
 def init_config_in(path: Path) -> InitConfig:
     """The parts of a folder that an export keeps: the tokens that begin, end and pad a text, the positions, the
-    windows.
+    windows, and how its class balances experts.
 
     Raises ConfigError as `read_config`.
     """
@@ -284,8 +289,10 @@ def init_config_in(path: Path) -> InitConfig:
     config_keys: dict[str, Any] = {key: config.get(key, defaults[key]) for key in _TOKENS}
     if kind != "gpt2" and config.get("max_position_embeddings") is not None:
         config_keys["max_position_embeddings"] = config["max_position_embeddings"]
-    if kind == "mistral" or config.get("use_sliding_window"):
+    if kind in _WITH_WINDOWS or config.get("use_sliding_window"):
         config_keys |= {key: config[key] for key in _OF_WINDOWS if key in config}
+    if kind in MIXTURES:
+        config_keys |= {key: config[key] for key in _OF_BALANCE if key in config}
     if kind == "mistral":
         config_keys.setdefault("sliding_window", 4096)
     generation = None
@@ -306,7 +313,7 @@ def config_of(shape: ModelShape, vocab: int | None = None, begun: InitConfig | N
     assert names, "its callers ask architecture_of"
     begun = begun or InitConfig()
     name = begun.architecture if begun.architecture in names else names[0]
-    kind = next(kind for kind, architecture in ARCHITECTURES.items() if architecture == name)
+    kind = next(kind for kind, architecture in (ARCHITECTURES | MIXTURES).items() if architecture == name)
     config: dict[str, Any] = {"architectures": [name], "model_type": kind}
     config["vocab_size"] = shape.vocab if vocab is None else vocab
     common: dict[str, Any] = {"tie_word_embeddings": shape.tied, "use_cache": True}
@@ -324,6 +331,8 @@ def config_of(shape: ModelShape, vocab: int | None = None, begun: InitConfig | N
         figures = {key: getattr(shape.rope_scaling, key) for key in FIGURES}
         scaling = {"rope_type": "llama3", **figures}
         length = max(length, int(shape.rope_scaling.factor * shape.rope_scaling.original_max_position_embeddings))
+    if kind in IN_PART:
+        scaling["partial_rotary_factor"] = config["partial_rotary_factor"] = shape.rotated
     if "max_position_embeddings" in begun.config:
         length = max(shape.seq, begun.config["max_position_embeddings"])
     config |= {
@@ -350,8 +359,10 @@ def config_of(shape: ModelShape, vocab: int | None = None, begun: InitConfig | N
         config |= {"no_rope_layers": rotated, "no_rope_layer_interval": shape.nope_every or _NOPE_EVERY}
     if kind.startswith("qwen") or kind == "smollm3":
         config |= {"use_sliding_window": False}
+    if shape.is_mixture:
+        config |= mixture_keys(shape, kind)
     if name == begun.architecture:
-        config |= {key: begun.config[key] for key in _OF_WINDOWS if key in begun.config}
+        config |= {key: begun.config[key] for key in (*_OF_WINDOWS, *_OF_BALANCE) if key in begun.config}
     return config | common
 
 

@@ -19,7 +19,7 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
 }
-# {model type of a mixture of experts: its class}. Of these only the shape is read, for a plan.
+# {model type of a mixture of experts: its class}.
 MIXTURES = {
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
@@ -30,6 +30,13 @@ MIXTURES = {
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
+}
+# {model type of which only the shape is read, for a plan: why it is not trained here}.
+_DEEPSEEKS_ATTENTION = "keys and values of low rank, and a rotation of neighbours"
+PLAN_ONLY = {
+    "deepseek_v2": _DEEPSEEKS_ATTENTION,
+    "deepseek_v3": _DEEPSEEKS_ATTENTION,
+    "gpt_oss": "sinks, windows, biases of the experts, and a clamped activation",
 }
 _ALIASES = {"kimi_k2": "deepseek_v3"}
 # A rotated model can be trained at any length; the file's length is often that of its last, short stage of training.
@@ -129,10 +136,10 @@ def model_type_of(config: Mapping[str, Any], file: Path) -> str:
     reason = next(
         (why for begun, why in _FAMILIES_REFUSED.items() if str(name or kind).lower().startswith(begun.lower())), None
     )
+    trained = ", ".join(name for kind, name in classes.items() if kind not in PLAN_ONLY)
     raise ConfigError(
         f"{file}: {what}, which cannot be trained here" + (f": {reason}" if reason else ""),
-        f"the classes that can: {', '.join(ARCHITECTURES.values())}; mixtures that plan reads: "
-        f"{', '.join(MIXTURES.values())}",
+        f"the classes that can: {trained}; plan also reads {', '.join(classes[kind] for kind in PLAN_ONLY)}",
     )
 
 

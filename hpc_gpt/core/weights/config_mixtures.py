@@ -1,4 +1,5 @@
-"""The config.json of a mixture of experts, as its shape: transformers' classes of nine families (5.23).
+"""The config.json of a mixture of experts, as its shape: transformers' classes of nine families (5.23); and the keys of
+experts in the file of a shape.
 
 Published files and those that transformers 5 writes spell the number of experts in three ways. A file whose layers are
 no prefix of dense ones, and then all with experts, is refused with the key that says so.
@@ -213,3 +214,37 @@ def _window(keys: Keys, kind: str, layers: int, seq: int) -> dict[str, Any]:
     if slides and window is not None and window < seq:
         keys.refuse("sliding_window", f"a window shorter than model.seq {seq}", f"use --seq {window} or less")
     return {}
+
+
+def mixture_keys(shape: ModelShape, kind: str) -> dict[str, Any]:
+    """The keys of a model type's file that Llama's lack, with their spelling on the hub."""
+    own_width = _FAMILIES[kind].width is not None
+    keys: dict[str, Any] = {
+        {"mixtral": "num_local_experts", "glm4_moe": "n_routed_experts", "dots1": "n_routed_experts"}.get(
+            kind, "num_experts"
+        ): shape.experts,
+        "num_experts_per_tok": shape.experts_per_token,
+        "moe_intermediate_size" if own_width else "intermediate_size": shape.expert_ffn,
+        "output_router_logits": False,
+    }
+    if kind != "mixtral":
+        keys["norm_topk_prob"] = shape.norm_topk
+    if kind in ("mixtral", "dots1"):
+        keys["sliding_window"] = None
+    if kind in _QWENS:
+        keys |= {"decoder_sparse_step": 1, "mlp_only_layers": [*range(shape.dense_layers)]}
+    if kind == "qwen2_moe":
+        keys |= {"shared_expert_intermediate_size": shape.shared_ffn, "qkv_bias": shape.bias == "qkv"}
+    elif kind != "mixtral":
+        keys["attention_bias"] = shape.bias == "qkv"
+    if kind in _OF_GROUPS:
+        keys |= {
+            "first_k_dense_replace": shape.dense_layers,
+            "n_shared_experts": (shape.shared_ffn or 0) // (shape.expert_ffn or 1),
+            "n_group": shape.expert_groups or 1,
+            "topk_group": shape.groups_per_token or 1,
+            "routed_scaling_factor": shape.router_scale,
+        }
+    if kind == "glm4_moe":
+        keys |= {"use_qk_norm": bool(shape.qk_norm), "num_nextn_predict_layers": shape.mtp_layers}
+    return keys

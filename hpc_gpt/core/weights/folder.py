@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from hpc_gpt.core.errors import ConfigError, OsErrorAs
 from hpc_gpt.core.files import json_object
 from hpc_gpt.core.format import and_more, counted
 from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.shape_rules import OF_EXPERTS
 from hpc_gpt.core.weights.config import architecture_in, read_config
+from hpc_gpt.core.weights.config_keys import PLAN_ONLY, model_type_of, read_config_json
 from hpc_gpt.core.weights.names import stored_sizes
 
 POSITIONS = "transformer.wpe.weight"
@@ -58,6 +61,11 @@ class WeightsFolder:
     stored: dict[str, str]
     identity: dict[str, Any]
 
+    @cached_property
+    def is_fused(self) -> bool:
+        """Whether one tensor has a matrix of all experts of a layer."""
+        return any(name.endswith(".experts.gate_up_proj") for name in self.weights)
+
 
 def read_folder(path: Path) -> WeightsFolder:
     """Reads the headers of a folder. Raises ConfigError if a file is missing, damaged or in another format.
@@ -71,6 +79,11 @@ def read_folder(path: Path) -> WeightsFolder:
             "save the merged model: model.merge_and_unload().save_pretrained(FOLDER)",
         )
     architecture = architecture_in(path)
+    if reason := PLAN_ONLY.get(model_type_of(read_config_json(path / CONFIG), path / CONFIG)):
+        raise ConfigError(
+            f"{path} has weights of {architecture}, which cannot be trained here: {reason}",
+            f"hpc-gpt plan --model {path} plans it; train from weights of another model",
+        )
     identity: dict[str, Any] = {"path": str(path), "config": _sha256(_read(path / CONFIG)), "index": None, "files": {}}
     identity["architecture"] = architecture
     listed: dict[str, str] | None = None
@@ -118,9 +131,13 @@ def check_weights(folder: WeightsFolder, shape: ModelShape) -> None:
     ]
     if differ:
         raise _of_another_model(folder, differ)
-    expected = stored_sizes(shape)
+    expected = stored_sizes(shape, folder.is_fused)
+    # Layers for later tokens: transformers' classes do not load them either.
+    mtp = tuple(f"model.layers.{shape.layers + number}." for number in range(theirs.mtp_layers))
     for name, weight in folder.weights.items():
-        if name == "lm_head.weight" and shape.tied and name not in expected:
+        if name.startswith(mtp):
+            pass
+        elif name == "lm_head.weight" and shape.tied and name not in expected:
             embedding = folder.weights.get("model.embed_tokens.weight", folder.weights.get("transformer.wte.weight"))
             if embedding is None or not _are_equal(weight, embedding):
                 differ.append("lm_head.weight is not the embedding, to which the head is tied")
@@ -150,8 +167,11 @@ def _of_another_model(folder: WeightsFolder, differ: list[str]) -> ConfigError:
 
 
 def _differing(ours: ModelShape, theirs: ModelShape) -> list[tuple[str, Any, Any]]:
-    names = ("hidden", "layers", "heads", "key_heads", "head_width", "mlp_width", "vocab", "tied", "mlp", "norm")
-    names += ("norm_eps", "positions", "bias", "qk_norm", "nope_every", "rope_theta", "rope_scaling")  # type: ignore[assignment]
+    names = ["hidden", "layers", "heads", "key_heads", "head_width", "vocab", "tied", "mlp", "norm", "norm_eps"]
+    names += ["positions", "bias", "qk_norm", "nope_every", "rope_theta", "rope_scaling", "rotated", "experts"]
+    names += OF_EXPERTS
+    if theirs.dense_layers or not theirs.is_mixture:
+        names.append("mlp_width")
     return [(name, getattr(ours, name), getattr(theirs, name)) for name in names
             if getattr(ours, name) != getattr(theirs, name)]  # fmt: skip
 
@@ -261,9 +281,12 @@ class Changes:
 def identity_of(folder: WeightsFolder) -> dict[str, Any]:
     """The entry of provenance.json for a folder. Raises ConfigError if a file cannot be read."""
     files = {}
+    weights: dict[str, dict[str, StoredWeight]] = {name: {} for name in folder.identity["files"]}
+    for name, weight in folder.weights.items():
+        weights[weight.file.name][folder.stored[name]] = weight
     for name, stored in folder.identity["files"].items():
         state = (folder.path / name).stat()
-        blocks = _hashes(folder, name)
+        blocks = _hashes(folder.path / name, weights[name])
         files[name] = {**stored, "mtime_ns": state.st_mtime_ns, "inode": state.st_ino, "blocks": blocks}
     return {**folder.identity, "files": files}
 
@@ -304,13 +327,9 @@ def check_unchanged(folder: WeightsFolder, then: dict[str, Any]) -> str:
     return changes.note
 
 
-def _hashes(folder: WeightsFolder, name: str) -> dict[str, str]:
+def _hashes(path: Path, tensors: dict[str, StoredWeight]) -> dict[str, str]:
     """{tensor's name in the file: 64 bits of the SHA-256 of its first and last block, in hexadecimal}."""
-    tensors = {
-        folder.stored[weight_name]: weight for weight_name, weight in folder.weights.items() if weight.file.name == name
-    }
     hashes = {}
-    path = folder.path / name
     with OsErrorAs(ConfigError, str(path), "download the folder again"), path.open("rb", buffering=0) as file:
         for tensor, weight in sorted(tensors.items(), key=lambda one: one[1].begin):
             digest = hashlib.sha256()

@@ -3,14 +3,16 @@ config.json and one or more safetensors files.
 
 An export writes a file after every 5 GB of weights, which is about the memory that it needs.
 
-The format belongs to transformers' class for the shape (`model_shape.architecture_of`): GPT2LMHeadModel,
-LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM or SmolLM3ForCausalLM. MistralForCausalLM has the same shape as
-Llama's class, and so has SmolLM3's if all layers are rotated: a run writes the class that it began from.
+The format belongs to transformers' class for the shape (`model_shape.architecture_of`): that of GPT-2, Llama, Qwen2,
+Qwen3, SmolLM3, or one of six mixtures of experts. MistralForCausalLM has the same shape as Llama's class, and so has
+SmolLM3's if all layers are rotated: a run writes the class that it began from.
 """
 
 import json
+import math
 import os
 import shutil
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.requirements import check_package
 from hpc_gpt.core.weights.config import GENERATION, InitConfig, config_of
 from hpc_gpt.core.weights.folder import WeightsFolder, check_weights
-from hpc_gpt.core.weights.names import parts_of, size_of, to_hf
+from hpc_gpt.core.weights.names import CHOICE_BIAS, WeightPart, parts_of, size_of, to_hf
 
 
 class SliceReader:
@@ -38,24 +40,28 @@ class SliceReader:
         self._folder = folder
         self._shape = shape
         self._files: dict[str, Any] = {}
+        self._last: tuple[str, int, list[WeightPart]] | None = None
 
     def read(self, name: str, target: Tensor, row: int, column: int) -> None:
-        """Fills `target`, on any device, with the part of a parameter that begins at `row` and `column`.
+        """Fills `target`, on any device, with the part of a parameter that begins at `row` and `column`. The rows of a
+        parameter of all experts, [experts, rows, columns], count through all of them.
 
         Rows that pad the vocabulary beyond the file's are zero. Raises ConfigError for NaN, infinity, and numbers that
         the target's type cannot hold.
         """
-        rows = size_of(self._shape, name)[0]
+        rows, parts = self._parts(name)
         last = min(rows, row + target.shape[0])
         target[max(0, last - row) :] = 0
-        for part in parts_of(self._shape, name):
+        for part in parts[bisect_right(parts, row, key=lambda one: one.start) - 1 :]:
             begin, end = max(row, part.start), min(last, rows if part.end is None else part.end)
             if begin >= end:
-                continue
-            index = [slice(begin - part.start, end - part.start)]
+                break
+            index: list[Any] = [slice(begin - part.start, end - part.start)]
             if target.ndim > 1:
                 columns = slice(column, column + target.shape[1])
                 index = [columns, index[0]] if part.transposed else [index[0], columns]
+            if part.expert is not None:
+                index.insert(0, part.expert)
             values = self._slice(part.name)[tuple(index)]
             target[begin - row : end - row].copy_(values.t() if part.transposed else values)
             # Needs no memory per number; if there is a NaN, it is both the minimum and the maximum.
@@ -70,6 +76,14 @@ class SliceReader:
 
     def close(self) -> None:
         self._files.clear()
+
+    def _parts(self, name: str) -> tuple[int, list[WeightPart]]:
+        """(rows, parts) of a parameter. It is read in small pieces, and may have hundreds of parts."""
+        if self._last is None or self._last[0] != name:
+            size = size_of(self._shape, name)
+            rows = math.prod(size[:-1]) if len(size) == 3 else size[0]
+            self._last = name, rows, parts_of(self._shape, name, self._folder.is_fused)
+        return self._last[1:]
 
     def _slice(self, name: str) -> Any:
         file = str(self._folder.weights[name].file)
@@ -147,7 +161,8 @@ def _write_weights(
     held = 0
     for name, weight in weights:
         # A copy: a view of a larger parameter would be written whole, and keep it alive.
-        piece[name] = copy = weight.to(dtype, copy=True, memory_format=torch.contiguous_format)
+        own = torch.float32 if name.endswith(CHOICE_BIAS) else dtype  # as transformers keeps it
+        piece[name] = copy = weight.to(own, copy=True, memory_format=torch.contiguous_format)
         held += copy.nbytes
         total += copy.nbytes
         if held >= piece_bytes:

@@ -6,6 +6,7 @@ last saved step, its cost) is read from the run folder alone.
 
 import json
 import re
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,15 +14,15 @@ from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from hpc_gpt.core.ends import bad_nodes
-from hpc_gpt.core.ends.end_policy import End, cannot_continue
+from hpc_gpt.core.ends.end_policy import End, cannot_continue, class_of_sigterm
 from hpc_gpt.core.ends.exit_status import explain_srun, is_lost_peer, read_exit_status
 from hpc_gpt.core.ends.failures import QUICK_S, UNSPECIFIC, meaning
 from hpc_gpt.core.ends.judge import EndedAttempt, Rules, Verdict, gpu_hours, judge
 from hpc_gpt.core.ends.program_end import last_planned_step
-from hpc_gpt.core.ends.run_state import is_lost_here, read_end
+from hpc_gpt.core.ends.run_state import facts_before, is_lost_here, read_end
 from hpc_gpt.core.ends.state import class_of, is_after_exit_0
 from hpc_gpt.core.errors import RunFolderError
-from hpc_gpt.core.files import read_text, write_once
+from hpc_gpt.core.files import read_text, replace_whole, write_once
 from hpc_gpt.core.runs.checkpoints import MEGATRON, command_of, newest_checkpoint, saved_step, work_folder
 from hpc_gpt.core.runs.disk_space import free_space_text, is_full
 from hpc_gpt.core.runs.heartbeats import end_time_of, gpu_seconds, gpus_of
@@ -29,6 +30,8 @@ from hpc_gpt.core.runs.lineage import newest_step
 from hpc_gpt.core.runs.race import is_race, measured, read_visits
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.slurm.directives import restarts_in_job
+from hpc_gpt.launcher.attempts.restart import why_not
 from hpc_gpt.reader.attempt_cause import read_cause
 
 # The first word of the line that job.sh reads.
@@ -40,12 +43,13 @@ class ShownJob(NamedTuple):
     """The job of an attempt that has ended, as Slurm shows it.
 
     `excluded`: the nodes that it excludes. `put_back`: Slurm starts it again, whatever the verdict. `ran_s`: how
-    long it has run, without the time in which it was suspended.
+    long it has run, without the time in which it was suspended. `shown`: what `scontrol show job` prints.
     """
 
     excluded: Sequence[str] = ()
     put_back: bool = False
     ran_s: float | None = None
+    shown: str = ""
 
 
 def classify(attempt: Attempt, slurm: str, slurm_cause: str, again: bool = False, cancelled: bool = False) -> End:
@@ -136,15 +140,48 @@ def conclude(
     pause = resolved.job.retry_pause_s
     pause_s = float(cluster.retry_pause_s if pause is None else pause)
     why = cannot_continue(resolved, end.ended == "requeued")
-    rules = Rules(why, pause_s, resolved.job.max_gpu_hours, resolved.job.retry_after_exit_0)
+    rules = Rules("", pause_s, resolved.job.max_gpu_hours, resolved.job.retry_after_exit_0)
     verdict = judge(past, rules, wish)
     exclude: list[str] = []
+    not_in_job = None
     if verdict.go_on:  # nodes that failed in this run lately, and nodes that the cluster's list excludes
         failed = {row.node for row in past if row.node and row.over > now - 3600 * cluster.bad_node_hours}
         exclude = sorted(failed | set(bad_nodes.left_out(cluster.name, run.run_id, now)))
+        not_in_job = "Slurm starts the job again" if job.put_back else ""
+        not_in_job = not_in_job or why_not(run, attempt, resolved, end, past, exclude, verdict.pause_s, job.shown, now)
+        if not_in_job and why:
+            here = f"; no restart in the job: {not_in_job}" if restarts_in_job(resolved) and verdict.retries else ""
+            verdict = judge(past, replace(rules, cannot_continue=f"{why}{here}"), wish)
     with disk_that_may_be_full():
-        write_verdict(attempt, verdict, past, exclude, now, end, job.put_back, elapsed_s)
+        write_verdict(attempt, verdict, past, exclude, now, end, job.put_back, elapsed_s, not_in_job)
     return verdict, exclude
+
+
+def look_again(run: RunFolder, attempt: Attempt, job: ShownJob, now: float, waited: int) -> None:
+    """Decides anew, after the pause before a restart in the job, where the next attempt starts, and changes next.json.
+
+    `waited`: the exit code of the wait. A signal ended it if it is above 128: TERM counts as for ranks; of any other
+    the job goes back to the queue.
+    """
+    resolved, verdict = run.resolved(), attempt.verdict()
+    end = End(str(verdict.get("attempt_ended")), verdict.get("cause"), verdict.get("node"))
+    past = [row for row in read_history(run, gpus_of(resolved), now) if row.number <= attempt.number]
+    not_in_job = why_not(run, attempt, resolved, end, past, verdict.get("exclude") or [], 0.0, job.shown, now)
+    changed: dict[str, Any] = {}
+    if waited == 128 + signal.SIGTERM and not not_in_job:
+        asked = class_of_sigterm(run, attempt, job.shown, now)
+        not_in_job = f"{asked.cause} in the pause"
+        changed = {} if asked.requeue else {"go_on": False, "ended": asked.ended, "why": not_in_job}
+    elif waited > 128:
+        not_in_job = not_in_job or f"{signal.Signals(waited - 128).name} in the pause"
+    if not_in_job and (why := cannot_continue(resolved)):
+        why = f"{verdict.get('cause')}; {why}; no restart in the job: {not_in_job}"
+        changed = changed or {"go_on": False, "why": why}
+    if not_in_job:
+        changed = {"in_job": False, "not_in_job": not_in_job, **changed}
+        print(f"no restart in the job: {not_in_job}", file=sys.stderr, flush=True)
+        with disk_that_may_be_full():
+            replace_whole(attempt.folder / "next.json", json.dumps({**verdict, **changed}) + "\n")
 
 
 @contextmanager
@@ -165,9 +202,11 @@ def write_verdict(
     end: End,
     put_back: bool = False,
     elapsed_s: float | None = None,
+    not_in_job: str | None = None,
 ) -> None:
     """Writes next.json unless it exists. RunFolderError if the disk refuses. `put_back` is as in ShownJob;
-    `elapsed_s`: how long the attempt had its job, None if that is not known."""
+    `elapsed_s`: how long the attempt had its job, None if that is not known; `not_in_job`: why the next attempt does
+    not start in the same job, empty if it does."""
     text = {
         **asdict(verdict),
         "cause": end.cause,
@@ -177,6 +216,8 @@ def write_verdict(
         "saved_step": newest_saved(RunFolder(attempt.folder.parents[1])),
         "gpu_hours": round(gpu_hours(past), 6),
         "put_back": put_back,
+        "in_job": verdict.go_on and not_in_job == "",
+        "not_in_job": not_in_job or None,
         "time": now,
         **({} if elapsed_s is None else {"elapsed_s": round(elapsed_s, 3)}),
     }
@@ -207,7 +248,6 @@ def read_history(
     is gone, or if its number is `over`; `elapsed_s`: how long that last one has had its job, if that is known.
     """
     attempts = run.attempts()
-    starts = [attempt.started() for attempt in attempts]
     resumed = [attempt.trainer().get("resumed_step") for attempt in attempts]
     past: list[EndedAttempt] = []
     saved = 0
@@ -218,17 +258,15 @@ def read_history(
     blind = is_script and not any(attempt.last_metrics() for attempt in attempts)
     for index, attempt in enumerate(attempts):
         end, verdict = attempt.ended(), attempt.verdict()
-        later = [start for start in starts[index + 1 :] if start.get("job_id") == starts[index].get("job_id")]
-        if not (end or verdict or later or attempt.number == over or is_lost_here(run, attempt)):
+        following = attempt.next_of_job(attempts[index + 1 :])
+        if not (end or verdict or following or attempt.number == over or is_lost_here(run, attempt)):
             continue
         from_step = resumed[index]
         base = saved if from_step is None else from_step
         saved = _saved_by(run, verdict, resumed[index + 1 :], base)
         left = now if attempt.number == over else end_time_of(attempt)
-        left = left or (later[0].get("started") if later else None) or now
-        job_id = starts[index].get("job_id")
-        facts = replace(read_end(attempt).facts, again=bool(later), cancelled=run.is_cancelled(job_id))
-        ended = class_of(facts) or "unknown"
+        left = left or (following.started().get("started") if following else None) or now
+        ended = class_of(facts_before(run, attempt, attempts[index + 1 :])) or "unknown"
         complete = last_planned_step(attempt, planned) if command is not None else 0
         if command is not None and command.checkpoints is not None and saved < complete:
             complete = 0
@@ -238,16 +276,17 @@ def read_history(
                 ended=ended,
                 cause=verdict.get("cause") or end.get("cause"),
                 node=verdict.get("node"),
-                job_id=job_id,
+                job_id=attempt.job_id or None,
                 saved=saved,
                 resumed=base,
-                gpu_seconds=gpu_seconds(attempt, gpus, left, elapsed_s if attempt.number == over else None),
+                gpu_seconds=gpu_seconds(attempt, gpus, left, elapsed_s if attempt.number == over else None, following),
                 over=left,
                 unseen=blind and ended == "walltime" and not saved,
                 quick=_is_quick(attempt),
                 complete=complete,
                 stopped=verdict.get("go_on") is False and ended != "refused",
                 logged=command is not None and command.checkpoints is None,
+                start=attempt.job_start if attempt.job_id else None,
             )
         )
     return past

@@ -96,7 +96,7 @@ def decide_start(run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: floa
         job_id = other.job_id
         state = slurm.queue.get(job_id, "")
         if job_id == own_job:
-            _conclude_lost(run, other, resolved, slurm, now, again=True)
+            _conclude_lost(run, other, resolved, slurm, now, attempt)
         elif (
             slurm_is_leaving(state)
             or (slurm_has_ranks(state) and other.ended())  # its script is about to end
@@ -108,7 +108,7 @@ def decide_start(run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: floa
         elif slurm_has_ranks(state):
             return refuse("refused", f"job {job_id} already runs this run, as attempt {other.number}", 1)
         elif slurm_state(state) != "pending":
-            _conclude_lost(run, other, resolved, slurm, now, again=False)
+            _conclude_lost(run, other, resolved, slurm, now)
     past = [row for row in read_history(run, gpus_of(resolved), now) if row.number < attempt.number]
     if (ended := _ended_before(run, earlier, past, own_job, now)) is not None:
         if ended.ended == "done":
@@ -182,13 +182,15 @@ def _ended_before(
 
 
 def _conclude_lost(
-    run: RunFolder, lost: Attempt, resolved: Resolved, slurm: SlurmStates, now: float, again: bool
+    run: RunFolder, lost: Attempt, resolved: Resolved, slurm: SlurmStates, now: float, own: Attempt | None = None
 ) -> None:
-    """Concludes an attempt that was killed together with its script. `again`: its job has started again."""
+    """Concludes an attempt that was killed together with its script. `own`: the attempt of the same job that starts."""
     job_id = lost.job_id
-    states = slurm.starts.get(job_id, [])
-    # If the job has started again, its last start is this one.
-    state = states[-2] if again and len(states) > 1 else states[-1] if states and not again else ""
+    again = own is not None and not own.restarts_in_job  # a restart in the job is no other start of it
+    place, states = 1, slurm.starts.get(job_id, [])
+    if own is not None:  # whose start is the last one
+        place += max(1, (own.started().get("restart") or 0) - (lost.started().get("restart") or 0))
+    state = states[-place] if len(states) >= place and again == (own is not None) else ""
     ended, cause = end_by_accounting(lost, state, again)
     if runs_program(resolved):
         ended, cause = at_limit(lost, resolved.train.steps, ended, cause)
@@ -246,11 +248,12 @@ def main(arguments: Sequence[str]) -> int:
             answer = decide_start(run, attempt, read_slurm(sys.stdin), time.time(), int(left))
             if answer.startswith(f"{NEXT_MARK} go "):
                 # The port follows from the job's id (in an allocation, from the job and the process of submit --here),
-                # so two jobs on a host have different ports. Each start of the job has another port, in case the one
-                # of the start before was taken.
+                # so two jobs on a host have different ports. Each attempt of the job has another port, in case the
+                # one before was taken.
                 start = os.environ.get("HPC_GPT_START") or os.environ.get("SLURM_JOB_ID", "").partition("_")[0]
                 begins = sum(map(int, re.findall(r"\d+", start)))
-                answer += f" {free_port(begins, attempt.started().get('restart') or 0)}"
+                started = attempt.started()
+                answer += f" {free_port(begins, (started.get('restart') or 0) + (started.get('in_job') or 0))}"
         print(answer, flush=True)
     except UserError as fault:
         print(f"cannot decide whether the attempt may start: {fault}", file=sys.stderr)

@@ -1,11 +1,13 @@
-"""`python -m hpc_gpt.launcher.attempts.what_next RUN ATTEMPT CODE SHOWN`: job.sh asks what follows an attempt.
+"""`python -m hpc_gpt.launcher.attempts.what_next RUN ATTEMPT CODE SHOWN [WAITED]`: job.sh asks what follows an attempt.
 
 The ranks have ended. The script passes facts: CODE is srun's exit code, SHOWN the output of `scontrol show job`.
 Classifies the end of the attempt, judges it, writes ended.json and next.json, and prints one line for the script. Only
 the script gives commands to Slurm.
 
-    hpc-gpt-next again PAUSE_S =NODES JOBS CODE  another attempt in PAUSE_S seconds; nodes to exclude, `-` for no change
-    hpc-gpt-next stop 0 - JOBS CODE              no other attempt
+    hpc-gpt-next again PAUSE_S =NODES JOBS CODE    another attempt in PAUSE_S seconds; nodes to exclude, `-`: no change
+    hpc-gpt-next restart PAUSE_S =NODES JOBS CODE  the same, in this job; after a pause the script asks again, with the
+                                                   exit code of its wait as WAITED, as the job may end by now
+    hpc-gpt-next stop 0 - JOBS CODE                no other attempt
 
 NODES and JOBS are joined by commas, `-` for no jobs. JOBS are the run's other jobs, which may be waiting in its chain.
 CODE is the exit code of the first rank that failed, else srun's.
@@ -40,24 +42,25 @@ from hpc_gpt.launcher.attempts.decisions import (
     classify,
     conclude,
     forget_stop,
+    look_again,
     other_jobs,
     with_free_space,
 )
 from hpc_gpt.launcher.attempts.script_end import end_script
 
 
-def decide_next(run: RunFolder, attempt: Attempt, slurm: str, cause: str, job: ShownJob, now: float) -> str:
+def decide_next(
+    run: RunFolder, attempt: Attempt, slurm: str, cause: str, job: ShownJob, now: float, waited: int | None = None
+) -> str:
     """Classifies and judges an attempt that has ended, writes the result, and returns the line for the script.
 
     `slurm` and `cause` are as in `classify`. If the attempt is already judged, it only returns the line: a script that
-    a signal interrupted asks twice.
+    a signal interrupted asks twice. `waited`: the exit code of the script's wait, if it has waited for a restart in the
+    job.
     """
     job_id = attempt.job_id
     others = ",".join(other_jobs(run, job_id)) or "-"
-    if judged := attempt.verdict():
-        again, pause_s, exclude = judged.get("go_on") is True, judged.get("pause_s") or 0.0, judged.get("exclude") or []
-        pause_s = pause_s if pause_s <= LONGEST_PAUSE_S else 0.0
-    else:
+    if not attempt.verdict():
         resolved = run.resolved()
         end = with_free_space(run, classify(attempt, slurm, cause, cancelled=run.is_cancelled(job_id)))
         for slow in slow_nodes(read_heartbeats(attempt.heartbeats)):
@@ -68,6 +71,12 @@ def decide_next(run: RunFolder, attempt: Attempt, slurm: str, cause: str, job: S
         again, pause_s = verdict.go_on, verdict.pause_s
         if not again and not job.put_back:
             forget_stop(run, attempt)
+    elif waited is not None:
+        look_again(run, attempt, job, now, waited)
+    judged = attempt.verdict()  # missing if the disk is full: then the job goes back to the queue
+    if judged:
+        again, pause_s, exclude = judged.get("go_on") is True, judged.get("pause_s") or 0.0, judged.get("exclude") or []
+        pause_s = pause_s if pause_s <= LONGEST_PAUSE_S and waited is None else 0.0
     if not again:
         return f"{NEXT_MARK} stop 0 - {others}"
     # Exclude the nodes that the job's user excludes, and those of this verdict: a node that only an earlier verdict
@@ -76,11 +85,12 @@ def decide_next(run: RunFolder, attempt: Attempt, slurm: str, cause: str, job: S
     ours = {node for nodes in earlier for node in nodes}
     wanted = (set(job.excluded) - ours) | set(exclude)
     nodes = "-" if wanted == set(job.excluded) else "=" + ",".join(sorted(wanted))
-    return f"{NEXT_MARK} again {round(pause_s)} {nodes} {others}"
+    where = "restart" if judged.get("in_job") is True else "again"
+    return f"{NEXT_MARK} {where} {round(pause_s)} {nodes} {others}"
 
 
 def main(arguments: Sequence[str]) -> int:
-    folder, number, status, shown = arguments
+    folder, number, status, shown, *waited = arguments
     run = RunFolder(Path(folder))
     attempt, code = run.attempt(int(number)), int(status)
     message = first_failure(attempt)
@@ -97,14 +107,17 @@ def main(arguments: Sequence[str]) -> int:
     slurm, cause = end_by_script(run, attempt, code, message, shown, put_back)
     if runs_program(run.resolved()):
         slurm, cause = at_limit(attempt, run.resolved().train.steps, slurm, cause)
+    line = ""
     try:
-        job = ShownJob(_excluded(shown), put_back, ran_s)
-        print(f"{decide_next(run, attempt, slurm, cause, job, time.time())} {code}", flush=True)
+        job, ended = ShownJob(_excluded(shown), put_back, ran_s, shown), int(waited[0]) if waited else None
+        line = decide_next(run, attempt, slurm, cause, job, time.time(), ended)
+        print(f"{line} {code}", flush=True)
     except UserError as fault:
         print(f"cannot decide what comes next: {fault}", file=sys.stderr)
         return 1
     finally:
-        lock.release(run, lock.job_holder(attempt.job_id))
+        if not line.startswith(f"{NEXT_MARK} restart"):
+            lock.release(run, lock.job_holder(attempt.job_id))
     return 0
 
 

@@ -85,7 +85,7 @@ class Race:
         folder = make_visit(self.run, self.rows[turn[1]])
         attempt = folder.new_attempt()
         (attempt.folder / "flight").mkdir()  # for torch's flight recorder
-        started = {**self.attempt.started(), "attempt": attempt.number, "started": time.time()}
+        started = {**self.attempt.started(), "attempt": attempt.number, "in_job": 0, "started": time.time()}
         write_once(attempt.folder / "attempt.json", json.dumps(started) + "\n")
         place = os.path.relpath(folder.path, self.run.path)
         keys = {"round": turn[0], "row": turn[1], "attempt": self.attempt.number, "nodes": nodes}

@@ -29,7 +29,7 @@ def _refuse(message: str, hint: str, code: int) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    from hpc_gpt.launcher.local.controller import judge_and_note, run_attempt  # needs submitit
+    from hpc_gpt.launcher.local.controller import judge_and_note, run_attempt, wait_for_retry  # needs submitit
     from hpc_gpt.launcher.local.queue import begin_attempt, note_start, show_free_gpus
 
     run = RunFolder(Path(arguments[0]))
@@ -46,7 +46,7 @@ def _run(arguments: list[str]) -> int:
             code = run_attempt(run, attempt)
             end = attempt.ended()
             print(f"{end.get('ended')} at step {end.get('step')}" + (f": {end['cause']}" if end.get("cause") else ""))
-            if not judge_and_note(run, attempt, resolved):
+            if not judge_and_note(run, attempt, resolved) or not wait_for_retry(run, attempt):
                 held.free()
                 return code
 

@@ -24,6 +24,7 @@ from submitit.local.local import Controller
 
 from hpc_gpt.core.ends.end_policy import SIGNALS, End
 from hpc_gpt.core.ends.exit_status import ExitStatus
+from hpc_gpt.core.ends.failures import meaning
 from hpc_gpt.core.ends.state import Facts, class_of
 from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import read_json, replace_whole
@@ -33,6 +34,7 @@ from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.clients import KILL_WAIT_S
+from hpc_gpt.core.slurm.directives import restarts_in_job
 from hpc_gpt.core.slurm.environment import own_job
 from hpc_gpt.launcher.attempts.decisions import ShownJob, conclude
 from hpc_gpt.launcher.attempts.notify import send_events
@@ -263,10 +265,21 @@ def run_attempt(run: RunFolder, attempt: Attempt) -> int:
 
 
 def judge_and_note(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool:
-    """Returns whether another attempt follows `attempt`, which has ended. If it asks for a requeue, it is judged, once,
-    and the verdict is written."""
+    """Returns whether another attempt follows `attempt`, which has ended. If it asks for a requeue or has failed, it is
+    judged, once, and the verdict is written."""
     end = attempt.ended()
-    if end.get("requeue") and not attempt.verdict():
+    is_retried = end.get("requeue") or (
+        restarts_in_job(resolved) and end and meaning(end.get("ended")).chain != "stops"
+    )
+    if is_retried and not attempt.verdict():
         wish, last = run.asked_to_end(attempt.job_id), End(str(end["ended"]), end.get("cause"))
         conclude(run, attempt, resolved, last, time.time(), attempt.number, ShownJob(), wish)
     return attempt.verdict().get("go_on") is True
+
+
+def wait_for_retry(run: RunFolder, attempt: Attempt) -> bool:
+    """Waits for the pause after an attempt that is retried; returns whether nobody has asked the run to end by then."""
+    until = time.monotonic() + float(attempt.verdict().get("pause_s") or 0.0)
+    while not run.asked_to_end(attempt.job_id) and time.monotonic() < until:
+        time.sleep(_POLL_S)
+    return not run.asked_to_end(attempt.job_id)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hpc_gpt.core.ends.end_policy import SIGNALS
 from hpc_gpt.core.ends.failures import GOOD
@@ -37,7 +37,7 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.environment import GIVEN, as_given, given_environment, job_python, submission_environment
 from hpc_gpt.launcher.attempts.decisions import read_history
 from hpc_gpt.launcher.local import gpus
-from hpc_gpt.launcher.local.controller import judge_and_note, run_attempt
+from hpc_gpt.launcher.local.controller import judge_and_note, run_attempt, wait_for_retry
 from hpc_gpt.launcher.watch.control import LOCAL_POLL_S, SLURM_POLL_S
 from hpc_gpt.launcher.watch.status import RunStatus, read_status
 
@@ -212,9 +212,12 @@ def note_start(run: RunFolder, attempt: Attempt, pid: int, command: list[str], c
 
 def note_attempt(run: RunFolder, attempt: Attempt, pid: int) -> None:
     """Writes attempt.json."""
-    before = sum(other.started().get("job_id") == str(pid) for other in run.attempts() if other.number < attempt.number)
-    host = platform.node()
-    start = {"attempt": attempt.number, "job_id": str(pid), "restart": before, "node_list": host}
+    before = [other for other in run.before(attempt) if other.job_id == str(pid)]
+    restart, in_job = len(before), 0
+    if before and before[-1].verdict().get("in_job") is True:
+        restart, in_job = before[-1].job_start[1], before[-1].restarts_in_job + 1
+    start: dict[str, Any] = {"attempt": attempt.number, "job_id": str(pid), "restart": restart, "in_job": in_job}
+    start["node_list"] = platform.node()
     start["started"] = time.time()
     start["boot"], start["uptime"] = host_clock()
     write_once(attempt.folder / "attempt.json", json.dumps(start) + "\n")
@@ -226,25 +229,30 @@ def note_attempt(run: RunFolder, attempt: Attempt, pid: int) -> None:
 def run_turns(run: RunFolder, attempt: Attempt | None) -> int:
     """Runs attempts until none follows, and returns the exit code of the last one. A given `attempt` has its turn
     already. Raises UserError if the next attempt cannot start."""
-    resolved, held, pid = run.resolved(), gpus.take_over(), os.getpid()
+    resolved, held, pid, last = run.resolved(), gpus.take_over(), os.getpid(), attempt
+    in_job = False
     while True:
         if attempt is None:
             for signum in SIGNALS:
                 signal.signal(signum, signal.SIG_DFL)
             patiently(run, lambda: lock.take(run, lock.process_holder(pid)))
-            if run.asked_to_end(str(pid)):
+            if run.asked_to_end(str(pid)) or (last is not None and not wait_for_retry(run, last)):
                 return 0
-            held = patiently(run, lambda: await_turn(run, resolved))
+            if not in_job:
+                held = patiently(run, lambda: await_turn(run, resolved))
             os.environ.update(budget_environment(run, resolved, time.time()))
             attempt = _begin_patiently(run, pid)
         _show(held)
+        in_job = False
         try:
             code = run_attempt(run, attempt)
+            if not judge_and_note(run, attempt, resolved):
+                return code
+            in_job = attempt.verdict().get("in_job") is True
         finally:
-            held.free()
-        if not judge_and_note(run, attempt, resolved):
-            return code
-        attempt = None
+            if not in_job:
+                held.free()
+        attempt, last = None, attempt
 
 
 def patiently(run: RunFolder, work: Callable[[], _Made]) -> _Made:

@@ -1,13 +1,13 @@
 """Computes the pace of a run of several attempts, and what its restarts cost, from the files of its attempts.
 
 A restart costs the end of an attempt after its last step, the start of the next one, and the steps that this one trains
-again. The first start and the last end do not count, as every run has them; nor does the time between two attempts, in
-which the run has no GPUs.
+again, and the pause before a restart inside the job. The first start and the last end do not count, as every run has
+them; nor does the time between two jobs, in which the run has no GPUs.
 """
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpc_gpt.core.format import show_duration
 from hpc_gpt.core.runs.run_folder import Attempt
@@ -72,7 +72,7 @@ class Restarts:
 @dataclass(frozen=True)
 class _AttemptSpan:
     """One attempt, in epoch seconds and steps: when its training began and ended (equal if it trained nothing), and the
-    step before its first one."""
+    step before its first one. `in_job`: it is a restart inside its job."""
 
     began: float
     ended: float
@@ -83,6 +83,7 @@ class _AttemptSpan:
     resumed: int | None
     saved: int | None
     ended_as: str
+    in_job: bool
 
 
 def read_restarts(attempts: Sequence[Attempt], live: bool) -> Restarts | None:
@@ -95,7 +96,11 @@ def read_restarts(attempts: Sequence[Attempt], live: bool) -> Restarts | None:
         return None
     now = time.time()
     spans = [_read(attempt, now if live and attempt == counted[-1] else None) for attempt in counted]
-    stretches = [span for span in spans if span is not None]
+    stretches: list[_AttemptSpan] = []
+    for span in spans:
+        if span is not None and span.in_job and stretches:  # the job waited for it with its GPUs
+            stretches[-1] = replace(stretches[-1], ended=max(stretches[-1].ended, span.began))
+        stretches += [span] if span is not None else []
     if len(stretches) < 2:
         return None
     kept_s, steps = 0.0, 0
@@ -145,10 +150,10 @@ def _read(attempt: Attempt, now: float | None) -> _AttemptSpan | None:
     resumed, step, begin_step = attempt.trainer().get("resumed_step"), last.get("step"), first.get("step")
     base = resumed if resumed is not None else (begin_step or 1) - 1
     saved = verdict.get("saved_step")
-    ended_as = str(verdict.get("attempt_ended") or end.get("ended") or "")
+    of_end = str(verdict.get("attempt_ended") or end.get("ended") or ""), attempt.restarts_in_job > 0
     if step is None or begin_step is None or step <= base or not began < trained_to:
-        return _AttemptSpan(began, ended, ended, ended, base, base, resumed, saved, ended_as)
+        return _AttemptSpan(began, ended, ended, ended, base, base, resumed, saved, *of_end)
     # The first step is slow, as kernels are built and chosen: what exceeds the last step's time is part of the start.
     usual_s = min(first.get("step_s") or 0.0, last.get("step_s") or 0.0)
     train_began = max(began, (first.get("time") or 0.0) - usual_s * max(1, begin_step - base))
-    return _AttemptSpan(began, max(ended, trained_to), train_began, trained_to, base, step, resumed, saved, ended_as)
+    return _AttemptSpan(began, max(ended, trained_to), train_began, trained_to, base, step, resumed, saved, *of_end)

@@ -404,9 +404,10 @@ def _cause(run: RunFolder, run_state: RunState, jobs: JobStates | None) -> str |
             return note
         if state.ended == "suspended":
             return f"Slurm says {slurm}: scontrol resume {job_id} continues it"
-        earlier = [
-            attempt for attempt in run.attempts() if run_state.attempt and attempt.number < run_state.attempt.number
-        ]
+        last = run_state.attempt
+        if last is not None and last.verdict().get("in_job"):  # its job idles until it starts again
+            return retry_note(last, why=True)
+        earlier = [attempt for attempt in run.attempts() if last and attempt.number < last.number]
         return failure_note(earlier[-1]) if earlier else None
     if (run_state.facts.queued or run_state.facts.retried) and state.by == "process" and state.ended == "cancelled":
         return ENDED_BEFORE

@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from hpc_gpt.core.columns import Column, column, grid
+from hpc_gpt.core.columns import Column, column, grid, show_named
 from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.files import open_regular
 from hpc_gpt.core.format import NOTHING, clock, counted, plain, show_bytes, show_duration, show_short
@@ -25,11 +25,13 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.launcher.watch.control import describe
 from hpc_gpt.launcher.watch.status import RunStatus
+from hpc_gpt.reader.pattern import MIXTURE_FIELDS
 
 # At most this many nodes and ranks have lines; if there are more, the worst are shown, and the spread of all.
 _MOST = 10
 # A curve is drawn from this many lines of metrics.jsonl; this many bytes hold a whole line wherever they begin.
 _SAMPLES, _SAMPLE_BYTES = 200, 2048
+_NO_EXPERTS = dict.fromkeys(MIXTURE_FIELDS)
 _HEIGHT, _LEVELS = 6, " ▁▂▃▄▅▆▇█"
 _NODES = (
     column("node", "name", right=False), column("ranks", "ranks"), column("silent", "silent"), column("GPUs", "gpus"),
@@ -53,14 +55,18 @@ def screen(run: RunFolder, status: RunStatus, columns: int = 80, blocks: bool = 
         lines[1] += f"  left {show_duration(status.left_s)}, until {clock(now + status.left_s, now)}"
     lines += [text for text in (status.cause, status.pace) if text and text not in lines[1]]
     lines += draw_curve(read_curve(attempts), max(20, columns - 12), blocks)
+    if attempts and (of_experts := show_named({**_NO_EXPERTS, **attempts[-1].last_metrics()}, MIXTURE_FIELDS)):
+        lines.append(f"experts: {of_experts}")
     if (free := free_gib(run.path)) is not None:
         one = space_needed_gib(resolved, run)[0] if not runs_program(resolved) else 0.0
         needs = f", the next checkpoint takes {show_bytes(one * GIB)}" if one else ""
         lines.append(f"space: {show_bytes(free * GIB)} free{needs}")
-    if attempts and status.state == "running" and (coming := what_comes(run, resolved, status.step or 0, now)):
+    pauses = bool(attempts and attempts[-1].verdict())  # the job has no ranks until the next attempt
+    trains = attempts and status.state == "running" and not pauses
+    if trains and (coming := what_comes(run, resolved, status.step or 0, now)):
         lines.append("next: " + "; ".join(f"{text}, in {show_duration(in_s)}" for in_s, text in coming))
     if attempts:
-        lines += _of_ranks(attempts[-1], resolved, now if status.state in LIVE else None)
+        lines += _of_ranks(attempts[-1], resolved, now if status.state in LIVE and not pauses else None)
     return [plain(line) for line in lines]
 
 
@@ -133,6 +139,8 @@ def what_comes(run: RunFolder, resolved: Resolved, step: int, now: float) -> lis
             saved = max((path.stat().st_mtime for path in list_complete(run.checkpoints)), default=began)
         coming.append((max(0.0, saved + 60 * train.save_minutes - now), f"saves, after {train.save_minutes:g} min"))
     if (limit := limit_s(resolved.job.time)) is not None:
+        first = next(iter(run.before_in_job(attempt)), attempt)  # the limit is of the job's start
+        began = float(first.started().get("started") or began)
         then = "is requeued" if resolved.cluster.chain != "none" else "ends"
         due_s = began + limit - (resolved.job.signal_lead_s or 0) - now
         coming.append((max(0.0, due_s), f"time limit at {clock(began + limit, now)}: saves and {then}"))

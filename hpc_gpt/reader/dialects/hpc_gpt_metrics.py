@@ -20,6 +20,7 @@ DIALECT = Dialect(
             + _entry("balance_loss", "balance_loss")
             + _entry("z_loss", "z_loss")
             + _entry("expert_load", "expert_load")
+            + _entry("experts_dead", "experts_dead")
             + _entry("lr", "lr")
             + _entry("step_s", "step_s")
             + _entry("tokens_per_s", "tokens_per_s")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hpc_gpt.reader.pattern import MIXTURE_FIELDS, STEP_FIELDS
+from hpc_gpt.reader.pattern import NEVER_ZERO, STEP_FIELDS
 from hpc_gpt.reader.steps import NOT_FINITE, Places, StepColumn, StepTable
 
 _FIGURES = re.compile(r"[-+]?(?:\d[\d.,]*(?:[eE][-+]?\d{1,3})?|(?i:\b(?:nan|inf(?:inity)?)\b))")
@@ -187,7 +187,7 @@ def _table_of(rows: Sequence[tuple[int, Mapping[str, float]]]) -> StepTable:
 MOST_STEP = 2.0**53  # above it floats skip whole numbers
 _LONGEST_S = 1e9
 # A diverging training prints infinite values: they are NaN in the columns, but not a fault of the log.
-_MAY_OVERFLOW = frozenset(("loss", "loss_eval", "grad_norm", "lr", *MIXTURE_FIELDS))
+_MAY_OVERFLOW = frozenset(("loss", "loss_eval", "grad_norm", "lr", *NEVER_ZERO))
 _MAY_BE_NEGATIVE = _MAY_OVERFLOW | {"step", "skipped_so_far", "epoch", "at"}
 
 
@@ -207,7 +207,7 @@ def sound_columns(columns: Mapping[str, StepColumn], left_out: dict[str, int]) -
             reason = f"impossible figures of {name}"
             left_out[reason] = left_out.get(reason, 0) + count
         away = wrong | infinite
-        if name in MIXTURE_FIELDS:  # some programs also print a loss that they do not train with: it is 0
+        if name in NEVER_ZERO:  # some programs also print a loss that they do not train with: it is 0
             away = away | (column == 0)
         sound[name] = np.where(away, np.nan, column) if away.any() else column
     return sound

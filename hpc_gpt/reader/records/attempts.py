@@ -24,7 +24,7 @@ from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.reader.cache import cached_prefix, identity_of
 from hpc_gpt.reader.packed import PackedColumn, PackedColumns
 from hpc_gpt.reader.pattern import MEMORY_FIELDS, MIXTURE_FIELDS
-from hpc_gpt.reader.steps import NOT_FINITE, StepColumn, StepTable
+from hpc_gpt.reader.steps import CROWDED_LINES, NOT_FINITE, StepColumn, StepTable
 
 _YEAR_10000 = 253402300800.0
 # {key of a line of metrics.jsonl: column of the step table}.
@@ -137,6 +137,8 @@ def read_metrics_ends(path: Path, attempt: int) -> MetricsLines:
             lines = tail.splitlines(keepends=True)
             if begin <= len(first) or len(tail) > _MOST_ENDS:
                 break
+            if len(lines) <= CROWDED_LINES + 1:
+                continue
             ends = metrics_of([first, *lines[1:]], attempt)
             ends.steps.mark_nan(always=True)
             if not ends.damaged and len(ends.steps) > 1 and not ends.steps.nan[1:].all():

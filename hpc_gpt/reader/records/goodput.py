@@ -8,7 +8,7 @@ import numpy as np
 
 from hpc_gpt.core.ends.failures import CLASSES
 from hpc_gpt.core.engines import engine_named
-from hpc_gpt.core.runs.heartbeats import end_time_of, gpu_time, gpus_of, ran_on_cpu
+from hpc_gpt.core.runs.heartbeats import end_time_of, gpu_time, gpus_of, idle_s, ran_on_cpu
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.reader.records.attempts import AttemptRead
@@ -17,29 +17,33 @@ from hpc_gpt.reader.steps import Mask, StepTable
 
 # `start`: until the first step begins, and that step's warm-up. `saves`: the steps wait for them; a write in the
 # background costs nothing. `lost`: steps that a later attempt made again, and the time after the last step of a failed
-# attempt. `between`: from the end of the ranks to the next start in the same job. `spares`: idle nodes.
+# attempt. `between`: from its end to the next start in the same start of its job. `spares`: idle nodes.
 PARTS = ("steps", "start", "compile", "preflight", "saves", "evaluation", "lost", "between", "spares", "other")
 
 
 def add_gpu_hours(
     draft: Draft, resolved: Resolved, attempts: list[AttemptRead], steps: StepTable, tables: list[dict[str, Any]]
 ) -> None:
-    """Adds GPUs x hours over all attempts, each from its start to its end, or to its last sign of life, and the parts
-    that this time went into, in all and in each of `tables`; only the shares of the parts for ranks on CPUs."""
+    """Adds GPUs x hours over all attempts, each from its start to its end, or to its last sign of life, and on to the
+    restart inside its job, and the parts that this time went into, in all and in each of `tables`; only the shares of
+    the parts for ranks on CPUs."""
     if resolved.asked_gpus is None:
         return
     has_saves = engine_named(resolved.engine.name).writes_metrics
     is_on_cpu = bool(attempts) and all(ran_on_cpu(read.attempt) for read in attempts)
     hours_of: list[dict[str, float]] = []
-    for read, table in zip(attempts, tables, strict=True):
+    all_attempts = [read.attempt for read in attempts]
+    for index, (read, table) in enumerate(zip(attempts, tables, strict=True)):
         over = end_time_of(read.attempt)
         gpus, span_s = gpu_time(read.attempt, gpus_of(resolved), over)
-        if span_s and over and (is_on_cpu or not ran_on_cpu(read.attempt)):
+        if over and 0 < span_s <= over and (is_on_cpu or not ran_on_cpu(read.attempt)):
             counts = steps.counts[steps.attempt == read.attempt.number]
             parts = _seconds_by(read, counts, span_s, over, table["ended"], has_saves)
+            following = read.attempt.next_of_job(all_attempts[index + 1 :])
+            parts["between"] = between_s = idle_s(read.attempt, span_s, following)
             working = min(gpus, resolved.gpus)
             hours = {name: seconds * working / 3600 for name, seconds in parts.items()}
-            hours["spares"] = span_s * (gpus - working) / 3600
+            hours["spares"] = (span_s + between_s) * (gpus - working) / 3600
             hours_of.append(hours)
             table |= _keys(hours, is_on_cpu)
     where = f"gpus x the time of {len(hours_of)} of {len(attempts)} attempts"

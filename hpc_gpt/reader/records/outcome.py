@@ -12,18 +12,29 @@ import numpy as np
 
 from hpc_gpt.core.format import counted, counted_words
 from hpc_gpt.reader.logs import Part
-from hpc_gpt.reader.pattern import MIXTURE_FIELDS
+from hpc_gpt.reader.pattern import MIXTURE_FIELDS, NEVER_ZERO
 from hpc_gpt.reader.records.draft import LIBRARIES, Draft
 from hpc_gpt.reader.records.inferred import consumed_by_step, step_tokens
 from hpc_gpt.reader.records.log_steps import LogSteps, evaluations
 from hpc_gpt.reader.records.runtime import add_from_total, timed_bars
-from hpc_gpt.reader.steps import OUTLIER, RULE, SLOW_STEP, Mask, StepColumn, StepTable, StepTimes, time_steps
+from hpc_gpt.reader.steps import (
+    CROWDED_LINES,
+    OUTLIER,
+    RULE,
+    SLOW_STEP,
+    Mask,
+    StepColumn,
+    StepTable,
+    StepTimes,
+    time_steps,
+)
 
 # Times of day in whole seconds measure a step of this many seconds to about a tenth.
 _COARSE_S = 10.0
 _EXACT_S = 20.0
 _ROUGH_S = 5.0  # the program's own clock may cover less, in its first minute
 _AT_ONCE = 0.1  # share of lines that may have the time of the line before, if times have fractions of a second
+OF_EXPERTS = "experts"  # the kind of the flag on a mixture's router
 _APART = 0.02  # if two programs' times of the same steps differ by more than this share, a flag says it
 
 
@@ -282,11 +293,34 @@ def add_losses(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
 
 
 def add_mixture(draft: Draft, steps: StepTable) -> None:
-    """Adds a mixture's losses and load at the last step that has them."""
+    """Adds a mixture's losses and loads at the last step that has them, and a flag if an expert has most tokens."""
     for name in MIXTURE_FIELDS:
         column = steps[name] if name in steps else np.zeros(0)
-        if len(present := np.flatnonzero(np.isfinite(column) & (column != 0) & steps.counts[: len(column)])):
-            draft.set(name, float(column[present[-1]]), steps.place(int(present[-1])))
+        has_figure = np.isfinite(column) & ((column != 0) | (name not in NEVER_ZERO)) & steps.counts[: len(column)]
+        if len(present := np.flatnonzero(has_figure)):
+            figure = float(column[present[-1]])
+            draft.set(name, int(figure) if name == "experts_dead" else figure, steps.place(int(present[-1])))
+            if name == "expert_load":
+                _flag_crowded(draft, column[present[-CROWDED_LINES:]])
+
+
+def _flag_crowded(draft: Draft, loads: StepColumn) -> None:
+    """Adds a flag if one expert of a layer took three quarters of all tokens, and twice its share, in each last line.
+
+    With k of E experts a token, a load is at most E / k times the mean: then one expert takes every token. Where k is
+    near E, balanced loads come near that, too.
+    """
+    model = (draft.get("settings") or {}).get("model") or {}
+    experts, used = (draft.whole(name) or model.get(name) for name in ("experts", "experts_per_token"))
+    if not experts or not used or len(loads) < CROWDED_LINES:
+        return
+    least = max(0.75 * experts / used, 2.0)
+    if loads.min() >= least:
+        draft.flag(
+            f"one of {experts} experts of a layer takes most tokens: expert_load was at least {least:.3g} in the last"
+            f" {CROWDED_LINES} lines of steps, of at most {experts / used:.3g}",
+            OF_EXPERTS,
+        )
 
 
 def add_counts(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:

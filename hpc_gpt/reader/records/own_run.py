@@ -26,10 +26,10 @@ from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.runs.after_jobs import AFTER, after_table
 from hpc_gpt.core.runs.checkpoints import order_note
-from hpc_gpt.core.runs.heartbeats import read_heartbeats
+from hpc_gpt.core.runs.heartbeats import end_time_of, gpu_time, idle_s, read_heartbeats
 from hpc_gpt.core.runs.lineage import RESUMED_FROM
 from hpc_gpt.core.runs.record import ON_CPU, RECORD_KEYS, Record
-from hpc_gpt.core.runs.run_folder import PREDICTED, CachedRun, RunFolder, job_ids
+from hpc_gpt.core.runs.run_folder import PREDICTED, Attempt, CachedRun, RunFolder, job_ids
 from hpc_gpt.core.runs.slow_ranks import SLOW_RANK, slow_ranks
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.secrets import hide_secrets, without_secrets
@@ -84,7 +84,9 @@ def read_own(run: RunFolder, ends_only: bool = False, record_only: bool = False)
     _add_prediction(draft, run)
     _add_device(draft, attempts)
     _add_measurements(draft, attempts)
-    if not ends_only:
+    if ends_only:
+        add_mixture(draft, steps)
+    else:
         _add_steps(draft, steps.take(steps.counts), metrics.peaks, times)
     state = _add_attempts(draft, run, resolved, attempts, steps)
     over = state.is_settled
@@ -402,9 +404,19 @@ def _attempt_tables(
             "node": _text(read.ended.get("node")),
             "node_list": _text(read.started.get("node_list")),
             "tenth_step_s": _figure(read.measured.get("tenth_step_s")),
+            "in_job": read.attempt.restarts_in_job or None,
+            "pause_s": _pause_s(run, read.attempt),
         }
         for read, ended in zip(attempts, classes, strict=True)
     ]
+
+
+def _pause_s(run: RunFolder, attempt: Attempt) -> float | None:
+    """Seconds between the end of the attempt before and the start of this one, if its job has restarted it; else
+    None."""
+    before = run.before_in_job(attempt)[-1:] if attempt.restarts_in_job else []
+    spans = [(one, gpu_time(one, 1, end_time_of(one))[1]) for one in before]
+    return next((round(idle_s(one, span_s, attempt), 3) for one, span_s in spans), None)
 
 
 def _moved(read: AttemptRead, run_state: RunState) -> str | None:

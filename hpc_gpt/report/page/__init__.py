@@ -369,7 +369,8 @@ def _attempt_cell(attempt: dict[str, object], key: str) -> str:
     value = attempt.get(key)
     if value is None:
         return NOTHING
-    return ended_text(str(value)) if key == "ended" else safe(value, 200)
+    restarts = f", restart {safe(attempt['in_job'], 12)} in it" if key == "job_id" and attempt.get("in_job") else ""
+    return ended_text(str(value)) if key == "ended" else safe(value, 200) + restarts
 
 
 def briefs_of(

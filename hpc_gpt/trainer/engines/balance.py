@@ -19,6 +19,7 @@ class Balance:
     def __init__(self, resolved: Resolved, module: nn.Module, device: torch.device) -> None:
         layout, shape, train = resolved.layout, resolved.model, resolved.train
         self._routers: list[Router] = routers_of(module)
+        self._of_other_model = getattr(module, "choice_biases", dict)  # transformers' routers
         self._first = shape.layers - shape.kinds[-1].count  # the first layer with experts
         self._layers, self._experts = shape.kinds[-1].count, shape.experts or 0
         self._rate = train.balance_rate if train.balance == "bias" else 0.0
@@ -84,7 +85,8 @@ class Balance:
                 bias.copy_(saved[name])
 
     def _biases(self) -> dict[str, Tensor]:
-        return {f"{one.name}.choice_bias": one.choice_bias for one in self._routers if one.choice_bias is not None}
+        ours = {f"{one.name}.choice_bias": one.choice_bias for one in self._routers if one.choice_bias is not None}
+        return ours or self._of_other_model()
 
 
 def read_biases(folder: Path) -> list[tuple[str, Tensor]]:

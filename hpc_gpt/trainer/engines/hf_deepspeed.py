@@ -19,7 +19,7 @@ from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.requirements import check_package
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.weights.config import config_of
-from hpc_gpt.core.weights.names import WeightPart, parts_of
+from hpc_gpt.core.weights.names import WeightPart, held_by_class, parts_of
 from hpc_gpt.trainer.checkpoints import universal
 from hpc_gpt.trainer.checkpoints.universal import WeightPlace
 from hpc_gpt.trainer.engines.deepspeed_zero import DeepspeedZero
@@ -66,6 +66,7 @@ class HfGpt(nn.Module):
         # On the meta device nothing is drawn and no memory taken: `_make_weights` makes the weights one by one.
         with torch.device("meta"):
             self.model: Any = kind(config)
+        self.shape = shape
         _make_weights(self.model, shape, resolved.train.seed, tp)
         if resolved.engine.recompute == "full":
             # transformers 5 has renamed it, and transformers 6 drops the old name.
@@ -83,6 +84,11 @@ class HfGpt(nn.Module):
         assert isinstance(blocks, nn.ModuleList)
         return blocks
 
+    def choice_biases(self) -> dict[str, Tensor]:
+        """{our name: the buffer with which a router of transformers' class chooses experts}; no step moves them."""
+        names = self.shape.buffer_names
+        return {name: self.model.get_buffer(held_by_class(self.shape, name)[0].name) for name in names}
+
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Tokens and the tokens that follow them, both [batch, seq] -> mean loss in nats per token, fp32 scalar."""
         loss: Tensor = self.loss(self.model(tokens).logits, targets)
@@ -97,7 +103,7 @@ def _make_weights(model: nn.Module, shape: ModelShape, seed: int, tp: TensorPara
     """
     initial = tp.initial(seed, shape.layers)
     for name in shape.parameter_names:
-        parts = parts_of(shape, name)
+        parts = held_by_class(shape, name)
         whole = tp.share(name, _draw(initial, name, _size(model, parts), shape.pad_token), None)
         for number, part in enumerate(parts):
             path, _, kind = part.name.rpartition(".")
@@ -112,6 +118,11 @@ def _make_weights(model: nn.Module, shape: ModelShape, seed: int, tp: TensorPara
         embedding = parts_of(shape, "embedding.weight")[0].name
         model.get_submodule("lm_head").register_parameter("weight", model.get_parameter(embedding))
     assert not any(parameter.is_meta for parameter in model.parameters())
+    for name in shape.buffer_names:
+        path, _, kind = held_by_class(shape, name)[0].name.rpartition(".")
+        router = model.get_submodule(path)
+        router.register_buffer(kind, tp.whole(name, torch.zeros(router.get_buffer(kind).shape)))
+        keep_buffers_in_fp32(router)
     _make_buffers(model)
 
 

@@ -155,7 +155,7 @@ def pinning_nothing(deepspeed: Any) -> Iterator[None]:
 
 
 def keep_buffers_in_fp32(module: nn.Module) -> None:
-    """Makes a module without parameters, such as transformers' rotation, move its buffers without casting them.
+    """Makes a module, such as transformers' rotation or router, move its buffers without casting them.
 
     DeepSpeed 0.19.8 casts a model's buffers with its weights. In bf16 a frequency of the rotation is off by up to
     0.4 %: 20 radians at position 5000. It may go when DeepSpeed casts parameters alone.
@@ -163,8 +163,10 @@ def keep_buffers_in_fp32(module: nn.Module) -> None:
     private_parts.require(private_parts.FP32_BUFFERS)
 
     def move(function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, buffer.to(function(buffer).device))
+        buffers = dict(module.named_buffers(recurse=False))
+        type(module)._apply(module, function, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in buffers.items():
+            setattr(module, name, buffer.to(getattr(module, name).device))
         return module
 
     module._apply = move  # type: ignore[method-assign]

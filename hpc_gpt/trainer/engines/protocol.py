@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from hpc_gpt.trainer.checkpoints.sharded import ShardedCheckpoint
 
 MicroBatches = Iterator[MicroBatch]
+# The figures of `StepResult.balance`, as a line of metrics.jsonl names them.
+BALANCE_FIGURES = ("balance_loss", "expert_load", "experts_dead")
 
 
 class StepResult(NamedTuple):
@@ -55,9 +57,9 @@ class StepResult(NamedTuple):
     whole model's gradient before clipping, inf or NaN if the gradient is not finite. `skipped`: the gradient was not
     finite, and the weights did not change.
 
-    `balance`, for a mixture of experts, has three figures over all ranks: the mean over the layers of the balance loss,
-    without its coefficient; the most tokens of an expert divided by the mean, in the layer where that is largest; and
-    the number of experts without a token, in all layers.
+    `balance`, for a mixture of experts, has the BALANCE_FIGURES over all ranks: the mean over the layers of the balance
+    loss, without its coefficient; the most tokens of an expert divided by the mean, in the layer where that is largest;
+    and the number of experts without a token, in all layers.
     """
 
     loss: Tensor

@@ -59,7 +59,7 @@ class ExpertParallel:
         return Routed(sizes, arriving, order, place, from_rank.sum(0).cumsum(0).int())
 
     def send(self, rows: Tensor, routed: Routed) -> Tensor:
-        """[rows, width], sorted by expert -> the rows for this rank's experts, in the order of ranks."""
+        """[rows, ...], sorted by expert -> the rows for this rank's experts, in the order of ranks."""
         return apply(_Exchange, rows, routed.sizes, routed.received, self.group)
 
     def send_back(self, rows: Tensor, routed: Routed) -> Tensor:
@@ -83,6 +83,6 @@ class _Exchange(torch.autograd.Function):
 
 
 def _exchange(rows: Tensor, sizes: list[int], received: list[int], group: dist.ProcessGroup | None) -> Tensor:
-    arrived = rows.new_empty(sum(received), rows.shape[1])
+    arrived = rows.new_empty(sum(received), *rows.shape[1:])
     dist.all_to_all_single(arrived, rows.contiguous(), received, sizes, group=group)
     return arrived

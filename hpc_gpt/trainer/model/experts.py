@@ -52,27 +52,31 @@ class Experts(nn.Module):
         place = torch.empty_like(order).scatter_(0, order, numbers[: len(order)])
         ends = torch.searchsorted(by_expert, numbers[: self.count], right=True, out_int32=True)
         rows = apply(_Dispatch, hidden.flatten(0, 1), order, place, used)
-        lowered = self._multiply(rows, ends) if self.ep.size == 1 else self._exchange(rows, ends, kept)
-        back = apply(_Permute, lowered, place, order).view(*chosen.shape, -1)
-        return tp.leave((back * weights.unsqueeze(-1)).sum(2).to(hidden.dtype))
+        weights = apply(_Permute, weights.flatten(), order, place)
+        if self.ep.size == 1:
+            lowered = self._multiply(rows, weights, ends)
+        else:
+            lowered = self._exchange(rows, weights, ends, kept or Kept())
+        return tp.leave(apply(_Combine, lowered, order, place, used).view_as(hidden))
 
-    def _multiply(self, rows: Tensor, ends: Tensor) -> Tensor:
-        return self.down(self.activate(self.up(rows, ends)), ends)  # type: ignore[no-any-return]
+    def _multiply(self, rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+        # Weighed before the last product: its rows are narrower than the outputs, which no gradient needs then.
+        return self.down(self.activate(self.up(rows, ends), weights), ends)  # type: ignore[no-any-return]
 
-    def _exchange(self, rows: Tensor, ends: Tensor, kept: Kept | None) -> Tensor:
+    def _exchange(self, rows: Tensor, weights: Tensor, ends: Tensor, kept: Kept) -> Tensor:
         """The rows' products by the experts of all ranks of ep."""
-        kept = kept or Kept()
-        routed = kept.routed = kept.routed or self.ep.route(ends.diff(prepend=ends.new_zeros(1)).long())
-        arrived = apply(_Permute, self.ep.send(rows, routed), routed.order, routed.place)
-        lowered = self._multiply(arrived, routed.ends)
-        return self.ep.send_back(apply(_Permute, lowered, routed.place, routed.order), routed)
+        ep = self.ep
+        routed = kept.routed = kept.routed or ep.route(ends.diff(prepend=ends.new_zeros(1)).long())
+        order, place = routed.order, routed.place
+        arrived, weighed = (apply(_Permute, ep.send(one, routed), order, place) for one in (rows, weights))
+        lowered = self._multiply(arrived, weighed, routed.ends)
+        return ep.send_back(apply(_Permute, lowered, place, order), routed)
 
-    def activate(self, raised: Tensor) -> Tensor:
-        """[rows, parts x width / tp] -> [rows, width / tp]."""
-        if not self.is_gated:
-            return F.gelu(raised, approximate="tanh")
-        gate, up = raised.chunk(2, -1)
-        return F.silu(gate) * up
+    def activate(self, raised: Tensor, weights: Tensor) -> Tensor:
+        """[rows, parts x width / tp], and the weight of each row -> [rows, width / tp]."""
+        if self.is_gated:
+            return apply(_WeighedGate, raised, weights.unsqueeze(-1))
+        return (F.gelu(raised, approximate="tanh") * weights.unsqueeze(-1)).to(raised.dtype)
 
 
 class Gate(nn.Module):
@@ -145,6 +149,45 @@ class _Dispatch(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (place,) = ctx.saved_tensors
         return gradients[0][place].view(-1, ctx.used, gradients[0].shape[1]).sum(1), None, None, None
+
+
+class _Combine(torch.autograd.Function):
+    """[tokens x used, width] -> [tokens, width], the sum of each token's rows; the opposite of `_Dispatch`."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor, place: Tensor, used: int) -> Tensor:
+        ctx.save_for_backward(order)
+        ctx.used = used
+        return rows[place].view(-1, used, rows.shape[1]).sum(1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (order,) = ctx.saved_tensors
+        return gradients[0][order // ctx.used], None, None, None
+
+
+class _WeighedGate(torch.autograd.Function):
+    """silu(gate) x up x weight, of rows [gate, up]. Only the inputs are kept; both gradients go into one tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, raised: Tensor, weights: Tensor) -> Tensor:
+        ctx.save_for_backward(raised, weights)
+        gate, up = raised.chunk(2, -1)
+        return F.silu(gate).mul_(up).mul_(weights)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        raised, weights = ctx.saved_tensors
+        gate, up = raised.chunk(2, -1)
+        gradient = torch.empty_like(raised)
+        of_gate, of_up = gradient.chunk(2, -1)
+        work = F.silu(gate)
+        torch.mul(gradients[0], work, out=of_up)
+        of_weights = (of_up * up).sum(-1, keepdim=True, dtype=weights.dtype)
+        of_up.mul_(weights)
+        torch.mul(gradients[0], up, out=work).mul_(weights)
+        torch.ops.aten.silu_backward.grad_input(work, gate, grad_input=of_gate)
+        return gradient, of_weights
 
 
 class _Permute(torch.autograd.Function):

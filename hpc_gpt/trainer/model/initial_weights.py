@@ -57,7 +57,7 @@ class InitialWeights:
         self._of_a_block: dict[str, _Draw] = {}
         self._ahead: dict[str, tuple[_Draw, Future[Tensor]]] = {}
         self._threads: ThreadPoolExecutor | None = None
-        self._block = -1  # the block of the last weight that was worth a thread
+        self._first = -1  # the first block of the kind that is built
 
     def normal(
         self, name: str, shape: tuple[int, ...], std: float = STD, zero_row: int | None = None, first: int = 0
@@ -102,9 +102,9 @@ class InitialWeights:
         if path[0] != "blocks" or wanted.numel < _WORTH_A_THREAD or not workers:
             return
         block, suffix = int(path[1]), path[2]
-        if block != self._block and suffix not in self._of_a_block and self._of_a_block:
-            self._forget()  # the blocks before were of another kind
-        self._block = block
+        if suffix not in self._of_a_block and block != self._first:
+            self._forget()  # the blocks before are of another kind
+            self._first = block
         self._of_a_block.setdefault(suffix, wanted)
         passed = list(self._of_a_block).index(suffix)
         coming = [(block, *weight) for weight in list(self._of_a_block.items())[passed + 1 :]]

@@ -1,15 +1,20 @@
 """`python -m hpc_gpt.trainer.preflight.nodes RUN ATTEMPT NODES -- COMMAND…`: probes a job's nodes before the run.
 
 RUN is the run folder, NODES the names of the job's nodes separated by blanks. COMMAND starts
-`python -m hpc_gpt.trainer.preflight.rank` for every rank of every node. Needs no torch. Writes `preflight.json` in the
-attempt's folder and a table on stderr, notes bad nodes, and prints one line on stdout: `nodes n1,n3`, the nodes on
-which the ranks run, or `end CLASS CAUSE` if the attempt ends here. It takes seconds, at most HPC_GPT_PREFLIGHT_S (180).
+`python -m hpc_gpt.trainer.preflight.rank` for every rank of every node; the word NODES in it stands for srun's options
+with the nodes. Needs no torch. Writes `preflight.json` in the attempt's folder and a table on stderr, notes bad nodes,
+and prints one line on stdout: `nodes n1,n3 PORT`, the nodes on which the ranks run and where they meet on the first
+one, or `end CLASS CAUSE` if the attempt ends here. It takes seconds, at most HPC_GPT_PREFLIGHT_S (180).
+
+At a restart in the job it first ends what the attempts before have left on the nodes, leaves out the nodes that they
+name as bad or dead, and finds a port that is free on rank 0's node.
 """
 
 import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import textwrap
 import time
@@ -25,9 +30,13 @@ from hpc_gpt.core.files import write_once
 from hpc_gpt.core.format import NOTHING, counted, plain
 from hpc_gpt.core.runs.disk_space import space_needed_gib
 from hpc_gpt.core.runs.record import finite
-from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.secrets import without_secrets
-from hpc_gpt.trainer.preflight.probe import Probe
+from hpc_gpt.core.slurm.directives import outlives_nodes
+from hpc_gpt.core.slurm.hosts import first_host
+from hpc_gpt.trainer.preflight import script_node
+from hpc_gpt.trainer.preflight.left_over import LeftOver
+from hpc_gpt.trainer.preflight.probe import Probe, placed
 from hpc_gpt.trainer.preflight.verdict import (
     NODE_FILE,
     SEEN_BY_ALL,
@@ -40,6 +49,7 @@ from hpc_gpt.trainer.preflight.verdict import (
     judge_space,
     preflight_limit_s,
     some_of,
+    too_few,
 )
 
 SCHEMA = 1
@@ -50,22 +60,32 @@ _SIGHT_S = 10.0
 # The message of a rank that failed because another one did.
 _CONSEQUENCE = re.compile(r"connect|peer|time|socket|abort|store", re.IGNORECASE)
 _MOST_NODES = 64
+# The finding about a node that an attempt before in the same job has found bad.
+LEFT_OUT = "left_out"
 
 
 class Preflight:
     """One preflight: its findings, the nodes that it chose, and how the attempt ends, if it ends here.
 
     `host`: the address at which the first rank meets the others, by default its node's name with the profile's suffix.
+    `faults`: {node: why it is not probed, and not used}.
     """
 
     def __init__(
-        self, run: RunFolder, number: int, nodes: Sequence[str], command: Sequence[str], host: str | None = None
+        self,
+        run: RunFolder,
+        number: int,
+        nodes: Sequence[str],
+        command: Sequence[str],
+        host: str | None = None,
+        faults: Mapping[str, str] | None = None,
     ) -> None:
         self.run = run
         self.attempt = run.attempt(number)
         self.resolved = run.resolved()
         self.nodes = list(dict.fromkeys(nodes))
         self.limit_s = preflight_limit_s()
+        self._left_out = [Finding(LEFT_OUT, why, node) for node, why in (faults or {}).items()]
         self.findings: list[Finding] = []
         self.chosen: list[str] = []
         self.took_s = 0.0
@@ -74,7 +94,11 @@ class Preflight:
         self._shared = self.attempt.folder / SHARED
         self._shared.mkdir(exist_ok=True)
         (self._shared / SEEN_BY_ALL).touch()
-        self.probe = Probe(command, self.nodes, self.resolved.ranks_per_node)
+        probed, ranks_per_node = (
+            [node for node in self.nodes if node not in (faults or {})],
+            self.resolved.ranks_per_node,
+        )
+        self.probe = Probe(placed(command, probed, ranks_per_node), probed, ranks_per_node)
 
     def judge(self) -> None:
         """Probes and judges the nodes, and chooses those on which the ranks run."""
@@ -87,7 +111,11 @@ class Preflight:
                 while report.figures and not file.is_file() and time.monotonic() < until:
                     time.sleep(0.1)
                 report.seen = not report.figures or file.is_file()
-            self.findings = [*judge_devices(reports, self.resolved.ranks_per_node), *self._space(reports)]
+            self.findings = [
+                *self._left_out,
+                *judge_devices(reports, self.resolved.ranks_per_node),
+                *self._space(reports),
+            ]
             # Exchanges cannot help if the attempt ends anyway, or too few nodes are sound.
             sound = choose_nodes(self.nodes, self.bad, len(self.nodes))
             if len(sound) >= self.resolved.nodes and not any(finding.ended for finding in self.findings):
@@ -152,10 +180,8 @@ class Preflight:
             self.ended = (fault.ended, f"preflight: {fault.words}")
         elif len(self.chosen) < self.resolved.nodes:
             bad = sorted(self.bad.values(), key=self.findings.index)
-            named = "; ".join(f"{finding.node}: {finding.words}" for finding in bad)
-            spares = len(self.nodes) - self.resolved.nodes
-            left = f", and {counted(spares, 'spare')}" if spares else ""
-            self.ended = ("node_failure", f"preflight: bad node {named}{left}")
+            words = too_few({str(finding.node): finding.words for finding in bad}, self.nodes, self.resolved.nodes)
+            self.ended = ("node_failure", f"preflight: {words}")
 
     @property
     def networks(self) -> dict[str, list[str]]:
@@ -170,6 +196,8 @@ class Preflight:
         """Excludes the bad nodes from all runs on the cluster for the profile's `bad_node_hours`."""
         profile = self.resolved.cluster
         for node, finding in self.bad.items():
+            if finding.what == LEFT_OUT:
+                continue  # noted before
             bad_nodes.note(profile.name, node, finding.words, self.run.run_id, profile.bad_node_hours, sure=True)
 
     def write_figures(self) -> None:
@@ -216,7 +244,8 @@ class Preflight:
         for measure in self.probe.measures:
             for node in measure.nodes:
                 slowest[node, measure.kind] = min(measure.gb_s, slowest.get((node, measure.kind), measure.gb_s))
-        rows = [_row(node, self.probe.reports[node], slowest) for node in self.nodes if node in shown]
+        reports = self.probe.reports
+        rows = [_row(node, reports.get(node, NodeReport()), slowest) for node in self.nodes if node in shown]
         out.write(textwrap.indent(Grid(_HEADINGS, _RIGHT, rows).aligned(), "  "))
         if nodes > len(shown):
             out.write(f"  … {nodes - len(shown)} more nodes in preflight.json\n")
@@ -247,25 +276,52 @@ def _row(node: str, report: NodeReport, slowest: Mapping[tuple[str, str], float]
 
 def main(arguments: Sequence[str]) -> int:
     at = list(arguments).index("--")
-    folder, number, nodes = arguments[:at]
+    (folder, number, names), command = arguments[:at], arguments[at + 1 :]
     try:
-        preflight = Preflight(RunFolder(Path(folder)), int(number), nodes.split(), arguments[at + 1 :])
-        preflight.judge()
-        preflight.write_table(sys.stderr)
-        preflight.note_bad_nodes()
-        try:
-            preflight.write_figures()
-        except RunFolderError as fault:
-            sys.stderr.write(f"warning: {fault}\n")
+        line = _nodes_line(RunFolder(Path(folder)), int(number), names.split(), command)
     except Exception as fault:  # whatever the fault is, the run starts without a preflight
         sys.stderr.write(f"warning: no preflight: {type(fault).__name__}: {fault}\n")
         return 1
-    if preflight.ended:
-        ended, cause = preflight.ended
-        print(f"end {ended} {' '.join(plain(cause, ' ').split())}")  # job.sh writes it as JSON
-    else:
-        print(f"nodes {','.join(preflight.chosen)}")
+    print(line)
     return 0
+
+
+def _nodes_line(run: RunFolder, number: int, nodes: Sequence[str], command: Sequence[str]) -> str:
+    """The line for the script."""
+    resolved, faults, ports = run.resolved(), dict[str, str](), dict[str, int]()
+    if run.attempt(number).started().get("in_job"):
+        left = LeftOver(run, number, nodes)
+        left.end(command)
+        nodes, faults, ports = left.nodes, left.faults, left.ports
+        if cause := left.why_none_starts(resolved.nodes):
+            return _end_line("node_failure", cause)
+    preflight = Preflight(run, number, nodes, command, faults=faults)
+    preflight.judge()
+    preflight.write_table(sys.stderr)
+    preflight.note_bad_nodes()
+    try:
+        preflight.write_figures()
+    except RunFolderError as fault:
+        sys.stderr.write(f"warning: {fault}\n")
+    if preflight.ended:
+        return _end_line(*preflight.ended)
+    chosen = preflight.chosen
+    if outlives_nodes(resolved):
+        _watch_script_node(run.attempt(number), nodes, chosen, command)
+    return f"nodes {','.join(chosen)} {ports.get(chosen[0]) or os.environ.get('MASTER_PORT', '')}"
+
+
+def _watch_script_node(attempt: Attempt, nodes: Sequence[str], chosen: Sequence[str], command: Sequence[str]) -> None:
+    """Starts script_node on another node than the script's, preferably with ranks; the next attempt starts it again."""
+    script = first_host(attempt.started().get("node_list"))
+    others = [node for node in (*chosen, *nodes) if node != script]
+    where = placed(command, others[:1], 1, "--overlap")
+    null = subprocess.DEVNULL
+    subprocess.Popen([*where[:-1], script_node.MODULE], stdin=null, stdout=null, stderr=null)
+
+
+def _end_line(ended: str, cause: str) -> str:
+    return f"end {ended} {' '.join(plain(cause, ' ').split())}"  # job.sh writes it as JSON
 
 
 if __name__ == "__main__":

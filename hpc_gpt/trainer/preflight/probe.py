@@ -29,6 +29,22 @@ _LATE_S = 10.0
 _NOT_LAUNCHED = re.compile(r"(?:Task launch for \S+ failed on node|Unable to create step .* on node) (\S+?):? ")
 
 
+# Stands in a command for srun's options that say where it runs.
+_NODES = "NODES"
+
+
+def placed(command: Sequence[str], nodes: Sequence[str], ranks_per_node: int, *more: str) -> list[str]:
+    """The command on these nodes; one without NODES runs where it says itself.
+
+    >>> placed(["srun", "NODES", "hostname"], ["n1", "n3"], 2)
+    ['srun', '--nodes=2', '--ntasks=4', '--ntasks-per-node=2', '--nodelist=n1,n3', 'hostname']
+    """
+    number = len(nodes)
+    size = f"--nodes={number}", f"--ntasks={number * ranks_per_node}", f"--ntasks-per-node={ranks_per_node}"
+    where = [*size, f"--nodelist={','.join(nodes)}", *more]
+    return [part for word in command for part in (where if word == _NODES else [word])]
+
+
 class Probe:
     """The ranks of a preflight, started by one command. `reports`: the lines that each node has sent so far.
 
@@ -58,10 +74,10 @@ class Probe:
         for stream in (self._child.stdout, self._child.stderr):
             threading.Thread(target=self._read, args=(stream,), daemon=True).start()
 
-    def read_figures(self, limit_s: float) -> None:
+    def read_figures(self, limit_s: float, late_s: float = _LATE_S) -> None:
         """Reads until every rank has sent its figures or its failure, or the limit has passed.
 
-        After half of them have answered, the others get twice that time, and at least 10 s.
+        After half of them have answered, the others get twice that time, and at least `late_s`.
         """
         began, half = time.monotonic(), 0.0
 
@@ -71,7 +87,7 @@ class Probe:
             age = time.monotonic() - began
             if not half and 2 * answered >= self._ranks > 1:
                 half = age
-            return answered >= self._ranks or bool(half and age > half + max(_LATE_S, 2 * half))
+            return answered >= self._ranks or bool(half and age > half + max(late_s, 2 * half))
 
         self._read_until(limit_s, are_enough)
 

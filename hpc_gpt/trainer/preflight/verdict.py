@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any, TypeVar
 
 from hpc_gpt.core.files import json_object
-from hpc_gpt.core.format import show_bytes
+from hpc_gpt.core.format import counted, show_bytes
 from hpc_gpt.core.process import seconds_given
 from hpc_gpt.core.runs.heartbeats import SLOW, median_of_others
 
@@ -209,6 +209,12 @@ def choose_nodes(nodes: Sequence[str], bad: Iterable[str], needed: int) -> list[
     """The nodes on which the ranks run: the first sound ones, fewer than `needed` if there are not enough."""
     excluded = set(bad)
     return [node for node in nodes if node not in excluded][:needed]
+
+
+def too_few(bad: Mapping[str, str], nodes: Sequence[str], needed: int) -> str:
+    """The cause of an attempt's end for which too few nodes are sound."""
+    named = "; ".join(f"{node}: {why}" for node, why in bad.items())
+    return f"bad node {named}" + (f", and {counted(len(nodes) - needed, 'spare')}" if len(nodes) > needed else "")
 
 
 def _broken(reports: Mapping[str, NodeReport], ranks_per_node: int) -> list[Finding]:

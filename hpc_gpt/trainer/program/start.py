@@ -32,6 +32,9 @@ def environment_of(pid: str, run: str, attempt: str, mode: str) -> dict[bytes, b
         variables[b"SLURM_TASK_PID"] = b"%d" % os.getpid()
     run_variables = {"HPC_GPT_RUN": run, "HPC_GPT_ATTEMPT": attempt, "HPC_GPT_CHECKPOINTS": f"{run}/checkpoints"}
     run_variables |= _array(run) if GIVEN in os.environ else {}
+    started = _tables(f"{run}/attempts/{attempt}/attempt.json")
+    if in_job := started.get("in_job"):  # a script that looks has started before
+        run_variables["SLURM_RESTART_COUNT"] = str(int(started.get("restart") or 0) + int(in_job))
     return variables | {name.encode(): os.fsencode(value) for name, value in run_variables.items()}
 
 

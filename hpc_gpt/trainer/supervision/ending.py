@@ -38,7 +38,7 @@ def write_end(run: RunFolder, attempt: Attempt, end: End, step: int) -> None:
     """Writes ended.json, with the wish for a requeue, and a line in the log. Called on rank 0."""
     requeue = asks_to_requeue(run, attempt, end)
     release_reserve(attempt)
-    attempt.write_ended(end.ended, end.cause, step, requeue, note=end.note)
+    attempt.write_ended(end.ended, end.cause, step, requeue, node=end.node, note=end.note)
     print(f"ended {end.ended} after step {step}" + (f": {end.cause}" if end.cause else ""), flush=True)
 
 

@@ -74,7 +74,7 @@ def _wait_until_free(answer: list[str], limit_s: float) -> None:
             break
         time.sleep(_POLL_S)
     in_use = ", ".join(f"{gpu.memory_gib:g} of {gpu.total_gib:g} GiB of GPU {number}" for number, gpu in held.items())
-    answer[0] = f"{in_use} are in use, {limit_s:g} s after the last visit: something else runs there" if held else ""
+    answer[0] = f"{in_use} are in use, {limit_s:g} s after the last ranks: something else runs there" if held else ""
 
 
 def _gpus() -> list[Callable[[], GpuFigures]]:

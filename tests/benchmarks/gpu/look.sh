@@ -18,6 +18,12 @@ turns() { # NAME ENGINES MODEL MBS [OPTION...]
         --engines "$engines" --model "$model" --mbs "$mbs" --limit "$seconds" "$@"
 }
 [ -n "${NO_TESTS-}" ] || part tests 200 "$python" -m pytest -m gpu -q -x tests/trainer/model tests/trainer
+if [ -n "${EXPERTS-}" ]; then
+    part experts $((seconds + 20)) "$python" -m tests.benchmarks.gpu.experts "$out/experts.jsonl" --limit "$seconds"
+    turns ddp-mixture ddp mixture 4 --peer --only block,all
+    cat "$out/ended.txt"
+    exit
+fi
 part pieces 80 "$python" -m tests.benchmarks.gpu.pieces "$out/pieces.jsonl" --limit 60
 turns ddp-gpt2 ddp gpt2 32 --peer
 turns ddp-llama ddp llama3.2-1b 4 --peer --only block,all

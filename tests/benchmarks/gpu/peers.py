@@ -1,8 +1,9 @@
 """GPTs as one writes them by hand for one GPU, beside which `turns` measures ours: GPT-2's kind with biases, as
-nanoGPT's class is built, and Llama's. Of ours they take sizes and the rotation's frequencies alone.
+nanoGPT's class is built, and Llama's. Of ours they take sizes and the rotation's frequencies alone. A mixture's peer is
+transformers' Qwen3-MoE with its grouped products.
 
-Weights in 16 bits with fp32 masters for a Llama; fp32 weights under autocast for a GPT-2. The model is compiled whole,
-gradients are clipped, the optimizer is torch's fused AdamW.
+Weights in 16 bits with fp32 masters for a Llama and a mixture; fp32 weights under autocast for a GPT-2. The model is
+compiled whole, gradients are clipped, the optimizer is torch's fused AdamW.
 """
 
 import math
@@ -100,13 +101,40 @@ class Llama(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
+class Mixture(nn.Module):
+    def __init__(self, shape: ModelShape) -> None:
+        from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+        super().__init__()
+        config = Qwen3MoeConfig(
+            vocab_size=shape.padded_vocab, hidden_size=shape.hidden, num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads, num_key_value_heads=shape.key_heads, head_dim=shape.head_width,
+            num_experts=shape.experts, num_experts_per_tok=shape.experts_per_token, norm_topk_prob=shape.norm_topk,
+            moe_intermediate_size=shape.expert_ffn, max_position_embeddings=shape.seq, rms_norm_eps=shape.norm_eps,
+            rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta}, use_cache=False,
+            tie_word_embeddings=shape.tied, attn_implementation="sdpa", experts_implementation="grouped_mm",
+        )  # fmt: skip
+        self.model = Qwen3MoeForCausalLM(config)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        logits = self.model(tokens).logits
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def build_peer(shape: ModelShape) -> nn.Module:
+    """The peer of a shape, with weights of its own."""
+    if shape.is_mixture:
+        return Mixture(shape)
+    return Llama(shape) if shape.positions == "rope" else Gpt2(shape)
+
+
 def peer_of(shape: ModelShape, device: torch.device) -> Step:
     """A function that makes one step of the peer with that shape, on pairs (tokens, targets) of micro-batches, and
     returns its last loss."""
     torch.manual_seed(1)
     is_llama, cuda = shape.positions == "rope", device.type == "cuda"
     with device:
-        model = Llama(shape) if is_llama else Gpt2(shape)
+        model = build_peer(shape)
     for weight in model.parameters():
         if weight.ndim > 1:
             nn.init.normal_(weight, 0.0, 0.02)

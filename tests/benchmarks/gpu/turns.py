@@ -3,7 +3,7 @@
 python -m tests.benchmarks.gpu.turns OUT --engines ddp,fsdp,deepspeed-zero:1 --model gpt2 --mbs 32 --limit 150
 
 Each engine compiled by block is compared with each fast setting that it takes, all of them, and these with FP8 if it
-trains with them; with `--peer` the first with a model written by hand (peers.py), too. OUT gets a JSON line for each
+trains with them; with `--peer` the first with another program's model (peers.py), too. OUT gets a JSON line for each
 variant after each round, so that what was measured stays if the time ends: engine, variant, round, seconds of a step,
 its ratio to `block` in that round, loss, peak in GiB of this variant alone, and by plan, card. After `--limit` seconds
 nothing new begins. On a CPU the model is tiny, nothing is compiled, and no figure means anything.
@@ -33,8 +33,15 @@ from tests.benchmarks.gpu.peers import peer_of
 
 TINY = {"hidden": 64, "layers": 2, "heads": 4, "vocab": 211, "seq": 32}
 TINY_LLAMA = {"kv_heads": 2, "norm": "rmsnorm", "positions": "rope", "mlp": "swiglu", "bias": "none", "tied": False}
+# Like Qwen3-MoE, 1.1e9 parameters of which a token uses 0.27e9, and a tiny one; not balanced, as the peer is not.
+_MIXTURE = {"head_dim": 64, "qk_norm": True, "norm_topk": True, **TINY_LLAMA}
+MIXTURES = {
+    "mixture": {"hidden": 1024, "layers": 16, "heads": 16, "vocab": 50304, "seq": 2048, "experts": 64,
+                "experts_per_token": 8, "expert_ffn": 320, **_MIXTURE, "kv_heads": 4},
+    "tiny": {**TINY, "experts": 8, "experts_per_token": 2, "expert_ffn": 32, **_MIXTURE},
+}  # fmt: skip
 STEPS, WARM, ROUNDS = 6, 3, 3
-PEER = "by hand"
+PEER = "peer"
 
 
 def variants(engine: Engine, model: Model, compiled: bool) -> Iterator[tuple[str, Engine, str]]:
@@ -90,6 +97,9 @@ def measure(name: str, stage: int | None, asked: argparse.Namespace, device: tor
     on_gpu = device.type == "cuda"
     tiny = Model(**TINY, **(TINY_LLAMA if "llama" in asked.model else {}))
     model = Model(preset=asked.model) if on_gpu else tiny
+    if asked.model == "mixture":
+        model = Model(**MIXTURES["mixture" if on_gpu else "tiny"])
+    balance: Any = {"balance": "none"} if model.experts else {}
     built: list[Variant] = []
     every = list(variants(Engine(name, stage), model, on_gpu))
     if asked.only:
@@ -100,7 +110,9 @@ def measure(name: str, stage: int | None, asked: argparse.Namespace, device: tor
         if time.monotonic() > ends:
             break
         layout = LayoutRequest(gpus=1, micro_batch=asked.mbs if on_gpu else 2, micro_batches=1)
-        experiment = Experiment(model=model, engine=engine, layout=layout, train=Train(steps=10**4, matmul=matmul))
+        experiment = Experiment(
+            model=model, engine=engine, layout=layout, train=Train(steps=10**4, matmul=matmul, **balance)
+        )
         before = torch.cuda.memory_allocated() if on_gpu else 0
         built.append(Variant(label, resolve(experiment, load_profile("local")), device))
         built[-1].states = torch.cuda.memory_allocated() - before if on_gpu else 0
@@ -133,10 +145,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("out")
     parser.add_argument("--engines", default="ddp,fsdp,deepspeed-zero:1")
-    parser.add_argument("--model", default="gpt2")
+    parser.add_argument("--model", default="gpt2", help="a preset, or mixture")
     parser.add_argument("--mbs", type=int, default=32)
     parser.add_argument("--only", help="of the variants these, as block,all")
-    parser.add_argument("--peer", action="store_true", help="also the model written by hand")
+    parser.add_argument("--peer", action="store_true", help="also the peer of the model")
     parser.add_argument("--limit", type=float, default=150.0)
     asked = parser.parse_args()
     ends = time.monotonic() + asked.limit

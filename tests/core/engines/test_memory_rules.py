@@ -9,7 +9,7 @@ from hpc_gpt.core.engines import engine_of, engines
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.presets import PRESETS
-from hpc_gpt.core.settings.shape_split import layer_params, outer_params
+from hpc_gpt.core.settings.shape_split import kind_params, outer_params
 from tests.core.engines.trainings import LLAMA, SMALL
 
 M = 1e6
@@ -121,12 +121,12 @@ def test_what_zero_3_gathers() -> None:
     few = replace(SMALL, layers=2)
     for training, live in (
         (deepspeed(3), 1000 * M),
-        (deepspeed(3, shape=few), 2 * layer_params(few, 1) + outer_params(few, 1, 1, 0)),
+        (deepspeed(3, shape=few), 2 * kind_params(few.kinds[-1], 1) + outer_params(few, 1, 1, 0)),
         (deepspeed(3, "fp32", shape=large), 1000 * M),
         (deepspeed(3, offload="full", **ALONE), 1000 * M),
     ):
         shape, width = training.shape, 4 if training.dtype == "fp32" else 2
-        layer, outer = layer_params(shape, 1), outer_params(shape, 1, 1, 0)
+        layer, outer = kind_params(shape.kinds[-1], 1), outer_params(shape, 1, 1, 0)
         loss = max(live, layer + outer)
         assert facts.gathered(training, gradients=False) == (width * live, width * loss)
         assert facts.gathered(training) == (width * (live + layer), width * (loss + outer))

@@ -22,10 +22,11 @@ shape_parts={}
 cp_exchanges=('heads','keys') has_replicas=False zero_stages=(0,) default_stage=0 switches={OURS} alternatives={}
 recomputes=('none','selective','full') compiles_edges=True compiles_update=False fast_ratios={} matmuls={none}
 trains_fp16_on_cpu=True least_steps_after_warmup=0 fixed_train={} no_save=
-unfollowed={attn_pdrop,embd_pdrop,initializer_range,resid_pdrop} converts={} loads_checkpoints_of={}
-saves_weights_again=False counts_evaluation=True has_dropout=False has_fused_kernels=False has_fused_gate=False
-has_composed_gelu=False selects_operators=False scatters_outputs=False keeps_partitioned_outputs=False
-gathers_one_by_one=False overlaps_reduction=False has_chunks=False pads_vocabulary=True any_model=False
+unfollowed={attn_pdrop,embd_pdrop,initializer_range,output_router_logits,resid_pdrop} converts={}
+loads_checkpoints_of={} saves_weights_again=False counts_evaluation=True has_dropout=False has_fused_kernels=False
+has_fused_gate=False has_composed_gelu=False selects_operators=False scatters_outputs=False
+keeps_partitioned_outputs=False gathers_one_by_one=False overlaps_reduction=False has_chunks=False
+pads_vocabulary=True any_model=False
 is_unfused=None synchronizations=1.0 scales_first=False is_pytorchs=False splits_by_dtensor=False buckets_a_reduction=1
 """
 OURS = {"activation_offload", "attention", "compile", "compile_backend", "cp_exchange", "fused_bias_gradients",
@@ -34,24 +35,28 @@ ANY_LAYOUT = "engine.partition,engine.tiles,engine.zero_stage,layout.cp,layout.d
 # Of each engine what differs, but for the words of hints (tests/cli/refused/engines.txt).
 ENGINES = {
     "deepspeed-3d": f"""order=10 plan_order=20 axes={{cp,pp,tp}} zero_stages=(0,1) default_stage=1
+        shape_parts={{experts,qk_norm,rotated}}
         switches={{OURS,partition,sequence_parallel}} compiles_edges=False trains_fp16_on_cpu=False
         converts={{{ANY_LAYOUT}}} loads_checkpoints_of={{deepspeed-zero}} saves_weights_again=True
         has_fused_kernels=True keeps_partitioned_outputs=True buckets_a_reduction=2""",
     "deepspeed-zero": f"""order=20 plan_order=30 axes={{cp,tp}} zero_stages=(0,1,2,3) default_stage=1
+        shape_parts={{experts,qk_norm,rotated}}
         switches={{OURS,offload,offload_path,offload_ratio,sequence_parallel,tiles}} trains_fp16_on_cpu=False
         fast_ratios={{'compile':(None,None,1.009),'one_pass_loss':(None,None,1.054),'keep_residuals':(None,None,1.018),'fused_bias_gradients':(None,None,1.018)}}
         converts={{{ANY_LAYOUT}}} loads_checkpoints_of={{deepspeed-3d}} saves_weights_again=True
         has_fused_kernels=True gathers_one_by_one=True synchronizations=0.1""",
-    "fsdp": """order=30 plan_order=40 axes={cp,tp} has_replicas=True
+    "fsdp": """order=30 plan_order=40 axes={cp,tp} has_replicas=True shape_parts={experts,qk_norm,rotated}
         switches={OURS,gather_blocks,offload,prefetch,reshard} matmuls={fp8-tensor,none}
         converts={layout.cp,layout.dp,layout.shard,layout.tp} selects_operators=True
         overlaps_reduction=True pads_vocabulary=False synchronizations=0.1 scales_first=True is_pytorchs=True""",
     "ddp": """order=40 plan_order=10 axes={cp} switches={OURS,sharded_optimizer} compiles_update=True
+        shape_parts={experts,qk_norm,rotated}
         fast_ratios={'compile':(1.012,1.003,1.003),'one_pass_loss':(1.062,1.005,1.058),'keep_residuals':(1.012,1.009,1.01),'fused_bias_gradients':(1.013,1.012,1.01)}
         matmuls={fp8-tensor,none} converts={layout.cp,layout.dp} overlaps_reduction=True pads_vocabulary=False
         synchronizations=0.1 scales_first=True""",
     "hf-deepspeed": """order=50 plan_order=60 package=('transformers','hf') trains_our_model=False zero_stages=(1,2,3)
-        default_stage=3 switches={attention,compile,compile_backend,offload,offload_path,offload_ratio,recompute}
+        default_stage=3 shape_parts={experts,qk_norm,rotated}
+        switches={attention,compile,compile_backend,offload,offload_path,offload_ratio,recompute}
         recomputes=('none','full') compiles_edges=False trains_fp16_on_cpu=False
         converts={engine.zero_stage,layout.dp} saves_weights_again=True has_composed_gelu=True
         gathers_one_by_one=True any_model=True""",
@@ -59,7 +64,8 @@ ENGINES = {
         shape_parts={experts,mtp_layers,rotated} cp_exchanges=('heads','keys','ring') compiles_edges=False
         least_steps_after_warmup=1 switches={cp_exchange,megatron_args,recompute,sequence_parallel,sharded_optimizer}
         fixed_train={'save_last':True,'matmul_rate':False} saves_weights_again=True counts_evaluation=False
-        unfollowed={attn_pdrop,embd_pdrop,initializer_range,pad_token_id,resid_pdrop} has_dropout=True
+        unfollowed={attn_pdrop,embd_pdrop,initializer_range,output_router_logits,pad_token_id,resid_pdrop}
+        has_dropout=True
         has_fused_kernels=True has_fused_gate=True scatters_outputs=True has_chunks=True""",
     "command": """order=70 trains_our_model=False is_program=True takes_command=True axes={cp,ep,etp,pp,tp}
         switches={recompute} unfollowed={}""",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hpc_gpt.core.runs.heartbeats import LINE_BYTES, GpuFigures, RankHeartbeat, line_of
-from hpc_gpt.core.runs.slow_ranks import SLOW_SHARE, ProbeWindow, slow_ranks
+from hpc_gpt.core.runs.slow_ranks import LEAST_PROBES, SLOW_SHARE, ProbeWindow, slow_ranks
 
 BEAT = RankHeartbeat(0, "n0", 1, 1, 10, "training", 0.0, 0.0, 0.0)
 
@@ -126,6 +126,8 @@ def test_sound_ranks_are_never_named_and_a_fall_soon(days: int) -> None:
         medians = medians_of(probes)
         first = np.median(probes[:120], axis=0)
         false += named_at(medians, first)
+        growing = [np.median(probes[:count], axis=0) for count in range(LEAST_PROBES, WINDOW)]  # after each start
+        false += named_at(np.array(growing), None)
         falls_at = 200 + 13 * (day % 200)
         probes[falls_at:, 0] /= 0.88
         medians[:, :1] = medians_of(probes[:, :1])

@@ -42,7 +42,8 @@ train never speed: dtype=bf16 optimizer=adamw
 train never speed least=0: clip=1.0
 train never speed added: matmul=none
 train never schedule: seed=1
-train never schedule of_our_loop added: init
+train never schedule of_our_loop added: init balance
+train never schedule least=0 added: balance_coef=0.001 balance_rate=0.001 z_loss=0.0
 train never schedule least=0: warmup_steps=0 eps=1e-08
 train never schedule below=1: beta1=0.9 beta2=0.95
 train never schedule branch: decay=cosine
@@ -62,6 +63,8 @@ train free nothing of_our_loop added: save_at=() profile_steps=()
 train free nothing above=0 of_our_loop added: save_minutes
 job free nothing: name time comment mem cpus_per_task dependency exclusive signal_lead_s retry_pause_s preflight
     retry_after_exit_0=False spare_nodes sbatch=() srun=()
+job free nothing added: restart_in_job
+job free nothing least=0 added: restart_min_s=600 restart_pauses_s=300
 job free nothing above=0: max_gpu_hours
 job free nothing site_may_set: partition account qos constraint reservation nodelist exclude
 command never speed added: args=()

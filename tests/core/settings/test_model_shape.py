@@ -12,7 +12,7 @@ from hpc_gpt.core.settings.presets import PRESETS, preset
 from hpc_gpt.core.settings.shape_rules import check_shape
 from hpc_gpt.core.settings.shape_split import (
     default_tp,
-    layer_params,
+    kind_params,
     params_of_stages,
     partition_layers,
     replicated_params,
@@ -66,7 +66,7 @@ def test_parameters_of_known_models(shape, params):
 
 @given(shapes, st.sampled_from([1, 2, 4]))
 def test_the_ranks_hold_the_model_and_each_what_is_whole(shape, tp):
-    held = tp * (shape.layers * layer_params(shape, tp)) - (tp - 1) * shape.layers * replicated_params(
+    held = tp * (shape.layers * kind_params(shape.kinds[-1], tp)) - (tp - 1) * shape.layers * replicated_params(
         ModelShape(shape.hidden, 1, shape.heads, seq=1)
     )
     # Of one layer: without its positions and its last norm.
@@ -76,7 +76,7 @@ def test_the_ranks_hold_the_model_and_each_what_is_whole(shape, tp):
 
 def test_ranks_that_share_a_head_of_keys_hold_a_part():
     shape = ModelShape(64, 1, 8, kv_heads=2, **LLAMA)
-    keys = next(matrix for matrix in shape.matrices if matrix.name == "k")
+    keys = next(matrix for matrix in shape.kinds[-1].matrices if matrix.name == "k")
     assert [keys.rows_on(tp) for tp in (1, 2, 4, 8)] == [16, 8, 8, 8]
     assert [keys.size_on(tp) / 64 for tp in (1, 2, 4, 8)] == [16, 8, 4, 2]
 

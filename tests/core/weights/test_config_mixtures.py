@@ -11,10 +11,13 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
+from hpc_gpt.core.engines.base.facts import EngineFacts
 from hpc_gpt.core.errors import UserError
+from hpc_gpt.core.settings.model_shape import architecture_of, architectures_of
 from hpc_gpt.core.settings.presets import preset
-from hpc_gpt.core.weights.config import read_config
-from hpc_gpt.core.weights.config_keys import MIXTURES
+from hpc_gpt.core.weights.config import InitConfig, config_of, read_config, unfollowed_keys
+from hpc_gpt.core.weights.config_keys import MIXTURES, PLAN_ONLY
+from hpc_gpt.core.weights.names import stored_sizes
 
 # Keys of the published files that sizes depend on, or that read_config must not refuse.
 _QWEN3: dict[str, Any] = {
@@ -167,6 +170,49 @@ def test_any_file_of_a_family_has_the_parameters_of_its_class(kind, write, data)
     if kind.startswith("deepseek"):
         config["num_key_value_heads"] = config["num_attention_heads"]
     assert read_config(write(config)).params == counted(config, kind)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MIXTURES if kind not in PLAN_ONLY])
+@hypothesis.given(st.data())
+@hypothesis.settings(
+    max_examples=6, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+)
+def test_a_file_of_experts_is_written_again(kind, write, data):
+    transformers = pytest.importorskip("transformers")
+    names = ["tie_word_embeddings", "num_key_value_heads", *_OF[kind].split()]
+    config = {"model_type": kind, **SIZES, **{name: data.draw(_SOME[name], name) for name in names}}
+    shape = read_config(write(config), 32)
+    assert MIXTURES[kind] in architectures_of(shape)
+    written = config_of(shape, begun=InitConfig(MIXTURES[kind]))
+    assert written["model_type"] == kind
+    assert replace(read_config(write(written), 32), pad_token=shape.pad_token) == shape
+    model = getattr(transformers, MIXTURES[kind])
+    with torch.device("meta"):
+        built = model(model.config_class(**{key: one for key, one in written.items() if key != "architectures"}))
+    sizes = {name: tuple(one.shape) for name, one in [*built.named_parameters(), *built.named_buffers()]}
+    assert {name: size for name, size in sizes.items() if "inv_freq" not in name} == stored_sizes(shape, fused=True)
+
+
+def test_shapes_of_no_class_are_not_exported():
+    qwen3, glm = preset("qwen3-30b-a3b"), preset("glm-4.5")
+    assert architecture_of(replace(glm, mtp_layers=0)) == "Glm4MoeForCausalLM"
+    for shape in (
+        *(preset(name) for name in ("deepseek-v3", "kimi-k2", "gpt-oss-20b", "glm-4.5")),
+        *(replace(qwen3, **changed) for changed in (
+            {"router": "topk-softmax"}, {"router_bias": True}, {"router_scale": 2.0}, {"rotated": 0.5},
+            {"bias": "qkv"}, {"shared_ffn": 64}, {"nope_every": 4}, {"qk_norm": False, "dense_layers": 1},
+            {"expert_groups": 4, "groups_per_token": 2})),
+        replace(glm, mtp_layers=0, shared_ffn=None), replace(glm, mtp_layers=0, shared_ffn=1000),
+        replace(glm, mtp_layers=0, expert_groups=160, groups_per_token=8),
+    ):  # fmt: skip
+        assert architecture_of(shape) is None
+
+
+def test_a_file_that_balances_experts_gets_a_line(write):
+    named = EngineFacts.unfollowed
+    assert unfollowed_keys(write(PUBLISHED["qwen3-30b-a3b"]), 512, named) == []
+    [line] = unfollowed_keys(write(PUBLISHED["qwen3-30b-a3b"] | {"output_router_logits": True}), 512, named)
+    assert "output_router_logits is true: its class adds a balance loss; here train.balance does" in line
 
 
 REFUSED = [

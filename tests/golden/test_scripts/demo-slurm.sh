@@ -43,6 +43,7 @@ main() {
   use_submitted_code # its code.tar.gz: edits after the submission have no effect
   ask_to_start       # hpc_gpt.launcher.attempts.may_start: the script ends here if the run is done, or another job trains it
 
+  while :; do # again for each restart in the job
   # Rendezvous: rank 0 is on the first node. The port follows from the job id, so that two jobs on a node differ.
   MASTER_ADDR="${HPC_GPT_MASTER_ADDR:-$(first_host "$SLURM_JOB_NODELIST")}" || exit
   export MASTER_ADDR MASTER_PORT="${MASTER_PORT:-$((10000 + SLURM_JOB_ID % 20000))}"
@@ -50,12 +51,16 @@ main() {
 
   # exec leaves no shell between slurmstepd and the trainer, so signals reach python itself. USR2 and TERM are ignored
   # until the trainer handles them: a preemption while ranks start would end the job as failed, not requeue it.
-  run_ranks srun --export=ALL --kill-on-bad-exit=1 --ntasks=4 --ntasks-per-node=4 \
+  run_ranks srun --export=ALL --kill-on-bad-exit=1 "${overlap[@]:0:in_job}" --ntasks=4 --ntasks-per-node=4 \
     bash -c 'trap "" USR2 TERM
       export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE=4
+      [ "$in_job" = 0 ] || "${@:1:$#-1}" hpc_gpt.trainer.preflight.left_over || exit # ends what is left on the node
       exec "$@"' rank "${python[@]}" -m hpc_gpt.trainer
   continue_or_end # hpc_gpt.launcher.attempts.what_next: classifies the end, and says whether another attempt follows
-  exit "$rc"
+  restarts_here || exit "$rc"
+  start_attempt
+  ask_to_start
+  done
 }
 
 # === do not edit below: the functions that main calls, then the settings =============================================
@@ -74,7 +79,7 @@ make_run_folder() { # the first start stores this script and its settings there;
   [ -n "${SLURM_JOB_ID:-}" ] || die "this script runs inside a Slurm job" "sbatch $(printf %q "$0")" 2
   # An element of an array has the array's id and its number as its name: its own job id may be that of the whole array.
   export HPC_GPT_JOB="${HPC_GPT_ELEMENT:-$SLURM_JOB_ID}"
-  unset HPC_GPT_ELEMENT SBATCH_CLUSTERS SLURM_CLUSTERS # commands are for the cluster that the job is on
+  unset in_job HPC_GPT_ELEMENT SBATCH_CLUSTERS SLURM_CLUSTERS # commands are for the cluster that the job is on
   HPC_GPT_RUN="${HPC_GPT_RUN:-${HPC_GPT_LOGS:-${SLURM_SUBMIT_DIR:-$PWD}/logs}/demo/$SLURM_JOB_ID}"
   { mkdir -p -- "$HPC_GPT_RUN/attempts" && HPC_GPT_RUN=$(cd -- "$HPC_GPT_RUN" && pwd); } ||
     die "cannot make the run folder $HPC_GPT_RUN" "set HPC_GPT_LOGS to a folder that $HOSTNAME can write"
@@ -85,16 +90,16 @@ make_run_folder() { # the first start stores this script and its settings there;
   [ -e "$HPC_GPT_RUN/resolved.json" ] || settings | keep resolved.json || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
 }
 start_attempt() { # makes attempts/<n>, $attempt, and redirects all output into it
-  n=1 rc=1
+  n=1 rc=1 in_job=$((${in_job:--1} + 1)) overlap=(--overlap) # at a restart: a step that has not ended keeps its GPUs
   until mkdir -- "$HPC_GPT_RUN/attempts/$n" 2>/dev/null; do
     [ -d "$HPC_GPT_RUN/attempts/$n" ] || die "cannot write in $HPC_GPT_RUN/attempts" "is the disk full or read-only?"
     n=$((n + 1))
   done
   attempt="$HPC_GPT_RUN/attempts/$n"
-  export HPC_GPT_ATTEMPT=$n TORCH_FR_DUMP_TEMP_FILE="$attempt/flight/rank-"
+  export HPC_GPT_ATTEMPT=$n in_job TORCH_FR_DUMP_TEMP_FILE="$attempt/flight/rank-"
   mkdir -- "$attempt/flight"
-  printf '{"attempt": %d, "job_id": "%s", "restart": %d, "node_list": "%s", "gpus": %d, "started": %d, "boot": "%s", "uptime": %s}\n' \
-    "$n" "$HPC_GPT_JOB" "${SLURM_RESTART_COUNT:-0}" "$SLURM_JOB_NODELIST" \
+  printf '{"attempt": %d, "job_id": "%s", "restart": %d, "in_job": %d, "node_list": "%s", "gpus": %d, "started": %d, "boot": "%s", "uptime": %s}\n' \
+    "$n" "$HPC_GPT_JOB" "${SLURM_RESTART_COUNT:-0}" "$in_job" "$SLURM_JOB_NODELIST" \
     $((SLURM_JOB_NUM_NODES * 4)) "$(date +%s)" \
     "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)" "$(cut -d ' ' -f 1 /proc/uptime 2>/dev/null || echo 0)" >"$attempt/attempt.json"
   echo "run folder $HPC_GPT_RUN, attempt $n, output in attempts/$n/log"
@@ -204,19 +209,10 @@ run_ranks() { # run_ranks COMMAND: waits for its end; sets $rc to its exit code
   # KillWait seconds after the time limit's SIGTERM Slurm kills this script, too; it needs the last of them to continue.
   kill_wait=$(within 20 scontrol show config 2>/dev/null | sed -n 's/^KillWait *= *\([0-9]*\).*/\1/p')
   kill_wait=${kill_wait:-30} last_s=$((kill_wait > 9 ? kill_wait / 3 : 3))
-  {
-    trap : TERM INT USR2
-    "$@"
-    code=$?
-    echo "$code" >"$attempt/.code"
-    exit "$code"
-  } &
+  { trap : TERM INT USR2; "$@"; code=$?; echo "$code" >"$attempt/.code"; exit "$code"; } &
   waits=$!
   trap be_in_time TERM
-  while kill -0 "$waits" 2>/dev/null; do
-    wait "$waits" 2>/dev/null
-    rc=$?
-  done
+  while kill -0 "$waits" 2>/dev/null; do wait "$waits" 2>/dev/null; rc=$?; done
   trap : TERM
   # A signal interrupts the wait, and bash may then lose the exit code; the file has it.
   if read -r code 2>/dev/null <"$attempt/.code"; then rc=$code; fi
@@ -224,10 +220,10 @@ run_ranks() { # run_ranks COMMAND: waits for its end; sets $rc to its exit code
   rmdir -- "$attempt/flight" 2>/dev/null
 }
 # --- what comes next -----------------------------------------------------------------------------------------------
-answer_without_python() { # decides by the trainer's request and the time limit, and before them by a cancel
+answer_without_python() { # decides by the trainer's request or a verdict and the time limit, and before them by a cancel
   local ended=error
   answer="stop 0 - - $rc"
-  ! grep -qs '"requeue": true' "$attempt/ended.json" || answer="again 0 - - $rc"
+  ! grep -qsE '"(requeue|go_on)": true' "$attempt/ended.json" "$attempt/next.json" || answer="again 0 - - $rc"
   [ "$(shown_as Reason)" != TimeLimit ] || ended=walltime answer="again 0 - - $rc"
   [ ! -e "$HPC_GPT_RUN/cancelled.$HPC_GPT_JOB" ] || ended=cancelled answer="stop 0 - - $rc"
   say_ended "$ended" "exit code $rc"
@@ -235,9 +231,8 @@ answer_without_python() { # decides by the trainer's request and the time limit,
 change() { # change JOB KEY=VALUE: changes a job that waits, or is about to wait
   retry 10 1 within 20 scontrol update "jobid=$1" "$2" || echo "warning: Slurm does not accept $2 for job $1"
 }
-is_put_back() { # whether Slurm has requeued the job: by hand, after a preemption that did not wait, or after a node died
-  [ "$(shown_as Restarts)" -gt "${SLURM_RESTART_COUNT:-0}" ] 2>/dev/null
-}
+# Whether Slurm has requeued the job: by hand, after a preemption that did not wait, or after a node died.
+is_put_back() { [ "$(shown_as Restarts)" -gt "${SLURM_RESTART_COUNT:-0}" ] 2>/dev/null; }
 requeue_job() { # asks again while the controller restarts, unless it got the request and only its answer was lost
   local try said
   [ ! -e "$attempt/requeue-refused" ] || return 1
@@ -286,13 +281,17 @@ continue_run() { # continue_run PAUSE_S NODES JOBS: starts another attempt, in s
   [ "$pause" = 0 ] || change "$next" "StartTime=now+$pause"
   [ "$nodes" = - ] || change "$next" "ExcNodeList$nodes"
 }
-continue_or_end() { # Python's line: again|stop PAUSE_S NODES JOBS CODE
+continue_or_end() { # Python's line: again|restart|stop PAUSE_S NODES JOBS CODE. Its argument: how the pause before a restart ended
   shown=$(cat -- "$attempt/put-back" 2>/dev/null) || ask_slurm
   put_back_in_time
-  ask_chain what_next "$rc" "$shown" || answer_without_python
+  ask_chain what_next "$rc" "$shown" "$@" || answer_without_python
   # shellcheck disable=SC2086
   set -- $answer && rc=${5:-$rc}
-  if [ "${1:-}" = again ]; then continue_run "$2" "$3" "$4"; fi
+  if [ "$1" = again ]; then continue_run "$2" "$3" "$4"; fi
+}
+restarts_here() { # whether the next attempt starts in this job; after the pause Python looks at the job again
+  [[ ! $answer =~ ^restart\ ([1-9][0-9]*) ]] || { sleep "${BASH_REMATCH[1]}" & wait "$!"; continue_or_end "$?"; }
+  [[ $answer = restart\ * ]]
 }
 # --- settings: resolved.json of the run ----------------------------------------------------------------------------
 settings() { cat; } <<'HPC_GPT_RESOLVED'

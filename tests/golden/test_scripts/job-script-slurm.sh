@@ -54,7 +54,7 @@ make_run_folder() { # the first start stores this script and its settings there;
   [ -n "${SLURM_JOB_ID:-}" ] || die "this script runs inside a Slurm job" "sbatch $(printf %q "$0")" 2
   # An element of an array has the array's id and its number as its name: its own job id may be that of the whole array.
   export HPC_GPT_JOB="${HPC_GPT_ELEMENT:-$SLURM_JOB_ID}"
-  unset HPC_GPT_ELEMENT SBATCH_CLUSTERS SLURM_CLUSTERS # commands are for the cluster that the job is on
+  unset in_job HPC_GPT_ELEMENT SBATCH_CLUSTERS SLURM_CLUSTERS # commands are for the cluster that the job is on
   HPC_GPT_RUN="${HPC_GPT_RUN:-${HPC_GPT_LOGS:-${SLURM_SUBMIT_DIR:-$PWD}/logs}/mine/$SLURM_JOB_ID}"
   { mkdir -p -- "$HPC_GPT_RUN/attempts" && HPC_GPT_RUN=$(cd -- "$HPC_GPT_RUN" && pwd); } ||
     die "cannot make the run folder $HPC_GPT_RUN" "set HPC_GPT_LOGS to a folder that $HOSTNAME can write"
@@ -65,7 +65,7 @@ make_run_folder() { # the first start stores this script and its settings there;
   [ -e "$HPC_GPT_RUN/resolved.json" ] || settings | keep resolved.json || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
 }
 start_attempt() { # makes attempts/<n>, $attempt, and redirects all output into it
-  n=1 rc=1
+  n=1 rc=1 in_job=$((${in_job:--1} + 1))
   until mkdir -- "$HPC_GPT_RUN/attempts/$n" 2>/dev/null; do
     [ -d "$HPC_GPT_RUN/attempts/$n" ] || die "cannot write in $HPC_GPT_RUN/attempts" "is the disk full or read-only?"
     n=$((n + 1))
@@ -73,8 +73,8 @@ start_attempt() { # makes attempts/<n>, $attempt, and redirects all output into 
   attempt="$HPC_GPT_RUN/attempts/$n"
   export HPC_GPT_ATTEMPT=$n TORCH_FR_DUMP_TEMP_FILE="$attempt/flight/rank-"
   mkdir -- "$attempt/flight"
-  printf '{"attempt": %d, "job_id": "%s", "restart": %d, "node_list": "%s", "gpus": %d, "started": %d, "boot": "%s", "uptime": %s}\n' \
-    "$n" "$HPC_GPT_JOB" "${SLURM_RESTART_COUNT:-0}" "$SLURM_JOB_NODELIST" \
+  printf '{"attempt": %d, "job_id": "%s", "restart": %d, "in_job": %d, "node_list": "%s", "gpus": %d, "started": %d, "boot": "%s", "uptime": %s}\n' \
+    "$n" "$HPC_GPT_JOB" "${SLURM_RESTART_COUNT:-0}" "$in_job" "$SLURM_JOB_NODELIST" \
     $((SLURM_JOB_NUM_NODES * 1)) "$(date +%s)" \
     "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)" "$(cut -d ' ' -f 1 /proc/uptime 2>/dev/null || echo 0)" >"$attempt/attempt.json"
   echo "run folder $HPC_GPT_RUN, attempt $n, output in attempts/$n/log"
@@ -322,7 +322,7 @@ say_ranks_ended() { # the processes beside the ranks look for this file
 }
 end_beside() { # end_beside SECONDS: kills them after so many seconds, or after the last few of a requeued job
   local entry pid left=$1 # counted from now, as a follower may have waited for the verdict
-  [[ ${answer:-} != again\ * ]] || left=5
+  [[ ${answer:-} = stop\ * ]] || left=5
   left=$((SECONDS + left))
   for entry in "${beside[@]}"; do
     pid=${entry#* }
@@ -334,6 +334,7 @@ end_beside() { # end_beside SECONDS: kills them after so many seconds, or after 
       kill -KILL -- "-$pid"
     fi 2>/dev/null
   done
+  beside=()
   rm -f -- "$attempt/.ranks-ended"
 }
 start_follower() { # hpc_gpt.launcher.after decides which jobs to submit, until the ranks have ended
@@ -374,10 +375,10 @@ start_tracker() { # hpc_gpt.report.track sends the steps until the ranks have en
   set +m
 }
 # --- what comes next -----------------------------------------------------------------------------------------------
-answer_without_python() { # decides by the trainer's request and the time limit, and before them by a cancel
+answer_without_python() { # decides by the trainer's request or a verdict and the time limit, and before them by a cancel
   local ended=error
   answer="stop 0 - - $rc"
-  ! grep -qs '"requeue": true' "$attempt/ended.json" || answer="again 0 - - $rc"
+  ! grep -qsE '"(requeue|go_on)": true' "$attempt/ended.json" "$attempt/next.json" || answer="again 0 - - $rc"
   [ "$(shown_as Reason)" != TimeLimit ] || ended=walltime answer="again 0 - - $rc"
   [ ! -e "$HPC_GPT_RUN/cancelled.$HPC_GPT_JOB" ] || ended=cancelled answer="stop 0 - - $rc"
   say_ended "$ended" "exit code $rc"
@@ -385,9 +386,8 @@ answer_without_python() { # decides by the trainer's request and the time limit,
 change() { # change JOB KEY=VALUE: changes a job that waits, or is about to wait
   retry 10 1 within 20 scontrol update "jobid=$1" "$2" || echo "warning: Slurm does not accept $2 for job $1"
 }
-is_put_back() { # whether Slurm has requeued the job: by hand, after a preemption that did not wait, or after a node died
-  [ "$(shown_as Restarts)" -gt "${SLURM_RESTART_COUNT:-0}" ] 2>/dev/null
-}
+# Whether Slurm has requeued the job: by hand, after a preemption that did not wait, or after a node died.
+is_put_back() { [ "$(shown_as Restarts)" -gt "${SLURM_RESTART_COUNT:-0}" ] 2>/dev/null; }
 requeue_job() { # asks again while the controller restarts, unless it got the request and only its answer was lost
   local try said
   [ ! -e "$attempt/requeue-refused" ] || return 1
@@ -436,13 +436,13 @@ continue_run() { # continue_run PAUSE_S NODES JOBS: starts another attempt, in s
   [ "$pause" = 0 ] || change "$next" "StartTime=now+$pause"
   [ "$nodes" = - ] || change "$next" "ExcNodeList$nodes"
 }
-continue_or_end() { # Python's line: again|stop PAUSE_S NODES JOBS CODE
+continue_or_end() { # Python's line: again|restart|stop PAUSE_S NODES JOBS CODE. Its argument: how the pause before a restart ended
   shown=$(cat -- "$attempt/put-back" 2>/dev/null) || ask_slurm
   put_back_in_time
-  ask_chain what_next "$rc" "$shown" || answer_without_python
+  ask_chain what_next "$rc" "$shown" "$@" || answer_without_python
   # shellcheck disable=SC2086
   set -- $answer && rc=${5:-$rc}
-  if [ "${1:-}" = again ]; then continue_run "$2" "$3" "$4"; fi
+  if [ "$1" = again ]; then continue_run "$2" "$3" "$4"; fi
 }
 # --- settings: resolved.json of the run ----------------------------------------------------------------------------
 settings() { cat; } <<'HPC_GPT_RESOLVED'

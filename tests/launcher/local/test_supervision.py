@@ -92,6 +92,18 @@ def test_exit_code_0_without_a_word_of_the_trainer_is_no_success(ranks_that):
     assert ended(ranks_that("exit 0")).state == "error"
 
 
+def test_a_failed_attempt_is_retried_here_if_its_key_says_so(ranks_that):
+    """Once: nothing stands for other nodes, and two without a checkpoint are enough."""
+    run = ranks_that("exit 7", "--set", "job.restart_in_job=true", "--set", "job.retry_pause_s=1")
+    wait_until(lambda: len(run.attempts()) == 2 and run.attempt(2).verdict())
+    assert ended(run).state == "error"
+    starts = [attempt.started() for attempt in run.attempts()]
+    assert [(start["restart"], start["in_job"]) for start in starts] == [(0, 0), (0, 1)]
+    assert (run.attempt(1).verdict()["in_job"], run.attempt(2).verdict()["go_on"]) == (True, False)
+    assert "no restart in the job: 2 attempts in a row left no newer checkpoint" in run.attempt(2).verdict()["why"]
+    wait_until(lambda: all_gone(run))
+
+
 @pytest.mark.long
 def test_wait_ends_with_exit_3_and_the_cause(tmp_path):
     template = tmp_path / "t.sh.j2"

@@ -95,6 +95,23 @@ def test_two_ranks_that_share_samples_are_one_and_resume_as_one():
     assert len(losses(newest())) == 2
 
 
+@pytest.mark.long
+def test_moe_tiny_learns_and_balances_its_experts():
+    """With half of its steps; without balance more tokens go to one expert, and the flag says so."""
+    loads, flags = [], []
+    for balance in ("loss", "none"):
+        settings = ("--set", "train.steps=70", "--set", f"train.balance={balance}", "--set", "train.eval_every=0")
+        hpc_gpt("submit", "moe-tiny", "--cluster", "local", *settings, "--wait", code=0)
+        run = newest()
+        record = json.loads((run.path / "record.json").read_text())
+        assert record["loss_last"] < 0.6 * record["loss_first"]
+        assert {"balance_loss", "expert_load", "experts_dead"} <= run.attempts()[0].last_metrics().keys()
+        loads.append(record["expert_load"])
+        flags.append([flag for flag in record["flags"] if "takes most tokens" in flag])
+    assert loads[0] < 2 < 3 < loads[1]
+    assert (flags[0], len(flags[1])) == ([], 1)
+
+
 def test_a_run_here_has_its_curve_events_and_a_done_after_job(tmp_path):
     told = tmp_path / "told"
     after = ("--set", "after.run=ls {export}", "--set", "after.export=true", "--set", "after.every=0")

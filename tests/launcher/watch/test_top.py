@@ -70,6 +70,12 @@ def test_a_rank_without_a_heartbeat_is_the_slowest_until_the_end():
     assert "no GPU figures in the heartbeats: no GPU, or no driver" in shown(run)
 
 
+def test_a_mixture_has_a_line_on_its_experts():
+    run, _ = running([metrics_line(1), metrics_line(2, balance_loss=1.0625, expert_load=3.5, experts_dead=0)])
+    assert "experts: balance loss 1.06, expert load 3.50, dead experts 0" in shown(run).splitlines()
+    assert "experts:" not in shown(running()[0])
+
+
 def test_what_comes_next_is_in_its_order():
     run, _ = running(train__steps=200, train__eval_every=50, train__save_every=60, train__save_at=[45],
                      train__save_minutes=30.0, job__time="1:00:00", job__signal_lead_s=120)  # fmt: skip

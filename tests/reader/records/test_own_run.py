@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.settings.resolved import config_hash
+from hpc_gpt.report.why import explain
 from tests.made_runs import add_attempt, make_run, metrics_line, read_run, with_attempt
 
 
@@ -107,3 +108,46 @@ def test_all_settings_of_a_run_are_in_its_record(run):
     record = read_run(run)
     for table in ("engine", "train", "data"):
         assert record.settings[table].keys() == resolved[table].keys()
+
+
+# --- mixtures of experts
+
+
+def of_experts(step: int, **figures) -> dict:
+    return metrics_line(step, **{"balance_loss": 1.25, "expert_load": 1.5, "experts_dead": 0, **figures})
+
+
+def test_a_mixture_has_the_last_steps_balance_and_active_flops(logs):
+    run = with_attempt(make_run(logs, experiment="moe-tiny"), [of_experts(1, experts_dead=3), of_experts(2)])
+    record = read_run(run)
+    assert (record.balance_loss, record.expert_load, record.experts_dead) == (1.25, 1.5, 0)
+    shape = run.resolved().model
+    assert (record.params, record.params_active) == (shape.params, shape.params_active)
+    per_token = 6 * shape.multiplied + 12 * shape.layers * shape.hidden * shape.seq
+    assert record.tflops_model == pytest.approx(per_token * record.tokens_per_s / record.gpus / 1e12)
+    assert record.tflops_seed == pytest.approx(6 * shape.params_active * record.tokens_per_s / record.gpus / 1e12)
+    dense = read_run(with_attempt(make_run(logs), 2))
+    assert (dense.balance_loss, dense.expert_load, dense.experts_dead) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("loads", "flagged"),
+    [([3.0] * 60, True), ([1.0] * 50 + [3.5] * 50, True), ([3.5] * 49, False), ([4.0] * 60 + [2.9], False)],
+)
+def test_an_expert_with_most_tokens_is_flagged(logs, loads, flagged):
+    """With 2 of 8 experts a token at most 4; from 3 on, over the last 50 steps."""
+    run = make_run(logs, experiment="moe-tiny")
+    with_attempt(run, [of_experts(step, expert_load=load) for step, load in enumerate(loads, 1)])
+    text = (
+        "one of 8 experts of a layer takes most tokens: expert_load was at least 3 in the last 50 lines of steps, of at"
+    )
+    assert [flag for flag in read_run(run).flags if "experts" in flag] == [f"{text} most 4"] * flagged
+    assert [note for note in explain(run.run_id, logs).notes if "experts" in note] == [f"{text} most 4"] * flagged
+
+
+def test_experts_of_which_half_are_used_are_never_crowded(logs):
+    """With 8 of 8 the load is always 1, with 4 of 8 at most 2."""
+    for used, load in ((8, 1.0), (4, 1.9)):
+        run = make_run(logs, experiment="moe-tiny", model__experts_per_token=used)
+        with_attempt(run, [of_experts(step, expert_load=load) for step in range(1, 61)])
+        assert not [flag for flag in read_run(run).flags if "experts" in flag]

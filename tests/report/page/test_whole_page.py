@@ -60,7 +60,8 @@ def runs() -> list[RunRead]:
     steps = step_table(
         step=step, attempt=attempt, step_s=[9.0, 2, 2.5, 2, 8, 2, 2.25, 2], loss=[8, 7, 6.5, 6, 6.25, 5.5, np.nan, 4.5],
         grad_norm=step / 4, balance_loss=1 + step / 8, expert_load=np.where(step > 2, 1.5, np.nan),
-        memory_gib=[20, 21, 22, 23, 24, 25, 25.25, 25.5], counts=(attempt == 2) | (step < 3),
+        experts_dead=step % 3, memory_gib=[20, 21, 22, 23, 24, 25, 25.25, 25.5],
+        counts=(attempt == 2) | (step < 3),
         steady=step > 1, skipped=step == 2, eval_step=step[[2, 7]], eval_loss=np.array([6.75, 4.75]),
     )  # fmt: skip
     attempts = [

@@ -1,11 +1,11 @@
 """All the ways a run is broken, by name."""
 
-from tests.torture.faults import checkpoint_files, daemons, disk, processes, programs, scheduler
+from tests.torture.faults import checkpoint_files, daemons, disk, processes, programs, restarts, scheduler
 from tests.torture.faults.kind import Kind
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
-    for module in (processes, daemons, scheduler, disk, checkpoint_files, programs)
+    for module in (processes, daemons, scheduler, disk, checkpoint_files, programs, restarts)
     for kind in vars(module).values()
     if isinstance(kind, Kind)
 }

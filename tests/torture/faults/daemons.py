@@ -9,7 +9,7 @@ from tests.torture.faults.kind import kind
 from tests.torture.scene import Scene
 
 # One controller for all concurrent runs: nobody stops it while it is away.
-_CONTROLLER = threading.Lock()
+CONTROLLER = threading.Lock()
 _ACCOUNTING = threading.Lock()
 
 
@@ -61,7 +61,7 @@ def restart_slurmctld(scene: Scene) -> None:
     away_s = scene.chance.choice((0, 3, 8))
     then = scene.chance.choice(("", "a rank dies", "walltime"))
     scene.wait_moment()
-    with _CONTROLLER:
+    with CONTROLLER:
         scene.remember()
         pids = scene.job.ranks()
         if then == "walltime":

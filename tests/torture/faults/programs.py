@@ -81,7 +81,7 @@ def end_a_script_at_its_limit(scene: Scene) -> None:
         send(pid, signal.SIGCONT)
     while not scene.run.attempt(1).ended() and len(scene.run.attempts()) == 1 and time.monotonic() < until:
         time.sleep(0.1)
-    scene.slurm("scontrol", "update", f"jobid={scene.job.id}", "TimeLimit=10", check=False)
+    scene.slurm("scontrol", "update", f"jobid={scene.job.id}", "TimeLimit=60", check=False)
 
 
 @kind(program="job script", earliest=SAVE_EVERY + 1, small_disk=True, by_hand=("disk_full",))

@@ -62,7 +62,7 @@ def walltime(scene: Scene) -> None:
     while _is_first_attempt(scene) and time.monotonic() < end_s:
         time.sleep(0.1)
     # The next attempt has its time again.
-    scene.slurm("scontrol", "update", f"jobid={scene.job.id}", "TimeLimit=10", check=False)
+    scene.slurm("scontrol", "update", f"jobid={scene.job.id}", "TimeLimit=60", check=False)
 
 
 def _is_first_attempt(scene: Scene) -> bool:

@@ -5,6 +5,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -121,4 +122,18 @@ def test_one_thread_draws_nothing_ahead() -> None:
     torch.set_num_threads(1)
     initial = InitialWeights(1, layers=100)
     initial.normal("blocks.0.x.weight", (8, 8))
+    assert not initial._ahead
+
+
+def test_layers_of_another_kind_leave_nothing_drawn_ahead() -> None:
+    shape = replace(SHAPE, layers=6, dense_layers=2, experts=4, experts_per_token=2, expert_ffn=64, bias="none")
+    initial = InitialWeights(1, shape.layers)
+    for number in range(shape.layers):
+        for parameter in Block(number, shape, TensorParallel(), initial, Techniques()).parameters():
+            name, size = full_name(parameter), tuple(parameter.shape)
+            if parameter.ndim == 2:
+                assert torch.equal(parameter, drawn(name, size, shape.layers)), name
+            elif parameter.ndim == 3:
+                experts = [drawn(f"{name}.{expert}", size[1:], shape.layers) for expert in range(4)]
+                assert torch.equal(parameter, torch.stack(experts)), name
     assert not initial._ahead

@@ -10,7 +10,7 @@ from torch import Tensor
 from hpc_gpt.core.settings.model_keys import RopeScaling
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import preset
-from hpc_gpt.core.settings.shape_split import layer_params
+from hpc_gpt.core.settings.shape_split import kind_params
 from hpc_gpt.core.weights.config import config_of
 from hpc_gpt.core.weights.names import parts_of
 from hpc_gpt.trainer.model.attention import Attention, Rotation, expand_heads, frequencies, mix
@@ -147,4 +147,4 @@ def test_plan_counts_the_parameters_that_a_rank_holds(name: str, tp: int) -> Non
     """At tp 4 each head of keys is used by several ranks, of which each holds a part."""
     shape = replace(SHAPES[name], qk_norm=False)
     block = Gpt(replace(shape, layers=1), 1, TensorParallel(tp - 1, tp)).blocks[0]
-    assert sum(parameter.numel() for parameter in block.parameters()) == layer_params(shape, tp)
+    assert sum(parameter.numel() for parameter in block.parameters()) == kind_params(shape.kinds[-1], tp)

@@ -118,7 +118,7 @@ def what_is_held(limit_s: float, environment: dict[str, str]) -> str:
 def test_of_gpus_whose_memory_stays_in_use_it_says_which(tmp_path: Path) -> None:
     two = nvml_environment(tmp_path / "lib", 2)
     said = what_is_held(0.1, two)
-    assert said.startswith("10 of 80 GiB of GPU 0, 20 of 80 GiB of GPU 1 are in use, 0.1 s after the last visit")
+    assert said.startswith("10 of 80 GiB of GPU 0, 20 of 80 GiB of GPU 1 are in use, 0.1 s after the last ranks")
     own = {**two, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     assert what_is_held(0.1, own).startswith("20 of 80 GiB of GPU 1 are")
     assert what_is_held(60, {**two, "STAND_IN_NVML_HELD": str(tmp_path / "none")}) == "\n"
@@ -141,4 +141,4 @@ def test_a_visit_waits_until_amds_gpus_are_free(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "1")
     assert wait_until_free(0.1) == ""
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0,1")
-    assert wait_until_free(0.1).startswith("40 of 64 GiB of GPU 0 are in use, 0.1 s after the last visit")
+    assert wait_until_free(0.1).startswith("40 of 64 GiB of GPU 0 are in use, 0.1 s after the last ranks")

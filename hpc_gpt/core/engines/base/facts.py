@@ -100,7 +100,9 @@ class EngineFacts(States):
     no_save: ClassVar[str] = ""  # why it cannot save on request, and what to do instead
 
     # Keys of a config.json that matter only to training, and that it does not follow: `submit` and `doctor` name them.
-    unfollowed: ClassVar[frozenset[str]] = frozenset({"resid_pdrop", "embd_pdrop", "attn_pdrop", "initializer_range"})
+    unfollowed: ClassVar[frozenset[str]] = frozenset(
+        {"resid_pdrop", "embd_pdrop", "attn_pdrop", "initializer_range", "output_router_logits"}
+    )
 
     # --- its checkpoints
     converts: ClassVar[frozenset[str]] = frozenset()  # keys in which a checkpoint may differ from the run that resumes

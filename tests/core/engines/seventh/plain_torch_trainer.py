@@ -28,7 +28,7 @@ class PlainTorch(TorchEngine):
         train, half = resolved.train, HALF.get(resolved.train.dtype)
         # The ranks of cp have parts of the same samples; to the engine they are ranks of its data axis.
         tp = TensorParallel(context=self.context)
-        self.module = Gpt(resolved.model, train.seed, tp, Techniques.of(resolved.engine, resolved.train)).to(device)
+        self.module = Gpt(resolved.model, train.seed, tp, Techniques.of(resolved.engine, train)).to(device)
         self._model = self.module
         # In bf16 and fp16 the optimizer updates fp32 masters, which collect the gradients.
         self._masters = MasterWeights(self.module.parts(), half) if half else None

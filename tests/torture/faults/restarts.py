@@ -1,0 +1,129 @@
+"""A rank dies and the run restarts in its job; something else happens in between, or again."""
+
+import signal
+import subprocess
+import time
+
+from tests.processes import environment_of, send
+from tests.torture.faults.daemons import CONTROLLER
+from tests.torture.faults.kind import kind
+from tests.torture.order import SAVE_EVERY
+from tests.torture.scene import Scene
+
+# The pause is long enough for a second fault.
+_IN_JOB = ("job.restart_in_job=true", "job.retry_pause_s=6")
+
+
+def _kill_a_rank(scene: Scene) -> None:
+    """At the planned moment; returns in the pause after it."""
+    scene.wait_moment()
+    scene.remember()
+    ranks = scene.rank_pids()
+    if ranks:
+        rank = scene.chance.choice(sorted(ranks))
+        scene.detail = f"rank {rank}"
+        send(ranks[rank], signal.SIGKILL)
+    _wait_verdict(scene, 1)
+
+
+def _wait_verdict(scene: Scene, attempt: int) -> None:
+    end = time.monotonic() + 120
+    while not scene.run.attempt(attempt).verdict() and time.monotonic() < end:
+        time.sleep(0.1)
+
+
+def _near_limit(scene: Scene, left_s: int) -> None:
+    end = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + left_s))
+    scene.slurm("scontrol", "update", f"jobid={scene.job.id}", f"EndTime={end}", check=False)
+
+
+def _far_limit(scene: Scene, job_restarts: int = 1) -> None:
+    """The next start of the job has its time again."""
+    end = time.monotonic() + 120
+    while scene.job.restarts < job_restarts and time.monotonic() < end:
+        time.sleep(0.2)
+    scene.slurm("scontrol", "update", f"jobid={scene.job.id}", "TimeLimit=60", check=False)
+
+
+@kind(settings=_IN_JOB, earliest=SAVE_EVERY + 1)
+def three_crashes_in_a_row(scene: Scene) -> None:
+    """Each of the next attempts dies while it starts or after a few steps."""
+    _kill_a_rank(scene)
+    for attempt in (2, 3):
+        end = time.monotonic() + 120
+        while not scene.job.metrics(attempt) and time.monotonic() < end:
+            time.sleep(0.1)
+        for pid in scene.rank_pids().values():
+            send(pid, signal.SIGKILL)
+        _wait_verdict(scene, attempt)
+
+
+@kind(settings=_IN_JOB, earliest=1)
+def crash_a_minute_before_the_limit(scene: Scene) -> None:
+    """The rest of the job is too short for a restart, so it goes to the queue."""
+    scene.wait_moment()
+    _near_limit(scene, 60)
+    _kill_a_rank(scene)
+    _far_limit(scene)
+
+
+@kind(settings=_IN_JOB, earliest=1)
+def limit_in_a_pause(scene: Scene) -> None:
+    """Slurm ends the job, whose script gets the last signal, and no rank is there."""
+    _kill_a_rank(scene)
+    _near_limit(scene, 1)
+    _far_limit(scene)
+
+
+@kind(settings=_IN_JOB, earliest=1, by_hand=("cancelled",))
+def cancel_between_two_attempts(scene: Scene) -> None:
+    _kill_a_rank(scene)
+    scene.hpc_gpt("cancel", str(scene.run.path))
+
+
+@kind(settings=_IN_JOB, earliest=1, by_hand=("stopped",))
+def stop_between_two_attempts(scene: Scene) -> None:
+    _kill_a_rank(scene)
+    scene.hpc_gpt("stop", str(scene.run.path))
+
+
+@kind(settings=_IN_JOB, earliest=1)
+def preempt_in_a_restart(scene: Scene) -> None:
+    _kill_a_rank(scene)
+    scene.job.preempt()
+
+
+@kind(settings=_IN_JOB, earliest=1)
+def controller_away_in_a_restart(scene: Scene) -> None:
+    """As the pause ends and the script looks at its job anew."""
+    with CONTROLLER:
+        _kill_a_rank(scene)
+        scene.cluster.stop_controller()
+        time.sleep(scene.chance.choice((3, 8, 15)))
+        scene.cluster.start_controller()
+
+
+@kind(settings=_IN_JOB, earliest=1)
+def process_left_behind(scene: Scene) -> None:
+    """A process with the variables of a rank that Slurm has lost sight of."""
+    scene.wait_moment()
+    ranks = scene.rank_pids()
+    if ranks:
+        left = subprocess.Popen(["sleep", "3000"], env=environment_of(ranks[0]), start_new_session=True)
+        scene.mending.callback(left.wait)
+        scene.mending.callback(left.kill)
+    _kill_a_rank(scene)
+    end = time.monotonic() + 240
+    while not scene.job.metrics(2) and scene.run.attempt(1).verdict().get("in_job") and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not ranks or scene.job.restarts or left.poll() == -signal.SIGKILL, f"process {left.pid} is left"
+
+
+@kind(settings=(*_IN_JOB, "job.preflight=true", "job.spare_nodes=1"), earliest=1)
+def dead_node_with_a_spare(scene: Scene) -> None:
+    """The script's node, or another one with ranks."""
+    scene.wait_moment()
+    node = scene.chance.choice(scene.job.nodes()[: scene.run.resolved().nodes])
+    scene.remember()
+    scene.cut_power(node)
+    scene.detail = f"{node}, {'batch host' if node == scene.job.nodes()[0] else 'other node'}"

@@ -1,0 +1,148 @@
+"""`job.slow_ranks = "restart"`: ranks of which one is slow save and end, so that the run goes on without its node."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hpc_gpt.core.ends.slow_restart import BY_KEY, why_not
+from hpc_gpt.core.files import write_once
+from hpc_gpt.core.runs.checkpoints import list_complete
+from hpc_gpt.core.runs.heartbeats import RankHeartbeat
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.runs.slow_ranks import slow_ranks
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.launcher.attempts.decisions import ShownJob, classify, conclude
+from hpc_gpt.trainer.measurements import DeviceProbe
+from tests.trainer.launch import Launch, new_run, settings
+
+NOW = 1_800_000_000.0
+SHOWN = "JobId=4711 JobState=RUNNING EndTime=Unknown NodeList=n[1-3]"
+# Rank 1 computes at half the rate.
+COMMAND = """[ "$RANK" = 1 ] && echo '{"probe_s": 0.02}' || echo '{"probe_s": 0.01}'"""
+
+
+def with_key(tokens: Path, limit: str | None = "20:00:00", bad_node_hours: float = 24.0, **train: Any) -> Resolved:
+    resolved = settings(tokens, {"tp": 1, "pp": 1, "dp": 3}, **train)
+    cluster = replace(resolved.cluster, chain="requeue", bad_node_hours=bad_node_hours)
+    job = replace(resolved.job, slow_ranks="restart", time=limit)
+    return replace(resolved, job=job, cluster=cluster)
+
+
+def started(run: RunFolder, at: float, **keys: Any) -> Attempt:
+    attempt = run.new_attempt()
+    start = {"job_id": "4711", "started": at, "node_list": "n[1-3]", **keys}
+    write_once(attempt.folder / "attempt.json", json.dumps(start))
+    return attempt
+
+
+@pytest.mark.parametrize("save_last", [True, False])
+def test_a_slow_rank_saves_and_ends_and_goes_on_elsewhere(tokens: Path, tmp_path: Path, save_last: bool) -> None:
+    resolved = with_key(tokens, steps=1_000_000, save_last=save_last)
+    run = new_run(tmp_path, resolved)
+    attempt = started(run, time.time(), gpus=3)
+    launch = Launch(run, 3, attempt, HPC_GPT_PROBE_COMMAND=COMMAND, HPC_GPT_SLOW_S="2", OMP_NUM_THREADS="1")
+    launch.wait()
+    end = attempt.ended()
+    assert (end["ended"], end["cause"]) == ("node_failure", f"{named(end)}{BY_KEY}")
+    assert [path.name for path in list_complete(run.checkpoints)] == [f"step-{end['step']:08d}"]
+    verdict, exclude = conclude(
+        run, attempt, resolved, classify(attempt, "error", "exit code 1"), time.time(), attempt.number,
+        ShownJob(shown=SHOWN),
+    )  # fmt: skip
+    assert (verdict.go_on, verdict.attempt_ended, exclude) == (True, "node_failure", [end["node"]])
+
+
+def named(end: dict[str, Any]) -> str:
+    return f"rank 1 on {end['node']} computes at 0.50 of the median of all ranks"
+
+
+@pytest.mark.parametrize(
+    ("keys", "start", "why"),
+    [
+        ({}, {}, ""),
+        ({"limit": None}, {}, ""),
+        ({"bad_node_hours": 0.0}, {}, "no spare node, and bad_node_hours = 0 leaves no node out"),
+        ({"bad_node_hours": 0.0}, {"gpus": 4}, ""),
+        ({"limit": "01:00:00"}, {}, "less than an hour is left before the time limit"),
+        ({"limit": "01:00:30"}, {}, ""),
+    ],
+)
+def test_when_a_slow_rank_may_end_an_attempt(
+    tokens: Path, tmp_path: Path, keys: dict[str, Any], start: dict[str, Any], why: str
+) -> None:
+    resolved = with_key(tokens, **keys)
+    run = new_run(tmp_path, resolved)
+    attempt = started(run, NOW - 10, **{"gpus": 3, **start})
+    assert why_not(run, attempt, resolved, NOW) == why
+    none = replace(resolved, cluster=replace(resolved.cluster, chain="none"))
+    assert why_not(run, attempt, none, NOW)
+
+
+@pytest.mark.parametrize(("hours_ago", "why"), [(23.9, "attempt 1 ended so less than a day ago"), (24.1, "")])
+def test_at_most_once_a_day(tokens: Path, tmp_path: Path, hours_ago: float, why: str) -> None:
+    resolved = with_key(tokens, limit=None)
+    run = new_run(tmp_path, resolved)
+    before = started(run, NOW - 200_000, gpus=3)
+    note = {"go_on": True, "cause": f"rank 1 on n1 is slow{BY_KEY}", "time": NOW - 3600 * hours_ago}
+    write_once(before.folder / "next.json", json.dumps(note))
+    assert why_not(run, started(run, NOW - 10, gpus=3), resolved, NOW) == why
+
+
+def test_the_hour_before_the_limit_is_of_the_job(tokens: Path, tmp_path: Path) -> None:
+    resolved = with_key(tokens, limit="02:00:00")
+    run = new_run(tmp_path, resolved)
+    started(run, NOW - 4000, gpus=3)
+    later = started(run, NOW - 10, gpus=3, in_job=1)
+    assert why_not(run, later, resolved, NOW) == "less than an hour is left before the time limit"
+
+
+# A rank's probe: the mean time of a product over a second, on the core that CORES gives for the rank.
+PRODUCT = """
+import json, os, time
+import numpy as np
+os.sched_setaffinity(0, {json.loads(os.environ["CORES"])[int(os.environ["RANK"])]})
+a, count, began = np.ones((192, 192), np.float32), 0, time.perf_counter()
+while time.perf_counter() < began + 1:
+    a @ a
+    count += 1
+print(json.dumps({"probe_s": (time.perf_counter() - began) / count}))
+"""
+LOAD = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile os.getppid() == int(sys.argv[2]): pass"
+
+
+@pytest.mark.long
+def test_a_rank_beside_a_load_on_its_core_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks share one core in turns, and the third has one with many loads: its product gets a part of it."""
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    monkeypatch.setenv("CORES", json.dumps([first, first, second]))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+    monkeypatch.setenv("HPC_GPT_SLOW_S", "600")
+    monkeypatch.setenv("HPC_GPT_PROBE_COMMAND", f"{shlex.quote(sys.executable)} -c {shlex.quote(PRODUCT)}")
+    line = [sys.executable, "-c", LOAD, str(second), str(os.getpid())]
+    # Each in a session of its own: Linux shares a core between sessions first.
+    loads = [subprocess.Popen(line, start_new_session=True) for _ in range(16)]
+    try:
+        probes = [DeviceProbe(torch.device("cpu")) for _ in range(3)]
+        for _ in range(3):
+            for rank, probe in enumerate(probes):
+                monkeypatch.setenv("RANK", str(rank))
+                probe._ask()
+    finally:
+        for load in loads:
+            load.kill()
+            load.wait()
+    beats = [
+        RankHeartbeat(rank, f"n{rank}", 1, 1, 1, "training", 0.0, 0.0, 0.0, probe_s=probe.result.probe_s)
+        for rank, probe in enumerate(probes)
+    ]
+    assert [slow.rank for slow in slow_ranks(beats).ranks][:1] == [2], [probe.result for probe in probes]
