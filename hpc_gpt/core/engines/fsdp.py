@@ -46,7 +46,7 @@ class Fsdp(EngineFacts):
         return DDP.rule(training) if is_whole(training) else "fsdp"
 
     def stated_traits(self, engine: Engine) -> dict[str, Any]:
-        return {"gather_blocks": engine.gather_blocks}
+        return super().stated_traits(engine) | {"gather_blocks": engine.gather_blocks}
 
     def sharding(self, training: Training) -> int:
         """ZeRO stage 3, as it shards everything, unless a lower stage is requested, or there are no ranks to share."""
