@@ -317,9 +317,8 @@ def config_of(shape: ModelShape, vocab: int | None = None, begun: InitConfig | N
     config: dict[str, Any] = {"architectures": [name], "model_type": kind}
     config["vocab_size"] = shape.vocab if vocab is None else vocab
     common: dict[str, Any] = {"tie_word_embeddings": shape.tied, "use_cache": True}
-    common |= {
-        key: begun.config.get(key) for key in _TOKENS if kind == "smollm3" or key in (*_TOKENS[:2], *begun.config)
-    }
+    has_pad = _tokens_of(kind)["pad_token_id"] is not None  # a class that pads unless it is told not to
+    common |= {key: begun.config.get(key) for key in _TOKENS if has_pad or key in (*_TOKENS[:2], *begun.config)}
     pad, stored = shape.pad_token, common.get("pad_token_id")
     if pad is not None and (stored is None or stored % shape.vocab != pad):
         common["pad_token_id"] = pad

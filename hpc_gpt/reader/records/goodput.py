@@ -42,7 +42,7 @@ def add_gpu_hours(
             following = read.attempt.next_of_job(all_attempts[index + 1 :])
             parts["between"] = between_s = idle_s(read.attempt, span_s, following)
             working = min(gpus, resolved.gpus)
-            hours = {name: seconds * working / 3600 for name, seconds in parts.items()}
+            hours = {name: float(seconds) * working / 3600 for name, seconds in parts.items()}
             hours["spares"] = (span_s + between_s) * (gpus - working) / 3600
             hours_of.append(hours)
             table |= _keys(hours, is_on_cpu)

@@ -104,8 +104,8 @@ class GroupedLinear(nn.Module):
 
     def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
         """[rows, inputs], sorted by expert, and the end of each expert's rows, [experts], int32 -> [rows, outputs]."""
-        if why := _why_by_loop(rows.device, rows.dtype, *self.weight.shape[1:]):
-            _say(why)
+        if why := why_by_loop(rows.device, rows.dtype, *self.weight.shape[1:]):
+            say(why)
             sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
             parts = zip(torch.split(rows, sizes), self.weight.unbind(), strict=True)
             return torch.cat([F.linear(part, weight) for part, weight in parts])
@@ -113,7 +113,7 @@ class GroupedLinear(nn.Module):
 
 
 @cache
-def _why_by_loop(device: torch.device, dtype: torch.dtype, outputs: int, inputs: int) -> str:
+def why_by_loop(device: torch.device, dtype: torch.dtype, outputs: int, inputs: int) -> str:
     """The reason why torch's grouped products do not take such a weight on the device; empty if they do."""
     if not hasattr(F, "grouped_mm"):
         return f"torch {torch.__version__} has no grouped products, which came with 2.10"
@@ -128,7 +128,7 @@ def _why_by_loop(device: torch.device, dtype: torch.dtype, outputs: int, inputs:
 
 
 @cache
-def _say(why: str) -> None:
+def say(why: str) -> None:
     if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
         print(f"note: experts are multiplied one by one, which is slower: {why}", file=sys.stderr, flush=True)
 

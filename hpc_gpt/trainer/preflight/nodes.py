@@ -317,7 +317,8 @@ def _watch_script_node(attempt: Attempt, nodes: Sequence[str], chosen: Sequence[
     others = [node for node in (*chosen, *nodes) if node != script]
     where = placed(command, others[:1], 1, "--overlap")
     null = subprocess.DEVNULL
-    subprocess.Popen([*where[:-1], script_node.MODULE], stdin=null, stdout=null, stderr=null)
+    # In a session of its own: signals to the script's processes, as its node dies, must not end it.
+    subprocess.Popen([*where[:-1], script_node.MODULE], stdin=null, stdout=null, stderr=null, start_new_session=True)
 
 
 def _end_line(ended: str, cause: str) -> str:

@@ -23,9 +23,10 @@ _EVERY_S = 10.0
 
 
 def watch(attempt: Attempt, job_id: str) -> None:
-    """Waits until the script's node is dead, and requeues the job; returns early if the job ends."""
+    """Waits until the script's node is dead, and requeues the job; returns early if no restart in the job follows the
+    attempt, or if the next one has its own watch."""
     node = first_host(attempt.started().get("node_list"))
-    while True:
+    while not _is_over(attempt):
         try:
             shown = ask(["scontrol", "--oneliner", "show", "job", job_id]).stdout
             alive = expand_hosts(shown_as(shown, "NodeList"))
@@ -41,6 +42,12 @@ def watch(attempt: Attempt, job_id: str) -> None:
         except (UserError, ValueError) as fault:  # the controller may be away for a while
             print(f"watch of the script's node: {fault}", file=sys.stderr)
         time.sleep(_EVERY_S)
+
+
+def _is_over(attempt: Attempt) -> bool:
+    verdict = attempt.verdict()
+    ends = bool(verdict) and verdict.get("in_job") is not True
+    return ends or (attempt.folder.parent / str(attempt.number + 1)).is_dir()
 
 
 def main() -> None:

@@ -175,7 +175,7 @@ def test_loop_gives_the_bits_of_grouped_products(dtype: torch.dtype, monkeypatch
         hidden[..., 0] = 1
     results = []
     for why in ("", "a test"):
-        monkeypatch.setattr(experts_module, "_why_by_loop", lambda *_, why=why: why)
+        monkeypatch.setattr(experts_module, "why_by_loop", lambda *_, why=why: why)
         layer.zero_grad()
         layer.router.sums = None
         output = layer._feed_forward(hidden)

@@ -176,6 +176,7 @@ def test_the_preflight_of_a_restart_probes_what_is_left(restarted: RunFolder, sr
     own |= {"HPC_GPT_RUN": str(restarted.path), "HPC_GPT_ATTEMPT": "2", "MASTER_PORT": "12349"}
     nodes = [sys.executable, "-m", "hpc_gpt.trainer.preflight.nodes", str(restarted.path), "2", "a b c", "--", *srun]
     done = subprocess.run(nodes, env=os.environ | own, capture_output=True, text=True, timeout=280, check=False)
+    (restarted.attempt(2).folder / "next.json").write_text('{"go_on": false}')  # so script_node ends
     assert done.stdout == "nodes b,c 12349\n", done.stderr
     assert "bad node a: an earlier attempt failed on it" in done.stderr
     found = json.loads(restarted.attempt(2).preflight.read_text())
