@@ -227,6 +227,26 @@ def test_more_stages_are_the_planners_where_one_is_too_little():
     assert plan_open(ruled, profile, {*given, "layout.pp"}) == PlanChoice()
 
 
+MIXTRAL = ("--model", "mixtral-8x7b", "--gpus", "32", "--engine", "fsdp", "--cluster", "h100-80g-8")
+
+
+def test_ep_is_the_planners_if_the_layout_is_its_own(tmp_path):
+    assert "\npredicted: tp1-pp1-dp32-ep8 needs " in in_process("render", *MIXTRAL, code=0).stderr
+    assert "\npredicted: tp1-pp1-dp32-ep4 needs " in in_process("render", *MIXTRAL, "--ep", "4", code=0).stderr
+    raced = in_process("submit", "--race", "--dry-run", *MIXTRAL, environment=without_slurm(tmp_path), code=0)
+    rows = {line.partition(": predicted: ")[0] for line in raced.stdout.splitlines() + raced.stderr.splitlines()}
+    assert {"tp1-pp1-dp32", "tp1-pp1-dp32-ep2", "tp1-pp1-dp32-ep8"} <= rows
+
+
+def test_ep_of_an_experiment_stays(tmp_path):
+    text = 'name = "moe"\nmodel.preset = "mixtral-8x7b"\ndata.source = "random"\nengine.name = "fsdp"\n'
+    (file := tmp_path / "moe.toml").write_text(text + "layout = { gpus = 32, global_batch = 512 }\n")
+    for words, layout in (((), "tp1-pp1-dp32"), (("--ep", "2"), "tp1-pp1-dp32-ep2")):
+        done = in_process("render", str(file), "--cluster", "h100-80g-8", *words, code=0)
+        assert "from plan: recompute full, " in done.stderr
+        assert f"\npredicted: {layout} needs " in done.stderr
+
+
 # --- the record, and the report card
 
 
