@@ -244,6 +244,7 @@ _SWITCHES = ("engine.sequence_parallel", "engine.sharded_optimizer", "engine.off
 _NEARER: tuple[tuple[str, ...], ...] = (
     ("engine.recompute",),
     _SMALL,
+    ("layout.ep",),
     (*_SMALL, "engine.sequence_parallel"),
     ("layout.pp", "layout.dp"),
     (*_SMALL, "layout.pp", "layout.dp"),

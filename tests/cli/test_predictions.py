@@ -196,6 +196,19 @@ def test_a_model_that_no_layout_holds_says_so():
     assert hint == f"{fits}: use more GPUs, a smaller model, a shorter --seq, or --force to run it anyway"
 
 
+def test_experts_over_ranks_are_a_nearest_that_fits(tmp_path):
+    text = 'name = "moe"\nmodel.preset = "olmoe-1b-7b"\ndata.source = "random"\nengine.name = "ddp"\n'
+    (file := tmp_path / "moe.toml").write_text(text + "layout = { gpus = 8, global_batch = 512 }\n")
+    profile = load_profile("h100-80g-8")
+    assert plan_open(resolve(load_experiment(str(file)), profile), profile, ()) == PlanChoice()  # at ep 1 nothing fits
+    words = ("render", str(file), "--cluster", "h100-80g-8")
+    message, hint = error_of(in_process(*words))
+    assert message.startswith("tp1-pp1-dp8 is predicted not to fit on h100-80g: ")
+    flags = hint.removeprefix("use ").partition(" (")[0].split()
+    assert flags == ["--ep", "8"]
+    assert "\npredicted: tp1-pp1-dp8-ep8 needs " in f"\n{in_process(*words, *flags, code=0).stderr}"
+
+
 # --- what is left to the planner
 
 
