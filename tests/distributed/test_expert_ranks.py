@@ -40,19 +40,21 @@ CP2_EP2, CP2_EP4, TP2_EP2 = Layout(1, 1, 2, 2, ep=2), Layout(1, 1, 2, 2, ep=4), 
 SIGMOID = {"router": "sigmoid", "router_bias": True, "expert_groups": 4, "groups_per_token": 2, "router_scale": 2.5,
            "norm_topk": True, "shared_ffn": 24, "dense_layers": 1}  # fmt: skip
 SOFTMAX = {"norm_topk": True, "qk_norm": True}
+# "few": as many experts as ranks of ep, all used; fsdp has ranks without a row of them. "half": in bf16.
+MODELS = {"sigmoid": SIGMOID, "softmax": SOFTMAX, "few": SOFTMAX | {"experts": 2}, "half": SOFTMAX}
 
 
 def settings(layout: Layout, engine: Engine, optimizer: str = "sgd", model: str = "sigmoid") -> Resolved:
-    shape = SIGMOID if model == "sigmoid" else SOFTMAX
+    shape = {"experts": 8, **MODELS[model]}
     return resolve(
         Experiment(
             name="experts",
             model=Model(vocab=61, seq=16, hidden=32, head_dim=12, layers=3, heads=4, kv_heads=2, ffn=40, mlp="swiglu",
-                        norm="rmsnorm", positions="rope", bias="none", tied=False, experts=8, experts_per_token=2,
-                        expert_ffn=24, **shape),
+                        norm="rmsnorm", positions="rope", bias="none", tied=False, experts_per_token=2, expert_ffn=24,
+                        **shape),
             engine=engine,
             layout=LayoutRequest(**asdict(layout), gpus=layout.gpus, micro_batches=2, global_batch=32),
-            train=Train(steps=STEPS, dtype="fp32", optimizer=optimizer,
+            train=Train(steps=STEPS, dtype="bf16" if model == "half" else "fp32", optimizer=optimizer,
                         lr=0.2 if optimizer == "sgd" else 5e-4, min_lr=1e-4,
                         warmup_steps=2, clip=0.25, balance_coef=0.05, balance_rate=0.01, z_loss=0.01),
         ),
@@ -157,7 +159,7 @@ EQUAL = [
         (TP2_EP2, FSDP),
     ]
     for optimizer, model in (("sgd", "sigmoid"), ("adamw", "softmax"))
-]
+] + [task_of(trained, DP4_EP2, engine, "sgd", "few") for engine in (DDP, FSDP)]
 
 
 @each(EQUAL)
@@ -170,6 +172,17 @@ def test_ep_trains_as_one_process(task: Task, found: Found, alone: Any, table: C
     assert balance <= 1e-6
     assert weights <= 1e-5
     assert figures[1] == plain[1]  # to the bit
+
+
+HALF = [task_of(trained, DP4_EP2, engine, "sgd", "half") for engine in (DDP, FSDP)]
+UNDIVIDED = task_of(trained, DP4_EP2, DDP, "sgd", "half", "divisor")
+
+
+@each([*HALF, UNDIVIDED])
+def test_ep_in_half_is_near_one_process(task: Task, found: Found, alone: Any, table: Callable[[str], None]) -> None:
+    loss, norm, _, weights = far(found(task), alone(*task.given[2:4]))
+    table(f"{task.name:56s} loss {loss:.1e}  norm {norm:.1e}  weights {weights:.1e}")
+    assert (loss <= 1e-3 and norm <= 4e-4) == (task in HALF)
 
 
 @each([
