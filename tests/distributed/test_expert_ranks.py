@@ -13,10 +13,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.planner.experts import copies_sent
+from hpc_gpt.planner.links import Links
+from hpc_gpt.planner.machine import DEFAULT, machine_of
+from hpc_gpt.planner.training import training_of
 from hpc_gpt.trainer.engines.optimizer import gradients_of, norms_of
 from hpc_gpt.trainer.engines.protocol import module_of
 from hpc_gpt.trainer.model.dispatch import ExpertParallel
@@ -28,7 +33,7 @@ from tests import marked
 from tests.distributed.equality_cases import PROFILE, micro_batches
 from tests.distributed.groups import forget, meet
 from tests.distributed.ranks import Task, run_together
-from tests.distributed.trainings import build, new_folder, save_now
+from tests.distributed.trainings import build, everyone, new_folder, save_now
 
 Found = Callable[[Task], Any]
 STEPS, SAVED = 6, 3
@@ -301,3 +306,39 @@ def chosen_once(folder: Path, layout: Layout, engine: Engine) -> Any:
 @each([task_of(chosen_once, EP2, replace(engine, recompute="full")) for engine in (DDP, FSDP)])
 def test_recomputation_keeps_the_choice(task: Task, found: Found) -> None:
     assert found(task) == {"choices": 4, "counts": 4}  # two layers, two micro-batches
+
+
+def sent(folder: Path, layout: Layout, engine: Engine) -> Any:
+    """(bytes of all-to-alls to other ranks, rows of experts of other ranks) of each rank in a step."""
+    resolved, counted, away = settings(layout, engine, model="softmax"), [0], [0]
+    ours = build(resolved)
+    exchange, choose = dist.all_to_all_single, Router._choose
+
+    def counting(output: Tensor, rows: Tensor, received: Any = None, sizes: Any = None, **group: Any) -> Any:
+        sizes = sizes or [len(rows) // layout.ep] * layout.ep
+        counted[0] += (sum(sizes) - sizes[ours.experts.rank]) * rows[:1].nbytes if len(rows) else 0
+        return exchange(output, rows, received, sizes, **group)
+
+    def choosing(router: Router, scores: Tensor) -> Tensor:
+        chosen = choose(router, scores)
+        away[0] += int((chosen // (8 // layout.ep) != ours.experts.rank).sum())
+        return chosen
+
+    with patch.object(dist, "all_to_all_single", counting), patch.object(Router, "_choose", choosing):
+        steps_of(ours, resolved, range(1))
+    return everyone([counted[0], away[0]])
+
+
+@each([task_of(sent, layout, engine) for layout, engine in ((EP2, FSDP), (EP4, DDP), (DP4_EP2, DDP))])
+def test_bytes_sent_are_those_of_the_plan(task: Task, found: Found, table: Callable[[str], None]) -> None:
+    layout, engine = task.given
+    resolved = settings(layout, engine, model="softmax")
+    counted, away = (sum(one) for one in zip(*found(task), strict=True))
+    training = training_of(resolved)
+    copies, _ = copies_sent(training, Links(machine_of(load_profile("a100-80g-8")), DEFAULT))
+    tokens = resolved.batch.global_batch * resolved.model.seq * resolved.model.layers
+    # There and back, forward and backward, in fp32. The weight of each row, there and back, is 1.6 % more here.
+    planned = away * 4 * resolved.model.hidden * 4
+    table(f"{task.name:56s} {counted} bytes, {planned} planned for {away} rows, of an equal load {copies * tokens:.0f}")
+    assert counted == pytest.approx(planned, rel=0.02)
+    assert away == pytest.approx(copies * tokens, rel=0.05)
