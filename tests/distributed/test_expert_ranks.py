@@ -29,6 +29,8 @@ from hpc_gpt.trainer.model.experts import Experts
 from hpc_gpt.trainer.model.initial_weights import InitialWeights
 from hpc_gpt.trainer.model.router import Router, routers_of
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel, is_of_experts
+from hpc_gpt.trainer.preflight.measurements import run_transfers
+from hpc_gpt.trainer.preflight.transfers import plan_transfers
 from tests import marked
 from tests.distributed.equality_cases import PROFILE, micro_batches
 from tests.distributed.groups import forget, meet
@@ -342,3 +344,19 @@ def test_bytes_sent_are_those_of_the_plan(task: Task, found: Found, table: Calla
     table(f"{task.name:56s} {counted} bytes, {planned} planned for {away} rows, of an equal load {copies * tokens:.0f}")
     assert counted == pytest.approx(planned, rel=0.02)
     assert away == pytest.approx(copies * tokens, rel=0.05)
+
+
+def probed(folder: Path, layout: Layout) -> Any:
+    """The rates of a preflight's exchanges on the ranks of a layout."""
+    rates: list[float] = []
+    planned = [one for together in plan_transfers(layout, ["a", "a", "b", "b"]) for one in together]
+    ours = [one for one in planned if dist.get_rank() in one.ranks]
+    run_transfers(ours, dist.get_rank(), torch.device("cpu"), {}, lambda: None, rates.append)
+    return everyone([[one.kind, rate] for one, rate in zip(ours, rates, strict=True)])
+
+
+@each([task_of(probed, DP4_EP2)])
+def test_a_preflight_sends_from_all_to_all(task: Task, found: Found) -> None:
+    for rates in found(task):
+        assert [kind for kind, _ in rates].count("all-to-all") == 1
+        assert all(rate > 0 for _, rate in rates)
