@@ -1,6 +1,6 @@
 """Experts over several ranks (ep) against one process: steps, norm, balance, bias, checkpoints, known faults."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import cache
@@ -137,14 +137,20 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Any]
     return train
 
 
+def named(engine: Engine) -> str:
+    """Its name and what is switched."""
+    plain = vars(Engine(name=engine.name))
+    return " ".join([engine.name, *(f"{key}={value}" for key, value in vars(engine).items() if value != plain[key])])
+
+
 def task_of(function: Callable[..., Any], *given: Any) -> Task:
     layouts = [one for one in given if isinstance(one, Layout)]
-    names = [one.name if isinstance(one, Engine) else str(one) for one in given]
+    names = [named(one) if isinstance(one, Engine) else str(one) for one in given]
     return Task(f"{function.__name__} {' '.join(names)}", max(one.gpus for one in layouts), function, given)
 
 
-def each(tasks: list[Task]) -> pytest.MarkDecorator:
-    long = [task for task in tasks if "softmax" in task.given]
+def each(tasks: list[Task], others: Sequence[Task] = ()) -> pytest.MarkDecorator:
+    long = [task for task in tasks if "softmax" in task.given or task in others]
     return pytest.mark.parametrize("task", marked(tasks, long), ids=[task.name.partition(" ")[2] for task in tasks])
 
 
@@ -167,9 +173,14 @@ EQUAL = [
     ]
     for optimizer, model in (("sgd", "sigmoid"), ("adamw", "softmax"))
 ] + [task_of(trained, DP4_EP2, engine, "sgd", "few") for engine in (DDP, FSDP)]
+COMPILED = {"compile": "block", "compile_backend": "aot_eager", "recompute": "full"}
+SWITCHED = [task_of(trained, EP2, replace(engine, **switches), "sgd", "sigmoid") for engine, switches in (
+    (FSDP, COMPILED), (DDP, COMPILED), (DDP, {"activation_offload": True}), (FSDP, {"reshard": False}),
+    (FSDP, {"gather_blocks": 2, "recompute": "full"}), (FSDP, {"prefetch": False}), (FSDP, {"offload": "full"}),
+)]  # fmt: skip
 
 
-@each(EQUAL)
+@each([*EQUAL, *SWITCHED], SWITCHED[1:])
 def test_ep_trains_as_one_process(task: Task, found: Found, alone: Any, table: Callable[[str], None]) -> None:
     figures, plain = found(task), alone(*task.given[2:4])
     loss, norm, balance, weights = far(figures, plain)
