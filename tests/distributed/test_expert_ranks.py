@@ -244,6 +244,26 @@ def test_a_checkpoint_goes_on_at_another_ep(task: Task, found: Found, alone: Any
     assert float((ours - plain).abs().max()) <= 2e-6
 
 
+def stored(folder: Path, layout: Layout, engine: Engine) -> Any:
+    """The bytes of a checkpoint at ep 1, 2 and 4."""
+    sizes = []
+    for ep in (1, 2, 4):
+        resolved = settings(replace(layout, ep=ep), engine, "adamw", "softmax")
+        ours = build(resolved)
+        steps_of(ours, resolved, range(1))
+        saved = save_now(ours, new_folder(folder / f"{engine.name} {ep}"))
+        sizes.append(sum(file.stat().st_size for file in saved.rglob("*") if file.is_file()))
+    return sizes
+
+
+@each([task_of(stored, DP4, engine) for engine in (DDP, FSDP)])
+def test_a_checkpoint_has_each_expert_once(task: Task, found: Found) -> None:
+    whole, *divided = found(task)
+    shape = settings(ONE, DDP, model="softmax").model
+    assert whole >= 12 * shape.params
+    assert all(abs(size - whole) < 0.1 * whole for size in divided)  # twice were half as much more
+
+
 def layer(experts: ExpertParallel) -> Experts:
     shape = settings(ONE, DDP).model
     return Experts("blocks.1.experts", shape, TensorParallel(experts=experts), InitialWeights(5, 3))
