@@ -106,7 +106,7 @@ def test_job_sh_that_ends_without_a_word(tmp_path: Path, monkeypatch: pytest.Mon
     assert (end["ended"], end["cause"], end["step"]) == ("error", "job.sh ended with exit code 3 and wrote no end", 2)
 
 
-SRUN = "srun --jobid=70 --overlap --nodes=1 --ntasks=1 --nodelist=n1"
+SRUN = "srun --jobid=70 --overlap --nodes=1 --ntasks=1 --nodelist=n1 --job-name=hpc-gpt-shell"
 SILENT = "rank 1 on n1 has written no heartbeat for 30 min: it may be dead"
 
 

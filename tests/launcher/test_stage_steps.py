@@ -22,9 +22,10 @@ stage_node() {
   cp "$HPC_GPT_RUN/shown" "$at/environment/bin/python"; [ -z "$FAULT" ] || printf 'stage-fault\tn1: %s\tdo\n' "$FAULT"
 }
 fail() { echo "fail $*"; exit 7; }; n=3 attempt=$TMPDIR staging_ms=250 PYTHONHOME=/x; export PYTHONHOME
+within() { shift; "$@"; }
 took() { echo "$HPC_GPT_STAGING $(env | grep -c '^HPC_GPT_STAGING=')"; }
 """
-BATCH = 'unpack_here; "${python[@]}" a; stage_nodes; took; leave_nodes; wait "$leaving"; ls "$TMPDIR/$HPC_GPT_STAGED"'
+BATCH = 'unpack_here; "${python[@]}" a; stage_nodes; took; leave_nodes; ls "$TMPDIR/$HPC_GPT_STAGED"'
 BATCH += '; echo "${HPC_GPT_PYTHON##*/}"'
 STEP = "--export=ALL {}--nodes=1 --ntasks=1 --ntasks-per-node=1 --x=y "
 STAGED, LEFT = STEP.format("--kill-on-bad-exit=0 "), STEP.format("--overlap ")

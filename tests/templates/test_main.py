@@ -22,15 +22,19 @@ from tests.golden.test_scripts import MEGATRON_LM, SCRIPTS, _as_it_is, _render
 from tests.programs import put, ran
 
 TABLE = dict(re.findall(r"^== (.*)\n((?:(?!== ).*\n)*)", Path(__file__).with_name("main.txt").read_text(), re.M))
-PYTHON = 'echo "${0##*/} $*"; echo "+ignores" $(trap -p | sed -n "s/.*\'\' SIG//p"); env -u _ -u SHLVL | sort |'
+PYTHON = (
+    'echo "${0##*/} $*"; echo "+ignores" $(trap -p | sed -n "s/.*\'\' SIG//p"); env -u _ -u SHLVL -u in_job | sort |'
+)
 PYTHON += ' LC_ALL=C comm -3 given - | sed "s/^[^\\t]/-&/; s/^\\t/+/"'
 SRUN = 'while [ "$#" != 0 ] && [ "$1" != bash ]; do printf " %s" "$1"; shift; done; echo; exec "$@"'
-OWN = """find_sound_nodes() { printf "find_sound_nodes"; "${probe[@]}"; sound=n3,n4; return "${UNSOUND:-0}"; }
+OWN = """start_attempt() { echo start_attempt; export in_job=$((${in_job:--1} + 1)); overlap=(--overlap); }
+find_sound_nodes() { printf "find_sound_nodes"; "${probe[@]}"; sound=n3,n4; return "${UNSOUND:-0}"; }
 first_host() { echo "h of $1"; }
 run_ranks() { printf "run_ranks"; [ "$1" = srun ] || { printf " $1"; "$@"; return; }; shift; srun "$@"; }
 in_visit() { shift; srun "$@"; }
 unpack_here() { echo unpack_here; python=(staged-python); }
 next_visit() { [ -z "${visit:-}" ] && visit=/v; }
+restarts_here() { echo restarts_here; [ "${RESTARTS:-0}" -gt 0 ] && RESTARTS=$((RESTARTS - 1)); }
 ask_to_start() { echo ask_to_start; rc=4 n=2; [ -z "${PORT:-}" ] || export MASTER_PORT=$PORT; }
 run_script() { echo "run_script ${HPC_GPT_RUN:-no} ${HPC_GPT_ELEMENT:-no} $HPC_GPT_PYTHON ${arguments[*]:-no}"; rc=5; }
 die() { echo "die $*"; exit 1; }
@@ -66,6 +70,7 @@ CASES: dict[str, tuple[Callable[[], str], dict[str, str], tuple[str, ...]]] = {
         "command-job-preflight", "command-job-alone", "command-node-slurm",
     )},
     "given": (SCRIPTS["demo-slurm"], JOB | GIVEN, ()),
+    "a restart in the job": (SCRIPTS["preflight-apptainer"], JOB | {"RESTARTS": "1"}, ()),
     "all beside": (lambda: beside("h100-80g-8", preflight=True, chain="singleton"), JOB, ()),
     "one and no preflight": (
         lambda: beside("h100-80g-8", chain="none", overrides={**ONE, "after.run": None}, stage="/x.tar"), JOB, ()

@@ -85,7 +85,7 @@ class Raced:
         visit = RunFolder(Path(place))
         name, attempt = visit.path.parent.name, visit.attempts()[-1]
         of_race = self.run.attempts()[-1].started()
-        assert attempt.started() == {**of_race, "attempt": 1, "started": read_visits(self.run)[-1].began}
+        assert attempt.started() == {**of_race, "attempt": 1, "in_job": 0, "started": read_visits(self.run)[-1].began}
         assert (attempt.folder / "flight").is_dir()
         does = ROWS[name]
         self.last, self.code, self.now = place, 0, self.now + 10
