@@ -195,13 +195,18 @@ def _cut_at(line: str) -> int | None:
     return mark.start() if mark else None
 
 
+_LONGEST_KEYS = 4000  # characters after a match in which its keys are looked for
+
+
 def _add_keys(line: str, match: re.Match[str], pattern: Pattern, spans: dict[str, tuple[int, int]]) -> None:
-    pieces = line[match.end() :].split(pattern.separator)
     place = match.end()
+    # A line that repeats its records has many matches, each with a rest of its own.
+    pieces = line[place : place + _LONGEST_KEYS].split(pattern.separator)
+    ends = pattern.closed or len(line) > place + _LONGEST_KEYS
     for index, piece in enumerate(pieces):
         key, colon, _ = piece.partition(":")
         end = place + len(piece)
-        closed = index < len(pieces) - 1 or not pattern.closed
+        closed = index < len(pieces) - 1 or not ends
         if closed and colon and (name := pattern.keys.get(key.strip())):
             spans.setdefault(name, (place + len(key) + 1, end))
         place = end + len(pattern.separator)
