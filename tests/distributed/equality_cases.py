@@ -116,7 +116,7 @@ class Case:
 
     @property
     def _of_experts(self) -> list[str]:
-        """What is not as usual of a mixture's experts."""
+        """The words for experts that are not as usual."""
         parts = [] if self.balance == "none" else [f"balance={self.balance}"]
         parts += ["z-loss"] if self.z_loss else []
         return parts + ([f"idle={self.idle}"] if self.idle else [])

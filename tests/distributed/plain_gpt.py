@@ -116,7 +116,7 @@ class PlainOther(nn.Module):
 
 @dataclass
 class PlainRun:
-    """What the reference gives: figures of each step, evaluation loss and weights after the last.
+    """The reference's results: figures of each step, evaluation loss and weights after the last.
 
     Of a mixture also (balance loss, load, dead experts) of each step, the biases that choose experts, and the `gap` of
     the closest decision.

@@ -169,7 +169,7 @@ class PlainMixture(nn.Module):
         return min((float(gap.min()) for gap in gaps), default=math.inf)
 
     def balance(self, samples: int) -> tuple[Tensor, list[float]]:
-        """What so many samples add to the loss of the step; and (balance loss, load, dead experts)."""
+        """(addition of so many samples to the loss of the step, (balance loss, load, dead experts))."""
         losses, z_losses, loads, dead = [], [], [], 0
         for rows, scores, experts in self._by_layer():
             counts = experts.flatten().bincount(minlength=scores.shape[1]).float()

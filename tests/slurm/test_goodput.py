@@ -1,4 +1,4 @@
-"""Where the time of a real job went, by its record, and how long Slurm had given it the nodes."""
+"""The parts of a real job's time by its record, beside the time for which Slurm had given it the nodes."""
 
 import json
 import math

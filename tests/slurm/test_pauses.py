@@ -24,7 +24,7 @@ def in_pause(teller: Teller, *more: str) -> Job:
 
 
 def ended_by_why(teller: Teller, job: Job) -> str:
-    """How the first attempt has ended by `hpc-gpt why`."""
+    """The end of the first attempt by `hpc-gpt why`."""
     return str(json.loads(teller.launcher.run("why", job.run.run_id, "--json")[0])["attempts"][0]["ended"])
 
 

@@ -104,7 +104,7 @@ def clean_node(run: RunFolder, number: int) -> tuple[str, list[str]]:
 
 
 class LeftOver:
-    """What the attempts before have left on the nodes of a job, at a restart in it.
+    """The left-overs of earlier attempts on the nodes of a job, at a restart in it.
 
     `nodes`: those that the job still has; `faults`: {node: why no rank can start on it}; `ports`: {node: a port that is
     free there}.

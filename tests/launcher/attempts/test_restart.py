@@ -1,4 +1,4 @@
-"""Where a next attempt starts after a failure: in the job or from the queue, by its run folder and Slurm's words."""
+"""The place of the next attempt after a failure: in the job or from the queue, by its run folder and Slurm's words."""
 
 import time
 from types import SimpleNamespace

@@ -93,7 +93,7 @@ def test_exit_code_0_without_a_word_of_the_trainer_is_no_success(ranks_that):
 
 
 def test_a_failed_attempt_is_retried_here_if_its_key_says_so(ranks_that):
-    """Once: nothing stands for other nodes, and two without a checkpoint are enough."""
+    """One restart: here are no other nodes, and two attempts without a checkpoint are enough."""
     run = ranks_that("exit 7", "--set", "job.restart_in_job=true", "--set", "job.retry_pause_s=1")
     wait_until(lambda: len(run.attempts()) == 2 and run.attempt(2).verdict())
     assert ended(run).state == "error"

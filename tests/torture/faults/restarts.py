@@ -95,7 +95,7 @@ def preempt_in_a_restart(scene: Scene) -> None:
 
 @kind(settings=_IN_JOB, earliest=1)
 def controller_away_in_a_restart(scene: Scene) -> None:
-    """As the pause ends and the script looks at its job anew."""
+    """The fault comes as the pause ends and the script looks at its job anew."""
     with CONTROLLER:
         _kill_a_rank(scene)
         scene.cluster.stop_controller()

@@ -1,4 +1,4 @@
-"""What attempts leave on a node, and a restart in the job without it: processes, shared memory, a node, a port."""
+"""Left-overs of attempts on a node, which a restart in the job ends: processes, shared memory, a node, a port."""
 
 import json
 import os
