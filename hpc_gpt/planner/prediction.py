@@ -30,7 +30,7 @@ _OPEN = {"engine.recompute": "recompute", "engine.zero_stage": "ZeRO stage", _MI
 # More settings than one layout can have: all are kept, to find the default ones among them.
 _EVERY = 10**4
 # A layout is the user's if one of them is given.
-_AXES = frozenset({"layout.tp", _PP, "layout.dp"})
+_AXES = frozenset({"layout.tp", _PP, "layout.dp", "layout.ep"})
 
 # Seconds of CPU time that the search of all layouts may take while a user waits for a submission.
 _FASTER_S = 2.0
@@ -239,11 +239,12 @@ def _refusal(resolved: Sized, predicted: Predicted) -> LayoutError:
 
 # The keys that may change to make a run fit, smallest changes first. All other keys stay.
 _SMALL = ("engine.recompute", "layout.micro_batch", "engine.zero_stage")
-_SPLITS = ("layout.pp", "layout.dp", "layout.tp", "layout.shard")
+_SPLITS = ("layout.pp", "layout.dp", "layout.tp", "layout.ep", "layout.shard")
 _SWITCHES = ("engine.sequence_parallel", "engine.sharded_optimizer", "engine.offload")
 _NEARER: tuple[tuple[str, ...], ...] = (
     ("engine.recompute",),
     _SMALL,
+    ("layout.ep",),
     (*_SMALL, "engine.sequence_parallel"),
     ("layout.pp", "layout.dp"),
     (*_SMALL, "layout.pp", "layout.dp"),
@@ -379,9 +380,9 @@ def _search(
     from hpc_gpt.planner.search import search
 
     question = question_of(experiment_of(resolved), profile, {*holds, *_KEPT, "layout.global_batch"})
-    question = replace(question, fixed={**question.fixed, "cp": resolved.layout.cp})
-    if "layout.shard" in holds:
-        question = replace(question, fixed={**question.fixed, "shard": resolved.layout.shard})
+    fixed = {**question.fixed, "cp": resolved.layout.cp}
+    fixed |= {name: getattr(resolved.layout, name) for name in ("ep", "shard") if f"layout.{name}" in holds}
+    question = replace(question, fixed=fixed)
     if question.dtype not in machine.peak_tflops:  # candidates are ranked by fp32's rate
         machine = replace(machine, peak_tflops={**machine.peak_tflops, question.dtype: machine.peak_tflops["fp32"]})
     return search(question, machine, constants_of(profile), **limits)
@@ -408,6 +409,7 @@ _FLAGS: Mapping[str, str] = {
     "tp": "--tp ",
     "pp": "--pp ",
     "dp": "--dp ",
+    "ep": "--ep ",
     "shard": "--set layout.shard=",
     "micro_batch": "--micro-batch-size ",
     "zero_stage": "--zero-stage ",

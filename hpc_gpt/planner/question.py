@@ -14,7 +14,7 @@ from hpc_gpt.core.errors import LayoutError, UserError, check_sizes
 from hpc_gpt.core.formulas import Recompute
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.engines import with_fast_settings
-from hpc_gpt.core.settings.experiment import CpExchange, Engine, Experiment, Matmul, Partition
+from hpc_gpt.core.settings.experiment import CpExchange, Engine, Experiment, Matmul, Partition, Train
 from hpc_gpt.core.settings.layout import AXES, Layout, nodes_for
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.resolve import resolve_shape, size_run
@@ -226,7 +226,15 @@ class Question:
         possible = self._choices("shard", (None, of_node) if ranks * layout.tp > self.gpus_per_node else (None,))
         able = engine_named(engine).has_replicas
         shards = [None if shard == ranks else shard for shard in possible if able or shard in (None, ranks)]
-        return [shard for shard in shards if shard is None or (shard > 1 and ranks % shard == 0)]
+        shards = [shard for shard in shards if shard is None or (shard > 1 and ranks % shard == 0)]
+        return [shard for shard in shards if self._splits(engine, replace(layout, shard=shard))]
+
+    def _splits(self, engine: str, layout: Layout, **switches: Any) -> bool:
+        """Whether the engine can divide experts as in the layout, with the switches."""
+        if layout.ep == 1:
+            return True
+        wanted = Engine(name=engine, sequence_parallel=layout.tp > 1, **switches)
+        return not any(engine_named(engine).own_faults(wanted, layout, Train(optimizer_mode=self.optimizer_mode)))
 
     def _states(self, engine: str, layout: Layout) -> Iterator[tuple[int, Offload, bool]]:
         """Yields each (zero_stage, offload, sharded_optimizer) that the engine supports with the layout."""
@@ -244,10 +252,12 @@ class Question:
             for offload in self._choices("offload", OFFLOADS):
                 if not _can_offload(engine, stage, offload):
                     continue
+                able = "sharded_optimizer" in facts.switches and layout.data_ranks > 1
+                able = able and self._splits(engine, layout, sharded_optimizer=True)
                 # A sharded optimizer needs less memory and no more time: a mixture is not tried without one.
-                is_least = self.shape.is_mixture and "sharded_optimizer" in facts.switches and layout.data_ranks > 1
-                for sharded in self._choices("sharded_optimizer", (True,) if is_least else (False, True)):
-                    if not sharded or ("sharded_optimizer" in facts.switches and layout.data_ranks > 1):
+                usual = (True,) if able and self.shape.is_mixture else (False, True)
+                for sharded in self._choices("sharded_optimizer", usual):
+                    if able or not sharded:
                         yield stage, offload, sharded
 
     def _chunks(self, engine: str, pp: int) -> list[int]:

@@ -29,6 +29,7 @@ from hpc_gpt.core.slurm.directives import hides_gpus
 from hpc_gpt.trainer.engines.library_patches import set_group_timeout
 from hpc_gpt.trainer.engines.private_parts import FLIGHT_RECORDER, can_use
 from hpc_gpt.trainer.model.context_parallel import ContextParallel, HeadsExchanged, KeysGathered, SequencePart
+from hpc_gpt.trainer.model.dispatch import ExpertParallel
 from hpc_gpt.trainer.supervision.meeting import RankIdentity, read_rendezvous
 
 T = TypeVar("T")
@@ -281,6 +282,13 @@ def context_of(resolved: Resolved, rank: int) -> ContextParallel:
     keys = resolved.engine.cp_exchange == "keys"
     part = SequencePart(layout.coordinate(rank).cp, layout.cp, paired=keys)
     return (KeysGathered if keys else HeadsExchanged)(part, own_group(layout, "cp", rank))
+
+
+def experts_of(layout: Layout, rank: int) -> ExpertParallel:
+    """The rank's place among those that divide the experts. Collective."""
+    if layout.ep == 1:
+        return ExpertParallel()
+    return ExpertParallel(layout.data_rank(rank) % layout.ep, layout.ep, own_group(layout, "ep", rank))
 
 
 def leave(code: int, message: str = "") -> NoReturn:

@@ -196,6 +196,19 @@ def test_a_model_that_no_layout_holds_says_so():
     assert hint == f"{fits}: use more GPUs, a smaller model, a shorter --seq, or --force to run it anyway"
 
 
+def test_experts_over_ranks_are_a_nearest_that_fits(tmp_path):
+    text = 'name = "moe"\nmodel.preset = "olmoe-1b-7b"\ndata.source = "random"\nengine.name = "ddp"\n'
+    (file := tmp_path / "moe.toml").write_text(text + "layout = { gpus = 8, global_batch = 512 }\n")
+    profile = load_profile("h100-80g-8")
+    assert plan_open(resolve(load_experiment(str(file)), profile), profile, ()) == PlanChoice()  # at ep 1 nothing fits
+    words = ("render", str(file), "--cluster", "h100-80g-8")
+    message, hint = error_of(in_process(*words))
+    assert message.startswith("tp1-pp1-dp8 is predicted not to fit on h100-80g: ")
+    flags = hint.removeprefix("use ").partition(" (")[0].split()
+    assert flags == ["--ep", "8"]
+    assert "\npredicted: tp1-pp1-dp8-ep8 needs " in f"\n{in_process(*words, *flags, code=0).stderr}"
+
+
 # --- what is left to the planner
 
 
@@ -225,6 +238,26 @@ def test_more_stages_are_the_planners_where_one_is_too_little():
     assert planned.gpus == 16
     assert notes == (f"from plan: pp {planned.layout.pp}, which neither flags nor experiment give",)
     assert plan_open(ruled, profile, {*given, "layout.pp"}) == PlanChoice()
+
+
+MIXTRAL = ("--model", "mixtral-8x7b", "--gpus", "32", "--engine", "fsdp", "--cluster", "h100-80g-8")
+
+
+def test_ep_is_the_planners_if_the_layout_is_its_own(tmp_path):
+    assert "\npredicted: tp1-pp1-dp32-ep8 needs " in in_process("render", *MIXTRAL, code=0).stderr
+    assert "\npredicted: tp1-pp1-dp32-ep4 needs " in in_process("render", *MIXTRAL, "--ep", "4", code=0).stderr
+    raced = in_process("submit", "--race", "--dry-run", *MIXTRAL, environment=without_slurm(tmp_path), code=0)
+    rows = {line.partition(": predicted: ")[0] for line in raced.stdout.splitlines() + raced.stderr.splitlines()}
+    assert {"tp1-pp1-dp32", "tp1-pp1-dp32-ep2", "tp1-pp1-dp32-ep8"} <= rows
+
+
+def test_ep_of_an_experiment_stays(tmp_path):
+    text = 'name = "moe"\nmodel.preset = "mixtral-8x7b"\ndata.source = "random"\nengine.name = "fsdp"\n'
+    (file := tmp_path / "moe.toml").write_text(text + "layout = { gpus = 32, global_batch = 512 }\n")
+    for words, layout in (((), "tp1-pp1-dp32"), (("--ep", "2"), "tp1-pp1-dp32-ep2")):
+        done = in_process("render", str(file), "--cluster", "h100-80g-8", *words, code=0)
+        assert "from plan: recompute full, " in done.stderr
+        assert f"\npredicted: {layout} needs " in done.stderr
 
 
 # --- the record, and the report card

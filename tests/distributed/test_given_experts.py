@@ -42,15 +42,18 @@ HOW: dict[str, tuple[Layout, Engine]] = {
     "zero3": (DP2, Engine(name="deepspeed-zero", zero_stage=3)),
     "hf zero1": (DP2, Engine(name="hf-deepspeed", zero_stage=1)),
     "hf zero3": (DP2, Engine(name="hf-deepspeed")),
+    "ep2": (Layout(1, 1, 2, ep=2), Engine(name="ddp")),
+    "fsdp ep2": (Layout(1, 1, 4, ep=2), Engine(name="fsdp")),
+    "fsdp tp2 ep2": (Layout(2, 1, 2, ep=2), Engine(name="fsdp")),
 }
 
 
 def settings(family: str, how: str, folder: Path) -> Resolved:
     layout, engine = HOW[how]
-    resolved = Case(layout, engine, optimizer="sgd", model="llama").resolved
+    resolved = Case(replace(layout, ep=1), engine, optimizer="sgd", model="llama").resolved  # dense
     shape = replace(FAMILIES[family], vocab=VOCAB, seq=SEQ)
     train = replace(resolved.train, init=str(folder / family), balance="none", weight_decay=0.0)
-    return replace(resolved, model=shape, train=train)
+    return replace(resolved, model=shape, layout=layout, train=train)
 
 
 def train_given(folder: Path, family: str, how: str, drawn: bool = False) -> list[list[float]]:

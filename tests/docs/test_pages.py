@@ -52,8 +52,8 @@ def test_what_it_does_not_do_is_so():
     said = section("README.md", "What it does not do")
     assert not [each.name for table in (Engine, Train) for each in fields(table) if WITHOUT.search(each.name)]
     divides = [name for name, facts in engines().items() if "ep" in facts.axes and not facts.takes_command]
-    assert divides == ["megatron-lm"]
-    assert "(ep) by Megatron-LM alone" in " ".join(said.split())
+    assert sorted(divides) == ["ddp", "fsdp", "megatron-lm"]
+    assert "(ep) by ddp, fsdp and Megatron-LM alone" in " ".join(said.split())
     assert "DeepSeek's attention" in said
     assert not [name for name, facts in engines().items() if "kv_lora" in facts.shape_parts]
     trains = {name for name, facts in engines().items() if "fp8-tensor" in facts.matmuls}

@@ -30,12 +30,18 @@ LOCAL = ClusterProfile(name="local", scheduler="local", gpus_per_node=8, gpu_fla
 PATIENCE_S = 300
 
 
-def settings(tokens: Path, layout: Mapping[str, int], engine: Engine | None = None, **train: Any) -> Resolved:
-    """A tiny GPT on real text: 2 layers, hidden 32, 4 heads, windows of 32 bytes."""
+def settings(
+    tokens: Path,
+    layout: Mapping[str, int],
+    engine: Engine | None = None,
+    shape: Mapping[str, Any] | None = None,
+    **train: Any,
+) -> Resolved:
+    """A tiny GPT on real text: 2 layers, hidden 32, 4 heads, windows of 32 bytes; other keys of its `shape`."""
     train = {"dtype": "fp32", "lr": 1e-3, "log_every": 1, "seed": 5, **train}
     experiment = Experiment(
         name="tiny",
-        model=Model(hidden=32, layers=2, heads=4, vocab=256, seq=32),
+        model=Model(hidden=32, layers=2, heads=4, vocab=256, seq=32, **(shape or {})),
         data=Data(source="tokens", path=str(tokens)),
         engine=engine or Engine(),
         layout=LayoutRequest(**{"micro_batch": 2, "micro_batches": 2, **layout}),

@@ -1,12 +1,16 @@
 """PyTorch DDP: every rank has the whole model. For bf16 and fp16 we keep our own fp32 master weights."""
 
-from hpc_gpt.core.engines.base.facts import OUR_MODEL, OUR_PARTS, EngineFacts
+from collections.abc import Iterator
+
+from hpc_gpt.core.engines.base.facts import OUR_MODEL, OUR_PARTS, EngineFacts, Fault
 from hpc_gpt.core.engines.base.training import StateBytes, Training, plain_states
+from hpc_gpt.core.settings.experiment import Engine, Train
+from hpc_gpt.core.settings.layout import Layout
 
 
 class Ddp(EngineFacts):
     order, plan_order = 40, 10
-    axes = frozenset({"cp"})
+    axes = frozenset({"cp", "ep"})
     shape_parts = OUR_PARTS
     switches = OUR_MODEL | {"sharded_optimizer"}
     alternatives = {
@@ -22,10 +26,18 @@ class Ddp(EngineFacts):
     }
     matmuls = frozenset({"none", "fp8-tensor"})
     scales_first = True
-    converts = frozenset({"layout.cp", "layout.dp"})
+    converts = frozenset({"layout.cp", "layout.dp", "layout.ep"})
     overlaps_reduction = True
     synchronizations = 0.1  # one H200: in a bare loop, 3 ms of a step are outside the kernels of its passes
     pads_vocabulary = False
+
+    def own_faults(self, engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:
+        if layout.ep > 1 and engine.sharded_optimizer:
+            yield Fault(f"engine.sharded_optimizer needs the same weights on all ranks, but ep is {layout.ep}",
+                        "leave it out, or use --engine fsdp, which shards everything")  # fmt: skip
+        if layout.ep > 1 and train.optimizer_mode == "compiled":
+            yield Fault(f"train.optimizer_mode compiled needs the same weights on all ranks, but ep is {layout.ep}",
+                        'use train.optimizer_mode = "fused", or --ep 1')  # fmt: skip
 
     def rule(self, training: Training) -> str:
         return "fp32" if training.dtype == "fp32" else "masters"

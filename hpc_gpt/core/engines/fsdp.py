@@ -6,7 +6,8 @@ from typing import Any
 from hpc_gpt.core.engines.base.facts import OUR_MODEL, OUR_PARTS, EngineFacts, Fault
 from hpc_gpt.core.engines.base.training import StateBytes, Training
 from hpc_gpt.core.engines.ddp import ENGINE as DDP
-from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.experiment import Engine, Train
+from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.shape_split import outer_params
 
 # Parameters of blocks that are gathered together: a block of fewer is computed in less time than its hooks take.
@@ -15,7 +16,7 @@ GATHERED = 32e6
 
 class Fsdp(EngineFacts):
     order, plan_order = 30, 40
-    axes = frozenset({"tp", "cp"})
+    axes = frozenset({"tp", "cp", "ep"})
     has_replicas = True
     shape_parts = OUR_PARTS
     switches = OUR_MODEL | {"offload", "prefetch", "reshard", "gather_blocks"}
@@ -23,7 +24,7 @@ class Fsdp(EngineFacts):
         "zero_stage": "fsdp shards everything, as ZeRO-3 does; engine.reshard = false keeps the weights (ZeRO-2)",
         "sharded_optimizer": "fsdp always shards the optimizer; leave it out",
     }
-    converts = frozenset({"layout.tp", "layout.cp", "layout.dp", "layout.shard"})
+    converts = frozenset({"layout.tp", "layout.cp", "layout.dp", "layout.ep", "layout.shard"})
     selects_operators = True
     matmuls = frozenset({"none", "fp8-tensor"})
     scales_first = is_pytorchs = True
@@ -36,11 +37,16 @@ class Fsdp(EngineFacts):
             yield Fault("fsdp offloads parameters, gradients and optimizer together, not the optimizer alone",
                         'use engine.offload = "full"')  # fmt: skip
 
+    def own_faults(self, engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:
+        if layout.ep > 1 and layout.shard is not None:
+            yield Fault(f"layout.shard is {layout.shard} with ep {layout.ep}, whose experts have shards of their own",
+                        "leave layout.shard out, or use --ep 1", of_layout=True)  # fmt: skip
+
     def rule(self, training: Training) -> str:
         return DDP.rule(training) if is_whole(training) else "fsdp"
 
     def stated_traits(self, engine: Engine) -> dict[str, Any]:
-        return {"gather_blocks": engine.gather_blocks}
+        return super().stated_traits(engine) | {"gather_blocks": engine.gather_blocks}
 
     def sharding(self, training: Training) -> int:
         """ZeRO stage 3, as it shards everything, unless a lower stage is requested, or there are no ranks to share."""

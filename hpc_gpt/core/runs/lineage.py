@@ -309,6 +309,7 @@ def _layout(parent: Resolved, changes: Mapping[str, Any], profile: ClusterProfil
     shard = changes.get("shard", old.shard)
     if "shard" not in changes and shard and cp * (dp or ranks // others) % shard:
         shard = None  # the parent's groups do not fit, and the checkpoint is read into any
+    ep = changes.get("ep") or math.gcd(old.ep, cp * (dp or ranks // others))  # what the new ranks can have of it
     _check_batch(parent.batch.global_batch, micro_batch, dp or ranks // others)
     across = bool(parent.ranks_per_node % old.tp) and tp == old.tp
     sizes = {
@@ -318,6 +319,7 @@ def _layout(parent: Resolved, changes: Mapping[str, Any], profile: ClusterProfil
         "pp": pp,
         "cp": cp,
         "dp": dp,
+        "ep": ep if ep > 1 else None,
         "shard": shard,
         "global_batch": parent.batch.global_batch,
         "micro_batch": micro_batch,

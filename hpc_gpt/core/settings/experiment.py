@@ -129,7 +129,7 @@ class LayoutRequest:
     "Context parallel size: GPUs that share each sample's tokens; by default 1; for example 4."
     dp: int | None = key(None, resume="converted", affects=("speed",))
     "Data parallel size: copies of the model; by default gpus / (tp x cp x pp)."
-    ep: int | None = key(None, resume="never", affects=("speed",), not_in_hash=(None, 1))
+    ep: int | None = key(None, resume="converted", affects=("speed",), not_in_hash=(None, 1))
     "Expert parallel size: ranks of cp x dp that divide the experts of a layer; by default 1; for example 8."
     etp: int | None = key(None, resume="never", affects=("speed",), since="0.4")
     "GPUs that share each expert, on engine megatron-lm: ep x etp divides tp x cp x dp; by default tp; for example 1."

@@ -125,7 +125,12 @@ class Layout:
 
     def groups(self, axis: str) -> list[list[int]]:
         """The groups of ranks that differ only along `axis` ("tp", "pp", "cp", "dp"; "data" is cp and dp), each in the
-        order of that axis."""
+        order of that axis. Of the data axis, a group "ep" has neighbours, and "edp" the ranks with equal experts."""
+        if axis in ("ep", "edp"):
+            data = self.groups("data")
+            if axis == "ep":
+                return [ranks[first : first + self.ep] for ranks in data for first in range(0, len(ranks), self.ep)]
+            return [ranks[place :: self.ep] for ranks in data for place in range(self.ep)]
         groups: dict[Coordinate, list[int]] = {}
         origin = {"dp": 0, "cp": 0} if axis == "data" else {axis: 0}
         for rank, at in enumerate(self.coordinates()):

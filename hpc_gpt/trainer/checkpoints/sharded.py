@@ -6,7 +6,8 @@
 DCP gets the weights as DTensors, and an optimizer state as a DTensor like its weight, so that any other mesh finds its
 pieces. A DTensor cannot express that a rank holds its heads of Q, K and V each (`Split.parts`). Such a tensor is saved
 with the rows of tp rank 0 first, then the rows of rank 1, and so on; a reader with another tp reorders them.
-The mesh may have replicas of the shards between tp and dp; the first replica's ranks write.
+The mesh may have replicas of the shards between tp and dp; the first replica's ranks write. Weights of experts that
+ranks divide (ep) are on a mesh of tp x ep x edp ranks.
 
 torch's `save` plans, writes and finishes in one call, and its asynchronous one needs a process group of its own. Here
 all ranks plan together over their group between the hosts, because the device's group would need device memory and
@@ -55,7 +56,7 @@ class ShardedCheckpoint:
         mesh = parameters[0].device_mesh
         coordinate = mesh.get_coordinate()
         assert coordinate is not None
-        (self._tp, *_, self._dp), (self._tp_rank, *_, self._dp_rank) = mesh.shape, coordinate
+        self._tp, self._tp_rank = mesh.shape[0], coordinate[0]
 
     def save(self, files: RankFiles, rank: int, step: int, scale: dict[str, Any]) -> None:
         """Adds this rank's pieces, and on rank 0 the progress. Collective."""
@@ -122,8 +123,14 @@ class ShardedCheckpoint:
         """This rank's piece of a whole tensor in the model's order."""
         split = split_of(self._shards[name])
         share = split.shard(whole, self._tp_rank, self._tp) if split else whole
-        pieces = share.chunk(self._dp)
-        return pieces[self._dp_rank] if self._dp_rank < len(pieces) else share[:0]
+        like = self._parameters[name]
+        coordinate = like.device_mesh.get_coordinate()
+        assert coordinate is not None
+        for placement, size, place in list(zip(like.placements, like.device_mesh.shape, coordinate, strict=True))[1:]:
+            if placement.is_shard():
+                pieces = share.chunk(size)
+                share = pieces[place] if place < len(pieces) else share[:0]
+        return share
 
 
 class _Reader(FileSystemReader):

@@ -19,15 +19,17 @@ from torch.nn.parallel import DistributedDataParallel
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.checkpoints.replicated import ReplicatedCheckpoint
 from hpc_gpt.trainer.checkpoints.replicated import read_replicated as read_weights
+from hpc_gpt.trainer.engines import private_parts
 from hpc_gpt.trainer.engines.kernels import compile_model, compiler
 from hpc_gpt.trainer.engines.master_weights import HALF, FlatMasterWeights, MasterWeights, OnePassAdamW
 from hpc_gpt.trainer.engines.optimizer import Update, build_optimizer, gradients_of, norms_of, owned
 from hpc_gpt.trainer.engines.protocol import TorchEngine
-from hpc_gpt.trainer.engines.torch_private import for_each
+from hpc_gpt.trainer.engines.torch_private import all_reduce_each, for_each
 from hpc_gpt.trainer.model.fp8 import WeightsOnce
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.techniques import Techniques
-from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
+from hpc_gpt.trainer.model.tensor_parallel import TensorParallel, full_name, is_of_experts
+from hpc_gpt.trainer.ranks import own_group
 
 if TYPE_CHECKING:
     from hpc_gpt.trainer.checkpoints.sharded import ShardedCheckpoint
@@ -42,9 +44,17 @@ class Ddp(TorchEngine):
         super().__init__(resolved, device)
         self.module = Gpt(resolved.model, train.seed, self._tensor_parallel(), Techniques.of(engine, train)).to(device)
         parts = self.module.parts()
+        if layout.ep > 1:
+            sides = [
+                [[one for one in part if is_of_experts(one) is apart] for apart in (False, True)] for part in parts
+            ]
+            parts = [side for both in sides for side in both if side]
         self._masters = _master_weights_of(resolved, parts)
         self._weights = [weight for part in parts for weight in part]
         self._parameters = self._weights if self._masters is None else self._masters.masters
+        # Weights of which other ranks have others; their gradients are averaged apart.
+        self._of_experts = [one for one in self._parameters if layout.ep > 1 and is_of_experts(one)]
+        self._same_experts = own_group(layout, "edp", dist.get_rank()) if layout.ep > 1 else None
         optimizer = _build_optimizer(resolved, self._parameters, self._masters)
         compile_model(self.module, engine)
         in_fp8 = train.matmul != "none"
@@ -52,17 +62,20 @@ class Ddp(TorchEngine):
         self._replicas = self._wrap() if layout.data_ranks > 1 else None
         self._model = self._replicas or self.module
         counted = owned(self._parameters, self.tp_rank)
+        if layout.ep > 1:  # each expert counts on its first rank
+            place = layout.data_rank(dist.get_rank())
+            counted = [one for one in counted if place < (layout.ep if is_of_experts(one) else 1)]
         in_pass = isinstance(self._masters, FlatMasterWeights)
         norms = self._masters.norms if in_pass else lambda: norms_of(gradients_of(counted))  # type: ignore[union-attr]
-        everyone = dist.group.WORLD if layout.tp > 1 else None
+        everyone = dist.group.WORLD if layout.tp > 1 or layout.ep > 1 else None
         self._update = Update(optimizer, norms, everyone, train.clip, self._scaler, device)
         self._checkpoint = self._checkpoint_of(optimizer)
 
     def _tensor_parallel(self) -> TensorParallel:
-        return TensorParallel(given=self.given_weights, device=self.device, context=self.context)
+        return TensorParallel(given=self.given_weights, device=self.device, context=self.context, experts=self.experts)
 
     def _checkpoint_of(self, optimizer: torch.optim.Optimizer) -> ReplicatedCheckpoint | ShardedCheckpoint:
-        return ReplicatedCheckpoint(self._parameters, optimizer)
+        return ReplicatedCheckpoint(self._parameters, optimizer, self.experts)
 
     def _wrap(self) -> DistributedDataParallel:
         """Returns the model wrapped by DDP.
@@ -73,6 +86,12 @@ class Ddp(TorchEngine):
         # Buffers are copies of a rank's weights, so they are not sent; torch 2.13 has renamed the switch.
         takes = inspect.signature(DistributedDataParallel).parameters
         buffers = {next(key for key in ("forward_sync_buffers", "broadcast_buffers") if key in takes): False}
+        if self.experts.size > 1:
+            private_parts.require(private_parts.APART)
+            apart = [full_name(one) for one in self.module.parameters() if is_of_experts(one)]
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.module, apart)  # type: ignore[no-untyped-call]
+            if self._masters is not None:
+                self._masters.reduced_apart = True
         wrapped = DistributedDataParallel(self.module, gradient_as_bucket_view=True, init_sync=False, **buffers)  # type: ignore[arg-type]
         if self._masters is not None:
             # A lambda, because DDP compares a hook's annotations, which are strings in this module, with types.
@@ -89,7 +108,18 @@ class Ddp(TorchEngine):
         context: contextlib.AbstractContextManager[None] = self._replicas.no_sync()
         return context
 
+    @torch.no_grad()
+    def _reduce_experts(self) -> None:
+        """Averages the gradients of this rank's experts: a sum over their copies, which have the tokens of all ranks
+        already; so the divisor is that of the other weights."""
+        gradients = gradients_of(self._of_experts)
+        for_each("div_", gradients, self._resolved.layout.data_ranks)
+        if self._same_experts is not None:
+            all_reduce_each(gradients, self._same_experts).wait()
+
     def _update_weights(self, lr: float) -> tuple[Tensor, Tensor]:
+        if self._of_experts:
+            self._reduce_experts()
         updated = self._update.apply(lr)
         if self._masters is not None:
             self._masters.refresh(self._weights)

@@ -36,12 +36,21 @@ from hpc_gpt.trainer.engines.kernels import compile_model
 from hpc_gpt.trainer.engines.master_weights import HALF
 from hpc_gpt.trainer.engines.optimizer import Update, build_optimizer, gradients_of, norms_of, owned
 from hpc_gpt.trainer.engines.protocol import MicroBatches, TorchEngine, TrainingEngine
+from hpc_gpt.trainer.engines.torch_private import for_each
 from hpc_gpt.trainer.model.context_parallel import ContextParallel
+from hpc_gpt.trainer.model.dispatch import ExpertParallel
 from hpc_gpt.trainer.model.gpt import Block, Gpt
 from hpc_gpt.trainer.model.initial_weights import GivenWeights
 from hpc_gpt.trainer.model.router import routers_of
 from hpc_gpt.trainer.model.techniques import Techniques
-from hpc_gpt.trainer.model.tensor_parallel import Split, TensorParallel, full_name, name_parameter, split_of
+from hpc_gpt.trainer.model.tensor_parallel import (
+    Split,
+    TensorParallel,
+    full_name,
+    is_of_experts,
+    name_parameter,
+    split_of,
+)
 from hpc_gpt.trainer.ranks import own_group
 
 __all__ = ["build", "read_weights"]
@@ -57,9 +66,11 @@ class Fsdp(TorchEngine):
         layout, train = resolved.layout, resolved.train
         assert layout.pp == 1, "the settings' check of the engine refuses stages"
         super().__init__(resolved, device)
-        mesh = build_mesh(layout, device)
+        mesh, over = build_mesh(layout, device), build_expert_mesh(layout, device)
         self._data_group = mesh.get_group("dp") if layout.shard is None else own_group(layout, "data", dist.get_rank())
-        self.module = self._model = model = build_sharded_gpt(resolved, device, mesh, self.given_weights, self.context)
+        self.module = self._model = model = build_sharded_gpt(
+            resolved, device, mesh, self.given_weights, self.context, self.experts, over
+        )
         self._parameters = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
         assert isinstance(model, FSDPModule)
         self._root: FSDPModule = model
@@ -91,6 +102,9 @@ class Fsdp(TorchEngine):
     def _update_weights(self, lr: float) -> tuple[Tensor, Tensor]:
         for parameter, shard in zip(self._parameters, self._shards, strict=True):
             shard.grad = parameter.grad.to_local()
+        if (size := self.experts.size) > 1:
+            # FSDP2 has divided them by edp. They have the tokens of all ep ranks, so the divisor is edp x ep.
+            for_each("div_", gradients_of(one for one in self._shards if is_of_experts(one)), size)
         updated = self._update.apply(lr)
         for parameter, shard in zip(self._parameters, self._shards, strict=True):
             parameter.grad = shard.grad = None
@@ -146,6 +160,15 @@ def build_mesh(layout: Layout, device: torch.device) -> DeviceMesh:
     return DeviceMesh(device.type, ranks, mesh_dim_names=("tp", "replicas", "dp"))
 
 
+def build_expert_mesh(layout: Layout, device: torch.device) -> DeviceMesh | None:
+    """The mesh of tp x ep x edp for weights of experts: ep neighbours on the data axis divide the experts, and the edp
+    ranks with the same experts shard those. None if ep is 1."""
+    if layout.ep == 1:
+        return None
+    ranks = torch.arange(layout.gpus).view(-1, layout.ep, layout.tp).permute(2, 1, 0).contiguous()
+    return DeviceMesh(device.type, ranks, mesh_dim_names=("tp", "ep", "edp"))
+
+
 def on_host(mesh: DeviceMesh) -> DeviceMesh:
     """The same ranks as a mesh on the CPU, for offloaded shards: a DTensor is on its mesh's device."""
     names = mesh.mesh_dim_names
@@ -166,10 +189,13 @@ def _whole(local: Tensor, share: Sequence[int], split: Split | None, mesh: Devic
     """The whole parameter on `mesh`, with `local` as this rank's part of a tp rank's share of that shape."""
     shape = list(share)
     if split is not None:
-        shape[split.dim] *= mesh["tp"].size()
+        shape[split.dim] *= mesh.size(0)
+    names = mesh.mesh_dim_names or ()
+    if "ep" in names:
+        shape[0] *= mesh.size(1)
     whole = torch.empty(shape, device="meta")
     over_tp: Placement = Replicate() if split is None else Shard(split.dim)
-    placed = (over_tp, *[Replicate()] * (mesh.ndim - 2), Shard(0))
+    placed = (over_tp, *(Replicate() if name == "replicas" else Shard(0) for name in names[1:]))
     return DTensor.from_local(local, mesh, placed, run_check=False, shape=whole.shape, stride=whole.stride())
 
 
@@ -183,6 +209,8 @@ def build_sharded_gpt(
     mesh: DeviceMesh,
     given_weights: GivenWeights | None = None,
     context: ContextParallel | None = None,
+    experts: ExpertParallel | None = None,
+    expert_mesh: DeviceMesh | None = None,
 ) -> Gpt:
     """Builds this rank's shards of the model, in fp32, under FSDP2's hooks.
 
@@ -203,7 +231,7 @@ def build_sharded_gpt(
     """
     shape, engine = resolved.model, resolved.engine
     later = None if given_weights is None else functools.partial(torch.empty, device="meta")
-    tp = _tensor_parallel(mesh, given=given_weights, empty=later, context=context)
+    tp = _tensor_parallel(mesh, given=given_weights, empty=later, context=context, experts=experts)
     techniques, initial = Techniques.of(engine, resolved.train), tp.initial(resolved.train.seed, shape.layers)
     half = HALF.get(resolved.train.dtype)
     precision = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
@@ -216,6 +244,13 @@ def build_sharded_gpt(
     def shard(modules: nn.Module | list[nn.Module], reshard: bool | None) -> None:
         fully_shard(modules, mesh=over, reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload)
 
+    def shard_experts(block: Block) -> None:
+        if expert_mesh is not None and block.experts is not None:
+            # FSDP2 would cast the router's weights, too.
+            policy = replace(precision, cast_forward_inputs=False)
+            fully_shard(block.experts, mesh=expert_mesh["edp"], reshard_after_forward=engine.reshard, mp_policy=policy,
+                        offload_policy=offload)  # fmt: skip
+
     model = Gpt(replace(shape, layers=0), resolved.train.seed, tp, techniques)
     model.shape = shape
     splits, gathered, together = {}, [], engine.gather_blocks
@@ -223,6 +258,7 @@ def build_sharded_gpt(
         block = Block(number, shape, tp, initial, techniques)
         splits.update({full_name(one): split_of(one) for one in block.parameters()})
         together = together or blocks_by_size(sum(one.numel() for one in block.parameters()), shape.layers)
+        shard_experts(block)
         model.blocks.append(block)
         if (number + 1) % together == 0 or number + 1 == shape.layers:
             first = number - number % together
@@ -231,13 +267,15 @@ def build_sharded_gpt(
     splits.update({full_name(one): split_of(one) for one in model.parameters() if not isinstance(one, DTensor)})
     # The backward pass begins with the root's parameters, so torch's default keeps them.
     shard(model, None if engine.reshard else False)
-    where = on_host(mesh) if engine.offload == "full" else mesh
+    where, over_experts = mesh, expert_mesh
+    if engine.offload == "full":
+        where, over_experts = on_host(mesh), None if expert_mesh is None else on_host(expert_mesh)
     if given_weights is not None:
         model.to_empty(device=where.device_type)
     for router in routers_of(model):
         if router.choice_bias is not None:
             router.choice_bias = router.choice_bias.to(device)  # whole on every rank, even if weights are offloaded
-    _name_shards(model, splits, mesh, where, tp)
+    _name_shards(model, splits, where, over_experts, tp)
     compile_model(model, engine)
     in_order: list[Any] = [model, *gathered]
     for place, module in enumerate(in_order):
@@ -245,22 +283,34 @@ def build_sharded_gpt(
             gathered[place : place + 2],
             [*reversed(gathered)] if place == 0 else gathered[: place - 1][::-1],
         )
-        module.set_modules_to_forward_prefetch(after if engine.prefetch else [])
-        module.set_modules_to_backward_prefetch(before[:2] if engine.prefetch else [module])
+        module.set_modules_to_forward_prefetch(_with_experts(after) if engine.prefetch else [])
+        module.set_modules_to_backward_prefetch(_with_experts(before[:2]) if engine.prefetch else [module])
+        for experts_alone in _with_experts([module])[1:] if place else []:
+            experts_alone.set_modules_to_backward_prefetch([experts_alone])
     return model
 
 
+def _with_experts(blocks: Sequence[Any]) -> list[Any]:
+    """The blocks, each with the experts in it that are gathered by themselves."""
+    return [one for block in blocks for one in sharded_modules(block)]
+
+
 def _name_shards(
-    model: Gpt, splits: Mapping[str, Split | None], mesh: DeviceMesh, where: DeviceMesh, tp: TensorParallel
+    model: Gpt, splits: Mapping[str, Split | None], mesh: DeviceMesh, of_experts: DeviceMesh | None, tp: TensorParallel
 ) -> None:
-    """Registers the shards in the modules as shards of the whole model, and reads given weights into them."""
+    """Registers the shards in the modules as shards of the whole model on `mesh`, or on that of experts, and reads
+    given weights into them."""
     for name, shard in list(model.named_parameters()):
         assert isinstance(shard, DTensor)
         owner, _, key = name.rpartition(".")
+        apart = of_experts is not None and is_of_experts(shard)
+        where = of_experts if of_experts is not None and apart else mesh
         parameter = name_parameter(place(shard, splits[name], where), name, splits[name])
         if tp.given is not None:
-            rows = -(-len(shard) // mesh["dp"].size())
-            tp.fill(name, shard.to_local().detach(), splits[name], parameter.shape, rows * mesh.get_local_rank("dp"))
+            over = shard.device_mesh
+            rows = -(-len(shard) // over.size(-1))
+            size = (len(shard), *parameter.shape[1:]) if apart else parameter.shape
+            tp.fill(name, shard.to_local().detach(), splits[name], size, rows * over.get_local_rank(over.ndim - 1))
         model.get_submodule(owner).register_parameter(key, parameter)
 
 

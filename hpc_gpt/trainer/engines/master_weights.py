@@ -43,7 +43,7 @@ from hpc_gpt.core.settings.experiment import Engine, Train
 from hpc_gpt.trainer.engines.kernels import check_backend
 from hpc_gpt.trainer.engines.optimizer import by_decay, gradients_of, norms_of
 from hpc_gpt.trainer.engines.torch_private import all_reduce_each, for_each
-from hpc_gpt.trainer.model.tensor_parallel import full_name, name_parameter, split_of
+from hpc_gpt.trainer.model.tensor_parallel import full_name, is_of_experts, name_parameter, split_of
 
 # A parameter begins at a multiple of this many elements: 128 bytes of half, which is aligned for every kernel.
 _ALIGNED = 64
@@ -58,13 +58,15 @@ class MasterWeights:
     order.
 
     While `collects`, a part's gradients are added to its master weights' gradients in one call as soon as all of them
-    are complete, and then dropped. `Gpt.parts` has the parts of a model.
+    are complete, and then dropped. So are those of parts of experts (`reduced_apart`), which DistributedDataParallel
+    does not reduce. `Gpt.parts` has the parts of a model.
     """
 
     def __init__(self, parts: Sequence[Sequence[nn.Parameter]], dtype: torch.dtype) -> None:
         self.weights = [weight for part in parts for weight in part]
         self.masters: list[nn.Parameter] = []
         self.collects = True
+        self.reduced_apart = False
         # Per part: the number of its weights, and the weights that wait for the gradients of the others.
         self._sizes = [len(part) for part in parts]
         self._waiting: list[list[Tensor]] = [[] for _ in parts]
@@ -82,7 +84,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def _collect(self, number: int, weight: Tensor) -> None:
-        if not self.collects:
+        if not self.collects and not (self.reduced_apart and is_of_experts(weight)):
             return
         waiting = self._waiting[number]
         assert not any(other is weight for other in waiting), "a part's gradients are not complete"

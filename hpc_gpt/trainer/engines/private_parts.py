@@ -74,6 +74,11 @@ LAST_QUERIES = Use(
     {"torch": "_scaled_dot_product_flash_attention"},
     "the kernels get a mask",
 )
+APART = Use(
+    "torch",
+    "experts that DistributedDataParallel leaves to their own ranks",
+    {"torch.nn.parallel.DistributedDataParallel": "_set_params_and_buffers_to_ignore_for_model"},
+)
 FOREACH = Use(
     "torch",
     "one kernel for many tensors",

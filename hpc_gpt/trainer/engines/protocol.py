@@ -39,7 +39,7 @@ from hpc_gpt.trainer.model.documents import MicroBatch
 from hpc_gpt.trainer.model.initial_weights import GivenWeights
 from hpc_gpt.trainer.model.tensor_parallel import full_name
 from hpc_gpt.trainer.model.vocab_loss import OnePassLoss
-from hpc_gpt.trainer.ranks import context_of
+from hpc_gpt.trainer.ranks import context_of, experts_of
 
 if TYPE_CHECKING:
     from hpc_gpt.trainer.checkpoints.replicated import ReplicatedCheckpoint
@@ -88,6 +88,7 @@ class TrainingEngine:
         self.tp_rank, self.pp_rank, self.dp_rank, self.cp_rank = layout.coordinate(dist.get_rank())
         self._resolved = resolved
         self.context = context_of(resolved, dist.get_rank())
+        self.experts = experts_of(layout, dist.get_rank())
         self.attention = AttentionKernels(resolved, device, self.context)
         # The weights of train.init; None if the initial weights are drawn.
         self.given_weights: GivenWeights | None = None

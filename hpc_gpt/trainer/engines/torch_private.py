@@ -81,11 +81,11 @@ def for_each(operation: str, tensors: list[Tensor], other: Any = None) -> Any:
     return [call(tensor, *([] if other is None else [operand])) for tensor, operand in pairs]
 
 
-def all_reduce_each(tensors: list[Tensor]) -> torch.futures.Future[Any]:
-    """Begins an all-reduce of every tensor over all ranks, a sum in place; returns a future."""
-    group = dist.group.WORLD
+def all_reduce_each(tensors: list[Tensor], group: dist.ProcessGroup | None = None) -> torch.futures.Future[Any]:
+    """Begins an all-reduce of every tensor over the group, by default all ranks, a sum in place; returns a future."""
+    group = group or dist.group.WORLD
     assert group is not None
     if can_use(COALESCED):
         coalesced: torch.futures.Future[Any] = group.allreduce_coalesced(tensors).get_future()
         return coalesced
-    return torch.futures.collect_all([dist.all_reduce(one, async_op=True).get_future() for one in tensors])
+    return torch.futures.collect_all([dist.all_reduce(one, group=group, async_op=True).get_future() for one in tensors])

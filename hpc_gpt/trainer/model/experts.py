@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.trainer.model.collectives import apply
+from hpc_gpt.trainer.model.dispatch import Kept
 from hpc_gpt.trainer.model.initial_weights import InitialWeights
 from hpc_gpt.trainer.model.tensor_parallel import Split, TensorParallel
 
@@ -21,7 +22,8 @@ _ALIGNED = 16  # bytes; torch's grouped products take only strides that are mult
 
 
 class Experts(nn.Module):
-    """The routed experts of a layer. Tensor parallelism splits each of them as it splits an MLP."""
+    """The routed experts of a layer, or this rank's of them. Tensor parallelism splits each of them as it splits an
+    MLP."""
 
     def __init__(self, name: str, shape: ModelShape, tp: TensorParallel, initial: InitialWeights) -> None:
         super().__init__()
@@ -29,26 +31,46 @@ class Experts(nn.Module):
         assert shape.expert_ffn is not None
         self.tp = tp
         self.is_gated = shape.is_gated
-        experts, hidden, width, parts = shape.experts, shape.hidden, shape.expert_ffn, 2 if shape.is_gated else 1
+        self.count, self.ep = shape.experts, tp.experts
+        hidden, width, parts = shape.hidden, shape.expert_ffn, 2 if shape.is_gated else 1
+        experts = shape.experts // self.ep.size
+        first = self.ep.first(experts)
         raised, lowered = (experts, parts * width, hidden), (experts, hidden, width)
-        up, down = initial.normal(f"{name}.up.weight", raised), initial.residual(f"{name}.down.weight", lowered)
+        up = initial.normal(f"{name}.up.weight", raised, first=first)
+        down = initial.residual(f"{name}.down.weight", lowered, first)
         self.up = GroupedLinear(tp.parameter(f"{name}.up.weight", up, Split(1, parts)))
         self.down = GroupedLinear(tp.parameter(f"{name}.down.weight", down, Split(2)))
 
-    def forward(self, hidden: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, weights: Tensor, chosen: Tensor, kept: Kept | None = None) -> Tensor:
         """[batch, positions, hidden], and the router's answer for these positions -> the shape of `hidden`."""
         tp = self.tp
         # A rank has a part of each output, so the gradient of the weights is the sum of the ranks'.
         hidden, weights, chosen = tp.enter(hidden), tp.enter(weights), tp.gather(chosen)
         used = chosen.shape[-1]
         by_expert, order = chosen.flatten().sort(stable=True)
-        numbers = torch.arange(max(len(order), len(self.up.weight)), device=order.device)
+        numbers = torch.arange(max(len(order), self.count), device=order.device)
         place = torch.empty_like(order).scatter_(0, order, numbers[: len(order)])
-        ends = torch.searchsorted(by_expert, numbers[: len(self.up.weight)], right=True, out_int32=True)
+        ends = torch.searchsorted(by_expert, numbers[: self.count], right=True, out_int32=True)
         rows = apply(_Dispatch, hidden.flatten(0, 1), order, place, used)
+        weights = apply(_Permute, weights.flatten(), order, place)
+        if self.ep.size == 1:
+            lowered = self._multiply(rows, weights, ends)
+        else:
+            lowered = self._exchange(rows, weights, ends, kept or Kept())
+        return tp.leave(apply(_Combine, lowered, order, place, used).view_as(hidden))
+
+    def _multiply(self, rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
         # Weighed before the last product: its rows are narrower than the outputs, which no gradient needs then.
-        activated = self.activate(self.up(rows, ends), apply(_Permute, weights.flatten(), order, place))
-        return tp.leave(apply(_Combine, self.down(activated, ends), order, place, used).view_as(hidden))
+        return self.down(self.activate(self.up(rows, ends), weights), ends)  # type: ignore[no-any-return]
+
+    def _exchange(self, rows: Tensor, weights: Tensor, ends: Tensor, kept: Kept) -> Tensor:
+        """The rows' products by the experts of all ranks of ep."""
+        ep = self.ep
+        routed = kept.routed = kept.routed or ep.route(ends.diff(prepend=ends.new_zeros(1)).long())
+        order, place = routed.order, routed.place
+        arrived, weighed = (apply(_Permute, ep.send(one, routed), order, place) for one in (rows, weights))
+        lowered = self._multiply(arrived, weighed, routed.ends)
+        return ep.send_back(apply(_Permute, lowered, place, order), routed)
 
     def activate(self, raised: Tensor, weights: Tensor) -> Tensor:
         """[rows, parts x width / tp], and the weight of each row -> [rows, width / tp]."""

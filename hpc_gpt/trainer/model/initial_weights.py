@@ -25,11 +25,12 @@ _WORTH_A_THREAD = 1 << 17
 
 
 class _Draw(NamedTuple):
-    """A weight to draw: its size, its standard deviation, and a row that is zero."""
+    """A weight to draw: its size, its standard deviation, a row that is zero, and the number of its first expert."""
 
     shape: tuple[int, ...]
     std: float
     zero_row: int | None = None
+    first: int = 0
 
     @property
     def numel(self) -> int:
@@ -58,9 +59,12 @@ class InitialWeights:
         self._threads: ThreadPoolExecutor | None = None
         self._first = -1  # the first block of the kind that is built
 
-    def normal(self, name: str, shape: tuple[int, ...], std: float = STD, zero_row: int | None = None) -> Tensor:
-        """Normal numbers with mean 0 in fp32, except for a row of zeros, if there is one."""
-        wanted = _Draw(shape, std, zero_row)
+    def normal(
+        self, name: str, shape: tuple[int, ...], std: float = STD, zero_row: int | None = None, first: int = 0
+    ) -> Tensor:
+        """Normal numbers with mean 0 in fp32, except for a row of zeros, if there is one. Weights of experts begin with
+        those of expert `first`."""
+        wanted = _Draw(shape, std, zero_row, first)
         self._draw_ahead(name, wanted)
         drawn, future = self._ahead.pop(name, (wanted, None))
         assert drawn == wanted, f"{name} is {wanted}, unlike the blocks before"
@@ -74,12 +78,12 @@ class InitialWeights:
             pass
         return future.result()
 
-    def residual(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def residual(self, name: str, shape: tuple[int, ...], first: int = 0) -> Tensor:
         """Weights of a layer that adds to the residual stream: the standard deviation is divided by sqrt(2 layers).
 
         Source: Radford et al. 2019 (GPT-2), section 2.3; two such layers in each block.
         """
-        return self.normal(name, shape, STD / math.sqrt(2 * self.layers))
+        return self.normal(name, shape, STD / math.sqrt(2 * self.layers), first=first)
 
     def _draw_one_ahead(self) -> bool:
         """Draws, on this thread, the next weight that no thread has begun; False if there is none."""
@@ -127,7 +131,7 @@ class InitialWeights:
         if drawn.ndim < 3:
             self._fill(name, wanted, drawn)
         else:  # an expert's weights do not depend on the others
-            for number, expert in enumerate(drawn):
+            for number, expert in enumerate(drawn, wanted.first):
                 self._fill(f"{name}.{number}", wanted, expert)
         return drawn
 
@@ -168,7 +172,9 @@ class PutLater(InitialWeights):
         super().__init__(seed, layers)
         self.taken: set[str] = set()
 
-    def normal(self, name: str, shape: tuple[int, ...], std: float = STD, zero_row: int | None = None) -> Tensor:
+    def normal(
+        self, name: str, shape: tuple[int, ...], std: float = STD, zero_row: int | None = None, first: int = 0
+    ) -> Tensor:
         return torch.empty(shape, device="meta")
 
     def keep(self, name: str, value: Tensor) -> None:
@@ -191,7 +197,10 @@ class DrawnLater(PutLater):
         self._wanted: dict[str, _Draw | Tensor] = {}
         self._last: tuple[str, Tensor] | None = None
 
-    def normal(self, name: str, shape: tuple[int, ...], std: float = STD, zero_row: int | None = None) -> Tensor:
+    def normal(
+        self, name: str, shape: tuple[int, ...], std: float = STD, zero_row: int | None = None, first: int = 0
+    ) -> Tensor:
+        assert not first, "the engines that draw later do not divide experts"
         self._wanted[name] = _Draw(shape, std, zero_row)
         return super().normal(name, shape)
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.trainer.model.collectives import apply
+from hpc_gpt.trainer.model.dispatch import Kept
 from hpc_gpt.trainer.model.initial_weights import InitialWeights
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
@@ -63,7 +64,7 @@ class Router(nn.Module):
             self.choice_bias = bias.to(self.choice_bias.device)
         return self
 
-    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, hidden: Tensor, kept: Kept | None = None) -> tuple[Tensor, Tensor]:
         """[batch, positions, hidden] -> (weights, numbers of the chosen experts), each [batch, positions, used]."""
         (weight,) = self.tp.shared(self.weight)
         if self.kind == "sigmoid":
@@ -72,7 +73,8 @@ class Router(nn.Module):
         else:
             logits = F.linear(hidden, weight)
             scores = logits.softmax(-1, dtype=torch.float32)
-        chosen = self._choose(scores.detach())
+        kept = kept or Kept()
+        chosen = kept.chosen = self._choose(scores.detach()) if kept.chosen is None else kept.chosen
         if torch.is_grad_enabled():
             scores = apply(_Balance, scores, logits if self.z_loss else None, chosen, self)
         weights = scores.gather(-1, chosen)

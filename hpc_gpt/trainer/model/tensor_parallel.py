@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from hpc_gpt.trainer.model.collectives import all_gather, apply, reduce_scatter
 from hpc_gpt.trainer.model.context_parallel import ContextParallel
+from hpc_gpt.trainer.model.dispatch import ExpertParallel
 from hpc_gpt.trainer.model.initial_weights import InitialWeights, PutLater
 
 
@@ -112,6 +113,11 @@ def tile_of(parameter: nn.Parameter) -> Tile | None:
     return tile
 
 
+def is_of_experts(parameter: Tensor) -> bool:
+    """Whether a parameter has the weights of routed experts, [experts, outputs, inputs]."""
+    return parameter.ndim == 3
+
+
 class TensorParallel:
     """A rank's place in its tensor-parallel group, and the collectives of that group.
 
@@ -121,7 +127,7 @@ class TensorParallel:
     them. An engine that keeps the values elsewhere, as master weights or shards, passes `empty`, which makes a
     parameter's memory from its size, and puts the values into their place by `fill`.
 
-    The group computes its `context`'s part of each sequence.
+    The group computes its `context`'s part of each sequence, and has its part of the `experts`.
     """
 
     def __init__(
@@ -133,6 +139,7 @@ class TensorParallel:
         device: torch.device | None = None,
         empty: Callable[[Sequence[int]], Tensor] | None = None,
         context: ContextParallel | None = None,
+        experts: ExpertParallel | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -141,6 +148,7 @@ class TensorParallel:
         self.device = device
         self.empty = empty
         self.context = context or ContextParallel()
+        self.experts = experts or ExpertParallel()
 
     def initial(self, seed: int, layers: int) -> InitialWeights:
         """The source of the initial weights, which draws or reads them."""
@@ -240,13 +248,14 @@ class TensorParallel:
         """Fills `rows`, which begin at row `first` of this rank's share of a parameter of `size`, with their values.
 
         `column` is the first column of `rows` in a share that is not split by columns. Weights of experts are read as
-        one matrix, in which the rows of an expert follow those of the one before.
+        one matrix, in which the rows of an expert follow those of the one before; their `first` and `size` are of this
+        rank's experts alone.
         """
         assert self.given is not None
         self.given.taken.add(name)
         if rows.ndim == 3:
-            experts, height, width = size
-            first *= rows.shape[1]
+            first = (first + self.experts.first(size[0])) * rows.shape[1]
+            experts, height, width = size[0] * self.experts.size, *size[1:]
             rows, size = rows.view(len(rows) * rows.shape[1], rows.shape[2]), (experts * height, width)
             if split is not None:
                 assert isinstance(split.parts, int)

@@ -184,8 +184,9 @@ def run_transfers(
 
     The rate of a pair is what each rank sends per second while it receives as much. The rate of a ring is the bus
     bandwidth of an all-reduce, 2 (n - 1) / n of the buffer per second, and the rate of a gather is the bus bandwidth of
-    an all-gather, half of that (nccl-tests, doc/PERFORMANCE.md). The buffer has `mib` MiB on each rank. `pair_gb_s`,
-    `all_reduce_gb_s` and `all_gather_gb_s` in `replaced` are taken instead of measured rates.
+    an all-gather, and an all-to-all's, half of that (nccl-tests, doc/PERFORMANCE.md). The buffer has `mib` MiB on each
+    rank. `pair_gb_s`, `all_reduce_gb_s`, `all_gather_gb_s` and `all_to_all_gb_s` in `replaced` are taken instead of
+    measured rates.
     """
     buffer = torch.ones((mib or (64 if device.type == "cuda" else 1)) * _MIB // 4, device=device)
     other = torch.empty_like(buffer)
@@ -210,6 +211,12 @@ def run_transfers(
                 whole = other[: part.numel() * count]
                 work = functools.partial(_ALL_GATHER, whole, part.clone(), group=groups[transfer.ranks])
                 name, moved = "all_gather_gb_s", (count - 1) / count
+            elif transfer.kind == "all-to-all":
+                even = buffer.numel() // count * count
+                work = functools.partial(
+                    dist.all_to_all_single, other[:even], buffer[:even], group=groups[transfer.ranks]
+                )
+                name, moved = "all_to_all_gb_s", (count - 1) / count
         rate = four_digits(moved * buffer.nbytes / _timed(device, work) / 1e9)
         buffer.fill_(1.0)
         ended(float(replaced.get(name, rate)))

@@ -1,4 +1,5 @@
-"""The transfers of a preflight: between pairs of nodes, and between pairs and in a ring of every group of the layout.
+"""The transfers of a preflight: between pairs of nodes, between pairs and in a ring of every group of the layout, and
+from all to all of the ranks that divide experts.
 
 All pairs of a round are disjoint and run at the same time. A node is in two pairs, so if a pair is slow, the other
 pairs of its two nodes tell a slow connection from a slow node. Every rank and the judge make the same plan from the
@@ -14,8 +15,8 @@ from hpc_gpt.core.settings.layout import AXES, Layout
 
 @dataclass(frozen=True)
 class Transfer:
-    """One measured transfer: a "pair", a "ring" or a "gather", along an axis of the layout, within a "node" or between
-    "nodes"."""
+    """One measured transfer: a "pair", a "ring", a "gather" or an "all-to-all", along an axis of the layout, among the
+    ranks that divide experts ("ep"), within a "node" or between "nodes"."""
 
     kind: str
     axis: str
@@ -37,6 +38,8 @@ def plan_transfers(layout: Layout, nodes: Sequence[str]) -> list[list[Transfer]]
         for together in zip_longest(*(_pairs_of_ring(axis, group) for group in groups), fillvalue=[]):
             rounds.append([pair for pairs in together for pair in pairs])
         rounds.append([Transfer("ring", axis, tuple(group)) for group in groups])
+    if layout.ep > 1 and layout.expert_tp == layout.tp:
+        rounds.append([Transfer("all-to-all", "ep", tuple(group)) for group in layout.groups("ep")])
     return [transfers for transfers in rounds if transfers]
 
 

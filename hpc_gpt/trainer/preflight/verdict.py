@@ -166,8 +166,8 @@ def judge_exchanges(measures: Sequence[Measure]) -> list[Finding]:
     for measure in measures:
         by_kind.setdefault((measure.kind, measure.axis), []).append(measure)
     for (kind, axis), alike in by_kind.items():
-        of = "within the node" if axis == "node" else f"of a {axis} group"
-        name = f"exchange of a pair of {axis}" if kind == "pair" else f"all-reduce {of}"
+        of = "within the node" if axis == "node" else f"of {'an' if axis == 'ep' else 'a'} {axis} group"
+        name = f"exchange of a pair of {axis}" if kind == "pair" else f"{'all-reduce' if kind == 'ring' else kind} {of}"
         well: dict[float, set[str]] = {}
         for at, rate, peers in _slow({at: measure.gb_s for at, measure in enumerate(alike)}):
             if peers not in well:

@@ -23,12 +23,15 @@ SITE = ClusterProfile(name="site", scheduler="slurm", gpus_per_node=4, partition
 OTHER = ClusterProfile(name="other", scheduler="slurm", gpus_per_node=8, partition="h100")
 
 
-def parent(engine: Engine | None = None, profile: ClusterProfile = SITE, **layout: int) -> Resolved:
+def parent(
+    engine: Engine | None = None, profile: ClusterProfile = SITE, experts: int | None = None, **layout: int
+) -> Resolved:
     """tp2-pp2-dp2 on two nodes, 32 = 2 x 8 x 2 samples a step."""
     sizes = {"gpus": 8, "tp": 2, "pp": 2, "dp": 2, "micro_batch": 2, "global_batch": 32, **layout}
+    mixture = {"experts": experts, "experts_per_token": 2, "expert_ffn": 64, "bias": "none"} if experts else {}
     experiment = Experiment(
         name="tiny",
-        model=Model(hidden=64, layers=8, heads=8, vocab=256, seq=32),
+        model=Model(hidden=64, layers=8, heads=8, vocab=256, seq=32, **mixture),
         data=Data(source="random"),
         engine=engine or Engine(),
         layout=LayoutRequest(**sizes),
@@ -94,6 +97,23 @@ def test_a_run_with_cp_resumes_with_it_or_with_another(cp, layout):
 def test_shards_with_replicas_stay_where_they_fit(changes, layout):
     hybrid = parent(Engine(name="fsdp"), tp=1, pp=1, dp=8, shard=2, micro_batch=1)
     assert descend(Resolved.from_json(hybrid.to_json()), changes, SITE, 20).layout == layout
+
+
+@pytest.mark.parametrize(
+    ("changes", "layout"),
+    [
+        ({}, Layout(1, 1, 8, ep=4)),
+        ({"layout.ep": 2}, Layout(1, 1, 8, ep=2)),
+        ({"layout.ep": 1}, Layout(1, 1, 8)),
+        ({"layout.tp": 2}, Layout(2, 1, 4, ep=4)),
+        ({"layout.tp": 2, "layout.cp": 2}, Layout(2, 1, 2, 2, ep=4)),
+        ({"layout.dp": 2, "layout.gpus": 2}, Layout(1, 1, 2, ep=2)),
+        ({"layout.dp": 1, "layout.gpus": 1}, Layout(1, 1, 1)),
+    ],
+)
+def test_experts_stay_divided_as_far_as_the_ranks_allow(changes, layout):
+    wide = parent(Engine(name="fsdp"), tp=1, pp=1, dp=8, ep=4, experts=8, micro_batch=1)
+    assert descend(Resolved.from_json(wide.to_json()), changes, SITE, 20).layout == layout
 
 
 def test_nothing_changed_is_the_same_run_but_for_its_moment():

@@ -32,8 +32,7 @@ engine free speed added: keep_residuals=False one_pass_loss=False fused_bias_gra
     gather_blocks
 layout converted speed: tp pp dp
 layout converted speed added: shard
-layout converted speed not_in_hash=(None,1): cp
-layout never speed not_in_hash=(None,1): ep
+layout converted speed not_in_hash=(None,1): cp ep
 layout never speed added: etp
 layout never speed: global_batch
 layout free speed: gpus nodes micro_batch micro_batches

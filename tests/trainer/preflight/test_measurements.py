@@ -46,6 +46,14 @@ def test_every_group_has_its_ring_and_pairs_that_join_it(tp, pp, dp, cp):
         assert joined == {rank for group in groups for rank in group}
 
 
+def test_ranks_that_divide_experts_send_to_all_of_them():
+    _, rounds = planned(Layout(2, 1, 4, ep=2), 2)
+    assert [(each.kind, each.axis, each.ranks) for each in rounds[-1]] == [
+        ("all-to-all", "ep", ranks) for ranks in ((0, 2), (4, 6), (1, 3), (5, 7))
+    ]
+    assert not any(each.axis == "ep" for together in planned(Layout(2, 1, 4), 2)[1] for each in together)
+
+
 @given(st.integers(1, 40), st.sampled_from([1, 2, 8]), st.integers(0, 3))
 def test_every_node_spare_ones_too_has_two_neighbours(count, ranks_per_node, spares):
     nodes, rounds = planned(Layout(1, 1, count * ranks_per_node), ranks_per_node, spares)

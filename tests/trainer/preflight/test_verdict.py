@@ -143,6 +143,13 @@ def test_a_slow_group_explained_by_a_slow_node_is_no_finding():
     assert alone.words == "all-reduce of a dp group 3 GB/s, median of its peers 20, between n0, n2"
 
 
+def test_a_slow_all_to_all_of_experts_is_said():
+    rates = enumerate((9, 9, 2))
+    groups = [Measure("all-to-all", "ep", (at, at + 3), (f"n{at}", f"n{at + 3}"), rate) for at, rate in rates]
+    (found,) = judge_exchanges(groups)
+    assert found.words == "all-to-all of an ep group 2 GB/s, median of its peers 9, between n2, n5"
+
+
 def test_a_slow_bus_within_a_node_is_the_nodes():
     rings = [Measure("ring", "node", (2 * at, 2 * at + 1), (f"n{at}",), rate) for at, rate in enumerate((90, 91, 40))]
     assert blamed(judge_exchanges(rings)) == {"n2": "all-reduce within the node 40 GB/s, median of its peers 90.5"}

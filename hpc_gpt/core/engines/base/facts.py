@@ -273,8 +273,8 @@ class EngineFacts(States):
         return 1
 
     def stated_traits(self, engine: Engine) -> dict[str, Any]:
-        """The fields of a Training that the engine's own arguments in `[engine]` state."""
-        return {}
+        """The fields of a Training that the engine's own arguments in `[engine]` state, or that it has by itself."""
+        return {"dispatcher": "alltoall"} if self.trains_our_model and "ep" in self.axes else {}
 
     def overlaps(self, training: Training) -> tuple[tuple[str, ...], dict[str, Any]]:
         """(arguments that hide communication without changing the arithmetic, the fields of a Training that they
