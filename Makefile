@@ -3,7 +3,8 @@
 # make test-all    the same, and what is too long for every change: whole tables; make test-long    what that adds, alone
 # make mutations   does a test fail where it must? One-line faults, drawn by SEED, each in a copy of the tree; FAULTS=40,
 #                  FILES=hpc_gpt/core/ends/ for those of some files
-# make torture     break runs on purpose on that cluster, 100 times; FAULTS=20 SEED=2 for less, ONLY=7 for one of them
+# make torture     break runs on purpose on that cluster, 100 times; FAULTS=20 SEED=2 for less, ONLY=7 for one of them,
+#                  EP=2 for runs whose ranks divide experts
 # make test-gpu, make lint, make bench
 # make torch-2.9   install the oldest PyTorch that the trainer takes, for the test of it
 #
@@ -51,7 +52,7 @@ mutations: .venv/.ready-test packages
 
 torture: .venv/.ready-test packages
 	@$(BIN)/python -m tests.torture --faults $(or $(FAULTS),100) --seed $(SEED) --at-once $(AT_ONCE) \
-		$(if $(ONLY),--only $(ONLY)) $(if $(RANKS),--ranks $(RANKS))
+		$(if $(ONLY),--only $(ONLY)) $(if $(RANKS),--ranks $(RANKS)) $(if $(EP),--ep $(EP))
 
 lint: .venv/.ready-test
 	@$(BIN)/ruff check .

@@ -269,7 +269,7 @@ def own_group(layout: Layout, axis: str, rank: int, alone: bool = False) -> dist
     joined = None
     for ranks in layout.groups(axis):
         if len(ranks) > 1 or alone:
-            group = dist.new_group(ranks)
+            group = dist.new_group(ranks, group_desc=axis)  # a flight record has its name
             joined = group if rank in ranks else joined
     return joined
 

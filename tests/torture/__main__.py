@@ -27,8 +27,9 @@ def main(arguments: Sequence[str]) -> int:
     """Returns 0 if every run ended as if nothing had happened, else 1; 130 after Ctrl-C."""
     asked = _parse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    faults = planned(sorted(KINDS), asked.seed, max(asked.faults, asked.only or 0), EARLIEST)
-    folder = FOLDER / f"seed-{asked.seed}"
+    kinds = sorted(KINDS) if asked.ep == 1 else [name for name in sorted(KINDS) if not KINDS[name].program]
+    faults = planned(kinds, asked.seed, max(asked.faults, asked.only or 0), EARLIEST)
+    folder = FOLDER / f"seed-{asked.seed}{f'-ep{asked.ep}' if asked.ep > 1 else ''}"
     results = folder / "results.jsonl"
     before = {} if asked.only else _read(results, faults)
     for fault in faults:
@@ -57,7 +58,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of the order, the moments and all other choices (1)")
     parser.add_argument("--only", type=int, help="that one fault of the seed, again")
     parser.add_argument("--at-once", type=int, default=2, help="runs side by side (2)")
-    parser.add_argument("--ranks", type=int, default=8, choices=(4, 8), help="4: without data parallelism (8)")
+    parser.add_argument("--ranks", type=int, default=8, choices=(4, 8), help="4: half the data parallelism (8)")
+    parser.add_argument("--ep", type=int, default=1, choices=(1, 2, 4), help="above 1: experts over ranks (1)")
     return parser.parse_args(arguments)
 
 
@@ -72,7 +74,7 @@ def _read(results: Path, faults: list[Planned]) -> dict[int, Verdict]:
 def _strike(todo: list[Planned], folder: Path, results: Path | None, asked: argparse.Namespace) -> dict[int, Verdict]:
     """Breaks a run for each fault, some at once; appends each verdict to `results` as it is there."""
     folder.mkdir(parents=True, exist_ok=True)
-    lanes, ranks = asked.at_once, asked.ranks
+    lanes, ranks, ep = asked.at_once, asked.ranks, asked.ep
     waiting: queue.SimpleQueue[Planned] = queue.SimpleQueue()
     for fault in todo:
         waiting.put(fault)
@@ -88,7 +90,7 @@ def _strike(todo: list[Planned], folder: Path, results: Path | None, asked: argp
             if not all(KINDS[fault.kind].program for fault in todo):
                 alone = [
                     pool.submit(
-                        unbroken, cluster, folder / f"unbroken-{nodes}", lane_name(number % lanes), nodes, ranks
+                        unbroken, cluster, folder / f"unbroken-{nodes}", lane_name(number % lanes), nodes, ranks, ep
                     )
                     for number, nodes in enumerate((4, 2) if ranks == 8 else (2,))
                 ]
@@ -104,7 +106,7 @@ def _strike(todo: list[Planned], folder: Path, results: Path | None, asked: argp
                     except queue.Empty:
                         return
                     place = folder / f"{fault.number:03d}-{fault.kind}"
-                    verdict = break_one(cluster, place, lane_name(number), fault, lambda: reference, ranks)
+                    verdict = break_one(cluster, place, lane_name(number), fault, lambda: reference, ranks, ep)
                     if stop.is_set():
                         return
                     with writing:
@@ -142,7 +144,8 @@ def _summary(found: dict[int, Verdict], asked: argparse.Namespace, seconds: floa
 
 def _again(asked: argparse.Namespace, number: int) -> str:
     """The command that repeats one fault."""
-    return f"make torture SEED={asked.seed} ONLY={number}{f' RANKS={asked.ranks}' if asked.ranks != 8 else ''}"
+    more = f"{f' RANKS={asked.ranks}' if asked.ranks != 8 else ''}{f' EP={asked.ep}' if asked.ep > 1 else ''}"
+    return f"make torture SEED={asked.seed} ONLY={number}{more}"
 
 
 if __name__ == "__main__":

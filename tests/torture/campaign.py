@@ -75,10 +75,12 @@ class Verdict:
         return json.dumps(asdict(self))
 
 
-def unbroken(cluster: Cluster, folder: Path, partition: str, nodes: int, ranks: int = 8) -> dict[int, float]:
+def unbroken(
+    cluster: Cluster, folder: Path, partition: str, nodes: int, ranks: int = 8, ep: int = 1
+) -> dict[int, float]:
     """Step -> loss of a run that is left alone from the start, and had no trouble of its own either."""
     for _ in range(_TRIES):
-        launcher = make_launcher(cluster, fresh(folder), partition, nodes, ranks)
+        launcher = make_launcher(cluster, fresh(folder), partition, nodes, ranks, ep)
         scene = Scene(Planned(0, "none", 0, nodes, 0), launcher, launcher.submit())
         state, cause = _wait_over(scene, time.monotonic() + PATIENCE_S)
         assert state == "done", f"the unbroken run: {state}: {cause}"
@@ -96,6 +98,7 @@ def break_one(
     planned: Planned,
     reference: Callable[[], dict[int, float]],
     ranks: int = 8,
+    ep: int = 1,
 ) -> Verdict:
     """A fresh run, broken as planned, left alone until it is done, and looked at.
 
@@ -106,7 +109,7 @@ def break_one(
     began = time.monotonic()
     for _ in range(_TRIES):
         try:
-            with _staged(cluster, fresh(folder), partition, planned, ranks) as scene:
+            with _staged(cluster, fresh(folder), partition, planned, ranks, ep) as scene:
                 KINDS[planned.kind].strike(scene)
                 if scene.detail:
                     verdict.what = f"{planned.words} ({scene.detail})"
@@ -147,10 +150,10 @@ def fresh(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _staged(cluster: Cluster, folder: Path, partition: str, planned: Planned, ranks: int) -> Iterator[Scene]:
+def _staged(cluster: Cluster, folder: Path, partition: str, planned: Planned, ranks: int, ep: int) -> Iterator[Scene]:
     """A submitted run; at the end whatever is left of it is ended and what the fault took away is there again."""
     kind = KINDS[planned.kind]
-    launcher = make_launcher(cluster, folder, partition, planned.nodes, ranks)
+    launcher = make_launcher(cluster, folder, partition, planned.nodes, ranks, ep)
     with contextlib.ExitStack() as stack:
         if kind.small_disk:
             stack.enter_context(_small_disk(launcher.logs))

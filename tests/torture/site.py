@@ -1,4 +1,5 @@
-"""The cluster that is tortured, the profile and the experiment: tp2 x pp2 x dp2 of a tiny GPT on 2 or 4 nodes."""
+"""The cluster that is tortured, the profile and the experiment: a tiny GPT at tp2 x pp2 x dp2 on 2 or 4 nodes, or one
+of experts that are divided over ranks, at tp2 x dp4."""
 
 from pathlib import Path
 
@@ -26,15 +27,27 @@ GLOO_SOCKET_IFNAME = "lo"
 OMP_NUM_THREADS = "1"
 """
 
-_EXPERIMENT = (
+_DENSE = (
     f'name = "tiny"{TINY}'
     + """
 engine = {{ name = "deepspeed-3d", zero_stage = 1 }}
 layout = {{ gpus = {gpus}, tp = 2, pp = 2, micro_batch = 2, micro_batches = 2 }}
-train = {{ steps = {steps}, dtype = "fp32", deterministic = true, lr = 1e-3, warmup_steps = 4, log_every = 1,\
- save_every = {save_every} }}
 """
 )
+# A bias chooses the experts and moves after each step: a run that resumes with another one has other losses.
+_MIXTURE = """
+name = "tiny"
+model = {{ hidden = 32, layers = 4, heads = 4, vocab = 256, seq = 32, mlp = "swiglu", norm = "rmsnorm",\
+ positions = "rope", bias = "none", experts = 8, experts_per_token = 2, expert_ffn = 32, router = "sigmoid",\
+ router_bias = true, norm_topk = true }}
+data = {{ source = "tokens", path = "{tokens}" }}
+engine = {{ name = "fsdp" }}
+layout = {{ gpus = {gpus}, tp = 2, ep = {ep}, micro_batch = 2, micro_batches = 2 }}
+"""
+_TRAIN = """
+train = {{ steps = {steps}, dtype = "fp32", deterministic = true, lr = 1e-3, warmup_steps = 4, log_every = 1,\
+ save_every = {save_every}{balance} }}
+"""
 
 
 def cluster_spec(lanes: int) -> ClusterSpec:
@@ -54,13 +67,15 @@ def lane_name(lane: int) -> str:
     return f"lane{lane + 1}"
 
 
-def make_launcher(cluster: Cluster, folder: Path, partition: str, nodes: int, ranks: int = 8) -> Launcher:
+def make_launcher(cluster: Cluster, folder: Path, partition: str, nodes: int, ranks: int = 8, ep: int = 1) -> Launcher:
     """hpc-gpt with all its folders under `folder`, for runs of `ranks` ranks on `nodes` nodes of a partition."""
     nodes = min(nodes, ranks // 2)  # tp2 stays within a node
     folder.mkdir(parents=True)
     launcher = Launcher(cluster, folder)
     profile = _PROFILE.format(gpus_per_node=ranks // nodes, partition=partition)
     (folder / "config" / "clusters" / "site.toml").write_text(profile)
-    experiment = _EXPERIMENT.format(tokens=folder / "some.tokens", gpus=ranks, steps=STEPS, save_every=SAVE_EVERY)
-    launcher.experiment.write_text(experiment)
+    experiment = (_MIXTURE if ep > 1 else _DENSE) + _TRAIN
+    balance = ", balance_rate = 0.02" if ep > 1 else ""
+    values = {"gpus": ranks, "ep": ep, "steps": STEPS, "save_every": SAVE_EVERY, "balance": balance}
+    launcher.experiment.write_text(experiment.format(tokens=folder / "some.tokens", **values))
     return launcher

@@ -13,9 +13,9 @@ def run_rank(environment: dict[str, str], log: str) -> None:
     """One rank, as `python -m hpc_gpt.trainer` would run it; ends the process.
 
     It says each signal in its log once the flag is up. Rank 0 stops itself at its HOLD_AT_LINE-th line, where that is
-    set, until somebody lets it go on. HANG, as "3 loop", is the rank that stands still after some steps, and how;
-    LONG_EVALUATION_S is how long rank 1 takes for an evaluation. COUNT_OPENS_IN, "FILE:FOLDER:…", has what is opened
-    below the folders written to a file.
+    set, until somebody lets it go on. HANG, as "3 loop", is the rank that stands still after some steps, and how
+    ("rows": before it sends rows to experts); LONG_EVALUATION_S is how long rank 1 takes for an evaluation.
+    COUNT_OPENS_IN, "FILE:FOLDER:…", has what is opened below the folders written to a file.
     """
     os.environ.update(environment)
     file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -161,15 +161,21 @@ def _hold_at_line(held: int) -> None:
 
 def _hang(how: str) -> None:
     from hpc_gpt.trainer.loop import Loop
+    from hpc_gpt.trainer.model.dispatch import ExpertParallel
 
-    report = Loop._report
+    report, route = Loop._report, ExpertParallel.route
     seen: list[float] = []
+
+    def keep_rows(self: ExpertParallel, counts: Any) -> Any:
+        while how == "rows" and seen and seen[-1] > seen[0] + 4:
+            time.sleep(0.01)
+        return route(self, counts)
 
     def stand_still(self: Loop, step: int) -> Any:
         time.sleep(0.05)  # the others wait for this rank, and need not compute all the while
         seen.append(time.monotonic())
         # Some seconds of steps, so that the watchdog has seen their pace.
-        hangs = step >= 5 and seen[-1] > seen[0] + 4
+        hangs = how != "rows" and step >= 5 and seen[-1] > seen[0] + 4
         if hangs and how == "lock":  # C code that keeps Python's lock
             ctypes.PyDLL(None).pause()
         while hangs:
@@ -177,6 +183,7 @@ def _hang(how: str) -> None:
         return report(self, step)
 
     Loop._report = stand_still  # type: ignore[method-assign]
+    ExpertParallel.route = keep_rows  # type: ignore[method-assign]
 
 
 def _evaluate_long(seconds: float) -> None:

@@ -3,7 +3,6 @@
 import re
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,23 @@ import pytest
 from hpc_gpt.core.runs.heartbeats import read_heartbeats
 from hpc_gpt.core.runs.requests import write_request
 from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.settings.experiment import Engine
 from tests.trainer.launch import PATIENCE_S, Launch, lines, new_run, settings
 
 LONG = 1_000_000
 # Seconds without a step that are a hang here; the ranks are watched for five more.
 FLOOR_S = 3.0
-LAYOUTS = {"deepspeed-3d": {"tp": 2, "pp": 2, "dp": 1}, "ddp": {"tp": 1, "pp": 1, "dp": 4}}
+EXPERTS = {"experts": 4, "experts_per_token": 2, "expert_ffn": 32, "mlp": "swiglu", "bias": "none"}
+LAYOUTS = {
+    "deepspeed-3d": {"tp": 2, "pp": 2, "dp": 1},
+    "ddp": {"tp": 1, "pp": 1, "dp": 4},
+    "fsdp": {"tp": 1, "pp": 1, "dp": 2, "ep": 2},
+}
 
 
 def run_of(folder: Path, tokens: Path, engine: str, **train: Any) -> RunFolder:
-    resolved = settings(tokens, LAYOUTS[engine], **{"steps": LONG, "hang_floor_s": FLOOR_S, **train})
-    return new_run(folder, replace(resolved, engine=replace(resolved.engine, name=engine)))
+    shape, train = EXPERTS if engine == "fsdp" else None, {"steps": LONG, "hang_floor_s": FLOOR_S, **train}
+    return new_run(folder, settings(tokens, LAYOUTS[engine], Engine(engine), shape, **train))
 
 
 def hang(launch: Launch) -> dict[str, Any]:
@@ -87,6 +92,17 @@ def test_a_rank_in_a_loop_is_named_by_its_stack(tmp_path: Path, tokens: Path) ->
     words = r"; rank 3 on n7 is (in no collective|behind), after step \d+.*, at .*in stand_still"
     assert re.search(words, end["cause"]), end
     assert "in stand_still" in stacks(launch, 3)
+
+
+@pytest.mark.long
+def test_a_rank_that_sends_no_rows_to_experts_is_named(tmp_path: Path, tokens: Path) -> None:
+    launch = Launch(run_of(tmp_path, tokens, "fsdp"), 2, SLURMD_NODENAME="n7", HANG="1 rows")
+    end = hang(launch)
+    assert end["rank"] == 1
+    cause = end["cause"]
+    assert re.search(r"; rank 1 on n7 is in no collective, after step \d+.*, at .*in keep_rows; ", cause), end
+    assert re.search(r"; rank 0 waits in all_to_all_single after step \d+ \(dispatch.py:\d+ in route\)", cause), end
+    assert re.search(r"; flight recorder: gloo:all_to_all \d+ of group ep, .* is open on rank 0", cause), end
 
 
 @pytest.mark.long

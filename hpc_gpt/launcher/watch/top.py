@@ -26,6 +26,7 @@ from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.launcher.watch.control import describe
 from hpc_gpt.launcher.watch.status import RunStatus
 from hpc_gpt.reader.pattern import MIXTURE_FIELDS
+from hpc_gpt.trainer.preflight.verdict import SHARED
 
 # At most this many nodes and ranks have lines; if there are more, the worst are shown, and the spread of all.
 _MOST = 10
@@ -151,7 +152,10 @@ def _of_ranks(attempt: Attempt, resolved: Resolved, now: float | None) -> list[s
     """The tables of nodes and ranks. `now` is None if the run has ended: nobody is silent then."""
     heartbeats, old_s = read_heartbeats(attempt.heartbeats), silent_after_s(resolved.train.hang_floor_s)
     if not heartbeats:
-        return ["no heartbeat yet"]
+        if not now:
+            return ["no heartbeat yet"]
+        probed = (attempt.folder / SHARED).is_dir()
+        return [f"no heartbeat yet: {'the nodes are probed (preflight)' if probed else 'the ranks start'}"]
     ages = {rank: round(max(0.0, now - last.time), 1) for rank, last in heartbeats.items()} if now else {}
     silent = {rank for rank, age_s in ages.items() if age_s > old_s}
     # The slowest first: silent ranks, then those at the lowest step, then those that have been in it longest.

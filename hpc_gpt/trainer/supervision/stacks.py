@@ -88,7 +88,8 @@ def main_frames(dump: str) -> list[Frame]:
 # The functions in which a rank waits for another, in addition to those of torch.distributed.
 _WAITS = {
     ("hpc_gpt/trainer/ranks.py", "finish"): "the all_reduce of a step's reports",
-    ("torch/autograd/graph.py", "_engine_run_backward"): "backward, with its all_reduce of gradients",
+    ("hpc_gpt/trainer/model/dispatch.py", "route"): "the all_to_all of rows for experts",
+    ("torch/autograd/graph.py", "_engine_run_backward"): "backward, with its collectives",
     ("torch/cuda/streams.py", "synchronize"): "the device",
     ("torch/cuda/__init__.py", "synchronize"): "the device",
 }

@@ -15,6 +15,7 @@ from hpc_gpt.core.runs.heartbeats import GpuFigures, RankHeartbeat, line_of, wri
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.launcher.watch.status import read_folders
 from hpc_gpt.launcher.watch.top import draw_curve, read_curve, screen
+from hpc_gpt.trainer.preflight.verdict import SHARED
 from tests.cli.command import in_process
 from tests.made_runs import add_attempt, add_checkpoint, make_run, metrics_line
 
@@ -56,6 +57,15 @@ def test_each_node_and_each_rank_has_a_line_the_slowest_first():
     assert re.fullmatch(r"3 +n2 +40 +training +0\.5 s +100 s ago +silent", ranks[0])
     assert re.fullmatch(r"1 +n1 +39 +saving +12 s +\S+ s ago +all_reduce; loop\.py:96 in run", ranks[1])
     assert "of all" not in said
+
+
+def test_before_the_heartbeats_it_says_what_is_done_meanwhile():
+    run, attempt = running(steps=0)
+    (attempt.folder / SHARED).mkdir()
+    assert shown(run).endswith("no heartbeat yet: the nodes are probed (preflight)")
+    (attempt.folder / SHARED).rmdir()
+    assert shown(run).endswith("no heartbeat yet: the ranks start")
+    assert shown(run, state="walltime").endswith("no heartbeat yet")
 
 
 def test_a_rank_without_a_heartbeat_is_the_slowest_until_the_end():

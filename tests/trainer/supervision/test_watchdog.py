@@ -25,6 +25,8 @@ def test_where_a_main_thread_stands() -> None:
     )
     words = Frame("/r/hpc_gpt/trainer/ranks.py", 79, "finish")
     assert find_wait([words, ours]) == ("the all_reduce of a step's reports", "ranks.py:79 in finish")
+    rows = Frame("/r/hpc_gpt/trainer/model/dispatch.py", 56, "route")  # on a GPU: it waits for the numbers of rows
+    assert find_wait([rows, ours]) == ("the all_to_all of rows for experts", "dispatch.py:56 in route")
     assert find_wait([Frame("/r/mine.py", 5, "spin"), ours]) == ("", "mine.py:5 in spin")
     assert find_wait([]) == ("", "")
 
