@@ -99,6 +99,7 @@ def test_a_rank_that_sends_no_rows_to_experts_is_named(tmp_path: Path, tokens: P
     launch = Launch(run_of(tmp_path, tokens, "fsdp"), 2, SLURMD_NODENAME="n7", HANG="1 rows")
     end = hang(launch)
     assert end["rank"] == 1
+    assert "Warning" not in launch.log
     cause = end["cause"]
     assert re.search(r"; rank 1 on n7 is in no collective, after step \d+.*, at .*in keep_rows; ", cause), end
     assert re.search(r"; rank 0 waits in all_to_all_single after step \d+ \(dispatch.py:\d+ in route\)", cause), end

@@ -57,7 +57,7 @@ class Experts(nn.Module):
             lowered = self._multiply(rows, weights, ends)
         else:
             lowered = self._exchange(rows, weights, ends, kept or Kept())
-        return tp.leave(apply(_Combine, lowered, order, place, used).view_as(hidden))
+        return tp.leave(apply(_Combine, lowered, order, place, used, hidden.shape[:-1]))
 
     def _multiply(self, rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
         # Weighed before the last product: its rows are narrower than the outputs, which no gradient needs then.
@@ -152,18 +152,21 @@ class _Dispatch(torch.autograd.Function):
 
 
 class _Combine(torch.autograd.Function):
-    """[tokens x used, width] -> [tokens, width], the sum of each token's rows; the opposite of `_Dispatch`."""
+    """[tokens x used, width] -> [*tokens, width], the sum of each token's rows; the opposite of `_Dispatch`.
+
+    The result is no view: FSDP warns of a module that returns one.
+    """
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, order: Tensor, place: Tensor, used: int) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, order: Tensor, place: Tensor, used: int, tokens: torch.Size) -> Tensor:
         ctx.save_for_backward(order)
         ctx.used = used
-        return rows[place].view(-1, used, rows.shape[1]).sum(1)
+        return rows[place].view(*tokens, used, rows.shape[1]).sum(-2)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (order,) = ctx.saved_tensors
-        return gradients[0][order // ctx.used], None, None, None
+        return gradients[0].flatten(0, -2)[order // ctx.used], None, None, None, None
 
 
 class _WeighedGate(torch.autograd.Function):

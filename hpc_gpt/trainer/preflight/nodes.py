@@ -245,8 +245,11 @@ class Preflight:
             for node in measure.nodes:
                 slowest[node, measure.kind] = min(measure.gb_s, slowest.get((node, measure.kind), measure.gb_s))
         reports = self.probe.reports
-        rows = [_row(node, reports.get(node, NodeReport()), slowest) for node in self.nodes if node in shown]
-        out.write(textwrap.indent(Grid(_HEADINGS, _RIGHT, rows).aligned(), "  "))
+        kinds = [kind for kind in _EXCHANGES if kind != "all-to-all" or self.resolved.layout.ep > 1]
+        headings = [*_HEADINGS, *(f"{_EXCHANGES[kind]} GB/s" for kind in kinds), "clock s"]
+        rows = [_row(node, reports.get(node, NodeReport()), slowest, kinds) for node in self.nodes if node in shown]
+        right = [heading not in ("node", "device") for heading in headings]
+        out.write(textwrap.indent(Grid(headings, right, rows).aligned(), "  "))
         if nodes > len(shown):
             out.write(f"  … {nodes - len(shown)} more nodes in preflight.json\n")
         for network, on in sorted(self.networks.items()):
@@ -260,16 +263,16 @@ class Preflight:
         out.flush()
 
 
-_HEADINGS = ("node", "device", "free GiB", "matmul TFLOP/s", "to device GB/s", "disk MB/s", "pairs GB/s",
-             "all-reduce GB/s", "clock s")  # fmt: skip
-_RIGHT = [heading not in ("node", "device") for heading in _HEADINGS]
+_HEADINGS = ("node", "device", "free GiB", "matmul TFLOP/s", "to device GB/s", "disk MB/s")
+# Of the kinds of exchanges; the last one is measured where ranks divide experts.
+_EXCHANGES = {"pair": "pairs", "ring": "all-reduce", "all-to-all": "all-to-all"}
 
 
-def _row(node: str, report: NodeReport, slowest: Mapping[tuple[str, str], float]) -> list[str]:
+def _row(node: str, report: NodeReport, slowest: Mapping[tuple[str, str], float], kinds: Sequence[str]) -> list[str]:
     """A node's row: its worst figures, and its slowest exchange of each kind."""
     device = next((str(figures.get("device")) for figures in report.figures), "?" if report.sent else "no answer")
     rates = [report.worst(name) for name in ("memory_free_gib", "matmul_tflops", "host_to_device_gb_s", "write_mb_s")]
-    rates += [slowest.get((node, kind)) for kind in ("pair", "ring")]
+    rates += [slowest.get((node, kind)) for kind in kinds]
     clock = NOTHING if report.ahead_s is None else f"{report.ahead_s:+.1f}"
     return [node, device, *(NOTHING if rate is None else f"{rate:.3g}" for rate in rates), clock]
 

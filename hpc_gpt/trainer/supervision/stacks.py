@@ -116,7 +116,7 @@ def read_flight_records(attempt: Attempt, late: Sequence[int]) -> str:
     the open collective; empty if there are none, or they show none."""
     files = {int(path.stem): path for path in (attempt.folder / "flight").glob("*.json") if path.stem.isdigit()}
     ranks = sorted(files.keys() & set(late))[:_RECORDS] + sorted(files.keys() - set(late))[:_RECORDS]
-    return find_open_collective({rank: read_json(files[rank]) for rank in ranks})
+    return find_open_collective({rank: read_json(files[rank]) for rank in ranks}, not files.keys() >= set(late))
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,9 @@ class _Group:
     open: str
 
 
-def find_open_collective(records: Mapping[int, Mapping[str, Any]]) -> str:
+def find_open_collective(records: Mapping[int, Mapping[str, Any]], some_silent: bool = False) -> str:
     """Describes the collective that is still open, with its number and group, and the ranks that have not begun it.
+    `some_silent`: a rank that the others wait for has no record.
 
     >>> entry = {"pg_id": 0, "process_group": ["0", "default_pg"], "collective_seq_id": 12, "retired": False,
     ...          "profiling_name": "nccl:all_reduce", "input_sizes": [[1024]], "state": "started"}
@@ -143,8 +144,15 @@ def find_open_collective(records: Mapping[int, Mapping[str, Any]]) -> str:
     for rank, record in records.items():
         for name, place in _groups_of(record).items():
             groups[name][rank] = place
-    # A group whose ranks are at different collectives explains the rest, and comes first.
-    for places in sorted(groups.values(), key=lambda places: len({place.begun for place in places.values()}) < 2):
+    waiting = {rank for places in groups.values() for rank, place in places.items() if place.open}
+
+    def explains(places: Mapping[int, _Group]) -> int:
+        """The lowest first: ranks that are late and wait for nobody; a rank that is silent; ranks that wait, too."""
+        most = max(place.begun for place in places.values())
+        late = {rank for rank, place in places.items() if place.begun < most}
+        return 0 if late - waiting else 2 if late else 1 if some_silent else 3
+
+    for places in sorted(groups.values(), key=explains):
         most = max(place.begun for place in places.values())
         ahead = sorted(rank for rank, place in places.items() if place.begun == most and place.open)
         if ahead:

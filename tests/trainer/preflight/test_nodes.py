@@ -31,14 +31,15 @@ def figures(tmp_path):
     return folder
 
 
-def new_run(tmp_path, nodes=2, ranks_per_node=1, spares=0, hidden=32, heads=4, layers=2, **layout):
+def new_run(tmp_path, nodes=2, ranks_per_node=1, spares=0, hidden=32, heads=4, layers=2, ep=None, **layout):
     profile = ClusterProfile(name="site", gpus_per_node=ranks_per_node, preflight=True, spare_nodes=spares)
+    experts = {"experts": ep, "experts_per_token": 1, "expert_ffn": 32, "bias": "none"} if ep else {}
     experiment = Experiment(
         name="tiny",
-        model=Model(hidden=hidden, layers=layers, heads=heads, vocab=256, seq=32),
+        model=Model(hidden=hidden, layers=layers, heads=heads, vocab=256, seq=32, **experts),
         data=Data(source="random"),
         engine=Engine(name="ddp") if not layout else Engine(),
-        layout=LayoutRequest(gpus=nodes * ranks_per_node, micro_batch=1, micro_batches=2, **layout),
+        layout=LayoutRequest(gpus=nodes * ranks_per_node, micro_batch=1, micro_batches=2, ep=ep, **layout),
         train=Train(dtype="fp32", steps=3),
         job=Job(),
     )

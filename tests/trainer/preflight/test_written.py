@@ -69,6 +69,15 @@ def test_what_is_measured_is_in_the_table_and_in_the_file(tmp_path: Path) -> Non
     }  # fmt: skip
 
 
+def test_where_ranks_divide_experts_the_table_has_an_all_to_all(tmp_path: Path) -> None:
+    lines = [encode(node, 0, figures=FIGURES, port=1) for node in "ab"]
+    lines += [encode(node, 0, rates=[19.5, 21.0, 18.0, 9.5], done=True) for node in "ab"]
+    preflight = judged(tmp_path, lines, "ab", spares=0, ep=2)
+    preflight.write_table(out := io.StringIO())
+    assert "  pairs GB/s  all-reduce GB/s  all-to-all GB/s  clock s\n" in out.getvalue()
+    assert out.getvalue().count("        19.5               18              9.5     +0.2\n") == 2
+
+
 def test_of_many_nodes_those_with_a_fault_are_shown_first(tmp_path: Path) -> None:
     nodes = "".join(map(chr, range(200, 270)))
     preflight = judged(tmp_path, [encode(node, 0, figures=FIGURES, port=1) for node in nodes[:-1]], nodes)

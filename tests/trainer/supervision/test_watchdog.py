@@ -71,6 +71,17 @@ def test_a_recorded_flight_names_the_collective_and_who_lacks() -> None:
     assert find_open_collective({0: receiving}) == "flight recorder: nccl:recv 0<-1 is open on rank 0"
 
 
+def test_a_silent_rank_is_in_the_collective_that_late_ranks_wait_in() -> None:
+    """Rank 1 has no record. Rank 3 waits for it, and rank 2 for rank 3."""
+    tp, dp = ("7", "tp"), ("11", "dp")
+    two = record(entry(684, False, 3, tp), pg3=684)
+    three = record(entry(683, True, 3, tp), entry(412, False, 4, dp), pg3=683, pg4=412)
+    of_two = "flight recorder: nccl:all_reduce 684 of group tp, sizes [[34688]], is open on rank 2; rank 3 is at 683"
+    assert find_open_collective({2: two, 3: three}) == of_two
+    of_three = "flight recorder: nccl:all_reduce 412 of group dp, sizes [[34688]], is open on rank 3"
+    assert find_open_collective({2: two, 3: three}, some_silent=True) == of_three
+
+
 def test_a_record_of_another_shape_says_nothing() -> None:
     for odd in ({}, {"entries": [{}]}, {"entries": [{"pg_id": 1, "process_group": 3}]}, {"entries": [None]}):
         assert find_open_collective({0: odd}) == ""
