@@ -200,18 +200,19 @@ def move(folder: Path, before: Case, after: Case) -> dict[str, Any]:
     """Steps from SAVED on: by the engine that did those before, and by one in another layout, with other initial
     weights, that loads what it saved. Each has as many of the ranks as its layout asks for."""
     kept, name = folder / f"{before.name} to {after.name}", f"{before.name} {after.name}"
-    unbroken = _on_its_ranks(folder, name, before, lambda: _leave(before, kept))
-    return {"unbroken": unbroken} | (_on_its_ranks(folder, f"{name} after", after, lambda: _take(after, kept)) or {})
+    unbroken = on_its_ranks(folder, name, before.layout.gpus, lambda: _leave(before, kept))
+    taken = on_its_ranks(folder, f"{name} after", after.layout.gpus, lambda: _take(after, kept))
+    return {"unbroken": unbroken} | (taken or {})
 
 
-def _on_its_ranks(folder: Path, name: str, case: Case, act: Callable[[], Any]) -> Any:
-    """What the first ranks give, as many as the case has; then all meet again."""
+def on_its_ranks(folder: Path, name: str, ranks: int, act: Callable[[], Any]) -> Any:
+    """What the first `ranks` give; then all meet again."""
     rank, world = dist.get_rank(), dist.get_world_size()
     dist.barrier()
     forget()
     found = None
-    if rank < case.layout.gpus:
-        meet(folder, f"{name} alone", case.layout.gpus)
+    if rank < ranks:
+        meet(folder, f"{name} alone", ranks)
         found = act()
         dist.barrier()
         forget()
