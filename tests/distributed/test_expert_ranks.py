@@ -206,10 +206,10 @@ def test_the_same_run_at_ep_gives_the_same_bits(task: Task, found: Found) -> Non
     assert found(task) == found(task_of(trained, *task.given[:-1]))
 
 
-def resumed(folder: Path, before: Layout, after: Layout, engine: Engine, optimizer: str) -> Any:
-    name = f"{before} {after} {engine.name} {optimizer}"
+def resumed(folder: Path, before: Layout, after: Layout, first: Engine, then: Engine, optimizer: str) -> Any:
+    name = f"{before} {after} {first.name} {then.name} {optimizer}"
 
-    def go(layout: Layout, steps: range) -> list[list[float]]:
+    def go(layout: Layout, engine: Engine, steps: range) -> list[list[float]]:
         resolved = settings(layout, engine, optimizer)
         ours = build(resolved)
         if steps.start:
@@ -220,8 +220,8 @@ def resumed(folder: Path, before: Layout, after: Layout, engine: Engine, optimiz
         return figures
 
     figures: list[list[float]] = []
-    for layout, steps in ((before, range(SAVED)), (after, range(SAVED, STEPS))):
-        done = on_its_ranks(folder, f"{name} {steps.start}", layout.gpus, lambda at=layout, of=steps: go(at, of))
+    for *part, steps in ((before, first, range(SAVED)), (after, then, range(SAVED, STEPS))):
+        done = on_its_ranks(folder, f"{name} {steps.start}", part[0].gpus, lambda at=part, of=steps: go(*at, of))
         figures += done or []
     return figures
 
@@ -231,9 +231,14 @@ MOVES = [*permutations((DP4, DP4_EP2, EP4), 2), (ONE, EP4), (EP4, ONE), (EP2, EP
 OVER_TP = [(TP2_EP2, EP4), (EP4, TP2_EP2)]
 
 
+# To another engine.
+ACROSS = [(EP4, DDP, DP4_EP2, FSDP), (EP4, FSDP, DP4_EP2, DDP), (TP2_EP2, FSDP, EP4, DDP), (ONE, DDP, TP2_EP2, FSDP)]
+
+
 @each([
-    task_of(resumed, *move, engine, "adamw")
-    for engine, moves in ((DDP, MOVES), (FSDP, MOVES + OVER_TP)) for move in moves
+    *(task_of(resumed, *move, engine, engine, "adamw")
+      for engine, moves in ((DDP, MOVES), (FSDP, MOVES + OVER_TP)) for move in moves),
+    *(task_of(resumed, before, after, first, then, "adamw") for before, first, after, then in ACROSS),
 ])  # fmt: skip
 def test_a_checkpoint_goes_on_at_another_ep(task: Task, found: Found, alone: Any) -> None:
     ours, plain = torch.tensor(found(task)), torch.tensor(alone("adamw", "sigmoid")[0])

@@ -271,12 +271,18 @@ MOVED = [
     (ours(TP2_DP2, FSDP), ours(DP1, FSDP)),
     (ours(DP2, FSDP), ours(TP2_DP2, FSDP)),
     (ours(HYBRID, FSDP), ours(TP2_DP2, FSDP)),
+    (ours(TP2_DP2, FSDP), ours(DP2, SHARDED)),
+    (ours(DP2, DDP), ours(TP2_DP2, FSDP)),
 ]
 LONG_MOVED = [
     *((one, other) for one in SOURCES[:3] for other in (staged(TP2_PP2), sharded(TP2_DP2, 3))),
     *((one, other) for one in SOURCES for other in TARGETS),
     (ours(DP2, COMPILED, "fp16"), ours(DP1, DDP, "fp16")),
     (ours(DP2, DDP, "fp16"), ours(DP1, COMPILED, "fp16", 1)),
+    (ours(DP2, FSDP, "fp16"), ours(DP1, COMPILED, "fp16")),
+    (ours(DP2, COMPILED, "fp16"), ours(DP2, FSDP, "fp16")),
+    (ours(DP2, SHARDED), ours(DP1, FSDP)),
+    (ours(HYBRID, FSDP), ours(DP1, DDP)),
     (ours(DP4, FSDP), ours(DP1, FSDP)),
     (ours(DP2, FSDP), ours(DP4, FSDP)),
     (ours(TP2_DP2, FSDP), ours(DP4, FSDP)),

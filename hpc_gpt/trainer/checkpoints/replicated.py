@@ -9,6 +9,7 @@ The files are memory-mapped: a node's ranks share their pages, and copy one para
 """
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from hpc_gpt.core.errors import CheckpointError
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.checkpoints.folders import REMOVE_IT, load_safely
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
-from hpc_gpt.trainer.checkpoints.training_state import owned_by, set_states
+from hpc_gpt.trainer.checkpoints.training_state import Whole, owned_by, set_states, take_whole
 from hpc_gpt.trainer.engines.optimizer import kernel_of
 from hpc_gpt.trainer.model.dispatch import ExpertParallel
 from hpc_gpt.trainer.model.tensor_parallel import full_name, is_of_experts
@@ -81,6 +82,11 @@ class ReplicatedCheckpoint:
         progress = _read(folder / _PROGRESS)
         return int(progress["step"]), progress["scale"]
 
+    def take(self, whole: Whole, rank: int) -> tuple[int, dict[str, Any]]:
+        """Loads this rank's part of another engine's checkpoint; returns (step, loss scale)."""
+        parameters = {full_name(one): one for one in self._parameters}
+        return take_whole(whole, parameters, self._optimizer, lambda name, tensor: self._ours(name, [tensor]))
+
     def _ours(self, name: str, pieces: list[Tensor]) -> Tensor:
         """This rank's part of a tensor of a parameter, whose `pieces` follow each other."""
         if not pieces[0].ndim:
@@ -100,6 +106,24 @@ def read_replicated(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Ten
     yield from weights.items()
     for name in experts[0]["weights"] if experts else ():
         yield name, torch.cat(_pieces(name, weights, experts))
+
+
+def read_whole(folder: Path, resolved: Resolved) -> Whole:
+    """The checkpoint for another engine."""
+    progress = _read(folder / _PROGRESS)
+    weights = ((name, "", weight) for name, weight in read_replicated(folder, resolved))
+    return Whole(int(progress["step"]), progress["scale"], chain(weights, _states(folder)))
+
+
+def _states(folder: Path) -> Iterator[tuple[str, str, Tensor]]:
+    """Yields (full name, moment, whole tensor) of every optimizer state."""
+    for path in sorted(folder.glob("optimizer-*.pt")):
+        for name, state in _read(path).items():
+            yield from ((name, moment, value) for moment, value in state.items())
+    experts = [one["states"] for one in _read_experts(folder)]
+    for name, state in experts[0].items() if experts else ():
+        for moment, value in state.items():
+            yield name, moment, torch.cat([one[name][moment] for one in experts]) if value.ndim else value
 
 
 def _read_experts(folder: Path) -> list[dict[str, Any]]:

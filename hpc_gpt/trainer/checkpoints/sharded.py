@@ -35,7 +35,7 @@ from hpc_gpt.core.process import no_collections
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.checkpoints.folders import REMOVE_IT, Sums, load_json, load_metadata
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles, Sink
-from hpc_gpt.trainer.checkpoints.training_state import set_states
+from hpc_gpt.trainer.checkpoints.training_state import Whole, set_states, take_whole
 from hpc_gpt.trainer.model.tensor_parallel import Split, full_name, split_of
 
 _FOLDER, _PROGRESS = "dcp", "progress.json"
@@ -98,6 +98,10 @@ class ShardedCheckpoint:
         set_states(self._optimizer, moments)
         return int(progress["step"]), progress["scale"]
 
+    def take(self, whole: Whole, rank: int) -> tuple[int, dict[str, Any]]:
+        """Loads this rank's part of another engine's checkpoint; returns (step, loss scale)."""
+        return take_whole(whole, self._shards, self._optimizer, self._share)
+
     def _targets(self, reader: FileSystemReader) -> dict[str, tuple[str, Tensor]]:
         """{key in the checkpoint: (name, this rank's piece to fill)}; the pieces of weights are the shards."""
         targets = self._weights()
@@ -149,22 +153,32 @@ class _Reader(FileSystemReader):
 
 def read_sharded(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
     """Yields every parameter of the whole model by its full name, fp32, in one process without torch.distributed."""
+    yield from ((name, weight) for name, _, weight in _read_tensors(folder, "weights/", _read_progress(folder)))
+
+
+def read_whole(folder: Path, resolved: Resolved) -> Whole:
+    """The checkpoint for another engine."""
     progress = _read_progress(folder)
+    return Whole(int(progress["step"]), progress["scale"], _read_tensors(folder, "", progress))
+
+
+def _read_tensors(folder: Path, kind: str, progress: dict[str, Any]) -> Iterator[tuple[str, str, Tensor]]:
+    """Yields (full name, moment, whole tensor), with moment "" for a weight, of the keys that begin with `kind`."""
     reader = _Reader(folder / _FOLDER)
     for key, saved in reader.read_metadata().state_dict_metadata.items():
-        if key.startswith("weights/") and isinstance(saved, TensorStorageMetadata):
+        if key.startswith(kind) and isinstance(saved, TensorStorageMetadata):
             whole = torch.empty(saved.size, dtype=saved.properties.dtype)
             with warnings.catch_warnings():
                 # torch warns that torch.distributed is not initialised, even with `no_dist`.
                 warnings.simplefilter("ignore", UserWarning)
                 state_dict_loader.load({key: whole}, storage_reader=reader, no_dist=True)
-            name = key.split("/")[1]
-            yield name, _in_order(name, whole, progress)
+            _, name, *moment = key.split("/")
+            yield name, "".join(moment), _in_order(name, whole, progress)
 
 
 def _in_order(name: str, whole: Tensor, progress: dict[str, Any]) -> Tensor:
     """The tensor with its rows in the model's order; they were saved in the order of the tp ranks."""
-    if name not in progress["fused"] or progress["tp"] == 1:
+    if name not in progress["fused"] or progress["tp"] == 1 or not whole.ndim:
         return whole
     split = Split.of_stored(progress["fused"][name])
     return split.merge(list(whole.chunk(progress["tp"], split.dim)))

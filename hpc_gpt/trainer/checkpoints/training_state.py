@@ -7,18 +7,18 @@ data-00003.json    how far a data-parallel rank has read a stream of data
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hpc_gpt.core.engines.base.ds_config import sub_group_elements, zero_stage
 from hpc_gpt.core.errors import CheckpointError
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.trainer.checkpoints.folders import IT_IS_DAMAGED, load_json, load_safely
+from hpc_gpt.trainer.checkpoints.folders import IT_IS_DAMAGED, REMOVE_IT, load_json, load_safely
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
 from hpc_gpt.trainer.model.tensor_parallel import full_name
 
@@ -116,6 +116,38 @@ def set_states(optimizer: torch.optim.Optimizer, states: Mapping[str, Any]) -> N
     names = [full_name(one) for one in owned_by(optimizer)]
     numbered = {number: states[name] for number, name in enumerate(names) if name in states}
     optimizer.load_state_dict({"state": numbered, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+class Whole(NamedTuple):
+    """A checkpoint of ddp or fsdp for the other one: its step, its loss scale, and (full name, moment, tensor) of each
+    weight, whose moment is "", and of each optimizer state, whole and in the model's order."""
+
+    step: int
+    scale: dict[str, Any]
+    tensors: Iterator[tuple[str, str, Tensor]]
+
+
+@torch.no_grad()
+def take_whole(
+    whole: Whole,
+    parameters: Mapping[str, Tensor],
+    optimizer: torch.optim.Optimizer,
+    share: Callable[[str, Tensor], Tensor],
+) -> tuple[int, dict[str, Any]]:
+    """Fills fp32 `parameters`, by full name, and the states of the `optimizer` with this rank's `share` of each tensor;
+    returns (step, loss scale). Raises CheckpointError if a parameter is missing."""
+    missing, owned = set(parameters), {full_name(one) for one in owned_by(optimizer)}
+    states: dict[str, dict[str, Tensor]] = {}
+    for name, moment, tensor in whole.tensors:
+        if not moment:
+            parameters[name].copy_(share(name, tensor))
+            missing.discard(name)
+        elif name in owned:
+            states.setdefault(name, {})[moment] = (share(name, tensor) if tensor.ndim else tensor).clone()
+    if missing:
+        raise CheckpointError(f"the checkpoint holds no {min(missing)}", REMOVE_IT)
+    set_states(optimizer, states)
+    return whole.step, whole.scale
 
 
 def read_positions(folder: Path) -> dict[int, dict[str, Any]]:

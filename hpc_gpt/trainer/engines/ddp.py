@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.trainer.checkpoints.replicated import ReplicatedCheckpoint
+from hpc_gpt.trainer.checkpoints.replicated import ReplicatedCheckpoint, read_whole
 from hpc_gpt.trainer.checkpoints.replicated import read_replicated as read_weights
 from hpc_gpt.trainer.engines import private_parts
 from hpc_gpt.trainer.engines.kernels import compile_model, compiler
@@ -144,7 +144,7 @@ class Ddp(TorchEngine):
 
 
 build = Ddp
-__all__ = ["Ddp", "build", "read_weights"]
+__all__ = ["Ddp", "build", "read_weights", "read_whole"]
 
 
 def _master_weights_of(resolved: Resolved, parts: list[list[nn.Parameter]]) -> MasterWeights | None:

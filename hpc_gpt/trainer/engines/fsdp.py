@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from hpc_gpt.core.engines.fsdp import blocks_by_size
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.trainer.checkpoints.sharded import ShardedCheckpoint
+from hpc_gpt.trainer.checkpoints.sharded import ShardedCheckpoint, read_whole
 from hpc_gpt.trainer.checkpoints.sharded import read_sharded as read_weights
 from hpc_gpt.trainer.engines.ddp import Ddp
 from hpc_gpt.trainer.engines.kernels import compile_model
@@ -53,7 +53,7 @@ from hpc_gpt.trainer.model.tensor_parallel import (
 )
 from hpc_gpt.trainer.ranks import own_group
 
-__all__ = ["build", "read_weights"]
+__all__ = ["build", "read_weights", "read_whole"]
 
 
 class Fsdp(TorchEngine):

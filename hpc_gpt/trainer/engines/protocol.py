@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.process import no_collections
+from hpc_gpt.core.runs.lineage import convertible
 from hpc_gpt.core.settings.requirements import check_package
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.schedule import learning_rate
@@ -29,6 +30,7 @@ from hpc_gpt.trainer.checkpoints.training_state import (
     load_random_state,
     put_identity,
     put_random_state,
+    read_identity,
 )
 from hpc_gpt.trainer.engines import private_parts
 from hpc_gpt.trainer.engines.attention import AttentionKernels, prepare_attention
@@ -211,8 +213,13 @@ class TorchEngine(TrainingEngine):
             put_identity(files, self._resolved, self._step)
 
     def load(self, folder: Path) -> None:
-        differing = check_identity(folder, self._resolved, engine_named(self._resolved.engine.name).converts)
-        self._step, scale = self._checkpoint.load(folder, dist.get_rank())
+        saved, ours = str(read_identity(folder).get("engine.name")), self._resolved.engine.name
+        differing = check_identity(folder, self._resolved, convertible(saved, ours))
+        if saved == ours:
+            self._step, scale = self._checkpoint.load(folder, dist.get_rank())
+        else:
+            whole = module_of(saved).read_whole(folder, self._resolved)
+            self._step, scale = self._checkpoint.take(whole, dist.get_rank())
         self._scaler.restore(scale)
         self._weights_are_loaded()
         self.balance.load(folder)
@@ -227,6 +234,7 @@ def module_of(engine: str) -> ModuleType:
     `build(resolved, device) -> TrainingEngine` is called on every rank after torch.distributed is initialised.
     `read_weights(folder, resolved) -> Iterator[tuple[str, Tensor]]` yields every parameter of the whole model in a
     checkpoint by its full name (`tensor_parallel.full_name`), fp32, in one process without torch.distributed.
+    `read_whole(folder, resolved) -> Whole` gives a checkpoint to other engines without DeepSpeed that load it.
     """
     with no_collections():
         return importlib.import_module(engine_named(engine).trainer)

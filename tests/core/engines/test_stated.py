@@ -47,13 +47,15 @@ ENGINES = {
         has_fused_kernels=True gathers_one_by_one=True synchronizations=0.1""",
     "fsdp": """order=30 plan_order=40 axes={cp,ep,tp} has_replicas=True shape_parts={experts,qk_norm,rotated}
         switches={OURS,gather_blocks,offload,prefetch,reshard} matmuls={fp8-tensor,none}
-        converts={layout.cp,layout.dp,layout.ep,layout.shard,layout.tp} selects_operators=True
-        overlaps_reduction=True pads_vocabulary=False synchronizations=0.1 scales_first=True is_pytorchs=True""",
+        converts={layout.cp,layout.dp,layout.ep,layout.shard,layout.tp} loads_checkpoints_of={ddp}
+        selects_operators=True overlaps_reduction=True pads_vocabulary=False synchronizations=0.1 scales_first=True
+        is_pytorchs=True""",
     "ddp": """order=40 plan_order=10 axes={cp,ep} switches={OURS,sharded_optimizer} compiles_update=True
         shape_parts={experts,qk_norm,rotated}
         fast_ratios={'compile':(1.012,1.003,1.003),'one_pass_loss':(1.062,1.005,1.058),'keep_residuals':(1.012,1.009,1.01),'fused_bias_gradients':(1.013,1.012,1.01)}
-        matmuls={fp8-tensor,none} converts={layout.cp,layout.dp,layout.ep} overlaps_reduction=True
-        pads_vocabulary=False synchronizations=0.1 scales_first=True""",
+        matmuls={fp8-tensor,none} converts={layout.cp,layout.dp,layout.ep,layout.shard,layout.tp}
+        loads_checkpoints_of={fsdp} overlaps_reduction=True pads_vocabulary=False synchronizations=0.1
+        scales_first=True""",
     "hf-deepspeed": """order=50 plan_order=60 package=('transformers','hf') trains_our_model=False zero_stages=(1,2,3)
         default_stage=3 shape_parts={experts,qk_norm,rotated}
         switches={attention,compile,compile_backend,offload,offload_path,offload_ratio,recompute}
