@@ -64,22 +64,22 @@ def resumed_steps(scene: Scene) -> list[int | None]:
 
 
 def restarts(scene: Scene) -> list[dict[str, Any]]:
-    """The moments of each attempt but the first, in epoch seconds: when the one before `ended` and was `judged`, with
-    the `pause_s` that the judge asked for, and when it `began` and its first step was made. Without those that nobody
-    judged in time, or that made no step. `in_job`: 1 if the job had not ended."""
+    """The moments of each attempt but the first, in epoch seconds: when the one before `ended`, when it `began` and
+    when its first step was made, and the judge's `pause_s` in between. `in_job`: 1 if the job had not ended. Without
+    those that made no step, or whose start judged the end before, which nobody saw."""
     found = []
     for before, after in pairwise(scene.run.attempts()):
-        verdict, lines = before.verdict(), read_json_lines(after.metrics)
-        moments = {
-            "in_job": int(after.restarts_in_job > 0),
-            "ended": before.ended().get("time"),
-            "judged": verdict.get("time"),
-            "pause_s": verdict.get("pause_s"),
-            "began": after.started().get("started"),
-            "first_step": lines[0].get("time") if lines else None,
-        }
-        if None not in moments.values():
-            found.append(moments)
+        verdict, lines, began = before.verdict(), read_json_lines(after.metrics), after.started().get("started", 0)
+        if lines and verdict.get("time", began) < began:
+            found.append(
+                {
+                    "in_job": int(after.restarts_in_job > 0),
+                    "ended": min(verdict["time"], before.ended().get("time", began)),
+                    "pause_s": verdict["pause_s"],
+                    "began": began,
+                    "first_step": lines[0].get("time", began),
+                }
+            )
     return found
 
 

@@ -160,3 +160,13 @@ def dead_node_of_the_script_with_a_spare(scene: Scene) -> None:
     scene.detail = scene.job.nodes()[0]
     scene.remember()
     scene.cut_power(scene.detail)
+
+
+@kind(settings=(*_SPARE, "train.hang_floor_s=12"), earliest=3)
+def silent_rank_with_a_spare(scene: Scene) -> None:
+    """Its node is at fault, so without a spare the job goes to the queue; see stop_a_rank."""
+    scene.wait_moment()
+    rank = scene.chance.randrange(scene.world)
+    scene.detail = f"rank {rank}"
+    scene.remember()
+    send(scene.rank_pids()[rank], signal.SIGSTOP)
