@@ -46,6 +46,7 @@ def main(arguments: Sequence[str]) -> int:
             found |= _strike(todo, folder, None if asked.only else results, asked)
         except (KeyboardInterrupt, SystemExit):
             print("interrupted; the same command continues from here", file=sys.stderr, flush=True)
+            free_small_disks()
             os._exit(130)  # nobody waits for threads whose cluster is gone
         finally:
             free_small_disks()

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.runs.run_folder import job_ids
@@ -16,7 +17,7 @@ from tests.command.mine import PROGRAMS, experiment, loss_of_loop
 from tests.slurm.cluster import Cluster
 from tests.slurm.daemons import DaemonError
 from tests.slurm.launcher import Job, Launcher
-from tests.torture.checks import lost_steps, problems, reference_of, resumed_steps
+from tests.torture.checks import lost_steps, problems, reference_of, restarts, resumed_steps
 from tests.torture.faults import KINDS
 from tests.torture.order import SAVE_EVERY, STEPS, Planned
 from tests.torture.scene import Missed, Scene
@@ -56,6 +57,7 @@ class Verdict:
     ended: list[str] = field(default_factory=list)
     by_hand: list[str] = field(default_factory=list)
     resumed: list[int | None] = field(default_factory=list)
+    restarts: list[dict[str, Any]] = field(default_factory=list)  # see `checks.restarts`
     lost: int = 0
     missed: int = 0
     seconds: float = 0.0
@@ -67,6 +69,9 @@ class Verdict:
     def line(self) -> str:
         """The verdict on one line, and its problems on lines of their own."""
         more = [f"attempts {', '.join(self.ended) or 'none'}", f"{self.lost} steps done again"]
+        for each in self.restarts:
+            seconds = each["first_step"] - each["ended"] - each["pause_s"]
+            more.append(f"{seconds:.0f} s to a step {'in the job' if each['in_job'] else 'from the queue'}")
         more += [f"the user resumed after {ended}" for ended in self.by_hand]
         head = f"{'ok  ' if self.ok else 'LOST'} {self.number:3d} {self.what}: {'; '.join(more)}; {self.seconds:.0f} s"
         return "\n".join([head, *(f"         {words}" for words in self.problems)])
@@ -124,6 +129,7 @@ def break_one(
                     verdict.problems += problems(scene, known)
                 verdict.ended = scene.job.ended()
                 verdict.resumed = resumed_steps(scene)
+                verdict.restarts = restarts(scene)
                 verdict.lost = lost_steps(scene)
                 if scene.said and not verdict.ok:
                     verdict.problems += scene.said

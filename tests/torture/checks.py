@@ -5,10 +5,12 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
-from hpc_gpt.core.files import read_json
+from hpc_gpt.core.files import read_json, read_json_lines
 from hpc_gpt.core.runs.run_folder import job_ids
 from hpc_gpt.reader.records.own_run import read_own
 from tests.processes import command_of
@@ -58,6 +60,26 @@ def resumed_steps(scene: Scene) -> list[int | None]:
     for attempt in scene.run.attempts()[1:]:
         step = read_json(attempt.folder / "trainer.json").get("resumed_step")
         found.append(int(step) if isinstance(step, int) else None)
+    return found
+
+
+def restarts(scene: Scene) -> list[dict[str, Any]]:
+    """The moments of each attempt but the first, in epoch seconds: when the one before `ended`, when it `began` and
+    when its first step was made, and the judge's `pause_s` in between. `in_job`: 1 if the job had not ended. Without
+    those that made no step, or whose start judged the end before, which nobody saw."""
+    found = []
+    for before, after in pairwise(scene.run.attempts()):
+        verdict, lines, began = before.verdict(), read_json_lines(after.metrics), after.started().get("started", 0)
+        if lines and verdict.get("time", began) < began:
+            found.append(
+                {
+                    "in_job": int(after.restarts_in_job > 0),
+                    "ended": min(verdict["time"], before.ended().get("time", began)),
+                    "pause_s": verdict["pause_s"],
+                    "began": began,
+                    "first_step": lines[0].get("time", began),
+                }
+            )
     return found
 
 

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 
 from tests.processes import environment_of, send
 from tests.torture.faults.daemons import CONTROLLER
@@ -45,17 +46,32 @@ def _far_limit(scene: Scene, job_restarts: int = 1) -> None:
     scene.slurm("scontrol", "update", f"jobid={scene.job.id}", "TimeLimit=60", check=False)
 
 
+def _kill_again(scene: Scene, attempt: int, ready: Callable[[], bool], wait_s: float = 0.0) -> None:
+    """All ranks of a later attempt, so many seconds after it is `ready`."""
+    end = time.monotonic() + 120
+    while not ready():
+        assert time.monotonic() < end, f"attempt {attempt} has not come so far"
+        time.sleep(0.1)
+    time.sleep(wait_s)
+    for pid in scene.rank_pids().values():
+        send(pid, signal.SIGKILL)
+    _wait_verdict(scene, attempt)
+
+
 @kind(settings=_IN_JOB, earliest=SAVE_EVERY + 1)
 def three_crashes_in_a_row(scene: Scene) -> None:
-    """Each of the next attempts dies while it starts or after a few steps."""
+    """Each of the next attempts dies after a few steps."""
     _kill_a_rank(scene)
     for attempt in (2, 3):
-        end = time.monotonic() + 120
-        while not scene.job.metrics(attempt) and time.monotonic() < end:
-            time.sleep(0.1)
-        for pid in scene.rank_pids().values():
-            send(pid, signal.SIGKILL)
-        _wait_verdict(scene, attempt)
+        _kill_again(scene, attempt, lambda number=attempt: bool(scene.job.metrics(number)))  # type: ignore[misc]
+
+
+@kind(settings=_IN_JOB)
+def crash_in_the_start_of_a_restart(scene: Scene) -> None:
+    """The first attempt may have died in its own start, too."""
+    _kill_a_rank(scene)
+    _kill_again(scene, 2, lambda: len(scene.rank_pids()) == scene.world, scene.chance.uniform(0, 6))
+    scene.detail += f", then {f'after step {step}' if (step := scene.job.last_step(2)) else 'before a step'}"
 
 
 @kind(settings=_IN_JOB, earliest=1)
@@ -119,11 +135,38 @@ def process_left_behind(scene: Scene) -> None:
     assert not ranks or scene.job.restarts or left.poll() == -signal.SIGKILL, f"process {left.pid} is left"
 
 
-@kind(settings=(*_IN_JOB, "job.preflight=true", "job.spare_nodes=1"), earliest=1)
+_SPARE = (*_IN_JOB, "job.preflight=true", "job.spare_nodes=1")
+
+
+def _ranks_nodes(scene: Scene) -> list[str]:
+    """The nodes with ranks; the preflight may have made any other the spare one."""
+    return sorted({environment_of(pid)["SLURMD_NODENAME"] for pid in scene.rank_pids().values()})
+
+
+@kind(settings=_SPARE, earliest=1)
 def dead_node_with_a_spare(scene: Scene) -> None:
-    """The script's node, or another one with ranks."""
+    """One with ranks, but not the script's."""
     scene.wait_moment()
-    node = scene.chance.choice(scene.job.nodes()[: scene.run.resolved().nodes])
+    script = scene.job.nodes()[0]
+    scene.detail = scene.chance.choice([node for node in _ranks_nodes(scene) if node != script])
     scene.remember()
-    scene.cut_power(node)
-    scene.detail = f"{node}, {'batch host' if node == scene.job.nodes()[0] else 'other node'}"
+    scene.cut_power(scene.detail)
+
+
+@kind(settings=_SPARE, earliest=1)
+def dead_node_of_the_script_with_a_spare(scene: Scene) -> None:
+    """Slurm leaves the job running without a script."""
+    scene.wait_moment()
+    scene.detail = scene.job.nodes()[0]
+    scene.remember()
+    scene.cut_power(scene.detail)
+
+
+@kind(settings=(*_SPARE, "train.hang_floor_s=12"), earliest=3)
+def silent_rank_with_a_spare(scene: Scene) -> None:
+    """Its node is at fault, so without a spare the job goes to the queue; see stop_a_rank."""
+    scene.wait_moment()
+    rank = scene.chance.randrange(scene.world)
+    scene.detail = f"rank {rank}"
+    scene.remember()
+    send(scene.rank_pids()[rank], signal.SIGSTOP)
