@@ -22,8 +22,9 @@ from hpc_gpt.core.slurm.hosts import expand_hosts
 BY_KEY = ', and job.slow_ranks = "restart"'
 # A restart must be worth its time: at most one in so many seconds, and none with less left before the time limit.
 _PAUSE_S, _LEAST_S = 86400.0, 3600.0
-# The longest time between two looks, and the most of the time that they take.
-_LOOK_S, _SHARE = 30.0, 0.001
+# The longest time between two looks, and the most of the time that they take: with the probes and the heartbeats, which
+# take some 0.003 %, at most 0.1 %.
+_LOOK_S, _SHARE = 30.0, 0.0009
 
 
 class SlowRestart:
