@@ -49,6 +49,24 @@ def test_a_program_restarts_in_its_job(teller: Teller) -> None:
 
 
 @storied
+def test_a_program_of_one_process_restarts_on_all_nodes(teller: Teller) -> None:
+    """As mpirun: nobody probes the nodes, and what is left is ended on each of them, by a step on both."""
+    tables = {"layout": {"gpus": 2, "nodes": 2}}
+    path = experiment(teller.launcher.place("one-process-in-job"), "loop", tables=tables)
+    job = teller.launcher.submit(str(path), *SOON, STEPS="40", STEP_S="0.1")
+    job.wait_step(13)
+    kill(job.run, "loop.sh")
+    restarted(job)
+    assert job.losses() == {step: loss_of_loop(step) for step in range(1, 41)}
+
+    def sizes() -> list[str]:
+        return teller.cluster.run("sacct", "-n", "-P", "-o", "NNodes", f"--jobs={job.id}").stdout.split()
+
+    of = ["1", "1", "1", "2", "2"]  # the script, a step of each attempt; the job, and a step between them
+    job.wait("its steps in the accounting", lambda: sorted(sizes()) == of, limit_s=120)
+
+
+@storied
 def test_megatron_lm_restarts_in_its_job(teller: Teller) -> None:
     checkout = make_checkout(teller.launcher.place("megatron-in-job") / "Megatron-LM")
     sizes = ("--gpus", "2", "--nodes", "2", "--tp", "1", "--pp", "1", "--set", "engine.name=megatron-lm")
