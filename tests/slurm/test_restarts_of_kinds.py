@@ -173,6 +173,10 @@ def test_a_race_restarts_in_its_job(teller: Teller) -> None:
     port = re.findall(r"rendezvous 127\.0\.0\.1:(\d+)", job.log())
     with socket.create_server(("", int(port[-1]))):
         (job.run.path / "go").touch()
+        visit = Job(job.cluster, RunFolder(job.run.path / read_visits(job.run)[-1].place), job.id)
+        job.wait("the failure of rank 0", lambda: "EADDRINUSE" in visit.log())
+        for rank in visit.ranks():  # which wait for rank 0, and heed no SIGTERM yet: Slurm's KillWait is long here
+            send(rank, signal.SIGKILL)
         job.wait("the verdict", job.run.attempt(1).verdict)
     restarted(job, "port_taken")
     visits = [(visit.row, visit.attempt, visit.dropped) for visit in read_visits(job.run)]
