@@ -188,6 +188,7 @@ def _environment(
     values |= dict.fromkeys(("JOB_NUM_NODES", "NNODES"), str(len(nodes)))
     values |= dict.fromkeys(("NTASKS", "NPROCS"), str(ranks * len(nodes)))
     values |= {"NTASKS_PER_NODE": str(ranks), "CPUS_PER_TASK": str(cpus)}
+    values |= {} if allocation.end is None else {"JOB_END_TIME": f"{allocation.end:.0f}"}
     times = f"(x{len(nodes)})" if len(nodes) > 1 else ""
     values |= {"TASKS_PER_NODE": f"{ranks}{times}", "JOB_CPUS_PER_NODE": f"{cpus * ranks}{times}"}
     variables = {f"SLURM_{name}": text for name, text in values.items()} | job_python(resolved)

@@ -73,23 +73,25 @@ def end(tmp_path: Path):
         chain: str = "requeue",
         python: str = PYTHON,
         disk: Path = tmp_path,
+        number: int = 1,
         **files: str,
     ) -> Left:
         run, clients, calls = disk / "a run", tmp_path / "clients", tmp_path / "calls"
-        (attempt := run / "attempts" / "1").mkdir(parents=True)
+        (attempt := run / "attempts" / str(number)).mkdir(parents=True)
         commands = {"scontrol": SCONTROL, "python": python} | dict.fromkeys(("sbatch", "scancel", "squeue"), OTHER)
         for name, text in (*commands.items(), ("sleep", "#!/bin/bash\n")):
             put(clients / name, text)
         (attempt / "log").write_text(log)
         (attempt / "attempt.json").write_text('{"job_id": "7"}')
         for name, text in files.items():
-            (attempt if name == "ended" else run).joinpath(FILES[name]).write_text(text)
+            (run if name == "cancelled" else attempt).joinpath(FILES[name]).write_text(text)
         resolved = resolve(load_experiment("demo"), replace(load_profile("generic-slurm"), chain=chain))
         environment = {
             "PATH": f"{clients}:{os.environ['PATH']}", "CALLS": str(calls), "SHOWN": shown, "ANSWER": answer,
             "HPC_GPT_RUN": str(run), "HPC_GPT_PYTHON": str(clients / "python"), "SLURM_JOB_ID": "7",
             "HPC_GPT_STATE": str(tmp_path / "state"),
-            "SLURM_JOB_NAME": "demo", "last_s": "360", "HPC_GPT_JOB": "7", "n": "1", "attempt": str(attempt), "rc": "1",
+            "SLURM_JOB_NAME": "demo", "last_s": "360", "HPC_GPT_JOB": "7", "n": str(number), "rc": "1",
+            "attempt": str(attempt),
         }  # fmt: skip
         (run / "resolved.json").write_text(resolved.to_json())
         done = ran("bash", "-c", part_of(render_script(resolved)), cwd=tmp_path, env=environment)
@@ -105,7 +107,7 @@ def end(tmp_path: Path):
 AT_THE_LIMIT = "JobState=TIMEOUT Reason=TimeLimit Restarts=0 ExcNodeList=(null)"
 PUT_BACK = "JobState=PENDING Reason=BeginTime Restarts=1 ExcNodeList=(null)"
 # What a test puts into the run folder, and into the attempt's.
-FILES = {"cancelled": "cancelled.7", "ended": "ended.json"}
+FILES = {"cancelled": "cancelled.7", "ended": "ended.json", "verdict": "next.json"}
 WISH = json.dumps({"ended": "walltime", "cause": "SIGUSR2", "step": 5, "time": 7.0, "requeue": True})
 FAILED = "srun: error: n3: task 1: Exited with exit code 7\n"
 
@@ -148,18 +150,30 @@ def test_a_refused_requeue_is_no_wait_and_names_the_chain(end) -> None:
 
 
 @pytest.mark.parametrize("python", BROKEN.values(), ids=BROKEN)
-def test_without_python_the_trainers_wish_and_the_limit_count(end, python) -> None:
+def test_without_python_a_failure_goes_to_the_queue(end, python) -> None:
     left = end("", log=FAILED, python=python)
-    assert (left.changes, left.code) == ([], 1)
+    assert (left.changes, left.code) == (["scontrol requeue 7"], 1)
     said = json.loads((left.attempt / "ended.json").read_text())
     assert (said["ended"], said["cause"], said["requeue"]) == ("error", "exit code 1", False)
+
+
+@pytest.mark.parametrize(("judged", "changes"), [(True, ["scontrol requeue 7"]), (False, [])])
+def test_two_failures_in_a_row_that_nobody_judges_are_the_last(end, tmp_path, judged, changes) -> None:
+    (before := tmp_path / "a run" / "attempts" / "1").mkdir(parents=True)
+    if judged:
+        (before / "next.json").write_text("{}")
+    assert end("", log=FAILED, python=BROKEN["killed"], number=2).changes == changes
 
 
 @pytest.mark.parametrize(
     ("files", "shown", "chain", "ended", "changes"),
     [
         ({"ended": WISH}, RUNNING, "requeue", "walltime", ["scontrol requeue 7"]),
-        ({"ended": WISH.replace("true", "false")}, RUNNING, "requeue", "walltime", []),
+        ({"ended": WISH.replace("true", "false")}, RUNNING, "requeue", "walltime", ["scontrol requeue 7"]),
+        ({"verdict": '{"go_on": false}'}, RUNNING, "requeue", "error", []),
+        ({"verdict": '{"go_on": true}'}, RUNNING, "requeue", "error", ["scontrol requeue 7"]),
+        ({}, RUNNING, "none", "error", []),
+        ({"cancelled": ""}, RUNNING, "requeue", "cancelled", []),
         ({"ended": WISH, "cancelled": ""}, RUNNING, "requeue", "walltime", []),
         ({}, AT_THE_LIMIT, "requeue", "walltime", ["scontrol requeue 7"]),
         ({}, AT_THE_LIMIT, "none", "walltime", []),
@@ -180,10 +194,10 @@ def test_on_a_full_disk_python_still_answers(end, small_disk) -> None:
     assert not left.run.attempt(1).verdict()
 
 
-@pytest.mark.parametrize(("shown", "changes"), [(AT_THE_LIMIT, ["scontrol requeue 7"]), (RUNNING, [])])
-def test_on_a_full_disk_without_python_the_time_limit_counts(end, small_disk, shown, changes) -> None:
+@pytest.mark.parametrize("shown", [AT_THE_LIMIT, RUNNING])
+def test_on_a_full_disk_without_python_it_goes_to_the_queue(end, small_disk, shown) -> None:
     full = '#!/bin/bash\nhead -c 16M /dev/zero >"$HPC_GPT_RUN/filler" 2>/dev/null\n'
-    assert end("", shown, FAILED, python=full, disk=small_disk).changes == changes
+    assert end("", shown, FAILED, python=full, disk=small_disk).changes == ["scontrol requeue 7"]
 
 
 @pytest.mark.parametrize(

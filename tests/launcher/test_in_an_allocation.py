@@ -69,12 +69,12 @@ def test_where_a_run_would_run_or_why_not(nodes, end_s, settings, words: str, mo
 def test_job_sh_has_the_variables_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_STEP_ID", "3")
     run, resolved = make_run(tmp_path, "generic-slurm"), resolved_demo({"layout.gpus": 8, "job.name": "mine"})
-    found = here._environment("7-9", Allocation("7", NODES, None), NODES[:2], run, resolved)
+    found = here._environment("7-9", Allocation("7", NODES, 1893456000.5), NODES[:2], run, resolved)
     assert {name[6:]: text for name, text in found.items() if name.startswith("SLURM_")} == {
         **dict.fromkeys(("JOB_ID", "JOBID"), "7"), "JOB_NAME": "mine", "SUBMIT_DIR": os.getcwd(), "OVERLAP": "1",
         **dict.fromkeys(("JOB_NODELIST", "NODELIST"), "n1,n2"), **dict.fromkeys(("JOB_NUM_NODES", "NNODES"), "2"),
         **dict.fromkeys(("NTASKS", "NPROCS"), "8"), "NTASKS_PER_NODE": "4", "CPUS_PER_TASK": "2",
-        "TASKS_PER_NODE": "4(x2)", "JOB_CPUS_PER_NODE": "8(x2)",
+        "TASKS_PER_NODE": "4(x2)", "JOB_CPUS_PER_NODE": "8(x2)", "JOB_END_TIME": "1893456000",
     }  # fmt: skip
     assert {"HPC_GPT_RUN": str(run.path), "HPC_GPT_START": "7-9"}.items() <= found.items()
 

@@ -7,10 +7,12 @@ controller that is away, and crashes in a save or a start, are faults of tests/t
 import json
 import signal
 import subprocess
+import sys
 
 import pytest
 
 from tests.processes import environment_of, send, state_of
+from tests.programs import put
 from tests.slurm.launcher import PAIR, PROFILE, SAVED, Job, paused
 from tests.slurm.stories import Teller, slow_storied, storied, story
 
@@ -106,6 +108,29 @@ def test_a_job_whose_scripts_node_is_dead_is_put_back(teller: Teller) -> None:
     assert starts(job) == [(0, 0), (1, 0)]
     assert job.ended() == ["node_failure", "done"]
     assert job.run.attempt(1).verdict()["node"] == script
+
+
+@pytest.mark.long
+@storied
+def test_what_python_could_not_judge_goes_to_the_queue(teller: Teller) -> None:
+    """Something kills the job's Python whenever it judges, until the next start, which judges that end."""
+    folder = teller.launcher.place("unjudged")
+    (kills := folder / "kills").touch()
+    python = f'#!/bin/bash\n[[ $* != *.what_next* ]] || [ ! -e {kills} ] || kill -KILL $$\nexec {sys.executable} "$@"\n'
+    put(folder / "python", python)
+    site = teller.launcher.profile("unjudged", f'python = "{folder}/python"\n')
+    job = teller.launcher.submit(*PAIR, *SOON, *SAVED, "--cluster", site, **paused(12))
+    job.wait_paused()
+    victim, *_ = job.ranks()
+    send(victim, signal.SIGKILL)
+    job.wait("the requeue", lambda: job.restarts == 1)
+    assert "hpc_gpt.launcher.attempts.what_next gave no answer, try 2" in job.log()
+    assert not job.run.attempt(1).verdict()
+    kills.unlink()
+    teller.cluster.run("scontrol", "update", f"jobid={job.id}", "StartTime=now")
+    same_losses(teller, job)
+    assert (starts(job), job.ended()) == ([(0, 0), (1, 0)], ["error", "done"])
+    assert min(job.metrics(2)) == job.run.attempt(1).verdict()["saved_step"] + 1
 
 
 @pytest.mark.long

@@ -71,7 +71,7 @@ def named(end: dict[str, Any]) -> str:
         ({}, {}, ""),
         ({"limit": None}, {}, ""),
         ({"bad_node_hours": 0.0}, {}, "no spare node, and bad_node_hours = 0 leaves no node out"),
-        ({"bad_node_hours": 0.0}, {"gpus": 4}, ""),
+        ({"bad_node_hours": 0.0}, {"node_list": "n[1-2]"}, ""),
         ({"limit": "01:00:00"}, {}, "less than an hour is left before the time limit"),
         ({"limit": "01:00:30"}, {}, ""),
     ],
@@ -79,12 +79,49 @@ def named(end: dict[str, Any]) -> str:
 def test_when_a_slow_rank_may_end_an_attempt(
     tokens: Path, tmp_path: Path, keys: dict[str, Any], start: dict[str, Any], why: str
 ) -> None:
-    resolved = with_key(tokens, **keys)
+    resolved = on_slurm(with_key(tokens, **keys))
     run = new_run(tmp_path, resolved)
-    attempt = started(run, NOW - 10, **{"gpus": 3, **start})
+    attempt = started(run, NOW - 10, **{"node_list": "n1", **start})
     assert why_not(run, attempt, resolved, NOW) == why
-    none = replace(resolved, cluster=replace(resolved.cluster, chain="none"))
-    assert why_not(run, attempt, none, NOW)
+
+
+def on_slurm(resolved: Resolved, **keys: Any) -> Resolved:
+    """One node of a cluster."""
+    return replace(resolved, cluster=replace(resolved.cluster, scheduler="slurm", **keys))
+
+
+@pytest.mark.parametrize(
+    ("start", "restart_in_job", "why"),
+    [
+        ({"node_list": "n1"}, None, 'chain = "none" in profile local'),
+        ({"node_list": "n[1-2]"}, None, ""),
+        ({"node_list": "n[1-2]"}, False, 'chain = "none" in profile local'),
+        ({"node_list": "n[1-2]", "job_id": "4711_2"}, None, 'chain = "none" in profile local'),
+        ({"node_list": "n[2-3]", "in_job": 1}, None, 'chain = "none" in profile local'),
+        ({"node_list": "n[2-4]", "in_job": 1}, None, ""),
+    ],
+)
+def test_without_a_queue_a_slow_rank_needs_a_spare(
+    tokens: Path, tmp_path: Path, start: dict[str, Any], restart_in_job: bool | None, why: str
+) -> None:
+    """An earlier attempt of the job has left out n3."""
+    resolved = on_slurm(with_key(tokens), chain="none")
+    resolved = replace(resolved, job=replace(resolved.job, restart_in_job=restart_in_job))
+    run = new_run(tmp_path, resolved)
+    before = started(run, NOW - 100, **{**start, "in_job": 0})
+    write_once(before.folder / "next.json", json.dumps({"go_on": True, "cause": "a crash", "exclude": ["n3"]}))
+    assert why_not(run, started(run, NOW - 10, **start), resolved, NOW) == why
+
+
+@pytest.mark.parametrize(("left_s", "why"), [(3599, "less than an hour is left before the time limit"), (3601, "")])
+def test_in_an_allocation_its_own_limit_counts(
+    tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_s: int, why: str
+) -> None:
+    monkeypatch.setenv("HPC_GPT_START", "4711-5")
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(NOW) + left_s))
+    resolved = on_slurm(with_key(tokens, limit="00:10:00"), chain="none")
+    run = new_run(tmp_path, resolved)
+    assert why_not(run, started(run, NOW - 10, node_list="n[1-2]"), resolved, NOW) == why
 
 
 @pytest.mark.parametrize(("hours_ago", "why"), [(23.9, "attempt 1 ended so less than a day ago"), (24.1, "")])

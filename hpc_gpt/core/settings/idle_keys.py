@@ -103,7 +103,10 @@ _RULES = (
     ),
     _Rule(
         ("job.slow_ranks",),
-        lambda sized: _is_of_program(sized, ", whose ranks are not timed") or _is("cluster.chain", "none")(sized),
+        lambda sized: (
+            _is_of_program(sized, ", whose ranks are not timed")
+            or ("" if sized.job.spare_nodes else _is("cluster.chain", "none", ", and no node is spare")(sized))
+        ),
     ),
 )  # fmt: skip
 

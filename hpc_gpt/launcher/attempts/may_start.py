@@ -184,9 +184,11 @@ def _ended_before(
 def _conclude_lost(
     run: RunFolder, lost: Attempt, resolved: Resolved, slurm: SlurmStates, now: float, own: Attempt | None = None
 ) -> None:
-    """Concludes an attempt that was killed together with its script. `own`: the attempt of the same job that starts."""
+    """Concludes an attempt that was killed together with its script, or that its script could not have judged. `own`:
+    the attempt of the same job that starts."""
     job_id = lost.job_id
-    again = own is not None and not own.restarts_in_job  # a restart in the job is no other start of it
+    put_back = own is not None and not own.restarts_in_job  # a restart in the job is no other start of it
+    again = put_back and not (lost.folder / "unjudged").exists()  # Slurm's doing, not the script's after a failure
     place, states = 1, slurm.starts.get(job_id, [])
     if own is not None:  # whose start is the last one
         place += max(1, (own.started().get("restart") or 0) - (lost.started().get("restart") or 0))
@@ -204,7 +206,7 @@ def _conclude_lost(
     if end.ended == "node_failure" and end.node is None:
         end = replace(end, node=first_host(lost.started().get("node_list")))
     over = None if lost.ended() else lost.number
-    conclude(run, lost, resolved, end, now, over, ShownJob(put_back=again))
+    conclude(run, lost, resolved, end, now, over, ShownJob(put_back=put_back))
 
 
 def _refuse(run: RunFolder, attempt: Attempt, resolved: Resolved, verdict: Verdict, now: float, code: int) -> str:

@@ -375,9 +375,10 @@ start_tracker() { # hpc_gpt.report.track sends the steps until the ranks have en
   set +m
 }
 # --- what comes next -----------------------------------------------------------------------------------------------
-answer_without_python() { # decides by the trainer's request or a verdict and the time limit, and before them by a cancel
-  local ended=error
-  answer="stop 0 - - $rc"
+answer_without_python() { # back to the queue, where the next start judges this failure; the trainer's request, a verdict and a cancel come first
+  local ended=error before="$HPC_GPT_RUN/attempts/$((n - 1))"
+  answer="again 0 - - $rc" # but two in a row that nobody could judge are the last
+  if [ "$rc" = 0 ] || [ -e "$attempt/next.json" ] || { [ -e "$before" ] && [ ! -e "$before/next.json" ]; }; then answer="stop 0 - - $rc"; fi
   ! grep -qsE '"(requeue|go_on)": true' "$attempt/ended.json" "$attempt/next.json" || answer="again 0 - - $rc"
   [ "$(shown_as Reason)" != TimeLimit ] || ended=walltime answer="again 0 - - $rc"
   [ ! -e "$HPC_GPT_RUN/cancelled.$HPC_GPT_JOB" ] || ended=cancelled answer="stop 0 - - $rc"
@@ -396,8 +397,7 @@ requeue_job() { # asks again while the controller restarts, unless it got the re
     echo "$said"
     [[ ! $said =~ 'pending execution' ]] || return 0
     [[ $said =~ [Uu]'nable to contact'|'timed out'|onnection|^$ ]] || { echo "$said" >"$attempt/requeue-refused"; return 1; }
-    sleep 3
-    ask_slurm
+    sleep 3; ask_slurm
     ! is_put_back || return 0 # a second requeue would end the next attempt at its start
   done
   return 1
@@ -426,9 +426,9 @@ continue_run() { # continue_run PAUSE_S NODES JOBS: starts another attempt, in s
   [ -n "$state" ] || die "Slurm does not answer, so job $HPC_GPT_JOB is not continued" "$resume"
   if [ ! -e "$attempt/put-back" ] && ! is_put_back; then
     if [ "$state" != RUNNING ] && [ "$state" != SIGNALING ] && [ "$(shown_as Reason)" != TimeLimit ]; then
-      echo "job $HPC_GPT_JOB is $state, so the run does not continue by itself"
-      return
+      echo "job $HPC_GPT_JOB is $state, so the run does not continue by itself"; return
     fi
+    [ -e "$attempt/next.json" ] || : >"$attempt/unjudged" # Slurm did not put it back by itself
     echo "back to the queue: scontrol requeue $HPC_GPT_JOB"
     requeue_job || die "Slurm does not requeue job $HPC_GPT_JOB" "chain = \"singleton\" in the profile does without requeues; $resume"
   fi

@@ -1,6 +1,7 @@
 """The place of the next attempt after a failure: in the job or from the queue, by its run folder and Slurm's words."""
 
 import time
+from shutil import rmtree
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from hpc_gpt.launcher.attempts.decisions import ShownJob, read_history
 from hpc_gpt.launcher.attempts.restart import restart_notes
 from hpc_gpt.launcher.attempts.what_next import decide_next
 from hpc_gpt.launcher.attempts.what_next import main as ask_what_next
-from tests.launcher.attempts.test_decisions import NOW, own_state, slurm_run, start  # noqa: F401
+from tests.launcher.attempts.test_decisions import NOW, before, own_state, slurm_run, start  # noqa: F401
 from tests.made_runs import add_attempt, metrics_line
 
 _RUNS = "JobId=7 JobState=RUNNING Reason=None Restarts=0 PreemptTime=None EndTime={} NodeList=n[3-4] ExcNodeList=(null)"
@@ -64,6 +65,33 @@ def test_the_time_that_just_suffices_and_no_limit() -> None:
     for text in (shown(1291), shown(EndTime="Unknown")):
         run = slurm_run(**{"job.signal_lead_s": 60})
         assert line_after(run, start(run), text)[:2] == ["restart", "30"]
+
+
+@pytest.mark.parametrize(("ended", "answer"), [("error", ["go", "-"]), ("nan", ["stop", "1", "-"])])
+def test_the_next_start_judges_what_its_script_could_not(ended: str, answer: list[str]) -> None:
+    """The script put the job back itself: that is no requeue by Slurm, and counts as the failure that it was."""
+    run = slurm_run()
+    lost = unjudged(run, ended, 0)
+    assert before(run, start(run, restart=1), "squeue 7 RUNNING", "sacct 7 REQUEUED", "sacct 7 RUNNING") == answer
+    assert lost.verdict()["attempt_ended"] == ended
+
+
+def test_two_of_them_without_a_checkpoint_are_no_progress() -> None:
+    run = slurm_run()
+    for restart in (0, 1):
+        last = unjudged(run, "error", restart)
+        answer = before(run, start(run, restart=restart + 1), "squeue 7 RUNNING")
+        if restart == 0:
+            assert answer == ["go", "-"]
+            rmtree(run.attempts()[-1].folder)
+    assert answer[:2] == ["stop", "1"]
+    assert last.verdict()["ended"] == "no_progress"
+
+
+def unjudged(run: RunFolder, ended: str, restart: int) -> Attempt:
+    attempt = start(run, ended, restart=restart)
+    (attempt.folder / "unjudged").touch()
+    return attempt
 
 
 def test_only_a_failure_is_retried_in_the_job() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -12,7 +13,8 @@ from hpc_gpt.core.runs import lock
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.launcher.resumption import check_not_live
 from tests.cli.command import hpc_gpt
-from tests.launcher.local.conftest import SMALL, ended, newest, wait_until
+from tests.launcher.local.conftest import RESTING, SMALL, ended, newest, wait_until
+from tests.processes import command_of, send, started_with, state_of
 
 
 def losses(run: RunFolder) -> dict[int, float]:
@@ -131,3 +133,34 @@ def hours_of(verb: str, run: RunFolder) -> float:
     (found,) = json.loads(hpc_gpt(verb, run.path, "--json").stdout)["runs" if verb == "status" else "records"]
     hours: float = found["gpu_hours"]
     return hours
+
+
+@pytest.mark.long
+def test_a_killed_rank_restarts_here_with_equal_losses_if_asked():
+    """Here a failure ends a run, unless its key says otherwise."""
+    settings = ("--gpus", "1", "--tp", "1", "--set", "engine.name=ddp", "--set", "train.dtype=fp32",
+                "--set", "train.steps=8", "--set", "train.warmup_steps=2", "--set", "train.save_every=4",
+                "--set", "train.save_in_background=false", "--set", "job.retry_pause_s=1")  # fmt: skip
+    restart, found = ("--set", "job.restart_in_job=true"), []
+    for key in ((), restart):
+        hpc_gpt("submit", *SMALL, *settings, *key, environment={**RESTING, "PAUSE_AFTER": "6"}, code=0)
+        run = newest()
+        wait_until(lambda run=run: any(state_of(pid) in "Tt" for pid in ranks_of(run)))
+        for pid in ranks_of(run):
+            send(pid, signal.SIGKILL)
+        assert ended(run).state == ("done" if key else "error")
+        found.append(run)
+    alone, restarted = found
+    starts = [attempt.started() for attempt in restarted.attempts()]
+    assert [(start["restart"], start["in_job"]) for start in starts] == [(0, 0), (0, 1)]
+    assert min(line["step"] for line in read_json_lines(restarted.attempt(2).metrics)) == 5
+    hpc_gpt("submit", "--resume", alone.run_id, "--wait", code=0)
+    assert (len(alone.attempts()), losses(alone)) == (2, losses(restarted))
+    hpc_gpt("submit", *SMALL, *settings, "--wait", code=0)
+    assert losses(newest()) == losses(restarted)
+
+
+def ranks_of(run: RunFolder) -> list[int]:
+    """Pids of the run's ranks."""
+    found = started_with("hpc_gpt.", HPC_GPT_RUN=str(run.path))
+    return [pid for pid in found if command_of(pid)[1:3] == ["-m", "hpc_gpt.trainer"]]

@@ -1,0 +1,185 @@
+"""Restarts in the job of a program, Megatron-LM's stand-in, a job script, an element of an array and a race.
+
+Each has the losses of an undisturbed one. Runs of our engines are in test_restarts_in_job.
+"""
+
+import json
+import re
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.core.runs.race import read_visits
+from hpc_gpt.core.runs.run_folder import RunFolder
+from tests.command.mine import experiment, kill, loss_of_loop
+from tests.megatron_lm.checkout import make_checkout
+from tests.megatron_lm.stand_in import START
+from tests.processes import send
+from tests.programs import put
+from tests.slurm.launcher import REPOSITORY, SAVED, SINGLE, TINY, Job, paused
+from tests.slurm.stories import Teller, storied
+
+pytestmark = pytest.mark.long
+SOON = ("--set", "job.retry_pause_s=1", "--set", "job.restart_min_s=0", "--time", "1:00:00")
+
+
+def starts(job: Job) -> list[tuple[int, int]]:
+    """(Slurm's restarts, restarts in the job since) before each attempt."""
+    return [(attempt.started()["restart"], attempt.started()["in_job"]) for attempt in job.run.attempts()]
+
+
+def restarted(job: Job, ended: str = "error") -> None:
+    """The job is done, after one failure and one restart in it."""
+    job.wait_end()
+    assert job.ended() == [ended, "done"], job.log()
+    assert starts(job) == [(0, 0), (0, 1)]
+
+
+@storied
+def test_a_program_restarts_in_its_job(teller: Teller) -> None:
+    path = experiment(teller.launcher.place("program-in-job"), "loop", tables={"layout": {"gpus": 1}})
+    job = teller.launcher.submit(str(path), *SOON, STEPS="40", STEP_S="0.1")
+    job.wait_step(13)
+    kill(job.run, "loop.sh")
+    restarted(job)
+    assert min(job.metrics(2)) > 10, "from a checkpoint"
+    assert job.losses() == {step: loss_of_loop(step) for step in range(1, 41)}
+
+
+@storied
+def test_a_program_of_one_process_restarts_on_all_nodes(teller: Teller) -> None:
+    """As mpirun: nobody probes the nodes, and what is left is ended on each of them, by a step on both."""
+    tables = {"layout": {"gpus": 2, "nodes": 2}}
+    path = experiment(teller.launcher.place("one-process-in-job"), "loop", tables=tables)
+    job = teller.launcher.submit(str(path), *SOON, STEPS="40", STEP_S="0.1")
+    job.wait_step(13)
+    kill(job.run, "loop.sh")
+    restarted(job)
+    assert job.losses() == {step: loss_of_loop(step) for step in range(1, 41)}
+
+    def sizes() -> list[str]:
+        return teller.cluster.run("sacct", "-n", "-P", "-o", "NNodes", f"--jobs={job.id}").stdout.split()
+
+    of = ["1", "1", "1", "2", "2"]  # the script, a step of each attempt; the job, and a step between them
+    job.wait("its steps in the accounting", lambda: sorted(sizes()) == of, limit_s=120)
+
+
+@storied
+def test_megatron_lm_restarts_in_its_job(teller: Teller) -> None:
+    checkout = make_checkout(teller.launcher.place("megatron-in-job") / "Megatron-LM")
+    sizes = ("--gpus", "2", "--nodes", "2", "--tp", "1", "--pp", "1", "--set", "engine.name=megatron-lm")
+    train = {"steps": 40, "log_every": 1, "save_every": 10, "eval_every": 0, "warmup_steps": 2}
+    keys = [word for key, value in train.items() for word in ("--set", f"train.{key}={value}")]
+    job = teller.launcher.submit("demo", *sizes, *keys, *SOON, MEGATRON_LM=str(checkout), STAND_IN_STEP_S="0.2")
+    job.wait_step(13)
+    kill(job.run, "pretrain_gpt.py")
+    restarted(job)
+    assert min(job.metrics(2)) > 10, "from a checkpoint"
+    weight, expected = START, {}
+    for step in range(1, 41):
+        weight *= 0.99
+        expected[step] = float(f"{weight:.6E}")
+    assert job.losses() == expected
+
+
+# It goes on where it was, and kills itself once.
+SCRIPT = """\
+#!/bin/bash
+#SBATCH --job-name=kills-itself -N 1 --ntasks=1
+echo "${SLURM_RESTART_COUNT:-none}" >>starts
+step=$(cat step 2>/dev/null || echo 0)
+while ((step < 20)); do
+  step=$((step + 1))
+  echo "step $step loss $(awk "BEGIN {print 4 / $step}")"
+  echo "$step" >step
+  [ "$step" != 12 ] || kill -KILL $$
+done
+"""
+
+
+@storied
+def test_a_job_script_starts_again_in_its_job(teller: Teller) -> None:
+    folder = teller.launcher.place("script-in-job")
+    put(folder / "kills-itself.sh", SCRIPT)
+    asked = (*SOON, "--set", "job.restart_in_job=true", "kills-itself.sh")
+    job = teller.launcher.submit(*asked, cwd=folder)
+    restarted(job)
+    assert (folder / "starts").read_text().split() == ["none", "1"]
+    assert job.losses() == {step: loss_of_loop(step) for step in range(1, 21)}
+
+
+ROWS = '\n[rows]\n"disturbed" = { train.keep_last = 2 }\n"left-alone" = { train.keep_last = 3 }\n'
+
+
+@storied
+def test_an_element_of_an_array_restarts_in_its_job(teller: Teller) -> None:
+    """Two elements with equal losses, of which one loses its rank."""
+    launcher = teller.launcher
+    path = launcher.place("elements-in-job") / "elements.toml"
+    path.write_text(launcher.experiment.read_text().replace('name = "tiny"', 'name = "elements"') + ROWS)
+    said, _ = launcher.run("submit", "--sweep", str(path), *SINGLE, *SAVED, *SOON, **paused(12))
+    assert "submitted 2 runs as array" in said
+    folders = [next(launcher.logs.glob(f"elements-{row}/*")) for row in ("disturbed", "left-alone")]
+    runs = [RunFolder(folder) for folder in folders]
+    job, other = (Job(launcher.cluster, run, str(run.submissions()[-1]["job_id"])) for run in runs)
+    assert "_" in job.id
+    for each in (job, other):
+        each.wait_paused()
+    other.resume()
+    (victim,) = job.ranks()
+    send(victim, signal.SIGKILL)
+    restarted(job)
+    other.wait_end()
+    assert (starts(other), other.ended()) == ([(0, 0)], ["done"])
+    assert job.losses() == other.losses()
+
+
+RACED = (
+    f'name = "raced-again"{TINY}'
+    + """
+engine = {{ name = "ddp" }}
+layout = {{ gpus = 2, micro_batch = 2, global_batch = 8 }}
+train = {{ steps = 1000, dtype = "fp32", lr = 1e-3, warmup_steps = 4 }}
+"""
+)
+
+
+def raced(teller: Teller, name: str, **more: str) -> Job:
+    file = teller.launcher.place(name) / f"{name}.toml"
+    file.write_text(RACED.format(tokens=teller.launcher.folder / "some.tokens").replace("raced-again", name))
+    asked = (str(file), "--race", "--steps", "6", "--rounds", "1", "--grid", "layout.micro_batch=1,2")
+    path = f"{REPOSITORY}:{Path(__file__).parent / 'racing'}"
+    return teller.launcher.submit(*asked, *SOON, PYTHONPATH=path, **more)
+
+
+def losses_of_rows(job: Job) -> dict[int, str]:
+    """Row -> the losses of its visit that counts."""
+    kept = [visit for visit in read_visits(job.run) if not visit.dropped]
+    found = {}
+    for visit in kept:
+        lines = RunFolder(job.run.path / visit.place).attempt(1).metrics.read_text().splitlines()
+        found[visit.row] = str([(line["step"], line["loss"]) for line in map(json.loads, lines)])
+    return found
+
+
+@storied
+def test_a_race_restarts_in_its_job(teller: Teller) -> None:
+    """Another process takes the port of the second visit: the first one counts, and the second is made again."""
+    job = raced(teller, "race-in-job", WAIT_AT="micro_batch2")
+    alone = raced(teller, "race-alone")
+    job.wait("the second visit", lambda: (job.run.path / "waits-1").exists())
+    port = re.findall(r"rendezvous 127\.0\.0\.1:(\d+)", job.log())
+    with socket.create_server(("", int(port[-1]))):
+        (job.run.path / "go").touch()
+        visit = Job(job.cluster, RunFolder(job.run.path / read_visits(job.run)[-1].place), job.id)
+        job.wait("the failure of rank 0", lambda: "EADDRINUSE" in visit.log())
+        for rank in visit.ranks():  # which wait for rank 0, and heed no SIGTERM yet: Slurm's KillWait is long here
+            send(rank, signal.SIGKILL)
+        job.wait("the verdict", job.run.attempt(1).verdict)
+    restarted(job, "port_taken")
+    visits = [(visit.row, visit.attempt, visit.dropped) for visit in read_visits(job.run)]
+    assert visits == [(0, 1, False), (1, 1, True), (1, 2, False)]
+    alone.wait_end()
+    assert losses_of_rows(job) == losses_of_rows(alone)
