@@ -89,7 +89,7 @@ def test_its_target_is_in_the_makefile(words):
     targets = re.search(r"^\.PHONY: (.*)", (REPOSITORY / "Makefile").read_text(), re.MULTILINE).group(1).split()
     assert words[0] in targets
     for word in words[1:]:
-        assert re.match(r"(TESTS|PIP_ARGS|PYTHON|SEED|AT_ONCE|ONLY|FAULTS|FILES|WORKERS)=", word), word
+        assert re.match(r"(TESTS|PIP_ARGS|PYTHON|SEED|AT_ONCE|ONLY|EP|FAULTS|FILES|WORKERS)=", word), word
 
 
 @pytest.mark.parametrize("words", [words for kind in ("python", "pytest") for _, words in shown(kind)], ids=" ".join)
