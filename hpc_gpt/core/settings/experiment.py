@@ -287,7 +287,7 @@ class Job:
     retry_after_exit_0: bool = key(False, resume="free", affects=())
     "Whether a program that exits with 0 before its last step starts again, as long as each start gets further."
     restart_in_job: bool | None = key(None, resume="free", affects=(), since="0.3")
-    "Whether a failed attempt is retried in its job if it can be; by default not on this machine, nor a job script."
+    "Whether a failed attempt is retried in its job; by default not a script's, on this machine if it has saved."
     restart_min_s: int = key(600, resume="free", affects=(), since="0.3", least=0)
     "Seconds of training that a job must still hold, beside a start and a save, for a restart in it."
     restart_pauses_s: int = key(300, resume="free", affects=(), since="0.3", least=0)

@@ -229,12 +229,9 @@ def sbatch_directives(resolved: Resolved) -> list[str]:
 
 
 def restarts_in_job(resolved: Resolved) -> bool:
-    """Whether the run's failed attempts may be retried in their job.
-
-    On this machine no queue costs time, and whoever tries a program wants to see its failure at once.
-    """
+    """Whether the run's failed attempts may be retried in their job."""
     wanted = resolved.job.restart_in_job
-    return resolved.script is None and resolved.cluster.scheduler == "slurm" if wanted is None else wanted
+    return resolved.script is None if wanted is None else wanted
 
 
 def outlives_nodes(resolved: Resolved) -> bool:

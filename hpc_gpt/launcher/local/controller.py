@@ -30,13 +30,14 @@ from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import read_json, replace_whole
 from hpc_gpt.core.process import die_with_parent, process_identity
 from hpc_gpt.core.runs import lock, processes
+from hpc_gpt.core.runs.heartbeats import gpus_of
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.clients import KILL_WAIT_S
 from hpc_gpt.core.slurm.directives import restarts_in_job
 from hpc_gpt.core.slurm.environment import own_job
-from hpc_gpt.launcher.attempts.decisions import ShownJob, conclude
+from hpc_gpt.launcher.attempts.decisions import ShownJob, conclude, read_history
 from hpc_gpt.launcher.attempts.notify import send_events
 from hpc_gpt.launcher.local.beside import CANCELLED_S, LIMIT_S, BesideRanks, end_beside, start_beside
 
@@ -268,13 +269,20 @@ def judge_and_note(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool
     """Returns whether another attempt follows `attempt`, which has ended. If it asks for a requeue or has failed, it is
     judged, once, and the verdict is written."""
     end = attempt.ended()
-    is_retried = end.get("requeue") or (
-        restarts_in_job(resolved) and end and meaning(end.get("ended")).chain != "stops"
-    )
-    if is_retried and not attempt.verdict():
+    fails = end and not end.get("requeue") and meaning(end.get("ended")).chain != "stops"
+    if (end.get("requeue") or (fails and _retries(run, attempt, resolved))) and not attempt.verdict():
         wish, last = run.asked_to_end(attempt.job_id), End(str(end["ended"]), end.get("cause"))
         conclude(run, attempt, resolved, last, time.time(), attempt.number, ShownJob(), wish)
     return attempt.verdict().get("go_on") is True
+
+
+def _retries(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool:
+    """Whether a failure of `attempt` may be followed by another one. Unless the key asks for it, only if a checkpoint
+    was saved: whoever tries a program wants to see its failure at once."""
+    if resolved.job.restart_in_job or not restarts_in_job(resolved):
+        return restarts_in_job(resolved)
+    history = read_history(run, gpus_of(resolved), time.time(), attempt.number)
+    return any(one.number == attempt.number and one.progressed for one in history)
 
 
 def wait_for_retry(run: RunFolder, attempt: Attempt) -> bool:
