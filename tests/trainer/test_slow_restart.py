@@ -52,7 +52,9 @@ def test_a_slow_rank_saves_and_ends_and_goes_on_elsewhere(tokens: Path, tmp_path
     launch = Launch(run, 3, attempt, HPC_GPT_PROBE_COMMAND=COMMAND, HPC_GPT_SLOW_S="2", OMP_NUM_THREADS="1")
     launch.wait()
     end = attempt.ended()
-    assert (end["ended"], end["cause"]) == ("node_failure", f"{named(end)}{BY_KEY}")
+    # The median is of two ranks if one of the others has too few probes yet.
+    assert end["ended"] == "node_failure"
+    assert end["cause"] in {f"{named(end, share)}{BY_KEY}" for share in ("0.50", "0.67")}
     assert [path.name for path in list_complete(run.checkpoints)] == [f"step-{end['step']:08d}"]
     verdict, exclude = conclude(
         run, attempt, resolved, classify(attempt, "error", "exit code 1"), time.time(), attempt.number,
@@ -61,8 +63,8 @@ def test_a_slow_rank_saves_and_ends_and_goes_on_elsewhere(tokens: Path, tmp_path
     assert (verdict.go_on, verdict.attempt_ended, exclude) == (True, "node_failure", [end["node"]])
 
 
-def named(end: dict[str, Any]) -> str:
-    return f"rank 1 on {end['node']} computes at 0.50 of the median of all ranks"
+def named(end: dict[str, Any], share: str = "0.50") -> str:
+    return f"rank 1 on {end['node']} computes at {share} of the median of all ranks"
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ class ReplicatedCheckpoint:
         if apart and rank < self._experts.size:  # the first ranks, one with each expert
             kinds = {"weights": weights, "states": states}
             ours = {kind: {name: of_kind[name] for name in apart & of_kind.keys()} for kind, of_kind in kinds.items()}
-            files.put(f"experts-{rank:05d}.pt", ours)
+            files.put(_experts_file(rank), ours)
 
     @torch.no_grad()
     def load(self, folder: Path, rank: int) -> tuple[int, dict[str, Any]]:
@@ -127,8 +127,9 @@ def _states(folder: Path) -> Iterator[tuple[str, str, Tensor]]:
 
 
 def _read_experts(folder: Path) -> list[dict[str, Any]]:
-    """The files of divided experts, in the order of these."""
-    return [_read(path) for path in sorted(folder.glob("experts-*.pt"))]
+    """The files of divided experts, in the order of these. Without any, the folder is not listed."""
+    divided = (folder / _experts_file(0)).is_file()
+    return [_read(path) for path in sorted(folder.glob("experts-*.pt"))] if divided else []
 
 
 def _pieces(name: str, weights: dict[str, Tensor], experts: list[dict[str, Any]]) -> list[Tensor]:
@@ -149,6 +150,10 @@ def _optimizer_files(folder: Path, rank: int) -> Iterator[Path]:
 
 def _optimizer_file(rank: int) -> str:
     return f"optimizer-{rank:05d}.pt"
+
+
+def _experts_file(rank: int) -> str:
+    return f"experts-{rank:05d}.pt"
 
 
 def _read(path: Path) -> dict[str, Any]:

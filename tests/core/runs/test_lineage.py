@@ -217,8 +217,10 @@ def test_each_engine_takes_up_what_it_can_and_no_strangers():
     stage_3 = parent(Engine("hf-deepspeed"), tp=1, pp=1, gpus=4, dp=4)
     assert descend(stage_3, {"engine.zero_stage": 1}, SITE, 20).engine.zero_stage == 1
     assert convertible("deepspeed-3d", "deepspeed-zero") == convertible("deepspeed-zero", "deepspeed-3d")
-    assert "engine.name" in convertible("deepspeed-3d", "deepspeed-zero")
-    for saved, wanted in [("ddp", "fsdp"), ("deepspeed-zero", "hf-deepspeed"), ("fsdp", "deepspeed-3d")]:
+    assert convertible("ddp", "fsdp") == convertible("fsdp", "ddp")
+    for saved, wanted in [("deepspeed-3d", "deepspeed-zero"), ("ddp", "fsdp")]:
+        assert "engine.name" in convertible(saved, wanted)
+    for saved, wanted in [("deepspeed-zero", "fsdp"), ("deepspeed-zero", "hf-deepspeed"), ("fsdp", "deepspeed-3d")]:
         assert "engine.name" not in convertible(saved, wanted)
 
 

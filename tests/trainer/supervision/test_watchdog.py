@@ -71,7 +71,7 @@ def test_a_recorded_flight_names_the_collective_and_who_lacks() -> None:
     assert find_open_collective({0: receiving}) == "flight recorder: nccl:recv 0<-1 is open on rank 0"
 
 
-def test_a_silent_rank_is_in_the_collective_that_late_ranks_wait_in() -> None:
+def test_a_silent_rank_is_in_what_late_ranks_wait_in() -> None:
     """Rank 1 has no record. Rank 3 waits for it, and rank 2 for rank 3."""
     tp, dp = ("7", "tp"), ("11", "dp")
     two = record(entry(684, False, 3, tp), pg3=684)
