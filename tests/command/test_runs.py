@@ -43,7 +43,8 @@ def step(run: RunFolder, attempt: int = 1) -> int:
 
 def test_a_killed_loop_goes_on_from_its_checkpoint_as_unbroken(tmp_path: Path) -> None:
     told = tmp_path / "told"
-    run = start(experiment(tmp_path, "loop", tables=GPUS), *around(told, track=False), STEPS="30")
+    once = (*around(told, track=False), "--set", "job.restart_in_job=false")
+    run = start(experiment(tmp_path, "loop", tables=GPUS), *once, STEPS="30")
     wait_until(lambda: step(run) >= 13)
     kill(run, "loop.sh")
     status = ended(run)
