@@ -84,7 +84,7 @@ def end(tmp_path: Path):
         (attempt / "log").write_text(log)
         (attempt / "attempt.json").write_text('{"job_id": "7"}')
         for name, text in files.items():
-            (run if name == "cancelled" else attempt).joinpath(FILES[name]).write_text(text)
+            (run if name in ("cancelled", "stop") else attempt).joinpath(FILES[name]).write_text(text)
         resolved = resolve(load_experiment("demo"), replace(load_profile("generic-slurm"), chain=chain))
         environment = {
             "PATH": f"{clients}:{os.environ['PATH']}", "CALLS": str(calls), "SHOWN": shown, "ANSWER": answer,
@@ -107,7 +107,7 @@ def end(tmp_path: Path):
 AT_THE_LIMIT = "JobState=TIMEOUT Reason=TimeLimit Restarts=0 ExcNodeList=(null)"
 PUT_BACK = "JobState=PENDING Reason=BeginTime Restarts=1 ExcNodeList=(null)"
 # What a test puts into the run folder, and into the attempt's.
-FILES = {"cancelled": "cancelled.7", "ended": "ended.json", "verdict": "next.json"}
+FILES = {"cancelled": "cancelled.7", "stop": "stop.7", "ended": "ended.json", "verdict": "next.json"}
 WISH = json.dumps({"ended": "walltime", "cause": "SIGUSR2", "step": 5, "time": 7.0, "requeue": True})
 FAILED = "srun: error: n3: task 1: Exited with exit code 7\n"
 
@@ -174,6 +174,7 @@ def test_two_failures_in_a_row_that_nobody_judges_are_the_last(end, tmp_path, ju
         ({"verdict": '{"go_on": true}'}, RUNNING, "requeue", "error", ["scontrol requeue 7"]),
         ({}, RUNNING, "none", "error", []),
         ({"cancelled": ""}, RUNNING, "requeue", "cancelled", []),
+        ({"stop": ""}, RUNNING, "requeue", "error", []),
         ({"ended": WISH, "cancelled": ""}, RUNNING, "requeue", "walltime", []),
         ({}, AT_THE_LIMIT, "requeue", "walltime", ["scontrol requeue 7"]),
         ({}, AT_THE_LIMIT, "none", "walltime", []),

@@ -123,7 +123,7 @@ def test_what_python_could_not_judge_goes_to_the_queue(teller: Teller) -> None:
     job.wait_paused()
     victim, *_ = job.ranks()
     send(victim, signal.SIGKILL)
-    job.wait("the requeue", lambda: job.restarts == 1)
+    job.wait("the requeue", lambda: job.restarts == 1 and job.slurm_state == "PENDING")
     assert "hpc_gpt.launcher.attempts.what_next gave no answer, try 2" in job.log()
     assert not job.run.attempt(1).verdict()
     kills.unlink()

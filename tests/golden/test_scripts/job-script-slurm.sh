@@ -375,10 +375,10 @@ start_tracker() { # hpc_gpt.report.track sends the steps until the ranks have en
   set +m
 }
 # --- what comes next -----------------------------------------------------------------------------------------------
-answer_without_python() { # back to the queue, where the next start judges this failure; the trainer's request, a verdict and a cancel come first
+answer_without_python() { # back to the queue, where the next start judges this failure; the trainer's request, a verdict, a stop and a cancel come first
   local ended=error before="$HPC_GPT_RUN/attempts/$((n - 1))"
   answer="again 0 - - $rc" # but two in a row that nobody could judge are the last
-  if [ "$rc" = 0 ] || [ -e "$attempt/next.json" ] || { [ -e "$before" ] && [ ! -e "$before/next.json" ]; }; then answer="stop 0 - - $rc"; fi
+  if [ "$rc" = 0 ] || [ -e "$HPC_GPT_RUN/stop.$HPC_GPT_JOB" ] || [ -e "$attempt/next.json" ] || { [ -e "$before" ] && [ ! -e "$before/next.json" ]; }; then answer="stop 0 - - $rc"; fi
   ! grep -qsE '"(requeue|go_on)": true' "$attempt/ended.json" "$attempt/next.json" || answer="again 0 - - $rc"
   [ "$(shown_as Reason)" != TimeLimit ] || ended=walltime answer="again 0 - - $rc"
   [ ! -e "$HPC_GPT_RUN/cancelled.$HPC_GPT_JOB" ] || ended=cancelled answer="stop 0 - - $rc"
