@@ -1,5 +1,5 @@
-"""What ranks of experts (ep) send each other: rows and their order, what a recomputation keeps, bytes, one order of
-collectives."""
+"""Ranks that divide experts (ep) send each other rows: their order and bytes, what a recomputation keeps, and one order
+of collectives on all ranks."""
 
 import math
 from collections.abc import Callable
@@ -50,8 +50,8 @@ class Padded(ExpertParallel):
 
 
 def dispatched(folder: Path, layout: Layout, sends: str, fault: str = "") -> Any:
-    """How far an expert layer over ep is from a whole one, with NaN in empty memory: whether the output has the same
-    bits, and the differences of output and gradients."""
+    """Compares an expert layer over ep with a whole one, with NaN in empty memory: gives whether the outputs have the
+    same bits, and the differences of outputs and gradients."""
     rank, ep = dist.get_rank(), layout.ep
     torch.use_deterministic_algorithms(True)
     filled = torch.utils.deterministic.fill_uninitialized_memory
@@ -98,8 +98,8 @@ def test_dispatch_equals_whole_layer_in_memory_of_nan(task: Task, found: Found) 
 
 @each([task_of(dispatched, EP2, "even", "padding that nothing masks")])
 def test_rows_past_the_last_offset_show(task: Task, found: Found) -> None:
-    """What torch's grouped products leave there is NaN in the output, and in the gradient of hidden, of the rank whose
-    rows are last."""
+    """Torch's grouped products leave NaN there: in the output, and in the gradient of `hidden`, of the rank whose rows
+    are last."""
     _, (output, hidden, *_) = found(task)[-1]
     assert math.isnan(output)
     assert math.isnan(hidden)

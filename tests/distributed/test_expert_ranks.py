@@ -83,7 +83,7 @@ def trained(folder: Path, layout: Layout, engine: Engine, optimizer: str, model:
 
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Any]:
-    """What one process gives."""
+    """Gives the figures and weights of one process."""
 
     @cache
     def train(optimizer: str, model: str) -> Any:
@@ -128,7 +128,7 @@ LIMITS = {"loss": 2e-6, "norm": 1e-5, "balance": 1e-6, "weights": 1e-5, "biases"
 
 
 def above(differences: dict[str, float]) -> set[str]:
-    """What differs by more than it may; NaN does."""
+    """The names of the differences above their limits; a NaN is above."""
     return {name for name, limit in LIMITS.items() if not differences[name] <= limit}
 
 

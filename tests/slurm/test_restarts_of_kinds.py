@@ -50,7 +50,7 @@ def test_a_program_restarts_in_its_job(teller: Teller) -> None:
 
 @storied
 def test_a_program_of_one_process_restarts_on_all_nodes(teller: Teller) -> None:
-    """As mpirun: nobody probes the nodes, and what is left is ended on each of them, by a step on both."""
+    """A program like mpirun has no preflight; a step on both nodes ends the processes that are left there."""
     tables = {"layout": {"gpus": 2, "nodes": 2}}
     path = experiment(teller.launcher.place("one-process-in-job"), "loop", tables=tables)
     job = teller.launcher.submit(str(path), *SOON, STEPS="40", STEP_S="0.1")

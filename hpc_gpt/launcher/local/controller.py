@@ -279,10 +279,10 @@ def judge_and_note(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool
 def _retries(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool:
     """Whether a failure of `attempt` may be followed by another one. Unless the key asks for it, only if a checkpoint
     was saved: whoever tries a program wants to see its failure at once."""
-    if resolved.job.restart_in_job or not restarts_in_job(resolved):
-        return restarts_in_job(resolved)
-    history = read_history(run, gpus_of(resolved), time.time(), attempt.number)
-    return any(one.number == attempt.number and one.progressed for one in history)
+    if resolved.job.restart_in_job is None and restarts_in_job(resolved):
+        history = read_history(run, gpus_of(resolved), time.time(), attempt.number)
+        return any(past.number == attempt.number and past.progressed for past in history)
+    return restarts_in_job(resolved)
 
 
 def wait_for_retry(run: RunFolder, attempt: Attempt) -> bool:

@@ -82,7 +82,7 @@ class ReplicatedCheckpoint:
         progress = _read(folder / _PROGRESS)
         return int(progress["step"]), progress["scale"]
 
-    def take(self, whole: Whole, rank: int) -> tuple[int, dict[str, Any]]:
+    def take(self, whole: Whole) -> tuple[int, dict[str, Any]]:
         """Loads this rank's part of another engine's checkpoint; returns (step, loss scale)."""
         parameters = {full_name(one): one for one in self._parameters}
         return take_whole(whole, parameters, self._optimizer, lambda name, tensor: self._ours(name, [tensor]))

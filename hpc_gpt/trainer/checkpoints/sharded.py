@@ -98,7 +98,7 @@ class ShardedCheckpoint:
         set_states(self._optimizer, moments)
         return int(progress["step"]), progress["scale"]
 
-    def take(self, whole: Whole, rank: int) -> tuple[int, dict[str, Any]]:
+    def take(self, whole: Whole) -> tuple[int, dict[str, Any]]:
         """Loads this rank's part of another engine's checkpoint; returns (step, loss scale)."""
         return take_whole(whole, self._shards, self._optimizer, self._share)
 

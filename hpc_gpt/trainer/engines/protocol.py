@@ -218,8 +218,7 @@ class TorchEngine(TrainingEngine):
         if saved == ours:
             self._step, scale = self._checkpoint.load(folder, dist.get_rank())
         else:
-            whole = module_of(saved).read_whole(folder, self._resolved)
-            self._step, scale = self._checkpoint.take(whole, dist.get_rank())
+            self._step, scale = self._checkpoint.take(module_of(saved).read_whole(folder, self._resolved))
         self._scaler.restore(scale)
         self._weights_are_loaded()
         self.balance.load(folder)
