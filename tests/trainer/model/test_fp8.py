@@ -96,7 +96,8 @@ def run(hidden: Tensor, weight: Tensor, bias: Tensor | None, slope: Tensor, kept
 
 @pytest.mark.parametrize("dtypes", [(FORWARD, FORWARD), (BACKWARD, FORWARD)])
 def test_a_product_is_that_of_its_quantised_operands(dtypes: tuple[torch.dtype, torch.dtype]):
-    """For every way in which the two lie: the units take both along the summed dimension alone."""
+    """For every way in which the two lie: the units take both along the summed dimension alone, and would take these
+    (a meta tensor has what they check)."""
     for turn_left, turn_right in itertools.product((False, True), repeat=2):
         left, right = drawn(ROWS, INPUTS, seed=1), drawn(OUTPUTS, INPUTS, seed=2) / 40
         cast_, scales = [], []
@@ -107,6 +108,8 @@ def test_a_product_is_that_of_its_quantised_operands(dtypes: tuple[torch.dtype, 
             cast_.append(turned(small) if turn else small)
         inverse = [scale.reciprocal() for scale in scales]
         exact = exactly("ri,oi->ro", Quantised(left, dtypes[0]), Quantised(right, dtypes[1]))
+        on_units = product(*(one.to("meta") for one in (*cast_, *inverse)), torch.bfloat16)
+        assert (on_units.shape, on_units.dtype) == (exact.shape, torch.bfloat16)
         assert_rounded_once(product(*cast_, *inverse, torch.bfloat16), exact)
         of_32 = product(*cast_, *inverse, torch.float32)
         assert (of_32 - exact).abs().max() < 1e-6 * exact.abs().max()
