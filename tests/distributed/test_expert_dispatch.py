@@ -189,12 +189,19 @@ class Grouped(TorchDispatchMode):
         return called(*args, **(kwargs or {}))
 
 
-def in_order(folder: Path, layout: Layout, engine: Engine) -> Any:
+def in_order(folder: Path, layout: Layout, engine: Engine, fault: str = "") -> Any:
     """The collectives of the third step on each rank, by the axis of their groups."""
     resolved = settings(layout, engine)
     ours = build(resolved)
     steps_of(ours, resolved, range(2))
-    with Grouped(layout) as calls:
+    route = ExpertParallel.route
+
+    def of_some_ranks(experts: ExpertParallel, counts: Tensor) -> Any:
+        if fault and experts.rank == 0:
+            dist.all_reduce(torch.zeros(1), group=ours._same_experts)
+        return route(experts, counts)
+
+    with Grouped(layout) as calls, patch.object(ExpertParallel, "route", of_some_ranks):
         steps_of(ours, resolved, range(1))
     return everyone(calls.made)
 
@@ -207,6 +214,12 @@ def test_all_ranks_of_ep_meet_in_one_order(task: Task, found: Found) -> None:
     assert {"alltoall_base_ ep", "allreduce_ data"} <= set(first)
     if task.given[1].name == "fsdp":
         assert {"_allgather_base_ edp", "_allgather_base_ data", "_reduce_scatter_base_ edp"} <= set(first)
+
+
+@each([task_of(in_order, DP4_EP2, DDP, "a sum in the forward pass of some ranks")])
+def test_a_collective_of_some_ranks_shows(task: Task, found: Found) -> None:
+    first, *others = found(task)
+    assert any(made != first for made in others)
 
 
 def sent(folder: Path, layout: Layout, engine: Engine) -> Any:

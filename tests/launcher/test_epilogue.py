@@ -207,7 +207,7 @@ def test_on_a_full_disk_without_python_it_goes_to_the_queue(end, small_disk, sho
         (RUNNING, FAILED, None, "error", "rank 1 on n3 ended with exit code 7"),
         ("", FAILED, None, "error", "rank 1 on n3 ended with exit code 7"),
         (RUNNING, "", "", "cancelled", "hpc-gpt cancel, exit code 1"),
-        (RUNNING, "srun: error: Node failure on n4\n", None, "node_failure", "a node of the job died, exit code 1"),
+        (RUNNING, "srun: error: Node failure on n4\n", None, "node_failure", "a node of the job died"),
         (AT_THE_LIMIT, "", None, "walltime", "the time limit ended it, exit code 1"),
         (AT_THE_LIMIT.replace("TimeLimit", "None"), "", None, "cancelled", "TIMEOUT, exit code 1"),
         (

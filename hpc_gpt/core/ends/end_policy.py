@@ -237,7 +237,8 @@ def end_by_script(
     if is_cancelled(run, attempt):
         return "cancelled", f"hpc-gpt cancel, {exit_text}"
     if _NODE_FAILED.search(log):
-        return "node_failure", f"a node of the job died, {exit_text}"
+        # Not what srun says of its ranks: the node's death ended them, nobody's signal.
+        return "node_failure", meaning("node_failure").if_script_died
     if not state or state in SLURM_RUNS:
         # If srun names no rank that failed first, the signal ended all of them: before they could handle it, or because
         # their program does not handle it. A script's shell may end by itself, or by something other than Slurm.
