@@ -56,22 +56,24 @@ def product(
     `fast`: Hopper's units sum all products in their own 22 bits, instead of 128 at a time and these sums in fp32.
     """
     if left.is_cpu:
-        outputs: Tensor = _product_on_cpu(left, right, inverse * other, dtype, bias)
+        outputs: Tensor = _product_on_cpu(left, right, inverse, other, dtype, bias)
         return outputs
     return torch._scaled_mm(left, right.t(), inverse, other, bias, out_dtype=dtype, use_fast_accum=fast)
 
 
 @torch.library.custom_op("hpc_gpt::fp8_product_on_cpu", mutates_args=())
-def _product_on_cpu(left: Tensor, right: Tensor, inverse: Tensor, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
-    """`product` in fp32, where 8 bits are exact: with AMX, `_scaled_mm` multiplies two operands in e4m3 by a loop
-    without vectors (torch 2.13: 300 ms for 8 million products, instead of 1). An operator, because the compiler would
-    keep the operands in fp32 for the backward pass, which it cannot with `_scaled_mm`."""
-    found = left.float() @ right.float().t() * inverse
-    return (found if bias is None else found + bias).to(dtype)
+def _product_on_cpu(
+    left: Tensor, right: Tensor, inverse: Tensor, other: Tensor, dtype: torch.dtype, bias: Tensor | None
+) -> Tensor:
+    """`product` in fp32, as `_scaled_mm` computes it on a CPU without AMX. With AMX it multiplies two operands in e4m3
+    by a loop without vectors (torch 2.13: 300 ms for 8 million products, instead of 1). An operator, because otherwise
+    the compiler would keep the operands in fp32 for the backward pass."""
+    outputs = (left.float() * inverse) @ (right.float() * other).t()
+    return (outputs if bias is None else outputs + bias).to(dtype)
 
 
 @_product_on_cpu.register_fake
-def _(left: Tensor, right: Tensor, inverse: Tensor, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
+def _(left: Tensor, right: Tensor, inverse: Tensor, other: Tensor, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
     return left.new_empty(len(left), len(right), dtype=dtype)
 
 
