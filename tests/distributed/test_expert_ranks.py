@@ -166,7 +166,7 @@ _SHORT = [task_of(trained, layout, engine, "sgd", model) for layout, engine, mod
     (EP2, DDP, "sigmoid"), (DP4_EP2, FSDP, "few"), (CP2_EP4, DDP, "sigmoid"), (TP2_EP2, FSDP, "softmax"))]  # fmt: skip
 
 
-@each([*EQUAL, *BALANCED, *SWITCHED], [*_SHORT, SWITCHED[0]])
+@each([*EQUAL, *BALANCED, *SWITCHED], _SHORT)
 def test_ep_trains_as_one_process(task: Task, found: Found, alone: Any, table: Callable[[str], None]) -> None:
     differences = far(found(task), alone(*task.given[2:4]))
     table(told(task, differences))
@@ -209,12 +209,17 @@ def test_each_known_fault_of_ep_shows(task: Task, found: Found, alone: Any) -> N
     assert PUT_IN[task] in above(differences), differences
 
 
-AGAIN = [task_of(trained, DP4_EP2, engine, "sgd", "sigmoid", "again") for engine in (DDP, FSDP)]
+def trained_twice(folder: Path, *given: Any) -> bool:
+    """Whether a run gives the same bits again."""
+    return bool(trained(folder, *given) == trained(folder, *given))
+
+
+AGAIN = [task_of(trained_twice, DP4_EP2, engine, "sgd", "sigmoid") for engine in (DDP, FSDP)]
 
 
 @each(AGAIN, AGAIN[1:])
 def test_the_same_run_at_ep_gives_the_same_bits(task: Task, found: Found) -> None:
-    assert found(task) == found(task_of(trained, *task.given[:-1]))
+    assert found(task)
 
 
 def resumed(folder: Path, before: Layout, after: Layout, first: Engine, then: Engine, optimizer: str) -> Any:

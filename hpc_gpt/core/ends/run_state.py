@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.core.ends.failures import LIVE, RETRIES, STARTED
+from hpc_gpt.core.ends.failures import LIVE, RETRIES, STARTED, meaning
 from hpc_gpt.core.ends.state import Facts, State, class_of, slurm_state, state_of
 from hpc_gpt.core.format import clock, some
 from hpc_gpt.core.process import lives
-from hpc_gpt.core.runs.lock import rest_text
+from hpc_gpt.core.runs.lock import holder, rest_text
 from hpc_gpt.core.runs.processes import run_on
 from hpc_gpt.core.runs.run_folder import IN_QUEUE, Attempt, RunFolder
 from hpc_gpt.core.runs.stored import read_stored
@@ -142,6 +142,9 @@ def read_run_state(run: RunFolder, log_every: int, slurm: Mapping[str, str] | No
     )
     if attempt is not None and facts.began and facts.slurm is None and end is not None and not end.is_over:
         facts = replace(facts, recent=silent_s(attempt) <= _longest_silence_s(attempts, log_every))
+    if facts.alive and facts.said and meaning(facts.said).chain != "stops":
+        # The process gives its lock back when it has decided that no attempt follows.
+        facts = replace(facts, undecided=not facts.judged and holder(run) is not None)
     running_on: Sequence[int] = ()
     if facts.began and facts.alive is False and end is not None and not end.is_over and (running_on := run_on(run)):
         facts = replace(facts, alive=True)

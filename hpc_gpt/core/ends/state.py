@@ -82,6 +82,7 @@ class Facts:
 
     The attempt. `said`: the class in ended.json, by the trainer, the local controller or the script; empty without one.
     `judged`: its class in next.json; `verdict`: the run's class there. `retried`: another attempt follows by itself.
+    `undecided`: its process on this machine has not decided that yet.
     `again`: the same job has made another attempt; `followed`: another job has. `recent`: its files were written to
     lately. `logs`: the class that its logs show, if they are trusted. `moved`: the run folder was moved since the
     submission, so ranks and script do not find it.
@@ -99,6 +100,7 @@ class Facts:
     judged: str = ""
     verdict: str = ""
     retried: bool = False
+    undecided: bool = False
     again: bool = False
     followed: bool = False
     recent: bool | None = None
@@ -177,7 +179,8 @@ def state_of(facts: Facts) -> State:
     if slurm in LIVE and not is_leaving:
         return State(str(slurm), "slurm")
     # The mark alone cancels a waiting row: the process that runs the sweep skips it.
-    if facts.alive and not facts.judged and not facts.said and not (facts.queued and facts.cancelled):
+    has_ended = facts.judged or (facts.said and not facts.undecided)
+    if facts.alive and not has_ended and not (facts.queued and facts.cancelled):
         return State("pending" if facts.queued else "running", "process")
     if not facts.began:
         return _state_before_an_attempt(facts)

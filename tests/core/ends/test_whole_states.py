@@ -16,6 +16,7 @@ from hpc_gpt.core.ends.failures import CLASSES, colour_of
 from hpc_gpt.core.ends.run_state import RunState, failure_note, moved_note, read_run_state, retry_note
 from hpc_gpt.core.ends.state import Facts, State
 from hpc_gpt.core.process import process_identity
+from hpc_gpt.core.runs import lock
 from hpc_gpt.core.runs.run_folder import IN_QUEUE, Attempt, RunFolder
 from hpc_gpt.launcher.attempts.notify import event_keys
 from tests.made_runs import add_attempt, make_run, metrics_line
@@ -70,6 +71,10 @@ def tried(job_id: str, ended: str | None = None, verdict: dict[str, Any] | None 
     return make
 
 
+def locked(run: RunFolder) -> None:
+    lock.take(run, lock.process_holder(os.getpid()))
+
+
 def steps(*each: Step) -> Step:
     return lambda run: [step(run) for step in each]
 
@@ -109,6 +114,15 @@ STATES: dict[str, tuple[Step, dict[str, str] | None, str]] = {
         "running by process: alive=True recent=True job=5 attempt=1 end=None/None/0"),
     "killed here": (steps(sent("5", "local", **GONE), tried("5")), None,
         "error by process: alive=False recent=True job=5 attempt=1 end=None/None/0"),
+    # Its process holds the lock until it has decided that no attempt follows.
+    "failed here, undecided": (steps(sent("5", "local", **HERE), tried("5", "error"), locked), None,
+        "running by process: alive=True said=error undecided=True job=5 attempt=1 end=limit/limit/0"),
+    "failed here, decided": (steps(sent("5", "local", **HERE), tried("5", "error")), None,
+        "error by ended: alive=True said=error job=5 attempt=1 end=limit/limit/0"),
+    "failed here, as no retry mends": (steps(sent("5", "local", **HERE), tried("5", "nan"), locked), None,
+        "nan by ended: alive=True said=nan job=5 attempt=1 end=limit/limit/0"),
+    "failed here, retried": (steps(sent("5", "local", **HERE), tried("5", "error", AGAIN), locked), None,
+        f"pending by next: alive=True {ERROR} job=5 attempt=1 end=lost/lost/30"),
     "elsewhere": (steps(sent("5", "local", **GONE, host="far"), tried("5")), None,
         "running by recent: recent=True job=5 attempt=1 end=None/None/0"),
     "of this host": (steps(sent("5", "local", **GONE, host=platform.node()), tried("5")), None,
