@@ -161,12 +161,12 @@ SWITCHED = [task_of(trained, EP2, replace(engine, **switches), "sgd", "sigmoid")
 )]  # fmt: skip
 
 
-# Each axis and each engine.
-_SHORT = [task_of(trained, layout, engine, "sgd", model) for layout, engine, model in (
+# What `make test` has of them: each axis and each engine.
+SHORT = [task_of(trained, layout, engine, "sgd", model) for layout, engine, model in (
     (EP2, DDP, "sigmoid"), (DP4_EP2, FSDP, "few"), (CP2_EP4, DDP, "sigmoid"), (TP2_EP2, FSDP, "softmax"))]  # fmt: skip
 
 
-@each([*EQUAL, *BALANCED, *SWITCHED], _SHORT)
+@each([*EQUAL, *BALANCED, *SWITCHED], SHORT)
 def test_ep_trains_as_one_process(task: Task, found: Found, alone: Any, table: Callable[[str], None]) -> None:
     differences = far(found(task), alone(*task.given[2:4]))
     table(told(task, differences))

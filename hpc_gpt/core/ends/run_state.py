@@ -142,9 +142,10 @@ def read_run_state(run: RunFolder, log_every: int, slurm: Mapping[str, str] | No
     )
     if attempt is not None and facts.began and facts.slurm is None and end is not None and not end.is_over:
         facts = replace(facts, recent=silent_s(attempt) <= _longest_silence_s(attempts, log_every))
-    if facts.alive and facts.said and meaning(facts.said).chain != "stops":
+    is_decided = not facts.said or facts.judged or facts.retried or meaning(facts.said).chain == "stops"
+    if facts.alive and not is_decided:
         # The process gives its lock back when it has decided that no attempt follows.
-        facts = replace(facts, undecided=not facts.judged and holder(run) is not None)
+        facts = replace(facts, undecided=holder(run) is not None)
     running_on: Sequence[int] = ()
     if facts.began and facts.alive is False and end is not None and not end.is_over and (running_on := run_on(run)):
         facts = replace(facts, alive=True)
