@@ -102,7 +102,7 @@ def test_a_job_whose_scripts_node_is_dead_is_put_back(teller: Teller) -> None:
     script, *_ = job.nodes()
     with teller.cluster.without_power(script):
         job.wait("the requeue", lambda: job.restarts == 1)
-        teller.cluster.run("scontrol", "update", f"jobid={job.id}", "StartTime=now")
+        job.start_soon()
         job.wait("a second attempt", lambda: job.last_step(2) > 0)
         same_losses(teller, job)
     assert starts(job) == [(0, 0), (1, 0)]
@@ -127,7 +127,7 @@ def test_what_python_could_not_judge_goes_to_the_queue(teller: Teller) -> None:
     assert "hpc_gpt.launcher.attempts.what_next gave no answer, try 2" in job.log()
     assert not job.run.attempt(1).verdict()
     kills.unlink()
-    teller.cluster.run("scontrol", "update", f"jobid={job.id}", "StartTime=now")
+    job.start_soon()
     same_losses(teller, job)
     assert (starts(job), job.ended()) == ([(0, 0), (1, 0)], ["error", "done"])
     assert min(job.metrics(2)) == job.run.attempt(1).verdict()["saved_step"] + 1
@@ -143,6 +143,6 @@ def test_a_preemption_in_a_restart_requeues(teller: Teller) -> None:
     job.wait("the verdict", job.run.attempt(1).verdict)
     job.preempt()
     job.wait("the requeue", lambda: job.restarts == 1)
-    teller.cluster.run("scontrol", "update", f"jobid={job.id}", "StartTime=now")
+    job.start_soon()
     same_losses(teller, job)
     assert starts(job)[-1] == (1, 0)

@@ -69,7 +69,7 @@ def leaves_a_slow_node(teller: Teller, job: Job, spares: int, begins: tuple[int,
     assert end["cause"] == f"rank 1 on {slow} computes at 0.67 of the median of all ranks{BY_KEY}"
     assert (verdict["go_on"], verdict["in_job"], verdict["saved_step"]) == (True, bool(spares), end["step"])
     if not spares:
-        teller.cluster.run("scontrol", "update", f"jobid={job.id}", "StartTime=now")
+        job.start_soon()
     job.wait("a second attempt that goes on", lambda: job.last_step(2) > end["step"] + 20)
     begun = job.run.attempt(2).started()
     assert (begun["restart"], begun["in_job"]) == begins
