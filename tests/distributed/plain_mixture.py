@@ -79,6 +79,25 @@ def _config(shape: ModelShape, family: str) -> Any:
     return CONFIG_MAPPING[family](**keys)
 
 
+def closest_decision(logits: Tensor, bias: Tensor | None, used: int, groups: int, groups_used: int) -> float:
+    """How far the last expert or group that is chosen is from the next one, in logits: the least of all tokens'.
+
+    `logits`: [tokens, experts]. `bias`: of a sigmoid router, which is added to the scores.
+    """
+    gaps, scores = [], logits
+    if bias is not None:
+        scores = 4 * (logits.sigmoid() + bias)  # times the least that a sigmoid makes a difference of logits smaller
+    if groups_used < groups:
+        by_group = scores.view(len(scores), groups, -1)
+        sums, order = by_group.topk(2, -1).values.sum(-1).sort(-1, descending=True)
+        gaps.append(sums[:, groups_used - 1] - sums[:, groups_used])
+        scores = by_group.gather(1, order[:, :groups_used, None].expand(-1, -1, by_group.shape[2])).flatten(1)
+    if used < scores.shape[1]:
+        ranked = scores.sort(-1, descending=True).values
+        gaps.append(ranked[:, used - 1] - ranked[:, used])
+    return min((float(gap.min()) for gap in gaps), default=math.inf)
+
+
 class PlainMixture(nn.Module):
     """The class of a shape, with what its routers gave since the last step; the first `idle` experts of each layer are
     never chosen. `rows`: of which sample each input is a document, where a batch is not passed at once."""
@@ -151,22 +170,11 @@ class PlainMixture(nn.Module):
         return -logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).mean()
 
     def _gap(self, scores: Tensor, router: nn.Module) -> float:
-        """The closest decision: how far the last expert or group that is chosen is from the next one, in logits."""
-        used, experts, groups = self.shape.experts_per_token or 0, self.shape.experts or 0, self.shape.expert_groups
-        gaps = []
-        if self.shape.router == "sigmoid":
-            # Times the least that a sigmoid makes a difference of logits smaller.
-            scores = 4 * (scores.sigmoid() + router.e_score_correction_bias)  # type: ignore[operator]
-        if groups is not None and self.shape.groups_per_token != groups:
-            by_group = scores.view(-1, groups, experts // groups)
-            sums, order = by_group.topk(2, -1).values.sum(-1).sort(-1, descending=True)
-            taken = self.shape.groups_per_token or 0
-            gaps.append(sums[:, taken - 1] - sums[:, taken])
-            scores = by_group.gather(1, order[:, :taken, None].expand(-1, -1, by_group.shape[2])).flatten(1)
-        if used < scores.shape[1]:
-            ranked = scores.sort(-1, descending=True).values
-            gaps.append(ranked[:, used - 1] - ranked[:, used])
-        return min((float(gap.min()) for gap in gaps), default=math.inf)
+        shape = self.shape
+        bias: Any = router.e_score_correction_bias if shape.router == "sigmoid" else None
+        return closest_decision(
+            scores, bias, shape.experts_per_token or 0, shape.expert_groups or 1, shape.groups_per_token or 1
+        )
 
     def balance(self, samples: int) -> tuple[Tensor, list[float]]:
         """(addition of so many samples to the loss of the step, (balance loss, load, dead experts))."""

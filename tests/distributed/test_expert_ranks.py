@@ -10,16 +10,19 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn import functional as F
 
 from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.engines.protocol import module_of
-from hpc_gpt.trainer.model.router import routers_of
+from hpc_gpt.trainer.model.router import Router, routers_of
 from tests import marked
 from tests.distributed.equality_cases import EVALUATION, PROFILE, micro_batches
 from tests.distributed.expert_faults import OF_ENGINES
+from tests.distributed.mixtures import LEAST_GAP
+from tests.distributed.plain_mixture import closest_decision
 from tests.distributed.ranks import Task, run_together
 from tests.distributed.test_promises import on_its_ranks
 from tests.distributed.trainings import build, new_folder, save_now
@@ -37,6 +40,9 @@ SOFTMAX = {"norm_topk": True, "qk_norm": True}
 # "few": as many experts as ranks of ep, all used; fsdp has ranks without a row of them. "half": in bf16.
 MODELS = {"sigmoid": SIGMOID, "softmax": SOFTMAX, "few": SOFTMAX | {"experts": 2}, "half": SOFTMAX}
 
+# Of their decisions none is close: another layout's rounding flips none.
+SEEDS = {"sgd sigmoid": 5, "adamw sigmoid": 5, "sgd softmax": 20, "adamw softmax": 38}
+
 
 def settings(layout: Layout, engine: Engine, optimizer: str = "sgd", model: str = "sigmoid") -> Resolved:
     shape = {"experts": 8, **MODELS[model]}
@@ -49,7 +55,7 @@ def settings(layout: Layout, engine: Engine, optimizer: str = "sgd", model: str 
             engine=engine,
             layout=LayoutRequest(**asdict(layout), gpus=layout.gpus, micro_batches=2, global_batch=32),
             train=Train(steps=STEPS, dtype="bf16" if model == "half" else "fp32", optimizer=optimizer,
-                        lr=0.2 if optimizer == "sgd" else 5e-4, min_lr=1e-4,
+                        seed=SEEDS.get(f"{optimizer} {model}", 1), lr=0.2 if optimizer == "sgd" else 5e-4, min_lr=1e-4,
                         warmup_steps=2, clip=0.25, balance_coef=0.05, balance_rate=0.01, z_loss=0.01),
         ),
         PROFILE,
@@ -65,10 +71,25 @@ def steps_of(engine: Any, resolved: Resolved, steps: range) -> list[list[float]]
     return figures
 
 
+def watch_decisions(ours: Any) -> list[float]:
+    """A list that gets the gap of the closest decision of each layer's pass."""
+    gaps: list[float] = []
+
+    def look(router: Router, given: Any, _: Any) -> None:
+        logits = F.linear(given[0].detach().flatten(0, 1), router.weight.detach()).float()
+        gaps.append(closest_decision(logits, router.choice_bias, router.used, router.groups, router.groups_used))
+
+    for router in routers_of(ours.module):
+        router.register_forward_hook(look)
+    return gaps
+
+
 def trained(folder: Path, layout: Layout, engine: Engine, optimizer: str, model: str, fault: str = "") -> Any:
-    """(figures of each step, choice biases, whole weights as `export` reads them, loss of an evaluation)."""
+    """(figures of each step, choice biases, whole weights as `export` reads them, loss of an evaluation, gap of the
+    closest decision if one process makes all)."""
     resolved = settings(layout, engine, optimizer, model)
     ours = build(resolved)
+    gaps = watch_decisions(ours) if layout == ONE else []
     if fault:
         OF_ENGINES[fault](ours)
     figures = steps_of(ours, resolved, range(SAVED))
@@ -77,8 +98,9 @@ def trained(folder: Path, layout: Layout, engine: Engine, optimizer: str, model:
     figures += steps_of(ours, resolved, range(SAVED, STEPS))
     biases = {one.name: one.choice_bias.tolist() for one in routers_of(ours.module) if one.choice_bias is not None}
     saved = save_now(ours, new_folder(folder / "saved"))
-    weights = dict(module_of(engine.name).read_weights(saved, resolved)) if dist.get_rank() == 0 else {}
-    return figures, biases, {name: weight.tolist() for name, weight in weights.items()}, evaluated
+    read = dict(module_of(engine.name).read_weights(saved, resolved)) if dist.get_rank() == 0 else {}
+    weights = {name: weight.tolist() for name, weight in read.items()}
+    return figures, biases, weights, evaluated, min(gaps, default=0.0)
 
 
 @pytest.fixture(scope="session")
@@ -168,7 +190,9 @@ SHORT = [task_of(trained, layout, engine, "sgd", model) for layout, engine, mode
 
 @each([*EQUAL, *BALANCED, *SWITCHED], SHORT)
 def test_ep_trains_as_one_process(task: Task, found: Found, alone: Any, table: Callable[[str], None]) -> None:
-    differences = far(found(task), alone(*task.given[2:4]))
+    plain = alone(*task.given[2:4])
+    assert plain[4] > LEAST_GAP, "a close decision: another seed in SEEDS may have none"
+    differences = far(found(task), plain)
     table(told(task, differences))
     assert not above(differences), differences
 

@@ -240,7 +240,8 @@ def ask_script(run: RunFolder, tmp_path: Path, sbatch: str = SBATCH, judging: st
     functions = re.findall(wanted, run.job_script.read_text(), re.MULTILINE | re.DOTALL)
     assert len(functions) == 4
     lines = [*functions, f"python=({sys.executable})", "start_follower", "say_ranks_ended", judging, "end_beside 60"]
-    own = {"HPC_GPT_RUN": str(run.path), "n": str(attempt.number), "attempt": str(attempt.folder), "answer": "stop 0 - - 0"}
+    own = {"HPC_GPT_RUN": str(run.path), "n": str(attempt.number), "attempt": str(attempt.folder)}
+    own["answer"] = "stop 0 - - 0"
     own |= {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SEEN": str(tmp_path / "seen")}
     own |= {"SLURM_JOB_ID": "77", "SBATCH_EXPORT": "NONE", "SLURM_CONF": "/its", "ALLOW": str(tmp_path / "allow")}
     done = ran("bash", "-c", "\n".join(lines), env={**os.environ, **own}, code=0)
