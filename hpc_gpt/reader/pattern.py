@@ -90,16 +90,22 @@ def literal_of(regex: str) -> str:
     >>> literal_of(r"\\bvalidate step: {1,8}(?P<step>\\d{1,12}) \\(done\\)")
     'validate step:'
     """
+    longest = max(_texts_of(regex), key=len)
+    assert len(longest) > 1, f"no text stands outside of brackets in {regex}: name a literal"
+    return longest
+
+
+def _texts_of(regex: str) -> list[str]:
+    """The texts of a regex outside of brackets, all of which are in every line that matches; some are empty."""
     text = re.sub(r"\\(.)", lambda match: "\0" if match[1].isalnum() else chr(_ASIDE + ord(match[1])), regex)
     text = re.sub(r"\[[^\]]*\]", "\0", text)
     while "(" in text:
         text = re.sub(r"\([^()]*\)(?:[?*+]|\{[^}]*\})*", "\0", text)
     text = re.sub(r".(?:[?*+]|\{[^}]*\})\??", "\0", text)
-    longest = max(re.split(r"[\0.^$]", text), key=len)
-    assert len(longest) > 1, f"no text stands outside of brackets in {regex}: name a literal"
     assert "|" not in text, f"{regex} has several forms: name a literal"
     assert not regex.startswith("(?i"), f"{regex} has letters of both cases: name a literal"
-    return re.sub("[\ue000-\ue0ff]", lambda match: chr(ord(match[0]) - _ASIDE), longest)
+    texts = re.split(r"[\0.^$]", text)
+    return [re.sub("[\ue000-\ue0ff]", lambda match: chr(ord(match[0]) - _ASIDE), text) for text in texts]
 
 
 def head_of(regex: str) -> str:
@@ -110,28 +116,38 @@ def head_of(regex: str) -> str:
     '\\\\bstep (?P<step>\\\\d{1,12}),'
     """
     head = re.split(r"\(\?[=!]", regex)[0]
-    return head if _literal_or_none(head) else ""
+    return head if any(len(text) > 1 for text in _texts_if_complete(head)) else ""
 
 
-def words_literal(regex: str) -> str:
-    """The longest text in the group `words` that ends a regex; empty without such a group.
+def needed_texts(regex: str) -> list[str]:
+    """The texts of a regex outside of brackets, also in a group `words` at its end: a line without one of them does not
+    match. None if the regex has several forms.
 
-    >>> words_literal(r"\\brank \\d{1,7}: (?P<words>(?:(?<!\\S)\\S{0,80} ?)?watchdog got stuck.{0,300})")
-    'watchdog got stuck'
-    >>> words_literal(r"(?P<words>(?:a first|a second) text or another|one more)")
-    ''
+    >>> needed_texts(r"^(?:a|b)? \\brank \\d{1,7}: (?P<words>(?:(?<!\\S)\\S{0,80} ?)?watchdog got stuck.{0,300} on x)")
+    [' ', 'rank ', ': ', 'watchdog got stuck', ' on x']
+    >>> needed_texts(r"one (?P<step>\\d)|another form")
+    []
     """
-    group = re.fullmatch(r"[^|]*?\(\?P<words>(.*)\)", regex)
-    return _literal_or_none(group[1]) if group else ""
+    before, _, words = regex.partition("(?P<words>")
+    if words.endswith(")") and _is_complete(before):
+        regex = before + words[:-1]
+    return [text for text in _texts_if_complete(regex) if text]
 
 
-def _literal_or_none(piece: str) -> str:
-    """The `literal_of` a piece of a regex; empty if it has none, or is not a complete regex."""
+def _texts_if_complete(piece: str) -> list[str]:
+    """The texts of a piece of a regex; none if it is not a complete regex, or has several forms."""
+    try:
+        return _texts_of(piece) if _is_complete(piece) else []
+    except AssertionError:
+        return []
+
+
+def _is_complete(piece: str) -> bool:
     try:
         re.compile(piece)
-        return literal_of(piece)
-    except (AssertionError, re.error):
-        return ""
+    except re.error:
+        return False
+    return True
 
 
 def failure(ended: str, literal: str, regex: str, echo: bool = False) -> Pattern:

@@ -236,9 +236,9 @@ class Job:
         return [pid for pid in ours if command_of(pid)[1:3] == ["-m", "hpc_gpt.trainer"]]
 
     def start_soon(self) -> None:
-        """Lets a requeued job start before its time, but not at once: a node refuses a job that starts in the second in
-        which it ended ("Job credential revoked"), and Slurm 22.05 then counts the job as failed."""
-        self.cluster.run("scontrol", "update", f"jobid={self.id}", "StartTime=now+2", check=True)
+        """Lets a requeued job start before its time, unless it has, but not at once: a node refuses a job that starts
+        in the second in which it ended ("Job credential revoked"), and Slurm 22.05 then counts the job as failed."""
+        self.cluster.run("scontrol", "update", f"jobid={self.id}", "StartTime=now+2")
 
     def preempt(self) -> str:
         """Submits a job of higher priority for its nodes; gives that one's id."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.reader.dialects import dialects
 from hpc_gpt.reader.logs.mentions import only_mentions
-from hpc_gpt.reader.pattern import STEP_FIELDS, Dialect, Pattern, head_of, scaled, words_literal
+from hpc_gpt.reader.pattern import STEP_FIELDS, Dialect, Pattern, head_of, needed_texts, scaled
 
 LONGEST_TEXT = 1000  # characters of a value
 # A program prints few steps, facts or failures on a line. The search for one pattern stops after this many matches, or
@@ -57,9 +57,9 @@ class DialectPattern:
         return re.compile(head) if head else None
 
     @cached_property
-    def _words(self) -> str:
-        """A text that the group `words` has in every match; empty if that group has several forms."""
-        return words_literal(self.pattern.regex)
+    def _texts(self) -> list[str]:
+        """Texts that are in each line that matches: a search for them is cheaper than the regex."""
+        return needed_texts(self.pattern.regex)
 
     @cached_property
     def _reaches(self) -> tuple[int, ...]:
@@ -68,8 +68,9 @@ class DialectPattern:
 
     def matches(self, line: str) -> list[re.Match[str]]:
         """The matches in a line; only the first ones if there are very many."""
-        if len(line) > _SHORT and self._words not in line:
-            return []
+        for text in self._texts:
+            if text not in line:
+                return []
         if self.pattern.regex[0] == "^":  # `search` would also try all other places
             return [match] if (match := self.regex.match(line)) else []
         matches: list[re.Match[str]] = []

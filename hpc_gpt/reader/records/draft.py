@@ -308,6 +308,8 @@ def _usable(name: str, value: Any) -> Any:
         return value if isinstance(value, bool) else None
     if not abs(value) <= _LARGEST:
         return None
-    if name in _COMPARED and (value < 0 or value != int(value) or (value == 0 and name != "zero_stage")):
+    if value < 0 and not name.startswith("loss"):
+        return None
+    if name in _COMPARED and (value != int(value) or (value == 0 and name != "zero_stage")):
         return None
     return int(value) if value == int(value) else value
