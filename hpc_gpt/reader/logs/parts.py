@@ -179,8 +179,10 @@ class GrowingParts:
         if all(fact.value != value for fact in facts):
             if len(facts) < _MOST_VALUES:
                 facts.append(Fact(value, place, rule.dialect.name))
-            elif not isinstance(value, str) and not isinstance(facts[-1].value, str) and value > facts[-1].value:
-                # A field that grows in many steps, such as a batch, keeps its last value.
+            elif not isinstance(value, str) and value > max(
+                (fact.value for fact in facts if not isinstance(fact.value, str)), default=math.inf
+            ):
+                # A field that grows in many steps, such as a batch, keeps its largest value.
                 facts[-1] = Fact(value, place, rule.dialect.name)
         return None
 
