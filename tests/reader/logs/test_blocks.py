@@ -187,6 +187,14 @@ def test_every_specimen_with_other_digits() -> None:
         assert_same("\n".join([line, *found, *reversed(found)]), 1_000_000)
 
 
+@pytest.mark.parametrize(("more", "last"), [((500, 950, 3), 950), ((500, 3), 8)])
+def test_of_very_many_values_both_keep_the_largest(more: tuple[int, ...], last: int) -> None:
+    batches = [900, *range(2, 18), *more]
+    lines = [MEGATRON.format(step=at, ms=2000.0, loss="1.0E-01", skipped=0, batch=it) for at, it in enumerate(batches)]
+    assert_same("\n".join(lines), 1_000_000)
+    assert [fact.value for fact in in_lines("\n".join(lines))[0].facts["global_batch"]] == [900, *range(2, 8), last]
+
+
 @pytest.mark.parametrize("prefix", ["", "[2024-04-06 03:02:12] "])
 def test_evaluations_do_not_break_a_stretch(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many steps are taken at once even if an evaluation follows every tenth, and a second run begins."""

@@ -48,6 +48,12 @@ def test_no_secret_is_in_a_record():
     assert "GPT2BPETokenizer" in text
 
 
+def test_a_size_below_0_is_left_out():
+    run = run_of(dump(padded_vocab_size=-4), iterations(1, 5))
+    assert run.record.vocab is None
+    assert flags_with(run, "vocab cannot be -4 (")
+
+
 def test_timers_are_means_in_milliseconds():
     times = "time (ms) | forward-compute: {0}.00 | optimizer: 87.67"
     run = run_of(dump(), iterations(1, 1), times.format(100), iterations(2, 2), times.format(200))
