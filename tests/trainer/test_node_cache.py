@@ -106,30 +106,9 @@ def test_what_a_killed_compiler_left_is_dropped(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @compiles
-def test_a_library_cut_off_by_a_kill_costs_a_compile(tmp_path: Path) -> None:
-    own, _ = caches(tmp_path)
-
-    def rank() -> None:
-        command = [sys.executable, "-m", "tests.trainer.compiled_alone"]
-        done = subprocess.run(
-            command, cwd=REPOSITORY, env=os.environ | own, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-
-    rank()
-    libraries = list(Path(own["TORCHINDUCTOR_CACHE_DIR"]).glob("*/*.so"))
-    assert len(libraries) > 4
-    whole = {path: path.stat().st_size for path in libraries}
-    for path in libraries:
-        os.truncate(path, 1000)
-    rank()
-    assert {path: path.stat().st_size for path in libraries} == whole
-
-
-@pytest.mark.long
-@compiles
-def test_ranks_share_what_they_compile(tmp_path: Path) -> None:
-    """Two that compile at once, then one that compiles nothing, by Inductor's own counters."""
+def test_ranks_share_what_they_compile_and_mend_what_was_cut(tmp_path: Path) -> None:
+    """Two that compile at once, one that compiles nothing, by Inductor's own counters, and one that compiles again what
+    a kill cut off."""
     own, _ = caches(tmp_path)
     command = [sys.executable, "-m", "tests.trainer.compiled_alone"]
 
@@ -146,3 +125,10 @@ def test_ranks_share_what_they_compile(tmp_path: Path) -> None:
     assert max(one["misses"] for one in first) > 0
     again = counted(start())
     assert (again["misses"], again["hits"] > 0) == (0, True)
+    libraries = list(Path(own["TORCHINDUCTOR_CACHE_DIR"]).glob("*/*.so"))
+    assert len(libraries) > 4
+    whole = {path: path.stat().st_size for path in libraries}
+    for path in libraries:
+        os.truncate(path, 1000)
+    counted(start())
+    assert {path: path.stat().st_size for path in libraries} == whole

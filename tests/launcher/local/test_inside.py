@@ -1,10 +1,12 @@
 """A look inside a run on this machine: a shell beside a rank, `top` on a terminal, figures of GPUs that stand in."""
 
 import json
+import math
 import os
 import re
 import statistics
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -100,23 +102,28 @@ def test_the_device_is_the_ranks_by_each_variable(variables, device):
 
 
 @pytest.mark.long
-def test_steps_take_as_long_with_gpu_figures_in_heartbeats(tmp_path, monkeypatch):
+def test_steps_take_as_long_with_gpu_figures_in_heartbeats(tmp_path):
     """Eight GPUs whose driver takes 20 ms for a question, in turns with none: of three pairs one is as fast, so that
     a slow minute of the machine is in both runs of a pair."""
-    times: dict[bool, list[float]] = {False: [], True: []}
+    ratios = []
     nvml = nvml_environment(tmp_path / "lib", 8, ms=20)
-    for number in range(6):
-        with_figures = bool(number % 2)
-        environment = nvml if with_figures else {"LD_LIBRARY_PATH": ""}
-        steps = ("--set", "train.steps=60", "--set", "train.hang_floor_s=20", "--set", "train.save_last=false")
-        hpc_gpt("submit", *SMALL, *steps, "--wait", environment={**os.environ, **environment}, code=0)
-        lines = newest().attempt(1).metrics.read_text().splitlines()
-        times[with_figures].append(statistics.median(json.loads(line)["step_s"] for line in lines[5:]))
-        beats = read_heartbeats(newest().attempt(1).heartbeats)
-        assert [bool(beats[rank].gpus) for rank in (0, 1)] == [with_figures, False]
-        if with_figures:
-            assert beats[0].gpu_figures[7] == GpuFigures(98, 80.0, 80.0, None, 68)
-    assert min(figures / none for none, figures in zip(times[False], times[True], strict=True)) < 1.1, times
+    while min(ratios, default=math.inf) >= 1.1:
+        assert len(ratios) < 3, ratios
+        none, figures = (median_step_s(environment) for environment in ({"LD_LIBRARY_PATH": ""}, nvml))
+        ratios.append(figures / none)
+
+
+def median_step_s(environment: Mapping[str, str]) -> float:
+    """Of a small run on the GPUs of the environment, whose figures its first rank reads, if there are any."""
+    steps = ("--set", "train.steps=60", "--set", "train.hang_floor_s=20", "--set", "train.save_last=false")
+    hpc_gpt("submit", *SMALL, *steps, "--wait", environment={**os.environ, **environment}, code=0)
+    beats = read_heartbeats(newest().attempt(1).heartbeats)
+    has_figures = bool(environment["LD_LIBRARY_PATH"])
+    assert [bool(beats[rank].gpus) for rank in (0, 1)] == [has_figures, False]
+    if has_figures:
+        assert beats[0].gpu_figures[7] == GpuFigures(98, 80.0, 80.0, None, 68)
+    lines = newest().attempt(1).metrics.read_text().splitlines()
+    return statistics.median(json.loads(line)["step_s"] for line in lines[5:])
 
 
 @pytest.mark.long
