@@ -121,7 +121,7 @@ def head_of(regex: str) -> str:
 
 def needed_texts(regex: str) -> list[str]:
     """The texts of a regex outside of brackets, also in a group `words` at its end: a line without one of them does not
-    match. None if the regex has several forms.
+    match. No text if the regex has several forms.
 
     >>> needed_texts(r"^(?:a|b)? \\brank \\d{1,7}: (?P<words>(?:(?<!\\S)\\S{0,80} ?)?watchdog got stuck.{0,300} on x)")
     [' ', 'rank ', ': ', 'watchdog got stuck', ' on x']

@@ -264,7 +264,8 @@ def draft_of(logged: Mapping[str, Sequence[Stated]], scripted: Mapping[str, Stat
             (value, statement) for statement in candidates if (value := _usable(name, statement.value)) is not None
         ]
         for statement in candidates:
-            if _usable(name, statement.value) is None:
+            is_unset = statement.value == -1 and name not in _COMPARED  # as programs say it
+            if _usable(name, statement.value) is None and not is_unset:
                 draft.flag(
                     f"{_COMPARED.get(name, name)} cannot be {str(statement.value)[:40]} ({statement.source}): left out",
                     "value",

@@ -48,10 +48,11 @@ def test_no_secret_is_in_a_record():
     assert "GPT2BPETokenizer" in text
 
 
-def test_a_size_below_0_is_left_out():
-    run = run_of(dump(padded_vocab_size=-4), iterations(1, 5))
+@pytest.mark.parametrize(("vocab", "flags"), [(-4, 1), (-1, 0)])
+def test_a_size_below_0_is_left_out(vocab, flags):
+    run = run_of(dump(padded_vocab_size=vocab), iterations(1, 5))
     assert run.record.vocab is None
-    assert flags_with(run, "vocab cannot be -4 (")
+    assert len(flags_with(run, f"vocab cannot be {vocab} (")) == flags
 
 
 def test_timers_are_means_in_milliseconds():
