@@ -98,9 +98,10 @@ def literal_of(regex: str) -> str:
 def _texts_of(regex: str) -> list[str]:
     """The texts of a regex outside of brackets, all of which are in every line that matches; some are empty."""
     text = re.sub(r"\\(.)", lambda match: "\0" if match[1].isalnum() else chr(_ASIDE + ord(match[1])), regex)
-    text = re.sub(r"\[[^\]]*\]", "\0", text)
-    while "(" in text:
-        text = re.sub(r"\([^()]*\)(?:[?*+]|\{[^}]*\})*", "\0", text)
+    text, groups = re.sub(r"\[[^\]]*\]", "\0", text), 1
+    while groups:
+        text, groups = re.subn(r"\([^()]*\)(?:[?*+]|\{[^}]*\})*", "\0", text)
+    assert not {"(", ")"} & {*text}, f"{regex} is no complete regex"
     text = re.sub(r".(?:[?*+]|\{[^}]*\})\??", "\0", text)
     assert "|" not in text, f"{regex} has several forms: name a literal"
     assert not regex.startswith("(?i"), f"{regex} has letters of both cases: name a literal"
@@ -129,25 +130,17 @@ def needed_texts(regex: str) -> list[str]:
     []
     """
     before, _, words = regex.partition("(?P<words>")
-    if words.endswith(")") and _is_complete(before):
+    if words.endswith(")") and _texts_if_complete(before):
         regex = before + words[:-1]
     return [text for text in _texts_if_complete(regex) if text]
 
 
 def _texts_if_complete(piece: str) -> list[str]:
-    """The texts of a piece of a regex; none if it is not a complete regex, or has several forms."""
+    """The texts of a piece of a regex; none if its brackets are not closed, or it has several forms."""
     try:
-        return _texts_of(piece) if _is_complete(piece) else []
+        return _texts_of(piece)
     except AssertionError:
         return []
-
-
-def _is_complete(piece: str) -> bool:
-    try:
-        re.compile(piece)
-    except re.error:
-        return False
-    return True
 
 
 def failure(ended: str, literal: str, regex: str, echo: bool = False) -> Pattern:

@@ -80,7 +80,7 @@ def _config(shape: ModelShape, family: str) -> Any:
 
 
 def closest_decision(logits: Tensor, bias: Tensor | None, used: int, groups: int, groups_used: int) -> float:
-    """How far the last expert or group that is chosen is from the next one, in logits: the least of all tokens'.
+    """The distance in logits of the last expert or group that is chosen from the next one: the least of all tokens'.
 
     `logits`: [tokens, experts]. `bias`: of a sigmoid router, which is added to the scores.
     """

@@ -114,7 +114,7 @@ def test_steps_take_as_long_with_gpu_figures_in_heartbeats(tmp_path):
 
 
 def median_step_s(environment: Mapping[str, str]) -> float:
-    """Of a small run on the GPUs of the environment, whose figures its first rank reads, if there are any."""
+    """A step's seconds in a small run with the environment's GPUs, if any, whose figures the first rank reads."""
     steps = ("--set", "train.steps=60", "--set", "train.hang_floor_s=20", "--set", "train.save_last=false")
     hpc_gpt("submit", *SMALL, *steps, "--wait", environment={**os.environ, **environment}, code=0)
     beats = read_heartbeats(newest().attempt(1).heartbeats)
