@@ -1,5 +1,8 @@
 """What a whole session of tests says at its end, whether one process ran it or several workers of pytest-xdist.
 
+With CI=true each failure and each test of more than a minute is said at once, too, and what runs at a SIGTERM: such a
+machine may end the session.
+
 - Lines that tests left under a title, such as the equality table.
 - As the very last line, what did not run and why: the tests marked `long`, which `make test-all` adds, and the skips.
 - Seconds by folder, beside pytest's own list of the slowest tests (`--durations`, which `make test` gives).
@@ -10,6 +13,8 @@
 
 import os
 import re
+import signal
+import time
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable
 from pathlib import Path
@@ -41,6 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_lines] = defaultdict(list)
     config.stash[_left] = 0
     config.pluginmanager.register(_Seconds(), "seconds")
+    if strict() and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_SaidAtOnce(config), "said at once")
 
 
 @pytest.hookimpl(trylast=True)  # after those that mark tests as long
@@ -122,6 +129,36 @@ class _Seconds:
         folder = "/".join(report.nodeid.partition("::")[0].split("/")[:-1][:2])
         self.seconds[folder] += report.duration
         self.tests[folder] += report.when == "call"
+
+
+class _SaidAtOnce:
+    """What failed or took long, when it has ended; what has not, when the session is ended from outside."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.start = time.monotonic()
+        self.begun: dict[str, float] = {}
+        signal.signal(signal.SIGTERM, self.say_what_runs)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.begun[nodeid] = time.monotonic()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed or report.duration > 60:
+            what = str(getattr(report.longrepr, "reprcrash", None) or report.longrepr) if report.failed else ""
+            minutes = (time.monotonic() - self.start) / 60
+            line = f"[{minutes:.1f} min] {report.outcome} {report.duration:.0f} s {report.when} {report.nodeid} {what}"
+            self.config.pluginmanager.get_plugin("terminalreporter").write_line(f"\n{line[:600]}")
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self.begun.pop(nodeid, None)
+
+    def say_what_runs(self, number: int, frame: object) -> None:
+        # Not by Python's buffer, which the signal may have come into; pytest's own end waits for its workers first.
+        for nodeid, begun in self.begun.items():
+            os.write(2, f"\nstill running after {time.monotonic() - begun:.0f} s: {nodeid}".encode())
+        os.write(2, b"\n")
+        raise KeyboardInterrupt
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
