@@ -47,6 +47,14 @@ def state_of(pid: int) -> str:
         return "X"
 
 
+def cpu_seconds_of(pid: int) -> float:
+    """The CPU time of a process and of its children that have ended; 0 for one that is gone."""
+    try:
+        return sum(map(int, stat_of(pid)[11:15])) / os.sysconf("SC_CLK_TCK")
+    except OSError:
+        return 0.0
+
+
 def started_with(*words: str, **environment: str) -> list[int]:
     """Pids of the processes that have all of the words on their command lines and the values in their environment."""
     found = []

@@ -1,18 +1,42 @@
 """The process groups of a launch that trains several engines: each begins with new ones, and the last one's end."""
 
+import functools
 import gc
 import inspect
 import os
 import sys
+from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+
+class _OneLoop(dist.ProcessGroupGloo):
+    """A group of gloo's that shares the thread of all groups of this process.
+
+    By itself each group has a thread that looks for work 100 times a second. What libraries and compiled functions
+    keep outlives its case, after a hundred cases by hundreds of groups, which took most of the machine's time.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [_device()]
+        options._threads = 2  # as by itself
+        options._timeout = timeout
+        super().__init__(store, rank, size, options)
+
+
+@functools.cache
+def _device() -> Any:
+    return dist.ProcessGroupGloo.create_device(interface="lo")
 
 
 def meet(folder: Path, name: str, world: int | None = None) -> None:
     """Makes the group of all ranks, or of the first `world`; `name` is new in the launch's folder each time."""
+    distributed_c10d.ProcessGroupGloo = _OneLoop
     rank, world = int(os.environ["RANK"]), world or int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting-{name}", rank=rank, world_size=world)
 

@@ -16,10 +16,14 @@ import pytest
 from tests import marked
 from tests.distributed.equality_cases import Case
 from tests.forked import start_module
+from tests.processes import cpu_seconds_of
 
 HERE = Path(__file__).resolve().parent
 # The first compiled case took 181 s on two cores with six times the work.
 _STALLED_S = 900.0
+# Looks, 0.05 s apart, in which each rank takes less than a hundredth of a core: those that wait for each other have
+# threads of gloo's. Not seconds, as the whole machine may stand still.
+_IDLE_LOOKS, _IDLE_CPU_S = 4000, 2.0
 
 
 @dataclass(frozen=True)
@@ -120,16 +124,20 @@ def run_together(function: Callable[..., Any], world: int, folder: Path, *given:
 
 
 class _Stall:
-    """Whether nothing new has been written for long."""
+    """Whether nothing new has been written for long, or for some time in which the ranks did not compute either."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.files, self.since = folder, 0, time.monotonic()
+        self.cpu_s, self.idle_looks = 0.0, 0
 
-    def __call__(self) -> bool:
-        files = sum(1 for _ in self.folder.iterdir())
+    def __call__(self, pids: Sequence[int]) -> bool:
+        files, cpu_s = sum(1 for _ in self.folder.iterdir()), sum(map(cpu_seconds_of, pids))
+        self.idle_looks += 1
+        if cpu_s - self.cpu_s > _IDLE_CPU_S * len(pids) or files != self.files:
+            self.cpu_s, self.idle_looks = cpu_s, 0
         if files != self.files:
             self.files, self.since = files, time.monotonic()
-        return time.monotonic() - self.since > _STALLED_S
+        return self.idle_looks > _IDLE_LOOKS or time.monotonic() - self.since > _STALLED_S
 
 
 def launch_ranks(module: str, world: int, folder: Path) -> None:
@@ -143,7 +151,7 @@ def output_of(world: int, folder: Path, characters: int) -> str:
     return "\n".join(f"--- {log.name}\n{log.read_text()[-characters:]}" for log in _logs(world, folder))
 
 
-def run_ranks(module: str, world: int, folder: Path, late: Callable[[], bool]) -> list[int]:
+def run_ranks(module: str, world: int, folder: Path, late: Callable[[Sequence[int]], bool]) -> list[int]:
     """The exit codes of `world` processes that run `module`. One that fails ends all, and so does `late`."""
     folder.mkdir(parents=True, exist_ok=True)
     environment = {
@@ -165,7 +173,7 @@ def run_ranks(module: str, world: int, folder: Path, late: Callable[[], bool]) -
         while any(rank.exitcode is None for rank in ranks):
             if any(rank.exitcode for rank in ranks):
                 break
-            if late():
+            if late([rank.pid for rank in ranks if rank.pid is not None]):
                 for rank in ranks:
                     if rank.pid is not None and rank.exitcode is None:
                         os.kill(rank.pid, signal.SIGQUIT)
