@@ -8,13 +8,15 @@ machine may end the session.
 - Seconds by folder, beside pytest's own list of the slowest tests (`--durations`, which `make test` gives).
 - In the file that FAILED_TESTS names, the tests that failed, one on a line, for a second run of these.
 - With CI=true, which tests did not run: a skip or an expected failure fails the session, but for tests marked
-  `shared`. A machine of continuous integration has everything; a skip there would hide a test that never runs.
+  `shared` and those not reached in time. A machine of continuous integration has everything; a skip there would hide
+  a test that never runs.
 """
 
 import os
 import re
 import signal
 import time
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable
 from pathlib import Path
@@ -22,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from tests import ALL_TESTS, LONG_ALONE
+from tests import ALL_TESTS, LONG_ALONE, NOT_REACHED, time_is_up
 
 _TESTS = Path(__file__).resolve().parent
 NOT_RUN = "CI=true: these must run, but were skipped or expected to fail"
@@ -93,6 +95,12 @@ def each_value_once(cases: list[pytest.Function]) -> list[pytest.Function]:
     return kept
 
 
+@pytest.hookimpl(tryfirst=True)  # before the fixtures
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if time_is_up() and "launch_of" not in getattr(item, "fixturenames", ()):  # a launch may have its result
+        pytest.skip(NOT_REACHED)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
@@ -103,7 +111,8 @@ def pytest_runtest_makereport(
         own = [entry for entry in call.excinfo.traceback if Path(str(entry.path)).is_relative_to(_TESTS)]
         if own:
             report.longrepr = (str(own[-1].path), own[-1].lineno + 1, report.longrepr[2])
-    if (report.skipped or hasattr(report, "wasxfail")) and item.get_closest_marker("shared") is None:
+    late = NOT_REACHED in str(report.longrepr)
+    if (report.skipped or hasattr(report, "wasxfail")) and not late and item.get_closest_marker("shared") is None:
         leave(item.config, NOT_RUN, item.nodeid)
     return report
 
@@ -147,8 +156,13 @@ class _SaidAtOnce:
         if report.failed or report.duration > 60:
             what = str(getattr(report.longrepr, "reprcrash", None) or report.longrepr) if report.failed else ""
             minutes = (time.monotonic() - self.start) / 60
-            line = f"[{minutes:.1f} min] {report.outcome} {report.duration:.0f} s {report.when} {report.nodeid} {what}"
-            self.config.pluginmanager.get_plugin("terminalreporter").write_line(f"\n{line[:600]}")
+            self.say(f"[{minutes:.1f} min] {report.outcome} {report.duration:.0f} s {report.nodeid} {what}")
+
+    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage, nodeid: str) -> None:
+        self.say(f"a warning of {nodeid}: {warning_message.message}")
+
+    def say(self, line: str) -> None:
+        self.config.pluginmanager.get_plugin("terminalreporter").write_line(f"\n{line[:1500]}")
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         self.begun.pop(nodeid, None)
