@@ -63,6 +63,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if LONG_ALONE or not ALL_TESTS:
         config.hook.pytest_deselected(items=[item for item in items if (item in long) != LONG_ALONE])
         items[:] = [item for item in items if (item in long) == LONG_ALONE]
+    if LONG_ALONE:
+        # Those of some minutes first: the last one would run alone.
+        items.sort(key=lambda item: item.path.parent.name != "trainer")
 
 
 def left_to_test_all(items: Iterable[pytest.Item]) -> dict[pytest.Item, None]:

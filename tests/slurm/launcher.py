@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from hpc_gpt.core.ends.failures import LIVE
+from hpc_gpt.core.ends.state import slurm_state
 from hpc_gpt.core.files import read_json_lines
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder, job_ids
 from tests.processes import children_of, command_of, name_of, pause, send, started_with, state_of
@@ -35,6 +37,12 @@ HPC_GPT_MASTER_ADDR = "127.0.0.1"
 GLOO_SOCKET_IFNAME = "lo"
 OMP_NUM_THREADS = "1"
 """
+
+
+def is_under_way(state: str) -> bool:
+    """Whether Slurm's state of a job is not its last: SIGNALING, too, while a signal is on its way to the nodes."""
+    return slurm_state(state) in LIVE
+
 
 STEPS = 24
 # Whatever a test waits for may take its time on a busy machine.
@@ -186,6 +194,10 @@ class Job:
     @property
     def slurm_state(self) -> str:
         return self.shown().get("JobState", "unknown")
+
+    @property
+    def is_over(self) -> bool:
+        return not is_under_way(self.slurm_state)
 
     @property
     def restarts(self) -> int:

@@ -21,8 +21,8 @@ SHOW = (
 @slow_storied
 def test_a_shell_is_beside_its_rank_and_top_shows_who_is_silent(teller: Teller) -> None:
     launcher = teller.launcher
-    # With this floor a rank writes a heartbeat each second.
-    job = launcher.submit(*PAIR, *ENDLESS, *UNSAVED, "--set", "train.hang_floor_s=20")
+    # A rank is silent after some 10 s, and for a minute the other one waits for it.
+    job = launcher.submit(*PAIR, *ENDLESS, *UNSAVED, "--set", "train.hang_floor_s=60")
     job.wait_step(3)
     nodes, run = job.nodes(), job.run.run_id
     for where, rank in (((), 0), (("--rank", "1"), 1), (("--node", nodes[1]), 1)):
@@ -63,4 +63,4 @@ def test_a_shell_is_beside_its_rank_and_top_shows_who_is_silent(teller: Teller) 
         silent = rf"rank 1 on {nodes[1]} has written no heartbeat for [\d.]+ s: it may be dead"
         assert re.match(rf"Error: {silent}, and no step starts on its node: \w.+\n\nhint: hpc-gpt logs ", note)
         teller.cluster.run("scancel", job.id, check=True)
-        job.wait("its end", lambda: job.slurm_state not in ("RUNNING", "COMPLETING"))
+        job.wait("its end", lambda: job.is_over)

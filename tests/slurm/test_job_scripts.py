@@ -189,7 +189,7 @@ def test_a_signal_reaches_whom_it_reaches_under_sbatch_and_once(launcher: Launch
         job.wait("the signal", lambda file=folder / last: len(file.read_text().split()) > 1)
         job.wait("a second one, which must not come", _after(1.5))
         (folder / "over").touch()
-        job.wait("its end", lambda job=job: job.slurm_state not in ("RUNNING", "COMPLETING"))
+        job.wait("its end", lambda job=job: job.is_over)
         heard[way] = {who: (folder / who).read_text().split()[1:] for who in WHO}
     assert heard["submit"] == heard["sbatch"]
     assert any(heard["submit"].values())

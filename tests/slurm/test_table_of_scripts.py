@@ -20,7 +20,7 @@ import pytest
 from hpc_gpt.core.files import read_json
 from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.processes import command_of, pause, started_with
-from tests.slurm.launcher import LIMIT_S, PYTHON, Launcher, settled_class
+from tests.slurm.launcher import LIMIT_S, PYTHON, Launcher, is_under_way, settled_class
 from tests.slurm.test_job_scripts import of_a_user
 
 TABLE = Path(__file__).with_name("job_scripts.txt")
@@ -28,7 +28,6 @@ WAYS = ("sbatch", "submit")
 # Those of `make test`: an end by a signal, and a failure that the script handles.
 QUICK = ("exit-143-after-the-last-step", "or-echo")
 # A job in one of these is not over.
-UNDER_WAY = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED", "STOPPED")
 MOST_STARTS = 4  # of any row; the one that has more is started without end
 ROW_S = 300.0
 GONE_S = 10.0  # a process that was killed, or has ended its work, is soon gone; what is left stays for minutes
@@ -150,12 +149,16 @@ class Table:
         assert starts_of(found) <= MOST_STARTS, (
             f"{row.name} is started for the {starts_of(found)}th time\n{self.why(row)}"
         )
-        return bool(found) and not any(map(is_under_way, found))
+        return bool(found) and not any(is_under_way(job["JobState"]) for job in found)
 
     def _end_the_endless(self) -> None:
         """One that is started again and again takes the time of the others."""
         for folder, jobs in self._shown.items():
-            if folder.startswith(str(self.folder)) and starts_of(jobs) > MOST_STARTS and any(map(is_under_way, jobs)):
+            if (
+                folder.startswith(str(self.folder))
+                and starts_of(jobs) > MOST_STARTS
+                and any(is_under_way(job["JobState"]) for job in jobs)
+            ):
                 self.launcher.cluster.run("scancel", *(job["JobId"] for job in jobs))
 
     def _wait(self, row: Row, folder: Path) -> None:
@@ -201,7 +204,7 @@ class Table:
         self._pool.shutdown(wait=True, cancel_futures=True)
         for shown in self._shown.values():
             for job in shown:
-                if is_under_way(job) and job["WorkDir"].startswith(str(self.folder)):
+                if is_under_way(job["JobState"]) and job["WorkDir"].startswith(str(self.folder)):
                     self.launcher.cluster.run("scancel", job["JobId"])
 
 
@@ -227,10 +230,6 @@ def array_of(job: dict[str, str]) -> str:
 
 def starts_of(jobs: list[dict[str, str]]) -> int:
     return sum(int(job["Restarts"]) + 1 for job in jobs)
-
-
-def is_under_way(job: dict[str, str]) -> bool:
-    return job["JobState"] in UNDER_WAY
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from hpc_gpt.reader.causes import Cause, first_cause
 from hpc_gpt.reader.logs.read_log import read_log
 from tests.slurm.cluster import Cluster
 from tests.slurm.daemons import wait_until
-from tests.slurm.launcher import LIMIT_S
+from tests.slurm.launcher import LIMIT_S, is_under_way
 
 # A task says that it has started. Rank 2 of four on two nodes then ends by itself; the others would go on.
 _STARTED = 'touch "FOLDER/started.$SLURM_JOB_ID.$SLURM_PROCID"'
@@ -41,8 +41,7 @@ def ended(small: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     log, cancelled = jobs["cancelled"]
     wait_until("the tasks of srun", lambda: len(list(folder.glob(f"started.{cancelled}.*"))) == 4, log, limit_s=LIMIT_S)
     small.run("scancel", cancelled)
-    over = ("PENDING", "RUNNING", "COMPLETING")
-    wait_until("ends", lambda: not any(state(each) in over for _, each in jobs.values()), log, limit_s=LIMIT_S)
+    wait_until("ends", lambda: not any(is_under_way(state(each)) for _, each in jobs.values()), log, limit_s=LIMIT_S)
     return jobs
 
 
