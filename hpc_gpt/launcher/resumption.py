@@ -171,13 +171,13 @@ def check_not_live(run: RunFolder) -> None:
     await_lost(run)
     until = time.monotonic() + _LEAVING_S
     while True:
+        owner = holder(run)  # before the check: it may leave in between
+        lived_here = owner is not None and owner.is_gone() is False
         try:
             check_free(run)
             break
         except RunLocked:
-            owner = holder(run)
-            lives_here = owner is not None and owner.is_gone() is False
-            if not lives_here or read_own_status(run).state in LIVE or time.monotonic() > until:
+            if not lived_here or read_own_status(run).state in LIVE or time.monotonic() > until:
                 raise
             time.sleep(0.05)
     state = read_own_status(run).state

@@ -11,6 +11,7 @@ import pytest
 from hpc_gpt.core.files import read_json_lines
 from hpc_gpt.core.runs import lock
 from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.launcher import resumption
 from hpc_gpt.launcher.resumption import check_not_live
 from tests.cli.command import hpc_gpt
 from tests.launcher.local.conftest import RESTING, SMALL, ended, newest, wait_until
@@ -97,7 +98,7 @@ def test_of_two_resumptions_at_once_one_trains_a_script_waits(ranks_that):
 def test_a_resumption_waits_for_the_process_of_an_ended_run(ranks_that):
     run = ranks_that("exit 1")
     assert ended(run).state == "error"
-    wait_until(lambda: not (run.path / "lock.json").exists())
+    wait_until(lambda: state_of(run.submissions()[-1]["pid"]) in "XZ")
     # Not a child of this process: one that has ended must be gone.
     leaving = subprocess.run(
         "sleep 1 >/dev/null 2>&1 & echo $!", shell=True, capture_output=True, text=True, check=True
@@ -106,6 +107,24 @@ def test_a_resumption_waits_for_the_process_of_an_ended_run(ranks_that):
     lock.take(run, last)
     check_not_live(run)
     assert last.is_gone()
+
+
+def test_a_process_that_leaves_while_it_is_looked_at_has_left(ranks_that, monkeypatch):
+    run = ranks_that("exit 1")
+    assert ended(run).state == "error"
+    wait_until(lambda: state_of(run.submissions()[-1]["pid"]) in "XZ")
+    with subprocess.Popen(["sleep", "1000"]) as leaving:
+        lock.take(run, lock.process_holder(leaving.pid))
+
+        def check_free(run):
+            try:
+                lock.check_free(run)
+            finally:
+                leaving.kill()
+                leaving.wait()
+
+        monkeypatch.setattr(resumption, "check_free", check_free)
+        check_not_live(run)
 
 
 @pytest.mark.long
