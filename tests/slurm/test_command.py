@@ -21,10 +21,12 @@ from tests.slurm.stories import Teller, slow_storied, storied
 STEPS = 40
 
 
-def start(teller: Teller, name: str, story: str, *more: str, nodes: int = 1, step_s: str = "0") -> Job:
+def start(
+    teller: Teller, name: str, story: str, *more: str, nodes: int = 1, step_s: str = "0", waits_at: str = "0"
+) -> Job:
     tables = {"layout": {"gpus": nodes, "nodes": nodes}, "job": {"retry_pause_s": 1}}
     path = experiment(teller.launcher.place(f"{name}-{story}"), name, tables=tables)
-    return teller.launcher.submit(str(path), *more, STEPS=str(STEPS), STEP_S=step_s)
+    return teller.launcher.submit(str(path), *more, STEPS=str(STEPS), STEP_S=step_s, WAITS_AT=waits_at)
 
 
 def unbroken(teller: Teller, name: str, nodes: int = 1) -> dict[int, float]:
@@ -52,7 +54,7 @@ def test_a_killed_loop_goes_on_and_each_event_is_told_once(teller: Teller) -> No
     """Its events are in its folder, its curve is TensorBoard's, and the last checkpoint gets a job."""
     told = teller.launcher.folder / "loop-killed" / "told"
     after = ("--set", "after.run=basename {checkpoint}", "--set", "after.every=0")
-    job = start(teller, "loop", "killed", *around(told), *after, step_s="0.1")
+    job = start(teller, "loop", "killed", *around(told), *after, waits_at="13")
     job.wait_step(13)
     kill(job.run, "loop.sh")
     check(job, "error", {step: loss_of_loop(step) for step in range(1, STEPS + 1)}, saved=10)

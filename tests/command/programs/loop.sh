@@ -12,6 +12,7 @@ while ((step < ${STEPS:-40})); do
   until loss=$(awk "BEGIN {print 4 / $step}"); do :; done # a signal to every process ends awk, too
   echo "step $step/${STEPS:-40} loss $loss"
   if ((step % ${SAVE_EVERY:-10} == 0)) || [ -n "$stop" ]; then save; fi
+  while ((step == ${WAITS_AT:-0})) && [ -z "$1" ]; do sleep 0.1; done # for a test that kills its first start there
   if [ -n "$stop" ]; then
     echo "saved on a signal"
     exit 3
