@@ -1,20 +1,12 @@
 """The project's tests. ALL_TESTS is unset for all but those marked `long`, `true` for all, `long` for those alone."""
 
 import os
-import time
 from collections.abc import Collection, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 ALL_TESTS = os.environ.get("ALL_TESTS") in ("true", "long")
 LONG_ALONE = os.environ.get("ALL_TESTS") == "long"
-# Tests for which a slow machine of continuous integration has no time: its last line counts them.
-NOT_REACHED = "not reached before LONG_UNTIL_S"
-
-
-def time_is_up() -> bool:
-    """Whether the moment of LONG_UNTIL_S (seconds since 1970) has passed. No test marked `long` begins then."""
-    return LONG_ALONE and time.time() > float(os.environ.get("LONG_UNTIL_S", "inf"))
 
 
 def without(table: dict[str, T], *names: str) -> dict[str, T]:

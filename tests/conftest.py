@@ -24,7 +24,6 @@ from tests.session import (  # noqa: F401  (hooks, found by name)
     pytest_configure,
     pytest_make_collect_report,
     pytest_runtest_makereport,
-    pytest_runtest_setup,
     pytest_sessionfinish,
     pytest_terminal_summary,
     pytest_testnodedown,

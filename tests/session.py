@@ -8,8 +8,7 @@ machine may end the session.
 - Seconds by folder, beside pytest's own list of the slowest tests (`--durations`, which `make test` gives).
 - In the file that FAILED_TESTS names, the tests that failed, one on a line, for a second run of these.
 - With CI=true, which tests did not run: a skip or an expected failure fails the session, but for tests marked
-  `shared` and those not reached in time. A machine of continuous integration has everything; a skip there would hide
-  a test that never runs.
+  `shared`. A machine of continuous integration has everything; a skip there would hide a test that never runs.
 """
 
 import os
@@ -24,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from tests import ALL_TESTS, LONG_ALONE, NOT_REACHED, time_is_up
+from tests import ALL_TESTS, LONG_ALONE
 
 _TESTS = Path(__file__).resolve().parent
 NOT_RUN = "CI=true: these must run, but were skipped or expected to fail"
@@ -98,12 +97,6 @@ def each_value_once(cases: list[pytest.Function]) -> list[pytest.Function]:
     return kept
 
 
-@pytest.hookimpl(tryfirst=True)  # before the fixtures
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if time_is_up() and "launch_of" not in getattr(item, "fixturenames", ()):  # a launch may have its result
-        pytest.skip(NOT_REACHED)
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
@@ -114,8 +107,7 @@ def pytest_runtest_makereport(
         own = [entry for entry in call.excinfo.traceback if Path(str(entry.path)).is_relative_to(_TESTS)]
         if own:
             report.longrepr = (str(own[-1].path), own[-1].lineno + 1, report.longrepr[2])
-    late = NOT_REACHED in str(report.longrepr)
-    if (report.skipped or hasattr(report, "wasxfail")) and not late and item.get_closest_marker("shared") is None:
+    if (report.skipped or hasattr(report, "wasxfail")) and item.get_closest_marker("shared") is None:
         leave(item.config, NOT_RUN, item.nodeid)
     return report
 
@@ -144,7 +136,7 @@ class _Seconds:
 
 
 class _SaidAtOnce:
-    """What failed or took long, when it has ended; what has not, when the session is ended from outside."""
+    """Prints a test that failed or took long when it ends, and those that run when a signal ends the session."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests import marked, time_is_up
+from tests import marked
 from tests.distributed.equality_cases import Case
 from tests.forked import start_module
 from tests.processes import cpu_seconds_of
@@ -75,10 +75,10 @@ class Launch:
         started = time.monotonic()
         (self.folder / "tasks.pickle").write_bytes(pickle.dumps([(task.function, task.given) for task in self.tasks]))
         begin, repeated = 0, -1
-        while begin < len(self.tasks) and not time_is_up():
+        while begin < len(self.tasks):
             (self.folder / "begin").write_text(str(begin))
             codes = run_ranks("tests.distributed.worker", self.world, self.folder, _Stall(self.folder))
-            if not any(codes) or time_is_up():
+            if not any(codes):
                 break
             last = len(self.tasks) - 1
             lost = next((number for number in range(begin, last) if not self._came(number)), last)
@@ -98,11 +98,6 @@ class Launch:
         """Whether the ranks went on after this one: it gave a result, or failed on all of them."""
         failed = len(list(self.folder.glob(f"{number}.failed-*")))
         return failed == self.world or ((self.folder / f"{number}.json").exists() and not failed)
-
-    def reached(self, task: Task) -> bool:
-        """Whether the time was enough for it."""
-        number = self.numbers[task.name]
-        return number in self.failures or self._came(number)
 
     def output(self, task: Task) -> str:
         """What the ranks printed meanwhile."""
@@ -129,8 +124,7 @@ def run_together(function: Callable[..., Any], world: int, folder: Path, *given:
 
 
 class _Stall:
-    """Whether nothing new has been written for long, or for some time in which the ranks did not compute either, or no
-    time is left."""
+    """Whether nothing new has been written for long, or for some time in which the ranks did not compute either."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.files, self.since = folder, 0, time.monotonic()
@@ -143,7 +137,7 @@ class _Stall:
             self.cpu_s, self.idle_looks = cpu_s, 0
         if files != self.files:
             self.files, self.since = files, time.monotonic()
-        return time_is_up() or self.idle_looks > _IDLE_LOOKS or time.monotonic() - self.since > _STALLED_S
+        return self.idle_looks > _IDLE_LOOKS or time.monotonic() - self.since > _STALLED_S
 
 
 def launch_ranks(module: str, world: int, folder: Path) -> None:

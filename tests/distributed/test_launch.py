@@ -1,9 +1,7 @@
-"""What a launch of ranks says of tasks that stand still or for which there is no time."""
+"""A launch ends ranks that stand still, tries their task once more, and goes on with the next one."""
 
-import os
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -33,19 +31,3 @@ def test_ranks_that_wait_for_each_other_are_ended_twice(tmp_path: Path, monkeypa
     with pytest.raises(pytest.fail.Exception, match="stood still") as said:
         launch.figures(ENDLESS)
     assert "in wait_for_the_first" in str(said.value)  # their stacks
-
-
-def test_ranks_for_which_no_time_is_left_have_reached_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "time_is_up", lambda: (tmp_path / "1.output-0").exists())
-    launch = Launch(2, [QUICK, ENDLESS, LAST], tmp_path)
-    assert [launch.reached(task) for task in (QUICK, ENDLESS, LAST)] == [True, False, False]
-    assert launch.figures(QUICK) == 0
-
-
-def test_a_launch_that_begins_too_late_starts_no_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(*given: Any) -> None:
-        raise AssertionError(f"ranks of {os.getpid()} start with {given}")
-
-    monkeypatch.setattr(ranks, "time_is_up", lambda: True)
-    monkeypatch.setattr(ranks, "start_module", start)
-    assert not Launch(2, [QUICK], tmp_path).reached(QUICK)
