@@ -1,6 +1,6 @@
 # make demo    train a small GPT at tp2 x pp2 on this machine, from nothing but Python 3.11+, python3-venv and git
 # make test    the tests, on a real Slurm cluster where this machine allows one; make test TESTS=tests/slurm for some
-# make test-all    the same, and what is too long for every change: whole tables; make test-long    what that adds, alone
+# make test-all    the same, and what is too long for every change: whole tables; CI_DAY=2026-12-01 make test    that day's sixth of it
 # make mutations   does a test fail where it must? One-line faults, drawn by SEED, each in a copy of the tree; FAULTS=40,
 #                  FILES=hpc_gpt/core/ends/ for those of some files
 # make torture     break runs on purpose on that cluster, 100 times; FAULTS=20 SEED=2 for less, ONLY=7 for one of them,
@@ -25,9 +25,9 @@ BIN := .venv/bin
 PINS := constraints.txt setup.cfg pyproject.toml .ci/make-venv
 
 PYTEST := $(BIN)/python -m pytest
-SIDE_BY_SIDE := -n $(WORKERS) --dist loadgroup --durations 20
+SIDE_BY_SIDE := -n $(WORKERS) --dist loadgroup --durations 40
 
-.PHONY: demo test test-all test-long test-gpu torch-2.9 torture mutations lint bench packages tests-exist
+.PHONY: demo test test-all test-gpu torch-2.9 torture mutations lint bench packages tests-exist
 .DELETE_ON_ERROR:
 # One .venv, and a typing error in TESTS is said before it is made.
 .NOTPARALLEL:
@@ -40,9 +40,6 @@ test: tests-exist .venv/.ready-test packages
 
 test-all: tests-exist .venv/.ready-test packages
 	@ALL_TESTS=true $(PYTEST) -m "not gpu" $(SIDE_BY_SIDE) $(TESTS)
-
-test-long: tests-exist .venv/.ready-test packages
-	@ALL_TESTS=long $(PYTEST) -m "not gpu" $(SIDE_BY_SIDE) $(TESTS)
 
 test-gpu: tests-exist .venv/.ready-test
 	@$(PYTEST) -m gpu $(TESTS)

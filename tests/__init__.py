@@ -1,12 +1,12 @@
-"""The project's tests. ALL_TESTS is unset for all but those marked `long`, `true` for all, `long` for those alone."""
+"""The project's tests. tests/chosen.py says which run."""
 
 import os
 from collections.abc import Collection, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-ALL_TESTS = os.environ.get("ALL_TESTS") in ("true", "long")
-LONG_ALONE = os.environ.get("ALL_TESTS") == "long"
+ALL_TESTS = os.environ.get("ALL_TESTS") == "true"
+LONG_ALONE = False  # goes with its last user
 
 
 def without(table: dict[str, T], *names: str) -> dict[str, T]:

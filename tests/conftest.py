@@ -29,6 +29,7 @@ from tests.session import (  # noqa: F401  (hooks, found by name)
     pytest_testnodedown,
     pytest_unconfigure,
 )
+from tests.waiting import LIMIT_S
 
 # A time limit per example would fail on a busy machine; with CI=true the examples are the same each time.
 hypothesis.settings.register_profile(
@@ -38,6 +39,9 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("ours")
+
+# Of one test (pytest-timeout).
+os.environ.setdefault("PYTEST_TIMEOUT", str(LIMIT_S))
 
 # A shell's background job ignores Ctrl-C, and hands that on to every process that a test sends one.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -3,11 +3,11 @@
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from hpc_gpt.core.process import stat_of
+from tests.waiting import pause  # noqa: F401
 
 
 def all_pids() -> Iterator[int]:
@@ -78,8 +78,3 @@ def send(pid: int, number: signal.Signals) -> None:
     """The signal, to a process that may be gone by now."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-def pause(since: float) -> None:
-    """Sleeps between two looks at a state, of which the last began at `since`: one that starts a process is rarer."""
-    time.sleep(min(0.25, max(0.05, 5 * (time.monotonic() - since))))

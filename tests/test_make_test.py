@@ -24,7 +24,7 @@ def make(folder: Path, target: str, tests: str) -> subprocess.CompletedProcess[s
     )
 
 
-@pytest.mark.parametrize("target", ["test", "test-all", "test-long", "test-gpu"])
+@pytest.mark.parametrize("target", ["test", "test-all", "test-gpu"])
 @pytest.mark.parametrize("tests", ["tests/nosuch", "tests/nosuch.py::test_a", "tests -x nosuch.py", "-k a tests/no"])
 def test_a_path_that_does_not_exist_is_exit_2_and_one_line(tmp_path: Path, target: str, tests: str) -> None:
     done = make(tmp_path, target, tests)

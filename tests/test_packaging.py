@@ -19,6 +19,9 @@ import pytest
 from tests.cli.command import hpc_gpt
 from tests.conftest import REPOSITORY
 
+# One worker builds the wheel.
+pytestmark = pytest.mark.xdist_group("packaging")
+
 
 @pytest.fixture(scope="module")
 def setup():
@@ -136,7 +139,8 @@ def test_pip_leaves_the_sites_own_pytorch(wheel, tmp_path, version, options, sta
     assert [path.name for path in site.glob("torch-*")] == [metadata.name]
 
 
-@pytest.mark.long
+@pytest.mark.long(always=True)
+@pytest.mark.timeout(900)
 def test_the_wheel_installs_with_all_that_it_needs_and_trains(wheel, tmp_path):
     """As README's first hour: from the indexes of this machine's pip, with PIP_ARGS."""
     fresh = tmp_path / "fresh"

@@ -1,4 +1,4 @@
-"""Twice as much takes no more than twice the CPU, and some: tests/benchmarks/scale.py has what, and larger sizes."""
+"""Twice as much is no more than twice the bytes, and some; tests/benchmarks/scale.py has what, and its CPU."""
 
 import gc
 from itertools import pairwise
@@ -8,18 +8,11 @@ import pytest
 
 from tests.benchmarks.scale import CASES, Case, cpu_of, memory_of, second_save
 
-MOST_TIMES = 2.5
 
-
+@pytest.mark.long(but="first")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_doubling_takes_less_than_two_and_a_half_times_the_cpu(case: Case) -> None:
-    best = [float("inf")] * len(case.sizes)
-    for _ in range(6):  # a busy machine disturbs a measurement: each size keeps its least
-        seconds, done = zip(*(cpu_of(case, size) for size in case.sizes), strict=True)
-        best = [*map(min, best, seconds)]
-        if best[2] < MOST_TIMES**2 * best[0]:  # as the line through three points rises by the outer two
-            break
-    assert best[2] < MOST_TIMES**2 * best[0], (case.sizes, best)
+def test_doubling_takes_no_more_than_twice_the_bytes(case: Case) -> None:
+    done = [cpu_of(case, size)[1] for size in case.sizes]
     first, second = (large - small for small, large in pairwise(done))
     assert second <= 2.2 * first, f"bytes of {case.sizes}: {done}"
 
@@ -27,10 +20,6 @@ def test_doubling_takes_less_than_two_and_a_half_times_the_cpu(case: Case) -> No
 @pytest.mark.parametrize("name", ["logs", "logs --tail"])
 def test_a_log_of_any_size_takes_no_more_memory(name: str) -> None:
     assert max(memory_of(CASES[name], size) for size in CASES[name].sizes[::2]) < 4 << 20
-
-
-def test_a_plan_for_131_072_gpus_takes_two_seconds_of_cpu() -> None:
-    assert min(cpu_of(CASES["plan"], 131_072)[0] for _ in range(3)) < 2
 
 
 def test_a_save_of_many_ranks_is_not_searched_for_garbage(tmp_path: Path) -> None:
