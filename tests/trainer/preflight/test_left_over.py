@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -17,9 +18,10 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.trainer.preflight.left_over import LeftOver
 from hpc_gpt.trainer.preflight.verdict import decode
 from tests.conftest import REPOSITORY
-from tests.programs import put
+from tests.programs import put, ran
 from tests.trainer.preflight.test_nodes import COLD, new_run
-from tests.trainer.supervision.test_gpus import nvml_environment
+from tests.trainer.supervision.nvml import nvml_environment
+from tests.waiting import patient
 
 JOB = "4711"
 # A node of its own: it sees its own processes alone, and its own /dev/shm.
@@ -53,19 +55,19 @@ def on_a_node(run: RunFolder, before: str, after: str = "") -> tuple[dict, str]:
     module = f"{sys.executable} -m hpc_gpt.trainer.preflight.left_over"
     script = f"""
         mount -t tmpfs shm /dev/shm
-        process() {{ HPC_GPT_RUN=$1 HPC_GPT_ATTEMPT=$2 SLURM_JOB_ID=$3 setsid sleep 300 >/dev/null 2>&1 </dev/null & }}
+        mkfifo ready
+        process() {{  # one that is there when this returns
+          HPC_GPT_RUN=$1 HPC_GPT_ATTEMPT=$2 SLURM_JOB_ID=$3 setsid sh -c 'echo >ready; exec sleep 300' >/dev/null 2>&1 &
+          read -r <ready
+        }}
         {before}
-        sleep 0.2
         HPC_GPT_ATTEMPT=2 SLURM_JOB_ID={JOB} {module}
         echo "$(jobs -r | wc -l) run"
         ls /dev/shm
         {after}
     """
     environment = os.environ | {"HPC_GPT_RUN": str(run.path), "SLURMD_NODENAME": "n1", "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        [*NODE, textwrap.dedent(script)], env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = ran(*NODE, textwrap.dedent(script), cwd=run.path, env=environment, code=0)
     line, _, rest = done.stdout.partition("\n")
     return decode(line) or {}, rest
 
@@ -86,9 +88,9 @@ def test_another_job_and_its_shared_memory_are_left_alone(restarted: RunFolder) 
 
 def test_new_shared_memory_that_nobody_holds_is_removed(restarted: RunFolder) -> None:
     made = "touch -d '1 hour ago' /dev/shm/old; touch /dev/shm/{nccl-a,torch_7_1,held}; mkdir /dev/shm/data"
-    said, rest = on_a_node(restarted, f"{made}; sleep 300 </dev/shm/held &")
+    said, rest = on_a_node(restarted, f"{made}; exec 9</dev/shm/held")
     assert said["figures"]["shared_memory"] == ["nccl-a", "torch_7_1"]
-    assert rest.split() == ["1", "run", "data", "held", "old"]
+    assert rest.split() == ["0", "run", "data", "held", "old"]
 
 
 @pytest.fixture
@@ -132,15 +134,21 @@ def test_nodes_at_fault_are_left_out_and_ports_are_free(
     started(run)
     judged(run, exclude=["a", "z"])
     started(run, in_job=1)
-    with socket.create_server(("", 12345)):
-        left = left_over(run, "a c", srun, monkeypatch, 12345)
+    with socket.create_server(("", 0)) as taken:
+        left = left_over(run, "a c", srun, monkeypatch, port := taken.getsockname()[1])
     fault = "an earlier attempt failed on it"
     assert left.faults == {"a": fault}
     assert left.ports.keys() == {"c"}
-    assert left.ports["c"] not in (12345, None)
+    assert left.ports["c"] not in (port, None)
     assert left.why_none_starts(1) is None
     assert left.why_none_starts(2) == f"bad node a: {fault}"
     assert listed("site") == {}, "the attempt that failed on it has noted it"
+
+
+def a_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.create_server(("", 0)) as free:
+        return int(free.getsockname()[1])
 
 
 @pytest.mark.usefixtures("no_slurm")
@@ -149,9 +157,9 @@ def test_a_node_that_does_not_start_its_part_is_left_out(
 ) -> None:
     """Slurm's message about one node ends the step on all; the others are asked again."""
     monkeypatch.setenv("FAILS", "b")
-    left = left_over(restarted, "a b c", srun, monkeypatch, 12348)
+    left = left_over(restarted, "a b c", srun, monkeypatch, a_port())
     assert list(left.faults) == ["b"]
-    assert left.ports == {"a": 12348, "c": 12348}
+    assert left.ports.keys() == {"a", "c"}
     assert "failed on node b: gone" in listed("site")["b"].why
 
 
@@ -169,15 +177,17 @@ def test_the_first_rank_of_a_node_with_a_fault_ends_the_attempt(restarted: RunFo
     assert end["cause"] == "10 of 80 GiB of GPU 0 are in use, 30 s after the last ranks: something else runs there"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_slurm")
 def test_the_preflight_of_a_restart_probes_what_is_left(restarted: RunFolder, srun: list[str]) -> None:
     (restarted.attempts()[0].folder / "next.json").write_text(json.dumps({"go_on": True, "exclude": ["a"]}))
     own = {"HPC_GPT_MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    own |= {"HPC_GPT_RUN": str(restarted.path), "HPC_GPT_ATTEMPT": "2", "MASTER_PORT": "12349"}
+    own |= {"HPC_GPT_RUN": str(restarted.path), "HPC_GPT_ATTEMPT": "2", "MASTER_PORT": str(a_port())}
     nodes = [sys.executable, "-m", "hpc_gpt.trainer.preflight.nodes", str(restarted.path), "2", "a b c", "--", *srun]
-    done = subprocess.run(nodes, env=os.environ | own, capture_output=True, text=True, timeout=280, check=False)
+    own |= {"HPC_GPT_PREFLIGHT_S": str(patient(180))}
+    done = ran(*nodes, env=os.environ | own)
     (restarted.attempt(2).folder / "next.json").write_text('{"go_on": false}')  # so script_node ends
-    assert done.stdout == "nodes b,c 12349\n", done.stderr
+    assert re.fullmatch(r"nodes b,c \d+\n", done.stdout), done.stderr
     assert "bad node a: an earlier attempt failed on it" in done.stderr
     found = json.loads(restarted.attempt(2).preflight.read_text())
     assert [rank["node"] for rank in found["ranks"] if "device" in rank] == ["b", "c"]

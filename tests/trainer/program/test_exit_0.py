@@ -2,20 +2,21 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hpc_gpt.core.ends.program_end import Said, write_said
-from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.launcher.attempts.script_end import end_script
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.launcher.attempts import script_end
 from hpc_gpt.launcher.prepare import prepare
 from hpc_gpt.launcher.request import Request, ScriptRequest
 from hpc_gpt.launcher.submission import write_run
 from hpc_gpt.reader.live_lines import LiveLines
-from hpc_gpt.trainer.program.process import said_by
+from hpc_gpt.trainer.program.process import ForeignLog, said_by
 from tests.cli.command import in_process
-from tests.launcher.local.conftest import ended, newest
+from tests.launcher.local.conftest import newest, status_of
 from tests.programs import put
 
 RAISED = (
@@ -115,120 +116,100 @@ def test_a_step_of_so_many_says_how_many_are_planned(text: str, planned: int) ->
     assert said_of(text).planned == planned
 
 
-def attempt_of(folder: Path, text: str) -> tuple[RunFolder, Attempt]:
+@pytest.fixture(scope="module")
+def scripts_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run of a job script, each attempt of which ends in a way of its own."""
+    folder = tmp_path_factory.mktemp("scripts")
     (script := folder / "fit.slurm").write_text("#!/bin/bash\n#SBATCH -t 7\npython fit.py\n")
     prepared = prepare(Request(str(script), "generic-slurm", None, {}, script=ScriptRequest(script, (), ())))
-    run = write_run(prepared, folder / "logs", {})
-    attempt = run.new_attempt()
-    attempt.log.write_text(text)
-    write_said(attempt, 0, said_of(text))
-    return run, attempt
+    return write_run(prepared, folder / "logs", {})
 
 
-@pytest.mark.parametrize(
-    ("text", "ended", "cause"),
-    [
-        (RAISED, "error", "exit code 0, but ZeroDivisionError: division by zero"),
-        (
-            RAISED.replace(
-                "ZeroDivisionError: division", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2"
-            ),
-            "gpu_memory",
-            "exit code 0, but torch",
-        ),
-        ("CUDA out of memory is avoided by checkpointing\n", "done", "exit code 0, its log has no lines of steps"),
-        (OF_4, "error", "ends by itself at 0 of 4 steps, with exit code 0"),
-        ("loading\n", "done", "exit code 0, its log has no lines of steps"),
-    ],
+MEMORY = RAISED.replace(
+    "ZeroDivisionError: division", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2"
 )
-def test_a_script_that_exits_with_0_has_the_class_of_its_failure(tmp_path, text, ended, cause):
-    run, attempt = attempt_of(tmp_path, text)
-    end_script(run, attempt, 0, "JobState=RUNNING Restarts=0")
-    assert attempt.ended()["ended"] == ended
-    assert attempt.ended()["cause"].startswith(cause)
+RAN = "exit code 0, its log has no lines of steps"
+ZERO = "exit code 0, but ZeroDivisionError: division by zero"
+# What a script prints, its exit code, seconds from its failure to its end; how it ends, how its cause begins, its note.
+WAYS = {
+    "nothing is said": ("loading\n", 0, 0, "done", RAN, None),
+    "words of no failure": ("CUDA out of memory is avoided by checkpointing\n", 0, 0, "done", RAN, None),
+    # without steps a handled failure is a note, as is one after the last planned step
+    "fit || echo failed": (RAISED + "failed\n", 0, 1, "error", ZERO, None),
+    "fit || { sleep 6; fit; }": (RAISED, 0, 6, "done", RAN, "division by zero"),
+    "./missing || true; sleep 6": (f"{SHELL}./missing: No such file or directory\n", 0, 6, "done", RAN, "No such file"),
+    "fit 3 3; fit raise; true": (OF_3 + RAISED, 0, 0, "done", "3 of 3 steps", "division by zero"),
+    "fit; echo end": (STEPS + RAISED + "end\n", 0, 9, "error", ZERO, None),
+    "fit 3 6 raise & wait": (OF_4.replace("/4", "/6") + RAISED, 0, 0, "error", ZERO, None),
+    "too little memory": (MEMORY, 0, 0, "gpu_memory", "exit code 0, but torch", None),
+    "no module | tee": ("/usr/bin/python3: No module named fit\n", 0, 0, "user_error", "exit code 0, but", None),
+    # the last planned step, and before it
+    "fit 2 4": (OF_4.partition("step 3")[0], 0, 0, "error", "ends by itself at 2 of 4 steps, with exit code 0", None),
+    "fit 3 3; kill -TERM $$": (OF_3, 143, 0, "done", "3 of 3 steps; exit code 143", None),
+    "fit 2 4; kill -TERM $$": (OF_4.partition("step 3")[0], 143, 0, "error", "exit code 143", None),
+    "fit 3 3; exit 1": (OF_3, 1, 0, "error", "exit code 1", None),
+}
 
 
-def test_a_script_that_asks_for_no_gpu_has_none_anywhere(tmp_path: Path) -> None:
-    (tmp_path / "fit.slurm").write_text("#!/bin/bash\n#SBATCH -t 7\necho step 1 loss 4.0\n")
-    in_process("submit", "--cluster", "local", "--wait", "fit.slurm", cwd=tmp_path, code=0)
-    status, record = ended(newest()), RunFolder(newest().path).record
-    assert (status.gpus, status.gpu_hours) == (None, None)
-    in_process("report", str(newest().path), code=0)
-    found = json.loads(record.read_text())
-    assert (found["gpus"], found["gpu_hours"]) == (None, None)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_scripts_end_by_what_it_printed_and_its_code(scripts_run: RunFolder, way: str) -> None:
+    text, code, failed_s, ended, cause, note = WAYS[way]
+    attempt, lines = scripts_run.new_attempt(), LiveLines()
+    attempt.log.write_text(text)
+    log = ForeignLog(attempt, scripts_run.resolved(), 0, lines.take, planned=lambda: lines.planned)
+    log.take(*text.splitlines())
+    said = said_by(lines)
+    write_said(attempt, 0, replace(said, failed_s=failed_s) if said.failed else said)
+    script_end.main([str(scripts_run.path), str(attempt.number), str(code)])
+    end = attempt.ended()
+    assert end["ended"] == ended, end
+    assert end["cause"].startswith(cause), end
+    assert (note or "") in (end.get("note") or ""), end
+    assert bool(end.get("note")) is bool(note)
 
 
-@pytest.mark.parametrize("last", ["fit; echo end", "fit || echo failed", "fit & wait", "fit 2>&1 | tee fit.log"])
-def test_wait_fails_and_why_says_it(tmp_path: Path, last: str) -> None:
-    fit = "fit() { printf 'step 1 loss 4.0\\nstep 2 loss 3.0\\n'; python3 -c 'import no_such_module'; }\n"
-    (tmp_path / "fit.slurm").write_text(f"#!/bin/bash\n#SBATCH -t 7\n{fit}{last}\n")
-    in_process("submit", "--cluster", "local", "--wait", "fit.slurm", cwd=tmp_path, code=3)
-    run = newest()
-    assert ended(run).state == "user_error"
-    said = in_process("why", str(run.path)).stdout
-    assert "exit code 0, but ModuleNotFoundError: No module named 'no_such_module'" in said
+# --- through a shell
 
-
-FIT = 'fit() { python3 trainer.py "$@"; }\n'
-TRAINER = """\
-import sys
-for step in range(1, int(sys.argv[1]) + 1):
-    print(f"step {step}/{sys.argv[2]} loss {6 / step}", flush=True)
-if "raise" in sys.argv:
-    raise RuntimeError("invalid shape")
-sys.exit(int(sys.argv[3]))
-"""
+FIT = "fit() { printf 'step 1 loss 4.0\\nstep 2 loss 3.0\\n'; python3 -c 'import no_such_module'; }\n"
+NO_MODULE = "exit code 0, but ModuleNotFoundError: No module named 'no_such_module'"
 LONG = pytest.mark.long
 
 
 @pytest.mark.parametrize(
-    ("lines", "ended", "note"),
+    ("lines", "ended", "says"),
     [
-        # without steps a handled failure is a note
-        pytest.param("./missing || true\nsleep 6\necho worked", "done", "No such file or directory", id="note"),
-        pytest.param("fit 0 0 7 || echo fallback", "done", "", marks=LONG),
-        pytest.param("for n in 1 2 3; do fit 0 0 $((3 - n)) && break; done", "done", "", marks=LONG),
-        pytest.param("fit 0 0 raise || { sleep 6; fit 0 0 0; }", "done", "invalid shape", marks=LONG),
+        ("fit; echo end", "user_error", NO_MODULE),
+        pytest.param("fit & wait", "user_error", NO_MODULE, marks=LONG),
+        pytest.param("fit 2>&1 | tee fit.log", "user_error", NO_MODULE, marks=LONG),
+        ("./missing || true\nsleep 6\necho worked", "done", "No such file or directory"),
         pytest.param("timeout 1 sleep 9; [ $? = 124 ] && exit 0", "done", "", marks=LONG),
-        pytest.param("echo 'CUDA out of memory is avoided by checkpointing'", "done", "", marks=LONG),
-        pytest.param("fit 0 0 raise & wait; echo over", "error", "", marks=LONG),
-        pytest.param("python3 -m no_such_module 2>&1 | tee fit.log", "user_error", "", marks=LONG),
-        # the last planned step, and before it
-        pytest.param("fit 3 3 0; kill -TERM $$; sleep 9", "done", "", marks=LONG),
-        pytest.param("fit 3 3 0; fit 0 0 raise; true", "done", "invalid shape", marks=LONG),
-        pytest.param("fit 3 3 1", "error", "", marks=LONG),
-        pytest.param("fit 2 3 0; kill -TERM $$; sleep 9", "error", "", marks=LONG),
-        pytest.param("fit 2 6 0", "error", "", marks=LONG),
-        pytest.param("(cd . && fit 3 6 raise) & (cd . && fit 3 6 raise) & wait", "error", "", marks=LONG),
+        pytest.param("echo step 2/3; echo step 3/3 loss 2.0; kill -TERM $$; sleep 9", "done", "", marks=LONG),
     ],
+    ids=["fails", "beside", "tee", "note", "timeout", "killed after its last step"],
 )  # fmt: skip
-def test_a_script_here_has_one_start_and_a_note(tmp_path: Path, lines: str, ended: str, note: str) -> None:
-    (tmp_path / "trainer.py").write_text(TRAINER)
+def test_a_script_here_has_one_start_and_why_says_it(tmp_path: Path, lines: str, ended: str, says: str) -> None:
     (tmp_path / "fit.slurm").write_text(f"#!/bin/bash\n#SBATCH -t 7\n{FIT}{lines}\n")
     words = ("submit", "--cluster", "local", "--wait", "fit.slurm")
     in_process(*words, cwd=tmp_path, code=0 if ended == "done" else 3)
     run = newest()
     assert ([each.number for each in run.attempts()], run.attempt(1).ended()["ended"]) == ([1], ended)
+    why = in_process("why", str(run.path)).stdout
+    assert says in why
     (record,) = json.loads(in_process("report", "--json", str(run.path)).stdout)["records"]
+    status = status_of(run)
+    assert (status.gpus, status.gpu_hours, record["gpus"], record["gpu_hours"]) == (None,) * 4, "it asks for none"
     notes = json.loads(in_process("why", "--json", str(run.path)).stdout)["notes"]
     assert (record["ended"], [each for each in record["flags"] if "its log says" in each]) == (ended, notes)
-    assert len(notes) == bool(note)
-    for text in notes:
-        assert text.startswith("exit code 0, but its log says ")
-        assert note in text
-        assert f"note     {text}" in in_process("why", str(run.path)).stdout
+    assert len(notes) == (ended == "done" and bool(says))
+    for note in notes:
+        assert note.startswith("exit code 0, but its log says ")
+        assert f"note     {note}" in why
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("lines", "begins_s", "follows_s", "ended"),
-    [
-        ("./missing || true; for n in 1 2 3 4 5 6 7; do echo part $n; sleep 1; done", 0, 5, "done"),
-        ("./missing || true; sleep 7; echo whole", 0, 9, "done"),
-        ("no-such-trainer; echo over", 6, 0, "user_error"),
-        ("sleep 6; no-such-trainer; echo over", 0, 15, "user_error"),
-        ("sleep 6; no-such-trainer; echo over", 0, 4, "user_error"),
-    ],
+    [("no-such-trainer; echo over", 6, 0, "user_error"), ("sleep 6; no-such-trainer; echo over", 0, 15, "user_error")],
 )
 def test_a_slow_machine_changes_no_verdict(tmp_path: Path, monkeypatch, lines, begins_s, follows_s, ended) -> None:
     """Python takes so many seconds to start, for the script and for its watch."""
@@ -263,6 +244,7 @@ def test_the_kernels_memory_is_suspected_after_signal_9_alone(tmp_path: Path, li
     assert ("out of memory" in in_process("why", "fit.log", cwd=tmp_path).stdout) == says
 
 
+@pytest.mark.long(but="first")
 @pytest.mark.parametrize("submits", ['sbatch "$0"', 'sbatch --parsable "$0" >id'])
 def test_a_script_that_queues_itself_is_not_done_here(tmp_path: Path, monkeypatch, submits: str) -> None:
     put(tmp_path / "sbatch", "#!/bin/sh\necho Submitted batch job 4711\n")
@@ -274,6 +256,7 @@ def test_a_script_that_queues_itself_is_not_done_here(tmp_path: Path, monkeypatc
     assert f"exit code 0, but {job}" in done.stderr
 
 
+@pytest.mark.long
 def test_a_script_that_queues_another_job_is_done_here(tmp_path: Path, monkeypatch) -> None:
     put(tmp_path / "sbatch", "#!/bin/sh\necho Submitted batch job 4711\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")

@@ -1,89 +1,112 @@
 """GPU figures in heartbeats: read by one rank of a node, beside its steps, from a library in NVML's place."""
 
+import ctypes
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import field, fields, make_dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from hpc_gpt.core.runs.heartbeats import LINE_BYTES, GpuFigures, RankHeartbeat, read_heartbeats, write_heartbeat
+from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.runs.stored import read_lines_as
-from hpc_gpt.trainer.supervision.gpus import wait_until_free
+from hpc_gpt.trainer.supervision import gpus
+from hpc_gpt.trainer.supervision.gpus import read_clock, wait_until_free
+from hpc_gpt.trainer.supervision.heartbeat import Heartbeat
+from hpc_gpt.trainer.supervision.watchdog import Watchdog
 from tests.amd_gpus import MODULE, amd_sysfs
 from tests.trainer.supervision.nvml import nvml_environment
 
-# Steps of a rank under a watchdog that writes each second; prints how long each took, and how often the heartbeat of
-# the rank was written.
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Gives this process a driver of so many NVIDIA GPUs, each question of which takes `ms`; none to begin with."""
+    where: list[Path] = []
+
+    def load(name: str) -> ctypes.CDLL:
+        if not where:
+            raise OSError(name)
+        return ctypes.CDLL(str(where[0] / name))
+
+    def give(count: int, ms: int = 0) -> None:
+        own = nvml_environment(tmp_path / "lib", count, ms)
+        where.append(Path(own.pop("LD_LIBRARY_PATH")))
+        for name, value in own.items():
+            monkeypatch.setenv(name, value)
+
+    monkeypatch.setattr(gpus, "ctypes", SimpleNamespace(**{**vars(ctypes), "CDLL": load}))
+    monkeypatch.setenv("HPC_GPT_SYSFS", str(tmp_path))
+    for name in ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    return give
+
+
+def read_all() -> list[GpuFigures]:
+    return [read() for read in gpus._gpus()]
+
+
+def test_the_clock_of_a_gpu_and_what_holds_it_down(driver: Callable[..., None]) -> None:
+    driver(2)
+    assert [read_clock(index) for index in range(3)] == [(1001.0, ""), (1002.0, "power cap, heat"), (None, "")]
+
+
+def test_the_gpus_of_a_job_are_those_it_may_use(driver: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_all() == []
+    driver(2)
+    both = [GpuFigures(91, 10.0, 80.0, None, 61), GpuFigures(92, 20.0, 80.0, None, 62)]
+    assert read_all() == both
+    for visible, found in (("", []), ("1", both[1:])):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert read_all() == found
+
+
+# A rank that makes steps under a watchdog until it has three heartbeats, and its GPUs if any are to come; prints them.
 RANK = """
-import json, sys, time
+import os, sys, time
 from pathlib import Path
 from hpc_gpt.core.runs.heartbeats import read_heartbeats
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.trainer.supervision import watchdog
 from hpc_gpt.trainer.supervision.heartbeat import Heartbeat
-watchdog._START_S = 0.0  # the second rank need not wait for a first one: there is none
-attempt, heart = RunFolder(Path(sys.argv[1])).new_attempt(), Heartbeat(20.0, 20.0)
-watchdog.Watchdog(attempt, 0, 1, heart, print).start()
-seconds, until = [], time.monotonic() + float(sys.argv[2])
-while time.monotonic() < until:
-    began = time.thread_time()
-    sum(range(100_000))
-    seconds.append(time.thread_time() - began)
-    heart.stepped(len(seconds))
-print(json.dumps([seconds, read_heartbeats(attempt.heartbeats)[0].beat]))
+from hpc_gpt.trainer.supervision.watchdog import Watchdog
+attempt, heart, beat = RunFolder(Path(sys.argv[1])).new_attempt(), Heartbeat(20.0, 20.0), None
+Watchdog(attempt, 0, 1, heart, print).start()
+while beat is None or beat.beat < 3 or not beat.step or (sys.argv[2] == "read" and beat.gpus is None):
+    heart.stepped(heart.step + 1)
+    time.sleep(0.1)
+    beat = read_heartbeats(attempt.heartbeats).get(0)
+print(beat.gpu_figures, flush=True)
+os._exit(0)
 """
 
 
-def step_times(folder: Path, seconds: float, **more: str) -> tuple[list[float], int, RankHeartbeat]:
-    """CPU seconds of each step, how many heartbeats were written meanwhile, and the last."""
-    folder.mkdir()
-    line = [sys.executable, "-c", RANK, str(folder), str(seconds)]
-    done = subprocess.run(line, env={**os.environ, **more}, capture_output=True, text=True, check=True)
-    times, beats = json.loads(done.stdout)
-    return times, beats, read_heartbeats(folder / "attempts" / "1" / "beats")[0]
+@pytest.mark.parametrize(
+    ("ms", "found"), [(0, [GpuFigures(91, 10.0, 80.0, None, 61)]), (3_600_000, [])], ids=["read", "never answer"]
+)
+def test_neither_steps_nor_heartbeats_wait_for_the_driver(tmp_path: Path, ms: int, found: list[GpuFigures]) -> None:
+    own = os.environ | nvml_environment(tmp_path / "lib", 1, ms)
+    line = [sys.executable, "-c", RANK, str(tmp_path / "run"), "read" if found else "never answer"]
+    assert subprocess.run(line, env=own, capture_output=True, text=True, check=True).stdout == f"{found}\n"
 
 
-def test_the_clock_of_a_gpu_and_what_holds_it_down(tmp_path: Path) -> None:
-    lines = "from hpc_gpt.trainer.supervision.gpus import read_clock; print([read_clock(index) for index in range(3)])"
-    environment = {**os.environ, **nvml_environment(tmp_path / "lib", 2), "HPC_GPT_SYSFS": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", lines], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "[(1001.0, ''), (1002.0, 'power cap, heat'), (None, '')]\n"
-
-
-def test_the_first_rank_of_a_node_alone_reads_its_gpus(tmp_path: Path) -> None:
-    two = nvml_environment(tmp_path / "lib", 2)
-    _, _, first = step_times(tmp_path / "first", 2.5, **two)
-    assert first.gpu_figures == [GpuFigures(91, 10.0, 80.0, None, 61), GpuFigures(92, 20.0, 80.0, None, 62)]
-    _, _, second = step_times(tmp_path / "second", 2.5, **two, LOCAL_RANK="1")
-    _, _, none = step_times(tmp_path / "none", 2.5, LD_LIBRARY_PATH="")
-    assert (second.gpus, none.gpus) == (None, None)
-    _, _, hidden = step_times(tmp_path / "hidden", 2.5, **two, CUDA_VISIBLE_DEVICES="")
-    assert hidden.gpus is None
-    _, _, one = step_times(tmp_path / "one", 2.5, **two, CUDA_VISIBLE_DEVICES="1")
-    assert [gpu.util for gpu in one.gpu_figures] == [92]
-
-
-def test_steps_and_heartbeats_do_not_wait_for_a_slow_driver(tmp_path: Path) -> None:
-    slow = nvml_environment(tmp_path / "lib", 8, ms=60_000)
-    without, beats, _ = step_times(tmp_path / "without", 4.0, LD_LIBRARY_PATH="")
-    with_, beats_with, last = step_times(tmp_path / "with", 4.0, **slow)
-    assert last.gpus is None  # it has not answered
-    assert min(beats, beats_with) >= 3
-    assert statistics.median(with_) == pytest.approx(statistics.median(without), rel=0.25)
+def test_the_other_ranks_of_a_node_read_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    dog = Watchdog(RunFolder(tmp_path).new_attempt(), 1, 2, Heartbeat(20.0, 20.0), print)
+    assert (dog._gpus, dog.latest_gpus()) == (None, None)
 
 
 def test_sixteen_gpus_fit_in_the_line_and_more_are_left_out(tmp_path: Path) -> None:
     long = {"host": "h" * 40, "place": "p" * 120, "collective": "c" * 120}
     beat = RankHeartbeat(beat=1, step=10**6, phase="evaluating", quiet_s=1e5, limit_s=1e5, time=time.time(),
                          rank=16383, pid=4_000_000, elapsed_s=1e6, probe_s=0.123456789, **long)  # fmt: skip
-    gpus = (GpuFigures(100, 191.9, 191.9, 1000, 100),)
+    figures = (GpuFigures(100, 191.9, 191.9, 1000, 100),)
     for count, kept in ((16, 16), (64, 0)):
-        heartbeat = RankHeartbeat(**{**vars(beat), "gpus": count * gpus})
+        heartbeat = RankHeartbeat(**{**vars(beat), "gpus": count * figures})
         write_heartbeat(tmp_path, heartbeat)
         (read,) = read_heartbeats(tmp_path).values()
         assert (read.place, len(read.gpu_figures)) == ("p" * 120, kept)
@@ -101,44 +124,34 @@ def test_an_earlier_program_reads_it_and_odd_gpus_are_left_out(tmp_path: Path) -
     assert read_heartbeats(tmp_path)[3].gpu_figures == []
 
 
-FREE = """
-import sys
-from hpc_gpt.trainer.supervision.gpus import wait_until_free
-print(wait_until_free(float(sys.argv[1])))
-"""
+def test_of_gpus_whose_memory_stays_in_use_it_says_which(tmp_path: Path, driver, monkeypatch) -> None:
+    assert wait_until_free(600) == ""
+    driver(2)
+    held = (
+        "10 of 80 GiB of GPU 0, 20 of 80 GiB of GPU 1 are in use, 0.1 s after the last ranks: something else runs there"
+    )
+    assert wait_until_free(0.1) == held
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert wait_until_free(0.1).startswith("20 of 80 GiB of GPU 1 are")
+    monkeypatch.setenv("STAND_IN_NVML_HELD", str(tmp_path / "none"))
+    assert wait_until_free(600) == ""
+    monkeypatch.setenv("STAND_IN_NVML_MS", "60000")
+    assert "has not answered" in wait_until_free(0.1)
 
 
-def what_is_held(limit_s: float, environment: dict[str, str]) -> str:
-    line = [sys.executable, "-c", FREE, str(limit_s)]
-    # A test before may have made this process a rank.
-    own = {name: value for name, value in os.environ.items() if not name.startswith("LOCAL_")} | environment
-    return subprocess.run(line, env=own, capture_output=True, text=True, check=True).stdout
+def test_amds_gpus_are_read_from_the_kernel(tmp_path: Path, driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPC_GPT_SYSFS", str(amd_sysfs(tmp_path / "sys", *MODULE)))
+    second = GpuFigures(97, 40.0, 64.0, None, 61)
+    for visible, found in (("0,1", [GpuFigures(97, 40.0, 64.0, 412, 61), second]), ("1", [second])):
+        monkeypatch.setenv("ROCR_VISIBLE_DEVICES", visible)
+        assert read_all() == found
 
 
-def test_of_gpus_whose_memory_stays_in_use_it_says_which(tmp_path: Path) -> None:
-    two = nvml_environment(tmp_path / "lib", 2)
-    said = what_is_held(0.1, two)
-    assert said.startswith("10 of 80 GiB of GPU 0, 20 of 80 GiB of GPU 1 are in use, 0.1 s after the last ranks")
-    own = {**two, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    assert what_is_held(0.1, own).startswith("20 of 80 GiB of GPU 1 are")
-    assert what_is_held(60, {**two, "STAND_IN_NVML_HELD": str(tmp_path / "none")}) == "\n"
-    assert what_is_held(60, {"LD_LIBRARY_PATH": ""}) == "\n"
-    slow = nvml_environment(tmp_path / "slow", 1, ms=60_000)
-    assert "has not answered" in what_is_held(0.1, slow)
-
-
-def test_amds_gpus_are_read_from_the_kernel(tmp_path: Path) -> None:
-    here = {"HPC_GPT_SYSFS": str(amd_sysfs(tmp_path / "sys", *MODULE)), "LD_LIBRARY_PATH": ""}
-    _, _, first = step_times(tmp_path / "first", 2.5, **here, ROCR_VISIBLE_DEVICES="0,1")
-    assert first.gpu_figures == [GpuFigures(97, 40.0, 64.0, 412, 61), GpuFigures(97, 40.0, 64.0, None, 61)]
-    _, _, one = step_times(tmp_path / "one", 2.5, **here, ROCR_VISIBLE_DEVICES="1")
-    assert [gpu.power_w for gpu in one.gpu_figures] == [None]
-
-
-def test_a_visit_waits_until_amds_gpus_are_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_visit_waits_until_amds_gpus_are_free(tmp_path: Path, driver, monkeypatch: pytest.MonkeyPatch) -> None:
     free = {**MODULE[1], "mem_info_vram_used": 300 * 2**20}
     monkeypatch.setenv("HPC_GPT_SYSFS", str(amd_sysfs(tmp_path, MODULE[0], free)))
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "1")
-    assert wait_until_free(0.1) == ""
+    assert wait_until_free(600) == ""
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0,1")
     assert wait_until_free(0.1).startswith("40 of 64 GiB of GPU 0 are in use, 0.1 s after the last ranks")

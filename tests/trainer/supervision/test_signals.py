@@ -48,7 +48,7 @@ class Telling(Signals):
 signals = Telling()
 signals.on_quit = lambda: print("quit", *sorted(signals.raised), flush=True)
 signals.install()
-signal.alarm(30)  # ends a process that nothing else ends
+signal.alarm(600)  # ends a process that nothing else ends
 print("ready", flush=True)
 lock = threading.Lock()
 lock.acquire()
