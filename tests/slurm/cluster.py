@@ -17,12 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hpc_gpt.core.process import descendants
-from tests import ALL_TESTS
 from tests.processes import all_pids, environment_of, name_of, send, state_of
 from tests.slurm.daemons import (
     DaemonError,
     end_processes_of,
-    free_ports,
+    held_ports,
     make_folder,
     start_daemon,
     stop_daemon,
@@ -30,6 +29,7 @@ from tests.slurm.daemons import (
     wait_until,
 )
 from tests.slurm.services import Services, daemon_environment
+from tests.waiting import LIMIT_S, patient
 
 
 @dataclass(frozen=True)
@@ -77,17 +77,19 @@ class ClusterSpec:
 # Jobs of several tests are on it at once. Those that need certain nodes, or nodes side by side, have their own
 # partitions. A slurmd that a test has stopped, or that gets no turn on a busy machine, must not count as dead;
 # and a job that is to end needs its turn, too, before it is killed.
-LANES = 4 if ALL_TESTS else 2
+LANES, LANE_NODES = 2, 4
 SMALL = ClusterSpec(
     "small",
-    (Nodes("n", 12), Nodes("d", 12), Nodes("q", 8), Nodes("t", 3 * LANES)),
+    (Nodes("n", 10), Nodes("d", 3), Nodes("q", 3, cpus=32), Nodes("t", LANES * LANE_NODES)),
     (
-        "PartitionName=low Nodes=n[1-12] Default=YES PriorityTier=1 GraceTime=60 MaxTime=INFINITE State=UP",
-        "PartitionName=high Nodes=n[1-12] PriorityTier=10 MaxTime=INFINITE State=UP PreemptMode=OFF",
-        "PartitionName=ward Nodes=d[1-12] MaxTime=INFINITE State=UP",
-        "PartitionName=quiet Nodes=q[1-8] MaxTime=INFINITE State=UP",
+        "PartitionName=low Nodes=n[1-10] Default=YES PriorityTier=1 GraceTime=60 MaxTime=INFINITE State=UP",
+        f"PartitionName=high Nodes=n[1-10],t[1-{LANES * LANE_NODES}] PriorityTier=10 MaxTime=INFINITE State=UP "
+        "PreemptMode=OFF",
+        "PartitionName=ward Nodes=d[1-3] MaxTime=INFINITE State=UP",
+        "PartitionName=quiet Nodes=q[1-3] MaxTime=INFINITE State=UP",
         *(
-            f"PartitionName=lane{lane + 1} Nodes=t[{3 * lane + 1}-{3 * lane + 3}] MaxTime=INFINITE State=UP"
+            f"PartitionName=lane{lane + 1} Nodes=t[{LANE_NODES * lane + 1}-{LANE_NODES * (lane + 1)}] GraceTime=60 "
+            "MaxTime=INFINITE State=UP"
             for lane in range(LANES)
         ),
     ),
@@ -125,25 +127,26 @@ class Cluster:
         self.environment = {**daemon_environment(), "SLURM_CONF": str(self.conf)}
         self.ending = threading.Event()  # nobody waits for its jobs any more
         self.slurmds: dict[str, subprocess.Popen[bytes]] = {}
-        self._ports: dict[str, int] = {}
+        self._held: list[socket.socket] = []  # keep the daemons' ports
         self._controller: subprocess.Popen[bytes] | None = None
 
-    def start(self, limit_s: float = 240) -> None:
+    def start(self) -> None:
         """Brings everything up and waits until every node is idle."""
         dbd_port = self.services.start_accounting() if self.spec.accounting else None
         names = [name for nodes in self.spec.nodes for name in nodes.names]
-        with free_ports(1 + len(names)) as ports:
-            self._ports = dict(zip(("slurmctld", *names), ports, strict=True))
-            self._write_conf(dbd_port)
-            if dbd_port is not None:
-                self._add_accounts()
-            self.start_controller()
-            if not self.spec.powered:
-                return
+        # Nodes without power have no daemon, and no port that anyone asks.
+        daemons = ["slurmctld", *(names if self.spec.powered else ())]
+        self._held = held_ports(len(daemons))
+        ports = {name: int(held.getsockname()[1]) for name, held in zip(daemons, self._held, strict=True)}
+        self._write_conf(dbd_port, ports)
+        if dbd_port is not None:
+            self._add_accounts()
+        self.start_controller()
+        if self.spec.powered:
             for name in names:
                 self.start_slurmd(name)
             log = self.folder / "slurmctld.log"
-            wait_until(f"{len(names)} idle nodes", lambda: self._idle() == len(names), log, self._controller, limit_s)
+            wait_until(f"{len(names)} idle nodes", lambda: self._idle() == len(names), log, self._controller)
 
     def start_controller(self) -> None:
         """Starts slurmctld, again after `stop_controller`."""
@@ -201,7 +204,7 @@ class Cluster:
             send(pid, signal.SIGKILL)
         # Not before they are gone: a stopped process gets SIGHUP when its parent dies, and ends with a last packet.
         log = self.folder / f"slurmd-{name}.log"
-        wait_until(f"the end of {name}'s job steps", lambda: all(state_of(pid) in "ZX" for pid in steps), log)
+        wait_until(f"the end of {name}'s job steps", lambda: all(state_of(pid) in "ZX" for pid in steps), log, None)
         for pid in ranks:
             send(pid, signal.SIGSTOP)
         return ranks
@@ -215,7 +218,7 @@ class Cluster:
             capture_output=True,
             text=True,
             check=False,
-            timeout=600,
+            timeout=2 * LIMIT_S,
         )
         if check and done.returncode:
             raise DaemonError(f"{' '.join(command)}: rc {done.returncode}\n{done.stdout}{done.stderr}")
@@ -231,6 +234,8 @@ class Cluster:
                 daemon.wait()
         self.slurmds.clear()
         end_processes_of(self.folder)
+        for held in self._held:
+            held.close()
 
     def _idle(self) -> int:
         states = self.run("sinfo", "-h", "-N", "-o", "%N %T").stdout.splitlines()
@@ -241,19 +246,20 @@ class Cluster:
         names = (environment_of(child).get("SLURMD_NODENAME") for child in (pid, *descendants(pid)))
         return next(filter(None, names), None)
 
-    def _write_conf(self, dbd_port: int | None) -> None:
+    def _write_conf(self, dbd_port: int | None, ports: Mapping[str, int]) -> None:
         host, folder = socket.gethostname(), self.folder
+        kill_wait_s = int(patient(self.spec.kill_wait_s))
         lines = [
             f"ClusterName={self.spec.name}",
             f"SlurmctldHost={host}(127.0.0.1)",
-            f"SlurmctldPort={self._ports['slurmctld']}",
+            f"SlurmctldPort={ports['slurmctld']}",
             # A job's rendezvous port follows from its id: two clusters at once on this machine must not meet there.
             f"FirstJobId={1 + 37 * os.getpid() % 20000}",
             "SlurmUser=root",
             "AuthType=auth/munge",
-            # cred_expire is also how long a requeued job must wait: 120 s by default. Beside what all tests compile a
-            # step that took 5 s to reach its slurmd was refused.
-            f"AuthInfo=socket={self.services.munge_socket},cred_expire={15 if ALL_TESTS else 5}",
+            # cred_expire is also how long a requeued job must wait: 120 s by default. On a busy machine a step that
+            # took 5 s to reach its slurmd was refused.
+            f"AuthInfo=socket={self.services.munge_socket},cred_expire={int(patient(15))}",
             "CredType=cred/munge",
             "MpiDefault=none",
             "ProctrackType=proctrack/linuxproc",
@@ -266,13 +272,13 @@ class Cluster:
             "PreemptType=preempt/partition_prio",
             "PreemptMode=REQUEUE",
             "ReturnToService=2",
-            f"SlurmdTimeout={self.spec.slurmd_timeout_s}",
-            f"KillWait={self.spec.kill_wait_s}",
+            f"SlurmdTimeout={int(patient(self.spec.slurmd_timeout_s))}",
+            f"KillWait={kill_wait_s}",
             # A step that --kill-on-bad-exit ends answers after its end, KillWait at most. slurmctld sends an unanswered
             # signal again 60 s later: a job requeued in between has a step of the same number, and that one is ended.
             # Elsewhere cred_expire, 120 s, keeps a requeued job waiting for longer than that.
-            f"MessageTimeout={self.spec.kill_wait_s + 15}",
-            f"UnkillableStepTimeout={self.spec.unkillable_s}",
+            f"MessageTimeout={kill_wait_s + 15}",
+            f"UnkillableStepTimeout={int(patient(self.spec.unkillable_s))}",
             "JobRequeue=1",
             f"MinJobAge={self.spec.min_job_age_s}",
             "GresTypes=gpu",
@@ -306,7 +312,7 @@ class Cluster:
             features = f" Features={','.join(nodes.features)}" if nodes.features else ""
             for name in nodes.names:
                 lines.append(
-                    f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={self._ports[name]} "
+                    f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports.get(name, 1)} "
                     f"CPUs={nodes.cpus} RealMemory={nodes.memory_mib} Gres=gpu:{nodes.gpus}{features} "
                     f"{nodes.more} State={state}"
                 )

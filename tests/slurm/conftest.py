@@ -28,7 +28,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if str(item.path).startswith(_HERE):
             item.add_marker(pytest.mark.slurm)
-            item.add_marker(pytest.mark.xdist_group("slurm"))
+            item.add_marker(pytest.mark.timeout(900))
+            item.add_marker(pytest.mark.xdist_group("slurm" if on_small(item) else "slurm-apart"))
+
+
+def on_small(item: pytest.Item) -> bool:
+    """Whether the test uses the cluster of most tests and the stories on it: one worker has that, another the rest."""
+    return not {"small", "launcher", "told"}.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session")
@@ -64,12 +70,12 @@ def launcher_on(name: str) -> Any:
 
     @pytest.fixture(scope="session")
     def launcher(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launcher:
-        return Launcher(request.getfixturevalue(name), tmp_path_factory.mktemp(name))
+        return Launcher(request.getfixturevalue(name), tmp_path_factory.mktemp(name), within=name != "small")
 
     return launcher
 
 
-small, launcher = cluster_of(SMALL), launcher_on("small")  # 12 nodes of 4 pretend GPUs, accounting, preemption
+small, launcher = cluster_of(SMALL), launcher_on("small")  # nodes of 4 pretend GPUs, accounting, preemption
 bare, bare_launcher = cluster_of(BARE), launcher_on("bare")  # no accounting, and jobs are forgotten 2 s after their end
 ledger, ledger_launcher = cluster_of(LEDGER), launcher_on("ledger")  # as `bare`, but sacct remembers
 # Arrays of 4 elements at most, 40 jobs in all, and what sacctmgr limits is enforced.
@@ -93,10 +99,10 @@ def told(launcher: Launcher, request: pytest.FixtureRequest) -> Iterator[Teller]
         teller.stop()
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(autouse=True)
 def _stories_begin(request: pytest.FixtureRequest) -> None:
-    """They begin with the first test of the folder, whichever it is."""
-    if stories_of(request.session.items):
+    """They begin with the first test on their cluster, whichever it is."""
+    if on_small(request.node) and stories_of(request.session.items):
         request.getfixturevalue("told")
 
 
@@ -112,7 +118,7 @@ exit 1
 def sbatch_in(folder: Path, text: str) -> dict[str, str]:
     """The environment in which sbatch is this script."""
     put(folder / "sbatch", text)
-    return {"PATH": f"{folder}:{os.environ['PATH']}", "HPC_GPT_SLURM_S": "2"}
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
 
 
 @pytest.fixture

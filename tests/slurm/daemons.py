@@ -5,21 +5,19 @@ death signal from the kernel when their owner dies, so even `kill -9` of a test 
 detach themselves from slurmd; they are found by the SLURM_CONF in their environment, which lies in the folder.
 """
 
-import contextlib
-import fcntl
 import os
-import random
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hpc_gpt.core.process import die_with_parent, start_time
 from tests.processes import all_pids, command_of, environment_of, name_of, send
+from tests.waiting import LIMIT_S, wait_for
 
 PREFIX = "hpc-gpt-slurm-"
 
@@ -30,10 +28,10 @@ class DaemonError(RuntimeError):
 
 def make_folder() -> Path:
     """A new folder for one cluster, short enough for the sockets in it (108 bytes), owned by this process."""
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp"))
-    folder.chmod(0o755)  # munged refuses a socket that others cannot reach
-    (folder / "owner").write_text(f"{os.getpid()} {start_time(os.getpid())}\n")
-    return folder
+    new = Path(tempfile.mkdtemp(prefix=f"new-{PREFIX}", dir="/tmp"))
+    new.chmod(0o755)  # munged refuses a socket that others cannot reach
+    (new / "owner").write_text(f"{os.getpid()} {start_time(os.getpid())}\n")
+    return new.rename(new.with_name(new.name.removeprefix("new-")))
 
 
 def sweep() -> list[Path]:
@@ -42,10 +40,7 @@ def sweep() -> list[Path]:
     for folder in Path("/tmp").glob(PREFIX + "*"):
         try:
             pid, started = (folder / "owner").read_text().split()
-        except (OSError, ValueError):
-            # A folder without a readable owner is either being made right now or half removed.
-            if time.time() - folder.stat().st_mtime < 60:
-                continue
+        except (OSError, ValueError):  # half removed
             pid, started = "0", ""
         if start_time(int(pid)) != started:
             end_processes_of(folder)
@@ -68,9 +63,9 @@ def processes_of(folder: Path) -> list[int]:
     return found
 
 
-def end_processes_of(folder: Path, timeout_s: float = 60.0) -> None:
+def end_processes_of(folder: Path) -> None:
     """SIGKILL to everything of the cluster in `folder`, until nothing is left."""
-    end = time.monotonic() + timeout_s
+    end = time.monotonic() + LIMIT_S
     while (pids := processes_of(folder)) and time.monotonic() < end:
         for pid in pids:
             send(pid, signal.SIGKILL)
@@ -91,52 +86,35 @@ def start_daemon(command: Sequence[str], log: Path, environment: Mapping[str, st
         )
 
 
-def stop_daemon(daemon: subprocess.Popen[bytes], timeout_s: float = 30.0) -> None:
+def stop_daemon(daemon: subprocess.Popen[bytes]) -> None:
     """SIGTERM, and SIGKILL when that does not help."""
-    if daemon.poll() is None:
-        daemon.terminate()
-        try:
-            daemon.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            daemon.kill()
-    daemon.wait()
+    daemon.terminate()
+    try:
+        daemon.wait(LIMIT_S / 10)
+    except subprocess.TimeoutExpired:
+        daemon.kill()
+        daemon.wait()
 
 
-def wait_until(
-    what: str,
-    ready: Callable[[], object],
-    log: Path,
-    daemon: subprocess.Popen[bytes] | None = None,
-    limit_s: float = 240,
-) -> None:
-    """Polls `ready`; DaemonError with the end of `log` when the daemon ended or the limit passed."""
-    end = time.monotonic() + limit_s
-    while not ready():
-        ended = daemon is not None and daemon.poll() is not None
-        if ended or time.monotonic() > end:
-            tail = log.read_text(errors="replace")[-3000:] if log.exists() else "(no log)"
-            raise DaemonError(f"{what}: {'ended' if ended else f'not within {limit_s:.0f} s'}\n{tail}")
-        time.sleep(0.05)
+def wait_until(what: str, ready: Callable[[], object], log: Path, daemon: subprocess.Popen[bytes] | None) -> None:
+    """Waits for what the daemon does; DaemonError with the end of its log when it has ended."""
+
+    def said() -> str:
+        return log.read_text(errors="replace")[-3000:] if log.exists() else "(no log)"
+
+    def is_ready() -> object:
+        if not (found := ready()) and daemon is not None and daemon.poll() is not None:
+            raise DaemonError(f"{what}: ended\n{said()}")
+        return found
+
+    wait_for(what, is_ready, said)
 
 
-@contextlib.contextmanager
-def free_ports(count: int) -> Iterator[range]:
-    """`count` consecutive free ports below the ephemeral range; no other session chooses while the block runs."""
-    with Path("/tmp/hpc-gpt-slurm.ports").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for _ in range(200):
-            first = random.randrange(11000, 31000 - count)
-            ports = range(first, first + count)
-            if all(_is_free(port) for port in ports):
-                yield ports
-                return
-        raise DaemonError(f"no {count} consecutive free ports between 11000 and 31000")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+def held_ports(count: int) -> list[socket.socket]:
+    """Sockets that hold free ports until they are closed: only who shares a port (SO_REUSEADDR), as Slurm's daemons
+    do, can have it besides; and as the ports stay bound, no other session or program gets one meanwhile."""
+    held = [socket.socket() for _ in range(count)]
+    for each in held:
+        each.bind(("", 0))
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return held

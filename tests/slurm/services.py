@@ -6,7 +6,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-from tests.slurm.daemons import DaemonError, free_ports, start_daemon, stop_daemon, wait_until
+from tests.slurm.daemons import DaemonError, held_ports, start_daemon, stop_daemon, wait_until
 
 _SBIN = "/usr/sbin:/sbin"
 
@@ -26,6 +26,7 @@ class Services:
         self.munge_socket = folder / "munge.socket"
         self.dbd_port: int | None = None
         self._daemons: list[subprocess.Popen[bytes]] = []
+        self._held: socket.socket | None = None  # keeps slurmdbd's port
         self._slurmdbd: subprocess.Popen[bytes] | None = None
         self._dbd_environment: dict[str, str] = {}
         self._start_munge()
@@ -77,23 +78,24 @@ class Services:
 
     def _first_slurmdbd(self, database_socket: Path) -> int:
         """Writes slurmdbd.conf and starts slurmdbd; gives its port."""
-        log, conf = self.folder / "slurmdbd.log", self.folder / "slurmdbd.conf"
-        with free_ports(1) as ports:
-            conf.write_text(
-                f"AuthType=auth/munge\nAuthInfo=socket={self.munge_socket}\n"
-                f"DbdHost={socket.gethostname()}\nDbdAddr=127.0.0.1\nDbdPort={ports[0]}\nSlurmUser=root\n"
-                f"LogFile={log}\nPidFile={self.folder}/slurmdbd.pid\n"
-                "StorageType=accounting_storage/mysql\nStorageHost=localhost\nStorageUser=root\nStorageLoc=slurm\n"
-            )
-            conf.chmod(0o600)
-            # slurmdbd has no setting for the database's socket; the client library has this variable.
-            self._dbd_environment = {
-                **daemon_environment(),
-                "MYSQL_UNIX_PORT": str(database_socket),
-                "SLURM_CONF": str(self.folder / "slurm.conf"),
-            }
-            self.start_slurmdbd(ports[0])
-            return ports[0]
+        conf = self.folder / "slurmdbd.conf"
+        (self._held,) = held_ports(1)
+        port = int(self._held.getsockname()[1])
+        conf.write_text(
+            f"AuthType=auth/munge\nAuthInfo=socket={self.munge_socket}\n"
+            f"DbdHost={socket.gethostname()}\nDbdAddr=127.0.0.1\nDbdPort={port}\nSlurmUser=root\n"
+            f"LogFile={self.folder}/slurmdbd.log\nPidFile={self.folder}/slurmdbd.pid\n"
+            "StorageType=accounting_storage/mysql\nStorageHost=localhost\nStorageUser=root\nStorageLoc=slurm\n"
+        )
+        conf.chmod(0o600)
+        # slurmdbd has no setting for the database's socket; the client library has this variable.
+        self._dbd_environment = {
+            **daemon_environment(),
+            "MYSQL_UNIX_PORT": str(database_socket),
+            "SLURM_CONF": str(self.folder / "slurm.conf"),
+        }
+        self.start_slurmdbd(port)
+        return port
 
     def start_slurmdbd(self, port: int | None = None) -> None:
         """Starts slurmdbd, again after `stop_slurmdbd`; on the port of its configuration."""
@@ -114,6 +116,8 @@ class Services:
         for daemon in reversed(self._daemons):
             stop_daemon(daemon)
         self._daemons.clear()
+        if self._held is not None:
+            self._held.close()
 
 
 def _listens(port: int) -> bool:

@@ -6,18 +6,24 @@ tests/launcher/attempts.
 """
 
 import json
+import math
 import signal
 
 import pytest
 
+from hpc_gpt.core.ends.end_policy import moment_of
+from hpc_gpt.core.files import replace_whole
+from tests.made_runs import read_run
 from tests.processes import environment_of, send
-from tests.slurm.launcher import ENDLESS, PAIR, SAVED, SINGLE, paused
+from tests.slurm.launcher import ENDLESS, PAIR, SAVED, SINGLE, Job, paused
 from tests.slurm.stories import Teller, storied
+from tests.waiting import patient
 
 SMALL = ("--set", "model.layers=1", "--set", "job.retry_pause_s=2", "--set", "job.restart_min_s=0")
 TOLD = ("--set", "notify.command=cat >>$HPC_GPT_RUN/told", "--set", 'notify.on=["first_step", "retried", "stopped"]')
 
 
+@pytest.mark.long(always=True)
 @storied
 def test_a_killed_rank_costs_a_pause_and_no_step_twice(teller: Teller) -> None:
     launcher = teller.launcher
@@ -28,10 +34,6 @@ def test_a_killed_rank_costs_a_pause_and_no_step_twice(teller: Teller) -> None:
     (victim,) = job.ranks()
     send(victim, signal.SIGKILL)
     job.wait("the verdict", job.run.attempt(1).verdict)
-    before = job.slurm_state
-    (waits,) = json.loads(launcher.run("status", str(job.run.path), "--json")[0])["runs"]
-    if before == job.slurm_state == "PENDING":
-        assert "attempt 1 ended as error: rank 0 on " in waits["cause"]
     last = job.last_step(1)
     job.wait("a second attempt that is further", lambda: job.last_step(2) > last)
     launcher.run("stop", job.run.run_id, "--wait")
@@ -63,13 +65,35 @@ def test_a_killed_rank_costs_a_pause_and_no_step_twice(teller: Teller) -> None:
     ]  # fmt: skip
     assert [each["cause"] for each in events if each["event"] == "retried"] == [verdict["cause"]]
     assert "notify:" not in job.log()
+    its_parts_are_the_time_that_slurm_gave_it(job, verdict["pause_s"])
+
+
+def its_parts_are_the_time_that_slurm_gave_it(job: Job, pause_s: float) -> None:
+    job.wait("its end by Slurm", lambda: job.is_over)
+    shown = job.shown()
+    began, ended = (moment_of(shown[key]) for key in ("StartTime", "EndTime"))
+    assert began is not None
+    assert ended is not None
+    for attempt in job.run.attempts():  # as if a GPU had been there: a CPU has no GPU-hours
+        trainer = json.dumps({**attempt.trainer(), "device": "NVIDIA H100 80GB HBM3"})
+        replace_whole(attempt.folder / "trainer.json", trainer + "\n")
+    record = read_run(job.run)
+    by = {name: hours * 3600 for name, hours in (record.gpu_hours_by or {}).items()}
+    assert math.fsum(by.values()) == pytest.approx((record.gpu_hours or 0) * 3600)
+    apart_s = patient(60)  # the job's start and end around those that its script sees
+    assert abs((record.gpu_hours or 0) * 3600 - (ended - began)) < apart_s, (by, ended - began)
+    assert by["between"] >= pause_s
+    assert by["other"] < apart_s
+    assert min(by["steps"], by["lost"]) > 0
+    (first, second) = record.attempts or []
+    assert (first["in_job"], second["in_job"]) == (None, 1)
 
 
 @pytest.mark.long
 @storied
 def test_a_silent_rank_is_a_hang_and_its_node_is_left_out(teller: Teller) -> None:
     """One of two: whoever is silent alone has nobody who could say so."""
-    job = teller.launcher.submit(*PAIR, *SMALL, *ENDLESS, "--set", "train.hang_floor_s=20")
+    job = teller.launcher.submit(*PAIR, *SMALL, *ENDLESS, "--set", f"train.hang_floor_s={patient(20)}")
     job.wait_checkpoint()
     (rank,) = (pid for pid in job.ranks() if environment_of(pid)["RANK"] == "1")
     send(rank, signal.SIGSTOP)

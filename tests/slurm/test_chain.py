@@ -81,6 +81,7 @@ def test_singleton_links_are_sent_at_once_and_leave_none_behind(teller: Teller) 
         assert (row["run"], row["state"]) == (job.run.run_id, "done")
 
 
+@pytest.mark.long
 @pytest.mark.story(single)
 def test_cancelling_one_link_ends_them_all(launcher: Launcher, told: Teller, tmp_path: Path) -> None:
     site = launcher.profile("chained", CHAINED)

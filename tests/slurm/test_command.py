@@ -5,8 +5,6 @@ from its own checkpoints, and its losses are those of an unbroken run.
 """
 
 import shutil
-import signal
-import time
 from collections import Counter
 
 import pytest
@@ -14,7 +12,6 @@ import pytest
 from hpc_gpt.core.runs.after_jobs import after_table, list_after
 from tests.around import around, curve, events_of, named
 from tests.command.mine import experiment, kill, loss_of_loop, losses, processes
-from tests.processes import command_of, send
 from tests.slurm.launcher import LONG_LEAD, Job
 from tests.slurm.stories import Teller, slow_storied, storied
 
@@ -104,39 +101,6 @@ def test_transformers_trainer_goes_on_after_its_limit(teller: Teller) -> None:
 
 
 @pytest.mark.long
-@storied
-def test_preempted_it_saves_and_goes_on_where_it_was(teller: Teller) -> None:
-    job = start(teller, "loop", "preempted", "--partition", "low", step_s="0.3")
-    job.wait_step(3)
-    job.preempt()
-    check(job, "preempted", {step: loss_of_loop(step) for step in range(1, STEPS + 1)}, saved=3)
-    assert min(job.metrics(2)) == max(job.metrics(1)) + 1
-
-
-@pytest.mark.long
-@storied
-def test_a_signal_that_its_program_got_first_is_waited_for(teller: Teller) -> None:
-    """Slurm's signal reaches its program first, which saves and ends, in its second attempt with exit code 0; what
-    watches it gets its own later, as on a loaded node."""
-    run = 'saves() { bash loop.sh "$@" || [ "$HPC_GPT_ATTEMPT" = 2 ]; }; saves'
-    tables = {"layout": {"gpus": 1, "nodes": 1}, "job": {"retry_pause_s": 1}}
-    path = experiment(teller.launcher.place("loop-late"), "loop", {"run": run}, tables)
-    job = teller.launcher.submit(str(path), STEPS=str(STEPS), STEP_S="0.3")
-    for attempt, step in ((1, 3), (2, 9)):
-        job.wait_step(step, attempt)
-        for pid in processes(job.run, "loop.sh"):
-            if command_of(pid)[1:2] == ["loop.sh"]:
-                send(pid, signal.SIGTERM)
-        job.wait("its program's end", lambda: not processes(job.run, "loop.sh"))
-        time.sleep(0.5)
-        for pid in job.ranks():
-            send(pid, signal.SIGUSR2)
-        job.wait("its end", job.run.attempt(attempt).ended)
-    job.wait_end()
-    assert job.ended() == ["walltime", "walltime", "done"], job.log()
-    assert losses(job.run) == {step: loss_of_loop(step) for step in range(1, STEPS + 1)}
-
-
 @storied
 def test_one_process_a_gpu_knows_its_rank(teller: Teller) -> None:
     """Four tasks on two nodes, each of which says who it is."""

@@ -4,14 +4,14 @@ import re
 
 import pytest
 
-from tests.slurm.launcher import ENDLESS, SINGLE, UNSAVED, Job, Launcher
+from tests.slurm.launcher import AWAY, ENDLESS, SINGLE, UNSAVED, Job, Launcher
 
 
 def saved(job: Job) -> list[str]:
     return sorted(path.name for path in job.run.checkpoints.glob("step-*"))
 
 
-@pytest.mark.long
+@pytest.mark.long(always=True)
 def test_save_and_stop_without_slurmctld(ledger_launcher: Launcher) -> None:
     """On a cluster that no other run needs."""
     launcher, cluster = ledger_launcher, ledger_launcher.cluster
@@ -20,14 +20,14 @@ def test_save_and_stop_without_slurmctld(ledger_launcher: Launcher) -> None:
     cluster.stop_controller()
     try:
         # The ranks may have saved before the scheduler is given up: then the answer is certain.
-        said, notes = launcher.run("save", job.run.run_id, "--wait")
+        said, notes = launcher.run("save", job.run.run_id, "--wait", **AWAY)
         assert "Slurm did not answer" in notes
         found = re.findall(r"saved after step (\d+)", said)
         assert len(found) == 1, said
         step = int(found[0])
         assert f"step-{step:08d}" in saved(job)
         job.wait_step(step + 2)
-        said, _ = launcher.run("stop", job.run.run_id, "--wait")
+        said, _ = launcher.run("stop", job.run.run_id, "--wait", **AWAY)
         end = job.run.attempt(1).ended()
         assert f"attempt 1 ended as stopped after step {end['step']}: hpc-gpt stop" in said
         assert saved(job)[-1] == f"step-{end['step']:08d}"

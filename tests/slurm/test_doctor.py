@@ -28,7 +28,7 @@ def submit_in_ward(teller: Teller, profile: Path, *arguments: str, more: str = "
     profile.write_text(f'preflight = true\nretry_pause_s = 1\npartition = "ward"\n{text}{more}')
     job = teller.launcher.submit(
         "--cluster", str(profile), "--engine", "ddp", "--tp", "1", "--pp", "1", "--dp", "2", "--gpus", "2",
-        "--mbs", "2", "--set", "train.steps=3", "--set", "train.save_every=0", "--exclude", "d[4-12]", *arguments,
+        "--mbs", "2", "--set", "train.steps=3", "--set", "train.save_every=0", *arguments,
         FIGURES=str(figures), HPC_GPT_PROBE_COMMAND=COMMAND,
     )  # fmt: skip
     job.wait_end("COMPLETED", "FAILED")
@@ -82,8 +82,6 @@ def test_doctor_finds_what_a_cluster_has_and_what_not(launcher: Launcher) -> Non
     assert "fail  partition      no partition 'lo' for you here" in said
     assert "do: did you mean low?" in said
     assert "no constraint 'h100' for you here" in said
-    said, _ = launcher.run("doctor", code=1, SLURM_CONF="/nonexistent/slurm.conf")
-    assert "fail  slurm" in said
 
 
 @pytest.mark.long

@@ -1,58 +1,35 @@
-"""The harness: nothing it starts outlives it, however it ends."""
+"""The harness: nothing that it starts outlives it, even if it is killed."""
 
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.processes import name_of
-from tests.slurm.cluster import Cluster
 from tests.slurm.daemons import processes_of, sweep
 from tests.slurm.launcher import REPOSITORY
 from tests.slurm.services import Services
+from tests.waiting import wait_for
 
 
-def start_by_hand() -> tuple[subprocess.Popen[str], Path]:
+@pytest.mark.long
+def test_nothing_outlives_a_killed_owner(services: Services) -> None:
     command = [sys.executable, "-m", "tests.slurm.cluster", "bare"]
     owner = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     conf = Path(owner.stdout.readline().strip().removeprefix("export SLURM_CONF="))
-    return owner, conf
-
-
-def start_job(conf: Path) -> None:
-    environment = {**os.environ, "SLURM_CONF": str(conf)}
-    command = ["srun", "--output=/dev/null", "bash", "-c", 'trap "" TERM INT; while :; do sleep 1; done']
-    subprocess.Popen(
-        command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
     folder = conf.parent
-    end = time.monotonic() + 240
-    while not any(name_of(pid) == "slurmstepd" for pid in processes_of(folder)):
-        assert time.monotonic() < end, "no step came up"
-        time.sleep(0.05)
-
-
-@pytest.mark.long(but="first")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_outlives_the_owner(services: Services, number: signal.Signals) -> None:
-    owner, conf = start_by_hand()
-    top = conf.parent.parent
-    start_job(conf)
-    owner.send_signal(number)
-    owner.wait(240)
-    if number == signal.SIGKILL:
-        assert top in sweep()
-    assert processes_of(top) == []
-    assert not top.exists()
-
-
-def test_a_step_sees_its_pretend_gpus(small: Cluster) -> None:
-    done = small.run(
-        "srun", "-N2", "--ntasks-per-node=2", "--gres=gpu:2", "printenv", "CUDA_VISIBLE_DEVICES", check=True
-    )
-    assert done.stdout.split() == ["0,1"] * 4
+    job = ["srun", "--output=/dev/null", "bash", "-c", 'trap "" TERM INT; while :; do sleep 1; done']
+    subprocess.Popen(
+        job, env={**os.environ, "SLURM_CONF": str(conf)}, start_new_session=True, stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    wait_for("a step", lambda: "slurmstepd" in map(name_of, processes_of(folder)))
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    assert folder.parent in sweep()
+    assert processes_of(folder.parent) == []
+    assert not folder.parent.exists()

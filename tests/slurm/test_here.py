@@ -10,9 +10,10 @@ import pytest
 from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.slurm.launcher import PAIR, PYTHON, SINGLE, STEPS, Job, Launcher, paused
 from tests.slurm.stories import Teller, slow_storied, storied
+from tests.waiting import patient
 
 pytestmark = pytest.mark.long
-LEAD_S = 240
+LEAD_S = int(patient(240))
 ASKED = ("--gres=gpu:2", "--cpus-per-task=4", "--time=60")
 
 

@@ -3,9 +3,12 @@
 The scripts of these tests end processes by their ids alone: they run as root beside everything else on this machine.
 """
 
+import gzip
 import json
+import os
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -35,7 +38,7 @@ json.dump(found, open(f"{os.environ['REC']}/{sys.argv[1]}{rank}.json", "w"))
 PROCESSES = """\
 #!/bin/bash -f
 #SBATCH --job-name=same -N 2 --ntasks-per-node=1 --gres=gpu:2
-#SBATCH --time=9 --partition=quiet --nodelist=q[7-8]
+#SBATCH --time=9 --partition=quiet --nodelist=q[1-2]
 umask 027
 python3 -I "$REC/record.py" batch "$@" *
 srun -n1 -N1 python3 -I "$REC/record.py" step "$@"
@@ -46,7 +49,7 @@ exit 3
 MPIRUN = """\
 #!/bin/bash
 #SBATCH --job-name=mpi -N 2 --ntasks-per-node=2 --gres=gpu:2
-#SBATCH --time=9 --partition=quiet --nodelist=q[7-8]
+#SBATCH --time=9 --partition=quiet --nodelist=q[1-2]
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 mpirun --bind-to none python3 -I "$REC/record.py" rank "$@"
 exit 3
@@ -54,10 +57,10 @@ exit 3
 # Its second element asks for its own requeue: it comes back as the same element.
 ELEMENTS = """\
 #!/bin/bash
-#SBATCH --job-name=elements --array=0-3%2 -N 1 --ntasks=1 --time=9 --partition=quiet --nodelist=q8
+#SBATCH --job-name=elements --array=0-3%2 -N 1 --ntasks=1 --time=9 --partition=quiet --nodelist=q2
 if [ "$SLURM_ARRAY_TASK_ID:$SLURM_RESTART_COUNT" = 1: ]; then
   scontrol requeue "${SLURM_ARRAY_JOB_ID}_1"
-  sleep 60
+  sleep 600
 fi
 scontrol show job "$SLURM_JOB_ID" | grep -m 1 -o "ArrayTaskThrottle=[0-9]*" >"$REC/throttle$SLURM_ARRAY_TASK_ID"
 python3 -I "$REC/record.py" batch "$@"
@@ -87,17 +90,17 @@ file = open(f"{os.environ['REC']}/{sys.argv[1]}", "a", buffering=1)
 for each in ("HUP", "INT", "USR1", "USR2", "TERM"):
     signal.signal(getattr(signal, f"SIG{each}"), lambda number, frame, each=each: file.write(each + "\\n"))
 file.write("ready\\n")
-end = time.monotonic() + 300
+end = time.monotonic() + 3000
 while time.monotonic() < end and not os.path.exists(f"{os.environ['REC']}/over"):
     time.sleep(0.05)
 """
 WHO = ("shell", "child", "grandchild", "apart", "step")
-# {how it is sent: the words of scancel}.
+# {how it is sent: (the words of scancel, what arrives, at whom)}.
 SENT = {
-    "steps": ("--signal=USR1",),
-    "shell": ("--batch", "--signal=USR1"),
-    "group": ("--full", "--signal=INT"),
-    "all": (),
+    "steps": (("--signal=USR1",), "USR1", ("step",)),
+    "shell": (("--batch", "--signal=USR1"), "USR1", ("shell",)),
+    "group": (("--full", "--signal=INT"), "INT", WHO),
+    "all": ((), "TERM", WHO),
 }
 
 
@@ -128,6 +131,10 @@ def submit(launcher: Launcher, way: str, folder: Path, *words: str) -> Job:
     return Job(launcher.cluster, RunFolder(folder), found[1])
 
 
+def ends(job: Job) -> None:
+    job.wait("its end", lambda: not job.cluster.run("squeue", "-h", "-j", job.id).stdout.strip())
+
+
 @pytest.mark.long(but="first")
 @pytest.mark.parametrize(
     ("script", "code", "who"),
@@ -148,7 +155,7 @@ def test_a_script_has_the_processes_that_sbatch_gives_it(launcher, script, code,
         jobs[way] = folder, submit(launcher, way, folder, *words, "--comment=it's", "train.slurm", "a b", "--lr", "*")
     found: dict[str, dict[str, Any]] = {}
     for way, (folder, job) in jobs.items():
-        job.wait("its end", lambda job=job: not launcher.cluster.run("squeue", "-h", "-j", job.id).stdout.strip())
+        ends(job)
         assert job.shown()["ExitCode"] == f"{code}:0"
         for each in who:
             seen = json.loads((folder / f"{each}.json").read_text())
@@ -179,27 +186,25 @@ def test_a_script_has_the_processes_that_sbatch_gives_it(launcher, script, code,
 @pytest.mark.long(but="first")
 @pytest.mark.parametrize("how", SENT)
 def test_a_signal_reaches_whom_it_reaches_under_sbatch_and_once(launcher: Launcher, how: str) -> None:
-    heard: dict[str, dict[str, list[str]]] = {}
+    words, name, whom = SENT[how]
     for way in ("sbatch", "submit"):
         folder = folder_of(launcher, f"signals-{how}-{way}", train_slurm=SIGNALS, hear_py=HEAR)
         job = submit(launcher, way, folder, "train.slurm")
-        job.wait("its processes", lambda folder=folder: all((folder / who).exists() for who in WHO))
-        launcher.cluster.run("scancel", *SENT[how], job.id, check=True)
-        last = "shell" if how != "steps" else "step"
-        job.wait("the signal", lambda file=folder / last: len(file.read_text().split()) > 1)
-        job.wait("a second one, which must not come", _after(1.5))
+
+        def heard(folder: Path = folder) -> dict[str, list[str]]:
+            return {who: (folder / who).read_text().split() for who in WHO if (folder / who).exists()}
+
+        job.wait("its processes", lambda heard=heard: sorted(heard()) == sorted(WHO) and all(heard().values()))
+        launcher.cluster.run("scancel", *words, job.id, check=True)
+        job.wait("the signal", lambda heard=heard: all(name in heard()[who] for who in whom))
+        if how != "all":  # a second one would have come by the time that a later signal has
+            launcher.cluster.run("scancel", "--full", "--signal=USR2", job.id, check=True)
+            job.wait("the later signal", lambda heard=heard: all("USR2" in heard()[who] for who in ("shell", "step")))
         (folder / "over").touch()
         job.wait("its end", lambda job=job: job.is_over)
-        heard[way] = {who: (folder / who).read_text().split()[1:] for who in WHO}
-    assert heard["submit"] == heard["sbatch"]
-    assert any(heard["submit"].values())
-
-
-def _after(seconds: float) -> Any:
-    import time
-
-    end = time.monotonic() + seconds
-    return lambda: time.monotonic() > end
+        for who, words_of in heard().items():
+            assert words_of.count(name) == (who in whom), (way, who, words_of)
+            assert set(words_of) <= {"ready", name, "USR2"}, (way, who, words_of)
 
 
 DEAF = """\
@@ -241,7 +246,7 @@ watch=$(sed 's/.*"pid": *\\([0-9]*\\).*/\\1/' "$HPC_GPT_RUN/attempts/$HPC_GPT_AT
 tr '\\0' ' ' <"/proc/$watch/cmdline" | grep -q "script_watch $HPC_GPT_RUN" && kill -9 "$watch"
 kill 0
 sleep 600 &
-[ -n "$SLURM_RESTART_COUNT" ] || { scontrol requeue "$SLURM_JOB_ID"; sleep 60; }
+[ -n "$SLURM_RESTART_COUNT" ] || { scontrol requeue "$SLURM_JOB_ID"; sleep 600; }
 exit 7
 """
 
@@ -273,14 +278,14 @@ def submit_array(launcher: Launcher, folder: Path, *words: str) -> tuple[str, di
     return said.split()[-1], runs
 
 
-@pytest.mark.long
+@pytest.mark.long(always=True)
 def test_an_array_is_one_array_of_runs_that_keep_their_indices(launcher: Launcher) -> None:
     folder = folder_of(launcher, "array", train_slurm=ARRAY)
     array, runs = submit_array(launcher, folder, "--set", "job.retry_pause_s=1")
     job = Job(launcher.cluster, runs["5"], array)
-    job.wait("the end", lambda: not launcher.cluster.run("squeue", "-h", "-j", job.id).stdout.strip())
-    ends = {row: [each.ended().get("ended") for each in run.attempts()] for row, run in runs.items()}
-    assert ends == {"3": ["done"], "5": ["error", "done"], "7": ["done"]}
+    ends(job)
+    found = {row: [each.ended().get("ended") for each in run.attempts()] for row, run in runs.items()}
+    assert found == {"3": ["done"], "5": ["error", "done"], "7": ["done"]}
     assert runs["5"].attempt(2).log.read_text() == "5 of 3\n"
     assert (folder / "out-5.txt").read_text() == "5 of 3\n"
 
@@ -294,7 +299,7 @@ echo "$PWD $* ${SLURM_ARRAY_TASK_ID:-}"
 """
 
 
-@pytest.mark.long
+@pytest.mark.long(always=True)
 def test_a_chain_of_jobs_starts_the_script_in_one_environment(launcher: Launcher) -> None:
     folder = folder_of(launcher, "chained", train_slurm=CHAINED)
     chain = ("--set", "chain=singleton", "--set", "job.retry_pause_s=1")
@@ -439,40 +444,82 @@ def test_the_options_are_those_that_this_sbatch_knows(small) -> None:
         assert plain == (sbatch.kinds[sbatch.named(name)] == "plain"), (name, said)
 
 
-TRAINS = """\
-import sys, time
-for step in range(1, int(sys.argv[1]) + 1):
-    print(f"step {step}/{sys.argv[2]} loss {6 / step}", flush=True)
-    time.sleep(float(sys.argv[3]) if len(sys.argv) > 3 else 0)
+FILES = """\
+#!/bin/bash
+#SBATCH -N 1 --ntasks=1 --time=9 --job-name=files --output=%x-%j-%N-%t.out --error=%5j.err
+stat -c %F files-* *.err >seen
+echo said
+echo bad >&2
+mv files-*.out moved.out
+echo more
+cp moved.out own.out
 """
-# {what ends so: (lines, options, the class of each start)}. What Slurm calls COMPLETED after one start has one.
-ENDS = {
-    "a handled exit code": ("srun bash -c 'exit 7' || echo fallback", "", ["done"]),
-    "a bare wait": ("srun bash -c 'exit 7' & wait; echo \"rc $?\"", "", ["done"]),
-    "timeout": ("timeout 2 srun sleep 60; [ $? = 124 ] && exit 0", "", ["done"]),
-    "the third try": ('for n in 1 2 3; do srun bash -c "exit $((3 - n))" && break; done', "", ["done"]),
-    "its own signal, not heard": ("sleep 2", "--time=5 --signal=B:USR1@240", ["done"]),
-    "its own signal, for its steps": ("srun sleep 1", "--time=5 --signal=USR1@240", ["done"]),
-    "itself, requeued, and done": (
-        '[ -n "$SLURM_RESTART_COUNT" ] || { scontrol requeue "$SLURM_JOB_ID"; sleep 60; }',
-        "--time=5 --signal=B:USR1@240",
-        ["requeued", "done"],
-    ),
-    "143 at every start": ("trap 'kill 0' EXIT; sleep 1", "", ["error", "error"]),
-    "143 after the last step": ("srun python3 trains.py 3 3; kill -TERM $$; sleep 9", "", ["done"]),
-    "a code above 0 after the last step": ("srun python3 trains.py 3 3; exit 4", "", ["error"]),
-    "less than its steps": ("srun python3 trains.py 2 6", "", ["error"]),
-    "a failure after steps": ("srun python3 trains.py 2 9 x; true", "", ["error"]),
-}
+
+
+def test_output_files_are_there_before_the_first_line(launcher: Launcher) -> None:
+    jobs = {}
+    for way in ("sbatch", "submit"):
+        folder = folder_of(launcher, f"files-{way}", train_slurm=FILES)
+        jobs[way] = folder, submit(launcher, way, folder, "train.slurm")
+    found = {}
+    for way, (folder, job) in jobs.items():
+        ends(job)
+        subprocess.run(["gzip", "moved.out"], cwd=folder, check=True)
+        names = [path.name.replace(job.id, "ID") for path in folder.iterdir() if path.name != "logs"]
+        texts = [(folder / name).read_text() for name in ("seen", "own.out", f"{int(job.id):05}.err")]
+        found[way] = sorted(names), texts, gzip.decompress((folder / "moved.out.gz").read_bytes())
+    assert found["submit"] == found["sbatch"]
+    assert found["submit"][1] == ["regular empty file\nregular empty file\n", "said\nmore\n", "bad\n"]
+    run = jobs["submit"][1].run
+    assert run.attempt(1).log.read_text().startswith("said\nmore\n")
+    assert run.attempt(1).err.read_text() == "bad\n"
+    # What Slurm shows leads to them.
+    folder, job = jobs["submit"]
+    shown = re.search(r"StdOut=(.*)", job.cluster.run("scontrol", "show", "job", job.id).stdout)[1]
+    (line,) = [line for line in Path(shown).read_text().splitlines() if line.startswith("the script's output is in ")]
+    node = job.run.attempt(1).started()["node_list"]
+    files = f"{folder}/files-{job.id}-{node}-0.out and {folder}/{int(job.id):05}.err"
+    assert line == f"the script's output is in {files}"
+
+
+AGAIN = """\
+#!/bin/bash
+#SBATCH -N 1 --ntasks=1 --time=9 --requeue --output=out.txt
+echo "start ${SLURM_RESTART_COUNT:-0}"
+[ -n "$SLURM_RESTART_COUNT" ] || { scontrol requeue "$SLURM_JOB_ID"; sleep 600; }
+"""
+SCONTROL = """#!/bin/bash
+{scontrol} "$@" | sed 's/^\\(JobFileAppend *= \\)0/\\11/'
+exit "${{PIPESTATUS[0]}}"
+"""
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("what", ENDS)
-def test_what_is_completed_after_one_start_has_one(launcher: Launcher, what: str) -> None:
-    lines, options, ends = ENDS[what]
-    text = f"#!/bin/bash\n#SBATCH -N 1 --ntasks=1 --job-name=ends {options or '--time=9'}\n{lines}\n"
-    folder = folder_of(launcher, f"ends-{list(ENDS).index(what)}", train_slurm=text, trains_py=TRAINS)
-    job = submit(launcher, "submit", folder, "--set", "job.retry_pause_s=1", "--set", "chain=requeue", "train.slurm")
-    job.wait("its end", lambda: not launcher.cluster.run("squeue", "-h", "-j", job.id).stdout.strip())
-    assert job.ended() == ends, job.log()
-    assert len(job.run.attempts()) == len(ends)
+def test_an_earlier_file_is_treated_as_open_mode_says(launcher: Launcher) -> None:
+    jobs = {}
+    for mode in ("", "append"):
+        for way in ("sbatch", "submit"):
+            folder = folder_of(launcher, f"again-{mode}-{way}", train_slurm=AGAIN)
+            (folder / "out.txt").write_text("of an earlier job\n")
+            words = [f"--open-mode={mode}"] if mode else []
+            jobs[mode, way] = folder, submit(launcher, way, folder, *words, "train.slurm")
+    site = launcher.place("again-site")
+    put(site / "scontrol", SCONTROL.format(scontrol=shutil.which("scontrol")))
+    folder = folder_of(launcher, "again-site-submit", train_slurm=AGAIN)
+    (folder / "out.txt").write_text("of an earlier job\n")
+    own = {"PATH": f"{site}:{os.environ['PATH']}", "HPC_GPT_CLUSTER": "", "HPC_GPT_EXPERIMENT": ""}
+    jobs["site", "submit"] = folder, launcher.submit("train.slurm", cwd=folder, **own)
+    found = {}
+    for key, (folder, job) in jobs.items():
+        ends(job)
+        assert job.restarts == 1
+        lines = (folder / "out.txt").read_text().splitlines()
+        found[key] = [line for line in lines if line.startswith(("start", "of an"))]
+    kept = ["of an earlier job", "start 0", "start 1"]
+    for mode, lines in {"": ["start 1"], "append": kept}.items():
+        assert found[mode, "sbatch"] == found[mode, "submit"] == lines
+    assert found["site", "submit"] == kept  # JobFileAppend=1 in slurm.conf
+    for (_, way), (_, job) in jobs.items():
+        if way == "submit":
+            starts = [re.findall(r"^start .", each.log.read_text(), re.MULTILINE) for each in job.run.attempts()]
+            assert starts == [["start 0"], ["start 1"]]

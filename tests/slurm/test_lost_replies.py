@@ -6,10 +6,12 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from hpc_gpt.core.runs.after_jobs import after_table
 from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.slurm.conftest import sbatch_in
-from tests.slurm.launcher import HELD, SINGLE, Job, Launcher
+from tests.slurm.launcher import AWAY, HELD, SINGLE, Job, Launcher
 
 # The controller stands still just as the request is sent. sbatch waits for 2 s.
 HUNG = """#!/bin/bash
@@ -34,14 +36,15 @@ def test_a_controller_that_stood_still_may_have_the_job(bare_launcher: Launcher,
     (conf := tmp_path / "slurm.conf").write_text(cluster.conf.read_text() + "\nMessageTimeout=2\n")
     controller = cluster._controller
     assert controller is not None
-    own = sbatch_in(tmp_path / "hung", HUNG.format(sbatch=shutil.which("sbatch"), controller=controller.pid, conf=conf))
-    quick = {"HPC_GPT_SLURM_S": "1"}
+    hung = sbatch_in(
+        tmp_path / "hung", HUNG.format(sbatch=shutil.which("sbatch"), controller=controller.pid, conf=conf)
+    )
     try:
-        _, words = launcher.run("submit", *SINGLE, *HELD, code=4, **own)
+        _, words = launcher.run("submit", *SINGLE, *HELD, code=4, **hung, **AWAY)
         assert "it may be queued" in words
         assert "do not submit it again" in words
         run = newest(launcher)
-        (row,) = json.loads(launcher.run("status", str(run.path), "--json", **quick)[0])["runs"]
+        (row,) = json.loads(launcher.run("status", str(run.path), "--json", **AWAY)[0])["runs"]
         assert (row["state"], row["cause"]) == ("unknown", "Slurm does not answer")
     finally:
         controller.send_signal(signal.SIGCONT)
@@ -57,7 +60,7 @@ def test_a_controller_that_stood_still_may_have_the_job(bare_launcher: Launcher,
 
 
 def test_the_job_is_found_by_its_command(bare_launcher: Launcher, deaf: dict[str, str]) -> None:
-    """A run, its resumption, an array, and a script of the user's own."""
+    """A run, its resumption, and an array of a script of the user's own."""
     launcher = bare_launcher
     first = launcher.submit(*SINGLE, *HELD, **deaf)
     assert jobs_of(launcher, first.run.path) == [first.id]
@@ -70,17 +73,14 @@ def test_the_job_is_found_by_its_command(bare_launcher: Launcher, deaf: dict[str
 
     script = launcher.folder / "lost.slurm"
     script.write_text("#!/bin/bash\n#SBATCH --begin=now+1hour\n#SBATCH --ntasks=1\nsleep 9\n")
-    own = launcher.submit(str(script), **deaf)
-    assert jobs_of(launcher, own.run.path) == [own.id]
-    launcher.run("cancel", own.run.run_id)
     said, _ = launcher.run("submit", "--array=3,5", str(script), **deaf)
     base = said.split()[-1]
     runs = [RunFolder(path.resolve()) for path in launcher.logs.glob("lost/*/1/[35]")]
     assert {run.submissions()[-1]["job_id"] for run in runs} == {f"{base}_3", f"{base}_5"}
-    for run in runs:
-        launcher.run("cancel", run.run_id)
+    launcher.cluster.run("scancel", base, check=True)
 
 
+@pytest.mark.long
 def test_the_job_after_a_checkpoint_is_sent_once(bare_launcher: Launcher, deaf: dict[str, str]) -> None:
     launcher = bare_launcher
     job = launcher.submit(*SINGLE, "--set", "after.run=echo {step}", **deaf)

@@ -19,7 +19,7 @@ train = {{ steps = 1000, dtype = "fp32", lr = 1e-3, warmup_steps = 4 }}
 )
 
 
-@pytest.mark.long
+@pytest.mark.long(always=True)
 @slow_storied
 def test_a_lost_node_is_no_rows_failure_and_a_winner_is_taken(teller: Teller) -> None:
     """A node dies in the second visit: the round begins again on others."""

@@ -1,7 +1,8 @@
 """Restarts in the job on a real cluster: what is left on the nodes, and nodes that die, with spare ones.
 
 A killed and a hung rank are in test_causes, the pause in test_pauses, a dead node without a spare in test_runs; a
-controller that is away, and crashes in a save or a start, are faults of tests/torture.
+controller that is away, the script's node that dies beside a spare, and crashes in a save or a start, are faults of
+tests/torture.
 """
 
 import json
@@ -15,6 +16,7 @@ from tests.processes import environment_of, send, state_of
 from tests.programs import put
 from tests.slurm.launcher import PAIR, PROFILE, SAVED, Job, paused
 from tests.slurm.stories import Teller, slow_storied, storied, story
+from tests.waiting import LIMIT_S
 
 SOON = ("--set", "job.retry_pause_s=1", "--set", "job.restart_min_s=0", "--set", "model.layers=1")
 FIGURES = {"matmul_tflops": 90.0, "pair_gb_s": 20.0, "all_reduce_gb_s": 20.0}
@@ -39,13 +41,6 @@ def starts(job: Job) -> list[tuple[int, int]]:
     return [(attempt.started()["restart"], attempt.started()["in_job"]) for attempt in job.run.attempts()]
 
 
-def seconds_between(job: Job, attempt: int) -> float:
-    """Seconds from an attempt's end to the next one's first step, without the pause."""
-    verdict, first = job.run.attempt(attempt).verdict(), job.run.attempt(attempt + 1).metrics
-    line = json.loads(first.read_text().splitlines()[0])
-    return float(line["time"] - job.run.attempt(attempt).ended()["time"] - verdict["pause_s"])
-
-
 @pytest.mark.long
 @storied
 def test_what_a_killed_rank_left_behind_is_ended(teller: Teller) -> None:
@@ -59,7 +54,7 @@ def test_what_a_killed_rank_left_behind_is_ended(teller: Teller) -> None:
     try:
         send(victim, signal.SIGKILL)
         job.wait("a second attempt", lambda: job.last_step(2) > 0)
-        assert left.wait(timeout=5) == -signal.SIGKILL
+        assert left.wait(LIMIT_S) == -signal.SIGKILL
         assert state_of(other.pid) == "S", "it belongs to another job"
     finally:
         left.kill()
@@ -67,7 +62,6 @@ def test_what_a_killed_rank_left_behind_is_ended(teller: Teller) -> None:
     same_losses(teller, job)
     assert starts(job) == [(0, 0), (0, 1)]
     assert min(job.metrics(2)) == job.run.attempt(1).verdict()["saved_step"] + 1
-    assert seconds_between(job, 1) < 120, "on a busy machine"
 
 
 def with_spare(teller: Teller, name: str, *arguments: str, **more: str) -> Job:
@@ -95,38 +89,20 @@ def test_a_spare_takes_a_dead_nodes_place_in_the_job(teller: Teller) -> None:
 
 
 @pytest.mark.long
-@slow_storied
-def test_a_job_whose_scripts_node_is_dead_is_put_back(teller: Teller) -> None:
-    job = with_spare(teller, "script", **paused(12))
-    job.wait_paused()
-    script, *_ = job.nodes()
-    with teller.cluster.without_power(script):
-        job.wait("the requeue", lambda: job.restarts == 1)
-        job.start_soon()
-        job.wait("a second attempt", lambda: job.last_step(2) > 0)
-        same_losses(teller, job)
-    assert starts(job) == [(0, 0), (1, 0)]
-    assert job.ended() == ["node_failure", "done"]
-    assert job.run.attempt(1).verdict()["node"] == script
-
-
-@pytest.mark.long
 @storied
 def test_what_python_could_not_judge_goes_to_the_queue(teller: Teller) -> None:
     """Something kills the job's Python whenever it judges, until the next start, which judges that end."""
     folder = teller.launcher.place("unjudged")
-    (kills := folder / "kills").touch()
-    python = f'#!/bin/bash\n[[ $* != *.what_next* ]] || [ ! -e {kills} ] || kill -KILL $$\nexec {sys.executable} "$@"\n'
+    kills = '[[ $* != *.what_next* ]] || [ -n "$SLURM_RESTART_COUNT" ] || kill -KILL $$'
+    python = f'#!/bin/bash\n{kills}\nexec {sys.executable} "$@"\n'
     put(folder / "python", python)
     site = teller.launcher.profile("unjudged", f'python = "{folder}/python"\n')
     job = teller.launcher.submit(*PAIR, *SOON, *SAVED, "--cluster", site, **paused(12))
     job.wait_paused()
     victim, *_ = job.ranks()
     send(victim, signal.SIGKILL)
-    job.wait("the requeue", lambda: job.restarts == 1 and job.slurm_state == "PENDING")
+    job.wait("the requeue", lambda: job.restarts == 1)
     assert "hpc_gpt.launcher.attempts.what_next gave no answer, try 2" in job.log()
-    assert not job.run.attempt(1).verdict()
-    kills.unlink()
     job.start_soon()
     same_losses(teller, job)
     assert (starts(job), job.ended()) == ([(0, 0), (1, 0)], ["error", "done"])

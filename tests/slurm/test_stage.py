@@ -10,6 +10,7 @@ from tests.slurm.stories import Teller, storied
 from tests.staged import make_archive
 
 
+@pytest.mark.long
 @storied
 def test_two_ranks_run_from_tmpdir_and_the_original_is_gone(teller: Teller) -> None:
     """No other Python is there: the one that HPC_GPT_PYTHON names is gone, and so is the archive's original."""

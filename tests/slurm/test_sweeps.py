@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from hpc_gpt.core.runs.run_folder import RunFolder
-from tests.slurm.launcher import LIMIT_S, Job, Launcher
+from tests.slurm.launcher import Job, Launcher
 from tests.slurm.stories import Teller, storied
 
 # Slurm gives the last element of an array the array's own id: a requeue of that id would start every element again.
@@ -85,7 +85,7 @@ def test_equal_directives_are_one_array_and_status_is_one_line(teller: Teller) -
         cancelled.wait("its end", cancelled.run.attempt(1).ended)
         assert requeued.slurm_state == "RUNNING"
         waiting.send_signal(signal.SIGINT)
-        words, _ = waiting.communicate(timeout=LIMIT_S)
+        words, _ = waiting.communicate()
         assert waiting.returncode == 130, words
         assert states(launcher, sweep) == {
             "failing": "nan", "cancelled": "cancelled", "alone": "done", "requeued": "stopped", "refused": "refused",

@@ -19,18 +19,18 @@ import pytest
 
 from hpc_gpt.core.files import read_json
 from hpc_gpt.core.runs.run_folder import RunFolder
-from tests.processes import command_of, pause, started_with
-from tests.slurm.launcher import LIMIT_S, PYTHON, Launcher, is_under_way, settled_class
+from tests.processes import command_of, started_with
+from tests.slurm.launcher import PYTHON, Launcher, is_under_way, settled_class
 from tests.slurm.test_job_scripts import of_a_user
+from tests.waiting import wait_for
 
 TABLE = Path(__file__).with_name("job_scripts.txt")
 WAYS = ("sbatch", "submit")
 # Those of `make test`: an end by a signal, and a failure that the script handles.
 QUICK = ("exit-143-after-the-last-step", "or-echo")
-# A job in one of these is not over.
+# What loses work: a retry from the queue, and a requeue by the script itself.
+ALWAYS = ("exit-143-among-steps", "requeues-itself-once")
 MOST_STARTS = 4  # of any row; the one that has more is started without end
-ROW_S = 300.0
-GONE_S = 10.0  # a process that was killed, or has ended its work, is soon gone; what is left stays for minutes
 AT_ONCE = 3  # submissions side by side: each is a second of CPU
 
 
@@ -110,7 +110,6 @@ class Table:
             text=True,
             errors="replace",
             check=False,
-            timeout=LIMIT_S,
         )
         return done.returncode, done.stdout
 
@@ -134,7 +133,9 @@ class Table:
         if code:
             assert not self.jobs(folder), said
             return Ended("refused" if code in (1, 2) else f"exit code {code}: {said}")
-        self._wait(row, folder)
+        wait_for(
+            f"the end of {row.name}", lambda: self._over(row, folder), lambda: f"{self.jobs(folder)}\n{self.why(row)}"
+        )
         jobs = self.jobs(folder)
         runs = self.runs(row) if way == "submit" else []
         starts = starts_of(jobs)
@@ -160,14 +161,6 @@ class Table:
                 and any(is_under_way(job["JobState"]) for job in jobs)
             ):
                 self.launcher.cluster.run("scancel", *(job["JobId"] for job in jobs))
-
-    def _wait(self, row: Row, folder: Path) -> None:
-        end = (looked := time.monotonic()) + ROW_S
-        while not self._over(row, folder):
-            if time.monotonic() > end:
-                raise AssertionError(f"{row.name} is not over: {self.jobs(folder)}\n{self.why(row)}")
-            pause(looked)
-            looked = time.monotonic()
 
     def runs(self, row: Row) -> list[RunFolder]:
         """Its runs, those of an array in the order of its elements."""
@@ -244,9 +237,13 @@ def table(launcher: Launcher, request: pytest.FixtureRequest) -> Iterator[Table]
         made.stop()
 
 
+def marks_of(row: Row) -> list[pytest.MarkDecorator]:
+    return [] if row.name in QUICK else [pytest.mark.long(always=row.name in ALWAYS)]
+
+
 @pytest.mark.parametrize(
     "row",
-    [pytest.param(row, id=row.name, marks=[pytest.mark.long] * (row.name not in QUICK)) for row in rows()],
+    [pytest.param(row, id=row.name, marks=marks_of(row)) for row in rows()],
 )
 def test_a_script_does_the_same_by_sbatch_and_by_submit(table: Table, row: Row) -> None:
     by_sbatch, by_submit = table.ended(row, "sbatch"), table.ended(row, "submit")
@@ -256,10 +253,7 @@ def test_a_script_does_the_same_by_sbatch_and_by_submit(table: Table, row: Row) 
     for name, lines in by_sbatch.files.items():
         differ = [pair for pair in zip_longest(lines, by_submit.files[name]) if pair[0] != pair[1]]
         assert not differ, f"{name}: {len(differ)} lines differ, {differ[:9]}"
-    end = time.monotonic() + GONE_S
-    while (left := left_by(by_submit)) and time.monotonic() < end:
-        pause(time.monotonic())
-    assert not left, "it left processes"
+    wait_for("the end of what it left", lambda: not left_by(by_submit), lambda: left_by(by_submit))
     if by_submit.said != "refused":
         ends = [settled_class(attempt) for run in by_submit.runs for attempt in run.attempts()]
         assert " ".join(ends) == row.value("ends", "done"), table.why(row)

@@ -7,8 +7,8 @@ import pytest
 from hpc_gpt.reader.causes import Cause, first_cause
 from hpc_gpt.reader.logs.read_log import read_log
 from tests.slurm.cluster import Cluster
-from tests.slurm.daemons import wait_until
-from tests.slurm.launcher import LIMIT_S, is_under_way
+from tests.slurm.launcher import is_under_way
+from tests.waiting import wait_for
 
 # A task says that it has started. Rank 2 of four on two nodes then ends by itself; the others would go on.
 _STARTED = 'touch "FOLDER/started.$SLURM_JOB_ID.$SLURM_PROCID"'
@@ -39,9 +39,9 @@ def ended(small: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         return small.run("squeue", "-h", "-t", "all", "-j", job_id, "-o", "%T").stdout.strip()
 
     log, cancelled = jobs["cancelled"]
-    wait_until("the tasks of srun", lambda: len(list(folder.glob(f"started.{cancelled}.*"))) == 4, log, limit_s=LIMIT_S)
+    wait_for("the tasks of srun", lambda: len(list(folder.glob(f"started.{cancelled}.*"))) == 4, log.read_text)
     small.run("scancel", cancelled)
-    wait_until("ends", lambda: not any(is_under_way(state(each)) for _, each in jobs.values()), log, limit_s=LIMIT_S)
+    wait_for("ends", lambda: not any(is_under_way(state(each)) for _, each in jobs.values()), log.read_text)
     return jobs
 
 

@@ -1,15 +1,15 @@
 """One fault from its fresh run to the verdict, and many of them side by side."""
 
 import contextlib
-import json
 import shutil
 import subprocess
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+import pytest
 
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.runs.run_folder import job_ids
@@ -17,14 +17,16 @@ from tests.command.mine import PROGRAMS, experiment, loss_of_loop
 from tests.slurm.cluster import Cluster
 from tests.slurm.daemons import DaemonError
 from tests.slurm.launcher import Job, Launcher
-from tests.torture.checks import lost_steps, problems, reference_of, restarts, resumed_steps
+from tests.torture.checks import lost_steps, problems, reference_of
 from tests.torture.faults import KINDS
 from tests.torture.order import SAVE_EVERY, STEPS, Planned
 from tests.torture.scene import Missed, Scene
 from tests.torture.site import make_launcher
+from tests.waiting import patient, wait_for
 
 # A run that is left alone for so long and is not done is lost.
-PATIENCE_S = 600.0
+PATIENCE_S = patient(600)
+Failed = pytest.fail.Exception
 _LIVE = ("pending", "running")
 _TMPFS_MIB = 192
 _TRIES = 3
@@ -47,17 +49,14 @@ bash "$program" "${{last%/.done}}"
 class Verdict:
     """How one fault went. `ended`: the class of each attempt; `by_hand`: ends after which the user resumed.
 
-    `lost`: steps done before the fault that were done once more; `resumed`: where each later attempt resumed.
+    `lost`: steps done before the fault that were done once more.
     """
 
     number: int
-    kind: str
     what: str
     problems: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
     by_hand: list[str] = field(default_factory=list)
-    resumed: list[int | None] = field(default_factory=list)
-    restarts: list[dict[str, Any]] = field(default_factory=list)  # see `checks.restarts`
     lost: int = 0
     missed: int = 0
     seconds: float = 0.0
@@ -69,15 +68,10 @@ class Verdict:
     def line(self) -> str:
         """The verdict on one line, and its problems on lines of their own."""
         more = [f"attempts {', '.join(self.ended) or 'none'}", f"{self.lost} steps done again"]
-        for each in self.restarts:
-            seconds = each["first_step"] - each["ended"] - each["pause_s"]
-            more.append(f"{seconds:.0f} s to a step {'in the job' if each['in_job'] else 'from the queue'}")
         more += [f"the user resumed after {ended}" for ended in self.by_hand]
+        more += [f"over before the fault {self.missed} times"] * bool(self.missed)
         head = f"{'ok  ' if self.ok else 'LOST'} {self.number:3d} {self.what}: {'; '.join(more)}; {self.seconds:.0f} s"
         return "\n".join([head, *(f"         {words}" for words in self.problems)])
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
 
 
 def unbroken(
@@ -110,7 +104,7 @@ def break_one(
     `reference` gives the losses of an unbroken run, once they are needed. A fault that came too late, after the run's
     end, is tried again. The folder of a run that is as it should be is taken away, that of another kept.
     """
-    verdict = Verdict(planned.number, planned.kind, planned.words)
+    verdict = Verdict(planned.number, planned.words)
     began = time.monotonic()
     for _ in range(_TRIES):
         try:
@@ -128,8 +122,6 @@ def break_one(
                     )
                     verdict.problems += problems(scene, known)
                 verdict.ended = scene.job.ended()
-                verdict.resumed = resumed_steps(scene)
-                verdict.restarts = restarts(scene)
                 verdict.lost = lost_steps(scene)
                 if scene.said and not verdict.ok:
                     verdict.problems += scene.said
@@ -137,7 +129,7 @@ def break_one(
         except Missed as fault:
             verdict.missed += 1
             words = str(fault)
-        except (AssertionError, OSError, ValueError, UserError, DaemonError, subprocess.SubprocessError):
+        except (AssertionError, OSError, ValueError, UserError, DaemonError, subprocess.SubprocessError, Failed):
             verdict.problems.append(traceback.format_exc())
             break
     else:
@@ -197,19 +189,17 @@ def _nodes_are_idle(scene: Scene) -> None:
     nodes = ",".join(filter(None, lists))
     if not nodes:
         return
-    end = time.monotonic() + 90
-    while True:
+
+    def are_idle() -> bool:
         states = scene.slurm("sinfo", "-h", "-N", "-n", nodes, "-o", "%N %T", check=False).split("\n")
         bad = [line for line in states if line and not line.endswith(" idle")]
-        if not bad and any(states):
-            return
         for line in bad:
             if line.rstrip("*").endswith((" down", " drained", " draining")):
                 name = line.split()[0]
                 scene.slurm("scontrol", "update", f"nodename={name}", "state=resume", check=False)
-        if time.monotonic() > end:
-            raise DaemonError(f"not idle again: {bad}")
-        time.sleep(0.3)
+        return not bad and any(states)
+
+    wait_for(f"idle nodes {nodes}", are_idle)
 
 
 _SMALL_DISKS: list[Path] = []

@@ -5,21 +5,17 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
-from hpc_gpt.core.files import read_json, read_json_lines
+from hpc_gpt.core.files import read_json
 from hpc_gpt.core.runs.run_folder import job_ids
 from hpc_gpt.reader.records.own_run import read_own
 from tests.processes import command_of
 from tests.slurm.launcher import settled_class
 from tests.torture.order import SAVE_EVERY, STEPS
 from tests.torture.scene import Scene
-
-# What of a job may still be on its way out when status says that the run is done.
-_LEAVING_S = 120.0
+from tests.waiting import LIMIT_S
 
 
 def reference_of(scene: Scene) -> dict[int, float]:
@@ -60,26 +56,6 @@ def resumed_steps(scene: Scene) -> list[int | None]:
     for attempt in scene.run.attempts()[1:]:
         step = read_json(attempt.folder / "trainer.json").get("resumed_step")
         found.append(int(step) if isinstance(step, int) else None)
-    return found
-
-
-def restarts(scene: Scene) -> list[dict[str, Any]]:
-    """The moments of each attempt but the first, in epoch seconds: when the one before `ended`, when it `began` and
-    when its first step was made, and the judge's `pause_s` in between. `in_job`: 1 if the job had not ended. Without
-    those that made no step, or whose start judged the end before, which nobody saw."""
-    found = []
-    for before, after in pairwise(scene.run.attempts()):
-        verdict, lines, began = before.verdict(), read_json_lines(after.metrics), after.started().get("started", 0)
-        if lines and verdict.get("time", began) < began:
-            found.append(
-                {
-                    "in_job": int(after.restarts_in_job > 0),
-                    "ended": min(verdict["time"], before.ended().get("time", began)),
-                    "pause_s": verdict["pause_s"],
-                    "began": began,
-                    "first_step": lines[0].get("time", began),
-                }
-            )
     return found
 
 
@@ -139,7 +115,7 @@ def _record(scene: Scene, reference: dict[int, float]) -> Iterator[str]:
 
 def _left_over(scene: Scene, reference: dict[int, float]) -> Iterator[str]:
     """No process and no job of the run is left."""
-    end = time.monotonic() + _LEAVING_S
+    end = time.monotonic() + LIMIT_S
     while (left := _jobs_left(scene)) or scene.job_processes():
         if time.monotonic() > end:
             processes = scene.job_processes()

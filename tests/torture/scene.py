@@ -14,6 +14,7 @@ from tests.processes import environment_of, send, started_with, state_of
 from tests.slurm.cluster import Cluster
 from tests.slurm.launcher import PYTHON, Job, Launcher
 from tests.torture.order import STEPS, Planned
+from tests.waiting import LIMIT_S, patient
 
 _POLL_S = 0.04
 
@@ -64,13 +65,19 @@ class Scene:
         """Waits until the first attempt has done `step`. Raises Missed if the run is over before."""
         self.wait(f"step {step}", lambda: self.done_step() >= step)
 
-    def wait(self, what: str, ready: Callable[[], object], limit_s: float = 240) -> None:
+    def wait(self, what: str, ready: Callable[[], object]) -> None:
         """Polls. Raises Missed, with what it waited for, if the first attempt ends before."""
-        end = time.monotonic() + limit_s
+        end = time.monotonic() + LIMIT_S
         while not ready():
             if (ended := self.run.attempt(1).ended()) or time.monotonic() > end:
-                raise Missed(f"no {what} within {limit_s:.0f} s" if not ended else f"{ended} before {what}")
+                raise Missed(f"no {what} within {LIMIT_S:.0f} s" if not ended else f"{ended} before {what}")
             time.sleep(_POLL_S)
+
+    def wait_at_most(self, ready: Callable[[], object]) -> None:
+        """Polls, and goes on at the limit: the checks say what is wrong then."""
+        end = time.monotonic() + LIMIT_S
+        while not ready() and time.monotonic() < end:
+            time.sleep(2 * _POLL_S)
 
     def done_step(self) -> int:
         """The last step with a line of metrics."""
@@ -130,11 +137,11 @@ class Scene:
         return self.chance.choice(self.job.nodes())
 
     def slurm(self, *command: str, check: bool = True) -> str:
-        """A Slurm command's output; one that cannot reach the controller is tried again, for half a minute.
+        """A Slurm command's output; one that cannot reach the controller is tried again, for a minute.
 
         Raises Missed if the job is over.
         """
-        end = time.monotonic() + 30
+        end = time.monotonic() + patient(60)
         while True:
             done = self.cluster.run(*command)
             if done.returncode == 0 or not check:
@@ -165,7 +172,7 @@ class Scene:
         )
 
         def answer() -> subprocess.CompletedProcess[str]:
-            out, words = process.communicate(timeout=120)
+            out, words = process.communicate(timeout=LIMIT_S)
             return subprocess.CompletedProcess(command, process.returncode, out, words)
 
         return answer

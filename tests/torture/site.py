@@ -1,5 +1,5 @@
 """The cluster that is tortured, the profile and the experiment: a tiny GPT at tp2 x pp2 x dp2 on 2 or 4 nodes, or one
-of experts that are divided over ranks, at tp2 x dp4."""
+of experts that are divided over ranks, at tp2 x dp4; for tests/slurm two ranks of fsdp, on two nodes."""
 
 from pathlib import Path
 
@@ -32,6 +32,13 @@ _DENSE = (
     + """
 engine = {{ name = "deepspeed-3d", zero_stage = 1 }}
 layout = {{ gpus = {gpus}, tp = 2, pp = 2, micro_batch = 2, micro_batches = 2 }}
+"""
+)
+_TWO_RANKS = (
+    f'name = "tiny"{TINY}'
+    + """
+engine = {{ name = "fsdp" }}
+layout = {{ gpus = {gpus}, micro_batch = 2, micro_batches = 2 }}
 """
 )
 # A bias chooses the experts and moves after each step: a run that resumes with another one has other losses.
@@ -69,12 +76,12 @@ def lane_name(lane: int) -> str:
 
 def make_launcher(cluster: Cluster, folder: Path, partition: str, nodes: int, ranks: int = 8, ep: int = 1) -> Launcher:
     """hpc-gpt with all its folders under `folder`, for runs of `ranks` ranks on `nodes` nodes of a partition."""
-    nodes = min(nodes, ranks // 2)  # tp2 stays within a node
+    nodes = min(nodes, max(2, ranks // 2))  # tp2 stays within a node
     folder.mkdir(parents=True)
     launcher = Launcher(cluster, folder)
     profile = _PROFILE.format(gpus_per_node=ranks // nodes, partition=partition)
     (folder / "config" / "clusters" / "site.toml").write_text(profile)
-    experiment = (_MIXTURE if ep > 1 else _DENSE) + _TRAIN
+    experiment = (_MIXTURE if ep > 1 else _TWO_RANKS if ranks == 2 else _DENSE) + _TRAIN
     balance = ", balance_rate = 0.02" if ep > 1 else ""
     values = {"gpus": ranks, "ep": ep, "steps": STEPS, "save_every": SAVE_EVERY, "balance": balance}
     launcher.experiment.write_text(experiment.format(tokens=folder / "some.tokens", **values))

@@ -55,7 +55,7 @@ def down_and_up_a_node(scene: Scene) -> None:
     scene.slurm("scontrol", "update", f"nodename={node}", "state=resume", check=False)
 
 
-@kind()
+@kind(shared=True)
 def restart_slurmctld(scene: Scene) -> None:
     """Away for a while: in the middle of the run, as a rank dies, or as the run asks to be requeued."""
     away_s = scene.chance.choice((0, 3, 8))
@@ -76,7 +76,7 @@ def restart_slurmctld(scene: Scene) -> None:
     scene.detail = f"away {away_s} s{f', {then}' if then else ''}"
 
 
-@kind()
+@kind(shared=True)
 def restart_slurmdbd(scene: Scene) -> None:
     """Away for a while, in the middle of the run or as a rank dies."""
     away_s = scene.chance.choice((0, 5, 12))

@@ -6,9 +6,13 @@ from typing import Any, Literal
 
 from tests.torture.order import SAVE_EVERY, STARTING
 from tests.torture.scene import Scene
+from tests.waiting import patient
 
 # Two checkpoints are there by then, so that one can be spoilt.
 AFTER_TWO_SAVES = 2 * SAVE_EVERY + 2
+
+# A hang is found soon.
+HANG = f"train.hang_floor_s={patient(12)}"
 
 Program = Literal["", "command", "job script"]
 
@@ -19,7 +23,8 @@ class Kind:
 
     `earliest`: the first step at which it makes sense. `settings`: of the experiment, as for --set. `small_disk`: the
     run's logs lie on a tmpfs of their own. `by_hand`: classes of an end after which the user resumes the run, with
-    `submit --resume`; after any other end the run must resume by itself.
+    `submit --resume`; after any other end the run must resume by itself. `shared`: it takes away a daemon that all
+    runs of the cluster use.
     """
 
     name: str
@@ -28,6 +33,7 @@ class Kind:
     settings: tuple[str, ...] = ()
     small_disk: bool = False
     by_hand: tuple[str, ...] = ()
+    shared: bool = False
     program: Program = ""  # what is run in place of our trainer: the loop of tests/command, by its engine or a script
 
 

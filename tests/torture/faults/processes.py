@@ -3,7 +3,7 @@
 import signal
 
 from tests.processes import send
-from tests.torture.faults.kind import kind
+from tests.torture.faults.kind import HANG, kind
 from tests.torture.scene import Scene
 
 
@@ -25,7 +25,7 @@ def kill_all_ranks(scene: Scene) -> None:
     scene.signal_ranks(signal.SIGKILL)
 
 
-@kind(settings=("train.hang_floor_s=12",), earliest=3)
+@kind(settings=(HANG,), earliest=3)
 def stop_a_rank(scene: Scene) -> None:
     """SIGSTOP: the rank is there and says nothing more."""
     scene.wait_moment()

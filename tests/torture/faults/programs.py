@@ -2,13 +2,12 @@
 
 import json
 import signal
-import time
 
 from tests.command.mine import kill, processes
 from tests.processes import send
 from tests.slurm.launcher import any_has_pending
 from tests.torture.faults.disk import fill
-from tests.torture.faults.kind import kind
+from tests.torture.faults.kind import HANG, kind
 from tests.torture.order import SAVE_EVERY
 from tests.torture.scene import Scene
 
@@ -52,7 +51,7 @@ def break_a_script(scene: Scene) -> None:
         (scene.run.path / "work" / "requeue").touch()
 
 
-@kind(program="job script", earliest=SAVE_EVERY + 1, settings=("train.hang_floor_s=12",))
+@kind(program="job script", earliest=SAVE_EVERY + 1, settings=(HANG,))
 def stop_a_script(scene: Scene) -> None:
     """SIGSTOP to its program, which then says nothing more."""
     scene.wait_moment()
@@ -74,13 +73,10 @@ def end_a_script_at_its_limit(scene: Scene) -> None:
     for pid in pids:  # a run of seconds must not be done by then
         send(pid, signal.SIGSTOP)
     scene.slurm("scontrol", "update", f"jobid={scene.job.id}", f"EndTime=now+{1 if deaf else 45}")
-    until = time.monotonic() + 90
-    while not (deaf or any_has_pending(pids, signal.SIGTERM)) and time.monotonic() < until:
-        time.sleep(0.1)
+    scene.wait_at_most(lambda: deaf or any_has_pending(pids, signal.SIGTERM))
     for pid in pids if not deaf else ():
         send(pid, signal.SIGCONT)
-    while not scene.run.attempt(1).ended() and len(scene.run.attempts()) == 1 and time.monotonic() < until:
-        time.sleep(0.1)
+    scene.wait_at_most(lambda: scene.run.attempt(1).ended() or len(scene.run.attempts()) > 1)
     scene.slurm("scontrol", "update", f"jobid={scene.job.id}", "TimeLimit=60", check=False)
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 from tests.processes import environment_of, send
 from tests.torture.faults.daemons import CONTROLLER
-from tests.torture.faults.kind import kind
+from tests.torture.faults.kind import HANG, kind
 from tests.torture.order import SAVE_EVERY
 from tests.torture.scene import Scene
+from tests.waiting import wait_for
 
 # The pause is long enough for a second fault.
 _IN_JOB = ("job.restart_in_job=true", "job.retry_pause_s=6")
@@ -28,9 +29,7 @@ def _kill_a_rank(scene: Scene) -> None:
 
 
 def _wait_verdict(scene: Scene, attempt: int) -> None:
-    end = time.monotonic() + 120
-    while not scene.run.attempt(attempt).verdict() and time.monotonic() < end:
-        time.sleep(0.1)
+    scene.wait_at_most(scene.run.attempt(attempt).verdict)
 
 
 def _near_limit(scene: Scene, left_s: int) -> None:
@@ -40,18 +39,13 @@ def _near_limit(scene: Scene, left_s: int) -> None:
 
 def _far_limit(scene: Scene, job_restarts: int = 1) -> None:
     """The next start of the job has its time again."""
-    end = time.monotonic() + 120
-    while scene.job.restarts < job_restarts and time.monotonic() < end:
-        time.sleep(0.2)
+    scene.wait_at_most(lambda: scene.job.restarts >= job_restarts)
     scene.slurm("scontrol", "update", f"jobid={scene.job.id}", "TimeLimit=60", check=False)
 
 
 def _kill_again(scene: Scene, attempt: int, ready: Callable[[], bool], wait_s: float = 0.0) -> None:
     """All ranks of a later attempt, so many seconds after it is `ready`."""
-    end = time.monotonic() + 120
-    while not ready():
-        assert time.monotonic() < end, f"attempt {attempt} has not come so far"
-        time.sleep(0.1)
+    wait_for(f"attempt {attempt}", ready)
     time.sleep(wait_s)
     for pid in scene.rank_pids().values():
         send(pid, signal.SIGKILL)
@@ -109,7 +103,7 @@ def preempt_in_a_restart(scene: Scene) -> None:
     scene.job.preempt()
 
 
-@kind(settings=_IN_JOB, earliest=1)
+@kind(settings=_IN_JOB, earliest=1, shared=True)
 def controller_away_in_a_restart(scene: Scene) -> None:
     """The fault comes as the pause ends and the script looks at its job anew."""
     with CONTROLLER:
@@ -129,9 +123,7 @@ def process_left_behind(scene: Scene) -> None:
         scene.mending.callback(left.wait)
         scene.mending.callback(left.kill)
     _kill_a_rank(scene)
-    end = time.monotonic() + 240
-    while not scene.job.metrics(2) and scene.run.attempt(1).verdict().get("in_job") and time.monotonic() < end:
-        time.sleep(0.1)
+    scene.wait_at_most(lambda: scene.job.metrics(2) or not scene.run.attempt(1).verdict().get("in_job"))
     assert not ranks or scene.job.restarts or left.poll() == -signal.SIGKILL, f"process {left.pid} is left"
 
 
@@ -162,7 +154,7 @@ def dead_node_of_the_script_with_a_spare(scene: Scene) -> None:
     scene.cut_power(scene.detail)
 
 
-@kind(settings=(*_SPARE, "train.hang_floor_s=12"), earliest=3)
+@kind(settings=(*_SPARE, HANG), earliest=3)
 def silent_rank_with_a_spare(scene: Scene) -> None:
     """Its node is at fault, so without a spare the job goes to the queue; see stop_a_rank."""
     scene.wait_moment()

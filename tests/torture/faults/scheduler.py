@@ -54,13 +54,10 @@ def walltime(scene: Scene) -> None:
     scene.slurm("scontrol", "update", f"jobid={scene.job.id}", f"EndTime={end}")
     # A run of seconds must not be done by then.
     pids = scene.freeze()
-    while _is_first_attempt(scene) and _any_has_none(pids, signal.SIGUSR2, signal.SIGTERM):
-        time.sleep(0.1)
+    scene.wait_at_most(lambda: not (_is_first_attempt(scene) and _any_has_none(pids, signal.SIGUSR2, signal.SIGTERM)))
     for pid in pids:
         send(pid, signal.SIGCONT)
-    end_s = time.monotonic() + 90
-    while _is_first_attempt(scene) and time.monotonic() < end_s:
-        time.sleep(0.1)
+    scene.wait_at_most(lambda: not _is_first_attempt(scene))
     # The next attempt has its time again.
     scene.slurm("scontrol", "update", f"jobid={scene.job.id}", "TimeLimit=60", check=False)
 
