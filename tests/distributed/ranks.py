@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from tests import marked
 from tests.distributed.equality_cases import Case
 from tests.forked import start_module
 from tests.processes import cpu_seconds_of
@@ -52,11 +51,25 @@ def task_of(function: Callable[..., Any], *cases: Case, part: int = 0) -> Task:
     return Task(f"{function.__name__} {name}", max(case.layout.gpus for case in cases), function, cases, part)
 
 
-def each(function: Callable[..., Any], short: Sequence[Any], long: Sequence[Any] = ()) -> pytest.MarkDecorator:
-    """A test's parameter `task`: the function with each case, or with each tuple of cases; `long` are marked so."""
-    tasks = [task_of(function, *(one if isinstance(one, tuple) else (one,))) for one in (*short, *long)]
-    ids = [task.name.partition(" ")[2] for task in tasks]
-    return pytest.mark.parametrize("task", marked(tasks, tasks[len(short) :]), ids=ids)
+def each(
+    function: Callable[..., Any], short: Sequence[Any], long: Sequence[Any] = (), always: Sequence[Any] = ()
+) -> pytest.MarkDecorator:
+    """A test's parameter `task`: the function with each case, or with each tuple of cases; see `each_task`."""
+
+    def tasks(cases: Sequence[Any]) -> list[Task]:
+        return [task_of(function, *(one if isinstance(one, tuple) else (one,))) for one in cases]
+
+    return each_task(tasks(short), tasks(long), tasks(always))
+
+
+def each_task(short: Sequence[Task], long: Sequence[Task] = (), always: Sequence[Task] = ()) -> pytest.MarkDecorator:
+    """A test's parameter `task`. All tests that read a long one run on the same day; `always` in every run of CI."""
+    marks = {task: [pytest.mark.long(launch=task.name)] for task in long}
+    marks |= {task: [pytest.mark.long(launch=task.name, always=True)] for task in always}
+    tasks = [*short, *marks]
+    assert len(tasks) == len(short) + len(long) + len(always)
+    each = [pytest.param(one, marks=marks.get(one, ()), id=one.name.partition(" ")[2]) for one in tasks]
+    return pytest.mark.parametrize("task", each)
 
 
 @dataclass
