@@ -18,7 +18,6 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.quick_start import pytest_collection, pytest_xdist_setupnodes  # noqa: F401
 from tests.session import (  # noqa: F401  (hooks, found by name)
     pytest_collection_modifyitems,
     pytest_configure,

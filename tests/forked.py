@@ -5,7 +5,6 @@ Each is a process of its own, with its own environment, log and signals.
 
 import faulthandler
 import multiprocessing
-import multiprocessing.spawn
 import os
 import runpy
 import signal
@@ -19,9 +18,7 @@ FORKED.set_forkserver_preload(["tests.preload"])
 
 
 def forked_python(module: str) -> list[str]:
-    """A command that does what `python -m MODULE` does; its exit code says nothing."""
-    code = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
-    return [os.fsdecode(multiprocessing.spawn.get_executable()), "-c", code]
+    return [sys.executable, "-m", module]
 
 
 def start_module(module: str, argument: str, environment: Mapping[str, str], log: Path) -> ForkServerProcess:

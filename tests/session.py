@@ -9,6 +9,7 @@
 - In the file that FAILED_TESTS names, the tests that failed, one on a line, for a second run of these.
 """
 
+import gc
 import os
 from collections import Counter, defaultdict
 from collections.abc import Generator
@@ -56,6 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=[item for item in items if item in left])
     # A long test that begins last would run alone.
     items[:] = sorted((item for item in items if item not in left), key=lambda item: item not in long)
+    gc.freeze()  # a million objects of modules and tests, in which nobody looks for garbage any more
 
 
 @pytest.hookimpl(wrapper=True)
