@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, LayoutReq
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
 from tests.forked import FORKED
+from tests.processes import state_of
+from tests.waiting import wait_for
 
 
 def run_rank(environment: dict[str, str], log: str) -> None:
@@ -27,7 +28,6 @@ def run_rank(environment: dict[str, str], log: str) -> None:
 
 
 LOCAL = ClusterProfile(name="local", scheduler="local", gpus_per_node=8, gpu_flag="none", chain="none")
-PATIENCE_S = 300
 
 
 def settings(
@@ -87,7 +87,7 @@ class Launch:
 
     def await_words(self, words: str, after: str = "") -> None:
         """Waits until the log says `words`, behind `after`."""
-        self._await(lambda: words in self.log.partition(after)[2] if after else words in self.log, repr(words))
+        self.await_state(lambda: words in self.log.partition(after)[2] if after else words in self.log, repr(words))
 
     def await_steps_unseen(self) -> None:
         """Waits until rank 0 has worked on for some steps that a full disk keeps from being seen."""
@@ -97,45 +97,46 @@ class Launch:
             return int(process.read_text().split("syscw: ")[1].split()[0])
 
         before = calls()
-        self._await(lambda: calls() > before + 500, "further steps")
+        self.await_state(lambda: calls() > before + 500, "further steps")
 
     def await_hold(self) -> None:
         """Waits until rank 0 has stopped itself, HOLD_AT_LINE being in its environment."""
-        status = Path(f"/proc/{self.ranks[0].pid}/status")
-        self._await(lambda: status.exists() and "T (stopped)" in status.read_text(), "rank 0 on hold")
+        self.await_stop(0)
 
     def await_stop(self, rank: int) -> None:
         """Waits until SIGSTOP has reached a rank."""
-        status = Path(f"/proc/{self.ranks[rank].pid}/status")
-        self._await(lambda: "T (stopped)" in status.read_text(), f"stop of rank {rank}")
+        self.await_state(lambda: state_of(self.ranks[rank].pid) == "T", f"stop of rank {rank}")
 
-    def _await(self, happened: Callable[[], bool], what: str) -> None:
-        until = time.monotonic() + PATIENCE_S
-        while not happened():
-            late, ended = time.monotonic() > until, not any(rank.is_alive() for rank in self.ranks)
-            if late or ended:
-                # One that stands still would be waited for when the tests end.
-                for rank in self.ranks:
-                    rank.kill()
-                why = "before the ranks ended" if ended else f"in {PATIENCE_S} s"
-                raise AssertionError(f"no {what} {why}:\n{self.log}")
-            time.sleep(0.01)
+    def await_state(self, happened: Callable[[], object], what: str) -> None:
+        """Waits until something has happened, which ranks that have all ended cannot do any more."""
+
+        def decided() -> bool:
+            # Asked first: the last thing that a rank does may be what is waited for.
+            have_ended = not any(rank.is_alive() for rank in self.ranks)
+            return bool(happened()) or have_ended
+
+        try:
+            wait_for(what, decided, lambda: self.log)
+            assert happened(), f"no {what} before the ranks ended:\n{self.log}"
+        except BaseException:
+            # One that stands still would be waited for when the tests end.
+            for rank in self.ranks:
+                rank.kill()
+            raise
 
     def signal(self, number: signal.Signals, ranks: Iterable[int] | None = None) -> None:
         """Sends a signal to every rank, as Slurm and a terminal do, or to some."""
         for rank in range(len(self.ranks)) if ranks is None else ranks:
             os.kill(self.ranks[rank].pid, number)
 
-    def wait(self, patience_s: float = PATIENCE_S) -> list[int]:
+    def wait(self) -> list[int]:
         """The exit codes of all ranks."""
-        until = time.monotonic() + patience_s
-        for rank in self.ranks:
-            rank.join(timeout=max(0.1, until - time.monotonic()))
-        late = [rank for rank in self.ranks if rank.is_alive()]
-        for rank in late:
-            rank.kill()
-            rank.join()
-        assert not late, f"{len(late)} ranks still there after {patience_s} s:\n{self.log}"
+        try:
+            wait_for("end of all ranks", lambda: not any(rank.is_alive() for rank in self.ranks), lambda: self.log)
+        finally:
+            for rank in self.ranks:
+                rank.kill()
+                rank.join()
         return [rank.exitcode for rank in self.ranks]
 
     @property

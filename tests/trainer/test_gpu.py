@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,8 @@ from tests.distributed.reference import reference
 from tests.distributed.test_given_weights import unpadded
 from tests.distributed.trainings import SAVED, save_now, saved_weights
 from tests.trainer.gpu import NEAR, ON_GPU, train
-from tests.trainer.launch import PATIENCE_S, figures, lines, new_run, settings
+from tests.trainer.launch import figures, lines, new_run, settings
+from tests.waiting import wait_for
 
 pytestmark = ON_GPU
 ONE = Layout(1, 1, 1)
@@ -305,18 +305,15 @@ def test_resumed_on_a_gpu_to_the_last_digit(tmp_path: Path, tokens: Path) -> Non
     resolved = settings(tokens, one, dtype="bf16", steps=200, deterministic=True, eval_every=70, save_every=50)
     unbroken, run = new_run(tmp_path / "unbroken", resolved), new_run(tmp_path / "broken", resolved)
     [rank], attempt = start(unbroken)
-    assert rank.wait(PATIENCE_S) == 0, attempt.log.read_text()
+    assert rank.wait() == 0, attempt.log.read_text()
     [rank], attempt = start(run)
-    until = time.monotonic() + PATIENCE_S
-    while "step 20/" not in attempt.log.read_text():
-        assert rank.poll() is None, attempt.log.read_text()
-        assert time.monotonic() < until, attempt.log.read_text()
-        time.sleep(0.01)
+    wait_for("step 20", lambda: "step 20/" in attempt.log.read_text() or rank.poll() is not None)
+    assert rank.poll() is None, attempt.log.read_text()
     rank.send_signal(signal.SIGUSR2)
-    assert rank.wait(PATIENCE_S) == 0
+    assert rank.wait() == 0
     assert attempt.ended()["ended"] == "walltime", attempt.log.read_text()
     [rank], attempt = start(run)
-    assert rank.wait(PATIENCE_S) == 0, attempt.log.read_text()
+    assert rank.wait() == 0, attempt.log.read_text()
     assert figures(run) == figures(unbroken)
     # A peak is known one step after it was looked up.
     assert all(line["memory_allocated_gib"] for line in lines(unbroken)[3:])

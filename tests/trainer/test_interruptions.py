@@ -10,7 +10,7 @@ from tests.trainer.launch import Launch, figures, lines, new_run, settings, trai
 
 pytestmark = pytest.mark.xdist_group("train-interruptions")
 
-STEPS = 40
+STEPS = 20
 KEYS = (
     "step loss loss_eval grad_norm lr step_s tokens_per_s tokens skipped memory_allocated_gib memory_reserved_gib "
     "save_s eval_s time"
@@ -46,7 +46,7 @@ def test_every_step_has_its_line(unbroken: RunFolder) -> None:
     told = [line["step"] for line in found if line["save_s"] is not None]
     assert told[-1] == STEPS
     assert [step for step in told if step < 10] == []
-    assert {int(path.name[5:]) for path in unbroken.checkpoints.iterdir()} == {10, 20, 30, 40}
+    assert {int(path.name[5:]) for path in unbroken.checkpoints.iterdir()} == {10, 20}
     tokens = unbroken.resolved().batch.global_batch * 32
     assert {line["tokens"] for line in found} == {tokens}
     assert all(line["step_s"] > 0 and line["tokens_per_s"] > 0 for line in found)

@@ -7,7 +7,6 @@ import select
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.trainer.supervision.ending import write_end
 from tests.trainer.filling import fill
 from tests.trainer.launch import new_run, settings
+from tests.waiting import wait_for
 
 
 def test_what_is_printed_on_a_full_disk_comes_when_there_is_room(small_disk: Path) -> None:
@@ -130,10 +130,7 @@ def test_a_note_waits_for_room(small_disk: Path, monkeypatch: pytest.MonkeyPatch
     when_there_is_space(lambda: write_once(note, "words" * 2000), "note")
     assert not note.exists()
     filler.unlink()
-    until = time.monotonic() + 240
-    while not note.exists():
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_for("the note", note.exists)
     assert note.read_text() == "words" * 2000
 
 

@@ -300,8 +300,9 @@ def test_a_loss_that_is_no_number_is_no_done_run_unsaved_too(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("at", [1, 4, 5])
 @pytest.mark.parametrize("save_last", [True, False])
-def test_a_save_asked_for_during_the_last_steps_is_answered(tmp_path: Path, at: int, save_last: bool) -> None:
-    """Its word goes round for a step, and the folder is looked at once a second: the loop may be over by then."""
+def test_a_save_asked_for_during_the_last_steps_is_answered(tmp_path, monkeypatch, at, save_last):
+    """Its word goes round for a step, and the folder is looked at once in a while: the loop may be over by then."""
+    monkeypatch.setattr("hpc_gpt.trainer.supervision.signals._LOOK_S", 1e9)
     attempt = RunFolder(tmp_path).attempt(1)
     attempt.folder.mkdir(parents=True)
     begun = Begun(tmp_path, steps=5, save_last=save_last, inbox=Inbox(attempt))

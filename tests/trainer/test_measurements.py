@@ -1,7 +1,6 @@
 """What is measured beside the steps: pooled over GPUs, null where nothing was read; and the probe of the device."""
 
 import json
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,6 +16,7 @@ from hpc_gpt.trainer.ranks import Ranks
 from tests.amd_gpus import MODULE, amd_sysfs
 from tests.made_runs import read_run
 from tests.trainer.launch import new_run, settings, train
+from tests.waiting import wait_for
 
 
 def test_readings_of_all_gpus_are_pooled() -> None:
@@ -42,8 +42,7 @@ def test_a_gpu_without_nvml_ends_the_watch_and_nothing_else(monkeypatch) -> None
     monkeypatch.setattr("hpc_gpt.trainer.measurements._EVERY_S", 0.01)
     watch = GpuWatch(torch.device("cuda", 0))
     watch.begin()
-    watch._thread.join(timeout=10)
-    assert not watch._thread.is_alive()
+    wait_for("end of the watch", lambda: not watch._thread.is_alive())
     assert watch.end() == GpuSums()
 
 
@@ -56,9 +55,9 @@ def test_a_gpu_is_read_until_the_end(monkeypatch) -> None:
     monkeypatch.setattr("hpc_gpt.trainer.measurements._EVERY_S", 0.01)
     watch = GpuWatch(torch.device("cuda", 0))
     watch.begin()
-    while watch._sums.count < 3:
-        torch.randn(64, 64).sum()
+    wait_for("three readings", lambda: watch._sums.count >= 3)
     sums = watch.end()
+    watch._thread.join()  # of which `end` waits for five intervals alone
     every = range(10, 10 + sums.count)
     assert (sums.util, sums.util_squared) == (sum(every), sum(util**2 for util in every))
     assert (sums.sm_clock_mhz, sums.power_w) == (1700.0 * sums.count, 650.0 * sums.count)
@@ -71,9 +70,10 @@ def test_amds_gpus_are_read_in_watts_and_a_second_die_has_none(monkeypatch, tmp_
     dies = [GpuWatch(torch.device("cuda", die)) for die in (0, 1)]
     for watch in dies:
         watch.begin()
-        while not watch._sums.count:
-            time.sleep(0.01)
+        wait_for("a reading", lambda watch=watch: watch._sums.count)
     first, second = (watch.end() for watch in dies)
+    for watch in dies:
+        watch._thread.join()
     assert (first.power_w, first.powerless) == (412.0 * first.count, 0)
     assert (second.power_w, second.powerless) == (0.0, second.count)
     found = summarise([first, second])
@@ -127,10 +127,8 @@ def probed(monkeypatch: pytest.MonkeyPatch, command: str | None) -> DeviceProbe:
         monkeypatch.setenv("HPC_GPT_PROBE_COMMAND", command)
     probe = DeviceProbe(torch.device("cpu"))
     probe.measure()
-    until = time.monotonic() + 240
-    while command is not None and probe.result.probe_s is None and not probe._over:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    if command is not None:
+        wait_for("an answer of the command", lambda: probe.result.probe_s is not None or probe._over)
     return probe
 
 

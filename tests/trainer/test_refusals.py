@@ -31,7 +31,7 @@ from hpc_gpt.trainer.ranks import choose_device
 from hpc_gpt.trainer.supervision.meeting import RankIdentity
 from tests.refusals import Row, check_refusal
 from tests.trainer.alone import ALONE, CountingEngine
-from tests.trainer.checkpoints.test_safe_load import Program
+from tests.trainer.checkpoints.test_training_state import Program
 from tests.trainer.checkpoints.test_universal import saved_states
 from tests.trainer.engines.test_attention import Breakable, asking
 from tests.trainer.engines.test_master_weights import Training

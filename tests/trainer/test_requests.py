@@ -7,15 +7,15 @@ from hpc_gpt.core.runs.requests import answer_of, open_requests, write_request
 from tests.trainer.launch import LOCAL, Launch, lines, new_run, settings
 
 LONG = 1_000_000
-TP2_PP2 = {"tp": 2, "pp": 2, "dp": 1}
+PP2 = {"tp": 1, "pp": 2, "dp": 1}
 
 
 def test_all_save_at_one_step_and_go_on_then_stop(tmp_path: Path, tokens: Path) -> None:
-    run = new_run(tmp_path, settings(tokens, TP2_PP2, steps=LONG))
-    launch = Launch(run, 4)
+    run = new_run(tmp_path, settings(tokens, PP2, steps=LONG))
+    launch = Launch(run, 2)
     launch.await_words("step 3/")
     requests = [write_request(launch.attempt, "save") for _ in range(2)]
-    launch._await(lambda: all(answer_of(launch.attempt, request) for request in requests), "answer")
+    launch.await_state(lambda: all(answer_of(launch.attempt, request) for request in requests), "answer")
     answers = [answer_of(launch.attempt, request) for request in requests]
     step = answers[-1]["step"]
     assert all(said["done"] for said in answers)
@@ -23,7 +23,7 @@ def test_all_save_at_one_step_and_go_on_then_stop(tmp_path: Path, tokens: Path) 
     assert f"saved after step {step}" in launch.log
     launch.await_words(f"step {step + 3}/")
     write_request(launch.attempt, "stop")
-    assert launch.wait() == [0] * 4, launch.log
+    assert launch.wait() == [0] * 2, launch.log
     ended, last, requeue = launch.ended
     assert (ended, requeue) == ("stopped", False)
     assert launch.attempt.ended()["cause"] == "hpc-gpt stop"
@@ -35,7 +35,7 @@ def test_all_save_at_one_step_and_go_on_then_stop(tmp_path: Path, tokens: Path) 
 
 
 def test_a_requeue_leaves_the_mark_where_the_profile_has_a_queue(tmp_path: Path, tokens: Path) -> None:
-    resolved = settings(tokens, {"tp": 1, "pp": 1, "dp": 2}, steps=LONG)
+    resolved = settings(tokens, PP2, steps=LONG)
     run = new_run(tmp_path, replace(resolved, cluster=replace(LOCAL, chain="requeue")))
     attempt = run.new_attempt()
     write_request(attempt, "requeue")  # before a rank has started

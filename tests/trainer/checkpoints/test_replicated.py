@@ -21,6 +21,7 @@ def made(device: str, value: float) -> tuple[ReplicatedCheckpoint, list[nn.Param
     return ReplicatedCheckpoint(parameters, optimizer), parameters, optimizer
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", ["cpu", "meta"])  # what is on "meta" takes no memory of the host, as on a GPU
 def test_a_load_holds_nothing_beside_what_it_fills(device: str, tmp_path: Path) -> None:
     checkpoint, parameters, optimizer = made("cpu", 1.0)

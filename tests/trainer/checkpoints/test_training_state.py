@@ -1,17 +1,31 @@
-"""Of which model, layout and arithmetic a checkpoint is."""
+"""Of which model, layout and arithmetic a checkpoint is; its generators; and that it is data: no program is run."""
 
+import os
+import random
+from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from hpc_gpt.core.errors import CheckpointError
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.checkpoints.folders import load_safely
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
-from hpc_gpt.trainer.checkpoints.training_state import check_identity, put_identity, read_identity
+from hpc_gpt.trainer.checkpoints.training_state import (
+    check_identity,
+    load_random_state,
+    put_identity,
+    put_random_state,
+    read_identity,
+)
 from tests.trainer.launch import settings
 
+CPU = torch.device("cpu")
 RESOLVED = settings(Path("none.tokens"), {"tp": 2, "pp": 1, "dp": 2})
 DP_AND_STAGE = frozenset({"layout.dp", "engine.zero_stage"})
 
@@ -42,3 +56,35 @@ def test_cp_may_be_converted(tmp_path: Path) -> None:
         assert check_identity(folder, resumed, frozenset({"layout.cp"})) == {"layout.cp"}
         with pytest.raises(CheckpointError, match=rf"layout\.cp {words}"):
             check_identity(folder, resumed)
+
+
+class Program:
+    """Makes a folder as soon as it is unpickled."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.place),)
+
+
+def test_deepspeeds_own_classes_are_read(tmp_path: Path) -> None:
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    scaler = DynamicLossScaler(2.0**16, 2.0, 1000, 1, 2, False, torch.float16)
+    state = OrderedDict(a=scaler, b=ZeroStageEnum.weights, c={"w": fragment_address(7, 3)}, d=torch.Size([2, 3]))
+    torch.save(state, tmp_path / "sound.pt")
+    found = load_safely(tmp_path / "sound.pt")
+    assert vars(found["a"]) == vars(scaler)
+    assert list(found.values())[1:] == list(state.values())[1:]
+
+
+def test_generators_continue_from_a_checkpoint(tmp_path: Path) -> None:
+    files = RankFiles()
+    put_random_state(files, 0, CPU)
+    files.write(tmp_path)
+    expected = torch.rand(3).tolist(), random.random(), np.random.random()
+    load_random_state(tmp_path, 0, CPU)
+    assert (torch.rand(3).tolist(), random.random(), np.random.random()) == expected

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from hpc_gpt.trainer.checkpoints.save import SaveOutcome
 from hpc_gpt.trainer.checkpoints.write_progress import WriteProgress, start
 from tests.conftest import Disk
 from tests.trainer.alone import ALONE, CountingEngine
+from tests.waiting import wait_for
 
 
 class StoppedEngine(CountingEngine):
@@ -26,14 +27,25 @@ class StoppedEngine(CountingEngine):
         self.go = threading.Event()
 
     def save(self, files: RankFiles) -> None:
-        files.put_by([], lambda *_: (self.go.wait(60) and {}, None), lambda *_: None)
+        files.put_by([], lambda *_: (self.go.wait() and {}, None), lambda *_: None)
         super().save(files)
 
 
+class Clock:
+    """Stands for the module `time` in write_progress: the test says what time it is; CPU time is the thread's own."""
+
+    thread_time, clock_gettime = staticmethod(time.thread_time), staticmethod(time.clock_gettime)
+    pthread_getcpuclockid = staticmethod(time.pthread_getcpuclockid)
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
 @pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For threads that wait for nothing but the test."""
-    monkeypatch.setattr(write_progress, "HUNG_S", 0.5)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    monkeypatch.setattr(write_progress, "time", clock := Clock())
+    return clock
 
 
 @contextlib.contextmanager
@@ -46,16 +58,6 @@ def frozen(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     disk.thaw()
 
 
-def comes(happened: Callable[[], bool], patience_s: float = 60.0) -> bool:
-    """Whether it happens within the time."""
-    until = time.monotonic() + patience_s
-    while not happened():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 def test_a_hanging_write_is_named_and_completed_by_an_answer(disk_that_hangs, monkeypatch):
     checkpoints = Checkpoints(disk_that_hangs.folder, ALONE, Background(wanted=True))
     engine = StoppedEngine()
@@ -63,17 +65,15 @@ def test_a_hanging_write_is_named_and_completed_by_an_answer(disk_that_hangs, mo
     assert checkpoints.begin(engine, Progress(10)) is None
     with frozen(disk_that_hangs, monkeypatch):
         engine.go.set()
-        hung = checkpoints.finish()
-        assert isinstance(hung, str)
-        assert hung.startswith("rank 0 of ")
-        assert f"s for {disk_that_hangs.folder}/.writing-step-00000010/step" in hung
+        # A thread that has not come to the file yet may be said to hang before it.
+        file = f"{disk_that_hangs.folder}/.writing-step-00000010/step"
+        wait_for("the file that hangs to be named", lambda: f"s for {file}" in str(checkpoints.finish()))
+        assert str(checkpoints.finish()).startswith("rank 0 of ")
         assert checkpoints.is_saving
         assert checkpoints.hangs
-        # What is known is known at once, and the save may still end.
-        assert isinstance(checkpoints.finish(), str)
     outcomes: list[str | SaveOutcome] = []
     # The file that it waits for is still one that may wait for half a second.
-    assert comes(lambda: outcomes.append(checkpoints.finish()) or isinstance(outcomes[-1], SaveOutcome))
+    wait_for("the save's end", lambda: outcomes.append(checkpoints.finish()) or isinstance(outcomes[-1], SaveOutcome))
     outcome = outcomes[-1]
     assert isinstance(outcome, SaveOutcome)
     assert (outcome.step, outcome.refusal) == (10, Refusal())
@@ -92,53 +92,48 @@ def test_a_save_without_a_folder_is_refused_the_next_at_once(disk_that_hangs, mo
             assert f"s for {disk_that_hangs.folder}/checkpoints" in outcome.refusal.text
             assert not checkpoints.is_saving
             assert checkpoints.hangs
-    assert comes(lambda: not checkpoints.hangs)
+    wait_for("an answer of the disk", lambda: not checkpoints.hangs)
     assert not checkpoints.save(engine, Progress(10)).refusal
     assert checkpoints.resume(CountingEngine()).step == 10
 
 
-@pytest.mark.usefixtures("soon")
-def test_a_thread_that_computes_or_gets_on_does_not_hang(tmp_path: Path) -> None:
-    progress, end = WriteProgress(), threading.Event()
+def test_a_thread_that_computes_or_gets_on_does_not_hang(tmp_path: Path, clock: Clock) -> None:
+    progress, begun, end = WriteProgress(), threading.Event(), threading.Event()
 
     def compute() -> None:
         progress.reached(tmp_path)
+        begun.set()
         while not end.is_set():
             pass
 
-    def get_on() -> None:
-        while not end.wait(0.05):
-            progress.reached(tmp_path)
-
-    for work in (compute, get_on):
-        progress.reached("before")
-        thread = start(work)
-        time.sleep(0.8)
-        # One that has had no turn since looks as if it did.
-        assert comes(lambda thread=thread: not progress.hangs(thread), 10)
-        end.set()
-        thread.join()
-        end.clear()
+    computing, waiting = start(compute), start(end.wait)
+    begun.wait()
+    clock.now = 11
+    wait_for("CPU time of the thread that computes", lambda: not progress.hangs(computing))
+    progress.reached(tmp_path)
+    clock.now = 20
+    assert not progress.hangs(waiting)
+    clock.now = 22
+    assert progress.hangs(waiting)
+    end.set()
+    computing.join()
 
 
-@pytest.mark.usefixtures("soon")
-def test_syncing_a_large_file_may_take_longer(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("size", "limit_s"), [(0, 10), (10**9, 110)])
+def test_a_wait_hangs_and_syncing_a_large_file_may_be_longer(tmp_path: Path, clock: Clock, size, limit_s) -> None:
     progress, begun, end = WriteProgress(), threading.Event(), threading.Event()
 
-    def sync(size: int) -> None:
+    def sync() -> None:
         progress.reached(tmp_path, size)
         begun.set()
         end.wait()
 
-    for size, expected in ((10**9, ""), (0, str(tmp_path))):
-        begun.clear()
-        thread = start(lambda size=size: sync(size))  # type: ignore[misc]
-        begun.wait()
-        time.sleep(0.8)
-        said = progress.hangs(thread)
-        assert expected in said
-        assert bool(said) == bool(expected)
-        end.set()
-        thread.join()
-        assert not progress.hangs(thread)
-        end.clear()
+    thread = start(sync)
+    begun.wait()
+    clock.now = limit_s - 1
+    assert not progress.hangs(thread)
+    clock.now = limit_s + 1
+    assert progress.hangs(thread) == f"has waited {limit_s + 1} s for {tmp_path}"
+    end.set()
+    thread.join()
+    assert not progress.hangs(thread)
