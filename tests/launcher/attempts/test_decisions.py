@@ -105,16 +105,6 @@ def test_the_trainers_word_stands_and_slurms_beats_a_vague_one() -> None:
     assert bad_nodes.listed("generic-slurm")["n4"].times == 1
 
 
-def test_a_rank_that_only_lost_another_is_not_the_cause() -> None:
-    run = slurm_run()
-    attempt = start(run, "error", cause="rank 0 lost another rank: RuntimeError: Connection reset by peer")
-    after(run, attempt, "error", "n4: task 1: Killed")
-    assert attempt.verdict()["cause"].startswith("rank 1 on n4 was ended by SIGKILL, by hand or by the kernel's ")
-    second = start(run, "error", cause="rank 0: KeyError: 'a'")
-    after(run, second, "error", "n3: task 0: Exited with exit code 1")
-    assert second.verdict()["cause"] == "rank 0: KeyError: 'a'"
-
-
 def test_a_requeue_by_hand_looks_like_a_cancel_from_inside() -> None:
     run = slurm_run()
     attempt = start(run, "cancelled", cause="SIGTERM")
@@ -127,13 +117,6 @@ def test_a_requeue_by_hand_looks_like_a_cancel_from_inside() -> None:
     ("line", "ended", "go_on"),
     [
         ("slurmstepd: error: Detected 1 oom-kill event(s) in StepId=1.0.", "host_memory", "stop"),
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "gpu_memory", "stop"),
-        ("OSError: [Errno 28] No space left on device: 'x'", "disk_full", "stop"),
-        ("srun: error: Unable to confirm allocation for job 7: Unable to contact slurm controller", "error", "again"),
-        ("srun: error: n3: task 0: Killed", "error", "again"),
-        ("/tmp/slurm_script: line 7: syntax error near unexpected token `fi'", "user_error", "stop"),
-        ("/tmp/slurm_script: line 9: unexpected EOF while looking for matching `)'", "user_error", "stop"),
-        ('fit.sh: 9: Syntax error: "fi" unexpected', "user_error", "stop"),
         (
             "[rank2]:[E1120 10:00:00.000000000 ProcessGroupNCCL.cpp:616] [Rank 2] Watchdog caught collective operation "
             "timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600003 "
@@ -141,11 +124,8 @@ def test_a_requeue_by_hand_looks_like_a_cancel_from_inside() -> None:
             "collective_timeout",
             "again",
         ),
-        (
-            "slurmstepd: error: *** JOB 7 ON n3 CANCELLED AT 2026-01-01T00:00:00 DUE TO JOB REQUEUE ***",
-            "error",
-            "again",
-        ),
+        ("srun: error: n3: task 0: Killed", "error", "again"),
+        ('fit.sh: 9: Syntax error: "fi" unexpected', "user_error", "stop"),
     ],
 )
 def test_where_only_the_log_knows(line: str, ended: str, go_on: str) -> None:
@@ -208,7 +188,7 @@ def test_what_another_job_has_started_is_left_alone(job: str | None, monkeypatch
 
 def test_a_process_of_another_job_is_known_by_its_cgroup_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job's program may have unset its variables."""
-    cgroup = Path("/sys/fs/cgroup/freezer/job_990077")
+    cgroup = Path(f"/sys/fs/cgroup/freezer/job_99{os.getpid()}")  # of no other session on this machine
     try:
         cgroup.mkdir()
     except OSError:
@@ -308,11 +288,6 @@ def test_the_links_of_a_chain_are_named() -> None:
 # --- before
 
 
-def test_the_first_attempt_starts() -> None:
-    run = slurm_run()
-    assert before(run, start(run)) == ["go", "-"]
-
-
 def test_a_second_job_steps_aside_and_the_first_one_counts(monkeypatch) -> None:
     run = slurm_run()
     first, second = start(run), start(run, job_id="8")
@@ -354,18 +329,6 @@ def test_an_attempt_whose_script_was_lost_is_settled_by_the_next(words: tuple[st
     assert lost.verdict()["node"] == ("n3" if ended == "node_failure" else None)
 
 
-def test_a_rank_that_saw_a_dying_node_first_does_not_decide() -> None:
-    """The script was lost on the way: ended.json is the rank's, and the verdict is of the node that died."""
-    run = slurm_run()
-    lost = start(run, "error", saved=3)
-    lost.log.write_text("rank 7 lost another rank: Connection reset by peer\nsrun: error: Node failure on n4\n")
-    assert before(run, start(run), "squeue 7 RUNNING", "sacct 7 NODE_FAIL", "sacct 7 RUNNING") == ["go", "-"]
-    verdict = lost.verdict()
-    assert (verdict["ended"], verdict["attempt_ended"], verdict["node"]) == ("node_failure", "node_failure", "n4")
-    assert verdict["why"] == verdict["cause"]
-    assert next(past.ended for past in read_history(run, 4, NOW)) == "node_failure"
-
-
 def test_a_link_behind_a_lost_one_settles_it_too() -> None:
     run = slurm_run()
     lost = start(run)
@@ -397,18 +360,6 @@ def test_a_run_that_is_done_is_not_trained_again_its_links_end(monkeypatch) -> N
     assert before(run, second) == ["stop", "0", "7,8,9"], "a script that asks twice hears the same"
     monkeypatch.setattr(status, "_slurm_states", lambda *_: ({"8": ("COMPLETED", "")}, ""))
     assert read_status([run])[0].state == "done"
-
-
-def test_a_job_after_a_done_runs_last_changes_nothing(monkeypatch) -> None:
-    run = slurm_run()
-    after(run, start(run, "done", cause="train.minutes = 5 are over"))
-    with_job(run, "8")
-    for slurm in ({}, {"8": ("COMPLETED", "")}, {"8": ("CANCELLED", "")}):
-        monkeypatch.setattr(status, "_slurm_states", lambda *_, slurm=slurm: (slurm, ""))
-        row = read_status([run])[0]
-        assert (row.state, row.cause) == ("done", "train.minutes = 5 are over")
-    monkeypatch.setattr(status, "_slurm_states", lambda *_: ({"8": ("PENDING", "")}, ""))
-    assert read_status([run])[0].state == "pending"
 
 
 def test_a_script_run_by_hand_finds_its_run_done(capsys) -> None:
@@ -498,13 +449,9 @@ def test_a_budget_is_checked_before_every_link() -> None:
 @pytest.mark.parametrize(
     "odd",
     [
-        {"pause_s": [1]},
-        {"pause_s": float("inf")},
-        {"pause_s": "x"},
-        {"exclude": True},
+        {"pause_s": float("inf"), "node": "-rf x"},
+        {"pause_s": "x", "attempt_ended": [1]},
         {"exclude": ["n1 n2", "--user=root", "\nn3", ["n4"]]},
-        {"node": "-rf x"},
-        {"attempt_ended": [1]},
     ],
 )
 def test_anothers_verdict_neither_breaks_the_script_nor_gets_out(odd: dict[str, Any]) -> None:
@@ -515,14 +462,6 @@ def test_anothers_verdict_neither_breaks_the_script_nor_gets_out(odd: dict[str, 
     again = start(run)
     assert before(run, again) == ["go", "-"]
     assert after(run, again)[2] == "-"
-
-
-def test_an_unreadable_earlier_end_is_settled_by_slurms_word() -> None:
-    run = slurm_run(job_id="8")
-    lost = start(run, job_id="7")
-    (lost.folder / "ended.json").write_text("")
-    assert before(run, start(run, job_id="8"), "sacct 7 FAILED") == ["go", "-"]
-    assert lost.verdict()["attempt_ended"] == "error"
 
 
 def test_words_that_are_none_are_left_out() -> None:
@@ -553,18 +492,6 @@ def test_status_says_what_a_waiting_run_goes_on_from(monkeypatch) -> None:
     )
     monkeypatch.setattr(status, "_slurm_states", lambda *_: ({"7": ("PENDING", "Resources")}, ""))
     assert read_status([run])[0].cause == f"{row.cause}; its nodes are busy (Resources)"
-
-
-def test_status_says_why_a_chain_has_ended(monkeypatch) -> None:
-    monkeypatch.setattr(status, "_slurm_states", lambda *_: ({"7": ("FAILED", "")}, ""))
-    run = slurm_run()
-    for _ in range(2):
-        after(run, start(run))
-    row = read_status([run])[0]
-    assert row.state == "no_progress"
-    assert (
-        row.cause == f"2 attempts in a row trained no step further: there is no checkpoint; the last end was {KILLED}"
-    )
 
 
 def test_a_job_takes_its_runs_lock_unless_another_has_it(monkeypatch, capsys) -> None:

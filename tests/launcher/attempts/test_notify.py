@@ -4,8 +4,7 @@ import json
 import os
 import re
 import resource
-import sys
-import time
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from tests.around import EVENTS
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
 from tests.processes import state_of
 from tests.programs import put, ran
+from tests.waiting import patient, wait_for
 
 
 def run_that_tells(command: Any, **notify: Any) -> RunFolder:
@@ -132,29 +132,28 @@ def test_a_command_that_fails_is_a_line(command: Any, said: str, capsys: pytest.
     assert capsys.readouterr().out == said
 
 
-def test_of_what_a_command_prints_the_end_is_kept_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    run = run_that_tells("yes of this | head -c 64M || exit 9; echo its end >&2; sleep 60 & exit 3", on=["ended"])
+def test_of_what_a_command_prints_the_end_is_kept_alone(capsys, tmp_path, monkeypatch) -> None:
+    """It waits for no process that the command leaves behind."""
+    left = "echo its end >&2; sleep 6000 & echo $! >left; exit 3"
+    monkeypatch.chdir(tmp_path)
+    run = run_that_tells(f"yes of this | head -c 64M || exit 9; {left}", on=["ended"], timeout_s=patient(60))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))  # a larger file ends its writer
     try:
-        began = time.monotonic()
         send_event(run, run.resolved(), judged(run, "done"), "ended")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert time.monotonic() - began < 40, "it waits for no process that the command leaves behind"
     assert capsys.readouterr().out.startswith("notify: ended: the command ended with exit code 3")
+    os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
 
 
 def test_a_command_that_hangs_is_killed_with_what_it_started(tmp_path, capsys):
-    child = f"import os, time; open({str(tmp_path / 'child')!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-    run = run_that_tells(f'{sys.executable} -c "{child}" & wait', timeout_s=5)
+    limit_s = patient(5)
+    run = run_that_tells(f"sleep 6000 & echo $! >{tmp_path}/child; wait", timeout_s=limit_s)
     send_event(run, run.resolved(), judged(run, "error"), "failed")
-    assert capsys.readouterr().out == "notify: failed: the command had not ended after 5 s and was killed\n"
+    assert capsys.readouterr().out == f"notify: failed: the command had not ended after {limit_s:g} s and was killed\n"
     pid = int((tmp_path / "child").read_text())
-    end = time.monotonic() + 60
-    while state_of(pid) not in "ZX" and time.monotonic() < end:
-        time.sleep(0.05)
-    assert state_of(pid) in "ZX"
+    wait_for("the process has left", lambda: state_of(pid) in "ZX")
 
 
 def test_the_script_waits_while_the_command_has_the_first_step(tmp_path: Path) -> None:

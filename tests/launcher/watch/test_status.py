@@ -7,45 +7,37 @@ import json
 import os
 import platform
 import re
-import threading
 import time
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from hpc_gpt.core import files
-from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.errors import ConfigError, SlurmUnreachable
 from hpc_gpt.core.files import logs_dir, write_once
 from hpc_gpt.core.process import process_identity, start_time
 from hpc_gpt.core.runs.heartbeats import RankHeartbeat, write_heartbeat
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.clients import Answer, add_found
-from hpc_gpt.launcher.watch import status
-from hpc_gpt.launcher.watch.control import ask_runs, await_measurements
+from hpc_gpt.launcher.watch import control, status
 from hpc_gpt.launcher.watch.restarts import Restarts
 from hpc_gpt.launcher.watch.status import NO_ANSWER, read_own_status, read_status
 from tests.cli.command import in_process
-from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, unsubmitted_run, with_attempt, with_job
+from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, unsubmitted_run, with_job
 from tests.programs import put
+from tests.waiting import patient
 
 
 @pytest.fixture
 def slurm_says(monkeypatch):
-    """Sets what Slurm answers: job id -> (state, reason), or None for no answer; counts how often it is asked."""
-    answers: list = [{}]
-    asked: list = []
-
-    def answer(wanted, *_):
-        asked.append(wanted)
-        return answers[0], ""
-
-    monkeypatch.setattr(status, "_slurm_states", answer)
+    """Sets what Slurm answers: job id -> (state, reason), or None for no answer."""
 
     def say(states):
-        answers[0] = states
-        return asked
+        monkeypatch.setattr(status, "_slurm_states", lambda *_: (states, ""))
 
+    say({})
     return say
 
 
@@ -60,43 +52,28 @@ def slurm_run(*, ended: str | None = None, requeue: bool = False, attempt: bool 
 
 
 @pytest.mark.parametrize(
-    ("slurm", "ended", "requeue", "state"),
+    ("slurm", "ended", "requeue", "state", "cause"),
     [
-        ("PENDING", None, False, "pending"),
-        ("PENDING", "walltime", True, "pending"),
-        ("RUNNING", None, False, "running"),
-        ("COMPLETING", "done", False, "running"),
-        ("COMPLETED", "done", False, "done"),
-        ("COMPLETED", "nan", False, "nan"),
-        ("COMPLETED", None, False, "unknown"),
-        ("FAILED", None, False, "error"),
-        ("FAILED", "data", False, "data"),
-        ("CANCELLED", None, False, "cancelled"),
-        ("CANCELLED", "walltime", True, "cancelled"),
-        ("CANCELLED", "stopped", False, "stopped"),
-        ("NODE_FAIL", None, False, "node_failure"),
-        ("OUT_OF_MEMORY", None, False, "host_memory"),
-        ("TIMEOUT", None, False, "walltime"),
-        ("", "done", False, "done"),
-        ("", None, False, "unknown"),
-        ("", "walltime", True, "unknown"),
-        ("REVOKED", None, False, "unknown"),
+        ("PENDING", "walltime", True, "pending", "starts again after walltime, as attempt 2"),
+        ("COMPLETING", "done", False, "running", None),
+        ("COMPLETED", None, False, "unknown", "Slurm says COMPLETED"),
+        ("COMPLETED", "preempted", True, "preempted", "not requeued, Slurm says COMPLETED"),
+        ("FAILED", "data", False, "data", "its cause"),
+        ("CANCELLED", "walltime", True, "cancelled", "while it waited"),
+        ("CANCELLED", "stopped", False, "stopped", "its cause"),
+        ("NODE_FAIL", None, False, "node_failure", "Slurm says NODE_FAIL"),
+        ("OUT_OF_MEMORY", None, False, "host_memory", "Slurm says OUT_OF_MEMORY"),
+        ("TIMEOUT", None, False, "walltime", "Slurm says TIMEOUT"),
+        ("", "walltime", True, "unknown", "walltime, and Slurm no longer knows job 7"),
+        ("REVOKED", None, False, "unknown", "Slurm says REVOKED"),
     ],
 )
-def test_state_of_a_slurm_run(slurm_says, slurm, ended, requeue, state):
+def test_slurms_word_makes_a_state_and_its_cause(slurm_says, slurm, ended, requeue, state, cause):
+    """What has no branch of its own here is in the whole table, core/ends/test_whole_states.py."""
     run = slurm_run(ended=ended, requeue=requeue)
     slurm_says({"7": (slurm, "None")} if slurm else {})
-    assert read_status([run])[0].state == state
-
-
-@pytest.mark.parametrize("slurm", ["COMPLETED", "FAILED", "TIMEOUT"])
-def test_a_job_that_was_to_be_requeued_and_was_not_is_never_done(slurm_says, slurm):
-    run = slurm_run(ended="preempted", requeue=True)
-    slurm_says({"7": (slurm, "None")})
     row = read_status([run])[0]
-    assert (row.state, row.cause) == ("preempted", f"not requeued, Slurm says {slurm}")
-    run.cancelled_mark("7").touch()
-    assert read_status([run])[0].state == "cancelled"
+    assert (row.state, row.cause) == (state, cause)
 
 
 def test_a_training_run_says_its_end_and_cost_unless_suspended(slurm_says):
@@ -119,46 +96,23 @@ def test_a_training_run_says_its_end_and_cost_unless_suspended(slurm_says):
     assert (" suspended " in line, " running " in line) == (True, False)
 
 
-def test_a_run_that_is_over_ends_no_more(slurm_says):
-    run = with_attempt(unsubmitted_run(), 29)
-    row = read_status([run])[0]
-    assert (row.left_s, row.gpu_hours) == (None, run.resolved().gpus)
-    waiting = read_status([unsubmitted_run()])[0]
-    assert (waiting.age_s, waiting.left_s, waiting.gpu_hours) == (None, None, None)
-
-
-def test_an_empty_queue_means_unknown_never_failed(slurm_says):
-    slurm_says({})
-    assert read_status([slurm_run(attempt=False)])[0].state == "unknown"
-
-
 def test_a_controller_that_is_down_hides_nothing_of_the_folder(slurm_says):
     slurm_says(None)
     assert read_status([slurm_run(ended="done")])[0].state == "done"
     row = read_status([slurm_run()])[0]
     assert (row.state, row.cause, row.is_over) == ("running", status.NO_ANSWER, False)
     assert read_own_status(slurm_run()).state == "unknown", "to who is about to act"
-    # Nothing was written for a day, and nobody can say whether the job is still there.
-    silent = slurm_run()
-    for path in [silent.path, *silent.path.rglob("*")]:
-        os.utime(path, (STARTED, STARTED))
-    [row] = read_status([silent])
-    assert (row.state, row.cause, row.is_over) == ("unknown", status.NO_ANSWER, False)
-
-
-def test_a_forgotten_job_that_was_cancelled_while_it_waited(slurm_says):
-    run = slurm_run(ended="preempted", requeue=True)
-    run.cancelled_mark("7").touch()
-    slurm_says({})
-    assert read_status([run])[0].state == "cancelled"
 
 
 @pytest.fixture
 def client(tmp_path, monkeypatch):
-    """Puts a Slurm client on the PATH that notes how it is called and does this; returns the file of its calls."""
+    """Puts a Slurm client on the PATH that notes how it is called and does this; returns the file of its calls.
+
+    It has as long as it takes, but where a test says otherwise."""
     (folder := tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.delenv("SLURM_CONF", raising=False)
+    monkeypatch.setenv(status.PATIENCE, f"{patient(300):g}")
 
     def add(name, does):
         put(folder / name, f'#!/bin/bash\necho "$*" >>"$0.calls"\n{does}\n')
@@ -222,45 +176,45 @@ def test_accounting_is_asked_in_parts_and_of_elements_once(client, many):
     assert sum(len(line.split(",")) for line in asked) == many + 1
 
 
-@pytest.mark.parametrize("does", ["exit 1", "exec sleep 60"])
-def test_accounting_that_fails_hides_nothing_else(client, monkeypatch, does):
+def test_accounting_that_fails_hides_nothing_else(client):
     client("squeue", 'echo "4|RUNNING|None"')
-    client("sacct", does)
-    monkeypatch.setenv(status.PATIENCE, "1")
-    rows, silence = status.ask_status([slurm_run(job_id="4"), slurm_run(job_id="5")], limit_s=1)
-    assert [row.state for row in rows] == ["running", "unknown"]
-    assert silence == ("" if does == "exit 1" else "sacct gave no answer in 1 s")
+    client("sacct", "exit 1")
+    rows, silence = status.ask_status([slurm_run(job_id="4"), slurm_run(job_id="5")])
+    assert ([row.state for row in rows], silence) == (["running", "unknown"], "")
+
+    def wait(asked):
+        if asked.name == "sacct":
+            raise SlurmUnreachable("sacct gave no answer in 1 s")
+        return asked.answer(patient(300))
+
+    found = {"4": ("RUNNING", "None")}
+    assert status._slurm_states(["4", "5"], wait, None) == (found, "sacct gave no answer in 1 s")
 
 
 def test_a_silent_controller_delays_ended_runs_by_patience_alone(client, monkeypatch):
-    client("squeue", "exec sleep 60")
+    client("squeue", "exec sleep 6000")
     monkeypatch.setenv(status.PATIENCE, "0.2")
     early = []
-    began = time.monotonic()
     rows, silence = status.ask_status([slurm_run(ended="done")], early.extend)
-    assert time.monotonic() - began < 10
     assert [row.state for row in rows] == [row.state for row in early] == ["done"]
     assert silence == "squeue gave no answer in 0.2 s"
     assert status.PATIENCE in status.silence_note(silence)
 
 
-def test_an_answer_that_comes_in_time_shows_nothing_early(client):
+def test_an_open_run_is_waited_for_after_its_folder_is_shown(client, monkeypatch, tmp_path):
+    """Of an answer that comes in time nothing is shown before."""
+    monkeypatch.setattr(status, "EARLY_S", patient(300))
     client("squeue", 'echo "7|RUNNING|None"')
+    assert status.ask_status([slurm_run()], lambda _: pytest.fail("it was early"))[1] == ""
+    monkeypatch.setattr(status, "EARLY_S", 0.1)
+    client("squeue", f'until [ -e {tmp_path}/early ]; do sleep 0.05; done; echo "7|RUNNING|None"')
     early = []
-    rows, silence = status.ask_status([slurm_run()], early.extend)
-    assert ([row.state for row in rows], early, silence) == (["running"], [], "")
-
-
-def test_an_open_run_is_waited_for_as_long_as_before(client, monkeypatch):
-    client("squeue", 'sleep 1.5; echo "7|RUNNING|None"')
-    monkeypatch.setenv(status.PATIENCE, "0.2")
-    early = []
-    rows, silence = status.ask_status([slurm_run()], early.extend)
+    rows, silence = status.ask_status([slurm_run()], lambda rows: (early.extend(rows), (tmp_path / "early").touch()))
     assert ([row.state for row in rows], silence) == (["running"], "")
     assert [row.cause for row in early] == [status.NO_ANSWER]
 
 
-@pytest.mark.parametrize("given", ["soon", "0", "-1", "nan"])
+@pytest.mark.parametrize("given", ["soon", "0", "nan"])
 def test_a_patience_that_is_no_time_is_refused(monkeypatch, given):
     monkeypatch.setenv(status.PATIENCE, given)
     with pytest.raises(ConfigError, match=status.PATIENCE):
@@ -268,10 +222,10 @@ def test_a_patience_that_is_no_time_is_refused(monkeypatch, given):
 
 
 def test_a_configuration_that_is_not_there_is_said_at_once(client, monkeypatch):
-    client("squeue", "exec sleep 60")
+    client("squeue", "exec sleep 6000")
     monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")
-    rows, silence = status.ask_status([slurm_run(ended="done")])
-    assert (rows[0].state, silence) == ("done", "SLURM_CONF names /nowhere/slurm.conf, which does not exist")
+    silence = status.ask_status([slurm_run(ended="done")])[1]
+    assert silence == "SLURM_CONF names /nowhere/slurm.conf, which does not exist"
 
 
 @pytest.mark.parametrize("cluster", ["local", "generic-slurm"])
@@ -294,7 +248,7 @@ def test_an_ended_run_has_each_of_its_files_read_once(slurm_says, monkeypatch, c
 def test_a_run_that_ends_while_slurm_is_asked_has_ended(monkeypatch):
     run = slurm_run()
 
-    def answer(wanted, *_):
+    def answer(*_):
         run.attempt(1).write_ended("done", None, 5)
         return {}, ""
 
@@ -317,36 +271,28 @@ def test_a_run_that_plain_sbatch_started_is_found_by_its_attempt(slurm_says):
     assert (row.state, row.job_id) == ("running", "31")
 
 
-@pytest.mark.parametrize(("resumed", "newest"), [(200.0, "30"), (50.0, "20")])
-def test_of_a_resume_and_a_plain_sbatch_the_newer_is_the_job(slurm_says, resumed, newest):
+@pytest.mark.parametrize(
+    ("line", "newest"),
+    [
+        ({"time": 200.0}, "30"),
+        ({"time": 50.0}, "20"),
+        ({"time": 50.0, "attempts_before": 1}, "30"),
+        ({"time": 200.0, "attempts_before": 0}, "20"),
+    ],
+)
+def test_of_a_resume_and_a_plain_sbatch_the_newer_is_the_job(slurm_says, line, newest):
+    """Their two clocks count only where the number of attempts is not known."""
     run = unsubmitted_run("generic-slurm")
     (run.new_attempt().folder / "attempt.json").write_text(json.dumps({"job_id": "20", "started": 100}))
-    with_job(run, "30", time=resumed)
+    run.add_submission({"scheduler": "slurm", "job_id": "30", "refused": None, **line})
     slurm_says({"20": ("COMPLETED", "None"), "30": ("PENDING", "Priority")})
     row = read_status([run])[0]
     assert (row.job_id, row.state) == (newest, {"20": "unknown", "30": "pending"}[newest])
 
 
-@pytest.mark.parametrize(("attempts_before", "newest"), [(1, "30"), (0, "20")])
-def test_which_job_is_newer_is_no_matter_of_two_clocks(slurm_says, attempts_before, newest):
-    run = unsubmitted_run("generic-slurm")
-    (run.new_attempt().folder / "attempt.json").write_text(json.dumps({"job_id": "20", "started": 100}))
-    line = {"scheduler": "slurm", "job_id": "30", "refused": None, "attempts_before": attempts_before}
-    run.add_submission({**line, "time": 50.0 if attempts_before else 200.0})
-    slurm_says({"20": ("COMPLETED", "None"), "30": ("PENDING", "Priority")})
-    assert read_status([run])[0].job_id == newest
-
-
-def test_a_local_run_lives_while_its_process_does():
+def test_a_run_of_another_host_is_not_known_from_here():
     run = unsubmitted_run()
-    line = {"scheduler": "local", "job_id": "1", **process_identity(os.getpid())}
-    run.add_submission({**line, "host": platform.node()})
-    assert read_status([run])[0].state == "running"
-    run.add_submission({**line, "pid_start": "1", "host": platform.node()})  # the pid was given to another since
-    assert read_status([run])[0].state == "error"
-    run.cancelled_mark("1").touch()
-    assert read_status([run])[0].state == "cancelled"
-    run.add_submission({**line, "job_id": "2", "host": "elsewhere"})
+    run.add_submission({"scheduler": "local", "job_id": "2", **process_identity(os.getpid()), "host": "elsewhere"})
     row = read_status([run])[0]
     assert (row.state, row.cause) == ("pending", "runs on elsewhere, which is not visible from here")
 
@@ -354,26 +300,10 @@ def test_a_local_run_lives_while_its_process_does():
 def test_the_last_step_is_the_newest_attempts_that_has_one(slurm_says):
     slurm_says({"7": ("RUNNING", "None")})
     run = slurm_run()
-    run.attempt(1).metrics.write_text('{"step": 8, "loss": 2.5, "tokens_per_s": 10.0}\n{"step": 9, "lo')
+    run.attempt(1).metrics.write_text('{"step": 8, "loss": NaN, "tokens_per_s": 10.0}\n{"step": 9, "lo')
     (run.new_attempt().folder / "attempt.json").write_text(json.dumps({"job_id": "7"}))
-    row = read_status([run])[0]
-    assert (row.step, row.loss, row.tokens_per_s, row.attempts) == (8, 2.5, 10.0, 2)
-
-
-def test_nan_is_null_in_json(slurm_says):
-    slurm_says({})
-    run = slurm_run(ended="nan")
-    run.attempt(1).metrics.write_text('{"step": 8, "loss": NaN, "tokens_per_s": 10.0}\n')
-    assert json.loads(json.dumps(read_status([run])[0].to_dict(), allow_nan=False))["loss"] is None
-
-
-def test_a_damaged_folder_is_one_row_not_the_end_of_the_list():
-    good, bad = unsubmitted_run(), unsubmitted_run()
-    (bad.path / "resolved.json").write_text("{")
-    rows = {row.run: row for row in read_status([good, bad])}
-    assert rows[bad.run_id].state == "unknown"
-    assert "resolved.json" in rows[bad.run_id].cause
-    assert rows[good.run_id].steps == 200
+    row = json.loads(json.dumps(read_status([run])[0].to_dict(), allow_nan=False))
+    assert [row[key] for key in ("step", "loss", "tokens_per_s", "attempts")] == [8, None, 10.0, 2]
 
 
 def test_a_run_that_leaves_after_a_cancel_says_so(slurm_says):
@@ -448,17 +378,12 @@ def test_long_attempts_have_cheap_restarts_and_no_warning(slurm_says):
     )
 
 
-def test_a_pace_of_absent_or_damaged_files_is_none(slurm_says):
+def test_damaged_metrics_are_steps_that_nobody_trained(slurm_says):
     slurm_says({"4711": ("RUNNING", "None")})
     run = make_run(logs_dir(), "generic-slurm")
     for text in ("[]", '{"step": "a"}', "not json"):
-        attempt = add_attempt(run, [], "walltime", requeue=True)
-        attempt.metrics.write_text(text)
+        add_attempt(run, [], "walltime", requeue=True).metrics.write_text(text)
     assert read_status([run])[0].pace.startswith("warning: 3 attempts trained 0 steps in ")
-    run = make_run(logs_dir(), "generic-slurm")
-    for _ in range(2):
-        run.new_attempt()
-    assert read_status([run])[0].pace is None
 
 
 def moved_run(line, ended=None):
@@ -495,22 +420,13 @@ def test_a_run_moved_before_its_end_is_every_verbs_user_error():
     assert f"hpc-gpt submit --resume {run.run_id}" in said
     record = json.loads(in_process("report", run.path, "--json").stdout)["records"][0]
     assert (record["ended"], record["cause"]) == ("user_error", words)
-
-
-def test_a_run_moved_after_its_end_or_back_is_as_it_was():
-    run, old = moved_run(local_line("1"), ended="nan")
-    assert (read_status([run])[0].state, read_status([run])[0].cause) == ("nan", None)
-    run, old = moved_run(local_line("1"))
-    back = RunFolder(run.path.rename(old))
-    assert (read_status([back])[0].state, read_status([back])[0].moved_from) == ("error", None)
+    run, _ = moved_run(local_line("1"), ended="nan")
+    assert (read_status([run])[0].state, read_status([run])[0].cause) == ("nan", None), "it had ended before"
 
 
 @pytest.mark.parametrize(
     ("slurm", "state", "says"),
     [
-        ("PENDING", "pending", "{}, where its job will look for it"),
-        ("RUNNING", "running", "{}, where its ranks write"),
-        ("FAILED", "user_error", "Slurm says FAILED; {} while it ran"),
         ("COMPLETED", "user_error", "Slurm says COMPLETED; {} while it ran"),
         ("", "user_error", "it wrote no end; {} while it ran"),
         ("CANCELLED", "cancelled", "{} while it ran"),
@@ -523,7 +439,6 @@ def test_a_slurm_run_whose_folder_was_moved(slurm_says, slurm, state, says):
     row = read_status([run])[0]
     assert row.state == state
     assert str(row.cause).endswith(says.format(f"its folder was moved from {old}"))
-    assert in_process("why", run.path).stdout.startswith(f"{run.run_id} (demo): {state}")
 
 
 def test_why_has_the_attempt_and_line_that_slurm_says_failed(slurm_says):
@@ -562,43 +477,32 @@ def test_why_of_a_run_that_waits_has_slurms_reason_in_words(slurm_says):
     assert ": cancelled: " in in_process("why", slurm_run(attempt=False).path).stdout.splitlines()[0]
 
 
-def test_why_does_not_wait_long_for_a_controller_that_hangs(client, monkeypatch):
-    client("squeue", "exec sleep 600")
+@pytest.mark.parametrize(
+    ("verb", "code", "says"),
+    [("why", 0, "\nstatus   Slurm does not answer\n"), ("status", 0, NO_ANSWER), ("save", 0, "may not be running")],
+)
+def test_looks_and_requests_wait_for_slurm_as_long_as_allowed(client, monkeypatch, verb, code, says):
+    client("squeue", "exec sleep 6000")
     monkeypatch.setenv(status.PATIENCE, "0.2")
-    done = in_process("why", slurm_run(attempt=False).path)
-    assert "\nstatus   Slurm does not answer\n" in done.stdout
-    assert "squeue gave no answer in 0.2 s" in done.stderr
+    done = in_process(verb, slurm_run().path)
+    assert (done.code, "squeue gave no answer in 0.2 s" in done.stderr) == (code, True), done
+    assert says in " ".join((done.stdout + done.stderr).split(" ")), done
 
 
-def test_an_open_runs_json_and_a_late_request_do_not_wait_long(client, monkeypatch):
-    client("squeue", "exec sleep 60")
-    monkeypatch.setenv(status.PATIENCE, "1")
-    began = time.monotonic()
-    [row] = json.loads(in_process("status", slurm_run().path, "--json").stdout)["runs"]
-    assert row["cause"] == status.NO_ANSWER
+def test_a_request_that_came_too_late_says_so_of_a_silent_slurm(client, monkeypatch):
+    client("squeue", "exec sleep 6000")
+    monkeypatch.setenv(status.PATIENCE, "0.2")
     done = in_process("stop", slurm_run(ended="done").path)
     assert (done.code, "Slurm has not answered yet\n" in done.stderr, "ended as done" in done.stderr) == (1, True, True)
-    assert time.monotonic() - began < 20
 
 
-@pytest.mark.parametrize("verb", ["stop", "save", "requeue"])
-def test_a_request_is_written_before_slurm_is_asked_and_once(client, tmp_path, verb):
+def test_a_request_is_written_before_slurm_is_asked_and_once(client, tmp_path):
     run = slurm_run()
     seen = tmp_path / "seen"
     client("squeue", f'ls {run.path}/attempts/1/asked >{seen}; echo "7|RUNNING|None"')
-    in_process(verb, run.path, code=0)
-    assert seen.read_text().split() == [f"{verb}-1.json"]
-    assert [path.name for path in run.attempts()[0].asked.glob("*.json")] == [f"{verb}-1.json"]
-
-
-def test_looks_and_requests_wait_for_slurm_as_long_as_allowed(client, monkeypatch):
-    client("squeue", "exec sleep 60")
-    monkeypatch.setenv(status.PATIENCE, "0.6")
-    run = slurm_run()
-    for verb in ("status", "save", "stop"):
-        began = time.monotonic()
-        assert "squeue gave no answer in 0.6 s" in in_process(verb, run.path).stderr
-        assert time.monotonic() - began < 20
+    in_process("save", run.path, code=0)
+    assert seen.read_text().split() == ["save-1.json"]
+    assert [path.name for path in run.attempts()[0].asked.glob("*.json")] == ["save-1.json"]
 
 
 def test_a_failed_silent_job_asks_if_nodes_see_its_folder(slurm_says):
@@ -615,13 +519,13 @@ def test_a_failed_silent_job_asks_if_nodes_see_its_folder(slurm_says):
 
 
 @pytest.mark.parametrize("code", [None, 0])
-def test_what_ranks_measure_after_the_end_is_waited_for(code):
+def test_what_ranks_measure_after_the_end_is_waited_for(monkeypatch, code):
     attempt = add_attempt(run := unsubmitted_run(), [])
     attempt.ranks.mkdir()
     (attempt.ranks / "0.json").write_text(json.dumps({"pid": 1, "exit_code": code}))
-    if code is None:
-        threading.Timer(0.5, attempt.measured.write_text, ["{}"]).start()
-    await_measurements(run)
+    waits = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: attempt.measured.write_text("{}"))
+    monkeypatch.setattr(control, "time", waits)
+    control.await_measurements(run)
     assert attempt.measured.exists() == (code is None)
 
 
@@ -632,7 +536,7 @@ def test_a_run_without_sbatchs_answer_is_unknown_until_found(slurm_says):
     slurm_says(None)
     (row,) = read_status([run])
     assert (row.state, row.cause, row.is_over) == ("unknown", NO_ANSWER, False)
-    (asked,) = ask_runs([run], "stop")
+    (asked,) = control.ask_runs([run], "stop")
     assert (asked.refused, asked.message) == (True, f"its job is not known yet: {NO_ANSWER}")
     slurm_says({})
     (row,) = read_status([run])
