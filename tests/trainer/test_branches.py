@@ -20,6 +20,7 @@ from hpc_gpt.launcher.resumption import prepare_resumption
 from hpc_gpt.launcher.submission import write_run
 from hpc_gpt.launcher.until import Until
 from hpc_gpt.trainer.engines.protocol import module_of
+from hpc_gpt.trainer.export import export_hf
 from hpc_gpt.trainer.tokens.build import build_tokens
 from tests.trainer.launch import Launch, figures, lines, new_run, settings, train
 from tests.trainer.test_saves import sums
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.xdist_group("train-branches")
 
 WSD = {"decay": "wsd", "decay_steps": 4, "warmup_steps": 2, "min_lr": 1e-4, "lr": 1e-2}
 ENGINES = {
-    "ddp": (Engine(name="ddp"), {"tp": 1, "pp": 1, "dp": 2}),
+    "ddp": (Engine(name="ddp"), {"tp": 1, "pp": 1, "dp": 1}),
     "deepspeed-3d": (Engine(), {"tp": 2, "pp": 2, "dp": 1}),
     "fsdp": (Engine(name="fsdp"), {"tp": 1, "pp": 1, "dp": 2}),
     "ddp, sharded": (Engine(name="ddp", sharded_optimizer=True), {"tp": 1, "pp": 1, "dp": 2}),
@@ -124,20 +125,17 @@ def test_other_data_begin_at_their_first_sample_once(tmp_path, tokens, other_tok
 
     first, second = trained(fresh(paths[0], 6)), trained(fresh(paths[1], 6))
     assert losses(first) != losses(second)
-    same = trained(branched(first, 4, 6))
-    assert losses(same) == losses(first)[4:]
-    assert same.resolved().data_from == 0
+    assert branched(first, 4, 6).resolved().data_from == 0
     other = trained(branched(first, 4, 8, data__path=paths[1]))
     assert other.resolved().data_from == 4
     assert losses(other) == losses(second)[:4]
     assert "warning: the data differ" not in other.attempts()[0].log.read_text()
-    # A later attempt of the branch, a run that resumes it, and a branch of it with the same data go on after these.
+    # A later attempt of the branch and a run that resumes it go on after these.
     shutil.rmtree(other.checkpoints / "step-00000008")
     trained(other)
     assert losses(other)[4:] == losses(second)[2:4]
     further, parent = prepare_resumption(other, {}, None, None, False, Until(steps=10), PastTimings(list))
     assert losses(trained(write_run(further, tmp_path, {}, parent=parent))) == losses(second)[4:]
-    assert losses(trained(branched(other, 6, 8))) == losses(second)[2:4]
     # Data once more others are new to it.
     assert losses(trained(branched(other, 6, 8, data__path=paths[0]))) == losses(first)[:2]
 
@@ -173,3 +171,41 @@ def test_a_run_that_trains_keeps_the_checkpoint_for_its_branch(tmp_path, tokens)
     assert [line["step"] for line in lines(trained(own))] == [9, 10, 11, 12]
     train(run, 1)  # has nothing to train, and tidies
     assert not eighth.exists()
+
+
+# Of Mixtral's class.
+SHAPE = {"experts": 4, "experts_per_token": 2, "expert_ffn": 32, "kv_heads": 2, "mlp": "swiglu", "norm": "rmsnorm",
+         "norm_topk": True, "positions": "rope", "bias": "none", "tied": False}  # fmt: skip
+EP2 = {"tp": 1, "pp": 1, "dp": 2, "ep": 2}
+
+
+@pytest.mark.long(but="first")
+@pytest.mark.parametrize(("name", "other"), [("ddp", "fsdp"), ("fsdp", "ddp")])
+def test_a_run_at_ep_branches_and_goes_out_and_in(tmp_path: Path, tokens: Path, name: str, other: str) -> None:
+    """Branched, also to another ep, exported, and begun again from that."""
+    transformers = pytest.importorskip("transformers")
+    keys = {"decay": "wsd", "decay_steps": 2, "warmup_steps": 1, "min_lr": 1e-4, "save_every": 3}
+    long, short = (
+        trained(new_run(tmp_path, settings(tokens, EP2, Engine(name), SHAPE, steps=steps, **keys)), 2)
+        for steps in (8, 6)
+    )
+    assert figures(long)[4:6] != figures(short)[4:]
+    again = trained(branched(long, 3, 6), 2)
+    assert again.resolved().layout.ep == 2
+    assert figures(again) == figures(short)[3:]
+    for (key, weight), (_, expected) in zip(weights(again), weights(short), strict=True):
+        assert torch.equal(weight, expected), key
+    at_ep1 = trained(branched(long, 3, 6, layout__ep=1), 2)
+    assert [one["loss"] for one in lines(at_ep1)] == pytest.approx([one["loss"] for one in lines(again)], abs=2e-6)
+
+    folder = tmp_path / "out"
+    assert export_hf(again, folder).step == 6
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    assert theirs.config.model_type == "mixtral"
+    assert theirs.num_parameters() == again.resolved().model.params
+    first = []
+    for engine, layout in ((name, ALONE | {"micro_batches": 4}), (other, EP2)):
+        resolved = settings(tokens, layout, Engine(engine), SHAPE, steps=2, init=str(folder))
+        first.append([one["loss"] for one in lines(trained(new_run(tmp_path, resolved), layout["dp"]))])
+    assert first[1] == pytest.approx(first[0], abs=2e-6)
+    assert first[0][0] < figures(long)[0][1]  # it has learnt

@@ -33,7 +33,7 @@ def run_of(name: str, folder: Path, **changed: Any) -> Resolved:
     return replace(resolved, model=shape, train=replace(resolved.train, init=str(folder)))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2", "qwen3", "smollm3"])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_they_are_equal(name: str, tmp_path: Path) -> None:
     found = compare_logits(run_of(name, tmp_path / "out"))
     assert found["level"] == "ok", found["words"]
@@ -44,12 +44,6 @@ def run_of_experts(name: str, folder: Path) -> Resolved:
     made_by_its_class(shape, folder)
     resolved = settings(Path("none"), {"gpus": 1}, Engine(name="ddp"))
     return replace(resolved, model=shape, train=replace(resolved.train, init=str(folder)))
-
-
-@pytest.mark.parametrize("name", MIXTURES)
-def test_experts_are_equal(name: str, tmp_path: Path) -> None:
-    found = compare_logits(run_of_experts(name, tmp_path / "out"))
-    assert found["level"] == "ok", found["words"]
 
 
 def test_a_decision_between_equal_scores_is_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +59,8 @@ def test_a_decision_between_equal_scores_is_no_difference(tmp_path: Path, monkey
 
     monkeypatch.setattr(Router, "_choose", other)
     many = 0
-    assert "otherwise" not in compare_logits(run)["words"]
+    found = compare_logits(run)
+    assert (found["level"], "otherwise" in found["words"]) == ("ok", False), found["words"]
     many = 1
     monkeypatch.setattr(compare_init, "MOST_FLIPS", 0.05)
     assert "; 2 of 48 routing decisions fell otherwise" in compare_logits(run)["words"]

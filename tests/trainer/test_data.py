@@ -10,12 +10,10 @@ import pytest
 import torch
 
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.attempt import Trainer
 from hpc_gpt.trainer.data import DataStream
 from hpc_gpt.trainer.model.context_parallel import SequencePart
-from hpc_gpt.trainer.tokens.run_data import ensure_data
 from hpc_gpt.trainer.tokens.samples import open_samples
 from tests.trainer.launch import settings
 
@@ -85,18 +83,6 @@ def test_documents_go_along_with_their_micro_batch(tokens: Path) -> None:
                 [max([0, *(at + 1 for at in range(place) if row[at] == ord("e"))]) for place in range(len(row))]
                 for row in own.tolist()
             ]
-
-
-def test_the_standard_library_is_built_when_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpc_gpt.core.settings.cluster import load_profile
-    from hpc_gpt.core.settings.experiment_file import load_experiment
-
-    monkeypatch.setenv("HPC_GPT_DATA", str(tmp_path))
-    path = ensure_data(resolve(load_experiment("demo"), load_profile("local")))
-    assert path.parent == tmp_path
-    random = resolve(load_experiment("demo", {"data.source": "random"}), load_profile("local"))
-    assert ensure_data(random) is None
-    assert rows(random, 3) == rows(random, 3)
 
 
 def test_the_trainer_looks_beside_the_file_that_stated_the_path(tokens, tmp_path, monkeypatch):

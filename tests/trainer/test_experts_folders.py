@@ -111,7 +111,7 @@ def test_weights_come_in_and_go_out_bit_for_bit(name: str, tmp_path: Path) -> No
         assert torch.equal(loaded.eval()(tokens_of(shape)).logits, expected)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ["Mixtral", "Qwen2Moe", "Glm4Moe"])
 def test_one_tensor_of_all_experts_is_read_alike(name: str, tmp_path: Path) -> None:
     shape = FAMILIES[name]
     made_by_its_class(shape, tmp_path / "each")
@@ -123,8 +123,7 @@ def test_one_tensor_of_all_experts_is_read_alike(name: str, tmp_path: Path) -> N
     same(state(given_model(shape, tmp_path / "all")), state(given_model(shape, tmp_path / "each")))
 
 
-@pytest.mark.parametrize("form", [{}, {"save_original_format": False}], ids=["each", "all"])
-@pytest.mark.parametrize("name", ["Mixtral", "Qwen2Moe", "Glm4Moe"])
+@pytest.mark.parametrize(("name", "form"), [("Glm4Moe", {}), ("Qwen2Moe", {"save_original_format": False})])
 def test_a_rank_reads_its_share_of_every_expert(name: str, form: dict[str, Any], tmp_path: Path) -> None:
     shape = FAMILIES[name]
     made_by_its_class(shape, tmp_path / "out", **form)

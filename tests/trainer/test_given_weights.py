@@ -91,22 +91,9 @@ def test_a_folder_that_changed_is_refused_at_the_start(tokens: Path, tmp_path: P
     assert "has changed since the run was submitted: config.json (changed, added or removed), model" in launch.log
 
 
-def test_an_import_is_exported_again_bit_by_bit(tokens: Path, tmp_path: Path) -> None:
-    write(SHAPE, tmp_path / "weights", dtype="bf16")
-    resolved = begun_from(tmp_path / "weights", tokens, steps=1)
-    run = run_of(tmp_path, replace(resolved, train=replace(resolved.train, lr=0.0)))  # a step that changes nothing
-    assert train(run, 1).ended == ("done", 1, False)
-    export_hf(run, tmp_path / "out", dtype="bf16")
-    from safetensors.torch import load_file
-
-    theirs, ours = (load_file(tmp_path / name / "model.safetensors") for name in ("weights", "out"))
-    assert theirs.keys() == ours.keys()
-    assert all(torch.equal(ours[name], weight) for name, weight in theirs.items())
-
-
-def test_a_run_begun_from_mistral_is_exported_with_its_parts(tokens: Path, tmp_path: Path) -> None:
+def test_what_began_from_mistral_is_exported_bit_by_bit(tokens: Path, tmp_path: Path) -> None:
     shape, folder = replace(FAMILIES["llama"], vocab=256, seq=32), tmp_path / "weights"
-    write(shape, folder, begun_as="MistralForCausalLM")
+    write(shape, folder, dtype="bf16", begun_as="MistralForCausalLM")
     ends = {"bos_token_id": 1, "eos_token_id": [2, 9], "pad_token_id": 0, "max_position_embeddings": 512}
     config = json.loads((folder / "config.json").read_text()) | ends | {"sliding_window": 256}
     (folder / "config.json").write_text(json.dumps(config))
@@ -115,13 +102,19 @@ def test_a_run_begun_from_mistral_is_exported_with_its_parts(tokens: Path, tmp_p
     for name in tokenizer:
         (folder / name).write_text("{}")
     resolved = replace(begun_from(folder, tokens, steps=1), model=shape)
+    resolved = replace(resolved, train=replace(resolved.train, lr=0.0))  # a step that changes nothing
     run = run_of(tmp_path, resolved)
     assert train(run, 1).ended == ("done", 1, False)
     (folder / "config.json").unlink()  # what is passed on is in provenance.json
     # The tokens are made already; a run that makes its own from text has taken the folder's tokenizer.
     data = replace(resolved.data, tokenizer=str(folder / "tokenizer.json"))
     (run.path / "resolved.json").write_text(replace(resolved, data=data).to_json())
-    export_hf(run, tmp_path / "out")
+    export_hf(run, tmp_path / "out", dtype="bf16")
+    from safetensors.torch import load_file
+
+    theirs, ours = (load_file(place / "model.safetensors") for place in (folder, tmp_path / "out"))
+    assert theirs.keys() == ours.keys()
+    assert all(torch.equal(ours[name], weight) for name, weight in theirs.items())
     assert architecture_in(tmp_path / "out") == "MistralForCausalLM"
     assert set(tokenizer) < {path.name for path in (tmp_path / "out").iterdir()}
     found = json.loads((tmp_path / "out" / "config.json").read_text())

@@ -2,15 +2,14 @@
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from hpc_gpt.core.runs.lineage import Parent
-from hpc_gpt.core.runs.run_folder import RunFolder, create_run
+from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.mixture import MixedSource
 from hpc_gpt.core.settings.resolved import Resolved
@@ -96,21 +95,6 @@ def test_a_resume_continues_the_mixture_to_the_last_digit(unbroken: RunFolder, t
     ]
 
 
-def test_another_layout_reads_the_same_samples(unbroken: RunFolder, folder: Path, tmp_path: Path) -> None:
-    """A child that resumes on one rank has the losses of the two, as far as fp32 sums go."""
-    copy = Path(shutil.copytree(unbroken.path, tmp_path / "parent"))
-    shutil.rmtree(copy / "checkpoints" / f"step-{STEPS:08d}")
-    parent = asdict(Parent(unbroken.run_id, str(copy), HALF))
-    resolved = mixing(folder, {"tp": 1, "pp": 1, "dp": 1})
-    run = create_run(tmp_path, resolved, "#!/bin/sh\n", "", {"resumed_from.json": parent})
-    launch = train(run, 1)
-    assert launch.ended == ("done", STEPS, False), launch.log
-    for own, one in zip(lines(run), lines(unbroken)[HALF:], strict=True):
-        assert (own["step"], own["loss"]) == (one["step"], pytest.approx(one["loss"], abs=2e-6))
-        if one["loss_eval_by"]:
-            assert own["loss_eval_by"] == pytest.approx(one["loss_eval_by"], abs=2e-6)
-
-
 @pytest.mark.long(but="first")
 @pytest.mark.parametrize(
     ("engine", "layout", "zero"),
@@ -134,10 +118,8 @@ def test_every_engine_trains_and_evaluates_on_it(unbroken, folder, tmp_path, eng
 
 # How the optimizer's states are held, and the weights split, each with a layout.
 HELD = {
-    "sharded": ({"tp": 1, "pp": 1, "dp": 2}, Engine("ddp", sharded_optimizer=True)),
     "offloaded": ({"tp": 1, "pp": 1, "dp": 2}, Engine("deepspeed-zero", 2, offload="optimizer")),
     "two stages": ({"tp": 1, "pp": 2, "dp": 1}, Engine("deepspeed-3d", recompute="full")),
-    "fsdp": ({"tp": 1, "pp": 1, "dp": 2}, Engine("fsdp")),
 }
 
 

@@ -21,7 +21,7 @@ from hpc_gpt.planner.memory import predict_memory, stage_params
 from hpc_gpt.planner.training import training_of
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.initial_weights import InitialWeights
-from tests import marked, without
+from tests.chosen import asked
 from tests.distributed.equality_cases import Case, micro_batches
 from tests.distributed.ranks import Launch, Task
 from tests.distributed.trainings import build, everyone
@@ -65,7 +65,7 @@ SHORT = (
     "fsdp bf16 tp2-dp2",
     "ddp bf16 sharded",
 )
-TOO_LONG = [name for name in CASES if name not in SHORT]
+LONG = pytest.mark.long(launch="plan equality")
 
 
 def measure(folder: Path, resolved: Resolved) -> list[dict[str, Any]]:
@@ -120,26 +120,20 @@ def _storages(tensors: Iterator[Tensor]) -> dict[int, int]:
 
 
 @pytest.fixture(scope="module")
-def states(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """What every rank held of every case, by its name: one launch."""
-    cases = without(CASES, *TOO_LONG)
-    tasks = [Task(name, WORLD, measure, (resolved,)) for name, resolved in cases.items()]
+def states(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What every rank held of the cases that are looked at, by their names: one launch."""
+    tasks = [Task(name, WORLD, measure, (CASES[name],)) for name in asked(request, "name")]
     launch = Launch(WORLD, tasks, tmp_path_factory.mktemp("states"))
     return {task.name: launch.figures(task) for task in tasks}
 
 
-@pytest.mark.parametrize("name", marked(CASES, TOO_LONG))
-def test_parameters_of_each_stage_are_those_of_the_engine(name: str, states: dict[str, list[dict[str, Any]]]) -> None:
+@pytest.mark.parametrize("name", [*SHORT, *(pytest.param(name, marks=LONG) for name in CASES if name not in SHORT)])
+def test_an_engine_holds_the_parameters_and_bytes_of_the_plan(name, states):
+    """Parameters of each stage; bytes of model and optimizer."""
     training = training_of(CASES[name])
-    for rank in states[name]:
-        assert rank["parameters"] == stage_params(training, rank["at"][1])
-
-
-@pytest.mark.parametrize("name", marked(CASES, TOO_LONG))
-def test_bytes_of_model_and_optimizer_are_those_of_the_engine(name, states):
-    memory = predict_memory(training_of(CASES[name]))
-    for stage, predicted in enumerate(memory.stages):
+    for stage, predicted in enumerate(predict_memory(training).stages):
         ranks = [rank for rank in states[name] if rank["at"][1] == stage]
+        assert [rank["parameters"] for rank in ranks] == [stage_params(training, stage)] * len(ranks)
         model = [rank["model_bytes"] for rank in ranks]
         optimizer = [rank["optimizer_bytes"] for rank in ranks]
         assert model == [pytest.approx(predicted.parameters * 2**30, abs=1e-3)] * len(ranks)
@@ -163,7 +157,6 @@ SHAPES = {
     "tiny": ModelShape(hidden=32, layers=3, heads=4, vocab=61, seq=16),
     "untied": ModelShape(hidden=64, layers=2, heads=2, vocab=100, seq=48, tied=False),
     "gpt2": preset("gpt2"),
-    "gpt2-xl": preset("gpt2-xl"),
 }
 
 
@@ -173,14 +166,12 @@ def figure_of(formula: Callable[..., float], shape: ModelShape, batch: int, **mo
     return 1e12 * formula(**sizes, **more, global_batch=batch, gpus=1, step_s=1.0)
 
 
-@pytest.mark.parametrize("name", marked(SHAPES, ["gpt2-xl"]))
-def test_hardware_flops_are_those_that_torch_counts(name: str) -> None:
-    shape = SHAPES[name]
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_hardware_flops_are_those_that_torch_counts(shape: ModelShape) -> None:
     figure = figure_of(tflops_hardware, shape, 2, vocab=shape.padded_vocab, recompute="none")
     assert round(figure) == pytest.approx(_counted(shape, batch=2), rel=1e-12)
 
 
-@pytest.mark.parametrize("name", marked(["gpt2", "gpt2-xl"], ["gpt2-xl"]))
-def test_model_flops_are_those_that_torch_counts_to_a_percent(name: str) -> None:
-    shape = SHAPES[name]
+def test_model_flops_are_those_that_torch_counts_to_a_percent() -> None:
+    shape = SHAPES["gpt2"]
     assert figure_of(tflops_model, shape, 1, params=shape.params) == pytest.approx(_counted(shape), rel=0.01)

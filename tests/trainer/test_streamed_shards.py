@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from tests.made_runs import read_run
 from tests.processes import children_of, command_of
 from tests.trainer.launch import Launch, figures, new_run, settings, train
 from tests.trainer.tokens.shard_folders import streaming, write_shard, write_shards
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.xdist_group("train-streamed_shards")
 
@@ -158,16 +158,16 @@ STEPS = 12
 
 @pytest.fixture(scope="module")
 def streamed(tmp_path_factory: pytest.TempPathFactory) -> Resolved:
-    """The tiny GPT on shards of this repository's own sources, one of them cut: two ranks, two workers each."""
+    """The tiny GPT on shards of this repository's own sources, one of them cut: two ranks, a worker each."""
     (folder := tmp_path_factory.mktemp("text") / "shards").mkdir()
     sources = sorted((Path(__file__).resolve().parents[2] / "hpc_gpt" / "trainer" / "tokens").glob("*.py"))
-    for number, source in enumerate(sources[:10]):
+    for number, source in enumerate(sources[:6]):
         write_shard(folder / f"{number}{('.txt', '.jsonl.gz')[number % 2]}", source.read_text())
     cut = folder / "1.jsonl.gz"
     cut.write_bytes(cut.read_bytes()[:-300])
     layout = {"tp": 1, "pp": 1, "dp": 2}
     one = settings(Path("unused"), layout, steps=STEPS, eval_every=5, eval_batches=1)
-    return replace(one, data=Data("stream", str(folder), eval_fraction=0.2, workers=2, on_bad_shard="skip"))
+    return replace(one, data=Data("stream", str(folder), eval_fraction=0.2, workers=1, on_bad_shard="skip"))
 
 
 def readers_of(launch: Launch) -> list[int]:
@@ -176,11 +176,8 @@ def readers_of(launch: Launch) -> list[int]:
     return [pid for pid in children if "reader_process" in " ".join(command_of(pid))]
 
 
-def gone(readers: list[tuple[int, str | None]]) -> bool:
-    until = time.monotonic() + 240
-    while any(is_alive(*reader) for reader in readers) and time.monotonic() < until:
-        time.sleep(0.05)
-    return not any(is_alive(*reader) for reader in readers)
+def await_end(readers: list[tuple[int, str | None]]) -> None:
+    wait_for("end of the readers", lambda: not any(is_alive(*reader) for reader in readers))
 
 
 def test_an_interrupted_stream_goes_on_to_the_same_figures(tmp_path: Path, streamed: Resolved) -> None:
@@ -192,7 +189,7 @@ def test_an_interrupted_stream_goes_on_to_the_same_figures(tmp_path: Path, strea
     launch = Launch(run, 2, HOLD_AT_LINE="3")
     launch.await_hold()
     readers = readers_of(launch)
-    assert len(readers) == 4
+    assert len(readers) == 2
     alive = [(pid, start_time(pid)) for pid in readers]
     # As Slurm does it: to every process of the job.
     for pid in readers:
@@ -201,7 +198,7 @@ def test_an_interrupted_stream_goes_on_to_the_same_figures(tmp_path: Path, strea
     launch.await_words("rank 1 has SIGTERM")
     launch.signal(signal.SIGCONT, [0])
     assert launch.wait() == [0, 0], launch.log
-    assert gone(alive)
+    await_end(alive)
     saved = newest(run)
     assert sorted(path.name for path in saved.glob("data-*")) == ["data-00000.json", "data-00001.json"]
     assert {"data-00000.json", "data-00001.json"} <= set(json.loads((saved / "complete.json").read_text())["files"])
@@ -227,7 +224,7 @@ def test_a_reader_that_is_killed_ends_its_run_and_not_in_a_hang(tmp_path: Path, 
     assert set(launch.wait()) == {1}, launch.log
     assert f"data reader (process {readers[-1]}) was killed by SIGKILL" in launch.log
     assert launch.attempt.ended()["ended"] == "error"
-    assert gone(alive)
+    await_end(alive)
 
 
 def newest(run: RunFolder) -> Path:

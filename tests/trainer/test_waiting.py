@@ -1,6 +1,5 @@
 """Between two logging steps the host waits for the device nowhere: a profile of the real loop shows no `.item()`."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from hpc_gpt.trainer.data import open_stream
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.tensor_parallel import full_name
 from hpc_gpt.trainer.tokens.samples import open_samples
-from tests import marked
+from tests.chosen import asked
 from tests.distributed.plain_gpt import train_plainly
 from tests.distributed.ranks import run_together
 from tests.trainer.profiled_loop import CASES, SHORT, STEPS, WAITING, case_settings, run_all
@@ -25,13 +24,12 @@ Found = dict[str, dict[str, Any]]
 ON_THE_HOST = {"tensor ranks.all_reduce", "tolist ranks.finish", "tolist metrics.numbers", "numpy data._tensors"}
 
 
-def long(names: Iterable[str]) -> list[Any]:
-    return marked(names, [name for name in names if name not in SHORT])
+LONG = pytest.mark.long(launch="waiting")
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory, tokens: Path) -> Found:
-    found: Found = run_together(run_all, 1, tmp_path_factory.mktemp("profiled"), tokens)
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tokens: Path) -> Found:
+    found: Found = run_together(run_all, 1, tmp_path_factory.mktemp("profiled"), tokens, asked(request, "case"))
     return found
 
 
@@ -46,20 +44,16 @@ def plain(tokens: Path) -> list[float]:
     return train_plainly(resolved.model, resolved.train, initial, batches, batches[0]).losses
 
 
-@pytest.mark.parametrize("case", long(CASES))
-def test_no_step_brings_a_number_to_the_host(found: Found, case: str) -> None:
+@pytest.mark.parametrize(
+    "case", [*SHORT, *(pytest.param(case, marks=LONG) for case in CASES | WAITING if case not in SHORT)]
+)
+def test_no_step_brings_a_number_to_the_host(found: Found, plain: list[float], case: str) -> None:
+    """And it trains as one plain process does. Where the host must know, a profile shows it, as it would elsewhere."""
     assert found[case]["ended"] == "done"
-    assert set(found[case]["counts"]) <= ON_THE_HOST
-    # The profile was open: these are in every step.
-    assert found[case]["counts"]["tolist ranks.finish"] == 4
-
-
-@pytest.mark.parametrize("case", long(WAITING))
-def test_a_profile_shows_where_the_host_must_know(found: Found, case: str) -> None:
-    """What the test above would look like if something waited."""
-    assert any(name.startswith("aten::is_nonzero") for name in found[case]["counts"])
-
-
-@pytest.mark.parametrize("case", long(CASES | WAITING))
-def test_it_trains_as_one_plain_process_does(found: Found, plain: list[float], case: str) -> None:
+    if case in CASES:
+        assert set(found[case]["counts"]) <= ON_THE_HOST
+        # The profile was open: these are in every step.
+        assert found[case]["counts"]["tolist ranks.finish"] == 4
+    else:
+        assert any(name.startswith("aten::is_nonzero") for name in found[case]["counts"])
     assert found[case]["losses"] == pytest.approx(plain, abs=1e-2 if "bf16" in case else 2e-6)
