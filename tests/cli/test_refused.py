@@ -1,7 +1,8 @@
 """What is refused: one line and a hint, an exit code, nothing on stdout, and nothing is written.
 
-A block of `refused/*.txt` has comments (`# why`), the words of a command (`$ `, first the variables of its environment)
-and below each its exit code, its error and its hint. `< NAME` begins a file that is there for all later blocks, with
+A block of `refused/*.txt` has comments (`# why`), the words of commands (`$ `, first the variables of its environment)
+and below each its error and its hint, after `exit N` unless that is 2; below several commands in a row what each of
+them is answered. `< NAME` begins a file that is there for all later blocks, with
 `| ` before each of its lines. `! ` begins a command that succeeds before the others. `& NAME` is a run of that name in
 this block, with the arguments of `a_run` and settings. No Slurm is there. What `render` refuses in experiments.txt,
 `submit` refuses in the same words.
@@ -43,15 +44,19 @@ def test_it_is_refused_so(file: Path, tmp_path: Path, request: pytest.FixtureReq
         before = all_files(here)
         commands = [line for line in given if line.startswith("$")]
         said = [said_of(line[2:], here, tools, ids) for line in commands]
-        if file.stem == "experiments" and "\n$ render " in f"\n{block}":
-            (command,) = commands
-            submit = command.replace("$ render", "submit") + " --cluster generic-slurm" * ("--cluster" not in command)
-            assert said_of(submit, here, tools, ids).replace("hpc-gpt submit", "hpc-gpt render") == said[0]
+        for command, words in zip(commands, said, strict=True):
+            if file.stem == "experiments" and command.startswith("$ render "):
+                submit = command.replace("$ render", "submit") + " --cluster generic-slurm" * (
+                    "--cluster" not in command
+                )
+                assert said_of(submit, here, tools, ids).replace("hpc-gpt submit", "hpc-gpt render") == words
         assert all_files(here) == before, block
         assert ids or not logs_dir().exists(), block
         shutil.rmtree(logs_dir(), ignore_errors=True)
         about = [line for line in given if line not in commands]
-        found.append("\n".join([*about, *(line for pair in zip(commands, said, strict=True) for line in pair)]))
+        for at, (command, words) in enumerate(zip(commands, said, strict=True), 1):
+            about += [command] if said[at : at + 1] == [words] else [command, words]
+        found.append("\n".join(about))
     text = "\n\n".join(found) + "\n"
     if request.config.getoption("force_regen"):
         file.write_text(text, encoding="utf-8")
@@ -106,4 +111,5 @@ def said_of(command: str, folder: Path, tools: dict[str, str], ids: dict[str, st
     message, hint = error_of(Done(done.code, "", f"Error: {error}"))
     if re.fullmatch(r"hpc-gpt help keys \S+", hint):
         in_process(*hint.split()[1:], code=0)
-    return "\n".join([f"exit {done.code}", *noted.splitlines(), message, f"hint: {hint}"])
+    end = [] if done.code == 2 else [f"exit {done.code}"]
+    return "\n".join([*end, *noted.splitlines(), message, f"hint: {hint}"])

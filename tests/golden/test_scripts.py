@@ -1,7 +1,8 @@
 """Scripts as golden files, to be read in review: what a change of a template changes is seen there line by line.
 
-A few are whole. Of others a file has the lines in which it differs from another one, by their functions. What is but
-put together otherwise has none: tests/templates/main.txt states what such a script does.
+A few are whole. Of others a file has the lines in which it differs from another one, by their functions, and the keys
+of its settings that differ. What is but put together otherwise has none: tests/templates/main.txt states what such a
+script does.
 
 pytest tests/golden --force-regen                 after a change that is meant
 python -m tests.golden.test_scripts FOLDER        writes those that are not kept whole, for shellcheck
@@ -19,6 +20,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -171,14 +173,14 @@ AFTER_JOBS = {
 }
 
 
-WHOLE = {"demo-slurm", "demo-local", "job-script-slurm", "after-job-slurm", "array"}
+WHOLE = {"demo-slurm", "demo-local", "after-job-slurm", "array"}
 # The script from which each other one differs in few lines.
 _LIKE = {
     "after-job-slurm": ("after-job-local", "after-job-apptainer", "after-job-pyxis", "after-job-staged"),
-    "demo-slurm": ("container-apptainer", "singleton", "48b-generic-slurm", "hostile", "preflight-slurm", "stage-tar",
-                   "amd-slingshot"),
-    "container-apptainer": ("container-pyxis",),
-    "container-pyxis": ("container-environment",),
+    "demo-slurm": ("container-environment", "singleton", "48b-generic-slurm", "hostile", "preflight-slurm",
+                   "amd-slingshot", "job-script-slurm"),
+    "container-environment": ("container-apptainer", "container-pyxis"),
+    "preflight-slurm": ("stage-tar",),
     "48b-generic-slurm": ("48b-a100-80g-8", "48b-jean-zay-v100-16g", "48b-lumi-g", "48b-frontier", "48b-alps-gh200",
                           "48b-jupiter", "48b-leonardo", "48b-marenostrum5", "48b-perlmutter", "48b-isambard-ai",
                           "48b-jean-zay-h100", "48b-snellius-h100"),
@@ -189,6 +191,7 @@ _LIKE = {
 }  # fmt: skip
 LIKE = {name: base for base, names in _LIKE.items() for name in names}
 _SECTION = re.compile(r"(\w+)\(\) [{(]|# --- (\w+)|# === (.*)")
+_SETTINGS = re.compile(r"(?<=<<'HPC_GPT_RESOLVED'\n){.*?\n}\n(?=HPC_GPT_RESOLVED\n)", re.DOTALL)
 
 
 def rendered(name: str) -> str:
@@ -196,28 +199,51 @@ def rendered(name: str) -> str:
     return re.sub(r'(hpc-gpt |"version": ")\d+\.\d+\.\d+', r"\g<1>0.0.0", (SCRIPTS | AFTER_JOBS)[name]())
 
 
-def differences(base: list[str], own: list[str]) -> Iterator[str]:
+def differences(base: str, own: str) -> Iterator[str]:
     """The lines of `base` that are not in `own`, with -, and those that are only there, with +; before them, with @,
-    the function that they are in."""
+    the function that they are in. Of more than three such lines in a row the first one stands for all. Then the
+    settings that differ, each on a line."""
+    old, lines = (_SETTINGS.sub("", text).splitlines() for text in (base, own))
     sections, section = [""], ""
-    for line in own:
+    for line in lines:
         if found := _SECTION.match(line):
             section = next(filter(None, found.groups()))
         sections.append(section)
     said = None
-    for what, first, after, new, newer in difflib.SequenceMatcher(None, base, own, autojunk=False).get_opcodes():
+    for what, first, after, new, newer in difflib.SequenceMatcher(None, old, lines, autojunk=False).get_opcodes():
         if what != "equal":
             if said != (said := sections[new]):
                 yield f"@ {said}"
-            yield from (f"-{line}" for line in base[first:after])
-            yield from (f"+{line}" for line in own[new:newer])
+            gone = old[first:after]
+            if len(gone) > 3:
+                gone = [next((line for line in gone if len(line) > 1), ""), f"... of {len(gone)} lines"]
+            yield from (f"-{line}" for line in gone)
+            yield from (f"+{line}" for line in lines[new:newer])
+    before, now = settings_of(base), settings_of(own)
+    if before != now:
+        yield "@ the settings"
+        yield from (f"-{key}" for key in before if key not in now)
+        yield from (f"+{key} = {json.dumps(now[key])}" for key in now if key not in before or before[key] != now[key])
+
+
+def settings_of(script: str) -> dict[str, Any]:
+    """{a key with its tables: its value} of the settings that a script ends with."""
+    found = _SETTINGS.search(script)
+
+    def flat(tables: dict[str, Any], above: str) -> dict[str, Any]:
+        keys: dict[str, Any] = {}
+        for key, value in tables.items():
+            keys |= flat(value, f"{above}{key}.") if isinstance(value, dict) and value else {above + key: value}
+        return keys
+
+    return flat(json.loads(found[0]), "") if found else {}
 
 
 @pytest.mark.parametrize("name", sorted(WHOLE | LIKE.keys()))
 def test_script_is_the_golden_one(name, file_regression):
     script = rendered(name)
     if name not in WHOLE:
-        script = "\n".join(differences(rendered(LIKE[name]).splitlines(), script.splitlines())) + "\n"
+        script = "\n".join(differences(rendered(LIKE[name]), script)) + "\n"
     file_regression.check(script, extension=".sh" if name in WHOLE else ".diff", basename=name)
 
 
