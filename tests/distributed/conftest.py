@@ -14,25 +14,33 @@ _HERE = f"{Path(__file__).parent}/"
 _TITLE = "equality table: largest deviation from one plain PyTorch process"
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups, and before the day's tests are chosen
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share a launch run in one worker; what is too long for every change is marked."""
+    """Tests that share a launch run in one worker; the first of them waits for all its tasks. Long tests of one task
+    run on one day."""
     from tests.distributed.equality_table import too_long
 
     for item in items:
-        if str(item.path).startswith(_HERE) and (task := _task(item)) is not None:
-            if isinstance(case := _values(item).get("case"), Case) and too_long(case):
-                item.add_marker(pytest.mark.long)
-            item.add_marker(pytest.mark.xdist_group(task.launch))
+        if not str(item.path).startswith(_HERE) or not (tasks := _tasks(item)):
+            continue
+        item.add_marker(pytest.mark.xdist_group(tasks[0].launch))
+        item.add_marker(pytest.mark.timeout(1500))
+        long = item.get_closest_marker("long")
+        values = _values(item)
+        if long is not None or too_long(values.get("case", values.get("recomputed"))):
+            kwargs = {} if long is None else long.kwargs
+            item.add_marker(pytest.mark.long(**kwargs | {"launch": tasks[0].name}))
 
 
-def _task(item: pytest.Item) -> Task | None:
-    """The task that a test looks at: its parameter `task`, or that of its `case` of the table."""
+def _tasks(item: pytest.Item) -> list[Task]:
+    """What a test looks at: its parameter `task`, or that of its `case`, and of a `recomputed` one without."""
     from tests.distributed.equality_table import table_task
 
     values = _values(item)
-    task = table_task(case) if isinstance(case := values.get("case"), Case) else values.get("task")
-    return task if isinstance(task, Task) else None
+    cases = [values["case"]] if isinstance(values.get("case"), Case) else []
+    if isinstance(case := values.get("recomputed"), Case):
+        cases = [case, plainer(case)]
+    return [*map(table_task, cases), *([task] if isinstance(task := values.get("task"), Task) else [])]
 
 
 def _values(item: pytest.Item) -> dict[str, Any]:
@@ -44,15 +52,9 @@ def _values(item: pytest.Item) -> dict[str, Any]:
 def launch_of(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, table: Callable[[str], None]
 ) -> Callable[[Task], Launch]:
-    """The launch that ran a task: started when first asked for, kept for the session.
-
-    It runs what this session's tests look at: a whole table, or one case alone.
-    """
-    from tests.distributed.equality_table import table_task
-
-    cases = [case for item in request.session.items if isinstance(case := _values(item).get("case"), Case)]
-    tasks = dict.fromkeys(task for item in request.session.items if (task := _task(item)) is not None)
-    tasks |= dict.fromkeys(map(table_task, map(plainer, cases)))
+    """The launch that ran a task: started when first asked for, kept for the session. It runs what this session's tests
+    look at, and nothing else."""
+    tasks = dict.fromkeys(task for item in request.session.items for task in _tasks(item))
     kept: dict[str, Launch] = {}
 
     def launch(asked: Task) -> Launch:

@@ -1,7 +1,8 @@
-"""One case of the equality table, the cases the issues name one by one, and the data they train on."""
+"""One case of the equality table, its models, and the data that it trains on."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -10,7 +11,6 @@ import torch
 from torch import Tensor
 
 from hpc_gpt.core.engines import engines
-from hpc_gpt.core.engines.base.facts import RECOMPUTES
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import (
     Data,
@@ -28,10 +28,9 @@ from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.model.context_parallel import WHOLE, SequencePart
 from hpc_gpt.trainer.model.documents import Boundaries, MicroBatch
-from tests import ALL_TESTS
 from tests.distributed.mixtures import MIXTURES, seed_of
 
-STEPS = 6 if ALL_TESTS else 4  # two of warm-up, the rest of decay
+STEPS = 4  # two of warm-up, the rest of decay
 GLOBAL_BATCH = 32  # dp 4 with 8 micro-batches
 END = 7  # the token that ends a document
 PAD = 40  # one of the data; with tp 2 the second rank has its row
@@ -115,6 +114,11 @@ class Case:
         return " ".join(parts) + (f", without {self.mutation}" if self.mutation else "")
 
     @property
+    def file(self) -> str:
+        """A name for its files: that of the case may be too long."""
+        return hashlib.sha256(self.name.encode()).hexdigest()[:16]
+
+    @property
     def _of_experts(self) -> list[str]:
         """The words for experts that are not as usual."""
         parts = [] if self.balance == "none" else [f"balance={self.balance}"]
@@ -166,10 +170,6 @@ class Case:
             PROFILE,
         )
 
-    def without(self, mutation: str) -> Case:
-        """The same, broken."""
-        return replace(self, mutation=mutation)
-
 
 def plainer(case: Case) -> Case:
     """The case without recomputation: what a case with it is compared with."""
@@ -183,169 +183,6 @@ def _short(value: Any) -> str:
 def zero(stage: int, **switches: Any) -> Engine:
     """Engine deepspeed-3d at a ZeRO stage."""
     return Engine(zero_stage=stage, **switches)
-
-
-LAYOUTS = [Layout(tp, pp, dp) for tp in (1, 2) for pp in (1, 2) for dp in (1, 2)]
-TABLE = [Case(layout, zero(stage), clip=clip) for layout in LAYOUTS for stage in (0, 1) for clip in (0.0, CLIP)]
-SGD = [
-    Case(Layout(1, 2, 1), zero(stage), optimizer="sgd", micro_batches=count) for stage in (0, 1) for count in (1, 2, 8)
-]
-RECOMPUTE = [
-    Case(layout, zero(1, recompute="full"), clip=CLIP) for layout in (Layout(1, 1, 1), Layout(2, 1, 1), Layout(2, 2, 1))
-]
-UNTIED = [Case(Layout(2, 2, 1), zero(stage), clip=CLIP, tied=False) for stage in (0, 1)]
-BF16 = [
-    Case(layout, dtype="bf16", clip=CLIP)
-    for layout in (Layout(1, 1, 1), Layout(1, 1, 2), Layout(2, 2, 1), Layout(2, 2, 2))
-]
-_ZERO = "deepspeed-zero"
-_SHARDED = ((False, "llama"), (True, "gpt2"))
-FAMILIES = [
-    Case(layout, engine, clip=CLIP, tied=model != "llama", model=model)
-    for model in MODELS
-    if model != "gpt2"
-    for layout, engine in (
-        (Layout(1, 1, 1), Engine(name="ddp")),
-        (Layout(1, 1, 2), Engine(name="ddp")),
-        (Layout(2, 1, 1), zero(0)),
-        (Layout(1, 2, 1), zero(1)),
-        (Layout(2, 2, 1), zero(1)),
-        *((Layout(1, 1, 2), Engine(name=_ZERO, zero_stage=stage)) for stage in (1, 2, 3)),
-        (Layout(2, 1, 1), Engine(name=_ZERO, zero_stage=3)),
-        (Layout(1, 1, 2), Engine(name="fsdp")),
-        (Layout(2, 1, 1), Engine(name="fsdp")),
-        (Layout(2, 1, 1), Engine(name=_ZERO, zero_stage=1, sequence_parallel=True)),
-        (Layout(1, 1, 2), Engine(name="hf-deepspeed")),
-    )
-]
-# A row of the embedding that transformers does not train: each family, each engine, and each way to hold that row.
-PADDED = [
-    Case(layout, engine, clip=CLIP, tied=tied, model=model, pad=True)
-    for model, tied, layout, engine in (
-        ("llama", False, Layout(1, 1, 1), Engine(name="ddp")),
-        ("qwen2", True, Layout(1, 1, 2), Engine(name="hf-deepspeed")),
-        ("qwen3", False, Layout(2, 1, 1), Engine(name="fsdp")),
-        ("smollm3", True, Layout(1, 2, 1), zero(1)),
-        ("llama", True, Layout(2, 2, 1), zero(0)),
-        ("qwen3", False, Layout(2, 2, 1), zero(1, recompute="full")),
-        *(("qwen2", bool(stage % 2), Layout(1, 1, 2), Engine(name=_ZERO, zero_stage=stage)) for stage in (0, 1, 2, 3)),
-        ("llama", False, Layout(2, 1, 1), Engine(name=_ZERO, zero_stage=1, sequence_parallel=True)),
-        ("smollm3", False, Layout(1, 1, 2), Engine(name="hf-deepspeed", zero_stage=1)),
-        ("qwen3", True, Layout(1, 1, 1, 2), Engine(name="ddp", cp_exchange="keys")),
-        ("llama", False, Layout(1, 1, 1, 2), Engine(name=_ZERO, zero_stage=3)),
-        ("qwen3", True, Layout(1, 2, 1, 2), zero(1)),
-        ("qwen2", True, Layout(2, 1, 2), Engine(name="fsdp")),
-    )
-]
-NAMED = TABLE + SGD + RECOMPUTE + UNTIED + FAMILIES + PADDED
-
-
-def _context(cp: int, engine: Engine, model: str = "gpt2", tp: int = 1, pp: int = 1, dp: int = 1, **rest: Any) -> Case:
-    """A case of context parallelism."""
-    return Case(Layout(tp, pp, dp, cp), engine, **{"clip": CLIP, "model": model, "tied": model != "llama"} | rest)
-
-
-_KEYS = Engine(name="ddp", cp_exchange="keys")
-# With qwen3 at cp 4 and smollm3 at cp 2 there are fewer heads of keys than ranks. Without clipping and Adam a gradient
-# that is cp times too large shows in the losses.
-CONTEXT = [
-    _context(2, Engine(name="ddp"), optimizer="sgd", clip=0.0),
-    _context(2, Engine(name="ddp"), "llama"),
-    _context(2, Engine(name="ddp"), "smollm3"),
-    *(_context(2, Engine(name=_ZERO, zero_stage=stage), "qwen3") for stage in (0, 1, 2, 3)),
-    _context(2, Engine(name="fsdp"), "llama"),
-    _context(2, zero(0)),
-    _context(2, zero(1), "qwen3"),
-    *(
-        _context(2, Engine(name="ddp", compile_backend="aot_eager", compile=compile_), model)
-        for compile_ in ("block", "edges", "whole")
-        for model in ("gpt2", "qwen3")
-    ),
-    *(_context(2, Engine(name="ddp", recompute=recompute), "qwen3") for recompute in ("selective", "full")),
-    _context(2, Engine(name="ddp", one_pass_loss=True, fused_bias_gradients=True)),
-    _context(2, Engine(name=_ZERO, zero_stage=3, tiles=2, offload="full", loss_chunks=2), "llama"),
-    _context(2, Engine(name=_ZERO, zero_stage=3, compile="block", compile_backend="aot_eager"), "llama"),
-    _context(2, Engine(name="fsdp", activation_offload=True, loss_chunks=2), "qwen3"),
-    _context(2, Engine(name="fsdp", compile="block", compile_backend="aot_eager", recompute="full"), "qwen3"),
-    _context(4, Engine(name="ddp")),
-    _context(4, Engine(name="ddp"), "qwen3"),
-    _context(4, Engine(name="fsdp"), "qwen3"),
-    *(_context(4, Engine(name=_ZERO, zero_stage=stage), "qwen3") for stage in (1, 3)),
-    *(_context(2, Engine(name="ddp", sharded_optimizer=sharded), model, dp=2) for sharded, model in _SHARDED),
-    _context(2, Engine(name="fsdp"), "qwen3", dp=2),
-    *(_context(2, Engine(name=_ZERO, zero_stage=stage), dp=2) for stage in (1, 2, 3)),
-    _context(2, zero(0), "qwen3", dp=2),
-    *(_context(2, Engine(name=_ZERO, zero_stage=stage, sequence_parallel=True), tp=2) for stage in (1, 3)),
-    _context(2, Engine(name=_ZERO, zero_stage=1, sequence_parallel=True), "qwen3", tp=2),
-    _context(2, Engine(name="fsdp"), "qwen3", tp=2),
-    *(_context(2, zero(stage), model, tp=2) for stage, model in ((0, "gpt2"), (1, "llama"))),
-    *(_context(2, zero(stage), model, pp=2) for stage, model in ((0, "gpt2"), (1, "llama"), (1, "qwen3"))),
-    _context(2, zero(1, recompute="full"), "qwen3", pp=2, micro_batches=8),
-    _context(2, Engine(name="ddp"), "llama", documents=True),
-    *(_context(2, replace(_KEYS, recompute=recompute)) for recompute in RECOMPUTES),
-    _context(2, _KEYS, "smollm3"),
-    _context(2, _KEYS, optimizer="sgd", clip=0.0),
-    *(_context(2, replace(_KEYS, compile=how, compile_backend="aot_eager"), "qwen3") for how in ("block", "whole")),
-    _context(2, replace(_KEYS, name="fsdp", activation_offload=True), "llama"),
-    *(_context(2, replace(_KEYS, name=_ZERO, zero_stage=stage), "qwen3") for stage in (1, 2, 3)),
-    _context(2, replace(_KEYS, name=_ZERO, zero_stage=3, tiles=2, offload="full", recompute="full"), "llama"),
-    _context(4, _KEYS, "qwen3"),
-    _context(4, replace(_KEYS, name="fsdp"), "llama"),
-    _context(2, replace(_KEYS, name="fsdp"), "qwen3", dp=2),
-    _context(2, replace(_KEYS, name=_ZERO, zero_stage=1, sequence_parallel=True), tp=2),
-    _context(2, zero(1, cp_exchange="keys"), "llama", tp=2),
-    *(_context(2, zero(1, cp_exchange="keys", recompute=recompute), "qwen3", pp=2) for recompute in ("none", "full")),
-    _context(4, Engine(name="fsdp"), "qwen3", documents=True),
-    _context(2, Engine(name=_ZERO, zero_stage=1, sequence_parallel=True), tp=2, documents=True),
-    _context(2, zero(1, recompute="full"), "qwen3", pp=2, micro_batches=4, documents=True),
-]
-
-# Each is left out of one run, which the comparison must then refuse.
-_TP2, _PP2, _DP2 = Layout(2, 1, 1), Layout(1, 2, 1), Layout(1, 1, 2)
-MUTATIONS = {
-    Case(_TP2, zero(0)): [
-        "the embedding's sum",
-        "the head's backward sum",
-        "qkv's backward sum",
-        "up's backward sum",
-        "the projection's sum",
-        "down's sum",
-        "the loss's maximum",
-        "the loss's sum",
-        "the norm's sum",
-        "the right gradient scale",
-    ],
-    Case(_PP2, zero(0)): ["the tied gradients' sum", "the norm's sum", "the right gradient scale"],
-    Case(_DP2, zero(0)): ["the data-parallel mean", "the right gradient scale"],
-    Case(_TP2, zero(1, sequence_parallel=True)): ["the norms' gradient sum"],
-    Case(_DP2, Engine(name="deepspeed-zero", zero_stage=0)): ["the data-parallel mean"],
-    Case(_DP2, Engine(name="deepspeed-zero", zero_stage=2)): ["the right gradient scale"],
-    Case(_DP2, Engine(name="deepspeed-zero", zero_stage=3)): ["the padding's mask"],
-    # The norm is DeepSpeed's own where the optimizer is not fused.
-    Case(_TP2, Engine(name="deepspeed-zero", zero_stage=1), optimizer_mode="foreach"): ["the tensor-parallel marks"],
-    Case(_TP2, Engine(name="deepspeed-zero", zero_stage=1)): ["the owner of what is whole"],
-    Case(_TP2, Engine(name="deepspeed-zero", zero_stage=1, sequence_parallel=True)): [
-        "the norms' gradient sum",
-        "the biases' gradient sum",
-        "the position gradients' sum",
-        "the rank's own positions",
-        "the scattered sums",
-    ],
-    Case(_TP2, Engine(name="fsdp")): ["qkv's backward sum", "the norm's sum"],
-    Case(_DP2, Engine(name="fsdp")): ["the mean of the sum", "the norm's sum", "the accumulation's divisor"],
-    Case(_DP2, Engine(name="ddp")): ["the data-parallel mean", "the accumulation's divisor"],
-    Case(_DP2, Engine(name="ddp", sharded_optimizer=True)): ["the exchange of what each rank updated"],
-    Case(_DP2, Engine(name="hf-deepspeed")): ["the right gradient scale", "the padding's mask"],
-    **{case: ["the pad token's row"] for case in PADDED},
-}
-# What every engine must have, for those not named above.
-_BROKEN_ENGINES = {case.engine.name for case in MUTATIONS}
-MUTATIONS |= {
-    Case(_DP2, Engine(name=name)): ["the right gradient scale"]
-    for name, facts in engines().items()
-    if not facts.is_program and name not in _BROKEN_ENGINES
-}
-BROKEN = [case.without(mutation) for case, names in MUTATIONS.items() for mutation in names]
 
 
 def whole_batch(step: int, end: int | None = None) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ import pytest
 from tests.distributed.equality_cases import Case
 from tests.forked import start_module
 from tests.processes import cpu_seconds_of
+from tests.waiting import patient
 
 HERE = Path(__file__).resolve().parent
 # The first compiled case took 181 s on two cores with six times the work.
@@ -36,16 +37,16 @@ class Task:
     world: int
     function: Callable[..., Any]
     given: tuple[Any, ...] = ()
-    part: int = 0  # of what is too much for one launch
+    part: str = ""  # of what is too much for one launch
 
     @property
     def launch(self) -> str:
         """The launch that runs it: that of its function's module, on so many ranks."""
         module = self.function.__module__.rpartition(".")[2].removeprefix("test_")
-        return f"{module}-{self.world}" + (f"-{self.part}" if self.part else "")
+        return f"{module}-{self.world}" + (self.part and f"-{self.part}")
 
 
-def task_of(function: Callable[..., Any], *cases: Case, part: int = 0) -> Task:
+def task_of(function: Callable[..., Any], *cases: Case, part: str = "") -> Task:
     """What `function` does with these cases, on as many ranks as the largest has."""
     name = " to ".join(case.name for case in cases)
     return Task(f"{function.__name__} {name}", max(case.layout.gpus for case in cases), function, cases, part)
@@ -90,7 +91,7 @@ class Launch:
         begin, repeated = 0, -1
         while begin < len(self.tasks):
             (self.folder / "begin").write_text(str(begin))
-            codes = run_ranks("tests.distributed.worker", self.world, self.folder, _Stall(self.folder))
+            codes = run_ranks("tests.distributed.trainings", self.world, self.folder, _Stall(self.folder))
             if not any(codes):
                 break
             last = len(self.tasks) - 1
@@ -150,7 +151,7 @@ class _Stall:
             self.cpu_s, self.idle_looks = cpu_s, 0
         if files != self.files:
             self.files, self.since = files, time.monotonic()
-        return self.idle_looks > _IDLE_LOOKS or time.monotonic() - self.since > _STALLED_S
+        return self.idle_looks > patient(_IDLE_LOOKS) or time.monotonic() - self.since > patient(_STALLED_S)
 
 
 def launch_ranks(module: str, world: int, folder: Path) -> None:
@@ -187,10 +188,10 @@ def run_ranks(module: str, world: int, folder: Path, late: Callable[[Sequence[in
             if any(rank.exitcode for rank in ranks):
                 break
             if late([rank.pid for rank in ranks if rank.pid is not None]):
-                for rank in ranks:
-                    if rank.pid is not None and rank.exitcode is None:
-                        os.kill(rank.pid, signal.SIGQUIT)
-                time.sleep(2)  # for the stacks to be written
+                asked = [rank for rank in ranks if rank.pid is not None and rank.exitcode is None]
+                for rank in asked:
+                    os.kill(rank.pid, signal.SIGQUIT)
+                _wait_for_stacks(_logs(world, folder), len(asked))
                 break
             time.sleep(0.05)
     finally:
@@ -198,6 +199,14 @@ def run_ranks(module: str, world: int, folder: Path, late: Callable[[Sequence[in
             rank.kill()
             rank.join()
     return [rank.exitcode for rank in ranks]
+
+
+def _wait_for_stacks(logs: list[Path], count: int) -> None:
+    """Until so many ranks have written where each thread stands; one that is stopped writes nothing."""
+    until = time.monotonic() + patient(20)
+    while sum("Current thread 0x" in log.read_text() for log in logs) < count and time.monotonic() < until:
+        time.sleep(0.05)
+    time.sleep(0.05)  # the lines of that thread, in one go
 
 
 def _logs(world: int, folder: Path) -> list[Path]:
