@@ -1,11 +1,9 @@
 """The bytes that compiled layers keep for the backward pass, with `engine.keep_residuals` and without.
 
-python -m tests.planner.kept_by_layers gpt2      [bytes without, bytes with, bytes as plan counts them]
+python -m tests.planner.kept_by_layers      [bytes without, bytes with, bytes as plan counts them]
 """
 
 import json
-import sys
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +15,7 @@ from hpc_gpt.planner.memory import layer_bytes
 from hpc_gpt.trainer.engines.kernels import compile_model
 from hpc_gpt.trainer.model.gpt import Gpt
 
-_SIZES: dict[str, Any] = {"hidden": 256, "layers": 2, "heads": 4, "vocab": 64, "seq": 256}
-_LLAMA = {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope", "bias": "none", "ffn": 512}
-SHAPES = {"gpt2": ModelShape(**_SIZES), "llama": ModelShape(**_SIZES, **_LLAMA)}
+SHAPE = ModelShape(hidden=256, layers=2, heads=4, vocab=64, seq=256)
 BATCH = 4
 
 
@@ -44,6 +40,5 @@ def kept_bytes(shape: ModelShape, keep: bool) -> int:
 
 
 if __name__ == "__main__":
-    own = SHAPES[sys.argv[1]]
-    planned = layer_bytes(Training(own, engine="ddp", flash=True, compiled=True, micro_batch=BATCH)).kept * own.layers
-    print(json.dumps([kept_bytes(own, False), kept_bytes(own, True), planned]))
+    planned = layer_bytes(Training(SHAPE, engine="ddp", flash=True, compiled=True, micro_batch=BATCH)).kept
+    print(json.dumps([kept_bytes(SHAPE, False), kept_bytes(SHAPE, True), planned * SHAPE.layers]))

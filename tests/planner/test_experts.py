@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.errors import LayoutError
 from hpc_gpt.core.settings.layout import Layout
@@ -16,22 +15,16 @@ from hpc_gpt.planner.machine import DEFAULT
 from hpc_gpt.planner.memory import kinds_of_stages, predict_memory, stage_expert_params, stage_params
 from hpc_gpt.planner.question import Question
 from hpc_gpt.planner.search import search
-from hpc_gpt.planner.step_time import predict_step
 from hpc_gpt.planner.table import other_ep_text
 from tests.planner.machines import machine_named
 
 GIB = 2**30
 H100 = machine_named("h100-80g", 8, "infiniband 8x400G")
-GB200 = machine_named("gb200", 4, "infiniband 4x400G")
 QWEN = preset("qwen3-30b-a3b")
 DEEPSEEK = replace(preset("deepseek-v3"), mtp_layers=0)
 BALANCED = Training(
     QWEN, dp=16, ep=16, micro_batches=8, flash=True, sharded_optimizer=True, routing="forced balance",
 )  # fmt: skip
-
-
-def step(**changes):
-    return predict_step(replace(BALANCED, **changes), H100)
 
 
 def test_experts_are_divided_by_ep_and_all_else_is_not():
@@ -42,14 +35,6 @@ def test_experts_are_divided_by_ep_and_all_else_is_not():
     memory = predict_memory(BALANCED).stages[0]
     states = memory.parameters + memory.gradients + memory.optimizer
     assert states == pytest.approx((whole / 16 * 18 + (QWEN.params - whole) * 6.75) / GIB)
-
-
-def test_etp_divides_each_expert_instead_of_its_replicas():
-    folded = replace(BALANCED, tp=4, dp=4, ep=4, etp=None, sequence_parallel=True)
-    alone = replace(folded, etp=1)
-    assert (folded.expert_replicas, alone.expert_replicas) == (1, 4)
-    assert stage_expert_params(alone, 0) == 4 * stage_expert_params(folded, 0)
-    assert experts.expert_rows(folded) == 4 * experts.expert_rows(alone)  # each a quarter as wide
 
 
 def test_the_dense_prefix_lies_on_the_first_stages():
@@ -68,23 +53,10 @@ def test_a_layer_for_later_tokens_is_on_the_last_stage():
     assert predict_memory(later).stages[15].allocated > predict_memory(plain).stages[15].allocated
 
 
-@pytest.mark.parametrize("ep", [1, 2, 4, 8, 16])
-def test_a_rank_computes_as_many_rows_whatever_ep_is(ep):
-    run = replace(BALANCED, ep=ep)
-    assert experts.expert_rows(run) == 8 * 4096
-    assert experts.rows_an_expert(run) == 256 * ep
-
-
 def test_the_worst_load_counts_in_real_routing_alone():
     worst = VALUES["experts.worst_load"]
     real, alone, dropped = (replace(BALANCED, routing="real", **each) for each in ({}, {"ep": 1}, {"dropless": False}))
     assert [experts.worst_load(run) for run in (BALANCED, real, alone, dropped)] == [1, worst, 1, 1]
-
-
-def test_few_rows_and_narrow_experts_multiply_slowly():
-    assert step(ep=1).compute_s > step(ep=8).compute_s
-    wide = replace(QWEN, expert_ffn=1536, experts_per_token=4)
-    assert step(shape=wide).compute_s < step().compute_s
 
 
 def test_a_copy_of_a_token_goes_to_each_node_or_to_each_expert():
@@ -99,20 +71,6 @@ def test_a_copy_of_a_token_goes_to_each_node_or_to_each_expert():
     assert experts.copies_sent(replace(grouped, shape=replace(DEEPSEEK, expert_groups=None)), links)[1] > 4
 
 
-def test_a_domain_of_72_sends_by_nvlink():
-    run = replace(BALANCED, dp=64, ep=64)
-    assert experts.copies_sent(run, Links(GB200, DEFAULT))[1] == 0
-    assert experts.exchange_s(run, Links(GB200, DEFAULT)) < experts.exchange_s(run, Links(H100, DEFAULT)) / 4
-
-
-def test_what_is_sent_twice_more_when_layers_are_recomputed():
-    assert step(recompute="full").ep_s == pytest.approx(1.5 * step().ep_s)
-    assert step(ep_overlap=True).ep_s == pytest.approx(VALUES["overlap.ep"] * step().ep_s)
-    assert step(ep=1).ep_s == 0
-    # Every rank gets the tokens of all.
-    assert step(dispatcher="allgather").ep_s > step(dispatcher="deepep").ep_s
-
-
 def test_the_host_launches_each_expert_of_a_rank():
     def launching(**changes):
         return experts.launching_s(replace(BALANCED, **changes), 1e-3)
@@ -123,20 +81,6 @@ def test_the_host_launches_each_expert_of_a_rank():
     assert launching(ep_overlap=True)[1] == launching(dropless=False)[1] == 0
     assert launching(cuda_graphs=("full",)) == (0, 0)
     assert launching(cuda_graphs=("moe_router",))[0] < few[0] < launching(matmul="fp8-tensor")[0]
-
-
-def test_experts_are_reduced_over_their_own_replicas():
-    shared, alone = (replace(BALANCED, dp=64, ep=ep, micro_batches=1) for ep in (8, 64))
-    assert predict_step(shared, H100).dp_s > predict_step(alone, H100).dp_s
-
-
-def test_fsdp_gathers_experts_whole_unless_ep_divides_them():
-    run = replace(BALANCED, engine="fsdp", zero_stage=3, sharded_optimizer=False, micro_batch=1)
-    whole, divided = (predict_step(replace(run, ep=ep), H100) for ep in (1, 16))
-    assert whole.dp_s > 10 * divided.dp_s
-    # Three layers in 16 bits, as two are gathered ahead, and the gradients of one in 16 and 32.
-    gathered = [engine_named("fsdp").gathered(replace(run, ep=ep, grad_sum=None))[0] for ep in (1, 16)]
-    assert gathered[0] - gathered[1] == pytest.approx((3 * 2 + 6) * 128 * 3 * 2048 * 768 * 15 / 16)
 
 
 @pytest.mark.parametrize(

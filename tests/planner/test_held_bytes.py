@@ -12,21 +12,23 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.planner.memory import StageMemory, predict_memory
 from hpc_gpt.planner.training import training_of
 from tests import marked
+from tests.chosen import asked
 from tests.forked import forked_python
-from tests.planner.held_bytes import CASES, COMPILED, HAS_COMPILER, INDUCTOR, LOGITS, OFFLOADED, TOO_LONG
+from tests.planner.held_bytes import ALL, CASES, COMPILED, HAS_COMPILER, INDUCTOR, LOGITS, OFFLOADED, TOO_LONG
 
-pytestmark = pytest.mark.xdist_group("held-bytes")
+pytestmark = [pytest.mark.xdist_group("held-bytes"), pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
 NEED_COMPILER = pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler here, which Inductor needs on a CPU")
 
 
 @pytest.fixture(scope="module")
-def held(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file for each case: one launch."""
+def held(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """A file for each case that this session's tests read: one launch."""
     folder = tmp_path_factory.mktemp("held")
-    words = [*forked_python("tests.planner.held_bytes"), str(folder)]
-    subprocess.run(words, check=True, capture_output=True, cwd=ROOT, timeout=1800)
+    cases = [name for name in asked(request, "name") if name in ALL]
+    words = [*forked_python("tests.planner.held_bytes"), str(folder), *cases]
+    subprocess.run(words, check=True, capture_output=True, cwd=ROOT)
     return folder
 
 
@@ -47,14 +49,13 @@ def test_the_peak_is_what_is_allocated(name: str, held: Path) -> None:
 
 @pytest.mark.long
 @NEED_COMPILER
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_a_kept_residual_replaces_what_it_is_the_sum_of(name: str) -> None:
-    """What two compiled layers keep is the same with it and without, of GPT-2's kind what `plan` counts."""
-    words = [*forked_python("tests.planner.kept_by_layers"), name]
-    done = subprocess.run(words, check=True, capture_output=True, cwd=ROOT, timeout=600, text=True)
+def test_a_kept_residual_replaces_what_it_is_the_sum_of() -> None:
+    """What two compiled layers keep is the same with it and without, and what `plan` counts."""
+    done = subprocess.run(
+        forked_python("tests.planner.kept_by_layers"), check=True, capture_output=True, cwd=ROOT, text=True
+    )
     without, kept, planned = json.loads(done.stdout)
-    assert without == kept
-    assert name != "gpt2" or kept == planned
+    assert without == kept == planned
 
 
 @pytest.mark.parametrize("name", long(COMPILED))

@@ -45,18 +45,6 @@ def test_a_record_is_a_step_of_the_profiles_machine(tmp_path, profile):
     assert (entry.step_s, entry.machine.gpus_per_node) == (1.4, 4)
 
 
-def test_settings_tell_the_switches(tmp_path, profile):
-    path = tmp_path / "record.json"
-    settings = {"engine": {"sequence_parallel": True, "offload": "optimizer", "sharded_optimizer": True}}
-    path.write_text(dataclasses.replace(RECORD, settings=settings).to_json())
-    (entry,) = rows(path, profile)
-    assert (entry.training.sequence_parallel, entry.training.sharded_optimizer) == (True, True)
-    assert entry.training.offload == "optimizer"
-    path.write_text(dataclasses.replace(RECORD, settings={"engine.sequence_parallel": True}).to_json())
-    (entry,) = rows(path, profile)
-    assert entry.training.sequence_parallel
-
-
 def test_a_mixtures_record_has_ep_and_experts(tmp_path, profile):
     path = tmp_path / "record.json"
     experts = {"experts": 8, "experts_per_token": 2, "expert_ffn": 512}
@@ -85,14 +73,6 @@ def test_the_switches_of_one_of_our_own_runs(tmp_path, profile):
     assert not rows(path, profile)[0].training.flash
     path.write_text(RECORD.to_json())
     assert not rows(path, profile)[0].training.flash  # a V100, and no word of it
-
-
-def test_how_the_update_ran(tmp_path, profile):
-    path = tmp_path / "record.json"
-    path.write_text(dataclasses.replace(RECORD, settings={"train": {"optimizer_mode": "foreach"}}).to_json())
-    (entry,) = rows(path, profile)
-    assert entry.training.optimizer_mode == "foreach"
-    assert entry.training.program_states is None
 
 
 def test_another_programs_record_is_predicted_as_the_nearest(tmp_path, profile):

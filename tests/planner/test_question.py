@@ -10,7 +10,6 @@ from hpc_gpt.core.errors import LayoutError
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.presets import preset
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.launcher.request import usual_batch
 from hpc_gpt.planner.machine import Machine
 from hpc_gpt.planner.nearest import (
@@ -20,9 +19,8 @@ from hpc_gpt.planner.nearest import (
     without_offload,
     working_counts,
 )
-from hpc_gpt.planner.question import Question, divisors, question_of
+from hpc_gpt.planner.question import Question, question_of
 from hpc_gpt.planner.search import search
-from hpc_gpt.planner.training import engine_for, training_of
 from tests.planner.machines import machine_named
 
 PROFILE = ClusterProfile("test", device="v100-32g", gpus_per_node=4)
@@ -35,14 +33,6 @@ def experiment(layout=None, engine=None, **train):
         engine=Engine(**(engine or {})),
         train=Train(**{"dtype": "fp16", **train}),
     )
-
-
-def test_nothing_holds_unless_it_is_said_to():
-    asked = experiment({"tp": 5, "pp": 2, "micro_batch": 4}, {"recompute": "full", "zero_stage": 1})
-    question = question_of(asked, PROFILE)
-    assert (question.fixed, question.global_batch, question.gpus) == ({}, 64, 16)
-    holds = {"layout.tp", "layout.micro_batch", "engine.recompute"}
-    assert question_of(asked, PROFILE, holds).fixed == {"tp": 5, "micro_batch": 4, "recompute": "full"}
 
 
 @pytest.mark.parametrize(
@@ -151,33 +141,3 @@ def test_the_fewest_gpus_fit_and_half_of_them_do_not():
     assert count > 4
     assert not search(replace(question, gpus=count - 4), machine).candidates
     assert fewest_gpus(question, replace(machine, memory_gib=0.1), most=64) is None
-
-
-@pytest.mark.parametrize(
-    "engine",
-    [
-        {"zero_stage": 1, "recompute": "full", "partition": "parameters", "attention": "math", "compile": "block"},
-        {"name": "deepspeed-zero", "zero_stage": 3, "offload": "full", "tiles": 4, "activation_offload": True},
-        {"name": "megatron-lm", "megatron_args": ("--num-layers-per-virtual-pipeline-stage", "6", "--bias")},
-        {
-            "name": "megatron-lm",
-            "sharded_optimizer": True,
-            "megatron_args": ("--num-layers-per-virtual-pipeline-stage=4",),
-        },
-    ],
-)
-def test_a_training_and_the_engine_that_runs_it_are_each_others(engine):
-    pp = 1 if engine.get("name") == "deepspeed-zero" else 4
-    asked = experiment({"tp": 1, "pp": pp}, engine)
-    resolved = resolve(asked, PROFILE)
-    training = training_of(resolved)
-    again = engine_for(training, asked.engine)
-    assert training_of(resolve(replace(asked, engine=again), PROFILE)) == training
-    words = engine.get("megatron_args", ())
-    assert training.vp == (1 if not words else 2 if "6" in words else 3)
-    assert ("--bias" in words) == ("--bias" in again.megatron_args)
-
-
-def test_divisors_are_all_of_them():
-    for number in range(1, 200):
-        assert divisors(number) == tuple(size for size in range(1, number + 1) if number % size == 0)

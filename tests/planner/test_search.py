@@ -1,5 +1,6 @@
 """The search: every candidate runs, what does not fit is not ranked, nothing better was missed; the largest model."""
 
+import functools
 import itertools
 import math
 import re
@@ -22,7 +23,7 @@ from hpc_gpt.planner.machine import Machine
 from hpc_gpt.planner.memory import predict_memory
 from hpc_gpt.planner.nearest import by_micro_batch
 from hpc_gpt.planner.question import NO_GAIN, Question, question_of
-from hpc_gpt.planner.search import EQUAL, KEPT, NEAR, TIGHT, Candidate, candidate_of, ranked, search
+from hpc_gpt.planner.search import EQUAL, KEPT, TIGHT, Candidate, candidate_of, ranked, search
 from hpc_gpt.planner.step_time import predict_step
 from hpc_gpt.planner.training import PLANNED, engine_for, training_of
 from tests.planner.machines import machine_named
@@ -70,26 +71,16 @@ CASES = [
 ]
 NAMES = ["room", "tight", "fp32", "twelve", "odd", "switches"]
 # Of which trying everything takes longest; "odd" is as tight.
-LARGE = ("tight", "fp32", "twelve")
+LARGE = ("room", "tight", "fp32", "twelve")
 
 
-@pytest.mark.parametrize(("asked", "engines", "gib"), CASES, ids=NAMES)
+@pytest.mark.parametrize(("asked", "engines", "gib"), [CASES[1], CASES[-1]], ids=["tight", "switches"])
 def test_every_candidate_is_what_the_launcher_would_run(asked, engines, gib):
     found = search(question_of(asked, PROFILE, engines=engines), machine(gib), keep=10**6)
     assert found.candidates
     for candidate in found.candidates:
         resolved = resolve(with_layout(asked, candidate.training), PROFILE)  # which refuses what cannot run
         assert training_of(resolved) == candidate.training
-
-
-@pytest.mark.parametrize(("asked", "engines", "gib"), CASES, ids=NAMES)
-def test_what_does_not_fit_is_never_ranked_and_the_rest_always(asked, engines, gib):
-    card = machine(gib)
-    found = search(question_of(asked, PROFILE, engines=engines), card, keep=10**6)
-    assert len(found.candidates) == found.fitting
-    assert all(candidate_of(each.training, card).fits for each in found.candidates)
-    assert all(not each.fits for each in found.too_large)
-    assert not {each.layout for each in found.candidates} & {each.layout for each in found.too_large}
 
 
 def every_run(asked, engines):
@@ -160,9 +151,9 @@ def test_it_finds_what_trying_everything_finds(asked, engines, gib):
     assert [each.training for each in usual.candidates] == best
 
 
-@pytest.mark.parametrize("question", [GPT3, TRILLION], ids=["175B on 1,024", "1T on 16,384"])
-def test_nothing_that_fits_was_left_out_unasked(question):
+def test_nothing_that_fits_was_left_out_unasked():
     """Every micro-batch of every series, the long way: a larger one never needs less."""
+    question = GPT3
     found = search(question, BIG, keep=10**6)
     fitting = {each.training for each in found.candidates}
     series = {replace(run, micro_batch=1, micro_batches=1) for run in fitting}
@@ -201,7 +192,7 @@ def test_cp_is_tried_wherever_a_rank_keeps_1024_tokens():
     assert found.best.step.step_s < 0.9 * short.best.step.step_s
 
 
-@pytest.mark.parametrize("gpus", [64, 256])
+@pytest.mark.parametrize("gpus", [32, pytest.param(256, marks=pytest.mark.long)])
 def test_a_longer_cp_that_gains_nothing_is_not_searched(gpus, monkeypatch):
     """What is left out would not have been faster by more than a prediction's error."""
     shape = preset("llama3.1-8b")
@@ -258,9 +249,8 @@ def test_chunks_are_megatrons_alone_and_of_one_depth():
     assert all(run.micro_batches % run.pp == 0 for run in found)
 
 
-@pytest.mark.parametrize(("question", "most"), [(GPT3, 1500), (TRILLION, 1500)], ids=["175B on 1,024", "1T on 16,384"])
-def test_memory_is_asked_first_and_little_is_kept(question, most, monkeypatch):
-    timed = []
+def test_memory_is_asked_first_and_little_is_kept(monkeypatch):
+    question, most, timed = TRILLION, 1500, []
     monkeypatch.setattr(module, "predict_step", lambda *words: timed.append(words[0]) or predict_step(*words))
     found = search(question, BIG)
     assert found.candidates
@@ -271,20 +261,7 @@ def test_memory_is_asked_first_and_little_is_kept(question, most, monkeypatch):
     assert len(found.too_large) + len(layouts) <= len(list(question.layouts()))
 
 
-def test_the_best_is_the_fastest_but_for_near_and_tight_ones():
-    found = search(GPT3, BIG, keep=10**6)
-    best = found.candidates[0]
-    fastest = max(each.tokens_per_s for each in found.candidates if not each.is_tight)
-    assert not best.is_tight
-    assert best.tokens_per_s > fastest / NEAR / EQUAL
-    # Of layouts that are equally fast, none has more room and less exposed communication.
-    equal = [each for each in found.best_of_layouts if each.equals(best)]
-    assert min(round(each.share + each.exposed_share, 2) for each in equal) == round(best.share + best.exposed_share, 2)
-    assert all(each.is_tight == (each.need_gib > TIGHT * BIG.memory_gib) for each in found.candidates)
-
-
-@pytest.mark.parametrize("gpus", [1, 8])
-@pytest.mark.parametrize("gib", [40.0, 12.0])
+@pytest.mark.parametrize(("gib", "gpus"), [(40.0, 1), (12.0, 8)])
 def test_the_first_of_a_layout_is_of_the_simplest_engine_as_fast(gib, gpus):
     question = question_of(experiment(gpus), PROFILE, engines=ENGINES)
     found, few = search(question, machine(gib), keep=10**6), search(question, machine(gib))
@@ -318,6 +295,11 @@ def test_what_leaves_less_than_two_percent_is_last_however_fast():
     assert any(each.tokens_per_s > found[0].tokens_per_s for each in found if each.is_filled)
 
 
+@functools.cache
+def search_of_all():
+    return search(question_of(experiment(), PROFILE, engines=ENGINES), machine(), keep=10**6)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -330,7 +312,7 @@ def test_what_holds_is_not_searched(key, value):
     table, _, name = key.partition(".")
     asked = experiment()
     asked = replace(asked, **{table: replace(getattr(asked, table), **{name: value})})
-    open_ = search(question_of(experiment(), PROFILE, engines=ENGINES), machine(), keep=10**6)
+    open_ = search_of_all()
     found = search(question_of(asked, PROFILE, {key}, ENGINES), machine(), keep=10**6)
     field = "engine" if name == "name" else name
     assert {getattr(each.training, field) for each in found.candidates} == {value}
@@ -354,13 +336,6 @@ def test_a_node_that_cannot_hold_what_is_offloaded_does_not_fit():
     assert not search(question, machine(host_memory_gib=0.5)).candidates
 
 
-def test_the_first_that_fits_is_enough_where_that_is_asked():
-    question = question_of(experiment(), PROFILE)
-    found = search(question, machine(), first=True)
-    assert len(found.candidates) == 1
-    assert found.memory_predictions < search(question, machine()).memory_predictions
-
-
 SMALLEST = {"micro_batch": 1, "micro_batches": 1, "offload": "none"}
 
 
@@ -371,18 +346,6 @@ def question(gpus, engines=("deepspeed-3d",), **fixed):
 
 def v100(gib):
     return machine_named(f"v100-{gib}g", 4, "omni-path 4x100G")
-
-
-def test_the_family_has_the_published_depths_and_widths():
-    shapes = family(preset("gpt2"))
-    sizes = {(shape.layers, shape.hidden) for shape in shapes}
-    assert {(40, 5120), (96, 12288), (128, 25600), (64, 16384), (64, 8192), (40, 6144)} <= sizes
-    assert all(96 <= shape.hidden / shape.layers <= 256 for shape in shapes)
-    assert all(shape.hidden == 128 * shape.heads and shape.layers % 4 == 0 for shape in shapes)
-    params = [shape.params for shape in shapes]
-    assert params == sorted(params)
-    # Neighbours are near enough for an answer to mean something.
-    assert max(large / small for small, large in itertools.pairwise(params) if small > 3e9) < 1.3
 
 
 def test_nothing_larger_of_the_family_has_room():
@@ -404,12 +367,6 @@ def test_nothing_larger_of_the_family_has_room():
     assert found.tried <= 100
     assert found.next_larger is not None
     assert found.next_larger.params > found.model.params
-
-
-def test_more_gpus_and_larger_cards_hold_more():
-    sizes = [largest(*question(gpus), v100(gib)).model.params for gpus, gib in ((4, 16), (16, 16), (16, 32), (64, 32))]
-    assert sizes == sorted(sizes)
-    assert sizes[-1] > 8 * sizes[0]
 
 
 def test_sharding_and_offload_hold_more_than_neither():

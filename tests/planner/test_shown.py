@@ -135,26 +135,6 @@ def test_the_memory_of_each_stage_is_drawn_against_the_card():
     assert plan_page._shown(30, 2) == sorted({*numbers, 2})
 
 
-@pytest.mark.parametrize(
-    ("candidate", "filled", "over", "wide", "tip", "row"),
-    [
-        (BEST, 30, None, 41, False, "best"),
-        (replace(BEST, card_gib=59.9), 40, 4, 44, False, "best tight"),
-        (TIGHT, 39.5, None, 41, False, "tight"),
-        (replace(LARGE, card_gib=200.0), 40, 20, 60, False, "impossible"),
-        (LARGE, 40, 64, 110, True, "impossible"),
-    ],
-)
-def test_a_rows_bar_is_the_need_over_its_card(candidate, filled, over, wide, tip, row):
-    text = plan_page._memory_bar(candidate).markup
-    assert re.findall(r'width="([\d.]+)" height="10" class="bar"', text) == [f"{filled:g}"]
-    found = re.findall(r'<rect x="40" y="1" width="([\d.]+)" height="10" class="bar over"', text)
-    assert found == ([] if over is None else [f"{over}"])
-    assert f'viewBox="0 0 {wide} 12"' in text
-    assert ('<polygon points="104.0,1 110.0,6 104.0,11"' in text) == tip
-    assert plan_page._row_class(candidate, [candidate if candidate.card_gib < 60 else BEST]) == row
-
-
 @pytest.mark.parametrize(("searched", "title"), [(SEARCHED, "Best"), (UNKNOWN, "Fastest")])
 def test_the_page_begins_with_the_first_layout_in_words(searched, title):
     text = plan_page.build_plan_page(searched, 2e9, "mine", 130_000_000, "hpc-gpt submit --gpus 16")

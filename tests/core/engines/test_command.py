@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.core.engines.command import BRACES, PATTERN_GROUPS, check_command
+from hpc_gpt.core.engines.command import BRACES
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest, Model
@@ -17,7 +17,6 @@ from hpc_gpt.core.settings.program_text import fill, fill_line
 from hpc_gpt.core.settings.resolve import experiment_of, resolve
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import known_batch, known_shape, shown_layout
-from hpc_gpt.reader.pattern import MEMORY_FIELDS, STEP_FACTS, STEP_FIELDS, unit
 
 PROFILE = ClusterProfile("test", gpus_per_node=4)
 SOUND = Command(
@@ -33,13 +32,6 @@ SOUND = Command(
 def experiment(command: Command = SOUND, **tables: object) -> Experiment:
     asked = {"layout": LayoutRequest(gpus=8, nodes=2), **tables}
     return Experiment(engine=Engine("command"), command=command, **asked)
-
-
-def test_what_is_sound_is_not_refused() -> None:
-    check_command(SOUND)
-    check_command(replace(SOUND, run="WANDB_API_KEY=$WANDB_API_KEY x ${HOME} {{name}} a{b,c} awk '{print $1}'"))
-    check_command(replace(SOUND, run=("x", ""), setup=("export HF_TOKEN=$HF_TOKEN", "module load cuda/12.4")))
-    check_command(replace(SOUND, checkpoints="{run}/checkpoints/step-*/model.pt"))
 
 
 def test_layout_and_model_may_be_missing_and_are_kept_if_given() -> None:
@@ -73,11 +65,6 @@ def test_the_work_folder_is_beside_the_experiment(tmp_path: Path) -> None:
     (tmp_path / "mine" / "src").mkdir()
     found = load_experiment(str(file))
     assert (found.command.workdir, found.train.steps) == (str(tmp_path / "mine" / "src"), 7)
-
-
-def test_the_groups_of_a_pattern_are_fields_of_dialects() -> None:
-    fields = {*STEP_FIELDS, *STEP_FACTS, *MEMORY_FIELDS}
-    assert {unit(name)[0] for name in PATTERN_GROUPS} <= fields
 
 
 # Before a value, what has an apostrophe that is no quote of bash.

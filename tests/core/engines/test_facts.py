@@ -2,9 +2,8 @@
 
 import ast
 import configparser
-import json
 import math
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -14,21 +13,17 @@ from hypothesis import strategies as st
 
 import hpc_gpt
 from hpc_gpt.core.engines import engines
-from hpc_gpt.core.engines.base.facts import RECOMPUTES, EngineFacts
+from hpc_gpt.core.engines.base.facts import EngineFacts
 from hpc_gpt.core.engines.base.training import Training
-from hpc_gpt.core.keys import keys_of, names_of
-from hpc_gpt.core.settings.cluster import ClusterProfile
-from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.keys import keys_of
+from hpc_gpt.core.settings.experiment import Engine, Experiment
 from hpc_gpt.core.settings.services import ENGINE_NAMES
 from tests.conftest import REPOSITORY
 from tests.core.engines.trainings import OFFLOADS, trainings
 from tests.planner.published.programs import PROGRAMS
 
 EACH = pytest.mark.parametrize("facts", engines().values(), ids=engines())
-SWITCHES = {entry.name for entry in fields(Engine)} - {"name", "zero_stage"}
 CHOICES = {key.name: key.choices for key in keys_of(Experiment)}
-DTYPES = CHOICES["train.dtype"]
 
 
 def test_each_module_is_an_engine_with_a_place_of_its_own() -> None:
@@ -52,41 +47,6 @@ def test_a_module_trains(facts: EngineFacts) -> None:
 
 
 @EACH
-def test_its_switches_are_keys_and_alternatives_are_of_others(facts: EngineFacts) -> None:
-    assert facts.axes <= {"tp", "pp", "cp", "ep", "etp"}
-    assert facts.switches <= SWITCHES
-    assert facts.alternatives.keys() <= (SWITCHES | {"zero_stage"}) - facts.switches
-    assert not ("zero_stage" in facts.alternatives and facts.has_zero)
-    assert all(facts.alternatives.values())
-    assert set(facts.recomputes) <= set(RECOMPUTES)
-    assert "none" in facts.recomputes
-    assert (len(facts.recomputes) > 1) == ("recompute" in facts.switches)
-    assert ("sequence_parallel" in facts.switches) <= facts.splits("tp")
-    assert ("partition" in facts.switches) <= facts.splits("pp")
-    assert ("tiles" in facts.switches) <= (3 in facts.zero_stages)
-
-
-@EACH
-def test_its_stages_are_stages(facts: EngineFacts) -> None:
-    assert set(facts.zero_stages) <= {0, 1, 2, 3}
-    assert facts.default_stage in facts.zero_stages
-    for stage in facts.zero_stages:
-        for dtype in DTYPES:
-            runs = facts.stage_that_runs(stage, dtype)
-            assert runs in facts.zero_stages
-            assert facts.stage_that_runs(runs, dtype) == runs >= stage
-
-
-@EACH
-def test_it_reads_the_checkpoints_of_engines_there_are(facts: EngineFacts) -> None:
-    assert facts.loads_checkpoints_of <= engines().keys() - {facts.name}
-    assert facts.converts <= set(names_of(Experiment))
-    axes = facts.axes.union(*(engines()[name].axes for name in facts.loads_checkpoints_of))
-    assert all(f"layout.{axis}" not in facts.converts or axis in axes for axis in ("tp", "pp", "cp"))
-    assert "engine.zero_stage" not in facts.converts or facts.has_zero
-
-
-@EACH
 def test_a_package_that_it_needs_is_an_extra(facts: EngineFacts) -> None:
     if facts.package is not None:
         package, extra = facts.package
@@ -102,24 +62,6 @@ def test_what_it_offloads_it_has_a_switch_for(facts: EngineFacts) -> None:
     assert all(fault.message and fault.hint for each in faults for fault in each)
     if "offload" in facts.switches:
         assert not all(faults), "no ZeRO stage can offload anything"
-
-
-@EACH
-def test_it_resolves_by_default_and_says_what_its_library_gets(facts: EngineFacts) -> None:
-    resolved = resolve(
-        Experiment(
-            model=Model(hidden=64, layers=4, heads=4, vocab=256, seq=32),
-            engine=Engine(facts.name),
-            layout=LayoutRequest(gpus=1, tp=1, pp=1, micro_batch=1, global_batch=4),
-            train=Train(steps=20),
-            command=Command(run="true") if facts.takes_command else Command(),
-        ),
-        ClusterProfile(name="one", gpus_per_node=8),
-    )
-    assert resolved.engine.zero_stage == facts.default_stage
-    files = facts.config_files(resolved)
-    assert json.loads(json.dumps(files)) == files
-    assert facts.chunks(resolved.engine, 4, 1) == 1
 
 
 @given(trainings(), st.floats(1e6, 1e11))

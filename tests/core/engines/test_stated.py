@@ -2,16 +2,17 @@
 it was measured or read, so that one that moves by accident fails."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import astuple
 from typing import Any
+
+import pytest
 
 from hpc_gpt.core.engines import ds_config_of, engines
 from hpc_gpt.core.engines.base.deepspeed import DeepspeedFacts
 from hpc_gpt.core.engines.base.facts import EngineFacts
 from hpc_gpt.core.engines.base.megatron_program import megatron_arguments
 from hpc_gpt.core.engines.base.training import States, Training
-from hpc_gpt.core.settings.experiment import Data, Model
-from tests.core.engines.trainings import OFFLOADS, SMALL
+from hpc_gpt.core.settings.experiment import Data, Engine, Model
+from tests.core.engines.trainings import SMALL
 from tests.core.settings.test_ds_config import settings
 from tests.megatron_lm.test_arguments import RATES, SCHEDULE, settle
 
@@ -122,15 +123,6 @@ MEGATRON = """
 --use-distributed-optimizer --deterministic-mode --swiglu --disable-bias-linear --group-query-attention
 --use-rope-scaling --exit-signal-handler
 """
-# Bytes a parameter over dp 2: (engine, ZeRO stage, what else): weights, gradients, optimizer, both of the step, host.
-HELD = {
-    ("deepspeed-3d", 1, ""): (2, 4, 6, 4, 0, 0), ("deepspeed-3d", 0, "fp32"): (4, 4, 8, 4, 4, 0),
-    ("deepspeed-zero", 2, ""): (2, 2, 6, 2, 2, 0), ("deepspeed-zero", 3, ""): (1, 2, 6, 2, 0, 0),
-    ("deepspeed-zero", 1, "optimizer"): (2, 4, 0, 4, 4, 11), ("deepspeed-zero", 3, "full"): (0, 0, 0, 0, 0, 9),
-    ("fsdp", 0, ""): (2, 2, 4, 2, 2, 0), ("fsdp", 0, "full"): (0, 0, 0, 0, 0, 8),
-    ("ddp", 0, ""): (2, 6, 12, 6, 4, 0), ("ddp", 0, "sharded"): (2, 6, 8, 6, 4, 0),
-    ("megatron-lm", 0, ""): (2, 4, 12, 4, 0, 0), ("megatron-lm", 0, "sharded"): (2, 4, 6, 4, 0, 0),
-}  # fmt: skip
 
 
 def said_of(engine: EngineFacts) -> dict[str, str]:
@@ -185,16 +177,34 @@ def test_megatron_is_given_these_words() -> None:
     assert " ".join(megatron_arguments(resolved, "/run", "/data")) == " ".join(MEGATRON.split())
 
 
-def test_an_engine_holds_so_many_bytes_of_a_parameter() -> None:
-    for (name, stage, what), held in HELD.items():
-        offload, dtype = what if what in OFFLOADS else "none", "fp32" if what == "fp32" else "bf16"
-        training = Training(
-            SMALL,
-            dp=2,
-            engine=name,
-            zero_stage=stage,
-            dtype=dtype,
-            offload=offload,
-            sharded_optimizer=what == "sharded",
-        )
-        assert astuple(engines()[name].state_bytes(training)) == held, (name, stage, what)
+REDUCE, GATHER, PRODUCTS = "--overlap-grad-reduce", "--overlap-param-gather", "--tp-comm-overlap"
+OF_DP, OF_TP = {"dp_overlap": True, "gathers_wait": False}, {"tp_overlap": True}
+SHARDED: dict[str, Any] = {"dp": 2, "sharded_optimizer": True}
+SPLIT: dict[str, Any] = {"tp": 2, "sequence_parallel": True}
+
+
+@pytest.mark.parametrize(
+    ("more", "arguments", "changed"),
+    [
+        ({}, (), {}), ({"sharded_optimizer": True}, (), {}), ({"dp": 2}, (REDUCE,), OF_DP),
+        ({"cp": 2}, (REDUCE,), OF_DP),
+        (SHARDED, (REDUCE, GATHER), OF_DP), ({**SHARDED, "dp_overlap": True}, (), {}),
+        ({**SHARDED, "dp_overlap": True, "gathers_wait": True}, (GATHER,), OF_DP),
+        ({"dp": 2, "dp_overlap": True, "gathers_wait": True}, (), {}), ({"tp": 2}, (), {}),
+        (SPLIT, (PRODUCTS,), OF_TP), ({**SPLIT, "tp_overlap": True}, (), {}),
+        ({**SHARDED, **SPLIT}, (REDUCE, GATHER, PRODUCTS), OF_DP | OF_TP),
+    ],
+)  # fmt: skip
+def test_what_hides_communication_is_what_is_not_hidden(more: dict, arguments: tuple, changed: dict) -> None:
+    assert engines()["megatron-lm"].overlaps(Training(SMALL, **more)) == (arguments, changed)
+
+
+def test_chunks_are_an_argument() -> None:
+    facts, option = engines()["megatron-lm"], "--num-layers-per-virtual-pipeline-stage"
+    for words, chunks in (((), 1), ((option, "3"), 4), ((f"{option}=2",), 6), ((option, "0"), 1), ((option, "x"), 1),
+                          ((option, "24"), 1), ((option,), 1)):  # fmt: skip
+        assert facts.chunks(Engine("megatron-lm", megatron_args=words), 24, 2) == chunks, words
+    given = Engine("megatron-lm", megatron_args=("--a", option, "4", f"{option}=2", "--b", "5"))
+    for vp, added in ((1, ()), (3, (option, "4"))):
+        engine = facts.with_chunks(given, Training(SMALL, pp=2, vp=vp))
+        assert engine.megatron_args == ("--a", "--b", "5", *added)
