@@ -3,13 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
-from hpc_gpt.core.columns import FIGURES, Column, column, filled, grid, look_up, peak
+from hpc_gpt.core.columns import FIGURES, column, filled, grid, look_up, peak
 from hpc_gpt.core.format import show_digits
 from hpc_gpt.core.runs.record import RECORD_KEYS, Record
-from hpc_gpt.report import bench_table, tables
-from hpc_gpt.report.page import run_table
+from hpc_gpt.report import bench_table
 
 RECORD = Record(gpus=8, params=123_551_232, step_s=0.4567, tokens_per_s=12_345.6, mfu=0.4321, tflops_seed=12.34)
 
@@ -18,19 +15,6 @@ def test_every_figure_is_of_a_record_and_called_by_its_key() -> None:
     for key, figure in FIGURES.items():
         assert figure.keys[0] == key
         assert set(figure.keys) <= set(RECORD_KEYS)
-
-
-@pytest.mark.parametrize("table", [tables.COLUMNS,
-                                   run_table._COLUMNS], ids=["terminal", "page"])  # fmt: skip
-def test_the_tables_take_a_figure_as_it_is_described(table: tuple[Column, ...]) -> None:
-    common = [each for each in table if each.keys[0] in FIGURES and len(each.keys) == 1]
-    assert len(common) >= 12
-    for each in common:
-        figure = FIGURES[each.keys[0]]
-        assert (each.digits, each.right) == (figure.digits, figure.right)
-        assert each.show(RECORD) == figure.show(RECORD)
-        # The page has no room for a second line, so a heading there names the formula itself.
-        assert each.heading == figure.heading or (table is run_table._COLUMNS and each.heading.startswith("TFLOP/s "))
 
 
 def test_the_bench_has_a_label_for_each_of_its_figures() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from hpc_gpt.core import files
 from hpc_gpt.core.ends.program_end import Said, end_of_program, facts_of
-from hpc_gpt.core.files import aside, json_in, json_lines_from_end, read_json_lines, read_start, read_text_end
+from hpc_gpt.core.files import aside, json_lines_from_end, read_json_lines, read_start, read_text_end
 from hpc_gpt.core.runs.checkpoints import checkpoint_step
 from hpc_gpt.core.settings.experiment import Command
 from hpc_gpt.reader import attempt_cause
@@ -33,13 +33,6 @@ def test_what_was_begun_beside_a_file_is_removed_if_it_fails(tmp_path: Path, kin
     with pytest.raises(ZeroDivisionError):
         _fail_beside(tmp_path / "name", kind, kept)
     assert list(tmp_path.rglob("*")) == [kept, kept / "mine"]
-
-
-@pytest.mark.parametrize(("text", "words"), [("", "Expecting"), ("{", "Expecting"), ("[" * 100_000, "recursion")])
-def test_no_json_is_a_value_error_however_it_is_damaged(tmp_path: Path, text: str, words: str) -> None:
-    (tmp_path / "a.json").write_text(text)
-    with pytest.raises(ValueError, match=words):
-        json_in(tmp_path / "a.json")
 
 
 def test_what_is_no_file_is_refused_and_left_closed(tmp_path: Path) -> None:

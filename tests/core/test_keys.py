@@ -1,12 +1,11 @@
 """Every key that a user writes or reads explains itself, and help, completion and JSON say it."""
 
 import json
-from dataclasses import dataclass
 
 import pytest
 
 from hpc_gpt.core.keys import keys_of, names_of
-from hpc_gpt.core.runs.record import RECORD_KEYS, Record
+from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Experiment
 from tests.cli.command import in_process
@@ -23,17 +22,6 @@ def test_each_key_has_its_meaning_in_one_line(table):
     assert len({key.means for key in found}) >= 0.95 * len(found)
 
 
-@dataclass
-class Table:
-    first: int = 1
-    "What it is."
-    second: int = 2
-
-
-def test_a_key_without_one_is_found():
-    assert [key.means for key in keys_of(Table)] == ["What it is.", ""]
-
-
 @pytest.mark.parametrize(("topic", "table"), [("keys", Experiment), ("profile", ClusterProfile), ("record", Record)])
 def test_help_prints_each(topic, table):
     said, listed = in_process("help", topic).stdout, json.loads(in_process("help", topic, "--json").stdout)["keys"]
@@ -48,7 +36,3 @@ def test_help_of_one_table():
     said = in_process("help", "keys", "layout").stdout.splitlines()
     assert {line.partition(".")[0] for line in said if not line.startswith(" ")} == {"layout"}
     assert "Tensor parallel size" in in_process("help", "keys", "layout.tp").stdout
-
-
-def test_a_record_lists_its_keys_in_their_order():
-    assert names_of(Record) == list(RECORD_KEYS)

@@ -8,27 +8,11 @@ from hpc_gpt.core.secrets import hide_secrets, hide_values, hide_words, is_secre
 @pytest.mark.parametrize(
     "key",
     [
-        "password",
-        "DB_PASSWORD",
-        "hf_token",
-        "HF_TOKEN",
-        "hubToken",
-        "push_to_hub_token",
-        "wandb_api_key",
-        "api-key",
-        "AWS_SECRET_ACCESS_KEY",
-        "authToken",
-        "WANDBKey",
-        "train.hub_token",
-        "credentials",
-        "passphrase",
-        "PGPASSWORD",
-        "dbpasswd",
-        "MYSQL_PWD",
-        "X-Amz-Signature",
-        "token",
+        "password", "DB_PASSWORD", "hf_token", "HF_TOKEN", "hubToken", "push_to_hub_token", "wandb_api_key",
+        "api-key", "AWS_SECRET_ACCESS_KEY", "authToken", "WANDBKey", "train.hub_token", "credentials", "passphrase",
+        "PGPASSWORD", "dbpasswd", "MYSQL_PWD", "X-Amz-Signature", "token",
     ],
-)
+)  # fmt: skip
 def test_a_key_that_names_a_secret_is_one(key):
     assert is_secret(key, "abc")
 
@@ -36,27 +20,11 @@ def test_a_key_that_names_a_secret_is_one(key):
 @pytest.mark.parametrize(
     "key",
     [
-        "tokens",
-        "tokenizer_model",
-        "eos_token",
-        "pad_token_id",
-        "train_tokens",
-        "tokens_per_s",
-        "moe_token_dispatcher_type",
-        "json_keys",
-        "kv_channels",
-        "monkey",
-        "text_key",
-        "loss_per_token",
-        "wandb_project",
-        "password_file",
-        "api-key-env",
-        "json-keys",
-        "PWD",
-        "OLDPWD",
-        "lr",
+        "tokens", "tokenizer_model", "eos_token", "pad_token_id", "train_tokens", "tokens_per_s",
+        "moe_token_dispatcher_type", "json_keys", "kv_channels", "monkey", "text_key", "loss_per_token",
+        "wandb_project", "password_file", "api-key-env", "json-keys", "PWD", "OLDPWD", "lr",
     ],
-)
+)  # fmt: skip
 def test_a_key_that_only_sounds_like_one_is_not(key):
     assert not is_secret(key, "abc")
 

@@ -79,10 +79,6 @@ def test_what_is_no_json_is_told(run: RunFolder, text: bytes) -> None:
         read_own(run)
 
 
-def test_what_a_run_wrote_is_read_as_it_was(run: RunFolder) -> None:
-    assert run.resolved().to_json() == (run.path / "resolved.json").read_text()
-
-
 def test_a_byte_order_mark_is_no_part_of_a_toml_file(tmp_path):
     (file := tmp_path / "a.toml").write_text('name = "é"\n', encoding="utf-8-sig")
     assert file.read_bytes().startswith(b"\xef\xbb\xbf")

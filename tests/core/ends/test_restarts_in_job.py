@@ -53,14 +53,6 @@ def test_a_restart_in_the_job_is_no_start_of_it(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_cancel_is_of_the_last_attempt_of_the_job(tmp_path: Path) -> None:
-    run = make_run(tmp_path, SLURM)
-    attempt(run, 0, 0, 0, "error", 50)
-    attempt(run, 0, 1, 100, None, 150)
-    run.mark_cancelled("4711")
-    assert attempt_classes(run, run.attempts(), read_run_state(run, 1)) == ["hang", "cancelled"]
-
-
 def test_an_older_attempt_means_a_start_of_its_job(tmp_path: Path) -> None:
     run = make_run(tmp_path, SLURM)
     for _ in range(2):

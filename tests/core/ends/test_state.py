@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.core.ends.failures import CLASSES, ENDED, LIVE, LONGEST_PAUSE_S, RETRIES, UNSPECIFIC, meaning
+from hpc_gpt.core.ends.failures import CLASSES, ENDED, LIVE, LONGEST_PAUSE_S, RETRIES, UNSPECIFIC
 from hpc_gpt.core.ends.run_state import SILENT_S
 from hpc_gpt.core.ends.state import SLURM_STATES, Facts, class_of, is_mistake, pause_s, slurm_state, state_of
 from hpc_gpt.core.process import process_identity, start_time
@@ -182,16 +182,6 @@ def test_status_and_report_agree_on_every_local_run(tmp_path: Path) -> None:
     assert {"running", "pending", "cancelled", "error", "done"} <= answers
 
 
-def test_what_was_refused_after_an_attempt_changes_nothing(made: RunFolder, slurm_says) -> None:
-    run = made
-    prepare(run, Case("walltime"))
-    lines = (run.path / "submissions.jsonl").read_text()
-    run.add_submission({"scheduler": "slurm", "job_id": None, "refused": "no such partition"})
-    slurm_says({})
-    assert asked_of_status(run) == read_run(run).ended == "walltime"
-    (run.path / "submissions.jsonl").write_text(lines)
-
-
 def test_an_older_job_that_was_requeued_by_hand_decides(tmp_path: Path, slurm_says) -> None:
     run = make_run(tmp_path, "generic-slurm", submit=False)
     now = time.time()
@@ -268,13 +258,6 @@ def test_a_run_judged_done_is_done_while_its_job_still_leaves() -> None:
         assert state_of(changed).ended == changed.slurm
 
 
-def test_a_log_decides_only_where_nobody_else_does() -> None:
-    for said, slurm in itertools.product(("", *RETRIES), (None, *RETRIES)):
-        facts = Facts(said=said, slurm=slurm)
-        before, after = class_of(facts), class_of(replace(facts, logs="nan"))
-        assert after == ("nan" if before in UNSPECIFIC else before)
-
-
 # --- what mends itself
 
 
@@ -294,12 +277,6 @@ def test_what_mends_itself() -> None:
     assert {ended for ended, retry in RETRIES.items() if retry.continues and not retry.max_in_a_row} == {
         "preempted", "requeued",
     }  # fmt: skip
-
-
-def test_help_says_what_a_chain_does() -> None:
-    assert [meaning(ended).chain for ended in ("walltime", "hang", "nan")] == [
-        "continues at once", "retries after a pause", "stops",
-    ]  # fmt: skip
 
 
 @given(st.integers(0, 10**5), st.integers(0, 10**6))

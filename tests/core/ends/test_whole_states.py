@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.core.ends.failures import CLASSES, colour_of
+from hpc_gpt.core.ends.failures import CLASSES
 from hpc_gpt.core.ends.run_state import RunState, failure_note, moved_note, read_run_state, retry_note
 from hpc_gpt.core.ends.state import Facts, State
 from hpc_gpt.core.process import process_identity
@@ -249,28 +249,6 @@ def test_an_event_has_each_key_from_its_place(base, tmp_path, event, verdict, mo
     if event == "first_step":  # counted anew: 2023 is long ago
         found["gpu_hours"] = None
     assert found == {**KEYS, **places, "event": event, **changed}
-
-
-# Of each trait of a class, and of each colour, the classes that have it: the table the other way round.
-TRAITS = {
-    "green": "done stopped budget",
-    "cyan": "pending suspended running",
-    "unspecific": "error unknown",
-    "yellow": "walltime preempted requeued cancelled unknown",
-    "of_node": "collective_timeout hang node_failure",
-    "victim": "collective_timeout hang",
-    "in_log": "port_taken gpu_memory host_memory collective_timeout hang node_failure nan data disk_full user_error",
-    "no_signal": "gpu_memory host_memory node_failure nan disk_full",
-    "time_is_short": "cancelled budget",
-    "exit_code": "nan disk_full error",
-    "if_script_died": "walltime preempted requeued cancelled host_memory node_failure error unknown",
-}
-
-
-@pytest.mark.parametrize("trait", TRAITS)
-def test_a_trait_is_of_these_classes(trait: str) -> None:
-    found = {ended for ended, row in CLASSES.items() if getattr(row, trait, colour_of(ended) == trait)}
-    assert found == set(TRAITS[trait].split())
 
 
 def test_which_class_explains_others_and_whom_it_replaces() -> None:

@@ -1,7 +1,6 @@
 """The checkpoints that the jobs of [after] keep, and when they go."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -56,13 +55,6 @@ def test_a_checkpoint_stays_until_its_job_has_left_and_no_longer(run):
     note_left(run, waiting)
     assert kept(run) == [6]
     assert not list((run.path / "after" / "over").iterdir())
-
-
-def test_one_that_keep_last_keeps_stays_when_its_job_has_left(run):
-    with_checkpoints(run, 2, 4)
-    job = job_of(run, 2, "11")
-    note_left(run, job, "done")
-    assert kept(run) == [2, 4]
 
 
 def test_the_last_one_with_all_its_bytes_is_never_removed(run):
@@ -121,11 +113,6 @@ def test_whoever_comes_second_removes_it(run):
     assert not hold_back(run.path, 2), "its job has left before it was noted: rank 0 removes it"
 
 
-def test_a_run_without_jobs_holds_nothing(run):
-    assert held_steps(run.path, [2, 4]) == set()
-    assert after_table(run.path) == []
-
-
 @pytest.mark.parametrize(
     ("left", "code", "slurm", "state"),
     [
@@ -144,12 +131,6 @@ def test_the_state_is_what_the_job_said_else_what_slurm_says(run, left, code, sl
     if left is not None:
         note_left(run, job, left)
     assert after_table(run.path, slurm) == [{"step": 2, "job": "11", "state": state, "code": code}]
-
-
-def test_a_job_without_an_id_was_not_submitted(run, tmp_path: Path):
-    job_of(run, 2)
-    (run.path / "after" / "step-x").mkdir()
-    assert after_table(run.path, {}) == [{"step": 2, "job": None, "state": "unsubmitted", "code": None}]
 
 
 def test_status_has_one_line_for_all_jobs_of_a_run(run):

@@ -15,7 +15,7 @@ from hpc_gpt.core.files import write_once
 from hpc_gpt.core.runs import branches
 from hpc_gpt.core.runs.after_jobs import remove_over
 from hpc_gpt.core.runs.branches import CheckpointHold, reserved_steps
-from hpc_gpt.core.runs.checkpoints import checkpoints_of, newest_sound
+from hpc_gpt.core.runs.checkpoints import newest_sound
 from hpc_gpt.core.runs.lineage import (
     RESUMED_FROM,
     Parent,
@@ -58,12 +58,6 @@ def test_a_branch_begins_after_its_step_until_it_has_its_own(tmp_path, first):
     assert resume_point(own) is None, "an earlier one is of another training"
     add_checkpoint(own, 10)
     assert resume_point(own).step == 10
-
-
-def test_the_newest_is_the_latest_steps_however_long_its_name(tmp_path):
-    run = begun_from(tmp_path, None, step_99999998=True, step_99999999=True, step_100000000=True)
-    assert resume_point(run).step == 100_000_000
-    assert [step for step, _ in checkpoints_of(run)] == [99_999_998, 99_999_999, 100_000_000]
 
 
 def test_a_run_that_resumes_a_branch_goes_back_no_further(tmp_path, first):

@@ -16,10 +16,8 @@ from hpc_gpt.core.runs.find_runs import (
     find_named,
     find_run,
     find_runs,
-    is_sweep_folder,
     list_runs,
     name_here,
-    singles_out,
 )
 from hpc_gpt.core.runs.run_folder import IN_QUEUE
 from hpc_gpt.core.settings.cluster import load_profile
@@ -119,14 +117,6 @@ def test_the_shortest_name_of_a_run_that_a_command_finds(tmp_path, monkeypatch):
     )
 
 
-def test_an_experiment_is_found_by_the_name_that_is_shown():
-    folders = write_sweep("my table", [prepared("a", name="x y")], logs_dir(), {})
-    (run,) = folders.runs
-    assert run.path.parent.name == "x_y"
-    for name in ("x y", "x_y", "my table", "my_table"):
-        assert find_runs([name], logs_dir()) == [run], name
-
-
 def test_two_experiments_have_two_folders_in_any_script():
     names = ("实验一", "实验二", "größe", "मॉडल", "🚀", "x" * 300 + "a", "x" * 300 + "b")
     for name in names:
@@ -164,14 +154,6 @@ def test_a_bench_has_a_name_and_an_id():
         assert (found.runs, [path.resolve() for path in found.benches]) == ([first], [bench.path]), name
     for name in ("x y-bench", "x_y-bench", str(bench.path.parent)):
         assert find_runs([name], logs) == [first, second], name
-
-
-def test_only_a_sweeps_own_folder_singles_it_out(sweep):
-    for name in (sweep.id, "4711", str(sweep.folder), str(sweep.runs[0].path)):
-        assert singles_out(name), name
-    for folder in (logs_dir(), sweep.folder.parent, sweep.folder / "1"):
-        assert not singles_out(str(folder)), folder
-    assert not is_sweep_folder(sweep.runs[0].path)
 
 
 def test_links_stand_when_logs_are_moved(sweep, tmp_path):

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.runs.heartbeats import (
-    LINE_BYTES,
     RankHeartbeat,
     c_dump,
     line_of,
@@ -22,18 +21,6 @@ from hpc_gpt.core.runs.heartbeats import (
 from hpc_gpt.core.runs.run_folder import RunFolder
 
 BEAT = RankHeartbeat(3, "n1", 4711, 1, 17, "training", 0.5, 300.0, 1e9, probe_s=0.01)
-
-
-def test_the_last_of_many_is_read_and_the_file_does_not_grow(tmp_path: Path) -> None:
-    for number in range(1, 4):
-        write_heartbeat(tmp_path, replace(BEAT, beat=number, place="x" * number))
-    assert read_heartbeats(tmp_path) == {3: replace(BEAT, beat=3, place="xxx")}
-    assert (tmp_path / "3.json").stat().st_size == LINE_BYTES
-
-
-def test_all_tasks_of_a_node_are_read(tmp_path: Path) -> None:
-    write_heartbeat(tmp_path, replace(BEAT, rank=0), [line_of(replace(BEAT, rank=rank)) for rank in range(1, 1000)])
-    assert sorted(read_heartbeats(tmp_path)) == list(range(1000))
 
 
 def test_words_that_are_long_or_odd_leave_room_for_all(tmp_path: Path) -> None:

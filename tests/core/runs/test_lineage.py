@@ -14,7 +14,6 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.layout import Layout
-from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
 from tests.made_runs import add_checkpoint, with_checkpoints
@@ -75,15 +74,6 @@ def test_what_is_not_given_follows_and_a_step_keeps_its_samples(changes, layout,
 
 
 @pytest.mark.parametrize(
-    ("cp", "layout"), [(1, Layout(2, 2, 2)), (2, Layout(2, 2, 1, cp=2)), (None, Layout(2, 2, 1, cp=2))]
-)
-def test_a_run_with_cp_resumes_with_it_or_with_another(cp, layout):
-    wide = parent(dp=1, cp=2)
-    resolved = descend(Resolved.from_json(wide.to_json()), {"layout.cp": cp} if cp else {}, SITE, 20)
-    assert (resolved.layout, resolved.batch.global_batch) == (layout, 32)
-
-
-@pytest.mark.parametrize(
     ("changes", "layout"),
     [
         ({}, Layout(1, 1, 8, shard=2)),
@@ -134,35 +124,8 @@ def test_another_cluster_gets_its_account_and_the_users_wishes():
     assert (given.partition, given.dependency) == ("big", "afterok:2")
 
 
-def test_an_offloaded_optimizer_runs_where_its_states_are():
-    settings = parent(Engine("deepspeed-zero", 2), pp=1, gpus=4)
-    resolved = descend(settings, {"engine.offload": "optimizer"}, SITE, 20)
-    assert (settings.train.optimizer_mode, resolved.train.optimizer_mode) == ("fused", "host")
-
-
-def test_an_optimizer_taken_back_from_the_host_is_fused_again():
-    offloaded = parent(Engine("deepspeed-zero", offload="optimizer"), pp=1, dp=4)
-    assert offloaded.train.optimizer_mode == "host"
-    assert descend(offloaded, {"engine.offload": "none"}, SITE, 20).train.optimizer_mode == "fused"
-
-
-def test_ranks_spread_over_more_nodes_than_needed_stay_so():
-    spread = parent(nodes=4)
-    assert (spread.nodes, spread.ranks_per_node) == (4, 2)
-    assert descend(spread, {"engine.zero_stage": 0}, SITE, 20).nodes == 4
-
-
 def test_nodes_alone_are_those_of_the_site_it_goes_to():
     assert descend(parent(), {"layout.nodes": 1, "layout.gpus": None}, OTHER, 20).gpus == 8
-
-
-def test_the_global_batch_may_be_given_as_it_was():
-    assert descend(parent(), {"layout.global_batch": 32}, SITE, 20) == descend(parent(), {}, SITE, 20)
-
-
-def test_another_account_of_the_same_site_is_taken_up():
-    """The profile laid the parent's there; nobody asked for it."""
-    assert descend(parent(), {}, replace(SITE, account="next"), 20).job.account == "next"
 
 
 def test_tp_across_nodes_stays_allowed_for_the_same_tp():
@@ -172,43 +135,6 @@ def test_tp_across_nodes_stays_allowed_for_the_same_tp():
         descend(parent(gpus=16, tp=4, pp=2), {"layout.tp": 8}, SITE, 20)
     with pytest.raises(LayoutError, match="nodes"):
         descend(spread, {"layout.tp": 16, "layout.gpus": 16}, SITE, 20)
-
-
-STREAM = Data(source="stream", path="stdlib")
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"train.minutes": 5.0},
-        {"train.deterministic": True},
-        {"train.tf32": True},
-        {"train.optimizer_mode": "foreach"},
-        {"train.log_every": 1, "train.eval_every": 5, "train.eval_batches": 1, "train.save_every": 5},
-        {"train.max_bad_steps": 5},
-        {"data.workers": 2, "data.on_bad_shard": "skip"},
-    ],
-)
-def test_what_changes_no_weights_and_no_order_of_data_is_free(changes):
-    settings = replace(parent(), data=STREAM)
-    resolved = descend(settings, changes, SITE, 20)
-    for key, value in changes.items():
-        table, _, name = key.partition(".")
-        assert getattr(getattr(resolved, table), name) == value
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        *[(f"train.{key}", 0.5) for key in ("lr", "min_lr", "weight_decay", "beta1", "beta2", "eps", "clip")],
-        *[(f"train.{key}", 7) for key in ("seed", "warmup_steps")],
-        *[("train.optimizer", "sgd"), ("train.decay", "constant")],
-        *[("data.eval_fraction", 0.2), ("data.tokenizer", "char"), ("data.path", "other")],
-    ],
-)
-def test_what_would_train_other_weights_or_data_is_refused(key, value):
-    with pytest.raises(ConfigError, match=f"{key} would be"):
-        descend(replace(parent(), data=STREAM), {key: value}, SITE, 20)
 
 
 def test_each_engine_takes_up_what_it_can_and_no_strangers():
@@ -222,15 +148,6 @@ def test_each_engine_takes_up_what_it_can_and_no_strangers():
         assert "engine.name" in convertible(saved, wanted)
     for saved, wanted in [("deepspeed-zero", "fsdp"), ("deepspeed-zero", "hf-deepspeed"), ("fsdp", "deepspeed-3d")]:
         assert "engine.name" not in convertible(saved, wanted)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "stage"), [("deepspeed-3d", "deepspeed-zero", 3), ("deepspeed-zero", "deepspeed-3d", 1)]
-)
-def test_one_deepspeed_engine_takes_up_the_others_checkpoints(before, after, stage):
-    changes = {"engine.name": after, "engine.zero_stage": stage, "layout.pp": 1}
-    resolved = descend(parent(Engine(before), pp=1, gpus=4), changes, SITE, 20)
-    assert (resolved.engine.name, resolved.engine.zero_stage) == (after, stage)
 
 
 @pytest.mark.parametrize(
@@ -332,11 +249,6 @@ def test_a_run_without_checkpoints_or_its_own_parent_is_refused(tmp_path):
     second = run_with(tmp_path / "second", parent=first)
     with pytest.raises(RunFolderError, match="resumes from itself"):
         find_ancestors(second)
-
-
-def test_a_preset_of_the_checkpoints_own_sizes_is_taken():
-    gpt2 = replace(parent(), model=replace(preset("gpt2"), seq=32))
-    assert descend(gpt2, {"model.preset": "gpt2"}, SITE, 20).model == gpt2.model
 
 
 def test_how_far_to_train_may_change_where_that_is_asked_for():

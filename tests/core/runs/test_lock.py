@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,29 +90,6 @@ def test_one_that_cannot_be_asked_is_refused_with_the_remedy(run: RunFolder, tex
     assert f"rm {path}" in held.value.hint
     subprocess.run(held.value.hint.partition(": ")[2], shell=True, check=True)
     lock.take(run, process_holder(os.getpid()))
-
-
-def test_of_many_that_take_over_a_dead_lock_at_once_one_has_it(run: RunFolder) -> None:
-    lock.take(run, Holder(process_holder(os.getpid()).host, os.getpid(), "1"))
-    taken: list[int] = []
-    barrier = threading.Barrier(8)
-
-    def start(number: int) -> None:
-        barrier.wait()
-        try:  # each has a job of its own, which no other finds gone
-            lock.take(run, Holder("here", slurm_job=str(number)), lambda other: other.slurm_job is None)
-        except RunLocked:
-            return
-        taken.append(number)
-
-    threads = [threading.Thread(target=start, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    holder = lock.holder(run)
-    assert holder is not None
-    assert [str(number) for number in taken] == [holder.slurm_job]
 
 
 _at: dict[int, str] = {}  # {number of an access to the disk: the start that comes before it}

@@ -60,11 +60,6 @@ def test_the_archive_holds_every_file_git_has_of_the_package() -> None:
     assert not [name for name in code_files() if "__pycache__" in name or name.endswith(".pyc")]
 
 
-def test_equal_files_give_an_equal_sum_and_other_files_another() -> None:
-    assert archive_of(FILES).sha256 == archive_of(dict(FILES)).sha256
-    assert archive_of({**FILES, "hpc_gpt/__init__.py": b"x = 2\n"}).sha256 != archive_of(FILES).sha256
-
-
 def test_the_runs_of_a_sweep_share_one_file(tmp_path: Path) -> None:
     snapshot = archive_of(FILES)
     folders = [tmp_path / name for name in ("a", "b")]

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.core.engines import engines, trainers
 from hpc_gpt.core.errors import ConfigError, LayoutError, UserError
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model
@@ -151,26 +150,3 @@ def test_a_hint_names_only_what_is_taken(gpus, cp, tp, heads, keys, seq):
             settle(model=model, **asked | {axis: int(size)})
         if "cp_exchange" in refusal.hint:
             settle(model=model, **asked, exchange="keys")
-
-
-@pytest.mark.parametrize("heads", [8, 28])
-@pytest.mark.parametrize("keys", [1, 2, 4, 7, 8, 28])
-@pytest.mark.parametrize("cp", [2, 4, 7, 8])
-def test_heads_are_exchanged_as_wholes_or_repeated_as_wholes(heads, keys, cp):
-    if heads % keys:
-        return
-    model = Model(hidden=heads * 8, layers=1, heads=heads, kv_heads=keys, vocab=256, seq=64 * 7)
-    try:
-        settle(model=model, cp=cp, gpus=cp)
-        runs = True
-    except LayoutError:
-        runs = False
-    assert runs == (heads % cp == 0 and (keys % cp == 0 or cp % keys == 0))
-
-
-def test_engines_that_split_over_cp():
-    able = {name for name, facts in trainers().items() if facts.splits("cp")}
-    assert able == {"ddp", "fsdp", "deepspeed-zero", "deepspeed-3d", "megatron-lm"}
-    for name in able:
-        assert "cp_exchange" in engines()[name].switches
-        assert ("ring" in engines()[name].cp_exchanges) == (name == "megatron-lm")

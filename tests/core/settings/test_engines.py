@@ -2,7 +2,6 @@
 
 from dataclasses import fields, replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,18 +25,6 @@ def settle(engine: Engine, layout: LayoutRequest | None = None, train: Train | N
 PIPELINE = LayoutRequest(gpus=4, tp=1, pp=2, dp=2)
 TENSOR = LayoutRequest(gpus=4, tp=2, pp=1, dp=2)
 ALONE = LayoutRequest(gpus=1)
-
-
-def test_what_is_next_to_those_can_run():
-    assert settle(Engine("ddp", sharded_optimizer=True)).layout.tp == 1
-    assert settle(Engine("deepspeed-zero", zero_stage=3, tiles=32), TENSOR).engine.tiles == 32
-
-
-@pytest.mark.parametrize(
-    ("name", "stage"), [("deepspeed-3d", 1), ("deepspeed-zero", 1), ("hf-deepspeed", 3), ("ddp", 0), ("fsdp", 0)]
-)
-def test_each_engine_has_its_own_zero_stage(name, stage):
-    assert settle(Engine(name)).engine.zero_stage == stage
 
 
 def test_only_an_engine_with_a_pipeline_splits_over_tp_unasked():

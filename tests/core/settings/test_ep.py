@@ -1,6 +1,5 @@
 """ep and a mixture's keys in a resolved run: its text, hash, split and record."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,10 +91,3 @@ def test_a_record_counts_what_a_token_uses(name):
     assert record.tflops_hardware == pytest.approx(hardware)
     assert record.tflops_seed == pytest.approx(tflops_seed(params=shape.params_active, recompute="none", **counted))
     assert not record.flags
-
-
-def test_a_dense_record_has_neither():
-    figures = figures_asked(run("qwen3-8b"))
-    assert (figures["ep"], figures["params_active"]) == (None, None)
-    assert Record(tp=1, pp=2, dp=8, ep=8).shown_layout == "tp1-pp2-dp8-ep8"
-    assert replace(Record(tp=1, pp=2, dp=8), ep=1).shown_layout == "tp1-pp2-dp8"

@@ -2,17 +2,15 @@
 
 import pytest
 
-from hpc_gpt.core.files import experiments_dir
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment_file import (
     cut_warmup,
     find_experiment,
     find_sweep,
-    list_experiments,
     load_experiment,
 )
 from hpc_gpt.core.settings.resolve import resolve
-from hpc_gpt.core.settings.resolved import Resolved, folder_name
+from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sweep_rows import SweepRow
 
 BASE = """
@@ -36,13 +34,6 @@ def sweep_file(tmp_path):
     return path
 
 
-def test_rows_keep_the_files_order_and_their_figures(sweep_file):
-    rows = find_sweep(str(sweep_file)).rows
-    assert [row.name for row in rows] == ["too-much", "pp2-1.5", "pp4"]
-    assert rows[1] == SweepRow("pp2-1.5", {"layout": {"tp": 1}}, {"step_s": 0.661, "notes": "05-26"}, None)
-    assert rows[0].impossible == "pp16 needs 16 GPUs, the row has 8"
-
-
 def test_the_folders_sweep_is_its_first_possible_row(sweep_file):
     assert find_experiment(str(sweep_file.parent)) == sweep_file
     experiment = load_experiment(str(sweep_file.parent))
@@ -57,14 +48,6 @@ def test_base_then_row_then_overrides(sweep_file):
     assert load_experiment(str(sweep_file), {"layout.pp": None}, "pp4").layout.pp is None
 
 
-def test_a_sweep_of_another_name_goes_by_its_file(tmp_path):
-    (path := tmp_path / "table.toml").write_text(BASE)
-    assert load_experiment(str(path), {}, "pp4").name == "table-pp4"
-    path.write_text('name = "mine"\n' + BASE)
-    assert load_experiment(str(path), {}, "pp4").name == "mine-pp4"
-    assert find_sweep(str(path)).name == "mine"
-
-
 def test_what_extends_a_sweep_takes_its_base_alone(sweep_file):
     (child := sweep_file.with_name("child.toml")).write_text('extends = "sweep"\n[train]\nsteps = 3\n')
     experiment = load_experiment(str(child))
@@ -72,21 +55,11 @@ def test_what_extends_a_sweep_takes_its_base_alone(sweep_file):
     assert find_sweep(str(child)) is None
 
 
-@pytest.mark.parametrize("name", list_experiments())
-def test_every_shipped_experiment_loads(name):
-    assert load_experiment(name).name.startswith(name.replace("/", "-"))
-    assert (experiments_dir() / name).is_dir() == (find_sweep(name) is not None)
-
-
 def test_old_runs_are_of_no_sweep():
     resolved = resolve(load_experiment("demo"), ClusterProfile(name="x"))
     text = resolved.to_json().replace(' "sweep": null,\n', "").replace(' "row": null,\n', "")
     assert '"row"' not in text
     assert Resolved.from_json(text) == resolved
-
-
-def test_a_sweeps_folder_is_never_hidden_nor_outside():
-    assert (folder_name("../../etc"), folder_name("...")) == ("_.._etc", "experiment")
 
 
 # --- the learning rate's schedule: what a shorter run cannot hold is cut
@@ -125,11 +98,6 @@ def test_steps_of_a_file_that_extends_another_cut_its_warm_up(write, tmp_path):
         assert cut_warmup(load_experiment(str(path)))[0].train.warmup_steps == 5
     same.write_text('extends = "own"\n[rows]\na = { train.steps = 5 }\n')
     assert cut_warmup(load_experiment(str(same)))[0].train.warmup_steps == 5
-
-
-def test_megatron_lm_keeps_a_step_behind_its_warm_up(write):
-    path = write('[train]\nsteps = 100\nwarmup_steps = 20\n[engine]\nname = "megatron-lm"\n')
-    assert cut_warmup(load_experiment(path, {"train.steps": 5}))[0].train.warmup_steps == 4
 
 
 def test_quoted_dotted_keys_of_a_row_are_as_those_without_quotes(sweep_file):

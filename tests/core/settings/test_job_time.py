@@ -9,17 +9,10 @@ from hpc_gpt.core.settings.experiment import limit_s
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("90", 5400),
-        ("90:30", 5430),
-        ("1:30:00", 5400),
-        ("2-12", 216000),
-        ("2-12:30", 217800),
-        ("2-12:30:15", 217815),
-        ("0", None),
-        ("UNLIMITED", None),
-        (None, None),
+        ("90", 5400), ("90:30", 5430), ("1:30:00", 5400), ("2-12", 216000), ("2-12:30", 217800),
+        ("2-12:30:15", 217815), ("0", None), ("UNLIMITED", None), (None, None),
     ],
-)
+)  # fmt: skip
 def test_every_form_of_sbatch(text, seconds):
     assert limit_s(text) == seconds
 

@@ -1,6 +1,5 @@
 """[data.mix]: files that extend others, rows and options reach each key; what contradicts itself is refused."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,11 +86,6 @@ def test_it_is_part_of_the_hash_and_comes_back_from_its_text(mixed: Path) -> Non
     assert len({config_hash(one) for one in (run, *others)}) == 4
     assert speed_hash(others[0]) == speed_hash(run)
     assert config_hash(resolved(mixed, "data.max_epochs=9")) == config_hash(run)
-
-
-def test_a_run_without_one_has_none_of_its_keys() -> None:
-    data = json.loads(resolved("demo").to_json())["data"]
-    assert {"mix", "phases", "max_epochs"}.isdisjoint(data)
 
 
 def test_paths_are_looked_up_beside_the_file_that_states_them(mixed: Path) -> None:

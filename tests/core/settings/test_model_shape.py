@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import PRESETS, preset
-from hpc_gpt.core.settings.shape_rules import check_shape
 from hpc_gpt.core.settings.shape_split import (
     default_tp,
     kind_params,
@@ -44,26 +43,6 @@ def test_parameters_are_the_sum_over_all_matrices(shape):
     assert shape.params == count
 
 
-@pytest.mark.parametrize(
-    ("shape", "params"),
-    [
-        # What transformers' own classes count: GPT-2 and its XL, Llama 2 7B, 3.1 8B and 3.2 1B, Qwen2.5 7B, Mistral 7B.
-        (ModelShape(768, 12, 12, vocab_multiple=1), 124_439_808),
-        (ModelShape(1600, 48, 25, vocab_multiple=1), 1_557_611_200),
-        (ModelShape(4096, 32, 32, 32000, 4096, tied=False, ffn=11008, **LLAMA), 6_738_415_616),
-        (ModelShape(4096, 32, 32, 128256, 8192, tied=False, kv_heads=8, ffn=14336, **LLAMA), 8_030_261_248),
-        (ModelShape(2048, 16, 32, 128256, 8192, kv_heads=8, ffn=8192, **LLAMA), 1_235_814_400),
-        (
-            ModelShape(3584, 28, 28, 152064, 4096, tied=False, kv_heads=4, ffn=18944, **{**LLAMA, "bias": "qkv"}),
-            7_615_616_512,
-        ),
-        (ModelShape(4096, 32, 32, 32768, 4096, tied=False, kv_heads=8, ffn=14336, **LLAMA), 7_248_023_552),
-    ],
-)
-def test_parameters_of_known_models(shape, params):
-    assert shape.params == params
-
-
 @given(shapes, st.sampled_from([1, 2, 4]))
 def test_the_ranks_hold_the_model_and_each_what_is_whole(shape, tp):
     held = tp * (shape.layers * kind_params(shape.kinds[-1], tp)) - (tp - 1) * shape.layers * replicated_params(
@@ -95,23 +74,6 @@ def test_padded_vocabulary_is_the_next_multiple(shape):
     assert 0 <= shape.padded_vocab - shape.vocab < shape.vocab_multiple
 
 
-def test_gpt2_padded_as_colab_ladder_pads_it():
-    assert ModelShape(768, 12, 12).padded_vocab == 50304
-
-
-def test_preset_48b_has_52_billion_parameters():
-    shape = preset("48b")
-    assert (shape.hidden, shape.layers, shape.heads) == (8192, 64, 32)
-    assert shape.params == pytest.approx(52.0e9, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("name", "millions"), [("gpt2", 124.48), ("gpt2-medium", 354.87), ("gpt2-large", 774.09), ("gpt2-xl", 1557.69)]
-)
-def test_gpt2_sizes(name, millions):
-    assert preset(name).params / 1e6 == pytest.approx(millions, rel=1e-4)
-
-
 @pytest.mark.shared
 def test_every_size_of_megatron_deepspeed_is_a_preset(shared):
     import re
@@ -120,13 +82,6 @@ def test_every_size_of_megatron_deepspeed_is_a_preset(shared):
     sizes = {found.lower() for found in re.findall(r"^\|\s*\d+ \|\s*([\d.]+B)\s*\|", source, re.MULTILINE)}
     assert len(sizes) >= 12
     assert sizes <= set(PRESETS)
-
-
-@pytest.mark.parametrize("name", [name for name in PRESETS if name[0].isdigit()])
-def test_presets_of_the_source_are_near_their_name(name):
-    # The source's names mix 10^9, 2^30 and guesses. Its 22B is the furthest off: that run's script has 26.2e9.
-    billions = float(name[:-1]) * (1000 if name.endswith("t") else 1)
-    assert preset(name).params / 1e9 == pytest.approx(billions, rel=0.2)
 
 
 def test_preset_in_any_case_and_unknown_with_close_matches():
@@ -188,10 +143,6 @@ def test_default_tp_is_the_largest_that_the_rule_allows(per_node, factor, heads,
     gpus = factor * pp
     allowed = [tp for tp in range(1, per_node + 1) if per_node % tp == 0 and heads % tp == 0 and gpus % (tp * pp) == 0]
     assert default_tp(gpus, per_node, ModelShape(8 * heads, pp, heads), pp) == max(allowed)
-
-
-def test_hidden_is_free_of_heads_if_a_heads_width_is_given():
-    check_shape(ModelShape(60, 2, 8, head_dim=16, **LLAMA))
 
 
 def test_layers_without_rotation():

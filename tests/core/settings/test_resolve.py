@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.core.errors import ConfigError, LayoutError, UserError
-from hpc_gpt.core.settings.cluster import ClusterProfile, list_profiles, load_profile, user_default
+from hpc_gpt.core.settings.cluster import ClusterProfile, list_profiles, load_profile
 from hpc_gpt.core.settings.experiment import Experiment, LayoutRequest, Model
 from hpc_gpt.core.settings.experiment_file import (
     DEFAULT_EXPERIMENT,
@@ -19,9 +19,7 @@ from hpc_gpt.core.settings.experiment_file import (
     parse_override,
     read_experiment,
 )
-from hpc_gpt.core.settings.layout import Batch
-from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.core.settings.resolve import experiment_of, resolve, resolve_shape
+from hpc_gpt.core.settings.resolve import experiment_of, resolve
 from hpc_gpt.core.settings.resolved import Resolved, folder_name
 from hpc_gpt.core.slurm.directives import check_job
 
@@ -74,26 +72,14 @@ def test_the_hint_at_a_layout_of_other_gpus_runs(asked, hint):
         assert way[1] in ("", str(run.layout))
 
 
-def test_gpus_and_pp_alone_are_the_source_run():
-    run = settle(load_profile("generic-slurm"), layout__gpus=64, layout__pp=16)
-    assert str(run.layout) == "tp4-pp16-dp1"
-    assert (run.nodes, run.ranks_per_node) == (16, 4)
-    assert run.batch == Batch(micro_batch=4, micro_batches=256, global_batch=1024)
-    assert run.model.params == pytest.approx(52.0e9, rel=1e-3)
-
-
 @pytest.mark.parametrize(
     ("gpus", "pp", "heads", "per_node", "layout"),
     [
-        (64, 16, 32, 4, "tp4-pp16-dp1"),
-        (64, 1, 32, 4, "tp4-pp1-dp16"),
-        (64, 1, 32, 8, "tp8-pp1-dp8"),
-        (8, 4, 32, 4, "tp2-pp4-dp1"),
-        (4, 1, 25, 4, "tp1-pp1-dp4"),
-        (10, 2, 25, 5, "tp5-pp2-dp1"),
+        (64, 16, 32, 4, "tp4-pp16-dp1"), (64, 1, 32, 4, "tp4-pp1-dp16"), (64, 1, 32, 8, "tp8-pp1-dp8"),
+        (8, 4, 32, 4, "tp2-pp4-dp1"), (4, 1, 25, 4, "tp1-pp1-dp4"), (10, 2, 25, 5, "tp5-pp2-dp1"),
         (3, 1, 32, 4, "tp1-pp1-dp3"),
     ],
-)
+)  # fmt: skip
 def test_default_tp(gpus, pp, heads, per_node, layout):
     shape = Model(hidden=heads * 128, layers=16, heads=heads, vocab_multiple=320)
     asked = Experiment(model=shape, layout=LayoutRequest(gpus=gpus, pp=pp))
@@ -113,33 +99,6 @@ def test_a_small_model_is_not_split_over_tp_unless_asked_for():
     assert (params > 1e9, layout) == (True, "tp4-pp1-dp2")
     assert (layout_of(1664, tp=4)[1], layout_of(1664, dp=2)[1]) == ("tp4-pp1-dp2", "tp4-pp1-dp2")
     assert layout_of(1664, pp=2)[1] == "tp1-pp2-dp4"
-
-
-def test_nodes_stand_in_for_gpus():
-    run = settle(layout__nodes=2, layout__gpus=8, layout__pp=1)
-    assert run.gpus == 8
-    asked = Experiment(model=Model(preset="gpt2"), layout=LayoutRequest(nodes=2))
-    assert resolve(asked, NODE_OF_4).gpus == 8
-
-
-def test_one_node_where_nothing_is_asked():
-    assert resolve(Experiment(model=Model(preset="gpt2")), NODE_OF_4).gpus == 4
-
-
-def test_dp_follows_and_batch_stays():
-    run = settle(layout__gpus=128)
-    assert (run.layout.dp, run.batch.micro_batch, run.batch.global_batch) == (2, 4, 1024)
-    assert run.batch.micro_batches == 128
-
-
-def test_own_sizes_over_a_preset():
-    assert resolve_shape(Model(preset="gpt2", seq=256)) == ModelShape(768, 12, 12, seq=256)
-
-
-def test_job_is_the_experiments_over_the_profiles():
-    profile = ClusterProfile(name="x", partition="low", time="01:00:00", sbatch=("--a",))
-    run = settle(profile, job__time="02:00:00", job__sbatch=["--b"])
-    assert (run.job.partition, run.job.time, run.job.sbatch) == ("low", "02:00:00", ("--a", "--b"))
 
 
 # --- properties
@@ -185,12 +144,14 @@ def test_whatever_is_asked_is_settled_or_refused_with_a_hint(asked, per_node):
     assert resolve(experiment_of(run), run.cluster) == run
 
 
+@pytest.mark.parametrize("profiles", ["one", pytest.param("all", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", list_experiments())
-def test_every_shipped_experiment_is_what_it_resolves_to(name):
-    """Each row: resolved, turned into an experiment and resolved again, nothing changes; nor does it as JSON."""
+def test_every_shipped_experiment_is_what_it_resolves_to(name, profiles):
+    """Each row, on the first profile that takes one, or on all: resolved, turned into an experiment and resolved
+    again, nothing changes; nor does it as JSON."""
     file = read_experiment(name)
     runs = []
-    for profile in map(load_profile, list_profiles()):
+    for profile in map(load_profile, ["generic-slurm", *list_profiles()]):
         for row in [row.name for row in file.possible] or [None]:
             try:
                 run = resolve(load_experiment(file, row=row), profile, file.name if row else None, row)
@@ -199,13 +160,11 @@ def test_every_shipped_experiment_is_what_it_resolves_to(name):
                 continue
             runs.append(run)
             assert resolve(experiment_of(run), profile, run.sweep, run.row) == run
-            assert resolve(experiment_of(run), run.cluster, run.sweep, run.row) == run
             again = Resolved.from_json(run.to_json())
             assert (again, again.to_json()) == (run, run.to_json())
+        if runs and profiles == "one":
+            break
     assert runs
-
-
-# --- refusals of a layout
 
 
 def test_a_files_contradictory_sizes_are_refused_with_arithmetic():
@@ -218,10 +177,6 @@ def test_a_files_contradictory_sizes_are_refused_with_arithmetic():
         with pytest.raises(UserError, match=words) as refusal:
             settle(**overrides)
         assert refusal.value.hint
-
-
-def test_tp_across_nodes_with_the_flag():
-    assert str(settle(layout__tp=8, layout__pp=8, layout__allow_tp_across_nodes=True).layout) == "tp8-pp8-dp1"
 
 
 # --- reading files
@@ -239,11 +194,6 @@ def test_extends_folds_the_parent_in_table_by_table(tmp_path):
     experiment = load_experiment(child)
     assert (experiment.model.preset, experiment.train.steps, experiment.train.lr) == ("gpt2", 9, 0.5)
     assert experiment.name == "child"
-
-
-def test_extends_a_shipped_experiment(tmp_path):
-    child = write(tmp_path / "mine.toml", 'extends = "demo"\n[train]\nsteps = 2\n')
-    assert load_experiment(child).model.hidden == 128
 
 
 @pytest.mark.parametrize(
@@ -300,14 +250,6 @@ def test_a_file_may_have_a_count_with_a_unit(tmp_path):
 # --- profiles
 
 
-def test_shipped_profiles():
-    names = set(list_profiles())
-    assert {"local", "generic-slurm", "jean-zay-v100-16g", "jean-zay-v100-32g"} <= names
-    assert {load_profile(name).gpus_per_node for name in names} == {4, 8}
-    assert load_profile("jean-zay-v100-32g").constraint == "v100-32g"
-    assert (load_profile("local").scheduler, load_profile("local").gpus_per_node) == ("local", 8)
-
-
 def test_the_users_profile_wins_and_may_extend_the_shipped_one():
     own = os.environ["HPC_GPT_CONFIG"] + "/clusters/jean-zay-v100-32g.toml"
     os.makedirs(os.path.dirname(own))
@@ -316,10 +258,6 @@ def test_the_users_profile_wins_and_may_extend_the_shipped_one():
     profile = load_profile("jean-zay-v100-32g")
     assert (profile.account, profile.constraint, profile.gpus_per_node) == ("abc@v100", "v100-32g", 4)
     assert str(list_profiles()["jean-zay-v100-32g"]) == own
-
-
-def test_profile_by_path(tmp_path):
-    assert load_profile(write(tmp_path / "site.toml", "gpus_per_node = 6\n")).gpus_per_node == 6
 
 
 def test_a_profiles_fault_is_none_of_one_that_made_a_run(tmp_path):
@@ -334,27 +272,16 @@ def test_a_path_a_number_and_a_flag_are_no_secrets(tmp_path, value):
     assert profile.environment == {"HF_TOKEN": value}
 
 
-def test_users_default_profile():
-    assert user_default() is None
-    folder = os.environ["HPC_GPT_CONFIG"]
-    os.makedirs(folder)
-    with open(folder + "/config.toml", "w") as file:
-        file.write('cluster = "local"\n')
-    assert user_default() == "local"
-
-
 # --- resolved.json
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "it is empty"),
         (" \n", "it is empty"),
         ("{", "not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
         ("{}", "KeyError('schema')"),
         ("[]", "TypeError('list indices must be integers or slices, not str')"),
-        ("null", "TypeError(\"'NoneType' object is not subscriptable\")"),
         ('{"schema": 2}', "KeyError('model')"),
         ('{"schema": 2, "model": 3}', "KeyError('batch')"),
     ],

@@ -25,10 +25,6 @@ def test_it_falls_as_half_a_cosine_and_stays() -> None:
     assert learning_rate(TRAIN, 100) == learning_rate(TRAIN, 1000) == pytest.approx(1e-4)
 
 
-def test_constant_stays_after_the_warm_up() -> None:
-    assert {learning_rate(replace(TRAIN, decay="constant"), step) for step in (10, 50, 500)} == {1e-3}
-
-
 @given(steps=st.integers(1, 50), warmup=st.integers(0, 60), step=st.integers(0, 100))
 def test_it_is_never_outside_zero_and_the_rate(steps: int, warmup: int, step: int) -> None:
     rate = learning_rate(replace(TRAIN, steps=steps, warmup_steps=warmup), step)
@@ -66,15 +62,10 @@ def test_wsd_decays_for_a_tenth_of_its_steps_by_default() -> None:
 @pytest.mark.parametrize(
     ("steps", "warmup", "decay", "cut"),
     [
-        (100, 10, 20, (10, 20)),
-        (30, 10, 20, (10, 20)),
-        (25, 10, 20, (10, 15)),
-        (5, 10, 20, (4, 1)),
-        (1, 10, 20, (0, 1)),
-        (20, 20, None, (18, None)),
-        (1, 1, None, (0, None)),
+        (100, 10, 20, (10, 20)), (30, 10, 20, (10, 20)), (25, 10, 20, (10, 15)), (5, 10, 20, (4, 1)),
+        (1, 10, 20, (0, 1)), (20, 20, None, (18, None)), (1, 1, None, (0, None)),
     ],
-)
+)  # fmt: skip
 def test_what_a_shorter_run_has_no_room_for_is_cut(steps: int, warmup: int, decay: int | None, cut: object) -> None:
     train = replace(WSD, steps=steps, warmup_steps=warmup, decay_steps=decay)
     kept, lines = cut_schedule(train)

@@ -76,13 +76,6 @@ def test_what_is_written_is_read_again_as_transformers_reads_it(name, write):
     assert read_config(folder / "again", shape.seq) == shape
 
 
-def test_a_byte_order_mark_is_no_fault(write):
-    folder = write(config_of(preset("gpt2")))
-    file = folder / "config.json"
-    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
-    assert read_config(folder, 1024) == preset("gpt2")
-
-
 @pytest.mark.parametrize(
     "rotation",
     [
@@ -313,6 +306,7 @@ def test_published_files_are_read_and_an_unread_key_is_a_line(name, write):
         assert line.endswith(f": {keys} that transformers' {config['architectures'][0]} does not read either")
 
 
+@pytest.mark.long(but="first")
 @pytest.mark.parametrize("name", ["GPT2", "Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3"])
 def test_every_key_that_transformers_class_reads_is_known(name, write):
     transformers = pytest.importorskip("transformers")
@@ -329,7 +323,8 @@ def test_every_key_that_transformers_class_reads_is_known(name, write):
     assert unread_keys(write(config), 512) == ""
 
 
-@pytest.mark.parametrize("name", ["Llama-2", "Qwen2.5-0.5B", "Qwen3", "SmolLM3", "Mistral-7B", "gpt2"])
+@pytest.mark.long(but="first")
+@pytest.mark.parametrize("name", ["SmolLM3", "Llama-2", "Qwen2.5-0.5B", "Qwen3", "Mistral-7B", "gpt2"])
 def test_the_pad_token_is_that_of_transformers_embedding(name, write):
     transformers = pytest.importorskip("transformers")
     known = PUBLISHED[name][0]
@@ -498,11 +493,6 @@ def test_a_window_beyond_the_trained_length_stays(write):
 def test_a_damaged_file_is_refused(text, write):
     with pytest.raises(ConfigError, match=r"config\.json: not (JSON|an object)"):
         read_config(write(text))
-
-
-def test_no_file(tmp_path):
-    with pytest.raises(ConfigError, match=r"nowhere/config.json: No such file|nowhere: No such file"):
-        read_config(tmp_path / "nowhere")
 
 
 def test_the_experiments_own_keys_are_laid_over_the_file(write):
