@@ -15,12 +15,7 @@ from hpc_gpt.reader.causes import first_cause
 from hpc_gpt.reader.dialects.failure_families import GPU_MISSING, GPU_MISSING_ON_NODE
 from hpc_gpt.reader.logs import Fact, Failure, Part, Place
 from hpc_gpt.reader.part_failures import (
-    found_in,
     join_blocks,
-    last_line,
-    last_setting,
-    last_step_at,
-    prints_steps,
     without_ignored,
 )
 from hpc_gpt.reader.steps import StepTable
@@ -33,10 +28,9 @@ def test_a_silent_ranks_node_is_not_that_of_the_reporting_one() -> None:
     assert (cause.rank, cause.node, cause.failed_node) == (2, None, None)
 
 
-@pytest.mark.parametrize("echo", [False, True])
-def test_many_failures_take_no_square_of_time(echo: bool) -> None:
+def test_many_failures_take_no_square_of_time() -> None:
     """A square of 40,000 would take minutes."""
-    failures = [Failure("error", f"KeyError: {n}", Place("a", n), n % 64, None, None, echo) for n in range(1, 40_001)]
+    failures = [Failure("error", f"KeyError: {n}", Place("a", n), n % 64, None, None) for n in range(1, 40_001)]
     parts = [Part(f"log_{rank}.txt", failures=failures[rank::64]) for rank in range(64)]
     assert len(first_cause(parts, False).ordered) == 40_000
 
@@ -227,30 +221,6 @@ IGNORED = {
 def test_what_an_interpreter_ignores_or_says_at_its_end(failures: str) -> None:
     kept = without_ignored([_failure(each) for each in failures.split(" | ")], 50)
     assert " ".join(str(each.place.line) for each in kept) == IGNORED[failures]
-
-
-def test_what_comes_after_a_failure() -> None:
-    """The line of the step before the last that counts, of the bar and of the end; what says what is trained."""
-    (part,) = _parts(f"error a:1 {KEY}", [("a", 10, 5.0), ("a", 20, 6.0), ("a", 30, 4.0)])
-    assert (last_line(part, 1), last_line(part, 2), last_line(part, 3), last_line(part, 4)) == (30, 20, 10, 0)
-    assert (last_step_at(part), prints_steps(part), last_setting(part)) == (4.0, True, 0)
-    part.steps["nanogpt"].stride = 2
-    assert last_line(part, 2) == 30
-    part.steps.clear()
-    assert (last_line(part, 1), last_step_at(part), prints_steps(part)) == (0, None, False)
-    part.progress = [(1.0, None, 3), (2.0, None, 4), (2.0, None, 9)]  # drawn again as it is closed
-    assert (last_line(part, 1), last_line(part, 2), last_line(part, 3), prints_steps(part)) == (4, 3, 0, True)
-    part.totals = {"runtime_s": Fact(9.0, Place("b", 90), "x"), "loss": Fact(9.0, Place("a", 12), "x")}
-    part.ends = [("walltime", Place("a", 99)), ("done", Place("a", 11))]
-    assert last_line(part, 1) == 12
-    part.ends.append(("done", Place("a", 13)))
-    assert last_line(part, 1) == 13
-    part.arguments, part.facts = {"lr": ("1", Place("a", 5))}, {"seq": [Fact(1, Place("a", 4), "x")]}
-    assert last_setting(part) == 5
-    part.failures = [_failure("error a:120 later"), *part.failures]
-    part.facts = {"hidden": [Fact(1, Place("a", 7), "x")], "device": [Fact(1, Place("a", 8), "x")]}
-    assert last_setting(part) == 7
-    assert [failure.message for failure in found_in(part)] == [KEY, "the log says that it ended: walltime", "later"]
 
 
 _FAILURES = st.builds(

@@ -77,32 +77,6 @@ def test_a_program_that_fails_is_of_its_class(tmp_path: Path, ended: str) -> Non
     assert cause.failure.message.partition(" at `")[0] in shown
 
 
-# A thread that outlives the main one, functions at exit, and a destructor: each fails after the last line.
-AT_END = """\
-import atexit, concurrent.futures, threading, time
-class Loader:
-    def __del__(self): raise RuntimeError("closed twice")
-loader, pool = Loader(), concurrent.futures.ThreadPoolExecutor(1)
-def late():
-    time.sleep(0.2)
-    pool.submit(print, 1)
-threading.Thread(target=late).start()
-atexit.register(lambda: 1 / 0)
-atexit.register(lambda: threading.Thread(target=print).start())
-for step in (10, 20): print(f"step {step}/20 | loss 4.96 | dt 498ms", flush=True)
-print("Training completed in 1.2 s", flush=True)
-"""
-
-
-def test_what_an_interpreter_prints_as_it_ends_is_no_failure(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(AT_END)
-    log = tmp_path / "train.log"
-    with open(log, "w") as out:
-        subprocess.run([sys.executable, "program.py"], cwd=tmp_path, stdout=out, stderr=out, timeout=300, check=True)
-    assert log.read_text().count("Traceback") >= 3
-    assert cause_of_log(log).ended == "done", log.read_text()
-
-
 @pytest.mark.parametrize(
     ("ending", "words", "sure"),
     [
@@ -148,6 +122,7 @@ for what in (host_memory, data, worker, user_error, disk_full): fail(what)
 """
 
 
+@pytest.mark.long
 def test_what_torch_prints(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(TORCH)
     done = python("program.py", cwd=tmp_path, code=0)
@@ -172,6 +147,7 @@ dist.all_reduce(x)
 """
 
 
+@pytest.mark.long
 def test_of_two_ranks_the_killed_one_is_named_not_its_loser(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PEERS)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "program.py"]

@@ -72,6 +72,7 @@ def test_records_of_logs_with_known_fields_agree() -> None:
     assert_agree(gather_paths([str(HERE / "truth")], Path("/nowhere")).records)
 
 
+@pytest.mark.long(but="first")
 @pytest.mark.parametrize("file", sorted((HERE / "printed").glob("*.txt")), ids=lambda file: file.stem)
 def test_records_of_printed_lines_agree(file: Path) -> None:
     for block in file.read_text(encoding="utf-8").strip().split("\n\n"):

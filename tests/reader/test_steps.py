@@ -31,12 +31,6 @@ def test_never_more_than_half_and_then_it_says_so():
     assert any("had not settled" in flag for flag in times.flags)
 
 
-def test_every_attempt_warms_up_again():
-    times = measured(9.0, *[1.0] * 9, 9.0, *[1.0] * 9, attempts=[1] * 10 + [2] * 10)
-    assert (times.warmup, times.used) == (2, 18)
-    assert times.step_s == times.p90 == 1.0
-
-
 def test_steps_with_an_evaluation_or_a_save_are_set_apart():
     times = measured(1.0, *[1.0] * 8, 50.0, apart=(10,))
     assert (times.used, times.apart, times.p90) == (8, 1, 1.0)
@@ -53,10 +47,6 @@ def test_one_step_is_better_than_none_and_it_says_so():
     assert (times.step_s, times.used, times.warmup) == (3.0, 1, 0)
     assert any("includes warm-up" in flag for flag in times.flags)
     assert any("rests on 1 step" in flag for flag in times.flags)
-
-
-def test_no_step_is_no_time():
-    assert measured() is None
 
 
 def test_a_wide_spread_is_told():

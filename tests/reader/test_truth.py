@@ -5,6 +5,7 @@ has `seen` (the public place where the form was seen), `record` (fields that the
 (field -> share by which it may differ, beyond rounding) and `absent` (fields that no such log gives).
 """
 
+import functools
 import json
 import math
 from pathlib import Path
@@ -20,6 +21,7 @@ _FEWEST_RIGHT = 0.95
 _LARGEST = 4096  # bytes of an excerpt
 
 
+@functools.cache
 def read(truth: Path) -> tuple[dict[str, Any], Any]:
     """Return (what is true, the record of the last run in the log)."""
     records = gather_paths([str(truth.with_suffix(".log"))], Path("/nowhere")).records

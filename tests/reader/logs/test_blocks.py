@@ -14,7 +14,7 @@ from hpc_gpt.reader.logs import stretches as stretches_module
 from hpc_gpt.reader.logs.lines import LineReader
 from hpc_gpt.reader.logs.matches import find
 from hpc_gpt.reader.logs.read_log import BlockReader
-from tests import ALL_TESTS, examples
+from tests import examples
 from tests.reader.logs.comparable import comparable
 from tests.reader.reading import read_lines, specimen_of
 
@@ -168,13 +168,13 @@ def test_a_nan_is_the_loss_of_a_rank_only_where_none_is_printed() -> None:
     assert (of_all.step_rank, of_last.step_rank) == (0, 12)
 
 
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(LOGS, st.sampled_from((1, 200, 3000, 1_000_000)))
 def test_blocks_say_what_lines_say(text: str, size: int) -> None:
     assert_same(text, size)
 
 
-@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(LOGS, st.sampled_from((1, 200, 3000, 1_000_000)))
 def test_blocks_say_what_lines_say_of_more_than_is_held(small_bounds: None, text: str, size: int) -> None:
     assert_same(text, size)
@@ -183,7 +183,7 @@ def test_blocks_say_what_lines_say_of_more_than_is_held(small_bounds: None, text
 def test_every_specimen_with_other_digits() -> None:
     """Widths, dates and figures that only other digits give: the same from both."""
     for line in SPECIMENS:
-        found = [other_step(other_digits(line, seed), seed) for seed in range(40 if ALL_TESTS else 16)]
+        found = [other_step(other_digits(line, seed), seed) for seed in range(examples(15))]
         assert_same("\n".join([line, *found, *reversed(found)]), 1_000_000)
 
 

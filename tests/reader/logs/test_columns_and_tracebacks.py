@@ -9,8 +9,7 @@ import pytest
 
 from hpc_gpt.reader.logs.columns import DigitColumn, TimeColumn
 from hpc_gpt.reader.logs.read_log import read_log
-from hpc_gpt.reader.logs.step_rows import StepRows, sound_columns
-from hpc_gpt.reader.logs.tracebacks import Tracebacks, node_of_label
+from hpc_gpt.reader.logs.step_rows import sound_columns
 from hpc_gpt.reader.pattern import STEP_FIELDS
 from tests.reader.reading import read_log_plainly
 
@@ -43,14 +42,6 @@ def test_a_field_is_read_as_its_text_in_every_line(texts: tuple, figures: tuple,
     assert DigitColumn.of("loss", lines[0], 5, end + 1) == DigitColumn.of("loss", lines[0], 6, end)
 
 
-def test_a_rate_is_turned_and_none_is_unknown() -> None:
-    column = DigitColumn.of("steps_per_s", b"it: 4.00", 4, 8)
-    assert column.factor < 0
-    found = column.read(b"it: 4.00it: 0.50it: 0.00", np.array([0, 8, 16]))
-    assert found[:2].tolist() == [0.25, 2.0]
-    assert math.isnan(found[2])
-
-
 def test_a_figure_that_cannot_be_is_none_and_counted() -> None:
     """By field, of -1, 0, 2e9, nan, inf and -inf: what is kept, and how many are counted."""
     nan = math.nan
@@ -65,19 +56,6 @@ def test_a_figure_that_cannot_be_is_none_and_counted() -> None:
         assert np.array_equal(found, kept, equal_nan=True), name
         assert left_out == ({f"impossible figures of {name}": count} if count else {}), name
     assert sound_columns({"step_s": np.array([1e9, 1e-9])}, {})["step_s"].tolist() == [1e9, 1e-9]
-
-
-def test_two_lines_of_one_shape_are_known() -> None:
-    for lines, alike in (
-        (("step 1 loss 2.5", "step 20 loss nan"), True), (("step 1 loss 2.5", "step  1,5 loss -inf "), True),
-        (("step 1 loss 2.5", "steps 1 loss 2.5"), False), (("a", "b", "c"), False),
-        ((*(chr(65 + each % 26) * (1 + each // 26) for each in range(64)), "x1", "x2"), False),
-        ((*(chr(65 + each % 26) * (1 + each // 26) for each in range(62)), "x1", "x2"), True),
-    ):  # fmt: skip
-        rows = StepRows()
-        for line in lines:
-            rows.see_shape(line)
-        assert rows.alike is alike, lines
 
 
 TIMES = ["2024-02-29 23:59:59.125", "2000-02-29 00:00:00.000", "1969-12-31 10:20:30.500", "2023-12-31 01:02:03.999"]
@@ -101,59 +79,6 @@ def test_a_time_of_day_is_a_second_or_none() -> None:
 BEGIN = "Traceback (most recent call last):"
 FRAME = '  File "a.py", line 3, in f'
 SOURCE = "    item = queue.get()"
-EMPTY = (4, "queue.Empty", "queue.Empty at `item = queue.get()`")
-
-
-@pytest.mark.parametrize(
-    ("lines", "found"),
-    [
-        ([BEGIN, FRAME, SOURCE, "queue.Empty"], [EMPTY]),
-        ([BEGIN, FRAME, SOURCE, "queue.Empty", "queue.Empty"], [EMPTY]),
-        ([BEGIN, FRAME, SOURCE, "", "    ^^^^", "queue.Empty"], [(6, *EMPTY[1:])]),
-        ([BEGIN, FRAME, SOURCE, "zmq.error.Again: later"], [(4, "zmq.error.Again: later", "zmq.error.Again: later")]),
-        ([f"[rank3]: {line}" for line in (BEGIN, FRAME, SOURCE, "queue.Empty")], [EMPTY]),
-        ([f"2025-01-02 10:00:0{place} n7: {line}" for place, line in enumerate((BEGIN, FRAME, SOURCE, "queue.Empty"))],
-         [EMPTY]),
-        # Those of two ranks are apart, and lines of others may be between: nineteen, not twenty.
-        (["n1: " + BEGIN, "n2: " + BEGIN, "n1: " + FRAME, "n2: " + FRAME, "n1:     a()", "n2:     b()",
-          "n2: queue.Full", "n1: queue.Empty"],
-         [(7, "queue.Full", "queue.Full at `b()`"), (8, "queue.Empty", "queue.Empty at `a()`")]),
-        ([BEGIN, FRAME, SOURCE, *["step"] * 19, "queue.Empty"], [(23, *EMPTY[1:])]),
-        ([BEGIN, FRAME, SOURCE, *["step"] * 20, "queue.Empty"], []), (["queue.Empty"], []),
-        ([BEGIN, SOURCE, "queue.Empty"], [(3, "queue.Empty", "queue.Empty")]),
-        ([BEGIN, FRAME, "SystemExit: 0"], []), ([BEGIN, FRAME, "SystemExit"], []),
-        ([BEGIN, FRAME, "SystemExit: 3"], [(3, "SystemExit: 3", "SystemExit: 3")]),
-    ],
-)  # fmt: skip
-def test_an_exception_is_the_first_line_that_is_not_indented(lines: list[str], found: list[tuple]) -> None:
-    seen = Tracebacks()
-    got = []
-    for number, line in enumerate(lines, 1):
-        before, begins, _ = line.partition(BEGIN)
-        if begins:
-            seen.begin(before)
-        elif exception := seen.take(number, line, failed=False):
-            got.append((*exception, seen.with_source(exception[1])))
-    assert got == found
-    # One that no pattern knows was caught if Python says so within three lines.
-    if got:
-        assert [seen.caught(got[-1][0] + after) for after in (3, 4)] == [got[-1][0], 0]
-
-
-def test_a_message_may_be_on_the_next_line() -> None:
-    for line, found in (("  CUDA failed ", (3, "RuntimeError: CUDA failed")), ("During handling of it", None),
-                        (" =====", None)):  # fmt: skip
-        seen = Tracebacks()
-        seen.wait(3, "n1: RuntimeError:", "RuntimeError:")
-        assert (seen.open, seen.skips_indented) == (True, False)
-        assert seen.take(4, "n2: words", failed=False) is None
-        assert seen.take(5, f"n1: {line}", failed=False) == found
-        assert not seen.open
-    known = Tracebacks()
-    known.begin("")
-    assert known.skips_indented
-    assert known.take(2, "ValueError: x", failed=True) is None  # which patterns know
-    assert not known.open
 
 
 WORDS = '    raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")'
@@ -189,9 +114,3 @@ def test_quoted_source_and_the_marks_below_it_are_no_cause(
         found = list(said.items())  # two patterns may take one line
         assert [number for number, _ in found] == [number for number, _ in failures], found
         assert all(words in message for (_, message), (_, words) in zip(found, failures, strict=True)), found
-
-
-def test_a_node_is_known_by_its_label() -> None:
-    labels = {"h100-03: x": "h100-03", "3: n7: x": "n7", "10.0.0.7: x": "10.0.0.7", "rank3: x": None,
-              "default0: x": None, "node: x": None, "[n7]: x": None}  # fmt: skip
-    assert {line: node_of_label(line) for line in labels} == labels

@@ -1,11 +1,10 @@
-"""Every group of every pattern is given texts of its own expression, and the readers any bytes: nothing is raised, no
-line takes long, and no byte of a living program is lost."""
+"""Every group of every pattern is given texts of its own expression, and the readers any bytes: nothing is raised, and
+no byte of a living program is lost."""
 
 import json
 import random
 import re
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from re import _parser as parser  # type: ignore[attr-defined]
@@ -26,8 +25,7 @@ from tests.reader.generated import groups_of, text_of
 from tests.reader.logs.test_fuzz import check, hurt_lines
 from tests.reader.reading import specimen_of
 
-TEXTS = examples(25)  # for each group
-MOST_S = 0.5  # of CPU for one line
+TEXTS = examples(10)  # for each group
 
 
 def texts() -> Iterator[tuple[DialectPattern, str, str]]:
@@ -74,7 +72,7 @@ def test_the_texts_of_an_expression_are_in_every_text_of_it() -> None:
             continue
         count += 1
         tree = parser.parse(regex)
-        for _ in range(examples(20)):
+        for _ in range(examples(8)):
             text = text_of(tree, dice)
             assert all(each in text for each in needed), regex
     assert count > 1300
@@ -88,10 +86,8 @@ def test_lines_of_every_expression_are_read_alike_by_all_readers(tmp_path: Path)
     made = [line.replace("\n", " ") for line in lines()]
     live, last = LiveLines(), LastLines("it")
     for line in made:
-        began = time.process_time()
         row = live.take(line)
         last.add(line)
-        assert time.process_time() - began < MOST_S, line
         assert row is None or json.dumps(row)
     last.failure(1), live.failure, last.killed_worker()
     found = DiscoveredFiles(logs=[tmp_path / f"{start}.out" for start in range(0, len(made), 500)])

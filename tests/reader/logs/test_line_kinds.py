@@ -8,7 +8,6 @@ import pytest
 from hpc_gpt.reader.dialects import dialects
 from hpc_gpt.reader.logs import line_kinds, lines, matches
 from hpc_gpt.reader.logs import read_log as read_log_module
-from hpc_gpt.reader.logs.columns import asked_digits
 from hpc_gpt.reader.logs.line_kinds import LineKinds
 from hpc_gpt.reader.logs.matches import COMMON, ZEROS, DialectPattern, all_patterns, find, literal_scan
 from hpc_gpt.reader.logs.parts import PRINTED_BEFORE
@@ -81,24 +80,6 @@ def test_a_line_of_an_epoch_that_is_printed_twice_counts_once(tmp_path: Path) ->
     assert part.left_out == {PRINTED_BEFORE: sum(place % 3 for place in range(199))}
 
 
-def test_the_digits_that_patterns_ask_for() -> None:
-    """Where they are, and None if the line lacks one or its pattern says what must not be there."""
-
-    def asked(regex: str, text: str, literal: str = "any") -> object:
-        pattern = Pattern("fact", regex, literal)
-        return asked_digits([DialectPattern(Dialect("x", (pattern,)), pattern, 0)], text)
-
-    assert asked(r"step=(?P<step>[1-9]\d*), s", "step=120, s") == ((5, "123456789"),)
-    assert asked(r"step=(?P<step>[1-9]\d*), s", "step=020, s") is None
-    assert asked(r"a(?:-1\.0|\d\.\d)b", "a2.0b") == ()
-    assert asked(r"a(?:-1\.0|\d\.\d)b", "a-1.0b") == ((2, "1"), (4, "0"))
-    assert asked(r"exit (?!0\b)\d+", "exit 1") is None
-    assert asked(r"(?:1x){1,3}", "1x1x") is None
-    assert asked(r"\d{2,4} (?P<a>\d)", "123 4") == ()
-    assert asked(r"faster (\d)", "2x faster 4", "2x faster") == ((0, "2"),)
-    assert asked(r"faster (\d)", "3x faster 4", "2x faster") is None
-
-
 def test_a_pattern_that_asks_for_a_digit_is_asked_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`step 7` is a line of steps to this dialect, `step 8` is none."""
     dialect = Dialect("picky", (Pattern("step", r"picky step 7(?P<step>\d+) loss (?P<loss>[\d.]+)"),))
@@ -135,11 +116,3 @@ def test_the_common_pieces_are_those_of_the_specimens() -> None:
     every = {literal[at : at + 4] for literal in literals for at in range(len(literal) - 3)}
     assert {piece for piece in every if counts[piece] >= 40} <= COMMON
     assert {piece for piece in every if counts[piece] >= 10} >= COMMON
-
-
-def test_a_literal_stands_in_each_line_that_its_pattern_matches() -> None:
-    for dialect in dialects():
-        for line in specimen_of(dialect.name).splitlines():
-            tried = literal_scan().candidates([line.encode().translate(ZEROS)]).get(0, [])
-            for match, each in find(line):
-                assert each in tried, (match, each.pattern.regex)

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.reader.logs import Part
-from hpc_gpt.reader.logs.lines import LineReader
-from hpc_gpt.reader.logs.read_log import BlockReader
 from tests.reader.logs.test_blocks import EVAL, MEGATRON, TIMERS, assert_same, small_bounds  # noqa: F401
 from tests.reader.reading import read_lines
 from tests.reader.test_printed import logs_of, read_anew, said_part
@@ -73,13 +71,3 @@ def test_a_line_that_is_too_long_is_read_in_part() -> None:
     assert_same(text + "\n", 1_000_000)
     (part,) = read_lines("a.out", [text])
     assert (part.steps["nanogpt"]["step"].tolist(), part.left_out) == ([7], {"lines over 64,000 characters, cut": 1})
-
-
-@pytest.mark.parametrize(
-    ("text", "lines"),
-    [("", 0), ("a", 1), ("a\n", 1), ("a\nb", 2), ("a\n\n", 2), ("a\rb\n", 1), ("a\n\x1b[0m", 2)],
-)
-def test_how_many_lines_a_log_has(text: str, lines: int) -> None:
-    reader = BlockReader(LineReader("log"))
-    reader.take(text.encode())
-    assert reader.lines == lines

@@ -49,13 +49,6 @@ def test_a_bar_cut_by_width_gives_its_whole_columns_and_no_other(name):
     assert seen >= ({4, 5, 6} if name == "nemo" else {4, 5, 6, 7})
 
 
-def test_a_cut_bar_alone_shows_no_program():
-    """Before its first whole line it may be NeMo's, whose `loss` is another."""
-    (part,) = read_lines("a.log", CUT["lightning"][1:])
-    assert not part.steps
-    assert not part.dialects
-
-
 @pytest.mark.parametrize(
     ("line", "field"),
     [
@@ -148,21 +141,6 @@ def test_trainings_one_after_the_other_are_told_apart(tmp_path, lines, runs):
         found = [read_foreign(run, str(n)).record for n, run in enumerate(group_logs([(log, parts)]))]
         keys = ("first_step", "last_step", "ended")
         assert [[tuple(each[key] for key in keys) for each in record.attempts] for record in found] == runs
-
-
-def test_runs_of_a_file_stay_in_its_order(tmp_path):
-    """The second one has no time of day."""
-    line = "iteration {n:8d}/{of:8d} | elapsed time per iteration (ms): 1000.0 | lm loss: {loss:.6E} |"
-    counts = (5, 6, 7)
-    clocks = ("[2026-03-01 10:00:00] ", "", "[2026-03-01 12:00:00] ")
-    lines = [
-        clock + line.format(n=n, of=of, loss=9 - n / 10)
-        for of, clock in zip(counts, clocks, strict=True)
-        for n in range(1, of + 1)
-    ]
-    log = tmp_path / "a.log"
-    log.write_text("\n".join(lines) + "\n")
-    assert [run.number for run in group_logs([(log, read_log(log).parts)])] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("failed", ["job-2.out", "train-b.out"])

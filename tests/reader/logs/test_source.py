@@ -91,11 +91,6 @@ def test_damaged_data_are_counted(log: Path, pack) -> None:
     assert read_log(log).left_out == {"the rest of the file: its compressed data are cut off or damaged": 1}
 
 
-def test_nuls_are_counted(log: Path) -> None:
-    log.write_bytes(LOG.replace(b"lm loss", b"lm\0 lo\0ss"))
-    assert read_log(log).left_out == {"NUL bytes": 800}
-
-
 def archive() -> bytes:
     """A zip archive, as torch.save writes it."""
     held = io.BytesIO()
@@ -223,17 +218,6 @@ def test_a_line_without_end_is_held_in_part_and_counted(log: Path) -> None:
     assert float(left_out) == 50_000_006 - 262_144
     assert step == "999.0"
     assert int(peak_mib) < 300
-
-
-def test_bars_of_one_line_are_pieces_of_it(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_module, "CHUNK", 1000)
-    bars = "\r".join(f" {step:2d}%|█▎        | {step}/100 [02:00<13:54, 59.61s/it]" for step in range(100))
-    log.write_text(f"start\n{bars}\nend\n")
-    found = read_log(log)
-    assert found.lines == 3
-    (part,) = found.parts
-    assert {line for _, _, line in part.progress} == {2}
-    assert [step for step, _, _ in part.progress] == list(range(100))
 
 
 def test_size_of_chunks_changes_nothing(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:

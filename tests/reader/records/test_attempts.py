@@ -5,7 +5,6 @@ import math
 import os
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from hpc_gpt.core.files import read_json, read_json_lines
 from hpc_gpt.reader.cache import KINDS
 from hpc_gpt.reader.records import attempts as own_metrics
-from hpc_gpt.reader.records.attempts import KEYS, MetricsLines, read_metrics, read_metrics_ends
+from hpc_gpt.reader.records.attempts import KEYS, read_metrics, read_metrics_ends
 from hpc_gpt.report.why import explain
 from tests.made_runs import add_attempt, make_run, metrics_line
 
@@ -84,18 +83,6 @@ def test_a_line_being_written_is_damaged_and_the_rest_stands(tmp_path):
     metrics = read_metrics(path, 1)
     assert (len(metrics.steps), metrics.damaged) == (1, 1)
     assert metrics.steps.place(0) == "attempts/1/metrics.jsonl:1"
-
-
-def test_no_file_is_no_steps(tmp_path):
-    assert len(read_metrics(tmp_path / "metrics.jsonl", 1).steps) == 0
-    assert len(MetricsLines.joined([]).steps) == len(MetricsLines.joined([MetricsLines(), MetricsLines()]).steps) == 0
-
-
-@pytest.mark.parametrize("masks", [[True, False], [False, True]])
-def test_taking_some_keeps_their_places(tmp_path, masks):
-    (path := tmp_path / "metrics.jsonl").write_text("".join(json.dumps(metrics_line(step)) + "\n" for step in (1, 2)))
-    taken = read_metrics(path, 4).steps.take(np.array(masks))
-    assert taken.place(0) == f"attempts/4/metrics.jsonl:{1 + masks.index(True)}"
 
 
 def fields_of(metrics):

@@ -135,27 +135,6 @@ def test_a_step_time_is_held_against_the_clock(
         assert len(kept.flags) == bool(says)
 
 
-@pytest.mark.parametrize(
-    ("null", "why"),
-    [
-        (
-            {"seq": None, "tflops_hardware": None},
-            {"seq": "no line states it", "tflops_hardware": "seq, recompute not known"},
-        ),
-        ({"step_s": None}, {"step_s": "no line gives the time of steps alone"}),
-        ({"global_batch": None, "dp": None}, {"global_batch": "dp not known"}),
-        ({"params": None, "vocab": None}, {"params": "vocab not known"}),
-        ({"tokens_per_s": None, "step_s": None}, {"tokens_per_s": "step_s not known"}),
-    ],
-)
-def test_a_main_figure_that_is_null_says_what_it_lacks(null, why):
-    known = replace(ROW, micro_batch=2, params=1000, hidden=8, layers=2, heads=2, vocab=16, tflops_hardware=1.0)
-    record = flag_absent(replace(known, **null), Draft())
-    said = dict(flag.split(" is null: ") for flag, kind in record.all_flags if kind == ABSENT)
-    assert why.items() <= said.items()
-    assert {name for name in said if getattr(record, name) is not None} == set()
-
-
 def test_what_contradicts_a_figure_is_why_it_is_null():
     doubted = replace(ROW, tokens_per_s=None, flags=[Flag("the program prints 9 tokens/s: left out", "disagrees")])
     flags = dict(flag.split(" is null: ") for flag, kind in flag_absent(doubted, Draft()).all_flags if kind == ABSENT)

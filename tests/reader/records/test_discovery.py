@@ -21,7 +21,6 @@ from hpc_gpt.reader.records.discovery import (
     discover,
     distinguishing_folders,
     is_general,
-    is_rank_number,
     log_name,
     notes,
 )
@@ -263,44 +262,6 @@ def test_what_the_name_of_a_log_says():
     general = "log logs main main_log job run slurm nohup screen console console_output rank train training trainer"
     general += " train_log training_log output out stdout stderr std debug info err error Train"
     assert [word for word in general.split() if not is_general(word)] == []
-
-
-OF_RUNS = "run exp experiment trial seed test bench config cfg rep try v lr bs n tp pp dp mbs gbs Seed"
-
-
-@pytest.mark.parametrize(
-    ("stems", "is_rank"),
-    [
-        ("a0 a1", True),
-        ("a2 a1 a3", True),
-        ("a1", False),
-        ("a2 a3", False),
-        ("a0 a2", False),
-        ("a1 a1", False),
-        ("4711_0 4711_1", False),  # tasks of an array
-        ("x-12_0 x-12_1", True),
-        *((f"x-{word}0 x-{word}1", False) for word in OF_RUNS.split()),
-        ("xrun0 xrun1", True),
-    ],
-)
-def test_which_number_may_be_a_ranks(stems, is_rank):
-    names = [log_name(Path(f"{stem}.log")) for stem in stems.split()]
-    assert is_rank_number(names, len(names[0].numbers) - 1) is is_rank
-
-
-def test_notes_name_the_first_eight_that_were_named_or_failed():
-    found = discover([])
-    for number in range(10):
-        found.skip("binary", f"b{number}")
-        found.skip("its reader failed: odd", f"f{number}")
-    found.add_skipped({"binary": ["c"]}, {"binary": 3})
-    found.skip("empty file", "-")
-    assert (found.counts["binary"], found.skipped["binary"]) == (13, [f"b{number}" for number in range(8)])
-    assert notes(found, ["b1", "b2"]) == [
-        "skipped b1, b2 and 11 more: binary",
-        "skipped f0, f1, f2, f3, f4, f5, f6, f7 and 2 more: its reader failed: odd",
-        "skipped standard input: empty file",
-    ]
 
 
 def test_what_hpc_gpt_wrote_itself_is_left_out_without_a_note(lab):

@@ -1,17 +1,14 @@
 """What follows from a record's own sizes."""
 
-import json
 from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.core.files import read_json, replace_whole
 from hpc_gpt.core.formulas import memory_seed003_gib, tflops_hardware
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.reader.records import add_figures
 from hpc_gpt.report.compare import SETTING_KEYS
-from tests.made_runs import read_run, unsubmitted_run
 
 RUN = Record(
     gpus=8, tp=2, pp=2, dp=2, micro_batch=4, global_batch=32, seq=128, hidden=64, layers=4, heads=4, vocab=1000,
@@ -25,29 +22,6 @@ def test_training_parallelisms_memory_is_that_of_one_ranks_share():
     assert record.memory_seed003_gib == pytest.approx(memory_seed003_gib(**share))
     assert "2 B C (2 V + l (6 e + h C))" in record.sources["memory_seed003_gib"]
     assert record.step_s is None, "it needs no step time"
-
-
-def test_context_parallel_ranks_share_activations_and_tokens():
-    wide = add_figures(replace(RUN, cp=4, gpus=32, step_s=0.5, device="h100-80g"))
-    share = {"params": 100_000, "batch": 1, "seq": 128, "layers": 2, "hidden": 32, "heads": 2, "vocab": 500}
-    assert wide.memory_seed003_gib == pytest.approx(memory_seed003_gib(**share))
-    plain = add_figures(replace(RUN, dp=8, gpus=32, step_s=0.5, device="h100-80g"))
-    assert wide.tokens_per_s == plain.tokens_per_s == 32 * 128 / 0.5
-    assert (wide.tflops_model, wide.mfu, wide.hfu) == (plain.tflops_model, plain.mfu, plain.hfu)
-
-
-def test_training_parallelisms_memory_is_fp32_and_unsharded():
-    whole = add_figures(RUN).memory_seed003_gib
-    assert add_figures(replace(RUN, dtype="fp32")).memory_seed003_gib == pytest.approx(2 * whole)
-    assert add_figures(replace(RUN, zero_stage=3, dp=64, gpus=256)).memory_seed003_gib == whole
-    assert add_figures(replace(RUN, recompute="full")).memory_seed003_gib == whole
-
-
-@pytest.mark.parametrize("key", ["params", "micro_batch", "seq", "layers", "hidden", "heads", "vocab", "tp", "pp"])
-def test_without_a_size_it_is_null(key):
-    record = add_figures(replace(RUN, **{key: None}))
-    assert record.memory_seed003_gib is None
-    assert "memory_seed003_gib" not in record.sources
 
 
 @pytest.mark.parametrize(
@@ -88,16 +62,6 @@ def test_another_models_log_hides_which_parameters_multiply():
     assert other.sources["tflops_model"] == "(6 P + 12 L h s) s B / (t n 1e12), PaLM appendix B"
     assert other.tflops_model
     assert other.tflops_hardware is None  # it cannot be less than the model needs
-
-
-def test_the_record_of_a_run_has_what_its_shape_has_beside_gpt2s():
-    run = unsubmitted_run()
-    plain = read_run(run).settings["model"]
-    assert set(plain) == {"tied", "vocab_multiple", "preset"}
-    resolved = read_json(run.path / "resolved.json")
-    resolved["model"] |= {"kv_heads": 2, "norm": "rmsnorm"}
-    replace_whole(run.path / "resolved.json", json.dumps(resolved))
-    assert read_run(run).settings["model"] == {**plain, "kv_heads": 2, "norm": "rmsnorm"}
 
 
 def test_shares_of_an_fp8_run_are_of_fp8s_peak_and_say_so():

@@ -171,26 +171,6 @@ def test_without_what_a_token_uses_the_figures_are_absent(lacking):
     assert record.sources["tflops_hardware"].startswith("null: ")
 
 
-def test_a_programs_own_count_of_active_parameters_is_used():
-    said = "[rank0]:[titan] 2026-01-01 10:00:00,000 - root - INFO - "
-    record = run_of(
-        f"{said}Building 1-D device mesh with ['dp_shard'], [8]",
-        f"{said}Building qwen3 moe with Qwen3ModelArgs(dim=1024, n_layers=12, n_heads=16, n_kv_heads=4, "
-        "vocab_size=32000, head_dim=96, enable_weight_tying=False, moe_args=MoEArgs(num_experts=8, top_k=2))",
-        f"{said}Total parameter count: dense 120,000,000, sparse 1,000,000,000, vision 0, active 370,000,000",
-        f"{said}Trainer is initialized with local batch size 2, global batch size 16, sequence length 2048, "
-        "total steps 20 (warmup 2)",
-        *(
-            f"{said}step: {step:2d}  loss:  4.1000  grad_norm:  1.0000  memory: 20.10GiB(30.00%)  tps: 40,960  "
-            "tflops: 110.20  mfu: 11.14%"
-            for step in range(1, 13)
-        ),
-    ).record
-    assert (record.params, record.settings["active"]["params"]) == (1_120_000_000, 370_000_000)
-    assert record.tflops_model == pytest.approx((6 * (370e6 - 32000 * 1024) + 12 * 12 * 16 * 96 * 2048) * 40960 / 1e12)
-    assert (record.mfu_printed, record.tokens_per_s_gpu) == (pytest.approx(0.1114), 40960)
-
-
 def test_a_rate_of_one_gpu_gives_flops_without_the_gpus():
     said = "[rank0]:2026-01-01 10:00:00,000 - root - INFO - "
     record = run_of(
@@ -260,14 +240,6 @@ def test_an_exact_count_goes_before_a_shape_it_contradicts():
     assert record.tflops_model == pytest.approx(tflops_model(**SIZES, hidden=16 * 96, params=used))
 
 
-def test_an_estimate_never_beats_a_shape():
-    true = 12 * (LAYER + MLP) + NORMS + TABLES
-    for said in (true * 1.058 / 1e9, 0.28):
-        record = log_of(f"estimated model parameters: {said:.9f}", tensor_model_parallel_size=2, world_size=16).record
-        assert record.params == true
-        assert [flag for flag in record.flags if flag.endswith("it is an estimate")]
-
-
 CONFIG = """\
 Model config LlamaConfig {
   "hidden_size": 2048,
@@ -302,50 +274,6 @@ def trainer_of(kind, trained, *more):
 def test_a_known_architectures_configuration_has_the_parameters(trained):
     """1,100,048,384, whether all of them are counted, the share of one of 8 ranks, or an adapter's."""
     assert trainer_of("llama", trained).params == WHOLE == 1_100_048_384
-
-
-@pytest.mark.parametrize(("trained", "params"), [(WHOLE, WHOLE), (WHOLE // 2, None), (4_505_600, None)])
-def test_a_trainers_count_of_one_shard_is_not_the_models(trained, params):
-    """Of an architecture that is not known only the least follows from the sizes."""
-    assert trainer_of("newly", trained).params == params
-
-
-def test_without_sizes_a_count_over_gpus_may_be_of_a_shard():
-    lines = [f"  Number of trainable parameters = {WHOLE // 8:,}"]
-    lines += [
-        f"{{'loss': {5 - step / 100}, 'learning_rate': 1e-05, 'epoch': {step / 128:.4f}}}" for step in range(1, 9)
-    ]
-    batch = "  Total train batch size (w. parallel, distributed & accumulation) = {}"
-    sizes = ["  Instantaneous batch size per device = 4", "  Gradient Accumulation steps = 1"]
-    assert run_of(sizes, batch.format(32), lines).record.params is None
-    assert run_of(sizes, batch.format(4), lines).record.params == WHOLE // 8
-    assert run_of(sizes, batch.format(32), "Detected DeepSpeed ZeRO-3: activating zero.init()", lines).record.params
-
-
-@pytest.mark.parametrize(
-    ("said", "dtype"),
-    [
-        ([], "bf16"),
-        (['"mixed_precision_param": "float32",'], "fp32"),
-        (["Swapped to Float8Linear layers with enable_fsdp_float8_all_gather=True"], "fp8"),
-    ],
-)
-def test_a_program_has_its_dtype_unless_it_is_told_otherwise(said, dtype):
-    title = "[rank0]:2026-01-01 10:00:00,000 - root - INFO - "
-    lines = [
-        f"{title}step: {step:2d}  loss:  4.1000  memory: 20.10GiB(30.00%)  tps: 40,000  mfu: 6.05%"
-        for step in range(1, 6)
-    ]
-    assert run_of([title + each for each in said], lines).record.dtype == dtype
-
-
-def test_axolotls_rate_of_one_gpu():
-    axolotl = [
-        f"{{'loss': 1.{step}, 'grad_norm': 0.5, 'learning_rate': 1e-05, 'tokens/train_per_sec_per_gpu': 2154.5, "
-        f"'epoch': {step / 100}}}"
-        for step in range(1, 9)
-    ]
-    assert run_of(axolotl).record.tokens_per_s_gpu == 2154.5
 
 
 def test_a_printed_mfu_above_the_peak_is_left_out():

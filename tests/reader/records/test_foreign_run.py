@@ -14,7 +14,6 @@ from hpc_gpt.core.runs.record import Record
 from hpc_gpt.reader.records import packed_logs
 from hpc_gpt.reader.records.foreign_run import read_foreign
 from hpc_gpt.reader.records.grouping import group_logs
-from hpc_gpt.reader.records.log_steps import run_steps
 from hpc_gpt.report.gather import gather_paths
 from tests.reader.made_logs import dump, iteration, iterations, run_of, write_log
 from tests.reader.reading import read_lines
@@ -55,24 +54,10 @@ def test_a_size_below_0_is_left_out(vocab, flags):
     assert len(flags_with(run, f"vocab cannot be {vocab} (")) == flags
 
 
-def test_timers_are_means_in_milliseconds():
-    times = "time (ms) | forward-compute: {0}.00 | optimizer: 87.67"
-    run = run_of(dump(), iterations(1, 1), times.format(100), iterations(2, 2), times.format(200))
-    assert run.record.settings["timers_ms"]["forward-compute"] == pytest.approx(150)
-
-
 TITAN = (
     "[rank0]:[titan] 2025-07-21 15:57:{0:02d},242 - root - INFO - step: {1:2d}  loss:  4.6671  grad_norm:  2.5457  "
     "memory:  0.50GiB(0.00%)  tps: {2}  tflops: 3.59  mfu: 0.36%"
 )
-
-
-def test_thinned_lines_are_told():
-    parts = read_lines("a.log", [*dump(), *iterations(1, 30)])
-    (steps,) = parts[0].steps.values()
-    steps.stride, steps.count = 4, 120
-    found = run_steps([parts])
-    assert (found.stride, found.count) == (4, 120)
 
 
 WORDS = st.sampled_from(
@@ -133,11 +118,6 @@ def test_times_of_day_give_a_step_time_where_nothing_else_does(every, each_s):
     run = run_of(lines)
     assert run.record.step_s == pytest.approx(each_s, rel=0.03)
     assert flags_with(run, "prints no step time: step_s is from differences of the lines' times of day")
-
-
-def test_the_curve_has_tokens_a_second_where_the_batch_is_known():
-    curve = run_of(dump(), iterations(1, 5)).steps
-    assert curve["tokens_per_s"].tolist() == [16 * 128 / 5] + [16 * 128] * 4
 
 
 def test_what_many_logs_have_alike_is_kept_once_unchanged(tmp_path, monkeypatch):

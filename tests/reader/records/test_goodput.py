@@ -66,25 +66,12 @@ def test_steps_made_again_and_a_failed_end_are_lost(logs: Path) -> None:
     assert second["gpu_hours_by"]["lost"] == 0
 
 
-def test_an_attempt_without_a_step_is_all_start(logs: Path) -> None:
-    run = make_run(logs, "jean-zay-v100-32g")
-    attempt(run, [], "error", 30)
-    assert hours(read_run(run)) == {"start": 30.0}
-
-
 def test_spare_nodes_are_a_part_of_their_own(logs: Path) -> None:
     run = make_run(logs, "jean-zay-v100-32g", job__spare_nodes=1, job__preflight=True)
     attempt(run, [line(step, 10 + step) for step in range(1, 6)], "done", 15)
     record = read_run(run)
     assert hours(record) == {"steps": 5.0, "start": 10.0, "spares": 15.0}
     assert record.goodput == pytest.approx(5 / 30, abs=1e-6)
-
-
-def test_ranks_on_cpus_have_a_share_and_no_hours(logs: Path) -> None:
-    run = make_run(logs)
-    add_attempt(run, [line(step, 10 + step) for step in range(1, 6)], "done", device="cpu", time=STARTED + 20)
-    record = read_run(run)
-    assert (record.gpu_hours, record.gpu_hours_by, record.goodput) == (None, None, 0.25)
 
 
 def test_clocks_that_disagree_leave_no_part_negative(logs: Path) -> None:

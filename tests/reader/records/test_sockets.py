@@ -17,12 +17,14 @@ TAKEN = "nid1:7:9 [0] NCCL INFO Using network Socket"
 GOOD = "nid1:7:9 [0] NCCL INFO Using network AWS Libfabric"
 
 
-@pytest.mark.parametrize("fabric", ["slingshot 4x200G", "infiniband 4x200G"])
 @pytest.mark.parametrize(
-    ("lines", "noted"),
-    [((HSN,), True), ((SLOW,), True), ((SENT,), True), ((TAKEN,), True), ((GOOD,), False), ((TAKEN, GOOD), False),
-     ((), False)],
-)  # fmt: skip
+    ("fabric", "lines", "noted"),
+    [
+        *(("slingshot 4x200G", each, True) for each in ((HSN,), (SLOW,), (SENT,), (TAKEN,))),
+        *(("slingshot 4x200G", each, False) for each in ((TAKEN, GOOD), ())),
+        ("infiniband 4x200G", (TAKEN,), True),
+    ],
+)
 def test_an_own_run_has_the_note_if_its_fabric_is_slingshot(logs, tmp_path: Path, fabric, lines, noted) -> None:
     (site := tmp_path / "site.toml").write_text(f'extends = "generic-slurm"\nfabric = "{fabric}"\n')
     run = make_run(logs, str(site))
