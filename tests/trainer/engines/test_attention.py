@@ -197,15 +197,10 @@ def kernel_read(asked: str, mode: str = "none") -> list[str | None]:
     return found
 
 
-@pytest.mark.long(but="each value")
-@pytest.mark.parametrize("mode", ["none", "block", "whole"])
-@pytest.mark.parametrize("asked", ["flash", "math"])
-def test_the_kernel_of_the_second_pass_is_read(asked: str, mode: str) -> None:
+@pytest.mark.long(but="first")
+@pytest.mark.parametrize(("asked", "mode"), [("flash", "none"), ("math", "block"), ("flash", "whole")])
+def test_the_kernel_of_the_second_pass_is_read(capfd: pytest.CaptureFixture[str], asked: str, mode: str) -> None:
     assert kernel_read(asked, mode) == [None, None, asked, asked]
-
-
-def test_reading_it_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    kernel_read("flash")
     assert capfd.readouterr() == ("", "")
 
 
@@ -259,8 +254,7 @@ def test_before_torch_2_10_documents_are_kept_apart_by_a_mask(monkeypatch: pytes
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", ["none", "block"])
-@pytest.mark.parametrize("model", ["gpt2", "llama"])
+@pytest.mark.parametrize(("model", "how"), [("gpt2", "block"), ("llama", "none"), ("llama", "block")])
 def test_documents_in_a_row_are_what_the_mask_gives(model: str, how: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """By torch's own function, with a CPU's kernel, chosen as on a GPU; other documents compile nothing again."""
     monkeypatch.setattr(attention, "_why_not_packed", lambda resolved, device: "")

@@ -1,33 +1,31 @@
 """Engines with products in FP8: they train as a plain loop over the same model does, and go on where they stopped."""
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from tests import __file__ as tests_file
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.schedule import learning_rate
+from hpc_gpt.trainer.engines.protocol import build_engine
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.model.techniques import Techniques
+from hpc_gpt.trainer.model.tensor_parallel import full_name
+from tests import marked
+from tests.chosen import asked
+from tests.distributed.ranks import Launch, Task
+from tests.distributed.trainings import new_folder, save_now
 
 STEPS = 6
 
 
-def run(engine: str, mode: str, folder: Path) -> dict[str, Any]:
-    from hpc_gpt.core.settings.cluster import load_profile
-    from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
-    from hpc_gpt.core.settings.resolve import resolve
-    from hpc_gpt.core.settings.schedule import learning_rate
-    from hpc_gpt.trainer.engines.protocol import build_engine
-    from hpc_gpt.trainer.model.gpt import Gpt
-    from hpc_gpt.trainer.model.techniques import Techniques
-    from hpc_gpt.trainer.model.tensor_parallel import full_name
-    from tests.distributed.trainings import save_now
-
+def run(folder: Path, engine: str, mode: str) -> dict[str, Any]:
+    os.environ["PATH"] = os.environ["COMPILERS"]
     train = Train(steps=STEPS, matmul="fp8-tensor", lr=1e-3, optimizer_mode=mode or None, clip=0.0)
     experiment = Experiment(
         model=Model(hidden=64, layers=2, heads=4, vocab=61, seq=32), engine=Engine(engine), train=train,
@@ -41,10 +39,9 @@ def run(engine: str, mode: str, folder: Path) -> dict[str, Any]:
         return [(part[:, :-1], part[:, 1:]) for part in tokens.split(2)]
 
     ours: Any = build_engine(resolved, device)
-    losses, checkpoint = [], folder / "checkpoint"
+    losses, checkpoint = [], new_folder(folder / f"{engine} {mode}")
     for step in range(STEPS):
         if step == STEPS // 2:
-            checkpoint.mkdir()
             save_now(ours, checkpoint)
         losses.append(float(ours.train_step(iter(pairs(step))).loss))
     again: Any = build_engine(resolved, device)
@@ -77,21 +74,19 @@ def run(engine: str, mode: str, folder: Path) -> dict[str, Any]:
     return {"losses": losses, "plain": plain, "resumed": resumed}
 
 
-@pytest.mark.parametrize(
-    ("engine", "mode"), [("ddp", ""), pytest.param("ddp", "compiled", marks=pytest.mark.long), ("fsdp", "")]
-)
-def test_an_engine_trains_as_a_plain_loop_with_such_products(engine: str, mode: str, tmp_path: Path):
-    command = [sys.executable, "-m", "tests.trainer.engines.test_fp8_runs", engine, mode, str(tmp_path)]
-    done = subprocess.run(command, cwd=Path(tests_file).parents[1], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "on a CPU it is slower than bf16" in done.stderr
-    found = json.loads(done.stdout)
+TASKS = [Task(f"{engine} {mode}", 1, run, (engine, mode)) for engine, mode in (
+    ("ddp", ""), ("fsdp", ""), ("ddp", "compiled"))]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    return Launch(1, asked(request, "task"), tmp_path_factory.mktemp("fp8"))
+
+
+@pytest.mark.xdist_group("fp8-runs")
+@pytest.mark.parametrize("task", marked(TASKS, TASKS[2:]), ids=lambda task: task.name)
+def test_an_engine_trains_as_a_plain_loop_with_such_products(launch: Launch, task: Task) -> None:
+    found = launch.figures(task)
+    assert "on a CPU it is slower than bf16" in launch.output(task)
     assert found["losses"] == pytest.approx(found["plain"], abs=2e-3)
     assert found["resumed"] == found["losses"][STEPS // 2 :]
-
-
-if __name__ == "__main__":
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", GLOO_SOCKET_IFNAME="lo")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    print(json.dumps(run(sys.argv[1], sys.argv[2], Path(sys.argv[3]))), flush=True)
-    os._exit(0)

@@ -210,7 +210,8 @@ def test_it_is_torchs_adamw(backend: str) -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
-@pytest.mark.parametrize(("dtype", "micro_batches"), [("fp16", 1), ("bf16", 3), ("fp16", 2)])
+@pytest.mark.long(but="first")
+@pytest.mark.parametrize(("dtype", "micro_batches"), [("fp16", 2), ("fp16", 1), ("bf16", 3)])
 def test_scaled_and_summed_gradients(dtype: Any, micro_batches: int) -> None:
     train = replace(TRAIN, dtype=dtype)
     sums = "halves" if micro_batches == 1 else "fp32"
@@ -221,9 +222,8 @@ def test_scaled_and_summed_gradients(dtype: Any, micro_batches: int) -> None:
     check_same(ours, theirs)
 
 
-@pytest.mark.long(but="each value")
-@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.long(but="first")
+@pytest.mark.parametrize(("dtype", "bad"), [("bf16", math.nan), ("fp16", math.inf), ("bf16", -math.inf)])
 def test_a_gradient_that_is_not_finite_changes_nothing(dtype: Any, bad: float) -> None:
     """Not the first step either, whose bias corrections would be zero."""
     training = Training("aot_eager", replace(TRAIN, dtype=dtype))
@@ -253,9 +253,12 @@ def test_a_gradient_that_did_not_come_is_noticed() -> None:
         training.update.apply(1e-3)
 
 
-@pytest.mark.parametrize("source", ["fused", "aot_eager"])
-@pytest.mark.parametrize("target", ["fused", "aot_eager"])
-@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.long(but="first")
+@pytest.mark.parametrize(
+    ("source", "target", "copied"),
+    [("fused", "aot_eager", False), ("aot_eager", "fused", True), ("aot_eager", "aot_eager", True),
+     ("fused", "fused", True)],
+)  # fmt: skip
 def test_each_goes_on_from_the_others_checkpoint(tmp_path: Path, source: str, target: str, copied: bool) -> None:
     unbroken, other = Training(source), Training(target, seed=2)
     for number in range(3):

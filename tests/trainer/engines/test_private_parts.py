@@ -26,7 +26,8 @@ from hpc_gpt.trainer.engines.deepspeed_zero import DeepspeedZero
 from hpc_gpt.trainer.engines.optimizer import is_fused
 from hpc_gpt.trainer.engines.private_parts import NEWEST, STATES, TESTED, Use, can_use, require
 from hpc_gpt.trainer.engines.torch_private import for_each
-from tests import ALL_TESTS, marked, without
+from tests import marked
+from tests.chosen import asked
 from tests.conftest import REPOSITORY
 from tests.distributed.equality_cases import CLIP, Case, micro_batches
 from tests.distributed.ranks import run_together
@@ -189,28 +190,22 @@ PACKAGE = Path(hpc_gpt.__file__).parent
 
 STEPS = 4
 _TORCH = (parts.FUSED, parts.FOREACH)
-_TORCH_TOO = _TORCH if ALL_TESTS else ()  # ddp drops them in every run of the tests
 _ZERO = Engine("deepspeed-zero", 3)
 # Name: engine, dtype, and the uses that it has.
-EVERY_CASE: dict[str, tuple[Engine, str, tuple[Use, ...]]] = {
+CASES: dict[str, tuple[Engine, str, tuple[Use, ...]]] = {
     "ddp fp32": (Engine("ddp"), "fp32", _TORCH),
     "ddp bf16": (Engine("ddp"), "bf16", _TORCH),
-    "zero 0": (Engine("deepspeed-zero", 0), "fp32", (*_TORCH_TOO, parts.NO_REDUCTION)),
-    "zero 1 bf16": (
-        Engine("deepspeed-zero", 1),
-        "bf16",
-        (*_TORCH_TOO, parts.STEP_WITHOUT_HOST_BF16, parts.NO_REDUCTION),
-    ),
-    "zero 1": (Engine("deepspeed-zero", 1), "fp32", (*_TORCH_TOO, parts.STEP_WITHOUT_HOST_12)),
+    "zero 0": (Engine("deepspeed-zero", 0), "fp32", (*_TORCH, parts.NO_REDUCTION)),
+    "zero 1 bf16": (Engine("deepspeed-zero", 1), "bf16", (parts.STEP_WITHOUT_HOST_BF16, parts.NO_REDUCTION)),
+    "zero 1": (Engine("deepspeed-zero", 1), "fp32", (*_TORCH, parts.STEP_WITHOUT_HOST_12)),
     "zero 2 bf16": (Engine("deepspeed-zero", 2), "bf16", (parts.STEP_WITHOUT_HOST_12,)),
-    "zero 3": (_ZERO, "fp32", (*_TORCH_TOO, parts.STEP_WITHOUT_HOST_3, parts.ZERO_3_SUMS, parts.BUILT_IN_PARTS)),
+    "zero 3": (_ZERO, "fp32", (parts.STEP_WITHOUT_HOST_3, parts.ZERO_3_SUMS, parts.BUILT_IN_PARTS)),
     "zero 3 bf16": (_ZERO, "bf16", (parts.STEP_WITHOUT_HOST_3, parts.ZERO_3_SUMS, parts.BUILT_IN_PARTS)),
     "zero 3 offloaded": (Engine("deepspeed-zero", 3, offload="optimizer"), "fp32", (parts.ZERO_3_SUMS,)),
     "3d": (Engine("deepspeed-3d", 1), "bf16", (parts.LOGITS, parts.NO_REDUCTION, parts.STEP_WITHOUT_HOST_BF16)),
 }
 # Each use at least once in every run of the tests.
-TOO_LONG = ("ddp bf16", "zero 0", "zero 1", "zero 3 bf16", "zero 3 offloaded")
-CASES = without(EVERY_CASE, *TOO_LONG)
+SHORT = ("ddp fp32", "zero 2 bf16", "zero 3", "3d")
 
 
 def train_here(settings: Resolved) -> dict[str, Any]:
@@ -235,11 +230,12 @@ def train_without(use: Use, settings: Resolved) -> dict[str, Any]:
         parts.can_use.cache_clear()
 
 
-def train_each_way(folder: Path) -> dict[str, Any]:
+def train_each_way(folder: Path, *names: str) -> dict[str, Any]:
     """What a training of each kind gives, as it is and with each use in turn that has no names."""
     torch.set_num_threads(1)
     found = {}
-    for name, (engine, dtype, uses) in CASES.items():
+    for name in names:
+        engine, dtype, uses = CASES[name]
         resolved = Case(Layout(1, 1, 1), engine, dtype, CLIP).resolved
         without_uses = {use.purpose: train_without(use, resolved) for use in uses}
         found[name] = {"usual": train_here(resolved)} | without_uses
@@ -247,18 +243,18 @@ def train_each_way(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def plain_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = run_together(train_each_way, 1, tmp_path_factory.mktemp("plain-path"))
+def plain_runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    folder, names = tmp_path_factory.mktemp("plain-path"), asked(request, "case")
+    found: dict[str, dict[str, Any]] = run_together(train_each_way, 1, folder, *names)
     return found
 
 
 def test_what_is_always_dropped_is_dropped_in_every_test_run() -> None:
-    every, these = EVERY_CASE, CASES
-    assert {use for case in these.values() for use in case[2]} == {use for case in every.values() for use in case[2]}
+    assert {use for name in SHORT for use in CASES[name][2]} == {use for case in CASES.values() for use in case[2]}
 
 
 @pytest.mark.xdist_group("private-parts")
-@pytest.mark.parametrize("case", marked(EVERY_CASE, TOO_LONG))
+@pytest.mark.parametrize("case", marked(CASES, [name for name in CASES if name not in SHORT]))
 def test_training_on_the_plain_path_gives_the_same_losses(plain_runs: dict[str, Any], case: str) -> None:
     found = plain_runs[case]
     assert found["usual"]["said"] == ""

@@ -122,9 +122,10 @@ def test_a_compiled_loss_goes_over_the_logits_as_often_as_needed() -> None:
     assert [(one.dtype, one.shape) for one in large] == [(torch.bfloat16, logits.shape)]
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e4])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize(
+    ("scale", "dtype", "summed"),
+    [(1.0, torch.bfloat16, False), (1e4, torch.float32, True), (1e4, torch.bfloat16, True)],
+)
 def test_a_compiled_loss_is_the_loss(scale: float, dtype: torch.dtype, summed: bool) -> None:
     loss, logits, targets = loss_and_arguments()
     found = []

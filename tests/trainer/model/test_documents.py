@@ -1,7 +1,6 @@
 """Documents in one sample: where they begin, and that a model sees each as if it were alone."""
 
 import inspect
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from hpc_gpt.trainer.model.documents import Boundaries, Documents, masked, packe
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.techniques import ActivationOffload, Techniques
 from tests.distributed.equality_cases import MODELS
-from tests.trainer.model.test_gpt import SMALL
 
 END = 5
 SEQ = 16
@@ -91,18 +89,6 @@ def test_a_model_sees_each_document_as_if_it_were_alone(shape: ModelShape, kerne
         assert not torch.allclose(together, model.logits(tokens), atol=1e-3)
 
 
-def test_the_tokens_of_other_documents_change_nothing() -> None:
-    model, tokens = Gpt(SMALL, 1), torch.full((1, SEQ), 9)
-    tokens[0, [6, 12]] = END
-    other = tokens.clone()
-    other[0, [2, 3, 14]] = 11
-    with torch.no_grad():
-        first, second = (model.hidden(each, documents_of(SMALL, tokens))[0] for each in (tokens, other))
-    same = [torch.equal(a, b) for a, b in zip(first, second, strict=True)]
-    # The end token is of its own document: what is before it changes it, and not the next.
-    assert same == [True, True, *[False] * 5, *[True] * 7, False, False]
-
-
 def test_the_mask_is_what_sdpa_adds_to_the_scores() -> None:
     tokens = torch.tensor([[9, END, 9, 9]])
     found = masked(Boundaries.of(tokens, END), None, torch.bfloat16)
@@ -153,46 +139,6 @@ def test_offloaded_activations_leave_the_mask_where_it_is() -> None:
     assert not any(kept)
     for offloaded, usual in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(offloaded.grad, usual.grad)  # type: ignore[arg-type]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kernel", [None, per_document], ids=["mask", "packed"])
-def test_other_documents_compile_nothing_again(kernel: Any) -> None:
-    from hpc_gpt.core.settings.experiment import Engine
-    from hpc_gpt.trainer.engines.kernels import compile_model
-
-    operator = as_operator(per_document) if kernel else None
-    shape = SHAPES["llama"]
-    model, plain = Gpt(shape, 1), Gpt(shape, 1)
-    compile_model(model, Engine(compile="block", compile_backend="aot_eager"))
-    for seed in range(4):  # 12 to 16 documents
-        tokens = sample(seed)
-        documents = documents_of(shape, tokens, operator)
-        if operator is not None:
-            documents = replace(documents, longest=SEQ)
-            assert documents.offsets is not None
-            torch._dynamo.mark_dynamic(documents.offsets, 0)
-        with torch.no_grad():
-            compiled = model(tokens, tokens.roll(-1, 1), documents)
-            torch.testing.assert_close(compiled, plain(tokens, tokens.roll(-1, 1), documents), atol=1e-6, rtol=0)
-    # One of both blocks, and the loss's.
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
-
-
-def as_operator(kernel: Any) -> Any:
-    """A kernel that a graph holds as one operator, as torch's is."""
-    operator = torch.library.custom_op("hpc_gpt_test::per_document", mutates_args=())(_typed(kernel))
-    operator.register_fake(lambda query, *others: torch.empty_like(query))
-    return operator
-
-
-def _typed(kernel: Any) -> Any:
-    def typed(
-        query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, again: Tensor, longest: int, twice: int
-    ) -> Tensor:
-        return kernel(query, key, value, offsets, again, longest, twice).contiguous()
-
-    return typed
 
 
 def test_torchs_kernel_is_asked_in_the_words_of_its_version() -> None:

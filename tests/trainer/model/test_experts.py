@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from hpc_gpt.core.settings.experiment import Train
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.trainer.model import experts as experts_module
 from hpc_gpt.trainer.model.experts import Experts, GroupedLinear
@@ -16,6 +16,9 @@ from hpc_gpt.trainer.model.initial_weights import DrawnLater, InitialWeights
 from hpc_gpt.trainer.model.router import Router, routers_of
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
+from tests.distributed.equality_cases import SEQ, VOCAB, whole_batch
+from tests.distributed.mixtures import LEAST_GAP, MIXTURES
+from tests.distributed.plain_mixture import PlainMixture
 from tests.trainer.model.test_gpt import tokens_of
 
 SHAPE = ModelShape(
@@ -133,37 +136,35 @@ def layer_of(shape: ModelShape, techniques: Techniques = LOSSES) -> Block:
     return layer
 
 
-def mixed(layer: Block, hidden: Tensor) -> Tensor:
-    """The layer's experts, each applied to all tokens."""
-    assert layer.experts is not None
-    weights, chosen = layer.router(hidden)
-    total = torch.zeros_like(hidden)
-    for number, of_expert in enumerate(dense(weights, chosen).unbind(-1)):
-        gate, up = (hidden @ layer.experts.up.weight[number].t()).chunk(2, -1)
-        total = total + of_expert.unsqueeze(-1) * ((F.silu(gate) * up) @ layer.experts.down.weight[number].t())
-    if layer.shared is not None:
-        gate, up = (hidden @ layer.shared.up.weight.t()).chunk(2, -1)
-        shared = (F.silu(gate) * up) @ layer.shared.down.weight.t()
-        total = total + (shared if layer.shared_gate is None else layer.shared_gate(hidden) * shared)
-    return total
+@pytest.mark.parametrize("model", MIXTURES)
+def test_loss_and_gradients_are_those_of_a_familys_class(model: str) -> None:
+    """With weights that matter."""
+    pytest.importorskip("transformers")
+    shape = ModelShape(heads=4, vocab=VOCAB, seq=SEQ, tied=False, **MIXTURES[model])
+    ours, generator = Gpt(shape, 1), torch.Generator().manual_seed(3)
+    biases = [buffer for name, buffer in ours.named_buffers() if name.endswith("choice_bias")]
+    with torch.no_grad():
+        for _, weight in ours.named_parameters():
+            weight.mul_(4 if weight.ndim > 1 else 1).add_(torch.randn(weight.shape, generator=generator) / 8)
+        for bias in biases:
+            bias.normal_(0.0, 0.3, generator=generator)
+    plain = PlainMixture(shape, dict(ours.named_parameters()), Train())
+    assert len(plain.biases()) == len(biases) == (2 if shape.router_bias else 0)
+    for theirs, own in zip(plain.biases(), biases, strict=True):
+        theirs.copy_(own)
+    tokens, targets = (part[:8] for part in whole_batch(0))
+    losses = [one(tokens, targets) for one in (ours, plain)]
+    assert plain.gap > LEAST_GAP
+    torch.testing.assert_close(*losses, rtol=0, atol=2e-6)
+    for loss in losses:
+        loss.backward()
+    places = dict(plain.model.named_parameters())
+    for name, weight in ours.named_parameters():
+        expected = torch.cat([places[one].grad for one in plain.places(name)])
+        torch.testing.assert_close(weight.grad, expected, rtol=1e-4, atol=2e-6, msg=f"gradient of {name}")
 
 
 SHARED = replace(SHAPE, shared_ffn=24, shared_gate=True)
-
-
-@pytest.mark.parametrize("shape", [SHAPE, SHARED, replace(SHAPE, experts_per_token=8)], ids=["8", "shared", "all"])
-def test_experts_are_mlps_of_the_chosen_tokens(shape: ModelShape) -> None:
-    layer, hidden = layer_of(shape), hidden_of()
-    pull = torch.randn(3, 24, 32, generator=torch.Generator().manual_seed(2))
-    found = []
-    for compute in (layer._feed_forward, lambda normed: mixed(layer, normed)):
-        hidden.grad = None
-        layer.zero_grad()
-        output = compute(hidden)
-        (output * pull).sum().backward()
-        of_parameters = {name: one.grad for name, one in layer.named_parameters() if one.grad is not None}
-        found.append((output, hidden.grad, of_parameters))
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -254,6 +254,8 @@ def test_weights_cast_once_are_cast_anew_when_they_have_changed():
     assert all(map(torch.equal, gradients_of(model), gradients_of(other)))
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
 def test_a_compiled_block_keeps_inputs_in_8_bits_bit_for_bit():
     """In 16 bits, of all that is as wide as the MLP, it keeps GELU's input alone. (What compiled code does not round to
     16 bits in between lies, now and then, on the other side of a rounding to 8.)"""

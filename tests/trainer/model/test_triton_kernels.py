@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import marked
+from tests.chosen import asked
 from tests.distributed.ranks import launch_ranks
 from tests.trainer.model import triton_worker
 
@@ -23,9 +24,12 @@ def need_triton() -> None:
 
 
 @pytest.fixture(scope="module")
-def in_triton(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+def in_triton(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     need_triton()
     folder: Path = tmp_path_factory.mktemp("triton")
+    # In the order of CASES: those of each rank alone come before those of both.
+    names = [name for name in triton_worker.CASES if name in asked(request, "name")]
+    (folder / "asked.json").write_text(json.dumps(names))
     launch_ranks("tests.trainer.model.triton_worker", 2, folder)
     found: dict[str, float] = json.loads((folder / "results.json").read_text())
     return found

@@ -17,10 +17,10 @@ from hpc_gpt.trainer.model import bias_gradients, vocab_loss
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
-from tests import ALL_TESTS
 
 SPLIT = ModelShape(hidden=32, layers=1, heads=4, vocab=61, seq=16)  # padded to 64: the second rank has padding
 PADDING = ModelShape(hidden=32, layers=1, heads=4, vocab=61, seq=16, vocab_multiple=128)  # the second has nothing else
+SHAPES = {"split": SPLIT, "padding": PADDING}
 # Of a whole vocabulary: (columns, of them real), by dtype. The fourth is read in two pieces, one of them padding; the
 # last has a row a multiprocessor.
 ROWS = ((64, 61), (100, 100), (256, 130), (8200, 8190), (60_032, 60_001))
@@ -35,8 +35,7 @@ CASES = [
     *(f"{dtype} {rows} {real}" for dtype in DTYPES for rows, real in ROWS),
     *(f"multiply {dtype}" for dtype in DTYPES),
     *(f"{name} {dtype}" for dtype in DTYPES for name in ("gelu", "join")),
-    "split",
-    "padding",
+    *SHAPES,
 ]
 _BESIDE = Path(sys.prefix) / "triton"  # torch's CPU build comes without Triton, so that its own start stays as it is
 
@@ -123,11 +122,11 @@ def main(folder: Path) -> None:
     alone = {f"{dtype} {rows} {real}": partial(_whole, dtype, rows, real) for dtype in DTYPES for rows, real in ROWS}
     alone |= {f"multiply {dtype}": partial(_product, dtype) for dtype in DTYPES}
     alone |= {f"{name} {dtype}": partial(far, dtype) for dtype in DTYPES for name, far in _OF_BIASES.items()}
-    names = [name for name in CASES if ALL_TESTS or name not in TOO_LONG]
+    names = json.loads((folder / "asked.json").read_text())
     # What one process computes is shared out: the other's figure is 0.
     asked = [far for name, far in alone.items() if name in names]
     figures = [far(triton_kernels) if number % 2 == rank else 0.0 for number, far in enumerate(asked)]
-    figures += [_split(triton_kernels, shape, tp) for shape in (SPLIT, PADDING)]
+    figures += [_split(triton_kernels, SHAPES[name], tp) for name in names if name in SHAPES]
     worst: list[Any] = [None, None]
     dist.all_gather_object(worst, figures)
     if rank == 0:
