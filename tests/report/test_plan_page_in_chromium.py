@@ -3,23 +3,12 @@
 import pytest
 
 from hpc_gpt.planner.plan_page import build_plan_page, write_plan_page
-from tests.report.page.chromium import PROGRAM, Chromium
 from tests.report.page.test_in_chromium import CONTRASTS, OVERFLOW
 from tests.report.plan_searches import searched_for
 
 HOSTILE = "<script>window.hacked=1</script><img src=x onerror='window.hacked=2'>"
 
-pytestmark = [
-    pytest.mark.skipif(PROGRAM is None, reason="no chromium here"),
-    pytest.mark.xdist_group("plan-in-chromium"),
-]
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    found = Chromium(tmp_path_factory.mktemp("chromium"))
-    yield found
-    found.close()
+pytestmark = pytest.mark.xdist_group("chromium")
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from hpc_gpt.report.table_notes import ABSURD, KNOW, LOOK, RunNote, note_lines
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, make_run, metrics_line
 from tests.reader.made_logs import dump, iterations, write_log
+from tests.waiting import LIMIT_S
 
 TRUTH = REPOSITORY / "tests" / "reader" / "truth"
 
@@ -55,8 +56,15 @@ def test_paths_may_be_a_run_a_folder_of_runs_or_an_id(runs, logs):
     assert len(json.loads(call(str(logs), runs[0].run_id, "--json").stdout)["records"]) == 2
 
 
-def test_record_json_is_written_and_brought_up_to_date(runs):
+def test_record_json_alone_is_written_and_brought_up_to_date(runs):
+    before = {path: path.read_bytes() for path in runs[0].path.rglob("*") if path.is_file()}
     call()
+    after = {path: path.read_bytes() for path in runs[0].path.rglob("*") if path.is_file()}
+    assert set(after) - set(before) == {runs[0].record}
+    assert all(after[path] == before[path] for path in before)
+    inode = runs[0].record.stat().st_ino
+    call()
+    assert runs[0].record.stat().st_ino == inode, "one that says the same is not written again"
     first = Record.from_tables(json.loads(runs[0].record.read_text()))
     assert first.step_s == 0.5
     add_attempt(runs[0], [metrics_line(21)])
@@ -64,34 +72,14 @@ def test_record_json_is_written_and_brought_up_to_date(runs):
     assert len(Record.from_tables(json.loads(runs[0].record.read_text())).attempts) == 2
 
 
-def test_nothing_else_in_a_run_is_touched(runs):
-    before = {path: path.read_bytes() for path in runs[0].path.rglob("*") if path.is_file()}
-    call()
-    after = {path: path.read_bytes() for path in runs[0].path.rglob("*") if path.is_file()}
-    assert set(after) - set(before) == {runs[0].record}
-    assert all(after[path] == before[path] for path in before)
-
-
-def test_a_record_that_says_the_same_is_not_written_again(runs):
-    call()
-    stamp = runs[0].record.stat()
-    call()
-    assert runs[0].record.stat().st_ino == stamp.st_ino
-
-
-def test_json_is_all_there_is_on_stdout(runs):
+def test_json_is_all_there_is_on_stdout_a_line_a_record_as_jsonl(runs):
     add_attempt(runs[0], [metrics_line(21, loss=float("nan"))])
     result = call("--json")
     page = json.loads(result.stdout)
     assert sorted(page) == ["records", "schema"]
     assert result.stdout == call("--format", "json").stdout
-
-
-def test_flags_go_to_stderr(runs):
-    add_attempt(runs[0], ["{half"])
-    result = call()
-    assert "cannot be read" in result.stderr
-    assert "cannot be read" not in result.stdout
+    lines = call("--format", "jsonl").stdout.splitlines()
+    assert [json.loads(line)["run"] for line in lines] == [run.run_id for run in runs]
 
 
 def test_a_folder_that_cannot_be_written_is_told_of_and_printed(runs):
@@ -111,24 +99,12 @@ def test_a_damaged_run_is_told_of_and_does_not_hide_the_others(runs):
     assert runs[0].run_id in result.stderr
 
 
-def test_an_unknown_run_is_no_such_run(runs):
-    with pytest.raises(NoSuchRun) as refusal:
-        call("nothing")
-    assert refusal.value.exit_code == 5
-    assert str(refusal.value).endswith("nor a folder of that name")
-
-
 def test_no_runs_yet_is_no_failure(logs):
     result = call()
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr.startswith("no runs under ")
     assert "hint: hpc-gpt report PATH" in result.stderr
     assert json.loads(call("--json").stdout) == {"schema": 1, "records": []}
-
-
-def test_a_line_of_json_a_record(runs):
-    lines = call("--format", "jsonl").stdout.splitlines()
-    assert [json.loads(line)["run"] for line in lines] == [run.run_id for run in runs]
 
 
 @pytest.mark.parametrize("words", [("--columns", "gpus,nosuch"), ("--columns", " , "), ("--sort", "-nosuch")])
@@ -146,7 +122,9 @@ def test_an_export_that_cannot_be_written_is_refused_first(option, runs, tmp_pat
     assert not runs[0].record.exists()
 
 
+@pytest.mark.long
 def test_the_commands_after_an_export_read_it(runs, tmp_path):
+    """What is exported is read back in test_tensorboard.py and test_wandb.py."""
     out = tmp_path / "my $(curves)"
     result = call("--tensorboard", str(out / "tb"), "--wandb", str(out))
     assert result.exit_code == 0, result.stderr
@@ -155,13 +133,14 @@ def test_the_commands_after_an_export_read_it(runs, tmp_path):
     # TensorBoard lists what it finds instead of serving it.
     shown = subprocess.run(
         f"{sys.executable} -m tensorboard.main{board.removeprefix('tensorboard')} --inspect --tag loss",
-        shell=True, capture_output=True, text=True, timeout=120, check=True,
+        shell=True, capture_output=True, text=True, timeout=LIMIT_S, check=True,
     )  # fmt: skip
     assert shown.stdout.count("first_step") == len(runs)
     # W&B lists what it would send.
     listed = subprocess.run(
         f"{sys.executable} -m {sync.replace('sync', 'sync --dry-run')}",
-        shell=True, capture_output=True, text=True, timeout=240, check=True, env=os.environ | {"HOME": str(tmp_path)},
+        shell=True, capture_output=True, text=True, timeout=LIMIT_S, check=True,
+        env=os.environ | {"HOME": str(tmp_path)},
     )  # fmt: skip
     assert f"Would sync {len(runs)} run(s)" in listed.stdout + listed.stderr
 
@@ -179,8 +158,7 @@ def test_beside_a_log_one_that_has_nothing_is_a_note(logs, tmp_path):
 def test_a_link_to_nothing_is_called_one(logs, tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     result = call(str(tmp_path / "loop"))
-    assert result.exit_code == 1
-    assert result.stderr == f"Error: {tmp_path / 'loop'}: a link to nothing\n"
+    assert (result.exit_code, result.stderr) == (1, f"Error: {tmp_path / 'loop'}: a link to nothing\n")
 
 
 def test_what_is_said_of_many_runs_is_said_once(logs, tmp_path):

@@ -143,6 +143,7 @@ def track_in_a_process(run: RunFolder, number: int, **environment: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_wandb_gets_each_step_once_in_one_run(tmp_path):
     run = make_run(tmp_path, track__wandb="gpt")
     said = []
@@ -189,6 +190,7 @@ def test_online_wandb_says_itself_which_steps_it_has(tmp_path):
     assert (tmp_path / "calls").read_text().split("\n") == [f"init {run.run_id} allow", "8", "9", "10", ""]
 
 
+@pytest.mark.long(but="first")
 @pytest.mark.parametrize(
     ("log", "module", "words"),
     [

@@ -9,10 +9,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import LIMIT_S
+
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 # The browser reads commands from descriptor 3 and writes to 4, each message ended by a NUL.
 _START = 'exec "$0" "$@" 3<&{read} 4>&{write}'
-_PATIENCE_S = 120  # a browser that says nothing for so long is broken; nothing passes or fails by it
 
 
 class Chromium:
@@ -161,7 +162,7 @@ class Chromium:
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
-            if not select.select([self._answers], [], [], _PATIENCE_S)[0]:
+            if not select.select([self._answers], [], [], LIMIT_S)[0]:
                 raise TimeoutError("chromium says nothing")
             read = os.read(self._answers, 1 << 20)
             if not read:

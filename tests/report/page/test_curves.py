@@ -59,10 +59,11 @@ def test_a_long_run_has_its_points_and_very_many_runs_fewer():
     assert POINTS / 2 < len(one["step"]) <= POINTS + 20
     assert len(one["loss"]) == len(one["step_s"]) == len(one["seconds"]) == len(one["step"])
     assert sum(one["step"]) == 20_000
-    many = data_of([RunRead(megatron(), curve(2000))] * 400)["runs"]
+    many = data_of([RunRead(megatron(), curve(2000))] * 200)["runs"]
     assert sum(len(each["step"]) for each in many) < 1.3 * ALL_POINTS
 
 
+@pytest.mark.long
 def test_a_thousand_runs_with_all_that_is_drawn_stay_small():
     steps, noise = np.arange(1.0, 5001), np.random.default_rng(0).random((6, 5000))
     table = step_table(

@@ -10,9 +10,9 @@ import pytest
 
 from hpc_gpt.reader.records import RunRead
 from hpc_gpt.report.page import DETAILED_RUNS, write_page
-from tests.report.page.chromium import PROGRAM, Chromium
 from tests.report.page.page_runs import HOSTILE, curve, hostile_runs, many_runs, megatron, swept_runs, usual_runs
 from tests.report.step_tables import step_table
+from tests.waiting import patient
 
 # Contrast of every text and every stroke against what lies behind it, by WCAG 2.1's formula.
 CONTRASTS = """
@@ -54,7 +54,7 @@ CONTRASTS = """
   return worst;
 })()
 """
-pytestmark = pytest.mark.xdist_group("page-in-chromium")
+pytestmark = pytest.mark.xdist_group("chromium")
 
 OVERFLOW = "[document.scrollingElement.scrollWidth, innerWidth]"
 NAMES = "[...document.querySelectorAll('table.runs tbody th')].map((cell) => cell.textContent)"
@@ -77,15 +77,6 @@ def pages(tmp_path_factory):
     write_page(made.hostile, hostile_runs(), HOSTILE)
     write_page(made.long, many_runs(DETAILED_RUNS + 10))
     return made
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    if PROGRAM is None:
-        pytest.skip("no chromium here: apt-get install chromium")
-    found = Chromium(tmp_path_factory.mktemp("profile"))
-    yield found
-    found.close()
 
 
 def names(browser):
@@ -493,7 +484,7 @@ def test_the_table_fits_1280_and_all_columns_are_a_click_away(browser, pages):
 
 @pytest.mark.long
 def test_a_thousand_runs_open_in_two_seconds(browser, tmp_path):
-    """By the CPU of the page's thread, from the file to a picture of it; what a screen reader is given is not in it."""
+    """Of CPU of the page's thread, from the file to a picture of it; what a screen reader is given is not in it."""
     write_page(tmp_path / "many.html", many_runs(1000))
     browser.call("Accessibility.disable")
     browser.call("Performance.enable", timeDomain="threadTicks")
@@ -505,7 +496,7 @@ def test_a_thousand_runs_open_in_two_seconds(browser, tmp_path):
         took.append(next(each["value"] for each in told if each["name"] == "TaskDuration"))
     browser.call("Accessibility.enable")
     assert browser.console == []
-    assert 0.1 < min(took) < 2.0, took
+    assert 0.1 < min(took) < patient(2.0), took
 
 
 @pytest.mark.long

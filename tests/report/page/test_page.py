@@ -15,8 +15,10 @@ from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.secrets import REMOVED
 from hpc_gpt.reader.logs import Failure, Place
 from hpc_gpt.reader.records import RunRead
+from hpc_gpt.report.gather import gather_paths
 from hpc_gpt.report.page import build_page
 from hpc_gpt.report.svg import safe
+from hpc_gpt.report.table_notes import ABSURD
 from tests import examples
 from tests.report.page.page_runs import HOSTILE, curve, hostile_runs, many_runs, megatron, usual_runs
 
@@ -150,6 +152,7 @@ def test_a_column_that_no_run_fills_is_left_out():
     assert (heads[:4], heads[4:]) == (["Run", "Ended", "Devices", "Anomalies"], ["Key", "Figure", "From"])
 
 
+@pytest.mark.long
 def test_a_thousand_runs_stay_below_8_mb_and_say_what_is_out():
     page = build_page(many_runs(1000))
     assert len(page.encode()) < 6_000_000
@@ -163,12 +166,13 @@ def test_a_thousand_runs_stay_below_8_mb_and_say_what_is_out():
 
 
 def test_a_page_of_120_runs_stays_below_two_megabytes():
-    assert len(build_page(many_runs(120)).encode()) < 2_000_000
+    page = build_page(many_runs(120))
+    assert len(page.encode()) < 2_000_000
+    assert page.count('"place":') == 120, "every run can be chosen"
 
 
-@pytest.mark.parametrize("folder", ["/data/logs", "logs"])
-def test_the_title_has_the_folder_and_the_day(folder):
-    runs = [RunRead(megatron(run=run), files=[Path(folder) / run / "x.out"]) for run in ("a", "b")]
+def test_the_title_has_the_folder_and_the_day():
+    runs = [RunRead(megatron(run=run), files=[Path("/data/logs") / run / "x.out"]) for run in ("a", "b")]
     page = build_page(runs)
     assert '<h1>logs <span class="brief">2 runs · newest 2021-05-27</span></h1>' in page
     assert "<title>logs · 2 runs · newest 2021-05-27 · hpc-gpt report</title>" in page
@@ -184,3 +188,30 @@ def test_paths_in_words_are_told_from_the_same_folder():
     assert "counted twice (a/x.out:12)" in page
     assert "b/y.out:3" in page
     assert "logs/x.out" in build_page([RunRead(record, files=[Path("logs/x.out")])]), "a relative one is the user's own"
+
+
+def test_the_three_real_logs(shared, tmp_path):
+    gathered = gather_paths([str(shared / "logs")], tmp_path)
+    page = build_page(gathered.runs, gathered.notes)
+    assert page.count('<tr><th scope="row"><a href="#run-') == 3
+    assert "tp4-pp16-dp1" in page
+    assert re.search(r'<span class="words">every step was skipped by an fp16 overflow', page)
+    first = page.index("every step was skipped")
+    assert first < page.index("step_s rests on 2 steps"), "what cannot be right stands before what is worth a look"
+    assert page.count('role="img"') >= 1
+    assert str(shared) not in page
+    assert "meg_gpt2_perf_n16.out:" in page
+
+
+def test_a_step_time_off_by_a_hundred_tops_the_anomalies(tmp_path):
+    """Milliseconds that the lines' own times of day contradict: a minute a step."""
+    lines = [
+        f"2024-03-05 10:{step:02d}:00 step: {step} loss: {5 - step / 100:.4f} step_time: 410 ms"
+        for step in range(1, 30)
+    ]
+    (tmp_path / "a.log").write_text("\n".join([*lines, "RuntimeError: size mismatch"]))
+    page = build_page(gather_paths([str(tmp_path)], tmp_path).runs)
+    anomalies = page[page.index('<section id="anomalies"') :]
+    assert re.search(r'<li class="level-(\d)">', anomalies)[1] == str(ABSURD)
+    assert "the program prints 0.410 s per step, but the lines&#39; times of day give 60.0 s: left out" in anomalies
+    assert page.index('<section id="failures"') < page.index('<section id="anomalies"')
