@@ -202,7 +202,7 @@ def rendered(name: str) -> str:
 def differences(base: str, own: str) -> Iterator[str]:
     """The lines of `base` that are not in `own`, with -, and those that are only there, with +; before them, with @,
     the function that they are in. Of more than three such lines in a row the first one stands for all. Then the
-    settings that differ, each on a line."""
+    settings that differ, each on a line; what a profile has and the job has from it is the job's."""
     old, lines = (_SETTINGS.sub("", text).splitlines() for text in (base, own))
     sections, section = [""], ""
     for line in lines:
@@ -223,7 +223,11 @@ def differences(base: str, own: str) -> Iterator[str]:
     if before != now:
         yield "@ the settings"
         yield from (f"-{key}" for key in before if key not in now)
-        yield from (f"+{key} = {json.dumps(now[key])}" for key in now if key not in before or before[key] != now[key])
+        other = {key: value for key, value in now.items() if key not in before or before[key] != value}
+        of_jobs = {key.replace("job.", "cluster.", 1): value for key, value in other.items() if key.startswith("job.")}
+        for key, value in other.items():
+            if key not in of_jobs or of_jobs[key] != value:
+                yield f"+{key} = {json.dumps(value)}"
 
 
 def settings_of(script: str) -> dict[str, Any]:
