@@ -69,11 +69,3 @@ def test_both_spellings_of_the_rotation_are_written_and_read(tmp_path: Path) -> 
         (tmp_path / "config.json").write_text(json.dumps(kept))
         found = read_config(tmp_path, shape.seq)
         assert (found.rope_theta, found.rope_scaling) == (shape.rope_theta, shape.rope_scaling)
-
-
-def test_bf16_is_rounded_once(tmp_path: Path) -> None:
-    weights = write(FAMILIES["qwen3"], tmp_path / "out", dtype="bf16")
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
-    embedding = model.get_input_embeddings().weight
-    assert embedding.dtype == torch.bfloat16
-    assert torch.equal(embedding, weights["embedding.weight"].bfloat16())

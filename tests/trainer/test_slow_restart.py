@@ -44,6 +44,7 @@ def started(run: RunFolder, at: float, **keys: Any) -> Attempt:
     return attempt
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("save_last", [True, False])
 def test_a_slow_rank_saves_and_ends_and_goes_on_elsewhere(tokens: Path, tmp_path: Path, save_last: bool) -> None:
     resolved = with_key(tokens, steps=1_000_000, save_last=save_last)

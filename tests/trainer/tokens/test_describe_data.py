@@ -79,8 +79,10 @@ def epochs_of(line):
     return float(re.search(r"; ([\d.,]+) epochs in ", line)[1].replace(",", ""))
 
 
+@pytest.mark.long(but="first")
 @pytest.mark.parametrize(("source", "path"), [("stdlib", None), ("megatron", "stdlib"), ("stream", "stdlib")])
-def test_standard_library_data_are_the_same_before_made(source, path):
+def test_standard_library_data_are_the_same_before_made(source, path, tmp_path, monkeypatch):
+    monkeypatch.setenv("HPC_GPT_DATA", str(tmp_path))
     resolved = run_of(**{"data.source": source, "data.path": path})
     before = describe_data(resolved)
     ensure_data(resolved)

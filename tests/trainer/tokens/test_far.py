@@ -15,12 +15,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.core.settings.layout import Batch
 from hpc_gpt.trainer.data import DataStream
 from hpc_gpt.trainer.tokens import megatron
-from hpc_gpt.trainer.tokens.order import MixtureOrder, micro_batch_numbers, permute, sample_position
+from hpc_gpt.trainer.tokens.order import MixtureOrder, permute, sample_position
 from hpc_gpt.trainer.tokens.samples import FileSamples, MixtureSamples
-from hpc_gpt.trainer.tokens.shard_stream import ShardSet, ShardStream, list_shards
+from hpc_gpt.trainer.tokens.shard_stream import ShardStream, list_shards
 from hpc_gpt.trainer.tokens.token_file import HEADER, MAGIC, TokenFile, open_tokens
 from tests.trainer.tokens.shard_folders import SEQ, reading, streaming, write_shards
 
@@ -92,45 +91,6 @@ def test_no_two_places_of_any_order_are_the_same(size: int, place: int, keys: in
     images = [permute(number, size, own) for number in near]
     assert len(set(images)) == len(near)
     assert all(0 <= image < size for image in images)
-
-
-@given(
-    step=st.integers(2**31 - 2, MOST // 2**25),
-    dp=st.sampled_from([1, 8, 1024]),
-    micro_batches=st.sampled_from([1, 4, 16]),
-)
-def test_steps_beyond_2_31_have_their_own_samples(step: int, dp: int, micro_batches: int) -> None:
-    batch = Batch(2, micro_batches, 2 * micro_batches * dp)
-    last = micro_batch_numbers(step, micro_batches - 1, dp - 1, dp, batch)
-    assert last.stop == (step + 1) * batch.global_batch == micro_batch_numbers(step + 1, 0, 0, dp, batch).start
-
-
-weights = st.integers(1, 10**6) | st.decimals("0.0001", 1000, places=4).map(Fraction)
-
-
-@given(st.lists(weights, min_size=100, max_size=100), st.integers(0, MOST), st.integers(0, MOST))
-@settings(max_examples=15, deadline=None)
-def test_a_hundred_sources_are_in_turn_at_any_number(each: list[Fraction], second: int, number: int) -> None:
-    total = sum(map(Fraction, each))
-    shares = {f"s{place:02}": Fraction(weight) / total for place, weight in enumerate(each)}
-    order = MixtureOrder([shares, dict.fromkeys(shares, Fraction(1, len(shares)))], [0, second])
-    counts = order.counts(number)
-    assert sum(counts.values()) == number
-    for far in range(number, number + 5):
-        name, own = order.place(far)
-        assert own == counts[name]
-        counts[name] += 1
-    assert counts == order.counts(number + 5)
-
-
-def test_a_hundred_thousand_shards_of_150_tb_are_dealt_evenly() -> None:
-    chance, names = random.Random(2), tuple(f"{number:06}.jsonl" for number in range(100_000))
-    sizes = tuple(chance.randrange(10**9, 2 * 10**9) for _ in names)
-    dealt = ShardSet(Path("/"), names, sizes, (), "").deal(16_384)
-    assert sorted(shard for own in dealt for shard in own) == list(names)
-    of = dict(zip(names, sizes, strict=True))
-    totals = [sum(of[shard] for shard in own) for own in dealt]
-    assert max(totals) - min(totals) <= max(sizes)
 
 
 # --- the first batch

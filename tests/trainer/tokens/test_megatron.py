@@ -94,6 +94,7 @@ def test_what_we_write_is_what_we_read(tmp_path: Path) -> None:
         assert Path(f"{prefix}{suffix}").read_bytes() == Path(f"{again}{suffix}").read_bytes()
 
 
+@pytest.mark.long
 def test_the_standard_library_is_prepared_for_every_kind_of_data(data_folder: Path) -> None:
     prefix = ensure_data(run("stdlib"))
     assert prefix is not None

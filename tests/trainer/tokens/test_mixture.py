@@ -43,7 +43,7 @@ def whole(resolved: Resolved, numbers: range) -> list[tuple[int, ...]]:
     return [tuple(samples.train(number).tolist()) for number in numbers]
 
 
-@given(each=mixtures, far=st.integers(0, 10**15))
+@given(each=mixtures, far=st.integers(0, 2**63 - 1))
 @settings(max_examples=100, deadline=None)
 def test_after_any_number_of_samples_each_source_has_its_share(each: list[tuple[float, float]], far: int) -> None:
     one = order(each, [0])
@@ -55,7 +55,7 @@ def test_after_any_number_of_samples_each_source_has_its_share(each: list[tuple[
         assert all(abs(count - shares[name] * number) < len(each) for name, count in counts.items())
 
 
-@given(each=mixtures, second=st.integers(0, 40), far=st.integers(0, 10**12))
+@given(each=mixtures, second=st.integers(0, 40), far=st.integers(0, 2**63 - 1))
 @settings(max_examples=60, deadline=None)
 def test_every_sample_of_a_source_comes_once_and_in_turn(each, second, far):
     """Also over a phase's begin, and from any number on, as a resume asks for it."""
@@ -138,11 +138,6 @@ def test_a_second_phase_reads_on_in_each_source(files: Path) -> None:
     found = whole(run, range(24))
     assert found[:12] == whole(mixing(files, {"a": 1.0}), range(12))
     assert found[12:] == whole(mixing(files, {"b": 1.0}), range(12))
-
-
-def test_one_source_is_as_its_file_alone(files: Path) -> None:
-    alone = reading("tokens", files / "b.tokens", eval_fraction=0.1)
-    assert whole(mixing(files, {"b": 3.0}), range(500)) == whole(alone, range(500))
 
 
 def test_its_identity_is_that_of_all_its_files(files: Path) -> None:

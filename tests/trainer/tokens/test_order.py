@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.core.settings.layout import Batch, solve_batch
+from hpc_gpt.core.settings.layout import solve_batch
 from hpc_gpt.trainer.tokens.build import build_tokens
 from hpc_gpt.trainer.tokens.order import micro_batch_numbers, sample_position
 from hpc_gpt.trainer.tokens.samples import FileSamples, RandomSamples
@@ -25,12 +25,6 @@ seeds = st.integers(-(2**63), 2**64)
 def test_an_epoch_has_every_sample_once(size: int, seed: int, epoch: int) -> None:
     positions = [sample_position(epoch * size + place, size, seed) for place in range(size)]
     assert sorted(positions) == list(range(size))
-
-
-@given(size=st.integers(1, 2**60), number=st.integers(0, 2**62), seed=seeds)
-@settings(max_examples=200, deadline=None)
-def test_positions_of_any_size(size: int, number: int, seed: int) -> None:
-    assert 0 <= sample_position(number, size, seed) < size
 
 
 def test_seeds_and_epochs_have_orders_of_their_own() -> None:
@@ -52,7 +46,7 @@ def test_the_order_is_this_one_for_good() -> None:
     assert [sample_position(10 + place, 10, 1) for place in range(10)] == ORDER_OF_EPOCH_1
 
 
-@given(dp=st.sampled_from([1, 2, 4, 8]), micro_batch=st.sampled_from([1, 2, 4]), step=st.integers(0, 10**9))
+@given(dp=st.sampled_from([1, 2, 4, 8]), micro_batch=st.sampled_from([1, 2, 4]), step=st.integers(0, 2**58))
 @settings(max_examples=50, deadline=None)
 def test_a_steps_samples_do_not_depend_on_the_layout(dp: int, micro_batch: int, step: int) -> None:
     batch = solve_batch(dp, micro_batch=micro_batch, global_batch=32)
@@ -88,8 +82,3 @@ def test_random_samples_are_the_same_everywhere() -> None:
     assert RandomSamples(4, 8, 50257).train(5).tolist() != samples.train(5).tolist()
     draws = np.concatenate([RandomSamples(1, 1000, 7).train(number) for number in range(10)])
     assert set(draws.tolist()) == set(range(7))
-
-
-def test_the_batch_of_one_rank() -> None:
-    batch = Batch(micro_batch=2, micro_batches=3, global_batch=12)
-    assert list(micro_batch_numbers(1, 2, 1, 2, batch)) == [22, 23]

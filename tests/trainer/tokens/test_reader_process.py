@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -17,6 +16,7 @@ from hpc_gpt.core.errors import DataError
 from hpc_gpt.core.process import is_alive, start_time
 from hpc_gpt.trainer.tokens.reader_process import ReaderProcess, ReaderTask, read_chunks
 from tests.trainer.tokens.shard_folders import SEQ, write_shards
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -98,10 +98,7 @@ def test_a_killed_rank_leaves_no_reader(tmp_path: Path, at_work: bool) -> None:
         rank.kill()
         rank.wait()
         rank.stdout.close()
-        until = time.monotonic() + 120
-        while any(is_alive(*reader) for reader in readers):
-            assert time.monotonic() < until, "a reader has outlived its rank"
-            time.sleep(0.1)
+        wait_for("end of the readers of a dead rank", lambda: not any(is_alive(*reader) for reader in readers))
         assert is_alive(*helper)
     finally:
         rank.kill()
