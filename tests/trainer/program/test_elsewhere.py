@@ -44,6 +44,7 @@ def test_a_file_is_known_if_all_but_the_number_of_a_rank_is() -> None:
     assert found == ["o/7.txt", "w/y", "z.txt", "s-*-7.txt", "r-*.txt"]
 
 
+@pytest.mark.long
 def test_why_names_a_file_that_is_not_found(tmp_path: Path) -> None:
     (tmp_path / "fit.slurm").write_text(
         f"#!/bin/bash\n#SBATCH -t 7\n{FAILS} > $(date +%s).txt 2>&1\n{FAILS} >$(pwd)/x 2>&1\n"
@@ -57,9 +58,9 @@ def test_why_names_a_file_that_is_not_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "state", "file"),
     [
-        (f"exec >own.out 2>&1\n{FIT}\n", "done", "own.out"),
+        pytest.param(f"exec >own.out 2>&1\n{FIT}\n", "done", "own.out", marks=pytest.mark.long),
         (f"{FIT} > fit.out 2>&1\n", "done", "fit.out"),
-        (f"{FAILS} > fit.out 2>&1\n", "user_error", "fit.out"),
+        pytest.param(f"{FAILS} > fit.out 2>&1\n", "user_error", "fit.out", marks=pytest.mark.long),
         (f"{FAILS} > fit.out 2>&1\necho end\n", "user_error", "fit.out"),
     ],
 )

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from hpc_gpt.core.process import start_time
 from hpc_gpt.core.runs.find_runs import list_runs, removed_runs
 from tests.cli.command import hpc_gpt, in_process
 from tests.conftest import REPOSITORY
+from tests.waiting import wait_for
 
 ENVIRONMENT = '#!/bin/bash\n#SBATCH -N 1\ncat "/proc/$$/environ" >environ\n'
 # What belongs to another job or to a run of ours, what Python reads, and what is no UTF-8.
@@ -55,15 +55,14 @@ def test_a_script_has_the_environment_as_it_was_given(tmp_path: Path, by: str) -
     assert found == given
 
 
-@pytest.mark.parametrize("name", ["KILL", "TERM", pytest.param("SEGV", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["KILL", *(pytest.param(each, marks=pytest.mark.long) for each in ("TERM", "SEGV"))])
 def test_bashs_words_on_a_killed_script_are_not_its_output(tmp_path: Path, name: str) -> None:
     (tmp_path / "train.slurm").write_text(
         f"#!/bin/bash\n#SBATCH -N 1 -o out.txt\necho said\nulimit -c 0\nkill -{name} $$\n"
     )
     own = {"HPC_GPT_LOGS": str(tmp_path / "logs")}
-    hpc_gpt(
-        "submit", "--cluster", "local", "--set", "chain=none", "--wait", "train.slurm", cwd=tmp_path, environment=own
-    )
+    line = ("submit", "--cluster", "local", "--set", "chain=none", "--wait", "train.slurm")
+    in_process(*line, cwd=tmp_path, environment=own)
     assert (tmp_path / "out.txt").read_text() == "said\n"
 
 
@@ -74,17 +73,13 @@ def test_cancel_ends_a_script_whose_folder_was_removed(tmp_path: Path) -> None:
     )
     own = {"HPC_GPT_LOGS": str(tmp_path / "logs")}
     hpc_gpt("submit", "--cluster", "local", "train.slurm", cwd=tmp_path, environment=own, code=0)
-    until = time.monotonic() + 120
-    while not (tmp_path / "pid").exists() and time.monotonic() < until:
-        time.sleep(0.1)
+    wait_for("its first line", lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     (run,) = list_runs(tmp_path / "logs")
     shutil.rmtree(run.path, ignore_errors=True)
     shutil.rmtree(run.path, ignore_errors=True)  # what was written meanwhile
     hpc_gpt("cancel", "--yes", run.run_id, environment=own, code=0)
     pids = [int((tmp_path / "pid").read_text()), *(pid for pid, _ in removed_runs(tmp_path / "logs").values())]
-    while any(map(start_time, pids)) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not any(map(start_time, pids))
+    wait_for("the end of all", lambda: not any(map(start_time, pids)))
     assert hpc_gpt("status", environment=own, code=0).stdout == ""
 
 
@@ -109,7 +104,7 @@ ls out-*.txt | wc -l
 def test_an_array_runs_element_after_element_each_a_run(tmp_path: Path, words, ends) -> None:
     (tmp_path / "train.slurm").write_text(ARRAY)
     own = {"HPC_GPT_LOGS": str(tmp_path / "logs")}
-    done = hpc_gpt("submit", "--cluster", "local", *words, "train.slurm", cwd=tmp_path, environment=own)
+    done = in_process("submit", "--cluster", "local", *words, "train.slurm", cwd=tmp_path, environment=own)
     assert done.code == (3 if "5" in ends else 0), done
     assert ("1 of 3 runs failed: 5" in done.stderr) is ("5" in ends)
     runs = {json.loads((run.path / "sweep.json").read_text())["row"]: run for run in list_runs(tmp_path / "logs")}

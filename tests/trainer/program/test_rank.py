@@ -27,6 +27,7 @@ from hpc_gpt.trainer.program.signs_of_life import ForeignHeartbeat
 from hpc_gpt.trainer.supervision.heartbeat import LEAVING, SAVING, TRAINING
 from hpc_gpt.trainer.supervision.signals import Signals
 from tests.made_runs import unsubmitted_run
+from tests.waiting import LIMIT_S, wait_for
 
 
 class Task(ForeignRank):
@@ -182,12 +183,13 @@ def test_a_failure_is_written_with_who_and_why(task, monkeypatch, fails, code, e
     found = task(1)
     step(found, 9)
     (found._attempt.folder / ".reserve").write_text("x")
-    found.fails = fails
-    began = time.monotonic()
+    found.fails, clock = fails, [0.0]
+    ticks = SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda s: clock.__setitem__(0, clock[0] + s))
+    monkeypatch.setattr(module, "time", ticks)
     assert found._report_failure(code) == exits
     end = found._attempt.ended()
     assert (end["ended"], end["cause"], end["step"]) == (ended, cause, 9)
-    assert (time.monotonic() - began > 0.45) == fails[2], "who lost another one waits for its end"
+    assert (clock[0] >= module._ENDED_S) == fails[2], "who lost another one waits for its end"
     found._attempt.folder.joinpath("ended.json").unlink()
     found._attempt.write_ended("data", "rank 0: why", 3)
     assert found._report_failure(code) == exits
@@ -300,10 +302,8 @@ def test_a_file_of_another_task_is_awaited_or_refused(task, tmp_path: Path, monk
 def test_where_a_program_waits_is_seen_from_outside() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         assert _find_wait(process.pid) == ("its program", f"process {process.pid}")
-        os.kill(process.pid, 19)
-        until = time.monotonic() + 60
-        while _find_wait(process.pid) != ("", "a process that is stopped"):
-            assert time.monotonic() < until
+        os.kill(process.pid, signal.SIGSTOP)
+        wait_for("its stop", lambda: _find_wait(process.pid) == ("", "a process that is stopped"))
         process.kill()
 
 
@@ -319,7 +319,7 @@ def test_a_training_of_nan_up_to_its_end_is_that(task) -> None:
 @pytest.mark.parametrize("reaches", [True, False])
 def test_slurms_signal_is_passed_on_where_it_does_not_reach(monkeypatch, reaches: bool) -> None:
     """proctrack/cgroup signals the task alone, proctrack/linuxproc all that it has started, which must not get two."""
-    monkeypatch.setattr(command, "_REACHES_S", 0.2)
+    monkeypatch.setattr(command, "_REACHES_S", LIMIT_S if reaches else 0.2)
     witness, program = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
     try:
         if reaches:
@@ -329,7 +329,7 @@ def test_slurms_signal_is_passed_on_where_it_does_not_reach(monkeypatch, reaches
         rank._slurm_tells_all = lambda: CommandRank._slurm_tells_all(rank)
         CommandRank.ask_to_end(rank, Stop("terminated", True))
         if not reaches:
-            assert program.wait(60) == -signal.SIGTERM
+            assert program.wait(LIMIT_S) == -signal.SIGTERM
         assert program.poll() == (None if reaches else -signal.SIGTERM)
     finally:
         for each in (witness, program):

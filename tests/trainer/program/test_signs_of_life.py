@@ -33,6 +33,7 @@ from hpc_gpt.trainer.program.signs_of_life import (
 from hpc_gpt.trainer.program.step_numbers import StepNumbers
 from tests.conftest import REPOSITORY
 from tests.made_runs import unsubmitted_run
+from tests.waiting import wait_for
 
 STEP_S, FLOOR_S = 400.0, 300.0
 
@@ -178,7 +179,14 @@ def start() -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
         process.communicate()
 
 
-PYTHON = f"{sys.executable} -c 'print(1, flush=True); import time; time.sleep(600)'"
+PYTHON = f"{sys.executable} -c 'print(1, flush=True); import time; time.sleep(3600)'"
+
+
+def any_lives(processes: Processes) -> bool:
+    """After another look."""
+    processes._next = 0.0
+    processes.look()
+    return processes.any_since(boot_s() + 10)
 
 
 @pytest.mark.parametrize(
@@ -186,42 +194,32 @@ PYTHON = f"{sys.executable} -c 'print(1, flush=True); import time; time.sleep(60
     [
         (f"{PYTHON}; true", True),
         (f"{PYTHON} & wait", True),
-        ("echo 1; sleep 600; true", False),  # a shell above it, and what only waits
+        ("echo 1; sleep 3600; true", False),  # a shell above it, and what only waits
         ("exec 3> >(tee /dev/null); echo 1; tail -f /dev/null; true", False),
-        ("echo 1; while read -r -t 600 line; do :; done < <(sleep 600)", False),
-        ("awk 'BEGIN { print 1; fflush(); system(\"exec sleep 600\") }'; true", False),
+        ("echo 1; while read -r -t 3600 line; do :; done < <(sleep 3600)", False),
+        ("awk 'BEGIN { print 1; fflush(); system(\"exec sleep 3600\") }'; true", False),
         ("echo 1; while :; do :; done", True),  # the shell alone
-        ("echo 1; sleep 600 & kill -STOP $$; wait", True),  # stopped it waits for nothing
+        ("echo 1; sleep 3600 & kill -STOP $$; wait", True),  # stopped it waits for nothing
     ],
 )
 def test_which_processes_count(start, text: str, lives: bool) -> None:
     processes = Processes(start(text).pid)
     assert {"mawk", "gawk"} <= set(signs_of_life._BESIDE)
-    until = time.monotonic() + 60
-    processes.look()
-    while processes.any_since(boot_s() + 10) != lives:  # a shell may not have started the next one yet
-        assert time.monotonic() < until
-        processes._next = 0.0
-        processes.look()
+    # A shell may not have started the next one yet.
+    wait_for("its processes", lambda: any_lives(processes) == lives)
     assert not processes.any_since(boot_s() - 600), "it came after the step"
 
 
 def test_one_whose_parent_ended_counts_and_ends(start) -> None:
-    processes, until = Processes(start(f"({PYTHON} & read line); sleep 600; true").pid), time.monotonic() + 60
+    processes = Processes(start(f"({PYTHON} & read line); sleep 3600; true").pid)
     processes.look()
     (python,) = [pid for pid in processes._pids if signs_of_life._program_of(pid).startswith("python")]
     parent = int(stat_of(python)[1])
     os.kill(parent, signal.SIGKILL)
-    while int(stat_of(python)[1]) == parent:
-        assert time.monotonic() < until
-    processes._next = 0.0
-    processes.look()
-    assert processes.any_since(boot_s() + 10)
+    wait_for("another parent", lambda: int(stat_of(python)[1]) != parent)
+    assert any_lives(processes)
     os.kill(python, signal.SIGKILL)
-    while processes.any_since(boot_s() + 10):
-        assert time.monotonic() < until
-        processes._next = 0.0
-        processes.look()
+    wait_for("its end", lambda: not any_lives(processes))
     assert processes._was_seen
 
 
@@ -229,16 +227,22 @@ def test_cpu_work_is_seen_and_sleep_is_none(start, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(signs_of_life, "_OVER_S", 0.5)
     monkeypatch.setattr(signs_of_life, "_LOOK_S", 0.1)
     monkeypatch.setattr(signs_of_life, "_COST", 0)
-    seen = {}
-    for text in ("echo 1; while :; do :; done", f"{PYTHON}; true"):
+    found = []
+    for text in (f"{PYTHON}; true", "echo 1; while :; do :; done"):
         heart = ForeignHeartbeat(20.0, FLOOR_S, None)
-        heart.processes = Processes(start(text).pid)
+        heart.processes = processes = Processes(start(text).pid)
         for step in range(1, 9):
             heart.stepped(step, came_boot_s=boot_s() + 10)
-        until = time.monotonic() + (60 if "while" in text else 1.5)
-        while time.monotonic() < until and not (seen := seen | {text: heart.limit_s()})[text] > FLOOR_S:
-            time.sleep(0.1)
-    assert list(seen.values()) == [12 * FLOOR_S, FLOOR_S]
+
+        def is_measured(heart: ForeignHeartbeat = heart, processes: Processes = processes) -> bool:
+            heart.limit_s()
+            return bool(processes._work) and processes._looked - processes._work[0][0] >= signs_of_life._OVER_S
+
+        wait_for("looks over half a second", is_measured)
+        if "while" in text:
+            wait_for("its work", lambda heart=heart: heart.limit_s() > FLOOR_S)
+        found.append(heart.limit_s())
+    assert found == [FLOOR_S, 12 * FLOOR_S]
 
 
 def test_a_gpu_at_work_and_a_file_that_grows_are_signs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
