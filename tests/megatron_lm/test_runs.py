@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,13 @@ from hpc_gpt.core.process import descendants, start_time
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.trainer.tokens.build import build_megatron
 from tests.cli.command import Done, error_of, hpc_gpt, in_process
-from tests.launcher.local.conftest import ended, newest, nothing_left, status_of, wait_until
+from tests.launcher.local.conftest import ended, newest, nothing_left, status_of
 from tests.made_runs import read_run
 from tests.megatron_lm.checkout import make_checkout
 from tests.megatron_lm.stand_in import START
 from tests.processes import command_of
+from tests.programs import ran
+from tests.waiting import patient, wait_for
 
 __all__ = ["nothing_left"]  # a fixture, found by name
 SMALL = ("demo", "--cluster", "local", "--gpus", "2", "--tp", "2", "--pp", "1", "--set", "engine.name=megatron-lm",
@@ -36,7 +37,7 @@ def submit(checkout):
     """Submits two ranks of the stand-in, with variables of its own."""
 
     def call(*arguments: str, **environment: str) -> Done:
-        return hpc_gpt("submit", *SMALL, *arguments, environment={"MEGATRON_LM": str(checkout), **environment})
+        return in_process("submit", *SMALL, *arguments, environment={"MEGATRON_LM": str(checkout), **environment})
 
     return call
 
@@ -92,7 +93,7 @@ def test_a_mixture_of_pairs_reaches_it_with_their_weights(submit, tmp_path):
 
 @pytest.mark.long
 def test_a_row_of_the_seeds_table_shrunken(checkout):
-    done = hpc_gpt(
+    done = in_process(
         "submit", "gpt2-meg", "--row", "32g-18b", "--smoke", "--cluster", "local",
         environment={"MEGATRON_LM": str(checkout)},
     )  # fmt: skip
@@ -107,8 +108,8 @@ def test_a_row_of_the_seeds_table_shrunken(checkout):
 def test_cancelled_and_taken_up_again_it_goes_on_as_saved(submit):
     assert submit(STAND_IN_AWAIT="7").code == 0  # however late the cancel reaches it
     run = newest()
-    wait_until(lambda: (status_of(run).step or 0) >= 4)
-    assert hpc_gpt("cancel", run.run_id, "--yes").code == 0
+    wait_for("step 4", lambda: (status_of(run).step or 0) >= 4)
+    assert in_process("cancel", run.run_id, "--yes").code == 0
     first = ended(run)
     assert first.state == "cancelled"
     saved = int((run.checkpoints / "megatron" / "latest_checkpointed_iteration.txt").read_text())
@@ -135,11 +136,11 @@ def read_checkout(run: RunFolder) -> str:
 
 
 @pytest.mark.long(but="first")
-@pytest.mark.parametrize("ranks", [(0, 1), (1,)])
+@pytest.mark.parametrize("ranks", [(1,), (0, 1)])
 def test_before_the_limit_all_save_though_one_rank_hears_of_it(submit, ranks):
     assert submit("--set", "train.steps=100000", STAND_IN_STEP_S="0.05").code == 0
     run = newest()
-    wait_until(lambda: (status_of(run).step or 0) >= 4)
+    wait_for("step 4", lambda: (status_of(run).step or 0) >= 4)
     [attempt] = run.attempts()
     for rank in ranks:
         os.kill(read_json(attempt.ranks / f"{rank}.json")["pid"], signal.SIGUSR2)
@@ -164,7 +165,7 @@ def test_what_is_saved_stays_though_a_late_signal_ends_all(submit, tmp_path):
     program.write_text(last + program.read_text())
     assert submit("--set", "train.steps=100000", MEGATRON_LM=str(late), STAND_IN_STEP_S="0.05").code == 0
     run = newest()
-    wait_until(lambda: (status_of(run).step or 0) >= 4)
+    wait_for("step 4", lambda: (status_of(run).step or 0) >= 4)
     [attempt] = run.attempts()
     os.kill(read_json(attempt.ranks / "1.json")["pid"], signal.SIGUSR2)
     assert ended(run).state == "walltime"
@@ -175,15 +176,16 @@ def test_what_is_saved_stays_though_a_late_signal_ends_all(submit, tmp_path):
 def test_before_it_trains_there_is_nothing_to_save(submit, tmp_path):
     slow = make_checkout(tmp_path / "slow")
     program = slow / "pretrain_gpt.py"
-    program.write_text("import time\nprint('compiling kernels', flush=True)\ntime.sleep(300)\n" + program.read_text())
+    program.write_text("import time\nprint('compiling kernels', flush=True)\ntime.sleep(3600)\n" + program.read_text())
     assert submit(MEGATRON_LM=str(slow)).code == 0
     run = newest()
-    wait_until(lambda: run.attempts() and run.attempts()[0].log.read_text().count("compiling") == 2)
-    assert hpc_gpt("cancel", run.run_id, "--yes").code == 0
+    wait_for("both", lambda: run.attempts() and run.attempts()[0].log.read_text().count("compiling") == 2)
+    assert in_process("cancel", run.run_id, "--yes").code == 0
     assert ended(run).state == "cancelled"
     assert "pretrain_gpt.py ended before its first iteration, unsaved" in run.attempts()[0].ended()["cause"]
 
 
+@pytest.mark.long
 def test_how_it_failed_is_read_from_its_last_words(submit):
     words = "CUDA error: an illegal memory access was encountered"
     assert submit(STAND_IN_FAIL=f"4:{words}").code == 0
@@ -193,8 +195,9 @@ def test_how_it_failed_is_read_from_its_last_words(submit):
     assert "Connection closed by peer" in run.attempts()[0].log.read_text(), "rank 0 failed too, and kept quiet"
 
 
+@pytest.mark.long
 def test_a_program_that_hangs_writes_its_stacks_and_is_ended(submit):
-    long = ("--set", "train.hang_floor_s=8", "--set", "train.steps=100000")
+    long = ("--set", f"train.hang_floor_s={patient(8)}", "--set", "train.steps=100000")
     assert submit(*long, STAND_IN_HANG="30", STAND_IN_STEP_S="0.2").code == 0
     run = newest()
     status = ended(run)
@@ -204,7 +207,7 @@ def test_a_program_that_hangs_writes_its_stacks_and_is_ended(submit):
     [attempt] = run.attempts()
     for rank, function in ((0, "in hear"), (1, "in main")):
         path = attempt.stacks / f"{rank}.txt"
-        wait_until(path.exists)
+        wait_for(path.name, path.exists)
         stacks = path.read_text()
         assert stacks.startswith("Fatal Python error: Aborted")
         assert function in stacks
@@ -213,10 +216,10 @@ def test_a_program_that_hangs_writes_its_stacks_and_is_ended(submit):
 @pytest.mark.long
 def test_a_program_that_is_stopped_is_the_one_that_hangs(submit):
     # The log is looked at once a second, and what is seen at the first three looks has 12 times the floor.
-    long = ("--set", "train.hang_floor_s=8", "--set", "train.steps=100000")
+    long = ("--set", f"train.hang_floor_s={patient(8)}", "--set", "train.steps=100000")
     assert submit(*long, STAND_IN_STEP_S="0.2").code == 0
     run = newest()
-    wait_until(lambda: (status_of(run).step or 0) >= 24)
+    wait_for("step 24", lambda: (status_of(run).step or 0) >= 24)
     [attempt] = run.attempts()
     wrapper = read_json(attempt.ranks / "0.json")["pid"]
     program = next(pid for pid in descendants(wrapper) if "pretrain_gpt.py" in " ".join(command_of(pid)))
@@ -226,7 +229,7 @@ def test_a_program_that_is_stopped_is_the_one_that_hangs(submit):
     assert "rank 0 on" in status.cause
     assert "at a process that is stopped" in status.cause
     assert attempt.ended()["rank"] == 0
-    wait_until(lambda: start_time(program) is None)
+    wait_for("its program's end", lambda: start_time(program) is None)
 
 
 def test_what_cannot_run_is_refused_before_a_folder_is_made():
@@ -245,8 +248,6 @@ def test_a_script_without_a_checkout_ends_with_one_line(tmp_path):
     rendered = in_process("render", *SMALL, environment={"MEGATRON_LM": ""}, code=0)
     (tmp_path / "job.sh").write_text(rendered.stdout)
     environment = {name: value for name, value in os.environ.items() if name != "MEGATRON_LM"}
-    done = subprocess.run(
-        ["bash", "job.sh"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert (done.returncode, done.stderr.splitlines()[0]) == (2, "Error: MEGATRON_LM is not set")
+    done = ran("bash", "job.sh", cwd=tmp_path, env=environment, code=2)
+    assert done.stderr.splitlines()[0] == "Error: MEGATRON_LM is not set"
     assert not (tmp_path / "logs").exists()
