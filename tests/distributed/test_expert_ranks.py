@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from functools import cache
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +16,12 @@ from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.engines.protocol import module_of
 from hpc_gpt.trainer.model.router import Router, routers_of
-from tests import marked
+from tests.chosen import asked
 from tests.distributed.equality_cases import EVALUATION, PROFILE, micro_batches
 from tests.distributed.expert_faults import OF_ENGINES
 from tests.distributed.mixtures import LEAST_GAP
 from tests.distributed.plain_mixture import closest_decision
-from tests.distributed.ranks import Task, run_together
+from tests.distributed.ranks import Launch, Task, each_task
 from tests.distributed.test_promises import on_its_ranks
 from tests.distributed.trainings import build, new_folder, save_now
 
@@ -103,15 +101,18 @@ def trained(folder: Path, layout: Layout, engine: Engine, optimizer: str, model:
     return figures, biases, weights, evaluated, min(gaps, default=0.0)
 
 
-@pytest.fixture(scope="session")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Any]:
-    """Gives the figures and weights of one process."""
+@pytest.fixture(scope="module")
+def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """Gives the figures and weights of one process. One launch trains all that this session's tests compare with."""
+    kinds = dict.fromkeys(compared_with(task) for task in asked(request, "task") if task.function in (trained, resumed))
+    tasks = {kind: task_of(trained, ONE, DDP, *kind) for kind in kinds}
+    launch = Launch(1, [*tasks.values()], tmp_path_factory.mktemp("alone"))
+    return lambda task: launch.figures(tasks[compared_with(task)])
 
-    @cache
-    def train(optimizer: str, model: str) -> Any:
-        return run_together(trained, 1, tmp_path_factory.mktemp(model), ONE, DDP, optimizer, model)
 
-    return train
+def compared_with(task: Task) -> tuple[str, str]:
+    """Optimizer and model of a task."""
+    return ("adamw", "sigmoid") if task.function is resumed else (task.given[2], task.given[3])
 
 
 def named(engine: Engine) -> str:
@@ -126,12 +127,11 @@ def task_of(function: Callable[..., Any], *given: Any) -> Task:
     return Task(f"{function.__name__} {' '.join(names)}", max(one.gpus for one in layouts), function, given)
 
 
-def each(tasks: list[Task], short: Sequence[Task] | None = None) -> pytest.MarkDecorator:
-    """`short`: what `make test` has of the tasks; None: all."""
+def each(tasks: list[Task], short: Sequence[Task] | None = None, always: Sequence[Task] = ()) -> pytest.MarkDecorator:
+    """`short`: what `make test` has of the tasks; None: all. `always`: what every run of CI has."""
     kept = tasks if short is None else short
-    assert {*kept} <= {*tasks}
-    long = [task for task in tasks if task not in kept]
-    return pytest.mark.parametrize("task", marked(tasks, long), ids=[task.name.partition(" ")[2] for task in tasks])
+    assert {*kept, *always} <= {*tasks}
+    return each_task(kept, [task for task in tasks if task not in (*kept, *always)], always)
 
 
 def far(figures: Any, plain: Any) -> dict[str, float]:
@@ -163,14 +163,12 @@ def told(task: Task, differences: dict[str, float]) -> str:
     return f"{task.name.removeprefix('trained '):50s} " + "  ".join(parts)
 
 
+# Each layout and engine with one of the routers, in turn.
 EQUAL = [
-    task_of(trained, layout, engine, optimizer, model)
-    for layout, engine in [
-        *((layout, engine) for layout in (EP2, EP4, DP4_EP2, CP2_EP2, CP2_EP4) for engine in (DDP, FSDP)),
-        (TP2_EP2, FSDP),
-    ]
-    for optimizer, model in (("sgd", "sigmoid"), ("adamw", "softmax"))
-] + [task_of(trained, DP4_EP2, engine, "sgd", "few") for engine in (DDP, FSDP)]
+    task_of(trained, layout, engine, *(("sgd", "sigmoid"), ("adamw", "softmax"))[(row + column) % 2])
+    for row, layout in enumerate((EP2, EP4, DP4_EP2, CP2_EP2, CP2_EP4))
+    for column, engine in enumerate((DDP, FSDP))
+] + [task_of(trained, TP2_EP2, FSDP, "sgd", "sigmoid"), task_of(trained, DP4_EP2, FSDP, "sgd", "few")]
 # By the loss, without Adam and without what a choice bias evens out.
 BALANCED = [
     task_of(trained, layout, engine, "sgd", "softmax")
@@ -178,19 +176,18 @@ BALANCED = [
 ]
 COMPILED = {"compile": "block", "compile_backend": "aot_eager", "recompute": "full"}
 SWITCHED = [task_of(trained, EP2, replace(engine, **switches), "sgd", "sigmoid") for engine, switches in (
-    (FSDP, COMPILED), (DDP, COMPILED), (DDP, {"activation_offload": True}), (FSDP, {"reshard": False}),
-    (FSDP, {"gather_blocks": 2, "recompute": "full"}), (FSDP, {"prefetch": False}), (FSDP, {"offload": "full"}),
+    (FSDP, COMPILED), (DDP, {"activation_offload": True}), (FSDP, {"reshard": False}),
+    (FSDP, {"gather_blocks": 2, "recompute": "full"}), (FSDP, {"prefetch": False, "offload": "full"}),
 )]  # fmt: skip
+SHORT = [task_of(trained, CP2_EP4, DDP, "sgd", "sigmoid")]
+# Each engine and axis.
+ALWAYS = [task_of(trained, layout, engine, "sgd", model) for layout, engine, model in (
+    (DP4_EP2, DDP, "sigmoid"), (DP4_EP2, FSDP, "few"), (TP2_EP2, FSDP, "softmax"))]  # fmt: skip
 
 
-# What `make test` has of them: each axis and each engine.
-SHORT = [task_of(trained, layout, engine, "sgd", model) for layout, engine, model in (
-    (EP2, DDP, "sigmoid"), (DP4_EP2, FSDP, "few"), (CP2_EP4, DDP, "sigmoid"), (TP2_EP2, FSDP, "softmax"))]  # fmt: skip
-
-
-@each([*EQUAL, *BALANCED, *SWITCHED], SHORT)
+@each([*EQUAL, *BALANCED, *SWITCHED], SHORT, ALWAYS)
 def test_ep_trains_as_one_process(task: Task, found: Found, alone: Any, table: Callable[[str], None]) -> None:
-    plain = alone(*task.given[2:4])
+    plain = alone(task)
     assert plain[4] > LEAST_GAP, "a close decision: another seed in SEEDS may have none"
     differences = far(found(task), plain)
     table(told(task, differences))
@@ -201,35 +198,37 @@ HALF = [task_of(trained, DP4_EP2, engine, "sgd", "half") for engine in (DDP, FSD
 UNDIVIDED = task_of(trained, DP4_EP2, DDP, "sgd", "half", "divisor")
 
 
-@each([*HALF, UNDIVIDED], [HALF[0], UNDIVIDED])
+@each([*HALF, UNDIVIDED], [])
 def test_ep_in_half_is_near_one_process(task: Task, found: Found, alone: Any, table: Callable[[str], None]) -> None:
-    differences = far(found(task), alone(*task.given[2:4]))
+    differences = far(found(task), alone(task))
     table(told(task, differences))
     assert (differences["loss"] <= 1e-3 and differences["norm"] <= 4e-4) == (task in HALF)
 
 
 # Each of other programs (`expert_faults`): where it is put in, and what then differs in any case.
 FAULTS = [
-    *((fault, DP4_EP2, engine, "sigmoid", "norm") for engine in (DDP, FSDP)
-      for fault in ("divisor", "norm without experts", "norm of one rank's experts")),
-    *((fault, TP2_EP2, FSDP, "sigmoid", "norm") for fault in (
-        "divisor", "norm without experts", "norm of one rank's experts", "norm of each copy", "router summed over tp")),
-    *((fault, DP4_EP2, DDP, "sigmoid", "norm") for fault in ("norm of each copy", "replicas")),
+    ("divisor", DP4_EP2, FSDP, "sigmoid", "norm"),
+    ("divisor", DP4_EP2, DDP, "sigmoid", "norm"),
+    ("norm without experts", DP4_EP2, DDP, "sigmoid", "norm"),
+    ("norm of one rank's experts", TP2_EP2, FSDP, "sigmoid", "norm"),
+    ("norm of each copy", TP2_EP2, FSDP, "sigmoid", "norm"),
+    ("router summed over tp", TP2_EP2, FSDP, "sigmoid", "norm"),
+    ("replicas", DP4_EP2, DDP, "sigmoid", "norm"),
     ("same draw", EP2, DDP, "sigmoid", "loss"),
     *((fault, DP4_EP2, DDP, "softmax", "norm")
       for fault in ("no balance", "balance of each micro-batch", "balance by ranks of ep")),
     ("balance of own positions", CP2_EP2, DDP, "softmax", "norm"),
     ("balance by ranks of tp", TP2_EP2, FSDP, "softmax", "norm"),
     ("z-loss by ranks of cp", CP2_EP2, DDP, "sigmoid", "norm"),
-    *(("own loads", EP2, engine, "sigmoid", "biases") for engine in (DDP, FSDP)),
+    ("own loads", EP2, FSDP, "sigmoid", "biases"),
 ]  # fmt: skip
 PUT_IN = {task_of(trained, layout, engine, "sgd", model, fault): shows
           for fault, layout, engine, model, shows in FAULTS}  # fmt: skip
 
 
-@each([*PUT_IN], [*PUT_IN][::5])
+@each([*PUT_IN], [], [*PUT_IN][:1])
 def test_each_known_fault_of_ep_shows(task: Task, found: Found, alone: Any) -> None:
-    differences = far(found(task), alone(*task.given[2:4]))
+    differences = far(found(task), alone(task))
     assert PUT_IN[task] in above(differences), differences
 
 
@@ -238,10 +237,7 @@ def trained_twice(folder: Path, *given: Any) -> bool:
     return bool(trained(folder, *given) == trained(folder, *given))
 
 
-AGAIN = [task_of(trained_twice, DP4_EP2, engine, "sgd", "sigmoid") for engine in (DDP, FSDP)]
-
-
-@each(AGAIN, AGAIN[1:])
+@each([task_of(trained_twice, DP4_EP2, FSDP, "sgd", "sigmoid")], [])
 def test_the_same_run_at_ep_gives_the_same_bits(task: Task, found: Found) -> None:
     assert found(task)
 
@@ -267,25 +263,24 @@ def resumed(folder: Path, before: Layout, after: Layout, first: Engine, then: En
 
 
 DP4 = Layout(1, 1, 4)
-MOVES = [*permutations((DP4, DP4_EP2, EP4), 2), (ONE, EP4), (EP4, ONE), (EP2, EP4), (CP2_EP4, EP2)]
-OVER_TP = [(TP2_EP2, EP4), (EP4, TP2_EP2)]
-
-
-# To another engine.
-ACROSS = [(EP4, DDP, DP4_EP2, FSDP), (EP4, FSDP, DP4_EP2, DDP), (TP2_EP2, FSDP, EP4, DDP), (ONE, DDP, TP2_EP2, FSDP)]
 RESUMED = [
     task_of(resumed, before, after, first, then, "adamw")
     for before, first, after, then in [
-        *((before, engine, after, engine)
-          for engine, moves in ((DDP, MOVES), (FSDP, MOVES + OVER_TP)) for before, after in moves),
-        *ACROSS,
+        (EP4, DDP, DP4_EP2, FSDP),
+        (TP2_EP2, FSDP, EP4, DDP),
+        (DP4, DDP, EP4, DDP),
+        (DP4_EP2, FSDP, EP4, FSDP),
+        (CP2_EP4, DDP, EP2, DDP),
+        (EP4, FSDP, TP2_EP2, FSDP),
+        (DP4_EP2, DDP, ONE, DDP),
+        (ONE, DDP, TP2_EP2, FSDP),
     ]
-]  # fmt: skip
+]
 
 
-@each(RESUMED, [RESUMED[0], RESUMED[-1]])
+@each(RESUMED, RESUMED[:1], RESUMED[1:4])
 def test_a_checkpoint_goes_on_at_another_ep(task: Task, found: Found, alone: Any) -> None:
-    ours, plain = torch.tensor(found(task)), torch.tensor(alone("adamw", "sigmoid")[0])
+    ours, plain = torch.tensor(found(task)), torch.tensor(alone(task)[0])
     assert float((ours - plain).abs().max()) <= 2e-6
 
 
@@ -301,10 +296,7 @@ def stored(folder: Path, layout: Layout, engine: Engine) -> Any:
     return sizes
 
 
-STORED = [task_of(stored, DP4, engine) for engine in (DDP, FSDP)]
-
-
-@each(STORED, STORED[:1])
+@each([task_of(stored, DP4, engine) for engine in (DDP, FSDP)], [])
 def test_a_checkpoint_has_each_expert_once(task: Task, found: Found) -> None:
     shape = settings(ONE, DDP, model="softmax").model
     of_experts, whole = 12 * shape.expert_params, sum(found(task)[0].values())

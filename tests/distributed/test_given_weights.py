@@ -1,7 +1,7 @@
 """Trainings that begin from given weights, in every engine and layout: against transformers trained alike, with the
 weights' every bit, and in little memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -37,10 +37,10 @@ transformers = pytest.importorskip("transformers")
 Found = Callable[[Task], Any]
 STEPS = 3
 UNTIED = ("llama", "gpt2")
-DP1, DP2, TP2, PP2 = Layout(1, 1, 1), Layout(1, 1, 2), Layout(2, 1, 1), Layout(1, 2, 1)
+DP2, TP2, PP2 = Layout(1, 1, 2), Layout(2, 1, 1), Layout(1, 2, 1)
 ZERO, HF = "deepspeed-zero", "hf-deepspeed"
 HOW: dict[str, tuple[Layout, Engine]] = {
-    "tp1": (DP1, Engine(name="ddp")),
+    "dp2": (DP2, Engine(name="ddp")),
     "tp2": (TP2, Engine(name=ZERO, zero_stage=1)),
     "pp2": (PP2, zero(1)),
     "tp2 x pp2": (Layout(2, 2, 1), zero(1)),
@@ -68,7 +68,7 @@ def written_once(folder: Path, write: Callable[[Path], Any]) -> None:
 
 def made_by_transformers(model: str, folder: Path) -> Any:
     """A model of transformers' class with weights that matter, saved by its own method, in one file or several."""
-    shape = settings(model, "tp1", folder.parent).model
+    shape = settings(model, "dp2", folder.parent).model
     # GPT-2's folder has more learned positions than are trained.
     config = config_of(shape if shape.positions == "rope" else replace(shape, seq=2 * shape.seq))
     kind = getattr(transformers, config.pop("architectures")[0])
@@ -115,7 +115,7 @@ def by_our_names(shape: ModelShape, stored: dict[str, Tensor]) -> dict[str, Tens
 
 @cache
 def reference(model: str, folder: Path) -> PlainRun:
-    resolved = settings(model, "tp1", folder)
+    resolved = settings(model, "dp2", folder)
     initial = by_our_names(resolved.model, stored_in(folder / model))
     batches = [whole_batch(step) for step in range(STEPS)]
     return train_plainly(resolved.model, resolved.train, initial, batches, whole_batch(EVALUATION))
@@ -126,14 +126,20 @@ def unpadded(name: str, weight: Tensor) -> Tensor:
     return weight[:VOCAB] if name in ("embedding.weight", "head.weight") else weight
 
 
-GIVEN = {f"{model} {how}": Task(f"{model} {how}", HOW[how][0].gpus, train_given, (model, how))
-         for model in MODELS for how in HOW}  # fmt: skip
-# Each way once and each architecture, in every run of the tests.
-SHORT = [f"{list(MODELS)[(number + 1) % len(MODELS)]} {how}" for number, how in enumerate(HOW)]
-LONG = [task for name, task in GIVEN.items() if name not in SHORT]
+def given_tasks(hows: Iterable[str], shift: int) -> list[Task]:
+    """A task for each of these ways, each with another model."""
+    models = list(MODELS)
+    pairs = [(models[(number + shift) % len(models)], how) for number, how in enumerate(HOW) if how in hows]
+    return [Task(f"{model} {how}", HOW[how][0].gpus, train_given, (model, how)) for model, how in pairs]
 
 
-@pytest.mark.parametrize("task", marked(GIVEN.values(), LONG), ids=list(GIVEN))
+# Each architecture and each engine in every run of the tests; each way with two of them in all of its days.
+ENGINES = ("dp2", "pp2", "zero3", "fsdp tp2", "hf-deepspeed")
+SHORT = given_tasks(ENGINES, 1)
+LONG = given_tasks(HOW.keys() - {*ENGINES}, 1) + given_tasks(HOW, 3)
+
+
+@pytest.mark.parametrize("task", marked([*SHORT, *LONG], LONG), ids=lambda task: task.name)
 def test_three_steps_are_those_of_transformers(task: Task, found: Found, launch_of: Any, tmp_path: Path) -> None:
     losses, folder, (model, how) = found(task), launch_of(task).folder, task.given
     begun, ended = torch.load(folder / f"{model} {how}.pt")
@@ -201,15 +207,21 @@ def step_at_no_rate(folder: Path, how: str, dtype: Any, model: str, given: bool)
 
 # fp16 and bf16 differ in DeepSpeed's optimizer of ZeRO-1.
 _DTYPES = (("bf16", "llama"), ("fp16", "gpt2"))
-FIRST = [(how, *kind, given) for how in FIRST_HOW for kind in _DTYPES for given in (True, False)]
-# Each engine given and drawn, in every run of the tests.
-SHORT_FIRST = [(how, *_DTYPES[number // 2 % 2], number % 2 == 0) for number, how in enumerate(FIRST_HOW)]
-NAMES = [f"{how} {dtype} {model} {'given' if given else 'drawn'}" for how, dtype, model, given in FIRST]
-FIRST_TASKS = [Task(name, 2, step_at_no_rate, one) for name, one in zip(NAMES, FIRST, strict=True)]
-LONG_FIRST = [task for task in FIRST_TASKS if task.given not in SHORT_FIRST]
 
 
-@pytest.mark.parametrize("task", marked(FIRST_TASKS, LONG_FIRST), ids=NAMES)
+def first_task(how: str, kind: tuple[str, str], given: bool) -> Task:
+    name = " ".join((how, *kind, "given" if given else "drawn"))
+    return Task(name, 2, step_at_no_rate, (how, *kind, given))
+
+
+# Each way given and drawn, in both dtypes.
+FIRST = [first_task(how, _DTYPES[number // 2 % 2], number % 2 == 0) for number, how in enumerate(FIRST_HOW)]
+FIRST += [first_task(how, _DTYPES[1 - number // 2 % 2], number % 2 == 1) for number, how in enumerate(FIRST_HOW)]
+SHORT_FIRST = [FIRST[0], FIRST[8]]
+LONG_FIRST = [task for task in FIRST if task not in SHORT_FIRST]
+
+
+@pytest.mark.parametrize("task", marked(FIRST, LONG_FIRST), ids=lambda task: task.name)
 def test_a_step_at_a_rate_of_zero_keeps_every_bit(task: Task, found: Found) -> None:
     assert found(task) == []
 

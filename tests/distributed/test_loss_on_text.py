@@ -14,7 +14,11 @@ import pytest
 from tests.benchmarks.loss_on_text import CONTROL, PLAIN, Row
 from tests.distributed.ranks import HERE
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("loss-on-text")]
+pytestmark = [
+    pytest.mark.long(launch="loss-on-text"),
+    pytest.mark.xdist_group("loss-on-text"),
+    pytest.mark.timeout(1800),
+]
 
 ENGINES = ["ddp", "ddp, compiled", "deepspeed-zero 1", "deepspeed-zero 3", "deepspeed-3d", "fsdp"]
 LIMIT = 0.005

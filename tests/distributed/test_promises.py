@@ -136,15 +136,16 @@ def resume(folder: Path, case: Case) -> dict[str, Any]:
 SHORT_RESUMED = [
     hf(),
     sharded(TP2, 3, "bf16"),
-    staged(TP2_PP2, dtype="bf16"),
+    staged(PP2, dtype="bf16"),
     ours(DP2, DDP, "fp16"),
-    ours(TP2_DP2, FSDP),
+    ours(TP2, FSDP, "fp16"),
 ]
 ALWAYS_RESUMED = [
     sharded(DP2, 1, "bf16"),
     sharded(DP2, 3, offload="full"),
+    staged(TP2_PP2, dtype="bf16"),
     ours(DP2, SHARDED),
-    ours(TP2, FSDP, "fp16"),
+    ours(TP2_DP2, FSDP),
     ours(HYBRID, FSDP),
 ]
 LONG_RESUMED = [
@@ -250,22 +251,23 @@ TILED = sharded(DP2, 3, tiles=3)
 SHORT_MOVED = [
     (staged(PP2), sharded(DP2, 1)),
     (TILED, staged(TP2, 0)),
-    of("smollm3", staged(TP2), staged(PP2)),  # both ranks of tp 2 use its one head of keys
-    of("qwen2", sharded(DP2, 3), sharded(TP2, 1)),
     of("llama", hf(3), hf(1)),
     (ours(DP2, SHARDED), ours(DP1, DDP)),
-    (ours(DP2, DDP), ours(TP2_DP2, FSDP)),
-    (ours(TP2_DP2, FSDP), ours(DP2, SHARDED)),
     of_experts(clipped(DP2, FSDP), clipped(TP2, FSDP)),
 ]
 ALWAYS_MOVED = [
+    of("smollm3", staged(TP2), staged(PP2)),  # both ranks of tp 2 use its one head of keys
+    of("qwen2", sharded(DP2, 3), sharded(TP2, 1)),
+    (ours(DP2, DDP), ours(TP2, FSDP)),
+    (ours(TP2, FSDP), ours(DP2, SHARDED)),
     (sharded(DP2, 2), staged(TP2_PP2)),
     (TILED, sharded(TP2, 3, tiles=2)),
     (staged(TP2_PP2), staged(DP2)),
     (staged(TP2_PP2, 0), sharded(DP2, 0)),
     (sharded(TP2_DP2, 3), staged(PP2)),
     (staged(PP2), sharded(TP2_DP2, 3)),
-    (ours(HYBRID, FSDP), ours(DP1, FSDP)),
+    (ours(HYBRID, FSDP), ours(TP2_DP2, FSDP)),
+    (ours(TP2_DP2, FSDP), ours(DP1, FSDP)),
     (ours(DP4, FSDP), ours(HYBRID, FSDP)),
 ]
 LONG_MOVED = [
@@ -370,8 +372,9 @@ def overflow(folder: Path, case: Case, other: Case) -> dict[str, Any]:
 
 @each(
     overflow,
-    [(sharded(DP2, 2, "fp16"), sharded(DP2, 3, "fp16"))],
+    [],
     [(staged(TP2_PP2, dtype="fp16"), staged(TP2_PP2, dtype="fp16"))],
+    [(sharded(DP2, 2, "fp16"), sharded(DP2, 3, "fp16"))],
 )
 def test_fp16_keeps_scale_and_skipped_steps_at_another_stage(task: Task, found: Found) -> None:
     one = found(task)
@@ -420,7 +423,7 @@ def test_a_rank_may_hold_nothing_but_padding(task: Task, found: Found) -> None:
     assert (one["loss"], one["padding"]) == (pytest.approx(one["plain"], abs=1e-6), 0.0)
 
 
-@each(resume, [hf(), staged(TP2_PP2, dtype="bf16")])
+@each(resume, [hf()], [], [staged(TP2_PP2, dtype="bf16")])
 def test_nothing_is_printed(task: Task, launch_of: Any) -> None:
     """By any task of the launch."""
     assert launch_of(task).all_output() == ""
