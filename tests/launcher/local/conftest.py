@@ -1,7 +1,7 @@
 """Runs on this machine, with the real trainer or with ranks that a template of the test's own makes small."""
 
 import os
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,9 @@ from hpc_gpt.core.runs.find_runs import list_runs
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.launcher.watch.control import cancel_run
 from hpc_gpt.launcher.watch.status import RunStatus, read_status
-from tests.cli.command import hpc_gpt
+from tests.cli.command import in_process
 from tests.conftest import REPOSITORY
+from tests.waiting import wait_for
 
 # Two ranks of the demo's model on random tokens: nothing to build, a few seconds to start.
 SMALL = ("demo", "--cluster", "local", "--gpus", "2", "--tp", "2", "--pp", "1", "--set", "data.source=random",
@@ -23,8 +24,9 @@ RESTING = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests' / 'slurm' / 'pausi
 
 
 @pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
+def around_ranks(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
 
 
 @pytest.fixture(autouse=True)
@@ -52,11 +54,16 @@ def rank_template(tmp_path):
 def ranks_that(rank_template):
     """Submits two ranks that do what the given shell text says, under the real launcher; gives the run."""
 
-    def submit(text: str, *arguments: object, environment: dict[str, str] | None = None) -> RunFolder:
-        hpc_gpt("submit", *SMALL, "--template", rank_template(text), *arguments, environment=environment, code=0)
-        return newest()
+    def start(text: str, *arguments: object, environment: dict[str, str] | None = None) -> RunFolder:
+        return submit(*SMALL, "--template", rank_template(text), *arguments, environment=environment)
 
-    return submit
+    return start
+
+
+def submit(*words: object, environment: dict[str, str] | None = None) -> RunFolder:
+    """The run that `submit WORDS` starts, which needs no process of its own."""
+    in_process("submit", *words, environment=environment, code=0)
+    return newest()
 
 
 def newest() -> RunFolder:
@@ -67,13 +74,17 @@ def status_of(run: RunFolder) -> RunStatus:
     return read_status([run])[0]
 
 
-def wait_until(condition, seconds: float = 300.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it did not come to pass"
-        time.sleep(0.1)
-
-
-def ended(run: RunFolder, seconds: float = 300.0) -> RunStatus:
-    wait_until(lambda: status_of(run).state not in LIVE, seconds)
+def until(run: RunFolder, *states: str) -> RunStatus:
+    """Its status, once it is in one of the states."""
+    wait_for(f"{run.run_id} is {' or '.join(states)}", lambda: status_of(run).state in states, lambda: status_of(run))
     return status_of(run)
+
+
+def ended(run: RunFolder) -> RunStatus:
+    wait_for(f"{run.run_id} has ended", lambda: status_of(run).state not in LIVE, lambda: status_of(run))
+    return status_of(run)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Of folders that have no `what` to say."""
+    wait_for("it comes to pass", condition)

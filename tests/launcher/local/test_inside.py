@@ -1,22 +1,19 @@
-"""A look inside a run on this machine: a shell beside a rank, `top` on a terminal, figures of GPUs that stand in."""
+"""A look inside a run on this machine: a shell beside a rank, `top` on a terminal, a slow rank."""
 
 import json
-import math
 import os
 import re
-import statistics
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from hpc_gpt.core.files import read_text, templates_dir
-from hpc_gpt.core.runs.heartbeats import GpuFigures, read_heartbeats
+from hpc_gpt.core.runs.heartbeats import read_heartbeats
 from tests.cli.command import hpc_gpt, in_process
-from tests.launcher.local.conftest import ENDLESS, RESTING, SMALL, newest, status_of, wait_until
+from tests.launcher.local.conftest import ENDLESS, RESTING, SMALL, status_of, submit, until
 from tests.terminal import on_a_terminal
-from tests.trainer.supervision.nvml import nvml_environment
+from tests.waiting import wait_for
 
 SHOW = (
     'echo "$HPC_GPT_RANK $HPC_GPT_DEVICE ${RANK:-none} ${WORLD_SIZE:-none} $OF_THE_USER $PYTHONPATH"; '
@@ -27,13 +24,13 @@ SHOW = (
 @pytest.fixture
 def endless(monkeypatch):
     monkeypatch.setenv("OF_THE_USER", "given at the submission")
-    hpc_gpt("submit", *SMALL, *ENDLESS, "--set", "train.save_every=0", environment=RESTING, code=0)
+    run = submit(*SMALL, *ENDLESS, "--set", "train.save_every=0", environment=RESTING)
     monkeypatch.delenv("OF_THE_USER")
-    run = newest()
-    wait_until(lambda: (status_of(run).step or 0) > 2)
+    wait_for("some steps", lambda: (status_of(run).step or 0) > 2)
     return run
 
 
+@pytest.mark.long
 def test_a_shell_is_beside_a_rank_and_top_ends_with_q(endless):
     run = endless
     for rank, words in ((0, ()), (1, ("--rank", "1"))):
@@ -57,8 +54,8 @@ def test_a_shell_is_beside_a_rank_and_top_ends_with_q(endless):
     assert code == 0
     assert re.search(r"running  step \d+/1000000", shown)
     assert status_of(run).state == "running"
-    hpc_gpt("cancel", run.run_id, "--yes", code=0)
-    wait_until(lambda: status_of(run).state == "cancelled")
+    in_process("cancel", run.run_id, "--yes", code=0)
+    until(run, "cancelled")
     ended = hpc_gpt("shell", run.run_id, code=2)
     assert ended.stderr.startswith(f"Error: run {run.run_id}: nothing to look into, it ended as cancelled\n\nhint: ")
     hpc_gpt("shell", "20200101-000000-dead", code=5)
@@ -102,47 +99,24 @@ def test_the_device_is_the_ranks_by_each_variable(variables, device):
 
 
 @pytest.mark.long
-def test_steps_take_as_long_with_gpu_figures_in_heartbeats(tmp_path):
-    """Eight GPUs whose driver takes 20 ms for a question, in turns with none: of three pairs one is as fast, so that
-    a slow minute of the machine is in both runs of a pair."""
-    ratios = []
-    nvml = nvml_environment(tmp_path / "lib", 8, ms=20)
-    while min(ratios, default=math.inf) >= 1.1:
-        assert len(ratios) < 3, ratios
-        none, figures = (median_step_s(environment) for environment in ({"LD_LIBRARY_PATH": ""}, nvml))
-        ratios.append(figures / none)
-
-
-def median_step_s(environment: Mapping[str, str]) -> float:
-    """A step's seconds in a small run with the environment's GPUs, if any, whose figures the first rank reads."""
-    steps = ("--set", "train.steps=60", "--set", "train.hang_floor_s=20", "--set", "train.save_last=false")
-    hpc_gpt("submit", *SMALL, *steps, "--wait", environment={**os.environ, **environment}, code=0)
-    beats = read_heartbeats(newest().attempt(1).heartbeats)
-    has_figures = bool(environment["LD_LIBRARY_PATH"])
-    assert [bool(beats[rank].gpus) for rank in (0, 1)] == [has_figures, False]
-    if has_figures:
-        assert beats[0].gpu_figures[7] == GpuFigures(98, 80.0, 80.0, None, 68)
-    lines = newest().attempt(1).metrics.read_text().splitlines()
-    return statistics.median(json.loads(line)["step_s"] for line in lines[5:])
-
-
-@pytest.mark.long
 def test_a_slow_device_is_named_while_its_ranks_train(tmp_path: Path) -> None:
     """Three ranks whose probe command says 10 ms, but rank 2's 13 ms."""
     told = tmp_path / "told"
     command = """[ "$RANK" = 2 ] && echo '{"probe_s": 0.013}' || echo '{"probe_s": 0.010}'"""
-    hpc_gpt(
-        "submit", "demo", "--cluster", "local", "--engine", "ddp", "--gpus", "3", "--tp", "1", "--pp", "1", *ENDLESS,
+    run = submit(
+        "demo", "--cluster", "local", "--engine", "ddp", "--gpus", "3", "--tp", "1", "--pp", "1", *ENDLESS,
         *("--set", "data.source=random", "--set", "layout.micro_batches=1", "--set", "train.log_every=1"),
         *("--set", "train.hang_floor_s=20", "--set", f"notify.command=cat >>{told}", "--set", 'notify.on=["slow"]'),
-        environment={"HPC_GPT_PROBE_COMMAND": command, "HPC_GPT_SLOW_S": "2", "OMP_NUM_THREADS": "1"}, code=0,
+        environment={"HPC_GPT_PROBE_COMMAND": command, "HPC_GPT_SLOW_S": "2", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    run = newest()
-    wait_until(lambda: told.exists() and told.read_text().endswith("\n"))
+    wait_for("the events are told", lambda: told.exists() and told.read_text().endswith("\n"))
     assert "2 on" in (status_of(run).slow or "")
-    wait_until(lambda: all(beat.probe_first_s for beat in read_heartbeats(run.attempt(1).heartbeats).values()))
-    hpc_gpt("cancel", run.run_id, "--yes", code=0)
-    wait_until(lambda: status_of(run).state == "cancelled")
+    wait_for(
+        "probes in all heartbeats",
+        lambda: all(beat.probe_first_s for beat in read_heartbeats(run.attempt(1).heartbeats).values()),
+    )
+    in_process("cancel", run.run_id, "--yes", code=0)
+    until(run, "cancelled")
     beats = read_heartbeats(run.attempt(1).heartbeats)
     seconds = {0: (0.010, 0.010), 1: (0.010, 0.010), 2: (0.013, 0.013)}
     assert {rank: (beat.probe_s, beat.probe_first_s) for rank, beat in beats.items()} == seconds

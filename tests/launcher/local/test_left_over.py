@@ -14,10 +14,11 @@ import pytest
 from hpc_gpt.core.files import read_json
 from hpc_gpt.core.process import is_alive, start_time
 from hpc_gpt.core.runs.run_folder import RunFolder
-from tests.cli.command import hpc_gpt, in_process
+from tests.cli.command import in_process
 from tests.command.mine import experiment
-from tests.launcher.local.conftest import SMALL, ended, newest, nothing_left, status_of, wait_until
+from tests.launcher.local.conftest import SMALL, ended, nothing_left, status_of, submit
 from tests.programs import put
+from tests.waiting import wait_for
 
 __all__ = ["nothing_left"]
 
@@ -55,7 +56,7 @@ def program(tmp_path: Path, rank_template, kind: str, closes: str) -> list[objec
 
 def pid_of(tmp_path: Path) -> int:
     noted = tmp_path / "work" / "train.pid"
-    wait_until(noted.exists)
+    wait_for("the program notes its pid", noted.exists)
     return int(noted.read_text())
 
 
@@ -63,26 +64,25 @@ def controller(run: RunFolder) -> int:
     return int(run.submissions()[-1]["pid"])
 
 
+CLOSES = 'for fd in /proc/$$/fd/*; do fd=${fd##*/}; [ "$fd" -lt 100 ] || eval "exec $fd>&-"; done'
+
+
 @pytest.mark.parametrize(
     ("kind", "closes"),
     [
-        pytest.param(
-            "command",
-            'for fd in /proc/$$/fd/*; do fd=${fd##*/}; [ "$fd" -lt 100 ] || eval "exec $fd>&-"; done',
-            marks=pytest.mark.long,
-        ),
+        pytest.param("command", CLOSES, marks=pytest.mark.long),
         pytest.param("script", "", marks=pytest.mark.long),
-        pytest.param("ranks", "", marks=pytest.mark.long),
+        pytest.param("ranks", "", marks=pytest.mark.long(always=True)),
     ],
 )
 def test_what_a_killed_controller_leaves_keeps_its_gpu(gpu, tmp_path, rank_template, kind: str, closes: str) -> None:
     """As torchrun's workers the first closes what it inherits, the GPU's lock with it."""
-    hpc_gpt("submit", *program(tmp_path, rank_template, kind, closes), code=0)
-    run, pid = newest(), pid_of(tmp_path)
+    run = submit(*program(tmp_path, rank_template, kind, closes))
+    pid = pid_of(tmp_path)
     began = start_time(pid)
     os.kill(controller(run), signal.SIGKILL)
-    wait_until(lambda: start_time(controller(run)) is None)
-    wait_until(lambda: status_of(run).run_on is not None)
+    wait_for("the controller has left", lambda: start_time(controller(run)) is None)
+    wait_for("a process that runs on", lambda: status_of(run).run_on is not None)
     status = status_of(run)
     assert status.state == "running"
     assert pid in status.run_on
@@ -91,9 +91,8 @@ def test_what_a_killed_controller_leaves_keeps_its_gpu(gpu, tmp_path, rank_templ
     shown = " ".join(in_process("status", run.run_id).stdout.split())
     assert "without a supervisor, which was killed" in shown
     # It has its GPU.
-    hpc_gpt("submit", *SMALL[:3], *ONE, "--tp", "1", "--pp", "1", "--set", "data.source=random", code=0)
-    other = newest()
-    wait_until(lambda: f"taken: 0 by run {run.run_id}" in (status_of(other).cause or ""))
+    other = submit(*SMALL[:3], *ONE, "--tp", "1", "--pp", "1", "--set", "data.source=random")
+    wait_for("who has the GPU", lambda: f"taken: 0 by run {run.run_id}" in (status_of(other).cause or ""))
     in_process("cancel", other.run_id)
     # Nothing starts it beside them, or removes what they need.
     for words in ((), ("--from-start",))[: 1 if kind == "script" else 2]:
@@ -120,7 +119,7 @@ def test_what_a_killed_controller_leaves_keeps_its_gpu(gpu, tmp_path, rank_templ
 
 # Workers have sessions of their own, as torchrun's, and write their checkpoints after it is gone.
 AGENT = "trap '' HUP; setsid bash {train} & wait"
-KILLS_ALL = "trap 'trap \"\" TERM; kill 0' EXIT; bash {train} & sleep 1; exit 7"
+KILLS_ALL = "trap 'trap \"\" TERM; kill 0' EXIT; bash {train} & until [ -e {train}.pid ]; do sleep 0.1; done; exit 7"
 
 
 @pytest.mark.parametrize(
@@ -131,8 +130,8 @@ def test_nothing_of_a_program_outlives_its_attempt(tmp_path: Path, kind: str) ->
     its supervisor's."""
     put(tmp_path / "work" / "train", TRAINS.format(closes=""))
     line = (KILLS_ALL if kind == "kill 0" else AGENT).format(train=tmp_path / "work" / "train")
-    hpc_gpt("submit", experiment(tmp_path, "agent", {"run": line, "per": "job"}), *ONE, code=0)
-    run, pid = newest(), pid_of(tmp_path)
+    run = submit(experiment(tmp_path, "agent", {"run": line, "per": "job"}), *ONE)
+    pid = pid_of(tmp_path)
     began = start_time(pid)
     if kind == "agent":
         os.kill(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A row of some engines trains here, shrunken, with its switches; `make test-all`: of each published folder."""
+"""A row of each published folder trains here, shrunken, with its switches."""
 
 import math
 
@@ -6,14 +6,10 @@ import pytest
 
 from hpc_gpt.core.files import read_json_lines
 from hpc_gpt.report.published_tables import only_sweep, sweep_lines
-from tests import marked
-from tests.cli.command import hpc_gpt, in_process
+from tests.cli.command import hpc_gpt
 from tests.launcher.local.conftest import newest
 from tests.made_runs import read_run
 
-# The engine that `make test` begins with `python -m` nowhere else: tests/cli/test_bench.py has fsdp,
-# tests/trainer/test_endings.py the others.
-SHORT = ("gpt2-hf-ds",)
 # The row of each folder with the most switches on, and what must be seen of it: settings by table and key.
 ROWS = {
     "gpt2-meg-ds-3d": ("48b", 4, {"engine.name": "deepspeed-3d", "engine.recompute": "full"}),
@@ -26,7 +22,8 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("folder", marked(ROWS, [folder for folder in ROWS if folder not in SHORT]))
+@pytest.mark.long
+@pytest.mark.parametrize("folder", ROWS)
 def test_a_row_trains_and_keeps_its_switches(folder):
     row, ranks, switches = ROWS[folder]
     done = hpc_gpt("submit", folder, "--row", row, "--smoke", "--wait")
@@ -48,10 +45,3 @@ def test_a_row_trains_and_keeps_its_switches(folder):
     assert only_sweep([record]) == folder
     [line] = [line for line in sweep_lines(folder, [record]).lines if line.record]
     assert (line.row.name, line.notes) == (row, "smoke run")
-
-
-def test_megatrons_row_needs_a_checkout_and_says_so():
-    """The eighth folder trains with a checkout of Megatron-LM alone, which no test has."""
-    done = in_process("submit", "gpt2-meg", "--smoke", "--wait", code=2)
-    assert "Error: engine megatron-lm runs a checkout of Megatron-LM" in done.stderr
-    assert "hint: export MEGATRON_LM=" in done.stderr

@@ -15,10 +15,12 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.launcher.local.gpus import waiting
 from hpc_gpt.launcher.watch.control import cancel_run
 from tests.cli.command import hpc_gpt, in_process
-from tests.launcher.local.conftest import SMALL, ended, newest, status_of, wait_until
+from tests.launcher.local.conftest import SMALL, ended, status_of, until
+from tests.launcher.local.conftest import submit as submit_words
 from tests.made_runs import read_run
 from tests.programs import put, ran
 from tests.trainer.filling import fill
+from tests.waiting import wait_for
 
 # Each rank notes its GPUs and ends once the file of that name is there; SIGTERM and SIGINT end it.
 RANK = 'echo "$CUDA_VISIBLE_DEVICES" >>"$HPC_GPT_RUN/seen"; while [ ! -e "$HPC_GPT_RUN/go" ]; do sleep 0.1; done'
@@ -42,20 +44,31 @@ def gpus(tmp_path, monkeypatch):
 @pytest.fixture
 def submit(rank_template):
     def start(*arguments: object, text: str = RANK) -> RunFolder:
-        hpc_gpt("submit", *SMALL, "--template", rank_template(text), *arguments, code=0)
-        return newest()
+        return submit_words(*SMALL, "--template", rank_template(text), *arguments)
 
     return start
 
 
 def seen(run: RunFolder) -> list[str]:
-    """The GPUs that each rank of each attempt has seen."""
-    wait_until(lambda: (run.path / "seen").is_file() and (run.path / "seen").read_text().count("\n") % 2 == 0)
-    return (run.path / "seen").read_text().split("\n")[:-1]
+    """The GPUs that each rank of each attempt has seen, once all of it have."""
+    file = run.path / "seen"
+    wait_for(
+        "each rank has noted its GPUs",
+        lambda: file.is_file() and (count := file.read_text().count("\n")) and count % 2 == 0,
+    )
+    return file.read_text().split("\n")[:-1]
+
+
+def has_seen(run: RunFolder, text: str) -> bool:
+    return (run.path / "seen").exists() and (run.path / "seen").read_text() == text
 
 
 def cause_has(run: RunFolder, words: str) -> bool:
     return words in (status_of(run).cause or "")
+
+
+def until_cause(run: RunFolder, words: str) -> None:
+    wait_for(f"it says {words!r}", lambda: cause_has(run, words), lambda: status_of(run))
 
 
 def test_a_run_waits_for_taken_gpus_until_their_holder_is_killed(gpus, submit):
@@ -63,28 +76,25 @@ def test_a_run_waits_for_taken_gpus_until_their_holder_is_killed(gpus, submit):
     first = submit()
     assert seen(first) == ["0,1"] * 2
     second = submit()
-    wait_until(lambda: list(waiting()) == [second.run_id])
+    wait_for("a place in the queue", lambda: list(waiting()) == [second.run_id])
     third = submit("--gpus", "1", "--tp", "1")
     assert [status_of(run).state for run in (first, second, third)] == ["running", "pending", "pending"]
     assert not second.attempts()
-    wait_until(lambda: cause_has(second, f"waits for 2 of GPUs 0,1,2; taken: 0,1 by run {first.run_id}"))
+    until_cause(second, f"waits for 2 of GPUs 0,1,2; taken: 0,1 by run {first.run_id}")
     # One GPU is free, and no later run is to pass by an earlier one.
-    wait_until(lambda: cause_has(third, f"waits for 1 of GPUs 0,1,2, after run {second.run_id}"))
+    until_cause(third, f"waits for 1 of GPUs 0,1,2, after run {second.run_id}")
     shown = in_process("status", second.run_id).stdout
     assert "pending" in shown
     assert f"taken: 0,1 by run {first.run_id}" in " ".join(shown.split())
     os.kill(first.submissions()[-1]["pid"], signal.SIGKILL)
-    wait_until(lambda: status_of(third).state == "running")
-    assert (seen(second), status_of(second).state, status_of(second).job_id) == (
-        ["0,1"] * 2,
-        "running",
-        str(second.submissions()[0]["pid"]),
-    )
-    wait_until(lambda: (third.path / "seen").exists() and (third.path / "seen").read_text() == "2\n")
-    assert status_of(first).state == "error"
-    assert not second.waits_for.exists()
+    until(third, "running")
+    assert seen(second) == ["0,1"] * 2
+    wait_for("it no longer waits", lambda: status_of(second).state == "running" and not second.waits_for.exists())
+    assert status_of(second).job_id == str(second.submissions()[0]["pid"])
+    wait_for("its rank has seen its GPUs", lambda: has_seen(third, "2\n"))
+    until(first, "error")
     for run in (second, third):
-        hpc_gpt("cancel", run.run_id, "--yes", code=0)
+        in_process("cancel", run.run_id, "--yes", code=0)
         assert ended(run).state == "cancelled"
 
 
@@ -106,15 +116,15 @@ def test_a_run_of_another_gpu_passes_by_and_a_uuid_is_its_gpu(gpus, submit, tmp_
     gpus(None)
     one = ("--gpus", "1", "--tp", "1")
     first = submit()
-    wait_until(lambda: status_of(first).state == "running")
+    until(first, "running")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
     second = submit(*one)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    wait_until(lambda: cause_has(second, f"waits for 1 of GPUs GPU-1; taken: GPU-1 by run {first.run_id}"))
+    until_cause(second, f"waits for 1 of GPUs GPU-1; taken: GPU-1 by run {first.run_id}")
     third = submit(*one)
-    wait_until(lambda: (third.path / "seen").exists() and (third.path / "seen").read_text() == "2\n")
+    wait_for("its rank has seen its GPUs", lambda: has_seen(third, "2\n"))
     (first.path / "go").touch()
-    wait_until(lambda: (second.path / "seen").exists() and (second.path / "seen").read_text() == "GPU-1\n")
+    wait_for("its rank has seen its GPUs", lambda: has_seen(second, "GPU-1\n"))
 
 
 @pytest.mark.long
@@ -125,14 +135,14 @@ def test_a_run_whose_turn_comes_on_a_full_disk_waits_for_space(gpus, submit, sma
     monkeypatch.setenv("HPC_GPT_LOGS", str(small_disk))
     second = submit()
     third = submit("--dependency", f"afterany:{second.run_id}")
-    wait_until(lambda: cause_has(second, "taken: 0,1 by run"))
+    until_cause(second, "taken: 0,1 by run")
     filler = fill(small_disk)
     (first.path / "go").touch()
-    wait_until(lambda: cause_has(second, "waits for space on the disk: "))
+    until_cause(second, "waits for space on the disk: ")
     assert [status_of(run).state for run in (second, third)] == ["pending"] * 2
     filler.unlink()
     assert seen(second) == ["0,1"] * 2
-    wait_until(lambda: status_of(second).state == "running")
+    until(second, "running")
     assert [len(second.attempts()), cause_has(third, f"waits for run {second.run_id}")] == [1, True]
     for run in (second, third):
         cancel_run(run)
@@ -141,12 +151,13 @@ def test_a_run_whose_turn_comes_on_a_full_disk_waits_for_space(gpus, submit, sma
 def test_a_run_waits_for_one_whose_end_is_not_known(submit):
     first = submit()
     second = submit("--dependency", f"afterok:{first.run_id}")
+    assert seen(first) == [""] * 2, "its supervisor has read the file"
     resolved = first.path / "resolved.json"
     text = resolved.read_text()
     resolved.write_text("damaged")
-    wait_until(lambda: cause_has(second, f"waits for run {first.run_id}, whose end is not known: "))
+    until_cause(second, f"waits for run {first.run_id}, whose end is not known: ")
     resolved.write_text(text)
-    wait_until(lambda: cause_has(second, f"waits for run {first.run_id}, which is running"))
+    until_cause(second, f"waits for run {first.run_id}, which is running")
 
 
 @pytest.mark.long
@@ -155,33 +166,33 @@ def test_stop_and_cancel_end_the_wait(gpus, submit, verb):
     gpus(2)
     first, second = submit(), submit()
     line = second.submissions()[-1]
-    wait_until(lambda: list(waiting()) == [second.run_id])
+    wait_for("a place in the queue", lambda: list(waiting()) == [second.run_id])
     hpc_gpt(verb, second.run_id, *(["--yes"] if verb == "cancel" else ["--wait"]), code=0)
-    wait_until(lambda: not is_alive(line["pid"], line["pid_start"]))
+    wait_for("its process has left", lambda: not is_alive(line["pid"], line["pid_start"]))
     assert status_of(second).state == "cancelled"
     assert "while it waited" in status_of(second).cause
     assert (waiting(), second.attempts()) == ({}, [])
     again = in_process(verb, second.run_id)
     assert (again.code, again.stderr) == (1, f"{second.run_id}: nothing to {verb}, it ended as cancelled\n")
     # What was cancelled is submitted again, and waits again.
-    hpc_gpt("submit", "--resume", second.run_id, code=0)
-    wait_until(lambda: cause_has(second, "taken: 0,1 by run"))
+    submit_words("--resume", second.run_id)
+    until_cause(second, "taken: 0,1 by run")
     (first.path / "go").touch()
-    wait_until(lambda: status_of(second).state == "running")
+    until(second, "running")
 
 
 @pytest.mark.long
 def test_a_killed_wait_is_over_and_its_place_is_free(gpus, submit):
     gpus(2)
     first, second = submit(), submit()
-    wait_until(lambda: list(waiting()) == [second.run_id])
+    wait_for("a place in the queue", lambda: list(waiting()) == [second.run_id])
     third = submit()
-    wait_until(lambda: list(waiting()) == [second.run_id, third.run_id])
+    wait_for("a place in the queue", lambda: list(waiting()) == [second.run_id, third.run_id])
     os.kill(second.submissions()[-1]["pid"], signal.SIGKILL)
-    wait_until(lambda: status_of(second).state == "cancelled")
+    until(second, "cancelled")
     assert status_of(second).cause == "the process that was to start it ended before its turn"
     (first.path / "go").touch()
-    wait_until(lambda: status_of(third).state == "running")
+    until(third, "running")
 
 
 @pytest.mark.long
@@ -206,21 +217,24 @@ def test_requeue_puts_a_run_at_the_end_of_the_queue(gpus, submit):
     )
     first = submit(text=ends + RANK)
     second = submit()
-    wait_until(lambda: list(waiting()) == [second.run_id])  # before the run that goes to the end
+    wait_for("a place in the queue", lambda: list(waiting()) == [second.run_id])  # before the run that goes to the end
     hpc_gpt("requeue", first.run_id, code=0)
-    wait_until(lambda: status_of(second).state == "running")
-    wait_until(lambda: status_of(first).state == "pending")
-    wait_until(lambda: cause_has(first, f"taken: 0,1 by run {second.run_id}"))
+    until(second, "running")
+    until(first, "pending")
+    until_cause(first, f"taken: 0,1 by run {second.run_id}")
     assert status_of(first).cause.startswith("continues after requeued; waits for 2 of GPUs 0,1")
     (first.path / "go").unlink()
     (second.path / "go").touch()
-    wait_until(lambda: len(first.attempts()) == 2)
-    wait_until(lambda: status_of(first).state == "running")
+    wait_for("a second attempt", lambda: len(first.attempts()) == 2)
+    wait_for(
+        "its ranks have seen their GPUs",
+        lambda: status_of(first).state == "running" and (first.path / "seen").read_text().count("\n") == 4,
+    )
     assert [attempt.started()["job_id"] for attempt in first.attempts()] == [str(first.submissions()[0]["pid"])] * 2
     assert [attempt.started()["restart"] for attempt in first.attempts()] == [0, 1]
     assert first.attempts()[0].verdict()["go_on"] is True
     assert seen(first)[-1] == "0,1"
-    hpc_gpt("cancel", first.run_id, "--yes", code=0)
+    in_process("cancel", first.run_id, "--yes", code=0)
     assert ended(first).state == "cancelled"
 
 
@@ -230,21 +244,22 @@ def test_a_training_goes_on_where_its_requeue_has_saved_it(own_folders):
     profile.parent.mkdir(parents=True, exist_ok=True)
     profile.write_text('extends = "local"\nchain = "requeue"\nsignal_lead_s = 1\n')
     alone = ("--gpus", "1", "--tp", "1", "--set", "train.steps=100000")
-    hpc_gpt("submit", *SMALL, *alone, code=0)
-    run = newest()
-    wait_until(lambda: (status_of(run).step or 0) >= 2)
+    run = submit_words(*SMALL, *alone)
+    wait_for("some steps", lambda: (status_of(run).step or 0) >= 2)
     hpc_gpt("requeue", run.run_id, "--wait", code=0)
-    wait_until(lambda: len(run.attempts()) == 2 and (run.attempts()[1].last_metrics().get("step") or 0) > 2)
+    wait_for(
+        "a second attempt trains",
+        lambda: len(run.attempts()) == 2 and (run.attempts()[1].last_metrics().get("step") or 0) > 2,
+    )
     hpc_gpt("stop", run.run_id, "--wait", code=0)
     steps = [line["step"] for attempt in run.attempts() for line in read_json_lines(attempt.metrics)]
     assert steps == list(range(1, len(steps) + 1))
     assert [row["ended"] for row in read_run(run).attempts] == ["requeued", "stopped"]
-    hpc_gpt("submit", *SMALL, *alone, "--cluster", "turns", "--time", "0:00:30", code=0)
-    limited = newest()
-    wait_until(lambda: len(limited.attempts()) == 2)
+    limited = submit_words(*SMALL, *alone, "--cluster", "turns", "--time", "0:00:30")
+    wait_for("a second attempt", lambda: len(limited.attempts()) == 2)
     assert limited.attempts()[0].ended()["ended"] == "walltime"
     assert limited.attempts()[0].verdict()["go_on"] is True
-    hpc_gpt("cancel", limited.run_id, "--yes", code=0)
+    in_process("cancel", limited.run_id, "--yes", code=0)
     assert ended(limited).state == "cancelled"
 
 
@@ -258,12 +273,12 @@ def test_a_run_starts_after_another_one_not_after_a_failed_one(submit):
     assert [status_of(run).state for run in (second, either, never)] == ["pending"] * 3
     assert cause_has(second, f"waits for run {first.run_id}, which is running")
     (first.path / "go").touch()
-    wait_until(lambda: status_of(second).state == "running")
+    until(second, "running")
     assert status_of(first).state == "done"
     assert status_of(either).state == "pending"
     (failing.path / "go").touch()
-    wait_until(lambda: status_of(either).state == "running")
-    wait_until(lambda: status_of(never).state == "refused")
+    until(either, "running")
+    until(never, "refused")
     assert status_of(never).cause.endswith(f"but run {failing.run_id} ended as error")
     refused = in_process("submit", *SMALL, "--dependency", f"afterok:{failing.run_id}")
     assert (refused.code, refused.stderr.count("\n\nhint: ")) == (1, 1)

@@ -13,9 +13,10 @@ from hpc_gpt.core.runs import lock
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.launcher import resumption
 from hpc_gpt.launcher.resumption import check_not_live
-from tests.cli.command import hpc_gpt
-from tests.launcher.local.conftest import RESTING, SMALL, ended, newest, wait_until
+from tests.cli.command import hpc_gpt, in_process
+from tests.launcher.local.conftest import RESTING, SMALL, ended, newest, submit
 from tests.processes import command_of, send, started_with, state_of
+from tests.waiting import wait_for
 
 
 def losses(run: RunFolder) -> dict[int, float]:
@@ -32,11 +33,11 @@ def test_submit_resume_with_another_layout():
     before = {path: path.stat().st_mtime_ns for path in parent.checkpoints.rglob("*")}
 
     further = ("--until", "steps=6")
-    shown = hpc_gpt(
+    shown = in_process(
         "submit", "--resume", parent.run_id, *further, "--tp", "1", "--pp", "2", "--dry-run", "--script", code=0
     )
     assert '"pp": 2' in shown.stdout
-    refused = hpc_gpt("submit", "--resume", parent.run_id, "--gbs", "64")
+    refused = in_process("submit", "--resume", parent.run_id, "--gbs", "64")
     assert (refused.code, newest().run_id) == (2, parent.run_id)
     assert "4 steps x" in refused.stderr
 
@@ -65,7 +66,7 @@ def test_submit_resume_with_another_layout():
     record = json.loads((run.path / "record.json").read_text())
     assert record["settings"]["resumed_from"] == {"run": parent.run_id, "step": 2}
     assert (record["tp"], record["dp"], record["zero_stage"]) == (1, 1, 3)
-    status = json.loads(hpc_gpt("status", run.run_id, "--json").stdout)["runs"][0]
+    status = json.loads(in_process("status", run.run_id, "--json").stdout)["runs"][0]
     assert (status["state"], status["step"]) == ("done", 6)
 
     # It has checkpoints of its own by now, and it is from those that another one goes on.
@@ -89,16 +90,16 @@ def test_of_two_resumptions_at_once_one_trains_a_script_waits(ranks_that):
     assert by_hand.returncode == 1
     assert f"Error: run {run.run_id} is being trained by process {run.submissions()[-1]['pid']} on " in by_hand.stderr
     assert f"hint: hpc-gpt stop {run.run_id} first, or wait for its end" in by_hand.stderr
-    hpc_gpt("cancel", run.run_id, code=0)
+    in_process("cancel", run.run_id, code=0)
     ended(run)
-    wait_until(lambda: not (run.path / "lock.json").exists())
+    wait_for("the lock is free", lambda: not (run.path / "lock.json").exists())
     assert len(run.attempts()) == 2
 
 
 def test_a_resumption_waits_for_the_process_of_an_ended_run(ranks_that):
     run = ranks_that("exit 1")
     assert ended(run).state == "error"
-    wait_until(lambda: state_of(run.submissions()[-1]["pid"]) in "XZ")
+    wait_for("its process has left", lambda: state_of(run.submissions()[-1]["pid"]) in "XZ")
     # Not a child of this process: one that has ended must be gone.
     leaving = subprocess.run(
         "sleep 1 >/dev/null 2>&1 & echo $!", shell=True, capture_output=True, text=True, check=True
@@ -112,7 +113,7 @@ def test_a_resumption_waits_for_the_process_of_an_ended_run(ranks_that):
 def test_a_process_that_leaves_while_it_is_looked_at_has_left(ranks_that, monkeypatch):
     run = ranks_that("exit 1")
     assert ended(run).state == "error"
-    wait_until(lambda: state_of(run.submissions()[-1]["pid"]) in "XZ")
+    wait_for("its process has left", lambda: state_of(run.submissions()[-1]["pid"]) in "XZ")
     with subprocess.Popen(["sleep", "1000"]) as leaving:
         lock.take(run, lock.process_holder(leaving.pid))
 
@@ -130,12 +131,12 @@ def test_a_process_that_leaves_while_it_is_looked_at_has_left(ranks_that, monkey
 @pytest.mark.long
 def test_a_killed_controllers_lock_is_taken_by_the_next(ranks_that):
     run = ranks_that('[ "$HPC_GPT_ATTEMPT" = 1 ] || exit 1; exec sleep 1000')
-    wait_until(lambda: (run.attempt(1).ranks / "0.json").exists())
+    wait_for("the first rank runs", lambda: (run.attempt(1).ranks / "0.json").exists())
     os.kill(run.submissions()[-1]["pid"], 9)
     assert ended(run).state == "error"
     assert (run.path / "lock.json").exists()
     assert hours_of("status", run) == hours_of("report", run) > 0, "of an attempt that wrote no end"
-    hpc_gpt("submit", "--resume", run.run_id, code=0)
+    submit("--resume", run.run_id)
     assert ended(run).state == "error"
     assert len(run.attempts()) == 2
     of_both = hours_of("status", run)
@@ -144,17 +145,17 @@ def test_a_killed_controllers_lock_is_taken_by_the_next(ranks_that):
     resolved = json.loads((run.path / "resolved.json").read_text())
     resolved["job"]["max_gpu_hours"] = of_both * 0.99
     (run.path / "resolved.json").write_text(json.dumps(resolved))
-    refused = hpc_gpt("submit", "--resume", run.run_id, code=2)
+    refused = in_process("submit", "--resume", run.run_id, code=2)
     assert " are spent) leaves 0 s on 2 GPUs" in refused.stderr
 
 
 def hours_of(verb: str, run: RunFolder) -> float:
-    (found,) = json.loads(hpc_gpt(verb, run.path, "--json").stdout)["runs" if verb == "status" else "records"]
+    (found,) = json.loads(in_process(verb, run.path, "--json").stdout)["runs" if verb == "status" else "records"]
     hours: float = found["gpu_hours"]
     return hours
 
 
-@pytest.mark.long
+@pytest.mark.long(always=True)
 def test_a_killed_rank_restarts_here_with_equal_losses():
     """It has saved a checkpoint; else, or if the key says so, a failure ends a run here."""
     settings = ("--gpus", "1", "--tp", "1", "--set", "engine.name=ddp", "--set", "train.dtype=fp32",
@@ -162,9 +163,8 @@ def test_a_killed_rank_restarts_here_with_equal_losses():
                 "--set", "train.save_in_background=false", "--set", "job.retry_pause_s=1")  # fmt: skip
     found = []
     for key in (("--set", "job.restart_in_job=false"), ()):
-        hpc_gpt("submit", *SMALL, *settings, *key, environment={**RESTING, "PAUSE_AFTER": "6"}, code=0)
-        run = newest()
-        wait_until(lambda run=run: any(state_of(pid) in "Tt" for pid in ranks_of(run)))
+        run = submit(*SMALL, *settings, *key, environment={**RESTING, "PAUSE_AFTER": "6"})
+        wait_for("a rank rests", lambda run=run: any(state_of(pid) in "Tt" for pid in ranks_of(run)))
         for pid in ranks_of(run):
             send(pid, signal.SIGKILL)
         assert ended(run).state == ("error" if key else "done")

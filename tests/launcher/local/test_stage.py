@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.runs.run_folder import RunFolder
-from tests.cli.command import hpc_gpt
-from tests.launcher.local.conftest import SMALL, ended, newest, wait_until
+from tests.launcher.local.conftest import SMALL, ended, submit
 from tests.staged import make_archive
+from tests.waiting import wait_for
 
 
 def profile(folder: Path, archive: Path) -> Path:
@@ -20,12 +20,11 @@ def profile(folder: Path, archive: Path) -> Path:
 def start(folder: Path, archive: Path, *words: object) -> RunFolder:
     (folder / "tmp").mkdir()
     environment = {"TMPDIR": str(folder / "tmp"), "HPC_GPT_PYTHON": "/gone/python"}
-    hpc_gpt("submit", *words, "--cluster", profile(folder, archive), environment=environment, code=0)
-    return newest()
+    return submit(*words, "--cluster", profile(folder, archive), environment=environment)
 
 
 def removed(folder: Path) -> None:
-    wait_until(lambda: not list((folder / "tmp").glob("hpc-gpt-[0-9]*")))
+    wait_for("the unpacked environment is removed", lambda: not list((folder / "tmp").glob("hpc-gpt-[0-9]*")))
 
 
 def test_a_program_of_ones_own_finds_the_unpacked_python_first(tmp_path):

@@ -1,33 +1,31 @@
 """What stands over local ranks: outcome, the end of all when one fails, cancel, time limit, budget, a clean
 environment; and job.sh started by hand."""
 
-import contextlib
 import os
 import platform
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from hpc_gpt.core.errors import JobRefused
 from hpc_gpt.core.files import read_json
 from hpc_gpt.core.process import is_alive
-from hpc_gpt.core.runs.run_folder import Attempt
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolve import resolve
-from hpc_gpt.launcher.local.controller import RunController
-from hpc_gpt.launcher.local.queue import QUEUE, start_here
+from hpc_gpt.launcher.local.queue import QUEUE, budget_environment, start_here
 from hpc_gpt.launcher.render import render_script
 from hpc_gpt.launcher.watch.status import read_status
 from tests.around import events_of, named
 from tests.cli.command import hpc_gpt, in_process
 from tests.conftest import REPOSITORY
-from tests.launcher.local.conftest import SMALL, ended, newest, status_of, wait_until
-from tests.made_runs import unsubmitted_run
+from tests.launcher.local.conftest import SMALL, ended, newest, status_of, submit
+from tests.made_runs import STARTED, add_attempt, unsubmitted_run
+from tests.processes import state_of
+from tests.waiting import patient, wait_for
 
 
 def rank_processes(run):
@@ -40,6 +38,10 @@ def all_gone(run):
     return not any(is_alive(process["pid"], process["pid_start"]) for process in processes)
 
 
+def until_gone(run):
+    wait_for("nothing of it is left", lambda: all_gone(run))
+
+
 def test_one_failing_rank_ends_all(ranks_that, tmp_path):
     up = tmp_path / "up"
     run = ranks_that(
@@ -47,61 +49,36 @@ def test_one_failing_rank_ends_all(ranks_that, tmp_path):
     )
     status = ended(run)
     assert (status.state, status.cause) == ("error", f"rank 1 on {platform.node()} ended with exit code 7")
-    wait_until(lambda: all_gone(run))
-    assert rank_processes(run)[1]["exit_code"] == 7
-    assert rank_processes(run)[0]["exit_code"] == -signal.SIGKILL
+    until_gone(run)
+    wait_for("both exit codes", lambda: [each.get("exit_code") for each in rank_processes(run)] == [-signal.SIGKILL, 7])
 
 
 @pytest.mark.long
 def test_a_killed_rank_ends_all_with_what_it_had_started(ranks_that, tmp_path):
-    run = ranks_that(f"sleep 301 & echo $! > {tmp_path}/child.$rank; wait")
-    wait_until(lambda: all((tmp_path / f"child.{rank}").exists() for rank in (0, 1)))
-    wait_until(lambda: len(rank_processes(run)) == 2)
+    run = ranks_that(f"sleep 3000 & echo $! > {tmp_path}/child.$rank; wait")
+    wait_for("children of both ranks", lambda: all((tmp_path / f"child.{rank}").exists() for rank in (0, 1)))
+    wait_for("two ranks run", lambda: len(rank_processes(run)) == 2)
     os.kill(rank_processes(run)[0]["pid"], signal.SIGKILL)
     status = ended(run)
     words = f"rank 0 on {platform.node()} was ended by SIGKILL, by hand or by the kernel's memory killer"
     assert (status.state, status.cause) == ("error", words)
     assert words in run.attempt(1).log.read_text().splitlines()
-    wait_until(lambda: all_gone(run))
+    until_gone(run)
     for rank in (0, 1):
         pid = int((tmp_path / f"child.{rank}").read_text())
-        wait_until(lambda pid=pid: not os.path.exists(f"/proc/{pid}") or _is_zombie(pid))
-
-
-def _is_zombie(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
-def test_what_is_said_already_costs_no_reading(monkeypatch):
-    read = []
-    monkeypatch.setattr(Attempt, "last_metrics", lambda attempt: read.append(attempt) or {"step": 3})
-    attempt = unsubmitted_run().new_attempt()
-    for _ in range(3):
-        RunController._say(
-            SimpleNamespace(attempt=attempt, _written=contextlib.nullcontext), "error", "rank 0 ended with exit code 1"
-        )
-    assert attempt.ended()["step"] == 3
-    assert len(read) == 1
-
-
-def test_exit_code_0_without_a_word_of_the_trainer_is_no_success(ranks_that):
-    assert ended(ranks_that("exit 0")).state == "error"
+        wait_for("the process has left", lambda pid=pid: state_of(pid) in "ZX")
 
 
 def test_a_failed_attempt_is_retried_here_if_its_key_says_so(ranks_that):
     """One restart: here are no other nodes, and two attempts without a checkpoint are enough."""
     run = ranks_that("exit 7", "--set", "job.restart_in_job=true", "--set", "job.retry_pause_s=1")
-    wait_until(lambda: len(run.attempts()) == 2 and run.attempt(2).verdict())
+    wait_for("a second attempt is judged", lambda: len(run.attempts()) == 2 and run.attempt(2).verdict())
     assert ended(run).state == "error"
     starts = [attempt.started() for attempt in run.attempts()]
     assert [(start["restart"], start["in_job"]) for start in starts] == [(0, 0), (0, 1)]
     assert (run.attempt(1).verdict()["in_job"], run.attempt(2).verdict()["go_on"]) == (True, False)
     assert "no restart in the job: 2 attempts in a row left no newer checkpoint" in run.attempt(2).verdict()["why"]
-    wait_until(lambda: all_gone(run))
+    until_gone(run)
 
 
 @pytest.mark.long
@@ -119,7 +96,7 @@ def test_by_hand_the_script_ends_with_the_worst_ranks_code(rank_template, tmp_pa
     script = tmp_path / "job.sh"
     script.write_text(in_process("render", *SMALL, "--template", rank_template("exit $((8 + rank))")).stdout)
     environment = {**os.environ, "HPC_GPT_PYTHON": sys.executable, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 9, done.stdout + done.stderr
     assert "ended with exit code" in done.stdout
 
@@ -133,31 +110,31 @@ def test_a_second_ctrl_c_cancels_a_run_that_heeds_no_first(rank_template, tmp_pa
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_until(lambda: all((tmp_path / f"up.{rank}").exists() for rank in (0, 1)))
+    wait_for("the ranks are up", lambda: all((tmp_path / f"up.{rank}").exists() for rank in (0, 1)))
     run = newest()
     waiting.send_signal(signal.SIGINT)
-    wait_until(lambda: list(run.path.glob("cancelled.*")))
-    wait_until(lambda: all((tmp_path / f"asked.{rank}").exists() for rank in (0, 1)))
+    wait_for("its mark", lambda: list(run.path.glob("cancelled.*")))
+    wait_for("both ranks are asked", lambda: all((tmp_path / f"asked.{rank}").exists() for rank in (0, 1)))
     assert status_of(run).state == "running"
     waiting.send_signal(signal.SIGINT)
-    _, said = waiting.communicate(timeout=300)
+    _, said = waiting.communicate()
     assert waiting.returncode == 130, said
     assert "Ctrl-C again: the run is cancelled" in said
     assert status_of(run).state == "cancelled"
-    wait_until(lambda: all_gone(run))
+    until_gone(run)
 
 
 def test_cancel_lets_ranks_save_and_leaves_its_mark_first(ranks_that, tmp_path):
     note = f"trap 'ls $HPC_GPT_RUN > {tmp_path}/seen.$rank; exit 0' TERM"
     run = ranks_that(f"{note}; touch {tmp_path}/up.$rank; while :; do sleep 0.1; done")
-    wait_until(lambda: all((tmp_path / f"up.{rank}").exists() for rank in (0, 1)))
+    wait_for("the ranks are up", lambda: all((tmp_path / f"up.{rank}").exists() for rank in (0, 1)))
     assert status_of(run).state == "running"
     done = in_process("cancel", run.run_id)
     job_id = run.submissions()[-1]["job_id"]
     assert (done.code, done.stdout) == (0, f"cancelled {run.run_id}, job {job_id}\n")
     assert ended(run).state == "cancelled"
     assert f"cancelled.{job_id}" in (tmp_path / "seen.0").read_text()
-    wait_until(lambda: all_gone(run))
+    until_gone(run)
     for verb in ("cancel", "stop", "save", "requeue"):
         done = in_process(verb, run.run_id)
         assert (done.code, done.stdout) == (1, "")
@@ -183,7 +160,7 @@ def test_a_ctrl_c_at_the_start_leaves_a_run_to_be_cancelled(monkeypatch):
 
 @pytest.mark.long
 def test_a_run_goes_on_without_its_terminal_and_command(ranks_that):
-    run = ranks_that("sleep 300")
+    run = ranks_that("sleep 3000")
     pid = run.submissions()[-1]["pid"]
     assert os.getsid(pid) == pid
     assert status_of(run).state == "running"
@@ -192,12 +169,12 @@ def test_a_run_goes_on_without_its_terminal_and_command(ranks_that):
 
 
 def test_the_time_limit_comes_with_a_warning(ranks_that):
-    run = ranks_that(
-        "trap 'echo rank $rank warned' USR2; while :; do sleep 0.1; done", "-t", "0:16", "--set", "job.signal_lead_s=4"
-    )
+    minutes, seconds = divmod(round(patient(16)), 60)
+    run = ranks_that("trap 'echo rank $rank warned' USR2; while :; do sleep 0.1; done",
+                     "-t", f"{minutes}:{seconds:02}", "--set", f"job.signal_lead_s={round(patient(4))}")  # fmt: skip
     status = ended(run)
-    assert (status.state, status.cause) == ("walltime", "the time limit of 16 s is over")
-    wait_until(lambda: all_gone(run))
+    assert (status.state, str(status.cause).startswith("the time limit of ")) == ("walltime", True), status
+    until_gone(run)
     assert "rank 0 warned" in run.attempts()[-1].log.read_text()
     assert "rank 1 warned" in run.attempts()[-1].log.read_text()
 
@@ -206,14 +183,14 @@ def test_nothing_of_an_enclosing_job_leaks_in_and_gpus_stay(ranks_that):
     outside = {"RANK": "5", "WORLD_SIZE": "9", "LOCAL_RANK": "5", "MASTER_ADDR": "elsewhere", "MASTER_PORT": "1",
                "SLURM_JOB_ID": "77", "SLURM_PROCID": "3", "SLURM_CPU_BIND": "none", "SUBMITIT_LOCAL_GLOBALID": "8",
                "HPC_GPT_ATTEMPT": "9", "HPC_GPT_RUN": "/nowhere", "CUDA_VISIBLE_DEVICES": "2,3",
-               "MINE": "kept"}  # fmt: skip
+               "HPC_GPT_STOP_AT": "7", "MINE": "kept"}  # fmt: skip
     run = ranks_that('env | sort | sed "s/^/$rank /"', environment=outside)
-    ended(run)
+    assert ended(run).state == "error", "exit code 0 without a word of the trainer is no success"
     found = run.attempts()[0].log.read_text().splitlines()
     for rank in ("0", "1"):
         seen = dict(line[2:].partition("=")[::2] for line in found if line.startswith(f"{rank} ") and "=" in line)
         assert not [name for name in seen if name.startswith("SLURM_")]
-        assert not {"RANK", "MASTER_ADDR", "MASTER_PORT"} & set(seen)
+        assert not {"RANK", "MASTER_ADDR", "MASTER_PORT", "HPC_GPT_STOP_AT"} & set(seen)
         assert seen["SUBMITIT_LOCAL_GLOBALID"] == rank
         assert seen["SUBMITIT_LOCAL_NTASKS"] == "2"
         assert (seen["HPC_GPT_RUN"], seen["HPC_GPT_ATTEMPT"]) == (str(run.path), "1")
@@ -222,22 +199,22 @@ def test_nothing_of_an_enclosing_job_leaks_in_and_gpus_stay(ranks_that):
 
 def test_a_killed_controller_leaves_no_rank_its_event_is_sent(ranks_that, tmp_path):
     """Nothing waits for the command that gets the events: it has them all before the first is read."""
-    told, text = tmp_path / "told", '[ "$HPC_GPT_ATTEMPT" = 1 ] || exit 9; exec sleep 300'
+    told, text = tmp_path / "told", '[ "$HPC_GPT_ATTEMPT" = 1 ] || exit 9; exec sleep 3000'
     command = f"touch {tmp_path}/has.$$; until [ -e {tmp_path}/go ]; do sleep 0.1; done; cat >>{told}"
     keys = ("--set", f"notify.command={command}", "--set", "notify.timeout_s=300", "--set", "track.tensorboard=true")
     run = ranks_that(text, *keys)
-    wait_until(lambda: len(rank_processes(run)) == 2)
+    wait_for("two ranks run", lambda: len(rank_processes(run)) == 2)
     os.kill(run.submissions()[-1]["pid"], signal.SIGKILL)
-    wait_until(lambda: all_gone(run) and status_of(run).state == "error")
+    wait_for("nothing of it is left", lambda: all_gone(run) and status_of(run).state == "error")
     for number in (2, 3):
-        hpc_gpt("submit", "--resume", run.run_id, code=0)
+        submit("--resume", run.run_id)
         assert ended(run).state == "error"
-        wait_until(lambda number=number: len(list(tmp_path.glob("has.*"))) == number)
-        assert not (run.path / "lock.json").exists()
+        wait_for("an event is handed over", lambda number=number: len(list(tmp_path.glob("has.*"))) == number)
+        wait_for("the lock is free", lambda: not (run.path / "lock.json").exists())
         tracker = read_json(run.attempt(number).track)["pid"]
-        assert not os.path.exists(f"/proc/{tracker}")
+        wait_for("its tracker has left", lambda tracker=tracker: state_of(tracker) in "ZX")
     (tmp_path / "go").touch()
-    wait_until(lambda: told.exists() and told.read_text().count("\n") == 3)
+    wait_for("the events are told", lambda: told.exists() and told.read_text().count("\n") == 3)
     second, third = (run.attempt(number).ended()["cause"] for number in (2, 3))
     assert named(events_of(run, told), "ended", "cause", "next") == [
         ("failed", 1, "error", "its process is gone and wrote no end", "attempt 2 has begun"),
@@ -249,11 +226,14 @@ def test_a_killed_controller_leaves_no_rank_its_event_is_sent(ranks_that, tmp_pa
 @pytest.mark.long
 def test_a_controller_of_a_moved_run_ends_its_ranks_alone(ranks_that):
     run = ranks_that("sleep 3000")
-    wait_until(lambda: (run.attempt(1).ranks / "1.json").exists())
+    wait_for("the second rank runs", lambda: (run.attempt(1).ranks / "1.json").exists())
     line, ranks = run.submissions()[-1], rank_processes(run)
     moved = run.path.rename(run.path.with_name("moved"))
     os.kill(line["pid"], signal.SIGTERM)
-    wait_until(lambda: not any(is_alive(each["pid"], each["pid_start"]) for each in (line, *ranks)))
+    wait_for(
+        "the controller and its ranks have left",
+        lambda: not any(is_alive(each["pid"], each["pid_start"]) for each in (line, *ranks)),
+    )
     assert not run.path.exists()
     log = (moved / "attempts" / "1" / "log").read_text()
     assert log.count(f"cannot write {run.path}/attempts/1/ranks/") == 1
@@ -261,31 +241,15 @@ def test_a_controller_of_a_moved_run_ends_its_ranks_alone(ranks_that):
     assert "Traceback" not in log
 
 
-def test_ranks_are_told_when_the_budget_is_spent(ranks_that):
-    """One GPU-hour on two ranks is half an hour from the start."""
-    before = time.time()
-    run = ranks_that('printf %s "$HPC_GPT_STOP_AT" >"$HPC_GPT_RUN/stop.$rank"', "--max-gpu-hours", 1)
-    ended(run)
-    began = run.attempts()[0].started()["started"]
-    for rank in (0, 1):
-        assert before + 1799 < float((run.path / f"stop.{rank}").read_text()) < began + 1801
-
-
-def test_nothing_starts_where_less_is_left_than_a_save_may_take(ranks_that):
-    """0.0031 GPU-hours are 5.6 s on two ranks, 5 of them the lead; the first attempt takes more than the rest."""
-    run = ranks_that("sleep 1", "--max-gpu-hours", 0.0031, "--set", "job.signal_lead_s=5")
-    ended(run)
-    done = in_process("submit", "--resume", run.run_id, code=2)
-    assert "job.max_gpu_hours = 0.0031 (0.00" in done.stderr
-    assert "but a job takes 5 s to save before its end" in done.stderr
-    assert len(run.attempts()) == 1
-
-
-def test_without_a_budget_nothing_is_told(ranks_that):
-    run = ranks_that('printf "%s" "${HPC_GPT_STOP_AT:-none}" >"$HPC_GPT_RUN/stop.$rank"',
-                     environment={"HPC_GPT_STOP_AT": "7"})  # fmt: skip
-    ended(run)
-    assert (run.path / "stop.0").read_text() == "none", "that of an enclosing job is none of ours"
+def test_a_budget_is_the_ranks_time_until_it_is_spent():
+    """One GPU-hour on two GPUs is half an hour. Nothing starts where less is left than a save may take."""
+    asked = {"layout__gpus": 2, "layout__tp": 2, "layout__pp": 1, "job__signal_lead_s": 60, "job__max_gpu_hours": 1.0}
+    run = unsubmitted_run(**asked)
+    assert budget_environment(run, run.resolved(), STARTED) == {"HPC_GPT_STOP_AT": f"{STARTED + 1800:.0f}"}
+    add_attempt(run, [], "error", started=STARTED, time=STARTED + 1750)
+    with pytest.raises(JobRefused, match=r"0\.972 GPU-hours of 1 are spent, and the rest is less than a save may take"):
+        budget_environment(run, run.resolved(), STARTED + 3600)
+    assert budget_environment(run, unsubmitted_run().resolved(), STARTED) == {}
 
 
 def start(tmp_path: Path, inside: Path) -> subprocess.CompletedProcess[str]:

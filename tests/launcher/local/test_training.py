@@ -9,20 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.core.files import read_json, read_json_lines
+from hpc_gpt.core.files import read_json_lines
 from hpc_gpt.core.runs.after_jobs import after_table, list_after
 from hpc_gpt.core.runs.find_runs import list_runs
 from hpc_gpt.core.runs.run_folder import RunFolder
-from tests.around import around, curve, events_of, named
+from tests.around import around, events_of, named
 from tests.cli.command import hpc_gpt, in_process
 from tests.conftest import REPOSITORY
-from tests.launcher.local.conftest import ENDLESS, RESTING, SMALL, ended, newest, status_of, wait_until
+from tests.launcher.local.conftest import ENDLESS, RESTING, SMALL, ended, newest, status_of, submit
+from tests.waiting import wait_for
 
 
 def losses(run: RunFolder) -> list[float]:
     return [line["loss"] for attempt in run.attempts() for line in read_json_lines(attempt.metrics)]
 
 
+@pytest.mark.long(always=True)
 def test_ctrl_c_while_waiting_saves_and_stops_and_resume_goes_on(tmp_path, monkeypatch):
     logs = tmp_path / "logs with 'quotes' and %j"
     monkeypatch.setenv("HPC_GPT_LOGS", str(logs))
@@ -30,9 +32,9 @@ def test_ctrl_c_while_waiting_saves_and_stops_and_resume_goes_on(tmp_path, monke
     alone = ("--gpus", "1", "--tp", "1", *ENDLESS)
     command = [sys.executable, "-m", "hpc_gpt", "submit", *SMALL, *alone, "--wait"]
     waiting = subprocess.Popen(command, env={**os.environ, **RESTING}, stderr=subprocess.PIPE, text=True)
-    wait_until(lambda: list_runs(logs) and (status_of(newest()).step or 0) >= 2)
+    wait_for("two steps", lambda: list_runs(logs) and (status_of(newest()).step or 0) >= 2)
     waiting.send_signal(signal.SIGINT)
-    _, said = waiting.communicate(timeout=300)
+    _, said = waiting.communicate()
     assert waiting.returncode == 130, said
     run = newest()
     stopped = status_of(run)
@@ -40,10 +42,10 @@ def test_ctrl_c_while_waiting_saves_and_stops_and_resume_goes_on(tmp_path, monke
     assert list(run.checkpoints.glob("step-*/complete.json"))
     assert "asked to save and stop" in said
 
-    hpc_gpt("submit", "--resume", run.run_id, environment=RESTING, code=0)
+    submit("--resume", run.run_id, environment=RESTING)
     assert in_process("submit", "--resume", run.run_id).code == 1  # it runs already
-    wait_until(lambda: len(run.attempts()) == 2 and (status_of(run).step or 0) > stopped.step)
-    hpc_gpt("cancel", run.run_id, "--yes", code=0)
+    wait_for("a second attempt trains", lambda: len(run.attempts()) == 2 and (status_of(run).step or 0) > stopped.step)
+    in_process("cancel", run.run_id, "--yes", code=0)
     assert ended(run).state == "cancelled"
     steps = [line["step"] for attempt in run.attempts() for line in read_json_lines(attempt.metrics)]
     assert steps == list(range(1, len(steps) + 1))
@@ -78,24 +80,6 @@ def test_a_stream_and_its_tokenizer_are_beside_the_experiment(tmp_path):
 
 
 @pytest.mark.long
-def test_two_ranks_that_share_samples_are_one_and_resume_as_one():
-    settings = ("--cluster", "local", "--set", "train.steps=6", "--set", "train.log_every=1", "--wait",
-                "--set", "layout.micro_batch=4")  # fmt: skip
-    hpc_gpt("submit", "llama-tiny", "--gpus", "1", *settings, code=0)
-    one = losses(newest())
-    hpc_gpt("submit", "llama-tiny", "--cp", "2", *settings, code=0)
-    run = newest()
-    assert losses(run) == pytest.approx(one, abs=2e-6)
-    record = json.loads((run.path / "record.json").read_text())
-    assert (record["gpus"], record["cp"], record["dp"], record["tokens_total"]) == (2, 2, 1, 6 * 4 * 128)
-    again = hpc_gpt(
-        "submit", "--resume", run.run_id, "--cp", "1", "--gpus", "1", "--until", "steps=8", "--wait", code=0
-    )
-    assert "after step 6, as tp1-pp1-dp1" in again.stderr
-    assert len(losses(newest())) == 2
-
-
-@pytest.mark.long
 def test_moe_tiny_learns_and_balances_its_experts():
     """With half of its steps; without balance more tokens go to one expert, and the flag says so."""
     loads, flags = [], []
@@ -112,26 +96,23 @@ def test_moe_tiny_learns_and_balances_its_experts():
     assert (flags[0], len(flags[1])) == ([], 1)
 
 
-def test_a_run_here_has_its_curve_events_and_a_done_after_job(tmp_path):
+def test_a_run_here_has_its_events_and_a_done_job_of_after(tmp_path):
     told = tmp_path / "told"
     after = ("--set", "after.run=ls {export}", "--set", "after.export=true", "--set", "after.every=0")
-    hpc_gpt("submit", *SMALL, "--set", "train.steps=3", *around(told), *after, code=0)
-    run = newest()
+    run = submit(*SMALL, "--set", "train.steps=3", *around(told, track=False), *after)
     assert ended(run).state == "done"
     (attempt,) = run.attempts()
-    wait_until(lambda: not attempt.ranks_ended.exists() and read_json(attempt.track).get("step") == 3)
-    assert list(curve(run).values()) == pytest.approx(losses(run))
-    assert "track" not in attempt.log.read_text()
-    wait_until(lambda: told.exists() and told.read_text().count("\n") == 2)
+    wait_for("the jobs of [after] are left alone", lambda: not attempt.ranks_ended.exists())
+    wait_for("the events are told", lambda: told.exists() and told.read_text().count("\n") == 2)
     events = named(events_of(run, told), "ended", "steps", "hours_left")
     assert events[1:] == [("ended", 1, "done", 3, 0.0)]
     assert events[0][:3] == ("first_step", 1, None)
-    wait_until(lambda: [job.has_left for job in list_after(run.path)] == [True])
+    wait_for("the job of [after] has left", lambda: [job.has_left for job in list_after(run.path)] == [True])
     (job,) = list_after(run.path)
     assert job.log.read_text().split()[-2:] == ["config.json", "model.safetensors"]
     (row,) = after_table(run.path)
     assert (row["step"], row["state"], row["code"]) == (3, "done", 0)
     shown = in_process("status", run.run_id).stdout
     assert f"{run.run_id}: after: 1 done\n" in shown
-    hpc_gpt("report", str(run.path), code=0)
+    in_process("report", run.path, code=0)
     assert json.loads((run.path / "record.json").read_text())["after"] == [row]
