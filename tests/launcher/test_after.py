@@ -5,8 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,13 +19,7 @@ from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, add_checkpoint, make_run, with_checkpoints
 from tests.programs import put, ran
 from tests.trainer.filling import fill
-
-
-def wait_until(ready: Callable[[], object]) -> None:
-    end = time.monotonic() + 120
-    while not ready():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+from tests.waiting import wait_for
 
 
 def follower_of(run: RunFolder, ended: str | None = None) -> CheckpointFollower:
@@ -54,9 +46,9 @@ def test_each_nth_checkpoint_gets_one_job_over_all_attempts(tmp_path):
     again.look()
     assert steps(run) == [20, 40]
     again.finish()
-    wait_until(lambda: [row["state"] for row in after_table(run.path)] == ["done", "done"])
+    wait_for("their states", lambda: [row["state"] for row in after_table(run.path)] == ["done", "done"])
     assert sorted((run.path / "ran").read_text().split()) == ["20", "40"]
-    wait_until(lambda: all(job.has_left for job in list_after(run.path)))
+    wait_for("the jobs have left", lambda: all(job.has_left for job in list_after(run.path)))
 
 
 def test_beyond_most_a_checkpoint_gets_none_with_a_line(tmp_path, capfd):
@@ -68,7 +60,7 @@ def test_beyond_most_a_checkpoint_gets_none_with_a_line(tmp_path, capfd):
     assert capfd.readouterr().err == "after: step 3: it gets no job, as 2 jobs have not ended (after.most is 2)\n"
     assert [row["state"] for row in after_table(run.path)] == ["running", "running"]
     (run.path / "go").touch()
-    wait_until(lambda: all(job.has_left for job in list_after(run.path)))
+    wait_for("the jobs have left", lambda: all(job.has_left for job in list_after(run.path)))
     assert [(row["state"], row["code"]) for row in after_table(run.path)] == [("error", 3)] * 2
     add_checkpoint(run, 4)
     follower.finish()
@@ -101,7 +93,7 @@ def test_what_is_refused_counts_for_nothing_and_is_tried_again(tmp_path, capfd):
     assert held_steps(run.path, range(1, 6)) == {4, 5}
     queue.is_open = True
     follower.finish()
-    wait_until(lambda: [row["state"] for row in after_table(run.path)] == ["refused"] * 3 + ["done"] * 2)
+    wait_for("their states", lambda: [row["state"] for row in after_table(run.path)] == ["refused"] * 3 + ["done"] * 2)
     first, second = (AfterJob(run.path / "after" / f"step-{step}").noted()["time"] for step in (5, 4))
     assert first < second
     assert capfd.readouterr().err == ""
@@ -136,7 +128,7 @@ def test_a_job_that_died_without_an_end_leaves_its_checkpoint(tmp_path, capfd):
     add_checkpoint(run, 1)
     follower.look()
     (job,) = list_after(run.path)
-    wait_until(lambda: not job.runs_here())
+    wait_for("the job has left", lambda: not job.runs_here())
     follower._note_left(0.0)
     assert after_table(run.path)[0]["state"] == "unknown"
     gone = r"after: step 1: its job \d+ has left the queue without reporting its end: unknown"
@@ -158,7 +150,7 @@ def test_an_own_list_is_executed_and_knows_nothing_of_the_run(tmp_path, monkeypa
     ]
     run = with_checkpoints(make_run(tmp_path / "it's a $place", after__run=given), 1)
     follower_of(run).look()
-    wait_until(lambda: after_table(run.path)[0]["state"] == "done")
+    wait_for("its end", lambda: after_table(run.path)[0]["state"] == "done")
     (job,) = list_after(run.path)
     said, _, names = job.log.read_text().partition("] ")
     assert said == f"[{str(run.checkpoints / 'step-00000001')!r}, '$a {{step}}'"
@@ -179,16 +171,16 @@ def test_a_job_here_that_asks_for_gpus_waits_for_its_turn(tmp_path, monkeypatch)
     both, _ = take_for("training", 2, {"0": "GPU-a", "1": "GPU-b"}, {})
     CheckpointFollower(run, add_attempt(run, []), run.resolved(), ProcessQueue(1)).look()
     (job,) = list_after(run.path)
-    wait_until(lambda: list(waiting()) == [job.name])
+    wait_for("its place in the queue", lambda: list(waiting()) == [job.name])
     assert after_table(run.path)[0]["state"] == "pending"
     both.free()
-    wait_until(lambda: (run.path / "seen").exists() and after_table(run.path)[0]["state"] == "running")
+    wait_for("it runs", lambda: (run.path / "seen").exists() and after_table(run.path)[0]["state"] == "running")
     seen, order = (run.path / "seen").read_text().split()  # the two are freed one after the other
     assert (seen in ("0", "1"), order) == (True, "PCI_BUS_ID")
     words = f"waits for 2 of GPUs 0,1; taken: {seen} by run {job.name}"
     assert take_for("training", 2, {"0": "GPU-a", "1": "GPU-b"}, {}) == (None, words)
     (run.path / "go").touch()
-    wait_until(lambda: after_table(run.path)[0]["state"] == "done")
+    wait_for("its end", lambda: after_table(run.path)[0]["state"] == "done")
 
 
 def test_the_checkpoints_of_a_program_are_followed(tmp_path):
@@ -199,7 +191,7 @@ def test_the_checkpoints_of_a_program_are_followed(tmp_path):
     for step in (5, 15):
         (run.path / f"at-{step}").touch()
     follower.look()
-    wait_until(lambda: [row["state"] for row in after_table(run.path)] == ["done", "done"])
+    wait_for("their states", lambda: [row["state"] for row in after_table(run.path)] == ["done", "done"])
     assert steps(run) == [5, 15]
     assert AfterJob(run.path / "after" / "step-5").log.read_text() == f"{tmp_path}\n{run.path}/at-5\n"
 
@@ -300,11 +292,11 @@ def test_on_a_full_disk_it_waits_and_each_checkpoint_has_its_job(tmp_path, small
         assert re.fullmatch(r"after: cannot \S+ .*: No space left on device\n", said)
         assert process.poll() is None
         filler.unlink()
-        wait_until(lambda: steps(run) == [1, 2] and all(job.noted() for job in list_after(run.path)))
+        wait_for("both jobs", lambda: steps(run) == [1, 2] and all(job.noted() for job in list_after(run.path)))
         attempt.ranks_ended.touch()
-        assert process.wait(120) == 0
+        assert process.wait() == 0
         assert "continues without it" not in process.stdout.read()
-    wait_until(lambda: all(job.has_left or job.step == 1 for job in list_after(run.path)))
+    wait_for("the jobs have left", lambda: all(job.has_left or job.step == 1 for job in list_after(run.path)))
 
 
 # --- refused at the submission

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -94,6 +93,7 @@ def end(tmp_path: Path):
             "attempt": str(attempt),
         }  # fmt: skip
         (run / "resolved.json").write_text(resolved.to_json())
+        calls.unlink(missing_ok=True)
         done = ran("bash", "-c", part_of(render_script(resolved)), cwd=tmp_path, env=environment)
         said = calls.read_text().splitlines() if calls.exists() else []
         changes = [line for line in said if " show " not in line and "--test-only" not in line]
@@ -112,7 +112,7 @@ WISH = json.dumps({"ended": "walltime", "cause": "SIGUSR2", "step": 5, "time": 7
 FAILED = "srun: error: n3: task 1: Exited with exit code 7\n"
 
 
-def test_a_job_that_goes_on_is_requeued_and_told_when_and_where(end) -> None:
+def test_a_job_goes_on_or_stops_as_python_says(end) -> None:
     left = end("again 30 =n4 - 7", log=FAILED)
     assert left.changes == [
         "scontrol requeue 7",
@@ -121,10 +121,7 @@ def test_a_job_that_goes_on_is_requeued_and_told_when_and_where(end) -> None:
     ]
     assert left.code == 7, "as Python says"
     assert left.asked[-3:] == ["1", "1", f"JobId=7 JobName=demo {RUNNING}"]
-
-
-def test_a_job_that_stops_asks_slurm_for_nothing(end) -> None:
-    left = end("stop 0 - - 7", log=FAILED)
+    left = end("stop 0 - - 7", log=FAILED, number=2)
     assert (left.changes, left.code) == ([], 7)
 
 
@@ -169,16 +166,12 @@ def test_two_failures_in_a_row_that_nobody_judges_are_the_last(end, tmp_path, ju
     ("files", "shown", "chain", "ended", "changes"),
     [
         ({"ended": WISH}, RUNNING, "requeue", "walltime", ["scontrol requeue 7"]),
-        ({"ended": WISH.replace("true", "false")}, RUNNING, "requeue", "walltime", ["scontrol requeue 7"]),
         ({"verdict": '{"go_on": false}'}, RUNNING, "requeue", "error", []),
-        ({"verdict": '{"go_on": true}'}, RUNNING, "requeue", "error", ["scontrol requeue 7"]),
         ({}, RUNNING, "none", "error", []),
         ({"cancelled": ""}, RUNNING, "requeue", "cancelled", []),
         ({"stop": ""}, RUNNING, "requeue", "error", []),
         ({"ended": WISH, "cancelled": ""}, RUNNING, "requeue", "walltime", []),
         ({}, AT_THE_LIMIT, "requeue", "walltime", ["scontrol requeue 7"]),
-        ({}, AT_THE_LIMIT, "none", "walltime", []),
-        ({"cancelled": ""}, AT_THE_LIMIT, "requeue", "cancelled", []),
         ({}, PUT_BACK, "requeue", "error", []),
     ],
 )
@@ -195,17 +188,15 @@ def test_on_a_full_disk_python_still_answers(end, small_disk) -> None:
     assert not left.run.attempt(1).verdict()
 
 
-@pytest.mark.parametrize("shown", [AT_THE_LIMIT, RUNNING])
-def test_on_a_full_disk_without_python_it_goes_to_the_queue(end, small_disk, shown) -> None:
+def test_on_a_full_disk_without_python_it_goes_to_the_queue(end, small_disk) -> None:
     full = '#!/bin/bash\nhead -c 16M /dev/zero >"$HPC_GPT_RUN/filler" 2>/dev/null\n'
-    assert end("", shown, FAILED, python=full, disk=small_disk).changes == ["scontrol requeue 7"]
+    assert end("", AT_THE_LIMIT, FAILED, python=full, disk=small_disk).changes == ["scontrol requeue 7"]
 
 
 @pytest.mark.parametrize(
     ("shown", "log", "cancelled", "ended", "cause"),
     [
         (RUNNING, FAILED, None, "error", "rank 1 on n3 ended with exit code 7"),
-        ("", FAILED, None, "error", "rank 1 on n3 ended with exit code 7"),
         (RUNNING, "", "", "cancelled", "hpc-gpt cancel, exit code 1"),
         (RUNNING, "srun: error: Node failure on n4\n", None, "node_failure", "a node of the job died"),
         (AT_THE_LIMIT, "", None, "walltime", "the time limit ended it, exit code 1"),
@@ -227,27 +218,3 @@ def test_the_script_states_facts_and_python_classifies(tmp_path, shown, log, can
     message = "n3: task 1: Exited with exit code 7" if log == FAILED else ""
     found = end_by_script(run, attempt, 1, message, shown, "Restarts=1" in shown)
     assert (found[0], explain_srun(found[1])) == (ended, cause)
-
-
-def test_real_python_answers_the_script(end) -> None:
-    left = end("", AT_THE_LIMIT, python=REAL)
-    assert left.changes == ["scontrol requeue 7"]
-    verdict = left.run.attempt(1).verdict()
-    assert (verdict["attempt_ended"], verdict["cause"]) == ("walltime", "the time limit ended it, exit code 1")
-
-
-def test_a_link_of_a_chain_that_waits_goes_on_and_a_stop_ends_it(end) -> None:
-    assert end("stop 0 - 8,9 0", chain="singleton").changes == ["scancel --quiet --state=PENDING 8 9"]
-
-
-def test_the_cause_that_the_script_writes_is_always_json(end) -> None:
-    resolved = resolve(load_experiment("demo"), load_profile("generic-slurm"))
-    command = part_of(render_script(resolved)).removesuffix('continue_or_end\nexit "$rc"')
-    left = end("stop 0 - - 0")
-    (left.attempt / "ended.json").unlink(missing_ok=True)
-    subprocess.run(
-        ["bash", "-c", f'{command}\nsay_ended user_error "$CAUSE"'],
-        env={"PATH": os.environ["PATH"], "attempt": str(left.attempt), "CAUSE": 'no "C:\\x"\tnow'},
-        check=True,
-    )
-    assert json.loads((left.attempt / "ended.json").read_text())["cause"] == 'no "C:\\x" now'

@@ -8,14 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.core.errors import ConfigError
-from hpc_gpt.core.format import counted, show_duration
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train, limit_s
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.launcher.forecast import (
     LEAVE_S,
-    ChainLength,
     ForecastFacts,
     Pace,
     chain_length,
@@ -86,17 +84,6 @@ def test_the_lead_is_enough_for_what_comes_after_the_signal(pace):
     assert signal_lead_s(replace(pace, save_s=pace.save_s + 10)) >= signal_lead_s(pace) + 20
 
 
-def test_by_hand():
-    """100 s of start, 2 s a step, a save of 50 s every 100 steps, an evaluation of 5 s every 10: 3 s a step in all.
-
-    Of an hour 120 s are lead: 3600 - 120 - 100 = 3380 s are 1126 steps. 10,000 steps are 8 such jobs and 992 steps.
-    """
-    pace = Pace(2.0, save_s=50, eval_s=5, start_s=100, save_every=100, eval_every=10)
-    assert steps_of_job(pace, 3600, 120) == 1126
-    assert chain_length(10_000, pace, 16, 3600, 120) == ChainLength(9, 1126, 3528.0, 31_350.0, 16 * 31_350 / 3600)
-    assert signal_lead_s(pace) == 4 + 5 + 50 + 100 + 15
-
-
 @pytest.mark.parametrize(
     ("steps", "jobs"), [(0, 0), (1, 1), (99, 1), (100, 1), (101, 2), (200, 2), (201, 3), (100_000, 1000)]
 )
@@ -110,14 +97,6 @@ def test_a_job_that_is_full_is_one_job(steps, jobs):
 def test_tenths_do_not_cost_a_step():
     """0.3 / 0.1 is 2.999… in floating point."""
     assert (steps_of_job(Pace(0.1), 0.3, 0), steps_of_job(Pace(0.1), 0.7, 0)) == (3, 7)
-
-
-def test_a_job_without_a_limit_does_all_a_too_short_one_nothing():
-    assert chain_length(10**9, Pace(1.0, start_s=60, save_s=10), 1, None, 120) == ChainLength(
-        1, 10**9, 10**9 + 70.0, 10**9 + 70.0, (10**9 + 70.0) / 3600
-    )
-    assert chain_length(1, Pace(1.0), 1, 120, 120) is None
-    assert chain_length(1, Pace(1.0, start_s=60), 1, 120, 60) is None
 
 
 # --- of a run, before it is submitted
@@ -343,12 +322,6 @@ REFUSED = {
         'it needs 8 jobs of 1:00:00, but chain = "none" in profile site | use --time 07:17:00 or more, or set '
         'chain = "requeue" or "singleton" in the profile',
     ),
-    "no chain here": (
-        asked(HERE),
-        KNOWN,
-        'it needs 8 jobs of 1:00:00, but chain = "none" in profile local | use --time 07:17:00 or more, or set '
-        'chain = "requeue" or "singleton" in the profile',
-    ),
     "no chain of what is on NVMe": (
         replace(asked(), engine=NVME),
         KNOWN,
@@ -404,14 +377,6 @@ def test_a_budget_is_a_number_above_nothing(hours):
 # --- in words
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.9123, "0.912 s"), (95, "95 s"), (599, "599 s"), (600, "10 min"), (12_000, "3 h 20 min"), (968_400, "11 d 5 h")],
-)
-def test_durations(seconds, words):
-    assert show_duration(seconds) == words
-
-
 @given(st.floats(0.1, 1e7))
 def test_a_limit_is_read_back_by_sbatchs_rule_and_is_long_enough(seconds):
     limit = limit_s(time_limit_text(seconds))
@@ -422,7 +387,3 @@ def test_a_limit_is_read_back_by_sbatchs_rule_and_is_long_enough(seconds):
 @given(st.floats(1e-6, 1e9))
 def test_what_is_rounded_up_is_enough_and_hardly_more(hours):
     assert hours * (1 - 1e-5) <= float(rounded_up(hours)) <= hours * 1.02
-
-
-def test_counts():
-    assert (counted(1, "job"), counted(1200, "job")) == ("1 job", "1,200 jobs")

@@ -60,12 +60,6 @@ def test_a_start_that_loads_a_checkpoint_is_the_later_links(tmp_path):
     assert found.start_s == pytest.approx(90.0)
 
 
-@pytest.mark.parametrize("written", [[], lines(1, 2)])
-def test_a_run_that_has_hardly_begun_tells_nothing(tmp_path, written):
-    run = with_attempt(make_run(tmp_path, "generic-slurm"), written, ended=None)
-    assert measure_run(run) is None
-
-
 def test_steps_that_were_warm_up_or_skipped_do_not_count(tmp_path):
     run = make_run(tmp_path, "generic-slurm")
     slow = [metrics_line(1, step_s=30.0, time=STARTED + 90), metrics_line(2, step_s=0.1, skipped=True)]

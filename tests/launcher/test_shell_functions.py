@@ -1,7 +1,10 @@
 """Functions of the templates by themselves, in bash: what each prints, leaves and exits with."""
 
 import os
+import re
 import shlex
+import signal
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,7 +12,9 @@ import jinja2
 import pytest
 
 from hpc_gpt.core.runs.snapshot import templates_dir
+from tests.golden.test_scripts import SCRIPTS
 from tests.programs import put, ran
+from tests.waiting import wait_for
 
 LOADED = jinja2.Environment(
     loader=jinja2.FileSystemLoader(str(templates_dir())),
@@ -89,14 +94,15 @@ def test_a_run_folder_needs_a_job_and_a_place(tmp_path: Path) -> None:
     assert "Error: cannot make the run folder taken/a/12\n\nhint: set HPC_GPT_LOGS to a folder that n1 can" in done.err
 
 
-@pytest.mark.parametrize(("command", "code"), [("true", 0), ("exit 3", 3), ("kill -9 $BASHPID", 137)])
+@pytest.mark.parametrize(("command", "code"), [("exit 3", 3), ("kill -9 $BASHPID", 137)])
 @pytest.mark.parametrize("signalled", [False, True])
 def test_ranks_end_with_their_own_code(tmp_path: Path, command: str, code: int, signalled: bool) -> None:
-    """Also after a signal, which interrupts the wait for them."""
+    """Also after a signal, which interrupts the wait for them: they leave once it was heard."""
     program(tmp_path, "scontrol", "echo 'KillWait                = 61 sec'")
     (tmp_path / "1/flight").mkdir(parents=True)
-    signal = "(sleep 0.2; kill -USR2 $$) &" if signalled else ""
-    end = f"trap : USR2; attempt=1; {signal}\nranks() {{ sleep 0.4; {command}; }}\nrun_ranks ranks\n"
+    sends = "(until [ -e up ]; do sleep 0.02; done; kill -USR2 $$) &" if signalled else "touch heard"
+    ranks = f"touch up; until [ -e heard ]; do sleep 0.02; done; {command}"
+    end = f"trap 'touch heard' USR2; attempt=1; {sends}\nranks() {{ {ranks}; }}\nrun_ranks ranks\n"
     done = bash(tmp_path, "slurm/ranks.sh.j2", end + 'echo "$rc $kill_wait $last_s"', SLURM_JOB_ID="12")
     assert done.out.split() == [str(code), "61", "20"]
     assert list((tmp_path / "1").iterdir()) == []
@@ -152,7 +158,7 @@ def test_a_race_goes_on_as_it_is_told(tmp_path: Path, answer: str, code: int, wo
     [
         (0, "echo out; echo err >&2; exit 3", 3, "out\nerr\n"),
         (1, "exec sleep 30", 143, ""),
-        (9, "echo out", 0, "out\n"),
+        (3000, "echo out", 0, "out\n"),
     ],
 )
 def test_a_visit_ends_by_itself_or_when_its_time_is_over(
@@ -168,3 +174,30 @@ def test_a_visit_that_is_over_at_once_has_its_code(tmp_path: Path) -> None:
     (tmp_path / "visit/attempts/1").mkdir(parents=True)
     late = 'kill() { sleep 0.3; builtin kill "$@"; }'
     assert bash(tmp_path, "slurm/race.sh.j2", f"{late}\nvisit=visit visit_s=0\nin_visit bash -c 'exit 3'").code == 3
+
+
+# --- what the script of a program asks of Slurm and Python, with a limit
+
+ASKS = 'echo $$ >.up && mv .up up; until [ -e go ]; do sleep 0.05; done; echo "an answer"'
+
+
+def within(name: str, *lines: str) -> list[str]:
+    found = re.search(r"^within\(\) \{.*?^\}$", SCRIPTS[name](), re.MULTILINE | re.DOTALL)
+    assert found
+    return ["bash", "-c", "\n".join([found[0], *lines, 'echo "exit code $?"']), "job.sh", ASKS]
+
+
+@pytest.mark.parametrize("name", ["job-script-slurm", "job-script-local"])
+def test_what_is_asked_hears_none_of_the_jobs_signals(name: str, tmp_path: Path) -> None:
+    """Slurm sends them to every process of the job."""
+    line = within(name, "trap : TERM INT", 'within 3000 bash -c "$1"')
+    job = subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    wait_for("it is asked", (tmp_path / "up").exists)
+    asked = int((tmp_path / "up").read_text())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        for group in {job.pid, os.getpgid(asked)}:  # timeout makes one of its own
+            os.killpg(group, number)
+    (tmp_path / "go").touch()
+    assert job.communicate()[0] == "an answer\nexit code 0\n"
+    done = ran(*within(name, 'rm go; within 0.5 bash -c "$1"'), cwd=tmp_path)
+    assert done.stdout == f"exit code {128 + signal.SIGKILL}\n", "its limit ends it"

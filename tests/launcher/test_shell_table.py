@@ -1,4 +1,5 @@
-"""Functions of a rendered job script, in bash, with stand-ins of Slurm's clients: what each prints, leaves and asks."""
+"""Functions of a rendered job script, in bash with stand-ins of Slurm's clients: what each prints, leaves and asks. How
+a job starts and is put back, and what it does on a full disk."""
 
 import json
 import os
@@ -14,6 +15,7 @@ from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.launcher.render import render_script
 from tests.launcher.test_shell_functions import program
+from tests.trainer.filling import fill
 
 ASKS = "--noheader --states=PENDING -o %i %E"
 NEW = ("sbatch --parsable --job-name=demo --dependency=afterany:7 --begin=now+{} --chdir={here} "
@@ -24,26 +26,33 @@ LISTED = "squeue --noheader --states=PENDING --array --user={uid} --format=%i|%o
 
 
 @cache
-def functions(chain: str) -> str:
-    """Of the script of a job of 2 nodes, all but its settings and the call of main."""
+def functions(chain: str, end: str = "# --- settings", tells: bool = False) -> str:
+    """Of the script of a job of 2 nodes, all but the settings and the call of main; of one that `tells` of events."""
     profile = replace(load_profile("generic-slurm"), chain=chain)
-    script = render_script(resolve(load_experiment("demo", {"layout.gpus": 8, "data.source": "random"}), profile))
-    return script[script.index("# === ") : script.index("# --- settings")]
+    asked = {"layout.gpus": 8, "data.source": "random", **({"notify.command": ["true"]} if tells else {})}
+    script = render_script(resolve(load_experiment("demo", asked), profile))
+    return script[script.index("# === ") : script.rindex(end)]
 
 
-def ran(folder: Path, chain: str, end: str, **clients: str) -> tuple[int, list[str], list[str]]:
-    """(exit code, what it printed, what the clients were asked) of `end` in a job 7 on two nodes."""
+def ran(
+    folder: Path, chain: str, end: str, disk: Path | None = None, text: str = "", **clients: str
+) -> tuple[int, list[str], list[str]]:
+    """(exit code, what it printed, what the clients were asked) of `end` in job 7 of two nodes; `disk` has its run."""
     for name in ("squeue", "sacct", "sbatch", "scontrol", "scancel", "sleep", "the-python"):
         said = clients.get(name.replace("-", "_"), "")
-        program(folder, name, f'echo "${{0##*/}} $*" >>calls\n{said}')
-    (folder / "run/attempts").mkdir(parents=True, exist_ok=True)
+        program(folder, name, f'echo "${{0##*/}} $*" >>{folder}/calls\n{said}')
+    run = (disk or folder) / "run"
+    (run / "attempts").mkdir(parents=True, exist_ok=True)
     environment = {
-        "PATH": f"{folder}/bin:{os.environ['PATH']}", "HPC_GPT_RUN": f"{folder}/run", "SLURM_JOB_ID": "7",
+        "PATH": f"{folder}/bin:{os.environ['PATH']}", "HPC_GPT_RUN": str(run), "SLURM_JOB_ID": "7",
         "HPC_GPT_JOB": "7", "SLURM_JOB_NAME": "demo", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2",
         "HPC_GPT_PYTHON": "the-python", "HOSTNAME": "n1", "SLURM_RESTART_COUNT": "3",
+        # As each bash before 5.1 it writes here-documents to files.
+        **({"TMPDIR": str(disk), "BASH_COMPAT": "50"} if disk else {}),
     }  # fmt: skip
-    done = subprocess.run(["bash", "-c", f"set -o pipefail\n{functions(chain)}\n{end}"], env=environment, cwd=folder,
-                          capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
+    (folder / "bin/job.sh").write_text(f"set -o pipefail\n{text or functions(chain)}\n{end}\n")
+    done = subprocess.run(["bash", folder / "bin/job.sh"], env=environment, cwd=folder, capture_output=True, text=True,
+                          check=False)  # fmt: skip
     calls = (folder / "calls").read_text().splitlines() if (folder / "calls").exists() else []
     return done.returncode, (done.stdout + done.stderr).splitlines(), calls
 
@@ -108,17 +117,146 @@ def test_a_waiting_link_is_cancelled_only_if_there_is_one(tmp_path: Path) -> Non
 
 
 def test_an_attempt_ends_once_and_by_its_last_step(tmp_path: Path) -> None:
-    end = 'attempt=run/attempts; die() { echo "$1; $2"; exit 9; }; fail "no host" "set it"'
+    odd = r"""$'no "C:\\x"\thost'"""
+    end = f'attempt=run/attempts; die() {{ echo "$1; $2"; exit 9; }}; fail {odd} "set it"'
     ended = tmp_path / "run/attempts/ended.json"
+    cause = 'no "C:\\x" host'
     for lines, step in (("", 0), ('{"step": 3}\n{"step": 12, "loss": 2}\n', 12)):
         ended.parent.mkdir(parents=True, exist_ok=True)
         (ended.parent / "metrics.jsonl").write_text(lines)
-        assert ran(tmp_path, "none", end)[:2] == (9, ["no host; set it"])
+        assert ran(tmp_path, "none", end)[:2] == (9, ['no "C:\\x"\thost; set it'])
         noted = json.loads(ended.read_text())
         assert noted.pop("time") > 1e9
-        assert noted == {"ended": "user_error", "cause": "no host", "step": step, "requeue": False}
+        assert noted == {"ended": "user_error", "cause": cause, "step": step, "requeue": False}
         ended.write_text("of the trainer")
         ran(tmp_path, "none", end)
         assert ended.read_text() == "of the trainer"
         assert not (ended.parent / ".ended.json").exists()
         ended.unlink()
+
+
+AGAIN, PAUSE, SHOWS = "scontrol requeue 7", "sleep 3", "scontrol --oneliner --local show job 7"
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "printed", "asked", "refused"),
+    [
+        ("exit 0", 0, [], [AGAIN], False),
+        ("echo Job execution still pending execution; exit 1", 0, ["Job execution still pending execution"], [AGAIN],
+         False),
+        ("echo Access denied; exit 1", 1, ["Access denied"], [AGAIN], True),
+        # The controller restarts: its list is looked at, and a job that it has put back is not asked for again.
+        ("[ -e t ] && exit; touch t; echo Unable to contact; exit 1", 0, ["Unable to contact"],
+         [AGAIN, PAUSE, SHOWS, AGAIN], False),
+        ("touch t; exit 1", 0, [""], [AGAIN, PAUSE, SHOWS], False),
+        ("exit 1", 1, [""] * 20, [AGAIN, PAUSE, SHOWS] * 20, False),
+    ],
+)  # fmt: skip
+def test_a_job_is_put_back_once(
+    tmp_path: Path, said: str, code: int, printed: list, asked: list, refused: bool
+) -> None:
+    restarts = "4" if said == "touch t; exit 1" else "3"
+    scontrol = f'case "$*" in *show*) echo "JobState=RUNNING Restarts={restarts}" ;; *) {said} ;; esac'
+    end = 'attempt=run/attempts; requeue_job; code=$?; echo "$code"; requeue_job >/dev/null; exit "$?"'
+    last, found, calls = ran(tmp_path, "requeue", end.replace("; requeue_job >/dev/null", "") if not refused else end,
+                             scontrol=scontrol)  # fmt: skip
+    assert (found, calls) == ([*printed, str(code)], asked)
+    assert (tmp_path / "run/attempts/requeue-refused").exists() is refused
+    assert last == (1 if refused else 0)  # what is refused is asked once
+
+
+# Python's answers, a line each; `-` is none.
+ANSWERS = 'read -r line <answers; sed -i 1d answers; [ "$line" = - ] || echo "hpc-gpt-next $line"'
+MAY_START = "hpc_gpt.launcher.attempts.may_start"
+BEFORE = f"the-python -m {MAY_START} {{run}} 4 {{}}"
+WORDS = ("squeue --sibling --noheader --array --states=all --user={uid} -o squeue %i %T",
+         "sacct --federation -D -X -n -P -o JobID,State -j 8,9")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("answers", "code", "said", "asked"),
+    [
+        ("go 1700 12", 0, ["goes on, 1700 12"], [BEFORE.replace("{}", "40 ")]),
+        ("go - 12", 0, ["goes on, - 12"], [BEFORE.replace("{}", "40 ")]),
+        ("other", 0, ["goes on,  "], [BEFORE.replace("{}", "40 ")]),
+        ("wait\nask 8,9\nstop 3 8,9", 3, [],
+         [BEFORE.replace("{}", "40 "), "sleep 3", BEFORE.replace("{}", "39 "), *WORDS, BEFORE.replace("{}", "38 8,9")]),
+        ("-\ngo 1 2", 0, [f"{MAY_START} gave no answer, try 1", "goes on, 1 2"],
+         [BEFORE.replace("{}", "40 ")] * 2),
+        ("-\n-", 0, [f"{MAY_START} gave no answer, try {place}" for place in (1, 2)] + ["goes on,  "],
+         [BEFORE.replace("{}", "40 ")] * 2),
+    ],
+)  # fmt: skip
+def test_a_start_asks_python_until_it_knows(tmp_path: Path, answers: str, code: int, said: list, asked: list) -> None:
+    (tmp_path / "answers").write_text(answers + "\n")
+    end = 'n=4 python=(the-python); ask_to_start; echo "goes on, ${HPC_GPT_STOP_AT:-} ${MASTER_PORT:-}"'
+    clients = {"the_python": f"cat >>stdin\n{ANSWERS}", "squeue": "echo squeue 8 PENDING", "sacct": "echo '9|DONE'"}
+    found = ran(tmp_path, "requeue", end, **clients)
+    assert found == (code, said, [line.format(run=tmp_path / "run", uid=os.getuid()) for line in asked])
+    assert (tmp_path / "stdin").read_text() == ("squeue 8 PENDING\nsacct 9 DONE" if "ask" in answers else "")
+
+
+TRIED = ["sbatch --quiet --test-only --exclude=n3 {run}/job.sh", "sbatch --quiet --test-only {run}/job.sh"]
+TOLD = "back to the queue: scontrol requeue 7"
+LATER, WITHOUT = "scontrol update jobid=7 StartTime=now+30", "scontrol update jobid=7 ExcNodeList=n3"
+
+
+@pytest.mark.parametrize(
+    ("words", "sbatch", "shown", "said", "asked"),
+    [
+        ("0 - -", "", "JobState=RUNNING", [TOLD], [SHOWS, AGAIN]),
+        ("30 - -", "", "JobState=SIGNALING", [TOLD], [SHOWS, AGAIN, LATER]),
+        ("0 =n3 -", "", "JobState=RUNNING", [TOLD], [TRIED[0], SHOWS, AGAIN, WITHOUT]),
+        # With too few nodes left none is left out, unless Slurm takes the job in no way.
+        ("30 =n3 -", '[[ "$*" != *exclude* ]]', "JobState=RUNNING",
+         ["warning: without n3 Slurm has too few nodes for the job, so it may get them again", TOLD],
+         [*TRIED, SHOWS, AGAIN, LATER]),
+        ("0 =n3 -", "exit 1", "JobState=RUNNING", [TOLD], [*TRIED, SHOWS, AGAIN, WITHOUT]),
+        ("0 - -", "", "JobState=FAILED", ["job 7 is FAILED, so the run does not continue by itself"], [SHOWS]),
+        ("0 - -", "", "JobState=TIMEOUT Reason=TimeLimit", [TOLD], [SHOWS, AGAIN]),
+        ("30 - -", "", "JobState=PENDING Restarts=4", [], [SHOWS, LATER]),  # put back by somebody
+        ("0 - -", "", "Nothing", ["Error: Slurm does not answer, so job 7 is not continued"],
+         [*[SHOWS, "sleep 3"] * 19, SHOWS]),
+    ],
+)  # fmt: skip
+def test_a_run_continues_in_what_slurm_takes(
+    tmp_path: Path, words: str, sbatch: str, shown: str, said: list, asked: list
+):
+    scontrol = f'case "$*" in *show*) echo "{shown}" ;; esac'
+    end = f'attempt=run/attempts; die() {{ echo "Error: $1"; exit 1; }}; continue_run {words}'
+    code, found, calls = ran(tmp_path, "requeue", end, scontrol=scontrol, sbatch=sbatch)
+    assert (code, found) == (1 if "Nothing" in shown else 0, said)
+    assert calls == [line.format(run=tmp_path / "run") for line in asked]
+
+
+@pytest.mark.parametrize("chain", ["requeue", "singleton"])
+def test_a_refused_start_ends_on_a_full_disk_whatever_fails(tmp_path: Path, small_disk: Path, chain: str) -> None:
+    (small_disk / "run/attempts").mkdir(parents=True)
+    fill(small_disk)
+    python = 'case "$2" in *notify) exit 1 ;; *) echo "hpc-gpt-next {}" ;; esac'
+    for answer, code, said in (
+        ("stop 3 8,9", 3, ["notify: its process ended with exit code 1"]),
+        ("go 1700000000 12345", 0, ["1700000000 12345"]),
+        ("go -", 0, ["-"]),
+    ):
+        end = 'n=1 attempt=$HPC_GPT_RUN python=(the-python); ask_to_start; echo "$HPC_GPT_STOP_AT" $MASTER_PORT'
+        text = functions(chain, tells=True)
+        assert ran(tmp_path, chain, end, small_disk, text, the_python=python.format(answer))[:2] == (code, said)
+
+
+def test_a_second_start_finds_the_script_and_settings_there(tmp_path: Path, small_disk: Path) -> None:
+    text = functions("requeue", "\nmain\n")
+    make = ("requeue", "make_run_folder; echo made", small_disk, text)
+    assert ran(tmp_path, *make)[:2] == (0, ["made"])
+    fill(small_disk)
+    assert ran(tmp_path, *make)[:2] == (0, ["made"])
+    (small_disk / "run" / "resolved.json").unlink()
+    (small_disk / "run" / "job.sh").write_bytes(b"")
+    assert ran(tmp_path, *make)[1][0].startswith("Error: HPC_GPT_RUN names the run of another script")
+
+
+def test_no_part_of_a_script_needs_a_file_for_a_text() -> None:
+    """A here-string is a file in bash before 5.1."""
+    asked = load_experiment("demo", {"notify.command": ["true"], "after.run": "true", "track.tensorboard": True})
+    for changes in ({"chain": "singleton"}, {"stage": "/env.tar"}, {"stage": "warm"}):
+        assert "<<<" not in render_script(resolve(asked, replace(load_profile("generic-slurm"), **changes)))

@@ -1,7 +1,9 @@
-"""A profile's `stage`: the functions of the script that unpack an environment on a node, or read its libraries."""
+"""A profile's `stage`: the functions of the script that unpack an environment on a node, or read its libraries; what a
+job script does around them, with stand-ins of srun, date and the node's part."""
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -161,12 +163,6 @@ def test_a_python_that_does_not_start(tmp_path):
     assert Node(tmp_path, str(tmp_path / "x.tar")).fault() == (
         f"n1: bin/python of {tmp_path}/x.tar does not start: no base Python"
     )
-    python.unlink()
-    python.symlink_to("/gone/bin/python3")
-    subprocess.run(["tar", "-C", tmp_path, "-cf", tmp_path / "y.tar", "bin"], check=True)
-    cause = Node(tmp_path, str(tmp_path / "y.tar")).fault(HPC_GPT_STAGED="hpc-gpt-1-2/2")
-    assert cause.startswith(f"n1: bin/python of {tmp_path}/y.tar does not start: ")
-    assert cause.endswith("No such file or directory")
     for number, body in enumerate(["exit 0", "echo a tool of the site; exit 0"]):
         python.unlink()
         put(python, f"#!/bin/sh\n{body}\n")
@@ -175,16 +171,6 @@ def test_a_python_that_does_not_start(tmp_path):
         assert Node(tmp_path, str(tmp_path / "z.tar")).fault(HPC_GPT_STAGED=f"hpc-gpt-1-3/{number}") == (
             f"n1: bin/python of {tmp_path}/z.tar is not Python 3: it prints '{printed}'"
         )
-
-
-def test_what_tar_only_warns_of_is_not_the_fault(tmp_path):
-    """The paths of this one are absolute, it has a header that tar does not know, and its end is missing."""
-    (tmp_path / "big").write_bytes(os.urandom(200_000))
-    tar = tmp_path / "x.tar"
-    words = ["--absolute-names", "--format=posix", "--pax-option=VENDOR.note:=x"]
-    subprocess.run(["tar", *words, "-cf", tar, tmp_path / "big"], check=True, capture_output=True)
-    os.truncate(tar, 100_000)
-    assert Node(tmp_path, str(tar)).fault() == f"n1: cannot unpack {tar}: tar: Unexpected EOF in archive"
 
 
 def test_a_folder_of_somebody_elses_is_not_used(tmp_path, archive):
@@ -237,10 +223,6 @@ def test_warm_reads_the_environments_libraries_alone_in_order(tmp_path):
     assert not any("other.so" in each for each in read)
 
 
-def test_warm_without_a_python_reads_nothing(tmp_path):
-    assert Node(tmp_path, "warm").say(HPC_GPT_PYTHON="/gone/python").startswith("stage: 0 shared libraries")
-
-
 def test_it_decides_nothing_and_is_unwritten_by_default(tmp_path):
     without, warm, tar = staged(None), staged("warm"), staged("/an/environment.tar", venv="/an/environment")
     assert '"stage"' not in without.to_json()
@@ -250,25 +232,17 @@ def test_it_decides_nothing_and_is_unwritten_by_default(tmp_path):
     assert "/an/environment/bin/activate" not in render_script(tar), "the archive takes the place of the venv"
 
 
-def test_a_smoke_run_stages_nothing(tmp_path):
+def test_an_absent_archive_is_said_and_smoke_stages_none(tmp_path):
     (profile := tmp_path / "site.toml").write_text('stage = "/an/environment.tar"\n')
     for more, count in ((("--smoke",), 0), ((), 1)):
         done = in_process("render", "demo", "--cluster", profile, *more)
         assert (done.code, done.stdout.count('"stage": ')) == (0, count), done.stderr
-
-
-def test_an_absent_archive_is_said_before_the_queue(tmp_path):
-    (profile := tmp_path / "site.toml").write_text('stage = "/an/environment.tar"\n')
-    assert (
-        "note: stage /an/environment.tar is not a file here; "
-        in in_process("render", "demo", "--cluster", profile).stderr
-    )
+        assert ("note: stage /an/environment.tar is not a file here; " in done.stderr) == bool(count)
 
 
 @pytest.mark.parametrize(
     ("gpus", "site", "minutes"),
     [
-        (4096, "", "5"),
         (16384, "", "18"),
         (1024, "", None),
         (16384, 'container = {kind = "apptainer", image = "/an/image.sif"}', None),
@@ -287,3 +261,61 @@ def test_provenance_has_the_sum_if_the_archive_is_seen_here(archive):
     assert stage_sum(staged(str(archive))) == {"stage_sha256": hashlib.sha256(archive.read_bytes()).hexdigest()}
     for none in (None, "warm", "/not/here.tar"):
         assert stage_sum(staged(none)) == {}
+
+
+TOOLS = {
+    "date": 'case $1 in +%s%3N) read -r t <"$0.ms"; echo $((t + 1500)) >"$0.ms"; echo "$t" ;; *) echo 99.5 ;; esac',
+    "srun": 'while [ "$1" != bash ]; do printf "%s " "$1"; shift; done >>"$0.said"; exec "$@"',
+    "shown": 'echo "$VIRTUAL_ENV ${PATH%%:*} $HPC_GPT_STAGE_SUM ${PYTHONHOME-none} $*"',
+}
+STAND_INS = r"""
+stage_node() {
+  local at=$TMPDIR/$HPC_GPT_STAGED
+  echo "node ${1-}"; mkdir -p "$at/environment/bin"; echo 5a >"$at/done"
+  cp "$HPC_GPT_RUN/shown" "$at/environment/bin/python"; [ -z "$FAULT" ] || printf 'stage-fault\tn1: %s\tdo\n' "$FAULT"
+}
+fail() { echo "fail $*"; exit 7; }; n=3 attempt=$TMPDIR staging_ms=250 PYTHONHOME=/x; export PYTHONHOME
+within() { shift; "$@"; }
+took() { echo "$HPC_GPT_STAGING $(env | grep -c '^HPC_GPT_STAGING=')"; }
+"""
+BATCH = 'unpack_here; "${python[@]}" a; stage_nodes; took; leave_nodes; ls "$TMPDIR/$HPC_GPT_STAGED"'
+BATCH += '; echo "${HPC_GPT_PYTHON##*/}"'
+STEP = "--export=ALL {}--nodes=1 --ntasks=1 --ntasks-per-node=1 --x=y "
+STAGED, LEFT = STEP.format("--kill-on-bad-exit=0 "), STEP.format("--overlap ")
+NOTE, NOT = "note: /e.tar has changed since the submission, when its SHA-256 was 0b\n", "node /e.tar\nfail n1: no do\n"
+RUNS = "{0} {0}/bin 5a none a\n".format("HERE/hpc-gpt-0-4711/3/environment")
+ROWS = {
+    "warm": ("warm", "stage_nodes; took", "node \n1.750 99.5 1\n", STAGED),
+    "unpacked": ("/e.tar", BATCH, f"node /e.tar\n{NOTE}{RUNS}node /e.tar\n3.250 99.5 1\nbatch\ndone\n"
+                 "environment\npython\n", STAGED + LEFT),
+    "not unpacked": ("/e.tar", "FAULT=no; unpack_here", NOT, ""),
+    "not on a node": ("/e.tar", "export FAULT=no HPC_GPT_STAGED=a/b; stage_nodes", NOT, STAGED),
+    "warm here": ("warm", "stage_environment fail; stage_environment fail; took", "node \n1.500 99.5 1\n", ""),
+    "unpacked here": ("/e.tar", 'stage_environment fail; python a; echo "${HPC_GPT_PYTHON##*/}"; took',
+                      f"node /e.tar\n{RUNS}python\n1.500 99.5 1\n", ""),
+    "first here": ("/e.tar", "SUBMITIT_LOCAL_GLOBALID=0; stage_environment fail", f"{NOTE}node /e.tar\n", ""),
+    "not here": ("/e.tar", "FAULT=no; stage_environment fail", "fail n1: no do\n", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_script_stages_in_these_steps(name: str, tmp_path: Path) -> None:
+    stage, body, said, asked = ROWS[name]
+    here = name.endswith("here")
+    resolved = staged(stage, "local" if here else "generic-slurm", chain="none", srun=() if here else ("--x=y",))
+    script = render_script(resolved)
+    functions = re.split(r"^# --- ", script[script.index("# --- the environment on each node") + 6 :], flags=re.M)[0]
+    for tool, text in TOOLS.items():
+        (tmp_path / tool).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / tool).chmod(0o755)
+    (tmp_path / "date.ms").write_text("1000\n")
+    (tmp_path / "provenance.json").write_text('{\n "stage_sha256": "0b"\n}\n')
+    own = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path), "HPC_GPT_RUN": str(tmp_path),
+           "FAULT": "", "HPC_GPT_JOB": "4711", **({"HPC_GPT_STAGED": "hpc-gpt-0-4711/3"} if here else {})}  # fmt: skip
+    words = ["bash", "-c", f"set -u\n: {functions}{STAND_INS}{body}"]
+    done = subprocess.run(words, env=os.environ | own, text=True, capture_output=True, check=False)
+    found = done.stdout.replace(str(tmp_path), "HERE").replace(f"hpc-gpt-{os.getuid()}-", "hpc-gpt-0-")
+    assert (found, done.stderr) == (said, "")
+    assert (tmp_path / "srun.said").exists() == bool(asked)
+    assert not asked or (tmp_path / "srun.said").read_text() == asked
+    assert (tmp_path / "hpc-gpt-0-4711").exists() == here, "what is unpacked is taken away at the end"

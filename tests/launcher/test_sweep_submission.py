@@ -134,12 +134,9 @@ def script(name: str, *directives: str) -> str:
     return "\n".join(["#!/bin/bash", *lines, "", "# more", f"echo {name}", "#SBATCH --nodes=77", ""])
 
 
-def test_directives_end_at_the_first_command():
-    assert script_directives(script("a", "--nodes=2")) == ["--job-name=a", "--nodes=2"]
-
-
 def test_scripts_alike_but_for_the_name_are_one_array():
     scripts = [script("a", "--nodes=2"), script("b", "--nodes=3"), script("c", "--nodes=2")]
+    assert script_directives(scripts[0]) == ["--job-name=a", "--nodes=2"], "they end at the first command"
     assert group_alike(scripts, 10) == [[0, 2], [1]]
     text = array_script("the 'table'", [scripts[0], scripts[2]])
     assert script_directives(text) == ["--job-name='the '\"'\"'table'\"'\"''", "--nodes=2"]

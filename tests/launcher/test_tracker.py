@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from tests.cli.command import in_process
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, make_run, metrics_line
 from tests.programs import put, ran
+from tests.waiting import patient, wait_for
 
 # A wandb that writes that it was asked, and then does what a test says.
 STAND_IN = """
@@ -47,10 +47,7 @@ def tracker(tmp_path, monkeypatch):
         run = make_run(tmp_path / "logs", track__wandb="gpt")
         attempt = add_attempt(run, [metrics_line(1)], ended=None)
         tracker = BesideRanks("track", "hpc_gpt.report.track", run, attempt)
-        until = time.monotonic() + 120
-        while not (tmp_path / "asked").exists():
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        wait_for("it runs", (tmp_path / "asked").exists)
         return tracker, attempt
 
     return start
@@ -58,8 +55,8 @@ def tracker(tmp_path, monkeypatch):
 
 def test_a_tracker_that_dies_is_a_line(tracker):
     process, attempt = tracker("os._exit(7)")
-    end_beside([process], attempt, 60)
-    end_beside([process], attempt, 60)
+    end_beside([process], attempt, patient(60))
+    end_beside([process], attempt, patient(60))
     assert attempt.log.read_text() == "track: its process ended with exit code 7; the run goes on without it\n"
     assert not attempt.ranks_ended.exists()
 
@@ -69,7 +66,7 @@ def test_a_tracker_that_hangs_is_killed(tracker):
     assert not process.look()
     end_beside([process], attempt, 0.1)
     assert attempt.log.read_text() == "track: its process has not ended 0.1 s after the ranks, so it is killed\n"
-    assert process._process.wait(60) == -signal.SIGKILL
+    assert process._process.wait() == -signal.SIGKILL
 
 
 SAYS = "track: its process "
@@ -97,8 +94,7 @@ def test_the_script_waits_for_it_no_longer_than_it_may(tmp_path, what, answer, s
         "start_tracker",
         "say_ranks_ended",
         "end_beside 30",
-        "for try in {1..1000}; do kill -0 ${beside[0]#* } 2>/dev/null || exit 0; command sleep 0.01; done",
-        "echo alive",
+        "while kill -0 ${beside[0]#* } 2>/dev/null; do command sleep 0.02; done",
     ]
     # As a file: `bash -c` sometimes prints a line when a background process ends.
     (whole := tmp_path / "script.sh").write_text("\n".join([*functions, sleep, f"python=({python})", *steps]))
@@ -138,14 +134,11 @@ def test_in_a_container_the_jobs_signals_are_for_the_ranks(tmp_path, what):
     ]
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "attempt": str(tmp_path), "n": "1"}
     with subprocess.Popen(["bash", "-c", "\n".join(lines)], env={**environment, "HPC_GPT_RUN": "/run"}) as job:
-        until = time.monotonic() + 120
-        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        wait_for("its pid", lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
         for number in (signal.SIGUSR2, signal.SIGTERM):
             os.kill(int((tmp_path / "pid").read_text()), number)
         (tmp_path / "go").touch()
-        assert job.wait(120) == 0
+        assert job.wait() == 0
     assert (tmp_path / "sent").exists()
 
 

@@ -1,7 +1,6 @@
 """The place of the next attempt after a failure: in the job or from the queue, by its run folder and Slurm's words."""
 
 import time
-from shutil import rmtree
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,18 +73,6 @@ def test_the_next_start_judges_what_its_script_could_not(ended: str, answer: lis
     lost = unjudged(run, ended, 0)
     assert before(run, start(run, restart=1), "squeue 7 RUNNING", "sacct 7 REQUEUED", "sacct 7 RUNNING") == answer
     assert lost.verdict()["attempt_ended"] == ended
-
-
-def test_two_of_them_without_a_checkpoint_are_no_progress() -> None:
-    run = slurm_run()
-    for restart in (0, 1):
-        last = unjudged(run, "error", restart)
-        answer = before(run, start(run, restart=restart + 1), "squeue 7 RUNNING")
-        if restart == 0:
-            assert answer == ["go", "-"]
-            rmtree(run.attempts()[-1].folder)
-    assert answer[:2] == ["stop", "1"]
-    assert last.verdict()["ended"] == "no_progress"
 
 
 def unjudged(run: RunFolder, ended: str, restart: int) -> Attempt:

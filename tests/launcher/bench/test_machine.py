@@ -15,7 +15,7 @@ from hpc_gpt.planner.constants import VALUES
 from hpc_gpt.planner.links import Links
 from hpc_gpt.planner.machine import DEFAULT, Rates, constants_from, generation_of, machine_of
 from hpc_gpt.planner.step_time import layer_time
-from tests.cli.command import hpc_gpt
+from tests.cli.command import hpc_gpt, in_process
 
 # What ranks of a GPU would print.
 OF_A_GPU = {
@@ -106,6 +106,7 @@ def test_the_medians_of_the_ranks():
     assert medians(ranks) == {"device": "x", "memory_gb_s": 2.0, "tflops": {"bf16": 20.0}, "nodes_pair_gb_s": 5.0}
 
 
+@pytest.mark.long
 def test_on_this_machine(tmp_path):
     """Two real ranks; what they print is a profile of their own, which plan takes."""
     done = hpc_gpt("bench", "--machine")
@@ -117,6 +118,7 @@ def test_on_this_machine(tmp_path):
     assert shown.code == 0, shown.stderr
 
 
+@pytest.mark.long
 def test_with_the_stand_ins_of_a_gpu():
     given = {**OF_A_GPU, "device": H100, "pair_gb_s": 310.0, "all_gather_gb_s": 331.0, "all_reduce_gb_s": 344.0}
     command = {"HPC_GPT_PROBE_COMMAND": f"echo {shlex.quote(json.dumps(given))}"}
@@ -139,6 +141,7 @@ def given_back(given):
     return {renamed.get(name, name): value for name, value in given.items()}
 
 
+@pytest.mark.long
 def test_ranks_that_fail():
     done = hpc_gpt("bench", "--machine", environment={"HPC_GPT_PROBE_COMMAND": "echo no driver >&2; exit 9"})
     assert done.code != 0
@@ -147,7 +150,7 @@ def test_ranks_that_fail():
 
 
 def test_it_takes_nothing_of_a_run():
-    done = hpc_gpt("bench", "--machine", "--mbs", 4, "--model", "gpt2")
+    done = in_process("bench", "--machine", "--mbs", 4, "--model", "gpt2")
     assert done.code == 2
     assert "--mbs" in done.stderr
     assert "--model" in done.stderr

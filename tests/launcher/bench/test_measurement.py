@@ -21,6 +21,7 @@ from hpc_gpt.launcher.bench.measurement import BenchRow, Measurement, measuremen
 from hpc_gpt.reader.records import add_figures
 from hpc_gpt.report.bench_table import MeasuredRow
 from tests.made_runs import unsubmitted_run
+from tests.waiting import patient, wait_for
 
 SHAPE = Record(
     ended="done",
@@ -170,13 +171,18 @@ def test_a_peer_that_tells_tokens_per_second_alone():
 
 @pytest.mark.parametrize(
     ("command", "code", "least_s"),
-    [("sleep 0.3", 0, 0.2), ("exec sleep 60", -signal.SIGTERM, 0.2), ("trap '' TERM; while :; do :; done", None, 0.4)],
+    [
+        ("touch up; sleep 0.3", 0, 0.2),
+        ("touch up; exec sleep 6000", -signal.SIGTERM, 0.2),
+        ("trap '' TERM; touch up; while :; do sleep 1; done", None, 0.4),
+    ],
 )
-def test_the_next_cell_waits_until_the_last_ranks_are_gone(command, code, least_s, monkeypatch):
+def test_the_next_cell_waits_until_the_last_ranks_are_gone(command, code, least_s, monkeypatch, tmp_path):
     """What is still there after a while gets SIGTERM, and is left after another one."""
-    monkeypatch.setattr(measurement, "_GONE_S", 20.0 if code == 0 else 0.2)
+    monkeypatch.setattr(measurement, "_GONE_S", patient(300) if code == 0 else 0.2)
     run, began = unsubmitted_run(), time.monotonic()
-    with subprocess.Popen(["bash", "-c", command]) as process:
+    with subprocess.Popen(["bash", "-c", command], cwd=tmp_path) as process:
+        wait_for("it is up", (tmp_path / "up").exists)
         asked = {"scheduler": "local", "job_id": "1", **process_identity(process.pid)}
         run.add_submission(asked)
         measurement._wait_until_gone(run)

@@ -1,10 +1,6 @@
-"""Rows in rounds: which row leaves, whose losses differ, which row wins; with step times that a real clock measured."""
+"""Rows in rounds: which row leaves, whose losses differ, which row wins."""
 
-import contextlib
-import os
 import random
-import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -110,30 +106,16 @@ def test_within_a_percent_the_row_with_more_memory_to_spare_wins():
     assert winner(measured, (), {0: None, 1: None, 2: None}) == (0, "the fastest row")
 
 
-# --- races with a real clock
-
-
-@pytest.fixture
-def woken_in_time() -> Iterator[None]:
-    """Root's thread is woken before all others: on a busy machine a sleep of 20 ms lasts 80 now and then."""
-    with contextlib.suppress(PermissionError):
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-    yield
-    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+# --- whole races, of steps with noise
 
 
 def visit(step_s: float, noise: random.Random, steps: int = 12) -> Round:
-    """A visit of a trainer whose step only waits, and up to a twentieth longer."""
-    times = []
-    for _ in range(steps):
-        begun = time.perf_counter()
-        time.sleep(step_s * (1 + 0.05 * noise.random()))
-        times.append(time.perf_counter() - begun)
-    return Round(times)
+    """Each step takes up to a twentieth longer."""
+    return Round([step_s * (1 + 0.05 * noise.random()) for _ in range(steps)])
 
 
 def race(delays: list[float], noise: random.Random) -> dict[int, dict[int, Round]]:
-    """Three rounds of rows whose steps are so much longer than 20 ms, in which a late wake-up does not count."""
+    """Three rounds of rows whose steps are so much longer than 20 ms."""
     measured: dict[int, dict[int, Round]] = {}
     visited: list[tuple[int, int]] = []
     while (turn := next_turn(len(delays), 3, visited, (), lambda at: leaving_after(measured, at))) is not None:
@@ -142,17 +124,11 @@ def race(delays: list[float], noise: random.Random) -> dict[int, dict[int, Round
     return measured
 
 
-@pytest.mark.long
-@pytest.mark.usefixtures("woken_in_time")
 def test_a_delay_of_20_percent_loses_20_of_20_races():
     noise = random.Random(1)
-    won = [winner(race([0.0, 0.2], noise), (), {})[0] for _ in range(20)]
-    assert won == [0] * 20
+    assert [winner(race([0.0, 0.2], noise), (), {})[0] for _ in range(20)] == [0] * 20
 
 
-@pytest.mark.long
-@pytest.mark.usefixtures("woken_in_time")
 def test_in_20_races_of_equal_rows_at_most_one_row_leaves():
     noise = random.Random(2)
-    left = sum(bool(leaving_after(race([0.0, 0.0], noise), at)) for _ in range(20) for at in (2,))
-    assert left <= 1
+    assert sum(bool(leaving_after(race([0.0, 0.0], noise), 2)) for _ in range(20)) <= 1

@@ -3,7 +3,9 @@
 import re
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -124,7 +126,7 @@ def test_a_damaged_file_has_no_curve(text):
 
 
 def of_nodes(count: int) -> tuple[int, str]:
-    """(how many functions are called for the screen of a run on so many nodes, the screen)."""
+    """(how many lines are executed for the screen of a run on so many nodes, the screen)."""
     run, attempt = running()
     for node in range(count):
         last = time.time() - (999 if node == 5 else 0)
@@ -135,18 +137,19 @@ def of_nodes(count: int) -> tuple[int, str]:
             for rank in range(8 * node, 8 * node + 8)
         )
         write_heartbeat(attempt.heartbeats, first, map(line_of, others))
-    calls = 0
+    lines, before = 0, sys.gettrace()
 
-    def count_call(_: object, event: str, __: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
+    def count_line(_: object, event: str, __: object) -> Callable[..., Any]:
+        nonlocal lines
+        lines += event == "line"
+        return count_line
 
-    sys.setprofile(count_call)
+    sys.settrace(count_line)
     try:
         said = shown(run)
     finally:
-        sys.setprofile(None)
-    return calls, said
+        sys.settrace(before)
+    return lines, said
 
 
 def test_of_many_nodes_it_has_the_spread_and_the_ten_worst():
