@@ -77,13 +77,14 @@ class ClusterSpec:
 # Jobs of several tests are on it at once. Those that need certain nodes, or nodes side by side, have their own
 # partitions. A slurmd that a test has stopped, or that gets no turn on a busy machine, must not count as dead;
 # and a job that is to end needs its turn, too, before it is killed.
-LANES, LANE_NODES = 2, 4
+# A run of tests/torture has two or three nodes of its lane.
+LANES, LANE_NODES = 3, 4
 SMALL = ClusterSpec(
     "small",
-    (Nodes("n", 10), Nodes("d", 3), Nodes("q", 3, cpus=32), Nodes("t", LANES * LANE_NODES)),
+    (Nodes("n", 9), Nodes("d", 3), Nodes("q", 3, cpus=32), Nodes("t", LANES * LANE_NODES)),
     (
-        "PartitionName=low Nodes=n[1-10] Default=YES PriorityTier=1 GraceTime=60 MaxTime=INFINITE State=UP",
-        f"PartitionName=high Nodes=n[1-10],t[1-{LANES * LANE_NODES}] PriorityTier=10 MaxTime=INFINITE State=UP "
+        "PartitionName=low Nodes=n[1-9] Default=YES PriorityTier=1 GraceTime=60 MaxTime=INFINITE State=UP",
+        f"PartitionName=high Nodes=n[1-9],t[1-{LANES * LANE_NODES}] PriorityTier=10 MaxTime=INFINITE State=UP "
         "PreemptMode=OFF",
         "PartitionName=ward Nodes=d[1-3] MaxTime=INFINITE State=UP",
         "PartitionName=quiet Nodes=q[1-3] MaxTime=INFINITE State=UP",

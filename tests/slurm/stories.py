@@ -25,7 +25,7 @@ from tests.slurm.launcher import Launcher
 
 T = TypeVar("T")
 # More would only compete for the cores: a story computes while its ranks start, and waits after that.
-AT_ONCE = 5
+AT_ONCE = 6
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ WHO = ("shell", "child", "grandchild", "apart", "step")
 SENT = {
     "steps": (("--signal=USR1",), "USR1", ("step",)),
     "shell": (("--batch", "--signal=USR1"), "USR1", ("shell",)),
-    "group": (("--full", "--signal=INT"), "INT", WHO),
+    "group": (("--full", "--signal=INT"), "INT", WHO[:3]),  # of a step srun alone hears it
     "all": ((), "TERM", WHO),
 }
 
@@ -316,30 +316,6 @@ def test_a_chain_of_jobs_starts_the_script_in_one_environment(launcher: Launcher
         r"HPC_GPT_ATTEMPT|SLURM_JOB_DEPENDENCY|SLURM_(JOB_)?NODELIST|SLURM_TOPOLOGY_ADDR|SLURMD_NODENAME|HOSTNAME"
     )
     assert not {name for name in differ if not re.fullmatch(rf"{OF_A_JOB.pattern}|{of_a_job}", name)}
-
-
-TWO_FILES = """\
-#!/bin/bash
-#SBATCH -N 2 --ntasks-per-node=1 --job-name=two -o out.txt -e err.txt
-echo "all is well"
-srun python3 -c '
-import os
-from tests.programs import put
-if os.environ["SLURM_PROCID"] == "1":
-    raise NameError("name batch is not defined")'
-"""
-
-
-@pytest.mark.long
-def test_a_traceback_in_the_file_of_error_is_the_cause(launcher: Launcher) -> None:
-    folder = folder_of(launcher, "two", train_slurm=TWO_FILES)
-    job = submit(launcher, "submit", folder, "--set", "job.retry_pause_s=1", "train.slurm")
-    job.wait_end("FAILED")
-    assert job.ended() == ["user_error"], job.log()
-    assert (folder / "err.txt").read_text() == job.run.attempt(1).err.read_text()
-    why = json.loads(launcher.run("why", str(job.run.path), "--json")[0])
-    assert "NameError" in json.dumps(why["attempts"][-1]), why
-    assert "NameError" in launcher.run("why", str(job.run.path))[0]
 
 
 ELEMENT = """\

@@ -14,7 +14,8 @@ from tests.torture.order import planned
 
 RANKS, NODES = 2, 2
 SEED = int(os.environ.get("CI_DAY", "2026-11-29").replace("-", ""))
-# None takes away a daemon of the cluster, which other tests use too.
+# None takes away a daemon of the cluster, which other tests use too. Dead nodes are in test_runs, test_race and
+# test_restarts_in_job.
 MAY = sorted(name for name, kind in KINDS.items() if not kind.shared and not kind.small_disk)
 FAULTS = [replace(fault, nodes=NODES) for fault in planned(MAY, SEED, 6, EARLIEST)]
 

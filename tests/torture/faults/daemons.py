@@ -13,7 +13,7 @@ CONTROLLER = threading.Lock()
 _ACCOUNTING = threading.Lock()
 
 
-@kind()
+@kind(shared=True)
 def cut_power_of_a_node(scene: Scene) -> None:
     """slurmd and job steps are gone; the node's ranks fall silent, and no connection of theirs is closed."""
     scene.wait_moment()
@@ -23,7 +23,7 @@ def cut_power_of_a_node(scene: Scene) -> None:
     scene.detail = f"{node}, {'batch host' if node == scene.job.nodes()[0] else 'other node'}"
 
 
-@kind()
+@kind(shared=True)
 def kill_a_slurmd(scene: Scene) -> None:
     """The daemon alone; the node's ranks live on. It is back soon, later than Slurm waits, or after the run."""
     scene.wait_moment()

@@ -24,7 +24,7 @@ class Kind:
     `earliest`: the first step at which it makes sense. `settings`: of the experiment, as for --set. `small_disk`: the
     run's logs lie on a tmpfs of their own. `by_hand`: classes of an end after which the user resumes the run, with
     `submit --resume`; after any other end the run must resume by itself. `shared`: it takes away a daemon that all
-    runs of the cluster use.
+    runs of the cluster use, or a node, whose job Slurm clears away for minutes.
     """
 
     name: str

@@ -135,7 +135,7 @@ def _ranks_nodes(scene: Scene) -> list[str]:
     return sorted({environment_of(pid)["SLURMD_NODENAME"] for pid in scene.rank_pids().values()})
 
 
-@kind(settings=_SPARE, earliest=1)
+@kind(settings=_SPARE, earliest=1, shared=True)
 def dead_node_with_a_spare(scene: Scene) -> None:
     """One with ranks, but not the script's."""
     scene.wait_moment()
@@ -145,7 +145,7 @@ def dead_node_with_a_spare(scene: Scene) -> None:
     scene.cut_power(scene.detail)
 
 
-@kind(settings=_SPARE, earliest=1)
+@kind(settings=_SPARE, earliest=1, shared=True)
 def dead_node_of_the_script_with_a_spare(scene: Scene) -> None:
     """Slurm leaves the job running without a script."""
     scene.wait_moment()
