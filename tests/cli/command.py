@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from hpc_gpt import cli
 from tests.conftest import REPOSITORY
+from tests.waiting import LIMIT_S
 
 # What scripts and git need of a machine without Slurm.
 _TOOLS = ("bash", "git", "uname", "nproc", "mkdir", "cat", "ln", "rm", "cmp", "date", "env", "sed", "tail", "stat")
@@ -36,7 +37,7 @@ def hpc_gpt(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=LIMIT_S,
         check=False,
     )
     assert code in (None, done.returncode), done.stderr

@@ -19,7 +19,7 @@ def made_run(own_folders) -> RunFolder:
 @pytest.fixture
 def waiting_process(made_run: RunFolder):
     """A run whose process is one of ours that does nothing, so that there is something to cancel."""
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+    process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     line = {"scheduler": "local", "job_id": str(process.pid), **process_identity(process.pid)}
     made_run.add_submission({**line, "host": platform.node(), "refused": None})
     yield process

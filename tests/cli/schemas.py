@@ -112,8 +112,9 @@ def printed(logs: Path, long: bool = False) -> Iterator[tuple[str, Any]]:
     one, other = (run.path for run in runs)
     (tiny := logs.parent / "tiny.toml").write_text(TINY)
     grid = ("submit", tiny, "--grid", "train.lr=1e-4,1.0", "--grid", "train.min_lr=0.0,0.5", "--skip-unfit")
-    plan = ("plan", "--model", "gpt2", "--gpus", "8", "--cluster", "a100-80g-8", "--json")
-    hybrid = (*plan, "--engine", "fsdp", "--tp", "1", "--set", "layout.shard=4")
+    here = ("--cluster", "local", "--json")
+    plan = ("plan", "--model", "gpt2", "--gpus", "8", "--cluster", "a100-80g-8", "--engine", "ddp", "--json")
+    hybrid = (*plan, "--engine", "fsdp", "--set", "layout.shard=4")
     lines: list[tuple[Any, ...]] = [
         ("status", logs, "--json"), ("status", logs, "--sizes", "--json"), ("report", logs, "--json"),
         ("report", one, "--json"), ("why", one, "--json"), ("why", other, "--json"),
@@ -126,9 +127,7 @@ def printed(logs: Path, long: bool = False) -> Iterator[tuple[str, Any]]:
     ]  # fmt: skip
     for words in lines:
         yield _name(words), _object(in_process(*words), words)
-    real = [(*grid, "--cluster", "local", "--json")]
-    real += [("bench", tiny, "--steps", "3", "--json")] if long else []
-    for words in real:
+    for words in [(*grid, *here), ("bench", tiny, "--steps", "3", "--json")] if long else ():
         yield _name(words), _object(hpc_gpt(*words, environment={"OMP_NUM_THREADS": "1"}), words)
 
 

@@ -41,13 +41,6 @@ def test_a_chosen_profile_without_sbatch_is_slurm_not_reachable(tmp_path):
     assert nothing_written()
 
 
-@pytest.mark.parametrize("dry", [(), ("--dry-run",)], ids=["", "dry"])
-@pytest.mark.parametrize("logs", ["/proc/runs", "/dev/null/runs"])
-def test_a_logs_folder_that_cannot_be_written_is_a_failure(logs, dry):
-    arguments = ("submit", "demo", "--cluster", "local", "--set", "data.source=random", *dry)
-    assert logs in error_of(in_process(*arguments, environment={"HPC_GPT_LOGS": logs}, code=1))[0]
-
-
 @pytest.mark.parametrize("group", [[], ["profile"]])
 def test_nothing_given_shows_the_help_not_an_error(group):
     done = in_process(*group)

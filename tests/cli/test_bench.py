@@ -7,7 +7,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from hpc_gpt.launcher.bench import measurement
 from tests.cli.command import hpc_gpt, in_process, said_of
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, metrics_line
+from tests.waiting import LIMIT_S, wait_for
 
 SMALL = ("bench", "--smoke", "--set", "engine.compile=none")
 # A CPU takes seconds for a step of many bf16 samples.
@@ -43,11 +43,13 @@ def limited(*arguments: object, gib: int) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=2 * LIMIT_S,
         check=False,
     )
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_two_engines_in_two_rounds():
     # ddp would compile its update in bf16: 5 s a run.
     cells = ("--engines", "ddp,fsdp", "--set", "train.optimizer_mode=fused")
@@ -90,6 +92,7 @@ def test_two_engines_in_two_rounds():
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_a_micro_batch_out_of_memory_is_marked_others_go_on():
     done = limited(*QUICK, "--mbs", "250000,1", "--rounds", 1, "--steps", 3, gib=5)
     heading, large, small, *_ = done.stdout.splitlines()
@@ -106,6 +109,8 @@ def test_a_micro_batch_out_of_memory_is_marked_others_go_on():
     assert [row["ratio"] for row in rows["rows"]] == [None, 1.0]
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_an_interrupted_bench_keeps_rows_and_leaves_no_process():
     command = [sys.executable, "-m", "hpc_gpt", *QUICK, "--mbs", "1,128", "--rounds", "1", "--steps", "300"]
     environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(REPOSITORY)}
@@ -114,7 +119,7 @@ def test_an_interrupted_bench_keeps_rows_and_leaves_no_process():
         run = _second_run(process)
     finally:
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=600)
+        stdout, stderr = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 130, stderr
     assert "ddp" in stdout
     (bench,) = benches()
@@ -133,13 +138,13 @@ def test_an_interrupted_bench_keeps_rows_and_leaves_no_process():
 
 def _second_run(process: subprocess.Popen[str]) -> RunFolder:
     """The bench's second run once its rank has trained a step: heartbeats say so, too, but come some seconds apart."""
-    until = time.monotonic() + 600
-    while time.monotonic() < until and process.poll() is None:
-        for run in list_runs(benches()[0])[1:] if benches() else []:
-            if run.attempts() and run.attempts()[0].last_metrics().get("step"):
-                return run
-        time.sleep(0.1)
-    raise AssertionError(f"no second run: {process.poll()}")
+
+    def second() -> RunFolder | None:
+        assert process.poll() is None, "no second run"
+        runs = list_runs(benches()[0])[1:] if benches() else []
+        return next((run for run in runs if run.attempts() and run.attempts()[0].last_metrics().get("step")), None)
+
+    return wait_for("the second run", second)
 
 
 def test_logs_that_cannot_be_written(tmp_path):

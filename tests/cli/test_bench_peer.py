@@ -6,7 +6,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -14,6 +13,7 @@ from hpc_gpt.launcher.bench import bench_run
 from tests.cli.command import in_process
 from tests.conftest import REPOSITORY
 from tests.launcher.bench.test_measurement import good
+from tests.waiting import LIMIT_S, wait_for
 
 SMALL = ("--smoke", "--steps", "3", "--set", "engine.compile=none", "--set", "train.matmul_rate=false")
 NANOGPT = """
@@ -87,7 +87,7 @@ def test_ctrl_c_ends_a_peers_group_and_keeps_finished_rows(tmp_path):
     bench = subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=said)
     child = _child(tmp_path)
     bench.send_signal(signal.SIGINT)
-    out, _ = bench.communicate(timeout=300)
+    out, _ = bench.communicate(timeout=LIMIT_S)
     assert bench.returncode == 130, (tmp_path / "said").read_text()
     assert not _lives(child)
     page = json.loads(out)
@@ -98,13 +98,12 @@ def test_ctrl_c_ends_a_peers_group_and_keeps_finished_rows(tmp_path):
 
 def _child(tmp_path):
     """The pid that the slow peer has printed."""
-    until = time.monotonic() + 300
-    while time.monotonic() < until:
-        for log in (tmp_path / "logs").glob("*/*/slow/*/attempts/1/log"):
-            if len(lines := log.read_text().splitlines()) > 1:  # the first one is ours
-                return lines[1]
-        time.sleep(0.05)
-    raise AssertionError((tmp_path / "said").read_text())
+
+    def second_line():  # the first one is ours
+        logs = (tmp_path / "logs").glob("*/*/slow/*/attempts/1/log")
+        return next((lines[1] for log in logs if len(lines := log.read_text().splitlines()) > 1), None)
+
+    return wait_for("the pid of the slow peer", second_line, (tmp_path / "said").read_text)
 
 
 def _lives(pid):

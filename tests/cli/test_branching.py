@@ -100,15 +100,6 @@ def test_a_wsd_that_has_decayed_is_sent_to_a_branch():
     )
 
 
-def test_a_line_has_the_note_of_a_cosine():
-    run = saved(8, train__decay="linear", ended="stopped")
-    done = in_process("submit", "--resume", run.run_id, "--until", "steps=40", "--dry-run")
-    assert (
-        "note: the learning rate falls (linear) to the end of 20 steps until step 8, and of 40 steps after it: no"
-        in done.stderr
-    )
-
-
 def test_status_and_report_name_the_parent():
     run, own = saved(8), saved(12)
     note = Parent(run.run_id, str(run.path), 8, branch=True).note

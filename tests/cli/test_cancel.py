@@ -19,6 +19,7 @@ from hpc_gpt.launcher.watch import control
 from hpc_gpt.launcher.watch.control import cancel_run
 from tests.cli.command import in_process
 from tests.made_runs import NVME, add_attempt, metrics_line, unsubmitted_run, with_attempt, with_checkpoints, with_job
+from tests.waiting import LIMIT_S
 
 
 def resume_elsewhere(run):
@@ -76,7 +77,7 @@ def test_a_run_without_a_folder_is_named_and_cancelled(removed):
         assert words in in_process(verb, run.run_id, code=1).stderr.replace(f"nothing to {verb}, ", "")
     done = in_process("cancel", run.run_id, "--yes", code=0)
     assert done.stdout == f"cancelled {run.run_id}, job {process.pid}\n"
-    assert process.wait(60) == -signal.SIGTERM
+    assert process.wait(LIMIT_S) == -signal.SIGTERM
     assert "no run" in in_process("status", run.run_id, code=5).stderr
     assert not run.path.exists()
 
@@ -99,7 +100,7 @@ def test_an_ended_local_run_elsewhere_has_nothing_to_cancel():
 
 def test_ctrl_c_leaves_the_mark_of_a_local_run_too(made_run, waiting_process):
     cancel_run(made_run, save=True)
-    assert waiting_process.wait(120) != 0
+    assert waiting_process.wait(LIMIT_S) != 0
     assert made_run.cancelled_mark(str(waiting_process.pid)).exists()
 
 

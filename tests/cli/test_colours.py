@@ -5,7 +5,7 @@ import os
 import re
 from pathlib import Path
 
-from tests.cli.command import hpc_gpt
+from tests.cli.command import in_process
 from tests.made_runs import make_run, with_attempt
 from tests.terminal import on_a_terminal
 
@@ -22,7 +22,7 @@ for variables in ({}, {"NO_COLOR": "1"}, {"TERM": "dumb", "NO_COLOR": ""}):
         except SystemExit:
             pass
 """
-PLAN = ("plan", "--model", "48b", "--gpus", "64", "--cluster", "jean-zay-v100-32g")
+PLAN = ("plan", "--model", "48b", "--gpus", "64", "--cluster", "jean-zay-v100-32g", "--engine", "deepspeed-3d")
 CODE = re.compile(r"\x1b\[\d*m")
 # Work shows life from its first moment.
 AT_ONCE = "import sys; from hpc_gpt.core import terminal; terminal._LIFE_AFTER_S = 0.0; from hpc_gpt.cli import main; "
@@ -52,8 +52,9 @@ def test_colours_are_for_few_things_and_never_the_only_sign():
 
 
 def test_no_colour_in_a_pipe_and_with_the_option():
-    assert "\x1b" not in hpc_gpt(*PLAN, environment={"NO_COLOR": "", "TERM": "xterm"}).stdout
-    assert "\x1b" not in on_a_terminal("-m", "hpc_gpt", *PLAN, "--no-color", NO_COLOR="")[1]
+    words = ("plan", "--model", "gpt2", "--gpus", "8", "--cluster", "a100-80g-8", "--engine", "ddp")
+    assert "\x1b" not in in_process(*words, environment={"NO_COLOR": "", "TERM": "xterm"}).stdout
+    assert "\x1b" not in on_a_terminal("-m", "hpc_gpt", *words, "--no-color", NO_COLOR="")[1]
 
 
 # Standard input is a pipe, which gets a log when a key is pressed.
@@ -82,10 +83,10 @@ def test_data_and_the_search_for_a_model_show_life(tmp_path):
     (tmp_path / "corpus.txt").write_text("a line of text\n" * 1000)
     for words, line in (
         (["data", str(tmp_path / "corpus.txt"), "-o", str(tmp_path / "x.tokens")], "\r\x1b[Kmaking "),
-        (["plan", "--max-model", "--gpus", "16", "--cluster", "jean-zay-v100-16g"], "\r\x1b[Ksearching, "),
+        (["plan", "--max-model", "--gpus", "4", "--engine", "ddp", "--device", "h200"], "\r\x1b[Ksearching, "),
     ):
         code, shown = on_a_terminal("-c", f"{AT_ONCE} main({words!r})", COLUMNS="80")
         assert code == 0, shown
         assert line in shown
         assert line[4:] not in shown.rpartition("\r\x1b[K")[2]
-    assert "searching" not in hpc_gpt(*words).stderr
+    assert "searching" not in in_process(*words).stderr

@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from hpc_gpt.core.files import logs_dir
-from tests.cli.command import hpc_gpt, in_process
+from tests.cli.command import in_process
 from tests.made_runs import add_attempt, make_run, metrics_line
 
 
@@ -31,7 +31,7 @@ def test_two_runs_of_ours(own_folders):
 
 def test_json_is_one_object_and_nothing_else(own_folders):
     names = [finished(seed, step_s).run_id for seed, step_s in ((1, 0.5), (2, 0.5), (3, 1.0))]
-    done = hpc_gpt("compare", *names, "--json")
+    done = in_process("compare", *names, "--json")
     found = json.loads(done.stdout)
     assert found["schema"] == 1
     assert [(each["a"], each["b"], each["verdict"]) for each in found["comparisons"]] == [

@@ -10,7 +10,7 @@ import pytest
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.tokens.run_data import ensure_data
 from hpc_gpt.trainer.tokens.token_file import open_tokens
-from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
+from tests.cli.command import error_of, in_process, without_slurm
 
 TEXT = "a line of text, the same again and again\n" * 200
 
@@ -24,7 +24,7 @@ def tokens(tmp_path):
 
 def test_a_text_becomes_tokens_and_the_next_command_is_named(tmp_path, tokens):
     assert bytes(open_tokens(tokens).tokens[: len(TEXT)].astype("u1")).decode() == TEXT
-    done = hpc_gpt("data", "text.txt", cwd=tmp_path)
+    done = in_process("data", "text.txt", cwd=tmp_path)
     assert done.stdout == f"text.tokens: {len(open_tokens(tokens).tokens)} tokens, vocabulary 256, tokenizer byte\n"
     note, line = done.stderr.splitlines()
     assert note == "note: each byte is a token, 256 in all; --tokenizer takes a model's tokenizer.json"

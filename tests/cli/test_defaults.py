@@ -36,15 +36,11 @@ def test_with_a_model_no_setting_of_the_default_experiment_leaks():
 @pytest.mark.parametrize(
     ("arguments", "sizes", "why"),
     [
-        (("--model", "48b", "--gpus", "64", "--cluster", "a100-80g-8"), (4, 64, 1024), "batch 1024 as in plan, "),
         (("--model", "gpt2", "--gpus", "4"), (1, 256, 1024), "batch 1024 as in plan, "),
         (("--model", "gpt2", "--gpus", "12", *JEAN_ZAY), None, "batch 1020 as in plan, "),
         (("--model", "gpt2", "--gpus", "2048"), (1, 1, 2048), "batch 2048, one sample for each of dp 2048, "),
-        (("--model", "gpt2", "--cluster", "local"), (1, 1, 8), "batch 8, one sample a rank as they have no GPU, "),
         (("--model", "gpt2", "--tp", "2", "--cluster", "local"), (1, 2, 8), "batch 8, one sample a rank as they "),
         (("--model", "gpt2", "--gpus", "4", "--mbs", "2"), (2, 1, 8), "batch 8, 1,000 steps"),
-        (("--model", "gpt2", "--gpus", "4", "--gas", "2"), (1, 2, 8), "batch 8, 1,000 steps"),
-        (("--model", "gpt2", "--gpus", "4", "--gbs", "12"), (1, 3, 12), "batch 12, 1,000 steps"),
     ],
 )
 def test_without_a_batch_it_is_the_one_that_plan_takes(arguments, sizes, why, monkeypatch):
@@ -53,22 +49,19 @@ def test_without_a_batch_it_is_the_one_that_plan_takes(arguments, sizes, why, mo
     batch = resolved_of(done)["batch"]
     assert why in done.stderr.splitlines()[0]
     assert sizes is None or tuple(batch.values()) == sizes
-    monkeypatch.setattr("hpc_gpt.core.runs.provenance.ask_gpus", lambda: ([{"name": "NVIDIA H200"}], ""))
-    with_gpus = resolved_of(in_process("render", *arguments))["batch"]
-    assert with_gpus == batch or (with_gpus["global_batch"] == 1024 and "local" in arguments)
+    if "local" in arguments:
+        monkeypatch.setattr("hpc_gpt.core.runs.provenance.ask_gpus", lambda: ([{"name": "NVIDIA H200"}], ""))
+        assert resolved_of(in_process("render", *arguments))["batch"]["global_batch"] == 1024
 
 
 @pytest.mark.parametrize(
     ("asked", "engine"),
     [
-        (("48b", "--gpus", "64"), "deepspeed-3d"),
-        (("gpt2", "--gpus", "1"), "ddp"),
         (("gpt2", "--gpus", "8"), "ddp"),
-        (("gpt2-xl", "--gpus", "16", "--gas", "1"), "ddp"),
         (("gpt2-xl", "--gpus", "16", "--mbs", "2", "--gbs", "64"), "ddp"),
-        (("gpt2-xl", "--gpus", "16", "--pp", "2"), "deepspeed-3d"),
-        (("gpt2-xl", "--gpus", "16", "--engine", "fsdp"), "fsdp"),
-        (("llama3.1-8b", "--nodes", "2", "--set", "engine.recompute=full"), "fsdp"),
+        (("gpt2-xl", "--gpus", "16", "--gas", "1", "--engine", "fsdp"), "fsdp"),
+        pytest.param(("48b", "--gpus", "64"), "deepspeed-3d", marks=pytest.mark.long),
+        pytest.param(("llama3.1-8b", "--nodes", "2", "--set", "engine.recompute=full"), "fsdp", marks=pytest.mark.long),
     ],
 )
 def test_the_shortest_submit_is_plans_best(asked, engine):
@@ -95,9 +88,7 @@ def test_the_shortest_submit_is_plans_best(asked, engine):
     [
         (("gpt2",), "ddp"),
         (("gpt2", "--tp", "2"), "deepspeed-3d"),
-        (("48b", "--gpus", "64"), "deepspeed-3d"),
         (("gpt2", "--zero-stage", "3"), "deepspeed-zero"),
-        (("gpt2", "--engine", "fsdp"), "fsdp"),
     ],
 )
 def test_without_a_device_the_simplest_engine_is_taken(asked, engine):
@@ -117,7 +108,6 @@ def test_sizes_are_a_model_and_gpus_are_no_longer_the_source():
     [
         ('extends = "jean-zay-v100-32g"', (), "fp16"),
         ('extends = "jean-zay-v100-32g"', ("--set", "train.dtype=fp32"), "fp32"),
-        ('extends = "a100-80g-8"', (), "bf16"),
         ('extends = "generic-slurm"', (), "bf16"),
         ('device = "mine"\n[machine]\npeak_tflops = { fp32 = 10.0, fp16 = 80.0 }', (), "fp16"),
     ],
@@ -146,7 +136,6 @@ def test_without_a_model_it_is_the_default_experiment():
         (("one",), "takes one/own.toml"),
         (("rows.toml",), "takes row a, the first of 2 rows that can run; --row NAME takes another, --sweep all"),
         (("rows.toml", "--row", "b"), ""),
-        (("one/own.toml",), ""),
     ],
 )
 def test_a_file_and_a_row_that_nothing_names_are_named(words, taken, tmp_path):
@@ -156,35 +145,6 @@ def test_a_file_and_a_row_that_nothing_names_are_named(words, taken, tmp_path):
     (tmp_path / "rows.toml").write_text(f'extends = "demo"\n[rows]\n{rows}')
     done = in_process("render", *words, "--cluster", "local", cwd=tmp_path, code=0)
     assert [line for line in done.stderr.splitlines() if line.startswith("takes")] == [taken] * bool(taken)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "dtype"),
-    [
-        (("--model", "48b", "--gpus", "64", *JEAN_ZAY), "fp16"),
-        (("--model", "18b", "--gpus", "64", "--cluster", "a100-80g-8"), "bf16"),
-        (("--gpus", "64", "--cluster", "a100-80g-8"), "fp16"),
-        (("--gpus", "64", "--set", "train.dtype=bf16", "--cluster", "a100-80g-8"), "bf16"),
-        (("--model", "gpt2", "--gpus", "8", "--engine", "ddp", *JEAN_ZAY), "fp16"),
-        (("--model", "gpt2-xl", "--gpus", "3", "--cluster", "a100-80g-8"), "bf16"),
-    ],
-)
-def test_submit_trains_what_plan_showed_at_its_usual_batch(arguments, dtype):
-    page = planned(*arguments)
-    best = page["candidates"][0]
-    words = shlex.split(page["next"])
-    assert "--engine" in words
-    assert f"train.dtype={dtype}" in words
-    batch = 1023 if "3" in arguments else 1024
-    assert words[words.index("--gbs") + 1] == str(batch)
-    resolved = resolved_of(in_process("render", *words[2:]))
-    assert (resolved["train"]["dtype"], page["dtype"]) == (dtype, dtype)
-    assert resolved["batch"]["global_batch"] == batch
-    layout = {axis: best[axis] for axis in ("tp", "pp", "dp", "shard")}
-    assert {"shard": None, **resolved["layout"]} == layout
-    switches = ("recompute", "offload", "sequence_parallel", "zero_stage")
-    assert resolved["engine"]["name"] == best["engine"]
-    assert [resolved["engine"][key] for key in switches] == [best[key] for key in switches]
 
 
 def test_the_largest_model_is_of_any_engine_and_next_keeps_it():

@@ -8,7 +8,7 @@ import pytest
 
 from hpc_gpt import cli
 from tests.cli.command import in_process, without_slurm
-from tests.cli.document import END, help_texts, mark_of
+from tests.cli.document import help_texts
 from tests.conftest import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "cli.md"
@@ -19,12 +19,6 @@ def test_the_page_is_current(tmp_path):
     (page := tmp_path / "cli.md").write_bytes(PAGE.read_bytes())
     subprocess.run([sys.executable, "-m", "tests.cli.document", str(page)], check=True, cwd=REPOSITORY)
     assert page.read_text() == PAGE.read_text(), "run: python -m tests.cli.document docs/cli.md"
-
-
-def test_every_verb_is_in_it():
-    page = PAGE.read_text(encoding="utf-8").partition(mark_of(PAGE.name))[2].partition(END)[0]
-    for verb in cli.verbs():
-        assert f"\n## `hpc-gpt {verb}`\n" in page
 
 
 def test_every_verb_and_option_says_what_it_is_for():

@@ -84,20 +84,11 @@ def test_what_an_engine_does_not_follow_of_a_config_is_said(bare, tmp_path):
     assert all(f"ok    config      {line}\n" in checks for line in (drawn, padded))
 
 
-@pytest.mark.parametrize("logs", ["/dev/null/runs", "/tmp/a:b"])
-def test_a_logs_folder_that_cannot_hold_a_run(bare, logs):
-    for done in both("demo", "--cluster", "local", "--set", "data.source=random", HPC_GPT_LOGS=logs):
-        assert done.code == 1
-        assert logs in error_of(done)[0]
-
-
-def test_a_row_of_a_sweep(bare, tmp_path):
-    table = tmp_path / "table.toml"
-    row = '{ data.source = "tokens", data.path = "no.tokens" }'
-    table.write_text(f'extends = "demo"\n[rows]\n"here" = {{ train.steps = 3 }}\n"lost" = {row}\n')
-    for done in both(table, "--sweep", "--cluster", "local"):
-        assert done.code == 2
-        assert "row 'lost': no token file no.tokens" in error_of(done)[0]
+def test_a_logs_folder_that_cannot_hold_a_run(bare):
+    for logs in ("/dev/null/runs", "/tmp/a:b"):
+        for done in both("demo", "--cluster", "local", "--set", "data.source=random", HPC_GPT_LOGS=logs):
+            assert done.code == 1
+            assert logs in error_of(done)[0]
 
 
 def test_a_run_that_goes_on(bare):
@@ -168,11 +159,9 @@ def dry_run(*asked: str) -> str:
     [
         ((), 30.0, 3),
         (("--set", "train.keep_last=5"), 30.0, 5),
-        (("--set", "train.save_every=7"), None, 0),
         (("--set", "train.save_every=0"), None, 0),
         (("--set", "train.save_minutes=2"), 2.0, 0),
         (("--set", "train.save_last=false"), None, 0),
-        (("--set", "train.save_at=[5]"), 30.0, 3),
         (("--smoke",), None, 0),
         (("--engine", "deepspeed-zero", "--zero-stage", "3", "--pp", "1", "--set", "engine.offload=full",
           "--set", "engine.offload_path=/nvme"), None, 0),

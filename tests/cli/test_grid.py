@@ -1,12 +1,16 @@
 """`submit --grid` as a command, and its runs in status, report and compare."""
 
 import json
+import re
+import shlex
 
 import pytest
 
 from hpc_gpt.core.runs.find_runs import list_runs
-from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
+from hpc_gpt.launcher.submission import SubmittedRun
+from tests.cli.command import error_of, in_process, without_slurm
 from tests.cli.test_sweep import TABLE
+from tests.made_runs import with_attempt
 
 GRID = ("--grid", "train.lr=1e-4,3e-4", "--grid", "layout.tp=1,2,3")
 
@@ -39,17 +43,21 @@ def test_another_batch_of_some_rows_is_named(tmp_path):
 
 
 def test_its_runs_are_a_sweep_whose_table_has_what_varies(tmp_path, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    def train(run, row):
+        return SubmittedRun(with_attempt(run, 3), "local", "7")
+
+    monkeypatch.setattr("hpc_gpt.cli.sweeping.start_queued", train)
+    monkeypatch.setattr("hpc_gpt.cli.sweeping.wait_for", lambda run, interrupts: None)
     (table := tmp_path / "table.toml").write_text(TABLE)
-    hpc_gpt(
-        "submit", table, "--row", "good", "--grid", "train.lr=1e-4,3e-4", "--cluster", "local", cwd=tmp_path, code=0
-    )
+    asked = ("submit", table, "--row", "good", "--grid", "train.lr=1e-4,3e-4", "--cluster", "local")
+    done = in_process(*asked, cwd=tmp_path, code=0)
     page = json.loads(in_process("report", "--json").stdout)
     assert [(row["row"], row["varied"]) for row in page["rows"]] == [
         ("lr1e-4", {"train.lr": 1e-4}),
         ("lr3e-4", {"train.lr": 3e-4}),
     ]
-    heading, *lines = in_process("report").stdout.splitlines()
+    (command,) = re.findall("^next: hpc-gpt (.*)", done.stderr, re.MULTILINE)
+    heading, *lines = in_process(*shlex.split(command)).stdout.splitlines()
     assert heading.split()[:2] == ["Row", "train.lr"]
     assert [line.split()[:2] for line in lines] == [["lr1e-4", "0.0001"], ["lr3e-4", "0.0003"]]
     runs = list_runs(tmp_path / "logs")

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -17,11 +16,12 @@ from hpc_gpt.core.errors import NoSuchRun, RunFolderError
 from hpc_gpt.launcher.watch import logs
 from hpc_gpt.launcher.watch.logs import follow_logs, log_path
 from hpc_gpt.launcher.watch.status import NO_ANSWER, PATIENCE, read_status
-from tests.cli.command import error_of, hpc_gpt, in_process
+from tests.cli.command import error_of, in_process
 from tests.conftest import REPOSITORY
 from tests.made_runs import unsubmitted_run
 from tests.programs import put
 from tests.terminal import on_a_terminal
+from tests.waiting import LIMIT_S, patient, wait_for
 
 # The command, which leaves a file once it has found no log and is about to look again.
 FOLLOW = """
@@ -102,7 +102,7 @@ def test_an_attempt_without_output_does_not_hide_another(made_run):
 def test_a_scripts_standard_error_follows_its_log_as_it_grows(made_run, scheduler_says):
     attempt = add_log(made_run, "one\ntwo\n")
     attempt.err.write_text("")
-    assert hpc_gpt("logs", str(made_run.path)).stdout == "one\ntwo\n"
+    assert in_process("logs", str(made_run.path)).stdout == "one\ntwo\n"
 
     def answer(second):
         attempt.err.write_text("oh\n")
@@ -110,7 +110,7 @@ def test_a_scripts_standard_error_follows_its_log_as_it_grows(made_run, schedule
 
     scheduler_says(answer)
     assert followed(made_run, tail=1) == "two\n--- attempts/1/err ---\noh\n"
-    said = hpc_gpt("logs", str(made_run.path), "--tail", "1").stdout
+    said = in_process("logs", str(made_run.path), "--tail", "1").stdout
     assert said == "two\n--- attempts/1/err ---\noh\n"
 
 
@@ -180,11 +180,10 @@ def test_logs_f_waits_for_the_first_log_and_goes_on_as_it_grows(made_run, waitin
         stderr=subprocess.PIPE,
         text=True,
     )
-    killer = threading.Timer(240, following.kill)
+    killer = threading.Timer(LIMIT_S, following.kill)
     killer.start()
     try:
-        while not (tmp_path / "looked").exists() and following.poll() is None:
-            time.sleep(0.05)
+        wait_for("a look", lambda: (tmp_path / "looked").exists() or following.poll() is not None)
         attempt = add_log(made_run, "one\n")
         (attempt.folder / "attempt.json").write_text(f'{{"job_id": "{waiting_process.pid}"}}')
         assert following.stdout.readline() == "one\n"
@@ -205,14 +204,13 @@ def test_a_squeue_that_hangs_holds_no_line_back(made_run, tmp_path, monkeypatch,
     put(squeue, f"#!/bin/bash\n[ -e {hangs} ] || {{ echo $$ >{hangs}; exec sleep 600; }}\necho '7|COMPLETED|None'\n")
     monkeypatch.setenv("PATH", f"{squeue.parent}:{os.environ['PATH']}")
     monkeypatch.delenv("SLURM_CONF", raising=False)
-    monkeypatch.setenv(PATIENCE, "60")
+    monkeypatch.setenv(PATIENCE, str(patient(60)))
     made_run.add_submission({"scheduler": "slurm", "job_id": "7", "refused": None})
     attempt = add_log(made_run, "one\n")
     (attempt.folder / "attempt.json").write_text('{"job_id": "7"}')
 
     def write_while_it_hangs():
-        while not (hangs.exists() and hangs.read_text()):
-            time.sleep(0.01)
+        wait_for("squeue", lambda: hangs.exists() and hangs.read_text())
         with attempt.log.open("a") as log:
             log.write("two\n")
 
@@ -252,7 +250,7 @@ def test_logs_f_of_a_folder_that_was_moved_says_so(made_run, scheduler_says):
 
 
 def test_logs_f_of_a_run_that_ended_without_a_log(made_run):
-    done = hpc_gpt("logs", made_run.run_id, "-f", code=5)
+    done = in_process("logs", made_run.run_id, "-f", code=5)
     assert error_of(done) == (
         f"run {made_run.run_id} ended without a log",
         f"hpc-gpt status {made_run.run_id} says how",
@@ -262,7 +260,7 @@ def test_logs_f_of_a_run_that_ended_without_a_log(made_run):
 def test_a_terminal_gets_no_control_sequence_a_pipe_the_bytes(made_run):
     hidden = "\x1b]0;title\x07\x1b[2J\x9b31mloss\x1b[31m 3\x1b[0m\tü\rstep 2\n"
     add_log(made_run, hidden)
-    assert hpc_gpt("logs", made_run.run_id).stdout == hidden.replace("\r", "\n")
+    assert in_process("logs", made_run.run_id).stdout == hidden
     shown = "?]0;title??[2J?31mloss 3\tü\nstep 2\n"
     assert on_a_terminal("-m", "hpc_gpt", "logs", made_run.run_id) == (0, shown)
     (made_run.attempts()[-1].folder / "ended.json").write_text('{"ended": "done", "step": 2, "time": 1}')

@@ -60,7 +60,8 @@ def test_a_name_is_taken_by_every_verb(kind, monkeypatch):
     name, means = named(kind)
     ids, newest = [run.run_id for run in means.runs], means.runs[-1]
     says = f"the newest of the 2 runs of {means.what}, {newest.run_id} of {newest.path.parent.name}:"
-    for verb, takes in TAKES.items():
+    verbs = TAKES if kind in ("experiment", "sweep") else ("report", "status", "why", "cancel")
+    for verb, takes in ((verb, TAKES[verb]) for verb in verbs):
         done = in_process(verb, name)
         assert done.code != 5, (verb, done.stderr)
         if takes == "newest":
@@ -92,8 +93,9 @@ def test_several_live_runs_are_listed_and_asked_for(verb):
     ]
     in_process(verb, "table", "--json", code=2)
     assert not any(run.cancelled_mark("queue").exists() for run in sweep.runs)
-    code, shown = on_a_terminal("-m", "hpc_gpt", verb, "table", after=f"{verb} these 2? [y/N]", type_in="n\n")
-    assert (code, f"{verb}: nothing was done" in shown) == (1, True)
+    if verb == "stop":
+        code, shown = on_a_terminal("-m", "hpc_gpt", verb, "table", after=f"{verb} these 2? [y/N]", type_in="n\n")
+        assert (code, f"{verb}: nothing was done" in shown) == (1, True)
     assert not any(run.cancelled_mark("queue").exists() for run in sweep.runs)
     agreed = in_process(verb, "table", "--yes")
     assert agreed.code == (0 if verb in ("stop", "cancel") else 1), "what waits here has nothing to save"

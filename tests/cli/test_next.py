@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from hpc_gpt.launcher import submission
 from tests.cli.command import in_process, without_slurm
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, add_checkpoint, metrics_line
+from tests.waiting import LIMIT_S
 
 # {(module, what it prints after `next: `, with {} for what varies, in two words): the test that runs it}
 RUN_BY = {
@@ -28,11 +30,11 @@ RUN_BY = {
         "cli/sweeping.py",
         "hpc-gpt status",
     ): "slurm/test_sweeps.py::test_equal_directives_are_one_array_and_status_is_one_line",
-    ("cli/sweeping.py", "hpc-gpt report"): "cli/test_next.py::test_what_a_sweep_and_a_wait_name_reports_their_runs",
+    ("cli/sweeping.py", "hpc-gpt report"): "cli/test_grid.py::test_its_runs_are_a_sweep_whose_table_has_what_varies",
     (
         "launcher/watch/control.py",
         "hpc-gpt report",
-    ): "cli/test_next.py::test_what_a_sweep_and_a_wait_name_reports_their_runs",
+    ): "cli/test_sweep.py::test_a_sweep_runs_here_row_after_row_whatever_becomes_of_one",
     ("cli/bench.py", "hpc-gpt report"): "cli/test_bench.py::test_two_engines_in_two_rounds",
     ("report/bench_table.py", "hpc-gpt plan"): "launcher/local/test_race.py::test_its_end_names_what_calibrates_plan",
     ("cli/profile.py", "{}"): "slurm/test_doctor.py::test_a_detected_profile_is_one_that_submits",
@@ -43,8 +45,8 @@ RUN_BY = {
 
 def printed(path: Path) -> set[str]:
     """What a module prints after `next: `."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    found, program = set(), path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(program)) if "next: " in program else ():
         parts = node.values if isinstance(node, ast.JoinedStr) else [node]
         text = "".join(str(one.value) if isinstance(one, ast.Constant) else "{}" for one in parts)
         whole = isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
@@ -83,7 +85,7 @@ def test_what_cancel_names_would_resume_the_run(made_run, waiting_process, saved
     if saved:
         add_checkpoint(made_run, 1)
     words = next_of(in_process("cancel", made_run.run_id, "--yes"))
-    waiting_process.wait(120)
+    waiting_process.wait(LIMIT_S)
     dry = in_process(*words, "--dry-run", "--script", code=0)
     assert made_run.run_id in words
     assert ("after step 1" in dry.stderr) is saved
@@ -95,39 +97,15 @@ def test_what_stop_and_save_name_shows_the_run(made_run, waiting_process, verb):
     assert made_run.run_id in in_process(*next_of(in_process(verb, made_run.run_id)), code=0).stdout
 
 
-TINY = """
-name = "a tiny table"
-model = { hidden = 32, layers = 1, heads = 1, vocab = 256, seq = 32 }
-data = { source = "random" }
-engine = { name = "ddp" }
-layout = { gpus = 1, micro_batch = 1 }
-train = { steps = 2, dtype = "fp32", save_last = false, matmul_rate = false }
-[rows]
-"one" = { train.steps = 2 }
-"""
+def test_what_submit_names_shows_the_run(monkeypatch):
+    def write(prepared, logs, parent, now):
+        (run := submission.write_run(prepared, logs, {})).add_submission({"scheduler": "local", "job_id": None})
+        return submission.SubmittedRun(run, "local", "7")
 
-
-@pytest.fixture
-def tiny(tmp_path):
-    (path := tmp_path / "a table.toml").write_text(TINY)
-    return path
-
-
-def test_what_submit_names_shows_the_run(tiny):
-    done = in_process("submit", tiny, "--cluster", "local")
-    words = next_of(done)
+    monkeypatch.setattr("hpc_gpt.cli.submitting.submit_run", write)
+    done = in_process("submit", "demo", "--cluster", "local")
     run_id = re.search(r"started (\S+) as process", done.stdout)[1]
-    assert run_id in in_process(*words, code=0).stdout
-    in_process("cancel", run_id, "--yes")
-
-
-def test_what_a_sweep_and_a_wait_name_reports_their_runs(tiny):
-    done = in_process("submit", tiny, "--cluster", "local", "--sweep", code=0)
-    commands = [line.removeprefix("next: ") for line in done.stderr.splitlines() if line.startswith("next: hpc-gpt ")]
-    assert len(commands) == 2  # of the row's own wait, and of the sweep
-    for command in commands:
-        report = in_process(*shlex.split(command)[1:], code=0)
-        assert "a tiny table" in report.stdout or "one" in report.stdout
+    assert run_id in in_process(*next_of(done), code=0).stdout
 
 
 @pytest.mark.parametrize(

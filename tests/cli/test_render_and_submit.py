@@ -18,13 +18,6 @@ def test_render_prints_a_script_and_nothing_else():
     assert subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=False).returncode == 0
 
 
-def test_no_experiment_means_the_source_own_run():
-    resolved = resolved_of(in_process("render", "--gpus", "64", "--pp", "16"))
-    assert resolved["layout"] == {"tp": 4, "pp": 16, "dp": 1}
-    assert resolved["batch"] == {"micro_batch": 4, "micro_batches": 256, "global_batch": 1024}
-    assert resolved["nodes"] == 16
-
-
 def test_an_option_wins_over_the_experiment_over_the_profile(tmp_path):
     assert resolved_of(in_process("render", "demo"))["job"]["time"] == "01:00:00"  # the profile's
     (tmp_path / "timed.toml").write_text(f'extends = "{REPOSITORY}/experiments/demo.toml"\n[job]\ntime = "2:00:00"\n')
@@ -39,7 +32,6 @@ def test_an_option_wins_over_the_experiment_over_the_profile(tmp_path):
     ("given", "kept"),
     [
         (("--set", "train.steps=5"), 5),
-        (("--until", "steps=7"), 7),
         (("--until", "tokens=40000"), 10),  # of 4,096 each
         (("--smoke",), 1),
     ],
@@ -69,31 +61,19 @@ def test_the_profile_comes_from_flag_variable_default_fallback(tmp_path):
     assert resolved_of(in_process("render", "demo", environment=variable))["cluster"]["name"] == "jean-zay-v100-16g"
     done = in_process("render", "demo", "--cluster", "local", environment=variable)
     assert resolved_of(done)["cluster"]["name"] == "local"
-
-
-def test_a_users_profile_wins_over_the_shipped_one_of_its_name():
     profile_of("generic-slurm", 'extends = "generic-slurm"\naccount = "mine"\n')
-    assert resolved_of(in_process("render", "demo"))["job"]["account"] == "mine"
+    own = in_process("render", "demo", "--cluster", "generic-slurm")
+    assert resolved_of(own)["job"]["account"] == "mine", "a user's wins over the shipped one of its name"
 
 
-@pytest.mark.parametrize(
-    ("flags", "key", "value"),
-    [
-        (["-A", "a@v100"], "account", "a@v100"),
-        (["-p", "gpu"], "partition", "gpu"),
-        (["-q", "dev"], "qos", "dev"),
-        (["-C", "v100-32g"], "constraint", "v100-32g"),
-        (["-x", "n[1-3]"], "exclude", "n[1-3]"),
-        (["-w", "n7"], "nodelist", "n7"),
-        (["-d", "afterok:5"], "dependency", "afterok:5"),
-        (["-J", "it's"], "name", "it's"),
-        (["-c", "6"], "cpus_per_task", 6),
-        (["--exclusive"], "exclusive", True),
-        (["--reservation", "r"], "reservation", "r"),
-    ],
-)
-def test_sbatchs_letters(flags, key, value):
-    assert resolved_of(in_process("render", "demo", *flags))["job"][key] == value
+def test_sbatchs_letters():
+    letters = {"account": ("-A", "a@v100"), "partition": ("-p", "gpu"), "qos": ("-q", "dev"), "nodelist": ("-w", "n7"),
+               "constraint": ("-C", "v100-32g"), "exclude": ("-x", "n[1-3]"), "dependency": ("-d", "afterok:5"),
+               "name": ("-J", "it's"), "cpus_per_task": ("-c", 6), "reservation": ("--reservation", "r")}  # fmt: skip
+    words = [word for pair in letters.values() for word in pair]
+    job = resolved_of(in_process("render", "demo", "--exclusive", *words))["job"]
+    assert {key: job[key] for key in letters} == {key: value for key, (_, value) in letters.items()}
+    assert job["exclusive"] is True
 
 
 def test_nodes_settle_the_gpus_and_megatrons_names_the_layout():
@@ -103,12 +83,9 @@ def test_nodes_settle_the_gpus_and_megatrons_names_the_layout():
     assert (resolved["gpus"], resolved["layout"]) == (32, {"tp": 4, "pp": 8, "dp": 1})
     assert resolved["batch"] == {"micro_batch": 2, "micro_batches": 32, "global_batch": 64}
     assert resolved["model"]["seq"] == 2048
-
-
-def test_a_preset_brings_its_sizes_and_keeps_the_vocabulary():
     model = resolved_of(in_process("render", "demo", "--model", "gpt2"))["model"]
-    assert (model["hidden"], model["layers"], model["heads"]) == (768, 12, 12)
-    assert (model["vocab"], model["seq"]) == (256, 128)
+    sizes = [model[key] for key in ("hidden", "layers", "heads", "vocab", "seq")]
+    assert sizes == [768, 12, 12, 256, 128], "a preset brings its sizes and keeps the vocabulary"
 
 
 def test_any_value_can_be_set_and_taken_back():
@@ -132,7 +109,7 @@ def test_every_key_that_help_lists_can_be_set():
 def test_a_dry_run_prints_the_script_and_writes_nothing(tmp_path):
     bare = without_slurm(tmp_path)
     done = hpc_gpt("submit", "demo", "--dry-run", "--script", cwd=tmp_path, environment=bare)
-    assert done.stdout == hpc_gpt("render", "demo").stdout
+    assert done.stdout == in_process("render", "demo").stdout
     assert "nothing was written" in done.stderr
     assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bin"]

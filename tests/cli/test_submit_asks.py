@@ -23,7 +23,7 @@ def nothing_was_written():
 
 
 # Python sees a Ctrl-C between a prompt and its wait for keys only at the next key: the line feed after it.
-@pytest.mark.parametrize(("keys", "code"), [("n\n", 1), ("\n", 1), ("\x04", 1), ("\x03\n", 130), ("y\n", 4)])
+@pytest.mark.parametrize(("keys", "code"), [("\n", 1), ("\x04", 1), ("\x03\n", 130), ("y\n", 4)])
 def test_a_terminal_is_asked(tmp_path, keys, code):
     words, wide = ("-m", "hpc_gpt", "submit", *JEAN_ZAY), {"COLUMNS": "200", **without_slurm(tmp_path)}
     ended, shown = on_a_terminal(*words, type_in=keys, after="queue it? [y/N]", **wide)
@@ -90,13 +90,9 @@ def taken(monkeypatch):
     "given",
     [
         ("--yes",),
-        ("--gpus", "64", "--pp", "16"),
         ("-G", "64"),
         ("-N", "16"),
-        ("--tp", "4"),
         ("--pp", "16"),
-        ("--dp", "1"),
-        ("--model", "gpt2"),
         ("--row", "48b"),
         ("--smoke",),
         ("--set", "layout.micro_batch=2"),

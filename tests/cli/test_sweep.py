@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -107,6 +109,8 @@ def test_a_sweep_runs_here_row_after_row_whatever_becomes_of_one(table):
     done = hpc_gpt("submit", table, "--sweep", "--cluster", "local", code=3)
     assert [line.split()[1] for line in done.stdout.splitlines()] == ["bad,", "good,"]
     assert "Error: 1 of 2 runs failed: bad\n" in done.stderr
+    (command,) = re.findall("^next: hpc-gpt (.*)", done.stderr, re.MULTILINE)
+    assert "good" in in_process(*shlex.split(command), code=0).stdout
     runs = json.loads(in_process("status", "--json").stdout)["runs"]
     assert [(run["row"], run["state"], run["sweep"]) for run in runs] == [
         ("bad", "nan", "table"), ("good", "done", "table"),
@@ -120,16 +124,6 @@ def test_a_sweep_runs_here_row_after_row_whatever_becomes_of_one(table):
     files = [run.path / "experiment.toml" for run in list_runs(Path(os.environ["HPC_GPT_LOGS"]))]
     assert [file.read_text() for file in files] == [text, text]
     assert len({file.stat().st_ino for file in files}) == 1, "on the disk once: it has every row"
-
-
-def test_a_smoke_run_is_shown_beside_the_real_one_and_runs_here(tmp_path):
-    done = in_process("render", "gpt2-meg-ds-3d", "--smoke")
-    assert "layout  tp4-pp16-dp1 on 64 GPUs  ->  tp2-pp2-dp1 on 4 GPUs\n" in done.stderr
-    assert "#SBATCH" not in done.stdout
-    there = in_process("render", "gpt2-meg-ds-3d", "--smoke", "--cluster", "h100-80g-8")
-    assert "#SBATCH --nodes=1\n" in there.stdout
-    assert there.stdout.count("-smoke") > 1
-    in_process("render", "demo", "--smoke", "--gpus", "16", "--pp", "2", code=0)
 
 
 def test_rows_complete(table):

@@ -5,17 +5,19 @@ from dataclasses import fields
 
 import pytest
 
+from hpc_gpt import __version__
 from hpc_gpt.core.engines import engines
 from hpc_gpt.core.settings.experiment import Engine
-from tests.cli.command import hpc_gpt, in_process
+from tests.cli.command import in_process
+from tests.made_runs import unsubmitted_run
 
 
 def test_every_engine_is_listed_with_what_it_takes():
-    shown = hpc_gpt("help", "engines").stdout
+    shown = in_process("help", "engines").stdout
     assert "deepspeed-3d: tp x pp x cp x dp; ZeRO 0, 1\n" in shown
     assert "ddp: cp x dp\n" in shown
     assert "hf-deepspeed: dp; ZeRO" in shown
-    listed = json.loads(hpc_gpt("help", "engines", "--json").stdout)
+    listed = json.loads(in_process("help", "engines", "--json").stdout)
     assert [row["engine"] for row in listed["engines"]] == list(engines())
     switches = {switch for row in listed["engines"] for switch in row["switches"]}
     assert switches | {"name", "zero_stage"} == {entry.name for entry in fields(Engine)}
@@ -66,3 +68,33 @@ def test_a_key_or_a_table_is_a_topic(word):
     shown = in_process("help", word, code=0).stdout
     assert shown == in_process("help", "keys", word).stdout
     assert "Learning rate after the warm-up" in shown or word == "model.hidden"
+
+
+# --- words that people type first, and values that come from somewhere else than the command line
+
+
+@pytest.mark.parametrize("words", [("-V",), ("version",), ("--version",)])
+def test_the_version(words):
+    done = in_process(*words)
+    assert (done.code, done.stdout) == (0, f"hpc-gpt {__version__}\n")
+
+
+@pytest.mark.parametrize("verb", ["submit", "plan", "cancel"])
+def test_help_of_a_verb(verb):
+    assert in_process("help", verb).stdout == in_process(verb, "--help").stdout
+    assert in_process("help", "engines").stdout.startswith("deepspeed-3d")
+
+
+def test_a_key_that_is_set_twice_is_said():
+    done = in_process("render", "demo", "--set", "train.steps=3", "--set", "train.lr=1e-3", "--set", "train.steps=4")
+    assert "note: --set train.steps is given 2 times: train.steps=4 counts" in done.stderr
+    assert "train.lr is given" not in done.stderr
+    assert '"steps": 4' in done.stdout
+
+
+@pytest.mark.parametrize("verb", ["cancel", "stop", "save", "requeue", "export", "why", "logs", "status"])
+def test_the_empty_name_of_a_shells_unset_variable_is_no_run(verb):
+    run = unsubmitted_run()
+    done = in_process(verb, "")
+    assert (done.code, done.stderr.splitlines()[0]) == (5, "Error: the name of a run is empty")
+    assert not list(run.path.glob("cancelled.*"))

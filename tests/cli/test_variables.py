@@ -41,7 +41,7 @@ def test_variables_that_are_read_are_named_if_an_error_is_theirs():
     assert done.stderr.splitlines()[0] == "from the environment: HPC_GPT_YES=1"
 
 
-@pytest.mark.parametrize("verb", ["plan", "render", "submit", "bench"])
+@pytest.mark.parametrize("verb", ["plan", "submit"])
 def test_an_unread_variable_is_named_with_the_nearest_one(verb):
     lines = "nothing reads the variable HPC_GPT_LOG; did you mean HPC_GPT_LOGS?\n"
     unread = {"HPC_GPT_LOG": "1", "HPC_GPT_DRY_RUN": ""}

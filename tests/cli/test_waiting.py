@@ -14,7 +14,7 @@ from tests.programs import put, python
 # Ctrl-C comes while the calls of $CTRL_C are under way, which it ends.
 SQUEUE = """#!/bin/bash
 echo squeue >>"$0.calls"
-case " $CTRL_C " in *" $(grep -c squeue "$0.calls") "*) kill -INT $PPID && exec sleep 60 ;; esac
+case " $CTRL_C " in *" $(grep -c squeue "$0.calls") "*) kill -INT $PPID && exec sleep 600 ;; esac
 cat "$0.queue"
 """
 SCANCEL = """#!/bin/bash

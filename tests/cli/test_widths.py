@@ -12,7 +12,7 @@ import pytest
 from tests.made_runs import make_run, with_attempt
 from tests.terminal import on_a_terminal
 
-WIDTHS = (60, 80, 120, 200)
+WIDTHS = (60, 120)
 # Each command as in a pipe and then at each width, with a line before it: one process for all.
 PROGRAM = """
 import contextlib, io, json, os, sys
