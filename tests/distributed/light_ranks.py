@@ -26,7 +26,7 @@ from hpc_gpt.core.runs.run_folder import Attempt
 from hpc_gpt.trainer.supervision.meeting import RankIdentity
 
 PATIENCE_S = 300.0
-LIMIT_S = 60
+LIMIT_S = 300
 
 
 def run_rank(rank: int, size: int, folder: Path, steps: int) -> None:

@@ -91,7 +91,7 @@ class Launch:
         begin, repeated = 0, -1
         while begin < len(self.tasks):
             (self.folder / "begin").write_text(str(begin))
-            codes = run_ranks("tests.distributed.trainings", self.world, self.folder, _Stall(self.folder))
+            codes = run_ranks("tests.distributed.trainings", self.world, self.folder, Stall(self.folder))
             if not any(codes):
                 break
             last = len(self.tasks) - 1
@@ -137,7 +137,7 @@ def run_together(function: Callable[..., Any], world: int, folder: Path, *given:
     return Launch(world, [task], folder).figures(task)
 
 
-class _Stall:
+class Stall:
     """Whether nothing new has been written for long, or for some time in which the ranks did not compute either."""
 
     def __init__(self, folder: Path) -> None:
@@ -156,7 +156,7 @@ class _Stall:
 
 def launch_ranks(module: str, world: int, folder: Path) -> None:
     """Runs `module` in `world` processes with `folder` as argument; fails with their output unless all end with 0."""
-    codes = run_ranks(module, world, folder, _Stall(folder))
+    codes = run_ranks(module, world, folder, Stall(folder))
     assert not any(codes), f"ranks ended with {codes}\n{output_of(world, folder, 3000)}"
 
 
@@ -195,8 +195,9 @@ def run_ranks(module: str, world: int, folder: Path, late: Callable[[Sequence[in
                 break
             time.sleep(0.05)
     finally:
-        for rank in ranks:
+        for rank in ranks:  # all at once: one whose peer has gone would end by an error of its own
             rank.kill()
+        for rank in ranks:
             rank.join()
     return [rank.exitcode for rank in ranks]
 

@@ -92,10 +92,7 @@ def train_twice(folder: Path, case: Case) -> list[Any]:
 
 
 TWICE = [of_experts(DP2, FSDP, "glm4_moe", balance="bias")]
-LONG_TWICE = [
-    of_experts(PP2, zero(1), balance="loss", z_loss=True),
-    of_experts(TP2, replace(FSDP, recompute="full"), balance="loss", z_loss=True, dtype="bf16"),
-]
+LONG_TWICE = [of_experts(TP2, replace(FSDP, recompute="full"), balance="loss", z_loss=True, dtype="bf16")]
 
 
 @each(train_twice, TWICE, LONG_TWICE)
