@@ -84,8 +84,6 @@ def test_a_training_that_runs_off_keeps_its_last_good_checkpoint(tmp_path: Path,
     assert 3 <= len(bad) <= 5
     assert f"not saved after step {bad[0]}: loss or gradient is not finite" in launch.log
     assert checkpoints(run) == [f"step-{step:08d}" for step in range(1, bad[0])]
-    # The checkpoint is good: the same happens again from it.
-    assert f"resumed after step {bad[0] - 1} of 200" in train(run, 2).log
 
 
 def test_a_checkpoint_of_other_arithmetic_is_refused(tmp_path: Path, tokens: Path) -> None:
@@ -145,7 +143,7 @@ def test_a_compilation_that_fails_is_one_line_and_what_to_set(tmp_path: Path, to
     assert run.attempts()[-1].ended()["ended"] == "user_error"
 
 
-@pytest.mark.long(but="first")
+@pytest.mark.long
 @pytest.mark.parametrize(
     "engine",
     [Engine("ddp"), Engine("deepspeed-zero", 1), Engine("deepspeed-zero", 3), Engine("deepspeed-3d")],

@@ -53,13 +53,13 @@ def test_every_step_has_its_line(unbroken: RunFolder) -> None:
     assert found[-1]["loss"] < found[0]["loss"] < 6
 
 
-def test_interrupted_three_times_and_resumed(tmp_path: Path, tokens: Path, unbroken: RunFolder, dtype: str) -> None:
-    """SIGUSR2 on one rank, SIGTERM without Slurm, Ctrl-C, a damaged and a half-written checkpoint: four attempts."""
+def test_interrupted_twice_and_resumed(tmp_path: Path, tokens: Path, unbroken: RunFolder, dtype: str) -> None:
+    """SIGUSR2 on one rank, SIGTERM without Slurm, a damaged and a half-written checkpoint: three attempts."""
     run = new_run(tmp_path, resolved(tokens, dtype))
     everyone = range(RANKS[dtype])
     ends = []
     # What a single rank has seen, all agree upon.
-    for number, told in ((signal.SIGUSR2, everyone[-1:]), (signal.SIGTERM, everyone), (signal.SIGINT, everyone)):
+    for number, told in ((signal.SIGUSR2, everyone[-1:]), (signal.SIGTERM, everyone)):
         done = len(lines(run))
         # Rank 0 stands still after three steps and the others wait for it in the fourth, so the signal comes to that
         # one, however late the test comes to send it.
@@ -74,9 +74,8 @@ def test_interrupted_three_times_and_resumed(tmp_path: Path, tokens: Path, unbro
     assert [(end, requeue) for end, _, requeue in ends] == [
         ("walltime", False),  # the profile has no queue to go back to
         ("cancelled", False),
-        ("stopped", False),
     ]
-    assert ends[0][1] < ends[1][1] < ends[2][1] < STEPS
+    assert ends[0][1] < ends[1][1] < STEPS
 
     newest, before = sorted(run.checkpoints.glob("step-*"), reverse=True)[:2]
     damaged = next(newest.rglob("*optim_states.pt"))

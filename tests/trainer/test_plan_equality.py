@@ -60,7 +60,6 @@ CASES = {
 # Each engine once, split in every axis that it has, in every run of the tests.
 SHORT = (
     "3d bf16 tp2-pp2",
-    "zero bf16 stage 2 dp4",
     "zero fp32 stage 3 tp2-dp2",
     "fsdp bf16 tp2-dp2",
     "ddp bf16 sharded",

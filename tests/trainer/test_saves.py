@@ -104,6 +104,7 @@ def test_training_goes_on_during_a_save_and_a_kill_loses_nothing(tmp_path, token
     assert sums(run).keys() == {"step-00000004", "step-00000008", "step-00000012"}
 
 
+@pytest.mark.long
 def test_too_little_host_memory_is_said_once_and_training_waits(tmp_path: Path, tokens: Path) -> None:
     run = new_run(tmp_path, resolved(tokens))
     launch = Launch(run, 2, NO_MEMORY_ON="1")
@@ -114,6 +115,7 @@ def test_too_little_host_memory_is_said_once_and_training_waits(tmp_path: Path, 
     assert sums(run).keys() == {"step-00000004", "step-00000008", "step-00000012"}
 
 
+@pytest.mark.long
 def test_an_attempt_in_a_hurry_leaves_old_ones_to_the_next(tmp_path: Path, tokens: Path) -> None:
     run = new_run(tmp_path, resolved(tokens, keep_last=1))
     launch = Launch(run, 2, HOLD_AT_LINE="6")
