@@ -229,23 +229,6 @@ def test_experts_are_put_later_as_they_are_drawn(size: int) -> None:
             assert torch.equal(one, other)
 
 
-def test_ranks_of_tp_add_up_to_the_whole() -> None:
-    layer, hidden = layer_of(SHAPE), hidden_of().detach()
-    assert layer.experts is not None
-    weights, chosen = (part.detach() for part in layer.router(hidden))
-    parts = []
-    for rank in range(2):
-        tp = TensorParallel(rank, 2)
-        part = Experts("blocks.1.experts", SHAPE, tp, InitialWeights(1, 2))
-        for name in ("up", "down"):
-            own, whole = getattr(part, name).weight, getattr(layer.experts, name).weight
-            own.data = own.tp_split.shard(whole.detach(), rank, 2)
-        with torch.no_grad():
-            tp.all_reduce = lambda tensor, *_: tensor  # type: ignore[method-assign]
-            parts.append(part(hidden, weights, chosen))
-    torch.testing.assert_close(sum(parts), layer.experts(hidden, weights, chosen))
-
-
 def test_choice_bias_stays_fp32_and_keeps_its_values() -> None:
     router = router_of(SIGMOID)
     assert router.choice_bias is not None

@@ -19,7 +19,6 @@ from hpc_gpt.trainer.model.fp8 import BACKWARD, FORWARD, LEAST, Fp8Product, Weig
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.linear import SplitLinear
 from hpc_gpt.trainer.model.techniques import Techniques
-from hpc_gpt.trainer.model.tensor_parallel import Split
 
 ROWS, INPUTS, OUTPUTS = 64, 48, 80
 GPT2 = ModelShape(hidden=64, layers=2, heads=4, vocab=61, seq=32)
@@ -123,24 +122,6 @@ def test_a_layer_and_its_gradients_are_three_such_products(has_bias: bool, kept:
     found, expected = run(hidden, weight, bias, slope, kept), plain_linear(hidden, weight, bias, slope)
     for ours, plain in zip(found, expected, strict=True):
         assert_rounded_once(ours, plain)
-
-
-def test_shards_of_a_layer_are_products_of_what_each_rank_has():
-    """Over tp a weight's rows or columns are divided, over cp the tokens: each rank scales its own operands."""
-    hidden, weight, slope = drawn(ROWS, 96), drawn(OUTPUTS, 96, seed=1), drawn(ROWS, OUTPUTS, seed=2)
-    weight[: OUTPUTS // 2, :48] *= 30  # the scales of its parts are not that of the whole
-    slope[: ROWS // 2] *= 30
-    for rank in range(2):
-        rows, columns = (Split(dim).shard(weight, rank, 2) for dim in (0, 1))
-        shards = {
-            "tp, outputs": (hidden, rows, Split(1).shard(slope, rank, 2)),
-            "tp, inputs": (Split(1).shard(hidden, rank, 2), columns, slope),
-            "cp": (Split(0).shard(hidden, rank, 2), weight, Split(0).shard(slope, rank, 2)),
-        }
-        for own_hidden, own_weight, own_slope in shards.values():
-            found = run(own_hidden, own_weight, None, own_slope)
-            for ours, plain in zip(found, plain_linear(own_hidden, own_weight, None, own_slope), strict=True):
-                assert_rounded_once(ours, plain)
 
 
 def test_operands_without_a_scale_are_multiplied_all_the_same():

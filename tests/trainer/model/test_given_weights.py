@@ -44,15 +44,6 @@ def test_each_rank_reads_its_own_share(name: str, tmp_path: Path) -> None:
             assert torch.equal(tiled, shares.blocks[0].feed_forward.up.weight)
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-def test_a_shorter_gpt2_has_the_first_learned_positions(tp: int, tmp_path: Path) -> None:
-    weights = write(FAMILIES["gpt2"], tmp_path / "out")
-    shorter = replace(FAMILIES["gpt2"], seq=16)
-    given = GivenWeights(read_folder(tmp_path / "out"), shorter)
-    model = Gpt(shorter, 1, TensorParallel(tp - 1, tp, given=given))
-    assert torch.equal(model.position.weight, weights["position.weight"][:16])
-
-
 @pytest.mark.parametrize(
     ("value", "words"),
     [(torch.nan, "NaN or infinity"), (-torch.inf, "NaN or infinity"), (-1e39, r"-1e\+39, more than float32 holds")],

@@ -82,13 +82,6 @@ def test_shards_of_all_ranks_merge_to_the_whole(shape: ModelShape, size: int) ->
             assert marked.model_parallel is marked.tensor_model_parallel is (split is not None)
 
 
-def test_a_rank_holds_its_heads_of_q_k_and_v() -> None:
-    shape = SMALL
-    whole = Gpt(shape, 1).blocks[0].attention.qkv.weight.view(3, shape.heads, shape.head_width, shape.hidden)
-    share = Gpt(shape, 1, TensorParallel(1, 2)).blocks[0].attention.qkv.weight
-    assert torch.equal(share.view(3, 2, shape.head_width, shape.hidden), whole[:, 2:])
-
-
 @given(
     dim=st.integers(0, 2),
     parts=st.integers(1, 3),

@@ -17,6 +17,7 @@ from hpc_gpt.trainer.model.gpt import Block, Gpt
 from hpc_gpt.trainer.model.initial_weights import InitialWeights
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel, full_name
+from tests.waiting import LIMIT_S
 
 SHAPE = ModelShape(hidden=48, layers=5, heads=4, vocab=61, seq=16)
 
@@ -59,7 +60,7 @@ class Draws:
             if threading.current_thread() is not threading.main_thread():
                 self.others.set()
             elif name.startswith("blocks."):
-                assert self.others.wait(60), "no other thread draws meanwhile"
+                assert self.others.wait(LIMIT_S), "no other thread draws meanwhile"
             return draw(initial, name, wanted)
 
         monkeypatch.setattr(InitialWeights, "_draw", noted)
@@ -81,7 +82,7 @@ def test_a_thread_that_would_wait_draws_what_comes_after(monkeypatch: pytest.Mon
     def noted(initial: InitialWeights, name: str, wanted: initial_weights._Draw) -> Tensor:
         if threading.current_thread() is not threading.main_thread():
             begun.set()
-            assert helped.wait(20), "the caller waits and draws nothing"
+            assert helped.wait(LIMIT_S), "the caller waits and draws nothing"
         elif name != asked:
             helped.set()
         return draw(initial, name, wanted)
@@ -89,7 +90,7 @@ def test_a_thread_that_would_wait_draws_what_comes_after(monkeypatch: pytest.Mon
     monkeypatch.setattr(InitialWeights, "_draw", noted)
     initial = InitialWeights(1, layers=100)
     initial.normal(asked, (8, 8))
-    assert begun.wait(20)
+    assert begun.wait(LIMIT_S)
     asked = "blocks.1.x.weight"
     found = initial.normal(asked, (8, 8))
     assert helped.is_set()

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpc_gpt.core.settings.model_keys import RopeScaling
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.core.settings.shape_split import kind_params
@@ -117,18 +116,6 @@ def test_a_presets_frequencies_are_those_of_transformers(name: str) -> None:
         assert float(ours[-1] * shape.rope_scaling.factor) == pytest.approx(
             float(frequencies(shape.head_width, shape.rope_theta)[-1])
         )
-
-
-def test_scaling_mixes_between_the_two_wavelengths() -> None:
-    scaling = RopeScaling("llama3", 8.0, 1.0, 4.0, 64)
-    plain, scaled = frequencies(64, 1e4), frequencies(64, 1e4, scaling)
-    wavelengths = 2 * torch.pi / plain
-    assert torch.equal(scaled[wavelengths < 16], plain[wavelengths < 16])
-    torch.testing.assert_close(scaled[wavelengths > 64], plain[wavelengths > 64] / 8)
-    between = (wavelengths > 16) & (wavelengths < 64)
-    assert between.any()
-    assert (scaled[between] < plain[between]).all()
-    assert (scaled[between] > plain[between] / 8).all()
 
 
 def test_a_rank_holds_its_queries_keys_values_gates_and_ups() -> None:

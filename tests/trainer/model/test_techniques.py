@@ -17,7 +17,6 @@ from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.linear import TileLinear
 from hpc_gpt.trainer.model.techniques import ActivationOffload, Techniques
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel, full_name
-from hpc_gpt.trainer.model.vocab_loss import VocabParallelLoss
 from tests.trainer.model.test_gpt import SHAPES, SMALL, tokens_of
 from tests.trainer.model.whole_parameters import merge_pieces, piece_of
 
@@ -219,17 +218,3 @@ def test_tiles_of_all_ranks_merge_to_the_whole(size: int, tiles: int) -> None:
 def test_all_of_them_together_are_the_model() -> None:
     more = {"sequence_parallel": True, "tiles": 2, "activation_offload": True, "loss_chunks": 3}
     trained_alike(SMALL, Techniques(recompute="selective", **more))
-
-
-def test_the_compiled_loss_keeps_the_logits_alone() -> None:
-    """What `EngineFacts.logit_bytes` rests on: nothing else as large is kept for the backward pass."""
-    loss = VocabParallelLoss(250, 256, TensorParallel())
-    # Decompositions and partition as Inductor has them, without its compiler.
-    loss.forward = torch.compile(loss.forward, backend="aot_eager_decomp_partition", dynamic=False)
-    logits = torch.randn(2, 32, 256, dtype=torch.bfloat16, requires_grad=True)
-    with kept() as tensors:
-        value = loss(logits, torch.randint(0, 250, (2, 32)))
-    memory = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
-    assert sum(memory.values()) < 1.1 * logits.nbytes
-    value.backward()
-    assert logits.grad.dtype == torch.bfloat16
