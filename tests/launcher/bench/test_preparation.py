@@ -225,6 +225,7 @@ def test_on_a_known_gpu_the_plan_is_asked():
     assert cell.prepared.prediction.tables["memory_gib"]["stages"][0]["allocated"] > 5
 
 
+@pytest.mark.long
 def test_a_bench_begins_from_given_weights_a_small_one_cannot(tmp_path):
     pytest.importorskip("transformers")
     from tests.trainer.test_hf_folders import FAMILIES, write
