@@ -17,20 +17,22 @@ for number in range(12):
     print(f"step {number} loss {9 - number / 9:.3f}", flush=True)
     time.sleep(0.4)
 """
-HANGS = {
-    "asleep": ("time.sleep(9000)", "does nothing"),
-    "spin": ("while True: pass", "makes no step"),
-}
+FLOOR_S = patient(4)
+# What the program does after its steps, and for how long it is left alone at least.
+HANGS = {"asleep": ("time.sleep(9000)", FLOOR_S), "spin": ("while True: pass", 12 * FLOOR_S)}
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", HANGS)
-def test_a_program_that_stands_still_is_ended_as_a_hang(tmp_path: Path, kind: str) -> None:
+def test_a_program_that_stands_still_is_ended_as_a_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     """A job script's program that sleeps, and one of engine command that computes on."""
-    body, words = HANGS[kind]
+    body, least_s = HANGS[kind]
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(f"{TRAIN}{body}\n")
-    run, floor = f"{sys.executable} train.py", ("--set", f"train.hang_floor_s={patient(4):g}")
+    run, floor = f"{sys.executable} train.py", ("--set", f"train.hang_floor_s={FLOOR_S:g}")
     if kind == "asleep":
         (tmp_path / "fit.slurm").write_text(f"#!/bin/bash\n#SBATCH -t 20\n{run}\n")
         made = submit("--cluster", "local", *floor, tmp_path / "fit.slurm")
@@ -41,6 +43,5 @@ def test_a_program_that_stands_still_is_ended_as_a_hang(tmp_path: Path, kind: st
         made = submit("--cluster", "local", "--gpus", "1", *floor, tmp_path / "mine.toml")
     wait_for("it has ended", made.attempt(1).ended)
     in_process("cancel", made.run_id)  # a hang is started again
-    end = made.attempt(1).ended()
-    assert (end["ended"], words in end["cause"]) == ("hang", True), end
-    assert made.attempt(1).last_metrics()["step"] == 11
+    end, last = made.attempt(1).ended(), made.attempt(1).last_metrics()
+    assert (end["ended"], last["step"], end["time"] - last["time"] >= least_s) == ("hang", 11, True), end
