@@ -14,6 +14,7 @@ import pytest
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.network import GLOO, choose_interface, describe_interfaces, list_interfaces
 from tests.conftest import REPOSITORY
+from tests.waiting import LIMIT_S
 
 FIRST, SECOND = "10.77.0.1", "10.77.0.2"
 RANK = """
@@ -93,7 +94,7 @@ def test_ranks_of_two_hosts_meet_over_interfaces_of_other_names(hosts: tuple[lis
         )
         for number, host in enumerate(hosts)
     ]
-    said = [rank.communicate(timeout=300)[0] for rank in ranks]
+    said = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
     node = platform.node()
     assert f"{node}: gloo over slow0, NCCL over what it chooses\n" in said[0]

@@ -52,13 +52,22 @@ TP_FIRST = "tp of the whole node before any pp; with tp 1 or 2 and interleaved c
 META = "Meta's schedule holds fewer micro-batches than Megatron-LM's, under which twice the cp spares the recomputation"
 ROWS = [
     Published("405B", LLAMA, "tp8-pp16-dp128", 2048, most=1.34, why=META, **H100),
+    Published("405B at 128k", replace(LLAMA, seq=131072), "tp8-pp16-cp16-dp8", 128, most=1.32, why=META, **H100),
     Published(
         "OPT-175B", ModelShape(12288, 96, 96, 50272, 2048), "tp8-pp1-dp124", 992, engine="fsdp", most=1.12, why=OPT
     ),
     Published("BLOOM", ModelShape(14336, 70, 112, 250680, 2048), "tp4-pp12-dp8", 2048, dtype="bf16"),
     Published("MT-NLG", ModelShape(20480, 105, 128, 51200, 2048), "tp8-pp35-dp8", 1920),
     Published("MLPerf GPT-3", preset("175b"), "tp4-pp8-dp16", 2048, matmul="fp8-tensor", **H100),
+    narayanan("1.7B", 2304, 24, 24, "tp1-pp1-dp32", 512),
+    narayanan("3.6B", 3072, 30, 32, "tp2-pp1-dp32", 512),
+    narayanan("7.5B", 4096, 36, 32, "tp4-pp1-dp32", 512, most=1.13, why=TP_FIRST),
     narayanan("18.4B", 6144, 40, 48, "tp8-pp1-dp32", 1024, most=1.25, why=TP_FIRST),
+    narayanan("39.1B", 8192, 48, 64, "tp8-pp2-dp32", 1536, most=1.16, why=TP_FIRST),
+    narayanan("76.1B", 10240, 60, 80, "tp8-pp4-dp32", 1792),
+    narayanan("145.6B", 12288, 80, 96, "tp8-pp8-dp24", 2304),
+    narayanan("310.1B", 16384, 96, 128, "tp8-pp16-dp15", 2160),
+    narayanan("529.6B", 20480, 105, 128, "tp8-pp35-dp9", 2520),
     narayanan("1008B", 25600, 128, 160, "tp8-pp64-dp6", 3072),
 ]
 

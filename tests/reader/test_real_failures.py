@@ -11,6 +11,7 @@ from hpc_gpt.reader.causes import Cause, first_cause
 from hpc_gpt.reader.logs import Failure
 from hpc_gpt.reader.logs.read_log import read_log
 from tests.programs import python
+from tests.waiting import LIMIT_S
 
 PROGRAMS = {
     "host_memory": (
@@ -57,7 +58,7 @@ def run(tmp_path: Path, command: list[str], **environment: str) -> Cause:
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
-            timeout=300,
+            timeout=LIMIT_S,
             check=False,
             env={**os.environ, **environment},
         )

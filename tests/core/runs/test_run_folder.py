@@ -47,40 +47,24 @@ def test_a_run_holds_what_is_known_before_it_starts(run, resolved, logs):
     assert not list(run.path.glob(".*"))
 
 
+NAMES = {
+    "log": "log", "err": "err", "metrics": "metrics.jsonl", "rendezvous": "rendezvous", "asked": "asked",
+    "measured": "measured.json", "ranks": "ranks", "heartbeats": "beats", "stacks": "stacks", "track": "track.json",
+    "notified": "notified", "elsewhere": "elsewhere", "ranks_ended": ".ranks-ended",
+}  # fmt: skip
+
+
 def test_its_files_have_these_names(run):
     """The names of the files of an attempt and of the run: scripts write some, and later versions read all."""
-    (run.path / "attempts" / "1").mkdir(parents=True)
-    names = {
-        "log": "log",
-        "err": "err",
-        "metrics": "metrics.jsonl",
-        "rendezvous": "rendezvous",
-        "asked": "asked",
-        "measured": "measured.json",
-        "ranks": "ranks",
-        "heartbeats": "beats",
-        "stacks": "stacks",
-        "track": "track.json",
-        "notified": "notified",
-        "elsewhere": "elsewhere",
-        "ranks_ended": ".ranks-ended",
-    }
+    (folder := run.path / "attempts" / "1").mkdir(parents=True)
     attempt = run.attempt(1)
-    assert {key: getattr(attempt, key).relative_to(run.path / "attempts" / "1").as_posix() for key in names} == names
+    assert {key: getattr(attempt, key).relative_to(folder).as_posix() for key in NAMES} == NAMES
     of_run = (run.checkpoints, run.record, run.waits_for, run.cancelled_mark("7_1"), run.stop_mark("7_1"))
-    assert [path.relative_to(run.path).as_posix() for path in of_run] == [
-        "checkpoints",
-        "record.json",
-        "queue.json",
-        "cancelled.7_1",
-        "stop.7_1",
-    ]
-    for name, read in (
-        ("attempt", attempt.started),
-        ("ended", attempt.ended),
-        ("exit", attempt.script_exit),
-        ("next", attempt.verdict),
-    ):
+    names = ["checkpoints", "record.json", "queue.json", "cancelled.7_1", "stop.7_1"]
+    assert [path.relative_to(run.path).as_posix() for path in of_run] == names
+    of_attempt = {"attempt": attempt.started, "ended": attempt.ended, "exit": attempt.script_exit,
+                  "next": attempt.verdict}  # fmt: skip
+    for name, read in of_attempt.items():
         assert read() == {}
         (attempt.folder / f"{name}.json").write_text(json.dumps({"of_another": name}))
         assert read() == {"of_another": name}

@@ -28,6 +28,7 @@ from hpc_gpt.reader.records.foreign_run import NOT_KNOWN, read_foreign_runs
 from tests.cli.command import in_process
 from tests.made_runs import add_attempt, make_run
 from tests.reader.made_logs import dump, iterations, write_log
+from tests.waiting import LIMIT_S
 
 
 @pytest.fixture
@@ -154,7 +155,7 @@ def test_what_cannot_be_read_is_told(lab):
     command = [sys.executable, "-c", program]
     if os.geteuid() == 0:  # root reads everything, unless it gives that up
         command = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search", *command]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert "'cannot be read: permission denied': 2" in done.stdout, done.stderr
 
 
