@@ -16,6 +16,7 @@ from torch.utils.file_baton import FileBaton
 from hpc_gpt.trainer.engines import build_lock
 from hpc_gpt.trainer.engines.build_lock import LEFT_OVER_S, BuildLock
 from hpc_gpt.trainer.engines.library_patches import use_build_lock
+from tests.waiting import wait_for
 
 HOLDS = """
 import signal, sys
@@ -31,23 +32,32 @@ def lock(tmp_path: Path) -> Path:
     return tmp_path / "lock"
 
 
+class Looking(BuildLock):
+    """Counts its looks at a lock that another has."""
+
+    looks = 0
+
+    def _remove_left_over(self) -> None:
+        super()._remove_left_over()
+        self.looks += 1
+
+
 def asked_for(lock: Path) -> threading.Thread:
-    """Waits for it on a thread, which has an end once it has it; it then gives it back."""
+    """Waits for it on a thread, which has an end once it has it; it then gives it back. It has looked three times."""
+    mine = Looking(str(lock), wait_seconds=0.01)
 
     def ask() -> None:
-        mine = BuildLock(str(lock), wait_seconds=0.01)
         assert mine.try_acquire()
         mine.release()
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(0.2)
+    wait_for("three looks", lambda: mine.looks > 2 or not thread.is_alive())
     return thread
 
 
 def comes(thread: threading.Thread) -> bool:
-    thread.join(60)
-    return not thread.is_alive()
+    return wait_for("the lock", lambda: not thread.is_alive())
 
 
 def age(lock: Path, by_s: float) -> None:
@@ -89,7 +99,7 @@ def test_a_builder_keeps_its_lock_until_it_is_killed(lock: Path) -> None:
 
 def test_torchs_own_lock_counts_until_it_is_old(lock: Path) -> None:
     assert FileBaton(str(lock)).try_acquire()
-    age(lock, LEFT_OVER_S - 60)
+    age(lock, LEFT_OVER_S / 2)
     asked = asked_for(lock)
     assert asked.is_alive()
     age(lock, LEFT_OVER_S + 1)
