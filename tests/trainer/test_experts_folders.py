@@ -16,7 +16,7 @@ from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.model_shape import ModelShape, architecture_of
 from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.core.weights.config import config_of, init_config_in, read_config
-from hpc_gpt.core.weights.folder import identity_of, read_folder
+from hpc_gpt.core.weights.folder import read_folder
 from hpc_gpt.core.weights.names import CHOICE_BIAS, size_of, stored_sizes
 from hpc_gpt.core.weights.tensors import write_hf
 from hpc_gpt.trainer.model.gpt import Gpt
@@ -223,11 +223,3 @@ def test_a_large_mixture_has_a_name_for_each_matrix_of_experts() -> None:
     assert sum(".experts." in name for name in sizes) == 36_096
     assert sum(rows[0] * (rows[1] if len(rows) > 1 else 1) for rows in sizes.values()) == shape.params
     assert len(stored_sizes(shape, fused=True)) == len(sizes) - 36_096 + 2 * 94
-
-
-def test_the_identity_has_every_tensor_of_the_experts(tmp_path: Path) -> None:
-    shape = FAMILIES["Mixtral"]
-    made_by_its_class(shape, tmp_path, max_shard_size="40KB")
-    files = identity_of(read_folder(tmp_path))["files"].values()
-    assert len(files) > 2
-    assert sum(len(one["blocks"]) for one in files) == len(stored_sizes(shape))

@@ -58,14 +58,3 @@ def test_transformers_computes_the_same_logits(name: str, tmp_path: Path) -> Non
         with torch.no_grad():
             torch.testing.assert_close(model.eval()(tokens).logits, expected, rtol=1e-5, atol=1e-5)
         assert read_config(folder, shape.seq) == replace(shape, vocab_multiple=64)
-
-
-def test_both_spellings_of_the_rotation_are_written_and_read(tmp_path: Path) -> None:
-    shape = FAMILIES["llama"]
-    write(shape, tmp_path / "out")
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    for spelling in (("rope_theta", "rope_scaling"), ("rope_parameters",)):
-        kept = {key: value for key, value in config.items() if not key.startswith("rope") or key in spelling}
-        (tmp_path / "config.json").write_text(json.dumps(kept))
-        found = read_config(tmp_path, shape.seq)
-        assert (found.rope_theta, found.rope_scaling) == (shape.rope_theta, shape.rope_scaling)

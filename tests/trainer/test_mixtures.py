@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.experiment import Engine
@@ -16,9 +15,7 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.reader.records.own_run import read_own
 from hpc_gpt.report.exports import curve_of
 from hpc_gpt.report.tables import losses_by_source
-from hpc_gpt.trainer.data import DataStream
 from hpc_gpt.trainer.tokens.build import build_tokens
-from hpc_gpt.trainer.tokens.samples import open_samples
 from tests.trainer.launch import figures, lines, new_run, settings, train
 
 pytestmark = pytest.mark.xdist_group("train-mixtures")
@@ -95,7 +92,7 @@ def test_a_resume_continues_the_mixture_to_the_last_digit(unbroken: RunFolder, t
     ]
 
 
-@pytest.mark.long(but="first")
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("engine", "layout", "zero"),
     [
@@ -160,23 +157,3 @@ def test_documents_of_a_mixture_are_kept_apart_in_every_engine(held, masked, by_
 def test_a_mixtures_documents_see_others_unless_masked(masked, by_one_rank):
     unmasked = masked({"tp": 1, "pp": 1, "dp": 1}, DDP, mask=False)
     assert all(abs(a - b) > 1e-4 for a, b in zip(by_one_rank, unmasked, strict=True))
-
-
-def rows(resolved: Resolved, step: int) -> list[tuple[int, ...]]:
-    """The samples of a step of all data-parallel ranks, sorted."""
-    samples = open_samples(resolved)
-    streams = [DataStream(samples, resolved, rank, torch.device("cpu")) for rank in range(resolved.layout.dp)]
-    return sorted(tuple(row) for stream in streams for tokens, _ in stream.step(step) for row in tokens.tolist())
-
-
-def test_a_steps_samples_are_of_its_phase_in_every_layout(folder: Path) -> None:
-    one = mixing(folder, {"tp": 1, "pp": 1, "dp": 1})
-    others = [
-        mixing(folder, layout, Engine("deepspeed-3d"))
-        for layout in ({"tp": 2, "pp": 2, "dp": 1}, {"tp": 1, "pp": 1, "dp": 4})
-    ]
-    for step in range(STEPS):
-        found = rows(one, step)
-        assert all(rows(other, step) == found for other in others)
-        upper = sum(any(65 <= token <= 74 for token in row) for row in found)
-        assert upper == (12 if step < HALF + 2 else 0)
