@@ -51,12 +51,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "shared" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.shared)
+        # One worker makes a module's fixture, for all tests of it.
+        used = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()
+        if item.get_closest_marker("xdist_group") is None and any(each[-1].scope == "module" for each in used):
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}-{item.path.stem}"))
     long = chosen.long_tests(items)
     left = {item for item, how in long.items() if not chosen.runs_today(how)}
     config.stash[_left] = (len(items), len(long), len(left))
     config.hook.pytest_deselected(items=[item for item in items if item in left])
-    # A long test that begins last would run alone.
-    items[:] = sorted((item for item in items if item not in left), key=lambda item: item not in long)
+    items[:] = [item for item in items if item not in left]
+    # A long test that begins last would run alone. A module stays together, as its tests share fixtures.
+    with_long = {item.path for item in items if item in long}
+    items.sort(key=lambda item: item.path not in with_long)
     gc.freeze()  # a million objects of modules and tests, in which nobody looks for garbage any more
 
 

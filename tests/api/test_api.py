@@ -22,8 +22,10 @@ from hpc_gpt.core.runs import snapshot
 from hpc_gpt.core.runs.work_archive import unpack_work
 from tests.benchmarks.sweep import make_stand_ins
 from tests.cli.command import in_process
+from tests.launcher.local.conftest import RESTING
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, with_attempt
 from tests.test_imports import MODULES, imports_of, own_module, package_of, room_of
+from tests.waiting import wait_for
 
 SMALL = {"layout.gpus": 1, "layout.tp": 1, "layout.pp": 1, "layout.micro_batches": 1, "data.source": "random"}
 
@@ -38,15 +40,13 @@ def handlers():
 
 def test_nothing_heavy_is_imported_and_the_process_is_unchanged(tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", RESTING["PYTHONPATH"])
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
     before = os.getcwd(), dict(os.environ), handlers(), os.umask(0o22), threading.active_count()
     os.umask(before[3])
     assert plan(model="gpt2", gpus=8, cluster="a100-80g-8")
     run = submit("demo", {**SMALL, "train.steps": 10**6}, cluster="local")
-    for _ in range(300):
-        if run.status().step:
-            break
-        threading.Event().wait(0.2)
+    wait_for("its first step", lambda: run.status().step, run.stdout)
     assert run.save(wait=True).startswith("saved after step ")
     with pytest.raises(TimeoutError, match="is running after 0 s"):
         run.wait(timeout_s=0)
@@ -58,8 +58,8 @@ def test_nothing_heavy_is_imported_and_the_process_is_unchanged(tmp_path, capfd,
     assert (run.result().ended, len(run.metrics()["loss"])) == ("stopped", run.status().step)
     assert run.id in run._repr_html_()
     assert run.id in read_runs(run.folder)._repr_html_()
-    while threading.active_count() > before[4]:  # one takes note of the run's supervisor, which ends after its run
-        threading.Event().wait(0.1)
+    # One takes note of the run's supervisor, which ends after its run.
+    wait_for("the end of its thread", lambda: threading.active_count() <= before[4])
     assert (os.getcwd(), dict(os.environ), handlers(), os.umask(0o22), threading.active_count()) == before
     assert capfd.readouterr() == ("", "")
 

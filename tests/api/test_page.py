@@ -5,9 +5,12 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.docs.pages import text_of
 
 
+@pytest.mark.long  # each function is in test_api.py
 def test_the_page_runs_from_top_to_bottom(tmp_path):
     examples = re.findall(r"^```python\n(.*?)^```", text_of("docs/python.md"), re.M | re.S)
     assert len(examples) == 6

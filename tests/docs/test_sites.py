@@ -23,8 +23,10 @@ from hpc_gpt.launcher.local.gpus import needed, take_for, waiting
 from tests.cli.command import error_of, hpc_gpt, in_process
 from tests.conftest import REPOSITORY
 from tests.docs.pages import blocks
-from tests.launcher.local.conftest import SMALL, ended, newest, status_of, wait_until
+from tests.launcher.local.conftest import SMALL, ended, newest, status_of
 from tests.made_runs import add_attempt, make_run, metrics_line
+from tests.programs import ran
+from tests.waiting import wait_for
 
 PAGE = "docs/sites.md"
 ALONE = ("--gpus", "1", "--tp", "1")
@@ -66,7 +68,7 @@ def laptop(tmp_path, monkeypatch) -> Iterator[Path]:
     (here / "ssh").write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {here}/config "$@"\n')
     (here / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
-    wait_until(lambda: daemon.poll() is not None or socket.socket().connect_ex(("127.0.0.1", port)) == 0)
+    wait_for("sshd", lambda: daemon.poll() is not None or socket.socket().connect_ex(("127.0.0.1", port)) == 0)
     assert daemon.poll() is None, daemon.stderr.read()
     yield here
     daemon.terminate()
@@ -77,7 +79,7 @@ def shell(laptop: Path, line: str) -> subprocess.CompletedProcess[str]:
     """A line of bash on the laptop, whose ~/.bashrc has the page's functions."""
     (functions,) = blocks(PAGE, "bash")
     line = f"{functions}\n{line}"
-    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=300, check=False, cwd=laptop)
+    return ran("bash", "-c", line, cwd=laptop)
 
 
 @pytest.mark.long
@@ -120,7 +122,7 @@ def test_a_run_outlives_the_connection_that_submitted_it(laptop):
     done = shell(laptop, f"hpc-gpt submit {words}")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["runs"][0]["run"] == newest().run_id
-    wait_until(lambda: (status_of(newest()).step or 0) > 1)
+    wait_for("a step", lambda: (status_of(newest()).step or 0) > 1)
     stopped = shell(laptop, f"hpc-gpt stop {newest().run_id} --wait")
     assert stopped.returncode == 0, stopped.stderr
     assert ended(newest()).state == "stopped"
@@ -135,9 +137,7 @@ def test_a_run_outlives_the_connection_that_submitted_it(laptop):
 def test_a_training_needs_no_network_but_lo():
     line = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", sys.executable, "-m", "hpc_gpt"]
     line += ["submit", *SMALL, "--set", "train.steps=2", "--wait"]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    ran(*line, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, code=0)
     assert status_of(newest()).state == "done"
 
 
@@ -231,7 +231,7 @@ def test_two_of_a_group_with_one_state_folder_share_out_the_gpus(project):
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(["sleep", "300"]) as process:
+    with subprocess.Popen(["sleep", "3600"]) as process:
         yield process
         process.kill()
 

@@ -1,6 +1,10 @@
 """Megatron's lines as metrics.jsonl, in every dress; what a program's last words say of its failure."""
 
 import json
+import re
+import signal
+import subprocess
+import sys
 from platform import node
 
 import pytest
@@ -10,6 +14,7 @@ from hpc_gpt.trainer.engines.megatron_lm import MegatronRank, read_iteration
 from hpc_gpt.trainer.program.process import ForeignLog
 from hpc_gpt.trainer.supervision.signals import Signals
 from tests.made_runs import unsubmitted_run
+from tests.waiting import wait_for
 
 KILLED = "was ended by SIGKILL, by hand or by the kernel's memory killer"
 
@@ -52,11 +57,7 @@ def test_an_iteration_in_every_dress(line):
     names = ("step", "step_s", "lr", "loss", "grad_norm", "global_batch", "skipped")
     assert tuple(map(found.get, names)) == pytest.approx(LINES[line])
     assert ("balance_loss" in found) == ("load_balancing_loss" in line)
-
-
-@pytest.mark.parametrize("line", LINES)
-def test_a_line_cut_off_before_its_time_is_none(line):
-    assert read_iteration(line[: line.index("elapsed") + 35]) is None
+    assert read_iteration(line[: line.index("elapsed") + 35]) is None, "it is cut off before its time"
 
 
 def test_other_lines_are_none():
@@ -144,6 +145,18 @@ def test_what_its_last_words_say(rank, log, last_words, code, said):
     for text in ("Traceback (most recent call last):", '  File "x.py", line 3', last_words):
         log.take(text)
     assert rank.failure(code) == said
+
+
+def test_a_program_that_is_aborted_writes_its_stacks_and_ends(rank, log):
+    def_hear = "def hear():\n    print('waits', flush=True)\n    input()\nhear()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen([sys.executable, "-X", "faulthandler", "-c", def_hear], **pipes) as process:
+        log.follow(process)
+        wait_for("its line", lambda: rank._lines.find(re.compile("waits")))
+        stacks = rank.stacks(process, log)
+    assert stacks.startswith("Fatal Python error: Aborted")
+    assert "in hear" in stacks
+    assert process.returncode in (-signal.SIGABRT, -signal.SIGKILL)
 
 
 def raises(*given):

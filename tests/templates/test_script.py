@@ -10,6 +10,7 @@ import pytest
 
 from tests.golden.test_scripts import SCRIPTS, _as_it_is
 from tests.programs import put, ran
+from tests.waiting import LIMIT_S
 
 # start.py, and the watch, which something ends at first.
 PYTHON = """case "$*" in
@@ -59,7 +60,7 @@ def test_a_script_is_started_followed_and_cleared_up_after(
     assert sorted(os.listdir(tmp_path / "a")) == ["err", "exit.json", "log", "trainer.json"]
     assert json.loads((tmp_path / "a/exit.json").read_text()) == {
         "code": code,
-        "seconds": pytest.approx(0, abs=20),
+        "seconds": pytest.approx(0, abs=LIMIT_S),
         "signals": [],
     }
     assert (tmp_path / "out").samefile(tmp_path / "a/log") == bool(code), "of the user alone"

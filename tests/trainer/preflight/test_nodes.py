@@ -108,7 +108,7 @@ def test_a_slow_node_gives_its_place_to_a_spare(tmp_path, figures):
 @pytest.mark.long
 def test_ranks_that_fall_silent_are_named(tmp_path, figures):
     run = new_run(tmp_path, nodes=2, spares=2)
-    (figures / "b.sh").write_text("exec sleep 3600")
+    (figures / "b.sh").write_text("exec sleep 600")
     (figures / "c.sh").write_text("kill -9 $PPID")
     command = (
         'if [ -e "$FIGURES/$SLURMD_NODENAME.sh" ]; then . "$FIGURES/$SLURMD_NODENAME.sh"; else cat "$FIGURES/well"; fi'

@@ -300,7 +300,7 @@ def test_a_file_of_another_task_is_awaited_or_refused(task, tmp_path: Path, monk
 
 
 def test_where_a_program_waits_is_seen_from_outside() -> None:
-    with subprocess.Popen(["sleep", "60"]) as process:
+    with subprocess.Popen(["sleep", "3600"]) as process:
         assert _find_wait(process.pid) == ("its program", f"process {process.pid}")
         os.kill(process.pid, signal.SIGSTOP)
         wait_for("its stop", lambda: _find_wait(process.pid) == ("", "a process that is stopped"))
@@ -320,7 +320,7 @@ def test_a_training_of_nan_up_to_its_end_is_that(task) -> None:
 def test_slurms_signal_is_passed_on_where_it_does_not_reach(monkeypatch, reaches: bool) -> None:
     """proctrack/cgroup signals the task alone, proctrack/linuxproc all that it has started, which must not get two."""
     monkeypatch.setattr(command, "_REACHES_S", LIMIT_S if reaches else 0.2)
-    witness, program = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
+    witness, program = (subprocess.Popen(["sleep", "3600"]) for _ in range(2))
     try:
         if reaches:
             witness.terminate()

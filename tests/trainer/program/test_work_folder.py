@@ -390,19 +390,6 @@ def test_the_runs_below_a_folder_are_not_its_files(folder, tmp_path, monkeypatch
     assert not [name for name in files_of(folder, tmp_path / "run") if name.startswith("logs")]
 
 
-def test_a_folder_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigError, match="not a folder here"):
-        work.take_work("/no/such/folder")
-
-
-def test_files_that_are_too_large_together_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "one.py").write_bytes(bytes(600))
-    (folder / "two.py").write_bytes(bytes(600))
-    monkeypatch.setattr(work, "_MOST_BYTES", 1000)
-    with pytest.raises(ConfigError, match=r"above the 0 MiB .* the largest: (one|two)\.py"):
-        work.take_work(str(folder))
-
-
 def test_what_is_not_kept_is_named_and_only_that_is_linked(folder: Path, tmp_path: Path) -> None:
     archive = work.take_work(str(folder))
     assert (archive.left_out, archive.whole) == ({"a.bin": 7, "sub": 7, "data": 4}, True)

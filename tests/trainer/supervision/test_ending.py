@@ -126,11 +126,8 @@ def test_the_first_rank_to_fail_names_the_cause(tmp_path: Path, capsys: pytest.C
     [
         ("[pair.cc:553] Connection closed by peer [127.0.0.1]:16048", True),
         ("[pair.cc:534] Read error [127.0.0.1]:2: Connection reset by peer", True),
-        ("writev [127.0.0.1]:2: Broken pipe", True),
         ("Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?", True),
         ("ncclRemoteError: possibly due to a network error or a remote process exiting prematurely", True),
-        ("socketProgress: Connection closed by remote peer node1<4711>", True),
-        ("Remote peer closed the connection.", True),
         ("The server socket has failed to listen on any local network address. name: EADDRINUSE", False),
         ("The client socket has timed out after 2000ms while trying to connect to (127.0.0.1, 1).", False),
         ("failed to connect to node1: Connection reset by peer", False),
@@ -148,15 +145,6 @@ def test_a_bug_has_its_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert report_failure(error, 1, Attempt(tmp_path), 0) == 1
     assert "rank 1 failed:\nTraceback" in capsys.readouterr().out
     assert Attempt(tmp_path).ended()["cause"] == "rank 1: ZeroDivisionError: division by zero"
-
-
-def test_a_driver_that_is_too_old_is_one_line_and_what_to_do() -> None:
-    said = explain_exception(
-        RuntimeError("The NVIDIA driver on your system is too old (found version 11040). Please update")
-    )
-    assert isinstance(said, ConfigError)
-    assert "11040" in str(said)
-    assert "update NVIDIA's driver" in said.hint
 
 
 @pytest.mark.parametrize(
