@@ -79,7 +79,6 @@ def _balance_times(factor: Callable[[Any], float]) -> Fault:
 
 
 OF_ENGINES: dict[str, Fault] = {
-    "again": lambda engine: None,  # none: the same once more
     "divisor": _no_divisor,  # pytorch#160285, Megatron-LM#5956, DeepSpeed#5259, VeOmni#185
     "norm without experts": _norm_of(  # Megatron-LM#5916
         lambda engine, one: not is_of_experts(one) and _once(engine, one)

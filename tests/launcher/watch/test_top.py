@@ -153,7 +153,7 @@ def of_nodes(count: int) -> tuple[int, str]:
 
 
 def test_of_many_nodes_it_has_the_spread_and_the_ten_worst():
-    """Four times as many nodes are four times the work: none is searched for."""
+    """Four times as many nodes are no more than six times the lines that run."""
     (few, _), (many, said) = of_nodes(24), of_nodes(96)
     assert many < 6 * few
     assert "10 of 96 nodes, least used first:\nnode   ranks  silent" in said

@@ -95,6 +95,15 @@ def test_a_task_looks_as_often_as_all_may_together(task, monkeypatch: pytest.Mon
     assert refused.value.hint == "start one task for each GPU of the layout"
 
 
+def test_a_programs_signal_may_reach_its_task_later(task) -> None:
+    """Slurm signals each process of a step by itself; not that of a program which has done all its steps."""
+    here, first = task(), task(cluster="generic-slurm")
+    other, late = task(1, first._run), module._HEARS_S
+    assert [each._may_hear_s(code) for each in (here, first, other) for code in (0, 1)] == [0, 0, late, late, 0, late]
+    step(first, first._resolved.train.steps)
+    assert [first._may_hear_s(code) for code in (0, 1)] == [0, late]
+
+
 def test_the_first_that_is_asked_decides_for_all(task) -> None:
     first = task(0)
     other = task(1, first._run)
