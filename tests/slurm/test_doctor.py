@@ -76,7 +76,7 @@ def test_a_preflight_that_cannot_be_held_does_not_stop_training(teller: Teller) 
 
 def test_doctor_finds_what_a_cluster_has_and_what_not(launcher: Launcher) -> None:
     said, _ = launcher.run("doctor", "-p", "lo", "-C", "h100", code=1)
-    assert re.search(r"^ok +sbatch ", said, re.MULTILINE), said
+    assert re.search(r"^fail +sbatch +sbatch refused the job: .*Invalid partition", said, re.MULTILINE), said
     assert "fail  partition      no partition 'lo' for you here" in said
     assert "do: did you mean low?" in said
     assert "no constraint 'h100' for you here" in said

@@ -95,4 +95,4 @@ def test_equal_directives_are_one_array_and_status_is_one_line(teller: Teller) -
     finally:
         launcher.cluster.run("scancel", *(job.id for job in jobs.values()))
         waiting.kill()
-        waiting.communicate()
+        waiting.wait()
