@@ -29,7 +29,7 @@ def submit_in_ward(teller: Teller, profile: Path, *arguments: str, more: str = "
     job = teller.launcher.submit(
         "--cluster", str(profile), "--engine", "ddp", "--tp", "1", "--pp", "1", "--dp", "2", "--gpus", "2",
         "--mbs", "2", "--set", "train.steps=3", "--set", "train.save_every=0", *arguments,
-        FIGURES=str(figures), HPC_GPT_PROBE_COMMAND=COMMAND,
+        FIGURES=str(figures), HPC_GPT_PROBE_COMMAND=COMMAND, HPC_GPT_STATE=teller.launcher.environment["HPC_GPT_STATE"],
     )  # fmt: skip
     job.wait_end("COMPLETED", "FAILED")
     assert job.slurm_state == "COMPLETED", job.log()
