@@ -2,17 +2,9 @@
 
 import os
 from collections.abc import Collection, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
-T = TypeVar("T")
 ALL_TESTS = os.environ.get("ALL_TESTS") == "true"
-LONG_ALONE = False  # goes with its last user
-
-
-def without(table: dict[str, T], *names: str) -> dict[str, T]:
-    """The table less what is too long for every change: with ALL_TESTS it is whole. KeyError for a name it lacks."""
-    too_long = {name: table[name] for name in names}
-    return table if ALL_TESTS else {name: value for name, value in table.items() if name not in too_long}
 
 
 def examples(count: int) -> int:

@@ -17,10 +17,6 @@ FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["tests.preload"])
 
 
-def forked_python(module: str) -> list[str]:
-    return [sys.executable, "-m", module]
-
-
 def start_module(module: str, argument: str, environment: Mapping[str, str], log: Path) -> ForkServerProcess:
     """Runs `python -m MODULE ARGUMENT` with this environment and no other; what it prints is appended to `log`."""
     process = FORKED.Process(target=_run_module, args=(module, argument, dict(environment), str(log)), daemon=True)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpc_gpt.core.process import stat_of
-from tests.waiting import pause  # noqa: F401
 
 
 def all_pids() -> Iterator[int]:

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from hpc_gpt.planner.memory import StageMemory, predict_memory
 from hpc_gpt.planner.training import training_of
 from tests import marked
 from tests.chosen import asked
-from tests.forked import forked_python
 from tests.planner.held_bytes import ALL, CASES, COMPILED, HAS_COMPILER, INDUCTOR, LOGITS, OFFLOADED, TOO_LONG
 
 pytestmark = [pytest.mark.xdist_group("held-bytes"), pytest.mark.timeout(900)]
@@ -27,7 +27,7 @@ def held(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
     """A file for each case that this session's tests read: one launch."""
     folder = tmp_path_factory.mktemp("held")
     cases = [name for name in asked(request, "name") if name in ALL]
-    words = [*forked_python("tests.planner.held_bytes"), str(folder), *cases]
+    words = [sys.executable, "-m", "tests.planner.held_bytes", str(folder), *cases]
     subprocess.run(words, check=True, capture_output=True, cwd=ROOT)
     return folder
 
@@ -52,7 +52,7 @@ def test_the_peak_is_what_is_allocated(name: str, held: Path) -> None:
 def test_a_kept_residual_replaces_what_it_is_the_sum_of() -> None:
     """What two compiled layers keep is the same with it and without, and what `plan` counts."""
     done = subprocess.run(
-        forked_python("tests.planner.kept_by_layers"), check=True, capture_output=True, cwd=ROOT, text=True
+        [sys.executable, "-m", "tests.planner.kept_by_layers"], check=True, capture_output=True, cwd=ROOT, text=True
     )
     without, kept, planned = json.loads(done.stdout)
     assert without == kept == planned

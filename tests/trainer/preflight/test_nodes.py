@@ -17,12 +17,10 @@ from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.trainer.preflight.nodes import Preflight
 from hpc_gpt.trainer.preflight.verdict import NodeReport, encode
 from tests.conftest import REPOSITORY
-from tests.forked import forked_python
 from tests.programs import python
 from tests.waiting import patient
 
-COLD = [sys.executable, "-m", "hpc_gpt.trainer.preflight.rank"]
-WARM = forked_python("hpc_gpt.trainer.preflight.rank")  # where the figures are given and each rank ends by itself
+RANKS = [sys.executable, "-m", "hpc_gpt.trainer.preflight.rank"]
 WELL = {"matmul_tflops": 90.0, "pair_gb_s": 20.0, "all_reduce_gb_s": 20.0}
 COMMAND = 'cat "$FIGURES/$SLURMD_NODENAME" 2>/dev/null || cat "$FIGURES/well"'
 
@@ -49,7 +47,7 @@ def new_run(tmp_path, nodes=2, ranks_per_node=1, spares=0, hidden=32, heads=4, l
     return create_run(tmp_path / "logs", resolve(experiment, profile), "#!/bin/sh\n", "", {})
 
 
-def probe(run, nodes, ranks_per_node=1, command=None, ranks=COLD, **environment):
+def probe(run, nodes, ranks_per_node=1, command=None, ranks=RANKS, **environment):
     """(the line that the preflight says, preflight.json, the log) of a new attempt."""
     attempt = run.new_attempt()
     start = command or [sys.executable, "-m", "hpc_gpt.trainer.preflight.probe", nodes, str(ranks_per_node)]
@@ -66,7 +64,7 @@ def probe(run, nodes, ranks_per_node=1, command=None, ranks=COLD, **environment)
 
 def test_ranks_measure_their_devices_and_each_other(tmp_path):
     run = new_run(tmp_path, nodes=2, ranks_per_node=2, tp=2, pp=2, dp=1)
-    said, found, log = probe(run, "a b", 2, ranks=WARM)
+    said, found, log = probe(run, "a b", 2)
     assert said == "nodes a,b", log
     assert len(found["ranks"]) == 4
     for rank in found["ranks"]:
@@ -95,7 +93,7 @@ def test_ranks_measure_their_devices_and_each_other(tmp_path):
 def test_a_slow_node_gives_its_place_to_a_spare(tmp_path, figures):
     run = new_run(tmp_path, nodes=2, spares=1)
     (figures / "b").write_text(json.dumps(WELL | {"pair_gb_s": 3.0, "all_reduce_gb_s": 3.0}))
-    said, found, log = probe(run, "a b c", ranks=WARM, HPC_GPT_PROBE_COMMAND=COMMAND, FIGURES=str(figures))
+    said, found, log = probe(run, "a b c", HPC_GPT_PROBE_COMMAND=COMMAND, FIGURES=str(figures))
     assert said == "nodes a,c"
     assert "bad node b: exchange of a pair of nodes 3 GB/s, median of its peers" in log
     assert "c takes the place of a bad node" in log
