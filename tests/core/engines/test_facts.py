@@ -3,7 +3,7 @@
 import ast
 import configparser
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import hpc_gpt
 from hpc_gpt.core.engines import engines
-from hpc_gpt.core.engines.base.facts import EngineFacts
+from hpc_gpt.core.engines.base.facts import RECOMPUTES, EngineFacts
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.keys import keys_of
 from hpc_gpt.core.settings.experiment import Engine, Experiment
@@ -23,6 +23,7 @@ from tests.core.engines.trainings import OFFLOADS, trainings
 from tests.planner.published.programs import PROGRAMS
 
 EACH = pytest.mark.parametrize("facts", engines().values(), ids=engines())
+SWITCHES = {entry.name for entry in fields(Engine)} - {"name", "zero_stage"}
 CHOICES = {key.name: key.choices for key in keys_of(Experiment)}
 
 
@@ -44,6 +45,21 @@ def test_a_module_trains(facts: EngineFacts) -> None:
         names |= {alias.asname or alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
         names |= {node.name} if isinstance(node, ast.FunctionDef) else set()
     assert names >= {"build", "read_weights"}
+
+
+@EACH
+def test_its_switches_are_keys_and_alternatives_are_of_others(facts: EngineFacts) -> None:
+    assert facts.axes <= {"tp", "pp", "cp", "ep", "etp"}
+    assert facts.switches <= SWITCHES
+    assert facts.alternatives.keys() <= (SWITCHES | {"zero_stage"}) - facts.switches
+    assert not ("zero_stage" in facts.alternatives and facts.has_zero)
+    assert all(facts.alternatives.values())
+    assert set(facts.recomputes) <= set(RECOMPUTES)
+    assert "none" in facts.recomputes
+    assert (len(facts.recomputes) > 1) == ("recompute" in facts.switches)
+    assert ("sequence_parallel" in facts.switches) <= facts.splits("tp")
+    assert ("partition" in facts.switches) <= facts.splits("pp")
+    assert ("tiles" in facts.switches) <= (3 in facts.zero_stages)
 
 
 @EACH

@@ -8,16 +8,34 @@ from typing import Any
 
 import pytest
 
+from hpc_gpt.core.runs.record import RECORD_KEYS
 from hpc_gpt.reader.dialects import dialects
 from hpc_gpt.reader.logs import Part
 from hpc_gpt.reader.logs.matches import all_patterns, find
-from hpc_gpt.reader.pattern import STEP_FIELDS
+from hpc_gpt.reader.pattern import STEP_FACTS, STEP_FIELDS, unit
 from hpc_gpt.reader.records.draft import asked_at
 from tests.reader.reading import SPECIMENS, read_lines, specimen_of
 
 PREFIXES = ("12: ", "[default7]:", "[rank0]:", "[2026-11-20 10:00:00] ", "\x1b[2m\x1b[36m[rank3]:\x1b[0m ")
 SAID = SPECIMENS.with_name("said_by_specimens.txt")
 BY_NAME = {dialect.name: dialect for dialect in dialects()}
+# Groups that only hold a place in a pattern.
+IGNORED = {"of", "before"}
+# Facts that are no keys of a record.
+FACTS = set(
+    re.findall(
+        r"\w+",
+        """kv_heads ffn vocab_unpadded vocab_multiple params_of_ranks params_of_rank rank_params rank_name steps_planned
+    log_interval eval_interval save_interval loss_scale samples_total samples_per_epoch epochs gpus_per_node gpus_said
+    gpus_unused gpu_index gpu_index_above_7 cp ep vp sequence_parallel flash_attention distributed_optimizer
+    optimizer_offload torch_version deepspeed_version framework_version global_batch_tokens allreduce_gbit_per_s
+    allreduce_bus_gbit_per_s nccl_bus_gbyte_per_s resumed_step node head_dim experts experts_per_token
+    untied_embeddings position_embedding etp expert_ffn shared_ffn layers_listed params_trainable q_lora kv_lora qk_nope
+    qk_rope v_head mtp_layers params_estimated params_dense params_sparse
+    params_decayed params_not_decayed params_active
+    device_batch_now micro_batch_now global_batch_now""",
+    )
+)
 # A program that prints Megatron's line with more in it: the longer match is its own.
 KIN = {("gpt_neox", "megatron")}
 # Figures that end a line in some versions, or of some runs, and not in others: where they do not, a cut one cannot be
@@ -89,6 +107,19 @@ def said(lines: list[str]) -> str:
 
 
 LINES = [(dialect, line) for dialect in dialects() for line in specimen_of(dialect.name).splitlines()]
+
+
+def test_every_group_is_a_field() -> None:
+    """A group of a name that nothing knows would be lost without a word."""
+    kept = {*STEP_FIELDS, *STEP_FACTS, "memory_allocated_gib", "memory_reserved_gib", "rank"}
+    for each in all_patterns():
+        groups = {unit(name)[0] for name in each.regex.groupindex} - IGNORED
+        if each.pattern.kind in ("step", "more"):
+            assert groups <= kept, (each.dialect.name, groups - kept)
+        elif each.pattern.kind == "fact":
+            assert groups <= kept | {*RECORD_KEYS} | FACTS, (each.dialect.name, groups - kept - {*RECORD_KEYS} - FACTS)
+        elif each.pattern.kind == "argument":
+            assert {"key", "value"} <= groups, each.pattern
 
 
 def test_every_dialect_has_patterns_and_a_sourced_specimen() -> None:
