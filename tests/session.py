@@ -1,7 +1,6 @@
 """What a session of tests says at its end, whether one process ran it or several workers of pytest-xdist.
 
-- Lines that tests left under a title, such as the equality table.
-- With `--durations N`, which `make` gives, the N dearest tests and the packages (tests/seconds.py).
+- Lines that tests left under a title, such as the equality table; the dearest tests (tests/seconds.py).
 - As the very last line how many tests ran and what did not: the long ones left to another day, and the skips.
 - With CI=true, tests that were skipped or expected to fail: these fail the session, but for those marked `shared`. A
   machine of continuous integration has everything; a skip there would hide a test that never runs.
@@ -22,7 +21,6 @@ from tests import chosen
 from tests.at_once import SaidAtOnce
 from tests.seconds import Seconds
 
-_TESTS = Path(__file__).resolve().parent
 NOT_RUN = "CI=true: these must run, but were skipped or expected to fail"
 _lines = pytest.StashKey[dict[str, list[str]]]()
 _left = pytest.StashKey[tuple[int, int, int]]()  # tests, long ones, those of both that are left out
@@ -67,24 +65,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     report = yield
-    if report.skipped and isinstance(report.longrepr, tuple) and call.excinfo is not None:
-        # A skip by a fixture counts where the fixture says it, so that a hundred tests make one line.
-        own = [entry for entry in call.excinfo.traceback if Path(str(entry.path)).is_relative_to(_TESTS)]
-        if own:
-            report.longrepr = (str(own[-1].path), own[-1].lineno + 1, report.longrepr[2])
     if (report.skipped or hasattr(report, "wasxfail")) and item.get_closest_marker("shared") is None:
         leave(item.config, NOT_RUN, item.nodeid)
     return report
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(
-    collector: pytest.Collector,
-) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
     report = yield
     if report.skipped:
         leave(collector.config, NOT_RUN, collector.nodeid)
