@@ -120,7 +120,7 @@ def submit(launcher: Launcher, way: str, folder: Path, *words: str) -> Job:
     """The job of `words`, from `train.slurm` on, by either way."""
     own = of_a_user(folder)
     if way == "submit" and "--array" not in (folder / "train.slurm").read_text():
-        return launcher.submit(*words, cwd=folder, **own)
+        return launcher.submit(*words, cwd=folder, **own, HPC_GPT_STATE=launcher.environment["HPC_GPT_STATE"])
     if way == "submit":
         said = launcher.run("submit", *words, cwd=folder, **own)[0]
     else:

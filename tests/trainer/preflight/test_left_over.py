@@ -19,7 +19,7 @@ from hpc_gpt.trainer.preflight.left_over import LeftOver
 from hpc_gpt.trainer.preflight.verdict import decode
 from tests.conftest import REPOSITORY
 from tests.programs import put, ran
-from tests.trainer.preflight.test_nodes import COLD, new_run
+from tests.trainer.preflight.test_nodes import RANKS, new_run
 from tests.trainer.supervision.nvml import nvml_environment
 from tests.waiting import patient
 
@@ -113,7 +113,7 @@ exec {sys.executable} -m hpc_gpt.trainer.preflight.probe "${{nodes//,/ }}" 1 "${
 def srun(tmp_path: Path) -> list[str]:
     """The command of the preflight; its nodes are processes of this machine. Node $FAILS does not start its part."""
     put(tmp_path / "srun", SRUN)
-    return [str(tmp_path / "srun"), "NODES", *COLD]
+    return [str(tmp_path / "srun"), "NODES", *RANKS]
 
 
 def left_over(run: RunFolder, nodes: str, command: list[str], monkeypatch: pytest.MonkeyPatch, port: int) -> LeftOver:
