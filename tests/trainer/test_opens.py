@@ -1,6 +1,7 @@
 """What a rank opens that is not its node's first: no more with more ranks and shards."""
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 
 from hpc_gpt.core.settings.experiment import Engine
 from tests.trainer.launch import Launch, new_run, settings
+
+WHEN_SILENT = re.compile(r"/attempts/2/(beats(/.*)?|ended\.json|rendezvous)$")
 
 
 def opened(folder: Path, engine: str, dp: int, shards: int) -> list[str]:
@@ -24,8 +27,8 @@ def opened(folder: Path, engine: str, dp: int, shards: int) -> list[str]:
         assert set(launched.wait()) == {0}, launched.log
     assert "resumed after step 1" in launched.log
     calls = (folder / f"opens-2-{dp - 1}").read_text().splitlines()
-    # But for its own heartbeat, which it writes if the first of its node has not answered for some seconds.
-    return [call for call in calls if not call.endswith(f"/beats/{dp - 1}.json")]
+    # But for what it looks at where the first of its node has not answered for some seconds, as on a busy machine.
+    return [call for call in calls if not WHEN_SILENT.search(call)]
 
 
 @pytest.mark.long(but="first")
