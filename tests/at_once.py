@@ -1,7 +1,7 @@
-"""What continuous integration is told at once, as it may end a session: each failure, when the test ends.
+"""Prints each failure when its test ends, with CI=true: continuous integration may end a session before its summary.
 
-CI_ENDS, in seconds since 1970, is when the session ends itself. Then, and at a SIGTERM, it says what runs and what was
-not reached.
+CI_ENDS, in seconds since 1970, is when the session ends itself. Then, and at a SIGTERM, it prints which tests run and
+which were not reached.
 """
 
 import os
@@ -15,7 +15,7 @@ import pytest
 
 
 class SaidAtOnce:
-    """Of the process that prints, not of a worker."""
+    """The plugin that prints them. The process that starts the workers has it, no worker does."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config

@@ -1,4 +1,4 @@
-"""Which tests a session runs, by two variables.
+"""Chooses the tests that a session runs, by two variables.
 
 - Neither: all but those marked `long` (`make test`).
 - CI_DAY=2026-12-01: those, the long ones marked `always`, and of the other long ones the sixth whose turn it is on that
@@ -27,7 +27,7 @@ GROUP = re.compile(r"@[\w-]+$")
 
 @dataclass(frozen=True)
 class Long:
-    """How a long test is chosen: each time, or when the turn of its name comes."""
+    """A long test runs `always` in continuous integration, or when the turn of its `name` comes."""
 
     always: bool
     name: str
@@ -38,7 +38,7 @@ def turn_of(name: str) -> int:
 
 
 def turn_of_day(day: str) -> int:
-    """Of a UTC day, as 2026-12-01; ValueError if it is none."""
+    """The turn of a UTC day, given as 2026-12-01; ValueError for a text that is no date."""
     return (date.fromisoformat(day) - date(1970, 1, 1)).days % TURNS
 
 

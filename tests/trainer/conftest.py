@@ -10,12 +10,6 @@ import torch
 import torch.distributed as dist
 
 from hpc_gpt.trainer.tokens.build import build_tokens
-from tests.conftest import REPOSITORY
-
-OLDEST = "2.9.1"
-OLDEST_TORCH = REPOSITORY / ".venv" / f"torch-{OLDEST}"
-# What a whole run leaves out: nothing that it could say of an older PyTorch where none is installed.
-collect_ignore = [] if OLDEST_TORCH.exists() else ["test_older_pytorch.py"]
 
 
 @pytest.fixture(scope="session")

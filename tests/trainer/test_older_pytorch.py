@@ -1,7 +1,7 @@
 """The oldest PyTorch that the trainer takes, beside the pinned one: each engine of ours trains, saves and resumes.
 
 `make torch-2.9` installs the oldest one beside .venv's packages, once: PyPI has CUDA's build alone, 900 MB and its
-libraries, so `make test` does not. Where it is not, a whole run leaves these tests out (conftest.py).
+libraries, so `make test` does not. Where it is not, a line at the session's end says that it was not run.
 """
 
 import json
@@ -14,12 +14,18 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.trainer.conftest import OLDEST, OLDEST_TORCH
+from tests.session import leave
 
+OLDEST = "2.9.1"
 ENGINES = ("ddp", "fsdp", "deepspeed-zero", "deepspeed-3d", "hf-deepspeed")
-VERSIONS = {"pinned": None, OLDEST: OLDEST_TORCH}
-if not OLDEST_TORCH.exists():
-    pytest.skip(f"PyTorch {OLDEST} is not installed: make torch-2.9 installs it", allow_module_level=True)
+PLACE = REPOSITORY / ".venv" / f"torch-{OLDEST}"
+VERSIONS = {"pinned": None, **({OLDEST: PLACE} if PLACE.exists() else {})}
+
+
+@pytest.fixture(autouse=True)
+def _said(request: pytest.FixtureRequest) -> None:
+    if OLDEST not in VERSIONS:
+        leave(request.config, "PyTorch", f"not run: PyTorch {OLDEST} (make torch-2.9 installs it)")
 
 
 def call(version: str, folder: Path, *words: str) -> str:
