@@ -417,7 +417,7 @@ BLOCK = PLAIN | {"compile": "block"}
     ],
 )
 def test_without_an_experiment_a_gpu_has_the_fast_settings(tmp_path, cluster, more, wanted):
-    """As `render` has them and names them, and as `init` writes them; core/settings/test_fast.py has each engine's."""
+    """`render` has and names the fast settings, `init` writes them; core/settings/test_fast.py has each engine's."""
     words = ("--model", "gpt2", "--gpus", "8", "--cluster", cluster, *more)
     done = in_process("render", *words, environment=without_slurm(tmp_path), code=0)
     carried = dict(re.findall(r'^  "([a-z_]+)": (.+?),?$', done.stdout, re.MULTILINE))

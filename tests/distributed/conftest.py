@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _tasks(item: pytest.Item) -> list[Task]:
-    """What a test looks at: its parameter `task`, or that of its `case`, and of a `recomputed` one without."""
+    """The tasks that a test reads: its `task`, that of its `case`, or those of a `recomputed` case with and without."""
     from tests.distributed.equality_table import table_task
 
     values = _values(item)

@@ -93,12 +93,12 @@ def _refusal(engine: str, values: tuple[Any, ...]) -> str | None:
 
 
 def refused(combination: Combination) -> str | None:
-    """What a user is told of the combination, who asks for it."""
+    """The refusal that a user gets who asks for the combination; None if it runs."""
     return _refusal(combination["engine"], tuple(combination[name] for name in FACTORS))
 
 
 def pairs_of(combination: Combination) -> set[Pair]:
-    """Every pair of values that stands in the combination."""
+    """Every pair of values of the combination."""
     values = [(name, combination[name]) for name in FACTORS]
     return {frozenset(pair) for pair in itertools.combinations(values, 2)}
 

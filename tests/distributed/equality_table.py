@@ -206,5 +206,5 @@ def too_long(case: object) -> bool:
 
 
 def table_task(case: Case) -> Task:
-    """What trains a case; each engine has its launches, so that workers share the table."""
+    """The task that trains a case. Each engine has its own launches, so that workers share the table."""
     return task_of(train_case, case, part=case.engine.name)

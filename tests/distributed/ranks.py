@@ -203,7 +203,7 @@ def run_ranks(module: str, world: int, folder: Path, late: Callable[[Sequence[in
 
 
 def _wait_for_stacks(logs: list[Path], count: int) -> None:
-    """Until so many ranks have written where each thread stands; one that is stopped writes nothing."""
+    """Waits until so many ranks have written their threads' stacks; a rank that is stopped writes nothing."""
     until = time.monotonic() + patient(20)
     while sum("Current thread 0x" in log.read_text() for log in logs) < count and time.monotonic() < until:
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""What ranks do with an engine, whichever it is: steps, checkpoints, loads that are refused, a case of the table.
+"""Ranks use any engine here: steps, checkpoints, loads that are refused, a case of the table.
 
 As a module, with RANK, WORLD_SIZE, LOCAL_RANK and a launch's folder as argument, it is one rank of the launch: `run`.
 """

@@ -83,8 +83,3 @@ def until(run: RunFolder, *states: str) -> RunStatus:
 def ended(run: RunFolder) -> RunStatus:
     wait_for(f"{run.run_id} has ended", lambda: status_of(run).state not in LIVE, lambda: status_of(run))
     return status_of(run)
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    """Of folders that have no `what` to say."""
-    wait_for("it comes to pass", condition)
