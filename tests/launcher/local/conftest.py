@@ -1,7 +1,6 @@
 """Runs on this machine, with the real trainer or with ranks that a template of the test's own makes small."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
