@@ -39,7 +39,7 @@ def queued(launcher: Launcher, name: str) -> list[str]:
     return launcher.cluster.run("squeue", "-h", "-o", "%i", f"--name={name}").stdout.split()
 
 
-@pytest.mark.long
+@pytest.mark.long(always=True)
 @storied
 def test_singleton_links_are_sent_at_once_and_leave_none_behind(teller: Teller) -> None:
     launcher = teller.launcher
