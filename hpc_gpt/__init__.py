@@ -1,3 +1,3 @@
 """hpc-gpt: plan, render, submit, train and report GPT trainings on Slurm clusters."""
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"

@@ -13,6 +13,7 @@ from click.shell_completion import CompletionItem
 
 from hpc_gpt import __version__
 from hpc_gpt.core.errors import UserError
+from hpc_gpt.core.gone import gone_fault
 from hpc_gpt.core.output import at_work, outlive_readers
 from hpc_gpt.core.terminal import say
 
@@ -103,6 +104,8 @@ class VerbGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] == "version":
             _version(ctx, self.params[0], True)
+        if args and (fault := gone_fault(args[0])):
+            raise UserError(*fault)
         if args and args[0] not in verbs() and not args[0].startswith("-"):
             raise UserError(f"no verb {args[0]!r}", near_verb(args[0]) or f"verbs: {', '.join(verbs())}")
         return super().resolve_command(ctx, args)
@@ -215,6 +218,9 @@ def _explained(fault: Exception, arguments: list[str]) -> tuple[int, str, str]:
                 f"Invalid value of {variable}={os.environ[variable]}: {fault.message}",
                 f"correct it, or unset {variable}",
             )
+        option = fault.option_name if isinstance(fault, click.NoSuchOption) else ""
+        if gone := gone_fault(f"{path.removeprefix('hpc-gpt ')} {option}"):
+            return 2, *gone
         if isinstance(fault, click.NoSuchOption) and (keys := _keys_meant(fault)):
             hint = f"use --set {' or '.join(f'{key}=VALUE' for key in keys)}"
             return 2, f"No such option {fault.option_name!r}.", hint

@@ -19,6 +19,7 @@ import click
 from hpc_gpt.cli import completers
 from hpc_gpt.cli.script_words import META
 from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.gone import gone_fault
 from hpc_gpt.core.terminal import say
 
 if TYPE_CHECKING:
@@ -260,6 +261,8 @@ def check_variables(ctx: click.Context) -> None:
     options = [parameter for parameter in ctx.command.params if isinstance(parameter, click.Option)]
     meant = {name: option_name(option) for option in options for name in variables_of(option)}
     for name in [name for name, text in left.items() if text and name not in known_names]:
+        if gone := gone_fault(f"{ctx.command.name} --{name.lower().replace('_', '-')}"):
+            raise ConfigError(f"{PREFIX}{name}: {gone[0]}", gone[1])
         nearest = difflib.get_close_matches(name, sorted(known_names), n=1)
         hint = f"did you mean {PREFIX}{nearest[0]}?" if nearest else "hpc-gpt submit --help lists the options"
         hint = f"use {meant[name]}" if name in meant else hint

@@ -12,6 +12,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from hpc_gpt.core.errors import raise_faults
+from hpc_gpt.core.gone import GONE, gone_fault, gone_of_key
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.tables import close_matches, flat, keys_called
 
@@ -38,15 +39,15 @@ def check_tables(
 
     Each fault begins with `where`, the source of the tables, or with "your options" if its dotted key is in `given`.
     A value must have its key's own type, or be a count with a unit as a text (`"10k"`); the `given` keys also take a
-    text that reads as one (`yes`). `more`: {fault: hint} that the caller has found. `topic`: the topic of `hpc-gpt
-    help` that lists the keys.
+    text that reads as one (`yes`). A removed key (GONE) may have its former default. `more`: {fault: hint} that the
+    caller has found. `topic`: the topic of `hpc-gpt help` that lists the keys.
     """
     check = _Check(kind, frozenset(given))
     checked = check.table(kind, tables, "")
     lines = {}
     for key, fault in check.faults.items():
         of_options = bool(given) and (key in check.given or _stated_under(tables, key) <= check.given)
-        what = _EXPLAINED.get(key, f"hpc-gpt help {topic} lists every key")
+        what = check.hints.get(key) or _EXPLAINED.get(key, f"hpc-gpt help {topic} lists every key")
         lines[f"{'your options' if of_options else where}: {fault}"] = what
     raise_faults(lines | dict(more or {}))
     return cast(T, checked)
@@ -62,25 +63,36 @@ def _stated_under(tables: Mapping[str, Any], key: str) -> set[str]:
 
 @dataclass
 class _Check:
-    """Reads tables as dataclass `root`, and gathers {dotted key: fault of its value}."""
+    """Reads tables as dataclass `root`, and gathers {dotted key: fault of its value} and hints of some of them."""
 
     root: Any
     given: frozenset[str]
     faults: dict[str, str] = field(default_factory=dict)
+    hints: dict[str, str] = field(default_factory=dict)
 
     def table(self, kind: Any, tables: Mapping[str, Any], prefix: str) -> Any:
         """The object of a dataclass; None if any value has a fault."""
         hints, values = _hints(kind), {}
         for entry in fields(kind):
             key = prefix + entry.name
+            if entry.name in tables and self._is_gone(key, tables[entry.name]):
+                continue
             if entry.name in tables:
                 values[entry.name] = self.value(hints[entry.name], tables[entry.name], key)
             elif (entry.default, entry.default_factory) == (MISSING, MISSING):
                 self.faults[key] = f"{key}: field required"
         for name in tables:
-            if name not in hints:
-                self.faults[prefix + name] = self._unknown(kind, prefix, name)
+            key = prefix + name
+            if name not in hints and not self._is_gone(key, tables[name]) and key not in GONE:
+                self.faults[key] = self._unknown(kind, prefix, name)
         return None if self.faults else kind(**values)
+
+    def _is_gone(self, key: str, value: Any) -> bool:
+        """Whether a key or its value is gone; adds its fault."""
+        if (name := gone_of_key(key, value)) is None or (fault := gone_fault(name)) is None:
+            return False
+        self.faults[key], self.hints[key] = fault
+        return True
 
     def value(self, kind: Any, value: Any, key: str) -> Any:
         """A value in the type of its key."""

@@ -16,6 +16,7 @@ from hpc_gpt.core.ends.run_state import done_by
 from hpc_gpt.core.errors import ConfigError, RunFolderError, UserError
 from hpc_gpt.core.files import read_json
 from hpc_gpt.core.format import counted
+from hpc_gpt.core.gone import refuse_gone
 from hpc_gpt.core.runs.branches import ResumptionHold
 from hpc_gpt.core.runs.checkpoints import checkpoint_folder_name
 from hpc_gpt.core.runs.heartbeats import gpus_of
@@ -103,6 +104,7 @@ def choose_resumption(run: RunFolder, request: Request, from_start: bool, dry: b
     """
     assert request.until is not None
     settings = run.resolved()
+    refuse_gone(settings.gone, f"run {run.run_id}")
     if settings.script is not None:
         return _script_resumption(run, request, from_start, dry)
     profile = profile_of(settings, request)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpc_gpt.core.ends.failures import MOST_UNSEEN, MOST_WITHOUT_PROGRESS, QUICK_S, RETRIES
-from hpc_gpt.core.ends.state import ends_by_itself, is_after_exit_0, is_inferred, is_mistake, pause_s
+from hpc_gpt.core.ends.state import is_after_exit_0, is_inferred, is_mistake, pause_s
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,11 @@ class EndedAttempt:
 
 @dataclass(frozen=True)
 class Rules:
-    """The run's settings for the judge. `cannot_continue` says why no job can follow another; empty if one can.
-    `retry_after_exit_0`: a program that exits with 0 before its last step is started again while it gets further."""
+    """The run's settings for the judge. `cannot_continue` says why no job can follow another; empty if one can."""
 
     cannot_continue: str = ""
     retry_pause_s: float = 30.0
     max_gpu_hours: float | None = None
-    retry_after_exit_0: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,9 +128,8 @@ def judge(past: Sequence[EndedAttempt], rules: Rules, wish: str = "") -> Verdict
         return stop(last.ended, cause)
     if wish:
         return stop(wish, cause)
-    if is_after_exit_0(last.cause) and not (rules.retry_after_exit_0 and ends_by_itself(last.cause)):
-        hint = "; job.retry_after_exit_0 = true starts it again" if ends_by_itself(last.cause) else ""
-        return stop(last.ended, f"{cause}{hint}")
+    if is_after_exit_0(last.cause):
+        return stop(last.ended, cause)
     if last.complete and (last.ended != "requeued" or is_inferred(last.cause)):
         return stop(last.ended, f"{cause}; it has made its last planned step, {last.complete:,}")
     if last.ended == "error" and is_mistake(last.cause):
@@ -149,10 +146,6 @@ def judge(past: Sequence[EndedAttempt], rules: Rules, wish: str = "") -> Verdict
     spent = gpu_hours(past)
     if rules.max_gpu_hours is not None and spent >= rules.max_gpu_hours:
         return stop("budget", f"{spent:.3g} GPU-hours of {rules.max_gpu_hours:g} are spent; the last end was {cause}")
-    counted = [attempt for attempt in since_last_stop if attempt.max_in_a_row][-2:]
-    if len(counted) == 2 and all(ends_by_itself(attempt.cause) for attempt in counted) and not last.progressed:
-        older = "which came as far" if last.logged else "which left no older checkpoint"
-        return stop("no_progress", f"{cause}, like the attempt before, {older}")
     idle = without_progress(since_last_stop)
     if is_too_much(idle):
         if last.unseen:

@@ -14,6 +14,7 @@ from typing import Any
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError, LayoutError, RunFolderError, raise_faults
 from hpc_gpt.core.format import and_more, some
+from hpc_gpt.core.gone import refuse_gone
 from hpc_gpt.core.runs.checkpoints import (
     command_of,
     list_complete,
@@ -215,6 +216,7 @@ def descend(
     stays, and micro_batches follows. `length`: the keys of [train] that say when the training ends. `branch`: the run
     may be another training. Raises LayoutError or ConfigError if the run cannot run, or would be another training.
     """
+    refuse_gone(parent.gone, f"run {parent.name}")
     name = str(changes.get("engine.name") or parent.engine.name)
     for engine in (parent.engine.name, name):
         engine_named(engine).refuse_program(

@@ -284,8 +284,6 @@ class Job:
     "Budget of a run over all its attempts, in GPU-hours; for example 500."
     retry_pause_s: int | None = key(None, resume="free", affects=())
     "Seconds before the first retry; doubled with each failure in a row; for example 30."
-    retry_after_exit_0: bool = key(False, resume="free", affects=())
-    "Whether a program that exits with 0 before its last step starts again, as long as each start gets further."
     restart_in_job: bool | None = key(None, resume="free", affects=(), since="0.3")
     "Whether a failed attempt is retried in its job; by default not a script's, on this machine if it has saved."
     restart_min_s: int = key(600, resume="free", affects=(), since="0.3", least=0)

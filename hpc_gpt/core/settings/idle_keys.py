@@ -98,10 +98,6 @@ _RULES = (
         lambda sized: "" if sized.layout.tp > sized.ranks_per_node else f"tp {sized.layout.tp} is within a node",
     ),
     _Rule(
-        ("job.retry_after_exit_0",),
-        lambda sized: "" if _is_of_program(sized, "") else f"engine {sized.engine.name} exits with 0 once it is done",
-    ),
-    _Rule(
         ("job.slow_ranks",),
         lambda sized: (
             _is_of_program(sized, ", whose ranks are not timed")

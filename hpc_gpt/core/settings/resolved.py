@@ -12,10 +12,11 @@ import json
 import unicodedata
 import zlib
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.gone import split_gone
 from hpc_gpt.core.settings.cluster import OF_THE_PLANNER
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.services import SERVICES, changed_keys
@@ -49,7 +50,12 @@ class OtherSchema(ConfigError):
 
 @dataclass(frozen=True)
 class Resolved(Sized):
-    """The complete settings of one run, which nothing changes afterwards."""
+    """The complete settings of one run, which nothing changes afterwards.
+
+    `gone`: settings that an earlier version's run has and this version does not, as `key = value`; never written.
+    """
+
+    gone: tuple[str, ...] = field(default=(), compare=False)
 
     @staticmethod
     def of(sized: Sized, **decided: Any) -> Resolved:
@@ -76,6 +82,7 @@ class Resolved(Sized):
     def to_tables(self) -> dict[str, Any]:
         """The tables of resolved.json."""
         tables = asdict(self) | {"model": model_table(self) or None, "batch": batch_table(self) or None}
+        del tables["gone"]
         for key in OF_THE_PLANNER:
             if tables["cluster"][key] is None:
                 del tables["cluster"][key]
@@ -110,7 +117,8 @@ class Resolved(Sized):
                     f"resolved.json has schema {tables['schema']}, this version reads {readable}",
                     f"use the version that wrote it: {tables['version']}",
                 )
-            resolved = from_tables(Resolved, with_unknown(tables))
+            tables, gone = split_gone(tables)
+            resolved = replace(from_tables(Resolved, with_unknown(tables)), gone=gone)
             _check_stored(resolved)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
             if isinstance(fault, ConfigError):

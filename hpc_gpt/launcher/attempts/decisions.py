@@ -140,7 +140,7 @@ def conclude(
     pause = resolved.job.retry_pause_s
     pause_s = float(cluster.retry_pause_s if pause is None else pause)
     why = cannot_continue(resolved, end.ended == "requeued")
-    rules = Rules("", pause_s, resolved.job.max_gpu_hours, resolved.job.retry_after_exit_0)
+    rules = Rules("", pause_s, resolved.job.max_gpu_hours)
     verdict = judge(past, rules, wish)
     exclude: list[str] = []
     not_in_job = None

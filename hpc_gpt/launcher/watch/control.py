@@ -20,6 +20,7 @@ from hpc_gpt.core.ends.run_state import mark_of, newest_chain, newest_submission
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import JobFailed, OsErrorAs, RunFolderError, UserError
 from hpc_gpt.core.files import hint_on, read_json
+from hpc_gpt.core.gone import refuse_gone
 from hpc_gpt.core.process import send, send_to
 from hpc_gpt.core.runs.find_runs import name_here, removed_runs
 from hpc_gpt.core.runs.lineage import newest_step
@@ -145,6 +146,8 @@ def nothing_to(verb: str, status: RunStatus) -> str:
 def _impossible(run: RunFolder, verb: str) -> str:
     """The reason why a run cannot `verb`; empty if it can."""
     resolved = run.resolved()
+    if verb == "requeue":
+        refuse_gone(resolved.gone, f"run {run.run_id}")
     if why := engine_named(resolved.engine.name).why_not(verb, resolved):
         return why
     if verb == "requeue" and newest_submission(run).get("allocation"):

@@ -22,28 +22,15 @@ def past(*attempts: tuple[str, int]) -> list[EndedAttempt]:
 
 
 @pytest.mark.parametrize(
-    ("saved", "goes_on"), [((5,), True), ((5, 9), True), ((5, 5), False), ((0, 0), False), ((5, 9, 9), False)]
+    ("ended", "cause"),
+    [
+        ("error", "ends by itself at 5 of 500,000 steps, with exit code 0"),
+        *((ended, "exit code 0, but it failed") for ended in ("error", "hang", "node_failure", "port_taken")),
+    ],
 )
-def test_a_program_that_ends_by_itself_is_started_again_if_asked(saved, goes_on: bool) -> None:
-    attempts = [
-        replace(each, cause=f"ends by itself at {each.saved} of 500,000 steps, with exit code 0")
-        for each in past(*(("error", step) for step in saved))
-    ]
-    verdict = judge(attempts, replace(RULES, retry_after_exit_0=True))
-    assert (verdict.go_on, verdict.ended) == (goes_on, "error" if goes_on else "no_progress")
-    assert f"ends by itself at {saved[-1]} of 500,000" in verdict.why
-    verdict = judge(attempts, RULES)
-    assert (verdict.go_on, verdict.ended) == (False, "error")
-    assert verdict.why.endswith("with exit code 0; job.retry_after_exit_0 = true starts it again")
-
-
-@pytest.mark.parametrize("wants", [False, True])
-@pytest.mark.parametrize("ended", ["error", "hang", "node_failure", "port_taken"])
-def test_a_failure_at_exit_code_0_is_not_started_again(ended: str, wants: bool) -> None:
-    verdict = judge(
-        [EndedAttempt(1, ended, "exit code 0, but it failed", saved=5)], replace(RULES, retry_after_exit_0=wants)
-    )
-    assert (verdict.go_on, verdict.ended, verdict.why) == (False, ended, "exit code 0, but it failed")
+def test_a_program_that_exits_with_0_is_not_started_again(ended: str, cause: str) -> None:
+    verdict = judge([EndedAttempt(1, ended, cause, saved=5)], RULES)
+    assert (verdict.go_on, verdict.ended, verdict.why) == (False, ended, cause)
 
 
 @pytest.mark.parametrize(

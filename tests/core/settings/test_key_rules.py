@@ -61,7 +61,7 @@ train free nothing least=1: log_every=10 max_failed_saves=3
 train free nothing of_our_loop added: save_at=() profile_steps=()
 train free nothing above=0 of_our_loop added: save_minutes
 job free nothing: name time comment mem cpus_per_task dependency exclusive signal_lead_s retry_pause_s preflight
-    retry_after_exit_0=False spare_nodes sbatch=() srun=()
+    spare_nodes sbatch=() srun=()
 job free nothing added: restart_in_job slow_ranks=note
 job free nothing least=0 added: restart_min_s=600 restart_pauses_s=300
 job free nothing above=0: max_gpu_hours

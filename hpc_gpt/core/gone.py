@@ -1,0 +1,63 @@
+"""`GONE`: each verb, option and key that a version removed, and what is in its place."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from hpc_gpt.core.errors import ConfigError
+
+
+class Gone(NamedTuple):
+    """The first version without it, what is in its place, and for a key its default, with which a file may still name
+    it."""
+
+    version: str
+    instead: str
+    default: Any = None
+
+
+# {a verb, "VERB --option", a key, or "key = value" for a value of a key that stays}
+GONE: dict[str, Gone] = {
+    "job.retry_after_exit_0": Gone("0.4", "a program that exits with 0 is over; let command.run loop", default=False),
+}
+
+
+def gone_fault(name: str) -> tuple[str, str] | None:
+    """(message, hint) for the name of a removed verb or option; None for any other name."""
+    return (f"{name} is gone since {GONE[name].version}", GONE[name].instead) if name in GONE else None
+
+
+def gone_of_key(key: str, value: Any) -> str | None:
+    """The name in GONE of a dotted key, or of its value; None if both are known, or if it has its former default."""
+    name = f"{key} = {value}"
+    if name in GONE:
+        return name
+    return key if key in GONE and value != GONE[key].default else None
+
+
+def split_gone(tables: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """(stored tables without the keys and values in GONE, `key = value` of each of them that was not the default)."""
+    left, found = copy.deepcopy(dict(tables)), []
+    for name in GONE:
+        key, _, gone_value = name.partition(" = ")
+        *parents, last = key.split(".")
+        table: Any = left
+        for part in parents:
+            table = table.get(part) if isinstance(table, dict) else None
+        if not parents or not isinstance(table, dict) or last not in table or (gone_value not in ("", table[last])):
+            continue
+        value = table.pop(last)
+        if gone_of_key(key, value) is not None:
+            found.append(f"{key} = {value}")
+    return left, tuple(found)
+
+
+def refuse_gone(settings: tuple[str, ...], what: str) -> None:
+    """Raises ConfigError if `what`, such as a run, has settings (`key = value`) that are gone."""
+    if settings:
+        names = [setting if setting in GONE else setting.partition(" = ")[0] for setting in settings]
+        version = GONE[names[0]].version
+        raise ConfigError(
+            f"{what} has {', '.join(settings)}, gone since {version}",
+            "; ".join(dict.fromkeys(GONE[name].instead for name in names)),
+        )

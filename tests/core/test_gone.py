@@ -1,0 +1,74 @@
+"""A verb, option or key of `GONE` is refused in one line that says what is in its place; what it left is still read."""
+
+import json
+
+import pytest
+
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.gone import GONE, split_gone
+from hpc_gpt.core.settings.experiment import Experiment
+from hpc_gpt.core.settings.resolved import Resolved, config_hash
+from hpc_gpt.core.typed_tables import check_tables, key_in
+from tests.cli.command import in_process
+from tests.made_runs import a_run
+
+KEYS = [name for name in GONE if "." in name.split(" ")[0]]
+WORDS = [name for name in GONE if name not in KEYS]
+EXAMPLE = "job.retry_after_exit_0"
+
+
+def other_value(name: str) -> object:
+    """A value of a gone key that is not its default; for `key = value` that value."""
+    key, _, value = name.partition(" = ")
+    default = GONE[name].default
+    if value:
+        return value
+    return not default if isinstance(default, bool) else default + 1 if isinstance(default, int | float) else "x"
+
+
+def tables_of(name: str, value: object) -> dict:
+    table, _, key = name.partition(" = ")[0].rpartition(".")
+    return {table: {key: value}}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_a_verb_or_option_is_refused(name: str) -> None:
+    done = in_process(*name.split(), code=2)
+    assert done.stderr == f"Error: {name} is gone since {GONE[name].version}\n\nhint: {GONE[name].instead}\n"
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_a_key_is_refused_and_its_default_is_taken(name: str) -> None:
+    key, _, value = name.partition(" = ")
+    assert (key_in(Experiment, key)[0] is None) is (not value), "a key that is gone is not there"
+    with pytest.raises(ConfigError) as fault:
+        check_tables(tables_of(name, other_value(name)), Experiment, "x.toml")
+    assert str(fault.value) == f"x.toml: {name} is gone since {GONE[name].version}"
+    assert fault.value.hint == GONE[name].instead
+    if not value:
+        assert check_tables(tables_of(name, GONE[name].default), Experiment, "x.toml") == Experiment()
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_stored_settings_lose_it_and_say_so(name: str) -> None:
+    value = other_value(name)
+    said = name if " = " in name else f"{name} = {value}"
+    assert split_gone(tables_of(name, value)) == ({name.partition(".")[0]: {}}, (said,))
+    if " = " not in name:
+        assert split_gone(tables_of(name, GONE[name].default)) == ({name.partition(".")[0]: {}}, ())
+
+
+def test_a_run_of_an_earlier_version_is_read_but_does_not_continue() -> None:
+    run = a_run(5, ended=None, saved=[5])
+    stored = json.loads((run.path / "resolved.json").read_text())
+    before = config_hash(run.resolved())
+    stored["job"]["retry_after_exit_0"] = True
+    (run.path / "resolved.json").write_text(json.dumps(stored))
+    resolved = Resolved.from_json(json.dumps(stored))
+    assert (resolved.gone, config_hash(resolved)) == ((f"{EXAMPLE} = True",), before)
+    for verb in ("status", "report", "why"):
+        assert in_process(verb, run.path).code == 0
+    for words in (("submit", "--resume", run.path), ("submit", "--branch", f"{run.path}@5"), ("requeue", run.path)):
+        done = in_process(*words, "--yes", code=None)
+        assert f"has {EXAMPLE} = True, gone since 0.4" in done.stdout + done.stderr, words
+        assert done.code != 0
