@@ -1,15 +1,12 @@
 """Matches of the patterns of all dialects in a line, and a scan for the patterns that could match.
 
 Only a few of some thousand patterns can match a line. The scan finds them for many lines and all patterns at once, by
-the literal text that each pattern needs: four bytes at a time are looked up in a table of the four-byte pieces of all
-literals. A literal of seven bytes or more has such a piece at a multiple of four wherever it begins, so only every
-fourth place is looked up; every place is looked up for the few shorter literals.
+the literal text that each pattern needs.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,7 +14,7 @@ from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from ahocorasick_rs import BytesAhoCorasick
 
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.reader.dialects import dialects
@@ -341,11 +338,6 @@ def time_spans(line: str) -> dict[str, tuple[int, int]] | None:
 
 # Every digit of a line and of a literal is replaced with 0, so that lines that differ in digits only are the same.
 ZEROS = bytes(0x30 if 0x30 <= byte <= 0x39 else byte for byte in range(256))
-_BITS = 18
-_FACTOR = np.uint32(2654435761)
-_SHIFT = np.uint32(32 - _BITS)
-# (bytes of a literal that are searched, places within a group of four bytes at which a piece of them must begin)
-_WINDOWS = ((7, (0,)), (5, (0, 2)), (4, (0, 1, 2, 3)))
 
 
 class LiteralScan:
@@ -355,129 +347,21 @@ class LiteralScan:
         self.groups: dict[bytes, list[DialectPattern]] = {}
         for rule in patterns:
             self.groups.setdefault(rule.pattern.literal.encode().translate(ZEROS), []).append(rule)
-        self._short = tuple(literal for literal in self.groups if len(literal) < 4)
-        self._literals = [b"", *(literal for literal in self.groups if len(literal) >= 4)]
-        entries: dict[bytes, list[_Entry]] = {}
-        places = {0}
-        for number, literal in enumerate(self._literals):
-            if number == 0:
-                continue
-            size, begins = next(window for window in _WINDOWS if len(literal) >= window[0])
-            places |= set(begins)
-            first = min(range(len(literal) - size + 1), key=lambda at: _commonness(literal[at : at + size]))
-            for at in range(first, first + size - 3):
-                entries.setdefault(literal[at : at + 4], []).append(_Entry(number, literal, at))
-        self._places = sorted(places)
-        self._grams = np.frombuffer(b"\0\0\0\0" + b"".join(entries), np.uint32)
-        self._tables = _tables(self._grams)
-        # Entry 0 stands for no entry: no value equals its masked value.
-        every = [entry for of_gram in entries.values() for entry in of_gram]
-        self._literal_of = np.array([0, *(entry.number for entry in every)])
-        self._before = np.array([(0, 1), *(entry.around(-4) for entry in every)], np.uint32)
-        self._after = np.array([(0, 1), *(entry.around(4) for entry in every)], np.uint32)
-        self._entries = np.zeros((len(self._grams), max(map(len, entries.values()), default=1)), np.int64)
-        self._shared = np.array([0, *map(len, entries.values())])  # per gram, the number of literals that have it
-        count = 1
-        for gram, of_gram in enumerate(entries.values(), 1):
-            self._entries[gram, : len(of_gram)] = np.arange(count, count + len(of_gram))
-            count += len(of_gram)
+        self._rules = list(self.groups.values())
+        self._search = BytesAhoCorasick(self.groups)
 
     def candidates(self, lines: Sequence[bytes]) -> dict[int, list[DialectPattern]]:
         """{index of a line: the patterns whose literal is in it, by number}; all digits of the lines are 0."""
+        found = np.array(self._search.find_matches_as_indexes(b"\n".join(lines), overlapping=True), np.int64)
+        ends = np.cumsum(np.fromiter(map(len, lines), np.int64, len(lines)) + 1)
+        numbers, starts, _ = found.reshape(-1, 3).T
+        pairs = np.unique(np.searchsorted(ends, starts, side="right") * len(self._rules) + numbers)
         by_line: dict[int, list[DialectPattern]] = {}
-        text = b"\n\n\n\n" + b"\n".join(lines) + b"\n\n\n\n\n\n\n\n"
-        starts = 3 + np.cumsum(np.fromiter(map(len, lines), np.int64, len(lines)) + 1)
-        for line, number in self._hits(text, starts):
-            if self._literals[number] in lines[line]:
-                by_line.setdefault(line, []).extend(self.groups[self._literals[number]])
-        for literal in self._short:
-            if literal in text:
-                for line, line_text in enumerate(lines):
-                    if literal in line_text:
-                        by_line.setdefault(line, []).extend(self.groups[literal])
+        for line, number in zip(*(each.tolist() for each in np.divmod(pairs, len(self._rules))), strict=True):
+            by_line.setdefault(line, []).extend(self._rules[number])
         for patterns in by_line.values():
-            if len(patterns) > 1:
-                patterns.sort(key=lambda rule: rule.number)
+            patterns.sort(key=lambda rule: rule.number)
         return by_line
-
-    def _hits(self, text: bytes, starts: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """Distinct pairs (line, number of a literal that is likely in it)."""
-        pairs = []
-        for place in self._places:
-            values = np.frombuffer(text, np.uint32, (len(text) - place) // 4, place)
-            with np.errstate(over="ignore"):
-                buckets = (values[1:-1] * _FACTOR) >> _SHIFT
-            for table in self._tables:
-                grams = table[buckets]
-                hit = np.flatnonzero(grams) + 1
-                hit = hit[self._grams[grams[hit - 1]] == values[hit]]
-                if not len(hit):
-                    continue
-                of_hit = grams[hit - 1]
-                for nth in range(int(self._shared[of_hit].max())):
-                    shared = self._shared[of_hit] > nth
-                    hit, of_hit = hit[shared], of_hit[shared]
-                    entries = self._entries[of_hit, nth]
-                    before, after = self._before[entries], self._after[entries]
-                    right = (values[hit - 1] & before[:, 0]) == before[:, 1]
-                    right &= (values[hit + 1] & after[:, 0]) == after[:, 1]
-                    lines = np.searchsorted(starts, hit[right] * 4 + place, side="left")
-                    pairs.append(lines * len(self._literals) + self._literal_of[entries[right]])
-        if not pairs:
-            return []
-        lines, numbers = np.divmod(np.unique(np.concatenate(pairs)), len(self._literals))
-        return list(zip(lines.tolist(), numbers.tolist(), strict=True))
-
-
-def _tables(grams: NDArray[np.uint32]) -> list[NDArray[np.int16]]:
-    """Tables from bucket to the number of its gram, 0 for none; grams that share a bucket are in different tables."""
-    tables = [np.zeros(1 << _BITS, np.int16)]
-    for number, gram in enumerate(grams[1:].tolist(), 1):
-        place = (gram * int(_FACTOR) & 0xFFFFFFFF) >> int(_SHIFT)
-        free = next((table for table in tables if not table[place]), None)
-        if free is None:
-            free = np.zeros(1 << _BITS, np.int16)
-            tables.append(free)
-        free[place] = number
-    return tables
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """Four bytes of a literal from `at` on, and the number of the literal."""
-
-    number: int
-    literal: bytes
-    at: int
-
-    def around(self, offset: int) -> tuple[int, int]:
-        """(mask, value) of the four bytes at an offset from this piece, as far as they are in the literal."""
-        mask, value = bytearray(4), bytearray(4)
-        for index in range(4):
-            place = self.at + offset + index
-            if 0 <= place < len(self.literal):
-                mask[index], value[index] = 0xFF, self.literal[place]
-        return int.from_bytes(mask, sys.byteorder), int.from_bytes(value, sys.byteorder)
-
-
-# The four-byte pieces of literals that are most frequent in lines, concatenated: tests compare them with the specimens.
-_PIECES = (
-    '0000     000: 00rainsteplossrrortraiing tiontimeror:or:  lossize-00 atioErroINFO": "atchion 000:", "000]mory'
-    'emor traitererro00]  errain_ranke": ningbatcparaeratoss:okenmemo | l ste timrati_sizpochper_s": kens00: ted '
-    "ss: oss tera_pertoke itemplecess toklocaank  par of vicetep  memotalodel to  for 0, ize:evicze: withroceoces"
-    "lloceErrated: 0,normith inined: aramaini wituntiter ntimdevi_stemodeallo siz in ocatled gradcate faital for "
-    "failepoc on  numserv_lostep:tch_pleserveampl INFythothontepss_pe_batNCCL:   00 ( GPUumbetingsecoorchmberize "
-    "econcondalle modrvedreser 00procobalnamelobalineionsh_sieterch_sTraiNFO CUDA per = 0totaime:iledeserer oed t"
-    "e 00data: er val ran CUDtorcode globcompcodeber aineUDA Rankterstch ramerallr ofoss=ory numbllelime fileer_s"
-    "aralaile_tim| lotep_meteess ent ametGPU  con allunchrad_och num_nodeme: launinerch 0auncain  | n | g gra====.py:"
-)
-COMMON = frozenset(_PIECES[at : at + 4].encode() for at in range(0, len(_PIECES), 4))
-
-
-def _commonness(window: bytes) -> int:
-    """A score of how common the pieces of a window are in logs; common letters, blanks and digits add a little."""
-    pieces = sum(window[at : at + 4] in COMMON for at in range(len(window) - 3))
-    return 32 * pieces + sum(byte in b" 0etaonrisl" for byte in window)
 
 
 @cache

@@ -1,22 +1,20 @@
 """Which lines are known by those before them, and which are looked at for themselves."""
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from hpc_gpt.reader.dialects import dialects
 from hpc_gpt.reader.logs import line_kinds, lines, matches
 from hpc_gpt.reader.logs import read_log as read_log_module
 from hpc_gpt.reader.logs.line_kinds import LineKinds
-from hpc_gpt.reader.logs.matches import COMMON, ZEROS, DialectPattern, all_patterns, find, literal_scan
+from hpc_gpt.reader.logs.matches import ZEROS, DialectPattern, find, literal_scan
 from hpc_gpt.reader.logs.parts import PRINTED_BEFORE
 from hpc_gpt.reader.logs.read_log import read_log
 from hpc_gpt.reader.pattern import Dialect, Pattern
 from tests.reader.logs.comparable import comparable
 from tests.reader.logs.test_blocks import SPECIMENS
 from tests.reader.logs.test_source import LINE
-from tests.reader.reading import read_log_plainly, specimen_of
+from tests.reader.reading import read_log_plainly
 
 
 def test_few_lines_are_looked_at_for_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,20 +97,10 @@ def test_a_pattern_that_asks_for_a_digit_is_asked_each_time(tmp_path: Path, monk
 
 
 def test_every_literal_is_found_wherever_it_stands() -> None:
-    """The scan of four bytes at a time against a search for each literal."""
+    """The scan of a block against a search for each literal."""
     scan = literal_scan()
     texts = [line.encode().translate(ZEROS)[cut:] for line in SPECIMENS for cut in range(4)]
     found = scan.candidates(texts)
     for index, line in enumerate(texts):
         wanted = {each.number for literal, group in scan.groups.items() if literal in line for each in group}
         assert {each.number for each in found.get(index, [])} == wanted
-
-
-def test_the_common_pieces_are_those_of_the_specimens() -> None:
-    """With room on both sides: a new dialect changes no table."""
-    text = "\n".join(specimen_of(dialect.name) for dialect in dialects()).encode().translate(ZEROS)
-    counts = Counter(text[at : at + 4] for at in range(len(text) - 3))
-    literals = [each.pattern.literal.encode().translate(ZEROS) for each in all_patterns()]
-    every = {literal[at : at + 4] for literal in literals for at in range(len(literal) - 3)}
-    assert {piece for piece in every if counts[piece] >= 40} <= COMMON
-    assert {piece for piece in every if counts[piece] >= 10} >= COMMON
