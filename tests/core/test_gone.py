@@ -19,7 +19,7 @@ EXAMPLE = "job.retry_after_exit_0"
 
 def other_value(name: str) -> object:
     """A value of a gone key that is not its default; for `key = value` that value."""
-    key, _, value = name.partition(" = ")
+    _, _, value = name.partition(" = ")
     default = GONE[name].default
     if value:
         return value
