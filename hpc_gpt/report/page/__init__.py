@@ -47,13 +47,11 @@ from hpc_gpt.report.page.run_table import (
     devices_text,
     ended_sign,
     figure_text,
-    layouts_of,
-    rate_per,
     run_label,
     short_labels,
     table_of,
 )
-from hpc_gpt.report.page.summary import best_runs, ends_of, failures_by_cause, gpu_hours_of
+from hpc_gpt.report.page.summary import ends_of, failures_by_cause, gpu_hours_of
 from hpc_gpt.report.svg import Svg, number, safe
 from hpc_gpt.report.table_notes import FAILED, KNOW
 from hpc_gpt.report.tables import show_begin
@@ -62,7 +60,6 @@ from hpc_gpt.report.tables import show_begin
 DETAILED_RUNS = 60
 STATIC_CURVES = 12
 MOST_VARIED = 6  # columns of keys that sweeps vary
-SHOWN_GROUPS = 8  # of the best runs
 SHOWN_ANOMALIES = 20
 MOST_ANOMALIES = 200
 MOST_NOTES = 100
@@ -123,8 +120,6 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
     order = worst_first(runs, anomalies)
     detailed = order[:DETAILED_RUNS]
     run_groups, above = groups_of(runs), _common_folder(runs)
-    groups, more_layouts = layouts_of(runs)
-    best, not_ranked = best_runs(runs, anomalies)
     failures = [anomaly for anomaly in anomalies if anomaly.level == FAILED]
     anomalies = [anomaly for anomaly in anomalies if anomaly.level != FAILED]
     shared, briefs = briefs_of(runs, labels, sorted(order[DETAILED_RUNS:]))
@@ -136,16 +131,12 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
         title=" · ".join((heading, *([about] if about else []), "hpc-gpt report")),
         heading=heading,
         about=about,
-        per=rate_per(run.record for run in runs),
         style=Svg(style),
         script=Svg(script),
         style_hash=csp_hash(style),
         script_hash=csp_hash(script),
         summary=_ended_summary(runs, anomalies),
         **_first("notes", [safe(note) for note in notes], MOST_NOTES),
-        best=best,
-        not_ranked=not_ranked,
-        shown_groups=SHOWN_GROUPS,
         ends=ends_of(runs),
         hours=gpu_hours_of(runs),
         by_cause=failures_by_cause(runs),
@@ -156,8 +147,6 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
         shorts=shorts,
         **_table(runs, shorts, run_groups),
         doubts=[doubts[place] for place in range(len(runs))],
-        groups=groups,
-        more_layouts=more_layouts,
         curves=_static_curves(runs, shorts, run_groups),
         data=curves_json(runs, shorts, run_groups, lambda text: text.replace(above, "") if above else text),
         details=[

@@ -1,4 +1,4 @@
-"""The groups in which runs are shown and ranked: the runs of a model, of a sweep, of an experiment.
+"""The groups in which runs are shown: the runs of a model, of a sweep, of an experiment.
 
 A run can be in several groups. A group with the same runs as an earlier group is left out.
 """

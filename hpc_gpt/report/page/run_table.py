@@ -1,14 +1,13 @@
-"""The page's tables: the runs, with the source of each figure, and throughput and memory by layout, with bars."""
+"""The page's table of the runs, with the source of each figure."""
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any
 
 from hpc_gpt.core.columns import FIGURES, Column
-from hpc_gpt.core.format import NOTHING, counted, show_count, show_digits, show_params, show_rate
+from hpc_gpt.core.format import NOTHING, counted, show_count, show_digits
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.reader.pattern import MIXTURE_FIELDS
@@ -20,7 +19,6 @@ from hpc_gpt.report.tables import losses_by_source, peak_memory_gib, show_name
 
 # Larger figures are shown in powers of ten, as no training has them.
 _LARGEST = 1e18
-MOST_LINES = 60  # of the layouts
 _RUN_ID = re.compile(r"(?<=/)\d{8}-\d{6}-([0-9a-f]{4})$")
 
 
@@ -226,75 +224,11 @@ def _cell(column: Column, record: Record, sources: bool) -> Cell:
     return replace(cell, source="; ".join(dict.fromkeys(stated)))
 
 
-def layouts_of(runs: Sequence[RunRead]) -> tuple[list[dict[str, Any]], int]:
-    """(layouts by model size, sequence, batch and device, the largest model first; the number of layouts left out).
-
-    Every layout has a throughput or memory figure. A group with one layout is left out: it has nothing to compare.
-    """
-    groups: dict[tuple[str, ...], dict[tuple[object, ...], list[Record]]] = defaultdict(lambda: defaultdict(list))
-    for record in (run.record for run in runs):
-        if tokens_per_s_gpu(record) is None and peak_memory_gib(record)[0] is None:
-            continue
-        size = figure_text(show_params, number(record.params))
-        sequence, batch = f"sequence {safe(record.seq, 20)}", f"batch {safe(record.global_batch, 20)}"
-        layouts = groups[size, sequence, batch, "CPU" if record.is_on_cpu else safe(record.device or "", 60)]
-        layouts[layout_text(record), record.gpus, _program(record)].append(record)
-
-    def largest(layouts: dict[tuple[object, ...], list[Record]]) -> float:
-        return max(number(records[0].params) or 0.0 for records in layouts.values())
-
-    shown: list[dict[str, Any]] = []
-    room, left_out = MOST_LINES, 0
-    for (size, *task), layouts in sorted(groups.items(), key=lambda item: -largest(item[1])):
-        first = next(iter(layouts.values()))[0]
-        if len(layouts) < 2 or None in (first.params, first.seq, first.global_batch):
-            continue
-        lines = _layout_lines(list(layouts.values()))
-        left_out += max(0, len(lines) - room)
-        if room > 0:
-            title = f"{size} parameters, {', '.join(part for part in task if part)}"
-            shown.append({"size": title, "lines": lines[:room]})
-        room = max(0, room - len(lines))
-    return shown, left_out
-
-
 def bars(figures: Sequence[float]) -> list[tuple[str, Svg]]:
     """(text, bar) per figure; bars are relative to the highest figure."""
     numbers = [number(value) for value in figures[:256]]
     most = max((figure for figure in numbers if figure is not None), default=0.0)
     return [(figure_text(show_digits, figure), _bar(figure, most)) for figure in numbers]
-
-
-def _layout_lines(layouts: Sequence[Sequence[Record]]) -> list[dict[str, Any]]:
-    """One line per layout: medians over its runs, as text and as bars relative to the greatest of these layouts."""
-    sums = []
-    for records in layouts:
-        rates = [rate for record in records if (rate := tokens_per_s_gpu(record)) is not None]
-        steps = [step for record in records if (step := number(record.step_s)) is not None]
-        peaks = [(gib, kind) for gib, kind in map(peak_memory_gib, records) if gib is not None]
-        memory, _ = max(peaks, default=(None, ""))
-        sums.append((median(rates) if rates else None, memory, peaks, median(steps) if steps else None, records))
-    sums.sort(key=lambda line: -(line[0] or 0.0))
-    most_tokens = max(tokens or 0.0 for tokens, *_ in sums)
-    most_memory = max(memory or 0.0 for _, memory, *_ in sums)
-    return [
-        {
-            "layout": layout_text(records[0]),
-            "devices": devices_text(records[0]) or NOTHING,
-            "program": _program(records[0]),
-            "runs": str(len(records)),
-            "step": figure_text(show_digits, step_s),
-            "tokens": figure_text(show_rate, tokens),
-            "tokens_bar": _bar(tokens, most_tokens),
-            "memory": f"{figure_text(show_digits, memory)} {' or '.join(sorted({kind for _, kind in peaks}))}".rstrip(),
-            "memory_bar": _bar(memory, most_memory),
-        }
-        for tokens, memory, peaks, step_s, records in sums
-    ]
-
-
-def _program(record: Record) -> str:
-    return safe(record.engine or record.dialect or NOTHING, 60)
 
 
 def _bar(figure: float | None, most: float) -> Svg:

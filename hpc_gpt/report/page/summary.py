@@ -1,92 +1,17 @@
-"""The top of the page: the best runs, how runs ended, the GPU hours, the failures by cause.
-
-Only comparable runs are ranked together: those of one model size and sequence length, on any device, whose figures are
-not in doubt; where size or sequence length is not known, runs of one name on equal devices.
-"""
+"""The top of the page: how runs ended, the GPU hours, the failures by cause."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from hpc_gpt.core.format import NOTHING, counted, show_digits, show_params, show_rate, show_share
+from hpc_gpt.core.format import show_rate, show_share
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.reader.records import RunRead
-from hpc_gpt.report.page.anomalies import Anomaly, ended_text, has_failed
-from hpc_gpt.report.page.groups import model_of
-from hpc_gpt.report.page.run_table import devices_text, figure_text, layout_text, tokens_per_s_gpu
-from hpc_gpt.report.svg import Svg, element, number, safe
-from hpc_gpt.report.table_notes import DOUBT, FAILED
-
-
-def best_runs(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> tuple[list[dict[str, Any]], list[str]]:
-    """(the best runs per model, the model of the newest run first; why other runs with a rate are not ranked).
-
-    The best run by MFU or by tokens is None if no run has the figure: the peak of a device may be unknown.
-    """
-    doubted = {place for anomaly in anomalies if FAILED < anomaly.level <= DOUBT for place in anomaly.runs}
-    models: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    in_doubt = 0
-    for place, run in enumerate(runs):
-        rated = number(run.record.mfu) is not None or tokens_per_s_gpu(run.record)
-        if not rated and (model_of(run.record) is not None or not number(run.record.step_s)):
-            continue
-        if place in doubted:
-            in_doubt += 1
-        else:
-            models[_alike(run.record)].append(place)
-    alone = [key for key, places in models.items() if len(key) > 2 and len(places) < 2]
-    not_known = sum(bool(tokens_per_s_gpu(runs[models.pop(key)[0]].record)) for key in alone)
-    newest = sorted(models.items(), key=lambda item: max(runs[at].record.started or "" for at in item[1]), reverse=True)
-    best = [
-        {
-            "title": ", ".join(filter(None, key)),
-            "runs": len(places),
-            "by_mfu": _best(runs, places, lambda record: number(record.mfu), show_share),
-            "by_tokens": _best(runs, places, tokens_per_s_gpu, show_rate),
-            "by_step": _best(runs, places, lambda record: number(record.step_s), _seconds, least=True),
-        }
-        for key, places in sorted(newest, key=lambda item: len(item[0]))
-    ]
-    notes = []
-    if in_doubt:
-        notes.append(f"{counted(in_doubt, 'run')} with figures in doubt")
-    if not_known:
-        notes.append(f"{counted(not_known, 'run')} whose model size or sequence length is not known")
-    return best, notes
-
-
-def _alike(record: Record) -> tuple[str, ...]:
-    """The key of runs that are ranked together, as text: the model's size and the sequence length; if one of them is
-    not known, as for most scripts, the known one, the name and the devices."""
-    size, seq = number(record.params), number(record.seq)
-    sizes = (f"{figure_text(show_params, size)} parameters" if size else "", f"sequence {seq:,.0f}" if seq else "")
-    if model_of(record) is not None:
-        return sizes
-    return (*sizes, f"runs of {safe(record.name or record.dialect or NOTHING, 60)}", devices_text(record) or "")
-
-
-def _seconds(step_s: float) -> str:
-    return f"{show_digits(step_s)} s a step"
-
-
-def _best(
-    runs: Sequence[RunRead],
-    places: Sequence[int],
-    value: Callable[[Record], float | None],
-    show: Callable[[float], str],
-    least: bool = False,
-) -> dict[str, Any] | None:
-    """The best run's place in the report, its figure, and its layout, devices and data type in short."""
-    figures = [(figure, place) for place in places if (figure := value(runs[place].record))]
-    if not figures:
-        return None
-    figure, place = max(figures, key=lambda pair: (-pair[0] if least else pair[0], -pair[1]))
-    record = runs[place].record
-    about = [layout_text(record), devices_text(record) or "", safe(record.dtype or "", 20)]
-    about = [part for part in about if part not in ("", NOTHING)]
-    return {"place": place, "figure": figure_text(show, figure), "about": ", ".join(about)}
+from hpc_gpt.report.page.anomalies import ended_text, has_failed
+from hpc_gpt.report.page.run_table import figure_text
+from hpc_gpt.report.svg import Svg, element, number
 
 
 def ends_of(runs: Sequence[RunRead]) -> dict[str, Any]:

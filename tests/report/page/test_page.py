@@ -97,9 +97,7 @@ def test_hostile_words_are_on_the_page_as_words():
 def test_no_words_of_a_log_add_a_tag(words):
     def page_of(text):
         texts = {entry.name: text for entry in fields(Record) if entry.type == "str | None"}
-        # Without a rate the run is not ranked, whatever its flags say.
-        unranked = megatron(tokens_per_s=None, mfu=None)
-        record = replace(unranked, **{**texts, "ended": "error"}, flags=[text], sources={"step_s": text, "tp": text})
+        record = replace(megatron(), **{**texts, "ended": "error"}, flags=[text], sources={"step_s": text, "tp": text})
         failures = [Failure("error", text, Place(text, 1))]
         return build_page([RunRead(record, curve(20), failures, [Path("a"), Path("b")])], [text])
 
