@@ -3,32 +3,28 @@
     write_page(Path("report.html"), gathered.runs, notes)
 
 Text from a log never becomes markup: the template escapes what it prints, drawings escape their texts, and the page's
-Content-Security-Policy allows only its own script and style, by their hashes. Runs beyond DETAILED_RUNS have briefs
-instead of details: sources that most of them share are listed once.
+Content-Security-Policy allows only its own script and style, by their hashes.
 """
 
 import base64
 import contextlib
 import hashlib
 import os
-import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hpc_gpt.core.columns import FIGURES
 from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import replace_whole, templates_dir
 from hpc_gpt.core.format import NOTHING, counted, show_digits
-from hpc_gpt.core.runs.record import RECORD_KEYS, Record
-from hpc_gpt.reader.pattern import MIXTURE_FIELDS
+from hpc_gpt.core.runs.record import RECORD_KEYS
 from hpc_gpt.reader.records import RunRead
-from hpc_gpt.reader.steps import StepTable
 from hpc_gpt.report.loss_curve import MOST_CURVES, loss_curve
 from hpc_gpt.report.page.anomalies import (
     ENDED_TEXTS,
@@ -36,14 +32,12 @@ from hpc_gpt.report.page.anomalies import (
     ended_text,
     is_history,
     rank_anomalies,
-    worst_first,
 )
 from hpc_gpt.report.page.curves import curves_json, drawable, has_curve
 from hpc_gpt.report.page.groups import RunGroup, groups_of
 from hpc_gpt.report.page.run_table import (
     IN_COLUMNS,
-    SHOWN_KEYS,
-    bars,
+    LARGEST,
     devices_text,
     ended_sign,
     figure_text,
@@ -54,10 +48,10 @@ from hpc_gpt.report.page.run_table import (
 from hpc_gpt.report.page.summary import ends_of, failures_by_cause, gpu_hours_of
 from hpc_gpt.report.svg import Svg, number, safe
 from hpc_gpt.report.table_notes import FAILED, KNOW
-from hpc_gpt.report.tables import show_begin
+from hpc_gpt.report.tables import as_block
 
-# Above these numbers the page says less about each run, so that it stays a few megabytes.
-DETAILED_RUNS = 60
+# Above these numbers the page says less, so that it stays a few megabytes.
+SOURCED_RUNS = 60  # whose cells have the sources of their figures
 STATIC_CURVES = 12
 MOST_VARIED = 6  # columns of keys that sweeps vary
 SHOWN_ANOMALIES = 20
@@ -65,19 +59,8 @@ MOST_ANOMALIES = 200
 MOST_NOTES = 100
 ENDS_COUNTED = 12
 _MARKER = '<meta name="generator" content="hpc-gpt report'
-MOST_FLAGS = 40
 _NO_HISTORY = ("done", *LIVE, "unknown")
 MOST_FAILURES = 12
-MOST_ATTEMPTS = 40
-# Keys that are shown elsewhere or do not help a reader; settings may be private.
-_NOT_FIGURES = {"schema", "settings", "attempts", "flags", "flag_kinds", "sources", "ended", "cause", "versions"}
-_MEMORY = {"memory_allocated_gib": "allocated", "memory_reserved_gib": "reserved", "predicted_memory_gib": "predicted"}
-ATTEMPT_HEADINGS = ("Attempt", "Job", "Started", "Ended", "First step", "Last step", "Cause")
-_ATTEMPT_KEYS = ("attempt", "job_id", "started", "ended", "first_step", "last_step", "cause")
-_MOST_FILES = 12
-_LONGEST = 160
-_PLACE = re.compile(r"([^:\s]{1,400}):(?=\d)")
-SAMPLES = 10  # rows of the table of steps
 
 
 def write_page(path: Path, runs: Sequence[RunRead], notes: Sequence[str] = ()) -> None:
@@ -117,12 +100,9 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
     labels = [run_label(run, place) for place, run in enumerate(runs)]
     shorts = short_labels(labels)
     anomalies = rank_anomalies(runs)
-    order = worst_first(runs, anomalies)
-    detailed = order[:DETAILED_RUNS]
     run_groups, above = groups_of(runs), _common_folder(runs)
     failures = [anomaly for anomaly in anomalies if anomaly.level == FAILED]
     anomalies = [anomaly for anomaly in anomalies if anomaly.level != FAILED]
-    shared, briefs = briefs_of(runs, labels, sorted(order[DETAILED_RUNS:]))
     doubts = Counter(place for anomaly in (*failures, *anomalies) if anomaly.level < KNOW for place in anomaly.runs)
     style, script = asset("page.css"), asset("page.js")
     heading, about = _title_of(runs, labels)
@@ -149,14 +129,9 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
         doubts=[doubts[place] for place in range(len(runs))],
         curves=_static_curves(runs, shorts, run_groups),
         data=curves_json(runs, shorts, run_groups, lambda text: text.replace(above, "") if above else text),
-        details=[
-            details_of(runs[place], labels[place], place, _summary(runs[place]))
-            for place in (sorted(detailed) if len(runs) <= DETAILED_RUNS else detailed)
-        ],
-        shared=shared,
-        briefs=briefs,
-        attempt_headings=ATTEMPT_HEADINGS,
+        details=[details_of(run, label) for run, label in zip(runs, labels, strict=True)],
         runs=len(runs),
+        sourced_runs=SOURCED_RUNS,
     )  # fmt: skip
     return page
 
@@ -164,7 +139,7 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
 def _table(runs: Sequence[RunRead], shorts: Sequence[str], run_groups: Sequence[RunGroup]) -> dict[str, Any]:
     """The table of the runs under the template's names; `few` of its columns are shown at first."""
     varied = list(dict.fromkeys(key for group in run_groups for key in group.varied if not key.startswith(IN_COLUMNS)))
-    headings, lines, few = table_of(runs, shorts, varied[:MOST_VARIED], sources=len(runs) <= DETAILED_RUNS)
+    headings, lines, few = table_of(runs, shorts, varied[:MOST_VARIED], sources=len(runs) <= SOURCED_RUNS)
     kinds = [" ".join(("l",) * (not group.right) + ("x",) * (at >= few)) for at, group in enumerate(headings)]
     return {"headings": headings, "lines": lines, "few": few, "kinds": kinds}
 
@@ -271,33 +246,26 @@ def _title_of(runs: Sequence[RunRead], labels: Sequence[str]) -> tuple[str, str]
     return name or count, " · ".join(part for part in parts if part)
 
 
-def details_of(run: RunRead, label: str, place: int, summary: str) -> dict[str, Any]:
-    """The details of the run at `place` in the report, under the template's names."""
+def details_of(run: RunRead, label: str) -> dict[str, Any]:
+    """The details of a run under the template's names."""
     record = run.record
-    attempts = record.attempts or []
-    lines = [[_attempt_cell(attempt, key) for key in _ATTEMPT_KEYS] for attempt in attempts[:MOST_ATTEMPTS]]
-    of_stages = {kind: getattr(record, key) for key, kind in _MEMORY.items()}
-    parts = {key: seconds for key, seconds in (record.start_parts or {}).items() if number(seconds) is not None}
+    # A figure that no training has may have too many digits to be printed.
+    too_large = {
+        key: None
+        for key in RECORD_KEYS
+        if isinstance(value := getattr(record, key), int | float)
+        and ((figure := number(value)) is None or abs(figure) >= LARGEST)
+    }
     return {
-        **_title(run, label, place),
-        "summary": summary,
-        "cause": safe(record.cause or ""),
-        "flags": [safe(flag, 300) for flag in record.flags[:MOST_FLAGS]],
+        "label": label,
+        "sign": ended_sign(record.ended),
+        "ended": ended_text(record.ended),
+        "summary": _summary(run),
+        "text": as_block(replace(record, **too_large)).split("\n")[1:-1],
         "failures": _failures(run),
         "is_history": is_history(run),
         "more_failures": max(0, len(run.failures) - MOST_FAILURES),
-        "attempts": lines if len(attempts) > 1 else [],
-        "more_attempts": max(0, len(attempts) - MOST_ATTEMPTS),
-        "facts": _facts(record),
-        "stages": [
-            {"kind": kind, "bars": bars(entry)} for kind, entry in of_stages.items() if entry and len(entry) > 1
-        ],
-        "files": [safe(file, 300) for file in run.files[:_MOST_FILES]],
-        "more_files": max(0, len(run.files) - _MOST_FILES),
-        "start": [(safe(key, 40), *entry) for key, entry in zip(parts, bars(list(parts.values())), strict=True)],
-        "start_s": figure_text(show_digits, number(record.start_s)),
         "has_curve": has_curve(run),
-        "sampled": samples(run.steps),
     }
 
 
@@ -316,100 +284,3 @@ def _failures(run: RunRead) -> list[dict[str, Any]]:
                 message = safe(attempt.get("cause") or "", 300)
                 failures.append({"ended": ended_text(ended), "message": message, "where": where, "echo": False})
     return failures
-
-
-def _title(run: RunRead, label: str, place: int) -> dict[str, str]:
-    ended = run.record.ended
-    about = {"label": label, "sign": ended_sign(ended), "ended": ended_text(ended)}
-    return {"place": str(place), "anchor": f"run-{place + 1}", **about}
-
-
-def _facts(record: Record) -> list[dict[str, str]]:
-    """The figures of the record as text, each with its source."""
-    begin = safe(show_begin(record), 400)
-    facts = [{"key": "begins from", "text": begin, "source": "resumed_from.json, resolved.json"}] if begin else []
-    for key in RECORD_KEYS:
-        value = getattr(record, key)
-        source = safe(record.sources.get(key, ""), 400)
-        if key in _NOT_FIGURES or (value is None and not source):
-            continue
-        facts.append({"key": key, "text": _value_text(key, value), "source": source})
-    source = safe(record.sources.get("versions", ""))
-    for name, version in list(record.versions.items())[:12]:
-        facts.append({"key": f"version of {safe(name, 60)}", "text": safe(version, 80), "source": source})
-    return facts
-
-
-def _value_text(key: str, value: object) -> str:
-    if value is None:
-        return NOTHING
-    if isinstance(value, list):
-        return ", ".join(figure_text(show_digits, number(figure)) for figure in value[:64])
-    if isinstance(value, dict):
-        return safe(", ".join(f"{name} {_value_text('', figure)}" for name, figure in value.items()), 200)
-    if isinstance(value, float):
-        return figure_text(lambda figure: show_digits(figure, 4), number(value))
-    if isinstance(value, int):
-        return f"{value:,}" if key in ("params", "tokens_total") and abs(value) < 1e18 else safe(value, 40)
-    return safe(value, 200)
-
-
-def _attempt_cell(attempt: dict[str, object], key: str) -> str:
-    value = attempt.get(key)
-    if value is None:
-        return NOTHING
-    restarts = f", restart {safe(attempt['in_job'], 12)} in it" if key == "job_id" and attempt.get("in_job") else ""
-    return ended_text(str(value)) if key == "ended" else safe(value, 200) + restarts
-
-
-def briefs_of(
-    runs: Sequence[RunRead], labels: Sequence[str], places: Sequence[int]
-) -> tuple[list[tuple[str, str]], list[dict[str, Any]]]:
-    """(sources that most of the runs at `places` share, other sources per run); "line 12" is a line of its `file`."""
-    counts = Counter(pair for place in places for pair in _sources(runs[place].record))
-    shared = {pair for pair, count in counts.items() if count > 1 and 2 * count > len(places)}
-    briefs = []
-    for place in places:
-        unshared = [pair for pair in _sources(runs[place].record) if pair not in shared]
-        files = Counter(match[1] for _, where in unshared if (match := _PLACE.match(where)))
-        file = files.most_common(1)[0][0] if files else ""
-        sources = _grouped([(key, where.replace(f"{file}:", "line ") if file else where) for key, where in unshared])
-        briefs.append({**_title(runs[place], labels[place], place), "file": file, "sources": sources})
-    return _grouped(sorted(shared)), briefs
-
-
-def _sources(record: Record) -> list[tuple[str, str]]:
-    return [
-        (key, safe(where, _LONGEST))
-        for key, where in record.sources.items()
-        if key in SHOWN_KEYS and getattr(record, key) is not None
-    ]
-
-
-def _grouped(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    keys: dict[str, list[str]] = {}
-    for key, where in pairs:
-        keys.setdefault(where, []).append(key)
-    return [(", ".join(names), where) for where, names in keys.items()]
-
-
-def samples(curve: StepTable) -> dict[str, Any]:
-    """At most SAMPLES steps in the order of training, evenly spread, the last one included: `headings` and `lines`."""
-    curve = drawable(curve)
-    if not len(curve):
-        return {"headings": [], "lines": []}
-    several = len(set(curve.attempt.tolist())) > 1
-    places = np.unique(np.linspace(0, len(curve) - 1, SAMPLES).astype(int)).tolist()
-    columns = [("Step", [f"{step:,.0f}" for step in curve["step"][places]])]
-    if several:
-        columns.append(("Attempt", [str(curve.attempt[at]) for at in places]))
-    for heading, key in (("Loss", "loss"), ("Step s", "step_s"), ("Gradient norm", "grad_norm"),
-                         *((FIGURES[key].heading, key) for key in MIXTURE_FIELDS),
-                         ("Memory GiB", "memory_gib")):  # fmt: skip
-        values = curve[key]
-        if np.isfinite(values).any():
-            columns.append((heading, [show_digits(number(float(values[at])), 4) for at in places]))
-    if curve.is_skipped.any():
-        columns.append(("Skipped", ["yes" if curve.is_skipped[at] else "no" for at in places]))
-    headings, cells = zip(*columns, strict=True)
-    return {"headings": headings, "lines": list(zip(*cells, strict=True))}

@@ -145,12 +145,6 @@ def _alike(anomalies: Sequence[Anomaly]) -> list[Anomaly]:
     return merged
 
 
-def worst_first(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> list[int]:
-    """The places of all runs: those with the worst anomalies first, those without in their own order."""
-    order = dict.fromkeys(place for anomaly in anomalies if anomaly.level < KNOW for place in anomaly.runs)
-    return [*order, *(place for place in range(len(runs)) if place not in order)]
-
-
 def _of_run(run: RunRead, medians: dict[tuple[object, ...], float]) -> Iterator[tuple[int, str, str]]:
     """Yields (level, text, place) of every anomaly of a run."""
     record = run.record

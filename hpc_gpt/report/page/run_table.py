@@ -14,11 +14,11 @@ from hpc_gpt.reader.pattern import MIXTURE_FIELDS
 from hpc_gpt.reader.records import RunRead
 from hpc_gpt.report.page.anomalies import ended_text, has_failed
 from hpc_gpt.report.page.groups import switches_of
-from hpc_gpt.report.svg import Svg, number, safe
+from hpc_gpt.report.svg import number, safe
 from hpc_gpt.report.tables import losses_by_source, peak_memory_gib, show_name
 
 # Larger figures are shown in powers of ten, as no training has them.
-_LARGEST = 1e18
+LARGEST = 1e18
 _RUN_ID = re.compile(r"(?<=/)\d{8}-\d{6}-([0-9a-f]{4})$")
 
 
@@ -77,7 +77,7 @@ def figure_text(show: Callable[[float], str], figure: float | None) -> str:
     """The figure as `show` writes it; a very large or very small one in powers of ten."""
     if figure is None:
         return NOTHING
-    return show(figure) if abs(figure) < _LARGEST and (figure == 0 or abs(figure) > 1e-12) else f"{figure:.3g}"
+    return show(figure) if abs(figure) < LARGEST and (figure == 0 or abs(figure) > 1e-12) else f"{figure:.3g}"
 
 
 def run_label(run: RunRead, place: int) -> str:
@@ -157,7 +157,6 @@ _MORE_COLUMNS = (
     _text_column("Started", ("started",), _time, "UTC"),
 )  # fmt: skip
 _COLUMNS = (*_FEW_COLUMNS, *_MORE_COLUMNS)
-SHOWN_KEYS = frozenset(key for column in _COLUMNS for key in column.keys) | {"ended"}
 # Settings that a column shows whether or not a sweep varies them, by how their keys begin.
 IN_COLUMNS = (*(f"layout.{key}" for key in (*AXES, "ep", "global_batch")), "model.")
 # Columns of text that are sorted by the figure of their first key.
@@ -222,16 +221,3 @@ def _cell(column: Column, record: Record, sources: bool) -> Cell:
         return cell
     stated = [safe(where, 240) for key in column.keys if (where := record.sources.get(key))]
     return replace(cell, source="; ".join(dict.fromkeys(stated)))
-
-
-def bars(figures: Sequence[float]) -> list[tuple[str, Svg]]:
-    """(text, bar) per figure; bars are relative to the highest figure."""
-    numbers = [number(value) for value in figures[:256]]
-    most = max((figure for figure in numbers if figure is not None), default=0.0)
-    return [(figure_text(show_digits, figure), _bar(figure, most)) for figure in numbers]
-
-
-def _bar(figure: float | None, most: float) -> Svg:
-    """A bar that only repeats the figure next to it; a screen reader skips it."""
-    share = figure / most if figure and most > 0 else 0.0
-    return Svg(f'<meter value="{max(0.0, min(share, 1.0)):.3g}" aria-hidden="true"></meter>')

@@ -6,7 +6,7 @@ from hpc_gpt.core.ends.failures import ENDED
 from hpc_gpt.core.runs.record import Flag
 from hpc_gpt.reader.logs import Failure, Place
 from hpc_gpt.reader.records import RunRead
-from hpc_gpt.report.page.anomalies import ENDED_TEXTS, rank_anomalies, worst_first
+from hpc_gpt.report.page.anomalies import ENDED_TEXTS, rank_anomalies
 from hpc_gpt.report.table_notes import ABSURD, DOUBT, FAILED, KNOW, LOOK
 from tests.report.page.page_runs import curve, megatron, usual_runs
 
@@ -110,7 +110,6 @@ def test_an_absurd_figure_tops_all_others():
         RunRead(absurd),
     ]
     assert [anomaly.level for anomaly in rank_anomalies(runs)] == [ABSURD, DOUBT]
-    assert worst_first(runs, rank_anomalies(runs)) == [1, 0]
 
 
 def test_failures_of_one_cause_are_one_group_with_its_nodes():
@@ -147,12 +146,6 @@ def test_earlier_failures_of_a_done_run_are_no_anomaly():
     failure = Failure("node_failure", "Socket Timeout", Place("a.out", 7))
     attempts = [{"attempt": 1, "ended": "node_failure"}, {"attempt": 2, "ended": "done"}]
     assert told(RunRead(megatron(attempts=attempts), failures=[failure])) == []
-
-
-def test_the_worst_runs_come_first_and_none_is_lost():
-    runs = usual_runs()
-    order = worst_first(runs, rank_anomalies(runs))
-    assert (sorted(order), set(order[:2]), order[-2:]) == (list(range(len(runs))), {2, 3}, [0, 6])
 
 
 FAILURES = ("refused", "no_progress", "gpu_memory", "host_memory", "collective_timeout", "hang", "node_failure", "nan",

@@ -14,6 +14,7 @@ from hpc_gpt.reader.logs import Failure, Place
 from hpc_gpt.reader.records import RunRead
 from hpc_gpt.report.page import build_page, details_of
 from hpc_gpt.report.page.run_table import ended_sign
+from hpc_gpt.report.tables import as_block
 from tests.report.page.test_anomalies import FAILURES
 from tests.report.step_tables import step_table
 from tests.report.test_whole_texts import RUN
@@ -21,8 +22,8 @@ from tests.report.test_whole_texts import RUN
 # Changed by hand: `<…>` is a link, a title, a sort key or the value of a bar, `|` a cell, `=` the JSON of the curves.
 WHOLE = Path(__file__).with_name("whole_page.txt")
 _LINES = {"p", "li", "h1", "h2", "h3", "h4", "tr", "div", "summary", "caption", "figcaption", "title", "desc"}
-# What the columns mean is in their headings; of the figures of a run another test has each kind.
-_APART = re.compile(r'<dl class="means">.*?</dl>|<table class="facts">.*?</table>', re.DOTALL)
+# What the columns mean is in their headings.
+_APART = re.compile(r'<dl class="means">.*?</dl>', re.DOTALL)
 
 
 class Text(HTMLParser):
@@ -118,50 +119,29 @@ def test_what_a_page_has_no_room_for_is_counted() -> None:
                         ended=(*FAILURES, "done", "made", "up")[at % 15], cause=f"{words} broke")  # fmt: skip
         many.append(RunRead(record, step_table(step=np.array([1.0, 2]), loss=np.array([2.0, 1]))))
     page = build_page(many, [f"file {place} is binary" for place in range(103)])
-    assert page.count('<span class="words">') == 200 + 200 + 60, "of failures and others, and of runs in detail"
+    assert page.count('<span class="words">') == 200 + 200, "of failures and others"
     for words in ("<summary>180 more<", ">4 more are not listed here", ">87 more are not listed here",
-                  ", 3 other ways to end. 287 ", "All figures of 60 of 254 runs", "The other 194 runs",
-                  ">3 more notes of this kind."):  # fmt: skip
+                  ", 3 other ways to end. 287 ", ">3 more notes of this kind."):  # fmt: skip
         assert words in page, words
     assert page.count('role="img"') == 12
 
 
 def test_what_the_details_of_a_run_leave_out_is_counted() -> None:
-    """And steps without a number have no line."""
     attempts = [{"attempt": place, "ended": "hang", "cause": f"c{place}"} for place in range(43)]
     failures = [Failure("nan", f"m{place}", Place(f"f{place}", 1)) for place in range(14)]
-    record = Record(flags=[f"flag {place} {'x' * 400}" for place in range(42)], attempts=attempts, ended="hang",
-                    gpus=8, versions=dict.fromkeys("abcdefghijklmn", "1"))  # fmt: skip
-    step = np.array([np.nan, *range(1, 101)])
-    run = RunRead(record, step_table(step=step, loss=step), failures, [Path(f"f{place}") for place in range(15)])
-    found = details_of(run, "a", 0, "")
-    shown = {"flags": (40, None), "failures": (12, 2), "attempts": (40, 3), "files": (12, 3), "stages": (0, None)}
-    assert {key: (len(found[key]), found.get(f"more_{key}")) for key in shown} == shown
-    assert len(found["flags"][0]) == 300
-    assert [fact["key"] for fact in found["facts"]] == ["gpus", *(f"version of {name}" for name in "abcdefghijkl")]
-    assert [int(line[0]) for line in found["sampled"]["lines"]] == [1, 12, 23, 34, 45, 56, 67, 78, 89, 100]
+    record = Record(attempts=attempts, ended="hang", gpus=8)
+    run = RunRead(record, failures=failures)
+    found = details_of(run, "a")
+    assert (len(found["failures"]), found["more_failures"]) == (12, 2)
     done = replace(run, record=replace(record, ended="done"), failures=[])
-    assert [each["where"] for each in details_of(done, "a", 0, "")["failures"]] == [f"attempt {at}" for at in range(12)]
-    one = details_of(replace(done, record=replace(done.record, attempts=attempts[:1])), "a", 0, "")
-    assert (one["attempts"], one["failures"]) == ([], [])
+    assert [each["where"] for each in details_of(done, "a")["failures"]] == [f"attempt {at}" for at in range(12)]
+    one = details_of(replace(done, record=replace(done.record, attempts=attempts[:1])), "a")
+    assert one["failures"] == []
 
 
-def test_a_figure_has_its_digits_and_its_source() -> None:
-    record = Record(
-        params=2_500_000_000, gpus=1000, step_s=123.456, tokens_total=10**19, dtype="x" * 300, start_parts={"a": 2.0},
-        memory_allocated_gib=[1.0, 25.25], loss_eval_by={"web": None}, versions={"torch": "2.9"}, cause="c",
-        flags=["f"],
-        settings={"resumed_from": {"step": 7, "run": "r"}, "token": "t"}, loss_last=1e30, ended="error",
-        sources={"step_s": "x" * 500, "device": "no device", "versions": "log:2", "flags": "no", "loss_last": "log:3"},
-    )  # fmt: skip
-    facts = details_of(RunRead(record), "a", 0, "")["facts"]
-    assert {fact["key"]: (fact["text"], fact["source"]) for fact in facts} == {
-        "begins from": ("step 7 of run r", "resumed_from.json, resolved.json"), "params": ("2,500,000,000", ""),
-        "gpus": ("1000", ""), "step_s": ("123.5", f"{'x' * 399}…"), "tokens_total": ("10000000000000000000", ""),
-        "dtype": (f"{'x' * 199}…", ""), "start_parts": ("a 2.000", ""), "memory_allocated_gib": ("1.00, 25.2", ""),
-        "loss_eval_by": ("web -", ""), "device": ("-", "no device"), "loss_last": ("1e+30", "log:3"),
-        "version of torch": ("2.9", "log:2"),
-    }  # fmt: skip
+def test_the_text_of_a_run_is_its_block_without_figures_that_no_training_has() -> None:
+    record = Record(params=10**5000, gpus=8, step_s=float("nan"), loss_first=9.0, loss_last=1e30, flags=["f"], run="r")
+    assert details_of(RunRead(record), "a")["text"] == as_block(Record(gpus=8, flags=["f"])).splitlines()[1:]
 
 
 def test_a_run_has_a_sign_for_how_it_ended() -> None:
