@@ -1,6 +1,6 @@
-"""Compares a figure with the log's other statements of the same quantity over the same steps.
+"""Compares tokens/s with the rate that the program prints for the same steps, and says why a figure is null.
 
-Two statements may differ by 5 %. Beyond that the figure is left out and a flag gives both, unless a known habit of the
+The two may differ by 5 %. Beyond that the figure is left out and a flag gives both, unless a known habit of the
 program's arithmetic explains the difference.
 """
 
@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from hpc_gpt.core.format import show_digits
 from hpc_gpt.core.runs.record import ABSENT, Flag, Record
 from hpc_gpt.reader.dialects.generic import DIFFUSION
 from hpc_gpt.reader.records.draft import Draft
@@ -17,60 +16,8 @@ from hpc_gpt.reader.records.log_steps import LogSteps
 
 _ALIKE = 0.05
 _LEAST = 5  # figures that a comparison needs
-_LONG = 2.0  # times the steady step: the clock also runs in evaluations and saves
-_OF_TIME = ("step_s", "step_s_p10", "step_s_p90", "step_s_mean", "steps_used", "warmup_steps")
 _ABSURD = 100.0  # ratio of two figures of one quantity from which on one of them is absurd
 _OF_RATE = ("tokens_per_s", "tflops_seed", "tflops_hardware", "tflops_model", "mfu", "hfu")
-
-
-def doubt_step_time(draft: Draft, steps: LogSteps) -> None:
-    """Leaves out a printed step time that the lines' times of day contradict, such as one in another unit.
-
-    The clock runs at least as long as the steps, and at most twice as long unless evaluations or saves explain it.
-    """
-    step_s = draft.get("step_s")
-    if not step_s or not np.isfinite(steps["step_s"]).any() or not steps.numbered:
-        return
-    clock_s, exact_s = _by_clock(steps)
-    if clock_s is None:
-        return
-    paused = steps.after_pause.any() or np.isfinite(steps["loss_eval"]).any()
-    short = clock_s * (1 + _ALIKE) + exact_s < step_s
-    if not short and (paused or clock_s <= _LONG * step_s + exact_s):
-        return
-    printed, clock = show_digits(step_s), show_digits(clock_s)
-    draft.flag(
-        f"the program prints {printed} s per step, but the lines' times of day give {clock} s: left out",
-        _kind(step_s, clock_s),
-    )
-    for name in _OF_TIME:
-        draft.values.pop(name, None)
-        draft.sources.pop(name, None)
-
-
-def _kind(one: float, other: float) -> str:
-    """The kind of the flag for two figures of one quantity that differ."""
-    return "absurd" if min(one, other) * _ABSURD <= max(one, other) else "disagrees"
-
-
-def _by_clock(steps: LogSteps) -> tuple[float | None, float]:
-    """(median seconds of a step between neighbouring lines, their error); None for too few lines."""
-    timed = np.flatnonzero(np.isfinite(steps["at"]) & np.isfinite(steps["step"]) & steps.counts & steps.steady)
-    if len(timed) <= _LEAST:
-        return None, 0.0
-    at, number, attempt = steps["at"][timed], steps["step"][timed], steps.attempt[timed]
-    steps_apart = np.diff(number)
-    near = (steps_apart > 0) & (np.diff(attempt) == 0)
-    if int(near.sum()) < _LEAST:
-        return None, 0.0
-    took = np.diff(at)[near]
-    whole = bool((at % 1 == 0).all())
-    if whole and float(np.median(took)) < 20:
-        # Whole seconds: the sum over all lines, without long pauses.
-        plain = took <= 3 * max(1.0, float(np.median(took)))
-        total = float(steps_apart[near][plain].sum())
-        return float(took[plain].sum()) / total, 2.0 / total
-    return float(np.median(took / steps_apart[near])), (1.0 if whole else 0.002) / float(np.median(steps_apart[near]))
 
 
 def doubt_rates(record: Record, steps: LogSteps) -> Record:
@@ -102,7 +49,7 @@ def _without_doubtful(record: Record, steps: LogSteps) -> Record:
     message = (
         f"the program prints {printed:,.0f} tokens/s, but batch, sequence and step time give {record.tokens_per_s:,.0f}"
     )
-    reason, kind = _arithmetic(record, ratio), _kind(printed, record.tokens_per_s)
+    reason, kind = _arithmetic(record, ratio), "disagrees" if 1 / _ABSURD < ratio < _ABSURD else "absurd"
     if reason:
         return replace(record, flags=[*record.flags, Flag(f"{message}: {reason}", kind)])
     derived = ["tokens_per_s_gpu"] if record.sources.get("tokens_per_s_gpu") == "tokens_per_s / gpus" else []
@@ -162,7 +109,7 @@ _FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
     "tflops_hardware": ("step_s", "global_batch", "seq", "gpus", "layers", "hidden", "vocab", "recompute"),
 }
 _NOT_PRINTED = dict.fromkeys(_FOLLOWS_FROM, "no line states it") | {"step_s": "no line gives the time of steps alone"}
-_BY_KIND = ("step_s", "tokens_per_s", "tflops_hardware")  # figures that another statement can contradict
+_BY_KIND = ("tokens_per_s", "tflops_hardware")  # figures that another statement can contradict
 
 
 def flag_absent(record: Record, draft: Draft) -> Record:

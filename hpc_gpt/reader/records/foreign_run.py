@@ -17,7 +17,7 @@ from hpc_gpt.reader.logs.source import STDIN
 from hpc_gpt.reader.records import RunRead, add_figures
 from hpc_gpt.reader.records.attempt_ends import add_ends
 from hpc_gpt.reader.records.cached_runs import CachedLogs
-from hpc_gpt.reader.records.cross_checks import doubt_rates, doubt_step_time, flag_absent
+from hpc_gpt.reader.records.cross_checks import doubt_rates, flag_absent
 from hpc_gpt.reader.records.discovery import WANDB_RUN, DiscoveredFiles, distinguishing_folders, is_general
 from hpc_gpt.reader.records.draft import Draft, dialect_named, dialects_of, draft_of, stated
 from hpc_gpt.reader.records.grouping import RunParts, group_logs
@@ -207,7 +207,6 @@ def read_foreign(
     _add_dtype(draft, dialect)
     add_params(draft, arguments, parts)
     step_s = add_times(draft, steps, parts)
-    doubt_step_time(draft, steps)
     add_losses(draft, steps, parts)
     add_counts(draft, steps, parts)
     add_rates(draft, steps, parts)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hpc_gpt.core.runs.record import ABSENT, Flag, Record
-from hpc_gpt.reader.records.cross_checks import doubt_rates, doubt_step_time, flag_absent
+from hpc_gpt.reader.records.cross_checks import doubt_rates, flag_absent
 from hpc_gpt.reader.records.draft import Draft
 from hpc_gpt.reader.records.log_steps import LogSteps
 
@@ -89,50 +89,6 @@ def test_a_rate_of_one_gpu_gives_way_to_that_of_all() -> None:
     # One flag is enough for one reason.
     record = doubt_rates(replace(ROW, tokens_per_s_gpu=64.0), lines(10, step_s=1.0, tokens_per_s_gpu=64.0))
     assert (record.tokens_per_s_gpu, len(record.flags)) == (32.0, 1)
-
-
-@pytest.mark.parametrize(
-    ("printed_s", "clock_s", "paused", "says", "kind"),
-    [
-        (1.0, 1.0, False, "", ""),
-        (1.0, 0.956, False, "", ""),
-        (1.0, 0.95, False, "1.00 0.950", "disagrees"),
-        (1.0, 2.0, False, "", ""),
-        (1.0, 2.01, False, "1.00 2.01", "disagrees"),
-        (1.0, 2.5, True, "", ""),
-        (1.0, 0.5, True, "1.00 0.500", "disagrees"),
-        (1000.0, 1.5, False, "1000 1.50", "absurd"),
-        # Times in whole seconds are exact to two of them over all lines.
-        (1.0, 1.0 / 4, False, "1.00 0.250", "disagrees"),
-        (0.3, 1.0 / 4, False, "", ""),
-    ],
-)
-def test_a_step_time_is_held_against_the_clock(
-    printed_s: float, clock_s: float, paused: bool, says: str, kind: str
-) -> None:
-    at = 1e9 + clock_s * np.arange(41)
-    at = at + 0.001 if clock_s != 0.25 else np.floor(at)
-    steps = lines(41, step=np.arange(41.0), at=at, step_s=printed_s)
-    steps.after_pause = np.full(41, paused)
-    of_time = dict.fromkeys(("step_s_p10", "step_s_p90", "step_s_mean", "steps_used", "warmup_steps"), 1.0)
-    draft = Draft({"step_s": printed_s, **of_time, "seq": 1}, {"step_s": "x", "seq": "y"})
-    doubt_step_time(draft, steps)
-    words = f"the program prints {says} s: left out".replace(
-        " 1.00 ", " 1.00 s per step, but the lines' times of day give "
-    )
-    words = words.replace(" 1000 ", " 1000 s per step, but the lines' times of day give ")
-    assert [(flag, getattr(flag, "kind", "")) for flag in draft.flags] == ([(words, kind)] if says else [])
-    left = {"seq": 1} if says else {"step_s": printed_s, **of_time, "seq": 1}
-    assert (draft.values, "step_s" in draft.sources) == (left, not says)
-    kept = Draft({"step_s": printed_s})
-    doubt_step_time(kept, lines(5, step=np.arange(5.0), at=at[:5], step_s=printed_s))
-    doubt_step_time(kept, lines(41, step=np.arange(41.0) // 10, at=at, step_s=printed_s))  # four of another step
-    steps.numbered = False
-    doubt_step_time(kept, steps)
-    assert not kept.flags
-    if clock_s != 0.25 and not paused:
-        doubt_step_time(kept, lines(6, step=np.arange(6.0), at=at[:6], step_s=printed_s))
-        assert len(kept.flags) == bool(says)
 
 
 def test_what_contradicts_a_figure_is_why_it_is_null():
