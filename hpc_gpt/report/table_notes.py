@@ -15,8 +15,8 @@ LEVELS = ("failed", "absurd", "figures in doubt", "worth a look", "good to know"
 FAILED, ABSURD, DOUBT, LOOK, KNOW = range(5)
 # The level of a flag by its kind; any other is worth a look.
 _FLAG_LEVELS = {
-    **dict.fromkeys(("absurd", "above_peak"), ABSURD),
-    **dict.fromkeys(("layout", "batch", "samples", "value", "nan", "all_skipped"), DOUBT),
+    "absurd": ABSURD,
+    **dict.fromkeys(("layout", "batch", "value", "nan", "all_skipped"), DOUBT),
     **dict.fromkeys(("no_peak", "device", "cause", "attempts", "program", "attention", ABSENT), KNOW),
 }
 # The lines of notes printed for several runs; one run prints them all, as nothing else shows them at a glance.

@@ -47,7 +47,6 @@ def interpret(texts: Mapping[str, str]) -> Fields:
             "optimizer_offload": arguments.true("cpu_optimizer", "optimizer_cpu_offload", "offload_optimizer_states"),
             "loss_scale": arguments.whole("loss_scale"),
             "steps_planned": arguments.whole("train_iters"),
-            "samples_total": arguments.whole("train_samples"),
             "log_interval": arguments.whole("log_interval"),
             "eval_interval": arguments.whole("eval_interval"),
             "save_interval": arguments.whole("save_interval"),

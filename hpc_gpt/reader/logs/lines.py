@@ -3,9 +3,6 @@
 import math
 import re
 from collections.abc import Mapping
-from itertools import pairwise
-
-import numpy as np
 
 from hpc_gpt.core.secrets import hide_secrets, is_secret
 from hpc_gpt.reader.logs import Fact, Failure, Part, Place
@@ -24,7 +21,6 @@ from hpc_gpt.reader.logs.matches import (
     values_of,
 )
 from hpc_gpt.reader.logs.parts import (
-    GENERIC,
     JOB_OVER,
     LONGEST_LINE,
     MOST_WORDS,
@@ -38,7 +34,6 @@ from hpc_gpt.reader.logs.parts import (
 from hpc_gpt.reader.logs.step_rows import StepRows, sound_step
 from hpc_gpt.reader.logs.tracebacks import NO_MESSAGE, node_of_label, patterns_of
 from hpc_gpt.reader.pattern import STEP_FACTS, STEP_FIELDS, scaled
-from hpc_gpt.reader.steps import StepTable
 
 
 class LineReader(GrowingParts):
@@ -79,7 +74,7 @@ class LineReader(GrowingParts):
         """The first part, and all others that have matches. The reader cannot be used again."""
         self.parts[-1].last_line = max(last_line, self.parts[-1].first_line)
         for part, rows in zip(self.parts, self.rows, strict=True):
-            part.steps = one_table({dialect: table_rows.table(part.left_out) for dialect, table_rows in rows.items()})
+            part.steps = {dialect: table_rows.table(part.left_out) for dialect, table_rows in rows.items()}
             if part.tasks:  # labels of tasks do not give the number of ranks
                 part.other_ranks = dict.fromkeys(part.other_ranks, False)
             # Another rank may print one step late; a program that prints more steps has not ended.
@@ -338,21 +333,3 @@ class LineReader(GrowingParts):
             if name in values:
                 self.fact(name, values[name], place, rule)
         self.memory_of_step(values, rank, place)
-
-
-def one_table(tables: dict[str, StepTable]) -> dict[str, StepTable]:
-    """The tables; two are joined if one program changed the form of its lines and its steps continue."""
-    named = [(name, table) for name, table in tables.items() if len(table) and np.isfinite(table["step"]).all()]
-    named.sort(key=lambda pair: int(pair[1].line[0]))
-    for (name, before), (other, after) in pairwise(named):
-        first, last = float(before["step"][-1]), float(after["step"][0])
-        distances = np.diff(np.concatenate((before["step"], after["step"])))
-        continues = before.line[-1] < after.line[0] and 0 < last - first <= 2 * float(
-            np.median(distances[distances > 0])
-        )
-        if continues and set(before.columns) & set(after.columns) >= {"loss"}:
-            whole = StepTable.joined([before, after])
-            main = max((name, other), key=lambda dialect: (dialect != GENERIC, tables[dialect].count))
-            others = {dialect: table for dialect, table in tables.items() if dialect not in (name, other)}
-            return one_table({**others, main: whole})
-    return tables

@@ -1,6 +1,5 @@
 """Reads run folders and logs as runs. This module has the run as read, records in files, and derived figures."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -102,7 +101,7 @@ def add_figures(record: Record, foreign: bool = False) -> Record:
     """The record with the figures that follow from its sizes and `step_s`, null if an input is not known.
 
     If some steps are heavy, the rates of a `foreign` log follow the mean step, as the median leaves out part of the
-    work. Impossible TFLOPs are left out, and a flag says why.
+    work.
     """
     figures, flags = _memory_by_formula(record), list(record.flags)
     step_s, mean = record.step_s, record.step_s_mean
@@ -119,23 +118,16 @@ def add_figures(record: Record, foreign: bool = False) -> Record:
     if speed and gpus and (not foreign or not record.tokens_per_s_gpu):
         figures["tokens_per_s_gpu"] = (speed / gpus, "tokens_per_s / gpus")
     flops: DerivedFigures = {}
-    rate, by_all = 0.0, list[Flag]()  # rate: tokens/s of one GPU
     if step_s and batch and seq and gpus:
-        flops, rate = _flops(record, step_s, batch, seq, gpus), batch * seq / step_s / gpus
+        flops = _flops(record, step_s, batch, seq, gpus)
     elif seq and record.tokens_per_s_gpu and not record.tokens_per_s:
         # The number of GPUs is not known, but each trains as many tokens/s as the program prints.
-        flops, rate = _flops(record, seq / record.tokens_per_s_gpu, 1, seq, 1), record.tokens_per_s_gpu
+        flops = _flops(record, seq / record.tokens_per_s_gpu, 1, seq, 1)
     if flops:
-        by_all = _by_all_parameters(record, flops, rate)
-        flags += by_all
-        possible, wrong = _possible(replace(record, tflops_printed=None) if by_all else record, flops)
-        shares, lacking = _shares(record, possible)
-        figures |= possible | shares
-        flags += wrong + lacking + ([f"{why}: TFLOPs are left out"] if (why := _keys(record)[1]) else [])
+        shares, lacking = _shares(record, flops)
+        figures |= flops | shares
+        flags += lacking + ([f"{why}: TFLOPs are left out"] if (why := _keys(record)[1]) else [])
     sources = {**record.sources, **{name: source for name, (_, source) in figures.items()}}
-    for name in ("tflops_printed", "mfu_printed") if by_all else ():
-        if name in sources:
-            sources[name] += "; it counts all parameters"
     return replace(record, **{name: value for name, (value, _) in figures.items()}, sources=sources, flags=flags)  # type: ignore[arg-type]
 
 
@@ -273,64 +265,6 @@ def _keys(record: Record) -> tuple[float | None, str]:
     if shape is not None and shape.attention_keys:
         return shape.attention_keys, ""
     return attention_keys(arguments, record.seq, record.layers)
-
-
-_NEAR = 1.5  # times: a program's formula may leave out attention, or count a recomputed forward pass
-
-
-def _by_all_parameters(record: Record, flops: DerivedFigures, rate: float) -> list[Flag]:
-    """A flag if the program's own TFLOP/s, or MFU, of a mixture count all parameters and not those that a token uses;
-    `rate`: tokens/s of one GPU."""
-    model, (used, _, _) = flops.get("tflops_model", (None, ""))[0], _active(record)
-    peak = peak_tflops(record.device or "", record.units or "")
-    printed = record.tflops_printed or (record.mfu_printed and peak and record.mfu_printed * peak)
-    idle = (record.params or 0) - (used or 0)
-    if not (model and printed and used and idle > 0):
-        return []
-    every = model + 6 * idle * rate / 1e12
-    if not 1 / _NEAR < printed / every < _NEAR or printed * printed < model * every:
-        return []
-    what = f"{printed:,.4g} TFLOP/s per GPU" if record.tflops_printed else f"an MFU of {record.mfu_printed:.1%}"
-    message = f"the program prints {what}, which counts all parameters; by those that a token uses it is {model:,.4g}"
-    return [Flag(message, "program")]
-
-
-_OF_PROGRAM = 2.5  # largest ratio to the program's own TFLOP/s, whose formula may leave out or repeat a part
-_ALIKE = 0.05
-
-
-def _possible(record: Record, flops: DerivedFigures) -> tuple[DerivedFigures, list[str]]:
-    """(the TFLOPs, null for impossible ones; a flag for each reason)."""
-    params, weights, _ = _active(record)
-    model, hardware = (flops.get(name, (None, ""))[0] for name in ("tflops_model", "tflops_hardware"))
-    printed, most, of = record.tflops_printed, *_highest_peak(record)
-    gone, why = [*flops], ""
-    if (highest := max(figure or 0.0 for figure, _ in flops.values())) > most:
-        why = f"faster than the peak of {of} ({highest:,.0f} of {most:,.0f} TFLOP/s): the device or a size is wrong"
-    elif model and printed and not 1 / _OF_PROGRAM < model / printed < _OF_PROGRAM:
-        why = f"the program prints {printed:,.4g} TFLOP/s per GPU, but sizes and step time give {model:,.4g}"
-    elif model and hardware and hardware < model and params:
-        # Parameters that multiply no token: an embedding in addition to the head, positions, norms and biases.
-        rows, hidden = record.vocab or 0, record.hidden or 0
-        idle = max(0.0, 1 - ((record.layers or 0) * (weights or 0) + rows * hidden) / params)
-        if idle <= (rows + (record.seq or 0)) * hidden / params + _ALIKE:
-            source = f"{flops['tflops_hardware'][1]}; without the {idle:.2%} of P that multiply no token"
-            return {**flops, "tflops_hardware": (hardware, source)}, []
-        gone = ["tflops_hardware"]
-        why = f"the GPUs compute {hardware:,.4g} TFLOP/s, less than the {model:,.4g} that the model needs"
-    if not why:
-        return flops, []
-    kind = "above_peak" if highest > most else ""
-    return {**flops, **dict.fromkeys(gone, (None, f"null: {why}"))}, [Flag(f"{why}; left out", kind)]
-
-
-def _highest_peak(record: Record) -> tuple[float, str]:
-    """(the highest dense TFLOP/s of the record's device in its format, its owner); over all if one is unknown."""
-    device = DEVICES.get(record.device or "")
-    devices = [device] if device and not device.nominal else [*DEVICES.values()]
-    peaks = [one.peaks[unit] for one in devices for unit in one.peaks if record.units in (None, unit)]
-    of = str(record.device) if len(devices) == 1 else f"any GPU in {record.units or 'any format'}"
-    return max(peaks, default=math.inf), of
 
 
 def _shares(record: Record, flops: DerivedFigures) -> tuple[DerivedFigures, list[str]]:

@@ -285,21 +285,8 @@ def _add_flags(draft: Draft, parts: Sequence[Part], dialect: str | None, left_ou
     for name in dict.fromkeys([dialect, *(fact.dialect for part in parts for fact in part.totals.values())]):
         for flag in in_log[name].flags if name in in_log else ():
             draft.flag(f"{name}: {flag}", "program")
-    _flag_samples(draft)
     if "over_sockets" in draft:
         draft.flag(OVER_SOCKETS, OF_NETWORK)
-
-
-def _flag_samples(draft: Draft) -> None:
-    """Flags a program that counts the samples of its data, although the last batch is filled up with more."""
-    counted = draft.whole("samples_total")
-    if counted is None and (per_epoch := draft.whole("samples_per_epoch")) and (epochs := draft.whole("epochs")):
-        counted = per_epoch * epochs
-    batch, planned = draft.whole("global_batch"), draft.whole("steps_planned")
-    if counted and batch and planned and counted < planned * batch < counted + batch * (draft.whole("epochs") or 1):
-        draft.flag(
-            f"the program counts {counted} samples, but {planned} x {batch} = {planned * batch} were run", "samples"
-        )
 
 
 def _record(draft: Draft, run: str, dialect: str | None, arguments: Mapping[str, str], parts: Sequence[Part]) -> Record:

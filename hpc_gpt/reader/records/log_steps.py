@@ -183,10 +183,8 @@ def run_steps(
         if "consumed" in steps and np.isfinite(columns["step"]).any():
             interval = _most_common(np.diff(columns["step"][np.isfinite(columns["step"])])) or 1
         elif not np.isfinite(columns["step"]).any():
-            counted = _by_samples(steps, batch)
-            columns["step"], interval = counted or _numbers(steps, interval_asked, epoch_steps)
-            numbered = counted is not None or interval_asked is not None or interval > 1
-        _join_others(columns, part, name)
+            columns["step"], interval = _numbers(steps, interval_asked, epoch_steps)
+            numbered = interval_asked is not None or interval > 1
         _join_unnumbered(columns, part, name, steps.line)
         piece = replace(steps, columns=columns, attempt=np.full(len(steps), number, np.int64))
         pieces.append(replace(piece, after_pause=_after_pause(part, steps), files={number: part.file}))
@@ -243,18 +241,6 @@ def _main_part(parts: Sequence[Part]) -> tuple[Part, str, StepTable] | None:
     return best if "loss" in best[2] else next((candidate for candidate in about if "loss" in candidate[2]), best)
 
 
-def _by_samples(steps: StepTable, batch: int | None) -> tuple[StepColumn, int] | None:
-    """(step of every line, interval) by the consumed samples; None if these are not whole steps of a batch."""
-    if not batch:
-        return None
-    numbers = steps["consumed_samples"] / batch
-    distances = np.diff(numbers)
-    if not np.isfinite(numbers).all() or (numbers % 1 != 0).any() or numbers[0] < 1 or (distances < 0).any():
-        return None
-    distances = distances[distances > 0]  # two lines may report the same steps
-    return numbers, max(1, round(float(np.median(distances)) / steps.stride)) if len(distances) else int(numbers[0])
-
-
 def _numbers(steps: StepTable, interval_asked: int | None, epoch_steps: float | None) -> tuple[StepColumn, int]:
     """(step of every line, interval) of lines without a step number: by their epochs, else counted."""
     epochs = steps["epoch"]
@@ -277,19 +263,6 @@ def _evenly(numbers: StepColumn) -> StepColumn:
     even: StepColumn = every * (np.round(numbers[1] / every) + np.arange(-1.0, len(numbers) - 1))
     even[0] = even[0] if abs(even[0] - numbers[0]) <= 1 else numbers[0]
     return even
-
-
-def _join_others(columns: dict[str, StepColumn], part: Part, main: str) -> None:
-    """Fills columns that the dialect lacks from another dialect of the same part, by step number."""
-    for name, other in part.steps.items():
-        if name == main or not np.isfinite(other["step"]).any():
-            continue
-        _, rows, other_rows = np.intersect1d(columns["step"], other["step"], return_indices=True)
-        for key in _TAKEN:
-            if len(rows) and key in other and not np.isfinite(columns[key]).any():
-                filled = np.full(len(columns["step"]), np.nan)
-                filled[rows] = other[key][other_rows]
-                columns[key] = filled
 
 
 def _join_unnumbered(columns: dict[str, StepColumn], part: Part, main: str, line: Places) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from hpc_gpt.core.format import counted, counted_words
 from hpc_gpt.reader.logs import Part
 from hpc_gpt.reader.pattern import MIXTURE_FIELDS, NEVER_ZERO
-from hpc_gpt.reader.records.draft import LIBRARIES, Draft
+from hpc_gpt.reader.records.draft import Draft
 from hpc_gpt.reader.records.inferred import consumed_by_step, step_tokens
 from hpc_gpt.reader.records.log_steps import LogSteps, evaluations
 from hpc_gpt.reader.records.runtime import add_from_total, timed_bars
@@ -35,7 +35,6 @@ _EXACT_S = 20.0
 _ROUGH_S = 5.0  # the program's own clock may cover less, in its first minute
 _AT_ONCE = 0.1  # share of lines that may have the time of the line before, if times have fractions of a second
 OF_EXPERTS = "experts"  # the kind of the flag on a mixture's router
-_APART = 0.02  # if two programs' times of the same steps differ by more than this share, a flag says it
 
 
 def add_times(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> StepColumn:
@@ -47,16 +46,13 @@ def add_times(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> StepColum
     if not (np.isfinite(step_s) & (step_s > 0) & steps.counts).any():
         _add_untimed(draft, steps, parts)
         return step_s
-    other = _of_another_batch(draft, steps, parts)
-    set_apart, pauses = _apart(draft, steps, np.where(other, np.nan, step_s))
+    set_apart, pauses = _apart(draft, steps, step_s)
     if "differences" in how:
         set_apart |= np.isfinite(steps["loss_eval"])
-    times = time_steps(steps, step_s, set_apart | other)
+    times = time_steps(steps, step_s, set_apart)
     assert times is not None
     _add_measured(draft, steps, times, how)
     _flag_times(draft, steps, step_s, times, pauses)
-    if not how:
-        _flag_other_programs(draft, steps, parts)
     return step_s
 
 
@@ -141,26 +137,6 @@ def _apart(draft: Draft, steps: LogSteps, step_s: StepColumn) -> tuple[Mask, str
     return set_apart, " and ".join(pauses)
 
 
-def _of_another_batch(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> Mask:
-    """Mask of the lines whose batch is not the record's, if the batch grew during the run."""
-    other = np.zeros(len(steps), np.bool_)
-    batch = draft.whole("global_batch")
-    stated = (fact for part in parts for fact in part.facts.get("global_batch", ()))
-    if not batch or len({fact.value for fact in stated if fact.dialect not in LIBRARIES}) < 2:
-        return other
-    samples = _over(steps, steps["consumed_samples"], 1)
-    if not np.isfinite(samples).any():
-        draft.flag(f"step_s includes steps of every batch size, but the figures from it assume {batch} samples")
-        return other
-    other = np.abs(samples - batch) > 0.5
-    if other[steps.counts & np.isfinite(samples)].all():
-        draft.flag(f"no line has only steps of {batch} samples: step_s comes from other batch sizes")
-        return np.zeros(len(steps), np.bool_)
-    # The batch of an attempt's first line is unknown, but the line is warm-up anyway.
-    draft.flag(f"{int(other.sum())} lines with steps of another batch size than {batch} are set apart")
-    return other
-
-
 def _add_measured(draft: Draft, steps: StepTable, times: StepTimes, how: str, lines: str = "lines") -> None:
     used = np.flatnonzero(steps.steady)
     where = f"{steps.place(int(used[0]))} to {steps.line[used[-1]]}"
@@ -204,22 +180,6 @@ def _flag_times(draft: Draft, steps: LogSteps, step_s: StepColumn, times: StepTi
         )
     if steps.stride > 1:
         draft.flag(f"every {steps.stride}th of {steps.count:,} lines of steps was kept")
-
-
-def _flag_other_programs(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
-    """Flags another program in the log whose times of the same steps differ, such as DeepSpeed's from Megatron's."""
-    for part in parts:
-        for name, other in part.steps.items():
-            if name == steps.dialect or "step_s" not in other:
-                continue
-            _, rows, other_rows = np.intersect1d(steps["step"], other["step"], return_indices=True)
-            with np.errstate(all="ignore"):
-                ratio = other["step_s"][other_rows] / steps["step_s"][rows]
-            ratio = ratio[np.isfinite(ratio) & (ratio > 0)]
-            if len(ratio) and abs(float(np.median(ratio)) - 1) > _APART:
-                where = f"{part.file}:{other.line[other_rows[0]]}"
-                times = f"{float(np.median(ratio)):.3f} x the time that {steps.dialect} prints"
-                draft.flag(f"{name} prints {times} for the same steps ({where})")
 
 
 def _add_untimed(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:

@@ -68,14 +68,14 @@ def test_what_is_no_record(tables, words):
 
 
 def test_flags_are_texts_with_their_kinds_beside_them():
-    record = Record(flags=["old words", Flag("faster than the peak", "above_peak")])
+    record = Record(flags=["old words", Flag("the program prints 9 tokens/s", "absurd")])
     tables = json.loads(record.to_json())
-    assert tables["flags"] == ["old words", "faster than the peak"]
-    assert tables["flag_kinds"] == ["", "above_peak"]
+    assert tables["flags"] == ["old words", "the program prints 9 tokens/s"]
+    assert tables["flag_kinds"] == ["", "absurd"]
     again = Record.from_tables(tables)
-    assert again.all_flags == [("old words", ""), ("faster than the peak", "above_peak")]
+    assert again.all_flags == [("old words", ""), ("the program prints 9 tokens/s", "absurd")]
     more = replace(again, flags=[*again.flags, Flag("no number", "nan")])
-    assert more.flag_kinds == ["", "above_peak", "nan"]
+    assert more.flag_kinds == ["", "absurd", "nan"]
     del tables["flag_kinds"]
     assert Record.from_tables(tables).flag_kinds == ["", ""], "of a file without the kinds"
     assert pickle.loads(pickle.dumps(more)) == more

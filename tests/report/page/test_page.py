@@ -18,7 +18,6 @@ from hpc_gpt.reader.records import RunRead
 from hpc_gpt.report.gather import gather_paths
 from hpc_gpt.report.page import build_page
 from hpc_gpt.report.svg import safe
-from hpc_gpt.report.table_notes import ABSURD
 from tests import examples
 from tests.report.page.page_runs import HOSTILE, curve, hostile_runs, many_runs, megatron, usual_runs
 
@@ -198,17 +197,3 @@ def test_the_three_real_logs(shared, tmp_path):
     assert page.count('role="img"') >= 1
     assert str(shared) not in page
     assert "meg_gpt2_perf_n16.out:" in page
-
-
-def test_a_step_time_off_by_a_hundred_tops_the_anomalies(tmp_path):
-    """Milliseconds that the lines' own times of day contradict: a minute a step."""
-    lines = [
-        f"2024-03-05 10:{step:02d}:00 step: {step} loss: {5 - step / 100:.4f} step_time: 410 ms"
-        for step in range(1, 30)
-    ]
-    (tmp_path / "a.log").write_text("\n".join([*lines, "RuntimeError: size mismatch"]))
-    page = build_page(gather_paths([str(tmp_path)], tmp_path).runs)
-    anomalies = page[page.index('<section id="anomalies"') :]
-    assert re.search(r'<li class="level-(\d)">', anomalies)[1] == str(ABSURD)
-    assert "the program prints 0.410 s per step, but the lines&#39; times of day give 60.0 s: left out" in anomalies
-    assert page.index('<section id="failures"') < page.index('<section id="anomalies"')
