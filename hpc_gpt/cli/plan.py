@@ -69,8 +69,6 @@ _CHOSEN = ("name", "zero_stage", "recompute")
 @click.option("--tokens", type=CountType(), default=PLANNED_TOKENS, metavar="N",
               help="Tokens to train on, such as 15T, for days and GPU-hours; 300B unless given.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help='One JSON object: {"schema": 1, "candidates": [...], ...}.')
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path),
-              help="Also write a page with charts of memory and time.")  # fmt: skip
 @click.option("--device", metavar="GPU",
               help="Plan for usual nodes of a GPU, such as h200, without a profile; instead of --cluster.")  # fmt: skip
 @click.option("--calibrate", type=_FILE, multiple=True, metavar="RECORDS",
@@ -86,7 +84,6 @@ def plan(
     max_seq: bool,
     tokens: int,
     as_json: bool,
-    html: Path | None,
     device: str | None,
     calibrate: tuple[Path, ...],
     calibration: str | None,
@@ -104,7 +101,7 @@ def plan(
     hpc-gpt plan --calibrate logs/ --cluster mine
     """
     alone = {"--why": why, "--max-model": max_model, "--max-seq": max_seq}
-    for name, value in (*alone.items(), ("--html", html), ("--device", device), ("--calibration", calibration)):
+    for name, value in (*alone.items(), ("--device", device), ("--calibration", calibration)):
         if value and calibrate:
             raise ConfigError(f"{name} does not go with --calibrate", f"use two commands, one without {name}")
     if len(both := [name for name, value in alone.items() if value]) > 1:
@@ -123,20 +120,16 @@ def plan(
     if not 0 < tokens < 1e30:
         raise ConfigError(f"--tokens is {tokens!s:.40}, but must be above 0 and below 1e30", "for example --tokens 15T")
     budget = float(tokens)
-    if html is not None:
-        from hpc_gpt.planner.plan_page import check_page
-
-        check_page(html)
     if max_model or max_seq:
         plan_request = read_plan_request(request, budget, calibration, largest=max_model, longest=max_seq)
         if plan_request.stands_in:
             say(plan_request.stand_in_note, err=True)
-        _largest(plan_request, calibration, as_json, html, max_seq)
+        _largest(plan_request, calibration, as_json, max_seq)
         return
     plan_request = read_plan_request(request, budget, calibration, why=why)
     if plan_request.stands_in:
         say(plan_request.stand_in_note, err=True)
-    _print(plan_request, search_plan(plan_request, must_fit=why is None), as_json, html, why, calibration)
+    _print(plan_request, search_plan(plan_request, must_fit=why is None), as_json, why, calibration)
 
 
 def _calibrate(paths: Sequence[Path], cluster: str, as_json: bool) -> None:
@@ -172,9 +165,7 @@ def _calibrate(paths: Sequence[Path], cluster: str, as_json: bool) -> None:
     say(f"stored in {path}", err=True)
 
 
-def _print(
-    plan: PlanRequest, searched: Searched, as_json: bool, html: Path | None, why: str | None, calibration: str | None
-) -> None:
+def _print(plan: PlanRequest, searched: Searched, as_json: bool, why: str | None, calibration: str | None) -> None:
     best = searched.candidates[0] if searched.candidates else None
     command = _submit_command(plan, searched.best.training) if searched.best is not None else ""
     enough_gpus = fewest_gpus(searched.question, plan.machine) if searched.best is None and why is None else None
@@ -194,7 +185,6 @@ def _print(
     elif searched.best is not None:
         overlap = overlapped(searched.best, plan.machine, plan.constants)
     slow = slow_text(best, _without_offload(plan), "without offload the best layout") if best is not None else ""
-    _write_page(html, plan, searched, command)
     if as_json:
         hidden: dict[str, Any] = {}
         if overlap is not None and overlap[1]:
@@ -269,16 +259,7 @@ def _print_json(plan: PlanRequest, searched: Searched, command: str, added: dict
     click.echo(json.dumps(tables | (added or {}), indent=1, allow_nan=False))
 
 
-def _write_page(html: Path | None, plan: PlanRequest, searched: Searched, command: str) -> None:
-    if html is None:
-        return
-    from hpc_gpt.planner.plan_page import write_plan_page
-
-    write_plan_page(html, searched, plan.tokens, plan.name, plan.model.params, command)
-    say(f"wrote {html}", err=True)
-
-
-def _largest(plan: PlanRequest, calibration: str | None, as_json: bool, html: Path | None, of_seq: bool) -> None:
+def _largest(plan: PlanRequest, calibration: str | None, as_json: bool, of_seq: bool) -> None:
     with shows_life("searching"):
         if of_seq:
             most = longest(plan.question, plan.machine, plan.constants)
@@ -293,7 +274,6 @@ def _largest(plan: PlanRequest, calibration: str | None, as_json: bool, html: Pa
     days = "" if of_seq else _days_of_20(plan, most.searched)
     command = _largest_command(plan, calibration, of_seq)
     offload = plan.question.fixed["offload"]
-    _write_page(html, plan, most.searched, command)
     if as_json:
         next_larger = {**most.next_larger.table(), "params": most.next_larger.params} if most.next_larger else None
         added: dict[str, Any] = {"family": FAMILY, "next_larger": next_larger}

@@ -19,6 +19,7 @@ class Gone(NamedTuple):
 # {a verb, "VERB --option", a key, or "key = value" for a value of a key that stays}
 GONE: dict[str, Gone] = {
     "job.retry_after_exit_0": Gone("0.4", "a program that exits with 0 is over; let command.run loop", default=False),
+    "plan --html": Gone("0.4", "plan --json has every figure of a plan"),
 }
 
 

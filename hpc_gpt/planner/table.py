@@ -218,7 +218,7 @@ def search_table(
 
 
 class PlanRow(NamedTuple):
-    """A row of a plan, in a terminal, a page or a file: a candidate, the best one, whether bars are drawn in blocks,
+    """A row of a plan, in a terminal or a file: a candidate, the best one, whether bars are drawn in blocks,
     and the arguments that it has in addition to the best's."""
 
     candidate: Candidate

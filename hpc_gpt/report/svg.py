@@ -85,29 +85,17 @@ def element(name: str, content: str = "", **attributes: Any) -> str:
     return f"<{name}{markup}>{content}</{name}>" if content else f"<{name}{markup}/>"
 
 
-def drawing(content: str, width: float | None, height: float, title: str, description: str, anchor: str) -> Svg:
-    """A drawing with a name and a description for screen readers. `anchor` is unique in the page.
+def drawing(content: str, width: float, height: float, title: str, description: str, anchor: str) -> Svg:
+    """A drawing that is scaled to its place, with a name and a description for screen readers.
 
-    It is scaled to its place. Without a `width` it is as wide as its place and not scaled: horizontal lengths are in
-    percent, and text keeps its size.
+    `anchor` is unique in the page.
     """
     named = element("title", escaped(title), id=f"{anchor}-t")
     # The description may be long, as a screen reader can stop reading it.
     named += f'<desc id="{anchor}-d">{html.escape(safe(description, 2000))}</desc>'
-    size = (
-        {"width": "100%", "height": height} if width is None else {"viewBox": f"0 0 {_plain(width)} {_plain(height)}"}
-    )
-    return Svg(
-        element(
-            "svg", named + content, **size, role="img", aria_labelledby=f"{anchor}-t", aria_describedby=f"{anchor}-d"
-        )
-    )
-
-
-def ornament(content: str, width: float, height: float, class_: str) -> Svg:
-    """A drawing that only repeats the text next to it; a screen reader skips it."""
-    size = {"width": width, "height": height, "viewBox": f"0 0 {_plain(width)} {_plain(height)}"}
-    return Svg(element("svg", content, class_=class_, aria_hidden="true", **size))
+    box = f"0 0 {_plain(width)} {_plain(height)}"
+    labels = {"aria_labelledby": f"{anchor}-t", "aria_describedby": f"{anchor}-d"}
+    return Svg(element("svg", named + content, viewBox=box, role="img", **labels))
 
 
 def _plain(value: Any) -> Any:

@@ -329,18 +329,6 @@ def test_the_users_cluster_without_a_device_is_refused():
     assert error_of(in_process("plan", "--model", "gpt2", "--gpus", "8"))[0] == "profile mine names no device"
 
 
-def test_the_page_is_written_and_nothing_else_overwritten(tmp_path):
-    file = tmp_path / "plan.html"
-    assert in_process("plan", *SMALL, "--html", file).stderr.startswith(f"wrote {file}\nnext: ")
-    assert file.read_text().startswith("<!DOCTYPE html>")
-    in_process("plan", *SMALL, "--html", file, code=0)
-    file.write_text("mine")
-    done = in_process("plan", *SMALL, "--html", file, code=2)
-    assert "not a page of hpc-gpt plan" in error_of(done)[0]
-    assert file.read_text() == "mine"
-    assert not done.stdout
-
-
 def test_a_model_that_fits_nowhere_near_says_how_many_gpus_do():
     done = in_process("plan", "--model", "48b", "--gpus", "16", "--offload", "none", *JEAN_ZAY, code=2)
     said, hinted = error_of(done)

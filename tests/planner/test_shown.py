@@ -1,13 +1,9 @@
-"""A made search as it is shown, whole: the table and its lines in shown.txt, a row of the JSON, charts of the page."""
+"""A made search as it is shown, whole: the table and its lines in shown.txt, and a row of the JSON."""
 
-import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from hpc_gpt.planner import plan_page
 from hpc_gpt.planner.figures import plan_figures, summary
 from hpc_gpt.planner.memory import Memory, StageMemory
 from hpc_gpt.planner.question import DIVIDES_NO_BATCH, Question
@@ -75,72 +71,3 @@ def test_a_candidate_in_the_json_is_whole():
         "kept_per_layout": 3, "settings_fitting": 31, "settings_not_fitting": 1400, "next": "hpc-gpt submit",
     }  # fmt: skip
     assert page["too_large"][0]["against_best"] == "does not fit: 300.0 of 80.0 GiB"
-
-
-def bars(svg):
-    """(x, y, width) of each part of a drawing's bars, by the part's hatch."""
-    return re.findall(r'share-(\d)" x="([\d.]+)%" y="(\d+)" width="([\d.]+)%" height="14"', svg.markup)
-
-
-def test_the_time_of_a_step_is_drawn_to_scale():
-    found = plan_page.time_section([BEST, MOVED, LARGE])
-    (chart,) = found["charts"]
-    assert chart["caption"] == "Time of a step by layout, seconds"
-    assert chart["headings"] == ["Layout", "compute", "recompute", "tp", "cp", "bubble", "p2p", "dp", "optimizer",
-                                 "offload", "step"]  # fmt: skip
-    assert chart["rows"] == [
-        ["tp2-pp2-dp4", "50", "20", "10", "1", "8", "2", "4", "3", "2", "100"],
-        ["tp2-pp4-dp2", "50", "20", "10", "1", "40", "2", "4", "3", "0", "130"],
-    ]
-    assert (
-        "Seconds of one step of 131,072 tokens, by part. The parts: compute, forward and backward passes; rec"
-        in found["words"]
-    )
-    drawn, each_s = bars(chart["drawing"]), 99 / 130
-    places = [(place, top) for place, _, top, _ in drawn]
-    assert places == [(str(at), "20") for at in range(9)] + [(str(at), "58") for at in range(8)]
-    assert [float(wide) for *_, wide in drawn[:5]] == pytest.approx(
-        [each_s * size for size in (50, 20, 10, 1, 8)], abs=0.01
-    )
-    assert [float(left) for _, left, *_ in drawn[9:13]] == pytest.approx(
-        [each_s * at for at in (0, 50, 70, 80)], abs=0.01
-    )
-    text = chart["drawing"].markup
-    assert "tp2-pp4-dp2 130 s: compute 50, recompute 20, tp 10, cp 1, bubble 40, p2p 2, dp 4, optimizer 3<" in text
-    assert ">tp2-pp2-dp4: 100 s</text>" in text
-    assert "over" not in text
-    assert plan_page.time_section([LARGE]) is None
-
-
-def test_the_memory_of_each_stage_is_drawn_against_the_card():
-    (chart,) = plan_page.memory_section([BEST])["charts"]
-    assert chart["caption"] == "Memory of tp2-pp2-dp4, GiB"
-    sizes = ["1.00", "2.00", "3.00", "4.00", "0.50", "0.25", "10.75", "59.00"]
-    assert chart["rows"] == [["0", *sizes, "60.00", "backward pass"], ["1", *sizes, "58.00", "backward pass"]]
-    text = chart["drawing"].markup
-    assert (
-        "The card has 80 GiB. stage 0 (decides) 60 GiB: parameters 1, gradients 2, optimizer 3, activations 4, logits"
-        in text
-    )
-    assert "not allocated: reserved, context 47.2<" in text
-    assert '<line x1="99.00%" x2="99.00%" y1="0" y2="80" class="card"/>' in text
-    (chart,) = plan_page.memory_section([LARGE])["charts"]
-    text = chart["drawing"].markup
-    assert '<rect x="26.40%" y="20" width="72.60%" height="14" class="over"/>' in text
-    assert '<line x1="26.40%" x2="26.40%" y1="0" y2="42" class="card"/>' in text
-    many = plan_page.memory_section([sized(STEP, 60.0, pp=30, shape=replace(RUN.shape, layers=30))])["charts"][0]
-    assert many["caption"] == "Memory of tp2-pp30-dp2, 24 of 30 stages, GiB"
-    numbers = [int(row[0]) for row in many["rows"]]
-    assert (len(numbers), numbers[0], numbers[-1]) == (24, 0, 29)
-    assert plan_page._shown(30, 2) == sorted({*numbers, 2})
-
-
-@pytest.mark.parametrize(("searched", "title"), [(SEARCHED, "Best"), (UNKNOWN, "Fastest")])
-def test_the_page_begins_with_the_first_layout_in_words(searched, title):
-    text = plan_page.build_plan_page(searched, 2e9, "mine", 130_000_000, "hpc-gpt submit --gpus 16")
-    first = searched.candidates[0]
-    begin = text[: text.index("<table")]
-    assert f">{title}: {first.layout}</h2>" in begin
-    assert f"; {first.need_gib:.1f} of 80.0 GiB on stage 0." in begin
-    assert f"<li>step {first.step.step_s:.0f} s, give or take 15%, " in begin
-    assert '<code class="command"><span>hpc-gpt</span>' in begin

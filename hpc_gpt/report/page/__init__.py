@@ -73,11 +73,8 @@ def write_page(path: Path, runs: Sequence[RunRead], notes: Sequence[str] = ()) -
     replace_whole(path, build_page(runs, notes))
 
 
-def check_page_target(path: Path, marker: str = _MARKER, verb: str = "report") -> None:
-    """Raises ConfigError unless `write_page` may write there. It is cheap, so that it can run before the reading.
-
-    `marker`: a text near the beginning of every page of the verb.
-    """
+def check_page_target(path: Path) -> None:
+    """Raises ConfigError unless `write_page` may write there. It is cheap, so that it can run before the reading."""
     if not path.parent.is_dir():
         raise ConfigError(f"{path.parent} is not a folder", f"make it: mkdir -p {shlex.quote(str(path.parent))}")
     if not os.access(path.parent, os.W_OK | os.X_OK):
@@ -85,10 +82,10 @@ def check_page_target(path: Path, marker: str = _MARKER, verb: str = "report") -
     is_ours = False
     if path.is_file() and not path.is_symlink():
         with contextlib.suppress(OSError), path.open("rb") as file:
-            is_ours = marker.encode() in file.read(2048)
+            is_ours = _MARKER.encode() in file.read(2048)
     if os.path.lexists(path) and not is_ours:
         raise ConfigError(
-            f"{path} exists and is not a page of hpc-gpt {verb}, so it is not overwritten",
+            f"{path} exists and is not a page of hpc-gpt report, so it is not overwritten",
             "give another FILE to --html",
         )
 

@@ -48,7 +48,7 @@ CONTRASTS = """
     const says = [...one.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim());
     if (["SCRIPT", "title", "desc"].includes(one.tagName)) continue;
     if (says) note("text", ratio(parsed(drawn ? style.fill : style.color), behind(one)), one);
-    const marks = drawn && !["grid", "frame"].includes(one.getAttribute("class"));
+    const marks = drawn && one.getAttribute("class") !== "grid";
     if (marks && ["path", "line"].includes(one.tagName)) note("stroke", ratio(parsed(style.stroke), behind(one)), one);
   }
   return worst;
