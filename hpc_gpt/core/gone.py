@@ -20,6 +20,7 @@ class Gone(NamedTuple):
 GONE: dict[str, Gone] = {
     "job.retry_after_exit_0": Gone("0.4", "a program that exits with 0 is over; let command.run loop", default=False),
     "plan --html": Gone("0.4", "plan --json has every figure of a plan"),
+    "train.matmul_rate": Gone("0.4", "the preflight measures each device's rate before the start", default=False),
 }
 
 

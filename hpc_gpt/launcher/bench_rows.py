@@ -177,7 +177,7 @@ def _bench_settings(request: BenchRequest, file: ExperimentFile, row: str | None
             f"{table}.{key}" for table in ("train", "engine") for key in file.tables.get(table, ()) if key != "name"
         ]
         return {**dict.fromkeys([*MEASURED, *of_trainers]), "job.signal_lead_s": KILL_LEAD_S}
-    keys = {**MEASURED, "train.matmul_rate": True}
+    keys = dict[str, Any](MEASURED)
     if request.is_ladder:
         length = () if request.steps is None else ("train.minutes",)
         keys = {key: value for key, value in keys.items() if key not in _LENGTH or key in length}
@@ -257,7 +257,7 @@ def _without_lacking(experiment: Experiment, request: BenchRequest, notes: list[
     lacks_compiler = engine.compile_backend == "inductor" and not request.has_gpu and not has_compiler()
     if fixed := engine_named(engine.name).fixed_train:
         keys |= {f"train.{key}": value for key, value in fixed.items()}
-        notes.append(f"{engine.name} saves as it ends, and the device's own rate is not measured in its processes")
+        notes.append(f"{engine.name} saves as it ends")
     if engine.compile != "none":
         why = ""
         if is_lacking("engine.compile", lambda other: "compile" not in engine_named(other.name).switches):

@@ -29,7 +29,7 @@ from hpc_gpt.trainer.engines.attention import AttentionRead
 from hpc_gpt.trainer.engines.library_patches import without_compiler
 from hpc_gpt.trainer.engines.protocol import TrainingEngine, build_engine
 from hpc_gpt.trainer.loop import Loop, Supervision
-from hpc_gpt.trainer.measurements import GpuWatch, MatmulRate, write_measured
+from hpc_gpt.trainer.measurements import GpuWatch, write_measured
 from hpc_gpt.trainer.ranks import Ranks, choose_device, leave, write_flight_record
 from hpc_gpt.trainer.supervision.ending import end_of_sigterm, write_end
 from hpc_gpt.trainer.supervision.heartbeat import STARTING, Heartbeat
@@ -150,8 +150,6 @@ class Trainer:
             # An attempt that had to end quickly leaves this to the next one.
             checkpoints.retain()
             self._report_start(resolved, engine, progress, samples, failed_kernels, heart)
-        rate = MatmulRate(resolved, device)
-        rate.measure_before()
         watch = GpuWatch(device)
         if clock is not None:
             clock.end("build")
@@ -173,9 +171,8 @@ class Trainer:
         if ranks.is_first:
             write_end(self._run, self._attempt, end, self.step)
         watch.end()
-        rate.measure_after()
         shards, tenth_step = loop.skipped_shards, loop.tenth_step
-        write_measured(self._attempt, ranks, watch, device, shards, rate, tenth_step, attention.kernel)
+        write_measured(self._attempt, ranks, watch, device, shards, tenth_step, attention.kernel)
         if ranks.is_first and end.leaves_time and self._signals.terminated_at is None and not checkpoints.hangs:
             checkpoints.retain()
             # The other ranks wait for this one to leave.

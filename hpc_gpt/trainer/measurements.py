@@ -1,4 +1,4 @@
-"""Measures an attempt apart from its steps: GPU utilisation, matmul rate, compile time, a trace of some steps.
+"""Measures an attempt apart from its steps: GPU utilisation, compile time, a trace of some steps.
 
 Each rank measures its own GPU, and rank 0 writes the figures of all into `measured.json` at the attempt's end. Nothing
 here waits for the device during the training. Figures of NVIDIA's GPUs need NVML (`pip install 'hpc-gpt[nvml]'`);
@@ -26,7 +26,7 @@ from hpc_gpt.core.runs.run_folder import Attempt
 from hpc_gpt.core.runs.slow_ranks import LEAST_PROBES, Probe, ProbeWindow, window_s
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.engines.kernels import compile_seconds
-from hpc_gpt.trainer.preflight.measurements import ProbeFailed, figures_of_command, matmul_tflops
+from hpc_gpt.trainer.preflight.measurements import ProbeFailed, figures_of_command
 from hpc_gpt.trainer.preflight.verdict import COMMAND
 from hpc_gpt.trainer.ranks import Ranks
 from hpc_gpt.trainer.supervision.gpus import read_clock
@@ -35,8 +35,6 @@ from hpc_gpt.trainer.supervision.gpus import read_clock
 _EVERY_S = 1.0
 # A probe is this many products of square matrices of this size.
 _PROBE_SIZE, _PROBE_TIMES = 2048, 8
-# A CPU multiplies bf16 a thousand times slower than a GPU: a larger product would take longer than a small run.
-_GPU_SIZE, _CPU_SIZE = 8192, 256
 
 
 @dataclass
@@ -196,51 +194,6 @@ class DeviceProbe:
         self._pending = events[0], events[1]
 
 
-class MatmulRate:
-    """The device's matmul rate, measured in the training process, to compare the training with it.
-
-    With `train.matmul_rate` every rank measures it before its first step and after its last one. That distinguishes a
-    card that has become slower, by heat or by its power limit, from a slow program.
-
-    `before` and `after` are TFLOP/s of this rank's device; None if not requested, or if memory is short. `product`
-    describes the product; None if none is requested. `before_s`: seconds that the first measurement took.
-    """
-
-    def __init__(self, resolved: Resolved, device: torch.device) -> None:
-        self._wanted = resolved.train.matmul_rate
-        cuda = device.type == "cuda"
-        # In fp16 a CPU's product takes a minute.
-        self._device, self._dtype = device, resolved.train.dtype if cuda or resolved.train.dtype != "fp16" else "fp32"
-        self._size = _GPU_SIZE if cuda else _CPU_SIZE
-        self.product = f"{self._size}^3 in {self._dtype}" if self._wanted else None
-        self.before: float | None = None
-        self.after: float | None = None
-        self.before_s = 0.0
-
-    def measure_before(self) -> None:
-        """Measures before the first step. Memory peaks do not change, or are reset if this raised them."""
-        cuda = self._device.type == "cuda"
-        peak = torch.cuda.max_memory_allocated(self._device) if cuda else 0
-        began = time.perf_counter()
-        self.before = self._measure()
-        if cuda and self._wanted:
-            torch.cuda.empty_cache()
-            if torch.cuda.max_memory_allocated(self._device) > peak:
-                torch.cuda.reset_peak_memory_stats(self._device)
-        self.before_s = time.perf_counter() - began
-
-    def measure_after(self) -> None:
-        """Measures after the last step, when the training's memory peaks have been written."""
-        self.after = self._measure()
-
-    def _measure(self) -> float | None:
-        if not self._wanted:
-            return None
-        with contextlib.suppress(torch.OutOfMemoryError):
-            return matmul_tflops(self._device, self._dtype, self._size)
-        return None
-
-
 class Profiling:
     """Records the steps from the first to the last of train.profile_steps, on the first and the last rank.
 
@@ -284,42 +237,36 @@ def write_measured(
     watch: GpuWatch,
     device: torch.device,
     skipped_shards: dict[int, int],
-    rate: MatmulRate,
     tenth_step: float | None,
     attention: str | None,
 ) -> None:
     """Writes all ranks' figures into the attempt's measured.json. Collective.
 
-    `skipped_shards` are numbers by dp rank. The slowest device's rates are written: the other ranks wait for it in
-    every step. `tenth_step` is the end of the tenth step in epoch seconds. It is written as seconds since the attempt's
-    start, which is known to a second, minus the time that measuring the rate took. `attention` is the kernel that ran
-    on rank 0.
+    `skipped_shards` are numbers by dp rank. `tenth_step` is the end of the tenth step in epoch seconds. It is written
+    as seconds since the attempt's start, which is known to a second. `attention` is the kernel that ran on rank 0.
     """
     retries: int | None = None
     if device.type == "cuda":
         retries = int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
-    gathered = ranks.gather((watch.end(), compile_seconds(), retries, skipped_shards, rate.before, rate.after))
+    gathered = ranks.gather((watch.end(), compile_seconds(), retries, skipped_shards))
     if not ranks.is_first:
         return
-    sums, compiled, retried, skipped, before, after = zip(*gathered, strict=True)
+    sums, compiled, retried, skipped = zip(*gathered, strict=True)
     measured: dict[str, Any] = {
         **summarise(sums),
         # Ranks compile at the same time, so the run waits for the slowest.
         "compile_s": max((seconds for seconds in compiled if seconds is not None), default=None),
         "allocator_retries": sum(retried) if None not in retried else None,
         "skipped_shards": sum(count for by_dp_rank in skipped for count in by_dp_rank.values()),
-        "matmul_tflops_before": min(before) if None not in before else None,
-        "matmul_tflops_after": min(after) if None not in after else None,
-        "matmul": rate.product,
         "attention_used": attention,
-        "tenth_step_s": _since_start(attempt, tenth_step, rate.before_s),
+        "tenth_step_s": _since_start(attempt, tenth_step),
     }
     path = attempt.measured
     when_there_is_space(lambda: write_once(path, json.dumps(measured) + "\n"), path.name)
 
 
-def _since_start(attempt: Attempt, tenth_step: float | None, measuring_s: float) -> float | None:
+def _since_start(attempt: Attempt, tenth_step: float | None) -> float | None:
     started = attempt.started().get("started")
     if tenth_step is None or not isinstance(started, int | float):
         return None
-    return round(tenth_step - measuring_s - started, 3)
+    return round(tenth_step - started, 3)

@@ -25,7 +25,7 @@ from tests.waiting import LIMIT_S, wait_for
 
 SMALL = ("bench", "--smoke", "--set", "engine.compile=none")
 # A CPU takes seconds for a step of many bf16 samples.
-QUICK = (*SMALL, "--set", "train.matmul_rate=false", "--set", "train.dtype=fp32")
+QUICK = (*SMALL, "--set", "train.dtype=fp32")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 

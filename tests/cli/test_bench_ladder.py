@@ -6,7 +6,7 @@ import pytest
 
 from tests.cli.command import hpc_gpt, in_process
 
-SMALL = ("--smoke", "--steps", "3", "--set", "engine.compile=none", "--set", "train.matmul_rate=false",
+SMALL = ("--smoke", "--steps", "3", "--set", "engine.compile=none",
          "--set", "train.dtype=fp32")  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from tests.conftest import REPOSITORY
 from tests.launcher.bench.test_measurement import good
 from tests.waiting import LIMIT_S, wait_for
 
-SMALL = ("--smoke", "--steps", "3", "--set", "engine.compile=none", "--set", "train.matmul_rate=false")
+SMALL = ("--smoke", "--steps", "3", "--set", "engine.compile=none")
 NANOGPT = """
 print("tokens per iteration will be: 1,024")
 for step in range(12):

@@ -1,8 +1,6 @@
 """What is computed for a device is made on that device, as the device without memory shows on any machine."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,13 +11,11 @@ from hpc_gpt.trainer import machine
 from hpc_gpt.trainer.engines.attention import prepare_attention
 from hpc_gpt.trainer.engines.optimizer import whole_norm
 from hpc_gpt.trainer.engines.protocol import TrainingEngine
-from hpc_gpt.trainer.measurements import MatmulRate
 from hpc_gpt.trainer.model.attention import last_mask
 from hpc_gpt.trainer.model.documents import Boundaries, masked, packed
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.preflight import measurements
-from tests.trainer.launch import settings
 from tests.trainer.model.test_gpt import SMALL
 from tests.trainer.model.test_techniques import EachTensor
 
@@ -105,22 +101,3 @@ def test_nodes_must_have_one_cuda_or_one_hip(monkeypatch, cuda, hip) -> None:
     monkeypatch.setattr(torch.version, "hip", hip)
     found = measurements.versions()
     assert (found.get("cuda"), found.get("hip")) == (cuda, hip)
-
-
-@pytest.mark.parametrize(("peaks", "resets"), [([5, 5], 0), ([5, 9], 1)])
-def test_a_cards_rate_leaves_no_peak_of_memory(monkeypatch, peaks, resets) -> None:
-    asked: list[Any] = []
-    left, begun = iter(peaks), iter(range(9))
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: next(left))
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: asked.append("empty"))
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: asked.append("reset"))
-    monkeypatch.setattr("hpc_gpt.trainer.measurements.matmul_tflops", lambda *how: asked.append(how) or 700.0)
-    monkeypatch.setattr("hpc_gpt.trainer.measurements.time", SimpleNamespace(perf_counter=lambda: next(begun)))
-    plain = settings(Path("none.tokens"), {"tp": 1, "pp": 1, "dp": 1}, dtype="fp16")
-    cuda = torch.device("cuda", 0)
-    rate = MatmulRate(replace(plain, train=replace(plain.train, matmul_rate=True)), cuda)
-    rate.measure_before()
-    assert asked == [(cuda, "fp16", 8192), "empty", *["reset"] * resets]
-    assert (rate.product, rate.before, rate.after, rate.before_s) == ("8192^3 in fp16", 700.0, None, 1)
-    rate.measure_after()
-    assert rate.after == 700.0

@@ -37,7 +37,7 @@ class MegatronLm(EngineFacts):
     cp_exchanges = ("heads", "keys", "ring")
     no_save = "Megatron-LM saves as often as train.save_every says, and when it ends: stop or requeue it"
     least_steps_after_warmup = 1
-    fixed_train = {"save_last": True, "matmul_rate": False}
+    fixed_train = {"save_last": True}
     counts_evaluation = False
     switches = frozenset({"recompute", "sequence_parallel", "sharded_optimizer", "cp_exchange", "megatron_args"})
     alternatives = {"zero_stage": "engine.sharded_optimizer = true is Megatron's distributed optimizer"}
@@ -137,7 +137,6 @@ class MegatronLm(EngineFacts):
             )
         for key, value, why in (
             ("save_last", not train.save_last and "false", "saves whenever it ends"),
-            ("matmul_rate", train.matmul_rate and "true", "does not run our code"),
             ("until_loss", train.until_loss is not None and f"{train.until_loss:g}", "stops at a step, not at a loss"),
         ):
             if value:

@@ -238,8 +238,6 @@ class Train:
     "Loss at which the run ends as done: of an evaluation, else the mean of 20 steps; for example 3.2."
     profile_steps: tuple[int, ...] = key((), resume="free", affects=(), since="0.1", of_our_loop=True)
     "First and last step that torch's profiler records, on the first and the last rank; for example [10, 12]."
-    matmul_rate: bool = key(False, resume="free", affects=())
-    "Whether the matrix product rate of the device is measured before and after the steps."
     hang_multiple: float = key(20.0, resume="free", affects=(), least=0)
     "No step of any rank for this many times the median step is a hang; 0: never."
     hang_floor_s: float = key(300.0, resume="free", affects=(), least=0)

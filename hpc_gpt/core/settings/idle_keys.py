@@ -60,7 +60,7 @@ def _is_not(key: str, value: Any, then: str) -> Callable[[Sized], str]:
 _RULES = (
     _Rule(
         tuple(f"train.{name}" for name in (
-            "tf32", "optimizer_mode", "save_in_background", "max_failed_saves", "max_bad_steps", "matmul_rate",
+            "tf32", "optimizer_mode", "save_in_background", "max_failed_saves", "max_bad_steps",
         )),
         lambda sized: _is_of_program(sized, ", which does not receive it"),
     ),

@@ -27,12 +27,10 @@ from hpc_gpt.report.gather import refresh_record
 
 _GONE_S = 45.0  # longer than the ranks' time between SIGTERM and SIGKILL
 _POLL_S = 0.05
-# The device's own matmul rate may change by this share during a run; it changes more if it is throttled or shared.
-DRIFT = 0.03
 _BLANK = ("step_s", "step_s_p10", "step_s_p90", "step_s_mean", "tokens_per_s", "tokens_per_s_gpu", "tflops_seed",
           "tflops_hardware", "tflops_model", "mfu", "hfu", "steps_used", "warmup_steps")  # fmt: skip
 _MEANS = ("gpu_util_mean", "gpu_util_spread", "sm_clock_mhz", "power_w")
-_MEDIANS = ("step_s_p10", "step_s_p90", "step_s_mean", "matmul_tflops_before", "matmul_tflops_after")
+_MEDIANS = ("step_s_p10", "step_s_p90", "step_s_mean")
 # Flags of this kind mean nothing if tokens are random.
 _MEANINGLESS = "loss"
 _PEAKS = ("memory_allocated_gib", "memory_reserved_gib")
@@ -164,7 +162,6 @@ def _flags(measured: Sequence[Measurement]) -> list[str]:
         record = measurement.record
         why = f": {record.cause}" if record.cause else ""
         round_flags = [Flag(flag, kind) for flag, kind in record.all_flags if kind != _MEANINGLESS]
-        round_flags += [Flag(drift)] if (drift := drift_flag(record)) else []
         for flag in dict.fromkeys(round_flags if measurement.is_good else [Flag(f"ended as {record.ended}{why}")]):
             rounds.setdefault(flag, []).append(number)
     return [
@@ -183,19 +180,6 @@ def _with_peak(record: Record, peaks: Mapping[str, float]) -> Record:
     source = f"over {peak:g} dense {record.units} TFLOP/s, peak_tflops of the profile's [machine]"
     flags: list[str] = [Flag(flag, kind) for flag, kind in record.all_flags if kind != "no_peak"]
     return replace(record, **figures, flags=flags, sources={**record.sources, **dict.fromkeys(figures, source)})
-
-
-def drift_flag(record: Record) -> str | None:
-    """The flag for a device whose own rate changed by more than 3 % during the measurement; None if it did not.
-
-    >>> drift_flag(Record(matmul_tflops_before=100.0, matmul_tflops_after=95.0))
-    "the device's own matmul rate moved by -5.0 %, from 100 to 95 TFLOP/s"
-    """
-    before, after = record.matmul_tflops_before, record.matmul_tflops_after
-    if not before or not after or abs(after / before - 1) <= DRIFT:
-        return None
-    move = 100 * (after / before - 1)
-    return f"the device's own matmul rate moved by {move:+.1f} %, from {before:.4g} to {after:.4g} TFLOP/s"
 
 
 def spread_of(figures: Sequence[float]) -> float | None:

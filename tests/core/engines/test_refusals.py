@@ -98,8 +98,6 @@ ROWS: dict[str, Row] = {
      "train.warmup_steps is 10 of 10 steps, but Megatron-LM needs fewer | use train.warmup_steps = 9 or less"),
     "no last save": (megatron(train={"save_last": False}),
      "train.save_last is false, but Megatron-LM saves whenever it ends | leave it out"),
-    "a rate of our code": (megatron(train={"matmul_rate": True}),
-     "train.matmul_rate is true, but Megatron-LM does not run our code | leave it out"),
     "an end at a loss": (megatron(train={"until_loss": 2.5}),
      "train.until_loss is 2.5, but Megatron-LM stops at a step, not at a loss | leave it out"),
     "keys that would be repeated": (split(8, 2, replace(LLAMA, heads=16, head_dim=256)),

@@ -66,7 +66,7 @@ ENGINES = {
     "megatron-lm": """order=60 plan_order=50 trains_our_model=False is_program=True axes={cp,ep,etp,pp,tp}
         shape_parts={experts,mtp_layers,rotated} cp_exchanges=('heads','keys','ring') compiles_edges=False
         least_steps_after_warmup=1 switches={cp_exchange,megatron_args,recompute,sequence_parallel,sharded_optimizer}
-        fixed_train={'save_last':True,'matmul_rate':False} saves_weights_again=True counts_evaluation=False
+        fixed_train={'save_last':True} saves_weights_again=True counts_evaluation=False
         unfollowed={attn_pdrop,embd_pdrop,initializer_range,output_router_logits,pad_token_id,resid_pdrop}
         has_dropout=True
         has_fused_kernels=True has_fused_gate=True scatters_outputs=True has_chunks=True""",

@@ -53,7 +53,7 @@ train free schedule least=0: eval_every=0
 train free schedule least=1: steps=1000
 train free speed: deterministic=False tf32=False optimizer_mode
 train free speed least=0: eval_batches=4
-train free nothing: save_last=True save_in_background=True until_loss matmul_rate=False
+train free nothing: save_last=True save_in_background=True until_loss
 train free nothing above=0: minutes
 train free nothing least=0: save_every=0 keep_last=0 keep_every=0 max_bad_steps=20 hang_multiple=20.0
     hang_floor_s=300.0

@@ -184,7 +184,6 @@ settings() { cat; } <<'HPC_GPT_RESOLVED'
   "max_failed_saves": 3,
   "max_bad_steps": 20,
   "until_loss": null,
-  "matmul_rate": false,
   "hang_multiple": 20.0,
   "hang_floor_s": 300.0
  },

@@ -33,7 +33,7 @@ def test_nothing_is_saved_or_fetched_between_first_and_last_step(experiment):
     ((_, run),) = settled(experiment, steps=37, smoke=experiment != "bench")
     train = run.train
     assert (train.steps, train.log_every) == (37, 37)
-    assert (train.save_every, train.save_last, train.eval_every, train.matmul_rate) == (0, False, 0, True)
+    assert (train.save_every, train.save_last, train.eval_every) == (0, False, 0)
     assert (run.data.source, run.data.path) == ("random", None)
     assert run.job.time is None
 
@@ -272,12 +272,7 @@ def test_rows_of_a_file_are_measured_and_command_is_a_peer(tmp_path):
     assert [(cell.name, cell.is_peer) for cell in found.cells] == [("b1", False), ("theirs", True)]
     ours, theirs = (cell.prepared.resolved for cell in found.cells)
     assert (ours.row, ours.batch.micro_batch, ours.train.steps, ours.data.source) == ("b1", 1, 7, "random")
-    assert (theirs.row, theirs.engine.name, theirs.train.steps, theirs.train.matmul_rate) == (
-        "theirs",
-        "command",
-        0,
-        False,
-    )
+    assert (theirs.row, theirs.engine.name, theirs.train.steps) == ("theirs", "command", 0)
     assert "./train.sh 3" in found.cells[1].prepared.script
     both = prepare_cells(BenchRequest(str(file), LOCAL, row="b1,b2", engines=["ddp", "fsdp"]))
     assert [cell.name for cell in both.cells] == ["b1 ddp", "b1 fsdp", "b2 ddp", "b2 fsdp"]

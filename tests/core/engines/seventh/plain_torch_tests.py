@@ -52,7 +52,7 @@ def test_a_run_and_its_report():
 
 @pytest.mark.long  # two runs; a bench of two engines is in tests/cli
 def test_bench_measures_it_beside_another():
-    quick = ("--steps", "2", "--rounds", "1", "--set", "train.dtype=fp32", "--set", "train.matmul_rate=false")
+    quick = ("--steps", "2", "--rounds", "1", "--set", "train.dtype=fp32")
     done = hpc_gpt("bench", "--smoke", "--engines", "ddp,plain-torch", *quick, "--set", "engine.compile=none", "--json")
     assert done.code == 0, done.stderr
     assert [record["engine"] for record in json.loads(done.stdout)["records"]] == ["ddp", "plain-torch"]
