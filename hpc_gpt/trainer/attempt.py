@@ -29,9 +29,10 @@ from hpc_gpt.trainer.engines.attention import AttentionRead
 from hpc_gpt.trainer.engines.library_patches import without_compiler
 from hpc_gpt.trainer.engines.protocol import TrainingEngine, build_engine
 from hpc_gpt.trainer.loop import Loop, Supervision
-from hpc_gpt.trainer.measurements import GpuWatch, write_measured
+from hpc_gpt.trainer.measurements import write_measured
 from hpc_gpt.trainer.ranks import Ranks, choose_device, leave, write_flight_record
 from hpc_gpt.trainer.supervision.ending import end_of_sigterm, write_end
+from hpc_gpt.trainer.supervision.gpus import GpuReader
 from hpc_gpt.trainer.supervision.heartbeat import STARTING, Heartbeat
 from hpc_gpt.trainer.supervision.meeting import RankIdentity
 from hpc_gpt.trainer.supervision.signals import Inbox, Signals
@@ -137,7 +138,7 @@ class Trainer:
         self._identity.check(resolved.tasks, resolved.layout)
         clock = StartClock(self._attempt) if self._identity.rank == 0 else None
         heart = Heartbeat(resolved.train.hang_multiple, resolved.train.hang_floor_s)
-        device, ranks = self._meet(resolved, heart, clock)
+        device, ranks, gpus = self._meet(resolved, heart, clock)
         resolved, samples = self._open_data(resolved, ranks)
         heart.enter(STARTING)
         engine = self._build(resolved, ranks, device)
@@ -150,13 +151,12 @@ class Trainer:
             # An attempt that had to end quickly leaves this to the next one.
             checkpoints.retain()
             self._report_start(resolved, engine, progress, samples, failed_kernels, heart)
-        watch = GpuWatch(device)
         if clock is not None:
             clock.end("build")
         supervision = Supervision(
             self._signals,
             lambda: end_of_sigterm(self._run, self._attempt, self._signals),
-            watch,
+            gpus,
             Inbox(self._attempt),
             heart,
             functools.partial(clock.end, "first_step") if clock is not None else lambda: None,
@@ -170,25 +170,27 @@ class Trainer:
         # Before all else: the calls below are collective, and may fail or be cut short.
         if ranks.is_first:
             write_end(self._run, self._attempt, end, self.step)
-        watch.end()
         shards, tenth_step = loop.skipped_shards, loop.tenth_step
-        write_measured(self._attempt, ranks, watch, device, shards, tenth_step, attention.kernel)
+        write_measured(self._attempt, ranks, gpus.sums, device, shards, tenth_step, attention.kernel)
         if ranks.is_first and end.leaves_time and self._signals.terminated_at is None and not checkpoints.hangs:
             checkpoints.retain()
             # The other ranks wait for this one to leave.
             checkpoints.await_removal(min(_TIDY_S, heart.limit_s() / 2 or _TIDY_S))
         return end.exit_code
 
-    def _meet(self, resolved: Resolved, heart: Heartbeat, clock: StartClock | None) -> tuple[torch.device, Ranks]:
-        """Returns this rank's device and its peers, once all ranks have met. A watchdog watches `heart` from the
-        beginning."""
+    def _meet(
+        self, resolved: Resolved, heart: Heartbeat, clock: StartClock | None
+    ) -> tuple[torch.device, Ranks, GpuReader]:
+        """Returns this rank's device, its peers, once all ranks have met, and the reader of the node's GPUs. A watchdog
+        watches `heart` from the beginning."""
         rank, size = self._identity.rank, self._identity.size
         if rank == 0:
             check_open_files(size)
         if clock is not None:
             clock.end("imports")
         record = functools.partial(write_flight_record, self._attempt, rank)
-        Watchdog(self._attempt, rank, size, heart, self._leave_hanging, write_record=record).start()
+        watchdog = Watchdog(self._attempt, rank, size, heart, self._leave_hanging, write_record=record)
+        watchdog.start()
         device = choose_device(self._identity, resolved)
         _share_cores(device, resolved)
         use_interface(resolved.nodes, self._identity.local_rank)
@@ -200,7 +202,7 @@ class Trainer:
             when_there_is_space(lambda: complete_run(self._run.path, resolved), "the rest of the run folder")
             for note in config_notes(self._run.path, resolved):
                 print(note, flush=True)
-        return device, ranks
+        return device, ranks, watchdog.gpus
 
     def _build(self, resolved: Resolved, ranks: Ranks, device: torch.device) -> TrainingEngine:
         if ranks.is_first and (resolved.engine.offload_path is not None or resolved.engine.offload_ratio < 1):

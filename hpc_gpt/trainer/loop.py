@@ -19,10 +19,11 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.trainer.data import open_stream
 from hpc_gpt.trainer.engines.protocol import TrainingEngine
-from hpc_gpt.trainer.measurements import DeviceProbe, GpuWatch, Profiling
+from hpc_gpt.trainer.measurements import DeviceProbe, Profiling
 from hpc_gpt.trainer.metrics import Metrics
 from hpc_gpt.trainer.ranks import Agreement, Ranks, StepReport
 from hpc_gpt.trainer.saving import SaveClock, Saver
+from hpc_gpt.trainer.supervision.gpus import GpuReader
 from hpc_gpt.trainer.supervision.heartbeat import EVALUATING, LEAVING, SAVING, TRAINING, WARM_UP, Heartbeat
 from hpc_gpt.trainer.supervision.signals import Inbox, Signals
 from hpc_gpt.trainer.tokens.samples import Samples
@@ -39,7 +40,7 @@ class Supervision:
 
     signals: Signals
     end_of_sigterm: Callable[[], End]
-    gpus: GpuWatch
+    gpus: GpuReader
     inbox: Inbox = field(default_factory=lambda: Inbox(None))
     heart: Heartbeat = field(default_factory=lambda: Heartbeat(0, 0))
     first_step_ended: Callable[[], None] = lambda: None
@@ -74,7 +75,7 @@ class Loop:
         self._stages = resolved.layout.pp
         self._signals = supervision.signals
         self._end_of_sigterm = supervision.end_of_sigterm
-        self._watch = supervision.gpus
+        self._gpus = supervision.gpus
         self._inbox = supervision.inbox
         self._heart = supervision.heart
         self._first_step_ended = supervision.first_step_ended
@@ -128,7 +129,7 @@ class Loop:
                 self._heart.enter(SAVING)
             self._saver.poll("writing" in agreed.flags)
             if step == warm:
-                self._watch.begin()
+                self._gpus.begin(self._resolved.ranks_per_node if self._engine.device.type == "cuda" else 0)
             last = step == train.steps
             if train.eval_every and (step % train.eval_every == 0 or last):
                 self._evaluate()

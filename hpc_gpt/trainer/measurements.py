@@ -1,8 +1,7 @@
 """Measures an attempt apart from its steps: GPU utilisation, compile time, a trace of some steps.
 
 Each rank measures its own GPU, and rank 0 writes the figures of all into `measured.json` at the attempt's end. Nothing
-here waits for the device during the training. Figures of NVIDIA's GPUs need NVML (`pip install 'hpc-gpt[nvml]'`);
-without it they are null. The kernel gives those of AMD's.
+here waits for the device during the training. The figures of the GPUs are the readings of the heartbeats.
 """
 
 import contextlib
@@ -10,9 +9,6 @@ import json
 import os
 import threading
 import time
-import warnings
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +16,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from hpc_gpt.core.files import write_once
-from hpc_gpt.core.runs.amd_gpus import read_device, shown_devices
 from hpc_gpt.core.runs.full_disk import when_there_is_space
 from hpc_gpt.core.runs.run_folder import Attempt
 from hpc_gpt.core.runs.slow_ranks import LEAST_PROBES, Probe, ProbeWindow, window_s
@@ -29,98 +24,10 @@ from hpc_gpt.trainer.engines.kernels import compile_seconds
 from hpc_gpt.trainer.preflight.measurements import ProbeFailed, figures_of_command
 from hpc_gpt.trainer.preflight.verdict import COMMAND
 from hpc_gpt.trainer.ranks import Ranks
-from hpc_gpt.trainer.supervision.gpus import read_clock
+from hpc_gpt.trainer.supervision.gpus import GpuSums, read_clock, summarise
 
-# Seconds between two readings of a GPU.
-_EVERY_S = 1.0
 # A probe is this many products of square matrices of this size.
 _PROBE_SIZE, _PROBE_TIMES = 2048, 8
-
-
-@dataclass
-class GpuSums:
-    """Sums of `count` readings of one GPU, one per second: utilisation in percent and its square, SM clock in MHz,
-    power in W. A day has 86,400 readings, so rank 0 gets only their sums. `powerless`: the readings without a power, as
-    of a die whose module has one sensor."""
-
-    count: int = 0
-    util: float = 0.0
-    util_squared: float = 0.0
-    sm_clock_mhz: float = 0.0
-    power_w: float = 0.0
-    powerless: int = 0
-
-    def add(self, other: "GpuSums") -> None:
-        for entry in fields(self):
-            setattr(self, entry.name, getattr(self, entry.name) + getattr(other, entry.name))
-
-
-class GpuWatch:
-    """Reads this rank's GPU on a thread, from `begin` to `end`. Makes no readings without a GPU or NVML."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._sums = GpuSums()
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def begin(self) -> None:
-        """Begins to read; to be called after the warm-up."""
-        if self._device.type == "cuda" and self._thread is None:
-            self._thread = threading.Thread(target=self._watch, name="gpu-watch", daemon=True)
-            self._thread.start()
-
-    def end(self) -> GpuSums:
-        """Stops reading, and returns the sums of all readings."""
-        self._over.set()
-        if self._thread is not None:
-            self._thread.join(timeout=5 * _EVERY_S)
-        return self._sums
-
-    def _watch(self) -> None:
-        while not self._over.wait(_EVERY_S):
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    util, clock, power = _read_gpu(self._device)
-            except Exception:  # no NVML package, no driver, or a figure that the card lacks
-                return
-            self._sums.add(GpuSums(1, util, util**2, clock, power or 0.0, int(power is None)))
-
-
-def _read_gpu(device: torch.device) -> tuple[float, float, float | None]:
-    """(utilisation in percent, clock in MHz, power in W) of a GPU; the power is None if the GPU has no sensor of its
-    own. Raises an error if one of the others cannot be read."""
-    if torch.version.hip is None:
-        # torch gives NVML's mW. Its power under HIP is in W, and needs amdsmi's package.
-        watts = torch.cuda.power_draw(device) / 1000
-        return float(torch.cuda.utilization(device)), float(torch.cuda.clock_rate(device)), watts
-    figures, clock = read_device(shown_devices()[device.index or 0])
-    if figures.util is None or clock is None:
-        raise OSError("the driver does not show the GPU's figures")
-    return figures.util, clock, figures.power_w
-
-
-def summarise(sums: Iterable[GpuSums]) -> dict[str, float | None]:
-    """`gpu_util_mean, gpu_util_spread, sm_clock_mhz, power_w` over all readings of all GPUs; null without readings.
-
-    The spread is the standard deviation over the readings, such as `71.9 +/- 22.0`.
-
-    >>> summarise([GpuSums(1, 90.0, 8100.0, 1700.0, 600.0), GpuSums(1, 70.0, 4900.0, 1500.0, 500.0)])
-    {'gpu_util_mean': 80.0, 'gpu_util_spread': 10.0, 'sm_clock_mhz': 1600.0, 'power_w': 550.0}
-    """
-    total = GpuSums()
-    for one in sums:
-        total.add(one)
-    if not total.count:
-        return dict.fromkeys(("gpu_util_mean", "gpu_util_spread", "sm_clock_mhz", "power_w"))
-    mean = total.util / total.count
-    return {
-        "gpu_util_mean": round(mean, 2),
-        "gpu_util_spread": round(max(0.0, total.util_squared / total.count - mean**2) ** 0.5, 2),
-        "sm_clock_mhz": round(total.sm_clock_mhz / total.count, 2),
-        "power_w": round(total.power_w / powered, 2) if (powered := total.count - total.powerless) else None,
-    }
 
 
 class DeviceProbe:
@@ -234,7 +141,7 @@ class Profiling:
 def write_measured(
     attempt: Attempt,
     ranks: Ranks,
-    watch: GpuWatch,
+    gpus: GpuSums,
     device: torch.device,
     skipped_shards: dict[int, int],
     tenth_step: float | None,
@@ -242,13 +149,14 @@ def write_measured(
 ) -> None:
     """Writes all ranks' figures into the attempt's measured.json. Collective.
 
-    `skipped_shards` are numbers by dp rank. `tenth_step` is the end of the tenth step in epoch seconds. It is written
-    as seconds since the attempt's start, which is known to a second. `attention` is the kernel that ran on rank 0.
+    `gpus` has this rank's readings. `skipped_shards` are numbers by dp rank. `tenth_step` is the end of the tenth step
+    in epoch seconds. It is written as seconds since the attempt's start, which is known to a second. `attention` is the
+    kernel that ran on rank 0.
     """
     retries: int | None = None
     if device.type == "cuda":
         retries = int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
-    gathered = ranks.gather((watch.end(), compile_seconds(), retries, skipped_shards))
+    gathered = ranks.gather((gpus, compile_seconds(), retries, skipped_shards))
     if not ranks.is_first:
         return
     sums, compiled, retried, skipped = zip(*gathered, strict=True)

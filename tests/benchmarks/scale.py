@@ -80,9 +80,9 @@ def memory_of(case: Case, size: int) -> int:
 
 def gpu_readings(folder: Path, ranks: int) -> Callable[[], int]:
     """The end of an attempt on rank 0: what every rank sends after a day, and the figures of all."""
-    from hpc_gpt.trainer.measurements import GpuSums, summarise
+    from hpc_gpt.trainer.supervision.gpus import GpuSums, summarise
 
-    day = GpuSums(86_400, 97.5 * 86_400, 97.5**2 * 86_400, 1700.0 * 86_400, 640.0 * 86_400)
+    day = GpuSums(8_640, 97.5 * 8_640, 97.5**2 * 8_640, 1700.0 * 8_640, 640.0 * 8_640)
     messages = [pickle.dumps(day) for _ in range(ranks)]
 
     def work() -> int:

@@ -19,7 +19,7 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.trainer.engines.protocol import build_engine
 from hpc_gpt.trainer.loop import Loop, Supervision
-from hpc_gpt.trainer.measurements import GpuWatch
+from hpc_gpt.trainer.supervision.gpus import GpuReader
 from hpc_gpt.trainer.supervision.signals import Signals
 from hpc_gpt.trainer.tokens.samples import open_samples
 from tests.trainer.alone import ALONE
@@ -131,7 +131,7 @@ def run(name: str, tokens: Path, folder: Path) -> dict[str, Any]:
         Checkpoints(folder / "checkpoints", ALONE),
         Progress(),
         folder / "metrics.jsonl",
-        Supervision(Signals(), lambda: False, GpuWatch(torch.device("cpu"))),
+        Supervision(Signals(), lambda: False, GpuReader()),
     )
     window = Window(loop)
     # The last step is logged by the end of the attempt.

@@ -21,7 +21,7 @@ from hpc_gpt.trainer.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.trainer.engines.megatron_lm import MegatronRank
 from hpc_gpt.trainer.engines.protocol import StepResult
 from hpc_gpt.trainer.loop import Loop, Supervision
-from hpc_gpt.trainer.measurements import GpuWatch
+from hpc_gpt.trainer.supervision.gpus import GpuReader
 from hpc_gpt.trainer.supervision.signals import Inbox, Signals
 from hpc_gpt.trainer.tokens.samples import Samples
 from tests.made_runs import make_run
@@ -53,7 +53,7 @@ class Begun:
             Checkpoints(self.checkpoints, ALONE),
             progress or Progress(),
             self.metrics,
-            Supervision(self.signals, end_of_sigterm, GpuWatch(torch.device("cpu")), inbox or Inbox(None)),
+            Supervision(self.signals, end_of_sigterm, GpuReader(), inbox or Inbox(None)),
         )
 
     def saved(self) -> list[str]:
@@ -342,10 +342,10 @@ def test_a_run_that_is_through_saves_nothing_again(tmp_path: Path) -> None:
 
 def test_gpus_are_watched_once_the_steps_that_warm_up_are_done(tmp_path: Path) -> None:
     begun = Begun(tmp_path, progress=Progress(3), steps=9)
-    began: list[int] = []
-    begun.loop._watch = cast(GpuWatch, SimpleNamespace(begin=lambda: began.append(begun.loop.step)))
+    began: list[tuple[int, int]] = []
+    begun.loop._gpus = cast(GpuReader, SimpleNamespace(begin=lambda count: began.append((begun.loop.step, count))))
     begun.loop.run()
-    assert began == [5]
+    assert began == [(5, 0)], "a run on a CPU counts no GPU of its machine"
 
 
 @pytest.mark.parametrize(

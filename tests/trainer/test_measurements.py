@@ -11,74 +11,12 @@ import torch
 from hpc_gpt.core.runs.run_folder import Attempt
 from hpc_gpt.core.runs.slow_ranks import Probe
 from hpc_gpt.core.settings.experiment import Engine
-from hpc_gpt.trainer.measurements import DeviceProbe, GpuSums, GpuWatch, summarise, write_measured
+from hpc_gpt.trainer.measurements import DeviceProbe, write_measured
 from hpc_gpt.trainer.ranks import Ranks
-from tests.amd_gpus import MODULE, amd_sysfs
+from hpc_gpt.trainer.supervision.gpus import GpuSums
 from tests.made_runs import read_run
 from tests.trainer.launch import new_run, settings, train
 from tests.waiting import wait_for
-
-
-def test_readings_of_all_gpus_are_pooled() -> None:
-    busy, idle = GpuSums(1, 100.0, 10000.0, 1700.0, 600.0), GpuSums(1, 60.0, 3600.0, 1400.0, 300.0)
-    busy.add(GpuSums(1, 80.0, 6400.0, 1700.0, 640.0))
-    found = summarise([busy, idle])
-    assert found["gpu_util_mean"] == 80.0
-    assert found["gpu_util_spread"] == 16.33  # sqrt((20^2 + 0 + 20^2) / 3)
-    assert (found["sm_clock_mhz"], found["power_w"]) == (1600.0, 513.33)
-
-
-def test_without_a_gpu_there_is_nothing() -> None:
-    watch = GpuWatch(torch.device("cpu"))
-    watch.begin()
-    assert set(summarise([watch.end()]).values()) == {None}
-
-
-def test_a_gpu_without_nvml_ends_the_watch_and_nothing_else(monkeypatch) -> None:
-    def missing(device: torch.device) -> int:
-        raise ModuleNotFoundError("pynvml does not seem to be installed")
-
-    monkeypatch.setattr("torch.cuda.utilization", missing)
-    monkeypatch.setattr("hpc_gpt.trainer.measurements._EVERY_S", 0.01)
-    watch = GpuWatch(torch.device("cuda", 0))
-    watch.begin()
-    wait_for("end of the watch", lambda: not watch._thread.is_alive())
-    assert watch.end() == GpuSums()
-
-
-def test_a_gpu_is_read_until_the_end(monkeypatch) -> None:
-    """Under recorded answers: there is no GPU here."""
-    readings = iter(range(10, 1000))
-    monkeypatch.setattr("torch.cuda.utilization", lambda device: next(readings))
-    monkeypatch.setattr("torch.cuda.clock_rate", lambda device: 1700)
-    monkeypatch.setattr("torch.cuda.power_draw", lambda device: 650_000)
-    monkeypatch.setattr("hpc_gpt.trainer.measurements._EVERY_S", 0.01)
-    watch = GpuWatch(torch.device("cuda", 0))
-    watch.begin()
-    wait_for("three readings", lambda: watch._sums.count >= 3)
-    sums = watch.end()
-    watch._thread.join()  # of which `end` waits for five intervals alone
-    every = range(10, 10 + sums.count)
-    assert (sums.util, sums.util_squared) == (sum(every), sum(util**2 for util in every))
-    assert (sums.sm_clock_mhz, sums.power_w) == (1700.0 * sums.count, 650.0 * sums.count)
-
-
-def test_amds_gpus_are_read_in_watts_and_a_second_die_has_none(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr("torch.version.hip", "7.1.0")
-    monkeypatch.setenv("HPC_GPT_SYSFS", str(amd_sysfs(tmp_path, *MODULE)))
-    monkeypatch.setattr("hpc_gpt.trainer.measurements._EVERY_S", 0.01)
-    dies = [GpuWatch(torch.device("cuda", die)) for die in (0, 1)]
-    for watch in dies:
-        watch.begin()
-        wait_for("a reading", lambda watch=watch: watch._sums.count)
-    first, second = (watch.end() for watch in dies)
-    for watch in dies:
-        watch._thread.join()
-    assert (first.power_w, first.powerless) == (412.0 * first.count, 0)
-    assert (second.power_w, second.powerless) == (0.0, second.count)
-    found = summarise([first, second])
-    assert (found["gpu_util_mean"], found["sm_clock_mhz"], found["power_w"]) == (97.0, 1700.0, 412.0)
-    assert summarise([second])["power_w"] is None
 
 
 def test_what_all_ranks_saw_is_written_once(tmp_path) -> None:
@@ -93,7 +31,7 @@ def test_what_all_ranks_saw_is_written_once(tmp_path) -> None:
     def write(is_first: bool, tenth_step: float | None = None) -> None:
         # What grows with the ranks goes to rank 0 alone.
         ranks = cast(Ranks, SimpleNamespace(gather=lambda own: said if is_first else [], is_first=is_first))
-        write_measured(Attempt(tmp_path), ranks, GpuWatch(cpu), cpu, {}, tenth_step, "flash")
+        write_measured(Attempt(tmp_path), ranks, GpuSums(), cpu, {}, tenth_step, "flash")
 
     write(is_first=False)
     assert not Attempt(tmp_path).measured.exists()

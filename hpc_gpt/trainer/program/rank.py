@@ -385,7 +385,7 @@ class ForeignRank:
         watchdog = Watchdog(self._attempt, place.rank, place.size, start.heart, leave, wait)
         self._mates = watchdog.mates
         if isinstance(start.heart, ForeignHeartbeat):
-            start.heart.processes, start.heart.gpus = Processes(process.pid), watchdog.latest_gpus
+            start.heart.processes, start.heart.gpus = Processes(process.pid), watchdog.gpus.latest
         watchdog.start()
 
     def _follow(self, start: ProgramStart) -> None:

@@ -164,7 +164,7 @@ class ScriptWatch:
         reserve(self._attempt)  # space for the files that job.sh's judge writes
         where = "its script", f"process {self._body}"
         watchdog = Watchdog(self._attempt, 0, 1, self._heart, self._leave, lambda: where)
-        self._heart.gpus = watchdog.latest_gpus
+        self._heart.gpus = watchdog.gpus.latest
         if (last := self._attempt.last_metrics()).get("step"):  # an earlier watch of the attempt was ended
             ago_s = max(0.0, time.time() - float(last.get("time") or time.time()))
             self._take_lines()  # the lines that the earlier watch has read

@@ -1,5 +1,5 @@
-"""Reads the GPUs of a node by NVML, AMD's by the kernel, for the heartbeat of one of its ranks. Between the visits of a
-race it waits until their memory is free:
+"""Reads the GPUs of a node by NVML, AMD's by the kernel, for the heartbeat of one of its ranks and for the record.
+Between the visits of a race it waits until their memory is free:
 
     python -m hpc_gpt.trainer.supervision.gpus
 
@@ -12,11 +12,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import NamedTuple
 
 from hpc_gpt.core.formulas import GIB
-from hpc_gpt.core.runs.amd_gpus import read_device, shown_devices
+from hpc_gpt.core.runs.amd_gpus import ClockedFigures, read_device, shown_devices
 from hpc_gpt.core.runs.heartbeats import GpuFigures
 
 _EVERY_S = 10.0
@@ -27,14 +28,66 @@ _DRIVERS = 0.05
 _FREE_S, _POLL_S = 60.0, 0.2
 
 
+class GpuSums(NamedTuple):
+    """Sums of `readings` of GPUs: utilisation in percent and its square, SM clock in MHz, power in W. A day has
+    8,640 readings of each GPU, so rank 0 gets only their sums. `powerless`: the readings without a power, as of a die
+    whose module has one sensor."""
+
+    readings: int = 0
+    util: float = 0.0
+    util_squared: float = 0.0
+    sm_clock_mhz: float = 0.0
+    power_w: float = 0.0
+    powerless: int = 0
+
+    @staticmethod
+    def of(read: ClockedFigures) -> "GpuSums":
+        """One reading; no reading if the driver does not show the utilisation or the clock."""
+        (util, _, _, power, _), clock = read
+        if util is None or clock is None:
+            return GpuSums()
+        return GpuSums(1, util, util**2, clock, power or 0.0, int(power is None))
+
+    @staticmethod
+    def total(sums: Iterable["GpuSums"]) -> "GpuSums":
+        return GpuSums(*map(sum, zip(GpuSums(), *sums, strict=True)))
+
+
+def summarise(sums: Iterable[GpuSums]) -> dict[str, float | None]:
+    """`gpu_util_mean, gpu_util_spread, sm_clock_mhz, power_w` over all readings of all GPUs; null without readings.
+
+    The spread is the standard deviation over the readings, such as `71.9 +/- 22.0`.
+
+    >>> summarise([GpuSums(1, 90.0, 8100.0, 1700.0, 600.0), GpuSums(1, 70.0, 4900.0, 1500.0, 500.0)])
+    {'gpu_util_mean': 80.0, 'gpu_util_spread': 10.0, 'sm_clock_mhz': 1600.0, 'power_w': 550.0}
+    """
+    total = GpuSums.total(sums)
+    if not total.readings:
+        return dict.fromkeys(("gpu_util_mean", "gpu_util_spread", "sm_clock_mhz", "power_w"))
+    mean = total.util / total.readings
+    return {
+        "gpu_util_mean": round(mean, 2),
+        "gpu_util_spread": round(max(0.0, total.util_squared / total.readings - mean**2) ** 0.5, 2),
+        "sm_clock_mhz": round(total.sm_clock_mhz / total.readings, 2),
+        "power_w": round(total.power_w / powered, 2) if (powered := total.readings - total.powerless) else None,
+    }
+
+
 class GpuReader:
-    """Reads the figures of all GPUs that this job may use every 10 s; none without a GPU or its driver."""
+    """Reads the figures of all GPUs that this job may use every 10 s; none without a GPU or its driver. `sums` are
+    those of the readings since `begin`."""
 
     def __init__(self) -> None:
+        self.sums = GpuSums()
         self._last: tuple[float, tuple[GpuFigures, ...]] | None = None
+        self._counted = 0
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="watchdog-gpus", daemon=True).start()
+
+    def begin(self, count: int) -> None:
+        """Adds the readings of the first `count` GPUs from now on, which are those of the run's ranks on this node."""
+        self._counted = count
 
     def latest(self) -> tuple[GpuFigures, ...] | None:
         """The last figures; None if there are none, or if the driver no longer answers."""
@@ -44,7 +97,9 @@ class GpuReader:
     def _run(self) -> None:
         gpus = _gpus()
         while gpus:
-            self._last = time.monotonic(), tuple(read() for read in gpus)
+            read = [gpu() for gpu in gpus]
+            self._last = time.monotonic(), tuple(figures for figures, _ in read)
+            self.sums = GpuSums.total([self.sums, *map(GpuSums.of, read[: self._counted])])
             time.sleep(_EVERY_S)
 
 
@@ -68,7 +123,7 @@ def _wait_until_free(answer: list[str], limit_s: float) -> None:
     if local_rank.isdecimal() and int(local_rank) in gpus and os.environ.get("LOCAL_WORLD_SIZE") != "1":
         gpus = {int(local_rank): gpus[int(local_rank)]}  # another rank may use another GPU already
     while True:
-        read = {number: figures() for number, figures in gpus.items()}
+        read = {number: gpu().figures for number, gpu in gpus.items()}
         held = {number: gpu for number, gpu in read.items() if (gpu.memory_gib or 0) > _DRIVERS * (gpu.total_gib or 0)}
         if not held or time.monotonic() > until:
             break
@@ -77,7 +132,7 @@ def _wait_until_free(answer: list[str], limit_s: float) -> None:
     answer[0] = f"{in_use} are in use, {limit_s:g} s after the last ranks: something else runs there" if held else ""
 
 
-def _gpus() -> list[Callable[[], GpuFigures]]:
+def _gpus() -> list[Callable[[], ClockedFigures]]:
     """A function for each GPU that this job may use, which reads its figures: NVIDIA's, or AMD's if it has none."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
@@ -86,7 +141,7 @@ def _gpus() -> list[Callable[[], GpuFigures]]:
         handles = []
     if handles:
         return [partial(_read, nvml, handle) for handle in handles]
-    return [partial(lambda device: read_device(device).figures, device) for device in shown_devices()]
+    return [partial(read_device, device) for device in shown_devices()]
 
 
 def _handles(nvml: ctypes.CDLL) -> list[ctypes.c_void_p]:
@@ -105,7 +160,7 @@ def _handles(nvml: ctypes.CDLL) -> list[ctypes.c_void_p]:
     return handles
 
 
-def _read(nvml: ctypes.CDLL, gpu: ctypes.c_void_p) -> GpuFigures:
+def _read(nvml: ctypes.CDLL, gpu: ctypes.c_void_p) -> ClockedFigures:
     # NVML's structures: percent of time of the GPU and of its memory; bytes in all, free, in use.
     util, memory, power, heat = (ctypes.c_uint * 2)(), (ctypes.c_ulonglong * 3)(), ctypes.c_uint(), ctypes.c_uint()
     no_util, no_memory = nvml.nvmlDeviceGetUtilizationRates(gpu, util), nvml.nvmlDeviceGetMemoryInfo(gpu, memory)
@@ -113,7 +168,13 @@ def _read(nvml: ctypes.CDLL, gpu: ctypes.c_void_p) -> GpuFigures:
     no_heat = nvml.nvmlDeviceGetTemperature(gpu, 0, ctypes.byref(heat))
     in_use, in_all = (None, None) if no_memory else (round(memory[2] / GIB, 1), round(memory[0] / GIB, 1))
     watts = None if no_power else round(power.value / 1000)
-    return GpuFigures(None if no_util else util[0], in_use, in_all, watts, None if no_heat else heat.value)
+    figures = GpuFigures(None if no_util else util[0], in_use, in_all, watts, None if no_heat else heat.value)
+    return ClockedFigures(figures, _clock(nvml, gpu))
+
+
+def _clock(nvml: ctypes.CDLL, gpu: ctypes.c_void_p) -> float | None:
+    clock = ctypes.c_uint()
+    return None if nvml.nvmlDeviceGetClockInfo(gpu, _SM, ctypes.byref(clock)) else float(clock.value)
 
 
 # NVML's reasons for a clock below the highest that slow a program: nvmlClocksThrottleReason… in nvml.h.
@@ -129,11 +190,10 @@ def read_clock(index: int) -> tuple[float | None, str]:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         handle = dict(enumerate(_handles(nvml))).get(index)
         if handle is not None:
-            clock, reasons = ctypes.c_uint(), ctypes.c_ulonglong()
-            no_clock = nvml.nvmlDeviceGetClockInfo(handle, _SM, ctypes.byref(clock))
+            reasons = ctypes.c_ulonglong()
             no_reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle, ctypes.byref(reasons))
             named = "" if no_reasons else ", ".join(text for bit, text in _THROTTLES.items() if reasons.value & bit)
-            return None if no_clock else float(clock.value), named
+            return _clock(nvml, handle), named
     except (OSError, AttributeError):  # no driver, or one of another kind
         pass
     devices = shown_devices()

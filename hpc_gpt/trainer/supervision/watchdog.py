@@ -32,7 +32,6 @@ from hpc_gpt.core.ends.end_policy import OVER
 from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import json_object
 from hpc_gpt.core.runs.heartbeats import (
-    GpuFigures,
     RankHeartbeat,
     c_dump,
     line_of,
@@ -88,8 +87,7 @@ class Watchdog:
         # {rank: (its last line, whether its stacks are written)} of the node's other ranks.
         self._others: dict[int, tuple[bytes, bool]] = {}
         self._start = CachedAttempt(attempt.folder)
-        # One rank of a node reads its GPUs.
-        self._gpus = GpuReader() if self.mates.is_first else None
+        self.gpus = GpuReader()
         self._over = threading.Event()
         self._period_s, self._silent_s = period_s(heart.floor_s), silent_after_s(heart.floor_s)
         # These count seconds in which this process ran: it may be stopped, or its machine suspended.
@@ -106,14 +104,10 @@ class Watchdog:
         self._began_s = self._looked_s = 0.0
         self._c_dump: IO[bytes] | None = None
 
-    def latest_gpus(self) -> tuple[GpuFigures, ...] | None:
-        """The last figures of the node's GPUs, on the one rank that reads them."""
-        return None if self._gpus is None else self._gpus.latest()
-
     def start(self) -> None:
         """Writes the first heartbeat and begins to watch. Errors of the disk are ignored."""
-        if self._gpus is not None:
-            self._gpus.start()
+        if self.mates.is_first:  # one rank of a node reads its GPUs
+            self.gpus.start()
         self._beat()
         if self._foreign_wait is None:
             with contextlib.suppress(OSError):
@@ -162,7 +156,7 @@ class Watchdog:
             self._rank, self._host, os.getpid(), self._count, self._heart.step, self._heart.phase, round(quiet_s, 1),
             round(limit_s, 1), round(time.time(), 1), self._dumped, collective, place, self._heart.probe.probe_s,
             None if elapsed_s is None else round(elapsed_s - self._heart.stopped_s, 1),
-            self.latest_gpus(), None if still_s is None else round(still_s, 1), still, *self._heart.probe[1:],
+            self.gpus.latest(), None if still_s is None else round(still_s, 1), still, *self._heart.probe[1:],
         )  # fmt: skip
 
     def _leave_ended(self) -> None:

@@ -17,11 +17,12 @@ from hpc_gpt.core.runs.heartbeats import LINE_BYTES, GpuFigures, RankHeartbeat, 
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.runs.stored import read_lines_as
 from hpc_gpt.trainer.supervision import gpus
-from hpc_gpt.trainer.supervision.gpus import read_clock, wait_until_free
+from hpc_gpt.trainer.supervision.gpus import GpuReader, GpuSums, read_clock, summarise, wait_until_free
 from hpc_gpt.trainer.supervision.heartbeat import Heartbeat
 from hpc_gpt.trainer.supervision.watchdog import Watchdog
 from tests.amd_gpus import MODULE, amd_sysfs
 from tests.trainer.supervision.nvml import nvml_environment
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
 
 
 def read_all() -> list[GpuFigures]:
-    return [read() for read in gpus._gpus()]
+    return [read().figures for read in gpus._gpus()]
 
 
 def test_the_clock_of_a_gpu_and_what_holds_it_down(driver: Callable[..., None]) -> None:
@@ -96,8 +97,48 @@ def test_neither_steps_nor_heartbeats_wait_for_the_driver(tmp_path: Path, ms: in
 
 def test_the_other_ranks_of_a_node_read_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
-    dog = Watchdog(RunFolder(tmp_path).new_attempt(), 1, 2, Heartbeat(20.0, 20.0), print)
-    assert (dog._gpus, dog.latest_gpus()) == (None, None)
+    started: list[GpuReader] = []
+    monkeypatch.setattr(GpuReader, "start", lambda reader: started.append(reader))
+    dogs = [Watchdog(RunFolder(tmp_path).new_attempt(), 1, 2, Heartbeat(20.0, 20.0), print)]
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    dogs.append(Watchdog(RunFolder(tmp_path).new_attempt(), 0, 2, Heartbeat(20.0, 20.0), print))
+    for dog in dogs:
+        dog.start()
+        dog._over.set()
+    assert started == [dogs[1].gpus]
+
+
+def test_readings_of_all_gpus_are_pooled() -> None:
+    busy, idle = GpuSums(1, 100.0, 10000.0, 1700.0, 600.0), GpuSums(1, 60.0, 3600.0, 1400.0, 300.0)
+    busy = GpuSums.total([busy, GpuSums(1, 80.0, 6400.0, 1700.0, 640.0)])
+    found = summarise([busy, idle])
+    assert found["gpu_util_mean"] == 80.0
+    assert found["gpu_util_spread"] == 16.33  # sqrt((20^2 + 0 + 20^2) / 3)
+    assert (found["sm_clock_mhz"], found["power_w"]) == (1600.0, 513.33)
+    assert set(summarise([GpuSums()]).values()) == {None}
+
+
+def test_the_gpus_of_the_ranks_count_from_the_warm_up_on(driver: Callable[..., None], monkeypatch) -> None:
+    driver(3)
+    monkeypatch.setattr(gpus, "_EVERY_S", 0.01)
+    reader = GpuReader()
+    reader.start()
+    wait_for("a reading", reader.latest)
+    assert reader.sums == GpuSums()
+    reader.begin(2)
+    wait_for("three readings of two GPUs", lambda: reader.sums.readings >= 6)
+    sums = reader.sums
+    times = sums.readings // 2
+    assert sums == GpuSums(2 * times, times * 183.0, times * (91.0**2 + 92.0**2), times * 2003.0, 0.0, 2 * times)
+
+
+def test_amds_second_die_has_no_power(tmp_path: Path, driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPC_GPT_SYSFS", str(amd_sysfs(tmp_path / "sys", *MODULE)))
+    first, second = (GpuSums.of(read()) for read in gpus._gpus())
+    assert ((first.power_w, first.powerless), (second.power_w, second.powerless)) == ((412.0, 0), (0.0, 1))
+    found = summarise([first, second])
+    assert (found["gpu_util_mean"], found["sm_clock_mhz"], found["power_w"]) == (97.0, 1700.0, 412.0)
+    assert summarise([second])["power_w"] is None
 
 
 def test_sixteen_gpus_fit_in_the_line_and_more_are_left_out(tmp_path: Path) -> None:
