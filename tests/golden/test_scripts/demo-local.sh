@@ -205,7 +205,6 @@ settings() { cat; } <<'HPC_GPT_RESOLVED'
   "signal_lead_s": 30,
   "max_gpu_hours": null,
   "retry_pause_s": 30,
-  "retry_after_exit_0": false,
   "preflight": false,
   "spare_nodes": 0,
   "sbatch": [],
