@@ -259,6 +259,10 @@ FIGURES = {
         column("MHz", "sm_clock_mhz", show_digits, label="SM clock", unit="MHz"),
         column("W", "power_w", show_digits, label="power", unit="W"),
         column("Config", "config_hash", str, right=False, label="config hash"),
+        column("ZeRO", "zero_stage", show_count, means="ZeRO stage"),
+        Column("Program", ("engine", "dialect"), lambda record: record.engine or record.dialect, right=False,
+               means="the engine, else the program that wrote the log"),
+        column("Started", "started", right=False, means="first start, UTC"),
         column("Ended", "ended", right=False),
         column("Device", "device", str, right=False, means="the GPU"),
     )

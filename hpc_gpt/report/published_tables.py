@@ -23,7 +23,6 @@ from hpc_gpt.core.runs.record import SCHEMA, Record
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Experiment
 from hpc_gpt.core.settings.experiment_file import SWEEP_FILE, ExperimentFile, find_sweep
-from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.core.settings.resolve import resolve_shape, size_run
 from hpc_gpt.core.settings.sized import known_shape
 from hpc_gpt.core.settings.sweep_rows import SweepRow
@@ -32,7 +31,7 @@ from hpc_gpt.core.typed_tables import check_tables
 from hpc_gpt.reader.records import add_figures
 from hpc_gpt.reader.records.own_run import figures_asked
 from hpc_gpt.report.table_notes import KNOW, RunNote
-from hpc_gpt.report.tables import COLUMNS, json_text, records_text, show_layout, show_name, varied_of
+from hpc_gpt.report.tables import COLUMNS, SHORT_COLUMNS, json_text, records_text, show_name, varied_of
 
 
 @dataclass(frozen=True)
@@ -405,14 +404,7 @@ def _ended(line: SweepLine) -> str:
     return line.record.ended or ""
 
 
-_BY_KEY = {usual.keys[0]: usual for usual in COLUMNS}
-_ON_TERMINAL = (
-    Column("Layout", (*AXES, "ep"), show_layout, right=False),
-    *(_BY_KEY[key] for key in ("gpus", "params", "global_batch", "step_s", "tokens_per_s", "tokens_per_s_gpu")),
-    _BY_KEY["tflops_model"],
-    replace(FIGURES["mfu"], optional=True),
-    *(_BY_KEY[key] for key in ("memory_allocated_gib", "loss_first")),
-)
+_ON_TERMINAL = [usual for usual in COLUMNS if usual.keys[0] in SHORT_COLUMNS]
 # A narrow terminal drops the columns without a value, then the experiment's name before the run's id, then these, one
 # after the other, until the table fits; never a key that a sweep varies.
 _LEAST = ("params", "global_batch", "gpus", "tokens_per_s_gpu", "memory_allocated_gib", "step_s", "run",

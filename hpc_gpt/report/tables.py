@@ -98,21 +98,34 @@ def show_layout(record: Record) -> str:
 
 def choose_columns(keys: Sequence[str]) -> tuple[Column, ...]:
     """A column per key, as in the usual table if a column there has this key alone; ConfigError for an unknown key."""
-    usual = {single.keys[0]: single for single in COLUMNS if len(single.keys) == 1}
+    columns = (*(FIGURES[axis] for axis in (*AXES, "ep")), *COLUMNS)
+    usual = {single.keys[0]: single for single in columns if len(single.keys) == 1}
     full_keys = [(key, full_key(key)) for key in keys]
     return tuple(usual.get(full) or column(key, full, right=_is_figure(full)) for key, full in full_keys)
 
 
 def all_columns(records: Sequence[Record]) -> list[Column]:
-    """The keys that sweeps vary, the usual columns, and every other column for which a record has a value."""
-    varied = dict.fromkeys(key for record in records for key in varied_of(record))
+    """The usual columns, the keys that sweeps vary after the run, and every other column for which a record has a
+    value before the end."""
     usual = {key for figure_column in COLUMNS for key in figure_column.keys}
     others = [
         replace(figure_column, optional=True)
         for figure_column in FIGURES.values()
         if not usual.issuperset(figure_column.keys)
     ]
-    return filled([*choose_columns(list(varied)), *COLUMNS[:-2], *others, *COLUMNS[-2:]], records)
+    return filled([COLUMNS[0], *varied_columns(records), *COLUMNS[1:-1], *others, COLUMNS[-1]], records)
+
+
+def varied_columns(records: Sequence[Record]) -> list[Column]:
+    """A column for each key that the records' sweeps vary."""
+    columns = []
+    for key in dict.fromkeys(key for record in records for key in varied_of(record)):
+        try:
+            varied = full_key(key)
+        except ConfigError:  # a key of another version
+            varied = f"{_VARIED}.{key}"
+        columns.append(column(key, varied, str))
+    return columns
 
 
 def varied_of(record: Record) -> dict[str, Any]:
@@ -165,30 +178,34 @@ def _is_figure(key: str) -> bool:
     return any(kind in kinds for kind in ("int", "float")) and "dict" not in kinds
 
 
+# The columns of every table of runs: a pipe prints them all, a terminal and a page at first those of SHORT_COLUMNS.
 COLUMNS = (
-    *(
-        FIGURES[key]
-        for key in ("gpus", "params", "params_active", *AXES, "ep", "micro_batches", "micro_batch", "global_batch")
-    ),
-    FIGURES["step_s"],
-    Column("p10..p90", ("step_s_p10", "step_s_p90", "steps_used", "warmup_steps"), show_spread),
-    *(FIGURES[f"tflops_{name}"] for name in ("seed", "hardware", "model", "printed")),
-    FIGURES["mfu_printed"],
+    Column("Run", ("name", "run", "job_id"), show_name, right=False),
+    Column("Layout", (*AXES, "ep"), show_layout, right=False,
+           means="tensor, pipeline, context, data and expert parallel sizes"),
+    *(FIGURES[key]
+      for key in ("gpus", "params", "params_active", "micro_batches", "micro_batch", "global_batch", "step_s")),
+    Column("p10..p90", ("step_s_p10", "step_s_p90", "steps_used", "warmup_steps"), show_spread,
+           means="10th and 90th percentile of the same steps"),
     FIGURES["tokens_per_s"],
     # Only if the number of a run's GPUs is not known: else tokens/s say as much.
     replace(FIGURES["tokens_per_s_gpu"], value=lambda record: None if record.tokens_per_s else record.tokens_per_s_gpu),
-    Column(
-        "Memory GiB",
-        ("memory_allocated_gib", "memory_reserved_gib"),
-        lambda record: peak_memory_gib(record)[0],
-        show_digits,
-        optional=True,
-    ),
-    Column("Loss", ("loss_first", "loss_last", "loss_eval"), show_losses),
+    *(FIGURES[f"tflops_{name}"] for name in ("seed", "hardware", "model", "printed")),
+    replace(FIGURES["mfu"], optional=True),
+    FIGURES["mfu_printed"],
+    Column("Memory GiB", ("memory_allocated_gib", "memory_reserved_gib"), lambda record: peak_memory_gib(record)[0],
+           show_digits, optional=True,
+           means="GPU memory of the stage with most: allocated, else reserved; 1 GiB = 2^30"),
+    Column("Loss", ("loss_first", "loss_last", "loss_eval"), show_losses,
+           means="of the first step -> of the last step, else of the last evaluation"),
     *(FIGURES[key] for key in MIXTURE_FIELDS),
     replace(FIGURES["ended"], style=lambda record: colour_of(record.ended or "")),
-    Column("Run", ("name", "run", "job_id"), show_name, right=False),
-)
+)  # fmt: skip
+# By their first keys.
+SHORT_COLUMNS = frozenset(
+    ("name", "tp", "gpus", "params", "global_batch", "step_s", "tokens_per_s", "tokens_per_s_gpu", "tflops_model",
+     "mfu", "memory_allocated_gib", "loss_first", "ended")
+)  # fmt: skip
 
 
 def records_text(

@@ -20,7 +20,7 @@ def test_cp_is_shown_where_a_run_has_it():
     assert show_layout(replace(RUN, cp=None)) == show_layout(RUN) == "tp2-pp2-dp2"
     wide = replace(RUN, pp=8, cp=2)
     assert show_layout(wide) == "tp2-pp8-cp2-dp2"
-    assert "CP" in records_text([RUN, wide]).splitlines()[0].split()
+    assert "tp2-pp8-cp2-dp2" in records_text([RUN, wide]).splitlines()[2].split()
 
 
 @pytest.mark.parametrize("width", [20, 60, 80, 100])

@@ -23,7 +23,7 @@ from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import replace_whole, templates_dir
 from hpc_gpt.core.format import NOTHING, counted, show_digits
-from hpc_gpt.core.runs.record import RECORD_KEYS
+from hpc_gpt.core.runs.record import RECORD_KEYS, Record
 from hpc_gpt.reader.records import RunRead
 from hpc_gpt.report.loss_curve import MOST_CURVES, loss_curve
 from hpc_gpt.report.page.anomalies import (
@@ -36,8 +36,6 @@ from hpc_gpt.report.page.anomalies import (
 from hpc_gpt.report.page.curves import curves_json, drawable, has_curve
 from hpc_gpt.report.page.groups import RunGroup, groups_of
 from hpc_gpt.report.page.run_table import (
-    IN_COLUMNS,
-    LARGEST,
     devices_text,
     ended_sign,
     figure_text,
@@ -48,12 +46,11 @@ from hpc_gpt.report.page.run_table import (
 from hpc_gpt.report.page.summary import ends_of, failures_by_cause, gpu_hours_of
 from hpc_gpt.report.svg import Svg, number, safe
 from hpc_gpt.report.table_notes import FAILED, KNOW
-from hpc_gpt.report.tables import as_block
+from hpc_gpt.report.tables import SHORT_COLUMNS, as_block, varied_columns
 
 # Above these numbers the page says less, so that it stays a few megabytes.
 SOURCED_RUNS = 60  # whose cells have the sources of their figures
 STATIC_CURVES = 12
-MOST_VARIED = 6  # columns of keys that sweeps vary
 SHOWN_ANOMALIES = 20
 MOST_ANOMALIES = 200
 MOST_NOTES = 100
@@ -94,6 +91,7 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
     """The page's text: a pure function of the runs, the notes and this version."""
     from hpc_gpt import __version__
 
+    runs = [replace(run, record=printable(run.record)) for run in runs]
     labels = [run_label(run, place) for place, run in enumerate(runs)]
     shorts = short_labels(labels)
     anomalies = rank_anomalies(runs)
@@ -122,7 +120,7 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
         shown_anomalies=SHOWN_ANOMALIES,
         labels=labels,
         shorts=shorts,
-        **_table(runs, shorts, run_groups),
+        **_table(runs, shorts),
         doubts=[doubts[place] for place in range(len(runs))],
         curves=_static_curves(runs, shorts, run_groups),
         data=curves_json(runs, shorts, run_groups, lambda text: text.replace(above, "") if above else text),
@@ -133,12 +131,23 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
     return page
 
 
-def _table(runs: Sequence[RunRead], shorts: Sequence[str], run_groups: Sequence[RunGroup]) -> dict[str, Any]:
-    """The table of the runs under the template's names; `few` of its columns are shown at first."""
-    varied = list(dict.fromkeys(key for group in run_groups for key in group.varied if not key.startswith(IN_COLUMNS)))
-    headings, lines, few = table_of(runs, shorts, varied[:MOST_VARIED], sources=len(runs) <= SOURCED_RUNS)
-    kinds = [" ".join(("l",) * (not group.right) + ("x",) * (at >= few)) for at, group in enumerate(headings)]
-    return {"headings": headings, "lines": lines, "few": few, "kinds": kinds}
+def printable(record: Record) -> Record:
+    """The record without figures that are not finite or have too many digits to be printed."""
+    figures = {key: value for key in RECORD_KEYS if isinstance(value := getattr(record, key), int | float)}
+    unfit: dict[str, Any] = {key: None for key, value in figures.items() if number(value) is None}
+    return replace(record, **unfit)
+
+
+def _table(runs: Sequence[RunRead], shorts: Sequence[str]) -> dict[str, Any]:
+    """The table of the runs under the template's names. `kinds`: the class of each column; that of one which is not
+    shown at first has an x."""
+    headings, lines = table_of(runs, shorts, sources=len(runs) <= SOURCED_RUNS)
+    varied = {heading.keys[0] for heading in varied_columns([run.record for run in runs])}
+    kinds = []
+    for heading in headings:
+        is_shown = heading.keys[0] in SHORT_COLUMNS or heading.keys[0] in varied
+        kinds.append(" ".join(("l",) * (not heading.right) + ("x",) * (not is_shown)))
+    return {"headings": headings, "lines": lines, "kinds": kinds}
 
 
 def _first(name: str, entries: Sequence[Any], most: int) -> dict[str, Any]:
@@ -246,19 +255,12 @@ def _title_of(runs: Sequence[RunRead], labels: Sequence[str]) -> tuple[str, str]
 def details_of(run: RunRead, label: str) -> dict[str, Any]:
     """The details of a run under the template's names."""
     record = run.record
-    # A figure that no training has may have too many digits to be printed.
-    too_large = {
-        key: None
-        for key in RECORD_KEYS
-        if isinstance(value := getattr(record, key), int | float)
-        and ((figure := number(value)) is None or abs(figure) >= LARGEST)
-    }
     return {
         "label": label,
         "sign": ended_sign(record.ended),
         "ended": ended_text(record.ended),
         "summary": _summary(run),
-        "text": as_block(replace(record, **too_large)).split("\n")[1:-1],
+        "text": as_block(record).split("\n")[1:-1],
         "failures": _failures(run),
         "is_history": is_history(run),
         "more_failures": max(0, len(run.failures) - MOST_FAILURES),

@@ -146,7 +146,7 @@ def test_absurd_figures_never_stop_the_page():
 def test_a_column_that_no_run_fills_is_left_out():
     page = build_page([RunRead(Record(run="a", gpus=4))])
     heads = re.findall(r'<th scope="col"[^>]*>(?:<span>)?([^<]+)(?:</span>)?</th>', page)
-    assert heads == ["Run", "Ended", "Devices", "Anomalies"]
+    assert heads == ["Run", "GPUs", "Ended", "Anomalies"]
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ from hpc_gpt import __version__
 from hpc_gpt.core.runs.record import ON_CPU, Flag, Record
 from hpc_gpt.reader.logs import Failure, Place
 from hpc_gpt.reader.records import RunRead
-from hpc_gpt.report.page import build_page, details_of
+from hpc_gpt.report.page import build_page, details_of, printable
 from hpc_gpt.report.page.run_table import ended_sign
 from hpc_gpt.report.tables import as_block
 from tests.report.page.test_anomalies import FAILURES
@@ -92,7 +92,8 @@ def runs() -> list[RunRead]:
         Record(
             run=f"s-{row}", name="lr", dialect="nanotron", gpus=2, params=1_000_000, seq=64, tp=1, dp=2, global_batch=8,
             step_s=step_s, tokens_per_s=512 / step_s, loss_last=loss, ended=ended, started=f"2026-11-03T0{row}:00:00Z",
-            settings={"sweep": {"name": "lr", "row": f"r{row}"}, "train": {"lr": row / 100}}, micro_batch=row,
+            settings={"sweep": {"name": "lr", "row": f"r{row}", "varied": {"train.lr": row / 100}},
+                      "train": {"lr": row / 100}}, micro_batch=row,
             memory_allocated_gib=[float(row)], sources={"device": ON_CPU} if row == 2 else {},
         )
         for row, step_s, loss, ended in ((1, 0.5, 3.5, "running"), (2, 1.0, 3.25, None))
@@ -139,8 +140,8 @@ def test_what_the_details_of_a_run_leave_out_is_counted() -> None:
     assert one["failures"] == []
 
 
-def test_the_text_of_a_run_is_its_block_without_figures_that_no_training_has() -> None:
-    record = Record(params=10**5000, gpus=8, step_s=float("nan"), loss_first=9.0, loss_last=1e30, flags=["f"], run="r")
+def test_the_text_of_a_run_is_its_block_without_figures_that_cannot_be_printed() -> None:
+    record = printable(Record(params=10**5000, gpus=8, step_s=float("nan"), flags=["f"], run="r"))
     assert details_of(RunRead(record), "a")["text"] == as_block(Record(gpus=8, flags=["f"])).splitlines()[1:]
 
 
