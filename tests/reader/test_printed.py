@@ -254,11 +254,10 @@ def said_part(part: Part) -> Iterator[str]:
             yield f"{name} in all: " + pairs(totals)
     if part.facts:
         yield "states " + pairs({name: ",".join(map(named, facts)) for name, facts in part.facts.items()})
-    asked = {name: (each.value, each.source.partition(" ")[2]) for name, each in asked_at(part).items()}
-    read = {source for _, source in asked.values()}
-    yield from (f"asks for {name} = {plain(value)} {source}" for name, (value, source) in asked.items())
-    unread = [key for key in part.arguments if f"(argument {key})" not in read]
-    yield from (f"argument {key} = {part.arguments[key][0]}" for key in unread)
+    if asked := asked_at(part):
+        yield "asks for " + pairs({name: each.value for name, each in asked.items()})
+    if part.arguments:
+        yield "dumps " + pairs({key: text for key, (text, _) in part.arguments.items()})
     if part.totals:
         yield "in all " + pairs({name: fact.value for name, fact in part.totals.items()})
     yield from (f"at the bar's {plain(step)} after {plain(elapsed)} s" for step, elapsed, _ in part.progress)

@@ -1,6 +1,5 @@
 """A record while it is built: the values that logs state per field, the one that is used, its source, and flags."""
 
-from collections import UserDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -10,7 +9,7 @@ from typing import Any
 from hpc_gpt.core.runs.record import Flag
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.reader.dialects import dialects
-from hpc_gpt.reader.logs import Fact, Part, Place
+from hpc_gpt.reader.logs import Fact, Part
 from hpc_gpt.reader.pattern import MARKS, TEXT_FIELDS, Dialect
 
 # Who states a value. The highest is used, as it is closest to what ran. A library's dump of its configuration ranks
@@ -44,69 +43,20 @@ def dialects_of(part: Part) -> list[Dialect]:
     return [_by_name()[name] for name in names if name in _by_name()]
 
 
-class _Watched(UserDict[str, str]):
-    """Arguments that remember which of them were read."""
-
-    def __init__(self, texts: Mapping[str, str]) -> None:
-        self.read: dict[str, None] = {}
-        super().__init__(texts)
-
-    def __getitem__(self, key: str) -> str:
-        text = super().__getitem__(key)
-        self.read[key] = None
-        return text
-
-
-def _interpreted(part: Part) -> Iterator[tuple[Dialect, Mapping[str, Any], list[str]]]:
-    """Yields (dialect, {field: value}, the arguments it read) for each dialect that interprets a dump of arguments."""
-    if part.arguments:
-        for dialect in dialects_of(part):
-            if dialect.interpret is not None:
-                watched = _Watched({key: text for key, (text, _) in part.arguments.items()})
-                yield dialect, dialect.interpret(watched), list(watched.read)
+def _asked(part: Part) -> dict[str, Any]:
+    """The fields that follow from a part's dump of arguments; of two dialects the one with most lines decides."""
+    texts = {key: text for key, (text, _) in part.arguments.items()}
+    asked: dict[str, Any] = {}
+    for dialect in dialects_of(part) if texts else ():
+        fields = dialect.interpret(texts) if dialect.interpret is not None else {}
+        asked |= {name: value for name, value in fields.items() if name not in asked}
+    return asked
 
 
 def asked_at(part: Part) -> dict[str, Stated]:
-    """The fields that follow from a part's dump of arguments, each with the line of the argument that decides it."""
-    fields_asked: dict[str, Stated] = {}
-    for dialect, fields, read in _interpreted(part):
-        for name, key in _argument_of(dialect, fields, read, part).items():
-            if name not in fields_asked:
-                place = part.arguments[key][1] if key else Place(part.file, part.first_line)
-                fields_asked[name] = Stated(fields[name], ASKED, f"{place} (argument{' ' + key if key else 's'})")
-    return fields_asked
-
-
-def _argument_of(dialect: Dialect, fields: Mapping[str, Any], read: Sequence[str], part: Part) -> dict[str, str]:
-    """{field: the argument that decides it}: the field changes with another text for the argument, or else without it.
-
-    Arguments that have the field's value are tried first. If two arguments have it, leaving one out changes nothing,
-    but another text does. "" if no argument changes the field.
-    """
-    interpret = dialect.interpret
-    assert interpret is not None
-    texts = {key: text for key, (text, _) in part.arguments.items()}
-
-    @cache
-    def changed(key: str, missing: bool) -> Mapping[str, Any]:
-        other = {argument: text for argument, text in texts.items() if argument != key}
-        return interpret(other if missing else {**other, key: _other(texts[key])})
-
-    deciding: dict[str, str] = {}
-    for name, value in fields.items():
-        alike = [key for key in read if texts[key].strip() == str(value)]
-        trials = ((key, missing) for missing in (False, True) for key in dict.fromkeys([*alike, *read]))
-        depends = (key for key, missing in trials if changed(key, missing).get(name) != value)
-        deciding[name] = next(depends, next(iter(alike), ""))
-    return deciding
-
-
-def _other(text: str) -> str:
-    """A text that means something else."""
-    text = text.strip()
-    if text.isdecimal() and len(text) < 19:
-        return str(int(text) + 1)
-    return {"True": "False", "False": "True"}.get(text, f"not {text}")
+    """The fields that follow from a part's dump of arguments, each with the first line of the dump."""
+    line = min((place.line for _, place in part.arguments.values()), default=0)
+    return {name: Stated(value, ASKED, f"{part.file}:{line} (arguments)") for name, value in _asked(part).items()}
 
 
 def _who(fact: Fact) -> int:
@@ -162,9 +112,7 @@ Marks = Mapping[str, frozenset[Any]]
 
 def marks(part: Part) -> Marks:
     """The marks that tell runs apart: layout, shape and batch, as far as the part states them."""
-    arguments: dict[str, Any] = {}
-    for _, fields, _ in _interpreted(part):
-        arguments = {**fields, **arguments}
+    arguments = _asked(part)
     values_of = {name: {fact.value for fact in part.facts.get(name, ())} for name in MARKS}
     for name in values_of.keys() & arguments.keys():
         values_of[name].add(arguments[name])
