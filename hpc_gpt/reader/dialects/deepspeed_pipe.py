@@ -19,7 +19,6 @@ DIALECT = Dialect(
             r"\bRANK=(?P<rank_name>\d{1,7} STAGE=\d{1,5}) LAYERS=\d{1,6} \[\d{1,6}, \d{1,6}\) "
             r"STAGE_PARAMS=(?P<rank_params>\d{1,15}) ",
         ),
-        line("fact", "TOTAL_PARAMS={params_of_ranks} "),
         # Tied parameters count once, parameters that tensor-parallel ranks replicate count once per copy.
         line("fact", "UNIQUE_PARAMS={params} "),
         Pattern(

@@ -25,7 +25,6 @@ from hpc_gpt.reader.records.inferred import (
     add_batch,
     add_gpus,
     add_seq,
-    add_stages,
     drop_tokens,
     infer_fields,
     is_on,
@@ -199,8 +198,7 @@ def read_foreign(
     drop_tokens(draft)
     add_seq(draft, steps)
     add_batch(draft, steps)
-    add_gpus(draft, steps, parts)
-    add_stages(draft, parts)
+    add_gpus(draft, parts)
     infer_fields(draft, present, arguments)
     if add_batch_by_rates(draft, parts):
         infer_fields(draft, present, arguments)

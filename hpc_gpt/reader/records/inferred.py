@@ -1,6 +1,6 @@
 """Infers fields from the stated ones: layout, batch, vocabulary, dtype and engine.
 
-A program's own rates and counts also show settings that it does not print. Each source says how a value was inferred.
+A program's own counts also show settings that it does not print. Each source says how a value was inferred.
 """
 
 import math
@@ -18,14 +18,10 @@ from hpc_gpt.reader.dialects.generic import DIFFUSION
 from hpc_gpt.reader.logs import Part
 from hpc_gpt.reader.pattern import dtype_named
 from hpc_gpt.reader.records.draft import LIBRARY, Draft
-from hpc_gpt.reader.records.log_steps import LogSteps, clock_s
+from hpc_gpt.reader.records.log_steps import LogSteps
 
-_MOST_GPUS = 64  # above it, rates of three digits do not give the exact number
-_NEAR = 0.25  # of a GPU: the largest distance from a whole number
-_STAGE = re.compile(r"(\d{1,7}) STAGE=(\d{1,5})")
+_MOST_GPUS = 64  # a larger world size may count something else
 _LEAST_ALIKE = 3  # lines that are needed to show a batch that nothing states
-_NODE = 8  # GPUs
-_ALIKE = 0.02  # the share to which two halves of a run agree if its batch is constant
 # Programs that split only the batch, as our engines without another axis do.
 _ONLY_BATCH = frozenset(("hf", "nanogpt", "build-nanogpt", "nanochat", "modded-nanogpt", "llm.c", "deepspeed-chat"))
 
@@ -93,7 +89,7 @@ def _names_the_other(draft: Draft, arguments: Mapping[str, str]) -> bool:
 
 
 def _gpus_are_sure(draft: Draft, _: Mapping[str, str]) -> bool:
-    """Whether the number of GPUs is stated: one that only follows from rates is too weak for a batch."""
+    """Whether the number of GPUs is stated: one that is itself inferred is too weak for a batch."""
     return "inferred" not in draft.sources.get("gpus", "")
 
 
@@ -270,8 +266,8 @@ def _counts_of_gpus(draft: Draft, parts: Sequence[Part]) -> list[tuple[int, str]
     return counts
 
 
-def add_gpus(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
-    """Adds the number of GPUs: the ranks that print their start, or the job's tokens/s over tokens/s per GPU."""
+def add_gpus(draft: Draft, parts: Sequence[Part]) -> None:
+    """Adds the number of GPUs: the ranks that print their start, or what world sizes, labels and nodes agree on."""
     # The ranks say more than a node's platform: a GB200 node has 4 or 8 GPUs.
     ranks = {part.starts.get("mlperf", 0) for part in parts} - {0}
     if len(ranks) == 1 and (count := ranks.pop()) > 1 and "gpus" not in draft:
@@ -280,70 +276,3 @@ def add_gpus(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
     # Only if all counts agree.
     if counts and len({count for count, _ in counts}) == 1 and "gpus" not in draft:
         draft.infer("gpus", counts[0][0], counts[0][1])
-    seq, tokens = draft.whole("seq"), step_tokens(draft)
-    with np.errstate(all="ignore"):
-        rates = {"tokens_per_s": steps["tokens_per_s"]}
-        rates |= {"samples_per_s x seq": steps["samples_per_s"] * seq} if seq else {}
-        rates |= {"global_batch x seq / step_s": tokens / steps["step_s"]} if tokens else {}
-        for how, rate in rates.items():
-            ratio = rate / steps["tokens_per_s_gpu"]
-            ratio = ratio[np.isfinite(ratio)]
-            gpus = np.round(ratio)
-            alike = len(ratio) and 1 <= gpus[0] <= _MOST_GPUS and (gpus == gpus[0]).all()
-            if alike and (np.abs(ratio - gpus) < _NEAR).all():
-                how += f" / tokens_per_s of one GPU, the same over {len(ratio)} lines"
-                draft.infer("gpus", int(gpus[0]), how)
-    if tokens and "gpus" not in draft:
-        _gpus_by_clock(draft, steps, tokens)
-
-
-def _gpus_by_clock(draft: Draft, steps: LogSteps, tokens: int) -> None:
-    """Adds the GPUs by the lines' times of day: up to one node, or whole nodes of eight. Lines are a little further
-    apart than the steps take."""
-    at, per_gpu = steps["at"], steps["tokens_per_s_gpu"]
-    step_s = clock_s(at, steps["step"]) if steps.numbered and (np.isfinite(at) & (at % 1 > 0)).any() else None
-    if step_s is None or np.isfinite(per_gpu).sum() < _LEAST_ALIKE:
-        return
-    ratio = tokens / step_s / float(np.nanmedian(per_gpu))
-    gpus = round(ratio) if ratio < _NODE + _NEAR else _NODE * round(ratio / _NODE)
-    if 1 <= gpus <= _MOST_GPUS and abs(ratio / gpus - 1) <= _ALIKE:
-        how = "global_batch x seq / the seconds between lines / tokens_per_s of one GPU"
-        draft.infer("gpus", gpus, f"{how}, {ratio:.2f}")
-
-
-def consumed_by_step(steps: LogSteps) -> float | None:
-    """The tokens per step by the running count of tokens; None if that is unknown or not constant."""
-    rows = np.flatnonzero(np.isfinite(steps["consumed_tokens"]) & np.isfinite(steps["step"]) & steps.counts)
-    if len(rows) < 3 or not steps.numbered:
-        return None
-    of, tokens = steps["step"][rows], steps["consumed_tokens"][rows]
-    middle = len(rows) // 2
-    with np.errstate(all="ignore"):
-        tokens_per_step = [
-            float((tokens[b] - tokens[a]) / (of[b] - of[a])) for a, b in ((0, middle), (middle, -1), (0, -1))
-        ]
-    alike = (
-        tokens_per_step[2] > 0
-        and max(abs(tokens_per_step[0] / tokens_per_step[2] - 1), abs(tokens_per_step[1] / tokens_per_step[2] - 1))
-        <= _ALIKE
-    )
-    return tokens_per_step[2] if alike else None
-
-
-def add_stages(draft: Draft, parts: Sequence[Part]) -> None:
-    """Adds the layout by DeepSpeed's lines of the stages, which the first replica prints: `RANK=2 STAGE=1`.
-
-    Only if the ranks of these lines have all parameters together; otherwise the log lacks some stages.
-    """
-    ranks: dict[tuple[int, int], float] = {}
-    for part in parts:
-        for name, (params, _) in part.rank_params.items():
-            if match := _STAGE.fullmatch(name):
-                ranks[int(match[1]), int(match[2])] = params
-    total = draft.whole("params_of_ranks")
-    stages = {stage for _, stage in ranks}
-    if not total or len(ranks) % max(1, len(stages)) or abs(sum(ranks.values()) - total) > 0.5:
-        return
-    source = f"the {len(ranks)} ranks that name their stage have all parameters ({draft.sources['params_of_ranks']})"
-    draft.infer("pp", len(stages), source)
-    draft.infer("tp", len(ranks) // len(stages), source)

@@ -14,7 +14,7 @@ from hpc_gpt.core.format import counted, counted_words
 from hpc_gpt.reader.logs import Part
 from hpc_gpt.reader.pattern import MIXTURE_FIELDS, NEVER_ZERO
 from hpc_gpt.reader.records.draft import Draft
-from hpc_gpt.reader.records.inferred import consumed_by_step, step_tokens
+from hpc_gpt.reader.records.inferred import step_tokens
 from hpc_gpt.reader.records.log_steps import LogSteps, evaluations
 from hpc_gpt.reader.records.runtime import add_from_total, timed_bars
 from hpc_gpt.reader.steps import (
@@ -61,11 +61,9 @@ def _seconds(draft: Draft, steps: LogSteps) -> tuple[StepColumn, str]:
     if np.isfinite(steps["step_s"]).any():
         return steps["step_s"], ""
     batch, gpus = draft.whole("global_batch"), draft.whole("gpus")
-    tokens: float | None = step_tokens(draft)
-    by = "global_batch x seq" if tokens else "consumed_tokens of a step"
-    tokens = tokens or consumed_by_step(steps)
+    tokens = step_tokens(draft)
     for key in ("tokens_per_s", "tokens_per_s_gpu", "samples_per_s", "samples_per_s_gpu"):
-        whole, of = (tokens, by) if key.startswith("tokens") else (batch, "global_batch")
+        whole, of = (tokens, "global_batch x seq") if key.startswith("tokens") else (batch, "global_batch")
         usable = np.isfinite(steps[key]) & (steps[key] > 0)
         share = key.endswith("_gpu")
         if usable.any() and whole and (gpus or not share):

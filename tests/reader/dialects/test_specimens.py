@@ -25,7 +25,7 @@ IGNORED = {"of", "before"}
 FACTS = set(
     re.findall(
         r"\w+",
-        """kv_heads ffn vocab_unpadded vocab_multiple params_of_ranks params_of_rank rank_params rank_name steps_planned
+        """kv_heads ffn vocab_unpadded vocab_multiple params_of_rank rank_params rank_name steps_planned
     log_interval eval_interval save_interval loss_scale samples_per_epoch epochs gpus_per_node gpus_said
     gpus_unused gpu_index gpu_index_above_7 cp ep vp sequence_parallel flash_attention distributed_optimizer
     optimizer_offload torch_version deepspeed_version framework_version global_batch_tokens allreduce_gbit_per_s
