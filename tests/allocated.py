@@ -1,6 +1,5 @@
 """Bytes that an action allocates on a CPU, by torch's profiler: it sees every allocation, also those in operators."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -33,13 +32,13 @@ def profiled_whole(action: Callable[[], Any], tries: int = 20) -> list[Any]:
     raise RuntimeError(f"{left:,} bytes seem to be left in each of {tries} tries")
 
 
-def peak(events: list[Any], until_ns: float = math.inf) -> int:
+def peak(events: list[Any]) -> int:
     """The most bytes at once, in addition to those before the first event."""
     moves = [
         (event.start_ns(), place, event.nbytes()) for place, event in enumerate(events) if event.name() == "[memory]"
     ]
     rise = most = 0
-    for at_ns, _, moved in sorted(moves):
+    for _, _, moved in sorted(moves):
         rise += moved
-        most = max(most, rise) if at_ns < until_ns else most
+        most = max(most, rise)
     return most

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hpc_gpt.core.engines import engine_named
-from hpc_gpt.core.engines.base.facts import Fault
 from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.devices import DEVICES
-from hpc_gpt.core.settings.engines import FAST_SETTINGS, PLAIN, optimizer_faults, with_fast_settings
+from hpc_gpt.core.settings.engines import FAST_SETTINGS, PLAIN, with_fast_settings
 from hpc_gpt.core.settings.experiment import Engine, Experiment, with_keys
 from hpc_gpt.core.settings.experiment_file import ExperimentFile, load_experiment, read_experiment
 from hpc_gpt.core.settings.mixture import MIX
@@ -245,14 +244,11 @@ def _without_lacking(experiment: Experiment, request: BenchRequest, notes: list[
     A setting that the user requests is left out for an engine that lacks it if another engine of the table has it. If
     none has it, it stays, and is refused.
     """
-    engine, train, keys = experiment.engine, experiment.train, dict[str, Any]()
+    engine, keys = experiment.engine, dict[str, Any]()
     others = [replace(engine, name=part.partition(":")[0]) for part in request.engines]
 
     def is_lacking(key: str, lacks: Callable[[Engine], object]) -> bool:
         return bool(lacks(engine)) and (key not in request.overrides or not all(map(lacks, others or [engine])))
-
-    def optimizer_fault(engine: Engine) -> Fault | None:
-        return next(optimizer_faults(engine, train), None)
 
     lacks_compiler = engine.compile_backend == "inductor" and not request.has_gpu and not has_compiler()
     if fixed := engine_named(engine.name).fixed_train:
@@ -268,13 +264,6 @@ def _without_lacking(experiment: Experiment, request: BenchRequest, notes: list[
             keys |= {"engine.compile": "none", "engine.keep_residuals": False}
             notes.append(why)
     engine = with_keys(experiment, keys).engine
-    fault = optimizer_fault(engine)
-    if train.optimizer_mode == "compiled" and fault and is_lacking("train.optimizer_mode", optimizer_fault):
-        keys["train.optimizer_mode"] = None
-        notes.append(f"train.optimizer_mode is left out for engine {engine.name}: {fault.message}")
-    elif lacks_compiler and train.optimizer_mode == "compiled" and "train.optimizer_mode" not in request.overrides:
-        keys["train.optimizer_mode"] = None
-        notes.append(f"train.optimizer_mode is not compiled: {_NO_COMPILER}")
     if request.experiment == DEFAULT_BENCH:
         fast = _fast_here(engine, experiment, request, notes)
         keys |= {f"engine.{key}": value for key, value in vars(fast).items() if value != getattr(engine, key)}

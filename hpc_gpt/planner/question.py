@@ -234,7 +234,7 @@ class Question:
         if layout.ep == 1:
             return True
         wanted = Engine(name=engine, sequence_parallel=layout.tp > 1, **switches)
-        return not any(engine_named(engine).own_faults(wanted, layout, Train(optimizer_mode=self.optimizer_mode)))
+        return not any(engine_named(engine).own_faults(wanted, layout, Train()))
 
     def _states(self, engine: str, layout: Layout) -> Iterator[tuple[int, Offload, bool]]:
         """Yields each (zero_stage, offload, sharded_optimizer) that the engine supports with the layout."""

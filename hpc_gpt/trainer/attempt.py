@@ -208,8 +208,7 @@ class Trainer:
         if ranks.is_first and (resolved.engine.offload_path is not None or resolved.engine.offload_ratio < 1):
             # The build takes 7 minutes on two loaded cores, and without a line it would look like a hang.
             print("DeepSpeed builds its kernels for offloading; the first build takes minutes", flush=True)
-        compiles = resolved.engine.compile != "none" or resolved.train.optimizer_mode == "compiled"
-        with contextlib.nullcontext() if compiles else without_compiler():
+        with without_compiler() if resolved.engine.compile == "none" else contextlib.nullcontext():
             return build_engine(self._to_build(resolved, ranks), device)
 
     def _resume(self, resolved: Resolved, engine: TrainingEngine, ranks: Ranks, checkpoints: Checkpoints) -> Progress:

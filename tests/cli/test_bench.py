@@ -51,8 +51,7 @@ def limited(*arguments: object, gib: int) -> subprocess.CompletedProcess[str]:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_two_engines_in_two_rounds():
-    # ddp would compile its update in bf16: 5 s a run.
-    cells = ("--engines", "ddp,fsdp", "--set", "train.optimizer_mode=fused")
+    cells = ("--engines", "ddp,fsdp")
     done = hpc_gpt(*SMALL, *cells, "--rounds", 2, "--steps", 10, "--json", environment=ONE_THREAD, code=0)
     page = json.loads(done.stdout)
     (folder,) = benches()

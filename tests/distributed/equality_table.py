@@ -18,7 +18,6 @@ _DP4, _CP4, _TP2_PP2, _PP3 = Layout(1, 1, 4), Layout(1, 1, 1, 4), Layout(2, 2, 1
 _TWO = Layout(1, 1, 4, shard=2)  # shards of two ranks, with replicas
 _DDP, _FSDP, _KEPT = Engine(name="ddp"), Engine(name="fsdp"), Engine(name="fsdp", reshard=False)
 _SHARDED = Engine(name="ddp", sharded_optimizer=True)
-_COMPILED_UPDATE = Engine(name="ddp", compile_backend="aot_eager")
 
 
 def _zero(stage: int, **switches: Any) -> Engine:
@@ -27,8 +26,7 @@ def _zero(stage: int, **switches: Any) -> Engine:
 
 
 def _case(layout: Layout, engine: Engine, **how: Any) -> Case:
-    mode = "compiled" if engine == _COMPILED_UPDATE else None
-    return Case(layout, engine, **{"clip": CLIP, "optimizer_mode": mode} | how)
+    return Case(layout, engine, **{"clip": CLIP} | how)
 
 
 # Each engine in all of its axes at once.
@@ -106,9 +104,6 @@ HALF = [
         # The master weights of the engines that are ours alone.
         (_DP1, _DDP, "bf16", "uneven", 4),
         (_DP1, _DDP, "fp16", "uneven", 2),
-        (_DP1, _COMPILED_UPDATE, "bf16", "uneven", 1),
-        (_DP1, _COMPILED_UPDATE, "fp16", "uneven", 1),
-        (_DP2, _COMPILED_UPDATE, "bf16", "uneven", 4),
         (_DP2, _SHARDED, "bf16", "uneven", 2),
         (_DP2, _DDP, "fp16", "uneven", 2),
         (_DP1, _FSDP, "bf16", "uneven", 4),
@@ -130,7 +125,7 @@ FP8 = [
         (_TP2, "fsdp", {"recompute": "full", "reshard": False}),
         (Layout(2, 1, 1, 2), "fsdp", {"cp_exchange": "keys"}),
     )
-] + [_case(_DP2, _COMPILED_UPDATE, dtype="bf16", matmul="fp8-tensor")]
+]
 
 # Each is left out of one run, which the comparison must then refuse: one case a kind of fault and engine.
 _SEQUENCE = _zero(1, sequence_parallel=True)

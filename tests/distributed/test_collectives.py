@@ -18,7 +18,7 @@ from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.tensor_parallel import Split, full_name, split_of
 from tests.distributed.equality_cases import Case, micro_batches
 from tests.distributed.ranks import Task, each
-from tests.distributed.test_promises import COMPILED, DDP, DP1, DP2, DP4, FSDP, HYBRID, TP2_DP2, ours
+from tests.distributed.test_promises import DDP, DP1, DP2, DP4, FSDP, HYBRID, TP2_DP2, ours
 from tests.distributed.trainings import build, new_folder, save_now, train
 
 Found = Callable[[Task], Any]
@@ -55,7 +55,7 @@ def calls(folder: Path, case: Case) -> list[str]:
     return calls.made
 
 
-@each(calls, [ours(DP1, DDP, "fp16")], [ours(DP1, COMPILED, "fp16", 1)])
+@each(calls, [ours(DP1, DDP, "fp16")])
 def test_one_rank_calls_no_collective_and_never_waits(task: Task, found: Found) -> None:
     assert found(task) == []
 
@@ -64,11 +64,6 @@ def test_one_rank_calls_no_collective_and_never_waits(task: Task, found: Found) 
 def test_ranks_meet_once_a_step_in_fp32_at_any_micro_batches(task: Task, found: Found) -> None:
     # The gradient, in one bucket as it is small, and the loss. No number is read from the device.
     assert found(task) == ["allreduce_ float32"] * 2
-
-
-@each(calls, [], [ours(DP2, COMPILED, "bf16", count) for count in (1, 4)])
-def test_flat_gradients_are_averaged_where_they_lie(task: Task, found: Found) -> None:
-    assert found(task) == ["allreduce_coalesced_ float32", "allreduce_ float32"]
 
 
 @each(calls, [ours(DP2, FSDP, micro_batches=4)])

@@ -31,9 +31,6 @@ from hpc_gpt.trainer.engines.protocol import build_engine, module_of
 from hpc_gpt.trainer.model.documents import Boundaries, MicroBatch
 from tests.allocated import peak, profiled_whole
 
-UPDATE = "update"
-
-
 _GPT2 = {"hidden": 256, "layers": 6, "heads": 8}
 # A head of keys for two of queries; the second one's heads are wider together than the model, and normed.
 _LLAMA = _GPT2 | {
@@ -104,8 +101,6 @@ CASES = {
     "llama fsdp bf16 foreach": _case("fsdp", mode="foreach", model=_LLAMA),
     "qwen3 zero 3 bf16": _case("deepspeed-zero", micro_batches=2, zero_stage=3, model=_QWEN3),
 }
-# Eager, the pass makes what a compiler fuses away: what it holds before its update alone can be compared.
-COMPILED = {"compiled": _case("ddp", mode="compiled", compile_backend="aot_eager")}
 OFFLOADED = {
     "zero 3 bf16 offloaded": _case("deepspeed-zero", micro_batches=2, zero_stage=3, offload="optimizer"),
 }
@@ -129,10 +124,10 @@ INDUCTOR = {
     "3d block": _logits("deepspeed-3d", zero_stage=1, compile="block"),
 }
 HAS_COMPILER = shutil.which(os.environ.get("CXX", "g++")) is not None
-ALL = CASES | COMPILED | OFFLOADED | LOGITS | (INDUCTOR if HAS_COMPILER else {})
+ALL = CASES | OFFLOADED | LOGITS | (INDUCTOR if HAS_COMPILER else {})
 # The states of two engines and one loss, in every run of the tests; nothing by Inductor.
 SHORT = ("llama fsdp bf16 foreach", "zero 3 bf16 offloaded", "ddp fp32 loss in one pass and 4 chunks")
-TOO_LONG = [name for name in CASES | COMPILED | OFFLOADED | LOGITS | INDUCTOR if name not in SHORT]
+TOO_LONG = [name for name in CASES | OFFLOADED | LOGITS | INDUCTOR if name not in SHORT]
 
 
 def _batches(resolved: Resolved, count: int | None = None) -> Iterator[MicroBatch]:
@@ -157,29 +152,14 @@ def _live_bytes() -> int:
     return sum(found.values())
 
 
-def _marked(engine: Any) -> None:
-    """The update of an engine of our own under a mark in the profile."""
-    apply = engine._update.apply
-
-    def marked(*words: Any) -> Any:
-        with torch.profiler.record_function(UPDATE):
-            return apply(*words)
-
-    engine._update.apply = marked
-
-
 def measure(resolved: Resolved) -> dict[str, int]:
-    """`peak` of a later step than the second, and of engines of our own `before_update` the peak before that;
-    `evaluation`: the peak of a second evaluation."""
+    """`peak` of a later step than the second; `evaluation`: the peak of a second evaluation."""
     engine: Any = build_engine(resolved, torch.device("cpu"))
-    if resolved.engine.name == "ddp":
-        _marked(engine)
     for _ in range(2):
         engine.train_step(_batches(resolved))
     held = _live_bytes()
     events = profiled_whole(lambda: engine.train_step(_batches(resolved)))
-    update_ns = min((event.start_ns() for event in events if event.name() == UPDATE), default=0)
-    found = {"peak": held + peak(events), "before_update": held + peak(events, update_ns)}
+    found = {"peak": held + peak(events)}
     if count := resolved.train.eval_every and resolved.train.eval_batches:
         engine.evaluate(_batches(resolved, count), count)
         held = _live_bytes()

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.core.engines import engine_of, states_of
+from hpc_gpt.core.engines import engine_of
 from hpc_gpt.core.engines.base.training import OptimizerMode, Training
 from hpc_gpt.core.errors import ConfigError, LayoutError
 from hpc_gpt.core.settings.experiment import Data, Engine
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.planner.memory import StageMemory, layers_of_stages, predict_memory, stage_params
+from hpc_gpt.planner.memory import StageMemory, layers_of_stages, predict_memory
 from hpc_gpt.planner.search import candidate_of
 from hpc_gpt.planner.training import has_mask
 from tests.core.engines.trainings import LLAMA, SMALL, trainings
@@ -57,9 +57,7 @@ def test_a_larger_micro_batch_or_sequence_never_needs_less(training: Training, m
     assert peak(longer) >= peak(training)
 
 
-GPT2 = Training(
-    ModelShape(768, 12, 12, vocab=50304, seq=1024), micro_batch=32, engine="ddp", flash=True, optimizer_mode="compiled"
-)
+GPT2 = Training(ModelShape(768, 12, 12, vocab=50304, seq=1024), micro_batch=32, engine="ddp", flash=True)
 
 
 @given(trainings())
@@ -184,22 +182,13 @@ def test_stages_are_indexed_as_a_sequence(training: Training) -> None:
         stages[len(stages)]
 
 
-MODES = ("fused", "foreach", "for-loop", "compiled")
+MODES = ("fused", "foreach", "for-loop")
 
 
 @given(trainings(), st.sampled_from(MODES))
-def test_no_update_needs_less_than_fused_but_the_compiled_one(training: Training, mode: OptimizerMode) -> None:
+def test_no_update_needs_less_than_fused(training: Training, mode: OptimizerMode) -> None:
     other = replace(training, optimizer_mode=mode)
-    if mode != "compiled":
-        assert peak(other) >= peak(training)
-    elif training.engine == "ddp" and training.dtype != "fp32" and training.dp == training.micro_batches == 1:
-        params = stage_params(training, 0)
-        assert (
-            states_of(training).state_bytes(training).gradients - states_of(other).state_bytes(other).gradients
-        ) * params == 2 * params
-        assert peak(other) < peak(training)
-    else:
-        assert peak(other) == peak(training)
+    assert peak(other) >= peak(training)
     published = replace(training, program_states=PROGRAMS["megatron"])
     assert peak(replace(published, optimizer_mode=mode)) == peak(published)
 

@@ -95,10 +95,12 @@ def test_products_in_fp8_under_ddp_gain_what_one_h100_measured() -> None:
     """docs/models-and-engines.md: four layers of Llama 3.1 8B at 85,998 tokens/s in bf16, 1.326 times that in FP8."""
     shape = replace(LLAMA, hidden=4096, heads=32, kv_heads=8, ffn=14336, layers=4, vocab=16032, seq=8192, tied=False)
     switches = {"compiled": True, "compiled_loss": True, "compiled_head": True, "one_pass_loss": True}
-    plain = Training(shape, micro_batch=2, engine="ddp", flash=True, optimizer_mode="compiled", **switches)  # type: ignore[arg-type]
-    bf16, fp8 = (
-        predict_step(replace(plain, matmul=way), machine_named("h100-80g", 8, "infiniband 8x400G")).step_s
+    plain = Training(shape, micro_batch=2, engine="ddp", flash=True, **switches)  # type: ignore[arg-type]
+    steps = [
+        predict_step(replace(plain, matmul=way), machine_named("h100-80g", 8, "infiniband 8x400G"))
         for way in ("none", "fp8-tensor")
-    )
+    ]
+    # The update of hpc-gpt 0.3, with which this was measured, moved 30 bytes a parameter; the fused one moves 38.
+    bf16, fp8 = (step.step_s - step.optimizer_s * (38 - 30) / 38 for step in steps)
     assert bf16 / fp8 == pytest.approx(1.326, rel=0.03)
     assert plain.global_batch * shape.seq / bf16 == pytest.approx(85_998, rel=0.05)

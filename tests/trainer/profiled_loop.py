@@ -30,8 +30,6 @@ STEPS = 2 * LOG_EVERY
 CASES: dict[str, tuple[Engine, dict[str, Any]]] = {
     "ddp": (Engine("ddp"), {}),
     "ddp bf16": (Engine("ddp"), {"dtype": "bf16"}),
-    # Operation by operation, each of which the profile shows.
-    "ddp bf16 compiled": (Engine("ddp", compile_backend="aot_eager"), {"dtype": "bf16", "optimizer_mode": "compiled"}),
     "fsdp": (Engine("fsdp"), {}),
     "deepspeed-zero 0": (Engine("deepspeed-zero", 0), {}),
     "deepspeed-zero 1": (Engine("deepspeed-zero", 1), {}),

@@ -34,7 +34,6 @@ from tests.trainer.alone import ALONE, CountingEngine
 from tests.trainer.checkpoints.test_training_state import Program
 from tests.trainer.checkpoints.test_universal import saved_states
 from tests.trainer.engines.test_attention import Breakable, asking
-from tests.trainer.engines.test_master_weights import Training
 from tests.trainer.launch import new_run, settings
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -244,9 +243,9 @@ ROWS: dict[str, Row] = {
     "Inductor without Triton": (on(builds("deepspeed-zero", zero_stage=3, compile="block"), triton=False),
      "engine.compile_backend is \"inductor\", which needs Triton for a GPU, but it is not installed | install torch's "
      f"CUDA wheel, which brings it, {NO_COMPILER}"),
-    "an update without a C++ compiler": (on(lambda: Training("inductor"), PATH="/none"),
+    "Inductor without a C++ compiler": (on(compiles(), PATH="/none"),
      'engine.compile_backend is "inductor", which needs a C++ compiler for a CPU, but there is no g++ on PATH | put '
-     "one on PATH or load its module, or leave train.optimizer_mode out"),
+     f"one on PATH or load its module, {NO_COMPILER}"),
     # attention
     "a kernel that a CPU lacks": (attends("cudnn"),
      'engine.attention is cudnn, but that kernel cannot run here: ... | use engine.attention = "auto", or flash or '

@@ -17,7 +17,6 @@ class Ddp(EngineFacts):
         "zero_stage": "engine.sharded_optimizer = true shards the optimizer, as ZeRO-1 does",
         "offload": "use --engine deepspeed-zero",
     }
-    compiles_update = True
     fast_ratios = {
         "compile": (1.012, 1.003, 1.003),  # edges
         "one_pass_loss": (1.062, 1.005, 1.058),
@@ -36,21 +35,15 @@ class Ddp(EngineFacts):
         if layout.ep > 1 and engine.sharded_optimizer:
             yield Fault(f"engine.sharded_optimizer needs the same weights on all ranks, but ep is {layout.ep}",
                         "leave it out, or use --engine fsdp, which shards everything")  # fmt: skip
-        if layout.ep > 1 and train.optimizer_mode == "compiled":
-            yield Fault(f"train.optimizer_mode compiled needs the same weights on all ranks, but ep is {layout.ep}",
-                        'use train.optimizer_mode = "fused", or --ep 1')  # fmt: skip
 
     def rule(self, training: Training) -> str:
         return "fp32" if training.dtype == "fp32" else "masters"
 
     def state_bytes(self, training: Training) -> StateBytes:
         """With master weights 2 + 4 + 4 + 8, the moments over dp if sharded, and 2 more for DDP's 16-bit buckets
-        (trainer/engines/master_weights.py). With the compiled update and one gradient per step 2 + 2 + 4 + 8, as the
-        gradient stays in 16 bits."""
+        (trainer/engines/master_weights.py)."""
         if training.dtype == "fp32":
             return plain_states(training)
-        if sums_in_half(training):
-            return StateBytes(2, 2, 12, 2, 2)
         dp = training.data_ranks
         bucket = 2 if dp > 1 else 0
         return StateBytes(2, 4 + bucket, 4 + (8 / dp if training.sharded_optimizer else 8), 4 + bucket, 4)
@@ -66,12 +59,6 @@ class Ddp(EngineFacts):
         """Whether gradients are copied by layers, as trainer/engines/master_weights.py does. With several ranks, those
         of the last micro-batch are in DistributedDataParallel's buckets instead."""
         return training.dtype != "fp32" and (training.data_ranks == 1 or training.micro_batches > 1)
-
-
-def sums_in_half(training: Training) -> bool:
-    """Whether the compiled update gets 16-bit gradients, as a step has only one gradient (trainer/engines/ddp.py)."""
-    compiled = training.optimizer_mode == "compiled" and training.dtype != "fp32"
-    return compiled and training.micro_batches == training.data_ranks == 1
 
 
 ENGINE = Ddp()

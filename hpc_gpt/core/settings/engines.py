@@ -53,7 +53,6 @@ def engine_faults(engine: Engine, layout: Layout, shape: ModelShape, train: Trai
     split = layout if shape.is_mixture else replace(layout, ep=1, etp=None)  # a dense model refuses these by itself
     faults = [*_layout_faults(engine, split), *_switch_faults(engine, layout, train)]
     faults += _offload_faults(engine, train)
-    faults += optimizer_faults(engine, train)
     faults += engine_shape_faults(engine, shape)
     faults += _expert_faults(engine, shape, train)
     return [*faults, *_size_faults(engine, layout, shape), *_context_faults(engine, layout, shape)]
@@ -180,28 +179,6 @@ def _offload_faults(engine: Engine, train: Train) -> Iterator[Fault]:
         yield Fault(f"train.optimizer_mode is {train.optimizer_mode}, but the host updates offloaded states, "
                     "and those kernels do not run there",
                     "leave train.optimizer_mode out: the host's own kernel is used")  # fmt: skip
-
-
-def optimizer_faults(engine: Engine, train: Train) -> Iterator[Fault]:
-    """The faults of `train.optimizer_mode = "compiled"` under the engine; none for another mode."""
-    if train.optimizer_mode != "compiled":
-        return
-    if not engine_named(engine.name).compiles_update:
-        takers = [name for name, other in trainers().items() if other.compiles_update]
-        yield Fault(f"train.optimizer_mode is compiled, which engine {engine.name} does not have",
-                    f"leave train.optimizer_mode out, or use --engine {' or '.join(takers)}")  # fmt: skip
-        return
-    if train.dtype == "fp32":
-        yield Fault("train.optimizer_mode is compiled, which updates 16-bit weights with their fp32 master weights, "
-                    "but train.dtype is fp32, which has none",
-                    'use train.dtype = "bf16" or "fp16", or leave train.optimizer_mode out')  # fmt: skip
-    if train.optimizer != "adamw":
-        yield Fault(f"train.optimizer_mode is compiled, which is AdamW, but train.optimizer is {train.optimizer}",
-                    'use train.optimizer = "adamw", or leave train.optimizer_mode out')  # fmt: skip
-    if engine.sharded_optimizer:
-        yield Fault("train.optimizer_mode is compiled, which updates all of a model in one pass, but "
-                    "engine.sharded_optimizer gives each rank a share",
-                    "leave train.optimizer_mode or engine.sharded_optimizer out")  # fmt: skip
 
 
 def check_products(resolved: Sized) -> None:

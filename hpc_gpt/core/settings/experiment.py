@@ -172,10 +172,10 @@ class Train:
     "Whether fp32 matrix products run as TF32, with 10 bits of mantissa."
     optimizer: Literal["adamw", "sgd"] = key("adamw", resume="never", affects=("speed",))
     "AdamW, or SGD without momentum."
-    optimizer_mode: Literal["fused", "foreach", "for-loop", "host", "compiled"] | None = key(
+    optimizer_mode: Literal["fused", "foreach", "for-loop", "host"] | None = key(
         None, resume="free", affects=("speed",)
     )
-    "How the update is computed; host: for offloaded states; compiled: in one pass (ddp, bf16 or fp16)."
+    "How the update is computed; host: for offloaded states."
     lr: float = key(3e-4, resume="never", affects=("schedule",), branch=True, least=0)
     "Learning rate after the warm-up; for example 3e-4."
     min_lr: float = key(0.0, resume="never", affects=("schedule",), branch=True, least=0)

@@ -84,10 +84,7 @@ _RULES = (
     _Rule(("train.keep_last", "train.save_in_background", "train.max_failed_saves"), _saves_nothing),
     _Rule(("train.hang_floor_s",), _is("train.hang_multiple", 0, ": nothing is a hang")),
     _Rule(("train.tf32",), _is_not("train.dtype", "fp32", ", and so are its products")),
-    _Rule(
-        ("engine.compile_backend",),
-        lambda sized: "" if sized.train.optimizer_mode == "compiled" else _is("engine.compile", "none")(sized),
-    ),
+    _Rule(("engine.compile_backend",), _is("engine.compile", "none")),
     _Rule(
         ("engine.prefetch", "engine.reshard", "engine.gather_blocks"),
         lambda sized: "" if sized.layout.data_ranks > 1 else "the weights are not sharded: dp is 1",

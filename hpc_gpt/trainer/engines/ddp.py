@@ -1,8 +1,7 @@
 """Engine ddp: the whole model on every rank, under torch's DistributedDataParallel; on one rank the bare model.
 
-bf16 and fp16 have fp32 master weights (`master_weights`); with `train.optimizer_mode` compiled these are in flat
-buffers, which one pass updates. With `engine.sharded_optimizer` ZeroRedundancyOptimizer splits the moments over the
-ranks by whole parameters.
+bf16 and fp16 have fp32 master weights (`master_weights`). With `engine.sharded_optimizer` ZeroRedundancyOptimizer
+splits the moments over the ranks by whole parameters.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from hpc_gpt.trainer.checkpoints.replicated import ReplicatedCheckpoint, read_wh
 from hpc_gpt.trainer.checkpoints.replicated import read_replicated as read_weights
 from hpc_gpt.trainer.engines import private_parts
 from hpc_gpt.trainer.engines.kernels import compile_model, compiler
-from hpc_gpt.trainer.engines.master_weights import HALF, FlatMasterWeights, MasterWeights, OnePassAdamW
+from hpc_gpt.trainer.engines.master_weights import HALF, MasterWeights
 from hpc_gpt.trainer.engines.optimizer import Update, build_optimizer, gradients_of, norms_of, owned
 from hpc_gpt.trainer.engines.protocol import TorchEngine
 from hpc_gpt.trainer.engines.torch_private import all_reduce_each, for_each
@@ -55,7 +54,7 @@ class Ddp(TorchEngine):
         # Weights of which other ranks have others; their gradients are averaged apart.
         self._of_experts = [one for one in self._parameters if layout.ep > 1 and is_of_experts(one)]
         self._same_experts = own_group(layout, "edp", dist.get_rank()) if layout.ep > 1 else None
-        optimizer = _build_optimizer(resolved, self._parameters, self._masters)
+        optimizer = _build_optimizer(resolved, self._parameters)
         compile_model(self.module, engine)
         in_fp8 = train.matmul != "none"
         self._cast_weights = WeightsOnce(self.module.blocks, compiler(engine)) if in_fp8 else None
@@ -65,10 +64,10 @@ class Ddp(TorchEngine):
         if layout.ep > 1:  # each expert counts on its first rank
             place = layout.data_rank(dist.get_rank())
             counted = [one for one in counted if place < (layout.ep if is_of_experts(one) else 1)]
-        in_pass = isinstance(self._masters, FlatMasterWeights)
-        norms = self._masters.norms if in_pass else lambda: norms_of(gradients_of(counted))  # type: ignore[union-attr]
         everyone = dist.group.WORLD if layout.tp > 1 or layout.ep > 1 else None
-        self._update = Update(optimizer, norms, everyone, train.clip, self._scaler, device)
+        self._update = Update(
+            optimizer, lambda: norms_of(gradients_of(counted)), everyone, train.clip, self._scaler, device
+        )
         self._checkpoint = self._checkpoint_of(optimizer)
 
     def _tensor_parallel(self) -> TensorParallel:
@@ -149,22 +148,12 @@ __all__ = ["Ddp", "build", "read_weights", "read_whole"]
 
 def _master_weights_of(resolved: Resolved, parts: list[list[nn.Parameter]]) -> MasterWeights | None:
     """The master weights of a model's `parts`, whose weights become bf16 or fp16; None in fp32."""
-    train = resolved.train
-    if train.dtype not in HALF:
-        return None
-    half = HALF[train.dtype]
-    if train.optimizer_mode != "compiled":
-        return MasterWeights(parts, half)
-    once = resolved.batch.micro_batches == resolved.layout.data_ranks == 1
-    return FlatMasterWeights(parts, half, half if once else torch.float32)
+    half = HALF.get(resolved.train.dtype)
+    return None if half is None else MasterWeights(parts, half)
 
 
-def _build_optimizer(
-    resolved: Resolved, parameters: list[nn.Parameter], masters: MasterWeights | None
-) -> torch.optim.Optimizer:
+def _build_optimizer(resolved: Resolved, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """Builds the optimizer of `parameters`, which are the master weights if there are any."""
-    if isinstance(masters, FlatMasterWeights):
-        return OnePassAdamW(resolved.train, masters, resolved.engine)
     whole = build_optimizer(resolved.train, parameters)
     if not resolved.engine.sharded_optimizer:
         return whole

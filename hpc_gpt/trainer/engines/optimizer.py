@@ -20,8 +20,7 @@ def build_optimizer(train: Train, parameters: Iterable[nn.Parameter]) -> torch.o
     Modes fused and host are torch's fused kernels, on the device or for states offloaded to the host: one pass, no
     compiler, and the host does not wait. Foreach launches one kernel per operation for all parameters, for-loop one per
     operation and parameter. With both the host waits for the gradient norm, because they cannot skip a step on the
-    device. Results differ only by rounding. Mode compiled is `master_weights.OnePassAdamW`, with master weights in flat
-    buffers.
+    device. Results differ only by rounding.
     """
     mode = train.optimizer_mode or "fused"
     how = {"fused": mode in ("fused", "host"), "foreach": mode == "foreach"}
@@ -80,10 +79,8 @@ def whole_norm(norms: Tensor, group: dist.ProcessGroup | None, device: torch.dev
 
 
 def is_fused(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `instruct` works on the optimizer: torch's fused kernels, and our own optimizer."""
-    if not optimizer.defaults.get("fused"):
-        return False
-    return getattr(optimizer, "obeys", False) or private_parts.can_use(private_parts.FUSED)
+    """Whether `instruct` works on the optimizer: with torch's fused kernels."""
+    return bool(optimizer.defaults.get("fused")) and private_parts.can_use(private_parts.FUSED)
 
 
 def instruct(optimizer: torch.optim.Optimizer, skipped: Tensor, divisor: Tensor | None, device: torch.device) -> None:

@@ -21,7 +21,7 @@ PLAIN = """
 order=100 plan_order=100 package=None trains_our_model=True is_program=False takes_command=False axes={}
 shape_parts={}
 cp_exchanges=('heads','keys') has_replicas=False zero_stages=(0,) default_stage=0 switches={OURS} alternatives={}
-recomputes=('none','selective','full') compiles_edges=True compiles_update=False fast_ratios={} matmuls={none}
+recomputes=('none','selective','full') compiles_edges=True fast_ratios={} matmuls={none}
 trains_fp16_on_cpu=True least_steps_after_warmup=0 fixed_train={} no_save=
 unfollowed={attn_pdrop,embd_pdrop,initializer_range,output_router_logits,resid_pdrop} converts={}
 loads_checkpoints_of={} saves_weights_again=False counts_evaluation=True has_dropout=False has_fused_kernels=False
@@ -51,7 +51,7 @@ ENGINES = {
         converts={layout.cp,layout.dp,layout.ep,layout.shard,layout.tp} loads_checkpoints_of={ddp}
         selects_operators=True overlaps_reduction=True pads_vocabulary=False synchronizations=0.1 scales_first=True
         is_pytorchs=True""",
-    "ddp": """order=40 plan_order=10 axes={cp,ep} switches={OURS,sharded_optimizer} compiles_update=True
+    "ddp": """order=40 plan_order=10 axes={cp,ep} switches={OURS,sharded_optimizer}
         shape_parts={experts,qk_norm,rotated}
         fast_ratios={'compile':(1.012,1.003,1.003),'one_pass_loss':(1.062,1.005,1.058),'keep_residuals':(1.012,1.009,1.01),'fused_bias_gradients':(1.013,1.012,1.01)}
         matmuls={fp8-tensor,none} converts={layout.cp,layout.dp,layout.ep,layout.shard,layout.tp}

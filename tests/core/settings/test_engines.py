@@ -41,8 +41,6 @@ def test_the_optimizers_mode_follows_from_offload():
     assert settle(Engine()).train.optimizer_mode == "fused"
     assert settle(Engine("deepspeed-zero", offload="optimizer")).train.optimizer_mode == "host"
     assert settle(Engine("ddp"), train=Train(optimizer_mode="for-loop")).train.optimizer_mode == "for-loop"
-    compiled = Train(optimizer_mode="compiled", dtype="fp16")
-    assert settle(Engine("ddp", compile_backend="aot_eager"), train=compiled).train.optimizer_mode == "compiled"
 
 
 SWITCHES = {

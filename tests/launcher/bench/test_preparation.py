@@ -125,24 +125,6 @@ def test_an_engine_without_a_compiler_is_measured_without(engine):
     assert any("engine.compile is none" in note for note in found.notes)
 
 
-def test_a_setting_that_one_engine_lacks_is_left_out():
-    compiled = {"train.optimizer_mode": "compiled"}
-    found = prepare_cells(BenchRequest("bench", LOCAL, compiled, engines=["ddp", "deepspeed-zero:1", "fsdp"]))
-    modes = [cell.prepared.resolved.train.optimizer_mode for cell in found.cells]
-    assert modes == ["compiled", "fused", "fused"]
-    for engine in ("deepspeed-zero", "fsdp"):
-        left_out = f"train.optimizer_mode is left out for engine {engine}: "
-        assert any(note.startswith(left_out) and engine in note[len(left_out) :] for note in found.notes)
-    with pytest.raises(UserError, match=r"train\.optimizer_mode is compiled, which engine fsdp does not have"):
-        prepare_cells(BenchRequest("bench", LOCAL, compiled, engines=["deepspeed-zero:1", "fsdp"]))
-    with pytest.raises(UserError, match=r"train\.dtype is fp32"):
-        prepare_cells(BenchRequest("bench", LOCAL, {**compiled, "train.dtype": "fp32"}, engines=["ddp", "fsdp"]))
-    # The bench's own choice gives way to what is asked for.
-    found = prepare_cells(BenchRequest("bench", LOCAL, {"train.dtype": "fp32"}))
-    assert found.cells[0].prepared.resolved.train.optimizer_mode == "fused"
-    assert any(note.startswith("train.optimizer_mode is left out for engine ddp: ") for note in found.notes)
-
-
 def test_without_a_compiler_and_a_gpu_nothing_is_compiled(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
@@ -151,18 +133,6 @@ def test_without_a_compiler_and_a_gpu_nothing_is_compiled(monkeypatch, tmp_path)
     assert any("no" in note and "g++" in note for note in found.notes)
     assert settled(has_gpu=True)[0][1].engine.compile == "edges"
     assert settled(overrides={"engine.compile": "block"})[0][1].engine.compile == "block"
-
-
-def test_without_a_compiler_the_update_is_fused_by_default(monkeypatch, tmp_path):
-    row = {"experiment": "memory-techniques", "row": "compiled-optimizer"}
-    assert settled(**row, has_gpu=True)[0][1].train.optimizer_mode == "compiled"
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    found = prepare_cells(BenchRequest("memory-techniques", LOCAL, row="compiled-optimizer"))
-    assert found.cells[0].prepared.resolved.train.optimizer_mode == "fused"
-    assert any(note.startswith("train.optimizer_mode is not compiled: ") for note in found.notes)
-    ((_, asked),) = settled(**row, overrides={"train.optimizer_mode": "compiled"})
-    assert asked.train.optimizer_mode == "compiled"
 
 
 def test_a_row_of_a_sweep():

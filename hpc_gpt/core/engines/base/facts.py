@@ -89,7 +89,6 @@ class EngineFacts(States):
     alternatives: ClassVar[Mapping[str, str]] = {}  # {a switch that it lacks: another setting that does the same}
     recomputes: ClassVar[tuple[Recompute, ...]] = RECOMPUTES
     compiles_edges: ClassVar[bool] = True  # whether embedding and head can be compiled, too
-    compiles_update: ClassVar[bool] = False
     # {a fast setting (`core.settings.engines`): speed with it divided by speed without, compiled by block, on each of
     # MEASURED_ON; None if it was not measured there}
     fast_ratios: ClassVar[Mapping[str, tuple[float | None, ...]]] = {}

@@ -14,7 +14,7 @@ from hpc_gpt.core.settings.services import AttentionKernel, CudaGraph, Dispatche
 from hpc_gpt.core.settings.shape_split import expert_params, kind_params, split_obstacle
 
 Offload = Literal["none", "optimizer", "full"]
-OptimizerMode = Literal["fused", "foreach", "for-loop", "compiled"]
+OptimizerMode = Literal["fused", "foreach", "for-loop"]
 # Bytes of a logit at the peak of the loss: operators in 16 bits, compiled passes in fp32, one kernel.
 LOGIT_BYTES = {"half": 8.0, "jit": 10.0, "kernel": 4.0}
 _SIZES = (*AXES, "ep", "etp", "vp", "micro_batch", "micro_batches", "loss_chunks")
