@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from hpc_gpt.core.gone import GONE
+from hpc_gpt.core.tables import flat
 from tests.cli.command import error_of, hpc_gpt, in_process
 from tests.made_runs import a_run
 from tests.specimens.__main__ import ARCHIVE
@@ -51,6 +53,9 @@ def test_a_specimen_is_shown_and_reported(specimen):
     why = json.loads(in_process("why", specimen, "--json").stdout)
     assert (status["state"], record["ended"], why["ended"]) == ("done", "done", "done")
     kept.pop("sources")
+    kept.pop("config_hash")  # computed anew
+    before, now = flat(kept.pop("settings")), flat(record["settings"])
+    assert {key: now[key] for key in before if key not in GONE} == {key: before[key] for key in before.keys() - GONE}
     for before, now in zip(kept.pop("attempts"), record["attempts"], strict=True):
         assert {key: now[key] for key in before} == before
     assert {key: record[key] for key in kept} == kept, "keys are only ever added"

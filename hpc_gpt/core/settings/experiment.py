@@ -43,21 +43,21 @@ class Data:
     "Share of the tokens, or of the files of a stream, reserved for evaluation, from 0 to 1."
     tokenizer: str = key("byte", resume="never", affects=("speed",))
     '"byte", "char", a table FILE.vocab.json, a tokenizer.json, or "tiktoken:NAME"; a token file has its own.'
-    begin_token: bool = key(False, resume="never", affects=("speed",), since="0.1")
+    begin_token: bool = key(False, resume="never", affects=("speed",))
     "Each document of a stream begins with the tokenizer's begin-of-text token."
-    mask_documents: bool = key(False, resume="never", affects=("speed",), since="0.2")
+    mask_documents: bool = key(False, resume="never", affects=("speed",))
     "Attention stays within a document, up to its end token; positions restart after that token."
-    end_token: int | None = key(None, resume="never", affects=("speed",), since="0.2")
+    end_token: int | None = key(None, resume="never", affects=("speed",))
     "Token that ends a document, for mask_documents; by default the end token of the tokenizer."
     workers: int = key(0, resume="free", affects=("speed",), least=0, hint="0 reads in the rank itself")
     "Processes per rank that tokenise a stream; with 0 the rank does it itself; for example 4."
     on_bad_shard: Literal["stop", "skip"] = key("stop", resume="free", affects=("speed",))
     "A damaged file of a stream stops the run (stop), or what remains of the file is skipped and counted (skip)."
-    mix: dict[str, MixedSource] | None = key(None, resume="never", affects=("schedule",), since="0.2")
+    mix: dict[str, MixedSource] | None = key(None, resume="never", affects=("schedule",))
     "Sources of a mixture, one table per name; replaces path."
-    phases: tuple[float, ...] = key((), resume="never", affects=("schedule",), since="0.2", thousand=1000)
+    phases: tuple[float, ...] = key((), resume="never", affects=("schedule",), thousand=1000)
     'Token counts after which the next phase of a mixture begins, with other weights; for example [30e9], or ["30B"].'
-    max_epochs: float = key(4.0, resume="free", affects=(), since="0.2", least=0, hint="0 is no limit")
+    max_epochs: float = key(4.0, resume="free", affects=(), least=0, hint="0 is no limit")
     "Most epochs of the data; beyond it a mixture's source is refused, other data get a note; 0: no limit."
 
 
@@ -77,7 +77,7 @@ class Engine:
     "Parts that torch.compile compiles: each block and the loss, also the embedding and head (edges), or all as one."
     compile_backend: Literal["inductor", "aot_eager"] = key("inductor", resume="free", affects=("speed",))
     "Compiler backend: inductor generates kernels, aot_eager only captures the graph."
-    keep_residuals: bool = key(False, resume="free", affects=("speed",), since="0.1")
+    keep_residuals: bool = key(False, resume="free", affects=("speed",))
     "Whether a compiled block keeps the residual after attention instead of recomputing it in the backward pass."
     sequence_parallel: bool = key(False, resume="free", affects=("speed",))
     "Whether the tokens of norms and residuals are split over the tensor-parallel ranks; needs tp 2 or more."
@@ -95,9 +95,9 @@ class Engine:
     "Whether the activations of the layers are kept in host memory."
     loss_chunks: int = key(1, resume="free", affects=("speed",))
     "Pieces in which the logits are computed, and recomputed in the backward pass; 1 or more."
-    one_pass_loss: bool = key(False, resume="free", affects=("speed",), since="0.1")
+    one_pass_loss: bool = key(False, resume="free", affects=("speed",))
     "Whether the loss and its gradients are computed together, each piece once."
-    fused_bias_gradients: bool = key(False, resume="free", affects=("speed",), since="0.1")
+    fused_bias_gradients: bool = key(False, resume="free", affects=("speed",))
     "Whether the gradients of QKV and GELU are computed together with those of their biases."
     sharded_optimizer: bool = key(False, resume="free", affects=("speed",))
     "Whether the moments of the optimizer are sharded over dp; needs dp 2 or more."
@@ -105,9 +105,9 @@ class Engine:
     "Whether the weights of the next two blocks are gathered in advance."
     reshard: bool = key(True, resume="free", affects=("speed",))
     "Whether the gathered weights of a block are freed after its forward pass."
-    gather_blocks: int | None = key(None, resume="free", affects=("speed",), since="0.3")
+    gather_blocks: int | None = key(None, resume="free", affects=("speed",))
     "Blocks whose weights are gathered together, 1 or more; by default more than one only if they are small."
-    cp_exchange: CpExchange = key("heads", resume="free", affects=("speed",), since="0.2")
+    cp_exchange: CpExchange = key("heads", resume="free", affects=("speed",))
     "Exchanged between the ranks of cp: heads, all keys and values, or keys in a ring (engine megatron-lm only)."
     megatron_args: tuple[str, ...] = key((), resume="free", affects=("speed",))
     'Further arguments of pretrain_gpt.py; for example ["--num-layers-per-virtual-pipeline-stage", "2"].'
@@ -125,15 +125,15 @@ class LayoutRequest:
     "Tensor parallel size: GPUs that share each matrix, within a node; for example 4."
     pp: int | None = key(None, resume="converted", affects=("speed",))
     "Pipeline parallel size: stages of layers; for example 16."
-    cp: int | None = key(None, resume="converted", affects=("speed",), not_in_hash=(None, 1))
+    cp: int | None = key(None, resume="converted", affects=("speed",), defaults=(None, 1))
     "Context parallel size: GPUs that share each sample's tokens; by default 1; for example 4."
     dp: int | None = key(None, resume="converted", affects=("speed",))
     "Data parallel size: copies of the model; by default gpus / (tp x cp x pp)."
-    ep: int | None = key(None, resume="converted", affects=("speed",), not_in_hash=(None, 1))
+    ep: int | None = key(None, resume="converted", affects=("speed",), defaults=(None, 1))
     "Expert parallel size: ranks of cp x dp that divide the experts of a layer; by default 1; for example 8."
-    etp: int | None = key(None, resume="never", affects=("speed",), since="0.4")
+    etp: int | None = key(None, resume="never", affects=("speed",))
     "GPUs that share each expert, on engine megatron-lm: ep x etp divides tp x cp x dp; by default tp; for example 1."
-    shard: int | None = key(None, resume="converted", affects=("speed",), since="0.3")
+    shard: int | None = key(None, resume="converted", affects=("speed",))
     "Neighbours on the data axis over which fsdp shards, a divisor of cp x dp; by default all; for example 8."
     micro_batch: int | None = key(None, resume="free", affects=("speed",))
     "Samples per forward pass of a rank; for example 4."
@@ -160,11 +160,11 @@ class Train:
     "Minutes after which the run ends as done, once the current step is complete; for example 90."
     dtype: Dtype = key("bf16", resume="never", affects=("speed",))
     "Data type of the matrix products; bf16 and fp16 keep fp32 master weights."
-    matmul: Matmul = key("none", resume="never", affects=("speed",), since="0.2")
+    matmul: Matmul = key("none", resume="never", affects=("speed",))
     "Format of the matrix products in blocks, with dtype bf16; ddp and fsdp train with fp8-tensor; others: plan only."
     seed: int = key(1, resume="never", affects=("schedule",))
     "Seed of the initial weights and of the order of the data; for example 1."
-    init: str | None = key(None, resume="never", affects=("schedule",), since="0.1", of_our_loop=True)
+    init: str | None = key(None, resume="never", affects=("schedule",), of_our_loop=True)
     'Folder with config.json and safetensors (transformers) to begin from, not random weights; "Llama-3.2-1B".'
     deterministic: bool = key(False, resume="free", affects=("speed",))
     "Whether only deterministic kernels run: slower, but the same layout gives the same bits."
@@ -186,11 +186,9 @@ class Train:
         "cosine", resume="never", affects=("schedule",), branch=True
     )
     "Learning rate after the warm-up: falls to min_lr as a cosine or a line, stays, or falls in the last steps (wsd)."
-    decay_steps: int | None = key(None, resume="never", affects=("schedule",), branch=True, since="0.2", least=1)
+    decay_steps: int | None = key(None, resume="never", affects=("schedule",), branch=True, least=1)
     "Number of last steps in which wsd falls to min_lr; by default a tenth of steps; for example 2000."
-    decay_shape: Literal["linear", "1-sqrt"] = key(
-        "linear", resume="never", affects=("schedule",), branch=True, since="0.2"
-    )
+    decay_shape: Literal["linear", "1-sqrt"] = key("linear", resume="never", affects=("schedule",), branch=True)
     "Shape of the fall of wsd: a line, or 1 minus the square root of the share of decay_steps that is done."
     weight_decay: float = key(0.1, resume="never", affects=("schedule",), branch=True, least=0)
     "Weight decay of AdamW, applied only to matrices and embeddings; for example 0.1."
@@ -202,13 +200,13 @@ class Train:
     "Term that AdamW adds to the square root of the second moment."
     clip: float = key(1.0, resume="never", affects=("speed",), least=0)
     "Largest norm of the gradient, which is clipped to it; 0: no clipping."
-    balance: Balance | None = key(None, resume="never", affects=("schedule",), since="0.3", of_our_loop=True)
+    balance: Balance | None = key(None, resume="never", affects=("schedule",), of_our_loop=True)
     "How a mixture's experts get equally many tokens; by default loss, or bias if router_bias; none with init."
-    balance_coef: float = key(0.001, resume="never", affects=("schedule",), since="0.3", least=0)
+    balance_coef: float = key(0.001, resume="never", affects=("schedule",), least=0)
     "Coefficient of the balance loss, summed over the layers; for example 0.01."
-    balance_rate: float = key(0.001, resume="never", affects=("schedule",), since="0.3", least=0)
+    balance_rate: float = key(0.001, resume="never", affects=("schedule",), least=0)
     "Step by which balance bias moves a router's choice bias after each optimizer step; for example 0.001."
-    z_loss: float = key(0.0, resume="never", affects=("schedule",), since="0.3", least=0)
+    z_loss: float = key(0.0, resume="never", affects=("schedule",), least=0)
     "Coefficient of the z-loss: the mean of logsumexp^2 of a router's logits, summed over layers; for example 0.001."
     log_every: int = key(10, resume="free", affects=(), least=1)
     "Steps between two logged lines, 1 or more; for example 10."
@@ -218,9 +216,9 @@ class Train:
     "Micro-batches per rank and evaluation; for example 4."
     save_every: int = key(0, resume="free", affects=(), least=0)
     "Steps between two checkpoints; 0: only the last one; for example 500."
-    save_minutes: float | None = key(None, resume="free", affects=(), since="0.1", above=0, of_our_loop=True)
+    save_minutes: float | None = key(None, resume="free", affects=(), above=0, of_our_loop=True)
     "Minutes between two checkpoints, while the disk has space; 30 for a new run that sets no other save."
-    save_at: tuple[int, ...] = key((), resume="free", affects=(), since="0.1", of_our_loop=True)
+    save_at: tuple[int, ...] = key((), resume="free", affects=(), of_our_loop=True)
     "Steps after which a checkpoint is saved and always kept, whatever keep_last is; for example [1000, 5000]."
     save_last: bool = key(True, resume="free", affects=())
     "Whether a checkpoint is saved when an attempt ends."
@@ -236,7 +234,7 @@ class Train:
     "Steps in a row without a finite loss or gradient after which the attempt ends; 0: no limit."
     until_loss: float | None = key(None, resume="free", affects=())
     "Loss at which the run ends as done: of an evaluation, else the mean of 20 steps; for example 3.2."
-    profile_steps: tuple[int, ...] = key((), resume="free", affects=(), since="0.1", of_our_loop=True)
+    profile_steps: tuple[int, ...] = key((), resume="free", affects=(), of_our_loop=True)
     "First and last step that torch's profiler records, on the first and the last rank; for example [10, 12]."
     hang_multiple: float = key(20.0, resume="free", affects=(), least=0)
     "No step of any rank for this many times the median step is a hang; 0: never."
@@ -282,13 +280,13 @@ class Job:
     "Budget of a run over all its attempts, in GPU-hours; for example 500."
     retry_pause_s: int | None = key(None, resume="free", affects=())
     "Seconds before the first retry; doubled with each failure in a row; for example 30."
-    restart_in_job: bool | None = key(None, resume="free", affects=(), since="0.3")
+    restart_in_job: bool | None = key(None, resume="free", affects=())
     "Whether a failed attempt is retried in its job; by default not a script's, on this machine if it has saved."
-    restart_min_s: int = key(600, resume="free", affects=(), since="0.3", least=0)
+    restart_min_s: int = key(600, resume="free", affects=(), least=0)
     "Seconds of training that a job must still hold, beside a start and a save, for a restart in it."
-    restart_pauses_s: int = key(300, resume="free", affects=(), since="0.3", least=0)
+    restart_pauses_s: int = key(300, resume="free", affects=(), least=0)
     "Seconds that a job may idle in pauses before restarts, all together; a longer pause is spent in the queue."
-    slow_ranks: SlowRanks = key("note", resume="free", affects=(), since="0.3")
+    slow_ranks: SlowRanks = key("note", resume="free", affects=())
     "What a slow rank causes: a note, or at most once a day a restart without its node."
     preflight: bool | None = key(None, resume="free", affects=())
     "Whether every node is probed before the ranks start."
@@ -329,13 +327,13 @@ class Command:
     "Seconds without output after which a program without steps counts as a hang; for example 1800."
     snapshot: bool = key(True, resume="free", affects=())
     "Whether the run keeps a copy of workdir, without files that git ignores, from which every attempt runs."
-    link: tuple[str, ...] = key((), resume="free", affects=(), since="0.2")
+    link: tuple[str, ...] = key((), resume="free", affects=())
     'Paths in workdir that are linked into the copy instead of copied; for example ["data"].'
-    script: str | None = key(None, resume="never", affects=(), since="0.2")
+    script: str | None = key(None, resume="never", affects=())
     'Job script that runs unchanged, in place of run; searched as workdir is; for example "train.slurm".'
-    args: tuple[str, ...] = key((), resume="never", affects=("speed",), since="0.2")
+    args: tuple[str, ...] = key((), resume="never", affects=("speed",))
     'Arguments of script; for example ["--lr", "3e-4"].'
-    values: dict[str, str | int | float] | None = key(None, resume="free", affects=(), since="0.2")
+    values: dict[str, str | int | float] | None = key(None, resume="free", affects=())
     "Your own names, filled in as {name} in every text of [command]; rows of a sweep can set them; {lr = 3e-4}."
 
 

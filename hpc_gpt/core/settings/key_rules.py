@@ -1,7 +1,7 @@
 """`KeyRules`, the rules of each key in an experiment's tables: when it may change, and what it affects."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -24,8 +24,8 @@ class KeyRules:
     sample, whose lengths are powers of two.
     `site_may_set`: the key belongs to one cluster, so a run that resumes on another one drops it.
     `of_our_loop`: another program does not follow the key.
-    `not_in_hash`: values that are not part of `config_hash`. A key that is added later has its default here, so that
-    runs made before keep their hash.
+    `defaults`: its default, and other values that mean the same. A key with one of them is neither in the text of
+    resolved.json nor in `config_hash`, so that neither changes with keys that are added later.
     """
 
     resume: Literal["never", "converted", "free"]
@@ -38,7 +38,7 @@ class KeyRules:
     site_may_set: bool = False
     of_our_loop: bool = False
     branch: bool = False
-    not_in_hash: tuple[Any, ...] = ()
+    defaults: tuple[Any, ...] = ()
 
     def fault(self, value: Any) -> str:
         """The fault of a number, as text to follow its key's name; empty if it is allowed."""
@@ -63,11 +63,10 @@ def key(
     *,
     resume: Literal["never", "converted", "free"],
     affects: tuple[Literal["speed", "schedule"], ...],
-    since: str = "",
     **rules: Any,
 ) -> Any:
-    """A key of a table: its default and its rules; `since`: its first version, if there were runs before the key."""
-    rules = {"not_in_hash": (default,) if since else (), **rules}
+    """A key of a table: its default and its rules."""
+    rules = {"defaults": (default,), **rules}
     return field(default=default, metadata={"rules": KeyRules(resume, affects, **rules)})
 
 
@@ -79,6 +78,12 @@ def number_faults(name: str, table: Any, hint: str, but: Collection[str] = ()) -
         for key, rules in key_rules(table).items()
         if key not in but and (fault := rules.fault(getattr(table, key)))
     }
+
+
+def without_defaults(table: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a table's keys that differ from the keys' defaults."""
+    rules = key_rules(table)
+    return {name: value for name, value in values.items() if value not in rules[name].defaults}
 
 
 def key_rules(table: Any) -> dict[str, KeyRules]:

@@ -52,73 +52,73 @@ class Model:
     "Whether the head shares the weight of the embedding."
     vocab_multiple: int | None = key(None, resume="never", affects=("speed",))
     "The embedding's rows are padded to a multiple of this, which tp must divide; for example 64."
-    hf: str | None = key(None, resume="never", affects=(), since="0.1")
+    hf: str | None = key(None, resume="never", affects=())
     'A config.json of transformers, or its folder, looked for beside the experiment; for example "Llama-3.1-8B".'
-    kv_heads: int | None = key(None, resume="never", affects=("speed",), since="0.1")
+    kv_heads: int | None = key(None, resume="never", affects=("speed",))
     "Number of key and value heads; it must divide heads, which is its default; for example 8."
-    head_dim: int | None = key(None, resume="never", affects=("speed",), since="0.1")
+    head_dim: int | None = key(None, resume="never", affects=("speed",))
     "Width of a head; positions rope needs an even one; by default hidden / heads; for example 128."
-    ffn: int | None = key(None, resume="never", affects=("speed",), since="0.1")
+    ffn: int | None = key(None, resume="never", affects=("speed",))
     "Width inside the MLP; tp must divide it; by default 4 x hidden; for example 14336."
-    mlp: MlpKind | None = key(None, resume="never", affects=("speed",), since="0.1")
+    mlp: MlpKind | None = key(None, resume="never", affects=("speed",))
     "The MLP: gelu has two matrices, swiglu three, one of them a gate; by default gelu."
-    norm: NormKind | None = key(None, resume="never", affects=("speed",), since="0.1")
+    norm: NormKind | None = key(None, resume="never", affects=("speed",))
     "The norm before attention, MLP and head; by default layernorm."
-    norm_eps: float | None = key(None, resume="never", affects=("speed",), since="0.1")
+    norm_eps: float | None = key(None, resume="never", affects=("speed",))
     "Added to the variance in a norm, above 0; by default 1e-5; for example 1e-6."
-    positions: Positions | None = key(None, resume="never", affects=("speed",), since="0.1")
+    positions: Positions | None = key(None, resume="never", affects=("speed",))
     "Position encoding: learned vectors, or rope, which rotates queries and keys; by default learned."
-    rope_theta: float | None = key(None, resume="never", affects=("speed",), since="0.1")
+    rope_theta: float | None = key(None, resume="never", affects=("speed",))
     "Base of the rotation's wavelengths, above 1; by default 10000; for example 500000."
-    rope_scaling: RopeScaling | None = key(None, resume="never", affects=("speed",), since="0.1")
+    rope_scaling: RopeScaling | None = key(None, resume="never", affects=("speed",))
     "Lowers the rotation's frequencies for sequences longer than those of the first training; see [model.rope_scaling]."
-    bias: Bias | None = key(None, resume="never", affects=("speed",), since="0.1")
+    bias: Bias | None = key(None, resume="never", affects=("speed",))
     "Linear layers with a bias: all, only query, key and value (qkv), or none; by default all."
-    qk_norm: bool | Literal["width"] | None = key(None, resume="never", affects=("speed",), since="0.1")
+    qk_norm: bool | Literal["width"] | None = key(None, resume="never", affects=("speed",))
     "RMSNorm of queries and keys before the rotation: of each head (true), or of all heads as one (width)."
-    nope_every: int | None = key(None, resume="never", affects=("speed",), since="0.1")
+    nope_every: int | None = key(None, resume="never", affects=("speed",))
     "Every n-th layer has no rotation, n at least 2; by default every layer has one; for example 4."
-    pad_token: int | None = key(None, resume="never", affects=("schedule",), since="0.2")
+    pad_token: int | None = key(None, resume="never", affects=("schedule",))
     "Token whose embedding row gets no gradient; by default the pad_token_id of config.json, if it has one."
-    experts: int | None = key(None, resume="never", affects=("speed",), since="0.4")
+    experts: int | None = key(None, resume="never", affects=("speed",))
     "Experts of a layer, 2 or more; by default none; [model] ffn is then the width of dense layers; for example 128."
-    experts_per_token: int | None = key(None, resume="never", affects=("speed",), since="0.4")
+    experts_per_token: int | None = key(None, resume="never", affects=("speed",))
     "Experts that each token is sent to, at most experts; for example 8."
-    expert_ffn: int | None = key(None, resume="never", affects=("speed",), since="0.4")
+    expert_ffn: int | None = key(None, resume="never", affects=("speed",))
     "Width inside one expert; for example 768."
-    shared_ffn: int | None = key(None, resume="never", affects=("speed",), since="0.4")
+    shared_ffn: int | None = key(None, resume="never", affects=("speed",))
     "Width of the shared experts, which every token passes, all together; by default there are none; for example 1408."
-    shared_gate: bool | None = key(None, resume="never", affects=("speed",), since="0.4")
+    shared_gate: bool | None = key(None, resume="never", affects=("speed",))
     "Whether a sigmoid of each token weighs the shared experts, as in Qwen1.5 and Qwen2; by default false."
-    dense_layers: int | None = key(None, resume="never", affects=("speed",), since="0.4")
+    dense_layers: int | None = key(None, resume="never", affects=("speed",))
     "First layers without experts, whose MLP has width ffn; by default 0; for example 3."
-    router: Router | None = key(None, resume="never", affects=("speed",), since="0.4")
+    router: Router | None = key(None, resume="never", affects=("speed",))
     "Weights of a token's experts: softmax of all, topk-softmax of the chosen ones, or sigmoid; by default softmax."
-    router_bias: bool | None = key(None, resume="never", affects=("speed",), since="0.4")
+    router_bias: bool | None = key(None, resume="never", affects=("speed",))
     "Whether a bias that balances the load is added to choose experts, not to weigh them; by default false."
-    expert_groups: int | None = key(None, resume="never", affects=("speed",), since="0.4")
+    expert_groups: int | None = key(None, resume="never", affects=("speed",))
     "Groups of experts, of which each token uses groups_per_token; it divides experts; for example 8."
-    groups_per_token: int | None = key(None, resume="never", affects=("speed",), since="0.4")
+    groups_per_token: int | None = key(None, resume="never", affects=("speed",))
     "Groups whose experts a token may be sent to, at most expert_groups; for example 4."
-    norm_topk: bool | None = key(None, resume="never", affects=("speed",), since="0.4")
+    norm_topk: bool | None = key(None, resume="never", affects=("speed",))
     "Whether the weights of a token's experts are divided by their sum; by default false."
-    router_scale: float | None = key(None, resume="never", affects=("speed",), since="0.4")
+    router_scale: float | None = key(None, resume="never", affects=("speed",))
     "Factor of the weights of a token's experts, above 0; by default 1; for example 2.5."
-    rotated: float | None = key(None, resume="never", affects=("speed",), since="0.4")
+    rotated: float | None = key(None, resume="never", affects=("speed",))
     "Share of each head that is rotated, above 0 and at most 1; by default 1; GLM-4.5 has 0.5."
-    q_lora: int | None = key(None, resume="never", affects=("speed",), since="0.4")
+    q_lora: int | None = key(None, resume="never", affects=("speed",))
     "Rank of the queries in DeepSeek's attention; by default they have a whole matrix; plan only; for example 1536."
-    kv_lora: int | None = key(None, resume="never", affects=("speed",), since="0.4")
+    kv_lora: int | None = key(None, resume="never", affects=("speed",))
     "Rank of keys and values in DeepSeek's attention, which this key chooses; plan only; for example 512."
-    qk_rope: int | None = key(None, resume="never", affects=("speed",), since="0.4")
+    qk_rope: int | None = key(None, resume="never", affects=("speed",))
     "Rotated part of head_dim in DeepSeek's attention, shared by the keys of all heads; plan only; for example 64."
-    v_head: int | None = key(None, resume="never", affects=("speed",), since="0.4")
+    v_head: int | None = key(None, resume="never", affects=("speed",))
     "Width of a head's values in DeepSeek's attention; by default head_dim; plan only; for example 128."
-    window: int | None = key(None, resume="never", affects=("speed",), since="0.4")
+    window: int | None = key(None, resume="never", affects=("speed",))
     "Keys that a token attends to in layers with a window; by default no layer has one; plan only; for example 128."
-    window_every: int | None = key(None, resume="never", affects=("speed",), since="0.4")
+    window_every: int | None = key(None, resume="never", affects=("speed",))
     "Every n-th layer has the window, from the first on; by default all; plan only; for example 2."
-    sinks: bool | None = key(None, resume="never", affects=("speed",), since="0.4")
+    sinks: bool | None = key(None, resume="never", affects=("speed",))
     "Whether each head has a sink, a score without a value, as in gpt-oss; by default false; plan only."
-    mtp_layers: int | None = key(None, resume="never", affects=("speed",), since="0.4")
+    mtp_layers: int | None = key(None, resume="never", affects=("speed",))
     "Further layers that predict later tokens (DeepSeek's MTP), not counted as parameters; by default 0; plan only."

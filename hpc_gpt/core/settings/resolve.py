@@ -2,7 +2,7 @@
 an experiment."""
 
 import contextlib
-from dataclasses import asdict, fields, replace
+from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from hpc_gpt.core.formulas import MOST_TOKENS
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.engines import engine_shape_faults, resolve_engine, resolve_train
 from hpc_gpt.core.settings.experiment import Command, Data, Engine, Experiment, Job, LayoutRequest, ScriptFacts, Train
-from hpc_gpt.core.settings.key_rules import key_rules, number_faults
+from hpc_gpt.core.settings.key_rules import key_rules, number_faults, without_defaults
 from hpc_gpt.core.settings.layout import AXES, Batch, Layout, check_gpus, check_nodes, nodes_for, solve_batch
 from hpc_gpt.core.settings.mixture import MIX, mixture_faults
 from hpc_gpt.core.settings.model_keys import Model
@@ -21,7 +21,7 @@ from hpc_gpt.core.settings.model_shape import ModelShape, architecture_of
 from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.core.settings.resolved import JOB_NAME_BYTES, Resolved, cut_name
 from hpc_gpt.core.settings.schedule import excess_of
-from hpc_gpt.core.settings.services import SERVICES, changed_keys, check_services
+from hpc_gpt.core.settings.services import SERVICES, check_services
 from hpc_gpt.core.settings.shape_rules import check_shape, shape_faults
 from hpc_gpt.core.settings.shape_split import Obstacle, check_split, default_tp, expert_obstacles, split_obstacles
 from hpc_gpt.core.settings.sized import NO_BATCH, NO_MODEL, Sized, model_table, program_tables, runs_program
@@ -439,15 +439,6 @@ def experiment_tables(resolved: Sized) -> dict[str, dict[str, Any]]:
     # `resolve` puts the profile's flags before the experiment's own.
     job["sbatch"] = resolved.job.sbatch[len(profile.sbatch) :]
     job["srun"] = resolved.job.srun[len(profile.srun) :]
-    engine = asdict(resolved.engine)
-    if resolved.engine.cp_exchange == "heads":
-        del engine["cp_exchange"]  # a later key: without it the text never changes
-    if resolved.engine.gather_blocks is None:
-        del engine["gather_blocks"]
-    train = asdict(resolved.train)
-    for key in ("matmul", "balance", "balance_coef", "balance_rate", "z_loss"):
-        if train[key] == getattr(Train, key):
-            del train[key]
     layout = {
         "gpus": resolved.gpus,
         "nodes": resolved.nodes,
@@ -460,12 +451,12 @@ def experiment_tables(resolved: Sized) -> dict[str, dict[str, Any]]:
     return {
         "model": {"preset": resolved.preset, **model_table(resolved)},
         "data": asdict(resolved.data),
-        "engine": engine,
+        "engine": asdict(resolved.engine),
         "layout": layout,
-        "train": train,
+        "train": asdict(resolved.train),
         "job": job,
         **program_tables(resolved),
-        **{name: changed_keys(getattr(resolved, name)) for name in SERVICES},
+        **{name: without_defaults(table := getattr(resolved, name), vars(table)) for name in SERVICES},
     }
 
 
@@ -483,8 +474,8 @@ def experiment_of(resolved: Sized) -> Experiment:
 def experiment_text(resolved: Resolved, comment: str) -> str:
     """The TOML text of that experiment, after a line with `comment`."""
     lines = [f"# {comment}", *toml_lines({"name": resolved.name})]
+    kinds = {entry.name: entry.default_factory for entry in fields(Experiment) if entry.default_factory is not MISSING}
     for name, table in experiment_tables(resolved).items():
-        if name in SERVICES and not table:
-            continue
-        lines += ["", f"[{name}]", *toml_lines(table)]
+        if given := toml_lines(without_defaults(kinds[name], table)):
+            lines += ["", f"[{name}]", *given]
     return "\n".join(lines) + "\n"

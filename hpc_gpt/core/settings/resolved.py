@@ -17,9 +17,9 @@ from typing import Any
 
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.gone import split_gone
-from hpc_gpt.core.settings.cluster import OF_THE_PLANNER
+from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.core.settings.services import SERVICES, changed_keys
+from hpc_gpt.core.settings.services import SERVICES
 from hpc_gpt.core.settings.shape_rules import check_shape
 from hpc_gpt.core.settings.sized import (
     SCHEMA,
@@ -36,8 +36,6 @@ from hpc_gpt.core.typed_tables import from_tables
 # first version whose runs and scripts later ones read, so it reads only 2. The rule also holds for scripts, as each
 # carries its resolved.json.
 _READABLE = (SCHEMA,)
-# Keys of [engine] that were added later, but are written even with their defaults.
-_WRITTEN = ("keep_residuals", "one_pass_loss", "fused_bias_gradients")
 # The most bytes of a file's name on Linux' file systems.
 NAME_BYTES = 255
 # The most bytes of a job's name: its output %x-%j.out also contains a number, or the two of an array.
@@ -83,22 +81,16 @@ class Resolved(Sized):
         """The tables of resolved.json."""
         tables = asdict(self) | {"model": model_table(self) or None, "batch": batch_table(self) or None}
         del tables["gone"]
-        for key in OF_THE_PLANNER:
-            if tables["cluster"][key] is None:
-                del tables["cluster"][key]
-        if self.cluster.purge_modules:  # a later key: without it the text never changes
-            del tables["cluster"]["purge_modules"]
-        if self.cluster.stage is None:
-            del tables["cluster"]["stage"]
-        if not self.cluster.setup:
-            del tables["cluster"]["setup"]
-        for name in ("data", "engine", "layout", "train", "job", *program_tables(self)):
-            rules = self.key_rules(name)
-            for key in [key for key in tables[name] if key not in _WRITTEN]:
-                if tables[name][key] in rules[key].not_in_hash:  # a later key: without it the text never changes
-                    del tables[name][key]
-        for name in SERVICES:
-            tables[name] = changed_keys(getattr(self, name))
+        by_default = asdict(ClusterProfile(self.cluster.name))
+        tables["cluster"] = {
+            key: value for key, value in tables["cluster"].items() if key == "name" or value != by_default[key]
+        }
+        of_program = program_tables(self)
+        for name in ("data", "engine", "layout", "train", "job", *SERVICES, *of_program):
+            table = of_program.get(name, tables[name])
+            tables[name] = {
+                key: value for key, value in table.items() if value not in self.key_rules(name)[key].defaults
+            }
         nones: dict[str, Any] = {"command": None, "script": None, "data_from": 0, "race": 0}
         for name, none in (*nones.items(), *((name, {}) for name in SERVICES)):
             if tables[name] == none:
@@ -184,7 +176,7 @@ def _hash_of(resolved: Sized, effects: Collection[str]) -> str:
         hashed[name] = {
             key: value
             for key, value in table.items()
-            if any(effect in effects for effect in of_keys[key].affects) and value not in of_keys[key].not_in_hash
+            if any(effect in effects for effect in of_keys[key].affects) and value not in of_keys[key].defaults
         }
     if resolved.data_from and "schedule" in effects:
         hashed["data_from"] = resolved.data_from

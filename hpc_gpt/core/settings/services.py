@@ -5,12 +5,12 @@ Their keys affect neither weights nor speed, so none is in `config_hash`, and ea
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpc_gpt.core.errors import raise_faults
-from hpc_gpt.core.settings.key_rules import key, number_faults
+from hpc_gpt.core.settings.key_rules import key, number_faults, without_defaults
 from hpc_gpt.core.settings.program_text import brace_faults, command_faults, texts_of
 
 # An engine is a module of hpc_gpt/core/engines, named like the file.
@@ -38,11 +38,11 @@ AFTER_BRACES = ("checkpoint", "export", "step", "run")
 class Notify:
     """`[notify]`: a command that is started for events of the run, with a line of JSON on its standard input."""
 
-    command: str | tuple[str, ...] | None = key(None, resume="free", affects=(), since="0.2")
+    command: str | tuple[str, ...] | None = key(None, resume="free", affects=())
     'A line for bash, or a list executed without a shell; for example "mail -s GPT me@example.org".'
-    on: tuple[Event, ...] = key(("ended", "failed", "retried"), resume="free", affects=(), since="0.2")
+    on: tuple[Event, ...] = key(("ended", "failed", "retried"), resume="free", affects=())
     "Events that it is started for: first_step, ended, failed, retried, stopped, slow."
-    timeout_s: float = key(20.0, resume="free", affects=(), since="0.2", above=0)
+    timeout_s: float = key(20.0, resume="free", affects=(), above=0)
     "Seconds after which it is killed; for example 60."
 
     @property
@@ -64,15 +64,15 @@ class After:
     In its texts `{checkpoint}`, `{export}`, `{step}` and `{run}` are filled in, quoted for bash.
     """
 
-    run: str | tuple[str, ...] | None = key(None, resume="free", affects=(), since="0.2")
+    run: str | tuple[str, ...] | None = key(None, resume="free", affects=())
     'Command of the job: a line for bash, or a list; for example "python evaluate.py {checkpoint}".'
-    every: int = key(1, resume="free", affects=(), since="0.2", least=0)
+    every: int = key(1, resume="free", affects=(), least=0)
     "Runs after each n-th checkpoint; 0: only after the last one of a run that is done; for example 5."
-    export: bool = key(False, resume="free", affects=(), since="0.2")
+    export: bool = key(False, resume="free", affects=())
     "Whether the job first exports the checkpoint in Hugging Face's format, to {export}."
-    sbatch: tuple[str, ...] = key((), resume="free", affects=(), since="0.2")
+    sbatch: tuple[str, ...] = key((), resume="free", affects=())
     'Options of sbatch for this job; it inherits only the account; for example ["--gpus=1", "--time=1:00:00"].'
-    most: int = key(4, resume="free", affects=(), since="0.2", least=1)
+    most: int = key(4, resume="free", affects=(), least=1)
     "Most unfinished jobs at a time; at this number a checkpoint gets none; for example 2."
 
     @property
@@ -84,9 +84,9 @@ class After:
 class Track:
     """`[track]`: curves of the run in other programs during training."""
 
-    tensorboard: bool = key(False, resume="free", affects=(), since="0.2")
+    tensorboard: bool = key(False, resume="free", affects=())
     "Whether TensorBoard event files are written to tensorboard/ in the run folder."
-    wandb: str | None = key(None, resume="free", affects=(), since="0.2")
+    wandb: str | None = key(None, resume="free", affects=())
     'Weights & Biases project to send to; its own environment variables configure the rest; for example "gpt".'
 
 
@@ -94,41 +94,41 @@ class Track:
 class Plan:
     """`[plan]`: facts about a program of engine `command` that its layout does not show, for `plan`."""
 
-    like: EngineName | None = key(None, resume="free", affects=(), since="0.2")
+    like: EngineName | None = key(None, resume="free", affects=())
     "Engine with the same memory and communication as the program; without it nothing is planned."
-    attention: AttentionKernel | None = key(None, resume="free", affects=(), since="0.2")
+    attention: AttentionKernel | None = key(None, resume="free", affects=())
     "Attention kernel; unfused writes the scores to memory; te: the device's best; sdpa: PyTorch's before 2.11 (fa2)."
-    grad_sum: GradSum | None = key(None, resume="free", affects=(), since="0.2")
+    grad_sum: GradSum | None = key(None, resume="free", affects=())
     "Format in which gradients are summed over micro-batches, stored and reduced."
-    dp_overlap: bool | None = key(None, resume="free", affects=(), since="0.2")
+    dp_overlap: bool | None = key(None, resume="free", affects=())
     "Whether gradients are reduced, and sharded parameters gathered, while the passes run."
-    tp_overlap: bool | None = key(None, resume="free", affects=(), since="0.2")
+    tp_overlap: bool | None = key(None, resume="free", affects=())
     "Whether tensor-parallel communication overlaps, in pieces, with the matrix products that need it."
-    fused_loss: Loss | None = key(None, resume="free", affects=(), since="0.2")
+    fused_loss: Loss | None = key(None, resume="free", affects=())
     "The loss: operators on fp32 logits (none) or 16-bit ones (half), compiled (jit), or one kernel on 16-bit logits."
-    edges_as_layers: bool | None = key(None, resume="free", affects=(), since="0.2")
+    edges_as_layers: bool | None = key(None, resume="free", affects=())
     "Whether embedding and head each count as a layer in the split over pipeline stages."
-    states: HeldAs | None = key(None, resume="free", affects=(), since="0.2")
+    states: HeldAs | None = key(None, resume="free", affects=())
     "Bytes per parameter: mixed = 16 bits and fp32 (2 + 12), fp32 (4 + 8), bf16 (2 + 4), bf16 moments (2 + 8)."
-    offloaded_layers: int | None = key(None, resume="free", affects=(), since="0.2", least=0)
+    offloaded_layers: int | None = key(None, resume="free", affects=(), least=0)
     "Number of layers whose activations are copied to host memory."
-    whole_gradients: bool | None = key(None, resume="free", affects=(), since="0.2")
+    whole_gradients: bool | None = key(None, resume="free", affects=())
     "Whether ZeRO-2, ZeRO-3 or FSDP reduces gradients only after the last micro-batch."
-    whole_logits: bool | None = key(None, resume="free", affects=(), since="0.2")
+    whole_logits: bool | None = key(None, resume="free", affects=())
     "Whether every rank of tp gathers all logits."
-    dispatcher: Dispatcher | None = key(None, resume="free", affects=(), since="0.4")
+    dispatcher: Dispatcher | None = key(None, resume="free", affects=())
     "Exchange of tokens among the ranks of layout.ep; deepep and hybridep send a token once to each node."
-    routing: Routing | None = key(None, resume="free", affects=(), since="0.4")
+    routing: Routing | None = key(None, resume="free", affects=())
     "Load of the experts: that of a trained router (real), or forced to be equal, as in benchmarks."
-    ep_overlap: bool | None = key(None, resume="free", affects=(), since="0.4")
+    ep_overlap: bool | None = key(None, resume="free", affects=())
     "Whether the exchange of tokens overlaps with the passes of another micro-batch."
-    cuda_graphs: tuple[CudaGraph, ...] = key((), resume="free", affects=(), since="0.4")
+    cuda_graphs: tuple[CudaGraph, ...] = key((), resume="free", affects=())
     'Parts of a layer that are launched as one CUDA graph; for example ["attn", "moe_router"].'
 
     @property
     def traits(self) -> dict[str, Any]:
         """{field of a Training: value} of the keys that are set."""
-        values = {name: value for name, value in changed_keys(self).items() if name != "like"}
+        values = {name: value for name, value in without_defaults(self, vars(self)).items() if name != "like"}
         if self.attention is not None:
             values["flash"] = self.attention != "unfused"
         return values
@@ -136,11 +136,6 @@ class Plan:
 
 # {name of the table in an experiment: its default, which requests nothing}
 SERVICES: dict[str, Any] = {"notify": Notify(), "after": After(), "track": Track(), "plan": Plan()}
-
-
-def changed_keys(table: Notify | After | Track | Plan) -> dict[str, Any]:
-    """The keys of a table that do not have their defaults."""
-    return {entry.name: value for entry in fields(table) if (value := getattr(table, entry.name)) != entry.default}
 
 
 def check_services(notify: Notify, after: After, track: Track) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.secrets import hide_secrets, without_secrets
 from hpc_gpt.core.settings.devices import device_named
 from hpc_gpt.core.settings.resolved import Resolved, config_hash
-from hpc_gpt.core.settings.sized import Sized, model_table, runs_program, unknown_figures
+from hpc_gpt.core.settings.sized import Sized, model_table, program_tables, unknown_figures
 from hpc_gpt.reader.records import RunRead, add_figures
 from hpc_gpt.reader.records.attempts import AttemptRead, MetricsLines, epoch, iso, read_attempt
 from hpc_gpt.reader.records.draft import Draft
@@ -141,11 +142,10 @@ def figures_asked(resolved: Sized) -> dict[str, Any]:
 
 
 def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
-    table_names = ("command",) if runs_program(resolved) else ("engine", "train", "data")
-    tables = resolved.to_tables()
-    settings = json.loads(json.dumps({name: tables[name] for name in table_names}))
+    tables = program_tables(resolved) or {name: asdict(getattr(resolved, name)) for name in ("engine", "train", "data")}
+    settings = json.loads(json.dumps(tables))
     figures = figures_asked(resolved)
-    if layout := {key: size for key, size in tables["layout"].items() if key not in figures}:
+    if layout := {key: size for key, size in vars(resolved.layout).items() if size is not None and key not in figures}:
         settings["layout"] = layout
     if table := model_table(resolved):
         model = {key: value for key, value in table.items() if key not in figures}

@@ -10,45 +10,37 @@ from hpc_gpt.core.settings.model_shape import ModelShape
 
 # Table, what a resumption may change, what it affects, its bounds and what else there is: the keys.
 KEYS = """
-model never nothing: preset
-model never nothing added: hf
-model never speed: hidden layers heads vocab seq tied vocab_multiple
-model never speed added: kv_heads head_dim ffn mlp norm norm_eps positions rope_theta rope_scaling bias qk_norm
-    nope_every experts experts_per_token expert_ffn shared_ffn shared_gate dense_layers router router_bias expert_groups
-    groups_per_token norm_topk router_scale rotated q_lora kv_lora qk_rope v_head window window_every sinks mtp_layers
-model never schedule added: pad_token
-data never speed: source=stdlib path tokenizer=byte
+model never nothing: preset hf
+model never speed: hidden layers heads vocab seq tied vocab_multiple kv_heads head_dim ffn mlp norm norm_eps positions
+    rope_theta rope_scaling bias qk_norm nope_every experts experts_per_token expert_ffn shared_ffn shared_gate
+    dense_layers router router_bias expert_groups groups_per_token norm_topk router_scale rotated q_lora kv_lora
+    qk_rope v_head window window_every sinks mtp_layers
+model never schedule: pad_token
+data never speed: source=stdlib path tokenizer=byte begin_token=False mask_documents=False end_token
 data never speed below=1: eval_fraction=0.05
-data never speed added: begin_token=False mask_documents=False end_token
-data never schedule added: mix phases=()
+data never schedule: mix phases=()
 data free speed least=0: workers=0
 data free speed: on_bad_shard=stop
-data free nothing least=0 added: max_epochs=4.0
+data free nothing least=0: max_epochs=4.0
 engine converted speed: name=deepspeed-3d zero_stage partition=layers tiles=1
 engine free speed: recompute=none attention=auto compile=none compile_backend=inductor sequence_parallel=False
     offload=none offload_path offload_ratio=1.0 activation_offload=False loss_chunks=1 sharded_optimizer=False
-    prefetch=True reshard=True megatron_args=()
-engine free speed added: keep_residuals=False one_pass_loss=False fused_bias_gradients=False cp_exchange=heads
-    gather_blocks
-layout converted speed: tp pp dp
-layout converted speed added: shard
-layout converted speed not_in_hash=(None,1): cp ep
-layout never speed added: etp
-layout never speed: global_batch
+    prefetch=True reshard=True megatron_args=() keep_residuals=False one_pass_loss=False fused_bias_gradients=False
+    cp_exchange=heads gather_blocks
+layout converted speed: tp pp dp shard
+layout converted speed defaults=(None,1): cp ep
+layout never speed: etp global_batch
 layout free speed: gpus nodes micro_batch micro_batches
 layout free nothing: allow_tp_across_nodes=False
-train never speed: dtype=bf16 optimizer=adamw
+train never speed: dtype=bf16 optimizer=adamw matmul=none
 train never speed least=0: clip=1.0
-train never speed added: matmul=none
 train never schedule: seed=1
-train never schedule of_our_loop added: init balance
-train never schedule least=0 added: balance_coef=0.001 balance_rate=0.001 z_loss=0.0
-train never schedule least=0: warmup_steps=0 eps=1e-08
+train never schedule of_our_loop: init balance
+train never schedule least=0: balance_coef=0.001 balance_rate=0.001 z_loss=0.0 warmup_steps=0 eps=1e-08
 train never schedule below=1: beta1=0.9 beta2=0.95
-train never schedule branch: decay=cosine
-train never schedule branch added: decay_shape=linear
+train never schedule branch: decay=cosine decay_shape=linear
 train never schedule least=0 branch: lr=0.0003 min_lr=0.0 weight_decay=0.1
-train never schedule least=1 branch added: decay_steps
+train never schedule least=1 branch: decay_steps
 train free schedule least=0: eval_every=0
 train free schedule least=1: steps=1000
 train free speed: deterministic=False tf32=False optimizer_mode
@@ -58,29 +50,28 @@ train free nothing above=0: minutes
 train free nothing least=0: save_every=0 keep_last=0 keep_every=0 max_bad_steps=20 hang_multiple=20.0
     hang_floor_s=300.0
 train free nothing least=1: log_every=10 max_failed_saves=3
-train free nothing of_our_loop added: save_at=() profile_steps=()
-train free nothing above=0 of_our_loop added: save_minutes
+train free nothing of_our_loop: save_at=() profile_steps=()
+train free nothing above=0 of_our_loop: save_minutes
 job free nothing: name time comment mem cpus_per_task dependency exclusive signal_lead_s retry_pause_s preflight
-    spare_nodes sbatch=() srun=()
-job free nothing added: restart_in_job slow_ranks=note
-job free nothing least=0 added: restart_min_s=600 restart_pauses_s=300
+    spare_nodes sbatch=() srun=() restart_in_job slow_ranks=note
+job free nothing least=0: restart_min_s=600 restart_pauses_s=300
 job free nothing above=0: max_gpu_hours
 job free nothing site_may_set: partition account qos constraint reservation nodelist exclude
-command never speed added: args=()
-command never nothing added: script
+command never speed: args=()
+command never nothing: script
 command free speed: run= per=gpu
-command free nothing: workdir=. setup=() resume checkpoints complete stop_signal=TERM pattern snapshot=True
+command free nothing: workdir=. setup=() resume checkpoints complete stop_signal=TERM pattern snapshot=True link=()
+    values
 command free nothing above=0: hang_s
-command free nothing added: link=() values
-notify free nothing added: command on=('ended','failed','retried')
-notify free nothing above=0 added: timeout_s=20.0
-after free nothing added: run export=False sbatch=()
-after free nothing least=0 added: every=1
-after free nothing least=1 added: most=4
-track free nothing added: tensorboard=False wandb
-plan free nothing added: like attention grad_sum dp_overlap tp_overlap fused_loss edges_as_layers states
-    whole_gradients whole_logits dispatcher routing ep_overlap cuda_graphs=()
-plan free nothing least=0 added: offloaded_layers
+notify free nothing: command on=('ended','failed','retried')
+notify free nothing above=0: timeout_s=20.0
+after free nothing: run export=False sbatch=()
+after free nothing least=0: every=1
+after free nothing least=1: most=4
+track free nothing: tensorboard=False wandb
+plan free nothing: like attention grad_sum dp_overlap tp_overlap fused_loss edges_as_layers states whole_gradients
+    whole_logits dispatcher routing ep_overlap cuda_graphs=()
+plan free nothing least=0: offloaded_layers
 """
 
 PROFILE = """
@@ -107,9 +98,8 @@ def words_of(rules: KeyRules, default: object) -> list[str]:
     bounds = [f"{bound}={number}" for bound in ("least", "above", "below")
               if (number := getattr(rules, bound)) is not None]  # fmt: skip
     marks = [name for name in ("site_may_set", "of_our_loop", "branch") if getattr(rules, name)]
-    values = rules.not_in_hash
-    added = ["added"] if values == (default,) else [shown("not_in_hash", values)] if values else []
-    return [rules.resume, *(rules.affects or ("nothing",)), *bounds, *marks, *added]
+    more = [shown("defaults", rules.defaults)] if rules.defaults != (default,) else []
+    return [rules.resume, *(rules.affects or ("nothing",)), *bounds, *marks, *more]
 
 
 def test_each_key_has_this_default_and_these_rules() -> None:
