@@ -5,13 +5,14 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner
 
 from hpc_gpt import cli
+from hpc_gpt.core.settings.resolved import Resolved
 from tests.conftest import REPOSITORY
 from tests.waiting import LIMIT_S
 
@@ -116,10 +117,13 @@ def profile_of(name: str, text: str, default: bool = False) -> str:
 
 
 def resolved_of(done: Done) -> dict[str, Any]:
-    """The settings in a script that was printed."""
+    """The settings in a script that was printed, keys with their defaults too."""
     assert done.code == 0, done.stderr
     document = done.stdout.split("<<'HPC_GPT_RESOLVED'", 1)[1].split("\n", 1)[1]
-    return json.loads(document.split("\nHPC_GPT_RESOLVED\n", 1)[0])
+    text = document.split("\nHPC_GPT_RESOLVED\n", 1)[0]
+    resolved = Resolved.from_json(text)
+    whole = {name: asdict(getattr(resolved, name)) for name in ("data", "engine", "train", "job")}
+    return json.loads(text) | json.loads(json.dumps(whole))
 
 
 def planned(*arguments: object) -> dict[str, Any]:

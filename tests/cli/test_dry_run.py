@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.cli.command import Done, error_of, in_process, without_slurm
+from tests.cli.command import Done, error_of, in_process, resolved_of, without_slurm
 from tests.core.weights.test_folder import LLAMA, write_folder
 from tests.made_runs import unsubmitted_run
 from tests.programs import put
@@ -170,10 +170,8 @@ def dry_run(*asked: str) -> str:
 def test_a_run_that_does_not_say_when_saves_every_half_hour(bare, tmp_path, asked, saves, keeps):
     (tmp_path / "plain.toml").write_text('name = "plain"\n[model]\npreset = "gpt2"\n[data]\nsource = "random"\n')
     request = ("submit", tmp_path / "plain.toml", "--cluster", "generic-slurm", *asked, "--dry-run")
-    done = in_process(*request, "--script", code=0)
-    found = re.search(r'"save_minutes": (\S+),', done.stdout)
-    assert (float(found[1]) if found else None) == saves
-    assert f'"keep_last": {keeps},' in done.stdout
+    train = resolved_of(in_process(*request, "--script"))["train"]
+    assert (train["save_minutes"], train["keep_last"]) == (saves, keeps)
     said = in_process(*request).stdout
     assert ("every 30 min and at the end, the newest 3 kept: about" in said) == (asked in ((),))
 

@@ -22,7 +22,7 @@ from hpc_gpt.launcher.render import render_script
 from hpc_gpt.launcher.submission import write_run
 from hpc_gpt.planner.prediction import PlanChoice, plan_open, predict
 from hpc_gpt.planner.search import search
-from tests.cli.command import error_of, in_process, profile_of, without_slurm
+from tests.cli.command import error_of, in_process, profile_of, resolved_of, without_slurm
 from tests.made_runs import add_attempt, metrics_line, read_run
 
 PUBLISHED_CLUSTER = ("--cluster", "jean-zay-v100-32g")
@@ -420,8 +420,9 @@ def test_without_an_experiment_a_gpu_has_the_fast_settings(tmp_path, cluster, mo
     """`render` has and names the fast settings, `init` writes them; core/settings/test_fast.py has each engine's."""
     words = ("--model", "gpt2", "--gpus", "8", "--cluster", cluster, *more)
     done = in_process("render", *words, environment=without_slurm(tmp_path), code=0)
-    carried = dict(re.findall(r'^  "([a-z_]+)": (.+?),?$', done.stdout, re.MULTILINE))
-    assert {key: json.loads(carried[key]) for key in FAST} == wanted
+    carried = resolved_of(done)
+    carried = carried["engine"] | carried["train"]
+    assert {key: carried[key] for key in FAST} == wanted
     line = done.stderr.splitlines()[0]
     for key, value in wanted.items():
         assert (f"compiled by {value}, " if key == "compile" else f"{key}, ") in line or value in ("none", False)
