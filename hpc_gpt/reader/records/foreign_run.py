@@ -34,7 +34,6 @@ from hpc_gpt.reader.records.log_steps import BARS_OF_OTHERS, LogSteps, run_steps
 from hpc_gpt.reader.records.outcome import add_counts, add_losses, add_rates, add_times
 from hpc_gpt.reader.records.packed_logs import PackedLogs
 from hpc_gpt.reader.records.param_counts import add_params
-from hpc_gpt.reader.records.runtime import add_batch_by_rates
 from hpc_gpt.reader.records.slurm_script import Script, read_script, script_beside
 from hpc_gpt.reader.records.sockets import OF_NETWORK, OVER_SOCKETS
 from hpc_gpt.reader.steps import StepTable
@@ -200,8 +199,6 @@ def read_foreign(
     add_batch(draft, steps)
     add_gpus(draft, parts)
     infer_fields(draft, present, arguments)
-    if add_batch_by_rates(draft, parts):
-        infer_fields(draft, present, arguments)
     _add_dtype(draft, dialect)
     add_params(draft, arguments, parts)
     step_s = add_times(draft, steps, parts)

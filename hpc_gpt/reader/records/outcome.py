@@ -1,8 +1,8 @@
 """Adds the results of a run that another program logged: step time, losses, counts, tokens.
 
 The step time comes from the first of these that the log has: the printed step time; tokens/s or samples/s, if the batch
-is known; the time since the start of the run; the time of day of the lines; a Trainer's bars, less evaluations and
-saves; the total runtime over the steps, which includes these. If it is not printed, a flag says how it was found.
+is known; the time since the start of the run; the time of day of the lines; the total runtime over the steps, which
+includes evaluations and saves; a Trainer's bars, less these. If it is not printed, a flag says how it was found.
 """
 
 import math
@@ -181,19 +181,15 @@ def _flag_times(draft: Draft, steps: LogSteps, step_s: StepColumn, times: StepTi
 
 
 def _add_untimed(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
-    """Adds the step time of a run whose lines have none: by the total runtime, which is exact, or by a Trainer's bars
-    if these show that the total includes more than steps."""
-    by_bars = timed_bars(parts)
-    if by_bars is None:
-        add_from_total(draft, steps, parts)
+    """Adds the step time of a run whose lines have none: by the total runtime, else by a Trainer's bars."""
+    if add_from_total(draft, steps, parts) or (by_bars := timed_bars(parts)) is None:
         return
     bars, seconds, how = by_bars
     times = time_steps(bars, seconds, np.zeros(len(bars), np.bool_))
     assert times is not None
-    if not add_from_total(draft, steps, parts, times.step_s):
-        _add_measured(draft, bars, times, how, "bars")
-        for flag in times.flags:
-            draft.flag(flag)
+    _add_measured(draft, bars, times, how, "bars")
+    for flag in times.flags:
+        draft.flag(flag)
 
 
 _MOST_TOKENS = 10**18
