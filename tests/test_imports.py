@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "launcher.watch": {"launcher.attempts"},
     "launcher.local": {"launcher.attempts", "launcher.watch"},
     "launcher.doctor": set(),
-    "launcher.bench": {"launcher.attempts", "launcher.local", "launcher.watch"},
+    "launcher.race": {"launcher.attempts", "launcher.local"},
     "api": {"core", "reader", "report", "planner", "launcher"},
     "cli": {"core", "reader", "report", "planner", "trainer", "launcher", "api"},
 }

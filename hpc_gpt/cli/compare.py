@@ -25,11 +25,11 @@ def compare(names: tuple[str, ...], as_json: bool) -> None:
     same work in both, tokens/s are compared. Then come losses at equal steps, memory, how each ended, and the settings
     that differ, with those that decide speed first.
 
-    Two rows of a bench are compared by their rounds, each a block. Rounds of one bench are paired, since they were
+    Two rows of a race are compared by their rounds, each a block. Rounds of one race are paired, since they were
     measured in turns. Few rounds make the interval wide; fewer than three give none.
 
     A and B are runs by id, prefix, job id or folder, any program's log or a folder with the logs of one run, a
-    record.json, or a row of a bench: BENCH#2 is the second. The name of a sweep, an experiment or a bench means all its
+    record.json, or a row of a race: RACE#2 is the second. The name of a sweep, an experiment or a race means all its
     runs or rows. If there are more than two, each is compared with the first.
     """
     from hpc_gpt.report.compare import compare_runs

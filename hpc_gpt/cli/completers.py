@@ -171,11 +171,3 @@ def tokenizers(ctx: click.Context, parameter: click.Parameter, begun: str) -> li
 def _tokenizers(begun: str) -> list[str]:
     names = [name for name in ("byte", "char", "tiktoken:") if name.startswith(begun)]
     return names + _paths(begun, lambda name: name.endswith(".json"))
-
-
-def complete_engines(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """Engines, after the engines and commas already typed."""
-    from hpc_gpt.core.settings.services import ENGINE_NAMES
-
-    done, comma, last = begun.rpartition(",")
-    return [f"{done}{comma}{name}" for name in ENGINE_NAMES if name.startswith(last)]

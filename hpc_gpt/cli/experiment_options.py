@@ -135,15 +135,6 @@ def init_options(function: F) -> F:
     return _with_options(function, PLANNING_OPTIONS, _ACROSS_NODES, _SET, _CLUSTER, name)
 
 
-def bench_options(function: F) -> F:
-    """Adds EXPERIMENT and the options of a run on one machine, as `experiment_options` does. The verb has options of
-    its own for engines and micro-batches."""
-    left_out = ("engine.name", "layout.micro_batch", "layout.nodes")
-    shared = [option for option in _OPTIONS if not option[1].startswith("job.") and option[1] not in left_out]
-    smoke = click.option("--smoke", is_flag=True, help="A tiny model, and 5 steps without --steps.")
-    return _with_options(function, shared, smoke, *_SHARED)
-
-
 def _with_options(function: F, options: Sequence[Any], *others: Callable[[Any], Any]) -> F:
     @functools.wraps(function)
     def call(**values: Any) -> Any:

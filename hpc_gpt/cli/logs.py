@@ -24,7 +24,7 @@ def logs(run: str | None, follow: bool, attempt: int | None, tail: int | None, r
     The log has the output of all ranks of the last attempt; the standard error of a job script with --error follows.
     --rank prints the lines that carry the label of the rank, as srun --label, torchrun and our trainer write them, then
     the rank's own files, such as those of srun --output=rank-%t.txt or torchrun --log-dir, and its stacks after a hang.
-    RUN is a run id, its begin or its end, a job id, a folder, or the name of an experiment, a sweep or a bench. If it
+    RUN is a run id, its begin or its end, a job id, a folder, or the name of an experiment or a sweep. If it
     means several runs, or is left out, the newest is taken, and a line names it.
     """
     chosen = chosen_run(run)

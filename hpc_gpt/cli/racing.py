@@ -19,7 +19,7 @@ from hpc_gpt.core.files import logs_folder
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.slurm.sbatch_words import shown_directives
 from hpc_gpt.core.terminal import say, width
-from hpc_gpt.launcher.race import ROUNDS, STEPS, TOP, PreparedRace, check_race, prepare_race, queue_race
+from hpc_gpt.launcher.race.prepare_race import ROUNDS, STEPS, TOP, PreparedRace, check_race, prepare_race, queue_race
 from hpc_gpt.launcher.request import Request
 from hpc_gpt.launcher.submission import dry_run as ask_slurm
 from hpc_gpt.launcher.watch.control import wait_for

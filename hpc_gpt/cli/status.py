@@ -83,7 +83,7 @@ def status(
 
     Prints state, job, attempts, last step, loss, tokens/s, the time since the submission, the expected end of a run
     that trains, and the GPU hours of all attempts; and why a run waits. RUN is a run id, its begin or its end, a job
-    id, a folder, or the name of an experiment, a sweep or a bench, for all its runs; without RUN the newest 20 under
+    id, a folder, or the name of an experiment or a sweep, for all its runs; without RUN the newest 20 under
     logs/. A sweep is one line; if it is named, or with --open, --state or --failed, each of its runs has a line. Slurm
     is asked once for all runs; accounting is not needed. --sizes prints instead the bytes of checkpoints, logs, code
     and the caches of report; clean lists the files that may go. Exit 1 if you may not read a run's folder.

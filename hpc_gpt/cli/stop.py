@@ -19,7 +19,7 @@ def stop(names: tuple[str, ...], wait: bool, yes: bool, as_json: bool) -> None:
     only the shared disk reaches the nodes, and if Slurm is down. The run ends as stopped and is neither retried nor
     requeued; submit --resume resumes it, and so does scontrol requeue of its job. A queued run ends when it starts;
     cancel takes it out of the queue. Exit 1 if no run could be asked. RUN is a run id, its begin or its end, a job id,
-    a folder, or the name of an experiment, a sweep or a bench, for all its runs. If more than one of them has not
+    a folder, or the name of an experiment or a sweep, for all its runs. If more than one of them has not
     ended, stop lists them and asks; without a terminal it needs --yes.
     """
     ask_verb("stop", names, wait, yes, as_json)

@@ -38,7 +38,7 @@ def why(run: tuple[str, ...], as_json: bool) -> None:
     """
     from hpc_gpt.report.why import explain
 
-    # The newest of our own runs; a name that none of them has means a log, or a row of a bench.
+    # The newest of our own runs; a name that none of them has means a log, or a row of a race.
     is_ours = not run or (len(run) == 1 and "#" not in run[0] and is_run_name(run[0], logs_folder()))
     names = (str(chosen_run(*run or [None]).path),) if is_ours else run
     with shows_life("reading"):

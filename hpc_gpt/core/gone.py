@@ -18,6 +18,7 @@ class Gone(NamedTuple):
 
 # {a verb, "VERB --option", a key, or "key = value" for a value of a key that stays}
 GONE: dict[str, Gone] = {
+    "bench": Gone("0.4", "submit --race measures rows in turns, submit --sweep the published ladders"),
     "job.retry_after_exit_0": Gone("0.4", "a program that exits with 0 is over; let command.run loop", default=False),
     "plan --html": Gone("0.4", "plan --json has every figure of a plan"),
     "train.matmul_rate": Gone("0.4", "the preflight measures each device's rate before the start", default=False),

@@ -1,7 +1,7 @@
 """Prepare a run: load its settings, resolve them, plan the open ones, predict, render.
 
-Every verb that needs the script of a run uses this module: render, submit with its sweeps and resumptions, doctor and
-bench. They share `load_row`, `predict_run` and `finish`.
+Every verb that needs the script of a run uses this module: render, submit with its sweeps, races and resumptions, and
+doctor. They share `load_row`, `predict_run` and `finish`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from hpc_gpt.core.settings.experiment_file import (
 from hpc_gpt.core.settings.idle_keys import idle_keys
 from hpc_gpt.core.settings.resolve import NO_EXPERIMENT, experiment_text, size_run
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.core.settings.services import SERVICES
 from hpc_gpt.core.settings.sized import Sized, runs_program
 from hpc_gpt.core.settings.smoke import SmallExperiment, shrink, sizes_beside
 from hpc_gpt.launcher.attempts.restart import restart_notes
@@ -77,7 +76,7 @@ ONLY_MEASURES: Mapping[str, Any] = {
     "job.max_gpu_hours": None,
     "job.time": None,
 }
-# A row that a bench or a race measures only trains, as many steps as that says.
+# A row that a race measures only trains, as many steps as that says.
 MEASURED: Mapping[str, Any] = {**ONLY_MEASURES, "train.eval_every": 0, "train.minutes": None}
 
 
@@ -115,9 +114,8 @@ def prepare_row(
     before and after the plan's choice."""
     # 1. The request.
     until = request.until or Until()
-    steps_elsewhere, measured = request.smoke or (until.steps or until.tokens) is not None, request.measured
-    experiment = load_row(file, request.overrides, row, steps_elsewhere, batch_follows=measured is not None)
-    experiment = experiment if measured is None else replace(experiment, **SERVICES)
+    steps_elsewhere = request.smoke or (until.steps or until.tokens) is not None
+    experiment = load_row(file, request.overrides, row, steps_elsewhere)
     given_keys = keys_given(file, request.overrides, row)
     if engine_named(experiment.engine.name).starts_script(experiment.command):
         from hpc_gpt.launcher.prepare_script import prepare_file
@@ -128,11 +126,10 @@ def prepare_row(
     meant_for, batch, chosen = of_full_size(request, profile), "", ""
     if file.path is DEFAULTS:
         open_keys = {"engine.compile"} - {*request.overrides}  # it is by default, too
-        if measured is None:
-            from hpc_gpt.launcher.plan_question import with_best  # loads all of the planner
+        from hpc_gpt.launcher.plan_question import with_best  # loads all of the planner
 
-            fast = is_fast(meant_for, request.overrides)
-            experiment, chosen = with_best(experiment, meant_for, given_keys - open_keys, fast)
+        fast = is_fast(meant_for, request.overrides)
+        experiment, chosen = with_best(experiment, meant_for, given_keys - open_keys, fast)
         experiment, batch = with_defaults(experiment, meant_for, request.overrides, given_keys)
         given_keys -= open_keys
     sized = size_run(cut_warmup(experiment)[0], meant_for)
@@ -146,13 +143,13 @@ def prepare_row(
         last, profile = small.experiment, replace(profile, stage=None)
     else:
         small = None
-        if measured is None and not chosen:
+        if not chosen:
             plan = plan_open(sized, profile, given_keys, all_layouts=faster)
         experiment, length = lengthen(experiment, until, sized, request.given, given_keys)
         last = experiment
         lead_is_given = "job.signal_lead_s" in given_keys
         inputs = ForecastInputs(until, earlier, lead_is_given) if request.until is not None else None
-    run, plan = _size_planned(with_keys(last, measured or {}), profile, plan)
+    run, plan = _size_planned(last, profile, plan)
     # 4. Its prediction. A run on this machine, or a smoke run, need not fit by it.
     may_not_fit = request.force or request.smoke or profile.scheduler == "local"
     prediction = predict_run(run, profile, refuse=not may_not_fit)
@@ -161,9 +158,9 @@ def prepare_row(
     defaults = defaults_note(request, meant_for, experiment.train, run, batch) if file.path is DEFAULTS else ""
     notes = [line for line in (defaults or _taken_note(request, file, row, run), *plan.lines, *length) if line]
     if small is not None:
-        notes += _smoke_lines(experiment.name if measured is None else None, small, sized, run)
-    cautions = [*_cautions(run, request.smoke, given_keys)] if measured is None else []
-    cautions += idle_keys(run, given_keys) if measured is None and not request.smoke else ()
+        notes += _smoke_lines(experiment.name, small, sized, run)
+    cautions = [*_cautions(run, request.smoke, given_keys)]
+    cautions += idle_keys(run, given_keys) if not request.smoke else ()
     followed = _followed_source(experiment.data, file.overridden(request.overrides, row))
     notes += [f"note: {line}" for line in (*followed, *cautions, *unread)]
     notes += lacking_notes(profile, experiment.job)
@@ -200,23 +197,16 @@ def _shrunk(experiment: Experiment, sized: Sized, profile: ClusterProfile, state
     return shrink(experiment, sized, profile.scheduler != "local" or has_gpus(), stated)
 
 
-def _smoke_lines(name: str | None, small: SmallExperiment, sized: Sized, resolved: Sized) -> list[str]:
-    """The lines that describe a smoke run of an experiment; without a name, a smoke run that a bench measures."""
-    sizes = sizes_beside(sized, resolved)
-    if name is not None:
-        return [f"smoke: {name}", *(f"  {line}" for line in (*sizes, *small.notes))]
-    steps = counted(resolved.train.steps, "step")
-    return [
-        f"smoke: {' '.join(sizes[1].split())}, {steps}: it shows that the run works, not how fast it is",
-        *small.notes,
-    ]
+def _smoke_lines(name: str, small: SmallExperiment, sized: Sized, resolved: Sized) -> list[str]:
+    """The lines that describe a smoke run of an experiment."""
+    return [f"smoke: {name}", *(f"  {line}" for line in (*sizes_beside(sized, resolved), *small.notes))]
 
 
 def _taken_note(request: Request, file: ExperimentFile, row: str | None, resolved: Sized) -> str:
     """The line on a file or a row that is taken although the command line does not name it; else empty."""
     if request.names_experiment:
         path = f"{file.path}" if Path(request.experiment).is_dir() else ""
-        named = request.row is not None or request.sweep or request.grid or request.measured is not None
+        named = request.row is not None or request.sweep or request.grid
         if row is None or named:
             return f"takes {path}" if path and row is None else ""
         first = f"the first of {len(file.possible)} rows that can run; --row NAME takes another, --sweep all"
@@ -311,22 +301,18 @@ def earlier_runs() -> PastTimings:
 
 
 def load_row(
-    file: ExperimentFile,
-    overrides: Mapping[str, Any],
-    row: str | None,
-    steps_elsewhere: bool = False,
-    batch_follows: bool = False,
+    file: ExperimentFile, overrides: Mapping[str, Any], row: str | None, steps_elsewhere: bool = False
 ) -> Experiment:
     """The experiment with the overrides applied, as in `load_experiment`.
 
     If it then has all three sizes of a batch, and an override gave global_batch or micro_batches, the other of the two
-    is dropped, and follows from the rest. `batch_follows`: global_batch is dropped even without an override.
+    is dropped, and follows from the rest.
     """
     experiment = load_experiment(file, overrides, row, steps_elsewhere)
     sizes = experiment.layout
     overridden = {"layout.global_batch", "layout.micro_batches"} & set(overrides)
     is_open = None in (sizes.micro_batch, sizes.micro_batches, sizes.global_batch)
-    if is_open or not (batch_follows or len(overridden) == 1):
+    if is_open or len(overridden) != 1:
         return experiment
     follows = "layout.micro_batches" if "layout.global_batch" in overridden else "layout.global_batch"
     return with_keys(experiment, {follows: None})

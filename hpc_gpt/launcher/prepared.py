@@ -44,8 +44,8 @@ class SbatchRequest:
 
 
 class Copies:
-    """The copies for the runs of one submission. Each folder and archive is read once, since the rows of a sweep and
-    the rounds of a bench run the same code. An object serves one submission only: the next one of the process must see
+    """The copies for the runs of one submission. Each folder and archive is read once, since the rows of a sweep
+    run the same code. An object serves one submission only: the next one of the process must see
     files that were edited since. Modules that only a submission needs are imported in the methods."""
 
     def __init__(self) -> None:

@@ -140,7 +140,7 @@ def _steady(run: RunRead) -> Values:
 def _step_side(run: RunRead, step_s: Values) -> _Side:
     record, series = run.record, series_of(np.log(step_s), math.log(WIDE))
     if run.rounds:
-        series = "is a row of a bench, which has rounds but no single steps: compare the run folders of its rounds"
+        series = "is a row of a race, which has rounds but no single steps: compare the run folders of its rounds"
     elif not len(step_s) and record.step_s is not None:
         series = "has no times of single steps, only step_s"
     seconds = record.step_s if isinstance(series, str) else float(np.median(step_s))
@@ -149,22 +149,22 @@ def _step_side(run: RunRead, step_s: Values) -> _Side:
 
 
 def _row_side(run: RunRead) -> _Side:
-    """The timing of a bench's row: its unit of work is a token, its figures are per second."""
+    """The timing of a race's row: its unit of work is a token, its figures are per second."""
     series, tokens = rounds_of(-np.log(np.array(run.rounds))), _size(run.record.tokens_per_s)
     return _Side(run.record, series, 1.0 if tokens else 0.0, tokens, tokens, _size(run.record.tflops_model))
 
 
 def _series_of_rows(a: RunRead, b: RunRead, of_a: Series, of_b: Series, notes: list[str]) -> tuple[Series, Series]:
-    """The rounds of both rows as series. One bench measures its rows in turns, so that a machine that grows warm slows
+    """The rounds of both rows as series. One race measures its rows in turns, so that a machine that grows warm slows
     both: their rounds are pairs, and the series has the ratios of the pairs."""
     common = min(len(a.rounds), len(b.rounds))
     if list(a.files) == list(b.files):
         of_a, of_b = Series(of_a.blocks[:common] - of_b.blocks[:common]), Series(np.zeros(common))
         notes.append(f"the interval comes from the {common} ratios of rounds, which were measured in turns")
     else:
-        notes.append("the rows belong to two benches, so their rounds are not pairs")
+        notes.append("the rows belong to two races, so their rounds are not pairs")
     if common < 5:
-        notes.append(f"the interval is wide, as there are only {common} rounds: use bench --rounds 5 or more")
+        notes.append(f"the interval is wide, as there are only {common} rounds: use --rounds 5 or more")
     return of_a, of_b
 
 
@@ -302,7 +302,7 @@ def _kinship(
     if verdict in ("same_run", "identical"):
         return []
     notes = []
-    # Rows of a bench or a race have rounds, and the rows of a race share one job.
+    # Rows of a race have rounds, and share one job.
     job, are_logs = a.record.job_id, a.folder is None and b.folder is None and not (a.record.rounds or b.record.rounds)
     if are_logs and job is not None and job == b.record.job_id:
         notes.append(f"both belong to job {job}: two logs of one run, or two runs in one job")

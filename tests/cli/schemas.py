@@ -64,7 +64,7 @@ def of_class(kind: Any) -> dict[str, Any]:
 def schema_of(verb: str, samples: list[Any]) -> dict[str, Any]:
     found = of_values(samples)
     for name, kind in (("records", Record), ("runs", RunStatus)):
-        if name in found["properties"] and verb in ("report", "bench", "status"):
+        if name in found["properties"] and verb in ("report", "status"):
             items, own = found["properties"][name]["items"], of_class(kind)
             properties = {**items.get("properties", {}), **own["properties"]}
             found["properties"][name]["items"] = {**own, "properties": properties}
@@ -127,8 +127,8 @@ def printed(logs: Path, long: bool = False) -> Iterator[tuple[str, Any]]:
     ]  # fmt: skip
     for words in lines:
         yield _name(words), _object(in_process(*words), words)
-    for words in [(*grid, *here), ("bench", tiny, "--steps", "3", "--json")] if long else ():
-        yield _name(words), _object(hpc_gpt(*words, environment={"OMP_NUM_THREADS": "1"}), words)
+    if long:
+        yield "submit", _object(hpc_gpt(*grid, *here, environment={"OMP_NUM_THREADS": "1"}), grid)
 
 
 def _name(words: tuple[Any, ...]) -> str:

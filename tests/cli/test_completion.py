@@ -44,7 +44,7 @@ def test_experiments():
 def test_what_report_takes(made_run):
     assert offered("report", "memory") == ["memory", "memory-ladder", "memory-techniques"]
     assert offered("report", made_run.run_id[:6]) == [made_run.run_id[:6], made_run.run_id]
-    assert "bench" not in offered("report", ""), "an experiment without rows"
+    assert "llama-tiny" not in offered("report", ""), "an experiment without rows"
 
 
 @pytest.mark.parametrize("verb", ["report", "compare", "why"])
@@ -80,7 +80,6 @@ def files(tmp_path, monkeypatch):
         ("submit --tp ", []),
         ("plan --engine deepspeed-", ["deepspeed-3d", "deepspeed-zero"]),
         ("plan --recompute ", ["none", "selective", "full"]),
-        ("bench --engines ddp,fs", ["ddp,fsdp"]),
         ("submit mi", ["mingpt-fsdp", "mine.toml"]),
         ("submit --cluster jean", ["jean-zay-h100", "jean-zay-v100-16g", "jean-zay-v100-32g"]),
         ("profile show lo", ["local"]),

@@ -1,5 +1,5 @@
-"""Every verb that takes runs takes the same names: an experiment's, a sweep's, a bench's, the end of an id. A verb that
-looks at one run takes the newest of several and says so; a verb that acts on several live ones asks."""
+"""Every verb that takes runs takes the same names: an experiment's, a sweep's, a bench's of 0.3, the end of an id. A
+verb that looks at one run takes the newest of several and says so; a verb that acts on several live ones asks."""
 
 import json
 import os
@@ -9,12 +9,12 @@ import pytest
 from hpc_gpt.cli import VerbGroup, verbs
 from hpc_gpt.core.files import logs_dir
 from hpc_gpt.core.runs.find_runs import Named
-from hpc_gpt.launcher.bench.bench_run import make_folder
 from hpc_gpt.launcher.submission import check_submission
 from hpc_gpt.launcher.sweep import queue_locally, write_sweep
 from tests.cli.command import in_process
 from tests.core.runs.test_find import prepared
 from tests.made_runs import make_run, metrics_line, unsubmitted_run, with_attempt
+from tests.old_bench import make_bench
 from tests.terminal import on_a_terminal
 
 # {verb: what it takes of several runs}, for every verb with RUN.
@@ -35,8 +35,8 @@ def done_run(folder):
 def named(kind: str) -> tuple[str, Named]:
     """(a name of that kind, what it means)."""
     if kind == "bench":
-        bench = make_folder(logs_dir(), "x y")
-        return "x y-bench", Named([done_run(bench.path) for _ in range(2)], "x y-bench", (bench.path,))
+        bench = make_bench(logs_dir(), "x y")
+        return "x y-bench", Named([done_run(bench) for _ in range(2)], "x y-bench", (bench,))
     if kind == "experiment":
         return "x y", Named([done_run(logs_dir()) for _ in range(2)], "x y")
     rows = [prepared(row) for row in ("a", "b")]

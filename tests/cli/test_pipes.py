@@ -72,7 +72,6 @@ def test_no_verb_fails_for_lack_of_a_reader(tmp_path):
         ["shell", "--help"],
         ["report", "--format", "csv"],
         ["compare", str(run.path), str(run.path)],
-        ["bench", "--help"],
         ["why", name],
         ["export", "--help"],
         ["data", "--help"],

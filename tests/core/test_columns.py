@@ -6,7 +6,6 @@ from typing import Any
 from hpc_gpt.core.columns import FIGURES, column, filled, grid, look_up, peak
 from hpc_gpt.core.format import show_digits
 from hpc_gpt.core.runs.record import RECORD_KEYS, Record
-from hpc_gpt.report import bench_table
 
 RECORD = Record(gpus=8, params=123_551_232, step_s=0.4567, tokens_per_s=12_345.6, mfu=0.4321, tflops_seed=12.34)
 
@@ -15,10 +14,6 @@ def test_every_figure_is_of_a_record_and_called_by_its_key() -> None:
     for key, figure in FIGURES.items():
         assert figure.keys[0] == key
         assert set(figure.keys) <= set(RECORD_KEYS)
-
-
-def test_the_bench_has_a_label_for_each_of_its_figures() -> None:
-    assert [each.heading for each in bench_table._FIGURES if not each.label] == []
 
 
 def test_a_grid_has_its_columns_in_order_without_empty_ones() -> None:

@@ -21,7 +21,6 @@ from tests.experiments.sweeps import COUNTS, PROFILES, possible_rows, settle, sw
 
 def test_there_is_a_folder_for_each_published_table():
     assert set(list_experiments()) == {
-        "bench",
         "demo",
         "llama-tiny",
         "memory-techniques",

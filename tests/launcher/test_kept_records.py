@@ -15,12 +15,9 @@ from hpc_gpt.core.errors import SlurmUnreachable
 from hpc_gpt.core.files import read_json_lines
 from hpc_gpt.core.process import process_identity
 from hpc_gpt.core.runs.race import Visit
-from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.slurm import executor
-from hpc_gpt.launcher.bench.measurement import Measurement, measure
-from hpc_gpt.launcher.bench.race import Race
-from hpc_gpt.launcher.bench_rows import BenchCell
 from hpc_gpt.launcher.local import queue
+from hpc_gpt.launcher.race.next_visit import Race
 from tests.launcher.test_shell_functions import program
 from tests.made_runs import a_run, make_run, unsubmitted_run
 
@@ -89,8 +86,3 @@ def test_how_a_visit_ended(ended, cause, limit_s, said, dropped, of_race, tmp_pa
     word = said.split(": ")[1]
     node = None if word == "hang" else "n1"  # of nobody's fault
     assert [line[key] for key in ("ended", "visit", "node", "dropped")] == [word, "v1", node, dropped]
-
-
-def test_a_cell_that_cannot_run_has_its_record() -> None:
-    record = Record(ended="user_error", cause="no")
-    assert measure(BenchCell("x", record=record), Path("bench"), {}, "") == Measurement(record, Path("bench"))

@@ -102,4 +102,3 @@ def test_two_sizes_of_a_batch_win_over_the_files_third():
     assert load_row(file, {"layout.global_batch": 512}, None).layout.micro_batches is None
     own = load_row(file, {"layout.micro_batch": 2}, None).layout
     assert (own.micro_batch, own.micro_batches, own.global_batch) == (2, 256, 1024)
-    assert load_row(file, {"layout.micro_batch": 2}, None, batch_follows=True).layout.global_batch is None

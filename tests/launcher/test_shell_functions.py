@@ -138,14 +138,16 @@ def test_the_first_host_is_one_with_an_address(
     [
         ("hpc-gpt-next visit 30 /r/b", 0, ["30 /r/b 5"]),
         ("hpc-gpt-next end 3", 1, [" 3"]),
-        ("nothing", 1, ["hpc_gpt.launcher.bench.race gave no answer, try 1",
-                        "hpc_gpt.launcher.bench.race gave no answer, try 2",
+        ("nothing", 1, ["hpc_gpt.launcher.race.next_visit gave no answer, try 1",
+                        "hpc_gpt.launcher.race.next_visit gave no answer, try 2",
                         "ended error the race's next visit was not decided", " 1"]),
     ],
 )  # fmt: skip
 def test_a_race_goes_on_as_it_is_told(tmp_path: Path, answer: str, code: int, words: list[str]) -> None:
     program(
-        tmp_path, "the-python", f'[ "$*" = "-m hpc_gpt.launcher.bench.race /r 4 - 5 " ] && echo {shlex.quote(answer)}'
+        tmp_path,
+        "the-python",
+        f'[ "$*" = "-m hpc_gpt.launcher.race.next_visit /r 4 - 5 " ] && echo {shlex.quote(answer)}',
     )
     said = 'echo "${visit_s:-} ${visit:-}${visit:+ }$rc"'
     end = f'say_ended() {{ echo "ended $*"; }}\nrc=5 n=4\nnext_visit; code=$?; {said}; exit $code'

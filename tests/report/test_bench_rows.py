@@ -1,4 +1,4 @@
-"""The rows of a bench in a report and a comparison: once, and not the rounds below them."""
+"""The rows of a bench of 0.3 in a report and a comparison: once, and not the rounds below them."""
 
 import json
 
@@ -6,13 +6,12 @@ import pytest
 
 from hpc_gpt.core.errors import NoSuchRun
 from hpc_gpt.core.runs.record import Record
-from hpc_gpt.launcher.bench.bench_run import make_folder
-from hpc_gpt.launcher.bench.measurement import BenchRow
 from hpc_gpt.reader.records import BENCH_FILE
 from hpc_gpt.report.compare import compare_runs
 from hpc_gpt.report.gather import gather_paths, read_bench, read_compared, read_one
 from tests.cli.command import in_process
 from tests.made_runs import add_attempt, make_run, with_attempt
+from tests.old_bench import make_bench
 from tests.reader.made_logs import dump, iterations, write_log
 from tests.report.test_compared_notes import row
 
@@ -25,29 +24,27 @@ def logs(tmp_path):
 @pytest.fixture
 def bench(logs):
     """Two rows, with a run and a peer's log of theirs below."""
-    folder = make_folder(logs, "gpt2")
-    add_attempt(make_run(folder.path), 10)
-    write_log(folder.path / "peer-round1.log", dump(), iterations(1, 5))
-    rows = enumerate((("ddp", 100.0), ("fsdp", 90.0)))
-    records = [
-        Record(run=folder.name_of(at), name=name, tokens_per_s=speed, ended="done") for at, (name, speed) in rows
-    ]
-    folder.write([BenchRow(str(record.name), record, (record.tokens_per_s,)) for record in records])
+    rows = (("ddp", 100.0), ("fsdp", 90.0))
+    folder = make_bench(
+        logs, "gpt2", *((Record(name=name, tokens_per_s=speed, ended="done"), (speed,)) for name, speed in rows)
+    )
+    add_attempt(make_run(folder), 10)
+    write_log(folder / "peer-round1.log", dump(), iterations(1, 5))
     return folder
 
 
 def test_its_rows_stand_for_the_rounds_below(bench, logs):
-    for path in (bench.path, bench.file, bench.path.parent, logs):
+    for path in (bench, (bench / BENCH_FILE), bench.parent, logs):
         gathered = gather_paths([str(path)], logs)
-        assert [record.run for record in gathered.records] == [f"{bench.id}#1", f"{bench.id}#2"], path
+        assert [record.run for record in gathered.records] == [f"{bench.name}#1", f"{bench.name}#2"], path
         assert [record.tokens_per_s for record in gathered.records] == [100.0, 90.0]
         assert not gathered.unread
         assert not gathered.notes
-    assert len(gather_paths([str(bench.path), str(bench.file)], logs).runs) == 2
+    assert len(gather_paths([str(bench), str(bench / BENCH_FILE)], logs).runs) == 2
 
 
 def test_the_runs_of_its_rounds_are_read_where_they_are_named(bench, logs):
-    (run,) = gather_paths([str(bench.path / "demo")], logs).records
+    (run,) = gather_paths([str(bench / "demo")], logs).records
     assert run.tokens_per_s
     assert run.dialect == "hpc-gpt"
 
@@ -58,7 +55,7 @@ def test_other_runs_are_beside_it(bench, logs):
 
 
 def test_a_row_by_its_number(bench, logs):
-    for name in (bench.id, bench.id[:12], bench.path, bench.file):
+    for name in (bench.name, bench.name[:12], bench, (bench / BENCH_FILE)):
         assert [read_one(f"{name}#{number}", logs).record.name for number in (1, 2)] == ["ddp", "fsdp"]
         assert read_compared(f"{name}#2", logs).record.name == "fsdp"
 
@@ -78,16 +75,15 @@ def test_rows_on_other_gpu_counts_are_compared_by_gpu_as_well():
 
 def test_rounds_that_are_no_speeds_are_none(bench, logs):
     for damaged in ([{"tokens_per_s": ["fast"]}, {"tokens_per_s": [True, -1]}], [{}], "x", [1, 2]):
-        page = json.loads(bench.file.read_text())
+        page = json.loads((bench / BENCH_FILE).read_text())
         page["rows"] = damaged
-        bench.file.write_text(json.dumps(page))
-        assert [run.rounds for run in read_bench(bench.file)] == [[], []]
+        (bench / BENCH_FILE).write_text(json.dumps(page))
+        assert [run.rounds for run in read_bench(bench / BENCH_FILE)] == [[], []]
 
 
 def test_the_only_row_of_a_bench_by_its_file(logs):
-    folder = make_folder(logs, "gpt2")
-    folder.write([BenchRow("a", Record(run=folder.name_of(0), tokens_per_s=100.5, ended="done"), (100.0, 101.0))])
-    assert read_compared(str(folder.file), logs).rounds == [100.0, 101.0]
+    folder = make_bench(logs, "gpt2", (Record(name="a", tokens_per_s=100.5, ended="done"), (100.0, 101.0)))
+    assert read_compared(str(folder / BENCH_FILE), logs).rounds == [100.0, 101.0]
 
 
 def test_a_report_of_that_name_hides_no_run(logs):
@@ -98,20 +94,22 @@ def test_a_report_of_that_name_hides_no_run(logs):
 
 
 def test_a_damaged_row_is_told_of(bench, logs):
-    page = json.loads(bench.file.read_text())
+    page = json.loads((bench / BENCH_FILE).read_text())
     page["records"][0]["tokens_per_s"] = "fast"
-    bench.file.write_text(json.dumps(page))
-    gathered = gather_paths([str(bench.path)], logs)
+    (bench / BENCH_FILE).write_text(json.dumps(page))
+    gathered = gather_paths([str(bench)], logs)
     assert not gathered.runs
     assert "tokens_per_s" in gathered.unread[0]
 
 
 def test_a_report_of_its_folder_alone_is_its_own_table(bench):
-    for path in (bench.path, bench.file):
+    for path in (bench, (bench / BENCH_FILE)):
         heading, first, second, *_ = in_process("report", path).stdout.splitlines()
-        assert heading.split()[:3] == ["Cell", "Ratio", "Tokens/s"]
-        assert [line.split()[:2] for line in (first, second)] == [["ddp", "1.000"], ["fsdp", "0.900"]]
-    page = json.loads(bench.file.read_text())
+        assert heading.split()[:4] == ["Row", "Layout", "Tokens/s", "Ratio"]
+        assert [line.split()[:4] for line in (first, second)] == [
+            ["ddp", "-", "100", "1.000"], ["fsdp", "-", "90", "0.900"]
+        ]  # fmt: skip
+    page = json.loads((bench / BENCH_FILE).read_text())
     del page["rows"]  # of an early version
-    bench.file.write_text(json.dumps(page))
-    assert "fsdp" in in_process("report", bench.path).stdout
+    (bench / BENCH_FILE).write_text(json.dumps(page))
+    assert "fsdp" in in_process("report", bench).stdout

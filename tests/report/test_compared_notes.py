@@ -113,15 +113,15 @@ def row(name: str, file: str, *rounds: float, **more: Any) -> RunRead:
     return RunRead(Record(run=name, tokens_per_s=rate, **more), rounds=rounds, files=[Path(file)])
 
 
-WIDE = "the interval is wide, as there are only {} rounds: use bench --rounds 5 or more"
+WIDE = "the interval is wide, as there are only {} rounds: use --rounds 5 or more"
 PAIRS = "the interval comes from the {} ratios of rounds, which were measured in turns"
-APART = "the rows belong to two benches, so their rounds are not pairs"
+APART = "the rows belong to two races, so their rounds are not pairs"
 
 
 @pytest.mark.parametrize(
     ("a", "b", "verdict", "notes"),
     [
-        # A machine that grows warm slows both: the ratios of one bench are even, and rounds of two benches are not.
+        # A machine that grows warm slows both: the ratios of one race are even, and rounds of two races are not.
         (row("p", "f", 100, 80, 60, 40, 20), row("q", "f", 110, 88, 66, 44, 22), "faster by 10", [PAIRS.format(5)]),
         (row("p", "f", 100, 80, 60, 40, 20), row("q", "g", 110, 88, 66, 44, 22), "no difference shown", [APART]),
         (row("p", "f", 100, 99, 98, 97), row("q", "f", 50, 49, 48), "slower by 51 % (49.2 to 51.8)",
@@ -131,7 +131,7 @@ APART = "the rows belong to two benches, so their rounds are not pairs"
         (row("p", "f", 100, 99, 98), row("q", "f", 50),
          "no interval can be given: B has 1 round, but an interval needs 3", []),
         (row("p", "f", 100, 99, 98), read(LOSSES, 1.6, run="b"),
-         "no interval can be given: A is a row of a bench, which has rounds but no single steps: compare the run "
+         "no interval can be given: A is a row of a race, which has rounds but no single steps: compare the run "
          "folders of its rounds", [ASSUMED.format("global_batch and seq of one run is")]),
     ],
 )  # fmt: skip

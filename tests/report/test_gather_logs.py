@@ -10,12 +10,11 @@ import pytest
 
 from hpc_gpt.core.errors import ConfigError, NoSuchRun, RunFolderError
 from hpc_gpt.core.runs.record import Record
-from hpc_gpt.launcher.bench.bench_run import make_folder
-from hpc_gpt.launcher.bench.measurement import BenchRow
 from hpc_gpt.reader.logs import read_log
 from hpc_gpt.reader.records import foreign_run
 from hpc_gpt.report.gather import compared_names, gather_paths, read_compared, read_one, refresh_record
 from tests.made_runs import make_run, with_attempt
+from tests.old_bench import make_bench
 from tests.reader.made_logs import dump, iterations, write_log
 
 
@@ -100,14 +99,7 @@ NONE = "no runs under LAB/none; skipped LAB/none/plot.py: not a log by its name 
 
 def test_what_names_no_run_or_several_is_refused(lab, logs):
     own = with_attempt(make_run(logs), 10)
-    bench = make_folder(logs, "gpt2")
-    names = ("ddp", "fsdp")
-    bench.write(
-        [
-            BenchRow(name, Record(run=bench.name_of(place), name=name, ended="done"), ())
-            for place, name in enumerate(names)
-        ]
-    )
+    bench = make_bench(logs, "gpt2", *((Record(name=name, ended="done"), ()) for name in ("ddp", "fsdp")))
     (lab / "plot.py").write_text("x")
     (lab / "none").mkdir()
     (lab / "none" / "plot.py").write_text("x")
@@ -117,7 +109,7 @@ def test_what_names_no_run_or_several_is_refused(lab, logs):
     (lab / "one.json").write_text(json.dumps(one))
     of_two = "LAB/two.log#1, LAB/two.log#2"
     (lab / "notes").write_text("nothing\n")
-    of_bench = f"name one row, such as {bench.id}#1"
+    of_bench = f"name one row, such as {bench.name}#1"
     for ask, name, line, hint in (
         (read_one, lab / "two.log", "2 runs in LAB/two.log: two, two#2", f"name one: {of_two}"),
         (read_one, f"{lab}/two.log#3", "LAB/two.log has no run 3; it has 2 runs", f"name one: {of_two}"),
@@ -127,11 +119,11 @@ def test_what_names_no_run_or_several_is_refused(lab, logs):
         (gather_path, f"{lab}/a#1", f"no run '{lab}/a#1'", f"did you mean '{lab}/a.log#1'?"),
         (read_one, lab, "3 runs in LAB: a, two, two#2", A_LOG),
         (read_one, lab / "none", NONE, RUNS),
-        (read_one, bench.path, f"2 runs in {bench.path}: {bench.id}#1, {bench.id}#2", of_bench),
-        (read_one, f"{bench.id}#3", f"{bench.id} has no run 3; it has 2 runs",
-         f"name one: {bench.id}#1, {bench.id}#2"),
-        (read_compared, bench.file, f"{bench.file} holds 2 records: {bench.id}#1, {bench.id}#2",
-         f"compare single rows, such as {bench.file}#1"),
+        (read_one, bench, f"2 runs in {bench}: {bench.name}#1, {bench.name}#2", of_bench),
+        (read_one, f"{bench.name}#3", f"{bench.name} has no run 3; it has 2 runs",
+         f"name one: {bench.name}#1, {bench.name}#2"),
+        (read_compared, bench / "bench.json", f"{bench}/bench.json holds 2 records: {bench.name}#1, {bench.name}#2",
+         f"compare single rows, such as {bench}/bench.json#1"),
         (read_compared, lab / "all.json", "LAB/all.json holds 3 records: a, two, two#2", "give a file of one run"),
         (gather_path, lab / "none", NONE, RUNS),
     ):  # fmt: skip
@@ -144,7 +136,7 @@ def test_what_names_no_run_or_several_is_refused(lab, logs):
     assert read_compared(str(lab / "one.json"), logs).record.run == "a"
     assert refresh_record(own).run == own.run_id
     assert read_compared(str(own.path / "record.json"), logs).record.run == own.run_id
-    assert compared_names(bench.id, logs) == [f"{bench.path}#1", f"{bench.path}#2"]
+    assert compared_names(bench.name, logs) == [f"{bench}#1", f"{bench}#2"]
     assert compared_names(own.run_id, logs) == [own.run_id]
     assert compared_names(str(lab), logs) == [str(lab)]
     damaged = make_run(logs)

@@ -1,4 +1,4 @@
-"""Every table of runs as it is printed, whole: usual, published, swept, on a terminal, and of benches and races."""
+"""Every table of runs as it is printed, whole: usual, published, swept, on a terminal, of races and a bench of 0.3."""
 
 import json
 import re
@@ -12,7 +12,7 @@ import pytest
 
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.settings.experiment_file import find_sweep
-from hpc_gpt.report.bench_table import MeasuredRow, file_text, rows_text
+from hpc_gpt.report.bench_table import file_text
 from hpc_gpt.report.published_tables import (
     PUBLISHED_TABLES,
     SweepLine,
@@ -24,6 +24,7 @@ from hpc_gpt.report.published_tables import (
 )
 from hpc_gpt.report.tables import as_block, records_text
 from tests.made_runs import make_run
+from tests.old_bench import make_bench
 from tests.report.test_whole_texts import OTHER, RUN
 
 # Changed by hand: the texts below their headings.
@@ -86,15 +87,12 @@ def rows_of_json(text: str) -> str:
     return "".join(f"{json.dumps(row)}\n" for row in json.loads(text)["rows"])
 
 
-def measured() -> list[MeasuredRow]:
-    slower = replace(FULL, run="r-13", tokens_per_s=2400.0, gpus=4, allocator_retries=3, dialect="nanotron")
-    failed = Record(run="r-14", ended="gpu_memory", cause="too large")
-    on_cpu = Record(run="r-15", ended="done", dialect="hpc-gpt", tokens_per_s=2.0, memory_reserved_gib=[1.5])
-    rows = [(FULL, {"cell": "ddp", "ratio": 1.0, "tenth_step_s": [70.0, 18.0, 20.0]}),
-            (slower, {"cell": "fsdp", "ratio": 0.5}),
-            (failed, {"cell": "mbs 64", "tenth_step_s": [7.0]}), (on_cpu, {"cell": "cpu", "ratio": None}),
-            (replace(on_cpu, tokens_per_s=None), {"cell": "none"})]  # fmt: skip
-    return [MeasuredRow(record, row) for record, row in rows]
+def bench_text(folder: Path, rows: int | None = None) -> str:
+    slower = replace(FULL, name="fsdp", tokens_per_s=2400.0, gpus=4, allocator_retries=3, dialect="nanotron")
+    failed = Record(name="mbs 64", ended="gpu_memory", cause="too large")
+    on_cpu = Record(name="cpu", ended="done", dialect="hpc-gpt", tokens_per_s=2.0, memory_reserved_gib=[1.5])
+    records = [replace(FULL, name="ddp"), slower, failed, on_cpu, replace(on_cpu, name="none", tokens_per_s=None)]
+    return file_text(make_bench(folder, "b", *((record, ()) for record in records[:rows])) / "bench.json")
 
 
 def race_text(name: str, folder: Path) -> str:
@@ -131,8 +129,8 @@ MADE: dict[str, Callable[[Path], str]] = {
     "own sweep, json": lambda folder: rows_of_json(sweep_text(own_sweep(folder), "json")),
     "own sweep, terminal of 100": of_own_sweep,
     "published sweep, terminal of 75": lambda _: terminal_table(sweep_lines("colab-ladder", []), 75)[0],
-    "bench": lambda _: rows_text(measured()),
-    "bench of one row": lambda _: rows_text(measured()[:1]),
+    "bench of 0.3": bench_text,
+    "bench of 0.3, of one row": partial(bench_text, rows=1),
     **{f"race {name}": partial(race_text, name) for name in RACES},
 }
 

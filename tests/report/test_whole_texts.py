@@ -189,7 +189,7 @@ COMPARED = {
           tokens/s  1,000 -> 1,200, medians of 4 rounds each
           ended     done -> done
           note: the interval comes from the 4 ratios of rounds, which were measured in turns
-          note: the interval is wide, as there are only 4 rounds: use bench --rounds 5 or more
+          note: the interval is wide, as there are only 4 rounds: use --rounds 5 or more
     """),
 }  # fmt: skip
 

@@ -1,6 +1,5 @@
-"""`submit --here` and `bench --machine` in allocations of a real cluster, which stay their user's."""
+"""`submit --here` in allocations of a real cluster, which stay their user's."""
 
-import json
 import re
 import signal
 import subprocess
@@ -67,19 +66,3 @@ def test_a_run_is_saved_before_its_allocations_end_and_resumed(teller: Teller) -
     assert sorted(job.losses()) == list(range(1, STEPS + 1))
     assert job.slurm_state == "RUNNING", "the allocation is alive"
     teller.cluster.run("scancel", job_id, check=True)
-
-
-def test_the_nodes_of_an_allocation(launcher: Launcher) -> None:
-    done = subprocess.run(
-        ["salloc", "--nodes=2", *ASKED, *PYTHON, "bench", "--machine", "--json"],
-        env=launcher.environment, cwd=launcher.folder, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert (found["measured"]["nodes"], found["measured"]["ranks_per_node"]) == (2, 2)
-    rates = {name: rate for name, rate in found["measured"].items() if name.startswith("nodes_")}
-    assert sorted(rates) == ["nodes_gather_gb_s", "nodes_pair_gb_s", "nodes_ring_gb_s"]
-    assert min(rates.values()) > 0
-    assert found["machine"]["network_gb_s"] > 0
-    assert "reduction" in found["calibration"]["constants"]

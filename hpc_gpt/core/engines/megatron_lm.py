@@ -37,7 +37,6 @@ class MegatronLm(EngineFacts):
     cp_exchanges = ("heads", "keys", "ring")
     no_save = "Megatron-LM saves as often as train.save_every says, and when it ends: stop or requeue it"
     least_steps_after_warmup = 1
-    fixed_train = {"save_last": True}
     counts_evaluation = False
     switches = frozenset({"recompute", "sequence_parallel", "sharded_optimizer", "cp_exchange", "megatron_args"})
     alternatives = {"zero_stage": "engine.sharded_optimizer = true is Megatron's distributed optimizer"}

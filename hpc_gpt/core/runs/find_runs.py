@@ -18,7 +18,7 @@ from hpc_gpt.core.runs.run_folder import RunFolder, job_ids
 from hpc_gpt.core.settings.resolved import folder_name
 from hpc_gpt.core.tables import close_matches
 
-# A bench is the folder `logs/<experiment>-bench/<bench id>/`, with the runs of its rounds.
+# A bench of 0.3 is the folder `logs/<experiment>-bench/<bench id>/`, with the runs of its rounds.
 BENCHES = "-bench"
 
 

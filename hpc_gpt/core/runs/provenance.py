@@ -15,7 +15,7 @@ from typing import Any
 
 import hpc_gpt
 from hpc_gpt.core.engines import engine_named
-from hpc_gpt.core.errors import JobRefused, UserError
+from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.files import read_json, write_once
 from hpc_gpt.core.format import and_more
 from hpc_gpt.core.process import answer_of
@@ -184,14 +184,6 @@ def list_gpus() -> list[dict[str, Any]]:
 def has_gpus() -> bool:
     """Whether this machine has a GPU; also true if nvidia-smi fails, as without a driver it says so."""
     return any(ask_gpus())
-
-
-def known_gpus() -> list[dict[str, Any]]:
-    """All GPUs of this machine. Raises JobRefused if these cannot be listed."""
-    cards, fault = ask_gpus()
-    if fault:
-        raise JobRefused(f"it is not known which GPUs this machine has: {fault}", "see nvidia-smi, and try again")
-    return cards
 
 
 def list_instances() -> dict[str, str]:

@@ -4,7 +4,7 @@ race.json          its rows, in order, and the number of rounds: written before 
 rows/…/<id>/       each row as a run folder that never starts; a visit is a copy of it
 visits.jsonl       a line when a visit begins, and one when it ends
 <row>/<visit id>/  a visit: an ordinary run of the row
-bench.json         the rows as measured so far, in the form of a bench
+bench.json         the rows as measured so far
 """
 
 from __future__ import annotations

@@ -339,9 +339,6 @@ FAST_SETTINGS = (
     FastSetting("fused_bias_gradients", True),
 )
 
-# {key of a fast setting: its value in a compiled run without it}
-PLAIN: dict[str, Any] = {setting.key: "block" if setting.key == "compile" else False for setting in FAST_SETTINGS}
-
 
 def with_fast_settings(engine: Engine, shape: ModelShape, train: Train, fixed: Collection[str] = ()) -> Engine:
     """The engine with each fast setting that it supports for this model, except for the dotted keys `fixed`. The engine

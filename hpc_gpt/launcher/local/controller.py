@@ -41,7 +41,7 @@ from hpc_gpt.launcher.attempts.decisions import ShownJob, conclude, read_history
 from hpc_gpt.launcher.attempts.notify import send_events
 from hpc_gpt.launcher.local.beside import CANCELLED_S, LIMIT_S, BesideRanks, end_beside, start_beside
 
-_RACE_SUPERVISOR = "hpc_gpt.launcher.bench.race_here"  # supervises a race, and starts its visits
+_RACE_SUPERVISOR = "hpc_gpt.launcher.race.race_here"  # supervises a race, and starts its visits
 _POLL_S = 0.05
 PEERS_S = 5.0  # the other ranks have this long to end by themselves after one has failed
 

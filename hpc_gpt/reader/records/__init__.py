@@ -25,7 +25,7 @@ class RunRead:
 
     `failures`: the first cause, then other failures, then echoes. `files`: all files it was read from. `folder`: the
     run folder if the run is ours, else None. `causes`: for logs of other programs, the cause of each attempt's end.
-    `rounds`: for a row of a bench, tokens/s per round. `is_settled`: the run is over, by its files alone.
+    `rounds`: for a row of a race, tokens/s per round. `is_settled`: the run is over, by its files alone.
     """
 
     record: Record
@@ -42,7 +42,7 @@ class RunRead:
 MULTIPLIED = "(6 N + 12 L h s) s B / (t n 1e12), PaLM appendix B; N: weights that multiply a token"
 _EVERY = "(6 P + 12 L h s) s B / (t n 1e12), PaLM appendix B"
 _TABLES = 0.05  # share of GPT-2's parameters that are looked up or added: positions, biases, norms
-# The file of the rows of `bench`, next to the runs of their rounds.
+# The file of the rows of a race, next to the runs of their rounds; `bench` of 0.3 wrote it, too.
 BENCH_FILE = "bench.json"
 _MOST_BYTES = 64 * 2**20  # no record is larger, but a log that begins like a record may be
 

@@ -27,7 +27,6 @@ from hpc_gpt.trainer.preflight.verdict import NODE_FILE, SEEN_BY_ALL, SHARED
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _MIB = 2**20
-_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # as trainer/model/collectives.py
 
 # Long enough for the GPU's clock to rise.
 _MEASURED_S = 0.2
@@ -178,17 +177,15 @@ def run_transfers(
     replaced: Mapping[str, Any],
     begun: Callable[[], None],
     ended: Callable[[float], None],
-    mib: int | None = None,
 ) -> None:
     """Runs the rank's own transfers in their order; `ended` gets the rate of each in GB/s of 1e9 bytes.
 
     The rate of a pair is what each rank sends per second while it receives as much. The rate of a ring is the bus
-    bandwidth of an all-reduce, 2 (n - 1) / n of the buffer per second, and the rate of a gather is the bus bandwidth of
-    an all-gather, and an all-to-all's, half of that (nccl-tests, doc/PERFORMANCE.md). The buffer has `mib` MiB on each
-    rank. `pair_gb_s`, `all_reduce_gb_s`, `all_gather_gb_s` and `all_to_all_gb_s` in `replaced` are taken instead of
-    measured rates.
+    bandwidth of an all-reduce, 2 (n - 1) / n of the buffer per second, and that of an all-to-all half of that
+    (nccl-tests, doc/PERFORMANCE.md). `pair_gb_s`, `all_reduce_gb_s` and `all_to_all_gb_s` in `replaced` are taken
+    instead of measured rates.
     """
-    buffer = torch.ones((mib or (64 if device.type == "cuda" else 1)) * _MIB // 4, device=device)
+    buffer = torch.ones((64 if device.type == "cuda" else 1) * _MIB // 4, device=device)
     other = torch.empty_like(buffer)
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
     for transfer in transfers:
@@ -206,12 +203,7 @@ def run_transfers(
                 )
             work = functools.partial(dist.all_reduce, buffer, group=groups[transfer.ranks])
             name, moved = "all_reduce_gb_s", 2 * (count - 1) / count
-            if transfer.kind == "gather":
-                part = other[: other.numel() // count]
-                whole = other[: part.numel() * count]
-                work = functools.partial(_ALL_GATHER, whole, part.clone(), group=groups[transfer.ranks])
-                name, moved = "all_gather_gb_s", (count - 1) / count
-            elif transfer.kind == "all-to-all":
+            if transfer.kind == "all-to-all":
                 even = buffer.numel() // count * count
                 work = functools.partial(
                     dist.all_to_all_single, other[:even], buffer[:even], group=groups[transfer.ranks]

@@ -15,8 +15,8 @@ from hpc_gpt.core.settings.layout import AXES, Layout
 
 @dataclass(frozen=True)
 class Transfer:
-    """One measured transfer: a "pair", a "ring", a "gather" or an "all-to-all", along an axis of the layout, among the
-    ranks that divide experts ("ep"), within a "node" or between "nodes"."""
+    """One measured transfer: a "pair", a "ring" or an "all-to-all", along an axis of the layout, among the ranks that
+    divide experts ("ep"), within a "node" or between "nodes"."""
 
     kind: str
     axis: str

@@ -35,8 +35,6 @@ NODE_FILE = "node-"
 _MARK = "hpc-gpt-preflight "
 # srun cuts lines after 1,024 bytes. A piece of this many characters, quoted in JSON, fits in one line.
 _LINE, _PIECE = 1000, 400
-# For `hpc-gpt bench --machine`, whose ranks use this protocol, too: the mark before their figures, and their limit.
-MACHINE_MARK, MACHINE_LIMIT_S = "hpc-gpt-machine ", 120
 
 
 def preflight_limit_s() -> float:

@@ -22,7 +22,7 @@ order=100 plan_order=100 package=None trains_our_model=True is_program=False tak
 shape_parts={}
 cp_exchanges=('heads','keys') has_replicas=False zero_stages=(0,) default_stage=0 switches={OURS} alternatives={}
 recomputes=('none','selective','full') compiles_edges=True fast_ratios={} matmuls={none}
-trains_fp16_on_cpu=True least_steps_after_warmup=0 fixed_train={} no_save=
+trains_fp16_on_cpu=True least_steps_after_warmup=0 no_save=
 unfollowed={attn_pdrop,embd_pdrop,initializer_range,output_router_logits,resid_pdrop} converts={}
 loads_checkpoints_of={} saves_weights_again=False counts_evaluation=True has_dropout=False has_fused_kernels=False
 has_fused_gate=False has_composed_gelu=False selects_operators=False scatters_outputs=False
@@ -66,7 +66,7 @@ ENGINES = {
     "megatron-lm": """order=60 plan_order=50 trains_our_model=False is_program=True axes={cp,ep,etp,pp,tp}
         shape_parts={experts,mtp_layers,rotated} cp_exchanges=('heads','keys','ring') compiles_edges=False
         least_steps_after_warmup=1 switches={cp_exchange,megatron_args,recompute,sequence_parallel,sharded_optimizer}
-        fixed_train={'save_last':True} saves_weights_again=True counts_evaluation=False
+        saves_weights_again=True counts_evaluation=False
         unfollowed={attn_pdrop,embd_pdrop,initializer_range,output_router_logits,pad_token_id,resid_pdrop}
         has_dropout=True
         has_fused_kernels=True has_fused_gate=True scatters_outputs=True has_chunks=True""",

@@ -30,7 +30,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("rocm", [6, 7])
 def test_amd_smi_lists_them_in_both_of_its_formats(tools: Path, rocm: int) -> None:
     put_amd_smi(tools, rocm, {}, {"device_id": "0x7fff", "market_name": "AMD Instinct MI999"})
-    first, second = provenance.known_gpus()
+    first, second = provenance.list_gpus()
     assert first == {
         "name": "AMD Instinct MI300X", "memory_gib": 192.0, "driver": "6.12.12", "index": "0",
         "uuid": "GPU-5b00000000000000",
@@ -40,7 +40,7 @@ def test_amd_smi_lists_them_in_both_of_its_formats(tools: Path, rocm: int) -> No
 
 def test_partitions_of_a_gpu_are_told_apart_by_their_places(tools: Path) -> None:
     put_amd_smi(tools, 7, {"asic_serial": "0x9"}, {"asic_serial": "0x9"}, {"asic_serial": "N/A"})
-    assert [gpu["uuid"] for gpu in provenance.known_gpus()] == ["0000:05:00.0", "0000:06:00.0", "0000:07:00.0"]
+    assert [gpu["uuid"] for gpu in provenance.list_gpus()] == ["0000:05:00.0", "0000:06:00.0", "0000:07:00.0"]
 
 
 ROCM_SMI = {
@@ -56,7 +56,7 @@ ROCM_SMI = {
 def test_rocm_smi_lists_them_without_amd_smi_or_if_that_fails(tools: Path) -> None:
     put(tools / "amd-smi", "#!/bin/sh\necho 'ERROR:root:Unable to detect any GPU devices'; exit 255\n")
     put_json(tools / "rocm-smi", ROCM_SMI, before="WARNING: AMD GPU device(s) is/are in a low-power state.\n\n")
-    found = [(gpu["name"], gpu["memory_gib"], gpu["driver"], gpu["uuid"]) for gpu in provenance.known_gpus()]
+    found = [(gpu["name"], gpu["memory_gib"], gpu["driver"], gpu["uuid"]) for gpu in provenance.list_gpus()]
     assert found == [
         ("AMD Instinct MI250X", 64.0, "6.3.6", FIRST),
         ("AMD Instinct MI210", None, "6.3.6", "GPU-0000000000000002"),
@@ -70,7 +70,7 @@ def test_the_kernel_lists_them_if_no_tool_does(tools: Path, monkeypatch, answer:
     monkeypatch.setenv("HPC_GPT_SYSFS", str(amd_sysfs(tools.parent / "sys", *MODULE)))
     for name in ("amd-smi", "rocm-smi"):
         put(tools / name, f"#!/bin/sh\n{answer}\n")
-    first, second = provenance.known_gpus()
+    first, second = provenance.list_gpus()
     assert (first["name"], first["memory_gib"], first["uuid"]) == ("AMD Instinct MI250X", 64.0, FIRST)
     assert (second["index"], second["uuid"]) == ("1", SECOND), "by their places on the bus, not by the cards' numbers"
 

@@ -23,7 +23,6 @@ from hpc_gpt.core.runs.run_folder import IN_QUEUE
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolve import resolve
-from hpc_gpt.launcher.bench.bench_run import make_folder
 from hpc_gpt.launcher.prepared import PreparedRun
 from hpc_gpt.launcher.render import render_script
 from hpc_gpt.launcher.submission import check_submission
@@ -32,6 +31,7 @@ from hpc_gpt.launcher.watch.control import cancel_run, wait_for_all
 from hpc_gpt.launcher.watch.status import read_status
 from hpc_gpt.launcher.watch.sweep_rows import count_states, fold
 from tests.made_runs import make_run, read_run, unsubmitted_run, with_job
+from tests.old_bench import make_bench
 
 
 def prepared(row: str, **changes) -> PreparedRun:
@@ -146,13 +146,13 @@ def test_a_folder_that_the_locale_cannot_name_is_an_error(tmp_path):
 
 def test_a_bench_has_a_name_and_an_id():
     logs = logs_dir()
-    bench, other = make_folder(logs, "x y"), make_folder(logs, "x y")
-    first, second = (make_run(each.path, "local", submit=False) for each in (bench, other))
+    bench, other = make_bench(logs, "x y"), make_bench(logs, "x y")
+    first, second = (make_run(each, "local", submit=False) for each in (bench, other))
     assert list_runs(logs) == []
-    for name in (bench.id, bench.id[-4:], str(bench.path)):
+    for name in (bench.name, bench.name[-4:], str(bench)):
         found = find_named(name, logs)
-        assert (found.runs, [path.resolve() for path in found.benches]) == ([first], [bench.path]), name
-    for name in ("x y-bench", "x_y-bench", str(bench.path.parent)):
+        assert (found.runs, [path.resolve() for path in found.benches]) == ([first], [bench]), name
+    for name in ("x y-bench", "x_y-bench", str(bench.parent)):
         assert find_runs([name], logs) == [first, second], name
 
 

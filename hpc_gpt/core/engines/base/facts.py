@@ -95,7 +95,6 @@ class EngineFacts(States):
     matmuls: ClassVar[frozenset[Matmul]] = frozenset({"none"})  # formats of the layers' products that it trains with
     trains_fp16_on_cpu: ClassVar[bool] = True
     least_steps_after_warmup: ClassVar[int] = 0
-    fixed_train: ClassVar[Mapping[str, Any]] = {}  # keys of [train] that can have only this value
     no_save: ClassVar[str] = ""  # why it cannot save on request, and what to do instead
 
     # Keys of a config.json that matter only to training, and that it does not follow: `submit` and `doctor` name them.
@@ -157,10 +156,6 @@ class EngineFacts(States):
     def starts_script(self, command: Command) -> bool:
         """Whether the engine starts a job script that `[command]` names."""
         return self.takes_command and command.script is not None
-
-    def starts_command(self, command: Command) -> bool:
-        """Whether the engine starts the command of `[command]`, which is not a job script."""
-        return self.takes_command and command.script is None
 
     # --- rules
 

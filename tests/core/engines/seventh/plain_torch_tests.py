@@ -48,11 +48,3 @@ def test_a_run_and_its_report():
     (record,) = json.loads(in_process("report", "--json").stdout)["records"]
     assert (record["engine"], record["gpus"], record["ended"]) == ("plain-torch", 1, "done")
     assert record["loss_last"] > 0
-
-
-@pytest.mark.long  # two runs; a bench of two engines is in tests/cli
-def test_bench_measures_it_beside_another():
-    quick = ("--steps", "2", "--rounds", "1", "--set", "train.dtype=fp32")
-    done = hpc_gpt("bench", "--smoke", "--engines", "ddp,plain-torch", *quick, "--set", "engine.compile=none", "--json")
-    assert done.code == 0, done.stderr
-    assert [record["engine"] for record in json.loads(done.stdout)["records"]] == ["ddp", "plain-torch"]

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from hpc_gpt.launcher.bench.rounds import Round, differing_losses, leader_of, leaving_after, next_turn, winner
+from hpc_gpt.launcher.race.rounds import Round, differing_losses, leader_of, leaving_after, next_turn, winner
 
 STEADY = [1.0, 1.01, 1.02, 1.03]
 

@@ -1,9 +1,9 @@
 """A race: one run measures rows in rounds, one visit after the other. This module decides what comes next, and writes
 bench.json; the job's script, or the supervisor on this machine, starts each visit's ranks and says how they ended.
 
-In a job the script asks: `python -m hpc_gpt.launcher.bench.race RUN ATTEMPT VISIT CODE SHOWN`. VISIT is the visit that
-has ended, `-` for none, CODE srun's exit code, and SHOWN the output of `scontrol show job`, empty if it was not asked.
-The answer is one of
+In a job the script asks: `python -m hpc_gpt.launcher.race.next_visit RUN ATTEMPT VISIT CODE SHOWN`. VISIT is the visit
+that has ended, `-` for none, CODE srun's exit code, and SHOWN the output of `scontrol show job`, empty if it was not
+asked. The answer is one of
 
     hpc-gpt-next visit SECONDS FOLDER   start the visit's ranks; they may take SECONDS, 0 for any time
     hpc-gpt-next end CODE               the race's attempt has ended: the script continues as after the ranks of a run
@@ -30,13 +30,13 @@ from hpc_gpt.core.runs.record import Record, finite
 from hpc_gpt.core.runs.requests import answer, open_requests
 from hpc_gpt.core.runs.run_folder import PREDICTED, Attempt, RunFolder
 from hpc_gpt.core.runs.stored import read_stored
-from hpc_gpt.core.settings.sized import runs_program
+from hpc_gpt.core.settings.sized import Sized, runs_program
 from hpc_gpt.launcher.attempts.decisions import NEXT_MARK, classify
-from hpc_gpt.launcher.bench.bench_run import BenchFolder, tables_of
-from hpc_gpt.launcher.bench.measurement import BenchRow, Measurement, measurement_row
-from hpc_gpt.launcher.bench.rounds import Round, differing_losses, leader_of, leaving_after, next_turn, ratio, winner
-from hpc_gpt.launcher.this_machine import with_predicted_memory
-from hpc_gpt.reader.records import RunRead
+from hpc_gpt.launcher.race.measurement import MeasuredRow, Measurement, measurement_row, tables_of
+from hpc_gpt.launcher.race.rounds import Round, differing_losses, leader_of, leaving_after, next_turn, ratio, winner
+from hpc_gpt.planner.memory import predict_memory
+from hpc_gpt.planner.training import training_of
+from hpc_gpt.reader.records import BENCH_FILE, RunRead
 from hpc_gpt.reader.records.own_run import DIALECT, figures_asked
 from hpc_gpt.report.bench_table import file_text
 from hpc_gpt.report.gather import gather_records
@@ -53,7 +53,7 @@ class Race:
     def __init__(self, run: RunFolder, attempt: Attempt) -> None:
         self.run, self.attempt = run, attempt
         self.rows, self.rounds = read_rows(run)
-        self.folder = BenchFolder(run.path)
+        self.file = run.path / BENCH_FILE
         self._read: dict[str, RunRead] = {}
 
     # --- what is next
@@ -120,7 +120,7 @@ class Race:
         again = asks_to_requeue(self.run, self.attempt, end)
         self.attempt.write_ended(end.ended, end.cause, done, requeue=again, node=end.node)
         self.write()
-        print(file_text(self.folder.file), end="", file=sys.stderr, flush=True)
+        print(file_text(self.file), end="", file=sys.stderr, flush=True)
         return 0 if end.ended in GOOD or again else 1
 
     def _asked(self) -> End | None:
@@ -217,20 +217,24 @@ class Race:
         return self._read[visit.place]
 
     def _measurement(self, visit: Visit) -> Measurement:
-        record = with_predicted_memory(self._of(visit).record, self._resolved(visit.row))
+        record = _with_predicted_memory(self._of(visit).record, self._resolved(visit.row))
         record = replace(record, ended=visit.ended, cause=visit.cause or record.cause)
         return Measurement(record, self.run.path / visit.place)
 
     def _resolved(self, row: int) -> Any:
         return RunFolder(self.run.path / str(self.rows[row].folder)).resolved()
 
+    def _name_of(self, row: int) -> str:
+        """The `run` key of a row's record: the race's id and the row's number (from 1)."""
+        return f"{self.run.run_id}#{row + 1}"
+
     @cached_property
-    def table(self) -> list[BenchRow]:
+    def table(self) -> list[MeasuredRow]:
         """The table: one entry per row of the race, measured or not."""
         return [self._row(number, row) for number, row in enumerate(self.rows)]
 
-    def _row(self, number: int, row: RaceRow) -> BenchRow:
-        name = self.folder.name_of(number)
+    def _row(self, number: int, row: RaceRow) -> MeasuredRow:
+        name = self._name_of(number)
         measurements = [self._measurement(visit) for visit in self.counted_visits if visit.row == number]
         good = [
             measurement.record.step_s
@@ -239,12 +243,12 @@ class Race:
         ]
         if measurements and good and not any(measurement.is_good for measurement in measurements):
             record = replace(measurements[0].record, run=name, step_s=statistics.median(good), rounds=len(good))
-            return BenchRow(row.name, record, (), tuple(measurement.place for measurement in measurements))
+            return MeasuredRow(row.name, record, (), tuple(measurement.place for measurement in measurements))
         if measurements:
             return measurement_row(row.name, name, measurements)
         requested = figures_asked(self._resolved(number)) if row.folder is not None else {}
         ended = "refused" if row.folder is None else "pending"
-        return BenchRow(
+        return MeasuredRow(
             row.name, Record(run=name, name=row.name, dialect=DIALECT, ended=ended, cause=row.cause, **requested)
         )
 
@@ -275,7 +279,7 @@ class Race:
                     "losses_differ": number in differ,
                 }
             )
-        run = None if best is None else self.folder.name_of(best)
+        run = None if best is None else self._name_of(best)
         place = None if best is None else self.rows[best].place
         over = self._turn() is None
         return {
@@ -290,8 +294,21 @@ class Race:
 
     def write(self) -> None:
         """Replaces bench.json. Raises RunFolderError."""
-        tables = {**tables_of(self.table, self.folder), "race": finite(self.result)}
-        replace_whole(self.folder.file, json.dumps(tables, indent=1, allow_nan=False) + "\n")
+        tables = {**tables_of(self.table, self.run.path), "race": finite(self.result)}
+        replace_whole(self.file, json.dumps(tables, indent=1, allow_nan=False) + "\n")
+
+
+def _with_predicted_memory(record: Record, resolved: Sized) -> Record:
+    """The record with the planner's predicted_memory_gib, if it has none and plan can predict it. Allocated memory does
+    not depend on the device, so the device need not be known."""
+    if record.predicted_memory_gib:
+        return record
+    try:
+        memory = predict_memory(training_of(resolved))
+    except UserError:
+        return record
+    sources = {**record.sources, "predicted_memory_gib": "plan, allocated at the peak, on any GPU: none is named here"}
+    return replace(record, predicted_memory_gib=[stage.allocated for stage in memory.stages], sources=sources)
 
 
 # --- in a job

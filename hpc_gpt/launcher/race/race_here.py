@@ -13,8 +13,8 @@ from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.launcher.attempts.decisions import classify
 from hpc_gpt.launcher.attempts.notify import send_events
-from hpc_gpt.launcher.bench.race import Race
 from hpc_gpt.launcher.local.controller import RunController
+from hpc_gpt.launcher.race.next_visit import Race
 from hpc_gpt.trainer.supervision.gpus import wait_until_free
 
 _ASKED = {signal.SIGTERM: End("cancelled", "SIGTERM"), signal.SIGINT: End("stopped", "Ctrl-C")}

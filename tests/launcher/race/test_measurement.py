@@ -1,27 +1,15 @@
-"""A cell's row from the records of its rounds, and the wait between two cells."""
+"""A row from the records of its rounds."""
 
-import signal
-import subprocess
-import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.core.process import process_identity
-from hpc_gpt.core.runs.heartbeats import RankHeartbeat, write_heartbeat
 from hpc_gpt.core.runs.record import Flag, Record
-from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.launcher.bench import measurement
-from hpc_gpt.launcher.bench.bench_run import bench_text
-from hpc_gpt.launcher.bench.measurement import BenchRow, Measurement, measurement_row
+from hpc_gpt.launcher.race.measurement import Measurement, measurement_row
 from hpc_gpt.reader.records import add_figures
-from hpc_gpt.report.bench_table import MeasuredRow
-from tests.made_runs import unsubmitted_run
-from tests.waiting import patient, wait_for
 
 SHAPE = Record(
     ended="done",
@@ -107,85 +95,26 @@ def test_a_row_is_the_middle_round_with_figures_of_all_rounds():
     assert alone == replace(fast.record, run="id#1", rounds=1)
 
 
-def test_a_cached_compilers_tenth_step_is_a_later_rounds():
-    def row(*seconds: float | None) -> BenchRow:
-        return measurement_row("ddp", "id#1", [good(0.03, attempts=[{"tenth_step_s": each}]) for each in seconds])
-
-    def shown(*seconds: float | None) -> float | None:
-        return MeasuredRow(Record(), {"tenth_step_s": row(*seconds).tenth_step_s}).tenth_step_s
-
-    assert shown(70.0) == 70.0
-    assert shown(70.0, 18.0, 20.0) == 19.0
-    assert row(70.0, 18.0, 20.0).tenth_step_s == (70.0, 18.0, 20.0)
-    assert shown(None) is None
-    assert "18.0" in bench_text([row(70.0, 18.0)])
+def test_the_seconds_to_the_tenth_step_are_of_each_round():
+    rounds = [good(0.03, attempts=[{"tenth_step_s": each}]) for each in (70.0, None, 20.0)]
+    assert measurement_row("ddp", "id#1", rounds).tenth_step_s == (70.0, 20.0)
 
 
 def test_a_row_without_memory_has_no_speed():
     row = measurement_row("ddp mbs 64", "id#7", [bad(step_s=0.1, tokens_per_s=1.0)])
-    assert row.is_out_of_memory
-    assert not row.is_measured
+    assert row.tokens_per_s == ()
     assert (row.record.ended, row.record.tokens_per_s, row.record.step_s) == ("gpu_memory", None, None)
     assert row.record.micro_batch == 16
 
 
-def test_random_tokens_need_not_be_learnt():
+def test_nothing_need_be_learnt():
     flags = [Flag("the loss did not fall", "loss"), "step_s rests on 2 steps"]
     assert measurement_row("ddp", "id#1", [good(0.03, flags=flags)]).record.flags == ["step_s rests on 2 steps"]
 
 
-def test_an_unknown_device_has_mfu_only_by_the_profiles_peak():
-    measured = [good(0.03, device="tpu-9")]
-    without = measurement_row("ddp", "id#1", measured).record
-    assert without.tokens_per_s
-    assert without.tflops_model
-    assert without.mfu is None
-    assert any("mfu" in flag for flag in without.flags)
-    given = measurement_row("ddp", "id#1", measured, {"bf16": 500.0}).record
-    assert given.mfu == pytest.approx(given.tflops_model / 500)
-    assert not any("mfu" in flag for flag in given.flags)
-
-
-def test_a_peer_that_tells_tokens_per_second_alone():
+def test_a_program_that_tells_tokens_per_second_alone():
     row = measurement_row(
         "nanogpt", "id#2", [Measurement(Record(ended="done", tokens_per_s=speed), Path("log")) for speed in (2, 4, 3)]
     )
     assert row.record.tokens_per_s == 3
     assert row.record.step_s is None
-
-
-@pytest.mark.parametrize(
-    ("command", "code", "least_s"),
-    [
-        ("touch up; sleep 0.3", 0, 0.2),
-        ("touch up; exec sleep 6000", -signal.SIGTERM, 0.2),
-        ("trap '' TERM; touch up; while :; do sleep 1; done", None, 0.4),
-    ],
-)
-def test_the_next_cell_waits_until_the_last_ranks_are_gone(command, code, least_s, monkeypatch, tmp_path):
-    """What is still there after a while gets SIGTERM, and is left after another one."""
-    monkeypatch.setattr(measurement, "_GONE_S", patient(300) if code == 0 else 0.2)
-    run, began = unsubmitted_run(), time.monotonic()
-    with subprocess.Popen(["bash", "-c", command], cwd=tmp_path) as process:
-        wait_for("it is up", (tmp_path / "up").exists)
-        asked = {"scheduler": "local", "job_id": "1", **process_identity(process.pid)}
-        run.add_submission(asked)
-        measurement._wait_until_gone(run)
-        assert (process.poll(), time.monotonic() - began > least_s) == (code, True)
-        process.kill()
-
-
-def test_a_cells_state_has_its_step_on_a_terminal(monkeypatch):
-    (attempt := unsubmitted_run().new_attempt()).heartbeats.mkdir()
-    run = RunFolder(attempt.folder.parents[1])
-
-    def shown(state="running"):
-        return measurement._state(run, [SimpleNamespace(state=state, steps=50)])
-
-    monkeypatch.setattr(measurement, "width", lambda stderr: 80 if stderr else None)
-    assert shown() == "running"
-    for rank, step in enumerate((7, 9, 8)):
-        write_heartbeat(attempt.heartbeats, RankHeartbeat(rank, "n1", 1, 1, step, "training", 0.5, 300.0, time.time()))
-    assert (shown(), shown("pending")) == ("running  step 9/50", "pending")
-    monkeypatch.setattr(measurement, "width", lambda stderr: None)
-    assert shown() == "running"

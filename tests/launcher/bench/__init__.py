@@ -1,1 +1,0 @@
-"""What a bench measures, and how."""

@@ -1,0 +1,1 @@
+"""What a race measures, and how."""
