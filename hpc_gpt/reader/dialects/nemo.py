@@ -7,7 +7,7 @@ step, after a synchronisation.
 
 from hpc_gpt.reader.pattern import CLOCK, INT, LINE_START, NUMBER, Dialect, Pattern, later, line, settings
 
-_NUMBER = rf"(?:{NUMBER}(?:\.0)?)"
+_NUMBER = rf"(?:{NUMBER}(?:\.\d)?)"
 _MODEL = {
     "seq_length": "seq", "num_attention_heads": "heads", "hidden_size": "hidden", "ffn_hidden_size": "ffn",
     "num_query_groups": "kv_heads", "kv_channels": "head_dim", "num_moe_experts": "experts",

@@ -1,22 +1,13 @@
-"""Fields of lines that differ in digits only: their place in a line, their bytes as numbers, and required digits.
-
-Some patterns require certain digits. Each atom of a regex that does is replaced with a group that matches any digit. A
-match without such a group holds for all digits; a match with such groups holds for each line that has the required
-digits at their places. This is true because allowing more digits can only add matches. It fails in a negative
-assertion and in an atomic group: a pattern with such an atom there may or may not match a line of the kind.
-"""
+"""Fields of lines that differ in digits only: their place in a line, and their bytes as numbers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_gpt.reader.logs.matches import DialectPattern
 from hpc_gpt.reader.pattern import SIZES, figure, unit
 from hpc_gpt.reader.steps import Places, StepColumn
 
@@ -26,15 +17,6 @@ LARGE = re.compile(r"[eE][-+]?\d{3}")
 _POWERS = 10.0 ** np.arange(23)
 _MOST_DIGITS = 15
 _NUMERAL = re.compile(r"([-+]?)(\d[\d,]*)(?:\.(\d*))?(?:[eE]([-+]?)(\d{1,3}))?([KkMGBT]?)%?")
-# (place in a line, the allowed digits), for each digit that a pattern requires.
-AskedDigits = tuple[tuple[int, str], ...]
-_TOKEN = re.compile(
-    r"\\x[0-9a-f]{2}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{\d+(?:,\d*)?\}[?+]?"
-    r"|\(\?(?:P<\w+>|P=\w+\)|\(\w+\)|<[=!]|[:=!>]|[a-z]+[:)])|[*+?]\+|.",
-    re.DOTALL,
-)
-_ANY_DIGIT = "0123456789"
-_OPAQUE = ("(?!", "(?<!", "(?>")
 
 
 def _cells(data: bytes, places: Places, width: int) -> NDArray[np.uint8]:
@@ -159,63 +141,3 @@ class TimeColumn:
             first_digit, end = dict(self.spans)["part"]
             at = at + number["part"] / _POWERS[end - first_digit]
         return np.where(fine, at, np.nan)
-
-
-@cache
-def _loosened(regex: str) -> tuple[re.Pattern[str], dict[int, str]]:
-    """(the pattern with any digit where it requires certain ones, {group: the required digits}). The digits are "" if
-    they cannot be determined."""
-    tokens = _TOKEN.findall(regex)
-    pieces: list[str] = []
-    digits_of_group: dict[int, str] = {}
-    groups = 0
-    opened: list[tuple[bool, int]] = []  # per open group: whether it is opaque, and the number of groups before it
-    for token, following in zip(tokens, [*tokens[1:], ""], strict=True):
-        repeated = following[:1] in ("{", "*", "+") or following == "?+"
-        digits = ""
-        if token[0] == "(" and (token[-1] != ")" or token.startswith("(?(")):
-            opened.append((token in _OPAQUE or any(opaque for opaque, _ in opened), groups))
-            groups += token == "(" or token.startswith("(?P<")
-        elif token == ")":
-            _, before = opened.pop()
-            if repeated:  # a match keeps only the last repetition
-                digits_of_group |= {group: "" for group in digits_of_group if group > before}
-        elif token in _ANY_DIGIT:
-            digits = token
-        elif token[0] == "[":
-            other_letters = re.sub(r"\\.|0-9", "", token)
-            if any(digit in other_letters for digit in _ANY_DIGIT):
-                digits = "".join(re.findall(token, _ANY_DIGIT)) if re.fullmatch(r"\[[\d-]+\]", token) else "?"
-        elif token.startswith("(?P=") or re.fullmatch(r"\\[1-9]", token):
-            digits = "?"
-        if digits == "?" or (digits and opened and opened[-1][0]):
-            return re.compile(""), {0: ""}
-        if digits:
-            groups += 1
-            digits_of_group[groups] = "" if repeated else digits
-            token = r"(\d)"
-        pieces.append(token)
-    return re.compile("".join(pieces)), digits_of_group
-
-
-def asked_digits(tried: Sequence[DialectPattern], text: str) -> AskedDigits | None:
-    """The digits that patterns require in a line, which has them; None if it lacks one, or if they are unknown.
-
-    `tried`: the patterns whose literal is in the line, digits aside.
-    """
-    digits_at: dict[int, str] = {}
-    for rule in tried:
-        literal = rule.pattern.literal
-        regex, digits_of_group = _loosened(rule.pattern.regex)
-        in_literal = [place for place, letter in enumerate(literal) if letter in _ANY_DIGIT]
-        for match in regex.finditer(text) if digits_of_group or in_literal else ():
-            at = text.find(literal) if in_literal else 0
-            pairs = [(at + place, literal[place]) for place in in_literal]
-            pairs += [
-                (match.start(group), digits) for group, digits in digits_of_group.items() if match.start(group) >= 0
-            ]
-            for place, digits in pairs:
-                digits_at[place] = "".join(digit for digit in digits_at.get(place, _ANY_DIGIT) if digit in digits)
-            if at < 0 or not all(text[place : place + 1] in tuple(digits_at[place]) for place, _ in pairs):
-                return None
-    return tuple(digits_at.items())

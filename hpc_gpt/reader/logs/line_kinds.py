@@ -1,8 +1,8 @@
 """Kinds of lines: lines that differ in digits only are read like the first of them, many at once.
 
 A program prints its lines from a few formats. With every digit replaced with 0, lines of one format and width are the
-same bytes, and their figures are at the same places: one look-up in a table gives the kind of a line. If a pattern
-requires certain digits (`columns.AskedDigits`), these are compared in each line of the kind. Colours are part of a
+same bytes, and their figures are at the same places: one look-up in a table gives the kind of a line. A line that a
+pattern matches, or would match with other digits, for certain digits only is read by itself. Colours are part of a
 kind: they are removed from its first line only.
 """
 
@@ -16,7 +16,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_gpt.reader.logs.columns import LARGE, AskedDigits, DigitColumn, TimeColumn, asked_digits
+from hpc_gpt.reader.logs.columns import LARGE, DigitColumn, TimeColumn
 from hpc_gpt.reader.logs.matches import (
     ANSI,
     DialectPattern,
@@ -50,14 +50,13 @@ def zeroed(letters: NDArray[np.uint8]) -> bytes:
 class LineKind:
     """Lines of steps, bars or timers of one format and width: the pattern that matches them, and their `columns`.
 
-    `stated`: the fields that the pattern states for every such line. `digits`: the digits that its patterns require.
+    `stated`: the fields that the pattern states for every such line.
     """
 
     rule: DialectPattern
     width: int
     columns: dict[str, DigitColumn | TimeColumn]
     stated: dict[str, float]
-    digits: AskedDigits = ()
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -150,12 +149,12 @@ class LineKinds:
         """
         text = without_colours(line.decode("utf-8", "replace"))
         matches = find(text, tried)
+        asks = any(rule.asks_digits(text) for rule in tried)
         if not matches:
-            return (NOTHING if asked_digits(tried, text) != () else self._remember(zeros, NOTHING)), text, matches
+            return (NOTHING if asks else self._remember(zeros, NOTHING)), text, matches
         kind = matches[0][1].pattern.kind
-        if len(matches) == 1 and kind in ("step", "progress", "timers") and self._has_room(zeros):
-            digits = asked_digits(tried, text)
-            made = None if digits is None else _kind(line, text, *matches[0], digits)
+        if len(matches) == 1 and kind in ("step", "progress", "timers") and not asks and self._has_room(zeros):
+            made = _kind(line, text, *matches[0])
             if made is not None:
                 return self._remember(zeros, self._number(made)), text, matches
         return UNKNOWN, text, matches
@@ -220,12 +219,7 @@ def _is_other(kind: LineKind) -> bool:
     return not is_step(kind)
 
 
-def asks_digits(kind: LineKind) -> bool:
-    """Whether lines of its format belong to the kind only with certain digits."""
-    return bool(kind.digits)
-
-
-def _kind(line: bytes, text: str, match: re.Match[str], rule: DialectPattern, digits: AskedDigits) -> LineKind | None:
+def _kind(line: bytes, text: str, match: re.Match[str], rule: DialectPattern) -> LineKind | None:
     """The kind of a line with one match; None if lines of its format must be read one by one."""
     # Digits of other scripts were not replaced with 0.
     if not text.isascii() and any(one.isdecimal() and one > "9" for one in text):
@@ -241,7 +235,7 @@ def _kind(line: bytes, text: str, match: re.Match[str], rule: DialectPattern, di
     columns: dict[str, DigitColumn | TimeColumn] = {}
     stated: dict[str, float] = {}
     if rule.pattern.kind == "timers":
-        if digits or "key" in match.groupdict():
+        if "key" in match.groupdict():
             return None
     else:
         spans = field_spans(text, match, rule.pattern)
@@ -273,8 +267,7 @@ def _kind(line: bytes, text: str, match: re.Match[str], rule: DialectPattern, di
             return None
         inside = tuple((name, (first - begin, last - begin)) for name, (first, last) in moment.items())
         columns[TIME] = TimeColumn(places[begin], inside)
-    required = tuple((places[at], allowed) for at, allowed in digits)
-    return LineKind(rule, len(line), columns, stated, required)
+    return LineKind(rule, len(line), columns, stated)
 
 
 def _is_readable(rule: DialectPattern, spans: Iterable[str], columns: dict[str, DigitColumn | TimeColumn]) -> bool:

@@ -31,6 +31,10 @@ _REACH = re.compile(r"\{\d*,(\d{3,})\}")  # the reach of a piece of a regex
 _MOST_ARGUMENTS = 400  # of one pattern
 _SHORT = 200  # characters; a shorter line has few places that begin like a match
 _BEGIN = 3  # first characters of a literal, by which it is looked up in one line
+# A digit, or a range of digits, that a regex asks for, beside what only looks like one; an assertion that something is
+# not there.
+_ASKED = re.compile(r"(\\.|\{[\d,]+\}|\(\?P<\w+>|0-9)|\d-\d|\d")
+_NOT_THERE = re.compile(r"\(\?<?!(?:[^()\\]|\\.|\((?:[^()\\]|\\.)*\))*\)")
 # The mark at the end of a line that a program, or the width of a terminal, cut.
 _CUT = re.compile(r"(?:…|(?<!\.)\.{3,})[\])}]?\s*$")
 
@@ -62,6 +66,22 @@ class DialectPattern:
     def _reaches(self) -> tuple[int, ...]:
         """The longest reach of each piece of the regex, in characters."""
         return (_LEAST_LOOKED_AT, *map(int, _REACH.findall(self.pattern.regex)))
+
+    @cached_property
+    def _loosened(self) -> re.Pattern[str] | None:
+        """The regex with any digit where it asks for certain ones; None if neither it nor the literal asks for one."""
+
+        def loosened(text: str) -> str:
+            return _ASKED.sub(lambda match: match[1] or r"\d", text)
+
+        regex = self.pattern.regex
+        asked = _NOT_THERE.sub(lambda match: match[0] if loosened(match[0]) == match[0] else "", regex)
+        asks = loosened(asked) != regex or not {*self.pattern.literal}.isdisjoint("0123456789")
+        return re.compile(loosened(asked)) if asks else None
+
+    def asks_digits(self, line: str) -> bool:
+        """Whether a line like this one matches with certain digits only."""
+        return self._loosened is not None and self._loosened.search(line) is not None
 
     def matches(self, line: str) -> list[re.Match[str]]:
         """The matches in a line; only the first ones if there are very many."""

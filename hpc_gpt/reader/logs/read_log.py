@@ -14,7 +14,7 @@ from hpc_gpt.core import output
 from hpc_gpt.core.errors import fault_words
 from hpc_gpt.reader.cache import FileIdentity, cached_prefix
 from hpc_gpt.reader.logs import Part
-from hpc_gpt.reader.logs.line_kinds import NOTHING, UNKNOWN, LineBlock, asks_digits, kinds_for_a_log, zeroed
+from hpc_gpt.reader.logs.line_kinds import NOTHING, UNKNOWN, LineBlock, kinds_for_a_log, zeroed
 from hpc_gpt.reader.logs.lines import LineReader
 from hpc_gpt.reader.logs.matches import ANSI, RuleMatch, find, literal_scan
 from hpc_gpt.reader.logs.parts import LONGEST_LINE
@@ -153,8 +153,6 @@ class BlockReader:
 
     def _take(self, block: LineBlock, unknown: dict[int, bytes]) -> None:
         single_lines = self._learn(block, unknown) if unknown else []
-        if self._kinds.mask(asks_digits).any():
-            single_lines = sorted(single_lines + self._doubtful(block), key=lambda line: line.index)
         block.sort_lines(self._kinds)
         start = 0
         unordered: Unordered = {}
@@ -181,19 +179,6 @@ class BlockReader:
             self.reader.apply(int(block.numbers[line.index]), text, matches)
             start, unordered = line.index + 1, {}
         take_known(self.reader, block, start, len(block.kinds), unordered)
-
-    def _doubtful(self, block: LineBlock) -> list[_SingleLine]:
-        """The lines that lack the digits that the patterns of their kind require; sets their kind to UNKNOWN."""
-        block.table = self._kinds
-        asking = block.lines_where(asks_digits)
-        letters = np.frombuffer(block.data, np.uint8)
-        wrong = np.zeros(len(asking), np.bool_)
-        for kind, rows in block.by_kind(asking):
-            for place, digits in kind.digits:
-                seen = letters[block.starts[asking[rows]] + place]
-                wrong[rows] |= ~np.isin(seen, np.frombuffer(digits.encode(), np.uint8))
-        block.kinds[asking[wrong]] = UNKNOWN
-        return [_SingleLine(index, block.text(index), None) for index in asking[wrong].tolist()]
 
     def _learn(self, block: LineBlock, zeros_of: dict[int, bytes]) -> list[_SingleLine]:
         """Sets the kinds of unknown lines in the block; returns the lines to read one by one."""

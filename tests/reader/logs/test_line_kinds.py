@@ -38,8 +38,6 @@ OF_TODAY = {
     "\x1b[33mmemory: 41.{b}GiB(51.07%)  \x1b[34mtps: 7,0{b}  \x1b[36mtflops: 412.59  \x1b[35mmfu: 41.38%\x1b[39m\n",
     "no step": "{{'loss': 1.{a}, 'grad_norm': 0.899086093487{a}, 'learning_rate': 1.{b}e-05, 'epoch': 0.{step}}}\n",
     "bars": "\r 12%|█▏        | {step}/9000 [1{b}:{b}<2:{b}:{b},  4.09s/it]\r{{'loss': 1.{a}, 'epoch': 0.{step}}}\n",
-    "a digit asked for": "[2025-03-01 10:00:00,123] [INFO] [logging.py:107:log_dist] [Rank 0] step={step}, skipped=0,"
-    " lr=[0.000{a}], mom=[(0.9, 0.95)]\n",
     "a digit that may be there": "Training epoch 0, iteration {step}/8999 | lr: 1.{a}e-05 | global_batch_size: 8 |"
     " global_step: {step} | reduced_train_loss: 9.{a} | train_step_timing in s: 5.{b} | consumed_samples: {a}\n",
 }
