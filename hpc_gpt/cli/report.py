@@ -215,7 +215,7 @@ def _sweep_lines(gathered: GatheredRuns, columns: str) -> SweepLines | None:
 def _print_notes(gathered: GatheredRuns, form: str) -> None:
     """Prints the notes to stderr: which runs are branches, and which figures look wrong. JSON has both in its
     records."""
-    from hpc_gpt.report.table_notes import note_lines, notes_on
+    from hpc_gpt.report.notes import note_lines, notes_on
 
     notes = list(gathered.notes)
     if gathered.unwritten:

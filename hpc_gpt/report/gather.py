@@ -28,8 +28,8 @@ from hpc_gpt.reader.records.discovery import EMPTY, OF_KERNEL, WRITTEN_BY_US, di
 from hpc_gpt.reader.records.foreign_run import NOT_KNOWN, read_foreign_runs
 from hpc_gpt.reader.records.own_run import read_own
 from hpc_gpt.reader.steps import StepTable
+from hpc_gpt.report.notes import RunNote
 from hpc_gpt.report.published_tables import named_sweep, sweep_of
-from hpc_gpt.report.table_notes import RunNote
 
 
 @dataclass

@@ -30,7 +30,7 @@ from hpc_gpt.core.tables import flat, merge_tables, undotted
 from hpc_gpt.core.typed_tables import check_tables
 from hpc_gpt.reader.records import add_figures
 from hpc_gpt.reader.records.own_run import figures_asked
-from hpc_gpt.report.table_notes import KNOW, RunNote
+from hpc_gpt.report.notes import KNOW, RunNote
 from hpc_gpt.report.tables import COLUMNS, SHORT_COLUMNS, json_text, records_text, show_name, varied_of
 
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from hpc_gpt.cli.report import report
 from hpc_gpt.core.errors import ConfigError, NoSuchRun, UserError
 from hpc_gpt.core.runs.record import Record
-from hpc_gpt.report.table_notes import ABSURD, KNOW, LOOK, RunNote, note_lines
+from hpc_gpt.report.notes import ABSURD, KNOW, LOOK, RunNote, note_lines
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, make_run, metrics_line
 from tests.reader.made_logs import dump, iterations, write_log

@@ -71,7 +71,7 @@ def on_terminal(room: int, _: Path) -> str:
 def of_own_sweep(folder: Path) -> str:
     """The notes on the rows of a sweep of one's own, and on the columns that are left out."""
     _, notes, narrow = terminal_table(own_sweep(folder), 100)
-    return "".join(f"{note.name}: {note.text}\n" for note in notes) + f"{narrow}\n"
+    return "".join(f"{note.run}: {note.text}\n" for note in notes) + f"{narrow}\n"
 
 
 def own_sweep(folder: Path) -> Any:

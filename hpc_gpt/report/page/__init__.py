@@ -26,13 +26,7 @@ from hpc_gpt.core.format import NOTHING, counted, show_digits
 from hpc_gpt.core.runs.record import RECORD_KEYS, Record
 from hpc_gpt.reader.records import RunRead
 from hpc_gpt.report.loss_curve import MOST_CURVES, loss_curve
-from hpc_gpt.report.page.anomalies import (
-    ENDED_TEXTS,
-    Anomaly,
-    ended_text,
-    is_history,
-    rank_anomalies,
-)
+from hpc_gpt.report.notes import ENDED_TEXTS, FAILED, KNOW, Note, ended_text, is_history, notes_of_page
 from hpc_gpt.report.page.curves import curves_json, drawable, has_curve
 from hpc_gpt.report.page.groups import RunGroup, groups_of
 from hpc_gpt.report.page.run_table import (
@@ -45,7 +39,6 @@ from hpc_gpt.report.page.run_table import (
 )
 from hpc_gpt.report.page.summary import ends_of, failures_by_cause, gpu_hours_of
 from hpc_gpt.report.svg import Svg, number, safe
-from hpc_gpt.report.table_notes import FAILED, KNOW
 from hpc_gpt.report.tables import SHORT_COLUMNS, as_block, varied_columns
 
 # Above these numbers the page says less, so that it stays a few megabytes.
@@ -94,7 +87,7 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
     runs = [replace(run, record=printable(run.record)) for run in runs]
     labels = [run_label(run, place) for place, run in enumerate(runs)]
     shorts = short_labels(labels)
-    anomalies = rank_anomalies(runs)
+    anomalies = notes_of_page(runs)
     run_groups, above = groups_of(runs), _common_folder(runs)
     failures = [anomaly for anomaly in anomalies if anomaly.level == FAILED]
     anomalies = [anomaly for anomaly in anomalies if anomaly.level != FAILED]
@@ -204,7 +197,7 @@ def csp_hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _ended_summary(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> str:
+def _ended_summary(runs: Sequence[RunRead], anomalies: Sequence[Note]) -> str:
     """The numbers of runs by how they ended, and the number of anomalies in their figures."""
     counts = Counter(ended_text(run.record.ended) for run in runs)
     parts = [f"{count:,} {end}" for end, count in counts.most_common(ENDS_COUNTED)]

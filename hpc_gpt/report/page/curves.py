@@ -21,7 +21,7 @@ from hpc_gpt.core.runs.record import Record
 from hpc_gpt.reader.records import RunRead
 from hpc_gpt.reader.steps import StepTable
 from hpc_gpt.report.loss_curve import Points, extremes
-from hpc_gpt.report.page.anomalies import ended_text
+from hpc_gpt.report.notes import ended_text
 from hpc_gpt.report.page.groups import RunGroup, model_of, switches_of
 from hpc_gpt.report.page.run_table import rate_per, tokens_per_s_gpu
 from hpc_gpt.report.page.summary import seconds_of_lines

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from hpc_gpt.reader.records import RunRead
+from hpc_gpt.report.notes import notes_of_page
 from hpc_gpt.report.page import build_page
-from hpc_gpt.report.page.anomalies import rank_anomalies
 from hpc_gpt.report.page.summary import failures_by_cause, gpu_hours_of, seconds_of_lines
 from tests.report.page.page_runs import curve, megatron, swept_runs, usual_runs
 from tests.report.step_tables import step_table
@@ -19,7 +19,7 @@ def test_hours_of_cpus_are_none_of_gpus():
     assert "<dt>GPU hours</dt>" in build_page(usual_runs())
     failed = [RunRead(replace(run.record, ended=ended, gpu_hours=hours)) for run, ended, hours in
               zip(swept_runs()[1:3], ("hang", "nan"), (1.0, 9.0), strict=True)]  # fmt: skip
-    assert [anomaly.runs for anomaly in rank_anomalies(failed)] == [(0,), (1,)], "one of a GPU costs more"
+    assert [anomaly.runs for anomaly in notes_of_page(failed)] == [(0,), (1,)], "one of a GPU costs more"
     assert gpu_hours_of(swept_runs())["known"] == 2
 
 

@@ -15,8 +15,8 @@ from hpc_gpt.reader.records import RunRead
 from hpc_gpt.report.page import build_page, details_of, printable
 from hpc_gpt.report.page.run_table import ended_sign
 from hpc_gpt.report.tables import as_block
-from tests.report.page.test_anomalies import FAILURES
 from tests.report.step_tables import step_table
+from tests.report.test_notes import FAILURES
 from tests.report.test_whole_texts import RUN
 
 # Changed by hand: `<…>` is a link, a title, a sort key or the value of a bar, `|` a cell, `=` the JSON of the curves.

@@ -6,21 +6,20 @@ from hpc_gpt.core.ends.failures import ENDED
 from hpc_gpt.core.runs.record import Flag
 from hpc_gpt.reader.logs import Failure, Place
 from hpc_gpt.reader.records import RunRead
-from hpc_gpt.report.page.anomalies import ENDED_TEXTS, rank_anomalies
-from hpc_gpt.report.table_notes import ABSURD, DOUBT, FAILED, KNOW, LOOK
+from hpc_gpt.report.notes import ABSURD, DOUBT, ENDED_TEXTS, FAILED, KNOW, LOOK, notes_of_page
 from tests.report.page.page_runs import curve, megatron, usual_runs
 
 
 def told(*runs):
-    return [(anomaly.level, anomaly.message) for anomaly in rank_anomalies(runs)]
+    return [(anomaly.level, anomaly.text) for anomaly in notes_of_page(runs)]
 
 
 def test_failures_stand_first_then_doubt_then_the_rest():
     assert told(RunRead(megatron(), curve())) == [], "a good run has none"
-    anomalies = rank_anomalies(usual_runs())
+    anomalies = notes_of_page(usual_runs())
     assert [anomaly.level for anomaly in anomalies] == sorted(anomaly.level for anomaly in anomalies)
     assert {anomaly.level for anomaly in anomalies} == {FAILED, DOUBT, LOOK, KNOW}
-    oom = next(anomaly for anomaly in anomalies if "out of GPU memory" in anomaly.message)
+    oom = next(anomaly for anomaly in anomalies if "out of GPU memory" in anomaly.text)
     assert oom.where == "n16/slurm-1587011.out:812"
     assert oom.runs == (2,)
 
@@ -56,23 +55,23 @@ def test_a_flag_of_nan_or_skipped_steps_stands_for_its_count():
 
 def test_words_that_differ_in_figures_alone_are_one_of_many():
     runs = [RunRead(megatron(skipped_steps=place + 1, gpu_hours=float(place))) for place in range(10)]
-    (anomaly,) = rank_anomalies(runs)
-    assert anomaly.message == "10 steps skipped (the others are alike, with other figures)"
+    (anomaly,) = notes_of_page(runs)
+    assert anomaly.text == "10 steps skipped (the others are alike, with other figures)"
     assert sorted(anomaly.runs) == list(range(10))
-    assert len(rank_anomalies(runs[:3])) == 3
+    assert len(notes_of_page(runs[:3])) == 3
 
 
 def told_of_speed(*runs):
-    return [anomaly.message.partition(" (")[0] for anomaly in rank_anomalies(runs)]
+    return [anomaly.text.partition(" (")[0] for anomaly in notes_of_page(runs)]
 
 
 def test_a_run_slower_than_its_like_is_told_with_both_figures():
     def at(step_s, **changes):
         return RunRead(megatron(step_s=step_s, step_s_p10=None, **changes))
 
-    (anomaly,) = rank_anomalies([at(100.0), at(101.0), at(99.0), at(150.0)])
+    (anomaly,) = notes_of_page([at(100.0), at(101.0), at(99.0), at(150.0)])
     assert anomaly.runs == (3,)
-    assert anomaly.message == "1.49 x the median step time of similar runs (150 s, not 100 s)"
+    assert anomaly.text == "1.49 x the median step time of similar runs (150 s, not 100 s)"
     assert told_of_speed(at(10.0), at(10.0), at(11.0)) == ["1.10 x the median step time of similar runs"]
     assert told_of_speed(at(10.0), at(10.0), at(10.99)) == told_of_speed(at(10.0), at(50.0)) == []
     others = {"engine": "fsdp", "gpus": 32, "tp": 8, "pp": 8, "cp": 2, "dp": 2, "zero_stage": 1, "device": "h200",
@@ -98,9 +97,9 @@ def test_steps_trained_again_count_the_restarts():
 
 def test_a_run_that_is_done_though_its_log_tells_of_a_failure():
     failure = Failure("disk_full", "No space left on device", Place("a.out", 7))
-    (anomaly,) = rank_anomalies([RunRead(megatron(), failures=[failure])])
+    (anomaly,) = notes_of_page([RunRead(megatron(), failures=[failure])])
     assert (anomaly.level, anomaly.where) == (LOOK, "a.out:7")
-    assert anomaly.message == "done, but its log reports disk full: No space left on device"
+    assert anomaly.text == "done, but its log reports disk full: No space left on device"
 
 
 def test_an_absurd_figure_tops_all_others():
@@ -109,7 +108,7 @@ def test_an_absurd_figure_tops_all_others():
         RunRead(megatron(flags=[Flag("layout tp8-pp4-dp4 needs 128 GPUs, but 64 are stated (a.out:3)", "layout")])),
         RunRead(absurd),
     ]
-    assert [anomaly.level for anomaly in rank_anomalies(runs)] == [ABSURD, DOUBT]
+    assert [anomaly.level for anomaly in notes_of_page(runs)] == [ABSURD, DOUBT]
 
 
 def test_failures_of_one_cause_are_one_group_with_its_nodes():
@@ -124,22 +123,22 @@ def test_failures_of_one_cause_are_one_group_with_its_nodes():
         RunRead(megatron(ended="gpu_memory", cause=text, failed_node=node), failures=[Failure("gpu_memory", text, at)])
         for text, at, node in zip(words, places, ("n7", "n7", "n9"), strict=True)
     ]
-    (group,) = rank_anomalies(failed)
+    (group,) = notes_of_page(failed)
     assert group.runs == (0, 1, 2)
     assert group.nodes == ("n7 (2 runs)", "n9")
-    assert group.message == f"out of GPU memory: {words[0]} (the others are alike, with other figures)"
+    assert group.text == f"out of GPU memory: {words[0]} (the others are alike, with other figures)"
     assert group.where == "run-0/slurm.out:12"
     lost = [f"FileNotFoundError: [Errno 2] No such file: '/scratch/{user}/data.bin'" for user in ("ada", "bob", "cy")]
-    assert len(rank_anomalies([RunRead(megatron(ended="data", cause=text)) for text in lost])) == 1
+    assert len(notes_of_page([RunRead(megatron(ended="data", cause=text)) for text in lost])) == 1
     hung = [RunRead(megatron(ended="hang", cause=f"no heartbeat for 600 s ({name}:7)"),
                     failures=[Failure("hang", "no heartbeat for 600 s", Place(name, 7))])
             for name in ("a.out", "train.log")]  # fmt: skip
-    assert len(rank_anomalies(hung)) == 1
+    assert len(notes_of_page(hung)) == 1
     other = RunRead(megatron(ended="gpu_memory", cause="HIP out of memory. Tried to allocate 2.00 GiB"))
-    assert len(rank_anomalies([*failed, other])) == 2
+    assert len(notes_of_page([*failed, other])) == 2
     named = Failure("data", "cannot read it (a.out:7)", Place("a.out", 7))
-    (group,) = rank_anomalies([RunRead(megatron(ended="data"), failures=[named])])
-    assert (group.message, group.where) == ("data fault: cannot read it (a.out:7)", "")
+    (group,) = notes_of_page([RunRead(megatron(ended="data"), failures=[named])])
+    assert (group.text, group.where) == ("data fault: cannot read it (a.out:7)", "")
 
 
 def test_earlier_failures_of_a_done_run_are_no_anomaly():
