@@ -154,7 +154,7 @@ def prepare_row(
     may_not_fit = request.force or request.smoke or profile.scheduler == "local"
     prediction = predict_run(run, profile, refuse=not may_not_fit)
     # 5. The notes for the user.
-    unread = unread_of(experiment, sized.model.seq)
+    unfollowed = unfollowed_of(experiment, sized.model.seq)
     defaults = defaults_note(request, meant_for, experiment.train, run, batch) if file.path is DEFAULTS else ""
     notes = [line for line in (defaults or _taken_note(request, file, row, run), *plan.lines, *length) if line]
     if small is not None:
@@ -162,7 +162,7 @@ def prepare_row(
     cautions = [*_cautions(run, request.smoke, given_keys)]
     cautions += idle_keys(run, given_keys) if not request.smoke else ()
     followed = _followed_source(experiment.data, file.overridden(request.overrides, row))
-    notes += [f"note: {line}" for line in (*followed, *cautions, *unread)]
+    notes += [f"note: {line}" for line in (*followed, *cautions, *unfollowed)]
     notes += lacking_notes(profile, experiment.job)
     # 6. The run, with the signal's lead by its forecast.
     return finish(
@@ -174,7 +174,7 @@ def prepare_row(
         inputs=inputs,
         notes=notes,
         data_beside=folder_beside(file, run.data, request.overrides, row),
-        unread=unread,
+        unfollowed=unfollowed,
         faster=faster_notes(prediction, run, given_keys, plan.best) if faster else (),
         provenance=request.provenance,
         copies=request.copies,
@@ -260,13 +260,12 @@ def _cautions(resolved: Sized, smoke: bool, given_keys: Collection[str]) -> Iter
             )
 
 
-def unread_of(experiment: Experiment, seq: int) -> tuple[str, ...]:
-    """The lines on keys that are not followed or that nothing reads, in the files of the shape and the weights, if this
-    machine has them."""
+def unfollowed_of(experiment: Experiment, seq: int) -> tuple[str, ...]:
+    """The lines on keys that are not followed, in the files of the shape and the weights, if this machine has them."""
     files = [Path(name) for name in dict.fromkeys((experiment.model.hf, experiment.train.init)) if name is not None]
     if not files:
         return ()
-    from hpc_gpt.core.weights.config import unfollowed_keys, unread_keys
+    from hpc_gpt.core.weights.config import unfollowed_keys
 
     lines = list[str]()
     names = engine_named(experiment.engine.name).unfollowed
@@ -274,8 +273,8 @@ def unread_of(experiment: Experiment, seq: int) -> tuple[str, ...]:
         names -= {"initializer_range"}  # nothing is drawn
     for file in files:
         with contextlib.suppress(ConfigError):
-            lines += [*unfollowed_keys(file, seq, names), unread_keys(file, seq)]
-    return tuple(filter(None, lines))
+            lines += unfollowed_keys(file, seq, names)
+    return tuple(lines)
 
 
 def _automatic_saves(experiment: Experiment, given_keys: Collection[str]) -> dict[str, Any]:

@@ -86,9 +86,9 @@ class PreparedRun:
     """A run that is ready to be submitted: its settings, its script, the text and path of its experiment's file, the
     prediction for it, the forecast of its job chain, and `notes` for the user.
 
-    A relative data.path is looked up in the folder `data_beside` first. `unread` has lines on the keys of config.json
-    that are not followed, or that nothing reads. `faster` has advice on settings that are predicted to be faster, if
-    it was requested. `provenance` has further keys of provenance.json. `job_script` is set for a script that runs as it
+    A relative data.path is looked up in the folder `data_beside` first. `unfollowed` has lines on the keys of
+    config.json that are not followed. `faster` has advice on settings that are predicted to be faster, if it was
+    requested. `provenance` has further keys of provenance.json. `job_script` is set for a script that runs as it
     is. The runs of one request share its `copies`.
     """
 
@@ -100,7 +100,7 @@ class PreparedRun:
     forecast: Forecast | None = None
     file: Path | None = None
     data_beside: Path | None = None
-    unread: tuple[str, ...] = ()
+    unfollowed: tuple[str, ...] = ()
     faster: Sequence[str] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
     job_script: SbatchRequest | None = None

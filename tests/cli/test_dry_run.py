@@ -54,17 +54,6 @@ def test_a_vocabulary_too_small_for_data_that_are_yet_to_be_made(bare, tmp_path)
         assert "256" in error_of(done)[0]
 
 
-def test_a_configs_unread_keys_are_a_line_and_a_check_of_doctor(bare, tmp_path):
-    folder = write_folder(tmp_path / "weights", LLAMA)
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"is_llama_config": True, "max_length": 9}))
-    asked = ("--cluster", "local", "--gpus", 1, "--set", "data.source=random")
-    line = f"{file}: is_llama_config is true: a key that transformers' LlamaForCausalLM does not read either"
-    for model in (("--model", folder), ("--set", f"train.init={folder}")):
-        assert in_process("submit", *model, *asked, "--dry-run", code=0).stderr.count(f"note: {line}\n") == 1
-        assert f"ok    config      {line}\n" in in_process("doctor", "--model", folder, *asked).stdout
-
-
 def test_what_an_engine_does_not_follow_of_a_config_is_said(bare, tmp_path):
     folder = write_folder(tmp_path / "weights", LLAMA)
     file = folder / "config.json"

@@ -1,10 +1,9 @@
 """transformers' config.json: from a file to a shape, and from a shape to a file. Needs neither torch nor transformers,
 and runs no code.
 
-A key of a file is used, is known to have no effect here (`config_keys`), or is refused with its value.
-`unfollowed_keys` names the keys that only change initial weights or gradients and are not followed; `unread_keys` those
-that transformers' class of the model type does not read either. Files are read as the classes of 5.23 read them: a
-missing key has the default of its class.
+A key of a file is used, has no effect here, or is refused with its value. `unfollowed_keys` names the keys that only
+change initial weights or gradients and are not followed. Files are read as the classes of 5.23 read them: a missing key
+has the default of its class.
 """
 
 import contextlib
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core.errors import ConfigError
-from hpc_gpt.core.format import and_more
 from hpc_gpt.core.settings.model_shape import ModelShape, architectures_of
 from hpc_gpt.core.settings.shape_rules import check_shape
 from hpc_gpt.core.weights.config_keys import (
@@ -29,8 +27,6 @@ from hpc_gpt.core.weights.config_keys import (
 from hpc_gpt.core.weights.config_mixtures import mixture_keys, read_mixture
 from hpc_gpt.core.weights.config_rotation import FIGURES, IN_PART, read_rotation
 
-_SHOWN = 8
-
 
 def read_config(path: Path, seq: int | None = None) -> ModelShape:
     """The shape in a config.json, given by the file or its folder. `seq` is the length to train, by default the file's
@@ -40,20 +36,6 @@ def read_config(path: Path, seq: int | None = None) -> ModelShape:
     that cannot be trained here.
     """
     return _read(path, seq)[0]
-
-
-def unread_keys(path: Path, seq: int | None = None) -> str:
-    """A line with the keys of a file that neither transformers' class nor this module reads; empty if there are none.
-
-    Raises ConfigError as `read_config`.
-    """
-    _, keys, kind = _read(path, seq)
-    unread = keys.unread()
-    if not unread:
-        return ""
-    are = "keys" if len(unread) > 1 else "a key"
-    named = ", ".join(unread[:_SHOWN]) + and_more(len(unread), _SHOWN, ", and ", "other")
-    return f"{keys.file}: {named}: {are} that transformers' {class_of(kind)} does not read either"
 
 
 # GPT-2's dropouts with their default, and the default of each class for the deviation of initial weights.
@@ -82,7 +64,6 @@ def _read(path: Path, seq: int | None) -> tuple[ModelShape, Keys, str]:
     config = read_config_json(file)
     kind = model_type_of(config, file)
     keys = Keys(config, file)
-    keys.taken.add("initializer_range")
     read = read_mixture if kind in MIXTURES else _read_gpt2 if kind == "gpt2" else _read_llama
     shape = read(keys, kind, seq)
     if kind != "gpt2":  # GPT-2's class gives its embedding no padding token
@@ -114,10 +95,7 @@ def _read_gpt2(keys: Keys, kind: str, seq: int | None) -> ModelShape:
     keys.must_be("scale_attn_by_inverse_layer_idx", False)
     keys.must_be("reorder_and_upcast_attn", False)
     keys.must_be("add_cross_attention", False)
-    keys.taken |= {*_DROPOUTS}
     positions = keys.take_either("n_positions", "max_position_embeddings", int, 1024)
-    if keys.config.get("n_ctx") == positions:  # as transformers 2 wrote it
-        keys.taken.add("n_ctx")
     hidden, ffn = keys.need_either("n_embd", "hidden_size", int), keys.take("n_inner", int)
     return ModelShape(
         hidden=hidden,

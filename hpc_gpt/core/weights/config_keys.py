@@ -1,8 +1,8 @@
-"""The keys of a config.json: those that are read, those without effect here, and those that are refused if set."""
+"""The keys of a config.json: those that are read, and those that are refused if set."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,35 +48,7 @@ _FAMILIES_REFUSED = {
     "Deepseek": "of DeepSeek's models the second and third version are read",
     "Phi": "Phi rotates only a part of each head, or fuses its matrices",
 }
-# Keys that transformers' classes read, but that affect neither the model's arithmetic nor its size: tokens that begin
-# and end a text, heads other than the language model's, origin and data type of the file, ways to save memory.
-_WITHOUT_EFFECT = {
-    *("_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "architectures", "dtype", "model_type"),
-    *("torch_dtype", "transformers_version", "transformers.js_config", "use_cache", "return_dict", "output_attentions"),
-    *("output_hidden_states", "chunk_size_feed_forward", "bos_token_id", "eos_token_id", "pad_token_id", "id2label"),
-    *("label2id", "num_labels", "problem_type", "summary_activation", "summary_first_dropout", "summary_last_dropout"),
-    *("summary_proj_to_labels", "summary_type", "summary_use_proj", "classifier_dropout", "hidden_dropout"),
-    *("pretraining_tp", "max_window_layers", "gradient_checkpointing", "tie_last_hidden_states", "name_or_path"),
-    "_commit_hash",
-}
-# Keys about the generation of text, which transformers takes out of config.json (`GenerationConfig`).
-_OF_GENERATION = {
-    *("assistant_confidence_threshold", "assistant_lookbehind", "bad_words_ids", "begin_suppress_tokens"),
-    *("diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size", "epsilon_cutoff"),
-    *("encoder_repetition_penalty", "eta_cutoff", "exponential_decay_length_penalty", "forced_bos_token_id"),
-    *("forced_eos_token_id", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beams"),
-    *("num_assistant_tokens", "num_assistant_tokens_schedule", "num_beam_groups", "num_return_sequences"),
-    *("output_scores", "remove_invalid_values", "repetition_penalty", "return_dict_in_generate", "suppress_tokens"),
-    *("target_lookbehind", "temperature", "top_k", "top_p", "typical_p"),
-}
-# Keys that earlier versions of transformers wrote for every model, and that none of these classes reads.
-_FORMER = {
-    *("cross_attention_hidden_size", "decoder_start_token_id", "finetuning_task", "is_decoder", "output_past"),
-    *("prefix", "pruned_heads", "sep_token_id", "task_specific_params", "tf_legacy_loss", "tie_encoder_decoder"),
-    *("tokenizer_class", "torchscript", "use_bfloat16", "xla_device"),
-}
-_SILENT = _WITHOUT_EFFECT | _OF_GENERATION | _FORMER
-# Those of them that say only how the folder's weights are stored and loaded.
+# Keys that say only how the folder's weights are stored and loaded.
 _OF_WEIGHTS = {
     "auto_map": "code in the folder, which is never run here",
     "quantization_config": "weights in another format than numbers of 16 or 32 bits",
@@ -153,16 +125,13 @@ _KINDS = {bool: "true or false", int: "a whole number", float: "a number", list:
 
 @dataclass
 class Keys:
-    """The keys of a file. `taken`: the keys that were read; `within`: keys inside its objects that nothing reads."""
+    """The keys of a file."""
 
     config: Mapping[str, Any]
     file: Path
-    taken: set[str] = field(default_factory=set)
-    within: list[str] = field(default_factory=list)
 
     def take(self, name: str, kind: type, default: Any = None) -> Any:
         """The value of a key; its default, which may be None, if the file lacks it or has null."""
-        self.taken.add(name)
         value = self.config.get(name)
         if value is None:
             return default
@@ -192,7 +161,6 @@ class Keys:
 
     def must_be(self, name: str, *allowed: Any) -> None:
         """Refuses any value except the allowed ones and null."""
-        self.taken.add(name)
         if (value := self.config.get(name)) is not None and value not in allowed:
             self.refuse(name, f"which this trainer does not have: it has {' or '.join(map(_json, allowed))}")
 
@@ -207,14 +175,6 @@ class Keys:
         for name, what in _REFUSED.items():
             if self.config.get(name) and (of_weights or name not in _OF_WEIGHTS):
                 self.refuse(name, what)
-
-    def unread(self) -> list[str]:
-        """The keys that nothing reads, as `name is value`."""
-        read = self.taken | _SILENT | _REFUSED.keys()
-        return [
-            *(f"{name} is {_json(value)}" for name, value in self.config.items() if name not in read),
-            *self.within,
-        ]
 
 
 def _json(value: Any) -> str:

@@ -49,12 +49,6 @@ _DEEPSEEKS = ("deepseek_v2", "deepseek_v3")
 _QWENS = ("qwen2_moe", "qwen3_moe")
 _OF_GROUPS = ("glm4_moe", "dots1", *_DEEPSEEKS)
 _NAMES_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-# Keys of losses, of how programs run, and of arithmetic that no size depends on.
-_NO_SIZE = {
-    *("output_router_logits", "router_aux_loss_coef", "aux_loss_alpha", "seq_aux", "ep_size", "topk_method"),
-    *("scoring_func", "rope_interleave", "experts_per_token", "swiglu_limit", "swiglu_alpha", "qk_head_dim"),
-    *("initial_context_length", "norm_topk_prob", "num_key_value_heads", "head_dim", "partial_rotary_factor"),
-}
 
 
 def read_mixture(keys: Keys, kind: str, seq: int | None) -> ModelShape:
@@ -64,7 +58,6 @@ def read_mixture(keys: Keys, kind: str, seq: int | None) -> ModelShape:
     keys.must_be("attention_dropout", 0, 0.0)
     keys.must_be("router_jitter_noise", 0, 0.0)
     keys.must_be("moe_layer_freq", 1)
-    keys.taken |= _NO_SIZE
     if keys.take("clip_qkv", float) is not None:
         keys.refuse("clip_qkv", "but no model here clips queries, keys and values")
     hidden, heads = keys.need("hidden_size", int), keys.need("num_attention_heads", int)

@@ -44,14 +44,6 @@ def _read_in(
         keys.refuse(name, "a rotation for each kind of layer: here all are alike")
     if values.get("partial_rotary_factor", 1) != 1 and kind not in IN_PART:
         keys.refuse(name, "whose partial_rotary_factor is not 1: here the whole of each head is rotated")
-    read_keys = {
-        "rope_type",
-        "type",
-        "rope_theta",
-        "partial_rotary_factor",
-        *(FIGURES if rotation == "llama3" else ()),
-    }
-    keys.within += [f"{name}.{key}" for key in values if key not in read_keys]
     own_theta = values.get("rope_theta", theta)
     if not is_number(own_theta):
         keys.refuse(name, "whose rope_theta is not a number")

@@ -75,7 +75,7 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
             submission, data_beside = Asked.of(prepared), prepared.data_beside
             if prepared.job_script is not None:
                 findings = prepared.job_script.findings
-            checks += [Check("config", "ok", line) for line in prepared.unread]
+            checks += [Check("config", "ok", line) for line in prepared.unfollowed]
             for line in prepared.faster:
                 sys.stderr.write(f"{line}\n")
     except UserError as fault:
