@@ -376,5 +376,5 @@ def check_resumption(run: RunFolder, dry: bool = False) -> tuple[Resolved, Resum
     # A relative path may be another file in another folder.
     check_inputs(resolved, run.data_beside, has_gpus(), make=not dry, begins=point is None)
     if point is None:
-        check_weights_of(run.path, resolved)  # now, before it waits in a queue; the trainer notes a copy
+        check_weights_of(run.path, resolved)  # now, before it waits in a queue
     return resolved, point

@@ -253,8 +253,8 @@ class Trainer:
             resumes = any(
                 True for run in [self._run, *find_ancestors(self._run)] for _ in list_complete(run.checkpoints)
             )
-            if not resumes and (note := check_weights_of(self._run.path, resolved)):
-                print(f"note: {note}", flush=True)
+            if not resumes:
+                check_weights_of(self._run.path, resolved)
         resumes = ranks.broadcast(resumes)
         if not resumes and ranks.is_first:
             print(f"begins from the weights in {resolved.train.init}", flush=True)

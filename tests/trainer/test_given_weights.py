@@ -16,7 +16,6 @@ from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved, config_hash
 from hpc_gpt.core.weights.config import architecture_in
-from hpc_gpt.core.weights.folder import Changes, changes_since, read_folder
 from hpc_gpt.launcher.resumption import check_resumption
 from hpc_gpt.report.tables import as_block
 from hpc_gpt.trainer.export import export_hf
@@ -39,23 +38,13 @@ def run_of(logs: Path, resolved: Resolved) -> RunFolder:
     return create_run(logs, resolved, "#!/bin/sh\n", "", {"provenance.json": {"versions": {}, **weights_of(resolved)}})
 
 
-def changes_of(run: RunFolder, tmp_path: Path) -> Changes:
-    """Changes of the weights since the run was submitted."""
-    then = json.loads((run.path / "provenance.json").read_text())["init"]
-    return changes_since(read_folder(tmp_path / "weights"), then)
-
-
 def test_it_begins_from_the_folder_and_resumes_without_it(tokens: Path, tmp_path: Path) -> None:
     write(SHAPE, tmp_path / "weights")
     resolved = begun_from(tmp_path / "weights", tokens)
     run = run_of(tmp_path, resolved)
     (tmp_path / "weights" / "model.safetensors").touch()  # as if it were restored
-    found = changes_of(run, tmp_path)
-    assert not found.files
-    assert "model.safetensors: another modification time or inode than at submission" in str(found.note)
     launch = train(run, 1)
     assert launch.ended == ("done", 2, False), launch.log
-    assert "note: model.safetensors: another modification time" in launch.log
     assert f"begins from the weights in {tmp_path / 'weights'}" in launch.log
     what = "tiny: tp1-pp1-dp1 on 1 x cpu, 25,296 parameters, fp32, global batch 4 x 32 tokens, attention flash"
     limits = "a collective may take 120 min; a hang is found after 60 min while starting, compiling or saving, else "
@@ -75,12 +64,9 @@ def test_a_folder_that_changed_is_refused_at_the_start(tokens: Path, tmp_path: P
     write(SHAPE, tmp_path / "weights")
     run = run_of(tmp_path, begun_from(tmp_path / "weights", tokens))
     shutil.rmtree(tmp_path / "weights")
-    write(SHAPE, tmp_path / "weights", larger=2)  # of the same names and shapes
+    write(SHAPE, tmp_path / "weights", dtype="bf16")
     config = tmp_path / "weights" / "config.json"
     config.write_text(config.read_text().replace('"use_cache": true', '"use_cache": false'))
-    found = changes_of(run, tmp_path).files
-    assert list(found) == ["config.json", "model.safetensors"]
-    assert found["model.safetensors"].startswith("other numbers in model.")
     with pytest.raises(ConfigError, match="has changed since the run was submitted"):
         check_resumption(run)  # before it is queued
     again = in_process("submit", "--resume", run.path, "--from-start", "--dry-run").stderr
@@ -88,7 +74,7 @@ def test_a_folder_that_changed_is_refused_at_the_start(tokens: Path, tmp_path: P
     assert "; the new run begins from the weights that are there now\n" in again
     launch = train(run, 1)
     assert launch.ended[0] == "user_error", launch.log
-    assert "has changed since the run was submitted: config.json (changed, added or removed), model" in launch.log
+    assert "has changed since the run was submitted: config.json, model.safetensors" in launch.log
 
 
 def test_what_began_from_mistral_is_exported_bit_by_bit(tokens: Path, tmp_path: Path) -> None:
@@ -132,7 +118,6 @@ def test_a_plain_sbatch_records_the_folder_too(tokens: Path, tmp_path: Path) -> 
         (run.path / name).unlink()  # sbatch job.sh writes job.sh and resolved.json alone
     assert train(run, 1).ended == ("done", 2, False)
     assert json.loads((run.path / "provenance.json").read_text())["init"] == expected
-    assert not changes_of(run, tmp_path).files
 
 
 def test_the_folder_gives_the_shape_and_the_tokenizer(tmp_path: Path) -> None:

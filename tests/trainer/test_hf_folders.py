@@ -30,11 +30,9 @@ def write(
     piece_bytes: int = 10**9,
     dtype: str = "fp32",
     begun_as: str | None = None,
-    larger: float = 1,
 ) -> dict[str, torch.Tensor]:
-    """Writes a model whose every part changes the logits, its weights times `larger`; returns them by our names,
-    without padding."""
-    weights = {name: weight * larger for name, weight in named(with_large_weights(shape)).items()}
+    """Writes a model whose every part changes the logits; returns its weights by our names, without padding."""
+    weights = named(with_large_weights(shape))
     for name in ("embedding.weight", "head.weight"):
         if name in weights:
             weights[name] = weights[name][: shape.vocab].clone()

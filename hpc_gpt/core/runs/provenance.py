@@ -25,7 +25,7 @@ from hpc_gpt.core.settings.resolve import experiment_text
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.tables import flat
 from hpc_gpt.core.weights.config import InitConfig, init_config_in
-from hpc_gpt.core.weights.folder import check_unchanged, identity_of, read_folder
+from hpc_gpt.core.weights.folder import check_unchanged, read_folder
 
 _PACKAGES = ("torch", "deepspeed", "numpy", "submitit", "jinja2", "click", "pydantic")
 _PATIENCE_S = 10.0
@@ -33,7 +33,7 @@ _PATIENCE_S = 10.0
 _NO_GPU_CODES = (6, 9, 12)  # no device found, no driver, no library of the driver
 _NO_GPU = re.compile(r"No devices were found|couldn't communicate with the NVIDIA driver|Driver Not Loaded", re.I)
 _LOST = re.compile(r"\bis lost\b|\berror\b", re.IGNORECASE)  # instead of a card's name, or in a separate line
-# In provenance.json: the hashes of the folder that train.init names (`core.weights.folder.identity_of`).
+# In provenance.json: what identifies the folder that train.init names (`core.weights.folder.WeightsFolder`).
 INIT = "init"
 # In provenance.json: the SHA-256 of the archive from which the ranks' environment is unpacked.
 STAGE_KEY = "stage_sha256"
@@ -79,7 +79,7 @@ def weights_of(resolved: Resolved) -> dict[str, Any]:
     if resolved.train.init is not None:
         path = Path(resolved.train.init)
         with contextlib.suppress(UserError):
-            return {INIT: {**identity_of(read_folder(path)), _PASSED_ON: asdict(init_config_in(path))}}
+            return {INIT: {**read_folder(path).identity, _PASSED_ON: asdict(init_config_in(path))}}
     return {}
 
 
@@ -92,13 +92,12 @@ def stage_sum(resolved: Resolved) -> dict[str, str]:
     return {}
 
 
-def check_weights_of(run: Path, resolved: Resolved) -> str:
-    """Checks the folder from which a run takes its weights; returns a note on it, or an empty text. Raises ConfigError
-    if the folder has changed since the run's submission; without stored hashes it is not checked."""
+def check_weights_of(run: Path, resolved: Resolved) -> None:
+    """Raises ConfigError if the folder from which a run takes its weights has changed since the run's submission;
+    without stored hashes it is not checked."""
     then = read_stored(run / "provenance.json").get(INIT)
-    if resolved.train.init is None or then is None:
-        return ""
-    return check_unchanged(read_folder(Path(resolved.train.init)), then)
+    if resolved.train.init is not None and then is not None:
+        check_unchanged(read_folder(Path(resolved.train.init)), then)
 
 
 def init_config_of(runs: Iterable[Path]) -> InitConfig | None:

@@ -1,6 +1,6 @@
 """A folder of published weights, as `train.init` names it: config.json, and safetensors in one file or several.
 
-Only headers and the edges of tensors are read, without torch or safetensors, so that `submit` and `doctor` can
+Only headers are read, without torch or safetensors, so that `submit` and `doctor` can
 compare a folder with a shape before anything is queued. The format is that of
 https://github.com/huggingface/safetensors: eight bytes with the length of the header, the header in JSON, the tensors
 one after the other.
@@ -9,7 +9,6 @@ one after the other.
 import hashlib
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -53,7 +52,7 @@ class WeightsFolder:
     file}, which lacks the prefix of the class in files of a model without its head.
 
     `identity` has what identifies the folder by its headers: the SHA-256 of config.json and index, the size and the
-    SHA-256 of the header of each file, and the `architecture`. `identity_of` adds hashes of the weights.
+    SHA-256 of the header of each file, and the `architecture`.
     """
 
     path: Path
@@ -249,101 +248,23 @@ def _are_equal(one: StoredWeight, other: StoredWeight) -> bool:
     return True
 
 
-# --- whether a folder is the one that a run was submitted with, without reading all of it
-
-# provenance.json identifies it by the SHA-256 of config.json and index; by the size, modification time, inode and the
-# SHA-256 of the header of each file; and by a hash of the first and last block of each tensor. Weights that were
-# trained further, or belong to another model of the same shape, differ in the blocks of every tensor.
-EDGE = 4096  # bytes
-# Keys of a file that a copy or a restore changes; the other keys describe its content.
-_OF_THE_DISK = ("mtime_ns", "inode")
-
-
-@dataclass(frozen=True)
-class Changes:
-    """Differences between a folder and its entry in provenance.json: {file: difference}, and the files that only have
-    another modification time or inode."""
-
-    files: dict[str, str]
-    copied: tuple[str, ...] = ()
-
-    @property
-    def note(self) -> str:
-        """A line about files that were copied; empty without them."""
-        if not self.copied:
-            return ""
-        return (
-            f"{', '.join(self.copied)}: another modification time or inode than at submission, as after a copy or a "
-            f"restore; size, header, and first and last {EDGE} bytes of each tensor are equal"
-        )
-
-
-def identity_of(folder: WeightsFolder) -> dict[str, Any]:
-    """The entry of provenance.json for a folder. Raises ConfigError if a file cannot be read."""
-    files = {}
-    weights: dict[str, dict[str, StoredWeight]] = {name: {} for name in folder.identity["files"]}
-    for name, weight in folder.weights.items():
-        weights[weight.file.name][folder.stored[name]] = weight
-    for name, stored in folder.identity["files"].items():
-        state = (folder.path / name).stat()
-        blocks = _hashes(folder.path / name, weights[name])
-        files[name] = {**stored, "mtime_ns": state.st_mtime_ns, "inode": state.st_ino, "blocks": blocks}
-    return {**folder.identity, "files": files}
-
-
-def changes_since(folder: WeightsFolder, then: dict[str, Any]) -> Changes:
-    """Compares a folder with its entry in provenance.json. Raises ConfigError if a file cannot be read."""
-    now, before = identity_of(folder), then.get("files", {})
+def check_unchanged(folder: WeightsFolder, then: dict[str, Any]) -> None:
+    """Raises ConfigError if the folder does not match its entry in provenance.json. Other numbers in files of the same
+    headers and sizes are not seen."""
+    now, before = folder.identity, then.get("files", {})
     if then.get("index") is not None and SINGLE in now["files"] and SINGLE not in before:
-        return Changes({SINGLE: f"is used instead of {INDEX}, from which the run was submitted"})
-    changes = {
-        name: "changed, added or removed"
-        for key, name in (("config", CONFIG), ("index", INDEX))
-        if then.get(key) != now[key]
-    }
-    copied = []
-    for name in {**before, **now["files"]}:
-        recorded, other = before.get(name), now["files"].get(name)
-        if recorded is None or other is None or any(recorded.get(key) != other[key] for key in ("size", "header")):
-            changes[name] = "changed, added or removed"
-        elif differ := [
-            tensor for tensor, block in recorded.get("blocks", {}).items() if other["blocks"][tensor] != block
-        ]:
-            changes[name] = f"other numbers in {_listed(differ)}"
-        elif any(recorded.get(key, other[key]) != other[key] for key in _OF_THE_DISK):
-            copied.append(name)
-    return Changes(changes, tuple(copied))
-
-
-def check_unchanged(folder: WeightsFolder, then: dict[str, Any]) -> str:
-    """A note for the user, or empty. Raises ConfigError if the folder does not match its entry in provenance.json."""
-    changes = changes_since(folder, then)
-    if changes.files:
+        changed = [f"{SINGLE} is used instead of {INDEX}, from which the run was submitted"]
+    else:
+        changed = [name for key, name in (("config", CONFIG), ("index", INDEX)) if then.get(key) != now[key]]
+        for name in {**before, **now["files"]}:
+            files = [identity.get(name, {}) for identity in (before, now["files"])]
+            if any(files[0].get(key) != files[1].get(key) for key in ("size", "header")):
+                changed.append(name)
+    if changed:
         raise ConfigError(
-            f"{folder.path} has changed since the run was submitted: "
-            + _listed([f"{name} ({how})" for name, how in changes.files.items()]),
+            f"{folder.path} has changed since the run was submitted: {_listed(changed)}",
             "submit again to begin from what is there now",
         )
-    return changes.note
-
-
-def _hashes(path: Path, tensors: dict[str, StoredWeight]) -> dict[str, str]:
-    """{tensor's name in the file: 64 bits of the SHA-256 of its first and last block, in hexadecimal}."""
-    hashes = {}
-    with OsErrorAs(ConfigError, str(path), "download the folder again"), path.open("rb", buffering=0) as file:
-        for tensor, weight in sorted(tensors.items(), key=lambda one: one[1].begin):
-            digest = hashlib.sha256()
-            for begin, end in _blocks(weight):
-                file.seek(begin)
-                digest.update(file.read(end - begin))
-            hashes[tensor] = digest.hexdigest()[:16]
-    return hashes
-
-
-def _blocks(weight: StoredWeight) -> Iterable[tuple[int, int]]:
-    """(begin, end) in bytes of the first and the last block; a small tensor is one block."""
-    begin, end = weight.begin, weight.end
-    return [(begin, end)] if end - begin <= 2 * EDGE else [(begin, begin + EDGE), (end - EDGE, end)]
 
 
 def _listed(names: list[str]) -> str:
