@@ -49,9 +49,10 @@ def join_epochs(one: Part, other: Part) -> Part:
     joined: dict[str, Any] = {}
     for name in (entry.name for entry in fields(Part)):
         mine, others = getattr(one, name), later.get(name, getattr(other, name))
-        joined[name] = (
-            mine + others if isinstance(mine, list) else {**others, **mine} if isinstance(mine, dict) else mine
-        )
+        if isinstance(mine, list):
+            joined[name] = mine + others
+        else:
+            joined[name] = {**others, **mine} if isinstance(mine, dict) else others if mine is None else mine
     joined["facts"].pop("steps_planned", None)  # planned for one pass only
     for name, (total, count) in other.timers_s.items():
         total_before, count_before = one.timers_s.get(name, (0.0, 0))
