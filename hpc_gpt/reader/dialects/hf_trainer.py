@@ -269,13 +269,13 @@ DIALECT = Dialect(
         Pattern(
             "argument", r"(?P<key>\"model_type\"): \"(?P<value>[\w-]{1,40})\"(?=,)", literal='"model_type": ', weak=True
         ),
-        # Attention over a window, as `records.windows` reads it.
+        # Attention over a window, as `records._window` reads it.
         *(
             Pattern(
                 "argument", rf"(?P<key>\"{key}\"): (?P<value>\d{{1,12}}|true|false|null)(?=,|\s*$)", literal, weak=True
             )
             for key, literal in (
-                ("(?:use_sliding_window|sliding_window|max_window_layers|window_size)", "window"),
+                ("(?:use_sliding_window|sliding_window|window_size)", "window"),
                 ("attention_chunk_size", "attention_chunk_size"),
             )
         ),

@@ -1,5 +1,7 @@
 """Reads run folders and logs as runs. This module has the run as read, records in files, and derived figures."""
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -15,7 +17,6 @@ from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.typed_tables import from_tables
 from hpc_gpt.reader.causes import Cause
 from hpc_gpt.reader.logs import Failure
-from hpc_gpt.reader.records.windows import attention_keys, of_options
 from hpc_gpt.reader.steps import StepTable
 
 
@@ -126,7 +127,9 @@ def add_figures(record: Record, foreign: bool = False) -> Record:
     if flops:
         shares, lacking = _shares(record, flops)
         figures |= flops | shares
-        flags += lacking + ([f"{why}: TFLOPs are left out"] if (why := _keys(record)[1]) else [])
+        flags += lacking + (
+            [f"attention over a window ({window}): TFLOPs are left out"] if (window := _window(record)) else []
+        )
     sources = {**record.sources, **{name: source for name, (_, source) in figures.items()}}
     return replace(record, **{name: value for name, (value, _) in figures.items()}, sources=sources, flags=flags)  # type: ignore[arg-type]
 
@@ -168,15 +171,16 @@ def _flops(record: Record, step_s: float, batch: int, seq: int, gpus: int) -> De
         _RECOMPUTE.get(record.recompute or ""),
     )
     params, weights, width = _active(record)
-    keys, why = _keys(record)
+    shape = _shape(record)
+    keys = shape.attention_keys if shape is not None else None
     window = f"; attention over {keys:,.6g} of {seq:,} keys, the mean over the layers" if keys else ""
     of = "" if not params or params == record.params else f"; P: the {params:,.0f} parameters that a token uses"
     if params and recompute:
         figure = tflops_seed(params=params, recompute=recompute, seq=seq, global_batch=batch, gpus=gpus, step_s=step_s)
         flops["tflops_seed"] = (figure, f"{8 if recompute == 'full' else 6} P s B / (t n 1e12){of}")
-    if why:
+    if limit := _window(record):
         width = None
-        flops |= dict.fromkeys(("tflops_hardware", "tflops_model"), (None, f"null: {why}"))
+        flops |= dict.fromkeys(("tflops_hardware", "tflops_model"), (None, f"null: attention over a window ({limit})"))
     if layers and hidden and vocab and recompute and weights and width:
         figure = tflops_hardware(
             layers=layers,
@@ -250,21 +254,31 @@ def _shape(record: Record) -> ModelShape | None:
     return shape
 
 
-def _keys(record: Record) -> tuple[float | None, str]:
-    """`attention_keys` of a record, by the arguments in another program's log or those that our run gives to
-    Megatron-LM."""
-    engine = record.settings.get("engine")
+# Arguments of any program that may limit the keys that a token attends to, and words in them that do not.
+_LIMITS = re.compile(
+    r"(?!use_)(?:\w+_)?(?:sliding|attn|attention|local)_(?:\w+_)?window\w*|window_(?:size|pattern)|sparse_attention"
+    r"|attention_(?:chunk_size|config|type)"
+)
+_WHOLE = frozenset(("none", "null", "false", "global", "flash", "full", "all", "l"))
+
+
+def _window(record: Record) -> str:
+    """The argument that limits attention to a window, by another program's log or by what our run gives to Megatron-LM;
+    "" without one. The formulas count all keys, so that FLOPs are then not known."""
+    engine, logged = (record.settings.get(name) for name in ("engine", "arguments"))
     options = engine.get("megatron_args") if isinstance(engine, dict) else None
-    arguments = (
-        of_options(options) if isinstance(options, list) and all(isinstance(word, str) for word in options) else {}
-    )
-    logged = record.settings.get("arguments")
-    if isinstance(logged, dict):
-        arguments = {**arguments, **{name: str(text) for name, text in logged.items()}}
-    shape = _shape(record)
-    if shape is not None and shape.attention_keys:
-        return shape.attention_keys, ""
-    return attention_keys(arguments, record.seq, record.layers)
+    if isinstance(options, list) and any(str(word).startswith("--window-size") for word in options):
+        return "--window-size"
+    texts = {name.strip("\"=:' "): str(text).lower() for name, text in (logged or {}).items()}
+    if "false" in texts.get("use_sliding_window", ""):
+        texts.pop("sliding_window", None)
+    for name, text in texts.items():
+        keys = int(number[0]) if (number := re.search(r"-?\d{1,15}", text)) and "_config" not in name else 0
+        if _LIMITS.fullmatch(name) and (
+            set(re.findall("[a-z_]+", text)) - _WHOLE or 0 < keys < (record.seq or math.inf)
+        ):
+            return f"{name} is {text[:40]}"
+    return ""
 
 
 def _shares(record: Record, flops: DerivedFigures) -> tuple[DerivedFigures, list[str]]:

@@ -7,7 +7,6 @@ import pytest
 from hpc_gpt.core.formulas import tflops_hardware, tflops_model
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.reader.records import add_figures
-from hpc_gpt.reader.records.windows import attention_keys
 from hpc_gpt.report.tables import as_block, records_text
 from tests.reader.made_logs import dump, iterations, run_of
 
@@ -50,83 +49,50 @@ def test_every_formula_is_of_the_shape_that_was_read(granularity, recompute):
     assert not record.flags
 
 
-@pytest.mark.parametrize(
-    ("window", "keys"),
-    [
-        ({"window_size": "(127, 0)"}, 128),
-        ({"window_size": "(127, 0)", "window_attn_skip_freq": 4}, (9 * 128 + 3 * 2048) / 12),
-        ({"window_size": "[127, 0]", "window_attn_skip_freq": "[1, 1, 0, 1, 1, 0, 1, 1, 0, 1, 1, 0]"},
-         (8 * 128 + 4 * 2048) / 12),
-        ({"window_size": "(4095, 0)"}, None),
-        ({"window_size": "(-1, -1)"}, None),
-        ({"window_size": "None", "loss_scale_window": 1000}, None),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-def test_attention_over_a_window_counts_its_keys(window, keys, recompute):
-    record = log_of(recompute_granularity=recompute.replace("none", "None"), **window).record
-    shape = {"hidden": 1024, "vocab": 32000, "recompute": recompute, "layer_weights": LAYER + MLP}
-    expected = tflops_hardware(**SIZES, **shape, attention_width=16 * 96, attention_keys=keys)
-    assert record.tflops_hardware == pytest.approx(expected)
-    matrices = record.params - IDLE
-    assert record.tflops_model == pytest.approx((6 * matrices + 12 * 12 * 16 * 96 * (keys or 2048)) * 2048 * 16 / 8e11)
-    assert ("; attention over " in record.sources["tflops_model"]) is (keys is not None)
-    assert not record.flags
+NONE = [
+    {"window_size": "(4095, 0)"},
+    {"window_size": "(-1, -1)"},
+    {"window_size": "None", "loss_scale_window": "1000"},
+    {'"model_type"': "mistral", '"sliding_window"': "null"},
+    {'"sliding_window"': "4096", '"use_sliding_window"': "false"},
+    {"attention_config": "[[['global'], 12]]", "sliding_window_width": "None"},
+    {'"window_pattern"': '"L"'},
+    {"attention_type:": "global", "sliding_window_size:": "0"},
+    {"sparse_attention": "None", "attention_backend": "flash"},
+]
+WINDOWS = [
+    ({"window_size": "(127, 0)"}, "window_size is (127, 0)"),
+    ({'"sliding_window"': "1024"}, "sliding_window is 1024"),
+    ({'"sliding_window"': "1024", '"use_sliding_window"': "true"}, "sliding_window is 1024"),
+    ({'"attention_chunk_size"': "1024"}, "attention_chunk_size is 1024"),
+    ({"attention_config": "[[['local', 'global'], 6]]"}, "attention_config is [[['local', 'global'], 6]]"),
+    ({'"window_pattern"': '"SSSL"'}, 'window_pattern is "sssl"'),
+    ({"attention_type:": "local_sliding", "sliding_window_size:": "0"}, "attention_type is local_sliding"),
+    ({"sliding_window_size": "128"}, "sliding_window_size is 128"),
+    ({"sparse_attention": "{'mode': 'fixed'}"}, "sparse_attention is {'mode': 'fixed'}"),
+]
 
 
-def test_a_window_of_unknown_layers_gives_no_figures():
-    record = log_of(window_size="(127, 0)", window_attn_skip_freq="[1, 0]", recompute_granularity="None").record
+@pytest.mark.parametrize(("arguments", "limit"), [*((none, "") for none in NONE), *WINDOWS])
+def test_attention_over_a_window_of_a_log_gives_no_figures(arguments, limit):
+    whole, record = add_figures(ROW), add_figures(replace(ROW, settings={"arguments": arguments}))
+    if not limit:
+        assert (record.tflops_model, record.flags) == (whole.tflops_model, [])
+        return
     assert [record.tflops_hardware, record.tflops_model, record.mfu, record.hfu] == [None] * 4
     assert record.tflops_seed is not None, "it counts no attention"
-    why = "window_size is (127, 0), and the log does not say in which layers"
+    why = f"attention over a window ({limit})"
     assert record.sources["tflops_model"] == record.sources["tflops_hardware"] == f"null: {why}"
     assert f"{why}: TFLOPs are left out" in record.flags
 
 
-HF = ('"model_type"', '"sliding_window"', '"use_sliding_window"', '"max_window_layers"')
-NOT_KNOWN = "?"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "keys"),
-    [
-        (dict(zip(HF, ("mistral", "4096"), strict=False)), 4096),
-        (dict(zip(HF, ("mistral", "null"), strict=False)), None),
-        (dict(zip(HF, ("mistral",), strict=False)), NOT_KNOWN),
-        (dict(zip(HF, ("qwen2", "4096", "false", "6"), strict=True)), None),
-        (dict(zip(HF, ("qwen2", "4096", "true", "6"), strict=True)), 6144),
-        (dict(zip(HF, ("qwen2", "4096", "true", "12"), strict=True)), None),
-        (dict(zip(HF, ("qwen2", "16384", "true", "0"), strict=True)), None),
-        (dict(zip(HF, ("qwen2", "4096"), strict=False)), NOT_KNOWN),
-        (dict(zip(HF, ("gemma3_text", "512"), strict=False)), NOT_KNOWN),
-        ({'"model_type"': "gpt_neo", '"window_size"': "256"}, NOT_KNOWN),
-        ({'"attention_chunk_size"': "1024"}, NOT_KNOWN),
-        ({"sliding_window_width": "127", "attention_config": "['flash', 'flash']"}, 128),
-        ({"sliding_window_width": "127", "attention_config": "['global', 'global']"}, None),
-        ({"sliding_window_width": "127", "attention_config": "['global', 'flash']"}, NOT_KNOWN),
-        ({"attention_config": "[[['local', 'global'], 6]]"}, NOT_KNOWN),
-        ({'"window_pattern"': '"L"'}, None),
-        ({'"window_pattern"': '"SSSL"'}, NOT_KNOWN),
-        ({"decoder_block:": "llama2", "attention_type:": "local_sliding", "sliding_window_size:": "512"}, 512),
-        ({"decoder_block:": "gemma2", "attention_type:": "global", "sliding_window_size:": "4096"}, NOT_KNOWN),
-        ({"attention_type:": "global", "sliding_window_size:": "0"}, None),
-        ({"attention_type:": "chunk"}, NOT_KNOWN),
-        ({"sliding_window_size": "128"}, NOT_KNOWN),
-        ({"sparse_attention": "{'mode': 'fixed'}"}, NOT_KNOWN),
-        ({"sparse_attention": "None", "attention_backend": "flash", "loss_scale_window": "1000"}, None),
-    ],
-)
-def test_what_any_program_says_of_a_window(arguments, keys):
-    found, why = attention_keys(arguments, 8192, 12)
-    assert (NOT_KNOWN if why else found) == keys
-
-
-def test_a_run_of_ours_that_gives_megatron_a_window_counts_it():
-    words = ["--window-size", "127,0", "--window-attn-skip-freq=4"]
-    whole = add_figures(ROW)
-    windowed = add_figures(replace(ROW, settings={"model": {}, "engine": {"megatron_args": words}}))
-    spared = 12 * 12 * 1024 * 0.75 * (2048 - 128) * 2048 * 16 / 8e11
-    assert whole.tflops_model - windowed.tflops_model == pytest.approx(spared)
+def test_a_run_of_ours_counts_the_window_of_its_model_and_not_one_of_megatrons_arguments():
+    shape = {"window": 128, "window_every": 2}
+    record = add_figures(replace(ROW, settings={"model": shape}))
+    spared = 12 * 12 * 1024 * 0.5 * (2048 - 128) * 2048 * 16 / 8e11
+    assert add_figures(replace(ROW, settings={"model": {}})).tflops_model - record.tflops_model == pytest.approx(spared)
+    words = {"model": {}, "engine": {"megatron_args": ["--window-size", "127,0"]}}
+    assert add_figures(replace(ROW, settings=words)).tflops_model is None
 
 
 EXPERTS = {"num_experts": 8, "moe_router_topk": 2, "recompute_granularity": "None"}
