@@ -19,8 +19,15 @@ class Gone(NamedTuple):
 # {a verb, "VERB --option", a key, or "key = value" for a value of a key that stays}
 GONE: dict[str, Gone] = {
     "bench": Gone("0.4", "submit --race measures rows in turns, submit --sweep the published ladders"),
+    "job.restart_min_s": Gone("0.4", "a restart in the job leaves ten minutes of training, or the queue follows", 600),
+    "job.restart_pauses_s": Gone("0.4", "a job idles at most five minutes before restarts in it", 300),
     "job.retry_after_exit_0": Gone("0.4", "a program that exits with 0 is over; let command.run loop", default=False),
     "plan --html": Gone("0.4", "plan --json has every figure of a plan"),
+    "plan.edges_as_layers": Gone("0.4", "leave it out: a plan splits layers evenly over stages"),
+    "plan.offloaded_layers": Gone("0.4", "give --cpu-offloading-num-layers in engine.megatron_args"),
+    "plan.whole_gradients": Gone("0.4", "leave it out: no plan of a program takes it"),
+    "plan.whole_logits": Gone("0.4", "leave it out: no plan of a program takes it"),
+    "train.max_failed_saves": Gone("0.4", "leave it out: three refused saves in a row end the attempt", 3),
     "train.matmul_rate": Gone("0.4", "the preflight measures each device's rate before the start", default=False),
     "train.optimizer_mode = compiled": Gone("0.4", "leave it out: torch's fused kernel updates, at gpt2 2 % slower"),
 }

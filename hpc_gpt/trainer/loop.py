@@ -82,9 +82,7 @@ class Loop:
         self._probe = DeviceProbe(engine.device)
         self._slow = SlowRestart(RunFolder(self._attempt.folder.parents[1]), self._attempt, resolved)
         self._checkpoints = checkpoints
-        self._saver = Saver(
-            checkpoints, engine, ranks, self._metrics, self._inbox, resolved.train.max_failed_saves, progress.step
-        )
+        self._saver = Saver(checkpoints, engine, ranks, self._metrics, self._inbox, progress.step)
         self._clock = SaveClock(resolved, checkpoints.folder)
         self._profiling = Profiling(resolved, ranks, metrics.parent, engine.device)
         self._peaks: tuple[int, int] = 0, 0

@@ -25,6 +25,8 @@ from hpc_gpt.trainer.supervision.signals import Inbox
 
 _NO_LAST_SAVE = "train.save_last is false"
 _NOT_FINITE = "loss or gradient is not finite"
+# Refused saves in a row after which the attempt ends.
+MOST_FAILED = 3
 
 
 class SaveClock:
@@ -74,7 +76,6 @@ class Saver:
         ranks: Peers,
         metrics: Metrics,
         inbox: Inbox,
-        max_failed: int,
         saved_step: int,
     ) -> None:
         self.saved_step = saved_step
@@ -83,7 +84,6 @@ class Saver:
         self.gave_up: End | None = None
         self._checkpoints, self._engine, self._ranks = checkpoints, engine, ranks
         self._metrics, self._inbox = metrics, inbox
-        self._max_failed = max_failed
         self._failed = 0
         self._answer_due = False
         self._reported_held_up = False
@@ -175,10 +175,10 @@ class Saver:
         if outcome.refusal:
             self._failed += 1
             text = f"not saved after step {step}: {outcome.refusal.text}"
-            if self._failed >= self._max_failed:
+            if self._failed >= MOST_FAILED:
                 self.gave_up = End(self._refusal_class, f"{self._failed} saves in a row were refused; {text}")
             else:
-                text += f"; the training continues (failed save {self._failed} of {self._max_failed})"
+                text += f"; the training continues (failed save {self._failed} of {MOST_FAILED})"
             self._say(text)
         else:
             self._failed = 0

@@ -32,7 +32,7 @@ PAUSING = Path(__file__).parent / "pausing"
 PROFILE = """
 gpus_per_node = 2
 cpus_per_node = 4
-time = "00:10:00"
+time = "01:00:00"
 exclusive = true
 signal_lead_s = 5
 

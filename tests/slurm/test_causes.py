@@ -19,7 +19,7 @@ from tests.slurm.launcher import ENDLESS, PAIR, SAVED, SINGLE, Job, paused
 from tests.slurm.stories import Teller, storied
 from tests.waiting import patient
 
-SMALL = ("--set", "model.layers=1", "--set", "job.retry_pause_s=2", "--set", "job.restart_min_s=0")
+SMALL = ("--set", "model.layers=1", "--set", "job.retry_pause_s=2")
 TOLD = ("--set", "notify.command=cat >>$HPC_GPT_RUN/told", "--set", 'notify.on=["first_step", "retried", "stopped"]')
 
 

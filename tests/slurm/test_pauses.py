@@ -14,7 +14,7 @@ from tests.slurm.stories import Teller, storied
 from tests.waiting import patient
 
 pytestmark = pytest.mark.long
-SMALL = ("--set", "model.layers=1", "--set", "job.restart_min_s=1500", "--time", "1:00:00")
+SMALL = ("--set", "model.layers=1")
 PAUSE_S = int(patient(60))
 PAUSE = ("--set", f"job.retry_pause_s={PAUSE_S}")
 
@@ -63,7 +63,7 @@ def test_a_cancel_in_the_pause(teller: Teller) -> None:
 @storied
 def test_a_limit_near_after_the_pause_requeues_the_job(teller: Teller) -> None:
     job = in_pause(teller)
-    teller.cluster.run("scontrol", "update", f"jobid={job.id}", "EndTime=now+1200", check=True)
+    teller.cluster.run("scontrol", "update", f"jobid={job.id}", "EndTime=now+600", check=True)
     job.wait("the requeue", lambda: job.restarts == 1)
     verdict = job.run.attempt(1).verdict()
     assert (verdict["go_on"], verdict["in_job"], verdict["attempt_ended"]) == (True, False, "error")

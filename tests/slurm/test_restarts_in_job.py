@@ -18,7 +18,7 @@ from tests.slurm.launcher import PAIR, PROFILE, SAVED, Job, paused
 from tests.slurm.stories import Teller, slow_storied, storied, story
 from tests.waiting import LIMIT_S
 
-SOON = ("--set", "job.retry_pause_s=1", "--set", "job.restart_min_s=0", "--set", "model.layers=1")
+SOON = ("--set", "job.retry_pause_s=1", "--set", "model.layers=1")
 FIGURES = {"matmul_tflops": 90.0, "pair_gb_s": 20.0, "all_reduce_gb_s": 20.0}
 
 

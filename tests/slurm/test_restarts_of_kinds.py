@@ -24,7 +24,7 @@ from tests.slurm.stories import Teller, storied
 from tests.slurm.test_restarts_in_job import starts
 
 pytestmark = pytest.mark.long
-SOON = ("--set", "job.retry_pause_s=1", "--set", "job.restart_min_s=0", "--time", "1:00:00")
+SOON = ("--set", "job.retry_pause_s=1", "--time", "1:00:00")
 
 
 def restarted(job: Job, ended: str = "error") -> None:

@@ -11,7 +11,7 @@ from tests.slurm.launcher import ENDLESS, PAIR, PROFILE, Job
 from tests.slurm.stories import Teller, slow_storied
 from tests.slurm.test_here import ASKED, start
 
-SOON = ("--set", "job.retry_pause_s=1", "--set", "job.restart_min_s=0", "--set", "model.layers=1", "--time", "05:00:00")
+SOON = ("--set", "job.retry_pause_s=1", "--set", "model.layers=1", "--time", "05:00:00")
 RESTART = ("--set", "job.slow_ranks=restart")
 FIGURES = {"matmul_tflops": 90.0, "pair_gb_s": 20.0, "all_reduce_gb_s": 20.0}
 SLOW, SOUND = (json.dumps({**FIGURES, "probe_s": seconds}) for seconds in (0.02, 0.01))

@@ -134,7 +134,7 @@ def test_an_attempt_in_a_hurry_leaves_old_ones_to_the_next(tmp_path: Path, token
 
 @pytest.mark.long
 def test_a_disk_without_answer_ends_the_attempt_not_a_step(tmp_path: Path, tokens: Path, disk_that_hangs: Disk) -> None:
-    run = new_run(tmp_path, settings(tokens, LAYOUT, steps=1_000_000, save_every=4, max_failed_saves=3))
+    run = new_run(tmp_path, settings(tokens, LAYOUT, steps=1_000_000, save_every=4))
     run.checkpoints.symlink_to(disk_that_hangs.folder)
     launch = Launch(run, 2)
     launch.await_words("saved after step 4")

@@ -228,8 +228,6 @@ class Train:
     "Number of newest checkpoints to keep; 0: all; for example 3."
     keep_every: int = key(0, resume="free", affects=(), least=0)
     "Also keeps the checkpoints whose step is a multiple of this; 0: no others; for example 5000."
-    max_failed_saves: int = key(3, resume="free", affects=(), least=1)
-    "Failed saves in a row after which the attempt ends, 1 or more."
     max_bad_steps: int = key(20, resume="free", affects=(), least=0)
     "Steps in a row without a finite loss or gradient after which the attempt ends; 0: no limit."
     until_loss: float | None = key(None, resume="free", affects=())
@@ -282,10 +280,6 @@ class Job:
     "Seconds before the first retry; doubled with each failure in a row; for example 30."
     restart_in_job: bool | None = key(None, resume="free", affects=())
     "Whether a failed attempt is retried in its job; by default not a script's, on this machine if it has saved."
-    restart_min_s: int = key(600, resume="free", affects=(), least=0)
-    "Seconds of training that a job must still hold, beside a start and a save, for a restart in it."
-    restart_pauses_s: int = key(300, resume="free", affects=(), least=0)
-    "Seconds that a job may idle in pauses before restarts, all together; a longer pause is spent in the queue."
     slow_ranks: SlowRanks = key("note", resume="free", affects=())
     "What a slow rank causes: a note, or at most once a day a restart without its node."
     preflight: bool | None = key(None, resume="free", affects=())

@@ -60,7 +60,7 @@ def _is_not(key: str, value: Any, then: str) -> Callable[[Sized], str]:
 _RULES = (
     _Rule(
         tuple(f"train.{name}" for name in (
-            "tf32", "optimizer_mode", "save_in_background", "max_failed_saves", "max_bad_steps",
+            "tf32", "optimizer_mode", "save_in_background", "max_bad_steps",
         )),
         lambda sized: _is_of_program(sized, ", which does not receive it"),
     ),
@@ -81,7 +81,7 @@ _RULES = (
     _Rule(("train.balance_coef",), _is_not("train.balance", "loss", ": no balance loss")),
     _Rule(("train.balance_rate",), _is_not("train.balance", "bias", ": no bias moves")),
     _Rule(("train.keep_every",), _is("train.keep_last", 0, ": every checkpoint stays")),
-    _Rule(("train.keep_last", "train.save_in_background", "train.max_failed_saves"), _saves_nothing),
+    _Rule(("train.keep_last", "train.save_in_background"), _saves_nothing),
     _Rule(("train.hang_floor_s",), _is("train.hang_multiple", 0, ": nothing is a hang")),
     _Rule(("train.tf32",), _is_not("train.dtype", "fp32", ", and so are its products")),
     _Rule(("engine.compile_backend",), _is("engine.compile", "none")),

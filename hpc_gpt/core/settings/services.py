@@ -106,16 +106,8 @@ class Plan:
     "Whether tensor-parallel communication overlaps, in pieces, with the matrix products that need it."
     fused_loss: Loss | None = key(None, resume="free", affects=())
     "The loss: operators on fp32 logits (none) or 16-bit ones (half), compiled (jit), or one kernel on 16-bit logits."
-    edges_as_layers: bool | None = key(None, resume="free", affects=())
-    "Whether embedding and head each count as a layer in the split over pipeline stages."
     states: HeldAs | None = key(None, resume="free", affects=())
     "Bytes per parameter: mixed = 16 bits and fp32 (2 + 12), fp32 (4 + 8), bf16 (2 + 4), bf16 moments (2 + 8)."
-    offloaded_layers: int | None = key(None, resume="free", affects=(), least=0)
-    "Number of layers whose activations are copied to host memory."
-    whole_gradients: bool | None = key(None, resume="free", affects=())
-    "Whether ZeRO-2, ZeRO-3 or FSDP reduces gradients only after the last micro-batch."
-    whole_logits: bool | None = key(None, resume="free", affects=())
-    "Whether every rank of tp gathers all logits."
     dispatcher: Dispatcher | None = key(None, resume="free", affects=())
     "Exchange of tokens among the ranks of layout.ep; deepep and hybridep send a token once to each node."
     routing: Routing | None = key(None, resume="free", affects=())

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 # Seconds that a start takes, if no attempt of the run shows it.
 START_S = 600.0
+# Seconds of training that a job must still hold, beside a start and a save, for a restart in it.
+TRAIN_S = 600
+# Seconds that a job may idle in pauses before restarts, all together; a longer pause is spent in the queue.
+PAUSES_S = 300
 # After so many attempts in a row of one start of the job without a newer checkpoint its nodes may be the cause.
 _MOST_IDLE = 2
 
@@ -44,14 +48,14 @@ def restart_notes(resolved: Resolved, earlier: Callable[[], PastTimings]) -> Ite
 
 
 def _parts_s(resolved: Resolved, measured: MeasuredRun | None) -> tuple[float, float, int]:
-    """Seconds that a job must still hold for a restart in it: a start, a save, and `job.restart_min_s`."""
+    """Seconds that a job must still hold for a restart in it: a start, a save, and training of TRAIN_S."""
     start_s = START_S if measured is None or measured.start_s is None else measured.start_s
     save_s = (measured and measured.save_s) or 0.0
-    return start_s, max(save_s, resolved.job.signal_lead_s or 0), resolved.job.restart_min_s
+    return start_s, max(save_s, resolved.job.signal_lead_s or 0), TRAIN_S
 
 
 def _sum_text(parts: tuple[float, float, int]) -> str:
-    return f"{sum(parts):.0f} s: a start ({parts[0]:.0f}), a save ({parts[1]:.0f}), job.restart_min_s ({parts[2]})"
+    return f"{sum(parts):.0f} s: a start ({parts[0]:.0f}), a save ({parts[1]:.0f}), training ({parts[2]})"
 
 
 def why_not(
@@ -122,11 +126,10 @@ def _without_progress(past: Sequence[EndedAttempt]) -> str:
 def _pauses(run: RunFolder, attempt: Attempt, resolved: Resolved, pause_s: float) -> str:
     earlier = [other.verdict() for other in run.before(attempt) if other.job_start == attempt.job_start]
     paused_s = sum(float(verdict.get("pause_s") or 0.0) for verdict in earlier if verdict.get("in_job") is True)
-    most_s = resolved.job.restart_pauses_s
-    if not pause_s or paused_s + pause_s <= most_s:
+    if not pause_s or paused_s + pause_s <= PAUSES_S:
         return ""
     before = f" after {paused_s:.0f} s of pauses" if paused_s else ""
-    return f"a pause of {pause_s:.0f} s{before} is more than job.restart_pauses_s = {most_s} lets a job idle"
+    return f"a pause of {pause_s:.0f} s{before} is more than the {PAUSES_S} s that a job may idle"
 
 
 def _lacks_time(run: RunFolder, resolved: Resolved, pause_s: float, shown: str, now: float) -> str:

@@ -46,9 +46,8 @@ OTHERS: dict[str, Any] = {
     "layout.micro_batch": 3, "layout.micro_batches": 5, "layout.global_batch": 24, "notify.command": "mail",
     "notify.on": ["ended"], "after.run": "true", "after.sbatch": ["--gpus=1"], "track.wandb": "gpt", "plan.like": "ddp",
     "plan.attention": "fa2", "plan.grad_sum": "fp32", "plan.dp_overlap": True, "plan.tp_overlap": True,
-    "plan.fused_loss": "jit", "plan.edges_as_layers": True, "plan.states": "fp32", "plan.whole_gradients": True,
-    "plan.whole_logits": True, "plan.dispatcher": "deepep", "plan.routing": "real", "plan.ep_overlap": True,
-    "plan.cuda_graphs": ["attn"],
+    "plan.fused_loss": "jit", "plan.states": "fp32", "plan.dispatcher": "deepep", "plan.routing": "real",
+    "plan.ep_overlap": True, "plan.cuda_graphs": ["attn"],
     "train.profile_steps": [2, 3], "train.save_at": [5], "train.eval_every": 10, "train.beta1": 0.8, "train.beta2": 0.9,
 }  # fmt: skip
 # What reads these of a program's run beside its arguments: our job chain, our data and the record.

@@ -49,12 +49,11 @@ train free nothing: save_last=True save_in_background=True until_loss
 train free nothing above=0: minutes
 train free nothing least=0: save_every=0 keep_last=0 keep_every=0 max_bad_steps=20 hang_multiple=20.0
     hang_floor_s=300.0
-train free nothing least=1: log_every=10 max_failed_saves=3
+train free nothing least=1: log_every=10
 train free nothing of_our_loop: save_at=() profile_steps=()
 train free nothing above=0 of_our_loop: save_minutes
 job free nothing: name time comment mem cpus_per_task dependency exclusive signal_lead_s retry_pause_s preflight
     spare_nodes sbatch=() srun=() restart_in_job slow_ranks=note
-job free nothing least=0: restart_min_s=600 restart_pauses_s=300
 job free nothing above=0: max_gpu_hours
 job free nothing site_may_set: partition account qos constraint reservation nodelist exclude
 command never speed: args=()
@@ -69,9 +68,8 @@ after free nothing: run export=False sbatch=()
 after free nothing least=0: every=1
 after free nothing least=1: most=4
 track free nothing: tensorboard=False wandb
-plan free nothing: like attention grad_sum dp_overlap tp_overlap fused_loss edges_as_layers states whole_gradients
-    whole_logits dispatcher routing ep_overlap cuda_graphs=()
-plan free nothing least=0: offloaded_layers
+plan free nothing: like attention grad_sum dp_overlap tp_overlap fused_loss states dispatcher routing ep_overlap
+    cuda_graphs=()
 """
 
 PROFILE = """

@@ -49,8 +49,12 @@ def test_a_failure_restarts_in_the_job_and_keeps_the_lock() -> None:
         ({}, "", "nothing shows that the job continues"),
         ({}, shown(JobState="COMPLETING"), "the job is COMPLETING"),
         ({}, shown(PreemptTime="2026-11-20T10:01:00"), "the job is being preempted"),
-        ({"job.retry_pause_s": 301}, shown(), "a pause of 301 s is more than job.restart_pauses_s = 300"),
-        ({"job.signal_lead_s": 60}, shown(1289), "has 1259 s, and it needs 1260 s: a start (600), a save (60), job."),
+        ({"job.retry_pause_s": 301}, shown(), "a pause of 301 s is more than the 300 s that a job may idle"),
+        (
+            {"job.signal_lead_s": 60},
+            shown(1289),
+            "has 1259 s, and it needs 1260 s: a start (600), a save (60), ",
+        ),
     ],
 )
 def test_what_sends_a_failed_attempt_to_the_queue(settings: dict[str, Any], text: str, why: str) -> None:

@@ -21,8 +21,8 @@ def fill(ballast: Path) -> None:
                 piece //= 2
 
 
-# More failed saves than the run has left end it only if the disk is still full at its end.
-@kind(earliest=SAVE_EVERY + 1, settings=("train.max_failed_saves=9",), small_disk=True, by_hand=("disk_full",))
+# If the disk stays full for some saves, the run ends, and is started again by hand.
+@kind(earliest=SAVE_EVERY + 1, small_disk=True, by_hand=("disk_full",))
 def fill_the_disk(scene: Scene) -> None:
     """Somebody fills it, and frees it some seconds later or when the run is over."""
     scene.wait_moment()
