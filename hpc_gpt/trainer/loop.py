@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from hpc_gpt.core.ends.end_policy import End, end_for, first_reason, limits_reached
-from hpc_gpt.core.ends.slow_restart import SlowRestart
 from hpc_gpt.core.errors import DataError
-from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.runs.run_folder import Attempt
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.trainer.data import open_stream
@@ -80,7 +79,6 @@ class Loop:
         self._heart = supervision.heart
         self._first_step_ended = supervision.first_step_ended
         self._probe = DeviceProbe(engine.device)
-        self._slow = SlowRestart(RunFolder(self._attempt.folder.parents[1]), self._attempt, resolved)
         self._checkpoints = checkpoints
         self._saver = Saver(checkpoints, engine, ranks, self._metrics, self._inbox, progress.step)
         self._clock = SaveClock(resolved, checkpoints.folder)
@@ -170,8 +168,6 @@ class Loop:
                 reasons.add("target")
             if self._clock.restart_if_due():
                 reasons.add("save_due")
-            if self._slow.is_due():
-                reasons.add("slow")
         if self._checkpoints.busy:
             reasons.add("writing")
         return StepReport(frozenset(reasons), allocated, reserved)
@@ -252,7 +248,7 @@ class Loop:
         requested |= "save" in self._agreement.finish().flags
         saver = self._saver
         # The save and its step's line come first: asking Slurm may take 15 s, and after a SIGTERM few seconds are left.
-        sound = saver.gave_up or (reason != "bad_steps" and self._save_last(requested or reason == "slow"))
+        sound = saver.gave_up or (reason != "bad_steps" and self._save_last(requested))
         self._heart.enter(LEAVING)
         if self._ranks.is_first:
             self._metrics.fetch()
@@ -262,7 +258,6 @@ class Loop:
         end = saver.gave_up or End("done")
         if reason and not saver.gave_up:
             end = end_for(reason, self._resolved, self._agree_on_sigterm, self._metrics.target.reached)
-            end = self._slow.end if reason == "slow" else end
         if saver.gave_up or saver.saved_step == self.step:
             return end
         if not sound and end.ended == "done":

@@ -51,7 +51,6 @@ REASONS = {
     "requeue": ("requeued", "hpc-gpt requeue"),
     "walltime": ("walltime", "SIGUSR2: the time limit is near"),
     "minutes": ("done", "train.minutes = {train.minutes:g} are over"),
-    "slow": ("node_failure", "a rank is slow"),  # as `slow_restart` says
 }
 
 

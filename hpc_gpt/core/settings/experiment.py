@@ -17,7 +17,6 @@ from hpc_gpt.core.settings.model_keys import Model
 from hpc_gpt.core.settings.services import After, EngineName, Notify, Plan, Track
 
 Dtype = Literal["fp32", "bf16", "fp16"]
-SlowRanks = Literal["note", "restart"]
 Compile = Literal["none", "block", "edges", "whole"]
 CpExchange = Literal["heads", "keys", "ring"]
 # Format of the operands of a layer's matrix products: 16 bits by `dtype` (none), or 8 or 4 bits by their scaling.
@@ -280,8 +279,6 @@ class Job:
     "Seconds before the first retry; doubled with each failure in a row; for example 30."
     restart_in_job: bool | None = key(None, resume="free", affects=())
     "Whether a failed attempt is retried in its job; by default not a script's, on this machine if it has saved."
-    slow_ranks: SlowRanks = key("note", resume="free", affects=())
-    "What a slow rank causes: a note, or at most once a day a restart without its node."
     preflight: bool | None = key(None, resume="free", affects=())
     "Whether every node is probed before the ranks start."
     spare_nodes: int | None = key(None, resume="free", affects=())

@@ -94,13 +94,6 @@ _RULES = (
         ("layout.allow_tp_across_nodes",),
         lambda sized: "" if sized.layout.tp > sized.ranks_per_node else f"tp {sized.layout.tp} is within a node",
     ),
-    _Rule(
-        ("job.slow_ranks",),
-        lambda sized: (
-            _is_of_program(sized, ", whose ranks are not timed")
-            or ("" if sized.job.spare_nodes else _is("cluster.chain", "none", ", and no node is spare")(sized))
-        ),
-    ),
 )  # fmt: skip
 
 

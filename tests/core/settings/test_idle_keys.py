@@ -5,7 +5,7 @@ data.path."""
 import ast
 import functools
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -138,13 +138,6 @@ def test_each_key_has_an_effect_or_is_refused_or_named(engine: str, monkeypatch:
 )  # fmt: skip
 def test_a_key_without_an_effect_is_named(keys: dict[str, Any], note: str) -> None:
     assert list(idle_keys(sized("ddp", keys), set(keys))) == [note] * bool(note)
-
-
-@pytest.mark.parametrize(("spares", "note"), [(0, 'cluster.chain is "none", and no node is spare'), (1, "")])
-def test_without_a_queue_a_slow_ranks_restart_needs_a_spare(spares: int, note: str) -> None:
-    run = sized("ddp", {"job.slow_ranks": "restart", "job.spare_nodes": spares})
-    run = replace(run, cluster=replace(run.cluster, chain="none"))
-    assert list(idle_keys(run, {"job.slow_ranks"})) == [f"job.slow_ranks has no effect: {note}"] * bool(note)
 
 
 def test_our_experiments_have_none() -> None:

@@ -53,7 +53,7 @@ train free nothing least=1: log_every=10
 train free nothing of_our_loop: save_at=() profile_steps=()
 train free nothing above=0 of_our_loop: save_minutes
 job free nothing: name time comment mem cpus_per_task dependency exclusive signal_lead_s retry_pause_s preflight
-    spare_nodes sbatch=() srun=() restart_in_job slow_ranks=note
+    spare_nodes sbatch=() srun=() restart_in_job
 job free nothing above=0: max_gpu_hours
 job free nothing site_may_set: partition account qos constraint reservation nodelist exclude
 command never speed: args=()
