@@ -52,7 +52,7 @@ def verbs() -> dict[str, Verb]:
 # {verb: names of other programs for it}.
 _NEAR = {
     "status": "ls list ps queue info",
-    "submit": "run train start launch",
+    "submit": "run train start launch import adopt",
     "submit --resume RUN": "resume continue",
     "submit --branch RUN@STEP": "branch fork",
     "cancel": "kill delete",
@@ -61,8 +61,7 @@ _NEAR = {
     "profile list": "clusters profiles",
     "status, or hpc-gpt profile show": "show",
     "init": "new",
-    "init --from": "import adopt",
-    "export, or hpc-gpt init --from": "convert",
+    "export": "convert",
     "help models": "models model presets preset",
     "help engines": "engines engine",
     "help keys": "keys config settings set options",

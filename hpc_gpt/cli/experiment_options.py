@@ -116,7 +116,7 @@ def experiment_options(function: F) -> F:
                      help="A tiny model on at most 8 ranks, 5 steps or --set train.steps; here without --cluster."),
         click.option("--force", is_flag=True, help="Accept a run that is predicted not to fit in memory."),
         click.option("--sweep", is_flag=True,
-                     help="Every row of EXPERIMENT that can run (hpc-gpt help sweeps)."),
+                     help="Every row of EXPERIMENT that can run, each as a job."),
         click.option("--row", metavar="NAME", shell_complete=completers.rows,
                      help="A row of EXPERIMENT; the first that can run unless --row or --sweep is given."),
         _EXPERIMENT,

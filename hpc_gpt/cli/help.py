@@ -15,6 +15,7 @@ from hpc_gpt.core.engines import engines as all_engines
 from hpc_gpt.core.engines.base.facts import MEASURED_ON
 from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.files import schemas_dir
+from hpc_gpt.core.gone import gone_fault
 from hpc_gpt.core.keys import Key, keys_of
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.settings.cluster import ClusterProfile, list_profiles, load_profile
@@ -30,35 +31,6 @@ from hpc_gpt.launcher.render import variables
 
 PLACE = 210
 _NOT_SET = "-: not set; the cluster profile or a rule gives the value. KEY= resets a key to its default"
-
-SWEEPS = """\
-# A file with [rows] is a sweep, usually experiments/<name>/sweep.toml: a base, and the changes of each row.
-[model]
-preset = "gpt2-xl"
-[layout]
-gpus = 4
-micro_batch = 1
-[rows]
-"b1" = { published.step_s = 0.82 }
-"b8" = { layout.micro_batch = 8, train.steps = 50, published.step_s = 1.68, published.notes = "by hand" }
-"pp8" = { layout.pp = 8, impossible = "pp8 needs 8 GPUs, the row has 4" }
-
-# A row takes any key of an experiment (hpc-gpt help keys), and these:
-#   published.<column>   a figure to compare with, a number or a text; report prints it beside ours
-#   impossible      why no such layout can exist: the row is listed and never run
-# Order: the base, then the row, then options, which apply to every row. A run is named <sweep>-<row>.
-#
-#   hpc-gpt submit NAME                the first row that can run
-#   hpc-gpt submit NAME --row b8       another row
-#   hpc-gpt submit NAME --sweep        all rows: one array per set of rows that request the same of Slurm, single jobs
-#                                      for the others; --cluster local runs them here, one after the other
-#   hpc-gpt submit NAME --row b8 --grid train.lr=1e-4,3e-4 --grid train.seed=1,2    rows over a row, for this submission
-#                                      alone; leave --row out if the file has no [rows]
-#   hpc-gpt submit NAME --row b8 --smoke      the same engine and switches, tiny, five steps, here
-#   hpc-gpt render NAME --sweep -o FOLDER     the scripts
-#   hpc-gpt status                     a sweep is one line; its id, folder or array job id shows its runs
-#   hpc-gpt cancel, report             also take a sweep's id or folder
-"""
 
 
 class Topics(UncutGroup):
@@ -82,6 +54,8 @@ class Topics(UncutGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and (gone := gone_fault(f"help {args[0]}") or gone_fault(args[0])):
+            raise UserError(*gone)
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             from hpc_gpt.cli import is_another_verb, near_verb, verbs
 
@@ -100,8 +74,7 @@ class Topics(UncutGroup):
 
 @click.group("help", cls=Topics)
 def help_command() -> None:
-    """List keys of experiments, profiles and records, engines, models, a template's variables and how runs end; explain
-    sweeps.
+    """List keys of experiments, profiles and records, engines, models, a template's variables and how runs end.
 
     Any other word is looked up in the names, values and meanings of keys, and among engines, models, profiles, GPUs and
     ends.
@@ -228,14 +201,6 @@ def word_command(word: str, as_json: bool) -> None:
         click.echo(f"\n{_NOT_SET}", err=True)
 
 
-@help_command.command("plan-traits")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, keys.")
-def plan_traits(as_json: bool) -> None:
-    """List the keys of [plan], which describe a program of yours to the planner: default, values, meaning."""
-    listed = [key for key in keys_of(Experiment) if key.name.startswith("plan.")]
-    _print_keys(listed, as_json, "-: as the engine plan.like does. For Megatron-LM its megatron_args say it")
-
-
 @help_command.command("profile")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, keys.")
 def profile(as_json: bool) -> None:
@@ -295,12 +260,6 @@ def models() -> None:
     for name in PRESETS:
         click.echo(_lines_about(name)[0])
     click.echo("\n--model also takes transformers' config.json or its folder; --hidden, --layers, … a shape", err=True)
-
-
-@help_command.command("sweeps")
-def sweeps() -> None:
-    """Explain how a file holds the rows of a table, and how to run them."""
-    click.echo(SWEEPS, nl=False)
 
 
 @help_command.command("causes")

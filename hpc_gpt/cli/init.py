@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from hpc_gpt.cli.experiment_options import init_options, on_command_line
+from hpc_gpt.cli.experiment_options import init_options
 from hpc_gpt.cli.script_words import may_be_script
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import check_new, write_new
@@ -20,51 +20,22 @@ _TOKENS = 300e9  # for days and GPU-hours, which the file does not have
 
 @click.command()
 @init_options
-@click.option("--from", "script", type=click.Path(path_type=Path), metavar="JOB.slurm",
-              help="An existing sbatch script; it is read, never run.")  # fmt: skip
 @click.option("-o", "folder", type=click.Path(path_type=Path, file_okay=False), default=Path(), metavar="FOLDER",
               help="Write the files there, not here.")  # fmt: skip
-def init(request: Request, name: str | None, script: Path | None, folder: Path) -> None:
-    """Write an experiment: from a job script of yours, or from the planner's best layout.
-
-    With --from the experiment runs the script as it is, and NAME-cluster.toml is the profile of its site; both follow
-    from the script's directives alone. Without NAME they have the script's name. hpc-gpt submit train.slurm needs
-    neither file. Secrets are left out. No file is overwritten.
+def init(request: Request, name: str | None, folder: Path) -> None:
+    """Write an experiment from the planner's best layout: NAME.toml, with comments. No file is overwritten.
 
     \b
-    hpc-gpt init --from train.slurm
     hpc-gpt init big --model llama3.1-8b --gpus 64 --cluster h100-80g-8
     """
     name = name and name.removesuffix(".toml")
     if name is not None and name != folder_name(name):
         raise ConfigError(f"{name!r} is not a file name", "use letters, digits, dots, dashes and underscores")
-    if script is not None:
-        if request.given or "cluster" in [parameter.name for parameter in on_command_line()]:
-            option = next(iter(request.given), "--cluster")
-            raise ConfigError(
-                f"--from takes everything from the script, but {option} is given, too",
-                f"leave {option} out, and change the files afterwards",
-            )
-        from_script(script, name, folder)
-        return
     if name is not None and may_be_script(name):
-        raise ConfigError(f"{name} is a job script", f"hpc-gpt init --from {name} writes an experiment from it")
+        raise ConfigError(f"{name} is a job script", f"hpc-gpt submit {name} runs it as it is")
     if name is None:
-        raise ConfigError("no script or NAME is given", "use --from job.slurm, or NAME --model gpt2 --gpus 8")
+        raise ConfigError("no NAME is given", "for example hpc-gpt init big --model gpt2 --gpus 8")
     from_plan(name, request, folder)
-
-
-def from_script(script: Path, name: str | None, folder: Path) -> None:
-    from hpc_gpt.trainer.program.job_script import init_files
-
-    name, *both = init_files(script, name, folder)
-    experiment, profile = folder / f"{name}.toml", folder / f"{name}-cluster.toml"
-    texts = dict(zip((experiment, profile), both, strict=True))
-    write_new(texts)
-    for path in texts:
-        say(f"wrote {path}")
-    command = ["hpc-gpt", "render", str(experiment), "--cluster", str(profile)]
-    click.echo(f"next: {shlex.join(command)}", err=True)
 
 
 def from_plan(name: str, request: Request, folder: Path) -> None:

@@ -19,6 +19,9 @@ class Gone(NamedTuple):
 # {a verb, "VERB --option", a key, or "key = value" for a value of a key that stays}
 GONE: dict[str, Gone] = {
     "bench": Gone("0.4", "submit --race measures rows in turns, submit --sweep the published ladders"),
+    "help plan-traits": Gone("0.4", "hpc-gpt help keys plan lists the keys of [plan]"),
+    "help sweeps": Gone("0.4", "docs/experiments.md has the syntax of rows"),
+    "init --from": Gone("0.4", "hpc-gpt submit train.slurm runs the script as it is"),
     "job.restart_min_s": Gone("0.4", "a restart in the job leaves ten minutes of training, or the queue follows", 600),
     "job.restart_pauses_s": Gone("0.4", "a job idles at most five minutes before restarts in it", 300),
     "job.retry_after_exit_0": Gone("0.4", "a program that exits with 0 is over; let command.run loop", default=False),

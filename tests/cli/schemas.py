@@ -123,7 +123,7 @@ def printed(logs: Path, long: bool = False) -> Iterator[tuple[str, Any]]:
         *((verb, logs, "--json") for verb in ("clean",)),
         *((verb, one, "--json") for verb in ("stop", "save", "requeue", "cancel")),
         ("clean", one, "--yes", "--json"), (*grid, "--dry-run", "--cluster", "a100-80g-8", "--json"),
-        *(("help", topic, "--json") for topic in ("keys", "plan-traits", "profile", "record", "engines", "causes")),
+        *(("help", topic, "--json") for topic in ("keys", "profile", "record", "engines", "causes")),
     ]  # fmt: skip
     for words in lines:
         yield _name(words), _object(in_process(*words), words)

@@ -10,9 +10,6 @@ from hpc_gpt.core.settings.experiment_file import load_experiment
 from tests.cli.command import error_of, in_process
 from tests.core.weights.test_folder import LLAMA, write_folder
 
-JOB = "#!/bin/bash\n#SBATCH --gres=gpu:4\nsrun torchrun --nproc_per_node 4 train.py --token hf_{secret}\n"
-SECRET = "AbCdEfGhIjKlMnOpQrStUvWxYz"
-
 
 def refused(*arguments: object, cwd: Path) -> tuple[str, str]:
     """(message, hint) of `hpc-gpt init ARGUMENTS`, which exits with 2 and writes nothing."""
@@ -25,31 +22,16 @@ def refused(*arguments: object, cwd: Path) -> tuple[str, str]:
     return message, hint
 
 
-@pytest.mark.parametrize("taken", ["job.toml", "job-cluster.toml"])
-def test_no_file_is_overwritten(taken: str, tmp_path: Path) -> None:
-    (tmp_path / "job.slurm").write_text(JOB.format(secret=""))
-    (tmp_path / taken).write_text("mine")
-    assert refused("--from", "job.slurm", cwd=tmp_path)[0] == f"{taken} exists, and nothing is overwritten"
-    assert (tmp_path / taken).read_text() == "mine"
-    in_process("init", "other", "--from", "job.slurm", "-o", "new", cwd=tmp_path, code=0)
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["other-cluster.toml", "other.toml"]
+def test_no_file_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "big.toml").write_text("mine")
+    message, _ = refused("big", "--model", "gpt2", "--gpus", "8", "--cluster", "a100-80g-8", cwd=tmp_path)
+    assert message == "big.toml exists, and nothing is overwritten"
 
 
 def test_if_one_file_cannot_be_written_none_is(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"cannot write /proc/none/b\.toml: No such file or directory"):
         write_new({tmp_path / "a.toml": "text", Path("/proc/none/b.toml"): "text"})
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_cluster_set_for_all_verbs_is_none_that_is_given(tmp_path: Path) -> None:
-    (tmp_path / "job.slurm").write_text(JOB.format(secret=""))
-    of_shell = {"HPC_GPT_CLUSTER": "local"}
-    in_process("init", "quiet", "--from", "job.slurm", cwd=tmp_path, environment=of_shell, code=0)
-
-
-def test_a_script_with_a_nul_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "binary").write_bytes(b"#!/bin/bash\n\x00\x01")
-    assert refused("--from", "binary", cwd=tmp_path)[0] == "binary holds a NUL, which Slurm does not take"
 
 
 def test_the_files_that_it_is_given_are_named_by_their_places(tmp_path: Path) -> None:

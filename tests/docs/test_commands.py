@@ -133,7 +133,6 @@ def place(tmp_path_factory):
     (folder / "nanoGPT" / "data").mkdir(parents=True)
     (folder / "train.slurm").write_text(blocks("docs/your-own-program.md", "bash")[0])
     shutil.copy(folder / "train.slurm", folder / "job.slurm")
-    assert in_process("init", "--from", "train.slurm", cwd=folder).code == 0
     return folder
 
 

@@ -107,7 +107,7 @@ def experiment(tmp_path, more=""):
 
 def test_a_program_of_ones_own_is_planned_as_its_engine_like(tmp_path):
     refused = in_process("plan", experiment(tmp_path), "--cluster", "h100-80g-8", code=2)
-    assert "hpc-gpt help plan-traits" in error_of(refused)[1]
+    assert "hpc-gpt help keys plan" in error_of(refused)[1]
     like = '[plan]\nlike = "megatron-lm"\n'
     plain, told = (
         planned(experiment(tmp_path, like + more))
@@ -141,6 +141,6 @@ def test_the_table_decides_nothing_beside_another_engine(tmp_path):
 
 
 def test_every_key_of_the_table_is_listed():
-    listed = json.loads(in_process("help", "plan-traits", "--json").stdout)["keys"]
+    listed = json.loads(in_process("help", "keys", "plan", "--json").stdout)["keys"]
     assert [each["key"] for each in listed] == [f"plan.{name}" for name in vars(Plan())]
     assert all(each["means"] for each in listed)

@@ -91,7 +91,7 @@ class CommandEngine(EngineFacts):
         if plan.like in (None, self.name):
             self.refuse_program(
                 "plan knows neither its memory nor its time",
-                "say in [plan] which engine it is like, and how it runs (hpc-gpt help plan-traits); or submit it",
+                "say in [plan] which engine it is like, and how it runs (hpc-gpt help keys plan); or submit it",
             )
         return plan.like
 

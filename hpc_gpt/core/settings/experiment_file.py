@@ -369,8 +369,7 @@ def _read_with_parents(
         if read_start(path, 2) == b"#!":
             raise ConfigError(
                 f"{path} is a job script, not an experiment: its model and layout are not known",
-                f"hpc-gpt submit {path} runs it, doctor checks it; hpc-gpt init --from {path} writes an "
-                "experiment of it",
+                f"hpc-gpt submit {path} runs it, doctor checks it",
             ) from None
         if path.suffix != ".toml":
             fault.hint = "an experiment is a TOML file; a job script begins with #!"

@@ -22,7 +22,7 @@ from hpc_gpt.core.typed_tables import check_tables
 # Signs in a row's name, which becomes a part of the names of the run's folder and job.
 _SIGNS = "._+-"
 _TABLES = [entry.name for entry in fields(Experiment) if entry.name != "name"]
-_EXAMPLE = 'a row is "NAME" = { layout.gpus = 16, published.step_s = 0.661 }, its name in quotes; hpc-gpt help sweeps'
+_EXAMPLE = 'a row is "NAME" = { layout.gpus = 16, published.step_s = 0.661 }, its name in quotes'
 
 
 @dataclass(frozen=True)

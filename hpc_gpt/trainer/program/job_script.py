@@ -13,15 +13,12 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hpc_gpt.core.errors import ConfigError, OsErrorAs
-from hpc_gpt.core.format import plain, some
-from hpc_gpt.core.secrets import hide_secrets, is_secret
-from hpc_gpt.core.settings.resolved import folder_name
-from hpc_gpt.core.slurm.directives import BLANKS, DIRECTIVE, OF_JOB, OF_SITE, is_command, is_job_script, quote_directive
-from hpc_gpt.core.slurm.sbatch_words import Option, read_options, sizes_of, split_directive
-from hpc_gpt.core.tables import toml_lines, toml_value
+from hpc_gpt.core.format import some
+from hpc_gpt.core.secrets import hide_secrets
+from hpc_gpt.core.slurm.directives import BLANKS, DIRECTIVE, is_command, quote_directive
+from hpc_gpt.core.slurm.sbatch_words import Option, read_options, split_directive
 from hpc_gpt.reader.records.slurm_script import redirected
 from hpc_gpt.trainer.program.script_steps import steps_of
 
@@ -291,61 +288,3 @@ def without_suffix(name: str) -> str:
     ('train', 'llama-3.1-8b')
     """
     return re.sub(r"(?<=.)\.(?:slurm|sbatch|sh|job|bash|sub|py)$", "", name)
-
-
-# The script's time limit does not go into the profile, which is for other runs, too.
-_SITE = tuple(key for key in OF_SITE if key != "time")
-
-
-def init_files(script: Path, name: str | None, folder: Path) -> tuple[str, str, str]:
-    """Writes the texts for an experiment in `folder` that runs a script: (its name, its file, the profile of its
-    site). Raises ConfigError."""
-    if not script.is_file():
-        fault = f"{script}: no such file" if not script.exists() else f"{script} is not a file"
-        raise ConfigError(fault, "name a script")
-    if not is_job_script(script):
-        raise ConfigError(f"{script} does not begin with #!, as a job script does", "name the script that sbatch takes")
-    read = read_job_script(script)
-    values = last_values(read.options)
-    name = name or folder_name(without_suffix(script.name))
-    job = {key: values[option] for key, option in OF_JOB.items() if key not in _SITE and values.get(option)}
-    sizes = sizes_of(values)
-    layout = {"nodes": sizes.nodes} if values.get("nodes") else {}
-    relative = os.path.relpath(script.absolute(), folder.absolute())
-    experiment = [
-        f"# {plain(script.name)} runs as it is, with its own directives; the keys below act like options after them.",
-        "# hpc-gpt help keys explains every key.",
-        "",
-        f"name = {toml_value(name)}",
-        "",
-        "[engine]",
-        'name = "command"',
-        "",
-        "[command]",
-        f"script = {toml_value(relative)}",
-        "args = []",
-        '# checkpoints = "out/step-*"  # checkpoint files; a new one counts as progress of the job chain',
-        "",
-        "[train]",
-        "# steps = 10000  # for status, which then shows how far it is",
-        *_table("layout", layout),
-        *_table("job", job),
-    ]
-    site: dict[str, Any] = {option: values[option] for option in _SITE if values.get(option)}
-    if sizes.gpus:
-        site |= {"gpus_per_node": sizes.gpus}
-        site |= {"gpu_flag": "gres" if "gpu" in (values.get("gres") or "") else "gpus-per-node"}
-    if "exclusive" in values and values["exclusive"] is None:
-        site["exclusive"] = True
-    if "no-requeue" in values:
-        site["chain"] = "none"
-    lines = [f"# The site of {plain(script.name)}. hpc-gpt help profile explains every key."]
-    lines += [line for line in _table("", site) if line]
-    lines.append("# device, fabric: for utilisation and predictions; hpc-gpt profile detect looks them up")
-    return name, "\n".join(experiment) + "\n", "\n".join(lines) + "\n"
-
-
-def _table(name: str, keys: Mapping[str, Any]) -> list[str]:
-    """The lines of a table, without keys that may be secrets; none if the table is empty."""
-    lines = toml_lines({key: value for key, value in keys.items() if not is_secret(key, value)})
-    return ["", *([f"[{name}]"] if name else []), *lines] if lines else []

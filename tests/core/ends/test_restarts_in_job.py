@@ -112,9 +112,6 @@ def test_why_and_report_show_attempts_of_one_job() -> None:
     attempt(run, 0, 1, 80, "done", 180, resumed_step=2)
     assert "\n  2  in the same job after 30 s; done\n" in in_process("why", run.path).stdout
     assert "2, of which 1 restart inside a job\n" in as_block(read_run(run)) + "\n"
-    page = run.path / "page.html"
-    in_process("report", run.path, "--html", page)
-    assert "4711, restart 1 in it" in page.read_text()
 
 
 def test_slurms_output_is_of_the_last_attempt_in_the_job() -> None:

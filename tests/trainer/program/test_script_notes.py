@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hpc_gpt.trainer.program.job_script import init_files, read_job_script, scan, submits_again, submits_itself
+from hpc_gpt.trainer.program.job_script import read_job_script, scan, submits_again, submits_itself
 
 SCRIPT = """\
 #!/bin/bash -l
@@ -76,50 +76,3 @@ def test_each_line_that_is_worth_a_look_says_what_it_means(tmp_path: Path) -> No
     only = [line for line in SCRIPT.splitlines() if "SLURM_JOBID" in line]
     found = [submits_again(path, text.encode()) for text in (SCRIPT, *only, "#!/bin/sh\nsbatch other\n")]
     assert found == [(13, False), (1, True), None]
-
-
-def test_init_takes_what_the_directives_say(tmp_path: Path) -> None:
-    (path := tmp_path / "a fit.slurm").write_text("""\
-#!/bin/bash
-#SBATCH -A me -p gpu --qos=q -C v100 --time=1-0 --wait
-#SBATCH -J "a job" -N 2-4 --gres=gpu:v100:4 --exclusive --no-requeue --comment="it's" --mem=4G
-#SBATCH -x n1 -w n2 --reservation=r -d afterok:7 --hint=nomultithread
-srun true
-""")
-    experiment = """\
-# a fit.slurm runs as it is, with its own directives; the keys below act like options after them.
-# hpc-gpt help keys explains every key.
-
-name = "{}"
-
-[engine]
-name = "command"
-
-[command]
-script = "{}"
-args = []
-# checkpoints = "out/step-*"  # checkpoint files; a new one counts as progress of the job chain
-
-[train]
-# steps = 10000  # for status, which then shows how far it is
-"""
-    site, last = (
-        "# The site of a fit.slurm. hpc-gpt help profile explains every key.\n",
-        ("# device, fabric: for utilisation and predictions; hpc-gpt profile detect looks them up\n"),
-    )
-    job = (
-        '\n[layout]\nnodes = 2\n\n[job]\nname = "a job"\nnodelist = "n2"\nexclude = "n1"\ncomment = "it\'s"\n'
-        'dependency = "afterok:7"\ntime = "1-0"\n'
-    )
-    keys = (
-        'partition = "gpu"\naccount = "me"\nqos = "q"\nconstraint = "v100"\nreservation = "r"\nmem = "4G"\n'
-        'gpus_per_node = 4\ngpu_flag = "gres"\nexclusive = true\nchain = "none"\n'
-    )
-    found = init_files(path, None, tmp_path / "sub")
-    assert found == ("a_fit", experiment.format("a_fit", "../a fit.slurm") + job, site + keys + last)
-    path.write_text(
-        "#!/bin/bash\n#SBATCH --gpus-per-node=2 --exclusive=user --comment=hf_AbCdEfGhIjKlMnOpQrStUvWxYz\ntrue\n"
-    )
-    keys = 'gpus_per_node = 2\ngpu_flag = "gpus-per-node"\n'
-    found = init_files(path, "mine", tmp_path)
-    assert found == ("mine", experiment.format("mine", "a fit.slurm"), site + keys + last)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.errors import ConfigError
-from hpc_gpt.trainer.program.job_script import init_files, read_job_script, scan
+from hpc_gpt.trainer.program.job_script import read_job_script, scan
 
 HEAD = "#!/bin/bash\n#SBATCH -t 7\n"
 REFUSED = {
@@ -29,7 +29,6 @@ REFUSED = {
     "#!/bin/sh\nls\n#SBATCH -t 7\n": "HERE: sbatch reads no directive after the first command, which is in line 2: ls; "
     "it would ignore those in line 3 | move the #SBATCH lines above it",
     HEAD + "if x\n": "bash cannot read HERE: line 4: syntax error: unexpected end of file | bash -n HERE shows it",
-    "": "HERE does not begin with #!, as a job script does | name the script that sbatch takes",
 }
 
 
@@ -37,7 +36,7 @@ REFUSED = {
 def test_a_script_is_refused_so(text: str, tmp_path: Path) -> None:
     (path := tmp_path / "a.sh").write_bytes(text.encode())
     with pytest.raises(ConfigError) as refused:
-        init_files(path, None, tmp_path)
+        read_job_script(path)
     assert f"{refused.value} | {refused.value.hint}".replace(str(path), "HERE") == REFUSED[text]
     if len(text) > 4 << 20:
         path.write_text(text[: 4 << 20])
