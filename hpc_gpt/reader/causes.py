@@ -48,7 +48,7 @@ from hpc_gpt.reader.blame import (
     only_one_that_left,
     rank_to_blame,
 )
-from hpc_gpt.reader.dialects.amd_intel_faults import for_vendor
+from hpc_gpt.reader.dialects.amd_faults import for_vendor
 from hpc_gpt.reader.dialects.failure_families import (
     COLLECTIVE,
     CONTAINER,

@@ -19,8 +19,6 @@ _TABLE = (
     ("final ", r"\d{1,9} iters avg: [\d.]{1,12}ms", "done"),  # llm.c's train_gpt2.py
     ("peak memory allocated: ", r"\d{1,9} MiB reserved: \d{1,9} MiB\s*$", "done"),  # modded-nanogpt
     ("stopping_early: wallclock_cap", r"\b", "walltime"),  # parameter-golf
-    ("Max number of steps has been reached, stopping training", r"\b", "done"),  # NeMo-RL
-    ("Timeout has been reached, stopping training", r"\b", "walltime"),
     ("End time of running main: ", r"\d", "done"),  # ms-swift
     ("Final validation metrics: ", r"\{", "done"),  # verl
     (

@@ -1,4 +1,4 @@
-"""Trainers that stop themselves: NaN losses and gradients, ranks that make no step; submitit's messages; and schedulers other than Slurm."""
+"""Trainers that stop themselves: NaN losses and gradients, ranks that make no step; and submitit's messages."""
 
 from hpc_gpt.reader.pattern import ANY_NAME, Dialect, echo, failure, raised
 
@@ -32,13 +32,5 @@ DIALECT = Dialect(
         # Lightning's
         echo("error", "Requeuing SLURM job ", r"(?P<words>Requeuing SLURM job \S{1,40} failed .{0,100})"),
         echo("error", "requeue failed ", r"(?P<words>requeue failed .{0,100})"),
-        # PBS and LSF
-        failure("walltime", "=>> PBS: job killed: walltime ", r"(?P<words>=>> PBS: job killed: walltime .{0,100})"),
-        failure("host_memory", "=>> PBS: job killed: ", r"(?P<words>=>> PBS: job killed: v?mem .{0,100})"),
-        failure("cancelled", "=>> PBS: job killed: ", r"(?P<words>=>> PBS: job killed: (?!walltime|v?mem).{0,100})"),
-        failure("walltime", "TERM_RUNLIMIT: ", r"^(?P<words>TERM_RUNLIMIT: .{0,100})"),
-        failure("host_memory", "TERM_", r"^(?P<words>TERM_(?:MEMLIMIT|SWAP): .{0,100})"),
-        failure("preempted", "TERM_PREEMPT: ", r"^(?P<words>TERM_PREEMPT: .{0,100})"),
-        failure("cancelled", "TERM_", r"^(?P<words>TERM_(?:OWNER|ADMIN|FORCE_OWNER): .{0,100})"),
     ),
 )  # fmt: skip

@@ -48,11 +48,9 @@ _SETTINGS = (
     *("experts", "experts_per_token", "swiglu", "untied_embeddings", "position_embedding", "global_batch_tokens"),
     *("head_dim", "active", "etp", "expert_ffn", "shared_ffn", "shared_gate", "dense_layers", "expert_groups"),
     *("groups_per_token", "router", "router_bias", "router_scale", "norm_topk", "q_lora", "kv_lora", "qk_rope"),
-    *("v_head", "mtp_layers", "balance", "balance_coef", "z_loss_coef"),
-    *("resumed_step", "allreduce_gbit_per_s", "allreduce_bus_gbit_per_s", "nccl_bus_gbyte_per_s"),
+    *("v_head", "mtp_layers", "balance", "balance_coef", "z_loss_coef", "resumed_step"),
 )
-# Dialects whose lines many programs print.
-_NO_ENGINE = frozenset(("tqdm", "bandwidth"))
+_NO_ENGINE = "tqdm"  # many programs print its lines
 _VERSIONS = {"torch_version": "torch", "framework_version": "framework", "deepspeed_version": "deepspeed"}
 
 
@@ -247,7 +245,7 @@ def _add_engine(draft: Draft, dialect: str | None, parts: Sequence[Part]) -> Non
         other = next((candidate for candidate in present.values() if candidate.engine is not None), None)
         if other is not None:
             draft.infer("engine", other.engine, f"lines are {other.name}'s")
-        elif program is not None and program.name not in _NO_ENGINE:
+        elif program is not None and program.name != _NO_ENGINE:
             draft.infer("engine", program.name, "the program that printed these lines")
 
 

@@ -13,7 +13,7 @@ from tests.reader.reading import read_lines, specimen_of
 from tests.reader.test_printed import FILES, MADE, logs_of
 
 FAILURES, ENDS = (Path(__file__).with_name(name) for name in ("failures.txt", "ends.txt"))
-FAMILIES = ("failure_families", "amd_intel_faults", "fabric_faults")
+FAMILIES = ("failure_families", "amd_faults", "fabric_faults")
 OURS = {
     "collectives",
     "gpu_faults",

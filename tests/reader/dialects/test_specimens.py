@@ -28,8 +28,8 @@ FACTS = set(
         """kv_heads ffn vocab_unpadded vocab_multiple params_of_rank rank_params rank_name steps_planned
     log_interval eval_interval save_interval loss_scale samples_per_epoch epochs gpus_per_node gpus_said
     gpus_unused gpu_index gpu_index_above_7 cp ep vp sequence_parallel flash_attention distributed_optimizer
-    optimizer_offload torch_version deepspeed_version framework_version global_batch_tokens allreduce_gbit_per_s
-    allreduce_bus_gbit_per_s nccl_bus_gbyte_per_s resumed_step node head_dim experts experts_per_token
+    optimizer_offload torch_version deepspeed_version framework_version global_batch_tokens
+    resumed_step node head_dim experts experts_per_token
     untied_embeddings position_embedding etp expert_ffn shared_ffn layers_listed params_trainable q_lora kv_lora qk_nope
     qk_rope v_head mtp_layers params_estimated params_dense params_sparse
     params_decayed params_not_decayed params_active

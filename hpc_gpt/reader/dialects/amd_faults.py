@@ -1,11 +1,10 @@
-"""Faults of AMD's and Intel's GPUs, their drivers and libraries, and of the caches in which these store kernels.
+"""Faults of AMD's GPUs, their drivers and libraries, and of the caches in which these store kernels.
 
-Also the advice in the words of a vendor: `for_vendor`.
+Also the advice in the words of AMD's tools: `for_vendor`.
 """
 
 import re
 from collections.abc import Iterable
-from functools import partial
 
 from hpc_gpt.reader.dialects.failure_families import (
     AMD_KERNEL,
@@ -17,7 +16,7 @@ from hpc_gpt.reader.dialects.failure_families import (
     OTHER_BUILD,
     failure_family,
 )
-from hpc_gpt.reader.pattern import EXCEPTION_START, Dialect, Pattern, echo, failure
+from hpc_gpt.reader.pattern import EXCEPTION_START, Dialect, Pattern, failure
 
 _CACHE = (
     "several processes shared a cache of kernels on a file system without working locks: give each node its own,"
@@ -38,16 +37,8 @@ _DEVICE_FILES = (
 _FILE_LOCK = (
     "this file system gives no file locks: HDF5_USE_FILE_LOCKING=FALSE for HDF5, and caches and lock files in /tmp"
 )
-_IPC = (
-    "oneCCL could not share GPU memory between processes: CCL_ZE_IPC_EXCHANGE=sockets, or pidfd where the kernel has it"
-)
 _GPU_RESET = (
     "the driver reset the GPU, most often after a kernel that never ended: read what the ranks printed before it"
-)
-_LEVEL_ZERO = "choose Level Zero: ONEAPI_DEVICE_SELECTOR=level_zero:gpu, and a driver and oneCCL of one oneAPI release"
-_CCL_START = (
-    "oneCCL could not start: FI_PROVIDER must be one that `fi_info` lists on the node, CCL_KVS_IFACE an interface that"
-    " all nodes have, and CCL_WORKER_AFFINITY cores that the rank may use"
 )
 
 # In kernel messages: what no program causes.
@@ -58,20 +49,19 @@ _HARDWARE_FAULT = (
 )
 _KERNEL_LINE = r"(?:(?P<node>[a-z][\w.-]{0,60}) kernel: .{0,40})?"
 
-# Signs that a log is of a vendor's GPUs, and the words of NVIDIA's advice in that vendor's.
+# Signs that a log is of a vendor's GPUs, and the words of NVIDIA's advice in AMD's.
 _OF_AMD = re.compile(
     r"\bHIP\b|ROCm|rocBLAS|hipBLAS|\bRCCL\b|MIOpen|HSA_STATUS|amdgpu|\bhip[A-Z]\w+|\bgfx\d{3}|AMD Instinct"
 )
-_OF_INTEL = re.compile(r"\bXPU\b|oneCCL|CCL_ERROR|\b(?:ZE|UR)_RESULT_|Level.Zero|\bxpu:\d")
 _OF_NVIDIA = re.compile(r"\bC(?:UDA|uda)\b|NVIDIA|NVRM|\bcu(?:BLAS|DNN)\b|CUBLAS|CUDNN")
 _WORDS = {
-    "CUDA_VISIBLE_DEVICES": ("ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
-    "--nv ": ("--rocm ", "/dev/dri "),
-    "nvidia-smi": ("amd-smi process", "xpu-smi ps"),
-    "CUDA_LAUNCH_BLOCKING=1": ("AMD_SERIALIZE_KERNEL=3", "SYCL_PI_TRACE=1"),
-    "Xid in dmesg is": ("amdgpu's lines in dmesg are", "i915's or xe's lines in dmesg are"),
-    "CUDA_HOME": ("ROCM_HOME", "CMPLR_ROOT"),
-    "CUDA": ("ROCm", "oneAPI"),
+    "CUDA_VISIBLE_DEVICES": "ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES",
+    "--nv ": "--rocm ",
+    "nvidia-smi": "amd-smi process",
+    "CUDA_LAUNCH_BLOCKING=1": "AMD_SERIALIZE_KERNEL=3",
+    "Xid in dmesg is": "amdgpu's lines in dmesg are",
+    "CUDA_HOME": "ROCM_HOME",
+    "CUDA": "ROCm",
 }
 
 
@@ -79,36 +69,26 @@ _ANY_WORD = re.compile("|".join(map(re.escape, _WORDS)))
 
 
 def for_vendor(to_do: str, message: str, others: Iterable[str] = ()) -> str:
-    """The advice on a failure's message, with the tools and variables of the vendor whose GPUs the message names, or
-    else `others` of its log; NVIDIA's without a sign of another vendor.
+    """The advice on a failure's message, with AMD's tools and variables if the message, or else `others` of its log,
+    names AMD's GPUs.
 
     >>> for_vendor("find it with CUDA_LAUNCH_BLOCKING=1", "RuntimeError: HIP error: misaligned address")
     'find it with AMD_SERIALIZE_KERNEL=3'
     """
     for text in (message, " ".join(others)):
-        for regex, column in ((_OF_AMD, 0), (_OF_INTEL, 1), (_OF_NVIDIA, None)):
-            if regex.search(text):
-                return to_do if column is None else _ANY_WORD.sub(partial(_word, column), to_do)
+        if _OF_AMD.search(text):
+            return _ANY_WORD.sub(lambda match: _WORDS[match[0]], to_do)
+        if _OF_NVIDIA.search(text):
+            break
     return to_do
 
 
-def _word(column: int, match: re.Match[str]) -> str:
-    return _WORDS[match[0]][column]
-
-
 DIALECT = Dialect(
-    name="amd_intel_faults",
+    name="amd_faults",
     patterns=(
         # --- the kernel's messages, and counters of errors
-        *(
-            Pattern("failure", rf"{_KERNEL_LINE}(?P<words>\b{name}.{{0,200}}?{fault}.{{0,200}})",
-                    literal=name, ended="node_failure", to_do=BROKEN_GPU)
-            for name, fault in (
-                ("amdgpu", _HARDWARE_FAULT),
-                ("i915", r"(?:GPU HANG|[Rr]esetting \S{1,40} for|wedged|failed to reset)"),
-                ("xe 0000:", r"(?:GT reset failed|wedged|Engine reset: .{0,80}failed)"),
-            )
-        ),
+        Pattern("failure", rf"{_KERNEL_LINE}(?P<words>\bamdgpu.{{0,200}}?{_HARDWARE_FAULT}.{{0,200}})",
+                literal="amdgpu", ended="node_failure", to_do=BROKEN_GPU),
         Pattern("failure", rf"{_KERNEL_LINE}(?P<words>amdgpu\b.{{0,120}}?(?:\[\w{{1,20}}\] (?:no-retry |retry )?page fault|GPU fault"
                 r" detected).{0,200})", literal="amdgpu", ended="error", to_do=AMD_KERNEL),
         Pattern("failure", rf"{_KERNEL_LINE}(?P<words>amdgpu\b.{{0,120}}?(?:GPU reset begin|ring \S{{1,40}} timeout).{{0,200}})",
@@ -118,28 +98,21 @@ DIALECT = Dialect(
         # Of the processor and its memory.
         failure("node_failure", "[Hardware Error]", r"(?P<words>\[Hardware Error\].{0,100}?\b(?:[Uu]ncorrected|UE\b|[Ff]atal|PCC\b).{0,100})"),
         *failure_family("node_failure", BROKEN_GPU,
-            line=("hipErrorECCNotCorrectable | ZE_RESULT_ERROR_DEVICE_LOST | UR_RESULT_ERROR_DEVICE_LOST | PI_ERROR_DEVICE_LOST | "
-            "ZE_RESULT_ERROR_DEVICE_REQUIRES_RESET | HSA_STATUS_ERROR_MEMORY_FAULT_ECC")),
+            line="hipErrorECCNotCorrectable | HSA_STATUS_ERROR_MEMORY_FAULT_ECC"),
         *failure_family("node_failure", GPU_MISSING_ON_NODE,
             line="ROCk module is NOT loaded | amdgpu not found in modules | AMDSMI_STATUS_DRIVER_NOT_LOADED"),
         # --- memory
-        *(
-            failure("gpu_memory", code, EXCEPTION_START + rf"(?P<words>.{{0,300}}?{code}\b.{{0,200}})")
-            for code in ("_ERROR_OUT_OF_DEVICE_MEMORY", "PI_ERROR_OUT_OF_RESOURCES", "RESULT_ERROR_OUT_OF_RESOURCES", "hipErrorOutOfMemory")
-        ),
+        failure("gpu_memory", "hipErrorOutOfMemory", EXCEPTION_START + r"(?P<words>.{0,300}?hipErrorOutOfMemory\b.{0,200})"),
         *failure_family("gpu_memory", AMD_MEMORY, line="callbackQueue aborting with status…0x1008"),
         # --- builds, kernels, device files
         *failure_family("user_error", OTHER_BUILD,
             line=("HSA_STATUS_ERROR_INVALID_ISA | HSA_STATUS_ERROR_INVALID_CODE_OBJECT | HSA_STATUS_ERROR_INCOMPATIBLE | "
-            "HSA_STATUS_ERROR_INVALID_AGENT | hipErrorSharedObjectInitFailed | _ERROR_MODULE_BUILD_FAILURE | "
-            "_BUILD_PROGRAM_FAILURE | UR_RESULT_ERROR_INVALID_BINARY | UR_RESULT_ERROR_UNSUPPORTED_VERSION")),
+            "HSA_STATUS_ERROR_INVALID_AGENT | hipErrorSharedObjectInitFailed")),
         *failure_family("error", AMD_KERNEL,
             line="callbackQueue aborting with | hipErrorIllegalAddress | hipErrorLaunchFailure | hipErrorLaunchTimeOut | hipErrorAssert"),
         *failure_family("user_error", _DEVICE_FILES,
-            line="Unable to open /dev/kfd | Failed to open /dev/kfd | open /dev/dri | could not open device directory"),
-        *failure_family("user_error", GPU_MISSING,
-            says=("No XPU devices are available | no device of requested type available | No AMD GPUs found | "
-            "PyTorch was compiled without XPU support but")),
+            line="Unable to open /dev/kfd | Failed to open /dev/kfd | open /dev/dri"),
+        *failure_family("user_error", GPU_MISSING, says="No AMD GPUs found"),
         *failure_family("user_error", _FP8,
             says=("Cannot convert ScalarType Float8 | Float8_e4m3fn…is not supported | Float8_e4m3fn…only supported | "
             "_scaled_mm is only supported | fp8e4nv not supported | float8…not supported on gfx | "
@@ -156,15 +129,8 @@ DIALECT = Dialect(
             "Directory not empty: '….triton/ | "
             "Permission denied: '….triton/ | Permission denied: '…miopen | Permission denied: '…aiter"),
             line="The file lock '…could not be acquired | Internal error while accessing SQLite | MIOpen…database is locked | MIOpen…Could not lock file | MIOpen…lock_file"),
-        # --- ranks that do not see the same GPUs; RCCL's and oneCCL's start
+        # --- ranks that do not see the same GPUs
         *failure_family("user_error", _SAME_GPUS, line="hipIpcGetMemHandle…failed | hipIpcOpenMemHandle…failed", echo=True),
         *failure_family("user_error", _SAME_GPUS, says="hipIpcGetMemHandle | hipIpcOpenMemHandle | hsa_amd_ipc_memory_"),
-        *failure_family("user_error", _IPC, line="oneCCL: ze_fd_manager | oneCCL:…pidfd_ | oneCCL:…drmfd | CCL_ERROR…ze_fd_manager"),
-        *failure_family("user_error", _LEVEL_ZERO, line="ze_data was not initialized | get_level_zero_backend | ZE_RESULT_ERROR_UNINITIALIZED"),
-        *failure_family("user_error", _CCL_START,
-            line=("can't find suitable provider | can not open network providers | failed to start worker # | "
-            "failed to initialize ATL | CCL_ERROR…can't find interface | CCL_ERROR…create worker thread | "
-            "CCL_ERROR…init_transport | CCL_ERROR…fi_getinfo error | CCL_ERROR…creating worker thread")),
-        echo("error", "CCL_ERROR|", r"(?P<words>\|CCL_ERROR\| .{1,300})"),
     ),
 )  # fmt: skip
