@@ -18,7 +18,7 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.schedule import describe_schedule, learning_rate
 from hpc_gpt.launcher.prepare import earlier_runs
 from hpc_gpt.launcher.request import Request
-from hpc_gpt.launcher.resumption import NewRun, changed_length, check_stream, prepare_child, profile_of
+from hpc_gpt.launcher.resumption import NewRun, changed_length, prepare_child, profile_of
 from hpc_gpt.launcher.until import ForecastInputs
 from hpc_gpt.launcher.watch.status import read_own_status
 
@@ -54,7 +54,6 @@ def prepare_branch(run: RunFolder, step: int | None, request: Request) -> NewRun
         settings, {**followed, **request.given}, profile or settings.cluster, point.step, length, branch=True
     )
     check_resumable(resolved)
-    check_stream(run, resolved, point.step)
     checkpoint = checkpoint_folder_name(point.step)
     sources = (source for source, _ in checkpoint_sources(run))
     owner = next(source for source in sources if (source.checkpoints / checkpoint).is_dir())

@@ -14,7 +14,6 @@ from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.ends.judge import gpu_hours
 from hpc_gpt.core.ends.run_state import done_by
 from hpc_gpt.core.errors import ConfigError, RunFolderError, UserError
-from hpc_gpt.core.files import read_json
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.gone import refuse_gone
 from hpc_gpt.core.runs.branches import ResumptionHold
@@ -260,7 +259,6 @@ def prepare_resumption(
     parent, point = (None, ResumePoint(0)) if from_start else parent_of(run)
     length = changed_length(settings, until, changes)
     resolved = descend(settings, changes, profile or settings.cluster, point.step, length)
-    check_stream(run, resolved, point.step)
     title = f"Trains run {run.run_id} again from step 0."
     if parent is not None:
         check_resumable(resolved)
@@ -308,20 +306,6 @@ def prepare_child(
     inputs = replace(inputs, data_from=resolved.data_from)
     prediction = predict_run(resolved, planner, refuse=not force)
     return finish(resolved, prediction, title=title, template=template, inputs=inputs, **others)
-
-
-def check_stream(run: RunFolder, resolved: Resolved, step: int) -> None:
-    """Raises DataError if the new settings leave out existing files of the stream that `run` read before `step`."""
-    if resolved.data.source != "stream" or not resolved.data_from < step:
-        return
-    from hpc_gpt.trainer.tokens.run_data import located, open_shards  # needs numpy
-    from hpc_gpt.trainer.tokens.shard_stream import check_as_before
-
-    sources = [source.checkpoints / checkpoint_folder_name(step) for source, _ in checkpoint_sources(run, step)]
-    files = next((saved for folder in sources if (saved := sorted(folder.glob("data-*.json")))), [])
-    positions = {number: read_json(file) for number, file in enumerate(files)}
-    if all(position.get("places") for position in positions.values()):
-        check_as_before(open_shards(located(resolved, run.data_beside)), positions)
 
 
 def changed_length(settings: Resolved, until: Until, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -118,27 +118,6 @@ def test_its_words_are_found_by_those_who_say_fork():
     assert Path(os.environ["HPC_GPT_LOGS"]).exists() is False
 
 
-def test_a_stream_of_which_a_file_would_be_left_out_is_refused(tmp_path):
-    (folder := tmp_path / "corpus").mkdir()
-    (folder / "README.md").write_text("abc" * 5000)
-    (folder / "b.txt").write_text("abc" * 5000)
-    data = {"source": "stream", "path": str(folder), "workers": 0, "eval_fraction": 0.0}
-    run = saved(8, **{f"data__{key}": value for key, value in data.items()}, train__eval_every=0)
-    place = {"dp": 1, "workers": 1, "turn": 0, "places": {"README.md": [0, 3], "b.txt": [0, 0]}, "faults": {}}
-    (next(run.checkpoints.iterdir()) / "data-00000.json").write_text(json.dumps(place))
-    asked = (
-        ("--branch", f"{run.run_id}@8", "--until", "steps=12", "--dry-run"),
-        ("--resume", run.run_id, "--set", "train.log_every=3", "--dry-run"),
-    )
-    for words in asked:
-        in_process("submit", *words, code=0)
-    (folder / "c.jsonl").write_text('{"text": "' + "abc" * 5000 + '"}\n')
-    for words in asked:
-        done = in_process("submit", *words, code=2)
-        assert "1 file of" in error_of(done)[0]
-        assert "as README.md, would be left out" in error_of(done)[0]
-
-
 def test_a_branch_to_other_data_keeps_that_files_tokenizer(tmp_path, monkeypatch):
     (beside := tmp_path / "beside").mkdir()
     (here := tmp_path / "here").mkdir()

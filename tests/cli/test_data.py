@@ -109,15 +109,15 @@ def test_what_is_not_utf_8_is_made_with_a_warning(tmp_path):
     assert "warning: latin.txt is not UTF-8 at byte 3: is it text?\n" in done.stderr
 
 
-def test_a_data_set_of_jsonl_is_read_without_what_is_about_it(tmp_path):
+def test_what_is_left_out_of_a_data_set_is_said(tmp_path):
     (folder := tmp_path / "corpus").mkdir()
-    (folder / "README.md").write_text("# corpus\n")
-    (folder / "part.json").write_text('{"text": "one"}\n{"text": ""}\n')
+    (folder / ".README.md").write_text("# corpus\n")
+    (folder / "part.jsonl").write_text('{"text": "one"}\n{"text": ""}\n')
     done = in_process("data", "corpus", cwd=tmp_path)
     assert done.stdout == "corpus.tokens: 4 tokens, vocabulary 256, tokenizer byte\n"
     assert done.stderr.splitlines()[:3] == [
-        "read: 1 file: part.json",
-        "left out: 1 file: README.md (about the data)",
+        "read: 1 file: part.jsonl",
+        "left out: 1 file: .README.md (hidden)",
         "2 documents, 1 of them without text",
     ]
     settings = (
@@ -132,7 +132,7 @@ def test_a_data_set_of_jsonl_is_read_without_what_is_about_it(tmp_path):
     )
     flags = [word for setting in settings for word in ("--set", setting)]
     done = in_process("submit", "demo", "--cluster", "local", "-G", "1", "--dry-run", *flags, cwd=tmp_path)
-    assert "(left out: 1 file: README.md (about the data))" in done.stdout
+    assert "(left out: 1 file: .README.md (hidden))" in done.stdout
     (folder / "part.json").write_text('[{"text": "one"}]\n')
     done = in_process("submit", "demo", "--cluster", "local", "-G", "1", "--dry-run", *flags, cwd=tmp_path, code=2)
-    assert "part.json is JSON, but not an object" in error_of(done)[0]
+    assert "part.json begins like JSON" in error_of(done)[0]

@@ -157,20 +157,6 @@ class Position:
         self.faults.update(change.faults)
 
 
-def check_as_before(shards: ShardSet, positions: Mapping[int, Mapping[str, Any]]) -> None:
-    """Raises DataError if a shard that was read before all ranks' `positions` were saved still exists, but would be
-    left out."""
-    before = {shard for position in positions.values() for shard in position["places"]}
-    listed = {*shards.training, *shards.evaluation}
-    changed = sorted(shard for shard in before - listed if (shards.folder / shard).exists())
-    if changed:
-        raise DataError(
-            f"{counted(len(changed), 'file')} of {shards.folder}, such as {changed[0]}, would be left out, but the run "
-            "has read from it: next to jsonl, README and the like do not count as text",
-            "remove the files that were added to the folder later, or submit a new run",
-        )
-
-
 class ShardStream:
     """The training samples of data-parallel rank `dp_rank`. Readers start with the first sample."""
 
@@ -196,7 +182,6 @@ class ShardStream:
         A shard without a position begins with the earliest epoch of the others.
         """
         assert not self._readers, "the stream has begun"
-        check_as_before(self._shards, positions)
         recorded = {
             shard: (epoch, taken)
             for position in positions.values()

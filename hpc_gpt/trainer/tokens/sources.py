@@ -1,9 +1,9 @@
 """Reads text: a text file, a jsonl file, either of them compressed, or a folder of such files, in a fixed order.
 
 Documents come in pieces, so a file may be larger than memory; `DOCUMENT_END` follows each document. A file compressed
-by gzip (.gz) or Zstandard (.zst, an extra) has the suffix of its content before that: corpus.jsonl.gz. A file's
-content decides whether it is jsonl (`is_jsonl`); an object may take several lines. `hpc-gpt data` also reads Parquet
-(pyarrow, an extra), and in both formats a key other than "text".
+by gzip (.gz) or Zstandard (.zst, an extra) has the suffix of its content before that: corpus.jsonl.gz. The suffix
+decides: .jsonl and .ndjson have an object in each line, all else is text. `hpc-gpt data` also reads Parquet (.parquet;
+pyarrow, an extra), and in both formats a key other than "text".
 """
 
 import codecs
@@ -25,18 +25,8 @@ from hpc_gpt.trainer.tokens.content import COMPRESSED_SUFFIXES, content
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 PARQUET_SUFFIX = ".parquet"
 TEXT_KEY = "text"
-# Files about a data set that are often next to its jsonl and do not belong to its text.
-_ABOUT = re.compile(
-    r"(readme|licen[cs]e|copying|notice|citation|changelog|dataset_infos?|dataset_dict)(\.(md|txt|rst|html|cff|json))?",
-    re.IGNORECASE,
-)
-_ABOUT_IT = "about the data"
-# The bytes of a file to read for its first value, and the files of a folder to look into if their names do not tell.
-_LOOK_BYTES, _LOOK_FILES = 1 << 24, 16
-_OBJECT, _FIRST_KEY = re.compile(rb'\s*\{\s*["}]'), re.compile(rb'\s*\{\s*("[^"\\]*")\s*:')
-# Up to this size, an object over several lines may end at any line; a larger one ends at its first line's indent.
-_SMALL_BYTES = 1 << 16
-_OPEN = object()
+# How a file of JSON objects begins, and the number of files to look into before a run.
+_JSON, _LOOK_FILES = re.compile(rb'\s*\[?\s*\{\s*"'), 16
 _MOST_NAMES = 20
 
 
@@ -79,9 +69,8 @@ class DocumentCount:
 def text_files(source: Path, parquet: bool = False) -> list[Path]:
     """The files with text: `source` itself, or those in the folder, in the order of their paths.
 
-    In a folder, hidden and empty files, tar archives and binaries (a NUL byte among the first 8192) are ignored; in a
-    folder with jsonl also README, LICENSE and the like. `parquet`: Parquet files are not ignored. Raises DataError if
-    `source` does not exist.
+    In a folder, hidden and empty files, tar archives and binaries (a NUL byte among the first 8192) are ignored.
+    `parquet`: Parquet files are not ignored. Raises DataError if `source` does not exist.
     """
     if not source.exists():
         raise DataError(f"no text at {source}", "give a text file, a jsonl file or a folder")
@@ -91,11 +80,7 @@ def text_files(source: Path, parquet: bool = False) -> list[Path]:
 def listed_files(folder: Path, parquet: bool = False) -> list[tuple[Path, str]]:
     """(file, why it is left out; empty if it is read) for the files of a folder, in the order of their paths."""
     paths = sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder).parts)
-    listed = [(path, _left_out(folder, path, parquet)) for path in paths if path.is_file()]
-    about = {path for path, why in listed if not why and _ABOUT.fullmatch(path.name)}
-    if about and _have_jsonl([path for path, why in listed if not why and path not in about]):
-        return [(path, _ABOUT_IT if path in about else why) for path, why in listed]
-    return listed
+    return [(path, _left_out(folder, path, parquet)) for path in paths if path.is_file()]
 
 
 def left_out_line(folder: Path, parquet: bool = False) -> str:
@@ -120,96 +105,35 @@ def _left_out(folder: Path, path: Path, parquet: bool) -> str:
     return "binary" if _is_binary(path) else ""
 
 
-def _have_jsonl(files: Sequence[Path]) -> bool:
-    """Whether there is jsonl among files, by their names, or by the content of the first whose names do not tell."""
-    others = [path for path in files if not named_jsonl(path)]
-    return len(others) < len(files) or any("text" in (_first_object(path) or ()) for path in others[:_LOOK_FILES])
-
-
-def named_jsonl(path: Path) -> bool:
-    """Whether a file is jsonl by its name."""
-    return _unpacked(path).suffix.lower() in JSONL_SUFFIXES
+def _is_jsonl(path: Path) -> bool:
+    """Whether a file is jsonl, by its name."""
+    return _suffix(path) in JSONL_SUFFIXES
 
 
 def _is_parquet(path: Path) -> bool:
     return path.suffix.lower() == PARQUET_SUFFIX
 
 
-def is_jsonl(path: Path, key: str = TEXT_KEY) -> bool:
-    """Whether a file is jsonl: by its name, or because its first value is an object with the key of its text.
-
-    Raises DataError, with the keys of its first object, for `.json` of another form, and for a file of objects only,
-    the first without that key: read as text, it would keep its braces. A file about the data counts as text.
-    """
-    if named_jsonl(path):
-        return True
-    first = _first_object(path)
-    if first is not None and key in first:
-        return True
-    if _ABOUT.fullmatch(path.name):
-        return False
-    if _is_named_json(path):
-        raise _no_documents(path, first, key)
-    if first is not None and all(isinstance(value, dict) for *_, value in _values(content(path))):
-        raise _no_documents(path, first, key)
-    return False
-
-
 def check_forms(files: Sequence[Path]) -> None:
-    """Raises DataError if `is_jsonl` refuses one of the files called .json or one of the first others. It does so
-    before a run begins, because a rank would find it only when it comes to the file, perhaps after hours."""
-    others = [path for path in files if not named_jsonl(path) and not _is_named_json(path)]
-    for path in [*filter(_is_named_json, files), *others[:_LOOK_FILES]]:
-        is_jsonl(path)
+    """Raises DataError if one of the files called .json, or one of the first others, is JSON but not called .jsonl. It
+    does so before a run begins, because a rank would find it only when it comes to the file, perhaps after hours."""
+    others = [path for path in files if not _is_jsonl(path)]
+    for path in [*(path for path in others if _suffix(path) == ".json"), *others[:_LOOK_FILES]]:
+        _check_form(path, next(content(path), b""))
 
 
-def _unpacked(path: Path) -> Path:
-    return path.with_suffix("") if path.suffix in COMPRESSED_SUFFIXES else path
+def _check_form(path: Path, begin: bytes) -> None:
+    if not _is_jsonl(path) and _JSON.match(begin):
+        raise DataError(
+            f"{path} begins like JSON, but a name without .jsonl says text: its braces would be trained",
+            "call it NAME.jsonl if each line is an object with its text; else "
+            f"jq -c '{{text: .KEY}}' {shlex.quote(path.name)} >NAME.jsonl writes that",
+        )
 
 
-def _is_named_json(path: Path) -> bool:
-    return _unpacked(path).suffix.lower() == ".json"
-
-
-def _first_object(path: Path) -> dict[str, Any] | None:
-    """The object that a file begins with, None if it begins otherwise. An object of more than 16 MiB has only its first
-    key."""
-    size = 0
-
-    def begin() -> Iterator[bytes]:
-        nonlocal size
-        for piece in content(path):
-            size += len(piece)
-            yield piece
-            if size >= _LOOK_BYTES:
-                return
-
-    start = next(begin(), b"")
-    if not _OBJECT.match(start):
-        return None
-    size = 0
-    *_, value = next(_values(begin()))
-    if value is None and size >= _LOOK_BYTES and (begun := _FIRST_KEY.match(start)):
-        return {json.loads(begun[1]): None}
-    return value if isinstance(value, dict) else None
-
-
-def _no_documents(path: Path, first: dict[str, Any] | None, key: str) -> DataError:
-    """The refusal of a file of JSON, with the keys of its first object."""
-    start = next(content(path), b"").decode("utf-8", errors="replace").lstrip()
-    what, write = "its first object has", "'{text: .KEY}'"
-    if first is None:
-        what, write = f"it begins with {start[:1]}, and the first object in it has", "'.[] | {text: .KEY}'"
-        with contextlib.suppress(ValueError, RecursionError):
-            first, _ = json.JSONDecoder().raw_decode(start, max(start.find("{"), 0))
-    content_text = (
-        f"{what} the keys {', '.join(first)}" if isinstance(first, dict) else f"it begins with {start[:40].rstrip()}"
-    )
-    return DataError(
-        f'{path} is JSON, but not an object with a string under "{key}" for each document: {plain(content_text, " ")}',
-        f"{_other_key(first) or 'hpc-gpt data --text-key KEY reads another key; else '}"
-        f"jq -c {write} {shlex.quote(path.name)} >NAME.jsonl writes them",
-    )
+def _suffix(path: Path) -> str:
+    """The suffix of a file's content, in lower case."""
+    return (path.with_suffix("") if path.suffix in COMPRESSED_SUFFIXES else path).suffix.lower()
 
 
 def _other_key(document: Any) -> str:
@@ -238,11 +162,13 @@ def file_pieces(path: Path, count: DocumentCount | None = None, key: str = TEXT_
     try:
         if _is_parquet(path):
             yield from _documents(_parquet_texts(path, key), count)
-        elif is_jsonl(path, key):
+        elif _is_jsonl(path):
             yield from _documents(_jsonl_texts(path, key), count)
         else:
             piece = b""
-            for piece in content(path):
+            for number, piece in enumerate(content(path)):
+                if number == 0:
+                    _check_form(path, piece)
                 yield piece
             if piece:
                 yield DOCUMENT_END
@@ -255,12 +181,13 @@ def file_pieces(path: Path, count: DocumentCount | None = None, key: str = TEXT_
 
 
 def check_text(path: Path) -> str:
-    """A warning if a file's content does not begin as UTF-8, else empty. Raises DataError for a NUL byte, which no text
-    has."""
+    """A warning if a file's content does not begin as UTF-8, else empty. Raises DataError for JSON that is not called
+    .jsonl, and for a NUL byte, which no text has."""
     if _is_parquet(path):
         check_package("pyarrow", "parquet", str(path))
         return ""
     begin = next(content(path), b"")[:8192]
+    _check_form(path, begin)
     if b"\0" in begin:
         raise DataError(
             f"{path} is not text: it has a NUL byte at {begin.index(0):,}",
@@ -284,11 +211,11 @@ def _documents(texts: Iterable[bytes], count: DocumentCount) -> Iterator[bytes]:
 
 
 def _jsonl_texts(path: Path, key: str) -> Iterator[bytes]:
-    for number, offset, begin, value in _values(content(path)):
+    for number, offset, line, value in _values(content(path)):
         text = value.get(key) if isinstance(value, dict) else None
         if not isinstance(text, str):
             keys = f"; its keys are {', '.join(value)}" if isinstance(value, dict) else ""
-            start = begin[:40].decode("utf-8", errors="replace").rstrip()
+            start = line[:40].decode("utf-8", errors="replace").rstrip()
             raise DataError(
                 f'{path}:{number}: no object with a string under "{key}" at byte {offset} of the text: {start}'
                 + plain(keys, " "),
@@ -329,40 +256,16 @@ def _parquet_texts(path: Path, key: str) -> Iterator[bytes]:
 
 
 def _values(text: Iterable[bytes]) -> Iterator[tuple[int, int, bytes, Any]]:
-    """Yields (number of the first line, its offset, its bytes, value) for the JSON in a text: a value per line, or an
-    object over several lines. A line that is not JSON has the value None."""
-    begun: list[bytes] = []
-    offset = first = at = size = 0
+    """Yields (number of the line, its offset, its bytes, value) for each line that is not blank. The value of a line
+    that is not JSON is None."""
+    offset = 0
     for number, line in enumerate(_lines(text), start=1):
-        if begun or line.strip():
-            if not begun:
-                first, at, size = number, offset, 0
-            begun.append(line)
-            size += len(line)
-            if len(begun) == 1 or _may_end(begun[0], line, size):
-                value = _json_in(b"\n".join(begun))
-                if value is not _OPEN:
-                    yield first, at, begun[0], value
-                    begun = []
+        if line.strip():
+            value = None
+            with contextlib.suppress(ValueError, RecursionError):
+                value = json.loads(line)
+            yield number, offset, line, value
         offset += len(line) + 1
-    if begun:
-        yield first, at, begun[0], None
-
-
-def _may_end(first: bytes, line: bytes, size: int) -> bool:
-    """Whether an object over several lines may end with `line`; in a large one only some lines may."""
-    is_out = len(line) - len(line.lstrip()) <= len(first) - len(first.lstrip())
-    return line.rstrip().endswith(b"}") and (is_out or size < _SMALL_BYTES)
-
-
-def _json_in(text: bytes) -> Any:
-    """The JSON value of a text: None if it is not JSON, `_OPEN` if it is the start of an object."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as fault:
-        return _OPEN if fault.doc.lstrip()[:1] == "{" and fault.pos >= len(fault.doc.rstrip()) else None
-    except (ValueError, RecursionError):
-        return None
 
 
 def _lines(text: Iterable[bytes]) -> Iterator[bytes]:

@@ -32,7 +32,7 @@ def files(tmp_path_factory):
     (folder / "shards").mkdir()
     for name in "abcd":
         (folder / "shards" / f"{name}.jsonl").write_text('{"text": "abcdefg"}\n' * 100)
-    (folder / "shards" / "README.md").write_text("about them")
+    (folder / "shards" / ".README.md").write_text("about them")
     return folder
 
 
@@ -56,7 +56,7 @@ SAID = [
     ("megatron", "pair", FEW, ["data: HERE/pair, 38,001 tokens to train on; 1.68 epochs in 5 steps of 128 samples"]),
     ("stream", "shards", ONE_RANK | {"data.eval_fraction": 0.25, "data.max_epochs": 0.0},
      ["data: HERE/shards by tokenizer byte, 3 shards to train on, about 6,000 bytes of text (left out: 1 file: "
-      "README.md (about the data)); 26.7 epochs in 50 steps of 32 samples"]),
+      ".README.md (hidden)); 26.7 epochs in 50 steps of 32 samples"]),
     ("stream", "text.txt", ONE_RANK | NO_EVALUATION | {"data.tokenizer": "HERE/table.vocab.json"},
      ["data: HERE/text.txt by tokenizer HERE/table.vocab.json, 1 shard to train on, about 40,000 bytes of text; the "
       "number of tokens is known only when they are read",

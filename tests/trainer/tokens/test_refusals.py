@@ -19,7 +19,7 @@ from hpc_gpt.trainer.tokens import megatron, run_data, sources, tokenizer
 from hpc_gpt.trainer.tokens.build import build_megatron, build_tokens
 from hpc_gpt.trainer.tokens.end_token import check_end_of_stream, check_end_token, end_token
 from hpc_gpt.trainer.tokens.samples import FileSamples, open_samples
-from hpc_gpt.trainer.tokens.shard_stream import ShardStream, check_as_before, evaluation_samples, list_shards
+from hpc_gpt.trainer.tokens.shard_stream import ShardStream, evaluation_samples, list_shards
 from hpc_gpt.trainer.tokens.token_file import HEADER, MAGIC, check_tokens, open_tokens, write_tokens
 from tests.refusals import Row, check_refusal
 from tests.trainer.tokens.shard_folders import SEQ, reading, streaming
@@ -33,11 +33,10 @@ WHOLE = (
     'data.on_bad_shard = "skip" leaves such files out of a stream'
 )
 SET_IT = "set data.end_token to the number of the token that ends a document, or data.mask_documents = false"
-NO_KEY = 'HERE/x.json is JSON, but not an object with a string under "text" for each document:'
-AS_JSONL = "{} jq -c '{}' x.json >NAME.jsonl writes them"
-A_KEY = "hpc-gpt data --text-key KEY reads another key; else"
-BODY = "hpc-gpt data SOURCE --text-key body reads that key; else"
-EACH = ".[] | {text: .KEY}"
+AS_JSONL = (
+    "call it NAME.jsonl if each line is an object with its text; else jq -c '{text: .KEY}' x.json >NAME.jsonl writes "
+    "that"
+)
 
 
 def of_file(content: bytes, read: Callable[[Path], Any], name: str = "a.tokens") -> Callable[[Path], Any]:
@@ -112,13 +111,6 @@ def shards(count: int, text: str = "0123456789\n") -> Callable[[Path], Path]:
 
 def listing(count: int, **settings: Any) -> Callable[[Path], Any]:
     return lambda at: list_shards(at, streaming(shards(count)(at), **settings))
-
-
-def before(folder: Path) -> None:
-    """A position in a README of a folder to which jsonl was added since."""
-    (folder / "README.md").write_text("0123456789\n")
-    (folder / "b.jsonl").write_text('{"text": "a document"}\n')
-    check_as_before(list_shards(folder, streaming(folder)), {0: {"places": {"README.md": [0, 0]}}})
 
 
 def char_file(table: str) -> Callable[[Path], Any]:
@@ -254,12 +246,8 @@ ROWS: dict[str, Row] = {
      f"char:fb8e20fc2e4c3f24: they do not belong together | {AGAIN}"),
     "a table that was changed": (char_file(tokenizer.CharTokenizer("ab").to_json().replace("ab", "ac")),
      f"HERE/a.tokens.vocab.json is not a table of characters, or was changed | {AGAIN}"),
-    "no documents": (of_file(b'{"id": 1, "body": "x"}', sources.is_jsonl, "x.json"),
-     f"{NO_KEY} its first object has the keys id, body | {AS_JSONL.format(BODY, '{text: .KEY}')}"),
-    "a list of documents": (of_file(b'[{"id": 1, "body": "x"}]', sources.is_jsonl, "x.json"),
-     f"{NO_KEY} it begins with [, and the first object in it has the keys id, body | {AS_JSONL.format(BODY, EACH)}"),
-    "a number": (of_file(b"17", sources.is_jsonl, "x.json"),
-     f"{NO_KEY} it begins with 17 | {AS_JSONL.format(A_KEY, EACH)}"),
+    "JSON by another name": (of_file(b'{"id": 1, "body": "x"}', documents, "x.json"),
+     "HERE/x.json begins like JSON, but a name without .jsonl says text: its braces would be trained | " + AS_JSONL),
     "a line without text": (of_file(b'{"text": "a"}\n{"id": 2}\n', documents, "x.jsonl"),
      'HERE/x.jsonl:2: no object with a string under "text" at byte 14 of the text: {"id": 2}; its keys are id | '
      'each line must look like {"text": "…"}'),
@@ -359,9 +347,6 @@ ROWS: dict[str, Row] = {
     "no more for evaluation": (listing(1, eval_fraction=0.1, train={"eval_every": 1}),
      "HERE has 1 shard, and data.eval_fraction = 0.1 leaves none for evaluation | split the text into 2 files "
      "or more, set train.eval_every = 0, or make a token file: hpc-gpt data HERE"),
-    "shards left out": (before,
-     "1 file of HERE, such as README.md, would be left out, but the run has read from it: next to jsonl, README and "
-     "the like do not count as text | remove the files that were added to the folder later, or submit a new run"),
     "shards below a sample": (
         lambda at: ShardStream(list_shards(at, streaming(shards(1, "abc")(at))), streaming(at), 0).take(1),
      "no shard of data-parallel rank 0 under HERE has a sample of seq + 1 = 5 tokens | give larger files, or a "

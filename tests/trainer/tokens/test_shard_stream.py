@@ -216,17 +216,6 @@ def test_what_one_rank_cannot_read_is_not_skipped(tmp_path: Path, monkeypatch: p
         [rank.take() for _ in range(30)]
 
 
-def test_a_resumption_that_would_leave_out_a_file_is_refused(tmp_path: Path) -> None:
-    folder = write_shards(tmp_path / "shards", (40,))
-    (folder / "README.md").write_text("30003001" * 9)
-    saved = Rank(folder, 1, 0, 0, {}).saved()
-    assert "README.md" in saved["places"]
-    assert Rank(folder, 1, 0, 0, {0: saved}).saved() == saved
-    (folder / "03.jsonl").write_text('{"text": "one"}\n')  # beside which a README is not text
-    with pytest.raises(DataError, match=r"1 file of .*, such as README\.md, would be left out"):
-        Rank(folder, 1, 0, 0, {0: saved})
-
-
 def test_evaluation_shards_are_the_last_and_never_trained_on(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "shards", (5, 5, 5, 5))
     resolved = streaming(folder, eval_fraction=0.3, train={"eval_every": 1})

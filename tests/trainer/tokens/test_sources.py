@@ -19,8 +19,8 @@ from hpc_gpt.trainer.tokens.sources import (
     DocumentCount,
     UnreadableFile,
     check_forms,
+    check_text,
     file_pieces,
-    is_jsonl,
     listed_files,
     pieces,
     text_files,
@@ -117,72 +117,50 @@ def test_a_folder_lists_what_is_text(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["a.json", "a.JSONL", "a.txt", "a", "a.json.gz", "a.ndjson.zst", "a.data.gz"])
-@pytest.mark.parametrize("indent", [None, 2])
-def test_jsonl_is_known_by_its_content(tmp_path: Path, name: str, indent: int | None) -> None:
+@pytest.mark.parametrize("name", ["a.JSONL", "a.ndjson", "a.ndjson.zst", "a.data.jsonl.gz"])
+def test_jsonl_is_known_by_its_name(tmp_path: Path, name: str) -> None:
     texts = ["eins", "", "zwei {}\n", "d" * 70_000]
     objects = [{"id": number, "meta": {"of": [{}]}, "text": text} for number, text in enumerate(texts)]
     path = tmp_path / name
-    lines = "\r\n\n".join(json.dumps(each, indent=indent) for each in objects).encode()
+    lines = "\r\n\n".join(json.dumps(each) for each in objects).encode()
     path.write_bytes(packed(b"\xef\xbb\xbf" + lines, path.suffix if path.suffix in (".gz", ".zst") else ""))
     count = DocumentCount()
     assert documents(path, count) == [text.encode() for text in texts if text]
     assert (count.documents, count.empty) == (4, 1)
 
 
-def test_an_object_in_lines_of_any_form_ends_where_it_ends(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_text('{"text":\n "one",\n "of": {\n}}\n{"text": "two"}\n {\n "text": "three"}\n')
-    assert documents(path) == [b"one", b"two", b"three"]
+def test_a_line_of_jsonl_that_is_no_object_is_refused_with_its_number(tmp_path: Path) -> None:
     one = '{"text": "one"}\n'
     for number, damage in ((1, '{"text": "cut\n' + one), (1, '{"text": "cut"\n' + one), (2, one + '{"text":\n')):
         (tmp_path / "d.jsonl").write_text(damage)
         with pytest.raises(DataError, match=rf"d\.jsonl:{number}: no object with a string"):
             documents(tmp_path / "d.jsonl")
+    (tmp_path / "d.jsonl").write_text('{"content": "one", "id": 2}\n')
+    with pytest.raises(DataError, match=r"d\.jsonl:1: .* its keys are content, id"):
+        documents(tmp_path / "d.jsonl")
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "keys"),
+    ("name", "text"),
     [
-        ("a.JSON", '{"text_": "one"}', "keys text_"),
-        ("a.json", '{"train": [' + '"word", ' * 300_000, "it begins with "),
-        ("a.txt", '{"content": "one"}\n\n{"text": "two"}\n', "keys content"),
-        ("a.jsonl", '{"content": "one", "id": 2}\n', r"a\.jsonl(\.gz)?:1: .* its keys are content, id"),
+        ("a.JSON", '{"text": "one"}'),
+        ("a.json", '[\n {"text":' + '"word", ' * 300_000),
+        ("a.txt", '\n{ "content": "one"}\n\n{"text": "two"}\n'),
     ],
-    ids=["JSON", "long", "text", "jsonl"],
+    ids=["JSON", "long", "text"],
 )
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_json_without_documents_is_refused_with_its_keys(tmp_path, name, text, keys, suffix):
+def test_json_by_another_name_is_refused(tmp_path, name, text, suffix):
     (path := tmp_path / f"{name}{suffix}").write_bytes(packed(text.encode(), suffix))
-    with pytest.raises(DataError, match=keys):
-        documents(path)
-    if ".jsonl" not in name:
-        with pytest.raises(DataError, match=keys):
-            check_forms([tmp_path / "b.jsonl", path])
+    for read in (documents, check_text, lambda path: check_forms([tmp_path / "b.jsonl", path])):
+        with pytest.raises(DataError, match=rf"^{re.escape(str(path))} begins like JSON, but a name without \.jsonl"):
+            read(path)
 
 
-@pytest.mark.parametrize(
-    "text", ["{}\nint main() {}\n", '{"a": 1}\n{"b": 2} and so on\n', "[1, 2]\n", '{"text": no}\n', "{{ text }}", "{"]
-)
+@pytest.mark.parametrize("text", ["{}\nint main() {}\n", "[1, 2]\n", "{text: no}\n", "{{ text }}", "{"])
 def test_text_with_braces_is_text(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.txt").write_text(text)
-    assert not is_jsonl(tmp_path / "a.txt")
     assert documents(tmp_path / "a.txt") == [text.encode()]
-
-
-def test_beside_jsonl_what_is_about_the_data_is_no_text(tmp_path: Path) -> None:
-    for name in ("README.md", "LICENSE", "b/dataset_info.json", "a.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text('{"features": {}}\n' if name.endswith("json") else f"of {name}\n")
-    assert [path.name for path in text_files(tmp_path)] == ["LICENSE", "README.md", "a.txt", "dataset_info.json"]
-    assert [documents(path) for path in text_files(tmp_path)][3] == [b'{"features": {}}\n']
-    for name in ("part.jsonl", "part.json"):
-        (tmp_path / name).write_text('{"text": "one"}\n')
-        assert [path.name for path in text_files(tmp_path)] == ["a.txt", name]
-        assert ("b/dataset_info.json", "about the data") in [
-            (path.relative_to(tmp_path).as_posix(), why) for path, why in listed_files(tmp_path)
-        ]
-        (tmp_path / name).unlink()
 
 
 def test_a_read_that_fails_is_tried_again_from_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +188,7 @@ def test_a_read_that_fails_is_tried_again_from_its_place(tmp_path: Path, monkeyp
     assert len(pauses) == 5
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a", "a.jsonl.gz", "a.parquet"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet"])
 def test_text_may_have_another_key(tmp_path: Path, name: str) -> None:
     texts = ["one", "", "zwei\n" * 30_000, "three"]
     path, count = tmp_path / name, DocumentCount()
