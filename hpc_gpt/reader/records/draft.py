@@ -14,13 +14,13 @@ from hpc_gpt.reader.pattern import MARKS, TEXT_FIELDS, Dialect
 
 # Who states a value. The highest is used, as it is closest to what ran. A library's dump of its configuration ranks
 # below the arguments of the program that uses it, because it has the batch of one moment only.
-SAID, ASKED, LIBRARY, SCRIPT = 4, 3, 2, 1
+SAID, ASKED, LIBRARY = 3, 2, 1
 LIBRARIES = frozenset(("deepspeed_config",))
 
 
 @dataclass(frozen=True)
 class Stated:
-    """A value, who states it (SAID, ASKED, LIBRARY or SCRIPT), and where (`file:line`)."""
+    """A value, who states it (SAID, ASKED or LIBRARY), and where (`file:line`)."""
 
     value: Any
     by: int
@@ -158,7 +158,6 @@ _WORDS = {
     SAID: "the log says",
     ASKED: "the arguments ask for",
     LIBRARY: "DeepSpeed's configuration says",
-    SCRIPT: "the script next to it says",
 }
 
 
@@ -199,15 +198,14 @@ class Draft:
             self.flags.append(Flag(message, kind))
 
 
-def draft_of(logged: Mapping[str, Sequence[Stated]], scripted: Mapping[str, Stated]) -> Draft:
+def draft_of(logged: Mapping[str, Sequence[Stated]]) -> Draft:
     """The draft of the stated fields. The order of precedence is: the program's own lines, its arguments, the dump of a
-    library, the Slurm script.
+    library.
 
     If two statements differ, a flag gives both with their places.
     """
     draft = Draft()
-    for name in dict.fromkeys([*logged, *scripted]):
-        candidates = [*logged.get(name, ()), *([scripted[name]] if name in scripted else [])]
+    for name, candidates in logged.items():
         usable = [
             (value, statement) for statement in candidates if (value := _usable(name, statement.value)) is not None
         ]

@@ -34,7 +34,6 @@ from hpc_gpt.reader.records.log_steps import BARS_OF_OTHERS, LogSteps, run_steps
 from hpc_gpt.reader.records.outcome import add_counts, add_losses, add_rates, add_times
 from hpc_gpt.reader.records.packed_logs import PackedLogs
 from hpc_gpt.reader.records.param_counts import add_params
-from hpc_gpt.reader.records.slurm_script import Script, read_script, script_beside
 from hpc_gpt.reader.records.sockets import OF_NETWORK, OVER_SOCKETS
 from hpc_gpt.reader.steps import StepTable
 
@@ -60,7 +59,7 @@ def read_foreign_runs(files: DiscoveredFiles, as_one: bool = False, records_only
     `as_one`: the user says that the logs belong to one run; logs without steps are then joined to the one with steps.
     `records_only`: without steps and failures, which take most of the memory; the records are cached.
     """
-    cached = CachedLogs([*files.logs, *files.scripts] if records_only and not as_one else [])
+    cached = CachedLogs(files.logs if records_only and not as_one else [])
     if (cached_or_read := cached.find()) is None:
         own_files = replace(files, skipped={}, counts={})
         cached_or_read = _read_runs(own_files, as_one, records_only), own_files.skipped, own_files.counts
@@ -94,10 +93,6 @@ def _read_runs(files: DiscoveredFiles, as_one: bool, records_only: bool) -> list
             main.names += run.names
         runs = [main]
     runs = [run for run in runs if not _skip_bars_alone(run, files)]
-    scripts: dict[Path, list[Script]] = {}
-    for path in files.scripts if runs else ():
-        if (script := read_script(path)) is not None:
-            scripts.setdefault(path.parent, []).append(script)
     found_runs = []
     logs.clear()
     waiting = deque(zip(runs, _names(runs), strict=True))
@@ -107,9 +102,8 @@ def _read_runs(files: DiscoveredFiles, as_one: bool, records_only: bool) -> list
         of_files: Counter[str] = Counter()
         for file in {part.file for part in run.parts}:
             of_files.update(left_out.get(file, {}))
-        script_of_logs = (script_beside(log_name.path, log_name.stem, scripts) for log_name in run.names)
         try:
-            read = read_foreign(run, name, next(filter(None, script_of_logs), None), of_files)
+            read = read_foreign(run, name, of_files)
             found_runs.append(replace(read, steps=_NO_STEPS, failures=(), causes=()) if records_only else read)
         except Exception as fault:
             files.failed = True
@@ -173,9 +167,7 @@ def _name(run: RunParts, length: int) -> str:
     return name if run.number == 1 else f"{name}#{run.number}"
 
 
-def read_foreign(
-    run: RunParts, name: str, script: Script | None = None, left_out: Mapping[str, int] | None = None
-) -> RunRead:
+def read_foreign(run: RunParts, name: str, left_out: Mapping[str, int] | None = None) -> RunRead:
     """The run that parts of logs make up.
 
     `name`: unique among the runs of a report. `left_out`: reason -> how often something of its files was skipped.
@@ -183,7 +175,7 @@ def read_foreign(
     parts = run.parts
     # The arguments of the last attempt, and those that only earlier attempts print.
     arguments = {key: text for part in reversed(parts) for key, (text, _) in part.arguments.items()}
-    draft = draft_of(stated(parts), script.facts() if script else {})
+    draft = draft_of(stated(parts))
     planned, epochs = draft.whole("steps_planned"), draft.whole("epochs")
     epoch_steps = planned / epochs if planned and epochs else None
     steps = run_steps(
@@ -211,9 +203,8 @@ def read_foreign(
     record = doubt_rates(add_figures(_record(draft, name, dialect, arguments, parts), foreign=True), steps)
     if len(steps) or any(part.progress for part in parts):
         record = flag_absent(record, draft)
-    files = [*run.files, *([script.path] if script else [])]
     failures = [failure for cause in reversed(causes) for failure in cause.ordered]
-    return RunRead(record, steps_to_show(steps, step_s, parts, step_tokens(draft)), failures, files, causes=causes)
+    return RunRead(record, steps_to_show(steps, step_s, parts, step_tokens(draft)), failures, run.files, causes=causes)
 
 
 def _dialect(steps: LogSteps, parts: Sequence[Part]) -> str | None:

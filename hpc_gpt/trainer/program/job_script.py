@@ -19,7 +19,7 @@ from hpc_gpt.core.format import some
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.slurm.directives import BLANKS, DIRECTIVE, is_command, quote_directive
 from hpc_gpt.core.slurm.sbatch_words import Option, read_options, split_directive
-from hpc_gpt.reader.records.slurm_script import redirected
+from hpc_gpt.core.slurm.script_lines import redirected
 from hpc_gpt.trainer.program.script_steps import steps_of
 
 _LARGEST = 4 << 20  # the default limit of slurm.conf for a script

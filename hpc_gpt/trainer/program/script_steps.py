@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hpc_gpt.core.slurm.directives import options_of
 from hpc_gpt.core.slurm.sbatch_words import Sizes, read_call, sizes_of
-from hpc_gpt.reader.records.slurm_script import assignment, expand, logical_lines
+from hpc_gpt.core.slurm.script_lines import assignment, expand, logical_lines
 
 # {variable of a job: the option of sbatch that gives its value}.
 _OF_OPTIONS = {

@@ -36,8 +36,8 @@ from hpc_gpt.core.runs.provenance import complete_run, list_gpus
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.runs.stored import read_stored_lines
 from hpc_gpt.core.settings.sized import params
+from hpc_gpt.core.slurm.script_lines import globs_of
 from hpc_gpt.reader.live_lines import LiveLines
-from hpc_gpt.reader.records.slurm_script import globs_of
 from hpc_gpt.trainer.program.job_script import submits_again
 from hpc_gpt.trainer.program.output_files import copied_files, copy_more
 from hpc_gpt.trainer.program.process import ForeignLog, count_steps, said_by, trained_s

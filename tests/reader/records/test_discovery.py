@@ -218,7 +218,7 @@ def test_a_log_with_nuls_in_it_is_read(lab):
     assert [flag for flag in runs["crashed"].record.flags if "NUL" in flag]
 
 
-def test_a_script_for_sbatch_is_evidence_and_no_log(lab):
+def test_a_script_for_sbatch_is_no_log(lab):
     for name in ("job.slurm", "job.sh", "job"):
         (lab / name).write_text("#!/bin/bash\n#SBATCH -N 4\n")
     for name, size in (("late", 5_000), ("last", 69_500), ("below", 69_700)):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.reader.records.slurm_script import globs_of, redirected
+from hpc_gpt.core.slurm.script_lines import globs_of, redirected
 from tests.cli.command import in_process
 from tests.launcher.local.conftest import ended, newest
 
