@@ -4,9 +4,8 @@ Seed and epoch give the order of its shards. Each shard is read in blocks of 256
 block. Neither depends on the number of readers. Tokens at the end of a shard that are less than a sample are skipped.
 
 A reader may run in a process of its own, `python -m hpc_gpt.trainer.tokens.reader_process`, which the rank starts. The
-process gets its task as JSON on stdin. It answers on stdout in frames: the lengths of both parts, a JSON head, and the
-samples' bytes. The pipe lets it be one chunk ahead. It ends with its rank, in whatever way the rank ends, because its
-stdin is closed then.
+process gets its task as JSON on stdin, and answers over a Connection of multiprocessing, whose pipe lets it be one
+chunk ahead. It ends with its rank, in whatever way the rank ends, because its stdin is closed then.
 """
 
 import contextlib
@@ -15,15 +14,15 @@ import json
 import os
 import select
 import signal
-import struct
 import subprocess
 import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +33,6 @@ from hpc_gpt.trainer.tokens.token_file import token_dtype
 from hpc_gpt.trainer.tokens.tokenizer import Tokenizer, open_tokenizer
 
 BLOCK = 256
-_FRAME = struct.Struct("<QQ")
 _LOOK_S = 2.0
 # Slurm and terminals send these to every process, but the reader must run as long as its rank.
 _RANKS_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP}
@@ -160,21 +158,21 @@ class ReaderProcess:
     def __init__(self, task: ReaderTask) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         environment["TOKENIZERS_PARALLELISM"] = "false"
+        self._answers, answers = Pipe(duplex=False)
         # The child inherits the blocked signals, so none can end it while it starts.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _RANKS_SIGNALS)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "hpc_gpt.trainer.tokens.reader_process"],
+                [sys.executable, "-m", "hpc_gpt.trainer.tokens.reader_process", str(answers.fileno())],
                 stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                pass_fds=(answers.fileno(),),
                 env=environment,
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            answers.close()
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self.pid = self._process.pid
-        self._answers: Any = self._process.stdout
         # stdin stays open until the rank ends.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps({"parent": os.getpid(), **asdict(task)}).encode() + b"\n")
@@ -185,40 +183,29 @@ class ReaderProcess:
 
     def __next__(self) -> Chunk:
         """Waits for the next chunk. Raises the reader's DataError, or RuntimeError if the reader ended otherwise."""
-        lengths = self._answers.read(_FRAME.size)
-        if len(lengths) == _FRAME.size:
-            head_size, body_size = _FRAME.unpack(lengths)
-            head, body = self._answers.read(head_size), self._answers.read(body_size)
-            if len(head) == head_size and len(body) == body_size:
-                return _chunk(json.loads(head), body)
-        code = self._process.wait()
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        hint = "; was the memory of this machine used up?" if code == -signal.SIGKILL else ""
-        raise RuntimeError(f"data reader (process {self.pid}) {how}{hint}")
+        try:
+            answer = self._answers.recv()
+        except (EOFError, OSError):
+            code = self._process.wait()
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            hint = "; was the memory of this machine used up?" if code == -signal.SIGKILL else ""
+            raise RuntimeError(f"data reader (process {self.pid}) {how}{hint}") from None
+        if isinstance(answer, Exception):
+            raise answer
+        return Chunk(*answer)
 
     def close(self) -> None:
         """Ends the process, and waits for it."""
         self._process.kill()
         self._process.wait()
-        for end in (self._process.stdin, self._process.stdout):
+        for end in (self._process.stdin, self._answers):
             with contextlib.suppress(OSError):
                 end.close()  # type: ignore[union-attr]
 
 
-def _chunk(head: dict[str, Any], body: bytes) -> Chunk:
-    if "failed" in head:
-        raise RuntimeError(f"data reader failed: {head['failed']}")
-    if "error" in head:
-        raise DataError(head["error"], head["hint"])
-    rows = np.frombuffer(body, dtype=head.pop("dtype")).reshape(head.pop("shape"))
-    return Chunk(rows=rows, **head)
-
-
 def main() -> None:
     """The reader process."""
-    # Output of a library must not get between the frames.
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
+    answers = Connection(int(sys.argv[1]), readable=False)
     task = json.loads(sys.stdin.buffer.readline() or b"{}")
     if not task:
         os._exit(0)
@@ -226,25 +213,15 @@ def main() -> None:
     task["places"] = {shard: tuple(place) for shard, place in task["places"].items()}
     try:
         for chunk in read_chunks(ReaderTask(**task)):
-            rows = np.ascontiguousarray(chunk.rows)
-            head = {"shard": chunk.shard, "epoch": chunk.epoch, "first": chunk.first, "ends": chunk.ends}
-            head |= {"fault": chunk.fault, "dtype": rows.dtype.str, "shape": rows.shape}
-            _answer(answers, head, rows.data.cast("B") if rows.size else b"")
+            answers.send(tuple(vars(chunk).values()))  # this process's Chunk is a class of __main__
     except BrokenPipeError:
         pass
     except UserError as error:
-        _answer(answers, {"error": str(error), "hint": error.hint})
+        answers.send(DataError(str(error), error.hint))
     except BaseException as error:
         traceback.print_exc()
-        _answer(answers, {"failed": "".join(traceback.format_exception_only(error)).strip()})
+        answers.send(RuntimeError(f"data reader failed: {''.join(traceback.format_exception_only(error)).strip()}"))
     os._exit(0)
-
-
-def _answer(answers: BinaryIO, head: dict[str, Any], body: Any = b"") -> None:
-    text = json.dumps(head).encode()
-    answers.write(_FRAME.pack(len(text), len(body)) + text)
-    answers.write(body)
-    answers.flush()
 
 
 def _leave_with(parent: int) -> None:
