@@ -50,8 +50,6 @@ PLACE = 50
               help="With --race: steps per visit, after its warm-up; 20 unless given.")  # fmt: skip
 @click.option("--top", type=CountType(), metavar="N",
               help="With --race, without [rows]: number of the planner's layouts; 5 unless given.")  # fmt: skip
-@click.option("--winner", metavar="RACE[#ROW]",
-              help="Apply to EXPERIMENT the settings of the row that won a race, or of ROW.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True,
               help="One JSON object on stdout: the submitted runs; all else as lines of JSON on stderr.")  # fmt: skip
 @click.option("--until", "until", multiple=True, metavar="WHAT", shell_complete=completers.until,
@@ -79,7 +77,6 @@ def submit(
     rounds: int | None,
     steps: int | None,
     top: int | None,
-    winner: str | None,
     as_json: bool,
     until: tuple[str, ...],
     resume: str | None,
@@ -126,11 +123,6 @@ def submit(
     if grid:
         request = with_axes(request, grid, max_rows)
     sizes = {"--rounds": rounds, "--steps": steps, "--top": top}
-    if winner is not None:
-        excluded = {"--race": race, "--resume": resume, "--branch": branch, "--sweep": request.sweep, "--grid": grid,
-                    "--row": request.row}  # fmt: skip
-        if both := [name for name, value in excluded.items() if value]:
-            raise ConfigError(f"--winner and {both[0]} exclude each other", f"leave {both[0]} out")
     how, parts = SubmitOptions(dry_run, wait, now, script), list[AnsweredRun | LeftOut]()
     try:
         with progress_as_json(as_json):
@@ -144,7 +136,7 @@ def submit(
             elif resume is branch is None and (request.sweep or grid or max_parallel is not None or skip_unfit):
                 answer = submit_sweep(request, max_parallel, skip_unfit, how)
             else:
-                answer = submit_one(request, resume, branch, winner, from_start, yes, how)
+                answer = submit_one(request, resume, branch, from_start, yes, how)
             for part in answer:
                 parts.append(part)  # one by one: the parts before a fault are printed, too
     finally:

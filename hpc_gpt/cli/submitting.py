@@ -50,7 +50,6 @@ from hpc_gpt.launcher.submission import (
     write_run,
 )
 from hpc_gpt.launcher.watch.control import await_measurements, wait_for
-from hpc_gpt.launcher.winner import find_winner
 from hpc_gpt.planner.table import count_text
 
 
@@ -66,7 +65,6 @@ def submit_one(
     request: Request,
     resume: str | None,
     branch: str | None,
-    winner: str | None,
     from_start: bool,
     yes: bool,
     how: SubmitOptions,
@@ -87,15 +85,11 @@ def submit_one(
     elif branch is not None:
         started = _branch(branch, request, how, allocation)
     else:
-        row = find_winner(winner, logs_folder()) if winner is not None else None
-        prepared = prepare(row.over(request) if row is not None else request, queueing=not how.dry, faster=True)
-        if row is not None:
-            row.check(prepared.resolved)
+        prepared = prepare(request, queueing=not how.dry, faster=True)
         if not (how.dry or yes or request.names_experiment or request.sized):
             _ask_first(prepared, request)
         earlier_notes = frozenset[str]() if how.dry else notes_said(prepared.resolved, logs_folder())
-        lines = [row.line] if row is not None else []
-        print_lines([*lines, *without_said((*prepared.notes, *prepared.faster), earlier_notes)])
+        print_lines(without_said((*prepared.notes, *prepared.faster), earlier_notes))
         if prepared.job_script is not None and prepared.job_script.array and not how.dry and allocation is None:
             yield from submit_elements(prepared, how)
             return

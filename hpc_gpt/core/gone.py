@@ -34,6 +34,7 @@ GONE: dict[str, Gone] = {
     "train.max_failed_saves": Gone("0.4", "leave it out: three refused saves in a row end the attempt", 3),
     "train.matmul_rate": Gone("0.4", "the preflight measures each device's rate before the start", default=False),
     "train.optimizer_mode = compiled": Gone("0.4", "leave it out: torch's fused kernel updates, at gpt2 2 % slower"),
+    "submit --winner": Gone("0.4", "report RACE prints the command that trains with the row that won"),
 }
 
 

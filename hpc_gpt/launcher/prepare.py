@@ -176,7 +176,6 @@ def prepare_row(
         data_beside=folder_beside(file, run.data, request.overrides, row),
         unfollowed=unfollowed,
         faster=faster_notes(prediction, run, given_keys, plan.best) if faster else (),
-        provenance=request.provenance,
         copies=request.copies,
     )
 

@@ -88,8 +88,7 @@ class PreparedRun:
 
     A relative data.path is looked up in the folder `data_beside` first. `unfollowed` has lines on the keys of
     config.json that are not followed. `faster` has advice on settings that are predicted to be faster, if it was
-    requested. `provenance` has further keys of provenance.json. `job_script` is set for a script that runs as it
-    is. The runs of one request share its `copies`.
+    requested. `job_script` is set for a script that runs as it is. The runs of one request share its `copies`.
     """
 
     resolved: Resolved
@@ -102,7 +101,6 @@ class PreparedRun:
     data_beside: Path | None = None
     unfollowed: tuple[str, ...] = ()
     faster: Sequence[str] = ()
-    provenance: Mapping[str, Any] = field(default_factory=dict)
     job_script: SbatchRequest | None = None
     hold: CheckpointHold | None = None
     copies: Copies = field(default_factory=Copies, compare=False, repr=False)

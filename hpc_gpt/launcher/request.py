@@ -51,8 +51,7 @@ class Request:
     `sized`: the size of the run, or a sweep's row, is given. `until` says how far a verb that submits trains, empty if
     that is not given; None for the other verbs. `here`: it runs in the user's allocation, and no job follows. `grid`
     has the keys that `--grid` varies, over `row` if the file has rows. `device`: a plan is for nodes of this device,
-    without a profile. `provenance`: further keys of the run's
-    provenance.json.
+    without a profile.
     """
 
     experiment: str
@@ -71,7 +70,6 @@ class Request:
     here: bool = False
     grid: tuple[GridAxis, ...] = ()
     device: str | None = None
-    provenance: Mapping[str, Any] = field(default_factory=dict)
     copies: Copies = field(default_factory=Copies, compare=False, repr=False)
 
 

@@ -112,7 +112,8 @@ def choose_resumption(run: RunFolder, request: Request, from_start: bool, dry: b
         return _same_resumption(run, request.until, dry)
     if settings.race:
         raise ConfigError(
-            f"{run.run_id} is a race, which resumes as it is", "submit another --race, or take its --winner"
+            f"{run.run_id} is a race, which resumes as it is",
+            "submit another --race; report RACE prints how to train with its winner",
         )
     prepared, parent = prepare_resumption(
         run, request.given, profile, request.template, request.force, request.until, earlier_runs(), from_start

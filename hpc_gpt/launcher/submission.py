@@ -297,7 +297,7 @@ def write_run(
     own_keys |= {NOTES: prepared.standing} if prepared.standing else {}
     tables = {
         **engine_named(resolved.engine.name).config_files(resolved),
-        "provenance.json": {**provenance, **own_keys, **prepared.provenance},
+        "provenance.json": {**provenance, **own_keys},
         RESUMED_FROM: parent.note if parent is not None else None,
         "sweep.json": sweep,
         PREDICTED: prepared.prediction.tables if prepared.prediction else None,

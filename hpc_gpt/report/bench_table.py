@@ -128,7 +128,7 @@ def read_race(file: Path) -> dict[str, Any] | None:
 
 def race_lines(file: Path) -> list[str]:
     """The lines on a race: the winner and the reason, whether the difference is shown, the planner's place for the
-    winner, and the command by which plan learns from the measured rows."""
+    winner, the command that trains with it, and the one by which plan learns from the measured rows."""
     race = read_race(file)
     if race is None:
         return []
@@ -156,6 +156,8 @@ def race_lines(file: Path) -> list[str]:
         lines.append("nobody checked that a step is the same work in all rows")
     if race.get("place"):
         lines.append(f"plan had put it in place {race['place']}")
+    if race.get("submit"):
+        lines.append(f"next: {race['submit']}")
     if not race.get("unchecked") and runs[run].record.device is not None:
         cluster = RunFolder(file.parent).resolved().cluster.name
         lines.append(f"next: hpc-gpt plan --calibrate {quote(str(file.parent))} --cluster {quote(cluster)}")

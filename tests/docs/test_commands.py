@@ -30,7 +30,6 @@ NOT_RUN = {
     "submit --here": "needs an allocation: tests/slurm/test_here.py",
     "submit big.toml": "what init writes, with tokens: tests/cli/test_init.py",
     "submit --model Llama-3.2-1B": "needs published weights: tests/core/weights",
-    "submit demo --winner": "needs a race: tests/launcher/local/test_race.py",
     "submit demo --engine NAME": "of an engine to be written: tests/core/engines/test_seventh.py",
     "submit demo --race --grid engine.name=ddp,NAME": "the same",
     "submit demo --cluster local --dependency": "needs a run that is queued: tests/launcher/local",

@@ -47,7 +47,13 @@ gpus = 1
 "none" = { layout.tp = 3, impossible = "tp3 does not divide 12 heads by 4" }
 """
 RACES: dict[str, dict[str, Any]] = {
-    "won": {"is_over": True, "winner": "R#2", "why": "it was measured in 3 rounds", "place": 2},
+    "won": {
+        "is_over": True,
+        "winner": "R#2",
+        "why": "it was measured in 3 rounds",
+        "place": 2,
+        "submit": "hpc-gpt submit 'a b' --row quick",
+    },
     "of two rounds": {"is_over": True, "winner": "R#1", "why": "it is faster", "unchecked": True, "rounds": 2},
     "on CPUs": {"is_over": True, "winner": "R#2", "why": "it is faster", "device": None},
     "not over": {"is_over": False, "winner": "R#2"},

@@ -29,13 +29,15 @@ _VISITS = "visits.jsonl"
 @dataclass(frozen=True)
 class RaceRow:
     """A row: its name, the run folder that its visits copy (None if it cannot run), and the cause if it cannot. `keys`:
-    what it changes in the experiment, by dotted key; `place`: its place by the planner, from 1, None without one."""
+    what it changes in the experiment, by dotted key; `place`: its place by the planner, from 1, None without one;
+    `submit`: the command that trains with it, None in a race of 0.3."""
 
     name: str
     folder: str | None
     cause: str | None
     keys: dict[str, Any]
     place: int | None
+    submit: str | None
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,14 @@ def read_rows(run: RunFolder) -> tuple[list[RaceRow], int]:
     """(the rows, the number of rounds)."""
     tables = read_stored(run.path / RACE)
     rows = [
-        RaceRow(row.get("name", "?"), row.get("folder"), row.get("cause"), row.get("keys") or {}, row.get("place"))
+        RaceRow(
+            row.get("name", "?"),
+            row.get("folder"),
+            row.get("cause"),
+            row.get("keys") or {},
+            row.get("place"),
+            row.get("submit"),
+        )
         for row in tables.get("rows") or []
     ]
     return rows, tables.get("rounds") or 1

@@ -255,7 +255,8 @@ class Race:
     @cached_property
     def result(self) -> dict[str, Any]:
         """The key `race` of bench.json: the `winner`, by its `run`, None if no row wins; `why`; the winner's `place` in
-        the plan; `is_over`, whether the race was measured to its end; `rows` in the table's order."""
+        the plan, and the command that trains with it (`submit`); `is_over`, whether the race was measured to its end;
+        `rows` in the table's order."""
         unchecked, differ = runs_program(self.run.resolved()), self.differ
         used = {number: peak(row.record.memory_allocated_gib) for number, row in enumerate(self.table)}
         best, why = winner(self.measured, differ, used, [row.name for row in self.rows])
@@ -280,10 +281,10 @@ class Race:
                 }
             )
         run = None if best is None else self._name_of(best)
-        place = None if best is None else self.rows[best].place
-        over = self._turn() is None
+        place, submit = (None, None) if best is None else (self.rows[best].place, self.rows[best].submit)
         return {
-            "winner": run, "why": why, "place": place, "is_over": over, "unchecked": unchecked, "rows": rows
+            "winner": run, "why": why, "place": place, "submit": submit, "is_over": self._turn() is None,
+            "unchecked": unchecked, "rows": rows,
         }  # fmt: skip
 
     def _why_out(self, row: int) -> str | None:

@@ -4,6 +4,7 @@ at most, and its folder."""
 import functools
 import json
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,14 +15,15 @@ from hpc_gpt.core.errors import ConfigError, LayoutError
 from hpc_gpt.core.files import write_once
 from hpc_gpt.core.format import counted, show_duration
 from hpc_gpt.core.runs.race import RACE
+from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Experiment, with_keys
-from hpc_gpt.core.settings.experiment_file import ExperimentFile, cut_warmup
+from hpc_gpt.core.settings.experiment_file import ExperimentFile, cut_warmup, parse_override
 from hpc_gpt.core.settings.resolve import experiment_of, resolve, size_run
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.services import SERVICES, Notify
 from hpc_gpt.core.settings.sized import runs_program
-from hpc_gpt.core.tables import flat
+from hpc_gpt.core.tables import flat, toml_value
 from hpc_gpt.launcher.past_timings import PastTimings
 from hpc_gpt.launcher.prepare import MEASURED, earlier_runs, finish, predict_run, prepare_row
 from hpc_gpt.launcher.prepared import PreparedRun
@@ -51,13 +53,14 @@ _RACE_KEYS = ("job.time", "job.signal_lead_s", "job.name")
 @dataclass(frozen=True)
 class PreparedRow:
     """A row of a race: its visit, or None if it cannot run and the `cause`; its `keys` over the experiment, by dotted
-    key."""
+    key; `submit`: the command that trains with it."""
 
     name: str
     keys: Mapping[str, Any]
     visit: PreparedRun | None = None
     cause: str | None = None
     place: int | None = None
+    submit: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,8 @@ def prepare_race(request: Request, queueing: bool, rounds: int, steps: int, top:
         _check_same(first.resolved, visit.resolved, name)
     visits = [_as_visit(row, steps, profile, file, request) for row in rows]
     places = _places(visits)
-    visits = [replace(row, place=places.get(row.name)) for row in visits]
+    by_name = not planned and not request.grid
+    visits = [replace(row, place=places.get(row.name), submit=_submit_line(request, row, by_name)) for row in visits]
     able = [row.visit for row in visits if row.visit is not None]
     _check_scripts({row.name: row.visit for row in visits if row.visit is not None})
     starts = earlier()
@@ -159,6 +163,24 @@ def _planned(
             copies=base.copies,
         )
         yield PreparedRow(name, keys, visit)
+
+
+def _submit_line(request: Request, row: PreparedRow, by_name: bool) -> str:
+    """The command that trains with a row, quoted for a shell: what was requested, without the race's own time and
+    budget, and the row by its name or by its keys."""
+    words = ["hpc-gpt", "submit", *([request.experiment] if request.names_experiment else [])]
+    named = row.name if by_name else request.row
+    for option, value in (("--row", named), ("--cluster", request.cluster), ("--template", request.template)):
+        words += [option, str(value)] if value is not None else []
+    words += ["--smoke"] * request.smoke + ["--force"] * request.force
+    of_race = ("job.time", "job.max_gpu_hours")
+    settings = {key: value for key, value in request.given.items() if key not in of_race}
+    for key, value in {**settings, **({} if by_name else row.keys)}.items():
+        text = "" if value is None else value if isinstance(value, str) else toml_value(value)
+        if parse_override(f"{key}={text}") != (key, value):
+            text = toml_value(value)  # a text that would be read as a number
+        words += ["--set", f"{key}={text}"]
+    return hide_secrets(shlex.join(words))
 
 
 def _as_visit(
@@ -315,6 +337,7 @@ def queue_race(race: PreparedRace, logs: Path) -> SubmittedRun:
                 "cause": row.cause,
                 "keys": dict(row.keys),
                 "place": row.place,
+                "submit": row.submit,
             }
         )
     tables = {"experiment": race.run.resolved.name.removesuffix("-race"), "rounds": race.rounds, "rows": rows}

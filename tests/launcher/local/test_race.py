@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,7 +98,7 @@ def names_of(run: RunFolder) -> list[str]:
 
 
 @pytest.mark.long(always=True)
-def test_rows_are_measured_in_turns_and_failed_ones_have_a_cause(race, tmp_path):
+def test_rows_are_measured_in_turns_and_failed_ones_have_a_cause(race):
     run, said = race("quick slow oom other hang never", "--rounds", 2, "--wait")
     assert names_of(run) == ["quick", "slow", "oom", "other", "hang", "other", "hang", "quick"]
     page = page_of(run)
@@ -120,8 +119,6 @@ def test_rows_are_measured_in_turns_and_failed_ones_have_a_cause(race, tmp_path)
     assert "pp8 needs 8 GPUs" in shown
     compared = in_process("compare", f"{run.run_id}#1", f"{run.run_id}#2", code=0)
     assert "both belong to job" not in compared.stdout
-    lost = in_process("submit", tmp_path / "tiny.toml", "--winner", f"{run.run_id}#3", "--cluster", "local")
-    assert (lost.code, "row 'oom' of race" in error_of(lost)[0]) == (2, True)
 
 
 @pytest.mark.long
@@ -140,35 +137,37 @@ def test_stop_ends_it_after_the_visit_and_resume_continues(race):
 
 
 @pytest.mark.long
-def test_cancel_drops_the_visit_and_resume_begins_it_again(race, tmp_path):
+def test_cancel_drops_the_visit_and_resume_begins_it_again(race):
     run, _ = race("quick waits", "--rounds", 1)
     wait_for("two visits have begun", lambda: len(read_visits(run)) == 2)
     in_process("cancel", run.run_id, code=0)
     wait_for("it has ended", lambda: run.attempts()[-1].ended())
     assert run.attempts()[-1].ended()["ended"] == "cancelled"
     assert [visit.dropped for visit in read_visits(run)] == [False, True]
-    early = in_process("submit", tmp_path / "tiny.toml", "--winner", run.run_id, "--cluster", "local")
-    assert (early.code, error_of(early)[0]) == (2, f"race {run.run_id} is not over")
+    assert "next: " not in in_process("report", run.run_id).stdout, "it is not over"
     (run.path / "go").touch()
     hpc_gpt("submit", "--resume", run.run_id, "--wait", code=0)
     assert [visit.dropped for visit in read_visits(run)] == [False, True, False]
 
 
+def next_of(text: str) -> tuple[list[str], ...]:
+    """The words of the next commands, without `hpc-gpt`."""
+    return tuple(shlex.split(line)[2:] for line in text.splitlines() if line.startswith("next: hpc-gpt submit"))
+
+
 @pytest.mark.long
-def test_a_winner_is_laid_over_the_experiment_and_noted(race, tmp_path):
-    run, _ = race("quick slow", "--rounds", 1, "--wait")
-    done = hpc_gpt(
-        "submit", tmp_path / "tiny.toml", "--winner", run.run_id, "--cluster", "local", "--set", "train.steps=1", code=0
-    )
-    assert f"from race {run.run_id}, row quick" in done.stderr
-    made = RunFolder(next(Path(logs_dir() / "tiny-quick").iterdir()))
-    assert json.loads((made.path / "provenance.json").read_text())["winner"] == {"race": run.run_id, "row": "quick"}
-    for name, words in ((f"{run.run_id}#9", "has rows 1 to 2"), (made.run_id, "is not a race")):
-        message, _ = error_of(in_process("submit", tmp_path / "tiny.toml", "--winner", name))
-        assert words in message
-    other = in_process("submit", tmp_path / "tiny.toml", "--winner", run.run_id, "--seq", "64", "--cluster", "local")
-    assert "seq 32, not 64" in error_of(other)[0]
-    in_process("submit", tmp_path / "tiny.toml", "--winner", "nothing", code=5)
+def test_its_end_names_what_trains_with_the_winner(race, tmp_path):
+    run, said = race("slow quick", "--rounds", 1, "--wait", "--set", "train.steps=1", "--set", "name=my tiny")
+    (words,) = next_of(said)
+    template = words[words.index("--template") + 1]
+    own = ["--set", "train.steps=1", "--set", "name=my tiny"]
+    expected = ["submit", str(tmp_path / "tiny.toml"), "--row", "quick", "--cluster", "local", "--template", template]
+    assert words == [*expected, *own]
+    assert next_of(in_process("report", run.run_id).stdout) == (words,)
+    assert page_of(run)["race"]["submit"].endswith("--set train.steps=1 --set 'name=my tiny'")
+    hpc_gpt(*words, code=0)
+    made = newest().resolved()
+    assert (made.name, made.row, made.train.steps, made.race) == ("my tiny", "quick", 1, 0)
 
 
 def test_its_share_of_the_forecast_is_said_before_it_is_queued(tmp_path):
@@ -244,8 +243,8 @@ def test_a_program_in_nanogpts_manner_races_with_two_values(tmp_path):
     assert "nobody checked that a step is the same work" in done.stdout
     ended = [RunFolder(run.path / visit.place).attempts()[0].ended() for visit in read_visits(run)]
     assert all("the 15 steps of a race's visit" in each["cause"] for each in ended)
-    won = hpc_gpt("submit", file, "--winner", run.run_id, "--cluster", "local", "--dry-run", code=0)
-    assert "row short: command.values.pause = 0.05" in won.stderr
+    (words,) = next_of(done.stdout)
+    assert words == ["submit", str(file), "--row", "short", "--cluster", "local"]
     # Its rows are what it compares: neither --set nor another --race changes them.
     again = in_process("submit", "--resume", run.run_id, "--set", "command.values.pause=0.1")
     assert (again.code, error_of(again)[0]) == (2, f"{run.run_id} is a race, which resumes as it is")

@@ -49,6 +49,7 @@ class Raced:
                 "cause": "pp8 needs 8 GPUs",
                 "keys": {"row": name},
                 "place": len(rows) + 1,
+                "submit": f"hpc-gpt submit x --row {name}",
             }
             if name != "never":
                 made = make_run(self.run.path / "rows", submit=False, name=name, **asked)
