@@ -210,6 +210,19 @@ def named(end: str = FIELD_END, **names: str) -> str:
     return "".join(later(name, group, end) for group, name in names.items())
 
 
+def step(head: str, literal: str, **fields: str | tuple[str, ...]) -> Pattern:
+    """The pattern of a line of steps: its head, then each field after the text before it, in any order.
+
+    A field is the regex of the text before its figure, or (this, the regex after it, the regex of the figure).
+    """
+    return Pattern("step", head + "".join(_after(group, of) for group, of in fields.items()), literal)
+
+
+def _after(group: str, of: str | tuple[str, ...]) -> str:
+    before, *rest = (of,) if isinstance(of, str) else of
+    return later(before, group, *rest)
+
+
 def line(kind: Kind, text: str, begin: str | None = None, **options: Any) -> Pattern:
     """The pattern of a line as printed, with its fields in braces: each a number, or text for one of TEXT_FIELDS.
 

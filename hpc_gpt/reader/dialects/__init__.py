@@ -1,4 +1,4 @@
-"""The dialects: one small module each, with a `DIALECT`. A module is used as soon as it is in this folder; nothing else names it."""
+"""The dialects: a module has a `DIALECT`, or small ones in `DIALECTS`. It is used as soon as it is in this folder."""
 
 import importlib
 import pkgutil
@@ -9,6 +9,7 @@ from hpc_gpt.reader.pattern import Dialect
 
 @cache
 def dialects() -> tuple[Dialect, ...]:
-    """Every dialect, sorted by the names of the modules."""
-    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    return tuple(importlib.import_module(f"{__name__}.{name}").DIALECT for name in names)
+    """Every dialect, sorted by name."""
+    modules = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
+    every = [dialect for module in modules for dialect in getattr(module, "DIALECTS", None) or (module.DIALECT,)]
+    return tuple(sorted(every, key=lambda dialect: dialect.name))
