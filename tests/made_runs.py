@@ -143,21 +143,6 @@ def with_checkpoints(run: RunFolder, *steps: int, damaged: Collection[int] = ())
     return run
 
 
-# Settings of a run that offloads to NVMe, whose checkpoints no engine takes up.
-NVME = {
-    "engine__name": "deepspeed-zero",
-    "engine__zero_stage": 3,
-    "engine__offload": "full",
-    "engine__offload_path": "/nvme",
-    "layout__gpus": 2,
-    "layout__tp": None,
-    "layout__pp": None,
-    "layout__micro_batch": 2,
-    "layout__micro_batches": None,
-    "layout__global_batch": 8,
-}
-
-
 def make_old(folder: Path) -> None:
     """Its files are a day older."""
     for path in folder.rglob("*"):

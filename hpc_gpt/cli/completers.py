@@ -123,7 +123,7 @@ def keys_and_values(ctx: click.Context, parameter: click.Parameter, begun: str) 
 
 
 # Keys that name a file or a folder; the last part of data.mix.NAME.path is one.
-_FILES = ("data.path", "model.hf", "train.init", "command.workdir", "command.script", "engine.offload_path")
+_FILES = ("data.path", "model.hf", "train.init", "command.workdir", "command.script")
 
 
 def _values_of(key: str, begun: str) -> list[str]:

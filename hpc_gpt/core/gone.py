@@ -24,6 +24,7 @@ GONE: dict[str, Gone] = {
     "init --from": Gone("0.4", "hpc-gpt submit train.slurm runs the script as it is"),
     "job.restart_min_s": Gone("0.4", "a restart in the job leaves ten minutes of training, or the queue follows", 600),
     "job.restart_pauses_s": Gone("0.4", "a job idles at most five minutes before restarts in it", 300),
+    "engine.offload_path": Gone("0.4", "engine.offload keeps what it moves in the memory of the host"),
     "job.retry_after_exit_0": Gone("0.4", "a program that exits with 0 is over; let command.run loop", default=False),
     "job.slow_ranks": Gone("0.4", "hpc-gpt status names a slow rank; requeue the run without its node", "note"),
     "plan --html": Gone("0.4", "plan --json has every figure of a plan"),

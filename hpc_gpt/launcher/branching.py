@@ -11,7 +11,7 @@ from hpc_gpt.core.files import data_dir
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.runs.branches import CheckpointHold
 from hpc_gpt.core.runs.checkpoints import checkpoint_folder_name, read_marker
-from hpc_gpt.core.runs.lineage import branch_of, check_resumable, checkpoint_sources, descend, reads_other_data
+from hpc_gpt.core.runs.lineage import branch_of, checkpoint_sources, descend, reads_other_data
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.data_source import STDLIB, WITHOUT_PATH, refuse_both, source_at
 from hpc_gpt.core.settings.resolved import Resolved
@@ -46,14 +46,12 @@ def prepare_branch(run: RunFolder, step: int | None, request: Request) -> NewRun
     settings, until = run.resolved(), request.until
     engine_named(settings.engine.name).check_branch(run.run_id)
     profile = profile_of(settings, request)
-    check_resumable(settings)
     parent, point = branch_of(run, step)
     length = changed_length(settings, until, request.given)
     followed = {**_tokenizer_beside(run, settings, request.given), **_source_of(settings, request.given)}
     resolved = descend(
         settings, {**followed, **request.given}, profile or settings.cluster, point.step, length, branch=True
     )
-    check_resumable(resolved)
     checkpoint = checkpoint_folder_name(point.step)
     sources = (source for source, _ in checkpoint_sources(run))
     owner = next(source for source in sources if (source.checkpoints / checkpoint).is_dir())

@@ -17,7 +17,6 @@ from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.format import Line, counted, show_duration
 from hpc_gpt.core.runs.disk_space import checkpoint_bytes, steps_between_saves
 from hpc_gpt.core.runs.heartbeats import gpus_of
-from hpc_gpt.core.settings.engines import can_resume
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.sized import Sized
 from hpc_gpt.core.slurm.requeue import REQUEUES, requeue_of
@@ -196,11 +195,9 @@ def make_forecast(resolved: Sized, facts: ForecastFacts, lead_is_given: bool, no
     total = total or least
     if least.jobs > 1 and (why := cannot_continue(resolved)):
         able = [f'"{name}"' for name, requeue in REQUEUES.items() if not requeue.why_not(resolved.cluster)]
-        chain = f"set chain = {' or '.join(able)} in the profile"
-        other = chain if can_resume(resolved.engine) else "offload to the host's memory"
         raise ConfigError(
             f"it needs {least.jobs} jobs of {job.time}, but {why}",
-            f"use --time {time_limit_text(least.total_s)} or more, or {other}",
+            f"use --time {time_limit_text(least.total_s)} or more, or set chain = {' or '.join(able)} in the profile",
         )
     lines = [_sum_line(resolved, total, least, most, time.time() if now is None else now)]
     lines += [f"  {line}" for line in (*figures.lines, *lead_lines, *_warnings(resolved, facts, figures, total))]

@@ -343,7 +343,7 @@ def _refuse_unplanned(settings: Iterable[tuple[str, Any]]) -> None:
     for key, value in settings:
         table, _, name = key.partition(".")
         for what, pattern in _UNPLANNED.items() if table in ("model", "engine", "layout") else ():
-            if name not in ("preset", "hf", "offload_path") and re.search(pattern, f"{name}={value}", re.IGNORECASE):
+            if name not in ("preset", "hf") and re.search(pattern, f"{name}={value}", re.IGNORECASE):
                 verb, it = ("is", "it") if what.endswith("ing") else ("are", "them")
                 raise ConfigError(
                     f"{what} {verb} not planned, but {key} requests {it}",

@@ -20,7 +20,7 @@ from hpc_gpt.core.format import counted
 from hpc_gpt.core.network import MEETING_S
 from hpc_gpt.core.runs.find_runs import list_runs
 from hpc_gpt.core.settings.cluster import ClusterProfile
-from hpc_gpt.core.settings.engines import can_resume, check_products
+from hpc_gpt.core.settings.engines import check_products
 from hpc_gpt.core.settings.experiment import LR_OF_TRAINED, Data, Experiment, with_keys
 from hpc_gpt.core.settings.experiment_file import (
     ExperimentFile,
@@ -234,8 +234,6 @@ def _followed_source(data: Data, tables: Mapping[str, Any]) -> Iterator[str]:
 
 def _cautions(resolved: Sized, smoke: bool, given_keys: Collection[str]) -> Iterator[str]:
     train = resolved.train
-    if not can_resume(resolved.engine):
-        yield "checkpoints lack the states that are offloaded to NVMe: this run cannot be resumed, and is not requeued"
     if late := [at for at in (*train.save_at, *train.profile_steps[:1]) if at > train.steps]:
         late_step = f"step {late[0]} of train.save_at or train.profile_steps"
         yield f"{late_step} is not reached: the run has {train.steps:,} steps"
@@ -278,10 +276,10 @@ def unfollowed_of(experiment: Experiment, seq: int) -> tuple[str, ...]:
 
 def _automatic_saves(experiment: Experiment, given_keys: Collection[str]) -> dict[str, Any]:
     """{dotted key: value} for a checkpoint every AUTOMATIC_MINUTES, with the newest AUTOMATIC_KEPT kept. Empty if one
-    of the `given_keys` says when to save, or if the engine cannot save by the clock or resume."""
+    of the `given_keys` says when to save, or if the engine cannot save by the clock."""
     says = {"train.save_every", "train.save_minutes"} & set(given_keys) or not experiment.train.save_last
     facts = engine_named(experiment.engine.name)
-    if says or not facts.follows("save_minutes") or not can_resume(experiment.engine):
+    if says or not facts.follows("save_minutes"):
         return {}
     keep = {} if "train.keep_last" in given_keys else {"train.keep_last": AUTOMATIC_KEPT}
     return {"train.save_minutes": AUTOMATIC_MINUTES, **keep}

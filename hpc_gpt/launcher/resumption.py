@@ -23,7 +23,6 @@ from hpc_gpt.core.runs.lineage import (
     Parent,
     ResumePoint,
     branched_at,
-    check_resumable,
     checkpoint_sources,
     descend,
     find_ancestors,
@@ -38,7 +37,6 @@ from hpc_gpt.core.runs.race import measured, read_visits
 from hpc_gpt.core.runs.run_folder import PREDICTED, RunFolder, check_own
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.cluster import ClusterProfile, load_profile
-from hpc_gpt.core.settings.engines import can_resume
 from hpc_gpt.core.settings.resolve import experiment_tables
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.schedule import decay_steps_of, describe_schedule, first_difference, learning_rate
@@ -217,7 +215,7 @@ def check_unfinished(run: RunFolder, resolved: Resolved | None = None, reached: 
         options += [f"--until loss={0.9 * before.until_loss:.4g}"] if before.until_loss is not None else []
     hint = f"to train on, as a new run: {', or '.join(options)}" if options else "submit a new run"
     marked = any(newest_step(source) for source in (run, *find_ancestors(run)))
-    if not marked or not can_resume(run.resolved().engine):
+    if not marked:
         hint = "it has no checkpoint to resume from: submit a new run that trains further"
     raise ConfigError(f"run {run.run_id} is done: {why}; its job would end at once", hint)
 
@@ -262,7 +260,6 @@ def prepare_resumption(
     resolved = descend(settings, changes, profile or settings.cluster, point.step, length)
     title = f"Trains run {run.run_id} again from step 0."
     if parent is not None:
-        check_resumable(resolved)
         check_unfinished(run, resolved, point.step)
         _check_rates(run, settings, resolved, point.step)
         title = f"Resumes run {run.run_id} after step {point.step}."
@@ -345,7 +342,7 @@ def check_resumption(run: RunFolder, dry: bool = False) -> tuple[Resolved, Resum
     """(the settings of a run that may be submitted again, the point where it resumes; None at step 0).
 
     Raises RunFolderError if an earlier job of the run is queued or running, or may be on another machine; ConfigError
-    if the run is done, or its engine cannot resume; DataError. `dry` is as for check_submission.
+    if the run is done; DataError. `dry` is as for check_submission.
     """
     check_own(run)  # its job would end at its start, and sbatch's answer could not be noted
     check_not_live(run)
@@ -353,8 +350,6 @@ def check_resumption(run: RunFolder, dry: bool = False) -> tuple[Resolved, Resum
     if not run.job_script.is_file():
         raise ConfigError(f"{run.path} has no job.sh", "the run folder is damaged; submit the experiment again")
     check_unfinished(run)
-    if newest_step(run) is not None:
-        check_resumable(resolved)
     point = resume_point(run)
     if resolved.cluster.scheduler == "slurm" and not dry:
         check_reachable()

@@ -296,8 +296,8 @@ def _extremes(layers: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def host_need_gib(training: Training, memory: Memory, machine: Machine) -> float:
-    """GiB that a host's GPUs offload to it; 0 if they offload nothing, or to NVMe."""
-    if not training.activations_on_host and (training.offload == "none" or training.on_nvme):
+    """GiB that a host's GPUs offload to it; 0 if they offload nothing."""
+    if not training.activations_on_host and training.offload == "none":
         return 0.0
     gpus = min(machine.gpus_per_node // machine.hosts, training.gpus)
     return gpus * max(stage.host for stage in memory.stages)
@@ -452,7 +452,7 @@ class _Stages(Sequence[StageMemory]):
             buffers=(buffers + work) / GIB,
             reserved=reserved,
             nvidia_smi=reserved + self._context,
-            host=((0 if training.on_nvme else states.host) * params + on_host) / GIB,
+            host=(states.host * params + on_host) / GIB,
             evaluation=in_evaluation / GIB,
             moment=moment,
         )

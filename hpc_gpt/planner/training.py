@@ -27,7 +27,7 @@ PLANNED = (
 
 
 def training_of(resolved: Sized) -> Training:
-    """The training of a resolved experiment. Offload to NVMe counts as fast as the host's memory."""
+    """The training of a resolved experiment."""
     engine, model, batch, dtype = resolved.engine, resolved.model, resolved.batch, resolved.train.dtype
     pp, facts = resolved.layout.pp, engine_named(engine.name)
     return Training(
@@ -69,7 +69,6 @@ def traits_of(engine: Engine, name: str, device: str | None) -> dict[str, Any]:
         and compiled
         and not facts.splits("pp"),
         "activations_on_host": engine.activation_offload and "activation_offload" in facts.switches,
-        "on_nvme": engine.offload_path is not None and "offload_path" in facts.switches,
         "loss_chunks": engine.loss_chunks if "loss_chunks" in facts.switches else 1,
         **{key: getattr(engine, key) and key in facts.switches for key in _FAST},
         # auto: PyTorch and Transformer Engine take cuDNN's kernel on Hopper and newer (one H200: PyTorch's profiler).
@@ -118,8 +117,6 @@ def engine_for(training: Training, base: Engine) -> Engine:
         switches["partition"] = "layers"
     if training.zero_stage != 3:
         switches["tiles"] = 1
-    if training.offload == "none":
-        switches["offload_path"] = None
     switches |= {name: getattr(training, name) for name in _SHARED}
     if "loss_chunks" in facts.switches:
         switches |= {"loss_chunks": training.loss_chunks, "activation_offload": training.activations_on_host}

@@ -24,7 +24,7 @@ from hpc_gpt.core.runs.provenance import check_weights_of, complete_run, config_
 from hpc_gpt.core.runs.retention import Retention
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.trainer.checkpoints.checkpoint import Checkpoints, Progress, background_of
+from hpc_gpt.trainer.checkpoints.checkpoint import Background, Checkpoints, Progress
 from hpc_gpt.trainer.engines.attention import AttentionRead
 from hpc_gpt.trainer.engines.library_patches import without_compiler
 from hpc_gpt.trainer.engines.protocol import TrainingEngine, build_engine
@@ -205,7 +205,7 @@ class Trainer:
         return device, ranks, watchdog.gpus
 
     def _build(self, resolved: Resolved, ranks: Ranks, device: torch.device) -> TrainingEngine:
-        if ranks.is_first and (resolved.engine.offload_path is not None or resolved.engine.offload_ratio < 1):
+        if ranks.is_first and resolved.engine.offload_ratio < 1:
             # The build takes 7 minutes on two loaded cores, and without a line it would look like a hang.
             print("DeepSpeed builds its kernels for offloading; the first build takes minutes", flush=True)
         with without_compiler() if resolved.engine.compile == "none" else contextlib.nullcontext():
@@ -359,7 +359,8 @@ def _checkpoints_of(resolved: Resolved, run: RunFolder, ranks: Ranks) -> Checkpo
     train, after = resolved.train, resolved.after
     followed = after.is_asked and after.every > 0
     retention = Retention(train.keep_last, train.keep_every, train.save_at, followed=followed)
-    return Checkpoints(run.checkpoints, ranks, background_of(resolved), retention)
+    background = Background(resolved.train.save_in_background, resolved.ranks_per_node)
+    return Checkpoints(run.checkpoints, ranks, background, retention)
 
 
 def _share_cores(device: torch.device, resolved: Resolved) -> None:

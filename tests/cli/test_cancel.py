@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from hpc_gpt.core.errors import ConfigError, RunFolderError
+from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import logs_dir
 from hpc_gpt.launcher.local import queue
 from hpc_gpt.launcher.past_timings import PastTimings
@@ -18,7 +18,7 @@ from hpc_gpt.launcher.until import Until
 from hpc_gpt.launcher.watch import control
 from hpc_gpt.launcher.watch.control import cancel_run
 from tests.cli.command import in_process
-from tests.made_runs import NVME, add_attempt, metrics_line, unsubmitted_run, with_attempt, with_checkpoints, with_job
+from tests.made_runs import add_attempt, metrics_line, unsubmitted_run, with_attempt, with_job
 from tests.waiting import LIMIT_S
 
 
@@ -80,15 +80,6 @@ def test_a_run_without_a_folder_is_named_and_cancelled(removed):
     assert process.wait(LIMIT_S) == -signal.SIGTERM
     assert "no run" in in_process("status", run.run_id, code=5).stderr
     assert not run.path.exists()
-
-
-def test_a_run_with_checkpoints_no_engine_takes_up_is_refused():
-    run = with_checkpoints(unsubmitted_run(**NVME), 4)
-    for verb in (check_resumption, resume_elsewhere):
-        with pytest.raises(ConfigError, match="offload_path is /nvme") as refusal:
-            verb(run)
-        assert "host's memory" in refusal.value.hint
-    assert not run.submissions()
 
 
 def test_an_ended_local_run_elsewhere_has_nothing_to_cancel():

@@ -152,8 +152,6 @@ def dry_run(*asked: str) -> str:
         (("--set", "train.save_minutes=2"), 2.0, 0),
         (("--set", "train.save_last=false"), None, 0),
         (("--smoke",), None, 0),
-        (("--engine", "deepspeed-zero", "--zero-stage", "3", "--pp", "1", "--set", "engine.offload=full",
-          "--set", "engine.offload_path=/nvme"), None, 0),
     ],
 )  # fmt: skip
 def test_a_run_that_does_not_say_when_saves_every_half_hour(bare, tmp_path, asked, saves, keeps):

@@ -113,15 +113,3 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(tmp_path):
     assert "nothing was written" in done.stderr
     assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bin"]
-
-
-def test_a_run_that_cannot_be_resumed_is_told_so_ahead():
-    nvme = ["--engine", "deepspeed-zero", "--zero-stage", "3", "--tp", "1", "--pp", "1"]
-    nvme += ["--set", "engine.offload=full", "--set", "engine.offload_path=/nvme"]
-    told = in_process("render", "demo", *nvme, code=0)
-    assert told.stderr == (
-        "note: checkpoints lack the states that are offloaded to NVMe: this run cannot be resumed, and is not "
-        "requeued\n"
-        "not predicted: profile generic-slurm names no device\n"
-    )
-    assert "note" not in in_process("render", "demo", *nvme[:-2]).stderr

@@ -135,7 +135,6 @@ MEASURED = """
   start 100 s of each job, measured: run 20261101-a"""
 LEAD = "\n  signal 169 s ahead of the limit: the time of two steps, the work between them, two saves and 15 s"
 KNOWN, PARENT = ForecastFacts(alike=ALIKE), replace(ALIKE, gpus=4, layout="tp2-pp2-dp1", run="parent")
-NVME = Engine(name="deepspeed-zero", zero_stage=3, offload="full", offload_path="/nvme")
 HERE = ClusterProfile(name="local", scheduler="local", gpus_per_node=8, chain="none")
 # {what: (the run, what is known, whether the lead is given, its lead and the jobs sent at once, its lines)}
 FORECASTS = {
@@ -321,12 +320,6 @@ REFUSED = {
         KNOWN,
         'it needs 8 jobs of 1:00:00, but chain = "none" in profile site | use --time 07:17:00 or more, or set '
         'chain = "requeue" or "singleton" in the profile',
-    ),
-    "no chain of what is on NVMe": (
-        replace(asked(), engine=NVME),
-        KNOWN,
-        "it needs 8 jobs of 1:00:00, but checkpoints do not hold what is offloaded to NVMe | use --time 07:17:00 or "
-        "more, or offload to the host's memory",
     ),
     "a small budget": (
         asked(job=hour(max_gpu_hours=0.5)),

@@ -292,8 +292,8 @@ ROWS: dict[str, Row] = {
     "no weights": (lambda at: list(read_replicated(at, SAVED)), f"HERE holds no weights.pt | {REMOVE_IT}"),
     "pieces that are missing": (states(pieces=[]), f"HERE holds 9 of the 12 elements of qkv | {REMOVE_IT}"),
     "states on NVMe": (states(swapped=True),
-     "HERE lacks the states offloaded to NVMe: DeepSpeed 0.19.8 does not save them | offload to the host's memory if "
-     "a run is to be resumed or exported"),
+     "HERE lacks the states that hpc-gpt 0.3 offloaded to NVMe: DeepSpeed 0.19.8 does not save them | submit a new "
+     "run"),
     "another schema": (states(schema=0),
      "HERE has no list of its weights' places (states-*.json) that this version reads | resume it in the layout it was "
      "saved with"),

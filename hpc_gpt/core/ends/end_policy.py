@@ -22,7 +22,6 @@ from hpc_gpt.core.files import open_regular
 from hpc_gpt.core.process import host_clock
 from hpc_gpt.core.runs.heartbeats import ran_on_cpu
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.core.settings.engines import can_resume
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import Sized
 from hpc_gpt.core.slurm.requeue import requeue_of
@@ -193,9 +192,7 @@ def cannot_continue(resolved: Sized, requeue: bool = False) -> str:
     """The reason why no job of a run can follow another one; empty if one can. `requeue`: `hpc-gpt requeue` asks for
     it; a machine without Slurm does that whatever its `chain` is."""
     by_hand = requeue and resolved.cluster.scheduler == "local"
-    if not by_hand and (why := requeue_of(resolved.cluster).why_not(resolved.cluster)):
-        return why
-    return "" if can_resume(resolved.engine) else "checkpoints do not hold what is offloaded to NVMe"
+    return "" if by_hand else requeue_of(resolved.cluster).why_not(resolved.cluster)
 
 
 def asks_to_requeue(run: RunFolder, attempt: Attempt, end: End) -> bool:

@@ -29,7 +29,6 @@ from hpc_gpt.core.runs.checkpoints import (
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.cluster import ClusterProfile
-from hpc_gpt.core.settings.engines import can_resume
 from hpc_gpt.core.settings.experiment import Data, Experiment, Job
 from hpc_gpt.core.settings.experiment_file import OF_A_MODEL, schedule_faults
 from hpc_gpt.core.settings.key_rules import key_rules
@@ -73,16 +72,6 @@ def newest_step(run: RunFolder) -> int | None:
     """The step of the newest checkpoint that is marked complete; None without one. The trainer checks its files."""
     complete = run.checkpoints.glob("step-*/complete.json")
     return max((read_stored(path).get("step") or 0 for path in complete), default=None)
-
-
-def check_resumable(resolved: Resolved) -> None:
-    """Raises ConfigError if the engine of a run cannot resume from a checkpoint: the trainer would end at once."""
-    if not can_resume(resolved.engine):
-        raise ConfigError(
-            f"engine.offload_path is {resolved.engine.offload_path}, and DeepSpeed restores nothing there: a "
-            "run with it cannot resume",
-            "submit a new run that needs one job only, or offloads to the host's memory",
-        )
 
 
 def find_ancestors(run: RunFolder) -> list[RunFolder]:

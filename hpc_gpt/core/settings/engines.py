@@ -24,14 +24,6 @@ _FP8_MULTIPLE = 16  # must divide each dimension of an FP8 product (torch._scale
 _OTHER_FP8 = frozenset(name for name, device in DEVICES.items() if device.generation == "cdna3")
 
 
-def can_resume(engine: Engine) -> bool:
-    """Whether a run can resume from its checkpoints.
-
-    DeepSpeed 0.19.8 neither saves nor restores states offloaded to NVMe, so a resumed run would silently train wrongly.
-    """
-    return engine.offload_path is None
-
-
 def resolve_engine(
     engine: Engine, layout: Layout, shape: ModelShape, train: Train, others: Iterable[Fault] = ()
 ) -> Engine:
@@ -161,9 +153,8 @@ def _switch_faults(engine: Engine, layout: Layout, train: Train) -> Iterator[Fau
 def _offload_faults(engine: Engine, train: Train) -> Iterator[Fault]:
     stage = engine.zero_stage or 0
     if engine.offload == "none":
-        if engine.offload_path is not None or engine.offload_ratio != 1.0:
-            key = "offload_path" if engine.offload_path is not None else "offload_ratio"
-            yield Fault(f"engine.{key} is given, but engine.offload is none", 'set engine.offload = "optimizer"')
+        if engine.offload_ratio != 1.0:
+            yield Fault("engine.offload_ratio is given, but engine.offload is none", 'set engine.offload = "optimizer"')
         return
     facts = engine_named(engine.name)
     if "offload" not in facts.switches:
@@ -171,10 +162,9 @@ def _offload_faults(engine: Engine, train: Train) -> Iterator[Fault]:
     yield from facts.offload_faults(engine)
     if not 0 < engine.offload_ratio <= 1:
         yield Fault(f"engine.offload_ratio is {engine.offload_ratio}, but must be above 0 and at most 1", "use 1.0")
-    elif engine.offload_ratio < 1 and (stage != 3 or engine.offload_path is not None):
-        where = "NVMe" if engine.offload_path is not None else f"ZeRO-{stage}"
-        yield Fault(f"engine.offload_ratio is {engine.offload_ratio}, but {where} offloads all or nothing",
-                    "use engine.offload_ratio = 1.0, or --zero-stage 3 without a path")  # fmt: skip
+    elif engine.offload_ratio < 1 and stage != 3:
+        yield Fault(f"engine.offload_ratio is {engine.offload_ratio}, but ZeRO-{stage} offloads all or nothing",
+                    "use engine.offload_ratio = 1.0, or --zero-stage 3")  # fmt: skip
     if train.optimizer_mode in ("fused", "foreach"):
         yield Fault(f"train.optimizer_mode is {train.optimizer_mode}, but the host updates offloaded states, "
                     "and those kernels do not run there",

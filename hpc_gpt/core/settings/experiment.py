@@ -84,8 +84,6 @@ class Engine:
     "Split of the layers over pipeline stages: evenly (layers), by parameters, or a list such as [11, 13]."
     offload: Literal["none", "optimizer", "full"] = key("none", resume="free", affects=("speed",))
     "Kept in host memory: nothing (none), the optimizer states, or also the parameters (full)."
-    offload_path: str | None = key(None, resume="free", affects=("speed",))
-    'Folder on the NVMe of every node to offload to, instead of host memory; for example "/local/nvme".'
     offload_ratio: float = key(1.0, resume="free", affects=("speed",))
     "Share of the optimizer states that ZeRO-3 offloads, above 0 and at most 1."
     tiles: int = key(1, resume="converted", affects=("speed",))

@@ -28,7 +28,6 @@ from hpc_gpt.core.runs.lock import holder
 from hpc_gpt.core.runs.processes import end_run_on
 from hpc_gpt.core.runs.requests import RunRequest, answer_of, write_request
 from hpc_gpt.core.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids
-from hpc_gpt.core.settings.engines import can_resume
 from hpc_gpt.core.settings.sized import does
 from hpc_gpt.core.slurm.clients import KILL_WAIT_S, cancel_job, scancel_command
 from hpc_gpt.core.terminal import ProgressLine
@@ -153,8 +152,7 @@ def _impossible(run: RunFolder, verb: str) -> str:
     if verb == "requeue" and newest_submission(run).get("allocation"):
         return "it runs in an allocation of yours: stop it, and resume it with submit --here --resume"
     if verb == "requeue" and (why := cannot_continue(resolved, requeue=True)):
-        resumes = can_resume(resolved.engine)
-        return f"{why}: " + ("stop it, and resume it with submit --resume" if resumes else "it would start at step 0")
+        return f"{why}: stop it, and resume it with submit --resume"
     return ""
 
 

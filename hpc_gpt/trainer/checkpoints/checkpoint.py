@@ -28,7 +28,6 @@ from hpc_gpt.core.runs.checkpoints import (
 )
 from hpc_gpt.core.runs.full_disk import Refusal, disk_refusal, find_disk_space
 from hpc_gpt.core.runs.retention import Removal, Retention, describe_removed
-from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.checkpoints.folders import REMOVE_IT
 from hpc_gpt.trainer.checkpoints.rank_files import HostCopies, RankFiles, lacks_memory
 from hpc_gpt.trainer.checkpoints.save import Save, SaveOutcome
@@ -56,19 +55,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Background:
-    """The choice whether saves are written while the training continues. `refusal`: the reason if a requested one is
-    not."""
+    """The choice whether saves are written while the training continues."""
 
     wanted: bool = False
-    refusal: str = ""
     ranks_per_node: int = 1
-
-
-def background_of(resolved: Resolved) -> Background:
-    """The choice of the settings, but never with NVMe: DeepSpeed itself copies those states while it saves."""
-    if resolved.train.save_in_background and resolved.engine.offload_path is not None:
-        return Background(False, "states offloaded to NVMe have no copy in the host's memory", resolved.ranks_per_node)
-    return Background(resolved.train.save_in_background, "", resolved.ranks_per_node)
 
 
 class Checkpoints:
@@ -138,7 +128,7 @@ class Checkpoints:
         save = Save(self.folder, self._ranks, files, marker, self._removal, retains=not wait)
         # If one rank cannot copy, no rank does: the others would wait for it in the collectives of the next step, and
         # their time limit is shorter than a save.
-        held_up = "" if wait else self._copy(files) if self._background.wanted else self._background.refusal
+        held_up = self._copy(files) if self._background.wanted and not wait else ""
         threaded = self._background.wanted and not wait and not held_up
         save.begin(began, threaded, held_up)
         self._save = save

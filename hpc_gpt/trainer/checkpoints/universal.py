@@ -143,8 +143,6 @@ def put_pieces(files: RankFiles, engine: Any, module: nn.Module, tag: str, rank:
         "schema": SCHEMA,
         "at": at,
         "file": name,
-        # DeepSpeed does not save states on NVMe.
-        "swapped": any(not flat.numel() for flat in flat_states(engine)),
         "weights": _weight_files(engine, module, tag, at[0]) if without_zero else None,
         "pieces": [astuple(piece) for piece in pieces_of(engine, module)],
     }
@@ -183,10 +181,10 @@ class SavedStates:
                 f"{folder} has no list of its weights' places (states-*.json) that this version reads",
                 "resume it in the layout it was saved with",
             )
-        if any(listed["swapped"] for listed in lists):
+        if any(listed.get("swapped") for listed in lists):
             raise CheckpointError(
-                f"{folder} lacks the states offloaded to NVMe: DeepSpeed 0.19.8 does not save them",
-                "offload to the host's memory if a run is to be resumed or exported",
+                f"{folder} lacks the states that hpc-gpt 0.3 offloaded to NVMe: DeepSpeed 0.19.8 does not save them",
+                "submit a new run",
             )
         self.tp = 1 + max(listed["at"][0] for listed in lists)
         self._files = [(listed["file"], listed["weights"]) for listed in lists]

@@ -16,7 +16,6 @@ from hpc_gpt.core.engines import ds_config_of
 from hpc_gpt.core.engines.base.ds_config import zero_stage
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.layout import Layout
-from hpc_gpt.core.settings.requirements import check_offload_path
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.checkpoints.universal import read_universal as read_weights
 from hpc_gpt.trainer.engines import private_parts
@@ -67,13 +66,9 @@ class DeepspeedZero(DeepspeedEngine):
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
         layout, engine = resolved.layout, resolved.engine
         assert layout.pp == 1, "the settings' check of the engine refuses stages"
-        if engine.offload_path is not None:
-            check_offload_path(engine.offload_path)
         super().__init__(resolved, device)
         partitioned = zero_stage(resolved) == 3
-        # NVMe needs DeepSpeed's own pinned buffers.
-        pins = partitioned and engine.offload != "none" and engine.offload_path is None
-        pins = pins and private_parts.can_use(private_parts.PINNED)
+        pins = partitioned and engine.offload != "none" and private_parts.can_use(private_parts.PINNED)
         with quiet(), pinning_nothing(self._deepspeed) if pins else contextlib.nullcontext():
             self._groups = Groups(layout, dist.get_rank())
             self._data_group = self._groups.get_data_parallel_group()
@@ -112,7 +107,7 @@ class DeepspeedZero(DeepspeedEngine):
         """Does one step. These functions of `library_patches` replace parts of DeepSpeed in it:
 
         - `StepWithoutHost`: ZeRO-1 to -3 in bf16 or fp32 with a fused optimizer and without offloading.
-        - `sum_where_read`: ZeRO-3, unless on NVMe or in fp16.
+        - `sum_where_read`: ZeRO-3, unless in fp16.
         - `share_states`: `engine.offload_ratio` below 1.
         - `average_nothing`: a single data-parallel rank without ZeRO, or with BF16_Optimizer.
         - `drop_overflowed_gradients`: after a skipped step of ZeRO-1 or -2 in fp16 or with offloading.

@@ -363,11 +363,11 @@ def sum_where_read(wrapped: Any) -> None:
     copies them. With offloading the sum is on the host or the GPU, wherever its group of parameters is updated, and the
     first gradient of a step is sent there once. DeepSpeed sends it, fetches it for the norm and sends it a second time.
 
-    Not for NVMe, nor for fp16, where gradients are summed in fp16. It may go when DeepSpeed has one buffer.
+    Not for fp16, where gradients are summed in fp16. It may go when DeepSpeed has one buffer.
     """
     if not private_parts.can_use(private_parts.ZERO_3_SUMS):
         return
-    if wrapped.swap_optimizer or wrapped.gradient_accumulation_dtype != wrapped.master_weights_and_grads_dtype:
+    if wrapped.gradient_accumulation_dtype != wrapped.master_weights_and_grads_dtype:
         return
     if wrapped.offload_optimizer:
         _sum_beside_states(wrapped)

@@ -173,7 +173,7 @@ ZERO_3_SUMS = Use(
     "deepspeed",
     "one gradient buffer in ZeRO-3",
     {
-        _ZERO_3_OPTIMIZER: "swap_optimizer offload_optimizer gradient_accumulation_dtype "
+        _ZERO_3_OPTIMIZER: "offload_optimizer gradient_accumulation_dtype "
         "master_weights_and_grads_dtype fp16_groups fp32_partitioned_groups_flat grad_partitions_flat_buffer "
         "averaged_gradients _prepare_fp32_grad_for_sub_group __param_id_to_grad_partition partition_grads "
         "micro_step_id is_gradient_accumulation_boundary _constant_buffered_norm2 norm_for_param_grads "
@@ -240,8 +240,7 @@ STATES = {
         "checkpoints of ZeRO-3",
         {
             _ZERO_3_OPTIMIZER: "fp16_groups fp16_partitioned_groups_flat fp32_partitioned_groups_flat "
-            "_reassign_or_swap_out_partitioned_parameters persistent_parameters _swappable_optimizer_subgroup "
-            "_optimizer_states_and_gradient_swap_in _optimizer_states_and_gradient_swap_out",
+            "_reassign_or_swap_out_partitioned_parameters persistent_parameters",
             _INIT: "partition_numel ds_id ds_numel ds_shape ds_process_group",
         },
     ),

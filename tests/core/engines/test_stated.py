@@ -42,7 +42,7 @@ ENGINES = {
         has_fused_kernels=True keeps_partitioned_outputs=True buckets_a_reduction=2""",
     "deepspeed-zero": f"""order=20 plan_order=30 axes={{cp,tp}} zero_stages=(0,1,2,3) default_stage=1
         shape_parts={{experts,qk_norm,rotated}}
-        switches={{OURS,offload,offload_path,offload_ratio,sequence_parallel,tiles}} trains_fp16_on_cpu=False
+        switches={{OURS,offload,offload_ratio,sequence_parallel,tiles}} trains_fp16_on_cpu=False
         fast_ratios={{'compile':(None,None,1.009),'one_pass_loss':(None,None,1.054),'keep_residuals':(None,None,1.018),'fused_bias_gradients':(None,None,1.018)}}
         converts={{{ANY_LAYOUT}}} loads_checkpoints_of={{deepspeed-3d}} saves_weights_again=True
         has_fused_kernels=True gathers_one_by_one=True synchronizations=0.1""",
@@ -59,7 +59,7 @@ ENGINES = {
         scales_first=True""",
     "hf-deepspeed": """order=50 plan_order=60 package=('transformers','hf') trains_our_model=False zero_stages=(1,2,3)
         default_stage=3 shape_parts={experts,qk_norm,rotated}
-        switches={attention,compile,compile_backend,offload,offload_path,offload_ratio,recompute}
+        switches={attention,compile,compile_backend,offload,offload_ratio,recompute}
         recomputes=('none','full') compiles_edges=False trains_fp16_on_cpu=False
         converts={engine.zero_stage,layout.dp} saves_weights_again=True has_composed_gelu=True
         gathers_one_by_one=True any_model=True""",
@@ -75,7 +75,7 @@ ENGINES = {
 }  # fmt: skip
 NAMES = [name for kind in (EngineFacts, States, DeepspeedFacts) for name in kind.__annotations__ if name != "name"]
 
-# ZeRO-3 with all on NVMe, in bf16 on dp 2; `section: its keys`.
+# ZeRO-3 with all on the host, in bf16 on dp 2; `section: its keys`.
 DEEPSPEED = """
 .: train_batch_size=24 train_micro_batch_size_per_gpu=2 gradient_accumulation_steps=6 gradient_clipping=0.5
   prescale_gradients=False gradient_predivide_factor=1.0 communication_data_type=fp32 disable_python_gc=False
@@ -96,15 +96,14 @@ DEEPSPEED = """
   zero_hpz_partition_size=1 zero_quantized_weights=False zero_quantized_nontrainable_weights=False
   zero_quantized_gradients=False override_module_apply=True log_trace_cache_warnings=False
   pipeline_loading_checkpoint=False
-.zero_optimization.offload_optimizer: device=nvme pin_memory=True nvme_path=/nvme buffer_count=4 pipeline_read=False
+.zero_optimization.offload_optimizer: device=cpu pin_memory=True buffer_count=4 pipeline_read=False
   pipeline_write=False fast_init=False ratio=1.0
-.zero_optimization.offload_param: device=nvme pin_memory=True nvme_path=/nvme buffer_count=5 buffer_size=100000000
+.zero_optimization.offload_param: device=cpu pin_memory=True buffer_count=5 buffer_size=100000000
   max_in_cpu=1000000000
 .checkpoint: tag_validation=Ignore load_universal=False use_node_local_storage=False
 .timers.throughput: enabled=False synchronized=False
 .flops_profiler: enabled=False
 .comms_logger: enabled=False
-.aio: block_size=1048576 queue_depth=8 intra_op_parallelism=1 single_submit=False overlap_events=True use_gds=False
 """
 
 # Llama 3.1 of 8B over tp 2 x pp 2 x cp 2, with every rate; test_arguments.py reads each option of other runs.
@@ -157,7 +156,7 @@ def test_each_engine_says_this_of_itself() -> None:
 
 def test_deepspeed_is_given_these_values() -> None:
     lines = [line.partition(": ") for line in DEEPSPEED.strip().replace("\n  ", " ").split("\n")]
-    resolved = settings("bf16", 3, name="deepspeed-zero", offload="full", offload_path="/nvme")
+    resolved = settings("bf16", 3, name="deepspeed-zero", offload="full")
     wanted = {f"{section}: {key}" for section, _, keys in lines for key in keys.split()}
     assert set(flat(ds_config_of(resolved))) == wanted
     assert list(flat(ds_config_of(settings())["pipeline"])) == [

@@ -33,7 +33,7 @@ OTHERS: dict[str, Any] = {
     "data.path": "corpus.tokens", "data.source": "random", "data.tokenizer": "char", "data.eval_fraction": 0.1,
     "data.on_bad_shard": "skip", "data.mix": {"web": {"path": "web.tokens", "weight": 1.0}}, "data.phases": [1e6],
     "engine.recompute": "full", "engine.attention": "math", "engine.compile": "block", "engine.offload": "optimizer",
-    "engine.compile_backend": "aot_eager", "engine.partition": "parameters", "engine.offload_path": "/local",
+    "engine.compile_backend": "aot_eager", "engine.partition": "parameters",
     "engine.offload_ratio": 0.5, "engine.cp_exchange": "keys", "engine.megatron_args": ["--x"], "engine.zero_stage": 1,
     "train.dtype": "bf16", "train.matmul": "fp8-tensor", "train.init": "weights", "train.optimizer": "sgd",
     "train.optimizer_mode": "foreach", "train.decay": "constant", "train.decay_shape": "1-sqrt", "train.clip": 0.5,

@@ -1,7 +1,5 @@
 """What a machine lacks is said before a run starts there."""
 
-import os
-
 import pytest
 
 from hpc_gpt.core.errors import ConfigError
@@ -26,24 +24,6 @@ def test_fp16_on_a_cpu_is_refused_where_deepspeed_trains():
             check_requirements(resolved, has_gpu=False)
         assert "ddp or fsdp" in refusal.value.hint
     check_requirements(settle(engine__name="ddp", train__dtype="fp16"), has_gpu=False)
-
-
-def offloading(path) -> Resolved:
-    switches = {"zero_stage": 3, "offload": "full", "offload_path": str(path)}
-    return settle(engine__name="deepspeed-zero", **{f"engine__{key}": value for key, value in switches.items()})
-
-
-def test_an_nvme_folder_that_is_not_there(tmp_path):
-    check_requirements(offloading(tmp_path), has_gpu=False)
-    with pytest.raises(ConfigError, match=r"nowhere, but there is no such folder") as refusal:
-        check_requirements(offloading(tmp_path / "nowhere"), has_gpu=False)
-    assert "leave it out" in refusal.value.hint
-
-
-def test_an_nvme_folder_that_cannot_be_written(tmp_path, monkeypatch):
-    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)
-    with pytest.raises(ConfigError, match="cannot be written"):
-        check_requirements(offloading(tmp_path), has_gpu=False)
 
 
 def test_an_engines_own_package_is_asked_for(monkeypatch):

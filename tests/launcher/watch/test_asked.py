@@ -11,7 +11,7 @@ from hpc_gpt.core.errors import JobFailed
 from hpc_gpt.launcher.watch import control
 from hpc_gpt.launcher.watch.status import NO_ANSWER, RunStatus
 from hpc_gpt.launcher.watch.sweep_rows import fold
-from tests.made_runs import NVME, a_run, unsubmitted_run, with_job
+from tests.made_runs import a_run, unsubmitted_run, with_job
 
 AT_WORK = RunStatus("r", "demo", "running", None, "slurm", "7", 1)
 MEGATRON = {"engine__name": "megatron-lm"}
@@ -51,7 +51,6 @@ ASKED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
         "save",
         "- Megatron-LM saves as often as train.save_every says, and when it ends: stop or requeue it",
     ),
-    (NVME, {}, "requeue", "- checkpoints do not hold what is offloaded to NVMe: it would start at step 0"),
     ({}, {"allocation": "7"}, "requeue", f"- {ALLOCATED}"),
     (
         {},

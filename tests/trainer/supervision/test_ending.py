@@ -27,24 +27,20 @@ from hpc_gpt.trainer.supervision.ending import (
 from hpc_gpt.trainer.supervision.meeting import RankIdentity, identify, read_rendezvous
 from tests.made_runs import add_attempt, make_run
 
-NVME = {"engine__name": "deepspeed-zero", "engine__zero_stage": 3, "layout__tp": 1, "layout__pp": 1}
-NVME |= {"engine__offload": "full", "engine__offload_path": "/nvme"}
-
 
 @pytest.mark.parametrize(
-    ("end", "cluster", "overrides", "requeued"),
+    ("end", "cluster", "requeued"),
     [
-        ("walltime", "generic-slurm", {}, True),
-        ("preempted", "generic-slurm", {}, True),
-        ("cancelled", "generic-slurm", {}, False),
-        ("done", "generic-slurm", {}, False),
-        ("error", "generic-slurm", {}, False),  # a retry is for the judge
-        ("walltime", "local", {}, False),  # chain = "none" in its profile
-        ("walltime", "generic-slurm", NVME, False),  # nothing to resume from
+        ("walltime", "generic-slurm", True),
+        ("preempted", "generic-slurm", True),
+        ("cancelled", "generic-slurm", False),
+        ("done", "generic-slurm", False),
+        ("error", "generic-slurm", False),  # a retry is for the judge
+        ("walltime", "local", False),  # chain = "none" in its profile
     ],
 )
-def test_only_a_run_that_can_go_on_goes_back_to_the_queue(tmp_path, end, cluster, overrides, requeued):
-    run = make_run(tmp_path, cluster, **overrides)
+def test_only_a_run_that_can_go_on_goes_back_to_the_queue(tmp_path, end, cluster, requeued):
+    run = make_run(tmp_path, cluster)
     attempt = run.new_attempt()
     write_end(run, attempt, End(end), step=7)
     said = attempt.ended()

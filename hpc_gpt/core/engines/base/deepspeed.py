@@ -26,7 +26,7 @@ from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.shape_split import outer_params
 
-OFFLOAD = frozenset({"offload", "offload_path", "offload_ratio"})
+OFFLOAD = frozenset({"offload", "offload_ratio"})
 ANY_LAYOUT = frozenset({*(f"layout.{axis}" for axis in AXES), "engine.zero_stage", "engine.partition", "engine.tiles"})
 # DeepSpeed computes the norm of a gradient in pieces of so many elements.
 NORM_ELEMENTS = 2.5e8
@@ -50,9 +50,6 @@ class DeepspeedFacts(EngineFacts):
         elif engine.offload == "full" and stage != 3:
             yield Fault(f"engine.offload = full moves parameters, which only ZeRO-3 can; engine.zero_stage is {stage}",
                         'use --zero-stage 3, or engine.offload = "optimizer"')  # fmt: skip
-        if engine.offload_path is not None and stage != 3:
-            yield Fault(f"engine.offload_path offloads to NVMe, which only ZeRO-3 can; engine.zero_stage is {stage}",
-                        "use --zero-stage 3, or leave the path out to offload to the host's memory")  # fmt: skip
 
     def config_files(self, resolved: Resolved) -> dict[str, Any]:
         return {DS_CONFIG: self.config(resolved)}

@@ -66,7 +66,7 @@ def deepspeed_config(resolved: Resolved) -> dict[str, Any]:
     batch, dtype = resolved.batch, resolved.train.dtype
     # fp16 gradients stay fp16: with a wider buffer DeepSpeed sums tied gradients of the wrong tensor.
     accumulate = "fp16" if dtype == "fp16" else "fp32"
-    config: dict[str, Any] = {
+    return {
         # DeepSpeed counts what each rank of its data axis reads; with cp several ranks read each sample.
         "train_batch_size": batch.global_batch * resolved.layout.cp,
         "train_micro_batch_size_per_gpu": batch.micro_batch,
@@ -109,16 +109,6 @@ def deepspeed_config(resolved: Resolved) -> dict[str, Any]:
         "flops_profiler": {"enabled": False},
         "comms_logger": {"enabled": False},
     }
-    if resolved.engine.offload_path is not None:
-        config["aio"] = {
-            "block_size": 1 << 20,
-            "queue_depth": 8,
-            "intra_op_parallelism": 1,
-            "single_submit": False,
-            "overlap_events": True,
-            "use_gds": False,
-        }
-    return config
 
 
 def _zero(resolved: Resolved) -> dict[str, Any]:
@@ -179,8 +169,6 @@ def _stage_3(resolved: Resolved) -> dict[str, Any]:
 def _offloading(engine: Engine) -> dict[str, Any]:
     # Pinned memory needs CUDA: the engine switches it off if the ranks have no GPU.
     place: dict[str, Any] = {"device": "cpu", "pin_memory": True}
-    if engine.offload_path is not None:
-        place |= {"device": "nvme", "nvme_path": engine.offload_path}
     # Four states of a parameter are in transfer at once: the parameter, its gradient and two moments.
     optimizer = {
         "buffer_count": 4,

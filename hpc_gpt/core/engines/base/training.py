@@ -62,7 +62,6 @@ class Training:
     compiled_head: bool = False  # together with the head, so that the gradient of the logits overwrites them
     document_mask: bool = False  # attention adds seq x seq numbers per sample to its scores
     activations_on_host: bool = False  # activations for the backward pass are in the host's memory
-    on_nvme: bool = False  # what is offloaded is on NVMe, not in the host's memory
     optimizer_mode: OptimizerMode = "fused"  # for states on the GPU; the host updates what is offloaded
     loss_chunks: int = 1  # pieces in which logits are computed, and recomputed in the backward pass
     one_pass_loss: bool = False  # our loss computes its gradients in the same pass: nothing is recomputed
