@@ -19,12 +19,13 @@ class Gone(NamedTuple):
 # {a verb, "VERB --option", a key, or "key = value" for a value of a key that stays}
 GONE: dict[str, Gone] = {
     "bench": Gone("0.4", "submit --race measures rows in turns, submit --sweep the published ladders"),
+    "engine.offload_path": Gone("0.4", "engine.offload keeps what it moves in the memory of the host"),
+    "engine.offload_ratio": Gone("0.4", "engine.offload moves all states, 16 bytes a parameter", 1.0),
     "help plan-traits": Gone("0.4", "hpc-gpt help keys plan lists the keys of [plan]"),
     "help sweeps": Gone("0.4", "docs/experiments.md has the syntax of rows"),
     "init --from": Gone("0.4", "hpc-gpt submit train.slurm runs the script as it is"),
     "job.restart_min_s": Gone("0.4", "a restart in the job leaves ten minutes of training, or the queue follows", 600),
     "job.restart_pauses_s": Gone("0.4", "a job idles at most five minutes before restarts in it", 300),
-    "engine.offload_path": Gone("0.4", "engine.offload keeps what it moves in the memory of the host"),
     "job.retry_after_exit_0": Gone("0.4", "a program that exits with 0 is over; let command.run loop", default=False),
     "job.slow_ranks": Gone("0.4", "hpc-gpt status names a slow rank; requeue the run without its node", "note"),
     "plan --html": Gone("0.4", "plan --json has every figure of a plan"),
@@ -32,10 +33,10 @@ GONE: dict[str, Gone] = {
     "plan.offloaded_layers": Gone("0.4", "give --cpu-offloading-num-layers in engine.megatron_args"),
     "plan.whole_gradients": Gone("0.4", "leave it out: no plan of a program takes it"),
     "plan.whole_logits": Gone("0.4", "leave it out: no plan of a program takes it"),
-    "train.max_failed_saves": Gone("0.4", "leave it out: three refused saves in a row end the attempt", 3),
-    "train.matmul_rate": Gone("0.4", "the preflight measures each device's rate before the start", default=False),
-    "train.optimizer_mode = compiled": Gone("0.4", "leave it out: torch's fused kernel updates, at gpt2 2 % slower"),
     "submit --winner": Gone("0.4", "report RACE prints the command that trains with the row that won"),
+    "train.matmul_rate": Gone("0.4", "the preflight measures each device's rate before the start", default=False),
+    "train.max_failed_saves": Gone("0.4", "leave it out: three refused saves in a row end the attempt", 3),
+    "train.optimizer_mode = compiled": Gone("0.4", "leave it out: torch's fused kernel updates, at gpt2 2 % slower"),
 }
 
 

@@ -62,7 +62,6 @@ class Question:
     tp_across_nodes: bool = False
     partition: Partition = "layers"
     optimizer_mode: OptimizerMode = "fused"
-    offload_ratio: float = 1.0  # of ZeRO-3 with offload
     matmul: Matmul = "none"
     savings: frozenset[str] = frozenset()
     most_cp: int = 1
@@ -131,7 +130,6 @@ class Question:
                 traits = self.traits.get(engine, {})
                 if stage == 3:  # ZeRO-3 calls the head by itself
                     traits = {**traits, "compiled_head": False}
-                has_ratio = "offload_ratio" in engine_named(engine).switches and stage == 3 and offload != "none"
                 for chunks in self._chunks(engine, layout.pp):
                     yield Training(
                         self.shape,
@@ -142,7 +140,6 @@ class Question:
                         engine=engine,
                         sharded_optimizer=sharded,
                         offload=offload,
-                        offload_ratio=self.offload_ratio if has_ratio else 1.0,
                         stage_layers=self._stage_layers(layout.pp),
                         optimizer_mode=self.optimizer_mode,
                         matmul=self.matmul,
@@ -369,7 +366,6 @@ def question_of(
         tp_across_nodes=experiment.layout.allow_tp_across_nodes,
         partition="layers" if given_by_stage else engine.partition,
         optimizer_mode=update_mode(experiment.train),
-        offload_ratio=engine.offload_ratio,
         matmul=experiment.train.matmul,
         savings=frozenset({"loss_chunks", "activation_offload"} - {*fixed}),
     ).of(shape)

@@ -297,17 +297,15 @@ class _StepModel:
     def _update_s(self, training: Training, params: float) -> tuple[float, float]:
         """(seconds of the update on the GPU, seconds to copy and update the offloaded part)."""
         rank_params = params / engine_of(training).optimizer_ranks(training)
-        memory_b_s = self.machine.memory_gb_s * 1e9 * self.constants.memory
         if training.offload == "none":
+            memory_b_s = self.machine.memory_gb_s * 1e9 * self.constants.memory
             return rank_params * _moved_bytes(training) / memory_b_s, 0.0
-        # All gradients are summed on the host. Groups that stay on the GPU are updated there, one after the other.
-        ratio = training.offload_ratio
-        stays = (1 - ratio) * rank_params
-        moved = rank_params * (4 + 2 * ratio) / self.links.host_b_s + stays * 4 / self.links.host_b_s
-        updated = ratio * rank_params * _moved_bytes(training) / (VALUES["host.memory_b_s"] / self.links.per_node)
+        # All gradients are summed on the host.
+        moved = rank_params * (4 + 2) / self.links.host_b_s
+        updated = rank_params * _moved_bytes(training) / (VALUES["host.memory_b_s"] / self.links.per_node)
         if training.offload == "full":
             moved += rank_params * 2 * 2 * training.micro_batches / self.links.host_b_s
-        return stays * _moved_bytes(training) / memory_b_s, moved + updated
+        return 0.0, moved + updated
 
     def _band(self, training: Training, host_bound: bool, across: float) -> float:
         """The relative error that contains four of five rows of a source when constants are fitted to other sources

@@ -16,7 +16,7 @@ from hpc_gpt.core.settings.sized import Sized
 from hpc_gpt.planner.machine import Machine
 
 # Keys of [engine] that a Training has under the same name.
-_SHARED = ("recompute", "offload", "offload_ratio", "sequence_parallel", "sharded_optimizer", "cp_exchange")
+_SHARED = ("recompute", "offload", "sequence_parallel", "sharded_optimizer", "cp_exchange")
 # Further such keys, which follow from the engine's switches alone.
 _FAST = ("one_pass_loss", "keep_residuals", "fused_bias_gradients")
 # Keys of [engine] that the planner chooses; it takes all others unchanged from the experiment.

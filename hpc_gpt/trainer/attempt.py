@@ -205,9 +205,6 @@ class Trainer:
         return device, ranks, watchdog.gpus
 
     def _build(self, resolved: Resolved, ranks: Ranks, device: torch.device) -> TrainingEngine:
-        if ranks.is_first and resolved.engine.offload_ratio < 1:
-            # The build takes 7 minutes on two loaded cores, and without a line it would look like a hang.
-            print("DeepSpeed builds its kernels for offloading; the first build takes minutes", flush=True)
         with without_compiler() if resolved.engine.compile == "none" else contextlib.nullcontext():
             return build_engine(self._to_build(resolved, ranks), device)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from hpc_gpt.core.engines.base.deepspeed import OFFLOAD, DeepspeedFacts
+from hpc_gpt.core.engines.base.deepspeed import DeepspeedFacts
 from hpc_gpt.core.engines.base.facts import OUR_PARTS, Fault
 from hpc_gpt.core.settings.experiment import Engine, Train
 from hpc_gpt.core.settings.layout import Layout
@@ -14,7 +14,7 @@ class HfDeepspeed(DeepspeedFacts):
     package = ("transformers", "hf")
     trains_our_model = False
     zero_stages, default_stage = (1, 2, 3), 3
-    switches = OFFLOAD | {"recompute", "attention", "compile", "compile_backend"}
+    switches = frozenset({"offload", "recompute", "attention", "compile", "compile_backend"})
     recomputes = ("none", "full")
     compiles_edges = False
     converts = frozenset({"layout.dp", "engine.zero_stage"})

@@ -151,20 +151,10 @@ def _switch_faults(engine: Engine, layout: Layout, train: Train) -> Iterator[Fau
 
 
 def _offload_faults(engine: Engine, train: Train) -> Iterator[Fault]:
-    stage = engine.zero_stage or 0
-    if engine.offload == "none":
-        if engine.offload_ratio != 1.0:
-            yield Fault("engine.offload_ratio is given, but engine.offload is none", 'set engine.offload = "optimizer"')
-        return
     facts = engine_named(engine.name)
-    if "offload" not in facts.switches:
-        return  # a fault of the switch, not of the ZeRO stage
+    if engine.offload == "none" or "offload" not in facts.switches:
+        return  # without the switch it is a fault of the switch, not of the ZeRO stage
     yield from facts.offload_faults(engine)
-    if not 0 < engine.offload_ratio <= 1:
-        yield Fault(f"engine.offload_ratio is {engine.offload_ratio}, but must be above 0 and at most 1", "use 1.0")
-    elif engine.offload_ratio < 1 and stage != 3:
-        yield Fault(f"engine.offload_ratio is {engine.offload_ratio}, but ZeRO-{stage} offloads all or nothing",
-                    "use engine.offload_ratio = 1.0, or --zero-stage 3")  # fmt: skip
     if train.optimizer_mode in ("fused", "foreach"):
         yield Fault(f"train.optimizer_mode is {train.optimizer_mode}, but the host updates offloaded states, "
                     "and those kernels do not run there",

@@ -84,8 +84,6 @@ class Engine:
     "Split of the layers over pipeline stages: evenly (layers), by parameters, or a list such as [11, 13]."
     offload: Literal["none", "optimizer", "full"] = key("none", resume="free", affects=("speed",))
     "Kept in host memory: nothing (none), the optimizer states, or also the parameters (full)."
-    offload_ratio: float = key(1.0, resume="free", affects=("speed",))
-    "Share of the optimizer states that ZeRO-3 offloads, above 0 and at most 1."
     tiles: int = key(1, resume="converted", affects=("speed",))
     "Tiles per linear layer; ZeRO-3 gathers one at a time; 1 or more."
     activation_offload: bool = key(False, resume="free", affects=("speed",))

@@ -23,8 +23,8 @@ from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
 from hpc_gpt.trainer.model.tensor_parallel import full_name
 
 NAME = "model.json"
-# For ZeRO-3 only: its states are saved in groups of this many elements, and a ratio below 1 uses another optimizer.
-SUB_GROUP, RATIO = "engine.sub_group_elements", "engine.offload_ratio"
+# For ZeRO-3 only: its states are saved in groups of this many elements.
+SUB_GROUP = "engine.sub_group_elements"
 
 
 def identity(resolved: Resolved) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def identity(resolved: Resolved) -> dict[str, Any]:
     engine = resolved.engine
     partition = engine.partition
     partitioned = zero_stage(resolved) == 3
-    groups = {SUB_GROUP: sub_group_elements(resolved), RATIO: engine.offload_ratio} if partitioned else {}
+    groups = {SUB_GROUP: sub_group_elements(resolved)} if partitioned else {}
     return {
         **{f"model.{key}": value for key, value in resolved.model.table().items()},
         **{f"layout.{key}": value for key, value in resolved.layout.table().items()},

@@ -26,7 +26,7 @@ from hpc_gpt.core.runs.lineage import convertible
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.checkpoints.folders import REMOVE_IT, load_safely
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
-from hpc_gpt.trainer.checkpoints.training_state import RATIO, SUB_GROUP, check_identity, read_identity
+from hpc_gpt.trainer.checkpoints.training_state import SUB_GROUP, check_identity, read_identity
 from hpc_gpt.trainer.engines.deepspeed_setup import import_deepspeed
 from hpc_gpt.trainer.model.tensor_parallel import Split, full_name, split_of, tile_of
 
@@ -299,7 +299,7 @@ def find_differences(folder: Path, resolved: Resolved) -> frozenset[str]:
     """Returns the keys in which the checkpoint differs. Raises CheckpointError if `load_universal` cannot convert
     one."""
     saved = str(read_identity(folder).get("engine.name"))
-    return check_identity(folder, resolved, convertible(saved, resolved.engine.name) | {SUB_GROUP, RATIO})
+    return check_identity(folder, resolved, convertible(saved, resolved.engine.name) | {SUB_GROUP})
 
 
 def load_universal(engine: Any, module: nn.Module, folder: Path, resolved: Resolved, tp_rank: int) -> None:

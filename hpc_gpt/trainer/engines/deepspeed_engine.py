@@ -41,9 +41,7 @@ from hpc_gpt.trainer.engines.library_patches import (
     average_nothing,
     can_step_without_host,
     drop_overflowed_gradients,
-    share_states,
     sum_where_read,
-    use_build_lock,
     use_checkpoint_engine,
 )
 from hpc_gpt.trainer.engines.master_weights import HALF
@@ -66,8 +64,6 @@ class DeepspeedEngine(TrainingEngine):
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
         super().__init__(resolved, device)
         self._deepspeed = import_deepspeed(device)
-        if resolved.engine.offload != "none":
-            use_build_lock()
         private_parts.require(private_parts.CHECKPOINTS)
         with quiet():
             self._deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
@@ -115,8 +111,6 @@ class DeepspeedEngine(TrainingEngine):
         use_checkpoint_engine(self._engine, NamedFiles)
         if zero_stage(resolved) == 3:
             sum_where_read(self._engine.optimizer)
-        if resolved.engine.offload_ratio < 1:
-            share_states(self._engine.optimizer)
         if self._norm is None and can_step_without_host(resolved, self._engine.optimizer, optimizer):
             self._norm = StepWithoutHost(self._engine.optimizer, optimizer, resolved.train.clip, self.tp_rank)
         if resolved.layout.data_ranks == 1 and (clips_itself(resolved) or shards_in_bf16_optimizer(resolved)):

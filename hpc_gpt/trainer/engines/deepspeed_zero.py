@@ -1,7 +1,6 @@
 """Engine deepspeed-zero: our tensor parallelism x DeepSpeed's ZeRO 0 to 3 over data-parallel ranks, with offloading."""
 
 import contextlib
-import shutil
 import sys
 import warnings
 from collections.abc import Callable
@@ -10,11 +9,10 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from hpc_gpt.core.engines import ds_config_of
 from hpc_gpt.core.engines.base.ds_config import zero_stage
-from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.checkpoints.universal import read_universal as read_weights
@@ -81,7 +79,7 @@ class DeepspeedZero(DeepspeedEngine):
             else:
                 self.module = self._build_model(tp).to(device)
             compile_model(self.module, engine, () if isinstance(self.module, Gpt) else self.module.blocks)
-            optimizer = _build_optimizer(resolved, list(self.module.parameters()))
+            optimizer = build_optimizer(resolved.train, list(self.module.parameters()))
             self._initialize(optimizer, self._groups.get_model_parallel_group(), self._groups)
         if pins and device.type == "cuda":
             cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -108,7 +106,6 @@ class DeepspeedZero(DeepspeedEngine):
 
         - `StepWithoutHost`: ZeRO-1 to -3 in bf16 or fp32 with a fused optimizer and without offloading.
         - `sum_where_read`: ZeRO-3, unless in fp16.
-        - `share_states`: `engine.offload_ratio` below 1.
         - `average_nothing`: a single data-parallel rank without ZeRO, or with BF16_Optimizer.
         - `drop_overflowed_gradients`: after a skipped step of ZeRO-1 or -2 in fp16 or with offloading.
         """
@@ -141,33 +138,6 @@ def _gather_by_block(deepspeed: Any, model: Any, tiles: int) -> None:
         deepspeed.utils.set_z3_leaf_modules(model, [type(model.blocks[0])])
     if isinstance(model, Gpt):
         deepspeed.zero.register_external_parameter(model, model.output_layer.weight)
-
-
-def _build_optimizer(resolved: Resolved, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Builds torch's optimizer; or DeepSpeed's CPU Adam, which offloading only a part of the states requires."""
-    train = resolved.train
-    if resolved.engine.offload_ratio < 1:
-        check_compiler()
-        from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-        groups = build_optimizer(train, parameters).param_groups
-        settings = [{key: group[key] for key in ("params", "weight_decay")} for group in groups]
-        adam: torch.optim.Optimizer = DeepSpeedCPUAdam(
-            settings, lr=train.lr, betas=(train.beta1, train.beta2), eps=train.eps, adamw_mode=True
-        )
-        return adam
-    return build_optimizer(train, parameters)
-
-
-def check_compiler() -> None:
-    """Raises ConfigError if DeepSpeed cannot build its CPU Adam."""
-    missing = [tool for tool in ("g++", "ninja") if shutil.which(tool) is None]
-    if missing:
-        raise ConfigError(
-            f"engine.offload_ratio below 1 needs DeepSpeed's CPU Adam, which is built with g++ and ninja; "
-            f"{' and '.join(missing)} cannot be found",
-            "use engine.offload_ratio = 1.0, or install them (pip install ninja)",
-        )
 
 
 def pin_what_stays(wrapped: Any, register: Callable[[int, int], int], clear: Callable[[], None]) -> int:

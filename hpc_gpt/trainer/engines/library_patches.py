@@ -23,9 +23,7 @@ from torch import Tensor, nn
 
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.engines import private_parts
-from hpc_gpt.trainer.engines.build_lock import BuildLock
 from hpc_gpt.trainer.engines.optimizer import (
-    DeviceAdamW,
     clip_divisor,
     counts,
     instruct,
@@ -81,18 +79,6 @@ def set_group_timeout(seconds: float) -> None:
     if private_parts.can_use(private_parts.GROUP_TIMEOUT):
         module: Any = dist.distributed_c10d
         module.default_pg_timeout = module.default_pg_nccl_timeout = timedelta(seconds=seconds)
-
-
-def use_build_lock() -> None:
-    """Makes torch build DeepSpeed's kernels under a `BuildLock`.
-
-    torch 2.13's lock outlives its process (pytorch/pytorch issue 189245). A later torch with another lock keeps its
-    own; then this may go.
-    """
-    from torch.utils import cpp_extension
-
-    if hasattr(cpp_extension, "FileBaton"):
-        cpp_extension.FileBaton = BuildLock
 
 
 def use_gloo(deepspeed: Any) -> None:
@@ -423,14 +409,3 @@ def _sum_beside_states(wrapped: Any) -> None:
             wrapped.norm_for_param_grads[wrapped.get_param_id(parameter)] = norm
 
     wrapped.partition_grads = add
-
-
-def share_states(wrapped: Any) -> None:
-    """Makes ZeRO-3's optimizer `wrapped` update the groups on the GPU with the rates and states of the other groups.
-
-    DeepSpeed 0.19.8 has a `backup_optimizer` for the groups that `engine.offload_ratio` leaves on the GPU. The schedule
-    does not set its rates and checkpoints lack its states, so `optimizer.DeviceAdamW` replaces it. It may go when
-    DeepSpeed does both.
-    """
-    private_parts.require(private_parts.SPLIT_UPDATE)
-    wrapped.backup_optimizer = DeviceAdamW(wrapped.optimizer)

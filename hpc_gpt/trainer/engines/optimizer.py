@@ -7,7 +7,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
 
 from hpc_gpt.core.settings.experiment import Train
 from hpc_gpt.trainer.engines import private_parts, torch_private
@@ -239,47 +238,3 @@ class Update:
 
     def _norm(self) -> Tensor:
         return whole_norm(self._norms(), self._group, self._device)
-
-
-class DeviceAdamW:
-    """Updates the groups that `engine.offload_ratio` leaves on the GPU, in place of ZeRO-3's `backup_optimizer`.
-
-    DeepSpeed 0.19.8's `backup_optimizer` has its own first parameter group, so the schedule never sets the rate of the
-    matrices, and its own states, which checkpoints lack. This class uses the parameter groups and states of `host`,
-    DeepSpeed's CPU Adam, which updates the other groups. A state has CPU Adam's format on either device, so a
-    checkpoint can be loaded with any ratio.
-    """
-
-    def __init__(self, host: torch.optim.Optimizer) -> None:
-        self._host = host
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of `host`. DeepSpeed puts the tensor to be updated into one of them and calls `step`."""
-        return self._host.param_groups
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """Updates the tensors in the groups by torch's fused kernel, which needs no temporaries."""
-        for group in self.param_groups:
-            for flat in group["params"]:
-                state = self._host.state[flat]
-                if not state:
-                    state.update(step=0, exp_avg=torch.zeros_like(flat), exp_avg_sq=torch.zeros_like(flat))
-                adamw(
-                    [flat],
-                    [flat.grad],
-                    [state["exp_avg"]],
-                    [state["exp_avg_sq"]],
-                    [],
-                    [torch.full((), float(state["step"]), device=flat.device)],
-                    fused=True,
-                    amsgrad=False,
-                    beta1=group["betas"][0],
-                    beta2=group["betas"][1],
-                    lr=group["lr"],
-                    weight_decay=group["weight_decay"],
-                    eps=group["eps"],
-                    maximize=False,
-                )
-                state["step"] += 1

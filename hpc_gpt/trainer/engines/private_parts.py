@@ -245,7 +245,6 @@ STATES = {
         },
     ),
 }
-SPLIT_UPDATE = Use("deepspeed", "engine.offload_ratio below 1", {_ZERO_3_OPTIMIZER: "backup_optimizer optimizer"})
 
 
 @cache

@@ -104,7 +104,7 @@ def test_a_planted_comparison_is_found(planted: str) -> None:
     [
         'name: str = "deepspeed-3d"', 'engine = "ddp" if zero == 0 else "fsdp"',
         'f"{name}; deepspeed-zero has stages 0 to 3"', '"deepspeed" in cited', 'engine == "hf"',
-        'key.startswith("engine.")', '"offload_ratio" in engine_named(engine).switches', 'engine.partition(":")',
+        'key.startswith("engine.")', '"offload" in engine_named(engine).switches', 'engine.partition(":")',
         'engine in engines()',
     ],
 )  # fmt: skip

@@ -42,7 +42,7 @@ ENGINES = {
         has_fused_kernels=True keeps_partitioned_outputs=True buckets_a_reduction=2""",
     "deepspeed-zero": f"""order=20 plan_order=30 axes={{cp,tp}} zero_stages=(0,1,2,3) default_stage=1
         shape_parts={{experts,qk_norm,rotated}}
-        switches={{OURS,offload,offload_ratio,sequence_parallel,tiles}} trains_fp16_on_cpu=False
+        switches={{OURS,offload,sequence_parallel,tiles}} trains_fp16_on_cpu=False
         fast_ratios={{'compile':(None,None,1.009),'one_pass_loss':(None,None,1.054),'keep_residuals':(None,None,1.018),'fused_bias_gradients':(None,None,1.018)}}
         converts={{{ANY_LAYOUT}}} loads_checkpoints_of={{deepspeed-3d}} saves_weights_again=True
         has_fused_kernels=True gathers_one_by_one=True synchronizations=0.1""",
@@ -59,7 +59,7 @@ ENGINES = {
         scales_first=True""",
     "hf-deepspeed": """order=50 plan_order=60 package=('transformers','hf') trains_our_model=False zero_stages=(1,2,3)
         default_stage=3 shape_parts={experts,qk_norm,rotated}
-        switches={attention,compile,compile_backend,offload,offload_ratio,recompute}
+        switches={attention,compile,compile_backend,offload,recompute}
         recomputes=('none','full') compiles_edges=False trains_fp16_on_cpu=False
         converts={engine.zero_stage,layout.dp} saves_weights_again=True has_composed_gelu=True
         gathers_one_by_one=True any_model=True""",

@@ -34,7 +34,7 @@ OTHERS: dict[str, Any] = {
     "data.on_bad_shard": "skip", "data.mix": {"web": {"path": "web.tokens", "weight": 1.0}}, "data.phases": [1e6],
     "engine.recompute": "full", "engine.attention": "math", "engine.compile": "block", "engine.offload": "optimizer",
     "engine.compile_backend": "aot_eager", "engine.partition": "parameters",
-    "engine.offload_ratio": 0.5, "engine.cp_exchange": "keys", "engine.megatron_args": ["--x"], "engine.zero_stage": 1,
+    "engine.cp_exchange": "keys", "engine.megatron_args": ["--x"], "engine.zero_stage": 1,
     "train.dtype": "bf16", "train.matmul": "fp8-tensor", "train.init": "weights", "train.optimizer": "sgd",
     "train.optimizer_mode": "foreach", "train.decay": "constant", "train.decay_shape": "1-sqrt", "train.clip": 0.5,
     "model.preset": "gpt2-xl", "model.hf": "config.json", "model.hidden": 96, "model.layers": 3, "model.heads": 2,

@@ -24,7 +24,7 @@ data free speed: on_bad_shard=stop
 data free nothing least=0: max_epochs=4.0
 engine converted speed: name=deepspeed-3d zero_stage partition=layers tiles=1
 engine free speed: recompute=none attention=auto compile=none compile_backend=inductor sequence_parallel=False
-    offload=none offload_ratio=1.0 activation_offload=False loss_chunks=1 sharded_optimizer=False
+    offload=none activation_offload=False loss_chunks=1 sharded_optimizer=False
     prefetch=True reshard=True megatron_args=() keep_residuals=False one_pass_loss=False fused_bias_gradients=False
     cp_exchange=heads gather_blocks
 layout converted speed: tp pp dp shard

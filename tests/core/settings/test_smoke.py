@@ -33,7 +33,6 @@ SWITCHES = {
     "compile_backend": st.just("aot_eager"),
     "sequence_parallel": st.just(True),
     "offload": st.sampled_from(["optimizer", "full"]),
-    "offload_ratio": st.just(0.5),
     "tiles": st.sampled_from([2, 4]),
     "activation_offload": st.just(True),
     "loss_chunks": st.sampled_from([8, 1000]),

@@ -26,7 +26,6 @@ from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.shape_split import outer_params
 
-OFFLOAD = frozenset({"offload", "offload_ratio"})
 ANY_LAYOUT = frozenset({*(f"layout.{axis}" for axis in AXES), "engine.zero_stage", "engine.partition", "engine.tiles"})
 # DeepSpeed computes the norm of a gradient in pieces of so many elements.
 NORM_ELEMENTS = 2.5e8
@@ -74,9 +73,7 @@ class DeepspeedFacts(EngineFacts):
         ZeRO-3 keeps the sums of its gradients from step to step (grad_partitions_flat_buffer), and copies fp16 sums to
         fp32 in groups of 10^9. With offload the host has master weights, moments and fp32 gradients, 16; under ZeRO-1
         and -2 also a copy of the weights that is sent back and the sums of a step, under ZeRO-3 in fp16 the sums twice
-        (stage_1_and_2.py, stage3.py; for bf16 and fp32 engines/library_patches.py). With an `offload_ratio` below 1,
-        the ZeRO-3 groups that stay on the GPU have master weights, moments and the optimizer's fp32 gradients there
-        (stage3.py, subgroup_to_device).
+        (stage_1_and_2.py, stage3.py; for bf16 and fp32 engines/library_patches.py).
         """
         stage, dp, dtype = training.zero_stage, training.data_ranks, training.dtype
         if self._takes_bf16_optimizer(training):
@@ -88,9 +85,8 @@ class DeepspeedFacts(EngineFacts):
             sums = gradient if training.micro_batches > 1 or gradient != weight else 0
             return replace(states, host=states.host + (weight + sums) / dp)
         if training.offload != "none" and stage == 3:
-            stays = (1 - training.offload_ratio) * 16 / dp
             sums = gradient if gradient == 2 else 0
-            return replace(states, host=states.host + sums / dp - stays, optimizer=states.optimizer + stays)
+            return replace(states, host=states.host + sums / dp)
         if stage == 3:
             # The fp32 copies of one group at a time (stage3.py, _prepare_fp32_grad_for_sub_group).
             groups = training.shape.params / training.tp / dp / SUB_GROUP_ELEMENTS

@@ -13,9 +13,8 @@ DS_CONFIG = "ds_config.json"  # in the run folder
 BUCKET_ELEMENTS = 500_000_000
 BUCKET_ELEMENTS_ALONE = 50_000_000
 # ZeRO-3 updates its states in groups of so many elements. If they are offloaded, a group is a layer, because DeepSpeed
-# briefly holds a group's states twice; `offload_ratio` places whole groups on device or host.
+# briefly holds a group's states twice.
 SUB_GROUP_ELEMENTS = 1_000_000_000
-_SUB_GROUPS_TO_PLACE = 32
 # Elements of ZeRO-3's weights that are gathered before their use, and that may be gathered at the same time.
 PREFETCH_ELEMENTS = 50_000_000
 LIVE_ELEMENTS = 1_000_000_000
@@ -175,7 +174,7 @@ def _offloading(engine: Engine) -> dict[str, Any]:
         "pipeline_read": False,
         "pipeline_write": False,
         "fast_init": False,
-        "ratio": engine.offload_ratio,
+        "ratio": 1.0,
     }
     parameters = {"buffer_count": 5, "buffer_size": 100_000_000, "max_in_cpu": 1_000_000_000}
     config = {"offload_optimizer": place | optimizer}
@@ -188,7 +187,4 @@ def sub_group_elements(resolved: Resolved) -> int:
     if engine.offload == "none":
         return SUB_GROUP_ELEMENTS
     ranks = resolved.layout.tp * resolved.layout.data_ranks
-    limits = [SUB_GROUP_ELEMENTS, model.kinds[0].params // ranks]
-    if engine.offload_ratio < 1:
-        limits.append(model.params // ranks // _SUB_GROUPS_TO_PLACE)
-    return max(1, min(limits))
+    return max(1, min(SUB_GROUP_ELEMENTS, model.kinds[0].params // ranks))

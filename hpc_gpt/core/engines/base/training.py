@@ -55,7 +55,6 @@ class Training:
     program_states: Any = None
     sharded_optimizer: bool = False
     offload: Offload = "none"
-    offload_ratio: float = 1.0  # share of the optimizer states and their gradients that goes to the host
     stage_layers: tuple[int, ...] | None = None  # None: as even as possible
     compiled: bool = False  # torch.compile fuses the passes over activations
     compiled_loss: bool = False  # our own loss is compiled, too
