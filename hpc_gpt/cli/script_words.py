@@ -23,7 +23,7 @@ META = "hpc_gpt.script"
 # The options of a verb that a script takes; all others belong to experiments.
 _TAKEN = {
     "--cluster", "--set", "--dry-run", "--script", "--yes", "-y", "--wait", "--max-gpu-hours", "--checkpoints",
-    "--here", "--json", "--probe", "--keep", "--quick", "--help", "--force",
+    "--json", "--probe", "--keep", "--quick", "--help", "--force",
 }  # fmt: skip
 # sbatch has these, too, but the verb's own option has a wider meaning.
 _OURS = {"--wait", "-W"}

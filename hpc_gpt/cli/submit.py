@@ -31,8 +31,6 @@ PLACE = 50
               help="Follow the job to its end; exit 3 if it fails. Ctrl-C stops the job.")  # fmt: skip
 @click.option("--now", is_flag=True,
               help="On this machine without Slurm: do not wait for GPUs that other runs use.")  # fmt: skip
-@click.option("--here", is_flag=True,
-              help="Within salloc or a job: run on its nodes now, with the log here.")  # fmt: skip
 @click.option("--grid", multiple=True, metavar="KEY=VALUE,VALUE", shell_complete=completers.keys_and_values,
               help="One run per value; with several --grid one per combination. In a file with [rows] it varies the "
               "row of --row.")  # fmt: skip
@@ -68,7 +66,6 @@ def submit(
     yes: bool,
     wait: bool,
     now: bool,
-    here: bool,
     grid: tuple[str, ...],
     max_rows: int,
     max_parallel: int | None,
@@ -118,8 +115,6 @@ def submit(
 
     if as_json and script:
         raise ConfigError("--script prints the script, and --json one object", "give one of the two")
-    if here:
-        request = replace(request, here=True)
     if grid:
         request = with_axes(request, grid, max_rows)
     sizes = {"--rounds": rounds, "--steps": steps, "--top": top}
@@ -130,7 +125,7 @@ def submit(
             if race or any(size is not None for size in sizes.values()):
                 from hpc_gpt.cli.racing import submit_race
 
-                others = {"--until": until, "--resume": resume, "--branch": branch, "--here": here, "--now": now,
+                others = {"--until": until, "--resume": resume, "--branch": branch, "--now": now,
                           "--max-parallel": max_parallel, "--skip-unfit": skip_unfit}  # fmt: skip
                 answer = submit_race(request, race, sizes, [name for name, value in others.items() if value], how)
             elif resume is branch is None and (request.sweep or grid or max_parallel is not None or skip_unfit):

@@ -161,7 +161,7 @@ def _print_job(submitted: SubmittedRun, wait: bool) -> None:
         say(f"not passed on: {', '.join(choices)}; use options or the cluster profile", err=True)
     if on_slurm and outer_job:
         note = f"note: this is within job {outer_job}, but a new job is queued, with nodes of its own"
-        say(f"{note}; --here runs on the nodes of job {outer_job}", err=True)
+        say(f"{note}; hpc-gpt render … >x.sh && bash x.sh runs on the nodes of job {outer_job}", err=True)
     message = f"submitted {run.run_id} as job {job_id}{on_cluster(run)}"
     verb = "queued" if submitted.waits else "started"
     say(message if on_slurm else f"{verb} {run.run_id} as process {job_id}")

@@ -1,7 +1,6 @@
 """`hpc-gpt submit` of one run: submits it, resumes it, or branches from it. Sweeps are in `sweeping`."""
 
 import contextlib
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,7 +13,6 @@ from hpc_gpt.cli.submit_answer import (
     AnsweredRun,
     SubmitOptions,
     answer_of,
-    answered_run,
     print_limits,
     print_lines,
     print_start,
@@ -30,10 +28,8 @@ from hpc_gpt.core.runs.find_runs import find_run
 from hpc_gpt.core.runs.lineage import Parent
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.core.slurm.start_check import ExpectedStart
 from hpc_gpt.core.terminal import can_ask, confirm, say
 from hpc_gpt.launcher.branching import prepare_branch, split_branch
-from hpc_gpt.launcher.here import Allocation, no_script_here, read_allocation, run_in
 from hpc_gpt.launcher.limits import Asked
 from hpc_gpt.launcher.prepare import prepare
 from hpc_gpt.launcher.prepared import PreparedRun, notes_said, without_said
@@ -47,7 +43,6 @@ from hpc_gpt.launcher.submission import (
     prediction_lines,
     submit_run,
     summary_rows,
-    write_run,
 )
 from hpc_gpt.launcher.watch.control import await_measurements, wait_for
 from hpc_gpt.planner.table import count_text
@@ -70,9 +65,6 @@ def submit_one(
     how: SubmitOptions,
 ) -> Answer:
     """Submits one run, or resumes the run `resume`, or branches from `branch`; with --wait follows it to its end."""
-    allocation = read_allocation() if request.here else None
-    if allocation is not None and request.script is not None:
-        raise no_script_here(str(request.script.path))
     if how.script and not how.dry:
         raise ConfigError("--script prints the script of a --dry-run", "add --dry-run, or use hpc-gpt render")
     if from_start and resume is None:
@@ -81,47 +73,36 @@ def submit_one(
         message = "--resume continues a run, and --branch begins another one from its checkpoint"
         raise ConfigError(message, "give one of the two")
     if resume is not None:
-        started = _resume(resume, request, from_start, how, allocation)
+        started = _resume(resume, request, from_start, how)
     elif branch is not None:
-        started = _branch(branch, request, how, allocation)
+        started = _branch(branch, request, how)
     else:
         prepared = prepare(request, queueing=not how.dry, faster=True)
         if not (how.dry or yes or request.names_experiment or request.sized):
             _ask_first(prepared, request)
         earlier_notes = frozenset[str]() if how.dry else notes_said(prepared.resolved, logs_folder())
         print_lines(without_said((*prepared.notes, *prepared.faster), earlier_notes))
-        if prepared.job_script is not None and prepared.job_script.array and not how.dry and allocation is None:
+        if prepared.job_script is not None and prepared.job_script.array and not how.dry:
             yield from submit_elements(prepared, how)
             return
-        started = _submit(prepared, None, how, allocation)
+        started = _submit(prepared, None, how)
     yield started.part
     started.follow()
 
 
-def _submit(
-    prepared: PreparedRun, parent: Parent | None, how: SubmitOptions, allocation: Allocation | None
-) -> _Started:
-    """Submits a new run, which resumes from `parent` if there is one. In an allocation it writes the run's folder and
-    runs it there."""
+def _submit(prepared: PreparedRun, parent: Parent | None, how: SubmitOptions) -> _Started:
+    """Submits a new run, which resumes from `parent` if there is one."""
     logs = logs_folder()
     _check_now(how.now, prepared.resolved)
     if how.dry:
         check_submission([prepared], logs, dry=True, begins=parent is None)
-        rows, notes = overview(prepared, logs, allocation is not None), prediction_lines(prepared, logs)
+        rows, notes = overview(prepared, logs), prediction_lines(prepared, logs)
         part = would_run(prepared.resolved, prepared.prediction)
-        return _Started(part, lambda: _show(Asked.of(prepared), rows, how, allocation, notes))
+        return _Started(part, lambda: _show(Asked.of(prepared), rows, how, notes))
     earlier_notes = notes_said(prepared.resolved, logs)
-    if allocation is None:
-        submitted = submit_run(prepared, logs, parent, how.now)
-        print_lines(without_said(prediction_lines(prepared, logs), earlier_notes))
-        return _submitted(submitted, how)
-    if prepared.job_script is not None:
-        raise no_script_here(str(prepared.job_script.provenance["script"]["path"]))
-    allocation.fitting_nodes(prepared.resolved, prepared.script)  # before anything is written
-    provenance = check_submission([prepared], logs, begins=parent is None)
-    run = write_run(prepared, logs, provenance, parent=parent)
+    submitted = submit_run(prepared, logs, parent, how.now)
     print_lines(without_said(prediction_lines(prepared, logs), earlier_notes))
-    return _start(SameRun(run, prepared.resolved), how, allocation)
+    return _submitted(submitted, how)
 
 
 def _submitted(submitted: SubmittedRun, how: SubmitOptions) -> _Started:
@@ -149,7 +130,7 @@ def _print_record(run: RunFolder) -> None:
     print_record(refresh_record(run))
 
 
-def _start(resumption: SameRun, how: SubmitOptions, allocation: Allocation | None) -> _Started:
+def _start(resumption: SameRun, how: SubmitOptions) -> _Started:
     """Starts the job.sh of an existing run."""
     run, resolved = resumption.run, resumption.resolved
     _check_now(how.now, resolved)
@@ -160,31 +141,18 @@ def _start(resumption: SameRun, how: SubmitOptions, allocation: Allocation | Non
             *summary_rows(resolved),
             ("would run", f"the run's own {from_here(run.job_script)}"),
         ]
-        return _Started(would_run(resolved), lambda: _show(Asked(resolved, text), rows, how, allocation))
-    if allocation is None:
-        return _submitted(resumption.start(how.now), how)
-    say(f"started {run.run_id} {allocation.where_text(resolved, text)}")
-
-    def follow() -> None:
-        run_in(allocation, run, resolved)
-        _print_record(run)
-
-    return _Started(answered_run(run, resolved, os.environ.get("SLURM_JOB_ID"), followed=how.wait), follow)
+        return _Started(would_run(resolved), lambda: _show(Asked(resolved, text), rows, how))
+    return _submitted(resumption.start(how.now), how)
 
 
 def _show(
     submission: Asked,
     rows: Sequence[tuple[str, str]],
     how: SubmitOptions,
-    allocation: Allocation | None,
     notes: Iterable[str] = (),
 ) -> None:
     """Prints the run that would be submitted, as rows or as its script with `notes`. Then prints the limits that it
-    would meet and Slurm's answer, which may be a refusal; in an allocation where and until when it would run. Raises
-    JobRefused."""
-    start = limit = None
-    if allocation is not None:
-        start = ExpectedStart(f"would run now, {allocation.where_text(submission.resolved, submission.script)}")
+    would meet and Slurm's answer, which may be a refusal. Raises JobRefused."""
     if how.script:
         click.echo(submission.script.encode(errors="surrogateescape"), nl=False)
         print_lines((*notes, f"would run: {dict(rows)['would run']}"))
@@ -193,10 +161,8 @@ def _show(
         for label, value in rows:
             say(f"{label if label != before else '':{width}}  {value}", hang=width + 2)
             before = label
-    if start is None:
-        limit = print_limits([submission])
-        start = dry_run(submission.resolved, submission.script)
-    print_start(start)
+    limit = print_limits([submission])
+    print_start(dry_run(submission.resolved, submission.script))
     say(NOTHING_DONE, err=True)
     if limit is not None:
         raise limit
@@ -223,34 +189,32 @@ def _ask_first(prepared: PreparedRun, request: Request) -> None:
         click.get_current_context().exit(1)
 
 
-def _resume(
-    name: str, request: Request, from_start: bool, how: SubmitOptions, allocation: Allocation | None
-) -> _Started:
+def _resume(name: str, request: Request, from_start: bool, how: SubmitOptions) -> _Started:
     """Resumes the run itself, or a new run from its checkpoint if the command line changes anything; `from_start` makes
     a new run without a checkpoint."""
     request = _request_for_run(request, "--resume")
     run = find_run(name, logs_folder())
-    # No checkpoint is removed until a job, or a note, holds it; a run in the allocation has the lock until its end.
-    with contextlib.nullcontext() if how.dry or allocation is not None else reading(run):
+    # No checkpoint is removed until a job, or a note, holds it.
+    with contextlib.nullcontext() if how.dry else reading(run):
         resumption = choose_resumption(run, request, from_start, how.dry)
         print_lines(resumption.notes)
         if isinstance(resumption, NewRun):
-            return _submit(resumption.prepared, resumption.parent, how, allocation)
-        return _start(resumption, how, allocation)
+            return _submit(resumption.prepared, resumption.parent, how)
+        return _start(resumption, how)
 
 
-def _branch(text: str, request: Request, how: SubmitOptions, allocation: Allocation | None) -> _Started:
+def _branch(text: str, request: Request, how: SubmitOptions) -> _Started:
     """Submits a new run from a checkpoint of the run that `text` names."""
     request = _request_for_run(request, "--branch")
     name, step = split_branch(text)
     branch = prepare_branch(find_run(name, logs_folder()), step, request)
     print_lines(branch.notes)
-    return _submit(branch.prepared, branch.parent, how, allocation)
+    return _submit(branch.prepared, branch.parent, how)
 
 
 def _request_for_run(request: Request, option: str) -> Request:
     """The request for a run's own experiment. Raises ConfigError if the command line names another one."""
-    ours = ("resume", "branch", "from_start", "wait", "here", "dry_run", "script", "yes", "force", "until")
+    ours = ("resume", "branch", "from_start", "wait", "dry_run", "script", "yes", "force", "until")
     on_line = on_command_line(*ours)
     others = [
         one.human_readable_name if one.name == "experiment" else option_name(one)

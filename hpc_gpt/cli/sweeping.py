@@ -63,9 +63,9 @@ def with_axes(request: Request, texts: Sequence[str], most: int) -> Request:
 
 def submit_sweep(request: Request, max_parallel: int | None, skip_unfit: bool, how: SubmitOptions) -> Answer:
     """Queues every row that can run, and prints the outcome of each; on this machine runs them all."""
-    if request.here or how.now:
-        option, one = "--grid" if request.grid else "--sweep", "--here" if request.here else "--now"
-        raise ConfigError(f"{one} starts one run, and {option} gives many", "--row NAME names one of them")
+    if how.now:
+        option = "--grid" if request.grid else "--sweep"
+        raise ConfigError(f"--now starts one run, and {option} gives many", "--row NAME names one of them")
     if not (request.sweep or request.grid):
         option = "--max-parallel" if max_parallel is not None else "--skip-unfit"
         raise ConfigError(f"{option} needs --sweep", f"add --sweep, or leave {option} out")

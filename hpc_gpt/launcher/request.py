@@ -49,9 +49,8 @@ class Request:
     """A request by the command line. `given` has the keys that it gives, `overrides` also those that follow from them.
 
     `sized`: the size of the run, or a sweep's row, is given. `until` says how far a verb that submits trains, empty if
-    that is not given; None for the other verbs. `here`: it runs in the user's allocation, and no job follows. `grid`
-    has the keys that `--grid` varies, over `row` if the file has rows. `device`: a plan is for nodes of this device,
-    without a profile.
+    that is not given; None for the other verbs. `grid` has the keys that `--grid` varies, over `row` if the file has
+    rows. `device`: a plan is for nodes of this device, without a profile.
     """
 
     experiment: str
@@ -67,7 +66,6 @@ class Request:
     sized: bool = True
     until: Until | None = None
     script: ScriptRequest | None = None
-    here: bool = False
     grid: tuple[GridAxis, ...] = ()
     device: str | None = None
     copies: Copies = field(default_factory=Copies, compare=False, repr=False)
@@ -259,8 +257,7 @@ def choose_profile(request: Request, queueing: bool) -> ClusterProfile:
             f"no cluster profile is chosen, and the fallback {FALLBACK} needs sbatch, which is not here",
             "--cluster local runs it on this machine; hpc-gpt profile detect --name NAME writes a cluster's profile",
         )
-    profile = load_profile(FALLBACK if chosen is None else chosen)
-    return replace(profile, chain="none") if request.here else profile
+    return load_profile(FALLBACK if chosen is None else chosen)
 
 
 def of_full_size(request: Request, profile: ClusterProfile) -> ClusterProfile:

@@ -44,7 +44,6 @@ from hpc_gpt.core.slurm.clients import check_reachable
 from hpc_gpt.core.slurm.requeue import requeue_of
 from hpc_gpt.launcher.attempts.decisions import read_history
 from hpc_gpt.launcher.changes import change_notes
-from hpc_gpt.launcher.here import no_script_here
 from hpc_gpt.launcher.prepare import earlier_runs, finish, predict_run
 from hpc_gpt.launcher.prepared import PreparedRun
 from hpc_gpt.launcher.request import Request
@@ -122,19 +121,13 @@ def choose_resumption(run: RunFolder, request: Request, from_start: bool, dry: b
 
 def profile_of(settings: Resolved, request: Request) -> ClusterProfile | None:
     """The profile of a new run that continues one with these settings; None for its own."""
-    profile = load_profile(request.cluster) if request.cluster is not None else None
-    if request.here and not requeue_of(settings.cluster).why_not(settings.cluster):
-        # Its job.sh would requeue the allocation.
-        profile = replace(profile or settings.cluster, chain="none")
-    return profile
+    return load_profile(request.cluster) if request.cluster is not None else None
 
 
 def _script_resumption(run: RunFolder, request: Request, from_start: bool, dry: bool) -> SameRun:
     """The resumption of a user's own job script, as stored in the run, with the options of _OPTIONS_ON_RESUME that the
     request gives."""
     script = read_stored(run.path / "provenance.json").get("script") or {}
-    if request.here:
-        raise no_script_here(str(script.get("path")))
     other = [key for key in request.given if key not in _OPTIONS_ON_RESUME]
     if from_start or other or request.until != Until():
         named = "--from-start" if from_start else other[0] if other else "--until"

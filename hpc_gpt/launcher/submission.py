@@ -50,9 +50,8 @@ from hpc_gpt.trainer.tokens.description import describe_data
 from hpc_gpt.trainer.tokens.run_data import ensure_data, located
 
 
-def overview(prepared: PreparedRun, logs: Path, in_allocation: bool = False) -> list[tuple[str, str]]:
-    """The (label, text) rows on a prepared run, for its user to read before the submission. `in_allocation`: it would
-    run in the user's allocation."""
+def overview(prepared: PreparedRun, logs: Path) -> list[tuple[str, str]]:
+    """The (label, text) rows on a prepared run, for its user to read before the submission."""
     run = prepared.resolved
     rows = [("run", f"{run.name}, in {from_here(logs / run.slug)}/<run id>"), *summary_rows(run)]
     if run.cluster.scheduler == "slurm" and prepared.job_script is None:
@@ -67,18 +66,16 @@ def overview(prepared: PreparedRun, logs: Path, in_allocation: bool = False) -> 
         rows += [("forecast", text) for text in prepared.forecast.texts]
     budget = run.job.max_gpu_hours
     rows += [("budget", "none" if budget is None else f"{budget:g} GPU-hours")]
-    command = _command(prepared, in_allocation)
+    command = _command(prepared)
     requested = _requested_by(prepared.script, command)
-    rows += [("asks Slurm", shlex.join(hide_words(requested)))] if requested and not in_allocation else []
+    rows += [("asks Slurm", shlex.join(hide_words(requested)))] if requested else []
     rows += [("output", text) for text in _outputs(run, array=bool(prepared.job_script and prepared.job_script.array))]
     return [*rows, ("would run", command)]
 
 
-def _command(prepared: PreparedRun, in_allocation: bool) -> str:
+def _command(prepared: PreparedRun) -> str:
     """The command that would submit it, as text."""
     run, script = prepared.resolved, prepared.job_script
-    if in_allocation:
-        return "bash job.sh, with HPC_GPT_RUN, in this allocation"
     if run.cluster.scheduler != "slurm":
         return f"bash job.sh, for each of {counted(run.tasks, 'rank')}"
     output = "--output=logs/…/slurm-%j.out"

@@ -24,6 +24,7 @@ from hpc_gpt.core.runs.provenance import check_weights_of, complete_run, config_
 from hpc_gpt.core.runs.retention import Retention
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.slurm.environment import ALLOCATION
 from hpc_gpt.trainer.checkpoints.checkpoint import Background, Checkpoints, Progress
 from hpc_gpt.trainer.engines.attention import AttentionRead
 from hpc_gpt.trainer.engines.library_patches import without_compiler
@@ -112,6 +113,7 @@ def _job_start(started: Mapping[str, object]) -> float | None:
     job = str(started.get("job_id", "")).partition("_")[0]
     slurm = os.environ.get("SLURM_JOB_START_TIME", "")
     is_own = bool(job) and job in (os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_ARRAY_JOB_ID"))
+    is_own &= ALLOCATION not in os.environ
     if slurm.isdigit() and is_own and not started.get("in_job"):
         return float(slurm)
     return float(noted) if isinstance(noted, int | float) else None

@@ -22,7 +22,7 @@ def options_of(command: click.Command, name: str = "hpc-gpt") -> list[tuple[str,
 # All options that take no value, of whatever verb.
 FLAGS = (
     "--all --allow-tp-across-nodes --begin-token --debug --dry-run --exclusive --failed --follow --force --from-start "
-    "--here --json --machine --max-model --max-seq --no-color --now --open --path --predictions --probe --quick --race "
+    "--json --machine --max-model --max-seq --no-color --now --open --path --predictions --probe --quick --race "
     "--script --sizes --skip-unfit --smoke --sweep --version --wait --watch --yes"
 )
 

@@ -27,7 +27,6 @@ COMMANDS = shown("hpc-gpt")
 NOT_RUN = {
     "submit --resume": "needs a run with a checkpoint: tests/cli/test_resuming.py",
     "submit --branch": "the same: tests/cli/test_branching.py",
-    "submit --here": "needs an allocation: tests/slurm/test_here.py",
     "submit big.toml": "what init writes, with tokens: tests/cli/test_init.py",
     "submit --model Llama-3.2-1B": "needs published weights: tests/core/weights",
     "submit demo --engine NAME": "of an engine to be written: tests/core/engines/test_seventh.py",

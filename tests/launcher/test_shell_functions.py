@@ -34,7 +34,7 @@ def bash(
 ) -> SimpleNamespace:
     """(code, printed) of the template's functions and then `end`, as a script `name` in the folder."""
     around = {"scheduler": "slurm", "slug": "a", "preflight": False, "node_suffix": None, "python_here": "the-python",
-              "cluster": {"chain": "none"}}  # fmt: skip
+              "cluster": {"chain": "none"}, "resolved": {"script": None}, "allocated_nodes": 2}  # fmt: skip
     text = LOADED.get_template(template).render({**around, **(facts or {})})
     (folder / name).write_text(f"{AROUND}{text}\n{end}\n")
     environment = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "HOSTNAME": "n1", **variables}
@@ -62,21 +62,22 @@ MAKE = (
     ],
 )
 def test_a_run_folder_is_made_where_it_belongs(tmp_path: Path, variables: dict, run: str, job: str) -> None:
-    done = bash(tmp_path, "run-folder.sh.j2", MAKE, **variables)
+    done = bash(tmp_path, "run-folder.sh.j2", MAKE, name="slurm_script", **variables)
     assert (done.code, done.err, done.out.splitlines()) == (0, "", [f"{tmp_path / run} {job}", "0"])
     assert (tmp_path / run / "attempts").is_dir()
-    assert (tmp_path / run / "job.sh").read_text() == (tmp_path / "job.sh").read_text()
+    assert (tmp_path / run / "job.sh").read_text() == (tmp_path / "slurm_script").read_text()
     assert (tmp_path / run / "resolved.json").read_text() == "{}\n"
     assert sorted(path.name for path in (tmp_path / run).iterdir()) == ["attempts", "job.sh", "resolved.json"]
 
 
 def test_a_run_folder_keeps_what_it_has(tmp_path: Path) -> None:
     known = {"SLURM_JOB_ID": "12"}
-    bash(tmp_path, "run-folder.sh.j2", MAKE, **known)
+    own = {"name": "slurm_script", **known}
+    bash(tmp_path, "run-folder.sh.j2", MAKE, **own)
     (tmp_path / "logs/a/12/resolved.json").write_text("mine")
-    assert bash(tmp_path, "run-folder.sh.j2", MAKE, **known).code == 0
+    assert bash(tmp_path, "run-folder.sh.j2", MAKE, **own).code == 0
     assert (tmp_path / "logs/a/12/resolved.json").read_text() == "mine"
-    other = bash(tmp_path, "run-folder.sh.j2", MAKE + " # another", **known)
+    other = bash(tmp_path, "run-folder.sh.j2", MAKE + " # another", **own)
     assert (other.code, other.out) == (1, "")
     assert other.err == (
         f"Error: HPC_GPT_RUN names the run of another script: {tmp_path}/logs/a/12\n\n"
@@ -84,12 +85,31 @@ def test_a_run_folder_keeps_what_it_has(tmp_path: Path) -> None:
     )
 
 
+def test_an_allocation_of_the_users_own_has_a_run_for_each_script(tmp_path: Path) -> None:
+    """Which is found again by the same script, in as many nodes as it needs; at its end it says how it continues."""
+    own = {"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "3"}
+    end = 'make_run_folder; echo "$HPC_GPT_RUN $((HPC_GPT_ALLOCATION == $$)) $SLURM_NNODES $SLURM_JOB_NUM_NODES"; n=1'
+    first, again = (bash(tmp_path, "run-folder.sh.j2", f"{end}; exit 3", **own) for _ in "12")
+    other = bash(tmp_path, "run-folder.sh.j2", f"{end} # another", **own)
+    assert first.out == again.out
+    run = first.out.split()[0]
+    assert re.fullmatch(rf"{tmp_path}/logs/a/12-\d+ 1 2 2\n", first.out)
+    assert other.out.split()[0] not in (run, "")
+    assert (first.code, first.err) == (
+        3,
+        f"attempt 1 has ended with exit code 3; unless the run is done, HPC_GPT_RUN={run} bash {run}/job.sh continues "
+        f"it in an allocation, hpc-gpt submit --resume {run} in a job of its own\n",
+    )
+    element = bash(tmp_path, "run-folder.sh.j2", f"{end}", **own, HPC_GPT_ELEMENT="9_3")
+    assert (element.out, element.err) == (f"{tmp_path}/logs/a/12 0  3\n", "")
+
+
 def test_a_run_folder_needs_a_job_and_a_place(tmp_path: Path) -> None:
     alone = bash(tmp_path, "run-folder.sh.j2", MAKE)
     assert (alone.code, alone.out) == (2, "")
     assert alone.err == "Error: this script runs inside a Slurm job\n\nhint: sbatch job.sh\n"
     (tmp_path / "taken").write_text("")
-    done = bash(tmp_path, "run-folder.sh.j2", MAKE, SLURM_JOB_ID="12", HPC_GPT_LOGS="taken")
+    done = bash(tmp_path, "run-folder.sh.j2", MAKE, name="slurm_script", SLURM_JOB_ID="12", HPC_GPT_LOGS="taken")
     assert (done.code, done.out) == (1, "")
     assert "Error: cannot make the run folder taken/a/12\n\nhint: set HPC_GPT_LOGS to a folder that n1 can" in done.err
 

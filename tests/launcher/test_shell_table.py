@@ -50,9 +50,9 @@ def ran(
         # As each bash before 5.1 it writes here-documents to files.
         **({"TMPDIR": str(disk), "BASH_COMPAT": "50"} if disk else {}),
     }  # fmt: skip
-    (folder / "bin/job.sh").write_text(f"set -o pipefail\n{text or functions(chain)}\n{end}\n")
-    done = subprocess.run(["bash", folder / "bin/job.sh"], env=environment, cwd=folder, capture_output=True, text=True,
-                          check=False)  # fmt: skip
+    (folder / "bin/slurm_script").write_text(f"set -o pipefail\n{text or functions(chain)}\n{end}\n")
+    line = ["bash", folder / "bin/slurm_script"]
+    done = subprocess.run(line, env=environment, cwd=folder, capture_output=True, text=True, check=False)
     calls = (folder / "calls").read_text().splitlines() if (folder / "calls").exists() else []
     return done.returncode, (done.stdout + done.stderr).splitlines(), calls
 
@@ -227,6 +227,28 @@ def test_a_run_continues_in_what_slurm_takes(
     code, found, calls = ran(tmp_path, "requeue", end, scontrol=scontrol, sbatch=sbatch)
     assert (code, found) == (1 if "Nothing" in shown else 0, said)
     assert calls == [line.format(run=tmp_path / "run") for line in asked]
+
+
+@pytest.mark.parametrize("chain", ["requeue", "singleton", "none"])
+@pytest.mark.parametrize("answers", ["again 30 =n3 8,9 5", "stop 0 - 8,9 5", "-\n-"])
+def test_in_an_allocation_nothing_is_asked_of_slurm(tmp_path: Path, chain: str, answers: str) -> None:
+    """Also at the allocation's limit, where a job is put back before it is judged."""
+    (tmp_path / "run/attempts/1").mkdir(parents=True)
+    (tmp_path / "answers").write_text(f"{answers}\n{answers}\n")
+    end = "export HPC_GPT_ALLOCATION=5; n=1 rc=5 attempt=$HPC_GPT_RUN/attempts/1 python=(the-python); continue_or_end"
+    scontrol = 'echo "JobState=RUNNING Reason=TimeLimit Restarts=0"'
+    code, _, calls = ran(tmp_path, chain, f'{end}; exit "$rc"', scontrol=scontrol, the_python=ANSWERS)
+    asked = [call for call in calls if not call.startswith("the-python")]
+    assert (code, asked) == (5, [SHOWS])
+
+
+def test_ctrl_c_in_an_allocation_requests_a_stop(tmp_path: Path) -> None:
+    end = "use_allocation; attempt=$HPC_GPT_RUN/attempts; start_attempt; kill -INT $$; exit 4"
+    code, said, calls = ran(tmp_path, "requeue", end)
+    assert (code, calls, (tmp_path / "run/stop.7").exists()) == (4, [], True)
+    assert said[1].startswith("attempt 1 has ended with exit code 4; unless the run is done, ")
+    assert (tmp_path / "run/attempts/1/asked/stop-1.json").exists()
+    assert json.loads((tmp_path / "run/attempts/1/attempt.json").read_text())["allocation"] is True
 
 
 @pytest.mark.parametrize("chain", ["requeue", "singleton"])

@@ -114,6 +114,11 @@ class Attempt:
         return self.job_id, int(self.started().get("restart") or 0)
 
     @property
+    def in_allocation(self) -> bool:
+        """Whether the attempt runs in an allocation of the user's own: its script is not the job's batch script."""
+        return self.started().get("allocation") is True
+
+    @property
     def restarts_in_job(self) -> int:
         """The number of restarts inside the job that have led to the attempt; 0 if it is the first of its job's
         start."""

@@ -2,8 +2,6 @@
 templates/slurm/requeue/NAME.sh.j2.
 """
 
-import os
-
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.cluster import Chain, ClusterProfile
 from hpc_gpt.core.settings.resolved import JOB_NAME_BYTES, Resolved, folder_name
@@ -35,14 +33,12 @@ class Requeue:
 
 
 class NoRequeue(Requeue):
-    """A run has one job. So has `submit --here`, where a requeue would put the user's allocation back."""
+    """A run has one job."""
 
     flag = "--no-requeue"
     follows = ""
 
     def why_not(self, profile: ClusterProfile) -> str:
-        if os.environ.get("HPC_GPT_START"):
-            return "it runs in your own allocation, by submit --here"
         return f'chain = "none" in profile {profile.name}'
 
 

@@ -5,6 +5,7 @@ last saved step, its cost) is read from the run folder alone.
 """
 
 import json
+import os
 import re
 import signal
 import sys
@@ -23,6 +24,7 @@ from hpc_gpt.core.ends.run_state import facts_before, is_lost_here, read_end
 from hpc_gpt.core.ends.state import class_of, is_after_exit_0
 from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import read_text, replace_whole, write_once
+from hpc_gpt.core.runs import lock
 from hpc_gpt.core.runs.checkpoints import MEGATRON, command_of, newest_checkpoint, saved_step, work_folder
 from hpc_gpt.core.runs.disk_space import free_space_text, is_full
 from hpc_gpt.core.runs.heartbeats import end_time_of, gpu_seconds, gpus_of
@@ -31,6 +33,7 @@ from hpc_gpt.core.runs.race import is_race, measured, read_visits
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.directives import restarts_in_job
+from hpc_gpt.core.slurm.environment import ALLOCATION
 from hpc_gpt.launcher.attempts.restart import why_not
 from hpc_gpt.reader.attempt_cause import read_cause
 
@@ -228,6 +231,13 @@ def other_jobs(run: RunFolder, job_id: str) -> list[str]:
     """The ids of the run's other Slurm jobs. A shell reads them, so anything else is dropped."""
     jobs = dict.fromkeys(line["job_id"] for line in run.submissions() if line.get("job_id"))
     return [other for other in jobs if other != job_id and re.fullmatch(r"[0-9]+(_[0-9]+)?", other)]
+
+
+def script_holder(job_id: str) -> lock.Holder:
+    """The holder of the run's lock for the script that asks: its Slurm job; in an allocation of the user's own its
+    process, as the allocation's other processes are not the run's."""
+    pid = os.environ.get(ALLOCATION)
+    return lock.process_holder(int(pid)) if pid else lock.job_holder(job_id)
 
 
 def forget_stop(run: RunFolder, attempt: Attempt) -> None:

@@ -35,6 +35,7 @@ from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.slurm.clients import REVOKED
+from hpc_gpt.core.slurm.environment import ALLOCATION
 from hpc_gpt.core.slurm.hosts import first_host
 from hpc_gpt.launcher.attempts.decisions import (
     NEXT_MARK,
@@ -45,6 +46,7 @@ from hpc_gpt.launcher.attempts.decisions import (
     forget_stop,
     other_jobs,
     read_history,
+    script_holder,
     write_verdict,
 )
 
@@ -92,6 +94,9 @@ def decide_start(run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: floa
     def refuse(ended: str, why: str, code: int) -> str:
         return _refuse(run, attempt, resolved, Verdict(False, ended, ended, why), now, code)
 
+    # In an allocation another script of the same job may run: an attempt without a verdict may be that one's.
+    if ALLOCATION in os.environ and (why := _take_lock(run, own_job, slurm)):
+        return refuse("refused", why, 1)
     for other in not_judged(run, attempt):
         job_id = other.job_id
         state = slurm.queue.get(job_id, "")
@@ -141,8 +146,9 @@ def _take_lock(run: RunFolder, own_job: str, slurm: SlurmStates) -> str:
         return other.slurm_job == own_job or not slurm_has_ranks(slurm.queue.get(other.slurm_job, ""))
 
     try:
-        if own_job and "HPC_GPT_START" not in os.environ:  # the command that started it in an allocation has it
-            lock.take(run, lock.job_holder(own_job), is_gone)
+        taker = script_holder(own_job)
+        if own_job and lock.holder(run) != taker:  # at a restart in the job it has it
+            lock.take(run, taker, is_gone)
     except lock.RunLocked as fault:
         job_id = (holder := lock.holder(run)) and holder.slurm_job
         return f"job {job_id} already runs this run" if job_id else f"{fault}: {fault.hint}"
@@ -166,6 +172,8 @@ def _ended_before(
     last = counted[-1]
     if last.ended == "done":
         return Verdict(False, "done", "done", f"attempt {last.number} has finished the training")
+    if ALLOCATION in os.environ:  # the user has started it by hand
+        return None
     attempt = next(start for start in earlier if start.number == last.number)
     verdict = attempt.verdict()
     if verdict.get("go_on") is not False:
@@ -249,10 +257,10 @@ def main(arguments: Sequence[str]) -> int:
         else:
             answer = decide_start(run, attempt, read_slurm(sys.stdin), time.time(), int(left))
             if answer.startswith(f"{NEXT_MARK} go "):
-                # The port follows from the job's id (in an allocation, from the job and the process of submit --here),
-                # so two jobs on a host have different ports. Each attempt of the job has another port, in case the
-                # one before was taken.
-                start = os.environ.get("HPC_GPT_START") or os.environ.get("SLURM_JOB_ID", "").partition("_")[0]
+                # The port follows from the job's id, in an allocation also from the script's process, so two starts on
+                # a host have different ports. Each attempt of the job has another port, in case the one before was
+                # taken.
+                start = f"{os.environ.get('SLURM_JOB_ID', '').partition('_')[0]} {os.environ.get(ALLOCATION, '')}"
                 begins = sum(map(int, re.findall(r"\d+", start)))
                 started = attempt.started()
                 answer += f" {free_port(begins, (started.get('restart') or 0) + (started.get('in_job') or 0))}"

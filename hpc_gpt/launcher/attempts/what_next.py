@@ -44,6 +44,7 @@ from hpc_gpt.launcher.attempts.decisions import (
     forget_stop,
     look_again,
     other_jobs,
+    script_holder,
     with_free_space,
 )
 from hpc_gpt.launcher.attempts.script_end import end_script
@@ -117,7 +118,7 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     finally:
         if not line.startswith(f"{NEXT_MARK} restart"):
-            lock.release(run, lock.job_holder(attempt.job_id))
+            lock.release(run, script_holder(attempt.job_id))
     return 0
 
 

@@ -18,7 +18,7 @@ from hpc_gpt.core.ends.end_policy import cannot_continue
 from hpc_gpt.core.ends.failures import GOOD, LIVE, STARTED
 from hpc_gpt.core.ends.run_state import mark_of, newest_chain, newest_submission
 from hpc_gpt.core.engines import engine_named
-from hpc_gpt.core.errors import JobFailed, OsErrorAs, RunFolderError, UserError
+from hpc_gpt.core.errors import JobFailed, JobRefused, OsErrorAs, RunFolderError, UserError
 from hpc_gpt.core.files import hint_on, read_json
 from hpc_gpt.core.gone import refuse_gone
 from hpc_gpt.core.process import send, send_to
@@ -48,6 +48,7 @@ LOCAL_POLL_S = 0.5
 _NOT_YOURS = (
     "if it belongs to another user: hpc-gpt stop asks a run that trains to save and end, and its user can cancel it"
 )
+_STOP_THERE = "hpc-gpt stop {run} saves and ends it"
 SLURM_POLL_S = 5.0
 # A run that stays `unknown` this long has ended.
 UNKNOWN_S = 30.0
@@ -149,8 +150,8 @@ def _impossible(run: RunFolder, verb: str) -> str:
         refuse_gone(resolved.gone, f"run {run.run_id}")
     if why := engine_named(resolved.engine.name).why_not(verb, resolved):
         return why
-    if verb == "requeue" and newest_submission(run).get("allocation"):
-        return "it runs in an allocation of yours: stop it, and resume it with submit --here --resume"
+    if verb == "requeue" and (attempts := run.attempts()) and attempts[-1].in_allocation:
+        return f"it runs in an allocation of your own: {_STOP_THERE.format(run=run.run_id)}"
     if verb == "requeue" and (why := cannot_continue(resolved, requeue=True)):
         return f"{why}: stop it, and resume it with submit --resume"
     return ""
@@ -275,6 +276,9 @@ def _live_submission(run: RunFolder, status: RunStatus) -> dict[str, Any] | None
 def _end(run: RunFolder, line: dict[str, Any], save: bool) -> str:
     """Marks and signals the run's jobs. A local controller passes either signal on and gives its ranks time to save."""
     job_id = mark_of(line) or str(line["job_id"])
+    if (attempts := run.attempts()) and attempts[-1].in_allocation and attempts[-1].job_id == job_id:
+        message = f"run {run.run_id} runs in an allocation of your own, job {job_id}, which a cancel would end"
+        raise JobRefused(message, _STOP_THERE.format(run=run.run_id))
     is_local = line.get("scheduler") == "local"
     # A local job's id is a pid. If its line in submissions.jsonl is lost, the pid would be passed to scancel.
     scheduler = None
@@ -332,16 +336,16 @@ def await_measurements(run: RunFolder) -> None:
             time.sleep(_POLL_S / 10)
 
 
-def check_end(run: RunFolder, status: RunStatus, hint: str = "") -> None:
-    """Raises JobFailed, with a `hint`, if a run has ended in a state that is not in GOOD."""
+def check_end(run: RunFolder, status: RunStatus) -> None:
+    """Raises JobFailed if a run has ended in a state that is not in GOOD."""
     if status.state not in GOOD:
         end = f"run {run.run_id}: {describe(status)}"
-        raise JobFailed(f"{end}; {status.cause}" if status.cause else end, hint or f"hpc-gpt why {run.run_id}")
+        raise JobFailed(f"{end}; {status.cause}" if status.cause else end, f"hpc-gpt why {run.run_id}")
 
 
-def end_of_wait(run: RunFolder, status: RunStatus, hint: str = "") -> None:
+def end_of_wait(run: RunFolder, status: RunStatus) -> None:
     """Prints how a run has ended, and the next command. Raises as `check_end`."""
-    check_end(run, status, hint)
+    check_end(run, status)
     sys.stderr.write(f"run {run.run_id}: {describe(status)}\nnext: hpc-gpt report {quote(name_here(run))}\n")
 
 

@@ -33,6 +33,7 @@ from hpc_gpt.core.runs.record import finite
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.secrets import without_secrets
 from hpc_gpt.core.slurm.directives import outlives_nodes
+from hpc_gpt.core.slurm.environment import ALLOCATION
 from hpc_gpt.core.slurm.hosts import first_host
 from hpc_gpt.trainer.preflight import script_node
 from hpc_gpt.trainer.preflight.left_over import LeftOver
@@ -309,7 +310,7 @@ def _nodes_line(run: RunFolder, number: int, nodes: Sequence[str], command: Sequ
     if preflight.ended:
         return _end_line(*preflight.ended)
     chosen = preflight.chosen
-    if outlives_nodes(resolved):
+    if outlives_nodes(resolved) and ALLOCATION not in os.environ:
         _watch_script_node(run.attempt(number), nodes, chosen, command)
     return f"nodes {','.join(chosen)} {ports.get(chosen[0]) or os.environ.get('MASTER_PORT', '')}"
 

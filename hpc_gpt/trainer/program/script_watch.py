@@ -36,6 +36,7 @@ from hpc_gpt.core.runs.provenance import complete_run, list_gpus
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.runs.stored import read_stored_lines
 from hpc_gpt.core.settings.sized import params
+from hpc_gpt.core.slurm.environment import ALLOCATION
 from hpc_gpt.core.slurm.script_lines import globs_of
 from hpc_gpt.reader.live_lines import LiveLines
 from hpc_gpt.trainer.program.job_script import submits_again
@@ -373,7 +374,7 @@ class ScriptWatch:
             number = signal.Signals[f"SIG{self._command.stop_signal}"]
         targets = [(pid, started) for pid in to_signal(self._body, number) if (started := start_time(pid))]
         job = os.environ.get("HPC_GPT_JOB")
-        if job:
+        if job and ALLOCATION not in os.environ:
             line = ["scancel", "--quiet", f"--signal={number.name.removeprefix('SIG')}", job]
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(line, timeout=20, check=False, capture_output=True)

@@ -18,7 +18,7 @@
 #   120 s before the time limit Slurm sends USR2: the ranks save and end, and the job continues from the queue.
 
 # Texts of the experiment and the profile are in single quotes, unchanged.
-# shellcheck disable=SC2016,SC1003
+# shellcheck disable=SC2016,SC1003,SC2089,SC2090,SC2317,SC2329
 set -o pipefail
 
 # --- environment ---------------------------------------------------------------------------------------------------
@@ -30,8 +30,7 @@ unset "${!TORCHELASTIC_@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_BIND@}"
 # Python imports from PYTHONPATH, never from the current folder. Byte code in a cache would run instead of the submitted.
 export PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"
-# Since Slurm 22.05 srun does not take the job's CPUs per task by itself.
-[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
+[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK" # not by itself since Slurm 22.05
 # NCCL turns a hang into an error, and the flight recorder writes every rank's last collectives.
 export NCCL_DEBUG="${NCCL_DEBUG:-WARN}" TORCH_NCCL_ASYNC_ERROR_HANDLING="${TORCH_NCCL_ASYNC_ERROR_HANDLING:-1}"
 export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_FR_BUFFER_SIZE=2000
@@ -75,15 +74,22 @@ keep() { # keep NAME: writes stdin to the file NAME of the run folder, unless it
   rm -f -- "$aside"
   [ -e "$HPC_GPT_RUN/$1" ]
 }
+use_allocation() { # one of the user's own, as this is not its batch script: nothing asks Slurm to requeue, cancel, update or queue a job
+  export HPC_GPT_ALLOCATION=$$ SLURM_NNODES=1 SLURM_JOB_NUM_NODES=1 # it may have more nodes
+  at_interrupt='mkdir -p -- "$attempt/asked" && : >"$attempt/asked/stop-1.json" >"$HPC_GPT_RUN/stop.$HPC_GPT_JOB"' # as hpc-gpt stop
+  at_exit='printf "attempt %s has ended with exit code %d; unless the run is done, HPC_GPT_RUN=%q bash %q continues it in an allocation, hpc-gpt submit --resume %q in a job of its own\n" "${n:-0}" "$?" "$HPC_GPT_RUN" "$HPC_GPT_RUN/job.sh" "$HPC_GPT_RUN" >&4'
+  exec 4>&2 && trap 'eval "$at_exit"' EXIT
+}
 make_run_folder() { # the first start stores this script and its settings there; the folder of another script is refused
   [ -n "${SLURM_JOB_ID:-}" ] || die "this script runs inside a Slurm job" "sbatch $(printf %q "$0")" 2
   # An element of an array has the array's id and its number as its name: its own job id may be that of the whole array.
   export HPC_GPT_JOB="${HPC_GPT_ELEMENT:-$SLURM_JOB_ID}"
-  unset in_job HPC_GPT_ELEMENT SBATCH_CLUSTERS SLURM_CLUSTERS # commands are for the cluster that the job is on
-  HPC_GPT_RUN="${HPC_GPT_RUN:-${HPC_GPT_LOGS:-${SLURM_SUBMIT_DIR:-$PWD}/logs}/demo/$SLURM_JOB_ID}"
+  unset in_job HPC_GPT_ALLOCATION HPC_GPT_ELEMENT SBATCH_CLUSTERS SLURM_CLUSTERS # commands are for the cluster that the job is on
+  # sbatch names its copy of a script slurm_script; an element of a sweep's array becomes its job.sh
+  [ "${BASH_SOURCE[0]##*/}" = slurm_script ] || [ "$HPC_GPT_JOB" != "$SLURM_JOB_ID" ] || use_allocation
+  export HPC_GPT_RUN="${HPC_GPT_RUN:-${HPC_GPT_LOGS:-${SLURM_SUBMIT_DIR:-$PWD}/logs}/demo/$SLURM_JOB_ID${HPC_GPT_ALLOCATION:+-$(cksum <"${BASH_SOURCE[0]}" | cut -d " " -f 1)}}"
   { mkdir -p -- "$HPC_GPT_RUN/attempts" && HPC_GPT_RUN=$(cd -- "$HPC_GPT_RUN" && pwd); } ||
     die "cannot make the run folder $HPC_GPT_RUN" "set HPC_GPT_LOGS to a folder that $HOSTNAME can write"
-  export HPC_GPT_RUN
   [ -e "$HPC_GPT_RUN/job.sh" ] || keep job.sh <"${BASH_SOURCE[0]}" || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
   cmp -s "${BASH_SOURCE[0]}" "$HPC_GPT_RUN/job.sh" ||
     die "HPC_GPT_RUN names the run of another script: $HPC_GPT_RUN" "unset HPC_GPT_RUN, or submit that run's own job.sh"
@@ -95,16 +101,15 @@ start_attempt() { # makes attempts/<n>, $attempt, and redirects all output into 
     [ -d "$HPC_GPT_RUN/attempts/$n" ] || die "cannot write in $HPC_GPT_RUN/attempts" "is the disk full or read-only?"
     n=$((n + 1))
   done
-  attempt="$HPC_GPT_RUN/attempts/$n"
+  attempt="$HPC_GPT_RUN/attempts/$n" && mkdir -- "$attempt/flight"
   export HPC_GPT_ATTEMPT=$n in_job TORCH_FR_DUMP_TEMP_FILE="$attempt/flight/rank-"
-  mkdir -- "$attempt/flight"
-  printf '{"attempt": %d, "job_id": "%s", "restart": %d, "in_job": %d, "node_list": "%s", "gpus": %d, "started": %d, "boot": "%s", "uptime": %s}\n' \
-    "$n" "$HPC_GPT_JOB" "${SLURM_RESTART_COUNT:-0}" "$in_job" "$SLURM_JOB_NODELIST" \
+  printf '{"attempt": %d, "job_id": "%s", "restart": %d, "in_job": %d, %s"node_list": "%s", "gpus": %d, "started": %d, "boot": "%s", "uptime": %s}\n' \
+    "$n" "$HPC_GPT_JOB" "${SLURM_RESTART_COUNT:-0}" "$in_job" "${HPC_GPT_ALLOCATION:+\"allocation\": true, }" "$SLURM_JOB_NODELIST" \
     $((SLURM_JOB_NUM_NODES * 4)) "$(date +%s)" \
     "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)" "$(cut -d ' ' -f 1 /proc/uptime 2>/dev/null || echo 0)" >"$attempt/attempt.json"
   echo "run folder $HPC_GPT_RUN, attempt $n, output in attempts/$n/log"
   exec >>"$attempt/log" 2>&1
-  trap : TERM INT USR2 # signals are for the ranks: this script continues the run after them
+  trap : TERM USR2 && trap 'eval "${at_interrupt:-:}"' INT # signals are for the ranks: this script continues the run after them
 }
 say_ended() { # say_ended CLASS CAUSE: writes ended.json, unless the trainer has written it
   [ ! -e "$attempt/ended.json" ] || return 0
@@ -191,7 +196,6 @@ first_host() { # first_host NODES: prints its name, or Slurm's address of it; wi
     fail "the host $host has no address" "if $host-ib has one, set node_suffix in the profile; else export HPC_GPT_MASTER_ADDR"
   echo "${address:-$host}"
 }
-# shellcheck disable=SC2317,SC2329
 be_in_time() { # at the time limit, ranks that hang or still save have KillWait without its last $last_s seconds
   trap '' TERM # a later TERM must not end the processes that start now
   (
@@ -214,8 +218,7 @@ run_ranks() { # run_ranks COMMAND: waits for its end; sets $rc to its exit code
   trap be_in_time TERM
   while kill -0 "$waits" 2>/dev/null; do wait "$waits" 2>/dev/null; rc=$?; done
   trap : TERM
-  # A signal interrupts the wait, and bash may then lose the exit code; the file has it.
-  if read -r code 2>/dev/null <"$attempt/.code"; then rc=$code; fi
+  if read -r code 2>/dev/null <"$attempt/.code"; then rc=$code; fi # bash may lose it if a signal interrupts the wait
   rm -f -- "$attempt/.code"; rmdir -- "$attempt/flight" 2>/dev/null
 }
 # --- what comes next -----------------------------------------------------------------------------------------------
@@ -247,7 +250,7 @@ requeue_job() { # asks again while the controller restarts, unless it got the re
   return 1
 }
 put_back_in_time() { # KillWait is running, so it first requests another attempt. If Python does not judge in time, that attempt's start does
-  [ "$(shown_as Reason)" = TimeLimit ] || return 0
+  [ -z "${HPC_GPT_ALLOCATION:-}" ] && [ "$(shown_as Reason)" = TimeLimit ] || return 0
   patience_s=$((${last_s:-10} / 3))
   [ ! -e "$HPC_GPT_RUN/cancelled.$HPC_GPT_JOB" ] && [ ! -e "$HPC_GPT_RUN/stop.$HPC_GPT_JOB" ] || return 0
   if [ -e "$attempt/ended.json" ]; then grep -qs '"requeue": true' "$attempt/ended.json"; else [ "${rc:-1}" != 0 ]; fi || return 0
@@ -276,8 +279,7 @@ continue_run() { # continue_run PAUSE_S NODES JOBS: starts another attempt, in s
     echo "back to the queue: scontrol requeue $HPC_GPT_JOB"
     requeue_job || die "Slurm does not requeue job $HPC_GPT_JOB" "chain = \"singleton\" in the profile does without requeues; $resume"
   fi
-  # A requeued job has only KillWait from here on.
-  [ "$pause" = 0 ] || change "$next" "StartTime=now+$pause"
+  [ "$pause" = 0 ] || change "$next" "StartTime=now+$pause" # a requeued job has only KillWait from here on
   [ "$nodes" = - ] || change "$next" "ExcNodeList$nodes"
 }
 continue_or_end() { # Python's line: again|restart|stop PAUSE_S NODES JOBS CODE. Its argument: how the pause before a restart ended
@@ -286,7 +288,7 @@ continue_or_end() { # Python's line: again|restart|stop PAUSE_S NODES JOBS CODE.
   ask_chain what_next "$rc" "$shown" "$@" || answer_without_python
   # shellcheck disable=SC2086
   set -- $answer && rc=${5:-$rc}
-  if [ "$1" = again ]; then continue_run "$2" "$3" "$4"; fi
+  if [ "$1" = again ] && [ -z "${HPC_GPT_ALLOCATION:-}" ]; then continue_run "$2" "$3" "$4"; fi
 }
 restarts_here() { # whether the next attempt starts in this job; after the pause Python looks at the job again
   [[ ! $answer =~ ^restart\ ([1-9][0-9]*) ]] || { sleep "${BASH_REMATCH[1]}" & wait "$!"; continue_or_end "$?"; }

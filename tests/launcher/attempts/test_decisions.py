@@ -265,17 +265,31 @@ def test_a_chain_of_none_and_a_cancel_stop() -> None:
 def test_two_runs_in_one_allocation_have_two_ports(capsys, monkeypatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     ports = set()
-    for pid in (1200, 1201):
-        monkeypatch.setenv("HPC_GPT_START", f"7-{pid}")
+    for pid in (os.getpid(), os.getppid()):  # of two scripts
+        monkeypatch.setenv("HPC_GPT_ALLOCATION", str(pid))
         monkeypatch.setattr("sys.stdin", StringIO())
-        run = slurm_run(f"7-{pid}", chain="none")
-        ask_to_start([str(run.path), str(start(run, job_id=f"7-{pid}").number), "1", "asked"])
+        run = slurm_run()
+        ask_to_start([str(run.path), str(start(run).number), "1", "asked"])
         ports.add(capsys.readouterr().out.split()[-1])
     assert len(ports) == 2
-    after(run, start(run, "port_taken", job_id="7-1201"))
+    after(run, start(run, "port_taken"))
     why = run.attempts()[-1].verdict()["why"]
     assert "profile" not in why
-    assert "it runs in your own allocation, by submit --here" in why
+    assert "it runs in an allocation of your own" in why
+
+
+def test_a_second_script_in_the_allocation_waits_for_the_first_to_end(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    run = slurm_run()
+    said = []
+    for pid in (os.getppid(), os.getpid()):
+        monkeypatch.setenv("HPC_GPT_ALLOCATION", str(pid))
+        monkeypatch.setattr("sys.stdin", StringIO())
+        ask_to_start([str(run.path), str(start(run).number), "1", "asked"])
+        said.append(capsys.readouterr())
+    assert [each.out.split()[1] for each in said] == ["go", "stop"]
+    assert f"run {run.run_id} is being trained by process {os.getppid()} on " in said[1].err
+    assert not run.attempt(1).verdict(), "the first one's is its own"
 
 
 def test_the_links_of_a_chain_are_named() -> None:

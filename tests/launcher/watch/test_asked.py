@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.core.errors import JobFailed
+from hpc_gpt.core.errors import JobFailed, JobRefused
 from hpc_gpt.launcher.watch import control
 from hpc_gpt.launcher.watch.status import NO_ANSWER, RunStatus
 from hpc_gpt.launcher.watch.sweep_rows import fold
@@ -16,7 +16,6 @@ from tests.made_runs import a_run, unsubmitted_run, with_job
 AT_WORK = RunStatus("r", "demo", "running", None, "slurm", "7", 1)
 MEGATRON = {"engine__name": "megatron-lm"}
 UNSAVED = {"train__save_last": False}
-ALLOCATED = "it runs in an allocation of yours: stop it, and resume it with submit --here --resume"
 # (its settings, its state, the verb, what it answers); `- ` is before what is refused
 ASKED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({}, {}, "stop", "asked to save after this step and end"),
@@ -51,7 +50,6 @@ ASKED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
         "save",
         "- Megatron-LM saves as often as train.save_every says, and when it ends: stop or requeue it",
     ),
-    ({}, {"allocation": "7"}, "requeue", f"- {ALLOCATED}"),
     (
         {},
         {"state": "pending", "begun": False},
@@ -66,7 +64,7 @@ ASKED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("settings", "state", "verb", "words"), ASKED)
 def test_a_run_answers_what_it_is_asked(settings, state, verb, words, own_folders) -> None:
-    line = {key: state[key] for key in ("allocation", "lost") if key in state}
+    line = {key: state[key] for key in ("lost",) if key in state}
     run = with_job(unsubmitted_run("generic-slurm", **settings), "7", **line)
     if state.get("begun", True):
         run.new_attempt()
@@ -77,6 +75,17 @@ def test_a_run_answers_what_it_is_asked(settings, state, verb, words, own_folder
     assert [path.name for path in run.path.glob("stop.*")] == ["stop.7"] * stops
     at_work = not asked.refused and state.get("begun", True)
     assert (asked.attempt is not None, asked.request is not None) == (at_work, at_work)
+
+
+def test_an_allocation_of_the_users_own_is_neither_requeued_nor_cancelled(own_folders) -> None:
+    run = unsubmitted_run("generic-slurm")
+    (run.new_attempt().folder / "attempt.json").write_text('{"attempt": 1, "job_id": "7", "allocation": true}')
+    asked, stop = control._ask(run, "requeue", AT_WORK), f"hpc-gpt stop {run.run_id} saves and ends it"
+    assert (asked.refused, asked.message) == (True, f"it runs in an allocation of your own: {stop}")
+    with pytest.raises(JobRefused, match="in an allocation of your own, job 7, which a cancel would end") as fault:
+        control.cancel_run(run, AT_WORK)
+    assert fault.value.hint == stop
+    assert not run.is_cancelled("7")
 
 
 @pytest.mark.parametrize(
@@ -99,13 +108,10 @@ def test_a_status_is_one_line(status: dict[str, Any], words: str) -> None:
 
 def test_how_runs_have_ended_is_said_or_raised(monkeypatch, capsys) -> None:
     run, row = a_run(), replace(AT_WORK, state="nan", step=3, steps=9, cause="8 steps")
-    for status, hint, words in (
-        (row, "", f"run {run.run_id}: nan  step 3/9; 8 steps | hpc-gpt why {run.run_id}"),
-        (replace(row, cause=None), "look", f"run {run.run_id}: nan  step 3/9 | look"),
-    ):
+    for status, words in ((row, "nan  step 3/9; 8 steps"), (replace(row, cause=None), "nan  step 3/9")):
         with pytest.raises(JobFailed) as fault:
-            control.end_of_wait(run, status, hint)
-        assert f"{fault.value} | {fault.value.hint}" == words
+            control.end_of_wait(run, status)
+        assert f"{fault.value} | {fault.value.hint}" == f"run {run.run_id}: {words} | hpc-gpt why {run.run_id}"
     control.end_of_wait(run, replace(row, state="stopped"))
     assert capsys.readouterr().err == f"run {run.run_id}: stopped  step 3/9\nnext: hpc-gpt report {run.run_id}\n"
     ends = [replace(row, run="a", state="done"), replace(row, run="b"), replace(row, run="c", row="x", state="error")]

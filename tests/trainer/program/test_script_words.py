@@ -23,7 +23,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("--lr 1 --seed 2 --amp -x", "--lr,1,--seed,2,--amp,-x,"),
         ("-- --dry-run --cluster local", "--dry-run,--cluster,local,"),
-        ("--lr 1 -- --here -- x", "--lr,1,--here,--,x,"),
+        ("--lr 1 -- --json -- x", "--lr,1,--json,--,x,"),
         ("--", ","),
     ],
 )
@@ -51,8 +51,8 @@ def test_an_option_before_the_script_too_is_the_scripts(place: Path, before: str
     assert f'slurm_script" {after} <&3' in said.stdout
     assert not (place / "logs").exists()
     # Another one is refused, as before.
-    other = in_process("submit", *before.split(), "a b.slurm", *after.split(), "--here", cwd=place, code=2)
-    assert "--here is after a b.slurm, so it would go to the script" in other.stderr
+    other = in_process("submit", *before.split(), "a b.slurm", *after.split(), "--json", cwd=place, code=2)
+    assert "--json is after a b.slurm, so it would go to the script" in other.stderr
 
 
 def test_usage_shows_the_scripts_words() -> None:
