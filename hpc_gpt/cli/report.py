@@ -94,7 +94,7 @@ def report(
 ) -> None:
     """Print the records of runs and of any program's logs: step time, TFLOPs, memory, loss, how they ended.
 
-    PATH is a log or a folder of logs of any program, plain, .gz or .zst, LOG#2 for the second run in a log, or - for
+    PATH is a log or a folder of logs of any program, plain or .gz, LOG#2 for the second run in a log, or - for
     standard input; a run folder or a folder of run folders (logs/ unless given); RUN as for status, where a race means
     its rows; or a sweep such as experiments/gpt2-meg, for its runs under logs/ in the columns of the published table.
     Updates the record.json of our own runs and writes nothing else. The step time is the median of the steps after

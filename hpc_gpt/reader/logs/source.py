@@ -1,4 +1,4 @@
-"""Yields a log in chunks of bytes that end where a line ends: a file or standard input, plain, gzip or zstandard.
+"""Yields a log in chunks of bytes that end where a line ends: a file or standard input, plain or gzip.
 
 The first bytes of a file decide whether it is a log, not its name. A file that is not a log is refused with a reason.
 Unreadable pieces of a log are counted in `left_out`. Memory is bounded by the size of a chunk, whatever the file has.
@@ -20,7 +20,8 @@ CHUNK = 1 << 20  # bytes
 HEAD = 1 << 16  # bytes that decide whether a file is a log
 LONGEST_PIECE = 1 << 18  # bytes of a line, or between two carriage returns, that are read
 STDIN = "-"
-_ZSTANDARD_PIECE = 1 << 10
+_ZSTANDARD = "compressed with zstandard, which is not read: zstdcat LOG | hpc-gpt report -"
+_UTF16 = "text in UTF-16, which is not read: iconv -f UTF-16 -t UTF-8 LOG | hpc-gpt report -"
 # (first bytes of a file, its format).
 _MAGIC = (
     (b"HPCGPTTK", "a token file"),
@@ -41,6 +42,9 @@ _MAGIC = (
     (b"\xfd7zXZ\0", "compressed with xz, which is not read"),
     (b"7z\xbc\xaf\x27\x1c", "a 7-zip archive"),
     (b"Rar!\x1a\x07", "a rar archive"),
+    (b"\x28\xb5\x2f\xfd", _ZSTANDARD),
+    (codecs.BOM_UTF16_LE, _UTF16),
+    (codecs.BOM_UTF16_BE, _UTF16),
     (b"\x04\x22\x4d\x18", "compressed with lz4, which is not read"),
     (b"\0asm", "a program"),
     (b"!<arch>\n", "a library"),
@@ -48,7 +52,6 @@ _MAGIC = (
     (b"RIFF", "sound or an image"),
 )
 _GZIP = b"\x1f\x8b"
-_ZSTANDARD = b"\x28\xb5\x2f\xfd"
 # Bytes that no text has. A text may have a bell, a backspace, an escape and ends of lines.
 _NEVER = bytes(number for number in range(1, 32) if number not in b"\a\b\t\n\v\f\r\x1b") + b"\x7f"
 _MOST_NEVER = 0.05
@@ -60,9 +63,9 @@ class Source:
 
     `bytes_read`: bytes read from the file, before decompression. `left_out`: reason -> how often something was skipped.
     `torn`: the last chunk does not end with a newline. `offset`: the place in a plain file at which the last chunk
-    ends, or begins if it is torn; -1 if that is unknown because bytes before it were removed. `compressed`: "gzip",
-    "zstandard" or None. `size`, `device`, `inode`, `changed_ns`: the file's figures when it was opened. `failed`: the
-    disk or a missing package decided what was read, so another time may read more.
+    ends, or begins if it is torn; -1 if that is unknown because bytes before it were removed. `compressed`: by gzip.
+    `size`, `device`, `inode`, `changed_ns`: the file's figures when it was opened. `failed`: the disk decided what was
+    read, so another time may read more.
     """
 
     def __init__(self, path: Path) -> None:
@@ -71,8 +74,7 @@ class Source:
         self.left_out: dict[str, int] = {}
         self.bytes_read = 0
         self.offset = 0
-        self.torn = self.failed = False
-        self.compressed: str | None = None
+        self.torn = self.failed = self.compressed = False
         self.size = self.device = self.inode = self.changed_ns = 0
         self.is_stdin = str(path) == STDIN
         self._stream: BinaryIO | None = None
@@ -119,7 +121,7 @@ class Source:
         return data
 
     def chunks(self, start: int = 0) -> Iterator[bytes]:
-        """Yields the text of the log from a byte of a plain file on: NULs removed, UTF-16 made UTF-8.
+        """Yields the text of the log from a byte of a plain file on, without NULs.
 
         A chunk ends after a newline, or after a carriage return if it has no newline. The last chunk may end anywhere,
         and so may one with the first 262,144 bytes of a longer line.
@@ -171,14 +173,8 @@ class Source:
             self.changed_ns = status.st_mtime_ns
         self._unread = self.size
         self._head = self._raw(HEAD)
-        self.compressed = compression(self._head)
-        plain = self._head
-        if self.compressed:
-            try:
-                plain = next(self._unpacked(iter((self._head,)), {}), b"")[:HEAD]
-            except ModuleNotFoundError:
-                self.failed = True
-                return self.refuse("compressed with zstandard: pip install 'hpc-gpt[zstd]' to read it")
+        self.compressed = self._head.startswith(_GZIP)
+        plain = next(_unpacked(iter((self._head,)), {}), b"")[:HEAD] if self.compressed else self._head
         why = not_a_log(plain)
         return self.refuse(why) if why else None
 
@@ -215,19 +211,13 @@ class Source:
     def _text(self, start: int) -> Iterator[bytes]:
         blocks = self._blocks(start)
         if self.compressed:
-            blocks = self._unpacked(blocks, self.left_out)
+            blocks = _unpacked(blocks, self.left_out)
         first = start == 0
-        decoder: codecs.IncrementalDecoder | None = None
         for block in blocks:
             self._given += len(block)
             if first:
                 first = False
-                if block[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-                    decoder = codecs.getincrementaldecoder("utf-16")("replace")
                 block = block.removeprefix(codecs.BOM_UTF8)
-            if decoder is not None:
-                self._changed = True
-                block = decoder.decode(block).encode("utf-8", "replace")
             if b"\0" in block:
                 self._changed = True
                 self.leave_out("NUL bytes", block.count(b"\0"))
@@ -235,12 +225,12 @@ class Source:
             if block:
                 yield block
 
-    def _unpacked(self, blocks: Iterator[bytes], left_out: dict[str, int]) -> Iterator[bytes]:
-        damaged = "the rest of the file: its compressed data are cut off or damaged"
-        unpack = _gunzip if self.compressed == "gzip" else _unzstd
-        whole = yield from unpack(blocks)
-        if not whole:
-            left_out[damaged] = left_out.get(damaged, 0) + 1
+
+def _unpacked(blocks: Iterator[bytes], left_out: dict[str, int]) -> Iterator[bytes]:
+    damaged = "the rest of the file: its compressed data are cut off or damaged"
+    whole = yield from _gunzip(blocks)
+    if not whole:
+        left_out[damaged] = left_out.get(damaged, 0) + 1
 
 
 def _gunzip(blocks: Iterator[bytes]) -> Generator[bytes, None, bool]:
@@ -267,30 +257,6 @@ def _gunzip(blocks: Iterator[bytes]) -> Generator[bytes, None, bool]:
     return member.eof or not begun
 
 
-def _unzstd(blocks: Iterator[bytes]) -> Generator[bytes, None, bool]:
-    """Yields the contents of zstandard frames; returns whether the last one was complete."""
-    import zstandard
-
-    unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 27)
-    frame, begun = unpacker.decompressobj(), False
-    for block in blocks:
-        # A block of a frame has at least four bytes and unpacks to at most 128 KiB: small pieces bound the output.
-        for start in range(0, len(block), _ZSTANDARD_PIECE):
-            data = block[start : start + _ZSTANDARD_PIECE]
-            while data:
-                if frame.eof:
-                    frame, begun = unpacker.decompressobj(), False
-                begun = True
-                try:
-                    output = frame.decompress(data)
-                except zstandard.ZstdError:
-                    return False
-                if output:
-                    yield output
-                data = frame.unused_data if frame.eof else b""
-    return frame.eof or not begun
-
-
 def _first_end(block: bytes) -> int:
     """The index of the first newline or carriage return, -1 without one."""
     places = [place for place in (block.find(b"\n"), block.find(b"\r")) if place >= 0]
@@ -315,15 +281,6 @@ def _words(fault: Exception) -> str:
     return "not a path that a file can have"
 
 
-def compression(head: bytes) -> str | None:
-    """The compression of a file by its first bytes: "gzip", "zstandard" or None."""
-    if head.startswith(_GZIP):
-        return "gzip"
-    # 0x184D2A5? begins a skippable frame, which pzstd puts first.
-    skippable = len(head) >= 4 and head[1:4] == b"\x2a\x4d\x18" and 0x50 <= head[0] <= 0x5F
-    return "zstandard" if head.startswith(_ZSTANDARD) or skippable else None
-
-
 def not_a_log(head: bytes) -> str | None:
     """Why a file with these first bytes is not a log; None for text, with or without NULs, and for an empty file."""
     for magic, kind in _MAGIC:
@@ -337,8 +294,6 @@ def not_a_log(head: bytes) -> str | None:
         return "a safetensors file"
     if head[4:8] == b"\0\0\0\0" and b"brain.Event:" in head[:64]:
         return "a TensorBoard event file"
-    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return _utf16(head)
     text = head.replace(b"\0", b"")
     if not text:
         return None
@@ -348,8 +303,3 @@ def not_a_log(head: bytes) -> str | None:
     # The head may end in the middle of a character: that is not a fault.
     foreign = text.decode("utf-8", "replace").count("�")
     return "binary" if foreign > _MOST_FOREIGN * len(text) else None
-
-
-def _utf16(head: bytes) -> str | None:
-    text = head[: len(head) & ~1].decode("utf-16", "replace")
-    return None if text.count("\n") and text.count("�") <= _MOST_NEVER * len(text) else "binary"

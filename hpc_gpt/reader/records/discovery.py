@@ -294,7 +294,7 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
 
 
 # Suffixes that name a format or a stream, not a run.
-_PACKED = re.compile(r"\.(?:gz|zst|zstd)$", re.IGNORECASE)
+_PACKED = re.compile(r"\.gz$", re.IGNORECASE)
 _ENDING = re.compile(r"\.(?:log|out|err|txt|stdout|stderr|output|json|jsonl|csv)$", re.IGNORECASE)
 _PBS = re.compile(r"\.[oe](\d{2,12})$")
 _ROTATED = re.compile(r"\.(\d{1,3})$")
