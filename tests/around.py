@@ -1,11 +1,9 @@
-"""A run with [notify] and [track], as a test reads it: the events that its command got, and TensorBoard's curve."""
+"""A run with [notify], as a test reads it: the events that its command got."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hpc_gpt.core.runs.run_folder import RunFolder
 
@@ -14,9 +12,9 @@ KEYS = {"event", "run", "name", "folder", "attempt", "job", "ended", "cause", "n
         "steps", "loss", "gpu_hours", "hours_left", "next"}  # fmt: skip
 
 
-def around(told: Path, track: bool = True) -> list[str]:
-    """The options of a run whose command appends each event to `told`, and which TensorBoard follows."""
-    keys = {"notify.command": ["tee", "-a", str(told)], "notify.on": EVENTS, "track.tensorboard": track}
+def around(told: Path) -> list[str]:
+    """The options of a run whose command appends each event to `told`."""
+    keys = {"notify.command": ["tee", "-a", str(told)], "notify.on": EVENTS}
     return [word for key, value in keys.items() for word in ("--set", f"{key}={json.dumps(value)}")]
 
 
@@ -36,12 +34,3 @@ def events_of(run: RunFolder, told: Path) -> list[dict[str, Any]]:
 def named(events: Sequence[dict[str, Any]], *keys: str) -> list[tuple[Any, ...]]:
     """The events, of each its name, its attempt and those keys."""
     return [tuple(event[key] for key in ("event", "attempt", *keys)) for event in events]
-
-
-def curve(run: RunFolder) -> dict[int, float]:
-    """{step: loss} as TensorBoard reads it, each step once."""
-    events = EventAccumulator(str(run.path / "tensorboard"), size_guidance={"scalars": 0})
-    events.Reload()
-    found = [(event.step, event.value) for event in events.Scalars("loss")]
-    assert len(dict(found)) == len(found), found
-    return dict(found)

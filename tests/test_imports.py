@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "core.engines": {"core.settings"},
     "core.weights": {"core.settings"},
     "core.runs": {"core.settings", "core.engines", "core.weights"},
+    "core.sinks": set(),
     "core.slurm": {"core.settings", "core.runs"},
     "core.ends": {"core.settings", "core.runs", "core.slurm"},
     "reader": {"core"},

@@ -162,7 +162,7 @@ def _keys(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             raise ConfigError(
                 f"{key} is not for a job script, which runs as it is",
                 close_matches(key, of_profile)
-                or "--set takes keys of [job], [command], [notify], [after], [track], train.steps, and the profile's",
+                or "--set takes keys of [job], [command], [notify], [after], train.steps, and the profile's",
             )
     for name in ("run", "per", "setup", "resume", "snapshot", "link"):
         if name in tables["command"]:

@@ -36,7 +36,6 @@ from hpc_gpt.core.slurm.directives import (
 )
 from hpc_gpt.core.slurm.sbatch_words import chosen_clusters
 from hpc_gpt.core.tables import close_matches
-from hpc_gpt.launcher.tracker import tracked_packages
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -196,7 +195,6 @@ def variables(resolved: Resolved) -> dict[str, Any]:
         "preflight": bool(resolved.job.preflight) and profile.scheduler == "slurm",
         "after": resolved.after.is_asked and profile.scheduler == "slurm",
         "notify": resolved.notify if resolved.notify.is_asked and profile.scheduler == "slurm" else None,
-        "track": bool(tracked_packages(resolved)) and profile.scheduler == "slurm",
         "ranks_per_node": resolved.ranks_per_node,
         "command": command_lines(resolved),
         "signal": stop_signal(resolved),

@@ -1,5 +1,5 @@
-"""The lines of a dry run on the surroundings of a training: the Python of its ranks, and the commands of [notify],
-[after] and [track]."""
+"""The surroundings of a training: the Python of its ranks with the libraries of [track], and the commands of [notify]
+and [after]."""
 
 import os
 import re
@@ -9,11 +9,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.format import Line, counted, show_short
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.devices import build_for
 from hpc_gpt.core.settings.experiment import limit_s
+from hpc_gpt.core.settings.requirements import check_package
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.sbatch_words import read_options, sizes_of
 
@@ -72,7 +74,7 @@ def service_lines(resolved: Resolved) -> Iterator[Line]:
         yield Line("after", f"{_shown(after.run)}, {_jobs_after(resolved)}")
     where = [
         *(["tensorboard/ in the run folder"] if track.tensorboard else []),
-        *([f"wandb {track.wandb}"] * bool(track.wandb)),
+        *(f"{name} {value}" for name in ("wandb", "mlflow") if (value := getattr(track, name)) is not None),
     ]
     if where:
         yield Line("track", " and ".join(where))
@@ -98,3 +100,31 @@ def _jobs_after(resolved: Resolved) -> str:
         return f"{jobs}, with {counted(sizes.nodes * sizes.gpus, 'GPU')} each"
     hours = count * sizes.nodes * sizes.gpus * seconds / 3600
     return f"{jobs}, {show_short(hours)} GPU-hours at most"
+
+
+_FIND = "import sys, importlib.util as u; sys.exit(3 * (u.find_spec(sys.argv[1]) is None))"
+
+
+def check_track(resolved: Resolved) -> None:
+    """Raises ConfigError if the job's Python lacks a library that `[track]` names; each is an extra of ours, too. A
+    Python in a container, or from modules, cannot be asked on this machine."""
+    profile = resolved.cluster
+    python = sys.executable if profile.scheduler == "local" else next(python_lines(profile)).text
+    unknown = bool(profile.modules) if profile.venv is None else not os.path.isabs(python)
+    if python != sys.executable and (profile.container or profile.archive or unknown):
+        return
+    for package in ("tensorboard", "wandb", "mlflow"):
+        if not getattr(resolved.track, package):
+            continue
+        if python == sys.executable:
+            check_package(package, package, f"track.{package}")
+            continue
+        try:
+            code = subprocess.run(
+                [python, "-c", _FIND, package], capture_output=True, timeout=30, check=False
+            ).returncode
+        except (OSError, subprocess.TimeoutExpired):
+            code = 0
+        if code == 3:
+            fault = f"track.{package} needs {package}, which {python} lacks"
+            raise ConfigError(fault, f"{python} -m pip install {package}")

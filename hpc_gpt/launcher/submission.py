@@ -43,8 +43,7 @@ from hpc_gpt.core.slurm.start_check import ExpectedStart, NeverStarts, ask_after
 from hpc_gpt.core.tables import flat
 from hpc_gpt.core.weights.folder import check_weights, read_folder
 from hpc_gpt.launcher.prepared import NOTES, Copies, PreparedRun
-from hpc_gpt.launcher.services import python_lines, service_lines
-from hpc_gpt.launcher.tracker import check_tracker
+from hpc_gpt.launcher.services import check_track, python_lines, service_lines
 from hpc_gpt.trainer.preflight.verdict import preflight_limit_s
 from hpc_gpt.trainer.tokens.description import describe_data
 from hpc_gpt.trainer.tokens.run_data import ensure_data, located
@@ -260,7 +259,7 @@ def check_inputs(
         archive = resolved.cluster.archive
         if archive is not None and not os.access(archive, os.R_OK):
             raise ConfigError(f"stage is {archive}, which cannot be read", "give the path of a tar on this machine")
-    check_tracker(resolved)
+    check_track(resolved)
     if resolved.cluster.scheduler == "slurm" and resolved.job.preflight:
         preflight_limit_s()
     engine_named(resolved.engine.name).check_program(resolved, os.environ)

@@ -15,33 +15,29 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
 
-from hpc_gpt.core.errors import OsErrorAs, RunFolderError, UserError
+from hpc_gpt.core.errors import OsErrorAs, RunFolderError
 from hpc_gpt.core.files import aside, try_folder
+from hpc_gpt.core.sinks import FLOPS, CurveRow, ShownRun, need_package, plain_text, shown_settings
+from hpc_gpt.core.sinks.tensorboard import EVENT_FILE, TensorBoard
+from hpc_gpt.core.sinks.wandb import Wandb
 from hpc_gpt.reader.pattern import MIXTURE_FIELDS
 from hpc_gpt.reader.records import RunRead
 from hpc_gpt.reader.records.attempts import epoch
 from hpc_gpt.report.compare import flat_settings, tokens_per_step
 
-FLOPS = ("tflops_seed", "tflops_hardware", "tflops_model")
 _CURVES = ("loss", "step_s", "tokens_per_s", "lr", "grad_norm", *MIXTURE_FIELDS)
 TAGS = (*_CURVES, "loss_eval", "skipped", *FLOPS)
 # Figures of the whole run, as report shows them.
 _FIGURES = ("step_s", "tokens_per_s", *FLOPS, "mfu", "hfu", "loss_eval", "skipped_steps", "nan_steps", "gpu_hours")
 ANOTHER = "name another folder for the export"
-# TensorBoard reads every file with `tfevents` in its name, in the order of names.
-EVENT_FILE = "events.out.tfevents.{number:010d}.hpc-gpt"
 EXPORT_MARK = "hpc-gpt.json"  # in our offline runs: an export replaces only what an earlier one wrote
 PROJECT = "hpc-gpt"
+_ROWS = 10_000  # that are written at once
 _LAST_YEAR_S = 253402300800  # 10000-01-01: from then on a year is too long for the name
-
-
-CurveRow = tuple[int, float, dict[str, float]]  # step, epoch seconds, {tag: figure}
 
 
 @dataclass(frozen=True)
@@ -55,11 +51,11 @@ class ExportedRun:
     began: float  # epoch seconds of the first step, else of the start
     rows: list[CurveRow]
 
-    def settings(self) -> dict[str, bool | float | str]:
-        """The run's settings under dotted keys, without secrets, in types that both tools accept."""
-        settings = {plain_text(key): value for key, value in flat_settings(self.run.record).items()}
-        is_plain = {key: isinstance(value, int | float) and abs(value) < 2**53 for key, value in settings.items()}
-        return {key: value if is_plain[key] else plain_text(str(value))[:1000] for key, value in settings.items()}
+    @property
+    def shown(self) -> ShownRun:
+        record = self.run.record
+        title = plain_text(f"{record.name or 'run'}/{record.run or self.id}")[:120]
+        return ShownRun(self.id, self.name, title, self.began, shown_settings(flat_settings(record)))
 
 
 def check_export_target(folder: Path, package: str) -> None:
@@ -68,15 +64,6 @@ def check_export_target(folder: Path, package: str) -> None:
     need_package(package)
     with OsErrorAs(RunFolderError, str(folder), ANOTHER):
         try_folder(folder.absolute())
-
-
-def need_package(package: str) -> Any:
-    """Imports a package and returns it. Raises UserError if it is missing or incomplete."""
-    try:
-        return import_module(package)
-    except ImportError as fault:
-        text = f"the export needs the package {package}, which is not installed: {fault}"
-        raise UserError(text, f"pip install 'hpc-gpt[{package}]'") from None
 
 
 def write_events(runs: Sequence[RunRead], folder: Path) -> list[Path]:
@@ -92,44 +79,12 @@ def write_events(runs: Sequence[RunRead], folder: Path) -> list[Path]:
         for run in export_runs(runs):
             place = folder_within(folder, run.name, run.id)
             with aside(place / "export") as part:
-                with part.open("wb") as file:
-                    EventWriter(file, run).add(run.rows)
+                sink = TensorBoard(run.shown, part)
+                for start in range(0, len(run.rows), _ROWS):
+                    sink.add(run.rows[start : start + _ROWS])
+                sink.close()
                 written.append(part.replace(place / EVENT_FILE.format(number=0)))
     return written
-
-
-class EventWriter:
-    """Writes a run's event file: its settings at once, rows as they are added. Raises UserError without tensorboard."""
-
-    def __init__(self, file: BinaryIO, run: ExportedRun) -> None:
-        need_package("tensorboard")
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        self._file, self._writer = file, RecordWriter(file)
-        self._write(Event(wall_time=run.began, file_version="brain.Event:2"))
-        settings = hparams_pb(run.settings(), trial_id=run.id, start_time_secs=run.began)
-        self._write(Event(wall_time=run.began, summary=settings))
-
-    def _write(self, event: Any) -> None:
-        self._writer.write(event.SerializeToString())
-
-    def start_session(self, step: int, at: float) -> None:
-        """Makes TensorBoard drop `step`, which comes next, and all later steps that it has read."""
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-
-        self._write(Event(wall_time=at, step=step, session_log=SessionLog(status=SessionLog.START)))
-
-    def add(self, rows: Sequence[CurveRow]) -> None:
-        """Writes rows to the file and flushes it."""
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        for step, at, row in rows:
-            values = [Summary.Value(tag=tag, simple_value=figure) for tag, figure in row.items()]
-            self._write(Event(wall_time=at, step=step, summary=Summary(value=values)))
-        self._file.flush()
 
 
 def write_offline_runs(runs: Sequence[RunRead], folder: Path) -> list[Path]:
@@ -141,8 +96,8 @@ def write_offline_runs(runs: Sequence[RunRead], folder: Path) -> list[Path]:
         within, exported = folder_within(folder, "wandb"), export_runs(runs)
         with tempfile.TemporaryDirectory(prefix=".hpc-gpt-", dir=within) as name:
             # The files are complete only after wandb's process has ended.
-            with _offline(name) as wandb:
-                made = [_log_run(wandb, run, name) for run in exported]
+            with _offline(name):
+                made = [_log_run(run, name) for run in exported]
             places = [within / f"offline-run-{started_name(run)}-{run.id}" for run in exported]
             for made_folder, place in zip(made, places, strict=True):
                 for inner in ("logs", "tmp"):  # wandb's own logs and temporary files
@@ -158,8 +113,8 @@ def write_offline_runs(runs: Sequence[RunRead], folder: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _offline(caches: str) -> Iterator[Any]:
-    """Provides the package wandb, without the user's WANDB_ variables."""
+def _offline(caches: str) -> Iterator[None]:
+    """Lets wandb write without a network and without the user's WANDB_ variables, and ends its process."""
     environment = dict(os.environ)
     for name in [name for name in environment if name.startswith("WANDB_")]:
         del os.environ[name]
@@ -168,7 +123,7 @@ def _offline(caches: str) -> Iterator[Any]:
     try:
         wandb = need_package("wandb")
         try:
-            yield wandb
+            yield
         finally:
             wandb.teardown()
     finally:
@@ -176,33 +131,17 @@ def _offline(caches: str) -> Iterator[Any]:
         os.environ |= environment
 
 
-def _log_run(wandb: Any, run: ExportedRun, folder: str) -> Path:
+def _log_run(run: ExportedRun, folder: str) -> Path:
     """Writes one run by wandb and returns the folder that wandb made."""
     record = run.run.record
-    made = begin_wandb_run(wandb, run, folder, PROJECT, mode="offline")
-    place = Path(made.settings.sync_dir)
-    for step, at, row in run.rows:
-        # Committed at once: a row that waits for the next one is written last, over the figures of the whole run.
-        made.log({**row, "_timestamp": at}, step=step, commit=True)
+    sink = Wandb(run.shown, Path(folder), PROJECT, mode="offline")
+    sink.add(run.rows)
     figures = {key: value for key in _FIGURES if (value := getattr(record, key)) is not None}
     by_source = {name: loss for name, loss in (record.loss_eval_by or {}).items() if loss is not None}
     figures |= {f"loss_eval_by/{plain_text(name)}": loss for name, loss in by_source.items()}
-    made.summary.update({key: value for key, value in figures.items() if np.isfinite(value)} | {"ended": record.ended})
-    made.finish()
-    return place
-
-
-def begin_wandb_run(wandb: Any, run: ExportedRun, folder: str, project: str, **how: Any) -> Any:
-    """Begins a run of W&B in a project, with its files in `folder`/wandb; `how`: further arguments of wandb.init."""
-    record = run.run.record
-    off = ("save_code", "x_save_requirements")
-    on = ("disable_code", "disable_git", "disable_job_creation", "silent", "x_disable_machine_info", "x_disable_meta",
-          "x_disable_stats", "x_disable_viewer")  # fmt: skip
-    switches = {**dict.fromkeys(on, True), **dict.fromkeys(off, False)}
-    settings = wandb.Settings(console="off", host="", username="", program="hpc-gpt", **switches)
-    title = plain_text(f"{record.name or 'run'}/{record.run or run.id}")[:120]
-    where = {"dir": folder, "project": project, "group": run.name, "name": title, "id": run.id}
-    return wandb.init(config=run.settings(), settings=settings, **where, **how)
+    sink.summarize({key: value for key, value in figures.items() if np.isfinite(value)} | {"ended": record.ended})
+    sink.close()
+    return sink.folder
 
 
 def started_name(run: ExportedRun) -> str:
@@ -291,8 +230,3 @@ def curve_of(run: RunRead) -> tuple[float, list[CurveRow]]:
         if row := {tag: figure for tag in (*TAGS, *by) if np.isfinite(figure := (figures | by).get(tag, np.nan))}:
             rows.append((number, moment, row))
     return float(at[0]) if len(at) else epoch(record.started) or 0.0, rows
-
-
-def plain_text(text: str) -> str:
-    """The text without characters that UTF-8 cannot encode."""
-    return text.encode("utf-8", "replace").decode("utf-8")

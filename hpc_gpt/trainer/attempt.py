@@ -26,6 +26,7 @@ from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.environment import ALLOCATION
 from hpc_gpt.trainer.checkpoints.checkpoint import Background, Checkpoints, Progress
+from hpc_gpt.trainer.curves import Curves
 from hpc_gpt.trainer.engines.attention import AttentionRead
 from hpc_gpt.trainer.engines.library_patches import without_compiler
 from hpc_gpt.trainer.engines.protocol import TrainingEngine, build_engine
@@ -46,6 +47,8 @@ from hpc_gpt.trainer.tokens.shard_stream import ShardSet
 _LEAVE_S = 8.0
 # Longest wait for the removal of old checkpoints, if the end of the attempt leaves time for it.
 _TIDY_S = 600.0
+# Longest wait for the services of [track], and the wait if the attempt has failed or must end quickly.
+_CURVES_S, _FEW_S = 30.0, 3.0
 _START_FILE = "start.json"
 # The parts of a start, in their order. `script`: from the job's start to the start of this rank's process, with a
 # preflight, but without the `staging` that a profile's `stage` requests. `imports`: until the rank's modules are
@@ -143,6 +146,8 @@ class Trainer:
         device, ranks, gpus = self._meet(resolved, heart, clock)
         resolved, samples = self._open_data(resolved, ranks)
         heart.enter(STARTING)
+        shows = ranks.is_first and resolved.track.is_asked
+        curves = Curves(self._run, self._attempt, resolved) if shows else None
         engine = self._build(resolved, ranks, device)
         attention = AttentionRead(engine.module)
         heart.enter(STARTING)
@@ -164,9 +169,14 @@ class Trainer:
             functools.partial(clock.end, "first_step") if clock is not None else lambda: None,
         )
         loop = self._loop = Loop(
-            resolved, ranks, engine, samples, checkpoints, progress, self._attempt.metrics, supervision
+            resolved, ranks, engine, samples, checkpoints, progress, self._attempt.metrics, supervision, curves
         )
-        end = loop.run()
+        try:
+            end = loop.run()
+        except BaseException:
+            if curves is not None:
+                curves.close(_FEW_S)
+            raise
         if clock is not None and loop.step > progress.step:
             clock.end("first_step")  # in an attempt of one step the loop does not call it
         # Before all else: the calls below are collective, and may fail or be cut short.
@@ -174,10 +184,13 @@ class Trainer:
             write_end(self._run, self._attempt, end, self.step)
         shards, tenth_step = loop.skipped_shards, loop.tenth_step
         write_measured(self._attempt, ranks, gpus.sums, device, shards, tenth_step, attention.kernel)
-        if ranks.is_first and end.leaves_time and self._signals.terminated_at is None and not checkpoints.hangs:
+        leaves_time = end.leaves_time and self._signals.terminated_at is None
+        if ranks.is_first and leaves_time and not checkpoints.hangs:
             checkpoints.retain()
             # The other ranks wait for this one to leave.
             checkpoints.await_removal(min(_TIDY_S, heart.limit_s() / 2 or _TIDY_S))
+        if curves is not None:
+            curves.close(min(_CURVES_S, heart.limit_s() / 2 or _CURVES_S) if leaves_time else _FEW_S)
         return end.exit_code
 
     def _meet(

@@ -16,6 +16,7 @@ from hpc_gpt.core.errors import DataError
 from hpc_gpt.core.runs.run_folder import Attempt
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.checkpoints.checkpoint import Checkpoints, Progress
+from hpc_gpt.trainer.curves import Curves
 from hpc_gpt.trainer.data import open_stream
 from hpc_gpt.trainer.engines.protocol import TrainingEngine
 from hpc_gpt.trainer.measurements import DeviceProbe, Profiling
@@ -59,6 +60,7 @@ class Loop:
         progress: Progress,
         metrics: Path,
         supervision: Supervision,
+        curves: Curves | None = None,
     ) -> None:
         self.step = progress.step
         self._train = resolved.train
@@ -69,7 +71,7 @@ class Loop:
         self._identity = samples.identity
         self._stream = open_stream(samples, resolved, engine.dp_rank, engine.device, self._reports, engine.context.part)
         self._stream.restore(progress.positions)
-        self._metrics = Metrics(metrics, resolved, engine.device)
+        self._metrics = Metrics(metrics, resolved, engine.device, curves)
         self._agreement = Agreement(ranks.control, resolved.layout.pp)
         self._stages = resolved.layout.pp
         self._signals = supervision.signals

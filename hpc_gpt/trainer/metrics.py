@@ -26,6 +26,7 @@ from hpc_gpt.core.runs.full_disk import KeptLines, Refusal
 from hpc_gpt.core.settings.experiment import Train
 from hpc_gpt.core.settings.mixture import evaluation_shares
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.curves import Curves
 from hpc_gpt.trainer.engines.protocol import BALANCE_FIGURES, StepResult
 
 # Without evaluations the mean loss of this many steps counts: a single batch may be an easy one.
@@ -87,12 +88,12 @@ FIRST_STEPS = 10
 
 
 class Metrics:
-    """The figures of all steps, on rank 0.
+    """The figures of all steps, on rank 0. `curves` gets each line, too.
 
     `first_steps_s`: seconds of the attempt's first FIRST_STEPS without evaluations and saves; None until fetched.
     """
 
-    def __init__(self, path: Path, resolved: Resolved, device: torch.device) -> None:
+    def __init__(self, path: Path, resolved: Resolved, device: torch.device, curves: Curves | None = None) -> None:
         self.bad_in_row = 0
         self.unsound = False
         self.target = TargetLoss(resolved.train)
@@ -100,6 +101,7 @@ class Metrics:
         self.first_steps_s: float | None = None
         self._first: list[float] = []
         self._path = path
+        self._curves = curves
         self._steps = resolved.train.steps
         self._tokens = resolved.batch.global_batch * resolved.model.seq
         self._evaluation_shares = evaluation_shares(resolved.data.mix, resolved.data.phases)
@@ -231,6 +233,8 @@ class Metrics:
         """
         ready = self._lines[:-1] if hold_last else self._lines
         self._lines = self._lines[len(ready) :]
+        if self._curves is not None:
+            self._curves.add(ready)
         before, self.refusal = self.refusal, self._file.append([json.dumps(line) + "\n" for line in ready])
         if self.refusal and not before:
             print(f"{self._path.name} waits for space on the disk: {self.refusal.text}", flush=True)

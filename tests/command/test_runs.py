@@ -44,7 +44,7 @@ def step(run: RunFolder, attempt: int = 1) -> int:
 
 def test_a_killed_loop_goes_on_from_its_checkpoint_as_unbroken(tmp_path: Path) -> None:
     told = tmp_path / "told"
-    once = (*around(told, track=False), "--set", "job.restart_in_job=false")
+    once = (*around(told), "--set", "job.restart_in_job=false")
     run = start(experiment(tmp_path, "loop", tables=GPUS), *once, STEPS="30", WAITS_AT="13")
     wait_for("step 13", lambda: step(run) == 13)
     kill(run, "loop.sh")

@@ -30,7 +30,7 @@ from hpc_gpt.core.settings.cluster import Chain, Container, list_profiles, load_
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest, ScriptFacts
 from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, load_experiment
 from hpc_gpt.core.settings.resolve import resolve
-from hpc_gpt.core.settings.services import After, Notify, Track
+from hpc_gpt.core.settings.services import After, Notify
 from hpc_gpt.launcher.render import array_script, render_after_job, render_job_script, render_script
 
 PYXIS = Container("pyxis", "nvcr.io#nvidia/pytorch:26.01-py3", ("/scratch:/scratch", "/data my/x:/data:ro"))
@@ -119,14 +119,12 @@ SCRIPTS = {
     "command-job-preflight": lambda: _command("h100-80g-8", per="job", nodes=2, preflight=True, stop_signal="USR1"),
     "command-job-alone": lambda: _command("generic-slurm", per="job", nodes=2, stop_signal="none"),
     "notify": lambda: _render("h100-80g-8", overrides={"notify.command": 'mail -s "$USER\'s GPT" me'}, preflight=True),
-    "track": lambda: _render("h100-80g-8", overrides={"track.wandb": "gpt"}, preflight=True),
     "after": lambda: _render("h100-80g-8", overrides={"after.run": "python evaluate.py"}, preflight=True),
     "after-pyxis": lambda: _render("h100-80g-8", overrides={"after.run": "true"}, container=PYXIS),
-    "track-pyxis": lambda: _render("h100-80g-8", overrides={"track.tensorboard": True}, container=PYXIS),
     "job-script-slurm": lambda: _as_it_is(
-        "h100-80g-8", notify=Notify(("mail", "-s", "GPT", "me")), after=After("true"), track=Track(tensorboard=True)
+        "h100-80g-8", notify=Notify(("mail", "-s", "GPT", "me")), after=After("true")
     ),
-    "job-script-local": lambda: _as_it_is("local", notify=Notify("mail -s GPT me"), track=Track(wandb="gpt")),
+    "job-script-local": lambda: _as_it_is("local", notify=Notify("mail -s GPT me")),
     "stage-warm": lambda: _render("local", stage="warm"),
     "stage-tar": lambda: _render(
         "h100-80g-8", overrides={"layout.gpus": 16}, stage="/sw/it's an $ENV/x.tar", venv="/opt/venv", preflight=True

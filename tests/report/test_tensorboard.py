@@ -188,6 +188,6 @@ assert "torch" not in sys.modules
 def test_without_the_package_the_user_learns_what_to_install(tmp_path, package, function):
     text = WITHOUT.format(package=package, function=function, folder=str(tmp_path))
     done = python("-c", text, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, code=0)
-    line = f"UserError the export needs the package {package}, which is not installed: import of {package} halted; "
+    line = f"UserError the curves need the package {package}, which is not installed: import of {package} halted; "
     assert done.stdout == f"{line}None in sys.modules | pip install 'hpc-gpt[{package}]'\n"
     assert issubclass(RunFolderError, UserError)

@@ -16,7 +16,7 @@ from hpc_gpt.core.settings.cluster import Container, load_profile
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, Job, LayoutRequest
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolve import resolve
-from hpc_gpt.core.settings.services import After, Notify, Track
+from hpc_gpt.core.settings.services import After, Notify
 from hpc_gpt.launcher.render import render_script
 from tests.golden.test_scripts import MEGATRON_LM, SCRIPTS, _as_it_is, _render
 from tests.programs import put, ran
@@ -56,7 +56,7 @@ USUAL = TABLE["usual"].split()
 
 
 def beside(profile: str, **changes: Any) -> str:
-    asked = {"notify.command": "true", "track.wandb": "gpt", "after.run": "true", "layout.gpus": 16}
+    asked = {"notify.command": "true", "after.run": "true", "layout.gpus": 16}
     return _render(profile, overrides=asked | changes.pop("overrides", {}), **changes)
 
 
@@ -73,7 +73,7 @@ CASES: dict[str, tuple[Callable[[], str], dict[str, str], tuple[str, ...]]] = {
     "a restart in the job": (SCRIPTS["preflight-apptainer"], JOB | {"RESTARTS": "1"}, ()),
     "all beside": (lambda: beside("h100-80g-8", preflight=True, chain="singleton"), JOB, ()),
     "one and no preflight": (
-        lambda: beside("h100-80g-8", chain="none", overrides={**ONE, "after.run": None}, stage="/x.tar"), JOB, ()
+        lambda: beside("h100-80g-8", chain="none", overrides=ONE, stage="/x.tar"), JOB, ()
     ),
     "unsound": (lambda: _render(overrides={"after.run": "true"}, preflight=True), JOB | {"UNSOUND": "1"}, ()),
     "race": (race, JOB, ()),
@@ -122,7 +122,7 @@ CASES: dict[str, tuple[Callable[[], str], dict[str, str], tuple[str, ...]]] = {
         lambda: _as_it_is("generic-slurm", job=Job(preflight=True), after=After("true"), notify=Notify("true")), JOB, ()
     ),
     "script on no sound node": (
-        lambda: _as_it_is("generic-slurm", job=Job(preflight=True), track=Track(wandb="a")), JOB | {"UNSOUND": "1"}, ()
+        lambda: _as_it_is("generic-slurm", job=Job(preflight=True), after=After("true")), JOB | {"UNSOUND": "1"}, ()
     ),
     "script here, by hand": (SCRIPTS["job-script-local"], {"HPC_GPT_LOGS": "/l"}, ()),
     "script here": (SCRIPTS["job-script-local"], {**HERE, "HPC_GPT_GIVEN": "g"}, ()),

@@ -82,7 +82,6 @@ class Attempt:
     asked = AttemptPath("asked")  # the requests to the attempt; see `core.runs.requests`
     heartbeats = AttemptPath("beats")  # the heartbeats of each rank; see `core.runs.heartbeats`
     stacks = AttemptPath("stacks")  # the stacks of each rank's threads in a hang, `<rank>.txt`
-    track = AttemptPath("track.json")  # how far the tracker has sent the curves; see `report.track`
     notified = AttemptPath("notified")  # a file for each event that the user's command got; see `attempts.notify`
     elsewhere = AttemptPath("elsewhere")  # a link to each file to which a job script sends its programs' output
     ranks_ended = AttemptPath(".ranks-ended")  # tells the processes beside the ranks to finish and end

@@ -24,7 +24,6 @@ from hpc_gpt.core.typed_tables import fits, from_tables
 # The name of a host or a Slurm cluster, and a job id in Slurm's form: they become parts of commands and file names.
 NODE = re.compile(r"[A-Za-z0-9][\w.-]{0,80}", re.ASCII)
 _JOB_ID = re.compile(r"[\w.\[\]+-]{1,64}")
-_SENT = {"attempt": int, "bytes": int, "step": int}
 # The keys per file, by its name up to the first dot. No number is negative.
 _KEYS: Mapping[str, Mapping[str, Any]] = {
     "attempt": {"job_id": _JOB_ID, "slurm_cluster": NODE, "gpus": int, "started": float, "boot": str,
@@ -38,7 +37,6 @@ _KEYS: Mapping[str, Mapping[str, Any]] = {
         "ended": str, "attempt_ended": str, "cause": str, "why": str, "time": float, "node": NODE, "exclude": [NODE],
         "saved_step": int, "pause_s": float, "begin": float, "retries": int, "elapsed_s": float,
     },
-    "track": {"pid": int, "step": int, "sent": {"tensorboard": _SENT, "wandb": _SENT}},
     "seen": {"step": int, "count": int},
     "job": {"job_id": _JOB_ID, "time": float, "pid_start": str},
     "left": {"state": str},

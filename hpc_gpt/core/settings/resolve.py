@@ -171,6 +171,11 @@ def _check_tables(experiment: Experiment, facts: EngineFacts, layout: Layout, sh
     """Refuses keys that the engine does not follow, and faults in the tables around the training."""
     facts.check_run(layout, shape, experiment.train)
     check_services(experiment.notify, experiment.after, experiment.track)
+    if facts.is_program and experiment.track.is_asked:
+        raise ConfigError(
+            f"[track] is given, but engine {facts.name} runs another program, and our trainer alone writes curves",
+            "leave [track] out; hpc-gpt report RUN --wandb DIR, or --tensorboard DIR, exports them after the fact",
+        )
     facts.check_plan(experiment.plan)
     for key in key_rules(Train):
         if not facts.follows(key) and (value := getattr(experiment.train, key)) not in (None, ()):

@@ -82,12 +82,18 @@ class After:
 
 @dataclass(frozen=True)
 class Track:
-    """`[track]`: curves of the run in other programs during training."""
+    """`[track]`: curves of the run in other programs, which rank 0 of our trainer writes while it trains."""
 
     tensorboard: bool = key(False, resume="free", affects=())
     "Whether TensorBoard event files are written to tensorboard/ in the run folder."
     wandb: str | None = key(None, resume="free", affects=())
     'Weights & Biases project to send to; its own environment variables configure the rest; for example "gpt".'
+    mlflow: str | None = key(None, resume="free", affects=())
+    'MLflow experiment to send to, at MLFLOW_TRACKING_URI, else in mlruns/ in the run folder; for example "gpt".'
+
+    @property
+    def is_asked(self) -> bool:
+        return self.tensorboard or self.wandb is not None or self.mlflow is not None
 
 
 @dataclass(frozen=True)
@@ -162,9 +168,11 @@ def _after_faults(after: After) -> Iterator[tuple[str, str]]:
 
 def _track_faults(track: Track) -> Iterator[tuple[str, str]]:
     """(message, hint) of each fault of [track]."""
-    if track.wandb is not None and track.wandb.strip().lower() in ("", "true", "false", "yes", "no", "on", "off"):
-        what = f"{track.wandb!r}" if track.wandb.strip() else "empty"
-        yield f"track.wandb is {what}, but must name the project to send to", 'for example wandb = "gpt"'
+    for name, what in (("wandb", "project"), ("mlflow", "experiment")):
+        value = getattr(track, name)
+        if value is not None and value.strip().lower() in ("", "true", "false", "yes", "no", "on", "off"):
+            found = f"{value!r}" if value.strip() else "empty"
+            yield f"track.{name} is {found}, but must name the {what} to send to", f'for example {name} = "gpt"'
 
 
 def _command_faults(where: str, command: str | tuple[str, ...]) -> Iterator[tuple[str, str]]:

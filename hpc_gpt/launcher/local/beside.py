@@ -11,7 +11,6 @@ from contextlib import suppress
 from hpc_gpt.core.process import die_with_parent
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.launcher.tracker import tracked_packages
 
 # Seconds that they have after the ranks have ended: to finish their work, and if the run was cancelled.
 LIMIT_S, CANCELLED_S = 30.0, 5.0
@@ -60,10 +59,8 @@ class BesideRanks:
 
 
 def start_beside(run: RunFolder, attempt: Attempt, resolved: Resolved) -> list[BesideRanks]:
-    """Starts the processes that the run's tables ask for."""
-    modules = {"after": "hpc_gpt.launcher.after"} if resolved.after.is_asked else {}
-    modules |= {"track": "hpc_gpt.report.track"} if tracked_packages(resolved) else {}
-    return [BesideRanks(word, module, run, attempt) for word, module in modules.items()]
+    """Starts the follower of `[after]`, if the run has the table."""
+    return [BesideRanks("after", "hpc_gpt.launcher.after", run, attempt)] if resolved.after.is_asked else []
 
 
 def end_beside(processes: Sequence[BesideRanks], attempt: Attempt, limit_s: float) -> None:

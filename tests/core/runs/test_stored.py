@@ -96,7 +96,6 @@ submissions: job_id slurm_cluster time folder attempts_before lost element clust
 ended: ended cause step time node code elapsed_s
 exit: code seconds
 next: ended attempt_ended cause why time node exclude saved_step pause_s begin retries elapsed_s
-track: pid step sent sent.tensorboard sent.wandb sent.wandb.attempt sent.wandb.bytes sent.wandb.step
 seen: step count
 job: job_id time pid_start
 left: state

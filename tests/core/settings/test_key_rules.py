@@ -67,7 +67,7 @@ notify free nothing above=0: timeout_s=20.0
 after free nothing: run export=False sbatch=()
 after free nothing least=0: every=1
 after free nothing least=1: most=4
-track free nothing: tensorboard=False wandb
+track free nothing: tensorboard=False wandb mlflow
 plan free nothing: like attention grad_sum dp_overlap tp_overlap fused_loss states dispatcher routing ep_overlap
     cuda_graphs=()
 """

@@ -22,6 +22,7 @@ ASKED = {
     "after.sbatch": ["--gpus=1"],
     "track.tensorboard": True,
     "track.wandb": "gpt",
+    "track.mlflow": "gpt",
 }
 
 
@@ -62,6 +63,7 @@ def test_a_resumption_may_change_the_tables():
         ("after.most", 0, "after.most is 0, but must be at least 1"),
         ("after.sbatch", ["--comment=hf_0123456789abcdefghij"], "what looks like a secret"),
         ("track.wandb", "", "track.wandb is empty"),
+        ("track.mlflow", "yes", "track.mlflow is 'yes', but must name the experiment to send to"),
     ],
 )
 def test_a_value_without_sense_is_refused(key, value, words):

@@ -99,7 +99,7 @@ def test_moe_tiny_learns_and_balances_its_experts():
 def test_a_run_here_has_its_events_and_a_done_job_of_after(tmp_path):
     told = tmp_path / "told"
     after = ("--set", "after.run=ls {export}", "--set", "after.export=true", "--set", "after.every=0")
-    run = submit(*SMALL, "--set", "train.steps=3", *around(told, track=False), *after)
+    run = submit(*SMALL, "--set", "train.steps=3", *around(told), *after)
     assert ended(run).state == "done"
     (attempt,) = run.attempts()
     wait_for("the jobs of [after] are left alone", lambda: not attempt.ranks_ended.exists())

@@ -1,4 +1,4 @@
-"""[track] at the submission, and beside the ranks: a process that dies or hangs ends nothing else."""
+"""A process beside the ranks that dies or hangs ends nothing else; and the libraries of [track] at the submission."""
 
 import os
 import re
@@ -16,60 +16,49 @@ from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.launcher.local.beside import BesideRanks, end_beside
 from hpc_gpt.launcher.render import render_script
-from hpc_gpt.launcher.tracker import check_tracker
+from hpc_gpt.launcher.services import check_track
 from tests.cli.command import in_process
-from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, make_run, metrics_line
 from tests.programs import put, ran
 from tests.waiting import patient, wait_for
 
-# A wandb that writes that it was asked, and then does what a test says.
-STAND_IN = """
-import os, pathlib, time
-from tests.programs import put
-def Settings(**_):
-    pass
-def init(**_):
-    pathlib.Path(os.environ["ASKED"]).touch()
-    {}
-"""
-
 
 @pytest.fixture
-def tracker(tmp_path, monkeypatch):
-    """Starts the tracker of a run with a wandb that does `what`; gives it and the log once wandb was asked."""
+def beside(tmp_path, monkeypatch):
+    """Starts a process of [after] that does `what`; gives it and the attempt once it runs."""
 
     def start(what: str):
-        (tmp_path / "own").mkdir()
-        (tmp_path / "own" / "wandb.py").write_text(STAND_IN.format(what))
-        monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'own'}:{REPOSITORY}")
-        monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
-        run = make_run(tmp_path / "logs", track__wandb="gpt")
+        (tmp_path / "own.py").write_text(
+            f"import os, pathlib, time\npathlib.Path(os.environ['RUNS']).touch()\n{what}\n"
+        )
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
+        run = make_run(tmp_path / "logs")
         attempt = add_attempt(run, [metrics_line(1)], ended=None)
-        tracker = BesideRanks("track", "hpc_gpt.report.track", run, attempt)
-        wait_for("it runs", (tmp_path / "asked").exists)
-        return tracker, attempt
+        process = BesideRanks("after", "own", run, attempt)
+        wait_for("it runs", (tmp_path / "runs").exists)
+        return process, attempt
 
     return start
 
 
-def test_a_tracker_that_dies_is_a_line(tracker):
-    process, attempt = tracker("os._exit(7)")
+def test_a_process_that_dies_is_a_line(beside):
+    process, attempt = beside("os._exit(7)")
     end_beside([process], attempt, patient(60))
     end_beside([process], attempt, patient(60))
-    assert attempt.log.read_text() == "track: its process ended with exit code 7; the run goes on without it\n"
+    assert attempt.log.read_text() == "after: its process ended with exit code 7; the run goes on without it\n"
     assert not attempt.ranks_ended.exists()
 
 
-def test_a_tracker_that_hangs_is_killed(tracker):
-    process, attempt = tracker("time.sleep(600)")
+def test_a_process_that_hangs_is_killed(beside):
+    process, attempt = beside("time.sleep(600)")
     assert not process.look()
     end_beside([process], attempt, 0.1)
-    assert attempt.log.read_text() == "track: its process has not ended 0.1 s after the ranks, so it is killed\n"
+    assert attempt.log.read_text() == "after: its process has not ended 0.1 s after the ranks, so it is killed\n"
     assert process._process.wait() == -signal.SIGKILL
 
 
-SAYS = "track: its process "
+SAYS = "after: its process "
 
 
 @pytest.mark.parametrize(
@@ -82,16 +71,16 @@ SAYS = "track: its process "
     ],
 )
 def test_the_script_waits_for_it_no_longer_than_it_may(tmp_path, what, answer, said):
-    script = render_script(resolve(load_experiment("demo", {"track.tensorboard": True}), load_profile("generic-slurm")))
+    script = render_script(resolve(load_experiment("demo", {"after.run": "true"}), load_profile("generic-slurm")))
     functions = re.findall(
-        r"^(?:start_tracker|say_ranks_ended|end_beside)\(\) \{.*?^\}$", script, re.MULTILINE | re.DOTALL
+        r"^(?:start_follower|say_ranks_ended|end_beside)\(\) \{.*?^\}$", script, re.MULTILINE | re.DOTALL
     )
     assert len(functions) == 3
     # The script's sleeps are a second of its clock each, and hear the TERM that a requeue sends.
     sleep = 'sleep() { SECONDS=$((SECONDS + 1)); command sleep 0.01 & kill "$!"; }' if "600" in what else ""
     python = put(tmp_path / "python", f"#!/bin/bash\n{what}\n")
     steps = [
-        "start_tracker",
+        "start_follower",
         "say_ranks_ended",
         "end_beside 30",
         "while kill -0 ${beside[0]#* } 2>/dev/null; do command sleep 0.02; done",
@@ -117,9 +106,9 @@ echo sent >"$attempt/sent"
 """
 
 
-@pytest.mark.parametrize("what", ["start_tracker", "start_follower", "start_notifier"])
+@pytest.mark.parametrize("what", ["start_follower", "start_notifier"])
 def test_in_a_container_the_jobs_signals_are_for_the_ranks(tmp_path, what):
-    keys = {"track.tensorboard": True, "after.run": "true", "notify.command": ["true"]}
+    keys = {"after.run": "true", "notify.command": ["true"]}
     profile = replace(load_profile("h100-80g-8"), container=Container("pyxis", "image.sqsh"))
     script = render_script(resolve(load_experiment("demo", keys), profile))
     functions = re.findall(rf"^(?:{what}|within)\(\) \{{.*?^\}}$", script, re.MULTILINE | re.DOTALL)
@@ -148,17 +137,18 @@ def lacking(tmp_path) -> Path:
     return put(tmp_path / "python", f'#!/bin/bash\nexec {sys.executable} -I -S "$@"\n')
 
 
-@pytest.mark.parametrize(("key", "value", "package"), [("tensorboard", True, "tensorboard"), ("wandb", "gpt", "wandb")])
-def test_a_missing_package_is_refused_at_the_submission(lacking, monkeypatch, key, value, package):
-    resolved = resolve(load_experiment("demo", {f"track.{key}": value}), load_profile("generic-slurm"))
-    check_tracker(resolved)
+@pytest.mark.parametrize(("package", "value"), [("tensorboard", True), ("wandb", "gpt"), ("mlflow", "gpt")])
+def test_a_missing_package_is_refused_at_the_submission(lacking, monkeypatch, package, value):
+    resolved = resolve(load_experiment("demo", {f"track.{package}": value}), load_profile("generic-slurm"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    check_track(resolved)
     other = replace(resolved, cluster=replace(resolved.cluster, python=str(lacking)))
-    with pytest.raises(ConfigError, match=f"track.{key} needs {package}, which {lacking} lacks") as refused:
-        check_tracker(other)
+    with pytest.raises(ConfigError, match=f"track.{package} needs {package}, which {lacking} lacks") as refused:
+        check_track(other)
     assert refused.value.hint == f"{lacking} -m pip install {package}"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=f"track.{key} needs {package}") as refused:
-        check_tracker(resolved)
+    with pytest.raises(ConfigError, match=f"track.{package} needs {package}") as refused:
+        check_track(resolved)
     assert refused.value.hint == f"pip install 'hpc-gpt[{package}]'"
 
 
