@@ -24,7 +24,7 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.clients import has_sbatch
 from hpc_gpt.core.terminal import Screen, painted, say, width
 from hpc_gpt.launcher.watch.clean import room_of
-from hpc_gpt.launcher.watch.status import RunStatus, ask_status, silence_note
+from hpc_gpt.launcher.watch.status import RunStatus, ask_status, shell_command, silence_note
 from hpc_gpt.launcher.watch.sweep_rows import by_sweep, fold
 
 PLACE = 60
@@ -123,6 +123,8 @@ def status(
         rows, silence = _print_rows(runs, opened, wanted)
         if not any(row.state in wanted for row in rows):
             say(f"none of {counted(len(runs), 'run')} is {'failed' if failed else ' or '.join(states)}", err=True)
+        if names and len(runs) == len(rows) == 1 and (inside := shell_command(runs[0], rows[0])):
+            click.echo(f"a shell in its job: {inside}", err=True)
     # Without Slurm, an ended run does not need its answer.
     if silence and (has_sbatch() or not all(row.is_known_over for row in rows)):
         say(silence_note(silence), err=True)

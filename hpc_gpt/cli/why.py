@@ -43,12 +43,13 @@ def why(run: tuple[str, ...], as_json: bool) -> None:
     names = (str(chosen_run(*run or [None]).path),) if is_ours else run
     with shows_life("reading"):
         answer = explain(names[0], logs_folder(), *names[1:])
-    silence = ""
+    silence = inside = ""
     if answer.is_open and answer.run_folder is not None:
-        from hpc_gpt.launcher.watch.status import ask_status
+        from hpc_gpt.launcher.watch.status import ask_status, shell_command
 
         (row,), silence = ask_status([answer.run_folder], limit_s=0)
         answer = answer.as_status_says(row.state, row.cause)
+        inside = shell_command(answer.run_folder, row, answer.last.cause.node if answer.last is not None else None)
     if answer.unnamed_canceller is not None:
         from hpc_gpt.core.slurm.clients import who_cancelled
 
@@ -64,6 +65,8 @@ def why(run: tuple[str, ...], as_json: bool) -> None:
                 say(line, hang=9)
     for message in answer.cannot:
         say(f"note: not read: {message}", err=True)
+    if inside and not as_json:
+        click.echo(f"a shell in its job: {inside}", err=True)
     if silence:
         from hpc_gpt.launcher.watch.status import silence_note
 

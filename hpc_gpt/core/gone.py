@@ -33,6 +33,7 @@ GONE: dict[str, Gone] = {
     "plan.offloaded_layers": Gone("0.4", "give --cpu-offloading-num-layers in engine.megatron_args"),
     "plan.whole_gradients": Gone("0.4", "leave it out: no plan of a program takes it"),
     "plan.whole_logits": Gone("0.4", "leave it out: no plan of a program takes it"),
+    "shell": Gone("0.4", "status RUN and why RUN print the srun line that opens a shell in its job"),
     "submit --here": Gone("0.4", "hpc-gpt render X >x.sh && bash x.sh runs in the allocation"),
     "submit --winner": Gone("0.4", "report RACE prints the command that trains with the row that won"),
     "train.matmul_rate": Gone("0.4", "the preflight measures each device's rate before the start", default=False),

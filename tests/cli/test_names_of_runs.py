@@ -20,7 +20,7 @@ from tests.terminal import on_a_terminal
 # {verb: what it takes of several runs}, for every verb with RUN.
 TAKES = {
     "status": "all", "report": "all", "clean": "all", "compare": "all",
-    "logs": "newest", "why": "newest", "top": "newest", "shell": "newest", "export": "newest",
+    "logs": "newest", "why": "newest", "top": "newest", "export": "newest",
     "stop": "asks", "save": "asks", "requeue": "asks", "cancel": "asks",
 }  # fmt: skip
 ACTS = [verb for verb, takes in TAKES.items() if takes == "asks"]

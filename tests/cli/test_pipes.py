@@ -69,7 +69,6 @@ def test_no_verb_fails_for_lack_of_a_reader(tmp_path):
         ["cancel", "--help"],
         ["clean", "--help"],
         ["top", name],
-        ["shell", "--help"],
         ["report", "--format", "csv"],
         ["compare", str(run.path), str(run.path)],
         ["why", name],

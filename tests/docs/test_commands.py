@@ -37,7 +37,6 @@ NOT_RUN = {
     "profile detect": "asks Slurm: tests/slurm/test_first_hour.py",
     "save": "asks a run that trains: tests/launcher/local and tests/slurm/test_control.py",
     "stop": "the same",
-    "shell": "needs a run that trains: tests/launcher/local/test_inside.py and tests/slurm/test_inside.py",
     "requeue": "the same",
     "cancel": "the same",
     "status demo-smoke": "asks a run on a cluster: tests/slurm/test_first_hour.py",

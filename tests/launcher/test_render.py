@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.core.errors import ConfigError, RenderError
-from hpc_gpt.core.settings.cluster import Chain, load_profile
+from hpc_gpt.core.settings.cluster import Chain, Container, load_profile
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved, config_hash
@@ -22,6 +22,7 @@ from hpc_gpt.core.slurm.requeue import REQUEUES
 from hpc_gpt.launcher.render import render_script
 from tests import examples
 from tests.conftest import REPOSITORY
+from tests.programs import put, ran
 
 
 def resolved_demo(overrides=None, profile="generic-slurm", **changes) -> Resolved:
@@ -139,3 +140,15 @@ def test_a_run_can_continue_if_and_only_if_its_script_can():
     for name, requeue in REQUEUES.items():
         continues = "{% set continues = true %}" in (TEMPLATES / f"{name}.sh.j2").read_text()
         assert continues == (requeue.flag == "--requeue")
+
+
+@pytest.mark.parametrize(("there", "started"), [("singularity", "singularity"), ("apptainer singularity", "apptainer")])
+def test_a_node_takes_the_runtime_that_it_has(tmp_path: Path, there: str, started: str) -> None:
+    for name in there.split():
+        put(tmp_path / name, '#!/bin/bash\necho "${0##*/}" "$@"\n')
+    profile = replace(load_profile("generic-slurm"), container=Container("apptainer", "a.sif"), device="mi300x")
+    script = render_script(resolve(load_experiment("demo"), profile))
+    (of_ranks,) = re.findall(r"^  runtime=.*?^  \)", script, re.M | re.S)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HPC_GPT_RUN": "/r", "HPC_GPT_PYTHON": "py"}
+    said = ran("bash", "-c", f'{of_ranks}\n"${{python[@]}}" true', env=environment, code=0).stdout
+    assert said.startswith(f"{started} exec --rocm --bind ")

@@ -76,7 +76,7 @@ def copy_rank(run: RunFolder, number: int | None, rank: int, tail: int | None, o
     labelled = {path: _lines_of(run, path, rank, tail) for path in with_errors(log)}
     files = [*(path for path, lines in labelled.items() if lines), *_files_of(Attempt(log.parent), rank)]
     if not files:
-        hint = f"srun --label or --output=rank-%t.txt separates them; hpc-gpt shell {run.run_id} --rank {rank}"
+        hint = "srun --label or --output=rank-%t.txt separates them"
         raise NoSuchRun(f"no line of {log} is labelled with rank {rank}, and the rank has no file of its own", hint)
     for path in files:
         if paths or path != log:

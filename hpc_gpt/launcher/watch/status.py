@@ -378,6 +378,22 @@ def _status(run: RunFolder, jobs: JobStates | None, cached: CachedRows) -> RunSt
     return row
 
 
+def shell_command(run: RunFolder, status: RunStatus, node: str | None = None) -> str:
+    """The command that opens a shell in the Slurm job of a run that trains: on `node`, else on the node of the slowest
+    rank that the status names, else on rank 0's. Empty for any other run, and before a rank has begun."""
+    attempts = run.attempts()
+    heartbeats = read_heartbeats(attempts[-1].heartbeats) if attempts else {}
+    if status.state != "running" or status.scheduler != "slurm" or not status.job_id or 0 not in heartbeats:
+        return ""
+    hosts = {heartbeat.host for heartbeat in heartbeats.values()}
+    named = [host for host in (node, *(slow.node for slow in slow_ranks(heartbeats).ranks)) if host in hosts]
+    job, cluster = status.job_id, run.slurm_cluster()
+    # srun takes no number of an array's element.
+    job = f"$(squeue -ho %A -j {job})" if "_" in job else job
+    on_cluster = f" --clusters={cluster}" if cluster else ""
+    return f"srun{on_cluster} --jobid={job} --overlap --nodelist={[*named, heartbeats[0].host][0]} --pty bash"
+
+
 def _cause(run: RunFolder, run_state: RunState, jobs: JobStates | None) -> str | None:
     """The reason for a run's state, from the fact that decided it."""
     state, end, job_id = run_state.state, run_state.end, run_state.job_id

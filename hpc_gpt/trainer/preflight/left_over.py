@@ -28,7 +28,7 @@ from hpc_gpt.core.process import environments, job_of, stat_of
 from hpc_gpt.core.runs.processes import end_left_in_job
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.clients import ask
-from hpc_gpt.core.slurm.environment import ALLOCATION, SHELL_STEP, own_job
+from hpc_gpt.core.slurm.environment import ALLOCATION, own_job
 from hpc_gpt.core.slurm.hosts import expand_hosts
 from hpc_gpt.trainer.preflight.probe import Probe, placed
 from hpc_gpt.trainer.preflight.verdict import encode, too_few
@@ -176,17 +176,17 @@ def _hosts(text: str) -> list[str]:
 
 
 def _steps() -> dict[str, str]:
-    """{step: its nodes} of the job's numbered steps that have not ended, but a shell of the user's. Empty if Slurm does
-    not answer, as srun waits for it, too; and in an allocation of the user's own, where steps may be others'."""
+    """{step: its nodes} of the job's numbered steps that have not ended. Empty if Slurm does not answer, as srun waits
+    for it, too; and in an allocation of the user's own, where steps may be others'."""
     if ALLOCATION in os.environ:
         return {}
     job_id = os.environ.get("SLURM_JOB_ID", "")
     try:
-        answer = ask(["squeue", "--noheader", "--steps", f"--jobs={job_id}", "--format=%i|%j|%N"], timeout_s=20)
+        answer = ask(["squeue", "--noheader", "--steps", f"--jobs={job_id}", "--format=%i|%N"], timeout_s=20)
     except UserError:
         return {}
-    rows = (line.split("|") for line in answer.stdout.splitlines() if line.count("|") == 2)
-    return {step: at for step, name, at in rows if name != SHELL_STEP and step.rpartition(".")[2].isdecimal()}
+    rows = (line.split("|") for line in answer.stdout.splitlines() if line.count("|") == 1)
+    return {step: at for step, at in rows if step.rpartition(".")[2].isdecimal()}
 
 
 def main() -> int:

@@ -23,7 +23,7 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.clients import Answer, add_found
 from hpc_gpt.launcher.watch import control, status
 from hpc_gpt.launcher.watch.restarts import Restarts
-from hpc_gpt.launcher.watch.status import NO_ANSWER, read_own_status, read_status
+from hpc_gpt.launcher.watch.status import NO_ANSWER, read_own_status, read_status, shell_command
 from tests.cli.command import in_process
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, unsubmitted_run, with_job
 from tests.programs import put
@@ -562,6 +562,29 @@ def test_a_job_without_an_attempt_is_what_its_output_says(slurm_says):
     for slurm in ("PENDING", "RUNNING"):  # it goes on: Slurm has put it back
         slurm_says({"7": (slurm, "None")})
         assert read_status([run])[0].state == slurm.lower()
+
+
+@pytest.mark.parametrize(
+    ("probes", "node", "named"),
+    [((0.01, 0.01, 0.01), None, "n1"), ((0.01, 0.01, 0.0125), None, "n3"), ((0.01, 0.01, 0.0125), "n2", "n2"),
+     ((0.01, 0.01, 0.01), "n9", "n1")],
+)  # fmt: skip
+def test_the_line_for_a_shell_names_the_slow_node_else_rank_0s(slurm_says, probes, node, named) -> None:
+    """Or the node of a cause, if the job still has it."""
+    run = slurm_run()
+    (folder := run.attempt(1).heartbeats).mkdir()
+    for rank, probe_s in enumerate(probes):
+        beat = RankHeartbeat(rank, f"n{rank + 1}", 1, 9, 17, "training", 0.5, 300.0, time.time(), probe_s=probe_s)
+        write_heartbeat(folder, beat)
+    slurm_says({"7": ("RUNNING", "")})
+    (row,) = read_status([run])
+    line = f"srun --jobid=7 --overlap --nodelist={named} --pty bash"
+    assert shell_command(run, row, node) == line
+    assert shell_command(run, replace(row, job_id="7_3"), node) == line.replace("=7 ", "=$(squeue -ho %A -j 7_3) ")
+    if node is None:
+        for verb in ("status", "why"):
+            assert f"a shell in its job: {line}\n" in in_process(verb, run.run_id).stderr
+    assert shell_command(run, replace(row, state="done"), node) == ""
 
 
 def test_it_says_since_when_the_steps_of_a_program_stand_still(slurm_says):
