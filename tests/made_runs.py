@@ -21,7 +21,7 @@ STARTED = 1_700_000_000.0
 
 def read_run(run: RunFolder) -> Record:
     """The record of a run, as `report` reads it."""
-    return read_own(run, record_only=True).record
+    return read_own(run).record
 
 
 def make_run(

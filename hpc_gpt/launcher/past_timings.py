@@ -49,7 +49,7 @@ class MeasuredRun:
         were made again, in hangs, and in pauses; 0 for a run of less than an hour, which shows no rate of failures."""
         from hpc_gpt.reader.records.own_run import read_own
 
-        hours = read_own(RunFolder(self.path), record_only=True).record.gpu_hours_by if self.path else None
+        hours = read_own(RunFolder(self.path)).record.gpu_hours_by if self.path else None
         total = math.fsum((hours or {}).values()) - (hours or {}).get("spares", 0.0)
         return min(0.9, (hours["lost"] + hours["between"]) / total) if hours and total >= self.gpus else 0.0
 

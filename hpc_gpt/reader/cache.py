@@ -85,8 +85,6 @@ class CacheFile:
     def load(self, fits: Callable[[dict[str, Any]], bool] = lambda header: True) -> tuple[dict[str, Any], Any] | None:
         """(header, value); None if the file is missing, damaged or of another version, if its header does not fit, or
         if another user may have written it."""
-        from hpc_gpt.reader.packed import room  # needs numpy
-
         with contextlib.suppress(Exception):  # a damaged pickle raises anything
             if not _is_private(self.path):
                 return None
@@ -94,7 +92,7 @@ class CacheFile:
                 header: dict[str, Any] = json.loads(file.readline())
                 if header["version"] != program_digest() or not fits(header):
                     return None
-                pieces = [room(size) for size in header["sizes"]]  # writable, for the arrays
+                pieces = [bytearray(size) for size in header["sizes"]]  # writable, for the arrays
                 is_whole = [file.readinto(piece) for piece in pieces] == header["sizes"]
             if is_whole and _checksum(pieces) == header["checksum"]:
                 value = _Unpickler(io.BytesIO(pieces[0]), buffers=pieces[1:], kind=self._kind).load()

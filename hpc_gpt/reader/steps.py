@@ -10,7 +10,7 @@ percentile are reported. If a line of a log is the mean of several steps, the li
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.runs.record import Flag
-from hpc_gpt.reader.packed import PackedColumns
 from hpc_gpt.reader.pattern import MIXTURE_FIELDS, STEP_FIELDS
 
 StepColumn = NDArray[np.float64]
@@ -89,7 +88,7 @@ class StepTable:
     for evaluations on a mixture.
     """
 
-    columns: MutableMapping[str, StepColumn] = field(default_factory=dict)
+    columns: dict[str, StepColumn] = field(default_factory=dict)
     line: Places = field(default_factory=no_places)
     attempt: Places = field(default_factory=no_places)
     counts: Mask = field(default_factory=_no_marks)
@@ -106,11 +105,7 @@ class StepTable:
     alike: bool = False
 
     def __post_init__(self) -> None:
-        of_columns = (
-            {self.columns.rows}
-            if isinstance(self.columns, PackedColumns)
-            else {len(column) for column in self.columns.values()}
-        )
+        of_columns = {len(column) for column in self.columns.values()}
         rows = max(len(self.line), *of_columns, 0)
         for name, value in _ARRAYS.items():
             if not len(getattr(self, name)):
@@ -185,18 +180,9 @@ class StepTable:
         """A table with the rows of a mask or of indexes; everything else stays."""
         if rows.dtype == np.bool_ and rows.all():
             return replace(self)
-        columns: MutableMapping[str, StepColumn]
-        if isinstance(self.columns, PackedColumns):
-            columns = self.columns.take(rows)
-        else:
-            columns = {name: column[rows] for name, column in self.columns.items()}
+        columns = {name: column[rows] for name, column in self.columns.items()}
         arrays: dict[str, Any] = {name: getattr(self, name)[rows] for name in _ARRAYS}
         return replace(self, columns=columns, **arrays)
-
-    def halved(self) -> StepTable:
-        """Every second line and the last one; `count` and `totals` stay."""
-        rows = np.union1d(np.arange(0, len(self), 2), [len(self) - 1]) if len(self) else no_places()
-        return replace(self.take(rows), stride=self.stride * 2)
 
     @staticmethod
     def joined(tables: Sequence[StepTable]) -> StepTable:
@@ -204,7 +190,6 @@ class StepTable:
         if len(tables) < 2:
             return tables[0] if tables else StepTable()
         present = {name for table in tables for name in table.columns}
-        packed = [table.columns for table in tables if isinstance(table.columns, PackedColumns)]
         totals = {
             name: sum(table.totals.get(name, 0.0) for table in tables) for table in tables for name in table.totals
         }
@@ -214,9 +199,7 @@ class StepTable:
             table.line = arrays["line"][begin:end]  # not twice in memory
         names = [name for name in STEP_COLUMNS if name in present]
         return StepTable(
-            PackedColumns.joined(packed)
-            if len(packed) == len(tables)
-            else {name: np.concatenate([table[name] for table in tables]) for name in names},
+            {name: np.concatenate([table[name] for table in tables]) for name in names},
             **arrays,
             files={number: file for table in tables for number, file in table.files.items()},
             stride=max(table.stride for table in tables),

@@ -164,7 +164,7 @@ def gather_records(
     for run in runs:
         from_cache, was_written = cached.find(run)
         try:
-            read = from_cache or read_own(run, record_only=records_only)
+            read = from_cache or read_own(run)
         except UserError as fault:
             message = str(fault) if str(run.path) in str(fault) else f"{run.path}: {fault}"
             message = message.replace(str(run.path), from_here(run.path))

@@ -32,7 +32,6 @@ from hpc_gpt.reader.records.inferred import (
 )
 from hpc_gpt.reader.records.log_steps import BARS_OF_OTHERS, LogSteps, run_steps, steps_to_show
 from hpc_gpt.reader.records.outcome import add_counts, add_losses, add_rates, add_times
-from hpc_gpt.reader.records.packed_logs import PackedLogs
 from hpc_gpt.reader.records.param_counts import add_params
 from hpc_gpt.reader.records.sockets import OF_NETWORK, OVER_SOCKETS
 from hpc_gpt.reader.steps import StepTable
@@ -71,7 +70,7 @@ def read_foreign_runs(files: DiscoveredFiles, as_one: bool = False, records_only
 
 
 def _read_runs(files: DiscoveredFiles, as_one: bool, records_only: bool) -> list[RunRead]:
-    logs = PackedLogs(records_only)
+    logs: list[tuple[Path, list[Part]]] = []
     left_out: dict[str, dict[str, int]] = {}
     silent: list[Path] = []
     for path in files.logs:
@@ -83,7 +82,7 @@ def _read_runs(files: DiscoveredFiles, as_one: bool, records_only: bool) -> list
             files.skip(NOT_KNOWN, path)
             silent.append(path)
         else:
-            logs.add(path, log.parts)
+            logs.append((path, log.parts))
             left_out |= {log.parts[0].file: log.left_out} if log.left_out else {}
     runs = _grouped(logs, silent, files)
     if as_one and runs and sum(run.has_steps for run in runs) <= 1:

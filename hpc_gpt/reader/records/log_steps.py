@@ -24,7 +24,7 @@ _FEWEST_GENERIC = 5
 BARS_OF_OTHERS = "bars that may count something other than steps"
 _SLOW_ITEM_S = 1.05  # a bar that counts seconds has one item per second
 _MOST_STEPS = 1e15  # no run trains so many
-LARGEST_FIGURE = 1e18  # no figure of a step is larger
+_LARGEST_FIGURE = 1e18  # no figure of a step is larger
 _ABOUT = 0.9  # share of the most lines of a rank: the log of another rank may have been cut earlier
 # Without `skipped_so_far`, which becomes `skipped`, and `epoch`, as epochs are joined before.
 _TAKEN = tuple(name for name in STEP_FIELDS if name not in ("skipped_so_far", "epoch"))
@@ -194,7 +194,7 @@ def run_steps(
     if not pieces:
         return table
     for column in table.columns.values():
-        absurd = np.abs(column) > LARGEST_FIGURE
+        absurd = np.abs(column) > _LARGEST_FIGURE
         table.absurd += int(absurd.sum())
         column[absurd] = np.nan
     table.columns = {name: column for name, column in table.columns.items() if np.isfinite(column).any()}

@@ -50,12 +50,11 @@ DIALECT = "hpc-gpt"
 # The kind of a flag on a program's checkpoints, which `why` also shows.
 OF_CHECKPOINTS = "checkpoints"
 _OVER = {*RETRIES} - {"unknown"}
-_NOT_IN_RECORD = ("grad_norm", "lr", "tokens_per_s")  # columns of our trainer that no record needs
 
 
-def read_own(run: RunFolder, ends_only: bool = False, record_only: bool = False) -> RunRead:
+def read_own(run: RunFolder, ends_only: bool = False) -> RunRead:
     """Reads one run, in any state, with its steps. `ends_only`: only its end, without figures of its steps, in a time
-    that does not grow with them. `record_only`: without the columns that its record does not need, in less memory.
+    that does not grow with them.
 
     Raises ConfigError or RunFolderError if resolved.json cannot be read. If another file is missing or half
     written, the figures that follow from it are null.
@@ -66,9 +65,6 @@ def read_own(run: RunFolder, ends_only: bool = False, record_only: bool = False)
     # Our trainer may write NaN as null; another program may print its loss now and then, so all its lines are read.
     has_each_loss = engine_named(resolved.engine.name).writes_metrics
     attempts = [read_attempt(attempt, ends_only and has_each_loss) for attempt in run.attempts()]
-    for read in attempts if record_only and has_each_loss else ():
-        for name in _NOT_IN_RECORD:
-            del read.steps.columns[name]
     metrics = MetricsLines.joined([read.metrics for read in attempts])
     steps = metrics.steps
     first_steps = {read.attempt.number: read.first_step for read in attempts}
@@ -79,7 +75,6 @@ def read_own(run: RunFolder, ends_only: bool = False, record_only: bool = False)
     eval_loss = steps["loss_eval"]
     evaluated = steps.counts & ~np.isnan(eval_loss)
     steps.eval_step, steps.eval_loss = steps["step"][evaluated], eval_loss[evaluated]
-    del eval_loss, evaluated
     draft = Draft()
     _add_settings(draft, run, resolved)
     _add_prediction(draft, run)
@@ -258,7 +253,7 @@ def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], ti
         draft.flag("every step was skipped: step_s includes forward and backward only", "all_skipped")
     where = "metrics.jsonl of the attempts"
     saves = steps["save_s"]
-    saves = saves[~np.isnan(saves)]  # a copy, which frees the column
+    saves = saves[~np.isnan(saves)]
     draft.set("skipped_steps", int(steps["skipped"].sum(where=skipped)), where)
     draft.set("nan_steps", len(nan), where)
     draft.set("save_s", float(np.median(saves)) if len(saves) else None, where)
@@ -267,7 +262,6 @@ def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], ti
     step_tokens = (draft.get("global_batch") or 0) * (draft.get("seq") or 0)
     has_tokens = (tokens := steps["tokens"]) > 0
     total = int(tokens.sum(where=has_tokens)) + step_tokens * int((~has_tokens).sum())
-    del tokens
     draft.set(
         "tokens_total",
         total if total or step_tokens else None,
@@ -281,7 +275,6 @@ def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], ti
 
 def _add_losses(draft: Draft, steps: StepTable) -> None:
     """Adds the first and the last loss, and the loss of the last evaluation."""
-    # A column of millions of steps takes much memory: each is freed after its use.
     loss = steps["loss"]
     has_loss = np.isfinite(loss)
     if has_loss.any():
@@ -290,7 +283,6 @@ def _add_losses(draft: Draft, steps: StepTable) -> None:
             draft.set(key, float(loss[index]), steps.place(index))
         if last > first and draft.get("loss_last") >= draft.get("loss_first"):
             draft.flag("the loss did not fall", "loss")
-    del loss, has_loss
     if (since := steps.nan_since(int(steps.attempt[-1]))) is not None:
         draft.set("loss_last", math.nan, steps.place(since))
     eval_loss = steps["loss_eval"]
@@ -300,7 +292,6 @@ def _add_losses(draft: Draft, steps: StepTable) -> None:
         draft.set("loss_eval", float(eval_loss[last]), steps.place(last))
         if (by_source := steps.eval_by.get(int(steps["step"][last]))) is not None:
             draft.set("loss_eval_by", by_source, steps.place(last))
-    del eval_loss, evaluated
     add_mixture(draft, steps)
 
 

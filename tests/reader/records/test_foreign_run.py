@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from hpc_gpt.core.ends.failures import ENDED
 from hpc_gpt.core.runs.record import Record
-from hpc_gpt.reader.records import packed_logs
 from hpc_gpt.reader.records.foreign_run import read_foreign
 from hpc_gpt.reader.records.grouping import group_logs
 from hpc_gpt.report.gather import gather_paths
@@ -118,40 +117,3 @@ def test_times_of_day_give_a_step_time_where_nothing_else_does(every, each_s):
     run = run_of(lines)
     assert run.record.step_s == pytest.approx(each_s, rel=0.03)
     assert flags_with(run, "prints no step time: step_s is from differences of the lines' times of day")
-
-
-def test_what_many_logs_have_alike_is_kept_once_unchanged(tmp_path, monkeypatch):
-    """The numbers of their steps, the lines, marks and bars; of a record without its curves no learning rates."""
-    for number in range(20):
-        write_log(tmp_path / "logs" / f"exp{number}" / "train.log", dump(), iterations(1, 40, loss=9 - number / 7))
-    held = []
-    add = packed_logs.PackedLogs.add
-    monkeypatch.setattr(
-        packed_logs.PackedLogs, "add", lambda self, path, parts: (add(self, path, parts), held.append(parts))
-    )
-    whole = gather_paths([str(tmp_path / "logs")], tmp_path)
-    held.clear()
-    alone = gather_paths([str(tmp_path / "logs")], tmp_path, records_only=True)
-    assert alone.records == whole.records
-    (one,), (other,) = held[0], held[-1]
-    mine, theirs = (next(iter(part.steps.values())) for part in (one, other))
-    assert all(mine[name] is theirs[name] for name in ("step", "consumed_samples", "lr", "grad_norm"))
-    assert mine.line is theirs.line
-    assert mine.attempt is theirs.attempt
-    assert mine["loss"] is not theirs["loss"]
-    assert one.saves is other.saves
-    bars = [(1.0, None, 3), (2.0, 4.5, 5)]
-    assert (list(packed_logs._Bars(bars)), packed_logs._Bars(bars)[-1:]) == (bars, bars[-1:])
-
-
-def test_many_long_logs_are_held_in_bounded_room_and_it_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(packed_logs, "_MOST_ROWS", 300)
-    for number, length in enumerate((50, 200, 400)):
-        write_log(tmp_path / f"exp{number}" / "train.log", dump(), iterations(1, length))
-    found = {read.record.run: read for read in gather_paths([str(tmp_path)], tmp_path).runs}
-    held = {name: len(read.steps["step"]) for name, read in found.items()}
-    assert sum(held.values()) <= 300
-    assert min(held.values()) >= 25
-    assert found["exp2"].steps.stride >= 2
-    assert found["exp2"].steps["step"][-1] == 400
-    assert any("lines of steps was kept" in flag for flag in found["exp2"].record.flags)
