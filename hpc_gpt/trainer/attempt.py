@@ -27,7 +27,6 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.environment import ALLOCATION
 from hpc_gpt.trainer.checkpoints.checkpoint import Background, Checkpoints, Progress
 from hpc_gpt.trainer.curves import Curves
-from hpc_gpt.trainer.engines.attention import AttentionRead
 from hpc_gpt.trainer.engines.library_patches import without_compiler
 from hpc_gpt.trainer.engines.protocol import TrainingEngine, build_engine
 from hpc_gpt.trainer.loop import Loop, Supervision
@@ -149,15 +148,13 @@ class Trainer:
         shows = ranks.is_first and resolved.track.is_asked
         curves = Curves(self._run, self._attempt, resolved) if shows else None
         engine = self._build(resolved, ranks, device)
-        attention = AttentionRead(engine.module)
         heart.enter(STARTING)
         checkpoints = _checkpoints_of(resolved, self._run, ranks)
         progress = self._resume(resolved, engine, ranks, checkpoints)
-        failed_kernels = ranks.gather(engine.attention.failed)
         if ranks.is_first:
             # An attempt that had to end quickly leaves this to the next one.
             checkpoints.retain()
-            self._report_start(resolved, engine, progress, samples, failed_kernels, heart)
+            self._report_start(resolved, engine, progress, samples, heart)
         if clock is not None:
             clock.end("build")
         supervision = Supervision(
@@ -183,7 +180,7 @@ class Trainer:
         if ranks.is_first:
             write_end(self._run, self._attempt, end, self.step)
         shards, tenth_step = loop.skipped_shards, loop.tenth_step
-        write_measured(self._attempt, ranks, gpus.sums, device, shards, tenth_step, attention.kernel)
+        write_measured(self._attempt, ranks, gpus.sums, device, shards, tenth_step)
         leaves_time = end.leaves_time and self._signals.terminated_at is None
         if ranks.is_first and leaves_time and not checkpoints.hangs:
             checkpoints.retain()
@@ -315,13 +312,11 @@ class Trainer:
         engine: TrainingEngine,
         progress: Progress,
         samples: Samples | ShardSet,
-        failed_kernels: list[dict[str, str]],
         heart: Heartbeat,
     ) -> None:
-        """Writes trainer.json and prints the first lines. `failed_kernels`: each rank's `AttentionKernels.failed`."""
+        """Writes trainer.json and prints the first lines."""
         name = torch.cuda.get_device_name(engine.device) if engine.device.type == "cuda" else "cpu"
         attention = engine.attention.chosen
-        failed = {kernel: reason for of_rank in reversed(failed_kernels) for kernel, reason in of_rank.items()}
         start = {
             "device": name,
             "host": platform.node(),
@@ -330,7 +325,6 @@ class Trainer:
             "resumed_step": progress.step,
             "data": samples.identity,
             "attention_used": attention,
-            "attention_failed": failed,
         }
         path = self._attempt.folder / "trainer.json"
         when_there_is_space(lambda: write_once(path, json.dumps(start) + "\n"), path.name)
@@ -341,10 +335,6 @@ class Trainer:
             flush=True,
         )
         print(_limits(heart), flush=True)
-        for kernel, reason in failed.items():
-            on = sum(kernel in of_rank for of_rank in failed_kernels)
-            where = f" on {on} of {len(failed_kernels)} ranks" if on < len(failed_kernels) else ""
-            print(f"note: attention: {kernel} failed in a trial{where}, so the next kernel runs: {reason}", flush=True)
         if progress.step:
             print(f"resumed after step {progress.step} of {resolved.train.steps}", flush=True)
         if progress.data and progress.data != samples.identity:

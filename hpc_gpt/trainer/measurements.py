@@ -145,13 +145,11 @@ def write_measured(
     device: torch.device,
     skipped_shards: dict[int, int],
     tenth_step: float | None,
-    attention: str | None,
 ) -> None:
     """Writes all ranks' figures into the attempt's measured.json. Collective.
 
     `gpus` has this rank's readings. `skipped_shards` are numbers by dp rank. `tenth_step` is the end of the tenth step
-    in epoch seconds. It is written as seconds since the attempt's start, which is known to a second. `attention` is the
-    kernel that ran on rank 0.
+    in epoch seconds. It is written as seconds since the attempt's start, which is known to a second.
     """
     retries: int | None = None
     if device.type == "cuda":
@@ -166,7 +164,6 @@ def write_measured(
         "compile_s": max((seconds for seconds in compiled if seconds is not None), default=None),
         "allocator_retries": sum(retried) if None not in retried else None,
         "skipped_shards": sum(count for by_dp_rank in skipped for count in by_dp_rank.values()),
-        "attention_used": attention,
         "tenth_step_s": _since_start(attempt, tenth_step),
     }
     path = attempt.measured

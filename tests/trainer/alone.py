@@ -28,7 +28,7 @@ class CountingEngine:
     context = ContextParallel()
     device = torch.device("cpu")
     module = torch.nn.Module()
-    attention = cast(AttentionKernels, SimpleNamespace(chosen="flash", failed={}))
+    attention = cast(AttentionKernels, SimpleNamespace(chosen="flash"))
 
     def __init__(self, loss: Callable[[int], float] = lambda step: 1.0) -> None:
         self.step = 0

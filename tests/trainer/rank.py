@@ -36,29 +36,11 @@ def run_rank(environment: dict[str, str], log: str) -> None:
         _slow_save(int(slow))
     if counted := os.environ.get("COUNT_OPENS_IN"):
         _count_opens(*counted.split(os.pathsep))
-    if os.environ.get("BROKEN_FLASH_ON") == environment["RANK"]:
-        _break_flash()
     if os.environ.get("NO_MEMORY_ON") == environment["RANK"]:
         _limit_memory_at_saves()
     from hpc_gpt.trainer.__main__ import main
 
     main()
-
-
-def _break_flash() -> None:
-    """A card on which the flash kernel fails, though torch chooses it."""
-    import torch
-
-    from hpc_gpt.trainer.engines import attention
-
-    mix = attention.mix
-
-    def fail(*given: Any) -> Any:
-        if torch.backends.cuda.flash_sdp_enabled():
-            raise RuntimeError("CUDA error: no kernel image is available\nand more")
-        return mix(*given)
-
-    attention.mix = fail
 
 
 def _limit_memory_at_saves() -> None:

@@ -86,7 +86,6 @@ WATCH += "300 s\n"
 OF_STEP = "grad_norm 1.000 | lr 0.001 | step_s 2.0000 | tokens_per_s 64\n"
 PRINTED = [
     f"{START}a collective may take 120 min; {WATCH}"
-    "note: attention: flash failed in a trial, so the next kernel runs: no kernel image\n"
     f"step 1/3 | loss 1.0000 | {OF_STEP}"
     "saved after step 2 in 1000.00 s; the training waited 1000.00 s\n"
     f"step 2/3 | loss 0.5000 | loss_eval 1.0000 | {OF_STEP}"
@@ -112,9 +111,9 @@ def test_what_two_attempts_print_and_write(tmp_path, tokens, capsys, monkeypatch
     resolved = settings(tokens, {"tp": 1, "pp": 1, "dp": 1}, **train)
     run = new_run(tmp_path, replace(resolved, cluster=replace(LOCAL, chain="requeue")))
     printed, metrics = [], []
-    for number, failed in enumerate(({"flash": "no kernel image"}, {})):
+    for number in range(2):
         engine: Any = CountingEngine(lambda step: 2.0 ** (1 - step))
-        engine.attention = SimpleNamespace(chosen="math", failed=failed)
+        engine.attention = SimpleNamespace(chosen="math")
         monkeypatch.setattr("hpc_gpt.trainer.attempt.build_engine", lambda *_, engine=engine: engine)
         clock.drive(SimpleNamespace(engine=engine))
         signals, attempt = Signals(), run.new_attempt()
@@ -124,7 +123,7 @@ def test_what_two_attempts_print_and_write(tmp_path, tokens, capsys, monkeypatch
         start = json.loads((attempt.folder / "trainer.json").read_text())
         assert start == {
             "device": "cpu", "host": platform.node(), "torch": torch.__version__, "params": 34688,
-            "resumed_step": 2 * number, "data": start["data"], "attention_used": "math", "attention_failed": failed,
+            "resumed_step": 2 * number, "data": start["data"], "attention_used": "math",
         }  # fmt: skip
         printed.append(capsys.readouterr().out.replace(start["data"][:12], "DATA"))
         metrics.append(attempt.metrics.read_text())

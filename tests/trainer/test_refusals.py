@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import ClusterProfile
@@ -23,17 +22,16 @@ from hpc_gpt.trainer.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.trainer.checkpoints.folders import load_metadata, load_safely
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
 from hpc_gpt.trainer.checkpoints.replicated import read_replicated
-from hpc_gpt.trainer.engines.attention import AttentionKernels, _Trial
+from hpc_gpt.trainer.engines.attention import AttentionKernels
 from hpc_gpt.trainer.engines.kernels import check_compilers
 from hpc_gpt.trainer.engines.protocol import build_engine, check_dtype_on, check_matmul_on
-from hpc_gpt.trainer.model.context_parallel import ContextParallel
 from hpc_gpt.trainer.ranks import choose_device
 from hpc_gpt.trainer.supervision.meeting import RankIdentity
 from tests.refusals import Row, check_refusal
 from tests.trainer.alone import ALONE, CountingEngine
 from tests.trainer.checkpoints.test_training_state import Program
 from tests.trainer.checkpoints.test_universal import saved_states
-from tests.trainer.engines.test_attention import Breakable, asking
+from tests.trainer.engines.test_attention import asking
 from tests.trainer.launch import new_run, settings
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -88,24 +86,12 @@ def builds(name: str, **engine: Any) -> Callable[[], Any]:
     return lambda: build_engine(replace(FOUR, engine=asked, train=replace(FOUR.train, dtype="bf16")), CUDA)
 
 
-def attends(asked: str, how: str = "", *broken: str) -> Callable[[Path], Any]:
-    """The choice of attention's kernel on a CPU, some of whose kernels fail."""
-
-    def act(at: Path) -> Any:
-        with pytest.MonkeyPatch.context() as patch:
-            if how:
-                patch.setattr(F, "scaled_dot_product_attention", Breakable(how, *broken))
-            return AttentionKernels(asking(asked), CPU)
-
-    return act
-
-
 def packs(**changes: Any) -> Callable[[], Any]:
     """The choice of flash alone for documents in a row."""
     resolved = asking("flash")
     asked = replace(resolved, **{name: replace(getattr(resolved, name), **each) for name, each in changes.items()})
     kernels = AttentionKernels(resolved, CPU)
-    return lambda: kernels._pack(_Trial(resolved, CPU, ContextParallel()), asked, CUDA)
+    return lambda: kernels._pack(asked, CUDA)
 
 
 def resumes(resolved: Resolved, before: Resolved = SAVED) -> Callable[[Path], Any]:
@@ -247,16 +233,9 @@ ROWS: dict[str, Row] = {
      'engine.compile_backend is "inductor", which needs a C++ compiler for a CPU, but there is no g++ on PATH | put '
      f"one on PATH or load its module, {NO_COMPILER}"),
     # attention
-    "a kernel that a CPU lacks": (attends("cudnn"),
-     'engine.attention is cudnn, but that kernel cannot run here: ... | use engine.attention = "auto", or flash or '
-     "math"),
-    "the one kernel asked for fails": (attends("flash", "backward", "flash"),
-     "engine.attention is flash, but that kernel cannot run here: flash failed in a trial: cuDNN Frontend error: no "
-     'valid engine | use engine.attention = "auto", or math'),
-    "every kernel fails": (attends("auto", "forward", "flash", "math"),
-     "engine.attention is auto, but no kernel computes this model's attention here: flash failed in a trial: CUDA "
-     "error: no kernel image is available; math failed in a trial: CUDA error: no kernel image is available | "
-     "compare the versions of driver and cuDNN with those that torch was built for"),
+    "a kernel that a CPU lacks": (lambda at: AttentionKernels(asking("cudnn"), CPU),
+     "engine.attention is cudnn, but that kernel cannot run here: a CPU does not have it | use engine.attention = "
+     '"auto"'),
     "documents in fp32": (on(packs()),
      "engine.attention is flash, but that kernel cannot keep documents apart here: it computes in 16 bits, "
      f"but train.dtype is fp32 | {NO_DOCUMENTS}"),

@@ -62,12 +62,6 @@ class Use:
         return [f"{owner}.{name}" for owner, names in self.parts.items() for name in names.split()]
 
 
-ATTENTION = Use(
-    "torch",
-    "asking which attention kernel torch takes",
-    {"torch": "_fused_sdp_choice"},
-    "the kernels are tried in turn",
-)
 LAST_QUERIES = Use(
     "torch",
     "causal attention of a sequence's last queries by the flash kernel",
@@ -277,7 +271,7 @@ def require(use: Use) -> None:
 
 def check_torch() -> None:
     """Checks the names of torch that every engine uses, so that a line on a plain path is printed at the start."""
-    for use in (ATTENTION, FOREACH, FUSED):
+    for use in (FOREACH, FUSED):
         can_use(use)
 
 

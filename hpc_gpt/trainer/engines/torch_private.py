@@ -12,17 +12,6 @@ from torch import Tensor, nn
 from hpc_gpt.trainer.engines.private_parts import COALESCED, FOREACH, can_use
 
 
-def chosen_attention(
-    query: Tensor, key: Tensor, value: Tensor, grouped: bool = False, mask: Tensor | None = None
-) -> int:
-    """The number of the kernel that SDPA would use for causal attention, or for attention with a mask. Computes
-    nothing.
-
-    `grouped`: the keys have fewer heads than the queries.
-    """
-    return int(torch._fused_sdp_choice(query, key, value, mask, 0.0, mask is None, enable_gqa=grouped))
-
-
 def flash_of_last(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Causal attention of the last positions to all positions, on CUDA in 16 bits.
 

@@ -1,11 +1,13 @@
-"""Which attention kernel is taken: tried when an engine is built, and read from what ran."""
+"""Which attention kernel is taken: the first that torch accepts for the run's shape."""
 
-import gc
 import os
 import re
 import shutil
+import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +21,9 @@ from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.engines import attention
-from hpc_gpt.trainer.engines.attention import AttentionKernels, AttentionRead, _allowed, _Trial
+from hpc_gpt.trainer.engines.attention import AttentionKernels, _allowed
 from hpc_gpt.trainer.engines.kernels import compile_model
-from hpc_gpt.trainer.model.context_parallel import ContextParallel, HeadsExchanged, KeysGathered, SequencePart
+from hpc_gpt.trainer.model.context_parallel import ContextParallel
 from hpc_gpt.trainer.model.gpt import Gpt
 from tests.distributed.equality_cases import Case, micro_batches
 from tests.trainer.launch import settings
@@ -75,133 +77,69 @@ def test_cudnn_is_first_where_torch_puts_it_first(monkeypatch, card, cudnn, plac
     assert (names.index("CUDNN_ATTENTION"), names.index("FLASH_ATTENTION")) == (place, 1 - place)
 
 
-SDPA = F.scaled_dot_product_attention
+@pytest.mark.parametrize("asked", ["cudnn", "efficient"])
+def test_a_kernel_that_torch_does_not_accept_is_refused(asked: str) -> None:
+    with pytest.raises(ConfigError, match=f"engine.attention is {asked}, but that kernel cannot run here: a CPU does"):
+        AttentionKernels(asking(asked), CPU)
 
 
-class Broken(torch.autograd.Function):
-    """Fails in the backward pass, as a kernel does on a card that it was not built for."""
-
-    @staticmethod
-    def forward(ctx: Any, mixed: Tensor) -> Tensor:
-        return mixed.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        raise RuntimeError("cuDNN Frontend error: no valid engine\nwith a second line")
-
-
-class Breakable:
-    """scaled_dot_product_attention whose kernels in `broken` fail in the way of `how`; it draws numbers, too."""
-
-    def __init__(self, how: str, *broken: str) -> None:
-        self.how, self.broken = how, broken
-        self.shapes: list[tuple[int, ...]] = []
-
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None,
-        is_causal: bool = False,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        self.shapes.append(tuple(query.shape))
-        torch.rand(3)
-        mixed = SDPA(query, key, value, attn_mask=attn_mask, is_causal=is_causal)
-        running = "flash" if torch.backends.cuda.flash_sdp_enabled() else "math"
-        if running not in self.broken:
-            return mixed
-        if self.how == "memory":
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        if self.how == "forward":
-            raise RuntimeError("CUDA error: no kernel image is available\nCompile with more")
-        return mixed * torch.inf if self.how == "values" else Broken.apply(mixed)
-
-
-REASONS = {
-    "forward": "CUDA error: no kernel image is available",
-    "backward": "cuDNN Frontend error: no valid engine",
-    "values": "it computes values that are not finite",
-    "memory": "the GPU has not enough memory for it",
-}
+CARD = torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize(
-    ("context", "heads", "queries"),
-    [(HeadsExchanged(SequencePart(1, 2)), 2, 32), (KeysGathered(SequencePart(1, 2, True)), 4, 8)],
+    ("accepted", "groups", "used", "expands"),
+    [
+        (("flash", "cudnn", "efficient"), None, ["flash", "cudnn", "efficient", "math"], False),
+        (("efficient",), None, ["efficient", "math"], False),
+        ((), None, ["math"], False),
+        (("flash", "cudnn", "efficient"), 2, ["flash", "cudnn"], False),
+        (("efficient",), 2, ["efficient", "math"], True),
+    ],
 )
-def test_the_trial_has_the_shape_of_a_rank_with_sequence_parts(monkeypatch, context, heads, queries):
-    counting = Breakable("none")
-    monkeypatch.setattr(F, "scaled_dot_product_attention", counting)
+def test_those_that_torch_accepts_on_a_gpu_stay_in_order(monkeypatch, accepted, groups, used, expands) -> None:
+    """By what torch would answer: there is no GPU here."""
+    taken = [attention._KERNELS[name] for name in (*accepted, "math")]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(attention, "_why_not", lambda kernel, *inputs: "" if kernel in taken else "not here")
     resolved = asking("auto")
-    assert AttentionKernels(resolved, CPU, context).chosen == "flash"
-    assert (resolved.model.heads, resolved.model.seq) == (4, 32)
-    assert set(counting.shapes) == {(resolved.batch.micro_batch, heads, queries, resolved.model.head_width)}
+    kernels = AttentionKernels(replace(resolved, model=replace(resolved.model, kv_heads=groups)), CPU)
+    kernels._kernels = _allowed(resolved, CARD)
+    kernels._accept(replace(resolved, model=replace(resolved.model, kv_heads=groups)), CPU, ContextParallel())
+    assert ([attention._NAMES[kernel.value] for kernel in kernels._kernels], kernels.expands) == (used, expands)
 
 
-@pytest.mark.parametrize("how", REASONS)
-def test_a_kernel_that_fails_in_its_trial_gives_way_to_the_next(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    broken = Breakable(how, "flash")
-    monkeypatch.setattr(F, "scaled_dot_product_attention", broken)
-    resolved = asking("auto")
-    kernels = AttentionKernels(resolved, CPU)
-    assert (kernels.chosen, kernels.failed) == ("math", {"flash": REASONS[how]})
-    # The run's own shape, not a smaller one.
-    shape = resolved.model
-    assert set(broken.shapes) == {(resolved.batch.micro_batch, shape.heads, shape.seq, shape.head_width)}
-    monkeypatch.undo()
-    assert kernel_that_ran(kernels) == "math"
+@pytest.mark.parametrize("mask", [None, torch.zeros(1, 1, 8, 8)])
+def test_the_reason_is_torchs_own_warning(monkeypatch: pytest.MonkeyPatch, mask: Tensor | None) -> None:
+    asked: list[Any] = []
+
+    def refuse(inputs: Any, debug: bool) -> bool:
+        asked.append(inputs)
+        warnings.warn("head_dim should be a multiple of 8 (Triggered internally at sdp_utils.cpp)", stacklevel=1)
+        return False
+
+    query, key = (torch.empty(2, heads, 8, 8, device="meta") for heads in (4, 2))
+    on_card = SimpleNamespace(device=CARD, shape=query.shape)
+    monkeypatch.setitem(attention._ACCEPTS, SDPBackend.CUDNN_ATTENTION, refuse)
+    monkeypatch.setattr(attention.cuda, "SDPAParams", lambda *given: given)
+    assert attention._why_not(SDPBackend.CUDNN_ATTENTION, on_card, key, mask) == "head_dim should be a multiple of 8"
+    assert asked == [(on_card, key, key, mask, 0.0, mask is None, True)]
+    assert attention._why_not(SDPBackend.MATH, on_card, key, mask) == ""
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_trial_leaves_generators_and_memory_as_they_were(monkeypatch: pytest.MonkeyPatch, dtype: Any) -> None:
-    monkeypatch.setattr(F, "scaled_dot_product_attention", Breakable("backward", "flash"))
-    resolved = asking("auto")
-    resolved = replace(resolved, train=replace(resolved.train, dtype=dtype))
-
-    def tensors() -> int:
-        gc.collect()
-        return sum(1 for one in gc.get_objects() if type(one) is Tensor)
-
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    alive = tensors()
-    kernels = AttentionKernels(resolved, CPU)
-    assert kernels.chosen == "math"
-    assert torch.equal(torch.get_rng_state(), before)
-    assert tensors() == alive
+# The names of the kernels' operators, without the suffix for a device. (The shorter name is part of the longer one.)
+OPERATORS = {
+    "flash": "_flash_attention",
+    "cudnn": "_scaled_dot_product_cudnn_attention",
+    "efficient": "_scaled_dot_product_efficient_attention",
+}
 
 
-def test_a_gpu_too_small_for_any_of_them_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(F, "scaled_dot_product_attention", Breakable("memory", "flash", "math"))
-    with pytest.raises(torch.OutOfMemoryError):
-        AttentionKernels(asking("auto"), CPU)
-
-
-def kernel_read(asked: str, mode: str = "none") -> list[str | None]:
-    """What is read before a model's first and after its first, second and third training forward pass."""
-    model, (tokens, targets) = Gpt(SMALL, 1), tokens_of(SMALL)
-    compile_model(model, Engine(compile=mode, compile_backend="aot_eager"))
-    read = AttentionRead(model)
-    with torch.no_grad():
-        model(tokens, targets)
-    found = [read.kernel]
-    context = AttentionKernels(asking(asked), CPU)
-    for _ in range(3):
-        with context():
-            model(tokens, targets)
-        found.append(read.kernel)
-    assert not model._forward_hooks
-    assert not model._forward_pre_hooks
-    return found
-
-
-@pytest.mark.long(but="first")
-@pytest.mark.parametrize(("asked", "mode"), [("flash", "none"), ("math", "block"), ("flash", "whole")])
-def test_the_kernel_of_the_second_pass_is_read(capfd: pytest.CaptureFixture[str], asked: str, mode: str) -> None:
-    assert kernel_read(asked, mode) == [None, None, asked, asked]
-    assert capfd.readouterr() == ("", "")
+def kernel_of(work: Callable[[], Any]) -> str:
+    """The kernel that a profile shows. The math kernel is not one operator: compiled, it is fused with others."""
+    with torch.autograd.profiler.profile(use_kineto=False) as profile:
+        work()
+    names = {event.name for event in profile.function_events or ()}
+    return next((kernel for kernel, operator in OPERATORS.items() if any(operator in name for name in names)), "math")
 
 
 @pytest.mark.long
@@ -216,13 +154,14 @@ def test_a_graph_of_another_kernel_is_not_taken_from_the_cache(tmp_path, monkeyp
         torch._dynamo.utils.counters.clear()
         model = Gpt(SMALL, 1)
         compile_model(model, Engine(compile="block", compile_backend="inductor"))
-        read = AttentionRead(model)
         context = AttentionKernels(asking(asked), CPU)
-        for _ in range(2):
-            # A graph is cached once its backward is compiled as well.
+
+        def train(model: Gpt = model, context: AttentionKernels = context) -> None:
             with context():
                 model(tokens, targets).sum().backward()
-        assert read.kernel == asked
+
+        train()  # A graph is cached once its backward is compiled as well.
+        assert kernel_of(train) == asked
         hits.append(torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"] > 0)
     assert hits == [False, False, True]  # the third model found the first one's graphs
 
@@ -243,14 +182,14 @@ def test_before_torch_2_10_documents_are_kept_apart_by_a_mask(monkeypatch: pytes
     resolved = Case(Layout(1, 1, 1), Engine("ddp"), documents=True, dtype="bf16").resolved
     kernels = AttentionKernels(resolved, CPU)
     assert SDPBackend.FLASH_ATTENTION in kernels._kernels
-    kernels._pack(_Trial(resolved, CPU, ContextParallel()), resolved, torch.device("cuda", 0))
+    kernels._pack(resolved, CARD)
     assert (SDPBackend.FLASH_ATTENTION in kernels._kernels, kernels._packed) == (False, None)
     only_flash = replace(resolved, engine=replace(resolved.engine, attention="flash"))
     kernels._kernels = [SDPBackend.FLASH_ATTENTION]
     with pytest.raises(
         ConfigError, match=rf"cannot keep documents apart here: torch {re.escape(torch.__version__)} does"
     ):
-        kernels._pack(_Trial(only_flash, CPU, ContextParallel()), only_flash, torch.device("cuda", 0))
+        kernels._pack(only_flash, CARD)
 
 
 @pytest.mark.long
@@ -264,8 +203,8 @@ def test_documents_in_a_row_are_what_the_mask_gives(model: str, how: Any, monkey
     plain, packed = Gpt(resolved.model, 1), Gpt(resolved.model, 1)
     compile_model(packed, engine)
     with flash_on_cpu():
-        in_row._pack(_Trial(resolved, CPU, ContextParallel()), resolved, torch.device("cuda", 0))
-        assert (in_row.failed, in_row.expands) == ({}, False)
+        in_row._pack(resolved, CARD)
+        assert not in_row.expands
         for step in range(3):
             tokens, targets, boundaries = micro_batches(resolved, 0, step)[0]
             documents = in_row.documents(boundaries)

@@ -20,7 +20,6 @@ from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.engines import library_patches
 from hpc_gpt.trainer.engines import private_parts as parts
-from hpc_gpt.trainer.engines.attention import AttentionKernels
 from hpc_gpt.trainer.engines.deepspeed_3d import Deepspeed3D
 from hpc_gpt.trainer.engines.deepspeed_zero import DeepspeedZero
 from hpc_gpt.trainer.engines.optimizer import is_fused
@@ -32,7 +31,6 @@ from tests.conftest import REPOSITORY
 from tests.distributed.equality_cases import CLIP, Case, micro_batches
 from tests.distributed.ranks import run_together
 from tests.distributed.trainings import build, train
-from tests.trainer.launch import settings
 
 USES = [use for use in (*vars(parts).values(), *STATES.values()) if isinstance(use, Use)]
 OPTIONAL, REQUIRED = [use for use in USES if use.plain], [use for use in USES if not use.plain]
@@ -113,7 +111,7 @@ def test_a_newer_version_takes_the_plain_path_and_says_so(monkeypatch, capsys, u
 def test_versions_are_compared_by_their_numbers(monkeypatch: pytest.MonkeyPatch, version: str, newer: bool) -> None:
     monkeypatch.setattr(torch, "__version__", version)
     monkeypatch.setitem(NEWEST, "torch", "2.13")
-    assert can_use(parts.ATTENTION) is not newer
+    assert can_use(parts.FOREACH) is not newer
 
 
 def test_a_fused_kernel_that_no_longer_listens_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,18 +153,6 @@ def test_the_plain_operations_are_the_same(monkeypatch: pytest.MonkeyPatch) -> N
     can_use.cache_clear()
     for one, other in zip(fast, all_of_them(), strict=True):
         torch.testing.assert_close(one, other)
-
-
-@pytest.mark.parametrize("asked", ["auto", "flash", "math"])
-def test_the_attention_kernel_is_found_by_trying(monkeypatch: pytest.MonkeyPatch, asked: Any) -> None:
-    from dataclasses import replace
-
-    resolved = settings(Path("none.tokens"), {"tp": 1, "pp": 1, "dp": 1})
-    resolved = replace(resolved, engine=replace(resolved.engine, attention=asked))
-    used = AttentionKernels(resolved, torch.device("cpu")).chosen
-    hide(monkeypatch, "torch._fused_sdp_choice")
-    can_use.cache_clear()
-    assert AttentionKernels(resolved, torch.device("cpu")).chosen == used
 
 
 def test_no_module_touches_a_private_name_that_is_not_listed() -> None:
