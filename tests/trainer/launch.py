@@ -89,15 +89,14 @@ class Launch:
         """Waits until the log says `words`, behind `after`."""
         self.await_state(lambda: words in self.log.partition(after)[2] if after else words in self.log, repr(words))
 
-    def await_steps_unseen(self) -> None:
+    def writes(self) -> int:
+        """The number of writes of rank 0, which make some in each step."""
+        return int(Path(f"/proc/{self.ranks[0].pid}/io").read_text().split("syscw: ")[1].split()[0])
+
+    def await_steps_unseen(self, writes: int = 500) -> None:
         """Waits until rank 0 has worked on for some steps that a full disk keeps from being seen."""
-        process = Path(f"/proc/{self.ranks[0].pid}/io")
-
-        def calls() -> int:
-            return int(process.read_text().split("syscw: ")[1].split()[0])
-
-        before = calls()
-        self.await_state(lambda: calls() > before + 500, "further steps")
+        before = self.writes()
+        self.await_state(lambda: self.writes() > before + writes, "further steps")
 
     def await_hold(self) -> None:
         """Waits until rank 0 has stopped itself, HOLD_AT_LINE being in its environment."""

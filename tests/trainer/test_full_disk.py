@@ -15,6 +15,7 @@ from tests.trainer.launch import Launch, lines, new_run, settings
 
 PP2 = {"tp": 1, "pp": 2, "dp": 1}
 LONG = 1_000_000
+EVERY = 100
 # Each size in the largest unit of which there is a tenth.
 ROOM = re.compile(r"the disk has (0 bytes|[\d.]+ [KM]iB) free, the checkpoint needs \d\.\d\d MiB")
 
@@ -27,15 +28,19 @@ def checkpoints(run: RunFolder) -> list[str]:
 @pytest.mark.parametrize("background", [True, False])
 def test_a_full_disk_stops_the_save_and_not_the_run(small_disk: Path, tokens: Path, background: bool) -> None:
     """Neither metrics nor the log, which lie on it too, are lost: they are written when there is space again."""
-    train = {"save_every": 60, "save_in_background": background, "keep_last": 2}
+    train = {"save_every": EVERY, "save_in_background": background, "keep_last": 2}
     run = new_run(small_disk, settings(tokens, PP2, steps=LONG, **train))
     launch = Launch(run, 2)
-    launch.await_words("saved after step 60 ")
+    launch.await_words(f"saved after step {EVERY} ")
+    first = launch.writes()
+    launch.await_words(f"saved after step {2 * EVERY} ")
+    between_saves = launch.writes() - first
     full = fill(small_disk)
     seen = -1
     while seen != (seen := launch.attempt.metrics.stat().st_size):
         # What is left of a file's last page takes some more lines.
         launch.await_steps_unseen()
+    launch.await_steps_unseen(between_saves)  # one save or two; three would end the attempt
     full.unlink()
     launch.await_words("not saved after step ")
     launch.await_words("metrics.jsonl is written again")
