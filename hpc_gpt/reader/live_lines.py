@@ -11,10 +11,10 @@ from typing import Literal
 
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.reader.dialects import generic
-from hpc_gpt.reader.logs import Failure, Place
-from hpc_gpt.reader.logs.matches import find, float_of, rank_of, row_of, values_of, without_colours
+from hpc_gpt.reader.logs import Failure
+from hpc_gpt.reader.logs.lines import LineReader
+from hpc_gpt.reader.logs.matches import RuleMatch, find, float_of, rank_of, row_of, values_of, without_colours
 from hpc_gpt.reader.logs.step_rows import sound_step
-from hpc_gpt.reader.logs.tracebacks import NO_MESSAGE, Tracebacks, patterns_of
 from hpc_gpt.reader.part_failures import plainness, without_ignored
 from hpc_gpt.reader.pattern import ANY_NAME, MEMORY_FIELDS, Pattern, raised
 
@@ -46,6 +46,7 @@ _RAISED = re.compile(raised(ANY_NAME))
 # After steps such a line belongs to a command beside the training.
 _NEVER_BEGAN = re.compile(r"[^:\[]{1,200}: (?:command not found|No such file or directory|Permission denied)")
 _LONGEST = 4000
+_OF_FAILURES = ("failure", "traceback")
 _LOSS = re.compile(rf"(?i){generic.LOSS}")
 # The total after the number of a step; in a line with an epoch it may be the total of the epoch.
 _TOTAL = re.compile(r" ?/ ?(\d{1,12})\b")
@@ -75,7 +76,7 @@ class LiveLines:
         self._own_pattern = None if pattern is None else (re.compile(pattern), Pattern("step", pattern, "own"))
         self.moment: float | Literal["now"] | None = "now"
         self._late: collections.deque[LiveFailure] = collections.deque(maxlen=_KEPT_LINES)
-        self._tracebacks = Tracebacks()
+        self._reader = LineReader("")  # of the failures
         self._count = 0
         self._rank: int | None = None
         # The figures of a step whose number comes with the next bar, and the loss of an evaluation for the next step.
@@ -97,34 +98,15 @@ class LiveLines:
         self._count += 1
         line = without_colours(line[:_LONGEST])
         row: dict[str, float] | None = None
-        failures: list[Failure] = []
         if self._own_pattern is not None and (own_match := self._own_pattern[0].search(line)):
             values = values_of(line, own_match, self._own_pattern[1])
             row = _figures(values)
             self._plan(values, True)
         matches = find(line)
-        failed = any(rule.pattern.kind == "failure" for _, rule in matches)
-        before = self._tracebacks.count
-        ends = self._tracebacks.take(self._count, line, failed) if before else None
-        of_program = self._tracebacks.count < before and (failed or ends is not None)  # a traceback's last line
-        if ends is not None:
-            of_program = self._forget(ends[0]) or of_program
-            message = self._tracebacks.with_source(ends[1])
-            failures += [_live(pattern, message, ends[0]) for pattern in patterns_of(ends[1])]
+        self._take_failures(line, matches)
         for match, rule in matches:
             kind = rule.pattern.kind
-            if kind == "failure":
-                message = self._tracebacks.with_source(
-                    str(values_of(line, match, rule.pattern).get("words") or line.strip())
-                )
-                failures.append(_live(rule.pattern, message, self._count))
-                if NO_MESSAGE.match(message):
-                    self._tracebacks.wait(self._count, line, message)
-            elif kind == "traceback" and match[0].startswith("Traceback"):
-                self._tracebacks.begin(line[: match.start()])
-            elif kind == "traceback":
-                self._forget(self._tracebacks.caught(self._count))
-            elif kind == "end" and rule.pattern.ended == "walltime":
+            if kind == "end" and rule.pattern.ended == "walltime":
                 self.limit = hide_secrets(match[0].strip("[] "))[:400]
             elif kind == "fact":
                 self._plan(values_of(line, match, rule.pattern), False)
@@ -140,13 +122,6 @@ class LiveLines:
                     self._plan(values, kind == "step")
         if row is not None:
             self._stepped_at, self.has_steps, self.limit = self._count, True, ""
-        if failures:  # the line's most specific failure counts: every exception is also an `error`
-            failure = min(failures, key=plainness)
-            now = time.monotonic() if self.moment == "now" else self.moment
-            how = _how(line, failure, of_program)
-            if self._asked_at is not None and line.startswith("srun: error: ") and "Killed" in line:
-                how = "words" if self._count <= self._asked_at + _KEPT_LINES else how
-            self._late.append(LiveFailure(failure, now, how))
         if line.startswith("srun: forcing job termination"):
             self._asked_at = self._count
         shown = row or self._waits or {}
@@ -160,12 +135,29 @@ class LiveLines:
             row, self._loss_eval = {"loss_eval": self._loss_eval, **row}, None
         return row
 
-    def _forget(self, number: int) -> bool:
-        """Drops the failure of a line; returns whether it was a program's."""
-        dropped = [late_failure for late_failure in self._late if late_failure.failure.place.line == number]
-        for late_failure in dropped:
-            self._late.remove(late_failure)
-        return any(late_failure.how == "program" for late_failure in dropped)
+    def _take_failures(self, line: str, matches: list[RuleMatch]) -> None:
+        """Takes the failures of a line, and drops those of lines before it that it completes or explains."""
+        matches = [pair for pair in matches if pair[1].pattern.kind in _OF_FAILURES]
+        failures, before = self._reader.parts[-1].failures, self._reader.tracebacks.count
+        if not matches and not before:
+            return
+        failures[:] = [late.failure for late in self._late]
+        self._reader.entries.clear()  # of a line one failure is kept, and of the lines the last ones
+        self._reader.apply(self._count, line, matches)
+        left = {id(failure) for failure in failures}
+        dropped = [late for late in self._late if id(late.failure) not in left]
+        for late in dropped:
+            self._late.remove(late)
+        new = failures[len(self._late) :]
+        if not new:
+            return
+        failure = min(new, key=plainness)  # the line's most specific one: every exception is also an `error`
+        # The line ends a traceback, whose message may be on the next line.
+        ended = self._reader.tracebacks.count < before or bool(failure.raised_in)
+        how = _how(line, failure, ended or any(late.how == "program" for late in dropped))
+        if self._asked_at is not None and line.startswith("srun: error: ") and "Killed" in line:
+            how = "words" if self._count <= self._asked_at + _KEPT_LINES else how
+        self._late.append(LiveFailure(failure, time.monotonic() if self.moment == "now" else self.moment, how))
 
     @property
     def planned(self) -> int:
@@ -230,11 +222,6 @@ def _how(line: str, failure: Failure, of_program: bool) -> Literal["program", "s
     if of_program:
         return "program"
     return "some" if failure.echo or _RAISED.match(line) or _SURE.search(line) else "words"
-
-
-def _live(pattern: Pattern, message: str, number: int) -> Failure:
-    place = Place("", number)
-    return Failure(str(pattern.ended), hide_secrets(message)[:400], place, echo=pattern.echo, to_do=pattern.to_do)
 
 
 def _figures(values: dict[str, float | str]) -> dict[str, float]:
