@@ -7,14 +7,13 @@ from typing import Any
 
 import click
 
-from hpc_gpt.core.errors import JobRefused
 from hpc_gpt.core.files import from_here, logs_folder
+from hpc_gpt.core.runs.disk_space import lack_of_files
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import shown_layout
 from hpc_gpt.core.slurm.start_check import ExpectedStart
 from hpc_gpt.core.terminal import say
-from hpc_gpt.launcher.limits import Asked, limits_met
 from hpc_gpt.launcher.submission import SubmittedRun
 from hpc_gpt.launcher.watch.status import read_folders
 from hpc_gpt.planner.prediction import Prediction
@@ -111,13 +110,10 @@ def print_lines(lines: Iterable[str]) -> None:
         say(line, err=True)
 
 
-def print_limits(rows: Sequence[Asked]) -> JobRefused | None:
-    """Prints the limits that a submission of runs would meet. A limit that would refuse some of them is not printed,
-    but returned as the refusal to raise."""
-    met = limits_met(rows, logs_folder())
-    refusal = next((limit for limit in met if limit.refuses), None)
-    print_lines(str(limit) for limit in met if limit is not refusal)
-    return None if refusal is None else JobRefused(f"limit: {refusal.words}", refusal.remedy)
+def print_lack_of_files(runs: Sequence[Resolved]) -> None:
+    """Prints a warning if the disk, or a quota, allows fewer files than runs that are submitted may make."""
+    if text := lack_of_files(runs, logs_folder()):
+        say(f"warning: {text}; HPC_GPT_LOGS names another disk, train.keep_last keeps fewer checkpoints", err=True)
 
 
 def with_interrupts(show: Callable[[], None], wait: bool) -> int:

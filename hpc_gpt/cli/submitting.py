@@ -13,7 +13,7 @@ from hpc_gpt.cli.submit_answer import (
     AnsweredRun,
     SubmitOptions,
     answer_of,
-    print_limits,
+    print_lack_of_files,
     print_lines,
     print_start,
     print_submitted,
@@ -30,7 +30,6 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.terminal import can_ask, confirm, say
 from hpc_gpt.launcher.branching import prepare_branch, split_branch
-from hpc_gpt.launcher.limits import Asked
 from hpc_gpt.launcher.prepare import prepare
 from hpc_gpt.launcher.prepared import PreparedRun, notes_said, without_said
 from hpc_gpt.launcher.request import Request
@@ -98,8 +97,10 @@ def _submit(prepared: PreparedRun, parent: Parent | None, how: SubmitOptions) ->
         check_submission([prepared], logs, dry=True, begins=parent is None)
         rows, notes = overview(prepared, logs), prediction_lines(prepared, logs)
         part = would_run(prepared.resolved, prepared.prediction)
-        return _Started(part, lambda: _show(Asked.of(prepared), rows, how, notes))
+        return _Started(part, lambda: _show(prepared.resolved, prepared.script, rows, how, notes))
     earlier_notes = notes_said(prepared.resolved, logs)
+    elements = prepared.job_script.array if prepared.job_script is not None else ()
+    print_lack_of_files([prepared.resolved] * max(1, len(elements)))
     submitted = submit_run(prepared, logs, parent, how.now)
     print_lines(without_said(prediction_lines(prepared, logs), earlier_notes))
     return _submitted(submitted, how)
@@ -141,31 +142,30 @@ def _start(resumption: SameRun, how: SubmitOptions) -> _Started:
             *summary_rows(resolved),
             ("would run", f"the run's own {from_here(run.job_script)}"),
         ]
-        return _Started(would_run(resolved), lambda: _show(Asked(resolved, text), rows, how))
+        return _Started(would_run(resolved), lambda: _show(resolved, text, rows, how))
     return _submitted(resumption.start(how.now), how)
 
 
 def _show(
-    submission: Asked,
+    resolved: Resolved,
+    script: str,
     rows: Sequence[tuple[str, str]],
     how: SubmitOptions,
     notes: Iterable[str] = (),
 ) -> None:
-    """Prints the run that would be submitted, as rows or as its script with `notes`. Then prints the limits that it
-    would meet and Slurm's answer, which may be a refusal. Raises JobRefused."""
+    """Prints the run that would be submitted, as rows or as its script with `notes`. Then prints Slurm's answer, which
+    may be a refusal. Raises JobRefused."""
     if how.script:
-        click.echo(submission.script.encode(errors="surrogateescape"), nl=False)
+        click.echo(script.encode(errors="surrogateescape"), nl=False)
         print_lines((*notes, f"would run: {dict(rows)['would run']}"))
     else:
         width, before = max(len(label) for label, _ in rows), ""
         for label, value in rows:
             say(f"{label if label != before else '':{width}}  {value}", hang=width + 2)
             before = label
-    limit = print_limits([submission])
-    print_start(dry_run(submission.resolved, submission.script))
+    print_lack_of_files([resolved])
+    print_start(dry_run(resolved, script))
     say(NOTHING_DONE, err=True)
-    if limit is not None:
-        raise limit
 
 
 def _ask_first(prepared: PreparedRun, request: Request) -> None:

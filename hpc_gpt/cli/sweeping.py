@@ -13,7 +13,7 @@ from hpc_gpt.cli.submit_answer import (
     SubmitOptions,
     answered_run,
     on_cluster,
-    print_limits,
+    print_lack_of_files,
     print_lines,
     print_start,
     print_waits,
@@ -28,7 +28,6 @@ from hpc_gpt.core.settings.experiment_file import gives_way
 from hpc_gpt.core.settings.grid import parse_grid
 from hpc_gpt.core.settings.sweep_rows import RowFaults
 from hpc_gpt.core.terminal import say
-from hpc_gpt.launcher.limits import Asked
 from hpc_gpt.launcher.prepared import PreparedRun, notes_said, without_said
 from hpc_gpt.launcher.request import Request
 from hpc_gpt.launcher.submission import check_submission, data_rows, dry_run
@@ -84,8 +83,7 @@ def submit_sweep(request: Request, max_parallel: int | None, skip_unfit: bool, h
         _print_rows(prepared)
         _show_sweep(rows, is_local)
         return
-    if (limit := print_limits([*map(Asked.of, rows)])) is not None:
-        raise limit
+    print_lack_of_files([row.resolved for row in rows])
     earlier_notes = notes_said(rows[0].resolved, logs, len(rows))
     sweep = write_sweep(prepared.name, rows, logs, provenance, prepared.varied)
     _print_rows(prepared, earlier_notes)
@@ -176,10 +174,8 @@ def _show_sweep(rows: Sequence[PreparedRun], is_local: bool) -> None:
         except JobRefused as fault:
             refused.append(fault)
             say(f"refused: {fault}", err=True)
-    limit = print_limits([*map(Asked.of, rows)])
+    print_lack_of_files([row.resolved for row in rows])
     say(NOTHING_DONE, err=True)
-    if limit is not None:
-        raise limit
     if refused:
         raise JobRefused(f"{len(refused)} of {len(jobs)} jobs would be refused", refused[0].hint)
 

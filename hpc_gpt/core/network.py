@@ -224,11 +224,3 @@ def check_open_files(ranks: int) -> str:
             "LimitNOFILE of slurmd, or limits.conf",
         )
     return f"rank 0 of {ranks:,} ranks has up to {needed:,} files open, a process here may have {allowed}"
-
-
-def connections_held() -> int | None:
-    """The number of connections that can wait for a server on this machine; None if unknown."""
-    try:
-        return int(Path("/proc/sys/net/core/somaxconn").read_text())
-    except (OSError, ValueError):
-        return None

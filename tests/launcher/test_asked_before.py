@@ -3,7 +3,6 @@
 tests/slurm asks a real Slurm, which has neither other users' limits nor every state of a node.
 """
 
-import getpass
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,6 @@ from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.slurm.directives import sbatch_directives
 from hpc_gpt.core.slurm.start_check import _Node, _too_many, ask_after, ask_start, reason_text
-from hpc_gpt.launcher.limits import Asked, limits_met
 from tests.launcher.test_render import resolved_demo
 
 MAIN = "PartitionName=main Default=YES MaxTime=2:00:00 MaxNodes=UNLIMITED QoS=N/A State=UP\n"
@@ -174,52 +172,6 @@ NEVER_STARTS = "it never starts: cancel it, and change the request"
 )
 def test_a_reason_is_explained_and_stands_beside(reason: str, words: str) -> None:
     assert reason_text(reason) == f"{words} ({reason})"
-
-
-def test_limits_of_user_account_and_qos_are_those_of_sacctmgr(says, tmp_path: Path) -> None:
-    """Of jobs of this user in this account, and of the account: each counts its own, and no ended ones. Those of a QOS
-    are in place of them."""
-    me = getpass.getuser()
-    config = "MaxJobCount = 12\nMaxArraySize = 5\nAccountingStorageEnforce = associations,limits\nClusterName = far\n"
-    shown = [("PENDING", me, "a", "q", "c"), ("RUNNING", me, "a", "q", "c"), ("RUNNING", me, "b", "q", "c"),
-             ("RUNNING", "x", "a", "q", "c"), ("RUNNING", "y", "a", "p", "c"), ("FAILED", me, "a", "q", "c"),
-             ("PENDING", "z", "b", "p", "c")]  # fmt: skip
-    accounting = (
-        f"user Welcome to this site\nuser {me}|a\n"
-        f"assoc {me}||2|90|q|q\nassoc {me}|other|1|1|r|r\nassoc x||1|1|q|q\nassoc ||1|4||\n"
-        "qos q||{}\nqos p||3|||\n"
-    )
-    squeue = "".join(f"{'|'.join(each)}\n" for each in shown)
-    says(scontrol=config, squeue=squeue, sacctmgr=accounting.format("||"))
-    row = Asked(resolved := of_nodes(1, partition="c"), "#!/bin/bash\n")
-    found = [limit for limit in limits_met([row, row, row, row], tmp_path) if limit.check == "jobs"]
-    assert [(limit.name.partition(" (")[2].rstrip(")"), limit.asked, limit.allowed) for limit in found] == [
-        (f"MaxSubmitJobs of user {me} in account a is 2, 2 are there", 4, 0),
-        ("GrpSubmitJobs of account a is 4, 4 are there", 4, 0),
-    ]
-    says(scontrol=config, squeue=squeue, sacctmgr=accounting.format("3|3|4"))
-    found = [limit for limit in limits_met([row, row, row, row], tmp_path) if limit.check == "jobs"]
-    assert [(limit.name.partition(" (")[2].rstrip(")"), limit.asked, limit.allowed) for limit in found] == [
-        ("MaxSubmitJobsPerUser of QOS q is 3, 3 are there", 4, 0),
-        ("MaxSubmitJobsPerAccount of QOS q is 3, 3 are there", 4, 0),
-        ("GrpSubmitJobs of QOS q is 4, 4 are there", 4, 0),
-    ]
-    assert {(limit.remedy, limit.refuses) for limit in found} == {
-        ("submit fewer at a time, or wait until other jobs have ended", True)
-    }
-    for count, met in ((4, False), (5, True)):  # 7 are there, and one less than 12 may be
-        found = limits_met([row] * count, tmp_path)
-        assert any(limit.name.startswith("jobs in Slurm's memory") for limit in found) == met
-    found = limits_met([Asked(of_nodes(1, qos="p"), "")] * 9, tmp_path)  # not the default one
-    assert {limit.name.partition("QOS ")[2][:1] for limit in found} - {""} == {"p"}
-    for indexes, names in (((1, 4), []), ((1, 5), ["highest index of the array (MaxArraySize)"])):
-        limits = limits_met([Asked(resolved, "", array=indexes)], tmp_path)
-        assert [limit.name for limit in limits if limit.check == "array"] == names
-    says(scontrol=config + "SchedulerParameters = max_array_tasks=1,max_script_size=9\n")
-    met = limits_met([Asked(resolved, "x" * 10, array=(0, 1))], tmp_path)
-    limits = {limit.name: (limit.asked, limit.allowed) for limit in met}
-    assert limits["elements of the array (max_array_tasks)"] == (2, 1)
-    assert limits["bytes of the job script (max_script_size)"] == (10, 9)
 
 
 def node(name: str, cpus: int, gpus: int) -> _Node:

@@ -18,10 +18,12 @@ from hpc_gpt.core.runs.lineage import newest_step
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.experiment import Train
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.core.settings.sized import Sized
+from hpc_gpt.core.settings.sized import Sized, runs_program
 
 # Bytes of the optimizer's fp32 moments per parameter.
 _MOMENTS = {"adamw": 8, "sgd": 0}
+# Upper bounds of the files: in a run's folder and attempt, per rank there, in a checkpoint, per rank in a checkpoint.
+_OF_RUN, _OF_RANK, _OF_CHECKPOINT, _OF_SHARE = 60, 4, 8, 2
 
 
 def checkpoint_bytes(resolved: Sized) -> int:
@@ -117,6 +119,18 @@ def _lfs(*arguments: str) -> str:
         return subprocess.run(["lfs", *arguments], capture_output=True, text=True, check=False, timeout=20).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
+
+
+def lack_of_files(runs: Sequence[Resolved], folder: Path) -> str:
+    """Says that the file system of a folder, or a quota, allows fewer files than runs may make there, as then no more
+    checkpoint is saved; empty if there are enough, or if that is unknown."""
+    needed = 0
+    for run in runs:
+        saved = 0 if runs_program(run) else checkpoints_to_come(run)
+        needed += _OF_RUN + _OF_RANK * run.tasks + saved * (_OF_CHECKPOINT + _OF_SHARE * run.tasks)
+    name, free = min(free_files(folder).items(), key=lambda item: item[1], default=("", needed))
+    text = f"up to {needed:,} files are to come, and {name} still allows {free:,}: without them nothing is saved"
+    return text if free < needed else ""
 
 
 def free_bytes(folder: Path) -> int | None:

@@ -24,7 +24,7 @@ from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.files import data_dir, logs_folder, read_text, state_dir, write_once
 from hpc_gpt.core.format import counted, show_bytes
 from hpc_gpt.core.network import GLOO, HSN, NCCL, check_open_files, describe_interfaces
-from hpc_gpt.core.runs.disk_space import free_gib, space_needed_gib
+from hpc_gpt.core.runs.disk_space import free_gib, lack_of_files, space_needed_gib
 from hpc_gpt.core.runs.provenance import ask_gpus, collect, has_gpus
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import ClusterProfile
@@ -35,7 +35,6 @@ from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.slurm.clients import ask, check_reachable
 from hpc_gpt.core.tables import close_matches
 from hpc_gpt.launcher.doctor.site import Site, SlurmPartition, read_site
-from hpc_gpt.launcher.limits import Asked, limits_met
 from hpc_gpt.launcher.prepare import prepare
 from hpc_gpt.launcher.request import Request
 from hpc_gpt.launcher.services import build_fault, python_lines
@@ -64,15 +63,15 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
     on this machine."""
     logs = run.path if run is not None else logs_folder()
     checks = []
-    submission, data_beside = None, None
+    script, data_beside = "", None
     resolved: Resolved | None = None
     findings: Sequence[str] = ()  # about lines of a job script
     try:
         if run is not None:
-            submission, data_beside = Asked(run.resolved(), read_text(run.job_script)), run.data_beside
+            resolved, script, data_beside = run.resolved(), read_text(run.job_script), run.data_beside
         else:
             prepared = prepare(request, faster=True)
-            submission, data_beside = Asked.of(prepared), prepared.data_beside
+            resolved, script, data_beside = prepared.resolved, prepared.script, prepared.data_beside
             if prepared.job_script is not None:
                 findings = prepared.job_script.findings
             checks += [Check("config", "ok", line) for line in prepared.unfollowed]
@@ -81,7 +80,6 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
     except UserError as fault:
         checks.append(Check("experiment", "fail", " ".join(str(fault).split()), fault.hint))
     else:
-        resolved = submission.resolved
         nodes = counted(resolved.nodes, "node")
         what = "its job script as it is" if resolved.script is not None else str(resolved.layout)
         checks.append(Check("experiment", "ok", f"{resolved.name}: {what} on {nodes} of {profile.name}"))
@@ -90,13 +88,12 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
         if lacking and resolved.script is None:
             hint = f'give an option of submit, or the key in a profile of your own with extends = "{profile.name}"'
             checks.append(Check("profile", "warn", f"from documentation, not tried there; it lacks {lacking}", hint))
-    checks += _check_scheduler(submission, profile)
+    checks += _check_scheduler(resolved, script, profile)
     checks += check_versions()
     if profile.scheduler == "slurm":
         checks += [check_python(profile), *check_build(profile)]
-    if submission is not None and resolved is not None:
+    if resolved is not None:
         checks += [*check_gpus_here(resolved), check_network(resolved), *check_files(resolved)]
-        checks += guarded("limits", lambda: check_limits(submission, logs))
         checks += guarded("inputs", lambda: check_needs(resolved, data_beside))
         if resolved.train.init is not None and not any(one.level == "fail" and one.name == "inputs" for one in checks):
             checks.append(check_init(resolved))
@@ -113,7 +110,7 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
     return checks
 
 
-def _check_scheduler(submission: Asked | None, profile: ClusterProfile) -> list[Check]:
+def _check_scheduler(resolved: Resolved | None, script: str, profile: ClusterProfile) -> list[Check]:
     """Checks that Slurm answers, has what the job asks for, and would take the script."""
     if profile.scheduler != "slurm":
         return [Check("slurm", "ok", f"profile {profile.name} is this machine and needs no Slurm")]
@@ -123,14 +120,14 @@ def _check_scheduler(submission: Asked | None, profile: ClusterProfile) -> list[
         return [Check("slurm", "ok", f"slurmctld answers, {ask(['sbatch', '--version']).stdout.strip()}")]
 
     answers = guarded("slurm", reach)
-    if answers[0].level == "fail" or submission is None:
+    if answers[0].level == "fail" or resolved is None:
         return answers
 
     def compare() -> list[Check]:
         site = read_site()
-        return [*check_profile(submission.resolved, site), *check_signals(site.config)]
+        return [*check_profile(resolved, site), *check_signals(site.config)]
 
-    start = guarded("sbatch", lambda: [_check_start(submission.resolved, submission.script)])
+    start = guarded("sbatch", lambda: [_check_start(resolved, script)])
     return [*answers, *guarded("profile", compare), *start]
 
 
@@ -226,22 +223,15 @@ def check_network(resolved: Resolved) -> Check:
 
 
 def check_files(resolved: Resolved) -> list[Check]:
-    """Checks that rank 0 may open as many files as it needs; it is not known how many another program needs.
-    `check_limits` has the limit that a Slurm job would meet."""
+    """Checks that rank 0 may open as many files as it needs; it is not known how many another program needs."""
     if runs_program(resolved):
         return []
     try:
         return [Check("files", "ok", check_open_files(resolved.gpus))]
     except ConfigError as fault:
-        if resolved.cluster.scheduler == "slurm":
-            return []
-        return [Check("files", "fail", str(fault), fault.hint)]
-
-
-def check_limits(submission: Asked, logs: Path) -> list[Check]:
-    """Reports the limits that the submission would meet; empty if it meets none."""
-    met = limits_met([submission], logs)
-    return [Check(limit.check, "fail" if limit.refuses else "warn", limit.words, limit.remedy) for limit in met]
+        # The limit of the job's first node counts, where it is checked again.
+        level: Level = "warn" if resolved.cluster.scheduler == "slurm" else "fail"
+        return [Check("files", level, str(fault), fault.hint)]
 
 
 def check_needs(resolved: Resolved, data_beside: Path | None) -> list[Check]:
@@ -298,19 +288,23 @@ def check_folders(folders: Mapping[str, Path], shared: bool) -> list[Check]:
 
 
 def check_space(resolved: Resolved, logs: Path, run: RunFolder | None) -> list[Check]:
-    """Checks that there is space for the checkpoints to come, each as large as the newest one or as predicted."""
+    """Checks that there is space for the checkpoints to come, each as large as the newest one or as predicted, and that
+    there may be as many files."""
     one, every = space_needed_gib(resolved, run)
     free = free_gib(logs)
     if free is None:
         return [Check("space", "warn", f"free space in {logs} is not known", "look at your quota")]
+    hint = "free some, set HPC_GPT_LOGS elsewhere, or keep fewer: --set train.keep_last=2; a quota may be lower still"
     findings = judge_space(free, one, every, str(logs))
-    if not findings:
+    checks = [Check("space", "fail" if finding.ended else "warn", finding.words, hint) for finding in findings]
+    if text := lack_of_files([resolved], logs):
+        checks.append(Check("space", "warn", text, hint))
+    if not checks:
         to_come = f", checkpoints to come take about {show_bytes(every * 2**30)}"
         if runs_program(resolved) and not every:
             to_come = "; what the program's own checkpoints take is not known"
         return [Check("space", "ok", f"{show_bytes(free * 2**30)} free{to_come}")]
-    hint = "free some, set HPC_GPT_LOGS elsewhere, or keep fewer: --set train.keep_last=2; a quota may be lower still"
-    return [Check("space", "fail" if finding.ended else "warn", finding.words, hint) for finding in findings]
+    return checks
 
 
 def check_clock(folder: Path) -> list[Check]:

@@ -1,12 +1,23 @@
 """The size of checkpoints, how many there will be, and the space for them."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from hpc_gpt.core.formulas import GIB
-from hpc_gpt.core.runs.disk_space import checkpoints_to_come, space_needed_gib, steps_between_saves
+from hpc_gpt.core.runs import disk_space
+from hpc_gpt.core.runs.disk_space import (
+    checkpoints_to_come,
+    free_files,
+    lack_of_files,
+    space_needed_gib,
+    steps_between_saves,
+)
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolve import resolve
+from tests.programs import put
 
 
 def resolved(**train):
@@ -59,3 +70,33 @@ def test_room_is_that_of_weights_and_optimizer():
 )
 def test_the_clock_or_the_step_saves_whichever_is_first(train, steps):
     assert steps_between_saves(resolved(**train).train, step_s=2.0) == steps
+
+
+LFS = """#!/bin/bash
+case "$*" in
+"project -d {place}") echo "    7 P {place}" ;;
+"quota -q -u {uid} {place}") echo "{place}  220  0  0  -  120  0  0  -" ;;
+"quota -q -g {gid} {place}") echo "{place}  220*  200  300  6d  900  1000  1200  -" ;;
+"quota -q -p 7 {place}") printf '%s\\n' "{place}" "       220  0  0  -  990*  500  1000  6d" ;;
+esac
+"""
+
+
+def test_files_that_a_quota_of_lustre_still_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No Lustre is at hand: its client's answers, in the form of its manual."""
+    tool = put(tmp_path / "bin" / "lfs", LFS.format(place=tmp_path, uid=os.getuid(), gid=tmp_path.stat().st_gid))
+    monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
+    quotas = {place: free for place, free in free_files(tmp_path / "logs").items() if "(lfs quota" in place}
+    assert quotas == {
+        f"the group's quota at {tmp_path} (lfs quota -g)": 300,
+        f"the project's quota at {tmp_path} (lfs quota -p)": 10,
+    }
+    runs = [resolved(steps=10, save_every=0)] * 3
+    place, least = f"the project's quota at {tmp_path} (lfs quota -p)", 3 * (60 + 4 * 4 + 8 + 2 * 4)  # of four ranks
+    assert lack_of_files(runs, tmp_path / "logs") == (
+        f"up to {least} files are to come, and {place} still allows 10: without them nothing is saved"
+    )
+    monkeypatch.setattr(disk_space, "free_files", lambda _: {"a disk": least})
+    assert lack_of_files(runs, tmp_path) == ""
+    monkeypatch.setattr(disk_space, "free_files", lambda _: {})
+    assert lack_of_files(runs, tmp_path) == ""
