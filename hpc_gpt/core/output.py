@@ -81,17 +81,16 @@ class _Lines(io.TextIOBase):
 
 
 @contextlib.contextmanager
-def progress_as_json(wanted: bool = True) -> Iterator[TextIO]:
-    """In the block, all prints become lines of JSON on stderr. Gives the real stdout, for the one object of
+def progress_as_json(wanted: bool) -> Iterator[None]:
+    """In the block, all prints become lines of JSON on stderr if that is `wanted`: stdout is for the one object of
     `--json`."""
-    out = sys.stdout
     with contextlib.ExitStack() as stack:
         if wanted:
             lines = _Lines(sys.stderr)
             stack.callback(lines.write, "\n")
             stack.enter_context(contextlib.redirect_stdout(lines))
             stack.enter_context(contextlib.redirect_stderr(lines))
-        yield out
+        yield
 
 
 @contextlib.contextmanager

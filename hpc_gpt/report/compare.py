@@ -72,7 +72,7 @@ class Comparison:
     `speeds` decides it.
 
     `reasons`: (0 for A or 1 for B, why it gives no interval). `steps`: the number of steady steps of each. `rounds`:
-    the number of rounds of each if both are rows of benches, else 0. `notes`: what a reader must know, with {a} and
+    the number of rounds of each if both are rows of races, else 0. `notes`: what a reader must know, with {a} and
     {b} for the runs' names.
     """
 
@@ -91,7 +91,7 @@ class Comparison:
 @dataclass(frozen=True)
 class _Side:
     """The timing of one run. `series`: the logarithms of the seconds per unit of work (a step, or a token in a row of a
-    bench), or why they give no interval. In `seconds` the run does `units`, `tokens` and, on each GPU, `flops` (1e12).
+    race), or why they give no interval. In `seconds` the run does `units`, `tokens` and, on each GPU, `flops` (1e12).
     """
 
     record: Record
@@ -104,7 +104,7 @@ class _Side:
 
 def compare_runs(a: RunRead, b: RunRead) -> Comparison:
     """Compares B with A: by the step_s of steady steps; by tokens/s if a step is not the same work in both; two rows
-    of benches by their rounds."""
+    of races by their rounds."""
     runs, notes = (a, b), list[str]()
     steady = [_steady(run) for run in runs]
     are_rows = bool(a.rounds and b.rounds)

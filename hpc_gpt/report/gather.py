@@ -57,7 +57,7 @@ def gather_paths(paths: Sequence[str], logs: Path, records_only: bool = False) -
     """Reads the PATHs of `report`. `records_only`: without the steps and failures of the runs.
 
     A PATH is a log, `-` for standard input, a folder of logs and of our own runs, a run as for find_run, a sweep, which
-    means its runs under `logs`, or one run in a log or a bench, as for read_one. Without PATH: `logs`. Raises NoSuchRun
+    means its runs under `logs`, or one run in a log or a race, as for read_one. Without PATH: `logs`. Raises NoSuchRun
     for any other PATH.
     """
     sweeps = {sweep.name: path for path in paths if (sweep := named_sweep(path)) is not None}
@@ -189,7 +189,7 @@ def gather_records(
 
 
 def read_bench(file: Path) -> list[RunRead]:
-    """The rows of a bench in the order of its file; ConfigError if the file is damaged."""
+    """The rows of a bench.json in their order; ConfigError if the file is damaged."""
     records = read_records(file) or []
     rounds = read_rounds(file, len(records))
     return [
@@ -207,7 +207,7 @@ def refresh_record(run: RunFolder) -> Record:
 
 def read_one(name: str, logs: Path, *more_logs: str, ends_only: bool = False) -> RunRead:
     """Reads the run that RUN means: a log, a folder with the logs of one run, `LOG#2` for the second run in a log,
-    `BENCH#2` for the second row of a bench, which is named by its id, folder or file; else as for find_run.
+    `RACE#2` for the second row of a race, which is named by its id, folder or file; else as for find_run.
     `more_logs`: other logs of the run. `ends_only`: for our own run as in `read_own`.
 
     Raises NoSuchRun if there is no run, or several.
@@ -250,7 +250,7 @@ def read_one(name: str, logs: Path, *more_logs: str, ends_only: bool = False) ->
 
 
 def _number(run: RunRead) -> str:
-    """The number of a run in its log, or of a row in its bench, as text."""
+    """The number of a run in its log, or of a row in its race, as text."""
     _, mark, number = (run.record.run or "").rpartition("#")
     return number if mark and number.isdecimal() else "1"
 
@@ -288,7 +288,7 @@ def _find_bench(name: str, logs: Path) -> Path | None:
 
 
 def compared_names(name: str, logs: Path) -> list[str]:
-    """The names of the single runs that an argument of `compare` means: the rows of a bench or a race, all runs of a
+    """The names of the single runs that an argument of `compare` means: the rows of a race, all runs of a
     sweep, an experiment or a folder of our runs; else the argument itself. Raises NoSuchRun."""
     if not is_run_name(name, logs):
         return [name]

@@ -44,5 +44,5 @@ def test_a_lost_node_is_no_rows_failure_and_a_winner_is_taken(teller: Teller) ->
     assert page["race"]["is_over"]
     assert all(record["ended"] == "done" for record in page["records"])
     size = page["race"]["winner"].rpartition("#")[2]
-    assert page["race"]["submit"] == f"hpc-gpt submit {file} --set layout.micro_batch={size}"
+    assert page["race"]["submit"] == f"hpc-gpt submit {file} --cluster site --set layout.micro_batch={size}"
     assert page["race"]["submit"] in job.run.attempts()[-1].log.read_text()

@@ -128,8 +128,8 @@ class Named:
 
 
 def find_named(name: str, logs: Path) -> Named:
-    """Finds what a name means, for every verb: a folder of runs; a run or a job; a sweep, an array or a bench by its
-    id; all runs of the experiment, the sweep or the benches of that name, as `status` or its folder shows it; the
+    """Finds what a name means, for every verb: a folder of runs; a run or a job; a sweep, an array or a bench of 0.3 by
+    its id; all runs of the experiment, the sweep or the benches of that name, as `status` or its folder shows it; the
     beginning or the end of an id.
 
     Raises NoSuchRun, with the candidates, if it means nothing or several of these.
@@ -170,7 +170,7 @@ def find_runs(names: Sequence[str], logs: Path) -> list[RunFolder]:
 
 
 def is_run_name(name: str, logs: Path) -> bool:
-    """Whether a name is for find_named: not a log, a folder elsewhere, a row of a bench, or standard input."""
+    """Whether a name is for find_named: not a log, a folder elsewhere, a row of a race, or standard input."""
     elsewhere = os.path.lexists(name) and not Path(name).resolve().is_relative_to(logs.resolve())
     return not (elsewhere or "#" in name or name == "-" or os.path.isfile(name))
 

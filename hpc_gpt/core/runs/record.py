@@ -177,7 +177,7 @@ class Record:
     power_w: float | None = None
     "Power of a GPU, W."
     rounds: int | None = None
-    "Rounds of a benchmark."
+    "Rounds of a race."
     tokens_per_s_spread: float | None = None
     "Spread of tokens_per_s over the rounds."
     # its result
