@@ -9,12 +9,16 @@ import numpy as np
 
 from hpc_gpt.reader.logs import Part
 from hpc_gpt.reader.records.log_steps import log_interval, main_steps, step_span
-from hpc_gpt.reader.steps import StepTable
+from hpc_gpt.reader.steps import StepColumn, StepTable
 
 
 def is_next_epoch(one: Part, other: Part) -> bool:
-    """Whether a part is the next epoch of the part before it, and not another attempt: no program started in between,
-    and its epoch is later, or, if the lines have no epochs, the steps before it are as many passes as were planned."""
+    """Whether a part is the next epoch of the part before it, and not another attempt.
+
+    Some programs restart their step count in each epoch. A part is the next epoch if no program started in between, and
+    its epoch is later; or its first loss is closer to the last loss before it than to the first one; or the steps
+    before it are as many passes as were planned. Trainings of several seeds in one log differ in their losses alone.
+    """
     before, after = step_span(one), step_span(other)
     if other.started or other.arguments or before is None or after is None or one.totals or one.ends:
         return False
@@ -22,11 +26,23 @@ def is_next_epoch(one: Part, other: Part) -> bool:
         return False
     first, second = main_steps(one), main_steps(other)
     if first is not None and second is not None:
+        if first[0] != second[0]:
+            return False
         epochs = [steps["epoch"][np.isfinite(steps["epoch"])] for _, steps in (first, second)]
-        if first[0] != second[0] or (len(epochs[0]) and len(epochs[1])):
-            return bool(first[0] == second[0] and epochs[1][0] > epochs[0][-1])
+        if len(epochs[0]) and len(epochs[1]):
+            return bool(epochs[1][0] > epochs[0][-1])
+        losses = [_losses(part, steps) for part, (_, steps) in ((one, first), (other, second))]
+        if len(losses[0]) > 1 and len(losses[1]):
+            begun, ended, resumed = losses[0][0], losses[0][-1], losses[1][0]
+            return bool(abs(resumed - ended) < abs(resumed - begun))
     planned = other.fact("steps_planned") or one.fact("steps_planned")
     return bool(planned and isinstance(planned.value, int) and planned.value > 0 and before[1] % planned.value == 0)
+
+
+def _losses(part: Part, steps: StepTable) -> StepColumn:
+    """The losses of a part's steps, in order; the losses of its evaluations if its lines of steps have none."""
+    trained = steps["loss"][np.isfinite(steps["loss"])]
+    return trained if len(trained) else np.array([loss for _, loss, _ in part.evals if np.isfinite(loss)])
 
 
 def join_epochs(one: Part, other: Part) -> Part:

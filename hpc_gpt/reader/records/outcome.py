@@ -307,10 +307,10 @@ def add_counts(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
     timed = [part.timers_s["save-checkpoint"] for part in parts if "save-checkpoint" in part.timers_s]
     if count := sum(number for _, number in timed):
         draft.infer("save_s", sum(total for total, _ in timed) / count, f"mean of {count} timers save-checkpoint")
-    _add_tokens(draft, steps, parts)
+    _add_tokens(draft, steps)
 
 
-def _add_tokens(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
+def _add_tokens(draft: Draft, steps: LogSteps) -> None:
     seq = draft.whole("seq")
     for key, per_unit in (("consumed_tokens", 1), ("consumed_samples", seq)):
         rows = np.flatnonzero(np.isfinite(steps[key]) & steps.counts)

@@ -12,17 +12,19 @@ from hpc_gpt.reader.steps import StepTable
 
 
 def part(numbers: str = "1..5", dialect: str = "nanogpt", **more: Any) -> Part:
-    """A part with lines of these steps, and of an `epoch` from the first value to the last."""
+    """A part with lines of these steps, and of `loss` from the first value to the last, and of an `epoch`."""
     first, last = map(float, numbers.split(".."))
     columns = {"step": np.arange(first, last + 1)}
-    if "epoch" in more:
-        columns["epoch"] = np.linspace(*more.pop("epoch"), len(columns["step"]))
+    for name in ("loss", "epoch"):
+        if name in more:
+            columns[name] = np.linspace(*more.pop(name), len(columns["step"]))
     steps = {dialect: StepTable(columns, count=len(columns["step"]))} if numbers != "1..0" else {}
     return Part("a.log", steps=steps, **more)
 
 
 HERE = Place("a.log", 1)
 PLAN = {"facts": {"steps_planned": [Fact(5, HERE, "nanogpt")]}}
+FALLS, GOES_ON, BEGINS = {"loss": (9, 5)}, {"loss": (5.5, 4)}, {"loss": (8, 4)}
 
 
 @pytest.mark.parametrize(
@@ -43,11 +45,22 @@ PLAN = {"facts": {"steps_planned": [Fact(5, HERE, "nanogpt")]}}
         (part("1..10"), part(**PLAN), True),  # two passes that were joined
         (part("5..5", **PLAN), part("5..5"), False),
         (part(**PLAN), part(dialect="litgpt"), False),
-        # The epochs show it before the plan does.
+        # The epochs show it before the losses do, and these before the plan.
         (part(epoch=(1, 1)), part(epoch=(2, 2)), True),
         (part(epoch=(0, 1)), part(epoch=(1, 2)), False),
-        (part(epoch=(1, 1), **PLAN), part(epoch=(1, 1)), False),
-        (part(epoch=(1, 1), **PLAN), part(), True),
+        (part(epoch=(1, 1), **FALLS), part(epoch=(1, 1), **GOES_ON), False),
+        (part(epoch=(1, 1), **FALLS), part(**GOES_ON), True),
+        (part(**FALLS), part(**GOES_ON), True),
+        (part(**FALLS), part(epoch=(2, 2), **GOES_ON), True),
+        (part(**FALLS, **PLAN), part(**BEGINS), False),
+        (part(**FALLS), part(loss=(7, 4)), False),  # as near to the begin as to the end
+        (part("1..2", loss=(9, 5)), part("1..2", **GOES_ON), True),
+        # Losses of evaluations alone; one of them shows no fall.
+        (part(evals=[(1, 9.0, 1), (5, 5.0, 2)]), part(evals=[(1, 5.5, 3)]), True),
+        (part(evals=[(1, 9.0, 1), (5, 5.0, 2)], **PLAN), part(evals=[(1, 8.5, 3)]), False),
+        (part(evals=[(1, float("nan"), 1), (5, 5.0, 2)]), part(evals=[(1, 5.5, 3)]), False),
+        (part(evals=[(5, 5.0, 2)], **PLAN), part(evals=[(1, 9.5, 3)]), True),
+        (part(evals=[(1, 9.0, 1), (5, 5.0, 2)], **PLAN), part(), True),
     ],
 )
 def test_which_part_is_the_next_epoch(one: Part, other: Part, is_next: bool) -> None:
