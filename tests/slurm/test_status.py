@@ -75,3 +75,14 @@ def test_a_hung_slurmctld_hides_nothing_of_an_ended_runs_folder(bare_launcher: L
     said, words = bare_launcher.run("status", run, SLURM_CONF="/nowhere/slurm.conf")
     assert "done" in said
     assert "/nowhere/slurm.conf" in words
+
+
+def test_a_job_that_never_starts_is_named_by_slurms_reason(bare_launcher: Launcher) -> None:
+    """More nodes than the partition has: Slurm queues it."""
+    launcher = bare_launcher
+    job = launcher.submit("--engine", "ddp", "--gpus", "128", "--nodes", "64", "--tp", "1", "--pp", "1")
+    job.wait("Slurm's reason", lambda: job.shown()["Reason"] not in ("None", "(null)"))
+    (row,) = json.loads(launcher.run("status", str(job.run.path), "--json")[0])["runs"]
+    assert row["cause"].startswith("it never starts: "), row
+    assert row["cause"].endswith(f"; hpc-gpt cancel {job.run.run_id}")
+    launcher.run("cancel", str(job.run.path), "--yes")

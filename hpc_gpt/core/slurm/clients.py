@@ -36,7 +36,6 @@ _GONE = re.compile(r"invalid job id|already completing or completed", re.IGNOREC
 TIMEOUT_S = 60.0
 _PING_S = 20.0
 KILL_WAIT_S = 30.0  # from SIGTERM to SIGKILL, Slurm's own default
-_GPUS = re.compile(r"\bgpu(?::[^:(),]+)?:(\d+)")
 # The limit for details about a job that has ended.
 _ENDED_S = 5.0
 # So many ids go in one argument, which the system limits to 128 KiB.
@@ -77,15 +76,6 @@ class Answer:
     @property
     def unreachable(self) -> bool:
         return self.code != 0 and bool(_UNREACHABLE.search(self.stderr))
-
-
-def gpus_in(gres: str) -> int:
-    """The number of GPUs in Slurm's list of generic resources.
-
-    >>> gpus_in("gpu:a100:4(IDX:0-3),nic:1"), gpus_in("(null)")
-    (4, 0)
-    """
-    return sum(map(int, _GPUS.findall(gres)))
 
 
 def has_sbatch() -> bool:

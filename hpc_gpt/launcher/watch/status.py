@@ -56,7 +56,7 @@ from hpc_gpt.core.slurm.clients import (
     squeue,
 )
 from hpc_gpt.core.slurm.environment import PATIENCE
-from hpc_gpt.core.slurm.start_check import reason_text
+from hpc_gpt.core.slurm.start_check import NEVER, reason_text
 from hpc_gpt.launcher.attempts.decisions import read_history
 from hpc_gpt.launcher.watch.cached_rows import CachedRows
 from hpc_gpt.launcher.watch.restarts import read_restarts
@@ -477,16 +477,22 @@ def _own_class(end: AttemptEnd) -> str:
     return end.facts.judged or end.facts.said
 
 
+def _reason(run: RunFolder, reason: str) -> str:
+    """The meaning of Slurm's reason, with what to do if the job never starts."""
+    text = reason_text(reason)
+    return f"{text}; hpc-gpt cancel {run.run_id}" if text.startswith(NEVER) else text
+
+
 def _why_it_waits(run: RunFolder, run_state: RunState, reason: str) -> str | None:
     """Says why a run waits in the queue: the end of its last attempt, and Slurm's reason, or on this machine what it
     waits for."""
     attempt, end = run_state.attempt, run_state.end
     local_wait = read_stored(run.waits_for).get("words") or "" if run_state.facts.alive else ""
     if attempt is None or end is None:
-        return local_wait or reason_text(reason) or ("waits for its turn" if run_state.facts.queued else None)
+        return local_wait or _reason(run, reason) or ("waits for its turn" if run_state.facts.queued else None)
     note = retry_note(attempt, why=True)
     if note is None:
         how = f"starts again after {_own_class(end)}" if end.is_over else "starts again; its last attempt wrote no end"
         note = f"{how}, as attempt {attempt.number + 1}"
-    waits = local_wait or ("" if reason in ("BeginTime", "Dependency") else reason_text(reason))
+    waits = local_wait or ("" if reason in ("BeginTime", "Dependency") else _reason(run, reason))
     return f"{note}; {waits}" if waits else note

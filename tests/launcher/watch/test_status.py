@@ -473,6 +473,12 @@ def test_why_of_a_run_that_waits_has_slurms_reason_in_words(slurm_says):
     assert said[1] == "status   other jobs come first (Priority)"
     said = in_process("why", slurm_run(ended="walltime", requeue=True).path).stdout
     assert "\nstatus   starts again after walltime, as attempt 2; other jobs come first (Priority)\n" in said
+    slurm_says({"7": ("PENDING", "PartitionNodeLimit")})
+    never = slurm_run(attempt=False)
+    assert read_status([never])[0].cause == (
+        "it never starts: it asks for more nodes than the partition has or allows (PartitionNodeLimit); "
+        f"hpc-gpt cancel {never.run_id}"
+    )
     slurm_says({"7": ("CANCELLED", "None")})
     assert ": cancelled: " in in_process("why", slurm_run(attempt=False).path).stdout.splitlines()[0]
 
