@@ -74,7 +74,7 @@ WINDOWS = [
 
 
 @pytest.mark.parametrize(("arguments", "limit"), [*((none, "") for none in NONE), *WINDOWS])
-def test_attention_over_a_window_of_a_log_gives_no_figures(arguments, limit):
+def test_attention_over_a_logs_window_gives_no_figures(arguments, limit):
     whole, record = add_figures(ROW), add_figures(replace(ROW, settings={"arguments": arguments}))
     if not limit:
         assert (record.tflops_model, record.flags) == (whole.tflops_model, [])
@@ -86,7 +86,7 @@ def test_attention_over_a_window_of_a_log_gives_no_figures(arguments, limit):
     assert f"{why}: TFLOPs are left out" in record.flags
 
 
-def test_a_run_of_ours_counts_the_window_of_its_model_and_not_one_of_megatrons_arguments():
+def test_a_run_of_ours_counts_the_window_of_its_model():
     shape = {"window": 128, "window_every": 2}
     record = add_figures(replace(ROW, settings={"model": shape}))
     spared = 12 * 12 * 1024 * 0.5 * (2048 - 128) * 2048 * 16 / 8e11
