@@ -58,10 +58,6 @@ _OF_SWIFT = {
     "grad_norm": "grad_norm", "learning_rate": "lr", "epoch": "epoch", r"memory\(GiB\)": "memory_reserved_gib",
     "aux_loss": "balance_loss",
 }  # fmt: skip
-_TOTALS = {
-    "train_samples_per_second": "samples_per_s", "train_tokens_per_second": "tokens_per_s",
-    "train_steps_per_second": "steps_rounded", "train_loss": "loss_mean",
-}  # fmt: skip
 _BLOCKS = ("block_size", "max_seq_length", "max_seq_len", "cutoff_len")
 _LONGEST_BLOCK = 1024  # the default block of text of the example scripts
 
@@ -201,7 +197,7 @@ DIALECT = Dialect(
             "eval",
             rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?\"eval_loss\": (?P<loss_eval>{NUMBER})(?=[,}}])",
         ),
-        Pattern("total", rf"\{{(?=[^{{}}\n]{{0,3000}}\}})'train_runtime': {_quoted('runtime_s')}" + _entries(_TOTALS)),
+        Pattern("total", rf"\{{(?=[^{{}}\n]{{0,3000}}\}})'train_runtime': {_quoted('runtime_s')}"),
         Pattern(
             "total", rf"^\{{\"train_runtime\": (?P<runtime_s>{NUMBER})(?=, )", literal='{"train_runtime": ', weak=True
         ),
@@ -209,8 +205,6 @@ DIALECT = Dialect(
         Pattern(
             "total", r"\btrain_runtime {1,40}= {0,40}(?P<runtime_s>(?:\d{1,4} days?, )?\d{1,4}:\d\d:\d\d\.\d\d)" + END
         ),
-        Pattern("total", rf"\btrain_samples_per_second {{1,40}}= {{0,40}}(?P<samples_per_s>{NUMBER})" + END),
-        Pattern("total", rf"\btrain_steps_per_second {{1,40}}= {{0,40}}(?P<steps_rounded>{NUMBER})" + END),
         Pattern("fact", rf"\btrain_samples {{1,40}}= {{0,40}}(?P<samples_per_epoch>{INT})" + END),
         Pattern("eval", rf"\beval_loss {{1,40}}= {{0,40}}(?P<loss_eval>{NUMBER})" + END),
         # The header.
