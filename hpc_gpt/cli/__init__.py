@@ -218,8 +218,8 @@ def _explained(fault: Exception, arguments: list[str]) -> tuple[int, str, str]:
                 f"correct it, or unset {variable}",
             )
         option = fault.option_name if isinstance(fault, click.NoSuchOption) else ""
-        if gone := gone_fault(f"{path.removeprefix('hpc-gpt ')} {option}"):
-            return 2, *gone
+        if of_gone := gone_fault(f"{path.removeprefix('hpc-gpt ')} {option}"):
+            return 2, *of_gone
         if isinstance(fault, click.NoSuchOption) and (keys := _keys_meant(fault)):
             hint = f"use --set {' or '.join(f'{key}=VALUE' for key in keys)}"
             return 2, f"No such option {fault.option_name!r}.", hint

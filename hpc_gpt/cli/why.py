@@ -44,12 +44,12 @@ def why(run: tuple[str, ...], as_json: bool) -> None:
     with shows_life("reading"):
         answer = explain(names[0], logs_folder(), *names[1:])
     silence = inside = ""
-    if answer.is_open and answer.run_folder is not None:
+    if answer.is_open and (folder := answer.run_folder) is not None:
         from hpc_gpt.launcher.watch.status import ask_status, shell_command
 
-        (row,), silence = ask_status([answer.run_folder], limit_s=0)
+        (row,), silence = ask_status([folder], limit_s=0)
         answer = answer.as_status_says(row.state, row.cause)
-        inside = shell_command(answer.run_folder, row, answer.last.cause.node if answer.last is not None else None)
+        inside = shell_command(folder, row, answer.last.cause.node if answer.last is not None else None)
     if answer.unnamed_canceller is not None:
         from hpc_gpt.core.slurm.clients import who_cancelled
 

@@ -79,7 +79,7 @@ class Resolved(Sized):
 
     def to_tables(self) -> dict[str, Any]:
         """The tables of resolved.json."""
-        tables = asdict(self) | {"model": model_table(self) or None, "batch": batch_table(self) or None}
+        tables: dict[str, Any] = asdict(self) | {"model": model_table(self) or None, "batch": batch_table(self) or None}
         del tables["gone"]
         by_default = asdict(ClusterProfile(self.cluster.name))
         tables["cluster"] = {
