@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from hpc_gpt.cli.experiment_options import experiment_options, on_command_line, option_name, small_options
+from hpc_gpt.cli.experiment_options import experiment_options, small_options
 from hpc_gpt.cli.script_words import ScriptCommand
 from hpc_gpt.core.ends import bad_nodes
 from hpc_gpt.core.ends.bad_nodes import BadNode, listed
-from hpc_gpt.core.errors import ConfigError, NoSuchRun
+from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import logs_folder
 from hpc_gpt.core.format import plain
-from hpc_gpt.core.runs.find_runs import find_run
-from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.experiment_file import find_experiment
 from hpc_gpt.core.terminal import say
 from hpc_gpt.launcher.request import Request, choose_profile, with_small
@@ -37,12 +34,12 @@ _STYLES = {"fail": "red", "warn": "yellow"}
 @click.option("--forgive", metavar="NODE", help="Take NODE off the cluster's list of bad nodes, and do nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def doctor(request: Request, probe: bool, forgive: str | None, as_json: bool) -> int:
-    """Check what could go wrong before EXPERIMENT is submitted.
+    """Check what could go wrong at this site before EXPERIMENT is submitted.
 
     The checks run on the machine where doctor is started, such as a login node: whether Slurm answers and has what the
-    profile requests, sbatch's answer to the script, versions, GPUs, open files, the data, folders, space for the
-    checkpoints, the clock, the cluster's bad nodes, and nodes that runs found slow. EXPERIMENT may be a RUN, which is
-    checked as it was submitted; with neither EXPERIMENT nor a size it is demo. Exit code 1 if a check fails.
+    profile requests, sbatch's answer to the script, PyTorch's build, GPUs, open files, folders, the clock, the bad
+    nodes of the cluster, and nodes that runs found slow; with train.init our logits and transformers'. With neither
+    EXPERIMENT nor a size it is demo. submit --dry-run checks the run itself. Exit code 1 if a check fails.
 
     With job.preflight the job itself probes its nodes before the ranks start (hpc-gpt help keys).
 
@@ -54,18 +51,15 @@ def doctor(request: Request, probe: bool, forgive: str | None, as_json: bool) ->
     from hpc_gpt.launcher.doctor.checks import check_all  # needs numpy
     from hpc_gpt.launcher.doctor.site import slow_nodes_of_runs
 
-    run = _run_named(request)
-    if run is not None:
-        profile = run.resolved().cluster
-        _check_unchanged(run, request, profile.name)
-    else:
-        profile = choose_profile(request, queueing=False)
+    if request.names_experiment:
+        find_experiment(request.experiment)  # a name that nothing has is a mistake, not a finding
+    profile = choose_profile(request, queueing=False)
     if forgive is not None:
         return _forgive(profile.name, forgive)
-    if run is None and (small := with_small(request, profile)) is not request:
+    if (small := with_small(request, profile)) is not request:
         request = small
         say(f"no EXPERIMENT and no size: checks {' '.join(small_options(request.overrides))}", err=True)
-    checks = check_all(request, run, profile, probe)
+    checks = check_all(request, profile, probe)
     bad = list(listed(profile.name).values())
     slow = slow_nodes_of_runs(logs_folder(), profile.name)
     failed = any(check.level == "fail" for check in checks)
@@ -82,37 +76,6 @@ def doctor(request: Request, probe: bool, forgive: str | None, as_json: bool) ->
     else:
         _show(profile.name, checks, bad, slow)
     return 1 if failed else 0
-
-
-def _run_named(request: Request) -> RunFolder | None:
-    """The run that EXPERIMENT names; None if it is an experiment, which takes precedence."""
-    if not request.names_experiment:
-        return None
-    if (Path(request.experiment) / "resolved.json").is_file():  # it holds an experiment.toml as well
-        return find_run(request.experiment, logs_folder())
-    try:
-        find_experiment(request.experiment)
-    except ConfigError as fault:
-        try:
-            return find_run(request.experiment, logs_folder())
-        except NoSuchRun:
-            raise fault from None
-    return None
-
-
-def _check_unchanged(run: RunFolder, request: Request, cluster: str) -> None:
-    """Raises ConfigError for options that would make RUN another run; --cluster may name its own cluster."""
-    others = [
-        option_name(parameter)
-        for parameter in on_command_line("experiment", "probe", "forgive", "as_json")
-        if not (parameter.name == "cluster" and request.cluster == cluster)
-    ]
-    if others:
-        raise ConfigError(
-            f"{run.run_id} is a run on {cluster} and is checked as it was submitted; {', '.join(others)} would make it "
-            "another run",
-            f"leave {', '.join(others)} out, or name the experiment: hpc-gpt doctor {run.resolved().name} …",
-        )
 
 
 def _forgive(cluster: str, node: str) -> int:
@@ -143,7 +106,10 @@ def _show(cluster: str, checks: list[Check], bad: list[BadNode], slow: list[Slow
     failed = sum(check.level == "fail" for check in checks)
     warned = sum(check.level == "warn" for check in checks)
     say(f"\n{len(checks)} checks, {failed} failed, {warned} to look at", err=True)
+    say("next: hpc-gpt submit --dry-run checks the run itself: its Python, data, memory and space", err=True)
 
 
-# doctor checks one row of a sweep.
-doctor.params = [parameter for parameter in doctor.params if parameter.name != "sweep"]
+# doctor checks one row of a sweep, and nothing that only the run itself is about.
+_OF_THE_RUN = {"sweep", "smoke", "force", "command__checkpoints", "engine__zero_stage", "job__max_gpu_hours",
+               "layout__micro_batch", "layout__global_batch", "layout__micro_batches"}  # fmt: skip
+doctor.params = [parameter for parameter in doctor.params if parameter.name not in _OF_THE_RUN]

@@ -174,7 +174,6 @@ def prepare_row(
         inputs=inputs,
         notes=notes,
         data_beside=folder_beside(file, run.data, request.overrides, row),
-        unfollowed=unfollowed,
         faster=faster_notes(prediction, run, given_keys, plan.best) if faster else (),
         copies=request.copies,
     )

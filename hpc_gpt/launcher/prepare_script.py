@@ -134,7 +134,7 @@ def prepare_script(
         (*(f"note: {finding}" for finding in findings), *counted_by, *_notes(resolved, added)),
         Prediction("a script of your own"),
         file=file.path if file is not None else None,
-        job_script=SbatchRequest(tuple(on_line), tuple(array), _provenance(script), findings),
+        job_script=SbatchRequest(tuple(on_line), tuple(array), _provenance(script)),
         copies=request.copies,
     )
 

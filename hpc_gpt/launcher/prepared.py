@@ -34,13 +34,11 @@ NOTES = "notes"
 @dataclass(frozen=True)
 class SbatchRequest:
     """The request to sbatch for a job script, beside its own text: the options of SBATCH_ variables and of the command
-    line as they are, and the elements of its array. `provenance` are the script's keys in provenance.json. `findings`
-    are notes on lines that sbatch or the job chain treats otherwise than the script's text says."""
+    line as they are, and the elements of its array. `provenance` are the script's keys in provenance.json."""
 
     options: tuple[str, ...]
     array: tuple[int, ...]
     provenance: Mapping[str, Any]
-    findings: tuple[str, ...] = ()
 
 
 class Copies:
@@ -86,9 +84,9 @@ class PreparedRun:
     """A run that is ready to be submitted: its settings, its script, the text and path of its experiment's file, the
     prediction for it, the forecast of its job chain, and `notes` for the user.
 
-    A relative data.path is looked up in the folder `data_beside` first. `unfollowed` has lines on the keys of
-    config.json that are not followed. `faster` has advice on settings that are predicted to be faster, if it was
-    requested. `job_script` is set for a script that runs as it is. The runs of one request share its `copies`.
+    A relative data.path is looked up in the folder `data_beside` first. `faster` has advice on settings that are
+    predicted to be faster, if it was requested. `job_script` is set for a script that runs as it is. The runs of one
+    request share its `copies`.
     """
 
     resolved: Resolved
@@ -99,7 +97,6 @@ class PreparedRun:
     forecast: Forecast | None = None
     file: Path | None = None
     data_beside: Path | None = None
-    unfollowed: tuple[str, ...] = ()
     faster: Sequence[str] = ()
     job_script: SbatchRequest | None = None
     hold: CheckpointHold | None = None

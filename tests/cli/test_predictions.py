@@ -306,11 +306,10 @@ OPEN = (
 ON_A100 = ("--gpus", "64", "--cluster", "a100-80g-8")
 
 
-@pytest.mark.parametrize("verb", [("submit", "--dry-run"), ("doctor",)])
-def test_a_much_faster_layout_is_named_with_what_asks_for_it(tmp_path, verb):
+def test_a_much_faster_layout_is_named_with_what_asks_for_it(tmp_path):
     (file := tmp_path / "open.toml").write_text(OPEN)
     there, words = without_slurm(tmp_path), (str(file), *ON_A100)
-    done = in_process(*verb, *words, environment=there)
+    done = in_process("submit", "--dry-run", *words, environment=there)
     [note] = [line for line in done.stderr.splitlines() if "is predicted faster than tp8-pp1-dp8" in line]
     flags = note.partition("; use ")[2].split()
     again = in_process("submit", "--dry-run", *words, *flags, environment=there, code=0)
@@ -378,10 +377,9 @@ COMPILED = "engine.compile=block"
         (("submit", "--dry-run", "--yes"), ("--cluster", "a100-80g-8"), True),
         (("submit", "--dry-run", "--yes"), ("--cluster", "a100-80g-8", "--set", COMPILED), False),
         (("submit", "--dry-run", "--yes"), ("--cluster", "jean-zay-v100-32g", "--set", "train.dtype=fp16"), False),
-        (("doctor",), ("--cluster", "a100-80g-8"), True),
         (("plan",), ("--cluster", "a100-80g-8"), True),
     ],
-    ids=["eager", "compiled", "V100", "doctor", "plan"],
+    ids=["eager", "compiled", "V100", "plan"],
 )
 def test_an_experiment_silent_on_compiling_is_told_its_gain(tmp_path, verb, words, named):
     file = tmp_path / "own.toml"

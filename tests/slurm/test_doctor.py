@@ -54,7 +54,7 @@ def test_a_spare_takes_the_place_of_a_bad_node(teller: Teller) -> None:
     assert "2 ranks on d2,d3, " in job.log()
 
     def bad_nodes() -> list[dict[str, Any]]:
-        bad = json.loads(teller.launcher.run("doctor", str(job.run.path), "--json")[0])["bad_nodes"]
+        bad = json.loads(teller.launcher.run("doctor", "--cluster", str(profile), "--json")[0])["bad_nodes"]
         assert isinstance(bad, list)
         return bad
 

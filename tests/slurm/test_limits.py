@@ -19,7 +19,7 @@ def test_a_refusal_of_sbatch_is_shown_with_its_reason(narrow_launcher: Launcher)
     launcher.cluster.run(*modify, "MaxSubmitJobs=0", check=True)
     try:
         said = "".join(launcher.run("submit", *ONE, code=1))
-        assert "sbatch refused the job: Batch job submission failed: Job violates accounting/QOS policy" in said
+        assert "sbatch refused the job: AssocMaxSubmitJobLimit; Batch job submission failed: Job violates " in said
         assert "job submit limit" in said
     finally:
         launcher.cluster.run(*modify, "MaxSubmitJobs=-1", check=True)

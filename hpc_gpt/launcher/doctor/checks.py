@@ -3,7 +3,6 @@
 Also runs the preflight of a run on this machine.
 """
 
-import glob
 import json
 import os
 import platform
@@ -14,22 +13,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, TextIO
 
 from hpc_gpt.core.errors import ConfigError, UserError
-from hpc_gpt.core.files import data_dir, logs_folder, read_text, state_dir, write_once
-from hpc_gpt.core.format import counted, show_bytes
+from hpc_gpt.core.files import data_dir, logs_folder, state_dir, write_once
+from hpc_gpt.core.format import counted
 from hpc_gpt.core.network import GLOO, HSN, NCCL, check_open_files, describe_interfaces
-from hpc_gpt.core.runs.disk_space import free_gib, lack_of_files, space_needed_gib
-from hpc_gpt.core.runs.provenance import ask_gpus, collect, has_gpus
+from hpc_gpt.core.runs.provenance import ask_gpus, has_gpus
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.devices import DEVICES
-from hpc_gpt.core.settings.mixture import MIX
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.slurm.clients import ask, check_reachable
@@ -37,10 +34,10 @@ from hpc_gpt.core.tables import close_matches
 from hpc_gpt.launcher.doctor.site import Site, SlurmPartition, read_site
 from hpc_gpt.launcher.prepare import prepare
 from hpc_gpt.launcher.request import Request
-from hpc_gpt.launcher.services import build_fault, python_lines
-from hpc_gpt.launcher.submission import check_inputs, data_lines, dry_run
+from hpc_gpt.launcher.services import build_fault
+from hpc_gpt.launcher.submission import dry_run
 from hpc_gpt.trainer.preflight.nodes import Preflight
-from hpc_gpt.trainer.preflight.verdict import SKEW_BAD_S, SKEW_WARN_S, judge_space
+from hpc_gpt.trainer.preflight.verdict import SKEW_BAD_S, SKEW_WARN_S
 
 Level = Literal["ok", "warn", "fail"]
 _FEATURE = re.compile(r"[A-Za-z_][\w.+-]*")
@@ -58,49 +55,33 @@ class Check:
     hint: str = ""
 
 
-def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, probe: bool) -> list[Check]:
-    """Makes every check of what `request` would submit, or of the `run` that it names. `probe`: also starts the ranks
-    on this machine."""
-    logs = run.path if run is not None else logs_folder()
+def check_all(request: Request, profile: ClusterProfile, probe: bool) -> list[Check]:
+    """Makes every check of the site for what `request` would submit. `probe`: also starts the ranks on this machine."""
+    logs = logs_folder()
     checks = []
-    script, data_beside = "", None
-    resolved: Resolved | None = None
-    findings: Sequence[str] = ()  # about lines of a job script
+    script, resolved = "", None
     try:
-        if run is not None:
-            resolved, script, data_beside = run.resolved(), read_text(run.job_script), run.data_beside
-        else:
-            prepared = prepare(request, faster=True)
-            resolved, script, data_beside = prepared.resolved, prepared.script, prepared.data_beside
-            if prepared.job_script is not None:
-                findings = prepared.job_script.findings
-            checks += [Check("config", "ok", line) for line in prepared.unfollowed]
-            for line in prepared.faster:
-                sys.stderr.write(f"{line}\n")
+        prepared = prepare(request)
     except UserError as fault:
         checks.append(Check("experiment", "fail", " ".join(str(fault).split()), fault.hint))
     else:
+        resolved, script = prepared.resolved, prepared.script
         nodes = counted(resolved.nodes, "node")
         what = "its job script as it is" if resolved.script is not None else str(resolved.layout)
         checks.append(Check("experiment", "ok", f"{resolved.name}: {what} on {nodes} of {profile.name}"))
-        checks += [Check("script", "warn", finding, "it runs as it is") for finding in findings]
         lacking = "; ".join(f"{key}: {text}" for key, text in profile.lacks(resolved.job).items())
         if lacking and resolved.script is None:
             hint = f'give an option of submit, or the key in a profile of your own with extends = "{profile.name}"'
             checks.append(Check("profile", "warn", f"from documentation, not tried there; it lacks {lacking}", hint))
     checks += _check_scheduler(resolved, script, profile)
-    checks += check_versions()
     if profile.scheduler == "slurm":
-        checks += [check_python(profile), *check_build(profile)]
+        checks += check_build(profile)
     if resolved is not None:
         checks += [*check_gpus_here(resolved), check_network(resolved), *check_files(resolved)]
-        checks += guarded("inputs", lambda: check_needs(resolved, data_beside))
-        if resolved.train.init is not None and not any(one.level == "fail" and one.name == "inputs" for one in checks):
+        if resolved.train.init is not None:
             checks.append(check_init(resolved))
     folders = {"logs": logs, "data": data_dir(), "state": state_dir()}
     checks += check_folders(folders, shared=profile.scheduler == "slurm")
-    if resolved is not None:
-        checks += guarded("space", lambda: check_space(resolved, logs, run))
     checks += guarded("clock", lambda: check_clock(logs))
     if resolved is not None and profile.scheduler == "local" and (probe or has_gpus()):
         checks += guarded("probe", lambda: probe_here(resolved, logs, sys.stderr))
@@ -171,25 +152,6 @@ def guarded(name: str, check: Callable[[], list[Check]]) -> list[Check]:
         return [Check(name, "fail", f"{fault.filename or name}: {fault.strerror}", "can you read and write there?")]
 
 
-def check_versions() -> list[Check]:
-    """Reports the versions of this machine's packages. A login node may lack torch, if the jobs have a Python of their
-    own."""
-    versions = ", ".join(f"{name} {version}" for name, version in collect()["versions"].items())
-    if find_spec("torch") is None:
-        hint = "set venv or modules in the profile"
-        return [Check("versions", "warn", f"{versions}; no torch in {sys.executable}", hint)]
-    return [Check("versions", "ok", versions)]
-
-
-def check_python(profile: ClusterProfile) -> Check:
-    """Checks the Python that jobs use. Parts that are missing on this machine may still be on the nodes."""
-    python, *missing = python_lines(profile)
-    if not missing:
-        return Check("python", "ok", f"jobs use {python.text}")
-    hint = "look on a node, or correct the profile; a login node need not have it"
-    return Check("python", "warn", "; ".join(line.text for line in missing), hint)
-
-
 def check_build(profile: ClusterProfile) -> list[Check]:
     """Warns if the PyTorch that jobs use is not a build for the profile's device."""
     fault = build_fault(profile)
@@ -234,20 +196,6 @@ def check_files(resolved: Resolved) -> list[Check]:
         return [Check("files", level, str(fault), fault.hint)]
 
 
-def check_needs(resolved: Resolved, data_beside: Path | None) -> list[Check]:
-    """Checks the run's inputs as submit does, without making a file. `data_beside`: the first folder in which a
-    relative data.path is looked up."""
-    path = check_inputs(resolved, data_beside, has_gpus())
-    if resolved.data.source == MIX:
-        return [Check("inputs", "ok", line.under("data")[1]) for line in data_lines(resolved, data_beside)]
-    if path is None:
-        inputs = "your own program reads them" if runs_program(resolved) else "random tokens"
-        return [Check("inputs", "ok", inputs)]
-    # Megatron's data is a pair of files; its path is the common beginning of their names.
-    exists = any(path.parent.glob(f"{glob.escape(path.name)}*"))
-    return [Check("inputs", "ok", f"{path} {'is fit for the run' if exists else 'is made when the run is submitted'}")]
-
-
 def check_init(resolved: Resolved) -> Check:
     """Checks that our model and transformers' compute the same logits from the folder that the run begins from."""
     missing = [name for name in ("torch", "transformers", "safetensors") if find_spec(name) is None]
@@ -284,26 +232,6 @@ def check_folders(folders: Mapping[str, Path], shared: bool) -> list[Check]:
             checks.append(Check(name, "warn", f"{folder} is on a {kind} of this machine", hint))
         else:
             checks.append(Check(name, "ok", f"{folder} can be written ({kind or 'unknown file system'})"))
-    return checks
-
-
-def check_space(resolved: Resolved, logs: Path, run: RunFolder | None) -> list[Check]:
-    """Checks that there is space for the checkpoints to come, each as large as the newest one or as predicted, and that
-    there may be as many files."""
-    one, every = space_needed_gib(resolved, run)
-    free = free_gib(logs)
-    if free is None:
-        return [Check("space", "warn", f"free space in {logs} is not known", "look at your quota")]
-    hint = "free some, set HPC_GPT_LOGS elsewhere, or keep fewer: --set train.keep_last=2; a quota may be lower still"
-    findings = judge_space(free, one, every, str(logs))
-    checks = [Check("space", "fail" if finding.ended else "warn", finding.words, hint) for finding in findings]
-    if text := lack_of_files([resolved], logs):
-        checks.append(Check("space", "warn", text, hint))
-    if not checks:
-        to_come = f", checkpoints to come take about {show_bytes(every * 2**30)}"
-        if runs_program(resolved) and not every:
-            to_come = "; what the program's own checkpoints take is not known"
-        return [Check("space", "ok", f"{show_bytes(free * 2**30)} free{to_come}")]
     return checks
 
 
