@@ -94,7 +94,7 @@ def grouped(notes: Iterable[RunNote], few_alike: int = FEW_ALIKE) -> list[Note]:
     alike: dict[tuple[int, str], list[list[RunNote]]] = defaultdict(list)
     for (level, text), of_text in same.items():
         alike[level, text if of_text[0].shape else without_figures(text)].append(of_text)
-    groups = []
+    groups: list[Note] = []
     for texts in alike.values():
         groups += map(_one, texts if len(texts) <= few_alike else [[note for of_text in texts for note in of_text]])
     return sorted(groups, key=lambda note: (note.level, -note.cost, -len(note.runs)))
