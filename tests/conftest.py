@@ -133,7 +133,6 @@ def own_folders(
     monkeypatch.setenv("HPC_GPT_CONFIG", str(folder / "config"))
     monkeypatch.setenv("HPC_GPT_STATE", str(folder / "state"))
     monkeypatch.setenv("HPC_GPT_DATA", str(data_folder))
-    monkeypatch.setenv("HPC_GPT_CACHE", str(folder / "cache"))
     monkeypatch.setenv("HPC_GPT_LOGS", str(folder / "logs"))
 
 

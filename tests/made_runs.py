@@ -144,7 +144,7 @@ def with_checkpoints(run: RunFolder, *steps: int, damaged: Collection[int] = ())
 
 
 def make_old(folder: Path) -> None:
-    """Its files are a day older."""
+    """Its files and folders are a day older."""
     for path in folder.rglob("*"):
-        if path.is_file():
+        if not path.is_symlink():
             os.utime(path, (path.stat().st_mtime - 86_400,) * 2)

@@ -37,13 +37,12 @@ _SECONDS = {"h": 3600.0, "d": 86400.0, "w": 604800.0}
 def clean(names: tuple[str, ...], keep: str, older: str | None, yes: bool, as_json: bool) -> None:
     """List the files of ended runs that may be removed, and remove them with --yes.
 
-    Listed are all checkpoints but the newest sound one, and the caches that report keeps of the logs, each with its
-    size and the reason why it may go. Checkpoints that train.save_at and keep_every name go, too. If the submission of
-    a run was refused, its whole folder may go, as nothing was queued. Of other runs these never go: records, logs,
-    scripts and data; a checkpoint that an [after] job needs, that an export reads, or from which another run began that
-    has none of its own. A run that trains or waits keeps everything, and so does one that may: if Slurm does not
-    answer, its state is not known. RUN is as for stop, or a folder of runs. Exit 2 if a named RUN trains, waits or may;
-    1 if a file could not be removed.
+    Listed are all checkpoints but the newest sound one, each with its size and the reason why it may go. Checkpoints
+    that train.save_at and keep_every name go, too. If the submission of a run was refused, its whole folder may go, as
+    nothing was queued. Of other runs these never go: records, logs, scripts and data; a checkpoint that an [after] job
+    needs, that an export reads, or from which another run began that has none of its own. A run that trains or waits
+    keeps everything, and so does one that may: if Slurm does not answer, its state is not known. RUN is as for stop, or
+    a folder of runs. Exit 2 if a named RUN trains, waits or may; 1 if a file could not be removed.
     """
     from hpc_gpt.launcher.watch.clean import CleanRules, look
     from hpc_gpt.launcher.watch.clean import clean as remove

@@ -18,12 +18,11 @@ from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import logs_folder, refused_access
 from hpc_gpt.core.format import clock, counted, plain, show_bytes, show_duration, show_value, some, wrapped
 from hpc_gpt.core.output import reader_left
-from hpc_gpt.core.runs.disk_space import free_bytes
+from hpc_gpt.core.runs.disk_space import free_bytes, run_sizes
 from hpc_gpt.core.runs.find_runs import find_runs, no_runs, removed_runs, singles_out
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.clients import has_sbatch
 from hpc_gpt.core.terminal import Screen, painted, say, width
-from hpc_gpt.launcher.watch.clean import room_of
 from hpc_gpt.launcher.watch.status import RunStatus, ask_status, shell_command, silence_note
 from hpc_gpt.launcher.watch.sweep_rows import by_sweep, fold
 
@@ -85,8 +84,8 @@ def status(
     that trains, and the GPU hours of all attempts; and why a run waits. RUN is a run id, its begin or its end, a job
     id, a folder, or the name of an experiment or a sweep, for all its runs; without RUN the newest 20 under
     logs/. A sweep is one line; if it is named, or with --open, --state or --failed, each of its runs has a line. Slurm
-    is asked once for all runs; accounting is not needed. --sizes prints instead the bytes of checkpoints, logs, code
-    and the caches of report; clean lists the files that may go. Exit 1 if you may not read a run's folder.
+    is asked once for all runs; accounting is not needed. --sizes prints instead the bytes of checkpoints, logs and
+    code; clean lists the files that may go. Exit 1 if you may not read a run's folder.
     """
     logs = logs_folder()
     opened = opened or any(singles_out(name) for name in names) or bool(states or failed)
@@ -107,7 +106,7 @@ def status(
         answer: dict[str, Any] = {"schema": 1, "runs": [row.to_dict() for _, row in pairs]}
         if sizes:
             answer["free_bytes"] = free_bytes(logs)
-            for row, of_run in zip(answer["runs"], (room_of(run) for run, _ in pairs), strict=True):
+            for row, of_run in zip(answer["runs"], (run_sizes(run) for run, _ in pairs), strict=True):
                 row["sizes"] = of_run
         click.echo(json.dumps(answer, indent=1))
     elif not runs:
@@ -156,8 +155,8 @@ def _print_rows(runs: list[RunFolder], opened: bool, wanted: Collection[str]) ->
 
 
 def _print_sizes(runs: list[RunFolder]) -> None:
-    kinds = ("checkpoints", "logs", "code", "caches", "other")
-    rows: list[dict[str, Any]] = [{"run": run.run_id, "name": run.path.parent.name, **room_of(run)} for run in runs]
+    kinds = ("checkpoints", "logs", "code", "other")
+    rows: list[dict[str, Any]] = [{"run": run.run_id, "name": run.path.parent.name, **run_sizes(run)} for run in runs]
     rows.sort(key=lambda row: -sum(row[kind] for kind in kinds))
     rows.append({"run": "all", "name": "", **{kind: sum(row[kind] for row in rows) for kind in kinds}})
     columns = [column("run", "run", right=False), column("experiment", "name", right=False)]

@@ -9,6 +9,7 @@ from pathlib import Path
 from hpc_gpt.core.errors import ConfigError, NoSuchRun, RunFolderError, UserError, fault_words
 from hpc_gpt.core.files import from_here
 from hpc_gpt.core.format import counted, some
+from hpc_gpt.core.process import no_collections
 from hpc_gpt.core.runs.find_runs import (
     Named,
     find_named,
@@ -23,9 +24,9 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.reader.logs.read_log import READER_FAILED
 from hpc_gpt.reader.logs.source import STDIN
 from hpc_gpt.reader.records import BENCH_FILE, RunRead, is_bench, read_records, read_rounds
-from hpc_gpt.reader.records.cached_runs import CachedRecords
 from hpc_gpt.reader.records.discovery import EMPTY, OF_KERNEL, WRITTEN_BY_US, discover, notes, shown_path
 from hpc_gpt.reader.records.foreign_run import NOT_KNOWN, read_foreign_runs
+from hpc_gpt.reader.records.kept_record import note_of, read_kept, states_of
 from hpc_gpt.reader.records.own_run import read_own
 from hpc_gpt.reader.steps import StepTable
 from hpc_gpt.report.notes import RunNote
@@ -88,7 +89,8 @@ def _numbered(name: str) -> bool:
 def _gather_found(paths: Sequence[str], logs: Path, as_one: bool = False, records_only: bool = False) -> GatheredRuns:
     default = [str(logs)] if logs.is_dir() else []
     places = [path for path in paths if path == STDIN or _is_place(path)] if paths else default
-    files = discover(places)
+    with no_collections():
+        files = discover(places)
     named = [find_named(path, logs) for path in paths if path not in places]
     named_runs = [run for meant in named if not meant.benches for run in meant.runs]
     files.benches += [bench / BENCH_FILE for meant in named for bench in meant.benches]
@@ -105,7 +107,8 @@ def _gather_found(paths: Sequence[str], logs: Path, as_one: bool = False, record
     # Next to a run a script is what ran or may run: nobody takes it for a log.
     for script in files.scripts if not (foreign or named_runs or files.own or files.benches) else []:
         files.skip("a Slurm script without a log", script)
-    under = {folder for run in files.own for folder in (run.path, *run.path.parents)}
+    parents = {run.path.parent for run in files.own}
+    under = {folder for parent in parents for folder in (parent, *parent.parents)} | {run.path for run in files.own}
     under |= {folder for file in files.benches for folder in file.parents}
     under |= {folder for run in foreign for file in run.files for folder in file.parents}
     ours = {folder for path in files.skipped.get(WRITTEN_BY_US, ()) for folder in (Path(path), *Path(path).parents)}
@@ -160,11 +163,12 @@ def gather_records(
     Runs that are not `wanted` are left out and keep their record.json. `records_only`: as in `gather_paths`.
     """
     gathered = GatheredRuns()
-    cached = CachedRecords(runs if records_only else ())
-    for run in runs:
-        from_cache, was_written = cached.find(run)
+    with no_collections():
+        all_kept = [read_kept(run) if records_only else None for run in runs]
+    for run, kept in zip(runs, all_kept, strict=True):
+        files = {} if kept else states_of(run)
         try:
-            read = from_cache or read_own(run)
+            read = kept or read_own(run)
         except UserError as fault:
             message = str(fault) if str(run.path) in str(fault) else f"{run.path}: {fault}"
             message = message.replace(str(run.path), from_here(run.path))
@@ -173,18 +177,13 @@ def gather_records(
         except Exception as fault:  # a reader's own fault: the other runs are still reported
             gathered.unread.append(f"{from_here(run.path)}: {READER_FAILED}: {fault_words(fault)}")
             continue
-        is_written = was_written
         if wanted is None or wanted(read.record):
-            gathered.runs.append(replace(read, steps=StepTable()) if records_only else read)
+            gathered.runs.append(replace(read, steps=StepTable()) if records_only and kept is None else read)
             try:
-                if not was_written:
-                    write_record(run, read.record)
-                is_written = True
+                if kept is None:
+                    write_record(run, read.record, note_of(files) if read.is_settled else None)
             except UserError as fault:
                 gathered.unwritten.append(str(fault))
-        if from_cache is None or is_written != was_written:
-            cached.note(run, read, is_written)
-    cached.store()
     return gathered
 
 

@@ -6,9 +6,8 @@ Writes logs of that size into a temporary folder, with the lines that programs p
 throughput of a GPU, torchtitan in colours, the HF Trainer without and with its bars, ms-swift, NeMo, DeepSpeed's
 pipeline; and Megatron-LM's of 2021 with timers. Each is read by `hpc-gpt report LOG`, the whole command, and by
 `re.finditer` with one pattern of seven groups or more over the mapped file, in turn and on one core. The CPU seconds'
-ratio is what counts; a machine's speed is in neither. Then peak memory at two sizes, a second report after an append,
-and reports
-of many run folders, in every form: 10,000 are to take at most 120 MB and 20 s of CPU.
+ratio is what counts; a machine's speed is in neither. Then peak memory at two sizes, and reports of many run folders,
+in every form: 10,000 are to take at most 120 MB and 20 s of CPU.
 """
 
 import argparse
@@ -168,7 +167,7 @@ def write_log(path: Path, size: int, program: str) -> None:
             first += count
 
 
-def run(words: tuple[str, ...], cache: Path | None = None) -> tuple[float, float, float]:
+def run(words: tuple[str, ...]) -> tuple[float, float, float]:
     """(CPU seconds, seconds, peak MiB) of one run of `python WORDS` on one core."""
     with tempfile.TemporaryFile() as said:
         began = time.perf_counter()
@@ -176,7 +175,6 @@ def run(words: tuple[str, ...], cache: Path | None = None) -> tuple[float, float
             [sys.executable, *words],
             stdout=said,
             stderr=said,
-            env={**os.environ, "HPC_GPT_CACHE": str(cache or "off")},
             preexec_fn=lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
         )
         _, status, used = os.wait4(child.pid, 0)
@@ -210,35 +208,15 @@ def memory(folder: Path, sizes: tuple[int, ...]) -> None:
         print(f"peak memory of report, log of {size / 1e6:8.0f} MB: {peak:6.0f} MiB, {cpu:.2f} s", flush=True)
 
 
-def appended(folder: Path, size: int) -> None:
-    """A second report after 1 MB more."""
-    log, cache = folder / "run.out", folder / "cache"
-    write_log(log, size, "Megatron-LM")
-    first = run((*REPORT, str(log)), cache)[0]
-    with log.open("a") as file:
-        file.write(log.read_text()[-1_000_000:] if size < 10_000_000 else "a line of nothing\n" * 60_000)
-    again = run((*REPORT, str(log)), cache)[0]
-    print(f"second report after 1 MB more: {again:.2f} s, the first {first:.2f} s", flush=True)
-
-
 def folders(folder: Path, count: int) -> None:
-    """Reports of many folders, each with a log of one program, of 2 to 50 KB: twice with what the first one kept, then
-    in each form by itself."""
+    """Reports of many folders, each with a log of one program, of 2 to 50 KB, in each form."""
     runs, programs = folder / "runs", list(PROGRAMS)
     for number in range(count):
         (runs / f"run-{number}").mkdir(parents=True)
         write_log(runs / f"run-{number}" / "main.log", 2_000 + number * 37 % 48_000, programs[number % len(programs)])
-    kept = folder / "cache of folders"
-    for which, form, cache in (
-        ("first", "table", kept),
-        ("second", "table", kept),
-        *((form, form, None) for form in ("table", "csv", "json", "jsonl")),
-    ):
-        cpu, took, peak = run((*REPORT[:-1], "--format", form, str(runs)), cache)
-        print(
-            f"{count} folders of one log, {which:6} report: {took:.2f} s, {cpu:.2f} s of CPU, {peak:.0f} MiB",
-            flush=True,
-        )
+    for form in ("table", "csv", "json", "jsonl"):
+        cpu, took, peak = run((*REPORT[:-1], "--format", form, str(runs)))
+        print(f"{count} folders of one log, {form:6}: {took:.2f} s, {cpu:.2f} s of CPU, {peak:.0f} MiB", flush=True)
 
 
 def main() -> None:
@@ -251,7 +229,6 @@ def main() -> None:
         folder = Path(name)
         beside_bare(folder, size)
         memory(folder, (1_000_000, size))
-        appended(folder, size)
         (folder / "run.out").unlink()
         folders(folder, chosen.folders)
 

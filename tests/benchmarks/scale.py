@@ -216,45 +216,27 @@ def long_run(folder: Path, steps: int) -> RunFolder:
 
 
 def first_report(folder: Path, steps: int) -> Callable[[], int]:
-    """report of a run of so many steps, the first time."""
+    """report of a run of so many steps."""
     from tests.made_runs import read_run
 
     run = long_run(folder, steps)
 
     def work() -> int:
-        with variables(HPC_GPT_CACHE=str(folder / "cache")):
-            assert read_run(run).steps_used
-        return sum(path.stat().st_size for path in (folder / "cache" / "report").iterdir())
-
-    return work
-
-
-def second_report(folder: Path, steps: int) -> Callable[[], int]:
-    """report of it again, ten times."""
-    from tests.made_runs import read_run
-
-    first_report(folder, steps)()
-    (run,) = list_runs(folder / "logs")
-
-    def work() -> int:
-        with variables(HPC_GPT_CACHE=str(folder / "cache")):
-            for _ in range(10):
-                assert read_run(run).steps_used
+        assert read_run(run).steps_used
         return run.attempts()[0].metrics.stat().st_size
 
     return work
 
 
 def why(folder: Path, steps: int) -> Callable[[], int]:
-    """why of it, ten times, with nothing kept."""
+    """why of it, ten times."""
     from hpc_gpt.report.why import explain
 
     run = long_run(folder, steps)
 
     def work() -> int:
-        with variables(HPC_GPT_CACHE="off"):
-            for _ in range(10):
-                assert explain(str(run.path), folder).ended == "error"
+        for _ in range(10):
+            assert explain(str(run.path), folder).ended == "error"
         return run.attempts()[0].metrics.stat().st_size
 
     return work
@@ -274,10 +256,9 @@ def many_runs(folder: Path, count: int) -> Callable[[], int]:
 def _report_of_many(folder: Path, count: int) -> int:
     from hpc_gpt.report.gather import gather_paths
 
-    with variables(HPC_GPT_CACHE=str(folder / "cache")):
-        gathered = gather_paths([str(folder / "logs")], folder / "logs", records_only=True)
+    gathered = gather_paths([str(folder / "logs")], folder / "logs", records_only=True)
     assert len(gathered.records) == count
-    return sum(path.stat().st_size for path in (folder / "cache").rglob("*.cache"))
+    return sum(path.stat().st_size for path in (folder / "logs").rglob("*") if path.is_file())
 
 
 _MEGATRON_HEAD = (
@@ -312,7 +293,7 @@ def foreign_logs(folder: Path, count: int) -> None:
 
 
 def many_logs(folder: Path, count: int) -> Callable[[], int]:
-    """report of so many logs of other programs, the first time."""
+    """report of so many logs of other programs."""
     foreign_logs(folder, count)
     return partial(_report_of_many, folder, count)
 
@@ -324,8 +305,7 @@ def many_states(folder: Path, count: int) -> Callable[[], int]:
     many_runs(folder, count)
 
     def work() -> int:
-        with variables(HPC_GPT_CACHE=str(folder / "cache")):
-            rows = read_status(list_runs(folder / "logs"))
+        rows = read_status(list_runs(folder / "logs"))
         assert {row.state for row in rows} == {"error"}
         return len(rows)
 
@@ -506,14 +486,11 @@ CASES = {
     "logs": Case("KiB", 4 << 10, whole_log),
     "logs --tail": Case("KiB", 1 << 10, tail_of_log),
     "report": Case("steps", 4_000, first_report),
-    "report again": Case("steps", 8_000, second_report),
     "why": Case("steps", 4_000, why),
     "report of many": Case("runs", 12, many_runs),
     "many again": Case("runs", 100, again(many_runs)),
     "logs of many": Case("logs", 12, many_logs),
-    "logs again": Case("logs", 100, again(many_logs)),
     "status of many": Case("runs", 40, many_states),
-    "status again": Case("runs", 100, again(many_states)),
     "last step": Case("sources", 250, last_step),
 }
 

@@ -143,7 +143,6 @@ def test_it_does_what_the_page_says(words, place, tmp_path):
     environment = {
         "HPC_GPT_CONFIG": str(tmp_path / "config"),
         "HPC_GPT_LOGS": str(place / "logs"),
-        "HPC_GPT_CACHE": str(tmp_path / "cache"),
     }
     if words[0] in ("init", "data"):  # they overwrite nothing, and train.toml and corpus.tokens are there
         shutil.copy(place / "corpus.jsonl", tmp_path)

@@ -192,7 +192,6 @@ def project(monkeypatch) -> Iterator[Path]:
     folder.chmod(0o755)
     for name in ("logs", "config", "state", "data"):
         monkeypatch.setenv(f"HPC_GPT_{name.upper()}", str(folder / name))
-    monkeypatch.setenv("HPC_GPT_CACHE", "off")
     (folder / "logs").mkdir()
     os.chown(folder / "logs", 0, 12000)
     (folder / "logs").chmod(0o2775)

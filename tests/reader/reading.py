@@ -36,7 +36,7 @@ def read_log_plainly(path: Path) -> LogRead:
     """What `read_log` gives, every line looked at by itself."""
     with Source(path) as source:
         if source.refused is not None:
-            return LogRead(refused=source.refused, bytes=source.bytes_read)
+            return LogRead(refused=source.refused)
         reader = LineReader(source.file)
         number, begun = 1, False
         for chunk in source.chunks():
@@ -46,4 +46,4 @@ def read_log_plainly(path: Path) -> LogRead:
                     take(reader, number, line.decode("utf-8", "replace"))
             begun = not chunk.endswith(b"\n")
         number -= 0 if begun else 1
-        return LogRead(reader.finish(number), number, source.bytes_read, source.left_out)
+        return LogRead(reader.finish(number), number, source.left_out)

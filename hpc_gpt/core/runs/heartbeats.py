@@ -245,9 +245,11 @@ def ran_on_cpu(attempt: Attempt) -> bool:
     """Whether the ranks of an attempt found no GPU, so that it has no GPU hours, in any figure or budget. If it ended
     before they looked, another attempt of the run says it."""
     device = attempt.trainer().get("device")
-    others = sorted(attempt.folder.parent.glob("*/trainer.json")) if device is None else ()
-    by_others = (Attempt(path.parent).trainer().get("device") for path in others)
-    return (device or next(filter(None, by_others), "")) == "cpu"
+    with contextlib.suppress(OSError):
+        others = {*os.listdir(attempt.folder.parent)} - {attempt.folder.name} if device is None else ()
+        by_others = (Attempt(attempt.folder.with_name(name)).trainer().get("device") for name in sorted(others))
+        device = device or next(filter(None, by_others), None)
+    return device == "cpu"
 
 
 def gpu_seconds(

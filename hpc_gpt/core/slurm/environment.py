@@ -38,7 +38,7 @@ _NAMES = OF_ONE_JOB | {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "ROLE_RANK",
     "MASTER_ADDR", "MASTER_PORT",
 }  # fmt: skip
-# Every HPC_GPT_* variable that something reads.
+# Every HPC_GPT_* variable that something reads, and HPC_GPT_CACHE, which 0.3 read and many shells set.
 OWN_VARIABLES = frozenset(OF_ONE_JOB) | {
     "HPC_GPT_LOGS", "HPC_GPT_DATA", "HPC_GPT_CONFIG", "HPC_GPT_STATE", "HPC_GPT_CACHE", "HPC_GPT_PYTHON",
     "HPC_GPT_MASTER_ADDR", "HPC_GPT_PROBE_COMMAND", "HPC_GPT_PREFLIGHT_S", "HPC_GPT_SHARED", "HPC_GPT_SYSFS",

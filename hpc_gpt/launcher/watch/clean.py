@@ -1,5 +1,5 @@
-"""Removes files of runs that have ended: checkpoints, and what `report` caches of their logs; and the whole folder of a
-run whose submission was refused before anything was queued.
+"""Removes files of runs that have ended: checkpoints, and the whole folder of a run whose submission was refused before
+anything was queued.
 
 Records, logs and scripts of a run that was queued are never removed, nor is data. Nothing is removed from a run that
 trains or waits; a run whose state is not known may train. The run's lock keeps a resumption and a removal apart while
@@ -34,7 +34,7 @@ from hpc_gpt.core.runs.checkpoints import (
     list_complete,
     step_in,
 )
-from hpc_gpt.core.runs.disk_space import bytes_in, run_sizes
+from hpc_gpt.core.runs.disk_space import bytes_in
 from hpc_gpt.core.runs.find_runs import list_runs
 from hpc_gpt.core.runs.lineage import MOST_READ_BYTES, RESUMED_FROM, checkpoint_sources
 from hpc_gpt.core.runs.lock import Holder, RunLocked, lock_path, locked
@@ -42,7 +42,6 @@ from hpc_gpt.core.runs.retention import Removal, Retention, rename_to_delete
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.clients import TIMEOUT_S, queued_jobs, squeue
 from hpc_gpt.launcher.watch.status import NO_ANSWER, RunStatus, ask_status
-from hpc_gpt.reader.cache import cache_files_of
 
 # Seconds between two reports of a long removal.
 _REPORT_S = 5.0
@@ -61,7 +60,7 @@ class CleanRules:
 
 @dataclass(frozen=True)
 class RoomPiece:
-    """A checkpoint, or the cache of a log, and why it may be removed, or stays."""
+    """A checkpoint or a run folder, and why it may be removed, or stays."""
 
     path: Path
     bytes: int
@@ -178,18 +177,6 @@ def _sort_out(room: RunRoom, rules: CleanRules, is_sound: IsSound, children: Seq
         (room.stays if why else room.goes).append(piece)
     for prefix, why in ((WRITING, "it was never completed"), (DELETING, "its removal was cut off")):
         room.goes += [RoomPiece(path, bytes_in(path), why) for path in sorted(run.checkpoints.glob(f"{prefix}*"))]
-    room.goes += [RoomPiece(path, bytes_in(path), "report reads the log again") for path in _caches(run)]
-
-
-def _caches(run: RunFolder) -> list[Path]:
-    """The cache files of a run's logs."""
-    logs = [path for attempt in run.attempts() for path in (attempt.metrics, *attempt.logs)]
-    return [cache_file for path in logs for cache_file in cache_files_of(path)]
-
-
-def room_of(run: RunFolder) -> dict[str, int]:
-    """The bytes of a run's `checkpoints`, `logs`, `code`, report's `caches`, and `other` files."""
-    return run_sizes(run, _caches(run))
 
 
 def _is_sound(path: Path) -> bool:
@@ -223,17 +210,13 @@ def clean(run: RunFolder, rules: CleanRules, say: Callable[[str], object]) -> Ru
             _remove_folder(run)
             return room
         for piece in () if room.refused else room.goes:
-            if piece.path.parent == run.checkpoints and not piece.path.name.startswith(DELETING):
+            if not piece.path.name.startswith(DELETING):
                 rename_to_delete(piece.path)
     if before.fault or room.refused:
         return before if before.fault else room
     removal.begin()
     while not removal.wait(_REPORT_S):
         say(f"{run.run_id}: {len(list(run.checkpoints.glob(f'{DELETING}*')))} of {len(room.goes)} are still there")
-    for piece in room.goes:
-        if piece.path.parent != run.checkpoints:
-            with contextlib.suppress(OSError):
-                piece.path.unlink()
     left = [piece for piece in room.goes if piece.path.exists()]
     room.goes = [piece for piece in room.goes if piece not in left]
     room.stays += [RoomPiece(piece.path, piece.bytes, "it was reserved just now") for piece in left]

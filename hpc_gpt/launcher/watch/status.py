@@ -32,6 +32,7 @@ from hpc_gpt.core.ends.state import job_state
 from hpc_gpt.core.errors import RunFolderError, SlurmUnreachable, UserError
 from hpc_gpt.core.files import within_time
 from hpc_gpt.core.format import clock, show_duration
+from hpc_gpt.core.process import no_collections
 from hpc_gpt.core.runs.after_jobs import after_table
 from hpc_gpt.core.runs.find_runs import removed_runs
 from hpc_gpt.core.runs.heartbeats import gpus_of, read_heartbeats
@@ -58,7 +59,6 @@ from hpc_gpt.core.slurm.clients import (
 from hpc_gpt.core.slurm.environment import PATIENCE
 from hpc_gpt.core.slurm.start_check import NEVER, reason_text
 from hpc_gpt.launcher.attempts.decisions import read_history
-from hpc_gpt.launcher.watch.cached_rows import CachedRows
 from hpc_gpt.launcher.watch.restarts import read_restarts
 from hpc_gpt.reader.attempt_cause import cause_before_attempts
 
@@ -142,7 +142,7 @@ def read_status(runs: Sequence[RunFolder]) -> list[RunStatus]:
 
 def read_folders(runs: Sequence[RunFolder]) -> list[RunStatus]:
     """The state of each run by its folder alone; Slurm is not asked."""
-    return _rows([CachedRun(run.path) for run in runs], {}, CachedRows())
+    return _rows([CachedRun(run.path) for run in runs], {})
 
 
 def ask_status(
@@ -157,27 +157,24 @@ def ask_status(
     gets `patience_s` in all; else it gets the larger of `patience_s` and `limit_s`. Raises ConfigError as `patience_s`.
     """
     seen = [CachedRun(run.path) for run in runs]
-    cached = within_time(CachedRows, [seen])[0] or CachedRows()
-    # The folders are read now, and the reads are cached.
-    answers = within_time(lambda run: cached.find(run) or _read_ahead(run), seen)
+    with no_collections():
+        answers = within_time(_read_ahead, seen)  # the folders are read now, once
     if None in answers:
         readable = [run for run, is_read in zip(runs, answers, strict=True) if is_read]
         rows, silence = ask_status(readable, early, limit_s)
         left = iter(rows)
         return [next(left) if is_read else _silent(run) for run, is_read in zip(runs, answers, strict=True)], silence
-    unknown = [run for run in seen if run.path not in cached.rows]
-    of_slurm = [run for run in unknown if any(is_of_slurm(line) for line in newest_chain(run))]
+    of_slurm = [run for run in seen if any(is_of_slurm(line) for line in newest_chain(run))]
     clusters = {run.slurm_cluster(): None for run in of_slurm}
-    clusters |= {row.cluster: None for row in cached.rows.values() if row.jobs}
     if not clusters:
-        return _rows(seen, {None: {}}, cached), ""
+        return _rows(seen, {None: {}}), ""
     began, patient_s = time.monotonic(), patience_s()
     by_folder: list[RunStatus] = []
 
     def wait(client: Client) -> Answer:
         answer = client.answer(min(EARLY_S, patient_s))
         if answer is None and not by_folder:
-            by_folder.extend(_rows(seen, {}, cached))
+            by_folder.extend(_rows(seen, {}))
             early(by_folder)
         over = all(row.is_known_over or row.scheduler != "slurm" for row in by_folder)
         longest_s = patient_s if over else max(limit_s, patient_s)
@@ -186,20 +183,19 @@ def ask_status(
             raise SlurmUnreachable(f"{client.name} gave no answer in {longest_s:g} s")
         return answer
 
-    unknown = _with_found(unknown, wait)
-    opened = {run.path: open_jobs(run) for run in unknown}
-    read = {run.path: run for run in unknown}
+    seen = _with_found(seen, wait)
+    opened = {run.path: open_jobs(run) for run in seen}
     states: dict[str | None, JobStates | None] = {}
     silence = ""
     for cluster in clusters:
-        ids = [job_id for run in unknown if run.slurm_cluster() == cluster for job_id in opened[run.path]]
+        ids = [job_id for run in seen if run.slurm_cluster() == cluster for job_id in opened[run.path]]
         states[cluster], unanswered = _slurm_states(ids, wait, cluster)
         silence = silence or unanswered
     if by_folder and all(of_cluster is None for of_cluster in states.values()):
         return by_folder, silence
     # A live run may have written since Slurm was asked, so its folder is read again.
-    seen = [CachedRun(run.path) if opened.get(run.path) else read.get(run.path, run) for run in seen]
-    return _rows(seen, states, cached), silence
+    seen = [CachedRun(run.path) if opened[run.path] else run for run in seen]
+    return _rows(seen, states), silence
 
 
 def _read_ahead(run: CachedRun) -> bool:
@@ -275,19 +271,14 @@ def silence_note(silence: str) -> str:
     return f"Slurm did not answer: {silence}; all states are from the run folders alone ({patience})"
 
 
-def _rows(runs: Sequence[RunFolder], states: ClusterStates, cached: CachedRows) -> list[RunStatus]:
+@no_collections()
+def _rows(runs: Sequence[RunFolder], states: ClusterStates) -> list[RunStatus]:
     rows = []
     for run in runs:
-        row = cached.rows.get(run.path)
-        jobs = states.get(row.cluster if row is not None else run.slurm_cluster())
-        if (figures := cached.figures(run, jobs or ())) is not None:
-            rows.append(RunStatus(**figures))
-            continue
         try:
-            rows.append(_status(run, jobs, cached))
+            rows.append(_status(run, states.get(run.slurm_cluster())))
         except UserError as fault:  # a damaged folder is one row and does not end the list
             rows.append(_damaged(run, str(fault).removeprefix(f"{run.path}: ")))  # the row already names the run
-    cached.store()
     return rows
 
 
@@ -315,7 +306,7 @@ def _damaged(run: RunFolder, cause: str) -> RunStatus:
     return replace(row, attempts=len(run.attempts()), sweep_id=run.sweep_id)
 
 
-def _status(run: RunFolder, jobs: JobStates | None, cached: CachedRows) -> RunStatus:
+def _status(run: RunFolder, jobs: JobStates | None) -> RunStatus:
     resolved = run.resolved()
     attempts = run.attempts()
     metrics = next((line for attempt in reversed(attempts) if (line := attempt.last_metrics())), {})
@@ -342,7 +333,7 @@ def _status(run: RunFolder, jobs: JobStates | None, cached: CachedRows) -> RunSt
     parent = read_stored(run.path / RESUMED_FROM)
     now, submitted = time.time(), next((line.get("time") for line in run.submissions()), None)
     past = read_history(run, gpus_of(resolved), now, attempts[-1].number if attempts and state in STARTED else None)
-    row = RunStatus(
+    return RunStatus(
         run=run.run_id,
         name=resolved.name,
         state=state,
@@ -374,8 +365,6 @@ def _status(run: RunFolder, jobs: JobStates | None, cached: CachedRows) -> RunSt
         still=_still(attempts[-1], now) if attempts and state == "running" else None,
         slow="; ".join(slow_ranks(read_heartbeats(attempts[-1].heartbeats)).lines) or None if attempts else None,
     )
-    cached.note(run, run_state, vars(row), jobs)
-    return row
 
 
 def shell_command(run: RunFolder, status: RunStatus, node: str | None = None) -> str:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from hpc_gpt.core import output
 from hpc_gpt.core.errors import fault_words
-from hpc_gpt.reader.cache import FileIdentity, cached_prefix
 from hpc_gpt.reader.logs import Part
 from hpc_gpt.reader.logs.line_kinds import NOTHING, UNKNOWN, LineBlock, kinds_for_a_log, zeroed
 from hpc_gpt.reader.logs.lines import LineReader
@@ -29,18 +28,16 @@ _MOST_LINES = 1 << 17  # lines taken at once: each takes much more memory than i
 
 @dataclass(frozen=True)
 class LogRead:
-    """The parts of a log. `lines`: the number of its lines; `bytes`: bytes of the file that were read this time.
+    """The parts of a log. `lines`: the number of its lines.
 
     `left_out`: reason -> how often something of the file was skipped; each part has its own `left_out`.
-    `refused`: why the file is not a log; then there are no parts. `failed`: as in Source.
+    `refused`: why the file is not a log; then there are no parts.
     """
 
     parts: list[Part] = field(default_factory=list)
     lines: int = 0
-    bytes: int = 0
     left_out: dict[str, int] = field(default_factory=dict)
     refused: str | None = None
-    failed: bool = False
 
 
 def read_log(path: Path) -> LogRead:
@@ -50,33 +47,17 @@ def read_log(path: Path) -> LogRead:
     try:
         return _read_log(path)
     except Exception as fault:
-        return LogRead(refused=f"{READER_FAILED}: {fault_words(fault)}", failed=True)
+        return LogRead(refused=f"{READER_FAILED}: {fault_words(fault)}")
 
 
 def _read_log(path: Path) -> LogRead:
     with Source(path) as source:
         if source.refused is not None:
-            return LogRead(refused=source.refused, bytes=source.bytes_read, failed=source.failed)
-        identity = FileIdentity(source.device, source.inode, source.size, source.changed_ns)
-        cached = None if source.is_stdin else cached_prefix("log", path, identity, source.bytes_at)
-        # Compressed data cannot be read from the middle.
-        begin, state = (0, None) if cached is None else cached.load(grows=not source.compressed)
-        lines, newlines, begun, source.left_out = state or (LineReader(source.file), 0, False, source.left_out)
-        reader = BlockReader(lines, newlines, begun)
-        waiting = b""
-        if not (begin and source.compressed):
-            for chunk in source.chunks(begin):
-                reader.take(waiting)
-                waiting = chunk
-        # An incomplete last line is read now, and again when it is complete.
-        if not source.torn or source.compressed:
-            reader.take(waiting)
-            waiting = b""
-        end = source.size if source.compressed else source.offset
-        if cached is not None and end > begin:
-            cached.store(end, (lines, reader.newlines, reader.begun, source.left_out))
-        reader.take(waiting)
-        return LogRead(reader.finish(), reader.lines, source.bytes_read, source.left_out, failed=source.failed)
+            return LogRead(refused=source.refused)
+        reader = BlockReader(LineReader(source.file))
+        for chunk in source.chunks():
+            reader.take(chunk)
+        return LogRead(reader.finish(), reader.lines, source.left_out)
 
 
 @dataclass(frozen=True)
@@ -91,10 +72,10 @@ class _SingleLine:
 class BlockReader:
     """Takes the bytes of one log in order, in blocks that end after a line or a piece of a line."""
 
-    def __init__(self, reader: LineReader, newlines: int = 0, begun: bool = False) -> None:
+    def __init__(self, reader: LineReader) -> None:
         self.reader = reader
-        self.newlines = newlines  # number of newlines so far
-        self.begun = begun  # a line without a newline follows the last one
+        self.newlines = 0  # number of newlines so far
+        self.begun = False  # a line without a newline follows the last one
         self._kinds = kinds_for_a_log()
 
     @property

@@ -61,31 +61,21 @@ _MOST_FOREIGN = 0.30
 class Source:
     """One log, opened. `refused`: why it is not a log; then there are no chunks.
 
-    `bytes_read`: bytes read from the file, before decompression. `left_out`: reason -> how often something was skipped.
-    `torn`: the last chunk does not end with a newline. `offset`: the place in a plain file at which the last chunk
-    ends, or begins if it is torn; -1 if that is unknown because bytes before it were removed. `compressed`: by gzip.
-    `size`, `device`, `inode`, `changed_ns`: the file's figures when it was opened. `failed`: the disk decided what was
-    read, so another time may read more.
+    `left_out`: reason -> how often something was skipped. `compressed`: by gzip.
     """
 
     def __init__(self, path: Path) -> None:
         self.file = "stdin" if str(path) == STDIN else str(path)
         self.refused: str | None = None
         self.left_out: dict[str, int] = {}
-        self.bytes_read = 0
-        self.offset = 0
-        self.torn = self.failed = self.compressed = False
-        self.size = self.device = self.inode = self.changed_ns = 0
+        self.compressed = False
         self.is_stdin = str(path) == STDIN
         self._stream: BinaryIO | None = None
         self._head = b""
         self._unread = 0
-        self._given = 0  # the place in the file at which the last block ends
-        self._changed = False  # the blocks differ from the bytes of the file
         try:
             self._open(path)
         except (OSError, ValueError) as fault:
-            self.failed = True
             self.refuse(_words(fault))
 
     def __enter__(self) -> Source:
@@ -109,29 +99,17 @@ class Source:
         """Counts bytes or pieces that are skipped, by reason."""
         self.left_out[what] = self.left_out.get(what, 0) + count
 
-    def bytes_at(self, start: int, size: int) -> bytes:
-        """Bytes of a plain file, fewer at its end; the cache compares them with earlier ones."""
-        if self._stream is None or self.is_stdin:
-            return b""
-        try:
-            data = os.pread(self._stream.fileno(), size, start)
-        except OSError:
-            return b""
-        self.bytes_read += len(data)
-        return data
-
-    def chunks(self, start: int = 0) -> Iterator[bytes]:
-        """Yields the text of the log from a byte of a plain file on, without NULs.
+    def chunks(self) -> Iterator[bytes]:
+        """Yields the text of the log without NULs.
 
         A chunk ends after a newline, or after a carriage return if it has no newline. The last chunk may end anywhere,
         and so may one with the first 262,144 bytes of a longer line.
         """
         if self._stream is None:
             return
-        self._given = start
         tail = b""
         dropping = False
-        for block in self._text(start):
+        for block in self._text():
             if dropping:
                 end = _first_end(block)
                 self.leave_out("bytes of a line after its first 262,144", end if end >= 0 else len(block))
@@ -143,17 +121,13 @@ class Source:
                 end = block.rfind(b"\r") + 1
             whole = b"".join((tail, memoryview(block)[:end])) if end else b""
             tail = block[end:] if end else tail + block
-            self.offset = -1 if self._changed else self._given - len(tail)
             if end:
                 yield whole
             if len(tail) > LONGEST_PIECE:
                 yield tail[:LONGEST_PIECE]
                 self.leave_out("bytes of a line after its first 262,144", len(tail) - LONGEST_PIECE)
                 tail, dropping = b"", True
-        if dropping:
-            self.offset = -1
         if tail:
-            self.torn = True
             yield tail
 
     def _open(self, path: Path) -> None:
@@ -169,9 +143,7 @@ class Source:
             status = os.fstat(number)
             if not stat.S_ISREG(status.st_mode):
                 return self.refuse(_kind(status.st_mode))
-            self.size, self.device, self.inode = status.st_size, status.st_dev, status.st_ino
-            self.changed_ns = status.st_mtime_ns
-        self._unread = self.size
+            self._unread = status.st_size
         self._head = self._raw(HEAD)
         self.compressed = self._head.startswith(_GZIP)
         plain = next(_unpacked(iter((self._head,)), {}), b"")[:HEAD] if self.compressed else self._head
@@ -187,39 +159,31 @@ class Source:
             try:
                 piece = self._stream.read(size - len(data))
             except OSError as fault:
-                self.failed = True
                 self.leave_out(f"the rest of the file: {_words(fault)}")
-                self._changed = True
                 piece = b""
             if not piece:
                 self._unread = 0
                 break
             data = data + piece if data else piece
         self._unread -= min(len(data), self._unread)
-        self.bytes_read += len(data)
         return data
 
-    def _blocks(self, start: int) -> Iterator[bytes]:
-        if start and self._stream is not None:
-            self._stream.seek(start)
-            self._unread = max(0, self.size - start)
-        elif self._head:
+    def _blocks(self) -> Iterator[bytes]:
+        if self._head:
             yield self._head
         while block := self._raw(CHUNK):
             yield block
 
-    def _text(self, start: int) -> Iterator[bytes]:
-        blocks = self._blocks(start)
+    def _text(self) -> Iterator[bytes]:
+        blocks = self._blocks()
         if self.compressed:
             blocks = _unpacked(blocks, self.left_out)
-        first = start == 0
+        first = True
         for block in blocks:
-            self._given += len(block)
             if first:
                 first = False
                 block = block.removeprefix(codecs.BOM_UTF8)
             if b"\0" in block:
-                self._changed = True
                 self.leave_out("NUL bytes", block.count(b"\0"))
                 block = block.replace(b"\0", b"")
             if block:

@@ -21,7 +21,6 @@ from hpc_gpt.core.files import blocks_from_end, open_regular
 from hpc_gpt.core.process import no_collections
 from hpc_gpt.core.runs.run_folder import Attempt
 from hpc_gpt.core.runs.stored import read_stored
-from hpc_gpt.reader.cache import cached_prefix, identity_of
 from hpc_gpt.reader.pattern import MEMORY_FIELDS, MIXTURE_FIELDS
 from hpc_gpt.reader.steps import CROWDED_LINES, NOT_FINITE, Places, StepColumn, StepTable, no_places
 
@@ -35,7 +34,6 @@ KEYS = {**{key: key for key in _SAME}, "time": "at"}
 _CHUNK = 1 << 19  # bytes of lines parsed at once: their objects fit the processor's cache
 _MOST_ENDS = 1 << 21  # bytes at the end of a file that are tried before the whole file is read
 _MOST_BYTES = 4 << 30  # ten million steps
-_LEAST_NEW = 64  # the cache is written again only if at least one part in so many is new
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,6 @@ class _Lines:
     by_source: dict[int, dict[str, float]] = field(default_factory=dict)  # {step: {source of a mixture: loss_eval}}
     damaged: int = 0
     passed: int = 0  # lines taken, including empty ones
-    offset: int = 0  # the place in the file at which the last one ends
     rises: bool = True  # each step is higher than the step before it
     highest: float = -math.inf
 
@@ -85,7 +82,6 @@ class _Lines:
             numbers = [number for number, line in zip(numbers, chunk, strict=True) if not line.isspace()]
         objects = _parsed(full)
         self.passed += len(chunk)
-        self.offset += sum(map(len, chunk))
         columns = _columns(objects)
         if not _are_steps(columns.get("step", (None,))):
             sound = [pair for pair in zip(numbers, objects, strict=True) if _has_step(pair[1])]
@@ -115,8 +111,7 @@ class _Lines:
 def read_metrics(path: Path, attempt: int) -> MetricsLines:
     """The metrics of an attempt's metrics.jsonl, with the last line of each step; empty if there is no such file.
 
-    A line that is not an object with a whole `step` counts as damaged, unless it is empty. The lines of a large file
-    are cached, so that the next call reads only the appended ones.
+    A line that is not an object with a whole `step` counts as damaged, unless it is empty.
     """
     return _metrics(_read(path), attempt)
 
@@ -168,23 +163,11 @@ def _metrics(lines: _Lines, attempt: int) -> MetricsLines:
 def _read(path: Path) -> _Lines:
     lines = _Lines()
     with contextlib.suppress(OSError), open_regular(path) as file:
-        identity = identity_of(os.fstat(file.fileno()))
-        if identity.size > _MOST_BYTES:
+        if os.fstat(file.fileno()).st_size > _MOST_BYTES:
             return lines
-        cached = cached_prefix("metrics", path, identity, lambda start, size: os.pread(file.fileno(), size, start))
-        if cached is not None:
-            lines = cached.load()[1] or lines
-        file.seek(lines.offset)
-        stored, tail = lines.offset, b""
         with no_collections():
             while chunk := file.readlines(_CHUNK):
-                if not chunk[-1].endswith(b"\n"):  # incomplete: read now, and again when it is complete
-                    tail = chunk.pop()
                 lines.take(chunk)
-        if cached is not None and lines.offset - stored > stored // _LEAST_NEW:
-            cached.store(lines.offset, lines)
-        if tail:
-            lines.take([tail])
     return lines
 
 

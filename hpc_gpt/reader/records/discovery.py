@@ -8,7 +8,7 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -53,8 +53,7 @@ _SBATCH = re.compile(rb"^\s*#SBATCH\s", re.MULTILINE)
 class DiscoveredFiles:
     """The files found, in the order of the walk. `skipped`: reason -> the first paths; `counts`: reason -> how many.
 
-    `benches`: files of a bench's rows. The runs and logs of their rounds, in the same folder, are not listed. `failed`:
-    a skipped file may be readable another time, though no file has changed.
+    `benches`: files of a bench's rows. The runs and logs of their rounds, in the same folder, are not listed.
     """
 
     own: list[RunFolder] = field(default_factory=list)
@@ -63,7 +62,6 @@ class DiscoveredFiles:
     scripts: list[Path] = field(default_factory=list)
     skipped: dict[str, list[str]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
-    failed: bool = False
 
     def skip(self, why: str, path: str | os.PathLike[str]) -> None:
         """Counts a path that is left out; names the first few per reason, but all of our own outputs."""
@@ -71,13 +69,6 @@ class DiscoveredFiles:
         named = self.skipped.setdefault(why, [])
         if len(named) < _NAMED or why == WRITTEN_BY_US:
             named.append(str(path))
-
-    def add_skipped(self, skipped: Mapping[str, Sequence[str]], counts: Mapping[str, int]) -> None:
-        """Adds paths that were left out elsewhere, in the form of `skipped` and `counts`."""
-        for why, paths in skipped.items():
-            for path in paths:
-                self.skip(why, path)
-            self.counts[why] += counts[why] - len(paths)
 
 
 def discover(paths: Sequence[str | os.PathLike[str]]) -> DiscoveredFiles:
@@ -90,7 +81,7 @@ def discover(paths: Sequence[str | os.PathLike[str]]) -> DiscoveredFiles:
                 files.logs.append(Path(STDIN))
             continue
         _take_path(Path(path), files, seen, named=True)
-    if files.own:
+    if files.own and files.logs:
         _leave_out_output_files(files)
     return files
 
@@ -202,7 +193,7 @@ def _walk(top: Path, files: DiscoveredFiles, seen: set[tuple[int, int]]) -> None
                 continue
             seen.add(key)
             with os.scandir(folder) as listing:
-                entries = sorted(listing, key=lambda entry: _natural(entry.name))
+                entries = list(listing)
         except OSError as fault:
             files.skip(_why(fault), folder)
             continue
@@ -216,7 +207,7 @@ def _walk(top: Path, files: DiscoveredFiles, seen: set[tuple[int, int]]) -> None
             files.skip(WRITTEN_BY_US, folder)
             continue
         folders = []
-        for entry in entries:
+        for entry in sorted(entries, key=lambda entry: _natural(entry.name)):
             path = folder / entry.name
             if not _is_folder(entry):
                 _take_path(path, files, seen)

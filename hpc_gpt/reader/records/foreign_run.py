@@ -16,7 +16,6 @@ from hpc_gpt.reader.logs.read_log import READER_FAILED, read_log
 from hpc_gpt.reader.logs.source import STDIN
 from hpc_gpt.reader.records import RunRead, add_figures
 from hpc_gpt.reader.records.attempt_ends import add_ends
-from hpc_gpt.reader.records.cached_runs import CachedLogs
 from hpc_gpt.reader.records.cross_checks import doubt_rates, flag_absent
 from hpc_gpt.reader.records.discovery import WANDB_RUN, DiscoveredFiles, distinguishing_folders, is_general
 from hpc_gpt.reader.records.draft import Draft, dialect_named, dialects_of, draft_of, stated
@@ -56,26 +55,13 @@ def read_foreign_runs(files: DiscoveredFiles, as_one: bool = False, records_only
     """The runs in the logs of `files`, which also counts the files that are not logs.
 
     `as_one`: the user says that the logs belong to one run; logs without steps are then joined to the one with steps.
-    `records_only`: without steps and failures, which take most of the memory; the records are cached.
+    `records_only`: without steps and failures, which take most of the memory.
     """
-    cached = CachedLogs(files.logs if records_only and not as_one else [])
-    if (cached_or_read := cached.find()) is None:
-        own_files = replace(files, skipped={}, counts={})
-        cached_or_read = _read_runs(own_files, as_one, records_only), own_files.skipped, own_files.counts
-        if not own_files.failed:
-            cached.store(*cached_or_read)
-    runs, skipped, counts = cached_or_read
-    files.add_skipped(skipped, counts)
-    return runs
-
-
-def _read_runs(files: DiscoveredFiles, as_one: bool, records_only: bool) -> list[RunRead]:
     logs: list[tuple[Path, list[Part]]] = []
     left_out: dict[str, dict[str, int]] = {}
     silent: list[Path] = []
     for path in files.logs:
         log = read_log(path)
-        files.failed |= log.failed
         if log.refused is not None:
             files.skip(log.refused, path)
         elif not any(part.dialects for part in log.parts):
@@ -105,7 +91,6 @@ def _read_runs(files: DiscoveredFiles, as_one: bool, records_only: bool) -> list
             read = read_foreign(run, name, of_files)
             found_runs.append(replace(read, steps=_NO_STEPS, failures=(), causes=()) if records_only else read)
         except Exception as fault:
-            files.failed = True
             for path in run.files:
                 files.skip(f"{READER_FAILED}: {fault_words(fault)}", path)
     return found_runs

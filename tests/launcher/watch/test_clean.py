@@ -231,21 +231,13 @@ def test_what_was_refused_goes_whole_and_what_had_a_job_stays():
     assert "it ended " in kept["runs"][0]["refused"]
 
 
-def test_the_caches_of_report_go_and_the_record_stays(monkeypatch, tmp_path):
-    monkeypatch.setenv("HPC_GPT_CACHE", str(tmp_path / "cache"))
+def test_the_sizes_of_a_run_by_kind():
     run = with_checkpoints(with_attempt(make_run(logs_dir()), 8999, "done"), 10)
-    record = in_process("report", run.path, "--json").stdout
-    [cached] = (tmp_path / "cache" / "report").iterdir()
     sizes = json.loads(in_process("status", run.path, "--sizes", "--json").stdout)["runs"][0]["sizes"]
-    assert sizes["caches"] == cached.stat().st_size
     assert sizes["checkpoints"] == sum(path.stat().st_size for path in run.checkpoints.rglob("*") if path.is_file())
     shown = in_process("status", run.path, "--sizes")
     assert shown.stderr == "next: hpc-gpt clean RUN lists the files that may go\n"
-    assert shown.stdout.splitlines()[0].split()[2:] == ["checkpoints", "logs", "code", "caches", "other", "in", "all"]
-    assert [piece["name"] for piece in cleaned(run.path, "--yes")["runs"][0]["goes"]] == [cached.name]
-    assert not cached.exists()
-    assert run.record.exists()
-    assert in_process("report", run.path, "--json").stdout == record
+    assert shown.stdout.splitlines()[0].split()[2:] == ["checkpoints", "logs", "code", "other", "in", "all"]
 
 
 # --- killed, and two at once
@@ -303,7 +295,6 @@ def open_logs(monkeypatch):
     """Logs that every user may change."""
     (folder := Path(tempfile.mkdtemp())).chmod(0o777)
     monkeypatch.setenv("HPC_GPT_LOGS", str(folder))
-    monkeypatch.setenv("HPC_GPT_CACHE", "off")
     yield folder
     shutil.rmtree(folder)
 

@@ -3,14 +3,12 @@
 import json
 import math
 import os
-from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.core.files import read_json, read_json_lines
-from hpc_gpt.reader.cache import KINDS
 from hpc_gpt.reader.records import attempts as own_metrics
 from hpc_gpt.reader.records.attempts import KEYS, read_metrics, read_metrics_ends
 from hpc_gpt.report.why import explain
@@ -89,40 +87,6 @@ def fields_of(metrics):
     steps = metrics.steps
     columns = {key: steps[KEYS[key]].tobytes() for key in KEYS}
     return columns, steps.line.tolist(), steps.attempt.tolist(), metrics.peaks, metrics.damaged
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(pieces=st.lists(st.lists(LINES, max_size=6), min_size=2, max_size=4), cut=st.integers(0, 20))
-def test_what_is_cached_and_appended_is_what_is_read_anew(tmp_path_factory, monkeypatch, pieces, cut):
-    folder = tmp_path_factory.mktemp("metrics")
-    (path := folder / "metrics.jsonl").write_bytes(b'{"step": 1, "memory_allocated_gib": [1.5, 2]}\n')
-    monkeypatch.setitem(KINDS, "metrics", replace(KINDS["metrics"], least=1))
-    for lines in pieces:
-        text = ("\n".join(lines) + "\n").encode("utf-8", "replace")
-        with path.open("ab") as file:
-            file.write(text[: len(text) - cut])
-        monkeypatch.setenv("HPC_GPT_CACHE", str(folder / "cache"))
-        found = read_metrics(path, 3)
-        monkeypatch.setenv("HPC_GPT_CACHE", "off")
-        assert fields_of(found) == fields_of(read_metrics(path, 3))
-
-
-def test_of_a_large_file_only_what_was_appended_is_parsed(tmp_path, monkeypatch):
-    path = tmp_path / "metrics.jsonl"
-    text = "".join(json.dumps(metrics_line(step)) + "\n" for step in range(1, 5001))
-    path.write_text(text)
-    first = fields_of(read_metrics(path, 1))
-    parsed = []
-    real = own_metrics._parsed
-    monkeypatch.setattr(own_metrics, "_parsed", lambda lines: (parsed.extend(lines), real(lines))[1])
-    assert fields_of(read_metrics(path, 1)) == first
-    assert not parsed
-    with path.open("a") as file:
-        file.write(json.dumps(metrics_line(5001)) + "\n")
-    assert read_metrics(path, 1).steps["step"].tolist() == list(range(1, 5002))
-    assert len(parsed) == 1
-    path.write_text(text.replace('"step": 2500,', '"step": 9999,'))  # another file, no longer
-    assert read_metrics(path, 1).steps["step"].max() == 9999
 
 
 def test_a_pipe_is_not_waited_for(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_gpt import __version__
 from hpc_gpt.core.files import append_line
 from hpc_gpt.core.runs.find_runs import list_runs
 from hpc_gpt.core.runs.run_folder import RunFolder
@@ -19,9 +20,8 @@ COUNT = 9
 
 
 @pytest.fixture
-def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def logs(tmp_path: Path) -> Path:
     """Nine runs of yesterday that are over."""
-    monkeypatch.setenv("HPC_GPT_CACHE", str(tmp_path / "cache"))
     run = make_run(tmp_path / "logs")
     add_attempt(run, 20, "error", cause="rank 0: boom")
     for number in range(1, COUNT):
@@ -48,8 +48,9 @@ def shown(gathered: GatheredRuns) -> list[object]:
 
 
 def anew(logs: Path) -> list[object]:
+    """What a report says that reads each run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HPC_GPT_CACHE", "off")
+        patch.setattr(gather, "read_kept", lambda run: None)
         return shown(report(logs))
 
 
@@ -84,18 +85,30 @@ def test_a_run_that_changed_is_read(logs: Path, read: list[RunFolder], change) -
     found = report(logs)
     assert [each.path for each in read] == [run.path]
     assert shown(found) == anew(logs)
-    assert json.loads(run.record.read_text()) == found.records[3].to_tables()
+    written = json.loads(run.record.read_text())
+    assert "read" not in written, "its files are new"
+    assert written == found.records[3].to_tables()
 
 
-@pytest.mark.parametrize("change", [Path.unlink, lambda record: record.write_text("{}")], ids=["removed", "changed"])
-def test_a_record_that_is_not_as_it_was_written_is_written_again(logs: Path, read: list[RunFolder], change) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        Path.unlink,
+        lambda record: record.write_text("{}"),
+        lambda record: record.write_text(json.dumps({**json.loads(record.read_text()), "more": 1})),
+        lambda record: record.write_text(record.read_text().replace(f'"by": "{__version__}"', '"by": "0.3.0"')),
+        lambda record: record.write_text(json.dumps({**json.loads(record.read_text()), "read": {"by": __version__}})),
+    ],
+    ids=["removed", "empty", "another key", "of another version", "without files"],
+)
+def test_a_record_that_this_version_did_not_write_is_written_again(logs: Path, read: list[RunFolder], change) -> None:
     report(logs)
     run = list_runs(logs)[3]
     before = run.record.read_text()
     read.clear()
     change(run.record)
     report(logs)
-    assert (read, run.record.read_text()) == ([], before)
+    assert ([each.path for each in read], run.record.read_text()) == ([run.path], before)
 
 
 def test_a_run_that_may_change_by_itself_is_read_each_time(logs: Path, read: list[RunFolder]) -> None:
@@ -116,9 +129,6 @@ def test_runs_that_are_gone_or_new(logs: Path, read: list[RunFolder]) -> None:
     read.clear()
     assert len(report(logs).records) == COUNT
     assert [run.path.name for run in read] == ["20260102-000000-0000"]
-    read.clear()
-    few = [run.path for run in runs[2:5]]
-    assert len(report(logs, *few).records) == len(read) == 3, "few runs are read"
 
 
 def test_a_page_has_the_steps_of_all(logs: Path, read: list[RunFolder]) -> None:
@@ -131,5 +141,29 @@ def test_without_a_record_that_can_be_written(logs: Path, read: list[RunFolder])
     run = list_runs(logs)[3]
     run.record.mkdir()
     for _ in range(2):
-        assert len(report(logs).unwritten) == 1, "also if its figures are cached"
-    assert len(read) == COUNT
+        assert len(report(logs).unwritten) == 1
+    assert len(read) == COUNT + 1
+
+
+def test_a_run_that_was_moved_or_copied_with_its_times_is_not_read(logs: Path, read: list[RunFolder]) -> None:
+    report(logs)
+    shutil.copytree(logs, logs.with_name("copy"))
+    read.clear()
+    found = report(logs.with_name("copy"))
+    assert (read, {run.folder for run in found.runs}) == ([], {run.path for run in list_runs(logs.with_name("copy"))})
+
+
+def test_a_log_elsewhere_that_grew_is_read_again(logs: Path, read: list[RunFolder], tmp_path: Path) -> None:
+    """A job script may send its programs' output to a file outside the run folder."""
+    (log := tmp_path / "train.log").write_text("begun\n")
+    run = list_runs(logs)[3]
+    (link := run.path / "attempts" / "1" / "elsewhere").mkdir()
+    (link / "0").symlink_to(log)
+    make_old(tmp_path)
+    report(logs)
+    read.clear()
+    assert log in report(logs).runs[3].files
+    assert not read
+    append_line(log, "more")
+    report(logs)
+    assert [each.path for each in read] == [run.path]
