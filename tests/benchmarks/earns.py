@@ -2,7 +2,7 @@
 
 Switches one part off at a time, reads logs whose truth is known, and counts the figures that are right, null and wrong.
 A part that earns no right figure and prevents no wrong one is worth less than its lines. The logs are those of
-tests/reader/truth, what tests/reader/specimens say, the run of tests/specimens, and, where they are there, the logs and
+tests/reader/truth, what tests/reader/specimens say, the runs of tests/specimens, and, if they are there, the logs and
 the failed runs of ../shared (its EXPECTED names the class of each). A dialect's own specimen does not count for it: its
 lines are there because the dialect reads them.
 """
@@ -52,7 +52,7 @@ SHARED = Path(__file__).parents[3] / "shared"
 LOGS = {
     "meg_gpt2_perf_n16": {
         "gpus": 64, "tp": 4, "pp": 16, "dp": 1, "micro_batch": 4, "micro_batches": 256, "global_batch": 1024,
-        "seq": 1024, "step_s": 128.95, "params": 51_970_064_384, "layers": 64, "hidden": 8192, "heads": 64,
+        "seq": 1024, "step_s": 128.95, "params": 51_970_064_384, "layers": 64, "hidden": 8192, "heads": 32,
         "vocab": 50688, "engine": "megatron-lm", "dtype": "fp16", "recompute": "full", "skipped_steps": 3,
     },
     "meg_ds_zero_gpt2_perf_n16_nbs48_ms48": {
@@ -74,10 +74,12 @@ def truths(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     for path in TRUTH:
         true = json.loads(path.read_text())
         yield path.with_suffix(".log"), true["record"] | {"within": true.get("within", {}), "absent": true["absent"]}
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(folder, filter="data")
+    for made_before in sorted(ARCHIVE.parent.glob("made_at_*.tar.xz")):
+        with tarfile.open(made_before) as archive:
+            archive.extractall(folder, filter="data")
     for kept in folder.rglob("record.json"):
         record = json.loads(kept.read_text())
+        del record["config_hash"]  # each version has its own
         yield kept.parent, {key: value for key, value in record.items() if isinstance(value, int | float | str)}
     if not SHARED.is_dir():
         return
