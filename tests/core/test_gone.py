@@ -58,7 +58,7 @@ def test_stored_settings_lose_it_and_say_so(name: str) -> None:
         assert split_gone(tables_of(name, GONE[name].default)) == ({name.partition(".")[0]: {}}, ())
 
 
-def test_a_run_of_an_earlier_version_is_read_but_does_not_continue() -> None:
+def test_an_older_run_is_read_and_not_continued() -> None:
     run = a_run(5, ended=None, saved=[5])
     stored = json.loads((run.path / "resolved.json").read_text())
     before = config_hash(run.resolved())

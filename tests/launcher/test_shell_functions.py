@@ -85,7 +85,7 @@ def test_a_run_folder_keeps_what_it_has(tmp_path: Path) -> None:
     )
 
 
-def test_an_allocation_of_the_users_own_has_a_run_for_each_script(tmp_path: Path) -> None:
+def test_an_allocation_of_the_users_has_a_run_for_each_script(tmp_path: Path) -> None:
     """Which is found again by the same script, in as many nodes as it needs; at its end it says how it continues."""
     own = {"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "3"}
     end = 'make_run_folder; echo "$HPC_GPT_RUN $((HPC_GPT_ALLOCATION == $$)) $SLURM_NNODES $SLURM_JOB_NUM_NODES"; n=1'

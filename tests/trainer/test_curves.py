@@ -168,7 +168,7 @@ SLEEPS = "import sys, time; sys.modules['hpc_gpt.trainer.attempt']._CURVES_S = 1
 
 
 @pytest.mark.long
-def test_a_service_that_sleeps_for_ever_costs_no_step_and_no_checkpoint(tmp_path, tokens):
+def test_a_service_that_sleeps_costs_no_step_and_no_checkpoint(tmp_path, tokens):
     resolved = settings(tokens, {"tp": 1, "pp": 1, "dp": 1}, steps=6, save_every=3, keep_last=9)
     asked = replace(resolved, track=Track(tensorboard=True, wandb="gpt"))
     own = put_wandb(tmp_path / "own", before=SLEEPS)

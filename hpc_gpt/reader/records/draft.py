@@ -235,8 +235,7 @@ def _compare(draft: Draft, name: str, best: Any, first: Stated, usable: Sequence
             largest, where = values[until - 1]
             least = min(value for value, _ in values)
             draft.set(name, largest, f"{where.source}, the largest of {len(values)}")
-            grew = f"the global batch grew during the run, from {least} to {largest} ({where.source})"
-            draft.flag(f"{grew}: step_s is of steps of every size")
+            draft.flag(f"the global batch grew during the run, from {least} to {largest} ({where.source})")
             return
     other = next(((value, statement) for value, statement in usable if value != best), None)
     if other is not None:

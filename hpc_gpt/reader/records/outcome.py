@@ -13,7 +13,7 @@ import numpy as np
 from hpc_gpt.core.format import counted, counted_words
 from hpc_gpt.reader.logs import Part
 from hpc_gpt.reader.pattern import MIXTURE_FIELDS, NEVER_ZERO
-from hpc_gpt.reader.records.draft import Draft
+from hpc_gpt.reader.records.draft import LIBRARIES, Draft
 from hpc_gpt.reader.records.inferred import step_tokens
 from hpc_gpt.reader.records.log_steps import LogSteps, evaluations
 from hpc_gpt.reader.records.runtime import add_from_total, timed_bars
@@ -46,7 +46,9 @@ def add_times(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> StepColum
     if not (np.isfinite(step_s) & (step_s > 0) & steps.counts).any():
         _add_untimed(draft, steps, parts)
         return step_s
-    set_apart, pauses = _apart(draft, steps, step_s)
+    other = _of_another_batch(draft, steps, parts)
+    set_apart, pauses = _apart(draft, steps, np.where(other, np.nan, step_s))
+    set_apart |= other
     if "differences" in how:
         set_apart |= np.isfinite(steps["loss_eval"])
     times = time_steps(steps, step_s, set_apart)
@@ -100,6 +102,21 @@ def _differences(steps: LogSteps, clock: StepColumn, least_s: float) -> tuple[St
         reach = min(len(steps) - 1, max(1, len(steps) // 10, least_lines))
         return _over(steps, clock, reach), f", which are whole seconds, over {reach} lines"
     return _over(steps, clock, 1), ""
+
+
+def _of_another_batch(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> Mask:
+    """Mask of the lines with steps of another batch than the record's, if the batch grew during the run."""
+    none, batch = np.zeros(len(steps), np.bool_), draft.whole("global_batch")
+    stated = (fact for part in parts for fact in part.facts.get("global_batch", ()))
+    if not batch or len({fact.value for fact in stated if fact.dialect not in LIBRARIES}) < 2:
+        return none
+    samples = _over(steps, steps["consumed_samples"], 1)
+    other = np.abs(samples - batch) > 0.5  # false where the batch of a line is unknown
+    if not np.isfinite(samples).any() or other[steps.counts & np.isfinite(samples)].all():
+        draft.flag(f"step_s is of steps of every batch size, but the figures from it assume {batch} samples")
+        return none
+    draft.flag(f"{int(other.sum())} lines with steps of another batch size than {batch} are set apart")
+    return other
 
 
 def _over(steps: LogSteps, clock: StepColumn, reach: int) -> StepColumn:

@@ -278,7 +278,7 @@ def test_two_runs_in_one_allocation_have_two_ports(capsys, monkeypatch) -> None:
     assert "it runs in an allocation of your own" in why
 
 
-def test_a_second_script_in_the_allocation_waits_for_the_first_to_end(capsys, monkeypatch) -> None:
+def test_a_second_script_in_the_allocation_waits_for_the_first(capsys, monkeypatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     run = slurm_run()
     said = []

@@ -77,7 +77,7 @@ def test_a_run_answers_what_it_is_asked(settings, state, verb, words, own_folder
     assert (asked.attempt is not None, asked.request is not None) == (at_work, at_work)
 
 
-def test_an_allocation_of_the_users_own_is_neither_requeued_nor_cancelled(own_folders) -> None:
+def test_an_allocation_of_the_users_is_left_as_it_is(own_folders) -> None:
     run = unsubmitted_run("generic-slurm")
     (run.new_attempt().folder / "attempt.json").write_text('{"attempt": 1, "job_id": "7", "allocation": true}')
     asked, stop = control._ask(run, "requeue", AT_WORK), f"hpc-gpt stop {run.run_id} saves and ends it"

@@ -101,7 +101,7 @@ def test_a_run_that_changed_is_read(logs: Path, read: list[RunFolder], change) -
     ],
     ids=["removed", "empty", "another key", "of another version", "without files"],
 )
-def test_a_record_that_this_version_did_not_write_is_written_again(logs: Path, read: list[RunFolder], change) -> None:
+def test_a_record_of_another_version_is_written_again(logs: Path, read: list[RunFolder], change) -> None:
     report(logs)
     run = list_runs(logs)[3]
     before = run.record.read_text()
@@ -145,7 +145,7 @@ def test_without_a_record_that_can_be_written(logs: Path, read: list[RunFolder])
     assert len(read) == COUNT + 1
 
 
-def test_a_run_that_was_moved_or_copied_with_its_times_is_not_read(logs: Path, read: list[RunFolder]) -> None:
+def test_a_run_moved_or_copied_with_its_times_is_not_read(logs: Path, read: list[RunFolder]) -> None:
     report(logs)
     shutil.copytree(logs, logs.with_name("copy"))
     read.clear()

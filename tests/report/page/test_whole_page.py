@@ -140,7 +140,7 @@ def test_what_the_details_of_a_run_leave_out_is_counted() -> None:
     assert one["failures"] == []
 
 
-def test_the_text_of_a_run_is_its_block_without_figures_that_cannot_be_printed() -> None:
+def test_the_text_of_a_run_is_its_block() -> None:
     record = printable(Record(params=10**5000, gpus=8, step_s=float("nan"), flags=["f"], run="r"))
     assert details_of(RunRead(record), "a")["text"] == as_block(Record(gpus=8, flags=["f"])).splitlines()[1:]
 

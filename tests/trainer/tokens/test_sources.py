@@ -129,7 +129,7 @@ def test_jsonl_is_known_by_its_name(tmp_path: Path, name: str) -> None:
     assert (count.documents, count.empty) == (4, 1)
 
 
-def test_a_line_of_jsonl_that_is_no_object_is_refused_with_its_number(tmp_path: Path) -> None:
+def test_a_line_that_is_no_object_is_refused_with_its_number(tmp_path: Path) -> None:
     one = '{"text": "one"}\n'
     for number, damage in ((1, '{"text": "cut\n' + one), (1, '{"text": "cut"\n' + one), (2, one + '{"text":\n')):
         (tmp_path / "d.jsonl").write_text(damage)
