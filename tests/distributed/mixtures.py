@@ -47,16 +47,16 @@ NEVER = -10.0  # as a bias that chooses: no sigmoid is above it
 # {routing of a case: a seed of whose decisions none is close}, for those that do not take the first;
 # `python -m tests.distributed.experts_table` looks for them.
 _SEEDS = {
-    "qwen3_moe adamw clip0.25": 2,
-    "olmoe adamw clip0.25": 10,
-    "dots1 adamw clip0.25": 8,
-    "glm4_moe adamw clip0.25": 3,
-    "qwen3_moe sgd": 8,
-    "qwen3_moe sgd balance=loss z-loss": 19,
-    "qwen3_moe adamw clip0.25 tied": 2,
-    "qwen3_moe adamw clip0.25 documents": 3,
-    "moe of shared adamw clip0.25": 12,
-    "dots1 adamw clip0.25 idle=1": 5,
+    "qwen3_moe adamw clip0.25": 10,
+    "mixtral adamw clip0.25": 3,
+    "dots1 adamw clip0.25": 5,
+    "glm4_moe adamw clip0.25": 7,
+    "qwen3_moe sgd": 10,
+    "glm4_moe adamw clip0.25 balance=bias": 5,
+    "qwen3_moe sgd balance=loss z-loss": 2,
+    "qwen3_moe adamw clip0.25 documents": 2,
+    "qwen3_moe sgd documents balance=loss z-loss": 2,
+    "dots1 adamw clip0.25 idle=1": 3,
 }
 
 

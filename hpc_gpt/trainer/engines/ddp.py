@@ -71,7 +71,7 @@ class Ddp(TorchEngine):
         self._checkpoint = self._checkpoint_of(optimizer)
 
     def _tensor_parallel(self) -> TensorParallel:
-        return TensorParallel(given=self.given_weights, device=self.device, context=self.context, experts=self.experts)
+        return TensorParallel(given=self.initial, device=self.device, context=self.context, experts=self.experts)
 
     def _checkpoint_of(self, optimizer: torch.optim.Optimizer) -> ReplicatedCheckpoint | ShardedCheckpoint:
         return ReplicatedCheckpoint(self._parameters, optimizer, self.experts)

@@ -47,7 +47,7 @@ from hpc_gpt.trainer.engines.library_patches import (
 from hpc_gpt.trainer.engines.master_weights import HALF
 from hpc_gpt.trainer.engines.optimizer import GradientNorm
 from hpc_gpt.trainer.engines.protocol import StepResult, TrainingEngine
-from hpc_gpt.trainer.model.initial_weights import AT_ONCE, DrawnLater
+from hpc_gpt.trainer.model.initial_weights import AT_ONCE
 from hpc_gpt.trainer.model.tensor_parallel import Split, TensorParallel
 
 
@@ -75,7 +75,7 @@ class DeepspeedEngine(TrainingEngine):
             self.tp_rank,
             resolved.layout.tp,
             group,
-            self.given_weights or DrawnLater(resolved.train.seed, resolved.model.layers),
+            self.initial,
             empty=lambda size: torch.empty(size, dtype=dtype, device=self.device),
             context=self.context,
         )
@@ -106,8 +106,7 @@ class DeepspeedEngine(TrainingEngine):
         )
         private_parts.check_optimizer(self._engine.optimizer)
         put_weights(self._engine, self.module, self._fill)
-        assert self._tp.given is not None
-        self._tp.given.close()
+        self.initial.close()
         use_checkpoint_engine(self._engine, NamedFiles)
         if zero_stage(resolved) == 3:
             sum_where_read(self._engine.optimizer)

@@ -40,7 +40,7 @@ from hpc_gpt.trainer.engines.torch_private import for_each
 from hpc_gpt.trainer.model.context_parallel import ContextParallel
 from hpc_gpt.trainer.model.dispatch import ExpertParallel
 from hpc_gpt.trainer.model.gpt import Block, Gpt
-from hpc_gpt.trainer.model.initial_weights import GivenWeights
+from hpc_gpt.trainer.model.initial_weights import PutLater
 from hpc_gpt.trainer.model.router import routers_of
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import (
@@ -69,7 +69,7 @@ class Fsdp(TorchEngine):
         mesh, over = build_mesh(layout, device), build_expert_mesh(layout, device)
         self._data_group = mesh.get_group("dp") if layout.shard is None else own_group(layout, "data", dist.get_rank())
         self.module = self._model = model = build_sharded_gpt(
-            resolved, device, mesh, self.given_weights, self.context, self.experts, over
+            resolved, device, mesh, self.initial, self.context, self.experts, over
         )
         self._parameters = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
         assert isinstance(model, FSDPModule)
@@ -128,7 +128,7 @@ class Unsharded(Ddp):
         super().__init__(resolved, device)
 
     def _tensor_parallel(self) -> TensorParallel:
-        return _tensor_parallel(self._mesh, given=self.given_weights, device=self.device, context=self.context)
+        return _tensor_parallel(self._mesh, given=self.initial, device=self.device, context=self.context)
 
     def _checkpoint_of(self, optimizer: torch.optim.Optimizer) -> ShardedCheckpoint:
         whole = [_whole(one.detach(), one.shape, split_of(one), self._mesh) for one in self._parameters]
@@ -207,18 +207,16 @@ def build_sharded_gpt(
     resolved: Resolved,
     device: torch.device,
     mesh: DeviceMesh,
-    given_weights: GivenWeights | None = None,
+    initial: PutLater,
     context: ContextParallel | None = None,
     experts: ExpertParallel | None = None,
     expert_mesh: DeviceMesh | None = None,
 ) -> Gpt:
     """Builds this rank's shards of the model, in fp32, under FSDP2's hooks.
 
-    The model is built block by block: the blocks that are gathered together are built whole and split before the next
-    ones. So besides its shards and the weights drawn ahead, a rank holds no more than those, the embedding and the
-    head. `given_weights` are
-    read after all blocks are split; each rank reads only its shards. In bf16 and fp16 the shards are the master
-    weights, the gathered weights are bf16 or fp16, and gradients are reduced in fp32.
+    The model is built and split without values, block by block. Then each rank draws or reads its shards. In bf16
+    and fp16 the shards are the master weights, the gathered weights are bf16 or fp16, and gradients are reduced in
+    fp32.
 
     FSDP2 gets the tp ranks' shares as plain tensors, so the layers get plain tensors after the all-gather. With
     DTensors on tp each use as a plain tensor would cost host time, forward and backward (on a small model a quarter of
@@ -230,9 +228,9 @@ def build_sharded_gpt(
     so the next one waits for its turn.
     """
     shape, engine = resolved.model, resolved.engine
-    later = None if given_weights is None else functools.partial(torch.empty, device="meta")
-    tp = _tensor_parallel(mesh, given=given_weights, empty=later, context=context, experts=experts)
-    techniques, initial = Techniques.of(engine, resolved.train), tp.initial(resolved.train.seed, shape.layers)
+    later = functools.partial(torch.empty, device="meta")
+    tp = _tensor_parallel(mesh, given=initial, empty=later, context=context, experts=experts)
+    techniques = Techniques.of(engine, resolved.train)
     half = HALF.get(resolved.train.dtype)
     precision = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
     offload = OffloadPolicy()
@@ -270,8 +268,7 @@ def build_sharded_gpt(
     where, over_experts = mesh, expert_mesh
     if engine.offload == "full":
         where, over_experts = on_host(mesh), None if expert_mesh is None else on_host(expert_mesh)
-    if given_weights is not None:
-        model.to_empty(device=where.device_type)
+    model.to_empty(device=where.device_type)
     for router in routers_of(model):
         if router.choice_bias is not None:
             router.choice_bias = router.choice_bias.to(device)  # whole on every rank, even if weights are offloaded
@@ -298,19 +295,18 @@ def _with_experts(blocks: Sequence[Any]) -> list[Any]:
 def _name_shards(
     model: Gpt, splits: Mapping[str, Split | None], mesh: DeviceMesh, of_experts: DeviceMesh | None, tp: TensorParallel
 ) -> None:
-    """Registers the shards in the modules as shards of the whole model on `mesh`, or on that of experts, and reads
-    given weights into them."""
+    """Registers the shards in the modules as shards of the whole model on `mesh`, or on that of experts, and puts
+    their values into them."""
     for name, shard in list(model.named_parameters()):
         assert isinstance(shard, DTensor)
         owner, _, key = name.rpartition(".")
         apart = of_experts is not None and is_of_experts(shard)
         where = of_experts if of_experts is not None and apart else mesh
         parameter = name_parameter(place(shard, splits[name], where), name, splits[name])
-        if tp.given is not None:
-            over = shard.device_mesh
-            rows = -(-len(shard) // over.size(-1))
-            size = (len(shard), *parameter.shape[1:]) if apart else parameter.shape
-            tp.fill(name, shard.to_local().detach(), splits[name], size, rows * over.get_local_rank(over.ndim - 1))
+        over = shard.device_mesh
+        rows = -(-len(shard) // over.size(-1))
+        size = (len(shard), *parameter.shape[1:]) if apart else parameter.shape
+        tp.fill(name, shard.to_local().detach(), splits[name], size, rows * over.get_local_rank(over.ndim - 1))
         model.get_submodule(owner).register_parameter(key, parameter)
 
 

@@ -38,7 +38,7 @@ from hpc_gpt.trainer.engines.balance import Balance
 from hpc_gpt.trainer.engines.kernels import check_compilers
 from hpc_gpt.trainer.engines.optimizer import LossScaler, Update
 from hpc_gpt.trainer.model.documents import MicroBatch
-from hpc_gpt.trainer.model.initial_weights import GivenWeights
+from hpc_gpt.trainer.model.initial_weights import DrawnLater, GivenWeights, PutLater
 from hpc_gpt.trainer.model.tensor_parallel import full_name
 from hpc_gpt.trainer.model.vocab_loss import OnePassLoss
 from hpc_gpt.trainer.ranks import context_of, experts_of
@@ -97,6 +97,7 @@ class TrainingEngine:
         if resolved.train.init is not None:
             check_package("safetensors", "hf", "train.init")
             self.given_weights = GivenWeights(read_folder(Path(resolved.train.init)), resolved.model)
+        self.initial: PutLater = self.given_weights or DrawnLater(resolved.train.seed, resolved.model.layers)
 
     @property
     def step(self) -> int:

@@ -63,8 +63,8 @@ class StagedGpt(PipelineModule):  # type: ignore[misc]
         self.partition = partition
         tp = SequenceParallel.over(tp) if techniques.sequence_parallel else tp
         loss = loss_of(shape, tp, techniques)
-        self._initial = tp.initial(seed, shape.layers)
-        super().__init__(layers=layer_specs(shape, self._initial, tp, techniques), topology=topology, loss_fn=loss)
+        specs = layer_specs(shape, tp.initial(seed, shape.layers), tp, techniques)
+        super().__init__(layers=specs, topology=topology, loss_fn=loss)
         # A chunked loss computes the logits itself, so the last stage does not run the head. (The layer stays in the
         # list from which DeepSpeed saves.)
         self._layers_run = len(self.forward_funcs)
@@ -89,13 +89,11 @@ class StagedGpt(PipelineModule):  # type: ignore[misc]
         DeepSpeed's methods build every layer on every rank to count parameters.
         """
         blocks = partition_layers(self.shape, self.num_stages, self.partition)
-        before = _before_blocks(self.shape)
-        blocks[0] += before
+        blocks[0] += _before_blocks(self.shape)
         blocks[-1] += 2
         self.parts = [0, *accumulate(blocks)]
         stage = self._topo.get_coord(self.global_rank).pipe
         self._set_bounds(start=self.parts[stage], stop=self.parts[stage + 1])
-        self._initial.end = min(self.parts[stage + 1] - before, self.shape.layers)
 
     @torch.no_grad()
     def _synchronize_tied_weights(self) -> None:

@@ -231,6 +231,8 @@ class TensorParallel:
         if self.given is None:
             values = full if split is None or self.size == 1 else split.shard(full, self.rank, self.size)
             return values.to(self.device)
+        if not full.is_meta:
+            self.given.keep(name, full)
         size = list(full.shape)
         if split is not None:
             size[split.dim] //= self.size
@@ -238,8 +240,6 @@ class TensorParallel:
             share = torch.empty(size, device=self.device)
             self.fill(name, share, split, full.shape)
             return share
-        if not full.is_meta:
-            self.given.keep(name, full)
         return self.empty(size)
 
     def fill(

@@ -10,7 +10,7 @@ from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.weights.folder import read_folder
 from hpc_gpt.core.weights.tensors import write_hf
 from hpc_gpt.trainer.model.gpt import Gpt
-from hpc_gpt.trainer.model.initial_weights import GivenWeights
+from hpc_gpt.trainer.model.initial_weights import DrawnLater, GivenWeights
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel, split_of
 from tests.distributed.host_memory import Most
@@ -60,10 +60,10 @@ def test_what_is_not_finite_is_refused_by_the_name_of_its_weight(value: float, w
         Gpt(shape, 1, TensorParallel(given=GivenWeights(read_folder(tmp_path / "out"), shape)))
 
 
-def test_a_model_on_another_device_is_drawn_by_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.get_num_threads", lambda: 1)  # nothing is drawn ahead
+def test_a_model_on_another_device_is_drawn_by_blocks() -> None:
     most = Most()
-    model = Gpt(LARGE, 1, TensorParallel(device=torch.device("meta")))  # which takes no memory of the host
+    tp = TensorParallel(given=DrawnLater(1, LARGE.layers), device=torch.device("meta"))  # takes no memory of the host
+    model = Gpt(LARGE, 1, tp)
     assert most.stop() < 2 * 4 * LARGE.vocab * LARGE.hidden
     assert all(parameter.is_meta for parameter in model.parameters())
 
