@@ -36,14 +36,7 @@ from hpc_gpt.trainer.checkpoints.universal import (
 )
 from hpc_gpt.trainer.engines import private_parts
 from hpc_gpt.trainer.engines.deepspeed_setup import TAG, NamedFiles, import_deepspeed, quiet, save_deepspeed
-from hpc_gpt.trainer.engines.library_patches import (
-    StepWithoutHost,
-    average_nothing,
-    can_step_without_host,
-    drop_overflowed_gradients,
-    sum_where_read,
-    use_checkpoint_engine,
-)
+from hpc_gpt.trainer.engines.library_patches import average_nothing, drop_overflowed_gradients, use_checkpoint_engine
 from hpc_gpt.trainer.engines.master_weights import HALF
 from hpc_gpt.trainer.engines.optimizer import GradientNorm
 from hpc_gpt.trainer.engines.protocol import StepResult, TrainingEngine
@@ -98,7 +91,7 @@ class DeepspeedEngine(TrainingEngine):
         resolved = self._resolved
         parameters: list[nn.Parameter] = list(self.module.parameters())
         self._optimizer = optimizer
-        self._norm: GradientNorm | StepWithoutHost | None = None
+        self._norm: GradientNorm | None = None
         if clips_itself(resolved):
             self._norm = GradientNorm(optimizer, parameters, self.tp_rank, replica, resolved.train.clip)
         self._engine, *_ = self._deepspeed.initialize(
@@ -108,10 +101,6 @@ class DeepspeedEngine(TrainingEngine):
         put_weights(self._engine, self.module, self._fill)
         self.initial.close()
         use_checkpoint_engine(self._engine, NamedFiles)
-        if zero_stage(resolved) == 3:
-            sum_where_read(self._engine.optimizer)
-        if self._norm is None and can_step_without_host(resolved, self._engine.optimizer, optimizer):
-            self._norm = StepWithoutHost(self._engine.optimizer, optimizer, resolved.train.clip, self.tp_rank)
         if resolved.layout.data_ranks == 1 and (clips_itself(resolved) or shards_in_bf16_optimizer(resolved)):
             average_nothing(self._engine)
 

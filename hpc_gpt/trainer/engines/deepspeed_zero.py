@@ -1,7 +1,5 @@
 """Engine deepspeed-zero: our tensor parallelism x DeepSpeed's ZeRO 0 to 3 over data-parallel ranks, with offloading."""
 
-import contextlib
-import sys
 import warnings
 from collections.abc import Callable
 from itertools import islice
@@ -16,11 +14,10 @@ from hpc_gpt.core.engines.base.ds_config import zero_stage
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.checkpoints.universal import read_universal as read_weights
-from hpc_gpt.trainer.engines import private_parts
 from hpc_gpt.trainer.engines.deepspeed_engine import DeepspeedEngine
 from hpc_gpt.trainer.engines.deepspeed_setup import quiet
 from hpc_gpt.trainer.engines.kernels import compile_model
-from hpc_gpt.trainer.engines.library_patches import pinning_nothing, split_as_built
+from hpc_gpt.trainer.engines.library_patches import split_as_built
 from hpc_gpt.trainer.engines.optimizer import build_optimizer
 from hpc_gpt.trainer.engines.protocol import MicroBatches, StepResult
 from hpc_gpt.trainer.model.gpt import Gpt
@@ -50,10 +47,6 @@ class Groups:
         self.get_data_parallel_world_size = lambda: layout.data_ranks
 
 
-# A smaller buffer shares pages with other buffers, and a page can be pinned only once.
-_WORTH_PINNING = 1 << 20
-
-
 class DeepspeedZero(DeepspeedEngine):
     """The engine; see `hpc_gpt.trainer.engines.protocol.TrainingEngine`.
 
@@ -66,8 +59,7 @@ class DeepspeedZero(DeepspeedEngine):
         assert layout.pp == 1, "the settings' check of the engine refuses stages"
         super().__init__(resolved, device)
         partitioned = zero_stage(resolved) == 3
-        pins = partitioned and engine.offload != "none" and private_parts.can_use(private_parts.PINNED)
-        with quiet(), pinning_nothing(self._deepspeed) if pins else contextlib.nullcontext():
+        with quiet():
             self._groups = Groups(layout, dist.get_rank())
             self._data_group = self._groups.get_data_parallel_group()
             tp = self._tensor_parallel(self._groups.get_model_parallel_group())
@@ -81,13 +73,6 @@ class DeepspeedZero(DeepspeedEngine):
             compile_model(self.module, engine, () if isinstance(self.module, Gpt) else self.module.blocks)
             optimizer = build_optimizer(resolved.train, list(self.module.parameters()))
             self._initialize(optimizer, self._groups.get_model_parallel_group(), self._groups)
-        if pins and device.type == "cuda":
-            cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            pin_what_stays(
-                self._engine.optimizer,
-                lambda address, count: cudart.cudaHostRegister(address, count, 0),
-                lambda: clear_error(device),
-            )
 
     def _build_model(self, tp: TensorParallel) -> Any:
         """Builds the model: (tokens, targets) -> loss, with named parameters (`name_parameter`).
@@ -104,10 +89,8 @@ class DeepspeedZero(DeepspeedEngine):
     def train_step(self, micro_batches: MicroBatches) -> StepResult:
         """Does one step. These functions of `library_patches` replace parts of DeepSpeed in it:
 
-        - `StepWithoutHost`: ZeRO-1 to -3 in bf16 or fp32 with a fused optimizer and without offloading.
-        - `sum_where_read`: ZeRO-3, unless in fp16.
         - `average_nothing`: a single data-parallel rank without ZeRO, or with BF16_Optimizer.
-        - `drop_overflowed_gradients`: after a skipped step of ZeRO-1 or -2 in fp16 or with offloading.
+        - `drop_overflowed_gradients`: after a skipped step of ZeRO-1 or -2.
         """
         engine, count = self._engine, self._resolved.batch.micro_batches
         lr = self._begin_step()
@@ -138,38 +121,3 @@ def _gather_by_block(deepspeed: Any, model: Any, tiles: int) -> None:
         deepspeed.utils.set_z3_leaf_modules(model, [type(model.blocks[0])])
     if isinstance(model, Gpt):
         deepspeed.zero.register_external_parameter(model, model.output_layer.weight)
-
-
-def pin_what_stays(wrapped: Any, register: Callable[[int, int], int], clear: Callable[[], None]) -> int:
-    """Pins the host buffers that ZeRO-3's optimizer `wrapped` copies to and from the device: gradients and bf16 or fp16
-    weights on the host. Returns the bytes pinned.
-
-    `register(address, bytes)` pins a buffer in place and returns CUDA's error code; `torch.cuda.cudart()` has it. If it
-    fails, copies to the device wait for the host, one line says so, and `clear()` clears CUDA's last error.
-    """
-    buffers = [flat.grad for flat in wrapped.fp32_partitioned_groups_flat]
-    buffers += [wrapped.grad_partitions_flat_buffer, *wrapped.param_groups_fp16_flat_cpu_memory]
-    pinned = 0
-    for buffer in buffers:
-        if buffer is None or buffer.device.type != "cpu" or buffer.nbytes < _WORTH_PINNING:
-            continue
-        if error := int(register(buffer.data_ptr(), buffer.nbytes)):
-            print(
-                f"note: {buffer.nbytes / 2**30:.1f} GiB of the host's memory cannot be pinned (CUDA error {error}): "
-                "copies to and from the GPU are slower; raise the limit on locked memory (ulimit -l)",
-                file=sys.stderr,
-                flush=True,
-            )
-            clear()
-            break
-        pinned += buffer.nbytes
-    return pinned
-
-
-def clear_error(device: torch.device) -> None:
-    """Clears the error that a failed call of `torch.cuda.cudart()` leaves, by launching a kernel that raises it.
-
-    torch looks for errors only after a launch, so the next one would raise an error of another call, and clear it.
-    """
-    with contextlib.suppress(RuntimeError):
-        torch.ones(1, device=device)

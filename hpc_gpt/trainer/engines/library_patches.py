@@ -10,27 +10,15 @@ start without torch, so `trainer.tokens.tokenizer` has the part of tiktoken that
 """
 
 import contextlib
-import math
-import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.engines import private_parts
-from hpc_gpt.trainer.engines.optimizer import (
-    clip_divisor,
-    counts,
-    instruct,
-    is_fused,
-    norms_of,
-    whole_norm,
-)
 
 # --- While a process starts and an engine is built
 
@@ -124,22 +112,6 @@ def split_as_built(deepspeed: Any, config: dict[str, Any], groups: Any) -> Itera
         hook.remove()
 
 
-@contextlib.contextmanager
-def pinning_nothing(deepspeed: Any) -> Iterator[None]:
-    """Keeps DeepSpeed from pinning host memory while it builds; `deepspeed_zero.pin_what_stays` pins afterwards.
-
-    torch pins a copy, in sizes of powers of two, and keeps freed memory for the next request (pytorch/pytorch issue
-    95823). ZeRO-3 of DeepSpeed 0.19.8 pins a buffer for all gradients, which `sum_where_read` drops: at 13.0e9
-    parameters 48 GiB, for which torch 2.11 takes 64 GiB and returns none. It may go when that buffer goes.
-    """
-    accelerator = deepspeed.accelerator.get_accelerator()
-    accelerator.pin_memory = lambda tensor, align_bytes=1: tensor
-    try:
-        yield
-    finally:
-        del accelerator.pin_memory  # restores the class's method
-
-
 def keep_buffers_in_fp32(module: nn.Module) -> None:
     """Makes a module, such as transformers' rotation or router, move its buffers without casting them.
 
@@ -219,193 +191,3 @@ def drop_overflowed_gradients(engine: Any) -> None:
     DeepSpeed drops such gradients.
     """
     engine.optimizer.averaged_gradients = {}
-
-
-# DeepSpeed's functions that read the norm from the device, and their replacements, which do not.
-_WITHOUT_HOST: dict[str, Callable[..., Any]] = {
-    "is_invalid_grad_norm": lambda norm: False,
-    "mask_nan_or_inf_with_val_inplace": lambda norm, device=None, val=-1.0: None,
-}
-_USES = {
-    "BF16_Optimizer": private_parts.STEP_WITHOUT_HOST_BF16,
-    "DeepSpeedZeroOptimizer": private_parts.STEP_WITHOUT_HOST_12,
-    "DeepSpeedZeroOptimizer_Stage3": private_parts.STEP_WITHOUT_HOST_3,
-}
-
-
-def can_step_without_host(resolved: Resolved, wrapped: Any, optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `StepWithoutHost` works for DeepSpeed's optimizer `wrapped`, which steps `optimizer`.
-
-    The host must know the norm of each step if it holds the gradients (offloading), if it changes the loss scale
-    (fp16), or if the optimizer cannot skip a step on the device (not fused). In these cases DeepSpeed's step runs.
-    """
-    if resolved.train.dtype == "fp16" or resolved.engine.offload != "none" or not is_fused(optimizer):
-        return False
-    use = _USES.get(type(wrapped).__name__)
-    return use is not None and private_parts.can_use(use)
-
-
-class StepWithoutHost:
-    """Replaces the step of `wrapped`, DeepSpeed's ZeRO optimizer, so that the host does not wait for the norm.
-
-    DeepSpeed 0.19.8 copies the norm to the host in every step, up to five times: to check whether it is finite, to mark
-    it if it is not, and again to clip. No key of its configuration prevents that and keeps the norm, so two of its
-    functions are replaced during a step. The norm stays on the device. The inner, fused optimizer divides by it while
-    it reads the gradient, and skips the step if the norm is not finite. So the host runs ahead of the device from one
-    logging step to the next. It may go when DeepSpeed leaves the norm on the device.
-
-    Bytes read and written per element of the gradient, besides the optimizer's: 4, for the norm. DeepSpeed's step takes
-    28: it computes the norm from copies in fp64 (4 + 8 + 8), and clips in a separate pass (4 + 4).
-
-    `norm`, before clipping, and `skipped` are on the device.
-    """
-
-    def __init__(self, wrapped: Any, optimizer: torch.optim.Optimizer, clip: float, tp_rank: int) -> None:
-        self.norm: Tensor | None = None
-        self.skipped: Tensor | None = None
-        self._wrapped = wrapped
-        self._clip = clip
-        self._tp_rank = tp_rank
-        self._instructed = False
-        self._step = wrapped.step
-        self._modules = [sys.modules[type(wrapped).__module__], sys.modules["deepspeed.runtime.utils"]]
-        wrapped.step = self._step_without_host
-        use = _USES[type(wrapped).__name__]
-        if use is private_parts.STEP_WITHOUT_HOST_BF16:
-            self._gradients = wrapped.get_grads_for_norm
-            wrapped.get_grads_for_norm = self._norms_of_gradients
-        else:
-            # In ZeRO-3 this is a pass over the gradients even if there is nothing to do.
-            wrapped.unscale_and_clip_grads = lambda *_: None
-            if use is private_parts.STEP_WITHOUT_HOST_12:
-                wrapped.check_grad_overflow = False
-                wrapped.scaled_global_norm = self._norm_of_partitions
-            else:
-                wrapped._get_norm_groups = lambda: [self._norm_of_partitions()]
-        optimizer.register_step_pre_hook(self._before_step)
-
-    def _norms_of_gradients(self, for_clipping: bool = False) -> Any:
-        """The norms of the gradients that this rank counts, as one tensor: its norm equals the norm of all of them."""
-        assert not for_clipping
-        dense, of_experts = self._gradients()
-        return [norms_of(dense)], of_experts
-
-    def _norm_of_partitions(self, norm_type: int = 2) -> Tensor:
-        """The norm of the whole model's gradient, computed from every rank's partition."""
-        wrapped, counted = self._wrapped, []
-        groups = wrapped.params_in_partition if hasattr(wrapped, "params_in_partition") else wrapped.fp16_groups
-        for index, parameters in enumerate(groups):
-            averaged = wrapped.averaged_gradients[index]
-            gradients = [gradient for gradient in averaged if not getattr(gradient, "_zero_padding", False)]
-            pairs = zip(gradients, parameters, strict=False)
-            counted += [gradient for gradient, parameter in pairs if counts(parameter, self._tp_rank)]
-        group = dist.group.WORLD if dist.get_world_size() > 1 else None
-        return whole_norm(norms_of(counted), group, wrapped.device)
-
-    def _step_without_host(self, closure: Any = None) -> None:
-        # A checkpoint contains `clip_grad`, so it is restored after the step.
-        clip, self._wrapped.clip_grad = self._wrapped.clip_grad, 0.0
-        self._instructed = False
-        try:
-            with _replaced(self._modules):
-                self._step(closure)
-        finally:
-            self._wrapped.clip_grad = clip
-
-    @torch.no_grad()
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Instructs the optimizer, once per step; a step calls this hook for each group of parameters."""
-        if self._instructed:
-            return
-        self._instructed = True
-        norm = self._wrapped._global_grad_norm.float()
-        self.skipped = ~norm.isfinite()
-        # NaN becomes infinity, as in ZeRO.
-        self.norm = torch.where(self.skipped, math.inf, norm)
-        instruct(optimizer, self.skipped, clip_divisor(self.norm, self._clip), norm.device)
-
-
-@contextlib.contextmanager
-def _replaced(modules: list[ModuleType]) -> Iterator[None]:
-    """A context in which the functions of `_WITHOUT_HOST` replace the functions of these names in the modules."""
-    originals = [
-        (module, name, getattr(module, name)) for module in modules for name in _WITHOUT_HOST if hasattr(module, name)
-    ]
-    for module, name, _ in originals:
-        setattr(module, name, _WITHOUT_HOST[name])
-    try:
-        yield
-    finally:
-        for module, name, original in originals:
-            setattr(module, name, original)
-
-
-def sum_where_read(wrapped: Any) -> None:
-    """Makes ZeRO-3's optimizer `wrapped` use one fp32 gradient buffer instead of two.
-
-    DeepSpeed 0.19.8 sums a rank's share of the gradients in one fp32 buffer. After the last micro-batch it makes
-    another one of the same size for the update: a new one in every step, or with offloading one that stays next to the
-    first on the host. Here the two are one. That saves 4 bytes for each of a rank's parameters, and the pass that
-    copies them. With offloading the sum is on the host or the GPU, wherever its group of parameters is updated, and the
-    first gradient of a step is sent there once. DeepSpeed sends it, fetches it for the norm and sends it a second time.
-
-    Not for fp16, where gradients are summed in fp16. It may go when DeepSpeed has one buffer.
-    """
-    if not private_parts.can_use(private_parts.ZERO_3_SUMS):
-        return
-    if wrapped.gradient_accumulation_dtype != wrapped.master_weights_and_grads_dtype:
-        return
-    if wrapped.offload_optimizer:
-        _sum_beside_states(wrapped)
-    else:
-        _read_sums(wrapped)
-
-
-def _read_sums(wrapped: Any) -> None:
-    """Makes the update of a parameter group read its part of the buffer of sums."""
-    lengths = [flat.numel() for flat in wrapped.fp32_partitioned_groups_flat]
-    sums = wrapped.grad_partitions_flat_buffer.split(lengths)
-
-    def hand_over(group: int) -> None:
-        wrapped.fp32_partitioned_groups_flat[group].grad = sums[group]
-        wrapped.averaged_gradients[group] = None
-
-    wrapped._prepare_fp32_grad_for_sub_group = hand_over
-
-
-def _sum_beside_states(wrapped: Any) -> None:
-    """Sums gradients in the buffer that the update of their parameter group reads, on the host or the device."""
-    sums: dict[int, Tensor] = {}
-    for parameters, flat in zip(wrapped.fp16_groups, wrapped.fp32_partitioned_groups_flat, strict=True):
-        lengths = [parameter.partition_numel() for parameter in parameters]
-        sums |= {one.ds_id: piece for one, piece in zip(parameters, flat.grad.split(lengths), strict=True)}
-    # Python's mangled name of a private attribute.
-    wrapped._DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition = sums
-    wrapped.grad_partitions_flat_buffer = None
-
-    def add(parameters: list[Any], gradients: list[Tensor]) -> None:
-        """Adds this rank's share of each gradient, on the device, to its sum; after the last micro-batch stores its
-        norm."""
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            # A small parameter may end before this rank's share of it begins.
-            if parameter.partition_numel() * wrapped._get_param_partition_rank(parameter) < parameter.ds_numel:
-                add_one(parameter, gradient)
-            if parameter.grad is not None and parameter.grad.is_cuda:
-                # It was made on another stream than the one that has read it.
-                parameter.grad.record_stream(torch.cuda.current_stream())
-            parameter.grad = None
-
-    def add_one(parameter: Any, gradient: Tensor) -> None:
-        sum_ = sums[parameter.ds_id].narrow(0, 0, gradient.numel())
-        if wrapped.micro_step_id == 0:
-            sum_.copy_(gradient, non_blocking=True)
-        elif sum_.device == gradient.device:
-            gradient = sum_.add_(gradient)
-        else:
-            gradient = sum_.to(gradient.device, non_blocking=True).add_(gradient)
-            sum_.copy_(gradient, non_blocking=True)
-        if wrapped.is_gradient_accumulation_boundary():
-            norm = wrapped._constant_buffered_norm2(gradient)
-            wrapped.norm_for_param_grads[wrapped.get_param_id(parameter)] = norm
-
-    wrapped.partition_grads = add

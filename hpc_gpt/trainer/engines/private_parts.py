@@ -33,14 +33,10 @@ NEWEST = {"torch": "2.15", "deepspeed": "0.19.8"}
 
 _ENGINE = "deepspeed.runtime.engine.DeepSpeedEngine"
 _PIPELINE_ENGINE = "deepspeed.runtime.pipe.engine.PipelineEngine"
-_BF16 = "deepspeed.runtime.bf16_optimizer"
-_ZERO_12 = "deepspeed.runtime.zero.stage_1_and_2"
-_ZERO_3 = "deepspeed.runtime.zero.stage3"
-_BF16_OPTIMIZER = f"{_BF16}.BF16_Optimizer"
-_ZERO_12_OPTIMIZER = f"{_ZERO_12}.DeepSpeedZeroOptimizer"
-_ZERO_3_OPTIMIZER = f"{_ZERO_3}.DeepSpeedZeroOptimizer_Stage3"
+_BF16_OPTIMIZER = "deepspeed.runtime.bf16_optimizer.BF16_Optimizer"
+_ZERO_12_OPTIMIZER = "deepspeed.runtime.zero.stage_1_and_2.DeepSpeedZeroOptimizer"
+_ZERO_3_OPTIMIZER = "deepspeed.runtime.zero.stage3.DeepSpeedZeroOptimizer_Stage3"
 _INIT = "deepspeed.runtime.zero.partition_parameters.Init"
-_UTILS = "deepspeed.runtime.utils"
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,60 +124,6 @@ GROUP_TIMEOUT = Use(
 )
 FP32_BUFFERS = Use("torch", "keeping buffers in fp32 while DeepSpeed casts a model", {"torch.nn.Module": "_apply"})
 
-# Functions that `library_patches.StepWithoutHost` replaces during a step.
-_REPLACED = "is_invalid_grad_norm mask_nan_or_inf_with_val_inplace"
-_WAITS = "DeepSpeed's own step, in which the host waits for the gradient's norm"
-STEP_WITHOUT_HOST_BF16 = Use(
-    "deepspeed",
-    "a step without waiting for the norm (ZeRO-1 in bf16)",
-    {
-        _BF16_OPTIMIZER: "step get_grads_for_norm clip_grad _global_grad_norm",
-        _BF16: "is_invalid_grad_norm",
-        _UTILS: _REPLACED,
-    },
-    _WAITS,
-)
-STEP_WITHOUT_HOST_12 = Use(
-    "deepspeed",
-    "a step without waiting for the norm (ZeRO-1 and ZeRO-2)",
-    {
-        _ZERO_12_OPTIMIZER: "step scaled_global_norm unscale_and_clip_grads check_grad_overflow clip_grad "
-        "_global_grad_norm averaged_gradients params_in_partition _zero_padding",
-        _ZERO_12: "is_invalid_grad_norm",
-        _UTILS: _REPLACED,
-    },
-    _WAITS,
-)
-STEP_WITHOUT_HOST_3 = Use(
-    "deepspeed",
-    "a step without waiting for the norm (ZeRO-3)",
-    {
-        _ZERO_3_OPTIMIZER: "step _get_norm_groups unscale_and_clip_grads clip_grad _global_grad_norm "
-        "averaged_gradients fp16_groups",
-        _ZERO_3: "is_invalid_grad_norm",
-        _UTILS: _REPLACED,
-    },
-    _WAITS,
-)
-ZERO_3_SUMS = Use(
-    "deepspeed",
-    "one gradient buffer in ZeRO-3",
-    {
-        _ZERO_3_OPTIMIZER: "offload_optimizer gradient_accumulation_dtype "
-        "master_weights_and_grads_dtype fp16_groups fp32_partitioned_groups_flat grad_partitions_flat_buffer "
-        "averaged_gradients _prepare_fp32_grad_for_sub_group __param_id_to_grad_partition partition_grads "
-        "micro_step_id is_gradient_accumulation_boundary _constant_buffered_norm2 norm_for_param_grads "
-        "get_param_id _get_param_partition_rank",
-        _INIT: "partition_numel ds_id ds_numel",
-    },
-    "there is a second gradient buffer, 4 bytes per parameter",
-)
-PINNED = Use(
-    "deepspeed",
-    "pinning the host memory that stays",
-    {_ZERO_3_OPTIMIZER: "fp32_partitioned_groups_flat grad_partitions_flat_buffer param_groups_fp16_flat_cpu_memory"},
-    "DeepSpeed pins the memory while it builds, in sizes of powers of two",
-)
 BUILT_IN_PARTS = Use(
     "deepspeed",
     "splitting a model over the ranks while it is built",
@@ -197,7 +139,10 @@ LOGITS = Use(
 NO_REDUCTION = Use(
     "deepspeed",
     "no averaging over a single rank",
-    {_ENGINE: "enable_backward_allreduce", _PIPELINE_ENGINE: "pipeline_enable_backward_allreduce"},
+    {
+        _ENGINE: "enable_backward_allreduce",
+        _PIPELINE_ENGINE: "pipeline_enable_backward_allreduce",
+    },
     "gradients are copied for the averaging, 4 bytes per parameter",
 )
 CPU_SETUP = Use("deepspeed", "DeepSpeed on a CPU", {"deepspeed.ops": "__compatible_ops__"})

@@ -70,10 +70,10 @@ class DeepspeedFacts(EngineFacts):
         2 + 4 + 12/dp, as a 16-bit gradient is added to its fp32 sum at once (immediate_grad_update). fp32: 4 + 4 + 8,
         and from ZeRO-1 on 4 more for master weights.
 
-        ZeRO-3 keeps the sums of its gradients from step to step (grad_partitions_flat_buffer), and copies fp16 sums to
-        fp32 in groups of 10^9. With offload the host has master weights, moments and fp32 gradients, 16; under ZeRO-1
-        and -2 also a copy of the weights that is sent back and the sums of a step, under ZeRO-3 in fp16 the sums twice
-        (stage_1_and_2.py, stage3.py; for bf16 and fp32 engines/library_patches.py).
+        ZeRO-3 keeps the sums of its gradients from step to step (grad_partitions_flat_buffer), and copies them to the
+        update's fp32 gradients in groups of 10^9. With offload the host has master weights, moments and fp32 gradients,
+        16; under ZeRO-1 and -2 also a copy of the weights that is sent back and the sums of a step, under ZeRO-3 the
+        sums twice (stage_1_and_2.py, stage3.py).
         """
         stage, dp, dtype = training.zero_stage, training.data_ranks, training.dtype
         if self._takes_bf16_optimizer(training):
@@ -85,12 +85,11 @@ class DeepspeedFacts(EngineFacts):
             sums = gradient if training.micro_batches > 1 or gradient != weight else 0
             return replace(states, host=states.host + (weight + sums) / dp)
         if training.offload != "none" and stage == 3:
-            sums = gradient if gradient == 2 else 0
-            return replace(states, host=states.host + sums / dp)
+            return replace(states, host=states.host + gradient / dp)
         if stage == 3:
             # The fp32 copies of one group at a time (stage3.py, _prepare_fp32_grad_for_sub_group).
             groups = training.shape.params / training.tp / dp / SUB_GROUP_ELEMENTS
-            copy = (states.step_gradients - states.gradients) / max(1.0, groups)
+            copy = 4 / dp / max(1.0, groups)
             return replace(states, step_gradients=states.gradients + copy, renewed=copy)
         return states
 
@@ -103,8 +102,9 @@ class DeepspeedFacts(EngineFacts):
         needs twice as much as foreach (bytes per parameter, ZeRO-1 in bf16, measured: 18 fused, 22 foreach, 26
         for-loop).
 
-        ZeRO-3's update reads its sums (engines/library_patches.py). ZeRO-1 and -2 flatten fp32 and fp16 gradients, and
-        free the parameters' own gradients before the update; in bf16 the sums are already flat.
+        ZeRO-1 and -2 flatten fp32 and fp16 gradients, and free the parameters' own gradients before the update; in bf16
+        the sums are already flat. Before the update ZeRO computes the norm of each gradient from a copy in fp64, but in
+        BF16_Optimizer.
         """
         stage, dtype = training.zero_stage, training.dtype
         if training.offload != "none" or stage == 0:
@@ -113,9 +113,11 @@ class DeepspeedFacts(EngineFacts):
         if stage == 3:
             share = min(SUB_GROUP_ELEMENTS, share)
         made = {"foreach": 4.0, "for-loop": 8.0}.get(training.optimizer_mode, 0.0)
+        largest = table / training.data_ranks if stage == 3 else min(table, share)
+        norm = 0.0 if self._takes_bf16_optimizer(training) else 8 * largest
         if stage == 3 or dtype == "bf16":
-            return share * made
-        return share * max(4 if dtype == "fp32" else 2, made + (0 if dtype == "fp32" else -2))
+            return max(norm, share * made)
+        return max(norm, share * max(4 if dtype == "fp32" else 2, made + (0 if dtype == "fp32" else -2)))
 
     # --- buffers
 
