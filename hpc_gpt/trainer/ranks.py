@@ -27,7 +27,6 @@ from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.directives import hides_gpus
 from hpc_gpt.trainer.engines.library_patches import set_group_timeout
-from hpc_gpt.trainer.engines.private_parts import FLIGHT_RECORDER, can_use
 from hpc_gpt.trainer.model.context_parallel import ContextParallel, HeadsExchanged, KeysGathered, SequencePart
 from hpc_gpt.trainer.model.dispatch import ExpertParallel
 from hpc_gpt.trainer.supervision.meeting import RankIdentity, read_rendezvous
@@ -373,10 +372,8 @@ def write_flight_record(attempt: Attempt, rank: int) -> None:
     from torch._C import _distributed_c10d as c10d
 
     folder = attempt.folder / "flight"
-    # A build without NCCL lacks its function.
-    dumps = [getattr(c10d, "_dump_nccl_trace_json", None)]
-    if can_use(FLIGHT_RECORDER):
-        dumps.append(c10d._dump_fr_trace_json)  # type: ignore[attr-defined]
+    # A build without NCCL lacks its function. They are private: without them no record is written.
+    dumps = [getattr(c10d, name, None) for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json")]
     for dump in filter(None, dumps):
         with contextlib.suppress(RuntimeError, ValueError, TypeError, OSError):
             record = json.loads(dump())

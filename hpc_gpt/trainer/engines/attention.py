@@ -122,7 +122,8 @@ class AttentionKernels:
         if queries < shape.seq or resolved.data.mask_documents:
             mask = torch.empty(1, 1, queries, shape.seq, dtype=self._dtype, device=device).expand(batch, -1, -1, -1)
         may_be_flash = device.type == "cuda" and self._dtype != torch.float32 and _FLASH in self._kernels
-        if queries < shape.seq and may_be_flash and private_parts.can_use(private_parts.LAST_QUERIES):
+        if queries < shape.seq and may_be_flash:
+            private_parts.require(private_parts.LAST_QUERIES)
             self._kernels, self.last = [_FLASH], torch_private.flash_of_last
             return
 

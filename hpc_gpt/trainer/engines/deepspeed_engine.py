@@ -57,6 +57,7 @@ class DeepspeedEngine(TrainingEngine):
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
         super().__init__(resolved, device)
         self._deepspeed = import_deepspeed(device)
+        private_parts.check_version("deepspeed")
         private_parts.require(private_parts.CHECKPOINTS)
         with quiet():
             self._deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)

@@ -39,9 +39,10 @@ def compile_model(module: nn.Module, engine: Engine, blocks: Iterable[nn.Module]
         return
     if folder := os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
         drop_cut_libraries(Path(folder))
-    private_parts.can_use(private_parts.COMPILE_TIME)  # prints its line now, not at the end
+    private_parts.require(private_parts.COMPILE_TIME)
     how: dict[str, Any] = {"backend": engine.compile_backend, "dynamic": False}
-    if engine.keep_residuals and private_parts.can_use(private_parts.KEPT_RESIDUALS):
+    if engine.keep_residuals:
+        private_parts.require(private_parts.KEPT_RESIDUALS)
         how["options"] = torch_private.keep_residuals()
     losses: list[nn.Module] = []
     for part in module.modules():
@@ -117,7 +118,7 @@ def _check_sequences(engine: Engine, cp: int) -> None:
 
 def compile_seconds() -> float | None:
     """Seconds of wall time that torch.compile took in this process; None if nothing was compiled."""
-    if "torch._dynamo.utils" not in sys.modules or not private_parts.can_use(private_parts.COMPILE_TIME):
+    if "torch._dynamo.utils" not in sys.modules:
         return None
     return torch_private.time_spent_compiling() or None
 

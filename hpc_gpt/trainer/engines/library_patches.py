@@ -1,8 +1,7 @@
 """All parts of torch, DeepSpeed and transformers that the trainer replaces; one function replaces one part.
 
 Its docstring says how the library does it, in which version, why that is replaced, and when the replacement may go.
-Private names are listed in `private_parts`: if one is missing, or the package is newer than the newest tested one, the
-library's own way runs, unless the use has no plain path.
+Private names are listed in `private_parts`: if one is missing, the run ends at its start.
 
 An overridden method is in its subclass: `trainer.model.pipeline.StagedGpt` splits its layers itself, runs them without
 a counter that would compile each call again, and sends tied weights without autograd (DeepSpeed 0.19.8). The tokenizers
@@ -32,9 +31,7 @@ def without_compiler() -> Iterator[None]:
     start. For torch's optimizers the change lasts until the process ends. fsdp and transformers import the modules in
     any case. It may go when neither library imports them.
     """
-    if not private_parts.can_use(private_parts.WITHOUT_COMPILER):
-        yield
-        return
+    private_parts.require(private_parts.WITHOUT_COMPILER)
     for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
         function = getattr(torch.optim.Optimizer, name).__wrapped__
         # The attribute in which torch caches the function that torch._dynamo makes at the first call.
@@ -64,9 +61,9 @@ def set_group_timeout(seconds: float) -> None:
     limit but gets torch's default, 10 minutes with NCCL. It may go when torch has a public default, or both libraries
     pass a limit.
     """
-    if private_parts.can_use(private_parts.GROUP_TIMEOUT):
-        module: Any = dist.distributed_c10d
-        module.default_pg_timeout = module.default_pg_nccl_timeout = timedelta(seconds=seconds)
+    private_parts.require(private_parts.GROUP_TIMEOUT)
+    module: Any = dist.distributed_c10d
+    module.default_pg_timeout = module.default_pg_nccl_timeout = timedelta(seconds=seconds)
 
 
 def use_gloo(deepspeed: Any) -> None:
@@ -87,9 +84,7 @@ def split_as_built(deepspeed: Any, config: dict[str, Any], groups: Any) -> Itera
     layer has no values yet, so `deepspeed.comm.broadcast` is replaced while a layer is split, and no rank ever holds
     more than one whole layer. It may go when DeepSpeed splits a module without sending it.
     """
-    if not private_parts.can_use(private_parts.BUILT_IN_PARTS):
-        yield
-        return
+    private_parts.require(private_parts.BUILT_IN_PARTS)
     from torch.nn.modules.module import register_module_module_registration_hook
 
     init = deepspeed.zero.Init(
@@ -152,8 +147,7 @@ def forget_logits(engine: Any) -> None:
     DeepSpeed 0.19.8 keeps them until it has the next ones, two or four bytes per logit in every pass. It no longer
     needs them: its backward pass begins at the loss. It may go when DeepSpeed frees them.
     """
-    if not private_parts.can_use(private_parts.LOGITS):
-        return
+    private_parts.require(private_parts.LOGITS)
     from deepspeed.runtime.pipe.schedule import ForwardPass
 
     forward = engine._INSTRUCTION_MAP[ForwardPass]
@@ -168,9 +162,8 @@ def forget_logits(engine: Any) -> None:
 
 def forget_evaluation(engine: Any) -> None:
     """Frees the stage's outputs, which DeepSpeed's pipeline `engine` keeps after an evaluation."""
-    if private_parts.can_use(private_parts.LOGITS):
-        outputs = engine.pipe_buffers["outputs"]
-        outputs[:] = [None] * len(outputs)
+    outputs = engine.pipe_buffers["outputs"]
+    outputs[:] = [None] * len(outputs)
 
 
 def average_nothing(engine: Any) -> None:
@@ -179,9 +172,9 @@ def average_nothing(engine: Any) -> None:
     DeepSpeed 0.19.8 copies every gradient twice for that. Used without ZeRO and with BF16_Optimizer; ZeRO's other
     optimizers need the call. It may go when DeepSpeed skips averaging over one rank.
     """
-    if private_parts.can_use(private_parts.NO_REDUCTION):
-        name = "pipeline_enable_backward_allreduce"
-        setattr(engine, name if hasattr(engine, name) else "enable_backward_allreduce", False)
+    private_parts.require(private_parts.NO_REDUCTION)
+    name = "pipeline_enable_backward_allreduce"
+    setattr(engine, name if hasattr(engine, name) else "enable_backward_allreduce", False)
 
 
 def drop_overflowed_gradients(engine: Any) -> None:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpc_gpt.core.settings.experiment import Train
-from hpc_gpt.trainer.engines import private_parts, torch_private
+from hpc_gpt.trainer.engines import torch_private
 from hpc_gpt.trainer.model.tensor_parallel import split_of
 
 
@@ -79,7 +79,7 @@ def whole_norm(norms: Tensor, group: dist.ProcessGroup | None, device: torch.dev
 
 def is_fused(optimizer: torch.optim.Optimizer) -> bool:
     """Whether `instruct` works on the optimizer: with torch's fused kernels."""
-    return bool(optimizer.defaults.get("fused")) and private_parts.can_use(private_parts.FUSED)
+    return bool(optimizer.defaults.get("fused"))
 
 
 def instruct(optimizer: torch.optim.Optimizer, skipped: Tensor, divisor: Tensor | None, device: torch.device) -> None:

@@ -1,9 +1,7 @@
 """The private names of torch and DeepSpeed that the trainer uses, each checked before it is used.
 
-Neither project promises to keep them. So every use is listed here with its names, and is checked when a run starts. If
-a name is missing, or the package is newer than the newest tested one, the trainer takes the plain path: public
-functions with the same results, which take more time or memory. One line on stderr says which names and why. A use
-without a plain path raises ConfigError if a name is missing.
+Neither project promises to keep them. So every use is listed here with its names. A run whose package lacks a name
+ends at its start with the version to install, and a package newer than the newest tested one is a line on stderr.
 
 Functions that use torch's names are in `torch_private`, those that use DeepSpeed's in `checkpoints`, and replacements
 of library parts in `library_patches`.
@@ -44,13 +42,12 @@ class Use:
     """A purpose, and the names of one package that it needs.
 
     `parts` has the names by their owner, a module or a class, separated by spaces. A name in a class is one of its
-    methods, or an attribute that its functions set. `plain` describes the plain path; empty if there is none.
+    methods, or an attribute that its functions set.
     """
 
     package: Literal["torch", "deepspeed"]
     purpose: str
     parts: Mapping[str, str]
-    plain: str = ""
 
     @property
     def names(self) -> list[str]:
@@ -62,7 +59,6 @@ LAST_QUERIES = Use(
     "torch",
     "causal attention of a sequence's last queries by the flash kernel",
     {"torch": "_scaled_dot_product_flash_attention"},
-    "the kernels get a mask",
 )
 APART = Use(
     "torch",
@@ -73,27 +69,17 @@ FOREACH = Use(
     "torch",
     "one kernel for many tensors",
     {"torch": "_foreach_norm _foreach_div_ _foreach_add_ _foreach_copy_ _foreach_zero_"},
-    "one kernel per tensor",
 )
 FUSED = Use(
     "torch",
     "fused optimizers that clip or skip a step on the device",
     {"torch.optim.Optimizer": "found_inf grad_scale"},
-    "the host waits for the norm of every step",
 )
 COALESCED = Use(
-    "torch",
-    "one all-reduce for the gradients of a bucket",
-    {"torch.distributed.ProcessGroup": "allreduce_coalesced"},
-    "each gradient has an all-reduce of its own",
+    "torch", "one all-reduce for the gradients of a bucket", {"torch.distributed.ProcessGroup": "allreduce_coalesced"}
 )
 SCALED = Use("torch", "train.matmul in FP8", {"torch": "_scaled_mm"})
-COMPILE_TIME = Use(
-    "torch",
-    "measuring the time of compiling",
-    {"torch._dynamo.utils": "calculate_time_spent"},
-    "compile_s is not measured",
-)
+COMPILE_TIME = Use("torch", "measuring the time of compiling", {"torch._dynamo.utils": "calculate_time_spent"})
 KEPT_RESIDUALS = Use(
     "torch",
     "keeping residuals in a compiled model",
@@ -102,48 +88,32 @@ KEPT_RESIDUALS = Use(
         "torch._inductor.custom_graph_pass": "CustomGraphPass",
         "torch._functorch.partitioners": "CheckpointPolicy",
     },
-    "Inductor chooses which values it recomputes",
 )
 WITHOUT_COMPILER = Use(
     "torch",
     "a start without the modules of torch.compile",
     {"torch": "_disable_dynamo", "torch.optim.optimizer": "_use_grad_for_differentiable"},
-    "these modules are imported",
-)
-FLIGHT_RECORDER = Use(
-    "torch",
-    "the record of the last collectives after a hang",
-    {"torch._C._distributed_c10d": "_dump_fr_trace_json"},
-    "only NCCL's own record is written; without NCCL there is none",
 )
 GROUP_TIMEOUT = Use(
     "torch",
     "one time limit for all process groups",
     {"torch.distributed.distributed_c10d": "default_pg_timeout default_pg_nccl_timeout _get_default_timeout"},
-    "groups that DeepSpeed and FSDP make keep torch's limit, 10 minutes with NCCL",
 )
 FP32_BUFFERS = Use("torch", "keeping buffers in fp32 while DeepSpeed casts a model", {"torch.nn.Module": "_apply"})
-
 BUILT_IN_PARTS = Use(
     "deepspeed",
     "splitting a model over the ranks while it is built",
     {_INIT: "_convert_to_zero_parameters", "deepspeed.comm": "broadcast"},
-    "every rank builds the whole model first",
 )
 LOGITS = Use(
     "deepspeed",
     "freeing a micro-batch's logits",
     {_PIPELINE_ENGINE: "_INSTRUCTION_MAP pipe_buffers", "deepspeed.runtime.pipe.schedule": "ForwardPass"},
-    "the last stage keeps them until it has the next ones",
 )
 NO_REDUCTION = Use(
     "deepspeed",
     "no averaging over a single rank",
-    {
-        _ENGINE: "enable_backward_allreduce",
-        _PIPELINE_ENGINE: "pipeline_enable_backward_allreduce",
-    },
-    "gradients are copied for the averaging, 4 bytes per parameter",
+    {_ENGINE: "enable_backward_allreduce", _PIPELINE_ENGINE: "pipeline_enable_backward_allreduce"},
 )
 CPU_SETUP = Use("deepspeed", "DeepSpeed on a CPU", {"deepspeed.ops": "__compatible_ops__"})
 PIPELINE = Use(
@@ -187,26 +157,17 @@ STATES = {
 
 
 @cache
-def can_use(use: Use) -> bool:
-    """Whether all names of the use exist and the package is not newer than the newest tested one.
-
-    If not, rank 0 prints one line on stderr, the first time.
-    """
-    version, newest = _version(use.package), NEWEST[use.package]
-    if lacking := missing(use):
-        why = f"{use.package} {version} lacks {', '.join(lacking)}"
-    elif _numbers(version)[: newest.count(".") + 1] > _numbers(newest)[: newest.count(".") + 1]:
-        why = f"{use.package} {version} is newer than {newest}, the newest tested, so {_listed(use.names)} is not used"
-    else:
-        return True
-    if not dist.is_initialized() or dist.get_rank() == 0:
+def check_version(package: Literal["torch", "deepspeed"]) -> None:
+    """Prints a line on stderr, on rank 0 and once, if the package is newer than the newest tested version."""
+    version, newest = _version(package), NEWEST[package]
+    parts = newest.count(".") + 1
+    if _numbers(version)[:parts] > _numbers(newest)[:parts] and (not dist.is_initialized() or dist.get_rank() == 0):
         # On stderr, because deepspeed_setup.quiet discards stdout while DeepSpeed sets up.
-        print(f"note: {use.purpose}: {why}; plain path: {use.plain}", file=sys.stderr, flush=True)
-    return False
+        print(f"note: {package} {version} is newer than {newest}, the newest tested", file=sys.stderr, flush=True)
 
 
 def require(use: Use) -> None:
-    """Raises ConfigError if a name of a use without a plain path is missing."""
+    """Raises ConfigError if a name of the use is missing."""
     if lacking := missing(use):
         raise ConfigError(
             f"{use.package} {_version(use.package)} lacks {', '.join(lacking)}, which {use.purpose} needs",
@@ -215,9 +176,10 @@ def require(use: Use) -> None:
 
 
 def check_torch() -> None:
-    """Checks the names of torch that every engine uses, so that a line on a plain path is printed at the start."""
-    for use in (FOREACH, FUSED):
-        can_use(use)
+    """Checks torch's version, and the names that every engine uses."""
+    check_version("torch")
+    for use in (FOREACH, FUSED, COALESCED):
+        require(use)
 
 
 def check_optimizer(optimizer: Any) -> None:
@@ -240,8 +202,6 @@ def _is_there(name: str) -> bool:
     except (ImportError, AttributeError):
         return False
     if isinstance(owner, type):
-        if last.startswith("__") and not last.endswith("__"):
-            last = f"_{owner.__name__}{last}"
         return last in _names_in(owner)
     return hasattr(owner, last)
 
@@ -288,7 +248,3 @@ def _numbers(version: str) -> tuple[int, ...]:
     """The three numbers of a release, without a suffix such as a0+git in 2.14.0a0+git."""
     match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
     return tuple(int(part or 0) for part in match.groups()) if match else (0, 0, 0)
-
-
-def _listed(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"

@@ -1,6 +1,6 @@
 """The functions of the trainer that use private names of torch.
 
-`private_parts` lists the names, and says what happens without one; `library_patches` replaces some.
+`private_parts` lists the names, and checks them; `library_patches` replaces some.
 """
 
 from typing import Any
@@ -8,8 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-
-from hpc_gpt.trainer.engines.private_parts import COALESCED, FOREACH, can_use
 
 
 def flash_of_last(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -62,19 +60,12 @@ def keep_residuals() -> dict[str, Any]:
 def for_each(operation: str, tensors: list[Tensor], other: Any = None) -> Any:
     """Applies an `operation` of Tensor to all tensors in one kernel. `other`: a list of operands, or one for all."""
     operands = () if other is None else (other,)
-    if can_use(FOREACH):
-        return getattr(torch, f"_foreach_{operation}")(tensors, *operands)
-    others = other if isinstance(other, list) else [other] * len(tensors)
-    call = getattr(Tensor, operation)
-    pairs = zip(tensors, others, strict=True)
-    return [call(tensor, *([] if other is None else [operand])) for tensor, operand in pairs]
+    return getattr(torch, f"_foreach_{operation}")(tensors, *operands)
 
 
 def all_reduce_each(tensors: list[Tensor], group: dist.ProcessGroup | None = None) -> torch.futures.Future[Any]:
     """Begins an all-reduce of every tensor over the group, by default all ranks, a sum in place; returns a future."""
     group = group or dist.group.WORLD
     assert group is not None
-    if can_use(COALESCED):
-        coalesced: torch.futures.Future[Any] = group.allreduce_coalesced(tensors).get_future()
-        return coalesced
-    return torch.futures.collect_all([dist.all_reduce(one, group=group, async_op=True).get_future() for one in tensors])
+    coalesced: torch.futures.Future[Any] = group.allreduce_coalesced(tensors).get_future()
+    return coalesced
