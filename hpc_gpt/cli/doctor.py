@@ -106,7 +106,7 @@ def _show(cluster: str, checks: list[Check], bad: list[BadNode], slow: list[Slow
     failed = sum(check.level == "fail" for check in checks)
     warned = sum(check.level == "warn" for check in checks)
     say(f"\n{len(checks)} checks, {failed} failed, {warned} to look at", err=True)
-    say("next: hpc-gpt submit --dry-run checks the run itself: its Python, data, memory and space", err=True)
+    say("hpc-gpt submit --dry-run checks the run itself: its Python, data, memory and space", err=True)
 
 
 # doctor checks one row of a sweep, and nothing that only the run itself is about.

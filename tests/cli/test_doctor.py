@@ -54,7 +54,7 @@ def test_without_slurm_a_cluster_fails_and_says_what_to_do(tmp_path):
     assert "do: run on a login node, or use --cluster local" in done.stdout
     assert "bad nodes of h100-80g-8: none" in done.stdout
     assert "1 failed" in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("next: hpc-gpt submit --dry-run checks the run itself")
+    assert done.stderr.splitlines()[-1].startswith("hpc-gpt submit --dry-run checks the run itself")
 
 
 def test_an_experiment_that_cannot_run_is_one_finding_of_several():

@@ -17,6 +17,7 @@ from hpc_gpt.launcher.render import array_script
 from tests.cli.command import error_of, hpc_gpt, in_process
 from tests.cli.schemas import TINY
 from tests.cli.test_completion import offered
+from tests.docs.pages import blocks
 
 TABLE = f"""{TINY}[rows]
 "no" = {{ impossible = "it needs 2 GPUs, the row has 1" }}
@@ -131,8 +132,8 @@ def test_rows_complete(table):
     assert offered("render", "demo", "--row", "") == []
 
 
-def test_the_sweep_that_help_shows_is_one(tmp_path):
-    (path := tmp_path / "shown.toml").write_text(in_process("help", "sweeps").stdout)
+def test_the_sweep_that_the_page_shows_is_one(tmp_path):
+    (path := tmp_path / "shown.toml").write_text(blocks("docs/experiments.md", "toml")[0])
     assert [(row.name, row.impossible is None) for row in find_sweep(str(path)).rows] == [
         ("b1", True),
         ("b8", True),
