@@ -103,13 +103,14 @@ def test_ctrl_c_saves_and_the_line_continues_the_run(teller: Teller) -> None:
         r"exit code 0; unless the run is done, (HPC_GPT_RUN=\S+ bash \S+) continues it in an allocation, ", said
     )
     assert line, said
-    again = subprocess.run(
-        ["salloc", *ASKED, "bash", "-c", line[1]], env=launcher.environment, cwd=script.parent, capture_output=True,
-        text=True, stdin=subprocess.DEVNULL, check=False,
+    again = subprocess.run(  # with a node more than the run needs
+        ["salloc", *ASKED, "--nodes=3", "bash", "-c", line[1]], env=launcher.environment, cwd=script.parent,
+        capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip
     assert again.returncode == 0, again
     assert job.ended() == ["stopped", "done"]
     assert min(job.metrics(2)) == max(job.metrics(1)) + 1
+    assert [attempt.started()["gpus"] for attempt in job.run.attempts()] == [2, 2]
     assert sorted(job.losses()) == list(range(1, STEPS + 1))
 
 

@@ -119,6 +119,13 @@ def test_each_signal_is_noted_and_a_term_is_in_time(tmp_path: Path) -> None:
     assert said == "in time\nhands 15 on\nhands 12 on\ntrap -- 'pass_on 15' SIGTERM\n1\n1\n0\n58\n"
 
 
+def test_ctrl_c_in_an_allocation_lets_no_attempt_follow(tmp_path: Path) -> None:
+    (tmp_path / "a/.signals").mkdir(parents=True)
+    end = "forward_signal() { echo hands $1 on; }; pass_on 2; wait; ls -d stop.*"
+    assert in_bash(tmp_path, "slurm", f"{end} 2>/dev/null || echo none") == "hands 2 on\nnone\n"
+    assert in_bash(tmp_path, "slurm", end, HPC_GPT_ALLOCATION="5") == "hands 2 on\nstop.7\n"
+
+
 # Slurm's clients, which note what they are asked, sbatch also where and with which variables.
 CLIENTS = {
     "squeue": 'echo "squeue $*" >>CALLS; [[ $* != *%o* ]] || cat LOST',
