@@ -17,6 +17,7 @@ from hpc_gpt.core.columns import grid
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import logs_dir
 from hpc_gpt.core.format import and_more, counted, plain
+from hpc_gpt.core.process import no_collections
 from hpc_gpt.core.runs.find_runs import no_runs
 from hpc_gpt.core.terminal import say, shows_life, width
 from hpc_gpt.report.tables import (
@@ -81,6 +82,7 @@ _OF_SWEEP = "published"  # the value of --columns for the columns of the runs' s
 @click.option(
     "--wandb", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Also write offline W&B runs."
 )
+@no_collections()  # of many runs it would take a fifth of the time
 def report(
     paths: tuple[str, ...],
     form: str,

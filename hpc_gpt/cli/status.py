@@ -18,6 +18,7 @@ from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import logs_folder, refused_access
 from hpc_gpt.core.format import clock, counted, plain, show_bytes, show_duration, show_value, some, wrapped
 from hpc_gpt.core.output import reader_left
+from hpc_gpt.core.process import no_collections
 from hpc_gpt.core.runs.disk_space import free_bytes, run_sizes
 from hpc_gpt.core.runs.find_runs import find_runs, no_runs, removed_runs, singles_out
 from hpc_gpt.core.runs.run_folder import RunFolder
@@ -131,6 +132,7 @@ def status(
         sys.exit(1)
 
 
+@no_collections()
 def _print_rows(runs: list[RunFolder], opened: bool, wanted: Collection[str]) -> tuple[list[RunStatus], str]:
     """Prints the table of the runs in `wanted` states, and returns the result of `ask_status`. If Slurm is slow, the
     runs that have ended come first."""

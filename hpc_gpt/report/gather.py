@@ -9,7 +9,6 @@ from pathlib import Path
 from hpc_gpt.core.errors import ConfigError, NoSuchRun, RunFolderError, UserError, fault_words
 from hpc_gpt.core.files import from_here
 from hpc_gpt.core.format import counted, some
-from hpc_gpt.core.process import no_collections
 from hpc_gpt.core.runs.find_runs import (
     Named,
     find_named,
@@ -89,8 +88,7 @@ def _numbered(name: str) -> bool:
 def _gather_found(paths: Sequence[str], logs: Path, as_one: bool = False, records_only: bool = False) -> GatheredRuns:
     default = [str(logs)] if logs.is_dir() else []
     places = [path for path in paths if path == STDIN or _is_place(path)] if paths else default
-    with no_collections():
-        files = discover(places)
+    files = discover(places)
     named = [find_named(path, logs) for path in paths if path not in places]
     named_runs = [run for meant in named if not meant.benches for run in meant.runs]
     files.benches += [bench / BENCH_FILE for meant in named for bench in meant.benches]
@@ -163,9 +161,8 @@ def gather_records(
     Runs that are not `wanted` are left out and keep their record.json. `records_only`: as in `gather_paths`.
     """
     gathered = GatheredRuns()
-    with no_collections():
-        all_kept = [read_kept(run) if records_only else None for run in runs]
-    for run, kept in zip(runs, all_kept, strict=True):
+    for run in runs:
+        kept = read_kept(run) if records_only else None
         files = {} if kept else states_of(run)
         try:
             read = kept or read_own(run)

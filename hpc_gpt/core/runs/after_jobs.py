@@ -13,6 +13,7 @@ job itself). Each writes its own note before it reads the other's, so one of the
 
 import contextlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Collection, Mapping
@@ -126,8 +127,10 @@ class AfterJob:
 
 def list_after(run: Path) -> list[AfterJob]:
     """The jobs of a run, by step."""
-    paths = [path for path in (run / AFTER).glob("step-*") if step_in(path.name) >= 0]
-    return sorted((AfterJob(path) for path in paths), key=lambda job: job.step)
+    names = list[str]()
+    with contextlib.suppress(OSError):
+        names = [name for name in os.listdir(run / AFTER) if step_in(name) >= 0]
+    return sorted((AfterJob(run / AFTER / name) for name in names), key=lambda job: job.step)
 
 
 def after_table(run: Path, slurm: Mapping[str, str] | None = None) -> list[dict[str, Any]]:

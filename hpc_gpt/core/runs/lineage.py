@@ -5,7 +5,9 @@ its trainer loads the parent's newest one and continues the parent's steps, data
 checkpoint of a certain step, and may have another schedule and other data.
 """
 
+import contextlib
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -70,7 +72,10 @@ def convertible(saved: str, wanted: str) -> frozenset[str]:
 
 def newest_step(run: RunFolder) -> int | None:
     """The step of the newest checkpoint that is marked complete; None without one. The trainer checks its files."""
-    complete = run.checkpoints.glob("step-*/complete.json")
+    folder, names = run.checkpoints, list[str]()
+    with contextlib.suppress(OSError):
+        names = [name for name in os.listdir(folder) if name.startswith("step-")]
+    complete = (path for name in names if (path := folder / name / "complete.json").exists())
     return max((read_stored(path).get("step") or 0 for path in complete), default=None)
 
 

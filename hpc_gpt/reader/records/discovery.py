@@ -177,7 +177,7 @@ def _take_path(path: Path, files: DiscoveredFiles, seen: set[tuple[int, int]], n
 
 def _walk(top: Path, files: DiscoveredFiles, seen: set[tuple[int, int]]) -> None:
     """Takes all folders below, each once, sorted by name. Folders of the kernel are not entered."""
-    waiting, kernel = [top], kernel_devices()
+    waiting, kernel, parents = [top], kernel_devices(), dict[Path, Path]()
     while waiting:
         folder = waiting.pop()
         output.working_on = str(folder)
@@ -198,7 +198,7 @@ def _walk(top: Path, files: DiscoveredFiles, seen: set[tuple[int, int]]) -> None
             files.skip(_why(fault), folder)
             continue
         if any(entry.name == "resolved.json" and entry.is_file() for entry in entries):
-            files.own.append(RunFolder(folder.resolve()))
+            files.own.append(RunFolder(_resolved(folder, parents)))
             continue
         if is_bench(folder / BENCH_FILE):
             files.benches.append((folder / BENCH_FILE).resolve())
@@ -216,6 +216,16 @@ def _walk(top: Path, files: DiscoveredFiles, seen: set[tuple[int, int]]) -> None
             else:
                 folders.append(path)
         waiting += reversed(folders)
+
+
+def _resolved(folder: Path, parents: dict[Path, Path]) -> Path:
+    """The folder without links. `parents`: the parents that were resolved before."""
+    if folder.is_symlink() or folder.name in ("", ".."):
+        return folder.resolve()
+    parent = folder.parent
+    if parent not in parents:
+        parents[parent] = parent.resolve()
+    return parents[parent] / folder.name
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
