@@ -53,7 +53,7 @@ CHANGES = {
         lambda run: edit(run.checkpoints / "step-00000010" / "complete.json", '"random"', '"0123456789abcdef"')
     ),
     "resolved.json differs from the settings in job.sh": lambda run: edit(
-        run.path / "resolved.json", '"seed": ', '"seed": 9'
+        run.path / "resolved.json", '"steps": ', '"steps": 9'
     ),
 }
 
