@@ -37,9 +37,6 @@ class Flag(str):
         flag.kind = kind or getattr(text, "kind", "")
         return flag
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Flag, (str(self), self.kind)
-
 
 @dataclass(frozen=True, slots=True)
 class Record:
