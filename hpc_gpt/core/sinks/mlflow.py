@@ -10,7 +10,8 @@ _RUN, _STEP = "hpc_gpt_run", "hpc_gpt_step"  # tags: the run's id, and the last 
 _MOST_ROWS = 50  # in one request
 # With its own defaults a server that cannot be reached is waited for four minutes.
 _VARIABLES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "8",
-              "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ALLOW_FILE_STORE": "true"}  # fmt: skip
+              "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ALLOW_FILE_STORE": "true",
+              "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}  # fmt: skip
 
 
 class Mlflow:

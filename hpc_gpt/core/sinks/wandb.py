@@ -1,5 +1,6 @@
 """Weights & Biases: all attempts of a run are one run there."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ class Wandb:
     server, are left out. `how`: further arguments of wandb.init."""
 
     def __init__(self, run: ShownRun, folder: Path, project: str, shown: int = -1, **how: Any) -> None:
+        os.environ.setdefault("WANDB_SILENT", "true")  # the settings do not silence its login
         wandb = need_package("wandb")
         switches = {**dict.fromkeys(_ON, True), **dict.fromkeys(_OFF, False), "init_timeout": _INIT_S}
         settings = wandb.Settings(console="off", host="", username="", program="hpc-gpt", **switches)
