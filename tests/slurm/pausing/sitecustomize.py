@@ -28,7 +28,7 @@ def _pause(steps, rests, done=[]):  # noqa: B006  (the hook's memory)
         if event != "open" or done or not isinstance(arguments[0], (str, os.PathLike)):
             return
         found = _NAME.search(os.fspath(arguments[0]))
-        if not found:
+        if not found or found[1] != os.environ.get("HPC_GPT_ATTEMPT"):
             return
         if rests:
             time.sleep(_REST_S)
