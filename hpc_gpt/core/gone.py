@@ -20,8 +20,6 @@ _DRY_RUN = "hpc-gpt submit --dry-run checks the run itself"
 # {a verb, "VERB --option", a key, or "key = value" for a value of a key that stays}
 GONE: dict[str, Gone] = {
     "bench": Gone("0.4", "submit --race measures rows in turns, submit --sweep the published ladders"),
-    "engine.offload_path": Gone("0.4", "engine.offload keeps what it moves in the memory of the host"),
-    "engine.offload_ratio": Gone("0.4", "engine.offload moves all states, 16 bytes a parameter", 1.0),
     "doctor --checkpoints": Gone("0.4", _DRY_RUN),
     "doctor --force": Gone("0.4", _DRY_RUN),
     "doctor --gas": Gone("0.4", _DRY_RUN),
@@ -32,6 +30,8 @@ GONE: dict[str, Gone] = {
     "doctor --micro-batch-size": Gone("0.4", _DRY_RUN),
     "doctor --smoke": Gone("0.4", _DRY_RUN),
     "doctor --zero-stage": Gone("0.4", _DRY_RUN),
+    "engine.offload_path": Gone("0.4", "engine.offload keeps what it moves in the memory of the host"),
+    "engine.offload_ratio": Gone("0.4", "engine.offload moves all states, 16 bytes a parameter", 1.0),
     "help plan-traits": Gone("0.4", "hpc-gpt help keys plan lists the keys of [plan]"),
     "help sweeps": Gone("0.4", "docs/experiments.md has the syntax of rows"),
     "init --from": Gone("0.4", "hpc-gpt submit train.slurm runs the script as it is"),

@@ -135,7 +135,7 @@ def test_what_two_attempts_print_and_write(tmp_path, tokens, capsys, monkeypatch
     assert (printed, metrics) == (PRINTED, METRICS)
 
 
-def test_a_run_of_0_3_that_begins_at_step_0_says_that_its_weights_are_others(tmp_path, tokens, capsys):
+def test_a_run_of_0_3_that_begins_says_that_its_weights_differ(tmp_path, tokens, capsys):
     run = run_of(tmp_path, tokens)
     run = new_run(tmp_path / "older", replace(run.resolved(), version="0.3.1"))
     said = "note: hpc-gpt 0.3.1 drew other initial weights from seed 5: from step 0 the run is not the one that it was"
