@@ -92,7 +92,7 @@ def test_of_two_resumptions_at_once_one_trains_a_script_waits(ranks_that):
     assert f"hint: hpc-gpt stop {run.run_id} first, or wait for its end" in by_hand.stderr
     in_process("cancel", run.run_id, code=0)
     ended(run)
-    wait_for("the lock is free", lambda: not (run.path / "lock.json").exists())
+    wait_for("a free lock", lambda: (holder := lock.holder(run)) is None or holder.is_gone())
     assert len(run.attempts()) == 2
 
 
