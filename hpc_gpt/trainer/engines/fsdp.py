@@ -304,9 +304,11 @@ def _name_shards(
         where = of_experts if of_experts is not None and apart else mesh
         parameter = name_parameter(place(shard, splits[name], where), name, splits[name])
         over = shard.device_mesh
+        coordinate = over.get_coordinate()
+        assert coordinate is not None
         rows = -(-len(shard) // over.size(-1))
         size = (len(shard), *parameter.shape[1:]) if apart else parameter.shape
-        tp.fill(name, shard.to_local().detach(), splits[name], size, rows * over.get_local_rank(over.ndim - 1))
+        tp.fill(name, shard.to_local().detach(), splits[name], size, rows * coordinate[-1])
         model.get_submodule(owner).register_parameter(key, parameter)
 
 
