@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,12 +29,17 @@ def rendered(launcher: Launcher, name: str, *arguments: str, chain: str = "reque
     return script
 
 
+def of_a_shell(launcher: Launcher) -> dict[str, str]:
+    """The environment of a user whose Python has the packages, as in an activated environment."""
+    return {**launcher.environment, "HPC_GPT_PYTHON": sys.executable}
+
+
 def in_salloc(launcher: Launcher, script: Path, **more: str) -> tuple[subprocess.Popen[str], str]:
     """A shell in an allocation that runs the script, in the foreground, then waits for a line; and its job's id."""
     command = f"set -m; bash {script}; echo exit $?; read -r line; squeue --me --noheader -o '%i %T'"
     shell = subprocess.Popen(
         ["salloc", *ASKED, "bash", "-c", command],
-        env={**launcher.environment, "HPC_GPT_LOGS": str(script.parent), **more}, cwd=script.parent, text=True,
+        env={**of_a_shell(launcher), "HPC_GPT_LOGS": str(script.parent), **more}, cwd=script.parent, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0,
     )  # fmt: skip
     said = ""
@@ -104,7 +110,7 @@ def test_ctrl_c_saves_and_the_line_continues_the_run(teller: Teller) -> None:
     )
     assert line, said
     again = subprocess.run(  # with a node more than the run needs
-        ["salloc", *ASKED, "--nodes=3", "bash", "-c", line[1]], env=launcher.environment, cwd=script.parent,
+        ["salloc", *ASKED, "--nodes=3", "bash", "-c", line[1]], env=of_a_shell(launcher), cwd=script.parent,
         capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip
     assert again.returncode == 0, again
@@ -121,7 +127,8 @@ def test_a_job_of_the_users_own_is_not_put_back(teller: Teller) -> None:
     bad, good = rendered(launcher, "bad", "--set", "data.path=/nowhere.tokens"), rendered(launcher, "good")
     out = good.parent / "out"
     job_id = launcher.cluster.run(
-        "sbatch", "--parsable", *ASKED, f"--output={out}", f"--export=ALL,HPC_GPT_LOGS={good.parent}",
+        "sbatch", "--parsable", *ASKED, f"--output={out}",
+        f"--export=ALL,HPC_GPT_LOGS={good.parent},HPC_GPT_PYTHON={sys.executable}",
         "--wrap", f"bash {bad}; echo first $?; bash {good}; echo second $?", check=True,
     ).stdout.strip()  # fmt: skip
     job = Job(launcher.cluster, RunFolder(good.parent), job_id)
