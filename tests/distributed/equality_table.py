@@ -148,9 +148,7 @@ MUTATIONS = {
     Case(_DP2, _zero(0)): ["the data-parallel mean"],
     Case(_DP2, _zero(2)): ["the right gradient scale"],
     Case(_DP2, _zero(3)): ["the padding's mask"],
-    # The norm is DeepSpeed's own where the optimizer is not fused.
-    Case(_TP2, _zero(1), optimizer_mode="foreach"): ["the tensor-parallel marks"],
-    Case(_TP2, _zero(1)): ["the owner of what is whole"],
+    Case(_TP2, _zero(1)): ["the tensor-parallel marks"],
     Case(_TP2, _SEQUENCE): [
         "the norms' gradient sum",
         "the biases' gradient sum",

@@ -124,10 +124,6 @@ def _no_marks(engine: Any) -> None:
         parameter.model_parallel = parameter.tensor_model_parallel = False
 
 
-def _counted_by_all(engine: Any) -> None:
-    engine._norm._tp_rank = 0
-
-
 def _no_exchange(engine: Any) -> None:
     engine._update.optimizer._sync_params = lambda: None
 
@@ -184,7 +180,6 @@ _MUTATIONS: dict[str, Callable[[Any], None]] = {
     "the rank's own positions": _regroup(PositionEmbedding, Displaced),
     "the scattered sums": _regroup(RowParallelLinear, Unscattered),
     "the tensor-parallel marks": _no_marks,
-    "the owner of what is whole": _counted_by_all,
     "the exchange of what each rank updated": _no_exchange,
     "the padding's mask": _padding_counts,
     "the pad token's row": _pad_is_trained,
