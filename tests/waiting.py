@@ -17,15 +17,15 @@ def patient(seconds: float) -> float:
     return seconds * PATIENCE
 
 
-def wait_for(what: str, state: Callable[[], T], said: Callable[[], object] = str) -> T:
+def wait_for(what: str, state: Callable[[], T], said: Callable[[], object] = str, limit_s: float = LIMIT_S) -> T:
     """The first true value of `state`; fails with `what` and what is `said` if none comes within the limit."""
     begun = time.monotonic()
     while True:
         looked = time.monotonic()
         if value := state():
             return value
-        if time.monotonic() - begun > LIMIT_S:
-            pytest.fail(f"not within {LIMIT_S:.0f} s: {what}\n{said()}")
+        if time.monotonic() - begun > limit_s:
+            pytest.fail(f"not within {limit_s:.0f} s: {what}\n{said()}")
         pause(looked)
 
 

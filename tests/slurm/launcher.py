@@ -20,7 +20,7 @@ from hpc_gpt.core.runs.run_folder import Attempt, RunFolder, job_ids
 from tests.cli.command import Done, in_process
 from tests.processes import children_of, command_of, name_of, send, started_with, state_of
 from tests.slurm.cluster import Cluster
-from tests.waiting import patient, wait_for
+from tests.waiting import LIMIT_S, patient, wait_for
 
 T = TypeVar("T")
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -234,7 +234,8 @@ class Job:
         def known() -> str:
             return f"{self.shown()}\n{self.cluster.run('sinfo', '--list-reasons').stdout}\n{self.log()}"
 
-        return wait_for(f"job {self.id}: {what}", state, known)
+        # Where several nodes die at once, Slurm takes minutes to see it, and to end what ran on their neighbours.
+        return wait_for(f"job {self.id}: {what}", state, known, 2 * LIMIT_S)
 
     def wait_end(self, *states: str) -> None:
         """Waits until Slurm shows one of `states`, COMPLETED if none is given."""
