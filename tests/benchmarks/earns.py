@@ -1,4 +1,4 @@
-"""What each part of the reader earns: `python -m tests.benchmarks.earns [PART …]`. Nothing passes or fails here.
+"""The figures that each part of the reader earns: `python -m tests.benchmarks.earns [PART …]`. Nothing passes or fails.
 
 Switches one part off at a time, reads logs whose truth is known, and counts the figures that are right, null and wrong.
 A part that earns no right figure and prevents no wrong one is worth less than its lines. The logs are those of
@@ -32,7 +32,7 @@ from tests.reader.reading import specimen_of
 from tests.reader.test_truth import _ROUNDED, TRUTH, is_right
 from tests.specimens.__main__ import ARCHIVE
 
-# MODULE:FUNCTION -> what stands in its place.
+# {MODULE:FUNCTION that is switched off: the function in its place}
 PARTS: dict[str, Callable[..., Any]] = {
     "cross_checks:doubt_rates": lambda record, steps: record,
     "inferred:add_batch": lambda *_: None,

@@ -43,7 +43,7 @@ def test_offload_builds_no_kernel(task: Task, found: Found) -> None:
 
 
 def refuse(folder: Path, pipeline: Case, case: Case) -> dict[str, str]:
-    """What is said where nothing can go on with a pipeline's checkpoint."""
+    """The refusal of a pipeline's checkpoint that no engine can go on with."""
     first = build(pipeline.resolved)
     kept = save_now(first, new_folder(folder / "of a pipeline"))
     engine = build(case.resolved)

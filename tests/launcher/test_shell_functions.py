@@ -86,7 +86,7 @@ def test_a_run_folder_keeps_what_it_has(tmp_path: Path) -> None:
 
 
 def test_an_allocation_of_the_users_has_a_run_for_each_script(tmp_path: Path) -> None:
-    """Which is found again by the same script, in as many nodes as it needs; at its end it says how it continues."""
+    """The same script finds its run again, on as many nodes as it needs, and says at its end how to go on."""
     own = {"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "3"}
     end = 'make_run_folder; echo "$HPC_GPT_RUN $((HPC_GPT_ALLOCATION == $$)) $SLURM_NNODES $SLURM_JOB_NUM_NODES"; n=1'
     first, again = (bash(tmp_path, "run-folder.sh.j2", f"{end}; exit 3", **own) for _ in "12")

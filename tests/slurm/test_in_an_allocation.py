@@ -57,7 +57,7 @@ def job_in(launcher: Launcher, script: Path, job_id: str) -> Job:
 
 
 def ended(shell: subprocess.Popen[str], job: Job) -> str:
-    """What the shell says from the script's end on; the allocation is there, and waits for nothing."""
+    """The shell's output up to the script's end; checks that the allocation is there afterwards."""
     said = ""
     while not re.search(r"^exit \d+$", said, re.M):
         line = shell.stdout.readline()

@@ -1,4 +1,4 @@
-"""What a benchmark asks of a run: no checkpoint at its end; real ranks."""
+"""A run that is measured saves no checkpoint at its end, and has real ranks."""
 
 from pathlib import Path
 

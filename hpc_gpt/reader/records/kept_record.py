@@ -45,7 +45,7 @@ def read_kept(run: RunFolder) -> RunRead | None:
 
 
 def note_of(files: FileStates) -> dict[str, Any] | None:
-    """What record.json notes about the files that its record was read from; None if they may have just changed."""
+    """The note in record.json on the files that its record was read from; None if they may have just changed."""
     newest_ns = max((changed_ns for _, changed_ns in files.values()), default=0)
     return {"by": __version__, "files": files} if time.time_ns() - newest_ns >= _SETTLES_NS else None
 

@@ -1,1 +1,1 @@
-"""What a race measures, and how."""
+"""Tests of races: rounds, visits, and the figures that they measure."""

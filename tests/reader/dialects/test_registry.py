@@ -48,7 +48,7 @@ def test_a_module_put_beside_the_others_is_read() -> None:
 
 
 def test_a_dialect_has_a_name_of_its_own() -> None:
-    """That of its module, if the module has no other one."""
+    """A dialect that is alone in its module has the module's name."""
     names = [dialect.name for dialect in dialects.dialects()]
     assert names == sorted(set(names))
     for name, module in sys.modules.items():

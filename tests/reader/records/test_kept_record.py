@@ -48,7 +48,7 @@ def shown(gathered: GatheredRuns) -> list[object]:
 
 
 def anew(logs: Path) -> list[object]:
-    """What a report says that reads each run."""
+    """The text of a report that reads each run anew."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gather, "read_kept", lambda run: None)
         return shown(report(logs))

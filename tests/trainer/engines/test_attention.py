@@ -1,4 +1,4 @@
-"""Which attention kernel is taken: the first that torch accepts for the run's shape."""
+"""The attention kernel is the first one that torch accepts for the run's shape."""
 
 import os
 import re
