@@ -4,19 +4,22 @@ The supervisor of a program, the watch over a script and the judge of its end ga
 decides. A new start needs a sure reason, and exit code 0 is not one: a guess is only a note beside `done`.
 """
 
+import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from hpc_gpt.core.ends.end_policy import OVER, End
 from hpc_gpt.core.ends.state import BY_ITSELF, EXIT_0_BUT
 from hpc_gpt.core.files import read_json, write_once
-from hpc_gpt.core.runs.run_folder import Attempt
-from hpc_gpt.core.runs.stored import read_stored_lines
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.runs.stored import read_stored_lines, stored_lines_from_end
 
 # If a program fails before its first step and its script does nothing more, the script ends within so many seconds.
 AT_ONCE_S = 5.0
 # Exit codes, as a shell has them, of a program that SIGINT or SIGTERM ended.
 _ASKED_TO_END = (130, 143)
+_FIRST_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ def _end_of_exit_0(facts: ProgramFacts) -> End:
     | else | `done` |
     """
     printed, step, planned = facts.said, facts.step, facts.planned
-    if planned and step and step + facts.spacing >= planned:
+    if step and not is_step_due(step + 1, facts.spacing, planned):  # exit code 0 says that it counts from 0, if needed
         return End("done", f"{max(step, planned):,} of {planned:,} steps", note=_note(facts))
     if printed.failed is not None and (facts.stepped or _failed_at_once(facts)):
         return End(printed.failed.ended, f"{EXIT_0_BUT}{printed.failed.cause}", printed.failed.node)
@@ -156,6 +159,16 @@ def _note(facts: ProgramFacts) -> str | None:
     return f"exit code {facts.code}, but {facts.near}" if facts.near and not facts.planned else None
 
 
+def is_step_due(made: int, spacing: int, planned: int) -> bool:
+    """Whether a program whose log has a line every `spacing` steps prints another one after `made` of `planned` steps
+    (0: not known).
+
+    >>> [is_step_due(90, 10, planned) for planned in (99, 100, 0)]
+    [False, True, True]
+    """
+    return not planned or made + spacing <= planned
+
+
 # --- the facts in the attempt's folder
 
 
@@ -184,24 +197,42 @@ def read_said(attempt: Attempt) -> Said:
 
 def facts_of(attempt: Attempt, code: int, planned: int, printed: Said) -> ProgramFacts:
     """The facts of an attempt whose program ended with `code`. `planned`: by the settings, 0 if the log says it."""
-    steps = logged_steps(attempt)
-    spacing = steps[-1] - steps[-2] if len(steps) > 1 else 0
+    steps, spacing = _last_steps(attempt)
     seconds = attempt.script_exit().get("seconds")
     return ProgramFacts(
         code if code >= 0 else 128 - code,
-        steps[-1],
+        steps[0],
         len(steps) > 1,
         planned or printed.planned or int(attempt.last_metrics().get("steps_planned") or 0),
-        max(0, spacing),
+        spacing,
         printed,
         None if seconds is None else float(seconds),
     )
 
 
-def logged_steps(attempt: Attempt) -> list[int]:
-    """The step after which an attempt began, then the steps of its log."""
-    resumed = int(attempt.trainer().get("resumed_step") or 0)
-    return [resumed, *(int(line.get("step") or 0) for line in read_stored_lines(attempt.metrics))]
+def _last_steps(attempt: Attempt) -> tuple[list[int], int]:
+    """(at most the last two steps of an attempt's log, newest first, then the step after which it began, as far as
+    that is known; the steps from one line to the next, 0 if another stage or epoch has begun)."""
+    lines = itertools.islice(stored_lines_from_end(attempt.metrics), 2)
+    begun = attempt.trainer().get("resumed_step")
+    begun = last_logged(RunFolder(attempt.folder.parents[1]).before(attempt)) if begun is None else begun
+    steps = [*(int(line.get("step") or 0) for line in lines), begun]
+    return steps, max(0, steps[0] - steps[1]) if len(steps) > 1 else 0
+
+
+def has_last_line(attempt: Attempt, planned: int) -> bool:
+    """Whether a program that runs has printed its last line of a step. `planned`: by the settings, 0 if its log says
+    it."""
+    steps, spacing = _last_steps(attempt)
+    first = next(iter(read_stored_lines(attempt.metrics, first_bytes=_FIRST_BYTES)), {})
+    planned = planned or int(attempt.last_metrics().get("steps_planned") or 0)
+    return len(steps) > 1 and not is_step_due(steps[0] + (first.get("step") == 0), spacing, planned)
+
+
+def last_logged(attempts: Sequence[Attempt]) -> int:
+    """The largest of the last steps in the attempts' logs: the progress of a program that alone knows its
+    checkpoints."""
+    return max((int(attempt.last_metrics().get("step") or 0) for attempt in attempts), default=0)
 
 
 def last_planned_step(attempt: Attempt, planned: int) -> int:

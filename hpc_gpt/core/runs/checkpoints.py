@@ -271,17 +271,22 @@ def _pattern(run: RunFolder, command: Command) -> str:
     return base + fill(command.checkpoints, {"run": glob.escape(str(run.path))})
 
 
-def saved_step(run: RunFolder, command: Command) -> int:
-    """The step of the newest complete checkpoint, 0 without one: the number in its name, else the last step that was
-    logged before it. If only the program knows its checkpoints, the last logged step of the run."""
-    if command.checkpoints is None:
-        return max((_last_step(attempt.last_metrics()) for attempt in run.attempts()), default=0)
-    path = newest_checkpoint(run, command)
-    return checkpoint_step(run, command, path) if path is not None else 0
+def saved_step(run: RunFolder, command: Command) -> int | None:
+    """The step of the newest complete checkpoint, as in `newest_with_step`."""
+    return newest_with_step(run, command)[1]
+
+
+def newest_with_step(run: RunFolder, command: Command, until: float = math.inf) -> tuple[Path | None, int | None]:
+    """(the newest complete checkpoint, its step: the number in its name, else the last step that was logged before it).
+    Without a checkpoint the step is 0, or None if only the program knows its checkpoints."""
+    path = newest_checkpoint(run, command, until)
+    if path is None:
+        return None, None if command.checkpoints is None else 0
+    return path, checkpoint_step(run, command, path)
 
 
 def checkpoint_step(run: RunFolder, command: Command, path: Path) -> int:
-    """The step of one checkpoint, as in `saved_step`."""
+    """The step of one checkpoint, as in `newest_with_step`."""
     number = number_in(path, _pattern(run, command))
     if number >= 0:
         return number

@@ -139,7 +139,7 @@ def resume_point(run: RunFolder, only: int | None = None) -> ResumePoint | None:
         if newest_checkpoint(run, command) is None:
             return None
         order = order_note(run)
-        return ResumePoint(saved_step(run, command), (order,) if order else ())
+        return ResumePoint(saved_step(run, command) or 0, (order,) if order else ())
     notes: list[str] = []
     for source, step in checkpoint_sources(run, only):
         sound, passed = newest_sound(source.checkpoints, MOST_READ_BYTES, step)

@@ -19,7 +19,7 @@ from hpc_gpt.core.ends.end_policy import End, cannot_continue, class_of_sigterm
 from hpc_gpt.core.ends.exit_status import explain_srun, is_lost_peer, read_exit_status
 from hpc_gpt.core.ends.failures import QUICK_S, UNSPECIFIC, meaning
 from hpc_gpt.core.ends.judge import EndedAttempt, Rules, Verdict, gpu_hours, judge
-from hpc_gpt.core.ends.program_end import last_planned_step
+from hpc_gpt.core.ends.program_end import last_logged, last_planned_step
 from hpc_gpt.core.ends.run_state import facts_before, is_lost_here, read_end
 from hpc_gpt.core.ends.state import class_of, is_after_exit_0
 from hpc_gpt.core.errors import RunFolderError
@@ -263,7 +263,8 @@ def read_history(
     saved = 0
     command = command_of(run)
     # If a script names no checkpoints and logs no steps, its exit code is all that is known.
-    is_script = command is not None and command.script is not None and command.checkpoints is None
+    logged = command is not None and command.checkpoints is None
+    is_script = command is not None and command.script is not None and logged
     planned = (command and run.resolved().train.steps) or 0
     blind = is_script and not any(attempt.last_metrics() for attempt in attempts)
     for index, attempt in enumerate(attempts):
@@ -271,14 +272,17 @@ def read_history(
         following = attempt.next_of_job(attempts[index + 1 :])
         if not (end or verdict or following or attempt.number == over or is_lost_here(run, attempt)):
             continue
-        from_step = resumed[index]
-        base = saved if from_step is None else from_step
-        saved = _saved_by(run, verdict, resumed[index + 1 :], base)
+        if logged:
+            base, saved = last_logged(attempts[:index]), last_logged(attempts[: index + 1])
+        else:
+            from_step = resumed[index]
+            base = saved if from_step is None else from_step
+            saved = _saved_by(run, verdict, resumed[index + 1 :], base)
         left = now if attempt.number == over else end_time_of(attempt)
         left = left or (following.started().get("started") if following else None) or now
         ended = class_of(facts_before(run, attempt, attempts[index + 1 :])) or "unknown"
         complete = last_planned_step(attempt, planned) if command is not None else 0
-        if command is not None and command.checkpoints is not None and saved < complete:
+        if not logged and saved < complete:
             complete = 0
         past.append(
             EndedAttempt(
@@ -295,7 +299,7 @@ def read_history(
                 quick=_is_quick(attempt),
                 complete=complete,
                 stopped=verdict.get("go_on") is False and ended != "refused",
-                logged=command is not None and command.checkpoints is None,
+                logged=logged,
                 start=attempt.job_start if attempt.job_id else None,
             )
         )
@@ -308,9 +312,9 @@ def _is_quick(attempt: Attempt) -> bool:
     return 0 < end.get("code", 0) <= 128 and end.get("seconds", QUICK_S) < QUICK_S and not attempt.last_metrics()
 
 
-def newest_saved(run: RunFolder) -> int:
-    """The step of the newest checkpoint that is marked complete, 0 without one; its files are not checked. For a race,
-    the number of measured visits."""
+def newest_saved(run: RunFolder) -> int | None:
+    """The step of the newest checkpoint that is marked complete, 0 without one, None if only the program knows its
+    checkpoints; its files are not checked. For a race, the number of measured visits."""
     if is_race(run):
         return measured(read_visits(run))
     if (command := command_of(run)) is not None:
@@ -328,4 +332,4 @@ def _saved_by(run: RunFolder, verdict: dict[str, Any], later: Sequence[int | Non
     if (noted := verdict.get("saved_step")) is not None:
         return int(noted)
     resumed = next((step for step in later if step is not None), None)
-    return max(base, newest_saved(run) if resumed is None else resumed)
+    return max(base, (newest_saved(run) or 0) if resumed is None else resumed)

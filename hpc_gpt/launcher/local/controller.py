@@ -281,7 +281,7 @@ def _retries(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool:
     was saved: whoever tries a program wants to see its failure at once."""
     if resolved.job.restart_in_job is None and restarts_in_job(resolved):
         history = read_history(run, gpus_of(resolved), time.time(), attempt.number)
-        return any(past.number == attempt.number and past.progressed for past in history)
+        return any(past.number == attempt.number and past.progressed and not past.logged for past in history)
     return restarts_in_job(resolved)
 
 

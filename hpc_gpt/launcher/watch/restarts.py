@@ -131,7 +131,7 @@ def _kept_upto(stretch: _AttemptSpan, later: Sequence[_AttemptSpan]) -> int:
     """The last step of an attempt that later attempts do not train again."""
     if not later:
         return stretch.step
-    resumed = next((span.resumed for span in later if span.resumed is not None), stretch.saved)
+    resumed = next((span.base for span in later if span.resumed is not None or span.step > span.base), stretch.saved)
     return stretch.step if resumed is None else resumed
 
 

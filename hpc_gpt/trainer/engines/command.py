@@ -21,8 +21,7 @@ from hpc_gpt.core.errors import ConfigError, RunFolderError
 from hpc_gpt.core.files import json_in, write_once
 from hpc_gpt.core.format import and_more
 from hpc_gpt.core.process import descendants, die_with_parent, is_alive, send, start_time
-from hpc_gpt.core.runs.checkpoints import WORK, newest_checkpoint, order_note, saved_step, work_folder
-from hpc_gpt.core.runs.checkpoints import checkpoint_step as step_of_checkpoint
+from hpc_gpt.core.runs.checkpoints import WORK, newest_with_step, order_note, work_folder
 from hpc_gpt.core.runs.disk_space import free_space_text
 from hpc_gpt.core.runs.full_disk import reserve
 from hpc_gpt.core.runs.provenance import complete_run
@@ -133,16 +132,11 @@ class CommandRank(ForeignRank):
         if self._place.rank == 0:
             folder = self._ready_folder()
             self._run.checkpoints.mkdir(exist_ok=True)
-            checkpoint = newest_checkpoint(self._run, self._command)
-            step = (
-                saved_step(self._run, self._command)
-                if checkpoint is None
-                else step_of_checkpoint(self._run, self._command, checkpoint)
-            )
+            checkpoint, step = newest_with_step(self._run, self._command)
             complete_run(self._run.path, self._resolved)
             reserve(self._attempt)
             self._report_start(checkpoint, step)
-            start = {"folder": str(folder), "checkpoint": checkpoint and str(checkpoint), "step": step}
+            start = {"folder": str(folder), "checkpoint": checkpoint and str(checkpoint), "step": step or 0}
             write_once(path, json.dumps(start) + "\n")
         self.await_file(path, RunFolderError(f"the first task has not written {path}", "did it fail?"))
         begun = json_in(path)
@@ -191,7 +185,7 @@ class CommandRank(ForeignRank):
         environment.setdefault("PYTHONFAULTHANDLER", "1")
         return environment | self.rendezvous()
 
-    def _report_start(self, checkpoint: Path | None, step: int) -> None:
+    def _report_start(self, checkpoint: Path | None, step: int | None) -> None:
         resolved = self._resolved
         facts = {"resumed_from": checkpoint and str(checkpoint), "params": params(resolved)}
         device = self.report_start(step, facts)

@@ -193,7 +193,6 @@ class ForeignLog:
         self._rows = KeptLines(attempt.metrics)
         self._last, self._trains = written[-1] if written else resumed, False
         self._numbers, self._written = StepNumbers(resumed), [*written]
-        self._first_of_stage, self._asked_steps = resumed, resolved.train.steps
         # Lines since the last step, and between earlier steps; None before the first step.
         self._since = 0
         self._between: collections.deque[int] | None = None
@@ -315,13 +314,6 @@ class ForeignLog:
         """Whether more lines came since the last step than usually come between two."""
         return self._since > (statistics.median(self._between) - 1 if self._between else 0)
 
-    @property
-    def at_total(self) -> bool:
-        """Whether the last step is the last planned one: its number is the total, or one less if steps count from
-        0."""
-        planned, first = self._asked_steps or self._planned(), self._first_of_stage
-        return self._last is not None and 0 < planned <= self._last + (first == 0)
-
     def _write(self, rows: list[StepRow], now: float) -> None:
         """Writes the metrics of the steps that came at this moment."""
         if self._written and rows:
@@ -351,7 +343,6 @@ class ForeignLog:
         step, rate = int(row["step"]), row.get("tokens_per_s")
         begins = self._last is None or step <= self._last
         count = 1 if begins else step - (self._last or 0)
-        self._first_of_stage = step if begins else self._first_of_stage
         self._last = step
         step_s = row.get("step_s", came_s)
         if rate is None and "tokens_per_s_gpu" in row:

@@ -31,7 +31,7 @@ from hpc_gpt.core.ends.end_policy import (
     limits_reached,
 )
 from hpc_gpt.core.ends.failures import UNSPECIFIC
-from hpc_gpt.core.ends.program_end import ProgramFacts, Said, end_of_program, facts_of, write_said
+from hpc_gpt.core.ends.program_end import ProgramFacts, Said, end_of_program, facts_of, has_last_line, write_said
 from hpc_gpt.core.ends.state import EXIT_0_BUT
 from hpc_gpt.core.errors import RunFolderError, UserError, fault_words
 from hpc_gpt.core.files import json_object, read_json, write_once
@@ -402,13 +402,13 @@ class ForeignRank:
         log.settle()
         came_boot_s = log.stepped_boot_s if is_foreign and log.has_steps else None
         if count_steps(self.step if reads else int(self._heard.get("step") or 0), heart, came_boot_s):
-            self._say(step=heart.step)
             if isinstance(heart, ForeignHeartbeat):
-                planned = self._resolved.train.steps or int(self._attempt.last_metrics().get("steps_planned") or 0)
-                heart.at_total = log.at_total or 0 < planned <= heart.step
+                planned = self._resolved.train.steps
+                heart.at_total = has_last_line(self._attempt, planned) if reads else bool(self._heard.get("at_total"))
                 heard = heard or log.is_more
                 if not log.has_steps:
                     log.pass_step()
+            self._say(step=heart.step, at_total=isinstance(heart, ForeignHeartbeat) and heart.at_total)
             # Evaluations and saves come before the next line.
             until = heart.step + self._resolved.train.log_every
             if any(every and until // every * every >= heart.step for every in start.pauses):
@@ -435,8 +435,9 @@ class ForeignRank:
                 raise fault
             time.sleep(TURN_S)
 
-    def report_start(self, resumed: int, details: Mapping[str, object]) -> str:
-        """Writes trainer.json on the first task; returns the device's name."""
+    def report_start(self, resumed: int | None, details: Mapping[str, object]) -> str:
+        """Writes trainer.json on the first task; returns the device's name. `resumed`: None if only the program knows
+        it."""
         (gpus, fault), cluster = ask_gpus(), self._resolved.cluster
         # If no GPU can be listed, only the profile knows the device of a cluster.
         device = gpus[0]["name"] if gpus else "cpu" if cluster.scheduler == "local" and not fault else None

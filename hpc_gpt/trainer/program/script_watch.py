@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import IO
 
 from hpc_gpt.core.ends.end_policy import End, first_reason, limits_reached
-from hpc_gpt.core.ends.program_end import write_said
+from hpc_gpt.core.ends.program_end import has_last_line, write_said
 from hpc_gpt.core.errors import RunFolderError, UserError
 from hpc_gpt.core.files import write_once
 from hpc_gpt.core.process import descendants, send, start_time, stat_of
-from hpc_gpt.core.runs.checkpoints import checkpoint_step, newest_checkpoint, saved_step
+from hpc_gpt.core.runs.checkpoints import newest_with_step
 from hpc_gpt.core.runs.full_disk import release_reserve, reserve
 from hpc_gpt.core.runs.provenance import complete_run, list_gpus
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
@@ -170,7 +170,7 @@ class ScriptWatch:
             ago_s = max(0.0, time.time() - float(last.get("time") or time.time()))
             self._take_lines()  # the lines that the earlier watch has read
             count_steps(int(last["step"]), self._heart, boot_s() - ago_s)
-            self._heart.at_total = self._log.at_total
+            self._heart.at_total = has_last_line(self._attempt, self._resolved.train.steps)
         watchdog.start()
         while self._lives():
             if self._globs and not self._found:  # at once, as lines are timed by when they come
@@ -254,7 +254,7 @@ class ScriptWatch:
         if self._heart.phase == LEAVING:
             return
         if count_steps(self._log.last_step, self._heart, self._log.stepped_boot_s):
-            self._heart.at_total = self._log.at_total
+            self._heart.at_total = has_last_line(self._attempt, self._resolved.train.steps)
         if grew:
             self._heart.heard(self._log.is_more)
 
@@ -292,11 +292,7 @@ class ScriptWatch:
             complete_run(self._run.path, self._resolved)
             # The script may have saved before this process began.
             began = float(self._attempt.started().get("started") or math.inf)
-            checkpoint = newest_checkpoint(self._run, self._command, until=began)
-            if self._command.checkpoints is None:
-                step = saved_step(self._run, self._command)
-            else:
-                step = checkpoint_step(self._run, self._command, checkpoint) if checkpoint else 0
+            checkpoint, step = newest_with_step(self._run, self._command, until=began)
             start = {
                 "device": gpus[0]["name"] if gpus else None,
                 "host": os.environ.get("SLURMD_NODENAME") or platform.node(),
@@ -306,8 +302,7 @@ class ScriptWatch:
             }
             write_once(path, json.dumps(start) + "\n")
             self._attempt.folder.joinpath(ForeignLog.TRAINS).touch()
-        resumed = self._attempt.trainer().get("resumed_step")
-        return resumed if isinstance(resumed, int) and self._command.checkpoints is not None else 0
+        return self._attempt.trainer().get("resumed_step") or 0
 
     def _find_elsewhere(self) -> None:
         """Finds the files to which the script sends its programs' output, follows them, and links them to the

@@ -2,10 +2,10 @@
 
 | the program | is a hang after |
 |---|---|
-| steps are due: some came, the total is not reached or not known, and a process that ran as the last one came lives; |
+| steps are due: some came, the next line is not past the total, and a process that ran as the last one came lives; |
   no sign since: output, a followed file or a checkpoint that grows, CPU or GPU work | the limit of a step |
 | the same, with one of these signs | PATIENT x `hang_floor_s` without a step, or the limit of a step if that is more |
-| no step is due: the last planned one is made, those processes have ended, or none ever came | `silent_s` without |
+| no step is due: the next line is past the total, those processes have ended, or none ever came | `silent_s` without |
   output if the user has set it, else never |
 
 A rank that hangs in NCCL uses all of its CPU and GPU, and programs beside it continue to print: so a sign of life makes
@@ -47,7 +47,7 @@ _MOST_FILES = 1000
 
 @dataclass(frozen=True)
 class SignsSeen:
-    """The state of a program: whether a step came, whether the last step is the last planned one, whether a process
+    """The state of a program: whether a step came, whether its log has its last line of a step, whether a process
     `lives` that ran when the step came, and the `signs` of life since then."""
 
     stepped: bool
@@ -289,6 +289,6 @@ class ForeignHeartbeat(Heartbeat):
             shown = f"signs of life: {', '.join(seen.signs)}" if seen.signs else "no other sign of life"
             end = f"a hang after {show_duration(limit_s)}" if limit_s else "never a hang (train.hang_multiple)"
         else:
-            shown = "the last planned step is made" if seen.at_total else "the processes that made steps have ended"
+            shown = "no other step is due" if seen.at_total else "the processes that made steps have ended"
             end = f"a hang after {show_duration(limit_s)} without output" if limit_s else "the time limit ends it"
         return now - self._stepped, f"{shown}; {end}"

@@ -12,11 +12,15 @@ import pytest
 
 from hpc_gpt.core.ends import bad_nodes
 from hpc_gpt.core.ends.judge import gpu_hours
+from hpc_gpt.core.ends.program_end import Said, facts_of
 from hpc_gpt.core.ends.run_state import retry_note
-from hpc_gpt.core.files import replace_whole
+from hpc_gpt.core.files import logs_dir, replace_whole
 from hpc_gpt.core.runs import lock
 from hpc_gpt.core.runs.processes import end_processes, processes_of
-from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder, create_run
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest
+from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.slurm.environment import own_job
 from hpc_gpt.launcher.attempts.decisions import ShownJob, read_history
 from hpc_gpt.launcher.attempts.may_start import SlurmStates, decide_start, read_slurm
@@ -24,7 +28,9 @@ from hpc_gpt.launcher.attempts.may_start import main as ask_to_start
 from hpc_gpt.launcher.attempts.script_end import end_script
 from hpc_gpt.launcher.attempts.what_next import decide_next
 from hpc_gpt.launcher.local import by_hand
+from hpc_gpt.launcher.local.controller import judge_and_note
 from hpc_gpt.launcher.watch import status
+from hpc_gpt.launcher.watch.restarts import read_restarts
 from hpc_gpt.launcher.watch.status import read_status
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run, with_attempt, with_job
 from tests.trainer.filling import fill
@@ -242,6 +248,34 @@ def test_an_exclusion_keeps_the_users_and_drops_expired_ones(monkeypatch) -> Non
     monkeypatch.setattr("tests.launcher.attempts.test_decisions.NOW", time.time() + 25 * 3600)
     assert after(run, third, excluded=["n4", "n9"])[2] == "=n9"
     assert third.verdict()["exclude"] == []
+
+
+def own_program(cluster: str) -> RunFolder:
+    """A run of a program that alone knows its checkpoints."""
+    asked = Experiment(engine=Engine("command"), layout=LayoutRequest(gpus=1), command=Command(run="x"))
+    return create_run(logs_dir(), resolve(asked, load_profile(cluster)), "", "", {})
+
+
+def test_a_step_that_is_only_logged_is_progress_but_no_save() -> None:
+    run = with_job(own_program("generic-slurm"), "7")
+    assert after(run, add_attempt(run, 6, "error", job_id="7"))[0] == "again"
+    second = add_attempt(run, 9, "error", job_id="7")
+    assert after(run, second)[0] == "again", "it came further"
+    assert [attempt.verdict()["saved_step"] for attempt in run.attempts()] == [None, None]
+    assert [(row.resumed, row.saved) for row in read_history(run, 1, NOW)] == [(0, 6), (6, 9)]
+    assert after(run, add_attempt(run, 9, "error", job_id="7"))[0] == "again"
+    assert after(run, add_attempt(run, 8, "error", job_id="7"))[0] == "stop"
+    begun = run.new_attempt()
+    assert facts_of(begun, 0, 0, Said()).step == 9, "before its first step"
+    restarts = read_restarts(run.attempts()[:-1], live=False)
+    assert restarts is not None
+    assert restarts.steps == 8, "each attempt began from the start"
+
+
+def test_on_this_machine_a_logged_step_is_no_reason_to_start_again() -> None:
+    run = own_program("local")
+    assert not judge_and_note(run, add_attempt(run, 6, "error"), run.resolved())
+    assert not run.attempt(1).verdict()
 
 
 def test_a_script_that_asks_twice_hears_the_same_and_notes_once() -> None:

@@ -45,3 +45,15 @@ def test_a_program_that_stands_still_is_ended_as_a_hang(
     in_process("cancel", made.run_id)  # a hang is started again
     end, last = made.attempt(1).ended(), made.attempt(1).last_metrics()
     assert (end["ended"], last["step"], end["time"] - last["time"] >= least_s) == ("hang", 11, True), end
+
+
+@pytest.mark.long
+def test_a_silent_evaluation_after_the_last_line_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = TRAIN.replace("range(12)", "range(9, 99, 10)").replace("{number} loss", "{number + 1}/99 loss")
+    (tmp_path / "train.py").write_text(f"{text}time.sleep({3 * FLOOR_S})\n")
+    (tmp_path / "fit.slurm").write_text(f"#!/bin/bash\n#SBATCH -t 20\n{sys.executable} train.py\n")
+    made = submit("--cluster", "local", "--set", f"train.hang_floor_s={FLOOR_S:g}", tmp_path / "fit.slurm")
+    wait_for("it has ended", made.attempt(1).ended)
+    end = made.attempt(1).ended()
+    assert (end["ended"], end["cause"], end["step"]) == ("done", "99 of 99 steps", 90), end

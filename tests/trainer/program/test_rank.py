@@ -223,7 +223,7 @@ def test_its_end_is_that_of_the_stop_and_how_it_took_it(task, stop, how: str, en
 
 def test_the_heart_counts_the_steps_and_knows_the_pauses(task) -> None:
     found = task(0, train__log_every=5)
-    log = SimpleNamespace(chunks=1, is_more=True, has_steps=False, stepped_boot_s=0.0, at_total=False)
+    log = SimpleNamespace(chunks=1, is_more=True, has_steps=False, stepped_boot_s=0.0)
     log.settle = log.pass_step = lambda: None
     heart = ForeignHeartbeat(20, 300.0, None)
     start = ProgramStart([], {}, log, heart, 0, pauses=(0, 20))  # type: ignore[arg-type]
@@ -243,7 +243,7 @@ def test_the_heart_counts_the_steps_and_knows_the_pauses(task) -> None:
     assert follow(5, 2) == (5, "compiling", 3)
     assert follow(9, 2, later=False) == (5, "compiling", 3)  # at most once a second
     assert follow(15, 2)[:2] == (15, SAVING)  # that of step 20 comes before the next line
-    assert json.loads(found._mates.says) == {"step": 15}
+    assert json.loads(found._mates.says) == {"step": 15, "at_total": False}
     assert follow(20, 2)[:2] == (20, SAVING)  # or of this one
     assert follow(25, 2)[:2] == (25, TRAINING)
     found._mates = SimpleNamespace(is_first=False, heard=b'{"step": 31}')

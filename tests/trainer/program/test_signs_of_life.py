@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_gpt.core.ends.program_end import has_last_line
 from hpc_gpt.core.process import stat_of
 from hpc_gpt.core.runs.heartbeats import GpuFigures
 from hpc_gpt.core.settings.experiment import Command
@@ -124,7 +125,7 @@ def log_of(**more: object) -> ForeignLog:
 def test_the_last_line_of_the_metrics_is_the_last_step_made() -> None:
     log = log_of(planned=lambda: 3)
     log.take("step 1", "step 2", "step 3")
-    assert (log.last_step, log.at_total) == (3, False), "the demo's own steps count more than its lines"
+    assert (log.last_step, has_last_line(log._attempt, 20)) == (3, False), "the settings count more than its lines"
     log.take("step 1", "step 2")
     lines = log._attempt.metrics.read_text().splitlines()
     assert (log._attempt.last_metrics()["step"], len(lines), log.last_step) == (2, 5, 2)
@@ -134,14 +135,21 @@ def test_the_last_line_of_the_metrics_is_the_last_step_made() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "planned", "reached"),
-    [(1, 60, 60, True), (1, 59, 60, False), (0, 59, 60, True), (1, 9, 0, False)],
+    ("numbers", "planned", "is_last"),
+    [
+        (range(1, 61), 60, True),
+        (range(1, 60), 60, False),
+        (range(60), 60, True),  # counted from 0
+        ((1, 2), 0, False),
+        (range(10, 91, 10), 99, True),  # then it evaluates
+        (range(10, 91, 10), 100, False),
+        ((), 100, False),
+    ],
 )
-def test_the_last_step_is_the_total_or_one_less_from_0_on(first, last, planned, reached, monkeypatch) -> None:
+def test_the_last_line_is_less_than_a_spacing_from_the_total(numbers, planned, is_last) -> None:
     log = log_of(planned=lambda: planned)
-    monkeypatch.setattr(log, "_asked_steps", 0)
-    log.take(*(f"step {number}" for number in range(first, last + 1)))
-    assert log.at_total == reached
+    log.take(*(f"step {number}" for number in numbers))
+    assert has_last_line(log._attempt, 0) == is_last
 
 
 def test_lines_are_a_sign_if_more_come_than_between_two_steps() -> None:
@@ -289,8 +297,8 @@ def test_output_counts_anew_when_no_step_is_due_any_more() -> None:
     [
         ({}, "no other sign of life; a hang after 300 s"),
         ({"_heard": True, "_grew": True}, "signs of life: output, files that grow; a hang after 60 min"),
-        ({"at_total": True}, "the last planned step is made; the time limit ends it"),
-        ({"at_total": True, "_silent_s": 50.0}, "the last planned step is made; a hang after 50 s without output"),
+        ({"at_total": True}, "no other step is due; the time limit ends it"),
+        ({"at_total": True, "_silent_s": 50.0}, "no other step is due; a hang after 50 s without output"),
     ],
 )
 def test_status_says_since_when_and_what_comes(change: dict[str, object], words: str) -> None:
