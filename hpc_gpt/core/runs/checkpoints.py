@@ -12,13 +12,14 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.files import read_text
+from hpc_gpt.core.format import counted
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.runs.stored import read_stored, stored_lines_from_end
 from hpc_gpt.core.settings.experiment import Command
@@ -167,8 +168,8 @@ def read_through(path: Path) -> tuple[int, int]:
 MEGATRON = "megatron/latest_checkpointed_iteration.txt"
 # The folder of a run with its copy of the files of workdir, if there is one.
 WORK = "work"
-# A whole number: not a part of a decimal one, such as a loss.
-_WHOLE = r"(?<!\d)(?<!\d\.)(?P<number>\d{1,15})(?!\.?\d)"
+# A whole number: not a part of a decimal one, such as a loss, nor a version, such as -v1.
+_WHOLE = r"(?<!\d)(?<!\d\.)(?<![-_.]v)(?P<number>\d{1,15})(?!\.?\d)"
 _THOUSANDS = r"(?:(?P<unit>[km])(?![a-z\d]))?"
 _STEP = rf"(?:steps?|iter(?:ation)?s?)[-_=:. ]{{0,3}}{_WHOLE}{_THOUSANDS}"
 # The forms of a step in a name, the surest first: DeepSpeed's, a separate word, a part of a word such as `val_step`,
@@ -184,6 +185,8 @@ _STEPS = tuple(
 )
 _NUMBERS = re.compile(_WHOLE, re.ASCII)
 _NUMBERS_ALONE = re.compile(rf"(?<![a-z]){_WHOLE}(?![a-z])", re.ASCII | re.IGNORECASE)
+_OF_CHECKPOINT = re.compile(r"(?:checkpoint|ch?e?c?kpt)[-_=:. ]{0,3}$", re.IGNORECASE)  # what is before the number
+_NO_STEP = re.compile(r"(?<![a-z])(?:last|latest|best|final)(?![a-z])", re.IGNORECASE)
 _UNITS = {None: 1, "k": 1000, "m": 10**6}
 # One part of a pattern of names: a class of letters, or one letter.
 _GLOB_PART = re.compile(r"\[!?\]?[^\]]*\]|.", re.DOTALL)
@@ -211,7 +214,7 @@ def program_folder(run: RunFolder) -> Path | None:
 def checkpoints_of(run: RunFolder) -> list[tuple[int, Path]]:
     """(step, path) of the complete checkpoints of a run, by step; for Megatron-LM only the newest."""
     if (command := command_of(run)) is not None:
-        return [(checkpoint_step(run, command, path), path) for path in own_checkpoints(run, command)]
+        return [(_step_of(run, number, made), path) for number, made, path in _numbered(run, command)]
     with contextlib.suppress(OSError, ValueError):
         step = int(read_text(run.checkpoints / MEGATRON))
         return [(step, (run.checkpoints / MEGATRON).with_name(f"iter_{step:07d}"))]
@@ -224,34 +227,53 @@ def newest_checkpoint(run: RunFolder, command: Command, until: float = math.inf)
 
 
 def own_checkpoints(run: RunFolder, command: Command, until: float = math.inf) -> list[Path]:
-    """The complete checkpoints of a program, by `number_in` their names, then by time; first those without a number.
+    """The complete checkpoints of a program, by `numbers_in` their names, then by time; first those without a number.
     If other runs use the folder too, only checkpoints that are later than the run count; and only those that were made
     by `until` (epoch seconds)."""
     return [path for _, _, path in _numbered(run, command, until)]
 
 
-def order_note(run: RunFolder) -> str:
-    """A line for the user if, by its number, an older checkpoint of a program counts as the newest; else empty."""
-    if (command := command_of(run)) is None:
+def unwhole_note(run: RunFolder) -> str:
+    """A line for the user if a program has checkpoints, and none is complete by its `complete`; else empty."""
+    command = command_of(run)
+    if command is None or command.complete is None or own_checkpoints(run, command):
         return ""
-    numbered = [checkpoint for checkpoint in _numbered(run, command) if checkpoint[0] >= 0]
-    latest = max(numbered, key=lambda checkpoint: checkpoint[1], default=None)
-    if latest is None or latest[:2] == numbered[-1][:2] or latest[0] == numbered[-1][0]:
+    if not (unwhole := own_checkpoints(run, replace(command, complete=None))):
         return ""
     return (
-        f"{numbered[-1][2]} has the highest number and counts as the newest checkpoint, but {latest[2]} was written "
-        "later: move away the one that belongs to another training"
+        f"none of {counted(len(unwhole), 'checkpoint')} is complete, so none is resumed: {unwhole[-1]} has no "
+        f"{command.complete} (command.complete)"
     )
 
 
-def _numbered(run: RunFolder, command: Command, until: float = math.inf) -> list[tuple[int, float, Path]]:
-    """(number in the name, time, path) of `own_checkpoints`."""
+def checkpoint_note(run: RunFolder) -> str:
+    """The line of `unwhole_note`, or one that an older checkpoint in the folder, of whatever run, has a higher number
+    than the newest; empty if there is neither."""
+    if (command := command_of(run)) is None:
+        return ""
+    if note := unwhole_note(run):
+        return note
+    own = [checkpoint for checkpoint in _numbered(run, command) if checkpoint[0] >= 0]
+    latest = max(own, key=lambda checkpoint: checkpoint[1], default=None)
+    if latest is None or (highest := _numbered(run, command, of_any=True)[-1])[0] == latest[0]:
+        return ""
+    counts = " and counts as the newest checkpoint" if highest == own[-1] else ""
+    return (
+        f"{highest[2]} has the highest number{counts}, but {latest[2]} was written later: move away the one that "
+        "belongs to another training"
+    )
+
+
+def _numbered(
+    run: RunFolder, command: Command, until: float = math.inf, of_any: bool = False
+) -> list[tuple[int, float, Path]]:
+    """(number in the name, time, path) of `own_checkpoints`; with `of_any` those of all runs in the folder."""
     if command.checkpoints is None:
         return []
     pattern, of_run = _pattern(run, command), command.checkpoints.startswith("{run}/")
     # A copy of the program's folder also belongs to the run alone.
-    since = 0.0 if of_run or (command.snapshot and not os.path.isabs(command.checkpoints)) else _made_at(run)
-    numbered = []
+    since = 0.0 if of_any or of_run or (command.snapshot and not os.path.isabs(command.checkpoints)) else _made_at(run)
+    found = []
     for name in glob.iglob(pattern, recursive=True):
         path = Path(name)
         try:
@@ -259,8 +281,9 @@ def _numbered(run: RunFolder, command: Command, until: float = math.inf) -> list
         except OSError:  # it was removed, or is a dangling link
             continue
         if since <= made <= until and _is_complete(path, run, command):
-            numbered.append((number_in(path, pattern), made, path))
-    return sorted(numbered)
+            found.append((made, path))
+    numbers = numbers_in([path for _, path in found], pattern)
+    return sorted((number, made, path) for number, (made, path) in zip(numbers, found, strict=True))
 
 
 def _pattern(run: RunFolder, command: Command) -> str:
@@ -279,18 +302,16 @@ def saved_step(run: RunFolder, command: Command) -> int | None:
 def newest_with_step(run: RunFolder, command: Command, until: float = math.inf) -> tuple[Path | None, int | None]:
     """(the newest complete checkpoint, its step: the number in its name, else the last step that was logged before it).
     Without a checkpoint the step is 0, or None if only the program knows its checkpoints."""
-    path = newest_checkpoint(run, command, until)
-    if path is None:
+    if not (numbered := _numbered(run, command, until)):
         return None, None if command.checkpoints is None else 0
-    return path, checkpoint_step(run, command, path)
+    number, made, path = numbered[-1]
+    return path, _step_of(run, number, made)
 
 
-def checkpoint_step(run: RunFolder, command: Command, path: Path) -> int:
-    """The step of one checkpoint, as in `newest_with_step`."""
-    number = number_in(path, _pattern(run, command))
+def _step_of(run: RunFolder, number: int, made: float) -> int:
+    """The step of a checkpoint with this number in its name, of this time, as in `newest_with_step`."""
     if number >= 0:
         return number
-    made = path.stat().st_mtime
     # The last line before it counts, not the largest step: a second stage may count from the start again.
     for attempt in reversed(run.attempts()):
         for line in stored_lines_from_end(attempt.metrics):
@@ -307,30 +328,39 @@ def _last_step(line: Mapping[str, object]) -> int:
 def _is_complete(path: Path, run: RunFolder, command: Command) -> bool:
     if command.complete is None:
         return True
-    name = fill(command.complete, {"checkpoint": str(path), "run": str(run.path)})
-    return (work_folder(run, command) / name).exists()
+    return (path / fill(command.complete, {"checkpoint": str(path), "run": str(run.path)})).exists()
 
 
-def number_in(path: Path, pattern: str) -> int:
-    """The step in the name of a program's checkpoint: the number after step, iter or global_step, else the only whole
-    number in the name; -1 if there is neither. Only the parts that the pattern leaves open count, and of several the
-    last one with a number.
+def numbers_in(paths: Sequence[Path], pattern: str) -> list[int]:
+    """The step in the name of each checkpoint of a program, -1 if the name has none: the number after step, iter or
+    global_step, else the only whole number, if it follows `checkpoint` or several names differ in it. A version (-v1)
+    is no step, nor is a number beside last, best or final. Only the parts of a path that the pattern leaves open count,
+    and of several the last one with a number.
 
-    >>> number_in(Path("out/epoch=1-step=300-val_loss=2.07.ckpt"), "out/*.ckpt")
-    300
-    >>> [number_in(Path(name), "*") for name in ("checkpoint-300", "10k_steps.pt", "best-loss=2.07.ckpt")]
+    >>> numbers_in([Path("epoch=1-step=300-loss=2.07.ckpt"), Path("10k_steps.pt"), Path("last-v1.ckpt")], "*")
     [300, 10000, -1]
+    >>> [numbers_in([Path(name) for name in names], "*") for names in (["a-7"], ["a-7", "a-8"], ["checkpoint-7"])]
+    [[-1], [7, 8], [7]]
     """
+    numbers = [_number_in(path, pattern) for path in paths]
+    differs = len({number for number, says_so in numbers if number >= 0 and not says_so}) > 1
+    return [number if says_so or differs else -1 for number, says_so in numbers]
+
+
+def _number_in(path: Path, pattern: str) -> tuple[int, bool]:
+    """(the number in a name that may be its step, -1 without one; whether the name says that it is the step)."""
     parts = list(_open_parts(path, pattern))
     for name, begin, end in parts:
         for form in _STEPS:
             if numbers := [match for match in form.finditer(name) if _is_within(match, begin, end)]:
-                return int(numbers[-1]["number"]) * _UNITS[(numbers[-1]["unit"] or "").lower() or None]
+                return int(numbers[-1]["number"]) * _UNITS[(numbers[-1]["unit"] or "").lower() or None], True
     for name, begin, end in parts:
         for form in (_NUMBERS_ALONE, _NUMBERS):
             if numbers := [match for match in form.finditer(name) if _is_within(match, begin, end)]:
-                return int(numbers[0]["number"]) if len(numbers) == 1 else -1
-    return -1
+                if len(numbers) > 1 or _NO_STEP.search(name):
+                    return -1, False
+                return int(numbers[0]["number"]), bool(_OF_CHECKPOINT.search(name[: numbers[0].start("number")]))
+    return -1, False
 
 
 def _is_within(number: re.Match[str], begin: int, end: int) -> bool:

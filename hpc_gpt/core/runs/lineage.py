@@ -18,11 +18,11 @@ from hpc_gpt.core.errors import ConfigError, LayoutError, RunFolderError, raise_
 from hpc_gpt.core.format import and_more, some
 from hpc_gpt.core.gone import refuse_gone
 from hpc_gpt.core.runs.checkpoints import (
+    checkpoint_note,
     command_of,
     list_complete,
     newest_checkpoint,
     newest_sound,
-    order_note,
     read_marker,
     saved_step,
     step_in,
@@ -138,7 +138,7 @@ def resume_point(run: RunFolder, only: int | None = None) -> ResumePoint | None:
     if (command := command_of(run)) is not None:
         if newest_checkpoint(run, command) is None:
             return None
-        order = order_note(run)
+        order = checkpoint_note(run)
         return ResumePoint(saved_step(run, command) or 0, (order,) if order else ())
     notes: list[str] = []
     for source, step in checkpoint_sources(run, only):

@@ -25,7 +25,14 @@ from hpc_gpt.core.ends.state import class_of, is_after_exit_0
 from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import read_text, replace_whole, write_once
 from hpc_gpt.core.runs import lock
-from hpc_gpt.core.runs.checkpoints import MEGATRON, command_of, newest_checkpoint, saved_step, work_folder
+from hpc_gpt.core.runs.checkpoints import (
+    MEGATRON,
+    checkpoint_note,
+    command_of,
+    newest_checkpoint,
+    saved_step,
+    work_folder,
+)
 from hpc_gpt.core.runs.disk_space import free_space_text, is_full
 from hpc_gpt.core.runs.heartbeats import end_time_of, gpu_seconds, gpus_of
 from hpc_gpt.core.runs.lineage import newest_step
@@ -158,6 +165,12 @@ def conclude(
     with disk_that_may_be_full():
         write_verdict(attempt, verdict, past, exclude, now, end, job.put_back, elapsed_s, not_in_job)
     return verdict, exclude
+
+
+def say_note(run: RunFolder) -> None:
+    """Prints the note on a program's checkpoints to the attempt's log."""
+    if note := checkpoint_note(run):
+        print(f"note: {note}", file=sys.stderr, flush=True)
 
 
 def look_again(run: RunFolder, attempt: Attempt, job: ShownJob, now: float, waited: int) -> None:

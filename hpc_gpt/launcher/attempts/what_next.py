@@ -44,6 +44,7 @@ from hpc_gpt.launcher.attempts.decisions import (
     forget_stop,
     look_again,
     other_jobs,
+    say_note,
     script_holder,
     with_free_space,
 )
@@ -63,6 +64,7 @@ def decide_next(
     others = ",".join(other_jobs(run, job_id)) or "-"
     if not attempt.verdict():
         resolved = run.resolved()
+        say_note(run)
         end = with_free_space(run, classify(attempt, slurm, cause, cancelled=run.is_cancelled(job_id)))
         for slow in slow_nodes(read_heartbeats(attempt.heartbeats)):
             hours = resolved.cluster.bad_node_hours

@@ -37,7 +37,7 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.clients import KILL_WAIT_S
 from hpc_gpt.core.slurm.directives import restarts_in_job
 from hpc_gpt.core.slurm.environment import own_job
-from hpc_gpt.launcher.attempts.decisions import ShownJob, conclude, read_history
+from hpc_gpt.launcher.attempts.decisions import ShownJob, conclude, read_history, say_note
 from hpc_gpt.launcher.attempts.notify import send_events
 from hpc_gpt.launcher.local.beside import CANCELLED_S, LIMIT_S, BesideRanks, end_beside, start_beside
 
@@ -268,6 +268,7 @@ def run_attempt(run: RunFolder, attempt: Attempt) -> int:
 def judge_and_note(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool:
     """Returns whether another attempt follows `attempt`, which has ended. If it asks for a requeue or has failed, it is
     judged, once, and the verdict is written."""
+    say_note(run)
     end = attempt.ended()
     fails = end and not end.get("requeue") and meaning(end.get("ended")).chain != "stops"
     if (end.get("requeue") or (fails and _retries(run, attempt, resolved))) and not attempt.verdict():

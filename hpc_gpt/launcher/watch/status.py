@@ -34,6 +34,7 @@ from hpc_gpt.core.files import within_time
 from hpc_gpt.core.format import clock, show_duration
 from hpc_gpt.core.process import no_collections
 from hpc_gpt.core.runs.after_jobs import after_table
+from hpc_gpt.core.runs.checkpoints import unwhole_note
 from hpc_gpt.core.runs.find_runs import removed_runs
 from hpc_gpt.core.runs.heartbeats import gpus_of, read_heartbeats
 from hpc_gpt.core.runs.lineage import RESUMED_FROM
@@ -318,8 +319,8 @@ def _status(run: RunFolder, jobs: JobStates | None) -> RunStatus:
     if state == "unknown" and cause != NO_ANSWER and not attempts:
         before = cause_before_attempts(run, run_state.job_id)
         state, cause = (before.ended, before.text) if before else (state, cause)
-    if cause != NO_ANSWER and (moved := moved_note(run_state)):
-        cause = f"{cause}; {moved}" if cause else moved
+    if cause != NO_ANSWER:
+        cause = "; ".join(filter(None, (cause, moved_note(run_state), unwhole_note(run)))) or None
     restarts = read_restarts(attempts, state in STARTED) if state not in ("done", "unknown") else None
     ids = job_ids(run)
     step, pace = metrics.get("step"), None

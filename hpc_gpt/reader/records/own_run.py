@@ -26,7 +26,7 @@ from hpc_gpt.core.ends.state import class_of
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.runs.after_jobs import AFTER, after_table
-from hpc_gpt.core.runs.checkpoints import order_note
+from hpc_gpt.core.runs.checkpoints import checkpoint_note
 from hpc_gpt.core.runs.heartbeats import end_time_of, gpu_time, idle_s, read_heartbeats
 from hpc_gpt.core.runs.lineage import RESUMED_FROM
 from hpc_gpt.core.runs.record import ON_CPU, RECORD_KEYS, Record
@@ -89,7 +89,7 @@ def read_own(run: RunFolder, ends_only: bool = False) -> RunRead:
     if jobs := after_table(run.path):
         over = over and all(job["state"] in _OVER for job in jobs)
         draft.set("after", jobs, f"{AFTER}/step-*/")
-    if note := order_note(run):
+    if note := checkpoint_note(run):
         draft.flag(note, OF_CHECKPOINTS)
     for read in attempts:
         for line in slow_ranks(read_heartbeats(read.attempt.heartbeats)).lines:

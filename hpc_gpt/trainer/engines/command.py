@@ -21,7 +21,7 @@ from hpc_gpt.core.errors import ConfigError, RunFolderError
 from hpc_gpt.core.files import json_in, write_once
 from hpc_gpt.core.format import and_more
 from hpc_gpt.core.process import descendants, die_with_parent, is_alive, send, start_time
-from hpc_gpt.core.runs.checkpoints import WORK, newest_with_step, order_note, work_folder
+from hpc_gpt.core.runs.checkpoints import WORK, checkpoint_note, newest_with_step, work_folder
 from hpc_gpt.core.runs.disk_space import free_space_text
 from hpc_gpt.core.runs.full_disk import reserve
 from hpc_gpt.core.runs.provenance import complete_run
@@ -193,7 +193,7 @@ class CommandRank(ForeignRank):
         print(f"{resolved.name}: once {per} on {resolved.gpus} x {device}: {self._name}", flush=True)
         if checkpoint is not None:
             print(f"resumes from {checkpoint}", flush=True)
-        if note := order_note(self._run):
+        if note := checkpoint_note(self._run):
             print(f"note: {note}", flush=True)
 
     # --- its end

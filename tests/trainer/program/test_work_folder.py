@@ -18,13 +18,14 @@ from hypothesis import given, settings, strategies
 
 from hpc_gpt.core.errors import ConfigError, RunFolderError
 from hpc_gpt.core.runs import work_archive as work
-from hpc_gpt.core.runs.checkpoints import checkpoints_of, newest_checkpoint, number_in, order_note, saved_step
+from hpc_gpt.core.runs.checkpoints import checkpoint_note, checkpoints_of, newest_checkpoint, numbers_in, saved_step
 from hpc_gpt.core.runs.lineage import resume_point
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.launcher.watch.status import read_status
 from hpc_gpt.reader.records.own_run import OF_CHECKPOINTS
 from hpc_gpt.report.why import explain
 from tests.made_runs import read_run
@@ -59,50 +60,57 @@ def test_the_highest_number_is_the_newest_whatever_its_time(run: RunFolder) -> N
     assert saved_step(run, command()) == 1000
 
 
-STEPS = {  # what a program calls a checkpoint: its step, -1 if the name does not say it
-    "epoch=1-step={}-val_loss=2.07.ckpt": 1,
-    "epoch=1-step={}-train_loss_step=2.07-v1.ckpt": 1,
-    "epoch=1-step={}-val_step=7.ckpt": 1,
-    "gpt--val_loss=5.27-step={}-consumed_samples=9600.0-last.ckpt": 1,
-    "step=12-global_step={}.pt": 1,
-    "step-{}": 1,
-    "iter_{:07d}": 1,
-    "global_step{}": 1,
-    "rl_model_{}_steps.zip": 1,
-    "step{}k-tokens4B": 1000,
-    "checkpoint-{}": 1,
-    "ckpt_{}.pt": 1,
-    "gpt2-{}": 1,
-    "{}": 1,
-    "checkpoint_1_{}.pt": -1,
-    "ep0-ba{}-rank0.pt": -1,
-    "best-{}.07.pt": -1,
-    "last.ckpt": -1,
+SURE, GROWS = "the name says so", "several names"
+STEPS = {  # what a program calls a checkpoint: how its step is known, None if the name does not have it
+    "epoch=1-step={}-val_loss=2.07.ckpt": SURE,
+    "epoch=1-step={}-train_loss_step=2.07-v1.ckpt": SURE,
+    "epoch=1-step={}-val_step=7.ckpt": SURE,
+    "gpt--val_loss=5.27-step={}-consumed_samples=9600.0-last.ckpt": SURE,
+    "step=12-global_step={}.pt": SURE,
+    "step-{}": SURE,
+    "iter_{:07d}": SURE,
+    "global_step{}": SURE,
+    "rl_model_{}_steps.zip": SURE,
+    "step{}k-tokens4B": SURE,
+    "checkpoint-{}": SURE,
+    "ckpt_{}.pt": SURE,
+    "gpt2-{}": GROWS,
+    "model-{}b.pt": GROWS,
+    "{}": GROWS,
+    "checkpoint_1_{}.pt": None,
+    "ep0-ba{}-rank0.pt": None,
+    "best-{}.07.pt": None,
+    "best-{}.pt": None,
+    "last-v{}.ckpt": None,
+    "model.v{}.ckpt": None,
+    "last.ckpt": None,
 }
 
 
 @given(number=strategies.integers(0, 10**11), form=strategies.sampled_from(sorted(STEPS)))
 @settings(max_examples=60, deadline=None)
 def test_the_step_in_a_name(number: int, form: str) -> None:
-    expected = number * STEPS[form] if STEPS[form] > 0 else -1
+    names = [Path("/a 7/out") / form.format(each) for each in (number, number + 1)]
+    times = 1000 if "}k" in form else 1
     for pattern in ("/a 7/out/*", "/a 7/**/*", "/a 7/**"):
-        assert number_in(Path("/a 7/out") / form.format(number), pattern) == expected, pattern
+        one, two = numbers_in(names[:1], pattern), numbers_in(names, pattern)
+        assert one == [number * times if STEPS[form] is SURE else -1], pattern
+        assert two == ([number * times, (number + 1) * times] if STEPS[form] else [-1, -1]), pattern
 
 
 @given(text=strategies.text(max_size=40), number=strategies.integers(0, 10**11))
 @settings(max_examples=100, deadline=None)
 def test_any_name_has_a_step_or_none(text: str, number: int) -> None:
     name = text.replace("/", "").replace("\0", "")
-    assert number_in(Path(f"/out/{name}-x"), "/out/*") >= -1
+    assert numbers_in([Path(f"/out/{name}-x")], "/out/*")[0] >= -1
     # What the pattern itself says is not looked at, but for the word before the number.
     fixed = glob.escape(name)
-    assert number_in(Path(f"/out/{name}-step={number}"), f"/out/{fixed}-step=*") == number
-    assert number_in(Path(f"/out/{name} {number}"), f"/out/{fixed} *") == number
+    assert numbers_in([Path(f"/out/{name}-step={number}")], f"/out/{fixed}-step=*") == [number]
 
 
-def with_checkpoints(run: RunFolder, pattern: str) -> Command:
+def with_checkpoints(run: RunFolder, pattern: str, **more: object) -> Command:
     tables = json.loads((run.path / "resolved.json").read_text())
-    tables["command"]["checkpoints"] = pattern
+    tables["command"] |= {"checkpoints": pattern, **more}
     (run.path / "resolved.json").write_text(json.dumps(tables))
     found = run.resolved().command
     assert found is not None
@@ -114,13 +122,13 @@ def test_the_step_decides_and_a_note_says_if_time_differs(run: RunFolder) -> Non
     make(run, "out/step=100-val_loss=2.91.ckpt", "out/epoch=1-step=300-val_loss=2.07.ckpt")
     assert newest_checkpoint(run, asked) == run.path / "out/epoch=1-step=300-val_loss=2.07.ckpt"
     assert saved_step(run, asked) == 300
-    assert order_note(run) == ""
+    assert checkpoint_note(run) == ""
     make(run, "out/last.ckpt")
-    assert (saved_step(run, asked), order_note(run)) == (300, "")
+    assert (saved_step(run, asked), checkpoint_note(run)) == (300, "")
     later = run.path / "out/step=100-val_loss=2.91.ckpt"
     os.utime(later)
     assert saved_step(run, asked) == 300
-    assert "step=300-val_loss=2.07.ckpt has the highest number" in (note := order_note(run))
+    assert "step=300-val_loss=2.07.ckpt has the highest number" in (note := checkpoint_note(run))
     assert f"but {later} was written later" in note
     assert (note, OF_CHECKPOINTS) in read_run(run).all_flags
     assert explain(str(run.path), run.path.parent).notes == [note]
@@ -134,7 +142,7 @@ def test_after_and_resume_get_the_same_step(run: RunFolder) -> None:
     point = resume_point(run)
     assert point is not None
     assert point.step == 600
-    assert point.notes == (order_note(run),)
+    assert point.notes == (checkpoint_note(run),)
 
 
 def test_a_script_may_write_them_anywhere(run: RunFolder, tmp_path: Path) -> None:
@@ -150,6 +158,16 @@ def test_a_script_may_write_them_anywhere(run: RunFolder, tmp_path: Path) -> Non
     assert newest_checkpoint(run, asked) == tmp_path / "out" / "step-30"
 
 
+def test_a_training_from_the_start_in_an_old_folder_is_said(run: RunFolder, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    asked = with_checkpoints(run, f"{glob.escape(str(out))}/*", script="train.slurm", snapshot=False)
+    os.utime(run.path / "resolved.json", (10**9 + 2, 10**9 + 2))
+    make(run, *(f"../../../out/{name}" for name in ("step=600.ckpt", "last.ckpt", "last-v1.ckpt", "step=30.ckpt")))
+    assert newest_checkpoint(run, asked) == out / "step=30.ckpt", "the others are of an earlier run"
+    note = f"{out}/step=600.ckpt has the highest number, but {out}/step=30.ckpt was written later: move away"
+    assert checkpoint_note(run) == f"{note} the one that belongs to another training"
+
+
 def test_only_complete_ones_count(run: RunFolder) -> None:
     make(run, "checkpoints/a-10", "checkpoints/a-20", "checkpoints/a-30/.done")
     done = command("{run}/checkpoints/a-*", "{checkpoint}/.done")
@@ -157,6 +175,21 @@ def test_only_complete_ones_count(run: RunFolder) -> None:
     (run.path / "checkpoints/a-30/.done").rmdir()
     assert newest_checkpoint(run, done) is None
     assert newest_checkpoint(run, command("{run}/checkpoints/a-*")) == run.path / "checkpoints/a-30"
+
+
+def test_a_name_is_within_the_checkpoint_and_none_whole_is_said(run: RunFolder) -> None:
+    asked = with_checkpoints(run, "{run}/checkpoints/step-*", complete=".metadata")
+    assert checkpoint_note(run) == ""
+    make(run, "checkpoints/step-10", "checkpoints/step-20")
+    assert newest_checkpoint(run, asked) is None
+    note = checkpoint_note(run)
+    first = f"none of 2 checkpoints is complete, so none is resumed: {run.path}/checkpoints/step-20 has no .metadata"
+    assert note == f"{first} (command.complete)"
+    assert read_status([run])[0].cause == f"never submitted; {note}"
+    assert explain(str(run.path), run.path.parent).notes == [note]
+    make(run, "checkpoints/step-10/.metadata")
+    assert newest_checkpoint(run, asked) == run.path / "checkpoints/step-10"
+    assert checkpoint_note(run) == ""
 
 
 def test_without_a_number_the_step_is_that_logged_before_it(run: RunFolder) -> None:
