@@ -85,11 +85,9 @@ class Resolved(Sized):
         tables["cluster"] = {
             key: value for key, value in tables["cluster"].items() if key == "name" or value != by_default[key]
         }
-        of_program = program_tables(self)
-        for name in ("data", "engine", "layout", "train", "job", *SERVICES, *of_program):
-            table = of_program.get(name, tables[name])
+        for name in ("data", "engine", "layout", "train", "job", *SERVICES, *program_tables(self)):
             tables[name] = {
-                key: value for key, value in table.items() if value not in self.key_rules(name)[key].defaults
+                key: value for key, value in tables[name].items() if value not in self.key_rules(name)[key].defaults
             }
         nones: dict[str, Any] = {"command": None, "script": None, "data_from": 0, "race": 0}
         for name, none in (*nones.items(), *((name, {}) for name in SERVICES)):

@@ -207,6 +207,7 @@ class RunController(Controller):
             for file in self.stdouts:
                 file.close()
             end_beside(self._beside, self.attempt, CANCELLED_S if self.cancelled else LIMIT_S)
+            say_note(self.run_folder)
             # send_events may be slow. The processes beside have ended: those of the next attempt continue their work.
             if not judge_and_note(self.run_folder, self.attempt, self._resolved):
                 lock.release(self.run_folder, lock.process_holder(os.getpid()))
@@ -268,7 +269,6 @@ def run_attempt(run: RunFolder, attempt: Attempt) -> int:
 def judge_and_note(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool:
     """Returns whether another attempt follows `attempt`, which has ended. If it asks for a requeue or has failed, it is
     judged, once, and the verdict is written."""
-    say_note(run)
     end = attempt.ended()
     fails = end and not end.get("requeue") and meaning(end.get("ended")).chain != "stops"
     if (end.get("requeue") or (fails and _retries(run, attempt, resolved))) and not attempt.verdict():

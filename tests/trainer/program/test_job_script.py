@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.files import read_json
+from hpc_gpt.core.runs.checkpoints import newest_checkpoint
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.resolved import config_hash
@@ -44,6 +45,15 @@ def script(folder: Path, text: str | bytes = HEAD + BODY, name: str = "train.slu
 def hash_of(path: Path, *arguments: str, words: tuple[str, ...] = ()) -> str:
     asked = ScriptRequest(path, arguments, words)
     return config_hash(prepare(Request(str(path), None, None, {}, script=asked)).resolved)
+
+
+def test_a_run_keeps_where_its_script_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = ScriptRequest(script(tmp_path), (), ())
+    prepared = prepare(Request("train.slurm", None, None, {"command.checkpoints": "out/step-*"}, script=asked))
+    run = write_run(prepared, tmp_path / "logs", {})
+    (tmp_path / "out/step-30").mkdir(parents=True)
+    assert newest_checkpoint(run, run.resolved().program) == tmp_path / "out/step-30"
 
 
 def test_every_byte_of_the_script_is_at_the_end_of_job_sh(tmp_path: Path) -> None:
