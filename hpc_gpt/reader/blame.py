@@ -17,7 +17,10 @@ _WATCHDOG = re.compile(
 )
 _OPERATION = re.compile(r"OpType=([A-Z_a-z]{1,40})")
 _NODE_IN_FILE = re.compile(r"(?:^|[/_.-])([a-z][a-z0-9-]{0,30}\d)(?=\.(?:out|err|log|txt)$)")
-_OWN_EXIT = re.compile(r"\bexit code \d|\bended by signal (?!15\b)\d|\bexited on signal \d")
+_OWN_EXIT = re.compile(
+    r"\bexit code \d|\bended by signal (?!15\b)\d|\bexited on signal \d"
+    r"|^srun: error: .{1,400}: (?:Segmentation fault|Bus error|Illegal inst|Floating point)"
+)
 _NODE = re.compile(r"[A-Za-z][A-Za-z0-9.-]{0,63}")
 # If more than this share of the ranks did not report, no rank is blamed.
 _FEW = 0.25
@@ -74,6 +77,15 @@ def rank_to_blame(timeouts: Sequence[Failure], parts: Sequence[Part]) -> tuple[i
         ranks = some([str(rank) for rank in silent], 8)
         return silent[0], f"rank{'' if one else 's'} {ranks} did not report it, {len(reports)} of {size} ranks did"
     return None, ""
+
+
+def everyone_waits(cause: Failure, failures: Sequence[Failure], parts: Sequence[Part]) -> str:
+    """The ranks that report the collective of a cause, in words, if they are all ranks; empty if one is missing."""
+    reports = [each for each in failures if each.ended == cause.ended and meaning(cause.ended).victim]
+    numbers = {each.rank: match[1] for each in reports if (match := _SEQUENCE.search(each.message))}
+    size, stated = len(numbers), [fact.value for part in parts if (fact := part.fact("gpus"))]
+    whole = size > 1 and {*numbers} == {*range(size)} and all(value == size for value in stated[:1])
+    return f"all {size} ranks report it" if whole and len({*numbers.values()}) == 1 else ""
 
 
 def only_one_that_left(echoes: Sequence[Failure]) -> Failure | None:

@@ -2,7 +2,9 @@
 
 The rules, in this order:
 
-1. A line that several patterns match is one failure, of the most specific class.
+1. A line that several patterns match is one failure, of the most specific class. Of the lines of one failure (some 20
+   lines of one rank without a step between) a specific class wins over `error`, in whatever order. An exception that
+   quotes another's traceback is left out: the quoted one counts (`part_failures.without_quotes`).
 2. A failure was survived, and ended nothing, if the same log has a step after it. The same holds for a failure in
    another file if both have times of day, or if the program says that it is done after all planned steps; and for an
    exception that Python says it ignored. In a file without steps, beside a file with steps, a process that never began
@@ -22,7 +24,9 @@ The rules, in this order:
    signal from outside, and Slurm's message of a cancellation, win over later lines of the same file.
 7. A node that shows no GPU is at fault if its job asked for GPUs; else the request is at fault. A node is at fault if
    a container did not start on it alone. An exception like `KeyError` within minutes of the start, before the first
-   step, is the user's.
+   step, is the user's, and so is any that two ranks raise in the same words before it, if it names no device, network,
+   disk or memory. A file that is missing is the user's before the first step, and the data's after it. A signal 9 on a
+   host that the program itself calls nearly full is for want of its memory.
    A fault that the GPU's driver reports explains the program's fault of the GPU before it; a line of NCCL's network
    plugin explains a collective that failed without a reason.
 8. A cause without a node has its rank's node, by NCCL's lines or the launcher's. If it names no rank and no rank waited
@@ -41,6 +45,7 @@ from hpc_gpt.reader.blame import (
     FIRST_OBSERVED,
     MISSING,
     OF_JAX,
+    everyone_waits,
     node_of_failure,
     node_the_launcher_names,
     nodes_of_tasks,
@@ -48,6 +53,7 @@ from hpc_gpt.reader.blame import (
     only_one_that_left,
     rank_to_blame,
 )
+from hpc_gpt.reader.context import full_host, in_context
 from hpc_gpt.reader.dialects.amd_faults import for_vendor
 from hpc_gpt.reader.dialects.failure_families import (
     COLLECTIVE,
@@ -61,26 +67,25 @@ from hpc_gpt.reader.dialects.failure_families import (
 from hpc_gpt.reader.dialects.memory_exhausted import held_by_others
 from hpc_gpt.reader.logs import Failure, Part
 from hpc_gpt.reader.part_failures import (
-    OF_SETUP,
     SKEW_S,
     by_clock,
     found_in,
-    is_of_setup,
+    is_specific,
     join_blocks,
     last_line,
     last_setting,
     last_step_at,
     outlived_before,
     prints_steps,
-    raised_in_worker,
     with_years,
 )
 
 _RANK_IN_FILE = re.compile(r"(?:^|[/_.\[-])(?<!local[_-])rank[_.-]?(\d{1,7})(?=$|[/_.\]-])", re.IGNORECASE)
 NEAR_LINES = 200
+ONE_FAILURE_LINES = 20
 ENDING_S = 60.0  # Slurm may let ranks run this long after its signal (KillWait is 30 by default)
 _KILLED = re.compile(
-    r"(?:^|\d|:|\() {0,30}Killed\b(?! by)|\bSIGKILL\b|\bexit ?code:? (?:= )?(?:137|-9)\b|exitcode: -9\b"
+    r"(?:^|\d|:|\() {0,30}[Kk]illed\b(?! by)|\bSIGKILL\b|\b(?:exit|return) ?code:? (?:= )?(?:137|-9)\b|exitcode: -9\b"
 )
 # Exceptions that are a program's own fault. Exceptions about `None` also occur while a process is torn down.
 _OWN_FAULT = re.compile(
@@ -112,6 +117,15 @@ _OF_GPU = re.compile(
 )
 _OF_DRIVER = re.compile(r"\bamdgpu\b|^NVRM: Xid|\bi915\b|^xe 0000:")
 _REQUEUE_FAILED = re.compile(r"(?i)requeu\w{0,4}\b.{0,60}\bfailed\b")
+# What a handler or a shell says of a process that a signal ended, and the innermost line of Python of its thread.
+_A_DEATH = re.compile(
+    r"(?:Fatal Python error: |Signal: |Caught signal |\d{1,10} )?(?:Segmentation|Bus|Illegal|Floating)"
+)
+_FRAME = re.compile(r"^Current thread .{1,80}: (File .{1,300})")
+_ALL_WAIT = (
+    "no rank is missing, so no node is at fault by it: look for a slow or stuck network (NCCL_DEBUG=INFO, switches), or"
+    " a step that takes longer than the limit"
+)
 _NO_CAUSE = "nothing says why the log ends"
 
 
@@ -177,27 +191,33 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
         chosen = chosen or min(echoes, key=_aftermath)
     if chosen is None:
         return Cause("unknown", _NO_CAUSE, None, None, survived, survived=survived)
-    if (inner := raised_in_worker(chosen, causes)) is not chosen:
-        causes = [inner if other.place == inner.place else other for other in causes if other is not chosen]
-        chosen = inner
     if (reason := _reason_below(chosen, echoes)) is not None:
         causes, echoes = [*causes, reason], [echo for echo in echoes if echo.place != reason.place]
         chosen = reason
-    if is_of_setup(chosen, parts):
-        chosen = _replaced(chosen, causes, ended="user_error", to_do=OF_SETUP)
+    if fields := in_context(chosen, failures, parts):
+        chosen = replace(chosen, **fields)
     if chosen.to_do == CONTAINER and (alone := only_node_that_failed(echoes)) is not None:
-        chosen = _replaced(chosen, causes, ended="node_failure", to_do=CONTAINER_ON_NODE, node=alone)
+        chosen = replace(chosen, ended="node_failure", to_do=CONTAINER_ON_NODE, node=alone)
+    if every := everyone_waits(chosen, failures, parts):
+        chosen = replace(chosen, rank=None, to_do=_ALL_WAIT)
     rank, node, why, inferred = _place_of(chosen, failures, echoes, parts)
     sure = "; ".join(filter(None, (sure, *inferred)))
-    if chosen.ended == "error" and _KILLED.search(chosen.message):
+    if _KILLED.search(chosen.message) and (full := full_host(parts)):
+        chosen, sure = replace(chosen, ended="host_memory", echo=False), full
+    elif chosen.ended == "error" and _KILLED.search(chosen.message):
         sure = "; ".join(filter(None, (sure, "nothing says who killed it: most often the kernel, out of memory")))
     if to_do := for_vendor(chosen.to_do, chosen.message, [*devices, *(other.message for other in failures)]):
-        chosen = _replaced(chosen, causes, to_do=to_do)
-    others = [failure for failure in [*causes, *survived, *echoes] if failure is not chosen]
-    text = one_line(chosen.message)
-    number = rank if chosen.rank is None else chosen.rank
-    if number is not None and f"ank {number}" not in text and f"task {number}" not in text:
-        text = f"rank {number}: {text}"
+        chosen = replace(chosen, to_do=to_do)
+    others = [failure for failure in [*causes, *survived, *echoes] if failure.place != chosen.place]
+    text = _text_of(chosen, rank if chosen.rank is None else chosen.rank, why or every, echoes)
+    return Cause(chosen.ended, text, chosen, node, [chosen, *others], rank, survived, sure, why != "")
+
+
+def _text_of(chosen: Failure, rank: int | None, why: str, echoes: Sequence[Failure]) -> str:
+    """The cause in one line. `why`: why its rank, or none, is blamed."""
+    text = "; ".join(filter(None, (one_line(chosen.message), _frame_of(chosen, echoes))))
+    if rank is not None and f"ank {rank}" not in text and f"task {rank}" not in text:
+        text = f"rank {rank}: {text}"
     if why and (MISSING.search(chosen.message) or OF_JAX in why):
         text = f"{why}; {text}"  # the missing rank before the waiting one
     elif why:
@@ -208,14 +228,14 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
         failed := next(filter(_REQUEUE_FAILED.match, (other.message for other in echoes)), None)
     ):
         text = f"{text}; the program's own requeue failed, too: {one_line(failed)}"
-    return Cause(chosen.ended, text, chosen, node, [chosen, *others], rank, survived, sure, why != "")
+    return text
 
 
-def _replaced(chosen: Failure, causes: list[Failure], **fields: str) -> Failure:
-    """Returns the cause with other fields, and puts it into `causes` in place of the old one."""
-    other = replace(chosen, **fields)  # type: ignore[arg-type]
-    causes[:] = [other if failure is chosen else failure for failure in causes]
-    return other
+def _frame_of(death: Failure, echoes: Sequence[Failure]) -> str:
+    """The line of Python in which a signal ended an interpreter; empty if its handler does not print it."""
+    frames = (echo for echo in echoes if _A_DEATH.match(death.message) and echo.place.file == death.place.file)
+    below = (_FRAME.search(echo.message) for echo in frames if echo.place.line > death.place.line)
+    return next((one_line(frame[1]) for frame in below if frame), "")
 
 
 def _failures(
@@ -271,20 +291,22 @@ def _place_of(
 ) -> tuple[int | None, str | None, str, list[str]]:
     """(the rank of a cause, its node, the reason to blame it if others waited, what both are inferred from)."""
     # By lines that name rank and node, such as srun's and torchelastic's; the first one counts.
-    nodes: dict[int, str] = nodes_of_tasks(echoes)
+    nodes: dict[int, str] = nodes_of_tasks(failures)
     nodes |= {other.rank: other.node for other in reversed(failures) if other.rank is not None and other.node}
     rank, why = chosen.rank, ""
     inferred: list[str] = []
     if meaning(chosen.ended).victim:
         blamed, why = rank_to_blame([failure for failure in failures if failure.ended == chosen.ended], parts)
         rank = chosen.rank if blamed is None else blamed
-        if blamed is None and chosen.to_do == NEVER_MET:
+        if blamed is None and chosen.to_do in (NEVER_MET, _ALL_WAIT):
             return None, None, "", []  # the rank that reports it has waited, and so has its node
     if meaning(chosen.ended).by_scheduler:
         return rank, None, why, inferred
     # A shell that finds no command belongs to the batch script, unless tasks ended with its exit code.
     shell = rank is None and bool(_NEVER_BEGAN.search(chosen.message)) and "execve" not in chosen.message
     echoes_of_it = [other for other in echoes if not shell or _OF_SHELL.search(other.message)]
+    if _A_DEATH.match(chosen.message):
+        echoes_of_it += [other for other in failures if other.message.startswith("srun: ") and not other.echo]
     left = only_one_that_left(echoes_of_it) if rank is None else None
     if left is not None and left is not chosen:
         rank = left.rank
@@ -436,7 +458,14 @@ def _head(chain: Sequence[Failure]) -> tuple[Failure, str]:
             break
         if _explains(other, head):
             return other, f"printed {other.place.line - head.place.line} lines after {head.ended}, which it explains"
+        if head.ended == "error" and _are_one(head, other) and _is_own(other) and is_specific(other):
+            return other, ""
     return head, ""
+
+
+def _are_one(head: Failure, other: Failure) -> bool:
+    """Whether two failures of a file are lines of one."""
+    return head.rank == other.rank and abs(other.place.line - head.place.line) <= ONE_FAILURE_LINES
 
 
 def _is_own(failure: Failure) -> bool:

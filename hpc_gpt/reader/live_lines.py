@@ -87,6 +87,7 @@ class LiveLines:
         self._planned: dict[bool, int] = {}
         self.loss: float | None = None  # the last one, with or without the number of its step
         self.limit = ""  # the line in which the program says that its own time limit ends it
+        self.over = ""  # the line in which it says that it ends for another reason
         self._stepped_at: int | None = None  # the last line with a step or a bar
         self.has_steps = False  # lines, not only bars
         self._asked_at: int | None = None  # the line in which srun was asked to end: it then kills its tasks
@@ -106,8 +107,9 @@ class LiveLines:
         self._take_failures(line, matches)
         for match, rule in matches:
             kind = rule.pattern.kind
-            if kind == "end" and rule.pattern.ended == "walltime":
-                self.limit = hide_secrets(match[0].strip("[] "))[:400]
+            if kind == "end":
+                words = hide_secrets(match[0].strip("[] "))[:400]
+                self.limit, self.over = (words, "") if rule.pattern.ended == "walltime" else (self.limit, words)
             elif kind == "fact":
                 self._plan(values_of(line, match, rule.pattern), False)
             elif self._own_pattern is None and kind in ("step", "progress", "eval"):
@@ -121,7 +123,7 @@ class LiveLines:
                         values = {"steps_planned": float(total[1]), **values}
                     self._plan(values, kind == "step")
         if row is not None:
-            self._stepped_at, self.has_steps, self.limit = self._count, True, ""
+            self._stepped_at, self.has_steps, self.limit, self.over = self._count, True, "", ""
         if line.startswith("srun: forcing job termination"):
             self._asked_at = self._count
         shown = row or self._waits or {}

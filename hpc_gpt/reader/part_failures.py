@@ -24,21 +24,14 @@ IGNORED = "Exception ignored "
 _BEGINS_TRACEBACK = re.compile(rf"{IGNORED}|Exception in thread |Error in atexit")
 _AT_EXIT = re.compile(r"Fatal Python error: (?!Segm|Bus|Ill|Float)")
 _LONGEST_TRACEBACK = 40  # lines
-# Exceptions of code that got an input it does not accept, before the first step: a retry ends the same way.
-_OF_SETUP = re.compile(
-    r"(?:[\w.]{1,200}\()?(?:[A-Za-z_]\w*\.)*(?:(?:Value|Key|Type|Attribute|NotImplemented|Assertion)Error\b"
-    r"|(?:OS|IO)Error: (?!\[Errno (?!2\b|13\b|20\b|21\b|22\b)).{0,400}?(?:^|[\s'\"(])\.{0,2}/\w)"
+# Exceptions whose text is the traceback of another: torch's and Ray's of a worker, and of a callback.
+_QUOTES = re.compile(
+    r"\bCaught \w{1,80} in (?:DataLoader worker process|pin memory thread|replica) \d{1,7}|\bRayTaskError\("
+    r"|Traceback \(most recent call last\)"
 )
-# These exceptions count, too, if code that reads a program's inputs raises them.
-_OF_GIVEN = re.compile(r"(?:RuntimeError|Exception): ")
-_READS_GIVEN = re.compile(r"(?i)config|arguments|args\.py$|settings|state_dict|checkpoint|planner|model_?loader")
-# torch's message about a worker process, before the traceback of the worker's own exception.
-_CAUGHT_IN_WORKER = re.compile(r"\bCaught \w{1,80} in (?:DataLoader worker process|pin memory thread|replica) \d{1,7}")
+_LONGEST_QUOTE = 150  # lines
 _CAUGHT = ("user_error", "error", "data")  # classes that a program may catch and survive
 SKEW_S = 2.0  # clocks may differ by this much
-_SETUP_S = 900.0
-_SETUP_LINES = 4000  # in place of _SETUP_S if the log has no times of day
-OF_SETUP = "correct what the message names: the program ended before its first step, and would end so again"
 
 
 def one_a_line(failures: Iterable[Failure]) -> list[Failure]:
@@ -55,7 +48,7 @@ def found_in(part: Part) -> list[Failure]:
     """The failures of a part, one per line, and the ends that its log states."""
     ends = [(ended, f"the log says that it ended: {ended}", place) for ended, place in part.ends if ended != "done"]
     done = min((place.line for ended, place in part.ends if ended == "done"), default=math.inf)
-    return without_ignored(one_a_line([*part.failures, *(Failure(*end) for end in ends)]), done)
+    return without_quotes(without_ignored(one_a_line([*part.failures, *(Failure(*end) for end in ends)]), done))
 
 
 def with_years(parts: Sequence[Part], failed: Sequence[list[Failure]]) -> list[list[Failure]]:
@@ -82,40 +75,26 @@ def _in_year_of(timed: float, at: float) -> float:
     )
 
 
-def raised_in_worker(failure: Failure, causes: Sequence[Failure]) -> Failure:
-    """The worker's exception that the failure announces, with the class and advice of the failure; else the failure."""
-    if not _CAUGHT_IN_WORKER.search(failure.message):
-        return failure
-    inner = next(
-        (
-            cause
-            for cause in causes
-            if cause.place.file == failure.place.file
-            and 0 < cause.place.line - failure.place.line <= _LONGEST_TRACEBACK
-            and cause.rank == failure.rank
-            and cause.ended == "error"
-            and not cause.to_do
-        ),
-        None,
-    )
-    return failure if inner is None else replace(inner, ended=failure.ended, to_do=failure.to_do)
+def without_quotes(failures: Sequence[Failure]) -> list[Failure]:
+    """The failures of a part without exceptions that quote the traceback of another, which stands below them. The
+    quoted one has their class, advice and time if its own say less."""
+    left = list(failures)
+    for outer in failures:
+        if not _QUOTES.search(outer.message):
+            continue
+        below = (each for each in left if 0 < each.place.line - outer.place.line <= _LONGEST_QUOTE)
+        if (inner := next((each for each in below if each.rank == outer.rank), None)) is not None:
+            vague = inner.ended == "error" and not (inner.to_do or inner.echo)
+            cause = replace(inner, ended=outer.ended, to_do=outer.to_do) if vague else inner
+            left[left.index(inner)] = replace(cause, at=outer.at if inner.at is None else inner.at)
+            left.remove(outer)
+    return left
 
 
-def is_of_setup(failure: Failure, parts: Sequence[Part]) -> bool:
-    """Whether a vague failure is an exception of a program that got an input it does not accept: raised within minutes
-    of the start, before the first step of any part."""
-    vague = failure.ended == "error" and not (failure.to_do or failure.echo)
-    of_given = _OF_GIVEN.match(failure.message) and _READS_GIVEN.search(failure.raised_in)
-    if not vague or not failure.raised_in or not (of_given or _OF_SETUP.match(failure.message)):
-        return False
-    if any(prints_steps(part) or part.evals or part.saves for part in parts):
-        return False
-    begins = [part.first_at for part in parts if part.first_at is not None]
-    ends = [part.last_at for part in parts if part.last_at is not None and part.file == failure.place.file]
-    end = failure.at if failure.at is not None and failure.at >= OF_NO_YEAR else max(ends, default=None)
-    if begins and end is not None and end > min(begins):
-        return end - min(begins) <= _SETUP_S
-    return failure.place.line <= _SETUP_LINES
+def is_specific(failure: Failure) -> bool:
+    """Whether the failure says more of what failed than an exception that no class covers."""
+    row, plain_request = meaning(failure.ended), failure.ended == "user_error" and not failure.to_do
+    return row.in_log and not (plain_request or failure.echo)
 
 
 def outlived_before(open_: Sequence[Failure], survived: Sequence[Failure]) -> set[int]:
@@ -171,6 +150,11 @@ def last_line(part: Part, steps_left: int) -> int:
 
 def prints_steps(part: Part) -> bool:
     return bool(part.progress or any(map(len, part.steps.values())))
+
+
+def makes_steps(part: Part) -> bool:
+    """Whether a part has a step that was made in it: a bar without elapsed time is drawn before the first one."""
+    return any(map(len, part.steps.values())) or any(step and elapsed != 0 for step, elapsed, _ in part.progress)
 
 
 def last_setting(part: Part) -> int:

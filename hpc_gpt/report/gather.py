@@ -230,9 +230,10 @@ def read_one(name: str, logs: Path, *more_logs: str, ends_only: bool = False) ->
     if len(runs) == 1:
         return runs[0]
     if not runs:
-        failed = [message for message in (*gathered.unread, *gathered.notes) if READER_FAILED in message]
+        failed = [message for message in gathered.notes if READER_FAILED in message]
+        why = [*gathered.unread, *failed] or [f"no run in {', '.join(map(shown_path, (name, *more_logs)))}"]
         raise NoSuchRun(
-            "; ".join([f"no run in {', '.join(map(shown_path, (name, *more_logs)))}", *failed]),
+            "; ".join(why),
             "give a log with training steps, a run folder, a run id or a job id",
         )
     named = some([str(run.record.run) for run in runs], 5)

@@ -46,6 +46,7 @@ _ELSEWHERE = (
     "the reason is elsewhere: in the output of the step or of each rank (srun --output, torchrun --log-dir), in the"
     " node's kernel log (dmesg), or in sacct -j JOB -o JobID,State,ExitCode,MaxRSS,NodeList"
 )
+_NO_STEP_IN_TIME = "it came to no step in its time: ask for more, or prepare data, model and caches before"
 _OWN_RANK = re.compile(r"rank (\d{1,7})\b")
 # job.sh's line at the start of each attempt, in Slurm's own output of the job.
 _ATTEMPT_BEGINS = re.compile(r"^run folder .*, attempt (\d{1,9}), output in attempts/\d{1,9}/log$")
@@ -164,6 +165,10 @@ class Why:
         ):
             return fault
         failure = self.last.failure if self.last else None
+        # A run of ours may train by lines that no dialect reads.
+        reached = (self.record.attempts or [{}])[-1].get("last_step") or self.run_folder
+        if self.ended == "walltime" and not reached:
+            return _NO_STEP_IN_TIME
         if failure is not None and failure.to_do and failure.ended == self.ended:
             return failure.to_do
         unseen = self.run_folder if self.ended in UNSPECIFIC and failure is None else None

@@ -12,6 +12,7 @@ from hpc_gpt.core.errors import ConfigError, NoSuchRun, RunFolderError
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.reader.logs import read_log
 from hpc_gpt.reader.records import foreign_run
+from hpc_gpt.reader.records.foreign_run import NOT_KNOWN
 from hpc_gpt.report.gather import compared_names, gather_paths, read_compared, read_one, refresh_record
 from tests.made_runs import make_run, with_attempt
 from tests.old_bench import make_bench
@@ -114,7 +115,7 @@ def test_what_names_no_run_or_several_is_refused(lab, logs):
         (read_one, lab / "two.log", "2 runs in LAB/two.log: two, two#2", f"name one: {of_two}"),
         (read_one, f"{lab}/two.log#3", "LAB/two.log has no run 3; it has 2 runs", f"name one: {of_two}"),
         (gather_path, f"{lab}/two.log#0", "LAB/two.log has no run 0; it has 2 runs", f"name one: {of_two}"),
-        (read_one, f"{lab}/notes#2", "no run in LAB/notes#2", A_RUN),
+        (read_one, f"{lab}/notes#2", f"LAB/notes: {NOT_KNOWN}", A_RUN),
         (read_one, f"{lab}/two#2", f"no run '{lab}/two#2'", f"did you mean '{lab}/two.log#2'?"),
         (gather_path, f"{lab}/a#1", f"no run '{lab}/a#1'", f"did you mean '{lab}/a.log#1'?"),
         (read_one, lab, "3 runs in LAB: a, two, two#2", A_LOG),

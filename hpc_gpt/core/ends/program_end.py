@@ -26,10 +26,10 @@ _FIRST_BYTES = 4096
 class Said:
     """The printed lines that explain how the program ended.
 
-    `planned`: its number of planned steps, 0 if no line says it. `limit`: its message about its own time limit.
-    `failed`: a sure failure after its last line of a step. `of_program`: that failure is the traceback, the kill or the
-    absence of a program; it came `failed_s` seconds before the end, None if that is not known. `note`: a message that
-    may or may not mean a failure.
+    `planned`: its number of planned steps, 0 if no line says it. `limit`: its message about its own time limit; `over`:
+    about its own end for another reason (`program_ends` of the reader). `failed`: a sure failure after its last line of
+    a step. `of_program`: that failure is the traceback, the kill or the absence of a program; it came `failed_s`
+    seconds before the end, None if that is not known. `note`: a message that may or may not mean a failure.
     """
 
     planned: int = 0
@@ -38,6 +38,7 @@ class Said:
     of_program: bool = False
     failed_s: float | None = None
     note: str = ""
+    over: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ def _end_of_exit_0(facts: ProgramFacts) -> End:
     | it came within a line's spacing of its last planned step | `done` |
     | a sure failure after its last step; or of a program before any step, right before the end | that of the failure |
     | its own message about a time limit | `walltime` |
+    | its own message that it is over (a target reached, early stopping), and steps of a known total are left | `done` |
     | its time limit is near, and steps of a known total are left | `walltime` |
     | steps of a known total are left | `error` |
     | else | `done` |
@@ -133,6 +135,8 @@ def _end_of_exit_0(facts: ProgramFacts) -> End:
     if printed.limit and (planned or facts.stepped):
         return End("walltime", f"{printed.limit}, {of_planned}")
     if planned:
+        if printed.over and facts.stepped:
+            return End("done", f"{printed.over}, {of_planned}", note=_note(facts))
         if facts.near:
             return End("walltime", f"{facts.near}, {of_planned}")
         return End("error", f"{BY_ITSELF}{step:,} of {planned:,} steps, with exit code 0")
@@ -192,6 +196,7 @@ def read_said(attempt: Attempt) -> Said:
         bool(first.get("of_program")),
         float(failed_s) if isinstance(failed_s, int | float) else None,
         next((str(task["note"]) for task in printed if task.get("note")), ""),
+        next((str(task["over"]) for task in printed if task.get("over")), ""),
     )
 
 

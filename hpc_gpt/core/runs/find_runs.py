@@ -171,7 +171,7 @@ def find_runs(names: Sequence[str], logs: Path) -> list[RunFolder]:
 
 def is_run_name(name: str, logs: Path) -> bool:
     """Whether a name is for find_named: not a log, a folder elsewhere, a row of a race, or standard input."""
-    elsewhere = os.path.lexists(name) and not Path(name).resolve().is_relative_to(logs.resolve())
+    elsewhere = os.path.lexists(name) and not Path(os.path.realpath(name)).is_relative_to(logs.resolve())
     return not (elsewhere or "#" in name or name == "-" or os.path.isfile(name))
 
 

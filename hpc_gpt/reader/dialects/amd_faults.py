@@ -121,11 +121,13 @@ DIALECT = Dialect(
         # --- caches of kernels
         *failure_family("user_error", _FILE_LOCK, says="unable to lock file | [Errno 524] | Unknown error 524 | [Errno 35]",
             line="flock failed"),
+        *failure_family("error", _CACHE,
+            says=("Stale file handle: '….triton/ | Stale file handle: '…torchinductor | Stale file handle: '…torch_extensions | "
+            "Stale file handle: '…/.cache/ | Stale file handle: '…/cache/ | Stale file handle: '…miopen")),
         *failure_family("user_error", _CACHE,
             says=("accessing SQLite database | database is locked | locking protocol | unable to open database file | "
             "No such file or directory: '….triton/ | No such file or directory: '…/triton/cache | "
-            "No such file or directory: '…torchinductor | Stale file handle: '…/.triton | Stale file handle: '…torchinductor | "
-            "Stale file handle: '…/.cache/ | Stale file handle: '…miopen | [Errno 37] | No locks available | "
+            "No such file or directory: '…torchinductor | [Errno 37] | No locks available | "
             "Directory not empty: '….triton/ | "
             "Permission denied: '….triton/ | Permission denied: '…miopen | Permission denied: '…aiter"),
             line="The file lock '…could not be acquired | Internal error while accessing SQLite | MIOpen…database is locked | MIOpen…Could not lock file | MIOpen…lock_file"),

@@ -99,7 +99,10 @@ DIALECTS = (
         failure("data", "device-side", r"(?P<words>(?:CUDA|HIP) error: device-side assert triggered.{0,200})"),
         # The message is on the next line, and says more.
         failure("error", " ERROR] at ", EXCEPTION_START + r"(?P<words>\[\w{1,20} ERROR\] at .{1,300})"),
-        failure("data", "Assertion `", r"(?P<words>Assertion `[^`']{0,200}['`] failed.{0,100})"),
+        failure("nan", "Assertion `",
+            r"(?P<words>(?:\w{1,80}: block: .{0,80}? )?Assertion `[^\n]{0,200}?\b(?:is)?(?:nan|inf|finite)\b[^\n]{0,100}['`] failed.{0,100})"),
+        failure("data", "Assertion `", r"(?P<words>(?<=\] )Assertion `[^`']{0,200}['`] failed.{0,100})"),
+        failure("error", "Assertion `", r"(?P<words>Assertion `[^`']{0,200}['`] failed.{0,100})"),
     )),
     # The GPU names that NVIDIA's and AMD's tools print if a job script asks them, and that programs print in passing. A
     # name that ends in dots is cut and not read.
@@ -126,8 +129,9 @@ DIALECTS = (
         *(Pattern("end", rf"(?<!\w){text}{after}", literal=text, ended=ended, weak=True) for text, after, ended in _ENDS),
         *(Pattern("end", rf"(?i)^{_OTHER_SUBJECTS}.{{0,200}}?{sentence}", literal=literal, ended=ended, weak=True)
             for literal, sentence, ended in (
+                ("reached", r"\btarget (?:[\w-]{1,20} ){0,2}(?:is |was )?reached\b", "done"),
                 *((literal, _SAID, "done") for literal in ("raining", "RAINING", "inished", "omplete")),
-                ("arly", _EARLY, "stopped"))),
+                ("arly", _EARLY, "done"))),
     )),
     # torchrun, torch.distributed.launch, deepspeed and accelerate: an echoed command line, and the launcher's start.
     Dialect("torch_launcher", patterns=(
@@ -162,6 +166,14 @@ DIALECTS = (
         _option("--num_nodes", "num_nodes", "nodes"),
         _option("--num_processes", "num_processes", "gpus"),
         _option("--num_machines", "num_machines", "nodes"),
+        # Lines of any program about a checkpoint that it resumes, and about weights that this lacked.
+        *(Pattern("fact", rf"\b[RrLl]{verb} [^\n]{{0,60}}?\b(?:{what})\b", verb, facts={"resumes": 1}, weak=True)
+            for verb, what in (
+                *((verb, "checkpoint|ckpt|states?|training|run|step")
+                    for verb in ("esuming", "esumed", "estoring", "estored")),
+                ("oaded", "checkpoint|ckpt|optimizer states?"), ("oading", "checkpoint(?! shards)|ckpt|optimizer states?"))),
+        *(Pattern("fact", words, facts={"weights_lacking": 1}, weak=True)
+            for words in (r"\bmissing keys\b", r"\bnewly initialized\b")),
     )),
     # Trainers that stop themselves: NaN losses and gradients, ranks that make no step; and submitit's messages.
     Dialect("training_stopped", patterns=(

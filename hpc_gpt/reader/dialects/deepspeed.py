@@ -33,6 +33,8 @@ DIALECTS = (
         Pattern("memory",
             rf"\bMA {_GB} GB {{1,20}}Max_MA (?P<memory_allocated_gib>{_GB}) GB {{1,20}}CA {_GB} GB {{1,20}}"
             rf"Max_CA (?P<memory_reserved_gib>{_GB}) GB"),
+        Pattern("fact",
+            rf"\bCPU Virtual Memory: {{1,4}}used = {_GB} GB, percent = (?P<host_used_percent>\d{{1,3}}(?:\.\d{{1,4}})?)%"),
         Pattern("timers", r"(?:\]|rank=\d{1,7}) time \(ms\)(?P<value>(?: \| [^|:]{1,60}: \d{1,12}\.\d{1,6}){1,200})"),
         # step=0 is printed before training begins.
         Pattern("step",

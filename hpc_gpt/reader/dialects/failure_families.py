@@ -31,7 +31,10 @@ _BUILD = (
 )
 _INSTALL = "install what the message names into the environment of the job, with the option that builds this part of it"
 HARDWARE = "these GPUs cannot do it: use another dtype, attention or GPU"
-_RANKS = "start as many ranks on a node as it has GPUs, each on its own (torch.cuda.set_device(LOCAL_RANK))"
+_RANKS = (
+    "give each rank of a node a GPU of its own: device 0 if each task sees one GPU (--gpus-per-task, --gpu-bind), else"
+    " LOCAL_RANK, on as many GPUs (--gpus-per-node) as ranks"
+)
 _SOCKET = (
     "name an interface that every node has (`ip -br addr`) in NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, or unset them"
 )
@@ -92,6 +95,11 @@ _CONFIGURATION = "correct the option or key that the message names: this version
 _OTHER_CHECKPOINT = (
     "the checkpoint belongs to another model, optimizer or version: resume with those it was saved with, or load only its"
     " weights"
+)
+OTHER_SIZE = "resume on as many GPUs as saved it, convert the checkpoint, or load only its weights"
+_ENGINE_MEMORY = (
+    "the inference engine found too little free GPU memory: end what else holds it, or change its share"
+    " (gpu_memory_utilization), or shorten its sequences (max_model_len)"
 )
 _REGISTER = (
     "InfiniBand could not use this memory: report the node (nvidia-peermem, its driver), or start without it"
@@ -214,6 +222,7 @@ DIALECT = Dialect(
         *_cuda(999, "Unknown", "CUDA unknown error", "node_failure", BROKEN_GPU),
         *_cuda(214, "ECCUncorrectable", "uncorrectable ECC", "node_failure", BROKEN_GPU),
         *_cuda(220, "NvlinkUncorrectable", "uncorrectable NVLink", "node_failure", BROKEN_GPU),
+        *_cuda(721, "Contained", "Invalid access of peer GPU memory", "node_failure", BROKEN_GPU),
         *failure_family("node_failure", BROKEN_GPU,
             says="'unknown error' | error: unknown error | ECC error | double bit error | double-bit ECC",
             line=("row remapping failure | RmInitAdapter failed | fallen off the bus | "
@@ -236,6 +245,10 @@ DIALECT = Dialect(
         ),
         *failure_family("user_error", _BINDING,
             line=("libnuma: Error: | failed to set pid…affinity | sched_setaffinity…failed | sched_setaffinity: Invalid argument")),
+        # --- lines that point to others
+        *failure_family("error", "", raised_as="RayActorError ActorDiedError", echo=True,
+            says="See root cause above | Failed core proc(s) | See stack trace for root cause",
+            line="The actor died because | The actor is dead because"),
         # --- software that was not built: what follows from the compiler's line
         *failure_family("user_error", _BUILD,
             says=("Error building extension | Error compiling objects for extension | torch_extensions/….so: cannot open"),
@@ -264,9 +277,9 @@ DIALECT = Dialect(
             "requires device with capability")),
         # --- software that was not built: the compiler's line, and what asks for it
         *failure_family("user_error", _BUILD,
-            line=("nvcc fatal | unsupported GNU version | gcc versions later than | ld: cannot find -l | "
+            line=("nvcc fatal | nvcc: not found | unsupported GNU version | gcc versions later than | ld: cannot find -l | "
             "ninja: error: | error: command '…gcc' failed | error: command '…nvcc' failed"),
-            says=("CUDA_HOME | Unable to JIT load | Ninja is required | nvcc: not found | cannot find nvcc | "
+            says=("CUDA_HOME | Unable to JIT load | Ninja is required | cannot find nvcc | "
             "No such file or directory: '…/nvcc' | No such file or directory: 'nvcc' | "
             "No such file or directory: 'ninja' | No such file or directory: 'which' | Failed to find C compiler")),
         Pattern("failure",
@@ -335,6 +348,9 @@ DIALECT = Dialect(
             "unable to write to file </torch_ | out of shared memory"),
             line="Error while creating shared memory segment | failed to extend /dev/shm | insufficient shared memory (shm) | "
             "Bus error: nonexistent physical address"),
+        *failure_family("gpu_memory", _ENGINE_MEMORY,
+            says=("No available memory for the cache blocks | Free memory on device…less than desired GPU memory | "
+            "larger than the available KV cache memory | larger than the maximum number of tokens that can be stored in KV")),
         *failure_family("error", _DATA_WORKERS, says="background workers are no longer alive"),
         *failure_family("error", COLLECTIVE,
             says="unhandled cuda error | invalid argument, NCCL | internal error - please report | invalid usage"),
@@ -370,6 +386,9 @@ DIALECT = Dialect(
         *failure_family("user_error", _OTHER_CHECKPOINT,
             says=("Restoring state from a different dataset | Missing key in checkpoint | Unexpected key in checkpoint | _OptimStateKey | size mismatch for | "
             "loaded state dict contains a parameter group | Missing key(s) in state_dict")),
+        *failure_family("user_error", OTHER_SIZE,
+            says=("checkpoint being loaded used a…world size | different…world size…checkpoint | "
+            "saved…rank…load…rank | mismatch after resume ((")),
         *failure_family("error", _SERVER, says="Remote end closed connection without response"),
         # --- files that are damaged, of another version, or not whole
         *failure_family("user_error", _NEWER_FILE, line="untagged enum ModelWrapper"),

@@ -38,11 +38,13 @@ DIALECT = Dialect(
         failure("error", ": line ", r": line \d{1,6}: {1,8}(?P<words>\d{1,10} (?:Segmentation fault|Bus error"
             r"|Illegal instruction|Floating point exception).{0,200})"),
         echo("error", ": line ", r": line \d{1,6}: {1,8}(?P<words>\d{1,10} (?:Killed|Aborted).{0,200})"),
+        echo("error", "illed", r"(?:^|\]|^zsh: )(?P<words>[Kk]illed(?: {1,8}python.{0,100})?)\s*$"),
         echo("cancelled", ": line ", r": line \d{1,6}: {1,8}(?P<words>\d{1,10} Terminated.{0,200})"),
         failure("user_error", ": line ",
             r": line \d{1,6}: (?P<words>[^:]{1,200}: (?:command not found|No such file or "
             r"directory|Permission denied|unbound variable).{0,100})"),
         # bash's own, and dash's
+        failure("user_error", ": not found", r"^(?:\d{1,7}: )?\S{1,200}: \d{1,6}: (?P<words>[^:]{1,200}: not found)\s*$"),
         failure("user_error", ": Syntax error: ", r": \d{1,6}: (?P<words>Syntax error: .{1,200})"),
         failure("user_error", ": line ",
             r": (?P<words>line \d{1,6}: (?:syntax error|unexpected EOF while|[^:]{1,200}: bad (?:substitution|interpreter)"
@@ -51,6 +53,7 @@ DIALECT = Dialect(
         failure("user_error", "/env: ", r"^(?P<words>/usr/bin/env: \S{1,200}: No such file or directory)"),
         failure("error", "Fatal Python error: ", r"(?P<words>Fatal Python error: (?:Segmentation fault|Bus error"
             r"|Illegal instruction|Floating|init|_?Py|none_dealloc|deallocating|take_gil|drop_gil|_enter_buffered).{0,200})"),
+        echo("error", "Current thread 0x", r"(?P<words>Current thread 0x.{1,60}\(most recent call first\):.{0,300})"),
         echo("error", "Fatal Python error: Aborted", r"(?P<words>Fatal Python error: Aborted.{0,100})"),
         # UCX's handler, which also hides the program's own
         Pattern("failure", r"(?P<words>Caught signal (?:4|7|8|11) \(.{1,200})", "Caught signal ", ended="error",

@@ -246,7 +246,7 @@ class LineReader(GrowingParts):
         if "job_id" in values and job_id is not None and rule.pattern.literal == "JobId=":
             return scaled("job_id", str(values["job_id"])) != ("job_id", job_id.value) and bool(self.rows[-1])
         over = bool(part.failures) and part.failures[-1].message.startswith(JOB_OVER)
-        return over and rule.dialect.engine is not None
+        return over and (rule.dialect.engine is not None or "resumes" in rule.pattern.facts)
 
     def _step(
         self,

@@ -263,8 +263,10 @@ _ANSI, ANSI = re.compile(_COLOURS), re.compile(_COLOURS.encode())
 # the rank within the node. In `3: [rank5]:` the first number is srun's task, which starts several ranks.
 _RANK = re.compile(
     r"^\s*(?:(?:\S{1,64}: {1,2})?\[rank(\d{1,7})\][: ]|(\d{1,7}): |\[default(\d{1,4})\]:|"
-    r"\[?[Rr]ank ?[:=]?(\d{1,7})\]?[: ]|\[XTuner\]\[RANK (\d{1,7})\])"
+    r"\[?[Rr]ank ?[:=]?(\d{1,7})\]?[: ]|\[XTuner\]\[RANK (\d{1,7})\]|"
+    r"[^=\n]{0,60}\b(?:task|rank|process)=(\d{1,7}) (?=(?:node|host)=))"
 )
+_KEYED_HOST = re.compile(r"[^=\n]{0,60}\b(?:task|rank|process)=\d{1,7} (?:node|host)=([A-Za-z][\w.-]{0,80}) ")
 _NCCL_HOST = re.compile(r"(?:^|[\s\]:>])([A-Za-z][\w.-]{0,80}):\d{1,9}:\d{1,9} \[\d{1,4}\] ")
 # torchrun's tag with `--role HOST:`: the number is the rank within the node.
 _ROLE_HOST = re.compile(r"^\s{0,8}\[(?!rank|default|worker|trainer)([a-z][a-z0-9-]{0,40}\d[\w.-]{0,80}):\d{1,3}\]:")
@@ -294,20 +296,21 @@ def rank_of(line: str) -> int | None:
 
 
 def node_of(line: str) -> str | None:
-    """The node in the prefix of NCCL's lines, `host:pid:tid [GPU]`, or of torchrun's, `[host:local rank]:`; None
-    without one.
+    """The node in the prefix of NCCL's lines, `host:pid:tid [GPU]`, of torchrun's, `[host:local rank]:`, or of a
+    logger's, `rank=3 node=n1`; None without one.
 
     >>> node_of("[rank0]:n1:2914:2914 [0] NCCL WARN x"), node_of("12:30:00 [0] x"), node_of("[gpu187:2]:KeyError: 1")
     ('n1', None, 'gpu187')
     """
-    match = _ROLE_HOST.match(line) or (_NCCL_HOST.search(line, 0, 200) if "] " in line else None)
+    match = _ROLE_HOST.match(line) or _KEYED_HOST.match(line)
+    match = match or (_NCCL_HOST.search(line, 0, 200) if "] " in line else None)
     return match[1] if match else None
 
 
 def rank_span(line: str) -> tuple[int, int] | None:
     """(start, end) of the rank in a line's label, None without one."""
     match = _RANK.match(line)
-    return next((match.span(index) for index in range(1, 6) if match[index] is not None), None) if match else None
+    return next((match.span(index) for index in range(1, 7) if match[index] is not None), None) if match else None
 
 
 def time_of(line: str) -> float | None:

@@ -37,7 +37,9 @@ _ALONE = re.compile(r"[\w.()]{1,200}\s*$")
 # The macros of llm.c and others: the message of CUDA, NCCL or MPI is on the next line.
 _OF_MACRO = re.compile(r"\[(\w{1,20}) ERROR\] at [^\n]{1,300}?[:)] (.*)")
 # The next line has the whole message, or the text that this line announces.
-NO_MESSAGE = re.compile(r"(?:[\w.()]{1,200}:(?: .{0,380}:)?|\[\w{1,20} ERROR\] at .{1,300}[\d)]:)\s*$")
+NO_MESSAGE = re.compile(
+    r"(?:[\w.()]{1,200}:(?: .{0,380}:)?|\[\w{1,20} ERROR\] at .{1,300}[\d)]:|Current thread .{1,80}:)\s*$"
+)
 
 
 @dataclass

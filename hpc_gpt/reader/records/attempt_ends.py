@@ -19,6 +19,7 @@ from hpc_gpt.reader.records.log_steps import LogSteps, log_interval, main_steps,
 
 _ZONE = "as printed, taken as UTC"
 _ABOUT_ALL = 0.01  # of the planned steps may be missing before a program's totals
+_FEW_LOSSES = 20  # before a resume
 _LATEST = 4e9  # epoch seconds, in the year 2096: later times are wrong
 
 
@@ -85,9 +86,23 @@ def add_ends(draft: Draft, run: RunParts, steps: LogSteps) -> list[Cause]:
         hours = sum(end.took_s or 0.0 for end in timed) / 3600
         some = "" if len(timed) == len(ends) else f", for {len(timed)} of {len(ends)} attempts"
         draft.set("gpu_hours", hours * gpus, f"inferred: gpus x {timed[-1].how}{some}")
+    _flag_jumps(draft, run, steps)
     if len(ends) > 1:
         draft.flag(f"{len(ends)} attempts: of a step that was trained again only the last training counts", "attempts")
     return [end.cause for end in ends]
+
+
+def _flag_jumps(draft: Draft, run: RunParts, steps: LogSteps) -> None:
+    """Flags an attempt whose first losses are above the last ones before it, by more than these scatter."""
+    for number, parts in enumerate(run.attempts[1:], 2):
+        finite = np.isfinite(steps["loss"])
+        before = steps["loss"][(steps.attempt == number - 1) & finite][-_FEW_LOSSES:]
+        after = steps["loss"][(steps.attempt == number) & finite][:3]
+        if len(after) == len(before[:3]) == 3 and after.min() > 2 * before.max() - before.min():
+            lacking = next((fact for part in parts for fact in part.facts.get("weights_lacking", ())), None)
+            beside = f": {lacking.place} says that weights were missing" if lacking else ""
+            jump = f"the loss jumps from {before[-1]:.4g} to {after[0]:.4g} where attempt {number} resumes"
+            draft.flag(f"{jump}{beside}", "loss")
 
 
 def _attempt_tables(run: RunParts, ends: Sequence[_End]) -> list[dict[str, Any]]:

@@ -185,6 +185,8 @@ def run_steps(
         elif not np.isfinite(columns["step"]).any():
             columns["step"], interval = _numbers(steps, interval_asked, epoch_steps)
             numbered = interval_asked is not None or interval > 1
+            if pieces and _bars_go_on(attempts[number - 2], part):
+                columns["step"] += pieces[-1]["step"][-1]
         _join_unnumbered(columns, part, name, steps.line)
         piece = replace(steps, columns=columns, attempt=np.full(len(steps), number, np.int64))
         pieces.append(replace(piece, after_pause=_after_pause(part, steps), files={number: part.file}))
@@ -204,6 +206,12 @@ def run_steps(
     table.dialect = max(names, key=lambda name: names[name])
     table.interval_known = len(table) > 1 or interval_asked is not None or not table["step"][0] > 1
     return table
+
+
+def _bars_go_on(before: Sequence[Part], part: Part) -> bool:
+    """Whether the bars of an attempt go on where those of the attempt before ended; then counted lines do, too."""
+    ended = [step for other in before for step, _, _ in other.progress[-1:]]
+    return bool(ended and part.progress and part.progress[0][0] >= max(ended))
 
 
 def _resolve(columns: dict[str, StepColumn], batch: int | None, seq: int | None) -> None:

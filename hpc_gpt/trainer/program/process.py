@@ -82,10 +82,10 @@ def said_by(lines: LiveLines, over: float | None = None) -> Said:
     first = next((live for live in sure if not live.failure.echo), sure[0] if sure else None)
     message = (first or late[0]).failure.message if late else ""
     if first is None:
-        return Said(lines.planned, lines.limit, note=message)
+        return Said(lines.planned, lines.limit, note=message, over=lines.over)
     failed_s = None if first.moment is None else max(0.0, over - first.moment)
     end = End(first.failure.ended, first.failure.message)
-    return Said(lines.planned, lines.limit, end, first.how == "program", failed_s, message)
+    return Said(lines.planned, lines.limit, end, first.how == "program", failed_s, message, lines.over)
 
 
 class LastLines:

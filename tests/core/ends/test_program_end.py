@@ -16,6 +16,7 @@ HANDLED = Said(failed=RAISED, of_program=True, failed_s=9.0, note=RAISED.cause o
 EXIT_7 = Said(failed=End("error", "task 0: Exited with exit code 7"), failed_s=0.3, note="task 0: Exited")
 WORDS = Said(note="No space left on device")
 OWN = Said(limit="exiting program after 1180 minutes")
+OVER = Said(over="Early stopping at step 5")
 BOTH = Said(limit="exiting program after 1180 minutes", failed=RAISED, of_program=True, failed_s=0.3)
 USR1 = "--signal sent USR1 before the time limit"
 ASKED = End("walltime", "SIGUSR2: the time limit is near")
@@ -57,6 +58,8 @@ ASKED = End("walltime", "SIGUSR2: the time limit is near")
         ({"step": 5, "planned": 500_000, "said": OWN}, "walltime", "1180 minutes, at 5 of 500,000 steps"),
         ({"step": 5, "stepped": True, "said": OWN}, "walltime", "1180 minutes, after step 5"),
         ({"said": OWN}, "done", "no lines of steps"),
+        ({"step": 5, "planned": 9, "stepped": True, "said": OVER}, "done", "Early stopping at step 5, at 5 of 9"),
+        ({"planned": 9, "said": OVER}, "error", "ends by itself at 0 of 9 steps"),
         ({"step": 5, "stepped": True, "said": BOTH}, "user_error", "exit code 0, but ImportError"),
         ({"step": 5, "planned": 9, "near_limit": "the time limit is near"}, "walltime", "the time limit is near, at 5"),
         ({"step": 5, "stepped": True, "near_limit": "the time limit is near"}, "done", "exit code 0, after step 5"),
@@ -126,12 +129,13 @@ def test_what_all_tasks_said_and_the_facts_of_a_folder(tmp_path: Path) -> None:
     attempt = add_attempt(run, [], None)
     assert read_said(attempt) == Said()
     write_said(attempt, 0, EXIT_7)
-    write_said(attempt, 1, Said(planned=9, limit="its limit"))
+    write_said(attempt, 1, Said(planned=9, limit="its limit", over="its end"))
     write_said(attempt, 2, SURE)
     said = read_said(attempt)
-    assert (said.planned, said.limit, said.failed, said.of_program, said.failed_s) == (
+    assert (said.planned, said.limit, said.over, said.failed, said.of_program, said.failed_s) == (
         9,
         "its limit",
+        "its end",
         RAISED,
         True,
         0.3,

@@ -103,10 +103,12 @@ def test_when_a_failure_came(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (said_by(late).failed_s, said_by(late).of_program) == (None, True)
 
 
-def test_a_later_step_takes_back_a_limit_of_its_own() -> None:
+def test_a_later_step_takes_back_the_words_of_an_end() -> None:
     line = " [exiting program after 1180 minutes] datetime: 2026-11-20 10:00:00\n"
-    assert said_of(STEPS + line).limit
-    assert not said_of(STEPS + line + "step 4 loss 1.0\n").limit
+    for end, words in ((line, "exiting program after 1180 minutes"), ("Target loss reached\n", "Target loss reached")):
+        for later, left in (("", words), ("step 4 loss 1.0\n", "")):
+            said = said_of(STEPS + end + later)
+            assert f"{said.limit}{said.over}"[: len(left) or None] == left
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,81 @@
+"""The meaning of a failure by what the run did before it: before the first step it is the request's own."""
+
+import re
+from collections.abc import Sequence
+
+from hpc_gpt.reader.dialects.failure_families import OTHER_SIZE
+from hpc_gpt.reader.logs import Failure, Part
+from hpc_gpt.reader.logs.matches import OF_NO_YEAR
+from hpc_gpt.reader.part_failures import makes_steps
+
+# Exceptions of code that got an input it does not accept, before the first step: a retry ends the same way.
+_OF_SETUP = re.compile(
+    r"(?:[\w.]{1,200}\()?(?:[A-Za-z_]\w*\.)*(?:(?:Value|Key|Type|Attribute|NotImplemented|Assertion)Error\b"
+    r"|(?:OS|IO)Error: (?!\[Errno (?!2\b|13\b|20\b|21\b|22\b)).{0,400}?(?:^|[\s'\"(])\.{0,2}/\w)"
+)
+# These exceptions count, too, if code that reads a program's inputs raises them.
+_OF_GIVEN = re.compile(r"(?:RuntimeError|Exception): ")
+_READS_GIVEN = re.compile(r"(?i)config|arguments|args\.py$|settings|state_dict|checkpoint|planner|model_?loader")
+_EXCEPTION = re.compile(r"(?:\w{1,60}\.){0,8}[A-Z]\w{1,60}(?:Error|Exception)\b")
+_MASKED = re.compile(r"\d+")
+# Words of what may fail by itself; the same exception of several ranks is then not the program's.
+_OF_MACHINE = re.compile(
+    r"(?i)cuda|cudnn|cublas|nccl|\bhip|rocm|xpu|gloo|network|socket|connect|timed? ?out|memory|file ?system|\[errno"
+    r"|input/output|disk|device-side|hardware"
+)
+_MISSING_SAMPLE = re.compile(r"FileNotFoundError: (?!.{0,400}(?i:checkpoint|ckpt|\.pth?\b|safetensors|/tmp/))")
+# Pieces of a tensor that two numbers of ranks divide, or these numbers.
+_SIZES = re.compile(r"\bsize of (?:tensor a \()?(\d{1,15})\D{1,80}?(\d{1,15})(?=\D|$)")
+_IN_OPTIMIZER = re.compile(r"\boptim")
+_NEARLY_FULL = 80  # percent of a host's memory
+_SETUP_S = 900.0
+_SETUP_LINES = 4000  # in place of _SETUP_S if the log has no times of day
+OF_SETUP = "correct what the message names: the program ended before its first step, and would end so again"
+
+
+def in_context(failure: Failure, failures: Sequence[Failure], parts: Sequence[Part]) -> dict[str, str]:
+    """The fields of a failure that depend on what the run did before it; empty if none does."""
+    has_trained = any(map(makes_steps, parts))
+    if failure.ended == "user_error" and has_trained and not failure.to_do and _MISSING_SAMPLE.match(failure.message):
+        return {"ended": "data", "to_do": ""}
+    vague = failure.ended == "error" and not (failure.to_do or failure.echo)
+    if has_trained or not (vague or failure.to_do == OTHER_SIZE):
+        return {}
+    loads = not vague or _IN_OPTIMIZER.search(failure.raised_in) or any(part.fact("resumes") for part in parts)
+    if loads and (sizes := _SIZES.search(failure.message)):
+        small, large = sorted(map(int, sizes.groups()))
+        # The last rank's piece may be padded.
+        if (ratio := round(large / max(small, 1))) > 1 and abs(large - ratio * small) < ratio:
+            by = f"another number of ranks saved the checkpoint, as {large} is {ratio} x {small}"
+            return {"ended": "user_error", "to_do": f"{by}: {OTHER_SIZE}"}
+    if not vague:
+        return {}
+    return {"ended": "user_error", "to_do": OF_SETUP} if _is_of_setup(failure, failures, parts) else {}
+
+
+def _is_of_setup(failure: Failure, failures: Sequence[Failure], parts: Sequence[Part]) -> bool:
+    """Whether an exception before the first step is of a program that got an input it does not accept: raised within
+    minutes of the start, by its name or by two ranks in the same words."""
+    if any(part.evals or part.saves for part in parts):
+        return False
+    said = _MASKED.sub("0", failure.message)
+    ranks = {other.rank for other in failures if other.rank is not None and _MASKED.sub("0", other.message) == said}
+    by_several = len(ranks) > 1 and _EXCEPTION.match(failure.message) and not _OF_MACHINE.search(failure.message)
+    of_given = _OF_GIVEN.match(failure.message) and _READS_GIVEN.search(failure.raised_in)
+    if not (by_several or (failure.raised_in and (of_given or _OF_SETUP.match(failure.message)))):
+        return False
+    begins = [part.first_at for part in parts if part.first_at is not None]
+    ends = [part.last_at for part in parts if part.last_at is not None and part.file == failure.place.file]
+    end = failure.at if failure.at is not None and failure.at >= OF_NO_YEAR else max(ends, default=None)
+    if begins and end is not None and end > min(begins):
+        return end - min(begins) <= _SETUP_S
+    return failure.place.line <= _SETUP_LINES
+
+
+def full_host(parts: Sequence[Part]) -> str:
+    """What shows that a host had hardly any memory left, by the program's own line; empty if nothing does."""
+    used = [fact for part in parts for fact in part.facts.get("host_used_percent", ())]
+    most = max(used, key=lambda fact: float(fact.value), default=None)
+    if most is None or float(most.value) < _NEARLY_FULL:
+        return ""
+    return f"signal 9 after a line that {most.value:g} % of the host's memory were in use ({most.place})"
