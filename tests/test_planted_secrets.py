@@ -1,5 +1,6 @@
 """No secret of the environment reaches a file or a word of ours; what a run writes keeps the user's umask."""
 
+import gzip
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from hpc_gpt.core.runs.unpack import CODE_ARCHIVE
+from hpc_gpt.core.runs.code_archive import CODE_ARCHIVE, read_code
 from tests.benchmarks.sweep import make_stand_ins
 from tests.cli.command import in_process
 from tests.conftest import REPOSITORY
@@ -217,7 +218,9 @@ def holding(folder: Path) -> set[str]:
     found = set()
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink() and (folder / "given") not in path.parents:
-            data = subprocess.run(["zcat", "-f", path], capture_output=True, check=True).stdout
+            data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+            if path.name == CODE_ARCHIVE:
+                data = b"".join(read_code(path.parent).values())
             is_script = path.name == "job.sh" and not path.stat().st_mode & 0o077
             if SECRET.encode() in data and not is_script:
                 found.add(path.name)

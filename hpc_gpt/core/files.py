@@ -351,7 +351,17 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 def _beside_or_inside(name: str) -> Path:
     inside = _PACKAGE / name
-    return inside if inside.is_dir() else _PACKAGE.parent / name
+    return inside if inside.is_dir() or _PACKAGE.parent.is_file() else _PACKAGE.parent / name
+
+
+def package_text(path: Path) -> str:
+    """The text of a file, which may be one of the package in the archive of a run's code. Raises OSError."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except NotADirectoryError:
+        import pkgutil
+
+        return (pkgutil.get_data("hpc_gpt", str(path.relative_to(_PACKAGE))) or b"").decode()
 
 
 def templates_dir() -> Path:

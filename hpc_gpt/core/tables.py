@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.files import package_text
 
 # tomllib's messages for a key that is given twice, and the place that they name.
 _TWICE = re.compile(r"Cannot (?:overwrite a value|declare .* twice|mutate|redefine)|Duplicate inline table key")
@@ -48,7 +49,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     read."""
     text = ""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = package_text(path)
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as fault:
         if (twice := _given_twice(text, str(fault))) is not None:

@@ -19,7 +19,7 @@ from hpc_gpt.planner.prediction import Prediction
 
 if TYPE_CHECKING:
     from hpc_gpt.core.runs.branches import CheckpointHold
-    from hpc_gpt.core.runs.snapshot import Archive
+    from hpc_gpt.core.runs.snapshot import CodeArchive
     from hpc_gpt.core.runs.work_archive import WorkArchive
     from hpc_gpt.core.settings.cluster import ClusterProfile
     from hpc_gpt.core.settings.experiment import Job
@@ -51,7 +51,7 @@ class Copies:
         self._stages: dict[str, dict[str, str]] = {}
 
     @cached_property
-    def code(self) -> Archive:
+    def code(self) -> CodeArchive:
         """The archive of hpc-gpt's own code."""
         from hpc_gpt.core.runs.snapshot import take_snapshot
 

@@ -5,6 +5,7 @@ The text is a pure function of the experiment: it has no run id, time, host or p
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import shlex
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_gpt import __version__
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import RenderError
-from hpc_gpt.core.files import templates_dir
+from hpc_gpt.core.files import package_text, templates_dir
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.network import HSN
 from hpc_gpt.core.settings.devices import is_amd
@@ -150,7 +151,7 @@ def _check_blocks(environment: Environment, template: str, text: str) -> None:
     job chain; and for a block that base.sh.j2 does not have, as jinja would leave it out."""
     from jinja2 import nodes
 
-    base = environment.parse((templates_dir() / "base.sh.j2").read_text(encoding="utf-8"))
+    base = environment.parse(package_text(templates_dir() / "base.sh.j2"))
     of_base = [block.name for block in base.find_all(nodes.Block)]
     tree = environment.parse(text)
     if not _extends_base(environment, tree):
@@ -226,14 +227,21 @@ def _environment(template: Path | None = None, users_text: str | None = None) ->
     name. Cached with its compiled templates, because a sweep renders a thousand times."""
     import jinja2
 
-    folders = [str(templates_dir())] if template is None else [str(templates_dir()), str(template.parent)]
-    loader: jinja2.BaseLoader = jinja2.FileSystemLoader(folders)
+    def packaged(name: str) -> tuple[str, str, None] | None:
+        path = templates_dir() / name
+        with contextlib.suppress(OSError):
+            return package_text(path), str(path), None
+        return None
+
+    loaders: list[jinja2.BaseLoader] = [jinja2.FunctionLoader(packaged)]
+    if template is not None:
+        loaders.append(jinja2.FileSystemLoader(str(template.parent)))
     if users_text is not None:
         source = (users_text, str(template), None)
         user = jinja2.FunctionLoader(lambda name: source if template is not None and name == template.name else None)
-        loader = jinja2.ChoiceLoader([user, loader])
+        loaders.insert(0, user)
     environment = jinja2.Environment(
-        loader=loader,
+        loader=jinja2.ChoiceLoader(loaders),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

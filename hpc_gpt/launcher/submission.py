@@ -14,6 +14,7 @@ from hpc_gpt.core.files import from_here
 from hpc_gpt.core.format import Line, counted, show_bytes
 from hpc_gpt.core.formulas import GIB
 from hpc_gpt.core.network import check_open_files
+from hpc_gpt.core.runs.code_archive import CODE_KEY
 from hpc_gpt.core.runs.disk_space import checkpoint_bytes, free_gib, space_needed_gib
 from hpc_gpt.core.runs.lineage import RESUMED_FROM, Parent
 from hpc_gpt.core.runs.provenance import collect, weights_of
@@ -27,7 +28,6 @@ from hpc_gpt.core.runs.run_folder import (
     create_run,
 )
 from hpc_gpt.core.runs.snapshot import check_path
-from hpc_gpt.core.runs.unpack import CODE_KEY
 from hpc_gpt.core.runs.work_archive import WORK_KEY, describe_copy
 from hpc_gpt.core.secrets import hide_words, is_secret
 from hpc_gpt.core.settings.program_text import check_file_text

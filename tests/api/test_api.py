@@ -19,6 +19,7 @@ from hpc_gpt.api import Run, plan, read_runs, submit
 from hpc_gpt.core.errors import ConfigError, JobFailed, JobRefused, LayoutError, NoSuchRun
 from hpc_gpt.core.files import logs_dir
 from hpc_gpt.core.runs import snapshot
+from hpc_gpt.core.runs.code_archive import code_sha256, read_code
 from hpc_gpt.core.runs.work_archive import unpack_work
 from tests.benchmarks.sweep import make_stand_ins
 from tests.cli.command import in_process
@@ -86,9 +87,9 @@ def test_a_second_submission_gets_what_was_edited_since(tmp_path, monkeypatch):
         provenance = json.loads((run.folder / "provenance.json").read_text())
         return {
             "work": (unpack_work(run.folder) / "train.py").read_text(),
-            "code": snapshot.read_archive(run.folder)[1]["hpc_gpt/core/files.py"].decode(),
+            "code": read_code(run.folder)["hpc_gpt/core/files.py"].decode(),
             "stage": provenance["stage_sha256"] == hashlib.sha256(Path("environment.tar").read_bytes()).hexdigest(),
-            "sums": provenance["code_sha256"] == snapshot.read_archive(run.folder)[0],
+            "sums": provenance["code_sha256"] == code_sha256(read_code(run.folder)),
             "command": json.loads((run.folder / "resolved.json").read_text())["command"]["run"].split()[-1],
             "environment": "EDITED=second" in (run.folder / "job.sh").read_text(),
         }

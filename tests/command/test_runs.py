@@ -210,7 +210,9 @@ def test_the_environment_of_each_task(tmp_path: Path) -> None:
             rank, "2", rank, str(run.path), "1", str(run.checkpoints), "2", "1",
         ]  # fmt: skip
         assert found["PYTHONSAFEPATH"] == ""
-        assert str(run.path / "code") not in found["PYTHONPATH"]
+        assert str(run.path / "code.zip") not in found["PYTHONPATH"]
+    assert [path.name for path in run.attempt(1).heartbeats.iterdir()] == ["all.jsonl"]
+    assert len([*run.path.rglob("*")]) < 100, "a file is an inode of the user's quota"
 
 
 def test_a_silent_program_hangs_only_past_what_it_may_be_silent(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def pack(folder: Path, run: Path) -> bytes:
     with tarfile.open(fileobj=packed, mode="w:xz") as archive:
         for path in sorted(run.rglob("*")):
             name = path.relative_to(folder)
-            if path.is_dir() or path.name == "code.tar.gz" or "code" in name.parts:
+            if path.is_dir() or path.name == "code.zip":
                 continue
             content, is_text = path.read_bytes(), "checkpoints" not in name.parts
             if is_text:  # the checksums of a checkpoint's files are noted

@@ -107,4 +107,4 @@ def test_a_script_of_0_2_ends_before_its_ranks(older, tmp_path):
     assert f"{REFUSED}\n\nhint: render it again with this version, or {HINT}" in done.stderr
     [run] = (tmp_path / "again" / "small").iterdir()
     assert not (run / "attempts" / "1").exists()
-    assert not (run / "code.tar.gz").exists()
+    assert not [*run.glob("code.*")]

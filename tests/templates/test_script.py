@@ -12,7 +12,7 @@ from tests.golden.test_scripts import SCRIPTS, _as_it_is
 from tests.programs import put, ran
 from tests.waiting import LIMIT_S
 
-# start.py, and the watch, which something ends at first.
+# program.start, and the watch, which something ends at first.
 PYTHON = """case "$*" in
 *script_watch*) echo "watch ${*: -3} $(trap -p TERM)" >>"$HPC_GPT_RUN/watched"
   [ -e "$HPC_GPT_RUN/died" ] || { touch "$HPC_GPT_RUN/died"; kill -KILL $$; }
@@ -34,7 +34,7 @@ def in_bash(folder: Path, name: str, end: str, script: str = "", **variables: st
         "n": "2", "HPC_GPT_PYTHON": "the-python", "HPC_GPT_JOB": "7", **variables,
     }  # fmt: skip
     done = ran("env", "--default-signal", "bash", "end.sh", cwd=folder, env=environment)
-    return re.sub(r"start.py \d+", "start.py PID", (done.stdout + done.stderr).replace(str(folder), ""))
+    return re.sub(r"program.start \d+", "program.start PID", (done.stdout + done.stderr).replace(str(folder), ""))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_script_is_started_followed_and_cleared_up_after(
     # Bash has a word on the killed watch only where that ends before bash waits for it.
     found = re.sub(r"^end\.sh: line \d+: +\d+ Killed .*\n", "", found, flags=re.MULTILINE)
     own = "" if code else (tmp_path / "a/log").read_text()
-    start = "start -ISs /code/hpc_gpt/trainer/program/start.py PID  2 - /slurm_script it's\n/dev/zero\n"
+    start = "start -ISs /code.zip hpc_gpt.trainer.program.start PID  2 - /slurm_script it's\n/dev/zero\n"
     assert (found + own, (tmp_path / "a/err").read_text()) == (f"{start}{said}\n", "bad\n")
     assert (tmp_path / "watched").read_text().replace(str(tmp_path), "") == "watch  2  trap -- '' SIGTERM\n" * 2
     assert sorted(os.listdir(tmp_path / "a")) == ["err", "exit.json", "log", "trainer.json"]

@@ -20,32 +20,32 @@ LOCAL = {**SLURM, "scheduler": "local", "python_here": '"$HPC_GPT_PYTHON"'}
 INSIDE = {**SLURM, "container": {"kind": "pyxis"}}
 COLON = "PYTHONPATH cannot carry the colon of {}; set HPC_GPT_LOGS to a path without a colon"
 DIFFERS = "submit the experiment again"
-# The interpreter: it finds the package, snapshots, and runs what tar has given it.
+# The interpreter: it finds the package, snapshots, and checks the archive.
 PYTHON = """echo "$*" >>"$HPC_GPT_RUN/asked"
 case "$*" in
 -c*) exit "${LACKS:-0}" ;;
-*snapshot*) [ -z "${FULL:-}" ] && cp packed.tar.gz "$3/code.tar.gz" ;;
--I*) cat >>"$HPC_GPT_RUN/asked"; [ -z "${BAD:-}" ] || { echo "$BAD"; exit 1; } ;;
+*snapshot*) [ -z "${FULL:-}" ] && echo >"$3/code.zip" ;;
+-I*) [ -z "${BAD:-}" ] || { echo "${BAD# }"; exit 1; } ;;
 esac
 """
 FIND = '-c import importlib.util, sys; sys.exit(importlib.util.find_spec("hpc_gpt") is None)\n'
-UNPACKS = "-I - {0}\nunpack\n"
+CHECKS = "-I {0}/code.zip hpc_gpt.core.runs.code_archive {0}\n"
 
 
 @pytest.mark.parametrize(
     ("facts", "run", "variables", "said", "asked"),
     [
-        (SLURM, "r", {"HAS": "1", "PYTHONPATH": "/p"}, "{0}/code:/p", UNPACKS),
-        (LOCAL, "r", {"HAS": "1"}, "{0}/code", UNPACKS),
-        (SLURM, "r", {}, "{0}/code", FIND + "-m hpc_gpt.core.runs.snapshot {0}\n" + UNPACKS),
+        (SLURM, "r", {"HAS": "1", "PYTHONPATH": "/p"}, "{0}/code.zip:/p", CHECKS),
+        (LOCAL, "r", {"HAS": "1"}, "{0}/code.zip", CHECKS),
+        (SLURM, "r", {}, "{0}/code.zip", FIND + "-m hpc_gpt.core.runs.snapshot {0}\n" + CHECKS),
         (INSIDE, "r", {}, "", ""),
-        (INSIDE, "r", {"HAS": "1"}, "{0}/code", UNPACKS),
+        (INSIDE, "r", {"HAS": "1"}, "{0}/code.zip", CHECKS),
         (SLURM, "r", {"LACKS": "1"}, "fails: the-python on n1 cannot import hpc_gpt; pip install hpc-gpt there, or "
          "name another Python: HPC_GPT_PYTHON, or venv in the cluster profile", FIND),
-        (LOCAL, "r", {"FULL": "1"}, "dies: cannot make {0}/code.tar.gz; is the disk full or read-only?",
+        (LOCAL, "r", {"FULL": "1"}, "dies: cannot make {0}/code.zip; is the disk full or read-only?",
          FIND + "-m hpc_gpt.core.runs.snapshot {0}\n"),
-        (SLURM, "r", {"HAS": "1", "BAD": "it differs"}, f"fails: it differs; {DIFFERS}", UNPACKS),
-        (LOCAL, "r", {"HAS": "bad"}, f"dies: cannot unpack {{0}}/code.tar.gz; {DIFFERS}", "-I - {0}\n"),
+        (SLURM, "r", {"HAS": "1", "BAD": "it differs"}, f"fails: it differs; {DIFFERS}", CHECKS),
+        (LOCAL, "r", {"HAS": "1", "BAD": " "}, f"dies: cannot read {{0}}/code.zip; {DIFFERS}", CHECKS),
         (SLURM, "a:b", {}, "fails: " + COLON, ""),
         (LOCAL, "a:b", {}, "dies: " + COLON, ""),
         (INSIDE, "a,b", {}, "fails: a container cannot mount {0}; set HPC_GPT_LOGS to a path without comma and colon",
@@ -56,10 +56,8 @@ UNPACKS = "-I - {0}\nunpack\n"
 )  # fmt: skip
 def test_a_run_uses_the_code_that_was_submitted(tmp_path: Path, facts, run: str, variables, said: str, asked) -> None:
     (folder := tmp_path / run).mkdir()
-    put(tmp_path / "hpc_gpt/core/runs/unpack.py", "unpack\n")
-    ran("tar", "-czf", "packed.tar.gz", "hpc_gpt", cwd=tmp_path, code=0)
-    if has := variables.get("HAS"):
-        (folder / "code.tar.gz").write_bytes((tmp_path / "packed.tar.gz").read_bytes() if has == "1" else b"bad")
+    if "HAS" in variables:
+        put(folder / "code.zip", "")
     program(tmp_path, "the-python", PYTHON)
     end = 'set -o pipefail; die() { echo "dies: $1; $2"; exit 7; }; python=("$HPC_GPT_PYTHON")\n'
     end += "use_submitted_code 2>/dev/null; "
@@ -91,9 +89,9 @@ def test_events_are_sent_after_the_ranks_and_a_hang_is_killed(tmp_path: Path) ->
     assert done.out.removeprefix("refused\n") == "notify: its process has not ended and is killed\n"
 
 
-EXPORT = "-m hpc_gpt.trainer.export {0} {0}/after/step-20/export fp32 20 | {0}/code:/mine\n"
+EXPORT = "-m hpc_gpt.trainer.export {0} {0}/after/step-20/export fp32 20 | {0}/code.zip:/mine\n"
 RUNS = "evaluate of step 20 in {1} with {2}, TERM \n"
-LEFT = "-m hpc_gpt.launcher.after {0} left 20 | {0}/code{3}\n"
+LEFT = "-m hpc_gpt.launcher.after {0} left 20 | {0}/code.zip{3}\n"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +116,7 @@ def test_the_job_of_after_exports_runs_and_says_how_it_ended(tmp_path: Path, kin
     if kind in ("mine", "own"):
         (folder / "export").mkdir()
     given = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "HPC_GPT_PYTHON": "the-python", "SLURM_JOB_ID": "40",
-             "PYTHONPATH": f"{run.path}/code{':/mine' * (kind != 'own')}"}  # fmt: skip
+             "PYTHONPATH": f"{run.path}/code.zip{':/mine' * (kind != 'own')}"}  # fmt: skip
     done = ran("bash", tmp_path / "job.sh", cwd=tmp_path, env=given)
     own = ("none", "") if kind == "own" else ("/mine", ":/mine")
     assert (done.stdout, done.stderr, done.returncode) == (said.format(run.path, tmp_path, *own), "", code)

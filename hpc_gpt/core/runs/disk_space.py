@@ -176,11 +176,11 @@ def bytes_in(path: Path, seen: set[tuple[int, int]] | None = None) -> int:
 
 def run_sizes(run: RunFolder) -> dict[str, int]:
     """The bytes of a run's `checkpoints`, `logs`, `code` (with the copy of a program's folder) and `other` files."""
-    of = {"checkpoints": "checkpoints", "attempts": "logs", "code": "code", "code.tar.gz": "code", "work": "code"}
+    of = {"checkpoints": "checkpoints", "attempts": "logs", "code": "code", "work": "code"}
     sizes = dict.fromkeys(("checkpoints", "logs", "code", "other"), 0)
     seen = set[tuple[int, int]]()
     with contextlib.suppress(OSError):
         for path in run.path.iterdir():
-            kind = of.get(path.name, "logs" if path.name.startswith("slurm-") else "other")
+            kind = of.get(path.name.partition(".")[0], "logs" if path.name.startswith("slurm-") else "other")
             sizes[kind] += bytes_in(path, seen)
     return sizes

@@ -143,17 +143,17 @@ def read_heartbeats(folder: Path) -> dict[int, RankHeartbeat]:
     return newest
 
 
-def pack_heartbeats(attempt: Attempt) -> None:
-    """Packs the heartbeats of each earlier attempt that is over into one file; files of stacks stay.
+def pack_heartbeats(run: RunFolder) -> None:
+    """Packs the heartbeats of each attempt that is over into one file; files of stacks stay.
 
     Errors of the disk are ignored.
     """
-    for before in RunFolder(attempt.folder.parents[1]).before(attempt):
+    for attempt in run.attempts():
         with contextlib.suppress(OSError, RunFolderError):
-            if before.ended() and not (before.heartbeats / _PACKED).exists():
-                lines = [json.dumps(asdict(last)) + "\n" for last in read_heartbeats(before.heartbeats).values()]
-                write_once(before.heartbeats / _PACKED, "".join(lines))
-                for path in before.heartbeats.glob("[0-9]*"):
+            if attempt.ended() and attempt.heartbeats.is_dir() and not (attempt.heartbeats / _PACKED).exists():
+                lines = [json.dumps(asdict(last)) + "\n" for last in read_heartbeats(attempt.heartbeats).values()]
+                write_once(attempt.heartbeats / _PACKED, "".join(lines))
+                for path in attempt.heartbeats.glob("[0-9]*"):
                     if path.suffix == ".json" or not path.stat().st_size:
                         path.unlink()
 

@@ -28,7 +28,7 @@ from hpc_gpt.core.errors import ConfigError, OsErrorAs, RunFolderError
 from hpc_gpt.core.files import aside, logs_folder, read_bytes, read_start
 from hpc_gpt.core.format import and_more, counted, show_bytes
 from hpc_gpt.core.runs.checkpoints import WORK
-from hpc_gpt.core.runs.snapshot import Archive
+from hpc_gpt.core.runs.run_folder import SharedFile
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.secrets import is_credential_file
 from hpc_gpt.core.settings.experiment import Command
@@ -52,7 +52,7 @@ _WRITTEN = re.compile(
 )
 
 
-class WorkArchive(Archive):
+class WorkArchive(SharedFile):
     """The archive of a folder, as closed to others as its most closed file.
 
     `sizes`: bytes by name; `credentials`: files that it only links; `left_out`: bytes of the files that it lacks, by
@@ -64,7 +64,7 @@ class WorkArchive(Archive):
     ) -> None:
         with tarfile.open(fileobj=io.BytesIO(tar)) as entries:
             open_to = functools.reduce(int.__and__, (entry.mode for entry in entries if entry.isfile()), 0o666)
-        super().__init__(WORK_ARCHIVE, tar, 0o600 | open_to & 0o066)
+        super().__init__(WORK_ARCHIVE, gzip.compress(tar, compresslevel=3, mtime=0), 0o600 | open_to & 0o066)
         self.sha256 = _identity(tar)
         self.sizes, self.credentials, self.left_out, self.whole = sizes, credentials, left_out, whole
 

@@ -4,6 +4,7 @@ own program. A missing table requests nothing.
 Their keys affect neither weights nor speed, so none is in `config_hash`, and each may change when a run resumes.
 """
 
+import pkgutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,11 @@ from hpc_gpt.core.settings.program_text import brace_faults, command_faults, tex
 
 # An engine is a module of hpc_gpt/core/engines, named like the file.
 ENGINE_NAMES = tuple(
-    sorted(path.stem.replace("_", "-") for path in (Path(__file__).parents[1] / "engines").glob("[a-z]*.py"))
+    sorted(
+        module.name.replace("_", "-")
+        for module in pkgutil.iter_modules([str(Path(__file__).parents[1] / "engines")])
+        if not module.ispkg
+    )
 )
 if TYPE_CHECKING:
     EngineName = str

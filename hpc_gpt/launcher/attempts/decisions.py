@@ -34,7 +34,7 @@ from hpc_gpt.core.runs.checkpoints import (
     work_folder,
 )
 from hpc_gpt.core.runs.disk_space import free_space_text, is_full
-from hpc_gpt.core.runs.heartbeats import end_time_of, gpu_seconds, gpus_of
+from hpc_gpt.core.runs.heartbeats import end_time_of, gpu_seconds, gpus_of, pack_heartbeats
 from hpc_gpt.core.runs.lineage import newest_step
 from hpc_gpt.core.runs.race import is_race, measured, read_visits
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
@@ -164,6 +164,7 @@ def conclude(
             verdict = judge(past, replace(rules, cannot_continue=f"{why}{here}"), wish)
     with disk_that_may_be_full():
         write_verdict(attempt, verdict, past, exclude, now, end, job.put_back, elapsed_s, not_in_job)
+    pack_heartbeats(run)
     return verdict, exclude
 
 

@@ -30,7 +30,7 @@ from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import read_json, replace_whole
 from hpc_gpt.core.process import die_with_parent, process_identity
 from hpc_gpt.core.runs import lock, processes
-from hpc_gpt.core.runs.heartbeats import gpus_of
+from hpc_gpt.core.runs.heartbeats import gpus_of, pack_heartbeats
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import Resolved
@@ -274,6 +274,7 @@ def judge_and_note(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool
     if (end.get("requeue") or (fails and _retries(run, attempt, resolved))) and not attempt.verdict():
         wish, last = run.asked_to_end(attempt.job_id), End(str(end["ended"]), end.get("cause"))
         conclude(run, attempt, resolved, last, time.time(), attempt.number, ShownJob(), wish)
+    pack_heartbeats(run)
     return attempt.verdict().get("go_on") is True
 
 

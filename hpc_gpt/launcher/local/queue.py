@@ -139,7 +139,7 @@ def start_here(run: RunFolder, resolved: Resolved, now: bool = False) -> tuple[s
     Raises RunFolderError, also if the run is being trained; as `unmet`; JobRefused if too little of the budget is left.
     """
     may_have = _choice_of(resolved, now)
-    code = ready_code(run.path)  # the run's supervisor runs this code
+    code = ready_code(run)  # the run's supervisor runs this code
     variables = job_python(resolved) | code_environment(code, os.environ) | may_have
     variables |= budget_environment(run, resolved, time.time())
     variables |= given_environment(os.environb) if resolved.script is not None else {}

@@ -22,6 +22,7 @@ from hpc_gpt.core.files import json_in, write_once
 from hpc_gpt.core.format import and_more
 from hpc_gpt.core.process import descendants, die_with_parent, is_alive, send, start_time
 from hpc_gpt.core.runs.checkpoints import WORK, checkpoint_note, newest_with_step, work_folder
+from hpc_gpt.core.runs.code_archive import CODE_ARCHIVE
 from hpc_gpt.core.runs.disk_space import free_space_text
 from hpc_gpt.core.runs.full_disk import reserve
 from hpc_gpt.core.runs.provenance import complete_run
@@ -167,8 +168,8 @@ class CommandRank(ForeignRank):
         environment = {
             name: value for name, value in os.environ.items() if name not in _OURS and not name.startswith("SUBMITIT_")
         }
-        code = str(self._run.path / "code")
-        paths = [path for path in environment.pop("PYTHONPATH", "").split(os.pathsep) if path not in ("", code)]
+        code = [str(self._run.path / name) for name in (CODE_ARCHIVE, "code")]  # code/: of a script of 0.3
+        paths = [path for path in environment.pop("PYTHONPATH", "").split(os.pathsep) if path not in ("", *code)]
         environment |= {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
         environment |= {
             "HPC_GPT_RUN": str(self._run.path),

@@ -1,4 +1,6 @@
-"""`python -ISs start.py PID RUN ATTEMPT MODE SCRIPT ARGUMENTS…`: becomes the script, as the scheduler would start it.
+"""Becomes the script, as the scheduler would start it.
+
+    python -ISs RUN/code.zip hpc_gpt.trainer.program.start PID RUN ATTEMPT MODE SCRIPT ARGUMENTS…
 
 PID is the shell of job.sh. The script gets the environment with which that shell was started; on this machine the
 environment of the submitter. MODE is SLURM_OPEN_MODE by the script's own options, `-` for none. First makes the files

@@ -35,7 +35,6 @@ from hpc_gpt.core.runs.heartbeats import (
     RankHeartbeat,
     c_dump,
     line_of,
-    pack_heartbeats,
     period_s,
     read_c_dump,
     read_heartbeats,
@@ -113,8 +112,6 @@ class Watchdog:
             with contextlib.suppress(OSError):
                 self._c_dump = self._open_c_dump()
         threading.Thread(target=self._run, name="watchdog", daemon=True).start()
-        if self._rank == 0:
-            threading.Thread(target=pack_heartbeats, args=(self._attempt,), name="packing", daemon=True).start()
 
     def _run(self) -> None:
         last = time.monotonic()

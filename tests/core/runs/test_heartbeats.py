@@ -67,7 +67,7 @@ def test_those_of_an_ended_attempt_become_one_file_but_stacks(tmp_path: Path) ->
     run.attempt(1).write_ended("hang", "rank 3", 17)
     before = {number: read_heartbeats(run.attempt(number).heartbeats) for number in (1, 2, 3)}
     for _ in range(2):
-        pack_heartbeats(run.attempt(3))
+        pack_heartbeats(run)
     assert {number: read_heartbeats(run.attempt(number).heartbeats) for number in (1, 2, 3)} == before
     assert sorted(path.name for path in run.attempt(1).heartbeats.iterdir()) == ["2.txt", "all.jsonl"]
     assert read_c_dump(run.attempt(1).heartbeats, 2) == "Timeout 2\n"

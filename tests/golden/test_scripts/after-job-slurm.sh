@@ -19,12 +19,12 @@ if ! (set -C && echo "$me" >"$after/started") 2>/dev/null && [ "$(cat -- "$after
 fi
 # PYTHONPATH has our code only for our own programs.
 PYTHONPATH=":${PYTHONPATH:-}:"
-PYTHONPATH="${PYTHONPATH//":$HPC_GPT_RUN/code:"/:}"
+PYTHONPATH="${PYTHONPATH//":$HPC_GPT_RUN/code.zip:"/:}"
 PYTHONPATH="${PYTHONPATH#:}"
 PYTHONPATH="${PYTHONPATH%:}"
 [ -n "$PYTHONPATH" ] || unset PYTHONPATH
 rc=0
-python=(env "PYTHONPATH=$HPC_GPT_RUN/code${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1 "$HPC_GPT_PYTHON")
+python=(env "PYTHONPATH=$HPC_GPT_RUN/code.zip${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1 "$HPC_GPT_PYTHON")
 
 [ "$rc" != 0 ] || [ -e "$after/export" ] || "${python[@]}" -m hpc_gpt.trainer.export "$HPC_GPT_RUN" "$after/export" fp32 20 || rc=$?
 if [ "$rc" = 0 ]; then

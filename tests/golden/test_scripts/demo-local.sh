@@ -52,7 +52,7 @@ main() {
     exec "$HPC_GPT_PYTHON" -m hpc_gpt.launcher.local.by_hand "$HPC_GPT_RUN" # starts this script once per rank
   fi
   # The submitted code comes before any PYTHONPATH of the profile.
-  export PYTHONPATH="$HPC_GPT_RUN/code${PYTHONPATH:+:$PYTHONPATH}"
+  export PYTHONPATH="$HPC_GPT_RUN/code.zip${PYTHONPATH:+:$PYTHONPATH}"
   # This process is one rank. With exec there is no shell in between, so signals reach python itself. USR2 is ignored
   # until the trainer handles it.
   # shellcheck disable=SC2153
@@ -84,17 +84,17 @@ make_run_folder() { # the first start stores this script and its settings there;
   [ -e "$HPC_GPT_RUN/resolved.json" ] || settings | keep resolved.json || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
 }
 # --- the submitted code --------------------------------------------------------------------------------------------
-use_submitted_code() { # the first attempt unpacks code.tar.gz; without one the run uses the present code
-  local said code="$HPC_GPT_RUN/code"
+use_submitted_code() { # code.zip, from which Python imports; without one the run uses the present code
+  local said code="$HPC_GPT_RUN/code.zip"
   [[ $HPC_GPT_RUN != *:* ]] || die "PYTHONPATH cannot carry the colon of $HPC_GPT_RUN" "set HPC_GPT_LOGS to a path without a colon"
-  if [ ! -e "$code.tar.gz" ]; then # plain bash
+  if [ ! -e "$code" ]; then # plain bash
     "$HPC_GPT_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("hpc_gpt") is None)' ||
       die "$HPC_GPT_PYTHON on $HOSTNAME cannot import hpc_gpt" \
         "pip install hpc-gpt there, or name another Python: HPC_GPT_PYTHON, or venv in the cluster profile"
-    "$HPC_GPT_PYTHON" -m hpc_gpt.core.runs.snapshot "$HPC_GPT_RUN" || die "cannot make $code.tar.gz" "is the disk full or read-only?"
+    "$HPC_GPT_PYTHON" -m hpc_gpt.core.runs.snapshot "$HPC_GPT_RUN" || die "cannot make $code" "is the disk full or read-only?"
   fi
-  said=$(tar -xOzf "$code.tar.gz" hpc_gpt/core/runs/unpack.py | "$HPC_GPT_PYTHON" -I - "$HPC_GPT_RUN") ||
-    die "${said:-cannot unpack $code.tar.gz}" 'submit the experiment again'
+  said=$("$HPC_GPT_PYTHON" -I "$code" hpc_gpt.core.runs.code_archive "$HPC_GPT_RUN") ||
+    die "${said:-cannot read $code}" 'submit the experiment again'
   export PYTHONPATH="$code${PYTHONPATH:+:$PYTHONPATH}"
 }
 # --- settings: resolved.json of the run ----------------------------------------------------------------------------

@@ -39,7 +39,7 @@ main() {
   make_run_folder    # $HPC_GPT_RUN, or with plain sbatch logs/demo/<job id>: it stores this script and its settings
   start_attempt      # its attempts/<n>: from here on all output is in attempts/<n>/log
   python=("$HPC_GPT_PYTHON")
-  use_submitted_code # its code.tar.gz: edits after the submission have no effect
+  use_submitted_code # its code.zip: edits after the submission have no effect
   ask_to_start       # hpc_gpt.launcher.attempts.may_start: the script ends here if the run is done, or another job trains it
 
   while :; do # again for each restart in the job
@@ -125,19 +125,19 @@ fail() { # fail CAUSE HINT: ends the attempt before a rank starts
   die "$1" "$2"
 }
 # --- the submitted code --------------------------------------------------------------------------------------------
-use_submitted_code() { # the first attempt unpacks code.tar.gz; without one the run uses the present code
-  local said code="$HPC_GPT_RUN/code"
+use_submitted_code() { # code.zip, from which Python imports; without one the run uses the present code
+  local said code="$HPC_GPT_RUN/code.zip"
   command -v -- "$HPC_GPT_PYTHON" >/dev/null ||
     fail "no $HPC_GPT_PYTHON on $HOSTNAME" "name a Python: HPC_GPT_PYTHON, or modules, venv or python in the cluster profile"
   [[ $HPC_GPT_RUN != *:* ]] || fail "PYTHONPATH cannot carry the colon of $HPC_GPT_RUN" "set HPC_GPT_LOGS to a path without a colon"
-  if [ ! -e "$code.tar.gz" ]; then # plain sbatch
+  if [ ! -e "$code" ]; then # plain sbatch
     "$HPC_GPT_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("hpc_gpt") is None)' ||
       fail "$HPC_GPT_PYTHON on $HOSTNAME cannot import hpc_gpt" \
         "pip install hpc-gpt there, or name another Python: HPC_GPT_PYTHON, or venv in the cluster profile"
-    "$HPC_GPT_PYTHON" -m hpc_gpt.core.runs.snapshot "$HPC_GPT_RUN" || fail "cannot make $code.tar.gz" "is the disk full or read-only?"
+    "$HPC_GPT_PYTHON" -m hpc_gpt.core.runs.snapshot "$HPC_GPT_RUN" || fail "cannot make $code" "is the disk full or read-only?"
   fi
-  said=$(tar -xOzf "$code.tar.gz" hpc_gpt/core/runs/unpack.py | "${python[@]}" -I - "$HPC_GPT_RUN") ||
-    fail "${said:-cannot unpack $code.tar.gz}" 'submit the experiment again'
+  said=$("${python[@]}" -I "$code" hpc_gpt.core.runs.code_archive "$HPC_GPT_RUN") ||
+    fail "${said:-cannot read $code}" 'submit the experiment again'
   export PYTHONPATH="$code${PYTHONPATH:+:$PYTHONPATH}"
 }
 # --- questions to Slurm and to Python -------------------------------------------------------------------------------

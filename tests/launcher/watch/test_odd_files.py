@@ -35,7 +35,7 @@ KINDS: dict[str, Callable[[Path], object]] = {
     "large": _large,
 }
 FILES = (
-    *("resolved.json", "submissions.jsonl", "provenance.json", "code.tar.gz", "job.sh", "experiment.toml"),
+    *("resolved.json", "submissions.jsonl", "provenance.json", "code.zip", "job.sh", "experiment.toml"),
     *(f"attempts/1/{name}" for name in ("attempt.json", "ended.json", "next.json", "metrics.jsonl", "trainer.json")),
     *("attempts/1/log", "checkpoints/step-00000002/complete.json"),
 )
@@ -83,7 +83,7 @@ def test_no_verb_waits_for_a_file_that_is_none(tmp_path: Path) -> None:
     runs = {name: odd_run(logs, name, next(kinds)) for name in FILES}
     fifo = odd_run(logs, "attempts/1/log", "fifo")
     sound = make_run(logs)
-    wrong = [str(runs[name].path) for name in ("code.tar.gz", "job.sh", "resolved.json", "attempts/1/ended.json")]
+    wrong = [str(runs[name].path) for name in ("code.zip", "job.sh", "resolved.json", "attempts/1/ended.json")]
     status, until, large, none, *others = verbs(
         ("status", "--all", "--json", str(logs)),
         ("submit", "demo", "--cluster", "local", "--until", "steps=9", "--dry-run"),

@@ -215,7 +215,7 @@ def test_a_script_here_has_one_start_and_why_says_it(tmp_path: Path, lines: str,
 )
 def test_a_slow_machine_changes_no_verdict(tmp_path: Path, monkeypatch, lines, begins_s, follows_s, ended) -> None:
     """Python takes so many seconds to start, for the script and for its watch."""
-    slow = f'case "$*" in *start.py*) sleep {begins_s} ;; *script_watch*) sleep {follows_s} ;; esac'
+    slow = f'case "$*" in *program.start*) sleep {begins_s} ;; *script_watch*) sleep {follows_s} ;; esac'
     monkeypatch.setenv(
         "HPC_GPT_PYTHON", str(put(tmp_path / "python", f'#!/bin/sh\n{slow}\nexec {sys.executable} "$@"\n'))
     )
