@@ -14,7 +14,7 @@ from hpc_gpt.core.errors import NoSuchRun, RunFolderError, UserError
 from hpc_gpt.core.files import from_here, logs_folder, whose, within_time
 from hpc_gpt.core.format import some
 from hpc_gpt.core.process import start_time
-from hpc_gpt.core.runs.run_folder import RunFolder, job_ids
+from hpc_gpt.core.runs.run_folder import NEW_ID, RunFolder, job_ids
 from hpc_gpt.core.settings.resolved import folder_name
 from hpc_gpt.core.tables import close_matches
 
@@ -177,9 +177,12 @@ def is_run_name(name: str, logs: Path) -> bool:
 
 def is_sweep_folder(folder: Path) -> bool:
     """Whether a folder belongs to one `submit --sweep`, with links to its runs."""
+    sweep_id = folder.resolve().name
+    if not NEW_ID.fullmatch(sweep_id):
+        return False
     # Unlike Path.glob, this glob continues if a folder vanishes meanwhile, as folders below /proc do.
     paths = glob.iglob("*/*/resolved.json", root_dir=folder)
-    return any(RunFolder((folder / path).parent).sweep_id == folder.resolve().name for path in paths)
+    return any(RunFolder((folder / path).parent).sweep_id == sweep_id for path in paths)
 
 
 def singles_out(name: str) -> bool:

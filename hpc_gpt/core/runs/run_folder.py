@@ -51,6 +51,8 @@ DATA_BESIDE = "data_beside"
 _MARK = "HPC_GPT_RESOLVED"
 _CARRIED = re.compile(rf"<<'{_MARK}'[^\n]*\n(.*?)^{_MARK}$", re.DOTALL | re.MULTILINE)
 _NUMBER = re.compile("[1-9][0-9]{0,8}")
+# The id of a run or a sweep, as claim_folder makes it; a run that plain sbatch made has another.
+NEW_ID = re.compile("[0-9]{8}-[0-9]{6}-[0-9a-f]{4}")
 _WRITABLE = "set HPC_GPT_LOGS to a folder you can write"
 _Owner = TypeVar("_Owner")
 _Read = TypeVar("_Read")
