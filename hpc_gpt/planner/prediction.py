@@ -133,7 +133,7 @@ def best_layouts(
     if the profile says too little for a plan."""
     from hpc_gpt.planner.training import engine_for
 
-    open_keys = _LAYOUTS | ({"engine.name"} if of_any_engine else set())
+    open_keys = _LAYOUTS | ({"engine.name", "engine.sharded_optimizer"} if of_any_engine else set())
     searched = _search(resolved, profile, _machine_for(resolved, profile), _ALL - (open_keys - set(given_keys)))
     layouts = []
     for run in [candidate.training for candidate in searched.best_of_layouts if not candidate.needs_unknown_host][

@@ -21,11 +21,12 @@ from hpc_gpt.planner.question import NO_ENGINE, NO_GAIN, OFFLOADS, Question
 from hpc_gpt.planner.step_time import StepTime, predict_step
 
 KEPT = 3  # candidates of each layout
-# Settings of a layout whose speeds have a smaller ratio count as equal; then the plainer ones come first.
+# Settings of one engine whose speeds have a smaller ratio count as equal; then the plainer ones come first.
 NEAR = 1.01
-# The same ratio for layouts, as the difference is below a prediction's error: among equal ones, more free memory and
-# less exposed communication come first.
+# Candidates whose speeds have a smaller ratio are as fast as each other, as far as a prediction can tell.
 EQUAL = 1.03
+# Up to this share of the card, memory to spare is no reason to choose another candidate that is as fast.
+ROOMY = 0.75
 # A candidate above this share of the card may run out of memory within the prediction's error: so it must be faster by
 # the second factor than one with room.
 TIGHT = 0.92
@@ -106,10 +107,24 @@ class Candidate:
         assert self.step is not None
         return (self.step.tp_s + self.step.p2p_s + self.step.dp_s + self.step.ep_s) / self.step.step_s
 
+    @property
+    def crowding(self) -> float:
+        """The share of the card that it needs, as far as that is a reason to choose another that is as fast."""
+        return max(ROOMY, round(self.share, 2))
+
+    @property
+    def axes(self) -> int:
+        """The number of axes that divide the model."""
+        run = self.training
+        return sum(size > 1 for size in (run.tp, run.pp, run.cp, run.ep))
+
+    @property
+    def risks(self) -> tuple[bool, bool, bool]:
+        return self.needs_unknown_host, self.is_filled, self.is_tight
+
     def equals(self, best: "Candidate") -> bool:
         """Whether it is as fast as the best, as far as a prediction can tell."""
-        risks, of_best = ((one.needs_unknown_host, one.is_filled, one.is_tight) for one in (self, best))
-        return risks == of_best and 1 / EQUAL <= self.tokens_per_s / best.tokens_per_s <= EQUAL
+        return self.risks == best.risks and 1 / EQUAL <= self.tokens_per_s / best.tokens_per_s <= EQUAL
 
     @cached_property
     def tokens_per_s(self) -> float:
@@ -175,6 +190,11 @@ class Searched:
         return None if first is None or first.needs_unknown_host else first
 
     @property
+    def fastest(self) -> Candidate:
+        """The fastest of the candidates that risk no more than the best."""
+        return fastest_of(self.candidates)
+
+    @property
     def best_of_layouts(self) -> list[Candidate]:
         """The best candidate of each layout, best first."""
         return _firsts(self.candidates)
@@ -199,35 +219,47 @@ class Searched:
 def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
     """The candidates, best first: the one rule by which a plan and a submission choose engine and layout.
 
-    They are sorted by `rank`, with two exceptions: the first of a layout is the `_simplest` that equals its fastest;
-    and among layouts that equal the best, the first has the most room and the least exposed communication, in percent.
-    If the host's memory is unknown, the first of these needs the least of it, as that is the likeliest to fit.
+    They are sorted by `rank`, and then those that equal the fastest of all by `_drawbacks`. In a layout that is slower,
+    the first is chosen so among those that equal the layout's own fastest.
     """
     by_rank = sorted(candidates, key=lambda candidate: candidate.rank)
+    if not by_rank:
+        return []
     of_layouts: dict[Layout, list[Candidate]] = {}
     for candidate in by_rank:
         of_layouts.setdefault(candidate.layout, []).append(candidate)
-    firsts = {layout: _simplest(alike) for layout, alike in of_layouts.items()}
     places = {id(candidate): place for place, candidate in enumerate(by_rank)}
 
     def key(candidate: Candidate) -> tuple[float, ...]:
-        if candidate is not firsts[candidate.layout]:
-            return (True, 0.0, math.inf, places[id(candidate)], 1)
-        equal = candidate.equals(by_rank[0])
-        room = round(candidate.share + candidate.exposed_share, 2) if equal else math.inf
-        host_gib = candidate.host_gib if equal and candidate.needs_unknown_host else 0.0
-        return (not equal, host_gib, room, places[id(of_layouts[candidate.layout][0])], 0)
+        if candidate.equals(fastest):
+            return (0, *_drawbacks(candidate), places[id(candidate)])
+        return (1, places[id(firsts.get(id(candidate), candidate))], id(candidate) not in firsts)
 
+    fastest = fastest_of(by_rank)
+    # {id of the chosen candidate of a layout: the layout's first by rank, whose place it takes}
+    firsts = {id(_chosen(alike)): alike[0] for alike in of_layouts.values()}
     return sorted(by_rank, key=key)
 
 
-def _simplest(alike: Sequence[Candidate]) -> Candidate:
-    """The best candidate of the simplest engine that is as fast as the fastest and needs no more settings and, in
-    percent, no more memory than it. `alike`: the candidates of one layout, sorted by rank."""
-    first = alike[0]
-    equal = [candidate for candidate in alike if candidate.equals(first) and candidate.plainness <= first.plainness]
-    equal = [candidate for candidate in equal if round(candidate.share, 2) <= round(first.share, 2)]
-    return min(equal, key=lambda candidate: engine_of(candidate.training).plan_order)
+def fastest_of(by_rank: Sequence[Candidate]) -> Candidate:
+    """The fastest of the candidates that risk no more than the first. `by_rank`: sorted by rank."""
+    return max((one for one in by_rank if one.risks == by_rank[0].risks), key=lambda one: one.tokens_per_s)
+
+
+def _chosen(by_rank: Sequence[Candidate]) -> Candidate:
+    """The candidate with the least drawbacks of those that are as fast as the fastest."""
+    fastest = fastest_of(by_rank)
+    return min((candidate for candidate in by_rank if candidate.equals(fastest)), key=_drawbacks)
+
+
+def _drawbacks(candidate: Candidate) -> tuple[float, ...]:
+    """What decides between candidates that are as fast as each other, the least first: offload, memory of a card that
+    is nearly full, exposed communication in percent, axes, engine. If the host's memory is unknown, the one that needs
+    the least of it is the likeliest to fit."""
+    run, exposed = candidate.training, round(candidate.exposed_share, 2)
+    offloaded = OFFLOADS.index(run.offload) + run.activations_on_host
+    host_gib = candidate.host_gib if candidate.needs_unknown_host else 0.0
+    return host_gib, offloaded, candidate.crowding, exposed, candidate.axes, engine_of(run).plan_order
 
 
 def _firsts(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -332,7 +364,13 @@ def _search_layout(
     alike: dict[Layout, list[Candidate]] = {}  # with and without replicas of shards
     for candidate in fitting:
         alike.setdefault(candidate.layout, []).append(candidate)
-    return [candidate for one in alike.values() for candidate in ranked(one)[:keep]], nearest
+    return [candidate for one in alike.values() for candidate in _kept(ranked(one), keep)], nearest
+
+
+def _kept(best: Sequence[Candidate], keep: int) -> list[Candidate]:
+    """The first `keep` of a layout, and its fastest, with which other layouts are compared."""
+    fastest, kept = fastest_of(best), [*best[:keep]]
+    return kept if any(candidate is fastest for candidate in kept) else [*kept, fastest]
 
 
 def _tried(searched: Searched, way: Training, batches: Sequence[tuple[int, int]], first: bool) -> Iterator[Candidate]:

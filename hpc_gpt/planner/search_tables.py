@@ -37,8 +37,14 @@ def _candidate_tables(searched: Searched, candidate: Candidate, budget_tokens: f
         "time": {part.field: getattr(step, part.field) for part in PARTS} if step else None,
         "band": step.band if step else None,
         "figures": asdict(figures) if figures else None,
-        "against_best": loses(candidate, searched.candidates[0] if step else candidate),
+        "against_best": _against_best(searched, candidate),
     }
+
+
+def _against_best(searched: Searched, candidate: Candidate) -> str:
+    if candidate.step is None:
+        return loses(candidate, candidate)
+    return loses(candidate, searched.candidates[0], searched.fastest)
 
 
 def search_tables(

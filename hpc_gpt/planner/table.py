@@ -124,14 +124,15 @@ def count_text(params: float) -> str:
     return f"{show_rate(params / unit)}e{power}"
 
 
-def loses(candidate: Candidate, best: Candidate) -> str:
-    """The reason why the candidate is not the best: the part of its step that exceeds the best's most, per token."""
+def loses(candidate: Candidate, best: Candidate, fastest: Candidate | None = None) -> str:
+    """The reason why the candidate is not the best: the part of its step that exceeds the best's most, per token.
+    The text for the best itself names the `fastest`, if that was passed over."""
     if candidate.step is None or best.step is None:
         return does_not_fit(candidate)
     if candidate.needs_unknown_host:
         return f"offload needs {plan_figures(candidate)['host'].text}"
     if candidate is best:
-        return "best" if not best.is_tight else "best, but tight"
+        return f"best{', but tight' * best.is_tight}{_passed_over(best, fastest or best)}"
     tighter = (candidate.is_filled, candidate.is_tight) > (best.is_filled, best.is_tight)
     if tighter and (candidate.is_filled or candidate.tokens_per_s * NEAR >= best.tokens_per_s):
         return f"tight: {needs_most(candidate)}"
@@ -150,14 +151,25 @@ def loses(candidate: Candidate, best: Candidate) -> str:
 
 def _behind(candidate: Candidate, best: Candidate) -> str:
     """The drawback of a candidate that is as fast as the best; empty if a table shows none."""
-    less = candidate.share - best.share
-    if less > 0.01:
-        return f", {show_rate(100 * less)} % less memory to spare"
+    if candidate.crowding > best.crowding:
+        return f", {show_rate(100 * (candidate.share - best.share))} % less memory to spare"
     if candidate.exposed_share - best.exposed_share > 0.01:
         percent, other = 100 * candidate.exposed_share, 100 * best.exposed_share
         return f", exposed communication {percent:.0f} % against {other:.0f} %"
     slower = 100 * (best.tokens_per_s / candidate.tokens_per_s - 1)
     return f", {show_rate(slower)} % slower" if slower > 0.5 else ", less simple"
+
+
+def _passed_over(best: Candidate, fastest: Candidate) -> str:
+    """What names the fastest, which equals the best and has more drawbacks; empty if their times print alike."""
+    ours, other = plan_figures(best), plan_figures(fastest)
+    if ours["step"].digits == other["step"].digits:
+        return ""
+    run, chosen = fastest.training, best.training
+    layout = f"{fastest.layout} of " if fastest.layout != best.layout else ""
+    same = run.engine == chosen.engine and not layout and run.micro_batch != chosen.micro_batch
+    size = f" with micro-batch {run.micro_batch}" if same else ""
+    return f"; fastest: {layout}{run.engine}{size}, {other['step'].text}, {other['memory'].digits} GiB"
 
 
 def can_draw_blocks() -> bool:
@@ -205,9 +217,10 @@ def search_table(
     """An aligned table, a line per layout. `overlap`, a candidate and its arguments, comes below the best.
     If the table is wider than `width` (None: any width), a layout's texts get their own lines below its figures."""
     best = searched.shown(LINES)
-    rows = [PlanRow(candidate, best[0], blocks) for candidate in (*best, *searched.too_large[: LINES // 2])]
+    fastest = searched.fastest if best else None
+    rows = [PlanRow(candidate, best[0], blocks, fastest) for candidate in (*best, *searched.too_large[: LINES // 2])]
     if overlap is not None and overlap[1]:
-        rows.insert(1, PlanRow(overlap[0], best[0], blocks, overlap[1]))
+        rows.insert(1, PlanRow(overlap[0], best[0], blocks, None, overlap[1]))
     whole = grid(PLAN_COLUMNS, rows)
     if width is None or whole.width <= width:
         return whole.aligned(paint)
@@ -219,11 +232,12 @@ def search_table(
 
 class PlanRow(NamedTuple):
     """A row of a plan, in a terminal or a file: a candidate, the best one, whether bars are drawn in blocks,
-    and the arguments that it has in addition to the best's."""
+    the fastest one, and the arguments that it has in addition to the best's."""
 
     candidate: Candidate
     best: Candidate
     blocks: bool = False
+    fastest: Candidate | None = None
     extra_arguments: tuple[str, ...] = ()
 
     @property
@@ -237,7 +251,7 @@ class PlanRow(NamedTuple):
     @property
     def why(self) -> str:
         if not self.extra_arguments:
-            return loses(self.candidate, self.best)
+            return loses(self.candidate, self.best, self.fastest)
         faster = self.candidate.tokens_per_s / self.best.tokens_per_s
         return f"{faster:.2f} times the best, if the checkout has these arguments"
 
