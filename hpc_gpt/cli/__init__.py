@@ -55,7 +55,8 @@ _NEAR = {
     "submit": "run train start launch import adopt",
     "submit --resume RUN": "resume continue",
     "submit --branch RUN@STEP": "branch fork",
-    "cancel": "kill delete",
+    "cancel": "kill",
+    "clean RUN if it has ended, hpc-gpt cancel RUN if it runs": "delete remove rm",
     "logs": "log tail",
     "doctor": "check validate",
     "profile list": "clusters profiles",
@@ -64,11 +65,16 @@ _NEAR = {
     "export": "convert",
     "help models": "models model presets preset",
     "help engines": "engines engine",
+    "help causes": "endings ends causes",
     "help keys": "keys config settings set options",
     "submit --sweep": "sweep",
+    "submit --race": "race",
     "submit --smoke": "rehearse rehearsal",
     "submit --resume RUN --dry-run": "verify",
 }
+
+# They end runs, or delete files.
+_HARM = {"cancel", "stop", "requeue", "clean"}
 
 
 def is_another_verb(name: str) -> bool:
@@ -76,12 +82,18 @@ def is_another_verb(name: str) -> bool:
     return any(name in names.split() for names in _NEAR.values())
 
 
+def verb_meant(name: str) -> str:
+    """The hint for another program's name of a verb; empty for any other name."""
+    meant = next((verb for verb, names in _NEAR.items() if name in names.split()), "")
+    return f"use hpc-gpt {meant}" if meant else ""
+
+
 def near_verb(name: str) -> str:
-    """The hint for a name that is not a verb; empty if no verb is near."""
+    """The hint for a name that is not a verb; empty if no verb is near. None that ends or deletes is near by its
+    letters."""
     from hpc_gpt.core.tables import close_matches
 
-    meant = next((verb for verb, names in _NEAR.items() if name in names.split()), "")
-    return f"use hpc-gpt {meant}" if meant else close_matches(name, verbs())
+    return verb_meant(name) or close_matches(name, verbs().keys() - _HARM)
 
 
 class VerbGroup(click.Group):

@@ -57,7 +57,7 @@ class Topics(UncutGroup):
         if args and (gone := gone_fault(f"help {args[0]}") or gone_fault(args[0])):
             raise UserError(*gone)
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            from hpc_gpt.cli import is_another_verb, near_verb, verbs
+            from hpc_gpt.cli import is_another_verb, near_verb, verb_meant, verbs
 
             topics, tables = self.list_commands(ctx), _tables_of_keys()
             if args[0].strip("[].").partition(".")[0] in tables:
@@ -65,7 +65,7 @@ class Topics(UncutGroup):
             begins_another = any(name.startswith(args[0]) for name in (*topics, *verbs()))
             if not is_another_verb(args[0]) and any(_about(args[0], not begins_another)):
                 return super().resolve_command(ctx, ["word", *args])
-            hint = _profile_hint(args[0]) or close_matches(args[0], topics)
+            hint = _profile_hint(args[0]) or verb_meant(args[0]) or close_matches(args[0], topics)
             hint = hint or close_matches(args[0], tables).replace("mean ", "mean help keys ") or near_verb(args[0])
             hint = hint or f"topics: {', '.join(topics)}; or a verb of hpc-gpt --help"
             raise UserError(f"no topic and no verb {args[0]!r}", hint)
@@ -153,6 +153,7 @@ def _about(word: str, in_meanings: bool = True) -> _About:
     ]  # fmt: skip
     of_profile = [key for key in keys_of(ClusterProfile) if name in (key.name, key.name.rpartition(".")[2])]
     alike = [other for other in PRESETS if len(name) > 2 and other.startswith(name) and other != name]
+    alike += [other for other in PRESETS if "model.experts" in called and PRESETS[other].is_mixture]
     others = [line for entry in (name, *alike) for line in _lines_about(entry)]
     if in_meanings and not (matches or of_profile or others):
         separated = "[ _-]".join(map(re.escape, re.split("[ _-]", name)))

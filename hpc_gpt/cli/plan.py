@@ -15,11 +15,12 @@ from hpc_gpt.cli.option_groups import GroupedCommand
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.errors import ConfigError, LayoutError
+from hpc_gpt.core.files import config_dir
 from hpc_gpt.core.format import wrapped
 from hpc_gpt.core.settings.cluster import load_profile, user_default
 from hpc_gpt.core.settings.engines import FAST_SETTINGS, with_fast_settings
 from hpc_gpt.core.settings.experiment import Engine
-from hpc_gpt.core.tables import toml_value
+from hpc_gpt.core.tables import toml_lines, toml_value
 from hpc_gpt.core.terminal import painted, say, shows_life, width, write_heading
 from hpc_gpt.launcher.plan_question import PLANNED_TOKENS, PlanRequest, read_plan_request, search_plan
 from hpc_gpt.launcher.request import Request, usual_batch
@@ -168,6 +169,7 @@ def _calibrate(paths: Sequence[Path], cluster: str, as_json: bool) -> None:
 def _print(plan: PlanRequest, searched: Searched, as_json: bool, why: str | None, calibration: str | None) -> None:
     best = searched.candidates[0] if searched.candidates else None
     command = _submit_command(plan, searched.best.training) if searched.best is not None else ""
+    lines = _profile_lines(plan) if command and plan.request.device is not None else ""
     enough_gpus = fewest_gpus(searched.question, plan.machine) if searched.best is None and why is None else None
     if enough_gpus is not None:
         sizes = {"layout.nodes": None, "layout.gpus": enough_gpus}
@@ -177,7 +179,7 @@ def _print(plan: PlanRequest, searched: Searched, as_json: bool, why: str | None
         if matmul not in engine_named(engine).matmuls:
             command = ""  # no run can have them
             say(f"note: engine {engine} does not train with train.matmul {matmul}: only plan knows it", err=True)
-    if plan.stands_in:
+    if plan.stands_in and plan.request.device is None:
         command = "hpc-gpt profile list"
     overlap = None
     if plan.of_program:
@@ -207,9 +209,20 @@ def _print(plan: PlanRequest, searched: Searched, as_json: bool, why: str | None
             note = f"note: not compiled; with --set engine.compile=block {best.layout} is predicted "
             say(f"{note}{best.step.step_s / compiled.step_s:.2f} times as fast", err=True)
     if command and not as_json:
-        click.echo(f"next: {command}", err=True)
+        click.echo(f"{lines}next: {command}", err=True)
         if overlap is not None and overlap[1] and why is None:
             click.echo(f"with them: {_with_arguments(plan, *overlap)}", err=True)
+
+
+def _profile_lines(plan: PlanRequest) -> str:
+    """The lines of a profile for the planned nodes, which `_submit_command` names; empty if the user has it."""
+    profile = plan.profile
+    file = config_dir() / "clusters" / f"{profile.name}.toml"
+    if file.exists():
+        return ""
+    sizes = {"device": profile.device, "gpus_per_node": profile.gpus_per_node, "fabric": profile.fabric}
+    lines = toml_lines({"extends": "generic-slurm", **sizes, "partition": "YOURS"})
+    return "\n".join([f"first write a profile of your nodes, {file}:", *(f"  {line}" for line in lines), ""])
 
 
 def _without_offload(plan: PlanRequest) -> Candidate | None:
@@ -374,8 +387,8 @@ def _submit_command(plan: PlanRequest, training: Training) -> str:
         command.append(request.experiment)
     if request.row is not None:
         command += ["--row", request.row]
-    if request.cluster is not None:
-        command += ["--cluster", request.cluster]
+    if (cluster := plan.profile.name if request.device is not None else request.cluster) is not None:
+        command += ["--cluster", cluster]
     for key, value in request.given.items():
         if not key.startswith("engine.") and key not in _BY_OPTION:
             command += _option(key, value)

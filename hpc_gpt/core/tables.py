@@ -33,6 +33,9 @@ _CALLED = {
     "model.layers": "n_layer n_layers num_layers num_hidden_layers depth",
     "model.heads": "n_head n_heads num_heads num_attention_heads",
     "model.kv_heads": "n_kv_head n_kv_heads num_key_value_heads num_query_groups",
+    "model.experts": "moe mixture_of_experts mixture num_experts n_experts num_local_experts",
+    "model.experts_per_token": "moe mixture_of_experts mixture top_k moe_topk num_experts_per_tok",
+    "layout.ep": "moe mixture_of_experts mixture expert_parallel expert_model_parallel_size",
     "model.hidden": "n_embd n_embed d_model dim hidden_size",
     "model.ffn": "d_ff intermediate_size ffn_hidden_size",
     "model.seq": "block_size seq_len seq_length sequence_length context_length max_seq_len max_position_embeddings",
@@ -161,14 +164,39 @@ def toml_lines(table: Mapping[str, Any]) -> list[str]:
     return [f"{key} = {toml_value(value)}" for key, value in keys if value is not None]
 
 
-def close_matches(name: str, names: Iterable[str]) -> str:
-    """`did you mean …?` with the names nearest to `name`; empty if none is near."""
-    import difflib
+def close_matches(name: str, names: Iterable[str], prefix: str = "") -> str:
+    """`did you mean …?` with at most five names near to `name`, by letters and digits in any case: those that begin
+    with it, in the order of `names`, else those that have it as a part, and those within one edit, or two from 8
+    letters on. Empty if none is near. `prefix` goes before each name.
 
-    names = list(names)
-    begun = [other for other in names if len(name) > 2 and _letters(other).startswith(_letters(name))]
-    matches = difflib.get_close_matches(name, names, n=3, cutoff=0.6) or begun[:3]
-    return f"did you mean {' or '.join(matches)}?" if matches else ""
+    >>> close_matches("h100", ["h800", "h100-80g", "h100-nvl"]), close_matches("7b", ["7.5b", "llama2-7b"])
+    ('did you mean h100-80g or h100-nvl?', 'did you mean llama2-7b or 7.5b?')
+    >>> close_matches("gtp2", ["gpt2", "ddp"]), close_matches("lrr", ["lr", "steps"], "train.")
+    ('did you mean gpt2?', 'did you mean train.lr?')
+    """
+    typed, letters = _letters(name), {other: _letters(other) for other in names}
+    begun = [other for other, its in letters.items() if len(name) > 2 and its.startswith(typed or "-")]
+    parts = [other for other in letters if name.lower() in re.split("[-_/]", other.lower())]
+    edits = {other: _edits(typed, its, 2 if max(len(typed), len(its)) >= 8 else 1) for other, its in letters.items()}
+    alike = sorted((other for other, count in edits.items() if count is not None), key=lambda other: edits[other] or 0)
+    matches = list(dict.fromkeys(begun or [*parts, *alike]))[:5]
+    return f"did you mean {' or '.join(prefix + other for other in matches)}?" if matches else ""
+
+
+def _edits(one: str, other: str, most: int) -> int | None:
+    """The least number of letters to add, drop, change or swap with the next that make `one` the `other`; None above
+    `most`."""
+    if abs(len(one) - len(other)) > most:
+        return None
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, letter in enumerate(one, 1):
+        earlier, before, row = before, row, [i]
+        for j, wanted in enumerate(other, 1):
+            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != wanted))
+            swapped = i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted
+            row.append(min(cost, earlier[j - 2] + 1) if swapped else cost)
+    return row[-1] if row[-1] <= most else None
 
 
 def keys_called(name: str) -> list[str]:
@@ -177,7 +205,7 @@ def keys_called(name: str) -> list[str]:
     >>> keys_called("--batch-size"), keys_called("lr")
     (['layout.micro_batch', 'layout.global_batch'], [])
     """
-    plain = name.strip("-").replace("-", "_").lower()
+    plain = re.sub("[- ]", "_", name.strip("-")).lower()
     return [key for key, names in _CALLED.items() if plain in names.split()]
 
 

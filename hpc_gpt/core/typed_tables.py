@@ -141,7 +141,7 @@ class _Check:
         names = _field_names(table)
         # The key belongs to another table.
         elsewhere = [f"{other}.{name}" for other, of in _hints(self.root).items() if name in _field_names(of)]
-        if not elsewhere and (match := close_matches(name, names)):
+        if not elsewhere and (match := close_matches(name, names, prefix)):
             return f"unknown key {prefix}{name}; {match}"
         elsewhere = elsewhere or [key for key in keys_called(name) if key.partition(".")[0] in _hints(self.root)]
         match = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else ""

@@ -12,7 +12,7 @@ from typing import Any
 from hpc_gpt.core.engines import engine_named, trainers
 from hpc_gpt.core.errors import ConfigError, LayoutError, UserError
 from hpc_gpt.core.settings.cluster import ClusterProfile, load_profile, user_default
-from hpc_gpt.core.settings.devices import DEVICES, device_named
+from hpc_gpt.core.settings.devices import DEVICES, device_named, known_devices
 from hpc_gpt.core.settings.engines import check_engine_trains
 from hpc_gpt.core.settings.experiment import Command, Experiment, with_keys
 from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment, read_experiment
@@ -21,7 +21,6 @@ from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import PRESETS
 from hpc_gpt.core.settings.resolve import resolve_shape, size_run
 from hpc_gpt.core.settings.services import EngineName, Plan
-from hpc_gpt.core.tables import close_matches
 from hpc_gpt.core.weights.config import model_name
 from hpc_gpt.launcher.request import (
     DEFAULTS,
@@ -252,11 +251,8 @@ def _nodes_of(product: str) -> ClusterProfile:
     device."""
     name = device_named(product)
     if name is None or DEVICES[name].nominal:
-        names = [device.name for device in DEVICES.values() if not device.nominal]
-        raise ConfigError(
-            f"--device {product!r:.60} is not known; known: {', '.join(names)}",
-            close_matches(product, names) or "its figures go into a profile: hpc-gpt help profile, [machine]",
-        )
+        of_profile = "figures of another go into a profile: hpc-gpt help profile, [machine]"
+        raise ConfigError(f"--device {product!r:.60} is not known", f"{known_devices(product)}; {of_profile}")
     device = DEVICES[name]
     per_node = 4 if device.nvlink_gpus or name.startswith(("gh200", "mi300a")) else 8
     ports = _PORTS.get(device.nvlink or 0, "8x400G" if device.nvlink or device.node_gb_s else "1x200G")
@@ -324,18 +320,31 @@ def search_plan(plan: PlanRequest, must_fit: bool) -> Searched:
     searched = search(plan.question, plan.machine, plan.constants)
     if searched.candidates or not must_fit:
         return searched
-    nearest = searched.too_large[0]
+    nearest, engine = searched.too_large[0], plan.request.overrides.get("engine.name")
     fixed = [name for name in (*AXES, "offload") if name in plan.question.fixed]
     otherwise = f"leave out --{', --'.join(fixed)}" if fixed else "use a smaller model"
     enough = fewest_gpus(plan.question, plan.machine)
     find = "--max-model"
     if plan.question.shape.seq > _USUAL_SEQ:
         otherwise, find = "use a shorter --seq", "--max-seq" + f" --model {plan.name}" * (plan.name in PRESETS)
+    hint = f"use --gpus {enough}, which fits" if enough else f"{otherwise}, or find one with hpc-gpt plan {find}"
+    if engine is not None and (other := _other_engine(plan)) is not None:
+        hint = f"leave --engine out: {other} fits; or {hint}"
     raise LayoutError(
         f"{plan.name} does not fit on {plan.question.gpus} {plan.machine.device}: the nearest, {nearest.layout} on "
         f"{engine_text(nearest.training)}, needs {needs_most(nearest)}",
-        f"use --gpus {enough}, which fits" if enough else f"{otherwise}, or find one with hpc-gpt plan {find}",
+        hint,
     )
+
+
+def _other_engine(plan: PlanRequest) -> str | None:
+    """The engine of a plan without --engine, if one fits."""
+    overrides = {key: value for key, value in plan.request.overrides.items() if key != "engine.name"}
+    with contextlib.suppress(UserError):
+        open_plan = read_plan_request(replace(plan.request, overrides=overrides), plan.tokens, None)
+        best = search(open_plan.question, plan.machine, plan.constants).best
+        return best and best.training.engine
+    return None
 
 
 def _refuse_unplanned(settings: Iterable[tuple[str, Any]]) -> None:

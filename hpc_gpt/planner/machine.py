@@ -12,7 +12,7 @@ from typing import Any
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.cluster import ClusterProfile
-from hpc_gpt.core.settings.devices import DEVICES, Device
+from hpc_gpt.core.settings.devices import DEVICES, Device, known_devices
 from hpc_gpt.core.tables import close_matches, read_toml
 from hpc_gpt.planner.constants import VALUES
 
@@ -83,11 +83,10 @@ def machine_of(profile: ClusterProfile) -> Machine:
     given_figures = {key: value for key, value in figures.items() if value is not None}
     where = f"profile {profile.name}"
     if profile.device is None:
-        devices = ", ".join(device.name for device in DEVICES.values() if not device.nominal)
         raise ConfigError(
             f"{where} names no device",
             "choose another profile with --cluster (hpc-gpt profile list names them), or set in yours fabric and "
-            f"device = one of {devices}",
+            f"device; {known_devices()}",
         )
     fabric = parse_fabric(profile.fabric) if profile.fabric is not None else Fabric()
     if profile.device in DEVICES:
@@ -97,8 +96,7 @@ def machine_of(profile: ClusterProfile) -> Machine:
         if lacking:
             raise ConfigError(
                 f"{where}: device {profile.device!r:.60} is not known, and [machine] lacks {', '.join(lacking)}",
-                close_matches(profile.device, DEVICES)
-                or f"give these in [machine]; known devices: {', '.join(DEVICES)}",
+                f"{known_devices(profile.device)}; or give these in [machine]",
             )
         machine = Machine(
             profile.device,

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from hpc_gpt.core.errors import ConfigError, raise_faults
 from hpc_gpt.core.files import clusters_dir, config_dir
 from hpc_gpt.core.secrets import hide_secrets, is_secret_variable
+from hpc_gpt.core.settings.devices import device_named
 from hpc_gpt.core.tables import close_matches, flat, merge_tables, read_toml
 from hpc_gpt.core.typed_tables import check_tables
 
@@ -224,12 +225,17 @@ def find_profile(name: str) -> Path:
         hint = close_matches(name, [*map(str, Path(name).parent.glob("*.toml")), *names])
         chosen = re.sub(r"[^A-Za-z0-9_.-]", "", Path(name).stem) or "NAME"
         file = config_dir() / "clusters" / f"{chosen}.toml"
-        two_lines = f'extends = "{_EXAMPLE}"\npartition = "gpu"'
+        lines = f'extends = "{_EXAMPLE}"\npartition = "gpu"'
+        of_device = ""
+        if not hint and (device := device_named(name)) is not None:
+            of_device = f"that is a GPU: hpc-gpt plan --device {device} plans for usual nodes with it; "
+            lines = f'extends = "generic-slurm"\ndevice = "{device}"\npartition = "gpu"'
         raise ConfigError(
-            f"no cluster profile {name!r}; known: {', '.join(names)}",
-            hint
-            or f"hpc-gpt profile detect --name {chosen} writes one, on its cluster; or write two lines, with your "
-            f"values, to {file}:\n{two_lines}",
+            f"no cluster profile {name!r}",
+            f"{hint} hpc-gpt profile list names all"
+            if hint
+            else f"{of_device}hpc-gpt profile detect --name {chosen} writes one, on its cluster; or write lines, with "
+            f"your values, to {file}:\n{lines}",
         )
     return path
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_gpt.core.tables import read_toml
+from hpc_gpt.core.tables import close_matches, read_toml
 
 _DEVICES_FILE = Path(__file__).with_name("devices.toml")
 
@@ -71,13 +71,13 @@ def build_for(device: str | None) -> str | None:
 
 
 def device_named(product: str) -> str | None:
-    """Our name of a GPU, from the driver's name; None if it is not in the table.
+    """Our name of a GPU, from that name in any case or the driver's; None if it is not in the table.
 
-    >>> device_named("Tesla V100-SXM2-32GB")
-    'v100-32g'
+    >>> device_named("Tesla V100-SXM2-32GB"), device_named("H100-80G")
+    ('v100-32g', 'h100-80g')
     """
-    if product in DEVICES:
-        return product
+    if product.lower() in DEVICES:
+        return product.lower()
     is_card = "NVL" in product or "PCIE" in product.upper()
     for name, device in DEVICES.items():
         for part in device.products:
@@ -86,6 +86,14 @@ def device_named(product: str) -> str | None:
             if is_its and (not is_card or "NVL" in part or "PCI" in part):
                 return name
     return None
+
+
+def known_devices(name: str = "") -> str:
+    """The hint for a device that the table lacks: the names near to it, and those of the same maker."""
+    makers = [build_for(name.lower()) or "cuda"] if name else ["cuda", "hip", "xpu"]
+    names = [device.name for device in DEVICES.values() if not device.nominal]
+    of_maker = ", ".join(device for device in names if build_for(device) in makers)
+    return f"{close_matches(name, names)} known: {of_maker}".strip()
 
 
 def product_of_pci(number: str) -> str | None:

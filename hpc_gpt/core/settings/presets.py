@@ -155,5 +155,5 @@ def preset(name: str) -> ModelShape:
     try:
         return PRESETS[name.lower()]
     except KeyError:
-        hint = close_matches(name.lower(), PRESETS) or "give hidden, layers and heads under [model] instead"
-        raise ConfigError(f"no model preset {name!r}; known: {', '.join(PRESETS)}", hint) from None
+        hint = close_matches(name, PRESETS) or "give hidden, layers and heads under [model] instead;"
+        raise ConfigError(f"no model preset {name!r}", f"{hint} hpc-gpt help models lists all") from None

@@ -127,7 +127,7 @@ ROWS: dict[str, Row] = {
      "command.run has {gpu}, which is not known; did you mean gpus? | known: {gpus}, {nodes}, {tp}, {run}, "
      "{attempt}; write {{gpu}} to pass {gpu} to the program"),
     "a name in a word": (program(run=("x", "{nope}")),
-     "command.run[1] has {nope}, which is not known; did you mean nodes? | known: {gpus}, {nodes}, {tp}, {run}, "
+     "command.run[1] has {nope}, which is not known | known: {gpus}, {nodes}, {tp}, {run}, "
      "{attempt}; write {{nope}} to pass {nope} to the program"),
     "a checkpoint before there is one": (program(run="x {checkpoint}"),
      "command.run has {checkpoint}, which is known only in command.resume, which is added once there is one | known "
@@ -140,7 +140,7 @@ ROWS: dict[str, Row] = {
      "command.setup[0] holds what looks like a secret, and the run folder would keep it: export HF_TOKEN=[removed] "
      "| export it in the shell that submits, and use its variable: $NAME"),
     "a name to resume": (program(resume="--from {step}"),
-     "command.resume has {step}, which is not known; did you mean tp? | known: {gpus}, {nodes}, {tp}, {run}, "
+     "command.resume has {step}, which is not known | known: {gpus}, {nodes}, {tp}, {run}, "
      "{attempt}, {checkpoint}; write {{step}} to pass {step} to the program"),
     "resuming from nowhere": (program(checkpoints=None, complete=None),
      'command.resume is given without command.checkpoints | set checkpoints = "out/ckpt-*"'),
