@@ -24,6 +24,7 @@ from hpc_gpt.core.weights.config_keys import PLAN_ONLY, model_type_of, read_conf
 from hpc_gpt.core.weights.names import stored_sizes
 
 POSITIONS = "transformer.wpe.weight"
+_OF_TOKENS = ("transformer.wte.weight", "model.embed_tokens.weight", "lm_head.weight")
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -103,7 +104,10 @@ def read_folder(path: Path) -> WeightsFolder:
                           "writes them with model.save_pretrained(FOLDER)")  # fmt: skip
     read: dict[str, StoredWeight] = {}
     for name in names:
-        header, weights = _read_header(path / name)
+        try:
+            header, weights = _read_header(path / name)
+        except ConfigError as fault:
+            raise ConfigError(str(fault), _second_file(path) or fault.hint) from None
         identity["files"][name] = {"size": (path / name).stat().st_size, "header": header}
         read |= weights
     for key, file in (listed or {}).items():
@@ -129,7 +133,8 @@ def check_weights(folder: WeightsFolder, shape: ModelShape) -> None:
         f"{name} is {_shown(other)} there, {_shown(ours)} here" for name, ours, other in _differing(shape, theirs)
     ]
     if differ:
-        raise _of_another_model(folder, differ)
+        by_config = f'set model.hf = "{folder.path}", and no other key of [model] but seq'
+        raise _of_another_model(folder, differ, by_config)
     expected = stored_sizes(shape, folder.is_fused)
     # Layers for later tokens: transformers' classes do not load them either.
     mtp = tuple(f"model.layers.{shape.layers + number}." for number in range(theirs.mtp_layers))
@@ -153,15 +158,30 @@ def check_weights(folder: WeightsFolder, shape: ModelShape) -> None:
             differ.append(f"{name} is {list(weight.size)} there, {list(expected[name])} here")
     differ = [f"{name} is not there" for name in expected if name not in folder.weights] + differ
     if differ:
-        raise _of_another_model(folder, differ)
+        raise _of_another_model(folder, differ, _second_file(folder.path) or _by_rows(folder, shape))
 
 
-def _of_another_model(folder: WeightsFolder, differ: list[str]) -> ConfigError:
+def _second_file(path: Path) -> str:
+    """The advice if a single file, which is read, lies beside the files of an index; empty if none does."""
+    beside = (path / SINGLE).is_file() and (path / INDEX).is_file()
+    return f"move {path / SINGLE} away, so that the files of {INDEX} are read" if beside else ""
+
+
+def _by_rows(folder: WeightsFolder, shape: ModelShape) -> str:
+    """The advice if the weights differ from a shape that their own config.json gives, too."""
+    rows = {weight.size[0] for name, weight in folder.weights.items() if name in _OF_TOKENS} - {shape.vocab}
+    what = f"vocab_size to {rows.pop()}" if len(rows) == 1 else "the size that these lines show"
+    return (
+        f"{folder.path / CONFIG} belongs to other weights: change {what} there, or take the weights that it belongs to"
+    )
+
+
+def _of_another_model(folder: WeightsFolder, differ: list[str], hint: str) -> ConfigError:
     return ConfigError(
         f"{folder.path} has the weights of another model, with {counted(len(differ), 'difference')}:\n"
         + "\n".join(differ[:_SHOWN])
         + and_more(len(differ), _SHOWN, "\nand "),
-        f'set model.hf = "{folder.path}", and no other key of [model] but seq',
+        hint,
     )
 
 

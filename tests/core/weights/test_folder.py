@@ -50,7 +50,21 @@ def refusal(folder: Path, shape: ModelShape = LLAMA) -> str:
     with pytest.raises(ConfigError) as refused:
         check_weights(read_folder(folder), shape)
     assert refused.value.hint
-    return str(refused.value).replace(str(folder), "FOLDER")
+    return f"{refused.value}\n{refused.value.hint}".replace(str(folder), "FOLDER")
+
+
+def test_the_advice_is_not_what_was_already_done(folder: Path) -> None:
+    more_rows = dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), (64, 32))
+    write_file(folder / "model.safetensors", stored_sizes(LLAMA) | more_rows)
+    assert "change vocab_size to 64 there" in refusal(folder)
+    write_file(folder / "model.safetensors", stored_sizes(LLAMA) | {"model.norm.weight": (40,)})
+    assert "change the size that these lines show there" in refusal(folder)
+    index = {"weight_map": dict.fromkeys(stored_sizes(LLAMA), "model-00001-of-00001.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "move FOLDER/model.safetensors away" in refusal(folder)
+    (folder / "model.safetensors").write_bytes(b"x")
+    assert "move FOLDER/model.safetensors away" in refusal(folder)
+    assert "set model.hf" in refusal(write_folder(folder, LLAMA), replace(LLAMA, vocab=64))
 
 
 def test_a_folder_of_the_shape_is_taken(folder: Path, tmp_path: Path) -> None:
@@ -77,7 +91,7 @@ def test_what_differs_is_counted_and_five_are_named(folder: Path) -> None:
     assert lines[0] == "FOLDER has the weights of another model, with 6 differences:"
     assert lines[1:3] == ["model.norm.weight is not there",
                           "model.layers.0.input_layernorm.weight is [40] there, [32] here"]  # fmt: skip
-    assert (len(lines), lines[-1]) == (7, "and 1 more")
+    assert (len(lines), lines[-2]) == (8, "and 1 more")
 
 
 def test_sizes_that_agree_do_not_hide_another_model(folder: Path) -> None:
