@@ -69,6 +69,7 @@ from hpc_gpt.reader.logs import Failure, Part
 from hpc_gpt.reader.part_failures import (
     SKEW_S,
     by_clock,
+    first_line,
     found_in,
     is_specific,
     join_blocks,
@@ -83,6 +84,9 @@ from hpc_gpt.reader.part_failures import (
 _RANK_IN_FILE = re.compile(r"(?:^|[/_.\[-])(?<!local[_-])rank[_.-]?(\d{1,7})(?=$|[/_.\]-])", re.IGNORECASE)
 NEAR_LINES = 200
 ONE_FAILURE_LINES = 20
+# Slurm announces an end; a rank may make so many steps until it is killed.
+STEPS_WHILE_STOPPED = 40
+_STOPS_STEPS = re.compile(r"\*\*\* (?:JOB|STEP) .{1,120} CANCELLED AT .{1,60} DUE TO (?:TIME LIMIT|PREEMPTION)")
 ENDING_S = 60.0  # Slurm may let ranks run this long after its signal (KillWait is 30 by default)
 _KILLED = re.compile(
     r"(?:^|\d|:|\() {0,30}[Kk]illed\b(?! by)|\bSIGKILL\b|\b(?:exit|return) ?code:? (?:= )?(?:137|-9)\b|exitcode: -9\b"
@@ -95,7 +99,7 @@ _OWN_FAULT = re.compile(
 )
 # A process that never began: it was not one of the ranks that trained.
 _NEVER_BEGAN = re.compile(
-    r"^(?:[^:]{1,200}: ){1,2}(?:command not found|No such file or directory|Permission denied|unbound variable)"
+    r"^(?:[^:]{1,200}: ){1,2}(?:(?:command )?not found$|No such file or directory|Permission denied|unbound variable)"
     r"|^sbatch: error|^srun: error: Unable to create step|\bexecve\(\)|: can't open file '"
 )
 _VAGUE_OF_TOOLS = ("user_error", "error", "port_taken")
@@ -260,6 +264,7 @@ def _failures(
         begun = of_file.begun if is_beside else 0
         # Ranks may print late: a single step of another rank does not show that a failure was survived.
         trained, trained_by_others = last_line(part, 1), last_line(part, 1 if reached_end else 2)
+        begun_at, outlived_stop = first_line(part), last_line(part, STEPS_WHILE_STOPPED)
         for failure in join_blocks(of_part):
             failure = replace(failure, rank=rank) if failure.rank is None and rank is not None else failure
             if asked_for_gpus and failure.to_do == GPU_MISSING:
@@ -269,6 +274,8 @@ def _failures(
             failures.append(failure)
             other = failure.rank is not None and failure.rank != (part.step_rank if rank is None else rank)
             before = failure.place.line < (trained_by_others if other else trained)
+            if begun_at < failure.place.line and _STOPS_STEPS.match(failure.message):
+                before = failure.place.line < outlived_stop
             before = before or (failure.at is not None and failure.at < trained_at - SKEW_S)
             # In a separate file without times nothing shows that a failure came after the last step.
             before = before or (said_done and failure.at is None and not trained and failure.ended != "node_failure")
@@ -387,6 +394,9 @@ def _from_outside(causes: Sequence[Failure], echoes: Sequence[Failure], chosen: 
         return None if limit is None or meaning(chosen.ended).no_signal else limit
     if limit is not None:
         explains_itself = chosen.ended in ("user_error", "data") or bool(_OWN_FAULT.match(chosen.message))
+        explains_itself = explains_itself and not _NEVER_BEGAN.search(
+            chosen.message
+        )  # of a command beside the training
         earlier = chosen.place.file == limit.place.file and chosen.place.line < limit.place.line
         return None if earlier and explains_itself else limit
     return _signal_before(echoes, [chosen])

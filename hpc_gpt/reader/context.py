@@ -20,8 +20,8 @@ _EXCEPTION = re.compile(r"(?:\w{1,60}\.){0,8}[A-Z]\w{1,60}(?:Error|Exception)\b"
 _MASKED = re.compile(r"\d+")
 # Words of what may fail by itself; the same exception of several ranks is then not the program's.
 _OF_MACHINE = re.compile(
-    r"(?i)cuda|cudnn|cublas|nccl|\bhip|rocm|xpu|gloo|network|socket|connect|timed? ?out|memory|file ?system|\[errno"
-    r"|input/output|disk|device-side|hardware"
+    r"(?i)cuda(?!:\d)|cudnn|cublas|nccl|\bhip|rocm|xpu|gloo|network|socket|connect|timed? ?out|memory|file ?system"
+    r"|\[errno|input/output|disk|device-side|hardware"
 )
 _MISSING_SAMPLE = re.compile(r"FileNotFoundError: (?!.{0,400}(?i:checkpoint|ckpt|\.pth?\b|safetensors|/tmp/))")
 # Pieces of a tensor that two numbers of ranks divide, or these numbers.

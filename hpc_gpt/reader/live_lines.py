@@ -44,7 +44,7 @@ _SURE = re.compile(
 )
 _RAISED = re.compile(raised(ANY_NAME))
 # After steps such a line belongs to a command beside the training.
-_NEVER_BEGAN = re.compile(r"[^:\[]{1,200}: (?:command not found|No such file or directory|Permission denied)")
+_NEVER_BEGAN = re.compile(r"[^:\[]{1,200}: (?:(?:command )?not found|No such file or directory|Permission denied)")
 _LONGEST = 4000
 _OF_FAILURES = ("failure", "traceback")
 _LOSS = re.compile(rf"(?i){generic.LOSS}")

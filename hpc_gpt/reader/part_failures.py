@@ -148,6 +148,14 @@ def last_line(part: Part, steps_left: int) -> int:
     return max(lines)
 
 
+def first_line(part: Part) -> float:
+    """The first line of a step or a bar; infinite without one."""
+    return min(
+        [*(int(steps.line[0]) for steps in part.steps.values() if len(steps)), *(bar[2] for bar in part.progress[:1])],
+        default=math.inf,
+    )
+
+
 def prints_steps(part: Part) -> bool:
     return bool(part.progress or any(map(len, part.steps.values())))
 
