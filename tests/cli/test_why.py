@@ -360,6 +360,33 @@ def test_advice_for_another_program_names_nothing_of_ours_alone(tmp_path: Path, 
     assert all("submit" not in advice(ended, False) and "--dry-run" not in advice(ended, False) for ended in ENDED)
 
 
+@pytest.mark.parametrize(
+    ("bar", "advised"), [("0/3 [00:00<?, ?it/s]", "ask for more"), ("1/3 [00:09<00:18, 9.00s/it]", "checkpoint")]
+)
+def test_no_checkpoint_is_claimed_before_a_step(tmp_path: Path, bar: str, advised: str) -> None:
+    (log := tmp_path / "fit.log").write_text(f"***** Running training *****\n  0%|          | {bar}\n{TIME_LIMIT}\n")
+    assert advised in why_json(log)["to_do"]
+
+
+def test_what_is_no_log_is_refused_with_its_kind(tmp_path: Path) -> None:
+    (tmp_path / "loop.log").symlink_to("loop.log")
+    for name, content, reason in (
+        ("c.log", b"PK\x03\x04" + bytes(90), "a zip archive, as of a checkpoint"),
+        ("b.log", bytes(range(256)) * 9, "binary"),
+        ("loop.log", None, "a link to nothing"),
+    ):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        for verb in (("why", tmp_path / name), ("compare", tmp_path / name, tmp_path / name)):
+            assert reason in error_of(in_process(*verb))[0]
+
+
+@pytest.mark.parametrize("line", ["Killed", "KeyError: 1", "srun: error: n1: task 0: Segmentation fault"])
+def test_a_log_of_an_end_alone_names_it(tmp_path: Path, line: str) -> None:
+    (log := tmp_path / "fit.log").write_text(f"loading\n{line}\n")
+    assert line in why_json(log)["cause"]
+
+
 def test_a_node_without_gpus_is_at_fault_in_a_job_that_has_some(tmp_path: Path) -> None:
     run = submitted("generic-slurm")
     attempt = add_attempt(run, [], "error", cause="exit code 1")

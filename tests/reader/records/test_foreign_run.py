@@ -117,3 +117,28 @@ def test_times_of_day_give_a_step_time_where_nothing_else_does(every, each_s):
     run = run_of(lines)
     assert run.record.step_s == pytest.approx(each_s, rel=0.03)
     assert flags_with(run, "prints no step time: step_s is from differences of the lines' times of day")
+
+
+def test_a_preempted_log_that_resumes_has_two_attempts(tmp_path):
+    """The counted lines of the second go on from the first's; a loss that jumps has a flag, with the line beside it."""
+
+    def trained(first, loss, clock):
+        for number in range(4):
+            yield f"{{'loss': '{loss - number / 100:.4f}', 'grad_norm': '0.7', 'learning_rate': '3e-7', 'epoch': '0.1'}}"
+            yield f" 7%|7   | {first + 10 * number}/900 [{clock + number}:04<2:31:10,  3.11s/it]"
+
+    ended = "slurmstepd: error: *** JOB 77 ON gn3 CANCELLED AT 2026-04-11T08:12:40 DUE TO PREEMPTION ***"
+    resumed = "Resuming training from out/checkpoint-90"
+    for lacking, jump, loss in (
+        (["There were missing keys in the checkpoint model loaded: ['x']."], True, 3.1),
+        ([], True, 3.1),
+        ([], False, 0.79),
+    ):
+        log = [*trained(60, 0.8, 20), ended, resumed, *lacking, *trained(100, loss, 1)]
+        write_log(tmp_path / "fit.out", log)
+        run = gather_paths([str(tmp_path / "fit.out")], tmp_path).runs[0]
+        assert [attempt["ended"] for attempt in run.record.attempts] == ["preempted", "unknown"]
+        assert (run.record.loss_first, run.record.loss_last) == (0.8, pytest.approx(loss - 0.03))
+        flags = flags_with(run, "the loss jumps from 0.77 to 3.1 where attempt 2 resumes")
+        assert len(flags) == jump
+        assert [flag for flag in flags if "fit.out:11" in flag] == flags * bool(lacking)
