@@ -124,7 +124,7 @@ def test_a_preempted_log_that_resumes_has_two_attempts(tmp_path):
 
     def trained(first, loss, clock):
         for number in range(4):
-            yield f"{{'loss': '{loss - number / 100:.4f}', 'grad_norm': '0.7', 'learning_rate': '3e-7', 'epoch': '0.1'}}"
+            yield f"{{'loss': '{loss - number / 100:.4f}', 'grad_norm': '0.7', 'learning_rate': '3e-7', 'epoch': '1'}}"
             yield f" 7%|7   | {first + 10 * number}/900 [{clock + number}:04<2:31:10,  3.11s/it]"
 
     ended = "slurmstepd: error: *** JOB 77 ON gn3 CANCELLED AT 2026-04-11T08:12:40 DUE TO PREEMPTION ***"
