@@ -7,12 +7,13 @@ has the default of its class.
 """
 
 import contextlib
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.errors import ConfigError, LayoutError
 from hpc_gpt.core.settings.model_shape import ModelShape, architectures_of
 from hpc_gpt.core.settings.shape_rules import check_shape
 from hpc_gpt.core.weights.config_keys import (
@@ -69,8 +70,27 @@ def _read(path: Path, seq: int | None) -> tuple[ModelShape, Keys, str]:
     if kind != "gpt2":  # GPT-2's class gives its embedding no padding token
         shape = replace(shape, pad_token=_read_pad_token(keys, kind, shape.vocab))
     keys.check_rest(of_weights=kind not in MIXTURES)
-    check_shape(shape)
+    try:
+        check_shape(shape)
+    except LayoutError as fault:
+        raise LayoutError(f"{file}: {_in_file(str(fault))}", _in_file(fault.hint)) from None
     return shape, keys, kind
+
+
+# {key of [model]: the one of a file}, of those whose faults only a shape shows.
+_IN_FILE = {
+    "kv_heads": "num_key_value_heads",
+    "experts_per_token": "num_experts_per_tok",
+    "dense_layers": "first_k_dense_replace",
+    "expert_groups": "n_group",
+    "groups_per_token": "topk_group",
+    "router_scale": "routed_scaling_factor",
+    "rotated": "partial_rotary_factor",
+}
+
+
+def _in_file(words: str) -> str:
+    return re.sub(rf"(?:model\.)?\b({'|'.join(_IN_FILE)})\b", lambda found: _IN_FILE[found[1]], words)
 
 
 def architecture_in(path: Path) -> str:
@@ -118,10 +138,11 @@ def _read_llama(keys: Keys, kind: str, seq: int | None) -> ModelShape:
     keys.must_be("attention_dropout", 0, 0.0)
     hidden, heads = keys.need("hidden_size", int), keys.need("num_attention_heads", int)
     layers = keys.need("num_hidden_layers", int)
-    kv_heads = keys.take("num_key_value_heads", int)
-    if "num_key_value_heads" not in keys.config:
-        kv_heads = _KEY_HEADS.get(kind)
+    null_is_heads = kind != "mistral" and "num_key_value_heads" in keys.config
+    kv_heads = keys.take("num_key_value_heads", int, None if null_is_heads else _KEY_HEADS.get(kind))
     head_dim = keys.take("head_dim", int, 128 if kind == "qwen3" else None)
+    if kind in ("qwen2", "smollm3") and head_dim is None and "head_dim" in keys.config:
+        keys.refuse_null("head_dim")
     length = keys.take("max_position_embeddings", int, LONGEST)
     seq = seq or min(length, LONGEST)
     theta, scaling = read_rotation(keys, kind)
@@ -177,6 +198,7 @@ def _read_bias(keys: Keys, kind: str) -> str:
 
 def _check_window(keys: Keys, kind: str, layers: int, seq: int, nope_every: int | None) -> None:
     """Refuses attention over a window that is shorter than `seq`, in any layer."""
+    types = keys.layer_types(layers)
     if kind == "llama":
         return
     window = keys.take("sliding_window", int)
@@ -185,9 +207,7 @@ def _check_window(keys: Keys, kind: str, layers: int, seq: int, nope_every: int 
     slides = window is not None
     if kind != "mistral":
         slides = keys.take("use_sliding_window", bool, False) and slides
-        types = keys.take("layer_types", list)
-        allowed = ("full_attention", "sliding_attention") if slides else ("full_attention",)
-        if types is not None and any(layer_type not in allowed for layer_type in types):
+        if types is not None and "sliding_attention" in types and not slides:
             keys.refuse("layer_types", "but every layer here attends to all earlier tokens")
         if types is not None:
             slides = slides and "sliding_attention" in types
@@ -214,7 +234,8 @@ def _read_layers_without_rotation(keys: Keys, layers: int) -> int | None:
     expected = [int(not (every and (layer + 1) % every == 0)) for layer in range(layers)]
     if listed != expected or every == 1:
         keys.refuse(
-            "no_rope_layers", f"but here the layers without rotation are every n-th one of the {layers}, n above 1"
+            "no_rope_layers",
+            f"but num_hidden_layers is {layers}, and here the layers without rotation are every n-th one, n above 1",
         )
     return every
 
@@ -334,7 +355,7 @@ def config_of(shape: ModelShape, vocab: int | None = None, begun: InitConfig | N
     if kind == "smollm3":
         rotated = [int(shape.rotates(layer)) for layer in range(shape.layers)]
         config |= {"no_rope_layers": rotated, "no_rope_layer_interval": shape.nope_every or _NOPE_EVERY}
-    if kind.startswith("qwen") or kind == "smollm3":
+    if kind in ("qwen2", "qwen3", "smollm3"):
         config |= {"use_sliding_window": False}
     if shape.is_mixture:
         config |= mixture_keys(shape, kind)

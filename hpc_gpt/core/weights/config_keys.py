@@ -61,6 +61,12 @@ _REFUSED = {
     "fusion_config": "modules that transformers replaces as it loads them",
     "is_encoder_decoder": "an encoder, but a decoder is trained here",
 }
+# Keys that no shape needs, but that transformers refuses if they are null.
+_NEVER_NULL = ("auto_map", "initializer_range", "use_cache", "output_router_logits", "router_aux_loss_coef",
+               "max_window_layers", "use_sliding_window", "num_mtp_layers", "resid_pdrop", "embd_pdrop",
+               "attn_pdrop")  # fmt: skip
+_WITH_POINT = ("rms_norm_eps", "layer_norm_epsilon", "routed_scaling_factor")
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 def read_config_json(file: Path) -> dict[str, Any]:
@@ -131,16 +137,24 @@ class Keys:
     file: Path
 
     def take(self, name: str, kind: type, default: Any = None) -> Any:
-        """The value of a key; its default, which may be None, if the file lacks it or has null."""
+        """The value of a key; its default, which may be None, if the file lacks it. Null is for a default of None
+        alone."""
         value = self.config.get(name)
         if value is None:
+            if default is not None and name in self.config:
+                self.refuse_null(name)
             return default
         if not fits(value, kind):
             self.refuse(name, f"which is not {_KINDS[kind]}")
+        if name in _WITH_POINT and isinstance(value, int):
+            self.refuse(name, "which transformers does not take without a decimal point", f"write {value}.0")
         return kind(value) if kind is float else value
 
     def take_either(self, name: str, alias: str, kind: type, default: Any = None) -> Any:
         """The value of a key with two names; if both are given, they must agree."""
+        for one in (name, alias):
+            if self.config.get(one, default) is None and one in self.config:
+                self.refuse_null(one)
         value, other = self.take(name, kind), self.take(alias, kind)
         if None not in (value, other) and value != other:
             self.refuse(alias, f"but {name}, which means the same, is {_json(value)}", "correct one of them")
@@ -160,9 +174,20 @@ class Keys:
         return value
 
     def must_be(self, name: str, *allowed: Any) -> None:
-        """Refuses any value except the allowed ones and null."""
-        if (value := self.config.get(name)) is not None and value not in allowed:
+        """Refuses any value except the allowed ones."""
+        if name in self.config and self.config[name] not in allowed:
             self.refuse(name, f"which this trainer does not have: it has {' or '.join(map(_json, allowed))}")
+
+    def layer_types(self, layers: int) -> list[str] | None:
+        """The kinds of attention of the layers; None if the file has none."""
+        types: list[str] | None = self.take("layer_types", list)
+        if types is not None and (len(types) != layers or not {*types} <= _LAYER_TYPES):
+            kinds = " or ".join(sorted(_LAYER_TYPES))
+            self.refuse("layer_types", f"but num_hidden_layers is {layers}, and a layer has {kinds}")
+        return types
+
+    def refuse_null(self, name: str) -> None:
+        self.refuse(name, "which its class does not take for its default", "leave it out, or give a value")
 
     def refuse(self, name: str, why: str, hint: str = "") -> None:
         raise ConfigError(
@@ -172,6 +197,9 @@ class Keys:
     def check_rest(self, of_weights: bool = True) -> None:
         """Refuses keys that request a feature that no model here has, `of_weights` also in how they are stored."""
         self.must_be("is_causal", True)  # transformers reads it for every class when it makes the mask
+        for name in _NEVER_NULL:
+            if name in self.config and self.config[name] is None:
+                self.refuse_null(name)
         for name, what in _REFUSED.items():
             if self.config.get(name) and (of_weights or name not in _OF_WEIGHTS):
                 self.refuse(name, what)

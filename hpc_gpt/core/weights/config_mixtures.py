@@ -5,6 +5,7 @@ Published files and those that transformers 5 writes spell the number of experts
 no prefix of dense ones, and then all with experts, is refused with the key that says so.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,39 +17,65 @@ from hpc_gpt.core.weights.config_rotation import read_rotation
 
 @dataclass(frozen=True)
 class _Family:
-    """The fixed behaviour of a model type's class, and its defaults for missing keys: the key heads, the experts and
-    those of a token (None: needed), the width of an expert, the shared experts."""
+    """The keys that a model type's class reads and others do not, or with another default: each with its default for a
+    missing key. `read_mixture` and `mixture_keys` follow them. And the fixed behaviour of the class."""
 
-    kv_heads: int
-    experts: int | None
-    used: int | None
-    width: int | None = None  # of moe_intermediate_size; None: the experts have intermediate_size
-    shared: int = 0
-    dense: int = 0
+    keys: Mapping[str, Any]
     router: Router = "softmax"
-    norm_topk: bool = False
-    scale: float = 1.0
+    norm_topk: bool = False  # of a class without norm_topk_prob
     norm_eps: float = 1e-6
     qk_norm: bool | Literal["width"] = False
     bias: Bias = "none"
 
 
+_NEEDED: Any = object()
 _SIGMOID: Router = "sigmoid"
+_OF_QWEN = {"norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": None, "sliding_window": 4096,
+            "use_sliding_window": False}  # fmt: skip
+_OF_DEEPSEEK = {"n_group": 1, "topk_group": 1, "attention_bias": False, "moe_intermediate_size": 1408}
 _FAMILIES = {
-    "qwen3_moe": _Family(4, 128, 8, 768, qk_norm=True),
-    "qwen2_moe": _Family(16, 60, 4, 1408, bias="qkv"),
-    "mixtral": _Family(8, 8, 2, norm_topk=True, norm_eps=1e-5),
-    "olmoe": _Family(16, 64, 8, norm_eps=1e-5, qk_norm="width"),
-    "glm4_moe": _Family(8, 128, 8, 1408, 1, 1, _SIGMOID, norm_topk=True, norm_eps=1e-5),
-    "dots1": _Family(32, None, None, 1408, 0, 0, _SIGMOID, qk_norm=True),
-    "deepseek_v2": _Family(32, 64, None, 1407, 2),
-    "deepseek_v3": _Family(128, 256, 8, 2048, 1, 3, _SIGMOID, norm_topk=True, scale=2.5),
-    "gpt_oss": _Family(8, 128, 4, router="topk-softmax", norm_eps=1e-5, bias="all"),
-}
+    "qwen3_moe": _Family({
+        "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+        "attention_bias": False, **_OF_QWEN}, qk_norm=True),
+    "qwen2_moe": _Family({
+        "num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632, "qkv_bias": True, "max_window_layers": 28, **_OF_QWEN}, bias="qkv"),
+    "mixtral": _Family({
+        "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None,
+        "router_jitter_noise": 0.0}, norm_topk=True, norm_eps=1e-5),
+    "olmoe": _Family({
+        "num_key_value_heads": None, "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False,
+        "attention_bias": False, "sliding_window": None, "clip_qkv": None}, norm_eps=1e-5, qk_norm="width"),
+    "glm4_moe": _Family({
+        **_OF_DEEPSEEK, "num_key_value_heads": 8, "n_routed_experts": 128, "num_experts_per_tok": 8,
+        "n_shared_experts": 1, "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
+        "use_qk_norm": False, "num_nextn_predict_layers": 0}, _SIGMOID, norm_eps=1e-5),
+    "dots1": _Family({
+        **_OF_DEEPSEEK, "num_key_value_heads": 32, "n_routed_experts": _NEEDED, "num_experts_per_tok": _NEEDED,
+        "n_shared_experts": _NEEDED, "first_k_dense_replace": 0, "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0, "sliding_window": 4096, "max_window_layers": 62}, _SIGMOID, qk_norm=True),
+    "deepseek_v2": _Family({
+        **_OF_DEEPSEEK, "n_routed_experts": 64, "num_experts_per_tok": _NEEDED, "moe_intermediate_size": 1407,
+        "n_shared_experts": 2, "first_k_dense_replace": 0, "norm_topk_prob": False, "routed_scaling_factor": 1.0,
+        "topk_method": "greedy", "moe_layer_freq": 1, "num_nextn_predict_layers": 0}),
+    "deepseek_v3": _Family({
+        **_OF_DEEPSEEK, "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
+        "n_shared_experts": 1, "first_k_dense_replace": 3, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+        "moe_layer_freq": 1, "num_nextn_predict_layers": 0}, _SIGMOID),
+    "gpt_oss": _Family({
+        "num_key_value_heads": 8, "num_local_experts": 128, "num_experts_per_tok": 4, "head_dim": 64,
+        "sliding_window": 128}, "topk-softmax", norm_eps=1e-5, bias="all"),
+}  # fmt: skip
 _DEEPSEEKS = ("deepseek_v2", "deepseek_v3")
-_QWENS = ("qwen2_moe", "qwen3_moe")
-_OF_GROUPS = ("glm4_moe", "dots1", *_DEEPSEEKS)
 _NAMES_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def _take(keys: Keys, kind: str, name: str, of_type: type, unread: Any = None) -> Any:
+    """The value of a key if the class reads it; else `unread`, whatever the file has."""
+    default = _FAMILIES[kind].keys.get(name, unread)
+    if default is _NEEDED:
+        return keys.need(name, of_type)
+    return keys.take(name, of_type, default) if name in _FAMILIES[kind].keys else unread
 
 
 def read_mixture(keys: Keys, kind: str, seq: int | None) -> ModelShape:
@@ -56,16 +83,20 @@ def read_mixture(keys: Keys, kind: str, seq: int | None) -> ModelShape:
     family = _FAMILIES[kind]
     keys.must_be("hidden_act", "silu", "swish")
     keys.must_be("attention_dropout", 0, 0.0)
-    keys.must_be("router_jitter_noise", 0, 0.0)
-    keys.must_be("moe_layer_freq", 1)
-    if keys.take("clip_qkv", float) is not None:
+    for name, has in {"router_jitter_noise": 0.0, "moe_layer_freq": 1}.items():
+        if name in family.keys:
+            keys.must_be(name, has)
+    if _take(keys, kind, "clip_qkv", float) is not None:
         keys.refuse("clip_qkv", "but no model here clips queries, keys and values")
     hidden, heads = keys.need("hidden_size", int), keys.need("num_attention_heads", int)
     layers = keys.need("num_hidden_layers", int)
-    seq = seq or min(keys.take("max_position_embeddings", int, LONGEST), LONGEST)
+    length = keys.take("max_position_embeddings", int, LONGEST)
+    seq = seq or min(length, LONGEST)
     theta, scaling = read_rotation(keys, kind)
-    dense = _dense_layers(keys, kind, layers, family.dense)
-    ffn = keys.take("intermediate_size", int)
+    dense = _dense_layers(keys, kind, layers)
+    ffn = keys.take("intermediate_size", int, _NEEDED)
+    if ffn is _NEEDED and (dense or "moe_intermediate_size" not in family.keys):
+        keys.need("intermediate_size", int)
     return ModelShape(
         hidden=hidden,
         layers=layers,
@@ -73,7 +104,7 @@ def read_mixture(keys: Keys, kind: str, seq: int | None) -> ModelShape:
         vocab=keys.need("vocab_size", int),
         seq=seq,
         tied=keys.take("tie_word_embeddings", bool, False),
-        ffn=keys.need("intermediate_size", int) if dense else None,
+        ffn=ffn if dense else None,
         mlp="swiglu",
         norm="rmsnorm",
         positions="rope",
@@ -81,61 +112,63 @@ def read_mixture(keys: Keys, kind: str, seq: int | None) -> ModelShape:
         norm_eps=keys.take("rms_norm_eps", float, family.norm_eps),
         rope_theta=theta,
         rope_scaling=scaling,
-        qk_norm=keys.take("use_qk_norm", bool, False) if kind == "glm4_moe" else family.qk_norm,
+        qk_norm=_take(keys, kind, "use_qk_norm", bool, family.qk_norm),
         dense_layers=dense,
         rotated=_rotated(keys) if kind == "glm4_moe" else 1.0,
-        mtp_layers=keys.take("num_nextn_predict_layers", int, 0),
-        **_heads(keys, kind, hidden, heads, family),
+        mtp_layers=_take(keys, kind, "num_nextn_predict_layers", int, 0),
+        **_heads(keys, kind, hidden, heads),
         **_experts(keys, kind, family, ffn),
         **_window(keys, kind, layers, seq),
     )
 
 
-def _experts(keys: Keys, kind: str, family: _Family, ffn: int | None) -> dict[str, Any]:
+def _experts(keys: Keys, kind: str, family: _Family, ffn: int) -> dict[str, Any]:
     """The fields of the experts and their router."""
-    stated = {name: keys.take(name, int) for name in _NAMES_OF_EXPERTS}
-    named = {name: count for name, count in stated.items() if count is not None}
-    if len(set(named.values())) > 1:
-        first, other = list(named)[:2]
-        keys.refuse(other, f"but {first}, which means the same, is {named[first]}", "correct one of them")
-    experts = next(iter(named.values()), family.experts)
+    name = next(name for name in _NAMES_OF_EXPERTS if name in family.keys)
+    # transformers takes the other name for the same key in all classes but one.
+    alias = {"num_local_experts": "num_experts"}.get(name, "num_local_experts")
+    experts = None if kind == "qwen2_moe" else keys.take_either(name, alias, int)
     if experts is None:
-        keys.need("n_routed_experts", int)
-    used = keys.take("num_experts_per_tok", int, family.used)
-    if used is None:
-        keys.need("num_experts_per_tok", int)
-    width = ffn if family.width is None else keys.take("moe_intermediate_size", int, family.width)
-    if width is None:
-        keys.need("intermediate_size", int)
-    if kind == "qwen2_moe":
-        shared = keys.take("shared_expert_intermediate_size", int, 5632)
-    else:
-        shared = width * keys.take("n_shared_experts", int, family.shared)
-    groups, chosen = (keys.take(name, int, 1) if kind in _OF_GROUPS else 1 for name in ("n_group", "topk_group"))
-    has_groups = groups > 1 and keys.config.get("topk_method") != "greedy"
-    of_topk = kind not in ("mixtral", "gpt_oss")  # the others' is fixed
+        experts = _take(keys, kind, name, int)
+    width = _take(keys, kind, "moe_intermediate_size", int, ffn)
+    shared = _take(keys, kind, "shared_expert_intermediate_size", int, 0)
+    if "n_shared_experts" in family.keys:
+        shared = width * _take(keys, kind, "n_shared_experts", int)
+    for of_shared in ("shared_expert_intermediate_size", "n_shared_experts"):
+        if of_shared in family.keys and not shared:
+            keys.refuse(of_shared, "but its class has shared experts: their weights would have no rows")
+    groups, chosen = _take(keys, kind, "n_group", int, 1), _take(keys, kind, "topk_group", int, 1)
+    if chosen > groups:
+        keys.refuse("topk_group", f"but n_group is {groups}")
+    if family.router == _SIGMOID and groups > 1 and experts < 2 * groups:
+        keys.refuse("n_group", f"but its class scores a group by its best two of the {experts} experts")
+    has_groups = groups > 1 and _take(keys, kind, "topk_method", str) != "greedy"
     return {
         "experts": experts,
-        "experts_per_token": used,
+        "experts_per_token": _take(keys, kind, "num_experts_per_tok", int),
         "expert_ffn": width,
         "shared_ffn": shared or None,
-        "shared_gate": kind == "qwen2_moe" and shared > 0,
+        "shared_gate": kind == "qwen2_moe",
         "router": family.router,
         "router_bias": family.router == _SIGMOID,
         "expert_groups": groups if has_groups else None,
         "groups_per_token": chosen if has_groups else None,
-        "norm_topk": keys.take("norm_topk_prob", bool, family.norm_topk) if of_topk else family.norm_topk,
-        "router_scale": keys.take("routed_scaling_factor", float, family.scale),
+        "norm_topk": _take(keys, kind, "norm_topk_prob", bool, family.norm_topk),
+        "router_scale": _take(keys, kind, "routed_scaling_factor", float, 1.0),
     }
 
 
-def _heads(keys: Keys, kind: str, hidden: int, heads: int, family: _Family) -> dict[str, Any]:
+def _heads(keys: Keys, kind: str, hidden: int, heads: int) -> dict[str, Any]:
     """The fields of the heads: grouped queries, or DeepSeek's attention."""
     if kind not in _DEEPSEEKS:
-        kv_heads = keys.take("num_key_value_heads", int)
-        if "num_key_value_heads" not in keys.config:
-            kv_heads = family.kv_heads
-        head_dim = keys.take("head_dim", int, 64 if kind == "gpt_oss" else None)
+        null_is_heads = kind == "dots1" and "num_key_value_heads" in keys.config
+        default = None if null_is_heads else _FAMILIES[kind].keys["num_key_value_heads"]
+        kv_heads = keys.take("num_key_value_heads", int, default)
+        head_dim = keys.take("head_dim", int, _FAMILIES[kind].keys.get("head_dim"))
+        if head_dim is None and "head_dim" in keys.config and kind != "mixtral":
+            keys.refuse_null("head_dim")
+        if kind == "olmoe" and head_dim and head_dim * heads != hidden:
+            keys.refuse("head_dim", f"but its class norms queries of hidden_size {hidden} in {heads} heads")
         return {
             "kv_heads": None if kv_heads == heads else kv_heads,
             "head_dim": None if head_dim and head_dim * heads == hidden else head_dim,
@@ -151,32 +184,31 @@ def _heads(keys: Keys, kind: str, hidden: int, heads: int, family: _Family) -> d
 
 
 def _bias(keys: Keys, kind: str, family: _Family) -> Bias:
-    if kind == "gpt_oss":
-        keys.must_be("attention_bias", True)
-    elif kind == "glm4_moe":
-        return "qkv" if keys.take("attention_bias", bool, False) else "none"
-    elif kind == "qwen2_moe":
-        return "qkv" if keys.take("qkv_bias", bool, True) else "none"
-    else:
-        keys.must_be("attention_bias", False)
-        keys.must_be("mlp_bias", False)
+    if kind == "glm4_moe":
+        return "qkv" if _take(keys, kind, "attention_bias", bool) else "none"
+    if kind == "qwen2_moe":
+        return "qkv" if _take(keys, kind, "qkv_bias", bool) else "none"
+    if kind != "mixtral":
+        keys.must_be("attention_bias", kind == "gpt_oss")
     return family.bias
 
 
 def _rotated(keys: Keys) -> float:
-    """The share of a head that is rotated, in one of its places."""
-    places: list[Any] = [keys.config, *(keys.config.get(name) or {} for name in ("rope_parameters", "rope_scaling"))]
-    shares = [place["partial_rotary_factor"] for place in places if place.get("partial_rotary_factor") is not None]
-    if shares and (isinstance(shares[0], bool) or not isinstance(shares[0], int | float)):
+    """The share of a head that is rotated: that of the rotation's dict precedes that of the file, where null is all."""
+    places: list[Any] = [keys.config.get("rope_scaling") or keys.config.get("rope_parameters") or {}, keys.config]
+    share = next((place["partial_rotary_factor"] for place in places if "partial_rotary_factor" in place), 0.5)
+    if share is None and "partial_rotary_factor" not in places[0]:
+        return 1.0
+    if isinstance(share, bool) or not isinstance(share, int | float):
         keys.refuse("partial_rotary_factor", "which is not a number")
-    return float(shares[0]) if shares else 0.5
+    return float(share)
 
 
-def _dense_layers(keys: Keys, kind: str, layers: int, default: int) -> int:
+def _dense_layers(keys: Keys, kind: str, layers: int) -> int:
     """The number of first layers without experts."""
-    if kind not in _QWENS:
-        return int(keys.take("first_k_dense_replace", int, default)) if kind in _OF_GROUPS else 0
-    without, step = keys.take("mlp_only_layers", list, []), keys.take("decoder_sparse_step", int, 1)
+    if "decoder_sparse_step" not in _FAMILIES[kind].keys:
+        return int(_take(keys, kind, "first_k_dense_replace", int, 0))
+    without, step = _take(keys, kind, "mlp_only_layers", list) or [], _take(keys, kind, "decoder_sparse_step", int)
     if step < 1:
         keys.refuse("decoder_sparse_step", "but it must be at least 1")
     dense = [layer for layer in range(layers) if layer in without or (layer + 1) % step]
@@ -189,55 +221,52 @@ def _dense_layers(keys: Keys, kind: str, layers: int, default: int) -> int:
 
 def _window(keys: Keys, kind: str, layers: int, seq: int) -> dict[str, Any]:
     """The fields of windows of attention, which gpt-oss has; refuses shorter ones than `seq` elsewhere."""
-    window, types = keys.take("sliding_window", int), keys.take("layer_types", list)
+    types, window = keys.layer_types(layers), keys.take("sliding_window", int)
+    if "sliding_window" not in keys.config:
+        window = _FAMILIES[kind].keys.get("sliding_window")
     if kind == "gpt_oss":
-        window = 128 if "sliding_window" not in keys.config else window
         types = types or ["full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)]
         sliding = [layer for layer, name in enumerate(types) if name == "sliding_attention"]
         every = sliding[1] if len(sliding) > 1 else layers
-        if sliding and (sliding != list(range(0, layers, every)) or len(types) != layers):
+        if sliding and sliding != list(range(0, layers, every)):
             keys.refuse("layer_types", "but here every n-th layer from the first on has a window")
         with_window = {"window": window, "window_every": every if every > 1 else None} if sliding and window else {}
         return with_window | {"sinks": True}
-    slides = bool(window) and (kind not in _QWENS or keys.take("use_sliding_window", bool, False))
-    if types is not None:
-        slides = slides and "sliding_attention" in types
-    elif kind != "mixtral":
-        slides = slides and keys.take("max_window_layers", int, 28 if kind in _QWENS else 62) < layers
-    if slides and window is not None and window < seq:
-        keys.refuse("sliding_window", f"a window shorter than model.seq {seq}", f"use --seq {window} or less")
+    slides = _take(keys, kind, "use_sliding_window", bool, "sliding_window" in _FAMILIES[kind].keys)
+    name, window = "sliding_window", window if slides else None
+    if (first := _take(keys, kind, "max_window_layers", int)) is not None:  # a class with types of layers
+        if types is None:
+            slides = slides and (first > 0 if kind == "qwen2_moe" else window is not None and first < layers)
+        else:
+            name, slides = "layer_types", "sliding_attention" in types
+        window = (window or 0) if slides else None
+    if window is not None and window < seq:
+        absent = "" if name in keys.config else " (not given; that is its class's)"
+        keys.refuse(name, f"a window of {window} shorter than model.seq {seq}{absent}", f"use --seq {window} or less")
     return {}
 
 
 def mixture_keys(shape: ModelShape, kind: str) -> dict[str, Any]:
     """The keys of a model type's file that Llama's lack, with their spelling on the hub."""
-    own_width = _FAMILIES[kind].width is not None
-    keys: dict[str, Any] = {
-        {"mixtral": "num_local_experts", "glm4_moe": "n_routed_experts", "dots1": "n_routed_experts"}.get(
-            kind, "num_experts"
-        ): shape.experts,
+    of_class = _FAMILIES[kind].keys
+    values = dict.fromkeys(_NAMES_OF_EXPERTS, shape.experts) | {
         "num_experts_per_tok": shape.experts_per_token,
-        "moe_intermediate_size" if own_width else "intermediate_size": shape.expert_ffn,
-        "output_router_logits": False,
+        "moe_intermediate_size": shape.expert_ffn,
+        "norm_topk_prob": shape.norm_topk,
+        "sliding_window": None,
+        "use_sliding_window": False,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [*range(shape.dense_layers)],
+        "first_k_dense_replace": shape.dense_layers,
+        "shared_expert_intermediate_size": shape.shared_ffn,
+        "n_shared_experts": (shape.shared_ffn or 0) // (shape.expert_ffn or 1),
+        "qkv_bias": shape.bias == "qkv",
+        "attention_bias": shape.bias == "qkv",
+        "n_group": shape.expert_groups or 1,
+        "topk_group": shape.groups_per_token or 1,
+        "routed_scaling_factor": shape.router_scale,
+        "use_qk_norm": bool(shape.qk_norm),
+        "num_nextn_predict_layers": shape.mtp_layers,
     }
-    if kind != "mixtral":
-        keys["norm_topk_prob"] = shape.norm_topk
-    if kind in ("mixtral", "dots1"):
-        keys["sliding_window"] = None
-    if kind in _QWENS:
-        keys |= {"decoder_sparse_step": 1, "mlp_only_layers": [*range(shape.dense_layers)]}
-    if kind == "qwen2_moe":
-        keys |= {"shared_expert_intermediate_size": shape.shared_ffn, "qkv_bias": shape.bias == "qkv"}
-    elif kind != "mixtral":
-        keys["attention_bias"] = shape.bias == "qkv"
-    if kind in _OF_GROUPS:
-        keys |= {
-            "first_k_dense_replace": shape.dense_layers,
-            "n_shared_experts": (shape.shared_ffn or 0) // (shape.expert_ffn or 1),
-            "n_group": shape.expert_groups or 1,
-            "topk_group": shape.groups_per_token or 1,
-            "routed_scaling_factor": shape.router_scale,
-        }
-    if kind == "glm4_moe":
-        keys |= {"use_qk_norm": bool(shape.qk_norm), "num_nextn_predict_layers": shape.mtp_layers}
-    return keys
+    width = {} if "moe_intermediate_size" in of_class else {"intermediate_size": shape.expert_ffn}
+    return {name: values[name] for name in of_class if name in values} | width | {"output_router_logits": False}

@@ -12,14 +12,15 @@ IN_PART = ("glm4_moe",)
 ANY_SCALING = ("deepseek_v2", "deepseek_v3", "gpt_oss")
 # Default base and positions of a class (transformers 5.23).
 _THETAS = {"smollm3": 2e6, "mixtral": 1e6, "gpt_oss": 150000.0}
-_POSITIONS = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768, "smollm3": 32768}
+_POSITIONS = {"llama": 2048, "mistral": 131072, "mixtral": 131072, "glm4_moe": 131072, "olmoe": 4096, "dots1": 2048}
+_OTHER_POSITIONS = 32768
 
 
 def read_rotation(keys: Keys, kind: str) -> tuple[float, RopeScaling | None]:
     """(theta, scaling), spelled as in transformers 4 or 5. If a file has the dicts of both, they must agree. The
     scaling of a family in `ANY_SCALING` is left out."""
     if kind not in IN_PART:
-        keys.must_be("partial_rotary_factor", 1, 1.0)
+        keys.must_be("partial_rotary_factor", 1, 1.0, None)
     theta = keys.take("rope_theta", float, _THETAS.get(kind, 1e4))
     dicts = {name: keys.take(name, dict) for name in ("rope_scaling", "rope_parameters")}
     read = [_read_in(keys, kind, name, values, theta) for name, values in dicts.items() if values]
@@ -51,7 +52,7 @@ def _read_in(
         return float(own_theta), None
     *factors, original = (values.get(key) for key in FIGURES)
     if original is None:
-        original = keys.take("max_position_embeddings", int, _POSITIONS[kind])
+        original = keys.take("max_position_embeddings", int, _POSITIONS.get(kind, _OTHER_POSITIONS))
     original = keys.take(FIGURES[-1], float, original)
     if not all(map(is_number, (*factors, original))):
         keys.refuse(name, f"which lacks one of {', '.join(FIGURES)}, or has no number there")

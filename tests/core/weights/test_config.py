@@ -192,7 +192,7 @@ def test_what_cannot_be_trained_is_refused_by_key_and_value(changed, words, writ
 
 
 def test_contradictory_sizes_are_refused_as_an_experiments(write):
-    with pytest.raises(LayoutError, match="kv_heads 5 does not divide the 32 heads"):
+    with pytest.raises(LayoutError, match="num_key_value_heads 5 does not divide the 32 heads"):
         read_config(write(LLAMA | {"num_key_value_heads": 5}))
 
 
@@ -222,7 +222,8 @@ def test_mistrals_class_has_a_window_if_the_file_says_none(write):
 def test_what_the_file_does_not_give_is_the_classs_default(write):
     mistral = as_mistral("mistral-7b", "num_key_value_heads")
     assert read_config(write({**mistral, "sliding_window": None})).key_heads == 8
-    assert read_config(write({**mistral, "sliding_window": None, "num_key_value_heads": None})).key_heads == 32
+    with pytest.raises(ConfigError, match="num_key_value_heads is null, which its class does not take"):
+        read_config(write({**mistral, "sliding_window": None, "num_key_value_heads": None}))
     scaling = {key: LLAMA3[key] for key in LLAMA3 if key != "original_max_position_embeddings"}
     found = read_config(write(LLAMA | {"rope_scaling": scaling})).rope_scaling
     assert found is not None

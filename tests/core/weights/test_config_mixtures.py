@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hpc_gpt.core.engines.base.facts import EngineFacts
 from hpc_gpt.core.errors import UserError
+from hpc_gpt.core.settings.model_keys import RopeScaling
 from hpc_gpt.core.settings.model_shape import architecture_of, architectures_of
 from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.core.weights.config import InitConfig, config_of, read_config, unfollowed_keys
@@ -47,6 +48,10 @@ _GPT_OSS: dict[str, Any] = {
     "quantization_config": {"quant_method": "mxfp4"}, "rms_norm_eps": 1e-5, "sliding_window": 128, "vocab_size": 201088,
     "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
     "rope_theta": 150000, "swiglu_limit": 7.0, "tie_word_embeddings": False,
+}  # fmt: skip
+_QWEN2: dict[str, Any] = {
+    "model_type": "qwen2_moe", "hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16,
+    "num_hidden_layers": 2, "vocab_size": 151936,
 }  # fmt: skip
 PUBLISHED: dict[str, dict[str, Any]] = {
     "qwen3-30b-a3b": _QWEN3 | {
@@ -215,15 +220,40 @@ def test_a_file_that_balances_experts_gets_a_line(write):
     assert "output_router_logits is true: its class adds a balance loss; here train.balance does" in line
 
 
+_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+READ = [
+    # Keys that the class does not read.
+    ("qwen3-30b-a3b", {"routed_scaling_factor": 2.5}, {"router_scale": 1.0}),
+    ("mixtral-8x7b", {"routed_scaling_factor": 2.5, "n_shared_experts": 1}, {"router_scale": 1.0, "shared_ffn": None}),
+    ("glm-4.5", {"n_group": 2, "topk_method": "greedy"}, {"expert_groups": 2}),
+    ("deepseek-v3", {"topk_method": "greedy"}, {"expert_groups": 8}),
+    # The rotation's dict precedes the file, where null is all.
+    ("glm-4.5", {"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.25}}, {"rotated": 0.25}),
+    ("glm-4.5", {"partial_rotary_factor": None}, {"rotated": 1.0}),
+    ("mixtral-8x7b", {"rope_scaling": _LLAMA3}, {"rope_scaling": RopeScaling("llama3", 8, 1, 4, 32768)}),
+]
+
+
+@pytest.mark.parametrize(("name", "changed", "read"), READ)
+def test_a_key_is_taken_where_its_class_reads_it(name, changed, read, write):
+    shape = read_config(write(PUBLISHED[name] | changed), 4096)
+    assert {key: getattr(shape, key) for key in read} == read
+
+
 REFUSED = [
     ("qwen3-30b-a3b", {"mlp_only_layers": [3]}, "mlp_only_layers is .3., so layers 3 of the 48 layers have no experts"),
     ("qwen3-30b-a3b", {"decoder_sparse_step": 2}, "decoder_sparse_step is 2, so layers 0, 2, 4, 6 of the 48 layers"),
     ("qwen3-30b-a3b", {"num_local_experts": 64}, "num_local_experts is 64, but num_experts, which means the same, is"),
     ("qwen3-30b-a3b", {"attention_bias": True}, "attention_bias is true"),
     ("qwen3-30b-a3b", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling is .* another kind"),
-    ("qwen3-30b-a3b", {"num_experts_per_tok": 200}, "experts_per_token 200 is above the 128 experts"),
-    ("mixtral-8x7b", {"sliding_window": 4096}, "sliding_window is 4096, a window shorter than model.seq 8192"),
+    ("qwen3-30b-a3b", {"num_experts_per_tok": 200}, "num_experts_per_tok 200 is above the 128 experts"),
+    ("mixtral-8x7b", {"sliding_window": 4096}, "sliding_window is 4096, a window of 4096 shorter than model.seq 8192"),
     ("mixtral-8x7b", {"router_jitter_noise": 0.1}, "router_jitter_noise is 0.1"),
+    ("qwen3-30b-a3b", {"use_sliding_window": True, "sliding_window": 4096}, "sliding_window is 4096, a window of 4096"),
+    ("qwen3-30b-a3b", {"use_sliding_window": None}, "use_sliding_window is null, which its class does not take"),
+    ("qwen2-moe", {"layer_types": ["sliding_attention"] * 2}, "layer_types is .*, a window of 0 shorter"),
+    ("qwen2-moe", {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size is 0, but its class"),
+    ("glm-4.5", {"topk_group": 2}, "topk_group is 2, but n_group is 1"),
     ("olmoe-1b-7b", {"clip_qkv": 8.0}, "clip_qkv is 8.0, but no model here clips"),
     ("deepseek-v3", {"moe_layer_freq": 2}, "moe_layer_freq is 2"),
     ("gpt-oss-20b", {"layer_types": ["full_attention", "sliding_attention"] * 12}, "layer_types is"),
@@ -233,6 +263,6 @@ REFUSED = [
 
 @pytest.mark.parametrize(("name", "changed", "words"), REFUSED)
 def test_layers_that_cannot_be_said_are_refused_by_their_key(name, changed, words, write):
-    folder = write(PUBLISHED[name] | changed)
+    folder = write((PUBLISHED | {"qwen2-moe": _QWEN2})[name] | changed)
     with pytest.raises(UserError, match=words):
         read_config(folder, 8192)
