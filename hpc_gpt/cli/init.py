@@ -39,6 +39,7 @@ def init(request: Request, name: str | None, folder: Path) -> None:
 
 
 def from_plan(name: str, request: Request, folder: Path) -> None:
+    from hpc_gpt.core.engines import engine_named
     from hpc_gpt.core.settings.experiment import Experiment
     from hpc_gpt.core.settings.resolve import size_run
     from hpc_gpt.core.typed_tables import check_tables
@@ -65,11 +66,13 @@ def from_plan(name: str, request: Request, folder: Path) -> None:
         if (file := settings.get(key)) is not None and Path(file).exists():
             settings[key] = str(Path(file).absolute())  # the new file may be in another folder
     tables = planned_tables(best, plan.experiment, settings)
-    size_run(check_tables({"name": name, **tables}, Experiment, str(path)), plan.profile)
+    sized = size_run(check_tables({"name": name, **tables}, Experiment, str(path)), plan.profile)
     figures = figures_of(best.training, best.step, plan.machine, _TOKENS)
     write_new({path: planned_text(name, tables, searched, figures, (plan.name, plan.model), plan.source)})
     say(f"wrote {path}: {best.layout} on {best.training.engine}")
     if searched.best is None:
         say(f"note: {unchecked(searched)}", err=True)
+    for note in engine_named(sized.engine.name).export_notes(sized.model):
+        say(f"note: {note}", err=True)
     cluster = ["--cluster", request.cluster] if request.cluster is not None else []
     click.echo(f"next: {shlex.join(['hpc-gpt', 'render', str(path), *cluster])}", err=True)

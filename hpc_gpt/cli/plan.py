@@ -181,6 +181,9 @@ def _print(plan: PlanRequest, searched: Searched, as_json: bool, why: str | None
             say(f"note: engine {engine} does not train with train.matmul {matmul}: only plan knows it", err=True)
     if plan.stands_in and plan.request.device is None:
         command = "hpc-gpt profile list"
+    if best is not None and not plan.of_program:
+        for note in engine_named(best.training.engine).export_notes(best.training.shape):
+            say(f"note: {note}", err=True)
     overlap = None
     if plan.of_program:
         command = ""  # its own arguments decide its layout

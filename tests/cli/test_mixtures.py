@@ -54,3 +54,38 @@ def test_it_can_be_tried_measured_and_asked_for_in_help(mixed):
     assert (smoke.code, "Python's own sources" in smoke.stdout) == (0, True)
     assert "data.mix.NAME.weight" in in_process("help", "keys", "data").stdout
     in_process("render", mixed, *LAYOUT, code=0)
+
+
+def test_what_export_will_refuse_is_said_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = 'extends = "moe-tiny"\n[model]\nqk_norm = false\nnorm_topk = false\n'
+    (tmp_path / "own.toml").write_text(text)
+    shape = (
+        "--hidden",
+        "64",
+        "--layers",
+        "2",
+        "--heads",
+        "4",
+        "--vocab",
+        "256",
+        "--seq",
+        "64",
+        "--gpus",
+        "2",
+        "--gbs",
+        "8",
+    )
+    keys = {"experts": 8, "experts_per_token": 2, "expert_ffn": 64, "router": "sigmoid", "router_bias": "true",
+            "mlp": "swiglu", "norm": "rmsnorm", "positions": "rope", "bias": "none"}  # fmt: skip
+    options = (*shape, "--engine", "fsdp", *(f"--set=model.{key}={value}" for key, value in keys.items()))
+    local = ("--cluster", "local", "--gpus", "1")
+    for words, nearest in (
+        (("plan", *options), "Glm4MoeForCausalLM is the nearest, with model.shared_ffn=64"),
+        (("init", "new", *options), "Glm4MoeForCausalLM is the nearest, with model.shared_ffn=64"),
+        (("render", "own.toml", *local), "MixtralForCausalLM is the nearest, with model.norm_topk=true"),
+        (("submit", "own.toml", *local, "--dry-run"), "MixtralForCausalLM is the nearest, with model.norm_topk=true"),
+    ):
+        done = in_process(*words, code=0)
+        assert (done.stdout + done.stderr).count(f"so export will refuse it: {nearest}") == 1, words
+    assert "no class" not in in_process("render", "moe-tiny", *local, code=0).stderr

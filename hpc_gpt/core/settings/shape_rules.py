@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
+from typing import Any
 
 from hpc_gpt.core.errors import LayoutError, raise_faults
 from hpc_gpt.core.settings.layout import largest_divisor
-from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.model_shape import ModelShape, architectures_of
 
 _Faults = Iterator[tuple[str, str]]
 # Sizes below 1 that are not a fault by themselves, and the least that others may have.
@@ -197,3 +198,50 @@ def _attention_faults(shape: ModelShape) -> _Faults:
 def _stated(shape: ModelShape, names: tuple[str, ...]) -> list[str]:
     """The keys of [model] among `names` that differ from their default."""
     return [f"model.{name}" for name in names if getattr(shape, name) != _DEFAULTS[name]]
+
+
+_LLAMAS: dict[str, Any] = {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope", "nope_every": None, "rotated": 1.0}
+_SOFTMAX = _LLAMAS | {"router": "softmax", "router_bias": False, "router_scale": 1.0, "expert_groups": None,
+                      "groups_per_token": None, "bias": "none"}  # fmt: skip
+_UNSHARED = _SOFTMAX | {"shared_ffn": None, "shared_gate": False}
+_SIGMOIDS = _LLAMAS | {"router": "sigmoid", "router_bias": True, "shared_gate": False}
+# {class of transformers: fields that lead to it}, besides the shared experts that some need.
+_DENSE = {
+    "LlamaForCausalLM": _LLAMAS | {"bias": "none", "qk_norm": False},
+    "Qwen3ForCausalLM": _LLAMAS | {"bias": "none", "qk_norm": True},
+    "Qwen2ForCausalLM": _LLAMAS | {"bias": "qkv", "qk_norm": False},
+    "GPT2LMHeadModel": {"mlp": "gelu", "norm": "layernorm", "positions": "learned", "bias": "all", "qk_norm": False,
+                        "kv_heads": None, "head_dim": None, "embedding_norm": False},
+}  # fmt: skip
+_OF_MIXTURES = {
+    "MixtralForCausalLM": _UNSHARED | {"qk_norm": False, "dense_layers": 0, "norm_topk": True},
+    "Qwen3MoeForCausalLM": _UNSHARED | {"qk_norm": True},
+    "OlmoeForCausalLM": _UNSHARED | {"qk_norm": "width", "dense_layers": 0},
+    "Qwen2MoeForCausalLM": _SOFTMAX | {"shared_gate": True, "qk_norm": False},
+    "Dots1ForCausalLM": _SIGMOIDS | {"bias": "none", "qk_norm": True},
+    "Glm4MoeForCausalLM": {key: value for key, value in _SIGMOIDS.items() if key != "rotated"} | {"bias": "none"},
+}
+
+
+def no_class_note(shape: ModelShape) -> str:
+    """A line on a shape that no class of transformers has, so that `export` will refuse it: the nearest class, and the
+    keys that lead to it. Empty if a class has it, or if no keys of ours lead to one."""
+    if architectures_of(shape):
+        return ""
+    near = []
+    for name, wanted in (_OF_MIXTURES if shape.is_mixture else _DENSE).items():
+        changed = {key: value for key, value in wanted.items() if getattr(shape, key) != value}
+        width = shape.expert_ffn or 1
+        if wanted.get("router") == "sigmoid" and (not shape.shared_ffn or shape.shared_ffn % width):
+            changed["shared_ffn"] = max(1, round((shape.shared_ffn or 0) / width)) * width
+        elif wanted.get("shared_gate") and shape.shared_ffn is None:
+            changed["shared_ffn"] = width
+        if name in architectures_of(replace(shape, **changed)):
+            near.append((len(changed), name, changed))
+    if not near:
+        return ""
+    _, name, changed = min(near, key=lambda one: one[0])
+    keys = ", ".join(f"model.{key}={str(value).lower()}" for key, value in changed.items() if value is not None)
+    left_out = ", ".join(f"model.{key}" for key, value in changed.items() if value is None)
+    leads = " and ".join([*[keys] * bool(keys), *[f"no {left_out}"] * bool(left_out)])
+    return f"no class of transformers has this shape, so export will refuse it: {name} is the nearest, with {leads}"

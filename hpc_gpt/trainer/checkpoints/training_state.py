@@ -8,6 +8,7 @@ data-00003.json    how far a data-parallel rank has read a stream of data
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from hpc_gpt.core.engines.base.ds_config import sub_group_elements, zero_stage
 from hpc_gpt.core.errors import CheckpointError
+from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.checkpoints.folders import IT_IS_DAMAGED, REMOVE_IT, load_json, load_safely
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
@@ -25,6 +27,11 @@ from hpc_gpt.trainer.model.tensor_parallel import full_name
 NAME = "model.json"
 # For ZeRO-3 only: its states are saved in groups of this many elements.
 SUB_GROUP = "engine.sub_group_elements"
+
+# What model.json leaves out (`ModelShape.table`).
+_OF_A_PLAIN_SHAPE = {
+    f"model.{entry.name}": entry.default for entry in fields(ModelShape) if entry.default is not MISSING
+}
 
 
 def identity(resolved: Resolved) -> dict[str, Any]:
@@ -62,9 +69,10 @@ def check_identity(folder: Path, resolved: Resolved, convertible: frozenset[str]
     Raises CheckpointError, which names every difference, for a checkpoint of another model or arithmetic, or of a
     layout that the engine cannot convert.
     """
-    saved = read_identity(folder)
-    wanted = identity(resolved)
-    differences = {key: value for key, value in wanted.items() if saved.get(key) != value}
+    saved, wanted = (_OF_A_PLAIN_SHAPE | one for one in (read_identity(folder), identity(resolved)))
+    # The saved keys of the model count, too: either may have left out a default.
+    keys = [*wanted, *(key for key in saved if key.startswith("model.") and key not in wanted)]
+    differences = {key: wanted.get(key) for key in keys if saved.get(key) != wanted.get(key)}
     if not differences.keys() <= convertible:
         of_model = any(key.startswith("model.") for key in differences)
         texts = (f"{key} is {saved.get(key)} in it and {value} in this run" for key, value in differences.items())

@@ -1,5 +1,6 @@
 """Model shapes: parameters counted matrix by matrix, padding, stages. What is refused: cli/refused/shapes.txt."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import PRESETS, preset
+from hpc_gpt.core.settings.shape_rules import no_class_note
 from hpc_gpt.core.settings.shape_split import (
     default_tp,
     kind_params,
@@ -150,3 +152,24 @@ def test_layers_without_rotation():
     assert [layer for layer in range(8) if not shape.rotates(layer)] == [3, 7]
     assert all(replace(shape, nope_every=None).rotates(layer) for layer in range(8))
     assert not any(ModelShape(64, 8, 8).rotates(layer) for layer in range(8))
+
+
+_NEAREST = [
+    ({"experts": 8}, "MixtralForCausalLM is the nearest, with model.norm_topk=true"),
+    ({"experts": 8, "dense_layers": 1, "ffn": 40}, "Qwen3MoeForCausalLM is the nearest, with model.qk_norm=true"),
+    ({"experts": 8, "norm_topk": True, "router": "topk-softmax"}, "MixtralForCausalLM .* model.router=softmax"),
+    ({"experts": 8, "router": "sigmoid", "router_bias": True}, "Glm4MoeForCausalLM .* model.shared_ffn=24"),
+    ({"experts": 8, "shared_ffn": 40}, "Qwen2MoeForCausalLM .* model.shared_gate=true"),
+    ({"nope_every": 2, "qk_norm": True}, "Qwen3ForCausalLM is the nearest, with no model.nope_every"),
+]
+
+
+@pytest.mark.parametrize(("changed", "words"), _NEAREST)
+def test_a_shape_of_no_class_has_a_nearest_one(changed, words):
+    experts = {"experts_per_token": 2, "expert_ffn": 24} if "experts" in changed else {}
+    plain = ModelShape(32, 2, 4, 64, 24, mlp="swiglu", norm="rmsnorm", positions="rope", bias="none")
+    assert re.search(words, no_class_note(replace(plain, **experts, **changed)))
+
+
+def test_shapes_with_a_class_have_no_note():
+    assert [name for name in PRESETS if no_class_note(preset(name))] == []

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
@@ -56,6 +57,27 @@ def test_cp_may_be_converted(tmp_path: Path) -> None:
         assert check_identity(folder, resumed, frozenset({"layout.cp"})) == {"layout.cp"}
         with pytest.raises(CheckpointError, match=rf"layout\.cp {words}"):
             check_identity(folder, resumed)
+
+
+def test_a_models_keys_are_compared_both_ways(tmp_path: Path) -> None:
+    """A default is in neither file, so a key may be in the checkpoint's alone."""
+    plain = replace(RESOLVED.model, mlp="swiglu", norm="rmsnorm", positions="rope", bias="none")
+    plain = replace(plain, experts=4, experts_per_token=2, expert_ffn=8)
+    for key, value in {
+        "norm_topk": True, "router": "sigmoid", "router_scale": 2.5, "expert_groups": 2, "rotated": 0.5,
+        "rope_theta": 5e5, "norm_eps": 1e-6, "nope_every": 2, "pad_token": 3,
+    }.items():  # fmt: skip
+        other = replace(plain, **{key: value})
+        default = getattr(plain, key)
+        for saved, resumed, words in (
+            (other, plain, f"{value} in it and {default}"),
+            (plain, other, f"{default} in it and {value}"),
+        ):
+            (tmp_path / "model.json").unlink(missing_ok=True)
+            write(tmp_path, replace(RESOLVED, model=saved))
+            assert check_identity(tmp_path, replace(RESOLVED, model=saved)) == frozenset()
+            with pytest.raises(CheckpointError, match=re.escape(f"model.{key} is {words} in this run")):
+                check_identity(tmp_path, replace(RESOLVED, model=resumed))
 
 
 class Program:
