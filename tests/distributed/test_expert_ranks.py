@@ -177,6 +177,7 @@ BALANCED = [
 COMPILED = {"compile": "block", "compile_backend": "aot_eager", "recompute": "full"}
 SWITCHED = [task_of(trained, EP2, replace(engine, **switches), "sgd", "sigmoid") for engine, switches in (
     (FSDP, COMPILED), (DDP, {"activation_offload": True}), (FSDP, {"reshard": False}),
+    (FSDP, {"activation_offload": True}), (FSDP, {"activation_offload": True, "recompute": "full"}),
     (FSDP, {"gather_blocks": 2, "recompute": "full"}), (FSDP, {"prefetch": False, "offload": "full"}),
 )]  # fmt: skip
 SHORT = [task_of(trained, CP2_EP4, DDP, "sgd", "sigmoid")]
