@@ -1,10 +1,12 @@
 """No secret of the environment reaches a file or a word of ours; what a run writes keeps the user's umask."""
 
+import contextlib
 import gzip
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,6 +111,7 @@ def test_every_file_and_folder_of_a_run_keeps_the_umask(session: Session) -> Non
     assert not wide
 
 
+IN_ENVIRONMENT = "plantedZz8"
 SECRET = "plantedZz7"  # of no format that is known: by its name alone
 URL = f"https://me:{SECRET}@host.example/x"
 SCRIPT = "#!/bin/bash\n#SBATCH --nodes=1 --time=5\n"
@@ -164,6 +167,9 @@ PLACES = {
     "command.run, quoted": of_program(f"run = \"python train.py --password '{SECRET}'\"\n", PROGRAM),
     "command.run, a list": of_program(f'run = ["python", "train.py", "--api-key", "{SECRET}"]\n', PROGRAM),
     "command.run, a header": of_program(f"run = \"curl -H 'Authorization: Basic {SECRET}' x\"\n", PROGRAM),
+    "a place that only its program knows": of_program(f'run = "wandb login {SECRET} && x"\n', PROGRAM),
+    "the same in a script's arguments": of_script("curl", "-u", f"me:{SECRET}"),
+    "the profile's setup": of_profile(f'setup = ["docker login -u me -p {SECRET} host.example"]'),
     "command.setup": of_program(f'setup = ["export HF_TOKEN={SECRET}"]\n'),
     "command.values": of_program(f'[command.values]\napi_key = "{SECRET}"\n', PROGRAM + 'run = "x {api_key}"\n'),
     "command.values of a neutral name": of_program(
@@ -257,9 +263,15 @@ def test_a_secret_that_a_program_prints_is_in_its_log_alone(planted: Path) -> No
     )
     (planted / "given" / "mine.toml").write_text(RUN + "[job]\nretry_pause_s = 1\n")
     words = [sys.executable, "-m", "hpc_gpt", "submit", "mine.toml", "--cluster", "local", "--gpus", "1", "--wait"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "WANDB_API_KEY": IN_ENVIRONMENT}
+    with (planted / "said").open("w") as out, subprocess.Popen(words, stdout=out, stderr=out, env=environment) as job:
+        while job.poll() is None:  # everybody on a machine can read an argument list
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):
+                    assert IN_ENVIRONMENT.encode() not in path.read_bytes()
+            time.sleep(0.02)
     (run,) = [path.parent for path in (planted / "logs").glob("*/*/resolved.json")]
-    said = done.stdout + done.stderr
+    said = (planted / "said").read_text()
     for verb in (
         ("status",), ("status", "--json"), ("why", run), ("why", run, "--json"), ("report", run),
         ("report", run, "--json", "--html", planted / "page.html"), ("report", run, "--format", "csv"),
@@ -271,3 +283,6 @@ def test_a_secret_that_a_program_prints_is_in_its_log_alone(planted: Path) -> No
     assert SECRET not in said
     assert SECRET in (run / "attempts" / "1" / "log").read_text()
     assert holding(planted) <= {"log", "work.tar.gz", "train.py"}
+    modes = {name: (run / name).stat().st_mode & 0o777 for name in ("job.sh", "resolved.json", "experiment.toml")}
+    assert set(modes.values()) == {0o600}, "they hold the command line"
+    assert (run / "provenance.json").stat().st_mode & 0o777 == 0o666 & ~os.umask(os.umask(0o22))

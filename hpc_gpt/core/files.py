@@ -228,14 +228,16 @@ def sync(path: Path) -> None:
         os.close(number)
 
 
-def write_once(path: Path, text: str) -> None:
+def write_once(path: Path, text: str, mode: int = 0o666) -> None:
     """Writes a file completely or not at all, never over an existing one. RunFolderError if the disk refuses.
 
-    Makes its folder, but no folder above it, so that a run folder that was moved away is not made again.
+    Makes its folder, but no folder above it, so that a run folder that was moved away is not made again. `mode` is
+    subject to the umask.
     """
     with OsErrorAs(RunFolderError, f"cannot write {path}", hint_on):
         path.parent.mkdir(exist_ok=True)
         with aside(path) as temporary, contextlib.suppress(FileExistsError):
+            temporary.touch(mode)
             temporary.write_text(text, encoding="utf-8")
             give_name(temporary, path)
 

@@ -6,7 +6,7 @@ that hosts give their tokens. A doubtful value is removed: a missing setting doe
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -33,7 +33,7 @@ _KEYS = frozenset(
     (
         "api", "access", "private", "secret", "wandb", "auth", "ssh", "encryption", "account", "comet", "openai",
         "anthropic", "aws", "azure", "gcp", "storage", "license", "signing", "session", "neptune", "hf", "hub",
-        "huggingface", "service", "gpg", "rsa", "shared", "subscription", "master",
+        "huggingface", "service", "gpg", "rsa", "shared", "subscription", "master", "kaggle",
     )
 )  # fmt: skip
 _WORDS = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -50,7 +50,33 @@ _VALUE = re.compile(
     r"|\b[Bb]earer [A-Za-z0-9._~+/=-]{16,2000}"
     r"|(?<=hooks\.slack\.com/services/)[\w/]{8,200}"
     r"|(?<=://)[^\s/:@]{0,200}:[^\s/@]{1,500}(?=@)"
+    r"|(?<=http://)[^\s/:@]{3,200}(?=@)|(?<=https://)[^\s/:@]{3,200}(?=@)"
 )
+# Programs whose command line says a secret by its place alone: (their names, the words that must come first, the
+# options before a secret, a sign that a secret's value has, the place of a secret among the words that are no options).
+# `-p*` takes a value within its own word only; `NAME` is a word that names a secret, before the secret.
+_COMMANDS = (
+    ("wandb vault", "login", "", "", "1"),
+    ("curl", "", "-u --user -U --proxy-user", ":", ""),
+    ("docker podman nerdctl buildah skopeo apptainer singularity helm oras az", "login", "-p", "", ""),
+    ("sshpass mongo mongosh mongodump", "", "-p", "", ""),
+    ("mysql mysqldump mysqladmin mysqlimport mariadb mariadb-dump", "", "-p*", "", ""),
+    ("redis-cli http https", "", "-a", "", ""),
+    ("zip unzip 7z", "", "-P -p*", "", ""),
+    ("ldapsearch", "", "-w", "", ""),
+    ("smbclient", "", "-U", "%", ""),
+    ("lftp", "", "-u", ",", ""),
+    ("openssl", "", "-pass -passin -passout", "pass:", ""),
+    ("mc", "set add", "", "", "4"),
+    ("aws git npm pip poetry conda kaggle", "set config", "", "", "NAME"),
+)
+_OF_PROGRAM = {name: row[1:] for row in _COMMANDS for name in row[0].split()}
+_PROGRAM = re.compile(rf"(?<![\w.-])(?:{'|'.join(map(re.escape, _OF_PROGRAM))})(?![\w.-])")
+# A word of a line of bash, with its quotes, or a sign that ends a command.
+_SHELL_WORD = re.compile(r"""(?:[^\s;|&()'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*"|['"])+|[\s\S]""")
+_QUOTED_LINE = re.compile(r"""(['"])([^'"]*\s.*)\1""", re.DOTALL)  # bash -c 'a line'
+_AROUND = "'\"`[],"
+_NOT_SAID = ("$", "`", "<", "{")  # begins a variable or a placeholder
 # The key before a value in a line of text: `WANDB_API_KEY=`, `"token": `, `--hub_token ` and, in a list of words,
 # `'--hub_token', '`. The value after it is in the same quotes if it is quoted. is_secret judges the key.
 _ASSIGNED = re.compile(
@@ -151,9 +177,9 @@ def _names_secret(key: str, is_number: bool) -> bool:
     before = parts[-2] if len(parts) > 1 else ""
     if parts and parts[-1] == "token":
         return before not in _SYMBOLS
-    # MYSQL_PWD; PWD and OLDPWD are folders.
-    if parts and parts[-1] == "pwd":
-        return before not in ("", "old")
+    # MYSQL_PWD, DB_PASS; PWD and OLDPWD are folders.
+    if parts and parts[-1] in ("pwd", "pass"):
+        return before not in ("", "old", "forward", "backward", "first", "second")
     return bool(parts) and parts[-1] == "key" and before in _KEYS
 
 
@@ -183,7 +209,7 @@ def hide_secrets(text: str) -> str:
     >>> hide_secrets("WANDB_API_KEY=0123abcd train.py --hub_token xyzxyz --lr 1e-4: token mismatch")
     'WANDB_API_KEY=[removed] train.py --hub_token [removed] --lr 1e-4: token mismatch'
     """
-    text = _SAID.sub(rf"\1\2{REMOVED}", _VALUE.sub(REMOVED, text))
+    text = _hide_spelled(_SAID.sub(rf"\1\2{REMOVED}", _VALUE.sub(REMOVED, text)))
     shown, end = [], 0
     for match in _ASSIGNED.finditer(text):
         quoted = _QUOTED_VALUES.get(match[0][-1])
@@ -198,6 +224,52 @@ def hide_secrets(text: str) -> str:
     return "".join([*shown, text[end:]])
 
 
+def _hide_spelled(text: str) -> str:
+    """A text without the secrets that `_COMMANDS` spell."""
+    if not _PROGRAM.search(text):
+        return text
+    words = [match[0] for match in _SHELL_WORD.finditer(text)]
+    spelled = _spelled(words)
+    inner = [_QUOTED_LINE.sub(lambda match: match[1] + _hide_spelled(match[2]) + match[1], word) for word in words]
+    return "".join(spelled.get(index, word) for index, word in enumerate(inner))
+
+
+def _spelled(words: Sequence[str]) -> dict[int, str]:
+    """{index: the word without its secret} for each secret that `_COMMANDS` spell."""
+    found = dict[int, str]()
+    first, options, sign, place = "", "", "", ""
+    begun, takes, count, before = False, False, 0, ""
+    for index, word in enumerate(words):
+        if word.isspace() and word != "\n":
+            continue
+        bare = word.strip(_AROUND)
+        option = next((each for each in options.split() if bare.startswith(each.rstrip("*"))), "")
+        start, is_value, joined = word.find(bare), False, len(option.rstrip("*"))
+        if (program := bare.rpartition("/")[2]) in _OF_PROGRAM and not takes:
+            first, options, sign, place = _OF_PROGRAM[program]
+            begun, count = not first, 0
+        elif word in (*";|&()\n",):
+            first, options, place, takes = "", "", "", False
+        elif takes or not begun or not (option or place) or (bare.startswith("-") and not option):
+            is_value, begun, takes = takes, begun or bare in first.split(), False
+        elif option and len(bare) == joined:
+            takes = not option.endswith("*")
+        elif option:
+            start, is_value = start + joined + (bare[joined] == "="), joined == 2 or bare[joined] == "="
+        else:
+            count += 1
+            is_value = place.isdigit() and count >= int(place) and "/" not in bare
+            is_value |= place == "NAME" and count > 1 and any(_names_secret(part, False) for part in before.split("."))
+        before, end = bare, len(word.rstrip(_AROUND))
+        said = word[start:end].strip(_AROUND)
+        said = said.partition(sign)[2] if sign else said
+        if is_value and len(said.strip("/")) > 2 * (not sign) and said != REMOVED and not said.startswith(_NOT_SAID):
+            found[index] = word[:start] + REMOVED + word[end:]
+        if word.endswith("`"):
+            first, options, place = "", "", ""
+    return found
+
+
 def hide_words(words: Iterable[str]) -> list[str]:
     """The words of a command line without possible secrets. A value is judged by the name before its `=`, or by the
     option before it.
@@ -207,9 +279,12 @@ def hide_words(words: Iterable[str]) -> list[str]:
     >>> hide_words(["--export=ALL,WANDB_API_KEY=ab;c,LR=1", "PASSWORD=a b"])
     ['--export=ALL,WANDB_API_KEY=[removed],LR=1', 'PASSWORD=[removed]']
     """
-    hidden, option = list[str](), ""
-    for word in words:
-        if option == "export" or word.startswith("--export="):
+    hidden, option, words = list[str](), "", list(words)
+    spelled = _spelled(words)
+    for index, word in enumerate(words):
+        if index in spelled:
+            shown = spelled[index]
+        elif option == "export" or word.startswith("--export="):
             start = "" if option == "export" else "--export="
             shown = start + ",".join(map(_hide_value, _EXPORTED.split(word.removeprefix(start))))
         elif option and not word.startswith("-") and _is_value_of(option, word):

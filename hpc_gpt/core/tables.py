@@ -11,6 +11,7 @@ from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import package_text
 
 # tomllib's messages for a key that is given twice, and the place that they name.
+_DEEPEST = 50  # tables within each other: ours have at most 5
 _TWICE = re.compile(r"Cannot (?:overwrite a value|declare .* twice|mutate|redefine)|Duplicate inline table key")
 _LINE = re.compile(r"\(at line (\d+), column \d+\)")
 _QUOTED = re.compile(r"'(.*)'")
@@ -47,13 +48,31 @@ _CALLED = {
 }
 
 
+def parse_toml(text: str) -> dict[str, Any]:
+    """The tables of a text in TOML. TOMLDecodeError also for tables within tables that are deeper than any of ours, and
+    for a number of thousands of digits, with which Python fails in its own ways."""
+    try:
+        tables = tomllib.loads(text)
+        level: list[Any] = [tables]
+        for _ in range(_DEEPEST):
+            inner = [part for each in level for part in (each.values() if isinstance(each, dict) else each)]
+            level = [part for part in inner if isinstance(part, dict | list)]
+    except RecursionError:
+        level = [None]
+    except ValueError as fault:
+        raise tomllib.TOMLDecodeError(str(fault).partition(";")[0]) from None
+    if level:
+        raise tomllib.TOMLDecodeError(f"tables or lists within each other, more than {_DEEPEST} deep")
+    return tables
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file, with or without a byte order mark; ConfigError with file and line if it cannot be
     read."""
     text = ""
     try:
         text = package_text(path)
-        return tomllib.loads(text)
+        return parse_toml(text)
     except tomllib.TOMLDecodeError as fault:
         if (twice := _given_twice(text, str(fault))) is not None:
             raise ConfigError(f"{path}: {twice}", "keep one of them") from None

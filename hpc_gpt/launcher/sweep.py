@@ -194,7 +194,8 @@ def _write_rows(
         try:
             note = {"id": sweep.id, "name": sweep.name, "row": row.resolved.row, **keys}
             if row.text not in texts:
-                texts[row.text] = SharedFile(EXPERIMENT, row.text.encode("utf-8", "surrogateescape"))
+                text = row.text.encode("utf-8", "surrogateescape")
+                texts[row.text] = SharedFile(EXPERIMENT, text, row.resolved.files_mode)
             sweep.runs.append(write_run(row, logs, provenance, note, text=texts[row.text]))
         except RunFolderError as fault:
             refuse_runs(sweep.runs, f"the folder of row {row.resolved.row!r} could not be written: {fault}")

@@ -1,8 +1,12 @@
 """What may be a secret is left out, and what only sounds like one stays."""
 
+import json
+import shlex
+
 import pytest
 
 from hpc_gpt.core.secrets import hide_secrets, hide_values, hide_words, is_secret, without_secrets
+from hpc_gpt.core.settings.program_text import command_faults
 
 
 @pytest.mark.parametrize(
@@ -95,6 +99,50 @@ def test_a_secret_inside_a_settings_text_is_cut_out_of_it():
 )
 def test_a_line_of_a_log_is_kept_but_for_the_secret(text, hidden):
     assert hide_secrets(text) == hidden
+
+
+SECRET = "plantedZz7"
+SPELLED = (
+    "wandb login X9", "srun bash -c 'x && python -m wandb login X9'", "vault login X9", "git clone https://X9@host/a",
+    "pip install --index-url https://X9@host/simple x", "curl -u me:X9 x", "curl -ume:X9 x", "curl --user=me:X9 x",
+    "curl -H 'PRIVATE-TOKEN: X9' x", "docker login -u me -p X9", "podman login -pX9", "sshpass -p X9 ssh h",
+    "apptainer registry login -u me -p 'X9' docker://h", "mysql -u me -pX9 db", "mysqldump -p'X9' db",
+    "redis-cli -a X9",
+    "aws configure set aws_secret_access_key X9", "aws configure set default.aws_secret_access_key X9 --profile x",
+    "git config --global github.token X9", "npm config set //h/:_authToken X9", "poetry config pypi-token.pypi X9",
+    "mc alias set h https://h me X9", "az login --service-principal -u x -p X9", "unzip -P X9 a.zip", "7z x -pX9 a.7z",
+    "smbclient //h/s -U me%X9", "ldapsearch -w X9", "openssl enc -pass pass:X9", "KAGGLE_KEY=X9", "DB_PASS=X9 x",
+    "huggingface-cli login --token X9", "gpg --passphrase X9", "wget --http-password=X9 h", "psql postgresql://me:X9@h/d",
+)  # fmt: skip
+TAKEN = (
+    'wandb login "$KEY"', 'wandb login "$(cat key)"', "wandb login --relogin", "docker login --password-stdin",
+    "docker run -p 8080:80 x", "https://host/a/b", "git clone git@host:a/b", "git clone ssh://git@host/a",
+    "mysql -u me -p db", "curl -u $ME:$KEY x", "curl -u me x", "curl -s http://localhost:8000/x", "redis-cli -h x",
+    "aws configure set region eu-west-1", "git config user.name me", "python train.py -p 4", "scp me@host:/x .",
+    "wandb login <key>", "set -u; sshpass -e ssh h",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", SPELLED)
+def test_a_commands_secret_is_refused_and_hidden(line: str) -> None:
+    """A secret that the command says by its place, in a line, as words, in a file of TOML and in a printed list."""
+    planted = line.replace("X9", SECRET)
+    texts = (planted, f"+ {planted}", f"run = {json.dumps(planted)}", f"setup = [{json.dumps(planted)}]")
+    for text in (*texts, *([] if "'" in line else [str(planted.split())])):
+        assert SECRET not in hide_secrets(text), text
+    words = hide_words(shlex.split(planted))
+    assert SECRET not in " ".join(words)
+    assert len(words) == len(shlex.split(planted))
+    for command in (planted, shlex.split(planted)):
+        faults = list(command_faults("command.run", command))
+        assert faults
+        assert SECRET not in str(faults)
+
+
+@pytest.mark.parametrize("line", TAKEN)
+def test_a_command_without_its_secret_is_taken(line: str) -> None:
+    assert [*command_faults("command.run", line), *command_faults("command.run", shlex.split(line))] == []
+    assert hide_secrets(line) == line
 
 
 @pytest.mark.parametrize(

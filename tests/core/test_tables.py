@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hpc_gpt.core.settings.experiment_file import list_experiments, read_experim
 from hpc_gpt.core.tables import merge_tables, read_toml
 from hpc_gpt.core.typed_tables import check_tables
 from hpc_gpt.reader.records.own_run import read_own
+from tests.cli.command import error_of, in_process
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, make_run, metrics_line
 
@@ -83,6 +85,28 @@ def test_a_byte_order_mark_is_no_part_of_a_toml_file(tmp_path):
     (file := tmp_path / "a.toml").write_text('name = "é"\n', encoding="utf-8-sig")
     assert file.read_bytes().startswith(b"\xef\xbb\xbf")
     assert read_toml(file) == {"name": "é"}
+
+
+DEEP, LONG = "[" * 3000 + "]" * 3000, "1" * 5000
+
+
+@pytest.mark.parametrize(
+    "text", [f"a = {DEEP}", f"a = {'{b = ' * 3000}1{'}' * 3000}", f"{'a.' * 5000}a = 1", f"a = {LONG}"],
+    ids=["lists", "tables", "a key", "a number"],
+)  # fmt: skip
+def test_a_toml_that_python_itself_cannot_take_is_a_line(tmp_path, text: str) -> None:
+    (file := tmp_path / "a.toml").write_text(text)
+    for words in (("submit", file, "--dry-run"), ("submit", "demo", "--cluster", file, "--dry-run")):
+        error, hint = error_of(in_process(*words, code=2))
+        assert re.fullmatch(r".*a\.toml: .{20,120}", error)
+        assert hint
+
+
+@pytest.mark.parametrize("words", [f"train.lr={DEEP}", f"train.seed={LONG}", f"{'a.' * 5000}a=1"], ids=len)
+def test_a_set_that_python_itself_cannot_take_is_a_line(words: str) -> None:
+    error, hint = error_of(in_process("submit", "demo", "--dry-run", "--set", words, code=2))
+    assert len(error) < 1000
+    assert hint
 
 
 def test_every_shipped_file_reads_as_pydantic_reads_it() -> None:

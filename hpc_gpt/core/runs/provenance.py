@@ -66,7 +66,8 @@ def complete_run(run: Path, resolved: Resolved) -> None:
     RunFolderError if the folder cannot be written.
     """
     if not (run / "experiment.toml").exists():
-        write_once(run / "experiment.toml", experiment_text(resolved, "Written by the trainer from resolved.json."))
+        text = experiment_text(resolved, "Written by the trainer from resolved.json.")
+        write_once(run / "experiment.toml", text, resolved.files_mode)
     for name, config in engine_named(resolved.engine.name).config_files(resolved).items():
         if not (run / name).exists():
             write_once(run / name, json.dumps(config, indent=1) + "\n")

@@ -459,10 +459,9 @@ def create_run(
             archive.place(run.path)
         # Others see the folder as a run once its last file, resolved.json, exists.
         for name, text in parts.items():
-            if resolved.script is not None and name == "job.sh":  # its script may contain a secret
-                (run.path / name).touch(mode=0o600)
+            (run.path / name).touch(resolved.files_mode if name in (EXPERIMENT, "job.sh") else 0o666)
             (run.path / name).write_text(text, encoding="utf-8", errors="surrogateescape")
-        write_once(run.path / "resolved.json", resolved.to_json())
+        write_once(run.path / "resolved.json", resolved.to_json(), resolved.files_mode)
     except (RunFolderError, OSError) as fault:
         shutil.rmtree(run.path, ignore_errors=True)
         if isinstance(fault, OSError):

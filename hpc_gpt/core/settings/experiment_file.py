@@ -28,7 +28,7 @@ from hpc_gpt.core.settings.program_text import without_secret_comments
 from hpc_gpt.core.settings.resolve import with_pad_token
 from hpc_gpt.core.settings.schedule import cut_schedule, excess_of
 from hpc_gpt.core.settings.sweep_rows import SweepRow, check_rows, choose_row
-from hpc_gpt.core.tables import close_matches, merge_tables, read_toml, set_dotted
+from hpc_gpt.core.tables import close_matches, merge_tables, parse_toml, read_toml, set_dotted
 from hpc_gpt.core.typed_tables import check_tables, count_of_key, key_in, read_count
 
 DEFAULT_EXPERIMENT = "gpt2-meg-ds-3d"
@@ -308,14 +308,14 @@ def parse_override(text: str) -> tuple[str, Any]:
     """
     key, equals, raw = text.partition("=")
     key = key.strip()
-    if not equals or not key:
-        raise ConfigError(f"--set {text!r} is not KEY=VALUE", "for example --set train.steps=20")
+    if not equals or not key or key.count(".") > 9:
+        raise ConfigError(f"--set {text[:80]!r} is not KEY=VALUE", "for example --set train.steps=20")
     if not raw:
         return key, None
     if _wants_text(key) and raw[0] not in "\"'":
         return key, raw
     with contextlib.suppress(tomllib.TOMLDecodeError, KeyError):
-        return key, tomllib.loads(f"value = {raw}")["value"]
+        return key, parse_toml(f"value = {raw}")["value"]
     if key_in(Experiment, key)[0] in (int, int | None):
         with contextlib.suppress(ValueError, OverflowError):
             return key, count_of_key(Experiment, key, raw)

@@ -65,6 +65,13 @@ class Resolved(Sized):
         """The experiment's name as a folder name."""
         return folder_name(self.name)
 
+    @property
+    def files_mode(self) -> int:
+        """The mode of the files that hold the settings, within the umask: for their owner alone if command lines of the
+        user's own are in them, as these may contain a secret that nobody knows as one."""
+        lines = (self.command, self.script, self.cluster.setup, self.notify.command, self.after.run)
+        return 0o600 if any(lines) else 0o666
+
     def as_row(self, sweep: str, row: str) -> Resolved:
         """The same run as a row of a sweep, for an element of an array."""
         return replace(self, sweep=sweep, row=row)

@@ -17,7 +17,6 @@ from hpc_gpt.core.slurm.sbatch_words import expand_pattern
 
 # In the attempt's folder: [[name of the log, file to which it is copied], …].
 _COPIED = "copied.json"
-_MOST_LINKS = 40  # symbolic links in a chain; Linux follows as many
 _MOST_BYTES = 16 << 20  # at most this much of a log is copied at a time
 
 
@@ -45,13 +44,13 @@ def make_outputs(
 
 def _make(name: Path, log: Path, appends: bool) -> bool:
     """Makes one file, and returns whether the log has to be copied to it. As with sbatch, a symbolic link of the user
-    stays, and its target is written."""
-    for _ in range(_MOST_LINKS):
-        if name.is_symlink():
-            name = name.parent / os.readlink(name)
+    stays, and its target is written if the system lets a program open the link."""
     if name.exists() and not name.is_file():
         return False
     aside = name.with_name(f".{name.name}.{os.getpid()}")
+    if name.is_symlink():
+        with name.open("ab" if appends else "wb"):
+            return True
     if appends and name.exists() and name.stat().st_size:
         if name.stat().st_nlink > 1:  # a hard link to the log of another attempt, which must not grow
             shutil.copyfile(name, aside)

@@ -1,5 +1,6 @@
 """The files of --output and --error of a job script: there before its first line, and its own as sbatch's are."""
 
+import errno
 import gzip
 import os
 import subprocess
@@ -83,7 +84,25 @@ def test_a_users_link_is_written_through(attempt: Path) -> None:
     Path("latest").symlink_to("real")
     make_outputs(attempt, "latest", None, False, JOB, "me")
     assert Path("latest").readlink() == Path("real")
-    assert Path("real").samefile(attempt / "log")
+    after(attempt, "line\n")
+    assert Path("real").read_text() == "said\nline\n"
+
+
+def test_behind_a_link_nothing_is_replaced(attempt: Path, monkeypatch, capfd) -> None:
+    """The link of somebody in a folder like /tmp, which the system lets nobody open (fs.protected_symlinks)."""
+    Path("theirs").write_text("theirs\n")
+    Path("out").symlink_to("theirs")
+    opened = Path.open
+
+    def refused(path: Path, *words, **options):
+        if path.name == "out":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, *words, **options)
+
+    monkeypatch.setattr(Path, "open", refused)
+    assert make_outputs(attempt, "out", None, False, JOB, "me") == []
+    assert Path("theirs").read_text() == "theirs\n"
+    assert "note: out: Permission denied: the output is only in" in capfd.readouterr().out
 
 
 def test_what_is_no_file_stays_and_an_absent_folder_is_said(attempt: Path, capfd) -> None:
