@@ -119,6 +119,8 @@ class Loop:
             step = self.step = self.step + 1
             self._profiling.after(step)
             self._heart.stepped(step)
+            self._probe.measure()
+            self._heart.probe = self._probe.result
             metrics.add(step, result)
             agreed = self._agreement.all_reduce(self._report(step))
             metrics.memory = agreed.allocated_bytes, agreed.reserved_bytes
@@ -189,8 +191,6 @@ class Loop:
 
     def _log(self) -> None:
         """Fetches, writes and prints the figures since the last log line on rank 0; the other ranks drop theirs."""
-        self._probe.measure()
-        self._heart.probe = self._probe.result
         if self._ranks.is_first:
             self._metrics.fetch()
             print(self._metrics.log_line(), flush=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hpc_gpt.core.runs.run_folder import Attempt
-from hpc_gpt.core.runs.slow_ranks import Probe
+from hpc_gpt.core.runs.slow_ranks import LEAST_PROBES, Probe
 from hpc_gpt.trainer.measurements import DeviceProbe, write_measured
 from hpc_gpt.trainer.ranks import Ranks
 from hpc_gpt.trainer.supervision.gpus import GpuSums
@@ -62,6 +62,18 @@ def test_the_command_of_the_preflight_gives_the_figure_here_too(monkeypatch: pyt
 def test_a_command_that_gives_none_is_not_asked_again(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     probe = probed(monkeypatch, command)
     assert (probe.result, probe._over) == (Probe(), True)
+
+
+@pytest.mark.parametrize("step_s", [6.6, 70.0])
+def test_a_gpu_has_its_figure_however_long_a_step_is(monkeypatch: pytest.MonkeyPatch, step_s: float) -> None:
+    probe, now = DeviceProbe(cast(Any, SimpleNamespace(type="cuda", index=0))), 0.0
+    monkeypatch.setattr(DeviceProbe, "_time_product", lambda own: own._add(0.01))
+    monkeypatch.setattr(DeviceProbe, "_read_clock", lambda own: None)
+    monkeypatch.setattr("hpc_gpt.trainer.measurements.time.monotonic", lambda: now)
+    for _ in range(int(LEAST_PROBES * max(30.0, step_s) / step_s) + LEAST_PROBES):
+        now += step_s
+        probe.measure()
+    assert probe.result.probe_s == 0.01
 
 
 def test_on_a_cpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 """Slow ranks, found by the heartbeats alone: so every reader gives the same answer, also after the end.
 
 Each rank times a fixed product now and then; its heartbeat has the median of a window (HPC_GPT_SLOW_S, 600 s) and of
-the rank's first six windows, which are an hour. A rank is slow if its rate is below 0.9 of the median of all ranks'
-rates, or of its own first hour. If more than a quarter of the ranks fall below their own first hour, all share a
+the rank's first six windows, which are an hour. A rank is slow if its rate is below 0.9 of the median of the other
+ranks', or of its own first hour. If more than a quarter of the ranks fall below their own first hour, all share a
 cause, such as heat or a power limit, and no node is at fault.
 """
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from hpc_gpt.core.format import counted, some
 from hpc_gpt.core.process import seconds_given
-from hpc_gpt.core.runs.heartbeats import RankHeartbeat
+from hpc_gpt.core.runs.heartbeats import RankHeartbeat, median_of_others
 
 # The kind of a record's flag on slow ranks, which `why` also shows.
 SLOW_RANK = "slow_rank"
@@ -28,6 +28,8 @@ _EVERY_S = 30.0
 LEAST_PROBES = 10
 # The windows of a rank's first hour.
 FIRST_WINDOWS = 6
+# A GPU that is timed has enough probes after so many seconds, unless a probe fails.
+_MEASURED_S = 1200.0
 # At most this many ranks are named in a line.
 _SHOWN = 4
 
@@ -47,7 +49,8 @@ def window_s() -> float:
 
 
 class ProbeWindow:
-    """The probes of one rank: it is probed every `every_s` seconds, and counts after `least` probes."""
+    """The probes of one rank: it is probed every `every_s` seconds or every step, whichever is longer, and counts after
+    `least` probes. With long steps these fill more than a window."""
 
     def __init__(self, window_s: float, least: int = 1) -> None:
         self.every_s = min(_EVERY_S, window_s / 20)
@@ -63,7 +66,7 @@ class ProbeWindow:
         if self._began is None:
             self._began = at
         self._probes.append((at, probe_s))
-        while at - self._probes[0][0] >= self._window_s:
+        while len(self._probes) > self._least and at - self._probes[0][0] >= self._window_s:
             self._probes.popleft()
         if at - self._began < FIRST_WINDOWS * self._window_s:
             self._first.append(probe_s)
@@ -107,23 +110,26 @@ def slow_ranks(heartbeats: Mapping[int, RankHeartbeat] | Iterable[RankHeartbeat]
 
     >>> ranks = [RankHeartbeat(rank, f"n{rank}", 1, 1, 1, "training", 0, 0, 0, probe_s=0.01) for rank in range(3)]
     >>> slow_ranks([*ranks, RankHeartbeat(3, "n3", 1, 1, 1, "training", 0, 0, 0, probe_s=0.0125)]).lines
-    ['rank 3 on n3 computes at 0.80 of the median of all ranks']
+    ['rank 3 on n3 computes at 0.80 of the median of the other ranks']
     """
-    every = heartbeats.values() if isinstance(heartbeats, Mapping) else heartbeats
-    probed = [one for one in every if one.probe_s and one.probe_s > 0]
+    every = [*heartbeats.values()] if isinstance(heartbeats, Mapping) else [*heartbeats]
+    probed = [(one, one.probe_s) for one in every if one.probe_s and one.probe_s > 0]
     if not probed:
-        return SlowRanks()
-    median_rate = statistics.median(1 / one.probe_s for one in probed if one.probe_s)
-    shares = {one.rank: 1 / (one.probe_s or 1) / median_rate for one in probed}
-    own = {one.rank: one.probe_first_s / one.probe_s for one in probed if one.probe_first_s and one.probe_s}
+        timed = any(one.clock_mhz is not None for one in every)
+        late = timed and any((one.elapsed_s or 0.0) > _MEASURED_S for one in every)
+        return SlowRanks(of_all=f"slow GPUs are not measured: no rank has {LEAST_PROBES} probes" if late else "")
+    ordered = sorted(probe_s for _, probe_s in probed)
+    own = {one.rank: one.probe_first_s / probe_s for one, probe_s in probed if one.probe_first_s}
     fell = [share for share in own.values() if share < SLOW_SHARE]
     together = len(fell) > _SHARED_BY * len(probed)
     found = []
-    for one in probed:
-        below = {"the median of all ranks": shares[one.rank]}
+    for one, probe_s in probed:
+        below = {}
+        if (median_s := median_of_others(ordered, probe_s)) is not None:
+            below["the median of the other ranks"] = median_s / probe_s
         if not together and one.rank in own:
             below["its own first hour"] = own[one.rank]
-        reference, share = min(below.items(), key=lambda item: item[1])
+        reference, share = min(below.items(), key=lambda item: item[1], default=("", 1.0))
         if share < SLOW_SHARE:
             found.append(SlowRank(one.rank, one.host, share, reference, _reason(one)))
     of_all = (

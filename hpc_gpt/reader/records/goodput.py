@@ -13,7 +13,7 @@ from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.reader.records.attempts import AttemptRead
 from hpc_gpt.reader.records.draft import Draft
-from hpc_gpt.reader.steps import Mask, StepTable
+from hpc_gpt.reader.steps import Mask, StepColumn, StepTable
 
 # `start`: until the first step begins, and that step's warm-up. `saves`: the steps wait for them; a write in the
 # background costs nothing. `lost`: steps that a later attempt made again, and the time after the last step of a failed
@@ -72,11 +72,10 @@ def _seconds_by(
     and the save after the line before.
     """
     parts = dict.fromkeys(PARTS, 0.0)
-    preflight_s = _figure(read_stored(read.attempt.preflight), "took_s")
+    preflight_s = min(span_s, _figure(read_stored(read.attempt.preflight), "took_s"))
     steps, at = read.steps, read.steps["at"]
-    began = read.start_s or 0.0
     if not np.isfinite(at).any():
-        parts["start"] = max(0.0, span_s - preflight_s)
+        parts["start"] = span_s - preflight_s
     else:
         rows = np.isfinite(at)
         at, counts, step = at[rows], counts[rows], steps["step"][rows]
@@ -86,13 +85,14 @@ def _seconds_by(
         each = np.maximum(
             1, np.diff(step, prepend=read.first_step - 1 if np.isfinite(read.first_step) else step[0] - 1)
         )
-        gaps = np.maximum(0, np.diff(at, prepend=began))
+        *_, last_gap = gaps = _gaps(at, read.start_s or 0.0, over, span_s)
+        gaps = gaps[:-1]
         made_s = np.minimum(gaps, np.where(np.isfinite(step_s), step_s * each, gaps))
         # The first line's time holds the warm-up, which is no step's.
         usual_s = float(np.nanmedian(made_s[1:] / each[1:])) * each[0] if len(made_s) > 1 else made_s[0]
         first_s = min(made_s[0], usual_s)
         warm_up_s, made_s[0] = made_s[0] - first_s, first_s
-        pauses = np.append((gaps - made_s)[1:], max(0.0, over - at[-1]))
+        pauses = np.append((gaps - made_s)[1:], last_gap)
         evaluations = np.minimum(pauses, np.nan_to_num(eval_s))
         pauses -= evaluations
         # A save that ends the attempt is in its last line; before that the steps wait for nothing else.
@@ -104,13 +104,19 @@ def _seconds_by(
             parts["lost"] += pauses[-1] - last_save
         start_s = gaps[0] - first_s
         compile_s = min(_figure(read.measured, "compile_s"), warm_up_s)
-        parts["compile"], parts["start"] = compile_s, max(0.0, start_s - compile_s - preflight_s)
+        preflight_s = min(preflight_s, start_s - compile_s)
+        parts["compile"], parts["start"] = compile_s, start_s - compile_s - preflight_s
     parts["preflight"] = preflight_s
-    total = sum(parts.values())
-    # Clocks of two hosts may differ, and the end may have been noted before the last line: the parts fill the span.
-    if total > span_s:
-        return {name: seconds * span_s / total for name, seconds in parts.items()}
-    return parts | {"other": span_s - total}
+    return parts | {"other": max(0.0, span_s - sum(parts.values()))}
+
+
+def _gaps(at: StepColumn, began: float, over: float, span_s: float) -> StepColumn:
+    """The seconds before each line and after the last one, `span_s` at most in all: if the clock was set, or the two
+    hosts differ, the longest one holds the jump."""
+    gaps = np.maximum(0.0, np.diff(at, prepend=began, append=over))
+    longest = gaps.argmax()
+    gaps[longest] -= min(gaps[longest], max(0.0, gaps.sum() - span_s))
+    return gaps
 
 
 def _figure(table: Mapping[str, object], key: str) -> float:

@@ -24,15 +24,17 @@ def ranks_of(*seconds: float | None, first: float | None = None) -> list[RankHea
     ("ranks", "lines"),
     [
         (ranks_of(1.0, 1.0, 1.0, 1.1), []),
-        (ranks_of(1.0, 1.0, 1.0, 1.12), ["rank 3 on n1 computes at 0.89 of the median of all ranks"]),
+        (ranks_of(1.0, 1.0, 1.0, 1.12), ["rank 3 on n1 computes at 0.89 of the median of the other ranks"]),
         (
             ranks_of(1.0, 2.0, 1.0, 1.25, 1.0),
             [
-                "rank 1 on n0 computes at 0.50 of the median of all ranks, "
-                "rank 3 on n1 computes at 0.80 of the median of all ranks"
+                "rank 1 on n0 computes at 0.50 of the median of the other ranks, "
+                "rank 3 on n1 computes at 0.80 of the median of the other ranks"
             ],
         ),
         (ranks_of(1.0, None, None), []),
+        (ranks_of(1.0, 2.0), ["rank 1 on n0 computes at 0.50 of the median of the other ranks"]),
+        ([replace(BEAT, clock_mhz=1980.0, elapsed_s=1300.0)], ["slow GPUs are not measured: no rank has 10 probes"]),
         ([], []),
         # A rank may have been slower than the others all along: it is not so named, but falls by itself.
         ([*ranks_of(1.0, 1.0, 1.0, 1.0), replace(BEAT, rank=4, host="n2", probe_s=1.08, probe_first_s=0.95)],
@@ -55,7 +57,7 @@ def test_which_ranks_are_slow(ranks: list[RankHeartbeat], lines: list[str]) -> N
 def test_a_slow_rank_says_what_its_driver_says() -> None:
     slow = replace(BEAT, rank=2, host="n1", probe_s=2.0, clock_mhz=1005.0, throttle="power cap, heat")
     (line,) = slow_ranks([*ranks_of(1.0, 1.0), slow]).lines
-    assert line == "rank 2 on n1 computes at 0.50 of the median of all ranks (1,005 MHz, power cap, heat)"
+    assert line == "rank 2 on n1 computes at 0.50 of the median of the other ranks (1,005 MHz, power cap, heat)"
 
 
 def test_a_heartbeat_with_all_of_it_fits_its_line() -> None:

@@ -38,7 +38,7 @@ def test_a_slow_device_is_named_while_its_ranks_train(tmp_path: Path) -> None:
     command = """[ "$RANK" = 2 ] && echo '{"probe_s": 0.013}' || echo '{"probe_s": 0.010}'"""
     run = submit(
         "demo", "--cluster", "local", "--engine", "ddp", "--gpus", "3", "--tp", "1", "--pp", "1", *ENDLESS,
-        *("--set", "data.source=random", "--set", "layout.micro_batches=1", "--set", "train.log_every=1"),
+        *("--set", "data.source=random", "--set", "layout.micro_batches=1", "--set", "train.log_every=50"),
         *("--set", "train.hang_floor_s=20", "--set", f"notify.command=cat >>{told}", "--set", 'notify.on=["slow"]'),
         environment={"HPC_GPT_PROBE_COMMAND": command, "HPC_GPT_SLOW_S": "2", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip

@@ -15,7 +15,7 @@ from tests.cli.command import in_process
 from tests.made_runs import add_attempt, make_run
 
 BEAT = RankHeartbeat(0, "n1", 4711, 9, 40, "training", 0.5, 300.0, 0.0, probe_s=0.010)
-LINE = "rank 3 on n2 computes at 0.80 of the median of all ranks (1,005 MHz, power cap)"
+LINE = "rank 3 on n2 computes at 0.80 of the median of the other ranks (1,005 MHz, power cap)"
 
 
 def run_with_a_slow_rank(ended: str | None, told: Path) -> RunFolder:
@@ -49,5 +49,5 @@ def test_all_that_shows_a_run_names_its_slow_rank(tmp_path: Path, ended: str) ->
 def test_top_names_it_while_it_runs(tmp_path: Path) -> None:
     run = run_with_a_slow_rank(None, tmp_path / "told")
     shown = in_process("top", run.path, code=0).stdout
-    assert "at 0.80 of the median of all ranks" in shown
+    assert "at 0.80 of the median of the other ranks" in shown
     assert LINE in shown
