@@ -19,6 +19,7 @@ from hpc_gpt.core.files import logs_dir
 from hpc_gpt.core.format import and_more, counted, plain
 from hpc_gpt.core.process import no_collections
 from hpc_gpt.core.runs.find_runs import no_runs
+from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.terminal import say, shows_life, width
 from hpc_gpt.report.tables import (
     COLUMNS,
@@ -111,6 +112,7 @@ def report(
     _check_keys(columns, sort)
     with shows_life("reading"):
         gathered = gather_paths(paths, logs_dir(), records_only=not (html or tensorboard or wandb))
+    _ask_slurm(gathered)
     gathered.runs = [gathered.runs[index] for index in sort_records(gathered.records, _keys(sort))]
     pieces = iter([_predicted(gathered, form)] if predictions else _pieces(gathered, form, columns))
     first = next(pieces, "")
@@ -129,6 +131,19 @@ def report(
     _write(gathered, html, tensorboard, wandb)
     if gathered.unread:
         sys.exit(1)
+
+
+def _ask_slurm(gathered: GatheredRuns) -> None:
+    """Puts Slurm's word on the runs that wait by their folders into their records, as in `status`."""
+    from hpc_gpt.launcher.watch.status import ask_status
+
+    waiting = {run.folder: run for run in gathered.runs if run.folder and run.record.ended == "pending"}
+    for status in ask_status([*map(RunFolder, waiting)], limit_s=0)[0] if waiting else ():
+        if status.is_known_over:
+            run = waiting[Path(status.folder)]
+            sources = {**run.record.sources, "ended": "Slurm"}
+            record = replace(run.record, ended=status.state, cause=status.cause, sources=sources)
+            gathered.runs[gathered.runs.index(run)] = replace(run, record=record)
 
 
 def _check_keys(columns: str, sort: str) -> None:

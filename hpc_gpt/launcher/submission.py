@@ -100,9 +100,10 @@ def _requested_by(script: str, command: str) -> list[str]:
 def _outputs(run: Resolved, array: bool) -> list[str]:
     """The files that get the output of a run: its log, and the files that a job script names, by sbatch's patterns."""
     log, script = "attempts/<n>/log in the run's folder", run.script
+    default = None if run.cluster.scheduler == "local" else "slurm-%A_%a.out" if array else "slurm-%j.out"
+    log += f"; before its first line, {default} there" if default is not None else ""
     if script is None:
         return [log]
-    default = None if run.cluster.scheduler == "local" else "slurm-%A_%a.out" if array else "slurm-%j.out"
     folder, output = Path(run.program.workdir), script.output or default
     files = [f"{folder / output}, and {log}" if output is not None else log]
     if script.error is not None and script.error != output:

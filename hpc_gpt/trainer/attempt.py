@@ -159,7 +159,7 @@ class Trainer:
             clock.end("build")
         supervision = Supervision(
             self._signals,
-            lambda: end_of_sigterm(self._run, self._attempt, self._signals),
+            functools.partial(end_of_sigterm, self._run, self._attempt, self._signals),
             gpus,
             Inbox(self._attempt),
             heart,

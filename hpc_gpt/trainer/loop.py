@@ -24,7 +24,7 @@ from hpc_gpt.trainer.metrics import Metrics
 from hpc_gpt.trainer.ranks import Agreement, Ranks, StepReport
 from hpc_gpt.trainer.saving import SaveClock, Saver
 from hpc_gpt.trainer.supervision.gpus import GpuReader
-from hpc_gpt.trainer.supervision.heartbeat import EVALUATING, LEAVING, SAVING, TRAINING, WARM_UP, Heartbeat
+from hpc_gpt.trainer.supervision.heartbeat import EVALUATING, LEAVING, SAVING, TRAINING, WARM_UP, Heartbeat, name_ranks
 from hpc_gpt.trainer.supervision.signals import Inbox, Signals
 from hpc_gpt.trainer.tokens.samples import Samples
 from hpc_gpt.trainer.tokens.shard_stream import ShardSet
@@ -39,7 +39,7 @@ class Supervision:
     """
 
     signals: Signals
-    end_of_sigterm: Callable[[], End]
+    end_of_sigterm: Callable[[str], End]
     gpus: GpuReader
     inbox: Inbox = field(default_factory=lambda: Inbox(None))
     heart: Heartbeat = field(default_factory=lambda: Heartbeat(0, 0))
@@ -163,6 +163,7 @@ class Loop:
             tuple(peak if stage == self._engine.pp_rank else 0 for stage in range(self._stages)) for peak in self._peaks
         )
         reasons = set(self._signals.raised)
+        self._heart.heard = "SIGTERM" if "terminated" in reasons else ""
         if self._ranks.is_first:
             reasons |= self._inbox.look()
             reasons |= limits_reached(self._resolved, self._train_s, self._attempt, self._heart.stopped_s)
@@ -177,7 +178,9 @@ class Loop:
         return StepReport(frozenset(reasons), allocated, reserved)
 
     def _agree_on_sigterm(self) -> End:
-        return self._ranks.broadcast(self._end_of_sigterm() if self._ranks.is_first else End("cancelled"))
+        heard = self._ranks.all_gather("terminated" in self._signals.raised)
+        alone = "" if all(heard) else name_ranks([rank for rank, has_heard in enumerate(heard) if has_heard])
+        return self._ranks.broadcast(self._end_of_sigterm(alone) if self._ranks.is_first else End("cancelled"))
 
     def _evaluate(self) -> None:
         batches, sources = self._train.eval_batches, self._stream.sources

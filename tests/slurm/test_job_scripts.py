@@ -289,6 +289,26 @@ def test_an_array_is_one_array_of_runs_that_keep_their_indices(launcher: Launche
     assert (folder / "out-5.txt").read_text() == "5 of 3\n"
 
 
+REST = """\
+#!/bin/bash
+#SBATCH --job-name=rest --array=1-4%1 -N 1 --ntasks=1
+echo "step 1 loss 2.5"
+[ "$SLURM_ARRAY_TASK_ID" != 1 ] || scancel --state=PENDING "$SLURM_ARRAY_JOB_ID"
+"""
+
+
+@pytest.mark.long
+def test_the_cancelled_rest_of_an_array_is_cancelled(launcher: Launcher) -> None:
+    folder = folder_of(launcher, "rest", train_slurm=REST)
+    array, runs = submit_array(launcher, folder)
+    ends(Job(launcher.cluster, runs["1"], array))
+    rows, _ = launcher.run("status", "--json", str(folder / "logs"))
+    records, _ = launcher.run("report", "--json", str(folder / "logs"))
+    expected = {"1": "done"} | dict.fromkeys("234", "cancelled")
+    assert {row["row"]: row["state"] for row in json.loads(rows)["runs"]} == expected
+    assert {record["row"]: record["ended"] for record in json.loads(records)["records"]} == expected
+
+
 CHAINED = """\
 #!/bin/bash
 #SBATCH -N 1 --ntasks=1 --job-name=chained

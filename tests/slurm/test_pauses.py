@@ -8,6 +8,8 @@ import signal
 
 import pytest
 
+from hpc_gpt.core.ends.end_policy import shown_as
+from hpc_gpt.core.settings.experiment import limit_s
 from tests.processes import send
 from tests.slurm.launcher import ENDLESS, SAVED, SINGLE, Job, paused
 from tests.slurm.stories import Teller, storied
@@ -16,15 +18,16 @@ from tests.waiting import patient
 pytestmark = pytest.mark.long
 SMALL = ("--set", "model.layers=1")
 PAUSE_S = int(patient(60))
-PAUSE = ("--set", f"job.retry_pause_s={PAUSE_S}")
 
 
-def in_pause(teller: Teller, *more: str) -> Job:
+def in_pause(teller: Teller, pause_s: int = PAUSE_S) -> Job:
     """A job whose only rank was killed after a checkpoint, and that waits for its restart."""
-    job = teller.launcher.submit(*SINGLE, *SMALL, *SAVED, *ENDLESS, *PAUSE, *more, **paused(12))
+    job = teller.launcher.submit(
+        *SINGLE, *SMALL, *SAVED, *ENDLESS, "--set", f"job.retry_pause_s={pause_s}", **paused(12)
+    )
     kill_rank(job, 1)
     verdict = job.run.attempt(1).verdict()
-    assert (verdict["go_on"], verdict["in_job"], verdict["pause_s"]) == (True, True, PAUSE_S), verdict
+    assert (verdict["go_on"], verdict["in_job"], verdict["pause_s"]) == (True, True, pause_s), verdict
     assert teller.launcher.state(job) == "running"
     return job
 
@@ -58,6 +61,25 @@ def test_a_cancel_in_the_pause(teller: Teller) -> None:
     job.wait_end("CANCELLED")
     assert (teller.launcher.state(job), len(job.run.attempts())) == ("cancelled", 1)
     assert ended_by_why(teller, job) == job.ended()[0]
+    verdict = job.run.attempt(1).verdict()
+    assert verdict["idle_s"] > 0
+    ran_s = limit_s(shown_as(teller.cluster.run("scontrol", "show", "job", job.id).stdout, "RunTime"))
+    assert verdict["elapsed_s"] + verdict["idle_s"] <= ran_s
+
+
+@pytest.mark.parametrize("verb", ["stop", "requeue"])
+def test_a_request_in_the_pause_counts_before_another_start(told: Teller, verb: str) -> None:
+    job = in_pause(told, pause_s=20)
+    said, _ = told.launcher.run(verb, job.run.run_id)
+    if verb == "stop":
+        job.wait_end()
+        assert told.launcher.state(job) == "stopped"
+    else:
+        assert "(when the pause before its next attempt ends)" in said
+        job.wait("the requeue", lambda: job.restarts == 1)
+        assert job.run.attempt(1).verdict()["not_in_job"] == "hpc-gpt requeue in the pause"
+        told.cluster.run("scancel", job.id, check=True)
+    assert len(job.run.attempts()) == 1, "no start is made first"
 
 
 @storied

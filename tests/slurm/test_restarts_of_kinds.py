@@ -8,6 +8,7 @@ import json
 import re
 import signal
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -70,17 +71,21 @@ def test_megatron_lm_restarts_in_its_job(teller: Teller) -> None:
     assert job.losses() == expected
 
 
-# It goes on where it was, and kills itself once.
+# It goes on where it was, kills itself twice, and puts itself back once.
 SCRIPT = """\
 #!/bin/bash
-#SBATCH --job-name=kills-itself -N 1 --ntasks=1
-echo "${SLURM_RESTART_COUNT:-none}" >>starts
+#SBATCH --job-name=kills-itself -N 1 --ntasks=1 --input=in.txt --requeue --output=own.out
+echo "${SLURM_RESTART_COUNT:-none} $(cat)" >>starts
 step=$(cat step 2>/dev/null || echo 0)
 while ((step < 20)); do
   step=$((step + 1))
   echo "step $step loss $(awk "BEGIN {print 4 / $step}")"
   echo "$step" >step
-  [ "$step" != 12 ] || kill -KILL $$
+  mkdir "ck-$step"
+  case "$step" in
+  6 | 12) kill -KILL $$ ;;
+  16) scontrol requeue "$SLURM_JOB_ID"; sleep 600 ;;
+  esac
 done
 """
 
@@ -89,11 +94,61 @@ done
 def test_a_job_script_starts_again_in_its_job(teller: Teller) -> None:
     folder = teller.launcher.place("script-in-job")
     put(folder / "kills-itself.sh", SCRIPT)
-    asked = (*SOON, "--set", "job.restart_in_job=true", "kills-itself.sh")
+    (folder / "in.txt").write_text("all of its input\n")
+    asked = (*SOON, "--set", "job.restart_in_job=true", "--checkpoints", "ck-*", "kills-itself.sh")
     job = teller.launcher.submit(*asked, cwd=folder)
-    restarted(job)
-    assert (folder / "starts").read_text().split() == ["none", "1"]
+    job.wait("its requeue", lambda: job.restarts == 1)
+    job.start_soon()
+    job.wait_end()
+    assert job.ended() == ["error", "error", "requeued", "done"], job.log()
+    assert starts(job) == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    counts = [f"{count} all of its input" for count in ("none", 1, 2, 3)]  # a file named by it is never another start's
+    assert (folder / "starts").read_text().splitlines() == counts
     assert job.losses() == {step: loss_of_loop(step) for step in range(1, 21)}
+    text = (folder / "own.out").read_text()
+    assert all(line.startswith("step ") for line in text.splitlines()), text
+
+
+# Its srun is killed, and the task on the other node holds what the next srun needs.
+SPREAD = """\
+#!/bin/bash
+#SBATCH --job-name=spread -N 2 --ntasks-per-node=1
+if [ ! -e tried ]; then
+  touch tried
+  srun env -i "$(command -v sleep)" 3000 &
+  until squeue -hsj "$SLURM_JOB_ID" -o %i | grep -q "\\.[0-9]"; do sleep 0.2; done
+  until [ -e beside ]; do sleep 0.2; done
+  echo "step 1 loss 2.0"
+  kill -KILL "$!"
+  exit 1
+fi
+srun true && echo "step 2 loss 1.0"
+until [ -e shown ]; do sleep 0.2; done
+"""
+
+
+@storied
+def test_a_scripts_steps_on_other_nodes_are_ended_first(teller: Teller) -> None:
+    folder = teller.launcher.place("spread-in-job")
+    put(folder / "spread.sh", SPREAD)
+    job = teller.launcher.submit(*SOON, "--set", "job.restart_in_job=true", "spread.sh", cwd=folder)
+    job.wait("its step", lambda: numbered(teller, job))
+    shell = ["srun", f"--jobid={job.id}", "--overlap", "--ntasks=1", "--nodes=1", "sleep", "3000"]
+    with subprocess.Popen(shell, env=teller.launcher.environment) as own:
+        try:
+            job.wait("a shell of the user's own", lambda: len(numbered(teller, job)) == 2)
+            (folder / "beside").touch()
+            job.wait("a step of the second attempt", lambda: job.last_step(2) == 2)
+            assert own.poll() is None, "it ends with the job alone"
+            (folder / "shown").touch()
+            restarted(job)
+        finally:
+            own.kill()
+
+
+def numbered(teller: Teller, job: Job) -> list[str]:
+    steps = teller.cluster.run("squeue", "-hsj", job.id, "-o", "%i").stdout.split()
+    return [step for step in steps if step.rpartition(".")[2].isdecimal()]
 
 
 ROWS = '\n[rows]\n"disturbed" = { train.keep_last = 2 }\n"left-alone" = { train.keep_last = 3 }\n'

@@ -37,7 +37,7 @@ class Begun:
     def __init__(
         self,
         folder: Path,
-        end_of_sigterm: Callable[[], End] = lambda: End("cancelled", "SIGTERM"),
+        end_of_sigterm: Callable[[str], End] = lambda alone: End("cancelled", "SIGTERM"),
         progress: Progress | None = None,
         inbox: Inbox | None = None,
         **train: Any,
@@ -94,7 +94,7 @@ def test_a_sigterm_is_saved_before_slurm_is_asked(tmp_path: Path) -> None:
     """Slurm may take its time, and after the grace time nothing is left."""
     asked: list[tuple[list[str], list[int]]] = []
 
-    def end_of_sigterm() -> End:
+    def end_of_sigterm(alone: str) -> End:
         asked.append((begun.saved(), begun.lines()))
         return End("preempted")
 

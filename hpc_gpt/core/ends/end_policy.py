@@ -38,6 +38,8 @@ LATE_SIGNAL_S = 300.0
 SIGNALS = {signal.SIGUSR2: "walltime", signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
 # A file in the attempt's folder: the task that is asked to stop writes it, and all tasks read it.
 STOP = "stop.json"
+# A file in the attempt's folder on this machine: the supervisor got a SIGTERM, and passed it on.
+TERMINATED = "terminated"
 OVER = "over"  # a folder in the attempt's folder: one file per task whose program has ended with 0
 # {reason to end an attempt before its last step: its class, and its cause}. If there are several, the first one counts:
 # a training that diverged, then what users and the scheduler ask for, then what the run has reached or spent.
@@ -151,10 +153,12 @@ def end_for(reason: str, resolved: Resolved, end_of_sigterm: Callable[[], End], 
     return End(ended, cause.format(train=resolved.train, job=resolved.job, target=target))
 
 
-def class_of_sigterm(run: RunFolder, attempt: Attempt, shown: str, at: float) -> End:
-    """The end of an attempt that got SIGTERM at epoch second `at`: cancelled, preempted or requeued.
+def class_of_sigterm(run: RunFolder, attempt: Attempt, shown: str, at: float, alone: str = "") -> End:
+    """The end of an attempt that got SIGTERM at epoch second `at`: cancelled, preempted or requeued, or an error
+    as by `sigterm_of_nobody`.
 
-    `shown`: the job as `scontrol show job` printed it then; empty if Slurm did not answer, or without Slurm.
+    `shown`: the job as `scontrol show job` printed it then; empty if Slurm did not answer, or without Slurm. `alone`:
+    the ranks that heard it, if others did not.
 
     A cancel, a preemption and a late signal look the same to a rank. A late signal was meant for the attempt before
     this one: slurmctld repeats a signal that got no answer, and by then the requeued job has a step of the same number.
@@ -176,7 +180,13 @@ def class_of_sigterm(run: RunFolder, attempt: Attempt, shown: str, at: float) ->
         if abs(after_s) < LATE_SIGNAL_S:  # another node's clock
             when = f"{max(0.0, after_s):.0f} s after attempt {before.number} of the same job"
             return End("requeued", f"SIGTERM {when}, {LATE}")
-    return End("cancelled", "SIGTERM")
+    return sigterm_of_nobody(alone) if alone and state == "RUNNING" else End("cancelled", "SIGTERM")
+
+
+def sigterm_of_nobody(alone: str) -> End:
+    """The end by a SIGTERM that nobody sent to the job, as from a killer of large processes."""
+    to = f" to {alone} alone" if alone else ""
+    return End("error", f"SIGTERM{to}, which neither the scheduler nor hpc-gpt has sent")
 
 
 def _attempt_before(run: RunFolder, attempt: Attempt) -> Attempt | None:

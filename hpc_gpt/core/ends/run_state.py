@@ -57,6 +57,7 @@ def read_end(attempt: Attempt) -> AttemptEnd:
         judged=verdict.get("attempt_ended") or said or "unknown" if verdict else "",
         verdict=verdict.get("ended") or "",
         retried=asks and not refusal,
+        in_job=asks and verdict.get("in_job") is True,
     )
     cause = verdict.get("cause") or end.get("cause")
     why = None if facts.retried or verdict.get("why") == facts.judged else verdict.get("why")
@@ -339,6 +340,8 @@ def cancel_cause(run: RunFolder, run_state: RunState) -> str | None:
     if run_state.state.ended != "cancelled" or job_id is None or not run.is_cancelled(job_id):
         return None
     text = _cancelled_by(run, job_id)
+    if run_state.facts.in_job:
+        return f"{text}, between two attempts"
     return f"{text}, while it waited" if run_state.waits or run_state.facts.retried else text
 
 
@@ -396,12 +399,12 @@ def retry_note(attempt: Attempt, now: float | None = None, why: bool = False) ->
     if verdict.get("go_on") is not True or attempt.requeue_refused():
         return None
     failure = failure_note(attempt) if why else None
-    continues = "continues in its job" if verdict.get("in_job") else "continues"
-    parts = [f"{failure}; {continues}" if failure else f"{continues} after {verdict.get('attempt_ended')}"]
-    begin = verdict.get("begin")
     current = time.time() if now is None else now
-    if begin is not None and verdict.get("pause_s") and begin > current:
-        parts.append(f"at {clock(begin, current)}")
+    left_s = float(verdict.get("begin") or 0.0) - current if verdict.get("pause_s") else 0.0
+    continues = "between attempts" if verdict.get("in_job") else "continues"
+    parts = [f"{failure}; {continues}" if failure else f"{continues} after {verdict.get('attempt_ended')}"]
+    if left_s > 0:
+        parts.append(f"{left_s:.0f} s left" if verdict.get("in_job") else f"at {clock(current + left_s, current)}")
     left_out = verdict.get("exclude") or []
     if left_out:
         parts.append(f"without {some(left_out, 8)}")

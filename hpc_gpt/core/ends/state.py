@@ -82,6 +82,7 @@ class Facts:
 
     The attempt. `said`: the class in ended.json, by the trainer, the local controller or the script; empty without one.
     `judged`: its class in next.json; `verdict`: the run's class there. `retried`: another attempt follows by itself.
+    `in_job`: in the same job, which keeps its nodes in the pause before it.
     `undecided`: its process on this machine has not decided that yet.
     `again`: the same job has made another attempt; `followed`: another job has. `recent`: its files were written to
     lately. `logs`: the class that its logs show, if they are trusted. `moved`: the run folder was moved since the
@@ -100,6 +101,7 @@ class Facts:
     judged: str = ""
     verdict: str = ""
     retried: bool = False
+    in_job: bool = False
     undecided: bool = False
     again: bool = False
     followed: bool = False
@@ -221,7 +223,7 @@ def _state_between_attempts(facts: Facts, ended: str, by: str) -> State:
     if facts.alive is False:
         return State("cancelled", "process")
     if facts.slurm is None:
-        return State("pending", by)
+        return State("running" if facts.in_job else "pending", by)
     return State(ended, "not_retried") if facts.slurm else State("unknown", "forgotten")
 
 

@@ -68,7 +68,7 @@ class RankHeartbeat:
     the first rank on the host of its script, without the time in which it was suspended. `gpus`: the fields of
     GpuFigures of each GPU of the node, in the heartbeat of one rank per node; None in the others, and without a
     GPU. `still_s`: seconds since a program that is not ours made a step, None if its steps come as usual; `still`:
-    its other signs of life, and after how long it counts as a hang.
+    its other signs of life, and after how long it counts as a hang. `heard`: the signal that asked it to end.
     """
 
     rank: int
@@ -91,6 +91,7 @@ class RankHeartbeat:
     probe_first_s: float | None = None
     clock_mhz: float | None = None
     throttle: str = ""
+    heard: str = ""
 
     @property
     def gpu_figures(self) -> list[GpuFigures]:
@@ -100,7 +101,7 @@ class RankHeartbeat:
         return folder / f"{self.rank}.json"
 
 
-_OF_GPU = frozenset({"probe_first_s", "clock_mhz", "throttle"})
+_LEFT_OUT = frozenset({"probe_first_s", "clock_mhz", "throttle", "heard"})  # without a value
 
 
 def write_heartbeat(folder: Path, heartbeat: RankHeartbeat, others: Iterable[bytes] = ()) -> None:
@@ -113,8 +114,9 @@ def write_heartbeat(folder: Path, heartbeat: RankHeartbeat, others: Iterable[byt
 
 
 def line_of(heartbeat: RankHeartbeat) -> bytes:
-    """The heartbeat as a line of LINE_BYTES; without the keys of a GPU that the rank does not have."""
-    values = {key: value for key, value in asdict(heartbeat).items() if key not in _OF_GPU or value not in (None, "")}
+    """The heartbeat as a line of LINE_BYTES."""
+    values = asdict(heartbeat).items()
+    values = {key: value for key, value in values if key not in _LEFT_OUT or value not in (None, "")}
     text = {key: _short(value) if isinstance(value, str) else value for key, value in values.items()}
     line = json.dumps(text, separators=(",", ":")).encode()
     if len(line) >= LINE_BYTES:  # the sign of life is more important than the GPU figures
@@ -264,8 +266,10 @@ def gpu_seconds(
 
 
 def idle_s(attempt: Attempt, span_s: float, following: Attempt | None) -> float:
-    """Seconds in which the job of an attempt that took `span_s` seconds idles, until a restart in it begins the attempt
-    `following`; 0 if that belongs to another start of the job."""
+    """Seconds in which the job of an attempt that took `span_s` seconds idles after it: as next.json says after the
+    pause, else until a restart in it begins the attempt `following`."""
+    if (idle := attempt.verdict().get("idle_s")) is not None:
+        return float(idle)
     began, begins = attempt.started().get("started"), following.started().get("started") if following else None
     in_job = following is not None and following.restarts_in_job
     return max(0.0, begins - began - span_s) if in_job and began and begins else 0.0

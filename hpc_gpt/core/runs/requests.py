@@ -68,6 +68,11 @@ def open_requests(attempt: Attempt) -> list[RunRequest]:
     return sorted(request for request in requests if f"{request.verb}-{request.number}.done.json" not in names)
 
 
+def is_asked(attempt: Attempt, verb: str) -> bool:
+    """Whether an attempt has a request of that verb without an answer."""
+    return any(request.verb == verb for request in open_requests(attempt))
+
+
 def answer(attempt: Attempt, request: RunRequest, step: int, done: bool, message: str = "") -> None:
     """Writes rank 0's answer to a request. RunFolderError if the disk refuses."""
     what = {"step": step, "done": done, "words": message, "time": time.time()}

@@ -1,7 +1,7 @@
 """A run: one folder that alone reproduces and explains one submission.
 
 Every file in the folder is written once or appended to; only `record.json` is replaced, as a whole, and `next.json`
-after a pause in which a restart in the job became impossible. Each start has a folder `attempts/<n>/`. All paths in a
+after the pause before a restart in the job. Each start has a folder `attempts/<n>/`. All paths in a
 run folder are defined here.
 """
 

@@ -17,7 +17,7 @@ import subprocess
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hpc_gpt.core.errors import ConfigError, JobRefused, SlurmUnreachable
 from hpc_gpt.core.files import user_name
@@ -40,6 +40,7 @@ KILL_WAIT_S = 30.0  # from SIGTERM to SIGKILL, Slurm's own default
 _ENDED_S = 5.0
 # So many ids go in one argument, which the system limits to 128 KiB.
 _MOST_ASKED = 1000
+_State = TypeVar("_State")
 _SQUEUE = ["squeue", "--noheader", "--states=all", "--array"]
 _SACCT = ["sacct", "--federation", "-n", "-X", "-P"]
 # The state of a job that another cluster of the federation has started: it says nothing about the job.
@@ -199,8 +200,8 @@ def queued_jobs(answer: Answer) -> dict[str, tuple[str, str]]:
     """{job id: (long name of its state, such as PENDING, reason)} of the jobs in squeue's answer. Raises
     SlurmUnreachable if squeue failed.
 
-    The elements of an array are separate jobs: `4711_0` and so on. A missing job is unknown, not failed: squeue forgets
-    a job minutes after its end.
+    The elements of an array are separate jobs: `4711_0` and so on; those that were cancelled while they waited are
+    4711. A missing job is unknown, not failed: squeue forgets a job minutes after its end.
     """
     if answer.code != 0:
         raise SlurmUnreachable(f"squeue: {answer.sentence}", "is slurmctld up?")
@@ -211,6 +212,13 @@ def queued_jobs(answer: Answer) -> dict[str, tuple[str, str]]:
         if state.strip() != REVOKED:
             jobs[job_id.strip()] = (state.strip(), reason.strip())
     return jobs
+
+
+def add_rest(states: dict[str, _State], job_ids: Iterable[str]) -> None:
+    """Adds the elements of arrays among `job_ids` that have no state of their own: they have that of the rest."""
+    for job_id in job_ids:
+        if (rest := states.get(job_id.partition("_")[0])) is not None:
+            states.setdefault(job_id, rest)
 
 
 def sacct(job_ids: Iterable[str], cluster: str | None) -> Iterator[Client]:
@@ -224,11 +232,12 @@ def sacct(job_ids: Iterable[str], cluster: str | None) -> Iterator[Client]:
 
 
 def accounted_states(answer: Answer) -> dict[str, str]:
-    """{job id: last state} in sacct's answer, "CANCELLED by 1000" as CANCELLED; empty without accounting."""
+    """{job id: last state} in sacct's answer, "CANCELLED by 1000" as CANCELLED; empty without accounting. The elements
+    of an array that never started, 4711_[2-8%1], are 4711, as in squeue's answer."""
     states = {}
     for line in answer.stdout.splitlines() if answer.code == 0 else ():
         job_id, _, state = line.partition("|")
-        states[job_id] = state.split(" ")[0].rstrip("+")
+        states[job_id.partition("_[")[0]] = state.split(" ")[0].rstrip("+")
     return {job_id: state for job_id, state in states.items() if state != REVOKED}
 
 

@@ -17,6 +17,8 @@ PATIENCE = "HPC_GPT_SLURM_S"
 # In an allocation of the user's own: the process id of job.sh, which is not the job's own batch script. So nothing asks
 # Slurm to requeue, cancel, update or queue a job.
 ALLOCATION = "HPC_GPT_ALLOCATION"
+# Set by job.sh around a script whose --input is a pipe.
+PIPE = "HPC_GPT_PIPE"
 # The variables by which sbatch and the other commands choose a cluster.
 CHOOSE_CLUSTER = ("SBATCH_CLUSTERS", "SLURM_CLUSTERS")
 # The environment in which a job script was submitted, for its start on this machine: gzip in base64. If job.sh is
@@ -31,7 +33,7 @@ OF_ONE_JOB = {
     "HPC_GPT_RUN", "HPC_GPT_ATTEMPT", "HPC_GPT_ARRAY", "HPC_GPT_ELEMENT", "HPC_GPT_JOB", "HPC_GPT_STOP_AT",
     ALLOCATION, "HPC_GPT_VISIT", "HPC_GPT_CHECKPOINTS", "HPC_GPT_TASK", "HPC_GPT_WORKDIR",
     "HPC_GPT_STAGED", "HPC_GPT_STAGE_SUM", "HPC_GPT_STAGING",
-    GIVEN,
+    GIVEN, PIPE,
     "HPC_GPT_GPU_CHOICE", "HPC_GPT_GPU_UUIDS", "HPC_GPT_GPU_NAMES", "HPC_GPT_GPU_LOCKS",
 }  # fmt: skip
 _NAMES = OF_ONE_JOB | {

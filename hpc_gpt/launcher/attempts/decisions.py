@@ -18,7 +18,7 @@ from hpc_gpt.core.ends import bad_nodes
 from hpc_gpt.core.ends.end_policy import End, cannot_continue, class_of_sigterm
 from hpc_gpt.core.ends.exit_status import explain_srun, is_lost_peer, read_exit_status
 from hpc_gpt.core.ends.failures import QUICK_S, UNSPECIFIC, meaning
-from hpc_gpt.core.ends.judge import EndedAttempt, Rules, Verdict, gpu_hours, judge
+from hpc_gpt.core.ends.judge import EndedAttempt, Rules, Verdict, budget_left, gpu_hours, judge
 from hpc_gpt.core.ends.program_end import last_logged, last_planned_step
 from hpc_gpt.core.ends.run_state import facts_before, is_lost_here, read_end
 from hpc_gpt.core.ends.state import class_of, is_after_exit_0
@@ -37,6 +37,7 @@ from hpc_gpt.core.runs.disk_space import free_space_text, is_full
 from hpc_gpt.core.runs.heartbeats import end_time_of, gpu_seconds, gpus_of, pack_heartbeats
 from hpc_gpt.core.runs.lineage import newest_step
 from hpc_gpt.core.runs.race import is_race, measured, read_visits
+from hpc_gpt.core.runs.requests import is_asked
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.directives import restarts_in_job
@@ -53,13 +54,15 @@ class ShownJob(NamedTuple):
     """The job of an attempt that has ended, as Slurm shows it.
 
     `excluded`: the nodes that it excludes. `put_back`: Slurm starts it again, whatever the verdict. `ran_s`: how
-    long it has run, without the time in which it was suspended. `shown`: what `scontrol show job` prints.
+    long it has run, without the time in which it was suspended. `shown`: what `scontrol show job` prints. `left`: the
+    steps of the attempt that keep its nodes, as text.
     """
 
     excluded: Sequence[str] = ()
     put_back: bool = False
     ran_s: float | None = None
     shown: str = ""
+    left: str = ""
 
 
 def classify(attempt: Attempt, slurm: str, slurm_cause: str, again: bool = False, cancelled: bool = False) -> End:
@@ -132,7 +135,7 @@ def conclude(
     if over == attempt.number and job.ran_s:
         began = attempt.started().get("started")
         elapsed_s = now - began if elapsed_s is None and began else elapsed_s
-        elapsed_s = None if elapsed_s is None else min(elapsed_s, job.ran_s)
+        elapsed_s = None if elapsed_s is None else max(0.0, min(elapsed_s, job.ran_s - _had_before(run, attempt)))
     step = attempt.last_metrics().get("step")
     with disk_that_may_be_full():
         attempt.write_ended(end.ended, end.cause, step if isinstance(step, int) else 0, node=end.node)
@@ -157,7 +160,7 @@ def conclude(
     if verdict.go_on:  # nodes that failed in this run lately, and nodes that the cluster's list excludes
         failed = {row.node for row in past if row.node and row.over > now - 3600 * cluster.bad_node_hours}
         exclude = sorted(failed | set(bad_nodes.left_out(cluster.name, run.run_id, now)))
-        not_in_job = "Slurm starts the job again" if job.put_back else ""
+        not_in_job = "Slurm starts the job again" if job.put_back else job.left
         not_in_job = not_in_job or why_not(run, attempt, resolved, end, past, exclude, verdict.pause_s, job.shown, now)
         if not_in_job and why:
             here = f"; no restart in the job: {not_in_job}" if restarts_in_job(resolved) and verdict.retries else ""
@@ -175,23 +178,37 @@ def say_note(run: RunFolder) -> None:
 
 
 def look_again(run: RunFolder, attempt: Attempt, job: ShownJob, now: float, waited: int) -> None:
-    """Decides anew, after the pause before a restart in the job, where the next attempt starts, and changes next.json.
+    """Decides anew, after the pause before a restart in the job, whether and where the next attempt starts, and changes
+    next.json: what the users asked for in the pause counts, and what it cost.
 
     `waited`: the exit code of the wait. A signal ended it if it is above 128: TERM counts as for ranks; of any other
     the job goes back to the queue.
     """
-    resolved, verdict = run.resolved(), attempt.verdict()
+    resolved = run.resolved()
+    verdict = {**attempt.verdict(), "idle_s": round(_pause_s(run, attempt, job), 3)}
+    with disk_that_may_be_full():
+        replace_whole(attempt.folder / "next.json", json.dumps(verdict) + "\n")
     end = End(str(verdict.get("attempt_ended")), verdict.get("cause"), verdict.get("node"))
     past = [row for row in read_history(run, gpus_of(resolved), now) if row.number <= attempt.number]
     not_in_job = why_not(run, attempt, resolved, end, past, verdict.get("exclude") or [], 0.0, job.shown, now)
     changed: dict[str, Any] = {}
-    if waited == 128 + signal.SIGTERM and not not_in_job:
+    requeue = is_asked(attempt, "requeue")
+    gpus = int(attempt.started().get("gpus") or gpus_of(resolved))
+    spent = budget_left(past, resolved.job.max_gpu_hours, gpus, resolved.job.signal_lead_s)[1]
+    if wish := run.asked_to_end(attempt.job_id):
+        not_in_job = f"hpc-gpt {'stop' if wish == 'stopped' else 'cancel'} in the pause"
+        changed = {"go_on": False, "ended": wish, "why": not_in_job}
+    elif spent:
+        not_in_job, changed = spent, {"go_on": False, "ended": "budget", "why": spent}
+    elif requeue:
+        not_in_job = not_in_job or "hpc-gpt requeue in the pause"
+    elif waited == 128 + signal.SIGTERM and not not_in_job:
         asked = class_of_sigterm(run, attempt, job.shown, now)
         not_in_job = f"{asked.cause} in the pause"
         changed = {} if asked.requeue else {"go_on": False, "ended": asked.ended, "why": not_in_job}
     elif waited > 128:
         not_in_job = not_in_job or f"{signal.Signals(waited - 128).name} in the pause"
-    if not_in_job and (why := cannot_continue(resolved)):
+    if not_in_job and (why := cannot_continue(resolved, requeue)):
         why = f"{verdict.get('cause')}; {why}; no restart in the job: {not_in_job}"
         changed = changed or {"go_on": False, "why": why}
     if not_in_job:
@@ -199,6 +216,19 @@ def look_again(run: RunFolder, attempt: Attempt, job: ShownJob, now: float, wait
         print(f"no restart in the job: {not_in_job}", file=sys.stderr, flush=True)
         with disk_that_may_be_full():
             replace_whole(attempt.folder / "next.json", json.dumps({**verdict, **changed}) + "\n")
+
+
+def _pause_s(run: RunFolder, attempt: Attempt, job: ShownJob) -> float:
+    """Seconds since an attempt ended in which its job idled, without those in which it was suspended."""
+    clocks = (attempt.elapsed_s(), None if job.ran_s is None else job.ran_s - _had_before(run, attempt))
+    had_s = min((clock for clock in clocks if clock is not None), default=0.0)
+    return max(0.0, had_s - float(attempt.verdict().get("elapsed_s") or had_s))
+
+
+def _had_before(run: RunFolder, attempt: Attempt) -> float:
+    """Seconds that the attempts before this one have had its start of the job, with their pauses."""
+    verdicts = [before.verdict() for before in run.before_in_job(attempt)]
+    return sum(float(verdict.get(key) or 0.0) for verdict in verdicts for key in ("elapsed_s", "idle_s"))
 
 
 @contextmanager

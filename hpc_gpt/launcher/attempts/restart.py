@@ -7,6 +7,7 @@ job ends.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.directives import restarts_in_job
+from hpc_gpt.core.slurm.environment import PIPE
 from hpc_gpt.core.slurm.hosts import expand_hosts
 
 if TYPE_CHECKING:
@@ -78,6 +80,8 @@ def why_not(
         return "job.restart_in_job is off"
     if not RETRIES[end.ended].fails:
         return f"after {end.ended} a job ends"
+    if PIPE in os.environ:
+        return "the script's --input is a pipe, which is read once"
     return (
         _job_ends(resolved, shown)
         or _lacks_nodes(attempt, resolved, end, exclude, shown)

@@ -27,7 +27,7 @@ from hpc_gpt.core.ends.end_policy import (
     is_put_back,
     shown_as,
 )
-from hpc_gpt.core.ends.failures import LONGEST_PAUSE_S
+from hpc_gpt.core.ends.failures import GOOD, LONGEST_PAUSE_S
 from hpc_gpt.core.ends.program_end import at_limit
 from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.runs import lock
@@ -48,7 +48,11 @@ from hpc_gpt.launcher.attempts.decisions import (
     script_holder,
     with_free_space,
 )
+from hpc_gpt.launcher.attempts.lost_steps import end_lost_steps
 from hpc_gpt.launcher.attempts.script_end import end_script
+
+# The killed steps of a script leave its nodes within so many seconds, or its next attempt comes from the queue.
+_STEPS_S = 60.0
 
 
 def decide_next(
@@ -72,8 +76,6 @@ def decide_next(
         wish = run.asked_to_end(job_id)
         verdict, exclude = conclude(run, attempt, resolved, end, now, attempt.number, job, wish)
         again, pause_s = verdict.go_on, verdict.pause_s
-        if not again and not job.put_back:
-            forget_stop(run, attempt)
     elif waited is not None:
         look_again(run, attempt, job, now, waited)
     judged = attempt.verdict()  # missing if the disk is full: then the job goes back to the queue
@@ -81,6 +83,8 @@ def decide_next(
         again, pause_s, exclude = judged.get("go_on") is True, judged.get("pause_s") or 0.0, judged.get("exclude") or []
         pause_s = pause_s if pause_s <= LONGEST_PAUSE_S and waited is None else 0.0
     if not again:
+        if not job.put_back:
+            forget_stop(run, attempt)
         return f"{NEXT_MARK} stop 0 - {others}"
     # Exclude the nodes that the job's user excludes, and those of this verdict: a node that only an earlier verdict
     # excludes is used again.
@@ -97,8 +101,11 @@ def main(arguments: Sequence[str]) -> int:
     run = RunFolder(Path(folder))
     attempt, code = run.attempt(int(number)), int(status)
     message = first_failure(attempt)
-    if run.resolved().script is not None:  # the exit code of the script counts, whatever its steps returned
+    left, resolved = "", run.resolved()
+    if resolved.script is not None:  # the exit code of the script counts, whatever its steps returned
         end_script(run, attempt, code, shown)
+        if code and resolved.job.restart_in_job and not waited and shown_as(shown, "JobState") == "RUNNING":
+            left = end_lost_steps(_STEPS_S)
     else:
         code = exit_code(message, code)
     # At the time limit job.sh puts the job back before it asks.
@@ -108,12 +115,13 @@ def main(arguments: Sequence[str]) -> int:
         with contextlib.suppress(ConfigError):  # Slurm did not answer
             ran_s = limit_s(shown_as(shown, "RunTime"))
     slurm, cause = end_by_script(run, attempt, code, message, shown, put_back)
-    if runs_program(run.resolved()):
-        slurm, cause = at_limit(attempt, run.resolved().train.steps, slurm, cause)
+    if runs_program(resolved):
+        slurm, cause = at_limit(attempt, resolved.train.steps, slurm, cause)
     line = ""
     try:
-        job, ended = ShownJob(_excluded(shown), put_back, ran_s, shown), int(waited[0]) if waited else None
+        job, ended = ShownJob(_excluded(shown), put_back, ran_s, shown, left), int(waited[0]) if waited else None
         line = decide_next(run, attempt, slurm, cause, job, time.time(), ended)
+        code = 0 if waited and attempt.verdict().get("ended") in GOOD else code
         print(f"{line} {code}", flush=True)
     except UserError as fault:
         print(f"cannot decide what comes next: {fault}", file=sys.stderr)

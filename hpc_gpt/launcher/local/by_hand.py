@@ -46,7 +46,7 @@ def _run(arguments: list[str]) -> int:
             code = run_attempt(run, attempt)
             end = attempt.ended()
             print(f"{end.get('ended')} at step {end.get('step')}" + (f": {end['cause']}" if end.get("cause") else ""))
-            if not judge_and_note(run, attempt, resolved) or not wait_for_retry(run, attempt):
+            if not judge_and_note(run, attempt, resolved) or not wait_for_retry(run, attempt, resolved):
                 held.free()
                 return code
 

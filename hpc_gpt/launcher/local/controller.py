@@ -22,7 +22,7 @@ from types import FrameType
 
 from submitit.local.local import Controller
 
-from hpc_gpt.core.ends.end_policy import SIGNALS, End
+from hpc_gpt.core.ends.end_policy import SIGNALS, TERMINATED, End
 from hpc_gpt.core.ends.exit_status import ExitStatus
 from hpc_gpt.core.ends.failures import meaning
 from hpc_gpt.core.ends.state import Facts, class_of
@@ -31,13 +31,14 @@ from hpc_gpt.core.files import read_json, replace_whole
 from hpc_gpt.core.process import die_with_parent, process_identity
 from hpc_gpt.core.runs import lock, processes
 from hpc_gpt.core.runs.heartbeats import gpus_of, pack_heartbeats
+from hpc_gpt.core.runs.requests import is_asked
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.clients import KILL_WAIT_S
 from hpc_gpt.core.slurm.directives import restarts_in_job
 from hpc_gpt.core.slurm.environment import own_job
-from hpc_gpt.launcher.attempts.decisions import ShownJob, conclude, read_history, say_note
+from hpc_gpt.launcher.attempts.decisions import ShownJob, conclude, look_again, read_history, say_note
 from hpc_gpt.launcher.attempts.notify import send_events
 from hpc_gpt.launcher.local.beside import CANCELLED_S, LIMIT_S, BesideRanks, end_beside, start_beside
 
@@ -53,6 +54,7 @@ class RunController(Controller):
         resolved = run.resolved()
         self.limit_s = limit_s(resolved.job.time)
         self.lead_s = resolved.job.signal_lead_s or 0
+        self.begun = time.monotonic() - _job_s(run, attempt)
         self.attempt = attempt
         self.run_folder = run
         self.codes: dict[int, int] = {}
@@ -74,6 +76,8 @@ class RunController(Controller):
         if signum == signal.SIGTERM:
             self.cancelled = True
             self.kill_at = min(self.kill_at or float("inf"), time.monotonic() + KILL_WAIT_S)
+            with contextlib.suppress(OSError):
+                (self.attempt.folder / TERMINATED).touch()
         self._forward_signal(signal.Signals(signum))
 
     def start_tasks(self) -> None:
@@ -123,7 +127,6 @@ class RunController(Controller):
 
     def wait(self, freq: int = 24) -> list[int | None]:
         """Waits for all ranks; ends the others when one has failed or the time is over."""
-        begun = time.monotonic()
         warned = False
         failed_at: float | None = None
         while True:
@@ -143,10 +146,10 @@ class RunController(Controller):
             if failed_at is not None and (now > failed_at + 1 or min(self.codes.values()) < 0):
                 self._say_failed()
             if self.limit_s is not None:
-                if not warned and now - begun > self.limit_s - self.lead_s:
+                if not warned and now - self.begun > self.limit_s - self.lead_s:
                     warned = True
                     self._forward_signal(signal.SIGUSR2)
-                if now - begun > self.limit_s and self.kill_at is None:
+                if now - self.begun > self.limit_s and self.kill_at is None:
                     self._say("walltime", f"the time limit of {self.limit_s} s is over")
                     self._forward_signal(signal.SIGTERM)
                     self.kill_at = now + KILL_WAIT_S
@@ -258,12 +261,16 @@ def controller_environment(run: RunFolder, attempt: Attempt, ranks: int) -> dict
 
 
 def run_attempt(run: RunFolder, attempt: Attempt) -> int:
-    """Runs one attempt, and returns its exit code."""
-    if run.resolved().race:
-        return int(importlib.import_module(_RACE_SUPERVISOR).supervise(run, attempt))
-    controller = RunController(run, attempt)
-    controller.run()
-    return controller.exit_code()
+    """Runs one attempt, and returns its exit code. After it a signal ends this process."""
+    try:
+        if run.resolved().race:
+            return int(importlib.import_module(_RACE_SUPERVISOR).supervise(run, attempt))
+        controller = RunController(run, attempt)
+        controller.run()
+        return controller.exit_code()
+    finally:
+        for signum in SIGNALS:
+            signal.signal(signum, signal.SIG_DFL)
 
 
 def judge_and_note(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool:
@@ -273,7 +280,7 @@ def judge_and_note(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool
     fails = end and not end.get("requeue") and meaning(end.get("ended")).chain != "stops"
     if (end.get("requeue") or (fails and _retries(run, attempt, resolved))) and not attempt.verdict():
         wish, last = run.asked_to_end(attempt.job_id), End(str(end["ended"]), end.get("cause"))
-        conclude(run, attempt, resolved, last, time.time(), attempt.number, ShownJob(), wish)
+        conclude(run, attempt, resolved, last, time.time(), attempt.number, _job(run, attempt, resolved), wish)
     pack_heartbeats(run)
     return attempt.verdict().get("go_on") is True
 
@@ -287,9 +294,26 @@ def _retries(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool:
     return restarts_in_job(resolved)
 
 
-def wait_for_retry(run: RunFolder, attempt: Attempt) -> bool:
-    """Waits for the pause after an attempt that is retried; returns whether nobody has asked the run to end by then."""
+def wait_for_retry(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool:
+    """Waits for the pause after an attempt that is retried, then looks at the run again, as job.sh does; returns
+    whether another attempt follows."""
     until = time.monotonic() + float(attempt.verdict().get("pause_s") or 0.0)
-    while not run.asked_to_end(attempt.job_id) and time.monotonic() < until:
+    while time.monotonic() < until and not (run.asked_to_end(attempt.job_id) or is_asked(attempt, "requeue")):
         time.sleep(_POLL_S)
-    return not run.asked_to_end(attempt.job_id)
+    if attempt.verdict().get("in_job") is True:
+        look_again(run, attempt, _job(run, attempt, resolved), time.time(), 0)
+    return attempt.verdict().get("go_on") is True and not run.asked_to_end(attempt.job_id)
+
+
+def _job(run: RunFolder, attempt: Attempt, resolved: Resolved) -> ShownJob:
+    """The job of an attempt on this machine, as far as Slurm would show it: its time limit."""
+    if (limit := limit_s(resolved.job.time)) is None:
+        return ShownJob()
+    end = time.gmtime(time.time() + limit - _job_s(run, attempt))
+    return ShownJob(shown=time.strftime("EndTime=%Y-%m-%dT%H:%M:%S", end))
+
+
+def _job_s(run: RunFolder, attempt: Attempt) -> float:
+    """Seconds since the attempt's start of the job began, which attempts share that restart in it."""
+    first = next(iter(run.before_in_job(attempt)), attempt)
+    return first.elapsed_s() or 0.0

@@ -11,7 +11,6 @@ process.
 import json
 import os
 import platform
-import signal
 import subprocess
 import sys
 import threading
@@ -21,7 +20,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hpc_gpt.core.ends.end_policy import SIGNALS
 from hpc_gpt.core.ends.failures import GOOD
 from hpc_gpt.core.ends.judge import budget_left
 from hpc_gpt.core.errors import ConfigError, JobRefused, OsErrorAs, RunFolderError, UserError
@@ -233,12 +231,11 @@ def run_turns(run: RunFolder, attempt: Attempt | None) -> int:
     in_job = False
     while True:
         if attempt is None:
-            for signum in SIGNALS:
-                signal.signal(signum, signal.SIG_DFL)
             patiently(run, lambda: lock.take(run, lock.process_holder(pid)))
-            if run.asked_to_end(str(pid)) or (last is not None and not wait_for_retry(run, last)):
+            if (last is not None and not wait_for_retry(run, last, resolved)) or run.asked_to_end(str(pid)):
                 return 0
-            if not in_job:
+            if last is None or last.verdict().get("in_job") is not True:
+                held.free()
                 held = patiently(run, lambda: await_turn(run, resolved))
             os.environ.update(budget_environment(run, resolved, time.time()))
             attempt = _begin_patiently(run, pid)

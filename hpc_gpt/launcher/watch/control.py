@@ -110,7 +110,10 @@ def _ask(run: RunFolder, verb: str, status: RunStatus, written: ControlRequest |
     except UserError as fault:
         return ControlRequest(run, verb, f"{fault} ({fault.hint})" if fault.hint else str(fault), refused=True)
     attempts = run.attempts()
-    running = attempts[-1] if attempts and not attempts[-1].ended() and status.state != "pending" else None
+    last = attempts[-1] if attempts and status.state != "pending" else None
+    # In the pause before a restart in the job, a stop's mark and a requeue are looked at when it ends.
+    pauses = verb == "requeue" and last is not None and last.verdict().get("in_job") is True
+    running = last if last is not None and (pauses or not last.ended()) else None
     if verb == "stop" and status.state == "pending" and status.scheduler == "local":
         cancel_run(run, status)
         return ControlRequest(run, verb, "taken out of the queue, where it waited")
@@ -122,6 +125,7 @@ def _ask(run: RunFolder, verb: str, status: RunStatus, written: ControlRequest |
         request = written.request if written and was_asked else write_request(running, verb)
         doubt = " (Slurm does not answer, so it may not be running)" if no_answer else ""
         doubt = doubt or (" (once Slurm resumes its job, which is suspended)" if status.state == "suspended" else "")
+        doubt = doubt or (" (when the pause before its next attempt ends)" if pauses else "")
         message = f"asked to {does(run.resolved(), verb)}{doubt}"
         return ControlRequest(run, verb, message, attempt=running, request=request)
     waits = "it waits in the queue" if status.state == "pending" else "no attempt has begun"
@@ -205,8 +209,12 @@ def _outcome(control: ControlRequest) -> tuple[bool, str] | None:
             f"saved after step {saved}" if saved is not None else "nothing is saved"
         )
     if end:
+        goes_on, in_job = (attempt.verdict().get(key) is True for key in ("go_on", "in_job"))
+        if control.verb == "requeue" and in_job and control.run.attempts()[-1] == attempt:
+            return None  # it is in the pause before a restart
         wanted = {"stop": "stopped", "requeue": "requeued"}.get(control.verb)
-        return end.get("ended") == wanted, _end_text(attempt)
+        is_back = control.verb == "requeue" and goes_on and not in_job
+        return end.get("ended") == wanted or is_back, _end_text(attempt)
     later = [other for other in control.run.attempts() if other.number > attempt.number]
     return (
         (False, f"attempt {attempt.number} ended without an answer, attempt {later[-1].number} runs") if later else None

@@ -51,6 +51,7 @@ from hpc_gpt.core.slurm.clients import (
     Client,
     accounted_states,
     add_found,
+    add_rest,
     ask_for_lost,
     patience_s,
     queued_jobs,
@@ -254,6 +255,7 @@ def _slurm_states(
     try:
         with squeue(cluster) as client:
             states = queued_jobs(wait(client))
+        add_rest(states, open_ids)
     except SlurmUnreachable as fault:
         return None, str(fault)
     try:
@@ -261,6 +263,7 @@ def _slurm_states(
             with books:
                 for job_id, state in accounted_states(wait(books)).items():
                     states.setdefault(job_id, (state, ""))
+        add_rest(states, open_ids)
     except SlurmUnreachable as fault:
         return states, str(fault)
     return states, ""
@@ -421,7 +424,7 @@ def _cause(run: RunFolder, run_state: RunState, jobs: JobStates | None) -> str |
         return _why_it_waits(run, run_state, reason)
     if state.ended == "cancelled" and state.by in ("slurm", "mark"):
         waited = run_state.facts.queued or (state.by == "slurm" and run_state.facts.retried)
-        return "while it waited" if waited else None
+        return "between two attempts" if run_state.facts.in_job else "while it waited" if waited else None
     if state.by == "slurm" and state.ended == "error" and not any(run.path.glob("slurm-*.out")) and run_state.waits:
         unwritable = "" if os.access(run.path, os.W_OK) else ", which cannot be written from here"
         return f"Slurm says {slurm}, and the job wrote nothing: do the nodes see {run.path}{unwritable}?"

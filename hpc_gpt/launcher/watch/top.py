@@ -169,9 +169,12 @@ def _of_ranks(attempt: Attempt, resolved: Resolved, now: float | None) -> list[s
     empty = dict.fromkeys([*vars(ranks[0]), "age_s"])
     rows = [{**empty, "rank": rank, "remark": "no heartbeat yet"} for rank in missing[:_MOST]]
     for last in ranks[: _MOST - len(rows)]:
-        remarks = ("silent" * (last.rank in silent), shares.get(last.rank), last.collective, last.place)
+        heard = f"heard {last.heard}" if last.heard else None
+        remarks = ("silent" * (last.rank in silent), shares.get(last.rank), heard, last.collective, last.place)
         rows.append({**vars(last), "age_s": ages.get(last.rank), "remark": "; ".join(filter(None, remarks))})
-        rows[-1] |= {} if now else dict.fromkeys(("phase", "quiet_s"))  # the run has ended, so these mean nothing
+        late = last.step < int(attempt.last_metrics().get("step") or 0)  # the last heartbeat is before the last step
+        # The run has ended, so these mean nothing.
+        rows[-1] |= {} if now else dict.fromkeys(("phase", "quiet_s", *["step"] * late))
     by_node: dict[str, list[RankHeartbeat]] = {}
     for last in ranks:
         by_node.setdefault(last.host, []).append(last)

@@ -191,7 +191,8 @@ class CommandRank(ForeignRank):
         facts = {"resumed_from": checkpoint and str(checkpoint), "params": params(resolved)}
         device = self.report_start(step, facts)
         per = {"gpu": "a GPU", "node": "a node", "job": "a job"}[self._command.per]
-        print(f"{resolved.name}: once {per} on {resolved.gpus} x {device}: {self._name}", flush=True)
+        devices = f" on {resolved.gpus} x {device}" if device else ""
+        print(f"{resolved.name}: once {per}{devices}: {self._name}", flush=True)
         if checkpoint is not None:
             print(f"resumes from {checkpoint}", flush=True)
         if note := checkpoint_note(self._run):

@@ -37,7 +37,7 @@ _SHELL = re.compile(rb"#![ \t]*(?:\S*/)?(?:env[ \t]+(?:-S[ \t]+)?(?:\S*/)?)?(?:b
 _REFUSED = {
     "wrap": "submit the script's file",
     "test-only": "hpc-gpt submit --dry-run asks it",
-    "parsable": "hpc-gpt status --json prints ids",
+    "parsable": "hpc-gpt submit --json prints the job's id",
     "uid": "submit it as that user",
     "gid": "submit it as that user",
     **dict.fromkeys(("help", "usage", "version"), "it only prints: leave it out"),

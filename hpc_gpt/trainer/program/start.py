@@ -34,9 +34,11 @@ def environment_of(pid: str, run: str, attempt: str, mode: str) -> dict[bytes, b
         variables[b"SLURM_TASK_PID"] = b"%d" % os.getpid()
     run_variables = {"HPC_GPT_RUN": run, "HPC_GPT_ATTEMPT": attempt, "HPC_GPT_CHECKPOINTS": f"{run}/checkpoints"}
     run_variables |= _array(run) if GIVEN in os.environ else {}
-    started = _tables(f"{run}/attempts/{attempt}/attempt.json")
-    if in_job := started.get("in_job"):  # a script that looks has started before
-        run_variables["SLURM_RESTART_COUNT"] = str(int(started.get("restart") or 0) + int(in_job))
+    starts = [_tables(str(path)) for path in Path(run, "attempts").glob("*/attempt.json")]
+    own = _tables(f"{run}/attempts/{attempt}/attempt.json")
+    of_job = [start for start in starts if start.get("job_id") == own.get("job_id")]
+    if in_job := sum(bool(start.get("in_job")) for start in of_job):  # a script that looks has started before
+        run_variables["SLURM_RESTART_COUNT"] = str(int(own.get("restart") or 0) + in_job)
     return variables | {name.encode(): os.fsencode(value) for name, value in run_variables.items()}
 
 

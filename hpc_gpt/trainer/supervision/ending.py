@@ -8,7 +8,14 @@ import shutil
 import time
 import traceback
 
-from hpc_gpt.core.ends.end_policy import End, asks_to_requeue, class_of_sigterm
+from hpc_gpt.core.ends.end_policy import (
+    TERMINATED,
+    End,
+    asks_to_requeue,
+    class_of_sigterm,
+    is_cancelled,
+    sigterm_of_nobody,
+)
 from hpc_gpt.core.ends.exit_status import LOST_PEER
 from hpc_gpt.core.errors import ConfigError, DataError, RunFolderError, UserError
 from hpc_gpt.core.runs.full_disk import is_disk_full, release_reserve
@@ -42,9 +49,12 @@ def write_end(run: RunFolder, attempt: Attempt, end: End, step: int) -> None:
     print(f"ended {end.ended} after step {step}" + (f": {end.cause}" if end.cause else ""), flush=True)
 
 
-def end_of_sigterm(run: RunFolder, attempt: Attempt, signals: Signals) -> End:
-    """The end of an attempt that gets a SIGTERM. Asks Slurm, so only rank 0 calls it."""
-    return class_of_sigterm(run, attempt, signals.job_at_sigterm(), signals.terminated_at or time.time())
+def end_of_sigterm(run: RunFolder, attempt: Attempt, signals: Signals, alone: str = "") -> End:
+    """The end of an attempt that gets a SIGTERM; `alone` as in `class_of_sigterm`. Asks Slurm, so only rank 0 calls
+    it. On this machine a SIGTERM that the supervisor has not passed on is nobody's cancel."""
+    end = class_of_sigterm(run, attempt, signals.job_at_sigterm(), signals.terminated_at or time.time(), alone)
+    is_passed_on = (attempt.folder / TERMINATED).exists() or run.resolved().cluster.scheduler != "local"
+    return end if is_passed_on or is_cancelled(run, attempt) else sigterm_of_nobody(alone)
 
 
 def classify_exception(error: BaseException) -> tuple[str, int]:

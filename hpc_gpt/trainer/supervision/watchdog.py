@@ -84,10 +84,11 @@ class Watchdog:
         local_rank = os.environ.get("LOCAL_RANK", "0")
         self.mates = NodeMates(attempt, self._host, int(local_rank) if local_rank.isdigit() else 0)
         # {rank: (its last line, whether its stacks are written)} of the node's other ranks.
-        self._others: dict[int, tuple[bytes, bool]] = {}
+        self._others: dict[int, tuple[bytes, tuple[bool, str]]] = {}
         self._start = CachedAttempt(attempt.folder)
         self.gpus = GpuReader()
         self._over = threading.Event()
+        self._heard = ""
         self._period_s, self._silent_s = period_s(heart.floor_s), silent_after_s(heart.floor_s)
         # These count seconds in which this process ran: it may be stopped, or its machine suspended.
         self._awake_s = self._moved_s = self._written_s = self._armed_s = self._asked_s = 0.0
@@ -137,7 +138,8 @@ class Watchdog:
         if dumps:
             self._dump(quiet_s)
         self._arm(limit_s)
-        self._beat(at_once=dumps)
+        heard, self._heard = self._heard, self._heart.heard
+        self._beat(at_once=dumps or heard != self._heard)
         if hangs and not self._over.is_set():
             # If a node's first rank runs, only it looks: the others learn it from the store, or when it has left.
             if self._awake_s >= self._asked_s + self._size / _LOOKS_S and not self.mates.is_served:
@@ -154,6 +156,7 @@ class Watchdog:
             round(limit_s, 1), round(time.time(), 1), self._dumped, collective, place, self._heart.probe.probe_s,
             None if elapsed_s is None else round(elapsed_s - self._heart.stopped_s, 1),
             self.gpus.latest(), None if still_s is None else round(still_s, 1), still, *self._heart.probe[1:],
+            self._heart.heard,
         )  # fmt: skip
 
     def _leave_ended(self) -> None:
@@ -185,13 +188,14 @@ class Watchdog:
 
     def _gather(self) -> bool:
         """Reads the heartbeats of the node's other ranks; returns whether one of them is a rank's first, or its first
-        since it wrote its stacks."""
+        since it wrote its stacks or heard a signal."""
         is_news = False
         for line in self.mates.gather():
             if heartbeat := json_object(line):
                 before = self._others.get(heartbeat["rank"])
-                self._others[heartbeat["rank"]] = line, heartbeat["dumped"]
-                is_news |= before is None or (heartbeat["dumped"] and not before[1])
+                news = heartbeat["dumped"], heartbeat.get("heard", "")
+                self._others[heartbeat["rank"]] = line, news
+                is_news |= before is None or before[1] < news
         return is_news
 
     def _open_c_dump(self) -> IO[bytes]:

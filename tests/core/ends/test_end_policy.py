@@ -56,6 +56,18 @@ def test_without_slurms_answer_it_is_a_cancel(tmp_path: Path, shown: str) -> Non
     assert class_of_sigterm(run, run.attempt(2), shown, AT).ended == "cancelled"
 
 
+@pytest.mark.parametrize(
+    ("alone", "state", "ended"),
+    [("rank 3", "RUNNING", "error"), ("rank 3", "COMPLETING", "cancelled"), ("", "RUNNING", "cancelled")],
+)
+def test_a_sigterm_of_one_rank_alone_is_nobodys_cancel(tmp_path: Path, alone: str, state: str, ended: str) -> None:
+    run = second_attempt(tmp_path, None, None)
+    end = class_of_sigterm(run, run.attempt(1), SHOWN.format(state, "None"), AT, alone)
+    assert end.ended == ended
+    unsent = "SIGTERM to rank 3 alone, which neither the scheduler nor hpc-gpt has sent"
+    assert (end.cause == unsent) == (ended == "error")
+
+
 def test_a_late_signal_puts_the_job_back_to_the_queue(tmp_path: Path) -> None:
     run = second_attempt(tmp_path, "4711", 71.0)
     end = class_of_sigterm(run, run.attempt(2), RUNS, AT)

@@ -66,6 +66,7 @@ def test_a_heartbeat_with_all_of_it_fits_its_line() -> None:
         BEAT, rank=100_000, host="n" * 64, pid=2**22, beat=10**9, step=10**9, quiet_s=86_400.5, limit_s=86_400.5,
         time=1795896413.8, collective="c" * 120, place="p" * 120, probe_s=0.00012345678901234567, elapsed_s=10**6 + 0.5,
         gpus=gpus, probe_first_s=0.00012345678901234567, clock_mhz=1980.0, throttle="power cap, heat, power brake",
+        heard="SIGTERM",
     )  # fmt: skip
     line = line_of(full)
     assert (len(line), b'"gpus":[[100' in line, b'"throttle":"power cap' in line) == (LINE_BYTES, True, True)

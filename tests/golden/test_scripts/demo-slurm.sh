@@ -151,7 +151,7 @@ retry() { # retry TIMES PAUSE_S COMMAND: repeats it until it succeeds, as Slurm'
 }
 ask_slurm() { # sets $shown to Slurm's description of the job, times in UTC; empty if it does not answer for some time
   local left=20
-  until shown=$(TZ=UTC0 within 20 scontrol --oneliner --local show job "$HPC_GPT_JOB" 2>/dev/null | grep JobState=) || ((--left == 0)); do sleep 3; done
+  until shown=$(trap '' TERM INT USR2; TZ=UTC0 within 20 scontrol --oneliner --local show job "$HPC_GPT_JOB" 2>/dev/null | grep JobState=) || ((--left == 0)); do sleep 3; done
 }
 shown_as() { # shown_as KEY: prints the value of the key in $shown
   local pattern="(^| )$1=([^ ]*)"
@@ -165,17 +165,17 @@ job_states() { # job_states JOBS: prints Slurm's states of the jobs
 ask_chain() { # ask_chain may_start|what_next ARGUMENTS: sets $answer to Python's line, or to nothing; its stdin is $words
   local try
   for try in 1 2; do # after a signal within $(…) bash can lose its output
-    answer=$(printf %s "${words:-}" | within "${patience_s:-120}" "${python[@]}" -m "hpc_gpt.launcher.attempts.$1" "$HPC_GPT_RUN" "$n" "${@:2}" |
+    answer=$(trap '' TERM INT USR2; printf %s "${words:-}" | within "${patience_s:-120}" "${python[@]}" -m "hpc_gpt.launcher.attempts.$1" "$HPC_GPT_RUN" "$n" "${@:2}" |
       sed -n 's/^hpc-gpt-next //p')
     [ -z "$answer" ] || return 0
-    echo "hpc_gpt.launcher.attempts.$1 gave no answer, try $try"
   done
+  [ -n "${patience_s:-}" ] || echo "hpc_gpt.launcher.attempts.$1 gave no answer"
   return 1
 }
 ask_to_start() { # Python's line: ask JOBS, for Slurm's states of them | wait | go STOP_AT PORT | stop CODE JOBS
   local left words jobs=
   for ((left = 40; left > 0; left--)); do
-    words=$(job_states "$jobs")
+    words=$(trap '' TERM INT USR2; job_states "$jobs")
     ask_chain may_start "$left" "$jobs"
     case "$answer" in # without a here-string: on a full disk bash has no file for it
     'ask '*) jobs="${answer#ask }" ;;

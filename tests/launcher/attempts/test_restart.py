@@ -8,6 +8,7 @@ import pytest
 
 from hpc_gpt.core.ends.judge import EndedAttempt, Rules, judge
 from hpc_gpt.core.runs import lock
+from hpc_gpt.core.runs.requests import write_request
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.launcher.attempts.decisions import ShownJob, read_history
 from hpc_gpt.launcher.attempts.restart import restart_notes
@@ -138,6 +139,42 @@ def test_after_the_pause_the_job_is_looked_at_again(text: str, waited: int, said
     verdict = attempt.verdict()
     assert (verdict["in_job"], verdict["go_on"]) == (in_job, said != "stop")
     assert verdict["attempt_ended"] == "error"
+
+
+@pytest.mark.parametrize(
+    ("asked", "said", "ended", "why"),
+    [
+        ("stop", ["stop", "0"], "stopped", "hpc-gpt stop in the pause"),
+        ("requeue", ["again", "0"], "error", "hpc-gpt requeue in the pause"),
+        ("save", ["restart", "0"], "error", None),
+        (
+            "budget",
+            ["stop", "0"],
+            "budget",
+            "4.24 GPU-hours of 4.25 are spent, and the rest is less than a save may take",
+        ),
+    ],
+)
+def test_requests_and_the_budget_count_when_the_pause_ends(asked: str, said: list[str], ended: str, why: str) -> None:
+    budget = {"job.max_gpu_hours": 4.25, "job.signal_lead_s": 60} if asked == "budget" else {}
+    run = slurm_run(**budget)
+    attempt = start(run)
+    job = ShownJob(ran_s=3590.0, shown=shown())
+    assert decide_next(run, attempt, "error", "n3: task 0: Killed", job, NOW).split()[1:3] == ["restart", "30"]
+    if asked == "stop":
+        run.stop_mark("7").touch()
+    elif asked != "budget":
+        write_request(attempt, asked)
+    later = job._replace(ran_s=3620.0 if asked != "budget" else 3820.0)
+    assert decide_next(run, attempt, "error", "n3: task 0: Killed", later, NOW + 90, 0).split()[1:3] == said
+    verdict = attempt.verdict()
+    assert (verdict["ended"], verdict["not_in_job"], verdict["in_job"]) == (ended, why, why is None)
+    assert not run.stop_mark("7").exists(), "it must not stop a later requeue by hand"
+    assert (verdict["elapsed_s"], verdict["idle_s"]) == (3590.0, later.ran_s - 3590.0), (
+        "by Slurm's clock, not the host's"
+    )
+    (row,) = read_history(run, 4, NOW + 90)
+    assert row.gpu_seconds == 4 * later.ran_s
 
 
 def test_pauses_add_up_in_one_start_of_the_job() -> None:

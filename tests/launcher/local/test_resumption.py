@@ -162,17 +162,21 @@ def test_a_killed_rank_restarts_here_with_equal_losses():
                 "--set", "train.steps=8", "--set", "train.warmup_steps=2", "--set", "train.save_every=4",
                 "--set", "train.save_in_background=false", "--set", "job.retry_pause_s=1")  # fmt: skip
     found = []
-    for key in (("--set", "job.restart_in_job=false"), ()):
-        run = submit(*SMALL, *settings, *key, environment={**RESTING, "PAUSE_AFTER": "6"})
+    alone = (signal.SIGKILL, "6", ("--set", "job.restart_in_job=false"))
+    for number, step, key in (alone, (signal.SIGTERM, "3", ())):
+        run = submit(*SMALL, *settings, *key, environment={**RESTING, "PAUSE_AFTER": step})
         wait_for("a rank rests", lambda run=run: any(state_of(pid) in "Tt" for pid in ranks_of(run)))
-        for pid in ranks_of(run):
-            send(pid, signal.SIGKILL)
+        for pid in ranks_of(run):  # a killer of large processes sends SIGTERM to one, and nobody cancels the run
+            send(pid, number)
+            send(pid, signal.SIGCONT)
         assert ended(run).state == ("error" if key else "done")
         found.append(run)
     alone, restarted = found
     starts = [attempt.started() for attempt in restarted.attempts()]
     assert [(start["restart"], start["in_job"]) for start in starts] == [(0, 0), (0, 1)]
-    assert min(line["step"] for line in read_json_lines(restarted.attempt(2).metrics)) == 5
+    assert restarted.attempt(1).ended()["cause"] == "SIGTERM, which neither the scheduler nor hpc-gpt has sent"
+    resumed = restarted.attempt(1).ended()["step"]  # it has saved after the signal
+    assert min(line["step"] for line in read_json_lines(restarted.attempt(2).metrics)) == resumed + 1
     hpc_gpt("submit", "--resume", alone.run_id, "--wait", code=0)
     assert (len(alone.attempts()), losses(alone)) == (2, losses(restarted))
     hpc_gpt("submit", *SMALL, *settings, "--wait", code=0)

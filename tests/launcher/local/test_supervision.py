@@ -1,21 +1,25 @@
 """What stands over local ranks: outcome, the end of all when one fails, cancel, time limit, budget, a clean
 environment; and job.sh started by hand."""
 
+import json
 import os
 import platform
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from hpc_gpt.core.errors import JobRefused
-from hpc_gpt.core.files import read_json
-from hpc_gpt.core.process import is_alive
+from hpc_gpt.core.files import logs_dir, read_json, write_once
+from hpc_gpt.core.process import host_clock, is_alive
+from hpc_gpt.core.runs.find_runs import list_runs
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.launcher.local import controller
 from hpc_gpt.launcher.local.queue import QUEUE, budget_environment, start_here
 from hpc_gpt.launcher.render import render_script
 from hpc_gpt.launcher.watch.status import read_status
@@ -23,7 +27,7 @@ from tests.around import events_of, named
 from tests.cli.command import hpc_gpt, in_process
 from tests.conftest import REPOSITORY
 from tests.launcher.local.conftest import SMALL, ended, newest, status_of, submit
-from tests.made_runs import STARTED, add_attempt, unsubmitted_run
+from tests.made_runs import STARTED, add_attempt, add_checkpoint, unsubmitted_run
 from tests.processes import state_of
 from tests.waiting import patient, wait_for
 
@@ -79,6 +83,46 @@ def test_a_failed_attempt_is_retried_here_if_its_key_says_so(ranks_that):
     assert (run.attempt(1).verdict()["in_job"], run.attempt(2).verdict()["go_on"]) == (True, False)
     assert "no restart in the job: 2 attempts in a row left no newer checkpoint" in run.attempt(2).verdict()["why"]
     until_gone(run)
+
+
+PAUSES = ("--set", "job.restart_in_job=true", "--set", "job.retry_pause_s=300")
+
+
+def test_a_signal_in_the_pause_ends_a_script_started_by_hand(rank_template, tmp_path):
+    script = tmp_path / "job.sh"
+    script.write_text(in_process("render", *SMALL, *PAUSES, "--template", rank_template("exit 7")).stdout)
+    environment = {**os.environ, "HPC_GPT_PYTHON": sys.executable, "PYTHONPATH": str(REPOSITORY)}
+    with subprocess.Popen(["bash", script], env=environment, stdout=subprocess.DEVNULL) as by_hand:
+        wait_for("the pause", lambda: any(run.attempt(1).verdict() for run in list_runs(logs_dir())))
+        status = status_of(newest())
+        assert status.state == "running", "it holds its GPUs"
+        assert f"{platform.node()} ended with exit code 7; between attempts, " in status.cause
+        wait_for("its end", lambda: by_hand.poll() is not None or by_hand.send_signal(signal.SIGTERM))
+    assert (by_hand.returncode, len(newest().attempts())) == (-signal.SIGTERM, 1)
+    assert status_of(newest()).state == "cancelled"
+
+
+def test_a_stop_in_the_pause_stops(ranks_that):
+    run = ranks_that("exit 7", *PAUSES)
+    wait_for("the pause", lambda: run.attempts() and run.attempt(1).verdict())
+    in_process("stop", run.run_id, code=0)
+    status = ended(run)
+    assert (status.state, status.cause, len(run.attempts())) == ("stopped", "hpc-gpt stop in the pause", 1)
+
+
+def test_a_time_limit_is_of_the_job_not_of_each_attempt():
+    run = unsubmitted_run(job__time="0:01:30", job__restart_in_job=True)
+    boot, now = host_clock()
+    start = {"job_id": "5", "restart": 0, "boot": boot}
+    for in_job, ago_s in ((0, 100.0), (1, 10.0)):
+        attempt = run.new_attempt()
+        times = {"in_job": in_job, "started": time.time() - ago_s, "uptime": now - ago_s}
+        write_once(attempt.folder / "attempt.json", json.dumps({**start, **times}))
+        attempt.write_ended("error", "exit code 7", 3)
+    add_checkpoint(run, 3)
+    assert controller._job_s(run, run.attempt(2)) >= 100
+    assert not controller.judge_and_note(run, run.attempt(2), run.resolved())
+    assert "no restart in the job: after the pause the job has 0 s, and it needs 1230 s" in attempt.verdict()["why"]
 
 
 @pytest.mark.long

@@ -42,7 +42,8 @@ def test_each_node_and_each_rank_has_a_line_the_slowest_first():
     run, attempt = running()
     gpus = (GpuFigures(97, 70.1, 80.0, 650, 61), GpuFigures(91, 60.0, 80.0, 640, 66))
     beat(attempt, 0, gpus=gpus)
-    beat(attempt, 1, step=39, phase="saving", quiet_s=12.0, collective="all_reduce", place="loop.py:96 in run")
+    place = {"collective": "all_reduce", "place": "loop.py:96 in run"}
+    beat(attempt, 1, step=39, phase="saving", quiet_s=12.0, heard="SIGTERM", **place)
     beat(attempt, 2, host="n2", gpus=(GpuFigures(12, 3.0, 80.0, None, None),))
     beat(attempt, 3, host="n2", time=time.time() - 100)
     said = shown(run)
@@ -54,7 +55,7 @@ def test_each_node_and_each_rank_has_a_line_the_slowest_first():
     ranks = re.findall(r"^(\d +n\d.*)$", said, re.M)
     assert [line.split()[0] for line in ranks] == ["3", "1", "0", "2"]
     assert re.fullmatch(r"3 +n2 +40 +training +0\.5 s +100 s ago +silent", ranks[0])
-    assert re.fullmatch(r"1 +n1 +39 +saving +12 s +\S+ s ago +all_reduce; loop\.py:96 in run", ranks[1])
+    assert re.fullmatch(r"1 +n1 +39 +saving +12 s +\S+ s ago +heard SIGTERM; all_reduce; loop\.py:96 in run", ranks[1])
     assert "of all" not in said
 
 

@@ -135,7 +135,8 @@ def test_a_comment_is_no_part_of_a_value(tmp_path: Path) -> None:
     prepared = prepared_of(script(tmp_path, text + BODY))
     rows = dict(overview(prepared, tmp_path))
     assert rows["asks Slurm"].startswith("--time=01:00:00 '--comment=a # b' --open-mode=append ")
-    assert rows["output"] == f"{Path.cwd()}/o-%j.txt, and attempts/<n>/log in the run's folder"
+    log = "attempts/<n>/log in the run's folder; before its first line, slurm-%j.out there"
+    assert rows["output"] == f"{Path.cwd()}/o-%j.txt, and {log}"
     assert split_directive(r"--comment='it is \a'\ x -n4#5") == ["--comment=it is a x", "-n4"]
 
 
