@@ -163,7 +163,7 @@ class Loop:
             tuple(peak if stage == self._engine.pp_rank else 0 for stage in range(self._stages)) for peak in self._peaks
         )
         reasons = set(self._signals.raised)
-        self._heart.heard = "SIGTERM" if "terminated" in reasons else ""
+        self._heart.asked_by = "SIGTERM" if "terminated" in reasons else ""
         if self._ranks.is_first:
             reasons |= self._inbox.look()
             reasons |= limits_reached(self._resolved, self._train_s, self._attempt, self._heart.stopped_s)

@@ -115,8 +115,8 @@ def write_heartbeat(folder: Path, heartbeat: RankHeartbeat, others: Iterable[byt
 
 def line_of(heartbeat: RankHeartbeat) -> bytes:
     """The heartbeat as a line of LINE_BYTES."""
-    values = asdict(heartbeat).items()
-    values = {key: value for key, value in values if key not in _LEFT_OUT or value not in (None, "")}
+    every = asdict(heartbeat).items()
+    values = {key: value for key, value in every if key not in _LEFT_OUT or value not in (None, "")}
     text = {key: _short(value) if isinstance(value, str) else value for key, value in values.items()}
     line = json.dumps(text, separators=(",", ":")).encode()
     if len(line) >= LINE_BYTES:  # the sign of life is more important than the GPU figures

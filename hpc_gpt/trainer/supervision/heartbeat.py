@@ -54,7 +54,7 @@ class Heartbeat:
         self.moves = 0
         self.stopped_s = 0.0  # seconds in which the process was stopped, as its job was suspended
         self.probe = Probe()
-        self.heard = ""  # the signal that asks it to end
+        self.asked_by = ""  # the signal that asks it to end
         self._steps = 0
         self._began = time.monotonic()
         self._seconds: collections.deque[float] = collections.deque(maxlen=_KEPT)

@@ -138,7 +138,7 @@ class Watchdog:
         if dumps:
             self._dump(quiet_s)
         self._arm(limit_s)
-        heard, self._heard = self._heard, self._heart.heard
+        heard, self._heard = self._heard, self._heart.asked_by
         self._beat(at_once=dumps or heard != self._heard)
         if hangs and not self._over.is_set():
             # If a node's first rank runs, only it looks: the others learn it from the store, or when it has left.
@@ -156,7 +156,7 @@ class Watchdog:
             round(limit_s, 1), round(time.time(), 1), self._dumped, collective, place, self._heart.probe.probe_s,
             None if elapsed_s is None else round(elapsed_s - self._heart.stopped_s, 1),
             self.gpus.latest(), None if still_s is None else round(still_s, 1), still, *self._heart.probe[1:],
-            self._heart.heard,
+            self._heart.asked_by,
         )  # fmt: skip
 
     def _leave_ended(self) -> None:
