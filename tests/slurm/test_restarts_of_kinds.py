@@ -81,7 +81,7 @@ while ((step < 20)); do
   step=$((step + 1))
   echo "step $step loss $(awk "BEGIN {print 4 / $step}")"
   echo "$step" >step
-  mkdir "ck-$step"
+  echo "$step" >"step-$step.ckpt"
   case "$step" in
   6 | 12) kill -KILL $$ ;;
   16) scontrol requeue "$SLURM_JOB_ID"; sleep 600 ;;
@@ -95,13 +95,13 @@ def test_a_job_script_starts_again_in_its_job(teller: Teller) -> None:
     folder = teller.launcher.place("script-in-job")
     put(folder / "kills-itself.sh", SCRIPT)
     (folder / "in.txt").write_text("all of its input\n")
-    asked = (*SOON, "--set", "job.restart_in_job=true", "--checkpoints", "ck-*", "kills-itself.sh")
+    asked = (*SOON, "--set", "job.restart_in_job=true", "--checkpoints", "step-*.ckpt", "kills-itself.sh")
     job = teller.launcher.submit(*asked, cwd=folder)
     job.wait("its requeue", lambda: job.restarts == 1)
     job.start_soon()
     job.wait_end()
     assert job.ended() == ["error", "error", "requeued", "done"], job.log()
-    assert starts(job) == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    assert starts(job) == [(0, 0), (0, 1), (0, 2), (1, 0)], [one.verdict() for one in job.run.attempts()]
     counts = [f"{count} all of its input" for count in ("none", 1, 2, 3)]  # a file named by it is never another start's
     assert (folder / "starts").read_text().splitlines() == counts
     assert job.losses() == {step: loss_of_loop(step) for step in range(1, 21)}
@@ -116,7 +116,7 @@ SPREAD = """\
 if [ ! -e tried ]; then
   touch tried
   srun env -i "$(command -v sleep)" 3000 &
-  until squeue -hsj "$SLURM_JOB_ID" -o %i | grep -q "\\.[0-9]"; do sleep 0.2; done
+  until squeue -h --steps "--jobs=$SLURM_JOB_ID" -o %i | grep -q "\\.[0-9]"; do sleep 0.2; done
   until [ -e beside ]; do sleep 0.2; done
   echo "step 1 loss 2.0"
   kill -KILL "$!"
@@ -147,7 +147,7 @@ def test_a_scripts_steps_on_other_nodes_are_ended_first(teller: Teller) -> None:
 
 
 def numbered(teller: Teller, job: Job) -> list[str]:
-    steps = teller.cluster.run("squeue", "-hsj", job.id, "-o", "%i").stdout.split()
+    steps = teller.cluster.run("squeue", "-h", "--steps", f"--jobs={job.id}", "-o", "%i").stdout.split()
     return [step for step in steps if step.rpartition(".")[2].isdecimal()]
 
 
