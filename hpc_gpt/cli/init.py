@@ -39,7 +39,7 @@ def init(request: Request, name: str | None, folder: Path) -> None:
 
 
 def from_plan(name: str, request: Request, folder: Path) -> None:
-    from hpc_gpt.core.engines import engine_named
+    from hpc_gpt.core.settings.engines import export_notes
     from hpc_gpt.core.settings.experiment import Experiment
     from hpc_gpt.core.settings.resolve import size_run
     from hpc_gpt.core.typed_tables import check_tables
@@ -72,7 +72,7 @@ def from_plan(name: str, request: Request, folder: Path) -> None:
     say(f"wrote {path}: {best.layout} on {best.training.engine}")
     if searched.best is None:
         say(f"note: {unchecked(searched)}", err=True)
-    for note in engine_named(sized.engine.name).export_notes(sized.model):
+    for note in export_notes(sized.engine.name, sized.model):
         say(f"note: {note}", err=True)
     cluster = ["--cluster", request.cluster] if request.cluster is not None else []
     click.echo(f"next: {shlex.join(['hpc-gpt', 'render', str(path), *cluster])}", err=True)

@@ -18,7 +18,7 @@ from hpc_gpt.core.errors import ConfigError, LayoutError
 from hpc_gpt.core.files import config_dir
 from hpc_gpt.core.format import wrapped
 from hpc_gpt.core.settings.cluster import load_profile, user_default
-from hpc_gpt.core.settings.engines import FAST_SETTINGS, with_fast_settings
+from hpc_gpt.core.settings.engines import FAST_SETTINGS, export_notes, with_fast_settings
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.tables import toml_lines, toml_value
 from hpc_gpt.core.terminal import painted, say, shows_life, width, write_heading
@@ -182,7 +182,7 @@ def _print(plan: PlanRequest, searched: Searched, as_json: bool, why: str | None
     if plan.stands_in and plan.request.device is None:
         command = "hpc-gpt profile list"
     if best is not None and not plan.of_program:
-        for note in engine_named(best.training.engine).export_notes(best.training.shape):
+        for note in export_notes(best.training.engine, best.training.shape):
             say(f"note: {note}", err=True)
     overlap = None
     if plan.of_program:

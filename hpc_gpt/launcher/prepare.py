@@ -20,7 +20,7 @@ from hpc_gpt.core.format import counted
 from hpc_gpt.core.network import MEETING_S
 from hpc_gpt.core.runs.find_runs import list_runs
 from hpc_gpt.core.settings.cluster import ClusterProfile
-from hpc_gpt.core.settings.engines import check_products
+from hpc_gpt.core.settings.engines import check_products, export_notes
 from hpc_gpt.core.settings.experiment import LR_OF_TRAINED, Data, Experiment, with_keys
 from hpc_gpt.core.settings.experiment_file import (
     ExperimentFile,
@@ -244,7 +244,7 @@ def _cautions(resolved: Sized, smoke: bool, given_keys: Collection[str]) -> Iter
         yield f"train.lr is {train.lr:g}, the default for random weights; {usual}"
     if train.balance == "none" and train.init is None:
         yield 'train.balance is none: from random weights a few experts may take most tokens; "loss" keeps them even'
-    yield from engine_named(resolved.engine.name).export_notes(resolved.model)
+    yield from export_notes(resolved.engine.name, resolved.model)
     archive = resolved.cluster.archive
     if archive is not None and resolved.cluster.scheduler == "slurm" and not Path(archive).is_file():
         yield f"stage {archive} is not a file here; if a node cannot read it either, the attempt ends as user_error"

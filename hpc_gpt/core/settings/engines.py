@@ -14,6 +14,7 @@ from hpc_gpt.core.settings.experiment import Engine, Train
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.services import EngineName
+from hpc_gpt.core.settings.shape_rules import no_class_note
 from hpc_gpt.core.settings.sized import Sized
 from hpc_gpt.core.tables import toml_value
 
@@ -22,6 +23,12 @@ NOT_TRAINED = "no engine here trains it: hpc-gpt plan without --engine plans it 
 _FP8_MULTIPLE = 16  # must divide each dimension of an FP8 product (torch._scaled_mm)
 # The FP8 of these is fnuz, with other largest values, not tested here.
 _OTHER_FP8 = frozenset(name for name, device in DEVICES.items() if device.generation == "cdna3")
+
+
+def export_notes(engine: str, shape: ModelShape) -> tuple[str, ...]:
+    """What `export` will refuse of a run of an engine with this shape."""
+    note = "" if engine_named(engine).is_program else no_class_note(shape)
+    return (note,) if note else ()
 
 
 def resolve_engine(

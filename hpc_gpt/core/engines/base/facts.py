@@ -18,7 +18,6 @@ from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.services import Plan
-from hpc_gpt.core.settings.shape_rules import no_class_note
 from hpc_gpt.core.settings.shape_split import Obstacle, context_obstacle
 from hpc_gpt.core.settings.sized import Sized
 
@@ -194,11 +193,6 @@ class EngineFacts(States):
                 f"engine {self.name} keeps checkpoints in its own format, which hpc-gpt does not read",
                 "its own program converts them; Megatron-LM has tools/checkpoint/convert.py",
             )
-
-    def export_notes(self, shape: ModelShape) -> tuple[str, ...]:
-        """What `export` will refuse of a run with this shape."""
-        note = "" if self.is_program else no_class_note(shape)
-        return (note,) if note else ()
 
     def check_branch(self, run: str) -> None:
         """Raises ConfigError if other runs cannot begin from a checkpoint of `run`."""
