@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hpc_gpt.reader.dialects.failure_families import OTHER_SIZE
 from hpc_gpt.reader.logs import Failure, Part
@@ -25,7 +26,10 @@ _OF_MACHINE = re.compile(
 )
 _MISSING_SAMPLE = re.compile(r"FileNotFoundError: (?!.{0,400}(?i:checkpoint|ckpt|\.pth?\b|safetensors|/tmp/))")
 # Pieces of a tensor that two numbers of ranks divide, or these numbers.
-_SIZES = re.compile(r"\bsize of (?:tensor a \()?(\d{1,15})\D{1,80}?(\d{1,15})(?=\D|$)")
+_SIZES = re.compile(
+    r"size of tensor [ab] \((\d{1,15})\)|(?i:world|parallel)[ _-]size(?: of| is|:| =|=)? ?(\d{1,7})\b"
+    r"|\b(\d{1,7}) (?:ranks?|GPUs|processes|devices|workers)\b"
+)
 _IN_OPTIMIZER = re.compile(r"\boptim")
 _NEARLY_FULL = 80  # percent of a host's memory
 _SETUP_S = 900.0
@@ -33,24 +37,30 @@ _SETUP_LINES = 4000  # in place of _SETUP_S if the log has no times of day
 OF_SETUP = "correct what the message names: the program ended before its first step, and would end so again"
 
 
-def in_context(failure: Failure, failures: Sequence[Failure], parts: Sequence[Part]) -> dict[str, str]:
-    """The fields of a failure that depend on what the run did before it; empty if none does."""
-    has_trained = any(map(makes_steps, parts))
-    if failure.ended == "user_error" and has_trained and not failure.to_do and _MISSING_SAMPLE.match(failure.message):
-        return {"ended": "data", "to_do": ""}
-    vague = failure.ended == "error" and not (failure.to_do or failure.echo)
-    if has_trained or not (vague or failure.to_do == OTHER_SIZE):
-        return {}
-    loads = not vague or _IN_OPTIMIZER.search(failure.raised_in) or any(part.fact("resumes") for part in parts)
-    if loads and (sizes := _SIZES.search(failure.message)):
-        small, large = sorted(map(int, sizes.groups()))
-        # The last rank's piece may be padded.
-        if (ratio := round(large / max(small, 1))) > 1 and abs(large - ratio * small) < ratio:
-            by = f"another number of ranks saved the checkpoint, as {large} is {ratio} x {small}"
-            return {"ended": "user_error", "to_do": f"{by}: {OTHER_SIZE}"}
-    if not vague:
-        return {}
-    return {"ended": "user_error", "to_do": OF_SETUP} if _is_of_setup(failure, failures, parts) else {}
+def in_context(failure: Failure, failures: Sequence[Failure], parts: Sequence[Part]) -> Failure:
+    """The failure, with another class and advice if what the run did before it shows them."""
+    has_trained, vague = any(map(makes_steps, parts)), not (failure.to_do or failure.echo)
+    if failure.ended == "user_error" and has_trained and vague and _MISSING_SAMPLE.match(failure.message):
+        return replace(failure, ended="data")
+    if has_trained or failure.ended not in ("error", "user_error"):
+        return failure
+    loads = _IN_OPTIMIZER.search(failure.raised_in) or any(part.fact("resumes") for part in parts)
+    loads = (vague and (loads or "checkpoint" in failure.message)) or failure.to_do == OTHER_SIZE
+    if loads and (ratio := _ratio_of(failure.message)):
+        by = f"another number of ranks saved the checkpoint, as {ratio}"
+        return replace(failure, ended="user_error", to_do=f"{by}: {OTHER_SIZE}")
+    if failure.ended == "error" and vague and _is_of_setup(failure, failures, parts):
+        return replace(failure, ended="user_error", to_do=OF_SETUP)
+    return failure
+
+
+def _ratio_of(message: str) -> str:
+    """`8 is 4 x 2` for the first two sizes in a message if one is a multiple of the other, else an empty text."""
+    sizes = [int(next(filter(None, groups))) for groups in _SIZES.findall(message)]
+    small, large = sorted(sizes[:2]) if len(sizes) > 1 else (0, 0)
+    ratio = round(large / max(small, 1))
+    # The last rank's piece may be padded.
+    return f"{large} is {ratio} x {small}" if ratio > 1 and abs(large - ratio * small) < ratio else ""
 
 
 def _is_of_setup(failure: Failure, failures: Sequence[Failure], parts: Sequence[Part]) -> bool:

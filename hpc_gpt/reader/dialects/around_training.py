@@ -129,7 +129,7 @@ DIALECTS = (
         *(Pattern("end", rf"(?<!\w){text}{after}", literal=text, ended=ended, weak=True) for text, after, ended in _ENDS),
         *(Pattern("end", rf"(?i)^{_OTHER_SUBJECTS}.{{0,200}}?{sentence}", literal=literal, ended=ended, weak=True)
             for literal, sentence, ended in (
-                ("reached", r"\btarget (?:[\w-]{1,20} ){0,2}(?:is |was )?reached\b", "done"),
+                ("reached", r"\b(?:target (?:[\w.-]{1,20} ){0,3}reached|reached (?:the |its )?target)\b", "done"),
                 *((literal, _SAID, "done") for literal in ("raining", "RAINING", "inished", "omplete")),
                 ("arly", _EARLY, "done"))),
     )),

@@ -388,7 +388,7 @@ DIALECT = Dialect(
             "loaded state dict contains a parameter group | Missing key(s) in state_dict")),
         *failure_family("user_error", OTHER_SIZE,
             says=("checkpoint being loaded used a…world size | different…world size…checkpoint | "
-            "saved…rank…load…rank | mismatch after resume ((")),
+            "saved…ranks…loaded | created with a world size | mismatch after resume ((")),
         *failure_family("error", _SERVER, says="Remote end closed connection without response"),
         # --- files that are damaged, of another version, or not whole
         *failure_family("user_error", _NEWER_FILE, line="untagged enum ModelWrapper"),
