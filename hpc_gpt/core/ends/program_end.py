@@ -7,7 +7,7 @@ decides. A new start needs a sure reason, and exit code 0 is not one: a guess is
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from hpc_gpt.core.ends.end_policy import OVER, End
 from hpc_gpt.core.ends.state import BY_ITSELF, EXIT_0_BUT
@@ -30,6 +30,7 @@ class Said:
     about its own end for another reason (`program_ends` of the reader). `failed`: a sure failure after its last line of
     a step. `of_program`: that failure is the traceback, the kill or the absence of a program; it came `failed_s`
     seconds before the end, None if that is not known. `note`: a message that may or may not mean a failure.
+    `queued`: the next job of a script that has submitted itself.
     """
 
     planned: int = 0
@@ -39,6 +40,7 @@ class Said:
     failed_s: float | None = None
     note: str = ""
     over: str = ""
+    queued: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,16 @@ class ProgramFacts:
 
 
 def end_of_program(facts: ProgramFacts) -> End | None:
+    """The end of a program that has ended, as `_end_by_facts`; a script that exited with 0 and has queued its next job
+    itself is not started again beside that job."""
+    end = _end_by_facts(facts)
+    if end is None or facts.code or not facts.said.queued or end.ended in ("stopped", "requeued"):
+        return end
+    cause = f"{end.cause}; it has queued its next job, {facts.said.queued}"
+    return replace(end, cause=f"{EXIT_0_BUT}{cause}" if end.ended == "walltime" else cause)
+
+
+def _end_by_facts(facts: ProgramFacts) -> End | None:
     """The end of a program that has ended; None if it failed, and its log or Slurm says how. The first row counts.
 
     | facts | end |
@@ -195,8 +207,7 @@ def read_said(attempt: Attempt) -> Said:
         End(str(end.get("ended")), str(end.get("cause"))) if first else None,
         bool(first.get("of_program")),
         float(failed_s) if isinstance(failed_s, int | float) else None,
-        next((str(task["note"]) for task in printed if task.get("note")), ""),
-        next((str(task["over"]) for task in printed if task.get("over")), ""),
+        *(next((str(task[key]) for task in printed if task.get(key)), "") for key in ("note", "over", "queued")),
     )
 
 

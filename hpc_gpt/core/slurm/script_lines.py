@@ -5,10 +5,12 @@ Values that only a shell could evaluate (command substitution, a variable that i
 
 import ast
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hpc_gpt.core.slurm.sbatch_words import expand_pattern
+from hpc_gpt.core.slurm.directives import options_of
+from hpc_gpt.core.slurm.sbatch_words import expand_pattern, read_call
 
 
 @dataclass(frozen=True)
@@ -21,12 +23,13 @@ class Redirected:
     of_srun: bool = False
 
 
-_TARGET = r"(?P<target>\"[^\"]{1,400}\"|'[^']{1,400}'|(?:\$\([^()]{1,200}\)|`[^`]{1,200}`|[^\s;|&<>()\"'`]){1,400})"
+# A word of a shell, of any pieces: "$PWD"/out.txt.
+_TARGET = r"(?P<target>(?:\"[^\"]{0,400}\"|'[^']{0,400}'|\$\([^()]{1,200}\)|`[^`]{1,200}`|[^\s;|&<>()\"'`]){1,400})"
 _STARTS = re.compile(
     r"\b(?:python[\d.]*|torchrun|srun|mpirun|mpiexec|deepspeed|accelerate|apptainer|singularity)\s|^\s*exec\s+[12&]?>"
 )
 _TO_FILE = re.compile(rf"(?<=\s)(?:[12]|&)?>>?\s*{_TARGET}")
-_OF_SRUN = re.compile(rf"\bsrun\b(?:\s+-\S*(?:\s+(?!-)\S+)??)*?\s+(?:--(?:output|error)[= ]|-[oe] ?){_TARGET}")
+_SRUN = re.compile(r"\bsrun\s")
 _TORCHRUN = re.compile(r"\btorchrun\b.*\s(?:--redirects[= ]|-r )(?!0\b)\S")
 _LOG_DIR = re.compile(rf"\s--log[-_]dir[= ]{_TARGET}")
 _PER_RANK = dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"), "*")
@@ -38,18 +41,30 @@ def redirected(text: str) -> list[Redirected]:
     for number, line in logical_lines(text):
         if line.lstrip().startswith("#") or not _STARTS.search(line):
             continue
-        targets = [(match["target"], True) for match in _OF_SRUN.finditer(line)]
+        targets = [(target, True) for call in _SRUN.finditer(line) for target in _files_of_srun(line[call.end() :])]
         targets += [(match["target"], False) for match in _TO_FILE.finditer(line) if match["target"] != "/dev/null"]
         if _TORCHRUN.search(line) and "--tee" not in line:
             folder = _LOG_DIR.search(line)
-            targets.append((f"{folder['target'].strip(_QUOTES)}/**/std*.log" if folder else "", False))
-        outputs += [Redirected(number, target.strip(_QUOTES), of_srun) for target, of_srun in dict.fromkeys(targets)]
+            targets.append((f"{folder['target']}/**/std*.log" if folder else "", False))
+        for target, of_srun in dict.fromkeys(targets):
+            outputs.append(Redirected(number, re.sub(f"[{_QUOTES}]", "", target), of_srun))
     return outputs
 
 
+def _files_of_srun(arguments: str) -> Iterator[str]:
+    """Yields the files of --output and --error in a call of srun."""
+    try:
+        words = shlex.split(arguments)
+    except ValueError:
+        words = arguments.split()
+    options, _ = read_call(words, options_of("srun"))
+    yield from (options[name] for name in ("output", "error") if options.get(name, "/dev/null") != "/dev/null")
+
+
 def globs_of(text: str, environment: Mapping[str, str], arguments: Sequence[str]) -> list[str]:
-    """Patterns of the files to which a script in an environment sends its programs' output. A name must be known except
-    for the number of a rank or a node; other files are left out."""
+    """Patterns of the files to which a script in an environment sends its programs' output, for programs that end
+    before a process can be asked. A name must be known except for the number of a rank or a node; other files are left
+    out."""
     values = dict(environment) | _PER_RANK | {str(place): value for place, value in enumerate(arguments, 1)}
     for _, line in logical_lines(text):
         if (assigned := assignment(line)) is not None:

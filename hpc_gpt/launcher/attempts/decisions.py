@@ -94,11 +94,12 @@ def classify(attempt: Attempt, slurm: str, slurm_cause: str, again: bool = False
 
 
 def _says_more(log_cause: str | None, cause: str) -> bool:
-    """Whether the log's cause explains more than `cause`, an exit code: torchrun saw a worker killed, or a script says
-    why it failed."""
+    """Whether the log's cause explains more than `cause`, an exit code of a script or of a rank: a program says why it
+    failed, or torchrun saw a worker killed."""
     logged, exit_status = read_exit_status(log_cause), read_exit_status(cause)
-    killed = logged is not None and logged.signal is not None and (exit_status is None or exit_status.signal is None)
-    return bool(log_cause) and bool(_EXIT.fullmatch(cause) or (exit_status is not None and killed))
+    if not log_cause or exit_status is None:
+        return bool(log_cause and _EXIT.fullmatch(cause))
+    return exit_status.signal is None and (logged is None or logged.signal is not None)
 
 
 def with_free_space(run: RunFolder, end: End) -> End:

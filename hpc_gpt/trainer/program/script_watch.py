@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import IO
 
 from hpc_gpt.core.ends.end_policy import End, first_reason, limits_reached
-from hpc_gpt.core.ends.program_end import has_last_line, write_said
+from hpc_gpt.core.ends.program_end import Said, has_last_line, write_said
 from hpc_gpt.core.errors import RunFolderError, UserError
 from hpc_gpt.core.files import write_once
-from hpc_gpt.core.process import descendants, send, start_time, stat_of
+from hpc_gpt.core.process import descendants, is_alive, send, start_time, stat_of
 from hpc_gpt.core.runs.checkpoints import newest_with_step
 from hpc_gpt.core.runs.full_disk import release_reserve, reserve
 from hpc_gpt.core.runs.provenance import complete_run, list_gpus
@@ -42,7 +42,14 @@ from hpc_gpt.reader.live_lines import LiveLines
 from hpc_gpt.trainer.program.job_script import submits_again
 from hpc_gpt.trainer.program.output_files import copied_files, copy_more
 from hpc_gpt.trainer.program.process import ForeignLog, count_steps, said_by, trained_s
-from hpc_gpt.trainer.program.signs_of_life import ForeignHeartbeat, Processes, boot_s, checkpoint_files
+from hpc_gpt.trainer.program.signs_of_life import (
+    BESIDE,
+    ForeignHeartbeat,
+    Processes,
+    boot_s,
+    checkpoint_files,
+    output_of,
+)
 from hpc_gpt.trainer.program.step_numbers import StepClock
 from hpc_gpt.trainer.supervision.heartbeat import LEAVING
 from hpc_gpt.trainer.supervision.signals import Inbox
@@ -153,9 +160,12 @@ class ScriptWatch:
         self._stop: str | None = None
         self._asked_at = self._looked = 0.0
         self._killed = self._hangs = False
+        # {pid: start time} of the processes that were asked to end, of all processes then, and their commands.
+        self._asked, self._before, self._commands = dict[int, str](), dict[int, str](), set[bytes]()
         self._queued: re.Match[str] | None = None
         self._copies = copied_files(attempt.folder)
         self._globs, self._found = self._read_globs(), set[Path]()
+        self._inodes = set[tuple[int, int]]()  # a file that gets another name is not found again
         started = attempt.folder / "attempt.json"
         self._since = started.stat().st_mtime - 1 if started.exists() else 0.0
 
@@ -189,10 +199,7 @@ class ScriptWatch:
         self._log.settle(math.inf)
         self._log.keep_loss(0.0)
         with contextlib.suppress(RunFolderError):
-            printed = said_by(self._lines, over)
-            if (elsewhere := self._trained_elsewhere()) and (printed.failed is None or not printed.of_program):
-                printed = replace(printed, failed=elsewhere, of_program=True, failed_s=0.0)
-            write_said(self._attempt, 0, printed)
+            write_said(self._attempt, 0, self._with_submission(said_by(self._lines, over)))
         release_reserve(self._attempt)
         while self._hangs:  # the watchdog's thread ends this process
             threading.Event().wait()
@@ -217,23 +224,22 @@ class ScriptWatch:
             return bool(group) and int(code) > 128
         return bool(group)  # job.sh is about to write it
 
-    def _trained_elsewhere(self) -> End | None:
-        """The end of a script on this machine that queued a job instead of training, as some scripts do if SLURM_JOB_ID
-        is not set; None for any other script."""
-        if self._resolved.cluster.scheduler == "slurm" or self._attempt.last_metrics():
-            return None
+    def _with_submission(self, printed: Said) -> Said:
+        """Adds the job that the script has queued, if it submits itself; on this machine it may have done so instead of
+        training, as some scripts do if SLURM_JOB_ID is not set, which is a failure."""
         submission = None
         with contextlib.suppress(OSError):
             data = (self._run.path / "slurm_script").read_bytes()
             submission = submits_again(Path(self._command.script or "slurm_script"), data)
         if submission is None or not (self._queued or submission[1]):
-            return None
-        what = (
-            f"the script queued job {self._queued[1]}"
-            if self._queued
-            else f"line {submission[0]} of the script calls sbatch"
-        )
-        return End("user_error", f"{what}, and its log has no step: SLURM_JOB_ID is not set here")
+            return printed
+        line, job = submission[0], self._queued[1] if self._queued else ""
+        if self._resolved.cluster.scheduler == "slurm" or self._attempt.last_metrics():
+            return replace(printed, queued=job)
+        what = f"the script queued job {job}" if job else f"line {line} of the script calls sbatch"
+        end = End("user_error", f"{what}, and its log has no step: SLURM_JOB_ID is not set here")
+        of_program = printed.failed is not None and printed.of_program
+        return printed if of_program else replace(printed, failed=end, of_program=True, failed_s=0.0)
 
     # --- its output
 
@@ -304,21 +310,25 @@ class ScriptWatch:
             self._attempt.folder.joinpath(ForeignLog.TRAINS).touch()
         return self._attempt.trainer().get("resumed_step") or 0
 
-    def _find_elsewhere(self) -> None:
-        """Finds the files to which the script sends its programs' output, follows them, and links them to the
-        attempt."""
+    def _find_elsewhere(self, asks: bool = False) -> None:
+        """Finds the files to which the script sends its programs' output, follows them, and links them to the attempt.
+        `asks`: also the processes of the script, whose output may go where its text does not say."""
         names = (glob.glob(pattern, root_dir=self._folder, recursive=True) for pattern in self._globs)
-        for path in (self._folder / name for name in itertools.chain.from_iterable(names)):
+        paths = [self._folder / name for name in itertools.chain.from_iterable(names)]
+        paths += output_of((self._body, *descendants(self._body))) if asks else []
+        known = self._inodes | {_inode(path.stat()) for path in (self._attempt.log, self._attempt.err) if path.exists()}
+        for path in map(Path.resolve, paths):
             with contextlib.suppress(OSError, RunFolderError):
-                if path in self._found or not path.is_file() or path.stat().st_mtime < self._since:
+                inode = _inode(about := path.stat())
+                if path in self._found or inode in known or not path.is_file() or about.st_mtime < self._since:
                     continue
-                earlier = any(
-                    path.resolve() in attempt.logs for attempt in self._run.attempts() if attempt != self._attempt
-                )
-                self._files.append(Follower(path, path.stat().st_size if earlier else 0))
+                earlier = any(path in attempt.logs for attempt in self._run.attempts() if attempt != self._attempt)
+                self._files.append(Follower(path, about.st_size if earlier else 0))
                 self._found.add(path)
+                known.add(inode)
+                self._inodes.add(inode)
                 self._attempt.elsewhere.mkdir(exist_ok=True)
-                (self._attempt.elsewhere / f"{len(self._found):03}").symlink_to(path.absolute())
+                (self._attempt.elsewhere / f"{len(self._found):03}").symlink_to(path)
             if len(self._found) >= _MOST_FILES:
                 return
 
@@ -327,7 +337,7 @@ class ScriptWatch:
             text = (self._run.path / "slurm_script").read_text(encoding="utf-8", errors="replace")
         except OSError:
             return []
-        return globs_of(text, os.environ, self._command.args)
+        return globs_of(text, {**os.environ, "PWD": str(self._folder)}, self._command.args)
 
     # --- requests, and the time limit
 
@@ -336,7 +346,7 @@ class ScriptWatch:
         if now < self._looked + _LOOK_S:
             return
         self._looked = now
-        self._find_elsewhere()
+        self._find_elsewhere(asks=True)
         self._heart.look_at_files()
         if self._stop is None:
             self._stop = self._reason()
@@ -346,10 +356,9 @@ class ScriptWatch:
                 self._heart.enter(LEAVING)
                 self._asked_at = now
                 self._ask_to_end()
-        elif now > self._asked_at + (self._resolved.job.signal_lead_s or _LEAD_S) and not self._killed:
-            # A stop ahead of the time limit kills nothing: the limit itself does that.
-            self._killed = True
-            if self._stop != "walltime":
+        elif not self._killed and self._stop != "walltime":  # the limit itself kills
+            self._killed = now > self._asked_at + (self._resolved.job.signal_lead_s or _LEAD_S) or self._starts_again()
+            if self._killed:
                 self._kill()
 
     def _reason(self) -> str | None:
@@ -368,6 +377,8 @@ class ScriptWatch:
         if self._command.stop_signal != "none":
             number = signal.Signals[f"SIG{self._command.stop_signal}"]
         targets = [(pid, started) for pid in to_signal(self._body, number) if (started := start_time(pid))]
+        self._asked, self._before = dict(targets), descendants(self._body)
+        self._commands = {_command(pid) for pid in self._before}
         job = os.environ.get("HPC_GPT_JOB")
         if job and ALLOCATION not in os.environ:
             line = ["scancel", "--quiet", f"--signal={number.name.removeprefix('SIG')}", job]
@@ -375,6 +386,13 @@ class ScriptWatch:
                 subprocess.run(line, timeout=20, check=False, capture_output=True)
         for pid, started in targets:
             send(pid, started, number)
+
+    def _starts_again(self) -> bool:
+        """Whether the programs that were asked to end have ended, and a loop has started one of them again."""
+        if any(is_alive(pid, started) for pid, started in self._asked.items()):
+            return False
+        new = {pid for pid, started in descendants(self._body).items() if self._before.get(pid) != started}
+        return any(_command(pid) in self._commands and _comm(pid) not in (*_SHELLS, *BESIDE) for pid in new)
 
     def _kill(self) -> None:
         began = start_time(self._body)
@@ -394,6 +412,18 @@ class ScriptWatch:
         self._kill()
         (self._attempt.folder / ".followed").touch()
         os._exit(1)
+
+
+def _command(pid: int) -> bytes:
+    """The words that started a process, without numbers, by which the turns of a loop may differ."""
+    try:
+        return re.sub(rb"\d+", b"", Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return b""
+
+
+def _inode(about: os.stat_result) -> tuple[int, int]:
+    return about.st_dev, about.st_ino
 
 
 def to_signal(body: int, number: signal.Signals) -> list[int]:

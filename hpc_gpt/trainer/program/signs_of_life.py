@@ -16,6 +16,7 @@ not hang.
 import collections
 import contextlib
 import os
+import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -41,7 +42,7 @@ _COST = 50  # a look at the processes may take a 50th of the time
 _OLDER_S = 0.5
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh")
 # These programs pass on or watch the work of others, and live as long as the shell that started them.
-_BESIDE = ("tee", "cat", "tail", "ts", "sed", "grep", "awk", "gawk", "mawk", "sleep", "nvidia-smi")
+BESIDE = ("tee", "cat", "tail", "ts", "sed", "grep", "awk", "gawk", "mawk", "sleep", "nvidia-smi")
 _MOST_FILES = 1000
 
 
@@ -116,7 +117,7 @@ class Processes:
             or (
                 stats[pid][0] not in "ZX"
                 and (pid, stats[pid][19]) not in self._above
-                and _program_of(pid) not in _BESIDE
+                and _program_of(pid) not in BESIDE
             )
         )
         ticks = {pid: int(stats[pid][11]) + int(stats[pid][12]) for pid in tree}
@@ -180,6 +181,17 @@ def _program_of(pid: int) -> str:
     return ""
 
 
+def output_of(pids: Iterable[int]) -> list[Path]:
+    """The files to which these processes write their output, without programs that only pass on or watch others'."""
+    paths: dict[Path, None] = {}
+    for pid in pids:
+        for stream in (f"/proc/{pid}/fd/1", f"/proc/{pid}/fd/2"):
+            with contextlib.suppress(OSError):
+                if stat.S_ISREG(os.stat(stream).st_mode) and _program_of(pid) not in BESIDE:
+                    paths[Path(os.readlink(stream))] = None
+    return [*paths]
+
+
 def checkpoint_files(run: RunFolder, command: Command) -> dict[str, tuple[int, int]]:
     """Lists {path: (bytes, time)} for the files of the newest checkpoints, complete or not, and for those in the run's
     own folder of checkpoints; at most 1,000."""
@@ -188,8 +200,8 @@ def checkpoint_files(run: RunFolder, command: Command) -> dict[str, tuple[int, i
     while left and len(sizes) < _MOST_FILES:
         path = left.pop()
         with contextlib.suppress(OSError):
-            stat = os.stat(path)
-            sizes[path] = stat.st_size, stat.st_mtime_ns
+            about = os.stat(path)
+            sizes[path] = about.st_size, about.st_mtime_ns
             if os.path.isdir(path) and not os.path.islink(path):
                 left += [entry.path for entry in os.scandir(path)]
     return sizes

@@ -7,6 +7,7 @@ import pytest
 
 from hpc_gpt.core.ends.end_policy import End
 from hpc_gpt.core.ends.program_end import ProgramFacts, Said, at_limit, end_of_program, facts_of, read_said, write_said
+from hpc_gpt.core.ends.state import is_after_exit_0
 from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.made_runs import add_attempt
 
@@ -18,6 +19,7 @@ WORDS = Said(note="No space left on device")
 OWN = Said(limit="exiting program after 1180 minutes")
 OVER = Said(over="Early stopping at step 5")
 BOTH = Said(limit="exiting program after 1180 minutes", failed=RAISED, of_program=True, failed_s=0.3)
+NEXT = Said(queued="626")
 USR1 = "--signal sent USR1 before the time limit"
 ASKED = End("walltime", "SIGUSR2: the time limit is near")
 
@@ -87,6 +89,11 @@ ASKED = End("walltime", "SIGUSR2: the time limit is near")
         ({"step": 3, "planned": 936, "code": 143}, None, ""),  # of a second epoch
         ({"step": 60, "code": 143}, None, ""),
         ({"step": 5, "planned": 60, "code": 137, "at_limit": True}, None, ""),
+        # a script that has queued its next job itself
+        ({"signal": USR1, "heard": True, "said": NEXT}, "walltime", f"exit code 0, but {USR1}, exit code 0; it has"),
+        ({"asked": ASKED, "said": NEXT}, "walltime", "the time limit is near; it has queued its next job, 626"),
+        ({"step": 5, "planned": 9, "said": NEXT}, "error", "with exit code 0; it has queued its next job, 626"),
+        ({"signal": USR1, "heard": True, "code": 1, "said": NEXT}, "walltime", f"{USR1}, exit code 1"),
         # what it was asked
         ({"step": 5, "planned": 60, "asked": ASKED}, "walltime", "SIGUSR2: the time limit is near"),
         ({"step": 5, "planned": 60, "code": 143, "asked": ASKED}, "walltime", "SIGUSR2: the time limit is near"),
@@ -100,6 +107,8 @@ def test_the_end_of_a_program_by_its_facts(facts, ended, words) -> None:
     end = end_of_program(ProgramFacts(**facts))
     assert (None if end is None else end.ended) == ended
     assert words in str(end and end.cause)
+    if end is not None and facts.get("said") == NEXT:
+        assert is_after_exit_0(end.cause) is (facts.get("code", 0) == 0), "nothing is started beside the next job"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.slurm.environment import own_job
-from hpc_gpt.launcher.attempts.decisions import ShownJob, read_history
+from hpc_gpt.launcher.attempts.decisions import ShownJob, classify, read_history
 from hpc_gpt.launcher.attempts.may_start import SlurmStates, decide_start, read_slurm
 from hpc_gpt.launcher.attempts.may_start import main as ask_to_start
 from hpc_gpt.launcher.attempts.script_end import end_script
@@ -234,7 +234,7 @@ def test_a_killed_worker_and_what_was_raised_beat_an_exit_code(words: str) -> No
     assert killed.verdict()["cause"] == "rank 1 on n3 was ended by SIGKILL, by hand or by the kernel's memory killer"
     after(run, raised, words=words)
     found = "ValueError: Can't find a valid checkpoint at out/checkpoint-20"
-    assert raised.verdict()["cause"] == (found if words == "exit code 1" else "rank 0 on n3 ended with exit code 1")
+    assert raised.verdict()["cause"].removeprefix("rank 0: ") == found
 
 
 def test_an_exclusion_keeps_the_users_and_drops_expired_ones(monkeypatch) -> None:
@@ -248,6 +248,25 @@ def test_an_exclusion_keeps_the_users_and_drops_expired_ones(monkeypatch) -> Non
     monkeypatch.setattr("tests.launcher.attempts.test_decisions.NOW", time.time() + 25 * 3600)
     assert after(run, third, excluded=["n4", "n9"])[2] == "=n9"
     assert third.verdict()["exclude"] == []
+
+
+@pytest.mark.parametrize(
+    ("srun", "cause"),
+    [
+        ("n3: task 0: Exited with exit code 1", "rank 0: RuntimeError: the shards differ"),
+        ("n3: task 0: Killed", "rank 0 on n3 was ended by SIGKILL"),
+    ],
+)
+def test_a_programs_own_error_outranks_sruns_exit_code(tmp_path: Path, srun: str, cause: str) -> None:
+    attempt = add_attempt(with_job(own_program("generic-slurm"), "7"), 3, None, job_id="7")
+    attempt.log.write_text(f"srun: error: {srun}\n")
+    (output := tmp_path / "7-0.out").write_text(
+        'Traceback (most recent call last):\n  File "fit.py", line 3, in <module>\nRuntimeError: the shards differ\n'
+    )
+    attempt.elsewhere.mkdir()
+    (attempt.elsewhere / "001").symlink_to(output)
+    end = classify(attempt, "error", srun)
+    assert (end.ended, str(end.cause).partition(", by hand")[0]) == ("error", cause)
 
 
 def own_program(cluster: str) -> RunFolder:

@@ -10,6 +10,7 @@ from tests.cli.command import in_process
 from tests.launcher.local.conftest import ended, newest
 
 FIT = "python3 -u -c 'for n in range(1, 4): print(f\"step {n}/3 loss {4 - n}.5\")'"
+SLOW = "python3 -uc 'import time\nfor n in range(1, 4):\n print(f\"step {n}/9 loss {4 - n}.5\"); time.sleep(1)\n1 / 0'"
 FAILS = "python3 -c 'import no_such_module'"
 
 
@@ -20,6 +21,10 @@ FAILS = "python3 -c 'import no_such_module'"
         ("srun -o o-%t.txt \\\n  python fit.py --output=w", ["o-%t.txt"]),
         ('exec >"own dir/fit.out" 2>&1', ["own dir/fit.out"]),
         ("python fit.py > fit.out 2>&1", ["fit.out"]),
+        ('python fit.py >"$PWD"/fit.out', ["$PWD/fit.out"]),
+        ("python fit.py > slurm-\"$SLURM_JOB_ID\"-'d'.out", ["slurm-$SLURM_JOB_ID-d.out"]),
+        ("srun --output=a-%t.out -n 2 --error='b c'.err python fit.py", ["a-%t.out", "b c.err"]),
+        ("srun -o /dev/null -e b.err python fit.py", ["b.err"]),
         ("python fit.py 2>> fit.err", ["fit.err"]),
         ("torchrun --redirects 3 --log-dir=w fit.py", ["w/**/std*.log"]),
         ("torchrun -r 3 fit.py", [""]),
@@ -42,6 +47,27 @@ def test_a_file_is_known_if_all_but_the_number_of_a_rank_is() -> None:
     text += 'srun -o s-%t-%j.txt python e\nsrun bash -c "python f >r-$SLURM_PROCID.txt"\npython g > $(date).txt\n'
     found = globs_of(text, {"SLURM_JOB_ID": "7"}, ["z"])
     assert found == ["o/7.txt", "w/y", "z.txt", "s-*-7.txt", "r-*.txt"]
+
+
+# How a script may name a file that no reader of its text knows.
+UNREADABLE = (
+    'exec >"${F[1]}" 2>&1',
+    "exec >fit-$(date +%s).out 2>&1",
+)
+
+
+@pytest.mark.parametrize(
+    "line", [UNREADABLE[0], *(pytest.param(each, marks=pytest.mark.long) for each in UNREADABLE[1:])]
+)
+def test_the_processes_say_where_their_output_goes(tmp_path: Path, line: str) -> None:
+    text = f"#!/bin/bash\n#SBATCH -t 7\nF=(a fit.out)\n{line}\n{SLOW}\n"
+    (tmp_path / "fit.slurm").write_text(text)
+    done = in_process("submit", "--cluster", "local", "--wait", "fit.slurm", cwd=tmp_path)
+    run = newest()
+    assert (ended(run).state, ended(run).step) == ("error", 3), done
+    why = json.loads(in_process("why", str(run.path), "--json").stdout)
+    assert "ZeroDivisionError" in why["cause"]
+    assert Path(why["file"]).parent == tmp_path
 
 
 @pytest.mark.long

@@ -66,6 +66,35 @@ def test_bashs_words_on_a_killed_script_are_not_its_output(tmp_path: Path, name:
     assert (tmp_path / "out.txt").read_text() == "said\n"
 
 
+FIT = "python3 -uc 'import time\nfor n in range(1, 900): print(f\"step {n} loss 2.0\"); time.sleep(0.2)'"
+# After a stop: what a script does, the file that it still makes, and how often it has started its program.
+LOOPS = {
+    "loop": (f"for n in {{1..9}}; do echo >>starts; {FIT} $n; done", None, 2),
+    "lines-after": (f"echo >>starts; {FIT}; sleep 1; echo saved >saved", "saved", 1),
+    "trap": (
+        f"trap 'sleep 2; echo >saved; exit' TERM; while :; do echo >>starts; {FIT} & wait; done",
+        "saved",
+        1,
+    ),
+}
+
+
+@pytest.mark.long(but="first")
+@pytest.mark.parametrize("kind", LOOPS)
+def test_a_stop_ends_a_loop_that_starts_its_program_again(tmp_path: Path, kind: str) -> None:
+    body, file, starts = LOOPS[kind]
+    (tmp_path / "train.slurm").write_text(f"#!/bin/bash\n#SBATCH -t 20\n{body}\n")
+    own = {"HPC_GPT_LOGS": str(tmp_path / "logs")}
+    line = ("submit", "--cluster", "local", "--set", "job.signal_lead_s=600", "train.slurm")  # longer than any patience
+    in_process(*line, cwd=tmp_path, environment=own, code=0)
+    (run,) = list_runs(tmp_path / "logs")
+    wait_for("steps", lambda: run.attempt(1).last_metrics())
+    in_process("stop", run.run_id, "--wait", environment=own, code=0)
+    assert run.attempt(1).ended()["ended"] == "stopped"
+    assert (tmp_path / "starts").read_text().count("\n") == starts
+    assert file is None or (tmp_path / file).exists()
+
+
 @pytest.mark.long
 def test_cancel_ends_a_script_whose_folder_was_removed(tmp_path: Path) -> None:
     (tmp_path / "train.slurm").write_text(

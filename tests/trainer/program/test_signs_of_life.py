@@ -212,7 +212,7 @@ def any_lives(processes: Processes) -> bool:
 )
 def test_which_processes_count(start, text: str, lives: bool) -> None:
     processes = Processes(start(text).pid)
-    assert {"mawk", "gawk"} <= set(signs_of_life._BESIDE)
+    assert {"mawk", "gawk"} <= set(signs_of_life.BESIDE)
     # A shell may not have started the next one yet.
     wait_for("its processes", lambda: any_lives(processes) == lives)
     assert not processes.any_since(boot_s() - 600), "it came after the step"
