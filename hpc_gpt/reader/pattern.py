@@ -188,7 +188,15 @@ CLOCK = r"(?:\d{1,5} days?, )?(?:\d{1,6}:)?\d{1,4}:\d{2}"  # 13:54, 9:07:58
 END = r"(?=\s*$)"
 START = r"(?<![^\s\]:>])"  # the start of a program's own text: the prefixes of launchers and loggers end so
 # Like START, for texts that also occur in the middle of other programs' lines: only tags, times and labels can precede.
-LINE_START = r"^ {0,8}(?:\[[^\]\n]{1,64}\]:? ?|\d{4}-\d\d-\d\d[T ][\d:.,+Z]{8,24} |\d{1,7}: ){0,3} {0,8}"
+# pdsh and its like put the host before a line, Ray the actor. A name with a word of training is no host's.
+_HOST = (
+    r"(?!(?:epoch|fold|stage|phase|step|iter|task|seed|round|train|val|test|eval|part|chunk|shard|split|layer|batch|level"
+    r"|trial|run|exp|model|rank|default))[a-z][a-z0-9-]{0,40}\d[a-z0-9.-]{0,40}|\d{1,3}(?:\.\d{1,3}){3}|localhost"
+)
+LINE_START = (
+    r"^ {0,8}(?:\[[^\]\n]{1,64}\]:? ?|\d{4}-\d\d-\d\d[T ][\d:.,+Z]{8,24} |\d{1,7}: "
+    rf"|(?:{_HOST}): {{1,4}}|\(\w{{1,60}} pid=\d{{1,9}}(?:, ip=[\d.]{{7,15}})?\) {{0,4}}){{0,3}} {{0,8}}"
+)
 
 FIELD_END = r"(?=[\s,;|)\]}%])"
 STOP_OR_END = r"(?=[\s,;|)\]}%]|$)"
@@ -318,6 +326,7 @@ UNITS: dict[str, tuple[str, float]] = {
     # A program that balances whole sequences, or all ranks together, also prints a plain loss, which is 0.
     "balance_loss_of_sequences": ("balance_loss", 1.0),
     "balance_loss_of_ranks": ("balance_loss", 1.0),
+    **{f"{name}_{how}": (name, 1.0) for name in ("loss", "loss_eval") for how in ("alone", "short")},
     "loss_bits": ("loss", math.log(2)),  # of base 2, as fairseq prints it
     "loss_eval_bits": ("loss_eval", math.log(2)),
     "at_ms": ("at", 1e-3),
@@ -361,7 +370,7 @@ STEP_FIELDS = (
     "not_finite",  # not from a pattern: 1 if the gradient norm was printed as NaN or infinite, 2 if the loss was
 )
 # Fields of a line of steps that are facts of the run: recorded when they change, not for every line.
-STEP_FACTS = ("steps_planned", "global_batch", "seq", "micro_batch", "loss_scale", "epoch_steps")
+STEP_FACTS = ("steps_planned", "epochs_planned", "global_batch", "seq", "micro_batch", "loss_scale", "epoch_steps")
 # The facts that identify a run: two stretches of logs that differ in one of these belong to two runs.
 MARKS = ("gpus", "tp", "pp", "cp", "dp", "hidden", "layers", "heads", "seq", "vocab", "micro_batch", "global_batch")
 MEMORY_FIELDS = ("memory_allocated_gib", "memory_reserved_gib")

@@ -143,7 +143,10 @@ def _step_side(run: RunRead, step_s: Values) -> _Side:
         series = "is a row of a race, which has rounds but no single steps: compare the run folders of its rounds"
     elif not len(step_s) and record.step_s is not None:
         series = "has no times of single steps, only step_s"
-    seconds = record.step_s if isinstance(series, str) else float(np.median(step_s))
+    seconds = record.step_s
+    if not isinstance(series, str):
+        seconds = float(np.median(step_s))
+        series = replace(series, shown=math.log(seconds))
     flops = (record.tflops_model or 0.0) * (step_s_of_rates(record) or 0.0)
     return _Side(record, series, _size(seconds), 1.0, _size(tokens_per_step(record)), _size(flops))
 
@@ -151,6 +154,8 @@ def _step_side(run: RunRead, step_s: Values) -> _Side:
 def _row_side(run: RunRead) -> _Side:
     """The timing of a race's row: its unit of work is a token, its figures are per second."""
     series, tokens = rounds_of(-np.log(np.array(run.rounds))), _size(run.record.tokens_per_s)
+    if not isinstance(series, str) and tokens:
+        series = replace(series, shown=-math.log(tokens))
     return _Side(run.record, series, 1.0 if tokens else 0.0, tokens, tokens, _size(run.record.tflops_model))
 
 
@@ -159,7 +164,8 @@ def _series_of_rows(a: RunRead, b: RunRead, of_a: Series, of_b: Series, notes: l
     both: their rounds are pairs, and the series has the ratios of the pairs."""
     common = min(len(a.rounds), len(b.rounds))
     if list(a.files) == list(b.files):
-        of_a, of_b = Series(of_a.blocks[:common] - of_b.blocks[:common]), Series(np.zeros(common))
+        shown = of_a.middle - of_b.middle
+        of_a, of_b = Series(of_a.blocks[:common] - of_b.blocks[:common], shown=shown), Series(np.zeros(common))
         notes.append(f"the interval comes from the {common} ratios of rounds, which were measured in turns")
     else:
         notes.append("the rows belong to two races, so their rounds are not pairs")

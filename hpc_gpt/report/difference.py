@@ -50,20 +50,25 @@ class Interval:
 
 @dataclass(frozen=True)
 class Series:
-    """The medians of consecutive blocks of steps. `is_wide`: the steps spread widely, as the report's note says."""
+    """The medians of consecutive blocks of steps. `is_wide`: the steps spread widely, as the report's note says.
+
+    `shown`: the middle of all steps that stands beside the interval, which then lies around it; by default it is the
+    mean of the blocks.
+    """
 
     blocks: Values
     is_wide: bool = False
+    shown: float | None = None
 
     @property
     def middle(self) -> float:
-        return float(np.mean(self.blocks))
+        return float(np.mean(self.blocks)) if self.shown is None else self.shown
 
     def error(self, generator: np.random.Generator) -> Values:
         """DRAWS draws of the middle's error. If the steps spread widely, a repeat may be like any one block: then they
         are draws of a single block's error."""
         count = len(self.blocks)
-        drawn = self.blocks[generator.integers(0, count, (DRAWS, count))].mean(axis=1) - self.middle
+        drawn = self.blocks[generator.integers(0, count, (DRAWS, count))].mean(axis=1) - np.mean(self.blocks)
         return np.asarray(drawn * math.sqrt(count / (count - 1) * (count if self.is_wide else 1)))
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hpc_gpt.reader.logs import Part
+from hpc_gpt.reader.logs.first_clock import first_clock, set_first
 from hpc_gpt.reader.logs.lines import LineReader
 from hpc_gpt.reader.logs.matches import without_colours
 from hpc_gpt.reader.logs.read_log import LogRead
@@ -38,12 +39,15 @@ def read_log_plainly(path: Path) -> LogRead:
         if source.refused is not None:
             return LogRead(refused=source.refused)
         reader = LineReader(source.file)
-        number, begun = 1, False
-        for chunk in source.chunks():
+        number, begun, clock = 1, False, None
+        for place, chunk in enumerate(source.chunks()):
+            clock = clock if place else first_clock(chunk)
             for index, line in enumerate(chunk.split(b"\n")):
                 number += 1 if index else 0
                 if line:
                     take(reader, number, line.decode("utf-8", "replace"))
             begun = not chunk.endswith(b"\n")
         number -= 0 if begun else 1
-        return LogRead(reader.finish(number), number, source.left_out)
+        parts = reader.finish(number)
+        set_first(parts[0], clock)
+        return LogRead(parts, number, source.left_out)

@@ -185,7 +185,7 @@ COMPARED = {
           note: only A states 2 settings: node_list, versions.torch
     """),
     "rounds": (*ROWS, """\
-        B against A: faster by 20.1 % (19.94 to 20.22)
+        B against A: faster by 20.0 % (19.86 to 20.14)
           tokens/s  1,000 -> 1,200, medians of 4 rounds each
           ended     done -> done
           note: the interval comes from the 4 ratios of rounds, which were measured in turns

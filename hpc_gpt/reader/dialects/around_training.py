@@ -144,11 +144,15 @@ DIALECTS = (
         line("fact", "Config mesh_device None world_size = {gpus}"),
         Pattern("fact", LINE_START + r"(?:export )?WORLD_SIZE=(?P<gpus>\d{1,7})" + END),
         line("fact", "Num processes: {gpus}", LINE_START),
+        Pattern("fact", LINE_START + r"Mixed precision type: (?P<dtype>bf16|fp16|fp8)" + END),
+        Pattern("fact", r"\{(?=[^{}\n]{0,400}'gpus_per_node': (?P<gpus_per_node>\d{1,6})[,}])"
+            r"[^{}\n]{0,400}'num_nodes': (?P<nodes>\d{1,6})[,}]", literal="'gpus_per_node': ", weak=True),
         # Lines of programs that no dialect knows: used only if all of them agree.
-        # `world_size=1)` is a default in a source that a log repeats.
-        Pattern("fact", START
-            + r"(?<!using )(?:[Dd]istributed |[Tt]otal )?[Ww]orld[ _][Ss]ize(?: is)?(?:(?P<of>=)|: ?| )"
-            r"(?P<gpus_said>\d{1,7})(?=\s*$|[,;.\s](?!\d)|(?(of)(?!)|\)))", weak=True),
+        # `world_size=1)` is a default in a source that a log repeats. An actor of Ray, and an engine that generates, has
+        # a world of its own.
+        Pattern("fact", r"^(?! {0,8}\((?!\w{0,60}Train)\w{1,60} pid=)(?![^\n]{0,400} distributed_init_method=)"
+            r"[^\n]{0,200}?" + START + r"(?<!using )(?:[Dd]istributed |[Tt]otal )?[Ww]orld[ _][Ss]ize(?: is)?(?:(?P<of>=)|: ?| )"
+            r"(?P<gpus_said>\d{1,7})(?=\s*$|[,;.\s](?!\d)|(?(of)(?!)|\)))", literal="orld", weak=True),
         Pattern("fact", START + r"(?i:training|train) (?:[\w-]{1,20} ){0,3}(?:on|with) (?P<gpus_said>\d{1,7}) "
             r"(?i:gpus?|devices?|accelerators?|ranks?|tpus?)\b", literal="rain", weak=True),
         # Lightning's and NeMo's: one process per GPU, unless they run on CPUs.

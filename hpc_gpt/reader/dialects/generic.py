@@ -13,23 +13,26 @@ from hpc_gpt.reader.pattern import END, INT, NUMBER, SHORT, START, Dialect, Patt
 
 DIFFUSION = "diffusion"  # a fact in the log of a model of images
 TESTS = "test_runner"  # a fact in the output of tests, which print lines of steps, too
-_IS = r"(?:['\"]? ?[:=] {0,8}| {1,8})"
+IS = r"(?:['\"]? ?[:=] {0,8}| {1,8})"
 # `9,8765` has a decimal comma; `9,876` may be nine thousand, and is read so where that is possible.
 _DECIMAL = r"[-+]?\d{1,24},(?!\d{3}(?!\d))\d{1,24}(?:[eE][-+]?\d{1,4})?"
-_NUMBER = rf"(?:{_DECIMAL}|{NUMBER})"
-_END = r"(?=[\s,;|)\]}]|$)(?![.,]\d)"
-_VALIDATION = "val|valid|validate|validation|eval|evaluation|test|dev"
+ANY_NUMBER = rf"(?:{_DECIMAL}|{NUMBER})"
+AFTER = r"(?=[\s,;|)\]}]|$)(?![.,]\d)"
+VALIDATION = "val|valid|validate|validation|eval|evaluation|test|dev"
 _OTHER_LOSS = "".join(
-    rf"(?<!{word}[ _/-])" for word in (*_VALIDATION.split("|"), "best", "aux", "avg", "min", "ema", "balancing")
+    rf"(?<!{word}[ _/-])" for word in (*VALIDATION.split("|"), "best", "aux", "avg", "min", "ema", "balancing")
 )
-_ANY_LOSS = rf"(?=[tcl])(?<![./]){_OTHER_LOSS}(?<![a-z])(?:train(?:ing)?[_ /-])?c?loss{_IS}"
-LOSS = rf"{_ANY_LOSS}(?P<loss>{_DECIMAL}|(?!\d{{1,3}},\d{{3}}\b(?!\.)){NUMBER}){_END}(?! ?(?:bp|bits?\b))"
+_ANY_LOSS = rf"(?=[tcl])(?<![./]){_OTHER_LOSS}(?<![a-z])(?:train(?:ing)?[_ /-])?c?loss{IS}"
+LOSS = rf"{_ANY_LOSS}(?P<loss>{_DECIMAL}|(?!\d{{1,3}},\d{{3}}\b(?!\.)){NUMBER}){AFTER}(?! ?(?:bp|bits?\b))"
 _BITS = rf"{_ANY_LOSS}(?P<loss_bits>{NUMBER}) ?(?:bpc|bits)\b"
 # The number of a step, after the number of its epoch: `Epoch [1/5], Step [100/600]`, `Epoch: [0][100/600]`.
 # A search for a few first letters is fast; the lookbehinds after them check which letter it was.
 _FIRST, _WORD = r"[EeGgSsIiBb](?<![\w./-].)", r"(?<![\w./-])"
 _EPOCH = r"(?<=e)poch:? {0,4}[\[(]? {0,4}(?P<epoch>\d{1,6})(?: ?/ ?\d{1,6})?[\])]?"
-_OF = r"(?:(?<=g)lobal_?(?:step|iter(?:ation)?)|(?<=s)tep|(?<=i)ter(?:ation)?|(?<=b)atch(?=[^\n/]{1,24}/))" + _IS
+_OF = (
+    r"(?:(?<=g)lobal_?(?:step|iter(?:ation)?)|(?<=s)tep|(?<=i)ter(?:ation)?|(?<=b)atch(?=[^\n/]{1,24}/))"
+    + rf"(?:{IS}|(?=\[))"
+)
 _COUNT = rf"[\[(]? {{0,8}}(?P<step>{INT})(?![.,]?\d)(?: ?/ {{0,8}}{INT})?(?=[\s,;:|)\]}}])"
 _STEP = rf"(?:{_EPOCH}[^\n]{{0,24}}?{_WORD}[gsib])?{_OF}"
 _COUNT_OF_EPOCH = _COUNT.replace(f"{{0,8}}{INT})?", f"{{0,8}}(?(epoch)(?P<epoch_steps>{INT})|{INT}))?")
@@ -41,16 +44,16 @@ _BEFORE = r"[^\n\w./-]"
 
 
 def _later(names: str, group: str) -> str:
-    return later(rf"{_BEFORE}(?:{names}){_IS}", group, _END, _NUMBER, r"[^\n]{0,300}?")
+    return later(rf"{_BEFORE}(?:{names}){IS}", group, AFTER, ANY_NUMBER, r"[^\n]{0,300}?")
 
 
 def _rate(names: str, group: str) -> str:
     """A lookahead for a figure after its name, or before it at the begin of a column: `tok/s 1000`, `| 1000 tok/s`."""
     before, after = (
-        rf"{_BEFORE}(?:{names}){_IS}",
-        rf"[|,;(\[] {{0,8}}(?={_NUMBER} ?(?:{names})(?!{_IS}{NUMBER}){_END})",
+        rf"{_BEFORE}(?:{names}){IS}",
+        rf"[|,;(\[] {{0,8}}(?={ANY_NUMBER} ?(?:{names})(?!{IS}{NUMBER}){AFTER})",
     )
-    return later(rf"(?:{before}(?={_NUMBER}{_END})|{after})", group, "", _NUMBER, r"[^\n]{0,300}?")
+    return later(rf"(?:{before}(?={ANY_NUMBER}{AFTER})|{after})", group, "", ANY_NUMBER, r"[^\n]{0,300}?")
 
 
 _STEPS = "(?:steps?|iter(?:ation)?s?|it)"
@@ -61,10 +64,10 @@ _TIME = "(?:step|iter|iteration)[_ ]time|time(?:[_/ ]per[_ ]|/)(?:step|iter|iter
 _TIME_MS = "(?:step|iter|iteration)[_ ]time[_ ]ms|(?:step|iter)[_ ]ms"
 # The unit is in the name, or after the figure.
 _MILLISECONDS = later(
-    rf"{_BEFORE}(?:(?:{_TIME_MS}){_IS}|(?:{_TIME}|(?<![a-z][ _-])time){_IS}(?={_NUMBER} ?ms))",
+    rf"{_BEFORE}(?:(?:{_TIME_MS}){IS}|(?:{_TIME}|(?<![a-z][ _-])time){IS}(?={ANY_NUMBER} ?ms))",
     "step_ms",
-    rf"(?: ?ms)?{_END}",
-    _NUMBER,
+    rf"(?: ?ms)?{AFTER}",
+    ANY_NUMBER,
     r"[^\n]{0,300}?",
 )
 
@@ -75,12 +78,13 @@ def _fields(seconds: str) -> str:
     A line that names an evaluation belongs to one, unless it names the loss of training.
     """
     return (
-        rf"(?:(?=[^\n]{{0,200}}?train(?:ing)?[_ /-]?loss)|(?![^\n]{{0,200}}\b(?:{_VALIDATION})\b))"
+        rf"(?:(?=[^\n]{{0,200}}?train(?:ing)?[_ /-]?loss)|(?![^\n]{{0,200}}\b(?:{VALIDATION})\b))"
         rf"(?=[^\n]{{0,300}}?{LOSS})"
         + _later("lr|learning[_ ]rate", "lr")
+        + _later("(?:consumed[_ ])?tokens[_ ](?:seen|consumed)", "consumed_tokens")
         + _later("grad(?:ient)?[_ ]?norm|gnorm", "grad_norm")
-        + _later(f"(?:{_VALIDATION})[_ /-]loss", "loss_eval")
-        + later(rf"{_BEFORE}(?:{seconds})", "step_s", "", _NUMBER, r"[^\n]{0,300}?")
+        + _later(f"(?:{VALIDATION})[_ /-]loss", "loss_eval")
+        + later(rf"{_BEFORE}(?:{seconds})", "step_s", "", ANY_NUMBER, r"[^\n]{0,300}?")
         + _MILLISECONDS
         + _rate(rf"{_SECOND}{_PER}{_STEPS}", "seconds_per_step")
         + _rate(rf"(?:ms|milliseconds?){_PER}{_STEPS}", "ms_per_step")
@@ -101,15 +105,23 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            rf"{_FIRST}(?i:{_STEP}{_COUNT_OF_EPOCH}" + _fields(rf"(?:{_TIME}){_IS}(?={_NUMBER} ?s{_END})") + ")",
+            rf"{_FIRST}(?i:{_STEP}{_COUNT_OF_EPOCH}" + _fields(rf"(?:{_TIME}){IS}(?={ANY_NUMBER} ?s{AFTER})") + ")",
             literal="oss",
             head=rf"{_FIRST}(?i:{_STEP})",
+        ),
+        # A line of an evaluation alone.
+        Pattern(
+            "eval",
+            rf"{_FIRST}(?i:{_STEP}{_COUNT}(?![^\n]{{0,300}}train)(?=[^\n]{{0,300}}?{_BEFORE}(?:{VALIDATION})[_ /-]loss"
+            rf"{IS}(?P<loss_eval>{ANY_NUMBER}){AFTER}))",
+            literal="oss",
+            own=True,
         ),
         # The batch of an epoch in brackets, as torch's examples print it: a meter prints seconds, and their mean in brackets.
         Pattern(
             "step",
             rf"[Ee](?<![\w./-].)(?i:{_EPOCH}[ ,:]{{0,4}}(?=[\[(]){_COUNT_OF_EPOCH}"
-            + _fields(rf"(?<!data )(?<!load )time {{1,8}}(?={_NUMBER} {{1,4}}\()")
+            + _fields(rf"(?<!data )(?<!load )time {{1,8}}(?={ANY_NUMBER} {{1,4}}\()")
             + ")",
             literal="poch",
             head=rf"[Ee](?<![\w./-].)(?i:{_EPOCH})",
@@ -127,7 +139,7 @@ DIALECT = Dialect(
             rf"(?P<samples_per_s>{NUMBER}) samples/s(?:ec)?\b",
             literal="amples/s",
         ),
-        Pattern("step", rf"(?i){LOSS}[^\n]{{0,100}}?{_WORD}[gsi]{_OF}(?P<step>{INT}){_END}", literal="oss"),
+        Pattern("step", rf"(?i){LOSS}[^\n]{{0,100}}?{_WORD}[gsi]{_OF}(?P<step>{INT}){AFTER}", literal="oss"),
         # Models of images, whose steps have no tokens: their samples are not sequences of a language model.
         *(
             Pattern("fact", rf"\b\w{{0,40}}{name}\w{{0,40}}\b", literal=name, facts={DIFFUSION: 1}, weak=True)
@@ -151,6 +163,15 @@ DIALECT = Dialect(
             for literal in ("COMPUTE_DTYPE", "compute_dtype", "ompute dtype")
         ),
         Pattern("fact", START + rf"Model [pP]aram(?:eter)?s: (?P<params>{SHORT})" + END, literal="Model ", weak=True),
+        # Without a word before it that tells which of them: `Trainable parameters:` counts others.
+        Pattern(
+            "fact",
+            START
+            + r"(?<![A-Za-z] )(?:[Tt]otal |[Nn]umber of )?[Pp]arameters: (?P<params>\d{1,3}(?:,\d{3}){2,4})"
+            + END,
+            literal="arameters: ",
+            weak=True,
+        ),
         # A banner between trainings, framed as scripts print them: `==== run 2: lr=1e-3 ====`.
         *(
             Pattern(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from hpc_gpt.reader.pattern import (
+    CLOCK,
     END,
     LINE_START,
     NUMBER,
@@ -224,8 +225,12 @@ DIALECTS = (
         step(rf"\bStep (?P<step>\d{{1,12}}) \|(?= loss:{NUMBER} )", " | loss:", loss=" loss:", lr=" lr:",
             memory_allocated_gib=" peak_memory_alloc:", tokens_per_s_gpu=(" tokens_per_second_per_gpu:", STOP_OR_END),
             grad_norm=(" grad_norm:", STOP_OR_END), memory_reserved_gib=(" peak_memory_reserved:", STOP_OR_END)),
-        # The label of its bar: the epoch and the step, in some versions the step of the epoch.
-        Pattern("step", rf"(?<![\d|])(?P<epoch>\d{{1,6}})\|(?P<step>\d{{1,12}})\|Loss: (?P<loss>{NUMBER})(?=:? |\s*$)"),
+        # The label of its bar: the epoch and the step, in some versions the step of the epoch. The bar's goal is for one
+        # epoch.
+        Pattern("step", rf"(?<![\d|])(?P<epoch>\d{{1,6}})\|(?P<step>\d{{1,12}})\|Loss: (?P<loss>{NUMBER})(?=:? |\s*$)"
+            rf"(?::? {{1,8}}\d{{1,3}}%\|[^|\n]{{0,400}}\| *\d{{1,12}}/(?=(?P<epoch_steps>\d{{1,12}}))(?P<steps_planned>\d{{1,12}}) "
+            rf"\[(?P<elapsed_s>{CLOCK})<)?"),
+        line("fact", "epochs: {epochs}", LINE_START, own=True),
         Pattern("fact", r"\bINFO:torchtune\.utils\._?logging:", facts={"engine": "torchtune"}),
         line("fact", "batch_size: {micro_batch}", LINE_START, own=True),
         line("fact", "gradient_accumulation_steps: {micro_batches}", LINE_START, own=True),
@@ -243,6 +248,7 @@ DIALECTS = (
             ("num_input_tokens_seen", "consumed_tokens"))),
         _state("more", "step", "step", _WHOLE, ",?" + END),
         _state("total", "train_runtime", "runtime_s", NUMBER, ",?" + END),
+        _state("eval", "eval_runtime", "eval_s", NUMBER, ",?" + END),
         *(_state("fact", key, group, _WHOLE) for key, group in (("logging_steps", "log_interval"),
             ("max_steps", "steps_planned"), ("num_train_epochs", "epochs"))),
         _state("fact", "train_batch_size", "micro_batch", _WHOLE, ",?" + END),

@@ -195,7 +195,8 @@ DIALECT = Dialect(
         ),
         Pattern(
             "eval",
-            rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?\"eval_loss\": (?P<loss_eval>{NUMBER})(?=[,}}])",
+            rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?\"eval_loss\": (?P<loss_eval>{NUMBER})(?=[,}}])"
+            + entries('"NAME": ', {"eval_runtime": "eval_s"}, "(?=[,}])", _WITHIN),
         ),
         Pattern("total", rf"\{{(?=[^{{}}\n]{{0,3000}}\}})'train_runtime': {_quoted('runtime_s')}"),
         Pattern(

@@ -10,11 +10,16 @@ and a blank after each figure. The parameters are those of the first rank: with 
 from hpc_gpt.reader.pattern import CLOCK, LINE_START, NUMBER, Dialect, Pattern, line
 
 _LABEL = r"(?<!\d)(?:\d{1,3}%)?\|[^|\n]{0,400}\| *"
-_POSTFIX = (
-    r"(?![^\]\n]{0,3000}reduced_train_loss)(?=[^\]\n]{0,3000}v_num=)"
+_FIGURES = (
     rf"(?=(?:[^\]\n]{{0,3000}}?[, ](?:train[_/])?loss(?:_step)?=(?P<loss>{NUMBER})(?:\.0)?(?=[,\]]))?)"
     rf"(?=(?:[^\]\n]{{0,3000}}?[, ]val[_/]loss(?:_epoch)?=(?P<loss_eval>{NUMBER})(?=[,\]]))?)"
     r"[^\]\n]{0,3000}\]"
+)
+_NOT_NEMO = r"(?![^\]\n]{0,3000}reduced_train_loss)"
+_POSTFIX = _NOT_NEMO + r"(?=[^\]\n]{0,3000}v_num=)" + _FIGURES
+# A loader of unknown length: `150/?`, with or without the version.
+_OPEN = (
+    rf"\bEpoch (?:0|(?P<epoch>[1-9]\d{{0,6}}))[^|%\n]{{0,20}}{_LABEL}(?(epoch)\d{{1,12}}|(?P<step>\d{{1,12}}))/\? \["
 )
 _FIRST = rf"(?:\bEpoch 0[^|%\n]{{0,20}}|{LINE_START})" + _LABEL
 _RICH = rf" [━╸╺ -]{{1,400}}(?<= )(?P<step>\d{{1,12}})/\d{{1,12}} (?P<elapsed_s>{CLOCK}) • (?:{CLOCK}|-:--:--) "
@@ -24,6 +29,7 @@ DIALECT = Dialect(
     engine="lightning",
     flags=("Lightning's bar counts batches of an epoch, which are steps only without gradient accumulation",),
     patterns=(
+        Pattern("step", _OPEN + rf"{CLOCK}<" + _NOT_NEMO + _FIGURES, literal="/? ["),
         Pattern("step", _FIRST + rf"(?P<step>\d{{1,12}})/\d{{1,12}} \[{CLOCK}<" + _POSTFIX, literal="v_num="),
         Pattern(
             "progress",

@@ -10,12 +10,16 @@ and an accuracy in others. Each rank of NVIDIA's and AMD's code prints `init_sta
 
 from hpc_gpt.reader.pattern import INT, NUMBER, Dialect, Pattern, later
 
-_EVENT = r":::MLLOG \{{(?:\"namespace\": \"[^\"\n]{{0,64}}\", )?\"time_ms\": ({}\d{{10,16}}), \"event_type\": \"\w{{1,24}}\", \"key\": \"{}\", "
+_EVENT = r":::MLLOG \{{(?:\"namespace\": \"[^\"\n]{{0,64}}\", )?\"time_ms\": ({}\d{{10,16}}), (?:\"event_type\": \"\w{{1,24}}\", )?\"key\": \"{}\", "
 # The first of these keys with a number: `"step": [2, 3321]` does not count.
 _COUNT = (
-    r"\"metadata\": \{[^{}\n]{0,1000}?\"(?:samples_count|step|epoch_num)\": (?P<consumed>\d{1,20}(?:\.0)?)(?=[,}])"
+    r"\"metadata\": \{(?![^{}\n]{0,1000}\"step_num\": )[^{}\n]{0,1000}?\"(?:samples_count|step|epoch_num)\": (?P<consumed>\d{1,20}(?:\.0)?)(?=[,}])"
     r"[^{}\n]{0,1000}\}"
 )
+
+
+# MLPerf HPC's, which is a number of steps whatever the batch.
+_STEP = r"\"metadata\": \{[^{}\n]{0,1000}?\"step_num\": (?P<step>\d{1,12})(?=[,}])[^{}\n]{0,1000}\}"
 
 
 def _event(key: str, timed: bool = False) -> str:
@@ -55,6 +59,7 @@ DIALECT = Dialect(
             + _COUNT,
         ),
         Pattern("step", _event("train_loss", timed=True) + rf"\"value\": (?P<loss>{NUMBER}), " + _COUNT),
+        Pattern("step", _event("train_loss", timed=True) + rf"\"value\": (?P<loss>{NUMBER}), " + _STEP),
         Pattern("step", _event("eval_accuracy", timed=True) + rf"\"value\": (?P<loss_eval>{NUMBER}), " + _COUNT),
         *(
             Pattern("step", _event(f"eval_{key}", timed=True) + r"\"value\": [\w\"]{1,40}, " + _COUNT)
@@ -75,6 +80,9 @@ DIALECT = Dialect(
         _value("num_heads", "heads"),
         _value("hidden_size", "hidden"),
         _value("ffn_hidden_size", "ffn"),
+        _value("number_of_ranks", "gpus"),
+        _value("number_of_nodes", "nodes"),
+        _value("accelerators_per_node", "gpus_per_node"),
         Pattern("fact", r"\"number_of_nodes\": ?\"?(?P<nodes>\d{1,6})\"?,", literal=":::SYSJSON "),
         Pattern("fact", r"\"accelerators_per_node\": ?\"?(?P<gpus_per_node>\d{1,6})\"?,", literal=":::SYSJSON "),
         Pattern("fact", r"\"accelerator_model_name\": ?\"(?P<device>[^\"\n]{1,80})\"", literal=":::SYSJSON "),

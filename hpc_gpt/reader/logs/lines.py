@@ -123,8 +123,8 @@ class LineReader(GrowingParts):
                 loss = float_of(values, "loss_eval")
                 if loss is not None and self.reserve("evaluations", len(part.evals)):
                     part.evals.append((float_of(values, "step"), loss if math.isfinite(loss) else math.nan, number))
-                    if (took := float_of(values, "eval_s")) is not None and 0 < took < 1e9:
-                        part.eval_s.append((took, number))
+                if 0 < (float_of(values, "eval_s") or 0.0) < 1e9 and self.reserve("evaluations", len(part.eval_s)):
+                    part.eval_s.append((float(values["eval_s"]), number))
             case "save":
                 if self.reserve("saves", len(part.saves)):
                     part.saves.append((float_of(values, "step"), float_of(values, "save_s"), number))

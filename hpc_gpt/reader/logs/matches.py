@@ -168,8 +168,8 @@ def find(line: str, tried: Sequence[DialectPattern] | None = None) -> list[RuleM
         wanted = [rule for rule in tried if rule.pattern.literal in line]
     first = [rule for rule in wanted if not rule.dialect.last_resort]
     matches = [(match, rule) for rule in first for match in rule.matches(line)]
-    if not matches:
-        matches = [(match, rule) for rule in wanted if rule.dialect.last_resort for match in rule.matches(line)]
+    if all(rule.pattern.kind == "progress" for _, rule in matches):  # a bar may share its line
+        matches += [(match, rule) for rule in wanted if rule.dialect.last_resort for match in rule.matches(line)]
     if any(rule.pattern.kind in ("failure", "end") for _, rule in matches):
         matches = [pair for pair in matches if not _is_mention(line, *pair)]
         if len(_failures_found) >= _MOST_FAILURES:
@@ -259,17 +259,18 @@ def cut_value(value: Any) -> Any:
 # The prefixes that launchers and loggers put before a program's own text: colours, ranks, times of day.
 _COLOURS = r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\r\n]{0,256}(?:\x07|\x1b\\)"
 _ANSI, ANSI = re.compile(_COLOURS), re.compile(_COLOURS.encode())
-# torchrun's and deepspeed's tags, srun --label, Megatron's "[Rank 51]". The number is the rank; in `[default7]:` it is
-# the rank within the node. In `3: [rank5]:` the first number is srun's task, which starts several ranks.
+# torchrun's and deepspeed's tags, srun --label, Megatron's "[Rank 51]". The number is the rank; in `[default7]:` and in
+# torchrun's tag with `--role HOST`, it is the rank within the node. In `3: [rank5]:` the first number is srun's task,
+# which starts several ranks.
+_ROLE = r"\[(?!rank|default|worker|trainer)(?:[a-z][a-z0-9-]{0,40}\d[\w.-]{0,80})"
 _RANK = re.compile(
     r"^\s*(?:(?:\S{1,64}: {1,2})?\[rank(\d{1,7})\][: ]|(\d{1,7}): |\[default(\d{1,4})\]:|"
     r"\[?[Rr]ank ?[:=]?(\d{1,7})\]?[: ]|\[XTuner\]\[RANK (\d{1,7})\]|"
-    r"[^=\n]{0,60}\b(?:task|rank|process)=(\d{1,7}) (?=(?:node|host)=))"
+    r"[^=\n]{0,60}\b(?:task|rank|process)=(\d{1,7}) (?=(?:node|host)=)|" + _ROLE + r":(\d{1,3})\]:)"
 )
 _KEYED_HOST = re.compile(r"[^=\n]{0,60}\b(?:task|rank|process)=\d{1,7} (?:node|host)=([A-Za-z][\w.-]{0,80}) ")
 _NCCL_HOST = re.compile(r"(?:^|[\s\]:>])([A-Za-z][\w.-]{0,80}):\d{1,9}:\d{1,9} \[\d{1,4}\] ")
-# torchrun's tag with `--role HOST:`: the number is the rank within the node.
-_ROLE_HOST = re.compile(r"^\s{0,8}\[(?!rank|default|worker|trainer)([a-z][a-z0-9-]{0,40}\d[\w.-]{0,80}):\d{1,3}\]:")
+ROLE_HOST = re.compile(r"^\s{0,8}" + _ROLE.replace("(?:[a-z]", "([a-z]") + r":\d{1,3}\]:")
 _AT = re.compile(
     r"(?P<year>\d{4})[-/](?P<month>\d\d)[-/](?P<day>\d\d)[ T](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?"
     r"|(?P<us_month>\d\d)/(?P<us_day>\d\d)/(?P<us_year>\d{4}) (?P<us_clock>\d\d:\d\d:\d\d)"
@@ -302,7 +303,7 @@ def node_of(line: str) -> str | None:
     >>> node_of("[rank0]:n1:2914:2914 [0] NCCL WARN x"), node_of("12:30:00 [0] x"), node_of("[gpu187:2]:KeyError: 1")
     ('n1', None, 'gpu187')
     """
-    match = _ROLE_HOST.match(line) or _KEYED_HOST.match(line)
+    match = ROLE_HOST.match(line) or _KEYED_HOST.match(line)
     match = match or (_NCCL_HOST.search(line, 0, 200) if "] " in line else None)
     return match[1] if match else None
 
@@ -310,7 +311,7 @@ def node_of(line: str) -> str | None:
 def rank_span(line: str) -> tuple[int, int] | None:
     """(start, end) of the rank in a line's label, None without one."""
     match = _RANK.match(line)
-    return next((match.span(index) for index in range(1, 7) if match[index] is not None), None) if match else None
+    return next((match.span(index) for index in range(1, 8) if match[index] is not None), None) if match else None
 
 
 def time_of(line: str) -> float | None:

@@ -5,9 +5,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from hpc_gpt.reader.dialects.epochs import EPOCHS
 from hpc_gpt.reader.dialects.generic import TESTS
 from hpc_gpt.reader.logs import Fact, Part, PeakMemory, Place
-from hpc_gpt.reader.logs.matches import DialectPattern, cut_value
+from hpc_gpt.reader.logs.matches import ROLE_HOST, DialectPattern, cut_value
 from hpc_gpt.reader.logs.step_rows import StepRows
 from hpc_gpt.reader.logs.tracebacks import Tracebacks
 from hpc_gpt.reader.pattern import MEMORY_FIELDS, scaled
@@ -115,8 +116,8 @@ class GrowingParts:
                 self.header.append((is_argument, name, fact))
 
     def has_ended(self, dialect: str) -> bool:
-        """Whether a program printed its totals in this part: later steps are another training."""
-        return any(fact.dialect == dialect for fact in self.parts[-1].totals.values())
+        """Whether a program printed its totals in this part, or counts epochs: an earlier is of another training."""
+        return dialect == EPOCHS or any(fact.dialect == dialect for fact in self.parts[-1].totals.values())
 
     def _last_step_line(self) -> int:
         return max((rows.open_line for rows in self.rows[-1].values()), default=0)
@@ -131,7 +132,7 @@ class GrowingParts:
         """Notes another rank that prints lines of steps; `line` is one of them."""
         part = self.parts[-1]
         if rank not in part.other_ranks and len(part.other_ranks) < MOST_RANKS:
-            part.other_ranks[rank] = not line.lstrip().startswith("[default")
+            part.other_ranks[rank] = not line.lstrip().startswith("[default") and not ROLE_HOST.match(line)
 
     def rows_of(self, dialect: str, rank: int | None) -> StepRows:
         """The lines of steps of a dialect in this part, added if new. Only lines of the first line's rank are read."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hpc_gpt.core import output
 from hpc_gpt.core.errors import fault_words
 from hpc_gpt.reader.logs import Part
+from hpc_gpt.reader.logs.first_clock import first_clock, set_first
 from hpc_gpt.reader.logs.line_kinds import NOTHING, UNKNOWN, LineBlock, kinds_for_a_log, zeroed
 from hpc_gpt.reader.logs.lines import LineReader
 from hpc_gpt.reader.logs.matches import ANSI, RuleMatch, find, literal_scan
@@ -54,10 +55,13 @@ def _read_log(path: Path) -> LogRead:
     with Source(path) as source:
         if source.refused is not None:
             return LogRead(refused=source.refused)
-        reader = BlockReader(LineReader(source.file))
-        for chunk in source.chunks():
+        reader, clock = BlockReader(LineReader(source.file)), None
+        for number, chunk in enumerate(source.chunks()):
+            clock = clock if number else first_clock(chunk)
             reader.take(chunk)
-        return LogRead(reader.finish(), reader.lines, source.left_out)
+        parts = reader.finish()
+        set_first(parts[0], clock)
+        return LogRead(parts, reader.lines, source.left_out)
 
 
 @dataclass(frozen=True)

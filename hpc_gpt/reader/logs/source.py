@@ -16,6 +16,8 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from hpc_gpt.reader.logs.csv_rows import with_names
+
 CHUNK = 1 << 20  # bytes
 HEAD = 1 << 16  # bytes that decide whether a file is a log
 LONGEST_PIECE = 1 << 18  # bytes of a line, or between two carriage returns, that are read
@@ -100,11 +102,14 @@ class Source:
         self.left_out[what] = self.left_out.get(what, 0) + count
 
     def chunks(self) -> Iterator[bytes]:
-        """Yields the text of the log without NULs.
+        """Yields the text of the log without NULs, the rows of a table of a training as lines with names.
 
         A chunk ends after a newline, or after a carriage return if it has no newline. The last chunk may end anywhere,
         and so may one with the first 262,144 bytes of a longer line.
         """
+        yield from with_names(self._whole_lines())
+
+    def _whole_lines(self) -> Iterator[bytes]:
         if self._stream is None:
             return
         tail = b""

@@ -10,6 +10,7 @@ import numpy as np
 from hpc_gpt.core.ends.state import Facts, class_of
 from hpc_gpt.core.format import counted
 from hpc_gpt.reader.causes import Cause, first_cause, with_nan
+from hpc_gpt.reader.dialects.epochs import EPOCHS
 from hpc_gpt.reader.logs import Failure, Part, Place
 from hpc_gpt.reader.logs.parts import JOB_OVER
 from hpc_gpt.reader.records.attempts import iso
@@ -161,7 +162,8 @@ def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | Non
             f"the log ends after {counted(lines, 'line')} of steps" if lines else "the log ends before the first step"
         )
         if last_step is not None:
-            text = f"the log ends at step {last_step:.0f}" + (f" of {planned}" if planned else "")
+            unit = "epoch" if steps.dialect == EPOCHS else "step"
+            text = f"the log ends at {unit} {last_step:.0f}" + (f" of {planned}" if planned else "")
     firsts = [part.first_at for part in parts if part.first_at is not None and 0 < part.first_at < _LATEST]
     lasts = [part.last_at for part in parts if part.last_at is not None and 0 < part.last_at < _LATEST]
     first, last = min(firsts, default=None), max(lasts, default=None)

@@ -1,7 +1,8 @@
-"""Compares tokens/s with the rate that the program prints for the same steps, and says why a figure is null.
+"""Holds rates against each other and against what a device can do, and says why a figure is null.
 
-The two may differ by 5 %. Beyond that the figure is left out and a flag gives both, unless a known habit of the
-program's arithmetic explains the difference.
+Tokens/s by the sizes and the rate that the program prints for the same steps may differ by 5 %. Beyond that the figure
+is left out and a flag gives both, unless a known habit of the program's arithmetic explains the difference. TFLOPs
+above a device's peak are left out, whoever counted them.
 """
 
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from hpc_gpt.core.runs.record import ABSENT, Flag, Record
+from hpc_gpt.core.settings.devices import DEVICES
 from hpc_gpt.reader.dialects.generic import DIFFUSION
 from hpc_gpt.reader.records.draft import Draft
 from hpc_gpt.reader.records.log_steps import LogSteps
@@ -18,6 +20,47 @@ _ALIKE = 0.05
 _LEAST = 5  # figures that a comparison needs
 _ABSURD = 100.0  # ratio of two figures of one quantity from which on one of them is absurd
 _OF_RATE = ("tokens_per_s", "tflops_seed", "tflops_hardware", "tflops_model", "mfu", "hfu")
+_BY_FORMULA = ("tflops_seed", "tflops_hardware", "tflops_model")
+_FLOPS_ALIKE = 0.1  # programs count a norm, a head or the causal half of attention in different ways
+_GROWN = 3.0  # times the first figure: a rate that grows with the step by less may be a slow start
+_STRAIGHT = 0.995  # correlation of the step with what only grows with it
+
+
+def drop_growing_rates(draft: Draft, steps: LogSteps) -> None:
+    """Drops the rates of a program that divides all tokens so far by the time of the last step."""
+    for name in ("tokens_per_s", "tokens_per_s_gpu", "samples_per_s", "samples_per_s_gpu"):
+        done = steps[name] * np.where(np.isfinite(steps["step_s"]), steps["step_s"], 1.0)
+        rows = np.flatnonzero(np.isfinite(done) & np.isfinite(steps["step"]) & steps.counts)
+        if len(rows) < _LEAST or not done[rows[-1]] > _GROWN * done[rows[0]] > 0:
+            continue
+        if np.ptp(steps["step"][rows]) and np.corrcoef(steps["step"][rows], done[rows])[0, 1] > _STRAIGHT:
+            first, last = (steps[name][row] for row in (rows[0], rows[-1]))
+            draft.flag(f"{name} grows with the step, from {first:,.0f} to {last:,.0f}: it is no rate, and left out")
+            del steps.columns[name]
+
+
+def doubt_flops(record: Record) -> Record:
+    """The record without TFLOPs above the peak of its device, or of every device if it is not known; no share of a peak
+    is above 1. If the program's own figure is possible but is none of those by formula, a flag gives both."""
+    of_device = DEVICES[record.device].peaks if record.device in DEVICES else {}
+    peak = max(of_device.values() or (most for each in DEVICES.values() for most in each.peaks.values()))
+    what = f"the peak of {record.device}" if of_device else "the peak of every device"
+    gone, flags = {}, [*record.flags]
+    for name in ("tflops_printed", *_BY_FORMULA, "mfu", "hfu"):
+        figure, most, of_what = getattr(record, name), *((1, "1") if name in ("mfu", "hfu") else (peak, what))
+        if figure is not None and figure > most:
+            gone[name] = None
+            flags.append(Flag(f"{name} would be {figure:,.4g}, above {of_what}: left out", "absurd"))
+    own, printed = (
+        [each for name in _BY_FORMULA if (each := getattr(record, name)) and name not in gone],
+        record.tflops_printed,
+    )
+    if own and printed and "tflops_printed" not in gone:
+        near = min(own, key=lambda each: abs(each / printed - 1))
+        if abs(near / printed - 1) > _FLOPS_ALIKE:
+            flags.append(f"the program prints {printed:,.4g} TFLOP/s a GPU, by shape and step time it is {near:,.4g}")
+    sources = {**record.sources, **dict.fromkeys(gone, "null: impossible")}
+    return replace(record, **gone, sources=sources, flags=flags)
 
 
 def doubt_rates(record: Record, steps: LogSteps) -> Record:
@@ -40,15 +83,14 @@ def doubt_rates(record: Record, steps: LogSteps) -> Record:
 def _without_doubtful(record: Record, steps: LogSteps) -> Record:
     if not record.tokens_per_s or not record.step_s:
         return record
-    printed = _printed_rate(record, steps)
-    if printed is None:
+    printed, source = _printed_rate(record, steps), record.sources.get("tokens_per_s", "")
+    if printed is None or "the program's own" in source:  # nothing else gives the rate
         return record
     ratio = printed / record.tokens_per_s
     if abs(ratio - 1) <= _ALIKE or _same_tokens(record, steps):
         return record
-    message = (
-        f"the program prints {printed:,.0f} tokens/s, but batch, sequence and step time give {record.tokens_per_s:,.0f}"
-    )
+    sizes = "the tokens of a step" if "per step" in source else "batch, sequence"
+    message = f"the program prints {printed:,.0f} tokens/s, but {sizes} and step time give {record.tokens_per_s:,.0f}"
     reason, kind = _arithmetic(record, ratio), "disagrees" if 1 / _ABSURD < ratio < _ABSURD else "absurd"
     if reason:
         return replace(record, flags=[*record.flags, Flag(f"{message}: {reason}", kind)])

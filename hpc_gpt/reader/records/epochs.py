@@ -1,15 +1,57 @@
-"""Joins the epochs of programs that restart their step count in each epoch: they are one attempt."""
+"""Epochs as units: joins those of programs that restart their step count in each epoch, as they are one attempt, and
+numbers the lines of programs that print one an epoch."""
 
 import math
+import operator
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 
-from hpc_gpt.reader.logs import Part
-from hpc_gpt.reader.records.log_steps import log_interval, main_steps, step_span
+from hpc_gpt.reader.dialects.epochs import EPOCHS
+from hpc_gpt.reader.dialects.generic import TESTS
+from hpc_gpt.reader.logs import Part, PeakMemory
+from hpc_gpt.reader.logs.parts import BARS
+from hpc_gpt.reader.records.log_steps import has_steps, log_interval, main_steps, step_span
 from hpc_gpt.reader.steps import StepColumn, StepTable
+
+
+def settle_epochs(part: Part) -> None:
+    """Numbers a part's lines of epochs by their epochs, in place of its bars, which then count batches of an epoch.
+
+    Drops the lines if another program prints steps, if a bar counts the steps of the whole run, or if they do not rise.
+    """
+    lines = part.steps.pop(EPOCHS, None)
+    if lines is None or has_steps(_without_bars(part)) or (numbers := _epochs_of(lines, part)) is None:
+        return
+    last = np.append(np.diff(numbers) != 0, True)  # of an epoch that has several lines the last one counts
+    table = lines.take(last)
+    table.columns = {**table.columns, "step": numbers[last]}
+    bars = [step for step, _, _ in part.progress]
+    bars += part.steps[BARS]["step"].tolist() if BARS in part.steps else []
+    rise = len({*bars}) > 1 and (np.diff(bars) >= 0).all() and max(bars) > numbers.max() + 1
+    if (np.diff(table["step"]) <= 0).any() or (len(table) > 1 and rise):
+        return
+    part.steps, part.progress = {EPOCHS: table}, []
+    part.facts["steps_planned"] = part.facts.get("epochs_planned", [])
+
+
+def _without_bars(part: Part) -> Part:
+    """The part without what its bars count."""
+    return replace(part, progress=[], steps={name: table for name, table in part.steps.items() if name != BARS})
+
+
+def _epochs_of(lines: StepTable, part: Part) -> StepColumn | None:
+    """The epoch of each line, as it says, or as lines before them say if these are as many; None without one."""
+    if "loss" not in lines or TESTS in part.facts:
+        return None
+    if np.isfinite(lines["epoch"]).all():
+        return lines["epoch"]
+    said = [float(fact.value) for fact in part.facts.get("epoch_said", ())]
+    lacks = max(said) - min(said) + 1 - len(lines) if said and "epoch" not in lines else -1
+    return min(said) + np.arange(float(len(lines))) if lacks in (0, 1) else None
 
 
 def is_next_epoch(one: Part, other: Part) -> bool:
@@ -22,9 +64,11 @@ def is_next_epoch(one: Part, other: Part) -> bool:
     before, after = step_span(one), step_span(other)
     if other.started or other.arguments or before is None or after is None or one.totals or one.ends:
         return False
+    first, second = main_steps(one), main_steps(other)
+    if first is not None and first[0] == EPOCHS:  # its last epoch may have a bar only
+        return after[0] > before[1] if EPOCHS in other.steps else not other.steps.keys() - {BARS}
     if after[0] > before[0] or before[0] == before[1]:
         return False
-    first, second = main_steps(one), main_steps(other)
     if first is not None and second is not None:
         if first[0] != second[0]:
             return False
@@ -47,6 +91,7 @@ def _losses(part: Part, steps: StepTable) -> StepColumn:
 
 def join_epochs(one: Part, other: Part) -> Part:
     """Both parts as one; the steps of the second continue the count of the first."""
+    other = _without_bars(other) if EPOCHS in one.steps else other
     span, begun, whole = step_span(one), step_span(other), main_steps(one)
     assert span is not None
     # If steps count from 0, the next step is one line later.
@@ -54,6 +99,7 @@ def join_epochs(one: Part, other: Part) -> Part:
     offset = span[1] + (log_interval(whole[1]) if whole and from_0 else 0)
     if (length := one.fact("epoch_steps")) and isinstance(length.value, int) and length.value > 0:
         offset = float(math.ceil((span[1] + from_0) / length.value) * length.value)
+    offset = 0.0 if EPOCHS in one.steps else offset
     steps = {name: [table] for name, table in one.steps.items()}
     for name, table in other.steps.items():
         columns = {key: column + (offset if key == "step" else 0.0) for key, column in table.columns.items()}
@@ -62,24 +108,56 @@ def join_epochs(one: Part, other: Part) -> Part:
         name: [(None if step is None else step + offset, *more) for step, *more in getattr(other, name)]
         for name in ("progress", "evals", "saves")
     }
-    joined: dict[str, Any] = {}
-    for name in (entry.name for entry in fields(Part)):
-        mine, others = getattr(one, name), later.get(name, getattr(other, name))
-        if isinstance(mine, list):
-            joined[name] = mine + others
-        else:
-            joined[name] = {**others, **mine} if isinstance(mine, dict) else others if mine is None else mine
-    joined["facts"].pop("steps_planned", None)  # planned for one pass only
-    for name, (total, count) in other.timers_s.items():
-        total_before, count_before = one.timers_s.get(name, (0.0, 0))
-        joined["timers_s"][name] = (total_before + total, count_before + count)
-    return Part(
-        **{
-            **joined,
-            "steps": {name: StepTable.joined(tables) for name, tables in steps.items()},
-            "last_line": other.last_line,
-            "last_at": one.last_at if other.last_at is None else other.last_at,
-            "dialects": dict(Counter(one.dialects) + Counter(other.dialects)),
-            "left_out": dict(Counter(one.left_out) + Counter(other.left_out)),
-        }
-    )
+    joined = {
+        each.name: _JOINED.get(each.name, _first)(
+            getattr(one, each.name), later.get(each.name, getattr(other, each.name))
+        )
+        for each in fields(Part)
+    }
+    if EPOCHS not in one.steps:
+        joined["facts"].pop("steps_planned", None)  # planned for one pass only
+    return Part(**{**joined, "steps": {name: StepTable.joined(tables) for name, tables in steps.items()}})
+
+
+def _first(one: Any, other: Any) -> Any:
+    return {**other, **one} if isinstance(one, dict) else other if one is None else one
+
+
+def _last(one: Any, other: Any) -> Any:
+    return one if other is None else other
+
+
+def _summed(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    return dict(Counter(one) + Counter(other))
+
+
+def _pairs_summed(one: dict[str, tuple[float, int]], other: dict[str, tuple[float, int]]) -> Any:
+    none = (0.0, 0)
+    return {
+        name: tuple(map(sum, zip(one.get(name, none), other.get(name, none), strict=True))) for name in {**one, **other}
+    }
+
+
+def _highest(one: dict[int | None, PeakMemory], other: dict[int | None, PeakMemory]) -> dict[int | None, PeakMemory]:
+    """The peaks of each rank, with the place of the higher; a figure from before the steps gives way."""
+    joined = {**other, **one}
+    for rank in one.keys() & other.keys():
+        low, high = sorted((one[rank], other[rank]), key=lambda peak: (not peak.at_start, peak.allocated_gib or 0.0))
+        if low.at_start == high.at_start:
+            allocated, reserved = (
+                max((gib for gib in pair if gib is not None), default=None)
+                for pair in ((low.allocated_gib, high.allocated_gib), (low.reserved_gib, high.reserved_gib))
+            )
+            high = replace(high, allocated_gib=allocated, reserved_gib=reserved)
+        joined[rank] = high
+    return joined
+
+
+# How two pieces of one run become one, by the field of a part: without an entry the first piece decides.
+_JOINED: Mapping[str, Callable[[Any, Any], Any]] = {
+    **dict.fromkeys(("progress", "evals", "eval_s", "saves", "failures", "ends"), operator.add),
+    **dict.fromkeys(("last_line", "last_at"), _last),
+    **dict.fromkeys(("dialects", "left_out"), _summed),
+    "timers_s": _pairs_summed,
+    "memory": _highest,
+}

@@ -6,6 +6,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hpc_gpt.core.errors import fault_words
 from hpc_gpt.core.format import counted_words
 from hpc_gpt.core.runs.record import Record
@@ -16,7 +18,7 @@ from hpc_gpt.reader.logs.read_log import READER_FAILED, read_log
 from hpc_gpt.reader.logs.source import STDIN
 from hpc_gpt.reader.records import RunRead, add_figures
 from hpc_gpt.reader.records.attempt_ends import add_ends
-from hpc_gpt.reader.records.cross_checks import doubt_rates, flag_absent
+from hpc_gpt.reader.records.cross_checks import doubt_flops, doubt_rates, drop_growing_rates, flag_absent
 from hpc_gpt.reader.records.discovery import WANDB_RUN, DiscoveredFiles, distinguishing_folders, is_general
 from hpc_gpt.reader.records.draft import Draft, dialect_named, dialects_of, draft_of, stated
 from hpc_gpt.reader.records.grouping import RunParts, group_logs
@@ -45,7 +47,7 @@ _SETTINGS = (
     *("experts", "experts_per_token", "swiglu", "untied_embeddings", "position_embedding", "global_batch_tokens"),
     *("head_dim", "active", "etp", "expert_ffn", "shared_ffn", "shared_gate", "dense_layers", "expert_groups"),
     *("groups_per_token", "router", "router_bias", "router_scale", "norm_topk", "q_lora", "kv_lora", "qk_rope"),
-    *("v_head", "mtp_layers", "balance", "balance_coef", "z_loss_coef", "resumed_step"),
+    *("v_head", "mtp_layers", "balance", "balance_coef", "z_loss_coef", "resumed_step", "epoch_s"),
 )
 _NO_ENGINE = "tqdm"  # many programs print its lines
 _VERSIONS = {"torch_version": "torch", "framework_version": "framework", "deepspeed_version": "deepspeed"}
@@ -162,9 +164,13 @@ def read_foreign(run: RunParts, name: str, left_out: Mapping[str, int] | None = 
     draft = draft_of(stated(parts))
     planned, epochs = draft.whole("steps_planned"), draft.whole("epochs")
     epoch_steps = planned / epochs if planned and epochs else None
+    if planned and epochs and planned == draft.whole("epoch_steps"):
+        draft.set("steps_planned", planned * epochs, f"{draft.sources['steps_planned']} x {epochs} epochs")
     steps = run_steps(
         run.attempts, draft.whole("log_interval"), epoch_steps, draft.whole("global_batch"), draft.whole("seq")
     )
+    if planned and planned == draft.whole("epoch_steps") and np.nanmax(steps["step"], initial=0.0) > planned:
+        draft.values.pop("steps_planned")  # a bar's goal, of one epoch of an unknown number
     dialect = _dialect(steps, parts)
     present = [candidate.name for part in parts for candidate in dialects_of(part)]
     _add_engine(draft, dialect, parts)
@@ -175,6 +181,7 @@ def read_foreign(run: RunParts, name: str, left_out: Mapping[str, int] | None = 
     infer_fields(draft, present, arguments)
     _add_dtype(draft, dialect)
     add_params(draft, arguments, parts)
+    drop_growing_rates(draft, steps)
     step_s = add_times(draft, steps, parts)
     add_losses(draft, steps, parts)
     add_counts(draft, steps, parts)
@@ -184,7 +191,8 @@ def read_foreign(run: RunParts, name: str, left_out: Mapping[str, int] | None = 
     causes = add_ends(draft, run, steps)
     _add_name(draft, run)
     _add_flags(draft, parts, dialect, left_out or {})
-    record = doubt_rates(add_figures(_record(draft, name, dialect, arguments, parts), foreign=True), steps)
+    record = add_figures(_record(draft, name, dialect, arguments, parts), foreign=True)
+    record = doubt_flops(doubt_rates(record, steps))
     if len(steps) or any(part.progress for part in parts):
         record = flag_absent(record, draft)
     failures = [failure for cause in reversed(causes) for failure in cause.ordered]

@@ -32,7 +32,7 @@ from hpc_gpt.reader.logs import Part
 from hpc_gpt.reader.logs.parts import BARS
 from hpc_gpt.reader.records.discovery import LogName, is_rank_number, log_name, without_number
 from hpc_gpt.reader.records.draft import Marks, contradict, marks, united
-from hpc_gpt.reader.records.epochs import is_next_epoch, join_epochs
+from hpc_gpt.reader.records.epochs import is_next_epoch, join_epochs, settle_epochs
 from hpc_gpt.reader.records.log_steps import (
     add_losses_beside,
     drop_other_bars,
@@ -121,6 +121,7 @@ def _merged(
 def _of_one_file(name: LogName, parts: Sequence[Part]) -> list[RunParts]:
     runs: list[RunParts] = []
     for part in parts:
+        settle_epochs(part)
         add_losses_beside(part)
         last, part_marks = runs[-1] if runs else None, marks(part)
         before = last.attempts[-1][0] if last else part

@@ -19,6 +19,7 @@ from hpc_gpt.reader.logs import Part
 from hpc_gpt.reader.pattern import dtype_named
 from hpc_gpt.reader.records.draft import LIBRARY, Draft
 from hpc_gpt.reader.records.log_steps import LogSteps
+from hpc_gpt.reader.steps import StepColumn
 
 _MOST_GPUS = 64  # a larger world size may count something else
 _LEAST_ALIKE = 3  # lines that are needed to show a batch that nothing states
@@ -219,14 +220,16 @@ def add_seq(draft: Draft, steps: LogSteps) -> None:
 
 
 def add_batch(draft: Draft, steps: LogSteps) -> None:
-    """Adds the samples per step: samples consumed between two lines over the steps, if all lines agree.
+    """Adds the samples and tokens per step: those consumed between two lines over the steps, if all lines agree.
 
     They also replace a smaller stated batch, such as the first one of a ramp, if the last lines are past the ramp.
     """
-    samples, steps_apart = np.diff(steps["consumed_samples"]), np.diff(steps["step"])
-    with np.errstate(all="ignore"):
-        ratio = (samples / steps_apart)[steps_apart > 0]
-    if not steps.numbered or not len(ratio) or not np.isfinite(ratio).all():
+    tokens, ratio = (_consumed_by_step(steps, name) for name in ("consumed_tokens", "consumed_samples"))
+    if len(tokens) >= _LEAST_ALIKE and tokens[0] % 1 == 0 and (tokens == tokens[0]).all():
+        draft.infer(
+            "global_batch_tokens", int(tokens[0]), f"consumed_tokens / steps, the same over {len(tokens)} lines"
+        )
+    if not len(ratio):
         return
     if stated := draft.whole("global_batch"):
         last = ratio[-max(_LEAST_ALIKE, len(ratio) // 3) :]
@@ -240,6 +243,14 @@ def add_batch(draft: Draft, steps: LogSteps) -> None:
         return
     if ratio[0] >= 1 and ratio[0] % 1 == 0 and (ratio == ratio[0]).all():
         draft.infer("global_batch", int(ratio[0]), f"consumed_samples / steps, the same over {len(ratio)} lines")
+
+
+def _consumed_by_step(steps: LogSteps, name: str) -> StepColumn:
+    """What a step consumes between two lines; empty if a line does not say it."""
+    consumed, steps_apart = np.diff(steps[name]), np.diff(steps["step"])
+    with np.errstate(all="ignore"):
+        ratio = (consumed / steps_apart)[steps_apart > 0]
+    return ratio if steps.numbered and np.isfinite(ratio).all() else ratio[:0]
 
 
 def _counts_of_gpus(draft: Draft, parts: Sequence[Part]) -> list[tuple[int, str]]:
@@ -258,7 +269,7 @@ def _counts_of_gpus(draft: Draft, parts: Sequence[Part]) -> list[tuple[int, str]
         counts.append((len(ranks), f"ranks 0 to {max(ranks)} print lines of steps"))
     nodes, per_node = draft.whole("nodes"), draft.whole("gpus_per_node")
     if nodes and per_node:
-        counts.append((nodes * per_node, f"nodes {nodes} x gpus_per_node {per_node}"))
+        return [(nodes * per_node, f"nodes {nodes} x gpus_per_node {per_node}")]
     listed = {fact.value for part in parts for fact in part.facts.get("gpu_index", ())}
     has_more = any(part.facts.get("gpu_index_above_7") for part in parts)
     if nodes == 1 and listed and not has_more and listed == set(range(len(listed))):

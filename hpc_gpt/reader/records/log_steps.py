@@ -12,6 +12,7 @@ from functools import cache
 import numpy as np
 
 from hpc_gpt.reader.dialects import dialects
+from hpc_gpt.reader.dialects.epochs import EPOCHS
 from hpc_gpt.reader.dialects.generic import TESTS
 from hpc_gpt.reader.dialects.tqdm import BAR_OF_TRAINING
 from hpc_gpt.reader.logs import Part
@@ -86,7 +87,7 @@ def add_losses_beside(part: Part) -> None:
 def _is_training(part: Part, name: str, steps: StepTable) -> bool:
     """Whether lines report training steps. Lines of an unknown program do only if the step always rises, and there are
     at least five, or they name their epoch, or two are alike and the log is not the output of tests."""
-    if name not in _last_resorts():
+    if name not in _last_resorts() or name == EPOCHS:  # `settle_epochs` has judged these
         return True
     numbers = steps["step"][np.isfinite(steps["step"])]
     alike = (steps.alike and len(numbers) > 1) or np.isfinite(steps["epoch"]).any()
@@ -217,7 +218,7 @@ def _bars_go_on(before: Sequence[Part], part: Part) -> bool:
 def _resolve(columns: dict[str, StepColumn], batch: int | None, seq: int | None) -> None:
     """Sets steps, samples and rates by the counts and rates without a unit; removes these."""
     steps = counted_in(columns, batch, seq)
-    columns["at"] = columns["at"] if steps is not None else np.full(len(columns["at"]), np.nan)
+    columns["at"] = np.where(np.isfinite(columns["step"] if steps is None else steps), columns["at"], np.nan)
     if steps is not None and batch:
         columns["step"], columns["consumed_samples"] = steps, steps * batch
         if (rate := rate_in(columns, steps, batch, seq)) is not None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hpc_gpt.core.format import counted, counted_words
+from hpc_gpt.reader.dialects.epochs import EPOCHS
 from hpc_gpt.reader.logs import Part
 from hpc_gpt.reader.pattern import MIXTURE_FIELDS, NEVER_ZERO
 from hpc_gpt.reader.records.draft import LIBRARIES, Draft
@@ -33,6 +34,7 @@ from hpc_gpt.reader.steps import (
 _COARSE_S = 10.0
 _EXACT_S = 20.0
 _ROUGH_S = 5.0  # the program's own clock may cover less, in its first minute
+_ENOUGH_BARS = 5  # that show a step time better than a total, if each is a sample by itself
 _AT_ONCE = 0.1  # share of lines that may have the time of the line before, if times have fractions of a second
 OF_EXPERTS = "experts"  # the kind of the flag on a mixture's router
 
@@ -43,6 +45,13 @@ def add_times(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> StepColum
     Returns the seconds per step of every line, NaN if unknown.
     """
     step_s, how = _seconds(draft, steps)
+    if steps.dialect == EPOCHS:
+        timed = step_s[np.isfinite(step_s) & steps.counts]
+        each = f"; the median takes {np.median(timed):.4g} s{f', by {how}' if how else ''}" if len(timed) else ""
+        draft.flag(f"the lines count epochs, not steps: a step here is an epoch{each}", EPOCHS)
+        if len(timed):
+            draft.set("epoch_s", float(np.median(timed)), how or steps.place(0))
+        return np.full(len(steps), np.nan)
     if not (np.isfinite(step_s) & (step_s > 0) & steps.counts).any():
         _add_untimed(draft, steps, parts)
         return step_s
@@ -198,12 +207,16 @@ def _flag_times(draft: Draft, steps: LogSteps, step_s: StepColumn, times: StepTi
 
 
 def _add_untimed(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
-    """Adds the step time of a run whose lines have none: by the total runtime, else by a Trainer's bars."""
-    if add_from_total(draft, steps, parts) or (by_bars := timed_bars(parts)) is None:
+    """Adds the step time of a run whose lines have none: by the total runtime or by a Trainer's bars."""
+    if (by_bars := timed_bars(parts)) is None:
+        add_from_total(draft, steps, parts)
         return
     bars, seconds, how = by_bars
     times = time_steps(bars, seconds, np.zeros(len(bars), np.bool_))
     assert times is not None
+    each_is_sample = times.used >= _ENOUGH_BARS and "over" not in how
+    if not each_is_sample and add_from_total(draft, steps, parts, times.step_s):
+        return
     _add_measured(draft, bars, times, how, "bars")
     for flag in times.flags:
         draft.flag(flag)
@@ -344,7 +357,7 @@ def _add_tokens(draft: Draft, steps: LogSteps) -> None:
                 continue
             return draft.set("tokens_total", total, f"inferred: {key} from {steps.place(first)} to {steps.line[last]}")
     each_step = step_tokens(draft)
-    if not each_step or not steps.numbered:
+    if not each_step or not steps.numbered or steps.dialect == EPOCHS:
         return None
     rows = np.flatnonzero(np.isfinite(steps["step"]) & steps.counts)
     count = 0

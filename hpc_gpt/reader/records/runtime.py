@@ -1,9 +1,9 @@
-"""The step time of a run whose lines have no time: by the program's total runtime, else by a Trainer's bars.
+"""The step time of a run whose lines have no time: by the program's total runtime or by a Trainer's bars.
 
-A total includes warm-up and saves. A Trainer that was killed before it printed one has its bars alone. A bar has whole
-seconds since the run began, which include evaluations and saves. The time is taken over several bars, without the bars
-that follow an evaluation or a save. A bar counts steps only if its goal is the number of steps that the program states;
-a Trainer that states none has bars with one goal only.
+A total includes warm-up and saves: if the bars show another step time, or each takes long enough, they decide. A bar
+has whole seconds since the run began, which include evaluations and saves. The time is taken over several bars, without
+the interval that holds the start, and without those that hold an evaluation or a save. A bar counts steps only if its
+goal is the number of steps that the program states; a Trainer that states none has bars with one goal only.
 """
 
 import math
@@ -20,8 +20,10 @@ from hpc_gpt.reader.steps import Mask, StepColumn, StepTable
 
 _LEAST_S = 20.0  # a time of so many whole seconds is exact to 5 %
 _MOST_S = 120.0  # a longer window includes more saves, which the log does not show
+_FEW_WINDOWS = 3.0
 _WINDOWS = 6.0  # windows that fit into a run, if it is long enough
 _TRAINERS = "hf_trainer"
+_ALIKE = 0.05  # difference to the step time of the bars if a runtime holds only steps
 _MOST = 10**18  # seconds, steps or samples of a run
 
 
@@ -32,15 +34,18 @@ def timed_bars(parts: Sequence[Part]) -> tuple[StepTable, StepColumn, str] | Non
     if not pieces:
         return None
     bars = StepTable.joined(pieces)
-    same_attempt = np.diff(bars.attempt) == 0
-    took, steps_apart = np.diff(bars["elapsed_s"])[same_attempt], np.diff(bars["step"])[same_attempt]
-    paused = bars.after_pause[1:][same_attempt]
+    # The first interval of an attempt holds its start.
+    later = np.concatenate([np.arange(len(piece)) > 1 for piece in pieces])[1:]
+    took, steps_apart = np.diff(bars["elapsed_s"])[later], np.diff(bars["step"])[later]
+    paused = bars.after_pause[1:][later]
     plain = paused if paused.all() else ~paused
     whole_s, whole = float(took[plain].sum()), float(steps_apart[plain].sum())
     if whole_s < _LEAST_S:
         return None
     window = min(_MOST_S, max(_LEAST_S, whole_s / _WINDOWS))
     reach = max(1, math.ceil(window / (whole_s / int(plain.sum()))))
+    if whole_s < _FEW_WINDOWS * window and len(pieces) == 1 and not paused.any():
+        reach = max(reach, len(bars) - 2)  # one window is more exact than two or three that overlap
     seconds = np.concatenate([_over(piece, reach, whole_s / whole) for piece in pieces])
     if not np.isfinite(seconds).any():
         return None
@@ -58,13 +63,17 @@ def _bars_of(part: Part, number: int) -> StepTable | None:
     if not _counts_steps(part):
         return None
     timed = [(step, elapsed, line) for step, elapsed, line in part.progress if elapsed is not None]
-    shown = [bar for bar in timed if 0 < bar[0] < _MOST and 0 <= bar[1] < _MOST]
-    if len(shown) < 2:
+    shown = [bar for bar in timed if 0 <= bar[0] < _MOST and 0 <= bar[1] < _MOST]
+    if not shown:
         return None
     step, elapsed, line = (np.array(column) for column in zip(*shown, strict=True))
+    if step[0] > 0:  # a bar of 0 need not be drawn
+        step, elapsed, line = (
+            np.insert(column, 0, first) for column, first in ((step, 0), (elapsed, 0), (line, line[0]))
+        )
     before = np.concatenate([[-np.inf], np.maximum.accumulate(step)[:-1]])
     new = (step > before) & (elapsed >= np.concatenate([[0.0], np.maximum.accumulate(elapsed)[:-1]]))
-    if new.sum() < 2:
+    if new.sum() < 3:
         return None
     table = StepTable({"step": step[new].astype(float), "elapsed_s": elapsed[new].astype(float)}, line[new])
     table.attempt = np.full(len(table), number, np.int64)
@@ -94,29 +103,37 @@ def _pauses(part: Part, bars: StepTable) -> Mask:
 
 
 def _over(bars: StepTable, reach: int, plain_s: float) -> StepColumn:
-    """Seconds per step since the bar `reach` earlier, NaN without one; a bar with a pause counts as a plain one."""
+    """Seconds per step since the bar `reach` earlier, NaN without one. An interval with a pause is none; if each has
+    one, a pause takes no longer than `plain_s` a step."""
     took, steps_apart = np.diff(bars["elapsed_s"]), np.diff(bars["step"])
     took = np.where(bars.after_pause[1:], np.minimum(took, steps_apart * plain_s), took)
     clock, seconds = np.concatenate([[0.0], np.cumsum(took)]), np.full(len(bars), np.nan)
+    pauses = np.cumsum(bars.after_pause)
     if len(bars) > reach:
         seconds[reach:] = (clock[reach:] - clock[:-reach]) / (bars["step"][reach:] - bars["step"][:-reach])
+        held = np.concatenate([np.ones(reach, np.bool_), pauses[reach:] > pauses[:-reach]])
+        seconds[held & (not held[reach + 1 :].all())] = np.nan
     return np.where(seconds > 0, seconds, np.nan)
 
 
-def add_from_total(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> bool:
+def add_from_total(draft: Draft, steps: LogSteps, parts: Sequence[Part], by_bars: float | None = None) -> bool:
     """Adds a step time from a total runtime over the steps, less the evaluations whose duration is printed. False
-    without one; a flag says if the number of steps is not known."""
+    without one, or if it differs from the step time of the bars: then it holds more than steps. A flag says if the
+    number of steps is not known."""
     for part in parts:
         fact = part.totals.get("runtime_s")
         if fact is None or not isinstance(fact.value, int | float) or not 0 < fact.value < 1e12:
             continue
         count, what = _steps_of(draft, steps, part)
         if not count:
-            draft.flag(f"a runtime of {fact.value:g} s ({fact.place}) over an unknown number of steps")
+            if by_bars is None:
+                draft.flag(f"a runtime of {fact.value:g} s ({fact.place}) over an unknown number of steps")
             continue
         evaluated = [took for took, line in part.eval_s if line <= fact.place.line]
         less_s = sum(evaluated) if sum(evaluated) < fact.value else 0.0
         step_s = (fact.value - less_s) / count
+        if by_bars is not None and abs(step_s / by_bars - 1) > _ALIKE:
+            continue
         less = f", less {less_s:g} s of {counted(len(evaluated), 'evaluation')}," if less_s else ""
         source = f"{fact.place}, runtime {fact.value:g} s{less} / {count:g} {what}; warm-up included"
         draft.set("step_s", step_s, source)

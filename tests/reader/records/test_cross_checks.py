@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hpc_gpt.core.runs.record import ABSENT, Flag, Record
-from hpc_gpt.reader.records.cross_checks import doubt_rates, flag_absent
+from hpc_gpt.reader.records.cross_checks import doubt_flops, doubt_rates, drop_growing_rates, flag_absent
 from hpc_gpt.reader.records.draft import Draft
 from hpc_gpt.reader.records.log_steps import LogSteps
 
@@ -96,3 +96,45 @@ def test_what_contradicts_a_figure_is_why_it_is_null():
     flags = dict(flag.split(" is null: ") for flag, kind in flag_absent(doubted, Draft()).all_flags if kind == ABSENT)
     assert flags["tokens_per_s"] == "the program prints 9 tokens/s: left out"
     assert "seq" not in flags
+
+
+@pytest.mark.parametrize(
+    ("figures", "gone", "says"),
+    [
+        ({"tflops_printed": 61_000.0}, ["tflops_printed"], "6.1e+04, above the peak of every device"),
+        ({"tflops_printed": 900.0, "device": "a100-80g"}, ["tflops_printed"], "900, above the peak of a100-80g"),
+        ({"tflops_printed": 300.0, "device": "a100-80g", "tflops_model": 290.0}, [], ""),
+        (
+            {"tflops_printed": 150.0, "tflops_model": 290.0, "tflops_hardware": 260.0},
+            [],
+            "prints 150 TFLOP/s a GPU, by",
+        ),
+        (
+            {"tflops_model": 700.0, "mfu": 2.2, "device": "a100-80g"},
+            ["tflops_model", "mfu"],
+            "mfu would be 2.2, above 1",
+        ),
+    ],
+)
+def test_an_impossible_rate_goes_and_a_possible_one_stays(figures: dict[str, Any], gone: list[str], says: str) -> None:
+    record = doubt_flops(Record(**figures))
+    assert {name: getattr(record, name) for name in figures} == figures | dict.fromkeys(gone)
+    assert any(says in flag for flag in record.flags) is bool(says)
+
+
+@pytest.mark.parametrize(
+    ("rates", "step_s", "grows"),
+    [
+        (900.0 * np.arange(1, 11), 1.0, True),
+        (900.0 * np.arange(1, 11) / np.array([1.0, 0.9] * 5), [1.0, 0.9] * 5, True),
+        (900.0 * np.arange(1, 11), np.nan, True),
+        (900.0 * np.arange(1, 5), 1.0, False),  # too few
+        (900.0 * np.arange(9, 19), 1.0, False),  # may be a slow start
+        (900.0 * (1 - 0.5 ** np.arange(1, 11)), 1.0, False),
+        (np.full(10, 900.0), 1.0, False),
+    ],
+)
+def test_a_rate_that_grows_with_the_step_is_none(rates: Any, step_s: Any, grows: bool) -> None:
+    draft, steps = Draft(), lines(len(rates), step=np.arange(1.0, len(rates) + 1), tokens_per_s=rates, step_s=step_s)
+    drop_growing_rates(draft, steps)
+    assert ("tokens_per_s" not in steps, len(draft.flags)) == (grows, grows)

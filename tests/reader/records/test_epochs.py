@@ -112,7 +112,7 @@ def test_two_epochs_become_one_part() -> None:
         "totals": other.totals,
         "evals": [(2.0, 3.5, 12), (None, 3.4, 13), (5.0, 3.5, 52), (None, 3.4, 53)],
         "saves": [(2.0, 7.0, 14), (None, None, 15), (5.0, 7.0, 54), (None, None, 55)],
-        "memory": {0: one.memory[0], 1: other.memory[1]},
+        "memory": {0: other.memory[0], 1: other.memory[1]},  # the highest
         "rank_params": {"0": one.rank_params["0"], "1": other.rank_params["1"]},
         "timers_s": {"forward": (0.6, 60), "save": (4.0, 2)},
         "failures": [*one.failures, *other.failures],
@@ -120,6 +120,11 @@ def test_two_epochs_become_one_part() -> None:
         "last_at": 205.0,
         "left_out": {"long lines": 60},
     }
+    # A figure of a start gives way to one of a step, and each of two kinds of memory counts by itself.
+    peaks = [PeakMemory(9.0, None, HERE, at_start=True), PeakMemory(4.0, 6.0, HERE), PeakMemory(3.0, 7.0, HERE)]
+    pieces = [part("1..5", memory={0: peak}) for peak in peaks]
+    assert join_epochs(pieces[0], pieces[1]).memory == {0: peaks[1]}
+    assert join_epochs(pieces[1], pieces[2]).memory == {0: PeakMemory(4.0, 7.0, HERE)}
     # From 1 on, times of one of them alone, and a line of every second step.
     one, other = part("1..5", first_at=1.0, last_at=2.0), part("1..2")
     joined = join_epochs(one, other)

@@ -1,0 +1,58 @@
+"""Unknown programs that print a line an epoch, with the loss of training or of both: `Epoch 3/100 - Train Loss: 1.90`.
+
+Such a line has no step, so it counts only if no program prints steps (`records.epochs`). The epoch may be on a line of
+its own, before the losses. A figure after `Train=` is a loss only in a line without the word. Seconds are of the epoch.
+"""
+
+from hpc_gpt.reader.dialects.generic import AFTER, ANY_NUMBER, IS, VALIDATION
+from hpc_gpt.reader.pattern import CLOCK, END, START, Dialect, Pattern
+
+EPOCHS = "epochs"
+# A line of a step, or of a bar within an epoch.
+_OF_STEP = r"(?![^\n]{0,300}\b(?:global[_ ]?)?(?:step|iter(?:ation)?|batch)(?:es|s)?['\"]?[ :=\[(#]{1,4}\d)"
+_BAR = r"(?![^\n]{0,300}(?:%\||\d/\d{1,9} \[))"
+_HEAD = (
+    r"(?<![\w./-])epoch['\"]?[ :=#]{0,4}[\[(]? {0,4}(?P<FIELD>\d{1,6})(?![\d.%])"
+    r"(?: ?(?:/|of) ?(?P<epochs_planned>\d{1,6})(?!\d))?[\])]?"
+)
+_NO_PART = r"(?![^\n]{0,200}\d ?/ {0,8}\d)"  # a count within the epoch
+_WITHIN = r"[^\n]{0,300}?"
+_TRAIN = r"(?<![\w/.-])train(?:ing)?[ _/-]?(?:(?!aux|balanc|router)\w{1,12}[ _/-]){0,2}loss" + IS
+_OTHERS = "".join(rf"(?<!{word}[ _/-])" for word in (*VALIDATION.split("|"), "best", "aux", "min", "train", "training"))
+_ALONE = rf"(?<![\w/.]){_OTHERS}(?:(?:avg|average|mean|total|running|epoch)[ _.]{{0,2}})?loss{IS}"
+_EVAL = rf"(?<![\w/.-])(?:{VALIDATION})[ _/-]?(?:\w{{1,12}}[ _/-])?loss{IS}"
+
+
+def _of(name: str, group: str) -> str:
+    return rf"(?={_WITHIN}{name}(?P<{group}>{ANY_NUMBER}){AFTER})"
+
+
+_LOSSES = (
+    rf"(?:{_of(_TRAIN, 'loss')}|{_of(_ALONE, 'loss_alone')}|(?!{_WITHIN}loss){_of('train=', 'loss_short')})"
+    rf"(?:{_of(_EVAL, 'loss_eval')}|(?!{_WITHIN}loss){_of('val=', 'loss_eval_short')}|)"
+)
+_TIME = (
+    rf"(?=(?:{_WITHIN}(?:time(?: ?\(s(?:ec)?\))?|took|elapsed|duration)['\"]?[ :=]{{1,4}}(?P<step_s>{CLOCK}|{ANY_NUMBER})"
+    r"(?= ?(?:s|secs?|seconds?)?(?:[,;|)\]}.]|\s(?! ?(?:m|h))|$)))?)"
+)
+
+_EPOCH, _SAID = (_HEAD.replace("FIELD", field) for field in ("epoch", "epoch_said"))
+
+DIALECT = Dialect(
+    name=EPOCHS,
+    last_resort=True,
+    flags=("the program is not known: its lines were recognised by shape alone",),
+    patterns=(
+        *(
+            pattern
+            for literal in ("poch", "POCH")
+            for pattern in (
+                Pattern("step", rf"^{_BAR}(?i:{_OF_STEP}(?={_WITHIN}{_EPOCH}{_NO_PART}){_LOSSES}{_TIME})", literal),
+                Pattern("fact", START + rf"(?i:{_SAID}):?{END}", literal, weak=True),
+            )
+        ),
+        # The losses of the epoch that a line before them names.
+        Pattern("step", rf"^(?i:{_OF_STEP}(?!{_WITHIN}epoch){_of(_TRAIN, 'loss')})", "oss"),
+        Pattern("more", rf"^(?i:{_OF_STEP}(?!{_WITHIN}train){_of(_EVAL, 'loss_eval')})", "oss", own=True),
+    ),
+)
