@@ -42,25 +42,22 @@ def drop_growing_rates(draft: Draft, steps: LogSteps) -> None:
 def doubt_flops(record: Record) -> Record:
     """The record without TFLOPs above the peak of its device, or of every device if it is not known; no share of a peak
     is above 1. If the program's own figure is possible but is none of those by formula, a flag gives both."""
-    of_device = DEVICES[record.device].peaks if record.device in DEVICES else {}
-    peak = max(of_device.values() or (most for each in DEVICES.values() for most in each.peaks.values()))
-    what = f"the peak of {record.device}" if of_device else "the peak of every device"
-    gone, flags = {}, [*record.flags]
+    peaks = DEVICES[record.device].peaks if record.device in DEVICES else {}
+    peak = max(peaks.values() or (most for each in DEVICES.values() for most in each.peaks.values()))
+    what = f"the peak of {record.device}" if peaks else "the peak of every device"
+    gone, flags = dict[str, None](), [*record.flags]
     for name in ("tflops_printed", *_BY_FORMULA, "mfu", "hfu"):
-        figure, most, of_what = getattr(record, name), *((1, "1") if name in ("mfu", "hfu") else (peak, what))
-        if figure is not None and figure > most:
+        figure, is_share = getattr(record, name) or 0.0, name in ("mfu", "hfu")
+        if figure > (1 if is_share else peak):
             gone[name] = None
-            flags.append(Flag(f"{name} would be {figure:,.4g}, above {of_what}: left out", "absurd"))
-    own, printed = (
-        [each for name in _BY_FORMULA if (each := getattr(record, name)) and name not in gone],
-        record.tflops_printed,
-    )
-    if own and printed and "tflops_printed" not in gone:
-        near = min(own, key=lambda each: abs(each / printed - 1))
-        if abs(near / printed - 1) > _FLOPS_ALIKE:
-            flags.append(f"the program prints {printed:,.4g} TFLOP/s a GPU, by shape and step time it is {near:,.4g}")
+            flags.append(Flag(f"{name} would be {figure:,.4g}, above {1 if is_share else what}: left out", "absurd"))
+    own = [figure for name in _BY_FORMULA if name not in gone and (figure := getattr(record, name))]
+    printed = record.tflops_printed if "tflops_printed" not in gone else None
+    near = min(own, key=lambda each: abs(each / (printed or each) - 1), default=None)
+    if near and printed and abs(near / printed - 1) > _FLOPS_ALIKE:
+        flags.append(f"the program prints {printed:,.4g} TFLOP/s a GPU, by shape and step time it is {near:,.4g}")
     sources = {**record.sources, **dict.fromkeys(gone, "null: impossible")}
-    return replace(record, **gone, sources=sources, flags=flags)
+    return replace(record, **gone, sources=sources, flags=flags)  # type: ignore[arg-type]
 
 
 def doubt_rates(record: Record, steps: LogSteps) -> Record:
