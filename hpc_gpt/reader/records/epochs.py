@@ -29,10 +29,11 @@ def settle_epochs(part: Part) -> None:
     last = np.append(np.diff(numbers) != 0, True)  # of an epoch that has several lines the last one counts
     table = lines.take(last)
     table.columns = {**table.columns, "step": numbers[last]}
-    bars = [step for step, _, _ in part.progress]
-    bars += part.steps[BARS]["step"].tolist() if BARS in part.steps else []
-    rise = len({*bars}) > 1 and (np.diff(bars) >= 0).all() and max(bars) > numbers.max() + 1
-    if (np.diff(table["step"]) <= 0).any() or (len(table) > 1 and rise):
+    bars = [(line, step) for step, _, line in part.progress]
+    bars += zip(part.steps[BARS].line, part.steps[BARS]["step"], strict=True) if BARS in part.steps else []
+    following = int(np.searchsorted([line for line, _ in bars], table.line[0]))
+    counts_on = 0 < following < len(bars) and bars[following][1] > max(bars[following - 1][1], numbers.max() + 1)
+    if (np.diff(table["step"]) <= 0).any() or counts_on:
         return
     part.steps, part.progress = {EPOCHS: table}, []
     part.facts["steps_planned"] = part.facts.get("epochs_planned", [])
