@@ -65,13 +65,22 @@ from hpc_gpt.reader.dialects.failure_families import (
     never_came,
 )
 from hpc_gpt.reader.dialects.memory_exhausted import held_by_others
+from hpc_gpt.reader.first_failure import (
+    IN_COLLECTIVE,
+    LINK,
+    NEVER_BEGAN,
+    by_time,
+    choose,
+    from_outside,
+    is_later,
+    is_own,
+    signal_before,
+)
 from hpc_gpt.reader.logs import Failure, Part
 from hpc_gpt.reader.part_failures import (
     SKEW_S,
-    by_clock,
     first_line,
     found_in,
-    is_specific,
     join_blocks,
     last_line,
     last_setting,
@@ -82,44 +91,14 @@ from hpc_gpt.reader.part_failures import (
 )
 
 _RANK_IN_FILE = re.compile(r"(?:^|[/_.\[-])(?<!local[_-])rank[_.-]?(\d{1,7})(?=$|[/_.\]-])", re.IGNORECASE)
-NEAR_LINES = 200
-ONE_FAILURE_LINES = 20
 # Slurm announces an end; a rank may make so many steps until it is killed.
-STEPS_WHILE_STOPPED = 40
+_STEPS_WHILE_STOPPED = 40
 _STOPS_STEPS = re.compile(r"\*\*\* (?:JOB|STEP) .{1,120} CANCELLED AT .{1,60} DUE TO (?:TIME LIMIT|PREEMPTION)")
-ENDING_S = 60.0  # Slurm may let ranks run this long after its signal (KillWait is 30 by default)
 _KILLED = re.compile(
     r"(?:^|\d|:|\() {0,30}[Kk]illed\b(?! by)|\bSIGKILL\b|\b(?:exit|return) ?code:? (?:= )?(?:137|-9)\b|exitcode: -9\b"
 )
-# Exceptions that are a program's own fault. Exceptions about `None` also occur while a process is torn down.
-_OWN_FAULT = re.compile(
-    r"^(?:(?:KeyError|IndexError|AssertionError|ZeroDivisionError|NotImplementedError|RecursionError|OverflowError)\b"
-    r"|(?:AttributeError|TypeError)\b(?!.{0,80}NoneType)"
-    r"|RuntimeError: (?:The (?:expanded )?size of |shape |mat1 and mat2|Expected all tensors))"
-)
-# A process that never began: it was not one of the ranks that trained.
-_NEVER_BEGAN = re.compile(
-    r"^(?:[^:]{1,200}: ){1,2}(?:(?:command )?not found$|No such file or directory|Permission denied|unbound variable)"
-    r"|^sbatch: error|^srun: error: Unable to create step|\bexecve\(\)|: can't open file '"
-)
 _VAGUE_OF_TOOLS = ("user_error", "error", "port_taken")
 _OF_SHELL = re.compile(r"\bexit code 12[67]\b")
-# A signal was received; among these, the messages that no launcher's signal causes when a rank dies; a rank died.
-_RECEIVED = re.compile(
-    r"(?i)\b(?:received|caught|got|by)\b.{0,40}?"
-    r"(?:\bsignal:? (?:1|2|10|12|15)\b|SIG(?:TERM|INT|HUP|USR[12]|XCPU)|death signal)|KeyboardInterrupt|^\*\*\* STEP "
-)
-_OUTSIDE = re.compile(r"SignalException|KeyboardInterrupt|^\*\*\* STEP ")
-_DIED = re.compile(r"\bexit ?code:? (?:= |: )?-(?!15\b|2\b)\d|ended by signal (?!15\b|2\b)|exited on signal")
-# Messages of a rank whose collective failed: the reason follows, or is on another rank.
-_IN_COLLECTIVE = re.compile(r"\bNCCL error\b|\bDistBackendError\b")
-# A link's fault; the peers of a process that died print the same.
-_LINK = re.compile(r"\bNET/(?:IB|OFI)\b|\bTransport retry count|^libfabric:")
-# A fault as a program sees it, and as the GPU's driver reports it.
-_OF_GPU = re.compile(
-    r"\bHW Exception by GPU|\bMemory access fault by GPU|\bHSA_STATUS_ERROR_|\b(?:CUDA|HIP|SYCL) error\b"
-)
-_OF_DRIVER = re.compile(r"\bamdgpu\b|^NVRM: Xid|\bi915\b|^xe 0000:")
 _REQUEUE_FAILED = re.compile(r"(?i)requeu\w{0,4}\b.{0,60}\bfailed\b")
 # What a handler or a shell says of a process that a signal ended, and the innermost line of Python of its thread.
 _A_DEATH = re.compile(
@@ -177,20 +156,20 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
     devices = [str(fact.value) for part in parts for fact in part.facts.get("device", [])]
     asked_for_gpus = asked_for_gpus or any(part.memory or part.fact("device") for part in parts)
     failures, open_, survived = _failures(parts, reached_end, asked_for_gpus)
-    causes = _ordered([failure for failure in open_ if not failure.echo], parts)
+    causes = by_time([failure for failure in open_ if not failure.echo], parts)
     echoes = [failure for failure in open_ if failure.echo]
-    chosen, sure = _choose(causes)
-    if chosen is not None and _LINK.search(chosen.message):
-        of_peer, why = _choose([other for other in causes if _is_own(other) and not _is_later(other, chosen)])
+    chosen, sure = choose(causes)
+    if chosen is not None and LINK.search(chosen.message):
+        of_peer, why = choose([other for other in causes if is_own(other) and not is_later(other, chosen)])
         why = why or "a dead peer makes the same lines as a link's fault"
         chosen, sure = (of_peer, why) if of_peer else (chosen, sure)
-    if chosen is not None and (outside := _from_outside(causes, echoes, chosen)) is not None:
+    if chosen is not None and (outside := from_outside(causes, echoes, chosen)) is not None:
         chosen, sure = outside, ""
     done = reached_end or any(ended == "done" for part in parts for ended, _ in part.ends)
     if chosen is None and done:
         return Cause("done", "", None, None, [*survived, *echoes], survived=survived)
     if chosen is None and echoes:
-        chosen = _signal_before(echoes, [other for other in echoes if other.ended != "cancelled"])
+        chosen = signal_before(echoes, [other for other in echoes if other.ended != "cancelled"])
         sure = "" if chosen else "only its consequences are in the logs"
         chosen = chosen or min(echoes, key=_aftermath)
     if chosen is None:
@@ -263,7 +242,7 @@ def _failures(
         begun = of_file.begun if is_beside else 0
         # Ranks may print late: a single step of another rank does not show that a failure was survived.
         trained, trained_by_others = last_line(part, 1), last_line(part, 1 if reached_end else 2)
-        begun_at, outlived_stop = first_line(part), last_line(part, STEPS_WHILE_STOPPED)
+        begun_at, outlived_stop = first_line(part), last_line(part, _STEPS_WHILE_STOPPED)
         for failure in join_blocks(of_part):
             failure = replace(failure, rank=rank) if failure.rank is None and rank is not None else failure
             if asked_for_gpus and failure.to_do == GPU_MISSING:
@@ -279,7 +258,7 @@ def _failures(
             # In a separate file without times nothing shows that a failure came after the last step.
             before = before or (said_done and failure.at is None and not trained and failure.ended != "node_failure")
             before = before or failure.place.line < begun
-            before = before or (ranks_ran and bool(_NEVER_BEGAN.search(failure.message))) or of_file.ran_after(failure)
+            before = before or (ranks_ran and bool(NEVER_BEGAN.search(failure.message))) or of_file.ran_after(failure)
             (survived if before else open_).append(failure)
     again = outlived_before(open_, survived)
     return (
@@ -309,7 +288,7 @@ def _place_of(
     if meaning(chosen.ended).by_scheduler:
         return rank, None, why, inferred
     # A shell that finds no command belongs to the batch script, unless tasks ended with its exit code.
-    shell = rank is None and bool(_NEVER_BEGAN.search(chosen.message)) and "execve" not in chosen.message
+    shell = rank is None and bool(NEVER_BEGAN.search(chosen.message)) and "execve" not in chosen.message
     echoes_of_it = [other for other in echoes if not shell or _OF_SHELL.search(other.message)]
     if _A_DEATH.match(chosen.message):
         echoes_of_it += [other for other in failures if other.message.startswith("srun: ") and not other.echo]
@@ -365,9 +344,9 @@ class _OwnFailures:
             # srun reports a task that may itself have said more; a shell's message is not about a task.
             if (
                 not failure.echo
-                and _is_own(failure)
+                and is_own(failure)
                 and not failure.message.startswith("srun: ")
-                and not _NEVER_BEGAN.search(failure.message)
+                and not NEVER_BEGAN.search(failure.message)
             ):
                 self.last = max(self.last, failure.place.line)
                 self.labelled = max(self.labelled, failure.place.line if failure.rank is not None else 0)
@@ -378,149 +357,19 @@ class _OwnFailures:
         if failure.echo or failure.rank is not None or failure.node or failure.ended not in _VAGUE_OF_TOOLS:
             return False
         line = failure.place.line
-        shell = line < self.last and bool(_NEVER_BEGAN.search(failure.message))
+        shell = line < self.last and bool(NEVER_BEGAN.search(failure.message))
         return shell or line < self.labelled or line < self.begun < self.last
-
-
-def _from_outside(causes: Sequence[Failure], echoes: Sequence[Failure], chosen: Failure) -> Failure | None:
-    """The end from outside, the scheduler's message or a signal, if it is the cause rather than `chosen`; else None."""
-    limit = next((failure for failure in causes if failure.ended == "walltime"), None)
-    if chosen.ended == "walltime":
-        return None
-    if limit is not None and chosen.at is not None and limit.at is not None:
-        return limit if limit.at - chosen.at <= ENDING_S else None
-    if meaning(chosen.ended).no_signal or meaning(chosen.ended).by_scheduler:
-        return None if limit is None or meaning(chosen.ended).no_signal else limit
-    if limit is not None:
-        explains_itself = chosen.ended in ("user_error", "data") or bool(_OWN_FAULT.match(chosen.message))
-        explains_itself = explains_itself and not _NEVER_BEGAN.search(
-            chosen.message
-        )  # of a command beside the training
-        earlier = chosen.place.file == limit.place.file and chosen.place.line < limit.place.line
-        return None if earlier and explains_itself else limit
-    return _signal_before(echoes, [chosen])
-
-
-def _signal_before(echoes: Sequence[Failure], failures: Sequence[Failure]) -> Failure | None:
-    """The first signal from outside in the logs, if all `failures` come after it; else None.
-
-    If a rank died, a launcher also sends SIGTERM to the others: then it is not a signal from outside.
-    """
-    died = any(_DIED.search(one.message) for one in echoes)
-    signals = (one for one in echoes if _RECEIVED.search(one.message) and (not died or _OUTSIDE.search(one.message)))
-    if (first := next(signals, None)) is None:
-        return None
-    # torchrun says last of all that it was ended by a signal.
-    last = "SignalException" in first.message and all(one.echo for one in failures)
-    return first if last or all(_is_after(one, first) for one in failures) else None
-
-
-def _is_after(failure: Failure, first: Failure) -> bool:
-    if failure.at is not None and first.at is not None:
-        return failure.at >= first.at
-    return failure.place.file == first.place.file and failure.place.line > first.place.line
-
-
-def _ordered(causes: Sequence[Failure], parts: Sequence[Part]) -> list[Failure]:
-    """The failures sorted by time of day if all have one, else by file and line."""
-    order = {part.file: number for number, part in reversed(list(enumerate(parts)))}
-    if causes and all(failure.at is not None for failure in causes):
-        return sorted(causes, key=lambda failure: failure.at or 0.0)
-    return sorted(causes, key=lambda failure: (order.get(failure.place.file, 0), failure.place.line))
-
-
-def _choose(causes: Sequence[Failure]) -> tuple[Failure | None, str]:
-    """(the first cause, what it is inferred from) among failures that are not echoes."""
-    by_file: dict[str, list[Failure]] = {}
-    for failure in causes:
-        by_file.setdefault(failure.place.file, []).append(failure)
-    heads = [_head(by_clock(sorted(chain, key=lambda failure: failure.place.line))) for chain in by_file.values()]
-    if len(heads) <= 1:
-        return heads[0] if heads else (None, "")
-    timed = [failure.at for failure, _ in heads if failure.at is not None]
-    if len(timed) < len(heads):
-        # An exception without a time may be the effect of the scheduler's signal: it ranks as a cancellation.
-        chosen, sure = min(
-            heads,
-            key=lambda head: (
-                meaning("cancelled" if head[0].ended == "error" else head[0].ended).precedence,
-                head[0].at or math.inf,
-            ),
-        )
-        others = {failure.ended for failure, _ in heads} - {chosen.ended}
-        note = f"the files give no times to compare; {chosen.ended} goes before {', '.join(sorted(others))}"
-        return chosen, sure or (note if others else "")
-    first = min(timed)
-    near = [head for head in heads if head[0].at is not None and head[0].at - first <= SKEW_S]
-    chosen, sure = min(near, key=lambda head: (meaning(head[0].ended).precedence, head[0].at))
-    other_classes = {failure.ended for failure, _ in near} - {chosen.ended}
-    if other_classes and not sure:
-        sure = f"{', '.join(sorted(other_classes))} within {SKEW_S:.0f} s of it, by clocks that may differ by as much"
-    return chosen, sure
-
-
-def _head(chain: Sequence[Failure]) -> tuple[Failure, str]:
-    """The first failure of a file, or one right after it that explains it."""
-    head = chain[0]
-    for other in chain[1:]:
-        if not _is_near(head, other):
-            break
-        if _explains(other, head):
-            return other, f"printed {other.place.line - head.place.line} lines after {head.ended}, which it explains"
-        if head.ended == "error" and _are_one(head, other) and _is_own(other) and is_specific(other):
-            return other, ""
-    return head, ""
-
-
-def _are_one(head: Failure, other: Failure) -> bool:
-    """Whether two failures of a file are lines of one."""
-    return head.rank == other.rank and abs(other.place.line - head.place.line) <= ONE_FAILURE_LINES
-
-
-def _is_own(failure: Failure) -> bool:
-    """Whether the failure is of a rank's own process or node: no wait, no end by the scheduler, no lost peer."""
-    row = meaning(failure.ended)
-    of_peer = _LINK.search(failure.message) or _IN_COLLECTIVE.search(failure.message)
-    return not (row.victim or row.by_scheduler or of_peer)
-
-
-def _is_later(failure: Failure, other: Failure) -> bool:
-    """Whether the logs show that `failure` came after `other`."""
-    if failure.at is not None and other.at is not None:
-        return failure.at - other.at > SKEW_S
-    is_same_rank = failure.rank is not None and failure.rank == other.rank and failure.place.file == other.place.file
-    return is_same_rank and failure.place.line > other.place.line
-
-
-def _is_near(head: Failure, other: Failure) -> bool:
-    if head.at is not None and other.at is not None:
-        return abs(other.at - head.at) <= SKEW_S
-    return other.place.line - head.place.line <= NEAR_LINES
 
 
 def _reason_below(failure: Failure, echoes: Sequence[Failure]) -> Failure | None:
     """The line of NCCL or its plugin that says why a collective failed, with what to do; None without one."""
-    if failure.to_do != COLLECTIVE and not (failure.ended == "error" and _IN_COLLECTIVE.search(failure.message)):
+    if failure.to_do != COLLECTIVE and not (failure.ended == "error" and IN_COLLECTIVE.search(failure.message)):
         return None
     reasons = [echo for echo in echoes if echo.ended == "user_error" and echo.to_do]
     same = [echo for echo in reasons if echo.place.file == failure.place.file] or reasons
     if not same:
         return None
     return replace(same[0], echo=False, rank=failure.rank if same[0].rank is None else same[0].rank)
-
-
-def _explains(other: Failure, head: Failure) -> bool:
-    if head.ended == "error" and _OF_GPU.search(head.message) and _OF_DRIVER.search(other.message):
-        return other.ended == "node_failure"
-    if head.ended == "error" and _IN_COLLECTIVE.search(head.message):
-        return meaning(other.ended).precedence < meaning("error").precedence
-    if _LINK.search(other.message):
-        return False
-    # Timeouts take minutes: a failure after one, without a time, is a consequence unless it explains the timeout.
-    explains = head.ended in meaning(other.ended).explains
-    if head.ended == "error":
-        return explains and other.rank is not None and head.rank is not None and other.rank != head.rank
-    return explains and (head.ended == "cancelled" or other.rank != head.rank)
 
 
 def _rank_of_file(file: str) -> int | None:
