@@ -2,6 +2,7 @@
 
 import configparser
 import email
+import json
 import os
 import re
 import shlex
@@ -120,10 +121,10 @@ def test_the_sdists_wheel_installs_beside_what_it_needs(wheel, tmp_path):
 
 @pytest.mark.long(but="first")
 @pytest.mark.parametrize(
-    ("version", "options", "stays"),
-    [("2.10.0+rocm7.1", (), True), ("2.8.0+rocm6.4", (), False), ("2.8.0+rocm6.4", ("--no-deps",), True)],
+    ("version", "extra", "stays"),
+    [("2.10.0+rocm7.1", "[train]", True), ("2.8.0+rocm6.4", "[train]", False), ("2.8.0+rocm6.4", "", True)],
 )
-def test_pip_leaves_the_sites_own_pytorch(wheel, tmp_path, version, options, stays):
+def test_pip_leaves_the_sites_own_pytorch(wheel, tmp_path, version, extra, stays):
     """As LUMI's image has it, by a stand-in: a build for ROCm meets torch>=2.9, so no index is asked for another."""
     fresh = tmp_path / "fresh"
     venv.create(fresh, with_pip=False, symlinks=True)
@@ -131,12 +132,41 @@ def test_pip_leaves_the_sites_own_pytorch(wheel, tmp_path, version, options, sta
     (site / "beside.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
     (metadata := site / f"torch-{version}.dist-info").mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
-    words = pip(fresh / "bin" / "python", "--no-index", *options, wheel)
+    words = pip(fresh / "bin" / "python", "--no-index", f"{wheel}{extra}")
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode == 0) == stays, done.stderr
     # pip would replace an older one: it looks for another, or finds one and cannot remove the stand-in.
     assert stays or re.search(r"No matching distribution found for torch>=2\.9|Cannot uninstall torch", done.stderr)
     assert [path.name for path in site.glob("torch-*")] == [metadata.name]
+
+
+@pytest.mark.long(always=True)
+def test_a_launcher_installs_alone_and_small(wheel, setup, tmp_path):
+    """With what install_requires names and nothing of this machine's; without an index it is skipped, but not in CI."""
+    fresh = tmp_path / "fresh"
+    venv.create(fresh, with_pip=False, symlinks=True)
+    python, more = fresh / "bin" / "python", shlex.split(os.environ.get("PIP_ARGS", ""))
+    pins = ("--constraint", REPOSITORY / "constraints.txt")
+    subprocess.run(pip(python, "--no-deps", "--no-index", wheel), check=True)
+    report = tmp_path / "report.json"
+    needs = [*more, *pins, "--report", report, *setup["options"]["install_requires"].split()]
+    done = subprocess.run(pip(python, *needs), capture_output=True, text=True, check=False)
+    if done.returncode and os.environ.get("CI") != "true":
+        pytest.skip(f"no index of packages: {done.stderr.strip().splitlines()[-1:]}")
+    assert done.returncode == 0, done.stderr
+    names = {each["metadata"]["name"].lower() for each in json.loads(report.read_text())["install"]}
+    assert names.isdisjoint({"torch", "deepspeed", "transformers", "safetensors", "tokenizers"})
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    program = fresh / "bin" / "hpc-gpt"
+    runs_installed(program, tmp_path, environment)
+    for words in (
+        ["plan", "--model", "gpt2", "--gpus", "8", "--device", "h200"],
+        ["submit", "demo", "--dry-run", "--cluster", "generic-slurm"],
+    ):
+        done = subprocess.run(
+            [program, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.long(always=True)
@@ -148,7 +178,7 @@ def test_the_wheel_installs_with_all_that_it_needs_and_trains(wheel, tmp_path):
     more = shlex.split(os.environ.get("PIP_ARGS", ""))
     pins = ("--constraint", REPOSITORY / "constraints.txt")
     # DeepSpeed comes as source, which pip builds in an environment of its own.
-    subprocess.run(pip(fresh / "bin" / "python", *more, *pins, wheel), check=True)
+    subprocess.run(pip(fresh / "bin" / "python", *more, *pins, f"{wheel}[train]"), check=True)
     environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
     runs_installed(fresh / "bin" / "hpc-gpt", tmp_path, environment)
     words = ["submit", "demo", "--cluster", "local", "--smoke", "--wait"]

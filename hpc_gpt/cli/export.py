@@ -9,6 +9,7 @@ import click
 
 from hpc_gpt.cli import completers
 from hpc_gpt.cli.run_argument import chosen_run
+from hpc_gpt.core.settings.requirements import check_package
 
 PLACE = 170
 
@@ -31,9 +32,11 @@ def export(run: str, form: str, out: Path | None, dtype: str, step: int | None) 
     transformers.AutoModelForCausalLM.from_pretrained loads. The class is GPT-2, Llama, Mistral,
     Qwen2, Qwen3 or SmolLM3: the one that the run began from, if that has such a shape. The
     tokenizer's files are copied if data.tokenizer is a tokenizer.json. An export that is killed
-    leaves .NAME.PID, which you may remove. Needs pip install 'hpc-gpt[hf]'.
+    leaves .NAME.PID, which you may remove. Needs pip install 'hpc-gpt[train]'.
     """
     exported = chosen_run(run)
+    for package in ("torch", "safetensors"):
+        check_package(package, "the export")
     folder = out or Path(f"{exported.run_id}-{form}")
     # In another process: the launcher never imports torch.
     command = [sys.executable, "-m", "hpc_gpt.trainer.export", str(exported.path), str(folder), dtype]

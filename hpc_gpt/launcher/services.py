@@ -6,7 +6,8 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from hpc_gpt.core.errors import ConfigError
@@ -15,7 +16,6 @@ from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.devices import build_for
 from hpc_gpt.core.settings.experiment import limit_s
-from hpc_gpt.core.settings.requirements import check_package
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.sbatch_words import read_options, sizes_of
 
@@ -102,29 +102,31 @@ def _jobs_after(resolved: Resolved) -> str:
     return f"{jobs}, {show_short(hours)} GPU-hours at most"
 
 
-_FIND = "import sys, importlib.util as u; sys.exit(3 * (u.find_spec(sys.argv[1]) is None))"
+_FIND = "import sys, importlib.util as u; print(*(name for name in sys.argv[1:] if u.find_spec(name) is None))"
+
+
+def lacking_packages(profile: ClusterProfile, packages: Sequence[str]) -> tuple[str, list[str]]:
+    """(the Python of the jobs, those of `packages` that it lacks). A Python in a container, or from modules, cannot be
+    asked on this machine: it lacks none."""
+    python = sys.executable if profile.scheduler == "local" else next(python_lines(profile)).text
+    unknown = bool(profile.modules) if profile.venv is None else not os.path.isabs(python)
+    if python == sys.executable:
+        return python, [name for name in packages if find_spec(name) is None]
+    if not packages or profile.container or profile.archive or unknown:
+        return python, []
+    try:
+        command = [python, "-c", _FIND, *packages]
+        return python, subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        return python, []
 
 
 def check_track(resolved: Resolved) -> None:
-    """Raises ConfigError if the job's Python lacks a library that `[track]` names; each is an extra of ours, too. A
-    Python in a container, or from modules, cannot be asked on this machine."""
-    profile = resolved.cluster
-    python = sys.executable if profile.scheduler == "local" else next(python_lines(profile)).text
-    unknown = bool(profile.modules) if profile.venv is None else not os.path.isabs(python)
-    if python != sys.executable and (profile.container or profile.archive or unknown):
-        return
-    for package in ("tensorboard", "wandb", "mlflow"):
-        if not getattr(resolved.track, package):
-            continue
-        if python == sys.executable:
-            check_package(package, package, f"track.{package}")
-            continue
-        try:
-            code = subprocess.run(
-                [python, "-c", _FIND, package], capture_output=True, timeout=30, check=False
-            ).returncode
-        except (OSError, subprocess.TimeoutExpired):
-            code = 0
-        if code == 3:
-            fault = f"track.{package} needs {package}, which {python} lacks"
-            raise ConfigError(fault, f"{python} -m pip install {package}")
+    """Raises ConfigError if the job's Python lacks a library that `[track]` names; each is an extra of ours, too."""
+    named = [package for package in ("tensorboard", "wandb", "mlflow") if getattr(resolved.track, package)]
+    python, lacking = lacking_packages(resolved.cluster, named)
+    for package in lacking:
+        install = (
+            f"pip install 'hpc-gpt[{package}]'" if python == sys.executable else f"{python} -m pip install {package}"
+        )
+        raise ConfigError(f"track.{package} needs {package}, which {python} lacks", install)

@@ -44,10 +44,11 @@ def main() -> None:
             code = program.train()
             sys.stdout.flush()
             os._exit(code)
-        if find_spec("torch") is None:
+        if lacking := [package for package in engine.packages if find_spec(package) is None]:
             raise ConfigError(
-                f"{sys.executable} has no torch",
-                "install it there, or choose another python: venv or python in the cluster profile, or HPC_GPT_PYTHON",
+                f"{sys.executable} has no {lacking[0]}",
+                "pip install 'hpc-gpt[train]' there, or choose another Python: venv or python in the cluster profile, "
+                "or HPC_GPT_PYTHON",
             )
         identity = identify(os.environ)
         rank = identity.rank

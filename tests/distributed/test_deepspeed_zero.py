@@ -66,7 +66,7 @@ def test_without_transformers_one_line_says_what_to_install(monkeypatch: pytest.
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "transformers" else find(name))
     with pytest.raises(ConfigError, match="needs transformers, which is not installed") as refused:
         module_of("hf-deepspeed").build(hf().resolved, torch.device("cpu"))
-    assert refused.value.hint == "pip install 'hpc-gpt[hf]'"
+    assert refused.value.hint == "pip install 'hpc-gpt[train]'"
 
 
 @each(refuse, [(staged(PP2), sharded(DP2, 1))])

@@ -140,13 +140,13 @@ def lacking(tmp_path) -> Path:
 @pytest.mark.parametrize(("package", "value"), [("tensorboard", True), ("wandb", "gpt"), ("mlflow", "gpt")])
 def test_a_missing_package_is_refused_at_the_submission(lacking, monkeypatch, package, value):
     resolved = resolve(load_experiment("demo", {f"track.{package}": value}), load_profile("generic-slurm"))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("hpc_gpt.launcher.services.find_spec", lambda name: name)
     check_track(resolved)
     other = replace(resolved, cluster=replace(resolved.cluster, python=str(lacking)))
     with pytest.raises(ConfigError, match=f"track.{package} needs {package}, which {lacking} lacks") as refused:
         check_track(other)
     assert refused.value.hint == f"{lacking} -m pip install {package}"
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("hpc_gpt.launcher.services.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=f"track.{package} needs {package}") as refused:
         check_track(resolved)
     assert refused.value.hint == f"pip install 'hpc-gpt[{package}]'"

@@ -184,4 +184,4 @@ def test_without_safetensors_one_line_says_what_to_install(runs, tmp_path, monke
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "safetensors" else find(name))
     with pytest.raises(ConfigError, match="the export needs safetensors, which is not installed") as refused:
         export_hf(runs["hf-deepspeed"], tmp_path / "out")
-    assert refused.value.hint == "pip install 'hpc-gpt[hf]'"
+    assert refused.value.hint == "pip install 'hpc-gpt[train]'"

@@ -51,6 +51,7 @@ class CommandEngine(EngineFacts):
     order = 70
     trains_our_model = False
     is_program = True
+    packages = ()
     takes_command = True
     axes = frozenset({"tp", "pp", "cp", "ep", "etp"})  # the program splits, not we
     switches = frozenset({"recompute"})  # for the record's FLOPs

@@ -11,7 +11,7 @@ from hpc_gpt.core.settings.model_shape import ModelShape, architecture_of
 
 class HfDeepspeed(DeepspeedFacts):
     order, plan_order = 50, 60
-    package = ("transformers", "hf")
+    packages = ("torch", "deepspeed", "transformers")
     trains_our_model = False
     zero_stages, default_stage = (1, 2, 3), 3
     switches = frozenset({"offload", "recompute", "attention", "compile", "compile_backend"})

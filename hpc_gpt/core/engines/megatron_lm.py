@@ -32,6 +32,7 @@ class MegatronLm(EngineFacts):
     order, plan_order = 60, 50
     trains_our_model = False
     is_program = True
+    packages = ()
     axes = frozenset({"tp", "pp", "cp", "ep", "etp"})
     shape_parts = frozenset({"experts", "mtp_layers", "rotated"})
     cp_exchanges = ("heads", "keys", "ring")

@@ -15,11 +15,13 @@ def check_requirements(resolved: Resolved, has_gpu: bool) -> None:
             "train.dtype is fp16, but this machine has no GPU, and DeepSpeed does not train in fp16 on a CPU",
             "use --set train.dtype=fp32 or bf16, or --engine ddp or fsdp",
         )
-    if facts.package is not None:
-        check_package(*facts.package, f"engine {resolved.engine.name}")
+    for package in facts.packages:
+        check_package(package, f"engine {resolved.engine.name}")
+    if resolved.train.init is not None:
+        check_package("safetensors", "train.init")
 
 
-def check_package(package: str, extra: str, user: str) -> None:
+def check_package(package: str, user: str, extra: str = "train") -> None:
     """Raises ConfigError, with the command that installs it, if an optional package is missing."""
     if importlib.util.find_spec(package) is None:
         raise ConfigError(f"{user} needs {package}, which is not installed", f"pip install 'hpc-gpt[{extra}]'")

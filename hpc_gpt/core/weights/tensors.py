@@ -141,7 +141,7 @@ def check_export(folder: Path) -> None:
     """Raises ConfigError if the folder exists or safetensors is not installed."""
     if os.path.lexists(folder):
         raise ConfigError(f"{folder} exists, and an export does not replace a folder", "name another folder with --out")
-    check_package("safetensors", "hf", "the export")
+    check_package("safetensors", "the export")
 
 
 def _write_weights(

@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, TextIO
 
+from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.files import data_dir, logs_folder, state_dir, write_once
 from hpc_gpt.core.format import counted
@@ -34,7 +35,7 @@ from hpc_gpt.core.tables import close_matches
 from hpc_gpt.launcher.doctor.site import Site, SlurmPartition, read_site
 from hpc_gpt.launcher.prepare import prepare
 from hpc_gpt.launcher.request import Request
-from hpc_gpt.launcher.services import build_fault
+from hpc_gpt.launcher.services import build_fault, lacking_packages
 from hpc_gpt.launcher.submission import dry_run
 from hpc_gpt.trainer.preflight.nodes import Preflight
 from hpc_gpt.trainer.preflight.verdict import SKEW_BAD_S, SKEW_WARN_S
@@ -74,8 +75,7 @@ def check_all(request: Request, profile: ClusterProfile, probe: bool) -> list[Ch
             hint = f'give an option of submit, or the key in a profile of your own with extends = "{profile.name}"'
             checks.append(Check("profile", "warn", f"from documentation, not tried there; it lacks {lacking}", hint))
     checks += _check_scheduler(resolved, script, profile)
-    if profile.scheduler == "slurm":
-        checks += check_build(profile)
+    checks += check_versions(profile, resolved)
     if resolved is not None:
         checks += [*check_gpus_here(resolved), check_network(resolved), *check_files(resolved)]
         if resolved.train.init is not None:
@@ -152,9 +152,14 @@ def guarded(name: str, check: Callable[[], list[Check]]) -> list[Check]:
         return [Check(name, "fail", f"{fault.filename or name}: {fault.strerror}", "can you read and write there?")]
 
 
-def check_build(profile: ClusterProfile) -> list[Check]:
-    """Warns if the PyTorch that jobs use is not a build for the profile's device."""
-    fault = build_fault(profile)
+def check_versions(profile: ClusterProfile, resolved: Resolved | None) -> list[Check]:
+    """Checks that the Python of the jobs has what the run's engine needs, and warns if its PyTorch is not a build for
+    the profile's device."""
+    packages = engine_named(resolved.engine.name).packages if resolved is not None else ()
+    python, lacking = lacking_packages(profile, packages)
+    if lacking:
+        return [Check("versions", "fail", f"{lacking[0]} is missing in {python}", "pip install 'hpc-gpt[train]' there")]
+    fault = build_fault(profile) if profile.scheduler == "slurm" else ""
     hint = 'install that build in the environment of the jobs (docs/sites.md, "PyTorch for ROCm"), or name another in '
     return [Check("torch", "warn", fault, f"{hint}the profile")] if fault else []
 
@@ -200,7 +205,7 @@ def check_init(resolved: Resolved) -> Check:
     """Checks that our model and transformers' compute the same logits from the folder that the run begins from."""
     missing = [name for name in ("torch", "transformers", "safetensors") if find_spec(name) is None]
     if missing:
-        return Check("weights", "warn", f"not compared: no {missing[0]} here", "pip install 'hpc-gpt[hf]'")
+        return Check("weights", "warn", f"not compared: no {missing[0]} here", "pip install 'hpc-gpt[train]'")
     # Both models in fp32, and 1 GiB for torch.
     needed_gib = (2 * 4 * resolved.model.params + 2**30) / 2**30
     free_gib = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30

@@ -33,7 +33,7 @@ from hpc_gpt.trainer.model.vocab_loss import VocabParallelLoss
 
 def build(resolved: Resolved, device: torch.device) -> HfDeepspeed:
     """Builds the engine on this rank. Raises ConfigError without transformers."""
-    check_package("transformers", "hf", "engine hf-deepspeed")
+    check_package("transformers", "engine hf-deepspeed")
     return HfDeepspeed(resolved, device)
 
 

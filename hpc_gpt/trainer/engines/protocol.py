@@ -95,7 +95,7 @@ class TrainingEngine:
         # The weights of train.init; None if the initial weights are drawn.
         self.given_weights: GivenWeights | None = None
         if resolved.train.init is not None:
-            check_package("safetensors", "hf", "train.init")
+            check_package("safetensors", "train.init")
             self.given_weights = GivenWeights(read_folder(Path(resolved.train.init)), resolved.model)
         self.initial: PutLater = self.given_weights or DrawnLater(resolved.train.seed, resolved.model.layers)
 

@@ -24,7 +24,7 @@ _LASTING = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR
 def check_readable(path: Path) -> None:
     """Raises ConfigError if this machine lacks the package for the file's compression."""
     if path.suffix == ".zst":
-        check_package("zstandard", "zstd", str(path))
+        check_package("zstandard", str(path), "zstd")
 
 
 def content(path: Path) -> Iterator[bytes]:

@@ -184,7 +184,7 @@ def check_text(path: Path) -> str:
     """A warning if a file's content does not begin as UTF-8, else empty. Raises DataError for JSON that is not called
     .jsonl, and for a NUL byte, which no text has."""
     if _is_parquet(path):
-        check_package("pyarrow", "parquet", str(path))
+        check_package("pyarrow", str(path), "parquet")
         return ""
     begin = next(content(path), b"")[:8192]
     _check_form(path, begin)
@@ -233,7 +233,7 @@ def _jsonl_texts(path: Path, key: str) -> Iterator[bytes]:
 
 
 def _parquet_texts(path: Path, key: str) -> Iterator[bytes]:
-    check_package("pyarrow", "parquet", str(path))
+    check_package("pyarrow", str(path), "parquet")
     import pyarrow
     from pyarrow import parquet
 

@@ -294,7 +294,7 @@ def _cut(begun: bytearray) -> int:
 
 def _open_file(path: Path) -> Tokenizer:
     text = _read(path)
-    check_package("tokenizers", "tokenizers", f"tokenizer {path}")
+    check_package("tokenizers", f"tokenizer {path}")
     import tokenizers
 
     try:
@@ -327,7 +327,7 @@ def _file_name(text: bytes) -> str:
 
 
 def _open_tiktoken(description: str) -> Tokenizer:
-    check_package("tiktoken", "tiktoken", f"tokenizer {description}")
+    check_package("tiktoken", f"tokenizer {description}", "tiktoken")
     import tiktoken
     import tiktoken.load
 

@@ -30,13 +30,16 @@ def test_an_engines_own_package_is_asked_for(monkeypatch):
     resolved = settle(engine__name="hf-deepspeed")
     check_requirements(resolved, has_gpu=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="engine hf-deepspeed needs transformers"):
+    with pytest.raises(ConfigError, match="engine hf-deepspeed needs torch"):
         check_requirements(resolved, has_gpu=False)
-    check_requirements(settle(engine__name="deepspeed-zero"), has_gpu=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "deepspeed" else name)
+    check_requirements(settle(engine__name="ddp"), has_gpu=False)
+    with pytest.raises(ConfigError, match="engine deepspeed-zero needs deepspeed"):
+        check_requirements(settle(engine__name="deepspeed-zero"), has_gpu=False)
 
 
 def test_a_missing_package_is_one_line_with_the_command():
-    check_package("numpy", "hf", "engine hf-deepspeed")
+    check_package("numpy", "engine hf-deepspeed")
     with pytest.raises(ConfigError, match="engine hf-deepspeed needs no_such_package") as refusal:
-        check_package("no_such_package", "hf", "engine hf-deepspeed")
-    assert refusal.value.hint == "pip install 'hpc-gpt[hf]'"
+        check_package("no_such_package", "engine hf-deepspeed")
+    assert refusal.value.hint == "pip install 'hpc-gpt[train]'"

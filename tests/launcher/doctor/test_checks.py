@@ -216,12 +216,12 @@ def test_pytorch_is_a_build_for_the_device(tmp_path, device, build, words):
         (venv / "torch" / "__init__.py").write_text("raise RuntimeError('no driver')\n")
         (venv / "torch" / "version.py").write_text(f"__version__ = '2.10.0'\ndebug = False\n{build}\n")
     profile = replace(load_profile("generic-slurm"), device=device, venv=str(venv))
-    found = [check.words for check in checks.check_build(profile)]
+    found = [check.words for check in checks.check_versions(profile, None)]
     assert found == ([] if words is None else [f"PyTorch 2.10.0 of {venv}/bin/python {words}"])
 
 
 def test_weights_are_not_compared_without_torch(monkeypatch):
     monkeypatch.setattr(checks, "find_spec", lambda name: None)
     assert said(checks.check_init(resolved_demo())) == [
-        "warn weights: not compared: no torch here | pip install 'hpc-gpt[hf]'"
+        "warn weights: not compared: no torch here | pip install 'hpc-gpt[train]'"
     ]

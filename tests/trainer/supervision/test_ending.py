@@ -157,7 +157,9 @@ def test_a_python_without_torch_is_one_line_and_a_hint(tmp_path: Path) -> None:
     environment = os.environ | {"HPC_GPT_RUN": str(run.path), "HPC_GPT_ATTEMPT": str(attempt.number), "RANK": "0"}
     rank = subprocess.run([sys.executable, "-c", without], env=environment, capture_output=True, text=True, check=False)
     assert (rank.returncode, rank.stderr) == (2, "")
-    assert rank.stdout.startswith(f"rank 0: Error: {sys.executable} has no torch\n\nhint: install it there")
+    assert rank.stdout.startswith(
+        f"rank 0: Error: {sys.executable} has no torch\n\nhint: pip install 'hpc-gpt[train]' there"
+    )
     assert attempt.ended()["ended"] == "user_error"
 
 

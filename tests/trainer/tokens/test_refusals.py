@@ -215,7 +215,7 @@ ROWS: dict[str, Row] = {
      "tokenizer is a tokenizer.json of Hugging Face's tokenizers; transformers writes one: "
      "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"),
     "no package for it": (without_packages(of_file(b"{}", lambda path: tokenizer.open_tokenizer(str(path)), "t.json")),
-     "tokenizer HERE/t.json needs tokenizers, which is not installed | pip install 'hpc-gpt[tokenizers]'"),
+     "tokenizer HERE/t.json needs tokenizers, which is not installed | pip install 'hpc-gpt[train]'"),
     "no package for an encoding": (without_packages(lambda at: tokenizer.open_tokenizer("tiktoken:gpt2")),
      "tokenizer tiktoken:gpt2 needs tiktoken, which is not installed | pip install 'hpc-gpt[tiktoken]'"),
     "no package for what is packed": (without_packages(of_file(b"", documents, "x.zst")),

@@ -73,7 +73,7 @@ class EngineFacts(States):
     # --- what it is
     order: ClassVar[int] = 100  # the place in lists
     plan_order: ClassVar[int] = 100  # of equally fast engines, the plan takes the first
-    package: ClassVar[tuple[str, str] | None] = None  # the package that it needs, and the extra that installs it
+    packages: ClassVar[tuple[str, ...]] = ("torch",)  # those that its ranks need beside the launcher's
     trains_our_model: ClassVar[bool] = True  # else its model, or its loss, belongs to another program
     is_program: ClassVar[bool] = False  # whether the job starts another program instead of our trainer
     takes_command: ClassVar[bool] = False  # any program, by [command]
