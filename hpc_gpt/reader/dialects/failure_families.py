@@ -248,7 +248,7 @@ DIALECT = Dialect(
         # --- lines that point to others
         *failure_family("error", "", raised_as="RayActorError ActorDiedError", echo=True,
             says="See root cause above | Failed core proc(s) | See stack trace for root cause",
-            line="The actor died because | The actor is dead because"),
+            line="The actor died because | The actor is dead because | A worker died or was killed"),
         # --- software that was not built: what follows from the compiler's line
         *failure_family("user_error", _BUILD,
             says=("Error building extension | Error compiling objects for extension | torch_extensions/….so: cannot open"),

@@ -27,6 +27,7 @@ DIALECT = Dialect(
                 ("KeyError: '/", "KeyError", r"'/(?:mp|psm|loky|joblib)[-_]"),  # of the tracker of shared memory
             )
         ),
+        echo("user_error", "rectory: '/", raised("FileNotFoundError", r"'/(?:mp|psm|loky|joblib)[-_]")),
         failure("error", "rror", raised(ANY_NAME)),
         failure("error", "Exception", raised(r"(?:\w{1,60})?Exception")),
         # user errors: a retry does not help

@@ -51,6 +51,7 @@ DIALECT = Dialect(
         failure("node_failure", "srun: error: ",
             r"(?P<words>srun: error: (?:\S{0,60} ?step_launch_notify_io_failure|Aborting, .{0,60}io error"
             r"|\S{1,60}: Zero Bytes were transmitted|.{0,60}Communication connection failure).{0,200})"),
+        failure("error", " launch failed: ", r"(?P<words>srun: error: tasks? [\d,-]{1,400} launch failed: .{0,200})"),
         echo("node_failure", "pplication launch failed", r"srun: error: Application launch failed: "),
         echo("node_failure", "job step", r"(?P<words>srun: error: Timed out waiting for job step to complete.{0,100})"),
         failure("user_error", "srun: error: ", r"(?P<words>srun: error: (?:Unable to (?:create step|allocate resources"
