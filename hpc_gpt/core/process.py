@@ -12,19 +12,68 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core.errors import ConfigError
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def stat_of(pid: int | str) -> list[str]:
-    """State, parent, group and further fields of a process from /proc (proc(5), `stat`, from field 3 on).
+    """State, parent, group, session and further fields of a process from /proc (proc(5), `stat`, from field 3 on).
     OSError if there is no such process."""
-    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+        return file.read().rpartition(b")")[2].decode().split()
+
+
+class ProcessTable:
+    """All processes of this machine at one moment: `stats` has the fields of `stat_of` of each, zombies too, and
+    `children` {pid: its children}. Empty where there is no /proc."""
+
+    def __init__(self) -> None:
+        self.stats: dict[int, list[str]] = {}
+        self.children: dict[int, list[int]] = {}
+        names: list[str] = []
+        with contextlib.suppress(OSError):
+            names = os.listdir("/proc")
+        for name in filter(str.isdigit, names):
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                fields = stat_of(name)
+                self.children.setdefault(int(fields[1]), []).append(int(name))
+                self.stats[int(name)] = fields
+
+    def start_of(self, pid: int) -> str | None:
+        """The start time of a process as by `start_time`."""
+        fields = self.stats.get(pid)
+        return None if fields is None or fields[0] in "ZX" else fields[19]
+
+    def alive(self, pids: Mapping[int, str]) -> dict[int, str]:
+        """Those of {pid: start time} that run."""
+        return {pid: started for pid, started in pids.items() if self.start_of(pid) == started}
+
+    def below(self, *pids: int, without: Collection[int] = ()) -> dict[int, str]:
+        """{pid: start time} of these processes and all their descendants that run. Processes in `without` do not
+        count, nor does what only they have started."""
+        found: dict[int, str] = {}
+        left, looked = list(pids), set(without)
+        while left:
+            pid = left.pop()
+            if pid in looked:
+                continue
+            looked.add(pid)
+            left += self.children.get(pid, ())
+            if (started := self.start_of(pid)) is not None:
+                found[pid] = started
+        return found
+
+    def above(self, pid: int) -> list[int]:
+        """The parent of a process, its parent, and so on."""
+        found: list[int] = []
+        while (fields := self.stats.get(pid)) is not None and (pid := int(fields[1])) > 0:
+            found.append(pid)
+        return found
 
 
 def start_time(pid: int) -> str | None:
@@ -108,42 +157,20 @@ def send(pid: int | None, started: str | None, what: int) -> bool:
 
 def descendants(pid: int) -> dict[int, str]:
     """{pid: start time} of all descendants of a process, without zombies. Linux."""
-    children: dict[int, list[int]] = {}
-    started: dict[int, str] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            fields = stat_of(entry.name)
-            children.setdefault(int(fields[1]), []).append(int(entry.name))
-            if fields[0] not in "ZX":
-                started[int(entry.name)] = fields[19]
-    alive: dict[int, str] = {}
-    left = children.get(pid, [])
-    while left:
-        child = left.pop()
-        left += children.get(child, [])
-        if child in started:
-            alive[child] = started[child]
-    return alive
-
-
-def environments(*names: str) -> Iterator[tuple[int, dict[bytes, bytes]]]:
-    """(pid, environment at its start) of each process that has all of these variables and that this user may read.
-    Linux."""
-    marks = [name.encode() + b"=" for name in names]
-    pids: list[str] = []
-    with contextlib.suppress(OSError):
-        pids = os.listdir("/proc")
-    for pid in filter(re.compile(r"[0-9]+").fullmatch, pids):
-        with contextlib.suppress(OSError):
-            text = Path("/proc", pid, "environ").read_bytes()
-            if all(mark in text for mark in marks):
-                yield int(pid), dict(entry.split(b"=", 1) for entry in text.split(b"\0") if b"=" in entry)
+    table = ProcessTable()
+    return table.below(*table.children.get(pid, ()))
 
 
 def job_of(pid: int | str, environment: Mapping[bytes, bytes]) -> tuple[bytes, bytes]:
     """The Slurm job of a process, by its variable and by its cgroup; empty without one."""
     in_cgroup = re.search(rb"/job_(\d+)", Path("/proc", str(pid), "cgroup").read_bytes())
     return environment.get(b"SLURM_JOB_ID", b""), in_cgroup[1] if in_cgroup else b""
+
+
+def adopt_orphans() -> None:
+    """From now on a descendant of this process whose parent ends becomes its child (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent() -> None:

@@ -1,18 +1,40 @@
-"""The processes of a run on this machine that have outlived their supervisor, found by variables that only they have.
+"""Which processes on this machine belong to an attempt, and their end. The marks, the surest first:
 
-The supervisor of an attempt ends them before the attempt is over. If it was killed itself, they run on, and are left
-alone: before the run is started again, their GPUs are given to others or a checkpoint is removed, they are found here.
+| mark | is | held by |
+|---|---|---|
+| the job | the processes in a step of its Slurm job, by the cgroup, else by slurmd (`in_job`) | Slurm |
+| the tree | what its supervisor has started, and all that came from it (`Tree`) | the kernel: orphans are adopted |
+| the record | pid, start time and boot of a tree's processes (`recorded`) | the disk: it outlives the supervisor |
+| the variables | the environment at a process's start (`_marked`) | the process, which can overwrite it |
+
+So a process is not seen that has left its tree and overwritten its environment within a second, between two looks of a
+supervisor that was then killed. Processes on other nodes are not seen.
 """
 
 import contextlib
+import json
 import os
+import re
 import signal
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from hpc_gpt.core.files import read_json
-from hpc_gpt.core.process import boot_id, descendants, environments, job_of, process_identity, send_to
+from hpc_gpt.core.errors import RunFolderError
+from hpc_gpt.core.files import read_json, replace_whole
+from hpc_gpt.core.process import (
+    ProcessTable,
+    answer_of,
+    boot_id,
+    is_alive,
+    job_of,
+    process_identity,
+    send_to,
+    start_time,
+)
+from hpc_gpt.core.runs.race import read_visits
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 
 # The variables of an attempt's processes, and of what they start: the attempt's number, the folder of the run's
@@ -23,8 +45,14 @@ _RUN, _STEP = "HPC_GPT_RUN", b"SLURM_STEP_ID"
 JOB = "slurm_job"
 # The open files that lock an attempt's GPUs: whatever it starts inherits them.
 GPU_LOCKS = "HPC_GPT_GPU_LOCKS"
+# The name of each step that job.sh and its preflight start; a program's own have other names.
+STEP_NAME = "hpc-gpt"
 _GONE_S = 5.0  # the wait for killed processes to leave; one that waits for a disk or a GPU may not leave
-_POLL_S = 0.05
+_POLL_S, _LOOK_S = 0.05, 1.0
+_COST = 50  # a look may take a 50th of the time
+_LIST_S, _ASK_S = 5.0, 20.0
+# On the command line of the supervisor of another run, which may be started from within an attempt.
+_SUPERVISES = b"\0hpc_gpt.launcher."
 
 
 def task_variables(run: RunFolder, attempt: Attempt, task: int | None = None) -> dict[str, str]:
@@ -38,64 +66,313 @@ def gpu_locks() -> tuple[int, ...]:
     return tuple(int(lock) for lock in os.environ.get(GPU_LOCKS, "").split(",") if lock)
 
 
-def processes_of(run: RunFolder, attempt: Attempt, job: tuple[bytes, bytes], task: int | None = None) -> list[int]:
-    """The processes on this node that an attempt, or one of its tasks, has started; without this process.
+# --- the tree
 
-    A job that they have submitted has their variables, too. So processes of another Slurm job than `job`, by its
-    variable or by its cgroup, do not count.
+
+class Look(NamedTuple):
+    """A look at a tree: its `moment` by time.monotonic(), the processes {pid: start time} in it that run, and all of
+    the machine's. It holds for `pause_s`."""
+
+    moment: float
+    pause_s: float
+    seen: dict[int, str]
+    table: ProcessTable
+
+
+class Tree:
+    """The processes that come from `roots`, the children of this process that belong to an attempt. `more` gets them,
+    and gives pids that belong to the attempt, too.
+
+    If this process adopts orphans, its further children are those that lost their parent, and it reaps them; a child
+    of its own shares its session, and its process group or none.
     """
+
+    def __init__(
+        self, roots: Iterable[int] = (), more: Callable[[Mapping[int, str]], Iterable[int]] = lambda _: ()
+    ) -> None:
+        self._roots = process_starts(roots)
+        self._more, self._lock = more, threading.Lock()
+        self.last = Look(0.0, 0.0, {}, ProcessTable())
+        self._others = self.last.table.below(*self.last.table.children.get(os.getpid(), ()), without=self._roots)
+        self._written: dict[int, str] = {}
+
+    def add(self, root: int) -> None:
+        """Adds a root, which has just started."""
+        self._roots |= process_starts([root])
+
+    def look(self, at_once: bool = False) -> Look:
+        """Looks at most once a second, more rarely on a node with very many processes, unless `at_once`."""
+        with self._lock:
+            began = time.monotonic()
+            if at_once or began >= self.last.moment + self.last.pause_s:
+                seen = self._look(table := ProcessTable(), self.last.seen)
+                self.last = Look(began, max(_LOOK_S, _COST * (time.monotonic() - began)), seen, table)
+            return self.last
+
+    def is_alive(self) -> bool:
+        """Whether a process of the tree runs."""
+        last = any(is_alive(pid, started) for pid, started in self.last.seen.items())
+        return last or bool(self.look(at_once=True).seen)
+
+    def _look(self, table: ProcessTable, before: Mapping[int, str]) -> dict[int, str]:
+        self._others = table.below(*table.alive(self._others))
+        ours = {*table.alive(self._roots), *table.alive(before)}
+        for child in table.children.get(os.getpid(), ()):
+            if child in self._roots or child in self._others:
+                continue
+            if child not in before and not _is_adopted(child, table.stats[child]):
+                self._others |= table.below(child)
+                continue
+            ours.add(child)
+            if table.stats[child][0] == "Z":
+                with contextlib.suppress(OSError):
+                    os.waitpid(child, os.WNOHANG)
+        seen = table.below(*ours, without=self._others)
+        seen |= table.below(*self._more(seen), without={*seen, *self._others})
+        for pid in [pid for pid, started in seen.items() if before.get(pid) != started and _supervises(pid)]:
+            self._others |= table.below(pid)
+        return {pid: started for pid, started in seen.items() if pid not in self._others}
+
+    def write(self, attempt: Attempt) -> None:
+        """Looks, and records the processes if they have changed. A full disk is no fault."""
+        if (seen := self.look().seen) != self._written:
+            self._written = seen
+            with contextlib.suppress(RunFolderError):
+                replace_whole(attempt.processes, json.dumps({"boot": boot_id(), "processes": seen}) + "\n")
+
+    def close(self, attempt: Attempt) -> None:
+        """Removes the record if none of the processes is left."""
+        self.write(attempt)
+        if not self.look(at_once=True).seen:
+            attempt.processes.unlink(missing_ok=True)
+
+
+def process_starts(pids: Iterable[int]) -> dict[int, str]:
+    """{pid: start time} of these processes, empty for one that has ended."""
+    return {pid: start_time(pid) or "" for pid in pids}
+
+
+def _is_adopted(child: int, fields: Sequence[str]) -> bool:
+    """Whether another process has started a child of this one, by its `fields` of `stat_of`."""
+    _, _, group, session, *_ = fields
+    return int(session) != os.getsid(0) or int(group) not in (child, os.getpgrp())
+
+
+def _supervises(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return _SUPERVISES in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+def recorded(attempts: Iterable[Attempt]) -> dict[int, str]:
+    """{pid: start time} of the processes in the records of attempts that run, and of all that they have started."""
+    pids: dict[int, str] = {}
+    for attempt in attempts:
+        record = read_json(attempt.processes)
+        if record.get("boot") == boot_id():
+            pids |= {int(pid): started for pid, started in record["processes"].items()}
+    alive = [pid for pid, started in pids.items() if is_alive(pid, started)]
+    return _below(ProcessTable(), alive) if alive else {}
+
+
+def _below(table: ProcessTable, pids: Iterable[int]) -> dict[int, str]:
+    """The processes with all descendants, without this one, supervisors of other runs, and what these have started."""
+    found = table.below(*pids, without=[os.getpid()])
+    return table.below(*found, without=[os.getpid(), *filter(_supervises, found)])
+
+
+# --- the variables
+
+
+def _marked(*names: str) -> Iterable[tuple[int, dict[bytes, bytes]]]:
+    """(pid, environment at its start) of each process that has all of these variables and that this user may read,
+    without this process."""
+    marks = [name.encode() + b"=" for name in names]
+    pids: list[str] = []
+    with contextlib.suppress(OSError):
+        pids = os.listdir("/proc")
+    for pid in filter(str.isdigit, pids):
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
+                text = file.readall()
+            if all(mark in text for mark in marks) and int(pid) != os.getpid():
+                yield int(pid), dict(entry.split(b"=", 1) for entry in text.split(b"\0") if b"=" in entry)
+
+
+def _is_in(job: tuple[bytes, bytes], pid: int, environment: Mapping[bytes, bytes]) -> bool:
+    """Whether a process is in this job: one that the attempt has submitted has its variables, too."""
+    with contextlib.suppress(OSError):
+        return job_of(pid, environment) == job
+    return False
+
+
+def _checkpoints_in(environment: Mapping[bytes, bytes]) -> str:
+    return os.path.realpath(os.fsdecode(environment[CHECKPOINTS.encode()]))
+
+
+def jobs_of_user() -> set[tuple[bytes, bytes]]:
+    """The Slurm jobs on this node, by variable and cgroup, of the processes that this user may read."""
+    found = set()
+    for pid, environment in _marked("SLURM_JOB_ID"):
+        with contextlib.suppress(OSError):
+            found.add(job_of(pid, environment))
+    return found
+
+
+# --- the job
+
+
+def in_job(job_id: str, node: str) -> dict[int, str]:
+    """{pid: its step, such as batch, extern or 0} of the processes of a Slurm job on this node: by the job's cgroup,
+    else by slurmd, whatever it tracks processes by; empty if neither answers."""
+    found: dict[int, str] = {}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if match := re.match(rf".*/job_{job_id}(?=/|$)", path):
+                folder = Path("/sys/fs/cgroup", controllers.removeprefix("name="), match[0].lstrip("/"))
+                found |= in_cgroup(folder)
+    if not found:
+        _, shown, _ = answer_of(_ASK_S, "scontrol", "listpids", job_id, node)
+        rows = [line.split() for line in shown.splitlines()]
+        found = {int(row[0]): row[2] for row in rows if len(row) > 2 and row[0].isdecimal()}
+    return {pid: step for pid, step in found.items() if _name_of(pid) != "slurmstepd"}
+
+
+def in_cgroup(folder: Path) -> dict[int, str]:
+    """{pid: its step} of the processes in the cgroup of a job."""
+    found = {}
+    for file in folder.rglob("cgroup.procs"):
+        if match := re.match(r"step_([^/]+)/", str(file.relative_to(folder))):
+            with contextlib.suppress(OSError):
+                found |= dict.fromkeys(map(int, file.read_text(encoding="utf-8").split()), match[1])
+    return found
+
+
+def _name_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    return ""
+
+
+class Step:
+    """A numbered step of a Slurm job: its `number`, its `name`, its `nodes` as Slurm lists them, and the srun that
+    started it, by host and pid."""
+
+    def __init__(self, shown: str) -> None:
+        fields = dict(re.findall(r"(?:^| )([\w:]+)=(\S*)", shown))
+        self.id = fields.get("StepId", "")
+        self.number = self.id.rpartition(".")[2]
+        self.name, self.nodes = fields.get("Name", ""), fields.get("NodeList", "")
+        host, _, pid = fields.get("SrunHost:Pid", "").rpartition(":")
+        self.srun = int(pid) if host == os.uname().nodename.partition(".")[0] and pid.isdecimal() else 0
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether job.sh or its preflight has started the step, or an srun of this host that has ended. A step of the
+        user's own, such as a shell beside the ranks, has an srun that runs here or on another host."""
+        return self.name == STEP_NAME or (self.srun > 0 and ProcessTable().start_of(self.srun) is None)
+
+
+def steps_of(job_id: str) -> list[Step]:
+    """The numbered steps of a Slurm job that have not ended; none if Slurm does not answer."""
+    _, shown, _ = answer_of(_ASK_S, "scontrol", "--oneliner", "show", "step", job_id)
+    return [step for step in map(Step, shown.splitlines()) if step.number.isdecimal()]
+
+
+class StartedSteps:
+    """The processes on this node in the steps that a tree on it has started: srun's tasks do not come from it. None
+    outside a job."""
+
+    def __init__(self) -> None:
+        self._job_id, self._node = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURMD_NODENAME", "")
+        self._started: dict[str, bool] = {}  # {step: whether the tree has its srun}
+        self._pids: list[int] = []
+        self._next = 0.0 if self._job_id and self._node else float("inf")
+
+    def __call__(self, seen: Mapping[int, str]) -> list[int]:
+        began = time.monotonic()
+        if began >= self._next:
+            listed = in_job(self._job_id, self._node)
+            if {step for step in listed.values() if step.isdecimal()} - self._started.keys():
+                self._started |= {step.number: step.srun in seen for step in steps_of(self._job_id)}
+            self._pids = [pid for pid, step in listed.items() if self._started.get(step)]
+            self._next = began + max(_LIST_S, _COST * (time.monotonic() - began))
+        return self._pids
+
+
+# --- the answers
+
+
+def end_processes(
+    run: RunFolder,
+    attempt: Attempt,
+    job: tuple[bytes, bytes],
+    task: int | None = None,
+    tree: Tree | None = None,
+) -> None:
+    """Kills the processes that an attempt, or one of its tasks, has started, as slurmstepd does at the end of a job,
+    and waits until they have left: those of this supervisor's `tree`; without it, when a job script has ended, those of
+    the record and of the batch step that do not come from job.sh."""
     wanted = {ATTEMPT.encode(): b"%d" % attempt.number} | ({} if task is None else {TASK.encode(): b"%d" % task})
-    folder, pids = os.path.realpath(run.checkpoints), list[int]()
-    for pid, environment in environments(ATTEMPT, CHECKPOINTS):
-        with contextlib.suppress(OSError):
+    folder = os.path.realpath(run.checkpoints)
+
+    def find() -> Collection[int]:
+        found = {*(tree.look(at_once=True).seen if tree is not None else _left_by_script(attempt, job))}
+        for pid, environment in _marked(ATTEMPT, CHECKPOINTS):
             is_own = wanted.items() <= environment.items() and _checkpoints_in(environment) == folder
-            if is_own and pid != os.getpid() and job_of(pid, environment) == job:
-                pids.append(pid)
-    return pids
+            if is_own and _is_in(job, pid, environment):
+                found.add(pid)
+        return found
+
+    _end(find, signal.SIGKILL, _GONE_S)
 
 
-def end_processes(run: RunFolder, attempt: Attempt, job: tuple[bytes, bytes], task: int | None = None) -> None:
-    """Kills the `processes_of` an attempt, as slurmstepd does at the end of a job, and waits until they have left."""
-    _end(lambda: processes_of(run, attempt, job, task), signal.SIGKILL, _GONE_S)
-
-
-def left_in_job(run: RunFolder, number: int, job: tuple[bytes, bytes]) -> list[int]:
-    """The processes on this node that attempts of a run before `number`, or visits of a race, have started in a Slurm
-    job, with their descendants. Those of this process's own step have just started."""
-    folder, pids, step = os.path.realpath(run.path), list[int](), os.environb.get(_STEP)
-    for pid, environment in environments(_RUN, ATTEMPT):
-        with contextlib.suppress(OSError):
-            path = os.path.realpath(os.fsdecode(environment[_RUN.encode()]))
-            is_earlier = path == folder and environment[ATTEMPT.encode()] != b"%d" % number
-            is_earlier |= path.startswith(f"{folder}/")
-            if is_earlier and (step is None or environment.get(_STEP) != step) and job_of(pid, environment) == job:
-                pids.append(pid)
-    return [pid for pid in _with_descendants(pids) if pid != os.getpid()]
+def _left_by_script(attempt: Attempt, job: tuple[bytes, bytes]) -> set[int]:
+    table = ProcessTable()
+    found, above = {*recorded([attempt])}, table.above(os.getpid())
+    if node := os.environ.get("SLURMD_NODENAME"):
+        found |= {pid for pid, step in in_job(job[0].decode(), node).items() if step == "batch"}
+    shell = next((pid for pid in reversed(above) if pid in found), os.getpid())
+    return found - {*table.below(shell)}
 
 
 def end_left_in_job(run: RunFolder, number: int, job: tuple[bytes, bytes], limit_s: float) -> list[int]:
-    """Kills the processes of `left_in_job`, and returns those that have not left within `limit_s`."""
-    _end(lambda: left_in_job(run, number, job), signal.SIGKILL, limit_s)
-    return left_in_job(run, number, job)
+    """Kills what attempts of a run before `number`, or visits of a race, have started in a Slurm job on this node, with
+    all descendants; returns those that have not left within `limit_s`. This process's own step has just started."""
+    folder, step, node = os.path.realpath(run.path), os.environb.get(_STEP), os.environ.get("SLURMD_NODENAME", "")
+    listed = in_job(job[0].decode(), node) if job[0] and node else {}
+    others = {name for name in {*listed.values()} if name.isdecimal()} - {(step or b"").decode()}
+    ended = {one.number for one in steps_of(job[0].decode()) if one.is_ours} & others if others else set[str]()
+
+    def find() -> Collection[int]:
+        pids = {pid for pid, name in listed.items() if name in ended}
+        for pid, environment in _marked(_RUN, ATTEMPT):
+            path = os.path.realpath(os.fsdecode(environment[_RUN.encode()]))
+            is_earlier = path == folder and environment[ATTEMPT.encode()] != b"%d" % number
+            is_earlier |= path.startswith(f"{folder}/")
+            if is_earlier and (step is None or environment.get(_STEP) != step) and _is_in(job, pid, environment):
+                pids.add(pid)
+        return ProcessTable().below(*pids, without=[os.getpid()])
+
+    _end(find, signal.SIGKILL, limit_s)
+    return [*find()]
 
 
 def run_on(run: RunFolder) -> list[int]:
     """The processes on this machine that any attempt of a run has started, with their descendants. The caller knows
     that the supervisor of the run is gone."""
     attempts = run.attempts()
-    if not attempts or attempts[-1].started().get("boot") not in (None, boot_id()):
+    if attempts and attempts[-1].started().get("boot") not in (None, boot_id()):
         return []
-    job = os.fsencode(str(read_json(attempts[-1].ranks / "0.json").get(JOB) or ""))
-    return _with_descendants(_below(os.path.realpath(run.path), job))
-
-
-def run_on_named(run_id: str) -> list[int]:
-    """The processes of the run with an id, if its folder is not known."""
-    return [
-        pid
-        for pid, environment in environments(ATTEMPT, CHECKPOINTS)
-        if Path(_checkpoints_in(environment)).parent.name == run_id
-    ]
+    folder, visits = os.path.realpath(run.path), (RunFolder(run.path / visit.place) for visit in read_visits(run))
+    found = recorded([*attempts, *(visit.attempt(1) for visit in visits)])
+    job = os.fsencode(str(read_json(attempts[-1].ranks / "0.json").get(JOB) or "") if attempts else "")
+    for pid, environment in _marked(ATTEMPT, CHECKPOINTS):
+        # The checkpoints of a race's visits are deeper.
+        if _checkpoints_in(environment).startswith(f"{folder}/") and environment.get(b"SLURM_JOB_ID", b"") == job:
+            found |= _below(ProcessTable(), [pid])
+    return sorted(found)
 
 
 def end_run_on(run: RunFolder, save_s: float) -> list[int]:
@@ -106,25 +383,7 @@ def end_run_on(run: RunFolder, save_s: float) -> list[int]:
     return pids
 
 
-def _checkpoints_in(environment: Mapping[bytes, bytes]) -> str:
-    return os.path.realpath(os.fsdecode(environment[CHECKPOINTS.encode()]))
-
-
-def _below(folder: str, job: bytes) -> list[int]:
-    pids = []
-    for pid, environment in environments(ATTEMPT, CHECKPOINTS):
-        is_own = _checkpoints_in(environment).startswith(f"{folder}/")  # the checkpoints of a race's visits are deeper
-        if is_own and environment.get(b"SLURM_JOB_ID", b"") == job and pid != os.getpid():
-            pids.append(pid)
-    return pids
-
-
-def _with_descendants(pids: list[int]) -> list[int]:
-    """The processes with all descendants, which may have another environment, or a title written over it."""
-    return sorted({*pids, *(child for pid in pids for child in descendants(pid))})
-
-
-def _end(find: Callable[[], list[int]], what: int, wait_s: float) -> None:
+def _end(find: Callable[[], Collection[int]], what: int, wait_s: float) -> None:
     """Sends each process that `find` returns a signal, once, until none is left or `wait_s` is over."""
     until, signalled = time.monotonic() + wait_s, dict[int, str | None]()
     while pids := find():

@@ -28,7 +28,7 @@ from hpc_gpt.core.ends.failures import meaning
 from hpc_gpt.core.ends.state import Facts, class_of
 from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import read_json, replace_whole
-from hpc_gpt.core.process import die_with_parent, process_identity
+from hpc_gpt.core.process import adopt_orphans, die_with_parent, process_identity
 from hpc_gpt.core.runs import lock, processes
 from hpc_gpt.core.runs.heartbeats import gpus_of, pack_heartbeats
 from hpc_gpt.core.runs.requests import is_asked
@@ -67,6 +67,8 @@ class RunController(Controller):
         os.environ.update(controller_environment(run, attempt, resolved.tasks))
         if resolved.cluster.archive is not None:
             _stage_below_tmpdir()
+        adopt_orphans()
+        self._tree = processes.Tree()
         super().__init__(attempt.folder)
         for signum in SIGNALS:
             signal.signal(signum, self._pass_on)
@@ -105,6 +107,7 @@ class RunController(Controller):
                 pass_fds=processes.gpu_locks(),
             )
             self.tasks.append(task)
+            self._tree.add(task.pid)
             self._note_rank(rank, None)
 
     def _note_rank(self, rank: int, code: int | None) -> None:
@@ -137,6 +140,7 @@ class RunController(Controller):
             for process in self._beside:
                 process.look()
             self.look()
+            self._tree.write(self.attempt)
             now = time.monotonic()
             if len(self.codes) == len(self.tasks):
                 return list(self.codes.values())
@@ -162,12 +166,7 @@ class RunController(Controller):
 
     def _kill_groups(self) -> None:
         """Kills the remaining ranks and the processes that they started, in whatever process group."""
-        for task in self.tasks:
-            try:
-                os.killpg(task.pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                continue
-        processes.end_processes(self.run_folder, self.attempt, own_job())
+        processes.end_processes(self.run_folder, self.attempt, own_job(), tree=self._tree)
 
     def _say(self, ended: str, cause: str) -> None:
         if not self.attempt.ended():  # wait() calls this until the last rank is gone
@@ -199,6 +198,7 @@ class RunController(Controller):
             self.wait()
         finally:
             self._kill_groups()
+            self._tree.close(self.attempt)
             self._reopen_log()
             if any(self.codes.values()):
                 self._say_failed()
@@ -295,10 +295,12 @@ def _retries(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool:
 
 
 def wait_for_retry(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool:
-    """Waits for the pause after an attempt that is retried, then looks at the run again, as job.sh does; returns
-    whether another attempt follows."""
+    """Waits for the pause after an attempt that is retried, and for the end of processes that a kill has not ended,
+    then looks at the run again, as job.sh does; returns whether another attempt follows."""
     until = time.monotonic() + float(attempt.verdict().get("pause_s") or 0.0)
-    while time.monotonic() < until and not (run.asked_to_end(attempt.job_id) or is_asked(attempt, "requeue")):
+    while not (run.asked_to_end(attempt.job_id) or is_asked(attempt, "requeue")) and (
+        time.monotonic() < until or processes.recorded([attempt])
+    ):
         time.sleep(_POLL_S)
     if attempt.verdict().get("in_job") is True:
         look_again(run, attempt, _job(run, attempt, resolved), time.time(), 0)

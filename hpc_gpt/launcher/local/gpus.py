@@ -24,8 +24,9 @@ from pathlib import Path
 from hpc_gpt.core.errors import JobRefused, OsErrorAs, RunFolderError, UserError
 from hpc_gpt.core.files import state_dir
 from hpc_gpt.core.runs.amd_gpus import hip_variable
-from hpc_gpt.core.runs.processes import GPU_LOCKS, run_on_named
+from hpc_gpt.core.runs.processes import GPU_LOCKS, run_on
 from hpc_gpt.core.runs.provenance import ask_gpus, list_instances
+from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
 
 # Variables of the process that supervises a run: the GPUs that it may have, the names of their locks, the GPUs that it
@@ -153,9 +154,10 @@ def choice_in(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def take_for(
-    run_id: str, count: int, may_have: Mapping[str, str], before: Mapping[str, Sequence[str]]
+    run: str, count: int, may_have: Mapping[str, str], before: Mapping[str, Sequence[str]]
 ) -> tuple[HeldGpus | None, str]:
-    """Takes `count` GPUs of a `choice_in` for a run; returns (the GPUs, what the run waits for).
+    """Takes `count` GPUs of a `choice_in` for a run, by the path of its folder, or for a job of `[after]`, by its name;
+    returns (the GPUs, what it waits for).
 
     None if too few are free. GPUs that a run `before` it waits for do not count as free; `waiting` gives those runs.
     Raises RunFolderError if the state directory cannot be written.
@@ -179,7 +181,7 @@ def take_for(
         for number in held.locks:
             with contextlib.suppress(OSError):  # a full disk: others then cannot read who has the GPU, nothing else
                 os.ftruncate(number, 0)
-                os.pwrite(number, run_id.encode(), 0)
+                os.pwrite(number, os.fsencode(run), 0)
         return held, ""
     held.free()
     wait = f"waits for {count} of GPUs {','.join(may_have)}"
@@ -211,22 +213,22 @@ def _lock_card(lock: str) -> tuple[list[int], str]:
         if name:
             numbers.append(number := _open(_folder() / f"gpu-{name.replace('/', '-')}"))
             if not _locks(number, is_shared) or (not is_shared and _look_for_last_run(number)):
-                other = os.pread(number, 200, 0).decode(errors="replace")
+                other = Path(_last_run(number)).name
                 HeldGpus(locks=numbers).free()
                 return [], other
     return numbers, ""
 
 
 def await_gpus(
-    run_id: str, count: int, may_have: Mapping[str, str], note: Callable[[str], object] = lambda _: None
+    run: str, count: int, may_have: Mapping[str, str], note: Callable[[str], object] = lambda _: None
 ) -> HeldGpus:
     """Waits until it is the run's turn, and takes `count` GPUs of a `choice_in`; `note` gets what it waits for. Raises
     as `take_for`."""
     if not count:
         return HeldGpus()
-    with place_in_queue(run_id, may_have) as place:
+    with place_in_queue(Path(run).name, may_have) as place:
         while True:
-            held, wait = take_for(run_id, count, may_have, waiting(place))
+            held, wait = take_for(run, count, may_have, waiting(place))
             if held is not None:
                 return held
             note(wait)
@@ -284,12 +286,16 @@ def _open(path: Path) -> int:
 
 def _look_for_last_run(lock: int) -> bool:
     """Returns whether processes of the run that had a GPU last are alive: a program that closes inherited files has no
-    lock. If none is, removes the run's name from the lock, so that this is asked once."""
-    run_id = os.pread(lock, 200, 0).decode(errors="replace")
-    if run_id and run_on_named(run_id):
+    lock. If none is, removes the run from the lock, so that this is asked once."""
+    folder = _last_run(lock)
+    if os.path.isabs(folder) and run_on(RunFolder(Path(folder))):
         return True
     os.ftruncate(lock, 0)
     return False
+
+
+def _last_run(lock: int) -> str:
+    return os.fsdecode(os.pread(lock, 4096, 0))
 
 
 def _locks(lock: int, is_shared: bool = False) -> bool:

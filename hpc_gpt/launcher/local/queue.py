@@ -91,7 +91,7 @@ def look_for_turn(
     if not run.attempts() and (wait := unmet(resolved, run.path.parents[1])):
         return None, wait
     count = gpus.needed(resolved, may_have)
-    held, waits = gpus.take_for(run.run_id, count, may_have, {} if now else gpus.waiting())
+    held, waits = gpus.take_for(str(run.path), count, may_have, {} if now else gpus.waiting())
     return (gpus.HeldGpus(), "") if now and held is None else (held, waits)
 
 
@@ -111,7 +111,7 @@ def await_turn(run: RunFolder, resolved: Resolved) -> gpus.HeldGpus:
             note(wait)
             time.sleep(SLURM_POLL_S if is_slurm else LOCAL_POLL_S)
     may_have = gpus.choice_in(os.environ)
-    return gpus.await_gpus(run.run_id, gpus.needed(resolved, may_have), may_have, note)
+    return gpus.await_gpus(str(run.path), gpus.needed(resolved, may_have), may_have, note)
 
 
 def note_wait(run: RunFolder, wait: str) -> None:
@@ -276,7 +276,7 @@ def show_free_gpus(run: RunFolder, resolved: Resolved) -> gpus.HeldGpus:
     GPUs there are, it has no locks and sees all GPUs."""
     os.environ.update(_choice_of(resolved, now=True))  # for the jobs of [after], too
     may_have = gpus.choice_in(os.environ)
-    held = gpus.take_for(run.run_id, gpus.needed(resolved, may_have), may_have, {})[0] or gpus.HeldGpus()
+    held = gpus.take_for(str(run.path), gpus.needed(resolved, may_have), may_have, {})[0] or gpus.HeldGpus()
     _show(held)
     return held
 

@@ -20,7 +20,7 @@ from hpc_gpt.core.ends.program_end import Said, facts_of, read_said
 from hpc_gpt.core.errors import ConfigError, RunFolderError
 from hpc_gpt.core.files import json_in, write_once
 from hpc_gpt.core.format import and_more
-from hpc_gpt.core.process import descendants, die_with_parent, is_alive, send, start_time
+from hpc_gpt.core.process import die_with_parent, send
 from hpc_gpt.core.runs.checkpoints import WORK, checkpoint_note, newest_with_step, work_folder
 from hpc_gpt.core.runs.code_archive import CODE_ARCHIVE
 from hpc_gpt.core.runs.disk_space import free_space_text
@@ -48,7 +48,6 @@ _NOT_FOUND = re.compile(
     r"^(?:\S*bash|program): (?:line \d+: )?"
     r"(.*(?:not found|No such file or directory|Permission denied|cannot execute.*))$"
 )
-_NOTE_S = 2.0
 _REACHES_S = 2.0
 # Variables that our job script sets for our code and that are wrong for another program.
 _OURS = ("PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -77,9 +76,6 @@ class CommandRank(ForeignRank):
         self._said: Said | None = None
         self._asked_at = 0.0
         self._killed = False
-        # {pid: start time} of the program's processes, and the time of the last look for them.
-        self._processes: dict[int, str] = {}
-        self._noted_at = 0.0
         self._witness: subprocess.Popen[bytes] | None = None
 
     # --- the start
@@ -209,9 +205,7 @@ class CommandRank(ForeignRank):
         return reason
 
     def turn(self) -> None:
-        """Notes the program's processes from time to time: a signal from Slurm may end the shell before the program."""
-        if time.monotonic() > self._noted_at + _NOTE_S:
-            self._note()
+        """Starts the witness of Slurm's signals."""
         if self._witness is None and self._resolved.cluster.scheduler == "slurm" and self._signal is not None:
             self._witness = subprocess.Popen(
                 ["sleep", "infinity"],
@@ -230,16 +224,8 @@ class CommandRank(ForeignRank):
             return self._witness is None or self._witness.wait(_REACHES_S) < 0
         return False
 
-    def _note(self) -> None:
-        assert self._process is not None
-        self._noted_at = time.monotonic()
-        started = start_time(self._process.pid)
-        self._processes |= {self._process.pid: started} if started else {}
-        self._processes |= descendants(self._process.pid)
-
     def ask_to_end(self, stop: Stop) -> None:
         self._asked_at = time.monotonic()
-        self._note()
         if self._signal is None:
             # The scheduler's SIGTERM reaches every process, and whoever asks for an end gets one.
             if stop.reason != "terminated":
@@ -250,7 +236,7 @@ class CommandRank(ForeignRank):
             ("walltime", signal.SIGUSR2),
         )
         if not (by_slurm and self._slurm_tells_all()):  # a second signal may end a program that saves
-            for pid, started in self._processes.items():
+            for pid, started in self._tree.look(at_once=True).seen.items():
                 send(pid, started, self._signal)
 
     def press(self) -> None:
@@ -260,14 +246,13 @@ class CommandRank(ForeignRank):
             self._kill()
 
     def _kill(self) -> None:
-        self._note()
-        for pid, started in self._processes.items():
+        for pid, started in self._tree.look(at_once=True).seen.items():
             send(pid, started, signal.SIGKILL)
 
     def rest_is_over(self) -> bool:
         """Whether the program's processes have ended: a signal may end the shell at once while the program still
         saves."""
-        return not any(is_alive(pid, started) for pid, started in self._processes.items())
+        return not self._tree.is_alive()
 
     def quit(self) -> None:
         if self._process is not None:
@@ -317,8 +302,7 @@ class CommandRank(ForeignRank):
         return ""
 
     def stacks(self, process: subprocess.Popen[bytes], log: ForeignLog) -> str:
-        self._note()
-        text = "\n".join(stack_of(pid) for pid, started in sorted(self._processes.items()) if is_alive(pid, started))
+        text = "\n".join(map(stack_of, sorted(self._tree.look(at_once=True).seen)))
         self._kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(5)

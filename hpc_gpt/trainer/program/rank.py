@@ -36,9 +36,9 @@ from hpc_gpt.core.ends.state import EXIT_0_BUT
 from hpc_gpt.core.errors import RunFolderError, UserError, fault_words
 from hpc_gpt.core.files import json_object, read_json, write_once
 from hpc_gpt.core.network import GLOO, MEETING_S, held_port, use_interface
-from hpc_gpt.core.process import stat_of
+from hpc_gpt.core.process import adopt_orphans, stat_of
 from hpc_gpt.core.runs.full_disk import release_reserve
-from hpc_gpt.core.runs.processes import GPU_LOCKS, end_processes, gpu_locks, task_variables
+from hpc_gpt.core.runs.processes import GPU_LOCKS, Tree, end_processes, gpu_locks, task_variables
 from hpc_gpt.core.runs.provenance import ask_gpus
 from hpc_gpt.core.runs.race import RACE
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
@@ -103,7 +103,9 @@ class ForeignRank:
         self._resolved = run.resolved()
         self._place = identify(os.environ)
         self._place.check(self._resolved.tasks, self._resolved.layout)
+        adopt_orphans()
         self._process: subprocess.Popen[bytes] | None = None
+        self._tree = Tree()  # the program's processes
         self._stop: Stop | None = None
         self._looked = self._followed = self._read = 0.0
         is_first = self._place.local_rank == 0
@@ -178,6 +180,7 @@ class ForeignRank:
             process_group=0,  # `kill 0` in its traps is for its own processes, not for this one
             pass_fds=gpu_locks(),
         )
+        self._tree.add(self._process.pid)
         start.log.follow(self._process)
         self._watch(start, self._process)
         code = self._wait(start, self._process)
@@ -205,7 +208,7 @@ class ForeignRank:
     def _end_rest(self) -> None:
         """Kills processes that the program left behind, such as the workers of a torchrun that was killed: they would
         train beside the next attempt, and hold their GPU."""
-        end_processes(self._run, self._attempt, own_job(), self._place.rank)
+        end_processes(self._run, self._attempt, own_job(), self._place.rank, self._tree)
 
     def _wait(self, start: ProgramStart, process: subprocess.Popen[bytes]) -> int:
         """Waits for the program's exit code. Asks it to stop when this task or another has been asked."""
@@ -222,6 +225,7 @@ class ForeignRank:
             else:
                 self.turn()
             self._follow(start)
+            self._tree.look()
             time.sleep(TURN_S)
         heart = start.heart
         # If one of several programs ends early with 0, the attempt continues: the steps of the others count.
@@ -385,7 +389,7 @@ class ForeignRank:
         watchdog = Watchdog(self._attempt, place.rank, place.size, start.heart, leave, wait)
         self._mates = watchdog.mates
         if isinstance(start.heart, ForeignHeartbeat):
-            start.heart.processes, start.heart.gpus = Processes(process.pid), watchdog.gpus.latest
+            start.heart.processes, start.heart.gpus = Processes(self._tree), watchdog.gpus.latest
         watchdog.start()
 
     def _follow(self, start: ProgramStart) -> None:

@@ -29,9 +29,10 @@ from hpc_gpt.core.ends.end_policy import End, first_reason, limits_reached
 from hpc_gpt.core.ends.program_end import Said, has_last_line, write_said
 from hpc_gpt.core.errors import RunFolderError, UserError
 from hpc_gpt.core.files import write_once
-from hpc_gpt.core.process import descendants, is_alive, send, start_time, stat_of
+from hpc_gpt.core.process import ProcessTable, is_alive, send, start_time, stat_of
 from hpc_gpt.core.runs.checkpoints import newest_with_step
 from hpc_gpt.core.runs.full_disk import release_reserve, reserve
+from hpc_gpt.core.runs.processes import StartedSteps, Tree
 from hpc_gpt.core.runs.provenance import complete_run, list_gpus
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.runs.stored import read_stored_lines
@@ -155,7 +156,8 @@ class ScriptWatch:
         train = self._resolved.train
         files = functools.partial(checkpoint_files, run, self._command)
         self._heart = ForeignHeartbeat(train.hang_multiple, train.hang_floor_s, self._command.hang_s, files)
-        self._heart.processes = Processes(body)
+        self._tree = Tree([body], StartedSteps())
+        self._heart.processes = Processes(self._tree)
         self._inbox = Inbox(attempt)
         self._stop: str | None = None
         self._asked_at = self._looked = 0.0
@@ -216,7 +218,8 @@ class ScriptWatch:
         """Whether a program of the script may still print its last lines: a signal to the job has ended the script's
         shell while the program handles the signal, or an srun prints lines of ranks. Programs that a script leaves
         behind at its exit do not count: they are ended."""
-        group = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _group_of(pid) == self._body]
+        table = ProcessTable()
+        group = [pid for pid, fields in table.stats.items() if int(fields[2]) == self._body and table.start_of(pid)]
         if any(_comm(pid) == "srun" for pid in group):
             return True
         with contextlib.suppress(OSError, ValueError):
@@ -315,7 +318,7 @@ class ScriptWatch:
         `asks`: also the processes of the script, whose output may go where its text does not say."""
         names = (glob.glob(pattern, root_dir=self._folder, recursive=True) for pattern in self._globs)
         paths = [self._folder / name for name in itertools.chain.from_iterable(names)]
-        paths += output_of((self._body, *descendants(self._body))) if asks else []
+        paths += output_of(self._tree.look().seen) if asks else []
         known = self._inodes | {_inode(path.stat()) for path in (self._attempt.log, self._attempt.err) if path.exists()}
         for path in map(Path.resolve, paths):
             with contextlib.suppress(OSError, RunFolderError):
@@ -377,7 +380,7 @@ class ScriptWatch:
         if self._command.stop_signal != "none":
             number = signal.Signals[f"SIG{self._command.stop_signal}"]
         targets = [(pid, started) for pid in to_signal(self._body, number) if (started := start_time(pid))]
-        self._asked, self._before = dict(targets), descendants(self._body)
+        self._asked, self._before = dict(targets), self._tree.look(at_once=True).seen
         self._commands = {_command(pid) for pid in self._before}
         job = os.environ.get("HPC_GPT_JOB")
         if job and ALLOCATION not in os.environ:
@@ -391,12 +394,11 @@ class ScriptWatch:
         """Whether the programs that were asked to end have ended, and a loop has started one of them again."""
         if any(is_alive(pid, started) for pid, started in self._asked.items()):
             return False
-        new = {pid for pid, started in descendants(self._body).items() if self._before.get(pid) != started}
+        new = {pid for pid, started in self._tree.look().seen.items() if self._before.get(pid) != started}
         return any(_command(pid) in self._commands and _comm(pid) not in (*_SHELLS, *BESIDE) for pid in new)
 
     def _kill(self) -> None:
-        began = start_time(self._body)
-        for pid, started in {**descendants(self._body), **({self._body: began} if began else {})}.items():
+        for pid, started in self._tree.look(at_once=True).seen.items():
             send(pid, started, signal.SIGKILL)
 
     # --- hangs
@@ -405,7 +407,7 @@ class ScriptWatch:
         """Ends a script that hangs. Runs on the watchdog's thread."""
         self._hangs = True
         print(message, flush=True)
-        stacks = "\n".join(stack_of(pid) for pid in (self._body, *descendants(self._body)))
+        stacks = "\n".join(stack_of(pid) for pid in self._tree.look().seen)
         with contextlib.suppress(RunFolderError, OSError):
             self._attempt.stacks.mkdir(exist_ok=True)
             write_once(self._attempt.stacks / "0.txt", stacks)
@@ -429,10 +431,7 @@ def _inode(about: os.stat_result) -> tuple[int, int]:
 def to_signal(body: int, number: signal.Signals) -> list[int]:
     """The processes that a request to end is sent to: the children of the script's shell, and instead of a subshell its
     children; the shell itself, or a subshell, only if it catches the signal. Not srun: Slurm signals its step."""
-    children: dict[int, list[int]] = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            children.setdefault(int(stat_of(int(name))[1]), []).append(int(name))
+    children = ProcessTable().children
 
     def below(pid: int) -> list[int]:
         pids: list[int] = []
@@ -459,14 +458,6 @@ def _comm(pid: int) -> str:
         return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
-
-
-def _group_of(pid: int) -> int:
-    """The process group of a living process; 0 if it does not live."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        state, _, group, *_ = stat_of(pid)
-        return 0 if state in "ZX" else int(group)
-    return 0
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:

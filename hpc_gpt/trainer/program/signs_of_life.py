@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpc_gpt.core.format import show_duration
-from hpc_gpt.core.process import stat_of
 from hpc_gpt.core.runs.checkpoints import own_checkpoints
 from hpc_gpt.core.runs.heartbeats import GpuFigures
+from hpc_gpt.core.runs.processes import Tree
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.experiment import Command
 from hpc_gpt.trainer.supervision.heartbeat import LEAVING, PATIENT, Heartbeat
@@ -37,7 +37,6 @@ _CORE, _GPU = 0.05, 5.0
 _OVER_S = 5.0
 _READ_S = 15.0  # a reading of the GPUs may be this old
 _LOOK_S = 1.0
-_COST = 50  # a look at the processes may take a 50th of the time
 # A process that is younger than this when a step is read may have started after the step was printed.
 _OLDER_S = 0.5
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh")
@@ -83,13 +82,13 @@ def boot_s() -> float:
 
 
 class Processes:
-    """The processes of a program: the one with the pid `root`, and all its descendants."""
+    """When the processes of a program have worked, and which of them live."""
 
-    def __init__(self, root: int) -> None:
-        self._pids = {root: ""}  # {pid: when it started}; empty until it was seen
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
         self._ticks: dict[int, int] = {}  # {pid: its ticks of CPU when it was last seen}
         self._work: collections.deque[tuple[float, int]] = collections.deque()  # (moment, ticks of all since the last)
-        self._looked = self._next = 0.0
+        self._looked = 0.0
         self._since = 0.0  # earlier work does not count
         self._was_seen = False
         self._started_s: tuple[float, ...] = ()
@@ -98,35 +97,28 @@ class Processes:
         self.holds_s = 0.0  # `busy_at` is valid for this long, as the processes are looked at only now and then
 
     def look(self) -> None:
-        """Looks at the processes, at most once a second; more rarely on a node with very many processes."""
-        began = time.monotonic()
-        if began < self._next:
+        """Measures what the processes have done up to the last look of the tree, which may be now."""
+        looked, pause_s, seen, table = self._tree.look()
+        if looked == self._looked:
             return
-        stats, children = _all_processes()
-        tree = self._tree(stats, children)
-        self._was_seen = self._was_seen or bool(tree)
-        shells = {pid for pid in tree if _program_of(pid) in SHELLS}
+        stats = table.stats
+        self._was_seen = self._was_seen or bool(seen)
+        shells = {pid for pid in seen if _program_of(pid) in SHELLS}
         for pid in shells:
-            if any(below not in shells for below in _below(pid, children)):
-                self._above.add((pid, stats[pid][19]))
+            if any(below not in shells for below in table.below(*table.children.get(pid, ()))):
+                self._above.add((pid, seen[pid]))
         each_s = os.sysconf("SC_CLK_TCK")
         self._started_s = tuple(
-            int(stats[pid][19]) / each_s
-            for pid in tree
+            int(started) / each_s
+            for pid, started in seen.items()
             if stats[pid][0] == "T"  # somebody has stopped it; a shell counts, too, as it does not wait then
-            or (
-                stats[pid][0] not in "ZX"
-                and (pid, stats[pid][19]) not in self._above
-                and _program_of(pid) not in BESIDE
-            )
+            or ((pid, started) not in self._above and _program_of(pid) not in BESIDE)
         )
-        ticks = {pid: int(stats[pid][11]) + int(stats[pid][12]) for pid in tree}
+        ticks = {pid: int(stats[pid][11]) + int(stats[pid][12]) for pid in seen}
         worked = sum(now - self._ticks.get(pid, 0 if self._looked else now) for pid, now in ticks.items())
-        self._ticks, self._pids = ticks, {pid: stats[pid][19] for pid in tree}
-        self._measure(began, worked, each_s)
-        self._looked = began
-        pause_s = max(_LOOK_S, _COST * (time.monotonic() - began))
-        self._next, self.holds_s = began + pause_s, 3 * pause_s + _OVER_S
+        self._ticks = ticks
+        self._measure(looked, worked, each_s)
+        self._looked, self.holds_s = looked, 3 * pause_s + _OVER_S
 
     def begin(self) -> None:
         """Forgets the work so far, as a step came."""
@@ -137,12 +129,6 @@ class Processes:
         unless a signal has stopped it; nor does a program that only passes on output."""
         return not self._was_seen or any(started_s <= moment_s - _OLDER_S for started_s in self._started_s)
 
-    def _tree(self, stats: Mapping[int, list[str]], children: Mapping[int, list[int]]) -> set[int]:
-        """The processes that were seen before and live, and their descendants. A process whose parent has ended has
-        another parent, so the root's descendants alone are not enough."""
-        alive = [pid for pid, began in self._pids.items() if pid in stats and began in ("", stats[pid][19])]
-        return {process for pid in alive for process in (pid, *_below(pid, children))}
-
     def _measure(self, now: float, worked: int, each_s: int) -> None:
         self._work.append((now, worked))
         while len(self._work) > 1 and (self._work[0][0] < self._since or self._work[1][0] <= now - _OVER_S):
@@ -150,26 +136,6 @@ class Processes:
         span_s = now - self._work[0][0]
         if span_s >= _OVER_S and sum(ticks for _, ticks in list(self._work)[1:]) >= _CORE * span_s * each_s:
             self.busy_at = now
-
-
-def _all_processes() -> tuple[dict[int, list[str]], dict[int, list[int]]]:
-    """Reads ({pid: its `stat`}, {pid: its children}) of all processes."""
-    stats: dict[int, list[str]] = {}
-    children: dict[int, list[int]] = {}
-    for name in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            fields = stat_of(name)
-            children.setdefault(int(fields[1]), []).append(int(name))
-            stats[int(name)] = fields
-    return stats, children
-
-
-def _below(pid: int, children: Mapping[int, list[int]]) -> list[int]:
-    below, left = list[int](), list(children.get(pid, ()))
-    while left:
-        below.append(left.pop())
-        left += children.get(below[-1], ())
-    return below
 
 
 def _program_of(pid: int) -> str:

@@ -141,3 +141,78 @@ def test_nothing_of_a_program_outlives_its_attempt(tmp_path: Path, kind: str) ->
     assert not is_alive(pid, began), "it has ended before the attempt has"
     expected = {"kill 0": "exit code 7", "agent": "SIGKILL", "supervisor": "SIGKILL"}[kind]
     assert (status.state, expected in status.cause) == ("error", True), status
+
+
+# --- processes that overwrite their environment, as setproctitle does
+
+TITLED = """\
+import ctypes, os, signal, subprocess, sys, time
+
+def overwrite():
+    begin, end = map(int, open("/proc/self/stat").read().rpartition(")")[2].split()[47:49])
+    ctypes.memset(begin, 0, end - begin)
+
+if sys.argv[1:] == ["work"]:
+    overwrite()
+    os.closerange(3, 1000)
+    open(f"worker-{os.getpid()}", "w").close()
+    time.sleep(3000)
+"""
+TRAINS_TITLED = f"""{TITLED}
+overwrite()
+open("train.pid", "w").write(str(os.getpid()))
+print("step 1 loss 2.0", flush=True)
+time.sleep(3000)
+"""
+LEAVES_ONE = f"""{TITLED}
+for pid in [name[7:] for name in os.listdir() if name.startswith("worker-")]:
+    state = "gone"
+    if os.path.exists(f"/proc/{{pid}}"):
+        state = open(f"/proc/{{pid}}/stat").read().rpartition(")")[2].split()[0]
+    open("beside", "a").write("" if state in "gone Z" else f"{{pid}} {{state}} ")
+worker = subprocess.Popen([sys.executable, __file__, "work"], start_new_session=True)
+while not os.path.exists(f"worker-{{worker.pid}}"):
+    time.sleep(0.05)
+for step in range(1, 4):
+    print(f"step {{step}} loss 2.0", flush=True)
+open("done", "w").close()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def python_program(tmp_path: Path, text: str, *words: object) -> RunFolder:
+    put(tmp_path / "work" / "p.py", text)
+    run = f"exec {sys.executable} {tmp_path / 'work' / 'p.py'}"
+    return submit(experiment(tmp_path, "titled", {"run": run, "per": "job", "snapshot": False}), *ONE, *words)
+
+
+def test_a_program_that_sets_its_title_is_known_by_its_record(tmp_path: Path) -> None:
+    run = python_program(tmp_path, TRAINS_TITLED)
+    noted = tmp_path / "work" / "train.pid"
+    wait_for("the program notes its pid", lambda: noted.exists() and noted.read_text())
+    pid = int(noted.read_text())
+    began = start_time(pid)
+    wait_for("its record", lambda: str(pid) in read_json(run.attempt(1).processes).get("processes", {}))
+    os.kill(controller(run), signal.SIGKILL)
+    wait_for("the controller has left", lambda: start_time(controller(run)) is None)
+    assert b"HPC_GPT" not in Path(f"/proc/{pid}/environ").read_bytes()
+    status = status_of(run)
+    assert (status.state, status.run_on) == ("running", [pid])
+    assert f"process {pid} runs on" in in_process("why", run.run_id).stdout
+    done = in_process("submit", "--resume", run.run_id)
+    assert (done.code, f"process {pid} runs on" in done.stderr) == (1, True), done
+    in_process("cancel", run.run_id, code=0)
+    assert not is_alive(pid, began)
+
+
+def test_a_worker_of_its_own_session_and_title_ends_with_the_attempt(gpu, tmp_path: Path) -> None:
+    """The next attempt begins beside nothing, and the next run has its GPU when nothing is left on it."""
+    soon = ("--set", "job.restart_in_job=true", "--set", "job.retry_pause_s=1")
+    run = python_program(tmp_path, LEAVES_ONE, *soon)
+    ended(run)
+    assert len(run.attempts()) > 1, "it was started again"
+    workers = [int(path.name[7:]) for path in (tmp_path / "work").glob("worker-*")]
+    assert len(workers) == len(run.attempts())
+    assert (tmp_path / "work" / "beside").read_text() == ""
+    assert not [pid for pid in workers if start_time(pid)]
+    assert not list(run.path.glob("attempts/*/processes.json"))

@@ -14,7 +14,9 @@ import pytest
 
 from hpc_gpt.core.ends.program_end import has_last_line
 from hpc_gpt.core.process import stat_of
+from hpc_gpt.core.runs import processes as core_processes
 from hpc_gpt.core.runs.heartbeats import GpuFigures
+from hpc_gpt.core.runs.processes import Tree
 from hpc_gpt.core.settings.experiment import Command
 from hpc_gpt.trainer.program import signs_of_life
 from hpc_gpt.trainer.program.process import ForeignLog
@@ -192,7 +194,7 @@ PYTHON = f"{sys.executable} -c 'print(1, flush=True); import time; time.sleep(36
 
 def any_lives(processes: Processes) -> bool:
     """After another look."""
-    processes._next = 0.0
+    processes._tree.look(at_once=True)
     processes.look()
     return processes.any_since(boot_s() + 10)
 
@@ -211,7 +213,7 @@ def any_lives(processes: Processes) -> bool:
     ],
 )
 def test_which_processes_count(start, text: str, lives: bool) -> None:
-    processes = Processes(start(text).pid)
+    processes = Processes(Tree([start(text).pid]))
     assert {"mawk", "gawk"} <= set(signs_of_life.BESIDE)
     # A shell may not have started the next one yet.
     wait_for("its processes", lambda: any_lives(processes) == lives)
@@ -219,9 +221,8 @@ def test_which_processes_count(start, text: str, lives: bool) -> None:
 
 
 def test_one_whose_parent_ended_counts_and_ends(start) -> None:
-    processes = Processes(start(f"({PYTHON} & read line); sleep 3600; true").pid)
-    processes.look()
-    (python,) = [pid for pid in processes._pids if signs_of_life._program_of(pid).startswith("python")]
+    processes = Processes(tree := Tree([start(f"({PYTHON} & read line); sleep 3600; true").pid]))
+    (python,) = [pid for pid in tree.look().seen if signs_of_life._program_of(pid).startswith("python")]
     parent = int(stat_of(python)[1])
     os.kill(parent, signal.SIGKILL)
     wait_for("another parent", lambda: int(stat_of(python)[1]) != parent)
@@ -233,12 +234,12 @@ def test_one_whose_parent_ended_counts_and_ends(start) -> None:
 
 def test_cpu_work_is_seen_and_sleep_is_none(start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signs_of_life, "_OVER_S", 0.5)
-    monkeypatch.setattr(signs_of_life, "_LOOK_S", 0.1)
-    monkeypatch.setattr(signs_of_life, "_COST", 0)
+    monkeypatch.setattr(core_processes, "_LOOK_S", 0.1)
+    monkeypatch.setattr(core_processes, "_COST", 0)
     found = []
     for text in (f"{PYTHON}; true", "echo 1; while :; do :; done"):
         heart = ForeignHeartbeat(20.0, FLOOR_S, None)
-        heart.processes = processes = Processes(start(text).pid)
+        heart.processes = processes = Processes(Tree([start(text).pid]))
         for step in range(1, 9):
             heart.stepped(step, came_boot_s=boot_s() + 10)
 
