@@ -21,6 +21,7 @@ from hpc_gpt.core.settings.devices import product_of_pci
 
 T = TypeVar("T")
 _VENDOR = "0x1002"
+_RENDER_NODES = Path("/dev/dri")
 _CARD = re.compile(r"card\d+")  # others are a card's connectors, as card0-DP-1
 _AMD_SMI = ("amd-smi", "static", "--asic", "--vram", "--driver", "--bus", "--json")
 _ROCM_SMI = ("rocm-smi", *("--showproductname", "--showuniqueid", "--showbus"), "--showmeminfo", "vram")
@@ -104,13 +105,24 @@ def read_device(device: Path) -> ClockedFigures:
 
 
 def _devices() -> list[Path]:
-    """The folders of all AMD GPUs of this machine, by their places on the PCI bus, as HIP orders them."""
+    """The folders of the AMD GPUs that this process can open, by their places on the PCI bus, as HIP orders them. The
+    kernel shows all of the machine; those of another job are closed by the job's cgroup."""
     folder = Path(os.environ.get("HPC_GPT_SYSFS") or "/sys") / "class/drm"
     with contextlib.suppress(OSError):
         devices = [path / "device" for path in folder.iterdir() if _CARD.fullmatch(path.name)]
         gpus = (path for path in devices if _line(path, "vendor") == _VENDOR and _number(path, "mem_info_vram_total"))
-        return sorted(gpus, key=lambda path: (_bus(path), path.parent.name))
+        return sorted(filter(_opens, gpus), key=lambda path: (_bus(path), path.parent.name))
     return []
+
+
+def _opens(device: Path) -> bool:
+    """Whether this process can open a GPU's render node, if it has one."""
+    for node in device.glob("drm/renderD*"):
+        try:
+            os.close(os.open(_RENDER_NODES / node.name, os.O_RDWR | os.O_CLOEXEC))
+        except OSError:
+            return False
+    return True
 
 
 def _card_of(device: Path) -> dict[str, Any]:

@@ -45,8 +45,6 @@ _RUN, _STEP = "HPC_GPT_RUN", b"SLURM_STEP_ID"
 JOB = "slurm_job"
 # The open files that lock an attempt's GPUs: whatever it starts inherits them.
 GPU_LOCKS = "HPC_GPT_GPU_LOCKS"
-# The name of each step that job.sh and its preflight start; a program's own have other names.
-STEP_NAME = "hpc-gpt"
 _GONE_S = 5.0  # the wait for killed processes to leave; one that waits for a disk or a GPU may not leave
 _POLL_S, _LOOK_S = 0.05, 1.0
 _COST = 50  # a look may take a 50th of the time
@@ -233,15 +231,14 @@ def in_job(job_id: str, node: str) -> dict[int, str]:
                 folder = Path("/sys/fs/cgroup", controllers.removeprefix("name="), match[0].lstrip("/"))
                 found |= in_cgroup(folder)
     if not found:
-        _, shown, _ = answer_of(_ASK_S, "scontrol", "listpids", job_id, node)
-        rows = [line.split() for line in shown.splitlines()]
+        rows = [line.split() for line in _scontrol("listpids", job_id, node)]
         found = {int(row[0]): row[2] for row in rows if len(row) > 2 and row[0].isdecimal()}
     return {pid: step for pid, step in found.items() if _name_of(pid) != "slurmstepd"}
 
 
 def in_cgroup(folder: Path) -> dict[int, str]:
     """{pid: its step} of the processes in the cgroup of a job."""
-    found = {}
+    found: dict[int, str] = {}
     for file in folder.rglob("cgroup.procs"):
         if match := re.match(r"step_([^/]+)/", str(file.relative_to(folder))):
             with contextlib.suppress(OSError):
@@ -256,28 +253,35 @@ def _name_of(pid: int) -> str:
 
 
 class Step:
-    """A numbered step of a Slurm job: its `number`, its `name`, its `nodes` as Slurm lists them, and the srun that
-    started it, by host and pid."""
+    """A numbered step of a Slurm job: its `id` and `number`, its `nodes` as Slurm lists them, and `srun`, the pid of
+    the srun that has started it, 0 for one on another host."""
 
     def __init__(self, shown: str) -> None:
         fields = dict(re.findall(r"(?:^| )([\w:]+)=(\S*)", shown))
-        self.id = fields.get("StepId", "")
+        self.id, self.nodes = fields.get("StepId", ""), fields.get("NodeList", "")
         self.number = self.id.rpartition(".")[2]
-        self.name, self.nodes = fields.get("Name", ""), fields.get("NodeList", "")
         host, _, pid = fields.get("SrunHost:Pid", "").rpartition(":")
         self.srun = int(pid) if host == os.uname().nodename.partition(".")[0] and pid.isdecimal() else 0
 
     @property
-    def is_ours(self) -> bool:
-        """Whether job.sh or its preflight has started the step, or an srun of this host that has ended. A step of the
-        user's own, such as a shell beside the ranks, has an srun that runs here or on another host."""
-        return self.name == STEP_NAME or (self.srun > 0 and ProcessTable().start_of(self.srun) is None)
+    def is_left(self) -> bool:
+        """Whether the srun of the step has ended on this host, so that nobody waits for the step. A user's own step
+        beside the ranks, such as a shell, has an srun that runs, or ran on another host."""
+        return self.srun > 0 and start_time(self.srun) is None
 
 
 def steps_of(job_id: str) -> list[Step]:
     """The numbered steps of a Slurm job that have not ended; none if Slurm does not answer."""
-    _, shown, _ = answer_of(_ASK_S, "scontrol", "--oneliner", "show", "step", job_id)
-    return [step for step in map(Step, shown.splitlines()) if step.number.isdecimal()]
+    steps = map(Step, _scontrol("--oneliner", "show", "step", job_id))
+    return [step for step in steps if step.number.isdecimal()]
+
+
+def _scontrol(*words: str) -> list[str]:
+    """The lines that scontrol prints. Without a configuration it would search one for a minute."""
+    configuration = os.environ.get("SLURM_CONF")
+    if configuration and not os.path.exists(configuration):
+        return []
+    return answer_of(_ASK_S, "scontrol", *words)[1].splitlines()
 
 
 class StartedSteps:
@@ -342,11 +346,11 @@ def end_left_in_job(run: RunFolder, number: int, job: tuple[bytes, bytes], limit
     all descendants; returns those that have not left within `limit_s`. This process's own step has just started."""
     folder, step, node = os.path.realpath(run.path), os.environb.get(_STEP), os.environ.get("SLURMD_NODENAME", "")
     listed = in_job(job[0].decode(), node) if job[0] and node else {}
-    others = {name for name in {*listed.values()} if name.isdecimal()} - {(step or b"").decode()}
-    ended = {one.number for one in steps_of(job[0].decode()) if one.is_ours} & others if others else set[str]()
+    others = {name for name in listed.values() if name.isdecimal()} - {(step or b"").decode()}
+    left = {one.number for one in steps_of(job[0].decode()) if one.is_left} & others if others else set[str]()
 
     def find() -> Collection[int]:
-        pids = {pid for pid, name in listed.items() if name in ended}
+        pids = {pid for pid, name in listed.items() if name in left}
         for pid, environment in _marked(_RUN, ATTEMPT):
             path = os.path.realpath(os.fsdecode(environment[_RUN.encode()]))
             is_earlier = path == folder and environment[ATTEMPT.encode()] != b"%d" % number

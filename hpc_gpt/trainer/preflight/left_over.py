@@ -14,6 +14,7 @@ preflight.rank, and MASTER_PORT, or as for a rank.
 import contextlib
 import os
 import platform
+import re
 import stat
 import sys
 import time
@@ -24,14 +25,15 @@ from hpc_gpt.core.ends import bad_nodes
 from hpc_gpt.core.ends.end_policy import shown_as
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.network import LOWEST_PORT, free_port
-from hpc_gpt.core.process import environments, job_of, stat_of
-from hpc_gpt.core.runs.processes import end_left_in_job
+from hpc_gpt.core.process import stat_of
+from hpc_gpt.core.runs.processes import Step, end_left_in_job, jobs_of_user, steps_of
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.clients import ask
+from hpc_gpt.core.slurm.directives import hides_gpus
 from hpc_gpt.core.slurm.environment import ALLOCATION, own_job
 from hpc_gpt.core.slurm.hosts import expand_hosts
 from hpc_gpt.trainer.preflight.probe import Probe, placed
-from hpc_gpt.trainer.preflight.verdict import encode, too_few
+from hpc_gpt.trainer.preflight.verdict import SKEW_BAD_S, encode, too_few
 from hpc_gpt.trainer.supervision.gpus import wait_until_free
 
 # All nodes together have this time; on a node the processes have a part of it, and the GPUs another.
@@ -40,13 +42,19 @@ _PROCESSES_S, _GPUS_S = 15.0, 30.0
 _POLL_S, _AGAIN_S = 0.5, 3.0
 MODULE = "hpc_gpt.trainer.preflight.left_over"
 _SHARED_MEMORY = Path("/dev/shm")
+# Of torch, NCCL and RCCL, OpenMP, and Python's multiprocessing.
+_OF_LIBRARIES = re.compile(r"torch_|nccl-|__KMP_REGISTERED_LIB_|psm_|sem\.|pym-")
 
 
-def shared_memory_left(since: float, job: tuple[bytes, bytes], folder: Path = _SHARED_MEMORY) -> list[Path]:
-    """The user's files in /dev/shm that are not older than `since` (epoch seconds) and that no process holds: NCCL and
-    data workers that were killed leave them. None if another job of the user has a process on this node, as a file does
-    not tell which job has made it."""
-    if any(_job(pid, environment) != job for pid, environment in environments("SLURM_JOB_ID")):
+def shared_memory_left(
+    first: float, last: float, job: tuple[bytes, bytes], folder: Path = _SHARED_MEMORY
+) -> list[Path]:
+    """The user's files in /dev/shm that no process holds and that the job's attempts have made, of which the first and
+    the last one began then (epoch seconds): after the first one files with a name of a library whose processes leave
+    them when they are killed, after the last one any. What `setup` has put there before that stays, although a node's
+    clock may differ. None if another job of the user has a process on this node, as a file does not tell which job has
+    made it."""
+    if jobs_of_user() - {job}:
         return []
     files = {}
     with contextlib.suppress(OSError):
@@ -54,7 +62,8 @@ def shared_memory_left(since: float, job: tuple[bytes, bytes], folder: Path = _S
             entry = path.lstat()
             if stat.S_ISREG(entry.st_mode) and entry.st_uid == os.getuid():
                 files[str(path)] = min(entry.st_mtime, entry.st_ctime)
-    found = {path for path, made in files.items() if made >= since}
+    since = {path: first if _OF_LIBRARIES.match(Path(path).name) else last + SKEW_BAD_S for path in files}
+    found = {path for path, made in files.items() if made >= since[path]}
     return sorted(Path(path) for path in found - set(_held_files(f"{folder}/")) if found)
 
 
@@ -62,12 +71,6 @@ def _state(pid: int) -> str:
     with contextlib.suppress(OSError):
         return stat_of(pid)[0]
     return ""
-
-
-def _job(pid: int, environment: dict[bytes, bytes]) -> tuple[bytes, bytes] | None:
-    with contextlib.suppress(OSError):
-        return job_of(pid, environment)
-    return None
 
 
 def _held_files(start: str) -> Iterator[str]:
@@ -83,21 +86,21 @@ def _held_files(start: str) -> Iterator[str]:
                     yield line[line.index(start) :]
 
 
-def clean_node(run: RunFolder, number: int) -> tuple[str, list[str]]:
+def clean_node(run: RunFolder, number: int) -> tuple[str, bool, list[str]]:
     """Ends what the attempts before attempt `number` have left on this node. Returns the reason for which no rank can
-    start here, empty if one can, and the removed files. The first rank of a node does it; the others wait for their
-    GPUs alone."""
+    start here, empty if one can; whether it is surely the node's; and the removed files. The first rank of a node does
+    it; the others wait for their GPUs alone."""
     attempt, job, removed = run.attempt(number), own_job(), list[Path]()
     if os.environ.get("LOCAL_RANK", "0") == "0":
         if left := end_left_in_job(run, number, job, _PROCESSES_S):
             named = ", ".join(f"{pid} in state {state}" for pid in left[:4] if (state := _state(pid)))
-            return f"processes of an earlier attempt run on {_PROCESSES_S:g} s after their kill: {named}", []
-        starts = [start for other in run.before(attempt) if (start := other.started()).get("job_id") == attempt.job_id]
-        since = min((float(start.get("started") or time.time()) for start in starts), default=time.time())
-        removed = shared_memory_left(since, job)
+            return f"processes of an earlier attempt run on {_PROCESSES_S:g} s after their kill: {named}", True, []
+        starts = [float(other.started().get("started") or time.time()) for other in run.before_in_job(attempt)]
+        removed = shared_memory_left(starts[0], starts[-1], job) if starts else []
         for path in removed:
             path.unlink(missing_ok=True)
-    return wait_until_free(_GPUS_S), [path.name for path in removed]
+    # Nobody knows whose memory it is.
+    return wait_until_free(_GPUS_S), False, [path.name for path in removed]
 
 
 # --- for all nodes, on the host of the job's script
@@ -120,13 +123,16 @@ class LeftOver:
         self.ports: dict[str, int] = {}
 
     def end(self, command: Sequence[str]) -> None:
-        """Starts this module on every node with the preflight's command, and ends the job's earlier steps: one that
-        Slurm could not end keeps its GPUs, and the next srun would wait for ever. Notes the nodes at fault."""
+        """Starts this module on every node with the preflight's command, and ends the steps that are left: one that
+        Slurm could not end keeps its GPUs, and the next srun would wait for ever. Notes the nodes at fault: for all
+        runs if that is sure, or once a second look finds the same."""
         until = time.monotonic() + LIMIT_S
-        if steps := _steps():
+        if steps := {step.id for step in _left_steps()}:
             with contextlib.suppress(UserError):
                 ask(["scancel", "--signal=KILL", *steps], timeout_s=LIMIT_S / 3)
-        nodes, faults = [node for node in self.nodes if node not in self.faults], dict[str, str]()
+        # The one task of a node sees all its GPUs.
+        command = [word for word in command if not hides_gpus(word)]
+        nodes, faults, sure = [node for node in self.nodes if node not in self.faults], dict[str, str](), set[str]()
         while nodes and (left_s := until - time.monotonic()) > 0:
             probe = Probe([*placed(command, nodes, 1, "--overlap")[:-1], MODULE], nodes, 1)
             try:
@@ -135,6 +141,7 @@ class LeftOver:
                 probe.close()
             sent = {node: report.sent.get(0, {}) for node, report in probe.reports.items()}
             faults |= {node: said["failed"] for node, said in sent.items() if "failed" in said}
+            sure |= {node for node, said in sent.items() if said.get("sure", "failed" in said)}
             self.ports |= {node: said["figures"]["port"] for node, said in sent.items() if "figures" in said}
             # srun ends a step if it cannot start it on one of the nodes, and starts none without the controller.
             if nodes := [node for node in nodes if node not in faults and node not in self.ports]:
@@ -144,15 +151,15 @@ class LeftOver:
             return
         faults |= dict.fromkeys(nodes, f"it has not answered within {LIMIT_S:g} s")
         usable = {node for node in self.nodes if node not in self.faults and node not in faults}
-        while steps := {step: at for step, at in _steps().items() if step in steps and usable & set(_hosts(at))}:
+        while left := [step for step in _left_steps() if step.id in steps and usable & set(_hosts(step.nodes))]:
             if time.monotonic() > until:
-                self._why = "; ".join(f"step {step} on {at} runs on after its kill" for step, at in steps.items())
+                self._why = "; ".join(f"step {step.id} on {step.nodes} runs on after its kill" for step in left)
                 break
             time.sleep(_POLL_S)
         cluster = self._run.resolved().cluster
         for node, why in faults.items():
             sys.stderr.write(f"bad node {node}: {why}\n")
-            bad_nodes.note(cluster.name, node, why, self._run.run_id, cluster.bad_node_hours, sure=True)
+            bad_nodes.note(cluster.name, node, why, self._run.run_id, cluster.bad_node_hours, node in sure)
         self.faults |= faults
 
     def why_none_starts(self, needed: int) -> str | None:
@@ -175,34 +182,28 @@ def _hosts(text: str) -> list[str]:
     return []
 
 
-def _steps() -> dict[str, str]:
-    """{step: its nodes} of the job's numbered steps that have not ended. Empty if Slurm does not answer, as srun waits
-    for it, too; and in an allocation of the user's own, where steps may be others'."""
+def _left_steps() -> list[Step]:
+    """The job's steps that earlier attempts have left. None if Slurm does not answer, as srun waits for it, too; and in
+    an allocation of the user's own, where steps may be others'."""
     if ALLOCATION in os.environ:
-        return {}
-    job_id = os.environ.get("SLURM_JOB_ID", "")
-    try:
-        answer = ask(["squeue", "--noheader", "--steps", f"--jobs={job_id}", "--format=%i|%N"], timeout_s=20)
-    except UserError:
-        return {}
-    rows = (line.split("|") for line in answer.stdout.splitlines() if line.count("|") == 1)
-    return {step: at for step, at in rows if step.rpartition(".")[2].isdecimal()}
+        return []
+    return [step for step in steps_of(os.environ.get("SLURM_JOB_ID", "")) if step.is_left]
 
 
 def main() -> int:
     node = os.environ.get("SLURMD_NODENAME") or platform.node()
-    attempt, removed = None, list[str]()
+    attempt, sure, removed = None, False, list[str]()
     try:
         run, number = RunFolder(Path(os.environ["HPC_GPT_RUN"])), int(os.environ["HPC_GPT_ATTEMPT"])
         attempt = run.attempt(number)
-        fault, removed = clean_node(run, number)
+        fault, sure, removed = clean_node(run, number)
     except Exception as error:  # it is the node's fault for now: another one may see the run folder
         fault = f"{type(error).__name__}: {error}"
     if "RANK" not in os.environ:
         port = os.environ.get("MASTER_PORT", "")
         free = free_port(int(port) - LOWEST_PORT if port.isdecimal() else os.getpid())
         figures = {"port": free, "shared_memory": removed}
-        sys.stdout.write(encode(node, 0, **({"failed": fault} if fault else {"figures": figures})))
+        sys.stdout.write(encode(node, 0, **({"failed": fault, "sure": sure} if fault else {"figures": figures})))
     elif fault:
         sys.stderr.write(f"bad node {node}: {fault}\n")
         if attempt is not None:

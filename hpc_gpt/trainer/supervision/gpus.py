@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -152,12 +152,26 @@ def _handles(nvml: ctypes.CDLL) -> list[ctypes.c_void_p]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
     if visible in ("", "-1", "NoDevFiles"):
         return []
-    named = [int(name) for name in visible.split(",") if name.isdecimal()]
-    for index in [index for index in named if index < count.value] or range(count.value):
+    for index in range(count.value):
         handle = ctypes.c_void_p()
         if not nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)):
             handles.append(handle)
-    return handles
+    named = [handle for name in visible.split(",") for handle in _named(nvml, name.strip(), handles)]
+    return named or handles
+
+
+def _named(nvml: ctypes.CDLL, name: str, handles: Sequence[ctypes.c_void_p]) -> Sequence[ctypes.c_void_p]:
+    """The GPU, or the MIG instance, of a name in CUDA_VISIBLE_DEVICES: a number, or the first letters of one UUID."""
+    if name.isdecimal():
+        return handles[int(name) : int(name) + 1]
+    if name.startswith("MIG-"):
+        instance = ctypes.c_void_p()
+        return [] if nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(instance)) else [instance]
+    found, uuid = [], ctypes.create_string_buffer(96)
+    for handle in handles if name.startswith("GPU-") else ():
+        if not nvml.nvmlDeviceGetUUID(handle, uuid, 96) and uuid.value.decode().startswith(name):
+            found.append(handle)
+    return found if len(found) == 1 else []
 
 
 def _read(nvml: ctypes.CDLL, gpu: ctypes.c_void_p) -> ClockedFigures:

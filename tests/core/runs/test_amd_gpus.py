@@ -111,6 +111,18 @@ def test_a_gpu_is_locked_by_its_uuid_whatever_hip_is_told(tools: Path, monkeypat
     )  # fmt: skip
 
 
+def test_the_gpus_of_another_job_are_left_out(tools: Path, monkeypatch) -> None:
+    """The kernel shows them all, and the job's cgroup closes their render nodes."""
+    own, other = (
+        {**die, f"drm/renderD{number}/dev": "226:128"} for die, number in zip(MODULE, (128, 129), strict=True)
+    )
+    monkeypatch.setenv("HPC_GPT_SYSFS", str(amd_sysfs(tools.parent / "sys", other, own)))
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(amd_gpus, "_RENDER_NODES", tools)
+    (tools / "renderD128").touch()
+    assert [path.parent.name for path in amd_gpus.shown_devices()] == ["card1"]
+
+
 def test_each_figure_is_the_drivers_and_none_is_made_up(tools: Path, monkeypatch) -> None:
     mi300 = {"hwmon/hwmon3/power1_average": None, "hwmon/hwmon3/power1_input": 750_400_000,
              "hwmon/hwmon3/temp1_input": None, "pp_dpm_sclk": "S: 132Mhz *\n0: 500Mhz\n1: 2100Mhz"}  # fmt: skip

@@ -1,5 +1,6 @@
 """Left-overs of attempts on a node, which a restart in the job ends: processes, shared memory, a node, a port."""
 
+import itertools
 import json
 import os
 import re
@@ -10,13 +11,15 @@ import textwrap
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from hpc_gpt.core.ends.bad_nodes import listed
 from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.trainer.preflight import left_over as module
 from hpc_gpt.trainer.preflight.left_over import LeftOver
-from hpc_gpt.trainer.preflight.verdict import decode
+from hpc_gpt.trainer.preflight.verdict import decode, encode
 from tests.conftest import REPOSITORY
 from tests.programs import put, ran
 from tests.trainer.preflight.test_nodes import RANKS, new_run
@@ -87,10 +90,13 @@ def test_another_job_and_its_shared_memory_are_left_alone(restarted: RunFolder) 
 
 
 def test_new_shared_memory_that_nobody_holds_is_removed(restarted: RunFolder) -> None:
-    made = "touch -d '1 hour ago' /dev/shm/old; touch /dev/shm/{nccl-a,torch_7_1,held}; mkdir /dev/shm/data"
-    said, rest = on_a_node(restarted, f"{made}; exec 9</dev/shm/held")
-    assert said["figures"]["shared_memory"] == ["nccl-a", "torch_7_1"]
-    assert rest.split() == ["0", "run", "data", "held", "old"]
+    """Libraries' own since the first attempt; other names since the last one, with a minute for the nodes' clocks."""
+    (restarted.attempt(1).folder / "attempt.json").write_text(json.dumps({"job_id": JOB, "started": time.time() - 300}))
+    made = "touch -d '1 hour ago' /dev/shm/{old,nccl-old}; touch /dev/shm/{nccl-a,torch_7_1,sem.mp-k2,nccl-held,mine}"
+    made += "; touch -d '270 seconds ago' /dev/shm/{staged,psm_7}; mkdir /dev/shm/data"
+    said, rest = on_a_node(restarted, f"{made}; exec 9</dev/shm/nccl-held")
+    assert said["figures"]["shared_memory"] == ["mine", "nccl-a", "psm_7", "sem.mp-k2", "torch_7_1"]
+    assert rest.split() == ["0", "run", "data", "nccl-held", "nccl-old", "old", "staged"]
 
 
 @pytest.fixture
@@ -161,6 +167,24 @@ def test_a_node_that_does_not_start_its_part_is_left_out(
     assert list(left.faults) == ["b"]
     assert left.ports.keys() == {"a", "c"}
     assert "failed on node b: gone" in listed("site")["b"].why
+    assert listed("site")["b"].everyone, "by Slurm's word"
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_a_node_is_blamed_for_all_runs_by_a_second_look(restarted: RunFolder, tmp_path: Path, monkeypatch) -> None:
+    """Nobody knows whose memory is in use, or why a node has not answered."""
+    said = encode("b", 0, failed="10 of 80 GiB of GPU 0 are in use", sure=False)
+    put(tmp_path / "srun", f"#!/bin/sh\ncat <<'E'\n{said}E\necho \"$*\" >>'{tmp_path}/asked'\n")
+    command = [str(tmp_path / "srun"), "--gpus-per-task=1", "--gpu-bind=closest", "NODES", *RANKS]
+    for everyone in (False, True):
+        clock = SimpleNamespace(monotonic=partial(next, itertools.count(0.0, 25.0)), sleep=lambda _: None)
+        monkeypatch.setattr(module, "time", clock)
+        left = left_over(restarted, "a b", command, monkeypatch, a_port())
+        assert left.faults.keys() == {"a", "b"}
+        found = listed("site")
+        assert [found[node].everyone for node in "ab"] == [everyone] * 2
+    assert "has not answered within 60 s" in found["a"].why
+    assert "--gpu" not in (tmp_path / "asked").read_text(), "the one task of a node sees all its GPUs"
 
 
 @pytest.mark.long

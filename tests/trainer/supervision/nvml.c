@@ -1,7 +1,9 @@
 /* A stand-in for the driver's library, with NVML's names and structures: STAND_IN_NVML_GPUS GPUs, each question of which
    takes STAND_IN_NVML_MS. What is a figure's alone is by the index of its GPU. */
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 static int given(const char *name) { return getenv(name) ? atoi(getenv(name)) : 0; }
@@ -10,6 +12,14 @@ static void wait_ms(void) { usleep(1000 * given("STAND_IN_NVML_MS")); }
 int nvmlInit_v2(void) { wait_ms(); return 0; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = given("STAND_IN_NVML_GPUS"); return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { *handle = (void *)(uintptr_t)(index + 1); return 0; }
+int nvmlDeviceGetUUID(void *gpu, char *uuid, unsigned length) {
+  snprintf(uuid, length, "GPU-a%zu000000-1111-2222-3333-444444444444", (size_t)gpu);
+  return 0;
+}
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
+  *handle = (void *)(uintptr_t)3;
+  return strcmp(uuid, "MIG-c7") != 0;
+}
 int nvmlDeviceGetUtilizationRates(void *gpu, unsigned *rates) { wait_ms(); rates[0] = 90 + (uintptr_t)gpu; return 0; }
 int nvmlDeviceGetMemoryInfo(void *gpu, unsigned long long *memory) {
   const char *held = getenv("STAND_IN_NVML_HELD"); /* memory is in use while there is such a file */

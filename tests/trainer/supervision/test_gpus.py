@@ -62,7 +62,9 @@ def test_the_gpus_of_a_job_are_those_it_may_use(driver: Callable[..., None], mon
     driver(2)
     both = [GpuFigures(91, 10.0, 80.0, None, 61), GpuFigures(92, 20.0, 80.0, None, 62)]
     assert read_all() == both
-    for visible, found in (("", []), ("1", both[1:])):
+    instance = [GpuFigures(93, 30.0, 80.0, None, 63)]
+    by_uuid = (("GPU-a2", both[1:]), ("GPU-a20,GPU-a1", both[::-1]), ("MIG-c7", instance), ("GPU-a,0", both[:1]))
+    for visible, found in (("", []), ("1", both[1:]), *by_uuid):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert read_all() == found
 
