@@ -205,7 +205,7 @@ def test_a_program_that_sets_its_title_is_known_by_its_record(tmp_path: Path) ->
     assert not is_alive(pid, began)
 
 
-def test_a_worker_of_its_own_session_and_title_ends_with_the_attempt(gpu, tmp_path: Path) -> None:
+def test_a_worker_of_its_own_session_ends_with_the_attempt(gpu, tmp_path: Path) -> None:
     """The next attempt begins beside nothing, and the next run has its GPU when nothing is left on it."""
     soon = ("--set", "job.restart_in_job=true", "--set", "job.retry_pause_s=1")
     run = python_program(tmp_path, LEAVES_ONE, *soon)

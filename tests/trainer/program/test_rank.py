@@ -15,7 +15,7 @@ import pytest
 from hpc_gpt.core.ends.end_policy import End
 from hpc_gpt.core.ends.program_end import Said
 from hpc_gpt.core.errors import LayoutError, UserError
-from hpc_gpt.core.process import start_time
+from hpc_gpt.core.runs.processes import Tree
 from hpc_gpt.core.runs.requests import write_request
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.trainer.engines import command
@@ -333,7 +333,7 @@ def test_slurms_signal_is_passed_on_where_it_does_not_reach(monkeypatch, reaches
     try:
         if reaches:
             witness.terminate()
-        rank = SimpleNamespace(_note=lambda: None, _processes={program.pid: start_time(program.pid)}, _witness=witness)
+        rank = SimpleNamespace(_tree=Tree([program.pid]), _witness=witness)
         rank._signal, rank._resolved = signal.SIGTERM, SimpleNamespace(cluster=SimpleNamespace(scheduler="slurm"))
         rank._slurm_tells_all = lambda: CommandRank._slurm_tells_all(rank)
         CommandRank.ask_to_end(rank, Stop("terminated", True))
