@@ -196,8 +196,8 @@ def test_a_program_that_sets_its_title_is_known_by_its_record(tmp_path: Path) ->
     os.kill(controller(run), signal.SIGKILL)
     wait_for("the controller has left", lambda: start_time(controller(run)) is None)
     assert b"HPC_GPT" not in Path(f"/proc/{pid}/environ").read_bytes()
-    status = status_of(run)
-    assert (status.state, status.run_on) == ("running", [pid])
+    wait_for("the rank has left", lambda: status_of(run).run_on == [pid])
+    assert status_of(run).state == "running"
     assert f"process {pid} runs on" in in_process("why", run.run_id).stdout
     done = in_process("submit", "--resume", run.run_id)
     assert (done.code, f"process {pid} runs on" in done.stderr) == (1, True), done
