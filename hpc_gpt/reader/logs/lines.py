@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 
+from hpc_gpt.core.ends.failures import meaning
 from hpc_gpt.core.secrets import hide_secrets, is_secret
 from hpc_gpt.reader.logs import Fact, Failure, Part, Place
 from hpc_gpt.reader.logs.matches import (
@@ -34,6 +35,9 @@ from hpc_gpt.reader.logs.parts import (
 from hpc_gpt.reader.logs.step_rows import StepRows, sound_step
 from hpc_gpt.reader.logs.tracebacks import NO_MESSAGE, node_of_label, patterns_of
 from hpc_gpt.reader.pattern import STEP_FACTS, STEP_FIELDS, scaled
+
+
+_LAST_FAILURES = 50  # of a part, among which Slurm's message about its end is
 
 
 class LineReader(GrowingParts):
@@ -237,7 +241,8 @@ class LineReader(GrowingParts):
     def _is_of_next_job(self, rule: DialectPattern, values: Mapping[str, float | str]) -> bool:
         """Whether a fact or an argument belongs to the next job, in a file to which several jobs append their output.
 
-        The next job shows in a program's settings after Slurm's message that it cancelled a job, or in another job id.
+        The next job shows in a program's settings after Slurm's message that it cancelled a job, in another job id, or
+        in a checkpoint that is loaded after an end by the scheduler.
         """
         part = self.parts[-1]
         if not part.failures and "job_id" not in values:
@@ -245,8 +250,12 @@ class LineReader(GrowingParts):
         job_id = part.fact("job_id")
         if "job_id" in values and job_id is not None and rule.pattern.literal == "JobId=":
             return scaled("job_id", str(values["job_id"])) != ("job_id", job_id.value) and bool(self.rows[-1])
+        if "resumes" in rule.pattern.facts:
+            last = self._last_step_line()
+            ends = (failure for failure in part.failures[-_LAST_FAILURES:] if failure.place.line > last > 0)
+            return any(meaning(failure.ended).by_scheduler for failure in ends)
         over = bool(part.failures) and part.failures[-1].message.startswith(JOB_OVER)
-        return over and (rule.dialect.engine is not None or "resumes" in rule.pattern.facts)
+        return over and rule.dialect.engine is not None
 
     def _step(
         self,
