@@ -36,7 +36,6 @@ from hpc_gpt.reader.logs.step_rows import StepRows, sound_step
 from hpc_gpt.reader.logs.tracebacks import NO_MESSAGE, node_of_label, patterns_of
 from hpc_gpt.reader.pattern import STEP_FACTS, STEP_FIELDS, scaled
 
-
 _LAST_FAILURES = 50  # of a part, among which Slurm's message about its end is
 
 
