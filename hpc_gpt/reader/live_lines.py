@@ -28,7 +28,7 @@ _FAILED = re.compile(
 _KILLED = re.compile(
     r": (?:line )?\d{1,6}: {1,8}\d{1,10} (?:Killed|Aborted|Segmentation fault|Bus error|Illegal inst|Floating point)"
     r"|srun: error: .{1,400}: (?:Killed|Aborted|Segmentation fault|Bus error|Illegal inst|Floating point|Out Of Memory)"
-    r"|[Dd]etected \d{1,9} oom[-_]kill event|^(?:\S{1,20} )?(?:Killed|Segmentation fault|Bus error)\b"
+    r"|[Dd]etected \d{1,9} oom[-_]kill event|^(?:\S{1,20} )?(?:Killed|Segmentation fault|Bus error)(?: \(core dumped\))?\s*$"
     r"|exitcode {2,10}: -(?!15\b)\d|return code = -(?!15\b)\d|died with <Signals\.SIG(?!TERM|INT)"
     r"|exited on signal (?!15\b|2\b)\d"
 )
@@ -45,6 +45,11 @@ _SURE = re.compile(
 _RAISED = re.compile(raised(ANY_NAME))
 # After steps such a line belongs to a command beside the training.
 _NEVER_BEGAN = re.compile(r"[^:\[]{1,200}: (?:(?:command )?not found|No such file or directory|Permission denied)")
+# Lines that a program prints when it fails, after its traceback, and those that join two tracebacks.
+_OF_FAILURE = re.compile(
+    r"[\s\[]|\w*Warning\b|srun: |slurmstepd|CUDA kernel errors|For debugging consider|Compile with|Search for `"
+    r"|Exception ignored|terminate called|During handling of|The above exception"
+)
 _LONGEST = 4000
 _OF_FAILURES = ("failure", "traceback")
 _LOSS = re.compile(rf"(?i){generic.LOSS}")
@@ -85,6 +90,7 @@ class LiveLines:
         self._skipped = 0.0  # steps that fp16's loss scaler skipped, by separate lines before the line of the step
         # The planned number of steps: True, by lines of steps; False, by another line.
         self._planned: dict[bool, int] = {}
+        self.spoke_at = 0  # the last line that no failure has printed
         self.loss: float | None = None  # the last one, with or without the number of its step
         self.limit = ""  # the line in which the program says that its own time limit ends it
         self.over = ""  # the line in which it says that it ends for another reason
@@ -105,6 +111,9 @@ class LiveLines:
             self._plan(values, True)
         matches = find(line)
         self._take_failures(line, matches)
+        fails = bool(self._reader.tracebacks.count or _OF_FAILURE.match(line))
+        fails |= bool(self._late) and self._late[-1].failure.place.line == self._count
+        self.spoke_at = self._count if line.strip() and not fails else self.spoke_at
         for match, rule in matches:
             kind = rule.pattern.kind
             if kind == "end":

@@ -304,9 +304,9 @@ def test_the_cancelled_rest_of_an_array_is_cancelled(launcher: Launcher) -> None
     ends(Job(launcher.cluster, runs["1"], array))
     rows, _ = launcher.run("status", "--json", str(folder / "logs"))
     records, _ = launcher.run("report", "--json", str(folder / "logs"))
-    expected = {"1": "done"} | dict.fromkeys("234", "cancelled")
-    assert {row["row"]: row["state"] for row in json.loads(rows)["runs"]} == expected
-    assert {record["row"]: record["ended"] for record in json.loads(records)["records"]} == expected
+    expected = {run.run_id: "done" if index == "1" else "cancelled" for index, run in runs.items()}
+    assert {row["run"]: row["state"] for row in json.loads(rows)["runs"]} == expected
+    assert {record["run"]: record["ended"] for record in json.loads(records)["records"]} == expected
 
 
 CHAINED = """\

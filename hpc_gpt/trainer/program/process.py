@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hpc_gpt.core.ends.end_policy import End
 from hpc_gpt.core.ends.exit_status import ExitStatus
-from hpc_gpt.core.ends.program_end import AT_ONCE_S, Said
+from hpc_gpt.core.ends.program_end import Said
 from hpc_gpt.core.errors import RunFolderError, fault_words
 from hpc_gpt.core.files import replace_whole, write_once
 from hpc_gpt.core.runs.full_disk import KeptLines
@@ -75,10 +75,8 @@ def said_by(lines: LiveLines, over: float | None = None) -> Said:
     over = time.monotonic() if over is None else over
     late = lines.end_failures()
     sure = [live for live in late if live.how != "words"]
-    if not lines.has_steps:  # only a program that failed right before the end
-        programs = [live for live in sure if live.how == "program"]
-        last = [live for live in programs if live.moment is None or over - live.moment <= AT_ONCE_S]
-        sure = last or programs[-1:] or sure
+    if not lines.has_steps:  # only a program that failed last: after it the script has printed nothing
+        sure = [live for live in sure if live.how != "program" or live.failure.place.line > lines.spoke_at]
     first = next((live for live in sure if not live.failure.echo), sure[0] if sure else None)
     message = (first or late[0]).failure.message if late else ""
     if first is None:
