@@ -52,7 +52,8 @@ def ran(
     }  # fmt: skip
     (folder / "bin/slurm_script").write_text(f"set -o pipefail\n{text or functions(chain)}\n{end}\n")
     line = ["bash", folder / "bin/slurm_script"]
-    done = subprocess.run(line, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+    own = {"env": environment, "cwd": folder, "start_new_session": True}  # a signal to its group is for it alone
+    done = subprocess.run(line, capture_output=True, text=True, check=False, **own)
     calls = (folder / "calls").read_text().splitlines() if (folder / "calls").exists() else []
     return done.returncode, (done.stdout + done.stderr).splitlines(), calls
 
@@ -194,6 +195,14 @@ def test_a_start_asks_python_until_it_knows(tmp_path: Path, answers: str, code: 
     found = ran(tmp_path, "requeue", end, **clients)
     assert found == (code, said, [line.format(run=tmp_path / "run", uid=os.getuid()) for line in asked])
     assert (tmp_path / "stdin").read_text() == ("squeue 8 PENDING\nsacct 9 DONE" if "ask" in answers else "")
+
+
+def test_a_signal_to_all_of_the_job_loses_no_answer(tmp_path: Path) -> None:
+    """As Slurm's at the time limit, while Python is asked: it went to sed, which ended."""
+    to_all = 'kill -TERM -- "-$(ps -o pgid= -p "$SHELL" | tr -d " ")"'
+    end = 'export SHELL=$$; trap : TERM; n=4 python=(the-python); ask_chain what_next 1; echo "$? $answer"'
+    python = f'{to_all}; echo "hpc-gpt-next stop 0 - - 1"'
+    assert ran(tmp_path, "requeue", end, the_python=python)[:2] == (0, ["0 stop 0 - - 1"])
 
 
 TRIED = ["sbatch --quiet --test-only --exclude=n3 {run}/job.sh", "sbatch --quiet --test-only {run}/job.sh"]
