@@ -28,7 +28,8 @@ _FAILED = re.compile(
 _KILLED = re.compile(
     r": (?:line )?\d{1,6}: {1,8}\d{1,10} (?:Killed|Aborted|Segmentation fault|Bus error|Illegal inst|Floating point)"
     r"|srun: error: .{1,400}: (?:Killed|Aborted|Segmentation fault|Bus error|Illegal inst|Floating point|Out Of Memory)"
-    r"|[Dd]etected \d{1,9} oom[-_]kill event|^(?:\S{1,20} )?(?:Killed|Segmentation fault|Bus error)(?: \(core dumped\))?\s*$"
+    r"|[Dd]etected \d{1,9} oom[-_]kill event"
+    r"|^(?:\S{1,20} )?(?:Killed|Segmentation fault|Bus error)(?: \(core dumped\))?\s*$"
     r"|exitcode {2,10}: -(?!15\b)\d|return code = -(?!15\b)\d|died with <Signals\.SIG(?!TERM|INT)"
     r"|exited on signal (?!15\b|2\b)\d"
 )
