@@ -9,7 +9,7 @@ from hpc_gpt.reader.logs import Failure, Part
 from hpc_gpt.reader.part_failures import SKEW_S, by_clock, is_specific
 
 _NEAR_LINES = 200
-_ONE_FAILURE_LINES = 20
+_ONE_FAILURE_LINES, _ONE_TRACEBACK_LINES = 20, 60
 _ENDING_S = 60.0  # Slurm may let ranks run this long after its signal (KillWait is 30 by default)
 # Exceptions that are a program's own fault. Exceptions about `None` also occur while a process is torn down.
 _OWN_FAULT = re.compile(
@@ -117,20 +117,23 @@ def choose(causes: Sequence[Failure]) -> tuple[Failure | None, str]:
 
 def _head(chain: Sequence[Failure]) -> tuple[Failure, str]:
     """The first failure of a file, or one right after it that explains it."""
-    head = chain[0]
+    head, ranks = chain[0], max(1, len({failure.rank for failure in chain} - {None}))
     for other in chain[1:]:
         if not _is_near(head, other):
             break
         if _explains(other, head):
             return other, f"printed {other.place.line - head.place.line} lines after {head.ended}, which it explains"
-        if head.ended == "error" and _are_one(head, other) and is_own(other) and is_specific(other):
+        if head.ended == "error" and _are_one(head, other, ranks) and is_own(other) and is_specific(other):
             return other, ""
     return head, ""
 
 
-def _are_one(head: Failure, other: Failure) -> bool:
-    """Whether two failures of a file are lines of one."""
-    return head.rank == other.rank and abs(other.place.line - head.place.line) <= _ONE_FAILURE_LINES
+def _are_one(head: Failure, other: Failure, ranks: int) -> bool:
+    """Whether two failures of a file, in which so many ranks fail, are lines of one: near each other, or both raised by
+    a rank, as the second may be raised while the first is handled."""
+    raised = head.raised_in and other.raised_in and head.rank is not None
+    lines = _ONE_TRACEBACK_LINES if raised else _ONE_FAILURE_LINES
+    return head.rank == other.rank and abs(other.place.line - head.place.line) <= lines * ranks
 
 
 def is_own(failure: Failure) -> bool:
