@@ -9,7 +9,7 @@ import pytest
 from hpc_gpt.core import files
 from hpc_gpt.core.ends.program_end import Said, end_of_program, facts_of
 from hpc_gpt.core.files import aside, json_lines_from_end, read_json_lines, read_start, read_text_end
-from hpc_gpt.core.runs.checkpoints import newest_with_step
+from hpc_gpt.core.runs.checkpoints import newest_checkpoint
 from hpc_gpt.core.settings.experiment import Command
 from hpc_gpt.reader import attempt_cause
 from tests.made_runs import add_attempt, make_run
@@ -57,7 +57,7 @@ def test_of_a_file_above_the_limit_the_end_is_read(tmp_path: Path, monkeypatch: 
     assert end.ended == "done"
     (saved := run.path / "newest").touch()
     os.utime(saved, (1e9 + 7, 1e9 + 7))
-    assert newest_with_step(run, Command(run="true", checkpoints="{run}/newest")) == (saved, 7)
+    assert newest_checkpoint(run, Command(run="true", checkpoints="{run}/newest")) == (saved, 7)
 
 
 def test_of_a_long_log_the_end_is_shown_and_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,13 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from hpc_gpt.core.ends.end_policy import OVER, End
 from hpc_gpt.core.ends.state import BY_ITSELF, EXIT_0_BUT
-from hpc_gpt.core.files import read_json, write_once
+from hpc_gpt.core.files import write_once
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.core.runs.stored import read_stored_lines, stored_lines_from_end
+from hpc_gpt.core.runs.stored import read_as, read_stored_lines, stored_lines_from_end
 
 # If a program fails before its first step and its script does nothing more, the script ends within so many seconds.
 AT_ONCE_S = 5.0
@@ -195,20 +196,14 @@ def write_said(attempt: Attempt, task: int, printed: Said) -> None:
 
 def read_said(attempt: Attempt) -> Said:
     """Reads what the programs of all tasks printed. A failure of a program counts first, then the first task's."""
-    printed = [read_json(path) for path in sorted((attempt.folder / OVER).glob("[0-9]*"))]
-    failed = sorted(
-        (task for task in printed if isinstance(task.get("failed"), dict)), key=lambda task: not task.get("of_program")
-    )
-    first = failed[0] if failed else {}
-    end, failed_s = first.get("failed") or {}, first.get("failed_s")
-    return Said(
-        max((int(task.get("planned") or 0) for task in printed), default=0),
-        next((str(task["limit"]) for task in printed if task.get("limit")), ""),
-        End(str(end.get("ended")), str(end.get("cause"))) if first else None,
-        bool(first.get("of_program")),
-        float(failed_s) if isinstance(failed_s, int | float) else None,
-        *(next((str(task[key]) for task in printed if task.get(key)), "") for key in ("note", "over", "queued")),
-    )
+    paths = sorted((attempt.folder / OVER).glob("[0-9]*"))
+    printed: list[Said] = [task for path in paths if (task := read_as(Said, path)) is not None]
+    first = min((task for task in printed if task.failed), key=lambda task: not task.of_program, default=Said())
+    texts: dict[str, Any] = {
+        key: next((text for task in printed if (text := getattr(task, key))), "")
+        for key in ("limit", "note", "over", "queued")
+    }
+    return replace(first, planned=max((task.planned for task in printed), default=0), **texts)
 
 
 def facts_of(attempt: Attempt, code: int, planned: int, printed: Said) -> ProgramFacts:

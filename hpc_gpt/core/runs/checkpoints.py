@@ -221,16 +221,10 @@ def checkpoints_of(run: RunFolder) -> list[tuple[int, Path]]:
     return [(step_in(path.name), path) for path in reversed(list_complete(run.checkpoints))]
 
 
-def newest_checkpoint(run: RunFolder, command: Command, until: float = math.inf) -> Path | None:
-    """The last of `own_checkpoints`, None without one."""
-    return next(iter(own_checkpoints(run, command, until)[-1:]), None)
-
-
-def own_checkpoints(run: RunFolder, command: Command, until: float = math.inf) -> list[Path]:
+def own_checkpoints(run: RunFolder, command: Command) -> list[Path]:
     """The complete checkpoints of a program, by `numbers_in` their names, then by time; first those without a number.
-    If other runs use the folder too, only checkpoints that are later than the run count; and only those that were made
-    by `until` (epoch seconds)."""
-    return [path for _, _, path in _numbered(run, command, until)]
+    If other runs use the folder too, only checkpoints that are later than the run count."""
+    return [path for _, _, path in _numbered(run, command)]
 
 
 def unwhole_note(run: RunFolder) -> str:
@@ -294,14 +288,10 @@ def _pattern(run: RunFolder, command: Command) -> str:
     return base + fill(command.checkpoints, {"run": glob.escape(str(run.path))})
 
 
-def saved_step(run: RunFolder, command: Command) -> int | None:
-    """The step of the newest complete checkpoint, as in `newest_with_step`."""
-    return newest_with_step(run, command)[1]
-
-
-def newest_with_step(run: RunFolder, command: Command, until: float = math.inf) -> tuple[Path | None, int | None]:
-    """(the newest complete checkpoint, its step: the number in its name, else the last step that was logged before it).
-    Without a checkpoint the step is 0, or None if only the program knows its checkpoints."""
+def newest_checkpoint(run: RunFolder, command: Command, until: float = math.inf) -> tuple[Path | None, int | None]:
+    """(the last of `own_checkpoints` that was made by `until` (epoch seconds), its step: the number in its name, else
+    the last step that was logged before it). Without a checkpoint the step is 0, or None if only the program knows its
+    checkpoints."""
     if not (numbered := _numbered(run, command, until)):
         return None, None if command.checkpoints is None else 0
     number, made, path = numbered[-1]
@@ -309,7 +299,7 @@ def newest_with_step(run: RunFolder, command: Command, until: float = math.inf) 
 
 
 def _step_of(run: RunFolder, number: int, made: float) -> int:
-    """The step of a checkpoint with this number in its name, of this time, as in `newest_with_step`."""
+    """The step of a checkpoint with this number in its name, of this time, as in `newest_checkpoint`."""
     if number >= 0:
         return number
     # The last line before it counts, not the largest step: a second stage may count from the start again.

@@ -24,7 +24,6 @@ from hpc_gpt.core.runs.checkpoints import (
     newest_checkpoint,
     newest_sound,
     read_marker,
-    saved_step,
     step_in,
     stored_bytes,
 )
@@ -136,10 +135,9 @@ def resume_point(run: RunFolder, only: int | None = None) -> ResumePoint | None:
     checkpoint is sound.
     """
     if (command := command_of(run)) is not None:
-        if newest_checkpoint(run, command) is None:
-            return None
-        order = checkpoint_note(run)
-        return ResumePoint(saved_step(run, command) or 0, (order,) if order else ())
+        path, saved = newest_checkpoint(run, command)
+        note = checkpoint_note(run)
+        return None if path is None else ResumePoint(saved or 0, (note,) if note else ())
     notes: list[str] = []
     for source, step in checkpoint_sources(run, only):
         sound, passed = newest_sound(source.checkpoints, MOST_READ_BYTES, step)

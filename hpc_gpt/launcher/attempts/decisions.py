@@ -30,7 +30,6 @@ from hpc_gpt.core.runs.checkpoints import (
     checkpoint_note,
     command_of,
     newest_checkpoint,
-    saved_step,
     work_folder,
 )
 from hpc_gpt.core.runs.disk_space import free_space_text, is_full
@@ -112,7 +111,7 @@ def with_free_space(run: RunFolder, end: End) -> End:
         end = replace(end, ended="disk_full")
     if end.ended != "disk_full":
         return end
-    saved = newest_checkpoint(run, command)
+    saved, _ = newest_checkpoint(run, command)
     places = (run.path, saved.parent if saved else work_folder(run, command))
     return replace(end, cause=f"{end.cause} ({free_space_text(*places)})")
 
@@ -363,7 +362,7 @@ def newest_saved(run: RunFolder) -> int | None:
     if is_race(run):
         return measured(read_visits(run))
     if (command := command_of(run)) is not None:
-        return saved_step(run, command)
+        return newest_checkpoint(run, command)[1]
     try:
         megatron = int(read_text(run.checkpoints / MEGATRON))
     except (OSError, ValueError):

@@ -21,7 +21,7 @@ from hpc_gpt.core.errors import ConfigError, RunFolderError
 from hpc_gpt.core.files import json_in, write_once
 from hpc_gpt.core.format import and_more
 from hpc_gpt.core.process import die_with_parent, send
-from hpc_gpt.core.runs.checkpoints import WORK, checkpoint_note, newest_with_step, work_folder
+from hpc_gpt.core.runs.checkpoints import WORK, checkpoint_note, newest_checkpoint, work_folder
 from hpc_gpt.core.runs.code_archive import CODE_ARCHIVE
 from hpc_gpt.core.runs.disk_space import free_space_text
 from hpc_gpt.core.runs.full_disk import reserve
@@ -129,7 +129,7 @@ class CommandRank(ForeignRank):
         if self._place.rank == 0:
             folder = self._ready_folder()
             self._run.checkpoints.mkdir(exist_ok=True)
-            checkpoint, step = newest_with_step(self._run, self._command)
+            checkpoint, step = newest_checkpoint(self._run, self._command)
             complete_run(self._run.path, self._resolved)
             reserve(self._attempt)
             self._report_start(checkpoint, step)

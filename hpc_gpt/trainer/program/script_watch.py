@@ -30,7 +30,7 @@ from hpc_gpt.core.ends.program_end import Said, has_last_line, write_said
 from hpc_gpt.core.errors import RunFolderError, UserError
 from hpc_gpt.core.files import write_once
 from hpc_gpt.core.process import ProcessTable, is_alive, send, start_time, stat_of
-from hpc_gpt.core.runs.checkpoints import newest_with_step
+from hpc_gpt.core.runs.checkpoints import newest_checkpoint
 from hpc_gpt.core.runs.full_disk import release_reserve, reserve
 from hpc_gpt.core.runs.processes import StartedSteps, Tree
 from hpc_gpt.core.runs.provenance import complete_run, list_gpus
@@ -301,7 +301,7 @@ class ScriptWatch:
             complete_run(self._run.path, self._resolved)
             # The script may have saved before this process began.
             began = float(self._attempt.started().get("started") or math.inf)
-            checkpoint, step = newest_with_step(self._run, self._command, until=began)
+            checkpoint, step = newest_checkpoint(self._run, self._command, until=began)
             start = {
                 "device": gpus[0]["name"] if gpus else None,
                 "host": os.environ.get("SLURMD_NODENAME") or platform.node(),

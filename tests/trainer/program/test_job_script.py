@@ -53,7 +53,7 @@ def test_a_run_keeps_where_its_script_runs(tmp_path: Path, monkeypatch: pytest.M
     prepared = prepare(Request("train.slurm", None, None, {"command.checkpoints": "out/step-*"}, script=asked))
     run = write_run(prepared, tmp_path / "logs", {})
     (tmp_path / "out/step-30").mkdir(parents=True)
-    assert newest_checkpoint(run, run.resolved().program) == tmp_path / "out/step-30"
+    assert newest_checkpoint(run, run.resolved().program)[0] == tmp_path / "out/step-30"
 
 
 def test_every_byte_of_the_script_is_at_the_end_of_job_sh(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from hypothesis import given, settings, strategies
 
 from hpc_gpt.core.errors import ConfigError, RunFolderError
 from hpc_gpt.core.runs import work_archive as work
-from hpc_gpt.core.runs.checkpoints import checkpoint_note, checkpoints_of, newest_checkpoint, numbers_in, saved_step
+from hpc_gpt.core.runs.checkpoints import checkpoint_note, checkpoints_of, newest_checkpoint, numbers_in
 from hpc_gpt.core.runs.lineage import resume_point
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import ClusterProfile
@@ -54,10 +54,10 @@ def make(run: RunFolder, *names: str) -> None:
 
 
 def test_the_highest_number_is_the_newest_whatever_its_time(run: RunFolder) -> None:
-    assert newest_checkpoint(run, command()) is None
+    assert newest_checkpoint(run, command())[0] is None
     make(run, "work/out/ckpt-1000", "work/out/ckpt-900", "work/out/other-2000", "work/out/ckpt-tmp")
-    assert newest_checkpoint(run, command()) == run.path / "work/out/ckpt-1000"
-    assert saved_step(run, command()) == 1000
+    assert newest_checkpoint(run, command())[0] == run.path / "work/out/ckpt-1000"
+    assert newest_checkpoint(run, command())[1] == 1000
 
 
 SURE, GROWS = "the name says so", "several names"
@@ -120,14 +120,14 @@ def with_checkpoints(run: RunFolder, pattern: str, **more: object) -> Command:
 def test_the_step_decides_and_a_note_says_if_time_differs(run: RunFolder) -> None:
     asked = with_checkpoints(run, "{run}/out/*.ckpt")
     make(run, "out/step=100-val_loss=2.91.ckpt", "out/epoch=1-step=300-val_loss=2.07.ckpt")
-    assert newest_checkpoint(run, asked) == run.path / "out/epoch=1-step=300-val_loss=2.07.ckpt"
-    assert saved_step(run, asked) == 300
+    assert newest_checkpoint(run, asked)[0] == run.path / "out/epoch=1-step=300-val_loss=2.07.ckpt"
+    assert newest_checkpoint(run, asked)[1] == 300
     assert checkpoint_note(run) == ""
     make(run, "out/last.ckpt")
-    assert (saved_step(run, asked), checkpoint_note(run)) == (300, "")
+    assert (newest_checkpoint(run, asked)[1], checkpoint_note(run)) == (300, "")
     later = run.path / "out/step=100-val_loss=2.91.ckpt"
     os.utime(later)
-    assert saved_step(run, asked) == 300
+    assert newest_checkpoint(run, asked)[1] == 300
     assert "step=300-val_loss=2.07.ckpt has the highest number" in (note := checkpoint_note(run))
     assert f"but {later} was written later" in note
     assert (note, OF_CHECKPOINTS) in read_run(run).all_flags
@@ -149,13 +149,13 @@ def test_a_script_may_write_them_anywhere(run: RunFolder, tmp_path: Path) -> Non
     asked = replace(command(f"{glob.escape(str(tmp_path))}/[o]ut/step-*"), script="train.slurm", snapshot=False)
     os.utime(run.path / "resolved.json", (10**9, 10**9))
     make(run, "../../../out/step-30", "../../../out/step-7")
-    assert newest_checkpoint(run, asked) == tmp_path / "out" / "step-30"
+    assert newest_checkpoint(run, asked)[0] == tmp_path / "out" / "step-30"
     os.utime(run.path / "resolved.json")
-    assert newest_checkpoint(run, asked) is None, "of an earlier run"
+    assert newest_checkpoint(run, asked)[0] is None, "of an earlier run"
     # The login node's clock may be ahead of the nodes', on which the run began before it saved.
     (began := run.new_attempt().folder / "attempt.json").write_text("{}")
     os.utime(began, (10**9, 10**9))
-    assert newest_checkpoint(run, asked) == tmp_path / "out" / "step-30"
+    assert newest_checkpoint(run, asked)[0] == tmp_path / "out" / "step-30"
 
 
 def test_a_training_from_the_start_in_an_old_folder_is_said(run: RunFolder, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_training_from_the_start_in_an_old_folder_is_said(run: RunFolder, tmp_
     asked = with_checkpoints(run, f"{glob.escape(str(out))}/*", script="train.slurm", snapshot=False)
     os.utime(run.path / "resolved.json", (10**9 + 2, 10**9 + 2))
     make(run, *(f"../../../out/{name}" for name in ("step=600.ckpt", "last.ckpt", "last-v1.ckpt", "step=30.ckpt")))
-    assert newest_checkpoint(run, asked) == out / "step=30.ckpt", "the others are of an earlier run"
+    assert newest_checkpoint(run, asked)[0] == out / "step=30.ckpt", "the others are of an earlier run"
     note = f"{out}/step=600.ckpt has the highest number, but {out}/step=30.ckpt was written later: move away"
     assert checkpoint_note(run) == f"{note} the one that belongs to another training"
 
@@ -171,24 +171,24 @@ def test_a_training_from_the_start_in_an_old_folder_is_said(run: RunFolder, tmp_
 def test_only_complete_ones_count(run: RunFolder) -> None:
     make(run, "checkpoints/a-10", "checkpoints/a-20", "checkpoints/a-30/.done")
     done = command("{run}/checkpoints/a-*", "{checkpoint}/.done")
-    assert newest_checkpoint(run, done) == run.path / "checkpoints/a-30"
+    assert newest_checkpoint(run, done)[0] == run.path / "checkpoints/a-30"
     (run.path / "checkpoints/a-30/.done").rmdir()
-    assert newest_checkpoint(run, done) is None
-    assert newest_checkpoint(run, command("{run}/checkpoints/a-*")) == run.path / "checkpoints/a-30"
+    assert newest_checkpoint(run, done)[0] is None
+    assert newest_checkpoint(run, command("{run}/checkpoints/a-*"))[0] == run.path / "checkpoints/a-30"
 
 
 def test_a_name_is_within_the_checkpoint_and_none_whole_is_said(run: RunFolder) -> None:
     asked = with_checkpoints(run, "{run}/checkpoints/step-*", complete=".metadata")
     assert checkpoint_note(run) == ""
     make(run, "checkpoints/step-10", "checkpoints/step-20")
-    assert newest_checkpoint(run, asked) is None
+    assert newest_checkpoint(run, asked)[0] is None
     note = checkpoint_note(run)
     first = f"none of 2 checkpoints is complete, so none is resumed: {run.path}/checkpoints/step-20 has no .metadata"
     assert note == f"{first} (command.complete)"
     assert read_status([run])[0].cause == f"never submitted; {note}"
     assert explain(str(run.path), run.path.parent).notes == [note]
     make(run, "checkpoints/step-10/.metadata")
-    assert newest_checkpoint(run, asked) == run.path / "checkpoints/step-10"
+    assert newest_checkpoint(run, asked)[0] == run.path / "checkpoints/step-10"
     assert checkpoint_note(run) == ""
 
 
@@ -200,8 +200,8 @@ def test_without_a_number_the_step_is_that_logged_before_it(run: RunFolder) -> N
     path.parent.mkdir(parents=True)
     path.write_text("weights")
     os.utime(path, (10**9 + 25, 10**9 + 25))
-    assert saved_step(run, command("out/ckpt.pt")) == 2
-    assert saved_step(run, command(None)) is None, "only the program knows its checkpoints"
+    assert newest_checkpoint(run, command("out/ckpt.pt"))[1] == 2
+    assert newest_checkpoint(run, command(None))[1] is None, "only the program knows its checkpoints"
 
 
 def files_of(folder: Path, to: Path) -> dict[str, str]:
