@@ -29,7 +29,7 @@ from hpc_gpt.core.ends.end_policy import End, first_reason, limits_reached
 from hpc_gpt.core.ends.program_end import Said, has_last_line, write_said
 from hpc_gpt.core.errors import RunFolderError, UserError
 from hpc_gpt.core.files import write_once
-from hpc_gpt.core.process import ProcessTable, is_alive, send, start_time, stat_of
+from hpc_gpt.core.process import ProcessTable, is_alive, send, start_time
 from hpc_gpt.core.runs.checkpoints import newest_checkpoint
 from hpc_gpt.core.runs.full_disk import release_reserve, reserve
 from hpc_gpt.core.runs.processes import StartedSteps, Tree
@@ -184,7 +184,7 @@ class ScriptWatch:
             count_steps(int(last["step"]), self._heart, boot_s() - ago_s)
             self._heart.at_total = has_last_line(self._attempt, self._resolved.train.steps)
         watchdog.start()
-        while self._lives():
+        while is_alive(self._body, self._began):
             if self._globs and not self._found:  # at once, as lines are timed by when they come
                 self._find_elsewhere()
             self._take_lines()
@@ -206,13 +206,6 @@ class ScriptWatch:
         while self._hangs:  # the watchdog's thread ends this process
             threading.Event().wait()
         (self._attempt.folder / ".followed").touch()
-
-    def _lives(self) -> bool:
-        # A process that has ended stays in /proc until job.sh has waited for it.
-        try:
-            return start_time(self._body) == self._began and stat_of(self._body)[0] not in "ZX"
-        except (OSError, IndexError):
-            return False
 
     def _prints_last_lines(self) -> bool:
         """Whether a program of the script may still print its last lines: a signal to the job has ended the script's

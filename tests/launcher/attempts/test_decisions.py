@@ -291,7 +291,7 @@ def test_a_step_that_is_only_logged_is_progress_but_no_save() -> None:
     assert restarts.steps == 8, "each attempt began from the start"
 
 
-def test_on_this_machine_a_logged_step_is_no_reason_to_start_again() -> None:
+def test_here_a_logged_step_is_no_reason_to_start_again() -> None:
     run = own_program("local")
     assert not judge_and_note(run, add_attempt(run, 6, "error"), run.resolved())
     assert not run.attempt(1).verdict()
