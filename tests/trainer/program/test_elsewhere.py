@@ -87,7 +87,7 @@ def test_why_names_a_file_that_is_not_found(tmp_path: Path) -> None:
         pytest.param(f"exec >own.out 2>&1\n{FIT}\n", "done", "own.out", marks=pytest.mark.long),
         (f"{FIT} > fit.out 2>&1\n", "done", "fit.out"),
         pytest.param(f"{FAILS} > fit.out 2>&1\n", "user_error", "fit.out", marks=pytest.mark.long),
-        (f"{FAILS} > fit.out 2>&1\necho end\n", "user_error", "fit.out"),
+        (f"{FAILS} > fit.out 2>&1\ntrue\n", "user_error", "fit.out"),
     ],
 )
 def test_steps_and_causes_are_read_where_they_are(tmp_path: Path, body: str, state: str, file: str) -> None:
