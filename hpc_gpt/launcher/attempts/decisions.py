@@ -178,21 +178,23 @@ def say_note(run: RunFolder) -> None:
 
 
 def look_again(run: RunFolder, attempt: Attempt, job: ShownJob, now: float, waited: int) -> None:
-    """Decides anew, after the pause before a restart in the job, whether and where the next attempt starts, and changes
+    """Decides anew, after the pause before a restart, whether and where the next attempt starts, and changes
     next.json: what the users asked for in the pause counts, and what it cost.
 
     `waited`: the exit code of the wait. A signal ended it if it is above 128: TERM counts as for ranks; of any other
     the job goes back to the queue.
     """
-    resolved = run.resolved()
-    verdict = {**attempt.verdict(), "idle_s": round(_pause_s(run, attempt, job), 3)}
-    with disk_that_may_be_full():
-        replace_whole(attempt.folder / "next.json", json.dumps(verdict) + "\n")
+    resolved, verdict = run.resolved(), attempt.verdict()
+    if in_job := verdict.get("in_job") is True:
+        verdict["idle_s"] = round(_pause_s(run, attempt, job), 3)
+        with disk_that_may_be_full():
+            replace_whole(attempt.folder / "next.json", json.dumps(verdict) + "\n")
     end = End(str(verdict.get("attempt_ended")), verdict.get("cause"), verdict.get("node"))
     past = [row for row in read_history(run, gpus_of(resolved), now) if row.number <= attempt.number]
-    not_in_job = why_not(run, attempt, resolved, end, past, verdict.get("exclude") or [], 0.0, job.shown, now)
+    excluded = verdict.get("exclude") or []
+    not_in_job = why_not(run, attempt, resolved, end, past, excluded, 0.0, job.shown, now) if in_job else ""
     changed: dict[str, Any] = {}
-    requeue = is_asked(attempt, "requeue")
+    requeue = in_job and is_asked(attempt, "requeue")
     gpus = int(attempt.started().get("gpus") or gpus_of(resolved))
     spent = budget_left(past, resolved.job.max_gpu_hours, gpus, resolved.job.signal_lead_s)[1]
     if wish := run.asked_to_end(attempt.job_id):

@@ -302,8 +302,7 @@ def wait_for_retry(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool
         time.monotonic() < until or processes.recorded([attempt])
     ):
         time.sleep(_POLL_S)
-    if attempt.verdict().get("in_job") is True:
-        look_again(run, attempt, _job(run, attempt, resolved), time.time(), 0)
+    look_again(run, attempt, _job(run, attempt, resolved), time.time(), 0)
     return attempt.verdict().get("go_on") is True and not run.asked_to_end(attempt.job_id)
 
 
