@@ -16,7 +16,7 @@ from hpc_gpt.core.ends.program_end import Said, facts_of
 from hpc_gpt.core.ends.run_state import retry_note
 from hpc_gpt.core.files import logs_dir, replace_whole
 from hpc_gpt.core.runs import lock
-from hpc_gpt.core.runs.processes import end_processes, processes_of
+from hpc_gpt.core.runs.processes import end_processes
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder, create_run
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest
@@ -181,7 +181,6 @@ def test_what_another_job_has_started_is_left_alone(job: str | None, monkeypatch
         )
     )
     try:
-        assert processes_of(run, attempt, own_job()) == [of_own.pid]
         end_processes(run, attempt, own_job())
         assert of_own.wait(60) == -9
         assert of_child.poll() is None
@@ -205,9 +204,12 @@ def test_a_process_of_another_job_is_known_by_its_cgroup_too(monkeypatch: pytest
     marks = {"HPC_GPT_ATTEMPT": str(attempt.number), "HPC_GPT_CHECKPOINTS": f"{run.path}/checkpoints"}
     process = subprocess.Popen(["sleep", "600"], env={"PATH": os.environ["PATH"], **marks})
     try:
-        assert processes_of(run, attempt, own_job()) == [process.pid]
         (cgroup / "cgroup.procs").write_text(str(process.pid))
-        assert processes_of(run, attempt, own_job()) == []
+        end_processes(run, attempt, own_job())
+        assert process.poll() is None
+        (cgroup.parent / "cgroup.procs").write_text(str(process.pid))
+        end_processes(run, attempt, own_job())
+        assert process.wait(60) == -9
     finally:
         process.kill()
         process.wait()
