@@ -276,7 +276,9 @@ def entries(
 # The last line of a Python traceback, `module.XError: message`. Failure dialects build their patterns from it: the
 # name and the message of the exception decide the class of a failure.
 # The prefixes of launchers: `[rank3]: `, `[default3]:`, `[1,3]<stderr>:`, `12: `, `r6i4n5: `, `(worker pid=12) `, a
-# time of day, glog's prefix, the bars of an ExceptionGroup. The group is atomic: a line of blanks costs nothing.
+# time of day, glog's prefix, the bars of an ExceptionGroup; those of containers, `… stderr F ` and `trainer-1  | `; and
+# those of loggers that print a traceback, `ERROR 05-07 02:14:18 [core.py:396] ` and `root - ERROR - `. The group is
+# atomic: a line of blanks costs nothing.
 _LABEL = (
     r"(?:\[[^\[\]]{1,80}\](?:<std(?:err|out)>)?:? {0,4}"
     r"|\d{1,7}: {0,4}"
@@ -286,6 +288,8 @@ _LABEL = (
     r"|[\w.-]{1,64}: (?=\[(?:rank|default)\d)"
     r"|\([^()]{1,80}\) "
     r"|what\(\): {1,4}"
+    r"|std(?:err|out) [FP] |[a-z][\w.-]{0,60}[-_]\d{1,4} {1,8}\| {1,4}"
+    r"|(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./]{1,80}:\d{1,6}\] |[\w.]{1,60} - (?:ERROR|CRITICAL) - "
     r"|[ |+]{1,16})"
 )
 EXCEPTION_START = rf"^(?>{_LABEL}){{0,5}}"

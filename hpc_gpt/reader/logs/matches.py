@@ -268,7 +268,9 @@ _RANK = re.compile(
     r"\[?[Rr]ank ?[:=]?(\d{1,7})\]?[: ]|\[XTuner\]\[RANK (\d{1,7})\]|"
     r"[^=\n]{0,60}\b(?:task|rank|process)=(\d{1,7}) (?=(?:node|host)=)|" + _ROLE + r":(\d{1,3})\]:)"
 )
-_KEYED_HOST = re.compile(r"[^=\n]{0,60}\b(?:task|rank|process)=\d{1,7} (?:node|host)=([A-Za-z][\w.-]{0,80}) ")
+_KEYED_HOST = re.compile(
+    r"(?:[^=\n]{0,60}\b(?:task|rank|process)=\d{1,7} (?:node|host)=|\([^()\n]{1,60} pid=\d{1,9}, ip=)([\w.-]{1,80})[ )]"
+)
 _NCCL_HOST = re.compile(r"(?:^|[\s\]:>])([A-Za-z][\w.-]{0,80}):\d{1,9}:\d{1,9} \[\d{1,4}\] ")
 ROLE_HOST = re.compile(r"^\s{0,8}" + _ROLE.replace("(?:[a-z]", "([a-z]") + r":\d{1,3}\]:")
 _AT = re.compile(
@@ -297,8 +299,8 @@ def rank_of(line: str) -> int | None:
 
 
 def node_of(line: str) -> str | None:
-    """The node in the prefix of NCCL's lines, `host:pid:tid [GPU]`, of torchrun's, `[host:local rank]:`, or of a
-    logger's, `rank=3 node=n1`; None without one.
+    """The node in the prefix of NCCL's lines, `host:pid:tid [GPU]`, of torchrun's, `[host:local rank]:`, of a
+    logger's, `rank=3 node=n1`, or of Ray's, `(Worker pid=7, ip=10.0.0.1)`; None without one.
 
     >>> node_of("[rank0]:n1:2914:2914 [0] NCCL WARN x"), node_of("12:30:00 [0] x"), node_of("[gpu187:2]:KeyError: 1")
     ('n1', None, 'gpu187')
