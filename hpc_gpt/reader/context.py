@@ -31,14 +31,19 @@ _SIZES = re.compile(
     r"|\b(\d{1,7}) (?:ranks?|GPUs|processes|devices|workers)\b"
 )
 _IN_OPTIMIZER = re.compile(r"\boptim")
+_OF_LAST_SAVE = (
+    "all steps were made, so the last save needs the memory: gather the weights on the CPU, or save them sharded"
+)
 _NEARLY_FULL = 80  # percent of a host's memory
 _SETUP_S = 900.0
 _SETUP_LINES = 4000  # in place of _SETUP_S if the log has no times of day
 OF_SETUP = "correct what the message names: the program ended before its first step, and would end so again"
 
 
-def in_context(failure: Failure, failures: Sequence[Failure], parts: Sequence[Part]) -> Failure:
+def in_context(failure: Failure, failures: Sequence[Failure], parts: Sequence[Part], reached_end: bool) -> Failure:
     """The failure, with another class and advice if what the run did before it shows them."""
+    if failure.ended == "gpu_memory" and reached_end and not failure.to_do:
+        return replace(failure, to_do=_OF_LAST_SAVE)
     has_trained, vague = any(map(makes_steps, parts)), not (failure.to_do or failure.echo)
     if failure.ended == "user_error" and has_trained and vague and _MISSING_SAMPLE.match(failure.message):
         return replace(failure, ended="data")
