@@ -277,8 +277,8 @@ def entries(
 # name and the message of the exception decide the class of a failure.
 # The prefixes of launchers: `[rank3]: `, `[default3]:`, `[1,3]<stderr>:`, `12: `, `r6i4n5: `, `(worker pid=12) `, a
 # time of day, glog's prefix, the bars of an ExceptionGroup; those of containers, `… stderr F ` and `trainer-1  | `; and
-# those of loggers, `ERROR 05-07 02:14:18 [core.py:396] `, `root - ERROR - ` and `rank=3 node=n1 `. The group is atomic: a
-# line of blanks costs nothing.
+# those of loggers, `ERROR 05-07 02:14:18 [core.py:396] `, `root - ERROR - ` and `rank=3 node=n1 `. The group is atomic:
+# a line of blanks costs nothing.
 _LABEL = (
     r"(?:\[[^\[\]]{1,80}\](?:<std(?:err|out)>)?:? {0,4}"
     r"|\d{1,7}: {0,4}"
