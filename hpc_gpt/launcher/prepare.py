@@ -26,6 +26,7 @@ from hpc_gpt.core.settings.experiment import LR_OF_TRAINED, Data, Experiment, wi
 from hpc_gpt.core.settings.experiment_file import (
     ExperimentFile,
     cut_warmup,
+    find_experiment,
     folder_of_data,
     keys_given,
     load_experiment,
@@ -87,6 +88,8 @@ def prepare(request: Request, queueing: bool = False, faster: bool = False) -> P
     `queueing`: the job is to be submitted, so the fallback profile is refused if there is no sbatch. `faster`: adds
     advice on settings that would make it faster, and on another layout if the plan is searched and the layout is open.
     """
+    if request.names_experiment and request.script is None:
+        find_experiment(request.experiment)  # a name that nothing has is the first thing to say
     profile = choose_profile(request, queueing)
     if request.script is not None:
         from hpc_gpt.launcher.prepare_script import prepare_script  # like prepare_file, for job scripts alone
