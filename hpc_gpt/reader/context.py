@@ -19,10 +19,10 @@ _OF_GIVEN = re.compile(r"(?:RuntimeError|Exception): ")
 _READS_GIVEN = re.compile(r"(?i)config|arguments|args\.py$|settings|state_dict|checkpoint|planner|model_?loader")
 _EXCEPTION = re.compile(r"(?:\w{1,60}\.){0,8}[A-Z]\w{1,60}(?:Error|Exception)\b")
 _MASKED = re.compile(r"\d+")
-# Words of what may fail by itself; the same exception of several ranks is then not the program's.
+# Words of what may fail by itself; the same exception of several ranks is then not the program's. `cuda` is a device.
 _OF_MACHINE = re.compile(
-    r"(?i)cuda(?!:\d)|cudnn|cublas|nccl|\bhip|rocm|xpu|gloo|network|socket|connect|timed? ?out|memory|file ?system"
-    r"|\[errno|input/output|disk|device-side|hardware"
+    r"CUDA|Cuda|(?i:cudnn|cublas|nccl|\bhip|rocm|\bxpu|gloo|network|socket|connect|timed? ?out|memory|file ?system"
+    r"|\[errno|input/output|disk|device-side|hardware)"
 )
 _MISSING_SAMPLE = re.compile(r"FileNotFoundError: (?!.{0,400}(?i:checkpoint|ckpt|\.pth?\b|safetensors|/tmp/))")
 # Pieces of a tensor that two numbers of ranks divide, or these numbers.
