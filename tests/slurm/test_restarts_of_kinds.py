@@ -231,7 +231,7 @@ COMPUTES = """\
 import time
 for step in range(1, 31):
     print(f"step {step} loss {4 / step}", flush=True)
-    until = time.monotonic() + (15 if step == 20 else 0.5)
+    until = time.monotonic() + (20 if step == 20 else 0.3)
     while time.monotonic() < until:
         time.sleep(0) if step == 20 else time.sleep(0.05)
 """
