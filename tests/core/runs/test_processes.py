@@ -5,14 +5,16 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from hpc_gpt.core.process import boot_id, start_time
 from hpc_gpt.core.runs import processes
 from hpc_gpt.core.runs.processes import StartedSteps, Step, Tree, in_cgroup, in_job, run_on, steps_of
-from hpc_gpt.launcher.local import gpus
+from hpc_gpt.launcher.local import controller, gpus
 from tests.conftest import REPOSITORY
 from tests.made_runs import unsubmitted_run
 from tests.programs import put, ran
@@ -131,3 +133,16 @@ def test_an_ended_root_is_no_process_of_a_later_pid(monkeypatch: pytest.MonkeyPa
         tree = Tree([one.pid])
         assert tree.look().seen == {}
         one.kill()
+
+
+def test_no_attempt_begins_beside_what_a_kill_has_not_ended(monkeypatch, capsys) -> None:
+    """Such as a process of another user."""
+    run = unsubmitted_run()
+    attempt = run.new_attempt()
+    with subprocess.Popen(["sleep", "300"]) as left:
+        record = {"boot": boot_id(), "processes": {left.pid: start_time(left.pid)}}
+        attempt.processes.write_text(json.dumps(record))
+        monkeypatch.setattr(controller, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: left.kill()))
+        assert not controller.wait_for_retry(run, attempt, run.resolved())
+    said = f"process {left.pid} runs on after its kill: no attempt begins beside it\n"
+    assert capsys.readouterr().out == said
