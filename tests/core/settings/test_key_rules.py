@@ -86,8 +86,8 @@ SHAPE = """
 vocab=50257 seq=1024 tied=True vocab_multiple=64 kv_heads head_dim ffn mlp=gelu norm=layernorm positions=learned
 bias=all embedding_norm=False norm_eps=1e-05 rope_theta=10000.0 rope_scaling qk_norm=False nope_every pad_token
 experts experts_per_token expert_ffn shared_ffn shared_gate=False dense_layers=0 router=softmax router_bias=False
-expert_groups groups_per_token norm_topk=False router_scale=1.0 router_dtype rotated=1.0 q_lora kv_lora qk_rope v_head window
-window_every sinks=False mtp_layers=0
+expert_groups groups_per_token norm_topk=False router_scale=1.0 router_dtype rotated=1.0 q_lora kv_lora qk_rope v_head
+window window_every sinks=False mtp_layers=0
 """
 
 
