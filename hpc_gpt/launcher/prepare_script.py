@@ -25,7 +25,6 @@ from hpc_gpt.core.settings.services import SERVICES
 from hpc_gpt.core.slurm.directives import OF_JOB, OF_SITE, quote_directive
 from hpc_gpt.core.slurm.requeue import requeue_of
 from hpc_gpt.core.slurm.sbatch_words import Option, Sizes, array_numbers, options_of_variables, read_options, sizes_of
-from hpc_gpt.core.slurm.script_lines import directives_of_srun
 from hpc_gpt.core.slurm.start_check import whole_node_partition
 from hpc_gpt.core.tables import close_matches
 from hpc_gpt.core.typed_tables import check_tables
@@ -102,10 +101,6 @@ def prepare_script(
                 "name the script that it submits, or start it with bash",
             )
         hint = "if it is a job script, give its size: hpc-gpt submit --nodes=1 …"
-        if of_srun := directives_of_srun(script.data.decode(errors="replace")):
-            hint = "\n".join(
-                ["its srun would ask for a job of its own: write its sizes below the first line", *of_srun]
-            )
         if _OF_FLUX.search(script.data):
             hint = "its #flux lines are for flux batch: write them as #SBATCH lines, or submit it with flux"
         raise ConfigError(f"{call.path} has no #SBATCH lines, and the command line no options of sbatch", hint)
@@ -314,9 +309,9 @@ def _notes(resolved: Resolved, added: Sequence[str]) -> tuple[str, ...]:
         notes.append(f"note: the job chain sees progress by the checkpoints {pattern}")
     elif not requeue_of(resolved.cluster).why_not(resolved.cluster):
         notes.append(
-            "note: the job chain sees progress by the steps in the output; without such lines it follows the exit "
-            f"code, and continues after {MOST_UNSEEN - 1} time limits at most (--checkpoints 'out/step-*' names files "
-            "that show progress)"
+            "note: each start begins where the script itself resumes; the job chain sees progress by the steps in the "
+            f"output; without such lines it follows the exit code, and continues after {MOST_UNSEEN - 1} time limits "
+            "at most (--checkpoints 'out/step-*' names files that show progress)"
         )
     return tuple(notes)
 

@@ -1,8 +1,7 @@
-"""Writes the generated parts of docs/, each between two marks: verbs' `--help`, keys, how a run can end, the fast
-settings.
+"""Writes the generated parts of docs/, each between two marks: keys, how a run can end, the fast settings.
 
 python -m tests.cli.document                    every page
-python -m tests.cli.document docs/cli.md        one
+python -m tests.cli.document docs/keys.md       one
 """
 
 import sys
@@ -11,10 +10,8 @@ from pathlib import Path
 
 import click
 
-from hpc_gpt.cli import group as every_verb
 from hpc_gpt.core.ends.failures import CLASSES, RETRY_WORDS
 from hpc_gpt.core.keys import Key, keys_of
-from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.engines import fast_text
 from hpc_gpt.core.settings.experiment import Experiment
 from hpc_gpt.core.tables import toml_value
@@ -37,10 +34,6 @@ def document(page: str, name: str) -> str:
     return f"{before}{begin}\n\n{PAGES[name]()}\n{end}{after}"
 
 
-def verbs() -> str:
-    return "\n".join(f"## `{words}`\n\n```text\n{shown}\n```\n" for words, shown in help_texts(every_verb))
-
-
 def experiment_keys() -> str:
     """A heading and a table for each table of an experiment."""
     tables: dict[str, list[Key]] = {}
@@ -48,10 +41,6 @@ def experiment_keys() -> str:
         table, dot, _ = key.name.partition(".")
         tables.setdefault(table if dot else "", []).append(key)
     return "\n".join(f"### {table or 'At the top'}\n\n{_table(keys)}" for table, keys in tables.items())
-
-
-def profile_keys() -> str:
-    return _table(keys_of(ClusterProfile))
 
 
 def ends() -> str:
@@ -66,9 +55,7 @@ def ends() -> str:
 
 
 PAGES: dict[str, Callable[[], str]] = {
-    "cli.md": verbs,
     "keys.md": experiment_keys,
-    "profiles.md": profile_keys,
     "long-runs.md": ends,
     "models-and-engines.md": lambda: f"```text\n{fast_text()}```\n",
 }

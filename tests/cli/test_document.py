@@ -1,7 +1,4 @@
-"""docs/cli.md has the commands' own help."""
-
-import subprocess
-import sys
+"""The `--help` of every verb: whole, in groups, no wider than a page."""
 
 import click
 import pytest
@@ -9,16 +6,6 @@ import pytest
 from hpc_gpt import cli
 from tests.cli.command import in_process, without_slurm
 from tests.cli.document import help_texts
-from tests.conftest import REPOSITORY
-
-PAGE = REPOSITORY / "docs" / "cli.md"
-
-
-def test_the_page_is_current(tmp_path):
-    # In a Python of its own: click keeps a command's help option as the first context of the process spelled it.
-    (page := tmp_path / "cli.md").write_bytes(PAGE.read_bytes())
-    subprocess.run([sys.executable, "-m", "tests.cli.document", str(page)], check=True, cwd=REPOSITORY)
-    assert page.read_text() == PAGE.read_text(), "run: python -m tests.cli.document docs/cli.md"
 
 
 def test_every_verb_and_option_says_what_it_is_for():

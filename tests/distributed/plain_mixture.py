@@ -207,6 +207,5 @@ class PlainMixture(nn.Module):
         if self.train_settings.balance == "bias":
             for bias, (_, scores, experts) in zip(self.biases(), self._by_layer(), strict=True):
                 counts = experts.flatten().bincount(minlength=scores.shape[1]).float()
-                signs = (counts.mean() - counts).sign()
-                bias += self.train_settings.balance_rate * (signs - signs.mean())
+                bias += self.train_settings.balance_rate * (counts.mean() - counts).sign()
         self.chosen.clear()

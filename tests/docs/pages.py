@@ -23,14 +23,11 @@ def blocks(name: str, language: str) -> list[str]:
 
 
 def shown_in(name: str) -> Iterator[list[str]]:
-    """The words of every command that a page shows: in its sh blocks, in its text, and in a verb's help."""
+    """The words of every command that a page shows: in its sh blocks and in its text."""
     lines = [line for block in blocks(name, "sh") for line in block.splitlines()]
-    if name != "docs/cli.md":
-        text = re.sub(r"^```.*?^```", "", text_of(name), flags=re.DOTALL | re.MULTILINE)
-        # A verb alone, as in `hpc-gpt data`, is its name.
-        lines += re.findall(r"`((?:hpc-gpt [a-z-]+|python(?: -m)?|pytest|make) [a-z0-9-]{2}[^`…]+)`", text)
-    else:  # an example is indented by two, and what it is for follows after three spaces
-        lines += [line.partition("   ")[0] for line in re.findall(r"^  (hpc-gpt .*)", text_of(name), re.MULTILINE)]
+    text = re.sub(r"^```.*?^```", "", text_of(name), flags=re.DOTALL | re.MULTILINE)
+    # A verb alone, as in `hpc-gpt data`, is its name.
+    lines += re.findall(r"`((?:hpc-gpt [a-z-]+|python(?: -m)?|pytest|make) [a-z0-9-]{2}[^`…]+)`", text)
     for line in lines:
         lines_of_it = [line, *re.findall(r"\$\((hpc-gpt [^)]*)\)", line)]
         for each in lines_of_it:

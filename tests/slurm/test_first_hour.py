@@ -1,4 +1,5 @@
-"""The README's first hour on a real cluster, its commands as printed: with our trainer, and with one's own script."""
+"""The first hour on a real cluster, the commands as docs/first-run.md has them: with our trainer, and with one's own
+script; and README's transcript."""
 
 import re
 import shlex
@@ -6,13 +7,13 @@ import shlex
 import pytest
 
 from hpc_gpt.core.runs.run_folder import RunFolder
-from tests.docs.pages import text_of
+from tests.docs.pages import blocks, text_of
 from tests.slurm.cluster import Cluster
 from tests.slurm.launcher import SINGLE, Launcher
 
 SCRIPT = """\
 #!/bin/bash
-#SBATCH --job-name=mine
+#SBATCH --job-name=gpt
 #SBATCH --partition=low
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
@@ -26,7 +27,7 @@ for step in range(20):
 """
 
 
-def commands_under(heading: str, page: str = "README.md") -> list[list[str]]:
+def commands_under(heading: str, page: str = "docs/first-run.md") -> list[list[str]]:
     """The words of each command in the first sh block under a heading of a page."""
     block = text_of(page).partition(f"\n## {heading}\n")[2].partition("```sh\n")[2].partition("```")[0]
     lines = [shlex.split(line, comments=True) for line in block.splitlines()]
@@ -93,3 +94,57 @@ def test_a_trial_of_the_whole_chain(newcomer: Launcher) -> None:
     assert re.search(r"\brunning\b", said["status"])
     assert "resumed after step" in said["logs"]
     assert [end.get("ended") for end in (attempt.ended() for attempt in job.run.attempts())] == ["requeued", "stopped"]
+
+
+# A rank of it is killed at step 5 of the first start, and its GPU fails at step 9 of the second; it saves each second.
+FAILS = """\
+import os, pathlib, sys, time
+step = int(sys.argv[2].rpartition("-")[2]) if len(sys.argv) > 2 else 0
+attempt = int(os.environ["HPC_GPT_ATTEMPT"])
+while step < 12:
+    step += 1
+    print(f"step {step}/12 loss {4 - step / 10:.3f}", flush=True)
+    if step % 2 == 0:
+        pathlib.Path(f"out/step-{step}").mkdir(parents=True)
+    if (attempt, step) == (1, 5):
+        os.kill(os.getpid(), 9)
+    if (attempt, step) == (2, 9):
+        sys.exit("[rank0]: torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered")
+    while (attempt, step) == (3, 11) and not os.path.exists("goes-on"):
+        time.sleep(0.1)
+"""
+# Ids, ages and GPU-hours differ from run to run; a node has the name that Slurm gave it.
+DIFFERS = (
+    (r"\d{8}-\d{6}-[0-9a-f]{4}", "RUN"), (r"\b(?:n|node)\d+\b", "NODE"), (r"\bjob \d+", "job N"),
+    (r"(?<=running )( +)\d+", "N"), (r"\d+(?:\.\d+)? (?:s|min)\b", "TIME"), (r"\b\d\d:\d\d\b", "AT"),
+    (r"\b\d+\.\d+\b", "FIGURE"), (" +", " "),
+)  # fmt: skip
+
+
+def plain(line: str) -> str:
+    for pattern, name in DIFFERS:
+        line = re.sub(pattern, name, line)
+    return line.strip()
+
+
+@pytest.mark.long
+def test_the_transcript_of_the_readme(newcomer: Launcher) -> None:
+    """Its script goes on from its newest checkpoint by the two lines that README has."""
+    (lines,), (transcript,) = blocks("README.md", "bash"), blocks("README.md", "console")
+    (newcomer.folder / "train.slurm").write_text(SCRIPT.rpartition("srun")[0] + lines)
+    (newcomer.folder / "train.py").write_text(FAILS)
+    words = [shlex.split(line[2:])[1:] for line in transcript.splitlines() if line.startswith("$ ")]
+    submit, status, why = words
+    said = "\n".join(newcomer.run("submit", "--set", "job.retry_pause_s=1", *submit[1:]))
+    (path,) = newcomer.logs.glob("*/*")
+    job = newcomer.job_of(run := RunFolder(path))
+    job.wait("its third start", lambda: run.attempt(3).last_metrics().get("step") == 11)
+    said += "".join("\n".join(newcomer.run(*words)) for words in (status, why))
+    (newcomer.folder / "goes-on").touch()
+    job.wait_end("COMPLETED")
+    starts = [(attempt.folder / "log").read_text().split()[1] for attempt in run.attempts()]
+    assert starts == ["1/12", "5/12", "9/12"], "each began after the newest checkpoint"
+    printed = iter([plain(line) for line in said.splitlines()])
+    for line in transcript.splitlines():
+        if not line.startswith("$ "):
+            assert plain(line) in printed, f"{line}\n\nwas printed:\n{said}"

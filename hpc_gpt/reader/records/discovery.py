@@ -36,6 +36,7 @@ _UNREAD = "cannot be read"
 _BY_NAME = "not a log by its name"
 # Pages of `report` and `plan` have these first lines, exports these names (`report/exports.py`).
 _OUR_PAGE = re.compile(rb'<meta name="generator" content="hpc-gpt ')
+_OUR_NOTE = b"Runs land here, one folder each:"  # logs/README.md
 _OUR_EVENTS = re.compile(r"^events\.out\.tfevents\.\d+\.hpc-gpt$")
 _OUR_WANDB = "hpc-gpt.json"
 # Names of texts that may quote a log, and of files that are not text.
@@ -261,7 +262,9 @@ def _take_file(path: Path, size: int, files: DiscoveredFiles, named: bool) -> No
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether `report` or `plan` wrote the file: a page, or an event file of TensorBoard."""
+    """Whether hpc-gpt has the file: a page of `report`, an event file of TensorBoard, or the note in its logs/."""
+    if path.name == "README.md" and path.parent.name == "logs":
+        return path.read_bytes().startswith(_OUR_NOTE)
     if path.suffix != ".html":
         return bool(_OUR_EVENTS.match(path.name))
     with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:

@@ -26,6 +26,7 @@ from hpc_gpt.reader.records.discovery import (
 )
 from hpc_gpt.reader.records.foreign_run import NOT_KNOWN, read_foreign_runs
 from tests.cli.command import in_process
+from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, make_run
 from tests.reader.made_logs import dump, iterations, write_log
 from tests.waiting import LIMIT_S
@@ -273,8 +274,10 @@ def test_what_hpc_gpt_wrote_itself_is_left_out_without_a_note(lab):
     for name, mark in (("offline-run-20260101_000000-a", "hpc-gpt.json"), ("offline-run-20260101_000000-b", "x.json")):
         (lab / "wandb" / name).mkdir(parents=True)
         (lab / "wandb" / name / mark).write_text("{}\n")
+    (lab / "logs").mkdir()
+    (lab / "logs" / "README.md").write_bytes((REPOSITORY / "logs" / "README.md").read_bytes())
     found = discover([lab, lab / "page.html"])
-    assert (names(found.logs), found.counts[WRITTEN_BY_US]) == (["a.log", "x.json"], 3)
+    assert (names(found.logs), found.counts[WRITTEN_BY_US]) == (["a.log", "x.json"], 4)
     assert notes(found) == [f"skipped {lab / 'theirs.html'} and 1 more: not a log by its name"]
 
 
