@@ -85,7 +85,7 @@ def test_why_names_a_file_that_is_not_found(tmp_path: Path) -> None:
     ("body", "state", "file"),
     [
         pytest.param(f"exec >own.out 2>&1\n{FIT}\n", "done", "own.out", marks=pytest.mark.long),
-        (f"{FIT} > fit.out 2>&1\n", "done", "fit.out"),
+        pytest.param(f"{FIT} > fit.out 2>&1\n", "done", "fit.out", marks=pytest.mark.long),
         pytest.param(f"{FAILS} > fit.out 2>&1\n", "user_error", "fit.out", marks=pytest.mark.long),
         (f"{FAILS} > fit.out 2>&1\ntrue\n", "user_error", "fit.out"),
     ],

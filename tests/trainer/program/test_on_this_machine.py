@@ -79,7 +79,7 @@ LOOPS = {
 }
 
 
-@pytest.mark.long(but="first")
+@pytest.mark.long
 @pytest.mark.parametrize("kind", LOOPS)
 def test_a_stop_ends_a_loop_that_starts_its_program_again(tmp_path: Path, kind: str) -> None:
     body, file, starts = LOOPS[kind]
