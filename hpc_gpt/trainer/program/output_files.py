@@ -1,4 +1,5 @@
-"""Makes the files that a job script's `--output` and `--error` name, before its first line runs, as sbatch does.
+"""Makes the files that a job script's `--output` and `--error` name, before its first line runs, as sbatch does; reads
+files of output that grow.
 
 Such a file is a hard link to the attempt's log, a second name of it, if the folder allows that. Otherwise, on another
 file system or if `--open-mode=append` keeps the file's content, it is a file of its own, and the watch copies the log
@@ -9,15 +10,21 @@ waits for it.
 import contextlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from hpc_gpt.core.slurm.sbatch_words import expand_pattern
 
 # In the attempt's folder: [[name of the log, file to which it is copied], …].
 _COPIED = "copied.json"
-_MOST_BYTES = 16 << 20  # at most this much of a log is copied at a time
+_MOST_BYTES = 16 << 20  # at most this much of a file is read at a time
+# If output comes faster than it can be read, all but its last bytes are skipped: the training must not wait for it.
+_KEPT_BYTES = 1 << 20
+_COMPARED = 256  # these bytes show whether a file is the one that was read before
+_ENDS_LINE = re.compile(rb"[\r\n]")
 
 
 def make_outputs(
@@ -88,3 +95,54 @@ def copy_more(log: Path, file: Path) -> None:
         aside = mark.with_name(f"{mark.name}.new")
         aside.write_text(f"{done}", encoding="utf-8")
         aside.replace(mark)
+
+
+class Follower:
+    """Reads the whole lines of a file that grows.
+
+    It begins anew if another file has the name, if the file is shorter than what was read of it, or if the bytes before
+    the current position have changed: then it was rotated, cut, or overwritten by `>`. The file stays open, so that
+    lines written just before it got another name are read, too.
+    """
+
+    def __init__(self, path: Path, place: int = 0) -> None:
+        self._path, self._place, self._left = path, place, b""
+        self._file: IO[bytes] | None = None
+        self._before: bytes | None = None  # the bytes before the position
+        self.grew = False  # since the previous call, by whole lines or not
+
+    def lines(self, size: int | None = None) -> Iterator[str]:
+        """Yields the lines since the previous call; those that were whole when the file had `size` bytes, if given."""
+        self.grew = False
+        file: IO[bytes] | None = None
+        with contextlib.suppress(OSError):
+            file = self._path.open("rb")  # opened every time: over NFS it then has what another node wrote
+        if self._file is not None:
+            if file is None or not os.path.samestat(os.fstat(self._file.fileno()), os.fstat(file.fileno())):
+                yield from self._read(self._file, size)  # lines from before it got another name
+                self._place, self._left, self._before = 0, b"", b""
+            self._file.close()
+        self._file = file
+        if file is not None:
+            yield from self._read(file, size)
+
+    def _read(self, file: IO[bytes], most: int | None) -> Iterator[str]:
+        number, text = file.fileno(), b""
+        with contextlib.suppress(OSError):
+            size = os.fstat(number).st_size
+            begin = max(0, self._place - _COMPARED)
+            before = os.pread(number, self._place - begin, begin)
+            if size < self._place or (self._before is not None and before != self._before):
+                self._place, self._left = 0, b""
+            if size - self._place > _MOST_BYTES:
+                self._place, self._left = size - _KEPT_BYTES, b""
+            room = _MOST_BYTES if most is None else max(0, min(_MOST_BYTES, most - self._place))
+            text = os.pread(number, room, self._place)
+            self._place += len(text)
+            self._before = os.pread(number, min(_COMPARED, self._place), max(0, self._place - _COMPARED))
+        self.grew = self.grew or bool(text)
+        *whole, self._left = _ENDS_LINE.split(self._left + text)
+        self._left = self._left[-_KEPT_BYTES:]
+        for line in whole:
+            if line:
+                yield line.decode(errors="replace")

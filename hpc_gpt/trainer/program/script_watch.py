@@ -20,10 +20,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
 from hpc_gpt.core.ends.end_policy import End, first_reason, limits_reached
 from hpc_gpt.core.ends.program_end import Said, has_last_line, write_said
@@ -41,7 +40,7 @@ from hpc_gpt.core.slurm.environment import ALLOCATION
 from hpc_gpt.core.slurm.script_lines import globs_of
 from hpc_gpt.reader.live_lines import LiveLines
 from hpc_gpt.trainer.program.job_script import submits_again
-from hpc_gpt.trainer.program.output_files import copied_files, copy_more
+from hpc_gpt.trainer.program.output_files import Follower, copied_files, copy_more
 from hpc_gpt.trainer.program.process import ForeignLog, count_steps, said_by, trained_s
 from hpc_gpt.trainer.program.signs_of_life import (
     BESIDE,
@@ -62,65 +61,10 @@ _STRETCH = (10, 50)  # turns: over fewer turns, the time of a turn would be meas
 _LOOK_S = 1.0
 _LEAD_S = 120
 _LAST_LINES_S = 4.0  # job.sh waits longer
-# If output comes faster than it can be read, all but its last bytes are skipped: the training must not wait for it.
-_MOST_BYTES, _KEPT_BYTES = 16 << 20, 1 << 20
-_COMPARED = 256  # these bytes show whether a file is the one that was read before
 _LAST_STEPS = 50  # these steps show a watch that is started again where metrics.jsonl ends
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "slurm_script")
-_ENDS_LINE = re.compile(rb"[\r\n]")
 _MOST_FILES = 64
 _QUEUED = re.compile(r"\bSubmitted batch job (\d+)")
-
-
-class Follower:
-    """Reads the whole lines of a file that grows.
-
-    It begins anew if another file has the name, if the file is shorter than what was read of it, or if the bytes before
-    the current position have changed: then it was rotated, cut, or overwritten by `>`. The file stays open, so that
-    lines written just before it got another name are read, too.
-    """
-
-    def __init__(self, path: Path, place: int = 0) -> None:
-        self._path, self._place, self._left = path, place, b""
-        self._file: IO[bytes] | None = None
-        self._before: bytes | None = None  # the bytes before the position
-        self.grew = False  # since the previous call, by whole lines or not
-
-    def lines(self, size: int | None = None) -> Iterator[str]:
-        """Yields the lines since the previous call; those that were whole when the file had `size` bytes, if given."""
-        self.grew = False
-        file: IO[bytes] | None = None
-        with contextlib.suppress(OSError):
-            file = self._path.open("rb")  # opened every time: over NFS it then has what another node wrote
-        if self._file is not None:
-            if file is None or not os.path.samestat(os.fstat(self._file.fileno()), os.fstat(file.fileno())):
-                yield from self._read(self._file, size)  # lines from before it got another name
-                self._place, self._left, self._before = 0, b"", b""
-            self._file.close()
-        self._file = file
-        if file is not None:
-            yield from self._read(file, size)
-
-    def _read(self, file: IO[bytes], most: int | None) -> Iterator[str]:
-        number, text = file.fileno(), b""
-        with contextlib.suppress(OSError):
-            size = os.fstat(number).st_size
-            begin = max(0, self._place - _COMPARED)
-            before = os.pread(number, self._place - begin, begin)
-            if size < self._place or (self._before is not None and before != self._before):
-                self._place, self._left = 0, b""
-            if size - self._place > _MOST_BYTES:
-                self._place, self._left = size - _KEPT_BYTES, b""
-            room = _MOST_BYTES if most is None else max(0, min(_MOST_BYTES, most - self._place))
-            text = os.pread(number, room, self._place)
-            self._place += len(text)
-            self._before = os.pread(number, min(_COMPARED, self._place), max(0, self._place - _COMPARED))
-        self.grew = self.grew or bool(text)
-        *whole, self._left = _ENDS_LINE.split(self._left + text)
-        self._left = self._left[-_KEPT_BYTES:]
-        for line in whole:
-            if line:
-                yield line.decode(errors="replace")
 
 
 class ScriptWatch:

@@ -19,8 +19,8 @@ from hpc_gpt.core.runs.heartbeats import GpuFigures
 from hpc_gpt.core.runs.processes import Tree
 from hpc_gpt.core.settings.experiment import Command
 from hpc_gpt.trainer.program import signs_of_life
+from hpc_gpt.trainer.program.output_files import Follower
 from hpc_gpt.trainer.program.process import ForeignLog
-from hpc_gpt.trainer.program.script_watch import Follower
 from hpc_gpt.trainer.program.signs_of_life import (
     CPU,
     FILES,
