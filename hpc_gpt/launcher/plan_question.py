@@ -249,7 +249,7 @@ def _planned_nodes(request: Request) -> tuple[ClusterProfile, bool]:
 def _nodes_of(product: str) -> ClusterProfile:
     """The profile of the usual nodes of a device, by our name or the driver's. Raises ConfigError for an unknown
     device."""
-    name = device_named(product)
+    name = device_named(product.lower()) or device_named(product)
     if name is None or DEVICES[name].nominal:
         of_profile = "figures of another go into a profile: hpc-gpt help profile, [machine]"
         raise ConfigError(f"--device {product!r:.60} is not known", f"{known_devices(product)}; {of_profile}")

@@ -227,7 +227,7 @@ def find_profile(name: str) -> Path:
         file = config_dir() / "clusters" / f"{chosen}.toml"
         lines = f'extends = "{_EXAMPLE}"\npartition = "gpu"'
         of_device = ""
-        if not hint and (device := device_named(name)) is not None:
+        if not hint and (device := device_named(name.lower()) or device_named(name)) is not None:
             of_device = f"that is a GPU: hpc-gpt plan --device {device} plans for usual nodes with it; "
             lines = f'extends = "generic-slurm"\ndevice = "{device}"\npartition = "gpu"'
         raise ConfigError(

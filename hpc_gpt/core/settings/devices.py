@@ -71,13 +71,14 @@ def build_for(device: str | None) -> str | None:
 
 
 def device_named(product: str) -> str | None:
-    """Our name of a GPU, from that name in any case or the driver's; None if it is not in the table.
+    """Our name of a GPU, from that name or the driver's; None if it is not in the table. What a user types is
+    also given in lower case; a log's `GH200` may be one of several.
 
-    >>> device_named("Tesla V100-SXM2-32GB"), device_named("H100-80G")
+    >>> device_named("Tesla V100-SXM2-32GB"), device_named("h100-80g")
     ('v100-32g', 'h100-80g')
     """
-    if product.lower() in DEVICES:
-        return product.lower()
+    if product in DEVICES:
+        return product
     is_card = "NVL" in product or "PCIE" in product.upper()
     for name, device in DEVICES.items():
         for part in device.products:
