@@ -237,7 +237,8 @@ def has_last_line(attempt: Attempt, planned: int) -> bool:
     steps, spacing = _last_steps(attempt)
     first = next(iter(read_stored_lines(attempt.metrics, first_bytes=_FIRST_BYTES)), {})
     planned = planned or int(attempt.last_metrics().get("steps_planned") or 0)
-    return len(steps) > 1 and not is_step_due(steps[0] + (first.get("step") == 0), spacing, planned)
+    is_last = 0 < planned <= steps[0] + (first.get("step") == 0)
+    return len(steps) > 1 and (is_last or not is_step_due(steps[0], spacing, planned))
 
 
 def last_logged(attempts: Sequence[Attempt]) -> int:

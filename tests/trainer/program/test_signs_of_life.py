@@ -145,6 +145,7 @@ def test_the_last_line_of_the_metrics_is_the_last_step_made() -> None:
         ((1, 2), 0, False),
         (range(10, 91, 10), 99, True),  # then it evaluates
         (range(10, 91, 10), 100, False),
+        (range(0, 91, 10), 100, False),
         ((), 100, False),
     ],
 )
