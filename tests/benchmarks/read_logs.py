@@ -3,11 +3,11 @@
     python tests/benchmarks/read_logs.py [--gb GB] [--folders COUNT]
 
 Writes logs of that size into a temporary folder, with the lines that programs print today: Megatron-LM with the
-throughput of a GPU, torchtitan in colours, the HF Trainer without and with its bars, ms-swift, NeMo, DeepSpeed's
-pipeline; and Megatron-LM's of 2021 with timers. Each is read by `hpc-gpt report LOG`, the whole command, and by
-`re.finditer` with one pattern of seven groups or more over the mapped file, in turn and on one core. The CPU seconds'
-ratio is what counts; a machine's speed is in neither. Then peak memory at two sizes, and reports of many run folders,
-in every form: 10,000 are to take at most 120 MB and 20 s of CPU.
+throughput of a GPU, torchtitan in colours, the HF Trainer without and with its bars, ms-swift, OLMo, mmcls, NeMo,
+DeepSpeed's pipeline; and Megatron-LM's of 2021 with timers. Each is read by `hpc-gpt report LOG`, the whole command,
+and by `re.finditer` with one pattern of seven groups or more over the mapped file, in turn and on one core. The CPU
+seconds' ratio is what counts; a machine's speed is in neither. Then CPU seconds a MB of a small log (at most 0.4), peak
+memory at two sizes, and reports of many run folders, in every form: 10,000 are to take at most 120 MB and 20 s of CPU.
 """
 
 import argparse
@@ -30,6 +30,7 @@ with open(sys.argv[1], "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.AC
 """
 REPORT = ("-m", "hpc_gpt", "report", "--json")
 _STEPS = 40_000_000
+_SMALL = 5_000_000  # bytes
 _N = r"([\d.eE+-]+)"
 _COLOUR = r"(?:\x1b\[[\d;]*m)?"
 
@@ -111,6 +112,29 @@ def _swift_long(dice: random.Random, step: int) -> str:
     return _swift(dice, step, bars=130)
 
 
+def _olmo(dice: random.Random, step: int) -> str:
+    """A step's figures on lines of their own."""
+    return (
+        f"{_clock(step)}.{dice.randrange(1000):03}\tolmo.train:822\tINFO\t[step={step}/{_STEPS}]\n"
+        f"    train/CrossEntropyLoss={dice.uniform(2, 9):.4g}\n    train/Perplexity={dice.uniform(9, 2000):.4g}\n"
+        f"    throughput/total_tokens={step * 4_194_304:,}\n"
+        f"    throughput/device/tokens_per_second={dice.gauss(9000, 50):,.0f}\n"
+        f"    optim/total_grad_norm={dice.uniform(0.1, 2):.4f}\n"
+        f"    System/Peak GPU Memory (MB)={dice.gauss(41_000, 3):,.0f}\n"
+    )
+
+
+def _mmcls(dice: random.Random, step: int) -> str:
+    """Epochs of 5005 batches, and a time to the end in words."""
+    epoch, batch = divmod(10 * step, 5000)
+    return (
+        f"{_clock(step)},{dice.randrange(1000):03} - mmcls - INFO - Epoch [{epoch + 1}][{batch + 5}/5005]\t"
+        f"lr: {dice.random() * 1e-3:.3e}, eta: {dice.randrange(2, 9)} days, {_duration(dice.randrange(86_400))}, "
+        f"time: {dice.gauss(0.4, 0.01):.3f}, data_time: {dice.gauss(0.1, 0.01):.3f}, memory: 9876, "
+        f"loss: {dice.uniform(2, 7):.4f}, grad_norm: {dice.uniform(0.1, 2):.4f}\n"
+    )
+
+
 def _nemo(dice: random.Random, step: int) -> str:
     lr, loss, step_s = (
         float(f"{each:.4g}") for each in (dice.random() * 1e-4, dice.uniform(1, 12), dice.gauss(6, 0.2))
@@ -146,6 +170,12 @@ PROGRAMS: dict[str, tuple[Callable[[random.Random, int], str], str]] = {
     "HF Trainer with bars": (_hf_with_bars, rf"{_HF}|%\|[^|\n]*\| (\d+)/(\d+) \[([\d:]+)<"),
     "ms-swift": (_swift, rf"'loss': {_N}, 'grad_norm': {_N}|%\|[^|\n]*\| (\d+)/(\d+) \[([\d:]+)<"),
     "ms-swift, lines of 16 kB": (_swift_long, rf"'loss': {_N}|%\|[^|\n]*\| (\d+)/(\d+) \[([\d:]+)<"),
+    "OLMo": (_olmo, rf"\[step=(\d+)/(\d+)\]|CrossEntropyLoss={_N}|total_tokens=([\d,]+)|tokens_per_second=([\d,]+)"),
+    "mmcls": (
+        _mmcls,
+        rf"Epoch \[(\d+)\]\[(\d+)/(\d+)\]\tlr: {_N}, eta: [^,]+, [^,]+, time: {_N}, data_time: {_N}, memory: (\d+), "
+        rf"loss: {_N}",
+    ),
     "NeMo": (
         _nemo,
         rf"Training epoch (\d+), iteration (\d+)/(\d+) \| lr: {_N} \| global_batch_size: (\d+) \|"
@@ -162,7 +192,7 @@ def write_log(path: Path, size: int, program: str) -> None:
     with path.open("w", newline="") as file:
         first = 1
         while file.tell() < size:
-            count = 50 if size < 100_000 else 10_000
+            count = 50 if size < 10_000_000 else 10_000
             file.writelines(print_step(dice, step) for step in range(first, first + count))
             first += count
 
@@ -199,6 +229,15 @@ def beside_bare(folder: Path, size: int) -> None:
         print(f"{program:32} {bare:8.2f}s {ours:8.2f}s {ours / bare:6.2f} {pairs[-1][1][2]:9.0f}", flush=True)
 
 
+def small(folder: Path) -> None:
+    """CPU seconds for each MB of a small log, the start of Python and the imports included."""
+    for program in PROGRAMS:
+        log = folder / "run.out"
+        write_log(log, _SMALL, program)
+        cpu = min(run((*REPORT, str(log)))[0] for _ in range(3))
+        print(f"a log of {_SMALL / 1e6:.0f} MB, {program:30} {cpu / _SMALL * 1e6:.3f} s of CPU a MB", flush=True)
+
+
 def memory(folder: Path, sizes: tuple[int, ...]) -> None:
     """Peak memory of the command by the log's size."""
     for size in sizes:
@@ -228,6 +267,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         beside_bare(folder, size)
+        small(folder)
         memory(folder, (1_000_000, size))
         (folder / "run.out").unlink()
         folders(folder, chosen.folders)

@@ -106,7 +106,12 @@ DIALECTS = (
     # MMEngine: OpenMMLab's trainers and XTuner before its version 1. Peak memory is allocated, in MiB; the time is per
     # iteration. `Iter(train)` counts all iterations, `Epoch(train)` the iterations of an epoch. With accumulated
     # gradients an iteration is not a step.
+    # Before, MMCV's runner: `Epoch [3][50/5005]`, and `Iter [50/160000]` of all iterations.
     Dialect("mmengine", engine="mmengine", patterns=(
+        *(Pattern("step", rf"(?<!\S){count}/(?P<{goal}>\d{{1,12}})\]\s" + _MMENGINE, literal=literal)
+            for count, goal, literal in (
+                (r"Epoch \[(?P<epoch>\d{1,6})\]\[(?P<step>\d{1,12})", "epoch_steps", "Epoch ["),
+                (r"Iter \[(?P<step>\d{1,12})", "steps_planned", "Iter ["))),
         Pattern("step", r"\bIter\(train\) {1,4}\[ {0,12}(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})\]" + _MMENGINE,
             literal="Iter(train) "),
         Pattern("step",

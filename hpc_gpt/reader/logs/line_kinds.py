@@ -35,6 +35,7 @@ _FIRST = 2  # the number of the first kind in LineKinds.kinds
 _MOST_KINDS = 20_000
 _OFTEN = 3  # lines of a format that are read one by one before their kind is made
 _LONGEST = 4_000  # bytes of a line in the table
+_OF_MANY = ("step", "progress", "timers", "more")  # kinds of patterns whose lines are read many at once
 RANK, TIME = "rank", "time of day"  # columns beside the fields of a pattern
 
 
@@ -153,7 +154,7 @@ class LineKinds:
         if not matches:
             return (NOTHING if asks else self._remember(zeros, NOTHING)), text, matches
         kind = matches[0][1].pattern.kind
-        if len(matches) == 1 and kind in ("step", "progress", "timers") and not asks and self._has_room(zeros):
+        if len(matches) == 1 and kind in _OF_MANY and not asks and self._has_room(zeros):
             made = _kind(line, text, *matches[0])
             if made is not None:
                 return self._remember(zeros, self._number(made)), text, matches
@@ -215,6 +216,11 @@ def is_bar(kind: LineKind) -> bool:
     return kind.rule.pattern.kind == "progress"
 
 
+def is_more(kind: LineKind) -> bool:
+    """Whether lines of this kind give further figures of a step."""
+    return kind.rule.pattern.kind == "more"
+
+
 def _is_other(kind: LineKind) -> bool:
     return not is_step(kind)
 
@@ -257,6 +263,8 @@ def _kind(line: bytes, text: str, match: re.Match[str], rule: DialectPattern) ->
             columns[field] = column
         if not _is_readable(rule, spans, columns):
             return None
+    if rule.pattern.kind == "more" and (rule.pattern.own or not columns.keys() <= _OF_MORE):
+        return None
     if label := rank_span(text):
         if not text[: label[1]].isascii() or ANSI.search(line, *span(*label)):
             return None
@@ -268,6 +276,10 @@ def _kind(line: bytes, text: str, match: re.Match[str], rule: DialectPattern) ->
         inside = tuple((name, (first - begin, last - begin)) for name, (first, last) in moment.items())
         columns[TIME] = TimeColumn(places[begin], inside)
     return LineKind(rule, len(line), columns, stated)
+
+
+# Fields that only the first line of a step with them gives, and that no other count includes.
+_OF_MORE = {*STEP_FIELDS, *MEMORY_FIELDS} - {"step", "skipped", "nan", "expert_load", "at"}
 
 
 def _is_readable(rule: DialectPattern, spans: Iterable[str], columns: dict[str, DigitColumn | TimeColumn]) -> bool:

@@ -10,7 +10,8 @@ from functools import partial
 import numpy as np
 
 from hpc_gpt.reader.logs import Place
-from hpc_gpt.reader.logs.line_kinds import TIME, LineBlock, LineKind, is_bar, is_timers
+from hpc_gpt.reader.logs.further_figures import belong, further_figures
+from hpc_gpt.reader.logs.line_kinds import TIME, LineBlock, LineKind, is_bar, is_more, is_timers
 from hpc_gpt.reader.logs.lines import LineReader
 from hpc_gpt.reader.logs.matches import DialectPattern, RuleMatch, rank_of, row_of, time_of, values_of
 from hpc_gpt.reader.logs.parts import (
@@ -121,11 +122,13 @@ def _lines_of_step_rank(reader: LineReader, block: LineBlock, rows: Places) -> M
 
 def _stretch(reader: LineReader, block: LineBlock, rows: Places, other_lines: Places, unordered: Unordered) -> None:
     """Adds lines that all go into the last part; beyond the first and the last line their order does not matter."""
-    timers, bars = block.lines_where(is_timers, other_lines), block.lines_where(is_bar, other_lines)
+    timers, bars, more = (block.lines_where(each, other_lines) for each in (is_timers, is_bar, is_more))
+    if len(more) and (reader.full or not belong(block, block.steps[rows], more)):
+        return _one_by_one(reader, block, np.concatenate((block.steps[rows], other_lines)), unordered)
     if len(bars) and not _bars_stand_alone(reader, block, block.steps[rows], bars):
         unordered = unordered | {index: block.text_and_matches(index) for index in bars.tolist()}
         bars = no_places()
-    last_at = _note_times(reader, block, np.concatenate((block.steps[rows], timers, bars)), unordered)
+    last_at = _note_times(reader, block, np.concatenate((block.steps[rows], timers, bars, more)), unordered)
     deferred: Deferred = []  # facts: the first values are kept, so their order matters
     for name, of_dialect in _by_dialect(block, rows):
         reader.count(name, len(of_dialect))
@@ -149,7 +152,7 @@ def _stretch(reader: LineReader, block: LineBlock, rows: Places, other_lines: Pl
             reader.leave_out(PRINTED_BEFORE, int(again.sum()) + len(repeated))
             of_dialect = np.delete(of_dialect, repeated)
         if len(of_dialect):
-            _take_rows(reader, block, name, of_dialect, deferred)
+            _take_rows(reader, block, name, of_dialect, more, deferred)
     for lines in (timers, bars):
         _collect_facts(reader, block, lines, deferred)
         for kind, of_kind in block.by_kind(lines):
@@ -162,7 +165,7 @@ def _stretch(reader: LineReader, block: LineBlock, rows: Places, other_lines: Pl
         call()
     if unordered:
         reader.note_time(last_at)
-    _take_timers(reader, block, timers)
+    return _take_timers(reader, block, timers)
 
 
 def _note_times(reader: LineReader, block: LineBlock, lines: Places, unordered: Unordered) -> float | None:
@@ -244,9 +247,14 @@ def _row(block: LineBlock, index: int) -> dict[str, float]:
     return row_of(values_of(text, match, rule.pattern), time_of(text))
 
 
-def _take_rows(reader: LineReader, block: LineBlock, name: str, rows_of_dialect: Places, deferred: Deferred) -> None:
-    """Adds lines of steps of one dialect to its columns; their steps do not go back."""
+def _take_rows(
+    reader: LineReader, block: LineBlock, name: str, rows_of_dialect: Places, more: Places, deferred: Deferred
+) -> None:
+    """Adds lines of steps of one dialect to its columns, and `more` figures of them; their steps do not go back."""
     lines = block.steps[rows_of_dialect]
+    begun = int(np.searchsorted(more, lines[0]))
+    _one_by_one(reader, block, more[:begun], {})  # of the step before
+    more = more[begun:]
     rows = reader.rows_of(name, None)
     before = rows.count
     first = rows.first_kept()
@@ -257,6 +265,11 @@ def _take_rows(reader: LineReader, block: LineBlock, name: str, rows_of_dialect:
     if "at" in fields or block.has(TIME, lines):
         printed = block.table.has("at")[block.kinds[kept_lines]]
         columns["at"] = np.where(printed, block.column("at", kept_lines), block.column(TIME, kept_lines))
+    further = further_figures(block, lines, more)
+    for field_name, column in further.items():
+        kept = column[:-1][first :: rows.stride]
+        known = columns.get(field_name)
+        columns[field_name] = kept if known is None else np.where(np.isnan(known), kept, known)
     totals = {}
     for field_name in SUMMED:
         if field_name in fields:
@@ -276,11 +289,15 @@ def _take_rows(reader: LineReader, block: LineBlock, name: str, rows_of_dialect:
             totals["nan_loss"] = float(losses)
     reader.taken_lines[name] = block.text(int(lines[-1]))
     last = _row(block, int(lines[-1])), int(block.numbers[lines[-1]])
+    last = {**{name: column[-1] for name, column in further.items() if column[-1] == column[-1]}, **last[0]}, last[1]
     rows.add_block(len(lines) - 1, block.numbers[kept_lines], columns, totals, last)
     reader.bound_rows(rows, before)
     for field_name in STEP_FACTS:
         _facts(reader, block, field_name, lines, deferred)
     _memory(reader, block, lines)
+    if len(more):
+        reader.count(name, len(more))
+        _memory(reader, block, more)
 
 
 def _facts(reader: LineReader, block: LineBlock, name: str, lines: Places, deferred: Deferred) -> None:

@@ -38,6 +38,8 @@ OF_TODAY = {
     "\x1b[33mmemory: 41.{b}GiB(51.07%)  \x1b[34mtps: 7,0{b}  \x1b[36mtflops: 412.59  \x1b[35mmfu: 41.38%\x1b[39m\n",
     "no step": "{{'loss': 1.{a}, 'grad_norm': 0.899086093487{a}, 'learning_rate': 1.{b}e-05, 'epoch': 0.{step}}}\n",
     "bars": "\r 12%|█▏        | {step}/9000 [1{b}:{b}<2:{b}:{b},  4.09s/it]\r{{'loss': 1.{a}, 'epoch': 0.{step}}}\n",
+    "figures on lines of their own": "[step={step}/9000,epoch=0]\n    train/CrossEntropyLoss=2.{a}\n"
+    "    throughput/device/tokens_per_second=9,1{b}\n    System/Peak GPU Memory (MB)=41,0{b}\n",
     "a digit that may be there": "Training epoch 0, iteration {step}/8999 | lr: 1.{a}e-05 | global_batch_size: 8 |"
     " global_step: {step} | reduced_train_loss: 9.{a} | train_step_timing in s: 5.{b} | consumed_samples: {a}\n",
 }
