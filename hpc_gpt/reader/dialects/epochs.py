@@ -8,27 +8,27 @@ from hpc_gpt.reader.dialects.generic import AFTER, ANY_NUMBER, IS, VALIDATION
 from hpc_gpt.reader.pattern import CLOCK, END, START, Dialect, Pattern
 
 EPOCHS = "epochs"
-# A line of a step, or of a bar within an epoch.
+# A line of a step.
 _OF_STEP = r"(?![^\n]{0,300}\b(?:global[_ ]?)?(?:step|iter(?:ation)?|batch)(?:es|s)?['\"]?[ :=\[(#]{1,4}\d)"
-_BAR = r"(?![^\n]{0,300}(?:%\||\d/\d{1,9} \[))"
 _HEAD = (
     r"(?<![\w./-])epoch['\"]?[ :=#]{0,4}[\[(]? {0,4}(?P<FIELD>\d{1,6})(?![\d.%])"
     r"(?: ?(?:/|of) ?(?P<epochs_planned>\d{1,6})(?!\d))?[\])]?"
 )
-_NO_PART = r"(?![^\n]{0,200}\d ?/ {0,8}\d)"  # a count within the epoch
+_NO_PART = r"(?![^\n]{0,200}(?:\d ?/ {0,8}\d|%\|))"  # a count or a bar within the epoch
 _WITHIN = r"[^\n]{0,300}?"
 _TRAIN = r"(?<![\w/.-])train(?:ing)?[ _/-]?(?:(?!aux|balanc|router)\w{1,12}[ _/-]){0,2}loss" + IS
 _OTHERS = "".join(rf"(?<!{word}[ _/-])" for word in (*VALIDATION.split("|"), "best", "aux", "min", "train", "training"))
 _ALONE = rf"(?<![\w/.]){_OTHERS}(?:(?:avg|average|mean|total|running|epoch)[ _.]{{0,2}})?loss{IS}"
+_NOT_EVAL = rf"(?:(?!\b(?:{VALIDATION})\b)[^\n]){{0,300}}?"
 _EVAL = rf"(?<![\w/.-])(?:{VALIDATION})[ _/-]?(?:\w{{1,12}}[ _/-])?loss{IS}"
 
 
-def _of(name: str, group: str) -> str:
-    return rf"(?={_WITHIN}{name}(?P<{group}>{ANY_NUMBER}){AFTER})"
+def _of(name: str, group: str, before: str = _WITHIN) -> str:
+    return rf"(?={before}{name}(?P<{group}>{ANY_NUMBER})(?:{AFTER}|(?=\.(?:\s|$))))"
 
 
 _LOSSES = (
-    rf"(?:{_of(_TRAIN, 'loss')}|{_of(_ALONE, 'loss_alone')}|(?!{_WITHIN}loss){_of('train=', 'loss_short')})"
+    rf"(?:{_of(_TRAIN, 'loss')}|{_of(_ALONE, 'loss_alone', _NOT_EVAL)}|(?!{_WITHIN}loss){_of('train=', 'loss_short')})"
     rf"(?:{_of(_EVAL, 'loss_eval')}|(?!{_WITHIN}loss){_of('val=', 'loss_eval_short')}|)"
 )
 _TIME = (
@@ -47,7 +47,7 @@ DIALECT = Dialect(
             pattern
             for literal in ("poch", "POCH")
             for pattern in (
-                Pattern("step", rf"^{_BAR}(?i:{_OF_STEP}(?={_WITHIN}{_EPOCH}{_NO_PART}){_LOSSES}{_TIME})", literal),
+                Pattern("step", rf"^(?i:{_OF_STEP}(?={_WITHIN}{_EPOCH}{_NO_PART}){_LOSSES}{_TIME})", literal),
                 Pattern("fact", START + rf"(?i:{_SAID}):?{END}", literal, weak=True),
             )
         ),

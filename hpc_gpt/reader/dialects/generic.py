@@ -126,6 +126,13 @@ DIALECT = Dialect(
             literal="poch",
             head=rf"[Ee](?<![\w./-].)(?i:{_EPOCH})",
         ),
+        # The batch of an epoch in columns, as torch's examples of language models print it.
+        Pattern(
+            "step",
+            rf"(?i:\bepoch {{1,8}}(?P<epoch>\d{{1,6}}) \| {{1,12}}(?P<step>\d{{1,12}})/ {{0,12}}(?P<epoch_steps>\d{{1,12}})"
+            rf" batches \|(?=[^\n]{{0,100}}? ms/batch {{1,8}}(?P<step_ms>{NUMBER}) )(?=[^\n]{{0,200}}?{LOSS}))",
+            literal=" ms/batch ",
+        ),
         # In bits a character.
         Pattern(
             "step",

@@ -18,7 +18,7 @@ _COLUMNS = tuple(
         ("val_loss", rf"(?:{_OTHERS})[_/ ]?loss(?:_epoch|_step)?|loss/(?:{_OTHERS})"),
         ("lr", r"lr(?:-\w+)?|learning[_ ]rate"),
         ("grad_norm", r"grad(?:ient)?[_ ]norm"),
-        ("tokens_seen", r"(?:consumed_|total_)?tokens(?:[_ ](?:seen|consumed))?"),
+        ("tokens_seen", r"(?:consumed|total)_tokens|tokens[_ ](?:seen|consumed)"),
         ("step_time_ms", r"(?:step_time|time_per_step|dt)_ms|step_ms"),
         ("tokens_per_sec", r"tok(?:en)?s?(?:_per_|/)s(?:ec(?:ond)?)?"),
     )

@@ -1,5 +1,6 @@
 """The first time of day in a log: lines before those that a reader knows say when the run began."""
 
+import contextlib
 import re
 from datetime import UTC, datetime
 
@@ -21,10 +22,8 @@ def first_clock(data: bytes) -> float | None:
         if (at := time_of(line[:_BEGIN])) is not None:
             return at
         if date := _OF_DATE.search(line[: 2 * _BEGIN]):
-            try:
+            with contextlib.suppress(ValueError):
                 return datetime.strptime(" ".join(date.groups()), "%b %d %H:%M:%S %Y").replace(tzinfo=UTC).timestamp()
-            except ValueError:
-                continue
     return None
 
 

@@ -3,7 +3,6 @@ numbers the lines of programs that print one an epoch."""
 
 import math
 import operator
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -124,41 +123,28 @@ def _first(one: Any, other: Any) -> Any:
     return {**other, **one} if isinstance(one, dict) else other if one is None else one
 
 
-def _last(one: Any, other: Any) -> Any:
-    return one if other is None else other
-
-
-def _summed(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
-    return dict(Counter(one) + Counter(other))
-
-
-def _pairs_summed(one: dict[str, tuple[float, int]], other: dict[str, tuple[float, int]]) -> Any:
-    none = (0.0, 0)
-    return {
-        name: tuple(map(sum, zip(one.get(name, none), other.get(name, none), strict=True))) for name in {**one, **other}
-    }
+def _summed(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """The sums by name, of counts or of pairs of sums and counts."""
+    both = ((name, one[name], other[name]) for name in one.keys() & other.keys())
+    sums = {name: a + b if isinstance(a, int) else (a[0] + b[0], a[1] + b[1]) for name, a, b in both}
+    return {**other, **one, **sums}
 
 
 def _highest(one: dict[int | None, PeakMemory], other: dict[int | None, PeakMemory]) -> dict[int | None, PeakMemory]:
     """The peaks of each rank, with the place of the higher; a figure from before the steps gives way."""
     joined = {**other, **one}
     for rank in one.keys() & other.keys():
-        low, high = sorted((one[rank], other[rank]), key=lambda peak: (not peak.at_start, peak.allocated_gib or 0.0))
-        if low.at_start == high.at_start:
-            allocated, reserved = (
-                max((gib for gib in pair if gib is not None), default=None)
-                for pair in ((low.allocated_gib, high.allocated_gib), (low.reserved_gib, high.reserved_gib))
-            )
-            high = replace(high, allocated_gib=allocated, reserved_gib=reserved)
-        joined[rank] = high
+        pair = [peak for peak in (one[rank], other[rank]) if not peak.at_start] or [one[rank]]
+        high = max(pair, key=lambda peak: peak.allocated_gib or 0.0)
+        reserved = max((peak.reserved_gib for peak in pair if peak.reserved_gib is not None), default=None)
+        joined[rank] = replace(high, reserved_gib=reserved)
     return joined
 
 
 # How two pieces of one run become one, by the field of a part: without an entry the first piece decides.
 _JOINED: Mapping[str, Callable[[Any, Any], Any]] = {
     **dict.fromkeys(("progress", "evals", "eval_s", "saves", "failures", "ends"), operator.add),
-    **dict.fromkeys(("last_line", "last_at"), _last),
-    **dict.fromkeys(("dialects", "left_out"), _summed),
-    "timers_s": _pairs_summed,
+    **dict.fromkeys(("last_line", "last_at"), lambda one, other: one if other is None else other),
+    **dict.fromkeys(("dialects", "left_out", "timers_s"), _summed),
     "memory": _highest,
 }
