@@ -177,7 +177,7 @@ def test_accounting_is_asked_in_parts_and_of_elements_once(client):
 
 
 @pytest.mark.parametrize("by", ["squeue", "sacct"])
-def test_elements_without_a_state_of_their_own_have_that_of_the_rest(client, by: str):
+def test_elements_without_a_state_have_that_of_the_rest(client, by: str):
     client("squeue", 'echo "7_1|COMPLETED|None"; echo "7|CANCELLED|JobArrayTaskLimit"' if by == "squeue" else "true")
     client("sacct", 'echo "7_1|COMPLETED"; echo "7_[2-8%1]|CANCELLED by 1000"' if by == "sacct" else "exit 1")
     runs = [slurm_run(job_id="7_1", ended="done"), slurm_run(job_id="7_2"), slurm_run(job_id="8")]
