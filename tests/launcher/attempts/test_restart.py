@@ -10,6 +10,7 @@ from hpc_gpt.core.ends.judge import EndedAttempt, Rules, judge
 from hpc_gpt.core.runs import lock
 from hpc_gpt.core.runs.requests import write_request
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.slurm.environment import PIPE
 from hpc_gpt.launcher.attempts.decisions import ShownJob, read_history
 from hpc_gpt.launcher.attempts.restart import restart_notes
 from hpc_gpt.launcher.attempts.what_next import decide_next
@@ -175,6 +176,14 @@ def test_requests_and_the_budget_count_when_the_pause_ends(asked: str, said: lis
     )
     (row,) = read_history(run, 4, NOW + 90)
     assert row.gpu_seconds == 4 * later.ran_s
+
+
+def test_a_script_that_has_read_a_pipe_starts_from_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PIPE, "1")
+    run = slurm_run()
+    attempt = start(run)
+    assert line_after(run, attempt, shown())[0] == "again"
+    assert attempt.verdict()["not_in_job"] == "the script's --input is a pipe, which is read once"
 
 
 def test_pauses_add_up_in_one_start_of_the_job() -> None:

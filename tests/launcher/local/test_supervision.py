@@ -125,6 +125,16 @@ def test_a_time_limit_is_of_the_job_not_of_each_attempt():
     assert "no restart in the job: after the pause the job has 0 s, and it needs 1230 s" in attempt.verdict()["why"]
 
 
+def test_a_retry_that_the_budget_refuses_ends_as_budget():
+    run = unsubmitted_run(job__max_gpu_hours=1.0)
+    attempt = add_attempt(run, 3, "requeued", job_id="5", device="a GPU", requeue=True)
+    write_once(attempt.folder / "next.json", json.dumps({"go_on": True, "in_job": False, "attempt_ended": "requeued"}))
+    assert not controller.wait_for_retry(run, attempt, run.resolved())
+    verdict = attempt.verdict()
+    assert (verdict["go_on"], verdict["ended"]) == (False, "budget")
+    assert "GPU-hours of 1 are spent" in verdict["why"]
+
+
 @pytest.mark.long
 def test_wait_ends_with_exit_3_and_the_cause(tmp_path):
     template = tmp_path / "t.sh.j2"
