@@ -237,8 +237,7 @@ def _add_by_count(draft: Draft, counts: Sequence[Count], summed: tuple[float, st
     useful = sorted(
         (count for count in counts if count.value >= least and usable[count.of]), key=lambda count: -count.value
     )
-    if useful:
-        best = _exact_for(useful[0], [*useful, *_one_rank(draft, summed)])
+    if best := _exact_first(useful[:1], [*counts, *_one_rank(draft, summed)], least):
         draft.set("params", round(best.value), f"{best.where}, the program's own count; {why}")
     elif summed is not None:
         total, where, whole = summed
@@ -259,11 +258,20 @@ def _one_rank(draft: Draft, summed: tuple[float, str, bool] | None) -> list[Coun
     return [Count(summed[0], summed[1])] if alone and summed is not None else []
 
 
-def _exact_for(count: Count, counts: Sequence[Count]) -> Count:
-    """The count if it is exact, else an exact one that it may be rounded from, else the count."""
-    near = max(_ROUNDING, _exactness(count.value))
-    alike = (other for other in counts if _is_exact(other.value) and abs(other.value / count.value - 1) <= near)
-    return count if _is_exact(count.value) else next(alike, count)
+def _exact_first(best: Sequence[Count], counts: Sequence[Count], least: float) -> Count | None:
+    """The best count, if any; but an exact one that another count is rounded from, or that counts more than a rounded
+    best one, comes first."""
+    exact = [count for count in counts if count.of != "estimate" and _is_exact(count.value) and count.value >= least]
+    rounded = [count.value for count in counts if not _is_exact(count.value)]
+    found = [
+        count
+        for count in exact
+        if any(abs(value / count.value - 1) <= max(_ROUNDING, _exactness(value)) for value in rounded)
+        or any(count.value > each.value for each in best)
+    ]
+    if best and _is_exact(best[0].value):
+        return best[0]
+    return max(found, default=best[0] if best else None, key=lambda count: count.value)
 
 
 def _add_active(draft: Draft, arguments: Mapping[str, str], size: ModelShape | None, why: str) -> None:

@@ -148,6 +148,17 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         + "".join(f"Epoch[{each}] Iteration[{step}/40] Loss: {5 - each}.5\n" for each in (1, 2) for step in (20, 40)),
         {"dtype": "fp16", "params": 31_204_608, "last_step": 80, "loss_last": 3.5},
     ),
+    "an exact count beside a rounded one": (
+        "Num processes: 8\n1.3 B     Total params\nNumber of trainable parameters = 1,298,765,312\n" + HF.format(2.0, 1.0),
+        {"params": 1_298_765_312},
+    ),
+    "an exact count of more than a rounded one": (
+        "using world size: 8, data-parallel-size: 8, tensor-model-parallel size: 1, pipeline-model-parallel size: 1\n"
+        "Total number of parameters in billions: 1.21\n"
+        " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 1420926976\n"
+        + "".join(STEP.format(step, 3, 500, 900) for step in range(1, 7)),
+        {"params": 1_420_926_976, "tp": 1},
+    ),
     "MLPerf HPC": (
         "".join(
             f':::MLLOG {{"namespace": "", "time_ms": 16000000{time}000, "key": "{key}", "value": {value}, '
