@@ -149,7 +149,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {"dtype": "fp16", "params": 31_204_608, "last_step": 80, "loss_last": 3.5},
     ),
     "an exact count beside a rounded one": (
-        "Num processes: 8\n1.3 B     Total params\nNumber of trainable parameters = 1,298,765,312\n" + HF.format(2.0, 1.0),
+        "Num processes: 8\n1.3 B     Total params\nNumber of trainable parameters = 1,298,765,312\n"
+        + HF.format(2.0, 1.0),
         {"params": 1_298_765_312},
     ),
     "an exact count of more than a rounded one": (
