@@ -71,6 +71,23 @@ def test_a_specimens_checkpoint_is_resumed(specimen):
     assert [line["step"] for line in lines] == [7, 8]
 
 
+@pytest.mark.long
+def test_a_specimens_script_trains_with_this_versions_code(specimen, tmp_path):
+    """As `bash job.sh`; a script of 0.3 unpacks its code to code/."""
+    own = {"HPC_GPT_LOGS": str(tmp_path / "again"), "HPC_GPT_PYTHON": sys.executable}
+    done = subprocess.run(
+        ["bash", specimen / "job.sh"],
+        env={**os.environ, **own},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    [run] = (tmp_path / "again" / "small").iterdir()
+    assert json.loads((run / "attempts" / "1" / "ended.json").read_text())["ended"] == "done"
+
+
 @pytest.fixture
 def older(specimen) -> Path:
     """The run folder, as 0.2 would have written it."""
