@@ -1,15 +1,22 @@
 """hpc-gpt cancel"""
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from hpc_gpt.cli.requests import check_agreed, chosen_runs, json_option, print_runs, runs_argument, yes_option
+from hpc_gpt.cli.requests import (
+    check_agreed,
+    chosen_runs,
+    json_option,
+    print_runs,
+    runs_argument,
+    without_ended,
+    yes_option,
+)
 from hpc_gpt.core.errors import ConfigError, SlurmUnreachable
 from hpc_gpt.core.output import progress_as_json
-from hpc_gpt.core.runs.run_folder import IN_QUEUE, RunFolder
+from hpc_gpt.core.runs.run_folder import IN_QUEUE
 from hpc_gpt.core.terminal import say
 from hpc_gpt.launcher.watch.control import cancel_now, nothing_to
 from hpc_gpt.launcher.watch.status import RunStatus, ask_status, read_status, silence_note
@@ -32,7 +39,7 @@ def cancel(names: tuple[str, ...], yes: bool, as_json: bool) -> None:
     rows: list[dict[str, Any]] = []
     try:
         with progress_as_json(as_json):
-            _cancel(chosen_runs(names), yes, as_json, rows)
+            _cancel(names, yes, as_json, rows)
     finally:
         if rows:
             print_runs("cancel", rows, as_json)
@@ -40,16 +47,18 @@ def cancel(names: tuple[str, ...], yes: bool, as_json: bool) -> None:
         sys.exit(1)
 
 
-def _cancel(runs: Sequence[RunFolder], yes: bool, as_json: bool, done: list[dict[str, Any]]) -> None:
+def _cancel(names: tuple[str, ...], yes: bool, as_json: bool, done: list[dict[str, Any]]) -> None:
     """Cancels runs, and adds the outcome of each to `done`. Raises SlurmUnreachable if the outcome of one is not
     known."""
+    runs = chosen_runs(names)
     rows, silence = ask_status(runs, _print_known)
     if silence:
         say(silence_note(silence), err=True)
+    pairs = without_ended("cancel", names, list(zip(runs, rows, strict=True)))
     if not yes:
-        check_agreed("cancel", rows, as_json, least=1 if sys.stdin.isatty() else 2)
+        check_agreed("cancel", [row for _, row in pairs], as_json, least=1 if sys.stdin.isatty() else 2)
     unknown = None
-    for run, row in zip(runs, rows, strict=True):
+    for run, row in pairs:
         try:
             job_id = cancel_now(run, row)
         except SlurmUnreachable as fault:

@@ -11,7 +11,7 @@ import click
 from hpc_gpt.cli import completers
 from hpc_gpt.core.errors import ConfigError, NoSuchRun
 from hpc_gpt.core.files import logs_folder
-from hpc_gpt.core.format import plain
+from hpc_gpt.core.format import counted, plain
 from hpc_gpt.core.output import progress_as_json
 from hpc_gpt.core.runs.find_runs import find_runs
 from hpc_gpt.core.runs.run_folder import RunFolder
@@ -51,12 +51,28 @@ def check_agreed(verb: str, rows: Sequence[RunStatus], as_json: bool = False, le
         sys.exit(1)
 
 
+def without_ended(
+    verb: str, names: Sequence[str], pairs: list[tuple[RunFolder, RunStatus]]
+) -> list[tuple[RunFolder, RunStatus]]:
+    """The runs with their rows of `status`; if a name means several runs, those that have not ended, after a line that
+    counts the others."""
+    if len(pairs) <= len(names):
+        return pairs
+    left = [(run, row) for run, row in pairs if not row.is_known_over]
+    if ended := len(pairs) - len(left):
+        say(f"{verb}: {counted(ended, 'run')} of {' '.join(names)} ended before", err=True)
+    return left
+
+
 def ask_verb(verb: str, names: tuple[str, ...], wait: bool, yes: bool, as_json: bool = False) -> None:
     """Asks runs to stop, save or requeue, and prints their answers. Exits with 1 if no run could be asked, or if with
     `wait` a run did something else."""
     rows, runs = [], chosen_runs(names)
-    if len(runs) > 1 and not yes:
-        check_agreed(verb, ask_status(runs, limit_s=0)[0], as_json)
+    if len(runs) > 1:
+        pairs = without_ended(verb, names, list(zip(runs, ask_status(runs, limit_s=0)[0], strict=True)))
+        runs = [run for run, _ in pairs]
+        if not yes:
+            check_agreed(verb, [row for _, row in pairs], as_json)
     with progress_as_json(as_json):
         answers = ask_runs(runs, verb, lambda line: say(line, err=True))
         for made in answers:

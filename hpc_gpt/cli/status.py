@@ -16,7 +16,7 @@ from hpc_gpt.core.columns import Column, column, fitting, grid
 from hpc_gpt.core.ends.failures import ENDED, FAILED, colour_of
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import logs_folder, refused_access
-from hpc_gpt.core.format import clock, counted, plain, show_bytes, show_duration, show_value, some, wrapped
+from hpc_gpt.core.format import clock, counted, plain, show_bytes, show_duration, some, wrapped
 from hpc_gpt.core.output import reader_left
 from hpc_gpt.core.process import no_collections
 from hpc_gpt.core.runs.disk_space import free_bytes, run_sizes
@@ -25,7 +25,7 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.clients import has_sbatch
 from hpc_gpt.core.terminal import Screen, painted, say, width
 from hpc_gpt.launcher.watch.status import RunStatus, ask_status, shell_command, silence_note
-from hpc_gpt.launcher.watch.sweep_rows import by_sweep, fold
+from hpc_gpt.launcher.watch.sweep_rows import by_sweep, fold, progress
 
 PLACE = 60
 
@@ -36,13 +36,7 @@ _COLUMNS = (
     column("state", "state", right=False, style=lambda row: colour_of(row.state)),
     column("job", "job_id", right=False),
     column("attempts", "attempts"),
-    Column(
-        "step",
-        ("step", "steps"),
-        lambda row: (
-            f"{show_value(row.step)}/{show_value(row.steps)}" if row.steps or row.step is None else str(row.step)
-        ),
-    ),
+    Column("step", ("step", "steps"), progress),
     column("loss", "loss", "{:.4f}".format),
     column("tokens/s", "tokens_per_s", "{:.0f}".format),
     column("age", "age_s", show_duration),
@@ -84,7 +78,8 @@ def status(
     Prints state, job, attempts, last step, loss, tokens/s, the time since the submission, the expected end of a run
     that trains, and the GPU hours of all attempts; and why a run waits. RUN is a run id, its begin or its end, a job
     id, a folder, or the name of an experiment or a sweep, for all its runs; without RUN the newest 20 under
-    logs/. A sweep is one line; if it is named, or with --open, --state or --failed, each of its runs has a line. Slurm
+    logs/. A sweep is one line, with the least and the most steps of its runs and the sums of their attempts and GPU
+    hours; if it is named, or with --open, --state or --failed, each of its runs has a line. Slurm
     is asked once for all runs; accounting is not needed. --sizes prints instead the bytes of checkpoints, logs and
     code; clean lists the files that may go. Exit 1 if you may not read a run's folder.
     """

@@ -87,6 +87,7 @@ class Attempt:
     stacks = AttemptPath("stacks")  # the stacks of each rank's threads in a hang, `<rank>.txt`
     notified = AttemptPath("notified")  # a file for each event that the user's command got; see `attempts.notify`
     elsewhere = AttemptPath("elsewhere")  # a link to each file to which a job script sends its programs' output
+    outputs = AttemptPath("outputs.json")  # the files that a job script's `--output` and `--error` name
     ranks_ended = AttemptPath(".ranks-ended")  # tells the processes beside the ranks to finish and end
 
     @property

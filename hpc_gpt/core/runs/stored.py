@@ -40,6 +40,7 @@ _KEYS: Mapping[str, Mapping[str, Any]] = {
     "seen": {"step": int, "count": int},
     "job": {"job_id": _JOB_ID, "time": float, "pid_start": str},
     "left": {"state": str},
+    "outputs": {"files": [str]},
     "trainer": {"resumed_step": int, "device": str, "attention_failed": dict},
     "measured": {"skipped_shards": int},
     "start": {"start_s": float, "start_parts": dict},

@@ -1,7 +1,7 @@
-"""Removes files of runs that have ended: checkpoints, and the whole folder of a run whose submission was refused before
-anything was queued.
+"""Removes files of runs that have ended: checkpoints, and the whole folder of a run that nothing can continue: its
+submission was refused, it never began, or it ended without a checkpoint and is not done.
 
-Records, logs and scripts of a run that was queued are never removed, nor is data. Nothing is removed from a run that
+Records, logs and scripts of another run are never removed, nor is data. Nothing is removed from a run that
 trains or waits; a run whose state is not known may train. The run's lock keeps a resumption and a removal apart while
 checkpoints are renamed: a renamed folder is not a checkpoint any more, and is deleted after that
 (`core.runs.retention`). A submission that resumes notes itself as a reader before it looks.
@@ -21,7 +21,7 @@ from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.ends.state import slurm_state
 from hpc_gpt.core.errors import RunFolderError, SlurmUnreachable, UserError
 from hpc_gpt.core.files import logs_folder, user_name
-from hpc_gpt.core.format import show_duration
+from hpc_gpt.core.format import show_duration, some
 from hpc_gpt.core.runs.branches import waits_for_parent
 from hpc_gpt.core.runs.checkpoints import (
     DAMAGED,
@@ -113,10 +113,13 @@ def look(runs: Sequence[RunFolder], rules: CleanRules, is_sound: IsSound = has_a
             room.refused = f"it ended {show_duration(ago_s)} ago"
         elif not all(os.access(path, os.W_OK | os.X_OK) for path in (run.path, run.checkpoints) if path.exists()):
             room.refused = room.fault = f"it belongs to {user_name(run.path.stat().st_uid)}, and you may not change it"
-        elif _was_never_queued(run):
-            room.goes = [RoomPiece(run.path, bytes_in(run.path), "its submission was refused, and nothing was queued")]
+        elif why := _why_useless(run, status.state):
+            room.goes = [RoomPiece(run.path, bytes_in(run.path), why)]
         elif command_of(run) is not None or (run.checkpoints / MEGATRON).exists():
-            room.refused = "its own program wrote the checkpoints; delete by hand those that you do not need"
+            command = command_of(run)
+            names = [path.name for path in sorted(run.checkpoints.glob("*"))] or [str(command and command.checkpoints)]
+            which = f" ({some(names, 3)})" if names != ["None"] else ""
+            room.refused = f"its own program wrote the checkpoints{which}; delete by hand those that you do not need"
         else:
             with _fault_of(room):
                 _sort_out(room, rules, is_sound, children)
@@ -147,6 +150,17 @@ def _may_live(run: RunFolder, status: RunStatus, silence: str) -> str:
     if owner != os.geteuid():
         return f"it is not known whether one of its jobs waits: only squeue of user {user_name(owner)} shows that"
     return ""
+
+
+def _why_useless(run: RunFolder, state: str) -> str:
+    """Why the whole folder of a run that has ended may go: it is not done, and nothing can continue it. Empty if
+    not."""
+    if _was_never_queued(run):
+        return "its submission was refused, and nothing was queued"
+    command = command_of(run)
+    if state == "done" or any(run.checkpoints.glob("*")) or (command is not None and command.checkpoints is not None):
+        return ""
+    return f"it ended as {state}, without a checkpoint" if run.attempts() else "it never began"
 
 
 def _was_never_queued(run: RunFolder) -> bool:
@@ -206,7 +220,7 @@ def clean(run: RunFolder, rules: CleanRules, say: Callable[[str], object]) -> Ru
     (before,) = look([run], rules, is_sound)  # without the lock: reading may take a minute, and a job may need the lock
     with _fault_of(before), _locked(run):
         (room,) = look([run], rules, is_sound)
-        if _was_never_queued(run) and not room.refused:
+        if [piece.path for piece in room.goes] == [run.path] and not room.refused:
             _remove_folder(run)
             return room
         for piece in () if room.refused else room.goes:

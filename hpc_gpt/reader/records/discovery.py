@@ -16,6 +16,7 @@ from hpc_gpt.core import output
 from hpc_gpt.core.files import kernel_devices
 from hpc_gpt.core.format import and_more
 from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.reader.logs.read_log import READER_FAILED
 from hpc_gpt.reader.logs.source import STDIN
 from hpc_gpt.reader.records import BENCH_FILE, is_bench
@@ -88,15 +89,18 @@ def discover(paths: Sequence[str | os.PathLike[str]]) -> DiscoveredFiles:
 
 
 def _leave_out_output_files(files: DiscoveredFiles) -> None:
-    """Leaves out the files of `--output` and `--error` of our runs: a link to the log of an attempt, or a copy, which
-    may be shorter while the run lasts, or continue with the next attempt's log."""
+    """Leaves out the files of `--output` and `--error` of our runs: a link to the log of an attempt, a file that the
+    attempt has recorded, or a copy that was moved. A copy may be shorter while the run lasts, or continue with the next
+    attempt's log."""
     by_head: dict[bytes, list[Path]] = {}
-    for log in (log for run in files.own for attempt in run.attempts() for log in attempt.logs):
+    attempts = [attempt for run in files.own for attempt in run.attempts()]
+    for log in (log for attempt in attempts for log in attempt.logs):
         by_head.setdefault(_head(log), []).append(log)
+    recorded = {os.path.realpath(name) for one in attempts for name in read_stored(one.outputs).get("files", ())}
     for path in files.logs.copy():
         logs = by_head.get(_head(path), ()) if str(path) != STDIN else ()
         with contextlib.suppress(OSError):  # one of both is gone: its reader reports that
-            if any(_same_log(path, log) for log in logs):
+            if os.path.realpath(path) in recorded or any(_same_log(path, log) for log in logs):
                 is_link = any(path.samefile(log) for log in logs)
                 files.logs.remove(path)
                 if not is_link:  # a copy, not a link of ours

@@ -20,6 +20,7 @@ from hpc_gpt.core.slurm.sbatch_words import expand_pattern
 
 # In the attempt's folder: [[name of the log, file to which it is copied], …].
 _COPIED = "copied.json"
+_MADE = "outputs.json"  # {"files": […]}, by which a report knows them
 _MOST_BYTES = 16 << 20  # at most this much of a file is read at a time
 # If output comes faster than it can be read, all but its last bytes are skipped: the training must not wait for it.
 _KEPT_BYTES = 1 << 20
@@ -46,6 +47,7 @@ def make_outputs(
             print(f"note: {name}: {fault.strerror}: the output is only in {attempt / log}", flush=True)
     if copied:
         (attempt / _COPIED).write_text(json.dumps(copied), encoding="utf-8")
+    (attempt / _MADE).write_text(json.dumps({"files": [*map(str, made)]}), encoding="utf-8")
     return made
 
 

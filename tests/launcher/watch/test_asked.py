@@ -10,7 +10,7 @@ import pytest
 from hpc_gpt.core.errors import JobFailed, JobRefused
 from hpc_gpt.launcher.watch import control
 from hpc_gpt.launcher.watch.status import NO_ANSWER, RunStatus
-from hpc_gpt.launcher.watch.sweep_rows import fold
+from hpc_gpt.launcher.watch.sweep_rows import SweepStatus, fold, progress
 from tests.made_runs import a_run, unsubmitted_run, with_job
 
 AT_WORK = RunStatus("r", "demo", "running", None, "slurm", "7", 1)
@@ -149,24 +149,29 @@ def test_a_sweeps_line_has_the_sums_of_its_runs() -> None:
         replace(one, job_id="7_2", state="nan", attempts=4, age_s=8.0),
         replace(one, job_id="8", age_s=None),
     ]
-    line = RunStatus(
-        "s",
-        "table",
-        "2 running, 1 nan",
-        None,
-        "slurm",
-        "7 8",
-        6,
-        9,
-        27,
-        layout="3 runs",
-        age_s=8.0,
-        gpu_hours=4.5,
-        sweep_id="s",
-    )
+    of_sweep = [rows[0], *rows[2:]]
+    states, figures = "2 running, 1 nan", {"layout": "3 runs", "age_s": 8.0, "gpu_hours": 4.5, "sweep_id": "s"}
+    line = SweepStatus("s", "table", states, None, "slurm", "7 8", 6, runs=of_sweep, **figures)
     assert fold(rows) == [line, rows[1]]
-    (bare,) = fold([RunStatus("r", "demo", state, None, "local", None, 0, sweep_id="s") for state in ("error", "done")])
-    assert bare == RunStatus("s", "-", "1 done, 1 error", None, "local", None, 0, 0, 0, layout="2 runs", sweep_id="s")
+    (bare,) = fold(two := [replace(one, attempts=0, job_id=None, step=None, steps=None, state="done") for _ in "ab"])
+    assert (bare.layout, bare.attempts, bare.job_id, bare.runs) == ("2 runs", 0, None, two)
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ([(3, 3), (3, 3)], "3/3"),
+        ([(1, 3), (2, 6)], "1 to 2/3 to 6"),
+        ([(None, 6), (2, 6)], "0 to 2/6"),
+        ([(4, None), (4, None)], "4"),
+        ([(None, None)], "-/-"),
+    ],
+)
+def test_the_steps_of_a_sweep_are_those_of_each_run(steps, words) -> None:
+    rows = [replace(AT_WORK, sweep_id="s", step=step, steps=planned) for step, planned in steps]
+    (line,) = fold(rows)
+    assert progress(line) == words
+    assert progress(rows[0]) == progress(fold(rows[:1])[0])
 
 
 @pytest.mark.parametrize(

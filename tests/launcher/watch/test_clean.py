@@ -207,6 +207,18 @@ def test_what_was_cut_off_goes_and_a_program_keeps_its_own():
     assert len(lines) == 2
 
 
+def test_a_run_that_nothing_can_continue_goes_whole():
+    failed, done = (with_attempt(make_run(logs_dir()), [metrics_line(1)], ended) for ended in ("error", "done"))
+    saved = with_checkpoints(with_attempt(make_run(logs_dir()), [metrics_line(1)], "error"), 10)
+    for run in (failed, done, saved):
+        cleaned(run.path)
+        assert run.path.exists(), "it is only listed"
+        found = cleaned(run.path, "--yes")
+        assert [piece["name"] for piece in found["runs"][0]["goes"]] == [run.run_id] * (run is failed)
+    assert [run.path.exists() for run in (failed, done, saved)] == [False, True, True]
+    assert steps_of(saved) == [10]
+
+
 def refused_run(**line: object) -> RunFolder:
     run = make_run(logs_dir(), "generic-slurm", submit=False)
     run.add_submission({"scheduler": "slurm", "job_id": None, "refused": "Invalid account", **line})

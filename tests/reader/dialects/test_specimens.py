@@ -184,8 +184,9 @@ def test_a_pattern_is_tried_on_few_lines_of_others() -> None:
             assert len(vain) <= 15, (each.dialect.name, each.pattern.literal)
 
 
-def test_what_precedes_a_line_changes_no_figure() -> None:
-    labelled = [line for _, line in LINES if not line.startswith(ALONE)]
+@pytest.mark.parametrize("name", sorted({dialect.name for dialect, _ in LINES}))
+def test_what_precedes_a_line_changes_no_figure(name: str) -> None:
+    labelled = [line for dialect, line in LINES if dialect.name == name and not line.startswith(ALONE)]
     prefixed = zip(labelled, itertools.cycle(PREFIXES), strict=False)
     wrong = [(line, prefix) for line, prefix in prefixed if read(prefix + line) != read(line)]
     assert not wrong

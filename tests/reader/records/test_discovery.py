@@ -65,6 +65,20 @@ def test_the_output_file_of_a_job_script_is_no_second_run(lab):
     assert names(discover([lab / "linked-1.out"]).logs) == ["linked-1.out"], "alone it is a log as any other"
 
 
+def test_a_short_output_file_is_known_by_the_path_that_its_attempt_recorded(lab):
+    run = make_run(lab / "ours")
+    attempt = add_attempt(run, [])
+    for name in ("short.out", "other.out"):
+        (lab / name).write_text("died at once\n")
+    attempt.log.write_text("died at once\n")
+    attempt.outputs.write_text(json.dumps({"files": [str(lab / "short.out"), 3]}))
+    assert "short.out" in names(discover([lab]).logs), "a file that says something else is not ours"
+    attempt.outputs.write_text(json.dumps({"files": [str(lab / "short.out")]}))
+    found = discover([lab])
+    assert names(found.logs) == ["other.out", "a.log"]
+    assert found.counts["the output file of a run that is listed"] == 1
+
+
 def test_a_sweeps_links_to_its_runs_are_not_worth_a_note(lab):
     run = make_run(lab / "ours")
     for place in ("a-sweep", "z-sweep"):  # met before the run, and after it
