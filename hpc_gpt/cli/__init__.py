@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from hpc_gpt import __version__
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.gone import gone_fault
-from hpc_gpt.core.output import at_work, outlive_readers
+from hpc_gpt.core.output import OUTPUT, at_work, outlive_readers
 from hpc_gpt.core.terminal import say
 
 # (places below this, the title of the verbs there) in `hpc-gpt --help`.
@@ -23,6 +23,7 @@ _GROUPS = ((50, "Before a run"), (120, "A run"), (190, "After a run"), (1000, "S
 
 # Options of sbatch that give the GPUs or the tasks per node.
 _PER_NODE = ("gpus-per-node", "gpus-per-task", "ntasks-per-node", "ntasks-per-gpu", "gres")
+_PROGRAM = re.compile(r"(?:python[\d.]*|torchrun|srun|mpirun|mpiexec|bash|sh|accelerate)")
 
 
 class Verb(NamedTuple):
@@ -229,6 +230,8 @@ def _explained(fault: Exception, arguments: list[str]) -> tuple[int, str, str]:
                 f"Invalid value of {variable}={os.environ[variable]}: {fault.message}",
                 f"correct it, or unset {variable}",
             )
+        if _has_option(fault, "--dry-run") and (of_program := _program_in(arguments)):
+            return 2, *of_program
         option = fault.option_name if isinstance(fault, click.NoSuchOption) else ""
         if of_gone := gone_fault(f"{path.removeprefix('hpc-gpt ')} {option}"):
             return 2, *of_gone
@@ -249,8 +252,29 @@ def _explained(fault: Exception, arguments: list[str]) -> tuple[int, str, str]:
         return 1, "the current folder was deleted", "cd to a folder that exists"
     if isinstance(fault, OSError):
         where = f"{fault.filename}: " if fault.filename else ""
-        return 1, f"{where}{fault.strerror or fault}", "--debug shows where"
+        return (
+            1,
+            f"{where}{fault.strerror or fault}",
+            "--debug shows where" if fault.filename not in (None, OUTPUT) else "",
+        )
     return 1, f"{type(fault).__name__}: {fault}", "this is a bug in hpc-gpt; --debug shows where"
+
+
+def _program_in(arguments: list[str]) -> tuple[str, str] | None:
+    """(message, hint) for a line that names a program in place of an experiment; None for any other."""
+    at = next((at for at, word in enumerate(arguments) if _PROGRAM.fullmatch(Path(word).name)), None)
+    if at is None or Path(arguments[at]).is_file():
+        return None
+    import shlex
+
+    from hpc_gpt.core.secrets import hide_secrets
+
+    line = hide_secrets(shlex.join(arguments[at:]))
+    return (
+        f"{arguments[at]} is a program: {arguments[0]} takes a job script or an experiment",
+        f"write these two lines to train.slurm, and hpc-gpt submit --nodes=1 train.slurm; or the second as run under "
+        f"[command] of an experiment\n#!/bin/bash\n{line}",
+    )
 
 
 def _variable_of(fault: click.BadParameter) -> str:
@@ -315,6 +339,11 @@ def _as_sbatch(fault: click.NoSuchOption, arguments: list[str]) -> tuple[str, st
             f"use {example}{f', {total} GPUs in all' if total else ''}; gpus_per_node in the profile is a node's",
         )
     if (owned := why_not_added(long)) or not _has_option(fault, "--account"):
-        return f"{name} is sbatch's: {owned or 'a plan requests no job'}", "leave it out"
+        hint = (
+            "--grid KEY=VALUE,VALUE, or [rows] in the experiment, make several runs"
+            if long == "array"
+            else "leave it out"
+        )
+        return f"{name} is sbatch's: {owned or 'a plan requests no job'}", hint
     option = f"--{long}" + (f"={value}" if sbatch.kinds[long] == "valued" and value else "")
     return f"{name} is sbatch's", hide_secrets(f"use {shlex.join(['--set', f'job.sbatch={json.dumps([option])}'])}")

@@ -1,10 +1,10 @@
 """The command line of a verb that takes a job script, split into the parts for the verb, for sbatch and for the script.
 
 `[OPTIONS] FILE [ARGS]…`: FILE is the first word that is not an option, and a job script if it begins with `#!`. The
-options of the verb and of sbatch come before it, the script's arguments after it. After FILE, an option that the verb
-takes with a script is refused: passed on to the script, it might queue a job that should only be shown, or end the
-script. If the option is also before FILE, the one after it belongs to the script. All words after a first `--`, which
-is dropped, belong to the script.
+options of the verb and of sbatch come before it, the script's arguments after it. After FILE, an option of the verb is
+refused, unless scripts have one of that name (`_OF_SCRIPTS`): passed on to the script, it might queue a job that should
+only be shown, or end the script. If the option is also before FILE, the one after it belongs to the script. All words
+after a first `--`, which is dropped, belong to the script.
 """
 
 import shlex
@@ -25,6 +25,17 @@ _TAKEN = {
     "--cluster", "--set", "--dry-run", "--script", "--yes", "-y", "--wait", "--max-gpu-hours", "--checkpoints",
     "--json", "--probe", "--keep", "--quick", "--help", "--force",
 }  # fmt: skip
+# {why a script may have these options of a verb: their names}. Those of sbatch belong to a script, too: sbatch itself
+# passes them on.
+_OF_SCRIPTS = {
+    "trainers take the sizes of a model": "--model --hidden --layers --heads --vocab --seq --seq-length",
+    "trainers take the sizes of a batch": "--micro-batch-size --mbs --global-batch-size --gbs --gas",
+    "trainers and launchers take a layout": "--gpus --nodes --tensor-model-parallel-size --tp --dp --ep --cp --pp "
+    "--pipeline-model-parallel-size --context-parallel-size --expert-model-parallel-size --data-parallel-size",
+    "trainers take how they train": "--engine --zero-stage --recompute --offload",
+    "trainers take their length": "--steps",
+    "programs that sample take it": "--top",
+}
 # sbatch has these, too, but the verb's own option has a wider meaning.
 _OURS = {"--wait", "-W"}
 
@@ -39,7 +50,7 @@ class ScriptCommand(GroupedCommand):
         ours, for_sbatch, path, after_file = parts
         before_file = {word.partition("=")[0] for word in ours}
         left = [parameter for parameter in self.params if before_file.isdisjoint(parameter.opts)]
-        of_verb = {name: parameter for parameter in left for name in parameter.opts if name in _TAKEN - {"--help"}}
+        of_verb = {name: parameter for parameter in left for name in parameter.opts if not _may_be_scripts(name)}
         ctx.meta[META] = (
             path,
             tuple(_script_arguments(ctx.command_path, args, after_file, of_verb)),
@@ -49,6 +60,15 @@ class ScriptCommand(GroupedCommand):
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[ARGS]…"]
+
+
+def _may_be_scripts(option: str) -> bool:
+    from hpc_gpt.core.slurm.directives import options_of
+
+    named = {name for names in _OF_SCRIPTS.values() for name in names.split()} | {"--help"}
+    sbatch = options_of("sbatch")
+    of_sbatch = option[2:] in sbatch.kinds if option.startswith("--") else option[1:] in sbatch.letters
+    return option in named or (of_sbatch and option not in _TAKEN)
 
 
 def _script_arguments(
@@ -71,9 +91,11 @@ def _script_arguments(
         of_verb = [*before, *moved, file, *for_script, *after_file[end:]]
         of_script = [*before, file, "--", *after_file[:end], *after_file[end + 1 :]]
         first, option, then = (hide_secrets(shlex.join(words)) for words in (of_verb, moved[:1], of_script))
+        experiments = any(word.startswith("-") and word.partition("=")[0] not in _TAKEN for word in moved)
         raise ConfigError(
             f"{option} is after {file}, so it would go to the script: nothing was done",
-            f"{verb} {first}, or for the script: {verb} {then}",
+            f"{'leave it out, as a job script runs as it is' if experiments else f'{verb} {first}'}, "
+            f"or for the script: {verb} {then}",
         )
     return [*for_script, *after_file[end + 1 :]]
 

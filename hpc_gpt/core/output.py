@@ -13,6 +13,7 @@ from typing import TextIO
 
 # Seconds between two progress lines of a verb with `--json`.
 PROGRESS_S = 5.0
+OUTPUT = "the output"  # the name of the file in a fault of stdout or stderr
 _left: set[int] = set()
 # The file or the run that the command is working on, to be shown meanwhile.
 working_on = ""
@@ -32,7 +33,7 @@ class _IgnoresClosedPipe(io.FileIO):
             os.dup2(null, self.fileno())
             os.close(null)
             if not isinstance(fault, BrokenPipeError):
-                raise OSError(fault.errno, fault.strerror, "the output") from None
+                raise OSError(fault.errno, fault.strerror, OUTPUT) from None
             _left.add(self.fileno())
             return len(memoryview(data).cast("B"))  # type: ignore[arg-type]
 

@@ -7,6 +7,7 @@ doctor. They share `load_row`, `predict_run` and `finish`.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from hpc_gpt.core.settings.experiment import LR_OF_TRAINED, Data, Experiment, wi
 from hpc_gpt.core.settings.experiment_file import (
     ExperimentFile,
     cut_warmup,
+    find_experiment,
     folder_of_data,
     keys_given,
     load_experiment,
@@ -86,6 +88,8 @@ def prepare(request: Request, queueing: bool = False, faster: bool = False) -> P
     `queueing`: the job is to be submitted, so the fallback profile is refused if there is no sbatch. `faster`: adds
     advice on settings that would make it faster, and on another layout if the plan is searched and the layout is open.
     """
+    if request.names_experiment and request.script is None:
+        find_experiment(request.experiment)  # a name that nothing has is the first thing to say
     profile = choose_profile(request, queueing)
     if request.script is not None:
         from hpc_gpt.launcher.prepare_script import prepare_script  # like prepare_file, for job scripts alone
@@ -160,7 +164,7 @@ def prepare_row(
     if small is not None:
         notes += _smoke_lines(experiment.name, small, sized, run)
     cautions = [*_cautions(run, request.smoke, given_keys)]
-    cautions += idle_keys(run, given_keys) if not request.smoke else ()
+    cautions += [*idle_keys(run, given_keys), *_other_batch(request, file, row, run)] if not request.smoke else ()
     followed = _followed_source(experiment.data, file.overridden(request.overrides, row))
     notes += [f"note: {line}" for line in (*followed, *cautions, *unfollowed)]
     notes += lacking_notes(profile, experiment.job)
@@ -229,6 +233,21 @@ def _followed_source(data: Data, tables: Mapping[str, Any]) -> Iterator[str]:
     stated = tables.get("data", {}).get("source") or Data.source
     if data.mix is None and data.path is not None and data.source != stated:
         yield f'data.source is "{data.source}", as data.path is {data.path}'
+
+
+def _other_batch(request: Request, file: ExperimentFile, row: str | None, resolved: Sized) -> Iterator[str]:
+    """The note on options that change how many samples a step has, although none of them gives that number."""
+    keys = [key for key in request.given if key.startswith("layout.")]
+    if not keys or file.path is DEFAULTS or {"layout.global_batch", "layout.micro_batches"} & {*keys}:
+        return
+    with contextlib.suppress(UserError):
+        own = size_run(cut_warmup(load_row(file, {}, row, True))[0], resolved.cluster).batch.global_batch
+        batch, dp = resolved.batch, resolved.layout.dp
+        if own != batch.global_batch:
+            micro = math.gcd(own // dp, batch.micro_batch)
+            smaller = f"--mbs {micro} " if micro != batch.micro_batch else ""
+            hint = f"; {smaller}--gbs {own} keeps them" if own % dp == 0 else ""
+            yield f"a step has {batch.global_batch:,} samples, that of the file {own:,}{hint}"
 
 
 def _cautions(resolved: Sized, smoke: bool, given_keys: Collection[str]) -> Iterator[str]:

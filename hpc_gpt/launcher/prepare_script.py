@@ -25,6 +25,7 @@ from hpc_gpt.core.settings.services import SERVICES
 from hpc_gpt.core.slurm.directives import OF_JOB, OF_SITE, quote_directive
 from hpc_gpt.core.slurm.requeue import requeue_of
 from hpc_gpt.core.slurm.sbatch_words import Option, Sizes, array_numbers, options_of_variables, read_options, sizes_of
+from hpc_gpt.core.slurm.script_lines import directives_of_srun
 from hpc_gpt.core.slurm.start_check import whole_node_partition
 from hpc_gpt.core.tables import close_matches
 from hpc_gpt.core.typed_tables import check_tables
@@ -101,6 +102,10 @@ def prepare_script(
                 "name the script that it submits, or start it with bash",
             )
         hint = "if it is a job script, give its size: hpc-gpt submit --nodes=1 …"
+        if of_srun := directives_of_srun(script.data.decode(errors="replace")):
+            hint = "\n".join(
+                ["its srun would ask for a job of its own: write its sizes below the first line", *of_srun]
+            )
         if _OF_FLUX.search(script.data):
             hint = "its #flux lines are for flux batch: write them as #SBATCH lines, or submit it with flux"
         raise ConfigError(f"{call.path} has no #SBATCH lines, and the command line no options of sbatch", hint)

@@ -1,5 +1,6 @@
 """The request that a command line makes: its cluster profile, its experiment, and the defaults without one."""
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -111,8 +112,25 @@ def requested_file(request: Request, profile: ClusterProfile, under: Mapping[str
     return with_grid(file, request.grid, request.row) if request.grid else file
 
 
+def _refuse_program(name: str) -> None:
+    """Raises ConfigError for a file of commands that does not begin with #!, so that it is not a job script."""
+    from hpc_gpt.core.slurm.script_lines import directives_of_srun  # parses what no experiment has
+
+    path = Path(name)
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() and path.suffix != ".toml" else ""
+    lines = directives_of_srun(text)
+    if lines or re.search(r"^#SBATCH|^\s*(srun|torchrun|python3?|bash|accelerate|mpirun) ", text, re.MULTILINE):
+        also = ", and its srun asks for a job of its own" if lines else ""
+        hint = "begin it with #!/bin/bash" + (", and below that write srun's sizes as" if lines else "")
+        raise ConfigError(f"{name} is not a job script: it does not begin with #!{also}", "\n".join([hint, *lines]))
+
+
 def _without_grid(request: Request, profile: ClusterProfile, under: Mapping[str, Any] | None) -> ExperimentFile:
-    file = read_experiment(request.experiment)
+    try:
+        file = read_experiment(request.experiment)
+    except ConfigError:
+        _refuse_program(request.experiment)
+        raise
     if request.names_experiment or request.experiment != DEFAULT_EXPERIMENT:
         return file
     overrides = request.overrides

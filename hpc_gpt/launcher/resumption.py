@@ -17,7 +17,7 @@ from hpc_gpt.core.errors import ConfigError, RunFolderError, UserError
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.gone import refuse_gone
 from hpc_gpt.core.runs.branches import ResumptionHold
-from hpc_gpt.core.runs.checkpoints import checkpoint_folder_name
+from hpc_gpt.core.runs.checkpoints import checkpoint_folder_name, unwhole_note
 from hpc_gpt.core.runs.heartbeats import gpus_of
 from hpc_gpt.core.runs.lineage import (
     Parent,
@@ -146,7 +146,7 @@ def _same_resumption(run: RunFolder, until: Until, dry: bool) -> SameRun:
     """The resumption of a run with its own settings, and the forecast of its job chain."""
     resolved, point = check_resumption(run, dry)
     forecast = _forecast_same(run, point.step if point else 0, until, earlier_runs())
-    where = f" after step {point.step}" if point else " at step 0: it has no checkpoint"
+    where = f" after step {point.step}" if point else f" at step 0: {unwhole_note(run) or 'it has no checkpoint'}"
     if resolved.race:
         where = f" after {counted(measured(read_visits(run)), 'visit')} of {resolved.race}"
     changes = change_notes(run, resolved) if dry else ()

@@ -33,7 +33,7 @@ from hpc_gpt.launcher.render import array_script
 from hpc_gpt.launcher.request import Request, choose_profile, requested_file
 from hpc_gpt.launcher.submission import SubmittedRun, check_start, check_submission, start_run, write_run
 
-_BATCH = ("micro_batch", "micro_batches", "global_batch")
+_BATCH = ("micro_batches", "global_batch")
 
 
 @dataclass(frozen=True)

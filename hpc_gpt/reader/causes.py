@@ -177,7 +177,7 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
     if (reason := _reason_below(chosen, echoes)) is not None:
         causes, echoes = [*causes, reason], [echo for echo in echoes if echo.place != reason.place]
         chosen = reason
-    chosen = in_context(chosen, failures, parts)
+    chosen = in_context(chosen, failures, parts, reached_end)
     if chosen.to_do == CONTAINER and (alone := only_node_that_failed(echoes)) is not None:
         chosen = replace(chosen, ended="node_failure", to_do=CONTAINER_ON_NODE, node=alone)
     if every := everyone_waits(chosen, failures, parts):

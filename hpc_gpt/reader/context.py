@@ -19,10 +19,10 @@ _OF_GIVEN = re.compile(r"(?:RuntimeError|Exception): ")
 _READS_GIVEN = re.compile(r"(?i)config|arguments|args\.py$|settings|state_dict|checkpoint|planner|model_?loader")
 _EXCEPTION = re.compile(r"(?:\w{1,60}\.){0,8}[A-Z]\w{1,60}(?:Error|Exception)\b")
 _MASKED = re.compile(r"\d+")
-# Words of what may fail by itself; the same exception of several ranks is then not the program's.
+# Words of what may fail by itself; the same exception of several ranks is then not the program's. `cuda` is a device.
 _OF_MACHINE = re.compile(
-    r"(?i)cuda(?!:\d)|cudnn|cublas|nccl|\bhip|rocm|xpu|gloo|network|socket|connect|timed? ?out|memory|file ?system"
-    r"|\[errno|input/output|disk|device-side|hardware"
+    r"CUDA|Cuda|(?i:cudnn|cublas|nccl|\bhip|rocm|\bxpu|gloo|network|socket|connect|timed? ?out|memory|file ?system"
+    r"|\[errno|input/output|disk|device-side|hardware)"
 )
 _MISSING_SAMPLE = re.compile(r"FileNotFoundError: (?!.{0,400}(?i:checkpoint|ckpt|\.pth?\b|safetensors|/tmp/))")
 # Pieces of a tensor that two numbers of ranks divide, or these numbers.
@@ -31,14 +31,19 @@ _SIZES = re.compile(
     r"|\b(\d{1,7}) (?:ranks?|GPUs|processes|devices|workers)\b"
 )
 _IN_OPTIMIZER = re.compile(r"\boptim")
+_OF_LAST_SAVE = (
+    "all steps were made, so the last save needs the memory: gather the weights on the CPU, or save them sharded"
+)
 _NEARLY_FULL = 80  # percent of a host's memory
 _SETUP_S = 900.0
 _SETUP_LINES = 4000  # in place of _SETUP_S if the log has no times of day
 OF_SETUP = "correct what the message names: the program ended before its first step, and would end so again"
 
 
-def in_context(failure: Failure, failures: Sequence[Failure], parts: Sequence[Part]) -> Failure:
+def in_context(failure: Failure, failures: Sequence[Failure], parts: Sequence[Part], reached_end: bool) -> Failure:
     """The failure, with another class and advice if what the run did before it shows them."""
+    if failure.ended == "gpu_memory" and reached_end and not failure.to_do:
+        return replace(failure, to_do=_OF_LAST_SAVE)
     has_trained, vague = any(map(makes_steps, parts)), not (failure.to_do or failure.echo)
     if failure.ended == "user_error" and has_trained and vague and _MISSING_SAMPLE.match(failure.message):
         return replace(failure, ended="data")

@@ -277,13 +277,14 @@ def entries(
 # name and the message of the exception decide the class of a failure.
 # The prefixes of launchers: `[rank3]: `, `[default3]:`, `[1,3]<stderr>:`, `12: `, `r6i4n5: `, `(worker pid=12) `, a
 # time of day, glog's prefix, the bars of an ExceptionGroup; those of containers, `… stderr F ` and `trainer-1  | `; and
-# those of loggers that print a traceback, `ERROR 05-07 02:14:18 [core.py:396] ` and `root - ERROR - `. The group is
-# atomic: a line of blanks costs nothing.
+# those of loggers, `ERROR 05-07 02:14:18 [core.py:396] `, `root - ERROR - ` and `rank=3 node=n1 `. The group is atomic:
+# a line of blanks costs nothing.
 _LABEL = (
     r"(?:\[[^\[\]]{1,80}\](?:<std(?:err|out)>)?:? {0,4}"
     r"|\d{1,7}: {0,4}"
     r"|\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[\d.,+:Z]{0,20} {1,4}(?:- )?"
-    r"|[EWIF]\d{4} \d\d:\d\d:\d\d[\d.]{0,12} {1,4}[^\]]{1,160}\] "
+    r"|[EWIF]\d{4} \d\d:\d\d:\d\d[\d.]{0,20} {1,4}[^\]]{1,160}\] "
+    r"|[EWIF] (?=\d{4}-)|(?:task|rank|process|node|host)=[\w.-]{1,80} {1,4}"
     r"|(?!rank|default)(?P<node>[a-z][a-z0-9-]{0,40}\d[a-z0-9.-]{0,40}|\d{1,3}(?:\.\d{1,3}){3}): {1,4}"
     r"|[\w.-]{1,64}: (?=\[(?:rank|default)\d)"
     r"|\([^()]{1,80}\) "

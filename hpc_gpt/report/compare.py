@@ -376,17 +376,13 @@ def setting_differences(a: Record, b: Record) -> list[SettingDifference]:
     keys = [key for key in dict.fromkeys((*SETTING_KEYS, *of_a, *of_b)) if not key.startswith("sweep.varied.")]
     differences = [SettingDifference(key, of_a.get(key), of_b.get(key)) for key in keys]
     differences = [difference for difference in differences if _plain(difference.a) != _plain(difference.b)]
-    if a.config_hash and b.config_hash and a.config_hash != b.config_hash:
-        differences.append(SettingDifference("config_hash", a.config_hash, b.config_hash))
     return sorted(differences, key=lambda difference: (not difference.is_stated, _weight(difference.key)))
 
 
 def _weight(key: str) -> int:
-    """The rank of a key in the list of differences: 0 if it decides speed, up to 5 if it cannot affect it."""
+    """The rank of a key in the list of differences: 0 if it decides speed, up to 4 if it cannot affect it."""
     if key in SETTING_KEYS:
         return 0
-    if key == "config_hash":
-        return 5
     if key == "node_list" or key.startswith("versions."):
         return 3
     key = key.lower()

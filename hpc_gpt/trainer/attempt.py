@@ -31,6 +31,7 @@ from hpc_gpt.trainer.engines.library_patches import without_compiler
 from hpc_gpt.trainer.engines.protocol import TrainingEngine, build_engine
 from hpc_gpt.trainer.loop import Loop, Supervision
 from hpc_gpt.trainer.measurements import write_measured
+from hpc_gpt.trainer.model.experts import GroupedLinear
 from hpc_gpt.trainer.ranks import Ranks, choose_device, leave, write_flight_record
 from hpc_gpt.trainer.supervision.ending import end_of_sigterm, write_end
 from hpc_gpt.trainer.supervision.gpus import GpuReader
@@ -327,6 +328,7 @@ class Trainer:
             "resumed_step": progress.step,
             "data": samples.identity,
             "attention_used": attention,
+            **({"experts_by_loop": GroupedLinear.refused} if GroupedLinear.refused else {}),
         }
         path = self._attempt.folder / "trainer.json"
         when_there_is_space(lambda: write_once(path, json.dumps(start) + "\n"), path.name)

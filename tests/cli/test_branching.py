@@ -132,3 +132,23 @@ def test_a_branch_to_other_data_keeps_that_files_tokenizer(tmp_path, monkeypatch
     found = settings_of(*branch, "--set", "data.path=new.txt").data
     assert (found.path, found.tokenizer) == ("new.txt", str(beside / "t.vocab.json"))
     assert settings_of(*branch).data.tokenizer == "t.vocab.json"
+
+
+def test_a_branch_may_change_the_balance_of_its_experts():
+    shape = {"bias": "none", "experts": 4, "experts_per_token": 2, "expert_ffn": 8, "router_bias": True}
+    by_bias, by_loss = (
+        saved(8, **{f"model__{key}": value for key, value in of_router.items()})
+        for of_router in (shape, {**shape, "router_bias": False})
+    )
+    assert (by_bias.resolved().train.balance, by_loss.resolved().train.balance) == ("bias", "loss")
+    done = in_process("submit", "--branch", f"{by_bias.run_id}@8", "--set", "train.balance_rate=0", "--set",
+                      "train.z_loss=0.01", "--dry-run", code=0)  # fmt: skip
+    line = "balance of the experts: train.balance_rate 0.001 -> 0.0, train.z_loss 0.0 -> 0.01"
+    assert line in done.stdout + done.stderr
+    none = settings_of("--branch", f"{by_loss.run_id}@8", "--set", "train.balance=none")
+    assert none.train.balance == "none"
+    message, _ = error_of(
+        in_process("submit", "--branch", f"{by_bias.run_id}@8", "--set", "train.balance=none", "--dry-run", code=2)
+    )
+    assert message == "train.balance would be none, but is bias in the checkpoint's run"
+    error_of(in_process("submit", "--resume", by_loss.run_id, "--set", "train.z_loss=0.01", "--dry-run", code=2))

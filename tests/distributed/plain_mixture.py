@@ -207,5 +207,6 @@ class PlainMixture(nn.Module):
         if self.train_settings.balance == "bias":
             for bias, (_, scores, experts) in zip(self.biases(), self._by_layer(), strict=True):
                 counts = experts.flatten().bincount(minlength=scores.shape[1]).float()
-                bias += self.train_settings.balance_rate * (counts.mean() - counts).sign()
+                signs = (counts.mean() - counts).sign()
+                bias += self.train_settings.balance_rate * (signs - signs.mean())
         self.chosen.clear()

@@ -23,7 +23,7 @@ from hpc_gpt.planner.links import Links
 from hpc_gpt.planner.machine import DEFAULT, machine_of
 from hpc_gpt.planner.training import training_of
 from hpc_gpt.trainer.model.dispatch import ExpertParallel
-from hpc_gpt.trainer.model.experts import Experts
+from hpc_gpt.trainer.model.experts import Experts, _Combine
 from hpc_gpt.trainer.model.initial_weights import InitialWeights
 from hpc_gpt.trainer.model.router import Router, routers_of
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
@@ -229,6 +229,26 @@ def test_all_ranks_of_ep_meet_in_one_order(task: Task, found: Found) -> None:
 def test_a_collective_of_some_ranks_shows(task: Task, found: Found) -> None:
     first, *others = found(task)
     assert any(made != first for made in others)
+
+
+def gathered_ahead(folder: Path, layout: Layout, engine: Engine) -> list[int]:
+    """The experts that are gathered between the backward passes of two layers' experts, in a step of two passes."""
+    resolved = settings(layout, engine, model="softmax")
+    ours, compute = build(resolved), _Combine.backward
+
+    def computing(ctx: Any, *gradients: Tensor) -> Any:
+        calls.made.append("computes")
+        return compute(ctx, *gradients)
+
+    with Grouped(layout) as calls, patch.object(_Combine, "backward", staticmethod(computing)):
+        steps_of(ours, resolved, range(1))
+    text = " ".join(call.split()[0] for call in calls.made if call in ("computes", "_allgather_base_ edp"))
+    return [part.count("_allgather") for part in text.split("computes")[1:-1]]
+
+
+@each([task_of(gathered_ahead, DP4_EP2, replace(FSDP, gather_blocks=2, prefetch=False))], [])
+def test_without_prefetch_a_layers_experts_are_gathered_alone(task: Task, found: Found) -> None:
+    assert found(task) == [1, 1, 1 + 3, 1, 1]  # between the passes also those of the next forward pass
 
 
 def sent(folder: Path, layout: Layout, engine: Engine) -> Any:

@@ -18,7 +18,7 @@ import pytest
 from hpc_gpt.core.runs.run_folder import RunFolder, job_ids
 from tests.around import around, events_of
 from tests.programs import put
-from tests.slurm.launcher import Job, Launcher
+from tests.slurm.launcher import LONG_LEAD, Job, Launcher
 
 RECORD = """\
 import json, os, resource, signal, sys
@@ -233,6 +233,28 @@ def test_a_script_that_ignores_signals_continues_after_its_limit(launcher: Launc
     assert last.ended() == ["walltime", "done"], job.log()
     assert (job.restarts, len(job_ids(job.run))) == (0, 2)
     assert not launcher.cluster.run("squeue", "--noheader", f"--name={last.shown()['JobName']}").stdout
+
+
+LOOP = """\
+#!/bin/bash
+#SBATCH --job-name=loop -N 1 --ntasks=1
+while :; do
+  echo >>starts
+  srun --output=out.txt python3 -uc 'import time
+for step in range(1, 9000): print(f"step {step} loss 2.0"); time.sleep(0.1)'
+done
+"""
+
+
+@pytest.mark.long
+def test_a_stop_ends_a_loop_around_a_step(launcher: Launcher) -> None:
+    folder = folder_of(launcher, "loop", train_slurm=LOOP)
+    job = submit(launcher, "submit", folder, *LONG_LEAD, "train.slurm")
+    job.wait_step(2)
+    launcher.run("stop", str(job.run.path), "--wait")
+    assert job.run.attempt(1).ended()["ended"] == "stopped"
+    assert (folder / "starts").read_text() in ("\n", "\n\n")
+    job.wait("its end", lambda: job.is_over)
 
 
 ROUGH = """\

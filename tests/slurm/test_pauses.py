@@ -18,16 +18,15 @@ from tests.waiting import patient
 pytestmark = pytest.mark.long
 SMALL = ("--set", "model.layers=1")
 PAUSE_S = int(patient(60))
+PAUSE = ("--set", f"job.retry_pause_s={PAUSE_S}")
 
 
-def in_pause(teller: Teller, pause_s: int = PAUSE_S) -> Job:
+def in_pause(teller: Teller) -> Job:
     """A job whose only rank was killed after a checkpoint, and that waits for its restart."""
-    job = teller.launcher.submit(
-        *SINGLE, *SMALL, *SAVED, *ENDLESS, "--set", f"job.retry_pause_s={pause_s}", **paused(12)
-    )
+    job = teller.launcher.submit(*SINGLE, *SMALL, *SAVED, *ENDLESS, *PAUSE, **paused(12))
     kill_rank(job, 1)
     verdict = job.run.attempt(1).verdict()
-    assert (verdict["go_on"], verdict["in_job"], verdict["pause_s"]) == (True, True, pause_s), verdict
+    assert (verdict["go_on"], verdict["in_job"], verdict["pause_s"]) == (True, True, PAUSE_S), verdict
     assert teller.launcher.state(job) == "running"
     return job
 
@@ -67,19 +66,23 @@ def test_a_cancel_in_the_pause(teller: Teller) -> None:
     assert verdict["elapsed_s"] + verdict["idle_s"] <= ran_s
 
 
-@pytest.mark.parametrize("verb", ["stop", "requeue"])
-def test_a_request_in_the_pause_counts_before_another_start(told: Teller, verb: str) -> None:
-    job = in_pause(told, pause_s=20)
-    said, _ = told.launcher.run(verb, job.run.run_id)
-    if verb == "stop":
-        job.wait_end()
-        assert told.launcher.state(job) == "stopped"
-    else:
-        assert "(when the pause before its next attempt ends)" in said
-        job.wait("the requeue", lambda: job.restarts == 1)
-        assert job.run.attempt(1).verdict()["not_in_job"] == "hpc-gpt requeue in the pause"
-        told.cluster.run("scancel", job.id, check=True)
-    assert len(job.run.attempts()) == 1, "no start is made first"
+@storied
+def test_a_stop_in_the_pause_counts_before_another_start(teller: Teller) -> None:
+    job = in_pause(teller)
+    teller.launcher.run("stop", job.run.run_id)
+    job.wait_end()
+    assert (teller.launcher.state(job), len(job.run.attempts())) == ("stopped", 1)
+
+
+@storied
+def test_a_requeue_in_the_pause_counts_before_another_start(teller: Teller) -> None:
+    job = in_pause(teller)
+    said, _ = teller.launcher.run("requeue", job.run.run_id)
+    assert "(when the pause before its next attempt ends)" in said
+    job.wait("the requeue", lambda: job.restarts == 1)
+    assert len(job.run.attempts()) == 1
+    assert job.run.attempt(1).verdict()["not_in_job"] == "hpc-gpt requeue in the pause"
+    teller.cluster.run("scancel", job.id, check=True)
 
 
 @storied

@@ -90,6 +90,27 @@ def test_a_spare_takes_a_dead_nodes_place_in_the_job(teller: Teller) -> None:
 
 @pytest.mark.long
 @storied
+def test_a_users_own_step_lives_through_a_restart(teller: Teller) -> None:
+    """Only steps are ended that nobody waits for: their srun has ended on the script's node."""
+    job = with_spare(teller, "own-step", **paused(12))
+    job.wait_paused()
+    own = ("srun", f"--jobid={job.id}", "--overlap", "--nodes=1", "--ntasks=1", "sleep", "3000")
+    with subprocess.Popen(own, env=teller.cluster.environment, start_new_session=True) as srun:
+        try:
+            steps = ("squeue", "--noheader", "--steps", f"--jobs={job.id}", "--format=%i %j")
+            job.wait("the user's step", lambda: " sleep" in teller.cluster.run(*steps).stdout)
+            victim, *_ = job.ranks()
+            send(victim, signal.SIGKILL)
+            job.wait("a second attempt", lambda: job.last_step(2) > 0)
+            assert srun.poll() is None, job.log()
+            assert " sleep" in teller.cluster.run(*steps).stdout
+        finally:
+            srun.terminate()
+    same_losses(teller, job)
+
+
+@pytest.mark.long
+@storied
 def test_what_python_could_not_judge_goes_to_the_queue(teller: Teller) -> None:
     """Something kills the job's Python whenever it judges, until the next start, which judges that end."""
     folder = teller.launcher.place("unjudged")

@@ -224,3 +224,26 @@ def test_a_race_restarts_in_its_job(teller: Teller) -> None:
     assert visits == [(0, 1, False), (1, 1, True), (1, 2, False)]
     alone.wait_end()
     assert losses_of_rows(job) == losses_of_rows(alone)
+
+
+# It computes for longer than a step may take, and prints nothing meanwhile.
+COMPUTES = """\
+import time
+for step in range(1, 31):
+    print(f"step {step} loss {4 / step}", flush=True)
+    until = time.monotonic() + (20 if step == 20 else 0.3)
+    while time.monotonic() < until:
+        time.sleep(0) if step == 20 else time.sleep(0.05)
+"""
+
+
+@storied
+def test_what_srun_starts_is_alive_as_without_srun(teller: Teller) -> None:
+    """Its tasks come from slurmstepd, not from the script's shell."""
+    folder = teller.launcher.place("srun-computes")
+    put(folder / "computes.py", COMPUTES)
+    put(folder / "computes.sh", "#!/bin/bash\n#SBATCH -N 1 --ntasks=1\nsrun -u python3 computes.py\n")
+    job = teller.launcher.submit("--time", "1:00:00", "--set", "train.hang_floor_s=2", "computes.sh", cwd=folder)
+    job.wait_end()
+    assert job.ended() == ["done"], job.log()
+    assert len(job.losses()) == 30

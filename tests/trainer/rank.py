@@ -15,6 +15,7 @@ def run_rank(environment: dict[str, str], log: str) -> None:
     It says each signal in its log once the flag is up. Rank 0 stops itself at its HOLD_AT_LINE-th line, where that is
     set, until somebody lets it go on. HANG, as "3 loop", is the rank that stands still after some steps, and how
     ("rows": before it sends rows to experts); LONG_EVALUATION_S is how long rank 1 takes for an evaluation.
+    WRONG_PRODUCTS_ON, as "1 one row", is a rank and what its torch does wrong with experts.
     COUNT_OPENS_IN, "FILE:FOLDER:…", has what is opened below the folders written to a file.
     """
     os.environ.update(environment)
@@ -36,11 +37,44 @@ def run_rank(environment: dict[str, str], log: str) -> None:
         _slow_save(int(slow))
     if counted := os.environ.get("COUNT_OPENS_IN"):
         _count_opens(*counted.split(os.pathsep))
+    wrong_on, _, how = os.environ.get("WRONG_PRODUCTS_ON", "").partition(" ")
+    if wrong_on == environment["RANK"]:
+        _multiply_wrongly(how)
     if os.environ.get("NO_MEMORY_ON") == environment["RANK"]:
         _limit_memory_at_saves()
     from hpc_gpt.trainer.__main__ import main
 
     main()
+
+
+def _multiply_wrongly(how: str) -> None:
+    """Grouped products that are wrong for "one row", leave the gradient of an "empty" group unwritten, or "raise"."""
+    import torch
+    from torch.nn import functional as F
+
+    right = F.grouped_mm
+
+    class Unwritten(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, weight: Any, sizes: Any) -> Any:
+            ctx.sizes = sizes
+            return weight.view_as(weight)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            return gradients[0].masked_fill((ctx.sizes == 0).view(-1, 1, 1), 3.0), None
+
+    def wrong(rows: Any, weight: Any, *, offs: Any) -> Any:
+        if how == "raise":
+            raise RuntimeError("no kernel image for this device")
+        sizes = offs.diff(prepend=offs.new_zeros(1))
+        if how == "empty":
+            weight = Unwritten.apply(weight, sizes)
+        product = right(rows, weight, offs=offs)
+        alone = torch.repeat_interleave(sizes == 1, sizes.long())
+        return torch.where(alone.unsqueeze(1), 2 * product, product) if how == "one row" else product
+
+    F.grouped_mm = wrong
 
 
 def _limit_memory_at_saves() -> None:

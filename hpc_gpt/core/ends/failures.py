@@ -121,7 +121,7 @@ CLASSES: dict[str, EndClass] = {
         in_log=True, no_signal=True, precedence=2, explains=("collective_timeout", "hang", "error", "cancelled"),
         replaces=("error", "unknown"), if_script_died="Slurm says OUT_OF_MEMORY"),
     "collective_timeout": EndClass(_FAILURE,
-        "ranks waited for each other until the limit; the missing rank is at fault, or its network link",
+        "ranks waited for each other until the limit: for a missing rank, or for the network",
         "look at the rank named first; exclude its node if it is the same node each time", of_node=True, victim=True,
         in_log=True, precedence=16),
     "hang": EndClass(_FAILURE, "no rank completed a step for too long",

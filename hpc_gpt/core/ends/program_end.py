@@ -153,12 +153,8 @@ def _end_of_exit_0(facts: ProgramFacts) -> End:
         if facts.near:
             return End("walltime", f"{facts.near}, {of_planned}")
         return End("error", f"{BY_ITSELF}{step:,} of {planned:,} steps, with exit code 0")
-    made = of_planned if step else "its log has no lines of steps"
-    return End(
-        "done",
-        f"exit code 0, {made}; the number of planned steps is not known (train.steps)",
-        note=_note(facts),
-    )
+    of_steps = f", {of_planned}; the number of planned steps is not known (train.steps)" if step else ""
+    return End("done", f"exit code 0{of_steps}", note=_note(facts))
 
 
 def _failed_at_once(facts: ProgramFacts) -> bool:

@@ -25,6 +25,8 @@ class HfDeepspeed(DeepspeedFacts):
 
     def shape_fault(self, shape: ModelShape) -> str | None:
         fault = super().shape_fault(shape)
+        if fault is None and shape.router_dtype and shape.router != "sigmoid":
+            return "transformers' routers multiply in train.dtype, not in model.router_dtype"
         return fault or (None if architecture_of(shape) else "transformers has no class for its shape")
 
     def own_faults(self, engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:

@@ -13,7 +13,7 @@ import contextlib
 import json
 import os
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -184,44 +184,6 @@ def median_of_others(ordered: Sequence[float], own: float) -> float | None:
     place = bisect_left(ordered, own)  # without it, later values move one place to the front
     low, high = (ordered[at + (at >= place)] for at in (middle - (not odd), middle))
     return (low + high) / 2
-
-
-@dataclass(frozen=True)
-class SlowNode:
-    """A node whose `probe_s` is longer than `median_s`, the median of its peers."""
-
-    node: str
-    probe_s: float
-    median_s: float
-
-    def __str__(self) -> str:
-        return (
-            f"{self.node} computes {1 - self.median_s / self.probe_s:.0%} less than the median of its peers "
-            f"({self.probe_s:.3g} s for {self.median_s:.3g} s)"
-        )
-
-
-def slow_nodes(heartbeats: Mapping[int, RankHeartbeat] | Iterable[RankHeartbeat]) -> list[SlowNode]:
-    """The nodes whose rate is more than 15 % below the median of their peers, slowest first.
-
-    A node is as slow as its slowest device. A node without peers or without a probe never counts as slow.
-
-    >>> one = RankHeartbeat(0, "n1", 1, 1, 1, "training", 0.0, 0.0, 0.0, probe_s=0.010)
-    >>> from dataclasses import replace
-    >>> slow = replace(one, rank=2, host="n3", probe_s=0.012)
-    >>> [str(node) for node in slow_nodes([one, replace(one, rank=1, host="n2"), slow])]
-    ['n3 computes 17% less than the median of its peers (0.012 s for 0.01 s)']
-    """
-    nodes: dict[str, float] = {}
-    for one in heartbeats.values() if isinstance(heartbeats, Mapping) else heartbeats:
-        if one.probe_s:
-            nodes[one.host] = max(one.probe_s, nodes.get(one.host, 0.0))
-    ordered, slow_ones = sorted(nodes.values()), []
-    for node, probe_s in nodes.items():
-        median_s = median_of_others(ordered, probe_s)
-        if median_s is not None and median_s < SLOW * probe_s:
-            slow_ones.append(SlowNode(node, probe_s, median_s))
-    return sorted(slow_ones, key=lambda slow: slow.median_s / slow.probe_s)
 
 
 def gpus_of(resolved: Sized) -> int:

@@ -373,6 +373,8 @@ def check_same_training(parent: Resolved, resolved: Resolved, branch: bool = Fal
         of_keys = parent.key_rules(name)
         for key in [key for key in before if before[key] != after[key]]:
             may_branch = of_keys[key].branch or name == "data"
+            if key == "balance" and "bias" in (before[key], after[key]):
+                may_branch = False  # the router's choice biases stay what they are
             if of_keys[key].resume == "never" and not (branch and may_branch):
                 is_free = may_branch and not branch
                 hint = "or submit --branch, which may change it" if is_free else "or submit a new run"

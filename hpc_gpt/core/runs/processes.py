@@ -47,7 +47,7 @@ JOB = "slurm_job"
 GPU_LOCKS = "HPC_GPT_GPU_LOCKS"
 _GONE_S = 5.0  # the wait for killed processes to leave; one that waits for a disk or a GPU may not leave
 _POLL_S, _LOOK_S = 0.05, 1.0
-_COST = 50  # a look may take a 50th of the time
+_COST = 50  # looks may take a 50th of a core
 _LIST_S, _ASK_S = 5.0, 20.0
 # On the command line of the supervisor of another run, which may be started from within an attempt.
 _SUPERVISES = b"\0hpc_gpt.launcher."
@@ -101,10 +101,10 @@ class Tree:
     def look(self, at_once: bool = False) -> Look:
         """Looks at most once a second, more rarely on a node with very many processes, unless `at_once`."""
         with self._lock:
-            began = time.monotonic()
+            began, cpu_s = time.monotonic(), time.thread_time()
             if at_once or began >= self.last.moment + self.last.pause_s:
                 seen = self._look(table := ProcessTable(), self.last.seen)
-                self.last = Look(began, max(_LOOK_S, _COST * (time.monotonic() - began)), seen, table)
+                self.last = Look(began, max(_LOOK_S, _COST * (time.thread_time() - cpu_s)), seen, table)
             return self.last
 
     def is_alive(self) -> bool:
@@ -162,21 +162,14 @@ def _supervises(pid: int) -> bool:
     return False
 
 
-def recorded(attempts: Iterable[Attempt]) -> dict[int, str]:
-    """{pid: start time} of the processes in the records of attempts that run, and of all that they have started."""
+def recorded(attempts: Iterable[Attempt]) -> set[int]:
+    """The processes in the records of attempts that run."""
     pids: dict[int, str] = {}
     for attempt in attempts:
         record = read_json(attempt.processes)
         if record.get("boot") == boot_id():
             pids |= {int(pid): started for pid, started in record["processes"].items()}
-    alive = [pid for pid, started in pids.items() if is_alive(pid, started)]
-    return _below(ProcessTable(), alive) if alive else {}
-
-
-def _below(table: ProcessTable, pids: Iterable[int]) -> dict[int, str]:
-    """The processes with all descendants, without this one, supervisors of other runs, and what these have started."""
-    found = table.below(*pids, without=[os.getpid()])
-    return table.below(*found, without=[os.getpid(), *filter(_supervises, found)])
+    return {pid for pid, started in pids.items() if is_alive(pid, started)}
 
 
 # --- the variables
@@ -334,7 +327,7 @@ def end_processes(
 
 def _left_by_script(attempt: Attempt, job: tuple[bytes, bytes]) -> set[int]:
     table = ProcessTable()
-    found, above = {*recorded([attempt])}, table.above(os.getpid())
+    found, above = {*table.below(*recorded([attempt]))}, table.above(os.getpid())
     if node := os.environ.get("SLURMD_NODENAME"):
         found |= {pid for pid, step in in_job(job[0].decode(), node).items() if step == "batch"}
     shell = next((pid for pid in reversed(above) if pid in found), os.getpid())
@@ -370,13 +363,18 @@ def run_on(run: RunFolder) -> list[int]:
     if attempts and attempts[-1].started().get("boot") not in (None, boot_id()):
         return []
     folder, visits = os.path.realpath(run.path), (RunFolder(run.path / visit.place) for visit in read_visits(run))
-    found = recorded([*attempts, *(visit.attempt(1) for visit in visits)])
+    pids = recorded([*attempts, *(visit.attempt(1) for visit in visits)])
     job = os.fsencode(str(read_json(attempts[-1].ranks / "0.json").get(JOB) or "") if attempts else "")
     for pid, environment in _marked(ATTEMPT, CHECKPOINTS):
         # The checkpoints of a race's visits are deeper.
         if _checkpoints_in(environment).startswith(f"{folder}/") and environment.get(b"SLURM_JOB_ID", b"") == job:
-            found |= _below(ProcessTable(), [pid])
-    return sorted(found)
+            pids.add(pid)
+    if not pids:
+        return []
+    table, without = ProcessTable(), [os.getpid()]
+    # Without supervisors of other runs, and what these have started.
+    without += filter(_supervises, table.below(*pids, without=without))
+    return sorted(table.below(*pids, without=without))
 
 
 def end_run_on(run: RunFolder, save_s: float) -> list[int]:

@@ -9,12 +9,12 @@ cause, such as heat or a power limit, and no node is at fault.
 import collections
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hpc_gpt.core.format import counted, some
 from hpc_gpt.core.process import seconds_given
-from hpc_gpt.core.runs.heartbeats import RankHeartbeat, median_of_others
+from hpc_gpt.core.runs.heartbeats import SLOW, RankHeartbeat, median_of_others
 
 # The kind of a record's flag on slow ranks, which `why` also shows.
 SLOW_RANK = "slow_rank"
@@ -78,13 +78,15 @@ class ProbeWindow:
 
 @dataclass(frozen=True)
 class SlowRank:
-    """A slow rank: its rate as a `share` of the `reference`, and why, as its GPU's driver says; empty if unknown."""
+    """A slow rank: its rate as a `share` of the `reference`, and why, as its GPU's driver says; empty if unknown.
+    `of_others`: its rate as a share of the other ranks' median, if that was measured."""
 
     rank: int
     node: str
     share: float
     reference: str
     reason: str = ""
+    of_others: float = 1.0
 
     def __str__(self) -> str:
         reason = f" ({self.reason})" if self.reason else ""
@@ -93,10 +95,12 @@ class SlowRank:
 
 @dataclass(frozen=True)
 class SlowRanks:
-    """The slow ranks, slowest first, and a line on all ranks if most fall below their own first hour together."""
+    """The slow ranks, slowest first; those of them by which their node is a slow one, {node: rank}; and a line on all
+    ranks if most fall below their own first hour together, or if none is measured."""
 
     ranks: tuple[SlowRank, ...] = ()
     of_all: str = ""
+    nodes: Mapping[str, SlowRank] = field(default_factory=dict)
 
     @property
     def lines(self) -> list[str]:
@@ -106,7 +110,8 @@ class SlowRanks:
 
 
 def slow_ranks(heartbeats: Mapping[int, RankHeartbeat] | Iterable[RankHeartbeat]) -> SlowRanks:
-    """The slow ranks of an attempt. Ranks without a probe count for nothing.
+    """The slow ranks of an attempt. Ranks without a probe count for nothing. A node of several is slow if one of its
+    ranks is below SLOW of the other ranks.
 
     >>> ranks = [RankHeartbeat(rank, f"n{rank}", 1, 1, 1, "training", 0, 0, 0, probe_s=0.01) for rank in range(3)]
     >>> slow_ranks([*ranks, RankHeartbeat(3, "n3", 1, 1, 1, "training", 0, 0, 0, probe_s=0.0125)]).lines
@@ -124,21 +129,23 @@ def slow_ranks(heartbeats: Mapping[int, RankHeartbeat] | Iterable[RankHeartbeat]
     together = len(fell) > _SHARED_BY * len(probed)
     found = []
     for one, probe_s in probed:
-        below = {}
-        if (median_s := median_of_others(ordered, probe_s)) is not None:
-            below["the median of the other ranks"] = median_s / probe_s
+        of_others = (median_of_others(ordered, probe_s) or probe_s) / probe_s
+        below = {"the median of the other ranks": of_others}
         if not together and one.rank in own:
             below["its own first hour"] = own[one.rank]
-        reference, share = min(below.items(), key=lambda item: item[1], default=("", 1.0))
+        reference, share = min(below.items(), key=lambda item: item[1])
         if share < SLOW_SHARE:
-            found.append(SlowRank(one.rank, one.host, share, reference, _reason(one)))
+            found.append(SlowRank(one.rank, one.host, share, reference, _reason(one), of_others))
     of_all = (
         f"{counted(len(fell), 'rank')} of {len(probed)} compute below {SLOW_SHARE:g} of their own first hour, at "
         f"{statistics.median(fell):.2f} in the median: a cause that they share, such as heat or a power limit"
         if together
         else ""
     )
-    return SlowRanks(tuple(sorted(found, key=lambda slow: (slow.share, slow.rank))), of_all)
+    found.sort(key=lambda slow: (slow.share, slow.rank))
+    several = len({one.host for one, _ in probed}) > 1
+    nodes = {slow.node: slow for slow in reversed(found) if several and slow.of_others < SLOW}
+    return SlowRanks(tuple(found), of_all, nodes)
 
 
 def _reason(heartbeat: RankHeartbeat) -> str:

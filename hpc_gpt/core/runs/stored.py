@@ -41,7 +41,7 @@ _KEYS: Mapping[str, Mapping[str, Any]] = {
     "job": {"job_id": _JOB_ID, "time": float, "pid_start": str},
     "left": {"state": str},
     "outputs": {"files": [str]},
-    "trainer": {"resumed_step": int, "device": str, "attention_failed": dict},
+    "trainer": {"resumed_step": int, "device": str, "attention_failed": dict, "experts_by_loop": str},
     "measured": {"skipped_shards": int},
     "start": {"start_s": float, "start_parts": dict},
     "metrics": {"step": int, "step_s": float, "steps_planned": int, "time": float},

@@ -13,13 +13,13 @@ from hpc_gpt.core.settings.devices import DEVICES
 from hpc_gpt.core.settings.experiment import Engine, Train
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.presets import PRESETS
 from hpc_gpt.core.settings.services import EngineName
 from hpc_gpt.core.settings.shape_rules import no_class_note
 from hpc_gpt.core.settings.sized import Sized
 from hpc_gpt.core.tables import toml_value
 
 # The hint for a shape that no engine trains.
-NOT_TRAINED = "no engine here trains it: hpc-gpt plan without --engine plans it as a program like Megatron-LM"
 _FP8_MULTIPLE = 16  # must divide each dimension of an FP8 product (torch._scaled_mm)
 # The FP8 of these is fnuz, with other largest values, not tested here.
 _OTHER_FP8 = frozenset(name for name, device in DEVICES.items() if device.generation == "cdna3")
@@ -219,10 +219,16 @@ def engine_shape_faults(engine: Engine, shape: ModelShape) -> Iterator[Fault]:
     """The reasons why the engine cannot train a model of this shape."""
     if (reason := engine_named(engine.name).shape_fault(shape)) is not None:
         able = [name for name, other in trainers().items() if other.shape_fault(shape) is None]
-        hint = f"use --engine {' or '.join(able)}" if able else NOT_TRAINED
+        named = next((f"--model {name}" for name, other in PRESETS.items() if other == shape), "without --engine")
+        hint = (
+            f"use --engine {' or '.join(able)}"
+            if able
+            else f"hpc-gpt plan {named} plans it as a program like Megatron-LM"
+        )
         if shape.mtp_layers and engine_named(engine.name).shape_fault(replace(shape, mtp_layers=0)) is None:
             hint = f"set model.mtp_layers = 0: transformers' classes leave them out, too; or {hint}"
-        yield Fault(f"engine {engine.name} cannot train this model: {reason}", hint)
+        which = f"engine {engine.name} cannot train" if able else "no engine here trains"
+        yield Fault(f"{which} this model: {reason}", hint)
     if engine.fused_bias_gradients and (shape.bias != "all" or shape.is_gated or shape.is_grouped):
         yield Fault("engine.fused_bias_gradients needs GELU, and biases of query, key and value of one width, "
                     f"but the model has mlp {shape.mlp}, bias {shape.bias} and {shape.key_heads} kv_heads",

@@ -195,13 +195,13 @@ class Train:
     "Term that AdamW adds to the square root of the second moment."
     clip: float = key(1.0, resume="never", affects=("speed",), least=0)
     "Largest norm of the gradient, which is clipped to it; 0: no clipping."
-    balance: Balance | None = key(None, resume="never", affects=("schedule",), of_our_loop=True)
+    balance: Balance | None = key(None, resume="never", affects=("schedule",), branch=True, of_our_loop=True)
     "How a mixture's experts get equally many tokens; by default loss, or bias if router_bias; none with init."
-    balance_coef: float = key(0.001, resume="never", affects=("schedule",), least=0)
+    balance_coef: float = key(0.001, resume="never", affects=("schedule",), branch=True, least=0)
     "Coefficient of the balance loss, summed over the layers; for example 0.01."
-    balance_rate: float = key(0.001, resume="never", affects=("schedule",), least=0)
+    balance_rate: float = key(0.001, resume="never", affects=("schedule",), branch=True, least=0)
     "Step by which balance bias moves a router's choice bias after each optimizer step; for example 0.001."
-    z_loss: float = key(0.0, resume="never", affects=("schedule",), least=0)
+    z_loss: float = key(0.0, resume="never", affects=("schedule",), branch=True, least=0)
     "Coefficient of the z-loss: the mean of logsumexp^2 of a router's logits, summed over layers; for example 0.001."
     log_every: int = key(10, resume="free", affects=(), least=1)
     "Steps between two logged lines, 1 or more; for example 10."

@@ -95,6 +95,9 @@ class ExperimentFile:
         return [*extended, (path, merge_tables(tables, chosen.overrides) if chosen is not None else tables)]
 
 
+_OF_FILES = {".slurm", ".sbatch", ".sh", ".bash", ".job", ".sub", ".py", ".toml"}
+
+
 def find_experiment(name: str) -> Path:
     """The TOML file that EXPERIMENT means: a file, a folder's sweep or only file, or either under `experiments/`."""
     if not name:
@@ -113,6 +116,9 @@ def find_experiment(name: str) -> Path:
     if hint := value_hint([name]):
         raise ConfigError(f"{name!r} is a key's value, not an experiment", hint)
     experiments = list_experiments()
+    if "/" in name or Path(name).suffix in _OF_FILES:
+        meant = _meant_by(name, experiments) or "give the path of a job script or of an experiment's TOML file"
+        raise ConfigError(f"no such file: {name}", meant)
     raise ConfigError(
         f"no experiment {name!r}: neither a file, a folder with a TOML in it, nor a name under experiments/",
         _meant_by(name, experiments) or f"known: {', '.join(experiments)}",

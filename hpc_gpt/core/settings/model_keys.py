@@ -104,6 +104,8 @@ class Model:
     "Whether the weights of a token's experts are divided by their sum; by default false."
     router_scale: float | None = key(None, resume="never", affects=("speed",))
     "Factor of the weights of a token's experts, above 0; by default 1; for example 2.5."
+    router_dtype: Literal["fp32"] | None = key(None, resume="never", affects=("speed",))
+    'Numbers in which a softmax router multiplies, "fp32" or by default train.dtype; a sigmoid router always has fp32.'
     rotated: float | None = key(None, resume="never", affects=("speed",))
     "Share of each head that is rotated, above 0 and at most 1; by default 1; GLM-4.5 has 0.5."
     q_lora: int | None = key(None, resume="never", affects=("speed",))

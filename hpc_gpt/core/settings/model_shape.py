@@ -58,6 +58,7 @@ class ModelShape:
     groups_per_token: int | None = None
     norm_topk: bool = False
     router_scale: float = 1.0
+    router_dtype: Literal["fp32"] | None = None
     rotated: float = 1.0
     q_lora: int | None = None
     kv_lora: int | None = None

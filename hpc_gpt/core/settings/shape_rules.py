@@ -13,7 +13,7 @@ _Faults = Iterator[tuple[str, str]]
 # Sizes below 1 that are not a fault by themselves, and the least that others may have.
 _MAY_BE_ZERO = ("dense_layers", "mtp_layers")
 OF_EXPERTS = ("experts_per_token", "expert_ffn", "shared_ffn", "shared_gate", "dense_layers", "router", "router_bias",
-              "expert_groups", "groups_per_token", "norm_topk", "router_scale")  # fmt: skip
+              "expert_groups", "groups_per_token", "norm_topk", "router_scale", "router_dtype")  # fmt: skip
 _OF_MLA = ("q_lora", "qk_rope", "v_head")
 _DEFAULTS = {entry.name: entry.default for entry in fields(ModelShape)}
 

@@ -94,6 +94,24 @@ _ARITHMETIC_TEXT = re.compile(r"[A-Za-z0-9_ \t+*/%()-]{1,1000}")
 _WORD = re.compile(r"\"((?:[^\"\\]|\\.){0,20000})\"|'([^']{0,20000})'|([^\s;&|\"'#]{1,4000})")
 
 
+# The options of srun that are the job's, if srun asks for an allocation of its own.
+_OF_ALLOCATION = {
+    *("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus", "gpus-per-node", "gpus-per-task", "gres", "mem"),
+    *("partition", "account", "qos", "constraint", "nodelist", "exclude", "time", "exclusive", "reservation"),
+}
+
+
+def directives_of_srun(text: str) -> list[str]:
+    """The #SBATCH lines for what the first srun of a text asks of Slurm; empty if it asks for nothing."""
+    for _, line in logical_lines(text):
+        words = line.split()  # no option of an allocation needs quotes
+        if words[:1] == ["srun"]:
+            given, _ = read_call([word.strip("\"'") for word in words[1:]], options_of("srun"))
+            of_job = {name: value for name, value in given.items() if name in _OF_ALLOCATION}
+            return [f"#SBATCH --{name}{value and '='}{value}" for name, value in of_job.items()]
+    return []
+
+
 def logical_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yields (number of its first line, line). After a backslash or in an open quote a line continues on the next."""
     held, begun = "", 0

@@ -188,7 +188,7 @@ def _of_another_model(folder: WeightsFolder, differ: list[str], hint: str) -> Co
 def _differing(ours: ModelShape, theirs: ModelShape) -> list[tuple[str, Any, Any]]:
     names = ["hidden", "layers", "heads", "key_heads", "head_width", "vocab", "tied", "mlp", "norm", "norm_eps"]
     names += ["positions", "bias", "qk_norm", "nope_every", "rope_theta", "rope_scaling", "rotated", "experts"]
-    names += OF_EXPERTS
+    names += [name for name in OF_EXPERTS if name != "router_dtype"]  # no class has that key
     if theirs.dense_layers or not theirs.is_mixture:
         names.append("mlp_width")
     return [(name, getattr(ours, name), getattr(theirs, name)) for name in names

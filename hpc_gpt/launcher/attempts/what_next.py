@@ -31,8 +31,9 @@ from hpc_gpt.core.ends.failures import GOOD, LONGEST_PAUSE_S
 from hpc_gpt.core.ends.program_end import at_limit
 from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.runs import lock
-from hpc_gpt.core.runs.heartbeats import read_heartbeats, slow_nodes
+from hpc_gpt.core.runs.heartbeats import read_heartbeats
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.runs.slow_ranks import slow_ranks
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.slurm.hosts import expand_hosts
@@ -70,9 +71,9 @@ def decide_next(
         resolved = run.resolved()
         say_note(run)
         end = with_free_space(run, classify(attempt, slurm, cause, cancelled=run.is_cancelled(job_id)))
-        for slow in slow_nodes(read_heartbeats(attempt.heartbeats)):
+        for node, slow in slow_ranks(read_heartbeats(attempt.heartbeats)).nodes.items():
             hours = resolved.cluster.bad_node_hours
-            bad_nodes.note(resolved.cluster.name, slow.node, f"slow: {slow}", run.run_id, hours, sure=True)
+            bad_nodes.note(resolved.cluster.name, node, f"slow: {slow}", run.run_id, hours, sure=True)
         wish = run.asked_to_end(job_id)
         verdict, exclude = conclude(run, attempt, resolved, end, now, attempt.number, job, wish)
         again, pause_s = verdict.go_on, verdict.pause_s

@@ -16,8 +16,9 @@ from pathlib import Path
 from hpc_gpt.core.errors import ConfigError, JobRefused, SlurmUnreachable, UserError
 from hpc_gpt.core.format import counted, plain
 from hpc_gpt.core.runs.find_runs import list_runs
-from hpc_gpt.core.runs.heartbeats import read_heartbeats, slow_nodes
+from hpc_gpt.core.runs.heartbeats import read_heartbeats
 from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.slow_ranks import slow_ranks
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.devices import DEVICES
 from hpc_gpt.core.settings.experiment import limit_s
@@ -375,8 +376,8 @@ def slow_nodes_of_runs(logs: Path, cluster: str) -> list[SlowNodeOfRun]:
     newest: dict[str, SlowNodeOfRun] = {}
     for run in _runs_on(logs, cluster):
         for attempt in run.attempts():
-            for slow in slow_nodes(read_heartbeats(attempt.heartbeats)):
-                newest[slow.node] = SlowNodeOfRun(slow.node, run.run_id, str(slow))
+            for node, slow in slow_ranks(read_heartbeats(attempt.heartbeats)).nodes.items():
+                newest[node] = SlowNodeOfRun(node, run.run_id, str(slow))
             for finding in read_stored(attempt.preflight).get("findings") or []:
                 if node := finding.get("node"):
                     newest[node] = SlowNodeOfRun(node, run.run_id, f"preflight: {finding.get('words')}")

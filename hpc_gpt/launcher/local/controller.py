@@ -298,9 +298,14 @@ def wait_for_retry(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool
     """Waits for the pause after an attempt that is retried, and for the end of processes that a kill has not ended,
     then looks at the run again, as job.sh does; returns whether another attempt follows."""
     until = time.monotonic() + float(attempt.verdict().get("pause_s") or 0.0)
-    while not (run.asked_to_end(attempt.job_id) or is_asked(attempt, "requeue")) and (
-        time.monotonic() < until or processes.recorded([attempt])
-    ):
+    said = ""
+    while not (run.asked_to_end(attempt.job_id) or is_asked(attempt, "requeue")):
+        left = processes.recorded([attempt])
+        if time.monotonic() >= until and not left:
+            break
+        if left and not said:
+            said = f"process {min(left)} runs on after its kill: no attempt begins beside it"
+            print(said, flush=True)
         time.sleep(_POLL_S)
     look_again(run, attempt, _job(run, attempt, resolved), time.time(), 0)
     return attempt.verdict().get("go_on") is True and not run.asked_to_end(attempt.job_id)

@@ -220,6 +220,8 @@ def _add_measurements(draft: Draft, attempts: list[AttemptRead]) -> None:
     for read in attempts:
         for kernel, reason in (read.trainer.get("attention_failed") or {}).items():
             draft.flag(f"attention: {kernel} failed in a trial, so the next kernel ran: {_text(reason)}", "attention")
+        if why := read.trainer.get("experts_by_loop"):
+            draft.flag(f"experts are multiplied one by one: {_text(why)}", "experts")
         for name, tables, keys in (
             ("trainer", read.trainer, ("attention_used",)),
             ("measured", read.measured, _MEASURED),

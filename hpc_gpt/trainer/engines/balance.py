@@ -52,7 +52,9 @@ class Balance:
         loads = sums[:, :-1]
         mean = loads.mean(1, keepdim=True)
         if self._rate:
-            step = (mean - loads).sign().float() * self._rate
+            signs = (mean - loads).sign().float()
+            # Signs need not sum to zero; without their mean no choice changes, and the biases do not drift.
+            step = (signs - signs.mean(1, keepdim=True)) * self._rate
             if isinstance(skipped, Tensor):
                 step = step.masked_fill(skipped, 0)
             elif skipped:

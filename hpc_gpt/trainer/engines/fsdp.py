@@ -14,7 +14,7 @@ DTensors on the mesh of `build_mesh`, whose placements say which part of the mod
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -251,7 +251,8 @@ def build_sharded_gpt(
 
     model = Gpt(replace(shape, layers=0), resolved.train.seed, tp, techniques)
     model.shape = shape
-    splits, gathered, together = {}, [], engine.gather_blocks
+    splits, together = {}, engine.gather_blocks
+    groups: list[list[Any]] = []
     for number in range(shape.layers):
         block = Block(number, shape, tp, initial, techniques)
         splits.update({full_name(one): split_of(one) for one in block.parameters()})
@@ -260,8 +261,8 @@ def build_sharded_gpt(
         model.blocks.append(block)
         if (number + 1) % together == 0 or number + 1 == shape.layers:
             first = number - number % together
-            shard([*model.blocks[first:]], engine.reshard)
-            gathered.append(model.blocks[first])
+            groups.append([*model.blocks[first:]])
+            shard(groups[-1], engine.reshard)
     splits.update({full_name(one): split_of(one) for one in model.parameters() if not isinstance(one, DTensor)})
     # The backward pass begins with the root's parameters, so torch's default keeps them.
     shard(model, None if engine.reshard else False)
@@ -274,22 +275,23 @@ def build_sharded_gpt(
             router.choice_bias = router.choice_bias.to(device)  # whole on every rank, even if weights are offloaded
     _name_shards(model, splits, where, over_experts, tp)
     compile_model(model, engine)
-    in_order: list[Any] = [model, *gathered]
-    for place, module in enumerate(in_order):
-        after, before = (
-            gathered[place : place + 2],
-            [*reversed(gathered)] if place == 0 else gathered[: place - 1][::-1],
-        )
-        module.set_modules_to_forward_prefetch(_with_experts(after) if engine.prefetch else [])
-        module.set_modules_to_backward_prefetch(_with_experts(before[:2]) if engine.prefetch else [module])
-        for experts_alone in _with_experts([module])[1:] if place else []:
-            experts_alone.set_modules_to_backward_prefetch([experts_alone])
+    roots: list[list[Any]] = [[model], *groups]
+    for place, (module, *_) in enumerate(roots):
+        after, before = groups[place : place + 2], groups[: place - 1][::-1] if place else groups[::-1]
+        module.set_modules_to_forward_prefetch(_gathered(after) if engine.prefetch else [])
+        module.set_modules_to_backward_prefetch(_gathered(before[:2]) if engine.prefetch else [module])
+    for experts_alone in _experts_in(model.blocks):
+        experts_alone.set_modules_to_backward_prefetch([experts_alone])
     return model
 
 
-def _with_experts(blocks: Sequence[Any]) -> list[Any]:
-    """The blocks, each with the experts in it that are gathered by themselves."""
-    return [one for block in blocks for one in sharded_modules(block)]
+def _gathered(groups: Sequence[Sequence[Any]]) -> list[Any]:
+    """What is gathered for groups of blocks: each as a whole, and the experts in it that are so by themselves."""
+    return [one for group in groups for one in (group[0], *_experts_in(group))]
+
+
+def _experts_in(blocks: Iterable[Any]) -> list[FSDPModule]:
+    return [block.experts for block in blocks if isinstance(block.experts, FSDPModule)]
 
 
 def _name_shards(

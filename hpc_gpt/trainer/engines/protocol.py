@@ -35,6 +35,7 @@ from hpc_gpt.trainer.checkpoints.training_state import (
 from hpc_gpt.trainer.engines import private_parts
 from hpc_gpt.trainer.engines.attention import AttentionKernels, prepare_attention
 from hpc_gpt.trainer.engines.balance import Balance
+from hpc_gpt.trainer.engines.grouped_trial import try_grouped
 from hpc_gpt.trainer.engines.kernels import check_compilers
 from hpc_gpt.trainer.engines.optimizer import LossScaler, Update
 from hpc_gpt.trainer.model.documents import MicroBatch
@@ -253,6 +254,7 @@ def build_engine(resolved: Resolved, device: torch.device) -> TrainingEngine:
     if resolved.train.deterministic:
         make_deterministic()
     allow_tf32(resolved.train.tf32)
+    try_grouped(resolved, device)
     engine: TrainingEngine = module_of(resolved.engine.name).build(resolved, device)
     prepare_attention(engine.module, engine.attention.expands, device, engine.attention.last)
     engine.balance = Balance(resolved, engine.module, device)

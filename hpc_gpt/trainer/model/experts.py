@@ -6,7 +6,7 @@ order for equal inputs, so results are the same in every run.
 
 import sys
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -96,7 +96,10 @@ class GroupedLinear(nn.Module):
     """A weight [experts, outputs, inputs], by which each expert's rows are multiplied.
 
     By torch's grouped products, or in a loop over the experts, which gives the same bits but waits for the device.
+    `refused`: why no product of this process is a grouped one, by `grouped_trial`; empty if they may be.
     """
+
+    refused: ClassVar[str] = ""
 
     def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()
@@ -104,12 +107,17 @@ class GroupedLinear(nn.Module):
 
     def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
         """[rows, inputs], sorted by expert, and the end of each expert's rows, [experts], int32 -> [rows, outputs]."""
-        if why := why_by_loop(rows.device, rows.dtype, *self.weight.shape[1:]):
+        if why := self.refused or why_by_loop(rows.device, rows.dtype, *self.weight.shape[1:]):
             say(why)
-            sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
-            parts = zip(torch.split(rows, sizes), self.weight.unbind(), strict=True)
-            return torch.cat([F.linear(part, weight) for part, weight in parts])
+            return multiply_one_by_one(rows, self.weight, ends)
         return F.grouped_mm(rows, self.weight.transpose(1, 2), offs=ends)
+
+
+def multiply_one_by_one(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """`GroupedLinear.forward` in a loop over the experts."""
+    sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
+    parts = zip(torch.split(rows, sizes), weight.unbind(), strict=True)
+    return torch.cat([F.linear(part, expert) for part, expert in parts])
 
 
 @cache

@@ -26,8 +26,9 @@ class Router(nn.Module):
     """Chooses `experts_per_token` experts for each token, and the weights of their outputs.
 
     softmax: the probabilities of all experts; topk-softmax: those of the chosen ones alone, which sum to 1; sigmoid:
-    DeepSeek-V3's (arXiv:2412.19437, section 2.1.2), whose product is fp32. The arithmetic is that of transformers'
-    classes. `choice_bias` is added to the scores for the choice only; it is a buffer in fp32, which no optimizer knows.
+    DeepSeek-V3's (arXiv:2412.19437, section 2.1.2), whose product is fp32, as the others' is with `router_dtype`. The
+    arithmetic is that of transformers' classes. `choice_bias` is added to the scores for the choice only; it is a
+    buffer in fp32, which no optimizer knows.
     With `expert_groups` a token uses the groups whose two best scores have the largest sum.
 
     `scale` is the factor of a micro-batch's loss before its backward pass, which an engine sets for each step. `sums`
@@ -48,6 +49,7 @@ class Router(nn.Module):
         self.tp = tp
         self.kind, self.experts, self.used = shape.router, shape.experts, shape.experts_per_token
         self.norms, self.factor = shape.norm_topk or shape.router == "topk-softmax", shape.router_scale
+        self.in_fp32 = shape.router == "sigmoid" or shape.router_dtype == "fp32"
         self.groups, self.groups_used = shape.expert_groups or 1, shape.groups_per_token or 1
         self.balance_coef, self.z_loss = techniques.balance_coef, techniques.z_loss
         self.weight = tp.parameter(f"{name}.weight", initial.normal(f"{name}.weight", (self.experts, shape.hidden)))
@@ -67,12 +69,8 @@ class Router(nn.Module):
     def forward(self, hidden: Tensor, kept: Kept | None = None) -> tuple[Tensor, Tensor]:
         """[batch, positions, hidden] -> (weights, numbers of the chosen experts), each [batch, positions, used]."""
         (weight,) = self.tp.shared(self.weight)
-        if self.kind == "sigmoid":
-            logits = F.linear(hidden.float(), weight.float())
-            scores = logits.sigmoid()
-        else:
-            logits = F.linear(hidden, weight)
-            scores = logits.softmax(-1, dtype=torch.float32)
+        logits = F.linear(hidden.float(), weight.float()) if self.in_fp32 else F.linear(hidden, weight)
+        scores = logits.sigmoid() if self.kind == "sigmoid" else logits.softmax(-1, dtype=torch.float32)
         kept = kept or Kept()
         chosen = kept.chosen = self._choose(scores.detach()) if kept.chosen is None else kept.chosen
         if torch.is_grad_enabled():

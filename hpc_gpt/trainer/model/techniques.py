@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed.tensor import DTensor
 
 from hpc_gpt.core.formulas import Recompute
 from hpc_gpt.core.settings.experiment import Engine, Matmul, Train
@@ -72,8 +71,8 @@ class ActivationOffload(saved_tensors_hooks):
         if storage in self._shared:
             return (tensor,)
         for parameter in self._module.parameters():
-            if isinstance(parameter, DTensor):
-                continue  # FSDP2 has not gathered this part of the module, so nothing has read it
+            if hasattr(parameter, "to_local"):
+                continue  # a DTensor: FSDP2 has not gathered this part of the module, so nothing has read it
             if parameter.untyped_storage().data_ptr() == storage and storage:
                 offset = tensor.storage_offset() - parameter.storage_offset()
                 return parameter, tensor.shape, tensor.stride(), offset

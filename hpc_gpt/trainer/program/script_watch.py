@@ -106,8 +106,8 @@ class ScriptWatch:
         self._stop: str | None = None
         self._asked_at = self._looked = 0.0
         self._killed = self._hangs = False
-        # {pid: start time} of the processes that were asked to end, of all processes then, and their commands.
-        self._asked, self._before, self._commands = dict[int, str](), dict[int, str](), set[bytes]()
+        # When the script was asked to end: {pid: start time} of its processes, {pid: command} of its programs.
+        self._before, self._programs = dict[int, str](), dict[int, bytes]()
         self._queued: re.Match[str] | None = None
         self._copies = copied_files(attempt.folder)
         self._globs, self._found = self._read_globs(), set[Path]()
@@ -317,8 +317,9 @@ class ScriptWatch:
         if self._command.stop_signal != "none":
             number = signal.Signals[f"SIG{self._command.stop_signal}"]
         targets = [(pid, started) for pid in to_signal(self._body, number) if (started := start_time(pid))]
-        self._asked, self._before = dict(targets), self._tree.look(at_once=True).seen
-        self._commands = {_command(pid) for pid in self._before}
+        earlier, self._before = self._tree.look().seen, self._tree.look(at_once=True).seen
+        beside = (*_SHELLS, *BESIDE)
+        self._programs = {pid: _command(pid) for pid in self._before if pid in earlier and _comm(pid) not in beside}
         job = os.environ.get("HPC_GPT_JOB")
         if job and ALLOCATION not in os.environ:
             line = ["scancel", "--quiet", f"--signal={number.name.removeprefix('SIG')}", job]
@@ -328,15 +329,18 @@ class ScriptWatch:
             send(pid, started, number)
 
     def _starts_again(self) -> bool:
-        """Whether the programs that were asked to end have ended, and a loop has started one of them again."""
-        if any(is_alive(pid, started) for pid, started in self._asked.items()):
+        """Whether the programs that ran when the script was asked to end have ended, and one of them runs again, as in
+        a loop."""
+        seen = self._tree.look().seen
+        if any(seen.get(pid) == self._before[pid] for pid in self._programs):
             return False
-        new = {pid for pid, started in self._tree.look().seen.items() if self._before.get(pid) != started}
-        return any(_command(pid) in self._commands and _comm(pid) not in (*_SHELLS, *BESIDE) for pid in new)
+        new = [pid for pid, started in seen.items() if self._before.get(pid) != started]
+        return any(_command(pid) in self._programs.values() for pid in new)
 
     def _kill(self) -> None:
-        for pid, started in self._tree.look(at_once=True).seen.items():
-            send(pid, started, signal.SIGKILL)
+        seen = self._tree.look(at_once=True).seen
+        for pid in sorted(seen, key=lambda pid: (int(seen[pid]), pid)):  # the oldest first: a shell starts nothing more
+            send(pid, seen[pid], signal.SIGKILL)
 
     # --- hangs
 

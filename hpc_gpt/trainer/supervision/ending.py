@@ -3,6 +3,7 @@
 `core.ends.end_policy` has the ends in order. Needs no torch, because the rank of a foreign program uses it too.
 """
 
+import os
 import re
 import shutil
 import time
@@ -51,9 +52,9 @@ def write_end(run: RunFolder, attempt: Attempt, end: End, step: int) -> None:
 
 def end_of_sigterm(run: RunFolder, attempt: Attempt, signals: Signals, alone: str = "") -> End:
     """The end of an attempt that gets a SIGTERM; `alone` as in `class_of_sigterm`. Asks Slurm, so only rank 0 calls
-    it. On this machine a SIGTERM that the supervisor has not passed on is nobody's cancel."""
+    it. Under a supervisor on this machine a SIGTERM that it has not passed on is nobody's cancel."""
     end = class_of_sigterm(run, attempt, signals.job_at_sigterm(), signals.terminated_at or time.time(), alone)
-    is_passed_on = (attempt.folder / TERMINATED).exists() or run.resolved().cluster.scheduler != "local"
+    is_passed_on = (attempt.folder / TERMINATED).exists() or "SUBMITIT_LOCAL_GLOBALID" not in os.environ
     return end if is_passed_on or is_cancelled(run, attempt) else sigterm_of_nobody(alone)
 
 

@@ -5,6 +5,7 @@ import functools
 import gzip
 import json
 import platform
+import shlex
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -177,6 +178,8 @@ def _reader(
 
 def _refuse_taken(*paths: Path) -> None:
     for path in paths:
+        if not path.parent.exists() and next(above for above in path.parents if above.exists()).is_dir():
+            raise DataError(f"the folder {path.parent} does not exist", f"mkdir -p {shlex.quote(str(path.parent))}")
         if path.exists():
             raise DataError(f"{path} already exists", "give another name, or remove it first")
 

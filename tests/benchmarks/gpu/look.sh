@@ -18,6 +18,8 @@ turns() { # NAME ENGINES MODEL MBS [OPTION...]
         --engines "$engines" --model "$model" --mbs "$mbs" --limit "$seconds" "$@"
 }
 [ -n "${NO_TESTS-}" ] || part tests 200 "$python" -m pytest -m gpu -q -x tests/trainer/model tests/trainer
+part trial 60 "$python" -m tests.benchmarks.gpu.trial
+cat "$out/trial.txt"
 if [ -n "${EXPERTS-}" ]; then
     part experts $((seconds + 20)) "$python" -m tests.benchmarks.gpu.experts "$out/experts.jsonl" --limit "$seconds"
     turns ddp-mixture ddp mixture 4 --peer --only block,all

@@ -25,7 +25,7 @@ def test_each_part_writes_what_it_measured(tmp_path: Path) -> None:
     command = ["tests/benchmarks/gpu/look.sh", str(tmp_path), "240"]
     done = subprocess.run(command, cwd=REPOSITORY, env=os.environ | own, capture_output=True, text=True, check=False)
     ended = dict(line.split() for line in (tmp_path / "ended.txt").read_text().splitlines())
-    parts = ("pieces", "ddp-gpt2", "ddp-llama", "sharded-gpt2", "ddp-gpt2-xl")
+    parts = ("trial", "pieces", "ddp-gpt2", "ddp-llama", "sharded-gpt2", "ddp-gpt2-xl")
     assert ended == dict.fromkeys(parts, "0"), done.stdout
     lines = [json.loads(line) for line in (tmp_path / "turns.jsonl").read_text().splitlines()]
     found = {(line["engine"], line["variant"]) for line in lines}
@@ -56,7 +56,8 @@ def test_experts_are_measured_by_rows_and_beside_a_peer(tmp_path: Path) -> None:
     command = ["tests/benchmarks/gpu/look.sh", str(tmp_path), "120"]
     done = subprocess.run(command, cwd=REPOSITORY, env=os.environ | own, capture_output=True, text=True, check=False)
     ended = dict(line.split() for line in (tmp_path / "ended.txt").read_text().splitlines())
-    assert ended == {"experts": "0", "ddp-mixture": "0"}, done.stdout
+    assert ended == {"trial": "0", "experts": "0", "ddp-mixture": "0"}, done.stdout
+    assert done.stdout.count("equal to the loop; ") == 9
     products = [json.loads(line) for line in (tmp_path / "experts.jsonl").read_text().splitlines()]
     assert {(product["rows"], product["outputs"]) for product in products} == {
         (rows, outputs) for rows in (16, 64) for outputs in (64, 128)

@@ -143,4 +143,4 @@ def test_a_slow_node_is_noted_for_every_run(seconds: float, listed: list[str]) -
     assert list(bad_nodes.listed(cluster)) == listed
     assert bad_nodes.left_out(cluster, "another run") == listed
     if listed:
-        assert "slow: n3 computes 16% less than the median of its peers" in bad_nodes.listed(cluster)["n3"].why
+        assert "on n3 computes at 0.84 of the median of the other ranks" in bad_nodes.listed(cluster)["n3"].why

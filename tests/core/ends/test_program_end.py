@@ -42,24 +42,24 @@ ASKED = End("walltime", "SIGUSR2: the time limit is near")
         # (b) before any step, the failure of a program right before the end
         ({"said": SURE}, "user_error", "exit code 0, but ImportError: no name x"),
         ({"said": SURE, "step": 5}, "user_error", "exit code 0, but ImportError: no name x"),  # of a checkpoint
-        ({"said": HANDLED}, "done", "its log has no lines of steps"),
+        ({"said": HANDLED}, "done", "exit code 0"),
         ({"said": HANDLED, "ran_s": 4.0}, "user_error", "exit code 0, but ImportError: no name x"),
-        ({"said": Said(failed=RAISED, of_program=True), "ran_s": 9.0}, "done", "no lines of steps"),
+        ({"said": Said(failed=RAISED, of_program=True), "ran_s": 9.0}, "done", "exit code 0"),
         ({"said": Said(failed=RAISED, of_program=True), "ran_s": 4.0}, "user_error", "exit code 0, but ImportError"),
-        ({"said": EXIT_7, "ran_s": 1.0}, "done", "its log has no lines of steps"),
+        ({"said": EXIT_7, "ran_s": 1.0}, "done", "exit code 0"),
         # (c) a known total that is not reached
         ({"step": 5, "planned": 500_000, "spacing": 1}, "error", "ends by itself at 5 of 500,000 steps"),
         ({"planned": 500}, "error", "ends by itself at 0 of 500 steps, with exit code 0"),
         ({"planned": 500, "said": HANDLED}, "error", "ends by itself at 0 of 500 steps"),
         ({"step": 5, "planned": 9, "stepped": True, "said": WORDS}, "error", "ends by itself at 5 of 9 steps"),
         # else done, with words as a note
-        ({}, "done", "exit code 0, its log has no lines of steps"),
+        ({}, "done", "exit code 0"),
         ({"step": 5, "stepped": True}, "done", "after step 5; the number of planned steps is not known"),
         ({"step": 5, "stepped": True, "said": WORDS}, "done", "exit code 0, after step 5"),
         # limits: the program's own words are sure, a time that fits is not
         ({"step": 5, "planned": 500_000, "said": OWN}, "walltime", "1180 minutes, at 5 of 500,000 steps"),
         ({"step": 5, "stepped": True, "said": OWN}, "walltime", "1180 minutes, after step 5"),
-        ({"said": OWN}, "done", "no lines of steps"),
+        ({"said": OWN}, "done", "exit code 0"),
         ({"step": 5, "planned": 9, "stepped": True, "said": OVER}, "done", "Early stopping at step 5, at 5 of 9"),
         ({"planned": 9, "said": OVER}, "error", "ends by itself at 0 of 9 steps"),
         ({"step": 5, "stepped": True, "said": BOTH}, "user_error", "exit code 0, but ImportError"),
@@ -68,10 +68,10 @@ ASKED = End("walltime", "SIGUSR2: the time limit is near")
         # the script's own --signal
         ({"signal": USR1, "heard": True}, "walltime", f"{USR1}, exit code 0"),
         ({"signal": USR1, "heard": True, "code": 9}, "walltime", f"{USR1}, exit code 9"),
-        ({"signal": USR1, "heard": False}, "done", "no lines of steps"),
+        ({"signal": USR1, "heard": False}, "done", "exit code 0"),
         ({"signal": USR1, "heard": False, "code": 1}, None, ""),
         ({"signal": USR1, "heard": False, "step": 5, "planned": 9}, "error", "ends by itself at 5 of 9 steps"),
-        ({"signal": USR1}, "done", "no lines of steps"),
+        ({"signal": USR1}, "done", "exit code 0"),
         ({"signal": USR1, "step": 5, "planned": 9}, "walltime", f"{USR1}, at 5 of 9 steps"),
         ({"signal": USR1, "step": 9, "planned": 9, "heard": True}, "done", "9 of 9 steps"),
         ({"signal": USR1, "code": 1}, "walltime", f"{USR1}, exit code 1"),

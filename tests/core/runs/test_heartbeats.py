@@ -6,8 +6,6 @@ import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import pytest
-
 from hpc_gpt.core.runs.heartbeats import (
     RankHeartbeat,
     c_dump,
@@ -15,7 +13,6 @@ from hpc_gpt.core.runs.heartbeats import (
     pack_heartbeats,
     read_c_dump,
     read_heartbeats,
-    slow_nodes,
     write_heartbeat,
 )
 from hpc_gpt.core.runs.run_folder import RunFolder
@@ -72,25 +69,3 @@ def test_those_of_an_ended_attempt_become_one_file_but_stacks(tmp_path: Path) ->
     assert sorted(path.name for path in run.attempt(1).heartbeats.iterdir()) == ["2.txt", "all.jsonl"]
     assert read_c_dump(run.attempt(1).heartbeats, 2) == "Timeout 2\n"
     assert len(list(run.attempt(2).heartbeats.iterdir())) == 8, "it may still run"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "slow"),
-    [
-        ({"n1": 1.0, "n2": 1.0, "n3": 1.17}, []),  # 14.5 % less
-        ({"n1": 1.0, "n2": 1.0, "n3": 1.19}, ["n3"]),  # 16 % less
-        ({"n1": 1.0, "n2": 1.3}, ["n2"]),
-        ({"n1": 1.0, "n2": 1.5, "n3": 2.0, "n4": 1.0}, ["n3", "n2"]),
-        ({"n1": 1.0}, []),
-        ({"n1": None, "n2": 9.0}, []),
-    ],
-)
-def test_a_node_is_slow_beside_the_median_of_its_peers(seconds: dict[str, float | None], slow: list[str]) -> None:
-    beats = [replace(BEAT, rank=rank, host=host, probe_s=probe) for rank, (host, probe) in enumerate(seconds.items())]
-    assert [each.node for each in slow_nodes(beats)] == slow
-
-
-def test_a_node_is_as_slow_as_its_slowest_device() -> None:
-    beats = [replace(BEAT, rank=rank, host=f"n{rank // 2}", probe_s=2.0 if rank == 3 else 1.0) for rank in range(8)]
-    (slow,) = slow_nodes({beat.rank: beat for beat in beats})
-    assert str(slow) == "n1 computes 50% less than the median of its peers (2 s for 1 s)"

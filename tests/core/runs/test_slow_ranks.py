@@ -54,6 +54,28 @@ def test_which_ranks_are_slow(ranks: list[RankHeartbeat], lines: list[str]) -> N
     assert slow_ranks([replace(rank, rank=number) for number, rank in enumerate(ranks)]).lines == lines
 
 
+@pytest.mark.parametrize(
+    ("seconds", "slow"),
+    [
+        ({"n1": 1.0, "n2": 1.0, "n3": 1.17}, []),  # 14.5 % less
+        ({"n1": 1.0, "n2": 1.0, "n3": 1.19}, ["n3"]),  # 16 % less
+        ({"n1": 1.0, "n2": 1.3}, ["n2"]),
+        ({"n1": 1.0, "n2": 1.5, "n3": 2.0, "n4": 1.0}, ["n2", "n3"]),
+        ({"n1": 1.0}, []),
+        ({"n1": None, "n2": 9.0}, []),
+    ],
+)
+def test_a_node_is_slow_beside_the_median_of_its_peers(seconds: dict[str, float | None], slow: list[str]) -> None:
+    beats = [replace(BEAT, rank=rank, host=host, probe_s=probe) for rank, (host, probe) in enumerate(seconds.items())]
+    assert sorted(slow_ranks(beats).nodes) == slow
+
+
+def test_a_node_is_as_slow_as_its_slowest_device() -> None:
+    beats = [replace(BEAT, rank=rank, host=f"n{rank // 2}", probe_s=2.0 if rank == 3 else 1.0) for rank in range(8)]
+    (node,) = slow_ranks({beat.rank: beat for beat in beats}).nodes.items()
+    assert (node[0], str(node[1])) == ("n1", "rank 3 on n1 computes at 0.50 of the median of the other ranks")
+
+
 def test_a_slow_rank_says_what_its_driver_says() -> None:
     slow = replace(BEAT, rank=2, host="n1", probe_s=2.0, clock_mhz=1005.0, throttle="power cap, heat")
     (line,) = slow_ranks([*ranks_of(1.0, 1.0), slow]).lines

@@ -99,7 +99,7 @@ next: ended attempt_ended cause why time node exclude saved_step pause_s begin r
 seen: step count
 job: job_id time pid_start
 left: state
-trainer: resumed_step device attention_failed
+trainer: resumed_step device attention_failed experts_by_loop
 measured: skipped_shards
 start: start_s start_parts
 metrics: step step_s steps_planned time

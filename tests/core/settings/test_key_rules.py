@@ -13,7 +13,8 @@ KEYS = """
 model never nothing: preset hf
 model never speed: hidden layers heads vocab seq tied vocab_multiple kv_heads head_dim ffn mlp norm norm_eps positions
     rope_theta rope_scaling bias qk_norm nope_every experts experts_per_token expert_ffn shared_ffn shared_gate
-    dense_layers router router_bias expert_groups groups_per_token norm_topk router_scale rotated q_lora kv_lora
+    dense_layers router router_bias expert_groups groups_per_token norm_topk router_scale router_dtype rotated q_lora
+    kv_lora
     qk_rope v_head window window_every sinks mtp_layers
 model never schedule: pad_token
 data never speed: source=stdlib path tokenizer=byte begin_token=False mask_documents=False end_token
@@ -35,11 +36,13 @@ layout free nothing: allow_tp_across_nodes=False
 train never speed: dtype=bf16 optimizer=adamw matmul=none
 train never speed least=0: clip=1.0
 train never schedule: seed=1
-train never schedule of_our_loop: init balance
-train never schedule least=0: balance_coef=0.001 balance_rate=0.001 z_loss=0.0 warmup_steps=0 eps=1e-08
+train never schedule of_our_loop: init
+train never schedule of_our_loop branch: balance
+train never schedule least=0: warmup_steps=0 eps=1e-08
 train never schedule below=1: beta1=0.9 beta2=0.95
 train never schedule branch: decay=cosine decay_shape=linear
-train never schedule least=0 branch: lr=0.0003 min_lr=0.0 weight_decay=0.1
+train never schedule least=0 branch: lr=0.0003 min_lr=0.0 weight_decay=0.1 balance_coef=0.001 balance_rate=0.001
+    z_loss=0.0
 train never schedule least=1 branch: decay_steps
 train free schedule least=0: eval_every=0
 train free schedule least=1: steps=1000
@@ -83,8 +86,8 @@ SHAPE = """
 vocab=50257 seq=1024 tied=True vocab_multiple=64 kv_heads head_dim ffn mlp=gelu norm=layernorm positions=learned
 bias=all embedding_norm=False norm_eps=1e-05 rope_theta=10000.0 rope_scaling qk_norm=False nope_every pad_token
 experts experts_per_token expert_ffn shared_ffn shared_gate=False dense_layers=0 router=softmax router_bias=False
-expert_groups groups_per_token norm_topk=False router_scale=1.0 rotated=1.0 q_lora kv_lora qk_rope v_head window
-window_every sinks=False mtp_layers=0
+expert_groups groups_per_token norm_topk=False router_scale=1.0 router_dtype rotated=1.0 q_lora kv_lora qk_rope v_head
+window window_every sinks=False mtp_layers=0
 """
 
 

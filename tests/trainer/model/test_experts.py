@@ -238,3 +238,33 @@ def test_choice_bias_stays_fp32_and_keeps_its_values() -> None:
         assert router.choice_bias.dtype == torch.float32
         assert torch.equal(router.choice_bias, values)
     assert "choice_bias" in router.state_dict()
+
+
+@pytest.mark.parametrize("kind", ["softmax", "normed", "topk-softmax"])
+def test_a_router_may_multiply_in_fp32_alone(kind: str) -> None:
+    """In bf16 as a plain loop does whose product alone is fp32; in fp32 nothing changes."""
+    shape = replace(ROUTERS[kind], router_scale=1.0)
+    whole = [router_of(one)(hidden_of()) for one in (shape, replace(shape, router_dtype="fp32"))]
+    assert all(torch.equal(one, other) for one, other in zip(*whole, strict=True))
+    router = router_of(replace(shape, router_dtype="fp32"), Techniques()).bfloat16()
+    hidden = hidden_of().detach().bfloat16().requires_grad_()
+    weights, chosen = router(hidden)
+    assert weights.dtype == torch.bfloat16
+    tokens, matrix = hidden.detach().requires_grad_(), router.weight.detach().requires_grad_()
+    raised, rows, picked = matrix.float(), [], []
+    for token in tokens.flatten(0, 1):
+        scores = (raised @ token.float()).softmax(-1)
+        best = scores.topk(shape.experts_per_token or 0).indices
+        of_best = scores[best] / scores[best].sum() if router.norms else scores[best]
+        rows.append(of_best.bfloat16())
+        picked.append(best)
+    assert torch.equal(chosen.flatten(0, 1), torch.stack(picked))
+    assert torch.equal(weights.flatten(0, 1), torch.stack(rows))
+    pull = torch.randn(weights.shape, generator=torch.Generator().manual_seed(2)).bfloat16()
+    (weights * pull).sum().backward()
+    (torch.stack(rows) * pull.flatten(0, 1)).sum().backward()
+    for one, other in ((hidden.grad, tokens.grad), (router.weight.grad, matrix.grad)):
+        assert one is not None
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-3)
+    in_bf16 = router_of(shape, Techniques()).bfloat16()(hidden)[0]
+    assert not torch.equal(in_bf16, weights)

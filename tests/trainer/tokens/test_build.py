@@ -20,7 +20,7 @@ def text_of(path: Path) -> bytes:
 
 def test_a_text_file_is_one_document(tmp_path: Path) -> None:
     (source := tmp_path / "a b'.txt").write_text("héllo\n")
-    file = build_tokens(source, tmp_path / "out" / "x.tokens")
+    file = build_tokens(source, tmp_path / "x.tokens")
     assert text_of(file.path) == "héllo\n".encode() + b"\0"
     assert (file.vocab, file.tokenizer) == (256, "byte")
 

@@ -84,7 +84,7 @@ def test_a_token_outside_the_vocabulary_is_named_in_each_reading(tmp_path: Path)
 
 
 def test_what_we_write_is_what_we_read(tmp_path: Path) -> None:
-    source, prefix = tmp_path / "x.jsonl", tmp_path / "out" / "x"
+    source, prefix = tmp_path / "x.jsonl", tmp_path / "x"
     source.write_text('{"text": "one"}\n{"text": "two more"}\n')
     assert build_megatron(source, prefix) == 13
     assert bytes(open_megatron(prefix, 256).tokens.tolist()) == b"one\0two more\0"

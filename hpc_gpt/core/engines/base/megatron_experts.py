@@ -49,6 +49,7 @@ def expert_options(shape: ModelShape, layout: Layout, others: Collection[str]) -
         "--moe-router-pre-softmax": shape.router == "softmax" and not shape.norm_topk,
         "--moe-router-enable-expert-bias": shape.router_bias,
         "--moe-router-topk-scaling-factor": shape.router_scale if shape.router_scale != 1 else None,
+        "--moe-router-dtype": shape.router_dtype,
         "--moe-grouped-gemm": True,
         "--expert-model-parallel-size": layout.ep,
         "--expert-tensor-parallel-size": layout.expert_tp,
