@@ -12,7 +12,7 @@ EPOCHS = "epochs"
 _OF_STEP = r"(?![^\n]{0,300}\b(?:global[_ ]?)?(?:step|iter(?:ation)?|batch)(?:es|s)?['\"]?[ :=\[(#]{1,4}\d)"
 _HEAD = (
     r"(?<![\w./-])epoch['\"]?[ :=#]{0,4}[\[(]? {0,4}(?P<FIELD>\d{1,6})(?![\d.%])"
-    r"(?: ?(?:/|of) ?(?P<epochs_planned>\d{1,6})(?!\d))?[\])]?"
+    r"(?: ?(?:/|of) {0,8}(?P<epochs_planned>\d{1,6})(?!\d))?[\])]?"
 )
 _NO_PART = r"(?![^\n]{0,200}(?:\d ?/ {0,8}\d|%\|))"  # a count or a bar within the epoch
 _WITHIN = r"[^\n]{0,300}?"

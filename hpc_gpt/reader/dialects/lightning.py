@@ -16,7 +16,10 @@ _FIGURES = (
     r"[^\]\n]{0,3000}\]"
 )
 _NOT_NEMO = r"(?![^\]\n]{0,3000}reduced_train_loss)"
-_POSTFIX = _NOT_NEMO + r"(?=[^\]\n]{0,3000}v_num=)" + _FIGURES
+_VERSION = r"(?=[^\]\n]{0,3000}v_num=)"
+_POSTFIX = _NOT_NEMO + _VERSION + _FIGURES
+# A program may leave out the version; these names of losses are Lightning's, too.
+_POSTFIXES = {"v_num=": _POSTFIX, "loss_step=": _NOT_NEMO + _VERSION.replace("=", "!", 1) + _FIGURES}
 # A loader of unknown length: `150/?`, with or without the version.
 _OPEN = (
     rf"\bEpoch (?:0|(?P<epoch>[1-9]\d{{0,6}}))[^|%\n]{{0,20}}{_LABEL}(?(epoch)\d{{1,12}}|(?P<step>\d{{1,12}}))/\? \["
@@ -30,7 +33,10 @@ DIALECT = Dialect(
     flags=("Lightning's bar counts batches of an epoch, which are steps only without gradient accumulation",),
     patterns=(
         Pattern("step", _OPEN + rf"{CLOCK}<" + _NOT_NEMO + _FIGURES, literal="/? ["),
-        Pattern("step", _FIRST + rf"(?P<step>\d{{1,12}})/\d{{1,12}} \[{CLOCK}<" + _POSTFIX, literal="v_num="),
+        *(
+            Pattern("step", _FIRST + rf"(?P<step>\d{{1,12}})/\d{{1,12}} \[{CLOCK}<{postfix}", literal=literal)
+            for literal, postfix in _POSTFIXES.items()
+        ),
         Pattern(
             "progress",
             _FIRST
@@ -58,10 +64,13 @@ DIALECT = Dialect(
             + rf"(?=[\d.]{{1,12}}(?:it/s|s/it) )(?=[^\n]{{0,1000}} (?:train[_/])?loss(?:_step)?: (?P<loss>{NUMBER}) )",
         ),
         Pattern("progress", r"\bEpoch 0(?:/\d{1,6})?" + _RICH + r"(?=[\d.]{1,12}(?:it/s|s/it)(?: |$))"),
-        Pattern(
-            "step",
-            r"\bEpoch (?P<epoch>[1-9]\d{0,6})[^|%\n]{0,20}" + _LABEL + r"\d{1,12}/\d{1,12} \[" + _POSTFIX,
-            literal="v_num=",
+        *(
+            Pattern(
+                "step",
+                r"\bEpoch (?P<epoch>[1-9]\d{0,6})[^|%\n]{0,20}" + _LABEL + r"\d{1,12}/\d{1,12} \[" + postfix,
+                literal=literal,
+            )
+            for literal, postfix in _POSTFIXES.items()
         ),
         Pattern(
             "fact",
