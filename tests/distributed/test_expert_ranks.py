@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -231,6 +232,43 @@ PUT_IN = {task_of(trained, layout, engine, "sgd", model, fault): shows
 def test_each_known_fault_of_ep_shows(task: Task, found: Found, alone: Any) -> None:
     differences = far(found(task), alone(task))
     assert PUT_IN[task] in above(differences), differences
+
+
+def chosen_apart(folder: Path, layout: Layout, engine: Engine, other: int) -> list[str]:
+    """What each of two steps says, in the second of which rank 1 chooses other experts for a token of the third layer;
+    `other`: the number that the second step has after the first."""
+    resolved = settings(layout, engine)
+    ours, said = build(resolved), []
+    choose = Router._choose
+
+    def elsewhere(self: Router, scores: torch.Tensor) -> torch.Tensor:
+        chosen = choose(self, scores)
+        if ours.step and self.layer == 2 and dist.get_rank() == 1:
+            chosen[0, 5] = chosen[0, 5].flip(-1)
+        return chosen
+
+    with patch.object(Router, "_choose", elsewhere):
+        for step in (0, other):
+            ours._step = step
+            try:
+                steps_of(ours, resolved, range(1))
+                said.append("")
+            except RuntimeError as fault:
+                said.append(str(fault))
+    return said
+
+
+APART = [task_of(chosen_apart, Layout(2, 1, 1), FSDP, other) for other in (99, 98)]
+
+
+@each(APART, APART[:1])
+def test_tp_ranks_that_choose_apart_are_named(task: Task, found: Found) -> None:
+    first, later = found(task)
+    assert first == ""
+    if task.given[2] == 98:
+        assert later == ""
+    else:
+        assert later.startswith("step 100, layer 2: other experts were chosen on rank 1 than on rank 0, of one")
 
 
 def trained_twice(folder: Path, *given: Any) -> bool:

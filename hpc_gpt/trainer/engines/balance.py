@@ -1,5 +1,6 @@
 """The balance of a mixture's experts in a step: the factor of its losses, the choice biases, and the step's figures."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -12,11 +13,14 @@ from hpc_gpt.trainer.checkpoints.folders import REMOVE_IT, load_safely
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
 from hpc_gpt.trainer.model.router import Router, routers_of
 
+_COMPARED_EVERY = 100  # steps, besides an attempt's first one
+
 
 class Balance:
-    """The routers of this rank's model or stage; without experts every method does nothing."""
+    """The routers of this rank's model or stage; without experts every method does nothing. `step` gives the steps that
+    are done."""
 
-    def __init__(self, resolved: Resolved, module: nn.Module, device: torch.device) -> None:
+    def __init__(self, resolved: Resolved, module: nn.Module, device: torch.device, step: Callable[[], int]) -> None:
         layout, shape, train = resolved.layout, resolved.model, resolved.train
         self._routers: list[Router] = routers_of(module)
         self._of_other_model = getattr(module, "choice_biases", dict)  # transformers' routers
@@ -29,18 +33,27 @@ class Balance:
         self._losses = layout.gpus // layout.pp * resolved.batch.micro_batches
         at = layout.coordinate(dist.get_rank())
         self._counts = at.tp == at.cp == 0
+        # Without sequence parallelism each rank of a tp group chooses for itself, from inputs that should be equal.
+        self._choose_apart = [one for one in self._routers if one.tp.size > 1 and one.tp.parts == 1]
+        self._step = step
+        self._in_step: int | None = None  # the step that has begun
         self._is_mixture = shape.is_mixture and bool(routers_of(module) or layout.pp > 1)
 
     def begin(self, scale: Tensor | float) -> None:
         """Begins a step in which each micro-batch's loss is multiplied by `scale` before its backward pass."""
         for router in self._routers:
             router.scale, router.sums = scale, None
+        is_first, self._in_step = self._in_step is None, self._step() + 1
+        if is_first or self._in_step % _COMPARED_EVERY == 0:
+            for router in self._choose_apart:
+                router.choices = torch.zeros((), dtype=torch.int64, device=self._device)
 
     @torch.no_grad()
     def finish(self, skipped: Tensor | bool) -> Tensor | None:
         """The figures of `StepResult.balance`. Moves the choice biases, unless the step was `skipped`. Collective."""
         if not self._is_mixture:
             return None
+        self._compare_choices()
         sums = torch.zeros(self._layers, self._experts + 1, dtype=torch.float64, device=self._device)
         for router in self._routers:
             assert router.sums is not None, f"{router.name} has seen no backward pass"
@@ -64,6 +77,24 @@ class Balance:
                 router.choice_bias += step[router.layer - self._first]
         worst = (loads.amax(1) / mean.squeeze(1)).max()
         return torch.stack([sums[:, -1].mean() / self._losses, worst, (loads == 0).sum()]).float()
+
+    def _compare_choices(self) -> None:
+        """Raises RuntimeError if ranks of this tp group have chosen other experts than its first one. Collective."""
+        if not (sums := [router.choices for router in self._choose_apart if router.choices is not None]):
+            return
+        tp, own = self._choose_apart[0].tp, torch.stack(sums)
+        everyones = own.new_empty(tp.size * len(own))
+        dist.all_gather_into_tensor(everyones, own, group=tp.group)
+        for router in self._choose_apart:
+            router.choices = None
+        for layer, found in zip(self._choose_apart, everyones.view(tp.size, -1).t().tolist(), strict=True):
+            if others := [rank for rank, one in enumerate(found) if one != found[0]]:
+                first = dist.get_rank() - tp.rank  # the ranks of a tp group are neighbours
+                raise RuntimeError(
+                    f"step {self._in_step}, layer {layer.layer}: other experts were chosen on rank "
+                    f"{', '.join(str(first + rank) for rank in others)} than on rank {first}, of one tensor-parallel "
+                    "group, where inputs must be equal"
+                )
 
     @property
     def names(self) -> set[str]:

@@ -74,7 +74,7 @@ def difference(device: torch.device, dtype: torch.dtype, outputs: int, inputs: i
         except Exception as fault:
             return f"it raises {type(fault).__name__}: {str(fault).partition(chr(10))[0]:.200}"
     for number, what in enumerate(("product", "gradient of the rows", "gradient of the weights")):
-        parts = [one[number].split(sizes if number < 2 else 1) for one in (found, wanted)]
+        parts = [torch.split(one[number], sizes if number < 2 else 1) for one in (found, wanted)]
         for group, one, other in zip(_ROWS, *parts, strict=True):
             if wrong := _far(one, other):
                 return f"the {what} of {group} {wrong}"

@@ -257,7 +257,7 @@ def build_engine(resolved: Resolved, device: torch.device) -> TrainingEngine:
     try_grouped(resolved, device)
     engine: TrainingEngine = module_of(resolved.engine.name).build(resolved, device)
     prepare_attention(engine.module, engine.attention.expands, device, engine.attention.last)
-    engine.balance = Balance(resolved, engine.module, device)
+    engine.balance = Balance(resolved, engine.module, device, lambda: engine.step)
     if (weights := engine.given_weights) is not None:
         names = {full_name(parameter) for parameter in engine.module.parameters()} | engine.balance.names
         assert names == weights.taken, f"not from train.init: {names ^ weights.taken}"

@@ -19,6 +19,7 @@ from hpc_gpt.trainer.model.initial_weights import InitialWeights
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
 
+_PLACES = 65521  # weights of places, a prime number of them
 _TINY = 1e-20  # added to a sum of sigmoids (DeepSeek-V3)
 
 
@@ -33,7 +34,8 @@ class Router(nn.Module):
 
     `scale` is the factor of a micro-batch's loss before its backward pass, which an engine sets for each step. `sums`
     has the tokens of each expert since the engine read them, and the sum of the balance losses: float64,
-    [experts + 1]. Each tensor-parallel and context-parallel rank counts the tokens of all ranks of its group.
+    [experts + 1]. Each tensor-parallel and context-parallel rank counts the tokens of all ranks of its group. If the
+    engine sets `choices`, a number, the backward passes add the choices to it, each with a weight by its place.
     """
 
     choice_bias: Tensor | None
@@ -57,6 +59,7 @@ class Router(nn.Module):
         self.register_buffer("choice_bias", bias)
         self.scale: Tensor | float = 1.0
         self.sums: Tensor | None = None
+        self.choices: Tensor | None = None
 
     def _apply(self, function: Any, recurse: bool = True) -> nn.Module:
         """Moves and casts the parameters as torch does; only moves `choice_bias`, whose steps 16 bits would lose."""
@@ -142,6 +145,9 @@ class _Balance(torch.autograd.Function):
         mean = (pull * probabilities).sum(-1, keepdim=True)
         sums = torch.cat([counts.sum(0), mean.mean().view(1)]).double()
         router.sums = sums if router.sums is None else router.sums + sums
+        if router.choices is not None:
+            flat = chosen.flatten()
+            router.choices += ((flat + 1) * (torch.arange(len(flat), device=flat.device) % _PLACES + 1)).sum()
         gradient, factor = gradients[0], router.scale / (tokens * router.tp.parts)
         if router.balance_coef:
             slope = pull
