@@ -209,6 +209,7 @@ class CheckpointFollower:
             unfinished = job.folder.with_name(f".{job.folder.name}")  # a follower that was killed may have left it
             unfinished.mkdir(parents=True, exist_ok=True)
             script = render_after_job(self._resolved, self._run, job, checkpoint)
+            (unfinished / job.script.name).touch(self._resolved.files_mode)
             (unfinished / job.script.name).write_text(script, encoding="utf-8")
             unfinished.rename(job.folder)
         except OSError as fault:
