@@ -93,7 +93,7 @@ def _lines(answer: Why) -> list[str]:
         lines += ["", f"to do    {answer.to_do}", f"retry    {RETRY_WORDS[advice.can_succeed]}"]
     if answer.chain and not answer.status:  # the status has it
         lines.append(f"chain    {answer.chain}")
-    lines += [f"note     {one_line(note)}" for note in answer.notes]
+    lines += [f"note     {one_line(note)}" for note in (*answer.notes, *_own_options(answer.text or ""))]
     if answer.exclude:
         lines.append(f"exclude  {answer.exclude}")
     if len(answer.attempts) > (last is not None):
@@ -102,6 +102,18 @@ def _lines(answer: Why) -> list[str]:
             in_job = "" if past.pause_s is None else f"in the same job after {show_duration(past.pause_s)}; "
             lines.append(f"  {past.attempt}  {in_job}{class_and_cause(past.ended, past.text)}")
     return lines
+
+
+def _own_options(cause: str) -> list[str]:
+    """The note on options of ours in the words of a program that does not know them."""
+    _, unknown, words = cause.partition("unrecognized arguments:")
+    if not unknown:
+        return []
+    from hpc_gpt.cli.submit import submit
+
+    ours = {name for parameter in submit.params for name in parameter.opts if name.startswith("--")}
+    meant = [word for word in words.split() if word.partition("=")[0] in ours]
+    return [f"{' and '.join(meant)}: hpc-gpt submit has that option, before the script's name"] if meant else []
 
 
 def _cause_lines(last: AttemptWhy, answer: Why) -> list[str]:

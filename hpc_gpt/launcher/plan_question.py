@@ -343,7 +343,7 @@ def _other_engine(plan: PlanRequest) -> str | None:
     with contextlib.suppress(UserError):
         open_plan = read_plan_request(replace(plan.request, overrides=overrides), plan.tokens, None)
         best = search(open_plan.question, plan.machine, plan.constants).best
-        return best and best.training.engine
+        return best.training.engine if best is not None else None
     return None
 
 

@@ -31,6 +31,8 @@ from hpc_gpt.reader.steps import StepTable
 from hpc_gpt.report.notes import RunNote
 from hpc_gpt.report.published_tables import named_sweep, sweep_of
 
+TEACH = "docs/extending.md says how to teach a program's lines"
+
 
 @dataclass
 class GatheredRuns:
@@ -128,7 +130,10 @@ def _gather_found(paths: Sequence[str], logs: Path, as_one: bool = False, record
     for why, skipped in files.skipped.items():
         # An empty log next to one with runs is not a fault: many jobs print no errors.
         if not (why in (EMPTY, NOT_KNOWN, WRITTEN_BY_US) and gathered.runs):
-            gathered.unread += [f"{shown_path(path)}: {why}" for path in skipped if path in paths]
+            more = f"; {TEACH}" if why == NOT_KNOWN else ""
+            gathered.unread += [f"{shown_path(path)}: {why}{more}" for path in skipped if path in paths]
+    untold = [run.record.run for run in foreign if run.record.dialect is None and {*map(str, run.files)} & {*paths}]
+    gathered.notes += [f"{name}: none of its lines is a known step's; {TEACH}" for name in untold]
     as_errors = [f"skipped {fault}" for fault in gathered.unread]
     gathered.notes += [note for note in notes(files, paths) if note not in as_errors]
     return gathered

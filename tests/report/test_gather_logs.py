@@ -13,7 +13,7 @@ from hpc_gpt.core.runs.record import Record
 from hpc_gpt.reader.logs import read_log
 from hpc_gpt.reader.records import foreign_run
 from hpc_gpt.reader.records.foreign_run import NOT_KNOWN
-from hpc_gpt.report.gather import compared_names, gather_paths, read_compared, read_one, refresh_record
+from hpc_gpt.report.gather import TEACH, compared_names, gather_paths, read_compared, read_one, refresh_record
 from tests.made_runs import make_run, with_attempt
 from tests.old_bench import make_bench
 from tests.reader.made_logs import dump, iterations, write_log
@@ -45,7 +45,7 @@ def test_our_own_runs_and_logs_side_by_side(lab, logs):
 def test_a_file_that_was_named_and_holds_no_run_is_an_error(lab, logs):
     (lab / "notes.txt").write_text("nothing\n")
     (lab / "none.err").touch()
-    nothing, empty = f"{lab / 'notes.txt'}: has no line that a reader knows", f"{lab / 'none.err'}: empty file"
+    nothing, empty = f"{lab / 'notes.txt'}: {NOT_KNOWN}; {TEACH}", f"{lab / 'none.err'}: empty file"
     files = [str(lab / name) for name in ("notes.txt", "none.err")]
     assert gather_paths(files, logs).unread == [empty, nothing]
     # Beside a log that has a run it is a note, which names each.
@@ -115,7 +115,7 @@ def test_what_names_no_run_or_several_is_refused(lab, logs):
         (read_one, lab / "two.log", "2 runs in LAB/two.log: two, two#2", f"name one: {of_two}"),
         (read_one, f"{lab}/two.log#3", "LAB/two.log has no run 3; it has 2 runs", f"name one: {of_two}"),
         (gather_path, f"{lab}/two.log#0", "LAB/two.log has no run 0; it has 2 runs", f"name one: {of_two}"),
-        (read_one, f"{lab}/notes#2", f"LAB/notes: {NOT_KNOWN}", A_RUN),
+        (read_one, f"{lab}/notes#2", f"LAB/notes: {NOT_KNOWN}; {TEACH}", A_RUN),
         (read_one, f"{lab}/two#2", f"no run '{lab}/two#2'", f"did you mean '{lab}/two.log#2'?"),
         (gather_path, f"{lab}/a#1", f"no run '{lab}/a#1'", f"did you mean '{lab}/a.log#1'?"),
         (read_one, lab, "3 runs in LAB: a, two, two#2", A_LOG),

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from hpc_gpt.core.engines import engine_named
-from hpc_gpt.core.errors import ConfigError, UserError
+from hpc_gpt.core.errors import ConfigError, SlurmUnreachable, UserError
 from hpc_gpt.core.files import data_dir, logs_folder, state_dir, write_once
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.network import GLOO, HSN, NCCL, check_open_files, describe_interfaces
@@ -30,7 +30,7 @@ from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.devices import DEVICES
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
-from hpc_gpt.core.slurm.clients import ask, check_reachable
+from hpc_gpt.core.slurm.clients import ask, check_reachable, has_sbatch
 from hpc_gpt.core.tables import close_matches
 from hpc_gpt.launcher.doctor.site import Site, SlurmPartition, read_site
 from hpc_gpt.launcher.prepare import prepare
@@ -97,7 +97,11 @@ def _check_scheduler(resolved: Resolved | None, script: str, profile: ClusterPro
         return [Check("slurm", "ok", f"profile {profile.name} is this machine and needs no Slurm")]
 
     def reach() -> list[Check]:
-        check_reachable()
+        try:
+            check_reachable()
+        except SlurmUnreachable as fault:
+            fault.hint = _where_to_run() if has_sbatch() else fault.hint
+            raise
         return [Check("slurm", "ok", f"slurmctld answers, {ask(['sbatch', '--version']).stdout.strip()}")]
 
     answers = guarded("slurm", reach)
@@ -110,6 +114,14 @@ def _check_scheduler(resolved: Resolved | None, script: str, profile: ClusterPro
 
     start = guarded("sbatch", lambda: [_check_start(resolved, script)])
     return [*answers, *guarded("profile", compare), *start]
+
+
+def _where_to_run() -> str:
+    """What to do if there is an sbatch here, but no controller answers."""
+    config = os.environ.get("SLURM_CONF", "/etc/slurm/slurm.conf")
+    if not Path(config).is_file():
+        return f"{config} is missing: run doctor on a login node, or name the cluster's file in SLURM_CONF"
+    return f"run doctor on a login node of the cluster of {config}, once scontrol ping says that slurmctld is UP"
 
 
 def check_signals(config: Mapping[str, str]) -> list[Check]:

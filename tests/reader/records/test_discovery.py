@@ -65,7 +65,7 @@ def test_the_output_file_of_a_job_script_is_no_second_run(lab):
     assert names(discover([lab / "linked-1.out"]).logs) == ["linked-1.out"], "alone it is a log as any other"
 
 
-def test_a_short_output_file_is_known_by_the_path_that_its_attempt_recorded(lab):
+def test_a_short_output_file_is_known_by_its_recorded_path(lab):
     run = make_run(lab / "ours")
     attempt = add_attempt(run, [])
     for name in ("short.out", "other.out"):

@@ -34,7 +34,7 @@ NORM_ELEMENTS = 2.5e8
 class DeepspeedFacts(EngineFacts):
     """An engine that runs DeepSpeed."""
 
-    packages = ("torch", "deepspeed")
+    packages: ClassVar[tuple[str, ...]] = ("torch", "deepspeed")
     alternatives = {"sharded_optimizer": "engine.zero_stage = 1 shards the optimizer"}
     trains_fp16_on_cpu = False
     saves_weights_again = True
