@@ -18,7 +18,7 @@ from tests.megatron_lm.test_arguments import RATES, SCHEDULE, settle
 
 # Of an engine of which nothing is said; {} is a set.
 PLAIN = """
-order=100 plan_order=100 package=None trains_our_model=True is_program=False takes_command=False axes={}
+order=100 plan_order=100 packages=('torch',) trains_our_model=True is_program=False takes_command=False axes={}
 shape_parts={}
 cp_exchanges=('heads','keys') has_replicas=False zero_stages=(0,) default_stage=0 switches={OURS} alternatives={}
 recomputes=('none','selective','full') compiles_edges=True fast_ratios={} matmuls={none}
@@ -35,12 +35,12 @@ OURS = {"activation_offload", "attention", "compile", "compile_backend", "cp_exc
 ANY_LAYOUT = "engine.partition,engine.tiles,engine.zero_stage,layout.cp,layout.dp,layout.pp,layout.tp"
 # Of each engine what differs, but for the words of hints (tests/cli/refused/engines.txt).
 ENGINES = {
-    "deepspeed-3d": f"""order=10 plan_order=20 axes={{cp,pp,tp}} zero_stages=(0,1) default_stage=1
+    "deepspeed-3d": f"""order=10 plan_order=20 packages=('torch','deepspeed') axes={{cp,pp,tp}} zero_stages=(0,1) default_stage=1
         shape_parts={{experts,qk_norm,rotated}}
         switches={{OURS,partition,sequence_parallel}} compiles_edges=False trains_fp16_on_cpu=False
         converts={{{ANY_LAYOUT}}} loads_checkpoints_of={{deepspeed-zero}} saves_weights_again=True
         has_fused_kernels=True keeps_partitioned_outputs=True buckets_a_reduction=2""",
-    "deepspeed-zero": f"""order=20 plan_order=30 axes={{cp,tp}} zero_stages=(0,1,2,3) default_stage=1
+    "deepspeed-zero": f"""order=20 plan_order=30 packages=('torch','deepspeed') axes={{cp,tp}} zero_stages=(0,1,2,3) default_stage=1
         shape_parts={{experts,qk_norm,rotated}}
         switches={{OURS,offload,sequence_parallel,tiles}} trains_fp16_on_cpu=False
         fast_ratios={{'compile':(None,None,1.009),'one_pass_loss':(None,None,1.054),'keep_residuals':(None,None,1.018),'fused_bias_gradients':(None,None,1.018)}}
@@ -57,20 +57,21 @@ ENGINES = {
         matmuls={fp8-tensor,none} converts={layout.cp,layout.dp,layout.ep,layout.shard,layout.tp}
         loads_checkpoints_of={fsdp} overlaps_reduction=True pads_vocabulary=False synchronizations=0.1
         scales_first=True""",
-    "hf-deepspeed": """order=50 plan_order=60 package=('transformers','hf') trains_our_model=False zero_stages=(1,2,3)
+    "hf-deepspeed": """order=50 plan_order=60 packages=('torch','deepspeed','transformers') trains_our_model=False
+        zero_stages=(1,2,3)
         default_stage=3 shape_parts={experts,qk_norm,rotated}
         switches={attention,compile,compile_backend,offload,recompute}
         recomputes=('none','full') compiles_edges=False trains_fp16_on_cpu=False
         converts={engine.zero_stage,layout.dp} saves_weights_again=True has_composed_gelu=True
         gathers_one_by_one=True any_model=True""",
-    "megatron-lm": """order=60 plan_order=50 trains_our_model=False is_program=True axes={cp,ep,etp,pp,tp}
+    "megatron-lm": """order=60 plan_order=50 packages=() trains_our_model=False is_program=True axes={cp,ep,etp,pp,tp}
         shape_parts={experts,mtp_layers,rotated} cp_exchanges=('heads','keys','ring') compiles_edges=False
         least_steps_after_warmup=1 switches={cp_exchange,megatron_args,recompute,sequence_parallel,sharded_optimizer}
         saves_weights_again=True counts_evaluation=False
         unfollowed={attn_pdrop,embd_pdrop,initializer_range,output_router_logits,pad_token_id,resid_pdrop}
         has_dropout=True
         has_fused_kernels=True has_fused_gate=True scatters_outputs=True has_chunks=True""",
-    "command": """order=70 trains_our_model=False is_program=True takes_command=True axes={cp,ep,etp,pp,tp}
+    "command": """order=70 packages=() trains_our_model=False is_program=True takes_command=True axes={cp,ep,etp,pp,tp}
         switches={recompute} unfollowed={}""",
 }  # fmt: skip
 NAMES = [name for kind in (EngineFacts, States, DeepspeedFacts) for name in kind.__annotations__ if name != "name"]
