@@ -35,12 +35,14 @@ OURS = {"activation_offload", "attention", "compile", "compile_backend", "cp_exc
 ANY_LAYOUT = "engine.partition,engine.tiles,engine.zero_stage,layout.cp,layout.dp,layout.pp,layout.tp"
 # Of each engine what differs, but for the words of hints (tests/cli/refused/engines.txt).
 ENGINES = {
-    "deepspeed-3d": f"""order=10 plan_order=20 packages=('torch','deepspeed') axes={{cp,pp,tp}} zero_stages=(0,1) default_stage=1
+    "deepspeed-3d": f"""order=10 plan_order=20 packages=('torch','deepspeed')
+        axes={{cp,pp,tp}} zero_stages=(0,1) default_stage=1
         shape_parts={{experts,qk_norm,rotated}}
         switches={{OURS,partition,sequence_parallel}} compiles_edges=False trains_fp16_on_cpu=False
         converts={{{ANY_LAYOUT}}} loads_checkpoints_of={{deepspeed-zero}} saves_weights_again=True
         has_fused_kernels=True keeps_partitioned_outputs=True buckets_a_reduction=2""",
-    "deepspeed-zero": f"""order=20 plan_order=30 packages=('torch','deepspeed') axes={{cp,tp}} zero_stages=(0,1,2,3) default_stage=1
+    "deepspeed-zero": f"""order=20 plan_order=30 packages=('torch','deepspeed')
+        axes={{cp,tp}} zero_stages=(0,1,2,3) default_stage=1
         shape_parts={{experts,qk_norm,rotated}}
         switches={{OURS,offload,sequence_parallel,tiles}} trains_fp16_on_cpu=False
         fast_ratios={{'compile':(None,None,1.009),'one_pass_loss':(None,None,1.054),'keep_residuals':(None,None,1.018),'fused_bias_gradients':(None,None,1.018)}}
