@@ -142,7 +142,7 @@ def test_no_attempt_begins_beside_what_a_kill_has_not_ended(monkeypatch, capsys)
     with subprocess.Popen(["sleep", "300"]) as left:
         record = {"boot": boot_id(), "processes": {left.pid: start_time(left.pid)}}
         attempt.processes.write_text(json.dumps(record))
-        monkeypatch.setattr(controller, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: left.kill()))
+        monkeypatch.setattr(controller, "time", SimpleNamespace(**{**vars(time), "sleep": lambda _: left.kill()}))
         assert not controller.wait_for_retry(run, attempt, run.resolved())
     said = f"process {left.pid} runs on after its kill: no attempt begins beside it\n"
     assert capsys.readouterr().out == said
