@@ -14,7 +14,7 @@ _HEAD = (
     r"(?<![\w./-])epoch['\"]?[ :=#]{0,4}[\[(]? {0,4}(?P<FIELD>\d{1,6})(?![\d.%])"
     r"(?: ?(?:/|of) {0,8}(?P<epochs_planned>\d{1,6})(?!\d))?[\])]?"
 )
-_NO_PART = r"(?![^\n]{0,200}(?:\d ?/ {0,8}\d|%\|))"  # a count or a bar within the epoch
+_NO_PART = r"(?!(?:(?!loss)[^\n]){0,200}(?:\d ?/ {0,8}\d|%\|))"  # before the loss no count or bar
 _WITHIN = r"[^\n]{0,300}?"
 _TRAIN = r"(?<![\w/.-])train(?:ing)?[ _/-]?(?:(?!aux|balanc|router)\w{1,12}[ _/-]){0,2}loss" + IS
 _OTHERS = "".join(rf"(?<!{word}[ _/-])" for word in (*VALIDATION.split("|"), "best", "aux", "min", "train", "training"))

@@ -9,7 +9,7 @@ and tokens or samples per second, which are taken as the job's unless their name
 
 import re
 
-from hpc_gpt.reader.pattern import END, INT, NUMBER, SHORT, START, Dialect, Pattern, later
+from hpc_gpt.reader.pattern import END, INT, NUMBER, SHORT, START, Dialect, Pattern, later, line
 
 DIFFUSION = "diffusion"  # a fact in the log of a model of images
 TESTS = "test_runner"  # a fact in the output of tests, which print lines of steps, too
@@ -133,6 +133,7 @@ DIALECT = Dialect(
             rf" batches \|(?=[^\n]{{0,100}}? ms/batch {{1,8}}(?P<step_ms>{NUMBER}) )(?=[^\n]{{0,200}}?{LOSS}))",
             literal=" ms/batch ",
         ),
+        line("eval", "| valid loss {loss_eval} | valid ppl {}", own=True),
         # In bits a character.
         Pattern(
             "step",
