@@ -107,12 +107,13 @@ def look(runs: Sequence[RunFolder], rules: CleanRules, is_sound: IsSound = has_a
     children = [run for run in children if waits_for_parent(run)]
     for room, status in zip(rooms, statuses, strict=True):
         run = room.run
-        if why := _may_live(run, status, silence):
+        if not all(os.access(path, os.W_OK | os.X_OK) for path in (run.path, run.checkpoints) if path.exists()):
+            owner = user_name(run.path.stat().st_uid)
+            room.refused = room.fault = f"Permission denied: it belongs to {owner}, who can clean it"
+        elif why := _may_live(run, status, silence):
             room.refused, room.lives = why, True
         elif (ago_s := _ended_ago_s(run)) < rules.older_s:
             room.refused = f"it ended {show_duration(ago_s)} ago"
-        elif not all(os.access(path, os.W_OK | os.X_OK) for path in (run.path, run.checkpoints) if path.exists()):
-            room.refused = room.fault = f"it belongs to {user_name(run.path.stat().st_uid)}, and you may not change it"
         elif why := _why_useless(run, status.state):
             room.goes = [RoomPiece(run.path, bytes_in(run.path), why)]
         elif command_of(run) is not None or (run.checkpoints / MEGATRON).exists():

@@ -6,6 +6,7 @@ job, and then asks the scheduler to end it.
 """
 
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -19,7 +20,7 @@ from hpc_gpt.core.ends.failures import GOOD, LIVE, STARTED
 from hpc_gpt.core.ends.run_state import mark_of, newest_chain, newest_submission
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import JobFailed, JobRefused, OsErrorAs, RunFolderError, UserError
-from hpc_gpt.core.files import hint_on, read_json
+from hpc_gpt.core.files import hint_on, read_json, user_name
 from hpc_gpt.core.gone import refuse_gone
 from hpc_gpt.core.process import send, send_to
 from hpc_gpt.core.runs.find_runs import name_here, removed_runs
@@ -302,7 +303,9 @@ def _end(run: RunFolder, line: dict[str, Any], save: bool) -> str:
     chain = [] if is_local else newest_chain(run)
     later = [str(submission["job_id"]) for submission in chain if str(submission["job_id"]) != job_id]
     for job in (*later, job_id):
-        by_hand = f"{scancel_command(job, run.slurm_cluster())} ends a Slurm job"
+        by_hand, owner = f"{scancel_command(job, run.slurm_cluster())} ends a Slurm job", run.path.stat().st_uid
+        if owner != os.geteuid():
+            by_hand = f"it belongs to {user_name(owner)}, who can cancel it"
         with OsErrorAs(RunFolderError, f"cannot write the cancel mark in {run.path}", by_hand):
             run.mark_cancelled(job)
     if job_id == IN_QUEUE:  # the process that runs the sweep skips it

@@ -23,7 +23,15 @@ from hpc_gpt.launcher.past_timings import PastTimings
 from hpc_gpt.launcher.resumption import prepare_resumption
 from hpc_gpt.launcher.until import Until
 from tests.cli.command import error_of, in_process
-from tests.made_runs import add_attempt, add_checkpoint, make_run, metrics_line, with_attempt, with_checkpoints
+from tests.made_runs import (
+    add_attempt,
+    add_checkpoint,
+    make_run,
+    metrics_line,
+    with_attempt,
+    with_checkpoints,
+    with_job,
+)
 
 
 def ended_run(*steps: int, damaged: tuple[int, ...] = (), ago_s: float = 0.0, logs: Path | None = None) -> RunFolder:
@@ -339,6 +347,24 @@ def test_two_users_at_once_remove_it_once(open_logs):
 
 
 @needs_root
+def test_anothers_job_is_its_owners_to_cancel(open_logs):
+    run = with_job(make_run(open_logs, "generic-slurm", submit=False), "4711")
+    (said := open_logs / "said").touch(mode=0o666)
+    said.chmod(0o666)
+
+    def work() -> int:
+        done = in_process("cancel", run.path, "--yes")
+        said.write_text(done.stderr)
+        return done.code
+
+    assert os.waitstatus_to_exitcode(os.waitpid(as_nobody(work), 0)[1]) == 1
+    words = said.read_text()
+    assert "Permission denied" in words
+    assert "it belongs to root, who can cancel it" in words
+    assert "scancel" not in words
+
+
+@needs_root
 def test_a_run_that_may_not_be_changed_is_a_line_and_exit_1(open_logs, tmp_path):
     run = ended_run(10, 20, logs=open_logs)
     (said := open_logs / "said").touch(mode=0o666)
@@ -350,5 +376,5 @@ def test_a_run_that_may_not_be_changed_is_a_line_and_exit_1(open_logs, tmp_path)
         return done.code
 
     assert os.waitstatus_to_exitcode(os.waitpid(as_nobody(work), 0)[1]) == 1
-    assert said.read_text().splitlines() == [f"{run.run_id}: it belongs to root, and you may not change it"]
+    assert said.read_text().splitlines() == [f"{run.run_id}: Permission denied: it belongs to root, who can clean it"]
     assert steps_of(run) == [10, 20]
