@@ -7,6 +7,7 @@ in its dtype and widths beside the loop over the experts; if one rank differs, a
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -111,5 +112,9 @@ def _name(device: torch.device) -> str:
     """The device with the versions on which its kernels depend."""
     if device.type != "cuda":
         return f"{device.type}, torch {torch.__version__}"
-    library = f"ROCm {torch.version.hip}" if torch.version.hip is not None else f"CUDA {torch.version.cuda}"
+    if torch.version.hip is not None:
+        library = f"ROCm {torch.version.hip}"
+    else:
+        file = Path("/sys/module/nvidia/version")
+        library = f"CUDA {torch.version.cuda}, driver {file.read_text().strip() if file.exists() else 'unknown'}"
     return f"{torch.cuda.get_device_name(device)}, {library}, torch {torch.__version__}"
