@@ -55,7 +55,8 @@ def doubt_flops(record: Record) -> Record:
     printed = record.tflops_printed if "tflops_printed" not in gone else None
     near = min(own, key=lambda each: abs(each / (printed or each) - 1), default=None)
     if near and printed and abs(near / printed - 1) > _FLOPS_ALIKE:
-        flags.append(f"the program prints {printed:,.4g} TFLOP/s a GPU, by shape and step time it is {near:,.4g}")
+        by_shape = own[-1]  # tflops_model, if it is known
+        flags.append(f"the program prints {printed:,.4g} TFLOP/s a GPU, by shape and step time it is {by_shape:,.4g}")
     sources = {**record.sources, **dict.fromkeys(gone, "null: impossible")}
     return replace(record, **gone, sources=sources, flags=flags)  # type: ignore[arg-type]
 
