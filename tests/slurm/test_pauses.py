@@ -69,7 +69,8 @@ def test_a_cancel_in_the_pause(teller: Teller) -> None:
 @storied
 def test_a_stop_in_the_pause_counts_before_another_start(teller: Teller) -> None:
     job = in_pause(teller)
-    teller.launcher.run("stop", job.run.run_id)
+    said, _ = teller.launcher.run("stop", job.run.run_id)
+    assert ": when the pause before its next attempt ends, it ends as stopped" in said
     job.wait_end()
     assert (teller.launcher.state(job), len(job.run.attempts())) == ("stopped", 1)
 

@@ -113,8 +113,8 @@ def _ask(run: RunFolder, verb: str, status: RunStatus, written: ControlRequest |
     attempts = run.attempts()
     last = attempts[-1] if attempts and status.state != "pending" else None
     # In the pause before a restart in the job, a stop's mark and a requeue are looked at when it ends.
-    pauses = verb == "requeue" and last is not None and last.verdict().get("in_job") is True
-    running = last if last is not None and (pauses or not last.ended()) else None
+    pauses = last is not None and last.verdict().get("in_job") is True
+    running = last if last is not None and (not last.ended() or (pauses and verb == "requeue")) else None
     if verb == "stop" and status.state == "pending" and status.scheduler == "local":
         cancel_run(run, status)
         return ControlRequest(run, verb, "taken out of the queue, where it waited")
@@ -135,9 +135,9 @@ def _ask(run: RunFolder, verb: str, status: RunStatus, written: ControlRequest |
     elif attempts and written is not None and written.attempt is not None:
         waits = f"{_end_text(attempts[-1])}; {waits}"
     if verb == "stop":
-        return ControlRequest(
-            run, verb, f"{waits}: when it starts, it ends as stopped; hpc-gpt cancel takes it out of the queue"
-        )
+        when = "when it starts, it ends as stopped; hpc-gpt cancel takes it out of the queue"
+        when = "when the pause before its next attempt ends, it ends as stopped" if pauses else when
+        return ControlRequest(run, verb, f"{waits}: {when}")
     return ControlRequest(run, verb, f"nothing to {verb}, {waits}", refused=True)
 
 
