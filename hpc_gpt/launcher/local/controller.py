@@ -54,7 +54,7 @@ class RunController(Controller):
         resolved = run.resolved()
         self.limit_s = limit_s(resolved.job.time)
         self.lead_s = resolved.job.signal_lead_s or 0
-        self.begun = time.monotonic() - _job_s(run, attempt)
+        self.begun = time.monotonic() - job_s(run, attempt)
         self.attempt = attempt
         self.run_folder = run
         self.codes: dict[int, int] = {}
@@ -315,11 +315,11 @@ def _job(run: RunFolder, attempt: Attempt, resolved: Resolved) -> ShownJob:
     """The job of an attempt on this machine, as far as Slurm would show it: its time limit."""
     if (limit := limit_s(resolved.job.time)) is None:
         return ShownJob()
-    end = time.gmtime(time.time() + limit - _job_s(run, attempt))
+    end = time.gmtime(time.time() + limit - job_s(run, attempt))
     return ShownJob(shown=time.strftime("EndTime=%Y-%m-%dT%H:%M:%S", end))
 
 
-def _job_s(run: RunFolder, attempt: Attempt) -> float:
+def job_s(run: RunFolder, attempt: Attempt) -> float:
     """Seconds since the attempt's start of the job began, which attempts share that restart in it."""
     first = next(iter(run.before_in_job(attempt)), attempt)
     return first.elapsed_s() or 0.0

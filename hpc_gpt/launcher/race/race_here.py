@@ -13,7 +13,7 @@ from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.launcher.attempts.decisions import classify
 from hpc_gpt.launcher.attempts.notify import send_events
-from hpc_gpt.launcher.local.controller import RunController
+from hpc_gpt.launcher.local.controller import RunController, job_s
 from hpc_gpt.launcher.race.next_visit import Race
 from hpc_gpt.trainer.supervision.gpus import wait_until_free
 
@@ -28,7 +28,7 @@ class VisitController(RunController):
         self.asked: End | None = None
         self._until = None if visit_s is None else time.monotonic() + visit_s
         super().__init__(run, attempt)
-        self.limit_s = None if left_s is None else max(0, int(left_s))
+        self.begun, self.limit_s = time.monotonic(), None if left_s is None else max(0, int(left_s))
 
     def _pass_on(self, signum: int, frame: FrameType | None) -> None:
         self.asked = _ASKED.get(signal.Signals(signum), self.asked)
@@ -43,7 +43,7 @@ class VisitController(RunController):
 
 def supervise(run: RunFolder, attempt: Attempt) -> int:
     """Runs one attempt of a race, and returns its exit code. When it returns, the attempt's ended.json exists."""
-    race, resolved, begun = Race(run, attempt), run.resolved(), time.monotonic()
+    race, resolved, begun = Race(run, attempt), run.resolved(), time.monotonic() - job_s(run, attempt)
     limit = limit_s(resolved.job.time)
     try:
         while isinstance(outcome := race.advance(), Visit):

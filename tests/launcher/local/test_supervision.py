@@ -120,7 +120,7 @@ def test_a_time_limit_is_of_the_job_not_of_each_attempt():
         write_once(attempt.folder / "attempt.json", json.dumps({**start, **times}))
         attempt.write_ended("error", "exit code 7", 3)
     add_checkpoint(run, 3)
-    assert controller._job_s(run, run.attempt(2)) >= 100
+    assert controller.job_s(run, run.attempt(2)) >= 100
     assert not controller.judge_and_note(run, run.attempt(2), run.resolved())
     assert "no restart in the job: after the pause the job has 0 s, and it needs 1230 s" in attempt.verdict()["why"]
 
