@@ -66,6 +66,8 @@ def test_a_name_is_taken_by_every_verb(kind, monkeypatch):
         assert done.code != 5, (verb, done.stderr)
         if takes == "newest":
             assert done.stderr.splitlines()[0] == says, verb
+        elif verb in ("stop", "save", "requeue", "cancel"):
+            assert f"{verb}: 2 runs of {name} ended before" in done.stderr
         elif kind != "bench" or verb not in ("report", "compare"):  # which take its rows, and it has none
             assert [run_id in done.stdout + done.stderr for run_id in ids] == [True, True], (verb, done)
     assert in_process("logs", name).stdout == f"output of {newest.run_id}\n"

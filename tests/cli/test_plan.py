@@ -356,7 +356,8 @@ def test_a_plan_for_a_gpu_needs_no_profile(device, name, nodes, monkeypatch):
     done = in_process("plan", "--model", "llama3.1-8b", "--gpus", "16", "--device", device, code=0)
     assert done.stderr.splitlines()[0].startswith(f"planned for {nodes}; ")
     assert f" on 16 {name} (" in done.stdout
-    assert done.stderr.splitlines()[-1] == "next: hpc-gpt profile list"
+    assert done.stderr.splitlines()[-1].startswith(f"next: hpc-gpt submit --cluster {name} --model llama3.1-8b ")
+    assert f'  device = "{name}"' in done.stderr.splitlines()
     again = in_process("plan", "--max-seq", "--model", "gpt2", "--gpus", "8", "--device", device, code=0)
     words = shlex.split(again.stderr.splitlines()[-1].removeprefix("next: "))
     assert words[:4] == ["hpc-gpt", "plan", "--device", device]
