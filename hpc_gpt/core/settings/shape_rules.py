@@ -200,48 +200,37 @@ def _stated(shape: ModelShape, names: tuple[str, ...]) -> list[str]:
     return [f"model.{name}" for name in names if getattr(shape, name) != _DEFAULTS[name]]
 
 
-_LLAMAS: dict[str, Any] = {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope", "nope_every": None, "rotated": 1.0}
+_LLAMAS: dict[str, Any] = {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope", "nope_every": None, "bias": "none"}
 _SOFTMAX = _LLAMAS | {"router": "softmax", "router_bias": False, "router_scale": 1.0, "expert_groups": None,
-                      "groups_per_token": None, "bias": "none"}  # fmt: skip
+                      "groups_per_token": None, "rotated": 1.0}  # fmt: skip
 _UNSHARED = _SOFTMAX | {"shared_ffn": None, "shared_gate": False}
 _SIGMOIDS = _LLAMAS | {"router": "sigmoid", "router_bias": True, "shared_gate": False}
-# {class of transformers: fields that lead to it}, besides the shared experts that some need.
-_DENSE = {
-    "LlamaForCausalLM": _LLAMAS | {"bias": "none", "qk_norm": False},
-    "Qwen3ForCausalLM": _LLAMAS | {"bias": "none", "qk_norm": True},
-    "Qwen2ForCausalLM": _LLAMAS | {"bias": "qkv", "qk_norm": False},
-    "GPT2LMHeadModel": {"mlp": "gelu", "norm": "layernorm", "positions": "learned", "bias": "all", "qk_norm": False,
-                        "kv_heads": None, "head_dim": None, "embedding_norm": False},
-}  # fmt: skip
-_OF_MIXTURES = {
+# {class of transformers: fields of a mixture that lead to it}, besides the shared experts that some need.
+_NEAREST = {
     "MixtralForCausalLM": _UNSHARED | {"qk_norm": False, "dense_layers": 0, "norm_topk": True},
     "Qwen3MoeForCausalLM": _UNSHARED | {"qk_norm": True},
     "OlmoeForCausalLM": _UNSHARED | {"qk_norm": "width", "dense_layers": 0},
     "Qwen2MoeForCausalLM": _SOFTMAX | {"shared_gate": True, "qk_norm": False},
-    "Dots1ForCausalLM": _SIGMOIDS | {"bias": "none", "qk_norm": True},
-    "Glm4MoeForCausalLM": {key: value for key, value in _SIGMOIDS.items() if key != "rotated"} | {"bias": "none"},
+    "Dots1ForCausalLM": _SIGMOIDS | {"qk_norm": True, "rotated": 1.0},
+    "Glm4MoeForCausalLM": _SIGMOIDS,
 }
 
 
 def no_class_note(shape: ModelShape) -> str:
-    """A line on a shape that no class of transformers has, so that `export` will refuse it: the nearest class, and the
-    keys that lead to it. Empty if a class has it, or if no keys of ours lead to one."""
-    if architectures_of(shape):
-        return ""
-    near = []
-    for name, wanted in (_OF_MIXTURES if shape.is_mixture else _DENSE).items():
+    """A line on a mixture that no class of transformers has, so that `export` will refuse it: the nearest class, and
+    the keys that lead to it. Empty if a class has it, or if no keys of ours lead to one."""
+    near: dict[str, dict[str, Any]] = {}
+    for name, wanted in _NEAREST.items() if shape.is_mixture and not architectures_of(shape) else ():
         changed = {key: value for key, value in wanted.items() if getattr(shape, key) != value}
-        width = shape.expert_ffn or 1
-        if wanted.get("router") == "sigmoid" and (not shape.shared_ffn or shape.shared_ffn % width):
-            changed["shared_ffn"] = max(1, round((shape.shared_ffn or 0) / width)) * width
-        elif wanted.get("shared_gate") and shape.shared_ffn is None:
-            changed["shared_ffn"] = width
+        width, shared = shape.expert_ffn or 1, shape.shared_ffn or 0
+        if "shared_ffn" not in wanted and (not shared or (wanted["router"] == "sigmoid" and shared % width)):
+            changed["shared_ffn"] = max(1, round(shared / width)) * width
         if name in architectures_of(replace(shape, **changed)):
-            near.append((len(changed), name, changed))
+            near[name] = changed
     if not near:
         return ""
-    _, name, changed = min(near, key=lambda one: one[0])
-    keys = ", ".join(f"model.{key}={str(value).lower()}" for key, value in changed.items() if value is not None)
-    left_out = ", ".join(f"model.{key}" for key, value in changed.items() if value is None)
-    leads = " and ".join([*[keys] * bool(keys), *[f"no {left_out}"] * bool(left_out)])
-    return f"no class of transformers has this shape, so export will refuse it: {name} is the nearest, with {leads}"
+    name = min(near, key=lambda one: len(near[one]))
+    keys = [f"no model.{key}" if one is None else f"model.{key}={str(one).lower()}" for key, one in near[name].items()]
+    return f"no class of transformers has this shape, so export will refuse it: {name} is the nearest, with " + (
+        ", ".join(keys)
+    )

@@ -78,15 +78,9 @@ def _read(path: Path, seq: int | None) -> tuple[ModelShape, Keys, str]:
 
 
 # {key of [model]: the one of a file}, of those whose faults only a shape shows.
-_IN_FILE = {
-    "kv_heads": "num_key_value_heads",
-    "experts_per_token": "num_experts_per_tok",
-    "dense_layers": "first_k_dense_replace",
-    "expert_groups": "n_group",
-    "groups_per_token": "topk_group",
-    "router_scale": "routed_scaling_factor",
-    "rotated": "partial_rotary_factor",
-}
+_IN_FILE = {"kv_heads": "num_key_value_heads", "experts_per_token": "num_experts_per_tok", "expert_groups": "n_group",
+            "dense_layers": "first_k_dense_replace", "groups_per_token": "topk_group",
+            "router_scale": "routed_scaling_factor", "rotated": "partial_rotary_factor"}  # fmt: skip
 
 
 def _in_file(words: str) -> str:

@@ -66,7 +66,7 @@ _NEVER_NULL = ("auto_map", "initializer_range", "use_cache", "output_router_logi
                "max_window_layers", "use_sliding_window", "num_mtp_layers", "resid_pdrop", "embd_pdrop",
                "attn_pdrop")  # fmt: skip
 _WITH_POINT = ("rms_norm_eps", "layer_norm_epsilon", "routed_scaling_factor")
-_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def read_config_json(file: Path) -> dict[str, Any]:
@@ -181,9 +181,10 @@ class Keys:
     def layer_types(self, layers: int) -> list[str] | None:
         """The kinds of attention of the layers; None if the file has none."""
         types: list[str] | None = self.take("layer_types", list)
-        if types is not None and (len(types) != layers or not {*types} <= _LAYER_TYPES):
-            kinds = " or ".join(sorted(_LAYER_TYPES))
-            self.refuse("layer_types", f"but num_hidden_layers is {layers}, and a layer has {kinds}")
+        if types is not None and (len(types) != layers or not all(one in _LAYER_TYPES for one in types)):
+            self.refuse(
+                "layer_types", f"but num_hidden_layers is {layers}, and a layer has {' or '.join(_LAYER_TYPES)}"
+            )
         return types
 
     def refuse_null(self, name: str) -> None:

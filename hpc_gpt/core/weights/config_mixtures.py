@@ -250,23 +250,15 @@ def mixture_keys(shape: ModelShape, kind: str) -> dict[str, Any]:
     """The keys of a model type's file that Llama's lack, with their spelling on the hub."""
     of_class = _FAMILIES[kind].keys
     values = dict.fromkeys(_NAMES_OF_EXPERTS, shape.experts) | {
-        "num_experts_per_tok": shape.experts_per_token,
-        "moe_intermediate_size": shape.expert_ffn,
-        "norm_topk_prob": shape.norm_topk,
-        "sliding_window": None,
-        "use_sliding_window": False,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [*range(shape.dense_layers)],
-        "first_k_dense_replace": shape.dense_layers,
-        "shared_expert_intermediate_size": shape.shared_ffn,
+        "num_experts_per_tok": shape.experts_per_token, "moe_intermediate_size": shape.expert_ffn,
+        "norm_topk_prob": shape.norm_topk, "routed_scaling_factor": shape.router_scale,
+        "sliding_window": None, "use_sliding_window": False,
+        "decoder_sparse_step": 1, "mlp_only_layers": [*range(shape.dense_layers)],
+        "first_k_dense_replace": shape.dense_layers, "shared_expert_intermediate_size": shape.shared_ffn,
         "n_shared_experts": (shape.shared_ffn or 0) // (shape.expert_ffn or 1),
-        "qkv_bias": shape.bias == "qkv",
-        "attention_bias": shape.bias == "qkv",
-        "n_group": shape.expert_groups or 1,
-        "topk_group": shape.groups_per_token or 1,
-        "routed_scaling_factor": shape.router_scale,
-        "use_qk_norm": bool(shape.qk_norm),
+        "qkv_bias": shape.bias == "qkv", "attention_bias": shape.bias == "qkv", "use_qk_norm": bool(shape.qk_norm),
+        "n_group": shape.expert_groups or 1, "topk_group": shape.groups_per_token or 1,
         "num_nextn_predict_layers": shape.mtp_layers,
-    }
+    }  # fmt: skip
     width = {} if "moe_intermediate_size" in of_class else {"intermediate_size": shape.expert_ffn}
     return {name: values[name] for name in of_class if name in values} | width | {"output_router_logits": False}

@@ -42,7 +42,13 @@ def try_grouped(resolved: Resolved, device: torch.device) -> None:
         words = [f"on rank {wrong}, {_name(device)}, {dtype}, {found}"]
         dist.broadcast_object_list(words, src=wrong, device=device)
         GroupedLinear.refused = f"torch's grouped products are not those of the loop: {words[0]}"
-    elif tried and rank == 0 and _loops_itself(device, dtype):
+    elif (
+        tried
+        and rank == 0
+        and device.type == "cuda"
+        and torch.version.hip is None
+        and (dtype != torch.bfloat16 or torch.cuda.get_device_capability(device)[0] not in (9, 10))
+    ):  # pytorch#186620
         print(f"note: torch itself multiplies experts one by one in {dtype} on {_name(device)}, and waits for the "
               "device each time; bf16 on compute capability 9 or 10 does not", file=sys.stderr, flush=True)  # fmt: skip
 
@@ -101,20 +107,11 @@ def _narrowed(device: torch.device, dtype: torch.dtype, *widths: int) -> Sequenc
     return outputs, inputs
 
 
-def _loops_itself(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch's grouped product is a loop on such a device (pytorch#186620)."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return False
-    return dtype != torch.bfloat16 or torch.cuda.get_device_capability(device)[0] not in (9, 10)
-
-
 def _name(device: torch.device) -> str:
     """The device with the versions on which its kernels depend."""
     if device.type != "cuda":
         return f"{device.type}, torch {torch.__version__}"
-    if torch.version.hip is not None:
-        library = f"ROCm {torch.version.hip}"
-    else:
-        file = Path("/sys/module/nvidia/version")
-        library = f"CUDA {torch.version.cuda}, driver {file.read_text().strip() if file.exists() else 'unknown'}"
+    file = Path("/sys/module/nvidia/version")
+    driver = f", driver {file.read_text().strip()}" if file.exists() else ""
+    library = f"ROCm {torch.version.hip}" if torch.version.hip is not None else f"CUDA {torch.version.cuda}{driver}"
     return f"{torch.cuda.get_device_name(device)}, {library}, torch {torch.__version__}"

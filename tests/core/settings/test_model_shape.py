@@ -160,7 +160,7 @@ _NEAREST = [
     ({"experts": 8, "norm_topk": True, "router": "topk-softmax"}, "MixtralForCausalLM .* model.router=softmax"),
     ({"experts": 8, "router": "sigmoid", "router_bias": True}, "Glm4MoeForCausalLM .* model.shared_ffn=24"),
     ({"experts": 8, "shared_ffn": 40}, "Qwen2MoeForCausalLM .* model.shared_gate=true"),
-    ({"nope_every": 2, "qk_norm": True}, "Qwen3ForCausalLM is the nearest, with no model.nope_every"),
+    ({"experts": 8, "nope_every": 2, "qk_norm": True}, "Qwen3MoeForCausalLM is the nearest, with no model.nope_every"),
 ]
 
 
