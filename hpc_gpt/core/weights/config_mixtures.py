@@ -32,14 +32,16 @@ _NEEDED: Any = object()
 _SIGMOID: Router = "sigmoid"
 _OF_QWEN = {"norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": None, "sliding_window": 4096,
             "use_sliding_window": False}  # fmt: skip
-_OF_DEEPSEEK = {"n_group": 1, "topk_group": 1, "attention_bias": False, "moe_intermediate_size": 1408}
+_OF_DEEPSEEK = {"n_group": 1, "topk_group": 1, "attention_bias": False, "n_shared_experts": 1, "norm_topk_prob": False,
+                "first_k_dense_replace": 0, "routed_scaling_factor": 1.0, "moe_intermediate_size": 1408}  # fmt: skip
+_OF_PLANNED = _OF_DEEPSEEK | {"moe_layer_freq": 1, "num_nextn_predict_layers": 0}
 _FAMILIES = {
     "qwen3_moe": _Family({
-        "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
-        "attention_bias": False, **_OF_QWEN}, qk_norm=True),
+        **_OF_QWEN, "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768, "attention_bias": False}, qk_norm=True),
     "qwen2_moe": _Family({
-        "num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408,
-        "shared_expert_intermediate_size": 5632, "qkv_bias": True, "max_window_layers": 28, **_OF_QWEN}, bias="qkv"),
+        **_OF_QWEN, "num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4, "max_window_layers": 28,
+        "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632, "qkv_bias": True}, bias="qkv"),
     "mixtral": _Family({
         "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None,
         "router_jitter_noise": 0.0}, norm_topk=True, norm_eps=1e-5),
@@ -48,20 +50,17 @@ _FAMILIES = {
         "attention_bias": False, "sliding_window": None, "clip_qkv": None}, norm_eps=1e-5, qk_norm="width"),
     "glm4_moe": _Family({
         **_OF_DEEPSEEK, "num_key_value_heads": 8, "n_routed_experts": 128, "num_experts_per_tok": 8,
-        "n_shared_experts": 1, "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
-        "use_qk_norm": False, "num_nextn_predict_layers": 0}, _SIGMOID, norm_eps=1e-5),
+        "first_k_dense_replace": 1, "norm_topk_prob": True, "use_qk_norm": False,
+        "num_nextn_predict_layers": 0}, _SIGMOID, norm_eps=1e-5),
     "dots1": _Family({
         **_OF_DEEPSEEK, "num_key_value_heads": 32, "n_routed_experts": _NEEDED, "num_experts_per_tok": _NEEDED,
-        "n_shared_experts": _NEEDED, "first_k_dense_replace": 0, "norm_topk_prob": False,
-        "routed_scaling_factor": 1.0, "sliding_window": 4096, "max_window_layers": 62}, _SIGMOID, qk_norm=True),
+        "n_shared_experts": _NEEDED, "sliding_window": 4096, "max_window_layers": 62}, _SIGMOID, qk_norm=True),
     "deepseek_v2": _Family({
-        **_OF_DEEPSEEK, "n_routed_experts": 64, "num_experts_per_tok": _NEEDED, "moe_intermediate_size": 1407,
-        "n_shared_experts": 2, "first_k_dense_replace": 0, "norm_topk_prob": False, "routed_scaling_factor": 1.0,
-        "topk_method": "greedy", "moe_layer_freq": 1, "num_nextn_predict_layers": 0}),
+        **_OF_PLANNED, "n_routed_experts": 64, "num_experts_per_tok": _NEEDED, "moe_intermediate_size": 1407,
+        "n_shared_experts": 2, "topk_method": "greedy"}),
     "deepseek_v3": _Family({
-        **_OF_DEEPSEEK, "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
-        "n_shared_experts": 1, "first_k_dense_replace": 3, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
-        "moe_layer_freq": 1, "num_nextn_predict_layers": 0}, _SIGMOID),
+        **_OF_PLANNED, "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
+        "first_k_dense_replace": 3, "norm_topk_prob": True, "routed_scaling_factor": 2.5}, _SIGMOID),
     "gpt_oss": _Family({
         "num_key_value_heads": 8, "num_local_experts": 128, "num_experts_per_tok": 4, "head_dim": 64,
         "sliding_window": 128}, "topk-softmax", norm_eps=1e-5, bias="all"),
