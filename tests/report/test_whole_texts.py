@@ -155,9 +155,8 @@ COMPARED = {
           memory allocated  2.00 GiB -> unknown
           ended             done -> error (boom)
           settings that differ:
-            lr           0.0001 -> 0.0002
-            node_list    n1 -> n2
-            config_hash  h1 -> h2
+            lr         0.0001 -> 0.0002
+            node_list  n1 -> n2
           note: both belong to job 5: two logs of one run, or two runs in one job
           note: only A states 2 settings: x, versions.torch
           note: only B states 2 settings: y, save
