@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpc_gpt.core.process import stat_of
+from hpc_gpt.core.process import ProcessTable, stat_of
 
 
 def all_pids() -> Iterator[int]:
@@ -71,6 +71,12 @@ def children_of(pid: int) -> list[int]:
         with contextlib.suppress(OSError):
             found += [each] * (stat_of(each)[1] == str(pid))
     return found
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """{pid: start time} of all descendants of a process, without zombies."""
+    table = ProcessTable()
+    return table.below(*table.children.get(pid, ()))
 
 
 def send(pid: int, number: signal.Signals) -> None:

@@ -155,12 +155,6 @@ def send(pid: int | None, started: str | None, what: int) -> bool:
     return True
 
 
-def descendants(pid: int) -> dict[int, str]:
-    """{pid: start time} of all descendants of a process, without zombies. Linux."""
-    table = ProcessTable()
-    return table.below(*table.children.get(pid, ()))
-
-
 def job_of(pid: int | str, environment: Mapping[bytes, bytes]) -> tuple[bytes, bytes]:
     """The Slurm job of a process, by its variable and by its cgroup; empty without one."""
     in_cgroup = re.search(rb"/job_(\d+)", Path("/proc", str(pid), "cgroup").read_bytes())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.files import read_json, read_json_lines
-from hpc_gpt.core.process import descendants, start_time
+from hpc_gpt.core.process import start_time
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.trainer.tokens.build import build_megatron
 from tests.cli.command import Done, error_of, hpc_gpt, in_process
@@ -17,7 +17,7 @@ from tests.launcher.local.conftest import ended, newest, nothing_left, status_of
 from tests.made_runs import read_run
 from tests.megatron_lm.checkout import make_checkout
 from tests.megatron_lm.stand_in import START
-from tests.processes import command_of
+from tests.processes import command_of, descendants
 from tests.programs import ran
 from tests.waiting import patient, wait_for
 

@@ -16,8 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hpc_gpt.core.process import descendants
-from tests.processes import all_pids, environment_of, name_of, send, state_of
+from tests.processes import all_pids, descendants, environment_of, name_of, send, state_of
 from tests.slurm.daemons import (
     DaemonError,
     end_processes_of,

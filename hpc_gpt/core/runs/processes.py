@@ -88,15 +88,16 @@ class Tree:
     def __init__(
         self, roots: Iterable[int] = (), more: Callable[[Mapping[int, str]], Iterable[int]] = lambda _: ()
     ) -> None:
-        self._roots = process_starts(roots)
-        self._more, self._lock = more, threading.Lock()
+        self._more, self._lock, self._roots = more, threading.Lock(), dict[int, str]()
+        for root in roots:
+            self.add(root)
         self.last = Look(0.0, 0.0, {}, ProcessTable())
         self._others = self.last.table.below(*self.last.table.children.get(os.getpid(), ()), without=self._roots)
         self._written: dict[int, str] = {}
 
     def add(self, root: int) -> None:
         """Adds a root, which has just started."""
-        self._roots |= process_starts([root])
+        self._roots[root] = start_time(root) or ""
 
     def look(self, at_once: bool = False) -> Look:
         """Looks at most once a second, more rarely on a node with very many processes, unless `at_once`."""
@@ -140,14 +141,10 @@ class Tree:
 
     def close(self, attempt: Attempt) -> None:
         """Removes the record if none of the processes is left."""
-        self.write(attempt)
-        if not self.look(at_once=True).seen:
+        if self.look(at_once=True).seen:
+            self.write(attempt)
+        else:
             attempt.processes.unlink(missing_ok=True)
-
-
-def process_starts(pids: Iterable[int]) -> dict[int, str]:
-    """{pid: start time} of these processes, empty for one that has ended."""
-    return {pid: start_time(pid) or "" for pid in pids}
 
 
 def _is_adopted(child: int, fields: Sequence[str]) -> bool:
@@ -328,7 +325,8 @@ def end_processes(
 def _left_by_script(attempt: Attempt, job: tuple[bytes, bytes]) -> set[int]:
     table = ProcessTable()
     found, above = {*table.below(*recorded([attempt]))}, table.above(os.getpid())
-    if node := os.environ.get("SLURMD_NODENAME"):
+    node = os.environ.get("SLURMD_NODENAME")
+    if node and "HPC_GPT_ALLOCATION" not in os.environ:  # there the batch step is the user's
         found |= {pid for pid, step in in_job(job[0].decode(), node).items() if step == "batch"}
     shell = next((pid for pid in reversed(above) if pid in found), os.getpid())
     return found - {*table.below(shell)}
