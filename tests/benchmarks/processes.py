@@ -76,8 +76,8 @@ def measure(run: RunFolder, line: str) -> None:
         for group in groups:
             assert group.stdout is not None
             group.stdout.readline()
-        tree = Tree([groups[1].pid])
-        tree.write(run.attempts()[-1])
+        tree = Tree([groups[1].pid], record=run.attempts()[-1].processes)
+        tree.write()
         rows = {
             "a look at a tree of 20, in a controller, a rank, a watch": (lambda: tree.look(at_once=True), stats_of_0_3),
             "what a run without a supervisor has left": (lambda: processes.run_on(run), run_on_in_0_3),

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from hpc_gpt.core.process import start_time
+from hpc_gpt.core.runs.processes import recorded
 from hpc_gpt.core.runs.race import read_visits
 from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.command.mine import experiment, kill, loss_of_loop
@@ -247,3 +249,44 @@ def test_what_srun_starts_is_alive_as_without_srun(teller: Teller) -> None:
     job.wait_end()
     assert job.ended() == ["done"], job.log()
     assert len(job.losses()) == 30
+
+
+# It starts a worker in a session of its own that overwrites its environment, and notes workers that are there already.
+LEAVES_A_WORKER = """\
+import ctypes, os, subprocess, sys, time
+if sys.argv[1:] == ["work"]:
+    begin, end = map(int, open("/proc/self/stat").read().rpartition(")")[2].split()[47:49])
+    ctypes.memset(begin, 0, end - begin)
+    os.closerange(3, 1000)
+    open(f"worker-{os.getpid()}", "w").close()
+    time.sleep(3000)
+for pid in [name[7:] for name in os.listdir() if name.startswith("worker-")]:
+    if os.path.exists(f"/proc/{pid}") and open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] != "Z":
+        open("beside", "a").write(f"{pid} ")
+is_first = not [name for name in os.listdir() if name.startswith("worker-")]
+worker = subprocess.Popen([sys.executable, __file__, "work"], start_new_session=True)
+while not os.path.exists(f"worker-{worker.pid}"):
+    time.sleep(0.05)
+for step in range(1, 4 if is_first else 7):
+    print(f"step {step}/6 loss 2.0", flush=True)
+while is_first:
+    time.sleep(1)
+"""
+
+
+@storied
+def test_a_worker_whose_supervisor_was_killed_is_ended(teller: Teller) -> None:
+    """It has left the step, which has no cgroup, and overwritten its environment: the rank's record names it."""
+    place = teller.launcher.place("titled-in-job")
+    program = put(place / "p.py", LEAVES_A_WORKER)
+    command = {"run": f"exec python3 -u {program}", "per": "job", "snapshot": False, "workdir": str(place)}
+    job = teller.launcher.submit(str(experiment(place, "titled", command)), "--gpus", "1", "--nodes", "1", *SOON)
+    job.wait("a worker in its record", lambda: len(recorded([job.run.attempt(1)])) > 1 and job.last_step(1) == 3)
+    worker = int(next(place.glob("worker-*")).name[7:])
+    job.wait("the worker in its record", lambda: worker in recorded([job.run.attempt(1)]))
+    for rank in job.ranks():
+        send(rank, signal.SIGKILL)
+    restarted(job)
+    assert not (place / "beside").exists()
+    assert not start_time(worker)
+    assert not list(job.run.path.glob("attempts/2/processes*"))

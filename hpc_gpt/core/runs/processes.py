@@ -59,6 +59,12 @@ def task_variables(run: RunFolder, attempt: Attempt, task: int | None = None) ->
     return {ATTEMPT: str(attempt.number), CHECKPOINTS: str(run.checkpoints), **of_task}
 
 
+def record_of(attempt: Attempt, task: int, job: tuple[bytes, bytes]) -> Path | None:
+    """The file for the processes of a task in a Slurm job without cgroups. None elsewhere: a cgroup loses none, and on
+    this machine the controller has the record."""
+    return attempt.folder / f"processes-{task}.json" if job[0] and not job[1] else None
+
+
 def gpu_locks() -> tuple[int, ...]:
     """The open locks of GPUs that this process passes to what it starts."""
     return tuple(int(lock) for lock in os.environ.get(GPU_LOCKS, "").split(",") if lock)
@@ -79,21 +85,24 @@ class Look(NamedTuple):
 
 class Tree:
     """The processes that come from `roots`, the children of this process that belong to an attempt. `more` gets them,
-    and gives pids that belong to the attempt, too.
+    and gives pids that belong to the attempt, too. `record`: the file for `write`.
 
     If this process adopts orphans, its further children are those that lost their parent, and it reaps them; a child
     of its own shares its session, and its process group or none.
     """
 
     def __init__(
-        self, roots: Iterable[int] = (), more: Callable[[Mapping[int, str]], Iterable[int]] = lambda _: ()
+        self,
+        roots: Iterable[int] = (),
+        more: Callable[[Mapping[int, str]], Iterable[int]] = lambda _: (),
+        record: Path | None = None,
     ) -> None:
         self._more, self._lock, self._roots = more, threading.Lock(), dict[int, str]()
         for root in roots:
             self.add(root)
         self.last = Look(0.0, 0.0, {}, ProcessTable())
         self._others = self.last.table.below(*self.last.table.children.get(os.getpid(), ()), without=self._roots)
-        self._written: dict[int, str] = {}
+        self._record, self._written = record, dict[int, str]()
 
     def add(self, root: int) -> None:
         """Adds a root, which has just started."""
@@ -132,19 +141,19 @@ class Tree:
             self._others |= table.below(pid)
         return {pid: started for pid, started in seen.items() if pid not in self._others}
 
-    def write(self, attempt: Attempt) -> None:
+    def write(self) -> None:
         """Looks, and records the processes if they have changed. A full disk is no fault."""
-        if (seen := self.look().seen) != self._written:
+        if (seen := self.look().seen) != self._written and self._record is not None:
             self._written = seen
             with contextlib.suppress(RunFolderError):
-                replace_whole(attempt.processes, json.dumps({"boot": boot_id(), "processes": seen}) + "\n")
+                replace_whole(self._record, json.dumps({"boot": boot_id(), "processes": seen}) + "\n")
 
-    def close(self, attempt: Attempt) -> None:
+    def close(self) -> None:
         """Removes the record if none of the processes is left."""
         if self.look(at_once=True).seen:
-            self.write(attempt)
-        else:
-            attempt.processes.unlink(missing_ok=True)
+            self.write()
+        elif self._record is not None:
+            self._record.unlink(missing_ok=True)
 
 
 def _is_adopted(child: int, fields: Sequence[str]) -> bool:
@@ -162,8 +171,8 @@ def _supervises(pid: int) -> bool:
 def recorded(attempts: Iterable[Attempt]) -> set[int]:
     """The processes in the records of attempts that run."""
     pids: dict[int, str] = {}
-    for attempt in attempts:
-        record = read_json(attempt.processes)
+    for path in (path for attempt in attempts for path in attempt.folder.glob("processes*.json")):
+        record = read_json(path)
         if record.get("boot") == boot_id():
             pids |= {int(pid): started for pid, started in record["processes"].items()}
     return {pid for pid, started in pids.items() if is_alive(pid, started)}
@@ -341,7 +350,7 @@ def end_left_in_job(run: RunFolder, number: int, job: tuple[bytes, bytes], limit
     left = {one.number for one in steps_of(job[0].decode()) if one.is_left} & others if others else set[str]()
 
     def find() -> Collection[int]:
-        pids = {pid for pid, name in listed.items() if name in left}
+        pids = {pid for pid, name in listed.items() if name in left} | recorded(run.before(run.attempt(number)))
         for pid, environment in _marked(_RUN, ATTEMPT):
             path = os.path.realpath(os.fsdecode(environment[_RUN.encode()]))
             is_earlier = path == folder and environment[ATTEMPT.encode()] != b"%d" % number

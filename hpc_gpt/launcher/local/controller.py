@@ -68,7 +68,7 @@ class RunController(Controller):
         if resolved.cluster.archive is not None:
             _stage_below_tmpdir()
         adopt_orphans()
-        self._tree = processes.Tree()
+        self._tree = processes.Tree(record=attempt.processes)
         super().__init__(attempt.folder)
         for signum in SIGNALS:
             signal.signal(signum, self._pass_on)
@@ -140,7 +140,7 @@ class RunController(Controller):
             for process in self._beside:
                 process.look()
             self.look()
-            self._tree.write(self.attempt)
+            self._tree.write()
             now = time.monotonic()
             if len(self.codes) == len(self.tasks):
                 return list(self.codes.values())
@@ -198,7 +198,7 @@ class RunController(Controller):
             self.wait()
         finally:
             self._kill_groups()
-            self._tree.close(self.attempt)
+            self._tree.close()
             self._reopen_log()
             if any(self.codes.values()):
                 self._say_failed()

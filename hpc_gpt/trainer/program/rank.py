@@ -38,7 +38,7 @@ from hpc_gpt.core.files import json_object, read_json, write_once
 from hpc_gpt.core.network import GLOO, MEETING_S, held_port, use_interface
 from hpc_gpt.core.process import adopt_orphans, stat_of
 from hpc_gpt.core.runs.full_disk import release_reserve
-from hpc_gpt.core.runs.processes import GPU_LOCKS, Tree, end_processes, gpu_locks, task_variables
+from hpc_gpt.core.runs.processes import GPU_LOCKS, Tree, end_processes, gpu_locks, record_of, task_variables
 from hpc_gpt.core.runs.provenance import ask_gpus
 from hpc_gpt.core.runs.race import RACE
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
@@ -105,7 +105,8 @@ class ForeignRank:
         self._place.check(self._resolved.tasks, self._resolved.layout)
         adopt_orphans()
         self._process: subprocess.Popen[bytes] | None = None
-        self._tree = Tree()  # the program's processes
+        # The program's processes.
+        self._tree = Tree(record=record_of(attempt, self._place.rank, own_job()))
         self._stop: Stop | None = None
         self._looked = self._followed = self._read = 0.0
         is_first = self._place.local_rank == 0
@@ -209,6 +210,7 @@ class ForeignRank:
         """Kills processes that the program left behind, such as the workers of a torchrun that was killed: they would
         train beside the next attempt, and hold their GPU."""
         end_processes(self._run, self._attempt, own_job(), self._place.rank, self._tree)
+        self._tree.close()
 
     def _wait(self, start: ProgramStart, process: subprocess.Popen[bytes]) -> int:
         """Waits for the program's exit code. Asks it to stop when this task or another has been asked."""
@@ -225,7 +227,7 @@ class ForeignRank:
             else:
                 self.turn()
             self._follow(start)
-            self._tree.look()
+            self._tree.write()
             time.sleep(TURN_S)
         heart = start.heart
         # If one of several programs ends early with 0, the attempt continues: the steps of the others count.
