@@ -137,7 +137,7 @@ class Tree:
                     os.waitpid(child, os.WNOHANG)
         seen = table.below(*ours, without=self._others)
         seen |= table.below(*self._more(seen), without={*seen, *self._others})
-        for pid in [pid for pid, started in seen.items() if before.get(pid) != started and _supervises(pid)]:
+        for pid in [*filter(_supervises, seen)]:  # at each look: at its first it may still be a fork of its shell
             self._others |= table.below(pid)
         return {pid: started for pid, started in seen.items() if pid not in self._others}
 

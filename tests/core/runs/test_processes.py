@@ -39,7 +39,13 @@ LEAVES = """
         return [pid for pid in map(int, pids) if stat_of(pid)[0] in state]
 
     def lines():
-        return [open("/proc/%d/cmdline" % pid).read().split("\\0")[1] for pid in tree.look(at_once=True).seen]
+        found = []
+        for pid in tree.look(at_once=True).seen:
+            try:
+                found += open("/proc/%d/cmdline" % pid).read().split("\\0")[1:2] or ["has ended"]
+            except OSError:
+                found += ["is gone"]
+        return found
 
     while lines() != ["301"] or len(children("Z")) != 2:  # those that it has started itself
         time.sleep(0.05)
