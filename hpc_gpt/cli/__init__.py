@@ -339,11 +339,7 @@ def _as_sbatch(fault: click.NoSuchOption, arguments: list[str]) -> tuple[str, st
             f"use {example}{f', {total} GPUs in all' if total else ''}; gpus_per_node in the profile is a node's",
         )
     if (owned := why_not_added(long)) or not _has_option(fault, "--account"):
-        hint = (
-            "--grid KEY=VALUE,VALUE, or [rows] in the experiment, make several runs"
-            if long == "array"
-            else "leave it out"
-        )
+        hint = "--grid KEY=VALUE,VALUE or [rows] make several runs" if long == "array" else "leave it out"
         return f"{name} is sbatch's: {owned or 'a plan requests no job'}", hint
     option = f"--{long}" + (f"={value}" if sbatch.kinds[long] == "valued" and value else "")
     return f"{name} is sbatch's", hide_secrets(f"use {shlex.join(['--set', f'job.sbatch={json.dumps([option])}'])}")
