@@ -109,9 +109,9 @@ def _own_options(cause: str) -> list[str]:
     _, unknown, words = cause.partition("unrecognized arguments:")
     if not unknown:
         return []
-    from hpc_gpt.cli.submit import submit
-
-    ours = {name for parameter in submit.params for name in parameter.opts if name.startswith("--")}
+    root = click.get_current_context().find_root()
+    submit = root.command.get_command(root, "submit") if isinstance(root.command, click.Group) else None
+    ours = {name for parameter in (submit.params if submit else ()) for name in parameter.opts if name[:2] == "--"}
     meant = [word for word in words.split() if word.partition("=")[0] in ours]
     return [f"{' and '.join(meant)}: hpc-gpt submit has that option, before the script's name"] if meant else []
 
