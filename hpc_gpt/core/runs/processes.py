@@ -277,8 +277,7 @@ def steps_of(job_id: str) -> list[Step]:
 
 def _scontrol(*words: str) -> list[str]:
     """The lines that scontrol prints. Without a configuration it would search one for a minute."""
-    configuration = os.environ.get("SLURM_CONF")
-    if configuration and not os.path.exists(configuration):
+    if not os.path.exists(os.environ.get("SLURM_CONF") or "/"):
         return []
     return answer_of(_ASK_S, "scontrol", *words)[1].splitlines()
 
@@ -308,11 +307,7 @@ class StartedSteps:
 
 
 def end_processes(
-    run: RunFolder,
-    attempt: Attempt,
-    job: tuple[bytes, bytes],
-    task: int | None = None,
-    tree: Tree | None = None,
+    run: RunFolder, attempt: Attempt, job: tuple[bytes, bytes], task: int | None = None, tree: Tree | None = None
 ) -> None:
     """Kills the processes that an attempt, or one of its tasks, has started, as slurmstepd does at the end of a job,
     and waits until they have left: those of this supervisor's `tree`; without it, when a job script has ended, those of
