@@ -119,6 +119,11 @@ def _regroup(kind: type[nn.Module], group: type[SequenceParallel]) -> Callable[[
     return apply
 
 
+def _no_experts_sum(engine: Any) -> None:
+    _replace_tp(lambda engine: _first(engine, Experts), forward=True)(engine)
+    engine.balance._choose_apart = []  # it would end the run in its first step
+
+
 def _no_marks(engine: Any) -> None:
     for parameter in engine.module.parameters():
         parameter.model_parallel = parameter.tensor_model_parallel = False
@@ -184,7 +189,7 @@ _MUTATIONS: dict[str, Callable[[Any], None]] = {
     "the padding's mask": _padding_counts,
     "the pad token's row": _pad_is_trained,
     "the experts' backward sum": _replace_tp(lambda engine: _first(engine, Experts), backward=True),
-    "the experts' sum": _replace_tp(lambda engine: _first(engine, Experts), forward=True),
+    "the experts' sum": _no_experts_sum,
     "the router's gradient sum": _regroup(Router, Lone),
     "the balance's scale": _balance_unscaled,
     "the other positions' counts": _own_positions_counted,
