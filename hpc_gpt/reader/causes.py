@@ -261,14 +261,8 @@ def _failures(
             before = before or (ranks_ran and bool(NEVER_BEGAN.search(failure.message))) or of_file.ran_after(failure)
             (survived if before else open_).append(failure)
     again = outlived_before(open_, survived)
-    return (
-        failures,
-        [candidate for candidate in open_ if id(candidate) not in again],
-        [
-            *survived,
-            *(candidate for candidate in open_ if id(candidate) in again),
-        ],
-    )
+    survived += [candidate for candidate in open_ if id(candidate) in again]
+    return failures, [candidate for candidate in open_ if id(candidate) not in again], survived
 
 
 def _place_of(

@@ -43,12 +43,10 @@ def _names_of(cells: list[bytes]) -> dict[int, bytes]:
     texts = [cell.strip(b' "').decode("utf-8", "replace").split(" - ")[-1] for cell in cells]
     places: dict[str, int] = {}
     for name, regex in _COLUMNS:
-        if places.get(name, -1) < 0:
-            places[name] = next((place for place, text in enumerate(texts) if regex.fullmatch(text)), -1)
-    is_table = len(texts) > 1 and max(places["step"], places["epoch"]) >= 0 <= max(
-        places["train_loss"], places["val_loss"]
-    )
-    return {place: name.encode() for name, place in places.items() if place >= 0} if is_table else {}
+        if fitting := [place for place, text in enumerate(texts) if regex.fullmatch(text)]:
+            places.setdefault(name, fitting[0])
+    counts, losses = places.keys() & {"step", "epoch"}, places.keys() & {"train_loss", "val_loss"}
+    return {place: name.encode() for name, place in places.items()} if counts and losses else {}
 
 
 def _named(row: bytes, names: dict[int, bytes], width: int) -> bytes:

@@ -36,6 +36,8 @@ _MOST_KINDS = 20_000
 _OFTEN = 3  # lines of a format that are read one by one before their kind is made
 _LONGEST = 4_000  # bytes of a line in the table
 _OF_MANY = ("step", "progress", "timers", "more")  # kinds of patterns whose lines are read many at once
+# Fields of "more" that only the first line of a step with them gives, and that no other count includes.
+_OF_MORE = {*STEP_FIELDS, *MEMORY_FIELDS} - {"step", "skipped", "nan", "expert_load", "at"}
 RANK, TIME = "rank", "time of day"  # columns beside the fields of a pattern
 
 
@@ -154,10 +156,9 @@ class LineKinds:
         if not matches:
             return (NOTHING if asks else self._remember(zeros, NOTHING)), text, matches
         kind = matches[0][1].pattern.kind
-        if len(matches) == 1 and kind in _OF_MANY and not asks and self._has_room(zeros):
-            made = _kind(line, text, *matches[0])
-            if made is not None:
-                return self._remember(zeros, self._number(made)), text, matches
+        is_readable = len(matches) == 1 and kind in _OF_MANY and not asks and self._has_room(zeros)
+        if is_readable and (made := _kind(line, text, *matches[0])) is not None:
+            return self._remember(zeros, self._number(made)), text, matches
         return UNKNOWN, text, matches
 
     def note_met(self, lines: Mapping[bytes, int]) -> set[bytes]:
@@ -201,28 +202,13 @@ class LineKinds:
         return _FIRST + len(self.kinds) - 1
 
 
-def is_step(kind: LineKind) -> bool:
-    """Whether lines of this kind report steps."""
-    return kind.rule.pattern.kind == "step"
+def _has(*names: str) -> Callable[[LineKind], bool]:
+    """Returns a test whether lines of a kind match a pattern of one of these kinds."""
+    return lambda kind: kind.rule.pattern.kind in names
 
 
-def is_timers(kind: LineKind) -> bool:
-    """Whether lines of this kind report timers."""
-    return kind.rule.pattern.kind == "timers"
-
-
-def is_bar(kind: LineKind) -> bool:
-    """Whether lines of this kind are progress bars or counters."""
-    return kind.rule.pattern.kind == "progress"
-
-
-def is_more(kind: LineKind) -> bool:
-    """Whether lines of this kind give further figures of a step."""
-    return kind.rule.pattern.kind == "more"
-
-
-def _is_other(kind: LineKind) -> bool:
-    return not is_step(kind)
+is_step, is_timers, is_bar, is_more = _has("step"), _has("timers"), _has("progress"), _has("more")
+_is_other = _has("timers", "progress", "more")
 
 
 def _kind(line: bytes, text: str, match: re.Match[str], rule: DialectPattern) -> LineKind | None:
@@ -263,8 +249,6 @@ def _kind(line: bytes, text: str, match: re.Match[str], rule: DialectPattern) ->
             columns[field] = column
         if not _is_readable(rule, spans, columns):
             return None
-    if rule.pattern.kind == "more" and (rule.pattern.own or not columns.keys() <= _OF_MORE):
-        return None
     if label := rank_span(text):
         if not text[: label[1]].isascii() or ANSI.search(line, *span(*label)):
             return None
@@ -278,14 +262,12 @@ def _kind(line: bytes, text: str, match: re.Match[str], rule: DialectPattern) ->
     return LineKind(rule, len(line), columns, stated)
 
 
-# Fields that only the first line of a step with them gives, and that no other count includes.
-_OF_MORE = {*STEP_FIELDS, *MEMORY_FIELDS} - {"step", "skipped", "nan", "expert_load", "at"}
-
-
 def _is_readable(rule: DialectPattern, spans: Iterable[str], columns: dict[str, DigitColumn | TimeColumn]) -> bool:
     """Whether lines with these columns can be read many at once: a step is a whole number, and a bar has a step."""
-    step = columns.get("step")
-    if rule.pattern.kind == "progress" and (step is None or rule.pattern.own):
+    step, kind = columns.get("step"), rule.pattern.kind
+    if rule.pattern.own and kind in ("progress", "more"):
+        return False
+    if (kind == "progress" and step is None) or (kind == "more" and not columns.keys() <= _OF_MORE):
         return False
     if step is None:
         return "step" not in spans

@@ -53,8 +53,7 @@ def doubt_flops(record: Record) -> Record:
             flags.append(Flag(f"{name} would be {figure:,.4g}, above {1 if is_share else what}: left out", "absurd"))
     own = [figure for name in _BY_FORMULA if name not in gone and (figure := getattr(record, name))]
     printed = record.tflops_printed if "tflops_printed" not in gone else None
-    near = min(own, key=lambda each: abs(each / (printed or each) - 1), default=None)
-    if near and printed and abs(near / printed - 1) > _FLOPS_ALIKE:
+    if own and printed and all(abs(figure / printed - 1) > _FLOPS_ALIKE for figure in own):
         by_shape = own[-1]  # tflops_model, if it is known
         flags.append(f"the program prints {printed:,.4g} TFLOP/s a GPU, by shape and step time it is {by_shape:,.4g}")
     sources = {**record.sources, **dict.fromkeys(gone, "null: impossible")}

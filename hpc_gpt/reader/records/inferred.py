@@ -210,12 +210,8 @@ def number_of(arguments: Mapping[str, str], *names: str) -> int | None:
 
 def add_seq(draft: Draft, steps: LogSteps) -> None:
     """Adds the tokens per sample: tokens over samples consumed between two lines, if all lines agree."""
-    tokens, samples = np.diff(steps["consumed_tokens"]), np.diff(steps["consumed_samples"])
-    with np.errstate(all="ignore"):
-        ratio = (tokens / samples)[samples > 0]
-    if "seq" in draft or not len(ratio) or not np.isfinite(ratio).all():
-        return
-    if ratio[0] >= 1 and ratio[0] % 1 == 0 and (ratio == ratio[0]).all():
+    ratio = _consumed(steps, "consumed_tokens", "consumed_samples")
+    if "seq" not in draft and _is_one_size(ratio):
         draft.infer("seq", int(ratio[0]), f"consumed_tokens / consumed_samples, the same over {len(ratio)} lines")
 
 
@@ -224,33 +220,33 @@ def add_batch(draft: Draft, steps: LogSteps) -> None:
 
     They also replace a smaller stated batch, such as the first one of a ramp, if the last lines are past the ramp.
     """
-    tokens, ratio = (_consumed_by_step(steps, name) for name in ("consumed_tokens", "consumed_samples"))
-    if len(tokens) >= _LEAST_ALIKE and tokens[0] % 1 == 0 and (tokens == tokens[0]).all():
-        draft.infer(
-            "global_batch_tokens", int(tokens[0]), f"consumed_tokens / steps, the same over {len(tokens)} lines"
-        )
-    if not len(ratio):
+    if not steps.numbered:
         return
+    tokens, samples = (_consumed(steps, name, "step") for name in ("consumed_tokens", "consumed_samples"))
+    if len(tokens) >= _LEAST_ALIKE and _is_one_size(tokens):
+        source = f"consumed_tokens / steps, the same over {len(tokens)} lines"
+        draft.infer("global_batch_tokens", int(tokens[0]), source)
     if stated := draft.whole("global_batch"):
-        last = ratio[-max(_LEAST_ALIKE, len(ratio) // 3) :]
-        if len(last) >= _LEAST_ALIKE and last[0] > stated and last[0] % 1 == 0 and (last == last[0]).all():
-            draft.flag(
-                f"the batch was {stated} ({draft.sources['global_batch']}), but the last steps consume {last[0]:.0f}"
-            )
-            draft.set(
-                "global_batch", int(last[0]), f"inferred: consumed_samples / steps, over the last {len(last)} lines"
-            )
-        return
-    if ratio[0] >= 1 and ratio[0] % 1 == 0 and (ratio == ratio[0]).all():
-        draft.infer("global_batch", int(ratio[0]), f"consumed_samples / steps, the same over {len(ratio)} lines")
+        last = samples[-max(_LEAST_ALIKE, len(samples) // 3) :]
+        if len(last) >= _LEAST_ALIKE and last[0] > stated and _is_one_size(last):
+            where = draft.sources["global_batch"]
+            draft.flag(f"the batch was {stated} ({where}), but the last steps consume {last[0]:.0f}")
+            source = f"inferred: consumed_samples / steps, over the last {len(last)} lines"
+            draft.set("global_batch", int(last[0]), source)
+    elif _is_one_size(samples):
+        draft.infer("global_batch", int(samples[0]), f"consumed_samples / steps, the same over {len(samples)} lines")
 
 
-def _consumed_by_step(steps: LogSteps, name: str) -> StepColumn:
-    """What a step consumes between two lines; empty if a line does not say it."""
-    consumed, steps_apart = np.diff(steps[name]), np.diff(steps["step"])
+def _consumed(steps: LogSteps, name: str, over: str) -> StepColumn:
+    """What is consumed between two lines over the difference in `over`; empty if a line does not say it."""
+    consumed, apart = np.diff(steps[name]), np.diff(steps[over])
     with np.errstate(all="ignore"):
-        ratio = (consumed / steps_apart)[steps_apart > 0]
-    return ratio if steps.numbered and np.isfinite(ratio).all() else ratio[:0]
+        ratio = (consumed / apart)[apart > 0]
+    return ratio if np.isfinite(ratio).all() else ratio[:0]
+
+
+def _is_one_size(sizes: StepColumn) -> bool:
+    return bool(len(sizes) and sizes[0] >= 1 and sizes[0] % 1 == 0 and (sizes == sizes[0]).all())
 
 
 def _counts_of_gpus(draft: Draft, parts: Sequence[Part]) -> list[tuple[int, str]]:

@@ -190,7 +190,7 @@ def run_steps(
                 columns["step"] += pieces[-1]["step"][-1]
         _join_unnumbered(columns, part, name, steps.line)
         piece = replace(steps, columns=columns, attempt=np.full(len(steps), number, np.int64))
-        pieces.append(replace(piece, after_pause=_after_pause(part, steps), files={number: part.file}))
+        pieces.append(replace(piece, after_pause=after_pause(part, steps), files={number: part.file}))
         names[name] = names.get(name, 0) + steps.count
         intervals[interval] = intervals.get(interval, 0) + steps.count
     table = LogSteps(**vars(StepTable.joined(pieces)), numbered=numbered)
@@ -242,12 +242,8 @@ def _main_part(parts: Sequence[Part]) -> tuple[Part, str, StepTable] | None:
     if not candidates:
         return None
     best = max(candidates, key=lambda candidate: candidate[2].count)
-    about = [
-        candidate
-        for candidate in candidates
-        if candidate[1] == best[1] and candidate[2].count >= _ABOUT * best[2].count
-    ]
-    return best if "loss" in best[2] else next((candidate for candidate in about if "loss" in candidate[2]), best)
+    about = (each for each in candidates if each[1] == best[1] and each[2].count >= _ABOUT * best[2].count)
+    return best if "loss" in best[2] else next((each for each in about if "loss" in each[2]), best)
 
 
 def _numbers(steps: StepTable, interval_asked: int | None, epoch_steps: float | None) -> tuple[StepColumn, int]:
@@ -295,7 +291,7 @@ def _join_unnumbered(columns: dict[str, StepColumn], part: Part, main: str, line
             columns[key] = filled
 
 
-def _after_pause(part: Part, steps: StepTable) -> Mask:
+def after_pause(part: Part, steps: StepTable) -> Mask:
     """Mask of the lines that follow an evaluation or a save: their time includes it."""
     marks = np.zeros(len(steps), np.bool_)
     pauses = [line for _, _, line in (*part.evals, *part.saves)]

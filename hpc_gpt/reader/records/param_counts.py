@@ -167,7 +167,7 @@ def add_params(draft: Draft, arguments: Mapping[str, str], parts: Sequence[Part]
     draft.values.pop("params", None)
     draft.sources.pop("params", None)
     if size is not None:
-        exact = [count for count in counts if count.of != "estimate" and _is_exact(count.value)]
+        exact = _exact(counts)
         if summed is not None and (tp, pp, ep or 1) == (1, 1, 1) and summed[2]:
             exact.append(Count(*summed[:2]))
         if not _add_by_shape(draft, size, exact, counts, summed):
@@ -203,6 +203,10 @@ def _is_exact(value: float) -> bool:
     return _exactness(value) < _EXACT and bool(value % _GI)
 
 
+def _exact(counts: Sequence[Count]) -> list[Count]:
+    return [count for count in counts if count.of != "estimate" and _is_exact(count.value)]
+
+
 def _add_by_shape(
     draft: Draft,
     size: ModelShape,
@@ -229,49 +233,41 @@ def _add_by_shape(
 def _add_by_count(draft: Draft, counts: Sequence[Count], summed: tuple[float, str, bool] | None, why: str) -> None:
     """Adds the parameters of a model whose shape is not known."""
     gpus, one_rank = draft.whole("gpus") or draft.whole("dp") or 1, {draft.whole("tp"), draft.whole("pp")} == {1}
-    # FSDP counts a shard, DeepSpeed the whole model; the least parameters of the known sizes show which.
-    whole_is_trained = gpus == 1 or draft.whole("zero_stage") or _least_params(draft) > 1
-    usable = {"whole": True, "trainable": whole_is_trained, "estimate": one_rank}
     least = _least_params(draft)
+    # FSDP counts a shard, DeepSpeed the whole model; the least parameters of the known sizes show which.
+    whole_is_trained = gpus == 1 or draft.whole("zero_stage") or least > 1
+    usable = {"whole": True, "trainable": whole_is_trained, "estimate": one_rank}
+    useful = [count for count in counts if count.value >= least and usable[count.of]]
     # If both an adapter's parameters and all parameters are counted, the larger count is the model's.
-    useful = sorted(
-        (count for count in counts if count.value >= least and usable[count.of]), key=lambda count: -count.value
-    )
-    if best := _exact_first(useful[:1], [*counts, *_one_rank(draft, summed)], least):
+    best = max(useful, default=None, key=lambda count: count.value)
+    total, where, whole = summed or (0.0, "", False)
+    tp, pp = (draft.whole(name) or 1 for name in ("tp", "pp"))
+    embedding = (draft.whole("vocab") or 0) * (draft.whole("hidden") or 0)
+    alone = whole and tp == pp == 1  # no two ranks have the same parameters
+    if best := _exact_first(best, [*counts, *([Count(total, where)] if alone else [])], least):
         draft.set("params", round(best.value), f"{best.where}, the program's own count; {why}")
-    elif summed is not None:
-        total, where, whole = summed
-        rows, hidden = draft.whole("vocab"), draft.whole("hidden")
-        if whole and (draft.whole("pp") or 1) > 1 and rows and hidden:
-            draft.set(
-                "params", round(total - rows * hidden), f"inferred: sum over the ranks ({where}), the embedding once"
-            )
-        elif whole and (draft.whole("pp") or 1) == 1 and (draft.whole("tp") or 1) == 1:
-            draft.set("params", round(total), f"{where}, the program's own count; {why}")
-    elif any(count.value == 0 for count in counts):
+    elif alone:
+        draft.set("params", round(total), f"{where}, the program's own count; {why}")
+    elif whole and pp > 1 and embedding:
+        draft.set("params", round(total - embedding), f"inferred: sum over the ranks ({where}), the embedding once")
+    elif summed is None and any(count.value == 0 for count in counts):
         draft.flag(f"the program counts no parameters ({counts[0].where}): unknown, {why}")
 
 
-def _one_rank(draft: Draft, summed: tuple[float, str, bool] | None) -> list[Count]:
-    """The sum of the ranks' counts, if no two ranks have the same parameters."""
-    alone = summed is not None and summed[2] and (draft.whole("tp") or 1) == (draft.whole("pp") or 1) == 1
-    return [Count(summed[0], summed[1])] if alone and summed is not None else []
-
-
-def _exact_first(best: Sequence[Count], counts: Sequence[Count], least: float) -> Count | None:
+def _exact_first(best: Count | None, counts: Sequence[Count], least: float) -> Count | None:
     """The best count, if any; but an exact one that another count is rounded from, or that counts more than a rounded
     best one, comes first."""
-    exact = [count for count in counts if count.of != "estimate" and _is_exact(count.value) and count.value >= least]
+    if best is not None and _is_exact(best.value):
+        return best
     rounded = [count.value for count in counts if not _is_exact(count.value)]
+    exact = [count for count in _exact(counts) if count.value >= least]
     found = [
         count
         for count in exact
-        if any(abs(value / count.value - 1) <= max(_ROUNDING, _exactness(value)) for value in rounded)
-        or any(count.value > each.value for each in best)
+        if (best is not None and count.value > best.value)
+        or any(abs(value / count.value - 1) <= max(_ROUNDING, _exactness(value)) for value in rounded)
     ]
-    if best and _is_exact(best[0].value):
-        return best[0]
-    return max(found, default=best[0] if best else None, key=lambda count: count.value)
+    return max(found, default=best, key=lambda count: count.value)
 
 
 def _add_active(draft: Draft, arguments: Mapping[str, str], size: ModelShape | None, why: str) -> None:

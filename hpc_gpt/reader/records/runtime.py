@@ -15,8 +15,8 @@ from hpc_gpt.core.format import counted
 from hpc_gpt.reader.logs import Part
 from hpc_gpt.reader.logs.parts import BARS
 from hpc_gpt.reader.records.draft import Draft
-from hpc_gpt.reader.records.log_steps import LogSteps
-from hpc_gpt.reader.steps import Mask, StepColumn, StepTable
+from hpc_gpt.reader.records.log_steps import LogSteps, after_pause
+from hpc_gpt.reader.steps import StepColumn, StepTable
 
 _LEAST_S = 20.0  # a time of so many whole seconds is exact to 5 %
 _MOST_S = 120.0  # a longer window includes more saves, which the log does not show
@@ -66,18 +66,16 @@ def _bars_of(part: Part, number: int) -> StepTable | None:
     shown = [bar for bar in timed if 0 <= bar[0] < _MOST and 0 <= bar[1] < _MOST]
     if not shown:
         return None
+    if shown[0][0] > 0:  # a bar of 0 need not be drawn
+        shown.insert(0, (0, 0, shown[0][2]))
     step, elapsed, line = (np.array(column) for column in zip(*shown, strict=True))
-    if step[0] > 0:  # a bar of 0 need not be drawn
-        step, elapsed, line = (
-            np.insert(column, 0, first) for column, first in ((step, 0), (elapsed, 0), (line, line[0]))
-        )
     before = np.concatenate([[-np.inf], np.maximum.accumulate(step)[:-1]])
     new = (step > before) & (elapsed >= np.concatenate([[0.0], np.maximum.accumulate(elapsed)[:-1]]))
     if new.sum() < 3:
         return None
     table = StepTable({"step": step[new].astype(float), "elapsed_s": elapsed[new].astype(float)}, line[new])
     table.attempt = np.full(len(table), number, np.int64)
-    table.after_pause, table.files = _pauses(part, table), {number: part.file}
+    table.after_pause, table.files = after_pause(part, table), {number: part.file}
     return table
 
 
@@ -91,15 +89,6 @@ def _counts_steps(part: Part) -> bool:
     requested = part.arguments.get("max_steps", ("", None))[0]
     trains = _TRAINERS in part.steps or {str(fact.value) for fact in goals} == {requested}
     return len({fact.value for fact in goals}) == 1 and trains
-
-
-def _pauses(part: Part, bars: StepTable) -> Mask:
-    """Mask of the bars that follow an evaluation or a save: their seconds include it."""
-    marks = np.zeros(len(bars), np.bool_)
-    lines = [line for _, _, line in (*part.evals, *part.saves)]
-    following = np.searchsorted(bars.line, np.array(lines, np.int64), side="right")
-    marks[following[(following > 0) & (following < len(bars))]] = True
-    return marks
 
 
 def _over(bars: StepTable, reach: int, plain_s: float) -> StepColumn:
