@@ -16,14 +16,8 @@ _FIGURES = (
     r"[^\]\n]{0,3000}\]"
 )
 _NOT_NEMO = r"(?![^\]\n]{0,3000}reduced_train_loss)"
-_VERSION = r"(?=[^\]\n]{0,3000}v_num=)"
-_POSTFIX = _NOT_NEMO + _VERSION + _FIGURES
-# A program may leave out the version; these names of losses are Lightning's, too.
-_POSTFIXES = {"v_num=": _POSTFIX, "loss_step=": _NOT_NEMO + _VERSION.replace("=", "!", 1) + _FIGURES}
-# A loader of unknown length: `150/?`, with or without the version.
-_OPEN = (
-    rf"\bEpoch (?:0|(?P<epoch>[1-9]\d{{0,6}}))[^|%\n]{{0,20}}{_LABEL}(?(epoch)\d{{1,12}}|(?P<step>\d{{1,12}}))/\? \["
-)
+_EPOCH = r"\bEpoch (?:0|(?P<epoch>[1-9]\d{0,6}))[^|%\n]{0,20}"
+_BATCH = _LABEL + r"(?(epoch)\d{1,12}|(?P<step>\d{1,12}))/"
 _FIRST = rf"(?:\bEpoch 0[^|%\n]{{0,20}}|{LINE_START})" + _LABEL
 _RICH = rf" [━╸╺ -]{{1,400}}(?<= )(?P<step>\d{{1,12}})/\d{{1,12}} (?P<elapsed_s>{CLOCK}) • (?:{CLOCK}|-:--:--) "
 
@@ -32,22 +26,29 @@ DIALECT = Dialect(
     engine="lightning",
     flags=("Lightning's bar counts batches of an epoch, which are steps only without gradient accumulation",),
     patterns=(
-        Pattern("step", _OPEN + rf"{CLOCK}<" + _NOT_NEMO + _FIGURES, literal="/? ["),
+        # A loader of unknown length, with or without the version.
+        Pattern("step", rf"{_EPOCH}{_BATCH}\? \[{CLOCK}<{_NOT_NEMO}{_FIGURES}", literal="/? ["),
         *(
-            Pattern("step", _FIRST + rf"(?P<step>\d{{1,12}})/\d{{1,12}} \[{CLOCK}<{postfix}", literal=literal)
-            for literal, postfix in _POSTFIXES.items()
+            Pattern(
+                "step",
+                rf"(?:{_EPOCH}|{LINE_START}){_BATCH}\d{{1,12}} \[(?(epoch)|{CLOCK}<){_NOT_NEMO}{version}{_FIGURES}",
+                literal=literal,
+            )
+            # A program may leave out the version; these names of losses are Lightning's, too.
+            for literal, version in (
+                ("v_num=", r"(?=[^\]\n]{0,3000}v_num=)"),
+                ("loss_step=", r"(?![^\]\n]{0,3000}v_num=)"),
+            )
         ),
         Pattern(
             "progress",
-            _FIRST
-            + rf"(?P<step>\d{{1,12}})/\d{{1,12}} \[(?P<elapsed_s>{CLOCK})<(?![^\]\n]{{0,3000}}reduced_train_loss)[^\]\n]{{0,3000}}\]",
+            _FIRST + rf"(?P<step>\d{{1,12}})/\d{{1,12}} \[(?P<elapsed_s>{CLOCK})<{_NOT_NEMO}[^\]\n]{{0,3000}}\]",
             literal="v_num=",
         ),
         # A cut bar, without `]`. A figure with a comma after it is whole.
         Pattern(
             "step",
-            rf"\bEpoch (?:0|(?P<epoch>[1-9]\d{{0,6}}))[^|%\n]{{0,20}}{_LABEL}(?(epoch)\d{{1,12}}|(?P<step>\d{{1,12}}))/\d{{1,12}} "
-            rf"\[{CLOCK}<(?![^\n]{{0,3000}}\])[^\n]{{0,3000}}?[, ](?:train[_/])?loss(?:_step)?=(?P<loss>{NUMBER})(?:\.0)?,",
+            rf"{_EPOCH}{_BATCH}\d{{1,12}} \[{CLOCK}<(?![^\n]{{0,3000}}\])[^\n]{{0,3000}}?[, ](?:train[_/])?loss(?:_step)?=(?P<loss>{NUMBER})(?:\.0)?,",
             literal="%|",
             own=True,
         ),
@@ -64,14 +65,6 @@ DIALECT = Dialect(
             + rf"(?=[\d.]{{1,12}}(?:it/s|s/it) )(?=[^\n]{{0,1000}} (?:train[_/])?loss(?:_step)?: (?P<loss>{NUMBER}) )",
         ),
         Pattern("progress", r"\bEpoch 0(?:/\d{1,6})?" + _RICH + r"(?=[\d.]{1,12}(?:it/s|s/it)(?: |$))"),
-        *(
-            Pattern(
-                "step",
-                r"\bEpoch (?P<epoch>[1-9]\d{0,6})[^|%\n]{0,20}" + _LABEL + r"\d{1,12}/\d{1,12} \[" + postfix,
-                literal=literal,
-            )
-            for literal, postfix in _POSTFIXES.items()
-        ),
         Pattern(
             "fact",
             LINE_START + r"(?P<params_of_rank>\d{1,4}(?:\.\d{1,3})? {1,4}[KMB]?) {1,8}Total params(?=\s*$)",

@@ -164,12 +164,8 @@ def _memory_by_formula(record: Record) -> DerivedFigures:
 
 def _flops(record: Record, step_s: float, batch: int, seq: int, gpus: int) -> DerivedFigures:
     flops: DerivedFigures = {}
-    layers, hidden, vocab, recompute = (
-        record.layers,
-        record.hidden,
-        record.vocab,
-        _RECOMPUTE.get(record.recompute or ""),
-    )
+    layers, hidden, vocab = record.layers, record.hidden, record.vocab
+    recompute = _RECOMPUTE.get(record.recompute or "")
     params, weights, width = _active(record)
     shape = _shape(record)
     keys = shape.attention_keys if shape is not None else None
