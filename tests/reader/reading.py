@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hpc_gpt.reader.logs import Part
-from hpc_gpt.reader.logs.first_clock import first_clock, set_first
+from hpc_gpt.reader.logs.first_clock import first_clock
 from hpc_gpt.reader.logs.lines import LineReader
 from hpc_gpt.reader.logs.matches import without_colours
 from hpc_gpt.reader.logs.read_log import LogRead
@@ -39,9 +39,9 @@ def read_log_plainly(path: Path) -> LogRead:
         if source.refused is not None:
             return LogRead(refused=source.refused)
         reader = LineReader(source.file)
-        number, begun, clock = 1, False, None
-        for place, chunk in enumerate(source.chunks()):
-            clock = clock if place else first_clock(chunk)
+        number, begun, head = 1, False, b""
+        for chunk in source.chunks():
+            head = head or chunk
             for index, line in enumerate(chunk.split(b"\n")):
                 number += 1 if index else 0
                 if line:
@@ -49,5 +49,5 @@ def read_log_plainly(path: Path) -> LogRead:
             begun = not chunk.endswith(b"\n")
         number -= 0 if begun else 1
         parts = reader.finish(number)
-        set_first(parts[0], clock)
+        parts[0].first_at = first_clock(head, parts[0].first_at)
         return LogRead(parts, number, source.left_out)

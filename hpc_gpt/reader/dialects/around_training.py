@@ -127,11 +127,11 @@ DIALECTS = (
         Pattern("end", r"\] worker group successfully finished", ended="done"),
         Pattern("end", r"\bJob '\w{1,80}' succeeded\s*$", ended="done"),
         *(Pattern("end", rf"(?<!\w){text}{after}", literal=text, ended=ended, weak=True) for text, after, ended in _ENDS),
-        *(Pattern("end", rf"(?i)^{_OTHER_SUBJECTS}.{{0,200}}?{sentence}", literal=literal, ended=ended, weak=True)
-            for literal, sentence, ended in (
-                ("reached", r"\b(?:target (?:[\w.-]{1,20} ){0,3}reached|reached (?:the |its )?target)\b", "done"),
-                *((literal, _SAID, "done") for literal in ("raining", "RAINING", "inished", "omplete")),
-                ("arly", _EARLY, "done"))),
+        *(Pattern("end", rf"(?i)^{_OTHER_SUBJECTS}.{{0,200}}?{sentence}", literal=literal, ended="done", weak=True)
+            for literal, sentence in (
+                ("reached", r"\b(?:target (?:[\w.-]{1,20} ){0,3}reached|reached (?:the |its )?target)\b"),
+                *((literal, _SAID) for literal in ("raining", "RAINING", "inished", "omplete")),
+                ("arly", _EARLY))),
     )),
     # torchrun, torch.distributed.launch, deepspeed and accelerate: an echoed command line, and the launcher's start.
     Dialect("torch_launcher", patterns=(

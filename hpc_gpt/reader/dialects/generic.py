@@ -174,9 +174,7 @@ DIALECT = Dialect(
         # Without a word before it that tells which of them: `Trainable parameters:` counts others.
         Pattern(
             "fact",
-            START
-            + r"(?<![A-Za-z] )(?:[Tt]otal |[Nn]umber of )?[Pp]arameters: (?P<params>\d{1,3}(?:,\d{3}){2,4})"
-            + END,
+            rf"{START}(?<![A-Za-z] )(?:[Tt]otal |[Nn]umber of )?[Pp]arameters: (?P<params>\d{{1,3}}(?:,\d{{3}}){{2,4}}){END}",
             literal="arameters: ",
             weak=True,
         ),

@@ -4,7 +4,6 @@ import contextlib
 import re
 from datetime import UTC, datetime
 
-from hpc_gpt.reader.logs import Part
 from hpc_gpt.reader.logs.matches import time_of, without_colours
 
 _HEAD = 1 << 16  # bytes
@@ -16,18 +15,14 @@ _OF_DATE = re.compile(
 _LONGEST_START = 86_400.0  # seconds to the first known line: an earlier time is of something else, such as a build
 
 
-def first_clock(data: bytes) -> float | None:
-    """Epoch seconds of the first line in the head of a log that begins with a time of day; None without one."""
+def first_clock(data: bytes, known: float | None) -> float | None:
+    """Epoch seconds of the first line in the head of a log that begins with a time of day. `known`: those of the first
+    line that a reader knows, which are returned if there is no such line, or if its time is of something else."""
     for line in re.split(r"[\r\n]", without_colours(data[:_HEAD].decode("utf-8", "replace"))):
-        if (at := time_of(line[:_BEGIN])) is not None:
-            return at
-        if date := _OF_DATE.search(line[: 2 * _BEGIN]):
+        at = time_of(line[:_BEGIN])
+        if at is None and (date := _OF_DATE.search(line[: 2 * _BEGIN])):
             with contextlib.suppress(ValueError):
-                return datetime.strptime(" ".join(date.groups()), "%b %d %H:%M:%S %Y").replace(tzinfo=UTC).timestamp()
-    return None
-
-
-def set_first(part: Part, clock: float | None) -> None:
-    """Sets the first time of the first part of a log to the log's first time, unless that is of something else."""
-    if clock is not None and (part.first_at is None or 0 < part.first_at - clock < _LONGEST_START):
-        part.first_at = clock
+                at = datetime.strptime(" ".join(date.groups()), "%b %d %H:%M:%S %Y").replace(tzinfo=UTC).timestamp()
+        if at is not None:
+            return at if known is None or 0 < known - at < _LONGEST_START else known
+    return known

@@ -121,9 +121,8 @@ class LineKinds:
 
     def layout(self, name: str) -> FieldLayout:
         """The layout of a field, up to date with all kinds."""
-        layout = self._layouts.get(name)
-        if layout is None:
-            layout = FieldLayout(np.zeros(_FIRST, np.int64), np.zeros(_FIRST, np.int64), {np.nan: 0})
+        nowhere = np.zeros(_FIRST, np.int64)
+        layout = self._layouts.get(name) or FieldLayout(nowhere, nowhere, {np.nan: 0})
         new = self.kinds[len(layout.forms) - _FIRST :]
         if new or name not in self._layouts:
             layout = self._layouts[name] = layout.with_kinds(name, new)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hpc_gpt.core import output
 from hpc_gpt.core.errors import fault_words
 from hpc_gpt.reader.logs import Part
-from hpc_gpt.reader.logs.first_clock import first_clock, set_first
+from hpc_gpt.reader.logs.first_clock import first_clock
 from hpc_gpt.reader.logs.line_kinds import NOTHING, UNKNOWN, LineBlock, kinds_for_a_log, zeroed
 from hpc_gpt.reader.logs.lines import LineReader
 from hpc_gpt.reader.logs.matches import ANSI, RuleMatch, find, literal_scan
@@ -55,12 +55,12 @@ def _read_log(path: Path) -> LogRead:
     with Source(path) as source:
         if source.refused is not None:
             return LogRead(refused=source.refused)
-        reader, clock = BlockReader(LineReader(source.file)), None
-        for number, chunk in enumerate(source.chunks()):
-            clock = clock if number else first_clock(chunk)
+        reader, head = BlockReader(LineReader(source.file)), b""
+        for chunk in source.chunks():
+            head = head or chunk
             reader.take(chunk)
         parts = reader.finish()
-        set_first(parts[0], clock)
+        parts[0].first_at = first_clock(head, parts[0].first_at)
         return LogRead(parts, reader.lines, source.left_out)
 
 

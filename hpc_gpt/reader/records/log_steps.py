@@ -91,9 +91,8 @@ def _is_training(part: Part, name: str, steps: StepTable) -> bool:
         return True
     numbers = steps["step"][np.isfinite(steps["step"])]
     alike = (steps.alike and len(numbers) > 1) or np.isfinite(steps["epoch"]).any()
-    return ((alike and TESTS not in part.facts) or steps.count >= _FEWEST_GENERIC) and bool(
-        (np.diff(numbers) > 0).all()
-    )
+    enough = steps.count >= _FEWEST_GENERIC or (alike and TESTS not in part.facts)
+    return bool(enough and (np.diff(numbers) > 0).all())
 
 
 @cache
@@ -171,8 +170,7 @@ def run_steps(
     intervals: dict[int, int] = {}
     numbered = True
     for number, parts in enumerate(attempts, 1):
-        chosen = _main_part(parts)
-        if chosen is None:
+        if (chosen := _main_part(parts)) is None:
             continue
         part, name, steps = chosen
         interval = log_interval(steps) if len(steps) > 1 else interval_asked or 1

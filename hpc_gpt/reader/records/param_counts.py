@@ -36,6 +36,8 @@ _KINDS = {
     **dict.fromkeys(("qwen3", "qwen3_moe", "dots1"), _LLAMA | {"qk_norm": True}),
     "olmoe": _LLAMA | {"qk_norm": "width"},
 }
+# (the sum of the ranks' counts, the place of the first, whether all tensor and pipeline ranks count)
+RankSum = tuple[float, str, bool]
 _OFF = ("", "none", "null", "false", "0", "0.0", "standard")
 
 
@@ -68,16 +70,14 @@ def shape_of(draft: Draft, arguments: Mapping[str, str]) -> tuple[ModelShape | N
     seq = number_of(arguments, "max_position_embeddings") or draft.whole("seq")
     if not (rotary or kind) and seq is None:
         return None, "the number of positions is not known"
-    kv_heads = draft.whole("kv_heads") or 0
-    if arguments.get("group_query_attention", "").strip() == "False":
-        kv_heads = 0
+    grouped = arguments.get("group_query_attention", "").strip() != "False"
     untied = bool(draft.get("untied_embeddings"))
     untied = untied or is_on(arguments, "untie_embeddings_and_output_weights", "no_weight_tying")
     rms_norm = arguments.get("normalization", "").strip() in ("RMSNorm", "rmsnorm")
     no_bias_but_qkv: Bias = "qkv" if is_on(arguments, "add_qkv_bias") else "none"
     nope = draft.whole("qk_nope")
     details: dict[str, Any] = {
-        "kv_heads": kv_heads or None,
+        "kv_heads": draft.whole("kv_heads") if grouped else None,
         "head_dim": draft.whole("head_dim") if nope is None else nope + (draft.whole("qk_rope") or 0),
         "ffn": draft.whole("ffn"),
         "mlp": "swiglu" if gated else "gelu",
@@ -208,11 +208,7 @@ def _exact(counts: Sequence[Count]) -> list[Count]:
 
 
 def _add_by_shape(
-    draft: Draft,
-    size: ModelShape,
-    exact: Sequence[Count],
-    counts: Sequence[Count],
-    summed: tuple[float, str, bool] | None,
+    draft: Draft, size: ModelShape, exact: Sequence[Count], counts: Sequence[Count], summed: RankSum | None
 ) -> bool:
     """Adds the parameters by the program's exact count, else by the shape; False if a count contradicts the shape."""
     true, source = size.params, None
@@ -230,7 +226,7 @@ def _add_by_shape(
     return all(alike)
 
 
-def _add_by_count(draft: Draft, counts: Sequence[Count], summed: tuple[float, str, bool] | None, why: str) -> None:
+def _add_by_count(draft: Draft, counts: Sequence[Count], summed: RankSum | None, why: str) -> None:
     """Adds the parameters of a model whose shape is not known."""
     gpus, one_rank = draft.whole("gpus") or draft.whole("dp") or 1, {draft.whole("tp"), draft.whole("pp")} == {1}
     least = _least_params(draft)
@@ -316,10 +312,8 @@ def _compare_count(draft: Draft, size: ModelShape, count: Count) -> bool:
     reason = _reason(draft, size, value) or _REASONS.get(count.of, "")
     if not reason and abs(value / true - 1) <= _ROUNDING:
         return True
-    draft.flag(
-        f"the program counts {show_whole(value)} parameters ({where}), the shape gives {show_whole(true)}"
-        + (f": {reason}" if reason else "")
-    )
+    message = f"the program counts {show_whole(value)} parameters ({where}), the shape gives {show_whole(true)}"
+    draft.flag(f"{message}: {reason}" if reason else message)
     # A count below half may belong to a rank or an adapter.
     return bool(reason) or value < true / 2 or abs(value / true - 1) <= _ALIKE
 
@@ -373,8 +367,8 @@ def _exactness(value: float) -> float:
     return 0.0
 
 
-def _sum_of_ranks(draft: Draft, parts: Sequence[Part]) -> tuple[float, str, bool] | None:
-    """(sum of the ranks' counts, place of the first, whether all tensor and pipeline ranks count); None without any."""
+def _sum_of_ranks(draft: Draft, parts: Sequence[Part]) -> RankSum | None:
+    """The sum of the ranks' counts; None without any."""
     counts: dict[str, tuple[float, str]] = {}
     for part in parts:
         for rank, (value, place) in part.rank_params.items():
@@ -397,12 +391,10 @@ def _compare_sum(draft: Draft, size: ModelShape, total: float, where: str, whole
     # Ranks of ZeRO-3 each count the whole model.
     if tp * pp > 1 and abs(total / (tp * pp) / true - 1) < 0.01:
         return _compare_count(draft, size, Count(total / (tp * pp), where))
-    expected = (
-        true + (tp - 1) * replicated_params(size) + (size.padded_vocab * size.hidden if pp > 1 and size.tied else 0)
-    )
+    second_embedding = size.padded_vocab * size.hidden if pp > 1 and size.tied else 0
+    expected = true + (tp - 1) * replicated_params(size) + second_embedding
     if abs(total / expected - 1) > 0.001 and abs(total / true - 1) > _ROUNDING:
-        draft.flag(
-            f"the ranks count {show_whole(total)} parameters together ({where}), the shape gives {show_whole(true)}"
-        )
+        counted = f"the ranks count {show_whole(total)} parameters together ({where})"
+        draft.flag(f"{counted}, the shape gives {show_whole(true)}")
         return abs(total / expected - 1) <= _ALIKE
     return True

@@ -49,11 +49,8 @@ def timed_bars(parts: Sequence[Part]) -> tuple[StepTable, StepColumn, str] | Non
     seconds = np.concatenate([_over(piece, reach, whole_s / whole) for piece in pieces])
     if not np.isfinite(seconds).any():
         return None
-    less = (
-        f", less {counted(int(paused.sum()), 'pause')} for evaluations and saves"
-        if paused.any() and plain is not paused
-        else ""
-    )
+    pauses = counted(int(paused.sum()), "pause")
+    less = f", less {pauses} for evaluations and saves" if paused.any() and plain is not paused else ""
     over = "" if reach == 1 else f", over {reach} bars"
     return bars, seconds, f"the whole seconds of the bars{over}{less}"
 
