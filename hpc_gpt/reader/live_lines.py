@@ -213,17 +213,13 @@ class LiveLines:
 
     def end_failures(self) -> list[LiveFailure]:
         """The failures after the last line of a step (all, in a log without steps) that ended something or may have."""
-        left = {id(failure) for failure in without_ignored([late_failure.failure for late_failure in self._late])}
-        late = [
-            late_failure
-            for late_failure in self._late
-            if id(late_failure.failure) in left
-            and (self._stepped_at is None or late_failure.failure.place.line > self._stepped_at)
-        ]
-        # After steps such a line belongs to a command beside the training.
+        left = {id(failure) for failure in without_ignored([one.failure for one in self._late])}
+        late = [one for one in self._late if id(one.failure) in left and not (one.failure.echo and one.how == "words")]
         if self._stepped_at is not None:
-            late = [late_failure for late_failure in late if not _NEVER_BEGAN.match(late_failure.failure.message)]
-        return [late_failure for late_failure in late if not late_failure.failure.echo or late_failure.how != "words"]
+            late = [one for one in late if one.failure.place.line > self._stepped_at]
+            # After steps such a line belongs to a command beside the training.
+            late = [one for one in late if not _NEVER_BEGAN.match(one.failure.message)]
+        return late
 
 
 def _how(line: str, failure: Failure, of_program: bool) -> Literal["program", "some", "words"]:

@@ -37,20 +37,16 @@ _TIME = (
 )
 
 _EPOCH, _SAID = (_HEAD.replace("FIELD", field) for field in ("epoch", "epoch_said"))
+_LINE = rf"^(?i:{_OF_STEP}(?={_WITHIN}{_EPOCH}{_NO_PART}){_LOSSES}{_TIME})"
+_LITERALS = ("poch", "POCH")
 
 DIALECT = Dialect(
     name=EPOCHS,
     last_resort=True,
     flags=("the program is not known: its lines were recognised by shape alone",),
     patterns=(
-        *(
-            pattern
-            for literal in ("poch", "POCH")
-            for pattern in (
-                Pattern("step", rf"^(?i:{_OF_STEP}(?={_WITHIN}{_EPOCH}{_NO_PART}){_LOSSES}{_TIME})", literal),
-                Pattern("fact", START + rf"(?i:{_SAID}):?{END}", literal, weak=True),
-            )
-        ),
+        *(Pattern("step", _LINE, literal) for literal in _LITERALS),
+        *(Pattern("fact", START + rf"(?i:{_SAID}):?{END}", literal, weak=True) for literal in _LITERALS),
         # The losses of the epoch that a line before them names.
         Pattern("step", rf"^(?i:{_OF_STEP}(?!{_WITHIN}epoch){_of(_TRAIN, 'loss')})", "oss"),
         Pattern("more", rf"^(?i:{_OF_STEP}(?!{_WITHIN}train){_of(_EVAL, 'loss_eval')})", "oss", own=True),

@@ -52,7 +52,7 @@ class LineReader(GrowingParts):
     def apply(self, number: int, line: str, matches: list[RuleMatch]) -> None:
         """Adds the matches of a line to its part."""
         self.tracebacks.raised_in = ""
-        if self.tracebacks.open:
+        if self.tracebacks.count:
             if matches and self.tracebacks.quotes(line):
                 matches = []
             failed = any(rule.pattern.kind == "failure" for _, rule in matches)

@@ -142,8 +142,8 @@ class BlockReader:
         start = 0
         unordered: Unordered = {}
         waiting = collections.deque(single_lines)
-        while waiting or self.reader.tracebacks.open:
-            in_traceback = self.reader.tracebacks.open
+        while waiting or self.reader.tracebacks.count:
+            in_traceback = self.reader.tracebacks.count
             if in_traceback and self.reader.tracebacks.skips_indented:
                 begin = start
                 while start < len(block.kinds) and block.kinds[start] == NOTHING and block.is_indented(start):

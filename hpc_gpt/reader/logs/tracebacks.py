@@ -71,10 +71,6 @@ class Tracebacks:
         self.raised_in = ""  # the file of the last frame of the traceback that the last line ended
 
     @property
-    def open(self) -> bool:
-        return bool(self._open)
-
-    @property
     def count(self) -> int:
         """The number of open tracebacks."""
         return len(self._open)

@@ -166,13 +166,14 @@ def _flops(record: Record, step_s: float, batch: int, seq: int, gpus: int) -> De
     flops: DerivedFigures = {}
     layers, hidden, vocab = record.layers, record.hidden, record.vocab
     recompute = _RECOMPUTE.get(record.recompute or "")
+    sizes = {"seq": seq, "global_batch": batch, "gpus": gpus}
     params, weights, width = _active(record)
     shape = _shape(record)
     keys = shape.attention_keys if shape is not None else None
     window = f"; attention over {keys:,.6g} of {seq:,} keys, the mean over the layers" if keys else ""
     of = "" if not params or params == record.params else f"; P: the {params:,.0f} parameters that a token uses"
     if params and recompute:
-        figure = tflops_seed(params=params, recompute=recompute, seq=seq, global_batch=batch, gpus=gpus, step_s=step_s)
+        figure = tflops_seed(params=params, recompute=recompute, step_s=step_s, **sizes)
         flops["tflops_seed"] = (figure, f"{8 if recompute == 'full' else 6} P s B / (t n 1e12){of}")
     if limit := _window(record):
         width = None
@@ -183,26 +184,17 @@ def _flops(record: Record, step_s: float, batch: int, seq: int, gpus: int) -> De
             hidden=hidden,
             vocab=vocab,
             recompute=recompute,
-            seq=seq,
-            global_batch=batch,
-            gpus=gpus,
             step_s=step_s,
             layer_weights=weights,
             attention_width=width,
             attention_keys=keys,
+            **sizes,
         )
         flops["tflops_hardware"] = (figure, f"Narayanan et al. 2021 eq. 3, recompute {recompute}{window}")
     if layers and width and params:
         counted = _multiplied(record, params, weights)
         figure = tflops_model(
-            layers=layers,
-            hidden=width,
-            params=counted or params,
-            seq=seq,
-            global_batch=batch,
-            gpus=gpus,
-            step_s=step_s,
-            attention_keys=keys,
+            layers=layers, hidden=width, params=counted or params, step_s=step_s, attention_keys=keys, **sizes
         )
         flops["tflops_model"] = (figure, f"{MULTIPLIED if counted else f'{_EVERY}{of}'}{window}")
     return flops

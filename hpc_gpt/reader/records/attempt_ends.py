@@ -151,10 +151,8 @@ def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | Non
         step, (file, line) = steps["step"][since], (steps.files[number], int(steps.line[since]))
         what = f"step {step:.0f}" if steps.numbered else f"line {line}"
         cause = with_nan(cause, Failure("nan", f"nan since {what}", Place(file, line)))
-    first_step, last_step = (
-        min((span[0] for span in spans), default=None),
-        max((span[1] for span in spans), default=None),
-    )
+    first_step = min((span[0] for span in spans), default=None)
+    last_step = max((span[1] for span in spans), default=None)
     text: str | None = cause.text + (f" ({cause.failure.place})" if cause.failure else "")
     if cause.ended == "unknown" and cause.failure is None:
         lines = max((main[1].count for part in parts if (main := main_steps(part)) is not None), default=0)
