@@ -1,5 +1,5 @@
-"""Three real programs of others' kind, with the experiments that start them: a bash loop, nanoGPT's manner of train.py
-under torchrun, and transformers' Trainer under accelerate."""
+"""Four programs of others' kind, with the experiments that start them: a bash loop, the same in Python that hides its
+environment, nanoGPT's manner of train.py under torchrun, and transformers' Trainer under accelerate."""
 
 import json
 import shutil
@@ -15,15 +15,12 @@ from hpc_gpt.core.tables import toml_value
 from tests.processes import command_of, send, started_with
 
 PROGRAMS = Path(__file__).parent / "programs"
+_LOOP = {"per": "job", "resume": "{checkpoint}", "checkpoints": "out/ckpt-*", "complete": "{checkpoint}/.done"}
 _MEETING = "--nnodes={nodes} --nproc-per-node=$GPUS_PER_NODE --node-rank=$NODE_RANK --master-addr=$MASTER_ADDR"
 COMMANDS: dict[str, dict[str, Any]] = {
-    "loop": {
-        "run": "bash loop.sh",
-        "per": "job",
-        "resume": "{checkpoint}",
-        "checkpoints": "out/ckpt-*",
-        "complete": "{checkpoint}/.done",
-    },
+    "loop": {"run": "bash loop.sh", **_LOOP},
+    # By its whole path it can be found when its environment cannot.
+    "titled": {"run": f"exec {sys.executable} {{run}}/work/titled.py", **_LOOP},
     "nano": {
         "run": f"{sys.executable} -m torch.distributed.run {_MEETING} --master-port=$MASTER_PORT "
         "train.py --out_dir={run}/checkpoints --max_iters=$STEPS --step_s=$STEP_S",

@@ -118,7 +118,7 @@ def break_one(
                     known = (
                         reference()
                         if not KINDS[planned.kind].program
-                        else {step: loss_of_loop(step) for step in range(1, STEPS + 1)}
+                        else {step: loss_of_loop(step) for step in KINDS[planned.kind].steps}
                     )
                     verdict.problems += problems(scene, known)
                 verdict.ended = scene.job.ended()
@@ -165,8 +165,8 @@ def _staged(cluster: Cluster, folder: Path, partition: str, planned: Planned, ra
 
 
 def _submit(launcher: Launcher, planned: Planned, ranks: int, settings: list[str]) -> Job:
-    """The experiment of the site, or for such a kind a loop in bash, which saves as often."""
-    program = KINDS[planned.kind].program
+    """The experiment of the site, or for such a kind a program that is not ours, which saves as often."""
+    program, lines = KINDS[planned.kind].program, KINDS[planned.kind].steps
     if not program:
         return launcher.submit(*settings)
     if program == "job script":
@@ -174,8 +174,9 @@ def _submit(launcher: Launcher, planned: Planned, ranks: int, settings: list[str
         (launcher.folder / "train.slurm").write_text(SCRIPT.format(nodes=planned.nodes, steps=STEPS, every=SAVE_EVERY))
         known = ("--checkpoints", "{run}/work/out/ckpt-*", "--set", f"train.steps={STEPS}")
         return launcher.submit(*known, *settings, "train.slurm", HPC_GPT_EXPERIMENT="")
-    path = experiment(launcher.folder, "loop", tables={"layout": {"gpus": ranks, "nodes": planned.nodes}})
-    return launcher.submit(str(path), *settings, STEPS=str(STEPS), STEP_S="0.3", SAVE_EVERY=str(SAVE_EVERY))
+    path = experiment(launcher.folder, program, tables={"layout": {"gpus": ranks, "nodes": planned.nodes}})
+    own = {"STEPS": lines.stop - 1, "LOG_EVERY": lines.step, "STEP_S": 0.3 / lines.step, "SAVE_EVERY": SAVE_EVERY}
+    return launcher.submit(str(path), *settings, **{name: str(value) for name, value in own.items()})
 
 
 def _end(scene: Scene) -> None:

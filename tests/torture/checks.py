@@ -46,8 +46,8 @@ def _losses(scene: Scene, reference: dict[int, float]) -> Iterator[str]:
     if missing := set(reference) - seen - scene.blurred:
         yield f"no line of steps {sorted(missing)}"
     final = read_own(scene.run).record.loss_last
-    if final != reference[STEPS]:
-        yield f"final loss {final!r}, not {reference[STEPS]!r}"
+    if final != (last := reference[max(reference)]):
+        yield f"final loss {final!r}, not {last!r}"
 
 
 def resumed_steps(scene: Scene) -> list[int | None]:
@@ -114,7 +114,9 @@ def _record(scene: Scene, reference: dict[int, float]) -> Iterator[str]:
 
 
 def _left_over(scene: Scene, reference: dict[int, float]) -> Iterator[str]:
-    """No process and no job of the run is left."""
+    """No process and no job of the run is left, and its program had no other copy of itself beside it."""
+    if (beside := scene.run.path / "work" / "beside").exists():
+        yield beside.read_text()
     end = time.monotonic() + LIMIT_S
     while (left := _jobs_left(scene)) or scene.job_processes():
         if time.monotonic() > end:

@@ -189,4 +189,9 @@ class Scene:
     def job_processes(self) -> list[int]:
         """Pids of whatever of the run's jobs still lives on this machine."""
         of_cluster, ids = started_with(SLURM_CONF=str(self.cluster.conf)), job_ids(self.run)
-        return [pid for pid in of_cluster if environment_of(pid).get("SLURM_JOB_ID") in ids and pid != os.getpid()]
+        ours = [pid for pid in of_cluster if environment_of(pid).get("SLURM_JOB_ID") in ids and pid != os.getpid()]
+        return [*ours, *self.titled()]
+
+    def titled(self) -> list[int]:
+        """Pids of a program that has overwritten its environment, and of its worker."""
+        return started_with(str(self.run.path / "work" / "titled.py"))

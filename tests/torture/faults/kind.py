@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tests.torture.order import SAVE_EVERY, STARTING
+from tests.torture.order import SAVE_EVERY, STARTING, STEPS
 from tests.torture.scene import Scene
 from tests.waiting import patient
 
@@ -14,7 +14,7 @@ AFTER_TWO_SAVES = 2 * SAVE_EVERY + 2
 # A hang is found soon.
 HANG = f"train.hang_floor_s={patient(12)}"
 
-Program = Literal["", "command", "job script"]
+Program = Literal["", "loop", "titled", "job script"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Kind:
     `earliest`: the first step at which it makes sense. `settings`: of the experiment, as for --set. `small_disk`: the
     run's logs lie on a tmpfs of their own. `by_hand`: classes of an end after which the user resumes the run, with
     `submit --resume`; after any other end the run must resume by itself. `shared`: it takes away a daemon that all
-    runs of the cluster use, or a node, whose job Slurm clears away for minutes.
+    runs of the cluster use, or a node, whose job Slurm clears away for minutes. `program`: what is run in place of our
+    trainer, a program of tests/command by its engine or its loop as a job script. `steps`: those that have a line.
     """
 
     name: str
@@ -34,7 +35,8 @@ class Kind:
     small_disk: bool = False
     by_hand: tuple[str, ...] = ()
     shared: bool = False
-    program: Program = ""  # what is run in place of our trainer: the loop of tests/command, by its engine or a script
+    program: Program = ""
+    steps: range = range(1, STEPS + 1)
 
 
 def kind(**needs: Any) -> Callable[[Callable[[Scene], None]], Kind]:

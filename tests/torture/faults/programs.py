@@ -2,17 +2,19 @@
 
 import json
 import signal
+import time
 
 from tests.command.mine import kill, processes
-from tests.processes import send
+from tests.processes import children_of, send
 from tests.slurm.launcher import any_has_pending
 from tests.torture.faults.disk import fill
 from tests.torture.faults.kind import HANG, kind
 from tests.torture.order import SAVE_EVERY
 from tests.torture.scene import Scene
+from tests.waiting import patient
 
 
-@kind(program="command", earliest=3)
+@kind(program="loop", earliest=3)
 def break_a_program(scene: Scene) -> None:
     """It is killed, or what watches it, or its job goes back to the queue by hand, or a node of it dies."""
     scene.wait_moment()
@@ -28,6 +30,30 @@ def break_a_program(scene: Scene) -> None:
         scene.slurm("scontrol", "requeue", scene.job.id)
     else:
         scene.cut_power(node)
+
+
+@kind(program="titled", earliest=3)
+def break_a_titled_program(scene: Scene) -> None:
+    """No process of it has our variables: it is killed, its worker is not; or what watches both."""
+    scene.wait_moment()
+    scene.detail = scene.chance.choice(("the program", "its supervisor"))
+    scene.remember()
+    if scene.detail == "its supervisor":
+        scene.signal_ranks(signal.SIGKILL)
+    for pid in scene.titled() if scene.detail == "the program" else ():
+        if children_of(pid):
+            send(pid, signal.SIGKILL)
+
+
+@kind(program="titled", steps=range(10, 100, 10), settings=(HANG,))
+def silent_evaluation(scene: Scene) -> None:
+    """No line of a step is due any more, for longer than the limit of a hang: nothing is broken."""
+    scene.detail = "after the line of step 90/99"
+    scene.wait_step(90)
+    time.sleep(patient(30))
+    (scene.run.path / "work" / "evaluated").touch()
+    scene.wait_at_most(lambda: scene.run.attempt(1).ended())
+    assert (ended := scene.job.ended()) == ["done"], f"not done once: {ended}"
 
 
 @kind(program="job script", earliest=SAVE_EVERY + 1)
