@@ -32,6 +32,7 @@ from hpc_gpt.core.ends.program_end import at_limit
 from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.runs import lock
 from hpc_gpt.core.runs.heartbeats import read_heartbeats
+from hpc_gpt.core.runs.processes import end_run_on
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.runs.slow_ranks import slow_ranks
 from hpc_gpt.core.settings.experiment import limit_s
@@ -108,6 +109,7 @@ def main(arguments: Sequence[str]) -> int:
         if code and resolved.job.restart_in_job and not waited and shown_as(shown, "JobState") == "RUNNING":
             left = end_lost_steps(_STEPS_S)
     else:
+        end_run_on(run, 0.0)  # a rank that was killed has ended nothing, and Slurm may have lost sight of it
         code = exit_code(message, code)
     # At the time limit job.sh puts the job back before it asks.
     put_back = is_put_back(attempt, shown) or (attempt.folder / "put-back").exists()

@@ -1,5 +1,7 @@
 """The place of the next attempt after a failure: in the job or from the queue, by its run folder and Slurm's words."""
 
+import json
+import subprocess
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 import pytest
 
 from hpc_gpt.core.ends.judge import EndedAttempt, Rules, judge
+from hpc_gpt.core.process import boot_id, start_time
 from hpc_gpt.core.runs import lock
 from hpc_gpt.core.runs.requests import write_request
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
@@ -41,6 +44,21 @@ def test_a_failure_restarts_in_the_job_and_keeps_the_lock() -> None:
     verdict = attempt.verdict()
     assert (verdict["go_on"], verdict["in_job"], verdict["not_in_job"]) == (True, True, None)
     assert lock.holder(run) == lock.job_holder("7")
+
+
+def test_what_a_killed_rank_has_left_ends_before_what_follows() -> None:
+    """It is in the rank's record, whatever its environment; the next attempt may come from the queue, or none."""
+    run = slurm_run(**{"job.restart_in_job": False})
+    attempt = start(run)
+    left = subprocess.Popen(["sleep", "3000"], env={}, start_new_session=True)
+    record = {"boot": boot_id(), "processes": {str(left.pid): start_time(left.pid)}}
+    (attempt.folder / "processes-0.json").write_text(json.dumps(record))
+    try:
+        assert ask_what_next([str(run.path), "1", "137", shown(time.time() - NOW + 7200)]) == 0
+        assert start_time(left.pid) is None
+    finally:
+        left.kill()
+        left.wait()
 
 
 @pytest.mark.parametrize(
