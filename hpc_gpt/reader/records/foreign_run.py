@@ -164,12 +164,13 @@ def read_foreign(run: RunParts, name: str, left_out: Mapping[str, int] | None = 
     draft = draft_of(stated(parts))
     planned, epochs = draft.whole("steps_planned"), draft.whole("epochs")
     epoch_steps = planned / epochs if planned and epochs else None
-    if planned and epochs and planned == draft.whole("epoch_steps"):
+    is_of_epoch = planned == draft.whole("epoch_steps")
+    if planned and epochs and is_of_epoch:
         draft.set("steps_planned", planned * epochs, f"{draft.sources['steps_planned']} x {epochs} epochs")
     steps = run_steps(
         run.attempts, draft.whole("log_interval"), epoch_steps, draft.whole("global_batch"), draft.whole("seq")
     )
-    if planned and planned == draft.whole("epoch_steps") and np.nanmax(steps["step"], initial=0.0) > planned:
+    if planned and is_of_epoch and not epochs and np.nanmax(steps["step"], initial=0.0) > planned:
         draft.values.pop("steps_planned")  # a bar's goal, of one epoch of an unknown number
     dialect = _dialect(steps, parts)
     present = [candidate.name for part in parts for candidate in dialects_of(part)]
