@@ -78,11 +78,6 @@ _NEAR = {
 _HARM = {"cancel", "stop", "requeue", "clean"}
 
 
-def is_another_verb(name: str) -> bool:
-    """Whether other programs have a verb of this name."""
-    return any(name in names.split() for names in _NEAR.values())
-
-
 def verb_meant(name: str) -> str:
     """The hint for another program's name of a verb; empty for any other name."""
     meant = next((verb for verb, names in _NEAR.items() if name in names.split()), "")
@@ -252,11 +247,8 @@ def _explained(fault: Exception, arguments: list[str]) -> tuple[int, str, str]:
         return 1, "the current folder was deleted", "cd to a folder that exists"
     if isinstance(fault, OSError):
         where = f"{fault.filename}: " if fault.filename else ""
-        return (
-            1,
-            f"{where}{fault.strerror or fault}",
-            "--debug shows where" if fault.filename not in (None, OUTPUT) else "",
-        )
+        hint = "--debug shows where" if fault.filename not in (None, OUTPUT) else ""
+        return 1, f"{where}{fault.strerror or fault}", hint
     return 1, f"{type(fault).__name__}: {fault}", "this is a bug in hpc-gpt; --debug shows where"
 
 

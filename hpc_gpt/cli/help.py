@@ -57,13 +57,13 @@ class Topics(UncutGroup):
         if args and (gone := gone_fault(f"help {args[0]}") or gone_fault(args[0])):
             raise UserError(*gone)
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            from hpc_gpt.cli import is_another_verb, near_verb, verb_meant, verbs
+            from hpc_gpt.cli import near_verb, verb_meant, verbs
 
             topics, tables = self.list_commands(ctx), _tables_of_keys()
             if args[0].strip("[].").partition(".")[0] in tables:
                 return super().resolve_command(ctx, ["keys", *args])
             begins_another = any(name.startswith(args[0]) for name in (*topics, *verbs()))
-            if not is_another_verb(args[0]) and any(_about(args[0], not begins_another)):
+            if not verb_meant(args[0]) and any(_about(args[0], not begins_another)):
                 return super().resolve_command(ctx, ["word", *args])
             hint = _profile_hint(args[0]) or verb_meant(args[0]) or close_matches(args[0], topics)
             hint = hint or close_matches(args[0], tables).replace("mean ", "mean help keys ") or near_verb(args[0])

@@ -28,6 +28,20 @@ def stat_of(pid: int | str) -> list[str]:
         return file.read().rpartition(b")")[2].decode().split()
 
 
+def name_of(pid: int) -> str:
+    """The name of a process, at most 15 letters of it; empty if it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    return ""
+
+
+def all_pids() -> list[int]:
+    """All processes of this machine; none where there is no /proc."""
+    with contextlib.suppress(OSError):
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return []
+
+
 class ProcessTable:
     """All processes of this machine at one moment: `stats` has the fields of `stat_of` of each, zombies too, and
     `children` {pid: its children}. Empty where there is no /proc."""
@@ -35,14 +49,11 @@ class ProcessTable:
     def __init__(self) -> None:
         self.stats: dict[int, list[str]] = {}
         self.children: dict[int, list[int]] = {}
-        names: list[str] = []
-        with contextlib.suppress(OSError):
-            names = os.listdir("/proc")
-        for name in filter(str.isdigit, names):
+        for pid in all_pids():
             with contextlib.suppress(OSError, IndexError, ValueError):
-                fields = stat_of(name)
-                self.children.setdefault(int(fields[1]), []).append(int(name))
-                self.stats[int(name)] = fields
+                fields = stat_of(pid)
+                self.children.setdefault(int(fields[1]), []).append(pid)
+                self.stats[pid] = fields
 
     def start_of(self, pid: int) -> str | None:
         """The start time of a process as by `start_time`."""

@@ -8,7 +8,7 @@ that hosts give their tokens. A doubtful value is removed: a missing setting doe
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 REMOVED = "[removed]"
 
@@ -52,30 +52,41 @@ _VALUE = re.compile(
     r"|(?<=://)[^\s/:@]{0,200}:[^\s/@]{1,500}(?=@)"
     r"|(?<=http://)[^\s/:@]{3,200}(?=@)|(?<=https://)[^\s/:@]{3,200}(?=@)"
 )
-# Programs whose command line says a secret by its place alone: (their names, the words that must come first, the
-# options before a secret, a sign that a secret's value has, the place of a secret among the words that are no options).
-# `-p*` takes a value within its own word only; `NAME` is a word that names a secret, before the secret.
-_COMMANDS = (
-    ("wandb vault", "login", "", "", "1"),
-    ("curl", "", "-u --user -U --proxy-user", ":", ""),
-    ("docker podman nerdctl buildah skopeo apptainer singularity helm oras az", "login", "-p", "", ""),
-    ("sshpass mongo mongosh mongodump", "", "-p", "", ""),
-    ("mysql mysqldump mysqladmin mysqlimport mariadb mariadb-dump", "", "-p*", "", ""),
-    ("redis-cli http https", "", "-a", "", ""),
-    ("zip unzip 7z", "", "-P -p*", "", ""),
-    ("ldapsearch", "", "-w", "", ""),
-    ("smbclient", "", "-U", "%", ""),
-    ("lftp", "", "-u", ",", ""),
-    ("openssl", "", "-pass -passin -passout", "pass:", ""),
-    ("mc", "set add", "", "", "4"),
-    ("aws git npm pip poetry conda kaggle", "set config", "", "", "NAME"),
-)
-_OF_PROGRAM = {name: row[1:] for row in _COMMANDS for name in row[0].split()}
+
+
+class _Command(NamedTuple):
+    """How a program's command line says a secret by its place alone: after which first word, one of `begin`; after
+    which `options`, of which `-p*` takes a value within its own word only; with which `sign` in the value; at which
+    `place` among the words that are no options, or after a word that names a secret (`NAME`)."""
+
+    begin: str = ""
+    options: str = ""
+    sign: str = ""
+    place: str = ""
+
+
+_COMMANDS = {
+    "wandb vault": _Command("login", place="1"),
+    "curl": _Command(options="-u --user -U --proxy-user", sign=":"),
+    "docker podman nerdctl buildah skopeo apptainer singularity helm oras az": _Command("login", "-p"),
+    "sshpass mongo mongosh mongodump": _Command(options="-p"),
+    "mysql mysqldump mysqladmin mysqlimport mariadb mariadb-dump": _Command(options="-p*"),
+    "redis-cli http https": _Command(options="-a"),
+    "zip unzip 7z": _Command(options="-P -p*"),
+    "ldapsearch": _Command(options="-w"),
+    "smbclient": _Command(options="-U", sign="%"),
+    "lftp": _Command(options="-u", sign=","),
+    "openssl": _Command(options="-pass -passin -passout", sign="pass:"),
+    "mc": _Command("set add", place="4"),
+    "aws git npm pip poetry conda kaggle": _Command("set config", place="NAME"),
+}
+_OF_PROGRAM = {name: command for names, command in _COMMANDS.items() for name in names.split()}
 _PROGRAM = re.compile(rf"(?<![\w.-])(?:{'|'.join(map(re.escape, _OF_PROGRAM))})(?![\w.-])")
 # A word of a line of bash, with its quotes, or a sign that ends a command.
 _SHELL_WORD = re.compile(r"""(?:[^\s;|&()'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*"|['"])+|[\s\S]""")
 _QUOTED_LINE = re.compile(r"""(['"])([^'"]*\s.*)\1""", re.DOTALL)  # bash -c 'a line'
 _AROUND = "'\"`[],"
+_ENDS_COMMAND = tuple(";|&()\n")
 _NOT_SAID = ("$", "`", "<", "{")  # begins a variable or a placeholder
 # The key before a value in a line of text: `WANDB_API_KEY=`, `"token": `, `--hub_token ` and, in a list of words,
 # `'--hub_token', '`. The value after it is in the same quotes if it is quoted. is_secret judges the key.
@@ -237,36 +248,39 @@ def _hide_spelled(text: str) -> str:
 def _spelled(words: Sequence[str]) -> dict[int, str]:
     """{index: the word without its secret} for each secret that `_COMMANDS` spell."""
     found = dict[int, str]()
-    first, options, sign, place = "", "", "", ""
+    command = _Command()
     begun, takes, count, before = False, False, 0, ""
     for index, word in enumerate(words):
         if word.isspace() and word != "\n":
             continue
         bare = word.strip(_AROUND)
-        option = next((each for each in options.split() if bare.startswith(each.rstrip("*"))), "")
+        option = next((each for each in command.options.split() if bare.startswith(each.rstrip("*"))), "")
         start, is_value, joined = word.find(bare), False, len(option.rstrip("*"))
         if (program := bare.rpartition("/")[2]) in _OF_PROGRAM and not takes:
-            first, options, sign, place = _OF_PROGRAM[program]
-            begun, count = not first, 0
-        elif word in (*";|&()\n",):
-            first, options, place, takes = "", "", "", False
-        elif takes or not begun or not (option or place) or (bare.startswith("-") and not option):
-            is_value, begun, takes = takes, begun or bare in first.split(), False
+            command = _OF_PROGRAM[program]
+            begun, count = not command.begin, 0
+        elif word in _ENDS_COMMAND:
+            command, takes = _Command(), False
+        elif takes or not begun or not (option or command.place) or (bare.startswith("-") and not option):
+            is_value, begun, takes = takes, begun or bare in command.begin.split(), False
         elif option and len(bare) == joined:
             takes = not option.endswith("*")
         elif option:
             start, is_value = start + joined + (bare[joined] == "="), joined == 2 or bare[joined] == "="
         else:
             count += 1
-            is_value = place.isdigit() and count >= int(place) and "/" not in bare
-            is_value |= place == "NAME" and count > 1 and any(_names_secret(part, False) for part in before.split("."))
+            if command.place == "NAME":
+                is_value = count > 1 and any(_names_secret(part, False) for part in before.split("."))
+            else:
+                is_value = count >= int(command.place) and "/" not in bare
         before, end = bare, len(word.rstrip(_AROUND))
         said = word[start:end].strip(_AROUND)
-        said = said.partition(sign)[2] if sign else said
-        if is_value and len(said.strip("/")) > 2 * (not sign) and said != REMOVED and not said.startswith(_NOT_SAID):
+        said = said.partition(command.sign)[2] if command.sign else said
+        is_value = is_value and len(said.strip("/")) > (0 if command.sign else 2)
+        if is_value and said != REMOVED and not said.startswith(_NOT_SAID):
             found[index] = word[:start] + REMOVED + word[end:]
         if word.endswith("`"):
-            first, options, place = "", "", ""
+            command = _Command()
     return found
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from hpc_gpt.planner.figures import figures_in
 from hpc_gpt.planner.search import KEPT, Candidate, Searched
-from hpc_gpt.planner.table import PARTS, loses
+from hpc_gpt.planner.table import PARTS, does_not_fit, loses
 
 SCHEMA = 1
 _JSON_NAMES = {"sharded_optimizer": "distributed_optimizer"}  # its name in "settled" since the first version
@@ -37,14 +37,8 @@ def _candidate_tables(searched: Searched, candidate: Candidate, budget_tokens: f
         "time": {part.field: getattr(step, part.field) for part in PARTS} if step else None,
         "band": step.band if step else None,
         "figures": asdict(figures) if figures else None,
-        "against_best": _against_best(searched, candidate),
+        "against_best": loses(candidate, searched.candidates[0], searched.fastest) if step else does_not_fit(candidate),
     }
-
-
-def _against_best(searched: Searched, candidate: Candidate) -> str:
-    if candidate.step is None:
-        return loses(candidate, candidate)
-    return loses(candidate, searched.candidates[0], searched.fastest)
 
 
 def search_tables(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from hpc_gpt.core.errors import NoSuchRun, RunFolderError, UserError
 from hpc_gpt.core.files import from_here, logs_folder, whose, within_time
 from hpc_gpt.core.format import some
-from hpc_gpt.core.process import start_time
+from hpc_gpt.core.process import all_pids, start_time
 from hpc_gpt.core.runs.run_folder import NEW_ID, RunFolder, job_ids
 from hpc_gpt.core.settings.resolved import folder_name
 from hpc_gpt.core.tables import close_matches
@@ -57,15 +57,15 @@ def removed_runs(logs: Path | None = None) -> dict[Path, tuple[int, str]]:
     """{folder: (pid, start time)} of the runs that a process of this machine supervises though their folder was
     removed. `logs`: only the runs below it, unless it is None. A run that was moved counts, by its old folder."""
     removed: dict[Path, tuple[int, str]] = {}
-    for name in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
+    for pid in all_pids():
         with contextlib.suppress(OSError, ValueError, IndexError):
-            arguments = Path("/proc", name, "cmdline").read_bytes().split(b"\0")
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             if arguments[1:2] != [b"-m"] or arguments[2] != _SUPERVISOR:
                 continue
             path = Path(os.fsdecode(arguments[3]))
             below = logs is None or path.is_relative_to(logs) or path.is_relative_to(logs.resolve())
-            if below and not os.path.lexists(path / "resolved.json") and (started := start_time(int(name))):
-                removed[path] = int(name), started
+            if below and not os.path.lexists(path / "resolved.json") and (started := start_time(pid)):
+                removed[path] = pid, started
     return removed
 
 

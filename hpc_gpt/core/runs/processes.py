@@ -2,7 +2,7 @@
 
 | mark | is | held by |
 |---|---|---|
-| the job | the processes in a step of its Slurm job, by the cgroup, else by slurmd (`in_job`) | Slurm |
+| the job | the processes in a step of its Slurm job, by the cgroup, else by slurmd (`job_steps`) | Slurm |
 | the tree | what its supervisor has started, and all that came from it (`Tree`) | the kernel: orphans are adopted |
 | the record | pid, start time and boot of a tree's processes (`recorded`) | the disk: it outlives the supervisor |
 | the variables | the environment at a process's start (`_marked`) | the process, which can overwrite it |
@@ -14,7 +14,6 @@ supervisor that was then killed. Processes on other nodes are not seen.
 import contextlib
 import json
 import os
-import re
 import signal
 import threading
 import time
@@ -26,7 +25,7 @@ from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import read_json, replace_whole
 from hpc_gpt.core.process import (
     ProcessTable,
-    answer_of,
+    all_pids,
     boot_id,
     is_alive,
     job_of,
@@ -36,6 +35,8 @@ from hpc_gpt.core.process import (
 )
 from hpc_gpt.core.runs.race import read_visits
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.slurm.environment import ALLOCATION
+from hpc_gpt.core.slurm.job_steps import in_job, left_steps
 
 # The variables of an attempt's processes, and of what they start: the attempt's number, the folder of the run's
 # checkpoints and, in a program, the task that started it. A debugger that runs beside them has no number.
@@ -48,7 +49,6 @@ GPU_LOCKS = "HPC_GPT_GPU_LOCKS"
 _GONE_S = 5.0  # the wait for killed processes to leave; one that waits for a disk or a GPU may not leave
 _POLL_S, _LOOK_S = 0.05, 1.0
 _COST = 50  # looks may take a 50th of a core
-_LIST_S, _ASK_S = 5.0, 20.0
 # On the command line of the supervisor of another run, which may be started from within an attempt.
 _SUPERVISES = b"\0hpc_gpt.launcher."
 
@@ -181,26 +181,17 @@ def recorded(attempts: Iterable[Attempt]) -> set[int]:
 # --- the variables
 
 
-def _marked(*names: str) -> Iterable[tuple[int, dict[bytes, bytes]]]:
-    """(pid, environment at its start) of each process that has all of these variables and that this user may read,
-    without this process."""
+def _marked(*names: str) -> Iterable[tuple[int, dict[bytes, bytes], tuple[bytes, bytes]]]:
+    """(pid, environment at its start, its `job_of`) of each process that has all of these variables and that this user
+    may read, without this process. A job that an attempt has submitted has the attempt's variables, too."""
     marks = [name.encode() + b"=" for name in names]
-    pids: list[str] = []
-    with contextlib.suppress(OSError):
-        pids = os.listdir("/proc")
-    for pid in filter(str.isdigit, pids):
+    for pid in all_pids():
         with contextlib.suppress(OSError):
             with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
                 text = file.readall()
-            if all(mark in text for mark in marks) and int(pid) != os.getpid():
-                yield int(pid), dict(entry.split(b"=", 1) for entry in text.split(b"\0") if b"=" in entry)
-
-
-def _is_in(job: tuple[bytes, bytes], pid: int, environment: Mapping[bytes, bytes]) -> bool:
-    """Whether a process is in this job: one that the attempt has submitted has its variables, too."""
-    with contextlib.suppress(OSError):
-        return job_of(pid, environment) == job
-    return False
+            if all(mark in text for mark in marks) and pid != os.getpid():
+                environment = dict(entry.split(b"=", 1) for entry in text.split(b"\0") if b"=" in entry)
+                yield pid, environment, job_of(pid, environment)
 
 
 def _checkpoints_in(environment: Mapping[bytes, bytes]) -> str:
@@ -209,98 +200,7 @@ def _checkpoints_in(environment: Mapping[bytes, bytes]) -> str:
 
 def jobs_of_user() -> set[tuple[bytes, bytes]]:
     """The Slurm jobs on this node, by variable and cgroup, of the processes that this user may read."""
-    found = set()
-    for pid, environment in _marked("SLURM_JOB_ID"):
-        with contextlib.suppress(OSError):
-            found.add(job_of(pid, environment))
-    return found
-
-
-# --- the job
-
-
-def in_job(job_id: str, node: str) -> dict[int, str]:
-    """{pid: its step, such as batch, extern or 0} of the processes of a Slurm job on this node: by the job's cgroup,
-    else by slurmd, whatever it tracks processes by; empty if neither answers."""
-    found: dict[int, str] = {}
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if match := re.match(rf".*/job_{job_id}(?=/|$)", path):
-                folder = Path("/sys/fs/cgroup", controllers.removeprefix("name="), match[0].lstrip("/"))
-                found |= in_cgroup(folder)
-    if not found:
-        rows = [line.split() for line in _scontrol("listpids", job_id, node)]
-        found = {int(row[0]): row[2] for row in rows if len(row) > 2 and row[0].isdecimal()}
-    return {pid: step for pid, step in found.items() if _name_of(pid) != "slurmstepd"}
-
-
-def in_cgroup(folder: Path) -> dict[int, str]:
-    """{pid: its step} of the processes in the cgroup of a job."""
-    found: dict[int, str] = {}
-    for file in folder.rglob("cgroup.procs"):
-        if match := re.match(r"step_([^/]+)/", str(file.relative_to(folder))):
-            with contextlib.suppress(OSError):
-                found |= dict.fromkeys(map(int, file.read_text(encoding="utf-8").split()), match[1])
-    return found
-
-
-def _name_of(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
-    return ""
-
-
-class Step:
-    """A numbered step of a Slurm job: its `id` and `number`, its `nodes` as Slurm lists them, and `srun`, the pid of
-    the srun that has started it, 0 for one on another host."""
-
-    def __init__(self, shown: str) -> None:
-        fields = dict(re.findall(r"(?:^| )([\w:]+)=(\S*)", shown))
-        self.id, self.nodes = fields.get("StepId", ""), fields.get("NodeList", "")
-        self.number = self.id.rpartition(".")[2]
-        host, _, pid = fields.get("SrunHost:Pid", "").rpartition(":")
-        self.srun = int(pid) if host == os.uname().nodename.partition(".")[0] and pid.isdecimal() else 0
-
-    @property
-    def is_left(self) -> bool:
-        """Whether the srun of the step has ended on this host, so that nobody waits for the step. A user's own step
-        beside the ranks, such as a shell, has an srun that runs, or ran on another host."""
-        return self.srun > 0 and start_time(self.srun) is None
-
-
-def steps_of(job_id: str) -> list[Step]:
-    """The numbered steps of a Slurm job that have not ended; none if Slurm does not answer."""
-    steps = map(Step, _scontrol("--oneliner", "show", "step", job_id))
-    return [step for step in steps if step.number.isdecimal()]
-
-
-def _scontrol(*words: str) -> list[str]:
-    """The lines that scontrol prints. Without a configuration it would search one for a minute."""
-    if not os.path.exists(os.environ.get("SLURM_CONF") or "/"):
-        return []
-    return answer_of(_ASK_S, "scontrol", *words)[1].splitlines()
-
-
-class StartedSteps:
-    """The processes on this node in the steps that a tree on it has started: srun's tasks do not come from it. None
-    outside a job."""
-
-    def __init__(self) -> None:
-        self._job_id, self._node = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURMD_NODENAME", "")
-        self._started: dict[str, bool] = {}  # {step: whether the tree has its srun}
-        self._pids: list[int] = []
-        self._next = 0.0 if self._job_id and self._node else float("inf")
-
-    def __call__(self, seen: Mapping[int, str]) -> list[int]:
-        began = time.monotonic()
-        if began >= self._next:
-            listed = in_job(self._job_id, self._node)
-            if {step for step in listed.values() if step.isdecimal()} - self._started.keys():
-                self._started |= {step.number: step.srun in seen for step in steps_of(self._job_id)}
-            self._pids = [pid for pid, step in listed.items() if self._started.get(step)]
-            self._next = began + max(_LIST_S, _COST * (time.monotonic() - began))
-        return self._pids
+    return {job for _, _, job in _marked("SLURM_JOB_ID")}
 
 
 # --- the answers
@@ -317,9 +217,9 @@ def end_processes(
 
     def find() -> Collection[int]:
         found = {*(tree.look(at_once=True).seen if tree is not None else _left_by_script(attempt, job))}
-        for pid, environment in _marked(ATTEMPT, CHECKPOINTS):
+        for pid, environment, its_job in _marked(ATTEMPT, CHECKPOINTS):
             is_own = wanted.items() <= environment.items() and _checkpoints_in(environment) == folder
-            if is_own and _is_in(job, pid, environment):
+            if is_own and its_job == job:
                 found.add(pid)
         return found
 
@@ -330,7 +230,7 @@ def _left_by_script(attempt: Attempt, job: tuple[bytes, bytes]) -> set[int]:
     table = ProcessTable()
     found, above = {*table.below(*recorded([attempt]))}, table.above(os.getpid())
     node = os.environ.get("SLURMD_NODENAME")
-    if node and "HPC_GPT_ALLOCATION" not in os.environ:  # there the batch step is the user's
+    if node and ALLOCATION not in os.environ:  # there the batch step is the user's
         found |= {pid for pid, step in in_job(job[0].decode(), node).items() if step == "batch"}
     shell = next((pid for pid in reversed(above) if pid in found), os.getpid())
     return found - {*table.below(shell)}
@@ -342,15 +242,15 @@ def end_left_in_job(run: RunFolder, number: int, job: tuple[bytes, bytes], limit
     folder, step, node = os.path.realpath(run.path), os.environb.get(_STEP), os.environ.get("SLURMD_NODENAME", "")
     listed = in_job(job[0].decode(), node) if job[0] and node else {}
     others = {name for name in listed.values() if name.isdecimal()} - {(step or b"").decode()}
-    left = {one.number for one in steps_of(job[0].decode()) if one.is_left} & others if others else set[str]()
+    left = {one.number for one in left_steps(job[0].decode())} & others if others else set[str]()
 
     def find() -> Collection[int]:
         pids = {pid for pid, name in listed.items() if name in left} | recorded(run.before(run.attempt(number)))
-        for pid, environment in _marked(_RUN, ATTEMPT):
+        for pid, environment, its_job in _marked(_RUN, ATTEMPT):
             path = os.path.realpath(os.fsdecode(environment[_RUN.encode()]))
             is_earlier = path == folder and environment[ATTEMPT.encode()] != b"%d" % number
             is_earlier |= path.startswith(f"{folder}/")
-            if is_earlier and (step is None or environment.get(_STEP) != step) and _is_in(job, pid, environment):
+            if is_earlier and (step is None or environment.get(_STEP) != step) and its_job == job:
                 pids.add(pid)
         return ProcessTable().below(*pids, without=[os.getpid()])
 
@@ -367,9 +267,9 @@ def run_on(run: RunFolder) -> list[int]:
     folder, visits = os.path.realpath(run.path), (RunFolder(run.path / visit.place) for visit in read_visits(run))
     pids = recorded([*attempts, *(visit.attempt(1) for visit in visits)])
     job = os.fsencode(str(read_json(attempts[-1].ranks / "0.json").get(JOB) or "") if attempts else "")
-    for pid, environment in _marked(ATTEMPT, CHECKPOINTS):
+    for pid, environment, (job_id, _) in _marked(ATTEMPT, CHECKPOINTS):
         # The checkpoints of a race's visits are deeper.
-        if _checkpoints_in(environment).startswith(f"{folder}/") and environment.get(b"SLURM_JOB_ID", b"") == job:
+        if _checkpoints_in(environment).startswith(f"{folder}/") and job_id == job:
             pids.add(pid)
     if not pids:
         return []

@@ -148,11 +148,10 @@ def _archive_for_0_3() -> SharedFile:
     """This version's code as a script of 0.3 expects it."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for name, content in {
-            _UNPACK_0_3: _UNPACKS,
-            **{n: path.read_bytes() for n, path in code_files().items()},
-        }.items():
-            (entry := tarfile.TarInfo(name)).size = len(content)
+        files = {name: path.read_bytes() for name, path in code_files().items()}
+        for name, content in {_UNPACK_0_3: _UNPACKS, **files}.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
     return SharedFile(_OF_0_3, buffer.getvalue())
 

@@ -14,6 +14,7 @@ CODE is the exit code of the first rank that failed, else srun's.
 """
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ from hpc_gpt.core.runs.slow_ranks import slow_ranks
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.slurm.hosts import expand_hosts
+from hpc_gpt.core.slurm.job_steps import end_left_steps
 from hpc_gpt.launcher.attempts.decisions import (
     NEXT_MARK,
     ShownJob,
@@ -50,7 +52,6 @@ from hpc_gpt.launcher.attempts.decisions import (
     script_holder,
     with_free_space,
 )
-from hpc_gpt.launcher.attempts.lost_steps import end_lost_steps
 from hpc_gpt.launcher.attempts.script_end import end_script
 
 # The killed steps of a script leave its nodes within so many seconds, or its next attempt comes from the queue.
@@ -107,7 +108,7 @@ def main(arguments: Sequence[str]) -> int:
     if resolved.script is not None:  # the exit code of the script counts, whatever its steps returned
         end_script(run, attempt, code, shown)
         if code and resolved.job.restart_in_job and not waited and shown_as(shown, "JobState") == "RUNNING":
-            left = end_lost_steps(_STEPS_S)
+            left = end_left_steps(os.environ.get("SLURM_JOB_ID", ""), _STEPS_S)
     else:
         end_run_on(run, 0.0)  # a rank that was killed has ended nothing, and Slurm may have lost sight of it
         code = exit_code(message, code)

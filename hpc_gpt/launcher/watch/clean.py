@@ -116,10 +116,11 @@ def look(runs: Sequence[RunFolder], rules: CleanRules, is_sound: IsSound = has_a
             room.refused = f"it ended {show_duration(ago_s)} ago"
         elif why := _why_useless(run, status.state):
             room.goes = [RoomPiece(run.path, bytes_in(run.path), why)]
-        elif command_of(run) is not None or (run.checkpoints / MEGATRON).exists():
-            command = command_of(run)
-            names = [path.name for path in sorted(run.checkpoints.glob("*"))] or [str(command and command.checkpoints)]
-            which = f" ({some(names, 3)})" if names != ["None"] else ""
+        elif (command := command_of(run)) is not None or (run.checkpoints / MEGATRON).exists():
+            names = [path.name for path in sorted(run.checkpoints.glob("*"))]
+            elsewhere = command.checkpoints if command is not None else None
+            which = some(names, 3) if names else elsewhere
+            which = f" ({which})" if which else ""
             room.refused = f"its own program wrote the checkpoints{which}; delete by hand those that you do not need"
         else:
             with _fault_of(room):

@@ -25,13 +25,14 @@ from hpc_gpt.core.ends import bad_nodes
 from hpc_gpt.core.ends.end_policy import shown_as
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.network import LOWEST_PORT, free_port
-from hpc_gpt.core.process import stat_of
-from hpc_gpt.core.runs.processes import Step, end_left_in_job, jobs_of_user, steps_of
+from hpc_gpt.core.process import all_pids, stat_of
+from hpc_gpt.core.runs.processes import end_left_in_job, jobs_of_user
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.clients import ask
 from hpc_gpt.core.slurm.directives import hides_gpus
 from hpc_gpt.core.slurm.environment import ALLOCATION, own_job
 from hpc_gpt.core.slurm.hosts import expand_hosts
+from hpc_gpt.core.slurm.job_steps import Step, kill_steps, left_steps, still_run
 from hpc_gpt.trainer.preflight.probe import Probe, placed
 from hpc_gpt.trainer.preflight.verdict import SKEW_BAD_S, encode, too_few
 from hpc_gpt.trainer.supervision.gpus import wait_until_free
@@ -75,7 +76,7 @@ def _state(pid: int) -> str:
 
 def _held_files(start: str) -> Iterator[str]:
     """The paths that begin with `start` and that a process of the user has open or mapped."""
-    for process in Path("/proc").glob("[0-9]*"):
+    for process in (Path(f"/proc/{pid}") for pid in all_pids()):
         with contextlib.suppress(OSError):
             for descriptor in (process / "fd").iterdir():
                 with contextlib.suppress(OSError):
@@ -127,9 +128,8 @@ class LeftOver:
         Slurm could not end keeps its GPUs, and the next srun would wait for ever. Notes the nodes at fault: for all
         runs if that is sure, or once a second look finds the same."""
         until = time.monotonic() + LIMIT_S
-        if steps := {step.id for step in _left_steps()}:
-            with contextlib.suppress(UserError):
-                ask(["scancel", "--signal=KILL", *steps], timeout_s=LIMIT_S / 3)
+        kill_steps(steps := _left_steps(), LIMIT_S / 3)
+        killed = {step.id for step in steps}
         # The one task of a node sees all its GPUs.
         command = [word for word in command if not hides_gpus(word)]
         nodes, faults, sure = [node for node in self.nodes if node not in self.faults], dict[str, str](), set[str]()
@@ -151,9 +151,9 @@ class LeftOver:
             return
         faults |= dict.fromkeys(nodes, f"it has not answered within {LIMIT_S:g} s")
         usable = {node for node in self.nodes if node not in self.faults and node not in faults}
-        while left := [step for step in _left_steps() if step.id in steps and usable & set(_hosts(step.nodes))]:
+        while left := [step for step in _left_steps() if step.id in killed and usable & set(_hosts(step.nodes))]:
             if time.monotonic() > until:
-                self._why = "; ".join(f"step {step.id} on {step.nodes} runs on after its kill" for step in left)
+                self._why = still_run(left)
                 break
             time.sleep(_POLL_S)
         cluster = self._run.resolved().cluster
@@ -185,9 +185,7 @@ def _hosts(text: str) -> list[str]:
 def _left_steps() -> list[Step]:
     """The job's steps that earlier attempts have left. None if Slurm does not answer, as srun waits for it, too; and in
     an allocation of the user's own, where steps may be others'."""
-    if ALLOCATION in os.environ:
-        return []
-    return [step for step in steps_of(os.environ.get("SLURM_JOB_ID", "")) if step.is_left]
+    return [] if ALLOCATION in os.environ else left_steps(os.environ.get("SLURM_JOB_ID", ""))
 
 
 def main() -> int:

@@ -28,15 +28,16 @@ from hpc_gpt.core.ends.end_policy import End, first_reason, limits_reached
 from hpc_gpt.core.ends.program_end import Said, has_last_line, write_said
 from hpc_gpt.core.errors import RunFolderError, UserError
 from hpc_gpt.core.files import write_once
-from hpc_gpt.core.process import ProcessTable, is_alive, send, start_time
+from hpc_gpt.core.process import ProcessTable, is_alive, name_of, send, start_time
 from hpc_gpt.core.runs.checkpoints import newest_checkpoint
 from hpc_gpt.core.runs.full_disk import release_reserve, reserve
-from hpc_gpt.core.runs.processes import StartedSteps, Tree
+from hpc_gpt.core.runs.processes import Tree
 from hpc_gpt.core.runs.provenance import complete_run, list_gpus
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.runs.stored import read_stored_lines
 from hpc_gpt.core.settings.sized import params
 from hpc_gpt.core.slurm.environment import ALLOCATION
+from hpc_gpt.core.slurm.job_steps import StartedSteps
 from hpc_gpt.core.slurm.script_lines import globs_of
 from hpc_gpt.reader.live_lines import LiveLines
 from hpc_gpt.trainer.program.job_script import submits_again
@@ -44,6 +45,7 @@ from hpc_gpt.trainer.program.output_files import Follower, copied_files, copy_mo
 from hpc_gpt.trainer.program.process import ForeignLog, count_steps, said_by, trained_s
 from hpc_gpt.trainer.program.signs_of_life import (
     BESIDE,
+    SHELLS,
     ForeignHeartbeat,
     Processes,
     boot_s,
@@ -62,7 +64,7 @@ _LOOK_S = 1.0
 _LEAD_S = 120
 _LAST_LINES_S = 4.0  # job.sh waits longer
 _LAST_STEPS = 50  # these steps show a watch that is started again where metrics.jsonl ends
-_SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "slurm_script")
+_SHELLS = (*SHELLS, "slurm_script")
 _MOST_FILES = 64
 _QUEUED = re.compile(r"\bSubmitted batch job (\d+)")
 
@@ -157,7 +159,7 @@ class ScriptWatch:
         behind at its exit do not count: they are ended."""
         table = ProcessTable()
         group = [pid for pid, fields in table.stats.items() if int(fields[2]) == self._body and table.start_of(pid)]
-        if any(_comm(pid) == "srun" for pid in group):
+        if any(name_of(pid) == "srun" for pid in group):
             return True
         with contextlib.suppress(OSError, ValueError):
             code, _ = (self._attempt.folder / ".code").read_text(encoding="utf-8").split()
@@ -256,16 +258,15 @@ class ScriptWatch:
         names = (glob.glob(pattern, root_dir=self._folder, recursive=True) for pattern in self._globs)
         paths = [self._folder / name for name in itertools.chain.from_iterable(names)]
         paths += output_of(self._tree.look().seen) if asks else []
-        known = self._inodes | {_inode(path.stat()) for path in (self._attempt.log, self._attempt.err) if path.exists()}
+        self._inodes |= {_inode(path.stat()) for path in (self._attempt.log, self._attempt.err) if path.exists()}
         for path in map(Path.resolve, paths):
             with contextlib.suppress(OSError, RunFolderError):
                 inode = _inode(about := path.stat())
-                if path in self._found or inode in known or not path.is_file() or about.st_mtime < self._since:
+                if path in self._found or inode in self._inodes or not path.is_file() or about.st_mtime < self._since:
                     continue
                 earlier = any(path in attempt.logs for attempt in self._run.attempts() if attempt != self._attempt)
                 self._files.append(Follower(path, about.st_size if earlier else 0))
                 self._found.add(path)
-                known.add(inode)
                 self._inodes.add(inode)
                 self._attempt.elsewhere.mkdir(exist_ok=True)
                 (self._attempt.elsewhere / f"{len(self._found):03}").symlink_to(path)
@@ -319,7 +320,7 @@ class ScriptWatch:
         targets = [(pid, started) for pid in to_signal(self._body, number) if (started := start_time(pid))]
         earlier, self._before = self._tree.look().seen, self._tree.look(at_once=True).seen
         beside = (*_SHELLS, *BESIDE)
-        self._programs = {pid: _command(pid) for pid in self._before if pid in earlier and _comm(pid) not in beside}
+        self._programs = {pid: _command(pid) for pid in self._before if pid in earlier and name_of(pid) not in beside}
         job = os.environ.get("HPC_GPT_JOB")
         if job and ALLOCATION not in os.environ:
             line = ["scancel", "--quiet", f"--signal={number.name.removeprefix('SIG')}", job]
@@ -377,7 +378,7 @@ def to_signal(body: int, number: signal.Signals) -> list[int]:
     def below(pid: int) -> list[int]:
         pids: list[int] = []
         for child in children.get(pid, []):
-            name = _comm(child)
+            name = name_of(child)
             if name == "srun":
                 continue
             if name in _SHELLS:
@@ -392,13 +393,6 @@ def to_signal(body: int, number: signal.Signals) -> list[int]:
 def _monotonic(uptime: str) -> float:
     """A time of /proc/uptime by time.monotonic()."""
     return time.monotonic() - boot_s() + float(uptime)
-
-
-def _comm(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:

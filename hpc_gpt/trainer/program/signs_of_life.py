@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpc_gpt.core.format import show_duration
+from hpc_gpt.core.process import name_of
 from hpc_gpt.core.runs.checkpoints import own_checkpoints
 from hpc_gpt.core.runs.heartbeats import GpuFigures
 from hpc_gpt.core.runs.processes import Tree
@@ -142,9 +143,7 @@ def _program_of(pid: int) -> str:
     """The name of the file that a process executes; empty if it has ended."""
     with contextlib.suppress(OSError):
         return os.path.basename(os.readlink(f"/proc/{pid}/exe")).removesuffix(" (deleted)")
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
-    return ""
+    return name_of(pid)
 
 
 def output_of(pids: Iterable[int]) -> list[Path]:
