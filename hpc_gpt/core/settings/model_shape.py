@@ -360,35 +360,39 @@ def architectures_of(shape: ModelShape) -> tuple[str, ...]:
     return llama if shape.bias == "all" else (*llama, "MistralForCausalLM", "SmolLM3ForCausalLM")
 
 
+_LLAMAS: dict[str, tuple[Any, ...]] = {"mlp": ("swiglu",), "norm": ("rmsnorm",), "positions": ("rope",),
+                                       "nope_every": (None,), "bias": ("none",)}  # fmt: skip
+_SOFTMAX = _LLAMAS | {"router": ("softmax",), "router_bias": (False,), "router_scale": (1.0,), "expert_groups": (None,),
+                      "groups_per_token": (None,), "rotated": (1.0,)}  # fmt: skip
+_UNSHARED = _SOFTMAX | {"shared_ffn": (None,), "shared_gate": (False,)}
+_SIGMOIDS = _LLAMAS | {"router": ("sigmoid",), "router_bias": (True,), "shared_gate": (False,)}
+# {class of transformers for a mixture of experts: {field: its values there, the usual one first}}.
+CLASSES_OF_MIXTURES = {
+    "MixtralForCausalLM": _UNSHARED | {"qk_norm": (False,), "dense_layers": (0,), "norm_topk": (True,)},
+    "Qwen3MoeForCausalLM": _UNSHARED | {"qk_norm": (True,)},
+    "OlmoeForCausalLM": _UNSHARED | {"qk_norm": ("width",), "dense_layers": (0,)},
+    "Qwen2MoeForCausalLM": _SOFTMAX | {"shared_gate": (True,), "qk_norm": (False,), "bias": ("none", "qkv")},
+    "Dots1ForCausalLM": _SIGMOIDS | {"qk_norm": (True,), "rotated": (1.0,)},
+    "Glm4MoeForCausalLM": _SIGMOIDS | {"bias": ("none", "qkv")},
+}
+
+
 def _mixtures_of(shape: ModelShape) -> Iterator[str]:
-    """The classes of a mixture of experts. None has a bias in the experts, layers without rotation, or groups of one
-    expert; each either lacks shared experts or cannot do without them."""
-    kind = (shape.mlp, shape.norm, shape.positions, shape.embedding_norm, shape.nope_every)
-    others = {*shape.special_keys} - {"experts", "rotated", "qk_norm"}
-    if kind != ("swiglu", "rmsnorm", "rope", False, None) or others or shape.bias == "all":
+    """The classes of a mixture of experts. None has groups of one expert; each either lacks shared experts or cannot do
+    without them."""
+    if {*shape.special_keys} - {"experts", "rotated", "qk_norm"} or shape.embedding_norm:
         return
-    if shape.router == "sigmoid":
-        whole = shape.shared_ffn is not None and shape.shared_ffn % (shape.expert_ffn or 1) == 0
-        in_groups = (shape.experts or 0) // (shape.expert_groups or 1) > 1
-        if not (whole and in_groups and shape.router_bias) or shape.shared_gate or shape.qk_norm == "width":
-            return
-        if shape.qk_norm and shape.bias == "none" and shape.rotated == 1:
-            yield "Dots1ForCausalLM"
-        yield "Glm4MoeForCausalLM"
-        return
-    plain = (shape.router, shape.router_bias, shape.expert_groups, shape.router_scale, shape.rotated)
-    if plain != ("softmax", False, None, 1, 1):
-        return
-    if shape.shared_ffn is not None:
-        if shape.shared_gate and not shape.qk_norm:
-            yield "Qwen2MoeForCausalLM"
-    elif shape.bias == "none" and shape.qk_norm is True:
-        yield "Qwen3MoeForCausalLM"
-    elif shape.bias == "none" and not shape.dense_layers:
-        if shape.qk_norm == "width" and shape.query_width == shape.hidden:
-            yield "OlmoeForCausalLM"
-        elif not shape.qk_norm and shape.norm_topk:
-            yield "MixtralForCausalLM"
+    whole = shape.shared_ffn is not None and shape.shared_ffn % (shape.expert_ffn or 1) == 0
+    in_groups = (shape.experts or 0) // (shape.expert_groups or 1) > 1
+    besides = {
+        "OlmoeForCausalLM": shape.query_width == shape.hidden,
+        "Qwen2MoeForCausalLM": shape.shared_ffn is not None,
+        "Dots1ForCausalLM": whole and in_groups,
+        "Glm4MoeForCausalLM": whole and in_groups and shape.qk_norm != "width",
+    }
+    for name, has in CLASSES_OF_MIXTURES.items():
+        if besides.get(name, True) and all(getattr(shape, key) in values for key, values in has.items()):
+            yield name
 
 
 def architecture_of(shape: ModelShape) -> str | None:

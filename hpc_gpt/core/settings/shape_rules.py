@@ -7,7 +7,7 @@ from typing import Any
 
 from hpc_gpt.core.errors import LayoutError, raise_faults
 from hpc_gpt.core.settings.layout import largest_divisor
-from hpc_gpt.core.settings.model_shape import ModelShape, architectures_of
+from hpc_gpt.core.settings.model_shape import CLASSES_OF_MIXTURES, ModelShape, architectures_of
 
 _Faults = Iterator[tuple[str, str]]
 # Sizes below 1 that are not a fault by themselves, and the least that others may have.
@@ -200,30 +200,14 @@ def _stated(shape: ModelShape, names: tuple[str, ...]) -> list[str]:
     return [f"model.{name}" for name in names if getattr(shape, name) != _DEFAULTS[name]]
 
 
-_LLAMAS: dict[str, Any] = {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope", "nope_every": None, "bias": "none"}
-_SOFTMAX = _LLAMAS | {"router": "softmax", "router_bias": False, "router_scale": 1.0, "expert_groups": None,
-                      "groups_per_token": None, "rotated": 1.0}  # fmt: skip
-_UNSHARED = _SOFTMAX | {"shared_ffn": None, "shared_gate": False}
-_SIGMOIDS = _LLAMAS | {"router": "sigmoid", "router_bias": True, "shared_gate": False}
-# {class of transformers: fields of a mixture that lead to it}, besides the shared experts that some need.
-_NEAREST = {
-    "MixtralForCausalLM": _UNSHARED | {"qk_norm": False, "dense_layers": 0, "norm_topk": True},
-    "Qwen3MoeForCausalLM": _UNSHARED | {"qk_norm": True},
-    "OlmoeForCausalLM": _UNSHARED | {"qk_norm": "width", "dense_layers": 0},
-    "Qwen2MoeForCausalLM": _SOFTMAX | {"shared_gate": True, "qk_norm": False},
-    "Dots1ForCausalLM": _SIGMOIDS | {"qk_norm": True, "rotated": 1.0},
-    "Glm4MoeForCausalLM": _SIGMOIDS,
-}
-
-
 def no_class_note(shape: ModelShape) -> str:
     """A line on a mixture that no class of transformers has, so that `export` will refuse it: the nearest class, and
     the keys that lead to it. Empty if a class has it, or if no keys of ours lead to one."""
     near: dict[str, dict[str, Any]] = {}
-    for name, wanted in _NEAREST.items() if shape.is_mixture and not architectures_of(shape) else ():
-        changed = {key: value for key, value in wanted.items() if getattr(shape, key) != value}
+    for name, wanted in CLASSES_OF_MIXTURES.items() if shape.is_mixture and not architectures_of(shape) else ():
+        changed = {key: values[0] for key, values in wanted.items() if getattr(shape, key) not in values}
         width, shared = shape.expert_ffn or 1, shape.shared_ffn or 0
-        if "shared_ffn" not in wanted and (not shared or (wanted["router"] == "sigmoid" and shared % width)):
+        if "shared_ffn" not in wanted and (not shared or ("sigmoid" in wanted["router"] and shared % width)):
             changed["shared_ffn"] = max(1, round(shared / width)) * width
         if name in architectures_of(replace(shape, **changed)):
             near[name] = changed

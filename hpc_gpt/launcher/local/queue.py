@@ -228,7 +228,6 @@ def run_turns(run: RunFolder, attempt: Attempt | None) -> int:
     """Runs attempts until none follows, and returns the exit code of the last one. A given `attempt` has its turn
     already. Raises UserError if the next attempt cannot start."""
     resolved, held, pid, last = run.resolved(), gpus.take_over(), os.getpid(), attempt
-    in_job = False
     while True:
         if attempt is None:
             patiently(run, lambda: lock.take(run, lock.process_holder(pid)))
@@ -240,14 +239,12 @@ def run_turns(run: RunFolder, attempt: Attempt | None) -> int:
             os.environ.update(budget_environment(run, resolved, time.time()))
             attempt = _begin_patiently(run, pid)
         _show(held)
-        in_job = False
         try:
             code = run_attempt(run, attempt)
             if not judge_and_note(run, attempt, resolved):
                 return code
-            in_job = attempt.verdict().get("in_job") is True
         finally:
-            if not in_job:
+            if attempt.verdict().get("in_job") is not True:
                 held.free()
         attempt, last = None, attempt
 

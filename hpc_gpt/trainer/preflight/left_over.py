@@ -57,15 +57,15 @@ def shared_memory_left(
     made it."""
     if jobs_of_user() - {job}:
         return []
-    files = {}
+    found = set[str]()
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             entry = path.lstat()
             if stat.S_ISREG(entry.st_mode) and entry.st_uid == os.getuid():
-                files[str(path)] = min(entry.st_mtime, entry.st_ctime)
-    since = {path: first if _OF_LIBRARIES.match(Path(path).name) else last + SKEW_BAD_S for path in files}
-    found = {path for path, made in files.items() if made >= since[path]}
-    return sorted(Path(path) for path in found - set(_held_files(f"{folder}/")) if found)
+                since = first if _OF_LIBRARIES.match(path.name) else last + SKEW_BAD_S
+                if min(entry.st_mtime, entry.st_ctime) >= since:
+                    found.add(str(path))
+    return sorted(Path(path) for path in found - set(_held_files(f"{folder}/"))) if found else []
 
 
 def _state(pid: int) -> str:
