@@ -25,17 +25,15 @@ _TAKEN = {
     "--cluster", "--set", "--dry-run", "--script", "--yes", "-y", "--wait", "--max-gpu-hours", "--checkpoints",
     "--json", "--probe", "--keep", "--quick", "--help", "--force",
 }  # fmt: skip
-# {why a script may have these options of a verb: their names}. Those of sbatch belong to a script, too: sbatch itself
-# passes them on.
+# Scripts may have these options of a verb, too: trainers and launchers take the sizes of a model and of a batch, a
+# layout, how they train and how long, and programs that sample take --top. Those of sbatch belong to a script, too:
+# sbatch itself passes them on.
 _OF_SCRIPTS = {
-    "trainers take the sizes of a model": "--model --hidden --layers --heads --vocab --seq --seq-length",
-    "trainers take the sizes of a batch": "--micro-batch-size --mbs --global-batch-size --gbs --gas",
-    "trainers and launchers take a layout": "--gpus --nodes --tensor-model-parallel-size --tp --dp --ep --cp --pp "
-    "--pipeline-model-parallel-size --context-parallel-size --expert-model-parallel-size --data-parallel-size",
-    "trainers take how they train": "--engine --zero-stage --recompute --offload",
-    "trainers take their length": "--steps",
-    "programs that sample take it": "--top",
-}
+    "--model", "--hidden", "--layers", "--heads", "--vocab", "--seq", "--seq-length", "--micro-batch-size", "--mbs",
+    "--global-batch-size", "--gbs", "--gas", "--gpus", "--nodes", "--tensor-model-parallel-size", "--tp", "--dp",
+    "--ep", "--cp", "--pp", "--pipeline-model-parallel-size", "--context-parallel-size", "--expert-model-parallel-size",
+    "--data-parallel-size", "--engine", "--zero-stage", "--recompute", "--offload", "--steps", "--top", "--help",
+}  # fmt: skip
 # sbatch has these, too, but the verb's own option has a wider meaning.
 _OURS = {"--wait", "-W"}
 
@@ -65,10 +63,9 @@ class ScriptCommand(GroupedCommand):
 def _may_be_scripts(option: str) -> bool:
     from hpc_gpt.core.slurm.directives import options_of
 
-    named = {name for names in _OF_SCRIPTS.values() for name in names.split()} | {"--help"}
     sbatch = options_of("sbatch")
     of_sbatch = option[2:] in sbatch.kinds if option.startswith("--") else option[1:] in sbatch.letters
-    return option in named or (of_sbatch and option not in _TAKEN)
+    return option in _OF_SCRIPTS or (of_sbatch and option not in _TAKEN)
 
 
 def _script_arguments(
