@@ -33,10 +33,9 @@ from hpc_gpt.core.process import (
     send_to,
     start_time,
 )
+from hpc_gpt.core.runs.job_steps import in_job, left_steps
 from hpc_gpt.core.runs.race import read_visits
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.core.slurm.environment import ALLOCATION
-from hpc_gpt.core.slurm.job_steps import in_job, left_steps
 
 # The variables of an attempt's processes, and of what they start: the attempt's number, the folder of the run's
 # checkpoints and, in a program, the task that started it. A debugger that runs beside them has no number.
@@ -230,7 +229,7 @@ def _left_by_script(attempt: Attempt, job: tuple[bytes, bytes]) -> set[int]:
     table = ProcessTable()
     found, above = {*table.below(*recorded([attempt]))}, table.above(os.getpid())
     node = os.environ.get("SLURMD_NODENAME")
-    if node and ALLOCATION not in os.environ:  # there the batch step is the user's
+    if node and "HPC_GPT_ALLOCATION" not in os.environ:  # there the batch step is the user's
         found |= {pid for pid, step in in_job(job[0].decode(), node).items() if step == "batch"}
     shell = next((pid for pid in reversed(above) if pid in found), os.getpid())
     return found - {*table.below(shell)}

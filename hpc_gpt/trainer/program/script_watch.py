@@ -31,13 +31,13 @@ from hpc_gpt.core.files import write_once
 from hpc_gpt.core.process import ProcessTable, is_alive, name_of, send, start_time
 from hpc_gpt.core.runs.checkpoints import newest_checkpoint
 from hpc_gpt.core.runs.full_disk import release_reserve, reserve
+from hpc_gpt.core.runs.job_steps import StartedSteps
 from hpc_gpt.core.runs.processes import Tree
 from hpc_gpt.core.runs.provenance import complete_run, list_gpus
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.runs.stored import read_stored_lines
 from hpc_gpt.core.settings.sized import params
 from hpc_gpt.core.slurm.environment import ALLOCATION
-from hpc_gpt.core.slurm.job_steps import StartedSteps
 from hpc_gpt.core.slurm.script_lines import globs_of
 from hpc_gpt.reader.live_lines import LiveLines
 from hpc_gpt.trainer.program.job_script import submits_again

@@ -13,8 +13,8 @@ import pytest
 
 from hpc_gpt.core.process import boot_id, start_time
 from hpc_gpt.core.runs import processes
+from hpc_gpt.core.runs.job_steps import StartedSteps, Step, in_cgroup, in_job, steps_of
 from hpc_gpt.core.runs.processes import Tree, run_on
-from hpc_gpt.core.slurm.job_steps import StartedSteps, Step, in_cgroup, in_job, steps_of
 from hpc_gpt.launcher.local import controller, gpus
 from tests.conftest import REPOSITORY
 from tests.made_runs import unsubmitted_run

@@ -11,9 +11,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.process import answer_of, name_of, start_time
-from hpc_gpt.core.slurm.clients import ask
 
 _LIST_S, _ASK_S = 5.0, 20.0
 _COST = 50  # listing may take a 50th of the time
@@ -77,8 +75,7 @@ def left_steps(job_id: str) -> list[Step]:
 
 def kill_steps(steps: Iterable[Step], limit_s: float) -> None:
     if ids := [step.id for step in steps]:
-        with contextlib.suppress(UserError):
-            ask(["scancel", "--signal=KILL", *ids], timeout_s=limit_s)
+        answer_of(limit_s, "scancel", "--signal=KILL", *ids)
 
 
 def still_run(steps: Iterable[Step]) -> str:
