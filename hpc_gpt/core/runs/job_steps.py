@@ -8,14 +8,13 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from hpc_gpt.core.process import answer_of, name_of, start_time
 
 _LIST_S, _ASK_S = 5.0, 20.0
 _COST = 50  # listing may take a 50th of the time
-_POLL_S = 0.5
 
 
 def in_job(job_id: str, node: str) -> dict[int, str]:
@@ -71,27 +70,6 @@ def steps_of(job_id: str) -> list[Step]:
 def left_steps(job_id: str) -> list[Step]:
     """The steps of a job that are left."""
     return [step for step in steps_of(job_id) if step.is_left]
-
-
-def kill_steps(steps: Iterable[Step], limit_s: float) -> None:
-    if ids := [step.id for step in steps]:
-        answer_of(limit_s, "scancel", "--signal=KILL", *ids)
-
-
-def still_run(steps: Iterable[Step]) -> str:
-    """The text on steps that a kill has not ended."""
-    return "; ".join(f"step {step.id} on {step.nodes} runs on after its kill" for step in steps)
-
-
-def end_left_steps(job_id: str, limit_s: float) -> str:
-    """Kills the steps that are left, and waits until they have left their nodes. Returns those that have not within
-    `limit_s`, as text; empty if there are none."""
-    until = time.monotonic() + limit_s
-    kill_steps(steps := left_steps(job_id), limit_s / 3)
-    while steps and time.monotonic() < until:
-        time.sleep(_POLL_S)
-        steps = left_steps(job_id)
-    return still_run(steps)
 
 
 def _scontrol(*words: str) -> list[str]:

@@ -34,12 +34,12 @@ from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.runs import lock
 from hpc_gpt.core.runs.heartbeats import read_heartbeats
 from hpc_gpt.core.runs.processes import end_run_on
-from hpc_gpt.core.runs.job_steps import end_left_steps
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.runs.slow_ranks import slow_ranks
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.slurm.hosts import expand_hosts
+from hpc_gpt.core.slurm.left_steps import end_left_steps
 from hpc_gpt.launcher.attempts.decisions import (
     NEXT_MARK,
     ShownJob,

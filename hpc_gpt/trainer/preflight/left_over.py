@@ -26,13 +26,14 @@ from hpc_gpt.core.ends.end_policy import shown_as
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.network import LOWEST_PORT, free_port
 from hpc_gpt.core.process import all_pids, stat_of
-from hpc_gpt.core.runs.job_steps import Step, kill_steps, left_steps, still_run
+from hpc_gpt.core.runs.job_steps import Step, left_steps
 from hpc_gpt.core.runs.processes import end_left_in_job, jobs_of_user
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.clients import ask
 from hpc_gpt.core.slurm.directives import hides_gpus
 from hpc_gpt.core.slurm.environment import ALLOCATION, own_job
 from hpc_gpt.core.slurm.hosts import expand_hosts
+from hpc_gpt.core.slurm.left_steps import kill_steps, still_run
 from hpc_gpt.trainer.preflight.probe import Probe, placed
 from hpc_gpt.trainer.preflight.verdict import SKEW_BAD_S, encode, too_few
 from hpc_gpt.trainer.supervision.gpus import wait_until_free
