@@ -90,7 +90,7 @@ def test_shipped_profiles_tell_all_or_say_what_is_missing(name):
     else:
         with pytest.raises(ConfigError, match=f"^profile {name} names no device$") as fault:
             machine_of(profile)
-        assert "device =" in fault.value.hint
+        assert "fabric and device" in fault.value.hint
 
 
 @pytest.mark.parametrize(
