@@ -163,8 +163,7 @@ job_states() { # job_states JOBS: prints Slurm's states of the jobs
   within 20 sacct --federation -D -X -n -P -o JobID,State -j "$1" 2>/dev/null | sed 's/^/sacct /; s/|/ /'
 }
 ask_chain() { # ask_chain may_start|what_next ARGUMENTS: sets $answer to Python's line, or to nothing; its stdin is $words
-  local try
-  for try in 1 2; do # after a signal within $(…) bash can lose its output
+  for _ in 1 2; do # after a signal within $(…) bash can lose its output
     answer=$(trap '' TERM INT USR2; printf %s "${words:-}" | within "${patience_s:-120}" "${python[@]}" -m "hpc_gpt.launcher.attempts.$1" "$HPC_GPT_RUN" "$n" "${@:2}" |
       sed -n 's/^hpc-gpt-next //p')
     [ -z "$answer" ] || return 0
