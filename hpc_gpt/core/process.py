@@ -61,7 +61,7 @@ class ProcessTable:
         return None if fields is None or fields[0] in "ZX" else fields[19]
 
     def alive(self, pids: Mapping[int, str]) -> dict[int, str]:
-        """Those of {pid: start time} that run."""
+        """The processes of {pid: start time} that run."""
         return {pid: started for pid, started in pids.items() if self.start_of(pid) == started}
 
     def below(self, *pids: int, without: Collection[int] = ()) -> dict[int, str]:

@@ -55,9 +55,12 @@ _VALUE = re.compile(
 
 
 class _Command(NamedTuple):
-    """How a program's command line says a secret by its place alone: after which first word, one of `begin`; after
-    which `options`, of which `-p*` takes a value within its own word only; with which `sign` in the value; at which
-    `place` among the words that are no options, or after a word that names a secret (`NAME`)."""
+    """The places of a secret on a program's command line.
+
+    `begin`: the first words after which one is looked for. `options`: those with a secret as their value; `-p*` has it
+    within its own word only. `sign`: a sign that the value contains. `place`: which of the words that are no options is
+    the secret, or `NAME` for the one after a word that names a secret.
+    """
 
     begin: str = ""
     options: str = ""

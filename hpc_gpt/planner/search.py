@@ -253,7 +253,7 @@ def _chosen(by_rank: Sequence[Candidate]) -> Candidate:
 
 
 def _drawbacks(candidate: Candidate) -> tuple[float, ...]:
-    """What decides between candidates that are as fast as each other, the least first: offload, memory of a card that
+    """The sort key of candidates that are as fast as each other, the least first: offload, memory of a card that
     is nearly full, exposed communication in percent, axes, engine. If the host's memory is unknown, the one that needs
     the least of it is the likeliest to fit."""
     run, exposed = candidate.training, round(candidate.exposed_share, 2)

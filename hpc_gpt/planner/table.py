@@ -161,7 +161,7 @@ def _behind(candidate: Candidate, best: Candidate) -> str:
 
 
 def _passed_over(best: Candidate, fastest: Candidate) -> str:
-    """What names the fastest, which equals the best and has more drawbacks; empty if their times print alike."""
+    """The words on the fastest, which equals the best and has more drawbacks; empty if their times print alike."""
     ours, other = plan_figures(best), plan_figures(fastest)
     if ours["step"].digits == other["step"].digits:
         return ""

@@ -88,7 +88,7 @@ def _is_of_setup(failure: Failure, failures: Sequence[Failure], parts: Sequence[
 
 
 def full_host(parts: Sequence[Part]) -> str:
-    """What shows that a host had hardly any memory left, by the program's own line; empty if nothing does."""
+    """Says that a host had hardly any memory left, by the program's own line; empty if no line does."""
     used = [fact for part in parts for fact in part.facts.get("host_used_percent", ())]
     most = max(used, key=lambda fact: float(fact.value), default=None)
     if most is None or float(most.value) < _NEARLY_FULL:

@@ -1,4 +1,4 @@
-"""Which of several failures is the cause: the first one, or one that explains it (`causes` has the rules)."""
+"""The choice of the cause among several failures: the first, or one that explains it (`causes` has the rules)."""
 
 import math
 import re

@@ -102,8 +102,8 @@ def check_path(folder: Path) -> None:
 
 
 def ready_code(run: RunFolder) -> Path:
-    """What an attempt of the run imports from: its archive, which is made first if it has none. For a run of 0.3 its
-    folder code/. Raises RunFolderError if the archive is not the submitted one, or if the disk refuses."""
+    """The path from which an attempt of the run imports: its archive, which is made first if it has none; for a run of
+    0.3 its folder code/. Raises RunFolderError if the archive is not the submitted one, or if the disk refuses."""
     check_path(run.path)
     is_of_0_3 = _is_of_0_3(run.resolved())
     if not (run.path / (_OF_0_3 if is_of_0_3 else CODE_ARCHIVE)).exists():

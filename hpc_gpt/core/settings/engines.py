@@ -26,7 +26,7 @@ _OTHER_FP8 = frozenset(name for name, device in DEVICES.items() if device.genera
 
 
 def export_notes(engine: str, shape: ModelShape) -> tuple[str, ...]:
-    """What `export` will refuse of a run of an engine with this shape."""
+    """The notes on what `export` will refuse of a run of an engine with this shape."""
     note = "" if engine_named(engine).is_program else no_class_note(shape)
     return (note,) if note else ()
 

@@ -117,7 +117,7 @@ def _check_scheduler(resolved: Resolved | None, script: str, profile: ClusterPro
 
 
 def _where_to_run() -> str:
-    """What to do if there is an sbatch here, but no controller answers."""
+    """The advice if there is an sbatch here, but no controller answers."""
     config = os.environ.get("SLURM_CONF", "/etc/slurm/slurm.conf")
     if not Path(config).is_file():
         return f"{config} is missing: run doctor on a login node, or name the cluster's file in SLURM_CONF"
