@@ -3,14 +3,16 @@
 tests/slurm asks a real Slurm, which has neither other users' limits nor every state of a node.
 """
 
+import itertools
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hpc_gpt.core.errors import UserError
-from hpc_gpt.core.slurm.start_check import ask_after, ask_start, reason_text
+from hpc_gpt.core.slurm.start_check import ask_after, ask_start, reason_text, with_maintenance
 from tests.launcher.test_render import resolved_demo
 
 MAIN = "PartitionName=main Default=YES MaxTime=2:00:00 MaxNodes=UNLIMITED QoS=N/A State=UP\n"
@@ -107,15 +109,68 @@ def test_the_jobs_of_after_are_asked_for_too(says, said: str, words: str) -> Non
     assert answered(ask_after, resolved) == ""
 
 
+# Resources in the names of limits, and the reasons of Slurm 22.05 to 25.11 that are no limits.
+LIMITED = "BB Billing Cpu CPU Energy GRES License Mem Memory Node Unknown"
+OTHERS = """AccountNotAllowed AccountingPolicy BadConstraints BeginTime BurstBufferResources BurstBufferStageIn Cleaning
+Constraints DeadLine Dependency DependencyNeverSatisfied FedJobLock InvalidAccount InvalidQOS JobArrayTaskLimit
+JobHeldAdmin JobHeldUser JobHoldMaxRequeue Licenses MaxMemPerLimit MaxPoweredUpNodes MpiPortsBusy NodeDown
+NvidiaImexChannels PartitionConfig PartitionDown PartitionInactive PartitionNodeLimit PartitionTimeLimit Priority Prolog
+QOSNotAllowed QOSUsageThreshold ReqNodeNotAvail Reservation ReservationDeleted ReservationInvalid ReservationMaxTime
+Resources SchedDefer"""
+# How a job ended, or of machines that Slurm no longer has: of a waiting job they say nothing that words would add to.
+BARE = """BlockFreeAction BlockMaxError BurstBufferOperation FrontEndDown InactiveLimit JobLaunchFailure NonZeroExitCode
+OutOfMemory PowerNotAvail PowerReserved RaisedSignal SystemFailure TimeLimit"""
+FORMS = {
+    "it asks for less than": ["QOSMin{}", "QOSMinCpuNotSatisfied"],
+    "it asks for more than": [
+        *("{0}Max{1}PerJob", "{0}Max{1}PerJobLimit", "{0}Max{1}PerNode", "{0}Max{1}MinutesPerJob"),
+        *("{0}Max{1}MinutesPerJobLimit", "{0}MaxWallDurationPerJobLimit"),
+    ],
+    "are used up": ["{0}Grp{1}Minutes", "{0}Grp{1}MinutesLimit"],
+    "have reached a limit of": [
+        *("{0}Grp{1}", "{0}Grp{1}Limit", "{0}Grp{1}RunMinutes", "{0}Grp{1}RunMinutesLimit", "{0}GrpJobsLimit"),
+        *("{0}GrpSubmitJobsLimit", "{0}GrpWallLimit", "{0}MaxJobsLimit", "{0}MaxSubmitJobLimit", "Max{1}PerAccount"),
+        *("Max{1}RunMinsPerAccount", "Max{1}RunMinsPerUser", "MaxJobsPerAccount", "MaxSubmitJobsPerAccount"),
+        *("QOSMax{1}PerUser", "QOSMax{1}PerUserLimit", "QOSMaxJobsPerUserLimit", "QOSMaxSubmitJobPerUserLimit"),
+        *("QOSJobLimit", "QOSResourceLimit", "QOSTimeLimit", "AssociationJobLimit", "AssociationResourceLimit"),
+        "AssociationTimeLimit",
+    ],
+}
+
+
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
         ("QOSMaxNodePerJobLimit", "it never starts: it asks for more than its QOS allows one job"),
+        ("QOSMinGRES", "it never starts: it asks for less than its QOS requires of a job"),
         ("AssocGrpCPURunMinutes", "the running jobs have reached a limit of its account"),
         ("QOSGrpCPUMinutesLimit", "the minutes of its QOS are used up: it starts when more are granted"),
         ("ReqNodeNotAvail, UnavailableNodes:n1", "nodes that it asks for are down, drained or reserved"),
+        ("ReqNodeNotAvail, UnavailableNodes:", "its nodes are busy"),
         ("launch failed requeued held", "its launch failed, and Slurm holds it; scontrol release starts it again"),
     ],
 )
 def test_a_reason_is_explained_and_stands_beside(reason: str, words: str) -> None:
     assert reason_text(reason) == f"{words} ({reason})"
+
+
+def test_each_reason_of_slurm_has_words_or_is_bare() -> None:
+    for words, forms in FORMS.items():
+        names = {form.format(*pair) for form in forms for pair in itertools.product(("QOS", "Assoc"), LIMITED.split())}
+        if "{}" in forms[0]:
+            names = {form.format(resource) for form in forms for resource in LIMITED.split()}
+        assert not [name for name in names if words not in reason_text(name)]
+    assert [name for name in OTHERS.split() if reason_text(name) == name] == []
+    assert [name for name in BARE.split() if reason_text(name) != name] == []
+
+
+def test_a_maintenance_names_the_longest_time_before_it(says) -> None:
+    reason, now = "ReqNodeNotAvail, Reserved for maintenance", time.mktime((2026, 12, 1, 3, 18, 30, 0, 0, -1))
+    row = "ReservationName={} StartTime=2026-12-0{}T06:00:00 EndTime=2026-12-09T08:00:00 Nodes=n1 Flags={},SPEC_NODES\n"
+    says(scontrol=row.format("service", 1, "IGNORE_JOBS,MAINT") + row.format("MAINT", 2, "FLEX"))
+    told = with_maintenance(reason, now, None)
+    assert told == f"{reason}: --time=2:41:00 ends before it"
+    assert reason_text(told) == f"its nodes are reserved for maintenance; a shorter --time may start before it ({told})"
+    says(scontrol=row.format("service", 1, "MAINT") + row.format("second", 2, "MAINT"))
+    assert with_maintenance(reason, now, None) == reason
+    assert with_maintenance("Priority", now, None) == "Priority"

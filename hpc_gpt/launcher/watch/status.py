@@ -1,6 +1,7 @@
 """The states of runs and of sweeps. Slurm is asked about the jobs, and `core.ends.run_state` decides."""
 
 import contextlib
+import functools
 import math
 import os
 import time
@@ -59,7 +60,7 @@ from hpc_gpt.core.slurm.clients import (
     squeue,
 )
 from hpc_gpt.core.slurm.environment import PATIENCE
-from hpc_gpt.core.slurm.start_check import NEVER, reason_text
+from hpc_gpt.core.slurm.start_check import NEVER, reason_text, with_maintenance
 from hpc_gpt.launcher.attempts.decisions import read_history
 from hpc_gpt.launcher.watch.restarts import read_restarts
 from hpc_gpt.reader.attempt_cause import cause_before_attempts
@@ -256,6 +257,8 @@ def _slurm_states(
         with squeue(cluster) as client:
             states = queued_jobs(wait(client))
         add_rest(states, open_ids)
+        told = functools.cache(functools.partial(with_maintenance, now=time.time(), cluster=cluster))
+        states |= {job: (states[job][0], told(states[job][1])) for job in open_ids if job in states}
     except SlurmUnreachable as fault:
         return None, str(fault)
     try:
