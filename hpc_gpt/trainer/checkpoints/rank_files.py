@@ -7,6 +7,7 @@ on a thread. A file's CRC-32 is computed from the bytes given to the disk, and e
 from __future__ import annotations
 
 import copy
+import json
 import os
 import resource
 import zlib
@@ -16,15 +17,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from hpc_gpt.core.errors import CheckpointError
 from hpc_gpt.core.format import show_bytes
-from hpc_gpt.trainer.checkpoints.folders import Sums
+from hpc_gpt.trainer.checkpoints.folders import IT_IS_DAMAGED, Sums
 from hpc_gpt.trainer.checkpoints.write_progress import PROGRESS
 from hpc_gpt.trainer.ranks import Peers
 
 _PIECE_BYTES = 1 << 22
+# Tensors begin at multiples of so many bytes of a file.
+ALIGNED = 64
+_SAFETENSORS = {
+    torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8",
+    torch.int64: "I64", torch.int32: "I32",
+}  # fmt: skip
 # The share of free memory that copies may take; the rest is for the training, the data and the page cache.
 _SHARE = 0.8
 # Writes tensors below a folder; returns the sums of the files, and a note for rank 0.
@@ -64,6 +73,37 @@ class RankFiles:
             return sink.sums, None
 
         self._entries.append(_Entry(tensors, write))
+
+    def put_tensors(self, name: str, tensors: Sequence[Tensor]) -> list[int]:
+        """Adds a file in safetensors' layout: 8 bytes with the length of a JSON header, the header, raw elements.
+
+        Tensors of one dtype are one entry of the header, flat. Each begins at a multiple of 64 bytes. Returns the bytes
+        before each.
+        """
+        order = sorted(range(len(tensors)), key=lambda number: str(tensors[number].dtype))
+        header, offsets, size = dict[str, Any](), [0] * len(tensors), 0
+        for number in order:
+            dtype = tensors[number].dtype
+            entry = header.setdefault(
+                str(dtype).removeprefix("torch."), {"dtype": _SAFETENSORS[dtype], "data_offsets": [size, size]}
+            )
+            offsets[number] = size
+            size += -(-tensors[number].nbytes // ALIGNED) * ALIGNED
+            entry["data_offsets"][1] = size
+            entry["shape"] = [(size - entry["data_offsets"][0]) // dtype.itemsize]
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-(8 + len(text)) % ALIGNED)
+
+        def write(folder: Path, tensors: Sequence[Tensor]) -> tuple[Sums, Any]:
+            with Sink(folder, name) as sink:
+                sink.write(len(text).to_bytes(8, "little") + text)
+                for tensor in tensors:
+                    sink.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+                    sink.write(bytes(-tensor.nbytes % ALIGNED))
+            return sink.sums, None
+
+        self._entries.append(_Entry([tensors[number] for number in order], write))
+        return [8 + len(text) + offset for offset in offsets]
 
     def put_text(self, name: str, text: str) -> None:
         """Adds a text file."""
@@ -124,6 +164,14 @@ class RankFiles:
         """To be called on rank 0, with the notes of all ranks in rank order."""
         if self._finish is not None:
             self._finish(folder, notes)
+
+
+def map_file(path: Path) -> np.ndarray[Any, Any]:
+    """The bytes of a file, mapped; nothing is written back. Raises CheckpointError if there is no such file."""
+    try:
+        return np.memmap(path, np.uint8, "c")
+    except (OSError, ValueError) as fault:
+        raise CheckpointError(f"{path} cannot be read: {fault}", IT_IS_DAMAGED) from None
 
 
 class Sink:

@@ -1,0 +1,301 @@
+"""The format of a checkpoint: named runs of elements, which every engine reads in every layout.
+
+    states-00003.safetensors   the elements that rank 3 writes, in safetensors' layout
+    states.json                the index: step, scale, settings, and where each parameter's elements are
+
+A parameter has several kinds of elements: its weight, and the optimizer's states by the optimizer's own names. A run
+is `count` elements that follow each other in the flattened parameter, from element `first` on. They follow each other
+in a file, too, from byte `offset` on. A whole parameter, some of its rows, and a piece of a flat buffer are runs.
+
+A parameter that tp ranks split by rows is saved in the order of the whole parameter. One that they split along another
+dimension is saved as the shares of the tp ranks; then `first` counts in the share of `tp_rank`. An engine may hold a
+matrix transposed; then the runs are those of the transposed matrix. Rows past the vocabulary are not saved.
+
+At 16,384 ranks a parameter has as many runs. Mostly they differ in the file alone, so an entry of the index stands for
+`files` runs: each is in the file `step` numbers after the one before, and continues where that one ends.
+"""
+
+import json
+import math
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpc_gpt.core.errors import CheckpointError
+from hpc_gpt.trainer.checkpoints.folders import IT_IS_DAMAGED, REMOVE_IT, load_json
+from hpc_gpt.trainer.checkpoints.rank_files import RankFiles, map_file
+from hpc_gpt.trainer.model.tensor_parallel import Split
+
+INDEX, FORMAT = "states.json", 1
+# The kind of a parameter's elements that are its weight; the other kinds are the optimizer's states.
+WEIGHT = "weight"
+# The columns of a run in the index.
+RUN = ("file", "offset", "tp_rank", "first", "count", "files", "step")
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of a parameter that a rank holds: `count` elements from `first` on in the flattened share of its tp
+    rank.
+
+    `shape` is the whole parameter's, as the engine holds it: `transposed` or not, with padded rows. Of these rows the
+    first `kept` are saved.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    split: Split | None
+    tp_rank: int
+    tp: int
+    first: int
+    count: int
+    kept: int
+    transposed: bool = False
+
+    @property
+    def is_by_rows(self) -> bool:
+        """Whether its elements have places in the whole parameter."""
+        return self.split is None or self.tp == 1 or self.split.dim == 0
+
+    def places(self) -> Iterator[tuple[int, int, int]]:
+        """Yields (first, begin, count) of its runs: `count` elements, which begin at `begin` in this rank's memory."""
+        width = math.prod(self.shape[1:])
+        ranges = [(0, math.prod(self.shape))]
+        if self.split is not None and self.tp > 1 and self.is_by_rows:
+            rows = self.split.ranges(self.shape[0], self.tp_rank, self.tp)
+            ranges = [(begin * width, length * width) for begin, length in rows]
+        at = 0  # the place of a range in the share
+        for begin, length in ranges:
+            low, high = max(self.first, at), min(self.first + self.count, at + length)
+            high = min(high, at + self.kept * width - begin)
+            if low < high:
+                yield begin + low - at, low - self.first, high - low
+            at += length
+
+
+class Held(NamedTuple):
+    """The elements of one kind of a share. `elements` has `share.count` of them, on any device, without gaps."""
+
+    share: Share
+    kind: str
+    elements: Tensor
+
+
+class Key(NamedTuple):
+    """What all ranks say alike of a kind of a parameter."""
+
+    name: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    split: tuple[Any, ...] | None
+    transposed: bool
+
+
+@dataclass
+class SavedIndex:
+    """The places of the last save, which the next one uses again if no rank has others."""
+
+    sent: Any = None
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+def put_states(files: RankFiles, held: Iterable[Held], about: Mapping[str, Any], last: SavedIndex) -> None:
+    """Adds the elements that this rank writes, and on rank 0 the index, which begins with `about`. Collective."""
+    held = [one for one in held if any(one.share.places())]
+    ends = [max(begin + count for _, begin, count in one.share.places()) for one in held]
+    kept = [one.elements.detach().reshape(-1)[:end] for one, end in zip(held, ends, strict=True)]
+    offsets = files.put_tensors(file_name(files.peers.rank), kept) if kept else []
+    keys, rows = list[Key](), list[tuple[int, ...]]()
+    for (share, kind, elements), offset in zip(held, offsets, strict=True):
+        shape = (share.kept, *share.shape[1:])
+        split = None if share.is_by_rows or share.split is None else tuple(share.split.stored())
+        key = Key(share.name, kind, str(elements.dtype).removeprefix("torch."),
+                   shape[::-1] if share.transposed else shape, split, share.transposed)  # fmt: skip
+        for first, begin, count in share.places():
+            keys.append(key)
+            place = offset + begin * elements.element_size()
+            rows.append((place, 0 if split is None else share.tp_rank, first, count))
+    peers, sent = files.peers, (keys, rows)
+    if not peers.broadcast(all(peers.gather(sent == last.sent))):
+        last.sent = None  # until rank 0 has the new places
+        last.parameters = _gather(files, keys, rows)
+        last.sent = sent
+    if peers.is_first:
+        files.put_text(INDEX, show_index({"format": FORMAT, **about}, last.parameters))
+
+
+def show_index(about: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:
+    """The text of the index, with a line for each parameter."""
+    first = json.dumps(about, indent=1).removesuffix("\n}")
+    lines = (f"{json.dumps(name)}: {json.dumps(entry, separators=(',', ':'))}" for name, entry in parameters.items())
+    return first + ',\n "parameters": {\n' + ",\n".join(lines) + "\n }\n}\n"
+
+
+def _gather(files: RankFiles, keys: Sequence[Key], rows: Sequence[tuple[int, ...]]) -> dict[str, Any]:
+    """The index's parameters on rank 0, from the places of all ranks. Collective.
+
+    Mostly all ranks have the same keys. So a rank sends numbers, and only those keys that rank 0 lacks.
+    """
+    peers = files.peers
+    common = {key: number for number, key in enumerate(peers.broadcast(list(dict.fromkeys(keys))))}
+    firsts = len(common)
+    own = [key for key in dict.fromkeys(keys) if key not in common]
+    numbers = common | {key: firsts + number for number, key in enumerate(own)}
+    table = np.array([(numbers[key], *row) for key, row in zip(keys, rows, strict=True)], np.int64)
+    sent = peers.gather((own, zlib.compress(table.tobytes(), 1)))
+    tables = []
+    for file, (others, packed) in enumerate(sent):
+        part = np.frombuffer(bytearray(zlib.decompress(packed)), np.int64).reshape(-1, 5)
+        added = np.array([common.setdefault(key, len(common)) for key in others], np.int64)
+        is_other = part[:, 0] >= firsts
+        part[is_other, 0] = added[part[is_other, 0] - firsts]
+        tables.append(np.column_stack([part, np.full(len(part), file)]))
+    return index_of(list(common), np.concatenate(tables)) if tables else {}
+
+
+def index_of(keys: Sequence[Key], table: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """The index's parameters. A row of `table`: number of the key, offset, tp rank, first, count, file; any order."""
+    table = table[np.lexsort((table[:, 3], table[:, 2], table[:, 0]))]
+    number, offset, tp_rank, first, count, file = table.T
+    apart = np.diff(file, prepend=0)
+    goes_on = np.zeros(len(table), bool)  # like the run before it, whose end it begins at, in a later file
+    for column in (number, offset, tp_rank, count):
+        goes_on[1:] |= column[1:] != column[:-1]
+    goes_on[1:] = ~goes_on[1:] & (first[1:] == first[:-1] + count[:-1]) & (apart[1:] > 0)
+    begins = ~goes_on
+    begins[1:] |= goes_on[:-1] & (apart[1:] != apart[:-1])
+    starts = np.flatnonzero(begins)
+    sizes = np.diff(starts, append=len(table))
+    steps = np.where(sizes > 1, apart[np.minimum(starts + 1, len(table) - 1)], 1)
+    columns = (file[starts], offset[starts], tp_rank[starts], first[starts], count[starts], sizes, steps)
+    parameters: dict[str, Any] = {}
+    for place, run in zip(number[starts].tolist(), np.column_stack(columns).tolist(), strict=True):
+        key = keys[place]
+        entry = parameters.setdefault(key.name, {"shape": key.shape, "split": key.split})
+        if key.transposed:
+            entry["transposed"] = True
+        kind = entry.setdefault("kinds", {}).setdefault(key.kind, {"dtype": key.dtype, "runs": []})
+        kind["runs"].append(run)
+    return parameters
+
+
+class SavedStates:
+    """The elements in a checkpoint. Every method raises CheckpointError if some are missing.
+
+    The files are memory-mapped: a rank reads only the pages that it needs, and a node's ranks share them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.about = load_json(folder / INDEX)
+        if self.about.get("format") != FORMAT:
+            raise CheckpointError(
+                f"{folder} is a checkpoint of format {self.about.get('format')}, and this version reads {FORMAT}",
+                "resume it with the version that saved it",
+            )
+        self._parameters: dict[str, Any] = self.about["parameters"]
+        self._tp = int(self.about["settings"]["layout.tp"])
+        self._maps: dict[str, np.ndarray[Any, Any]] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The full names of all parameters, and of the choice biases of routers."""
+        return list(self._parameters)
+
+    def kinds(self, name: str) -> list[str]:
+        """The kinds of a parameter's elements besides its weight."""
+        return [kind for kind in self._entry(name)["kinds"] if kind != WEIGHT]
+
+    def read(self, share: Share, kind: str, memory: Tensor) -> None:
+        """Fills `memory`, which has `share.count` elements without gaps. Rows that are padding stay as they are."""
+        entry, flat = self._entry(share.name), memory.view(-1)
+        is_alike = entry["split"] is None if share.is_by_rows else bool(entry["split"]) and share.tp == self._tp
+        if is_alike and share.transposed == entry.get("transposed", False):
+            tp_rank = 0 if share.is_by_rows else share.tp_rank
+            for first, begin, count in share.places():
+                self._fill(share.name, kind, tp_rank, first, flat[begin : begin + count])
+            return
+        turned = share.transposed or entry.get("transposed", False)
+        low, high, before = 0, entry["shape"][0], 0
+        if not turned:  # only the rows of the share
+            width = math.prod(share.shape[1:]) // (share.tp if share.split else 1)
+            low, high = share.first // width, -(-(share.first + share.count) // width)
+            before = low * width
+        rows = self.whole(share.name, kind, low, high)
+        rows = rows.t() if share.transposed else rows
+        held = rows if share.split is None else share.split.shard(rows, share.tp_rank, share.tp)
+        flat.copy_(held.reshape(-1)[share.first - before : share.first - before + share.count])
+
+    def whole(self, name: str, kind: str = WEIGHT, low: int = 0, high: int | None = None) -> Tensor:
+        """The whole parameter, or one of its whole states, in the model's order and dtype as saved; or its rows from
+        `low` to `high`, if it was not saved transposed."""
+        entry = self._entry(name)
+        shape = entry["shape"][::-1] if entry.get("transposed") else list(entry["shape"])
+        split = None if entry["split"] is None else Split.of_stored(entry["split"])
+        shape[0] = (shape[0] if high is None or entry.get("transposed") else high) - low
+        if split is not None:
+            shape[split.dim] //= self._tp
+        shares, first = [], low * math.prod(shape[1:])
+        for tp_rank in range(1 if split is None else self._tp):
+            shares.append(torch.empty(shape, dtype=getattr(torch, self._kind(name, kind)["dtype"])))
+            self._fill(name, kind, tp_rank, first, shares[-1].view(-1))
+        whole = shares[0] if split is None else split.merge(shares)
+        return whole.t() if entry.get("transposed") else whole
+
+    def _entry(self, name: str) -> dict[str, Any]:
+        if name not in self._parameters:
+            raise CheckpointError(f"{self.folder} holds no {name}", REMOVE_IT)
+        entry: dict[str, Any] = self._parameters[name]
+        return entry
+
+    def _kind(self, name: str, kind: str) -> dict[str, Any]:
+        if kind not in (kinds := self._entry(name)["kinds"]):
+            raise CheckpointError(f"{self.folder} holds no {kind} of {name}", REMOVE_IT)
+        saved: dict[str, Any] = kinds[kind]
+        return saved
+
+    def pieces(self, name: str, kind: str, tp_rank: int, first: int, end: int) -> Iterator[tuple[str, int, int, int]]:
+        """Yields (file, byte offset, first, count) for the saved elements from `first` to `end`."""
+        saved = self._kind(name, kind)
+        size: int = getattr(torch, saved["dtype"]).itemsize
+        for file, offset, of_rank, begin, count, files, step in saved["runs"]:
+            if of_rank != tp_rank or begin >= end or begin + files * count <= first:
+                continue
+            for number in range(max(0, first - begin) // count, min(files, -(-(end - begin) // count))):
+                at = begin + number * count
+                low, high = max(first, at), min(end, at + count)
+                yield file_name(file + number * step), offset + (low - at) * size, low, high - low
+
+    def _fill(self, name: str, kind: str, tp_rank: int, first: int, memory: Tensor) -> None:
+        """Fills `memory` with the elements from `first` on."""
+        filled = 0
+        for file, offset, begin, count in self.pieces(name, kind, tp_rank, first, first + len(memory)):
+            elements = self._elements(file, offset, count, self._kind(name, kind)["dtype"])
+            memory[begin - first : begin - first + count].copy_(elements)
+            filled += count
+        if filled != len(memory):
+            raise CheckpointError(f"{self.folder} holds {filled} of the {len(memory)} elements of {name}", REMOVE_IT)
+
+    def _elements(self, file: str, offset: int, count: int, dtype: str) -> Tensor:
+        """`count` elements from byte `offset` of a file on, mapped."""
+        kind: torch.dtype = getattr(torch, dtype)
+        if file not in self._maps:
+            self._maps[file] = map_file(self.folder / file)
+        data = self._maps[file][offset : offset + count * kind.itemsize]
+        if len(data) != count * kind.itemsize:
+            raise CheckpointError(
+                f"{self.folder / file} ends before byte {offset + count * kind.itemsize}", IT_IS_DAMAGED
+            )
+        return torch.from_numpy(data).view(kind)
+
+
+def file_name(rank: int) -> str:
+    """The file of a rank."""
+    return f"states-{rank:05d}.safetensors"
