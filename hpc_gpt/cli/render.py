@@ -8,6 +8,7 @@ from hpc_gpt.cli.experiment_options import experiment_options
 from hpc_gpt.cli.script_words import ScriptCommand
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import write_new
+from hpc_gpt.core.slurm.start_check import CHAIN_NEEDS, other_scheduler
 from hpc_gpt.core.terminal import say
 from hpc_gpt.launcher.prepare import prepare
 from hpc_gpt.launcher.request import Request
@@ -39,6 +40,8 @@ def render(request: Request, folder: Path | None) -> None:
         prepared = prepare(request)
         for note in prepared.messages:
             say(note, err=True)
+        if prepared.resolved.cluster.scheduler == "slurm" and (name := other_scheduler()):
+            say(f"note: sbatch here is {name}, not Slurm: {CHAIN_NEEDS}", err=True)
         # A script of the user's own may have bytes that are not UTF-8.
         click.echo(prepared.script.encode(errors="surrogateescape"), nl=False)
         return

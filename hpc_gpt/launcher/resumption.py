@@ -40,8 +40,8 @@ from hpc_gpt.core.settings.cluster import ClusterProfile, load_profile
 from hpc_gpt.core.settings.resolve import experiment_tables
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.schedule import decay_steps_of, describe_schedule, first_difference, learning_rate
-from hpc_gpt.core.slurm.clients import check_reachable
 from hpc_gpt.core.slurm.requeue import requeue_of
+from hpc_gpt.core.slurm.start_check import check_reachable
 from hpc_gpt.launcher.attempts.decisions import read_history
 from hpc_gpt.launcher.changes import change_notes
 from hpc_gpt.launcher.prepare import earlier_runs, finish, predict_run
@@ -346,7 +346,7 @@ def check_resumption(run: RunFolder, dry: bool = False) -> tuple[Resolved, Resum
     check_unfinished(run)
     point = resume_point(run)
     if resolved.cluster.scheduler == "slurm" and not dry:
-        check_reachable()
+        check_reachable(dry)
     # A relative path may be another file in another folder.
     check_inputs(resolved, run.data_beside, has_gpus(), make=not dry, begins=point is None)
     if point is None:

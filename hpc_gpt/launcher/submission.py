@@ -35,11 +35,11 @@ from hpc_gpt.core.settings.requirements import check_requirements
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import run_rows, runs_program
 from hpc_gpt.core.settings.sweep_rows import faults_of_rows
-from hpc_gpt.core.slurm.clients import check_output_path, check_reachable, has_sbatch
+from hpc_gpt.core.slurm.clients import check_output_path, has_sbatch
 from hpc_gpt.core.slurm.directives import options_of, script_directives
 from hpc_gpt.core.slurm.requeue import requeue_of
 from hpc_gpt.core.slurm.sbatch_words import read_call, read_options, split_directive
-from hpc_gpt.core.slurm.start_check import ExpectedStart, NeverStarts, ask_after, ask_start
+from hpc_gpt.core.slurm.start_check import ExpectedStart, NeverStarts, ask_after, ask_start, check_reachable
 from hpc_gpt.core.tables import flat
 from hpc_gpt.core.weights.folder import check_weights, read_folder
 from hpc_gpt.launcher.prepared import NOTES, Copies, PreparedRun
@@ -215,7 +215,7 @@ def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False,
         for row in rows:
             requeue_of(row.resolved.cluster).check(row.resolved)
         if not dry:
-            check_reachable()
+            check_reachable(dry)
     for folder in {logs / row.resolved.slug for row in rows}:
         check_writable(folder)
     provenance = {**collect(), CODE_KEY: rows[0].copies.code.sha256}

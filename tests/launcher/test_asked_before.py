@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.errors import UserError
-from hpc_gpt.core.slurm.start_check import ask_after, ask_start, reason_text, with_maintenance
+from hpc_gpt.core.slurm.start_check import (
+    ask_after,
+    ask_start,
+    check_reachable,
+    other_scheduler,
+    reason_text,
+    with_maintenance,
+)
+from tests.cli.command import in_process
 from tests.launcher.test_render import resolved_demo
 
 MAIN = "PartitionName=main Default=YES MaxTime=2:00:00 MaxNodes=UNLIMITED QoS=N/A State=UP\n"
@@ -174,3 +182,31 @@ def test_a_maintenance_names_the_longest_time_before_it(says) -> None:
     says(scontrol=row.format("service", 1, "MAINT") + row.format("second", 2, "MAINT"))
     assert with_maintenance(reason, now, None) == reason
     assert with_maintenance("Priority", now, None) == "Priority"
+
+
+@pytest.mark.parametrize(
+    ("printed", "name"),
+    [
+        ("slurm 25.11.0", ""),
+        ("slurm-wlm 22.05.8", ""),
+        ("Site wrapper 2.1\nslurm 23.02.7", ""),
+        ("", ""),
+        ("sbatch: unknown option", ""),
+        ("spur 0.8.0 (linux)", "spur 0.8.0"),
+    ],
+)
+def test_sbatch_is_another_schedulers_by_its_name(tmp_path: Path, says, printed: str, name: str) -> None:
+    says(scontrol="Slurmctld(primary) at login is UP\n")
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text(f"#!/bin/sh\necho '{printed}'\necho asked >>'{tmp_path}/asked'\n")
+    assert name == other_scheduler() == other_scheduler(dry=False) == other_scheduler()
+    assert (tmp_path / "asked").read_text() == "asked\nasked\n"  # after a submission it is known
+    if not name:
+        check_reachable()
+        return
+    for verb in (["submit", "demo"], ["submit", "demo", "--race"], ["profile", "detect"]):
+        refused = in_process(*verb, *(["--cluster", "jean-zay-v100-32g"] if verb[0] == "submit" else []), code=1)
+        assert "sbatch here is spur 0.8.0, not Slurm: a chain" in refused.stderr
+    rendered = in_process("render", "demo", "--cluster", "generic-slurm", code=0)
+    assert "note: sbatch here is spur 0.8.0, not Slurm" in rendered.stderr
+    assert rendered.stdout.startswith("#!/bin/bash")

@@ -18,7 +18,7 @@ from hpc_gpt.core.ends.failures import LIVE, LONGEST_PAUSE_S, RETRIES, STARTED, 
 SLURM_STATES = {
     state: ended
     for ended, states in {
-        "pending": "PENDING CONFIGURING REQUEUED REQUEUE_FED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD",
+        "pending": "PENDING CONFIGURING REQUEUED EXPEDITING REQUEUE_FED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD",
         "suspended": "SUSPENDED STOPPED",  # STOPPED keeps its CPUs, SUSPENDED gives them up
         "running": "RUNNING COMPLETING SIGNALING STAGE_OUT RESIZING",
         "unknown": "COMPLETED",

@@ -34,7 +34,6 @@ _UNREACHABLE = re.compile(
 )
 _GONE = re.compile(r"invalid job id|already completing or completed", re.IGNORECASE)
 TIMEOUT_S = 60.0
-_PING_S = 20.0
 KILL_WAIT_S = 30.0  # from SIGTERM to SIGKILL, Slurm's own default
 # The limit for details about a job that has ended.
 _ENDED_S = 5.0
@@ -157,19 +156,6 @@ def ask(
 def patience_s() -> float:
     """Total seconds to wait for Slurm's answer about runs that have ended, by HPC_GPT_SLURM_S. Raises ConfigError."""
     return seconds_given(PATIENCE, "5", "20 for a busy controller")
-
-
-def check_reachable() -> None:
-    """Raises SlurmUnreachable unless sbatch is installed and a controller answers."""
-    if not has_sbatch():
-        raise SlurmUnreachable("no sbatch on this machine", "run on a login node, or use --cluster local")
-    answer = ask(["scontrol", "ping"], timeout_s=_PING_S)
-    if answer.code != 0 or " is UP" not in answer.stdout:
-        message = answer.sentence.partition("; *")[0]  # without a configuration, four lines; the last one says so
-        raise SlurmUnreachable(
-            f"Slurm's controller does not answer: {message.rpartition('; ')[2] or 'scontrol ping failed'}",
-            "nothing was submitted; try again when slurmctld is up",
-        )
 
 
 def check_output_path(logs: Path) -> None:

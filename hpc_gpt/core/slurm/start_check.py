@@ -4,13 +4,16 @@
 is checked, too.
 """
 
+import contextlib
 import os
 import re
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpc_gpt.core.errors import ConfigError, JobRefused, SlurmUnreachable
+from hpc_gpt.core.files import replace_whole, state_dir
 from hpc_gpt.core.format import clock
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import Resolved
@@ -23,9 +26,12 @@ from hpc_gpt.core.slurm.directives import (
 from hpc_gpt.core.slurm.environment import submission_environment
 from hpc_gpt.core.slurm.sbatch_words import chosen_clusters
 
+# What AMD's spur, whose sbatch this may be, lacked in November 2026.
+CHAIN_NEEDS = "a chain of jobs needs arguments after a script, a requeue and ExcNodeList, which AMD's spur lacks"
 # A busy controller may answer late, as it simulates the queue.
 _ASK_S = 30.0
-# The limit for what a reason can do without.
+_PING_S = 20.0
+# The limit for what can be done without.
 _REASON_S = 5.0
 _NO_NODES = re.compile(r"node configuration is not available", re.IGNORECASE)
 # If --test-only says this about a job, sbatch still queues it.
@@ -36,6 +42,52 @@ _STARTS = re.compile(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
 # A start that is expected within so many seconds counts as now.
 _SOON_S = 60.0
 _PAIR = re.compile(r"(\w+)=(\S*)")
+
+
+def check_reachable(dry: bool = True) -> None:
+    """Raises SlurmUnreachable unless sbatch is installed and a controller answers, JobRefused as `check_is_slurm`."""
+    if not has_sbatch():
+        raise SlurmUnreachable("no sbatch on this machine", "run on a login node, or use --cluster local")
+    check_is_slurm(dry)
+    answer = ask(["scontrol", "ping"], timeout_s=_PING_S)
+    if answer.code != 0 or " is UP" not in answer.stdout:
+        message = answer.sentence.partition("; *")[0]  # without a configuration, four lines; the last one says so
+        raise SlurmUnreachable(
+            f"Slurm's controller does not answer: {message.rpartition('; ')[2] or 'scontrol ping failed'}",
+            "nothing was submitted; try again when slurmctld is up",
+        )
+
+
+def check_is_slurm(dry: bool = True) -> None:
+    """Raises JobRefused if sbatch here belongs to another scheduler; `dry` as in `other_scheduler`."""
+    if name := other_scheduler(dry):
+        raise JobRefused(f"sbatch here is {name}, not Slurm: {CHAIN_NEEDS}", "hpc-gpt render writes a script")
+
+
+def other_scheduler(dry: bool = True) -> str:
+    """The name and version that sbatch prints if they are not Slurm's; empty if they are, if it prints none, as some
+    sites' wrappers do, or if it is not installed. After a submission, which is not `dry`, the answer is in the state
+    folder, and this sbatch is not asked again."""
+    path = shutil.which("sbatch")
+    if path is None:
+        return ""
+    file, installed = state_dir() / "sbatch-version", os.stat(path)
+    key = f"{path} {installed.st_mtime_ns} {installed.st_size}"
+    with contextlib.suppress(OSError, UnicodeError):
+        cached, _, name = file.read_text(encoding="utf-8").partition("\n")
+        if cached == key:
+            return name
+    try:
+        answer = ask(["sbatch", "--version"], timeout_s=_REASON_S)
+    except SlurmUnreachable:
+        return ""
+    named = re.match(r"(?!slurm)[a-z][\w-]* v?\d+\.\d[\w.+-]*", answer.stdout, re.IGNORECASE)
+    name = named[0] if named and answer.code == 0 and "slurm" not in answer.stdout.lower() else ""
+    if not dry:
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            replace_whole(file, f"{key}\n{name}")
+    return name
 
 
 class NeverStarts(JobRefused):

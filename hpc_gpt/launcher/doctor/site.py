@@ -23,7 +23,7 @@ from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.devices import DEVICES
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.slurm.clients import ask, default_account, sacctmgr_rows, slurm_config
-from hpc_gpt.core.slurm.start_check import node_settings, usable_cpus
+from hpc_gpt.core.slurm.start_check import check_is_slurm, node_settings, usable_cpus
 from hpc_gpt.core.tables import close_matches
 
 _GRES = re.compile(r"\bgpu(?::([^:(),]+))?:(\d+)")
@@ -99,6 +99,7 @@ class Site:
 
 def read_site() -> Site:
     """Reads the site by scontrol, sinfo and sacctmgr. Raises SlurmUnreachable or JobRefused if they do not answer."""
+    check_is_slurm()
     config = slurm_config()
     kinds: dict[str, dict[NodeKind, list[str]]] = {}
     features: set[str] = set()
