@@ -26,10 +26,14 @@ _PER_NODE = ("gpus-per-node", "gpus-per-task", "ntasks-per-node", "ntasks-per-gp
 _PROGRAM = re.compile(r"(?:python[\d.]*|torchrun|srun|mpirun|mpiexec|bash|sh|accelerate)")
 
 
+_VERB = re.compile(r'^@verb\((\d+).*?^def (\w+?)(?:_command)?\(.*?"""(.*?\.)(?:\s|""")', re.M | re.S)
+
+
 class Verb(NamedTuple):
-    """The place of a verb in the list, and the first sentence of its help."""
+    """The place of a verb in the list, its module, and the first sentence of its help."""
 
     place: int
+    module: str
     short_help: str
 
 
@@ -37,16 +41,12 @@ class Verb(NamedTuple):
 def verbs() -> dict[str, Verb]:
     """{name: verb}, in the order of a run's life. Read from the text of the modules: listing the verbs imports none.
 
-    The module of a verb has the verb's name and a line `PLACE = N`, its place in that order. Its command has the same
-    name, or that name with `_command`.
+    A verb is a function below `@verb(PLACE)`. It has the verb's name, or that name with `_command`.
     """
     by_name = {}
     for path in Path(__file__).parent.glob("*.py"):
-        text, name = path.read_text(encoding="utf-8"), path.stem
-        if place := re.search(r"^PLACE = (\d+)$", text, re.M):
-            sentence = re.search(rf'^def {name}(?:_command)?\(.*?"""(.*?\.)(?:\s|""")', text, re.M | re.S)
-            assert sentence is not None, f"{path}: its command has no help"
-            by_name[name] = Verb(int(place[1]), " ".join(sentence[1].split()))
+        for place, name, sentence in _VERB.findall(path.read_text(encoding="utf-8")):
+            by_name[name] = Verb(int(place), path.stem, " ".join(sentence.split()))
     return dict(sorted(by_name.items(), key=lambda item: item[1].place))
 
 
@@ -101,7 +101,7 @@ class VerbGroup(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in verbs():
             return None
-        module = importlib.import_module(f"hpc_gpt.cli.{name}")
+        module = importlib.import_module(f"hpc_gpt.cli.{verbs()[name].module}")
         command = getattr(module, f"{name}_command", None) or getattr(module, name)
         assert isinstance(command, click.Command)
         return command

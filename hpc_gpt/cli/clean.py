@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpc_gpt.cli import completers
+from hpc_gpt.cli.verb import verb
 from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.files import logs_folder
@@ -22,18 +23,11 @@ from hpc_gpt.core.terminal import ProgressLine, say
 if TYPE_CHECKING:
     from hpc_gpt.launcher.watch.clean import RunRoom
 
-PLACE = 175
 _SECONDS = {"h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
-@click.command()
+@verb(175)
 @click.argument("names", nargs=-1, required=True, metavar="RUN...", shell_complete=completers.runs)
-@click.option(
-    "--keep", default="last", show_default=True, metavar="last|none|N", help="How many of the newest checkpoints stay."
-)
-@click.option("--older", metavar="TIME", help="Only runs that ended at least this long ago: 30d, 12h, 2w.")
-@click.option("--yes", "-y", is_flag=True, help="Remove the files; without it they are only listed.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, removed, bytes, free_bytes, runs.")
 def clean(names: tuple[str, ...], keep: str, older: str | None, yes: bool, as_json: bool) -> None:
     """List the files of ended runs that may be removed, and remove them with --yes.
 
@@ -95,9 +89,9 @@ def clean(names: tuple[str, ...], keep: str, older: str | None, yes: bool, as_js
 
 def _print(room: RunRoom, removed: bool) -> None:
     say(f"{room.run.run_id}  {room.state}  {show_bytes(room.bytes)} {'gone' if removed else 'may go'}")
-    for verb, pieces in (("gone" if removed else "may go", room.goes), ("stays", room.stays)):
+    for word, pieces in (("gone" if removed else "may go", room.goes), ("stays", room.stays)):
         for piece in pieces:
-            say(plain(f"  {verb:6}  {piece.path.name}  {show_bytes(piece.bytes)}: {piece.why}"))
+            say(plain(f"  {word:6}  {piece.path.name}  {show_bytes(piece.bytes)}: {piece.why}"))
 
 
 def _kept(text: str) -> int:

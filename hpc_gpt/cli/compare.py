@@ -6,16 +6,14 @@ import string
 import click
 
 from hpc_gpt.cli import completers
+from hpc_gpt.cli.verb import verb
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import logs_folder
 from hpc_gpt.core.terminal import say, shows_life, width
 
-PLACE = 130
 
-
-@click.command()
+@verb(130)
 @click.argument("names", nargs=-1, metavar="A [B]...", shell_complete=completers.runs_and_logs)
-@click.option("--json", "as_json", is_flag=True, help='One JSON object: {"schema": 1, "comparisons": [...]}.')
 def compare(names: tuple[str, ...], as_json: bool) -> None:
     """Say whether one run is faster than another, and how their settings differ.
 

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable
 from glob import escape, glob
+from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem
@@ -16,11 +17,11 @@ from click.shell_completion import CompletionItem
 
 def experiments(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """Names under experiments/, and the TOML files, job scripts and folders of the current folder."""
-    from hpc_gpt.cli.script_words import may_be_script
     from hpc_gpt.core.settings.experiment_file import list_experiments
+    from hpc_gpt.core.slurm.directives import is_job_script
 
     names = [name for name in list_experiments() if name.startswith(begun)]
-    return _or_files(begun, names + _paths(begun, lambda name: name.endswith(".toml") or may_be_script(name)))
+    return _or_files(begun, names + _paths(begun, lambda name: name.endswith(".toml") or is_job_script(Path(name))))
 
 
 def _paths(begun: str, is_wanted: Callable[[str], bool] = lambda name: True) -> list[str]:

@@ -11,7 +11,7 @@ from click.shell_completion import (
     split_arg_string,
 )
 
-PLACE = 200
+from hpc_gpt.cli.verb import verb
 
 
 @add_completion_class
@@ -56,7 +56,7 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
         return f"{item.type},{value}"
 
 
-@click.command()
+@verb(200)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print a shell's completion script.

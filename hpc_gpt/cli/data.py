@@ -6,36 +6,15 @@ import click
 
 from hpc_gpt.cli import completers
 from hpc_gpt.cli.run_argument import first_submit
+from hpc_gpt.cli.verb import verb
 from hpc_gpt.core.format import counted, plain
 from hpc_gpt.core.terminal import say, shows_life
-
-PLACE = 15
 
 _DEMO_VOCAB = 256  # the demo reads bytes
 
 
-@click.command()
+@verb(15)
 @click.argument("source", shell_complete=completers.sources)
-@click.option(
-    "--output", "-o", type=click.Path(path_type=Path), help="The token file; NAME.tokens in this folder unless given."
-)
-@click.option(
-    "--tokenizer",
-    default="byte",
-    show_default=True,
-    shell_complete=completers.tokenizers,
-    help="byte, char, a tokenizer.json, or tiktoken:NAME.",
-)
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["tokens", "megatron"]),
-    default="tokens",
-    show_default=True,
-    help="megatron: a pair of files, OUTPUT.bin and OUTPUT.idx.",
-)
-@click.option("--text-key", default="text", show_default=True, help="Where jsonl and Parquet have a document's text.")
-@click.option("--begin-token", is_flag=True, help="Write the tokenizer's begin-of-text token before each document.")
 def data(source: str, output: Path | None, tokenizer: str, form: str, text_key: str, begin_token: bool) -> None:
     """Make a token file from SOURCE.
 

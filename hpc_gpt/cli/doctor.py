@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpc_gpt.cli.experiment_options import experiment_options, small_options
+from hpc_gpt.cli.request import experiment_argument, small_options, with_request
 from hpc_gpt.cli.script_words import ScriptCommand
+from hpc_gpt.cli.verb import verb
 from hpc_gpt.core.ends import bad_nodes
 from hpc_gpt.core.ends.bad_nodes import BadNode, listed
 from hpc_gpt.core.errors import ConfigError
@@ -23,16 +24,12 @@ if TYPE_CHECKING:
     from hpc_gpt.launcher.doctor.checks import Check
     from hpc_gpt.launcher.doctor.site import SlowNodeOfRun
 
-PLACE = 20
 _STYLES = {"fail": "red", "warn": "yellow"}
 
 
-@click.command(cls=ScriptCommand)
-@experiment_options
-@click.option("--probe", is_flag=True, help="Also start the ranks of a local profile for a few seconds and measure "
-              "them; always done if there is a GPU.")  # fmt: skip
-@click.option("--forgive", metavar="NODE", help="Take NODE off the cluster's list of bad nodes, and do nothing else.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@verb(20, ScriptCommand)
+@experiment_argument
+@with_request
 def doctor(request: Request, probe: bool, forgive: str | None, as_json: bool) -> int:
     """Check what could go wrong at this site before EXPERIMENT is submitted.
 
@@ -107,9 +104,3 @@ def _show(cluster: str, checks: list[Check], bad: list[BadNode], slow: list[Slow
     warned = sum(check.level == "warn" for check in checks)
     say(f"\n{len(checks)} checks, {failed} failed, {warned} to look at", err=True)
     say("hpc-gpt submit --dry-run checks the run itself: its Python, data, memory and space", err=True)
-
-
-# doctor checks one row of a sweep, and nothing that only the run itself is about.
-_OF_THE_RUN = {"sweep", "smoke", "force", "command__checkpoints", "engine__zero_stage", "job__max_gpu_hours",
-               "layout__micro_batch", "layout__global_batch", "layout__micro_batches"}  # fmt: skip
-doctor.params = [parameter for parameter in doctor.params if parameter.name not in _OF_THE_RUN]

@@ -9,22 +9,12 @@ import click
 
 from hpc_gpt.cli import completers
 from hpc_gpt.cli.run_argument import chosen_run
+from hpc_gpt.cli.verb import verb
 from hpc_gpt.core.settings.requirements import check_package
 
-PLACE = 170
 
-
-@click.command()
+@verb(170)
 @click.argument("run", shell_complete=completers.runs)
-@click.option(
-    "--format", "form", type=click.Choice(["hf"]), default="hf", show_default=True, help="Format of the files."
-)
-@click.option(
-    "--out", "-o", type=click.Path(path_type=Path), help="The new folder; RUN-hf in this folder unless given."
-)
-@click.option("--dtype", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True,
-              help="Data type of the weights.")  # fmt: skip
-@click.option("--step", type=int, help="The checkpoint of this step; the newest unless given.")
 def export(run: str, form: str, out: Path | None, dtype: str, step: int | None) -> None:
     """Write the weights of RUN for transformers.
 

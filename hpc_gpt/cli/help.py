@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import click
 
-from hpc_gpt.cli.experiment_options import PLANNING_OPTIONS
-from hpc_gpt.cli.option_groups import UncutGroup
+from hpc_gpt.cli.verb import UncutGroup, options_of, verb
 from hpc_gpt.core.ends.failures import CLASSES, LIVE, RETRY_WORDS
 from hpc_gpt.core.engines import engines as all_engines
 from hpc_gpt.core.engines.base.facts import MEASURED_ON
@@ -29,7 +28,6 @@ from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.tables import close_matches, keys_called, toml_value
 from hpc_gpt.launcher.render import variables
 
-PLACE = 210
 _NOT_SET = "-: not set; the cluster profile or a rule gives the value. KEY= resets a key to its default"
 
 
@@ -72,7 +70,7 @@ class Topics(UncutGroup):
         return super().resolve_command(ctx, args)
 
 
-@click.group("help", cls=Topics)
+@verb(210, Topics)
 def help_command() -> None:
     """List keys of experiments, profiles and records, engines, models, a template's variables and how runs end.
 
@@ -143,7 +141,10 @@ def _about(word: str, in_meanings: bool = True) -> _About:
     """The entries whose name or value is the word. If there are none, with `in_meanings` the keys that have it in their
     name or meaning."""
     name, all_keys = word.strip("[].-").lower(), keys_of(Experiment)
-    called = {*keys_called(name), *(key for names, key, *_ in PLANNING_OPTIONS if f"--{name}" in names)}
+    called = {
+        *keys_called(name),
+        *(option.key for option in options_of("plan") if f"--{name}" in option.opts),
+    }
     engine = all_engines().get(name)
     switches = {f"engine.{switch}" for switch in engine.switches} if engine is not None else set()
     matches = [

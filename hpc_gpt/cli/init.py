@@ -5,23 +5,21 @@ from pathlib import Path
 
 import click
 
-from hpc_gpt.cli.experiment_options import init_options
-from hpc_gpt.cli.script_words import may_be_script
+from hpc_gpt.cli.request import with_request
+from hpc_gpt.cli.verb import verb
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import check_new, write_new
 from hpc_gpt.core.settings.resolved import folder_name
+from hpc_gpt.core.slurm.directives import is_job_script
 from hpc_gpt.core.terminal import say
 from hpc_gpt.launcher.request import Request
-
-PLACE = 15
 
 _TOKENS = 300e9  # for days and GPU-hours, which the file does not have
 
 
-@click.command()
-@init_options
-@click.option("-o", "folder", type=click.Path(path_type=Path, file_okay=False), default=Path(), metavar="FOLDER",
-              help="Write the files there, not here.")  # fmt: skip
+@verb(15)
+@click.argument("name", required=False)
+@with_request
 def init(request: Request, name: str | None, folder: Path) -> None:
     """Write an experiment from the planner's best layout: NAME.toml, with comments. No file is overwritten.
 
@@ -31,7 +29,7 @@ def init(request: Request, name: str | None, folder: Path) -> None:
     name = name and name.removesuffix(".toml")
     if name is not None and name != folder_name(name):
         raise ConfigError(f"{name!r} is not a file name", "use letters, digits, dots, dashes and underscores")
-    if name is not None and may_be_script(name):
+    if name is not None and is_job_script(Path(name)):
         raise ConfigError(f"{name} is a job script", f"hpc-gpt submit {name} runs it as it is")
     if name is None:
         raise ConfigError("no NAME is given", "for example hpc-gpt init big --model gpt2 --gpus 8")

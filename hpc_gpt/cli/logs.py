@@ -3,21 +3,12 @@
 import click
 
 from hpc_gpt.cli.run_argument import chosen_run, run_argument
-from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.cli.verb import verb
 from hpc_gpt.launcher.watch.logs import copy_rank, copy_tail, follow_logs, log_output, log_path, with_errors
 
-PLACE = 70
 
-
-@click.command()
+@verb(70)
 @run_argument
-@click.option(
-    "--follow", "-f", is_flag=True, help="Print what the run writes, over all its attempts, until it has ended."
-)
-@click.option("--attempt", type=click.IntRange(min=1), help="The log of this attempt; the last unless given.")
-@click.option("--tail", "-n", type=click.IntRange(min=0), metavar="LINES", help="Only the last lines.")
-@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Only lines of this rank.")
-@click.option("--path", is_flag=True, help="Print the log's path instead.")
 def logs(run: str | None, follow: bool, attempt: int | None, tail: int | None, rank: int | None, path: bool) -> None:
     """Print RUN's log.
 
@@ -29,8 +20,6 @@ def logs(run: str | None, follow: bool, attempt: int | None, tail: int | None, r
     """
     chosen = chosen_run(run)
     if rank is not None:
-        if follow:
-            raise ConfigError("--rank and --follow do not go together", "leave one out")
         copy_rank(chosen, attempt, rank, tail, log_output(), path)
     elif path:
         click.echo(str(log_path(chosen, attempt)))

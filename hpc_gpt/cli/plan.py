@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from hpc_gpt.cli import completers
-from hpc_gpt.cli.experiment_options import PLANNING_OPTIONS, CountType, planning_options
-from hpc_gpt.cli.option_groups import GroupedCommand
+from hpc_gpt.cli.options import option_name
+from hpc_gpt.cli.request import experiment_argument, with_request
+from hpc_gpt.cli.verb import GroupedCommand, options_of, verb
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.errors import ConfigError, LayoutError
@@ -46,11 +46,8 @@ from hpc_gpt.planner.table import (
 )
 from hpc_gpt.planner.training import engine_for
 
-PLACE = 10
-
-_FILE = click.Path(path_type=Path)
 # {key: its option}; sizes give the model of --max-model. submit has only some of them: it gets other keys by --set.
-_PLAN_FLAGS = {key: name for names, key, *_ in PLANNING_OPTIONS for name in names if name.startswith("--")}
+_PLAN_FLAGS = {option.key: option_name(option) for option in options_of("plan") if option.key}
 _FLAGS = {key: _PLAN_FLAGS[key] for key in ("model.preset", "model.seq", "engine.name", "engine.zero_stage")}
 _LARGEST_MODEL_KEYS = ("model.preset", "model.hidden", "model.layers", "model.heads", "layout.global_batch")
 # The printed command gives these by options of its own.
@@ -60,30 +57,15 @@ _BY_OPTION = ("layout.gpus", "layout.tp", "layout.pp", "layout.cp", "layout.ep",
 _CHOSEN = ("name", "zero_stage", "recompute")
 
 
-@click.command(cls=GroupedCommand)
-@planning_options
-@click.option(
-    "--why", metavar="LAYOUT", help="Explain one layout, such as tp4-pp16-dp1, with its arithmetic line by line."
-)
-@click.option("--max-model", is_flag=True, help="Find the largest model of a family that fits; ignores --model.")
-@click.option("--max-seq", is_flag=True, help="Find the longest sequence of the model that fits; ignores --seq.")
-@click.option("--tokens", type=CountType(), default=PLANNED_TOKENS, metavar="N",
-              help="Tokens to train on, such as 15T, for days and GPU-hours; 300B unless given.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help='One JSON object: {"schema": 1, "candidates": [...], ...}.')
-@click.option("--device", metavar="GPU",
-              help="Plan for usual nodes of a GPU, such as h200, without a profile; instead of --cluster.")  # fmt: skip
-@click.option("--calibrate", type=_FILE, multiple=True, metavar="RECORDS",
-              help="Fit the planner's constants to records of runs, such as logs/, and store them in the profile of "
-              "--cluster. May be repeated.")  # fmt: skip
-@click.option(
-    "--calibration", metavar="NAME", shell_complete=completers.profiles, help="Use the constants of cluster NAME."
-)
+@verb(10, GroupedCommand)
+@experiment_argument
+@with_request
 def plan(
     request: Request,
     why: str | None,
     max_model: bool,
     max_seq: bool,
-    tokens: int,
+    tokens: int | None,
     as_json: bool,
     device: str | None,
     calibrate: tuple[Path, ...],
@@ -101,16 +83,7 @@ def plan(
     hpc-gpt plan --max-model --gpus 16 --cluster jean-zay-v100-16g
     hpc-gpt plan --calibrate logs/ --cluster mine
     """
-    alone = {"--why": why, "--max-model": max_model, "--max-seq": max_seq}
-    for name, value in (*alone.items(), ("--device", device), ("--calibration", calibration)):
-        if value and calibrate:
-            raise ConfigError(f"{name} does not go with --calibrate", f"use two commands, one without {name}")
-    if len(both := [name for name, value in alone.items() if value]) > 1:
-        raise ConfigError(f"{' and '.join(both)} do not go together", f"use two commands, one without {both[0]}")
     if device is not None:
-        if click.get_current_context().get_parameter_source("cluster") is click.core.ParameterSource.COMMANDLINE:
-            message = f"--device {device} plans without a profile, and --cluster {request.cluster} names one"
-            raise ConfigError(message, "give one of the two")
         request = replace(request, device=device, cluster=None)
     if calibrate:
         cluster = user_default() if request.cluster is None else request.cluster
@@ -118,6 +91,7 @@ def plan(
             raise ConfigError("--calibrate stores the constants in a cluster profile", "name one with --cluster")
         _calibrate(calibrate, cluster, as_json)
         return
+    tokens = PLANNED_TOKENS if tokens is None else tokens
     if not 0 < tokens < 1e30:
         raise ConfigError(f"--tokens is {tokens!s:.40}, but must be above 0 and below 1e30", "for example --tokens 15T")
     budget = float(tokens)

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from hpc_gpt.cli import completers
-from hpc_gpt.cli.experiment_options import small_options
-from hpc_gpt.cli.option_groups import UncutGroup
+from hpc_gpt.cli.request import small_options
+from hpc_gpt.cli.verb import UncutGroup, VerbCommand, options_of, verb
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import check_new, config_dir, write_new
 from hpc_gpt.core.settings.cluster import FALLBACK, list_profiles, load_profile, user_default
@@ -27,10 +27,8 @@ from hpc_gpt.launcher.doctor.site import (
     read_site,
 )
 
-PLACE = 190
 
-
-@click.group(cls=UncutGroup)
+@verb(190, UncutGroup)
 def profile() -> None:
     """List, show and detect cluster profiles.
 
@@ -67,18 +65,13 @@ def show(name: str) -> None:
         say(f"\nfrom {path}", err=True)
 
 
-@profile.command("detect")
-@click.option("--name", metavar="NAME", help="Write it to clusters/NAME.toml in the config folder.")
-@click.option("--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="Write it to FILE.")
-@click.option("--partition", "-p", metavar="PARTITION", help="Partition of the profile; one with GPUs unless given.")
+@profile.command("detect", VerbCommand, params=options_of("detect"))
 def detect(name: str | None, output: Path | None, partition: str | None) -> None:
     """Write a commented profile of the cluster that you are on.
 
     The values are from sinfo, scontrol and sacctmgr: GPUs, CPUs, partition, your accounts and qos, features, limits
     and requeueing. Without --name and -o the profile is printed. No file is overwritten.
     """
-    if name is not None and output is not None:
-        raise ConfigError("--name and --output do not go together", "give one of the two")
     if name is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
         raise ConfigError(
             f"--name {name!r} is not a valid profile name", "use letters, digits, dots, dashes and underscores"

@@ -1,6 +1,6 @@
 """`hpc-gpt submit --race`: measures rows in turns, in one job or on this machine."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import click
 
@@ -27,34 +27,13 @@ from hpc_gpt.reader.records import BENCH_FILE
 from hpc_gpt.report.bench_table import file_text
 
 
-def submit_race(
-    request: Request,
-    race: bool,
-    sizes: Mapping[str, int | None],
-    others: Sequence[str],
-    how: SubmitOptions,
-) -> Answer:
-    """Submits a race. `sizes`: the values of --rounds, --steps and --top; `others`: options that a race cannot have."""
-    options = [name for name, size in sizes.items() if size is not None]
-    if not race:
-        to_train = f"to train so many steps: --until steps={sizes['--steps']}; " if options[0] == "--steps" else ""
-        raise ConfigError(f"{options[0]} belongs to --race", f"{to_train}add --race, or leave it out")
-    others = [
-        *others,
-        *(["--sweep"] if request.sweep else []),
-        *([f"--row {request.row}"] if request.row and not request.grid else []),
-    ]
-    if request.script is not None:
-        raise ConfigError(
-            f"{request.script.path} is a job script, which has no rows", 'give an experiment with engine "command"'
-        )
-    if others:
-        raise ConfigError(f"--race and {others[0]} exclude each other", f"leave {others[0]} out")
+def submit_race(request: Request, sizes: Mapping[str, int | None], how: SubmitOptions) -> Answer:
+    """Submits a race. `sizes`: the values of --rounds, --steps and --top."""
+    if request.row and not request.grid:
+        raise ConfigError(f"--race and --row {request.row} exclude each other", f"leave --row {request.row} out")
     for name, size in sizes.items():
         if size is not None and size < 1:
             raise ConfigError(f"{name} {size}: a race needs 1 or more", f"leave {name} out for its default")
-    if how.script and not how.dry:
-        raise ConfigError("--script prints the script of a --dry-run", "add --dry-run, or use hpc-gpt render")
     rounds, steps, top = (sizes[name] or usual for name, usual in zip(sizes, (ROUNDS, STEPS, TOP), strict=True))
     prepared, logs = prepare_race(request, not how.dry, rounds, steps, top), logs_folder()
     if how.dry:

@@ -4,22 +4,19 @@ from pathlib import Path
 
 import click
 
-from hpc_gpt.cli.experiment_options import experiment_options
+from hpc_gpt.cli.request import experiment_argument, with_request
 from hpc_gpt.cli.script_words import ScriptCommand
-from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.cli.verb import verb
 from hpc_gpt.core.files import write_new
 from hpc_gpt.core.slurm.start_check import CHAIN_NEEDS, other_scheduler
 from hpc_gpt.core.terminal import say
 from hpc_gpt.launcher.prepare import prepare
 from hpc_gpt.launcher.request import Request
 
-PLACE = 30
 
-
-@click.command(cls=ScriptCommand)
-@experiment_options
-@click.option("-o", "folder", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
-              help="With --sweep: write the scripts there, one NAME.sh per row; none is overwritten.")  # fmt: skip
+@verb(30, ScriptCommand)
+@experiment_argument
+@with_request
 def render(request: Request, folder: Path | None) -> None:
     """Print the job script of EXPERIMENT.
 
@@ -32,10 +29,6 @@ def render(request: Request, folder: Path | None) -> None:
     hpc-gpt render --gpus 64 --pp 16 -A myproject@v100
     hpc-gpt render memory-ladder --sweep -o scripts
     """
-    if request.sweep is not (folder is not None):
-        if request.sweep:
-            raise ConfigError("--sweep makes one script per row and needs a folder for them", "add -o FOLDER")
-        raise ConfigError("-o is the folder for the scripts of a sweep; one script goes to stdout", "use > job.sh")
     if folder is None:
         prepared = prepare(request)
         for note in prepared.messages:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpc_gpt.cli import completers
+from hpc_gpt.cli.verb import verb
 from hpc_gpt.core.columns import grid
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import logs_dir
@@ -36,53 +37,11 @@ if TYPE_CHECKING:
     from hpc_gpt.report.gather import GatheredRuns
     from hpc_gpt.report.published_tables import SweepLines
 
-PLACE = 120
 _OF_SWEEP = "published"  # the value of --columns for the columns of the runs' sweep
 
 
-@click.command()
+@verb(120)
 @click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=completers.reported)
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["table", "csv", "md", "json", "jsonl"]),
-    default="table",
-    show_default=True,
-    help="How the records are written.",
-)
-@click.option("--json", "as_json", is_flag=True, help='Short for --format json: {"schema": 1, "records": [...]}.')
-@click.option(
-    "--columns",
-    default="auto",
-    show_default=True,
-    metavar="SET|KEY,...",
-    shell_complete=completers.columns,
-    help="The name of a published table, such as gpt2-meg; usual; all; keys of a record or an experiment, such as "
-    "gpus,step_s,lr; auto: those of a published table if all runs belong to its sweep, else usual. On a terminal, "
-    "usual and auto show the columns that fit.",
-)
-@click.option(
-    "--sort",
-    default="",
-    metavar="KEY,...",
-    shell_complete=completers.record_keys,
-    help="Sort by keys of a record; -KEY from high to low. Oldest first unless given.",
-)
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write a page with charts.")
-@click.option(
-    "--predictions",
-    is_flag=True,
-    help="Print the planner's predictions for each run beside the measured figures, and the mean error.",
-)
-@click.option(
-    "--tensorboard",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Also write the curves as TensorBoard event files.",
-)
-@click.option(
-    "--wandb", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Also write offline W&B runs."
-)
 @no_collections()  # of many runs it would take a fifth of the time
 def report(
     paths: tuple[str, ...],
@@ -106,8 +65,6 @@ def report(
     from hpc_gpt.report.gather import gather_paths
 
     form = "json" if as_json else form
-    if predictions and columns != "auto":
-        raise ConfigError("--predictions has its own columns", "leave --columns out")
     _check_targets(html, tensorboard, wandb)
     _check_keys(columns, sort)
     with shows_life("reading"):

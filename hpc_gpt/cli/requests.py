@@ -1,4 +1,4 @@
-"""The parts that stop, save, requeue and cancel share: the choice of runs, and the output of the answers."""
+"""hpc-gpt stop, save, requeue and cancel: they choose runs, ask each, and print the answers."""
 
 import json
 import shlex
@@ -9,22 +9,115 @@ from typing import Any
 import click
 
 from hpc_gpt.cli import completers
-from hpc_gpt.core.errors import ConfigError, NoSuchRun
+from hpc_gpt.cli.verb import verb
+from hpc_gpt.core.errors import ConfigError, NoSuchRun, SlurmUnreachable
 from hpc_gpt.core.files import logs_folder
 from hpc_gpt.core.format import counted, plain
 from hpc_gpt.core.output import progress_as_json
 from hpc_gpt.core.runs.find_runs import find_runs
-from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.run_folder import IN_QUEUE, RunFolder
 from hpc_gpt.core.terminal import confirm, say
-from hpc_gpt.launcher.watch.control import ask_runs, await_answer, describe
-from hpc_gpt.launcher.watch.status import RunStatus, ask_status
+from hpc_gpt.launcher.watch.control import ask_runs, await_answer, cancel_now, describe, nothing_to
+from hpc_gpt.launcher.watch.status import RunStatus, ask_status, read_status, silence_note
 
-runs_argument = click.argument("names", nargs=-1, required=True, metavar="RUN...", shell_complete=completers.runs)
-wait_option = click.option("--wait", is_flag=True, help="Wait until it has been done; Ctrl-C ends only the wait.")
+_runs = click.argument("names", nargs=-1, required=True, metavar="RUN...", shell_complete=completers.runs)
 
 
-yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, verb, runs.")
+@verb(80)
+@_runs
+def stop(names: tuple[str, ...], wait: bool, yes: bool, as_json: bool) -> None:
+    """Ask runs to save a checkpoint and end.
+
+    The request is a file in the run folder, which the ranks see after a step, within a second or two. This works if
+    only the shared disk reaches the nodes, and if Slurm is down. The run ends as stopped and is neither retried nor
+    requeued; submit --resume resumes it, and so does scontrol requeue of its job. A queued run ends when it starts;
+    cancel takes it out of the queue. Exit 1 if no run could be asked. RUN is a run id, its begin or its end, a job id,
+    a folder, or the name of an experiment or a sweep, for all its runs. If more than one of them has not
+    ended, stop lists them and asks; without a terminal it needs --yes.
+    """
+    ask_verb("stop", names, wait, yes, as_json)
+
+
+@verb(90)
+@_runs
+def save(names: tuple[str, ...], wait: bool, yes: bool, as_json: bool) -> None:
+    """Ask runs to save a checkpoint now and continue.
+
+    The request is a file in the run folder, as for stop. --wait prints after which step it was saved. RUN is as for
+    stop.
+    """
+    ask_verb("save", names, wait, yes, as_json)
+
+
+@verb(100)
+@_runs
+def requeue(names: tuple[str, ...], wait: bool, yes: bool, as_json: bool) -> None:
+    """Ask runs to save a checkpoint and go back to the queue.
+
+    The request is a file in the run folder, as for stop; Slurm must be up when the attempt ends. The run resumes from
+    this checkpoint, perhaps on other nodes. On this machine without Slurm it waits after the other runs. RUN is as for
+    stop.
+    """
+    ask_verb("requeue", names, wait, yes, as_json)
+
+
+@verb(110)
+@_runs
+def cancel(names: tuple[str, ...], yes: bool, as_json: bool) -> None:
+    """Cancel runs, queued or running.
+
+    The job is gone; its checkpoints stay. Asks first on a terminal. Exit 1, as for stop, save and requeue, if none of
+    the runs is queued or running. RUN is as for stop.
+    """
+    if as_json and sys.stdin.isatty() and not yes:
+        raise ConfigError("with --json cancel cannot ask", "add --yes")
+    rows: list[dict[str, Any]] = []
+    try:
+        with progress_as_json(as_json):
+            _cancel(names, yes, as_json, rows)
+    finally:
+        if rows:
+            print_runs("cancel", rows, as_json)
+    if not any(row["cancelled"] for row in rows):
+        sys.exit(1)
+
+
+def _cancel(names: tuple[str, ...], yes: bool, as_json: bool, done: list[dict[str, Any]]) -> None:
+    """Cancels runs, and adds the outcome of each to `done`. Raises SlurmUnreachable if the outcome of one is not
+    known."""
+    runs = chosen_runs(names)
+    rows, silence = ask_status(runs, _print_known)
+    if silence:
+        say(silence_note(silence), err=True)
+    pairs = without_ended("cancel", names, list(zip(runs, rows, strict=True)))
+    if not yes:
+        check_agreed("cancel", [row for _, row in pairs], as_json, least=1 if sys.stdin.isatty() else 2)
+    unknown = None
+    for run, row in pairs:
+        try:
+            job_id = cancel_now(run, row)
+        except SlurmUnreachable as fault:
+            unknown = fault
+            continue
+        outcome = "cancelled"
+        if job_id is None:
+            now = row if row.scheduler == "slurm" else read_status([run])[0]
+            outcome = nothing_to("cancel", now)
+            say(f"{run.run_id}: {outcome}", err=True)
+        else:
+            say(f"cancelled {run.run_id}" + ("" if job_id == IN_QUEUE else f", job {job_id}"))
+            if row.removed_pid is None:
+                click.echo(f"next: hpc-gpt submit --resume {run.run_id}", err=True)
+        shown_id = None if job_id == IN_QUEUE else job_id
+        done.append({"run": run.run_id, "folder": str(run.path), "cancelled": job_id is not None, "job": shown_id,
+                     "words": outcome})  # fmt: skip
+    if unknown is not None:
+        raise unknown
+
+
+def _print_known(rows: list[RunStatus]) -> None:
+    for row in rows:
+        say(f"{row.run}: {row.state} by its folder; Slurm is slow to answer", err=True)
 
 
 def chosen_runs(names: tuple[str, ...]) -> list[RunFolder]:

@@ -12,9 +12,9 @@ import click
 
 from hpc_gpt.cli import completers
 from hpc_gpt.cli.run_argument import first_submit
+from hpc_gpt.cli.verb import verb
 from hpc_gpt.core.columns import Column, column, fitting, grid
 from hpc_gpt.core.ends.failures import ENDED, FAILED, colour_of
-from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import logs_folder, refused_access
 from hpc_gpt.core.format import clock, counted, plain, show_bytes, show_duration, some, wrapped
 from hpc_gpt.core.output import reader_left
@@ -26,8 +26,6 @@ from hpc_gpt.core.slurm.clients import has_sbatch
 from hpc_gpt.core.terminal import Screen, painted, say, width
 from hpc_gpt.launcher.watch.status import RunStatus, ask_status, shell_command, silence_note
 from hpc_gpt.launcher.watch.sweep_rows import by_sweep, fold, progress
-
-PLACE = 60
 
 _COLUMNS = (
     column("run", "run", right=False),
@@ -49,19 +47,8 @@ _COLUMNS = (
 _LEFT_OUT = ("attempts", "layout", "gpu_hours", "age_s", "tokens_per_s", "job_id", "loss", "left_s", "name")
 
 
-@click.command()
+@verb(60)
 @click.argument("names", nargs=-1, metavar="[RUN]...", shell_complete=completers.runs)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, runs.")
-@click.option("--watch", is_flag=True, help="Refresh until Ctrl-C, or until every run has ended.")
-@click.option(
-    "--interval", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="Seconds, for --watch."
-)
-@click.option("--open", "opened", is_flag=True, help="One line per run of a sweep, as if the sweep was named.")
-@click.option("--sizes", is_flag=True, help="Disk space of each run, by kind, and free space.")
-@click.option("--state", "states", multiple=True, type=click.Choice([*ENDED]), metavar="STATE",
-              help="Only runs of that state (hpc-gpt help causes); may be repeated.")  # fmt: skip
-@click.option("--failed", is_flag=True, help="Only runs that failed, or whose end is not known.")
-@click.option("--all", "show_all", is_flag=True, help="Every run; the newest 20 unless given.")
 def status(
     names: tuple[str, ...],
     as_json: bool,
@@ -86,9 +73,6 @@ def status(
     logs = logs_folder()
     opened = opened or any(singles_out(name) for name in names) or bool(states or failed)
     wanted = {*states, *(FAILED if failed else ())} or {*ENDED}
-    if (states or failed) and (sizes or watch):
-        option, other = "--state" if states else "--failed", "--sizes" if sizes else "--watch"
-        raise ConfigError(f"{option} and {other} do not go together", "leave one of them out")
     show_all = show_all or bool(states or failed)
 
     def chosen() -> list[RunFolder]:

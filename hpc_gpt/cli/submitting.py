@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import click
 
-from hpc_gpt.cli.experiment_options import on_command_line, option_name
+from hpc_gpt.cli.options import on_command_line
 from hpc_gpt.cli.submit_answer import (
     NOTHING_DONE,
     Answer,
@@ -64,13 +64,6 @@ def submit_one(
     how: SubmitOptions,
 ) -> Answer:
     """Submits one run, or resumes the run `resume`, or branches from `branch`; with --wait follows it to its end."""
-    if how.script and not how.dry:
-        raise ConfigError("--script prints the script of a --dry-run", "add --dry-run, or use hpc-gpt render")
-    if from_start and resume is None:
-        raise ConfigError("--from-start needs --resume RUN", "without --resume every run begins at step 0")
-    if resume is not None and branch is not None:
-        message = "--resume continues a run, and --branch begins another one from its checkpoint"
-        raise ConfigError(message, "give one of the two")
     if resume is not None:
         started = _resume(resume, request, from_start, how)
     elif branch is not None:
@@ -192,8 +185,7 @@ def _ask_first(prepared: PreparedRun, request: Request) -> None:
 def _resume(name: str, request: Request, from_start: bool, how: SubmitOptions) -> _Started:
     """Resumes the run itself, or a new run from its checkpoint if the command line changes anything; `from_start` makes
     a new run without a checkpoint."""
-    request = _request_for_run(request, "--resume")
-    run = find_run(name, logs_folder())
+    request, run = _request_for_run(request), find_run(name, logs_folder())
     # No checkpoint is removed until a job, or a note, holds it.
     with contextlib.nullcontext() if how.dry else reading(run):
         resumption = choose_resumption(run, request, from_start, how.dry)
@@ -205,27 +197,13 @@ def _resume(name: str, request: Request, from_start: bool, how: SubmitOptions) -
 
 def _branch(text: str, request: Request, how: SubmitOptions) -> _Started:
     """Submits a new run from a checkpoint of the run that `text` names."""
-    request = _request_for_run(request, "--branch")
     name, step = split_branch(text)
-    branch = prepare_branch(find_run(name, logs_folder()), step, request)
+    branch = prepare_branch(find_run(name, logs_folder()), step, _request_for_run(request))
     print_lines(branch.notes)
     return _submit(branch.prepared, branch.parent, how)
 
 
-def _request_for_run(request: Request, option: str) -> Request:
-    """The request for a run's own experiment. Raises ConfigError if the command line names another one."""
-    ours = ("resume", "branch", "from_start", "wait", "dry_run", "script", "yes", "force", "until")
-    on_line = on_command_line(*ours)
-    others = [
-        one.human_readable_name if one.name == "experiment" else option_name(one)
-        for one in on_line
-        if one.name in ("experiment", "row", "sweep", "grid", "smoke", "max_parallel", "skip_unfit")
-    ]
-    if others:
-        raise ConfigError(
-            f"{option} continues a run's own experiment; {', '.join(others)} would make it another",
-            "leave them out, or submit a new run",
-        )
-    if "cluster" not in [one.name for one in on_line]:
-        request = replace(request, cluster=None)  # HPC_GPT_CLUSTER was read when the run was submitted
-    return request
+def _request_for_run(request: Request) -> Request:
+    """The request without HPC_GPT_CLUSTER, which was read when the run was submitted."""
+    by_option = any(parameter.name == "cluster" for parameter in on_command_line(click.get_current_context()))
+    return request if by_option else replace(request, cluster=None)

@@ -49,9 +49,6 @@ from hpc_gpt.launcher.watch.control import wait_for, wait_for_all
 def with_axes(request: Request, texts: Sequence[str], most: int) -> Request:
     """The request with a grid. Raises ConfigError for a faulty grid, and for a key that another option gives, too."""
     axes = parse_grid(texts, most)
-    if request.sweep or request.script is not None:
-        other = "--sweep" if request.sweep else f"{request.script.path}, a job script," if request.script else ""
-        raise ConfigError(f"{other} has rows of its own or none, and --grid makes rows", "give one of the two")
     if twice := [axis.key for axis in axes if axis.key in request.given]:
         raise ConfigError(f"{', '.join(twice)} is given by --grid and by another option", "give one of the two")
     keys = {axis.key for axis in axes}
@@ -62,12 +59,6 @@ def with_axes(request: Request, texts: Sequence[str], most: int) -> Request:
 
 def submit_sweep(request: Request, max_parallel: int | None, skip_unfit: bool, how: SubmitOptions) -> Answer:
     """Queues every row that can run, and prints the outcome of each; on this machine runs them all."""
-    if how.now:
-        option = "--grid" if request.grid else "--sweep"
-        raise ConfigError(f"--now starts one run, and {option} gives many", "--row NAME names one of them")
-    if not (request.sweep or request.grid):
-        option = "--max-parallel" if max_parallel is not None else "--skip-unfit"
-        raise ConfigError(f"{option} needs --sweep", f"add --sweep, or leave {option} out")
     prepared, logs = prepare_sweep(request, queueing=not how.dry, skip_unfit=skip_unfit), logs_folder()
     try:
         provenance = check_submission(prepared.rows, logs, how.dry)

@@ -3,20 +3,16 @@
 import click
 
 from hpc_gpt.cli.run_argument import chosen_run, run_argument
+from hpc_gpt.cli.verb import verb
 from hpc_gpt.core.output import reader_left
 from hpc_gpt.core.terminal import Screen, keys, width
 from hpc_gpt.launcher.watch.status import ask_status, silence_note
 from hpc_gpt.launcher.watch.top import screen
 from hpc_gpt.planner.table import can_draw_blocks
 
-PLACE = 65
 
-
-@click.command()
+@verb(65)
 @run_argument
-@click.option(
-    "--interval", type=click.FloatRange(min=0.5), default=5.0, show_default=True, help="Seconds between two looks."
-)
 def top(run: str | None, interval: float) -> None:
     """Show one run on one screen, refreshed; q ends it, not the run.
 

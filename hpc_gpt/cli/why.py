@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpc_gpt.cli.run_argument import chosen_run, run_or_logs_argument
+from hpc_gpt.cli.verb import verb
 from hpc_gpt.core.ends.failures import LIVE, RETRY_WORDS, meaning
 from hpc_gpt.core.files import from_here, logs_folder
 from hpc_gpt.core.format import and_more, class_and_cause, show_duration
@@ -20,15 +21,13 @@ from hpc_gpt.core.terminal import say, shows_life
 if TYPE_CHECKING:
     from hpc_gpt.report.why import AttemptWhy, Why
 
-PLACE = 150
 _MOST_LISTED = 5
 # A line of a log, which is shown as it is.
 _LOG_LINE = re.compile(r"[> ] *\d+ \|")
 
 
-@click.command()
+@verb(150)
 @run_or_logs_argument
-@click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, run, ended, cause, lines, attempts, …")
 def why(run: tuple[str, ...], as_json: bool) -> None:
     """Say why RUN ended: the first cause over all ranks.
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hpc_gpt.cli.experiment_options import small_options
+from hpc_gpt.cli.request import small_options
 from hpc_gpt.core.ends.bad_nodes import listed, note
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.smoke import fit_small

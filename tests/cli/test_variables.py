@@ -7,7 +7,7 @@ import click
 import pytest
 
 from hpc_gpt import cli
-from hpc_gpt.cli.experiment_options import PREFIX, variables_of
+from hpc_gpt.cli.request import PREFIX, variables_of
 from hpc_gpt.core.slurm.environment import OWN_VARIABLES
 from tests.cli.command import in_process, resolved_of
 from tests.conftest import REPOSITORY

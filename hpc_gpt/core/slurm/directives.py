@@ -5,6 +5,7 @@ The options are those of Slurm 22.05, and newer ones that ask for GPUs. A profil
 may have any of them. Code that refuses, ignores or translates an option says so itself.
 """
 
+import contextlib
 import functools
 import itertools
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from hpc_gpt.core.errors import ConfigError, raise_faults
+from hpc_gpt.core.files import read_start
 from hpc_gpt.core.secrets import hide_secrets, hide_words
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import JOB_NAME_BYTES, Resolved
@@ -102,11 +104,9 @@ def options_of(command: Literal["sbatch", "srun"]) -> Options:
 
 def is_job_script(path: Path) -> bool:
     """Whether a file begins with `#!`."""
-    try:
-        with path.open("rb") as file:
-            return path.is_file() and file.read(2) == b"#!"
-    except (OSError, ValueError):
-        return False
+    with contextlib.suppress(OSError, ValueError):
+        return read_start(path, 2) == b"#!"
+    return False
 
 
 _ASKS_FOR_GPUS = re.compile(r"^#SBATCH\s.*?(?:--gpus\b|--gpus-per-|--gres[= ]\S*gpu|-G\s?\d)", re.MULTILINE)

@@ -1,0 +1,135 @@
+"""The request that EXPERIMENT and the options of an experiment make.
+
+Precedence: option, experiment, cluster profile, default. `submit --help` must load in 0.15 s, so the modules that make
+the request are imported in the function that uses them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import click
+
+from hpc_gpt.cli import completers
+from hpc_gpt.cli.options import option_name
+from hpc_gpt.cli.script_words import META
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.gone import gone_fault
+from hpc_gpt.core.terminal import say
+
+if TYPE_CHECKING:
+    from hpc_gpt.launcher.request import Request
+
+F = TypeVar("F", bound=Callable[..., Any])
+PREFIX = "HPC_GPT_"
+
+
+# The options that set the size of a run.
+_SIZES = {"model.preset", "model.hf", *(f"layout.{name}" for name in ("gpus", "nodes", "tp", "pp", "cp", "ep", "dp"))}
+
+experiment_argument = click.argument(
+    "experiment", required=False, envvar="HPC_GPT_EXPERIMENT", shell_complete=completers.experiments
+)
+
+
+def with_request(function: F) -> F:
+    """Gives a verb one keyword, `request`, for EXPERIMENT and the options that belong to it."""
+
+    @functools.wraps(function)
+    def call(**values: Any) -> Any:
+        return function(request=_request(values), **values)
+
+    return cast(F, call)
+
+
+def _request(values: dict[str, Any]) -> Request:
+    from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, parse_override
+    from hpc_gpt.launcher.request import Request, ScriptRequest, completed, with_model_file
+
+    ctx = click.get_current_context()
+    check_variables(ctx)
+    keys = {name.replace("__", "."): values.pop(name) for name in list(values) if "__" in name}
+    by_option = with_model_file({key: value for key, value in keys.items() if value is not None})
+    named = values.setdefault("experiment", None) is not None
+    texts = values.pop("settings")
+    settings = dict(parse_override(text) for text in texts)
+    for key in settings:
+        if (repeated := [text for text in texts if parse_override(text)[0] == key])[1:]:
+            say(f"note: --set {key} is given {len(repeated)} times: {repeated[-1]} counts", err=True)
+    on_line = settings | by_option  # a key's own option wins over --set
+    overrides = completed(on_line, named)
+    sized = bool(
+        _SIZES & {*by_option}
+        or any(key.startswith(("layout.", "model.", "train.init")) for key in settings)
+        or any(values.get(name) for name in ("row", "sweep", "smoke"))
+    )
+    script, name = None, values.pop("experiment")
+    if script_line := ctx.meta.get(META):
+        script = ScriptRequest(*script_line)
+        name, named = str(script.path), True
+    return Request(
+        DEFAULT_EXPERIMENT if name is None else name,
+        values.pop("cluster"),
+        values.pop("template", None),
+        overrides,
+        given=on_line,
+        names_experiment=named,
+        sized=sized,
+        script=script,
+        **{name: values.pop(name) for name in ("row", "sweep", "smoke", "force") if name in values},
+    )
+
+
+def small_options(overrides: Mapping[str, Any]) -> list[str]:
+    """The words of a command line that mean the same as the `overrides` that `request.with_small` made.
+
+    >>> small_options({"layout.gpus": 2, "layout.tp": 1, "layout.pp": 2, "train.steps": 5})
+    ['demo', '--gpus', '2', '--tp', '1', '--pp', '2']
+    """
+    from hpc_gpt.core.settings.experiment_file import SMALL_EXPERIMENT
+
+    sizes = ((name, overrides.get(f"layout.{name}")) for name in ("gpus", "tp", "pp"))
+    return [SMALL_EXPERIMENT, *(word for name, size in sizes if size for word in (f"--{name}", str(size)))]
+
+
+def check_variables(ctx: click.Context) -> None:
+    """Prints each HPC_GPT_* variable that nothing reads. Prints also `NAME=value` of HPC_GPT_YES, and of a variable
+    that names an unknown profile or experiment, since it may explain an error."""
+    from hpc_gpt.core.slurm.environment import OWN_VARIABLES
+
+    known_names = {name.removeprefix(PREFIX) for name in OWN_VARIABLES}  # the common prefix would make all alike
+    left = {name.removeprefix(PREFIX): text for name, text in sorted(os.environ.items()) if name.startswith(PREFIX)}
+    options = [parameter for parameter in ctx.command.params if isinstance(parameter, click.Option)]
+    meant = {name: option_name(option) for option in options for name in variables_of(option)}
+    for name in [name for name, text in left.items() if text and name not in known_names]:
+        if gone := gone_fault(f"{ctx.command.name} --{name.lower().replace('_', '-')}"):
+            raise ConfigError(f"{PREFIX}{name}: {gone[0]}", gone[1])
+        nearest = difflib.get_close_matches(name, sorted(known_names), n=1)
+        hint = f"did you mean {PREFIX}{nearest[0]}?" if nearest else "hpc-gpt submit --help lists the options"
+        hint = f"use {meant[name]}" if name in meant else hint
+        say(f"nothing reads the variable {PREFIX}{ascii(name)[1:-1]}; {hint}", err=True)
+    for parameter in ctx.command.params:
+        name, by = str(parameter.name), ctx.get_parameter_source(str(parameter.name))
+        if by is click.core.ParameterSource.ENVIRONMENT and not _is_found(name, ctx.params[name]):
+            say(f"from the environment: {parameter.envvar}={os.environ[str(parameter.envvar)]}", err=True)
+
+
+def variables_of(option: click.Option) -> list[str]:
+    """The variables, without their prefix, that may be meant for an option: one per long name."""
+    return [name[2:].replace("-", "_").upper() for name in option.opts if name.startswith("--")]
+
+
+def _is_found(kind: str, name: str) -> bool:
+    """Whether a profile or an experiment of that name exists."""
+    from hpc_gpt.core.settings.cluster import find_profile
+    from hpc_gpt.core.settings.experiment_file import find_experiment
+
+    find = {"cluster": find_profile, "experiment": find_experiment}
+    with contextlib.suppress(ConfigError):
+        return kind in find and bool(find[kind](name))
+    return False
