@@ -91,10 +91,9 @@ def plan(
             raise ConfigError("--calibrate stores the constants in a cluster profile", "name one with --cluster")
         _calibrate(calibrate, cluster, as_json)
         return
-    tokens = PLANNED_TOKENS if tokens is None else tokens
-    if not 0 < tokens < 1e30:
+    if tokens is not None and not 0 < tokens < 1e30:
         raise ConfigError(f"--tokens is {tokens!s:.40}, but must be above 0 and below 1e30", "for example --tokens 15T")
-    budget = float(tokens)
+    budget = PLANNED_TOKENS if tokens is None else float(tokens)
     if max_model or max_seq:
         plan_request = read_plan_request(request, budget, calibration, largest=max_model, longest=max_seq)
         if plan_request.stands_in:

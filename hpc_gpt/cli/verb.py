@@ -64,6 +64,6 @@ def verb(place: int, kind: type[click.Command] = VerbCommand) -> Callable[[Calla
     return command
 
 
-def options_of(verb: str) -> list[click.Parameter]:
+def options_of(verb: str) -> list[Option]:
     """The options of a verb, in the order of its help."""
     return [option for option in TABLE if verb in option.verbs]
