@@ -200,7 +200,7 @@ def show_utilisation(record: Any) -> str | None:
     return None if mean is None else f"{mean:.1f} +/- {record.gpu_util_spread or 0.0:.1f}"
 
 
-# The figures of a record by their first key.
+# {key of a record: its column}; a column of several keys is listed under the first.
 FIGURES = {
     figure.keys[0]: figure
     for figure in (

@@ -36,7 +36,7 @@ class Line(NamedTuple):
         return f"{self.label}: {self.text}"
 
     def under(self, label: str) -> tuple[str, str]:
-        """(label, text) for a table; a line with another label keeps its own before the text."""
+        """This line as a row (label, text) of a table; if its label is another, the text begins with that."""
         return label, self.text if label == self.label else str(self)
 
 

@@ -100,7 +100,7 @@ def shows_life(what: str, work: Callable[[], str] = lambda: output.working_on) -
         pause, drawn = _LIFE_AFTER_S, False
         while not over.wait(pause):
             text = f"{what}, {show_duration(round(time.monotonic() - began))}: {work()}".removesuffix(": ")
-            # Not by sys.stderr: a process that is forked meanwhile would keep its lock.
+            # os.write, not sys.stderr: a child that is forked during the write would inherit its held lock.
             os.write(2, f"\r\x1b[K{plain(text)[: (columns or 80) - 1]}".encode(errors="replace"))
             pause, drawn = _LIFE_EVERY_S, True
         if drawn:

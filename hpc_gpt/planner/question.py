@@ -372,7 +372,7 @@ def question_of(
 
 
 def _fixed(experiment: Experiment, holds: Collection[str]) -> dict[str, Any]:
-    """{field of a Training: the experiment's value} for the keys in `holds` that have a value and can be fixed."""
+    """The experiment's values of the keys in `holds`, as fields of a Training."""
     fixed = {}
     for key in (key for key in _FIXABLE if key in holds):
         table, _, name = key.partition(".")

@@ -221,8 +221,9 @@ class _StepModel:
 
     def _sends_s(self, training: Training) -> tuple[float, float]:
         """Seconds per micro-batch to send activations to the next stage and gradients back, for all chunks of a stage:
-        over the slowest boundary, which each micro-batch waits for, and on average, as while the pipeline fills.
-        Megatron sends each rank's part and gathers them inside the node (Narayanan et al. 2021, 4.1)."""
+        (over the slowest boundary, the mean over all boundaries). Each micro-batch waits for the first; filling the
+        pipeline takes the second. Megatron sends each rank's part and gathers them inside the node (Narayanan et
+        al. 2021, 4.1)."""
         if training.pp == 1:
             return 0.0, 0.0
         size = 2.0 * training.tokens * training.shape.hidden
@@ -334,14 +335,15 @@ class _Layer(NamedTuple):
 
 
 def _mean(values: Sequence[float], counts: Sequence[int]) -> float:
-    """The mean over layers, of which there are so many of each kind."""
+    """The mean of `values` over layers, weighted by the number of layers of each kind."""
     if len(values) == 1:
         return values[0]
     return sum(value * count for value, count in zip(values, counts, strict=True)) / sum(counts)
 
 
 def _slowest(training: Training, per_layer: Sequence[float], head: float) -> tuple[Sequence[int], Sequence[int], bool]:
-    """(layers of each kind on the first stage, on the slowest, whether that is the last, which also has the head)."""
+    """Returns (layers by kind of the first stage, the same of the slowest, whether the slowest is the last). The last
+    stage also computes the head."""
     if len(per_layer) == 1:
         counts, each = layers_of_stages(training), per_layer[0]
         at_end = counts[-1] * each + head >= max(counts) * each

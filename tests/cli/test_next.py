@@ -23,7 +23,7 @@ RUN_BY = {
         "cli/status.py",
         "hpc-gpt clean",
     ): "launcher/watch/test_clean.py::test_the_sizes_of_a_run_by_kind",
-    ("cli/cancel.py", "hpc-gpt submit"): "cli/test_next.py::test_what_cancel_names_would_resume_the_run",
+    ("cli/requests.py", "hpc-gpt submit"): "cli/test_next.py::test_what_cancel_names_would_resume_the_run",
     ("cli/requests.py", "hpc-gpt status"): "cli/test_next.py::test_what_stop_and_save_name_shows_the_run",
     ("cli/submit_answer.py", "hpc-gpt status"): "cli/test_next.py::test_what_submit_names_shows_the_run",
     (

@@ -22,8 +22,8 @@ import importlib, json, os, sys
 import jinja2
 from hpc_gpt import cli
 
-for verb in cli.verbs():  # once for all forks
-    importlib.import_module(f"hpc_gpt.cli.{verb}")
+for verb in cli.verbs().values():  # once for all forks
+    importlib.import_module(f"hpc_gpt.cli.{verb.module}")
 
 def run(words):
     reading, writing = os.pipe()

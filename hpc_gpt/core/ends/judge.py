@@ -99,7 +99,8 @@ def gpu_hours(past: Sequence[EndedAttempt]) -> float:
 def budget_left(
     past: Sequence[EndedAttempt], max_gpu_hours: float | None, gpus: int, lead_s: int | None
 ) -> tuple[float | None, str]:
-    """(seconds that the budget leaves to an attempt on `gpus` GPUs, None without a budget; why none may start, if so).
+    """Returns (seconds that the budget leaves to an attempt on `gpus` GPUs, None without a budget; why the budget
+    allows no attempt, else empty).
 
     `lead_s`: seconds that a save may take.
     """
@@ -117,7 +118,7 @@ def judge(past: Sequence[EndedAttempt], rules: Rules, wish: str = "") -> Verdict
     `wish`: the user wants the run to end as `cancelled` or `stopped`, even if its attempt did not notice.
     """
     last = past[-1]
-    # Only the attempts since the last start by hand count: a start after a verdict that ended the run.
+    # Attempts count from the last start by hand on: somebody started the run after a verdict had ended it.
     since_last_stop = past[max((index + 1 for index, attempt in enumerate(past[:-1]) if attempt.stopped), default=0) :]
     cause = last.cause or last.ended
 

@@ -241,8 +241,8 @@ def _line_of(run: RunFolder, chain: Sequence[Mapping[str, Any]], job_id: str | N
 
 
 def moved_from(run: RunFolder, line: Mapping[str, Any]) -> Path | None:
-    """The run folder at the submission of `line`, if it was moved since; else None. If ranks made the old folder anew,
-    it has no resolved.json."""
+    """The folder's path when `line` was submitted, if it has moved since; else None. Ranks may have made the old path
+    again, without resolved.json."""
     submitted = Path(line.get("folder") or run.path)
     return submitted if submitted != run.path and not (submitted / "resolved.json").exists() else None
 

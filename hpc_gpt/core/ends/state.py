@@ -141,7 +141,7 @@ def class_of(facts: Facts) -> str | None:
         slurm = None
     elif facts.cancelled and not facts.again:
         slurm = "cancelled"
-    ended = facts.judged or facts.said or _unsaid(facts, slurm)
+    ended = facts.judged or facts.said or _class_without_note(facts, slurm)
     if not ended:
         return None
     if not facts.judged and ended in meaning(slurm).replaces:
@@ -153,8 +153,8 @@ def class_of(facts: Facts) -> str | None:
     return ended if ended in RETRIES else "unknown"
 
 
-def _unsaid(facts: Facts, slurm: str | None) -> str:
-    """The class of an attempt without one from judge or trainer; empty if it may be running."""
+def _class_without_note(facts: Facts, slurm: str | None) -> str:
+    """Infers the class of an attempt for which neither judge nor trainer wrote one; empty if it may be running."""
     is_over = slurm is not None or facts.alive is False or facts.recent is False
     if facts.moved and is_over and slurm in (None, "", *UNSPECIFIC) and not (facts.again or facts.followed):
         return "user_error"

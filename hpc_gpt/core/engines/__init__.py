@@ -44,6 +44,6 @@ def ds_config_of(resolved: Resolved) -> dict[str, Any]:
 
 
 def states_of(training: Training) -> States:
-    """The states as the training's program holds them: another program, or else our engine."""
+    """Who counts the bytes per parameter: `program_states` of another program, else our engine."""
     states: States = training.program_states or engine_of(training)
     return states

@@ -69,7 +69,7 @@ class Fsdp(EngineFacts):
         return states
 
     def update_bytes(self, training: Training, params: float, matrix: float, table: float) -> float:
-        """The bytes that ddp's update moves, for a rank's part of each parameter."""
+        """The bytes that the optimizer's update moves on a rank: ddp's, for the rank's shard alone."""
         return super().update_bytes(training, params, matrix, table) / training.shards
 
     def buckets(self, training: Training, params: float) -> float:
@@ -87,9 +87,9 @@ class Fsdp(EngineFacts):
         return training.gather_blocks or blocks_by_size(training.layer_params, training.shape.layers)
 
     def gathered(self, training: Training, gradients: bool = True) -> tuple[float, float]:
-        """The current layer and the next one (ours: two, each of several blocks if these are small), and through the
-        backward pass the root's own weights (embeddings, head); gradients are reduced in fp32 unless the training
-        states another format."""
+        """Two groups of blocks are gathered at once, the current one and the next, and during the backward pass the
+        root's own weights (embeddings, head). Gradients are reduced in fp32 unless the training states another format.
+        """
         if is_whole(training):
             return 0.0, 0.0
         shape, width = training.shape, 4 if training.dtype == "fp32" else 2

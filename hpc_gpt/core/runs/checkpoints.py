@@ -358,8 +358,8 @@ def _is_within(number: re.Match[str], begin: int, end: int) -> bool:
 
 
 def _open_parts(path: Path, pattern: str) -> Iterator[tuple[str, int, int]]:
-    """(name, begin, end) of each part of a path that its pattern leaves open, the last part first; `begin` and `end`
-    bound the open piece of the name."""
+    """Yields, for each part of the path for which the pattern has a wildcard, the last first: its name, and where the
+    wildcard's match begins and ends."""
     names, forms = list(path.parts), list(Path(pattern).parts)
     if "**" in forms:  # any number of parts
         first, after = forms.index("**"), len(forms) - 1 - forms[::-1].index("**")

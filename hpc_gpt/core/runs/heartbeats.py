@@ -27,7 +27,7 @@ from hpc_gpt.core.settings.sized import Sized
 _PACKED = "all.jsonl"
 # Bytes of a line, with blanks and newline.
 LINE_BYTES = 1024
-# The shortest and the longest pause between two heartbeats of a rank that makes steps, and what a reader adds.
+# Seconds between two heartbeats of a rank that makes steps, least and most; seconds that a reader allows on top.
 _PERIOD_S = 1.0, 15.0
 _LATE_S = 3.0
 # A node is slow if its rate is below this share of its peers' median rate.

@@ -123,8 +123,7 @@ class Attempt:
 
     @property
     def restarts_in_job(self) -> int:
-        """The number of restarts inside the job that have led to the attempt; 0 if it is the first of its job's
-        start."""
+        """How many restarts inside the job came before this attempt; 0 for the first after the job started."""
         return int(self.started().get("in_job") or 0)
 
     def next_of_job(self, later: Iterable[Attempt]) -> Attempt | None:

@@ -321,7 +321,7 @@ def is_lost(answer: Answer) -> bool:
 
 
 def ask_for_lost(line: Mapping[str, Any]) -> Client:
-    """Asks for the job of a lost submission; `add_found` reads the answer. Raises as Client."""
+    """Asks squeue for a job whose sbatch gave no answer; `add_found` reads the reply. Raises as Client."""
     return Client([*_SQUEUE, f"--user={os.getuid()}", "--format=%i|%o"], cluster=line.get("clusters"))
 
 

@@ -81,13 +81,13 @@ class ScriptExecutor(SlurmExecutor):
         except (NoAnswer, KeyboardInterrupt) as fault:
             lost = str(fault) or "Ctrl-C"
             if isinstance(fault, KeyboardInterrupt):
-                self._note({**entry, **self._sent(cluster, environment), "time": began, "lost": lost})
+                self._note({**entry, **self._search_keys(cluster, environment), "time": began, "lost": lost})
                 raise
         except SlurmUnreachable as fault:
             self._note({**entry, "refused": str(fault)})
             raise
         if lost:
-            return self._look_for({**entry, **self._sent(cluster, environment), "time": began, "lost": lost})
+            return self._look_for({**entry, **self._search_keys(cluster, environment), "time": began, "lost": lost})
         if answer.code != 0:
             self._note({**entry, "refused": answer.message})
             refusal = sbatch_failed(answer)
@@ -105,8 +105,8 @@ class ScriptExecutor(SlurmExecutor):
             ) from None
         return job_id
 
-    def _sent(self, cluster: str | None, environment: Mapping[str, str]) -> dict[str, Any]:
-        """The keys to find a job for which sbatch got no answer: its command, and the clusters that may have it."""
+    def _search_keys(self, cluster: str | None, environment: Mapping[str, str]) -> dict[str, Any]:
+        """The keys by which a job whose sbatch gave no answer is found: its command and the clusters to ask."""
         options, script = read_call(self.command[1:], options_of("sbatch"))
         chosen = cluster or options.get("clusters") or next(filter(None, map(environment.get, CHOOSE_CLUSTER)), None)
         if chosen is None:

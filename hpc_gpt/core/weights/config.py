@@ -123,7 +123,7 @@ def _read_gpt2(keys: Keys, kind: str, seq: int | None) -> ModelShape:
     )
 
 
-# Default key heads of a class if the key is missing; null means as many as heads.
+# num_key_value_heads of each class if its file lacks the key; null means as many as heads.
 _KEY_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32, "smollm3": 4}
 
 

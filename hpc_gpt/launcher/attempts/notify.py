@@ -46,7 +46,7 @@ _SPARE_S = 10.0
 _POLL_S = 0.2
 # The longest time between two looks for slow ranks.
 _LOOK_S = 30.0
-# More than `tail` needs to write the end of the command's output.
+# Seconds that `tail` gets to write the end of the command's output.
 _KEEPER_S = 2.0
 # The last lines of metrics.jsonl, for the median time of a step.
 _LAST_BYTES = 64 << 10
@@ -141,7 +141,7 @@ def _next(run: RunFolder, attempt: Attempt, verdict: dict[str, Any], event: str)
 
 
 def send_events(run: RunFolder, resolved: Resolved, attempt: Attempt) -> None:
-    """Sends the end of an attempt; before it the first step, if the attempt was too short to send that itself."""
+    """Sends the attempt's end; before it first_step, if the attempt ended before its notifier could send that."""
     if attempt.last_metrics().get("step") is not None:
         send_event(run, resolved, attempt, "first_step")
     send_event(run, resolved, attempt, event_of(run, attempt))

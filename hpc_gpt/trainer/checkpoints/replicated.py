@@ -88,7 +88,7 @@ class ReplicatedCheckpoint:
         return take_whole(whole, parameters, self._optimizer, lambda name, tensor: self._ours(name, [tensor]))
 
     def _ours(self, name: str, pieces: list[Tensor]) -> Tensor:
-        """This rank's part of a tensor of a parameter, whose `pieces` follow each other."""
+        """Joins the saved `pieces` of a tensor, and returns this rank's experts of it; all of it for other weights."""
         if not pieces[0].ndim:
             return pieces[0]
         count = sum(map(len, pieces)) // (self._experts.size if name in self._apart else 1)

@@ -227,7 +227,7 @@ class CommandRank(ForeignRank):
     def ask_to_end(self, stop: Stop) -> None:
         self._asked_at = time.monotonic()
         if self._signal is None:
-            # The scheduler's SIGTERM reaches every process, and whoever asks for an end gets one.
+            # A SIGTERM of the scheduler has reached the program already; for any other request it is killed here.
             if stop.reason != "terminated":
                 self._kill()
             return

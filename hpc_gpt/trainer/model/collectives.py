@@ -11,7 +11,7 @@ reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sca
 
 
 def apply(function: Any, *arguments: Any) -> Tensor:
-    """The result of an autograd function that has a single one."""
+    """Calls an autograd function that returns one tensor; torch's own call has no types."""
     result = function.apply(*arguments)
     assert isinstance(result, Tensor)
     return result

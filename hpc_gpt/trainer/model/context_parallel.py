@@ -138,8 +138,8 @@ class HeadsExchanged(ContextParallel):
         return apply(_ProjectedPositions, mixed, weight, self)
 
     def swap(self, parts: Tensor) -> Tensor:
-        """[cp, ...], a piece for each rank -> [cp, ...], each rank's piece for this one. Its backward pass is the
-        same."""
+        """All-to-all of [cp, ...]: sends piece i to rank i, returns what the ranks sent here. So does its backward
+        pass."""
         return apply(_Swap, parts, self) if torch.is_grad_enabled() else self.all_to_all(parts)
 
     def all_to_all(self, parts: Tensor) -> Tensor:

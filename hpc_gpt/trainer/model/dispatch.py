@@ -40,7 +40,7 @@ class ExpertParallel:
     group: dist.ProcessGroup | None = None
 
     def first(self, experts: int) -> int:
-        """The first of this rank's experts, whose tensors have `experts` of them."""
+        """The number of this rank's first expert; a rank has `experts` of them."""
         return self.rank * experts
 
     def route(self, counts: Tensor) -> Routed:

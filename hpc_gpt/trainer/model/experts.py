@@ -202,7 +202,7 @@ class _WeighedGate(torch.autograd.Function):
 
 
 class _Permute(torch.autograd.Function):
-    """The rows in the order of `place`; `order` undoes it."""
+    """Reorders rows: `rows[place]`. The backward pass uses `order`, its inverse."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, place: Tensor, order: Tensor) -> Tensor:

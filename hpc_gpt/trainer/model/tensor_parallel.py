@@ -162,7 +162,7 @@ class TensorParallel:
 
     @property
     def parts(self) -> int:
-        """The number of parts in which the group has the positions between blocks."""
+        """How many ranks share the positions between blocks: tp with sequence parallelism, else 1."""
         return 1
 
     def sum_forward(self, partial: Tensor) -> Tensor:

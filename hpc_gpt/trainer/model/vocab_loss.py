@@ -121,8 +121,8 @@ def plain_losses(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel)
 
 
 def _in_pieces(logits: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Eighths of the tokens: the fp32 copies of half-precision logits then take half a byte per logit instead of
-    four."""
+    """Splits the tokens into eight parts, so that an fp32 copy of half-precision logits takes 0.5 byte a logit, not
+    4."""
     count = max(1, min(8, len(targets)))
     return zip(logits.tensor_split(count), targets.tensor_split(count), strict=True)
 

@@ -107,13 +107,13 @@ def _value(data: Data, key: str) -> str:
 
 
 def _alone(data: Data) -> dict[str, Data]:
-    """{name: the data as if they were this source of the mixture alone}, sorted by name; empty without a mixture."""
+    """{source's name: [data] with this source only}, sorted by name; empty without a mixture."""
     mix = data.mix or {}
     return {name: replace(data, source=mix[name].source, path=mix[name].path, mix=None) for name in sorted(mix)}
 
 
 def sources_alone(resolved: Resolved) -> dict[str, Resolved]:
-    """{name: the run as if it read this source of its mixture alone}, sorted by name; empty without a mixture."""
+    """{source's name: the run with this source only}, sorted by name; empty without a mixture."""
     return {name: replace(resolved, data=data) for name, data in _alone(resolved.data).items()}
 
 

@@ -31,7 +31,7 @@ _MOST_NAMES = 20
 
 
 class UnreadableFile(DataError):
-    """The system refuses to read a file, on this machine and at this moment; its content is unknown."""
+    """Raised if a file cannot be read now; another machine may be able to."""
 
 
 class _End(bytes):

@@ -92,7 +92,8 @@ class EngineFacts(States):
     # {a fast setting (`core.settings.engines`): speed with it divided by speed without, compiled by block, on each of
     # MEASURED_ON; None if it was not measured there}
     fast_ratios: ClassVar[Mapping[str, tuple[float | None, ...]]] = {}
-    matmuls: ClassVar[frozenset[Matmul]] = frozenset({"none"})  # formats of the layers' products that it trains with
+    # Number formats in which it can train the layers' matrix products (train.matmul).
+    matmuls: ClassVar[frozenset[Matmul]] = frozenset({"none"})
     trains_fp16_on_cpu: ClassVar[bool] = True
     least_steps_after_warmup: ClassVar[int] = 0
     no_save: ClassVar[str] = ""  # why it cannot save on request, and what to do instead

@@ -146,7 +146,7 @@ def stated_traits(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _following(words: Sequence[str], *options: str) -> Iterator[str]:
-    """The values after each of the options."""
+    """Yields the words between each of the options and the next `--`."""
     for place, word in enumerate(words):
         if word in options:
             yield from takewhile(lambda value: not value.startswith("--"), words[place + 1 :])

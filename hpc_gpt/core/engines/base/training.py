@@ -162,11 +162,11 @@ class Training:
 
     @property
     def of_experts(self) -> "Training":
-        """The same training as its experts see it: their replicas are its data axis."""
-        alike = object.__new__(Training)  # a search asks for thousands, which need no check
+        """This training with the layout of its experts: dp is the number of an expert's replicas."""
+        of_experts = object.__new__(Training)  # a search asks for thousands, which need no check
         degrees = {"dp": self.expert_replicas, "cp": 1, "ep": 1, "etp": None, "ep_outside_dp": False}
-        alike.__dict__.update(vars(self) | degrees)
-        return alike
+        of_experts.__dict__.update(vars(self) | degrees)
+        return of_experts
 
     @property
     def data_ranks(self) -> int:
